@@ -299,6 +299,7 @@ impl Client {
             recv_cq: shared_cq.clone(),
             signal_all: false,
             rnr_timeout: (how == Receiving::SharedAndHeld).then_some(Duration::from_secs(1)),
+            wiring: None,
             shared: shared.clone(),
         };
         Client {

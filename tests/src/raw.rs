@@ -381,6 +381,7 @@ pub fn qp_request(pd: PdId, cq: CqId) -> QpRequest {
         signal_all: false,
         rnr_policy: RnrPolicy::Terminate,
         context: 0,
+        kind: QpType::Connected,
     }
 }
 

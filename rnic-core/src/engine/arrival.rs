@@ -76,6 +76,7 @@ impl Qp {
         source: PayloadSource<'_>,
         origin: Origin<'_>,
     ) -> Result<SegmentFate, ArrivalError> {
+        self.note_communication(engine);
         // A request of the peer's: checked now, answered in its turn.
         let request = match segment {
             //= RDMAP-5.2.1-3
@@ -191,9 +192,8 @@ impl Qp {
         if request.size > 0 {
             let len = u64::from(request.size);
             let (stag, to) = (request.src_stag, request.src_to.0);
-            engine
-                .stags
-                .remote(self.core.principal(), stag, to, len, Access::REMOTE_READ)
+            self.core
+                .remote(&engine.stags, stag, (to, len), Access::REMOTE_READ)
                 .map_err(|fault| Reason::Read { fault, stag, to, len })?;
         }
         Ok(InboundRequest::Read(read))
@@ -207,9 +207,9 @@ impl Qp {
     ) -> Result<InboundRequest, Reason> {
         let (stag, to) = (atomic.request.stag, atomic.request.to.0);
         let (len, right) = (u64::from(ATOMIC_LEN), Access::REMOTE_ATOMIC);
-        let target = engine
-            .stags
-            .remote(self.core.principal(), stag, to, len, right)
+        let target = self
+            .core
+            .remote(&engine.stags, stag, (to, len), right)
             .map_err(|fault| Reason::Atomic { fault, stag, to })?;
         // It is the address that has to be aligned; offsets count from wherever the region says.
         if !target.is_aligned() {
@@ -236,8 +236,9 @@ impl Qp {
         if len == 0 {
             return Ok(Placed::Done);
         }
-        let target = stags
-            .remote(self.core.principal(), stag, to, len as u64, Access::REMOTE_WRITE)
+        let target = self
+            .core
+            .remote(stags, stag, (to, len as u64), Access::REMOTE_WRITE)
             //= DDP-7.1-16, DDP-8.3-5
             .map_err(|fault| Reason::Write { fault, stag, to, len: len as u64 })?;
         if stag_changed {
@@ -370,6 +371,7 @@ impl Qp {
             self.request_error(engine, error);
         }
         self.retire(engine);
+        self.watch_anew(engine);
         // A fence or a full ORD may have held the queue.
         engine.wake(&mut self.core);
     }
@@ -450,8 +452,7 @@ impl Qp {
             PlacementError::Memory(fault) => {
                 engine.memory_unreachable(fault);
                 let reason = Reason::Memory(fault);
-                let fault = reason.fault();
-                self.terminate(engine, fault.code, Some(build(fault)), reason);
+                self.end_for_own_memory(engine, reason, build);
             }
             PlacementError::Receive(fault, reason) => {
                 if let Some(fault) = fault {
@@ -460,15 +461,32 @@ impl Qp {
                 if let Some(wr_id) = self.responder.take_receiving() {
                     self.receive_failed(engine, wr_id, reason, 0);
                 }
-                self.terminate(engine, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
+                self.end_for_own_memory(engine, reason, build);
             }
             PlacementError::MalformedReceive(wr_id, reason) => {
                 self.receive_failed(engine, wr_id, reason, 0);
-                self.terminate(engine, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
+                self.end_for_own_memory(engine, reason, build);
             }
             PlacementError::Queue(fault) => self.queue_fault(engine, "receive queue", fault),
             PlacementError::Srq(fault) => self.srq_failed(engine, fault),
         }
+    }
+
+    /// Ends the stream for what the peer has no part in. One that is wired by hand learns all the
+    /// same which of its requests it was.
+    fn end_for_own_memory(
+        &mut self,
+        engine: &mut EngineState,
+        reason: Reason,
+        build: impl FnOnce(Fault) -> Vec<u8>,
+    ) {
+        let code = match reason {
+            _ if self.is_wired() => codes::DDP_LOCAL_CATASTROPHIC,
+            Reason::Memory(_) => reason.fault().code,
+            _ => codes::RDMA_LOCAL_CATASTROPHIC,
+        };
+        let payload = self.is_wired().then(|| build(Fault::segment(code)));
+        self.terminate(engine, code, payload, reason);
     }
 
     fn receive_failed(

@@ -11,7 +11,8 @@ use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};
 use super::schedule::Key;
 use super::state::Peer;
-use crate::abi::control::DisconnectMode;
+use super::wired::PeerLimits;
+use crate::abi::control::{DisconnectMode, QpChange};
 use crate::device::{StagChange, StagEntry, Window};
 use crate::engine::numbers::count;
 use crate::shm::doorbell::DoorbellScanner;
@@ -135,6 +136,82 @@ impl Engine {
             qp.enter(StreamPhase::Ended);
             qp.life.ended_before(qp.core.shared.diagnosis.load(Relaxed));
             qp.flush(engine);
+        });
+    }
+
+    /// Takes over a QP that is wired by hand, in Rtr: its stream may come.
+    #[expect(clippy::boxed_local, reason = "as for the others")]
+    pub fn attach_wired(&mut self, config: Box<QpConfig>, now: Time) {
+        self.state.now = now;
+        let id = config.qp;
+        self.insert(*config, Link::None);
+        self.with(id, |qp, engine| {
+            qp.requester.set_pace(false, 0);
+            qp.enter(StreamPhase::Unlinked);
+            engine.wake(&mut qp.core);
+        });
+    }
+
+    /// Moves a QP that is wired by hand, or changes what it was told.
+    pub fn change_qp(&mut self, qp: QpId, change: &QpChange, now: Time) {
+        self.state.now = now;
+        self.with(qp, |qp, engine| qp.change(engine, change));
+    }
+
+    /// Says why a QP that is wired by hand has no stream.
+    pub fn set_unlinked_because(&mut self, qp: QpId, why: String) {
+        self.with(qp, |qp, _| qp.set_unlinked_because(why));
+    }
+
+    /// Links two QPs of this engine that are wired to each other, by the direct path; each with
+    /// what the other one has said. If one of them is not without a stream, nothing happens.
+    pub fn link_direct(&mut self, ends: [(QpId, PeerLimits); 2], now: Time) {
+        self.state.now = now;
+        let peer = |(id, _): &(QpId, PeerLimits)| {
+            let key = *self.by_id.get(id)?;
+            let qp = self.qps.get(key as usize)?.as_ref()?;
+            (qp.life.phase() == StreamPhase::Unlinked).then_some(Peer { key, id: *id })
+        };
+        let (Some(a), Some(b)) = (peer(&ends[0]), peer(&ends[1])) else { return };
+        for ((id, limits), other) in ends.into_iter().zip([b, a]) {
+            self.with(id, |qp, engine| {
+                qp.linked(engine, Link::Direct(other), StreamPhase::Open, limits);
+            });
+        }
+    }
+
+    /// Whether a QP that is wired by hand is without a stream, and may get one.
+    pub fn is_unlinked(&mut self, qp: QpId) -> bool {
+        self.with(qp, |qp, _| qp.life.phase() == StreamPhase::Unlinked).unwrap_or(false)
+    }
+
+    /// Takes the stream from a QP that is wired by hand; it stays, and may get another one.
+    pub fn unlink(&mut self, qp: QpId, why: &str, now: Time) {
+        self.state.now = now;
+        self.with(qp, |qp, engine| {
+            if qp.is_wired() && qp.life.phase().is_linked() {
+                qp.unlink(engine, true, why);
+            }
+        });
+    }
+
+    /// Links a QP that is wired by hand, and [has no stream](Self::is_unlinked), by a TCP connection
+    /// that has been through start-up.
+    pub fn link_tcp(&mut self, qp: QpId, negotiated: Negotiated, peer: PeerLimits, now: Time) {
+        self.state.now = now;
+        self.with(qp, |qp, engine| {
+            let link = Link::Tcp(Box::new(TcpLink::new(&negotiated)));
+            let Negotiated { role, leftover, .. } = negotiated;
+            match role {
+                Role::Initiator { .. } => qp.linked(engine, link, StreamPhase::Open, peer),
+                Role::Responder { .. } => {
+                    //= MPA-7.1.2-4
+                    qp.linked(engine, link, StreamPhase::AwaitFirstFpdu, peer);
+                    let deadline = now.after(engine.options.first_fpdu_deadline);
+                    qp.life.set_deadline(&qp.core, engine, Some(deadline));
+                }
+            }
+            qp.read_later(engine, leftover, 0);
         });
     }
 

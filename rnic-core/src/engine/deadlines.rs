@@ -14,6 +14,8 @@ pub(super) enum Due {
     Rnr(Key),
     /// This QP's stream is to be looked at: it may have stopped inside an FPDU.
     Stall(Key),
+    /// A clock of this QP, which is wired by hand, runs out.
+    Wired(Key),
     /// The copy with this number has taken as long as it may.
     Copy(u64),
 }

@@ -95,6 +95,14 @@ impl Reason {
                             domain and scope";
                 Explanation { stag: Some(stag), ..Explanation::new(rule, text) }
             }
+            Reason::NoAcknowledgement => {
+                Explanation::new(SILENCE, "nobody acknowledged the request in time")
+            }
+            Reason::ReceiverNotReady => Explanation::new(
+                "IBTA specification, volume 1, section 9.7.5.2.8: RNR NAK retries are counted",
+                "the peer had no receive for the message, for as long as rnr_retry and the peer's \
+                 minimum RNR NAK timer allow",
+            ),
             Reason::PeerFinished => Explanation::new(
                 "RFC 5040 section 6.2: no response follows the peer's end of stream",
                 "the request cannot be answered: the peer has finished sending (FIN)",
@@ -229,6 +237,9 @@ const BIND: &str = "local contract: a window is bound within a region of the sam
 const INDEX: &str = "local contract: a client moves an index only forward and within its ring";
 const LOCAL_KEY: &str = "local contract: a local key names a region of the same session and domain \
                          that covers the range, with local-write where bytes arrive";
+/// Of requests that nobody acknowledges.
+pub(super) const SILENCE: &str =
+    "IBTA specification, volume 1, section 9.7.6.1.3: retries without an answer are counted";
 pub(super) const LOST: &str = "RFC 5040 section 6.2: a stream ends with its TCP connection";
 pub(super) const FLUSHED: &str =
     "local contract: what is posted and cannot complete any more is flushed";

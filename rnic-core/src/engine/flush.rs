@@ -46,7 +46,10 @@ impl Qp {
         }
         self.flush_receives(engine);
         self.responder.emit_last_wqe_reached(&self.core, self.life.phase(), engine);
-        if self.life.phase() == StreamPhase::Ended && !self.life.is_flush_pending() {
+        if self.life.phase() == StreamPhase::Ended
+            && !self.life.is_flush_pending()
+            && !self.is_wired()
+        {
             self.life.emit_disconnected(&self.core, engine);
         }
     }

@@ -146,6 +146,11 @@ pub enum Notification {
         /// The session that attached the address space.
         session: SessionId,
     },
+    /// A QP that is wired by hand has no stream any more, and may get another one.
+    Unlinked {
+        /// The QP, in Rtr, Rts or Sqd.
+        qp: QpId,
+    },
     /// Something that whoever watches the daemon may want to know.
     Note {
         /// The session whose doing or loss it is.

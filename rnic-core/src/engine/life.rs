@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::deadlines::Due;
-use super::explanation::{Explanation, FLUSHED, LOST, about, rule_of};
+use super::explanation::{Explanation, FLUSHED, LOST, SILENCE, about, rule_of};
 use super::interface::Notification;
 use super::phase::{StreamEvent, StreamPhase};
 use super::qp_core::QpCore;
@@ -91,10 +91,9 @@ impl LifeCycle {
         self.phase.after(event)
     }
 
-    /// Takes a phase and lets everybody see its state.
-    pub(super) fn enter(&mut self, phase: StreamPhase, core: &QpCore) {
+    /// Takes a phase.
+    pub(super) fn enter(&mut self, phase: StreamPhase) {
         self.phase = phase;
-        core.shared.set_state(phase.state());
     }
 
     pub(super) fn set_deadline(
@@ -288,6 +287,21 @@ impl LifeCycle {
         let id = self.record(core, engine, what, words);
         self.first(id);
         self.note(core, engine, "qp_terminated", &format!("received Terminate {code}"));
+    }
+
+    /// Nobody has acknowledged a request: the number for its completion.
+    pub(super) fn record_silence(
+        &mut self,
+        core: &QpCore,
+        engine: &EngineState,
+        wr_id: u64,
+        why: &str,
+    ) -> u64 {
+        let status = CompletionStatus::TransportRetryExceeded;
+        let what = DiagnosisKind::Completion { wr_id, status };
+        let words = Explanation::new(SILENCE, format!("nobody acknowledged the request: {why}"));
+        let id = self.record(core, engine, what, words);
+        self.first(id)
     }
 
     /// The connection is lost.

@@ -40,6 +40,7 @@ mod teardown;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod wired;
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -50,6 +51,7 @@ pub use link::tcp::TxBatch;
 pub use link::tcp::partial::PartialLimits;
 pub use qp::QpConfig;
 pub use responder::receives::Receives;
+pub use wired::PeerLimits;
 
 use crate::device::copier::CopyResult;
 use crate::device::memory::Unreachable;
@@ -198,6 +200,9 @@ impl Engine {
                 }
                 Some(Due::Stall(key)) => {
                     self.with_key(key, |qp, engine| qp.look_for_stall(engine));
+                }
+                Some(Due::Wired(key)) => {
+                    self.with_key(key, |qp, engine| qp.clock_ran_out(engine));
                 }
                 Some(Due::Copy(job)) => self.copy_timeout(job),
             }

@@ -15,6 +15,10 @@
 //!  TerminateWritten behind the peer's FIN, or by Deadline; any by Lost
 //! ```
 //!
+//! A queue pair that is wired by hand begins in Unlinked, and comes back to it from AwaitFirstFpdu
+//! and Open where others would be lost, half closed or, by a Terminate that blames no request of
+//! its own, draining ([`Qp::unlink`](super::qp::Qp::unlink)).
+//!
 //! RFC 5040 section 6.2 and RFC 5044 section 7.1 have the rules behind it. Applications see the
 //! states of verbs ([`StreamPhase::state`]).
 
@@ -38,6 +42,8 @@ pub(super) enum StreamPhase {
     /// Everything sent; the peer's FIN is awaited and its bytes are dropped, so that closing does
     /// not reset the connection under our Terminate.
     Draining,
+    /// Of a queue pair that is wired by hand: no stream, none yet or none any more; one may come.
+    Unlinked,
     /// No stream: none yet, or none any more.
     Ended,
 }
@@ -85,6 +91,7 @@ impl StreamPhase {
         use StreamEvent as E;
         use StreamPhase::{
             AwaitFirstFpdu, Closing, Draining, Ended, FinSent, HalfClosed, Open, Terminating,
+            Unlinked,
         };
         match (self, event) {
             (AwaitFirstFpdu, E::FirstFpdu) => Some(Open),
@@ -94,9 +101,11 @@ impl StreamPhase {
             (AwaitFirstFpdu, E::Disconnect) => Some(Ended),
             //= RDMAP-6.2-1
             (Open | HalfClosed, E::Disconnect) => Some(Closing),
-            (Closing | FinSent | Terminating | Draining | Ended, E::Disconnect) => None,
+            (Closing | FinSent | Terminating | Draining | Unlinked | Ended, E::Disconnect) => None,
 
-            (AwaitFirstFpdu | Open | HalfClosed | Closing | FinSent, E::Abort) => Some(Ended),
+            (AwaitFirstFpdu | Open | HalfClosed | Closing | FinSent | Unlinked, E::Abort) => {
+                Some(Ended)
+            }
             (Terminating | Draining | Ended, E::Abort) => None,
 
             //= DDP-6.2.1-1
@@ -107,7 +116,7 @@ impl StreamPhase {
             // The first fault wins. Before its first valid FPDU a responder may send nothing, not
             // even a Terminate (RFC 5044 section 7.1.2).
             //= MPA-7.1.2-4
-            (AwaitFirstFpdu, E::Fault { .. }) => Some(Ended),
+            (AwaitFirstFpdu | Unlinked, E::Fault { .. }) => Some(Ended),
             //= DDP-6.2.2-4
             (Open | HalfClosed | Closing | FinSent, E::Fault { can_send_terminate: true }) => {
                 Some(Terminating)
@@ -127,14 +136,14 @@ impl StreamPhase {
                 AwaitFirstFpdu | Open | HalfClosed | Closing | FinSent,
                 E::PeerTerminate { over_tcp },
             ) => Some(if over_tcp { Draining } else { Ended }),
-            (Terminating | Draining | Ended, E::PeerTerminate { .. }) => None,
+            (Terminating | Draining | Unlinked | Ended, E::PeerTerminate { .. }) => None,
 
             (Open, E::PeerFin) => Some(HalfClosed),
             (AwaitFirstFpdu | FinSent | Draining, E::PeerFin) => Some(Ended),
             // What is still to be sent goes on: all of it, or the Terminate.
-            (HalfClosed | Closing | Terminating | Ended, E::PeerFin) => None,
+            (HalfClosed | Closing | Terminating | Unlinked | Ended, E::PeerFin) => None,
 
-            (Ended, E::Lost | E::Deadline) => None,
+            (Unlinked | Ended, E::Lost | E::Deadline) => None,
             (_, E::Lost) => Some(Ended),
             (AwaitFirstFpdu | Closing | FinSent | Terminating | Draining, E::Deadline) => {
                 Some(Ended)
@@ -147,6 +156,11 @@ impl StreamPhase {
     pub(super) fn sends(self) -> bool {
         //= MPA-7.1.2-4, DDP-3-8a, RDMAP-5.4-9, RDMAP-7-3
         matches!(self, StreamPhase::Open | StreamPhase::HalfClosed | StreamPhase::Closing)
+    }
+
+    /// Whether a stream stands by which messages come and go.
+    pub(super) fn is_linked(self) -> bool {
+        matches!(self, StreamPhase::AwaitFirstFpdu | StreamPhase::Open)
     }
 
     /// Whether TCP has everything that this side says, its FIN included.
@@ -174,7 +188,7 @@ impl StreamPhase {
     /// The state that applications see.
     pub(super) fn state(self) -> QpState {
         match self {
-            StreamPhase::AwaitFirstFpdu | StreamPhase::Open => QpState::Rts,
+            StreamPhase::AwaitFirstFpdu | StreamPhase::Open | StreamPhase::Unlinked => QpState::Rts,
             StreamPhase::HalfClosed | StreamPhase::Closing | StreamPhase::FinSent => {
                 QpState::Closing
             }
@@ -191,7 +205,7 @@ mod tests {
         TerminateWritten,
     };
     use super::StreamPhase::{
-        AwaitFirstFpdu, Closing, Draining, Ended, FinSent, HalfClosed, Open, Terminating,
+        AwaitFirstFpdu, Closing, Draining, Ended, FinSent, HalfClosed, Open, Terminating, Unlinked,
     };
 
     /// Every phase against every event.
@@ -244,6 +258,9 @@ mod tests {
             for (phase, expected) in phases.into_iter().zip(expected) {
                 assert_eq!(phase.after(event), expected, "{phase:?}, {event:?}");
             }
+            // Without a stream only this side can bring about its end.
+            let ends = matches!(event, Abort | Fault { .. });
+            assert_eq!(Unlinked.after(event), ends.then_some(Ended), "{event:?}");
         }
     }
 
@@ -257,6 +274,7 @@ mod tests {
             (FinSent, (false, true, false)),
             (Terminating, (false, false, true)),
             (Draining, (false, false, true)),
+            (Unlinked, (false, false, false)),
             (Ended, (false, false, true)),
         ];
         for (phase, expected) in all {

@@ -22,13 +22,15 @@ use super::responder::Responder;
 use super::responder::receives::Receives;
 use super::schedule::{Key, SessionSlot};
 use super::state::EngineState;
+use super::wired::{ALL_RIGHTS, Wired};
+use crate::abi::control::Wiring;
 use crate::device::memory::{MemoryFault, Unreachable};
 use crate::device::stag::RemoteFault;
 use crate::device::{Cq, QpShared};
 use crate::rdmap::codes;
 use crate::shm::queue::{QueueFault, SendConsumer};
 use crate::stream::{InboundAtomic, terminate};
-use crate::types::{PdId, QpId, SessionId};
+use crate::types::{PdId, QpId, QpState, SessionId};
 
 /// A queue pair as the resource manager made it, before a worker owns it.
 pub struct QpConfig {
@@ -53,6 +55,8 @@ pub struct QpConfig {
     /// How long a message that finds no receive waits for one; `None` if it ends the stream at
     /// once.
     pub rnr_timeout: Option<Duration>,
+    /// Who its peer is, if it is wired by hand.
+    pub wiring: Option<Wiring>,
     /// State and counters, written by the worker and read by the control thread.
     pub shared: Arc<QpShared>,
 }
@@ -63,6 +67,8 @@ pub(super) struct Qp {
     pub responder: Responder,
     pub life: LifeCycle,
     pub link: Link,
+    /// There if it is wired by hand.
+    pub wired: Option<Box<Wired>>,
 }
 
 /// An FPDU that leaves, or by the direct path the segment that would stand in it.
@@ -91,23 +97,34 @@ impl Qp {
             session: config.session,
             seat,
             pd: config.pd,
+            rights: config.wiring.map_or(ALL_RIGHTS, |wiring| wiring.rights),
             doorbell: config.doorbell,
             shared: config.shared,
             send_cq: config.send_cq,
             recv_cq: config.recv_cq,
             turn: SchedulingState::default(),
         };
+        // The peer says how long it waits for a receive, not this side.
+        let rnr_timeout = config.wiring.map_or(config.rnr_timeout, |_| Some(Duration::MAX));
         Qp {
             core,
             requester: Requester::new(config.sq, config.signal_all),
-            responder: Responder::new(config.rq, config.rnr_timeout),
+            responder: Responder::new(config.rq, rnr_timeout),
             life: LifeCycle::new(),
             link,
+            wired: config.wiring.map(|wiring| Box::new(Wired::new(&wiring))),
         }
     }
 
     pub(super) fn enter(&mut self, phase: StreamPhase) {
-        self.life.enter(phase, &self.core);
+        self.life.enter(phase);
+        let state = match &self.wired {
+            // Streams come and go; an adapter knows no state in which a Terminate is on its way.
+            Some(wired) if !phase.flushes() => wired.state(),
+            Some(_) => QpState::Error,
+            None => phase.state(),
+        };
+        self.core.shared.set_state(state);
         //= DDP-7.1-18
         if !phase.receives() {
             self.link.drop_unread();

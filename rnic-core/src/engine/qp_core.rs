@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use super::schedule::{Key, SessionSlot};
-use crate::device::stag::Principal;
+use crate::device::memory::Target;
+use crate::device::stag::{Principal, RemoteFault, StagTable};
 use crate::device::{Cq, QpShared};
-use crate::types::{PdId, QpId, SessionId};
+use crate::types::{Access, PdId, QpId, SessionId, Stag};
 
 /// Who a queue pair is, and its turn.
 pub(super) struct QpCore {
@@ -16,6 +17,8 @@ pub(super) struct QpCore {
     /// Where its session stands in the schedule.
     pub seat: SessionSlot,
     pub pd: PdId,
+    /// What its peer may do to memory, where a region allows it.
+    pub rights: Access,
     /// Its index in the owner's doorbell pages.
     pub doorbell: u32,
     /// State and counters, which the control thread reads.
@@ -54,6 +57,22 @@ impl QpCore {
     /// The identity under which it uses memory.
     pub(super) fn principal(&self) -> Principal {
         Principal { session: self.session, pd: self.pd, qp: self.id }
+    }
+
+    /// Memory that its peer names, for what it and the queue pair allow.
+    #[inline]
+    pub(super) fn remote<'t>(
+        &self,
+        stags: &'t StagTable,
+        stag: Stag,
+        (to, len): (u64, u64),
+        right: Access,
+    ) -> Result<Target<'t>, RemoteFault> {
+        let target = stags.remote(self.principal(), stag, to, len, right)?;
+        match self.rights.contains(right) {
+            true => Ok(target),
+            false => Err(RemoteFault::NoRight),
+        }
     }
 
     /// Whether a completion queue of it is dead.

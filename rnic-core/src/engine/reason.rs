@@ -47,6 +47,11 @@ pub(super) enum Reason {
     /// its FIN.
     PeerFinished,
 
+    /// Nobody has acknowledged the request, for as long as that may take.
+    NoAcknowledgement,
+    /// The peer has had no receive, for as long as that may take.
+    ReceiverNotReady,
+
     // The peer asked for what it may not have.
     /// A segment of an RDMA Write, `len` payload bytes at `to`, that may not be placed there.
     Write { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
@@ -114,6 +119,8 @@ impl Reason {
             | Reason::OutsideSink { .. }
             | Reason::ResponseLength { .. } => CompletionStatus::BadResponse,
             Reason::SinkGone { .. } => CompletionStatus::LocalAccess,
+            Reason::NoAcknowledgement => CompletionStatus::TransportRetryExceeded,
+            Reason::ReceiverNotReady => CompletionStatus::ReceiverNotReady,
             _ => CompletionStatus::LocalQpOperation,
         }
     }

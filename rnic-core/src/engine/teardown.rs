@@ -92,6 +92,10 @@ impl Qp {
 
     /// A Terminate arrived. It is reported, never answered (RFC 5040 section 7.1).
     pub(super) fn terminate_received(&mut self, engine: &mut EngineState, t: &Terminate<'_>) {
+        if self.is_blameless(t) && self.life.phase().is_linked() {
+            let why = format!("the peer has ended the stream, by Terminate {}", t.code);
+            return self.unlink(engine, false, &why);
+        }
         let over_tcp = self.link.tcp().is_some();
         let Some(next) = self.life.after(StreamEvent::PeerTerminate { over_tcp }) else { return };
         let origin = TerminateOrigin::Peer;
@@ -101,10 +105,15 @@ impl Qp {
         self.life.ends_by(DisconnectReason::Terminate { origin, code: t.code, headers });
         // If it blames a Read or an atomic operation of ours, that request carries the blame; the
         // rest is flushed.
-        let blamed = self.requester.blamed(t).and_then(|request| request.seq);
+        let blamed = match self.is_wired() {
+            true => self.blame_acknowledged(t),
+            false => self.requester.blamed(t).and_then(|request| request.seq),
+        };
         let request = blamed.and_then(|seq| self.requester.wr_id(seq));
         self.life.record_peer_terminate(&self.core, engine, t, request);
-        if let Some(seq) = blamed {
+        if let Some(seq) = blamed
+            && !self.is_wired()
+        {
             let status = match (t.code.layer, t.code.etype) {
                 (0, 1) => CompletionStatus::RemoteAccess,
                 _ => CompletionStatus::RemoteOperation,
@@ -199,13 +208,16 @@ impl Qp {
 
     /// The peer's FIN arrived between two FPDUs.
     pub(super) fn fin_received(&mut self, engine: &mut EngineState) {
+        if self.is_wired() && self.life.phase().is_linked() {
+            return self.unlink(engine, false, "the peer has closed the stream");
+        }
         if !self.life.see_peer_fin() {
             return;
         }
         let phase = self.life.phase();
         let next = self.life.after(StreamEvent::PeerFin);
         match phase {
-            StreamPhase::Ended | StreamPhase::HalfClosed => {}
+            StreamPhase::Ended | StreamPhase::Unlinked | StreamPhase::HalfClosed => {}
             StreamPhase::AwaitFirstFpdu => {
                 self.lost(engine, "the peer closed before its first FPDU");
             }
@@ -243,6 +255,9 @@ impl Qp {
 
     /// The connection is gone: RST, timeout, or a peer that closed inside a message.
     pub(super) fn lost(&mut self, engine: &mut EngineState, why: &str) {
+        if self.is_wired() && self.life.phase().is_linked() {
+            return self.unlink(engine, true, why);
+        }
         if self.life.after(StreamEvent::Lost).is_some() {
             self.life.record_loss(&self.core, engine, why);
             //= DDP-6.2.2-1
@@ -285,6 +300,7 @@ impl Qp {
         }
         self.requester.drop_message();
         self.core.turn.charge(END_COST);
+        self.stop_clock(engine);
         self.enter(StreamPhase::Ended);
         self.life.set_deadline(&self.core, engine, None);
         self.flush(engine);
@@ -300,6 +316,7 @@ impl Qp {
     /// that was said already, else by a reset.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
         self.unblock(engine);
+        self.stop_clock(engine);
         // Not inside a message, and only where something may be sent.
         let inside = self.requester.message().is_some_and(|m| m.sent > 0);
         let terminate = (self.life.phase().sends() && !inside)

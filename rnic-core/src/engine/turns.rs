@@ -139,6 +139,7 @@ impl Engine {
                 LinkTurn::HandOver(peer) => self.hand_over(qp, peer),
                 LinkTurn::FindNobody => qp.find_nobody(&mut self.state),
             }
+            qp.watch(&mut self.state);
         }
         let turn = &mut qp.core.turn;
         turn.deficit = turn.deficit.min(before - TURN_COST);

@@ -1,6 +1,6 @@
 //! What administrators may do to everybody: refuse everything new, end a connection.
 
-use rnic_core::abi::control::{Refusal, RequestBody};
+use rnic_core::abi::control::{QpChange, Refusal, RequestBody};
 use rnic_core::types::*;
 
 use super::qp::{QpPhase, wrong_state};
@@ -107,7 +107,7 @@ fn makes_something(body: &RequestBody) -> bool {
         // What was reserved before.
         | R::FillSharedBuffer { .. }
         // What exists goes on, as it needs to.
-        | R::ResizeCq { .. }
-        | R::ModifyQp { .. } => false,
+        | R::ResizeCq { .. } => false,
+        R::ModifyQp { change, .. } => matches!(change, QpChange::ReadyToReceive(_)),
     }
 }

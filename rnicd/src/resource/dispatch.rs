@@ -149,6 +149,7 @@ impl Manager {
                     self.srq_failed(srq);
                 }
                 Notification::Detached { session } => self.memory_gone(session),
+                Notification::Unlinked { qp } => self.unlinked(qp),
                 // The workers have carried these out among themselves.
                 Notification::ChangeStags { .. }
                 | Notification::CqSpaceFreed { .. }
@@ -165,6 +166,7 @@ impl Manager {
                     self.qp_gone(session, qp);
                     self.outbox.answer(session, ReplyBody::Done);
                 }
+                Some(Pending::ResetQp { session, qp }) => self.qp_left(session, qp),
                 Some(Pending::AllocWindow { session, window, stag }) => {
                     self.outbox.answer(session, ReplyBody::Window { window, stag });
                 }

@@ -119,6 +119,7 @@ enum Pending {
     RegMr { session: SessionId, mr: MrId, stag: Stag },
     DeregMr { session: SessionId, mr: MrId },
     DestroyQp { session: SessionId, qp: QpId },
+    ResetQp { session: SessionId, qp: QpId },
     AllocWindow { session: SessionId, window: MwId, stag: Stag },
     DeallocWindow { session: SessionId, window: MwId },
     Detach { session: SessionId },

@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::abi::control::DisconnectMode;
+use rnic_core::abi::control::{DisconnectMode, QpChange};
 use rnic_core::device::{Copier, Cq, Srq, StagChange, StagEntry, Window};
-use rnic_core::engine::{EngineOptions, QpConfig};
+use rnic_core::engine::{EngineOptions, PeerLimits, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag, UserId};
@@ -71,6 +71,31 @@ pub(super) enum Command {
         passive: ConnectedEnd,
     },
     AttachInError(Box<QpConfig>),
+    /// A QP that is wired by hand.
+    AttachWired(Box<QpConfig>),
+    /// Two of them, wired to each other.
+    LinkDirect([(QpId, PeerLimits); 2]),
+    /// One of them gets a stream.
+    LinkTcp {
+        qp: QpId,
+        negotiated: Box<Negotiated>,
+        peer: PeerLimits,
+        stream: Socket,
+    },
+    Change {
+        qp: QpId,
+        change: QpChange,
+    },
+    /// Why it has no stream.
+    UnlinkedBecause {
+        qp: QpId,
+        why: String,
+    },
+    /// The stream of a QP that is wired by hand ends, and it stays.
+    Unlink {
+        qp: QpId,
+        why: String,
+    },
     Disconnect {
         qp: QpId,
         mode: DisconnectMode,
@@ -106,6 +131,12 @@ impl Command {
             | Command::AttachTcp { .. }
             | Command::AttachDirect { .. }
             | Command::AttachInError(_)
+            | Command::AttachWired(_)
+            | Command::LinkDirect(_)
+            | Command::LinkTcp { .. }
+            | Command::Change { .. }
+            | Command::UnlinkedBecause { .. }
+            | Command::Unlink { .. }
             | Command::Disconnect { .. }
             | Command::ToError(_)
             | Command::StagsChanged(_)

@@ -26,13 +26,14 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::abi::control::DisconnectMode;
+use rnic_core::abi::control::{DisconnectMode, QpChange};
 use rnic_core::device::copier::Mark;
 use rnic_core::device::{Copier, Cq, DiagnosisLog, StagChange, StagEntry, Window};
-use rnic_core::engine::{EngineOptions, Notification, QpConfig};
+use rnic_core::engine::{EngineOptions, Notification, PeerLimits, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
+use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{CqId, QpId, SessionId, Stag, UserId};
 
 use crate::config::Seccomp;
@@ -238,6 +239,43 @@ impl Workers {
     /// Gives an unconnected QP to a worker, only to flush what is posted to it.
     pub fn attach_in_error(&mut self, worker: u32, config: Box<QpConfig>) {
         self.bind(worker, 1, Command::AttachInError(config));
+    }
+
+    /// Gives a QP that is wired by hand to a worker, in Rtr.
+    pub fn attach_wired(&mut self, worker: u32, config: Box<QpConfig>) {
+        self.bind(worker, 1, Command::AttachWired(config));
+    }
+
+    /// Links two QPs of a worker that are wired to each other, each with what the other has said.
+    pub fn link_direct(&mut self, worker: u32, ends: [(QpId, PeerLimits); 2]) {
+        self.one(worker, None, Command::LinkDirect(ends));
+    }
+
+    /// Gives a QP that is wired by hand a stream to its peer, with what that has said.
+    pub fn link_tcp(
+        &mut self,
+        worker: u32,
+        qp: QpId,
+        negotiated: Box<Negotiated>,
+        peer: PeerLimits,
+        stream: Socket,
+    ) {
+        self.one(worker, None, Command::LinkTcp { qp, negotiated, peer, stream });
+    }
+
+    /// Moves a QP that is wired by hand, or changes what it was told.
+    pub fn change_qp(&mut self, worker: u32, qp: QpId, change: QpChange) {
+        self.one(worker, None, Command::Change { qp, change });
+    }
+
+    /// Says why a QP that is wired by hand has no stream.
+    pub fn unlinked_because(&mut self, worker: u32, qp: QpId, why: String) {
+        self.one(worker, None, Command::UnlinkedBecause { qp, why });
+    }
+
+    /// Takes the stream from a QP that is wired by hand.
+    pub fn unlink(&mut self, worker: u32, qp: QpId, why: String) {
+        self.one(worker, None, Command::Unlink { qp, why });
     }
 
     /// Ends a QP's connection.

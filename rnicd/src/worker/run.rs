@@ -17,9 +17,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use mio::{Events, Poll, Waker};
 use rnic_core::abi::control::Event;
-use rnic_core::engine::{Engine, EngineOptions, Notification, Output, Receive, Transmit, Work};
+use rnic_core::engine::{
+    Engine, EngineOptions, Notification, Output, PeerLimits, Receive, Transmit, Work,
+};
 use rnic_core::shm::io::send_pieces;
 use rnic_core::shm::wait::{Step, Waiter, cpus};
+use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{QpId, SessionId, Time};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
@@ -30,6 +33,7 @@ use super::copiers::{Answer, Channels};
 use crate::clock;
 use crate::log::RateLimitedLog;
 use crate::privilege::set_short_slices;
+use crate::socket::Socket;
 
 use super::{ConnectedEnd, Report, Ticket, WorkerOptions, WorkerShared};
 
@@ -409,6 +413,14 @@ impl Worker {
                 self.engine.attach_direct(parts(active), parts(passive), now);
             }
             Command::AttachInError(config) => self.engine.attach_in_error(config, now),
+            Command::AttachWired(config) => self.engine.attach_wired(config, now),
+            Command::LinkDirect(ends) => self.engine.link_direct(ends, now),
+            Command::LinkTcp { qp, negotiated, peer, stream } => {
+                self.link_tcp(qp, *negotiated, peer, stream, now);
+            }
+            Command::Change { qp, change } => self.engine.change_qp(qp, &change, now),
+            Command::UnlinkedBecause { qp, why } => self.engine.set_unlinked_because(qp, why),
+            Command::Unlink { qp, why } => self.engine.unlink(qp, &why, now),
             Command::Disconnect { qp, mode } => self.engine.disconnect(qp, mode, now),
             Command::ToError(qp) => self.engine.to_error(qp, now),
             Command::AdminDisconnect(qp) => self.engine.admin_disconnect(qp, now),
@@ -421,6 +433,26 @@ impl Worker {
             }
             Command::Answer => {}
             Command::Stop => self.stopping = true,
+        }
+    }
+
+    /// Gives a QP that is wired by hand its stream. One that has a stream, or has ended, wants no
+    /// other, which is closed.
+    fn link_tcp(
+        &mut self,
+        qp: QpId,
+        negotiated: Negotiated,
+        peer: PeerLimits,
+        stream: Socket,
+        now: Time,
+    ) {
+        if !self.engine.is_unlinked(qp) {
+            return;
+        }
+        let added = self.connections.add(qp, stream);
+        self.engine.link_tcp(qp, negotiated, peer, now);
+        if let Err(e) = added {
+            self.engine.unlink(qp, &format!("its connection cannot be polled: {e}"), now);
         }
     }
 

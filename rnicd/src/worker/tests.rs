@@ -198,6 +198,7 @@ impl Client {
             recv_cq: cq,
             signal_all: true,
             rnr_timeout: None,
+            wiring: None,
             shared: Arc::clone(&shared),
         };
         let qp = Qp {

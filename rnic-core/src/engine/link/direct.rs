@@ -28,6 +28,10 @@ impl Qp {
     /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
     pub(in crate::engine) fn run_direct(&mut self, peer: &mut Qp, engine: &mut EngineState) {
         let mut unretired = 0;
+        if !peer.responder.is_blocked() {
+            // What a copier wrote for it is in place.
+            self.requester.acknowledge_all();
+        }
         while !self.core.turn.is_over()
             && self.life.phase().sends()
             && peer.life.phase().receives()
@@ -47,6 +51,7 @@ impl Qp {
                 unretired = 0;
             }
         }
+        self.set_peer_waits(engine, peer.responder.awaits_receive());
         self.retire(engine);
         self.requester.return_slots(&self.core, engine);
         self.finish_if_drained(engine);
@@ -71,6 +76,9 @@ impl Qp {
             Ok(SegmentFate::Consumed) => {
                 peer.fpdu_received(IncomingFpdu::Segment);
                 self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);
+                if !peer.responder.is_blocked() {
+                    self.requester.acknowledge_all();
+                }
             }
             // The message stays as it is, and nothing overtakes it.
             Ok(SegmentFate::LeftWithSender) => {}
@@ -140,6 +148,9 @@ impl Qp {
             PeerSignal::SegmentTaken => self.segment_taken(engine),
             //= DDP-3-9
             PeerSignal::Fin => self.fin_received(engine),
+            PeerSignal::Left if self.is_wired() && self.life.phase().is_linked() => {
+                self.unlink(engine, false, "the peer has closed the stream");
+            }
             PeerSignal::Left => {
                 if let Link::Direct(_) = self.link {
                     self.link = Link::Left;

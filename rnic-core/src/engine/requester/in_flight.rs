@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use crate::abi::queue::SendOpcode;
 use crate::device::qp::terminate_detail;
-use crate::types::{CompletionOpcode, CompletionStatus, Stag, TerminateCode};
+use crate::types::{CompletionOpcode, CompletionStatus, Msn, Stag, TerminateCode};
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub(in crate::engine) enum Progress {
     Sending,
     /// All produced; done when TCP has accepted this many bytes of the stream.
     Queued(u64),
+    /// All sent; done when the peer has acknowledged it.
+    Unacknowledged,
     /// Waits for the peer's response or for other workers.
     Waiting,
     /// Done, with this outcome.
@@ -34,6 +36,10 @@ pub(in crate::engine) struct Request {
     /// Record of a failure that did not end the stream, or was not the first; else 0.
     pub diagnosis: u64,
     pub progress: Progress,
+    /// Number of the Send, or Immediate Data, that it is: the peer blames it by that.
+    pub msn: Option<Msn>,
+    /// Where the Write that it is goes, and how long it is: the peer blames it by that.
+    pub written: Option<(Stag, u64, u32)>,
 }
 
 impl Request {
@@ -46,6 +52,8 @@ impl Request {
             detail: 0,
             diagnosis: 0,
             progress: Progress::Sending,
+            msn: None,
+            written: None,
         }
     }
 }
@@ -71,12 +79,16 @@ pub(in crate::engine) enum ResponseKind {
     ReadInvalidate,
     /// An Atomic Response.
     Atomic,
+    /// A Read Response of no bytes, which says that all before it was carried out.
+    Acknowledgement,
 }
 
 /// Requests under way. Sequence numbers count a QP's requests from 0 and never wrap in practice.
 #[derive(Default)]
 pub(in crate::engine) struct InFlight {
     base: u64,
+    /// The peer has acknowledged all before this one.
+    acknowledged: u64,
     entries: VecDeque<Request>,
 }
 
@@ -115,8 +127,12 @@ impl InFlight {
         let status = match self.entries.front()?.progress {
             //= DDP-5.4-1, RDMAP-5.5-9, RDMAP-5.5-14
             Progress::Queued(end) if accepted >= end => CompletionStatus::Success,
+            Progress::Unacknowledged if self.base < self.acknowledged => CompletionStatus::Success,
             Progress::Done(status) => status,
-            Progress::Queued(_) | Progress::Sending | Progress::Waiting => return None,
+            Progress::Queued(_)
+            | Progress::Unacknowledged
+            | Progress::Sending
+            | Progress::Waiting => return None,
         };
         self.base += 1;
         self.entries.pop_front().map(|e| (e, status))
@@ -124,16 +140,65 @@ impl InFlight {
 
     /// Marks everything that is not done as flushed.
     pub(in crate::engine) fn flush(&mut self, accepted: u64) {
-        for e in &mut self.entries {
+        for (e, seq) in self.entries.iter_mut().zip(self.base..) {
             match e.progress {
                 Progress::Done(_) => {}
                 Progress::Queued(end) if accepted >= end => {}
-                Progress::Queued(_) | Progress::Sending | Progress::Waiting => {
+                Progress::Unacknowledged if seq < self.acknowledged => {}
+                Progress::Queued(_)
+                | Progress::Unacknowledged
+                | Progress::Sending
+                | Progress::Waiting => {
                     //= DDP-3-3, RDMAP-5.4-8
                     e.progress = Progress::Done(CompletionStatus::WrFlush);
                 }
             }
         }
+    }
+
+    /// The peer has carried out all before this one.
+    #[inline]
+    pub(in crate::engine) fn acknowledge(&mut self, before: u64) {
+        self.acknowledged = self.acknowledged.max(before);
+    }
+
+    /// The number that the next one will have.
+    #[inline]
+    pub(in crate::engine) fn end(&self) -> u64 {
+        self.base + self.entries.len() as u64
+    }
+
+    /// The oldest.
+    pub(in crate::engine) fn first(&self) -> Option<u64> {
+        (!self.entries.is_empty()).then_some(self.base)
+    }
+
+    /// The oldest that is not done and takes a receive of the peer's.
+    pub(in crate::engine) fn oldest_send(&self) -> Option<u64> {
+        let undone = |r: &Request| !matches!(r.progress, Progress::Done(_));
+        self.find(|request, seq| {
+            request.msn.is_some() && undone(request) && seq >= self.acknowledged
+        })
+    }
+
+    /// The Send, or Immediate Data, of this number.
+    pub(in crate::engine) fn send_of(&self, msn: Msn) -> Option<u64> {
+        self.find(|request, _| request.msn == Some(msn))
+    }
+
+    /// The oldest Write that is not acknowledged and writes this byte.
+    pub(in crate::engine) fn write_to(&self, stag: Stag, to: u64) -> Option<u64> {
+        self.find(|request, seq| {
+            let writes = request.written.is_some_and(|(of, from, len)| {
+                of == stag && to.wrapping_sub(from) < u64::from(len)
+            });
+            writes && seq >= self.acknowledged
+        })
+    }
+
+    fn find(&self, is_it: impl Fn(&Request, u64) -> bool) -> Option<u64> {
+        let mut all = self.entries.iter().zip(self.base..);
+        all.find(|(request, seq)| is_it(request, *seq)).map(|(_, seq)| seq)
     }
 
     pub(in crate::engine) fn is_empty(&self) -> bool {

@@ -68,10 +68,8 @@ impl Requester {
     ) -> Result<bool, AtomicError> {
         let (stag, to) = (atomic.request.stag, atomic.request.to.0);
         let (len, right) = (ATOMIC_LEN.into(), Access::REMOTE_ATOMIC);
-        let target = engine
-            .stags
-            .remote(core.principal(), stag, to, len, right)
-            .map_err(AtomicError::Revoked)?;
+        let target =
+            core.remote(&engine.stags, stag, (to, len), right).map_err(AtomicError::Revoked)?;
         let operation = atomic.request.operation;
         let Some((copier, address)) = target.copier() else {
             let original = target.update(operation).map_err(AtomicError::Memory)?;

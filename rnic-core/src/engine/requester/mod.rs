@@ -10,6 +10,7 @@
 //!
 //! This part knows no link and ends no stream: what goes wrong is returned as a [`RequestError`].
 
+pub(super) mod acknowledge;
 pub(super) mod complete;
 mod fetch;
 pub(super) mod in_flight;
@@ -23,6 +24,7 @@ pub(super) mod staging;
 
 use std::collections::VecDeque;
 
+use acknowledge::Acknowledgements;
 use in_flight::{InFlight, OutboundRequest, Progress};
 use inbound_request::{AtomicError, Executing, InboundRequest};
 use message::{
@@ -71,6 +73,10 @@ pub(super) struct Requester {
     ord: u16,
     /// The peer may be sent what RFC 7306 has added.
     extensions: bool,
+    /// How requests are acknowledged; none if they are done when the lower layer has them.
+    acks: Option<Acknowledgements>,
+    /// No request is begun.
+    held_back: bool,
     /// While disconnecting: requests still to be taken.
     left_to_send: Option<u32>,
     /// Requests that hold all later ones up until every worker has changed its STag table. The
@@ -123,6 +129,8 @@ impl Requester {
             ird: 0,
             ord: 0,
             extensions: false,
+            acks: None,
+            held_back: false,
             left_to_send: None,
             changing: VecDeque::new(),
             send_msn: Msn::FIRST,
@@ -244,9 +252,11 @@ impl Requester {
             && request.progress == Progress::Sending
         {
             request.progress = match queued {
+                _ if self.acks.is_some() => Progress::Unacknowledged,
                 Some(end) => Progress::Queued(end),
                 None => Progress::Done(CompletionStatus::Success),
             };
+            self.sent_unacknowledged();
         }
         self.message = None;
     }
@@ -256,6 +266,7 @@ impl Requester {
         let Immediate { seq, data, solicited } = immediate;
         let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
         let msn = take(&mut self.send_msn);
+        self.mark_send(seq, msn);
         let head = HeaderTemplate::Untagged { opcode, invalidate: Stag(0), qn: qn::SEND, msn };
         let source = MessageSource::Header(HeaderMessage::Immediate(data));
         Message { head, source, total: count(IMMEDIATE_LEN), sent: 0, seq: Some(seq) }

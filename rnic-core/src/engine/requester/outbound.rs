@@ -83,7 +83,13 @@ impl Requester {
         engine: &mut EngineState,
     ) -> Result<(), RequestError> {
         let Some(answered) = self.outbound.pop_front() else { return Ok(()) };
-        let Some(seq) = answered.seq else { return Ok(()) };
+        let Some(seq) = answered.seq else {
+            if answered.kind == ResponseKind::Acknowledgement {
+                self.question_answered();
+            }
+            return Ok(());
+        };
+        self.acknowledge_before(seq);
         if let Some(request) = self.in_flight.get_mut(seq) {
             request.byte_len = answered.size;
             //= RDMAP-5.2.2-3, RDMAP-5.5-20b

@@ -45,6 +45,10 @@ impl Requester {
             return Ok(true);
         }
         self.staging = StagingBuffer::default();
+        if self.has_to_ask(false) {
+            self.ask();
+            return Ok(true);
+        }
         for _ in 0..2 {
             let response = self.response_next;
             self.response_next = !response;
@@ -55,6 +59,10 @@ impl Requester {
             if found {
                 return Ok(true);
             }
+        }
+        if self.has_to_ask(true) {
+            self.ask();
+            return Ok(true);
         }
         Ok(false)
     }
@@ -67,16 +75,20 @@ impl Requester {
         life: &LifeCycle,
         engine: &mut EngineState,
     ) -> Result<bool, RequestError> {
-        while life.phase().sends() && self.changing.is_empty() && !core.turn.is_over() {
+        while life.phase().sends()
+            && !self.held_back
+            && self.changing.is_empty()
+            && !core.turn.is_over()
+        {
             let Some(entry) = self.take_request(core, engine)? else { return Ok(false) };
             let flags = SendFlags::from_bits_truncate(entry.header.flags);
             let awaits =
                 SendOpcode::from_u8(entry.header.opcode).is_some_and(SendOpcode::awaits_response);
-            let fenced = flags.contains(SendFlags::FENCE) && !self.outbound.is_empty();
+            let fenced = flags.contains(SendFlags::FENCE) && self.awaits_response();
             // A QP with an ORD of 0 fails its Reads and atomics (in `begin`) instead of waiting for
             // ever.
             //= RDMAP-6.1-6
-            let full = self.ord > 0 && self.outbound.len() >= usize::from(self.ord);
+            let full = self.ord > 0 && self.outbound_requests() >= usize::from(self.ord);
             if fenced || (awaits && full) {
                 self.fenced = Some(entry);
                 return Ok(false);
@@ -93,7 +105,7 @@ impl Requester {
     }
 
     /// The next request, with a CQ slot reserved for it.
-    fn take_request(
+    pub(super) fn take_request(
         &mut self,
         core: &QpCore,
         engine: &mut EngineState,
@@ -163,6 +175,16 @@ impl Requester {
         engine.unreserve(&core.send_cq, spare);
     }
 
+    /// Counts a request as under way, with the slot that was reserved for it: its number.
+    pub(super) fn take_in(&mut self, entry: &SendEntry) -> u64 {
+        let h = &entry.header;
+        let flags = SendFlags::from_bits_truncate(h.flags);
+        let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
+        let kind = SendOpcode::from_u8(h.opcode).unwrap_or(SendOpcode::Send);
+        self.slots -= 1;
+        self.in_flight.push(Request::new(h.wr_id, kind, signaled))
+    }
+
     /// Starts a request; whether it became a message. Consumes one reserved slot.
     fn begin(
         &mut self,
@@ -172,13 +194,9 @@ impl Requester {
         engine: &mut EngineState,
     ) -> Result<bool, RequestError> {
         let h = &entry.header;
-        let flags = SendFlags::from_bits_truncate(h.flags);
-        let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
         let opcode = SendOpcode::from_u8(h.opcode);
-        let kind = opcode.unwrap_or(SendOpcode::Send);
-        self.slots -= 1;
-        let seq = self.in_flight.push(Request::new(h.wr_id, kind, signaled));
-        let spare = &h.params[kind.parameters()..];
+        let seq = self.take_in(entry);
+        let spare = &h.params[opcode.map_or(0, SendOpcode::parameters)..];
         let plain = SendFlags::from_bits(h.flags).is_some() && spare.iter().all(|word| *word == 0);
         let message = match opcode {
             None => Err(Reason::Opcode(h.opcode)),
@@ -209,6 +227,7 @@ impl Requester {
                 let (source, total) = self.payload(entry, core, engine)?;
                 //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.1-1
                 let head = remote(Opcode::Write);
+                self.mark_write(seq, Stag(h.rkey), h.remote_addr, total);
                 if opcode == SendOpcode::WriteImmediate {
                     let solicited = h.flags & SendFlags::SOLICITED.bits() != 0;
                     self.immediate = Some(Immediate { seq, data: h.params[0], solicited });
@@ -225,6 +244,7 @@ impl Requester {
                 let invalidate = Stag(if invalidates { h.inv_rkey } else { 0 });
                 //= DDP-4.3-7
                 let msn = take(&mut self.send_msn);
+                self.mark_send(seq, msn);
                 //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.3-1
                 let head = HeaderTemplate::Untagged { opcode, invalidate, qn: qn::SEND, msn };
                 Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))

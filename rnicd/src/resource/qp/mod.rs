@@ -1,6 +1,7 @@
 //! Queue pairs, from their creation through a connection to their end.
 
 mod connect;
+mod parts;
 mod reads;
 mod requests;
 mod wired;
@@ -14,10 +15,11 @@ use rnic_core::types::*;
 
 use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;
-use crate::resource::numbers::{Doorbell, Handle};
-use crate::resource::queue::QueuePlace;
+use crate::resource::numbers::Handle;
 use crate::resource::uses::Use;
+use parts::QpParts;
 use reads::Reads;
+pub use wired::Wired;
 
 pub struct Qp {
     pub pd: PdId,
@@ -27,6 +29,10 @@ pub struct Qp {
     pub srq: Option<SrqId>,
     pub shared: Arc<QpShared>,
     pub phase: QpPhase,
+    /// How it comes by its peer.
+    pub kind: QpType,
+    /// What it was told on its way to Rtr, if it is wired by hand.
+    pub wired: Option<Wired>,
     /// Known once it has been connected.
     pub connection: Option<Connection>,
     /// What its connection was charged.
@@ -34,7 +40,7 @@ pub struct Qp {
     /// In a named domain.
     pub membership: Option<Membership>,
     _uses: QpUses,
-    _places: (QueuePlace, Option<QueuePlace>, Doorbell),
+    parts: QpParts,
     _handle: Handle,
     _charge: Charge,
 }
@@ -83,8 +89,12 @@ pub struct Connection {
 }
 
 impl Qp {
-    /// Refuses a QP that has left Idle, naming its state.
+    /// Refuses a QP that cannot connect or accept: one that has left Idle, naming its state, or one
+    /// that is wired by hand.
     pub fn refuse_unless_idle(&self, id: QpId) -> Result<(), Refusal> {
+        if self.kind == QpType::Wired {
+            return Err(wrong_state(id, "wired by hand", "a connection"));
+        }
         match self.phase {
             QpPhase::Idle(_) => Ok(()),
             _ => Err(wrong_state(id, self.phase.name(), "Idle")),

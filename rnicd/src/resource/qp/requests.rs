@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_core::abi::control::{QpRequest, Refusal, ReplyBody};
-use rnic_core::abi::queue::{QueueKind, QueueShape};
+use rnic_core::abi::queue::QueueShape;
 use rnic_core::device::QpShared;
-use rnic_core::engine::{QpConfig, Receives};
-use rnic_core::shm::queue::{ReceiveConsumer, SendConsumer};
+use rnic_core::engine::QpConfig;
 use rnic_core::types::*;
 
+use super::parts::QpParts;
 use super::{Qp, QpPhase, QpUses, qp_row};
 use crate::config::Limits;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
 use crate::resource::ledger::Kind;
 use crate::resource::memory::Attached;
-use crate::resource::queue::{QueuePlace, Room, srq_for_qp};
+use crate::resource::queue::{Room, srq_for_qp};
 use crate::resource::uses::Use;
 use crate::resource::{Manager, Pending, find, refuse};
 
@@ -40,20 +40,18 @@ impl Manager {
         let doorbell = session.doorbells.allocate()?;
         let handle = self.handles.qps.allocate(id);
         let qp = QpId(handle.number());
-        let (sq, rq, receives, made) = match &srq {
+        let (sq, rq, made) = match &srq {
             // What is said of a receive queue was not checked.
-            Some(srq) => {
+            Some(_) => {
                 let Room { places: [sq], made } = session.arenas.room([send])?;
-                (sq, None, Receives::Shared(srq.clone()), made)
+                (sq, None, made)
             }
             None => {
                 let receive = QueueShape::receive(request.rq_depth, request.max_recv_sge);
                 let Room { places: [sq, rq], made } = session.arenas.room([send, receive])?;
-                let memory = rq.format(QueueKind::Receive, qp.0, &doorbell)?;
-                (sq, Some(rq), Receives::Own(ReceiveConsumer::new(memory)), made)
+                (sq, Some(rq), made)
             }
         };
-        let sq_memory = sq.format(QueueKind::Send, qp.0, &doorbell)?;
         let shared = Arc::new(QpShared::default());
         shared.context.store(request.context, Relaxed);
         let uses = QpUses {
@@ -62,32 +60,36 @@ impl Manager {
             _recv_cq: (request.recv_cq != request.send_cq).then(|| Use::of(&recv_cq)),
             _srq: srq.as_ref().map(Use::of),
         };
-        let config = QpConfig {
+        let parts = QpParts {
             qp,
             session: id,
             pd: request.pd,
-            doorbell: doorbell.index(),
-            sq: SendConsumer::new(sq_memory),
-            rq: receives,
             send_cq,
             recv_cq,
+            srq,
+            sq,
+            rq,
+            doorbell,
             signal_all: request.signal_all,
             rnr_timeout,
             shared: shared.clone(),
         };
-        let (sq_location, rq_location) = (sq.location(), rq.as_ref().map(QueuePlace::location));
+        let config = parts.config()?;
+        let (sq_location, rq_location) = parts.locations();
         let object = Qp {
             pd: request.pd,
             send_cq: request.send_cq,
             recv_cq: request.recv_cq,
             srq: request.srq,
             shared,
-            phase: QpPhase::Idle(Box::new(config)),
+            phase: QpPhase::Idle(config),
+            kind: request.kind,
+            wired: None,
             connection: None,
             reads: None,
             membership,
             _uses: uses,
-            _places: (sq, rq, doorbell),
+            parts,
             _handle: handle,
             _charge: charge,
         };

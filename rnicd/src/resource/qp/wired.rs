@@ -1,19 +1,354 @@
-//! Queue pairs that are wired by hand.
+//! Queue pairs that are wired by hand: what they are told, and how two that are wired to each other
+//! find each other within this daemon.
+//!
+//! Each of two names the other by GID and number, and neither gets a stream before both have. Who
+//! is told first waits, in a worker; the other one goes to the same worker, so that the direct path
+//! can link them.
 
-use rnic_core::abi::control::QpChange;
+use std::net::SocketAddr;
+
+use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
+use rnic_core::engine::PeerLimits;
 use rnic_core::types::*;
 
-use crate::resource::answer::Answer;
-use crate::resource::{Manager, refuse};
+use super::{Connection, Qp, QpPhase, wrong_state};
+use crate::config::Loopback;
+use crate::resource::answer::{Answer, Outcome};
+use crate::resource::ledger::Kind;
+use crate::resource::memory::Attached;
+use crate::resource::{Manager, Pending, find, refuse};
+
+/// What a queue pair that is wired by hand has been told.
+pub struct Wired {
+    pub wiring: Wiring,
+    /// Known from Rts on.
+    pub sending: Option<Sending>,
+    /// What its stream goes by, if it has one.
+    pub stream: Option<WiredStream>,
+}
+
+/// The stream of a queue pair that is wired by hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WiredStream {
+    /// The direct path to a queue pair of this daemon.
+    Direct,
+}
 
 impl Manager {
     pub(in crate::resource) fn modify_qp(
         &mut self,
-        _id: SessionId,
-        _qp: QpId,
-        _change: &QpChange,
-        _now: Time,
+        id: SessionId,
+        qp: QpId,
+        change: &QpChange,
+        now: Time,
     ) -> Answer {
-        Err(refuse::invalid("change", "not served yet"))
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        if object.kind != QpType::Wired {
+            return Err(wrong_state(qp, "one that connects", "one that is wired by hand"));
+        }
+        match change {
+            QpChange::ReadyToReceive(wiring) => self.ready_to_receive(id, qp, *wiring, now),
+            QpChange::ReadyToSend(sending) => self.ready_to_send(id, qp, *sending),
+            QpChange::Reset => self.reset_qp(id, qp),
+            QpChange::Rights(rights) => {
+                check_rights(*rights)?;
+                self.pass_on(id, qp, *change)
+            }
+            QpChange::MinRnrTimer(code) => {
+                refuse::at_most("min_rnr_timer", (*code).into(), FIVE_BITS, 31)?;
+                self.pass_on(id, qp, *change)
+            }
+            QpChange::DrainSendQueue => {
+                let object = find(&mut self.sessions, id)?.qp(qp)?;
+                if object.shared.state() != QpState::Rts {
+                    return Err(wrong_state(qp, state_name(object), "Rts"));
+                }
+                self.pass_on(id, qp, *change)
+            }
+        }
+    }
+
+    /// Tells a worker of a change that is its own affair.
+    fn pass_on(&mut self, id: SessionId, qp: QpId, change: QpChange) -> Answer {
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        let QpPhase::Bound(worker) = object.phase else {
+            return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
+        };
+        self.workers.change_qp(worker, qp, change);
+        Outcome::done()
+    }
+
+    fn ready_to_receive(&mut self, id: SessionId, qp: QpId, wiring: Wiring, now: Time) -> Answer {
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        if !matches!(object.phase, QpPhase::Idle(_)) {
+            return Err(wrong_state(qp, state_name(object), "Idle"));
+        }
+        self.check_wiring(id, &wiring)?;
+        self.take_rate(id, now)?;
+        // One more of each way is for the acknowledgement.
+        let (mut ird, mut ord) = (Some(wiring.ird + 1), Some(1));
+        let reads = self.charge_reads(id, (&mut ird, &mut ord))?;
+        let worker = match self.wired_to_each_other(qp, &wiring) {
+            Ok((_, worker)) => worker,
+            Err(_) => self.workers.least_loaded(),
+        };
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        let QpPhase::Idle(mut config) = std::mem::replace(&mut object.phase, QpPhase::Leaving)
+        else {
+            return Outcome::done();
+        };
+        config.wiring = Some(wiring);
+        object.phase = QpPhase::Bound(worker);
+        object.reads = Some(reads);
+        object.wired = Some(Wired { wiring, sending: None, stream: None });
+        // Until the worker has it.
+        object.shared.set_state(QpState::Rtr);
+        self.workers.attach_wired(worker, config);
+        self.seek_peer(qp);
+        Outcome::done()
+    }
+
+    fn check_wiring(&mut self, id: SessionId, wiring: &Wiring) -> Result<(), Refusal> {
+        let Wiring { local, remote, remote_qp, rq_psn, min_rnr_timer, ird, rights, .. } = *wiring;
+        if !self.gids.iter().any(|row| row.gid == local) {
+            let why = format!("{local} is no GID of this device");
+            return Err(refuse::invalid("local", why));
+        }
+        refuse::at_most("remote_qp", remote_qp.0.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
+        refuse::at_most("rq_psn", rq_psn.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
+        refuse::at_most("min_rnr_timer", min_rnr_timer.into(), FIVE_BITS, 31)?;
+        refuse::at_most("ird", ird.into(), "limits.ird", self.config.limits.device.of(Kind::Ird))?;
+        check_rights(rights)?;
+        let port = self.config.wired.port;
+        let (local, peer) = (local.address(), remote.address());
+        let (local, peer) = (SocketAddr::new(local, port), SocketAddr::new(peer, port));
+        let who = &find(&mut self.sessions, id)?.client.identity;
+        self.policy.may_listen(who, local)?;
+        self.policy.may_reach(who, "be reached by", local)?;
+        self.policy.may_connect(who, peer)?;
+        self.policy.may_reach(who, "be wired to", peer)
+    }
+
+    fn ready_to_send(&mut self, id: SessionId, qp: QpId, sending: Sending) -> Answer {
+        let limits = &self.config.limits.device;
+        refuse::at_most("sq_psn", sending.sq_psn.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
+        refuse::at_most("timeout", sending.timeout.into(), FIVE_BITS, 31)?;
+        refuse::at_most("retry_count", sending.retry_count.into(), THREE_BITS, 7)?;
+        refuse::at_most("rnr_retry", sending.rnr_retry.into(), THREE_BITS, 7)?;
+        refuse::at_most("ord", sending.ord.into(), "limits.ord", limits.of(Kind::Ord))?;
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else {
+            return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
+        };
+        let (worker, ird) = (*worker, wired.wiring.ird);
+        if !matches!(object.shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
+            return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
+        }
+        // What it had is given back first: it is charged once.
+        object.reads = None;
+        let (mut ird, mut ord) = (Some(ird + 1), Some(sending.ord + 1));
+        let reads = self.charge_reads(id, (&mut ird, &mut ord));
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        object.reads = Some(reads?);
+        if let Some(wired) = &mut object.wired {
+            wired.sending = Some(sending);
+        }
+        self.workers.change_qp(worker, qp, QpChange::ReadyToSend(sending));
+        self.seek_peer(qp);
+        self.compare_psns(qp);
+        Outcome::done()
+    }
+
+    fn reset_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let object = session.qp(qp)?;
+        (object.wired, object.connection, object.reads) = (None, None, None);
+        match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+            QpPhase::Bound(worker) => {
+                // What it had a copier write would land in buffers that are its owner's again.
+                let copier = session.attached.as_ref().and_then(Attached::copier);
+                let ticket = self.workers.destroy_qp(worker, qp);
+                self.workers.await_copies(ticket, copier);
+                self.pending.insert(ticket, Pending::ResetQp { session: id, qp });
+                Outcome::later()
+            }
+            _ => {
+                become_idle(object)?;
+                Outcome::done()
+            }
+        }
+    }
+
+    /// No worker knows a QP any more that is being reset.
+    pub(in crate::resource) fn qp_left(&mut self, id: SessionId, qp: QpId) {
+        let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) else { return };
+        match become_idle(object) {
+            Ok(()) => self.outbox.answer(id, ReplyBody::Done),
+            Err(refusal) => self.outbox.end(id, format!("QP {qp} cannot be reset: {refusal}")),
+        }
+    }
+
+    /// The stream of a QP that is wired by hand has ended.
+    pub(in crate::resource) fn unlinked(&mut self, qp: QpId) {
+        let Some((_, object)) = self.qp_of(qp) else { return };
+        object.connection = None;
+        if let Some(wired) = &mut object.wired {
+            wired.stream = None;
+            self.seek_peer(qp);
+        }
+    }
+
+    // --- Finding each other ------------------------------------------------------------------
+
+    /// Links a QP with the one it is wired to, if that is there and wired to it; else says why not.
+    fn seek_peer(&mut self, qp: QpId) {
+        let Some((_, object)) = self.qp_of(qp) else { return };
+        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else { return };
+        if wired.stream.is_some() {
+            return;
+        }
+        let (worker, wiring, sending) = (*worker, wired.wiring, wired.sending);
+        let found = self.wired_to_each_other(qp, &wiring).and_then(|(peer, of)| {
+            let theirs = self.wired(peer).ok_or_else(|| "its peer is gone".to_owned())?;
+            if theirs.stream.is_some() || of != worker {
+                return Err(format!("queue pair {peer} has not left its last stream yet"));
+            }
+            self.config.wired.compare.then(|| psns_match(&wiring, sending, theirs)).transpose()?;
+            Ok((peer, theirs.wiring))
+        });
+        match found {
+            Ok((peer, theirs)) => {
+                let port = self.config.wired.port;
+                let address = |gid: Gid| SocketAddr::new(gid.address(), port);
+                let ends = [(qp, wiring, theirs), (peer, theirs, wiring)];
+                for (end, own, other) in ends {
+                    let Some((_, object)) = self.qp_of(end) else { continue };
+                    let Some(wired) = &mut object.wired else { continue };
+                    wired.stream = Some(WiredStream::Direct);
+                    let (local, peer) = (address(own.local), address(own.remote));
+                    let ord = wired.sending.map_or(0, |s| s.ord).min(other.ird);
+                    let addresses = AddressPair { local, peer };
+                    let connection = Connection { path: "direct", addresses, ird: own.ird, ord };
+                    object.connection = Some(connection);
+                }
+                let ends = [(qp, limits_of(&theirs)), (peer, limits_of(&wiring))];
+                self.workers.link_direct(worker, ends);
+            }
+            Err(why) => self.workers.unlinked_because(worker, qp, why),
+        }
+    }
+
+    /// The QP of this daemon that this one is wired to and that is wired to it, and its worker; else
+    /// why there is none.
+    fn wired_to_each_other(&self, qp: QpId, wiring: &Wiring) -> Result<(QpId, u32), String> {
+        let Wiring { local, remote, remote_qp: peer, .. } = *wiring;
+        let here = self.gids.iter().any(|row| row.gid == remote);
+        if !here || self.config.engine.loopback != Loopback::Direct {
+            return Err(format!("{remote} is no GID of this daemon"));
+        }
+        if peer == qp {
+            return Err("a queue pair cannot be wired to itself".to_owned());
+        }
+        let owner = self.handles.qps.owner(peer.0);
+        let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&peer));
+        let Some(object) = object else {
+            return Err(format!("there is no queue pair {peer} at {remote}"));
+        };
+        let (QpPhase::Bound(worker), Some(theirs)) = (&object.phase, &object.wired) else {
+            return Err(format!("queue pair {peer} at {remote} has not been wired (RTR) yet"));
+        };
+        if object.shared.state() == QpState::Error {
+            return Err(format!("queue pair {peer} at {remote} is in Error"));
+        }
+        let Wiring { local: at, remote: to, remote_qp: to_qp, .. } = theirs.wiring;
+        if (to, to_qp) != (local, qp) {
+            return Err(format!(
+                "queue pair {peer} at {remote} is wired to queue pair {to_qp} at {to}, not to \
+                 this one"
+            ));
+        }
+        if at != remote {
+            return Err(format!("queue pair {peer} is reached by {at}, not by {remote}"));
+        }
+        Ok((peer, *worker))
+    }
+
+    /// Ends the stream of two whose PSNs turn out not to match.
+    fn compare_psns(&mut self, qp: QpId) {
+        if !self.config.wired.compare {
+            return;
+        }
+        let Some(own) = self.wired(qp) else { return };
+        let (wiring, sending) = (own.wiring, own.sending);
+        if own.stream != Some(WiredStream::Direct) {
+            return;
+        }
+        let Some(theirs) = self.wired(wiring.remote_qp) else { return };
+        let Err(why) = psns_match(&wiring, sending, theirs) else { return };
+        if let Some((_, object)) = self.qp_of(qp)
+            && let QpPhase::Bound(worker) = object.phase
+        {
+            self.workers.unlink(worker, qp, why);
+        }
+    }
+
+    fn wired(&self, qp: QpId) -> Option<&Wired> {
+        let owner = self.handles.qps.owner(qp.0)?;
+        self.sessions.get(&owner)?.qps.get(&qp)?.wired.as_ref()
     }
 }
+
+/// A QP that no worker knows is as it was made.
+fn become_idle(object: &mut Qp) -> Result<(), Refusal> {
+    object.phase = QpPhase::Idle(object.parts.config()?);
+    object.shared.set_state(QpState::Idle);
+    Ok(())
+}
+
+/// Why two ends would not take each other's packets, as far as both have said by now.
+fn psns_match(wiring: &Wiring, sending: Option<Sending>, theirs: &Wired) -> Result<(), String> {
+    let differ = |sent: u32, awaited: u32, from: &str, to: &str| {
+        format!(
+            "PSNs differ: {from} would send from {sent} on (sq_psn), {to} awaits {awaited} (rq_psn)"
+        )
+    };
+    let peer = wiring.remote_qp;
+    let other = format!("queue pair {peer}");
+    match (sending, theirs.sending) {
+        (Some(s), _) if s.sq_psn != theirs.wiring.rq_psn => {
+            Err(differ(s.sq_psn, theirs.wiring.rq_psn, "this side", &other))
+        }
+        (_, Some(s)) if s.sq_psn != wiring.rq_psn => {
+            Err(differ(s.sq_psn, wiring.rq_psn, &other, "this side"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn limits_of(peer: &Wiring) -> PeerLimits {
+    PeerLimits { ird: peer.ird, min_rnr_timer: peer.min_rnr_timer }
+}
+
+fn check_rights(rights: Access) -> Result<(), Refusal> {
+    let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    match remote.contains(rights) {
+        true => Ok(()),
+        false => Err(refuse::invalid("rights", "they are of a peer: REMOTE_WRITE, _READ, _ATOMIC")),
+    }
+}
+
+fn state_name(object: &Qp) -> &'static str {
+    match (&object.phase, object.shared.state()) {
+        (QpPhase::Leaving, _) => "being reset or destroyed",
+        (_, QpState::Idle) => "Idle",
+        (_, QpState::Rtr) => "Rtr",
+        (_, QpState::Rts) => "Rts",
+        (_, QpState::Sqd) => "Sqd",
+        _ => "Error",
+    }
+}
+
+const MOST_24: u32 = (1 << 24) - 1;
+const TWENTY_FOUR_BITS: &str = "24 bits";
+const FIVE_BITS: &str = "5 bits";
+const THREE_BITS: &str = "3 bits";

@@ -74,6 +74,7 @@ impl Qp {
         let blocked = self.link.tcp().is_some_and(|tcp| tcp.blocked);
         self.retire(engine);
         self.after_transmit(engine);
+        self.watch(engine);
         match (blocked, more) {
             (true, _) => Transmit::Blocked,
             (false, true) => Transmit::More,

@@ -221,6 +221,8 @@ pub(super) struct World {
     copiers: HashMap<usize, Arc<Copier>>,
     /// Sessions whose address space was found gone.
     pub detached: Vec<SessionId>,
+    /// QPs that are wired by hand and have lost their streams.
+    pub unlinked: Vec<QpId>,
     pub misbehaved: Vec<(SessionId, String)>,
     /// Peers that named wrong STags.
     pub guesses: Vec<std::net::IpAddr>,
@@ -269,6 +271,7 @@ impl World {
             answer_copies: true,
             copiers: HashMap::new(),
             detached: Vec::new(),
+            unlinked: Vec::new(),
             misbehaved: Vec::new(),
             guesses: Vec::new(),
             notes: Vec::new(),

@@ -126,6 +126,7 @@ impl World {
             recv_cq: a.cqs[recv_cq].cq.clone(),
             signal_all: shape.signal_all,
             rnr_timeout: shape.hold,
+            wiring: None,
             shared: shared.clone(),
         };
         self.qps.push(QpEnd {

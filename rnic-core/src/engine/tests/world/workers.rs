@@ -222,6 +222,7 @@ impl World {
             Notification::Misbehaved { session, why } => self.misbehaved.push((session, why)),
             Notification::Note { session, kind, .. } => self.notes.push((session, kind)),
             Notification::Detached { session } => self.detached.push(session),
+            Notification::Unlinked { qp } => self.unlinked.push(qp),
         }
     }
 

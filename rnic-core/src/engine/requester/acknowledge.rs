@@ -1,0 +1,203 @@
+//! Requests that are done when the peer has acknowledged them, as those of queue pairs that are
+//! wired by hand are.
+//!
+//! Over TCP a Read of no bytes behind them is the question, and its response the answer: the peer
+//! has carried out all that was before it. One question at a time is enough, and it counts as one
+//! of the peer's inbound reads. The response to any other request answers as well. By the direct
+//! path both ends are seen, and nobody has to ask.
+
+use super::in_flight::{OutboundRequest, ResponseKind};
+use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource, take};
+use super::{RequestError, Requester};
+use crate::ddp::{self, qn};
+use crate::engine::numbers::count;
+use crate::engine::qp_core::QpCore;
+use crate::engine::state::EngineState;
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
+use crate::types::{Msn, Stag, TaggedOffset};
+
+/// How requests of one queue pair are acknowledged.
+#[derive(Default)]
+pub(in crate::engine) struct Acknowledgements {
+    /// The peer has to be asked.
+    asks: bool,
+    /// Requests before this one are covered by the question under way.
+    asked: Option<u64>,
+    /// Requests that were sent since the last question.
+    unasked: u32,
+}
+
+impl Requester {
+    /// A stream begins: numbers begin anew.
+    pub(in crate::engine) fn begin_stream(&mut self, ird: u16, asks: bool) {
+        self.ird = ird;
+        self.extensions = true;
+        self.acks = Some(Acknowledgements { asks, ..Acknowledgements::default() });
+        (self.send_msn, self.request_msn, self.response_msn) = (Msn::FIRST, Msn::FIRST, Msn::FIRST);
+    }
+
+    /// The stream is gone. What was taken from the queue stays under way.
+    pub(in crate::engine) fn end_stream(&mut self) {
+        self.drop_message();
+        self.outbound.clear();
+        self.inbound.clear();
+        self.executing = None;
+    }
+
+    /// Whether requests that are posted are begun, and how many may await a response.
+    pub(in crate::engine) fn set_pace(&mut self, begins: bool, ord: u16) {
+        (self.held_back, self.ord) = (!begins, ord);
+    }
+
+    /// Whether the peer has to be asked for acknowledgements.
+    pub(in crate::engine) fn asks(&self) -> bool {
+        self.acks.as_ref().is_some_and(|acks| acks.asks)
+    }
+
+    /// Whether something has begun that is not done.
+    pub(in crate::engine) fn is_under_way(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Whether something is posted that has not begun.
+    pub(in crate::engine) fn has_posted(&mut self) -> bool {
+        self.fenced.is_some() || self.sq.peek().is_ok_and(|posted| posted > 0)
+    }
+
+    /// All that has been sent is done, by the direct path.
+    #[inline]
+    pub(in crate::engine) fn acknowledge_all(&mut self) {
+        if self.acks.is_some() {
+            self.in_flight.acknowledge(self.in_flight.end());
+        }
+    }
+
+    /// All before this request is done.
+    pub(in crate::engine) fn acknowledge_before(&mut self, seq: u64) {
+        if self.acks.is_some() {
+            self.in_flight.acknowledge(seq);
+        }
+    }
+
+    /// Whether the next message is a question: there is something to ask about, and nothing that is
+    /// under way answers it; `idle` if there is nothing else to send.
+    pub(super) fn has_to_ask(&self, idle: bool) -> bool {
+        let Some(acks) = &self.acks else { return false };
+        acks.asks && acks.asked.is_none() && (acks.unasked >= ASK_EVERY || idle && acks.unasked > 0)
+    }
+
+    /// Begins the question.
+    pub(super) fn ask(&mut self) {
+        let end = self.in_flight.end();
+        let Some(acks) = &mut self.acks else { return };
+        (acks.asked, acks.unasked) = (Some(end), 0);
+        self.outbound.push_back(OutboundRequest {
+            seq: None,
+            sink: Stag(0),
+            to: 0,
+            size: 0,
+            received: 0,
+            kind: ResponseKind::Acknowledgement,
+        });
+        let nothing = TaggedOffset(0);
+        let wire = ReadRequest {
+            sink_stag: Stag(0),
+            sink_to: nothing,
+            size: 0,
+            src_stag: Stag(0),
+            src_to: nothing,
+        };
+        let head = HeaderTemplate::Untagged {
+            opcode: Opcode::ReadRequest,
+            invalidate: Stag(0),
+            qn: qn::READ_REQUEST,
+            msn: take(&mut self.request_msn),
+        };
+        let source = MessageSource::Header(HeaderMessage::ReadRequest(wire));
+        let total = count(READ_REQUEST_LEN);
+        self.message = Some(Message { head, source, total, sent: 0, seq: None });
+    }
+
+    /// A request has been sent that awaits its acknowledgement.
+    #[inline]
+    pub(super) fn sent_unacknowledged(&mut self) {
+        if let Some(acks) = &mut self.acks {
+            acks.unasked += 1;
+        }
+    }
+
+    /// Requests of the application's that await a response.
+    pub(super) fn outbound_requests(&self) -> usize {
+        let asked = self.acks.as_ref().is_some_and(|acks| acks.asked.is_some());
+        self.outbound.len() - usize::from(asked)
+    }
+
+    /// The question has been answered.
+    pub(super) fn question_answered(&mut self) {
+        if let Some(asked) = self.acks.as_mut().and_then(|acks| acks.asked.take()) {
+            self.in_flight.acknowledge(asked);
+        }
+    }
+
+    /// Whether the peer has been asked, has all bytes, and has not said that Sends have been
+    /// received.
+    pub(in crate::engine) fn awaits_acknowledgement_of_send(&self) -> bool {
+        self.message.is_none()
+            && self.acks.as_ref().is_some_and(|acks| acks.asked.is_some())
+            && self.in_flight.oldest_send().is_some()
+    }
+
+    /// The oldest request that needs a receive of the peer's.
+    pub(in crate::engine) fn oldest_send(&self) -> Option<u64> {
+        self.in_flight.oldest_send()
+    }
+
+    /// The oldest request, be it under way or only posted; none if there is none, or no room for
+    /// its completion.
+    pub(in crate::engine) fn take_oldest(
+        &mut self,
+        core: &mut QpCore,
+        engine: &mut EngineState,
+    ) -> Result<Option<u64>, RequestError> {
+        if let Some(seq) = self.in_flight.first() {
+            return Ok(Some(seq));
+        }
+        let Some(entry) = self.take_request(core, engine)? else { return Ok(None) };
+        Ok(Some(self.take_in(&entry)))
+    }
+
+    /// The request that a Terminate is about, by the header of a segment that it encloses: a Send by
+    /// its number, a Write by where it goes, a Read or atomic operation by its number.
+    pub(in crate::engine) fn blamed_by_header(&self, t: &Terminate<'_>) -> Option<u64> {
+        let header = t.ddp_header?;
+        match ddp::Header::parse(header).ok()?.0 {
+            ddp::Header::Tagged(h) => self.in_flight.write_to(h.stag, h.to.0),
+            ddp::Header::Untagged(h) if h.qn == qn::SEND => self.in_flight.send_of(h.msn),
+            ddp::Header::Untagged(_) => self.blamed(t)?.seq,
+        }
+    }
+
+    /// Notes by which number the peer may blame the request in progress.
+    #[inline]
+    pub(super) fn mark_send(&mut self, seq: u64, msn: Msn) {
+        if self.acks.is_some()
+            && let Some(request) = self.in_flight.get_mut(seq)
+        {
+            request.msn = Some(msn);
+        }
+    }
+
+    /// Notes where the request in progress writes to.
+    #[inline]
+    pub(super) fn mark_write(&mut self, seq: u64, stag: Stag, to: u64, len: u32) {
+        if self.acks.is_some()
+            && let Some(request) = self.in_flight.get_mut(seq)
+        {
+            request.written = Some((stag, to, len));
+        }
+    }
+}
+
+/// Requests after which the peer is asked although there is more to send: completions keep coming
+/// while the queue never runs dry.
+const ASK_EVERY: u32 = 32;

@@ -1,0 +1,160 @@
+//! How long a queue pair that is wired by hand waits for its peer: for an acknowledgement while
+//! there is no stream (IBTA specification, volume 1, section 9.7.6.1.3), and for a receive
+//! (9.7.5.2.8).
+//!
+//! An adapter sends once more and counts; here TCP does that, or nobody, so that what remains is
+//! the time after which the adapter would have given up.
+
+use std::time::Duration;
+
+use super::Wired;
+use crate::engine::deadlines::Due;
+use crate::engine::phase::StreamPhase;
+use crate::engine::qp::Qp;
+use crate::engine::reason::Reason;
+use crate::engine::requester::RequestError;
+use crate::engine::state::EngineState;
+
+impl Qp {
+    /// Starts the clock that what is posted or under way asks for, or stops it. Called after each
+    /// turn and when a stream comes or goes.
+    #[inline]
+    pub(in crate::engine) fn watch(&mut self, engine: &mut EngineState) {
+        if self.wired.is_some() {
+            self.look_at_clock(engine);
+        }
+    }
+
+    /// The peer has answered: what is under way now has its time from now on.
+    #[inline]
+    pub(in crate::engine) fn watch_anew(&mut self, engine: &mut EngineState) {
+        if self.wired.is_some() {
+            self.stop_clock(engine);
+            self.look_at_clock(engine);
+        }
+    }
+
+    fn look_at_clock(&mut self, engine: &mut EngineState) {
+        self.tell_of_drain(engine);
+        let wanted = self.time_left();
+        let Some(wired) = &mut self.wired else { return };
+        let due = Due::Wired(self.core.key);
+        match (wanted, wired.deadline) {
+            // It runs.
+            (Some(_), Some(_)) | (None, None) => {}
+            (Some(time), None) => {
+                let at = engine.now.after(time);
+                wired.deadline = Some(at);
+                engine.deadlines.set(at, due);
+            }
+            (None, Some(at)) => {
+                wired.deadline = None;
+                engine.deadlines.clear(at, due);
+            }
+        }
+    }
+
+    /// Stops the clock: the queue pair goes, or another one begins to run.
+    pub(in crate::engine) fn stop_clock(&mut self, engine: &mut EngineState) {
+        if let Some(wired) = &mut self.wired
+            && let Some(at) = wired.deadline.take()
+        {
+            engine.deadlines.clear(at, Due::Wired(self.core.key));
+        }
+    }
+
+    /// How long what there is to be done may take; none if for ever, or if there is nothing.
+    fn time_left(&mut self) -> Option<Duration> {
+        let Qp { wired: Some(wired), requester, life, .. } = self else { return None };
+        match life.phase() {
+            StreamPhase::Unlinked => {
+                let has_work = requester.is_under_way() || wired.begins() && requester.has_posted();
+                if has_work { wired.retry_time() } else { None }
+            }
+            StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
+                let waits = wired.peer_waits || requester.awaits_acknowledgement_of_send();
+                if waits { wired.rnr_time(requester.asks()) } else { None }
+            }
+            _ => None,
+        }
+    }
+
+    /// A clock has run out.
+    pub(in crate::engine) fn clock_ran_out(&mut self, engine: &mut EngineState) {
+        let Some(wired) = &mut self.wired else { return };
+        wired.deadline = None;
+        match self.life.phase() {
+            StreamPhase::Unlinked => {
+                let why = wired.why.clone();
+                self.fail_oldest(engine, &why);
+            }
+            StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
+                if let Some(seq) = self.requester.oldest_send() {
+                    let reason = Reason::ReceiverNotReady;
+                    self.request_error(engine, RequestError::Failed { seq, reason });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Nobody has acknowledged the oldest request in time: it fails, and with it the queue pair.
+    pub(super) fn fail_oldest(&mut self, engine: &mut EngineState, why: &str) {
+        match self.requester.take_oldest(&mut self.core, engine) {
+            Ok(Some(seq)) => {
+                let wr_id = self.requester.wr_id(seq).unwrap_or_default();
+                let reason = Reason::NoAcknowledgement;
+                let record = self.life.record_silence(&self.core, engine, wr_id, why);
+                self.requester.failed(seq, reason.status(), record);
+                self.finish(engine, true);
+                self.retire(engine);
+            }
+            // No room for its completion: the bell of the CQ brings a turn, and that the clock.
+            Ok(None) => {}
+            Err(error) => self.request_error(engine, error),
+        }
+    }
+}
+
+impl Wired {
+    /// How long no acknowledgement is waited for; none if for ever.
+    fn retry_time(&self) -> Option<Duration> {
+        let sending = self.sending?;
+        if sending.timeout == 0 {
+            return None;
+        }
+        let once = Duration::from_nanos(4096 << sending.timeout.min(31));
+        let time = once.saturating_mul(u32::from(sending.retry_count.min(7)) + 1);
+        // Streams take time to come about, which packets do not.
+        let least = if self.peer.is_none() { FIRST_STREAM } else { NEXT_STREAM };
+        Some(time.max(least))
+    }
+
+    /// How long the peer may be without a receive; none if for ever.
+    fn rnr_time(&self, by_tcp: bool) -> Option<Duration> {
+        let (sending, peer) = (self.sending?, self.peer?);
+        if sending.rnr_retry >= FOR_EVER {
+            return None;
+        }
+        let once = Duration::from_micros(RNR_TIMERS[usize::from(peer.min_rnr_timer) % 32]);
+        let time = once.saturating_mul(u32::from(sending.rnr_retry));
+        // Over TCP a peer that has no receive looks like one that is busy.
+        Some(if by_tcp { time.max(BUSY) } else { time })
+    }
+}
+
+/// Number of RNR retries that means without end.
+const FOR_EVER: u8 = 7;
+/// Least time in which the first stream has to come about.
+const FIRST_STREAM: Duration = Duration::from_secs(1);
+/// Least time in which another one has to.
+const NEXT_STREAM: Duration = Duration::from_millis(200);
+/// Least time that a peer behind TCP may take to acknowledge.
+const BUSY: Duration = Duration::from_millis(200);
+
+/// Times of the RNR NAK timer by code, in microseconds.
+const RNR_TIMERS: [u64; 32] = [
+    655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840,
+    5120, 7680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760,
+    327_680, 491_520,
+];

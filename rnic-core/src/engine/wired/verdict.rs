@@ -1,0 +1,50 @@
+//! What the peer's Terminate means for a queue pair that is wired by hand: that one of its requests
+//! was wrong, or only that the stream is gone.
+
+use crate::engine::qp::Qp;
+use crate::engine::state::EngineState;
+use crate::rdmap::Terminate;
+use crate::types::{CompletionStatus, TerminateCode};
+
+impl Qp {
+    /// Whether the peer blames no request, so that only the stream is gone.
+    pub(in crate::engine) fn is_blameless(&self, t: &Terminate<'_>) -> bool {
+        self.wired.is_some() && status_of(t).is_none()
+    }
+
+    /// The request that the peer blames fails with the status that it has on an adapter; all before
+    /// it are done.
+    pub(in crate::engine) fn blame_acknowledged(&mut self, t: &Terminate<'_>) -> Option<u64> {
+        let status = status_of(t)?;
+        let seq = self.requester.blamed_by_header(t)?;
+        self.requester.acknowledge_before(seq);
+        self.requester.blame(seq, status, t.code);
+        Some(seq)
+    }
+
+    /// The other end of the direct path waits for a receive, or does not.
+    pub(in crate::engine) fn set_peer_waits(&mut self, engine: &mut EngineState, waits: bool) {
+        if let Some(wired) = &mut self.wired
+            && wired.peer_waits != waits
+        {
+            wired.peer_waits = waits;
+            self.stop_clock(engine);
+        }
+    }
+}
+
+/// The status of the request that a Terminate blames (IBTA specification, volume 1, section
+/// 11.6.2); none if it blames none.
+fn status_of(t: &Terminate<'_>) -> Option<CompletionStatus> {
+    let TerminateCode { layer, etype, code } = t.code;
+    t.ddp_header?;
+    match (layer, etype, code) {
+        // Remote protection; a tagged buffer.
+        (0, 1, _) | (1, 1, _) => Some(CompletionStatus::RemoteAccess),
+        // A message that is too long, and operations that cannot be.
+        (1, 2, _) | (0, 2, _) => Some(CompletionStatus::RemoteInvalidRequest),
+        // The peer's own memory.
+        (1, 0, _) => Some(CompletionStatus::RemoteOperation),
+        _ => None,
+    }
+}
