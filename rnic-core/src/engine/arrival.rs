@@ -24,7 +24,7 @@ use crate::rdmap::codes;
 use crate::shm::attached::CopyEnd;
 use crate::stream::inbound::SendKind;
 use crate::stream::{Fault, InboundAtomic, InboundRead};
-use crate::types::{ATOMIC_LEN, Access, CompletionStatus, Stag};
+use crate::types::{ATOMIC_LEN, Access, CompletionStatus, Stag, TerminateCode};
 
 /// Where the payload of an arriving segment is.
 #[derive(Clone, Copy)]
@@ -452,7 +452,7 @@ impl Qp {
             PlacementError::Memory(fault) => {
                 engine.memory_unreachable(fault);
                 let reason = Reason::Memory(fault);
-                self.end_for_own_memory(engine, reason, build);
+                self.end_for_own_memory(engine, reason, reason.fault().code, build);
             }
             PlacementError::Receive(fault, reason) => {
                 if let Some(fault) = fault {
@@ -461,11 +461,11 @@ impl Qp {
                 if let Some(wr_id) = self.responder.take_receiving() {
                     self.receive_failed(engine, wr_id, reason, 0);
                 }
-                self.end_for_own_memory(engine, reason, build);
+                self.end_for_own_memory(engine, reason, codes::RDMA_LOCAL_CATASTROPHIC, build);
             }
             PlacementError::MalformedReceive(wr_id, reason) => {
                 self.receive_failed(engine, wr_id, reason, 0);
-                self.end_for_own_memory(engine, reason, build);
+                self.end_for_own_memory(engine, reason, codes::RDMA_LOCAL_CATASTROPHIC, build);
             }
             PlacementError::Queue(fault) => self.queue_fault(engine, "receive queue", fault),
             PlacementError::Srq(fault) => self.srq_failed(engine, fault),
@@ -478,15 +478,14 @@ impl Qp {
         &mut self,
         engine: &mut EngineState,
         reason: Reason,
+        code: TerminateCode,
         build: impl FnOnce(Fault) -> Vec<u8>,
     ) {
-        let code = match reason {
-            _ if self.is_wired() => codes::DDP_LOCAL_CATASTROPHIC,
-            Reason::Memory(_) => reason.fault().code,
-            _ => codes::RDMA_LOCAL_CATASTROPHIC,
+        let fault = match self.is_wired() {
+            true => Fault::segment(codes::DDP_LOCAL_CATASTROPHIC),
+            false => Fault::local(code),
         };
-        let payload = self.is_wired().then(|| build(Fault::segment(code)));
-        self.terminate(engine, code, payload, reason);
+        self.terminate(engine, fault.code, Some(build(fault)), reason);
     }
 
     fn receive_failed(
