@@ -1,5 +1,7 @@
 //! Queue pairs that are wired by hand, as applications see them.
 
+use std::net::TcpListener;
+
 use rnic_client::{
     Access, CompletionOpcode, CompletionStatus, Event, Gid, Qp, QpOptions, QpState, QpType,
     RecvRequest, SendRequest, Sending, Wiring,
@@ -116,4 +118,29 @@ fn a_request_that_nobody_acknowledges_fails_in_time_and_says_why() {
     b.client.completes(3, CompletionOpcode::Receive);
     let event = b.client.context.next_event(Some(DEADLINE)).unwrap();
     assert!(matches!(event, Some(Event::CommunicationEstablished { .. })), "{event:?}");
+}
+
+/// Two daemons that find each other by TCP.
+fn two_daemons() -> [Daemon; 2] {
+    ["127.0.51.1", "127.0.51.2"].map(|address| {
+        let config = format!("[control]\nmode = \"0666\"\n[device]\naddresses = [\"{address}\"]\n");
+        Daemon::start(binaries!(), &config)
+    })
+}
+
+#[test]
+fn queue_pairs_of_two_daemons_find_each_other() {
+    let daemons = two_daemons();
+    let [a, b] = [End::new(&daemons[0]), End::new(&daemons[1])];
+    a.to_rtr(&b);
+    b.to_rtr(&a);
+    a.to_rts();
+    b.to_rts();
+    for (from, to) in [(&a, &b), (&b, &a)] {
+        to.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+        from.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+        from.client.completes(2, CompletionOpcode::Send);
+        to.client.completes(1, CompletionOpcode::Receive);
+    }
+    assert_eq!(a.qp.query().unwrap().path, "tcp");
 }

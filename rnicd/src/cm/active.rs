@@ -228,6 +228,7 @@ impl ConnectionManager {
         let mut options = self.options.startup;
         options.ird = params.ird.unwrap_or(options.ird);
         options.ord = params.ord.unwrap_or(options.ord);
+        options.peer_to_peer = params.peer_to_peer;
         options
     }
 

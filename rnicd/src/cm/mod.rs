@@ -109,6 +109,8 @@ pub struct ConnectParams {
     pub ord: Option<u16>,
     /// For the peer's application.
     pub private_data: Vec<u8>,
+    /// Ask for the peer-to-peer model (RFC 6581 section 8).
+    pub peer_to_peer: bool,
 }
 
 /// How a connection request is accepted.

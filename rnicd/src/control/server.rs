@@ -278,11 +278,13 @@ impl Server {
         }
         let greeting = self.greetings.first().map(|(deadline, _)| deadline);
         let cm = self.manager.connections().next_timeout();
+        let dial = self.manager.next_dial();
         let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
         let watchdog = self.notifier.next_question();
         let next = greeting
             .into_iter()
             .chain(cm)
+            .chain(dial)
             .chain(self.accept_again)
             .chain(self.again_at)
             .chain(self.stopping)
@@ -416,6 +418,9 @@ impl Server {
     fn handle_timeouts(&mut self, now: Time) {
         if self.manager.connections().next_timeout().is_some_and(|at| at <= now) {
             self.manager.connections().handle_timeout(now);
+        }
+        if self.manager.next_dial().is_some_and(|at| at <= now) {
+            self.manager.dial_due(now);
         }
         if self.again_at.is_some_and(|at| at <= now) {
             self.again_at = None;

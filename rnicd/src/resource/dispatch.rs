@@ -78,7 +78,17 @@ impl Manager {
             R::Reject { request, private_data } => self.reject(id, request, &private_data, now),
             R::Connect { qp, peer, local, ird, ord, private_data } => {
                 let session = id;
-                let params = ConnectParams { session, qp, peer, local, ird, ord, private_data };
+                let peer_to_peer = self.config.mpa.peer_to_peer;
+                let params = ConnectParams {
+                    session,
+                    qp,
+                    peer,
+                    local,
+                    ird,
+                    ord,
+                    private_data,
+                    peer_to_peer,
+                };
                 self.connect(id, params, now)
             }
             R::Disconnect { qp, mode } => self.disconnect(id, qp, mode),

@@ -20,17 +20,25 @@ impl Manager {
 /// come first, IPv4 before IPv6; those of the loopback are last. Threads that are confined cannot
 /// ask for it.
 pub fn table(config: &Config) -> Vec<GidRow> {
+    let found = if_addrs::get_if_addrs().unwrap_or_default();
+    let named = &config.device.addresses;
+    let addresses: Vec<IpAddr> = match named.is_empty() {
+        true => found.iter().map(if_addrs::Interface::ip).filter(|ip| names_a_host(*ip)).collect(),
+        false => named.clone(),
+    };
     let mut rows = BTreeMap::new();
-    for found in if_addrs::get_if_addrs().unwrap_or_default() {
-        let address = found.ip();
-        if !is_served(config, address) {
-            continue;
-        }
+    for address in addresses {
+        // The whole of 127.0.0.0/8 is the loopback's.
+        let has_it = |i: &&if_addrs::Interface| {
+            i.ip() == address || address.is_loopback() && i.is_loopback()
+        };
+        let interface = found.iter().find(has_it);
+        let name = interface.map_or("", |i| &i.name);
         let row = GidRow {
             gid: Gid::from(address),
-            interface_index: found.index.unwrap_or(0),
-            mtu: mtu(&found.name),
-            interface: found.name,
+            interface: name.to_owned(),
+            interface_index: interface.and_then(|i| i.index).unwrap_or(0),
+            mtu: mtu(name),
         };
         let rank = (address.is_loopback(), address.is_ipv6(), row.interface_index);
         rows.insert((rank, row.gid), row);
@@ -38,14 +46,12 @@ pub fn table(config: &Config) -> Vec<GidRow> {
     rows.into_values().take(MOST).collect()
 }
 
-/// Whether an address can be a port's. Link-local ones name no host without an interface.
-fn is_served(config: &Config, address: IpAddr) -> bool {
-    let named = &config.device.addresses;
-    let link_local = match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    !link_local && (named.is_empty() || named.contains(&address))
+/// Whether an address can be a port's: link-local ones name no host without an interface.
+fn names_a_host(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    }
 }
 
 /// Bytes of a packet on an interface.

@@ -54,6 +54,7 @@ use ledger::{Kind, Ledger};
 use memory::Copying;
 use numbers::{Handles, Stags};
 pub use policy::Policy;
+use qp::Rendezvous;
 use records::Records;
 pub use reload::Reloaded;
 use session::Session;
@@ -78,6 +79,7 @@ pub struct Manager {
     guid: Guid,
     /// Addresses as verbs name them, as they were when the daemon started.
     gids: Vec<GidRow>,
+    rendezvous: Rendezvous,
     started: Instant,
     ledger: Ledger,
     handles: AllHandles,
@@ -152,6 +154,7 @@ impl Manager {
             generation: random.generation,
             guid: config.device.guid_here(),
             gids: gids::table(&config),
+            rendezvous: Rendezvous::default(),
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
             handles: AllHandles::default(),

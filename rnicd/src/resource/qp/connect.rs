@@ -56,7 +56,9 @@ impl Manager {
         self.policy.may_connect(&session.client.identity, peer)?;
         self.take_rate(id, now)?;
         let local = Some(local);
-        let mut params = ConnectParams { session: id, qp, peer, local, ird, ord, private_data };
+        let peer_to_peer = self.config.mpa.peer_to_peer;
+        let mut params =
+            ConnectParams { session: id, qp, peer, local, ird, ord, private_data, peer_to_peer };
         let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
         self.cm.connect_over(params, socket, now)?;
         self.hold(id, qp, reads, QpPhase::Connecting);
@@ -131,6 +133,9 @@ impl Manager {
                 peer_to_peer,
                 private_data,
             } => {
+                if self.is_rendezvous(listener) {
+                    return self.dialled(request, addresses, &private_data);
+                }
                 let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
                 let Ok(session) = find(&mut self.sessions, owner) else { return };
                 let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
@@ -148,6 +153,9 @@ impl Manager {
                 });
             }
             CmEvent::Withdrawn { listener, request, reason } => {
+                if self.is_rendezvous(listener) {
+                    return self.withdrawn(request);
+                }
                 let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
                 let Ok(session) = find(&mut self.sessions, owner) else { return };
                 let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
@@ -161,6 +169,9 @@ impl Manager {
                 self.outbox.answer(session, ReplyBody::Done);
             }
             CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
+                if self.wired(qp).is_some() {
+                    return self.stream_stands(qp, stream, negotiated, addresses);
+                }
                 // Without a QP the stream is dropped, which ends the connection.
                 let Some(config) = self.take_connected(qp) else { return };
                 let worker = self.workers.least_loaded();
@@ -170,6 +181,9 @@ impl Manager {
             }
             CmEvent::ConnectedDirect { active, passive } => self.attach_direct(*active, *passive),
             CmEvent::Rejected { qp, private_data } => {
+                if self.dialled_in_vain(qp, Err(&private_data)) {
+                    return;
+                }
                 let Some((session, object)) = self.qp_of(qp) else { return };
                 let context = object.shared.context.load(Relaxed);
                 become_idle(object);
@@ -180,7 +194,11 @@ impl Manager {
                 self.connect_failed(session, qp, &reason);
                 self.tell(session, &Event::Rejected { qp, context, private_data });
             }
-            CmEvent::Unreachable { qp, why } => self.unreachable(qp, why),
+            CmEvent::Unreachable { qp, why } => {
+                if !self.dialled_in_vain(qp, Ok(&why.reason)) {
+                    self.unreachable(qp, why);
+                }
+            }
         }
     }
 

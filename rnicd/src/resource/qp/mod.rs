@@ -3,6 +3,7 @@
 mod connect;
 mod parts;
 mod reads;
+mod rendezvous;
 mod requests;
 mod wired;
 
@@ -19,6 +20,7 @@ use crate::resource::numbers::Handle;
 use crate::resource::uses::Use;
 use parts::QpParts;
 use reads::Reads;
+pub use rendezvous::Rendezvous;
 pub use wired::Wired;
 
 pub struct Qp {

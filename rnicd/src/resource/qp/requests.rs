@@ -23,6 +23,9 @@ use crate::resource::{Manager, Pending, find, refuse};
 impl Manager {
     pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
         check_qp(&self.config.limits, request)?;
+        if request.kind == QpType::Wired {
+            self.open_rendezvous();
+        }
         let rnr_timeout = self.rnr_timeout_for(request.rnr_policy)?;
         let session = find(&mut self.sessions, id)?;
         let pd = session.pd(request.pd)?.qps.add();
@@ -121,7 +124,12 @@ impl Manager {
     pub(in crate::resource) fn destroy_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
-        match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+        let phase = std::mem::replace(&mut object.phase, QpPhase::Leaving);
+        if object.kind == QpType::Wired {
+            self.leave_rendezvous(qp);
+        }
+        let session = find(&mut self.sessions, id)?;
+        match phase {
             QpPhase::Bound(worker) => {
                 // What it had a copier write would land in buffers that are its owner's again.
                 let copier = session.attached.as_ref().and_then(Attached::copier);

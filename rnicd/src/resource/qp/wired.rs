@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 
 use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
 use rnic_core::engine::PeerLimits;
+use rnic_core::stream::introduction::Introduction;
 use rnic_core::types::*;
 
 use super::{Connection, Qp, QpPhase, wrong_state};
@@ -23,8 +24,12 @@ pub struct Wired {
     pub wiring: Wiring,
     /// Known from Rts on.
     pub sending: Option<Sending>,
-    /// What its stream goes by, if it has one.
+    /// Its stream, if it has one or is about to.
     pub stream: Option<WiredStream>,
+    /// How often it has dialled since it last had one.
+    pub tries: u32,
+    /// What its peer at another daemon has said.
+    pub peer: Option<Introduction>,
 }
 
 /// The stream of a queue pair that is wired by hand.
@@ -32,6 +37,12 @@ pub struct Wired {
 pub enum WiredStream {
     /// The direct path to a queue pair of this daemon.
     Direct,
+    /// It dials another daemon.
+    Dialling,
+    /// It has accepted a request of another daemon.
+    Accepting,
+    /// TCP to another daemon.
+    Tcp,
 }
 
 impl Manager {
@@ -100,7 +111,7 @@ impl Manager {
         config.wiring = Some(wiring);
         object.phase = QpPhase::Bound(worker);
         object.reads = Some(reads);
-        object.wired = Some(Wired { wiring, sending: None, stream: None });
+        object.wired = Some(Wired { wiring, sending: None, stream: None, tries: 0, peer: None });
         // Until the worker has it.
         object.shared.set_state(QpState::Rtr);
         self.workers.attach_wired(worker, config);
@@ -163,7 +174,11 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
         (object.wired, object.connection, object.reads) = (None, None, None);
-        match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+        let phase = std::mem::replace(&mut object.phase, QpPhase::Leaving);
+        self.leave_rendezvous(qp);
+        let session = find(&mut self.sessions, id)?;
+        let object = session.qp(qp)?;
+        match phase {
             QpPhase::Bound(worker) => {
                 // What it had a copier write would land in buffers that are its owner's again.
                 let copier = session.attached.as_ref().and_then(Attached::copier);
@@ -208,6 +223,9 @@ impl Manager {
             return;
         }
         let (worker, wiring, sending) = (*worker, wired.wiring, wired.sending);
+        if !self.is_near(wiring.remote) {
+            return self.seek_far_peer(qp);
+        }
         let found = self.wired_to_each_other(qp, &wiring).and_then(|(peer, of)| {
             let theirs = self.wired(peer).ok_or_else(|| "its peer is gone".to_owned())?;
             if theirs.stream.is_some() || of != worker {
@@ -242,8 +260,7 @@ impl Manager {
     /// why there is none.
     fn wired_to_each_other(&self, qp: QpId, wiring: &Wiring) -> Result<(QpId, u32), String> {
         let Wiring { local, remote, remote_qp: peer, .. } = *wiring;
-        let here = self.gids.iter().any(|row| row.gid == remote);
-        if !here || self.config.engine.loopback != Loopback::Direct {
+        if !self.is_near(remote) {
             return Err(format!("{remote} is no GID of this daemon"));
         }
         if peer == qp {
@@ -273,6 +290,12 @@ impl Manager {
         Ok((peer, *worker))
     }
 
+    /// Whether queue pairs at this GID are linked by the direct path.
+    fn is_near(&self, remote: Gid) -> bool {
+        let here = self.gids.iter().any(|row| row.gid == remote);
+        here && self.config.engine.loopback == Loopback::Direct
+    }
+
     /// Ends the stream of two whose PSNs turn out not to match.
     fn compare_psns(&mut self, qp: QpId) {
         if !self.config.wired.compare {
@@ -280,11 +303,15 @@ impl Manager {
         }
         let Some(own) = self.wired(qp) else { return };
         let (wiring, sending) = (own.wiring, own.sending);
-        if own.stream != Some(WiredStream::Direct) {
-            return;
-        }
-        let Some(theirs) = self.wired(wiring.remote_qp) else { return };
-        let Err(why) = psns_match(&wiring, sending, theirs) else { return };
+        let matched = match own.stream {
+            Some(WiredStream::Direct) => match self.wired(wiring.remote_qp) {
+                Some(theirs) => psns_match(&wiring, sending, theirs),
+                None => return,
+            },
+            Some(WiredStream::Tcp) => own.compare_far_psn(),
+            _ => return,
+        };
+        let Err(why) = matched else { return };
         if let Some((_, object)) = self.qp_of(qp)
             && let QpPhase::Bound(worker) = object.phase
         {
@@ -292,7 +319,7 @@ impl Manager {
         }
     }
 
-    fn wired(&self, qp: QpId) -> Option<&Wired> {
+    pub(super) fn wired(&self, qp: QpId) -> Option<&Wired> {
         let owner = self.handles.qps.owner(qp.0)?;
         self.sessions.get(&owner)?.qps.get(&qp)?.wired.as_ref()
     }

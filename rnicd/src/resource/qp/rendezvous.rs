@@ -1,0 +1,415 @@
+//! How queue pairs that are wired by hand find their peers at other daemons.
+//!
+//! Every daemon listens on one port (`wired.port`). The lower of the two ends, by GID and number,
+//! dials when it is told of its peer; the higher one waits for that, and dials itself only after a
+//! while, for networks in which one of them cannot be reached. Both introduce themselves in the
+//! Private Data of MPA start-up. Whoever is dialled before his program has told him of a peer keeps
+//! the request until it has; a request that names anybody else is rejected with a reason.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use rnic_core::abi::control::Refusal;
+use rnic_core::engine::PeerLimits;
+use rnic_core::stream::introduction::Introduction;
+use rnic_core::stream::startup::Negotiated;
+use rnic_core::types::*;
+
+use super::wired::{Wired, WiredStream};
+use super::{Connection, QpPhase};
+use crate::clock;
+use crate::cm::{AcceptParams, BindTo, ConnectParams, Quota};
+use crate::resource::Manager;
+use crate::resource::ledger::Kind;
+use crate::resource::numbers::Handle;
+use crate::socket::Socket;
+
+/// The port at which others find queue pairs of this daemon, and what goes on there.
+#[derive(Default)]
+pub struct Rendezvous {
+    listeners: Vec<(ListenerId, Handle)>,
+    /// Why others find nobody here.
+    deaf: Option<String>,
+    /// Requests for queue pairs that have not been told of a peer.
+    held: HashMap<RequestId, Introduction>,
+    /// When queue pairs dial, for the first time or once more.
+    dials: BTreeSet<(Time, QpId)>,
+}
+
+/// Why a request is rejected, in one byte of Private Data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rejection {
+    Malformed = 1,
+    NoQueuePair = 2,
+    OtherPeer = 3,
+    OtherGid = 4,
+    InError = 5,
+    Psn = 6,
+    Busy = 7,
+}
+
+impl Rejection {
+    const ALL: [Rejection; 7] = [
+        Rejection::Malformed,
+        Rejection::NoQueuePair,
+        Rejection::OtherPeer,
+        Rejection::OtherGid,
+        Rejection::InError,
+        Rejection::Psn,
+        Rejection::Busy,
+    ];
+
+    fn private_data(self) -> Vec<u8> {
+        [MAGIC, &[self as u8]].concat()
+    }
+
+    /// What a rejection of the peer's daemon means for the one that dialled.
+    fn explain(private_data: &[u8], peer: QpId, gid: Gid) -> String {
+        let code = private_data.strip_prefix(MAGIC).and_then(|rest| rest.first());
+        let found = Rejection::ALL.into_iter().find(|r| Some(&(*r as u8)) == code);
+        let what = match found {
+            Some(Rejection::Malformed) => "the daemon there does not understand the request",
+            Some(Rejection::NoQueuePair) => "there is no such queue pair that is wired by hand",
+            Some(Rejection::OtherPeer) => "it is wired to another one, not to this one",
+            Some(Rejection::OtherGid) => {
+                "it is reached by another GID, or this side claims a GID \
+                                          from which it does not come"
+            }
+            Some(Rejection::InError) => "it is in Error",
+            Some(Rejection::Psn) => {
+                "PSNs differ: it sends from another (sq_psn) than this side \
+                                     awaits (rq_psn), or the other way round"
+            }
+            Some(Rejection::Busy) => "it has not left its last stream yet",
+            None => "the daemon there rejects it without a reason",
+        };
+        format!("queue pair {peer} at {gid}: {what}")
+    }
+}
+
+impl Manager {
+    /// Begins to listen for daemons of others, if it does not yet: before any queue pair can have a
+    /// peer.
+    pub(in crate::resource) fn open_rendezvous(&mut self) {
+        if !self.rendezvous.listeners.is_empty() {
+            return;
+        }
+        self.cm.set_quota(DAEMON, self.rendezvous_quota());
+        let named = self.config.device.addresses.clone();
+        let opened = match named.is_empty() {
+            // Both families at once, or IPv4 where the host has no other.
+            true => self
+                .listen_for_daemons(Ipv6Addr::UNSPECIFIED.into())
+                .or_else(|_| self.listen_for_daemons(Ipv4Addr::UNSPECIFIED.into())),
+            false => named.into_iter().try_for_each(|address| self.listen_for_daemons(address)),
+        };
+        let deaf = opened.err().map(|refusal| refusal.to_string());
+        // Once in a row is enough.
+        if let Some(why) = deaf.as_ref().filter(|_| self.rendezvous.deaf.is_none()) {
+            tracing::warn!("queue pairs of other daemons find nobody here (wired.port): {why}");
+        }
+        self.rendezvous.deaf = deaf;
+    }
+
+    fn listen_for_daemons(&mut self, ip: IpAddr) -> Result<(), Refusal> {
+        let handle = self.handles.listeners.allocate(DAEMON);
+        let listener = ListenerId(handle.number());
+        let address = SocketAddr::new(ip, self.config.wired.port);
+        self.cm.bind(DAEMON, listener, BindTo { address, v6_only: false })?;
+        if let Err(refusal) = self.cm.listen(listener, BACKLOG) {
+            // It exists.
+            let _ = self.cm.close_listener(listener, clock::now());
+            return Err(refusal);
+        }
+        self.rendezvous.listeners.push((listener, handle));
+        Ok(())
+    }
+
+    fn rendezvous_quota(&self) -> Quota {
+        let limits = &self.config.limits;
+        Quota {
+            user: rustix::process::getuid().as_raw(),
+            startups: limits.user.count(Kind::Startups),
+            startups_key: "limits.user.startups".to_owned(),
+            accepts_per_second: limits.user.count(Kind::AcceptsPerSecond),
+        }
+    }
+
+    /// Whether this is the listener at which other daemons find queue pairs of this one.
+    pub(in crate::resource) fn is_rendezvous(&self, listener: ListenerId) -> bool {
+        self.rendezvous.listeners.iter().any(|(id, _)| *id == listener)
+    }
+
+    // --- Dialling ----------------------------------------------------------------------------
+
+    /// Looks for the peer of a queue pair at another daemon: takes the request that waits for it,
+    /// or dials, now or later.
+    pub(in crate::resource) fn seek_far_peer(&mut self, qp: QpId) {
+        let waiting = self.rendezvous.held.iter().find(|(_, said)| said.to_qp == qp);
+        if let Some((&request, &said)) = waiting {
+            self.rendezvous.held.remove(&request);
+            self.introduced(request, said);
+        }
+        let Some(wired) = self.wired(qp).filter(|wired| wired.stream.is_none()) else { return };
+        let Wired { wiring, tries, .. } = wired;
+        let is_lower = (wiring.local, qp) < (wiring.remote, wiring.remote_qp);
+        let (is_lower, tries) = (is_lower, *tries);
+        match (is_lower, tries) {
+            (true, 0) => self.dial(qp),
+            // The lower one is to dial.
+            (false, 0) => self.dial_in(qp, PATIENCE),
+            _ => self.dial_in(qp, (FIRST_PAUSE * (1 << tries.min(16))).min(LONGEST_PAUSE)),
+        }
+    }
+
+    fn dial_in(&mut self, qp: QpId, time: Duration) {
+        self.rendezvous.dials.insert((clock::now().after(time), qp));
+    }
+
+    fn dial(&mut self, qp: QpId) {
+        let port = self.config.wired.port;
+        let Some((session, object)) = self.qp_of(qp) else { return };
+        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &mut object.wired) else {
+            return;
+        };
+        if wired.stream.is_some() || object.shared.state() == QpState::Error {
+            return;
+        }
+        let worker = *worker;
+        wired.tries += 1;
+        wired.stream = Some(WiredStream::Dialling);
+        let wiring = wired.wiring;
+        let params = ConnectParams {
+            session,
+            qp,
+            peer: SocketAddr::new(wiring.remote.address(), port),
+            local: Some(SocketAddr::new(wiring.local.address(), 0)),
+            ird: Some(wiring.ird + 1),
+            ord: None,
+            private_data: introduction(qp, wired).emit().to_vec(),
+            peer_to_peer: true,
+        };
+        let now = clock::now();
+        let begun = self.take_rate(session, now).and_then(|()| self.cm.connect(params, now));
+        if let Err(refusal) = begun {
+            self.not_linked(qp, worker, refusal.to_string());
+        }
+    }
+
+    /// No stream came about: says why, and tries once more later.
+    fn not_linked(&mut self, qp: QpId, worker: u32, why: String) {
+        if let Some((_, object)) = self.qp_of(qp)
+            && let Some(wired) = &mut object.wired
+        {
+            wired.stream = None;
+            wired.tries = wired.tries.max(1);
+            self.workers.unlinked_because(worker, qp, why);
+            self.seek_far_peer(qp);
+        }
+    }
+
+    /// When a queue pair dials next.
+    pub fn next_dial(&self) -> Option<Time> {
+        self.rendezvous.dials.first().map(|(at, _)| *at)
+    }
+
+    /// Has queue pairs dial whose time has come.
+    pub fn dial_due(&mut self, now: Time) {
+        while let Some((at, qp)) = self.rendezvous.dials.first().copied()
+            && at <= now
+        {
+            self.rendezvous.dials.pop_first();
+            self.dial(qp);
+        }
+        self.settle();
+    }
+
+    /// A queue pair has no peer any more: whatever goes on for it at other daemons ends.
+    pub(in crate::resource) fn leave_rendezvous(&mut self, qp: QpId) {
+        self.cm.cancel(qp);
+        self.rendezvous.dials.retain(|(_, of)| *of != qp);
+    }
+
+    // --- Being dialled -----------------------------------------------------------------------
+
+    /// A request of another daemon.
+    pub(in crate::resource) fn dialled(
+        &mut self,
+        request: RequestId,
+        addresses: AddressPair,
+        private_data: &[u8],
+    ) {
+        let Some(said) = Introduction::parse(private_data) else {
+            return self.turn_away(request, Rejection::Malformed);
+        };
+        // Nobody speaks for a GID from which he does not come.
+        let comes_from = Gid::from(addresses.peer.ip().to_canonical());
+        let came_to = Gid::from(addresses.local.ip().to_canonical());
+        if said.gid != comes_from || said.to_gid != came_to {
+            return self.turn_away(request, Rejection::OtherGid);
+        }
+        self.introduced(request, said);
+    }
+
+    /// Accepts, keeps or rejects the request of a queue pair that has introduced itself.
+    fn introduced(&mut self, request: RequestId, said: Introduction) {
+        match self.asked_for(&said) {
+            Ok(None) => drop(self.rendezvous.held.insert(request, said)),
+            Err(why) => self.turn_away(request, why),
+            Ok(Some(worker)) => {
+                let qp = said.to_qp;
+                // Its own attempt gives way.
+                self.leave_rendezvous(qp);
+                let Some((_, object)) = self.qp_of(qp) else { return };
+                let Some(wired) = &mut object.wired else { return };
+                (wired.stream, wired.peer) = (Some(WiredStream::Accepting), Some(said));
+                let private_data = introduction(qp, wired).emit().to_vec();
+                let ird = Some(wired.wiring.ird + 1);
+                let params = AcceptParams { request, qp, ird, ord: None, private_data };
+                if let Err(refusal) = self.cm.accept(params, clock::now()) {
+                    self.not_linked(qp, worker, refusal.to_string());
+                }
+            }
+        }
+    }
+
+    /// The worker of the queue pair that is meant, if that means the one that speaks; none if its
+    /// program has not told it of a peer.
+    fn asked_for(&self, said: &Introduction) -> Result<Option<u32>, Rejection> {
+        let qp = said.to_qp;
+        let owner = self.handles.qps.owner(qp.0);
+        let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&qp));
+        let object = object.filter(|o| o.kind == QpType::Wired).ok_or(Rejection::NoQueuePair)?;
+        let (worker, wired) = match (&object.phase, &object.wired) {
+            (QpPhase::Bound(worker), Some(wired)) => (*worker, wired),
+            (QpPhase::Idle(_) | QpPhase::Leaving, _) => return Ok(None),
+            _ => return Err(Rejection::InError),
+        };
+        if object.shared.state() == QpState::Error {
+            return Err(Rejection::InError);
+        }
+        let wiring = &wired.wiring;
+        if (wiring.remote, wiring.remote_qp) != (said.gid, said.qp) {
+            return Err(Rejection::OtherPeer);
+        }
+        if wiring.local != said.to_gid {
+            return Err(Rejection::OtherGid);
+        }
+        if self.config.wired.compare && wired.sending.is_some_and(|s| s.sq_psn != said.rq_psn) {
+            return Err(Rejection::Psn);
+        }
+        match wired.stream {
+            None => Ok(Some(worker)),
+            // Of two that dial each other the lower one goes on.
+            Some(WiredStream::Dialling) if (said.gid, said.qp) < (wiring.local, qp) => {
+                Ok(Some(worker))
+            }
+            Some(_) => Err(Rejection::Busy),
+        }
+    }
+
+    fn turn_away(&mut self, request: RequestId, why: Rejection) {
+        // It is undecided, and so little always fits.
+        let _ = self.cm.reject(request, &why.private_data(), clock::now());
+    }
+
+    /// A request that was kept is gone.
+    pub(in crate::resource) fn withdrawn(&mut self, request: RequestId) {
+        self.rendezvous.held.remove(&request);
+    }
+
+    // --- What came of it ---------------------------------------------------------------------
+
+    /// Start-up is done between a queue pair that is wired by hand and its peer.
+    pub(in crate::resource) fn stream_stands(
+        &mut self,
+        qp: QpId,
+        stream: Socket,
+        negotiated: Box<Negotiated>,
+        addresses: AddressPair,
+    ) {
+        let compare = self.config.wired.compare;
+        let Some((_, object)) = self.qp_of(qp) else { return };
+        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &mut object.wired) else {
+            return;
+        };
+        let worker = *worker;
+        if wired.stream == Some(WiredStream::Dialling) {
+            wired.peer = Introduction::parse(&negotiated.private_data);
+        }
+        let Some(peer) = wired.peer else {
+            let why = "the peer did not introduce itself".to_owned();
+            return self.not_linked(qp, worker, why);
+        };
+        if compare && let Err(why) = wired.compare_far_psn() {
+            return self.not_linked(qp, worker, why);
+        }
+        wired.stream = Some(WiredStream::Tcp);
+        wired.tries = 0;
+        let ord = wired.sending.map_or(0, |s| s.ord).min(peer.ird);
+        object.connection = Some(Connection { path: "tcp", addresses, ird: wired.wiring.ird, ord });
+        let limits = PeerLimits { ird: peer.ird, min_rnr_timer: peer.min_rnr_timer };
+        self.workers.link_tcp(worker, qp, negotiated, limits, stream);
+    }
+
+    /// A queue pair that is wired by hand dialled in vain, or what it accepted came to nothing.
+    /// Whether it is one.
+    pub(in crate::resource) fn dialled_in_vain(
+        &mut self,
+        qp: QpId,
+        why: Result<&str, &[u8]>,
+    ) -> bool {
+        let Some((_, object)) = self.qp_of(qp) else { return false };
+        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else {
+            return object.kind == QpType::Wired;
+        };
+        let (worker, wiring) = (*worker, wired.wiring);
+        let why = match why {
+            Ok(why) => format!("queue pair {} at {}: {why}", wiring.remote_qp, wiring.remote),
+            Err(data) => Rejection::explain(data, wiring.remote_qp, wiring.remote),
+        };
+        self.not_linked(qp, worker, why);
+        true
+    }
+}
+
+impl Wired {
+    /// Whether a peer at another daemon awaits the PSN from which this side sends.
+    pub(super) fn compare_far_psn(&self) -> Result<(), String> {
+        match (self.sending, self.peer) {
+            (Some(own), Some(peer)) if own.sq_psn != peer.rq_psn => Err(format!(
+                "PSNs differ: this side would send from {} on (sq_psn), queue pair {} awaits {} \
+                 (rq_psn)",
+                own.sq_psn, peer.qp, peer.rq_psn
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn introduction(qp: QpId, wired: &Wired) -> Introduction {
+    let wiring = &wired.wiring;
+    Introduction {
+        gid: wiring.local,
+        qp,
+        to_gid: wiring.remote,
+        to_qp: wiring.remote_qp,
+        ird: wiring.ird,
+        min_rnr_timer: wiring.min_rnr_timer,
+        rq_psn: wiring.rq_psn,
+    }
+}
+
+/// The session of the daemon itself, which no client has.
+const DAEMON: SessionId = SessionId(0);
+/// Requests that may wait for their queue pairs.
+const BACKLOG: u32 = 1024;
+/// What Private Data of a rejection begin with.
+const MAGIC: &[u8] = b"RNWD\x01";
+/// How long the higher end leaves it to the lower one to dial.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Until it is tried once more; twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// At most; the other end will dial as well by then.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
