@@ -3,8 +3,8 @@
 use std::net::TcpListener;
 
 use rnic_client::{
-    Access, CompletionOpcode, CompletionStatus, Event, Gid, Qp, QpOptions, QpState, QpType,
-    RecvRequest, SendRequest, Sending, Wiring,
+    Access, Completion, CompletionOpcode, CompletionStatus, Event, Gid, Qp, QpOptions, QpState,
+    QpType, RecvRequest, SendRequest, Sending, Wiring,
 };
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::{DEADLINE, Daemon, binaries};
@@ -43,6 +43,17 @@ impl End {
         }
     }
 
+    /// The next completion is the success of this request.
+    fn completes(&self, wr_id: u64, opcode: CompletionOpcode) -> Completion {
+        let completion = self.client.completion();
+        if completion.status != CompletionStatus::Success {
+            let why = self.client.context.diagnosis(completion.diagnosis_id);
+            panic!("{completion:?}: {why:?}");
+        }
+        assert_eq!((completion.wr_id, completion.opcode), (wr_id, opcode));
+        completion
+    }
+
     fn to_rts(&self) {
         self.qp.to_rts(&SENDING).unwrap();
     }
@@ -73,22 +84,22 @@ fn messages_of_every_kind_go_both_ways() {
         source.write_at(0, b"by hand").unwrap();
         to.qp.post_recv(&[RecvRequest::new(1, &[target.sge(0, 64)])]).unwrap();
         from.qp.post_send(&[SendRequest::send(2, &[source.sge(0, 7)]).signaled()]).unwrap();
-        from.client.completes(2, CompletionOpcode::Send);
-        assert_eq!(to.client.completes(1, CompletionOpcode::Receive).byte_len, 7);
+        from.completes(2, CompletionOpcode::Send);
+        assert_eq!(to.completes(1, CompletionOpcode::Receive).byte_len, 7);
         let remote = target.remote();
         let sges = [source.sge(0, 7)];
         let write = SendRequest::write(3, &sges, remote.at(128)).signaled();
         from.qp.post_send(&[write]).unwrap();
-        from.client.completes(3, CompletionOpcode::RdmaWrite);
+        from.completes(3, CompletionOpcode::RdmaWrite);
         let read = SendRequest::read(4, source.sge(64, 7), remote.at(128)).signaled();
         from.qp.post_send(&[read]).unwrap();
-        from.client.completes(4, CompletionOpcode::RdmaRead);
+        from.completes(4, CompletionOpcode::RdmaRead);
         let mut bytes = [0; 7];
         source.read_at(64, &mut bytes).unwrap();
         assert_eq!(&bytes, b"by hand");
         let add = SendRequest::fetch_add(5, source.sge(256, 8), remote.at(256), 3).signaled();
         from.qp.post_send(&[add]).unwrap();
-        from.client.completes(5, CompletionOpcode::FetchAdd);
+        from.completes(5, CompletionOpcode::FetchAdd);
     }
     assert_eq!(a.qp.query().unwrap().state, QpState::Rts);
 }
@@ -114,16 +125,18 @@ fn a_request_that_nobody_acknowledges_fails_in_time_and_says_why() {
     b.qp.post_recv(&[RecvRequest::new(3, &[])]).unwrap();
     a.to_rts();
     a.qp.post_send(&[SendRequest::send_inline(4, b"").signaled()]).unwrap();
-    a.client.completes(4, CompletionOpcode::Send);
-    b.client.completes(3, CompletionOpcode::Receive);
+    a.completes(4, CompletionOpcode::Send);
+    b.completes(3, CompletionOpcode::Receive);
     let event = b.client.context.next_event(Some(DEADLINE)).unwrap();
     assert!(matches!(event, Some(Event::CommunicationEstablished { .. })), "{event:?}");
 }
 
 /// Two daemons that find each other by TCP.
 fn two_daemons() -> [Daemon; 2] {
+    // One that the kernel gives to nobody else for a while.
+    let port = TcpListener::bind("127.0.51.1:0").unwrap().local_addr().unwrap().port();
     ["127.0.51.1", "127.0.51.2"].map(|address| {
-        let config = format!("[control]\nmode = \"0666\"\n[device]\naddresses = [\"{address}\"]\n");
+        let config = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
         Daemon::start(binaries!(), &config)
     })
 }
@@ -139,8 +152,8 @@ fn queue_pairs_of_two_daemons_find_each_other() {
     for (from, to) in [(&a, &b), (&b, &a)] {
         to.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
         from.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
-        from.client.completes(2, CompletionOpcode::Send);
-        to.client.completes(1, CompletionOpcode::Receive);
+        from.completes(2, CompletionOpcode::Send);
+        to.completes(1, CompletionOpcode::Receive);
     }
     assert_eq!(a.qp.query().unwrap().path, "tcp");
 }
