@@ -1,6 +1,7 @@
 //! Queue pairs that are wired by hand, as applications see them.
 
 use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 use rnic_client::{
     Access, Completion, CompletionOpcode, CompletionStatus, Event, Gid, Qp, QpOptions, QpState,
@@ -65,8 +66,16 @@ fn daemon() -> Daemon {
     Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n")
 }
 
-fn pair(daemon: &Daemon) -> [End; 2] {
-    let [a, b] = [End::new(daemon), End::new(daemon)];
+/// Does something to a pair by each path.
+fn on_both_paths(does: impl Fn([End; 2])) {
+    let one = daemon();
+    does(wired([End::new(&one), End::new(&one)]));
+    let [x, y] = two_daemons();
+    does(wired([End::new(&x), End::new(&y)]));
+}
+
+/// Wires two to each other.
+fn wired([a, b]: [End; 2]) -> [End; 2] {
     a.to_rtr(&b);
     b.to_rtr(&a);
     a.to_rts();
@@ -76,8 +85,10 @@ fn pair(daemon: &Daemon) -> [End; 2] {
 
 #[test]
 fn messages_of_every_kind_go_both_ways() {
-    let daemon = daemon();
-    let [a, b] = pair(&daemon);
+    on_both_paths(every_kind);
+}
+
+fn every_kind([a, b]: [End; 2]) {
     for (from, to) in [(&a, &b), (&b, &a)] {
         let target = to.client.region(4096, READ_WRITE | Access::REMOTE_ATOMIC);
         let source = from.client.region(4096, READ_WRITE);
@@ -141,19 +152,173 @@ fn two_daemons() -> [Daemon; 2] {
     })
 }
 
-#[test]
-fn queue_pairs_of_two_daemons_find_each_other() {
-    let daemons = two_daemons();
-    let [a, b] = [End::new(&daemons[0]), End::new(&daemons[1])];
-    a.to_rtr(&b);
-    b.to_rtr(&a);
-    a.to_rts();
-    b.to_rts();
-    for (from, to) in [(&a, &b), (&b, &a)] {
-        to.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
-        from.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
-        from.completes(2, CompletionOpcode::Send);
-        to.completes(1, CompletionOpcode::Receive);
+impl End {
+    fn state(&self) -> QpState {
+        self.qp.query().unwrap().state
     }
-    assert_eq!(a.qp.query().unwrap().path, "tcp");
+
+    /// The next completions, as requests and outcomes.
+    fn outcomes(&self, count: usize) -> Vec<(u64, CompletionStatus)> {
+        let all = self.client.completions(count);
+        all.into_iter().map(|c| (c.wr_id, c.status)).collect()
+    }
+}
+
+#[test]
+fn the_request_that_failed_says_so_and_those_before_it_are_done() {
+    use CompletionStatus::{
+        LocalLength, LocalProtection, RemoteAccess, RemoteInvalidRequest, RemoteOperation, Success,
+        WrFlush,
+    };
+    // A Write that may not be, behind one that may.
+    on_both_paths(|[a, b]| {
+        let (target, source) =
+            (b.client.region(4096, READ_WRITE), a.client.region(4096, READ_WRITE));
+        let read_only = b.client.region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ);
+        let sges = [source.sge(0, 64)];
+        let requests = [
+            SendRequest::write(1, &sges, target.remote().at(0)).signaled(),
+            SendRequest::write(2, &sges, read_only.remote().at(0)).signaled(),
+            SendRequest::write(3, &sges, target.remote().at(0)).signaled(),
+        ];
+        a.qp.post_send(&requests).unwrap();
+        assert_eq!(a.outcomes(3), [(1, Success), (2, RemoteAccess), (3, WrFlush)]);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
+    });
+    // A Read that may not be.
+    on_both_paths(|[a, b]| {
+        let target = b.client.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        let sink = a.client.region(4096, READ_WRITE);
+        let read = SendRequest::read(1, sink.sge(0, 8), target.remote().at(0)).signaled();
+        a.qp.post_send(&[read]).unwrap();
+        assert_eq!(a.outcomes(1), [(1, RemoteAccess)]);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
+    });
+    // A Send that is too long for its receive, behind one that is not.
+    on_both_paths(|[a, b]| {
+        let (target, source) =
+            (b.client.region(4096, READ_WRITE), a.client.region(4096, READ_WRITE));
+        let room = [target.sge(0, 16)];
+        b.qp.post_recv(&[RecvRequest::new(1, &room), RecvRequest::new(2, &room)]).unwrap();
+        let (fits, does_not) = ([source.sge(0, 16)], [source.sge(0, 17)]);
+        let requests =
+            [SendRequest::send(3, &fits).signaled(), SendRequest::send(4, &does_not).signaled()];
+        a.qp.post_send(&requests).unwrap();
+        assert_eq!(a.outcomes(2), [(3, Success), (4, RemoteInvalidRequest)]);
+        assert_eq!(b.outcomes(2), [(1, Success), (2, LocalLength)]);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
+    });
+    // A receive into memory that is not to be had.
+    on_both_paths(|[a, b]| {
+        let target = b.client.region(64, READ_WRITE);
+        let mut gone = target.sge(0, 64);
+        gone.lkey ^= 0x100;
+        b.qp.post_recv(&[RecvRequest::new(1, &[gone])]).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(2, b"x").signaled()]).unwrap();
+        assert_eq!(a.outcomes(1), [(2, RemoteOperation)]);
+        assert_eq!(b.outcomes(1), [(1, LocalProtection)]);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
+    });
+    // An element of this side's that is not to be had: the peer stays as it is.
+    on_both_paths(|[a, b]| {
+        let source = a.client.region(64, READ_WRITE);
+        let mut gone = source.sge(0, 64);
+        gone.lkey ^= 0x100;
+        b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+        a.qp.post_send(&[SendRequest::send(2, &[gone]).signaled()]).unwrap();
+        assert_eq!(a.outcomes(1), [(2, LocalProtection)]);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Rts));
+    });
+}
+
+#[test]
+fn a_peer_without_a_receive_is_waited_for_as_long_as_was_said() {
+    let few = Sending { rnr_retry: 2, ..SENDING };
+    on_both_paths(|[a, b]| {
+        a.qp.to_rts(&few).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(1, b""), SendRequest::send_inline(2, b"")])
+            .unwrap();
+        let failed = [(1, CompletionStatus::ReceiverNotReady), (2, CompletionStatus::WrFlush)];
+        assert_eq!(a.outcomes(2), failed);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Rts));
+    });
+    // For ever, until there is one.
+    on_both_paths(|[a, b]| {
+        a.qp.post_send(&[SendRequest::send_inline(1, b"").signaled()]).unwrap();
+        assert!(a.client.cq.wait(&mut [Completion::default()], Some(A_WHILE)).unwrap() == 0);
+        b.qp.post_recv(&[RecvRequest::new(2, &[])]).unwrap();
+        a.completes(1, CompletionOpcode::Send);
+        b.completes(2, CompletionOpcode::Receive);
+    });
+}
+
+#[test]
+fn a_peer_that_is_gone_is_noticed_when_something_is_sent() {
+    on_both_paths(|[a, b]| {
+        b.qp.reset().unwrap();
+        assert_eq!((a.state(), b.state()), (QpState::Rts, QpState::Idle));
+        let quick = Sending { timeout: 10, retry_count: 1, ..SENDING };
+        a.qp.to_rts(&quick).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+        assert_eq!(a.outcomes(1), [(1, CompletionStatus::TransportRetryExceeded)]);
+        assert_eq!(a.state(), QpState::Error);
+        // Both from the beginning.
+        a.qp.reset().unwrap();
+        let [a, b] = wired([a, b]);
+        b.qp.post_recv(&[RecvRequest::new(2, &[])]).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(3, b"").signaled()]).unwrap();
+        a.completes(3, CompletionOpcode::Send);
+        b.completes(2, CompletionOpcode::Receive);
+    });
+}
+
+#[test]
+fn one_end_may_begin_anew_while_the_other_waits() {
+    on_both_paths(|[a, b]| {
+        for round in 0..3 {
+            b.qp.reset().unwrap();
+            // What is sent before this is known is lost, as with PSNs that have advanced.
+            let began = Instant::now();
+            while a.qp.query().unwrap().path != "none" {
+                assert!(began.elapsed() < DEADLINE, "the stream does not end");
+            }
+            b.to_rtr(&a);
+            b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+            a.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+            assert_eq!(a.outcomes(1), [(2, CompletionStatus::Success)], "round {round}");
+            b.completes(1, CompletionOpcode::Receive);
+        }
+    });
+}
+
+/// Long enough for a completion that is to come.
+const A_WHILE: Duration = Duration::from_millis(300);
+
+/// Wiring that cannot be: what each end is told, and what it says when something is sent.
+#[test]
+fn wrong_wiring_is_said_in_one_line() {
+    let one = daemon();
+    let far = two_daemons();
+    for ends in [[&one, &one], [&far[0], &far[1]]] {
+        let quick = Sending { timeout: 10, retry_count: 1, ..SENDING };
+        let wrong = |spoil: &dyn Fn(&mut Wiring), sending: Sending, says: &str| {
+            let [a, b] = [End::new(ends[0]), End::new(ends[1])];
+            let mut wiring = a.wiring(&b);
+            spoil(&mut wiring);
+            a.qp.to_rtr(&wiring).unwrap();
+            b.to_rtr(&a);
+            b.to_rts();
+            a.qp.to_rts(&sending).unwrap();
+            a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+            let failed = a.client.completion();
+            assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded, "{says}");
+            let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
+            assert!(why.text.contains(says), "{says}: {}", why.text);
+            assert!(!why.text.contains('\n'));
+            assert_eq!(b.state(), QpState::Rts);
+        };
+        wrong(&|w| w.remote_qp.0 += 1000, quick, "there is no ");
+        wrong(&|_| (), Sending { sq_psn: 8, ..quick }, "PSNs differ");
+        wrong(&|w| w.rq_psn = 9, quick, "PSNs differ");
+    }
 }

@@ -228,10 +228,10 @@ impl Manager {
         }
         let found = self.wired_to_each_other(qp, &wiring).and_then(|(peer, of)| {
             let theirs = self.wired(peer).ok_or_else(|| "its peer is gone".to_owned())?;
+            self.config.wired.compare.then(|| psns_match(&wiring, sending, theirs)).transpose()?;
             if theirs.stream.is_some() || of != worker {
                 return Err(format!("queue pair {peer} has not left its last stream yet"));
             }
-            self.config.wired.compare.then(|| psns_match(&wiring, sending, theirs)).transpose()?;
             Ok((peer, theirs.wiring))
         });
         match found {
