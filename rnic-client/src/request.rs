@@ -38,6 +38,17 @@ impl<'a> SendRequest<'a> {
         Self::new(SendOpcode::Send, wr_id, Data::Inline(bytes))
     }
 
+    /// Like [`send`](Self::send), with four bytes beside the message, which its completion has at the
+    /// receiver. Only queue pairs that are [wired by hand](crate::QpType::Wired) have it.
+    pub fn send_with_imm(wr_id: u64, elements: &'a [Sge], immediate: [u8; 4]) -> Self {
+        Self::send(wr_id, elements).beside(immediate)
+    }
+
+    /// Like [`send_inline`](Self::send_inline), with four bytes beside the message.
+    pub fn send_inline_with_imm(wr_id: u64, bytes: &'a [u8], immediate: [u8; 4]) -> Self {
+        Self::send_inline(wr_id, bytes).beside(immediate)
+    }
+
     /// Like [`send`](Self::send), and revokes the peer's region `invalidate`, which must be
     /// registered for the peer's end of this connection (Send with Invalidate, RFC 5040
     /// section 5.3).
@@ -233,6 +244,12 @@ impl<'a> SendRequest<'a> {
     fn immediate(mut self, data: [u8; 8]) -> Self {
         self.header.opcode = SendOpcode::WriteImmediate as u8;
         self.header.params[0] = u64::from_be_bytes(data);
+        self
+    }
+
+    fn beside(mut self, data: [u8; 4]) -> Self {
+        self.header.opcode = SendOpcode::SendImmediate as u8;
+        self.header.params[0] = u64::from(u32::from_be_bytes(data)) << 32;
         self
     }
 

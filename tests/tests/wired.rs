@@ -108,6 +108,21 @@ fn every_kind([a, b]: [End; 2]) {
         let mut bytes = [0; 7];
         source.read_at(64, &mut bytes).unwrap();
         assert_eq!(&bytes, b"by hand");
+        // With four bytes beside the message, or behind a Write.
+        to.qp
+            .post_recv(&[RecvRequest::new(6, &[target.sge(0, 64)]), RecvRequest::new(7, &[])])
+            .unwrap();
+        let requests = [
+            SendRequest::send_with_imm(8, &sges, *b"four").signaled(),
+            SendRequest::write_with_imm(9, &sges, remote.at(0), *b"8 bytes.").signaled(),
+        ];
+        from.qp.post_send(&requests).unwrap();
+        from.completes(8, CompletionOpcode::Send);
+        from.completes(9, CompletionOpcode::RdmaWrite);
+        let received = to.completes(6, CompletionOpcode::Receive);
+        assert_eq!((received.immediate, received.byte_len), (Some(*b"four\0\0\0\0"), 7));
+        let received = to.completes(7, CompletionOpcode::Receive);
+        assert_eq!((received.immediate, received.byte_len), (Some(*b"8 bytes."), 7));
         let add = SendRequest::fetch_add(5, source.sge(256, 8), remote.at(256), 3).signaled();
         from.qp.post_send(&[add]).unwrap();
         from.completes(5, CompletionOpcode::FetchAdd);
@@ -321,4 +336,75 @@ fn wrong_wiring_is_said_in_one_line() {
         wrong(&|_| (), Sending { sq_psn: 8, ..quick }, "PSNs differ");
         wrong(&|w| w.rq_psn = 9, quick, "PSNs differ");
     }
+}
+
+#[test]
+fn a_drained_send_queue_begins_nothing_until_it_is_told_to() {
+    on_both_paths(|[a, b]| {
+        b.qp.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(3, b"").signaled()]).unwrap();
+        a.completes(3, CompletionOpcode::Send);
+        a.qp.drain_send_queue().unwrap();
+        let drained = a.client.context.next_event(Some(DEADLINE)).unwrap();
+        assert!(matches!(drained, Some(Event::SendQueueDrained { .. })), "{drained:?}");
+        assert_eq!(a.state(), QpState::Sqd);
+        a.qp.post_send(&[SendRequest::send_inline(4, b"").signaled()]).unwrap();
+        assert_eq!(a.client.cq.wait(&mut [Completion::default()], Some(A_WHILE)).unwrap(), 0);
+        a.to_rts();
+        a.completes(4, CompletionOpcode::Send);
+        b.completes(1, CompletionOpcode::Receive);
+        b.completes(2, CompletionOpcode::Receive);
+    });
+}
+
+#[test]
+fn a_queue_pair_gives_its_peer_no_more_rights_than_it_was_told() {
+    on_both_paths(|[a, b]| {
+        b.qp.set_rights(Access::REMOTE_READ).unwrap();
+        let all = READ_WRITE | Access::REMOTE_ATOMIC;
+        let (target, source) = (b.client.region(64, all), a.client.region(64, READ_WRITE));
+        let remote = target.remote().at(0);
+        a.qp.post_send(&[SendRequest::read(1, source.sge(0, 8), remote).signaled()]).unwrap();
+        a.completes(1, CompletionOpcode::RdmaRead);
+        let sges = [source.sge(0, 8)];
+        a.qp.post_send(&[SendRequest::write(2, &sges, remote).signaled()]).unwrap();
+        assert_eq!(a.outcomes(1), [(2, CompletionStatus::RemoteAccess)]);
+    });
+}
+
+#[test]
+fn reads_wait_for_room_at_the_peer_and_come_in_order() {
+    on_both_paths(|[a, b]| {
+        let (target, sink) = (b.client.region(4096, READ_WRITE), a.client.region(4096, READ_WRITE));
+        for round in 0..20 {
+            let requests: Vec<_> = (0..30)
+                .map(|n| SendRequest::read(n, sink.sge(8 * n, 8), target.remote().at(8 * n)))
+                .map(SendRequest::signaled)
+                .collect();
+            a.qp.post_send(&requests).unwrap();
+            let expected: Vec<_> = (0..30).map(|n| (n, CompletionStatus::Success)).collect();
+            assert_eq!(a.outcomes(30), expected, "round {round}");
+        }
+    });
+}
+
+#[test]
+fn a_peer_whose_program_is_killed_is_gone() {
+    let daemon = daemon();
+    let a = End::new(&daemon);
+    {
+        let b = End::new(&daemon);
+        a.to_rtr(&b);
+        b.to_rtr(&a);
+        a.to_rts();
+        b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+        a.completes(2, CompletionOpcode::Send);
+    }
+    a.qp.to_rts(&Sending { timeout: 10, retry_count: 1, ..SENDING }).unwrap();
+    a.qp.post_send(&[SendRequest::send_inline(3, b"")]).unwrap();
+    let failed = a.client.completion();
+    assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
+    let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
+    assert!(why.text.contains("there is no queue pair"), "{}", why.text);
 }

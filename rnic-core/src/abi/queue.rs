@@ -199,6 +199,10 @@ numbered! {
         WriteImmediate = 1,
         /// Send, untagged: `IBV_WR_SEND`.
         Send = 2,
+        /// Send with immediate data: `IBV_WR_SEND_WITH_IMM`, of queue pairs that are wired by hand.
+        /// The first parameter is its 8 bytes as a big-endian number, of which the first four
+        /// count.
+        SendImmediate = 3,
         /// RDMA Read into the local elements: `IBV_WR_RDMA_READ`.
         Read = 4,
         /// Atomic CmpSwap: `IBV_WR_ATOMIC_CMP_AND_SWP`. Parameters: compare, swap, and the mask of
@@ -230,6 +234,7 @@ impl SendOpcode {
             SendOpcode::Write
             | SendOpcode::WriteImmediate
             | SendOpcode::Send
+            | SendOpcode::SendImmediate
             | SendOpcode::SendInvalidate
             | SendOpcode::LocalInvalidate
             | SendOpcode::BindWindow => false,
@@ -244,7 +249,7 @@ impl SendOpcode {
     /// How many words of [`SendHeader::params`] it has, from the first on; the others are zero.
     pub fn parameters(self) -> usize {
         match self {
-            SendOpcode::WriteImmediate => 1,
+            SendOpcode::WriteImmediate | SendOpcode::SendImmediate => 1,
             SendOpcode::FetchAdd => 2,
             SendOpcode::BindWindow => 3,
             SendOpcode::CompareSwap => 4,
@@ -281,7 +286,9 @@ impl SendOpcode {
     pub fn completion(self) -> CompletionOpcode {
         match self {
             SendOpcode::Write | SendOpcode::WriteImmediate => CompletionOpcode::RdmaWrite,
-            SendOpcode::Send | SendOpcode::SendInvalidate => CompletionOpcode::Send,
+            SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => {
+                CompletionOpcode::Send
+            }
             SendOpcode::Read | SendOpcode::ReadInvalidate => CompletionOpcode::RdmaRead,
             SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
             SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,

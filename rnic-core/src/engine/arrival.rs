@@ -413,6 +413,10 @@ impl Qp {
             cqe.imm_or_inv = data;
             cqe.byte_len = self.responder.take_written();
         }
+        if let Some(data) = kind.beside {
+            flags |= CompletionFlags::WITH_IMM;
+            cqe.imm_or_inv = u64::from(data) << 32;
+        }
         cqe.flags = flags.bits();
         cqe.diagnosis_id = why;
         if flags.contains(CompletionFlags::WITH_INV) {

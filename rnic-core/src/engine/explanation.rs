@@ -73,6 +73,10 @@ impl Reason {
                 "the peer speaks RDMAC's version of RDMAP, which has neither atomic operations nor \
                  Immediate Data",
             ),
+            Reason::NoImmediateSends => Explanation::new(
+                "RFC 7306 section 6: immediate data are a message behind an RDMA Write",
+                "Sends with immediate data go between queue pairs that are wired by hand only",
+            ),
             Reason::NoOrd => Explanation::new(
                 "local contract: RDMA Reads and atomic operations need an ORD of at least 1",
                 "an RDMA Read or atomic operation was posted, but this connection was agreed with \

@@ -16,6 +16,13 @@ pub(super) const fn low_half(number: u64) -> u32 {
     number as u32
 }
 
+/// The high bits of a number.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "32 bits are left")]
+pub(super) const fn high_half(number: u64) -> u32 {
+    (number >> 32) as u32
+}
+
 /// Length of a ULPDU or a part of one, which MPA carries in 16 bits.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "a ULPDU is shorter than 64 KiB")]

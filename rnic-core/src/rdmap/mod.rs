@@ -49,6 +49,11 @@ pub enum Opcode {
     AtomicRequest,
     /// Atomic Response (RFC 7306), untagged, on queue 3.
     AtomicResponse,
+    /// Send with Solicited Event and four bytes of immediate data, untagged, on queue 0; between
+    /// ends that agreed on it, in no RFC.
+    SendSolicitedWithImmediate,
+    /// The same without Solicited Event.
+    SendWithImmediate,
     /// Anything else in four bits.
     Unknown(u8),
 }
@@ -71,6 +76,8 @@ impl Opcode {
             9 => Opcode::ImmediateSolicited,
             10 => Opcode::AtomicRequest,
             11 => Opcode::AtomicResponse,
+            14 => Opcode::SendSolicitedWithImmediate,
+            15 => Opcode::SendWithImmediate,
             other => Opcode::Unknown(other),
         }
     }
@@ -93,6 +100,8 @@ impl Opcode {
             Opcode::ImmediateSolicited => 9,
             Opcode::AtomicRequest => 10,
             Opcode::AtomicResponse => 11,
+            Opcode::SendSolicitedWithImmediate => 14,
+            Opcode::SendWithImmediate => 15,
             Opcode::Unknown(bits) => bits & Control::OPCODE,
         }
     }
@@ -115,6 +124,8 @@ impl Opcode {
             | Opcode::SendInvalidate
             | Opcode::SendSolicited
             | Opcode::SendSolicitedInvalidate
+            | Opcode::SendSolicitedWithImmediate
+            | Opcode::SendWithImmediate
             | Opcode::Immediate
             | Opcode::ImmediateSolicited => Some(qn::SEND),
             Opcode::ReadRequest | Opcode::AtomicRequest => Some(qn::READ_REQUEST),
@@ -130,7 +141,10 @@ impl Opcode {
     pub fn solicits(self) -> bool {
         matches!(
             self,
-            Opcode::SendSolicited | Opcode::SendSolicitedInvalidate | Opcode::ImmediateSolicited
+            Opcode::SendSolicited
+                | Opcode::SendSolicitedInvalidate
+                | Opcode::SendSolicitedWithImmediate
+                | Opcode::ImmediateSolicited
         )
     }
 
@@ -153,6 +167,14 @@ impl Opcode {
     #[must_use]
     pub fn is_immediate(self) -> bool {
         matches!(self, Opcode::Immediate | Opcode::ImmediateSolicited)
+    }
+
+    /// Whether it is a Send with immediate data, which stand where others have an STag to
+    /// invalidate.
+    #[inline]
+    #[must_use]
+    pub fn has_immediate(self) -> bool {
+        matches!(self, Opcode::SendWithImmediate | Opcode::SendSolicitedWithImmediate)
     }
 
     /// Whether RFC 7306 has added it.
@@ -190,6 +212,8 @@ impl fmt::Display for Opcode {
             Opcode::ImmediateSolicited => "Immediate Data with SE",
             Opcode::AtomicRequest => "Atomic Request",
             Opcode::AtomicResponse => "Atomic Response",
+            Opcode::SendSolicitedWithImmediate => "Send with SE and immediate data",
+            Opcode::SendWithImmediate => "Send with immediate data",
             Opcode::Unknown(bits) => return write!(f, "opcode {bits:#x}"),
         })
     }
@@ -250,7 +274,7 @@ mod tests {
             let expected = match bits {
                 0 | 2 => (true, None),
                 1 => (false, Some(1)),
-                3..=6 | 8 | 9 => (false, Some(0)),
+                3..=6 | 8 | 9 | 14 | 15 => (false, Some(0)),
                 7 => (false, Some(2)),
                 10 => (false, Some(1)),
                 11 => (false, Some(3)),
@@ -258,7 +282,7 @@ mod tests {
             };
             assert_eq!((opcode.is_tagged(), opcode.queue()), expected, "{opcode}");
             let facts = (opcode.solicits(), opcode.invalidates(), opcode.is_response());
-            let solicits = matches!(bits, 5 | 6 | 9);
+            let solicits = matches!(bits, 5 | 6 | 9 | 14);
             let expected = (solicits, bits == 4 || bits == 6, bits == 2 || bits == 11);
             assert_eq!(facts, expected, "{opcode}");
         }

@@ -22,10 +22,13 @@ pub struct SendKind {
     pub invalidate: Option<Stag>,
     /// It is Immediate Data: this, as a big-endian number, and no payload (RFC 7306 section 6).
     pub immediate: Option<u64>,
+    /// It is a Send, and has this for the receiver beside its payload, as a big-endian number.
+    pub beside: Option<u32>,
 }
 
 impl SendKind {
-    /// What a Send with this opcode does; `stag` is what it invalidates if it does that.
+    /// What a Send with this opcode does; `stag` is what it invalidates if it does that, or the
+    /// number that it has beside its payload.
     #[inline]
     #[must_use]
     pub fn of(opcode: Opcode, stag: Stag) -> Self {
@@ -33,6 +36,7 @@ impl SendKind {
             solicited: opcode.solicits(),
             invalidate: opcode.invalidates().then_some(stag),
             immediate: None,
+            beside: opcode.has_immediate().then_some(stag.0),
         }
     }
 }
@@ -174,6 +178,8 @@ impl Queue {
 #[derive(Debug)]
 pub struct Inbound {
     version: u8,
+    /// Both ends have agreed on Sends with immediate data.
+    immediate_sends: bool,
     tagged: Option<TaggedMessage>,
     sends: Queue,
     /// The Immediate Data in progress, as much of them as has come.
@@ -193,6 +199,7 @@ impl Inbound {
     pub fn new(version: u8) -> Inbound {
         Inbound {
             version,
+            immediate_sends: false,
             tagged: None,
             sends: Queue::NEW,
             immediate: [0; IMMEDIATE_LEN],
@@ -201,6 +208,11 @@ impl Inbound {
             atomic_responses: Queue::NEW,
             atomic_response: [0; ATOMIC_RESPONSE_LEN],
         }
+    }
+
+    /// Both ends have agreed on Sends with immediate data.
+    pub fn allow_immediate_sends(&mut self) {
+        self.immediate_sends = true;
     }
 
     /// Lets the next message of each queue have this number, as after so many.
@@ -278,7 +290,10 @@ impl Inbound {
         //= DDP-4.3-3, DDP-5.4-5, RDMAP-3.1-7
         let opcode = self.opcode(header.rsvd_ulp)?;
         //= RDMAP-4.2-2, RDMAP-7.2-2
-        if opcode.queue() != Some(header.qn) || (opcode.is_extension() && self.version == 0) {
+        if opcode.queue() != Some(header.qn)
+            || (opcode.is_extension() && self.version == 0)
+            || (opcode.has_immediate() && !self.immediate_sends)
+        {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
         match header.qn {

@@ -15,7 +15,7 @@ use crate::ddp::{UntaggedHeader, qn};
 use crate::device::cq::CqFault;
 use crate::device::stag::LocalFault;
 use crate::engine::life::LifeCycle;
-use crate::engine::numbers::{count, low_half};
+use crate::engine::numbers::{count, high_half, low_half};
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
 use crate::engine::schedule::REQUEST_COST;
@@ -234,14 +234,26 @@ impl Requester {
                 }
                 Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
             }
-            SendOpcode::Send | SendOpcode::SendInvalidate => {
+            SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::SendImmediate => {
                 let (source, total) = self.payload(entry, core, engine)?;
                 let solicited = h.flags & SendFlags::SOLICITED.bits() != 0;
                 let invalidates = opcode == SendOpcode::SendInvalidate;
                 //= RDMAP-5.3-12
-                let opcode = Opcode::send(solicited, invalidates);
-                //= RDMAP-4.1-9, RDMAP-5.3-12
-                let invalidate = Stag(if invalidates { h.inv_rkey } else { 0 });
+                let (opcode, invalidate) = match opcode {
+                    SendOpcode::SendImmediate if self.acks.is_none() => {
+                        return Err(Reason::NoImmediateSends);
+                    }
+                    SendOpcode::SendImmediate if solicited => {
+                        (Opcode::SendSolicitedWithImmediate, high_half(h.params[0]))
+                    }
+                    SendOpcode::SendImmediate => {
+                        (Opcode::SendWithImmediate, high_half(h.params[0]))
+                    }
+                    //= RDMAP-4.1-9, RDMAP-5.3-12
+                    _ if invalidates => (Opcode::send(solicited, true), h.inv_rkey),
+                    _ => (Opcode::send(solicited, false), 0),
+                };
+                let invalidate = Stag(invalidate);
                 //= DDP-4.3-7
                 let msn = take(&mut self.send_msn);
                 self.mark_send(seq, msn);

@@ -125,6 +125,9 @@ impl Qp {
         (wired.peer, wired.peer_waits) = (Some(peer), false);
         let asks = link.tcp().is_some();
         self.link = link;
+        if let Some(tcp) = self.link.tcp_mut() {
+            tcp.allow_immediate_sends();
+        }
         let ird = wired.ird + u16::from(asks);
         self.requester.begin_stream(ird, asks);
         self.requester.set_pace(wired.begins(), wired.ord());

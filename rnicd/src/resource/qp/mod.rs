@@ -91,6 +91,15 @@ pub struct Connection {
 }
 
 impl Qp {
+    /// Its state: of one that is wired by hand and works the one it was told to take, though its
+    /// worker may not have come to that.
+    pub fn state(&self) -> QpState {
+        match (self.shared.state(), &self.wired) {
+            (QpState::Rtr | QpState::Rts | QpState::Sqd, Some(wired)) => wired.state(),
+            (state, _) => state,
+        }
+    }
+
     /// Refuses a QP that cannot connect or accept: one that has left Idle, naming its state, or one
     /// that is wired by hand.
     pub fn refuse_unless_idle(&self, id: QpId) -> Result<(), Refusal> {
@@ -129,7 +138,7 @@ pub fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
         session,
         pd: object.pd,
         srq: object.srq,
-        state: object.shared.state(),
+        state: object.state(),
         path: connection.map_or("none", |c| c.path).to_owned(),
         addresses: connection.map(|c| c.addresses),
         worker: match object.phase {

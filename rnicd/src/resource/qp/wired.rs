@@ -24,12 +24,25 @@ pub struct Wired {
     pub wiring: Wiring,
     /// Known from Rts on.
     pub sending: Option<Sending>,
+    /// It begins no request (Sqd).
+    pub drains: bool,
     /// Its stream, if it has one or is about to.
     pub stream: Option<WiredStream>,
     /// How often it has dialled since it last had one.
     pub tries: u32,
     /// What its peer at another daemon has said.
     pub peer: Option<Introduction>,
+}
+
+impl Wired {
+    /// What it was told to be.
+    pub fn state(&self) -> QpState {
+        match (self.sending, self.drains) {
+            (None, _) => QpState::Rtr,
+            (Some(_), true) => QpState::Sqd,
+            (Some(_), false) => QpState::Rts,
+        }
+    }
 }
 
 /// The stream of a queue pair that is wired by hand.
@@ -71,8 +84,11 @@ impl Manager {
             }
             QpChange::DrainSendQueue => {
                 let object = find(&mut self.sessions, id)?.qp(qp)?;
-                if object.shared.state() != QpState::Rts {
+                if object.state() != QpState::Rts {
                     return Err(wrong_state(qp, state_name(object), "Rts"));
+                }
+                if let Some(wired) = &mut object.wired {
+                    wired.drains = true;
                 }
                 self.pass_on(id, qp, *change)
             }
@@ -111,7 +127,14 @@ impl Manager {
         config.wiring = Some(wiring);
         object.phase = QpPhase::Bound(worker);
         object.reads = Some(reads);
-        object.wired = Some(Wired { wiring, sending: None, stream: None, tries: 0, peer: None });
+        object.wired = Some(Wired {
+            wiring,
+            sending: None,
+            drains: false,
+            stream: None,
+            tries: 0,
+            peer: None,
+        });
         // Until the worker has it.
         object.shared.set_state(QpState::Rtr);
         self.workers.attach_wired(worker, config);
@@ -162,7 +185,7 @@ impl Manager {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         object.reads = Some(reads?);
         if let Some(wired) = &mut object.wired {
-            wired.sending = Some(sending);
+            (wired.sending, wired.drains) = (Some(sending), false);
         }
         self.workers.change_qp(worker, qp, QpChange::ReadyToSend(sending));
         self.seek_peer(qp);
@@ -365,7 +388,7 @@ fn check_rights(rights: Access) -> Result<(), Refusal> {
 }
 
 fn state_name(object: &Qp) -> &'static str {
-    match (&object.phase, object.shared.state()) {
+    match (&object.phase, object.state()) {
         (QpPhase::Leaving, _) => "being reset or destroyed",
         (_, QpState::Idle) => "Idle",
         (_, QpState::Rtr) => "Rtr",

@@ -70,6 +70,11 @@ pub(in crate::engine) struct TcpLink {
 }
 
 impl TcpLink {
+    /// Both ends have agreed on Sends with immediate data.
+    pub(in crate::engine) fn allow_immediate_sends(&mut self) {
+        self.inbound.allow_immediate_sends();
+    }
+
     pub(in crate::engine) fn new(n: &Negotiated) -> Self {
         let (rtr, await_rtr) = match &n.role {
             Role::Initiator { rtr } => (*rtr, None),
