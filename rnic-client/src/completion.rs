@@ -27,6 +27,9 @@ pub struct Completion {
     pub invalidated: Option<Stag>,
     /// Immediate Data, which the receive was taken for (RFC 7306 section 6).
     pub immediate: Option<[u8; 8]>,
+    /// The immediate data came beside a Send, whose length `byte_len` is: their first four bytes are
+    /// the sender's.
+    pub beside: bool,
     /// The Terminate that failed the request, sent or received (RFC 5040 section 4.8).
     pub detail: Option<TerminateCode>,
     /// The shared receive queue that a receive was taken from.
@@ -71,6 +74,7 @@ impl Completion {
             immediate: flags
                 .contains(CompletionFlags::WITH_IMM)
                 .then(|| e.imm_or_inv.to_be_bytes()),
+            beside: flags.contains(CompletionFlags::BESIDE),
             detail: (e.detail != 0).then_some(TerminateCode {
                 layer: (e.detail >> 16) as u8,
                 etype: (e.detail >> 8) as u8,
@@ -94,6 +98,7 @@ impl Default for Completion {
             solicited: false,
             invalidated: None,
             immediate: None,
+            beside: false,
             detail: None,
             srq: None,
             diagnosis_id: 0,

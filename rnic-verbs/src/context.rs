@@ -3,6 +3,8 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use rnic_client::{GidRow, QpType};
+
 use crate::async_events::AsyncEvents;
 use crate::c;
 use crate::cq::VECTORS;
@@ -15,6 +17,10 @@ use crate::object::zeroed;
 /// A context. All contexts of a process are of one session.
 pub(crate) struct ContextBody {
     device: Arc<Device>,
+    /// Which of the two devices it is of.
+    kind: QpType,
+    /// The table of GIDs, if that is the one whose queue pairs are wired by hand.
+    gids: Vec<GidRow>,
     async_events: Arc<AsyncEvents>,
 }
 
@@ -22,10 +28,19 @@ pub(crate) struct ContextBody {
 pub(crate) const PORT: u8 = 1;
 
 impl ContextBody {
-    pub(crate) fn open(device: Arc<Device>) -> Result<ContextBody, Errno> {
+    pub(crate) fn open(device: Arc<Device>, kind: QpType) -> Result<ContextBody, Errno> {
         let async_events = Arc::new(EventQueue::new()?);
+        let gids = match kind {
+            QpType::Connected => Vec::new(),
+            QpType::Wired => device.context.gids()?,
+        };
         device.opened(&async_events);
-        Ok(ContextBody { device, async_events })
+        Ok(ContextBody { device, kind, gids, async_events })
+    }
+
+    /// Which of the two devices it is of.
+    pub(crate) fn kind(&self) -> QpType {
+        self.kind
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -45,13 +60,15 @@ impl ContextBody {
         let has = &self.device.attributes;
         let mut says: c::ibv_device_attr = zeroed();
         copy_name(&mut says.fw_ver, &has.version);
-        says.node_guid = self.device.guid();
-        says.sys_image_guid = self.device.guid();
+        says.node_guid = self.device.guid(self.kind);
+        says.sys_image_guid = self.device.guid(QpType::Connected);
         says.max_mr_size = u64::MAX;
         // Any size from a page up.
         says.page_size_cap = !(rustix::param::page_size() as u64 - 1);
-        says.vendor_id = has.vendor_id;
-        says.vendor_part_id = has.vendor_part_id;
+        (says.vendor_id, says.vendor_part_id) = match self.kind {
+            QpType::Connected => (has.vendor_id, has.vendor_part_id),
+            QpType::Wired => (has.wired_vendor_id, has.wired_part_id),
+        };
         says.hw_ver = has.hw_ver;
         says.max_qp = int(has.max_qps);
         says.max_qp_wr = int(has.max_wr_depth);
@@ -95,12 +112,11 @@ impl ContextBody {
         if port != PORT {
             return Err(Errno::INVALID);
         }
-        let mtu = net::verbs_mtu();
         let mut says: c::ibv_port_attr = zeroed();
         says.state = c::IBV_PORT_ACTIVE;
         says.max_mtu = c::IBV_MTU_4096;
-        says.active_mtu = mtu;
-        says.gid_tbl_len = 1;
+        says.active_mtu = self.mtu();
+        says.gid_tbl_len = i32::try_from(self.gids.len().max(1)).unwrap_or(1);
         says.max_msg_sz = 1 << 30;
         says.pkey_tbl_len = 1;
         says.max_vl_num = 1;
@@ -109,13 +125,44 @@ impl ContextBody {
         says.active_speed = 32;
         says.phys_state = 5;
         says.link_layer = c::IBV_LINK_LAYER_ETHERNET;
+        if self.kind == QpType::Wired {
+            says.port_cap_flags = CM_SUPPORTED | IP_BASED_GIDS;
+            says.flags = GRH_REQUIRED;
+        }
         Ok(says)
+    }
+
+    /// The size of packets as verbs number it: on Ethernet what fits a frame with the headers of RoCE
+    /// v2.
+    pub(crate) fn mtu(&self) -> c::ibv_mtu {
+        let frames = self.gids.iter().map(|row| row.mtu).min();
+        frames.map_or(net::verbs_mtu(), |mtu| match mtu.saturating_sub(ROCE_HEADERS) {
+            4096.. => c::IBV_MTU_4096,
+            2048.. => c::IBV_MTU_2048,
+            1024.. => c::IBV_MTU_1024,
+            512.. => c::IBV_MTU_512,
+            _ => c::IBV_MTU_256,
+        })
+    }
+
+    /// An entry of the table of GIDs, if the device has one.
+    pub(crate) fn gid_row(&self, port: u8, index: u32) -> Option<&GidRow> {
+        self.gids.get(usize::try_from(index).ok()?).filter(|_| port == PORT)
+    }
+
+    /// The table of GIDs.
+    pub(crate) fn gids(&self) -> &[GidRow] {
+        &self.gids
     }
 
     /// A GID of the table (`ibv_query_gid(3)`).
     pub(crate) fn gid(&self, port: u8, index: u32) -> Result<c::ibv_gid, Errno> {
-        match (port, index) {
-            (PORT, 0) => Ok(self.device.gid()),
+        match (self.kind, port, index) {
+            (QpType::Connected, PORT, 0) => Ok(self.device.gid()),
+            (QpType::Wired, ..) => {
+                let row = self.gid_row(port, index).ok_or(Errno::INVALID)?;
+                Ok(c::ibv_gid { raw: row.gid.0 })
+            }
             _ => Err(Errno::INVALID),
         }
     }
@@ -132,6 +179,15 @@ impl ContextBody {
         int(VECTORS)
     }
 }
+
+/// Bytes of Ethernet, IPv6, UDP and InfiniBand headers and checksums around a payload.
+const ROCE_HEADERS: u32 = 40 + 8 + 12 + 16 + 4;
+/// `IBV_PORT_CM_SUP`.
+const CM_SUPPORTED: u32 = 1 << 16;
+/// `IBV_PORT_IP_BASED_GIDS`.
+const IP_BASED_GIDS: u32 = 1 << 26;
+/// `IBV_QPF_GRH_REQUIRED`.
+const GRH_REQUIRED: u8 = 1;
 
 /// A limit as C has it: a number that does not fit is as good as none.
 fn int(n: u32) -> i32 {

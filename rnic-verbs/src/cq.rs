@@ -274,7 +274,9 @@ fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
         // In network byte order, as it came.
         wc.imm_data = u32::from_ne_bytes([a, b, c, d]);
         wc.wc_flags |= c::IBV_WC_WITH_IMM;
-        wc.opcode = c::IBV_WC_RECV_RDMA_WITH_IMM;
+        if !completion.beside {
+            wc.opcode = c::IBV_WC_RECV_RDMA_WITH_IMM;
+        }
     }
     if completion.status != CompletionStatus::Success {
         // The number for `rnicctl why`; they count from 1 for as long as the daemon lives.

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use rnic_client::{Context, CqId, DeviceAttributes, QpId, SrqId};
+use rnic_client::{Context, CqId, DeviceAttributes, QpId, QpType, SrqId};
 
 use crate::async_events::{AsyncEvent, AsyncEvents};
 use crate::c;
@@ -29,8 +29,9 @@ pub(crate) struct Device {
     owner: u32,
     pub(crate) context: Context,
     pub(crate) attributes: DeviceAttributes,
-    /// What C sees of it, in a block that other providers' libraries may look behind.
-    head: Box<DeviceBlock>,
+    /// What C sees of its two devices, each in a block that other providers' libraries may look
+    /// behind: the one whose queue pairs connect, and the one whose queue pairs are wired by hand.
+    heads: [Box<DeviceBlock>; 2],
     contexts: Mutex<Vec<Weak<AsyncEvents>>>,
     pub(crate) cqs: RwLock<HashMap<CqId, Arc<CqBody>>>,
     pub(crate) qps: RwLock<HashMap<QpId, Arc<QpBody>>>,
@@ -73,12 +74,13 @@ impl Device {
         }
         let context = Context::open()?;
         let attributes = context.device()?;
-        let head = Box::new(DeviceBlock { device: head(&attributes.name), behind: [0; 16] });
+        let heads = KINDS
+            .map(|kind| Box::new(DeviceBlock { device: head(&attributes, kind), behind: [0; 16] }));
         let device = Arc::new(Device {
             owner,
             context,
             attributes,
-            head,
+            heads,
             contexts: Mutex::default(),
             cqs: RwLock::default(),
             qps: RwLock::default(),
@@ -95,10 +97,11 @@ impl Device {
         Ok(device)
     }
 
-    /// The device of which C has this head, if it is the present one.
-    pub(crate) fn with_head(head: *const c::ibv_device) -> Option<Arc<Device>> {
+    /// The device of which C has this head, if it is the present one, and which of the two it is.
+    pub(crate) fn with_head(head: *const c::ibv_device) -> Option<(Arc<Device>, QpType)> {
         let device = CURRENT.lock().as_ref().and_then(|(_, device)| device.upgrade())?;
-        std::ptr::eq(device.head().0, head).then_some(device)
+        let kind = KINDS.into_iter().find(|kind| std::ptr::eq(device.head(*kind).0, head))?;
+        Some((device, kind))
     }
 
     /// Whether this is the process that opened it.
@@ -111,14 +114,23 @@ impl Device {
         self.is_ours() && self.context.is_alive()
     }
 
-    /// What C sees of it.
-    pub(crate) fn head(&self) -> Foreign<c::ibv_device> {
-        Foreign(std::ptr::from_ref(&self.head.device).cast_mut())
+    /// What C sees of the one of this kind.
+    pub(crate) fn head(&self, kind: QpType) -> Foreign<c::ibv_device> {
+        let block = match kind {
+            QpType::Connected => &self.heads[0],
+            QpType::Wired => &self.heads[1],
+        };
+        Foreign(std::ptr::from_ref(&block.device).cast_mut())
     }
 
-    /// Its 64-bit identifier, in network byte order.
-    pub(crate) fn guid(&self) -> u64 {
-        self.attributes.guid.to_be()
+    /// The 64-bit identifier of the one of this kind, in network byte order.
+    pub(crate) fn guid(&self, kind: QpType) -> u64 {
+        let guid = self.attributes.guid;
+        match kind {
+            QpType::Connected => guid.to_be(),
+            // The bit that says that nobody has registered it tells the two apart.
+            QpType::Wired => (guid ^ 1).to_be(),
+        }
     }
 
     /// The one GID that it has: an address of this host, mapped as RFC 4291 section 2.5.5.2 has it.
@@ -177,17 +189,25 @@ impl Drop for Device {
     }
 }
 
-fn head(name: &str) -> c::ibv_device {
+fn head(attributes: &DeviceAttributes, kind: QpType) -> c::ibv_device {
     let mut device: c::ibv_device = zeroed();
-    device.node_type = c::IBV_NODE_RNIC;
-    device.transport_type = c::IBV_TRANSPORT_IWARP;
-    copy_name(&mut device.name, name);
     // As `uverbs` devices of the kernel are called.
-    copy_name(&mut device.dev_name, "uverbs0");
-    copy_name(&mut device.dev_path, "/sys/class/infiniband_verbs/uverbs0");
+    let (node, transport, name, file) = match kind {
+        QpType::Connected => {
+            (c::IBV_NODE_RNIC, c::IBV_TRANSPORT_IWARP, &attributes.name, "uverbs0")
+        }
+        QpType::Wired => (c::IBV_NODE_CA, c::IBV_TRANSPORT_IB, &attributes.wired_name, "uverbs1"),
+    };
+    (device.node_type, device.transport_type) = (node, transport);
+    copy_name(&mut device.name, name);
+    copy_name(&mut device.dev_name, file);
+    copy_name(&mut device.dev_path, &format!("/sys/class/infiniband_verbs/{file}"));
     copy_name(&mut device.ibdev_path, &format!("/sys/class/infiniband/{name}"));
     device
 }
+
+/// The two devices.
+pub(crate) const KINDS: [QpType; 2] = [QpType::Connected, QpType::Wired];
 
 /// Copies a name into a field of C, cut off so that a zero byte ends it.
 pub(crate) fn copy_name(field: &mut [c_char], name: &str) {

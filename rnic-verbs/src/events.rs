@@ -64,6 +64,12 @@ fn deliver(device: &Arc<Device>, event: Event) {
             device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_QP_FATAL));
             cm::deliver(device, event);
         }
+        Event::CommunicationEstablished { qp, .. } => {
+            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_COMM_EST));
+        }
+        Event::SendQueueDrained { qp, .. } => {
+            device.with_qp(qp, |qp| qp.drained());
+        }
         Event::SrqUnfair { .. } => {}
         Event::EventsLost { count } => log::debug(|| format!("{count} events were lost")),
         Event::Detached { reason } => log::debug(|| format!("memory was detached: {reason}")),

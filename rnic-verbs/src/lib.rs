@@ -35,4 +35,5 @@ mod srq;
 mod states;
 mod strings;
 mod system;
+mod wired_states;
 mod work;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rnic_client::Pd;
+use rnic_client::{Pd, QpType};
 
 use crate::c;
 use crate::context::ContextBody;
@@ -15,6 +15,8 @@ use crate::object::Body;
 pub(crate) struct PdBody {
     device: Arc<Device>,
     pd: Pd,
+    /// Queue pairs of which device are in it.
+    kind: QpType,
     /// Objects in it: it cannot be given back as long as there are any.
     users: AtomicUsize,
 }
@@ -27,11 +29,17 @@ impl PdBody {
     pub(crate) fn allocate(context: &ContextBody) -> Result<Arc<PdBody>, Errno> {
         let device = context.device().clone();
         let pd = device.context.open_pd(None)?;
-        Ok(Arc::new(PdBody { device, pd, users: AtomicUsize::new(0) }))
+        let kind = context.kind();
+        Ok(Arc::new(PdBody { device, pd, kind, users: AtomicUsize::new(0) }))
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// How its queue pairs come by their peers.
+    pub(crate) fn kind(&self) -> QpType {
+        self.kind
     }
 
     pub(crate) fn client(&self) -> &Pd {

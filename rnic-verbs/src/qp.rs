@@ -4,14 +4,14 @@
 //! program's to use and what belongs to a request has to be found again. A slot is free again when
 //! the completion of its request, or of a later one, has been polled, as verbs have it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use rnic_client::{
-    Completion, CqId, PdId, Posting, Qp, QpId, QpOptions, QpState, RecvRequest, RemoteAddr,
-    RnrPolicy, SendRequest, Sge, Stag,
+    Completion, CqId, GidRow, PdId, Posting, Qp, QpId, QpOptions, QpState, QpType, RecvRequest,
+    RemoteAddr, RnrPolicy, SendRequest, Sge, Stag,
 };
 
 use crate::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
@@ -23,6 +23,7 @@ use crate::object::{Body, Foreign, zeroed};
 use crate::pd::{PdBody, PdUser};
 use crate::srq::SrqBody;
 use crate::states::{Consequence, States};
+use crate::wired_states::{Allowed, WiredStates};
 use crate::work::{MAX_INLINE, ReceiveWork, SendKind, SendWork};
 
 /// What becomes of messages that find no receive: they wait, because programs count on the RNR
@@ -50,6 +51,10 @@ pub(crate) struct QpBody {
     /// Requests of the new API that have not been posted yet (`ibv_wr_start(3)`).
     pub(crate) started: Mutex<Vec<SendWork>>,
     pub(crate) states: Mutex<States>,
+    /// Its states, if it is wired by hand.
+    wired: Option<Mutex<WiredStates>>,
+    gids: Vec<GidRow>,
+    mtu: c::ibv_mtu,
 }
 
 impl Body for Arc<QpBody> {
@@ -63,6 +68,9 @@ pub(crate) struct QpWanted {
     pub(crate) srq: Option<Arc<SrqBody>>,
     pub(crate) cap: c::ibv_qp_cap,
     pub(crate) signal_all: bool,
+    /// The device's, if it is to be wired by hand.
+    pub(crate) gids: Vec<GidRow>,
+    pub(crate) mtu: c::ibv_mtu,
 }
 
 /// Bytes that a request can always carry along: small messages are copied when they are posted.
@@ -107,6 +115,7 @@ impl QpBody {
             max_inline,
             signal_all: wanted.signal_all,
             rnr_policy: RNR_POLICY,
+            kind: pd.kind(),
             ..QpOptions::new(wanted.send_cq.client())
         };
         let qp = pd.client().create_qp(&options)?;
@@ -136,6 +145,9 @@ impl QpBody {
             receives: Mutex::new(Numbers::new(granted.max_recv_wr)),
             started: Mutex::default(),
             states: Mutex::default(),
+            wired: (pd.kind() == QpType::Wired).then(Mutex::default),
+            gids: wanted.gids,
+            mtu: wanted.mtu,
         });
         device.qps.write().insert(body.id(), body.clone());
         Ok(body)
@@ -187,6 +199,9 @@ impl QpBody {
         &self,
         work: impl Iterator<Item = Result<SendWork, Errno>> + 'w,
     ) -> (usize, Result<(), Errno>) {
+        if !self.may_post(&[c::IBV_QPS_RTS, c::IBV_QPS_SQD, c::IBV_QPS_ERR]) {
+            return (0, Err(Errno::INVALID));
+        }
         let mut numbers = self.sends.lock();
         let mut posting = match self.qp.posting() {
             Ok(posting) => posting,
@@ -225,6 +240,13 @@ impl QpBody {
         let mut request = match work.kind {
             SendKind::Send if inline => SendRequest::send_inline(number, bytes),
             SendKind::Send => SendRequest::send(number, elements),
+            SendKind::SendImmediate { .. } if self.wired.is_none() => return Err(Errno::INVALID),
+            SendKind::SendImmediate { data } if inline => {
+                SendRequest::send_inline_with_imm(number, bytes, data.to_ne_bytes())
+            }
+            SendKind::SendImmediate { data } => {
+                SendRequest::send_with_imm(number, elements, data.to_ne_bytes())
+            }
             SendKind::SendInvalidate { rkey } if inline => {
                 SendRequest::send_invalidate_inline(number, bytes, Stag(rkey))
             }
@@ -289,6 +311,9 @@ impl QpBody {
 
     /// Takes what a program says of its state (`ibv_modify_qp(3)`); returns the state it has then.
     pub(crate) fn modify(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<u32, Errno> {
+        if let Some(wired) = &self.wired {
+            return self.modify_wired(&mut wired.lock(), attributes, mask);
+        }
         let consequence = self.states.lock().modify(attributes, mask)?;
         if consequence == Consequence::ToError {
             self.qp.to_error()?;
@@ -296,14 +321,80 @@ impl QpBody {
         Ok(self.states.lock().state)
     }
 
+    /// As [`modify`](Self::modify), of one that is wired by hand.
+    fn modify_wired(
+        &self,
+        states: &mut WiredStates,
+        attributes: &c::ibv_qp_attr,
+        mask: i32,
+    ) -> Result<u32, Errno> {
+        let has = &self.device.attributes;
+        let (max_ird, max_ord) = (has.max_ird, has.max_ord);
+        let allowed = Allowed { gids: &self.gids, mtu: self.mtu, max_ird, max_ord };
+        let next = states.after(attributes, mask, &allowed)?;
+        match (states.state(), next.state()) {
+            (_, c::IBV_QPS_RESET) => {
+                let (mut sends, mut receives) = (self.sends.lock(), self.receives.lock());
+                self.qp.reset()?;
+                sends.begin_anew();
+                receives.begin_anew();
+            }
+            (c::IBV_QPS_ERR, c::IBV_QPS_ERR) => {}
+            (_, c::IBV_QPS_ERR) => self.qp.to_error()?,
+            (c::IBV_QPS_INIT, c::IBV_QPS_RTR) => self.qp.to_rtr(&next.wiring(&self.gids)?)?,
+            (from, c::IBV_QPS_RTS) if from != c::IBV_QPS_RTS => {
+                self.tell_later(&next, mask)?;
+                self.qp.to_rts(&next.sending())?;
+            }
+            (c::IBV_QPS_RTS, c::IBV_QPS_SQD) => self.qp.drain_send_queue()?,
+            (c::IBV_QPS_RTS, _) | (c::IBV_QPS_SQD, _) => self.tell_later(&next, mask)?,
+            _ => {}
+        }
+        *states = next;
+        Ok(states.state())
+    }
+
+    /// Tells the device what has changed of what it was told on the way to RTR.
+    fn tell_later(&self, next: &WiredStates, mask: i32) -> Result<(), Errno> {
+        if mask & c::IBV_QP_ACCESS_FLAGS != 0 {
+            self.qp.set_rights(next.rights())?;
+        }
+        if mask & c::IBV_QP_MIN_RNR_TIMER != 0 {
+            self.qp.set_min_rnr_timer(next.said().min_rnr_timer)?;
+        }
+        Ok(())
+    }
+
+    /// Whether requests may be posted, where that is so in these states of a queue pair that is wired
+    /// by hand.
+    fn may_post(&self, states: &[u32]) -> bool {
+        self.wired.as_ref().is_none_or(|wired| states.contains(&wired.lock().state()))
+    }
+
+    /// All requests that had begun before SQD are done.
+    pub(crate) fn drained(&self) {
+        let asked = |wired: &Mutex<WiredStates>| wired.lock().said().en_sqd_async_notify != 0;
+        if self.wired.as_ref().is_some_and(asked) {
+            self.tell(c::IBV_EVENT_SQ_DRAINED);
+        }
+    }
+
     /// Its state and what it can hold (`ibv_query_qp(3)`).
     pub(crate) fn query(&self) -> Result<c::ibv_qp_attr, Errno> {
         let row = self.qp.query()?;
+        if let Some(wired) = &self.wired {
+            let mut says = wired.lock().said();
+            if row.state == QpState::Error {
+                says.qp_state = c::IBV_QPS_ERR;
+            }
+            (says.cur_qp_state, says.cap) = (says.qp_state, self.granted);
+            return Ok(says);
+        }
         let states = *self.states.lock();
         let mut says: c::ibv_qp_attr = zeroed();
         says.qp_state = match row.state {
             // What the program has said is all there is to know.
-            QpState::Idle => states.state,
+            QpState::Idle | QpState::Rtr | QpState::Sqd => states.state,
             QpState::Rts => c::IBV_QPS_RTS,
             QpState::Closing => c::IBV_QPS_SQD,
             QpState::Terminate | QpState::Error => c::IBV_QPS_ERR,
@@ -329,7 +420,10 @@ impl QpBody {
     fn small_message(&self, work: &SendWork) -> Option<ArrayVec<u8, MAX_INLINE>> {
         let carries = matches!(
             work.kind,
-            SendKind::Send | SendKind::SendInvalidate { .. } | SendKind::Write { .. }
+            SendKind::Send
+                | SendKind::SendImmediate { .. }
+                | SendKind::SendInvalidate { .. }
+                | SendKind::Write { .. }
         );
         let bytes = work.elements.bytes();
         if !carries || bytes == 0 || bytes > u64::from(self.granted.max_inline_data) {
@@ -344,7 +438,9 @@ impl QpBody {
         &self,
         work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
     ) -> (usize, Result<(), Errno>) {
-        if self.srq.is_some() {
+        let before = [c::IBV_QPS_INIT, c::IBV_QPS_RTR];
+        let later = [c::IBV_QPS_RTS, c::IBV_QPS_SQD, c::IBV_QPS_ERR];
+        if self.srq.is_some() || !self.may_post(&before) && !self.may_post(&later) {
             return (0, Err(Errno::INVALID));
         }
         let mut numbers = self.receives.lock();
@@ -417,12 +513,19 @@ struct Numbers {
     first: u64,
     /// Most that may be outstanding.
     most: usize,
+    /// Those of before a reset, by number: some may have completed.
+    before_reset: HashMap<u64, u64>,
 }
 
 impl Numbers {
     fn new(most: u32) -> Self {
         // Filled as requests are posted: programs make deep queues and use little of them.
-        Numbers { wr_ids: VecDeque::new(), first: 0, most: most as usize }
+        Numbers {
+            wr_ids: VecDeque::new(),
+            first: 0,
+            most: most as usize,
+            before_reset: HashMap::new(),
+        }
     }
 
     /// The number of the next request, if there is room for one.
@@ -431,6 +534,13 @@ impl Numbers {
             true => Ok(self.first + self.wr_ids.len() as u64),
             false => Err(Errno::NO_MEMORY),
         }
+    }
+
+    /// What is outstanding is gone; completions that were written may still be polled.
+    fn begin_anew(&mut self) {
+        let first = self.first;
+        self.first += self.wr_ids.len() as u64;
+        self.before_reset = (first..).zip(self.wr_ids.drain(..)).collect();
     }
 
     /// Requests that may still be posted.
@@ -445,6 +555,9 @@ impl Numbers {
 
     /// The request of this number is done, and all before it. Returns the program's number of it.
     fn done(&mut self, number: u64) -> u64 {
+        if number < self.first {
+            return self.before_reset.remove(&number).unwrap_or(0);
+        }
         let mut wr_id = 0;
         while self.first <= number
             && let Some(next) = self.wr_ids.pop_front()

@@ -121,6 +121,10 @@ impl SendWork {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SendKind {
     Send,
+    /// With four bytes beside the message, in network byte order.
+    SendImmediate {
+        data: u32,
+    },
     SendInvalidate {
         rkey: u32,
     },

@@ -460,6 +460,8 @@ bitflags::bitflags! {
         const WITH_IMM = 2;
         /// `imm_or_inv` holds the STag that the message invalidated.
         const WITH_INV = 4;
+        /// The immediate data came beside a Send, not behind an RDMA Write.
+        const BESIDE = 8;
     }
 }
 

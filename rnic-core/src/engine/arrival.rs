@@ -414,7 +414,7 @@ impl Qp {
             cqe.byte_len = self.responder.take_written();
         }
         if let Some(data) = kind.beside {
-            flags |= CompletionFlags::WITH_IMM;
+            flags |= CompletionFlags::WITH_IMM | CompletionFlags::BESIDE;
             cqe.imm_or_inv = u64::from(data) << 32;
         }
         cqe.flags = flags.bits();

@@ -5,19 +5,21 @@ use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use rnic_client::QpType;
+
 use crate::c::*;
 use crate::context::{ContextBody, PORT};
-use crate::device::Device;
+use crate::device::{Device, KINDS};
 use crate::errno::{Errno, minus_one, pointer, status};
 use crate::object::{Body, body, publish, withdraw, zeroed};
 use crate::system;
 
 use super::{cq, cq_ex, memory, qp, qp_ex, srq};
 
-/// A list of devices, null-terminated, which keeps the one that is in it.
+/// A list of devices, null-terminated, which keeps those that are in it.
 #[repr(C)]
 struct List {
-    devices: [*mut ibv_device; 2],
+    devices: [*mut ibv_device; 3],
     device: Arc<Device>,
 }
 
@@ -39,8 +41,8 @@ fn start(context: *mut ibv_context) -> *mut verbs_context {
 }
 
 /// Opens a context of a device.
-pub(super) fn open(device: &Arc<Device>) -> Result<*mut ibv_context, Errno> {
-    let opened = ContextBody::open(device.clone())?;
+pub(super) fn open(device: &Arc<Device>, kind: QpType) -> Result<*mut ibv_context, Errno> {
+    let opened = ContextBody::open(device.clone(), kind)?;
     let mut head: verbs_context = zeroed();
     head.query_port = Some(query_port);
     head.advise_mr = Some(memory::advise_mr);
@@ -52,7 +54,7 @@ pub(super) fn open(device: &Arc<Device>) -> Result<*mut ibv_context, Errno> {
     head.create_srq_ex = Some(srq::create_srq_ex);
     head.sz = size_of::<verbs_context>();
     let context = &mut head.context;
-    context.device = device.head().0;
+    context.device = device.head(kind).0;
     context.ops.alloc_mw = Some(memory::alloc_mw);
     context.ops.bind_mw = Some(qp_ex::bind_mw);
     context.ops.dealloc_mw = Some(memory::dealloc_mw);
@@ -77,14 +79,15 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *
     let found = Device::open();
     if !count.is_null() {
         // SAFETY: as the module says.
-        unsafe { *count = found.is_ok().into() };
+        unsafe { *count = if found.is_ok() { KINDS.len() as c_int } else { 0 } };
     }
     let Ok(device) = found else {
         // What a machine without a device says; programs ask that have other ways.
         system::set_errno(libc::ENOSYS);
         return null_mut();
     };
-    let devices = [device.head().0, null_mut()];
+    let [connected, wired] = KINDS.map(|kind| device.head(kind).0);
+    let devices = [connected, wired, null_mut()];
     Box::into_raw(Box::new(List { devices, device })).cast()
 }
 
@@ -108,14 +111,14 @@ pub(crate) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> 
 
 /// ibv_get_device_guid(3): in network byte order.
 pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    Device::with_head(device).map_or(0, |device| device.guid())
+    Device::with_head(device).map_or(0, |(device, kind)| device.guid(kind))
 }
 
 /// ibv_open_device(3).
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     let _whole = system::uncancelled();
     let found = Device::with_head(device).ok_or(Errno::NO_DEVICE);
-    pointer(found.and_then(|device| open(&device)))
+    pointer(found.and_then(|(device, kind)| open(&device, kind)))
 }
 
 /// ibv_close_device(3).
@@ -221,7 +224,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     }
 }
 
-/// `ibv_query_gid_type`, which is private and which tools call: the one GID is of the plain kind.
+/// `ibv_query_gid_type`, which is private and which tools call.
 pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     of: *mut ibv_context,
     port: u8,
@@ -230,8 +233,11 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let found = context(of).ok_or(Errno::INVALID).and_then(|context| context.gid(port, index));
-        minus_one(found.map(|_| kind.write(IBV_GID_TYPE_IB)))
+        let found = context(of).ok_or(Errno::INVALID);
+        let found = found.and_then(|context| entry_of(context, port, index));
+        // As files of the kernel name them: there is one kind of RoCE's first version and of all
+        // others, and one of its second.
+        minus_one(found.map(|entry| kind.write(u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2))))
     }
 }
 
@@ -251,8 +257,8 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
             0 => context(of).ok_or(Errno::INVALID),
             _ => Err(Errno::UNSUPPORTED),
         };
-        let found = found.and_then(|context| context.gid(port, index));
-        status(found.map(|gid| write_prefix(&gid_entry(gid), entry.cast(), length)))
+        let found = found.and_then(|context| entry_of(context, port, index));
+        status(found.map(|found| write_prefix(&found, entry.cast(), length)))
     }
 }
 
@@ -270,28 +276,33 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
             0 => context(of).ok_or(Errno::INVALID),
             _ => Err(Errno::UNSUPPORTED),
         };
-        let found = match found.and_then(|context| context.gid(PORT, 0)) {
-            Ok(_) if room == 0 => Err(Errno::INVALID),
-            found => found,
+        let context = match found {
+            Ok(context) => context,
+            Err(errno) => return -(errno.0 as isize),
         };
-        match found {
-            Ok(gid) => {
-                write_prefix(&gid_entry(gid), entries.cast(), length);
-                1
+        let all = (0..).map_while(|index| entry_of(context, PORT, index).ok());
+        let mut count = 0;
+        for entry in all {
+            if count == room {
+                return -(Errno::INVALID.0 as isize);
             }
-            Err(errno) => -(errno.0 as isize),
+            write_prefix(&entry, entries.cast::<u8>().add(count * length), length);
+            count += 1;
         }
+        count as isize
     }
 }
 
-fn gid_entry(gid: ibv_gid) -> ibv_gid_entry {
-    ibv_gid_entry {
+fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry, Errno> {
+    let gid = context.gid(port, index)?;
+    let row = context.gid_row(port, index);
+    Ok(ibv_gid_entry {
         gid,
-        gid_index: 0,
+        gid_index: index,
         port_num: PORT.into(),
-        gid_type: IBV_GID_TYPE_IB,
-        ndev_ifindex: 0,
-    }
+        gid_type: if row.is_some() { IBV_GID_TYPE_ROCE_V2 } else { IBV_GID_TYPE_IB },
+        ndev_ifindex: row.map_or(0, |row| row.interface_index),
+    })
 }
 
 /// ibv_query_pkey(3).

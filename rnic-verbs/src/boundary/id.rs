@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use rnic_client::QpType;
+
 use crate::c::*;
 use crate::cm::{EventChannel, IdBody};
 use crate::context::PORT;
@@ -55,7 +57,7 @@ impl IdShown {
 pub(super) fn context_of(device: &Arc<Device>) -> Result<*mut ibv_context, Errno> {
     let mut kept = device.cm_context.lock();
     if kept.is_null() {
-        *kept = Foreign(context::open(device)?);
+        *kept = Foreign(context::open(device, QpType::Connected)?);
     }
     Ok(kept.0)
 }

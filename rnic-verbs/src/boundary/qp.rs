@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::c::*;
+use crate::context::ContextBody;
 use crate::errno::{Errno, pointer, status};
 use crate::object::{Foreign, body, publish, withdraw, zeroed};
 use crate::pd::PdBody;
@@ -11,6 +12,7 @@ use crate::qp::{QpBody, QpWanted};
 use crate::srq::SrqBody;
 use crate::system;
 
+use super::context::context;
 use super::cq::cq;
 use super::qp_ex;
 use super::work::{Chain, nth_receive, nth_send};
@@ -40,12 +42,26 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
     let (Some(pd), Some(send_cq), Some(recv_cq)) = (pd, send_cq, recv_cq) else {
         return Err(Errno::INVALID);
     };
+    // SAFETY: as the module says.
+    let contexts = unsafe {
+        [(*wanted.pd).context, (*wanted.send_cq).context, (*wanted.recv_cq).context]
+            .map(|of| context(of).map(ContextBody::kind))
+    };
+    if contexts.iter().any(|kind| *kind != Some(pd.kind())) {
+        return Err(Errno::INVALID);
+    }
+    // SAFETY: as the module says.
+    let gids = unsafe { context((*wanted.pd).context) }.map_or(Vec::new(), |of| of.gids().to_vec());
+    // SAFETY: as the module says.
+    let mtu = unsafe { context((*wanted.pd).context) }.map_or(IBV_MTU_1024, ContextBody::mtu);
     let parts = QpWanted {
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
         srq: srq.cloned(),
         cap: wanted.cap,
         signal_all: wanted.signal_all,
+        gids,
+        mtu,
     };
     let qp = QpBody::create(pd, parts)?;
     let mut head: ibv_qp_ex = zeroed();

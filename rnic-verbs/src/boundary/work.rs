@@ -76,6 +76,7 @@ unsafe fn send_work(wr: &ibv_send_wr) -> Result<SendWork, Errno> {
         let remote = || (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
         let kind = match wr.opcode {
             IBV_WR_SEND => SendKind::Send,
+            IBV_WR_SEND_WITH_IMM => SendKind::SendImmediate { data: wr.imm_data },
             IBV_WR_SEND_WITH_INV => SendKind::SendInvalidate { rkey: wr.imm_data },
             IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => {
                 let (remote, rkey) = remote();

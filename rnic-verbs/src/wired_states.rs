@@ -1,0 +1,313 @@
+//! The states of a queue pair that is wired by hand (`ibv_modify_qp(3)`): which attributes each
+//! step needs and takes (IBTA specification, volume 1, section 11.2.5.2, as the kernel has it for
+//! RC), and what they may be.
+
+use rnic_client::{Access, Gid, GidRow, QpId, Sending, Wiring};
+
+use crate::c::{self, ibv_qp_attr};
+use crate::context::PORT;
+use crate::errno::Errno;
+use crate::object::zeroed;
+
+/// What a program has told a queue pair.
+pub(crate) struct WiredStates {
+    /// All that was set, the state included.
+    said: ibv_qp_attr,
+}
+
+/// What the device allows.
+pub(crate) struct Allowed<'a> {
+    pub(crate) gids: &'a [GidRow],
+    pub(crate) mtu: c::ibv_mtu,
+    pub(crate) max_ird: u16,
+    pub(crate) max_ord: u16,
+}
+
+/// One step, with the attributes that it needs and those that it takes besides.
+struct Step {
+    from: u32,
+    to: u32,
+    needs: i32,
+    takes: i32,
+}
+
+const fn step(from: u32, to: u32, needs: i32, takes: i32) -> Step {
+    Step { from, to, needs, takes }
+}
+
+const PLACE: i32 = c::IBV_QP_PKEY_INDEX | c::IBV_QP_PORT | c::IBV_QP_ACCESS_FLAGS;
+const PEER: i32 = c::IBV_QP_AV
+    | c::IBV_QP_PATH_MTU
+    | c::IBV_QP_DEST_QPN
+    | c::IBV_QP_RQ_PSN
+    | c::IBV_QP_MAX_DEST_RD_ATOMIC
+    | c::IBV_QP_MIN_RNR_TIMER;
+const RETRIES: i32 = c::IBV_QP_TIMEOUT | c::IBV_QP_RETRY_CNT | c::IBV_QP_RNR_RETRY;
+const SENDS: i32 = RETRIES | c::IBV_QP_SQ_PSN | c::IBV_QP_MAX_QP_RD_ATOMIC;
+const LATER: i32 = c::IBV_QP_CUR_STATE | c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_MIN_RNR_TIMER;
+
+/// Every step but those to RESET and ERR, which are open from everywhere and take nothing.
+/// Alternate paths are nobody's here.
+const STEPS: [Step; 8] = [
+    step(c::IBV_QPS_RESET, c::IBV_QPS_INIT, PLACE, 0),
+    step(c::IBV_QPS_INIT, c::IBV_QPS_INIT, 0, PLACE),
+    step(c::IBV_QPS_INIT, c::IBV_QPS_RTR, PEER, c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_PKEY_INDEX),
+    step(c::IBV_QPS_RTR, c::IBV_QPS_RTS, SENDS, LATER),
+    step(c::IBV_QPS_RTS, c::IBV_QPS_RTS, 0, LATER),
+    step(c::IBV_QPS_RTS, c::IBV_QPS_SQD, 0, c::IBV_QP_EN_SQD_ASYNC_NOTIFY),
+    step(c::IBV_QPS_SQD, c::IBV_QPS_RTS, 0, LATER),
+    step(
+        c::IBV_QPS_SQD,
+        c::IBV_QPS_SQD,
+        0,
+        RETRIES
+            | c::IBV_QP_PORT
+            | c::IBV_QP_AV
+            | c::IBV_QP_PKEY_INDEX
+            | c::IBV_QP_ACCESS_FLAGS
+            | c::IBV_QP_MIN_RNR_TIMER
+            | c::IBV_QP_MAX_QP_RD_ATOMIC
+            | c::IBV_QP_MAX_DEST_RD_ATOMIC,
+    ),
+];
+
+/// Whether a step may be made with these attributes.
+fn may_step(from: u32, to: u32, mask: i32) -> bool {
+    let mask = mask & !c::IBV_QP_STATE;
+    if matches!(to, c::IBV_QPS_RESET | c::IBV_QPS_ERR) {
+        return mask & !c::IBV_QP_CUR_STATE == 0;
+    }
+    STEPS.iter().any(|step| {
+        let allowed = step.needs | step.takes;
+        (step.from, step.to) == (from, to)
+            && mask & step.needs == step.needs
+            && mask & !allowed == 0
+    })
+}
+
+impl Default for WiredStates {
+    fn default() -> Self {
+        WiredStates { said: zeroed() }
+    }
+}
+
+impl WiredStates {
+    /// `IBV_QPS_...`.
+    pub(crate) fn state(&self) -> u32 {
+        self.said.qp_state
+    }
+
+    /// All that was set.
+    pub(crate) fn said(&self) -> ibv_qp_attr {
+        self.said
+    }
+
+    /// What it will have been told if this is done; nothing is changed.
+    pub(crate) fn after(
+        &self,
+        wanted: &ibv_qp_attr,
+        mask: i32,
+        allowed: &Allowed<'_>,
+    ) -> Result<WiredStates, Errno> {
+        let from = self.state();
+        let has = |attribute| mask & attribute != 0;
+        let to = if has(c::IBV_QP_STATE) { wanted.qp_state } else { from };
+        if has(c::IBV_QP_CUR_STATE) && wanted.cur_qp_state != from || !may_step(from, to, mask) {
+            return Err(Errno::INVALID);
+        }
+        if to == c::IBV_QPS_RESET {
+            return Ok(WiredStates::default());
+        }
+        let mut said = self.said;
+        said.qp_state = to;
+        check(wanted, mask, allowed)?;
+        if has(c::IBV_QP_EN_SQD_ASYNC_NOTIFY) || to == c::IBV_QPS_SQD && from == c::IBV_QPS_RTS {
+            said.en_sqd_async_notify =
+                if has(c::IBV_QP_EN_SQD_ASYNC_NOTIFY) { wanted.en_sqd_async_notify } else { 0 };
+        }
+        if has(c::IBV_QP_ACCESS_FLAGS) {
+            said.qp_access_flags = wanted.qp_access_flags;
+        }
+        if has(c::IBV_QP_PORT) {
+            said.port_num = wanted.port_num;
+        }
+        if has(c::IBV_QP_AV) {
+            said.ah_attr = wanted.ah_attr;
+        }
+        if has(c::IBV_QP_PATH_MTU) {
+            said.path_mtu = wanted.path_mtu;
+        }
+        if has(c::IBV_QP_TIMEOUT) {
+            said.timeout = wanted.timeout;
+        }
+        if has(c::IBV_QP_RETRY_CNT) {
+            said.retry_cnt = wanted.retry_cnt;
+        }
+        if has(c::IBV_QP_RNR_RETRY) {
+            said.rnr_retry = wanted.rnr_retry;
+        }
+        // Those that have more bits than 24 mean the low ones, as on adapters.
+        if has(c::IBV_QP_RQ_PSN) {
+            said.rq_psn = wanted.rq_psn & LOW_24;
+        }
+        if has(c::IBV_QP_SQ_PSN) {
+            said.sq_psn = wanted.sq_psn & LOW_24;
+        }
+        if has(c::IBV_QP_MAX_QP_RD_ATOMIC) {
+            said.max_rd_atomic = wanted.max_rd_atomic;
+        }
+        if has(c::IBV_QP_MAX_DEST_RD_ATOMIC) {
+            said.max_dest_rd_atomic = wanted.max_dest_rd_atomic;
+        }
+        if has(c::IBV_QP_MIN_RNR_TIMER) {
+            said.min_rnr_timer = wanted.min_rnr_timer;
+        }
+        if has(c::IBV_QP_DEST_QPN) {
+            said.dest_qp_num = wanted.dest_qp_num;
+        }
+        Ok(WiredStates { said })
+    }
+
+    /// What the device is told on the way to RTR.
+    pub(crate) fn wiring(&self, gids: &[GidRow]) -> Result<Wiring, Errno> {
+        let grh = &self.said.ah_attr.grh;
+        let local = gids.get(usize::from(grh.sgid_index)).ok_or(Errno::INVALID)?.gid;
+        // SAFETY: both members of the union are 16 bytes that may have any value.
+        let remote = Gid(unsafe { grh.dgid.raw });
+        Ok(Wiring {
+            local,
+            remote,
+            remote_qp: QpId(self.said.dest_qp_num),
+            rq_psn: self.said.rq_psn,
+            path_mtu: 128 << self.said.path_mtu,
+            min_rnr_timer: self.said.min_rnr_timer,
+            ird: self.said.max_dest_rd_atomic.into(),
+            rights: self.rights(),
+        })
+    }
+
+    /// What the device is told on the way to RTS.
+    pub(crate) fn sending(&self) -> Sending {
+        Sending {
+            sq_psn: self.said.sq_psn,
+            timeout: self.said.timeout,
+            retry_count: self.said.retry_cnt,
+            rnr_retry: self.said.rnr_retry,
+            ord: self.said.max_rd_atomic.into(),
+        }
+    }
+
+    /// What the peer may do to memory.
+    pub(crate) fn rights(&self) -> Access {
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        Access::from_bits_truncate(self.said.qp_access_flags) & remote
+    }
+}
+
+/// Checks the values of the attributes that are set.
+fn check(wanted: &ibv_qp_attr, mask: i32, allowed: &Allowed<'_>) -> Result<(), Errno> {
+    let has = |attribute| mask & attribute != 0;
+    let grh = &wanted.ah_attr.grh;
+    let wrong = [
+        has(c::IBV_QP_PORT) && wanted.port_num != PORT,
+        has(c::IBV_QP_PKEY_INDEX) && wanted.pkey_index != 0,
+        has(c::IBV_QP_AV)
+            && (wanted.ah_attr.is_global == 0 || usize::from(grh.sgid_index) >= allowed.gids.len()),
+        has(c::IBV_QP_PATH_MTU) && !(c::IBV_MTU_256..=allowed.mtu).contains(&wanted.path_mtu),
+        has(c::IBV_QP_TIMEOUT) && wanted.timeout > 31,
+        has(c::IBV_QP_RETRY_CNT) && wanted.retry_cnt > 7,
+        has(c::IBV_QP_RNR_RETRY) && wanted.rnr_retry > 7,
+        has(c::IBV_QP_MIN_RNR_TIMER) && wanted.min_rnr_timer > 31,
+        has(c::IBV_QP_DEST_QPN) && wanted.dest_qp_num > LOW_24,
+        has(c::IBV_QP_MAX_QP_RD_ATOMIC) && u16::from(wanted.max_rd_atomic) > allowed.max_ord,
+        has(c::IBV_QP_MAX_DEST_RD_ATOMIC) && u16::from(wanted.max_dest_rd_atomic) > allowed.max_ird,
+    ];
+    match wrong.contains(&true) {
+        true => Err(Errno::INVALID),
+        false => Ok(()),
+    }
+}
+
+const LOW_24: u32 = (1 << 24) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATES: [u32; 7] = [
+        c::IBV_QPS_RESET,
+        c::IBV_QPS_INIT,
+        c::IBV_QPS_RTR,
+        c::IBV_QPS_RTS,
+        c::IBV_QPS_SQD,
+        c::IBV_QPS_SQE,
+        c::IBV_QPS_ERR,
+    ];
+
+    /// Attributes, one by one.
+    fn attributes() -> impl Iterator<Item = i32> {
+        (1..31).map(|bit| 1 << bit)
+    }
+
+    #[test]
+    fn every_step_needs_and_takes_what_the_table_says_and_no_other_is_open() {
+        for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
+            let found = STEPS.iter().find(|s| (s.from, s.to) == (from, to));
+            if matches!(to, c::IBV_QPS_RESET | c::IBV_QPS_ERR) {
+                assert!(found.is_none() && may_step(from, to, c::IBV_QP_STATE));
+                assert!(!may_step(from, to, c::IBV_QP_TIMEOUT), "{from} to {to}");
+                continue;
+            }
+            let Some(step) = found else {
+                assert!((0..1 << 21).step_by(77).all(|mask| !may_step(from, to, mask)));
+                continue;
+            };
+            assert!(may_step(from, to, c::IBV_QP_STATE | step.needs));
+            for attribute in attributes() {
+                let needed = step.needs & attribute != 0;
+                assert_eq!(may_step(from, to, step.needs & !attribute), !needed);
+                let taken = (step.needs | step.takes) & attribute != 0;
+                assert_eq!(may_step(from, to, step.needs | attribute), taken, "{attribute:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_refused_changes_nothing_and_what_is_taken_is_told() {
+        let gid = Gid([7; 16]);
+        let gids = [GidRow { gid, interface: String::new(), interface_index: 0, mtu: 1500 }];
+        let allowed = Allowed { gids: &gids, mtu: c::IBV_MTU_1024, max_ird: 4, max_ord: 4 };
+        let mut wanted: ibv_qp_attr = zeroed();
+        (wanted.qp_state, wanted.port_num) = (c::IBV_QPS_INIT, PORT);
+        wanted.qp_access_flags = Access::REMOTE_READ.bits();
+        let states = WiredStates::default();
+        assert!(states.after(&wanted, c::IBV_QP_STATE, &allowed).is_err());
+        let init = states.after(&wanted, c::IBV_QP_STATE | PLACE, &allowed).unwrap();
+        wanted.port_num = 2;
+        assert!(states.after(&wanted, c::IBV_QP_STATE | PLACE, &allowed).is_err());
+
+        (wanted.qp_state, wanted.path_mtu) = (c::IBV_QPS_RTR, c::IBV_MTU_1024);
+        (wanted.dest_qp_num, wanted.rq_psn, wanted.max_dest_rd_atomic) = (5, 0xFF00_0006, 3);
+        wanted.ah_attr.is_global = 1;
+        wanted.min_rnr_timer = 12;
+        let mask = c::IBV_QP_STATE | PEER;
+        let rtr = init.after(&wanted, mask, &allowed).unwrap();
+        let wiring = rtr.wiring(&gids).unwrap();
+        assert_eq!((wiring.local, wiring.remote_qp, wiring.rq_psn), (gid, QpId(5), 6));
+        assert_eq!((wiring.ird, wiring.path_mtu, wiring.rights), (3, 1024, Access::REMOTE_READ));
+        type Spoil = fn(&mut ibv_qp_attr);
+        let wrong: [Spoil; 5] = [
+            |a| a.path_mtu = c::IBV_MTU_2048,
+            |a| a.ah_attr.is_global = 0,
+            |a| a.ah_attr.grh.sgid_index = 1,
+            |a| a.dest_qp_num = 1 << 24,
+            |a| a.max_dest_rd_atomic = 5,
+        ];
+        for (n, spoil) in wrong.into_iter().enumerate() {
+            let mut spoilt = wanted;
+            spoil(&mut spoilt);
+            assert!(init.after(&spoilt, mask, &allowed).is_err(), "{n}");
+        }
+        assert_eq!(rtr.after(&wanted, 0, &allowed).map(drop), Err(Errno::INVALID));
+    }
+}
