@@ -88,6 +88,7 @@ impl Node {
             ird: None,
             ord: None,
             private_data: private_data.to_vec(),
+            peer_to_peer: true,
         };
         self.cm.connect(params, self.now).expect("connect");
     }
@@ -552,6 +553,7 @@ fn a_cancelled_attempt_says_nothing_more() {
         ird: None,
         ord: None,
         private_data: Vec::new(),
+        peer_to_peer: true,
     };
     let now = a.now;
     assert!(matches!(a.cm.connect(again, now), Err(Refusal::WrongState { .. })));

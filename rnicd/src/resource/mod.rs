@@ -157,7 +157,7 @@ impl Manager {
             rendezvous: Rendezvous::default(),
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
-            handles: AllHandles::default(),
+            handles: AllHandles { qps: Handles::of_queue_pairs(), ..AllHandles::default() },
             stags: Stags::new(StagAllocator::new(random.stag_seed)),
             sessions: BTreeMap::new(),
             leaving: HashMap::new(),

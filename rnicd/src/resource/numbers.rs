@@ -21,6 +21,8 @@ pub struct Handles(Arc<Mutex<Numbers>>);
 
 #[derive(Debug, Default)]
 struct Numbers {
+    /// Numbers up to here are nobody's.
+    kept: u32,
     last: u32,
     owners: HashMap<u32, SessionId>,
 }
@@ -34,12 +36,17 @@ pub struct Handle {
 }
 
 impl Handles {
+    /// Handles from 2 on: queue pairs 0 and 1 are those of a fabric's management.
+    pub fn of_queue_pairs() -> Self {
+        Handles(Arc::new(Mutex::new(Numbers { kept: 1, last: 1, ..Numbers::default() })))
+    }
+
     /// A handle that nothing has, late after it was last given back.
     pub fn allocate(&self, owner: SessionId) -> Handle {
         let numbers = &mut *self.0.lock();
         // Ends: configured limits keep far fewer objects than there are numbers.
         loop {
-            numbers.last = numbers.last % LAST + 1;
+            numbers.last = (numbers.last % LAST).max(numbers.kept) + 1;
             if let Entry::Vacant(free) = numbers.owners.entry(numbers.last) {
                 free.insert(owner);
                 return Handle { number: numbers.last, of: self.clone() };
@@ -180,6 +187,14 @@ mod tests {
         let (last, third) = (handles.allocate(a), handles.allocate(a));
         assert_eq!((last.number(), third.number()), (LAST, 3));
         assert_eq!((handles.owner(3), handles.owner(4)), (Some(a), None));
+    }
+
+    #[test]
+    fn no_queue_pair_has_the_numbers_of_a_fabrics_management() {
+        let handles = Handles::of_queue_pairs();
+        assert_eq!(handles.allocate(SessionId(1)).number(), 2);
+        handles.0.lock().last = LAST;
+        assert_eq!(handles.allocate(SessionId(1)).number(), 2);
     }
 
     #[test]

@@ -47,6 +47,7 @@ impl Rig {
             ird: None,
             ord: None,
             private_data: b"over".to_vec(),
+            peer_to_peer: true,
         };
         self.node.cm.connect_over(params, socket, self.node.now)
     }

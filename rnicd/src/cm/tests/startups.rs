@@ -139,6 +139,7 @@ fn a_rejected_initiator_counts_until_its_peer_has_closed() {
             ird: None,
             ord: None,
             private_data: Vec::new(),
+            peer_to_peer: true,
         };
         node.cm.connect(params, node.now).expect("idle");
         let mut peer = take(&listener, &mut node);

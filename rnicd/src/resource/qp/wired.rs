@@ -12,6 +12,7 @@ use rnic_core::engine::PeerLimits;
 use rnic_core::stream::introduction::Introduction;
 use rnic_core::types::*;
 
+use super::reads::Reads;
 use super::{Connection, Qp, QpPhase, wrong_state};
 use crate::config::Loopback;
 use crate::resource::answer::{Answer, Outcome};
@@ -114,7 +115,8 @@ impl Manager {
         self.take_rate(id, now)?;
         // One more of each way is for the acknowledgement.
         let (mut ird, mut ord) = (Some(wiring.ird + 1), Some(1));
-        let reads = self.charge_reads(id, (&mut ird, &mut ord))?;
+        let account = &find(&mut self.sessions, id)?.account;
+        let reads = Reads::charge(account, (&mut ird, &mut ord), ANY_READS)?;
         let worker = match self.wired_to_each_other(qp, &wiring) {
             Ok((_, worker)) => worker,
             Err(_) => self.workers.least_loaded(),
@@ -181,7 +183,8 @@ impl Manager {
         // What it had is given back first: it is charged once.
         object.reads = None;
         let (mut ird, mut ord) = (Some(ird + 1), Some(sending.ord + 1));
-        let reads = self.charge_reads(id, (&mut ird, &mut ord));
+        let account = &find(&mut self.sessions, id)?.account;
+        let reads = Reads::charge(account, (&mut ird, &mut ord), ANY_READS);
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         object.reads = Some(reads?);
         if let Some(wired) = &mut object.wired {
@@ -398,6 +401,8 @@ fn state_name(object: &Qp) -> &'static str {
     }
 }
 
+/// What is asked for has been checked.
+const ANY_READS: (u16, u16) = (u16::MAX, u16::MAX);
 const MOST_24: u32 = (1 << 24) - 1;
 const TWENTY_FOUR_BITS: &str = "24 bits";
 const FIVE_BITS: &str = "5 bits";
