@@ -325,8 +325,8 @@ mod tests {
     //= 7306-5-2
     //= 7306-5.3-1
     //= 7306-5.4-2
-    /// By way of any mapping of the memory, and whether or not it is an atomic operation of a peer's
-    /// that changes them.
+    /// By way of any mapping of the memory, and whether or not it is an atomic operation of a
+    /// peer's that changes them.
     #[test]
     fn words_change_in_one_piece() {
         const TIMES: u64 = 20_000;

@@ -1,6 +1,6 @@
-//! RFC 5040 appendix B and RFC 7306 section 7, row by row: what is guaranteed between two operations
-//! of one stream, and what is left open. Each cell that says something has a scenario here, found by
-//! what it says.
+//! RFC 5040 appendix B and RFC 7306 section 7, row by row: what is guaranteed between two
+//! operations of one stream, and what is left open. Each cell that says something has a scenario
+//! here, found by what it says.
 
 use super::link::Cuts;
 use super::messages::{messages, opcode_of};
