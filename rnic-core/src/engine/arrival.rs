@@ -81,11 +81,12 @@ impl Qp {
         let request = match segment {
             //= RDMAP-5.2.1-3
             Incoming::ReadRequest(read) => Some(self.read_requested(engine, read)?),
+            //= 7306-5.2.1-15
             Incoming::AtomicRequest(atomic) => Some(self.atomic_requested(engine, atomic)?),
             _ => None,
         };
         if let Some(request) = request {
-            //= RDMAP-5.2.1-4
+            //= RDMAP-5.2.1-4, 7306-5.2.1-16
             self.requester.take_on(request);
             engine.wake(&mut self.core);
             return Ok(SegmentFate::Consumed);
@@ -207,11 +208,13 @@ impl Qp {
     ) -> Result<InboundRequest, Reason> {
         let (stag, to) = (atomic.request.stag, atomic.request.to.0);
         let (len, right) = (u64::from(ATOMIC_LEN), Access::REMOTE_ATOMIC);
+        //= 7306-5-7, 7306-5.2.1-6, 7306-9-2
         let target = self
             .core
             .remote(&engine.stags, stag, (to, len), right)
             .map_err(|fault| Reason::Atomic { fault, stag, to })?;
         // It is the address that has to be aligned; offsets count from wherever the region says.
+        //= 7306-5.1.1-5, 7306-5.1.1-6, 7306-5.1.2-7, 7306-5.1.2-8, 7306-5.1.2-9, 7306-8.2-4
         if !target.is_aligned() {
             return Err(Reason::Misaligned { stag, to });
         }
@@ -291,6 +294,7 @@ impl Qp {
         original: &Payload<'_>,
     ) -> Result<Placed, PlacementError> {
         let Some(&request) = self.requester.awaited(true) else {
+            //= 7306-5.2.2-11
             return Err(Reason::NoRequest { atomic: true }.into());
         };
         let OutboundRequest { sink: stag, to, size, .. } = request;
@@ -340,6 +344,7 @@ impl Qp {
             }
             Incoming::ReadRequest(_) | Incoming::AtomicRequest(_) => Ok(()),
             Incoming::AtomicResponse(_) => {
+                //= 7306-5.4-1, 7306-5.4-8
                 self.finish_request(engine);
                 Ok(())
             }
@@ -353,6 +358,7 @@ impl Qp {
             }
             // Not placed anywhere, and whole.
             Incoming::Send { kind: kind @ SendKind { immediate: Some(_), .. }, .. } => {
+                //= 7306-6.3-3, 7306-6.4-1, 7306-7-1, 7306-7-4
                 self.deliver_send(engine, kind, 0)
             }
             Incoming::Send { kind, mo, last, total } => {
@@ -384,12 +390,13 @@ impl Qp {
         kind: SendKind,
         total: u32,
     ) -> Result<(), PlacementError> {
-        //= RDMAP-5.3-2
+        //= RDMAP-5.3-2, 7306-6.3-2
         let Some(wr_id) = self.responder.take_receiving() else { return Ok(()) };
         let mut status = CompletionStatus::Success;
         let mut result = Ok(());
         let mut why = 0;
         let mut flags = CompletionFlags::empty();
+        //= 7306-6.1-4
         flags.set(CompletionFlags::SOLICITED, kind.solicited);
         if let Some(stag) = kind.invalidate {
             flags |= CompletionFlags::WITH_INV;
@@ -408,6 +415,7 @@ impl Qp {
         }
         let mut cqe = self.responder.cqe(&self.core, wr_id, status);
         cqe.byte_len = total;
+        //= 7306-6-1, 7306-6.1-3
         if let Some(data) = kind.immediate {
             flags |= CompletionFlags::WITH_IMM;
             cqe.imm_or_inv = data;
@@ -450,7 +458,7 @@ impl Qp {
                     self.receive_failed(engine, wr_id, reason, detail);
                 }
                 let payload = build(fault);
-                //= DDP-7.1-16, RDMAP-5.1-3, RDMAP-5.2.1-5, RDMAP-5.2.2-4, RDMAP-5.3-7
+                //= DDP-7.1-16, RDMAP-5.1-3, RDMAP-5.2.1-5, RDMAP-5.2.2-4, RDMAP-5.3-7, 7306-6.1-5
                 self.terminate(engine, fault.code, Some(payload), reason);
             }
             PlacementError::Memory(fault) => {

@@ -136,6 +136,7 @@ impl Reason {
             }
             Reason::Read { fault, .. } => Fault::read(read_code(fault)),
             Reason::Atomic { fault, .. } => Fault::segment(read_code(fault)),
+            //= 7306-5.1.1-7, 7306-5.1.2-10, 7306-8.2-5
             Reason::Misaligned { .. } => Fault::segment(codes::OPERATION_CATASTROPHIC_STREAM),
             Reason::Revoked { .. } => Fault::read(codes::PROTECTION_INVALID_STAG),
             Reason::NoReceive { .. } | Reason::RequestsFull { .. } => {

@@ -101,7 +101,7 @@ impl Qp {
         let origin = TerminateOrigin::Peer;
         self.core.shared.set_terminate(origin, t.code);
         let headers = t.to_vec().split_off(4);
-        //= RDMAP-3.2-4, RDMAP-5.4-6
+        //= RDMAP-3.2-4, RDMAP-5.4-6, 7306-6.1-6
         self.life.ends_by(DisconnectReason::Terminate { origin, code: t.code, headers });
         // If it blames a Read or an atomic operation of ours, that request carries the blame; the
         // rest is flushed.

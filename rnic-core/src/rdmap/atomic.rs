@@ -6,10 +6,13 @@ use std::ops::Range;
 use crate::types::{AtomicOperation, Stag, TaggedOffset};
 
 /// Bytes of the Atomic Request header.
+//= 7306-4-1
 pub const ATOMIC_REQUEST_LEN: usize = 52;
 /// Bytes of the Atomic Response header: those of the figure; the text of section 4 says 32.
+//= 7306-4-1
 pub const ATOMIC_RESPONSE_LEN: usize = 12;
 
+//= 7306-5.2.1-1
 mod field {
     use super::Range;
 
@@ -49,7 +52,9 @@ impl AtomicRequest {
     /// Reads the header; its 28 reserved bits are not looked at.
     pub fn parse(bytes: &[u8; ATOMIC_REQUEST_LEN]) -> Result<AtomicRequest, UnknownOperation> {
         let [data, mask] = [field::DATA, field::MASK].map(|range| u64_at(bytes, range));
+        //= 7306-1.1-1, 7306-5-4, 7306-5.2.1-3, 7306-5.2.1-4
         let operation = match bytes[field::OPERATION.end - 1] & 0x0F {
+            //= 7306-5.2.1-12
             Self::FETCH_ADD => AtomicOperation::FetchAdd { add: data, boundaries: mask },
             Self::COMPARE_SWAP => AtomicOperation::CompareSwap {
                 swap: data,
@@ -57,6 +62,7 @@ impl AtomicRequest {
                 compare: u64_at(bytes, field::COMPARE),
                 compare_mask: u64_at(bytes, field::COMPARE_MASK),
             },
+            //= 7306-10.1-1
             other => return Err(UnknownOperation(other)),
         };
         let (id, stag) = (u32_at(bytes, field::ID), Stag(u32_at(bytes, field::STAG)));
@@ -68,18 +74,22 @@ impl AtomicRequest {
     #[must_use]
     pub fn emit(&self) -> [u8; ATOMIC_REQUEST_LEN] {
         let (number, data, mask, compare, compare_mask) = match self.operation {
+            //= 7306-5.2.1-9, 7306-5.2.1-10
             AtomicOperation::FetchAdd { add, boundaries } => {
+                //= 7306-5.2.1-11
                 (Self::FETCH_ADD, add, boundaries, 0, u64::MAX)
             }
             AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask } => {
                 (Self::COMPARE_SWAP, swap, swap_mask, compare, compare_mask)
             }
         };
+        //= 7306-5.2.1-2
         let mut out = [0; ATOMIC_REQUEST_LEN];
         out[field::OPERATION.end - 1] = number;
         out[field::ID].copy_from_slice(&self.id.to_be_bytes());
         out[field::STAG].copy_from_slice(&self.stag.0.to_be_bytes());
         out[field::TO].copy_from_slice(&self.to.0.to_be_bytes());
+        //= 7306-5.1.1-9
         out[field::DATA].copy_from_slice(&data.to_be_bytes());
         out[field::MASK].copy_from_slice(&mask.to_be_bytes());
         out[field::COMPARE].copy_from_slice(&compare.to_be_bytes());
@@ -118,7 +128,9 @@ impl AtomicResponse {
     #[must_use]
     pub fn emit(self) -> [u8; ATOMIC_RESPONSE_LEN] {
         let mut out = [0; ATOMIC_RESPONSE_LEN];
+        //= 7306-5.2.2-1
         out[..4].copy_from_slice(&self.id.to_be_bytes());
+        //= 7306-5.1.1-9, 7306-5.1.2-4
         out[field::ORIGINAL].copy_from_slice(&self.original.to_be_bytes());
         out
     }
@@ -145,6 +157,12 @@ mod tests {
         to: TaggedOffset(0xC1C2_C3C4_C5C6_C7C8),
     };
 
+    //= 7306-5.1.1-9
+    //= 7306-5.2.1-1
+    //= 7306-5.2.1-2
+    //= 7306-5.2.1-9
+    //= 7306-5.2.1-10
+    //= 7306-5.2.1-11
     #[test]
     fn literal_requests() {
         let mut bytes = vec![0, 0, 0, 0, 0xA1, 0xA2, 0xA3, 0xA4, 0xB1, 0xB2, 0xB3, 0xB4];
@@ -169,6 +187,10 @@ mod tests {
         assert_eq!(ADD.to_string(), "fetch and add at 0xb1b2b3b4+0xc1c2c3c4c5c6c7c8");
     }
 
+    //= 7306-1.1-1
+    //= 7306-5.2.1-3
+    //= 7306-5.2.1-4
+    //= 7306-10.1-1
     #[test]
     fn other_operations_are_refused_by_number_and_reserved_bits_ignored() {
         for number in 0..16 {
@@ -181,6 +203,16 @@ mod tests {
         }
     }
 
+    //= 7306-5.2.1-12
+    #[test]
+    fn what_an_addition_is_to_be_compared_with_is_ignored() {
+        let mut bytes = ADD.emit();
+        bytes[36..].copy_from_slice(&[0x5A; 16]);
+        assert_eq!(AtomicRequest::parse(&bytes), Ok(ADD));
+    }
+
+    //= 7306-5.1.1-9
+    //= 7306-5.2.2-1
     #[test]
     fn literal_response() {
         let response = AtomicResponse { id: 0x0102_0304, original: 0x1112_1314_1516_1718 };

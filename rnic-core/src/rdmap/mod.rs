@@ -20,6 +20,7 @@ use crate::ddp::qn;
 pub use crate::types::codes;
 
 /// Bytes of Immediate Data (RFC 7306 section 6).
+//= 7306-4-1
 pub const IMMEDIATE_LEN: usize = 8;
 
 /// Message types (section 4.1; RFC 7306 section 5 for 8 to B).
@@ -85,7 +86,7 @@ impl Opcode {
     /// Its number, four bits.
     #[inline]
     #[must_use]
-    //= RDMAP-4.1-4
+    //= RDMAP-4.1-4, 7306-4.1-2, 7306-5.2-4
     pub fn bits(self) -> u8 {
         match self {
             Opcode::Write => 0,
@@ -118,6 +119,7 @@ impl Opcode {
     /// are tagged or unknown.
     #[inline]
     #[must_use]
+    //= 7306-4.1-5
     pub fn queue(self) -> Option<u32> {
         match self {
             Opcode::Send

@@ -119,9 +119,11 @@ impl AddressSpace {
         change: impl Fn(u64) -> u64,
     ) -> Result<u64, AttachedFault> {
         // Whoever waits here waits for pages of the same owner.
+        //= 7306-5-1, 7306-5.3-1, 7306-5.4-2
         let _changing = self.changing.lock();
         let mut word = [0; 8];
         self.read(address, &mut word)?;
+        //= 7306-5.1.1-8
         let old = u64::from_ne_bytes(word);
         let new = change(old);
         if new != old {
@@ -372,6 +374,38 @@ mod tests {
             assert_eq!(back, bytes);
         }
         assert!(!space.is_gone());
+    }
+
+    //= 7306-5-1
+    //= 7306-5.3-1
+    //= 7306-5.4-2
+    #[test]
+    fn words_change_one_after_the_other() {
+        const TIMES: u64 = 5_000;
+        let (space, memory) = (own(), memory(4096));
+        let word = memory.address() + 8;
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..TIMES {
+                        space.update_u64(word, |old| old + 1).expect("mapped");
+                    }
+                });
+            }
+        });
+        assert_eq!(memory.load_u64(8), Ok(3 * TIMES));
+    }
+
+    //= 7306-5.4-3
+    #[test]
+    fn what_the_owner_changes_in_between_is_lost() {
+        let (space, memory) = (own(), memory(4096));
+        let in_between = |old| {
+            memory.store_u64(8, 100).expect("aligned");
+            old + 1
+        };
+        assert_eq!(space.update_u64(memory.address() + 8, in_between), Ok(0));
+        assert_eq!(memory.load_u64(8), Ok(1));
     }
 
     #[test]

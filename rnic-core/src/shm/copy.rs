@@ -111,6 +111,7 @@ impl Mapping {
     pub fn update_u64(&self, offset: usize, change: impl Fn(u64) -> u64) -> Result<u64, CopyFault> {
         let word = self.word(offset)?;
         let changed =
+            //= 7306-5-1, 7306-5.1.1-8, 7306-5.3-1, 7306-5.4-2
             word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(change(old)));
         let (Ok(old) | Err(old)) = changed;
         self.sound().map(|()| old)
@@ -209,6 +210,7 @@ unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::sync::Arc;
 
     use super::*;
@@ -317,6 +319,41 @@ mod tests {
         assert_eq!(m.load_u64(4), Err(CopyFault::Misaligned));
         assert_eq!(m.load_u64(LEN), Err(CopyFault::OutOfRange));
         assert_eq!(m.store_u64(LEN - 8, 1), Ok(()));
+    }
+
+    //= 7306-5-1
+    //= 7306-5-2
+    //= 7306-5.3-1
+    //= 7306-5.4-2
+    /// By way of any mapping of the memory, and whether or not it is an atomic operation of a
+    /// peer's that changes them.
+    #[test]
+    fn words_change_in_one_piece() {
+        const TIMES: u64 = 20_000;
+        let (one, fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+        let other = Mapping::adopt_shared_buffer(fd.as_fd(), LEN as u64).expect("the same memory");
+        std::thread::scope(|scope| {
+            for mapping in [&one, &other, &one] {
+                scope.spawn(|| {
+                    for _ in 0..TIMES {
+                        mapping.update_u64(8, |old| old + 1).expect("aligned");
+                    }
+                });
+            }
+            for _ in 0..TIMES {
+                other.fetch_add_u64(8, 1).expect("aligned");
+            }
+        });
+        assert_eq!(one.load_u64(8), Ok(4 * TIMES));
+        // What comes in between is built upon.
+        let in_between = |old| {
+            if old == 4 * TIMES {
+                other.store_u64(8, 7).expect("aligned");
+            }
+            old + 1
+        };
+        assert_eq!(one.update_u64(8, in_between), Ok(7));
+        assert_eq!(one.load_u64(8), Ok(8));
     }
 
     #[test]

@@ -226,7 +226,7 @@ impl Inbound {
     /// Validates one ULPDU. `ird_free` says that a slot for another inbound request is free; it is
     /// looked at only when one begins.
     #[inline]
-    //= RDMAP-7.2-1, RDMAP-7.2-6
+    //= RDMAP-7.2-1, RDMAP-7.2-6, 7306-8.2-1
     pub fn handle<'p>(&mut self, ulpdu: &'p [u8], ird_free: bool) -> Result<Arrival<'p>, Fault> {
         match Header::parse(ulpdu) {
             //= DDP-4.1-1
@@ -283,13 +283,13 @@ impl Inbound {
         }
         // RDMAC's version has no extensions.
         let queues = if self.version == 0 { qn::TERMINATE } else { qn::ATOMIC_RESPONSE };
-        //= DDP-7.1-1
+        //= DDP-7.1-1, 7306-10.2-1
         if header.qn > queues {
             return Err(Fault::segment(codes::UNTAGGED_QN));
         }
         //= DDP-4.3-3, DDP-5.4-5, RDMAP-3.1-7
         let opcode = self.opcode(header.rsvd_ulp)?;
-        //= RDMAP-4.2-2, RDMAP-7.2-2
+        //= RDMAP-4.2-2, RDMAP-7.2-2, 7306-1.1-5, 7306-8.2-2
         if opcode.queue() != Some(header.qn)
             || (opcode.is_extension() && self.version == 0)
             || (opcode.has_immediate() && !self.immediate_sends)
@@ -299,6 +299,7 @@ impl Inbound {
         match header.qn {
             qn::SEND => self.send(header, opcode, payload),
             qn::READ_REQUEST => self.request(header, opcode, payload, ulpdu, ird_free),
+            //= 7306-4.1-6
             qn::ATOMIC_RESPONSE => self.atomic_response(header, payload),
             _ => Ok(terminate(header, payload)),
         }
@@ -308,7 +309,7 @@ impl Inbound {
     #[inline]
     fn opcode(&self, rsvd_ulp: u8) -> Result<Opcode, Fault> {
         let Control { rv, opcode } = Control::parse(rsvd_ulp);
-        //= RDMAP-4.1-6, RDMAP-7.2-3
+        //= RDMAP-4.1-6, RDMAP-7.2-3, 7306-4.1-1, 7306-8.2-3
         if rv != self.version {
             return Err(Fault::segment(codes::OPERATION_VERSION));
         }
@@ -331,10 +332,11 @@ impl Inbound {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }
         let UntaggedHeader { msn, mo, last, inv_stag, .. } = header;
-        //= RDMAP-4.1-10
+        //= RDMAP-4.1-10, 7306-4.1-4
         let mut kind = SendKind::of(opcode, inv_stag);
         if opcode.is_immediate() {
             // The RFC has no code for fewer bytes.
+            //= 7306-6.2-1, 7306-6.3-7
             if !collect(&mut self.sends, &header, payload, &mut self.immediate)? {
                 return Ok(Arrival::Part);
             }
@@ -392,6 +394,7 @@ impl Inbound {
             return Err(Fault::segment(codes::UNTAGGED_NO_BUFFER));
         }
         let len = match opcode {
+            //= 7306-5.2.1-1
             Opcode::AtomicRequest => ATOMIC_REQUEST_LEN,
             _ => READ_REQUEST_LEN,
         };
@@ -404,6 +407,7 @@ impl Inbound {
         let segment_len = (UntaggedHeader::LEN + payload.len()) as u16;
         if let Opcode::AtomicRequest = opcode {
             let request = AtomicRequest::parse(&self.request)
+                //= 7306-1.1-5, 7306-5.2.1-18
                 .map_err(|UnknownOperation(_)| Fault::segment(codes::OPERATION_UNSPECIFIED))?;
             return Ok(Arrival::AtomicRequest(InboundAtomic {
                 request,
@@ -423,6 +427,7 @@ impl Inbound {
         payload: &'p [u8],
     ) -> Result<Arrival<'p>, Fault> {
         let queue = &mut self.atomic_responses;
+        //= 7306-5-9, 7306-5.2.2-11
         if header.msn != queue.msn {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }

@@ -49,7 +49,7 @@ impl Fault {
     /// A fault that no incoming message is to blame for.
     #[inline]
     #[must_use]
-    //= RDMAP-4.8-10, RDMAP-7.1-2
+    //= RDMAP-4.8-10, RDMAP-7.1-2, 7306-8.1-1
     pub const fn local(code: TerminateCode) -> Fault {
         Fault { code, enclose: Enclose::None }
     }
@@ -57,7 +57,7 @@ impl Fault {
     /// A fault of a segment: DDP errors, and RDMAP errors of Writes, Read Responses and Sends.
     #[inline]
     #[must_use]
-    //= RDMAP-3.1-8, RDMAP-7.1-3
+    //= RDMAP-3.1-8, RDMAP-7.1-3, 7306-8.1-2
     pub const fn segment(code: TerminateCode) -> Fault {
         Fault { code, enclose: Enclose::Segment }
     }

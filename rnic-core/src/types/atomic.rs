@@ -35,12 +35,17 @@ impl AtomicOperation {
         match self {
             AtomicOperation::FetchAdd { add, boundaries } => {
                 // Without their top bits no field carries into the next one.
+                //= 7306-5.1.1-1, 7306-5.1.1-3
                 let below = (old & !boundaries).wrapping_add(add & !boundaries);
+                //= 7306-5.1.1-2
                 below ^ ((old ^ add) & boundaries)
             }
             AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask } => {
+                //= 7306-5.1.2-1, 7306-5.1.2-5
                 match (compare ^ old) & compare_mask {
+                    //= 7306-5.1.2-2
                     0 => (old & !swap_mask) | (swap & swap_mask),
+                    //= 7306-5.1.2-3
                     _ => old,
                 }
             }
@@ -66,6 +71,9 @@ mod tests {
     }
 
     proptest! {
+        //= 7306-5.1.1-1
+        //= 7306-5.1.1-2
+        //= 7306-5.1.1-3
         #[test]
         fn fields_are_added_to_by_themselves(old: u64, add: u64, boundaries: u64) {
             for boundaries in [boundaries, 0, u64::MAX, 1 << 63, 0x8000_8000_8000_8000] {
@@ -76,6 +84,10 @@ mod tests {
             prop_assert_eq!(plain.applied_to(old), old.wrapping_add(add));
         }
 
+        //= 7306-5.1.2-1
+        //= 7306-5.1.2-2
+        //= 7306-5.1.2-3
+        //= 7306-5.1.2-5
         #[test]
         fn only_bits_of_the_mask_are_swapped_and_only_if_those_compared_are_equal(
             old: u64, swap: u64, swap_mask: u64, compare: u64, compare_mask: u64,

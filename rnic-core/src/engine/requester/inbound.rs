@@ -23,13 +23,13 @@ impl Requester {
     pub(in crate::engine) fn ird_available(&self) -> bool {
         let answering = self.message.as_ref().is_some_and(Message::is_response);
         let executing = self.executing.is_some();
-        //= RDMAP-5.2.2-2
+        //= RDMAP-5.2.2-2, 7306-5.2-2, 7306-5.2.2-8
         self.inbound.len() + usize::from(answering) + usize::from(executing) < usize::from(self.ird)
     }
 
     /// Takes on a request, which is answered in its turn.
     pub(in crate::engine) fn take_on(&mut self, request: InboundRequest) {
-        //= RDMAP-5.2.1-2
+        //= RDMAP-5.2.1-2, 7306-5.2.1-14
         self.inbound.push_back(request);
     }
 
@@ -39,6 +39,7 @@ impl Requester {
         core: &QpCore,
         engine: &mut EngineState,
     ) -> Result<bool, RequestError> {
+        //= 7306-7-10
         if let Some(Executing { atomic, original, .. }) = self.executing {
             let Some(original) = original else { return Ok(false) };
             self.executing = None;
@@ -46,6 +47,7 @@ impl Requester {
             return Ok(true);
         }
         //= RDMAP-5.2.1-8, RDMAP-5.2.2-6, RDMAP-5.5-20
+        //= 7306-5.2.1-20, 7306-5.2.2-12, 7306-5.4-9, 7306-5.4-10, 7306-7-9, 7306-7-13
         match self.inbound.pop_front() {
             None => Ok(false),
             Some(InboundRequest::Read(read)) => {
@@ -72,7 +74,9 @@ impl Requester {
             core.remote(&engine.stags, stag, (to, len), right).map_err(AtomicError::Revoked)?;
         let operation = atomic.request.operation;
         let Some((copier, address)) = target.copier() else {
+            //= 7306-5-6
             let original = target.update(operation).map_err(AtomicError::Memory)?;
+            //= 7306-5.2.1-21
             self.answer(atomic, original);
             return Ok(true);
         };
@@ -85,15 +89,20 @@ impl Requester {
 
     /// Begins the response to an atomic operation that has been carried out.
     fn answer(&mut self, atomic: &InboundAtomic, original: u64) {
+        //= 7306-5.2.1-5, 7306-5.2.2-2, 7306-5.2.2-3
         let response = AtomicResponse { id: atomic.request.id, original };
+        //= 7306-5-8, 7306-5.2.2-6
         let head = HeaderTemplate::Untagged {
             opcode: Opcode::AtomicResponse,
+            //= 7306-4.1-3
             invalidate: Stag(0),
+            //= 7306-5.2-3, 7306-5.2.2-7
             qn: qn::ATOMIC_RESPONSE,
             msn: take(&mut self.response_msn),
         };
         let source = MessageSource::Header(HeaderMessage::AtomicResponse(response));
         let total = count(ATOMIC_RESPONSE_LEN);
+        //= 7306-5.2.2-4
         self.message = Some(Message { head, source, total, sent: 0, seq: None });
     }
 

@@ -61,6 +61,7 @@ pub(in crate::engine) enum HeaderMessage {
 
 impl HeaderMessage {
     /// Its bytes.
+    //= 7306-4.2-1
     pub(in crate::engine) fn emit(&self) -> ArrayVec<u8, ATOMIC_REQUEST_LEN> {
         match self {
             HeaderMessage::ReadRequest(request) => request.emit().into_iter().collect(),
@@ -111,10 +112,11 @@ impl Message {
         };
         let rest = self.total - self.sent;
         // MULPDU is at least 128 (RFC 5044 section 3), so there is room for payload.
-        //= MPA-3-5, DDP-5.2-1, DDP-5.2-2
+        //= MPA-3-5, DDP-5.2-1, DDP-5.2-2, 7306-A-1
         let len = rest.min(count(mulpdu - header_len));
         //= DDP-4.1-3, DDP-4.1-4, DDP-4.1-5, DDP-4.1-6, DDP-5.2-9
         let last = len == rest;
+        //= 7306-4.1-1, 7306-4.1-7
         let control = |opcode| Control { rv: dv, opcode }.byte();
         let header = match self.head {
             HeaderTemplate::Tagged { opcode, stag, to } => Header::Tagged(TaggedHeader {

@@ -244,6 +244,7 @@ impl Requester {
         if message.is_response() {
             core.shared.reads_answered.add(1);
         }
+        //= 7306-6-2, 7306-6.3-6
         if let Some(immediate) = self.immediate.take() {
             self.message = Some(self.immediate_message(immediate));
             return;
@@ -267,8 +268,11 @@ impl Requester {
         let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
         let msn = take(&mut self.send_msn);
         self.mark_send(seq, msn);
+        //= 7306-4.1-3, 7306-6.3-1, 7306-6.3-4
         let head = HeaderTemplate::Untagged { opcode, invalidate: Stag(0), qn: qn::SEND, msn };
+        //= 7306-6.1-1
         let source = MessageSource::Header(HeaderMessage::Immediate(data));
+        //= 7306-6.1-2, 7306-6.3-5
         Message { head, source, total: count(IMMEDIATE_LEN), sent: 0, seq: Some(seq) }
     }
 

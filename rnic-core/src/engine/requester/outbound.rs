@@ -16,6 +16,7 @@ use crate::types::{CompletionStatus, Msn, Stag};
 impl Requester {
     /// The request whose response is next, if it is one of `atomic` operations, or a Read.
     pub(in crate::engine) fn awaited(&self, atomic: bool) -> Option<&OutboundRequest> {
+        //= 7306-5-9
         self.outbound.front().filter(|request| (request.kind == ResponseKind::Atomic) == atomic)
     }
 
@@ -82,6 +83,7 @@ impl Requester {
         core: &mut QpCore,
         engine: &mut EngineState,
     ) -> Result<(), RequestError> {
+        //= 7306-5.2.2-5
         let Some(answered) = self.outbound.pop_front() else { return Ok(()) };
         let Some(seq) = answered.seq else {
             if answered.kind == ResponseKind::Acknowledgement {
@@ -92,7 +94,7 @@ impl Requester {
         self.acknowledge_before(seq);
         if let Some(request) = self.in_flight.get_mut(seq) {
             request.byte_len = answered.size;
-            //= RDMAP-5.2.2-3, RDMAP-5.5-20b
+            //= RDMAP-5.2.2-3, RDMAP-5.5-20b, 7306-5.2.2-10
             request.progress = Progress::Done(CompletionStatus::Success);
         }
         if answered.kind == ResponseKind::ReadInvalidate {

@@ -87,7 +87,7 @@ impl Requester {
             let fenced = flags.contains(SendFlags::FENCE) && self.awaits_response();
             // A QP with an ORD of 0 fails its Reads and atomics (in `begin`) instead of waiting for
             // ever.
-            //= RDMAP-6.1-6
+            //= RDMAP-6.1-6, 7306-5.2-2
             let full = self.ord > 0 && self.outbound_requests() >= usize::from(self.ord);
             if fenced || (awaits && full) {
                 self.fenced = Some(entry);
@@ -126,6 +126,7 @@ impl Requester {
             *left -= 1;
         }
         //= DDP-5.3-2, RDMAP-5.1-6, RDMAP-5.2.1-7, RDMAP-5.3-9, RDMAP-5.5-13
+        //= 7306-5.2.1-19, 7306-6.3-6
         match self.sq.take(&mut self.elements) {
             Ok(entry) => Ok(entry),
             Err(TakeError::Entry(error)) => {
@@ -201,6 +202,7 @@ impl Requester {
         let message = match opcode {
             None => Err(Reason::Opcode(h.opcode)),
             Some(_) if !plain => Err(Reason::SpareFlags(h.flags.into())),
+            //= 7306-4.1-1
             Some(opcode) if opcode.is_extension() && !self.extensions => Err(Reason::NoExtensions),
             Some(opcode) => self.message_for(opcode, entry, seq, core, life, engine),
         };
@@ -330,9 +332,11 @@ impl Requester {
             let bytes = sges.iter().map(|sge| u64::from(sge.length)).sum();
             return Err(Reason::AtomicSink { elements: sges.len(), bytes });
         };
+        //= 7306-5.1.1-10, 7306-5.1.2-11
         let wire = HeaderMessage::AtomicRequest(AtomicRequest {
             operation,
             // Nobody looks at it but who reads a trace.
+            //= 7306-5.2.1-5
             id: low_half(seq),
             stag: Stag(h.rkey),
             to: TaggedOffset(h.remote_addr),
@@ -366,6 +370,7 @@ impl Requester {
             return Ok(None);
         }
         let sink = Stag(lkey);
+        //= 7306-5.2.2-9
         self.outbound.push_back(OutboundRequest {
             seq: Some(seq),
             sink,
@@ -375,16 +380,17 @@ impl Requester {
             kind,
         });
         if let Some(request) = self.in_flight.get_mut(seq) {
-            //= RDMAP-5.5-19
+            //= RDMAP-5.5-19, 7306-5.4-8
             request.progress = Progress::Waiting;
         }
         //= DDP-4.3-7
         let msn = take(&mut self.request_msn);
-        //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.2.1-1
+        //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.2.1-1, 7306-5.2.1-13
         let head = HeaderTemplate::Untagged {
             opcode,
-            //= RDMAP-4.1-9
+            //= RDMAP-4.1-9, 7306-4.1-3
             invalidate: Stag(0),
+            //= 7306-5.2-1, 7306-5.2.1-17
             qn: qn::READ_REQUEST,
             msn,
         };

@@ -35,6 +35,19 @@ fn sink(mr: &Mr, n: usize) -> crate::abi::queue::Sge {
     mr.sge(8 * n..8 * n + 8)
 }
 
+//= 7306-5-4
+//= 7306-5-6
+//= 7306-5.1.1-1
+//= 7306-5.1.1-8
+//= 7306-5.1.1-10
+//= 7306-5.1.2-3
+//= 7306-5.1.2-4
+//= 7306-5.1.2-5
+//= 7306-5.2.1-15
+//= 7306-5.2.1-16
+//= 7306-5.2.1-21
+//= 7306-5.2.2-3
+//= 7306-5.2.2-10
 #[test]
 fn words_are_changed_and_what_they_were_is_brought() {
     for (wiring, a, b) in Wiring::all()
@@ -62,6 +75,11 @@ fn words_are_changed_and_what_they_were_is_brought() {
     }
 }
 
+//= 7306-5-4
+//= 7306-5.1.1-2
+//= 7306-5.1.2-1
+//= 7306-5.1.2-2
+//= 7306-5.1.2-11
 #[test]
 fn masks_choose_bits_and_fields() {
     for wiring in Wiring::both() {
@@ -86,6 +104,13 @@ fn masks_choose_bits_and_fields() {
     }
 }
 
+//= 7306-5.2.1-20
+//= 7306-5.2.2-12
+//= 7306-5.4-9
+//= 7306-5.4-10
+//= 7306-7-9
+//= 7306-7-10
+//= 7306-7-13
 #[test]
 fn reads_and_atomic_operations_are_answered_in_the_order_of_their_requests() {
     for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
@@ -109,6 +134,9 @@ fn reads_and_atomic_operations_are_answered_in_the_order_of_their_requests() {
     }
 }
 
+//= 7306-5.4-6
+//= 7306-7-11
+//= 7306-7-12
 #[test]
 fn what_came_before_an_operation_is_there_when_it_is_answered() {
     for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
@@ -130,6 +158,8 @@ fn what_came_before_an_operation_is_there_when_it_is_answered() {
     }
 }
 
+//= 7306-5.2-2
+//= 7306-5.2.2-9
 #[test]
 fn a_fence_waits_for_operations_and_ord_counts_them() {
     for wiring in Wiring::both() {
@@ -170,6 +200,18 @@ fn two_directions_on_one_word() {
     }
 }
 
+//= 7306-5-7
+//= 7306-5.1.1-5
+//= 7306-5.1.1-6
+//= 7306-5.1.1-7
+//= 7306-5.1.2-7
+//= 7306-5.1.2-8
+//= 7306-5.1.2-9
+//= 7306-5.1.2-10
+//= 7306-5.2.1-7
+//= 7306-8.2-4
+//= 7306-8.2-5
+//= 7306-9-2
 #[test]
 fn what_an_operation_may_not_be_is_told_at_the_requester() {
     for wiring in Wiring::both() {
@@ -203,6 +245,8 @@ fn what_an_operation_may_not_be_is_told_at_the_requester() {
         // And what the peer finds.
         let (done, _) = refused(&|_, s, t| Wr::compare_swap(1, (0, 1), sink(s, 0), t, 4));
         assert_eq!(done, "1 CompareSwap RemoteOperation 0/2/07");
+        let (done, _) = refused(&|_, s, t| Wr::fetch_add(1, 1, sink(s, 0), t, 4));
+        assert_eq!(done, "1 FetchAdd RemoteOperation 0/2/07");
         let (done, _) = refused(&|_, s, t| Wr::fetch_add(1, 1, sink(s, 0), t, 64));
         assert_eq!(done, "1 FetchAdd RemoteAccess 0/1/01");
         let (done, _) = refused(&|w, s, _| {
@@ -247,6 +291,7 @@ fn of_several_operations_the_one_that_failed_is_blamed() {
     }
 }
 
+//= 7306-8.1-2
 #[test]
 fn a_region_that_goes_before_its_operation_has_its_turn() {
     for kind in KINDS {
@@ -288,6 +333,7 @@ fn a_disconnect_waits_for_operations_on_both_sides() {
     }
 }
 
+//= 7306-9-2
 #[test]
 fn windows_open_words_if_they_are_bound_so() {
     for wiring in Wiring::both() {
@@ -318,6 +364,15 @@ fn windows_open_words_if_they_are_bound_so() {
     }
 }
 
+//= 7306-4.1-3
+//= 7306-5-9
+//= 7306-5.1.1-10
+//= 7306-5.1.2-11
+//= 7306-5.2-1
+//= 7306-5.2.1-5
+//= 7306-5.2.1-17
+//= 7306-5.2.1-19
+//= 7306-A-1
 #[test]
 fn a_scripted_peer_sees_the_headers_of_the_rfc() {
     let (mut w, mut raw) = World::raw();
@@ -355,6 +410,7 @@ fn a_scripted_peer_sees_the_headers_of_the_rfc() {
     assert_eq!(words(&near), [0x1112_1314_1516_1718, 3]);
 }
 
+//= 7306-5.2.2-11
 #[test]
 fn responses_of_the_wrong_kind_answer_nothing() {
     // A Read Response while an atomic operation is the oldest, and the other way round.
@@ -376,6 +432,60 @@ fn responses_of_the_wrong_kind_answer_nothing() {
     assert_eq!(word.bytes(), [0; 8]);
 }
 
+//= 7306-5.4-1
+//= 7306-5.4-8
+/// Nor is its sink touched, and nothing is told, by a part of the response.
+#[test]
+fn no_operation_is_complete_before_all_of_its_response() {
+    let (mut w, mut raw) = World::raw();
+    let (near, there) = (w.any_mr(A, 8), w.any_mr(A, 8));
+    w.post(A, &[Wr::fetch_add(1, 1, near.all(), &there, 0)]);
+    assert_eq!(raw.segments(&mut w).len(), 1);
+    let response = AtomicResponse { id: 0, original: 7 }.emit();
+    for (mo, range) in [(0, 0..8), (8, 8..12)] {
+        assert_eq!((w.completions(A), words(&near)), (vec![], vec![0]));
+        let header = raw.untagged(Opcode::AtomicResponse, 3, 1, mo, mo > 0);
+        raw.segment(&mut w, header, &response[range]);
+    }
+    assert_eq!((w.completions(A), words(&near)), (vec!["1 FetchAdd 8".to_owned()], vec![7]));
+}
+
+//= 7306-5.2.2-5
+//= 7306-5.2.2-11
+#[test]
+fn one_response_answers_one_operation() {
+    let (mut w, mut raw) = World::raw();
+    let word = w.any_mr(A, 16);
+    w.post(A, &[Wr::fetch_add(1, 1, word.sge(0..8), &word, 0)]);
+    raw.segments(&mut w);
+    for msn in 1..=2 {
+        let header = raw.untagged(Opcode::AtomicResponse, 3, msn, 0, true);
+        let response = AtomicResponse { id: 0, original: u64::from(msn) };
+        raw.segment(&mut w, header, &response.emit());
+    }
+    assert_eq!(raw.expect_terminate(&mut w).0, "0/2/06");
+    assert_eq!(w.completions(A), ["1 FetchAdd 8"]);
+    assert_eq!(words(&word), [1, 0]);
+}
+
+//= 7306-1.1-5
+//= 7306-5.2.1-18
+//= 7306-10.1-1
+#[test]
+fn operations_that_there_are_not_change_nothing() {
+    for number in (0..16).filter(|number| ![0, 2].contains(number)) {
+        let (mut w, mut raw) = World::raw();
+        let word = w.any_mr(A, 8);
+        let mut request = add_of(&word, 0).emit();
+        request[3] = number;
+        let header = raw.untagged(Opcode::AtomicRequest, 1, 1, 0, true);
+        raw.segment(&mut w, header, &request);
+        assert_eq!(raw.expect_terminate(&mut w).0.to_uppercase(), "0/2/FF", "{number}");
+        assert_eq!(w.state(A), QpState::Terminate);
+        assert_eq!(words(&word), [0]);
+    }
+}
+
 #[test]
 fn a_response_finds_its_sink_gone() {
     let (mut w, mut raw) = World::raw();
@@ -390,6 +500,7 @@ fn a_response_finds_its_sink_gone() {
     assert_eq!(word.bytes(), [0; 8]);
 }
 
+//= 7306-1.1-4
 #[test]
 fn a_peer_without_atomics_refuses_the_operation_by_name() {
     // siw: unexpected opcode, with the header of DDP.
@@ -403,6 +514,10 @@ fn a_peer_without_atomics_refuses_the_operation_by_name() {
     assert_eq!(w.completions(A), ["1 FetchAdd RemoteOperation 0/2/06"]);
 }
 
+//= 7306-5.2.1-5
+//= 7306-5.2.2-2
+//= 7306-5.2.2-4
+//= 7306-5.4-4
 #[test]
 fn operations_come_in_parts_and_copies_of_them_count() {
     let (mut w, mut raw) = World::raw();
@@ -419,6 +534,8 @@ fn operations_come_in_parts_and_copies_of_them_count() {
     assert_eq!(words(&word), [1]);
 }
 
+//= 7306-4.1-1
+//= 7306-8.1-1
 #[test]
 fn a_peer_of_the_older_version_is_asked_for_nothing_new() {
     let make: [fn(&Mr) -> Wr; 3] = [
@@ -432,7 +549,7 @@ fn a_peer_of_the_older_version_is_asked_for_nothing_new() {
         w.post(A, &[make(&mr)]);
         let done = w.completions(A);
         assert!(done[0].ends_with("LocalQpOperation"), "{done:?}");
-        assert_eq!(raw.expect_terminate(&mut w).0, "0/0/00");
+        assert_eq!(raw.expect_terminate(&mut w), ("0/0/00".to_owned(), vec![]), "no headers");
         assert!(w.diagnosis(A).text.contains("speaks RDMAC's version"));
     }
 }
@@ -455,6 +572,11 @@ fn a_word_that_its_owner_took_away_is_no_word() {
 
 // --- Immediate Data ------------------------------------------------------------------------------
 
+//= 7306-6-2
+//= 7306-6.1-2
+//= 7306-6.3-3
+//= 7306-6.3-6
+//= 7306-7-4
 #[test]
 fn immediate_data_follow_their_write_and_say_how_long_it_was() {
     for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
@@ -492,6 +614,9 @@ fn immediate_data_follow_their_write_and_say_how_long_it_was() {
     }
 }
 
+//= 7306-6.1-5
+//= 7306-6.1-6
+//= 7306-6.3-2
 #[test]
 fn immediate_data_wait_for_a_receive_as_sends_do() {
     for wiring in Wiring::both() {
@@ -502,6 +627,8 @@ fn immediate_data_wait_for_a_receive_as_sends_do() {
         assert_eq!(&to.bytes()[..6], b"landed", "{wiring:?}");
         assert_eq!(w.completions(A), ["1 RdmaWrite"]);
         assert_eq!(w.events(B).last().unwrap().split(' ').nth(1), Some("1/2/02"));
+        let told = w.events(A);
+        assert!(told[0].starts_with("terminated by peer 1/2/02 "), "{told:?}");
     }
 }
 
@@ -539,6 +666,14 @@ fn immediate_data_come_in_parts() {
     assert_eq!(w.completions(A), ["2 Receive"]);
 }
 
+//= 7306-6-1
+//= 7306-6.1-1
+//= 7306-6.1-3
+//= 7306-6.1-4
+//= 7306-6.2-1
+//= 7306-6.3-2
+//= 7306-6.3-4
+//= 7306-6.3-5
 #[test]
 fn immediate_data_of_a_peer_bring_all_eight_bytes() {
     let (mut w, mut raw) = World::raw();

@@ -46,6 +46,9 @@ fn first_sent(queue: u32) -> u32 {
 //= DDP-4.3-8
 //= DDP-7.1-1
 //= DDP-7.1-9
+//= 7306-4.1-6
+//= 7306-5-9
+//= 7306-10.2-1
 #[test]
 fn each_queue_of_the_table_counts_from_its_first_number() {
     let rows = table("queue");
@@ -111,6 +114,7 @@ const ELSEWHERE: [(&str, &str); 6] = [
 //= DDP-4.2-1
 //= DDP-4.3-1
 //= DDP-5.2-3
+//= 7306-4-1
 #[test]
 fn each_limit_of_the_table_is_the_one_that_is_kept() {
     use crate::mpa::mulpdu;

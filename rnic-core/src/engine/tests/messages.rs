@@ -1,13 +1,13 @@
 //! Messages as they leave: every byte of each kind, and how long ones are cut.
 
-use super::raw::Segment;
+use super::raw::{Segment, add_of};
 use super::requests::{Mr, Wr};
 use super::world::{A, B, Wiring, World};
 use crate::abi::queue::SendFlags;
 use crate::conformance::table;
 use crate::ddp::Header;
-use crate::rdmap::{Opcode, ReadRequest};
-use crate::types::{Access, Scope, Stag, TaggedOffset};
+use crate::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use crate::types::{Access, AtomicOperation, Scope, Stag, TaggedOffset};
 
 const SINK: Stag = Stag(0xA1A2_A3A4);
 const INVALIDATED: Stag = Stag(0xB1B2_B3B4);
@@ -44,9 +44,27 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
     raw.read(&mut w, 1, &request);
     raw.response(&mut w, near.stag, near.iova + 2, b"xyz", true);
     assert_eq!(w.completions(A), ["6 RdmaRead 3"]);
+    let word = w.any_mr(A, 8);
+    word.set(&41u64.to_ne_bytes());
+    let extended = version == 1;
+    if extended {
+        let immediate = |id, data| Wr::write(id, &[], &far, 1).immediate(data);
+        w.post(
+            A,
+            &[
+                Wr::fetch_add(7, 0x0102, near.sge(0..8), &far, 8),
+                immediate(8, 0x1112_1314_1516_1718),
+                immediate(9, 5).with(SendFlags::SOLICITED),
+            ],
+        );
+        raw.atomic(&mut w, 2, &add_of(&word, 0));
+        let header = raw.untagged(Opcode::AtomicResponse, 3, 1, 0, true);
+        raw.segment(&mut w, header, &AtomicResponse { id: 0, original: 3 }.emit());
+        assert_eq!(w.completions(A), ["7 FetchAdd 8", "8 RdmaWrite", "9 RdmaWrite"]);
+    }
     // A fault of this side, which encloses nothing.
-    w.post(A, &[Wr::write(9, &[near.sge(0..17)], &far, 0)]);
-    assert_eq!(w.completions(A), ["9 RdmaWrite LocalProtection"]);
+    w.post(A, &[Wr::write(10, &[near.sge(0..17)], &far, 0)]);
+    assert_eq!(w.completions(A), ["10 RdmaWrite LocalProtection"]);
 
     let bytes = raw.ulpdus(&mut w);
     assert!(raw.has_whole_fpdus() && raw.fin, "nothing else was said");
@@ -68,7 +86,7 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
         &(far.iova + 11).to_be_bytes(),
     ]
     .concat();
-    let expected = [
+    let mut expected = vec![
         untagged(3, 0, 0, 1, b"a"),
         untagged(5, 0, 0, 2, b"12"),
         untagged(4, INVALIDATED.0, 0, 3, b""),
@@ -76,8 +94,28 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
         tagged(0, far.stag, far.iova + 7, b"678"),
         untagged(1, 0, 1, 1, &read),
         tagged(2, SINK, 0x0102_0304_0506_0708, b"ab"),
-        untagged(7, 0, 2, 1, &[0; 4]),
     ];
+    if extended {
+        let operation = [
+            &[0, 0, 0, 0, 0, 0, 0, 6][..],
+            &far.stag.0.to_be_bytes(),
+            &(far.iova + 8).to_be_bytes(),
+            &[0, 0, 0, 0, 0, 0, 1, 2],
+            &[0; 16],
+            &[0xFF; 8],
+        ]
+        .concat();
+        let empty = || tagged(0, far.stag, far.iova + 1, b"");
+        expected.extend([
+            untagged(10, 0, 1, 2, &operation),
+            empty(),
+            untagged(8, 0, 0, 5, &[0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18]),
+            empty(),
+            untagged(9, 0, 0, 6, &[0, 0, 0, 0, 0, 0, 0, 5]),
+            untagged(11, 0, 3, 1, &[0xA1, 0xA2, 0xA3, 0xA4, 0, 0, 0, 0, 0, 0, 0, 41]),
+        ]);
+    }
+    expected.push(untagged(7, 0, 2, 1, &[0; 4]));
     assert_eq!(bytes.len(), expected.len());
     bytes.into_iter().zip(expected).collect()
 }
@@ -98,7 +136,16 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
 //= RDMAP-4.4-3
 //= RDMAP-5.3-12
 //= RDMAP-6.1-1
-/// The six operations, a Read Response and a Terminate in a DDP stream of either version.
+//= 7306-4.1-1
+//= 7306-4.1-3
+//= 7306-4.1-7
+//= 7306-5-8
+//= 7306-5.2-3
+//= 7306-5.2.2-6
+//= 7306-5.2.2-7
+//= 7306-A-1
+/// The six operations, a Read Response and a Terminate in a DDP stream of either version; what RFC
+/// 7306 has added in one of version 1.
 #[test]
 fn every_kind_of_message_byte_by_byte() {
     for version in [1, 0] {
@@ -120,11 +167,17 @@ fn every_kind_of_message_byte_by_byte() {
 //= RDMAP-5.3-8
 //= RDMAP-5.4-1
 //= RDMAP-5.4-2
-/// T, queue number and what follows the DDP header, for each opcode of RFC 5040.
+//= 7306-4.1-2
+//= 7306-4.1-5
+//= 7306-4.2-1
+//= 7306-5.2-4
+//= 7306-5.2.1-13
+//= 7306-6.3-1
+/// T, queue number and what follows the DDP header, for each opcode.
 #[test]
 fn every_kind_of_message_is_what_the_table_says() {
     let sent = all_kinds(1);
-    for row in table("opcode").iter().filter(|row| row.number("rfc") == 5040) {
+    for row in table("opcode").iter().filter(|row| [5040, 7306].contains(&row.number("rfc"))) {
         let name = row.text("name");
         let (bytes, _) = sent
             .iter()
@@ -142,6 +195,9 @@ fn every_kind_of_message_is_what_the_table_says() {
             ("none", true) => assert!(behind < 4, "{name}"),
             ("Read Request, 28 octets", false) => assert_eq!(behind, 28, "{name}"),
             ("Terminate, 4 to 52 octets", false) => assert_eq!(behind, 4, "{name}"),
+            ("8 octets of data", false) => assert_eq!(behind, 8, "{name}"),
+            ("Atomic Request, 52 octets", false) => assert_eq!(behind, 52, "{name}"),
+            ("Atomic Response, 12 octets", false) => assert_eq!(behind, 12, "{name}"),
             other => panic!("{name}: {other:?}"),
         }
     }
@@ -269,6 +325,8 @@ fn a_message_reaches_one_buffer() {
 //= RDMAP-5.2.1-7
 //= RDMAP-5.3-9
 //= RDMAP-5.5-13
+//= 7306-5.2.1-19
+//= 7306-6.3-6
 /// Requests of every kind, in an order that no kind has of itself.
 #[test]
 fn messages_leave_in_the_order_in_which_they_were_posted() {
@@ -281,6 +339,8 @@ fn messages_leave_in_the_order_in_which_they_were_posted() {
         Wr::write(1, &[long], &far, 11),
         Wr::send(2, &[near.sge(0..2)]),
         Wr::read(3, near.sge(0..3), &far, 13),
+        Wr::write(31, &[near.sge(0..5)], &far, 14).immediate(3),
+        Wr::fetch_add(32, 7, near.sge(0..8), &far, 16),
         Wr::send(4, &[long]),
         Wr::write(5, &[], &far, 15),
         Wr::write(6, &[near.sge(0..4)], &far, 16),
@@ -296,6 +356,15 @@ fn messages_leave_in_the_order_in_which_they_were_posted() {
             Header::Untagged(h) if opcode_of(header) == Opcode::Send => {
                 format!("send {} of {}", h.msn.0, payload.len())
             }
+            Header::Untagged(h) if opcode_of(header) == Opcode::Immediate => {
+                format!("immediate {} of {payload:?}", h.msn.0)
+            }
+            Header::Untagged(h) if opcode_of(header) == Opcode::AtomicRequest => {
+                let request = AtomicRequest::parse(payload[..].try_into().unwrap()).unwrap();
+                let add = AtomicOperation::FetchAdd { add: 7, boundaries: 0 };
+                assert_eq!(request.operation, add);
+                format!("add {} at {}", h.msn.0, request.to.0 - far.iova)
+            }
             Header::Untagged(h) => {
                 let request = ReadRequest::parse(payload[..].try_into().unwrap());
                 format!("read {} at {}", h.msn.0, request.src_to.0 - far.iova)
@@ -307,11 +376,14 @@ fn messages_leave_in_the_order_in_which_they_were_posted() {
         "write 11",
         "send 1 of 2",
         "read 2 at 13",
-        "send 2 of 900",
+        "write 14",
+        "immediate 2 of [0, 0, 0, 0, 0, 0, 0, 3]",
+        "add 3 at 16",
+        "send 3 of 900",
         "write 15",
         "write 16",
-        "send 3 of 0",
-        "read 3 at 18",
+        "send 4 of 0",
+        "read 4 at 18",
     ];
     assert_eq!(order, expected);
     assert!(raw.has_whole_fpdus());

@@ -187,6 +187,14 @@ const IMMEDIATE: u64 = u64::from_be_bytes(*b"immediat");
 //= RDMAP-4.2-2
 //= RDMAP-7.2-2
 //= RDMAP-7.2-3
+//= 7306-1.1-5
+//= 7306-4.1-1
+//= 7306-4.1-2
+//= 7306-4.1-4
+//= 7306-4.1-5
+//= 7306-8.2-2
+//= 7306-8.2-3
+//= 7306-10.2-1
 /// Opcodes, T, queue numbers and versions in all combinations, in streams of either version: those
 /// of the table are carried out, the rest is told by the first check that fails (RFC 5040 section
 /// 7.2).
@@ -235,6 +243,7 @@ impl Bench {
 }
 
 //= RDMAP-7.2-1
+//= 7306-8.2-1
 /// DV is checked before everything of RDMAP, in the words of the buffer model.
 #[test]
 fn another_ddp_version_is_refused_before_the_opcode_is_looked_at() {

@@ -1,15 +1,16 @@
-//! RFC 5040 appendix B, row by row: what is guaranteed between two operations of one stream, and
-//! what is left open. Each cell that says something has a scenario here, found by what it says.
+//! RFC 5040 appendix B and RFC 7306 section 7, row by row: what is guaranteed between two
+//! operations of one stream, and what is left open. Each cell that says something has a scenario
+//! here, found by what it says.
 
 use super::link::Cuts;
 use super::messages::{messages, opcode_of};
-use super::raw::Raw;
+use super::raw::{Raw, add_of};
 use super::requests::{Mr, Wr};
-use super::world::{A, B, Wiring, World};
+use super::world::{A, B, MemoryKind, Wiring, World};
 use crate::conformance::{Row, table};
 use crate::ddp::{Header, qn};
-use crate::rdmap::{Opcode, ReadRequest};
-use crate::types::{Access, Stag, TaggedOffset};
+use crate::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use crate::types::{Access, AtomicOperation, Stag, TaggedOffset};
 
 const COLUMNS: [&str; 3] = ["placement_remote", "placement_local", "ordering_remote"];
 
@@ -81,6 +82,147 @@ const SCENARIOS: &[(&str, &str, Scenario)] = &[
         "second Read Response is not generated before the first",
         responses_leave_in_order,
     ),
+    (
+        "placement_remote",
+        "no guarantee between Immediate Data and Read Request header",
+        every_interleaving_arrives,
+    ),
+    (
+        "placement_remote",
+        "no guarantee between Immediate Data and Atomic Request",
+        every_interleaving_arrives,
+    ),
+    (
+        "placement_remote",
+        "no guarantee between Read Request header and Immediate Data",
+        every_interleaving_arrives,
+    ),
+    (
+        "placement_remote",
+        "no guarantee between Atomic Request and Immediate Data",
+        every_interleaving_arrives,
+    ),
+    (
+        "placement_remote",
+        "no guarantee between Atomic Request and Send payload",
+        every_interleaving_arrives,
+    ),
+    (
+        "placement_remote",
+        "no guarantee between Atomic Request and Write payload",
+        every_interleaving_arrives,
+    ),
+    (
+        "placement_remote",
+        "no guarantee between Atomic Request and Read Request header",
+        every_interleaving_arrives,
+    ),
+    (
+        "placement_remote",
+        "no guarantee between Send payload and Atomic Request",
+        every_interleaving_arrives,
+    ),
+    (
+        "placement_remote",
+        "no guarantee between Write payload and Atomic Request",
+        every_interleaving_arrives,
+    ),
+    (
+        "placement_remote",
+        "no guarantee between Read Request header and Atomic Request",
+        every_interleaving_arrives,
+    ),
+    ("placement_remote", "placed in order", operations_take_effect_in_order),
+    (
+        "placement_local",
+        "Read Response payload is not placed locally before the Immediate Data is placed remotely",
+        a_read_shows_what_went_before,
+    ),
+    (
+        "placement_local",
+        "Atomic Response is not placed locally before the Immediate Data is placed remotely",
+        an_operation_shows_what_went_before,
+    ),
+    (
+        "placement_local",
+        "Atomic Response is not placed locally before the Send payload is placed remotely",
+        an_operation_shows_what_went_before,
+    ),
+    (
+        "placement_local",
+        "Atomic Response is not placed locally before the Write payload is placed remotely",
+        an_operation_shows_what_went_before,
+    ),
+    (
+        "placement_local",
+        "Immediate Data may be placed remotely before the Read Response is generated",
+        a_response_may_be_overtaken,
+    ),
+    (
+        "placement_local",
+        "Immediate Data may be placed remotely before the Atomic Response is generated",
+        a_response_may_be_overtaken,
+    ),
+    (
+        "placement_local",
+        "Send payload may be placed remotely before the Atomic Response is generated",
+        a_response_may_be_overtaken,
+    ),
+    (
+        "placement_local",
+        "Write payload may be placed remotely before the Atomic Response is generated",
+        a_response_may_be_overtaken,
+    ),
+    (
+        "placement_local",
+        "no guarantee between Atomic Response and Read Response payload",
+        results_come_as_responses_do,
+    ),
+    (
+        "placement_local",
+        "no guarantee between the two Atomic Responses",
+        results_come_as_responses_do,
+    ),
+    (
+        "placement_local",
+        "no guarantee between Read Response payload and Atomic Response",
+        results_come_as_responses_do,
+    ),
+    (
+        "ordering_remote",
+        "Read Response is not generated before the Immediate Data has completed",
+        a_read_shows_what_went_before,
+    ),
+    (
+        "ordering_remote",
+        "Atomic Response is not generated before the Immediate Data has completed",
+        an_operation_shows_what_went_before,
+    ),
+    (
+        "ordering_remote",
+        "Atomic Response is not generated before the Send has completed",
+        an_operation_shows_what_went_before,
+    ),
+    (
+        "ordering_remote",
+        "Immediate Data is completed after the Write payload has been placed and delivered",
+        immediate_data_complete_after_their_write,
+    ),
+    (
+        "ordering_remote",
+        "Read Response is not generated before the Atomic Response",
+        answers_leave_in_order,
+    ),
+    (
+        "ordering_remote",
+        "Atomic Response is not generated before the Read Response",
+        answers_leave_in_order,
+    ),
+    (
+        "ordering_remote",
+        "second Atomic Request is not processed before the first Atomic Response has been generated",
+        answers_leave_in_order,
+    ),
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +230,8 @@ enum Kind {
     Send,
     Write,
     Read,
+    Immediate,
+    Atomic,
 }
 
 impl Kind {
@@ -96,7 +240,18 @@ impl Kind {
             "Send" => Kind::Send,
             "RDMA Write" => Kind::Write,
             "RDMA Read" => Kind::Read,
+            "Immediate Data" => Kind::Immediate,
+            "Atomic" => Kind::Atomic,
             other => panic!("{other}"),
+        }
+    }
+
+    /// The queue of its message; none if that is tagged.
+    fn queue(self) -> Option<u32> {
+        match self {
+            Kind::Send | Kind::Immediate => Some(qn::SEND),
+            Kind::Write => None,
+            Kind::Read | Kind::Atomic => Some(qn::READ_REQUEST),
         }
     }
 }
@@ -105,12 +260,27 @@ impl Kind {
 //= RDMAP-5.5-12
 //= RDMAP-5.5-12a
 //= RDMAP-5.5-18
+//= 7306-5.4-5
+//= 7306-5.4-7
+//= 7306-5.4-10
+//= 7306-6.4-1
+//= 7306-7-1
+//= 7306-7-2
+//= 7306-7-3
+//= 7306-7-4
+//= 7306-7-5
+//= 7306-7-6
+//= 7306-7-7
+//= 7306-7-8
+//= 7306-7-9
+//= 7306-7-10
+//= 7306-7-11
+//= 7306-7-12
+//= 7306-7-13
 /// Every cell that is not "not applicable" is shown, and no scenario stands for nothing.
 #[test]
 fn every_pair_of_operations_is_ordered_as_the_table_says_and_no_further() {
-    // Those of RFC 5040.
-    let mut rows = table("ordering_pair");
-    rows.retain(|row| row.number("rfc") == 5040);
+    let rows = table("ordering_pair");
     let mut used = vec![false; SCENARIOS.len()];
     let mut pairs = Vec::new();
     for row in &rows {
@@ -129,16 +299,21 @@ fn every_pair_of_operations_is_ordered_as_the_table_says_and_no_further() {
         }
     }
     assert!(used.iter().all(|used| *used), "{used:?}");
-    let all = [Kind::Send, Kind::Write, Kind::Read];
+    let all = [Kind::Send, Kind::Write, Kind::Read, Kind::Immediate, Kind::Atomic];
     let all = all.iter().flat_map(|first| all.map(|later| (*first, later)));
     assert!(all.into_iter().all(|pair| pairs.contains(&pair)), "{pairs:?}");
 }
 
 /// One operation that arrives in two segments, and what it leaves behind.
 struct Incoming {
-    kind: Kind,
     segments: [(Header, Vec<u8>); 2],
     place: Mr,
+    /// What is in its place afterwards.
+    left: [u8; 8],
+    /// What its completion begins and ends with.
+    told: Option<(String, &'static str)>,
+    /// What is answered.
+    answer: Option<Vec<u8>>,
 }
 
 impl Incoming {
@@ -147,9 +322,11 @@ impl Incoming {
         let place = w.any_mr(A, 8);
         let number = 1 + nth;
         let untagged = |opcode, qn, mo, last| raw.untagged(opcode, qn, number, mo, last);
+        let (mut told, mut answer, mut left) = (None, None, *b"placed\0\0");
         let segments = match kind {
             Kind::Send => {
                 w.recv(A, u64::from(number), &[place.all()]);
+                told = Some((format!("{number} Receive"), " 6"));
                 [
                     (untagged(Opcode::Send, qn::SEND, 0, false), b"plac".to_vec()),
                     (untagged(Opcode::Send, qn::SEND, 4, true), b"ed".to_vec()),
@@ -161,6 +338,7 @@ impl Incoming {
             ],
             Kind::Read => {
                 place.set(b"placed\0\0");
+                answer = Some(b"placed".to_vec());
                 let header = read_of(&place, 0, 6, u64::from(number)).emit();
                 let queue = qn::READ_REQUEST;
                 [
@@ -168,8 +346,29 @@ impl Incoming {
                     (untagged(Opcode::ReadRequest, queue, 10, true), header[10..].to_vec()),
                 ]
             }
+            Kind::Immediate => {
+                w.recv(A, u64::from(number), &[]);
+                // In between is what has come of the Write so far, if one is under way.
+                told = Some((format!("{number} Receive"), " immediate 0x102030405060708"));
+                left = [0; 8];
+                [
+                    (untagged(Opcode::Immediate, qn::SEND, 0, false), vec![1, 2, 3]),
+                    (untagged(Opcode::Immediate, qn::SEND, 3, true), vec![4, 5, 6, 7, 8]),
+                ]
+            }
+            Kind::Atomic => {
+                place.set(&7u64.to_ne_bytes());
+                left = 8u64.to_ne_bytes();
+                let request = add_of(&place, 0);
+                answer = Some(AtomicResponse { id: request.id, original: 7 }.emit().to_vec());
+                let (header, queue) = (request.emit(), qn::READ_REQUEST);
+                [
+                    (untagged(Opcode::AtomicRequest, queue, 0, false), header[..10].to_vec()),
+                    (untagged(Opcode::AtomicRequest, queue, 10, true), header[10..].to_vec()),
+                ]
+            }
         };
-        Incoming { kind, segments, place }
+        Incoming { segments, place, left, told, answer }
     }
 }
 
@@ -187,7 +386,8 @@ fn read_of(from: &Mr, at: u64, size: u32, sink_to: u64) -> ReadRequest {
 /// No order of placement may be relied on: whatever order of segments DDP allows a sender (messages
 /// of one queue, or tagged ones, do not interleave), both operations do what they are for.
 fn every_interleaving_arrives(first: Kind, later: Kind) {
-    let orders: &[[usize; 4]] = match first == later {
+    let same_queue = first.queue() == later.queue();
+    let orders: &[[usize; 4]] = match same_queue {
         true => &[[0, 0, 1, 1]],
         false => {
             &[[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]]
@@ -195,7 +395,7 @@ fn every_interleaving_arrives(first: Kind, later: Kind) {
     };
     for order in orders {
         let (mut w, mut raw) = World::raw();
-        let nth = u32::from(first == later);
+        let nth = u32::from(same_queue);
         let both = [Incoming::new(&mut w, &raw, first, 0), Incoming::new(&mut w, &raw, later, nth)];
         let mut next = [0, 0];
         for which in order {
@@ -203,15 +403,20 @@ fn every_interleaving_arrives(first: Kind, later: Kind) {
             raw.segment(&mut w, *header, payload);
             next[*which] += 1;
         }
+        let what = format!("{first:?} {later:?} {order:?}");
+        let told: Vec<_> = both.iter().filter_map(|op| op.told.as_ref()).collect();
         let completions = w.completions(A);
-        let responses = messages(&raw.segments(&mut w));
-        let count = |kind| both.iter().filter(|op| op.kind == kind).count();
-        assert_eq!(completions.len(), count(Kind::Send), "{first:?} {later:?} {order:?}");
-        assert!(completions.iter().all(|c| c.ends_with(" Receive 6")), "{completions:?}");
-        assert_eq!(responses.len(), count(Kind::Read), "{first:?} {later:?} {order:?}");
-        assert!(responses.iter().all(|(_, payload)| payload == b"placed"), "{responses:?}");
+        assert_eq!(completions.len(), told.len(), "{what}");
+        for (completion, (start, end)) in completions.iter().zip(told) {
+            let is_it = completion.starts_with(start) && completion.ends_with(end);
+            assert!(is_it, "{what}: {completion}");
+        }
+        let answers: Vec<_> =
+            messages(&raw.segments(&mut w)).into_iter().map(|(_, payload)| payload).collect();
+        let expected: Vec<_> = both.iter().filter_map(|op| op.answer.clone()).collect();
+        assert_eq!(answers, expected, "{what}");
         for op in &both {
-            assert_eq!(&op.place.bytes(), b"placed\0\0", "{first:?} {later:?} {order:?}");
+            assert_eq!(op.place.bytes(), op.left, "{what}");
         }
     }
 }
@@ -226,9 +431,27 @@ fn step_by_step(w: &mut World, mut look: impl FnMut(&mut World)) {
 }
 
 /// A Read fetches what the Send or Write before it has placed, in the same memory, every byte of
-/// it; and a Send has completed before its Read shows anything.
+/// it; and a Send, or Immediate Data, has completed before its Read shows anything.
 fn a_read_shows_what_went_before(first: Kind, _: Kind) {
-    const LEN: usize = 20_000;
+    shows_what_went_before(first, |sink, there| {
+        (Wr::read(2, sink.all(), there, 0), format!("2 RdmaRead {LEN}"))
+    });
+}
+
+/// And so does an atomic operation on the last word.
+fn an_operation_shows_what_went_before(first: Kind, _: Kind) {
+    shows_what_went_before(first, |sink, there| {
+        let at = LEN - 8;
+        (Wr::fetch_add(2, 0, sink.sge(at..LEN), there, at as u64), "2 FetchAdd 8".to_owned())
+    });
+}
+
+/// Length of what goes before.
+const LEN: usize = 20_000;
+
+/// What the second request, into this sink and of that memory, shows of the first, with the
+/// completion of the second.
+fn shows_what_went_before(first: Kind, second: fn(&Mr, &Mr) -> (Wr, String)) {
     for wiring in Wiring::both() {
         for seed in 0..5 {
             let mut w = World::connected(wiring);
@@ -242,76 +465,112 @@ fn a_read_shows_what_went_before(first: Kind, _: Kind) {
             w.recv(B, 1, &[there.all()]);
             let before = match first {
                 Kind::Send => Wr::send(1, &[near.all()]),
+                Kind::Immediate => Wr::write(1, &[near.all()], &there, 0).immediate(1),
                 _ => Wr::write(1, &[near.all()], &there, 0),
             };
-            w.push(A, &[before, Wr::read(2, sink.all(), &there, 0)]);
+            let (second, done) = second(&sink, &there);
+            w.push(A, &[before, second]);
             let mut received = Vec::new();
             step_by_step(&mut w, |w| {
                 received.extend(w.completions(B));
                 if sink.bytes() != vec![0; LEN] {
                     assert_eq!(there.bytes(), bytes, "{first:?} {wiring:?}");
-                    assert_eq!(received.len(), usize::from(first == Kind::Send));
+                    assert_eq!(received.len(), usize::from(first != Kind::Write));
                 }
             });
-            assert_eq!(sink.bytes(), bytes, "{first:?} {wiring:?}");
+            assert_eq!(sink.bytes()[LEN - 8..], bytes[LEN - 8..], "{first:?} {wiring:?}");
             let name = if first == Kind::Send { "1 Send" } else { "1 RdmaWrite" };
-            assert_eq!(w.completions(A), [name.to_owned(), format!("2 RdmaRead {LEN}")]);
+            assert_eq!(w.completions(A), [name.to_owned(), done]);
         }
     }
 }
 
-/// Receives fill in the order of their Sends: none is complete before those ahead of it.
-fn sends_complete_in_order(_: Kind, _: Kind) {
+/// Receives complete in the order of their messages, in any mixture: none before those ahead of it.
+fn sends_complete_in_order(first: Kind, later: Kind) {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.one_segment_at_a_time();
         let (near, there) = (w.any_mr(A, 9000), w.any_mr(B, 9000));
         near.pattern(1);
         let lengths = [9000, 0, 1, 5000, 17, 0, 2000];
-        for n in 0..lengths.len() {
-            w.recv(B, n as u64, &[there.all()]);
+        let (mut messages, mut expected) = (Vec::new(), Vec::new());
+        for (n, len) in (0u64..).zip(lengths) {
+            w.recv(B, n, &[there.all()]);
+            let length = if len == 0 { String::new() } else { format!(" {len}") };
+            let immediate = [first, later][n as usize % 2] == Kind::Immediate;
+            if immediate {
+                messages.push(Wr::write(n, &[near.sge(0..len)], &there, 0).immediate(n));
+                expected.push(format!("{n} Receive{length} immediate {n:#x}"));
+            } else {
+                messages.push(Wr::send(n, &[near.sge(0..len)]));
+                expected.push(format!("{n} Receive{length}"));
+            }
         }
-        let sends: Vec<Wr> =
-            (0..).zip(lengths).map(|(n, len)| Wr::send(n, &[near.sge(0..len)])).collect();
-        w.push(A, &sends);
+        w.push(A, &messages);
         let mut received = Vec::new();
         step_by_step(&mut w, |w| received.extend(w.completions(B)));
-        let expected: Vec<String> = (0..)
-            .zip(lengths)
-            .map(|(n, len): (u64, usize)| match len {
-                0 => format!("{n} Receive"),
-                len => format!("{n} Receive {len}"),
-            })
-            .collect();
-        assert_eq!(received, expected, "{wiring:?}");
+        assert_eq!(received, expected, "{first:?} {later:?} {wiring:?}");
+    }
+}
+
+/// Immediate Data are told when every byte of the Write before them is in place.
+fn immediate_data_complete_after_their_write(_: Kind, _: Kind) {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.one_segment_at_a_time();
+        let (near, there) = (w.any_mr(A, LEN), w.any_mr(B, LEN));
+        let bytes = near.pattern(1);
+        w.recv(B, 1, &[]);
+        w.push(A, &[Wr::write(1, &[near.all()], &there, 0).immediate(5)]);
+        let mut received = Vec::new();
+        step_by_step(&mut w, |w| {
+            received.extend(w.completions(B));
+            assert!(received.is_empty() || there.bytes() == bytes, "{wiring:?}");
+        });
+        assert_eq!(received, [format!("1 Receive {LEN} immediate 0x5")]);
     }
 }
 
 /// While a response waits for the socket, what came behind its request is placed and delivered, and
 /// is what the response shows. Who does not want that fences the later operation.
-fn a_response_may_be_overtaken(_: Kind, later: Kind) {
+fn a_response_may_be_overtaken(first: Kind, later: Kind) {
     let (mut w, mut raw) = World::raw();
-    let place = w.any_mr(A, 6);
-    place.set(b"before");
+    let place = w.any_mr(A, 8);
+    place.set(b"before..");
     w.recv(A, 7, &[place.all()]);
     // The socket is full of something else.
     let other = w.any_mr(A, 4000);
     w.links[0].pipes[0].window = 100;
     w.post(A, &[Wr::write(1, &[other.all()], &other, 0)]);
-    raw.read(&mut w, 1, &read_of(&place, 0, 6, 0));
+    match first {
+        Kind::Atomic => raw.atomic(&mut w, 1, &add_of(&place, 0)),
+        _ => raw.read(&mut w, 1, &read_of(&place, 0, 8, 0)),
+    }
+    let mut shown = b"behind..";
     match later {
         Kind::Send => {
-            raw.send(&mut w, 1, b"behind");
-            assert_eq!(w.completions(A), ["7 Receive 6"], "delivered before the response");
+            raw.send(&mut w, 1, b"behind..");
+            assert_eq!(w.completions(A), ["7 Receive 8"], "delivered before the response");
         }
-        _ => raw.write(&mut w, place.stag, place.iova, b"behind"),
+        Kind::Immediate => {
+            shown = b"before..";
+            raw.segment(&mut w, raw.untagged(Opcode::Immediate, 0, 1, 0, true), &[0; 8]);
+            assert_eq!(w.completions(A), ["7 Receive immediate 0x0"]);
+        }
+        _ => raw.write(&mut w, place.stag, place.iova, b"behind.."),
     }
-    assert_eq!(&place.bytes(), b"behind");
+    assert_eq!(&place.bytes(), shown);
     w.links[0].pipes[0].window = 1 << 20;
     w.settle();
     let found = messages(&raw.segments(&mut w));
-    let response = found.iter().find(|(header, _)| opcode_of(header) == Opcode::ReadResponse);
-    assert_eq!(response.unwrap().1, b"behind", "{later:?}");
+    let response = found.iter().find(|(header, _)| opcode_of(header).is_response()).unwrap();
+    if first == Kind::Atomic {
+        let original = u64::from_ne_bytes(*shown);
+        assert_eq!(response.1[4..], original.to_be_bytes(), "{later:?}");
+        assert_eq!(place.bytes(), (original + 1).to_ne_bytes());
+    } else {
+        assert_eq!(response.1, shown, "{later:?}");
+    }
 }
 
 /// Bytes of a response are in place as they come, before the read they belong to is done; nothing
@@ -352,5 +611,97 @@ fn responses_leave_in_order(_: Kind, _: Kind) {
         assert_eq!(h.to.0, u64::from(n) << 32);
         let from = n as usize;
         assert_eq!(payload, bytes[from..from + (size - size.min(n)) as usize]);
+    }
+}
+
+/// Each sink fills when its own response comes, and nothing is said of the second before the first
+/// is complete.
+fn results_come_as_responses_do(first: Kind, later: Kind) {
+    let (mut w, mut raw) = World::raw();
+    let (sinks, source) = ([w.any_mr(A, 8), w.any_mr(A, 8)], w.any_mr(A, 8));
+    let kinds = [first, later];
+    let request = |n: usize| match kinds[n] {
+        Kind::Atomic => Wr::fetch_add(n as u64, 1, sinks[n].all(), &source, 0),
+        _ => Wr::read(n as u64, sinks[n].all(), &source, 0),
+    };
+    w.post(A, &[request(0), request(1)]);
+    raw.segments(&mut w);
+    let mut msn = 0;
+    for n in 0..2 {
+        assert_eq!(w.completions(A), [""; 0]);
+        assert!(sinks[n..].iter().all(|sink| sink.bytes() == [0; 8]));
+        let (value, sink) = (5 + n as u64, &sinks[n]);
+        let name = match kinds[n] {
+            Kind::Atomic => {
+                msn += 1;
+                let header = raw.untagged(Opcode::AtomicResponse, 3, msn, 0, true);
+                let response = AtomicResponse { id: n as u32, original: value };
+                raw.segment(&mut w, header, &response.emit());
+                "FetchAdd"
+            }
+            _ => {
+                raw.response(&mut w, sink.stag, sink.iova, &value.to_ne_bytes(), true);
+                "RdmaRead"
+            }
+        };
+        assert_eq!(w.completions(A), [format!("{n} {name} 8")]);
+        assert_eq!(sink.bytes(), value.to_ne_bytes());
+    }
+}
+
+/// Of two operations on a word the later one finds what the first has left.
+fn operations_take_effect_in_order(_: Kind, _: Kind) {
+    for kind in [MemoryKind::Shared, MemoryKind::Attached, MemoryKind::ThroughCopier] {
+        let (mut w, mut raw) = World::raw();
+        w.kind = kind;
+        let word = w.any_mr(A, 8);
+        w.links[0].pipes[0].window = 0;
+        raw.atomic(&mut w, 1, &add_of(&word, 0));
+        let operation = AtomicOperation::CompareSwap {
+            swap: 10,
+            swap_mask: u64::MAX,
+            compare: 1,
+            compare_mask: u64::MAX,
+        };
+        raw.atomic(&mut w, 2, &AtomicRequest { operation, id: 2, ..add_of(&word, 0) });
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        let found: Vec<_> =
+            raw.segments(&mut w).into_iter().map(|s| (s.header, s.payload)).collect();
+        let response = |msn, id, original| {
+            let header = raw.untagged(Opcode::AtomicResponse, 3, msn, 0, true);
+            (header, AtomicResponse { id, original }.emit().to_vec())
+        };
+        assert_eq!(found, [response(1, add_of(&word, 0).id, 0), response(2, 2, 1)], "{kind:?}");
+        assert_eq!(word.bytes(), 10u64.to_ne_bytes());
+    }
+}
+
+/// Responses of both kinds leave in the order of their requests, and a Read shows the operations
+/// before it and none of those behind it.
+fn answers_leave_in_order(first: Kind, later: Kind) {
+    for kind in [MemoryKind::Shared, MemoryKind::Attached, MemoryKind::ThroughCopier] {
+        let (mut w, mut raw) = World::raw();
+        w.kind = kind;
+        let word = w.any_mr(A, 8);
+        w.links[0].pipes[0].window = 0;
+        let (mut expected, mut value) = (Vec::new(), 0u64);
+        for (msn, asked) in (1..).zip([first, later, first, later]) {
+            if asked == Kind::Atomic {
+                let request = add_of(&word, 0);
+                raw.atomic(&mut w, msn, &request);
+                expected.push(AtomicResponse { id: request.id, original: value }.emit().to_vec());
+                value += 1;
+            } else {
+                raw.read(&mut w, msn, &read_of(&word, 0, 8, 0));
+                expected.push(value.to_ne_bytes().to_vec());
+            }
+        }
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        let found: Vec<_> =
+            messages(&raw.segments(&mut w)).into_iter().map(|(_, payload)| payload).collect();
+        assert_eq!(found, expected, "{first:?} {later:?} {kind:?}");
+        assert_eq!(word.bytes(), value.to_ne_bytes());
     }
 }

@@ -275,7 +275,9 @@ impl Qp {
                 }
                 (Incoming::Send { kind, mo, last, total: None }, payload)
             }
+            //= 7306-7-2
             Arrival::ReadRequest(read) => (Incoming::ReadRequest(read), &[][..]),
+            //= 7306-5.4-4, 7306-5.4-6, 7306-7-3, 7306-7-11, 7306-7-12
             Arrival::AtomicRequest(atomic) => (Incoming::AtomicRequest(atomic), &[][..]),
             Arrival::AtomicResponse(response) => (Incoming::AtomicResponse(response), &[][..]),
             //= RDMAP-5.5-12, RDMAP-5.5-17
