@@ -27,8 +27,8 @@ pub struct Completion {
     pub invalidated: Option<Stag>,
     /// Immediate Data, which the receive was taken for (RFC 7306 section 6).
     pub immediate: Option<[u8; 8]>,
-    /// The immediate data came beside a Send, whose length `byte_len` is: their first four bytes are
-    /// the sender's.
+    /// The immediate data came beside a Send, whose length `byte_len` is: their first four bytes
+    /// are the sender's.
     pub beside: bool,
     /// The Terminate that failed the request, sent or received (RFC 5040 section 4.8).
     pub detail: Option<TerminateCode>,

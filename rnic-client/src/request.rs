@@ -38,8 +38,8 @@ impl<'a> SendRequest<'a> {
         Self::new(SendOpcode::Send, wr_id, Data::Inline(bytes))
     }
 
-    /// Like [`send`](Self::send), with four bytes beside the message, which its completion has at the
-    /// receiver. Only queue pairs that are [wired by hand](crate::QpType::Wired) have it.
+    /// Like [`send`](Self::send), with four bytes beside the message, which its completion has at
+    /// the receiver. Only queue pairs that are [wired by hand](crate::QpType::Wired) have it.
     pub fn send_with_imm(wr_id: u64, elements: &'a [Sge], immediate: [u8; 4]) -> Self {
         Self::send(wr_id, elements).beside(immediate)
     }

@@ -132,8 +132,8 @@ impl ContextBody {
         Ok(says)
     }
 
-    /// The size of packets as verbs number it: on Ethernet what fits a frame with the headers of RoCE
-    /// v2.
+    /// The size of packets as verbs number it: on Ethernet what fits a frame with the headers of
+    /// RoCE v2.
     pub(crate) fn mtu(&self) -> c::ibv_mtu {
         let frames = self.gids.iter().map(|row| row.mtu).min();
         frames.map_or(net::verbs_mtu(), |mtu| match mtu.saturating_sub(ROCE_HEADERS) {

@@ -199,7 +199,7 @@ impl QpBody {
         &self,
         work: impl Iterator<Item = Result<SendWork, Errno>> + 'w,
     ) -> (usize, Result<(), Errno>) {
-        if !self.may_post(&[c::IBV_QPS_RTS, c::IBV_QPS_SQD, c::IBV_QPS_ERR]) {
+        if !self.may_send() {
             return (0, Err(Errno::INVALID));
         }
         let mut numbers = self.sends.lock();
@@ -365,10 +365,15 @@ impl QpBody {
         Ok(())
     }
 
-    /// Whether requests may be posted, where that is so in these states of a queue pair that is wired
-    /// by hand.
-    fn may_post(&self, states: &[u32]) -> bool {
-        self.wired.as_ref().is_none_or(|wired| states.contains(&wired.lock().state()))
+    /// Whether send requests may be posted: of a queue pair that is wired by hand not before RTS.
+    fn may_send(&self) -> bool {
+        let ready = [c::IBV_QPS_RTS, c::IBV_QPS_SQD, c::IBV_QPS_ERR];
+        self.wired.as_ref().is_none_or(|wired| ready.contains(&wired.lock().state()))
+    }
+
+    /// Whether it is wired by hand and in RESET.
+    fn is_reset(&self) -> bool {
+        self.wired.as_ref().is_some_and(|wired| wired.lock().state() == c::IBV_QPS_RESET)
     }
 
     /// All requests that had begun before SQD are done.
@@ -438,9 +443,10 @@ impl QpBody {
         &self,
         work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
     ) -> (usize, Result<(), Errno>) {
-        let before = [c::IBV_QPS_INIT, c::IBV_QPS_RTR];
-        let later = [c::IBV_QPS_RTS, c::IBV_QPS_SQD, c::IBV_QPS_ERR];
-        if self.srq.is_some() || !self.may_post(&before) && !self.may_post(&later) {
+        if self.srq.is_some() {
+            return (0, Err(Errno::INVALID));
+        }
+        if self.is_reset() {
             return (0, Err(Errno::INVALID));
         }
         let mut numbers = self.receives.lock();

@@ -68,6 +68,8 @@ pub struct Group {
     pub program: &'static str,
     /// The Debian package.
     pub package: &'static str,
+    /// What its cases have in common, for the heading; empty for nothing.
+    pub manner: &'static str,
     /// Further configuration of the daemons.
     pub config: &'static str,
     /// In this order.
@@ -126,15 +128,23 @@ impl Case {
 }
 
 /// Everything that is run.
-pub const GROUPS: &[&Group] = &[&DEVICES, &RDMACM, &PERFTEST, &NEW_POST, &FIO, &QPERF, &FABRIC];
+pub const GROUPS: &[&Group] =
+    &[&DEVICES, &RDMACM, &PERFTEST, &NEW_POST, &FIO, &QPERF, &FABRIC, &PINGPONG, &BY_HAND];
 
 /// Programs that look at devices.
 pub const DEVICES: Group = Group {
     program: "ibv_devinfo",
     package: "ibverbs-utils",
+    manner: "",
     config: "",
     cases: &[
-        Case::alone("ibv_devices").client_says(&["^rnicd0 "]),
+        Case::alone("ibv_devices").client_says(&["^rnicd0 ", "^rnicd1 "]),
+        Case::alone("ibv_devinfo -v -d rnicd1").client_says(&[
+            "^hca_id: rnicd1",
+            "^transport: InfiniBand (0)",
+            "^link_layer: Ethernet",
+            "RoCE v2",
+        ]),
         Case::alone("ibv_devinfo -v").client_says(&[
             "^hca_id: rnicd0",
             "^transport: iWARP (1)",
@@ -147,6 +157,7 @@ pub const DEVICES: Group = Group {
 pub const RDMACM: Group = Group {
     program: "rping",
     package: "rdmacm-utils",
+    manner: "",
     config: "",
     cases: &[
         Case::pair(
@@ -206,6 +217,7 @@ macro_rules! perftest {
 pub const PERFTEST: Group = Group {
     program: "ib_write_bw",
     package: "perftest",
+    manner: "",
     config: "",
     cases: &[
         perftest!("send_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
@@ -246,6 +258,7 @@ pub const PERFTEST: Group = Group {
 pub const NEW_POST: Group = Group {
     program: "ib_write_bw",
     package: "perftest",
+    manner: "",
     config: "[device]\nvendor_id = 0x02c9\nvendor_part_id = 4119\n",
     cases: &[
         perftest!("send_lat -n 90").client_says(&["ibv_wr* API : ON", "^2 90 "]).bytes(2 * 90 * 2),
@@ -257,6 +270,68 @@ pub const NEW_POST: Group = Group {
         perftest!("atomic_bw -A CMP_AND_SWAP -n 90")
             .both_say(&["ibv_wr* API : ON", "^8 90 "])
             .bytes(90 * 8),
+    ],
+};
+
+/// An example of rdma-core, whose ends wire their queue pairs by hand.
+macro_rules! pingpong {
+    ($words:literal) => {
+        Case::pair(
+            concat!("ibv_", $words, " -d rnicd1 -g 0 -p {port} {ip}"),
+            concat!("ibv_", $words, " -d rnicd1 -g 0 -p {port}"),
+        )
+        .over_tcp()
+    };
+}
+
+/// Examples of rdma-core.
+pub const PINGPONG: Group = Group {
+    program: "ibv_rc_pingpong",
+    package: "ibverbs-utils",
+    manner: ", wired by hand",
+    config: "",
+    cases: &[
+        pingpong!("rc_pingpong -n 200").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
+        pingpong!("rc_pingpong -n 200 -e -c").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
+        pingpong!("srq_pingpong -n 200 -q 4").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
+    ],
+};
+
+/// A benchmark of perftest whose ends wire their queue pairs by hand.
+macro_rules! by_hand {
+    ($words:literal) => {
+        Case::pair(
+            concat!("ib_", $words, " -d rnicd1 -F -p {port} {ip}"),
+            concat!("ib_", $words, " -d rnicd1 -F -p {port}"),
+        )
+        .over_tcp()
+    };
+}
+
+/// Benchmarks of every operation, without a connection manager.
+pub const BY_HAND: Group = Group {
+    program: "ib_write_bw",
+    package: "perftest",
+    manner: ", wired by hand",
+    config: "",
+    cases: &[
+        by_hand!("send_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        by_hand!("write_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        by_hand!("read_lat -n 100").client_says(&["^2 100 "]).bytes(100 * 2),
+        by_hand!("send_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        by_hand!("write_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        by_hand!("read_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        by_hand!("send_bw -c RC -x 0 -a -n 50")
+            .client_says(&["^2 50 ", "^8388608 50 "])
+            .bytes(50 * (8 << 20)),
+        by_hand!("read_bw -a -n 50").client_says(&["^2 50 ", "^8388608 50 "]).bytes(50 * (8 << 20)),
+        by_hand!("send_lat -e -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        by_hand!("write_bw -q 4 -n 100").both_say(&["^65536 400 "]).bytes(400 << 16),
+        by_hand!("send_bw -b -n 100").both_say(&["^65536 100 "]).bytes(200 << 16),
+        by_hand!("send_bw --use-srq -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        by_hand!("atomic_lat -n 100").client_says(&["^8 100 "]).bytes(100 * 8),
+        by_hand!("atomic_bw -A CMP_AND_SWAP -e -n 100").both_say(&["^8 100 "]).bytes(100 * 8),
+        by_hand!("atomic_bw -b -q 4 -n 100").both_say(&["^8 400 "]).bytes(800 * 8),
     ],
 };
 
@@ -282,6 +357,7 @@ macro_rules! fio {
 pub const FIO: Group = Group {
     program: "fio",
     package: "fio",
+    manner: "",
     config: "",
     cases: &[fio!("write"), fio!("read"), fio!("send")],
 };
@@ -300,6 +376,7 @@ macro_rules! qperf {
 pub const QPERF: Group = Group {
     program: "qperf",
     package: "qperf",
+    manner: "",
     config: "",
     cases: &[
         qperf!("rc_bw", "^bw = "),
@@ -335,6 +412,7 @@ macro_rules! fabric {
 pub const FABRIC: Group = Group {
     program: "fi_pingpong",
     package: "libfabric-bin",
+    manner: "",
     config: "",
     cases: &[fabric!("verbs", "msg"), fabric!("verbs;ofi_rxm", "rdm")],
 };

@@ -68,6 +68,8 @@ settings! {
     fio: FIO,
     qperf: QPERF,
     fabric: FABRIC,
+    pingpong: PINGPONG,
+    perftest_wired_by_hand: BY_HAND,
 }
 
 #[test]

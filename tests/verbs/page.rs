@@ -51,7 +51,7 @@ fn page() -> String {
 }
 
 fn section(text: &mut String, group: &Group) -> std::fmt::Result {
-    write!(text, "\n## {}", group.package)?;
+    write!(text, "\n## {}{}", group.package, group.manner)?;
     match group.config.lines().collect::<Vec<_>>()[..] {
         [] => writeln!(text, "\n")?,
         [table, ref keys @ ..] => {

@@ -195,8 +195,8 @@ impl Engine {
         });
     }
 
-    /// Links a QP that is wired by hand, and [has no stream](Self::is_unlinked), by a TCP connection
-    /// that has been through start-up.
+    /// Links a QP that is wired by hand, and [has no stream](Self::is_unlinked), by a TCP
+    /// connection that has been through start-up.
     pub fn link_tcp(&mut self, qp: QpId, negotiated: Negotiated, peer: PeerLimits, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| {

@@ -3,8 +3,8 @@
 //! Between the wire formats ([`crate::mpa`], [`crate::ddp`], [`crate::rdmap`]) and whoever has
 //! memory and sockets. [`startup`] turns the bytes of a new connection into [`Negotiated`], for
 //! the daemon's connection manager; [`inbound`] turns ULPDUs into checked [`Arrival`]s and
-//! [`terminate`] a [`Fault`] into the message that tells the peer, for the engine. [`introduction`] is
-//! what daemons say to each other about queue pairs that are wired by hand. No clocks, no
+//! [`terminate`] a [`Fault`] into the message that tells the peer, for the engine. [`introduction`]
+//! is what daemons say to each other about queue pairs that are wired by hand. No clocks, no
 //! buffers, no STags: a deadline or a bad STag is its owner's to notice.
 
 pub mod inbound;

@@ -12,8 +12,8 @@ use super::qp::qp;
 use super::work::{Chain, bind_work, compare_swap, fetch_add};
 
 /// What a program may say that it is going to post like this. Some name everything that all cards
-/// have had, and use what they need: a Send with immediate data, where the device has none, is refused
-/// when it is posted, as by `ibv_post_send(3)`, which nobody has to warn.
+/// have had, and use what they need: a Send with immediate data, where the device has none, is
+/// refused when it is posted, as by `ibv_post_send(3)`, which nobody has to warn.
 pub(super) const SERVED: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND

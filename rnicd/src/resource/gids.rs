@@ -3,18 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use rnic_core::abi::control::{GidRow, ReplyBody};
+use rnic_core::abi::control::GidRow;
 use rnic_core::types::Gid;
 
-use super::Manager;
-use super::answer::{Answer, Outcome};
 use crate::config::Config;
-
-impl Manager {
-    pub(super) fn query_gids(&self) -> Answer {
-        Outcome::now(ReplyBody::Gids(self.gids.clone()))
-    }
-}
 
 /// The table as the interfaces are now, or as the configuration has it. Addresses that others reach
 /// come first, IPv4 before IPv6; those of the loopback are last. Threads that are confined cannot

@@ -8,6 +8,7 @@
 
 use super::in_flight::{OutboundRequest, ResponseKind};
 use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource, take};
+use super::question::Acknowledgements;
 use super::{RequestError, Requester};
 use crate::ddp::{self, qn};
 use crate::engine::numbers::count;
@@ -15,17 +16,6 @@ use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
 use crate::types::{Msn, Stag, TaggedOffset};
-
-/// How requests of one queue pair are acknowledged.
-#[derive(Default)]
-pub(in crate::engine) struct Acknowledgements {
-    /// The peer has to be asked.
-    asks: bool,
-    /// Requests before this one are covered by the question under way.
-    asked: Option<u64>,
-    /// Requests that were sent since the last question.
-    unasked: u32,
-}
 
 impl Requester {
     /// A stream begins: numbers begin anew.
@@ -166,8 +156,8 @@ impl Requester {
         Ok(Some(self.take_in(&entry)))
     }
 
-    /// The request that a Terminate is about, by the header of a segment that it encloses: a Send by
-    /// its number, a Write by where it goes, a Read or atomic operation by its number.
+    /// The request that a Terminate is about, by the header of a segment that it encloses: a Send
+    /// by its number, a Write by where it goes, a Read or atomic operation by its number.
     pub(in crate::engine) fn blamed_by_header(&self, t: &Terminate<'_>) -> Option<u64> {
         let header = t.ddp_header?;
         match ddp::Header::parse(header).ok()?.0 {

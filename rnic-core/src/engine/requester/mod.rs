@@ -19,17 +19,18 @@ pub(super) mod inbound_request;
 pub(super) mod message;
 mod outbound;
 mod post;
+mod question;
 pub(super) mod stag_changes;
 pub(super) mod staging;
 
 use std::collections::VecDeque;
 
-use acknowledge::Acknowledgements;
 use in_flight::{InFlight, OutboundRequest, Progress};
 use inbound_request::{AtomicError, Executing, InboundRequest};
 use message::{
     Gather, GatherFault, HeaderMessage, HeaderTemplate, Message, MessageSource, Segment, take,
 };
+use question::Acknowledgements;
 use staging::StagingBuffer;
 
 use super::qp_core::QpCore;

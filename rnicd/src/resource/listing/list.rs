@@ -56,6 +56,10 @@ impl Manager {
         }))
     }
 
+    pub(in crate::resource) fn query_gids(&self) -> Answer {
+        Outcome::now(ReplyBody::Gids(self.gids.clone()))
+    }
+
     pub(in crate::resource) fn status(&mut self, id: SessionId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let own = (!session.client.admin).then_some(id);

@@ -1,10 +1,12 @@
 //! Queue pairs, from their creation through a connection to their end.
 
 mod connect;
+mod dials;
 mod parts;
 mod reads;
 mod rendezvous;
 mod requests;
+mod told;
 mod wired;
 
 use std::sync::Arc;
@@ -18,10 +20,10 @@ use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
 use crate::resource::uses::Use;
+pub use dials::Rendezvous;
 use parts::QpParts;
 use reads::Reads;
-pub use rendezvous::Rendezvous;
-pub use wired::Wired;
+pub use told::Wired;
 
 pub struct Qp {
     pub pd: PdId,

@@ -6,7 +6,6 @@
 //! Private Data of MPA start-up. Whoever is dialled before his program has told him of a peer keeps
 //! the request until it has; a request that names anybody else is rejected with a reason.
 
-use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -16,26 +15,13 @@ use rnic_core::stream::introduction::Introduction;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
-use super::wired::{Wired, WiredStream};
+use super::told::{Wired, WiredStream};
 use super::{Connection, QpPhase};
 use crate::clock;
 use crate::cm::{AcceptParams, BindTo, ConnectParams, Quota};
 use crate::resource::Manager;
 use crate::resource::ledger::Kind;
-use crate::resource::numbers::Handle;
 use crate::socket::Socket;
-
-/// The port at which others find queue pairs of this daemon, and what goes on there.
-#[derive(Default)]
-pub struct Rendezvous {
-    listeners: Vec<(ListenerId, Handle)>,
-    /// Why others find nobody here.
-    deaf: Option<String>,
-    /// Requests for queue pairs that have not been told of a peer.
-    held: HashMap<RequestId, Introduction>,
-    /// When queue pairs dial, for the first time or once more.
-    dials: BTreeSet<(Time, QpId)>,
-}
 
 /// Why a request is rejected, in one byte of Private Data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -371,20 +357,6 @@ impl Manager {
         };
         self.not_linked(qp, worker, why);
         true
-    }
-}
-
-impl Wired {
-    /// Whether a peer at another daemon awaits the PSN from which this side sends.
-    pub(super) fn compare_far_psn(&self) -> Result<(), String> {
-        match (self.sending, self.peer) {
-            (Some(own), Some(peer)) if own.sq_psn != peer.rq_psn => Err(format!(
-                "PSNs differ: this side would send from {} on (sq_psn), queue pair {} awaits {} \
-                 (rq_psn)",
-                own.sq_psn, peer.qp, peer.rq_psn
-            )),
-            _ => Ok(()),
-        }
     }
 }
 

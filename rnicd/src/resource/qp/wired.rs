@@ -9,55 +9,16 @@ use std::net::SocketAddr;
 
 use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
 use rnic_core::engine::PeerLimits;
-use rnic_core::stream::introduction::Introduction;
 use rnic_core::types::*;
 
 use super::reads::Reads;
+use super::told::{Wired, WiredStream};
 use super::{Connection, Qp, QpPhase, wrong_state};
 use crate::config::Loopback;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::memory::Attached;
 use crate::resource::{Manager, Pending, find, refuse};
-
-/// What a queue pair that is wired by hand has been told.
-pub struct Wired {
-    pub wiring: Wiring,
-    /// Known from Rts on.
-    pub sending: Option<Sending>,
-    /// It begins no request (Sqd).
-    pub drains: bool,
-    /// Its stream, if it has one or is about to.
-    pub stream: Option<WiredStream>,
-    /// How often it has dialled since it last had one.
-    pub tries: u32,
-    /// What its peer at another daemon has said.
-    pub peer: Option<Introduction>,
-}
-
-impl Wired {
-    /// What it was told to be.
-    pub fn state(&self) -> QpState {
-        match (self.sending, self.drains) {
-            (None, _) => QpState::Rtr,
-            (Some(_), true) => QpState::Sqd,
-            (Some(_), false) => QpState::Rts,
-        }
-    }
-}
-
-/// The stream of a queue pair that is wired by hand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WiredStream {
-    /// The direct path to a queue pair of this daemon.
-    Direct,
-    /// It dials another daemon.
-    Dialling,
-    /// It has accepted a request of another daemon.
-    Accepting,
-    /// TCP to another daemon.
-    Tcp,
-}
 
 impl Manager {
     pub(in crate::resource) fn modify_qp(
@@ -282,8 +243,8 @@ impl Manager {
         }
     }
 
-    /// The QP of this daemon that this one is wired to and that is wired to it, and its worker; else
-    /// why there is none.
+    /// The QP of this daemon that this one is wired to and that is wired to it, and its worker;
+    /// else why there is none.
     fn wired_to_each_other(&self, qp: QpId, wiring: &Wiring) -> Result<(QpId, u32), String> {
         let Wiring { local, remote, remote_qp: peer, .. } = *wiring;
         if !self.is_near(remote) {

@@ -1,0 +1,118 @@
+//! The streams of a queue pair that is wired by hand: one comes, goes, and another may come.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::PeerLimits;
+use crate::abi::control::{Event, QpChange};
+use crate::engine::interface::Notification;
+use crate::engine::link::Link;
+use crate::engine::phase::StreamPhase;
+use crate::engine::qp::Qp;
+use crate::engine::state::EngineState;
+
+impl Qp {
+    /// Carries out a change that the program wants.
+    pub(in crate::engine) fn change(&mut self, engine: &mut EngineState, change: &QpChange) {
+        if self.life.phase().flushes() {
+            return;
+        }
+        let Some(wired) = &mut self.wired else { return };
+        match *change {
+            QpChange::ReadyToSend(sending) => {
+                wired.sending = Some(sending);
+                (wired.drains, wired.communicates) = (false, true);
+            }
+            QpChange::DrainSendQueue => (wired.drains, wired.told_of_drain) = (true, false),
+            QpChange::MinRnrTimer(code) => wired.min_rnr_timer = code,
+            QpChange::Rights(rights) => self.core.rights = rights,
+            // The resource manager makes another queue pair of it, or a first one.
+            QpChange::ReadyToReceive(_) | QpChange::Reset => {}
+        }
+        self.requester.set_pace(wired.begins(), wired.ord());
+        // What applications see of the phase is the state.
+        self.enter(self.life.phase());
+        engine.wake(&mut self.core);
+    }
+
+    /// A stream stands between this queue pair and the peer that it is wired to; `by_tcp` if the
+    /// peer has to be asked for acknowledgements.
+    pub(in crate::engine) fn linked(
+        &mut self,
+        engine: &mut EngineState,
+        link: Link,
+        phase: StreamPhase,
+        peer: PeerLimits,
+    ) {
+        let Some(wired) = &mut self.wired else { return };
+        (wired.peer, wired.peer_waits) = (Some(peer), false);
+        let asks = link.tcp().is_some();
+        self.link = link;
+        if let Some(tcp) = self.link.tcp_mut() {
+            tcp.allow_immediate_sends();
+        }
+        let ird = wired.ird + u16::from(asks);
+        self.requester.begin_stream(ird, asks);
+        self.requester.set_pace(wired.begins(), wired.ord());
+        self.enter(phase);
+        if self.requester.is_under_way() {
+            // The peer knows nothing of what was sent to it by an earlier stream.
+            self.fail_oldest(engine, "the peer has begun anew since it was sent");
+        }
+        engine.wake(&mut self.core);
+    }
+
+    /// The stream is gone, and the queue pair stays: what had begun is lost, what is posted waits
+    /// for another stream, both only for so long.
+    pub(in crate::engine) fn unlink(&mut self, engine: &mut EngineState, reset: bool, why: &str) {
+        let Some(wired) = &mut self.wired else { return };
+        why.clone_into(&mut wired.why);
+        // What a copier writes has arrived before.
+        if self.responder.awaits_receive() {
+            self.unblock(engine);
+        }
+        self.requester.end_stream();
+        self.life.set_deadline(&self.core, engine, None);
+        self.enter(StreamPhase::Unlinked);
+        self.link.close(reset, &self.core, engine);
+        engine.report(Notification::Unlinked { qp: self.core.id });
+        self.watch(engine);
+    }
+
+    /// Whether it works, with a stream or without.
+    pub(in crate::engine) fn is_wired(&self) -> bool {
+        self.wired.is_some()
+    }
+
+    /// Why there is no stream, as the resource manager knows better.
+    pub(in crate::engine) fn set_unlinked_because(&mut self, why: String) {
+        if let Some(wired) = &mut self.wired {
+            wired.why = why;
+        }
+    }
+
+    /// Something has come from the peer.
+    #[inline]
+    pub(in crate::engine) fn note_communication(&mut self, engine: &mut EngineState) {
+        let Some(wired) = &mut self.wired else { return };
+        if !std::mem::replace(&mut wired.communicates, true) {
+            let context = self.core.shared.context.load(Relaxed);
+            let event = Event::CommunicationEstablished { qp: self.core.id, context };
+            engine.emit(self.core.session, event);
+        }
+    }
+
+    /// Says, once, that what had begun before Sqd is done.
+    pub(in crate::engine) fn tell_of_drain(&mut self, engine: &mut EngineState) {
+        let Some(wired) = &mut self.wired else { return };
+        if wired.drains
+            && !wired.told_of_drain
+            && !self.requester.is_under_way()
+            && !self.life.phase().flushes()
+        {
+            wired.told_of_drain = true;
+            let context = self.core.shared.context.load(Relaxed);
+            let event = Event::SendQueueDrained { qp: self.core.id, context };
+            engine.emit(self.core.session, event);
+        }
+    }
+}

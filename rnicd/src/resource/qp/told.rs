@@ -1,0 +1,58 @@
+//! What queue pairs that are wired by hand have been told, by their programs and by peers.
+
+use rnic_core::abi::control::{Sending, Wiring};
+use rnic_core::stream::introduction::Introduction;
+use rnic_core::types::*;
+
+/// What a queue pair that is wired by hand has been told.
+pub struct Wired {
+    pub wiring: Wiring,
+    /// Known from Rts on.
+    pub sending: Option<Sending>,
+    /// It begins no request (Sqd).
+    pub drains: bool,
+    /// Its stream, if it has one or is about to.
+    pub stream: Option<WiredStream>,
+    /// How often it has dialled since it last had one.
+    pub tries: u32,
+    /// What its peer at another daemon has said.
+    pub peer: Option<Introduction>,
+}
+
+impl Wired {
+    /// What it was told to be.
+    pub fn state(&self) -> QpState {
+        match (self.sending, self.drains) {
+            (None, _) => QpState::Rtr,
+            (Some(_), true) => QpState::Sqd,
+            (Some(_), false) => QpState::Rts,
+        }
+    }
+}
+
+/// The stream of a queue pair that is wired by hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WiredStream {
+    /// The direct path to a queue pair of this daemon.
+    Direct,
+    /// It dials another daemon.
+    Dialling,
+    /// It has accepted a request of another daemon.
+    Accepting,
+    /// TCP to another daemon.
+    Tcp,
+}
+
+impl Wired {
+    /// Whether a peer at another daemon awaits the PSN from which this side sends.
+    pub(super) fn compare_far_psn(&self) -> Result<(), String> {
+        match (self.sending, self.peer) {
+            (Some(own), Some(peer)) if own.sq_psn != peer.rq_psn => Err(format!(
+                "PSNs differ: this side would send from {} on (sq_psn), queue pair {} awaits {} \
+                 (rq_psn)",
+                own.sq_psn, peer.qp, peer.rq_psn
+            )),
+            _ => Ok(()),
+        }
+    }
+}
