@@ -59,7 +59,6 @@ impl Engine {
     }
 
     /// Takes over a QP with its TCP connection, which has been through MPA start-up.
-    #[expect(clippy::boxed_local, reason = "it travels boxed, because commands are moved often")]
     pub fn attach_tcp(
         &mut self,
         config: Box<QpConfig>,
@@ -127,7 +126,6 @@ impl Engine {
     }
 
     /// Takes over a QP that is in Error without ever having been connected, to flush it.
-    #[expect(clippy::boxed_local, reason = "as for the others")]
     pub fn attach_in_error(&mut self, config: Box<QpConfig>, now: Time) {
         self.state.now = now;
         let id = config.qp;
@@ -140,7 +138,6 @@ impl Engine {
     }
 
     /// Takes over a QP that is wired by hand, in Rtr: its stream may come.
-    #[expect(clippy::boxed_local, reason = "as for the others")]
     pub fn attach_wired(&mut self, config: Box<QpConfig>, now: Time) {
         self.state.now = now;
         let id = config.qp;

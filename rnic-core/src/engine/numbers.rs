@@ -18,7 +18,6 @@ pub(super) const fn low_half(number: u64) -> u32 {
 
 /// The high bits of a number.
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "32 bits are left")]
 pub(super) const fn high_half(number: u64) -> u32 {
     (number >> 32) as u32
 }
