@@ -150,7 +150,7 @@ impl Manager {
     }
 
     fn dial_in(&mut self, qp: QpId, time: Duration) {
-        self.rendezvous.dials.insert((clock::now().after(time), qp));
+        self.rendezvous.dial_at(qp, clock::now().after(time));
     }
 
     fn dial(&mut self, qp: QpId) {
@@ -197,15 +197,13 @@ impl Manager {
 
     /// When a queue pair dials next.
     pub fn next_dial(&self) -> Option<Time> {
-        self.rendezvous.dials.first().map(|(at, _)| *at)
+        self.rendezvous.next_dial()
     }
 
-    /// Has queue pairs dial whose time has come.
+    /// Has queue pairs dial whose time has come, some at a time.
     pub fn dial_due(&mut self, now: Time) {
-        while let Some((at, qp)) = self.rendezvous.dials.first().copied()
-            && at <= now
-        {
-            self.rendezvous.dials.pop_first();
+        for _ in 0..DIALS {
+            let Some(qp) = self.rendezvous.pop_due(now) else { break };
             self.dial(qp);
         }
         self.settle();
@@ -214,7 +212,7 @@ impl Manager {
     /// A queue pair has no peer any more: whatever goes on for it at other daemons ends.
     pub(in crate::resource) fn leave_rendezvous(&mut self, qp: QpId) {
         self.cm.cancel(qp);
-        self.rendezvous.dials.retain(|(_, of)| *of != qp);
+        self.rendezvous.dial_no_more(qp);
     }
 
     // --- Being dialled -----------------------------------------------------------------------
@@ -379,6 +377,8 @@ const DAEMON: SessionId = SessionId(0);
 const BACKLOG: u32 = 1024;
 /// What Private Data of a rejection begin with.
 const MAGIC: &[u8] = b"RNWD\x01";
+/// Queue pairs that dial between two looks at everything else.
+const DIALS: usize = 16;
 /// How long the higher end leaves it to the lower one to dial.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Until it is tried once more; twice as long each time.
