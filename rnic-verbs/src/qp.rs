@@ -4,7 +4,7 @@
 //! program's to use and what belongs to a request has to be found again. A slot is free again when
 //! the completion of its request, or of a later one, has been polled, as verbs have it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use arrayvec::ArrayVec;
@@ -72,6 +72,9 @@ pub(crate) struct QpWanted {
     pub(crate) gids: Vec<GidRow>,
     pub(crate) mtu: c::ibv_mtu,
 }
+
+/// Numbers of before resets that are kept for completions nobody has polled.
+const KEPT: usize = 1 << 16;
 
 /// Bytes that a request can always carry along: small messages are copied when they are posted.
 const INLINE_AT_LEAST: u32 = 256;
@@ -328,6 +331,9 @@ impl QpBody {
         attributes: &c::ibv_qp_attr,
         mask: i32,
     ) -> Result<u32, Errno> {
+        if self.qp.query()?.state == QpState::Error {
+            states.failed();
+        }
         let has = &self.device.attributes;
         let (max_ird, max_ord) = (has.max_ird, has.max_ord);
         let allowed = Allowed { gids: &self.gids, mtu: self.mtu, max_ird, max_ord };
@@ -519,8 +525,8 @@ struct Numbers {
     first: u64,
     /// Most that may be outstanding.
     most: usize,
-    /// Those of before a reset, by number: some may have completed.
-    before_reset: HashMap<u64, u64>,
+    /// Those of before resets, by number: some may have completed.
+    before_reset: BTreeMap<u64, u64>,
 }
 
 impl Numbers {
@@ -530,7 +536,7 @@ impl Numbers {
             wr_ids: VecDeque::new(),
             first: 0,
             most: most as usize,
-            before_reset: HashMap::new(),
+            before_reset: BTreeMap::new(),
         }
     }
 
@@ -546,7 +552,10 @@ impl Numbers {
     fn begin_anew(&mut self) {
         let first = self.first;
         self.first += self.wr_ids.len() as u64;
-        self.before_reset = (first..).zip(self.wr_ids.drain(..)).collect();
+        self.before_reset.extend((first..).zip(self.wr_ids.drain(..)));
+        while self.before_reset.len() > KEPT {
+            self.before_reset.pop_first();
+        }
     }
 
     /// Requests that may still be posted.
@@ -578,6 +587,18 @@ impl Numbers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn completions_of_before_resets_have_their_numbers() {
+        let mut numbers = Numbers::new(2);
+        for wr_id in [70, 71] {
+            numbers.push(wr_id);
+            numbers.begin_anew();
+        }
+        numbers.push(72);
+        assert_eq!([0, 1, 2].map(|number| numbers.done(number)), [70, 71, 72]);
+        assert_eq!(numbers.next(), Ok(3));
+    }
 
     #[test]
     fn a_completion_frees_the_slots_of_unsignaled_requests_before_it() {

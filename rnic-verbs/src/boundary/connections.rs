@@ -2,13 +2,16 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use libc::sockaddr;
+use rnic_client::QpType;
 
 use crate::c::*;
 use crate::cm::{ConnectWanted, IdBody, Phase};
 use crate::errno::{Errno, minus_one};
-use crate::object::zeroed;
+use crate::object::{body, zeroed};
+use crate::pd::PdBody;
 use crate::system;
 
 use super::events::{self, completed};
@@ -442,7 +445,11 @@ unsafe fn pd_of(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, 
     unsafe {
         let found = shown(id)?;
         match (named.is_null(), (*id).pd.is_null()) {
-            (false, _) => Ok(named),
+            // Connections are made on the device whose queue pairs connect.
+            (false, _) => match body::<Arc<PdBody>>(named).map(|pd| pd.kind()) {
+                Some(QpType::Connected) => Ok(named),
+                _ => Err(Errno::INVALID),
+            },
             (true, false) => Ok((*id).pd),
             (true, true) => default_pd(found.id.device()),
         }

@@ -1,0 +1,235 @@
+// Moves queue pairs that are wired by hand, and looks at what is taken and what is refused. Says
+// "done" if all of it is as programs expect.
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <rdma/rdma_verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static int wrong;
+
+#define CHECK(what)                                                                                 \
+    do {                                                                                            \
+        errno = 0;                                                                                  \
+        if (!(what)) {                                                                              \
+            printf("line %d: not so: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            wrong++;                                                                                \
+        }                                                                                           \
+    } while (0)
+
+enum {
+    PLACE = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+    PEER = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+    SENDS = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+            IBV_QP_MAX_QP_RD_ATOMIC,
+    NOBODY = 0xfffff0, // no queue pair has this number
+    DEADLINE = 30,     // seconds
+};
+
+static struct ibv_context *by_hand;
+static struct ibv_pd *pd;
+static struct ibv_cq *cq;
+static struct ibv_port_attr port;
+static union ibv_gid gid;
+
+static struct ibv_qp *made(struct ibv_pd *in, struct ibv_cq *completes, enum ibv_qp_type type)
+{
+    struct ibv_qp_init_attr wanted = {.send_cq = completes, .recv_cq = completes, .qp_type = type};
+    wanted.cap = (struct ibv_qp_cap){4, 4, 1, 1, 16};
+    return ibv_create_qp(in, &wanted);
+}
+
+static struct ibv_qp_attr told(int state)
+{
+    struct ibv_qp_attr a = {.qp_state = state, .port_num = 1, .path_mtu = port.active_mtu};
+    a.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+    a.dest_qp_num = NOBODY;
+    a.rq_psn = a.sq_psn = 7;
+    a.max_dest_rd_atomic = a.max_rd_atomic = 1;
+    a.min_rnr_timer = 12;
+    a.timeout = 8;
+    a.retry_cnt = a.rnr_retry = 1;
+    a.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
+    a.ah_attr.grh = (struct ibv_global_route){.dgid = gid, .hop_limit = 64};
+    return a;
+}
+
+static int moved(struct ibv_qp *qp, int state, int mask)
+{
+    struct ibv_qp_attr a = told(state);
+    return ibv_modify_qp(qp, &a, IBV_QP_STATE | mask);
+}
+
+// Moves a new queue pair as far as this.
+static void bring(struct ibv_qp *qp, int state)
+{
+    CHECK(moved(qp, IBV_QPS_INIT, PLACE) == 0);
+    if (state >= IBV_QPS_RTR)
+        CHECK(moved(qp, IBV_QPS_RTR, PEER) == 0);
+    if (state >= IBV_QPS_RTS)
+        CHECK(moved(qp, IBV_QPS_RTS, SENDS) == 0);
+}
+
+static struct ibv_qp_attr says(struct ibv_qp *qp)
+{
+    struct ibv_qp_attr a;
+    struct ibv_qp_init_attr init;
+    CHECK(ibv_query_qp(qp, &a, IBV_QP_STATE, &init) == 0);
+    return a;
+}
+
+static int sends(struct ibv_qp *qp, uint64_t wr_id)
+{
+    struct ibv_send_wr wr = {.wr_id = wr_id, .opcode = IBV_WR_SEND}, *bad;
+    return ibv_post_send(qp, &wr, &bad);
+}
+
+static int receives(struct ibv_qp *qp, uint64_t wr_id)
+{
+    struct ibv_recv_wr wr = {.wr_id = wr_id}, *bad;
+    return ibv_post_recv(qp, &wr, &bad);
+}
+
+static struct ibv_wc next(void)
+{
+    struct ibv_wc wc = {.status = IBV_WC_GENERAL_ERR};
+    time_t until = time(NULL) + DEADLINE;
+    while (ibv_poll_cq(cq, 1, &wc) == 0)
+        if (time(NULL) > until) {
+            CHECK(!"a completion comes");
+            break;
+        }
+    return wc;
+}
+
+static void devices(void)
+{
+    int count;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    CHECK(count == 2 && list[0]->transport_type == IBV_TRANSPORT_IWARP);
+    CHECK(list[1]->transport_type == IBV_TRANSPORT_IB && list[1]->node_type == IBV_NODE_CA);
+    CHECK(ibv_get_device_guid(list[0]) != ibv_get_device_guid(list[1]));
+    struct ibv_context *connects = ibv_open_device(list[0]);
+    by_hand = ibv_open_device(list[1]);
+    ibv_free_device_list(list);
+    pd = ibv_alloc_pd(by_hand);
+    cq = ibv_create_cq(by_hand, 64, NULL, NULL, 0);
+    CHECK(pd && cq && ibv_query_port(by_hand, 1, &port) == 0);
+    CHECK(port.link_layer == IBV_LINK_LAYER_ETHERNET && port.lid == 0);
+
+    // All ways to ask for a GID agree.
+    struct ibv_gid_entry table[64], entry;
+    CHECK(ibv_query_gid_table(by_hand, table, 64, 0) == port.gid_tbl_len);
+    for (int n = 0; n < port.gid_tbl_len; n++) {
+        CHECK(ibv_query_gid(by_hand, 1, n, &gid) == 0 && !memcmp(&gid, &table[n].gid, 16));
+        CHECK(ibv_query_gid_ex(by_hand, 1, n, &entry, 0) == 0);
+        CHECK(!memcmp(&entry, &table[n], sizeof entry) && entry.gid_type == IBV_GID_TYPE_ROCE_V2);
+    }
+    CHECK(ibv_query_gid(by_hand, 1, port.gid_tbl_len, &gid) == -1 && errno == EINVAL);
+    gid = table[0].gid;
+
+    // What is of one device is not for the other.
+    struct ibv_pd *other_pd = ibv_alloc_pd(connects);
+    struct ibv_cq *other_cq = ibv_create_cq(connects, 4, NULL, NULL, 0);
+    CHECK(!made(pd, other_cq, IBV_QPT_RC) && errno == EINVAL);
+    CHECK(!made(other_pd, cq, IBV_QPT_RC) && errno == EINVAL);
+    CHECK(!made(pd, cq, IBV_QPT_UD) && errno == EOPNOTSUPP);
+    struct rdma_cm_id *id;
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(id, (struct sockaddr *)&any) == 0);
+    struct ibv_srq_init_attr srq = {.attr = {4, 1, 0}};
+    CHECK(rdma_create_srq(id, pd, &srq) == -1 && errno == EINVAL);
+    CHECK(rdma_destroy_id(id) == 0);
+    CHECK(ibv_destroy_cq(other_cq) == 0 && ibv_dealloc_pd(other_pd) == 0);
+    CHECK(ibv_close_device(connects) == 0);
+}
+
+static void steps(void)
+{
+    struct ibv_qp *qp = made(pd, cq, IBV_QPT_RC);
+    CHECK(qp && says(qp).qp_state == IBV_QPS_RESET);
+    CHECK(moved(qp, IBV_QPS_RTR, PEER) == EINVAL && moved(qp, IBV_QPS_RTS, SENDS) == EINVAL);
+    CHECK(moved(qp, IBV_QPS_INIT, PLACE & ~IBV_QP_PORT) == EINVAL);
+    CHECK(moved(qp, IBV_QPS_RESET, IBV_QP_CUR_STATE) == EINVAL);
+    CHECK(receives(qp, 1) == EINVAL && sends(qp, 1) == EINVAL);
+    bring(qp, IBV_QPS_INIT);
+    CHECK(receives(qp, 1) == 0 && sends(qp, 1) == EINVAL);
+    struct ibv_qp_attr a = told(IBV_QPS_RTR);
+    a.ah_attr.port_num = 2;
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == EINVAL);
+    a = told(IBV_QPS_RTR);
+    a.path_mtu = port.active_mtu + 1;
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == EINVAL);
+    a = told(IBV_QPS_RTR);
+    a.ah_attr.grh.sgid_index = port.gid_tbl_len;
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == EINVAL);
+    CHECK(says(qp).qp_state == IBV_QPS_INIT && qp->state == IBV_QPS_INIT);
+    CHECK(moved(qp, IBV_QPS_RTR, PEER) == 0 && sends(qp, 1) == EINVAL);
+    CHECK(moved(qp, IBV_QPS_RTS, SENDS) == 0 && qp->state == IBV_QPS_RTS);
+    a = says(qp);
+    CHECK(a.qp_state == IBV_QPS_RTS && a.dest_qp_num == NOBODY && a.rq_psn == 7 && a.sq_psn == 7);
+    CHECK(a.timeout == 8 && a.retry_cnt == 1 && a.rnr_retry == 1 && a.min_rnr_timer == 12);
+    CHECK(a.max_rd_atomic == 1 && a.max_dest_rd_atomic == 1 && a.path_mtu == port.active_mtu);
+    CHECK(!memcmp(&a.ah_attr.grh.dgid, &gid, 16) && a.ah_attr.is_global && a.port_num == 1);
+    CHECK(moved(qp, IBV_QPS_SQD, 0) == 0);
+    // What could not be carried out any more is not taken.
+    CHECK(moved(qp, IBV_QPS_SQD, IBV_QP_MAX_DEST_RD_ATOMIC) == EINVAL);
+    CHECK(moved(qp, IBV_QPS_RTS, 0) == 0);
+
+    // Nobody is there: the request fails, and the queue pair with it, whatever it is told.
+    CHECK(sends(qp, 2) == 0);
+    struct ibv_wc wc = next();
+    CHECK(wc.status == IBV_WC_RETRY_EXC_ERR && wc.wr_id == 2 && wc.vendor_err != 0);
+    CHECK(says(qp).qp_state == IBV_QPS_ERR);
+    CHECK(moved(qp, IBV_QPS_RTS, 0) == EINVAL && moved(qp, IBV_QPS_SQD, 0) == EINVAL);
+    CHECK(moved(qp, IBV_QPS_RESET, 0) == 0 && says(qp).qp_state == IBV_QPS_RESET);
+    CHECK(ibv_destroy_qp(qp) == 0);
+    while (ibv_poll_cq(cq, 1, &wc) > 0)
+        ;
+}
+
+// Completions that were written before resets, and polled after them, have the numbers of their
+// requests.
+static void resets(void)
+{
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(by_hand);
+    cq = ibv_create_cq(by_hand, 4, NULL, channel, 0);
+    struct ibv_qp *qp = made(pd, cq, IBV_QPT_RC);
+    CHECK(channel && cq && qp);
+    for (uint64_t wr_id = 111; wr_id <= 222; wr_id += 111) {
+        bring(qp, IBV_QPS_INIT);
+        CHECK(receives(qp, wr_id) == 0 && ibv_req_notify_cq(cq, 0) == 0);
+        CHECK(moved(qp, IBV_QPS_ERR, 0) == 0);
+        // Its completion has been written.
+        struct ibv_cq *told;
+        void *context;
+        CHECK(ibv_get_cq_event(channel, &told, &context) == 0);
+        ibv_ack_cq_events(told, 1);
+        CHECK(moved(qp, IBV_QPS_RESET, 0) == 0);
+    }
+    for (uint64_t wr_id = 111; wr_id <= 222; wr_id += 111) {
+        struct ibv_wc wc = next();
+        CHECK(wc.wr_id == wr_id && wc.status == IBV_WC_WR_FLUSH_ERR);
+    }
+    CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+    CHECK(ibv_destroy_comp_channel(channel) == 0);
+}
+
+int main(void)
+{
+    setvbuf(stdout, NULL, _IONBF, 0);
+    devices();
+    steps();
+    CHECK(ibv_destroy_cq(cq) == 0);
+    resets();
+    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(by_hand) == 0);
+    if (wrong == 0)
+        puts("done");
+    return wrong != 0;
+}

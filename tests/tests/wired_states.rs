@@ -1,0 +1,17 @@
+//! Queue pairs that are wired by hand, as programs of the C API move them.
+
+use std::process::Command;
+
+use rnic_tests::{Daemon, Process, binaries, verbs};
+
+#[test]
+fn each_step_is_taken_or_refused_as_programs_expect() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/wired_states.c", scratch.path()) else { return };
+    let daemon = Daemon::start(binaries!(), "");
+    let mut command = Command::new(&program);
+    command.env("LD_LIBRARY_PATH", verbs::directory());
+    command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+    assert_eq!(Process::start(command).succeed(), ["done"]);
+    daemon.is_empty();
+}
