@@ -134,6 +134,62 @@ fn every_kind([a, b]: [End; 2]) {
     assert_eq!(a.qp.query().unwrap().state, QpState::Rts);
 }
 
+/// As small programs and examples do it, to need no second process.
+#[test]
+fn a_queue_pair_may_be_wired_to_itself() {
+    for loopback in ["direct", "tcp"] {
+        let daemon = Daemon::start(binaries!(), &rnic_tests::on_path(loopback));
+        let end = End::new(&daemon);
+        end.to_rtr(&end);
+        end.to_rts();
+        let memory = end.client.region(1 << 20, READ_WRITE | Access::REMOTE_ATOMIC);
+        let bytes: Vec<u8> = (0..200_000).map(|n| (n % 251) as u8).collect();
+        memory.write_at(0, &bytes).unwrap();
+        let (there, len) = (memory.remote().at(1 << 19), 200_000);
+        // More than a segment; and a message that waits for its receive.
+        let (all, some) = ([memory.sge(0, len)], [memory.sge(0, 100)]);
+        let write = SendRequest::write(1, &all, there).signaled();
+        let send = SendRequest::send_with_imm(2, &some, *b"four").signaled();
+        let read = SendRequest::read(3, memory.sge(1 << 18, len), there).signaled();
+        end.qp.post_send(&[write, send, read]).unwrap();
+        end.completes(1, CompletionOpcode::RdmaWrite);
+        end.qp.post_recv(&[RecvRequest::new(4, &[memory.sge(900_000, 200)])]).unwrap();
+        let received = end.completes(4, CompletionOpcode::Receive);
+        assert_eq!((received.immediate, received.byte_len), (Some(*b"four\0\0\0\0"), 100));
+        end.completes(2, CompletionOpcode::Send);
+        end.completes(3, CompletionOpcode::RdmaRead);
+        for at in [1 << 19, 1 << 18] {
+            let mut found = vec![0; bytes.len()];
+            memory.read_at(at, &mut found).unwrap();
+            assert!(found == bytes);
+        }
+        memory.store_u64(0, 40).unwrap();
+        let at = memory.remote().at(0);
+        let add = SendRequest::fetch_add(5, memory.sge(8, 8), at, 2).signaled();
+        end.qp.post_send(&[add]).unwrap();
+        end.completes(5, CompletionOpcode::FetchAdd);
+        assert_eq!((memory.load_u64(0).unwrap(), memory.load_u64(8).unwrap()), (42, 40));
+        // What is wrong has its status, and all else is flushed.
+        end.qp.post_recv(&[RecvRequest::new(6, &[])]).unwrap();
+        let nowhere = SendRequest::write(7, &some, memory.remote().at(1 << 20));
+        end.qp.post_send(&[nowhere, SendRequest::send_inline(8, b"x")]).unwrap();
+        let wrong = end.client.completions(3);
+        let found = wrong.iter().map(|c| (c.wr_id, c.status)).collect::<Vec<_>>();
+        let flushed = CompletionStatus::WrFlush;
+        let expected = [(7, CompletionStatus::RemoteAccess), (8, flushed), (6, flushed)];
+        assert_eq!(found, expected);
+        // And again.
+        end.qp.reset().unwrap();
+        end.to_rtr(&end);
+        end.qp.to_rts(&Sending { rnr_retry: 1, ..SENDING }).unwrap();
+        end.qp.post_send(&[SendRequest::send_inline(9, b"y")]).unwrap();
+        assert_eq!(end.client.completion().status, CompletionStatus::ReceiverNotReady);
+        end.qp.destroy();
+        drop((memory, end));
+        daemon.is_empty();
+    }
+}
+
 #[test]
 fn a_request_that_nobody_acknowledges_fails_in_time_and_says_why() {
     let daemon = daemon();

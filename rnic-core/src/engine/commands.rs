@@ -160,8 +160,9 @@ impl Engine {
         self.with(qp, |qp, _| qp.set_unlinked_because(why));
     }
 
-    /// Links two QPs of this engine that are wired to each other, by the direct path; each with
-    /// what the other one has said. If one of them is not without a stream, nothing happens.
+    /// Links two QPs of this engine that are wired to each other, or one to itself, by the direct
+    /// path; each with what the other one has said. If one of them is not without a stream, nothing
+    /// happens.
     pub fn link_direct(&mut self, ends: [(QpId, PeerLimits); 2], now: Time) {
         self.state.now = now;
         let peer = |(id, _): &(QpId, PeerLimits)| {
@@ -170,7 +171,8 @@ impl Engine {
             (qp.life.phase() == StreamPhase::Unlinked).then_some(Peer { key, id: *id })
         };
         let (Some(a), Some(b)) = (peer(&ends[0]), peer(&ends[1])) else { return };
-        for ((id, limits), other) in ends.into_iter().zip([b, a]) {
+        let ends_of_one = if a.id == b.id { 1 } else { 2 };
+        for ((id, limits), other) in ends.into_iter().zip([b, a]).take(ends_of_one) {
             self.with(id, |qp, engine| {
                 qp.linked(engine, Link::Direct(other), StreamPhase::Open, limits);
             });

@@ -57,6 +57,7 @@ impl Qp {
         //= DDP-6.2.2-1, RDMAP-3.2-4
         self.life.ends_by(DisconnectReason::Terminate { origin, code, headers });
         let within = next == StreamPhase::Terminating;
+        self.blame_own(&payload);
         //= RDMAP-3.2-4
         if self.link.terminate(payload, within, engine) {
             self.fpdu_sent(&OutgoingFpdu::Terminate, None);

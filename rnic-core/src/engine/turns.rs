@@ -158,12 +158,16 @@ impl Engine {
 
     /// One turn of a direct connection.
     pub(super) fn hand_over(&mut self, qp: &mut Box<Qp>, to: Peer) {
-        let Some(place) = self.qps.get_mut(to.key as usize) else { return };
-        let Some(mut peer) = place.take_if(|peer| peer.core.id == to.id) else { return };
-        qp.run_direct(&mut peer, &mut self.state);
+        if to.id == qp.core.id {
+            qp.run_to_itself(&mut self.state);
+        } else {
+            let Some(place) = self.qps.get_mut(to.key as usize) else { return };
+            let Some(mut peer) = place.take_if(|peer| peer.core.id == to.id) else { return };
+            qp.run_direct(&mut peer, &mut self.state);
+            self.qps[to.key as usize] = Some(peer);
+        }
         if qp.core.turn.is_over() {
             self.state.wake(&mut qp.core);
         }
-        self.qps[to.key as usize] = Some(peer);
     }
 }

@@ -164,7 +164,7 @@ impl Qp {
 
 /// A segment of a message, as its receiver would find it after the stream's checks.
 #[inline]
-fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
+pub(super) fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
     let Segment { header, len, last } = *segment;
     if let Some(whole) = message.header() {
         return header_message_of(whole, message.head, &header, len);
@@ -216,10 +216,10 @@ fn header_message_of(
 
 /// Bytes of a segment, header included: a tagged one carries whole pages, which the copy likes, and
 /// a step is short enough for the revocation that may wait for it.
-const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
+pub(super) const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
 /// DDP and RDMAP version.
 //= DDP-4.1-10
-const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 1;
 /// Segments after which what is done completes: a turn has several times as many small requests,
 /// and a program on another CPU posts the next ones meanwhile.
-const RETIRE_EVERY: u32 = 64;
+pub(super) const RETIRE_EVERY: u32 = 64;

@@ -8,6 +8,7 @@
 //! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived).
 
 mod direct;
+mod itself;
 pub(super) mod tcp;
 
 use tcp::TcpLink;

@@ -210,7 +210,7 @@ impl Manager {
             return;
         }
         let (worker, wiring, sending) = (*worker, wired.wiring, wired.sending);
-        if !self.is_near(wiring.remote) {
+        if !self.is_near(qp, &wiring) {
             return self.seek_far_peer(qp);
         }
         let found = self.wired_to_each_other(qp, &wiring).and_then(|(peer, of)| {
@@ -247,11 +247,8 @@ impl Manager {
     /// else why there is none.
     fn wired_to_each_other(&self, qp: QpId, wiring: &Wiring) -> Result<(QpId, u32), String> {
         let Wiring { local, remote, remote_qp: peer, .. } = *wiring;
-        if !self.is_near(remote) {
+        if !self.is_near(qp, wiring) {
             return Err(format!("{remote} is no GID of this daemon"));
-        }
-        if peer == qp {
-            return Err("a queue pair cannot be wired to itself".to_owned());
         }
         let owner = self.handles.qps.owner(peer.0);
         let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&peer));
@@ -277,10 +274,11 @@ impl Manager {
         Ok((peer, *worker))
     }
 
-    /// Whether queue pairs at this GID are linked by the direct path.
-    fn is_near(&self, remote: Gid) -> bool {
-        let here = self.gids.iter().any(|row| row.gid == remote);
-        here && self.config.engine.loopback == Loopback::Direct
+    /// Whether this queue pair and its peer are linked by the direct path. One that is wired to
+    /// itself always is: it cannot be both ends of a TCP connection.
+    fn is_near(&self, qp: QpId, wiring: &Wiring) -> bool {
+        let here = self.gids.iter().any(|row| row.gid == wiring.remote);
+        here && (self.config.engine.loopback == Loopback::Direct || wiring.remote_qp == qp)
     }
 
     /// Ends the stream of two whose PSNs turn out not to match.
