@@ -4,14 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{ReplyBody, RequestBody};
-use rnic_core::shm::ProgramRange;
 use rnic_core::types::{Access, PdId, WindowKind};
 
 use crate::attached::AttachedBuffer;
 use crate::error::Error;
 use crate::lease::LocalMr;
 use crate::mr::{Mr, MrOptions};
-use crate::program::{ProgramBuffer, ProgramMr};
+use crate::program::{ProgramMemory, ProgramMr};
 use crate::qp::{Qp, QpOptions};
 use crate::session::{Session, unexpected};
 use crate::shared_buffer::SharedBuffer;
@@ -25,7 +24,7 @@ use crate::window::MemoryWindow;
 /// have been dropped.
 #[derive(Clone)]
 pub struct Pd {
-    inner: Arc<PdInner>,
+    pub(crate) inner: Arc<PdInner>,
 }
 
 pub(crate) struct PdInner {
@@ -158,36 +157,21 @@ impl Pd {
         buffer.register(&self.inner, range, options)
     }
 
-    /// Registers memory of the program as it lies, heap, stack or file, attaching the process's
-    /// memory first where that has not been done. Its addresses are those of this process, unless
-    /// the options say otherwise. Nobody checks whether the program may write there itself.
+    /// Registers memory that the program has by its own means: heap, stack or file as it lies, for
+    /// which the process's memory is attached first where that has not been done; or a part of a
+    /// memfd. Its addresses are those of this process, unless the options say otherwise. Nobody
+    /// checks whether the program may write there itself.
     ///
     /// # Errors
     ///
-    /// As of [`reg_mr_attached`](Self::reg_mr_attached).
+    /// As of [`reg_mr_attached`](Self::reg_mr_attached); [`Error::Refused`] says that the buffer
+    /// has no such range; [`Error::ForeignObject`] if it is of another context.
     pub fn reg_program_memory(
         &self,
-        range: &ProgramRange,
+        memory: &ProgramMemory<'_>,
         options: &MrOptions,
     ) -> Result<ProgramMr, Error> {
-        ProgramMr::attached(&self.inner, range, options)
-    }
-
-    /// Registers a part of a memfd of the program, from byte `offset` on, that the program has
-    /// mapped where `range` is.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] names the limit, or says that the buffer has no such range;
-    /// [`Error::ForeignObject`] if it is of another context.
-    pub fn reg_program_buffer(
-        &self,
-        buffer: &ProgramBuffer,
-        offset: u64,
-        range: &ProgramRange,
-        options: &MrOptions,
-    ) -> Result<ProgramMr, Error> {
-        ProgramMr::shared(&self.inner, buffer, offset, range, options)
+        ProgramMr::register(&self.inner, memory, options)
     }
 
     /// Makes a queue pair in state Idle (`ibv_create_qp(3)`).

@@ -12,7 +12,7 @@ use rnic_core::types::{MrId, SharedBufferId, Stag};
 
 use crate::error::Error;
 use crate::mr::MrOptions;
-use crate::pd::PdInner;
+use crate::pd::{Pd, PdInner};
 use crate::session::{Session, unexpected};
 
 /// A memfd of the program that the daemon has mapped, wherever the program has mapped it itself.
@@ -77,6 +77,48 @@ impl Drop for BufferInner {
     }
 }
 
+/// Memory that a program has by its own means, as a region is to name it.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramMemory<'b> {
+    /// Where the program has it.
+    pub range: &'b ProgramRange,
+    /// The memfd that it is a part of, and from which byte on; none if the daemon is to reach it
+    /// where it lies.
+    pub part_of: Option<(&'b ProgramBuffer, u64)>,
+}
+
+impl ProgramMemory<'_> {
+    fn source(&self, pd: &PdInner) -> Result<MrSource, Error> {
+        match self.part_of {
+            None => {
+                pd.session.attach_memory()?;
+                Ok(MrSource::Attached { address: self.range.address() })
+            }
+            Some((buffer, _)) if !Arc::ptr_eq(&pd.session, &buffer.inner.session) => {
+                Err(Error::ForeignObject { what: "the buffer" })
+            }
+            Some((buffer, offset)) => Ok(MrSource::Shared { buffer: buffer.id(), offset }),
+        }
+    }
+
+    fn buffer(&self) -> Option<ProgramBuffer> {
+        self.part_of.map(|(buffer, _)| buffer.clone())
+    }
+
+    /// The first address that it is named by, and its length.
+    fn extent(&self, options: &MrOptions) -> (u64, u64) {
+        (options.iova.unwrap_or(self.range.address()), self.range.len())
+    }
+}
+
+/// Has a region registered; its handle and its STag.
+fn registered(pd: &PdInner, body: RequestBody) -> Result<(MrId, Stag), Error> {
+    match pd.session.request(body)? {
+        ReplyBody::Mr { mr, stag } => Ok((mr, stag)),
+        other => Err(unexpected(&other)),
+    }
+}
+
 /// A region of memory that this library never touches: an STag, a range and rights.
 ///
 /// Dropping it deregisters it.
@@ -91,50 +133,47 @@ pub struct ProgramMr {
 }
 
 impl ProgramMr {
-    /// Registers memory as it lies; its address is the one in this process.
-    pub(crate) fn attached(
+    /// Registers memory.
+    pub(crate) fn register(
         pd: &Arc<PdInner>,
-        range: &ProgramRange,
+        memory: &ProgramMemory<'_>,
         options: &MrOptions,
     ) -> Result<ProgramMr, Error> {
-        pd.session.attach_memory()?;
-        let source = MrSource::Attached { address: range.address() };
-        Self::register(pd, None, source, (range.address(), range.len()), options)
-    }
-
-    /// Registers a part of a memfd, which the program has mapped at `address`.
-    pub(crate) fn shared(
-        pd: &Arc<PdInner>,
-        buffer: &ProgramBuffer,
-        offset: u64,
-        range: &ProgramRange,
-        options: &MrOptions,
-    ) -> Result<ProgramMr, Error> {
-        if !Arc::ptr_eq(&pd.session, &buffer.inner.session) {
-            return Err(Error::ForeignObject { what: "the buffer" });
-        }
-        let source = MrSource::Shared { buffer: buffer.id(), offset };
-        let buffer = Some(buffer.clone());
-        Self::register(pd, buffer, source, (range.address(), range.len()), options)
-    }
-
-    fn register(
-        pd: &Arc<PdInner>,
-        buffer: Option<ProgramBuffer>,
-        source: MrSource,
-        (address, length): (u64, u64),
-        options: &MrOptions,
-    ) -> Result<ProgramMr, Error> {
-        let iova = options.iova.unwrap_or(address);
+        let source = memory.source(pd)?;
+        let (iova, length) = memory.extent(options);
         let MrOptions { access, scope, .. } = *options;
         let body = RequestBody::RegMr { pd: pd.id, source, length, iova, access, scope };
-        match pd.session.request(body)? {
-            ReplyBody::Mr { mr: id, stag } => {
-                let gone = AtomicBool::new(false);
-                Ok(ProgramMr { pd: pd.clone(), buffer, id, stag, iova, len: length, gone })
-            }
-            other => Err(unexpected(&other)),
+        let (id, stag) = registered(pd, body)?;
+        let (pd, buffer) = (pd.clone(), memory.buffer());
+        Ok(ProgramMr { pd, buffer, id, stag, iova, len: length, gone: AtomicBool::new(false) })
+    }
+
+    /// Registers other memory, rights or another domain in place of what it is, under its handle
+    /// and its STag (`ibv_rereg_mr(3)`). When this returns, not one more byte will be read from or
+    /// written to what it was.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pd::reg_program_memory`], and
+    /// [`Error::Refused`] while windows are bound to it: it is what it was.
+    pub fn reregister(
+        &mut self,
+        pd: &Pd,
+        memory: &ProgramMemory<'_>,
+        options: &MrOptions,
+    ) -> Result<(), Error> {
+        let pd = &pd.inner;
+        if !Arc::ptr_eq(&pd.session, &self.pd.session) {
+            return Err(Error::ForeignObject { what: "the domain" });
         }
+        let source = memory.source(pd)?;
+        let (iova, length) = memory.extent(options);
+        let MrOptions { access, scope, .. } = *options;
+        let (mr, pd_id) = (self.id, pd.id);
+        let body = RequestBody::ReregMr { mr, pd: pd_id, source, length, iova, access, scope };
+        registered(pd, body)?;
+        (self.pd, self.buffer, self.iova, self.len) = (pd.clone(), memory.buffer(), iova, length);
+        Ok(())
     }
 
     /// Its handle in the daemon.

@@ -1,5 +1,6 @@
 //! Completion queues, and completions in the words of C.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::lock_api::RawMutex as _;
@@ -38,6 +39,8 @@ pub(crate) struct CqBody {
 struct PollState {
     /// Completions on their way to the program.
     batch: [Completion; BATCH],
+    /// Completions that were there when a queue pair was reset, and are not of it.
+    kept: VecDeque<Completion>,
     /// The QP of the last completion: the next one is its as a rule.
     last: Option<Arc<QpBody>>,
     /// How often in a row nothing was there.
@@ -88,6 +91,7 @@ impl CqBody {
             looked_at: Mutex::default(),
             poll: Mutex::new(PollState {
                 batch: [Completion::default(); BATCH],
+                kept: VecDeque::new(),
                 last: None,
                 in_vain: 0,
             }),
@@ -144,15 +148,24 @@ impl CqBody {
 
     fn take(&self, poll: &mut PollState, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
         let mut n = 0;
+        let PollState { batch, kept, last, .. } = poll;
         while n < out.len() {
             let most = BATCH.min(out.len() - n);
-            let PollState { batch, last, .. } = poll;
-            let taken = self.cq.poll(&mut batch[..most])?;
+            let taken = match kept.len() {
+                0 => self.cq.poll(&mut batch[..most])?,
+                left => {
+                    let taken = most.min(left);
+                    batch.iter_mut().zip(kept.drain(..taken)).for_each(|(to, c)| *to = c);
+                    taken
+                }
+            };
             for completion in &batch[..taken] {
-                // The completions of a QP that has been destroyed are gone with it.
-                if let Some(qp) = self.qp(last, completion.qp) {
-                    out[n] = in_c(completion, qp);
-                    n += 1;
+                match self.qp(last, completion.qp) {
+                    Some(qp) => {
+                        out[n] = in_c(completion, qp);
+                        n += 1;
+                    }
+                    None => self.drop_completion(completion),
                 }
             }
             if taken < most {
@@ -160,6 +173,41 @@ impl CqBody {
             }
         }
         Ok(n)
+    }
+
+    /// Resets a queue pair by `reset`, and with it drops its completions that nobody has polled, as
+    /// adapters do: of what was posted before, nothing is heard any more.
+    pub(crate) fn drop_with_reset(
+        cqs: [&Arc<CqBody>; 2],
+        of: QpId,
+        reset: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut cqs = cqs.to_vec();
+        cqs.sort_unstable_by_key(|cq| cq.cq.id());
+        cqs.dedup_by_key(|cq| cq.cq.id());
+        // Nobody polls meanwhile, so that nobody gets one of before and takes it for a new one's.
+        let polls: Vec<_> = cqs.iter().map(|cq| (cq, cq.poll.lock())).collect();
+        reset()?;
+        for (cq, mut poll) in polls {
+            let PollState { batch, kept, .. } = &mut *poll;
+            while let taken @ 1.. = cq.cq.poll(batch)? {
+                kept.extend(&batch[..taken]);
+            }
+            let (own, others): (VecDeque<_>, VecDeque<_>) =
+                kept.drain(..).partition(|c| c.qp == of);
+            own.iter().for_each(|completion| cq.drop_completion(completion));
+            *kept = others;
+        }
+        Ok(())
+    }
+
+    /// Nobody gets to see a completion; the receive that it is of is free again all the same.
+    fn drop_completion(&self, completion: &Completion) {
+        if let Some(srq) = completion.srq
+            && let Some(srq) = self.device.srqs.read().get(&srq)
+        {
+            srq.receive_done(completion);
+        }
     }
 
     /// Keeps other threads from looking at completions (`ibv_start_poll(3)`).

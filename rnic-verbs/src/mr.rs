@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::{Access, MrOptions, ProgramMr, ProgramRange, Scope};
+use rnic_client::{Access, MrOptions, ProgramMemory, ProgramMr, ProgramRange, Scope};
 
 use crate::c;
 use crate::errno::Errno;
@@ -15,14 +15,13 @@ use crate::pd::{PdBody, PdUser};
 
 /// A memory region.
 pub(crate) struct MrBody {
-    /// Another one after `ibv_rereg_mr(3)`.
     registered: Mutex<Registered>,
 }
 
 struct Registered {
     mr: ProgramMr,
     /// The shared pages that it lies in, if it does; private again after the last region.
-    _adopted: Option<Arc<Adopted>>,
+    adopted: Option<Arc<Adopted>>,
     /// `IBV_ACCESS_...`, as asked for.
     access: u32,
     pd: PdUser,
@@ -59,13 +58,15 @@ impl MrBody {
         Ok(MrBody { registered: Mutex::new(Registered::new(pd, wanted)?) })
     }
 
-    /// Registers another range in place of it, and then takes it back.
+    /// Registers another range in place of it, or with other rights, under its key
+    /// (`ibv_rereg_mr(3)`).
     pub(crate) fn replace(&self, pd: &Arc<PdBody>, wanted: &MrWanted) -> Result<(), Errno> {
-        let mut registered = self.registered.lock();
-        let new = Registered::new(pd, wanted)?;
-        registered.mr.deregister()?;
-        *registered = new;
-        Ok(())
+        self.registered.lock().replace(pd, wanted)
+    }
+
+    /// First address that elements and peers name it by.
+    pub(crate) fn iova(&self) -> u64 {
+        self.registered.lock().mr.iova()
     }
 
     /// Its handle, and its local and remote key, which are one over iWARP.
@@ -87,39 +88,64 @@ impl MrBody {
 
 impl Registered {
     fn new(pd: &Arc<PdBody>, wanted: &MrWanted) -> Result<Registered, Errno> {
-        if wanted.access & !(RIGHTS | HINTS) != 0 {
+        let (options, adopted) = wanted.look_at(pd)?;
+        let mr = pd.client().reg_program_memory(&wanted.memory(adopted.as_deref()), &options)?;
+        let new = Registered { mr, adopted, access: wanted.access, pd: pd.user() };
+        new.note(pd, wanted);
+        Ok(new)
+    }
+
+    fn replace(&mut self, pd: &Arc<PdBody>, wanted: &MrWanted) -> Result<(), Errno> {
+        let (options, adopted) = wanted.look_at(pd)?;
+        let memory = wanted.memory(adopted.as_deref());
+        self.mr.reregister(pd.client(), &memory, &options)?;
+        (self.adopted, self.access, self.pd) = (adopted, wanted.access, pd.user());
+        self.note(pd, wanted);
+        Ok(())
+    }
+
+    /// Notes where its bytes are, if the daemon reaches them by system calls.
+    fn note(&self, pd: &PdBody, wanted: &MrWanted) {
+        let (regions, key) = (&pd.device().regions, self.mr.stag().0);
+        match self.adopted {
+            Some(_) => regions.remove(key),
+            None => {
+                let (address, length) = (wanted.range.address(), wanted.range.len());
+                let (pd, iova) = (pd.client().id(), self.mr.iova());
+                regions.insert(key, Region { pd, iova, address, length });
+            }
+        }
+    }
+}
+
+impl MrWanted {
+    /// Whether it can be had, and with what; the shared pages that it lies in, if it does.
+    fn look_at(&self, pd: &PdBody) -> Result<(MrOptions, Option<Arc<Adopted>>), Errno> {
+        if self.access & !(RIGHTS | HINTS) != 0 {
             return Err(Errno::INVALID);
         }
-        let access = Access::from_bits_truncate(wanted.access & RIGHTS);
+        let access = Access::from_bits_truncate(self.access & RIGHTS);
+        let (address, length) = (self.range.address(), self.range.len());
         // The daemon's way to the memory asks for neither.
         let may = match access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE) {
             true => maps::is_writable,
             false => maps::is_readable,
         };
-        if !may(wanted.range.address(), wanted.range.len())? {
+        if !may(address, length)? {
             return Err(Errno(libc::EFAULT));
         }
         let iova = match access.contains(Access::ZERO_BASED) {
             true => Some(0),
-            false => wanted.iova,
+            false => self.iova,
         };
-        let options = MrOptions { access, iova, scope: Scope::Pd };
         let device = pd.device();
-        let (address, length) = (wanted.range.address(), wanted.range.len());
         let adopted = device.adopted.of(&device.context, &device.regions, address, length);
-        let mr = match &adopted {
-            Some(adopted) => {
-                let (buffer, offset) = adopted.place(address);
-                pd.client().reg_program_buffer(buffer, offset, &wanted.range, &options)?
-            }
-            None => pd.client().reg_program_memory(&wanted.range, &options)?,
-        };
-        if adopted.is_none() {
-            let pd = pd.client().id();
-            let region = Region { pd, iova: mr.iova(), address, length };
-            device.regions.insert(mr.stag().0, region);
-        }
-        Ok(Registered { mr, _adopted: adopted, access: wanted.access, pd: pd.user() })
+        Ok((MrOptions { access, iova, scope: Scope::Pd }, adopted))
+    }
+
+    fn memory<'b>(&'b self, adopted: Option<&'b Adopted>) -> ProgramMemory<'b> {
+        let part_of = adopted.map(|adopted| adopted.place(self.range.address()));
+        ProgramMemory { range: &self.range, part_of }
     }
 }
 

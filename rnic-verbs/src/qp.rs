@@ -4,7 +4,7 @@
 //! program's to use and what belongs to a request has to be found again. A slot is free again when
 //! the completion of its request, or of a later one, has been polled, as verbs have it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 use arrayvec::ArrayVec;
@@ -72,9 +72,6 @@ pub(crate) struct QpWanted {
     pub(crate) gids: Vec<GidRow>,
     pub(crate) mtu: c::ibv_mtu,
 }
-
-/// Numbers of before resets that are kept for completions nobody has polled.
-const KEPT: usize = 1 << 16;
 
 /// Bytes that a request can always carry along: small messages are copied when they are posted.
 const INLINE_AT_LEAST: u32 = 256;
@@ -340,10 +337,13 @@ impl QpBody {
         let next = states.after(attributes, mask, &allowed)?;
         match (states.state(), next.state()) {
             (_, c::IBV_QPS_RESET) => {
-                let (mut sends, mut receives) = (self.sends.lock(), self.receives.lock());
-                self.qp.reset()?;
-                sends.begin_anew();
-                receives.begin_anew();
+                CqBody::drop_with_reset([&self.send_cq, &self.recv_cq], self.id(), || {
+                    let (mut sends, mut receives) = (self.sends.lock(), self.receives.lock());
+                    self.qp.reset()?;
+                    sends.begin_anew();
+                    receives.begin_anew();
+                    Ok(())
+                })?;
             }
             (c::IBV_QPS_ERR, c::IBV_QPS_ERR) => {}
             (_, c::IBV_QPS_ERR) => self.qp.to_error()?,
@@ -525,19 +525,12 @@ struct Numbers {
     first: u64,
     /// Most that may be outstanding.
     most: usize,
-    /// Those of before resets, by number: some may have completed.
-    before_reset: BTreeMap<u64, u64>,
 }
 
 impl Numbers {
     fn new(most: u32) -> Self {
         // Filled as requests are posted: programs make deep queues and use little of them.
-        Numbers {
-            wr_ids: VecDeque::new(),
-            first: 0,
-            most: most as usize,
-            before_reset: BTreeMap::new(),
-        }
+        Numbers { wr_ids: VecDeque::new(), first: 0, most: most as usize }
     }
 
     /// The number of the next request, if there is room for one.
@@ -548,14 +541,10 @@ impl Numbers {
         }
     }
 
-    /// What is outstanding is gone; completions that were written may still be polled.
+    /// What is outstanding is gone.
     fn begin_anew(&mut self) {
-        let first = self.first;
         self.first += self.wr_ids.len() as u64;
-        self.before_reset.extend((first..).zip(self.wr_ids.drain(..)));
-        while self.before_reset.len() > KEPT {
-            self.before_reset.pop_first();
-        }
+        self.wr_ids.clear();
     }
 
     /// Requests that may still be posted.
@@ -570,9 +559,6 @@ impl Numbers {
 
     /// The request of this number is done, and all before it. Returns the program's number of it.
     fn done(&mut self, number: u64) -> u64 {
-        if number < self.first {
-            return self.before_reset.remove(&number).unwrap_or(0);
-        }
         let mut wr_id = 0;
         while self.first <= number
             && let Some(next) = self.wr_ids.pop_front()
@@ -587,18 +573,6 @@ impl Numbers {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn completions_of_before_resets_have_their_numbers() {
-        let mut numbers = Numbers::new(2);
-        for wr_id in [70, 71] {
-            numbers.push(wr_id);
-            numbers.begin_anew();
-        }
-        numbers.push(72);
-        assert_eq!([0, 1, 2].map(|number| numbers.done(number)), [70, 71, 72]);
-        assert_eq!(numbers.next(), Ok(3));
-    }
 
     #[test]
     fn a_completion_frees_the_slots_of_unsignaled_requests_before_it() {

@@ -118,7 +118,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(unsafe { register(pd, address, length, Some(iova), access) })
 }
 
-/// ibv_rereg_mr(3): the region gets new keys; until it has them, the old ones stand.
+/// ibv_rereg_mr(3): the region keeps its keys.
 pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -133,9 +133,9 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     unsafe {
         let Some(old) = body::<MrBody>(mr) else { return IBV_REREG_MR_ERR_INPUT };
         let new_pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 { pd } else { (*mr).pd };
-        let (address, length) = match flags & IBV_REREG_MR_CHANGE_TRANSLATION {
-            0 => ((*mr).addr, (*mr).length),
-            _ => (address, length),
+        let (address, length, iova) = match flags & IBV_REREG_MR_CHANGE_TRANSLATION {
+            0 => ((*mr).addr, (*mr).length, Some(old.iova())),
+            _ => (address, length, None),
         };
         let access = match flags & IBV_REREG_MR_CHANGE_ACCESS {
             0 => old.access(),
@@ -149,7 +149,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
             status(Err(Errno::INVALID));
             return IBV_REREG_MR_ERR_INPUT;
         };
-        let wanted = MrWanted { range, iova: None, access };
+        let wanted = MrWanted { range, iova, access };
         match old.replace(found, &wanted) {
             Ok(()) => {
                 fill(&mut *mr, old, address, length);

@@ -122,7 +122,8 @@ pub(super) fn compare_swap(compare: u64, swap: u64) -> AtomicOperation {
     AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask }
 }
 
-/// A bind of a window under a new key.
+/// A bind of a window under a new key. Its owner's right to write is the region's; programs ask for
+/// it again all the same, and adapters let them.
 ///
 /// # Safety
 ///
@@ -144,6 +145,6 @@ pub(super) unsafe fn bind_work(
         lkey: lkey.unwrap_or(0),
         address: info.addr,
         length: if lkey.is_some() { info.length } else { 0 },
-        access: info.mw_access_flags,
+        access: info.mw_access_flags & !IBV_ACCESS_LOCAL_WRITE,
     }))
 }

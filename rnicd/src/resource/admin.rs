@@ -86,6 +86,7 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::ClosePd { .. }
         | R::RemoveSharedBuffer { .. }
         | R::DeregMr { .. }
+        | R::ReregMr { .. }
         | R::DestroyChannel { .. }
         | R::DestroyCq { .. }
         | R::QpToError { .. }

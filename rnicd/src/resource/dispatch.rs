@@ -120,6 +120,9 @@ impl Manager {
             R::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries),
             R::ModifyQp { qp, change } => self.modify_qp(id, qp, &change, now),
             R::QueryGids => self.query_gids(),
+            R::ReregMr { mr, pd, source, length, iova, access, scope } => {
+                self.rereg_mr(id, mr, MrRequest { pd, source, length, iova, access, scope })
+            }
         }
     }
 
@@ -172,6 +175,9 @@ impl Manager {
                     self.outbox.answer(session, ReplyBody::Mr { mr, stag });
                 }
                 Some(Pending::DeregMr { session, mr }) => self.mr_revoked(session, mr),
+                Some(Pending::ReregMr { session, mr, next }) => {
+                    self.mr_becomes(session, mr, *next);
+                }
                 Some(Pending::DestroyQp { session, qp }) => {
                     self.qp_gone(session, qp);
                     self.outbox.answer(session, ReplyBody::Done);

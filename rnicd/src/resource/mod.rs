@@ -51,7 +51,7 @@ pub use answer::{Answer, Outcome, Refused, Response};
 pub use capacity::Capacity;
 use domain::NamedPds;
 use ledger::{Kind, Ledger};
-use memory::Copying;
+use memory::{Copying, NextRegion};
 use numbers::{Handles, Stags};
 pub use policy::Policy;
 use qp::Rendezvous;
@@ -120,6 +120,7 @@ struct AllHandles {
 enum Pending {
     RegMr { session: SessionId, mr: MrId, stag: Stag },
     DeregMr { session: SessionId, mr: MrId },
+    ReregMr { session: SessionId, mr: MrId, next: Box<NextRegion> },
     DestroyQp { session: SessionId, qp: QpId },
     ResetQp { session: SessionId, qp: QpId },
     AllocWindow { session: SessionId, window: MwId, stag: Stag },

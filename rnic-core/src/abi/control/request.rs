@@ -292,6 +292,25 @@ pub enum RequestBody {
     },
     /// The table of GIDs. Answer: `Gids`.
     QueryGids,
+    /// Registers a region anew under its own handle and STag. As long as no answer has come,
+    /// requests and peers that name it may find nothing; when it has, nothing more will be read or
+    /// written by what it was before. After a refusal it is what it was. Answer: `Mr`.
+    ReregMr {
+        /// The region, of this session, to which no window is bound.
+        mr: MrId,
+        /// Domain the region belongs to from now on.
+        pd: PdId,
+        /// Memory the region names.
+        source: MrSource,
+        /// Bytes, at least 1.
+        length: u64,
+        /// Address that local elements and remote offsets count from; 0 if zero-based.
+        iova: u64,
+        /// Rights of local requests and of peers.
+        access: Access,
+        /// Who may use its STag from the wire.
+        scope: Scope,
+    },
 }
 
 impl RequestBody {
@@ -341,6 +360,7 @@ impl RequestBody {
             R::ResizeCq { .. } => "ResizeCq",
             R::ModifyQp { .. } => "ModifyQp",
             R::QueryGids => "QueryGids",
+            R::ReregMr { .. } => "ReregMr",
         }
     }
 

@@ -133,12 +133,12 @@ impl Manager {
                 let (rows, next) = page::page(mrs, |(s, mr, o)| MrRow {
                     mr,
                     session: s.id,
-                    pd: o.pd,
-                    buffer: o.buffer,
-                    iova: o.iova,
-                    length: o.length,
-                    access: o.access,
-                    scope: o.scope,
+                    pd: o.region.pd,
+                    buffer: o.region.buffer,
+                    iova: o.region.iova,
+                    length: o.region.length,
+                    access: o.region.access,
+                    scope: o.region.scope,
                 });
                 (Rows::Mrs(rows), page::count(all(), |s| &s.mrs), next)
             }

@@ -130,7 +130,7 @@ impl Manager {
             _ => return,
         }
         let mut revoked = 0;
-        for mr in session.mrs.values().filter(|mr| mr.buffer.is_none()) {
+        for mr in session.mrs.values().filter(|mr| mr.region.buffer.is_none()) {
             // Nobody waits for it: whoever uses such an STag meanwhile meets the same end.
             self.workers.revoke_stag(mr.stag.stag());
             revoked += 1;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use rnic_core::abi::control::MrSource;
-use rnic_core::device::Window;
 use rnic_core::device::window::WindowCount;
+use rnic_core::device::{Memory, Window};
 use rnic_core::shm::Mapping;
 use rnic_core::types::*;
 
@@ -35,10 +35,17 @@ pub struct SharedBuffer {
 }
 
 pub struct Mr {
+    pub stag: IssuedStag,
+    pub region: Region,
+    _handle: Handle,
+    _charge: Charge,
+}
+
+/// What a region is of: it may become another one, and keep its handle and its STag.
+pub struct Region {
     pub pd: PdId,
     /// Shared buffer it is in; none in attached memory.
     pub buffer: Option<SharedBufferId>,
-    pub stag: IssuedStag,
     pub iova: u64,
     pub length: u64,
     pub access: Access,
@@ -48,8 +55,12 @@ pub struct Mr {
     /// In a named domain.
     pub membership: Option<Membership>,
     _uses: (UseOfPd, Option<UseOfBuffer>),
-    _handle: Handle,
-    _charge: Charge,
+}
+
+/// What a region is to be, and where.
+pub struct NextRegion {
+    region: Region,
+    memory: Memory,
 }
 
 pub struct MemoryWindow {

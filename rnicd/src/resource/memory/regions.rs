@@ -3,64 +3,59 @@
 use std::sync::Arc;
 
 use rnic_core::abi::control::{MrSource, Refusal, ReplyBody};
-use rnic_core::device::window::WindowCount;
 use rnic_core::device::{Memory, StagEntry, StagKind};
 use rnic_core::types::*;
 
 use super::attached::attached_memory;
-use super::{Attached, Mr, MrRequest, SharedBuffer, UseOfBuffer};
+use super::{Attached, Mr, MrRequest, NextRegion, Region, SharedBuffer, UseOfBuffer};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
 use crate::resource::ledger::Kind;
 use crate::resource::session::Session;
 use crate::resource::{Manager, Pending, find, refuse};
+use crate::worker::Ticket;
 
 impl Manager {
     pub(in crate::resource) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {
-        let session = find(&mut self.sessions, id)?;
-        check(session, &request)?;
-        //= DDP-8.3-4, DDP-8.3.2-4, RDMAP-8.1.2-4
-        let (buffer, memory) = named_memory(session, request.source, request.length)?;
-        let charge = session.account.charge(Kind::Mrs, 1)?;
-        let membership = self.named_pds.enter(&self.policy, request.pd, Member::Mr)?;
+        let next = self.next_region(id, &request)?;
+        let charge = find(&mut self.sessions, id)?.account.charge(Kind::Mrs, 1)?;
         let issued = self.stags.issue()?;
         let handle = self.handles.mrs.allocate(id);
-        let (mr, stag) = (MrId(handle.number()), issued.stag());
-        let MrRequest { pd, length, iova, access, scope, .. } = request;
-        let windows = Arc::new(WindowCount::default());
-        let kind = StagKind::Region(windows.clone());
-        let object = Mr {
-            pd,
-            buffer: buffer.as_ref().map(|(buffer, _)| *buffer),
-            stag: issued,
-            iova,
-            length,
-            access,
-            scope,
-            windows,
-            membership,
-            _uses: (session.pd(pd)?.mrs.add(), buffer.map(|(_, used)| used)),
-            _handle: handle,
-            _charge: charge,
-        };
-        session.mrs.insert(mr, object);
-        let session = id;
-        //= DDP-8.3.2-3, RDMAP-8.1.2-3
-        let entry = StagEntry { stag, kind, mr, session, pd, scope, access, iova, length, memory };
-        let ticket = self.workers.install_stag(entry);
-        self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
+        let mr = MrId(handle.number());
+        let NextRegion { region, memory } = next;
+        let object = Mr { stag: issued, region, _handle: handle, _charge: charge };
+        find(&mut self.sessions, id)?.mrs.insert(mr, object);
+        self.install(id, mr, memory);
         Outcome::later()
     }
 
+    /// Has a region become another one under its handle and STag, as soon as nobody uses what it
+    /// was.
+    pub(in crate::resource) fn rereg_mr(
+        &mut self,
+        id: SessionId,
+        mr: MrId,
+        request: MrRequest,
+    ) -> Answer {
+        if !find(&mut self.sessions, id)?.mrs.contains_key(&mr) {
+            return Err(refuse::no_such("MR", mr.0));
+        }
+        let next = Box::new(self.next_region(id, &request)?);
+        let ticket = self.withdraw(id, mr)?;
+        self.pending.insert(ticket, Pending::ReregMr { session: id, mr, next });
+        Outcome::later()
+    }
+
+    /// No worker knows what the region was.
+    pub(in crate::resource) fn mr_becomes(&mut self, id: SessionId, mr: MrId, next: NextRegion) {
+        let Ok(session) = find(&mut self.sessions, id) else { return };
+        let Some(object) = session.mrs.get_mut(&mr) else { return };
+        object.region = next.region;
+        self.install(id, mr, next.memory);
+    }
+
     pub(in crate::resource) fn dereg_mr(&mut self, id: SessionId, mr: MrId) -> Answer {
-        let session = find(&mut self.sessions, id)?;
-        let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;
-        let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
-        object.windows.withdraw().map_err(in_use)?;
-        let (stag, attached) = (object.stag.stag(), object.buffer.is_none());
-        let copier = session.attached.as_ref().and_then(Attached::copier).filter(|_| attached);
-        let ticket = self.workers.revoke_stag(stag);
-        self.workers.await_copies(ticket, copier);
+        let ticket = self.withdraw(id, mr)?;
         self.pending.insert(ticket, Pending::DeregMr { session: id, mr });
         Outcome::later()
     }
@@ -72,6 +67,55 @@ impl Manager {
         if session.mrs.remove(&mr).is_some() {
             self.outbox.answer(id, ReplyBody::Done);
         }
+    }
+
+    /// Looks at a request, and takes what the region has in its domain and its shared buffer.
+    fn next_region(&mut self, id: SessionId, request: &MrRequest) -> Result<NextRegion, Refusal> {
+        let session = find(&mut self.sessions, id)?;
+        check(session, request)?;
+        //= DDP-8.3-4, DDP-8.3.2-4, RDMAP-8.1.2-4
+        let (buffer, memory) = named_memory(session, request.source, request.length)?;
+        let membership = self.named_pds.enter(&self.policy, request.pd, Member::Mr)?;
+        let MrRequest { pd, length, iova, access, scope, .. } = *request;
+        let uses = session.pd(pd)?.mrs.add();
+        let region = Region {
+            pd,
+            buffer: buffer.as_ref().map(|(buffer, _)| *buffer),
+            iova,
+            length,
+            access,
+            scope,
+            windows: Arc::default(),
+            membership,
+            _uses: (uses, buffer.map(|(_, used)| used)),
+        };
+        Ok(NextRegion { region, memory })
+    }
+
+    /// Makes a region known to the workers; its owner is told when they all know it.
+    fn install(&mut self, session: SessionId, mr: MrId, memory: Memory) {
+        let Ok(of) = find(&mut self.sessions, session) else { return };
+        let Some(object) = of.mrs.get(&mr) else { return };
+        let stag = object.stag.stag();
+        let Region { pd, iova, length, access, scope, ref windows, .. } = object.region;
+        let kind = StagKind::Region(windows.clone());
+        //= DDP-8.3.2-3, RDMAP-8.1.2-3
+        let entry = StagEntry { stag, kind, mr, session, pd, scope, access, iova, length, memory };
+        let ticket = self.workers.install_stag(entry);
+        self.pending.insert(ticket, Pending::RegMr { session, mr, stag });
+    }
+
+    /// Has all workers forget a region to which no window is bound, and waits for their copies.
+    fn withdraw(&mut self, id: SessionId, mr: MrId) -> Result<Ticket, Refusal> {
+        let session = find(&mut self.sessions, id)?;
+        let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;
+        let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
+        object.region.windows.withdraw().map_err(in_use)?;
+        let (stag, attached) = (object.stag.stag(), object.region.buffer.is_none());
+        let copier = session.attached.as_ref().and_then(Attached::copier).filter(|_| attached);
+        let ticket = self.workers.revoke_stag(stag);
+        self.workers.await_copies(ticket, copier);
+        Ok(ticket)
     }
 }
 

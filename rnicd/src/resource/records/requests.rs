@@ -36,7 +36,7 @@ impl Asked {
             R::ClosePd { pd } | R::AllocWindow { pd, .. } => Asked { pd: Some(*pd), ..asked },
             R::CreateQp(request) => Asked { pd: Some(request.pd), ..asked },
             R::CreateSrq(request) => Asked { pd: Some(request.pd), ..asked },
-            R::RegMr { pd, length, iova, .. } => {
+            R::RegMr { pd, length, iova, .. } | R::ReregMr { pd, length, iova, .. } => {
                 let (offset, length) = (Some(*iova), Some(*length));
                 Asked { pd: Some(*pd), offset, length, ..asked }
             }
@@ -45,6 +45,7 @@ impl Asked {
             }
             R::QpToError { qp }
             | R::DestroyQp { qp }
+            | R::ModifyQp { qp, .. }
             | R::QueryQp { qp }
             | R::Accept { qp, .. }
             | R::Connect { qp, .. }

@@ -136,7 +136,7 @@ impl Session {
         for pd in self.pds.values_mut() {
             pd.named = None;
         }
-        self.mrs.values_mut().for_each(|mr| mr.membership = None);
+        self.mrs.values_mut().for_each(|mr| mr.region.membership = None);
         self.qps.values_mut().for_each(|qp| qp.membership = None);
     }
 
