@@ -92,6 +92,8 @@ impl ContextBody {
         says.max_srq = int(has.max_srqs);
         says.max_srq_wr = int(has.max_wr_depth);
         says.max_srq_sge = i32::from(has.max_sge);
+        // The library's own, in the program's own memory.
+        says.max_ah = if self.gids.is_empty() { 0 } else { i32::from(u16::MAX) };
         says.max_pkeys = 1;
         says.phys_port_cnt = PORT;
         says

@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)] // A C boundary: pointers come from and go to programs.
 
+mod address_handle;
 mod async_events;
 mod boundary;
 pub mod c;

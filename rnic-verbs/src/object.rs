@@ -102,6 +102,7 @@ macro_rules! plain {
 }
 
 plain!(
+    ibv_ah,
     ibv_async_event,
     ibv_comp_channel,
     ibv_cq_ex,

@@ -4,6 +4,7 @@
 
 use rnic_client::{Access, Gid, GidRow, QpId, Sending, Wiring};
 
+use crate::address_handle::is_route;
 use crate::c::{self, ibv_qp_attr};
 use crate::context::PORT;
 use crate::errno::Errno;
@@ -211,14 +212,10 @@ impl WiredStates {
 /// Checks the values of the attributes that are set.
 fn check(wanted: &ibv_qp_attr, mask: i32, allowed: &Allowed<'_>) -> Result<(), Errno> {
     let has = |attribute| mask & attribute != 0;
-    let grh = &wanted.ah_attr.grh;
     let wrong = [
         has(c::IBV_QP_PORT) && wanted.port_num != PORT,
         has(c::IBV_QP_PKEY_INDEX) && wanted.pkey_index != 0,
-        has(c::IBV_QP_AV)
-            && (wanted.ah_attr.is_global == 0
-                || wanted.ah_attr.port_num != PORT
-                || usize::from(grh.sgid_index) >= allowed.gids.len()),
+        has(c::IBV_QP_AV) && !is_route(&wanted.ah_attr, allowed.gids),
         has(c::IBV_QP_PATH_MTU) && !(c::IBV_MTU_256..=allowed.mtu).contains(&wanted.path_mtu),
         has(c::IBV_QP_TIMEOUT) && wanted.timeout > 31,
         has(c::IBV_QP_RETRY_CNT) && wanted.retry_cnt > 7,

@@ -227,6 +227,22 @@ static void resets(void)
     CHECK(ibv_destroy_comp_channel(channel) == 0);
 }
 
+// A handle is made of a route that the device has.
+static void handles(void)
+{
+    struct ibv_ah_attr route = told(IBV_QPS_RTR).ah_attr;
+    struct ibv_ah *ah = ibv_create_ah(pd, &route);
+    CHECK(ah && ah->pd == pd && ah->context == by_hand);
+    CHECK(ibv_dealloc_pd(pd) == EBUSY);
+    CHECK(ibv_destroy_ah(ah) == 0);
+    struct ibv_ah_attr bad[] = {route, route, route};
+    bad[0].is_global = 0;
+    bad[1].port_num = 2;
+    bad[2].grh.sgid_index = port.gid_tbl_len;
+    for (int i = 0; i < 3; i++)
+        CHECK(ibv_create_ah(pd, &bad[i]) == NULL && errno == EINVAL);
+}
+
 int main(void)
 {
     setvbuf(stdout, NULL, _IONBF, 0);
@@ -234,6 +250,7 @@ int main(void)
     steps();
     CHECK(ibv_destroy_cq(cq) == 0);
     resets();
+    handles();
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(by_hand) == 0);
     if (wrong == 0)
         puts("done");

@@ -13,6 +13,7 @@
 // Each function has the contract of its manual page, and of the module.
 #![allow(clippy::missing_safety_doc)]
 
+pub(crate) mod address_handles;
 mod addresses;
 pub(crate) mod addrinfo;
 pub(crate) mod connections;

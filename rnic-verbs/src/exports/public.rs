@@ -2,6 +2,7 @@
 
 use super::absent::*;
 use super::publish;
+use crate::boundary::address_handles::*;
 use crate::boundary::context::*;
 use crate::boundary::cq::*;
 use crate::boundary::events::*;

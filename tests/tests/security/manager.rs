@@ -8,7 +8,7 @@ use rnic_client::{
     SrqOptions,
 };
 use rnic_core::abi::control::{
-    DisconnectMode, MrSource, ObjectRef, Refusal, ReplyBody, RequestBody,
+    DisconnectMode, ListKind, MrSource, ObjectRef, Refusal, ReplyBody, RequestBody, Rows,
 };
 use rnic_core::types::{ListenerId, PdId, SharedBufferId};
 use rnic_tests::raw::{Raw, memfd, qp_request};
@@ -50,6 +50,15 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
         register(pd, own, Scope::Qp(qp)),
         register(pd, SharedBufferId(own.0 - 1), Scope::Pd),
         RequestBody::DeregMr { mr: region.id() },
+        RequestBody::ReregMr {
+            mr: region.id(),
+            pd,
+            source: source(own),
+            length: 64,
+            iova: 0,
+            access: Access::LOCAL_WRITE,
+            scope: Scope::Pd,
+        },
         RequestBody::DestroyCq { cq: pair.holder.cq.id() },
         RequestBody::CreateQp(qp_request(pair.holder.pd.id(), cq)),
         RequestBody::CreateQp(qp_request(pd, pair.holder.cq.id())),
@@ -299,6 +308,52 @@ fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
     assert!(matches!(answer, Some(Err(Refusal::InUse { .. }))), "{answer:?}");
     assert!(matches!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done)));
     assert!(matches!(raw.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done)));
+}
+
+#[test]
+fn a_region_becomes_another_one_under_its_stag_or_stays_as_it_was() {
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let mut raw = Raw::open(daemon.socket());
+    let memory = memfd(4096);
+    let buffer = raw.shared_buffer_of(memory.as_fd(), 4096);
+    let source = |offset| MrSource::Shared { buffer, offset };
+    let (access, scope, pd) = (Access::LOCAL_WRITE, Scope::Pd, raw.pd());
+    let register = RequestBody::RegMr { pd, source: source(0), length: 64, iova: 0, access, scope };
+    let answer = raw.call(register);
+    let Ok(ReplyBody::Mr { mr, stag }) = answer else { panic!("{answer:?}") };
+    let other = raw.pd();
+    let again = |pd, offset, access| RequestBody::ReregMr {
+        mr,
+        pd,
+        source: source(offset),
+        length: 128,
+        iova: 4096,
+        access,
+        scope,
+    };
+    let became = again(other, 512, access | Access::REMOTE_READ);
+    assert_eq!(raw.call(became), Ok(ReplyBody::Mr { mr, stag }));
+    // Outside of the buffer; a right that needs another; a domain that is not there.
+    for wrong in [
+        again(pd, 4000, access),
+        again(pd, 0, Access::REMOTE_WRITE),
+        again(PdId(u32::MAX), 0, access),
+    ] {
+        let named = format!("{wrong:?}");
+        assert!(raw.call(wrong).is_err(), "{named}");
+        let answer = raw.call(RequestBody::List { what: ListKind::Mrs, from: 0 });
+        let Ok(ReplyBody::Rows { rows: Rows::Mrs(rows), .. }) = answer else {
+            panic!("{answer:?}")
+        };
+        let [row] = &rows[..] else { panic!("{rows:?}") };
+        assert_eq!((row.mr, row.pd, row.iova, row.length), (mr, other, 4096, 128), "{named}");
+        assert_eq!(row.access, access | Access::REMOTE_READ, "{named}");
+    }
+    // It is in the other domain alone.
+    assert_eq!(raw.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
+    assert!(raw.call(RequestBody::ClosePd { pd: other }).is_err());
+    assert_eq!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
+    assert!(matches!(raw.call(again(other, 0, access)), Err(Refusal::NoSuchObject { .. })));
 }
 
 //= RDMAP-8.1.2-6
