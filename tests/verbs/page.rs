@@ -84,23 +84,27 @@ one that is skipped does not. The address of the device is told to them: they wo
 fn of_rdma_core(text: &mut String) -> std::fmt::Result {
     let names = |names: &[&str]| format!("`{}`", names.join("`, `"));
     write!(text, "\n## {}\n\n{OF_RDMA_CORE}\n", pyverbs::PACKAGE)?;
-    writeln!(text, "| class | tests | |\n| --- | --- | --- |")?;
-    for class in pyverbs::CLASSES {
-        if !class.passes.is_empty() {
-            writeln!(text, "| `{}` | {} | pass |", class.name, names(class.passes))?;
-        }
-        for fails in class.fails {
-            let (tests, outcome) = (names(fails.tests), fails.outcome.word());
-            writeln!(text, "| `{}` | {tests} | fails ({outcome}): {} |", class.name, fails.why)?;
+    writeln!(text, "| device | class | tests | |\n| --- | --- | --- | --- |")?;
+    for (device, classes) in [pyverbs::CONNECTED, pyverbs::WIRED] {
+        for class in classes {
+            let start = format!("| `{device}` | `{}` |", class.name);
+            if !class.passes.is_empty() {
+                writeln!(text, "{start} {} | pass |", names(class.passes))?;
+            }
+            for fails in class.fails {
+                let (tests, outcome) = (names(fails.tests), fails.outcome.word());
+                writeln!(text, "{start} {tests} | fails ({outcome}): {} |", fails.why)?;
+            }
         }
     }
     let (class, tests, why) = pyverbs::DIRECT_ONLY;
     let over_tcp = "fails over TCP (not run)";
-    writeln!(text, "| `{class}` | {} | {over_tcp}: {why} |", names(tests))?;
+    let device = pyverbs::CONNECTED.0;
+    writeln!(text, "| `{device}` | `{class}` | {} | {over_tcp}: {why} |", names(tests))?;
     for (names_of, why) in pyverbs::NOT_RUN {
         writeln!(
             text,
-            "| {} | what is not named above | fails (not run): {why} |",
+            "| | {} | what is not named above | fails (not run): {why} |",
             names(names_of)
         )?;
     }

@@ -1,6 +1,6 @@
 """Runs tests of rdma-core, and says of each in a line what came of it.
 
-Called with the directory of the tests, an address of the device, and the names of what to run.
+Called with the directory of the tests, a device, its address, and the names of what to run.
 """
 
 import sys
@@ -27,7 +27,7 @@ class Lines(unittest.TestResult):
     addError = addFailure
 
 
-directory, address, *names = sys.argv[1:]
+directory, device, address, *names = sys.argv[1:]
 sys.path.insert(0, directory)
 # What is not asked for is not loaded: tests of other devices need libraries for these.
 tests = types.ModuleType("tests")
@@ -36,7 +36,7 @@ sys.modules["tests"] = tests
 
 from args_parser import parser
 
-sys.argv[1:] = ["--dev", "rnicd0", "--gid", "0"]
+sys.argv[1:] = ["--dev", device, "--gid", "0"]
 parser.parse_args()
 
 from tests.base import RDMATestCase
