@@ -36,5 +36,6 @@ mod srq;
 mod states;
 mod strings;
 mod system;
+mod visible;
 mod wired_states;
 mod work;

@@ -309,6 +309,12 @@ fn the_environment_is_printed_for_any_shell() {
     let expected = format!("{folder}:/a b:/c\n{}\n", place.socket().display());
     assert_eq!(text, expected, "{}", said(&output));
     place.is_left();
+    let devices = ["--idle", "1s", "--lib-dir", folder, "--devices", "rnicd1"];
+    let output = place.run(&[&devices[..], &["--print-env"]].concat());
+    assert!(said(&output).contains("export RNIC_DEVICES=rnicd1;"), "{}", said(&output));
+    let output = place.run(&[&devices[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
+    assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
+    place.is_left();
     let output = place.run(&["--lib-dir", folder, "--no-start", "--print-env"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0));
 }

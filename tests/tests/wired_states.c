@@ -243,9 +243,25 @@ static void handles(void)
         CHECK(ibv_create_ah(pd, &bad[i]) == NULL && errno == EINVAL);
 }
 
-int main(void)
+// The names of the devices in the list.
+static void names(void)
 {
+    int count;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    for (int i = 0; i < count; i++)
+        puts(ibv_get_device_name(list[i]));
+    CHECK(list && list[count] == NULL);
+    ibv_free_device_list(list);
+}
+
+int main(int argc, char **argv)
+{
+    (void)argv;
     setvbuf(stdout, NULL, _IONBF, 0);
+    if (argc > 1) {
+        names();
+        return wrong != 0;
+    }
     devices();
     steps();
     CHECK(ibv_destroy_cq(cq) == 0);

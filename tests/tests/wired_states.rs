@@ -15,3 +15,23 @@ fn each_step_is_taken_or_refused_as_programs_expect() {
     assert_eq!(Process::start(command).succeed(), ["done"]);
     daemon.is_empty();
 }
+
+#[test]
+fn a_program_sees_the_devices_that_are_named() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/wired_states.c", scratch.path()) else { return };
+    let daemon = Daemon::start(binaries!(), "");
+    for (named, seen) in [
+        ("", &["rnicd0", "rnicd1"][..]),
+        ("rnicd1", &["rnicd1"]),
+        ("rnicd1,rnicd0", &["rnicd1", "rnicd0"]),
+        ("mlx5_0", &[]),
+    ] {
+        let mut command = Command::new(&program);
+        command.arg("names").env("LD_LIBRARY_PATH", verbs::directory());
+        command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+        command.env("RNIC_DEVICES", named);
+        assert_eq!(Process::start(command).succeed(), seen, "{named}");
+    }
+    daemon.is_empty();
+}

@@ -32,6 +32,10 @@ struct Cli {
     /// The daemon to start if there is none [default: rnicd beside this program, else in PATH].
     #[arg(long, value_name = "RNICD")]
     daemon: Option<PathBuf>,
+    /// Devices that the program is to see, the first one first ("rnicd1") [default: RNIC_DEVICES,
+    /// else all].
+    #[arg(long, value_name = "NAMES")]
+    devices: Option<OsString>,
     /// How long a daemon that is started stays without programs that use it ("60s", "5min").
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     idle: String,
@@ -133,7 +137,11 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
     ensure_daemon(cli)?;
     let path = libraries::path_with(&folder, std::env::var_os(PATH_VARIABLE).as_deref());
     let mut command = Command::new(program);
-    let error = command.args(arguments).env(PATH_VARIABLE, path).exec();
+    command.args(arguments).env(PATH_VARIABLE, path);
+    if let Some(names) = &cli.devices {
+        command.env(DEVICES_VARIABLE, names);
+    }
+    let error = command.exec();
     let program = PathBuf::from(program);
     Err(match error.kind() {
         io::ErrorKind::NotFound if found.exists() => RunError::NoInterpreter { program, error },
@@ -154,8 +162,13 @@ fn print_env(cli: &Cli) -> Result<(), RunError> {
         let line: OsString = line.into_iter().collect();
         out.write_all(line.as_encoded_bytes()).and_then(|()| out.write_all(b";\n"))
     };
-    let printed = export(PATH_VARIABLE, &path).and_then(|()| match &socket {
-        Some(socket) => export(SOCKET_VARIABLE, socket),
+    let all = [
+        (PATH_VARIABLE, Some(&path)),
+        (SOCKET_VARIABLE, socket.as_ref()),
+        (DEVICES_VARIABLE, cli.devices.as_ref()),
+    ];
+    let printed = all.into_iter().try_for_each(|(name, value)| match value {
+        Some(value) => export(name, value),
         None => Ok(()),
     });
     printed.map_err(|error| RunError::System { what: "cannot write to standard output", error })
@@ -239,6 +252,8 @@ fn duration(text: &str) -> Result<String, String> {
     }
 }
 
+/// Says to the libraries which devices there are.
+const DEVICES_VARIABLE: &str = "RNIC_DEVICES";
 /// Exit code of a failure of this program.
 const FAILED: u8 = 125;
 

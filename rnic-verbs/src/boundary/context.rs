@@ -12,14 +12,14 @@ use crate::context::{ContextBody, PORT};
 use crate::device::{Device, KINDS};
 use crate::errno::{Errno, minus_one, pointer, status};
 use crate::object::{Body, body, publish, withdraw, zeroed};
-use crate::system;
+use crate::{system, visible};
 
 use super::{cq, cq_ex, memory, qp, qp_ex, srq};
 
 /// A list of devices, null-terminated, which keeps those that are in it.
 #[repr(C)]
 struct List {
-    devices: [*mut ibv_device; 3],
+    devices: [*mut ibv_device; KINDS.len() + 1],
     device: Arc<Device>,
 }
 
@@ -77,17 +77,18 @@ pub(super) fn open(device: &Arc<Device>, kind: QpType) -> Result<*mut ibv_contex
 pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let _whole = system::uncancelled();
     let found = Device::open();
+    let kinds = found.as_ref().map_or(Vec::new(), |device| visible::kinds(device));
     if !count.is_null() {
         // SAFETY: as the module says.
-        unsafe { *count = if found.is_ok() { KINDS.len() as c_int } else { 0 } };
+        unsafe { *count = kinds.len() as c_int };
     }
     let Ok(device) = found else {
         // What a machine without a device says; programs ask that have other ways.
         system::set_errno(libc::ENOSYS);
         return null_mut();
     };
-    let [connected, wired] = KINDS.map(|kind| device.head(kind).0);
-    let devices = [connected, wired, null_mut()];
+    let mut devices = [null_mut(); KINDS.len() + 1];
+    devices.iter_mut().zip(kinds).for_each(|(place, kind)| *place = device.head(kind).0);
     Box::into_raw(Box::new(List { devices, device })).cast()
 }
 

@@ -1,0 +1,52 @@
+//! Which of the two devices a program sees, and in which order: `RNIC_DEVICES` names them. Programs
+//! that take the first device, or try all, can so be given the one that they are made for.
+
+use std::ffi::OsStr;
+
+use rnic_client::QpType;
+
+use crate::device::{Device, KINDS};
+use crate::log;
+
+/// The environment variable: names of devices, separated by commas.
+const VARIABLE: &str = "RNIC_DEVICES";
+
+/// The devices to be listed: both, or those that are named.
+pub(crate) fn kinds(device: &Device) -> Vec<QpType> {
+    let attributes = &device.attributes;
+    let names = [attributes.name.as_str(), &attributes.wired_name];
+    match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        None => KINDS.to_vec(),
+        Some(wanted) => named(&wanted, names),
+    }
+}
+
+fn named(wanted: &OsStr, names: [&str; 2]) -> Vec<QpType> {
+    let mut kinds = Vec::new();
+    for name in wanted.to_string_lossy().split(',').map(str::trim) {
+        match names.iter().position(|known| *known == name) {
+            Some(at) if !kinds.contains(&KINDS[at]) => kinds.push(KINDS[at]),
+            Some(_) => {}
+            None => log::debug(|| {
+                let [first, second] = names;
+                format!("{VARIABLE} names {name:?}; there are {first} and {second}")
+            }),
+        }
+    }
+    kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_listed_as_they_are_named() {
+        let of = |wanted: &str| named(OsStr::new(wanted), ["rnicd0", "rnicd1"]);
+        let [connected, wired] = KINDS;
+        assert_eq!(of("rnicd1"), [wired]);
+        assert_eq!(of("rnicd1, rnicd0,rnicd1"), [wired, connected]);
+        assert_eq!(of("mlx5_0,rnicd0"), [connected]);
+        assert_eq!(of("mlx5_0"), []);
+    }
+}
