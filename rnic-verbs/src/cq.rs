@@ -326,6 +326,10 @@ fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
             wc.opcode = c::IBV_WC_RECV_RDMA_WITH_IMM;
         }
     }
+    if completion.opcode == CompletionOpcode::Receive && qp.is_wired() {
+        // Over Ethernet each packet has a route header. Programs compare the flags as a whole.
+        wc.wc_flags |= c::IBV_WC_GRH;
+    }
     if completion.status != CompletionStatus::Success {
         // The number for `rnicctl why`; they count from 1 for as long as the daemon lives.
         wc.vendor_err = completion.diagnosis_id as u32;

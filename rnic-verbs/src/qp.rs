@@ -377,6 +377,11 @@ impl QpBody {
         self.wired.as_ref().is_none_or(|wired| ready.contains(&wired.lock().state()))
     }
 
+    /// Whether it is wired by hand.
+    pub(crate) fn is_wired(&self) -> bool {
+        self.wired.is_some()
+    }
+
     /// Whether it is wired by hand and in RESET.
     fn is_reset(&self) -> bool {
         self.wired.as_ref().is_some_and(|wired| wired.lock().state() == c::IBV_QPS_RESET)

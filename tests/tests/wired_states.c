@@ -243,6 +243,37 @@ static void handles(void)
         CHECK(ibv_create_ah(pd, &bad[i]) == NULL && errno == EINVAL);
 }
 
+// A queue pair that is wired to itself: what a completion says of a message with immediate data.
+static void alone(void)
+{
+    char bytes[64] = "itself";
+    cq = ibv_create_cq(by_hand, 4, NULL, NULL, 0);
+    struct ibv_mr *mr = ibv_reg_mr(pd, bytes, sizeof bytes, IBV_ACCESS_LOCAL_WRITE);
+    struct ibv_qp *qp = made(pd, cq, IBV_QPT_RC);
+    CHECK(cq && mr && qp && moved(qp, IBV_QPS_INIT, PLACE) == 0);
+    struct ibv_qp_attr a = told(IBV_QPS_RTR);
+    a.dest_qp_num = qp->qp_num;
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == 0 && moved(qp, IBV_QPS_RTS, SENDS) == 0);
+    struct ibv_sge to = {(uintptr_t)bytes + 32, 32, mr->lkey}, from = {(uintptr_t)bytes, 7, mr->lkey};
+    struct ibv_recv_wr receive = {.wr_id = 1, .sg_list = &to, .num_sge = 1}, *bad_receive;
+    struct ibv_send_wr send = {
+        .wr_id = 2, .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_IMM,
+        .send_flags = IBV_SEND_SIGNALED, .imm_data = 0x12345678,
+    }, *bad;
+    CHECK(ibv_post_recv(qp, &receive, &bad_receive) == 0 && ibv_post_send(qp, &send, &bad) == 0);
+    for (int i = 0; i < 2; i++) {
+        struct ibv_wc wc = next();
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.qp_num == qp->qp_num);
+        if (wc.wr_id == 1)
+            CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == 7 && wc.imm_data == 0x12345678 &&
+                  wc.wc_flags == (IBV_WC_GRH | IBV_WC_WITH_IMM));
+        else
+            CHECK(wc.wr_id == 2 && wc.opcode == IBV_WC_SEND);
+    }
+    CHECK(!strcmp(bytes + 32, "itself"));
+    CHECK(ibv_destroy_qp(qp) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 // The names of the devices in the list.
 static void names(void)
 {
@@ -267,6 +298,7 @@ int main(int argc, char **argv)
     CHECK(ibv_destroy_cq(cq) == 0);
     resets();
     handles();
+    alone();
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(by_hand) == 0);
     if (wrong == 0)
         puts("done");

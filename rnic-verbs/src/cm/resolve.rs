@@ -16,7 +16,16 @@ impl IdBody {
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle])?;
         let options = BindOptions { v6_only: state.family_only };
-        let listener = self.device.context.bind_with(address, options)?;
+        let listener = self.device.context.bind_with(address, options).map_err(|error| {
+            match Errno::from(error) {
+                // As the kernel's: in use is what another one has of its own, while an address that
+                // stands for all cannot be had beside any.
+                Errno(libc::EADDRINUSE) if address.ip().is_unspecified() => {
+                    Errno(libc::EADDRNOTAVAIL)
+                }
+                errno => errno,
+            }
+        })?;
         state.source = Some(listener.local_addr());
         state.source_chosen = true;
         state.listener = Some(listener);
