@@ -410,3 +410,21 @@ fn a_peer_whose_program_is_killed_is_gone() {
     let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
     assert!(why.text.contains("there is no queue pair"), "{}", why.text);
 }
+
+#[test]
+fn a_write_that_ends_outside_its_region_fails_however_long_it_is() {
+    on_both_paths(|[a, b]| {
+        const LEN: u32 = 4096 * 100;
+        let target = b.client.region(LEN.into(), READ_WRITE);
+        let source = a.client.region(2 * u64::from(LEN), READ_WRITE);
+        let (part, whole) = ([source.sge(0, 8)], [source.sge(0, LEN + 1)]);
+        let requests = [
+            SendRequest::write(1, &part, target.remote().at(0)).signaled(),
+            SendRequest::write(2, &whole, target.remote().at(0)).signaled(),
+        ];
+        a.qp.post_send(&requests).unwrap();
+        let expected = [(1, CompletionStatus::Success), (2, CompletionStatus::RemoteAccess)];
+        assert_eq!(a.outcomes(2), expected);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
+    });
+}

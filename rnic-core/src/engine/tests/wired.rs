@@ -1,0 +1,78 @@
+//! Queue pairs that are wired by hand: their clocks, and what of an earlier stream is left when
+//! another one comes.
+
+use std::time::Duration;
+
+use super::requests::Wr;
+use super::world::{A, B, MemoryKind, QpEnd, QpShape, Wiring, World};
+use crate::abi::control;
+use crate::engine::PeerLimits;
+use crate::types::{Access, Gid, QpId, QpState};
+
+/// Retries take a second before the first stream, and the least time of 200 ms after it.
+const SENDING: control::Sending =
+    control::Sending { sq_psn: 0, timeout: 10, retry_count: 1, rnr_retry: 6, ord: 4 };
+
+/// Six times 655 ms until a receive.
+const LIMITS: PeerLimits = PeerLimits { ird: 4, min_rnr_timer: 0 };
+
+/// Two that are wired to each other, in Rts and without a stream.
+fn unlinked(wiring: Wiring) -> World {
+    let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+    for host in [0, usize::from(!wiring.direct)] {
+        let app = w.app(host);
+        let cq = w.cq(app, 128);
+        w.qp(app, cq, cq, shape());
+    }
+    wire(&mut w, A);
+    wire(&mut w, B);
+    w.settle();
+    w
+}
+
+fn shape() -> QpShape {
+    QpShape { hold: Some(Duration::from_secs(3600)), ..QpShape::default() }
+}
+
+/// To Rts.
+fn wire(w: &mut World, qp: usize) {
+    let told = control::Wiring {
+        local: Gid([1; 16]),
+        remote: Gid([1; 16]),
+        remote_qp: QpId(2),
+        rq_psn: 0,
+        path_mtu: 1024,
+        min_rnr_timer: 0,
+        ird: 4,
+        rights: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+    };
+    w.attach_wired(qp, told);
+    w.move_to_rts(qp, SENDING);
+}
+
+fn linked(wiring: Wiring) -> World {
+    let mut w = unlinked(wiring);
+    w.link([A, B], wiring, LIMITS);
+    w
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+#[test]
+fn a_write_is_done_when_its_last_byte_is_in_place() {
+    let mut w = linked(Wiring::direct());
+    let a = w.any_mr(A, 100_000);
+    w.kind = MemoryKind::ThroughCopier;
+    let b = w.any_mr(B, 100_000);
+    w.answer_copies = false;
+    let bytes = a.pattern(1);
+    w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+    while w.make_copy() {
+        w.settle();
+        let done = w.completions(A);
+        assert_eq!(done.is_empty(), !w.moves.is_empty(), "{done:?}");
+    }
+    assert_eq!(b.bytes(), bytes);
+}
