@@ -428,3 +428,17 @@ fn a_write_that_ends_outside_its_region_fails_however_long_it_is() {
         assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
     });
 }
+
+#[test]
+fn a_peer_without_a_receive_for_a_long_message_is_waited_for_no_longer() {
+    let none = Sending { rnr_retry: 1, ..SENDING };
+    on_both_paths(|[a, b]| {
+        const LEN: u32 = 32 << 20;
+        a.qp.to_rts(&none).unwrap();
+        let source = a.client.region(LEN.into(), READ_WRITE);
+        let sges = [source.sge(0, LEN)];
+        a.qp.post_send(&[SendRequest::send(1, &sges).signaled()]).unwrap();
+        assert_eq!(a.outcomes(1), [(1, CompletionStatus::ReceiverNotReady)]);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Rts));
+    });
+}
