@@ -61,6 +61,21 @@ fn ms(n: u64) -> Duration {
 }
 
 #[test]
+fn a_stream_that_is_lost_is_waited_for_from_then_on() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        w.post(A, &[Wr::send(1, &[])]);
+        w.advance(ms(3900));
+        assert!(w.completions(A).is_empty(), "{wiring:?}");
+        w.unlink(B);
+        w.advance(ms(150));
+        assert!(w.completions(A).is_empty(), "{wiring:?}");
+        w.advance(ms(100));
+        assert_eq!(w.completions(A), ["1 Send TransportRetryExceeded"]);
+    }
+}
+
+#[test]
 fn a_write_is_done_when_its_last_byte_is_in_place() {
     let mut w = linked(Wiring::direct());
     let a = w.any_mr(A, 100_000);
@@ -75,4 +90,46 @@ fn a_write_is_done_when_its_last_byte_is_in_place() {
         assert_eq!(done.is_empty(), !w.moves.is_empty(), "{done:?}");
     }
     assert_eq!(b.bytes(), bytes);
+}
+
+#[test]
+fn another_stream_comes_when_a_copier_has_written_what_came_by_the_one_before() {
+    for (wiring, end) in Wiring::both().into_iter().flat_map(|w| [(w, A), (w, B)]) {
+        let mut w = linked(wiring);
+        let a = w.any_mr(A, 64);
+        w.kind = MemoryKind::ThroughCopier;
+        let b = w.any_mr(B, 64);
+        w.answer_copies = false;
+        w.recv(B, 1, &[b.all()]);
+        w.post(A, &[Wr::send(2, &[a.all()])]);
+        w.unlink(end);
+        assert_eq!(w.unlinked, [w.qps[A].id], "{wiring:?}");
+        w.answer_copies = true;
+        w.settle();
+        assert_eq!(w.unlinked, [w.qps[A].id, w.qps[B].id]);
+        assert_eq!(w.state(B), QpState::Rts);
+    }
+}
+
+#[test]
+fn the_length_of_a_write_is_that_of_its_own_stream() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        let (a, b) = (w.any_mr(A, 500_000), w.any_mr(B, 500_000));
+        w.one_segment_at_a_time();
+        w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+        while w.qps[B].shared.counters().bytes_received == 0 {
+            w.round();
+        }
+        w.destroy(A);
+        // Its program makes another one, and wires that.
+        let QpEnd { app, send_cq, recv_cq, .. } = w.qps[A];
+        let c = w.qp(app, send_cq, recv_cq, shape());
+        wire(&mut w, c);
+        w.link([c, B], wiring, LIMITS);
+        w.recv(B, 2, &[]);
+        w.post(c, &[Wr::write(3, &[a.sge(0..7)], &b, 0).immediate(4)]);
+        let received = w.completions(B);
+        assert_eq!(received, ["2 Receive 7 immediate 0x4"], "{wiring:?}");
+    }
 }
