@@ -133,3 +133,13 @@ fn the_length_of_a_write_is_that_of_its_own_stream() {
         assert_eq!(received, ["2 Receive 7 immediate 0x4"], "{wiring:?}");
     }
 }
+
+#[test]
+fn a_peer_that_closes_inside_a_message_is_gone_and_no_more() {
+    let mut w = linked(Wiring::tcp());
+    // Its kernel has sent part of a message when its process is killed.
+    w.links[0].pipes[0].send(&[0, 100, 0xC1, 0x40], w.now).unwrap();
+    w.links[0].pipes[0].finish(w.now);
+    w.settle();
+    assert_eq!((w.state(B), w.unlinked.contains(&w.qps[B].id)), (QpState::Rts, true));
+}
