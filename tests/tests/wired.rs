@@ -442,3 +442,23 @@ fn a_peer_without_a_receive_for_a_long_message_is_waited_for_no_longer() {
         assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Rts));
     });
 }
+
+#[test]
+fn whoever_was_to_be_linked_with_one_that_has_just_ended_is_linked_later() {
+    let daemon = daemon();
+    let [a, b] = [End::new(&daemon), End::new(&daemon)];
+    for round in 0..30 {
+        b.to_rtr(&a);
+        // Its worker may not have come to that when the other one is told of its peer.
+        b.qp.to_error().unwrap();
+        a.to_rtr(&b);
+        b.qp.reset().unwrap();
+        b.to_rtr(&a);
+        let began = Instant::now();
+        while b.qp.query().unwrap().path == "none" {
+            assert!(began.elapsed() < DEADLINE, "no stream in round {round}");
+        }
+        a.qp.reset().unwrap();
+        b.qp.reset().unwrap();
+    }
+}

@@ -143,3 +143,11 @@ fn a_peer_that_closes_inside_a_message_is_gone_and_no_more() {
     w.settle();
     assert_eq!((w.state(B), w.unlinked.contains(&w.qps[B].id)), (QpState::Rts, true));
 }
+
+#[test]
+fn one_that_was_to_be_linked_with_one_that_has_ended_says_that_it_was_not() {
+    let mut w = unlinked(Wiring::direct());
+    w.abort(A);
+    w.link([A, B], Wiring::direct(), LIMITS);
+    assert_eq!(w.unlinked, [w.qps[B].id]);
+}

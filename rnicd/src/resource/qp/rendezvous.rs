@@ -156,10 +156,11 @@ impl Manager {
     fn dial(&mut self, qp: QpId) {
         let port = self.config.wired.port;
         let Some((session, object)) = self.qp_of(qp) else { return };
+        let works = object.works();
         let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &mut object.wired) else {
             return;
         };
-        if wired.stream.is_some() || object.shared.state() == QpState::Error {
+        if wired.stream.is_some() || !works {
             return;
         }
         let worker = *worker;
@@ -270,7 +271,7 @@ impl Manager {
             (QpPhase::Idle(_) | QpPhase::Leaving, _) => return Ok(None),
             _ => return Err(Rejection::InError),
         };
-        if object.shared.state() == QpState::Error {
+        if !object.works() {
             return Err(Rejection::InError);
         }
         let wiring = &wired.wiring;

@@ -206,7 +206,7 @@ impl Manager {
     fn seek_peer(&mut self, qp: QpId) {
         let Some((_, object)) = self.qp_of(qp) else { return };
         let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else { return };
-        if wired.stream.is_some() {
+        if wired.stream.is_some() || !object.works() {
             return;
         }
         let (worker, wiring, sending) = (*worker, wired.wiring, wired.sending);
@@ -261,7 +261,7 @@ impl Manager {
         let (QpPhase::Bound(worker), Some(theirs)) = (&object.phase, &object.wired) else {
             return Err(format!("queue pair {peer} at {remote} has not been wired (RTR) yet"));
         };
-        if object.shared.state() == QpState::Error {
+        if !object.works() {
             return Err(format!("queue pair {peer} at {remote} is in Error"));
         }
         let Wiring { local: at, remote: to, remote_qp: to_qp, .. } = theirs.wiring;
