@@ -462,3 +462,20 @@ fn whoever_was_to_be_linked_with_one_that_has_just_ended_is_linked_later() {
         b.qp.reset().unwrap();
     }
 }
+
+#[test]
+fn what_is_refused_changes_nothing_that_is_charged() {
+    let limits = "[limits.user]\nird_total = 8\nord_total = 8\n";
+    let daemon = Daemon::start(binaries!(), limits);
+    let [a, b] = [End::new(&daemon), End::new(&daemon)];
+    let wiring = Wiring { ird: 6, ..a.wiring(&b) };
+    a.qp.to_rtr(&wiring).unwrap();
+    a.qp.to_rts(&Sending { ord: 100, ..SENDING }).unwrap_err();
+    // Both are of one user.
+    b.qp.to_rtr(&Wiring { ird: 6, ..b.wiring(&a) }).unwrap_err();
+    b.qp.to_rtr(&Wiring { ird: 0, ..b.wiring(&a) }).unwrap();
+    // One of each way is for the acknowledgement.
+    a.qp.to_rts(&Sending { ord: 6, ..SENDING }).unwrap();
+    a.qp.to_rts(&Sending { ord: 2, ..SENDING }).unwrap();
+    b.qp.to_rts(&Sending { ord: 4, ..SENDING }).unwrap();
+}

@@ -134,20 +134,17 @@ impl Manager {
         refuse::at_most("rnr_retry", sending.rnr_retry.into(), THREE_BITS, 7)?;
         refuse::at_most("ord", sending.ord.into(), "limits.ord", limits.of(Kind::Ord))?;
         let object = find(&mut self.sessions, id)?.qp(qp)?;
-        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else {
+        let (&QpPhase::Bound(worker), Some(_)) = (&object.phase, &object.wired) else {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
         };
-        let (worker, ird) = (*worker, wired.wiring.ird);
-        if !matches!(object.shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
+        if !object.works() {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
         }
-        // What it had is given back first: it is charged once.
-        object.reads = None;
-        let (mut ird, mut ord) = (Some(ird + 1), Some(sending.ord + 1));
-        let account = &find(&mut self.sessions, id)?.account;
-        let reads = Reads::charge(account, (&mut ird, &mut ord), ANY_READS);
+        let account = find(&mut self.sessions, id)?.account.clone();
         let object = find(&mut self.sessions, id)?.qp(qp)?;
-        object.reads = Some(reads?);
+        if let Some(reads) = &mut object.reads {
+            reads.set_ord(&account, sending.ord + 1)?;
+        }
         if let Some(wired) = &mut object.wired {
             (wired.sending, wired.drains) = (Some(sending), false);
         }
