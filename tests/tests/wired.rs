@@ -1,6 +1,6 @@
 //! Queue pairs that are wired by hand, as applications see them.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rnic_client::{
@@ -8,7 +8,7 @@ use rnic_client::{
     QpType, RecvRequest, SendRequest, Sending, Wiring,
 };
 use rnic_tests::client::{Client, READ_WRITE};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, wire};
 
 /// A client and a QP of its own to be wired.
 struct End {
@@ -478,4 +478,48 @@ fn what_is_refused_changes_nothing_that_is_charged() {
     a.qp.to_rts(&Sending { ord: 6, ..SENDING }).unwrap();
     a.qp.to_rts(&Sending { ord: 2, ..SENDING }).unwrap();
     b.qp.to_rts(&Sending { ord: 4, ..SENDING }).unwrap();
+}
+
+/// A daemon for queue pairs at this address, where others find them.
+fn daemon_at(address: &str) -> (Daemon, SocketAddr) {
+    let port = TcpListener::bind(format!("{address}:0")).unwrap().local_addr().unwrap().port();
+    let config = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
+    (Daemon::start(binaries!(), &config), format!("{address}:{port}").parse().unwrap())
+}
+
+/// What one queue pair says to another one whose daemon it dials.
+fn introduction(from: (Gid, u32), to: (Gid, u32)) -> Vec<u8> {
+    let mut bytes = b"RNWD\x01\0\0\0".to_vec();
+    bytes.extend([from.0.0, to.0.0].concat());
+    bytes.extend([from.1.to_be_bytes(), to.1.to_be_bytes()].concat());
+    bytes.extend([0, 4, 12, 0]);
+    bytes.extend(7_u32.to_be_bytes());
+    bytes
+}
+
+/// Dials a daemon by hand for one of its queue pairs.
+fn knock(at: SocketAddr, from: (Gid, u32), to: &End) -> TcpStream {
+    let mut stream = wire::dial(at);
+    let said = introduction(from, (to.gid, to.qp.id().0));
+    wire::say(&mut stream, &wire::request(wire::CRC, 1, &said));
+    stream
+}
+
+/// Whether what was asked for is rejected (RFC 5044 section 7.1.1).
+fn is_rejected(stream: &mut TcpStream) -> bool {
+    wire::reply(stream)[16] & 0x20 != 0
+}
+
+#[test]
+fn nobody_speaks_by_tcp_for_a_queue_pair_of_the_same_daemon() {
+    let (daemon, at) = daemon_at("127.0.0.1");
+    let [a, b] = [End::new(&daemon), End::new(&daemon)];
+    a.to_rtr(&b);
+    let mut stream = knock(at, (b.gid, b.qp.id().0), &a);
+    assert!(is_rejected(&mut stream));
+    a.to_rts();
+    b.to_rtr(&a);
+    b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    a.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+    a.completes(2, CompletionOpcode::Send);
 }

@@ -234,6 +234,10 @@ impl Manager {
         if said.gid != comes_from || said.to_gid != came_to {
             return self.turn_away(request, Rejection::OtherGid);
         }
+        // Those of this daemon find each other here: whoever speaks for one by TCP is none.
+        if self.is_near(said.gid) {
+            return self.turn_away(request, Rejection::OtherPeer);
+        }
         self.introduced(request, said);
     }
 

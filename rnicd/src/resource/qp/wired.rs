@@ -275,7 +275,7 @@ impl Manager {
     }
 
     /// Whether queue pairs at this GID are linked by the direct path.
-    fn is_near(&self, remote: Gid) -> bool {
+    pub(super) fn is_near(&self, remote: Gid) -> bool {
         let here = self.gids.iter().any(|row| row.gid == remote);
         here && self.config.engine.loopback == Loopback::Direct
     }
