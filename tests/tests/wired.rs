@@ -523,3 +523,19 @@ fn nobody_speaks_by_tcp_for_a_queue_pair_of_the_same_daemon() {
     a.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
     a.completes(2, CompletionOpcode::Send);
 }
+
+#[test]
+fn who_knocks_for_nothing_does_not_keep_a_peer_waiting() {
+    let (daemon, at) = daemon_at("127.0.51.3");
+    let a = End::new(&daemon);
+    let host = Gid::from(at.ip());
+    let peer = Gid::from(std::net::IpAddr::from([127, 0, 0, 1]));
+    assert_ne!(host, peer);
+    let mut others: Vec<_> = (100..140).map(|qp| knock(at, (peer, qp), &a)).collect();
+    let mut stream = knock(at, (peer, 99), &a);
+    daemon.settles("all of them wait", |status| status.startups >= 41);
+    let wiring = Wiring { remote: peer, remote_qp: rnic_client::QpId(99), ..a.wiring(&a) };
+    a.qp.to_rtr(&wiring).unwrap();
+    assert!(!is_rejected(&mut stream));
+    assert!(others.iter_mut().all(is_rejected));
+}

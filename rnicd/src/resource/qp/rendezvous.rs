@@ -132,9 +132,9 @@ impl Manager {
     /// Looks for the peer of a queue pair at another daemon: takes the request that waits for it,
     /// or dials, now or later.
     pub(in crate::resource) fn seek_far_peer(&mut self, qp: QpId) {
-        let waiting = self.rendezvous.held.iter().find(|(_, said)| said.to_qp == qp);
-        if let Some((&request, &said)) = waiting {
-            self.rendezvous.held.remove(&request);
+        // Anybody may have knocked for it; at most one of them is its peer.
+        let of_it = self.rendezvous.held.extract_if(|_, said| said.to_qp == qp);
+        for (request, said) in of_it.collect::<Vec<_>>() {
             self.introduced(request, said);
         }
         let Some(wired) = self.wired(qp).filter(|wired| wired.stream.is_none()) else { return };
