@@ -539,3 +539,29 @@ fn who_knocks_for_nothing_does_not_keep_a_peer_waiting() {
     assert!(!is_rejected(&mut stream));
     assert!(others.iter_mut().all(is_rejected));
 }
+
+#[test]
+fn a_peer_that_takes_a_stream_and_ends_it_is_not_dialled_without_a_pause() {
+    let (daemon, at) = daemon_at("127.0.51.4");
+    let there = SocketAddr::new([127, 0, 51, 5].into(), at.port());
+    let listener = TcpListener::bind(there).unwrap();
+    let a = End::new(&daemon);
+    let peer = Gid::from(there.ip());
+    let wiring = Wiring { remote: peer, remote_qp: rnic_client::QpId(99), ..a.wiring(&a) };
+    a.qp.to_rtr(&wiring).unwrap();
+    let began = Instant::now();
+    let mut dialled = 0;
+    while began.elapsed() < A_WHILE {
+        let (mut stream, _) = listener.accept().unwrap();
+        dialled += 1;
+        let mut frame = wire::exactly(&mut stream, 20 + 4 + 56);
+        // What was asked for is agreed to, with fewer Reads of this side's.
+        frame[7..10].copy_from_slice(b"Rep");
+        (frame[22], frame[23]) = (frame[22] & 0xC0, 4);
+        let said = introduction((peer, 99), (a.gid, a.qp.id().0));
+        frame[24..].copy_from_slice(&said);
+        wire::say(&mut stream, &frame);
+    }
+    // As often as a pause of 10 ms allows.
+    assert!(dialled <= 31, "{dialled} times");
+}

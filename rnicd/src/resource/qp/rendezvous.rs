@@ -324,7 +324,8 @@ impl Manager {
             return;
         };
         let worker = *worker;
-        if wired.stream == Some(WiredStream::Dialling) {
+        let dialled = wired.stream == Some(WiredStream::Dialling);
+        if dialled {
             wired.peer = Introduction::parse(&negotiated.private_data);
         }
         let Some(peer) = wired.peer else {
@@ -335,7 +336,8 @@ impl Manager {
             return self.not_linked(qp, worker, why);
         }
         wired.stream = Some(WiredStream::Tcp);
-        wired.tries = 0;
+        // Whoever dialled does not do so again without a pause: a peer may end what it has taken.
+        wired.tries = u32::from(dialled);
         let ord = wired.sending.map_or(0, |s| s.ord).min(peer.ird);
         object.connection = Some(Connection { path: "tcp", addresses, ird: wired.wiring.ird, ord });
         let limits = PeerLimits { ird: peer.ird, min_rnr_timer: peer.min_rnr_timer };
