@@ -1,6 +1,6 @@
 //! Queue pairs that are wired by hand, as applications see them.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rnic_client::{
@@ -8,7 +8,7 @@ use rnic_client::{
     QpType, RecvRequest, SendRequest, Sending, Wiring,
 };
 use rnic_tests::client::{Client, READ_WRITE};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, wire};
 
 /// A client and a QP of its own to be wired.
 struct End {
@@ -465,4 +465,159 @@ fn a_peer_whose_program_is_killed_is_gone() {
     assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
     let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
     assert!(why.text.contains("there is no queue pair"), "{}", why.text);
+}
+
+#[test]
+fn a_write_that_ends_outside_its_region_fails_however_long_it_is() {
+    on_both_paths(|[a, b]| {
+        const LEN: u32 = 4096 * 100;
+        let target = b.client.region(LEN.into(), READ_WRITE);
+        let source = a.client.region(2 * u64::from(LEN), READ_WRITE);
+        let (part, whole) = ([source.sge(0, 8)], [source.sge(0, LEN + 1)]);
+        let requests = [
+            SendRequest::write(1, &part, target.remote().at(0)).signaled(),
+            SendRequest::write(2, &whole, target.remote().at(0)).signaled(),
+        ];
+        a.qp.post_send(&requests).unwrap();
+        let expected = [(1, CompletionStatus::Success), (2, CompletionStatus::RemoteAccess)];
+        assert_eq!(a.outcomes(2), expected);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
+    });
+}
+
+#[test]
+fn a_peer_without_a_receive_for_a_long_message_is_waited_for_no_longer() {
+    let none = Sending { rnr_retry: 1, ..SENDING };
+    on_both_paths(|[a, b]| {
+        const LEN: u32 = 32 << 20;
+        a.qp.to_rts(&none).unwrap();
+        let source = a.client.region(LEN.into(), READ_WRITE);
+        let sges = [source.sge(0, LEN)];
+        a.qp.post_send(&[SendRequest::send(1, &sges).signaled()]).unwrap();
+        assert_eq!(a.outcomes(1), [(1, CompletionStatus::ReceiverNotReady)]);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Rts));
+    });
+}
+
+#[test]
+fn whoever_was_to_be_linked_with_one_that_has_just_ended_is_linked_later() {
+    let daemon = daemon();
+    let [a, b] = [End::new(&daemon), End::new(&daemon)];
+    for round in 0..30 {
+        b.to_rtr(&a);
+        // Its worker may not have come to that when the other one is told of its peer.
+        b.qp.to_error().unwrap();
+        a.to_rtr(&b);
+        b.qp.reset().unwrap();
+        b.to_rtr(&a);
+        let began = Instant::now();
+        while b.qp.query().unwrap().path == "none" {
+            assert!(began.elapsed() < DEADLINE, "no stream in round {round}");
+        }
+        a.qp.reset().unwrap();
+        b.qp.reset().unwrap();
+    }
+}
+
+#[test]
+fn what_is_refused_changes_nothing_that_is_charged() {
+    let limits = "[limits.user]\nird_total = 8\nord_total = 8\n";
+    let daemon = Daemon::start(binaries!(), limits);
+    let [a, b] = [End::new(&daemon), End::new(&daemon)];
+    let wiring = Wiring { ird: 6, ..a.wiring(&b) };
+    a.qp.to_rtr(&wiring).unwrap();
+    a.qp.to_rts(&Sending { ord: 100, ..SENDING }).unwrap_err();
+    // Both are of one user.
+    b.qp.to_rtr(&Wiring { ird: 6, ..b.wiring(&a) }).unwrap_err();
+    b.qp.to_rtr(&Wiring { ird: 0, ..b.wiring(&a) }).unwrap();
+    // One of each way is for the acknowledgement.
+    a.qp.to_rts(&Sending { ord: 6, ..SENDING }).unwrap();
+    a.qp.to_rts(&Sending { ord: 2, ..SENDING }).unwrap();
+    b.qp.to_rts(&Sending { ord: 4, ..SENDING }).unwrap();
+}
+
+/// A daemon for queue pairs at this address, where others find them.
+fn daemon_at(address: &str) -> (Daemon, SocketAddr) {
+    let port = TcpListener::bind(format!("{address}:0")).unwrap().local_addr().unwrap().port();
+    let config = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
+    (Daemon::start(binaries!(), &config), format!("{address}:{port}").parse().unwrap())
+}
+
+/// What one queue pair says to another one whose daemon it dials.
+fn introduction(from: (Gid, u32), to: (Gid, u32)) -> Vec<u8> {
+    let mut bytes = b"RNWD\x01\0\0\0".to_vec();
+    bytes.extend([from.0.0, to.0.0].concat());
+    bytes.extend([from.1.to_be_bytes(), to.1.to_be_bytes()].concat());
+    bytes.extend([0, 4, 12, 0]);
+    bytes.extend(7_u32.to_be_bytes());
+    bytes
+}
+
+/// Dials a daemon by hand for one of its queue pairs.
+fn knock(at: SocketAddr, from: (Gid, u32), to: &End) -> TcpStream {
+    let mut stream = wire::dial(at);
+    let said = introduction(from, (to.gid, to.qp.id().0));
+    wire::say(&mut stream, &wire::request(wire::CRC, 1, &said));
+    stream
+}
+
+/// Whether what was asked for is rejected (RFC 5044 section 7.1.1).
+fn is_rejected(stream: &mut TcpStream) -> bool {
+    wire::reply(stream)[16] & 0x20 != 0
+}
+
+#[test]
+fn nobody_speaks_by_tcp_for_a_queue_pair_of_the_same_daemon() {
+    let (daemon, at) = daemon_at("127.0.0.1");
+    let [a, b] = [End::new(&daemon), End::new(&daemon)];
+    a.to_rtr(&b);
+    let mut stream = knock(at, (b.gid, b.qp.id().0), &a);
+    assert!(is_rejected(&mut stream));
+    a.to_rts();
+    b.to_rtr(&a);
+    b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    a.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+    a.completes(2, CompletionOpcode::Send);
+}
+
+#[test]
+fn who_knocks_for_nothing_does_not_keep_a_peer_waiting() {
+    let (daemon, at) = daemon_at("127.0.51.3");
+    let a = End::new(&daemon);
+    let host = Gid::from(at.ip());
+    let peer = Gid::from(std::net::IpAddr::from([127, 0, 0, 1]));
+    assert_ne!(host, peer);
+    let mut others: Vec<_> = (100..140).map(|qp| knock(at, (peer, qp), &a)).collect();
+    let mut stream = knock(at, (peer, 99), &a);
+    daemon.settles("all of them wait", |status| status.startups >= 41);
+    let wiring = Wiring { remote: peer, remote_qp: rnic_client::QpId(99), ..a.wiring(&a) };
+    a.qp.to_rtr(&wiring).unwrap();
+    assert!(!is_rejected(&mut stream));
+    assert!(others.iter_mut().all(is_rejected));
+}
+
+#[test]
+fn a_peer_that_takes_a_stream_and_ends_it_is_not_dialled_without_a_pause() {
+    let (daemon, at) = daemon_at("127.0.51.4");
+    let there = SocketAddr::new([127, 0, 51, 5].into(), at.port());
+    let listener = TcpListener::bind(there).unwrap();
+    let a = End::new(&daemon);
+    let peer = Gid::from(there.ip());
+    let wiring = Wiring { remote: peer, remote_qp: rnic_client::QpId(99), ..a.wiring(&a) };
+    a.qp.to_rtr(&wiring).unwrap();
+    let began = Instant::now();
+    let mut dialled = 0;
+    while began.elapsed() < A_WHILE {
+        let (mut stream, _) = listener.accept().unwrap();
+        dialled += 1;
+        let mut frame = wire::exactly(&mut stream, 20 + 4 + 56);
+        // What was asked for is agreed to, with fewer Reads of this side's.
+        frame[7..10].copy_from_slice(b"Rep");
+        (frame[22], frame[23]) = (frame[22] & 0xC0, 4);
+        let said = introduction((peer, 99), (a.gid, a.qp.id().0));
+        frame[24..].copy_from_slice(&said);
+        wire::say(&mut stream, &frame);
+    }
+    // As often as a pause of 10 ms allows.
+    assert!(dialled <= 31, "{dialled} times");
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Engine;
-use super::interface::EngineOptions;
+use super::interface::{EngineOptions, Notification};
 use super::link::Link;
 use super::link::tcp::TcpLink;
 use super::phase::StreamPhase;
@@ -161,8 +161,8 @@ impl Engine {
     }
 
     /// Links two QPs of this engine that are wired to each other, or one to itself, by the direct
-    /// path; each with what the other one has said. If one of them is not without a stream, nothing
-    /// happens.
+    /// path; each with what the other one has said. If one of them has ended meanwhile, the other
+    /// one goes on without a stream, and that is said once more.
     pub fn link_direct(&mut self, ends: [(QpId, PeerLimits); 2], now: Time) {
         self.state.now = now;
         let peer = |(id, _): &(QpId, PeerLimits)| {
@@ -170,7 +170,15 @@ impl Engine {
             let qp = self.qps.get(key as usize)?.as_ref()?;
             (qp.life.phase() == StreamPhase::Unlinked).then_some(Peer { key, id: *id })
         };
-        let (Some(a), Some(b)) = (peer(&ends[0]), peer(&ends[1])) else { return };
+        let (a, b) = match (peer(&ends[0]), peer(&ends[1])) {
+            (Some(a), Some(b)) => (a, b),
+            (one, other) => {
+                for Peer { id: qp, .. } in one.into_iter().chain(other) {
+                    self.state.report(Notification::Unlinked { qp });
+                }
+                return;
+            }
+        };
         let ends_of_one = if a.id == b.id { 1 } else { 2 };
         for ((id, limits), other) in ends.into_iter().zip([b, a]).take(ends_of_one) {
             self.with(id, |qp, engine| {

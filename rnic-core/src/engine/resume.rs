@@ -3,6 +3,7 @@
 
 use super::incoming::Origin;
 use super::link::Link;
+use super::phase::StreamPhase;
 use super::qp::Qp;
 use super::reason::Reason;
 use super::responder::blocked::{BlockedOn, RxBlocked, WaitingSegment};
@@ -85,6 +86,7 @@ impl Qp {
             // The stream has ended meanwhile.
             return self.flush(engine);
         }
+        let unlinked = self.life.phase() == StreamPhase::Unlinked;
         let outcome = match result {
             Ok(_) => self.segment_placed(engine, segment, len),
             Err(cause) => {
@@ -102,6 +104,9 @@ impl Qp {
             self.handle_signal(engine, &signal);
         }
         self.read_later(engine, blocked.bytes, 0);
+        if unlinked {
+            self.unlinked_at_last(engine);
+        }
     }
 
     /// Something that the other end of a direct connection did: whether it has its place behind a

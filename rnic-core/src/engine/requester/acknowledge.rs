@@ -54,11 +54,14 @@ impl Requester {
         self.fenced.is_some() || self.sq.peek().is_ok_and(|posted| posted > 0)
     }
 
-    /// All that has been sent is done, by the direct path.
+    /// All that has been sent is done, by the direct path. Of the message in progress the peer may
+    /// yet refuse the rest.
     #[inline]
     pub(in crate::engine) fn acknowledge_all(&mut self) {
         if self.acks.is_some() {
-            self.in_flight.acknowledge(self.in_flight.end());
+            let in_progress = self.message.as_ref().and_then(|message| message.seq);
+            let all = self.in_flight.end();
+            self.in_flight.acknowledge(in_progress.unwrap_or(all));
         }
     }
 

@@ -67,6 +67,11 @@ impl Responder {
         self.receives.shared().map(|srq| &**srq)
     }
 
+    /// A stream begins: of a Write that came by an earlier one nothing follows.
+    pub(super) fn begin_stream(&mut self) {
+        (self.written, self.writing) = (0, false);
+    }
+
     /// A segment of an RDMA Write has been placed.
     #[inline]
     pub(super) fn write_placed(&mut self, len: usize, last: bool) {

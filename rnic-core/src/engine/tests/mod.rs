@@ -42,5 +42,6 @@ mod terminate_table;
 mod terminates;
 mod unsent;
 mod windows;
+mod wired;
 mod world;
 mod zero_copy;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::Wired;
 use crate::engine::deadlines::Due;
+use crate::engine::link::tcp::TcpLink;
 use crate::engine::phase::StreamPhase;
 use crate::engine::qp::Qp;
 use crate::engine::reason::Reason;
@@ -31,6 +32,16 @@ impl Qp {
         if self.wired.is_some() {
             self.stop_clock(engine);
             self.look_at_clock(engine);
+        }
+    }
+
+    /// A call to the socket is over: what TCP does not take waits from the last byte on that it
+    /// took.
+    #[inline]
+    pub(in crate::engine) fn watch_sent(&mut self, engine: &mut EngineState, progress: bool) {
+        match progress && self.link.tcp().is_some_and(TcpLink::awaits_socket) {
+            true => self.watch_anew(engine),
+            false => self.watch(engine),
         }
     }
 
@@ -65,14 +76,17 @@ impl Qp {
 
     /// How long what there is to be done may take; none if for ever, or if there is nothing.
     fn time_left(&mut self) -> Option<Duration> {
-        let Qp { wired: Some(wired), requester, life, .. } = self else { return None };
+        let Qp { wired: Some(wired), requester, life, link, .. } = self else { return None };
         match life.phase() {
             StreamPhase::Unlinked => {
                 let has_work = requester.is_under_way() || wired.begins() && requester.has_posted();
                 if has_work { wired.retry_time() } else { None }
             }
             StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
-                let waits = wired.peer_waits || requester.awaits_acknowledgement_of_send();
+                // A message that TCP does not take stands behind one without a receive, or is it.
+                let stuck = link.tcp().is_some_and(TcpLink::awaits_socket)
+                    && requester.oldest_send().is_some();
+                let waits = wired.peer_waits || stuck || requester.awaits_acknowledgement_of_send();
                 if waits { wired.rnr_time(requester.asks()) } else { None }
             }
             _ => None,

@@ -52,6 +52,7 @@ impl Qp {
         }
         let ird = wired.ird + u16::from(asks);
         self.requester.begin_stream(ird, asks);
+        self.responder.begin_stream();
         self.requester.set_pace(wired.begins(), wired.ord());
         self.enter(phase);
         if self.requester.is_under_way() {
@@ -74,8 +75,18 @@ impl Qp {
         self.life.set_deadline(&self.core, engine, None);
         self.enter(StreamPhase::Unlinked);
         self.link.close(reset, &self.core, engine);
-        engine.report(Notification::Unlinked { qp: self.core.id });
-        self.watch(engine);
+        // What a copier is writing came by this stream: another one may come when that is over.
+        if !self.responder.is_copying() {
+            engine.report(Notification::Unlinked { qp: self.core.id });
+        }
+        self.watch_anew(engine);
+    }
+
+    /// The last of an earlier stream is in place.
+    pub(in crate::engine) fn unlinked_at_last(&mut self, engine: &mut EngineState) {
+        if self.life.phase() == StreamPhase::Unlinked {
+            engine.report(Notification::Unlinked { qp: self.core.id });
+        }
     }
 
     /// Whether it works, with a stream or without.

@@ -102,6 +102,11 @@ impl Qp {
         }
     }
 
+    /// Whether one that is wired by hand works, with a stream or without.
+    fn works(&self) -> bool {
+        matches!(self.shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
+    }
+
     /// Refuses a QP that cannot connect or accept: one that has left Idle, naming its state, or one
     /// that is wired by hand.
     pub fn refuse_unless_idle(&self, id: QpId) -> Result<(), Refusal> {

@@ -28,6 +28,16 @@ impl Reads {
         Ok(Reads { ird, ord })
     }
 
+    /// Charges so many outbound ones instead; if that is refused, it has those that it had.
+    pub fn set_ord(&mut self, account: &Arc<Account>, ord: u16) -> Result<(), Refusal> {
+        let more = u64::from(ord).saturating_sub(self.ord.amount());
+        if more > 0 {
+            self.ord.add(account.charge(Kind::OrdTotal, more)?);
+        }
+        self.ord.reduce_to(ord.into());
+        Ok(())
+    }
+
     /// Gives back what was not agreed on.
     pub fn settle(&mut self, ird: u16, ord: u16) {
         self.ird.reduce_to(ird.into());

@@ -132,9 +132,9 @@ impl Manager {
     /// Looks for the peer of a queue pair at another daemon: takes the request that waits for it,
     /// or dials, now or later.
     pub(in crate::resource) fn seek_far_peer(&mut self, qp: QpId) {
-        let waiting = self.rendezvous.held.iter().find(|(_, said)| said.to_qp == qp);
-        if let Some((&request, &said)) = waiting {
-            self.rendezvous.held.remove(&request);
+        // Anybody may have knocked for it; at most one of them is its peer.
+        let of_it = self.rendezvous.held.extract_if(|_, said| said.to_qp == qp);
+        for (request, said) in of_it.collect::<Vec<_>>() {
             self.introduced(request, said);
         }
         let Some(wired) = self.wired(qp).filter(|wired| wired.stream.is_none()) else { return };
@@ -156,10 +156,11 @@ impl Manager {
     fn dial(&mut self, qp: QpId) {
         let port = self.config.wired.port;
         let Some((session, object)) = self.qp_of(qp) else { return };
+        let works = object.works();
         let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &mut object.wired) else {
             return;
         };
-        if wired.stream.is_some() || object.shared.state() == QpState::Error {
+        if wired.stream.is_some() || !works {
             return;
         }
         let worker = *worker;
@@ -233,6 +234,10 @@ impl Manager {
         if said.gid != comes_from || said.to_gid != came_to {
             return self.turn_away(request, Rejection::OtherGid);
         }
+        // Those of this daemon find each other here: whoever speaks for one by TCP is none.
+        if self.is_near(said.gid) {
+            return self.turn_away(request, Rejection::OtherPeer);
+        }
         self.introduced(request, said);
     }
 
@@ -270,7 +275,7 @@ impl Manager {
             (QpPhase::Idle(_) | QpPhase::Leaving, _) => return Ok(None),
             _ => return Err(Rejection::InError),
         };
-        if object.shared.state() == QpState::Error {
+        if !object.works() {
             return Err(Rejection::InError);
         }
         let wiring = &wired.wiring;
@@ -319,7 +324,8 @@ impl Manager {
             return;
         };
         let worker = *worker;
-        if wired.stream == Some(WiredStream::Dialling) {
+        let dialled = wired.stream == Some(WiredStream::Dialling);
+        if dialled {
             wired.peer = Introduction::parse(&negotiated.private_data);
         }
         let Some(peer) = wired.peer else {
@@ -330,7 +336,8 @@ impl Manager {
             return self.not_linked(qp, worker, why);
         }
         wired.stream = Some(WiredStream::Tcp);
-        wired.tries = 0;
+        // Whoever dialled does not do so again without a pause: a peer may end what it has taken.
+        wired.tries = u32::from(dialled);
         let ord = wired.sending.map_or(0, |s| s.ord).min(peer.ird);
         object.connection = Some(Connection { path: "tcp", addresses, ird: wired.wiring.ird, ord });
         let limits = PeerLimits { ird: peer.ird, min_rnr_timer: peer.min_rnr_timer };

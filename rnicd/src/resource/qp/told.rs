@@ -13,7 +13,7 @@ pub struct Wired {
     pub drains: bool,
     /// Its stream, if it has one or is about to.
     pub stream: Option<WiredStream>,
-    /// How often it has dialled since it last had one.
+    /// How often it has dialled for it, and in vain before.
     pub tries: u32,
     /// What its peer at another daemon has said.
     pub peer: Option<Introduction>,

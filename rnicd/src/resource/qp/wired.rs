@@ -134,20 +134,17 @@ impl Manager {
         refuse::at_most("rnr_retry", sending.rnr_retry.into(), THREE_BITS, 7)?;
         refuse::at_most("ord", sending.ord.into(), "limits.ord", limits.of(Kind::Ord))?;
         let object = find(&mut self.sessions, id)?.qp(qp)?;
-        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else {
+        let (&QpPhase::Bound(worker), Some(_)) = (&object.phase, &object.wired) else {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
         };
-        let (worker, ird) = (*worker, wired.wiring.ird);
-        if !matches!(object.shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
+        if !object.works() {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
         }
-        // What it had is given back first: it is charged once.
-        object.reads = None;
-        let (mut ird, mut ord) = (Some(ird + 1), Some(sending.ord + 1));
-        let account = &find(&mut self.sessions, id)?.account;
-        let reads = Reads::charge(account, (&mut ird, &mut ord), ANY_READS);
+        let account = find(&mut self.sessions, id)?.account.clone();
         let object = find(&mut self.sessions, id)?.qp(qp)?;
-        object.reads = Some(reads?);
+        if let Some(reads) = &mut object.reads {
+            reads.set_ord(&account, sending.ord + 1)?;
+        }
         if let Some(wired) = &mut object.wired {
             (wired.sending, wired.drains) = (Some(sending), false);
         }
@@ -206,11 +203,11 @@ impl Manager {
     fn seek_peer(&mut self, qp: QpId) {
         let Some((_, object)) = self.qp_of(qp) else { return };
         let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else { return };
-        if wired.stream.is_some() {
+        if wired.stream.is_some() || !object.works() {
             return;
         }
         let (worker, wiring, sending) = (*worker, wired.wiring, wired.sending);
-        if !self.is_near(qp, &wiring) {
+        if !self.meet_here(qp, &wiring) {
             return self.seek_far_peer(qp);
         }
         let found = self.wired_to_each_other(qp, &wiring).and_then(|(peer, of)| {
@@ -247,7 +244,7 @@ impl Manager {
     /// else why there is none.
     fn wired_to_each_other(&self, qp: QpId, wiring: &Wiring) -> Result<(QpId, u32), String> {
         let Wiring { local, remote, remote_qp: peer, .. } = *wiring;
-        if !self.is_near(qp, wiring) {
+        if !self.meet_here(qp, wiring) {
             return Err(format!("{remote} is no GID of this daemon"));
         }
         let owner = self.handles.qps.owner(peer.0);
@@ -258,7 +255,7 @@ impl Manager {
         let (QpPhase::Bound(worker), Some(theirs)) = (&object.phase, &object.wired) else {
             return Err(format!("queue pair {peer} at {remote} has not been wired (RTR) yet"));
         };
-        if object.shared.state() == QpState::Error {
+        if !object.works() {
             return Err(format!("queue pair {peer} at {remote} is in Error"));
         }
         let Wiring { local: at, remote: to, remote_qp: to_qp, .. } = theirs.wiring;
@@ -276,9 +273,15 @@ impl Manager {
 
     /// Whether this queue pair and its peer are linked by the direct path. One that is wired to
     /// itself always is: it cannot be both ends of a TCP connection.
-    fn is_near(&self, qp: QpId, wiring: &Wiring) -> bool {
-        let here = self.gids.iter().any(|row| row.gid == wiring.remote);
-        here && (self.config.engine.loopback == Loopback::Direct || wiring.remote_qp == qp)
+    fn meet_here(&self, qp: QpId, wiring: &Wiring) -> bool {
+        let itself = wiring.remote_qp == qp && wiring.remote == wiring.local;
+        itself || self.is_near(wiring.remote)
+    }
+
+    /// Whether queue pairs at this GID are linked by the direct path.
+    pub(super) fn is_near(&self, remote: Gid) -> bool {
+        let here = self.gids.iter().any(|row| row.gid == remote);
+        here && self.config.engine.loopback == Loopback::Direct
     }
 
     /// Ends the stream of two whose PSNs turn out not to match.

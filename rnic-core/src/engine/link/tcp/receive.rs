@@ -317,6 +317,9 @@ impl Qp {
             self.fin_received(engine);
             return;
         }
+        if self.is_wired() && self.life.phase().is_linked() {
+            return self.lost(engine, "the peer closed inside a message");
+        }
         // Inside an FPDU: the connection is lost, but our direction still works.
         let why = "the peer closed inside a message".to_owned();
         self.life.ends_by(DisconnectReason::Lost { why });

@@ -47,6 +47,7 @@ impl Qp {
     ) -> Transmit {
         let Some(tcp) = self.link.tcp_mut() else { return Transmit::Idle };
         tcp.set_emss(emss, engine.options.mulpdu);
+        let accepted = tcp.accepted();
         let had_tail = !tcp.tail().is_empty();
         if !had_tail {
             tcp.blocked = false;
@@ -74,7 +75,7 @@ impl Qp {
         let blocked = self.link.tcp().is_some_and(|tcp| tcp.blocked);
         self.retire(engine);
         self.after_transmit(engine);
-        self.watch(engine);
+        self.watch_sent(engine, self.link.accepted() != accepted);
         match (blocked, more) {
             (true, _) => Transmit::Blocked,
             (false, true) => Transmit::More,

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::link::{End, Link};
 use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
-use crate::abi::control::{Diagnosis, DisconnectMode, Event};
+use crate::abi::control::{self, Diagnosis, DisconnectMode, Event};
 use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
 use crate::device::copier::{Copier, CopyJob, Direction};
 use crate::device::diagnoses::Whose;
@@ -25,8 +25,8 @@ use crate::device::{
     Cq, Memory, QpShared, Srq, StagAllocator, StagChange, StagEntry, StagKind, Window,
 };
 use crate::engine::{
-    Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receive, Receives,
-    Transmit, Work,
+    Engine, EngineOptions, MulpduPolicy, Notification, Output, PeerLimits, QpConfig, Receive,
+    Receives, Transmit, Work,
 };
 use crate::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use crate::shm::io::Piece;
@@ -413,6 +413,46 @@ impl World {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let config = self.take_config(qp, engine);
         self.engines[engine].attach_in_error(config, self.now);
+        self.settle();
+    }
+
+    /// Hands over a QP that is wired by hand, in Rtr.
+    pub fn attach_wired(&mut self, qp: usize, wiring: control::Wiring) {
+        let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
+        let mut config = self.take_config(qp, engine);
+        config.wiring = Some(wiring);
+        self.engines[engine].attach_wired(config, self.now);
+    }
+
+    /// Moves a QP that is wired by hand to Rts.
+    pub fn move_to_rts(&mut self, qp: usize, sending: control::Sending) {
+        let QpEnd { engine, id, .. } = self.qps[qp];
+        let change = control::QpChange::ReadyToSend(sending);
+        self.engines[engine].change_qp(id, &change, self.now);
+    }
+
+    /// Links two QPs that are wired by hand: by the direct path, or by a new connection.
+    pub fn link(&mut self, ends: [usize; 2], wiring: Wiring, limits: PeerLimits) {
+        let [a, b] = ends.map(|qp| (self.qps[qp].engine, self.qps[qp].id));
+        let now = self.now;
+        if wiring.direct {
+            self.engines[a.0].link_direct([(a.1, limits), (b.1, limits)], now);
+            return self.settle();
+        }
+        // Those before are closed.
+        self.links.clear();
+        let end = |(engine, qp)| End::Qp { engine, qp };
+        self.links.push(Link::new(end(a), end(b)));
+        let (active, passive) = wiring.negotiate();
+        self.engines[b.0].link_tcp(b.1, passive, limits, now);
+        self.engines[a.0].link_tcp(a.1, active, limits, now);
+        self.settle();
+    }
+
+    /// Takes the stream from a QP that is wired by hand.
+    pub fn unlink(&mut self, qp: usize) {
+        let QpEnd { engine, id, .. } = self.qps[qp];
+        self.engines[engine].unlink(id, "of the test", self.now);
         self.settle();
     }
 

@@ -1,0 +1,153 @@
+//! Queue pairs that are wired by hand: their clocks, and what of an earlier stream is left when
+//! another one comes.
+
+use std::time::Duration;
+
+use super::requests::Wr;
+use super::world::{A, B, MemoryKind, QpEnd, QpShape, Wiring, World};
+use crate::abi::control;
+use crate::engine::PeerLimits;
+use crate::types::{Access, Gid, QpId, QpState};
+
+/// Retries take a second before the first stream, and the least time of 200 ms after it.
+const SENDING: control::Sending =
+    control::Sending { sq_psn: 0, timeout: 10, retry_count: 1, rnr_retry: 6, ord: 4 };
+
+/// Six times 655 ms until a receive.
+const LIMITS: PeerLimits = PeerLimits { ird: 4, min_rnr_timer: 0 };
+
+/// Two that are wired to each other, in Rts and without a stream.
+fn unlinked(wiring: Wiring) -> World {
+    let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+    for host in [0, usize::from(!wiring.direct)] {
+        let app = w.app(host);
+        let cq = w.cq(app, 128);
+        w.qp(app, cq, cq, shape());
+    }
+    wire(&mut w, A);
+    wire(&mut w, B);
+    w.settle();
+    w
+}
+
+fn shape() -> QpShape {
+    QpShape { hold: Some(Duration::from_secs(3600)), ..QpShape::default() }
+}
+
+/// To Rts.
+fn wire(w: &mut World, qp: usize) {
+    let told = control::Wiring {
+        local: Gid([1; 16]),
+        remote: Gid([1; 16]),
+        remote_qp: QpId(2),
+        rq_psn: 0,
+        path_mtu: 1024,
+        min_rnr_timer: 0,
+        ird: 4,
+        rights: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+    };
+    w.attach_wired(qp, told);
+    w.move_to_rts(qp, SENDING);
+}
+
+fn linked(wiring: Wiring) -> World {
+    let mut w = unlinked(wiring);
+    w.link([A, B], wiring, LIMITS);
+    w
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+#[test]
+fn a_stream_that_is_lost_is_waited_for_from_then_on() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        w.post(A, &[Wr::send(1, &[])]);
+        w.advance(ms(3900));
+        assert!(w.completions(A).is_empty(), "{wiring:?}");
+        w.unlink(B);
+        w.advance(ms(150));
+        assert!(w.completions(A).is_empty(), "{wiring:?}");
+        w.advance(ms(100));
+        assert_eq!(w.completions(A), ["1 Send TransportRetryExceeded"]);
+    }
+}
+
+#[test]
+fn a_write_is_done_when_its_last_byte_is_in_place() {
+    let mut w = linked(Wiring::direct());
+    let a = w.any_mr(A, 100_000);
+    w.kind = MemoryKind::ThroughCopier;
+    let b = w.any_mr(B, 100_000);
+    w.answer_copies = false;
+    let bytes = a.pattern(1);
+    w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+    while w.make_copy() {
+        w.settle();
+        let done = w.completions(A);
+        assert_eq!(done.is_empty(), !w.moves.is_empty(), "{done:?}");
+    }
+    assert_eq!(b.bytes(), bytes);
+}
+
+#[test]
+fn another_stream_comes_when_a_copier_has_written_what_came_by_the_one_before() {
+    for (wiring, end) in Wiring::both().into_iter().flat_map(|w| [(w, A), (w, B)]) {
+        let mut w = linked(wiring);
+        let a = w.any_mr(A, 64);
+        w.kind = MemoryKind::ThroughCopier;
+        let b = w.any_mr(B, 64);
+        w.answer_copies = false;
+        w.recv(B, 1, &[b.all()]);
+        w.post(A, &[Wr::send(2, &[a.all()])]);
+        w.unlink(end);
+        assert_eq!(w.unlinked, [w.qps[A].id], "{wiring:?}");
+        w.answer_copies = true;
+        w.settle();
+        assert_eq!(w.unlinked, [w.qps[A].id, w.qps[B].id]);
+        assert_eq!(w.state(B), QpState::Rts);
+    }
+}
+
+#[test]
+fn the_length_of_a_write_is_that_of_its_own_stream() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        let (a, b) = (w.any_mr(A, 500_000), w.any_mr(B, 500_000));
+        w.one_segment_at_a_time();
+        w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+        while w.qps[B].shared.counters().bytes_received == 0 {
+            w.round();
+        }
+        w.destroy(A);
+        // Its program makes another one, and wires that.
+        let QpEnd { app, send_cq, recv_cq, .. } = w.qps[A];
+        let c = w.qp(app, send_cq, recv_cq, shape());
+        wire(&mut w, c);
+        w.link([c, B], wiring, LIMITS);
+        w.recv(B, 2, &[]);
+        w.post(c, &[Wr::write(3, &[a.sge(0..7)], &b, 0).immediate(4)]);
+        let received = w.completions(B);
+        assert_eq!(received, ["2 Receive 7 immediate 0x4"], "{wiring:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_closes_inside_a_message_is_gone_and_no_more() {
+    let mut w = linked(Wiring::tcp());
+    // Its kernel has sent part of a message when its process is killed.
+    w.links[0].pipes[0].send(&[0, 100, 0xC1, 0x40], w.now).unwrap();
+    w.links[0].pipes[0].finish(w.now);
+    w.settle();
+    assert_eq!((w.state(B), w.unlinked.contains(&w.qps[B].id)), (QpState::Rts, true));
+}
+
+#[test]
+fn one_that_was_to_be_linked_with_one_that_has_ended_says_that_it_was_not() {
+    let mut w = unlinked(Wiring::direct());
+    w.abort(A);
+    w.link([A, B], Wiring::direct(), LIMITS);
+    assert_eq!(w.unlinked, [w.qps[B].id]);
+}
