@@ -7,7 +7,7 @@ use std::time::Duration;
 use rnic_client::Context;
 
 use super::bench::{Amount, Bench, Measured, Subject};
-use super::cli::{goals, peer_program};
+use super::cli::{goals, peer_program, subjects};
 use super::daemon::{Daemon, Setup};
 use super::error::PerfError;
 use super::machine::{anonymous_memory, cpu_use, tick};
@@ -44,7 +44,7 @@ pub fn all(
         progress(&words);
         match Site::start(options.rnicd, setup, daemons) {
             Ok(site) => {
-                for (kind, spec) in measurements(setup) {
+                for (kind, spec) in measurements(setup, daemons) {
                     progress(&format!("{words}: {kind:?} of {}", spec.op));
                     rows.push(measure(options, &site, setup, kind, &spec, &words));
                 }
@@ -67,19 +67,22 @@ pub fn all(
 }
 
 /// What is measured with daemons of one kind.
-fn measurements(setup: Setup) -> Vec<(Measure, Spec)> {
+fn measurements(setup: Setup, daemons: u32) -> Vec<(Measure, Spec)> {
     let bulk = |op| (Measure::Bw, Spec::new(op, Flow::Stream, 1 << 20).stream(16, 4, 64 << 20));
     let ball = |wait| (Measure::Lat, Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) });
-    let small = (Measure::Rate, Spec::new(Op::Write, Flow::Stream, 8).stream(256, 32, 8 * 256));
-    match setup {
-        Setup { loopback_tcp: false, .. } => {
-            vec![bulk(Op::Write), bulk(Op::Read), ball(Wait::Polled), ball(Wait::Event), small]
-        }
-        Setup { crc: true, .. } => {
-            vec![bulk(Op::Write), ball(Wait::Polled), ball(Wait::Event), small]
-        }
-        Setup { crc: false, .. } => vec![bulk(Op::Write)],
+    let small = |op| (Measure::Rate, Spec::new(op, Flow::Stream, 8).stream(256, 32, 8 * 256));
+    let by_hand = |(kind, spec)| (kind, Spec { wired: true, ..spec });
+    let mut all = match setup {
+        Setup { crc: false, .. } => return vec![bulk(Op::Write)],
+        Setup { loopback_tcp: false, .. } => vec![bulk(Op::Write), bulk(Op::Read)],
+        Setup { crc: true, .. } => vec![bulk(Op::Write)],
+    };
+    all.extend([ball(Wait::Polled), ball(Wait::Event), small(Op::Write), small(Op::FetchAdd)]);
+    // Two daemons of one host have the same GIDs.
+    if daemons == 1 {
+        all.extend([by_hand(ball(Wait::Polled)), by_hand(small(Op::Write))]);
     }
+    all
 }
 
 fn measure(
@@ -92,12 +95,8 @@ fn measure(
 ) -> Row {
     let measured = || {
         let mut ends = site.open()?;
-        let subjects: &[Subject] = match kind {
-            Measure::Bw => &[Subject::Rdma, Subject::Tcp, Subject::Memcpy],
-            Measure::Lat => &[Subject::Rdma, Subject::Tcp, Subject::TcpApart],
-            _ => &[Subject::Rdma, Subject::Tcp],
-        };
-        let mut bench = Bench::new(&ends.context, &mut ends.peer, spec, subjects)?;
+        let subjects = subjects(kind, spec);
+        let mut bench = Bench::new(&ends.context, &mut ends.peer, spec, &subjects)?;
         let all = bench.measure(options.amount, options.rounds, &mut |_, _| ())?;
         let mut goals = goals(kind, spec, bench.path());
         if !setup.crc {
@@ -274,7 +273,7 @@ mod tests {
     #[test]
     fn every_row_of_the_design_is_measured_and_makes_sense() {
         let off = Setup { crc: false, ..Setup::TCP };
-        let of = |setup| measurements(setup).into_iter().map(|(k, s)| (k, s.op, s.wait));
+        let of = |setup| measurements(setup, 1).into_iter().map(|(k, s)| (k, s.op, s.wait));
         let direct: Vec<_> = of(Setup::DIRECT).collect();
         for row in [
             (Measure::Bw, Op::Write, Wait::Adaptive),
@@ -286,11 +285,15 @@ mod tests {
             assert!(direct.contains(&row), "{row:?}");
         }
         for setup in [Setup::DIRECT, Setup::TCP, off] {
-            for (_, spec) in measurements(setup) {
+            for (_, spec) in measurements(setup, 1) {
                 spec.check().unwrap();
             }
         }
-        assert_eq!(measurements(off).len(), 1);
+        assert_eq!(measurements(off, 2).len(), 1);
+        let by_hand = |daemons| {
+            measurements(Setup::TCP, daemons).iter().filter(|(_, spec)| spec.wired).count()
+        };
+        assert_eq!((by_hand(1), by_hand(2)), (2, 0));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::error::PerfError;
 use super::machine::Pin;
 use super::peer::{Peer, unexpected};
 use super::raw::{Memcpy, RawEnd};
-use super::spec::Spec;
+use super::spec::{Op, Spec};
 use super::stats::{Series, Times};
 use super::talk::{Command, Reply};
 
@@ -19,12 +19,28 @@ use super::talk::{Command, Reply};
 pub enum Subject {
     /// The operation through the RNIC.
     Rdma,
+    /// The same over QPs that are wired by hand.
+    Wired,
+    /// RDMA Reads of the same size.
+    Reads,
     /// The same messages over a TCP connection of the two processes.
     Tcp,
     /// The same with each process held on a CPU of its own.
     TcpApart,
     /// The same bytes copied in the driver.
     Memcpy,
+}
+
+impl Subject {
+    /// What is measured of it, if it passes the RNIC.
+    fn spec(self, spec: &Spec) -> Option<Spec> {
+        match self {
+            Subject::Rdma => Some(Spec { wired: false, ..spec.clone() }),
+            Subject::Wired => Some(Spec { wired: true, ..spec.clone() }),
+            Subject::Reads => Some(Spec { op: Op::Read, wired: false, ..spec.clone() }),
+            Subject::Tcp | Subject::TcpApart | Subject::Memcpy => None,
+        }
+    }
 }
 
 /// How long a round of one subject is.
@@ -55,15 +71,22 @@ pub struct Bench<'a> {
     peer: &'a mut Peer,
     spec: Spec,
     subjects: Vec<Subject>,
-    end: End,
-    remote: RemoteMemory,
+    /// Of those subjects that pass the RNIC.
+    ends: Vec<Rdma>,
     raw: Option<RawEnd>,
     memcpy: Option<Memcpy>,
     path: String,
 }
 
+/// What a subject that passes the RNIC needs.
+struct Rdma {
+    subject: Subject,
+    end: End,
+    remote: RemoteMemory,
+}
+
 impl<'a> Bench<'a> {
-    /// Makes both ends of all `subjects`, of which RDMA is always one.
+    /// Makes both ends of all `subjects`, of which the first one passes the RNIC.
     pub fn new(
         context: &Context,
         peer: &'a mut Peer,
@@ -73,11 +96,12 @@ impl<'a> Bench<'a> {
         spec.check()?;
         let made = Self::connect(context, peer, spec, subjects);
         match made {
-            Ok((end, remote, raw)) => {
-                let path = end.path()?;
+            Ok((ends, raw)) => {
+                let first = ends.first().ok_or_else(not_prepared)?;
+                let path = first.end.path()?;
                 let memcpy = subjects.contains(&Subject::Memcpy).then(|| Memcpy::new(spec));
                 let (spec, subjects) = (spec.clone(), subjects.to_vec());
-                Ok(Bench { peer, spec, subjects, end, remote, raw, memcpy, path })
+                Ok(Bench { peer, spec, subjects, ends, raw, memcpy, path })
             }
             Err(e) => Err(peer.explain(e)),
         }
@@ -88,19 +112,15 @@ impl<'a> Bench<'a> {
         peer: &mut Peer,
         spec: &Spec,
         subjects: &[Subject],
-    ) -> Result<(End, RemoteMemory, Option<RawEnd>), PerfError> {
-        let end = End::new(context, Role::Driver, spec)?;
-        peer.command(&Command::Link { spec: spec.clone(), sink: end.sink() })?;
-        let remote = match peer.reply()? {
-            Reply::Listening { address, source, sink } => {
-                end.connect(address)?;
-                RemoteMemory { source: Some(source), sink }
+    ) -> Result<(Vec<Rdma>, Option<RawEnd>), PerfError> {
+        let mut ends = Vec::new();
+        for &subject in subjects {
+            if let Some(spec) = subject.spec(spec) {
+                ends.push(Self::link(context, peer, subject, &spec, ends.len())?);
             }
-            other => return Err(unexpected(&other)),
-        };
-        peer.await_reply(&Reply::Done)?;
+        }
         if !subjects.iter().any(|s| matches!(s, Subject::Tcp | Subject::TcpApart)) {
-            return Ok((end, remote, None));
+            return Ok((ends, None));
         }
         peer.command(&Command::RawLink { spec: spec.clone() })?;
         let stream = match peer.reply()? {
@@ -111,7 +131,34 @@ impl<'a> Bench<'a> {
         };
         peer.await_reply(&Reply::Done)?;
         let raw = RawEnd::new(stream, spec.clone())?;
-        Ok((end, remote, Some(raw)))
+        Ok((ends, Some(raw)))
+    }
+
+    /// Makes both ends of a subject, the peer's being its `n`th.
+    fn link(
+        context: &Context,
+        peer: &mut Peer,
+        subject: Subject,
+        spec: &Spec,
+        n: usize,
+    ) -> Result<Rdma, PerfError> {
+        let end = End::new(context, Role::Driver, spec)?;
+        let places = if spec.wired { end.places(context)? } else { Vec::new() };
+        let sink = end.sink();
+        peer.command(&Command::Link { end: n, spec: spec.clone(), sink, places })?;
+        let remote = match peer.reply()? {
+            Reply::Listening { address, source, sink } => {
+                end.connect(address)?;
+                RemoteMemory { source: Some(source), sink }
+            }
+            Reply::Wired { places, source, sink } => {
+                end.wire(context, &places)?;
+                RemoteMemory { source: Some(source), sink }
+            }
+            other => return Err(unexpected(&other)),
+        };
+        peer.await_reply(&Reply::Done)?;
+        Ok(Rdma { subject, end, remote })
     }
 
     /// The path of the connections: `direct` or `tcp`.
@@ -194,7 +241,7 @@ impl<'a> Bench<'a> {
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
         let ran = match subject {
-            Subject::Rdma => self.run_rdma(count, times),
+            Subject::Rdma | Subject::Wired | Subject::Reads => self.run_rdma(subject, count, times),
             Subject::Tcp => self.run_tcp(count, false, times),
             Subject::TcpApart => self.run_tcp(count, true, times),
             Subject::Memcpy => match &mut self.memcpy {
@@ -205,10 +252,17 @@ impl<'a> Bench<'a> {
         ran.map_err(|e| self.peer.explain(e))
     }
 
-    fn run_rdma(&mut self, count: u64, times: &mut Times) -> Result<Duration, PerfError> {
-        self.peer.command(&Command::Rdma { count })?;
+    fn run_rdma(
+        &mut self,
+        subject: Subject,
+        count: u64,
+        times: &mut Times,
+    ) -> Result<Duration, PerfError> {
+        let of = |rdma: &(usize, &mut Rdma)| rdma.1.subject == subject;
+        let (end, rdma) = self.ends.iter_mut().enumerate().find(of).ok_or_else(not_prepared)?;
+        self.peer.command(&Command::Rdma { end, count })?;
         self.peer.await_reply(&Reply::Ready)?;
-        let elapsed = self.end.drive(&self.remote, count, times)?;
+        let elapsed = rdma.end.drive(&rdma.remote, count, times)?;
         self.peer.await_reply(&Reply::Done)?;
         Ok(elapsed)
     }

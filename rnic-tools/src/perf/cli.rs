@@ -122,6 +122,9 @@ struct Common {
     /// Messages or round trips per round, instead of a time.
     #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
+    /// QPs that are wired by hand, against QPs that connect.
+    #[arg(long)]
+    wired: bool,
     #[command(flatten)]
     rounds: Rounds,
 }
@@ -188,28 +191,21 @@ pub fn progress_line() -> ProgressBar {
 struct Run {
     kind: Measure,
     specs: Vec<Spec>,
-    subjects: Vec<Subject>,
     common: Common,
 }
 
 impl Run {
     fn new(what: What) -> Result<Run, PerfError> {
-        use Subject::{Memcpy, Rdma, Tcp, TcpApart};
-        let (kind, specs, subjects, common): (_, Vec<Spec>, _, _) = match what {
+        let (kind, specs, common): (_, Vec<Spec>, _) = match what {
             What::Bw { op, size, depth, batch, working_set, common } => {
                 let batch = batch.unwrap_or((depth / 4).max(1));
                 let spec = |op| Spec::new(op, Flow::Stream, size).stream(depth, batch, working_set);
-                (Measure::Bw, op.into_iter().map(spec).collect(), vec![Rdma, Tcp, Memcpy], common)
+                (Measure::Bw, op.into_iter().map(spec).collect(), common)
             }
             What::Lat { op, size, event, common } => {
                 let wait = if event { Wait::Event } else { Wait::Polled };
                 let spec = |op| Spec { wait, ..Spec::new(op, Flow::PingPong, size) };
-                (
-                    Measure::Lat,
-                    op.into_iter().map(spec).collect(),
-                    vec![Rdma, Tcp, TcpApart],
-                    common,
-                )
+                (Measure::Lat, op.into_iter().map(spec).collect(), common)
             }
             What::Rate { op, size, depth, batch, qps, active, common } => {
                 let active = active.unwrap_or(qps);
@@ -217,18 +213,20 @@ impl Run {
                 let stream =
                     |op| Spec::new(op, Flow::Stream, size).stream(depth, batch, working_set);
                 let spec = |op| Spec { qps, active, ..stream(op) };
-                (Measure::Rate, op.into_iter().map(spec).collect(), vec![Rdma, Tcp], common)
+                (Measure::Rate, op.into_iter().map(spec).collect(), common)
             }
             What::All { .. } | What::Peer { .. } => {
                 return Err(PerfError::Arguments("measures no single operation".to_owned()));
             }
         };
+        let wired = common.wired;
+        let specs: Vec<_> = specs.into_iter().map(|spec| Spec { wired, ..spec }).collect();
         specs.iter().try_for_each(Spec::check)?;
-        Ok(Run { kind, specs, subjects, common })
+        Ok(Run { kind, specs, common })
     }
 
     fn measure(&self) -> Result<bool, PerfError> {
-        let Common { socket, peer_socket, iters, rounds } = &self.common;
+        let Common { socket, peer_socket, iters, rounds, .. } = &self.common;
         let machine = Machine::this();
         let amount = iters.map_or(Amount::Time(rounds.seconds), Amount::Messages);
         let context = open(socket.as_deref())?;
@@ -242,7 +240,8 @@ impl Run {
         let line = progress_line();
         let mut rows = Vec::new();
         for spec in &self.specs {
-            let mut bench = Bench::new(&context, &mut peer, spec, &self.subjects)?;
+            let subjects = subjects(self.kind, spec);
+            let mut bench = Bench::new(&context, &mut peer, spec, &subjects)?;
             let measured = bench.measure(amount, rounds.rounds, &mut |subject, round| {
                 line.set_message(format!("{} {subject:?}, round {round}", spec.op));
             })?;
@@ -255,6 +254,18 @@ impl Run {
     }
 }
 
+/// What a measurement is compared with, behind itself.
+pub fn subjects(kind: Measure, spec: &Spec) -> Vec<Subject> {
+    use Subject::{Memcpy, Rdma, Reads, Tcp, TcpApart, Wired};
+    match (kind, spec.op) {
+        _ if spec.wired => vec![Wired, Rdma],
+        (Measure::Bw, _) => vec![Rdma, Tcp, Memcpy],
+        (Measure::Lat, _) => vec![Rdma, Tcp, TcpApart],
+        (_, Op::FetchAdd) => vec![Rdma, Reads, Tcp],
+        _ => vec![Rdma, Tcp],
+    }
+}
+
 /// The design goals of a measurement. Whether checksums are on is not known here: the goals are
 /// those with.
 pub fn goals(kind: Measure, spec: &Spec, path: &str) -> Vec<(Subject, Goal)> {
@@ -262,6 +273,11 @@ pub fn goals(kind: Measure, spec: &Spec, path: &str) -> Vec<(Subject, Goal)> {
     let bulk = spec.size == 1 << 20;
     let small = spec.size == 8;
     match (kind, spec.op) {
+        // What it may cost that completions are acknowledged: 1.3, and 1.1 of a ping-pong.
+        (Measure::Rate, _) if spec.wired && small => vec![(Subject::Rdma, Goal::AtLeast(0.77))],
+        (Measure::Lat, _) if spec.wired && small => vec![(Subject::Rdma, Goal::AtMost(1.1))],
+        _ if spec.wired => Vec::new(),
+        (Measure::Rate, Op::FetchAdd) => vec![(Subject::Reads, Goal::AtLeast(0.6))],
         (Measure::Bw, Op::Write | Op::Read) if direct && bulk => {
             vec![(Subject::Memcpy, Goal::AtLeast(0.9))]
         }
@@ -338,13 +354,17 @@ mod tests {
     fn defaults_are_those_of_the_design_goals() {
         let bw = run("bw").unwrap();
         assert_eq!((bw.specs[0].op, bw.specs[0].size, bw.specs[0].depth), (Op::Write, 1 << 20, 16));
-        assert_eq!((bw.specs[0].batch, bw.specs[0].slots, bw.subjects.len()), (4, 64, 3));
+        assert_eq!((bw.specs[0].batch, bw.specs[0].slots), (4, 64));
+        assert_eq!(subjects(bw.kind, &bw.specs[0]).len(), 3);
         let lat = run("lat").unwrap();
         assert_eq!((lat.specs[0].op, lat.specs[0].size), (Op::Send, 8));
         assert_eq!(lat.specs[0].wait, Wait::Polled);
         let rate = run("rate").unwrap();
         assert_eq!((rate.specs[0].op, rate.specs[0].size, rate.specs[0].batch), (Op::Write, 8, 32));
+        let (atomics, wired) = (run("rate --op fetch-add").unwrap(), run("lat --wired").unwrap());
         for (run, path, goal) in [
+            (&atomics, "tcp", (Subject::Reads, Goal::AtLeast(0.6))),
+            (&wired, "direct", (Subject::Rdma, Goal::AtMost(1.1))),
             (&bw, "tcp", (Subject::Tcp, Goal::AtLeast(0.75))),
             (&bw, "direct", (Subject::Memcpy, Goal::AtLeast(0.9))),
             (&lat, "direct", (Subject::Tcp, Goal::AtMost(0.6))),

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use rnic_client::{
     AcceptOptions, Access, CompletionOpcode, ConnectOptions, Context, Listener, Mr, Qp, QpOptions,
-    RecvRequest, RemoteMr, SendRequest, Sge,
+    QpType, RecvRequest, RemoteMr, SendRequest, Sending, Sge, Wiring,
 };
 
 use super::completions::{Completions, await_word};
 use super::error::PerfError;
 use super::spec::{Flow, INLINE, Op, SMALL_RECEIVES, Spec};
 use super::stats::Times;
+use super::talk::Place;
 
 /// Which process an end belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +84,7 @@ impl End {
             max_send_sge: 1,
             max_recv_sge: 1,
             max_inline: INLINE as u16,
+            kind: if spec.wired { QpType::Wired } else { QpType::Connected },
             ..QpOptions::new(completions.cq())
         };
         let qps = (0..spec.qps).map(|_| pd.create_qp(&options)).collect::<Result<Vec<_>, _>>()?;
@@ -128,6 +130,34 @@ impl End {
         let options = AcceptOptions::default();
         for qp in &self.qps {
             listener.accept_request(options.timeout)?.accept(qp, &options)?;
+        }
+        Ok(())
+    }
+
+    /// The QPs, for the other end to be wired to.
+    pub fn places(&self, context: &Context) -> Result<Vec<Place>, PerfError> {
+        let gids = context.gids()?;
+        let row = gids.first().ok_or_else(|| PerfError::Daemon("has no GID".to_owned()))?;
+        Ok(self.qps.iter().map(|qp| Place { gid: row.gid, qp: qp.id() }).collect())
+    }
+
+    /// Wires all QPs by hand, each to the one of the same number.
+    pub fn wire(&self, context: &Context, peers: &[Place]) -> Result<(), PerfError> {
+        let device = context.device()?;
+        let (ird, ord) = (device.max_ird.min(WIRED_READS), device.max_ord.min(WIRED_READS));
+        let sending = Sending { sq_psn: 0, timeout: 20, retry_count: 7, rnr_retry: 7, ord };
+        for ((qp, own), peer) in self.qps.iter().zip(self.places(context)?).zip(peers) {
+            qp.to_rtr(&Wiring {
+                local: own.gid,
+                remote: peer.gid,
+                remote_qp: peer.qp,
+                rq_psn: 0,
+                path_mtu: 1024,
+                min_rnr_timer: 12,
+                ird,
+                rights: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            })?;
+            qp.to_rts(&sending)?;
         }
         Ok(())
     }
@@ -474,5 +504,8 @@ fn note_place(receive: u64) -> u64 {
     receive % (MEMORY / 8) * 8
 }
 
+/// Reads and atomic operations that may be outstanding on a QP that is wired by hand, if the device
+/// takes as many: as adapters do.
+const WIRED_READS: u16 = 16;
 /// Bytes of the memory of an end that has no part in carrying messages, and of the notes.
 const MEMORY: u64 = 4096;

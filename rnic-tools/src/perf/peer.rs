@@ -13,7 +13,7 @@ use super::error::PerfError;
 use super::machine::Pin;
 use super::raw::RawEnd;
 use super::spec::Spec;
-use super::talk::{Command, Reply, hear, say};
+use super::talk::{Command, Place, Reply, hear, say};
 
 /// A running peer process; ended when dropped.
 pub struct Peer {
@@ -126,20 +126,20 @@ pub fn unexpected(message: &impl std::fmt::Debug) -> PerfError {
 fn obey(context: &Context) -> Result<(), PerfError> {
     let mut input = std::io::stdin().lock();
     let mut output = std::io::stdout().lock();
-    let (mut rdma, mut tcp) = (None, None);
+    let (mut ends, mut tcp) = (Vec::new(), None);
     while let Some(command) = hear(&mut input)? {
         match command {
-            Command::Link { spec, sink } => {
-                // First the memory of the one before goes.
-                drop(rdma.take());
-                rdma = Some(link(context, &spec, sink, &mut output)?);
+            Command::Link { end, spec, sink, places } => {
+                // First the memory of those before goes.
+                ends.truncate(end);
+                ends.push(link(context, &spec, sink, &places, &mut output)?);
             }
             Command::RawLink { spec } => {
                 drop(tcp.take());
                 tcp = Some(raw_link(spec, &mut output)?);
             }
-            Command::Rdma { count } => {
-                let (end, remote) = rdma.as_mut().ok_or_else(|| unexpected(&"Rdma"))?;
+            Command::Rdma { end, count } => {
+                let (end, remote) = ends.get_mut(end).ok_or_else(|| unexpected(&"Rdma"))?;
                 say(&mut output, &Reply::Ready)?;
                 End::follow(end, remote, count)?;
             }
@@ -159,11 +159,18 @@ fn link(
     context: &Context,
     spec: &Spec,
     sink: RemoteMr,
+    peers: &[Place],
     output: &mut impl Write,
 ) -> Result<(End, RemoteMemory), PerfError> {
     let end = End::new(context, Role::Peer, spec)?;
-    let listener = context.listen(LOOPBACK, BACKLOG)?;
     let (source, own) = (end.source(), end.sink());
+    if spec.wired {
+        end.wire(context, peers)?;
+        let places = end.places(context)?;
+        say(output, &Reply::Wired { places, source, sink: own })?;
+        return Ok((end, RemoteMemory { source: None, sink }));
+    }
+    let listener = context.listen(LOOPBACK, BACKLOG)?;
     let address = listener.local_addr();
     say(output, &Reply::Listening { address, source, sink: own })?;
     end.accept(&listener)?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::bench::{Measured, Subject};
 use super::machine::Machine;
-use super::spec::{Spec, Wait};
+use super::spec::{Op, Spec, Wait};
 use super::stats::{Percentiles, Series};
 use super::table::{Table, bytes, digits};
 
@@ -357,7 +357,10 @@ fn scaled(series: &Series, by: f64) -> Series {
 
 fn what(kind: Measure, spec: &Spec, subject: Subject) -> String {
     match (subject, kind) {
+        (Subject::Rdma, _) if spec.wired => format!("{}, connected", spec.op),
         (Subject::Rdma, _) => spec.op.to_string(),
+        (Subject::Wired, _) => format!("{}, wired by hand", spec.op),
+        (Subject::Reads, _) => Op::Read.to_string(),
         (Subject::Tcp, Measure::Lat) => "raw TCP ping-pong".to_owned(),
         (Subject::Tcp, Measure::Rate) => "raw TCP, a write per message".to_owned(),
         (Subject::Tcp, _) => "raw TCP stream".to_owned(),
@@ -367,7 +370,8 @@ fn what(kind: Measure, spec: &Spec, subject: Subject) -> String {
 }
 
 fn subject(kind: Measure, spec: &Spec) -> String {
-    let message = format!("{} {}", spec.op, bytes(u64::from(spec.size)));
+    let by_hand = if spec.wired { ", wired by hand" } else { "" };
+    let message = format!("{} {}{by_hand}", spec.op, bytes(u64::from(spec.size)));
     let waits = match spec.wait {
         Wait::Polled => ", polled",
         Wait::Event => ", event-driven",
@@ -400,7 +404,6 @@ fn manner(kind: Measure, spec: &Spec) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::super::spec::Op;
     use super::*;
     use crate::perf::spec::Flow;
     use crate::perf::stats::Times;

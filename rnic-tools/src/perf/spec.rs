@@ -84,6 +84,8 @@ pub struct Spec {
     pub active: u32,
     /// How both ends wait.
     pub wait: Wait,
+    /// Whether the QPs are wired by hand instead of being connected.
+    pub wired: bool,
 }
 
 impl Spec {
@@ -99,6 +101,7 @@ impl Spec {
             qps: 1,
             active: 1,
             wait: Wait::Adaptive,
+            wired: false,
         }
     }
 

@@ -6,7 +6,7 @@
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 
-use rnic_client::RemoteMr;
+use rnic_client::{Gid, QpId, RemoteMr};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -16,12 +16,18 @@ use super::spec::Spec;
 /// What the driver tells the peer to do, a line each.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Command {
-    /// Make an RDMA end, tell where ([`Reply::Listening`]), accept all its connections, be done.
+    /// Make an RDMA end, tell where ([`Reply::Listening`]), accept all its connections, be done;
+    /// or, with QPs that are wired by hand, wire them to these and tell which they are
+    /// ([`Reply::Wired`]).
     Link {
+        /// Number of the end: those from this one on are made anew.
+        end: usize,
         /// Parameters of the measurement.
         spec: Spec,
         /// The driver's memory that the peer may write.
         sink: RemoteMr,
+        /// The driver's QPs, if they are wired by hand.
+        places: Vec<Place>,
     },
     /// Listen for a raw TCP connection ([`Reply::RawListening`]), accept it, be done.
     RawLink {
@@ -30,6 +36,8 @@ pub enum Command {
     },
     /// Be the other end of so many messages over RDMA ([`Reply::Ready`], then done).
     Rdma {
+        /// Number of the end.
+        end: usize,
         /// Messages, or round trips.
         count: u64,
     },
@@ -42,6 +50,15 @@ pub enum Command {
     },
 }
 
+/// A QP that is wired by hand.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Place {
+    /// One of its device's.
+    pub gid: Gid,
+    /// Its number there.
+    pub qp: QpId,
+}
+
 /// What the peer answers, a line each.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
@@ -49,6 +66,16 @@ pub enum Reply {
     Listening {
         /// Address to which the driver connects its QPs.
         address: SocketAddr,
+        /// Region that the driver may read.
+        source: RemoteMr,
+        /// Region that the driver may write.
+        sink: RemoteMr,
+    },
+    /// The QPs that are wired to the driver's, in the order of those, and what of its memory the
+    /// driver may use.
+    Wired {
+        /// The peer's QPs.
+        places: Vec<Place>,
         /// Region that the driver may read.
         source: RemoteMr,
         /// Region that the driver may write.
@@ -102,11 +129,11 @@ mod tests {
         let spec = Spec::new(Op::Send, Flow::PingPong, 8);
         let mut pipe = Vec::new();
         say(&mut pipe, &Command::RawLink { spec: spec.clone() }).unwrap();
-        say(&mut pipe, &Command::Rdma { count: 3 }).unwrap();
+        say(&mut pipe, &Command::Rdma { end: 0, count: 3 }).unwrap();
         let mut pipe = &pipe[..];
         let first = hear::<Command>(&mut pipe).unwrap();
         assert!(matches!(first, Some(Command::RawLink { spec: s }) if s == spec));
-        assert!(matches!(hear(&mut pipe).unwrap(), Some(Command::Rdma { count: 3 })));
+        assert!(matches!(hear(&mut pipe).unwrap(), Some(Command::Rdma { end: 0, count: 3 })));
         assert!(hear::<Command>(&mut pipe).unwrap().is_none());
     }
 
