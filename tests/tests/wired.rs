@@ -1,6 +1,7 @@
 //! Queue pairs that are wired by hand, as applications see them.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
@@ -9,6 +10,7 @@ use rnic_client::{
 };
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::{DEADLINE, Daemon, binaries, wire};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// A client and a QP of its own to be wired.
 struct End {
@@ -620,4 +622,33 @@ fn a_peer_that_takes_a_stream_and_ends_it_is_not_dialled_without_a_pause() {
     }
     // As often as a pause of 10 ms allows.
     assert!(dialled <= 31, "{dialled} times");
+}
+
+#[test]
+fn who_cannot_get_through_to_a_peer_is_reached_by_it() {
+    let (daemon, at) = daemon_at("127.0.51.6");
+    let there = SocketAddr::new([127, 0, 51, 7].into(), at.port());
+    // Nobody takes the connections of this one, so that further ones do not come about.
+    let deaf = socket();
+    rustix::net::bind(&deaf, &there).unwrap();
+    rustix::net::listen(&deaf, 0).unwrap();
+    let _full = TcpStream::connect(there).unwrap();
+    let a = End::new(&daemon);
+    let peer = Gid::from(there.ip());
+    let wiring = Wiring { remote: peer, remote_qp: rnic_client::QpId(99), ..a.wiring(&a) };
+    a.qp.to_rtr(&wiring).unwrap();
+    daemon.settles("it dials", |status| status.startups > 0);
+    let knocking = socket();
+    rustix::net::bind(&knocking, &SocketAddr::new(there.ip(), 0)).unwrap();
+    rustix::net::connect(&knocking, &at).unwrap();
+    let mut stream = TcpStream::from(knocking);
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let said = introduction((peer, 99), (a.gid, a.qp.id().0));
+    wire::say(&mut stream, &wire::request(wire::CRC, 1, &said));
+    assert!(!is_rejected(&mut stream));
+}
+
+fn socket() -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap()
 }

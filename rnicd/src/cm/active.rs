@@ -70,6 +70,11 @@ impl Active {
         &self.stream
     }
 
+    /// Whether the peer cannot know of it.
+    pub(super) fn is_unheard(&self) -> bool {
+        matches!(self.phase, ActivePhase::AwaitTcp) && self.first.is_none()
+    }
+
     /// The connection is ours to end from now on.
     pub(super) fn engage(&mut self) {
         self.stream.engage();

@@ -307,6 +307,12 @@ impl ConnectionManager {
         self.connect_tcp(params, now)
     }
 
+    /// Whether the peer that a QP connects to cannot know of that: there is no TCP connection yet.
+    pub fn is_unheard(&self, qp: QpId) -> bool {
+        let slot = self.qps.get(&qp).and_then(|key| self.slots.get(*key));
+        slot.is_some_and(|entry| matches!(&entry.slot, Slot::Active(a) if a.is_unheard()))
+    }
+
     /// Accepts a request: the reply is on its way, an event follows.
     pub fn accept(&mut self, params: AcceptParams, now: Time) -> Result<(), Refusal> {
         let key = self.undecided(params.request)?;

@@ -151,3 +151,14 @@ fn one_that_was_to_be_linked_with_one_that_has_ended_says_that_it_was_not() {
     w.link([A, B], Wiring::direct(), LIMITS);
     assert_eq!(w.unlinked, [w.qps[B].id]);
 }
+
+#[test]
+fn another_time_to_wait_is_for_what_waits_already() {
+    let mut w = unlinked(Wiring::direct());
+    w.move_to_rts(A, control::Sending { timeout: 31, ..SENDING });
+    w.post(A, &[Wr::send(1, &[])]);
+    w.move_to_rts(A, SENDING);
+    w.settle();
+    w.advance(ms(1100));
+    assert_eq!(w.completions(A), ["1 Send TransportRetryExceeded"]);
+}

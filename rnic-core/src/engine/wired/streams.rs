@@ -29,6 +29,8 @@ impl Qp {
             QpChange::ReadyToReceive(_) | QpChange::Reset => {}
         }
         self.requester.set_pace(wired.begins(), wired.ord());
+        // A clock that runs may have got another time.
+        self.stop_clock(engine);
         // What applications see of the phase is the state.
         self.enter(self.life.phase());
         engine.wake(&mut self.core);

@@ -290,8 +290,10 @@ impl Manager {
         }
         match wired.stream {
             None => Ok(Some(worker)),
-            // Of two that dial each other the lower one goes on.
-            Some(WiredStream::Dialling) if (said.gid, said.qp) < (wiring.local, qp) => {
+            // Of two that dial each other the lower one goes on, if it gets through.
+            Some(WiredStream::Dialling)
+                if (said.gid, said.qp) < (wiring.local, qp) || self.cm.is_unheard(qp) =>
+            {
                 Ok(Some(worker))
             }
             Some(_) => Err(Rejection::Busy),
