@@ -3,8 +3,9 @@
 //!
 //! Over TCP a Read of no bytes behind them is the question, and its response the answer: the peer
 //! has carried out all that was before it. One question at a time is enough, and it counts as one
-//! of the peer's inbound reads. The response to any other request answers as well. By the direct
-//! path both ends are seen, and nobody has to ask.
+//! of the peer's inbound reads. The response to any other request answers as well. About requests
+//! of whose success the program does not want to hear, the question comes a little later, or with
+//! that about others. By the direct path both ends are seen, and nobody has to ask.
 
 use super::in_flight::{OutboundRequest, ResponseKind};
 use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource, take};
@@ -22,7 +23,7 @@ impl Requester {
     pub(in crate::engine) fn begin_stream(&mut self, ird: u16, asks: bool) {
         self.ird = ird;
         self.extensions = true;
-        self.acks = Some(Acknowledgements { asks, ..Acknowledgements::default() });
+        self.acks = Some(Acknowledgements::new(asks, self.sq.queue().shape().capacity));
         (self.send_msn, self.request_msn, self.response_msn) = (Msn::FIRST, Msn::FIRST, Msn::FIRST);
     }
 
@@ -72,18 +73,28 @@ impl Requester {
         }
     }
 
-    /// Whether the next message is a question: there is something to ask about, and nothing that is
-    /// under way answers it; `idle` if there is nothing else to send.
+    /// Whether the next message is a question, as [`Acknowledgements::are_due`] says.
     pub(super) fn has_to_ask(&self, idle: bool) -> bool {
-        let Some(acks) = &self.acks else { return false };
-        acks.asks && acks.asked.is_none() && (acks.unasked >= ASK_EVERY || idle && acks.unasked > 0)
+        self.acks.as_ref().is_some_and(|acks| acks.are_due(idle))
+    }
+
+    /// Whether a question can wait for a while.
+    pub(in crate::engine) fn can_ask_later(&self) -> bool {
+        self.acks.as_ref().is_some_and(Acknowledgements::can_wait)
+    }
+
+    /// The question does not wait any longer.
+    pub(in crate::engine) fn ask_now(&mut self) {
+        if let Some(acks) = &mut self.acks {
+            acks.awaited = true;
+        }
     }
 
     /// Begins the question.
     pub(super) fn ask(&mut self) {
         let end = self.in_flight.end();
         let Some(acks) = &mut self.acks else { return };
-        (acks.asked, acks.unasked) = (Some(end), 0);
+        (acks.asked, acks.unasked, acks.awaited) = (Some(end), 0, false);
         self.outbound.push_back(OutboundRequest {
             seq: None,
             sink: Stag(0),
@@ -111,11 +122,13 @@ impl Requester {
         self.message = Some(Message { head, source, total, sent: 0, seq: None });
     }
 
-    /// A request has been sent that awaits its acknowledgement.
+    /// A request has been sent that awaits its acknowledgement, and so does the program if it is
+    /// signaled.
     #[inline]
-    pub(super) fn sent_unacknowledged(&mut self) {
+    pub(super) fn sent_unacknowledged(&mut self, signaled: bool) {
         if let Some(acks) = &mut self.acks {
             acks.unasked += 1;
+            acks.awaited |= signaled;
         }
     }
 
@@ -190,7 +203,3 @@ impl Requester {
         }
     }
 }
-
-/// Requests after which the peer is asked although there is more to send: completions keep coming
-/// while the queue never runs dry.
-const ASK_EVERY: u32 = 32;

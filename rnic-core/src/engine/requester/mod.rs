@@ -258,7 +258,8 @@ impl Requester {
                 Some(end) => Progress::Queued(end),
                 None => Progress::Done(CompletionStatus::Success),
             };
-            self.sent_unacknowledged();
+            let signaled = request.signaled;
+            self.sent_unacknowledged(signaled);
         }
         self.message = None;
     }

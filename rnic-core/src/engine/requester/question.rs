@@ -5,8 +5,35 @@
 pub(in crate::engine) struct Acknowledgements {
     /// The peer has to be asked.
     pub asks: bool,
+    /// Requests after which it is asked although there is more to send.
+    pub every: u32,
     /// Requests before this one are covered by the question under way.
     pub asked: Option<u64>,
     /// Requests that were sent since the last question.
     pub unasked: u32,
+    /// Somebody waits for one of them.
+    pub awaited: bool,
 }
+
+impl Acknowledgements {
+    /// Of a stream over which the peer has to be asked, or not; `depth` requests may be posted.
+    pub(super) fn new(asks: bool, depth: u32) -> Self {
+        Acknowledgements { asks, every: (depth / 2).clamp(1, MOST), ..Self::default() }
+    }
+
+    /// Whether the next message is a question: there is something to ask about, and nothing under
+    /// way answers it; `idle` if there is nothing else to send.
+    pub(super) fn are_due(&self, idle: bool) -> bool {
+        let due = self.unasked >= self.every || idle && self.unasked > 0 && self.awaited;
+        due && self.asks && self.asked.is_none()
+    }
+
+    /// Whether there is something to ask about for which nobody waits yet.
+    pub(super) fn can_wait(&self) -> bool {
+        self.asks && self.asked.is_none() && self.unasked > 0 && !self.awaited
+    }
+}
+
+/// Most requests after which the peer is asked although there is more to send: completions keep
+/// coming while the queue never runs dry.
+const MOST: u32 = 128;

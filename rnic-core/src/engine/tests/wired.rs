@@ -162,3 +162,34 @@ fn another_time_to_wait_is_for_what_waits_already() {
     w.advance(ms(1100));
     assert_eq!(w.completions(A), ["1 Send TransportRetryExceeded"]);
 }
+
+#[test]
+fn the_peer_is_asked_about_what_somebody_waits_for_and_later_about_the_rest() {
+    let mut w = linked(Wiring::tcp());
+    for wr_id in 1..=20 {
+        w.recv(B, wr_id, &[]);
+    }
+    let sent = |w: &World| w.qps[A].shared.counters().segments_sent;
+    w.post(A, &[Wr::send(1, &[])]);
+    assert_eq!((w.completions(A), sent(&w)), (vec!["1 Send".to_owned()], 2));
+    // Nobody wants to hear of these.
+    w.post(A, &[Wr::send(2, &[]).unsignaled()]);
+    assert_eq!(sent(&w), 3);
+    w.advance(Duration::from_micros(900));
+    w.post(A, &[Wr::send(3, &[]).unsignaled()]);
+    assert_eq!(sent(&w), 4);
+    w.advance(Duration::from_micros(200));
+    assert_eq!(sent(&w), 5);
+    // So many that the queue would run full.
+    let many: Vec<Wr> = (4..20).map(|wr_id| Wr::send(wr_id, &[]).unsignaled()).collect();
+    w.post(A, &many);
+    assert!(sent(&w) >= 5 + 16 + 1, "{}", sent(&w));
+    // One that fails says so all the same.
+    w.post(A, &[Wr::send(20, &[])]);
+    assert_eq!(w.completions(A), ["20 Send"]);
+    w.post(A, &[Wr::send(21, &[]).unsignaled()]);
+    w.advance(ms(10));
+    assert!(w.completions(A).is_empty());
+    w.advance(ms(4000));
+    assert_eq!(w.completions(A), ["21 Send ReceiverNotReady"]);
+}

@@ -50,44 +50,47 @@ impl Qp {
         let wanted = self.time_left();
         let Some(wired) = &mut self.wired else { return };
         let due = Due::Wired(self.core.key);
-        match (wanted, wired.deadline) {
-            // It runs.
-            (Some(_), Some(_)) | (None, None) => {}
-            (Some(time), None) => {
-                let at = engine.now.after(time);
-                wired.deadline = Some(at);
-                engine.deadlines.set(at, due);
-            }
-            (None, Some(at)) => {
-                wired.deadline = None;
-                engine.deadlines.clear(at, due);
-            }
+        let runs = wired.clock.map(|(wait, _)| wait);
+        if runs == wanted.map(|(wait, _)| wait) {
+            return;
+        }
+        if let Some((_, at)) = wired.clock.take() {
+            engine.deadlines.clear(at, due);
+        }
+        if let Some((wait, time)) = wanted {
+            let at = engine.now.after(time);
+            wired.clock = Some((wait, at));
+            engine.deadlines.set(at, due);
         }
     }
 
     /// Stops the clock: the queue pair goes, or another one begins to run.
     pub(in crate::engine) fn stop_clock(&mut self, engine: &mut EngineState) {
         if let Some(wired) = &mut self.wired
-            && let Some(at) = wired.deadline.take()
+            && let Some((_, at)) = wired.clock.take()
         {
             engine.deadlines.clear(at, Due::Wired(self.core.key));
         }
     }
 
-    /// How long what there is to be done may take; none if for ever, or if there is nothing.
-    fn time_left(&mut self) -> Option<Duration> {
+    /// What is waited for and how long; none if for ever, or if there is nothing.
+    fn time_left(&mut self) -> Option<(Wait, Duration)> {
         let Qp { wired: Some(wired), requester, life, link, .. } = self else { return None };
         match life.phase() {
             StreamPhase::Unlinked => {
                 let has_work = requester.is_under_way() || wired.begins() && requester.has_posted();
-                if has_work { wired.retry_time() } else { None }
+                let time = if has_work { wired.retry_time() } else { None };
+                time.map(|time| (Wait::Stream, time))
             }
             StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
                 // A message that TCP does not take stands behind one without a receive, or is it.
                 let stuck = link.tcp().is_some_and(TcpLink::awaits_socket)
                     && requester.oldest_send().is_some();
                 let waits = wired.peer_waits || stuck || requester.awaits_acknowledgement_of_send();
-                if waits { wired.rnr_time(requester.asks()) } else { None }
+                match waits {
+                    true => wired.rnr_time(requester.asks()).map(|time| (Wait::Receive, time)),
+                    false => requester.can_ask_later().then_some((Wait::Question, QUESTION)),
+                }
             }
             _ => None,
         }
@@ -96,19 +99,22 @@ impl Qp {
     /// A clock has run out.
     pub(in crate::engine) fn clock_ran_out(&mut self, engine: &mut EngineState) {
         let Some(wired) = &mut self.wired else { return };
-        wired.deadline = None;
-        match self.life.phase() {
-            StreamPhase::Unlinked => {
+        let Some((wait, _)) = wired.clock.take() else { return };
+        match wait {
+            Wait::Stream => {
                 let why = wired.why.clone();
                 self.fail_oldest(engine, &why);
             }
-            StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
+            Wait::Receive => {
                 if let Some(seq) = self.requester.oldest_send() {
                     let reason = Reason::ReceiverNotReady;
                     self.request_error(engine, RequestError::Failed { seq, reason });
                 }
             }
-            _ => {}
+            Wait::Question => {
+                self.requester.ask_now();
+                engine.wake(&mut self.core);
+            }
         }
     }
 
@@ -128,6 +134,17 @@ impl Qp {
             Err(error) => self.request_error(engine, error),
         }
     }
+}
+
+/// What a clock runs for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// A stream, by which an acknowledgement could come.
+    Stream,
+    /// A receive of the peer's.
+    Receive,
+    /// More requests, which the same question could be about.
+    Question,
 }
 
 impl Wired {
@@ -157,6 +174,9 @@ impl Wired {
     }
 }
 
+/// How long the peer is not asked about requests of whose success nobody wants to hear: what is
+/// sent in this time costs no question of its own, and a failure is told no later than that.
+const QUESTION: Duration = Duration::from_millis(1);
 /// Number of RNR retries that means without end.
 const FOR_EVER: u8 = 7;
 /// Least time in which the first stream has to come about.

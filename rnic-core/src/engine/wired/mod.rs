@@ -12,6 +12,8 @@ mod clock;
 mod streams;
 mod verdict;
 
+use clock::Wait;
+
 use crate::abi::control::{Sending, Wiring};
 use crate::types::{Access, QpState, Time};
 
@@ -32,8 +34,8 @@ pub(super) struct Wired {
     peer: Option<PeerLimits>,
     /// The other end of the direct path has no receive for what is being sent.
     peer_waits: bool,
-    /// When a clock runs out.
-    deadline: Option<Time>,
+    /// What a clock runs for, and when it runs out.
+    clock: Option<(Wait, Time)>,
     /// Why there is no stream, as a sentence for people.
     why: String,
 }
@@ -58,7 +60,7 @@ impl Wired {
             communicates: false,
             peer: None,
             peer_waits: false,
-            deadline: None,
+            clock: None,
             why: "its peer has not been wired to it".to_owned(),
         }
     }

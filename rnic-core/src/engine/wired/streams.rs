@@ -22,7 +22,10 @@ impl Qp {
                 wired.sending = Some(sending);
                 (wired.drains, wired.communicates) = (false, true);
             }
-            QpChange::DrainSendQueue => (wired.drains, wired.told_of_drain) = (true, false),
+            QpChange::DrainSendQueue => {
+                (wired.drains, wired.told_of_drain) = (true, false);
+                self.requester.ask_now();
+            }
             QpChange::MinRnrTimer(code) => wired.min_rnr_timer = code,
             QpChange::Rights(rights) => self.core.rights = rights,
             // The resource manager makes another queue pair of it, or a first one.
