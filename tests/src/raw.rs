@@ -287,6 +287,16 @@ impl Raw {
         }
     }
 
+    /// A queue pair that is wired by hand, in a domain and with a completion queue of its own.
+    pub fn wired_qp(&mut self) -> QpId {
+        let (pd, cq) = (self.pd(), self.cq(16));
+        let request = QpRequest { kind: QpType::Wired, ..qp_request(pd, cq) };
+        match self.call(RequestBody::CreateQp(request)) {
+            Ok(ReplyBody::Qp { qp, .. }) => qp,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// A completion channel.
     pub fn channel(&mut self) -> ChannelId {
         match self.call(RequestBody::CreateChannel) {

@@ -1,7 +1,9 @@
 //! Clients that obey nothing, beside clients whose every byte is checked.
 
+use std::net::TcpListener;
 use std::time::Duration;
 
+use rnic_tests::raw::Raw;
 use rnic_tests::{Daemon, Process, binaries, hostile};
 
 /// Seconds of each attack: three attackers on two daemons at once are enough for two cores.
@@ -29,8 +31,12 @@ fn somebody(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
 fn attack(config: &str, seeds: [u64; 3]) {
     // The one in a namespace of its own is to get at the victim.
     let rule = "[[user]]\nwho = \"root\"\nhost_loopback = true\n";
-    let config = format!("[control]\nmode = \"0666\"\n{config}{rule}");
+    // One that the kernel gives to nobody else for a while.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let config = format!("[control]\nmode = \"0666\"\n{config}{rule}[wired]\nport = {port}\n");
     let daemon = Daemon::start(binaries!(), &config);
+    // From the first queue pair that is wired by hand on, it listens for its peers.
+    Raw::open(daemon.socket()).wired_qp();
     let start = daemon.at_rest();
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");

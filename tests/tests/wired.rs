@@ -8,7 +8,10 @@ use rnic_client::{
     Access, Completion, CompletionOpcode, CompletionStatus, Event, Gid, Qp, QpOptions, QpState,
     QpType, RecvRequest, SendRequest, Sending, Wiring,
 };
+use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, RequestBody};
+use rnic_core::types::QpId;
 use rnic_tests::client::{Client, READ_WRITE};
+use rnic_tests::raw::{Raw, qp_request};
 use rnic_tests::{DEADLINE, Daemon, binaries, wire};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -651,4 +654,130 @@ fn who_cannot_get_through_to_a_peer_is_reached_by_it() {
 fn socket() -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap()
+}
+
+/// All changes that there are, with values that are right for a pair of this daemon.
+fn changes(wiring: Wiring) -> [QpChange; 6] {
+    [
+        QpChange::ReadyToReceive(wiring),
+        QpChange::ReadyToSend(SENDING),
+        QpChange::DrainSendQueue,
+        QpChange::Rights(Access::empty()),
+        QpChange::MinRnrTimer(1),
+        QpChange::Reset,
+    ]
+}
+
+#[test]
+fn nobody_changes_what_is_not_his_or_is_gone_or_is_no_such_queue_pair() {
+    let daemon = daemon();
+    let [a, b] = wired([End::new(&daemon), End::new(&daemon)]);
+    b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    a.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+    a.completes(2, CompletionOpcode::Send);
+    let before = [&a, &b].map(|end| end.qp.query().unwrap());
+    let mut other = Raw::open(daemon.socket());
+    // Of another session.
+    for change in changes(a.wiring(&b)) {
+        for qp in [a.qp.id(), b.qp.id()] {
+            let answer = other.call(RequestBody::ModifyQp { qp, change });
+            let expected = Refusal::NoSuchObject { kind: "QP".to_owned(), handle: qp.0 };
+            assert_eq!(answer, Err(expected), "{change:?}");
+        }
+    }
+    assert_eq!([&a, &b].map(|end| end.qp.query().unwrap()), before);
+    // One that is gone.
+    let gone = other.wired_qp();
+    assert_eq!(other.call(RequestBody::DestroyQp { qp: gone }), Ok(ReplyBody::Done));
+    for change in changes(a.wiring(&b)) {
+        let answer = other.call(RequestBody::ModifyQp { qp: gone, change });
+        let expected = Refusal::NoSuchObject { kind: "QP".to_owned(), handle: gone.0 };
+        assert_eq!(answer, Err(expected), "{change:?}");
+    }
+    // One that connects.
+    let (pd, cq) = (other.pd(), other.cq(16));
+    let made = other.call(RequestBody::CreateQp(qp_request(pd, cq)));
+    let Ok(ReplyBody::Qp { qp: plain, .. }) = made else { panic!("{made:?}") };
+    let row = other.call(RequestBody::QueryQp { qp: plain });
+    for change in changes(a.wiring(&b)) {
+        let answer = other.call(RequestBody::ModifyQp { qp: plain, change });
+        let Err(Refusal::WrongState { handle, needs, .. }) = answer else { panic!("{answer:?}") };
+        assert_eq!((handle, needs.as_str()), (plain.0, "one that is wired by hand"), "{change:?}");
+    }
+    assert_eq!(other.call(RequestBody::QueryQp { qp: plain }), row);
+    // And the pair works as before, with the rights that it had.
+    let (target, source) = (b.client.region(64, READ_WRITE), a.client.region(64, READ_WRITE));
+    let sges = [source.sge(0, 8)];
+    a.qp.post_send(&[SendRequest::write(3, &sges, target.remote().at(0)).signaled()]).unwrap();
+    a.completes(3, CompletionOpcode::RdmaWrite);
+}
+
+/// Which field of a request is refused.
+fn refused_field(answer: &Result<ReplyBody, Refusal>) -> &str {
+    match answer {
+        Err(Refusal::AboveMaximum { field, .. } | Refusal::Invalid { field, .. }) => field,
+        Err(Refusal::WrongState { needs, .. }) => needs,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn values_that_cannot_be_are_refused_by_name_and_change_nothing() {
+    let daemon = daemon();
+    let a = End::new(&daemon);
+    let mut raw = Raw::open(daemon.socket());
+    let qp = raw.wired_qp();
+    let good = Wiring { remote_qp: a.qp.id(), ..a.wiring(&a) };
+    let mut refused = |change: QpChange, field: &str, state: QpState| {
+        let answer = raw.call(RequestBody::ModifyQp { qp, change });
+        assert_eq!(refused_field(&answer), field, "{change:?}");
+        let row = raw.call(RequestBody::QueryQp { qp });
+        let Ok(ReplyBody::QpInfo(row)) = row else { panic!("{row:?}") };
+        assert_eq!(row.state, state, "{change:?}");
+    };
+    let idle = QpState::Idle;
+    // What cannot be of a queue pair that has not been wired.
+    refused(QpChange::ReadyToSend(SENDING), "Rtr, Rts or Sqd", idle);
+    refused(QpChange::DrainSendQueue, "Rts", idle);
+    refused(QpChange::Rights(Access::empty()), "Rtr, Rts or Sqd", idle);
+    refused(QpChange::MinRnrTimer(1), "Rtr, Rts or Sqd", idle);
+    for (wiring, field) in [
+        (Wiring { local: Gid([9; 16]), ..good }, "local"),
+        (Wiring { local: Gid::default(), ..good }, "local"),
+        (Wiring { remote_qp: QpId(1 << 24), ..good }, "remote_qp"),
+        (Wiring { rq_psn: 1 << 24, ..good }, "rq_psn"),
+        (Wiring { min_rnr_timer: 32, ..good }, "min_rnr_timer"),
+        (Wiring { ird: 129, ..good }, "ird"),
+        (Wiring { ird: u16::MAX, ..good }, "ird"),
+        (Wiring { rights: Access::LOCAL_WRITE, ..good }, "rights"),
+        (Wiring { rights: good.rights | Access::MW_BIND, ..good }, "rights"),
+    ] {
+        refused(QpChange::ReadyToReceive(wiring), field, idle);
+    }
+    assert_eq!(
+        raw.call(RequestBody::ModifyQp { qp, change: QpChange::ReadyToReceive(good) }),
+        Ok(ReplyBody::Done)
+    );
+    let mut refused = |change: QpChange, field: &str, state: QpState| {
+        let answer = raw.call(RequestBody::ModifyQp { qp, change });
+        assert_eq!(refused_field(&answer), field, "{change:?}");
+        let row = raw.call(RequestBody::QueryQp { qp });
+        let Ok(ReplyBody::QpInfo(row)) = row else { panic!("{row:?}") };
+        assert_eq!((row.state, row.ird), (state, 0), "{change:?}");
+    };
+    let rtr = QpState::Rtr;
+    refused(QpChange::ReadyToReceive(good), "Idle", rtr);
+    refused(QpChange::DrainSendQueue, "Rts", rtr);
+    refused(QpChange::MinRnrTimer(32), "min_rnr_timer", rtr);
+    refused(QpChange::Rights(Access::ZERO_BASED), "rights", rtr);
+    for (sending, field) in [
+        (Sending { sq_psn: 1 << 24, ..SENDING }, "sq_psn"),
+        (Sending { timeout: 32, ..SENDING }, "timeout"),
+        (Sending { retry_count: 8, ..SENDING }, "retry_count"),
+        (Sending { rnr_retry: 8, ..SENDING }, "rnr_retry"),
+        (Sending { ord: 129, ..SENDING }, "ord"),
+        (Sending { ord: u16::MAX, ..SENDING }, "ord"),
+    ] {
+        refused(QpChange::ReadyToSend(sending), field, rtr);
+    }
 }

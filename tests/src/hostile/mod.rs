@@ -5,6 +5,7 @@
 //! answering is the only failure.
 
 mod objects;
+mod wired;
 
 use std::io::{Seek, SeekFrom, Write};
 use std::net::SocketAddr;
@@ -65,6 +66,7 @@ struct Session {
     /// Producer indices of the queues, as honest as they begin.
     produced: Vec<u32>,
     objects: objects::Objects,
+    wired: wired::WiredObjects,
     style: Style,
 }
 
@@ -108,6 +110,7 @@ impl Session {
             queues: Vec::new(),
             produced: Vec::new(),
             objects: objects::Objects::default(),
+            wired: wired::WiredObjects::default(),
             style: [Style::Vandal, Style::Scribbler, Style::Liar][rng.below(3) as usize],
         };
         for _ in 0..2 {
@@ -237,10 +240,12 @@ impl Session {
     /// Does one thing a client should not; `None` when the session has ended.
     fn misbehave(&mut self, rng: &mut Rng) -> Option<()> {
         let deed = match self.style {
-            Style::Vandal => rng.below(24),
-            Style::Scribbler => [0, 1, 2, 3, 4, 5, 10, 11, 14, 15, 18, 20][rng.below(12) as usize],
+            Style::Vandal => rng.below(28),
+            Style::Scribbler => {
+                [0, 1, 2, 3, 4, 5, 10, 11, 14, 15, 18, 20, 24][rng.below(13) as usize]
+            }
             Style::Liar => {
-                4 + [0, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15, 16, 17][rng.below(13) as usize]
+                4 + [0, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15, 16, 17, 20, 21][rng.below(15) as usize]
             }
         };
         match deed {
@@ -263,7 +268,8 @@ impl Session {
                 self.make_qp(rng)?;
                 self.make_cq(rng)?;
             }
-            _ => self.misuse_objects(rng)?,
+            20..=23 => self.misuse_objects(rng)?,
+            _ => self.misuse_wired(rng)?,
         }
         Some(())
     }

@@ -183,7 +183,7 @@ fn the_peer_is_asked_about_what_somebody_waits_for_and_later_about_the_rest() {
     // So many that the queue would run full.
     let many: Vec<Wr> = (4..20).map(|wr_id| Wr::send(wr_id, &[]).unsignaled()).collect();
     w.post(A, &many);
-    assert!(sent(&w) >= 5 + 16 + 1, "{}", sent(&w));
+    assert!(sent(&w) > 5 + 16, "{}", sent(&w));
     // One that fails says so all the same.
     w.post(A, &[Wr::send(20, &[])]);
     assert_eq!(w.completions(A), ["20 Send"]);

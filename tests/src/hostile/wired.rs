@@ -1,0 +1,150 @@
+//! Misuse of queue pairs that are wired by hand: changes in any order, with any values, of any
+//! queue pair.
+
+use rnic_core::abi::control::*;
+use rnic_core::types::*;
+
+use super::{Session, pick};
+use crate::raw::qp_request;
+use crate::traffic::Rng;
+
+/// What a session has of them.
+#[derive(Default)]
+pub(super) struct WiredObjects {
+    qps: Vec<QpId>,
+    gids: Vec<Gid>,
+}
+
+impl Session {
+    /// Does one thing with them; `None` when the session has ended.
+    pub(super) fn misuse_wired(&mut self, rng: &mut Rng) -> Option<()> {
+        if (self.wired.gids.is_empty() || rng.below(16) == 0)
+            && let Ok(ReplyBody::Gids(rows)) = self.raw.try_call(RequestBody::QueryGids, &[])?
+        {
+            self.wired.gids = rows.into_iter().map(|row| row.gid).collect();
+        }
+        while self.wired.qps.len() < 2 || rng.below(8) == 0 {
+            if !self.make_wired_qp(rng)? {
+                break;
+            }
+        }
+        // As an honest program would, so that there is something to be spoilt.
+        if rng.below(4) == 0 {
+            let ends = [pick(&self.wired.qps, rng)?, pick(&self.wired.qps, rng)?];
+            let wiring = [ends[1], ends[0]].map(|peer| self.honest(peer));
+            let sending = Sending { sq_psn: 7, timeout: 14, retry_count: 7, rnr_retry: 7, ord: 4 };
+            for (qp, wiring) in ends.into_iter().zip(wiring) {
+                self.change(qp, QpChange::Reset)?;
+                self.change(qp, QpChange::ReadyToReceive(wiring))?;
+            }
+            for qp in ends {
+                self.change(qp, QpChange::ReadyToSend(sending))?;
+            }
+        }
+        for _ in 0..1 + rng.below(6) {
+            let qp = match rng.below(8) {
+                0 => QpId(rng.below(24) as u32),
+                1 => pick(&self.qps, rng)?,
+                _ => pick(&self.wired.qps, rng)?,
+            };
+            let change = self.odd_change(rng);
+            self.change(qp, change)?;
+            if rng.below(3) == 0 {
+                self.post(rng);
+            }
+        }
+        Some(())
+    }
+
+    /// One more, whose queues are used as those of the others; whether there is one.
+    fn make_wired_qp(&mut self, rng: &mut Rng) -> Option<bool> {
+        let mut request = qp_request(self.pd, pick(&self.cqs, rng)?);
+        request.kind = QpType::Wired;
+        request.signal_all = rng.below(2) == 0;
+        request.srq = pick(&self.srqs, rng).filter(|_| rng.below(4) == 0);
+        let made = self.raw.try_call(RequestBody::CreateQp(request), &[])?;
+        let Ok(ReplyBody::Qp { qp, sq, rq, .. }) = made else { return Some(false) };
+        self.wired.qps.push(qp);
+        // The others are told what these are told, and the other way round.
+        self.qps.push(qp);
+        self.add_queue(sq);
+        rq.into_iter().for_each(|rq| self.add_queue(rq));
+        Some(true)
+    }
+
+    fn change(&mut self, qp: QpId, change: QpChange) -> Option<()> {
+        let _ = self.raw.try_call(RequestBody::ModifyQp { qp, change }, &[])?;
+        Some(())
+    }
+
+    fn honest(&self, peer: QpId) -> Wiring {
+        let gid = self.wired.gids.first().copied().unwrap_or_default();
+        Wiring {
+            local: gid,
+            remote: gid,
+            remote_qp: peer,
+            rq_psn: 7,
+            path_mtu: 1024,
+            min_rnr_timer: 1,
+            ird: 4,
+            rights: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+        }
+    }
+
+    /// A change of which at least one part is what nobody means.
+    fn odd_change(&self, rng: &mut Rng) -> QpChange {
+        match rng.below(10) {
+            0..=3 => {
+                let peer = pick(&self.wired.qps, rng).unwrap_or(QpId(7));
+                let mut wiring = self.honest(peer);
+                match rng.below(10) {
+                    0 => wiring.local = odd_gid(rng),
+                    1 => wiring.remote = odd_gid(rng),
+                    2 => wiring.remote_qp = QpId(rng.word() as u32 >> rng.below(32)),
+                    3 => wiring.rq_psn = rng.word() as u32 >> rng.below(32),
+                    4 => wiring.path_mtu = rng.word() as u16,
+                    5 => wiring.min_rnr_timer = rng.word() as u8,
+                    6 => wiring.ird = [0, 1, 128, u16::MAX][rng.below(4) as usize],
+                    7 => wiring.rights = odd_rights(rng),
+                    8 => wiring.local = pick(&self.wired.gids, rng).unwrap_or_default(),
+                    // As it is, of a queue pair in any state.
+                    _ => {}
+                }
+                QpChange::ReadyToReceive(wiring)
+            }
+            4..=5 => QpChange::ReadyToSend(Sending {
+                sq_psn: [7, 0, 8, u32::MAX, 1 << 24][rng.below(5) as usize],
+                timeout: [0, 1, 14, 31, 32, u8::MAX][rng.below(6) as usize],
+                retry_count: [0, 7, 8, u8::MAX][rng.below(4) as usize],
+                rnr_retry: [0, 1, 7, 8, u8::MAX][rng.below(5) as usize],
+                ord: [0, 1, 128, u16::MAX][rng.below(4) as usize],
+            }),
+            6 => QpChange::DrainSendQueue,
+            7 => QpChange::Reset,
+            8 => QpChange::Rights(odd_rights(rng)),
+            _ => QpChange::MinRnrTimer(rng.word() as u8 >> rng.below(8)),
+        }
+    }
+}
+
+/// An address of this host, of the documentation, or none at all.
+fn odd_gid(rng: &mut Rng) -> Gid {
+    let mut bytes = [0; 16];
+    match rng.below(4) {
+        0 => {}
+        1 => bytes[10..].copy_from_slice(&[0xFF, 0xFF, 127, 0, 0, 1 + rng.below(9) as u8]),
+        2 => bytes[10..].copy_from_slice(&[0xFF, 0xFF, 192, 0, 2, 1]),
+        _ => rng.fill(&mut bytes),
+    }
+    Gid(bytes)
+}
+
+/// Rights that a peer may be given, and some that are none of a peer's.
+fn odd_rights(rng: &mut Rng) -> Access {
+    let some = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ];
+    let mut rights = Access::empty();
+    for right in some.into_iter().chain([Access::REMOTE_ATOMIC, Access::MW_BIND]) {
+        rights.set(right, rng.below(2) == 0);
+    }
+    rights
+}
