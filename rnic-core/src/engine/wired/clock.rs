@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::Wired;
+use super::wait::Wait;
 use crate::engine::deadlines::Due;
 use crate::engine::link::tcp::TcpLink;
 use crate::engine::phase::StreamPhase;
@@ -134,17 +135,6 @@ impl Qp {
             Err(error) => self.request_error(engine, error),
         }
     }
-}
-
-/// What a clock runs for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// A stream, by which an acknowledgement could come.
-    Stream,
-    /// A receive of the peer's.
-    Receive,
-    /// More requests, which the same question could be about.
-    Question,
 }
 
 impl Wired {

@@ -11,8 +11,9 @@
 mod clock;
 mod streams;
 mod verdict;
+mod wait;
 
-use clock::Wait;
+use wait::Wait;
 
 use crate::abi::control::{Sending, Wiring};
 use crate::types::{Access, QpState, Time};
