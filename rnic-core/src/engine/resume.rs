@@ -96,8 +96,10 @@ impl Qp {
             }
         };
         let deferred = std::mem::take(&mut pending.deferred);
-        if let Err(error) = outcome {
-            self.segment_failed(engine, error, |fault| blocked.terminate(fault));
+        match outcome {
+            // Before the application, which has heard of it, can end the stream.
+            Ok(()) => self.link.tell_placed(engine),
+            Err(error) => self.segment_failed(engine, error, |fault| blocked.terminate(fault)),
         }
         // By the direct path, or over TCP.
         for signal in deferred {

@@ -68,6 +68,8 @@ pub(super) enum PeerSignal {
     Terminate(Vec<u8>),
     /// The segment at hand has been taken, and refused: a Terminate follows.
     SegmentTaken,
+    /// A copier has placed the segment before.
+    Placed,
     Fin,
     Reset,
     /// It has closed in order, whether its FIN has been looked at or not; its key may soon be

@@ -146,6 +146,10 @@ impl Qp {
                 }
             }
             PeerSignal::SegmentTaken => self.segment_taken(engine),
+            PeerSignal::Placed => {
+                self.requester.acknowledge_all();
+                self.retire(engine);
+            }
             //= DDP-3-9
             PeerSignal::Fin => self.fin_received(engine),
             PeerSignal::Left if self.is_wired() && self.life.phase().is_linked() => {

@@ -106,6 +106,13 @@ impl Link {
         }
     }
 
+    /// A copier has placed a segment, of which the peer of a direct connection may wait to hear.
+    pub(super) fn tell_placed(&self, engine: &mut EngineState) {
+        if let Link::Direct(peer) = self {
+            engine.signal(*peer, PeerSignal::Placed);
+        }
+    }
+
     /// The segment that waited is refused: the peer of a direct connection is rid of it, as it
     /// would have been long before with TCP between them.
     pub(super) fn refuse_waiting(&self, engine: &mut EngineState) {

@@ -93,6 +93,20 @@ fn a_write_is_done_when_its_last_byte_is_in_place() {
 }
 
 #[test]
+fn what_a_copier_has_placed_is_done_although_the_peer_leaves_at_once() {
+    let mut w = linked(Wiring::direct());
+    let a = w.any_mr(A, 64);
+    w.kind = MemoryKind::ThroughCopier;
+    let b = w.any_mr(B, 64);
+    w.answer_copies = false;
+    w.recv(B, 1, &[b.all()]);
+    w.post(A, &[Wr::send(2, &[a.all()])]);
+    assert!(w.make_copy());
+    w.destroy(B);
+    assert_eq!(w.completions(A), ["2 Send"]);
+}
+
+#[test]
 fn another_stream_comes_when_a_copier_has_written_what_came_by_the_one_before() {
     for (wiring, end) in Wiring::both().into_iter().flat_map(|w| [(w, A), (w, B)]) {
         let mut w = linked(wiring);
