@@ -22,6 +22,9 @@ const LOWER: [u8; 4] = [127, 0, 52, 1];
 const HERE: [u8; 4] = [127, 0, 52, 2];
 const HIGHER: [u8; 4] = [127, 0, 52, 3];
 
+/// Where many come from at once, so that the ports of the others stay free.
+const CROWD: [u8; 4] = [127, 0, 52, 9];
+
 /// A number that the peer claims to have.
 const THEIRS: u32 = 7777;
 
@@ -391,7 +394,7 @@ fn those_who_wait_for_a_queue_pair_do_not_stand_in_its_peers_way() {
     let daemon = daemon(HERE, port, "");
     let end = End::new(&daemon);
     let hostile: Vec<_> = (0..20)
-        .map(|n| dial(HIGHER, port, &Said { qp: n, ..Said::to(&end, HIGHER) }.bytes()))
+        .map(|n| dial(CROWD, port, &Said { qp: n, ..Said::to(&end, CROWD) }.bytes()))
         .collect();
     let mut honest = dial(LOWER, port, &Said::to(&end, LOWER).bytes());
     // All of them have been read by now.
@@ -400,7 +403,7 @@ fn those_who_wait_for_a_queue_pair_do_not_stand_in_its_peers_way() {
     let (mut kept, mut crowd) = (0, Vec::new());
     let other = End::new(&daemon);
     for n in 0..100 {
-        let mut peer = dial(HIGHER, port, &Said { qp: n, ..Said::to(&other, HIGHER) }.bytes());
+        let mut peer = dial(CROWD, port, &Said { qp: n, ..Said::to(&other, CROWD) }.bytes());
         match n < 32 {
             true => {
                 kept += 1;
@@ -430,10 +433,10 @@ fn a_thousand_connections_are_in_nobodys_way() {
     let idle = End::new(&daemon);
     rnic_tests::process::raise_descriptor_limit();
     // Silent ones, and some who wait for a queue pair that is told nothing.
-    let silent: Vec<_> = (0..1000).map(|_| wire::dial_from(HIGHER, (HERE, port).into())).collect();
-    let said = Said::to(&idle, HIGHER);
+    let silent: Vec<_> = (0..1000).map(|_| wire::dial_from(CROWD, (HERE, port).into())).collect();
+    let said = Said::to(&idle, CROWD);
     let waiting: Vec<_> =
-        (0..1000).map(|n| dial(HIGHER, port, &Said { qp: n, ..said.clone() }.bytes())).collect();
+        (0..1000).map(|n| dial(CROWD, port, &Said { qp: n, ..said.clone() }.bytes())).collect();
     let (a, b) = (End::new(&daemon), End::new(&far));
     exchange(&a, HERE, &b, LOWER);
     let (c, d) = (End::new(&daemon), End::new(&daemon));
@@ -444,6 +447,15 @@ fn a_thousand_connections_are_in_nobodys_way() {
     daemon.settles("rid of them", |s| s.startups == 0 && s.qps == 1);
     drop(idle);
     daemon.shrinks_to(start);
+}
+
+/// Ends a thread of a test.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// Those that a queue pair dials: what they answer, and what its program is told.
@@ -479,8 +491,9 @@ fn whoever_is_dialled_and_answers_nonsense_is_said_to() {
                     all.push(peer);
                 }
             });
+            // Also if it fails.
+            let _stops = Stops(stop);
             let why = end.fails_because();
-            stop.store(true, Relaxed);
             assert!(why.contains(expected), "{expected}: {why}");
         });
         assert_eq!(end.state(), QpState::Error);
@@ -522,4 +535,25 @@ fn whoever_is_dialled_and_answers_nonsense_is_said_to() {
     exchange(&a, HERE, &b, HERE);
     let mut none = [Completion::default()];
     assert_eq!(a.client.cq.poll(&mut none).unwrap(), 0);
+}
+
+#[test]
+fn the_lower_end_dials_and_of_two_that_dial_each_other_it_goes_on() {
+    let port = port();
+    let daemon = daemon(HERE, port, "");
+    // Nobody answers, so that the queue pair goes on dialling.
+    let [below, above] =
+        [LOWER, HIGHER].map(|at| TcpListener::bind((IpAddr::from(at), port)).unwrap());
+    // The higher end leaves it to the lower one for a second.
+    let end = End::new(&daemon);
+    let began = Instant::now();
+    end.await_peer(HERE, LOWER);
+    let (_dialled, _) = below.accept().unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    accepted(&mut dial(LOWER, port, &Said::to(&end, LOWER).bytes()));
+    // The lower one does not give way.
+    let end = End::new(&daemon);
+    end.await_peer(HERE, HIGHER);
+    let (_dialled, _) = above.accept().unwrap();
+    assert_eq!(rejection(&mut dial(HIGHER, port, &Said::to(&end, HIGHER).bytes())), BUSY);
 }
