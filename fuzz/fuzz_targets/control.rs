@@ -2,8 +2,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rnic_core::abi::control::{Event, Hello, HelloReply, MAX_MESSAGE, Reply, Request};
+use rnic_core::abi::control::{
+    Event, GidRow, Hello, HelloReply, MAX_MESSAGE, QpChange, Reply, ReplyBody, Request,
+    RequestBody, Sending, Wiring,
+};
 use rnic_core::abi::queue::ChannelRecord;
+use rnic_core::types::{Access, Gid, QpId};
+use rnic_fuzz::Input;
 
 fuzz_target!(|data: &[u8]| {
     if let Some(hello) = Hello::from_bytes(data) {
@@ -31,4 +36,62 @@ fuzz_target!(|data: &[u8]| {
         let bytes = postcard::to_stdvec(&event).expect("it can be written");
         assert_eq!(postcard::from_bytes::<Event>(&bytes), Ok(event));
     }
+    wired_by_hand(&mut Input(data));
 });
+
+/// Requests and answers about queue pairs that are wired by hand, made rather than found.
+fn wired_by_hand(input: &mut Input<'_>) {
+    let gid = |input: &mut Input<'_>| {
+        let mut gid = [0; 16];
+        let some = input.take(16);
+        gid[..some.len()].copy_from_slice(some);
+        Gid(gid)
+    };
+    let rights = |input: &mut Input<'_>| Access::from_bits_retain(input.u64() as u32);
+    let change = match input.u8() % 7 {
+        0 => QpChange::ReadyToReceive(Wiring {
+            local: gid(input),
+            remote: gid(input),
+            remote_qp: QpId(input.u64() as u32),
+            rq_psn: input.u64() as u32,
+            path_mtu: input.u16(),
+            min_rnr_timer: input.u8(),
+            ird: input.u16(),
+            rights: rights(input),
+        }),
+        1 => QpChange::ReadyToSend(Sending {
+            sq_psn: input.u64() as u32,
+            timeout: input.u8(),
+            retry_count: input.u8(),
+            rnr_retry: input.u8(),
+            ord: input.u16(),
+        }),
+        2 => QpChange::DrainSendQueue,
+        3 => QpChange::Reset,
+        4 => QpChange::Rights(rights(input)),
+        5 => QpChange::MinRnrTimer(input.u8()),
+        _ => return gids(input, gid),
+    };
+    let body = RequestBody::ModifyQp { qp: QpId(input.u64() as u32), change };
+    for body in [body, RequestBody::QueryGids] {
+        let request = Request { id: input.u64() as u32, body };
+        let bytes = postcard::to_stdvec(&request).expect("it can be written");
+        for cut in 0..bytes.len() {
+            assert!(postcard::from_bytes::<Request>(&bytes[..cut]).is_err());
+        }
+        assert_eq!(postcard::from_bytes::<Request>(&bytes), Ok(request));
+    }
+}
+
+fn gids(input: &mut Input<'_>, gid: impl Fn(&mut Input<'_>) -> Gid) {
+    let rows = (0..input.u8() % 8).map(|_| GidRow {
+        gid: gid(input),
+        interface: input.u8().to_string(),
+        interface_index: input.u64() as u32,
+        mtu: input.u64() as u32,
+    });
+    let result = Ok(ReplyBody::Gids(rows.collect()));
+    let reply = Reply { id: 1, diagnosis_id: 0, result };
+    let bytes = postcard::to_stdvec(&reply).expect("it can be written");
+    assert_eq!(postcard::from_bytes::<Reply>(&bytes), Ok(reply));
+}

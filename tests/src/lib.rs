@@ -23,6 +23,7 @@ pub mod pinger;
 pub mod process;
 pub mod raw;
 pub mod relay;
+pub mod rping;
 pub mod target;
 pub mod traffic;
 pub mod tshark;

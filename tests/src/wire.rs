@@ -5,6 +5,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketType};
+
 use crate::DEADLINE;
 
 /// MPA start-up: key, flags, revision, length of private data (RFC 5044 section 7.1.1).
@@ -80,6 +82,15 @@ pub fn knock(address: SocketAddr) -> Option<TcpStream> {
 /// Connects; everything after it has a deadline.
 pub fn dial(address: SocketAddr) -> TcpStream {
     with_deadlines(TcpStream::connect(address).expect("a daemon that listens"))
+}
+
+/// As [`dial`], from an address of this host.
+pub fn dial_from(source: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
+    let socket = socket.expect("a socket");
+    rustix::net::bind(&socket, &SocketAddr::from((source, 0))).expect("an address of this host");
+    rustix::net::connect(&socket, &to).expect("a daemon that listens");
+    with_deadlines(TcpStream::from(socket))
 }
 
 fn with_deadlines(stream: TcpStream) -> TcpStream {

@@ -15,7 +15,6 @@ use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, untagged};
 use rnic_tests::{DEADLINE, Daemon, binaries, engine};
 use rustix::net::sockopt::set_socket_linger;
-use rustix::net::{AddressFamily, SocketType};
 
 fn daemon(config: &str) -> Daemon {
     Daemon::start(binaries!(), &format!("{}{config}", engine(2, "tcp")))
@@ -380,7 +379,7 @@ fn whoever_guesses_stags_is_turned_away_for_a_while() {
         }
     }
     // Another address of the same host is another peer.
-    let mut peer = dial_from([127, 0, 0, 2], address);
+    let mut peer = wire::dial_from([127, 0, 0, 2], address);
     wire::say(&mut peer, &wire::request(CRC, 1, b""));
     loop {
         let request = target.listener.accept_request(Some(DEADLINE)).unwrap();
@@ -393,15 +392,6 @@ fn whoever_guesses_stags_is_turned_away_for_a_while() {
         said.iter().filter(|l| l.contains("limits.peer.stag_guesses_per_minute = 5")).collect();
     assert_eq!(told.len(), 1, "{said:?}");
     assert!(told[0].contains("127.0.0.1"), "{told:?}");
-}
-
-fn dial_from(source: [u8; 4], to: SocketAddr) -> TcpStream {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    rustix::net::bind(&socket, &SocketAddr::from((source, 0))).unwrap();
-    rustix::net::connect(&socket, &to).unwrap();
-    let stream = TcpStream::from(socket);
-    stream.set_read_timeout(Some(DEADLINE)).unwrap();
-    stream
 }
 
 /// One end of a ping-pong.

@@ -370,6 +370,32 @@ fn one_end_may_begin_anew_while_the_other_waits() {
     });
 }
 
+/// What was under way when the peer began anew is lost, and costs the peer nothing: it waits for
+/// the other one to begin anew as well.
+#[test]
+fn a_peer_that_begins_anew_knows_nothing_of_what_was_under_way() {
+    on_both_paths(|[a, b]| {
+        a.qp.post_send(&[SendRequest::send_inline(1, b"").signaled()]).unwrap();
+        assert_eq!(a.client.cq.wait(&mut [Completion::default()], Some(A_WHILE)).unwrap(), 0);
+        b.qp.reset().unwrap();
+        b.to_rtr(&a);
+        let failed = a.client.completion();
+        let expected = (1, CompletionStatus::TransportRetryExceeded);
+        assert_eq!((failed.wr_id, failed.status), expected);
+        let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
+        assert!(why.text.contains("begun anew"), "{}", why.text);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Rtr));
+        a.qp.reset().unwrap();
+        a.to_rtr(&b);
+        a.to_rts();
+        b.to_rts();
+        b.qp.post_recv(&[RecvRequest::new(2, &[])]).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(3, b"").signaled()]).unwrap();
+        a.completes(3, CompletionOpcode::Send);
+        b.completes(2, CompletionOpcode::Receive);
+    });
+}
+
 /// Long enough for a completion that is to come.
 const A_WHILE: Duration = Duration::from_millis(300);
 
@@ -401,6 +427,28 @@ fn wrong_wiring_is_said_in_one_line() {
     }
 }
 
+/// One that is wired to somebody else is no peer, and is not disturbed.
+#[test]
+fn a_peer_must_name_back_who_names_it() {
+    let one = daemon();
+    let far = two_daemons();
+    for [here, there] in [[&one, &one], [&far[0], &far[1]]] {
+        let [a, b, c] = [End::new(here), End::new(there), End::new(here)];
+        let [b, c] = wired([b, c]);
+        a.to_rtr(&b);
+        a.qp.to_rts(&QUICK).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+        let failed = a.client.completion();
+        assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
+        let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
+        assert!(why.text.contains("wired to "), "{}", why.text);
+        c.qp.post_recv(&[RecvRequest::new(2, &[])]).unwrap();
+        b.qp.post_send(&[SendRequest::send_inline(3, b"").signaled()]).unwrap();
+        b.completes(3, CompletionOpcode::Send);
+        c.completes(2, CompletionOpcode::Receive);
+    }
+}
+
 #[test]
 fn a_drained_send_queue_begins_nothing_until_it_is_told_to() {
     on_both_paths(|[a, b]| {
@@ -413,6 +461,9 @@ fn a_drained_send_queue_begins_nothing_until_it_is_told_to() {
         assert_eq!(a.state(), QpState::Sqd);
         a.qp.post_send(&[SendRequest::send_inline(4, b"").signaled()]).unwrap();
         assert_eq!(a.client.cq.wait(&mut [Completion::default()], Some(A_WHILE)).unwrap(), 0);
+        // Once is enough.
+        let more = a.client.context.next_event(Some(Duration::ZERO)).unwrap();
+        assert!(more.is_none(), "{more:?}");
         a.to_rts();
         a.completes(4, CompletionOpcode::Send);
         b.completes(1, CompletionOpcode::Receive);

@@ -198,6 +198,19 @@ def native():
         config="[mpa]\npeer_to_peer = false\n",
         terminate=("guest", "1/2/02"),
     )
+    # siw knows no atomic operations. It says so, by 0/2/06 with Layer and EType exchanged (see
+    # docs/interop.md), and serves who comes next.
+    yield Case(
+        name="native-atomic-from-host",
+        server=("guest", "rping -s -P -p {port} -v"),
+        client=("host", "{bin}/actor rping {to}:{port}"),
+        client_says=r"^the next connection works",
+        server_ends="anyhow",
+        config="[mpa]\npeer_to_peer = false\n",
+        fpdus=(("host", "opcode 10"), ("guest", "Read Request"), ("host", "Read Response")),
+        terminate=("guest", "2/0/06"),
+        tolerated=(DESTROYED,),
+    )
 
 
 def both_in_guest(case):

@@ -14,7 +14,7 @@ use rnic_client::{
 };
 use rnic_tests::{
     DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, over, raw,
-    traffic,
+    rping, traffic,
 };
 use rnic_tools::tour;
 
@@ -83,6 +83,12 @@ enum Part {
     /// Passes everything as its memory that is not, by a session of its own; says if all of it is
     /// refused.
     Offer,
+    /// Asks the server of `rping -s -P` for an atomic operation, then offers it bytes as rping's
+    /// client does; prints what became of both.
+    Rping {
+        /// The server's address.
+        address: SocketAddr,
+    },
     /// Posts small Writes in batches as fast as they are taken; prints how many calls of `read`
     /// and `write` that cost.
     Burst {
@@ -353,6 +359,12 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
                 attached::pattern(1),
             )?)?;
             println!("the same came back");
+        }
+        Part::Rping { address } => {
+            let (status, why) = rping::ask_for_an_atomic_operation(&context, address)?;
+            println!("{status:?}; {why}");
+            rping::offer_bytes(&context, address)?;
+            println!("the next connection works");
         }
         Part::Burst { address, posts } => {
             println!("calls: {}", burst::post(&context, address, posts)?);

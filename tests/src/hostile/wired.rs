@@ -18,9 +18,8 @@ pub(super) struct WiredObjects {
 impl Session {
     /// Does one thing with them; `None` when the session has ended.
     pub(super) fn misuse_wired(&mut self, rng: &mut Rng) -> Option<()> {
-        if (self.wired.gids.is_empty() || rng.below(16) == 0)
-            && let Ok(ReplyBody::Gids(rows)) = self.raw.try_call(RequestBody::QueryGids, &[])?
-        {
+        let asks = self.wired.gids.is_empty() || rng.below(16) == 0;
+        if asks && let Ok(ReplyBody::Gids(rows)) = self.raw.try_call(RequestBody::QueryGids, &[])? {
             self.wired.gids = rows.into_iter().map(|row| row.gid).collect();
         }
         while self.wired.qps.len() < 2 || rng.below(8) == 0 {

@@ -200,6 +200,33 @@ fn two_directions_on_one_word() {
     }
 }
 
+/// Whatever wakes the responder meanwhile.
+//= 7306-5.4-10
+//= 7306-7-10
+#[test]
+fn no_operation_is_answered_before_its_copier_is_done() {
+    for wiring in Wiring::both() {
+        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::ThroughCopier);
+        w.kind = MemoryKind::Shared;
+        let [at_a, at_b] = [A, B].map(|end| w.any_mr(end, 8));
+        set_words(&to, &[5]);
+        w.answer_copies = false;
+        w.post(A, &[Wr::fetch_add(1, 1, sink(&sinks, 0), &to, 0)]);
+        assert_eq!(w.moves.len(), 1, "a job of the copier's");
+        // A segment that comes, and a message of the responder's own.
+        w.post(A, &[Wr::write(2, &[at_a.all()], &at_b, 0)]);
+        w.recv(A, 4, &[]);
+        w.post(B, &[Wr::send(3, &[])]);
+        assert!(!w.completions(A).contains(&"1 FetchAdd".to_owned()), "{wiring:?}");
+        assert_eq!(words(&sinks)[0], 0);
+        w.answer_copies = true;
+        w.settle();
+        let done = w.completions(A);
+        assert_eq!(done.iter().filter(|one| one.starts_with("1 FetchAdd")).count(), 1, "{done:?}");
+        assert_eq!((words(&sinks)[0], words(&to)[0]), (5, 6));
+    }
+}
+
 //= 7306-5-7
 //= 7306-5.1.1-5
 //= 7306-5.1.1-6

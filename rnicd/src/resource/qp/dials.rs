@@ -22,6 +22,12 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
+    /// The requests that are kept for a queue pair.
+    pub fn held_for(&self, qp: QpId) -> Vec<(RequestId, Introduction)> {
+        let all = self.held.iter().filter(|(_, said)| said.to_qp == qp);
+        all.map(|(request, said)| (*request, *said)).collect()
+    }
+
     /// Has a queue pair dial then, and at no other time.
     pub fn dial_at(&mut self, qp: QpId, at: Time) {
         self.dial_no_more(qp);

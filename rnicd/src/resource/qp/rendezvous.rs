@@ -9,7 +9,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use rnic_core::abi::control::Refusal;
+use rnic_core::abi::control::{Refusal, Wiring};
 use rnic_core::engine::PeerLimits;
 use rnic_core::stream::introduction::Introduction;
 use rnic_core::stream::startup::Negotiated;
@@ -33,10 +33,11 @@ enum Rejection {
     InError = 5,
     Psn = 6,
     Busy = 7,
+    Crowded = 8,
 }
 
 impl Rejection {
-    const ALL: [Rejection; 7] = [
+    const ALL: [Rejection; 8] = [
         Rejection::Malformed,
         Rejection::NoQueuePair,
         Rejection::OtherPeer,
@@ -44,6 +45,7 @@ impl Rejection {
         Rejection::InError,
         Rejection::Psn,
         Rejection::Busy,
+        Rejection::Crowded,
     ];
 
     fn private_data(self) -> Vec<u8> {
@@ -68,6 +70,7 @@ impl Rejection {
                                      awaits (rq_psn), or the other way round"
             }
             Some(Rejection::Busy) => "it has not left its last stream yet",
+            Some(Rejection::Crowded) => "too many others wait for it to be wired (RTR)",
             None => "the daemon there rejects it without a reason",
         };
         format!("queue pair {peer} at {gid}: {what}")
@@ -129,14 +132,17 @@ impl Manager {
 
     // --- Dialling ----------------------------------------------------------------------------
 
-    /// Looks for the peer of a queue pair at another daemon: takes the request that waits for it,
-    /// or dials, now or later.
-    pub(in crate::resource) fn seek_far_peer(&mut self, qp: QpId) {
-        // Anybody may have knocked for it; at most one of them is its peer.
-        let of_it = self.rendezvous.held.extract_if(|_, said| said.to_qp == qp);
-        for (request, said) in of_it.collect::<Vec<_>>() {
+    /// A queue pair has been told of its peer: of the requests that were kept for it one may be
+    /// its peer's, and the others are told that they are not.
+    pub(in crate::resource) fn answer_held(&mut self, qp: QpId) {
+        for (request, said) in self.rendezvous.held_for(qp) {
+            self.rendezvous.held.remove(&request);
             self.introduced(request, said);
         }
+    }
+
+    /// Looks for the peer of a queue pair at another daemon: dials, now or later.
+    pub(in crate::resource) fn seek_far_peer(&mut self, qp: QpId) {
         let Some(wired) = self.wired(qp).filter(|wired| wired.stream.is_none()) else { return };
         let Wired { wiring, tries, .. } = wired;
         let is_lower = (wiring.local, qp) < (wiring.remote, wiring.remote_qp);
@@ -244,6 +250,9 @@ impl Manager {
     /// Accepts, keeps or rejects the request of a queue pair that has introduced itself.
     fn introduced(&mut self, request: RequestId, said: Introduction) {
         match self.asked_for(&said) {
+            Ok(None) if self.rendezvous.held_for(said.to_qp).len() >= HELD => {
+                self.turn_away(request, Rejection::Crowded);
+            }
             Ok(None) => drop(self.rendezvous.held.insert(request, said)),
             Err(why) => self.turn_away(request, why),
             Ok(Some(worker)) => {
@@ -329,6 +338,17 @@ impl Manager {
         let dialled = wired.stream == Some(WiredStream::Dialling);
         if dialled {
             wired.peer = Introduction::parse(&negotiated.private_data);
+            if let Some(said) = wired.peer
+                && !names_back(&said, qp, &wired.wiring)
+            {
+                let Introduction { gid, qp: other, to_gid, to_qp, .. } = said;
+                let why = format!(
+                    "the daemon at {} answers as somebody else: as queue pair {other} at {gid}, to \
+                     queue pair {to_qp} at {to_gid}",
+                    wired.wiring.remote
+                );
+                return self.not_linked(qp, worker, why);
+            }
         }
         let Some(peer) = wired.peer else {
             let why = "the peer did not introduce itself".to_owned();
@@ -380,10 +400,19 @@ fn introduction(qp: QpId, wired: &Wired) -> Introduction {
     }
 }
 
+/// Whether the one that was dialled is the one that was meant, and means this side.
+fn names_back(said: &Introduction, qp: QpId, wiring: &Wiring) -> bool {
+    (said.gid, said.qp) == (wiring.remote, wiring.remote_qp)
+        && (said.to_gid, said.to_qp) == (wiring.local, qp)
+}
+
 /// The session of the daemon itself, which no client has.
 const DAEMON: SessionId = SessionId(0);
 /// Requests that may wait for their queue pairs.
 const BACKLOG: u32 = 1024;
+/// Of them, for one queue pair. It will have one peer, and who else asks for it does so by mistake
+/// or in order to keep others out.
+const HELD: usize = 32;
 /// What Private Data of a rejection begin with.
 const MAGIC: &[u8] = b"RNWD\x01";
 /// Queue pairs that dial between two looks at everything else.

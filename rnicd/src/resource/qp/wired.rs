@@ -101,6 +101,7 @@ impl Manager {
         // Until the worker has it.
         object.shared.set_state(QpState::Rtr);
         self.workers.attach_wired(worker, config);
+        self.answer_held(qp);
         self.seek_peer(qp);
         Outcome::done()
     }

@@ -1,0 +1,559 @@
+//! Peers that mean harm at the port at which daemons find each other for queue pairs that are wired
+//! by hand: those that dial it, and those that it dials. Each is turned away with its reason, and
+//! nobody else notices.
+
+use std::io::Write;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rnic_client::{
+    Access, Completion, CompletionOpcode, CompletionStatus, Gid, Qp, QpOptions, QpState, QpType,
+    RecvRequest, SendRequest, Sending, Wiring,
+};
+use rnic_tests::client::{Client, READ_WRITE};
+use rnic_tests::daemon::Footprint;
+use rnic_tests::wire::{self, CRC, Ending, fpdu, untagged};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+/// The daemon that is attacked, between the addresses of two peers.
+const LOWER: [u8; 4] = [127, 0, 52, 1];
+const HERE: [u8; 4] = [127, 0, 52, 2];
+const HIGHER: [u8; 4] = [127, 0, 52, 3];
+
+/// Where many come from at once, so that the ports of the others stay free.
+const CROWD: [u8; 4] = [127, 0, 52, 9];
+
+/// A number that the peer claims to have.
+const THEIRS: u32 = 7777;
+
+/// Half a minute until nobody acknowledges.
+const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
+
+/// As soon as may be.
+const QUICK: Sending = Sending { timeout: 10, retry_count: 1, ..SENDING };
+
+/// A daemon at this address; daemons and peers of a fabric have the same port.
+fn daemon(address: [u8; 4], port: u16, config: &str) -> Daemon {
+    let address = IpAddr::from(address);
+    let base = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
+    Daemon::start(binaries!(), &format!("{base}{config}"))
+}
+
+/// What a daemon holds that has listened for other daemons, as it does from its first queue pair
+/// that is wired by hand on.
+fn at_rest(daemon: &Daemon) -> Footprint {
+    drop(End::new(daemon));
+    daemon.at_rest()
+}
+
+/// A port that the kernel gives to nobody else for a while.
+fn port() -> u16 {
+    TcpListener::bind((IpAddr::from(HERE), 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn gid(address: [u8; 4]) -> Gid {
+    Gid::from(IpAddr::from(address))
+}
+
+/// A client with a QP to be wired.
+struct End {
+    client: Client,
+    qp: Qp,
+}
+
+impl End {
+    fn new(daemon: &Daemon) -> Self {
+        let client = Client::new(daemon);
+        let options = QpOptions { kind: QpType::Wired, ..client.options() };
+        let qp = client.pd.create_qp(&options).unwrap();
+        End { client, qp }
+    }
+
+    /// To Rtr, wired to what claims to be [`THEIRS`] there.
+    fn await_peer(&self, here: [u8; 4], there: [u8; 4]) {
+        self.wire(here, there, THEIRS);
+    }
+
+    fn wire(&self, here: [u8; 4], there: [u8; 4], remote_qp: u32) {
+        let mut remote = self.qp.id();
+        remote.0 = remote_qp;
+        let wiring = Wiring {
+            local: gid(here),
+            remote: gid(there),
+            remote_qp: remote,
+            rq_psn: 7,
+            path_mtu: 1024,
+            min_rnr_timer: 12,
+            ird: 4,
+            rights: Access::REMOTE_WRITE | Access::REMOTE_READ,
+        };
+        self.qp.to_rtr(&wiring).unwrap();
+    }
+
+    fn state(&self) -> QpState {
+        self.qp.query().unwrap().state
+    }
+
+    /// A Send that nobody acknowledges fails; what is said of it.
+    fn fails_because(&self) -> String {
+        self.qp.to_rts(&QUICK).unwrap();
+        self.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+        let failed = self.client.completion();
+        assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
+        self.client.context.diagnosis(failed.diagnosis_id).unwrap().text
+    }
+}
+
+/// Two of two daemons that are wired to each other work.
+fn exchange(a: &End, a_at: [u8; 4], b: &End, b_at: [u8; 4]) {
+    a.wire(a_at, b_at, b.qp.id().0);
+    b.wire(b_at, a_at, a.qp.id().0);
+    a.qp.to_rts(&SENDING).unwrap();
+    b.qp.to_rts(&SENDING).unwrap();
+    b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    a.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+    a.client.completes(2, CompletionOpcode::Send);
+    b.client.completes(1, CompletionOpcode::Receive);
+}
+
+/// What a peer says of itself, written by hand.
+#[derive(Clone)]
+struct Said {
+    magic: [u8; 4],
+    version: u8,
+    gid: Gid,
+    to_gid: Gid,
+    qp: u32,
+    to_qp: u32,
+    ird: u16,
+    min_rnr_timer: u8,
+    rq_psn: u32,
+}
+
+impl Said {
+    /// What an honest daemon would say for [`THEIRS`] at this address.
+    fn to(end: &End, from: [u8; 4]) -> Self {
+        Said {
+            magic: *b"RNWD",
+            version: 1,
+            gid: gid(from),
+            to_gid: gid(HERE),
+            qp: THEIRS,
+            to_qp: end.qp.id().0,
+            ird: 4,
+            min_rnr_timer: 12,
+            rq_psn: 7,
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.magic.to_vec();
+        bytes.extend([self.version, 0, 0, 0]);
+        bytes.extend(self.gid.0);
+        bytes.extend(self.to_gid.0);
+        bytes.extend(self.qp.to_be_bytes());
+        bytes.extend(self.to_qp.to_be_bytes());
+        bytes.extend(self.ird.to_be_bytes());
+        bytes.extend([self.min_rnr_timer, 0]);
+        bytes.extend(self.rq_psn.to_be_bytes());
+        bytes
+    }
+}
+
+/// A peer that has dialled and said this.
+fn dial(from: [u8; 4], port: u16, private_data: &[u8]) -> TcpStream {
+    let mut peer = wire::dial_from(from, (HERE, port).into());
+    wire::say(&mut peer, &wire::request(CRC, 2, private_data));
+    peer
+}
+
+/// The code with which a peer is rejected, 0 if it is not, and the end of its connection behind it.
+fn rejection(peer: &mut TcpStream) -> u8 {
+    let reply = wire::reply(peer);
+    if reply[16] & REJECTED == 0 {
+        return 0;
+    }
+    assert_eq!(&reply[20..25], b"RNWD\x01");
+    assert_eq!(wire::ending(peer), Ending::Fin(Vec::new()));
+    reply[25]
+}
+
+/// A peer that was accepted; what it is told.
+fn accepted(peer: &mut TcpStream) -> Vec<u8> {
+    let reply = wire::reply(peer);
+    assert_eq!(reply[16] & REJECTED, 0, "{reply:?}");
+    assert_eq!(&reply[20..25], b"RNWD\x01");
+    reply[20..].to_vec()
+}
+
+/// Flag of an MPA Reply.
+const REJECTED: u8 = 0x20;
+
+const MALFORMED: u8 = 1;
+const NO_QUEUE_PAIR: u8 = 2;
+const OTHER_PEER: u8 = 3;
+const OTHER_GID: u8 = 4;
+const IN_ERROR: u8 = 5;
+const PSN: u8 = 6;
+const BUSY: u8 = 7;
+const CROWDED: u8 = 8;
+
+#[test]
+fn whoever_is_not_meant_is_told_why() {
+    let port = port();
+    let daemon = daemon(HERE, port, "");
+    let start = at_rest(&daemon);
+    let plain = {
+        let client = Client::new(&daemon);
+        let qp = client.qp();
+        (client, qp)
+    };
+    let end = End::new(&daemon);
+    end.await_peer(HERE, LOWER);
+    let good = Said::to(&end, LOWER);
+    let rejected = |private_data: &[u8], code: u8, what: &str| {
+        assert_eq!(rejection(&mut dial(LOWER, port, private_data)), code, "{what}");
+    };
+    let says = |said: Said, code: u8, what: &str| rejected(&said.bytes(), code, what);
+    // No introduction, or none that is understood.
+    rejected(&[], MALFORMED, "nothing");
+    rejected(&good.bytes()[..55], MALFORMED, "a byte is missing");
+    rejected(&[0xAA; 500], MALFORMED, "noise");
+    says(Said { magic: *b"RNWE", ..good.clone() }, MALFORMED, "another magic");
+    says(Said { version: 2, ..good.clone() }, MALFORMED, "another version");
+    says(Said { version: 0, ..good.clone() }, MALFORMED, "no version");
+    // Somebody else's address.
+    says(Said { gid: gid(HIGHER), ..good.clone() }, OTHER_GID, "comes from elsewhere");
+    says(Said { gid: gid(HERE), ..good.clone() }, OTHER_GID, "claims to be here");
+    says(Said { to_gid: gid(HIGHER), ..good.clone() }, OTHER_GID, "wants somebody else");
+    // Numbers.
+    for number in [0, 1, end.qp.id().0 + 1000, 1 << 24, u32::MAX] {
+        says(Said { to_qp: number, ..good.clone() }, NO_QUEUE_PAIR, "a number of nobody's");
+    }
+    let to_qp = plain.1.id().0;
+    says(Said { to_qp, ..good.clone() }, NO_QUEUE_PAIR, "one that connects");
+    for qp in [0, THEIRS + 1, u32::MAX] {
+        says(Said { qp, ..good.clone() }, OTHER_PEER, "another number of the peer's");
+    }
+    {
+        let other = Said { gid: gid(HIGHER), ..good.clone() };
+        let mut peer = dial(HIGHER, port, &other.bytes());
+        assert_eq!(rejection(&mut peer), OTHER_PEER, "another address with the right number");
+    }
+    // Another PSN than this side begins with, once that is known.
+    end.qp.to_rts(&SENDING).unwrap();
+    says(Said { rq_psn: 8, ..good.clone() }, PSN, "another PSN");
+    assert_eq!(end.state(), QpState::Rts);
+    // The right one, and after it nobody else, not even the same once more.
+    let mut peer = dial(LOWER, port, &good.bytes());
+    let told = accepted(&mut peer);
+    assert_eq!(told[8..40], [gid(HERE).0, gid(LOWER).0].concat());
+    assert_eq!(told[40..48], [end.qp.id().0.to_be_bytes(), THEIRS.to_be_bytes()].concat());
+    says(good.clone(), BUSY, "a second stream");
+    // A queue pair in Error.
+    let failed = End::new(&daemon);
+    failed.await_peer(HERE, LOWER);
+    failed.qp.to_error().unwrap();
+    // A worker does it.
+    let began = Instant::now();
+    while failed.state() != QpState::Error {
+        assert!(began.elapsed() < DEADLINE, "it does not fail");
+    }
+    says(Said::to(&failed, LOWER), IN_ERROR, "in Error");
+    drop((peer, failed));
+    drop((end, plain));
+    daemon.settles("rid of them", |s| s.startups == 0 && s.qps == 0);
+    daemon.shrinks_to(start);
+}
+
+#[test]
+fn whoever_says_nothing_or_nonsense_is_gone_in_time() {
+    let port = port();
+    let config = "[mpa]\nstartup_deadline = \"300ms\"\ndecision_deadline = \"300ms\"\n";
+    let daemon = daemon(HERE, port, config);
+    let start = at_rest(&daemon);
+    let end = End::new(&daemon);
+    let address = SocketAddr::from((HERE, port));
+    // Nothing, half a frame, and what is no frame.
+    let whole = wire::request(CRC, 2, &Said::to(&end, LOWER).bytes());
+    let mut noise = vec![0x5A; 600];
+    noise[0] = b'M';
+    let huge = [b"MPA ID Req Frame".as_slice(), &[CRC, 2, 0xFF, 0xFF], &[0; 700]].concat();
+    for said in [&[][..], &whole[..16], &whole[..19], &whole[..60], &noise, &huge] {
+        let mut peer = wire::dial_from(LOWER, address);
+        wire::say(&mut peer, said);
+        match wire::ending(&mut peer) {
+            Ending::Fin(bytes) | Ending::Reset(bytes) => assert!(bytes.is_empty()),
+            silence @ Ending::Silence(_) => panic!("{silence:?} after {} bytes", said.len()),
+        }
+    }
+    // A byte more than the request, which is one too early.
+    let mut peer = wire::dial_from(LOWER, address);
+    wire::say(&mut peer, &[&whole[..], &[0]].concat());
+    assert!(!matches!(wire::ending(&mut peer), Ending::Silence(_)));
+    // One that names a queue pair which is never told of a peer.
+    let mut peer = wire::dial_from(LOWER, address);
+    wire::say(&mut peer, &whole);
+    assert!(!matches!(wire::ending(&mut peer), Ending::Silence(_)));
+    daemon.settles("rid of them", |s| s.startups == 0);
+    // One that keeps still after it was accepted: the queue pair waits for the next one.
+    end.await_peer(HERE, LOWER);
+    end.qp.to_rts(&SENDING).unwrap();
+    drop(peer);
+    for _ in 0..3 {
+        let mut peer = dial(LOWER, port, &Said::to(&end, LOWER).bytes());
+        accepted(&mut peer);
+        let mut frame = fpdu(&untagged(3, 0, 1, b"something"));
+        *frame.last_mut().unwrap() ^= 1;
+        wire::say(&mut peer, &frame);
+        assert!(!matches!(wire::ending(&mut peer), Ending::Silence(_)), "a wrong CRC");
+        drop(peer);
+        wait_until_unlinked(&end);
+        assert_eq!(end.state(), QpState::Rts);
+    }
+    // What it says last: that it dials, in vain, or why its stream ended.
+    let why = end.fails_because();
+    assert!(why.contains("queue pair 7777") || why.contains("CRC"), "{why}");
+    drop(end);
+    daemon.shrinks_to(start);
+}
+
+/// Waits until the daemon knows that a stream is gone.
+fn wait_until_unlinked(end: &End) {
+    let began = Instant::now();
+    while end.qp.query().unwrap().path != "none" {
+        assert!(began.elapsed() < DEADLINE, "the stream does not end");
+    }
+}
+
+#[test]
+fn depths_and_timers_of_a_peer_are_kept_within_what_there_is() {
+    let port = port();
+    let daemon = daemon(HERE, port, "");
+    // A peer that takes any number of reads gets as many as the program wants.
+    for (ird, expected) in [(u16::MAX, 4), (4, 4), (1, 1), (0, 0)] {
+        let end = End::new(&daemon);
+        end.await_peer(HERE, LOWER);
+        end.qp.to_rts(&SENDING).unwrap();
+        let said = Said { ird, min_rnr_timer: u8::MAX, ..Said::to(&end, LOWER) };
+        let mut peer = dial(LOWER, port, &said.bytes());
+        accepted(&mut peer);
+        // It is the initiator, and so it speaks first.
+        end.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+        wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+        end.client.completes(1, CompletionOpcode::Receive);
+        assert_eq!(end.qp.query().unwrap().ord, expected);
+        let sink = end.client.region(64, READ_WRITE);
+        let mut remote = sink.remote().at(0);
+        remote.addr = 0;
+        let reads: Vec<_> =
+            (0..10).map(|n| SendRequest::read(n, sink.sge(0, 8), remote).signaled()).collect();
+        end.qp.post_send(&reads).unwrap();
+        for number in 1..=u32::from(expected) {
+            let request = wire::next_ulpdu(&mut peer);
+            assert_eq!((request[1] & 0xF, request[13]), (READ_REQUEST, number as u8));
+        }
+        if ird == 0 {
+            // One that takes none is never asked.
+            let failed = end.client.completion();
+            assert_eq!((failed.wr_id, failed.status), (0, CompletionStatus::LocalQpOperation));
+            continue;
+        }
+        let more = wire::ending_after(&mut peer, Duration::from_millis(200));
+        assert_eq!(more, Ending::Silence(Vec::new()), "{ird}");
+    }
+    // However long the peer wants to be waited for, it is for ever only if the program says so.
+    for min_rnr_timer in [0, 31, u8::MAX] {
+        let end = End::new(&daemon);
+        end.await_peer(HERE, LOWER);
+        end.qp.to_rts(&Sending { rnr_retry: 1, ..SENDING }).unwrap();
+        let said = Said { min_rnr_timer, ird: 0, ..Said::to(&end, LOWER) };
+        let mut peer = dial(LOWER, port, &said.bytes());
+        accepted(&mut peer);
+        end.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+        wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+        end.client.completes(1, CompletionOpcode::Receive);
+        end.qp.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
+        let failed = end.client.completion();
+        let expected = (2, CompletionStatus::ReceiverNotReady);
+        assert_eq!((failed.wr_id, failed.status), expected, "{min_rnr_timer}");
+    }
+    daemon.settles("rid of them", |s| s.startups == 0 && s.qps == 0);
+}
+
+/// Opcode of RDMAP.
+const READ_REQUEST: u8 = 1;
+
+/// Many requests for a queue pair that its program has told nothing yet: when it has, all that were
+/// not meant are told so, and the one that is meant gets it.
+#[test]
+fn those_who_wait_for_a_queue_pair_do_not_stand_in_its_peers_way() {
+    let port = port();
+    let daemon = daemon(HERE, port, "");
+    let end = End::new(&daemon);
+    let hostile: Vec<_> = (0..20)
+        .map(|n| dial(CROWD, port, &Said { qp: n, ..Said::to(&end, CROWD) }.bytes()))
+        .collect();
+    let mut honest = dial(LOWER, port, &Said::to(&end, LOWER).bytes());
+    // All of them have been read by now.
+    daemon.settles("waited for", |s| s.startups == 21);
+    // Of many more some are kept.
+    let (mut kept, mut crowd) = (0, Vec::new());
+    let other = End::new(&daemon);
+    for n in 0..100 {
+        let mut peer = dial(CROWD, port, &Said { qp: n, ..Said::to(&other, CROWD) }.bytes());
+        match n < 32 {
+            true => {
+                kept += 1;
+                daemon.settles("waited for", |s| s.startups == 21 + kept);
+                crowd.push(peer);
+            }
+            false => assert_eq!(rejection(&mut peer), CROWDED),
+        }
+    }
+    drop(crowd);
+    daemon.settles("rid of them", |s| s.startups == 21);
+    end.await_peer(HERE, LOWER);
+    accepted(&mut honest);
+    for mut peer in hostile {
+        assert_eq!(rejection(&mut peer), OTHER_PEER);
+    }
+    daemon.settles("rid of them", |s| s.startups == 0);
+}
+
+#[test]
+fn a_thousand_connections_are_in_nobodys_way() {
+    let port = port();
+    let config = "[limits.user]\nstartups = 100\n[mpa]\nstartup_deadline = \"3600s\"\n";
+    let daemon = daemon(HERE, port, config);
+    let start = at_rest(&daemon);
+    let far = self::daemon(LOWER, port, "");
+    let idle = End::new(&daemon);
+    rnic_tests::process::raise_descriptor_limit();
+    // Silent ones, and some who wait for a queue pair that is told nothing.
+    let silent: Vec<_> = (0..1000).map(|_| wire::dial_from(CROWD, (HERE, port).into())).collect();
+    let said = Said::to(&idle, CROWD);
+    let waiting: Vec<_> =
+        (0..1000).map(|n| dial(CROWD, port, &Said { qp: n, ..said.clone() }.bytes())).collect();
+    let (a, b) = (End::new(&daemon), End::new(&far));
+    exchange(&a, HERE, &b, LOWER);
+    let (c, d) = (End::new(&daemon), End::new(&daemon));
+    exchange(&c, HERE, &d, HERE);
+    assert!(daemon.status().startups <= 100);
+    drop((silent, waiting));
+    drop((a, b, c, d));
+    daemon.settles("rid of them", |s| s.startups == 0 && s.qps == 1);
+    drop(idle);
+    daemon.shrinks_to(start);
+}
+
+/// Ends a thread of a test.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Those that a queue pair dials: what they answer, and what its program is told.
+#[test]
+fn whoever_is_dialled_and_answers_nonsense_is_said_to() {
+    let port = port();
+    let config = "[mpa]\nreply_deadline = \"300ms\"\n";
+    let daemon = daemon(HERE, port, config);
+    let bystanders = [End::new(&daemon), End::new(&daemon)];
+    let server = TcpListener::bind((IpAddr::from(HIGHER), port)).unwrap();
+    let reply = |flags: u8, private_data: &[u8]| {
+        let mut reply = wire::request(CRC | flags, 2, private_data);
+        reply[..16].copy_from_slice(b"MPA ID Rep Frame");
+        reply
+    };
+    let answered = |says: &(dyn Fn(&End, &mut TcpStream) + Sync), expected: &str| {
+        let end = End::new(&daemon);
+        end.await_peer(HERE, HIGHER);
+        let stop = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (server, end) = (&server, &end);
+            scope.spawn(move || {
+                // It is tried again and again.
+                let mut all = Vec::new();
+                server.set_nonblocking(true).unwrap();
+                while !stop.load(Relaxed) {
+                    let Ok((mut peer, _)) = server.accept() else {
+                        std::thread::yield_now();
+                        continue;
+                    };
+                    peer.set_nonblocking(false).unwrap();
+                    says(end, &mut peer);
+                    all.push(peer);
+                }
+            });
+            // Also if it fails.
+            let _stops = Stops(stop);
+            let why = end.fails_because();
+            assert!(why.contains(expected), "{expected}: {why}");
+        });
+        assert_eq!(end.state(), QpState::Error);
+    };
+    let introduction =
+        |end: &End| Said { gid: gid(HIGHER), to_gid: gid(HERE), ..Said::to(end, HIGHER) };
+    answered(&|_, _| (), "7777");
+    answered(&|_, peer| peer.write_all(&[0x5A; 100]).unwrap(), "7777");
+    answered(&|_, peer| peer.shutdown(Shutdown::Both).unwrap(), "7777");
+    answered(&|_, peer| wire::say(peer, &reply(0, b"")), "did not introduce itself");
+    answered(&|_, peer| wire::say(peer, &reply(0, &[7; 56])), "did not introduce itself");
+    answered(&|_, peer| wire::say(peer, &reply(REJECTED, b"")), "without a reason");
+    answered(&|_, peer| wire::say(peer, &reply(REJECTED, b"RNWD\x01\xFF")), "without a reason");
+    answered(&|_, peer| wire::say(peer, &reply(REJECTED, b"RNWD\x01\x03")), "wired to another one");
+    // It says that it is somebody else, or that it means somebody else.
+    for spoil in [
+        |said: &mut Said| said.qp += 1,
+        |said: &mut Said| said.to_qp += 1,
+        |said: &mut Said| said.gid = gid(LOWER),
+        |said: &mut Said| said.to_gid = gid(LOWER),
+    ] {
+        answered(
+            &|end, peer| {
+                let mut said = introduction(end);
+                said.to_qp = end.qp.id().0;
+                said.qp = THEIRS;
+                spoil(&mut said);
+                wire::say(peer, &reply(0, &said.bytes()));
+            },
+            "somebody else",
+        );
+    }
+    let differs = |end: &End, peer: &mut TcpStream| {
+        let said = Said { rq_psn: 8, ..introduction(end) };
+        wire::say(peer, &reply(0, &Said { to_qp: end.qp.id().0, ..said }.bytes()));
+    };
+    answered(&differs, "PSNs differ");
+    let [a, b] = bystanders;
+    exchange(&a, HERE, &b, HERE);
+    let mut none = [Completion::default()];
+    assert_eq!(a.client.cq.poll(&mut none).unwrap(), 0);
+}
+
+#[test]
+fn the_lower_end_dials_and_of_two_that_dial_each_other_it_goes_on() {
+    let port = port();
+    let daemon = daemon(HERE, port, "");
+    // Nobody answers, so that the queue pair goes on dialling.
+    let [below, above] =
+        [LOWER, HIGHER].map(|at| TcpListener::bind((IpAddr::from(at), port)).unwrap());
+    // The higher end leaves it to the lower one for a second.
+    let end = End::new(&daemon);
+    let began = Instant::now();
+    end.await_peer(HERE, LOWER);
+    let (_dialled, _) = below.accept().unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    accepted(&mut dial(LOWER, port, &Said::to(&end, LOWER).bytes()));
+    // The lower one does not give way.
+    let end = End::new(&daemon);
+    end.await_peer(HERE, HIGHER);
+    let (_dialled, _) = above.accept().unwrap();
+    assert_eq!(rejection(&mut dial(HIGHER, port, &Said::to(&end, HIGHER).bytes())), BUSY);
+}
