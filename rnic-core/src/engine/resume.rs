@@ -98,7 +98,8 @@ impl Qp {
         let deferred = std::mem::take(&mut pending.deferred);
         match outcome {
             // Before the application, which has heard of it, can end the stream.
-            Ok(()) => self.link.tell_placed(engine),
+            Ok(()) if self.is_wired() => self.link.tell_placed(engine),
+            Ok(()) => {}
             Err(error) => self.segment_failed(engine, error, |fault| blocked.terminate(fault)),
         }
         // By the direct path, or over TCP.

@@ -6,7 +6,7 @@
 
 use super::direct::{RETIRE_EVERY, SEGMENT, VERSION, incoming_of};
 use crate::device::memory::Payload;
-use crate::engine::arrival::{ArrivalError, PayloadSource};
+use crate::engine::arrival::PayloadSource;
 use crate::engine::incoming::Origin;
 use crate::engine::numbers::ulpdu_len;
 use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
@@ -94,7 +94,6 @@ impl Qp {
         match arrived {
             Ok(_) if self.responder.is_blocked() => {}
             Ok(_) => self.requester.acknowledge_all(),
-            Err(ArrivalError::Sender(fault)) => self.gather_failed(engine, fault),
             Err(error) => {
                 let read = incoming.read_request();
                 self.segment_failed(engine, error, |fault| origin.terminate(fault, read));

@@ -106,7 +106,8 @@ impl Link {
         }
     }
 
-    /// A copier has placed a segment, of which the peer of a direct connection may wait to hear.
+    /// A copier has placed a segment: the peer of a direct connection need not wait for its turn to
+    /// see that.
     pub(super) fn tell_placed(&self, engine: &mut EngineState) {
         if let Link::Direct(peer) = self {
             engine.signal(*peer, PeerSignal::Placed);
