@@ -16,6 +16,7 @@ use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::daemon::Footprint;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, untagged};
 use rnic_tests::{DEADLINE, Daemon, binaries};
+use rustix::net::{AddressFamily, SocketType};
 
 /// The daemon that is attacked, between the addresses of two peers.
 const LOWER: [u8; 4] = [127, 0, 52, 1];
@@ -30,6 +31,9 @@ const THEIRS: u32 = 7777;
 
 /// Half a minute until nobody acknowledges.
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
+
+/// As long as it is watched how often something happens.
+const A_WHILE: Duration = Duration::from_millis(300);
 
 /// As soon as may be.
 const QUICK: Sending = Sending { timeout: 10, retry_count: 1, ..SENDING };
@@ -556,4 +560,59 @@ fn the_lower_end_dials_and_of_two_that_dial_each_other_it_goes_on() {
     end.await_peer(HERE, HIGHER);
     let (_dialled, _) = above.accept().unwrap();
     assert_eq!(rejection(&mut dial(HIGHER, port, &Said::to(&end, HIGHER).bytes())), BUSY);
+}
+
+#[test]
+fn nobody_speaks_by_tcp_for_a_queue_pair_of_the_same_daemon() {
+    let port = port();
+    let daemon = daemon(HERE, port, "");
+    let [a, b] = [End::new(&daemon), End::new(&daemon)];
+    a.wire(HERE, HERE, b.qp.id().0);
+    let said = Said { qp: b.qp.id().0, ..Said::to(&a, HERE) };
+    assert_eq!(rejection(&mut dial(HERE, port, &said.bytes())), OTHER_PEER);
+    a.qp.to_rts(&SENDING).unwrap();
+    b.wire(HERE, HERE, a.qp.id().0);
+    b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    a.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+    a.client.completes(2, CompletionOpcode::Send);
+}
+
+#[test]
+fn a_peer_that_takes_a_stream_and_ends_it_is_not_dialled_without_a_pause() {
+    let port = port();
+    let daemon = daemon(HERE, port, "");
+    let listener = TcpListener::bind((IpAddr::from(HIGHER), port)).unwrap();
+    let end = End::new(&daemon);
+    end.await_peer(HERE, HIGHER);
+    let said = Said::to(&end, HIGHER).bytes();
+    let began = Instant::now();
+    let mut dialled = 0;
+    while began.elapsed() < A_WHILE {
+        let (mut stream, _) = listener.accept().unwrap();
+        dialled += 1;
+        let mut frame = wire::exactly(&mut stream, 20 + 4 + said.len());
+        // What was asked for is agreed to, with fewer Reads of this side's.
+        frame[7..10].copy_from_slice(b"Rep");
+        (frame[22], frame[23]) = (frame[22] & 0xC0, 4);
+        frame[24..].copy_from_slice(&said);
+        wire::say(&mut stream, &frame);
+    }
+    // As often as a pause of 10 ms allows.
+    assert!(dialled <= 31, "{dialled} times");
+}
+
+#[test]
+fn who_cannot_get_through_to_a_peer_is_reached_by_it() {
+    let port = port();
+    let daemon = daemon(HERE, port, "");
+    // Nobody takes the connections of this one, so that further ones do not come about.
+    let there = SocketAddr::from((HIGHER, port));
+    let deaf = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&deaf, &there).unwrap();
+    rustix::net::listen(&deaf, 0).unwrap();
+    let _full = TcpStream::connect(there).unwrap();
+    let end = End::new(&daemon);
+    end.await_peer(HERE, HIGHER);
+    daemon.settles("it dials", |status| status.startups > 0);
+    accepted(&mut dial(HIGHER, port, &Said::to(&end, HIGHER).bytes()));
 }

@@ -1,7 +1,6 @@
 //! Queue pairs that are wired by hand, as applications see them.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
@@ -12,8 +11,7 @@ use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, RequestBody};
 use rnic_core::types::QpId;
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::raw::{Raw, qp_request};
-use rnic_tests::{DEADLINE, Daemon, binaries, wire};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rnic_tests::{DEADLINE, Daemon, binaries};
 
 /// A client and a QP of its own to be wired.
 struct End {
@@ -590,121 +588,6 @@ fn what_is_refused_changes_nothing_that_is_charged() {
     a.qp.to_rts(&Sending { ord: 6, ..SENDING }).unwrap();
     a.qp.to_rts(&Sending { ord: 2, ..SENDING }).unwrap();
     b.qp.to_rts(&Sending { ord: 4, ..SENDING }).unwrap();
-}
-
-/// A daemon for queue pairs at this address, where others find them.
-fn daemon_at(address: &str) -> (Daemon, SocketAddr) {
-    let port = TcpListener::bind(format!("{address}:0")).unwrap().local_addr().unwrap().port();
-    let config = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
-    (Daemon::start(binaries!(), &config), format!("{address}:{port}").parse().unwrap())
-}
-
-/// What one queue pair says to another one whose daemon it dials.
-fn introduction(from: (Gid, u32), to: (Gid, u32)) -> Vec<u8> {
-    let mut bytes = b"RNWD\x01\0\0\0".to_vec();
-    bytes.extend([from.0.0, to.0.0].concat());
-    bytes.extend([from.1.to_be_bytes(), to.1.to_be_bytes()].concat());
-    bytes.extend([0, 4, 12, 0]);
-    bytes.extend(7_u32.to_be_bytes());
-    bytes
-}
-
-/// Dials a daemon by hand for one of its queue pairs.
-fn knock(at: SocketAddr, from: (Gid, u32), to: &End) -> TcpStream {
-    let mut stream = wire::dial(at);
-    let said = introduction(from, (to.gid, to.qp.id().0));
-    wire::say(&mut stream, &wire::request(wire::CRC, 1, &said));
-    stream
-}
-
-/// Whether what was asked for is rejected (RFC 5044 section 7.1.1).
-fn is_rejected(stream: &mut TcpStream) -> bool {
-    wire::reply(stream)[16] & 0x20 != 0
-}
-
-#[test]
-fn nobody_speaks_by_tcp_for_a_queue_pair_of_the_same_daemon() {
-    let (daemon, at) = daemon_at("127.0.0.1");
-    let [a, b] = [End::new(&daemon), End::new(&daemon)];
-    a.to_rtr(&b);
-    let mut stream = knock(at, (b.gid, b.qp.id().0), &a);
-    assert!(is_rejected(&mut stream));
-    a.to_rts();
-    b.to_rtr(&a);
-    b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
-    a.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
-    a.completes(2, CompletionOpcode::Send);
-}
-
-#[test]
-fn who_knocks_for_nothing_does_not_keep_a_peer_waiting() {
-    let (daemon, at) = daemon_at("127.0.51.3");
-    let a = End::new(&daemon);
-    let host = Gid::from(at.ip());
-    let peer = Gid::from(std::net::IpAddr::from([127, 0, 0, 1]));
-    assert_ne!(host, peer);
-    let mut others: Vec<_> = (100..140).map(|qp| knock(at, (peer, qp), &a)).collect();
-    let mut stream = knock(at, (peer, 99), &a);
-    daemon.settles("all of them wait", |status| status.startups >= 41);
-    let wiring = Wiring { remote: peer, remote_qp: rnic_client::QpId(99), ..a.wiring(&a) };
-    a.qp.to_rtr(&wiring).unwrap();
-    assert!(!is_rejected(&mut stream));
-    assert!(others.iter_mut().all(is_rejected));
-}
-
-#[test]
-fn a_peer_that_takes_a_stream_and_ends_it_is_not_dialled_without_a_pause() {
-    let (daemon, at) = daemon_at("127.0.51.4");
-    let there = SocketAddr::new([127, 0, 51, 5].into(), at.port());
-    let listener = TcpListener::bind(there).unwrap();
-    let a = End::new(&daemon);
-    let peer = Gid::from(there.ip());
-    let wiring = Wiring { remote: peer, remote_qp: rnic_client::QpId(99), ..a.wiring(&a) };
-    a.qp.to_rtr(&wiring).unwrap();
-    let began = Instant::now();
-    let mut dialled = 0;
-    while began.elapsed() < A_WHILE {
-        let (mut stream, _) = listener.accept().unwrap();
-        dialled += 1;
-        let mut frame = wire::exactly(&mut stream, 20 + 4 + 56);
-        // What was asked for is agreed to, with fewer Reads of this side's.
-        frame[7..10].copy_from_slice(b"Rep");
-        (frame[22], frame[23]) = (frame[22] & 0xC0, 4);
-        let said = introduction((peer, 99), (a.gid, a.qp.id().0));
-        frame[24..].copy_from_slice(&said);
-        wire::say(&mut stream, &frame);
-    }
-    // As often as a pause of 10 ms allows.
-    assert!(dialled <= 31, "{dialled} times");
-}
-
-#[test]
-fn who_cannot_get_through_to_a_peer_is_reached_by_it() {
-    let (daemon, at) = daemon_at("127.0.51.6");
-    let there = SocketAddr::new([127, 0, 51, 7].into(), at.port());
-    // Nobody takes the connections of this one, so that further ones do not come about.
-    let deaf = socket();
-    rustix::net::bind(&deaf, &there).unwrap();
-    rustix::net::listen(&deaf, 0).unwrap();
-    let _full = TcpStream::connect(there).unwrap();
-    let a = End::new(&daemon);
-    let peer = Gid::from(there.ip());
-    let wiring = Wiring { remote: peer, remote_qp: rnic_client::QpId(99), ..a.wiring(&a) };
-    a.qp.to_rtr(&wiring).unwrap();
-    daemon.settles("it dials", |status| status.startups > 0);
-    let knocking = socket();
-    rustix::net::bind(&knocking, &SocketAddr::new(there.ip(), 0)).unwrap();
-    rustix::net::connect(&knocking, &at).unwrap();
-    let mut stream = TcpStream::from(knocking);
-    stream.set_read_timeout(Some(DEADLINE)).unwrap();
-    let said = introduction((peer, 99), (a.gid, a.qp.id().0));
-    wire::say(&mut stream, &wire::request(wire::CRC, 1, &said));
-    assert!(!is_rejected(&mut stream));
-}
-
-fn socket() -> OwnedFd {
-    let flags = SocketFlags::CLOEXEC;
-    rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap()
 }
 
 /// All changes that there are, with values that are right for a pair of this daemon.
