@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use crate::omit;
+use crate::{Daemon, omit};
 
 /// The directory with both libraries under their SONAMEs: the LD_LIBRARY_PATH of a program that
 /// shall run over `rnicd`.
@@ -41,6 +41,14 @@ pub fn program(source: &str, folder: &Path) -> Option<PathBuf> {
         .expect("a C compiler");
     assert!(built.success(), "{source} cannot be built");
     Some(program)
+}
+
+/// A program of the C API over `daemon`, by our libraries and quietly.
+pub fn command(program: &Path, daemon: &Daemon) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", directory());
+    command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+    command
 }
 
 fn build() -> PathBuf {

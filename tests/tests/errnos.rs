@@ -1,8 +1,6 @@
 //! What the C API says to what it must refuse: the number of `errno(3)` that programs expect, and
 //! the request at which a list of them was refused.
 
-use std::process::Command;
-
 use rnic_tests::{Daemon, Process, binaries, verbs};
 
 #[test]
@@ -10,9 +8,7 @@ fn calls_are_refused_by_the_numbers_that_programs_expect() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/errnos.c", scratch.path()) else { return };
     let daemon = Daemon::start(binaries!(), "");
-    let mut command = Command::new(&program);
-    command.env("LD_LIBRARY_PATH", verbs::directory());
-    command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+    let command = verbs::command(&program, &daemon);
     assert_eq!(Process::start(command).succeed(), ["done"]);
     daemon.is_empty();
 }

@@ -1,7 +1,5 @@
 //! Queue pairs that are wired by hand, as programs of the C API move them.
 
-use std::process::Command;
-
 use rnic_tests::{Daemon, Process, binaries, verbs};
 
 #[test]
@@ -9,9 +7,7 @@ fn each_step_is_taken_or_refused_as_programs_expect() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/wired_states.c", scratch.path()) else { return };
     let daemon = Daemon::start(binaries!(), "");
-    let mut command = Command::new(&program);
-    command.env("LD_LIBRARY_PATH", verbs::directory());
-    command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+    let command = verbs::command(&program, &daemon);
     assert_eq!(Process::start(command).succeed(), ["done"]);
     daemon.is_empty();
 }
@@ -27,10 +23,8 @@ fn a_program_sees_the_devices_that_are_named() {
         ("rnicd1,rnicd0", &["rnicd1", "rnicd0"]),
         ("mlx5_0", &[]),
     ] {
-        let mut command = Command::new(&program);
-        command.arg("names").env("LD_LIBRARY_PATH", verbs::directory());
-        command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
-        command.env("RNIC_DEVICES", named);
+        let mut command = verbs::command(&program, &daemon);
+        command.arg("names").env("RNIC_DEVICES", named);
         assert_eq!(Process::start(command).succeed(), seen, "{named}");
     }
     daemon.is_empty();

@@ -85,9 +85,9 @@ fn of_rdma_core(text: &mut String) -> std::fmt::Result {
     let names = |names: &[&str]| format!("`{}`", names.join("`, `"));
     write!(text, "\n## {}\n\n{OF_RDMA_CORE}\n", pyverbs::PACKAGE)?;
     writeln!(text, "| device | class | tests | |\n| --- | --- | --- | --- |")?;
-    for (device, classes) in [pyverbs::CONNECTED, pyverbs::WIRED] {
+    for (devices, classes) in pyverbs::RUNS {
         for class in classes {
-            let start = format!("| `{device}` | `{}` |", class.name);
+            let start = format!("| {} | `{}` |", names(devices), class.name);
             if !class.passes.is_empty() {
                 writeln!(text, "{start} {} | pass |", names(class.passes))?;
             }
@@ -99,8 +99,7 @@ fn of_rdma_core(text: &mut String) -> std::fmt::Result {
     }
     let (class, tests, why) = pyverbs::DIRECT_ONLY;
     let over_tcp = "fails over TCP (not run)";
-    let device = pyverbs::CONNECTED.0;
-    writeln!(text, "| `{device}` | `{class}` | {} | {over_tcp}: {why} |", names(tests))?;
+    writeln!(text, "| `rnicd0` | `{class}` | {} | {over_tcp}: {why} |", names(tests))?;
     for (names_of, why) in pyverbs::NOT_RUN {
         writeln!(
             text,

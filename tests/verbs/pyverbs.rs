@@ -89,368 +89,280 @@ const NO_DATAGRAMS: &str = "the device has reliable connected queue pairs only";
 const NO_ATOMIC_WRITE: &str = "RFC 7306 has no atomic Write of eight bytes";
 const FULL_GIDS: &str = "it asks for an empty entry of the GID table, which is full";
 
+/// What is run, and on which devices.
+pub const RUNS: [(&[&str], &[Class]); 3] =
+    [(&["rnicd0", "rnicd1"], BOTH), (&["rnicd0"], CONNECTED), (&["rnicd1"], WIRED)];
+
+/// What is the same on both devices.
+const BOTH: &[Class] = &[
+    Class {
+        name: "test_cq.CQAPITest",
+        passes: &["test_create_cq", "test_create_cq_bad_flow", "test_create_cq_with_comp_channel"],
+        fails: &[],
+        bytes: 0,
+    },
+    Class {
+        name: "test_cqex.CQEXAPITest",
+        passes: &["test_create_cq_ex", "test_create_cq_ex_bad_flow"],
+        fails: &[],
+        bytes: 0,
+    },
+    Class {
+        name: "test_device.DeviceTest",
+        passes: &[
+            "test_dev_list",
+            "test_open_dev",
+            "test_phys_port_cnt_ex",
+            "test_query_device",
+            "test_query_device_ex",
+            "test_query_gid",
+            "test_query_gid_ex",
+            "test_query_gid_table",
+            "test_query_gid_table_bad_flow",
+            "test_query_pkey",
+            "test_query_port",
+            "test_query_port_bad_flow",
+        ],
+        fails: &[skipped(&["test_query_gid_ex_bad_flow"], FULL_GIDS)],
+        bytes: 0,
+    },
+    Class {
+        name: "test_pd.PDTest",
+        passes: &[
+            "test_alloc_pd",
+            "test_dealloc_pd",
+            "test_destroy_pd_twice",
+            "test_multiple_pd_creation",
+        ],
+        fails: &[],
+        bytes: 0,
+    },
+    Class {
+        name: "test_qp.QPTest",
+        passes: &[
+            "test_create_rc_qp_ex_no_attr",
+            "test_create_rc_qp_ex_with_attr",
+            "test_create_rc_qp_no_attr",
+            "test_create_rc_qp_with_attr",
+            "test_query_rc_qp",
+        ],
+        fails: &[skipped(
+            &[
+                "test_create_raw_qp_ex_no_attr",
+                "test_create_raw_qp_ex_with_attr",
+                "test_create_raw_qp_ex_with_illegal_caps_max_recv_sge",
+                "test_create_raw_qp_ex_with_illegal_caps_max_recv_wr",
+                "test_create_raw_qp_ex_with_illegal_caps_max_send_sge",
+                "test_create_raw_qp_ex_with_illegal_caps_max_send_wr",
+                "test_create_raw_qp_no_attr",
+                "test_create_raw_qp_with_attr",
+                "test_create_uc_qp_ex_no_attr",
+                "test_create_uc_qp_ex_with_attr",
+                "test_create_uc_qp_no_attr",
+                "test_create_uc_qp_with_attr",
+                "test_create_ud_qp_ex_no_attr",
+                "test_create_ud_qp_ex_with_attr",
+                "test_create_ud_qp_no_attr",
+                "test_create_ud_qp_with_attr",
+                "test_modify_ud_qp",
+                "test_query_data_in_order",
+                "test_query_raw_qp",
+                "test_query_uc_qp",
+                "test_query_ud_qp",
+            ],
+            NO_DATAGRAMS,
+        )],
+        bytes: 0,
+    },
+];
+
 /// What is run on the device whose queue pairs connect.
-pub const CONNECTED: (&str, &[Class]) = (
-    "rnicd0",
-    &[
-        Class {
-            name: "test_device.DeviceTest",
-            passes: &[
-                "test_dev_list",
-                "test_open_dev",
-                "test_query_device",
-                "test_query_pkey",
-                "test_query_gid",
-                "test_query_gid_table",
-                "test_query_gid_table_bad_flow",
-                "test_query_gid_ex",
-                "test_query_device_ex",
-                "test_phys_port_cnt_ex",
-                "test_query_port",
-                "test_query_port_bad_flow",
+const CONNECTED: &[Class] = &[
+    Class {
+        name: "test_device.DMTest",
+        passes: &[],
+        fails: &[skipped(
+            &[
+                "test_create_dm",
+                "test_destroy_dm",
+                "test_create_dm_bad_flow",
+                "test_destroy_dm_bad_flow",
+                "test_dm_write",
+                "test_dm_write_bad_flow",
+                "test_dm_read",
+                "test_multi_process_alloc_dm",
             ],
-            fails: &[skipped(
-                &["test_query_gid_ex_bad_flow"],
-                "it asks for an empty entry of the GID table, which has one entry",
-            )],
-            bytes: 0,
-        },
-        Class {
-            name: "test_device.DMTest",
-            passes: &[],
-            fails: &[skipped(
+            NO_DEVICE_MEMORY,
+        )],
+        bytes: 0,
+    },
+    Class {
+        name: "test_device.SharedDMTest",
+        passes: &[],
+        fails: &[skipped(&["test_import_dm"], NO_DEVICE_MEMORY)],
+        bytes: 0,
+    },
+    Class { name: "test_mr.MRTest", passes: &["test_reg_mr_bad_flags"], fails: &[], bytes: 0 },
+    Class { name: "test_mr.MWTest", passes: &["test_reg_mw_wrong_type"], fails: &[], bytes: 0 },
+    Class {
+        name: "test_mr.DeviceMemoryAPITest",
+        passes: &[],
+        fails: &[skipped(
+            &["test_create_dm_mr", "test_dm_bad_access", "test_dm_bad_registration"],
+            NO_DEVICE_MEMORY,
+        )],
+        bytes: 0,
+    },
+    Class {
+        name: "test_fork.ForkAPITest",
+        passes: &["test_is_fork_initialized"],
+        fails: &[],
+        bytes: 0,
+    },
+    Class {
+        name: "test_rdmacm.CMTestCase",
+        passes: &[
+            "test_rdmacm_sync_traffic",
+            "test_rdmacm_async_traffic",
+            "test_rdmacm_async_reject_traffic",
+            "test_rdmacm_async_traffic_external_qp",
+            "test_rdmacm_async_read",
+            "test_rdmacm_async_write",
+        ],
+        fails: &[
+            skipped(
                 &[
-                    "test_create_dm",
-                    "test_destroy_dm",
-                    "test_create_dm_bad_flow",
-                    "test_destroy_dm_bad_flow",
-                    "test_dm_write",
-                    "test_dm_write_bad_flow",
-                    "test_dm_read",
-                    "test_multi_process_alloc_dm",
+                    "test_rdmacm_async_multicast_traffic",
+                    "test_rdmacm_async_ex_multicast_traffic",
+                    "test_rdmacm_async_ex_leave_multicast_traffic",
                 ],
-                NO_DEVICE_MEMORY,
-            )],
-            bytes: 0,
-        },
-        Class {
-            name: "test_device.SharedDMTest",
-            passes: &[],
-            fails: &[skipped(&["test_import_dm"], NO_DEVICE_MEMORY)],
-            bytes: 0,
-        },
-        Class {
-            name: "test_pd.PDTest",
-            passes: &[
-                "test_alloc_pd",
-                "test_dealloc_pd",
-                "test_multiple_pd_creation",
-                "test_destroy_pd_twice",
-            ],
-            fails: &[],
-            bytes: 0,
-        },
-        Class { name: "test_mr.MRTest", passes: &["test_reg_mr_bad_flags"], fails: &[], bytes: 0 },
-        Class { name: "test_mr.MWTest", passes: &["test_reg_mw_wrong_type"], fails: &[], bytes: 0 },
-        Class {
-            name: "test_mr.DeviceMemoryAPITest",
-            passes: &[],
-            fails: &[skipped(
-                &["test_create_dm_mr", "test_dm_bad_access", "test_dm_bad_registration"],
-                NO_DEVICE_MEMORY,
-            )],
-            bytes: 0,
-        },
-        Class {
-            name: "test_cq.CQAPITest",
-            passes: &[
-                "test_create_cq",
-                "test_create_cq_with_comp_channel",
-                "test_create_cq_bad_flow",
-            ],
-            fails: &[],
-            bytes: 0,
-        },
-        Class {
-            name: "test_cqex.CQEXAPITest",
-            passes: &["test_create_cq_ex", "test_create_cq_ex_bad_flow"],
-            fails: &[],
-            bytes: 0,
-        },
-        Class {
-            name: "test_qp.QPTest",
-            passes: &[
-                "test_create_rc_qp_no_attr",
-                "test_create_rc_qp_with_attr",
-                "test_create_rc_qp_ex_no_attr",
-                "test_create_rc_qp_ex_with_attr",
-                "test_query_rc_qp",
-            ],
-            fails: &[skipped(
-                &[
-                    "test_create_uc_qp_no_attr",
-                    "test_create_uc_qp_with_attr",
-                    "test_create_uc_qp_ex_no_attr",
-                    "test_create_uc_qp_ex_with_attr",
-                    "test_create_ud_qp_no_attr",
-                    "test_create_ud_qp_with_attr",
-                    "test_create_ud_qp_ex_no_attr",
-                    "test_create_ud_qp_ex_with_attr",
-                    "test_create_raw_qp_no_attr",
-                    "test_create_raw_qp_with_attr",
-                    "test_create_raw_qp_ex_no_attr",
-                    "test_create_raw_qp_ex_with_attr",
-                    "test_create_raw_qp_ex_with_illegal_caps_max_send_wr",
-                    "test_create_raw_qp_ex_with_illegal_caps_max_send_sge",
-                    "test_create_raw_qp_ex_with_illegal_caps_max_recv_sge",
-                    "test_create_raw_qp_ex_with_illegal_caps_max_recv_wr",
-                    "test_query_uc_qp",
-                    "test_query_ud_qp",
-                    "test_query_raw_qp",
-                    "test_query_data_in_order",
-                    "test_modify_ud_qp",
-                ],
-                RC_ONLY,
-            )],
-            bytes: 0,
-        },
-        Class {
-            name: "test_fork.ForkAPITest",
-            passes: &["test_is_fork_initialized"],
-            fails: &[],
-            bytes: 0,
-        },
-        Class {
-            name: "test_rdmacm.CMTestCase",
-            passes: &[
-                "test_rdmacm_sync_traffic",
-                "test_rdmacm_async_traffic",
-                "test_rdmacm_async_reject_traffic",
-                "test_rdmacm_async_traffic_external_qp",
-                "test_rdmacm_async_read",
-                "test_rdmacm_async_write",
-            ],
-            fails: &[
-                skipped(
-                    &[
-                        "test_rdmacm_async_multicast_traffic",
-                        "test_rdmacm_async_ex_multicast_traffic",
-                        "test_rdmacm_async_ex_leave_multicast_traffic",
-                    ],
-                    NO_MULTICAST,
-                ),
-                Fails {
-                    tests: &["test_rdmacm_async_udp_traffic"],
-                    outcome: Outcome::Failed,
-                    why: RC_ONLY,
-                },
-            ],
-            // Three times ten messages either way, and ten Reads, of 1 KiB; Writes by one path.
-            bytes: 3 * 2 * 10 * 1024 + 10 * 1024,
-        },
-    ],
-);
+                NO_MULTICAST,
+            ),
+            Fails {
+                tests: &["test_rdmacm_async_udp_traffic"],
+                outcome: Outcome::Failed,
+                why: RC_ONLY,
+            },
+        ],
+        // Three times ten messages either way, and ten Reads, of 1 KiB; Writes by one path.
+        bytes: 3 * 2 * 10 * 1024 + 10 * 1024,
+    },
+];
 
 /// What is run on the device whose queue pairs are wired by hand.
-pub const WIRED: (&str, &[Class]) = (
-    "rnicd1",
-    &[
-        Class {
-            name: "test_addr.AHTest",
-            passes: &["test_create_ah", "test_create_ah_roce", "test_destroy_ah"],
-            fails: &[],
-            bytes: 0,
-        },
-        Class {
-            name: "test_atomic.AtomicTest",
-            passes: &[
-                "test_atomic_cmp_and_swap",
-                "test_atomic_fetch_and_add",
-                "test_atomic_invalid_lkey",
-                "test_atomic_invalid_mr_access",
-                "test_atomic_invalid_qp_access",
-                "test_atomic_invalid_rkey",
-                "test_atomic_non_aligned_addr",
-            ],
-            fails: &[skipped(
-                &["test_xrc_atomic_cmp_and_swap", "test_xrc_atomic_fetch_and_add"],
-                NO_XRC,
-            )],
-            bytes: 2 * 10 * 8,
-        },
-        Class {
-            name: "test_cq.CQAPITest",
-            passes: &[
-                "test_create_cq",
-                "test_create_cq_bad_flow",
-                "test_create_cq_with_comp_channel",
-            ],
-            fails: &[],
-            bytes: 0,
-        },
-        Class {
-            name: "test_cq.CQTest",
-            passes: &[],
-            fails: &[skipped(&["test_resize_cq"], NO_DATAGRAMS)],
-            bytes: 0,
-        },
-        Class {
-            name: "test_cq_events.CqEventsTestCase",
-            passes: &["test_cq_events_rc"],
-            fails: &[skipped(&["test_cq_events_ud"], NO_DATAGRAMS)],
-            bytes: 2 * 10 * 1024,
-        },
-        Class {
-            name: "test_cqex.CQEXAPITest",
-            passes: &["test_create_cq_ex", "test_create_cq_ex_bad_flow"],
-            fails: &[],
-            bytes: 0,
-        },
-        Class {
-            name: "test_cqex.CqExTestCase",
-            passes: &["test_rc_traffic_cq_ex"],
-            fails: &[
-                skipped(&["test_ud_traffic_cq_ex"], NO_DATAGRAMS),
-                skipped(&["test_xrc_traffic_cq_ex"], NO_XRC),
-            ],
-            bytes: 2 * 10 * 1024,
-        },
-        Class {
-            name: "test_device.DeviceTest",
-            passes: &[
-                "test_dev_list",
-                "test_open_dev",
-                "test_phys_port_cnt_ex",
-                "test_query_device",
-                "test_query_device_ex",
-                "test_query_gid",
-                "test_query_gid_ex",
-                "test_query_gid_table",
-                "test_query_gid_table_bad_flow",
-                "test_query_pkey",
-                "test_query_port",
-                "test_query_port_bad_flow",
-            ],
-            fails: &[skipped(&["test_query_gid_ex_bad_flow"], FULL_GIDS)],
-            bytes: 0,
-        },
-        Class {
-            name: "test_mr.MRTest",
-            passes: &[
-                "test_mr_rereg_access",
-                "test_mr_rereg_access_bad_flow",
-                "test_mr_rereg_addr",
-                "test_mr_rereg_pd",
-                "test_reg_mr_bad_flags",
-            ],
-            fails: &[],
-            bytes: 4 * 10 * 1024,
-        },
-        Class {
-            name: "test_mr.MWTest",
-            passes: &[
-                "test_invalidate_mw_type1",
-                "test_mw_type1",
-                "test_mw_type2",
-                "test_mw_type2_invalidate_dealloc",
-                "test_mw_type2_invalidate_local",
-                "test_mw_type2_invalidate_remote",
-                "test_reg_mw_wrong_type",
-            ],
-            fails: &[],
-            bytes: 5 * 10 * 1024,
-        },
-        Class {
-            name: "test_pd.PDTest",
-            passes: &[
-                "test_alloc_pd",
-                "test_dealloc_pd",
-                "test_destroy_pd_twice",
-                "test_multiple_pd_creation",
-            ],
-            fails: &[],
-            bytes: 0,
-        },
-        Class {
-            name: "test_qp.QPTest",
-            passes: &[
-                "test_create_rc_qp_ex_no_attr",
-                "test_create_rc_qp_ex_with_attr",
-                "test_create_rc_qp_no_attr",
-                "test_create_rc_qp_with_attr",
-                "test_query_rc_qp",
-            ],
-            fails: &[skipped(
+const WIRED: &[Class] = &[
+    Class {
+        name: "test_addr.AHTest",
+        passes: &["test_create_ah", "test_create_ah_roce", "test_destroy_ah"],
+        fails: &[],
+        bytes: 0,
+    },
+    Class {
+        name: "test_atomic.AtomicTest",
+        passes: &[
+            "test_atomic_cmp_and_swap",
+            "test_atomic_fetch_and_add",
+            "test_atomic_invalid_lkey",
+            "test_atomic_invalid_mr_access",
+            "test_atomic_invalid_qp_access",
+            "test_atomic_invalid_rkey",
+            "test_atomic_non_aligned_addr",
+        ],
+        fails: &[skipped(
+            &["test_xrc_atomic_cmp_and_swap", "test_xrc_atomic_fetch_and_add"],
+            NO_XRC,
+        )],
+        bytes: 2 * 10 * 8,
+    },
+    Class {
+        name: "test_cq.CQTest",
+        passes: &[],
+        fails: &[skipped(&["test_resize_cq"], NO_DATAGRAMS)],
+        bytes: 0,
+    },
+    Class {
+        name: "test_cq_events.CqEventsTestCase",
+        passes: &["test_cq_events_rc"],
+        fails: &[skipped(&["test_cq_events_ud"], NO_DATAGRAMS)],
+        bytes: 2 * 10 * 1024,
+    },
+    Class {
+        name: "test_cqex.CqExTestCase",
+        passes: &["test_rc_traffic_cq_ex"],
+        fails: &[
+            skipped(&["test_ud_traffic_cq_ex"], NO_DATAGRAMS),
+            skipped(&["test_xrc_traffic_cq_ex"], NO_XRC),
+        ],
+        bytes: 2 * 10 * 1024,
+    },
+    Class {
+        name: "test_mr.MRTest",
+        passes: &[
+            "test_mr_rereg_access",
+            "test_mr_rereg_access_bad_flow",
+            "test_mr_rereg_addr",
+            "test_mr_rereg_pd",
+            "test_reg_mr_bad_flags",
+        ],
+        fails: &[],
+        bytes: 4 * 10 * 1024,
+    },
+    Class {
+        name: "test_mr.MWTest",
+        passes: &[
+            "test_invalidate_mw_type1",
+            "test_mw_type1",
+            "test_mw_type2",
+            "test_mw_type2_invalidate_dealloc",
+            "test_mw_type2_invalidate_local",
+            "test_mw_type2_invalidate_remote",
+            "test_reg_mw_wrong_type",
+        ],
+        fails: &[],
+        bytes: 5 * 10 * 1024,
+    },
+    Class {
+        name: "test_qpex.QpExTestCase",
+        passes: &[
+            "test_qp_ex_rc_atomic_cmp_swp",
+            "test_qp_ex_rc_atomic_fetch_add",
+            "test_qp_ex_rc_bind_mw",
+            "test_qp_ex_rc_rdma_read",
+            "test_qp_ex_rc_rdma_read_zero_size",
+            "test_qp_ex_rc_rdma_write",
+            "test_qp_ex_rc_rdma_write_imm",
+            "test_qp_ex_rc_rdma_write_zero_length",
+            "test_qp_ex_rc_send",
+            "test_qp_ex_rc_send_imm",
+        ],
+        fails: &[
+            skipped(
                 &[
-                    "test_create_raw_qp_ex_no_attr",
-                    "test_create_raw_qp_ex_with_attr",
-                    "test_create_raw_qp_ex_with_illegal_caps_max_recv_sge",
-                    "test_create_raw_qp_ex_with_illegal_caps_max_recv_wr",
-                    "test_create_raw_qp_ex_with_illegal_caps_max_send_sge",
-                    "test_create_raw_qp_ex_with_illegal_caps_max_send_wr",
-                    "test_create_raw_qp_no_attr",
-                    "test_create_raw_qp_with_attr",
-                    "test_create_uc_qp_ex_no_attr",
-                    "test_create_uc_qp_ex_with_attr",
-                    "test_create_uc_qp_no_attr",
-                    "test_create_uc_qp_with_attr",
-                    "test_create_ud_qp_ex_no_attr",
-                    "test_create_ud_qp_ex_with_attr",
-                    "test_create_ud_qp_no_attr",
-                    "test_create_ud_qp_with_attr",
-                    "test_modify_ud_qp",
-                    "test_query_data_in_order",
-                    "test_query_raw_qp",
-                    "test_query_uc_qp",
-                    "test_query_ud_qp",
+                    "test_full_rq_bad_flow",
+                    "test_post_receive_qp_state_bad_flow",
+                    "test_post_send_qp_state_bad_flow",
+                    "test_qp_ex_ud_send",
+                    "test_qp_ex_ud_send_imm",
+                    "test_qp_ex_ud_zero_size",
+                    "test_rq_with_larger_sgl_bad_flow",
                 ],
                 NO_DATAGRAMS,
-            )],
-            bytes: 0,
-        },
-        Class {
-            name: "test_qpex.QpExTestCase",
-            passes: &[
-                "test_qp_ex_rc_atomic_cmp_swp",
-                "test_qp_ex_rc_atomic_fetch_add",
-                "test_qp_ex_rc_bind_mw",
-                "test_qp_ex_rc_rdma_read",
-                "test_qp_ex_rc_rdma_read_zero_size",
-                "test_qp_ex_rc_rdma_write",
-                "test_qp_ex_rc_rdma_write_imm",
-                "test_qp_ex_rc_rdma_write_zero_length",
-                "test_qp_ex_rc_send",
-                "test_qp_ex_rc_send_imm",
-            ],
-            fails: &[
-                skipped(
-                    &[
-                        "test_full_rq_bad_flow",
-                        "test_post_receive_qp_state_bad_flow",
-                        "test_post_send_qp_state_bad_flow",
-                        "test_qp_ex_ud_send",
-                        "test_qp_ex_ud_send_imm",
-                        "test_qp_ex_ud_zero_size",
-                        "test_rq_with_larger_sgl_bad_flow",
-                    ],
-                    NO_DATAGRAMS,
-                ),
-                skipped(&["test_qp_ex_rc_atomic_write"], NO_ATOMIC_WRITE),
-                skipped(&["test_qp_ex_xrc_send", "test_qp_ex_xrc_send_imm"], NO_XRC),
-            ],
-            bytes: 4 * 10 * 1024,
-        },
-        Class {
-            name: "test_relaxed_ordering.RoTestCase",
-            passes: &["test_ro_rc_traffic"],
-            fails: &[
-                skipped(&["test_ro_ud_traffic"], NO_DATAGRAMS),
-                skipped(&["test_ro_xrc_traffic"], NO_XRC),
-            ],
-            bytes: 2 * 10 * 1024,
-        },
-    ],
-);
+            ),
+            skipped(&["test_qp_ex_rc_atomic_write"], NO_ATOMIC_WRITE),
+            skipped(&["test_qp_ex_xrc_send", "test_qp_ex_xrc_send_imm"], NO_XRC),
+        ],
+        bytes: 4 * 10 * 1024,
+    },
+    Class {
+        name: "test_relaxed_ordering.RoTestCase",
+        passes: &["test_ro_rc_traffic"],
+        fails: &[
+            skipped(&["test_ro_ud_traffic"], NO_DATAGRAMS),
+            skipped(&["test_ro_xrc_traffic"], NO_XRC),
+        ],
+        bytes: 2 * 10 * 1024,
+    },
+];
 
 /// What is run by the direct path only, and why.
 pub const DIRECT_ONLY: (&str, &[&str], &str) = (
@@ -508,7 +420,7 @@ fn extended_queue_pairs_are_asked_for_more_than_they_do() {
 fn every_module_is_accounted_for() {
     let Some(tests) = tests() else { return };
     let accounted = |module: &str| {
-        let run = [CONNECTED, WIRED].into_iter().flat_map(|(_, classes)| classes);
+        let run = RUNS.into_iter().flat_map(|(_, classes)| classes);
         let run = run.map(|class| class.name);
         let not_run = NOT_RUN.iter().flat_map(|(names, _)| names.iter().copied());
         run.chain(not_run).any(|name| match name.strip_suffix('*') {
@@ -530,10 +442,12 @@ fn runs(path: &'static str) {
         Err(e) => return omit(&format!("no network namespaces here: {e}")),
     };
     let stage = Stage::new(path, tests, apart);
-    let all = [CONNECTED, WIRED].into_iter();
-    let all = all.flat_map(|(device, classes)| classes.iter().map(move |class| (device, class)));
-    let wrong: Vec<String> =
-        all.filter_map(|(device, class)| stage.run(device, class).err()).collect();
+    let mut wrong = Vec::new();
+    for (devices, classes) in RUNS {
+        for device in devices {
+            wrong.extend(classes.iter().filter_map(|class| stage.run(device, class).err()));
+        }
+    }
     assert!(wrong.is_empty(), "{path}\n{}", wrong.join("\n"));
 }
 
