@@ -285,7 +285,7 @@ impl Device {
                 self.shared_buffers.insert(*buffer, mapping);
                 ReplyBody::Done
             }
-            RequestBody::RegMr { .. } => {
+            RequestBody::RegMr(_) => {
                 let n = self.handle();
                 ReplyBody::Mr { mr: MrId(n), stag: Stag(n << 8 | 0xAB) }
             }

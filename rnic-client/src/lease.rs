@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
+use rnic_core::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
 use rnic_core::abi::queue::Sge;
 use rnic_core::shm::lease::{self, Done, Lendable, Loan, LoanNumber};
 use rnic_core::types::{Access, MrId, QpId, Scope, SharedBufferId, Stag};
@@ -75,14 +75,14 @@ impl LocalMr {
         let (buffer, mapping) = shared_buffer::share(session, len)?;
         let memory = Lendable::new(mapping)
             .map_err(|_| Error::protocol("somebody else has memory that was just made"))?;
-        let body = RequestBody::RegMr {
+        let body = RequestBody::RegMr(MrRequest {
             pd: pd.id,
             source: MrSource::Shared { buffer, offset: 0 },
             length: memory.len() as u64,
             iova: 0,
             access: Access::LOCAL_WRITE,
             scope: Scope::Pd,
-        };
+        });
         let (id, stag) = match session.request(body) {
             Ok(ReplyBody::Mr { mr, stag }) => (mr, stag),
             other => {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
+use rnic_core::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
 use rnic_core::abi::queue::Sge;
 use rnic_core::shm::{CopyFault, Mapping, RawBytes};
 use rnic_core::types::{Access, MrId, Scope, Stag};
@@ -116,14 +116,14 @@ impl Mr {
             // Inside of the mapping, so it cannot overflow.
             None => mapping.address() + offset,
         };
-        let body = RequestBody::RegMr {
+        let body = RequestBody::RegMr(MrRequest {
             pd: pd.id,
             source,
             length,
             iova,
             access: options.access,
             scope: options.scope,
-        };
+        });
         match pd.session.request(body)? {
             ReplyBody::Mr { mr: id, stag } => Ok(Mr {
                 stag,

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
+use rnic_core::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
 use rnic_core::shm::ProgramRange;
 use rnic_core::types::{MrId, SharedBufferId, Stag};
 
@@ -88,26 +88,24 @@ pub struct ProgramMemory<'b> {
 }
 
 impl ProgramMemory<'_> {
-    fn source(&self, pd: &PdInner) -> Result<MrSource, Error> {
-        match self.part_of {
+    fn request(&self, pd: &PdInner, options: &MrOptions) -> Result<MrRequest, Error> {
+        let source = match self.part_of {
             None => {
                 pd.session.attach_memory()?;
-                Ok(MrSource::Attached { address: self.range.address() })
+                MrSource::Attached { address: self.range.address() }
             }
             Some((buffer, _)) if !Arc::ptr_eq(&pd.session, &buffer.inner.session) => {
-                Err(Error::ForeignObject { what: "the buffer" })
+                return Err(Error::ForeignObject { what: "the buffer" });
             }
-            Some((buffer, offset)) => Ok(MrSource::Shared { buffer: buffer.id(), offset }),
-        }
+            Some((buffer, offset)) => MrSource::Shared { buffer: buffer.id(), offset },
+        };
+        let MrOptions { access, iova, scope } = *options;
+        let iova = iova.unwrap_or(self.range.address());
+        Ok(MrRequest { pd: pd.id, source, length: self.range.len(), iova, access, scope })
     }
 
     fn buffer(&self) -> Option<ProgramBuffer> {
         self.part_of.map(|(buffer, _)| buffer.clone())
-    }
-
-    /// The first address that it is named by, and its length.
-    fn extent(&self, options: &MrOptions) -> (u64, u64) {
-        (options.iova.unwrap_or(self.range.address()), self.range.len())
     }
 }
 
@@ -139,13 +137,11 @@ impl ProgramMr {
         memory: &ProgramMemory<'_>,
         options: &MrOptions,
     ) -> Result<ProgramMr, Error> {
-        let source = memory.source(pd)?;
-        let (iova, length) = memory.extent(options);
-        let MrOptions { access, scope, .. } = *options;
-        let body = RequestBody::RegMr { pd: pd.id, source, length, iova, access, scope };
-        let (id, stag) = registered(pd, body)?;
-        let (pd, buffer) = (pd.clone(), memory.buffer());
-        Ok(ProgramMr { pd, buffer, id, stag, iova, len: length, gone: AtomicBool::new(false) })
+        let request = memory.request(pd, options)?;
+        let (id, stag) = registered(pd, RequestBody::RegMr(request))?;
+        let MrRequest { iova, length: len, .. } = request;
+        let (pd, buffer, gone) = (pd.clone(), memory.buffer(), AtomicBool::new(false));
+        Ok(ProgramMr { pd, buffer, id, stag, iova, len, gone })
     }
 
     /// Registers other memory, rights or another domain in place of what it is, under its handle
@@ -166,13 +162,10 @@ impl ProgramMr {
         if !Arc::ptr_eq(&pd.session, &self.pd.session) {
             return Err(Error::ForeignObject { what: "the domain" });
         }
-        let source = memory.source(pd)?;
-        let (iova, length) = memory.extent(options);
-        let MrOptions { access, scope, .. } = *options;
-        let (mr, pd_id) = (self.id, pd.id);
-        let body = RequestBody::ReregMr { mr, pd: pd_id, source, length, iova, access, scope };
-        registered(pd, body)?;
-        (self.pd, self.buffer, self.iova, self.len) = (pd.clone(), memory.buffer(), iova, length);
+        let to = memory.request(pd, options)?;
+        registered(pd, RequestBody::ReregMr { mr: self.id, to })?;
+        (self.pd, self.buffer) = (pd.clone(), memory.buffer());
+        (self.iova, self.len) = (to.iova, to.length);
         Ok(())
     }
 

@@ -485,13 +485,15 @@ fn regions_that_make_no_sense_are_refused_by_field() {
     let (pd, other, cq) = (raw.pd(), raw.pd(), raw.cq(1));
     let buffer = raw.shared_buffer(8192);
     let qp = raw.qp(other, cq);
-    let reg = |offset, length, iova, access, scope| RequestBody::RegMr {
-        pd,
-        source: MrSource::Shared { buffer, offset },
-        length,
-        iova,
-        access,
-        scope,
+    let reg = |offset, length, iova, access, scope| {
+        RequestBody::RegMr(MrRequest {
+            pd,
+            source: MrSource::Shared { buffer, offset },
+            length,
+            iova,
+            access,
+            scope,
+        })
     };
     let all = Access::LOCAL_WRITE;
     for (body, start) in [

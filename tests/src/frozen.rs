@@ -20,7 +20,7 @@ use fuser::{
 };
 use rnic_client::{Access, Scope};
 use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Hello, MrSource, Reply, ReplyBody, RequestBody};
+use rnic_core::abi::control::{Hello, MrRequest, MrSource, Reply, ReplyBody, RequestBody};
 use rnic_core::shm::Mapping;
 
 use crate::raw::Raw;
@@ -139,14 +139,14 @@ impl Lent {
             return Err("no domain".into());
         };
         let address = pages.address();
-        let request = RequestBody::RegMr {
+        let request = RequestBody::RegMr(MrRequest {
             pd,
             source: MrSource::Attached { address },
             length: LEN as u64,
             iova: address,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
             scope: Scope::Pd,
-        };
+        });
         let ReplyBody::Mr { stag, .. } = call(request, &[])? else {
             return Err("no region".into());
         };

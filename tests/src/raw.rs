@@ -366,14 +366,14 @@ fn readable_within(socket: BorrowedFd<'_>, patience: Duration) -> bool {
 /// A request for a region of a whole shared buffer, from address 0x1000 on, that peers read and
 /// write.
 pub fn reg_mr(pd: PdId, buffer: SharedBufferId, length: u64) -> RequestBody {
-    RequestBody::RegMr {
+    RequestBody::RegMr(MrRequest {
         pd,
         source: MrSource::Shared { buffer, offset: 0 },
         length,
         iova: 0x1000,
         access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
         scope: Scope::Pd,
-    }
+    })
 }
 
 /// A request for a QP of modest size.

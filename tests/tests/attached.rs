@@ -8,7 +8,7 @@ use rnic_client::{
     Access, Context, DisconnectReason, ListKind, Refusal, Rows, Scope, SendRequest, TerminateCode,
     TerminateOrigin,
 };
-use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
+use rnic_core::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
 use rnic_tests::attached::{Guest, LENT, pattern};
 use rnic_tests::raw::Raw;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};
@@ -152,7 +152,7 @@ fn nothing_but_its_own_memory_is_attached() {
     let register = |raw: &mut Raw, address: u64, length: u64| {
         let source = MrSource::Attached { address };
         let (access, scope) = (Access::LOCAL_WRITE, Scope::Pd);
-        raw.call(RequestBody::RegMr { pd, source, length, iova: 0, access, scope })
+        raw.call(RequestBody::RegMr(MrRequest { pd, source, length, iova: 0, access, scope }))
     };
     let early = register(&mut raw, 4096, 1).expect_err("nothing is attached");
     assert!(early.to_string().contains("has not attached"), "{early}");

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Event, HelloStatus, MrSource, RequestBody};
+use rnic_core::abi::control::{Event, HelloStatus, MrRequest, MrSource, RequestBody};
 
 use super::{PATIENCE, rig};
 use crate::fake::{Answer, FakeDaemon};
@@ -221,7 +221,10 @@ fn regions_count_from_where_they_were_told_to() {
     assert_eq!(chosen.remote().at(8), RemoteAddr { addr: (1 << 40) + 8, rkey: chosen.rkey() });
     let device = r.daemon.device();
     let last = device.requests.last().unwrap();
-    let RequestBody::RegMr { source, length: 4032, iova: 0x100_0000_0000, scope, .. } = last else {
+    let RequestBody::RegMr(MrRequest {
+        source, length: 4032, iova: 0x100_0000_0000, scope, ..
+    }) = last
+    else {
         panic!("{last:?}");
     };
     assert_eq!(*source, MrSource::Shared { buffer: buffer.id(), offset: 64 });

@@ -75,6 +75,14 @@ fn why() -> Diagnosis {
 fn requests() {
     let request = |body| Request { id: 300, body };
     let qp = QpId(300);
+    let region = MrRequest {
+        pd: PdId(7),
+        source: MrSource::Shared { buffer: SharedBufferId(5), offset: 4096 },
+        length: 8192,
+        iova: 1 << 40,
+        access: Access::LOCAL_WRITE | Access::REMOTE_READ,
+        scope: Scope::Qp(qp),
+    };
     check(
         2,
         &[
@@ -86,17 +94,7 @@ fn requests() {
             (request(RequestBody::ClosePd { pd: PdId(7) }), "ac020207"),
             (request(RequestBody::AddSharedBuffer { length: 1 << 20 }), "ac0203808040"),
             (request(RequestBody::RemoveSharedBuffer { buffer: SharedBufferId(5) }), "ac020405"),
-            (
-                request(RequestBody::RegMr {
-                    pd: PdId(7),
-                    source: MrSource::Shared { buffer: SharedBufferId(5), offset: 4096 },
-                    length: 8192,
-                    iova: 1 << 40,
-                    access: Access::LOCAL_WRITE | Access::REMOTE_READ,
-                    scope: Scope::Qp(qp),
-                }),
-                "ac0205070005802080408080808080200501ac02",
-            ),
+            (request(RequestBody::RegMr(region)), "ac0205070005802080408080808080200501ac02"),
             (request(RequestBody::DeregMr { mr: MrId(9) }), "ac020609"),
             (request(RequestBody::CreateChannel), "ac0207"),
             (request(RequestBody::DestroyChannel { channel: ChannelId(4) }), "ac020804"),
@@ -221,6 +219,10 @@ fn requests() {
                  0203ac0280080c0404",
             ),
             (request(RequestBody::QueryGids), "ac0229"),
+            (
+                request(RequestBody::ReregMr { mr: MrId(9), to: region }),
+                "ac022a09070005802080408080808080200501ac02",
+            ),
         ],
     );
 }

@@ -68,7 +68,7 @@ fn makes_something(body: &RequestBody) -> bool {
         R::OpenPd { .. }
         | R::AddSharedBuffer { .. }
         | R::ReserveSharedBuffer { .. }
-        | R::RegMr { .. }
+        | R::RegMr(_)
         | R::CreateChannel
         | R::CreateCq { .. }
         | R::CreateQp(_)

@@ -9,7 +9,6 @@ use rnic_core::types::*;
 use crate::cm::{AcceptParams, BindTo, ConnectParams};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome, Refused};
-use crate::resource::memory::MrRequest;
 use crate::resource::qp::ConnectOver;
 use crate::resource::records::Asked;
 use crate::resource::{Manager, Pending, find, refuse};
@@ -53,9 +52,7 @@ impl Manager {
                 None => Err(refuse::lost_descriptor()),
             },
             R::RemoveSharedBuffer { buffer } => self.remove_shared_buffer(id, buffer),
-            R::RegMr { pd, source, length, iova, access, scope } => {
-                self.reg_mr(id, MrRequest { pd, source, length, iova, access, scope })
-            }
+            R::RegMr(request) => self.reg_mr(id, &request),
             R::DeregMr { mr } => self.dereg_mr(id, mr),
             R::CreateChannel => self.create_channel(id),
             R::DestroyChannel { channel } => self.destroy_channel(id, channel),
@@ -120,9 +117,7 @@ impl Manager {
             R::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries),
             R::ModifyQp { qp, change } => self.modify_qp(id, qp, &change, now),
             R::QueryGids => self.query_gids(),
-            R::ReregMr { mr, pd, source, length, iova, access, scope } => {
-                self.rereg_mr(id, mr, MrRequest { pd, source, length, iova, access, scope })
-            }
+            R::ReregMr { mr, to } => self.rereg_mr(id, mr, &to),
         }
     }
 

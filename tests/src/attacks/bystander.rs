@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::control::{Event, MrSource, ReplyBody, RequestBody};
+use rnic_core::abi::control::{Event, MrRequest, MrSource, ReplyBody, RequestBody};
 use rnic_core::types::*;
 
 use super::intruder::Intruder;
@@ -82,14 +82,14 @@ impl Own {
         };
         let began = Instant::now();
         while began.elapsed() < time {
-            let register = RequestBody::RegMr {
+            let register = RequestBody::RegMr(MrRequest {
                 pd: self.session.pd,
                 source: MrSource::Shared { buffer: self.buffer, offset: 0 },
                 length: 4096,
                 iova: 0,
                 access: Access::LOCAL_WRITE,
                 scope: Scope::Pd,
-            };
+            });
             let ReplyBody::Mr { mr, .. } = timed(&mut self.session, 0, register)? else {
                 return Err("no region".into());
             };

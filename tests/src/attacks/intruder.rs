@@ -131,7 +131,8 @@ impl Intruder {
         let buffer = self.shared_buffer(length)?;
         let source = MrSource::Shared { buffer, offset: 0 };
         let (pd, length) = (self.pd, length as u64);
-        let body = RequestBody::RegMr { pd, source, length, iova: 0, access, scope: Scope::Pd };
+        let body =
+            RequestBody::RegMr(MrRequest { pd, source, length, iova: 0, access, scope: Scope::Pd });
         match self.call(body)? {
             ReplyBody::Mr { stag, .. } => Ok(stag),
             other => Err(format!("{other:?}").into()),

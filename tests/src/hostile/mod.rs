@@ -180,7 +180,7 @@ impl Session {
             _ => Scope::Pd,
         };
         let offset = rng.below(BUFFER as u64);
-        let body = RequestBody::RegMr {
+        let body = RequestBody::RegMr(MrRequest {
             pd: self.pd,
             source: MrSource::Shared { buffer: self.buffer, offset },
             length: BUFFER as u64 - offset,
@@ -190,7 +190,7 @@ impl Session {
                 | Access::REMOTE_READ
                 | Access::REMOTE_ATOMIC,
             scope,
-        };
+        });
         if let Ok(ReplyBody::Mr { mr, stag }) = self.raw.try_call(body, &[])? {
             self.regions.push((mr, stag));
         }

@@ -104,14 +104,14 @@ impl Session {
             let address = rng.word() >> rng.below(64);
             (address, rng.word() >> rng.below(64), Access::REMOTE_READ)
         };
-        let body = RequestBody::RegMr {
+        let body = RequestBody::RegMr(MrRequest {
             pd: self.pd,
             source: MrSource::Attached { address },
             length,
             iova: 0x1000,
             access,
             scope: Scope::Pd,
-        };
+        });
         if let Ok(ReplyBody::Mr { mr, stag }) = self.raw.try_call(body, &[])? {
             self.regions.push((mr, stag));
         }

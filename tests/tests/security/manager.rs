@@ -8,7 +8,7 @@ use rnic_client::{
     SrqOptions,
 };
 use rnic_core::abi::control::{
-    DisconnectMode, ListKind, MrSource, ObjectRef, Refusal, ReplyBody, RequestBody, Rows,
+    DisconnectMode, ListKind, MrRequest, MrSource, ObjectRef, Refusal, ReplyBody, RequestBody, Rows,
 };
 use rnic_core::types::{ListenerId, PdId, SharedBufferId};
 use rnic_tests::raw::{Raw, memfd, qp_request};
@@ -32,13 +32,15 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
     let (pd, cq) = (stranger.pd(), stranger.cq(16));
     let qp = ends.0.id();
     let source = |buffer| MrSource::Shared { buffer, offset: 0 };
-    let register = |pd, buffer, scope| RequestBody::RegMr {
-        pd,
-        source: source(buffer),
-        length: 64,
-        iova: 0,
-        access: Access::LOCAL_WRITE,
-        scope,
+    let register = |pd, buffer, scope| {
+        RequestBody::RegMr(MrRequest {
+            pd,
+            source: source(buffer),
+            length: 64,
+            iova: 0,
+            access: Access::LOCAL_WRITE,
+            scope,
+        })
     };
     let memory = memfd(4096);
     let own = stranger.shared_buffer_of(memory.as_fd(), 4096);
@@ -52,12 +54,14 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
         RequestBody::DeregMr { mr: region.id() },
         RequestBody::ReregMr {
             mr: region.id(),
-            pd,
-            source: source(own),
-            length: 64,
-            iova: 0,
-            access: Access::LOCAL_WRITE,
-            scope: Scope::Pd,
+            to: MrRequest {
+                pd,
+                source: source(own),
+                length: 64,
+                iova: 0,
+                access: Access::LOCAL_WRITE,
+                scope: Scope::Pd,
+            },
         },
         RequestBody::DestroyCq { cq: pair.holder.cq.id() },
         RequestBody::CreateQp(qp_request(pair.holder.pd.id(), cq)),
@@ -124,13 +128,15 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
         assert_eq!(n, granted, "{key}");
     };
     limited(&|_| RequestBody::OpenPd { name: None }, 2, "pds");
-    let register = |_| RequestBody::RegMr {
-        pd,
-        source: MrSource::Shared { buffer, offset: 0 },
-        length: 64,
-        iova: 0,
-        access: Access::LOCAL_WRITE,
-        scope: Scope::Pd,
+    let register = |_| {
+        RequestBody::RegMr(MrRequest {
+            pd,
+            source: MrSource::Shared { buffer, offset: 0 },
+            length: 64,
+            iova: 0,
+            access: Access::LOCAL_WRITE,
+            scope: Scope::Pd,
+        })
     };
     limited(&register, 4, "mrs");
     limited(&|_| RequestBody::CreateChannel, 2, "channels");
@@ -201,14 +207,14 @@ fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it
     let pd = raw.pd();
     let buffer = raw.shared_buffer_of(memfd(4096).as_fd(), 4096);
     for (offset, length) in [(0, 4097), (4096, 1), (1, 4096), (u64::MAX, 2), (2, u64::MAX)] {
-        let body = RequestBody::RegMr {
+        let body = RequestBody::RegMr(MrRequest {
             pd,
             source: MrSource::Shared { buffer, offset },
             length,
             iova: 0,
             access: Access::LOCAL_WRITE,
             scope: Scope::Pd,
-        };
+        });
         let answer = raw.call(body);
         assert!(matches!(answer, Err(Refusal::Invalid { .. })), "{offset} {length}: {answer:?}");
     }
@@ -290,13 +296,15 @@ fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
     let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
     let buffer = raw.shared_buffer_of(memory.as_fd(), 4096);
-    let body = |pd| RequestBody::RegMr {
-        pd,
-        source: MrSource::Shared { buffer, offset: 0 },
-        length: 64,
-        iova: 0,
-        access: Access::LOCAL_WRITE,
-        scope: Scope::Pd,
+    let body = |pd| {
+        RequestBody::RegMr(MrRequest {
+            pd,
+            source: MrSource::Shared { buffer, offset: 0 },
+            length: 64,
+            iova: 0,
+            access: Access::LOCAL_WRITE,
+            scope: Scope::Pd,
+        })
     };
     let answer = raw.try_call(body(PdId(u32::MAX)), &[]);
     assert!(matches!(answer, Some(Err(Refusal::NoSuchObject { .. }))), "{answer:?}");
@@ -312,24 +320,22 @@ fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
 
 #[test]
 fn a_region_becomes_another_one_under_its_stag_or_stays_as_it_was() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let me = rustix::process::getuid().as_raw();
+    let named = format!("[[pd]]\nname = \"one\"\nusers = [{me}]\nmrs = 1\n");
+    let daemon = Daemon::start(binaries!(), &format!("{}{named}", engine(2, "direct")));
     let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
     let buffer = raw.shared_buffer_of(memory.as_fd(), 4096);
     let source = |offset| MrSource::Shared { buffer, offset };
     let (access, scope, pd) = (Access::LOCAL_WRITE, Scope::Pd, raw.pd());
-    let register = RequestBody::RegMr { pd, source: source(0), length: 64, iova: 0, access, scope };
+    let register =
+        RequestBody::RegMr(MrRequest { pd, source: source(0), length: 64, iova: 0, access, scope });
     let answer = raw.call(register);
     let Ok(ReplyBody::Mr { mr, stag }) = answer else { panic!("{answer:?}") };
     let other = raw.pd();
     let again = |pd, offset, access| RequestBody::ReregMr {
         mr,
-        pd,
-        source: source(offset),
-        length: 128,
-        iova: 4096,
-        access,
-        scope,
+        to: MrRequest { pd, source: source(offset), length: 128, iova: 4096, access, scope },
     };
     let became = again(other, 512, access | Access::REMOTE_READ);
     assert_eq!(raw.call(became), Ok(ReplyBody::Mr { mr, stag }));
@@ -352,6 +358,12 @@ fn a_region_becomes_another_one_under_its_stag_or_stays_as_it_was() {
     // It is in the other domain alone.
     assert_eq!(raw.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
     assert!(raw.call(RequestBody::ClosePd { pd: other }).is_err());
+    // A domain that takes one region keeps it, whatever it becomes, and lets it go.
+    let answer = raw.call(RequestBody::OpenPd { name: Some("one".to_owned()) });
+    let Ok(ReplyBody::Pd { pd: small }) = answer else { panic!("{answer:?}") };
+    for pd in [small, small, other, small] {
+        assert_eq!(raw.call(again(pd, 0, access)), Ok(ReplyBody::Mr { mr, stag }));
+    }
     assert_eq!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
     assert!(matches!(raw.call(again(other, 0, access)), Err(Refusal::NoSuchObject { .. })));
 }

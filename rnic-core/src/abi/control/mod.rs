@@ -24,7 +24,8 @@ pub use listing::{
 pub use refusal::Refusal;
 pub use reply::{DeviceAttributes, NewArena, QueueLocation, Reply, ReplyBody};
 pub use request::{
-    DisconnectMode, ListKind, MrSource, ObjectRef, QpRequest, Request, RequestBody, SrqRequest,
+    DisconnectMode, ListKind, MrRequest, MrSource, ObjectRef, QpRequest, Request, RequestBody,
+    SrqRequest,
 };
 pub use wired::{GidRow, QpChange, Sending, Wiring};
 

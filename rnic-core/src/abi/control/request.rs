@@ -44,21 +44,7 @@ pub enum RequestBody {
     },
     /// Registers a memory region; answered when every worker knows it. Answer: `Mr`.
     //= RDMAP-3.2-8
-    RegMr {
-        /// Domain the region belongs to.
-        pd: PdId,
-        /// Memory the region names.
-        source: MrSource,
-        /// Bytes, at least 1.
-        length: u64,
-        /// Address that local elements and remote offsets count from; 0 if zero-based.
-        iova: u64,
-        /// Rights of local requests and of peers.
-        access: Access,
-        /// Who may use its STag from the wire.
-        //= DDP-8.3-3
-        scope: Scope,
-    },
+    RegMr(MrRequest),
     /// Deregisters; when answered, nothing more will be read from or written to it. Answer: `Done`.
     DeregMr {
         /// The region, of this session.
@@ -298,18 +284,8 @@ pub enum RequestBody {
     ReregMr {
         /// The region, of this session, to which no window is bound.
         mr: MrId,
-        /// Domain the region belongs to from now on.
-        pd: PdId,
-        /// Memory the region names.
-        source: MrSource,
-        /// Bytes, at least 1.
-        length: u64,
-        /// Address that local elements and remote offsets count from; 0 if zero-based.
-        iova: u64,
-        /// Rights of local requests and of peers.
-        access: Access,
-        /// Who may use its STag from the wire.
-        scope: Scope,
+        /// What it is from now on.
+        to: MrRequest,
     },
 }
 
@@ -323,7 +299,7 @@ impl RequestBody {
             R::ClosePd { .. } => "ClosePd",
             R::AddSharedBuffer { .. } => "AddSharedBuffer",
             R::RemoveSharedBuffer { .. } => "RemoveSharedBuffer",
-            R::RegMr { .. } => "RegMr",
+            R::RegMr(_) => "RegMr",
             R::DeregMr { .. } => "DeregMr",
             R::CreateChannel => "CreateChannel",
             R::DestroyChannel { .. } => "DestroyChannel",
@@ -425,6 +401,24 @@ pub enum DisconnectMode {
     },
     /// A reset at once.
     Abort,
+}
+
+/// Parameters of a memory region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MrRequest {
+    /// Domain the region belongs to.
+    pub pd: PdId,
+    /// Memory the region names.
+    pub source: MrSource,
+    /// Bytes, at least 1.
+    pub length: u64,
+    /// Address that local elements and remote offsets count from; 0 if zero-based.
+    pub iova: u64,
+    /// Rights of local requests and of peers.
+    pub access: Access,
+    /// Who may use its STag from the wire.
+    //= DDP-8.3-3
+    pub scope: Scope,
 }
 
 /// Parameters of a shared receive queue.

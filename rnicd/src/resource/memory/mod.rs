@@ -9,7 +9,6 @@ mod windows;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use rnic_core::abi::control::MrSource;
 use rnic_core::device::window::WindowCount;
 use rnic_core::device::{Memory, Window};
 use rnic_core::shm::Mapping;
@@ -70,14 +69,4 @@ pub struct MemoryWindow {
     _pd: UseOfPd,
     _handle: Handle,
     _charge: Charge,
-}
-
-/// What a client asks of a new memory region.
-pub struct MrRequest {
-    pub pd: PdId,
-    pub source: MrSource,
-    pub length: u64,
-    pub iova: u64,
-    pub access: Access,
-    pub scope: Scope,
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use rnic_core::abi::control::{MrSource, Refusal, ReplyBody};
+use rnic_core::abi::control::{MrRequest, MrSource, Refusal, ReplyBody};
 use rnic_core::device::{Memory, StagEntry, StagKind};
 use rnic_core::types::*;
 
 use super::attached::attached_memory;
-use super::{Attached, Mr, MrRequest, NextRegion, Region, SharedBuffer, UseOfBuffer};
+use super::{Attached, Mr, NextRegion, Region, SharedBuffer, UseOfBuffer};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
 use crate::resource::ledger::Kind;
@@ -16,8 +16,8 @@ use crate::resource::{Manager, Pending, find, refuse};
 use crate::worker::Ticket;
 
 impl Manager {
-    pub(in crate::resource) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {
-        let next = self.next_region(id, &request)?;
+    pub(in crate::resource) fn reg_mr(&mut self, id: SessionId, request: &MrRequest) -> Answer {
+        let next = self.next_region(id, request, None)?;
         let charge = find(&mut self.sessions, id)?.account.charge(Kind::Mrs, 1)?;
         let issued = self.stags.issue()?;
         let handle = self.handles.mrs.allocate(id);
@@ -35,12 +35,11 @@ impl Manager {
         &mut self,
         id: SessionId,
         mr: MrId,
-        request: MrRequest,
+        request: &MrRequest,
     ) -> Answer {
-        if !find(&mut self.sessions, id)?.mrs.contains_key(&mr) {
-            return Err(refuse::no_such("MR", mr.0));
-        }
-        let next = Box::new(self.next_region(id, &request)?);
+        let object = find(&mut self.sessions, id)?.mrs.get(&mr);
+        let member_of = object.ok_or_else(|| refuse::no_such("MR", mr.0))?.region.pd;
+        let next = Box::new(self.next_region(id, request, Some(member_of))?);
         let ticket = self.withdraw(id, mr)?;
         self.pending.insert(ticket, Pending::ReregMr { session: id, mr, next });
         Outcome::later()
@@ -50,7 +49,10 @@ impl Manager {
     pub(in crate::resource) fn mr_becomes(&mut self, id: SessionId, mr: MrId, next: NextRegion) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.mrs.get_mut(&mr) else { return };
-        object.region = next.region;
+        let before = std::mem::replace(&mut object.region, next.region);
+        if before.pd == object.region.pd {
+            object.region.membership = before.membership;
+        }
         self.install(id, mr, next.memory);
     }
 
@@ -69,13 +71,22 @@ impl Manager {
         }
     }
 
-    /// Looks at a request, and takes what the region has in its domain and its shared buffer.
-    fn next_region(&mut self, id: SessionId, request: &MrRequest) -> Result<NextRegion, Refusal> {
+    /// Looks at a request, and takes what the region has in its domain and its shared buffer; in the
+    /// domain whose member it is, it stays one.
+    fn next_region(
+        &mut self,
+        id: SessionId,
+        request: &MrRequest,
+        member_of: Option<PdId>,
+    ) -> Result<NextRegion, Refusal> {
         let session = find(&mut self.sessions, id)?;
         check(session, request)?;
         //= DDP-8.3-4, DDP-8.3.2-4, RDMAP-8.1.2-4
         let (buffer, memory) = named_memory(session, request.source, request.length)?;
-        let membership = self.named_pds.enter(&self.policy, request.pd, Member::Mr)?;
+        let membership = match member_of == Some(request.pd) {
+            true => None,
+            false => self.named_pds.enter(&self.policy, request.pd, Member::Mr)?,
+        };
         let MrRequest { pd, length, iova, access, scope, .. } = *request;
         let uses = session.pd(pd)?.mrs.add();
         let region = Region {

@@ -36,10 +36,12 @@ impl Asked {
             R::ClosePd { pd } | R::AllocWindow { pd, .. } => Asked { pd: Some(*pd), ..asked },
             R::CreateQp(request) => Asked { pd: Some(request.pd), ..asked },
             R::CreateSrq(request) => Asked { pd: Some(request.pd), ..asked },
-            R::RegMr { pd, length, iova, .. } | R::ReregMr { pd, length, iova, .. } => {
-                let (offset, length) = (Some(*iova), Some(*length));
-                Asked { pd: Some(*pd), offset, length, ..asked }
-            }
+            R::RegMr(region) | R::ReregMr { to: region, .. } => Asked {
+                pd: Some(region.pd),
+                offset: Some(region.iova),
+                length: Some(region.length),
+                ..asked
+            },
             R::AddSharedBuffer { length, .. } | R::ReserveSharedBuffer { length } => {
                 Asked { length: Some(*length), ..asked }
             }
