@@ -71,8 +71,8 @@ impl Manager {
         }
     }
 
-    /// Looks at a request, and takes what the region has in its domain and its shared buffer; in the
-    /// domain whose member it is, it stays one.
+    /// Looks at a request, and takes what the region has in its domain and its shared buffer. In
+    /// the domain whose member it is, it stays one.
     fn next_region(
         &mut self,
         id: SessionId,
