@@ -122,6 +122,10 @@ impl Qp {
             let waiting = (segment, origin, len);
             let found =
                 self.responder.await_receive(&self.core, engine, waiting, awaits_response)?;
+            if !found {
+                let msn = self.responder.held_msn();
+                self.tell_of_wait(engine, msn);
+            }
             return match (found, source) {
                 (false, PayloadSource::Bytes(_)) => Ok(SegmentFate::Consumed),
                 (_, PayloadSource::Sender { .. }) => Ok(SegmentFate::LeftWithSender),

@@ -36,7 +36,7 @@ impl Qp {
             self.life.flush_later();
             return;
         }
-        self.unblock(engine);
+        self.release(engine);
         self.requester.flush_taken(self.link.accepted());
         self.life.take_flush_pending();
         self.retire(engine);

@@ -26,6 +26,7 @@ mod interface;
 mod life;
 mod link;
 mod mass_ends;
+mod notice;
 mod numbers;
 mod phase;
 mod qp;

@@ -109,7 +109,7 @@ impl Qp {
         Qp {
             core,
             requester: Requester::new(config.sq, config.signal_all),
-            responder: Responder::new(config.rq, rnr_timeout),
+            responder: Responder::new(config.rq, rnr_timeout, config.wiring.is_some()),
             life: LifeCycle::new(),
             link,
             wired: config.wiring.map(|wiring| Box::new(Wired::new(&wiring))),
@@ -128,6 +128,7 @@ impl Qp {
         //= DDP-7.1-18
         if !phase.receives() {
             self.link.drop_unread();
+            self.responder.drop_unread();
         }
     }
 

@@ -6,7 +6,7 @@ use super::link::Link;
 use super::phase::StreamPhase;
 use super::qp::Qp;
 use super::reason::Reason;
-use super::responder::blocked::{BlockedOn, RxBlocked, WaitingSegment};
+use super::responder::held::{Held, HeldSegment};
 use super::state::{EngineState, PeerSignal};
 use crate::device::copier::CopyResult;
 use crate::device::memory::MemoryFault;
@@ -17,7 +17,8 @@ impl Qp {
     /// one is awaited.
     #[inline]
     pub(super) fn resume_receiving(&mut self, engine: &mut EngineState) {
-        if !self.responder.is_blocked() {
+        // A response that has passed the Send may be with a copier.
+        if !self.responder.awaits_receive() || self.responder.is_copying() {
             return;
         }
         let awaits_response = self.requester.awaits_response();
@@ -25,39 +26,47 @@ impl Qp {
             None | Some(Ok(false)) => {}
             Some(Ok(true)) => self.receive_found(engine),
             Some(Err(error)) => {
-                let Some(blocked) = self.unblock(engine) else { return };
+                let Some(held) = self.release(engine) else { return };
                 self.link.refuse_waiting(engine);
-                self.segment_failed(engine, error, |fault| blocked.terminate(fault));
+                self.segment_failed(engine, error, |fault| held.terminate(fault));
             }
         }
     }
 
     /// There is a receive: places the segment that waited, then handles what was read behind it.
     fn receive_found(&mut self, engine: &mut EngineState) {
-        let Some(blocked) = self.unblock(engine) else { return };
-        let BlockedOn::Receive { segment, .. } = &blocked.on else { return };
+        let Some(held) = self.release(engine) else { return };
         // By the direct path its sender hands it over again.
-        let WaitingSegment::Received { ulpdu, payload, segment } = *segment else { return };
-        let arrived = &blocked.bytes[..ulpdu];
-        self.wire_segment_arrived(engine, segment, &arrived[payload..], Origin::Wire(arrived));
-        self.read_later(engine, blocked.bytes, ulpdu);
+        let HeldSegment::Received { ulpdu, payload, segment } = &held.segment else { return };
+        self.wire_segment_arrived(engine, *segment, &ulpdu[*payload..], Origin::Wire(ulpdu));
+        self.read_behind(engine);
+    }
+
+    /// Goes on with what was kept while the incoming direction stood still.
+    fn read_behind(&mut self, engine: &mut EngineState) {
+        while let Some(ulpdu) = self.responder.next_behind() {
+            self.ulpdu_arrived(engine, &ulpdu, false);
+        }
+        let unread = self.responder.take_unread();
+        self.read_later(engine, unread, 0);
     }
 
     /// No receive has come in time.
     pub(super) fn rnr_timeout_passed(&mut self, engine: &mut EngineState) {
         self.responder.warn_of_read(&self.core, engine, self.requester.awaits_response());
-        let Some(blocked) = self.unblock(engine) else { return };
+        let Some(held) = self.release(engine) else { return };
         self.link.refuse_waiting(engine);
         let reason = Reason::NoReceive { waited: true };
         let fault = reason.fault();
-        self.terminate(engine, fault.code, Some(blocked.terminate(fault)), reason);
+        self.terminate(engine, fault.code, Some(held.terminate(fault)), reason);
     }
 
-    /// Nothing is awaited any more, and the incoming direction moves again; what was awaited.
-    pub(super) fn unblock(&mut self, engine: &mut EngineState) -> Option<Box<RxBlocked>> {
-        let blocked = self.responder.unblock(&self.core, engine)?;
+    /// No receive is awaited any more; the Send that did.
+    pub(super) fn release(&mut self, engine: &mut EngineState) -> Option<Box<Held>> {
+        let held = self.responder.release(&self.core, engine)?;
+        self.tell_of_wait(engine, None);
         self.link.read_on(&self.core, engine);
-        Some(blocked)
+        Some(held)
     }
 
     /// A copier has answered.
@@ -79,8 +88,9 @@ impl Qp {
     }
 
     fn placed_by_copier(&mut self, engine: &mut EngineState, result: CopyResult) {
-        let Some(mut blocked) = self.unblock(engine) else { return };
-        let BlockedOn::Copy(pending) = &mut blocked.on else { return };
+        let Some(mut pending) = self.responder.copied() else { return };
+        self.link.read_on(&self.core, engine);
+        engine.wake(&mut self.core);
         let (segment, len) = (pending.segment, pending.len);
         if self.life.phase().flushes() {
             // The stream has ended meanwhile.
@@ -100,13 +110,15 @@ impl Qp {
             // Before the application, which has heard of it, can end the stream.
             Ok(()) if self.is_wired() => self.link.tell_placed(engine),
             Ok(()) => {}
-            Err(error) => self.segment_failed(engine, error, |fault| blocked.terminate(fault)),
+            Err(error) => {
+                self.segment_failed(engine, error, |fault| pending.enclosure.terminate(fault));
+            }
         }
         // By the direct path, or over TCP.
         for signal in deferred {
             self.handle_signal(engine, &signal);
         }
-        self.read_later(engine, blocked.bytes, 0);
+        self.read_behind(engine);
         if unlinked {
             self.unlinked_at_last(engine);
         }

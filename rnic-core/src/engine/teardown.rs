@@ -316,7 +316,7 @@ impl Qp {
     /// The QP is destroyed: its peer is told by a Terminate where the stream allows it, by the FIN
     /// that was said already, else by a reset.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
-        self.unblock(engine);
+        self.release(engine);
         self.stop_clock(engine);
         // Not inside a message, and only where something may be sent.
         let inside = self.requester.message().is_some_and(|m| m.sent > 0);

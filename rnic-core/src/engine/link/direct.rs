@@ -32,10 +32,11 @@ impl Qp {
             // What a copier wrote for it is in place.
             self.requester.acknowledge_all();
         }
+        self.set_peer_waits(engine, peer.responder.awaits_receive());
         while !self.core.turn.is_over()
             && self.life.phase().sends()
             && peer.life.phase().receives()
-            && !peer.responder.is_blocked()
+            && peer.responder.takes_responses()
             && self.next_message(engine)
         {
             //= DDP-5.3-2
@@ -51,7 +52,6 @@ impl Qp {
                 unretired = 0;
             }
         }
-        self.set_peer_waits(engine, peer.responder.awaits_receive());
         self.retire(engine);
         self.requester.return_slots(&self.core, engine);
         self.finish_if_drained(engine);
@@ -80,8 +80,11 @@ impl Qp {
                     self.requester.acknowledge_all();
                 }
             }
-            // The message stays as it is, and nothing overtakes it.
-            Ok(SegmentFate::LeftWithSender) => {}
+            // The message stays as it is, and no request overtakes it.
+            Ok(SegmentFate::LeftWithSender) => {
+                self.requester.put_aside();
+                self.set_peer_waits(engine, peer.responder.awaits_receive());
+            }
             Err(ArrivalError::Sender(GatherFault::Unstaged)) => {
                 self.stage(engine);
                 return false;
@@ -112,6 +115,7 @@ impl Qp {
     /// The peer refuses the segment at hand after it had waited: over TCP it would have been taken
     /// before.
     fn segment_taken(&mut self, engine: &mut EngineState) {
+        self.requester.bring_back();
         if self.requester.message().is_some_and(Message::is_untagged)
             && let Some(segment) = self.requester.next_segment(SEGMENT, VERSION)
         {

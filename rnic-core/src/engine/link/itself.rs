@@ -23,10 +23,11 @@ impl Qp {
         if !self.responder.is_blocked() {
             self.requester.acknowledge_all();
         }
+        self.set_peer_waits(engine, self.responder.awaits_receive());
         while !self.core.turn.is_over()
             && self.life.phase().sends()
             && self.life.phase().receives()
-            && !self.responder.is_blocked()
+            && self.responder.takes_responses()
             && self.next_message(engine)
         {
             let Some(segment) = self.requester.next_segment(SEGMENT, VERSION) else { break };
@@ -41,7 +42,6 @@ impl Qp {
                 unretired = 0;
             }
         }
-        self.set_peer_waits(engine, self.responder.awaits_receive());
         self.retire(engine);
         self.requester.return_slots(&self.core, engine);
         self.finish_if_drained(engine);
@@ -80,14 +80,16 @@ impl Qp {
         let incoming = incoming_of(message, &segment);
         let len = ulpdu_len(segment.header.len() + segment.len as usize);
         let origin = Origin::Direct { header: segment.header, len };
+        let waited = self.responder.awaits_receive();
         let arrived = if incoming.awaits_response() && !self.requester.ird_available() {
             Err(Reason::RequestsFull { ird: self.requester.depths().0 }.into())
         } else {
             self.segment_arrived(engine, incoming, PayloadSource::Bytes(bytes), origin)
         };
-        // It waits for a receive: the message stays as it is, and nothing overtakes it.
-        if arrived.is_ok() && self.responder.awaits_receive() {
-            return;
+        // It waits for a receive: the message stays as it is, and no request overtakes it.
+        if arrived.is_ok() && self.responder.awaits_receive() && !waited {
+            self.requester.put_aside();
+            return self.set_peer_waits(engine, true);
         }
         self.fpdu_received(IncomingFpdu::Segment);
         self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);

@@ -10,6 +10,7 @@
 use super::in_flight::{OutboundRequest, ResponseKind};
 use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource, take};
 use super::question::Acknowledgements;
+use super::staging::StagingBuffer;
 use super::{RequestError, Requester};
 use crate::ddp::{self, qn};
 use crate::engine::numbers::count;
@@ -24,6 +25,7 @@ impl Requester {
         self.ird = ird;
         self.extensions = true;
         self.acks = Some(Acknowledgements::new(asks, self.sq.queue().shape().capacity));
+        self.peer_waits = false;
         (self.send_msn, self.request_msn, self.response_msn) = (Msn::FIRST, Msn::FIRST, Msn::FIRST);
     }
 
@@ -40,9 +42,51 @@ impl Requester {
         (self.held_back, self.ord) = (!begins, ord);
     }
 
-    /// Whether the peer has to be asked for acknowledgements.
-    pub(in crate::engine) fn asks(&self) -> bool {
-        self.acks.as_ref().is_some_and(|acks| acks.asks)
+    /// Whether the peer, which is behind TCP, has something to answer.
+    pub(in crate::engine) fn awaits_peer(&self) -> bool {
+        self.acks.as_ref().is_some_and(|acks| acks.asks) && !self.outbound.is_empty()
+    }
+
+    /// A Send of the peer's waits for a receive, or none does; whether the peer is to be told.
+    pub(in crate::engine) fn set_waits(&mut self, msn: Option<Msn>) -> bool {
+        let Some(acks) = &mut self.acks else { return false };
+        acks.waits = msn;
+        acks.asks && acks.told != acks.waits
+    }
+
+    /// A Send of this side waits for a receive of the peer's, or none does: then no request goes to
+    /// it, as none is carried out there. One that waits by the direct path is put aside, because
+    /// responses pass it.
+    pub(in crate::engine) fn set_peer_waits(&mut self, waits: bool) {
+        self.peer_waits = waits;
+    }
+
+    /// Puts the message aside that the other end of the direct path has no receive for.
+    pub(in crate::engine) fn put_aside(&mut self) {
+        if self.acks.is_some() {
+            self.aside = self.message.take();
+        }
+    }
+
+    /// Takes the message up again that was put aside.
+    pub(in crate::engine) fn bring_back(&mut self) {
+        if let Some(message) = self.aside.take() {
+            // What a copier has brought of it has made room.
+            self.staging = StagingBuffer::default();
+            self.message = Some(message);
+        }
+    }
+
+    /// Begins what the peer is to be told of receives, if it has to be; whether it has begun.
+    pub(super) fn begin_notice(&mut self) -> bool {
+        let Some(notice) = self.acks.as_mut().and_then(Acknowledgements::notice) else {
+            return false;
+        };
+        let (stag, to) = notice.target();
+        let head = HeaderTemplate::Tagged { opcode: Opcode::Write, stag, to: to.0 };
+        self.message =
+            Some(Message { head, source: MessageSource::Empty, total: 0, sent: 0, seq: None });
+        true
     }
 
     /// Whether something has begun that is not done.
@@ -60,7 +104,8 @@ impl Requester {
     #[inline]
     pub(in crate::engine) fn acknowledge_all(&mut self) {
         if self.acks.is_some() {
-            let in_progress = self.message.as_ref().and_then(|message| message.seq);
+            let message = self.aside.as_ref().or(self.message.as_ref());
+            let in_progress = message.and_then(|message| message.seq);
             let all = self.in_flight.end();
             self.in_flight.acknowledge(in_progress.unwrap_or(all));
         }
@@ -145,12 +190,9 @@ impl Requester {
         }
     }
 
-    /// Whether the peer has been asked, has all bytes, and has not said that Sends have been
-    /// received.
-    pub(in crate::engine) fn awaits_acknowledgement_of_send(&self) -> bool {
-        self.message.is_none()
-            && self.acks.as_ref().is_some_and(|acks| acks.asked.is_some())
-            && self.in_flight.oldest_send().is_some()
+    /// The request under way that is the Send, or Immediate Data, of this number.
+    pub(in crate::engine) fn send_of(&self, msn: Msn) -> Option<u64> {
+        self.in_flight.send_of(msn)
     }
 
     /// The oldest request that needs a receive of the peer's.

@@ -55,6 +55,8 @@ pub(super) struct Requester {
     /// CQ slots reserved and not yet held by a request in flight.
     slots: u32,
     message: Option<Message>,
+    /// The Send that waits for a receive at the other end of the direct path, while responses pass.
+    aside: Option<Message>,
     /// Immediate Data that follows the message in progress.
     immediate: Option<Immediate>,
     /// Elements of the request taken last: of the one that is fenced, or of the message if it has
@@ -78,6 +80,8 @@ pub(super) struct Requester {
     acks: Option<Acknowledgements>,
     /// No request is begun.
     held_back: bool,
+    /// A Send waits for a receive of the peer's: no request is begun, either.
+    peer_waits: bool,
     /// While disconnecting: requests still to be taken.
     left_to_send: Option<u32>,
     /// Requests that hold all later ones up until every worker has changed its STag table. The
@@ -120,6 +124,7 @@ impl Requester {
             in_flight: InFlight::default(),
             slots: 0,
             message: None,
+            aside: None,
             immediate: None,
             elements: SgeList::new(),
             staging: StagingBuffer::default(),
@@ -132,6 +137,7 @@ impl Requester {
             extensions: false,
             acks: None,
             held_back: false,
+            peer_waits: false,
             left_to_send: None,
             changing: VecDeque::new(),
             send_msn: Msn::FIRST,
@@ -163,8 +169,9 @@ impl Requester {
         self.message.as_ref()
     }
 
-    /// Drops the message in progress: the stream ends.
+    /// Drops the message in progress, and what was put aside for it: the stream ends.
     pub(super) fn drop_message(&mut self) {
+        self.aside = None;
         self.take_message();
     }
 
@@ -312,6 +319,7 @@ impl Requester {
         self.left_to_send == Some(0)
             && self.fenced.is_none()
             && self.message.is_none()
+            && self.aside.is_none()
             && self.in_flight.is_empty()
             && self.outbound.is_empty()
             && self.inbound.is_empty()

@@ -45,6 +45,16 @@ impl Requester {
             return Ok(true);
         }
         self.staging = StagingBuffer::default();
+        if self.begin_notice() {
+            return Ok(true);
+        }
+        if self.peer_waits {
+            return self.begin_response(core, engine);
+        }
+        self.bring_back();
+        if self.message.is_some() {
+            return Ok(true);
+        }
         if self.has_to_ask(false) {
             self.ask();
             return Ok(true);

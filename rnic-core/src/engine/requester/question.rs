@@ -1,5 +1,8 @@
 //! What is known of the acknowledgements of a queue pair's requests.
 
+use crate::engine::notice::Notice;
+use crate::types::Msn;
+
 /// How requests of one queue pair are acknowledged.
 #[derive(Default)]
 pub(in crate::engine) struct Acknowledgements {
@@ -13,6 +16,10 @@ pub(in crate::engine) struct Acknowledgements {
     pub unasked: u32,
     /// Somebody waits for one of them.
     pub awaited: bool,
+    /// The Send of the peer's that waits for a receive of this side, and what the peer was last
+    /// told of it.
+    pub waits: Option<Msn>,
+    pub told: Option<Msn>,
 }
 
 impl Acknowledgements {
@@ -26,6 +33,15 @@ impl Acknowledgements {
     pub(super) fn are_due(&self, idle: bool) -> bool {
         let due = self.unasked >= self.every || idle && self.unasked > 0 && self.awaited;
         due && self.asks && self.asked.is_none()
+    }
+
+    /// What the peer is to be told of receives, if it is not what it was told.
+    pub(super) fn notice(&mut self) -> Option<Notice> {
+        if !self.asks || self.told == self.waits {
+            return None;
+        }
+        self.told = self.waits;
+        Some(self.waits.map_or(Notice::GoesOn, Notice::Waits))
     }
 
     /// Whether there is something to ask about for which nobody waits yet.

@@ -2,10 +2,12 @@
 //!
 //! A Send takes a receive when it begins ([`receives`]), is placed into it ([`send`],
 //! [`placement`]) and completes it ([`complete`]). Meanwhile the incoming direction may stand still
-//! ([`waiting`], [`blocked`]).
+//! ([`waiting`], [`held`]); at a queue pair that is wired by hand, what is about the other direction
+//! passes ([`behind`]).
 
-pub(super) mod blocked;
+mod behind;
 mod complete;
+pub(super) mod held;
 pub(super) mod placement;
 pub(super) mod receives;
 mod send;
@@ -13,7 +15,9 @@ mod waiting;
 
 use std::time::Duration;
 
-use blocked::RxBlocked;
+use behind::Behind;
+use held::Held;
+use placement::PendingPlacement;
 use receives::{Receives, Receiving};
 
 use crate::device::Srq;
@@ -30,8 +34,16 @@ pub(super) struct Responder {
     written: u64,
     /// That Write goes on.
     writing: bool,
-    /// The incoming direction stands still.
-    blocked: Option<Box<RxBlocked>>,
+    /// The Send for which the incoming direction stands still.
+    held: Option<Box<Held>>,
+    /// The segment that a copier is writing, for which it stands still as well.
+    copying: Option<Box<PendingPlacement>>,
+    /// Responses of the peer's, and what it says of this side's requests, pass a Send that waits.
+    passes: bool,
+    /// What has come behind such a Send, and does not pass.
+    behind: Behind,
+    /// Over TCP: what was read behind all that and not looked at.
+    unread: Vec<u8>,
     /// A copier has written for it: from then on little is received at a time.
     has_copied: bool,
     /// The owner was warned that a Read of its own is behind a message that waits for a receive.
@@ -41,14 +53,18 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    pub(super) fn new(receives: Receives, rnr_timeout: Option<Duration>) -> Self {
+    pub(super) fn new(receives: Receives, rnr_timeout: Option<Duration>, passes: bool) -> Self {
         Responder {
             receives,
             receiving: None,
             rnr_timeout,
             written: 0,
             writing: false,
-            blocked: None,
+            held: None,
+            copying: None,
+            passes,
+            behind: Behind::default(),
+            unread: Vec::new(),
             has_copied: false,
             warned_of_read: false,
             last_wqe_told: false,

@@ -1,31 +1,33 @@
-//! A stream whose incoming direction stands still, for one of two reasons at a time. Either a Send
-//! found no receive and its QP was made to wait for one (RFC 5041 section 7.1 lets a receiver end
+//! A stream whose incoming direction stands still, for one of two reasons. Either a Send found no
+//! receive and its QP was made to wait for one (RFC 5041 section 7.1 lets a receiver end
 //! the stream at once; to wait instead is ours, and costs the peer only what TCP's flow control
 //! costs it anyway); or a copier is writing the bytes of a segment
 //! ([`placement`](super::placement)). A Send that has waited may, with its receive, go on to wait
-//! for a copier.
+//! for a copier; and at a QP that is wired by hand a copier may write a response that has passed a
+//! Send that waits.
 //!
 //! *Over TCP* a segment without a receive has been verified and is kept with what was read behind
 //! it, of a segment that is being written only the latter; the socket is not read again, so
 //! everything else stays in the kernel and the peer's window closes. A QP that [may
 //! block](Responder::may_block) reads so little at a time that what is kept never exceeds one FPDU
-//! of the largest size; only at its first copy a QP has not known that it would, and keeps what it
-//! has read. A reset is seen all the same, because the worker passes on the socket's error
+//! of the largest size, and what is kept [behind](super::behind) a Send that waits; only at its
+//! first copy a QP has not known that it would, and keeps what it has read. A reset is seen all the same, because the worker passes on the socket's error
 //! ([`Engine::handle_socket_error`](crate::engine::Engine::handle_socket_error)); a FIN is in its
 //! place behind the bytes, and waits with them. *By the direct path* nothing is kept: the sender's
 //! QP takes no turn at this one until it is woken. What it does besides sending is deferred where
 //! TCP would deliver it in its place behind a segment that has left ([`Responder::defer`]).
 //!
-//! The other direction goes on. But a Read Response to this QP is behind the message that waits, so
+//! The other direction goes on. At a QP that is not wired by hand a Read Response to this QP is behind the message that waits, so
 //! an application that posts its next receive only after a Read is done waits for itself; it is
 //! warned once.
 //!
-//! It ends in one of three ways, each by [`Responder::unblock`]: what is awaited has come, the
-//! deadline has passed, or the stream has ended; only a copier's answer is awaited even then,
-//! because it writes where a flushed receive is.
+//! It ends in one of three ways: what is awaited has come, the deadline has passed, or the stream
+//! has ended ([`Responder::release`], [`Responder::copied`]); only a copier's answer is awaited even
+//! then, because it writes where a flushed receive is.
 
 use super::Responder;
-use super::blocked::{BlockedOn, RxBlocked, WaitingSegment};
+use super::behind;
+use super::held::{Held, HeldSegment};
 use super::placement::PendingPlacement;
 use super::receives::{Receives, emit_notices};
 use crate::device::srq::{TakeMode, Waiter};
@@ -36,6 +38,7 @@ use crate::engine::qp_core::QpCore;
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::state::{EngineState, PeerSignal};
 use crate::shm::queue::ReceiveEntry;
+use crate::types::Msn;
 
 impl Responder {
     /// Whether the incoming direction may have to stand still: then little is read at a time.
@@ -43,14 +46,33 @@ impl Responder {
         self.rnr_timeout.is_some() || self.has_copied
     }
 
-    /// Whether the incoming direction stands still: nothing may be read, nothing handed over.
+    /// Whether the incoming direction stands still.
     pub(in crate::engine) fn is_blocked(&self) -> bool {
-        self.blocked.is_some()
+        self.held.is_some() || self.copying.is_some()
     }
 
     /// Whether it is a receive that is awaited.
     pub(in crate::engine) fn awaits_receive(&self) -> bool {
-        self.blocked.as_ref().is_some_and(|b| matches!(b.on, BlockedOn::Receive { .. }))
+        self.held.is_some()
+    }
+
+    /// The number of the Send that waits, if the peer has to be told.
+    pub(in crate::engine) fn held_msn(&self) -> Option<Msn> {
+        self.held.as_ref().and_then(|held| held.msn())
+    }
+
+    /// Whether responses may be handed over, past a Send that waits.
+    pub(in crate::engine) fn takes_responses(&self) -> bool {
+        self.copying.is_none() && (self.held.is_none() || self.passes)
+    }
+
+    /// Whether what has come may be looked at, if only to keep it.
+    pub(in crate::engine) fn reads(&self) -> bool {
+        self.copying.is_none()
+            && match &self.held {
+                None => self.behind.is_empty(),
+                Some(_) => self.passes && self.behind.has_room(),
+            }
     }
 
     /// There is no receive for this segment, whose payload is the last `payload` bytes of `origin`:
@@ -100,34 +122,54 @@ impl Responder {
                 }
             }
         };
-        self.warn_of_read(core, engine, awaits_response);
+        self.warn_of_read(core, engine, awaits_response && !self.passes);
         let until = engine.now.after(timeout);
         engine.deadlines.set(until, Due::Rnr(core.key));
-        let (segment, bytes) = match origin {
+        let segment = match origin {
             Origin::Wire(ulpdu) => {
                 let payload = ulpdu.len() - payload;
-                let segment = WaitingSegment::Received { ulpdu: ulpdu.len(), payload, segment };
-                (segment, ulpdu.to_vec())
+                HeldSegment::Received { ulpdu: ulpdu.into(), payload, segment }
             }
-            Origin::Direct { header, len } => (WaitingSegment::AtPeer { header, len }, Vec::new()),
+            Origin::Direct { header, len } => HeldSegment::AtPeer { header, len },
         };
-        let on = BlockedOn::Receive { segment, place, until };
-        self.blocked = Some(Box::new(RxBlocked { on, bytes }));
+        self.held = Some(Box::new(Held { segment, place, until }));
         Ok(false)
     }
 
     /// The incoming direction stands still until a copier has written this segment.
     pub(in crate::engine) fn await_copy(&mut self, pending: PendingPlacement) {
         self.has_copied = true;
-        let on = BlockedOn::Copy(pending);
-        self.blocked = Some(Box::new(RxBlocked { on, bytes: Vec::new() }));
+        self.copying = Some(Box::new(pending));
     }
 
-    /// Keeps bytes that were read behind the segment for which the stream stands still.
+    /// Keeps bytes that were read behind all for which the stream stands still.
     pub(in crate::engine) fn keep_unread(&mut self, bytes: &[u8]) {
-        if let Some(blocked) = &mut self.blocked {
-            blocked.bytes.extend_from_slice(bytes);
+        self.unread.extend_from_slice(bytes);
+    }
+
+    /// Keeps a ULPDU that does not pass the Send that waits; false if nothing waits, or it passes.
+    pub(in crate::engine) fn keep_behind(&mut self, ulpdu: &[u8]) -> bool {
+        let keeps = self.held.is_some() && !behind::passes(ulpdu);
+        if keeps {
+            self.behind.keep(ulpdu);
         }
+        keeps
+    }
+
+    /// The next ULPDU that came behind a Send that has waited, if nothing stands before it.
+    pub(in crate::engine) fn next_behind(&mut self) -> Option<Box<[u8]>> {
+        if self.is_blocked() { None } else { self.behind.next() }
+    }
+
+    /// What was read behind all that, if nothing stands before it.
+    pub(in crate::engine) fn take_unread(&mut self) -> Vec<u8> {
+        if self.reads() { std::mem::take(&mut self.unread) } else { Vec::new() }
+    }
+
+    /// The stream receives nothing any more.
+    pub(in crate::engine) fn drop_unread(&mut self) {
+        self.behind.clear();
+        self.unread = Vec::new();
     }
 
     /// Takes the receive that is awaited, if there is one by now. `None` if none is awaited.
@@ -137,11 +179,10 @@ impl Responder {
         engine: &mut EngineState,
         awaits_response: bool,
     ) -> Option<Result<bool, PlacementError>> {
-        let BlockedOn::Receive { place, .. } = &self.blocked.as_ref()?.on else { return None };
-        let turn = place.map_or(TakeMode::AtOnce, TakeMode::Waited);
+        let turn = self.held.as_ref()?.place.map_or(TakeMode::AtOnce, TakeMode::Waited);
         let taken = self.take_next(turn, core, engine.now, &mut engine.outputs);
         if matches!(taken, Ok(false)) {
-            self.warn_of_read(core, engine, awaits_response);
+            self.warn_of_read(core, engine, awaits_response && !self.passes);
         }
         Some(taken)
     }
@@ -165,39 +206,40 @@ impl Responder {
         engine.outputs.push_back(Output::Warning { session: core.session, text });
     }
 
-    /// Nothing is awaited any more; what was, if something was. The stream is to be
+    /// No receive is awaited any more; the Send that did, if one did. The stream is to be
     /// [read on](crate::engine::link::Link::read_on) then.
-    pub(in crate::engine) fn unblock(
+    pub(in crate::engine) fn release(
         &mut self,
         core: &QpCore,
         engine: &mut EngineState,
-    ) -> Option<Box<RxBlocked>> {
-        let blocked = self.blocked.take()?;
-        if let BlockedOn::Receive { place, until, .. } = &blocked.on {
-            engine.deadlines.clear(*until, Due::Rnr(core.key));
-            match (&mut self.receives, place) {
-                (Receives::Own(rq), _) => rq.clear_waits(engine.worker),
-                (Receives::Shared(srq), Some(place)) => {
-                    let workers = srq.leave(*place);
-                    engine.doorbells.stop_awaiting(core.seat, srq);
-                    engine.receives_freed(srq, workers);
-                }
-                (Receives::Shared(_), None) => {}
+    ) -> Option<Box<Held>> {
+        let held = self.held.take()?;
+        engine.deadlines.clear(held.until, Due::Rnr(core.key));
+        match (&mut self.receives, held.place) {
+            (Receives::Own(rq), _) => rq.clear_waits(engine.worker),
+            (Receives::Shared(srq), Some(place)) => {
+                let workers = srq.leave(place);
+                engine.doorbells.stop_awaiting(core.seat, srq);
+                engine.receives_freed(srq, workers);
             }
+            (Receives::Shared(_), None) => {}
         }
-        Some(blocked)
+        Some(held)
+    }
+
+    /// The copier has answered: what it was writing. The stream is to be read on.
+    pub(in crate::engine) fn copied(&mut self) -> Option<Box<PendingPlacement>> {
+        self.copying.take()
     }
 
     /// Whether a copier is writing a segment.
     pub(in crate::engine) fn is_copying(&self) -> bool {
-        self.blocked.as_ref().is_some_and(|blocked| matches!(blocked.on, BlockedOn::Copy(_)))
+        self.copying.is_some()
     }
 
     /// Whether this copy writes a segment.
     pub(in crate::engine) fn is_placing(&self, job: u64) -> bool {
-        self.blocked.as_ref().is_some_and(
-            |blocked| matches!(&blocked.on, BlockedOn::Copy(pending) if pending.job == job),
-        )
+        self.copying.as_ref().is_some_and(|pending| pending.job == job)
     }
 
     /// Something that the other end of a direct connection did: whether it has its place behind a
@@ -205,8 +247,7 @@ impl Responder {
     pub(in crate::engine) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
         let behind =
             matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Fin | PeerSignal::Reset);
-        let Some(blocked) = self.blocked.as_mut().filter(|_| behind) else { return Err(signal) };
-        let BlockedOn::Copy(pending) = &mut blocked.on else { return Err(signal) };
+        let Some(pending) = self.copying.as_mut().filter(|_| behind) else { return Err(signal) };
         pending.deferred.push(signal);
         Ok(())
     }
@@ -214,6 +255,10 @@ impl Responder {
     /// Bytes kept while the stream stands still.
     #[cfg(test)]
     pub(in crate::engine) fn kept_bytes(&self) -> usize {
-        self.blocked.as_ref().map_or(0, |blocked| blocked.bytes.len())
+        let held = self.held.as_ref().map_or(0, |held| match &held.segment {
+            HeldSegment::Received { ulpdu, .. } => ulpdu.len(),
+            HeldSegment::AtPeer { .. } => 0,
+        });
+        held + self.behind.bytes() + self.unread.len()
     }
 }

@@ -30,10 +30,12 @@ impl Qp {
     /// The peer has answered: what is under way now has its time from now on.
     #[inline]
     pub(in crate::engine) fn watch_anew(&mut self, engine: &mut EngineState) {
-        if self.wired.is_some() {
+        let Some(wired) = &self.wired else { return };
+        // What it says of other requests gives it no more time for a receive.
+        if !wired.clock.is_some_and(|(wait, _)| wait == Wait::Receive) {
             self.stop_clock(engine);
-            self.look_at_clock(engine);
         }
+        self.look_at_clock(engine);
     }
 
     /// A call to the socket is over: what TCP does not take waits from the last byte on that it
@@ -76,7 +78,9 @@ impl Qp {
 
     /// What is waited for and how long; none if for ever, or if there is nothing.
     fn time_left(&mut self) -> Option<(Wait, Duration)> {
-        let Qp { wired: Some(wired), requester, life, link, .. } = self else { return None };
+        let Qp { wired: Some(wired), requester, responder, life, link, .. } = self else {
+            return None;
+        };
         match life.phase() {
             StreamPhase::Unlinked => {
                 let has_work = requester.is_under_way() || wired.begins() && requester.has_posted();
@@ -84,12 +88,14 @@ impl Qp {
                 time.map(|time| (Wait::Stream, time))
             }
             StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
-                // A message that TCP does not take stands behind one without a receive, or is it.
-                let stuck = link.tcp().is_some_and(TcpLink::awaits_socket)
-                    && requester.oldest_send().is_some();
-                let waits = wired.peer_waits || stuck || requester.awaits_acknowledgement_of_send();
-                match waits {
-                    true => wired.rnr_time(requester.asks()).map(|time| (Wait::Receive, time)),
+                if wired.peer_waits {
+                    return wired.rnr_time().map(|time| (Wait::Receive, time));
+                }
+                // What this side does not read it cannot hold against the peer.
+                let silent = responder.reads()
+                    && (requester.awaits_peer() || link.tcp().is_some_and(TcpLink::awaits_socket));
+                match silent {
+                    true => wired.answer_time().map(|time| (Wait::Answer, time)),
                     false => requester.can_ask_later().then_some((Wait::Question, QUESTION)),
                 }
             }
@@ -112,6 +118,7 @@ impl Qp {
                     self.request_error(engine, RequestError::Failed { seq, reason });
                 }
             }
+            Wait::Answer => self.lost(engine, "the peer has been silent for too long"),
             Wait::Question => {
                 self.requester.ask_now();
                 engine.wake(&mut self.core);
@@ -140,27 +147,34 @@ impl Qp {
 impl Wired {
     /// How long no acknowledgement is waited for; none if for ever.
     fn retry_time(&self) -> Option<Duration> {
+        // Streams take time to come about, which packets do not.
+        let least = if self.peer.is_none() { FIRST_STREAM } else { NEXT_STREAM };
+        self.timeout().map(|time| time.max(least))
+    }
+
+    /// How long a peer that has a stream may say nothing; none if for ever.
+    fn answer_time(&self) -> Option<Duration> {
+        self.timeout().map(|time| time.max(SILENCE))
+    }
+
+    /// After which time an adapter gives up; none if never.
+    fn timeout(&self) -> Option<Duration> {
         let sending = self.sending?;
         if sending.timeout == 0 {
             return None;
         }
         let once = Duration::from_nanos(4096 << sending.timeout.min(31));
-        let time = once.saturating_mul(u32::from(sending.retry_count.min(7)) + 1);
-        // Streams take time to come about, which packets do not.
-        let least = if self.peer.is_none() { FIRST_STREAM } else { NEXT_STREAM };
-        Some(time.max(least))
+        Some(once.saturating_mul(u32::from(sending.retry_count.min(7)) + 1))
     }
 
     /// How long the peer may be without a receive; none if for ever.
-    fn rnr_time(&self, by_tcp: bool) -> Option<Duration> {
+    fn rnr_time(&self) -> Option<Duration> {
         let (sending, peer) = (self.sending?, self.peer?);
         if sending.rnr_retry >= FOR_EVER {
             return None;
         }
         let once = Duration::from_micros(RNR_TIMERS[usize::from(peer.min_rnr_timer) % 32]);
-        let time = once.saturating_mul(u32::from(sending.rnr_retry));
-        // Over TCP a peer that has no receive looks like one that is busy.
-        Some(if by_tcp { time.max(BUSY) } else { time })
+        Some(once.saturating_mul(u32::from(sending.rnr_retry)))
     }
 }
 
@@ -173,8 +187,9 @@ const FOR_EVER: u8 = 7;
 const FIRST_STREAM: Duration = Duration::from_secs(1);
 /// Least time in which another one has to.
 const NEXT_STREAM: Duration = Duration::from_millis(200);
-/// Least time that a peer behind TCP may take to acknowledge.
-const BUSY: Duration = Duration::from_millis(200);
+/// Least time that a peer may say nothing while there is a stream to it: what it has to say may be
+/// behind megabytes in slow networks, and machines that are busy let a process wait.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// Times of the RNR NAK timer by code, in microseconds.
 const RNR_TIMERS: [u64; 32] = [

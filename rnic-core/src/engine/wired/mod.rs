@@ -4,11 +4,12 @@
 //! Such a queue pair lives without a stream, before its peer is there and after it has gone
 //! ([`streams`]; [`StreamPhase::Unlinked`](super::phase::StreamPhase::Unlinked)). Its requests are
 //! done when the peer has acknowledged them ([`acknowledge`](super::requester::acknowledge)); what
-//! a Terminate says about one of them is its status ([`verdict`]); and two clocks ([`clock`]) end
-//! the wait for a peer that is not there or has no receive. Everything else of the engine knows
-//! nothing of it.
+//! a Terminate says about one of them is its status ([`verdict`]); the ends tell each other when a
+//! receive is missing ([`missing`]); and clocks ([`clock`]) end the wait for a peer that is not
+//! there, has no receive or is silent. Everything else of the engine knows nothing of it.
 
 mod clock;
+mod missing;
 mod streams;
 mod verdict;
 mod wait;
@@ -33,7 +34,7 @@ pub(super) struct Wired {
     communicates: bool,
     /// What the peer said when the stream came about; none before the first.
     peer: Option<PeerLimits>,
-    /// The other end of the direct path has no receive for what is being sent.
+    /// A Send of this side waits for a receive at the other end.
     peer_waits: bool,
     /// What a clock runs for, and when it runs out.
     clock: Option<(Wait, Time)>,

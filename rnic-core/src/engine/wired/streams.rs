@@ -73,9 +73,7 @@ impl Qp {
         let Some(wired) = &mut self.wired else { return };
         why.clone_into(&mut wired.why);
         // What a copier writes has arrived before.
-        if self.responder.awaits_receive() {
-            self.unblock(engine);
-        }
+        self.release(engine);
         self.requester.end_stream();
         self.life.set_deadline(&self.core, engine, None);
         self.enter(StreamPhase::Unlinked);

@@ -2,7 +2,6 @@
 //! was wrong, or only that the stream is gone.
 
 use crate::engine::qp::Qp;
-use crate::engine::state::EngineState;
 use crate::rdmap::Terminate;
 use crate::types::{CompletionStatus, TerminateCode};
 
@@ -20,16 +19,6 @@ impl Qp {
         self.requester.acknowledge_before(seq);
         self.requester.blame(seq, status, t.code);
         Some(seq)
-    }
-
-    /// The other end of the direct path waits for a receive, or does not.
-    pub(in crate::engine) fn set_peer_waits(&mut self, engine: &mut EngineState, waits: bool) {
-        if let Some(wired) = &mut self.wired
-            && wired.peer_waits != waits
-        {
-            wired.peer_waits = waits;
-            self.stop_clock(engine);
-        }
     }
 }
 

@@ -7,6 +7,8 @@ pub(super) enum Wait {
     Stream,
     /// A receive of the peer's.
     Receive,
+    /// Anything at all from a peer that has been asked, or takes no more.
+    Answer,
     /// More requests, which the same question could be about.
     Question,
 }

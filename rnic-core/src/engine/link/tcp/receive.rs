@@ -13,6 +13,7 @@ use crate::engine::arrival::PayloadSource;
 use crate::engine::charge::Owner;
 use crate::engine::incoming::{Incoming, Origin};
 use crate::engine::interface::Receive;
+use crate::engine::notice::Notice;
 use crate::engine::numbers::cost;
 use crate::engine::phase::{StreamEvent, StreamPhase};
 use crate::engine::qp::{IncomingFpdu, Qp};
@@ -33,7 +34,7 @@ impl Qp {
         slab: &mut Vec<u8>,
         recv: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
     ) -> Receive {
-        if self.responder.is_blocked() {
+        if !self.responder.reads() {
             return Receive::Blocked;
         }
         if self.core.turn.is_over() || self.has_unread() {
@@ -119,7 +120,7 @@ impl Qp {
     ) -> usize {
         let len = bytes.len();
         // What came before may have found its receive and wait for a copier now.
-        if self.responder.is_blocked() {
+        if !self.responder.reads() {
             self.responder.keep_unread(bytes);
             return len;
         }
@@ -143,7 +144,7 @@ impl Qp {
             let (mut buffer, filled) = engine.partials.take(&mut tcp.partial, owner.session);
             self.fpdu_arrived(engine, &mut buffer[..filled]);
             engine.partials.give_buffer(buffer);
-            if self.responder.is_blocked() {
+            if !self.responder.reads() {
                 self.responder.keep_unread(bytes);
                 return len;
             }
@@ -165,7 +166,7 @@ impl Qp {
             let (fpdu, later) = bytes.split_at_mut(needed);
             self.fpdu_arrived(engine, fpdu);
             bytes = later;
-            if self.responder.is_blocked() {
+            if !self.responder.reads() {
                 self.responder.keep_unread(bytes);
                 return len;
             }
@@ -237,7 +238,15 @@ impl Qp {
 
     /// What stands in a ULPDU: checked by the stream, then carried out.
     #[inline]
-    fn ulpdu_arrived(&mut self, engine: &mut EngineState, ulpdu: &[u8], first: bool) {
+    pub(in crate::engine) fn ulpdu_arrived(
+        &mut self,
+        engine: &mut EngineState,
+        ulpdu: &[u8],
+        first: bool,
+    ) {
+        if self.responder.keep_behind(ulpdu) {
+            return;
+        }
         let ird_available = self.requester.ird_available();
         let Some(tcp) = self.link.tcp_mut() else { return };
         let origin = Origin::Wire(ulpdu);
@@ -256,6 +265,9 @@ impl Qp {
         };
         let (segment, payload) = match arrival {
             Arrival::Write { stag, to, payload, last, stag_changed } => {
+                if let Some(notice) = Notice::find(stag, to, payload).filter(|_| self.is_wired()) {
+                    return self.notice_arrived(engine, notice);
+                }
                 (Incoming::Write { stag, to: to.0, last, stag_changed }, payload)
             }
             Arrival::ReadResponse { stag, to, payload, last } => {
