@@ -22,6 +22,7 @@ mod framing;
 mod limits;
 mod link;
 mod messages;
+mod missing;
 mod model;
 mod opcodes;
 mod operations;

@@ -10,7 +10,7 @@ use crate::engine::PeerLimits;
 use crate::types::{Access, Gid, QpId, QpState};
 
 /// Retries take a second before the first stream, and the least time of 200 ms after it.
-const SENDING: control::Sending =
+pub(super) const SENDING: control::Sending =
     control::Sending { sq_psn: 0, timeout: 10, retry_count: 1, rnr_retry: 6, ord: 4 };
 
 /// Six times 655 ms until a receive.
@@ -50,13 +50,13 @@ fn wire(w: &mut World, qp: usize) {
     w.move_to_rts(qp, SENDING);
 }
 
-fn linked(wiring: Wiring) -> World {
+pub(super) fn linked(wiring: Wiring) -> World {
     let mut w = unlinked(wiring);
     w.link([A, B], wiring, LIMITS);
     w
 }
 
-fn ms(n: u64) -> Duration {
+pub(super) fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
