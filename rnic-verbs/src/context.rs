@@ -77,8 +77,11 @@ impl ContextBody {
             | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | c::IBV_DEVICE_MEM_MGT_EXTENSIONS;
         says.max_sge = i32::from(has.max_sge);
-        // RFC 5040 section 5.2: one sink for each Read.
-        says.max_sge_rd = 1;
+        says.max_sge_rd = match self.kind {
+            // RFC 5040 section 5.2: one sink for each Read.
+            QpType::Connected => 1,
+            QpType::Wired => says.max_sge,
+        };
         says.max_cq = int(has.max_cqs);
         says.max_cqe = int(has.max_cq_entries);
         says.max_mr = int(has.max_mrs);

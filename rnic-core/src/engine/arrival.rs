@@ -12,7 +12,7 @@ use super::requester::Requester;
 use super::requester::in_flight::OutboundRequest;
 use super::requester::inbound_request::InboundRequest;
 use super::requester::message::{Gather, GatherFault};
-use super::responder::placement::{Placed, place};
+use super::responder::placement::{Placed, ScatterFault, place, scatter};
 use super::state::EngineState;
 use crate::abi::queue::CompletionFlags;
 use crate::device::cq::CqFault;
@@ -274,6 +274,23 @@ impl Qp {
         let size = read.size;
         let reason = if stag != read.sink {
             Reason::OtherSink { found: stag, sink: read.sink }
+        } else if let Some(elements) = &read.elements {
+            let end = to.wrapping_sub(read.to).saturating_add(len as u64);
+            match u32::try_from(to.wrapping_sub(read.to)) {
+                Ok(from) if end <= u64::from(size) => {
+                    match scatter(&payload, elements, from, &self.core, stags) {
+                        Ok(placed) => return Ok(placed),
+                        Err(ScatterFault::Memory(fault)) => {
+                            let segment = Incoming::ReadResponse { stag, to, last };
+                            return Err(self.unplaced(&segment, fault));
+                        }
+                        Err(ScatterFault::Element(_)) => {
+                            Reason::SinkGone { stag, to: read.to, size }
+                        }
+                    }
+                }
+                _ => Reason::OutsideSink { stag, to, len: len as u64, size },
+            }
         // The sink must still be enabled before its bounds are of interest.
         } else if let Ok(sink) = stags.local(self.core.principal(), stag.0, read.to, size, true) {
             match to.checked_sub(read.to).and_then(|from| sink.part(from, len)) {
@@ -297,11 +314,11 @@ impl Qp {
         stags: &StagTable,
         original: &Payload<'_>,
     ) -> Result<Placed, PlacementError> {
-        let Some(&request) = self.requester.awaited(true) else {
+        let Some(request) = self.requester.awaited(true) else {
             //= 7306-5.2.2-11
             return Err(Reason::NoRequest { atomic: true }.into());
         };
-        let OutboundRequest { sink: stag, to, size, .. } = request;
+        let &OutboundRequest { sink: stag, to, size, .. } = request;
         let Ok(sink) = stags.local(self.core.principal(), stag.0, to, size, true) else {
             let reason = Reason::SinkGone { stag, to, size };
             self.requester.refuse_response(reason);

@@ -145,6 +145,7 @@ impl Requester {
             sink: Stag(0),
             to: 0,
             size: 0,
+            elements: None,
             received: 0,
             kind: ResponseKind::Acknowledgement,
         });

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use crate::abi::queue::SendOpcode;
+use crate::abi::queue::{SendOpcode, Sge};
 use crate::device::qp::terminate_detail;
 use crate::types::{CompletionOpcode, CompletionStatus, Msn, Stag, TerminateCode};
 
@@ -59,13 +59,15 @@ impl Request {
 }
 
 /// A Read or an atomic operation that the peer has not answered.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::engine) struct OutboundRequest {
     /// Its request; none for a Read that was only the first FPDU of a peer-to-peer stream.
     pub seq: Option<u64>,
     pub sink: Stag,
     pub to: u64,
     pub size: u32,
+    /// Where its bytes go, if that is more than one element; the sink only names them to the peer.
+    pub elements: Option<Box<[Sge]>>,
     pub received: u64,
     pub kind: ResponseKind,
 }

@@ -38,6 +38,7 @@ impl Requester {
             sink: Stag(0),
             to: 0,
             size: 0,
+            elements: None,
             received: 0,
             kind: ResponseKind::Read,
         });
@@ -106,23 +107,23 @@ impl Requester {
 
     /// The request that a Terminate is about: it says by its headers which of several. Of an Atomic
     /// Request it has the DDP header only (RFC 7306 section 8).
-    pub(in crate::engine) fn blamed(&self, t: &Terminate<'_>) -> Option<OutboundRequest> {
+    pub(in crate::engine) fn blamed(&self, t: &Terminate<'_>) -> Option<&OutboundRequest> {
         let read = t.read_request.map(ReadRequest::parse);
         if let (Some(read), Layout::Siw) = (read, t.layout) {
             // siw returns the request as it was but has written its size over the MSN. Where it
             // ends does not depend on how much of it was answered.
             let asked = (read.sink_stag, read.sink_to.0.wrapping_add(read.size.into()));
             let of = |r: &&OutboundRequest| (r.sink, r.to.wrapping_add(r.size.into())) == asked;
-            return self.outbound.iter().find(of).copied();
+            return self.outbound.iter().find(of);
         }
         let Some(header) = t.ddp_header else {
-            return self.outbound.front().filter(|_| read.is_some()).copied();
+            return self.outbound.front().filter(|_| read.is_some());
         };
         match ddp::Header::parse(header) {
             Ok((ddp::Header::Untagged(h), _)) if h.qn == ddp::qn::READ_REQUEST => {
                 // The oldest request outstanding; as many as there are have been numbered since.
                 let oldest = self.request_msn.0.wrapping_sub(count(self.outbound.len()));
-                self.outbound.get(h.msn.0.wrapping_sub(oldest) as usize).copied()
+                self.outbound.get(h.msn.0.wrapping_sub(oldest) as usize)
             }
             _ => None,
         }

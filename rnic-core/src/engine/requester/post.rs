@@ -292,7 +292,9 @@ impl Requester {
         }
     }
 
-    /// A Read Request. The sink is one region, as iWARP has it (RFC 5040 section 4.4).
+    /// A Read Request. The sink is one region, as iWARP has it (RFC 5040 section 4.4). A queue pair
+    /// that is wired by hand may have its bytes scattered, as on an adapter: what the peer is told
+    /// of is the first element and a tagged offset of 0, which it only repeats.
     fn read_message(
         &mut self,
         invalidate: bool,
@@ -304,10 +306,15 @@ impl Requester {
     ) -> Result<Option<Message>, Reason> {
         let h = &entry.header;
         let sges = self.elements.as_slice();
-        if sges.len() > 1 || h.inline_len != 0 {
+        let scatters = sges.len() > 1;
+        if scatters && (self.acks.is_none() || invalidate) || h.inline_len != 0 {
             return Err(Reason::ReadSink { elements: sges.len() });
         }
-        let sink = sges.first().copied().unwrap_or_default();
+        let mut sink = sges.first().copied().unwrap_or_default();
+        if scatters {
+            let length = total_length(sges).ok_or(Reason::MessageLength)?;
+            sink = Sge { addr: 0, length, ..sink };
+        }
         if invalidate && engine.stags.is_window(Stag(sink.lkey)) {
             let (fault, stag) = (LocalFault::InvalidKey, Stag(sink.lkey));
             return Err(Reason::NotOwned { fault, stag });
@@ -369,11 +376,17 @@ impl Requester {
             return Err(Reason::NoOrd);
         }
         let (lkey, to, size) = (sink.lkey, sink.addr, sink.length);
-        if size > 0 {
-            engine.stags.local(core.principal(), lkey, to, size, true).map_err(|fault| {
-                Reason::LocalKey { fault, lkey, addr: to, len: size, write: true }
-            })?;
+        let elements = match self.elements.as_slice() {
+            several @ [_, _, ..] => several,
+            _ => &[sink],
+        };
+        for &Sge { addr, length: len, lkey } in elements.iter().filter(|sge| sge.length > 0) {
+            engine
+                .stags
+                .local(core.principal(), lkey, addr, len, true)
+                .map_err(|fault| Reason::LocalKey { fault, lkey, addr, len, write: true })?;
         }
+        let elements = (elements.len() > 1).then(|| elements.into());
         if life.peer_fin() {
             // No response can come any more; the stream goes on without it.
             self.request_unanswered(seq, core, life, engine);
@@ -386,6 +399,7 @@ impl Requester {
             sink,
             to,
             size,
+            elements,
             received: 0,
             kind,
         });

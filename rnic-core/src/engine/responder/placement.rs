@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
+use crate::abi::queue::Sge;
 use crate::device::Copier;
 use crate::device::copier::{Direction, Pieces};
 use crate::device::memory::{MemoryFault, Payload, Target};
+use crate::device::stag::StagTable;
 use crate::engine::incoming::{Enclosure, Incoming};
 use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
+use crate::engine::reason::Reason;
+use crate::engine::requester::message::Gather;
 use crate::engine::state::{EngineState, PeerSignal};
 
 /// Whether a segment has been placed.
@@ -42,7 +46,7 @@ pub(in crate::engine) struct PendingPlacement {
 
 impl PendingWrite {
     /// Adds the bytes of `payload` from `from` on that go to `target`, which `copier` reaches.
-    pub(super) fn add(
+    fn add(
         writing: Option<Box<PendingWrite>>,
         (copier, address): (&Arc<Copier>, u64),
         payload: &Payload<'_>,
@@ -95,4 +99,58 @@ pub(in crate::engine) fn place(
             PendingWrite::add(None, by, payload, 0, target.len(), last).map(Placed::Pending)
         }
     }
+}
+
+/// Why a payload was not placed in a list of elements.
+pub(in crate::engine) enum ScatterFault {
+    /// One of them cannot be written.
+    Element(Reason),
+    /// The bytes could not be copied.
+    Memory(MemoryFault),
+}
+
+/// Places a payload in the memory that a list names, from its byte `skip` on, or has it placed. All
+/// elements are checked before the first byte is placed.
+#[inline]
+pub(in crate::engine) fn scatter(
+    payload: &Payload<'_>,
+    list: &[Sge],
+    mut skip: u32,
+    core: &QpCore,
+    stags: &StagTable,
+) -> Result<Placed, ScatterFault> {
+    let (who, len) = (core.principal(), payload.len());
+    let mut targets = Gather::new();
+    let mut from = 0;
+    for sge in list {
+        if from == len {
+            break;
+        }
+        if skip >= sge.length {
+            skip -= sge.length;
+            continue;
+        }
+        // At most sge.length, hence a u32.
+        let n = ((sge.length - skip) as usize).min(len - from);
+        let addr = sge.addr.wrapping_add(u64::from(skip));
+        let (lkey, len) = (sge.lkey, count(n));
+        let target = stags.local(who, lkey, addr, len, true).map_err(|fault| {
+            ScatterFault::Element(Reason::LocalKey { fault, lkey, addr, len, write: true })
+        })?;
+        targets.push(target);
+        from += n;
+        skip = 0;
+    }
+    let (mut from, mut pending) = (0, None);
+    for target in targets {
+        let placed = match target.copier() {
+            None => payload.place(from, target, false).map(|()| pending),
+            Some(by) => {
+                PendingWrite::add(pending, by, payload, from, target.len(), false).map(Some)
+            }
+        };
+        pending = placed.map_err(ScatterFault::Memory)?;
+        from += target.len();
+    }
+    Ok(pending.map_or(Placed::Done, Placed::Pending))
 }

@@ -7,18 +7,16 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Responder;
-use super::placement::{PendingWrite, Placed};
+use super::placement::{Placed, ScatterFault, scatter};
 use super::receives::{Receives, Receiving, emit_notices};
 use crate::abi::control::Event;
 use crate::device::memory::{Payload, Unreachable};
 use crate::device::srq::{TakeMode, TakeOutcome};
 use crate::device::stag::StagTable;
 use crate::engine::interface::Output;
-use crate::engine::numbers::count;
 use crate::engine::phase::StreamPhase;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::{PlacementError, Reason};
-use crate::engine::requester::message::Gather;
 use crate::engine::state::EngineState;
 use crate::rdmap::codes;
 use crate::shm::attached::CopyEnd;
@@ -112,44 +110,14 @@ impl Responder {
             codes::UNTAGGED_TOO_LONG => Reason::TooLong { mo, len, capacity }.into(),
             _ => PlacementError::from(fault),
         })?;
-        let who = core.principal();
-        let mut targets = Gather::new();
-        let (mut skip, mut from) = (mo, 0);
-        for sge in receiving.entry.sges.as_slice() {
-            if from == len {
-                break;
-            }
-            if skip >= sge.length {
-                skip -= sge.length;
-                continue;
-            }
-            // At most sge.length, hence a u32.
-            let n = ((sge.length - skip) as usize).min(len - from);
-            let addr = sge.addr.wrapping_add(u64::from(skip));
-            let (lkey, len) = (sge.lkey, count(n));
-            let target = stags.local(who, lkey, addr, len, true).map_err(|fault| {
-                let reason = Reason::LocalKey { fault, lkey, addr, len, write: true };
-                PlacementError::Receive(None, reason)
-            })?;
-            targets.push(target);
-            from += n;
-            skip = 0;
-        }
-        let (mut from, mut pending) = (0, None);
-        for target in targets {
-            let placed = match target.copier() {
-                None => payload.place(from, target, false).map(|()| pending),
-                Some(by) => {
-                    PendingWrite::add(pending, by, &payload, from, target.len(), false).map(Some)
-                }
-            };
-            pending = placed.map_err(|fault| match (fault.cause, fault.end) {
+        let elements = receiving.entry.sges.as_slice();
+        scatter(&payload, elements, mo, core, stags).map_err(|fault| match fault {
+            ScatterFault::Element(reason) => PlacementError::Receive(None, reason),
+            ScatterFault::Memory(fault) => match (fault.cause, fault.end) {
                 (Unreachable::Truncated, _) | (_, CopyEnd::Source) => PlacementError::Memory(fault),
                 (_, CopyEnd::Sink) => PlacementError::Receive(Some(fault), Reason::Memory(fault)),
-            })?;
-            from += target.len();
-        }
-        Ok(pending.map_or(Placed::Done, Placed::Pending))
+            },
+        })
     }
 
     /// Tells the owner of a QP in Error, once, that it has taken its last receive from its shared

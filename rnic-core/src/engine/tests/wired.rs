@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::requests::Wr;
 use super::world::{A, B, MemoryKind, QpEnd, QpShape, Wiring, World};
 use crate::abi::control;
+use crate::abi::queue::SendOpcode;
 use crate::engine::PeerLimits;
 use crate::types::{Access, Gid, QpId, QpState};
 
@@ -206,4 +207,44 @@ fn the_peer_is_asked_about_what_somebody_waits_for_and_later_about_the_rest() {
     assert!(w.completions(A).is_empty());
     w.advance(ms(4000));
     assert_eq!(w.completions(A), ["21 Send ReceiverNotReady"]);
+}
+
+/// Of as many bytes as the list has, in segments that end anywhere in it.
+#[test]
+fn a_read_may_have_its_bytes_scattered() {
+    for wiring in Wiring::both() {
+        for kind in [MemoryKind::Shared, MemoryKind::Attached, MemoryKind::ThroughCopier] {
+            let mut w = linked(wiring);
+            let there = w.any_mr(B, 300_000);
+            w.kind = kind;
+            let (first, second) = (w.any_mr(A, 200_000), w.any_mr(A, 200_000));
+            let bytes = there.pattern(11);
+            let list = [
+                second.sge(1..100_001),
+                first.sge(0..0),
+                first.sge(7..8),
+                first.sge(100_000..200_000),
+            ];
+            w.post(A, &[Wr::new(SendOpcode::Read, 1, &list).remote(there.stag, there.iova)]);
+            assert_eq!(w.completions(A), ["1 RdmaRead 200001"], "{wiring:?} {kind:?}");
+            assert_eq!(second.bytes()[1..100_001], bytes[..100_000]);
+            assert_eq!(first.bytes()[7], bytes[100_000]);
+            assert_eq!(first.bytes()[100_000..], bytes[100_001..200_001]);
+            assert_eq!((first.bytes()[6], first.bytes()[8], second.bytes()[0]), (0, 0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_read_is_not_begun_if_one_of_its_elements_cannot_be_written() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        let (there, here) = (w.any_mr(B, 64), w.any_mr(A, 64));
+        there.pattern(1);
+        let readable = w.mr(A, 64, Access::REMOTE_READ);
+        let list = [here.sge(0..8), readable.sge(0..8)];
+        w.post(A, &[Wr::new(SendOpcode::Read, 1, &list).remote(there.stag, there.iova)]);
+        assert_eq!(w.completions(A), ["1 RdmaRead LocalProtection"], "{wiring:?}");
+        assert_eq!(here.bytes(), [0; 64], "{wiring:?}");
+    }
 }
