@@ -102,7 +102,11 @@ impl End {
 
     /// A Send that nobody acknowledges fails; what is said of it.
     fn fails_because(&self) -> String {
-        self.qp.to_rts(&QUICK).unwrap();
+        self.fails_after(&QUICK)
+    }
+
+    fn fails_after(&self, sending: &Sending) -> String {
+        self.qp.to_rts(sending).unwrap();
         self.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
         let failed = self.client.completion();
         assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
@@ -203,6 +207,7 @@ const IN_ERROR: u8 = 5;
 const PSN: u8 = 6;
 const BUSY: u8 = 7;
 const CROWDED: u8 = 8;
+const GUESSER: u8 = 9;
 
 #[test]
 fn whoever_is_not_meant_is_told_why() {
@@ -380,6 +385,9 @@ fn depths_and_timers_of_a_peer_are_kept_within_what_there_is() {
         wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
         end.client.completes(1, CompletionOpcode::Receive);
         end.qp.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
+        // It has no receive for it, which is the first of this side.
+        assert_eq!(wire::next_ulpdu(&mut peer)[1] & 0xF, SEND);
+        wire::say(&mut peer, &fpdu(&notice(1)));
         let failed = end.client.completion();
         let expected = (2, CompletionStatus::ReceiverNotReady);
         assert_eq!((failed.wr_id, failed.status), expected, "{min_rnr_timer}");
@@ -387,8 +395,17 @@ fn depths_and_timers_of_a_peer_are_kept_within_what_there_is() {
     daemon.settles("rid of them", |s| s.startups == 0 && s.qps == 0);
 }
 
-/// Opcode of RDMAP.
+/// Opcodes of RDMAP.
 const READ_REQUEST: u8 = 1;
+const SEND: u8 = 3;
+
+/// What a peer says that has no receive for the Send of this number: a Write of nothing.
+fn notice(msn: u32) -> Vec<u8> {
+    let mut write = vec![0xC1, 0x40, 0, 0, 0, 0];
+    write.extend(0x524e_5201_u32.to_be_bytes());
+    write.extend(msn.to_be_bytes());
+    write
+}
 
 /// Many requests for a queue pair that its program has told nothing yet: when it has, all that were
 /// not meant are told so, and the one that is meant gets it.
@@ -615,4 +632,35 @@ fn who_cannot_get_through_to_a_peer_is_reached_by_it() {
     end.await_peer(HERE, HIGHER);
     daemon.settles("it dials", |status| status.startups > 0);
     accepted(&mut dial(HIGHER, port, &Said::to(&end, HIGHER).bytes()));
+}
+
+/// Each wrong STag costs whoever guesses a stream; an address that has named too many is not let in
+/// any more, nor called.
+#[test]
+fn who_guesses_stags_is_kept_out_for_a_minute() {
+    let port = port();
+    let limits = "[limits.peer]\nstag_guesses_per_minute = 3\n";
+    let daemon = daemon(HERE, port, limits);
+    for guess in 1..=3_u8 {
+        let end = End::new(&daemon);
+        end.await_peer(HERE, LOWER);
+        let mut peer = dial(LOWER, port, &Said::to(&end, LOWER).bytes());
+        accepted(&mut peer);
+        let write = [0xC1, 0x40, 0, 0, 77, guess, 0, 0, 0, 0, 0, 0, 0, 0, b'!'];
+        wire::say(&mut peer, &fpdu(&write));
+        let began = Instant::now();
+        while end.state() != QpState::Error {
+            assert!(began.elapsed() < DEADLINE, "guess {guess} is no error");
+        }
+    }
+    let end = End::new(&daemon);
+    end.await_peer(HERE, LOWER);
+    assert_eq!(rejection(&mut dial(LOWER, port, &Said::to(&end, LOWER).bytes())), GUESSER);
+    // This end would call by itself after a second, and says why it does not.
+    let why = end.fails_after(&Sending { timeout: 19, ..QUICK });
+    assert!(why.contains("limits.peer.stag_guesses_per_minute"), "{why}");
+    // Others are none of this.
+    let other = End::new(&daemon);
+    other.await_peer(HERE, [127, 0, 52, 0]);
+    accepted(&mut dial([127, 0, 52, 0], port, &Said::to(&other, [127, 0, 52, 0]).bytes()));
 }

@@ -81,12 +81,12 @@ impl Qp {
 
     /// A peer that tries STags is counted, if it is one behind TCP.
     fn report_guess(&self, engine: &mut EngineState, reason: Reason) {
+        let wired = self.wired.as_ref().map(|wired| wired.remote);
         if reason.is_guess()
             && self.link.tcp().is_some()
-            && let Some(addresses) = self.life.addresses()
+            && let Some(peer) = wired.or(self.life.addresses().map(|a| a.peer.ip()))
         {
             let (session, at) = (self.core.session, engine.now);
-            let peer = addresses.peer.ip();
             engine.report(Notification::StagGuessed { session, peer, at });
         }
     }

@@ -408,6 +408,12 @@ impl ConnectionManager {
         }
     }
 
+    /// Whether the user of a session has had too many wrong STags from an address.
+    pub fn is_guesser(&mut self, session: SessionId, peer: IpAddr, now: Time) -> bool {
+        let user = self.quotas.user(session);
+        self.guesses.turns_away(user, peer, now)
+    }
+
     /// What is to be told to sessions or carried out, oldest first.
     pub fn poll_event(&mut self) -> Option<CmEvent> {
         self.events.pop_front()

@@ -14,6 +14,8 @@ mod streams;
 mod verdict;
 mod wait;
 
+use std::net::IpAddr;
+
 use wait::Wait;
 
 use crate::abi::control::{Sending, Wiring};
@@ -21,6 +23,8 @@ use crate::types::{Access, QpState, Time};
 
 /// What a queue pair that is wired by hand has been told, and where it stands.
 pub(super) struct Wired {
+    /// Where its peer is.
+    pub remote: IpAddr,
     /// Requests of the peer's that may await a response.
     ird: u16,
     min_rnr_timer: u8,
@@ -54,6 +58,7 @@ pub struct PeerLimits {
 impl Wired {
     pub(super) fn new(wiring: &Wiring) -> Self {
         Wired {
+            remote: wiring.remote.address(),
             ird: wiring.ird,
             min_rnr_timer: wiring.min_rnr_timer,
             sending: None,

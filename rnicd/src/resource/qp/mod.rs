@@ -4,6 +4,7 @@ mod connect;
 mod dials;
 mod parts;
 mod reads;
+mod rejection;
 mod rendezvous;
 mod requests;
 mod told;

@@ -15,6 +15,7 @@ use rnic_core::stream::introduction::Introduction;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
+use super::rejection::Rejection;
 use super::told::{Wired, WiredStream};
 use super::{Connection, QpPhase};
 use crate::clock;
@@ -22,60 +23,6 @@ use crate::cm::{AcceptParams, BindTo, ConnectParams, Quota};
 use crate::resource::Manager;
 use crate::resource::ledger::Kind;
 use crate::socket::Socket;
-
-/// Why a request is rejected, in one byte of Private Data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rejection {
-    Malformed = 1,
-    NoQueuePair = 2,
-    OtherPeer = 3,
-    OtherGid = 4,
-    InError = 5,
-    Psn = 6,
-    Busy = 7,
-    Crowded = 8,
-}
-
-impl Rejection {
-    const ALL: [Rejection; 8] = [
-        Rejection::Malformed,
-        Rejection::NoQueuePair,
-        Rejection::OtherPeer,
-        Rejection::OtherGid,
-        Rejection::InError,
-        Rejection::Psn,
-        Rejection::Busy,
-        Rejection::Crowded,
-    ];
-
-    fn private_data(self) -> Vec<u8> {
-        [MAGIC, &[self as u8]].concat()
-    }
-
-    /// What a rejection of the peer's daemon means for the one that dialled.
-    fn explain(private_data: &[u8], peer: QpId, gid: Gid) -> String {
-        let code = private_data.strip_prefix(MAGIC).and_then(|rest| rest.first());
-        let found = Rejection::ALL.into_iter().find(|r| Some(&(*r as u8)) == code);
-        let what = match found {
-            Some(Rejection::Malformed) => "the daemon there does not understand the request",
-            Some(Rejection::NoQueuePair) => "there is no such queue pair that is wired by hand",
-            Some(Rejection::OtherPeer) => "it is wired to another one, not to this one",
-            Some(Rejection::OtherGid) => {
-                "it is reached by another GID, or this side claims a GID \
-                                          from which it does not come"
-            }
-            Some(Rejection::InError) => "it is in Error",
-            Some(Rejection::Psn) => {
-                "PSNs differ: it sends from another (sq_psn) than this side \
-                                     awaits (rq_psn), or the other way round"
-            }
-            Some(Rejection::Busy) => "it has not left its last stream yet",
-            Some(Rejection::Crowded) => "too many others wait for it to be wired (RTR)",
-            None => "the daemon there rejects it without a reason",
-        };
-        format!("queue pair {peer} at {gid}: {what}")
-    }
-}
 
 impl Manager {
     /// Begins to listen for daemons of others, if it does not yet: before any queue pair can have a
@@ -184,6 +131,10 @@ impl Manager {
             peer_to_peer: true,
         };
         let now = clock::now();
+        if self.cm.is_guesser(session, wiring.remote.address(), now) {
+            let why = Rejection::Guesser.of(wiring.remote_qp, wiring.remote);
+            return self.not_linked(qp, worker, why);
+        }
         let begun = self.take_rate(session, now).and_then(|()| self.cm.connect(params, now));
         if let Err(refusal) = begun {
             self.not_linked(qp, worker, refusal.to_string());
@@ -274,7 +225,7 @@ impl Manager {
 
     /// The worker of the queue pair that is meant, if that means the one that speaks; none if its
     /// program has not told it of a peer.
-    fn asked_for(&self, said: &Introduction) -> Result<Option<u32>, Rejection> {
+    fn asked_for(&mut self, said: &Introduction) -> Result<Option<u32>, Rejection> {
         let qp = said.to_qp;
         let owner = self.handles.qps.owner(qp.0);
         let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&qp));
@@ -286,6 +237,11 @@ impl Manager {
         };
         if !object.works() {
             return Err(Rejection::InError);
+        }
+        if let Some(owner) = owner
+            && self.cm.is_guesser(owner, said.gid.address(), clock::now())
+        {
+            return Err(Rejection::Guesser);
         }
         let wiring = &wired.wiring;
         if (wiring.remote, wiring.remote_qp) != (said.gid, said.qp) {
@@ -413,8 +369,6 @@ const BACKLOG: u32 = 1024;
 /// Of them, for one queue pair. It will have one peer, and who else asks for it does so by mistake
 /// or in order to keep others out.
 const HELD: usize = 32;
-/// What Private Data of a rejection begin with.
-const MAGIC: &[u8] = b"RNWD\x01";
 /// Queue pairs that dial between two looks at everything else.
 const DIALS: usize = 16;
 /// How long the higher end leaves it to the lower one to dial.
