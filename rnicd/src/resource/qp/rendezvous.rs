@@ -65,7 +65,7 @@ impl Manager {
     fn rendezvous_quota(&self) -> Quota {
         let limits = &self.config.limits;
         Quota {
-            user: rustix::process::getuid().as_raw(),
+            user: DAEMONS,
             startups: limits.user.count(Kind::Startups),
             startups_key: "limits.user.startups".to_owned(),
             accepts_per_second: limits.user.count(Kind::AcceptsPerSecond),
@@ -364,6 +364,9 @@ fn names_back(said: &Introduction, qp: QpId, wiring: &Wiring) -> bool {
 
 /// The session of the daemon itself, which no client has.
 const DAEMON: SessionId = SessionId(0);
+/// The user in whose name other daemons are let in, which no process can have: they use up nobody's
+/// start-ups, and whose STags they have guessed is asked when it is known whom they mean.
+const DAEMONS: u32 = u32::MAX - 1;
 /// Requests that may wait for their queue pairs.
 const BACKLOG: u32 = 1024;
 /// Of them, for one queue pair. It will have one peer, and who else asks for it does so by mistake
