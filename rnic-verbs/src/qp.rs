@@ -268,6 +268,10 @@ impl QpBody {
                 let at = RemoteAddr { addr: remote, rkey: Stag(rkey) };
                 SendRequest::atomic(number, read_sink(elements, inline)?, at, operation)
             }
+            SendKind::Read { remote, rkey } if self.wired.is_some() && !inline => {
+                let from = RemoteAddr { addr: remote, rkey: Stag(rkey) };
+                SendRequest::read_scattered(number, elements, from)
+            }
             SendKind::Read { remote, rkey } => {
                 let from = RemoteAddr { addr: remote, rkey: Stag(rkey) };
                 SendRequest::read(number, read_sink(elements, inline)?, from)

@@ -501,6 +501,42 @@ fn reads_wait_for_room_at_the_peer_and_come_in_order() {
 }
 
 #[test]
+fn a_read_may_fill_several_elements() {
+    on_both_paths(|[a, b]| {
+        let (target, sink) = (b.client.region(4096, READ_WRITE), a.client.region(4096, READ_WRITE));
+        target.write_at(0, &[7; 300]).unwrap();
+        let elements = [sink.sge(1000, 100), sink.sge(0, 1), sink.sge(10, 199)];
+        let read = SendRequest::read_scattered(1, &elements, target.remote().at(0)).signaled();
+        a.qp.post_send(&[read]).unwrap();
+        let done = a.completes(1, CompletionOpcode::RdmaRead);
+        assert_eq!(done.byte_len, 300);
+        let mut expected = [0; 4096];
+        expected[1000..1100].fill(7);
+        expected[0] = 7;
+        expected[10..209].fill(7);
+        let mut found = [0; 4096];
+        sink.read_at(0, &mut found).unwrap();
+        assert_eq!(found, expected);
+    });
+}
+
+/// Neither end has a receive before its own Send is done, but for one.
+#[test]
+fn whoever_waits_for_his_own_send_first_does_not_wait_for_himself() {
+    on_both_paths(|[a, b]| {
+        b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+        b.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(3, b"").signaled()]).unwrap();
+        a.completes(3, CompletionOpcode::Send);
+        a.qp.post_recv(&[RecvRequest::new(4, &[])]).unwrap();
+        a.completes(4, CompletionOpcode::Receive);
+        let mut done: Vec<_> = b.outcomes(2);
+        done.sort_by_key(|(wr_id, _)| *wr_id);
+        assert_eq!(done, [(1, CompletionStatus::Success), (2, CompletionStatus::Success)]);
+    });
+}
+
+#[test]
 fn a_peer_whose_program_is_killed_is_gone() {
     let daemon = daemon();
     let a = End::new(&daemon);
