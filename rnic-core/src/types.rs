@@ -177,6 +177,17 @@ pub enum QpType {
     /// Wired by hand: the program says which GID and number its peer has (`IBV_QPT_RC` of a RoCE
     /// adapter). A request is done when the peer has acknowledged it.
     Wired,
+    /// Wired by hand, and without acknowledgements (`IBV_QPT_UC` of a RoCE adapter): Sends and RDMA
+    /// Writes only. A request is done when the lower layer has taken it; what the peer cannot take
+    /// in is lost, and neither end is told.
+    WiredUnreliable,
+}
+
+impl QpType {
+    /// Whether its program says who its peer is.
+    pub fn is_wired(self) -> bool {
+        matches!(self, QpType::Wired | QpType::WiredUnreliable)
+    }
 }
 
 /// What becomes of a Send that finds no receive posted.

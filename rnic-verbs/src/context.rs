@@ -3,12 +3,12 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use rnic_client::{GidRow, QpType};
+use rnic_client::GidRow;
 
 use crate::async_events::AsyncEvents;
 use crate::c;
 use crate::cq::VECTORS;
-use crate::device::{Device, copy_name};
+use crate::device::{Device, DeviceKind, copy_name};
 use crate::errno::Errno;
 use crate::event_queue::EventQueue;
 use crate::net;
@@ -18,7 +18,7 @@ use crate::object::zeroed;
 pub(crate) struct ContextBody {
     device: Arc<Device>,
     /// Which of the two devices it is of.
-    kind: QpType,
+    kind: DeviceKind,
     /// The table of GIDs, if that is the one whose queue pairs are wired by hand.
     gids: Vec<GidRow>,
     async_events: Arc<AsyncEvents>,
@@ -28,18 +28,18 @@ pub(crate) struct ContextBody {
 pub(crate) const PORT: u8 = 1;
 
 impl ContextBody {
-    pub(crate) fn open(device: Arc<Device>, kind: QpType) -> Result<ContextBody, Errno> {
+    pub(crate) fn open(device: Arc<Device>, kind: DeviceKind) -> Result<ContextBody, Errno> {
         let async_events = Arc::new(EventQueue::new()?);
         let gids = match kind {
-            QpType::Connected => Vec::new(),
-            QpType::Wired => device.context.gids()?,
+            DeviceKind::Iwarp => Vec::new(),
+            DeviceKind::Roce => device.context.gids()?,
         };
         device.opened(&async_events);
         Ok(ContextBody { device, kind, gids, async_events })
     }
 
     /// Which of the two devices it is of.
-    pub(crate) fn kind(&self) -> QpType {
+    pub(crate) fn kind(&self) -> DeviceKind {
         self.kind
     }
 
@@ -61,13 +61,13 @@ impl ContextBody {
         let mut says: c::ibv_device_attr = zeroed();
         copy_name(&mut says.fw_ver, &has.version);
         says.node_guid = self.device.guid(self.kind);
-        says.sys_image_guid = self.device.guid(QpType::Connected);
+        says.sys_image_guid = self.device.guid(DeviceKind::Iwarp);
         says.max_mr_size = u64::MAX;
         // Any size from a page up.
         says.page_size_cap = !(rustix::param::page_size() as u64 - 1);
         (says.vendor_id, says.vendor_part_id) = match self.kind {
-            QpType::Connected => (has.vendor_id, has.vendor_part_id),
-            QpType::Wired => (has.wired_vendor_id, has.wired_part_id),
+            DeviceKind::Iwarp => (has.vendor_id, has.vendor_part_id),
+            DeviceKind::Roce => (has.wired_vendor_id, has.wired_part_id),
         };
         says.hw_ver = has.hw_ver;
         says.max_qp = int(has.max_qps);
@@ -79,8 +79,8 @@ impl ContextBody {
         says.max_sge = i32::from(has.max_sge);
         says.max_sge_rd = match self.kind {
             // RFC 5040 section 5.2: one sink for each Read.
-            QpType::Connected => 1,
-            QpType::Wired => says.max_sge,
+            DeviceKind::Iwarp => 1,
+            DeviceKind::Roce => says.max_sge,
         };
         says.max_cq = int(has.max_cqs);
         says.max_cqe = int(has.max_cq_entries);
@@ -130,7 +130,7 @@ impl ContextBody {
         says.active_speed = 32;
         says.phys_state = 5;
         says.link_layer = c::IBV_LINK_LAYER_ETHERNET;
-        if self.kind == QpType::Wired {
+        if self.kind == DeviceKind::Roce {
             says.port_cap_flags = CM_SUPPORTED | IP_BASED_GIDS;
             says.flags = GRH_REQUIRED;
         }
@@ -163,8 +163,8 @@ impl ContextBody {
     /// A GID of the table (`ibv_query_gid(3)`).
     pub(crate) fn gid(&self, port: u8, index: u32) -> Result<c::ibv_gid, Errno> {
         match (self.kind, port, index) {
-            (QpType::Connected, PORT, 0) => Ok(self.device.gid()),
-            (QpType::Wired, ..) => {
+            (DeviceKind::Iwarp, PORT, 0) => Ok(self.device.gid()),
+            (DeviceKind::Roce, ..) => {
                 let row = self.gid_row(port, index).ok_or(Errno::INVALID)?;
                 Ok(c::ibv_gid { raw: row.gid.0 })
             }

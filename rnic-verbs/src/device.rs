@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use rnic_client::{Context, CqId, DeviceAttributes, QpId, QpType, SrqId};
+use rnic_client::{Context, CqId, DeviceAttributes, QpId, SrqId};
 
 use crate::async_events::{AsyncEvent, AsyncEvents};
 use crate::c;
@@ -98,7 +98,7 @@ impl Device {
     }
 
     /// The device of which C has this head, if it is the present one, and which of the two it is.
-    pub(crate) fn with_head(head: *const c::ibv_device) -> Option<(Arc<Device>, QpType)> {
+    pub(crate) fn with_head(head: *const c::ibv_device) -> Option<(Arc<Device>, DeviceKind)> {
         let device = CURRENT.lock().as_ref().and_then(|(_, device)| device.upgrade())?;
         let kind = KINDS.into_iter().find(|kind| std::ptr::eq(device.head(*kind).0, head))?;
         Some((device, kind))
@@ -115,21 +115,21 @@ impl Device {
     }
 
     /// What C sees of the one of this kind.
-    pub(crate) fn head(&self, kind: QpType) -> Foreign<c::ibv_device> {
+    pub(crate) fn head(&self, kind: DeviceKind) -> Foreign<c::ibv_device> {
         let block = match kind {
-            QpType::Connected => &self.heads[0],
-            QpType::Wired => &self.heads[1],
+            DeviceKind::Iwarp => &self.heads[0],
+            DeviceKind::Roce => &self.heads[1],
         };
         Foreign(std::ptr::from_ref(&block.device).cast_mut())
     }
 
     /// The 64-bit identifier of the one of this kind, in network byte order.
-    pub(crate) fn guid(&self, kind: QpType) -> u64 {
+    pub(crate) fn guid(&self, kind: DeviceKind) -> u64 {
         let guid = self.attributes.guid;
         match kind {
-            QpType::Connected => guid.to_be(),
+            DeviceKind::Iwarp => guid.to_be(),
             // The bit that says that nobody has registered it tells the two apart.
-            QpType::Wired => (guid ^ 1).to_be(),
+            DeviceKind::Roce => (guid ^ 1).to_be(),
         }
     }
 
@@ -189,14 +189,16 @@ impl Drop for Device {
     }
 }
 
-fn head(attributes: &DeviceAttributes, kind: QpType) -> c::ibv_device {
+fn head(attributes: &DeviceAttributes, kind: DeviceKind) -> c::ibv_device {
     let mut device: c::ibv_device = zeroed();
     // As `uverbs` devices of the kernel are called.
     let (node, transport, name, file) = match kind {
-        QpType::Connected => {
+        DeviceKind::Iwarp => {
             (c::IBV_NODE_RNIC, c::IBV_TRANSPORT_IWARP, &attributes.name, "uverbs0")
         }
-        QpType::Wired => (c::IBV_NODE_CA, c::IBV_TRANSPORT_IB, &attributes.wired_name, "uverbs1"),
+        DeviceKind::Roce => {
+            (c::IBV_NODE_CA, c::IBV_TRANSPORT_IB, &attributes.wired_name, "uverbs1")
+        }
     };
     (device.node_type, device.transport_type) = (node, transport);
     copy_name(&mut device.name, name);
@@ -206,8 +208,17 @@ fn head(attributes: &DeviceAttributes, kind: QpType) -> c::ibv_device {
     device
 }
 
-/// The two devices.
-pub(crate) const KINDS: [QpType; 2] = [QpType::Connected, QpType::Wired];
+/// Which of the two devices of the drop-in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceKind {
+    /// Its queue pairs connect.
+    Iwarp,
+    /// Its queue pairs are wired by hand, as those of a RoCE adapter.
+    Roce,
+}
+
+/// Both.
+pub(crate) const KINDS: [DeviceKind; 2] = [DeviceKind::Iwarp, DeviceKind::Roce];
 
 /// Copies a name into a field of C, cut off so that a zero byte ends it.
 pub(crate) fn copy_name(field: &mut [c_char], name: &str) {

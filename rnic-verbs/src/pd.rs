@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rnic_client::{Pd, QpType};
+use rnic_client::Pd;
 
 use crate::c;
 use crate::context::ContextBody;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::errno::Errno;
 use crate::object::Body;
 
@@ -16,7 +16,7 @@ pub(crate) struct PdBody {
     device: Arc<Device>,
     pd: Pd,
     /// Queue pairs of which device are in it.
-    kind: QpType,
+    kind: DeviceKind,
     /// Objects in it: it cannot be given back as long as there are any.
     users: AtomicUsize,
 }
@@ -38,7 +38,7 @@ impl PdBody {
     }
 
     /// How its queue pairs come by their peers.
-    pub(crate) fn kind(&self) -> QpType {
+    pub(crate) fn kind(&self) -> DeviceKind {
         self.kind
     }
 

@@ -17,7 +17,7 @@ use rnic_client::{
 use crate::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
 use crate::c;
 use crate::cq::CqBody;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::errno::Errno;
 use crate::object::{Body, Foreign, zeroed};
 use crate::pd::{PdBody, PdUser};
@@ -53,6 +53,8 @@ pub(crate) struct QpBody {
     pub(crate) states: Mutex<States>,
     /// Its states, if it is wired by hand.
     wired: Option<Mutex<WiredStates>>,
+    /// It has neither acknowledgements nor responses.
+    unreliable: bool,
     gids: Vec<GidRow>,
     mtu: c::ibv_mtu,
 }
@@ -68,6 +70,8 @@ pub(crate) struct QpWanted {
     pub(crate) srq: Option<Arc<SrqBody>>,
     pub(crate) cap: c::ibv_qp_cap,
     pub(crate) signal_all: bool,
+    /// How it comes by its peer.
+    pub(crate) kind: QpType,
     /// The device's, if it is to be wired by hand.
     pub(crate) gids: Vec<GidRow>,
     pub(crate) mtu: c::ibv_mtu,
@@ -115,7 +119,7 @@ impl QpBody {
             max_inline,
             signal_all: wanted.signal_all,
             rnr_policy: RNR_POLICY,
-            kind: pd.kind(),
+            kind: wanted.kind,
             ..QpOptions::new(wanted.send_cq.client())
         };
         let qp = pd.client().create_qp(&options)?;
@@ -145,7 +149,9 @@ impl QpBody {
             receives: Mutex::new(Numbers::new(granted.max_recv_wr)),
             started: Mutex::default(),
             states: Mutex::default(),
-            wired: (pd.kind() == QpType::Wired).then(Mutex::default),
+            wired: (pd.kind() == DeviceKind::Roce)
+                .then(|| Mutex::new(WiredStates::of(wanted.kind))),
+            unreliable: wanted.kind == QpType::WiredUnreliable,
             gids: wanted.gids,
             mtu: wanted.mtu,
         });
@@ -227,6 +233,9 @@ impl QpBody {
         work: &SendWork,
     ) -> Result<(), Errno> {
         let number = numbers.next()?;
+        if self.unreliable && work.kind.needs_reliability() {
+            return Err(Errno::INVALID);
+        }
         if work.elements.list().len() > self.granted.max_send_sge as usize {
             return Err(Errno::INVALID);
         }

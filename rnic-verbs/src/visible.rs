@@ -3,16 +3,14 @@
 
 use std::ffi::OsStr;
 
-use rnic_client::QpType;
-
-use crate::device::{Device, KINDS};
+use crate::device::{Device, DeviceKind, KINDS};
 use crate::log;
 
 /// The environment variable: names of devices, separated by commas.
 const VARIABLE: &str = "RNIC_DEVICES";
 
 /// The devices to be listed: both, or those that are named.
-pub(crate) fn kinds(device: &Device) -> Vec<QpType> {
+pub(crate) fn kinds(device: &Device) -> Vec<DeviceKind> {
     let attributes = &device.attributes;
     let names = [attributes.name.as_str(), &attributes.wired_name];
     match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
@@ -21,7 +19,7 @@ pub(crate) fn kinds(device: &Device) -> Vec<QpType> {
     }
 }
 
-fn named(wanted: &OsStr, names: [&str; 2]) -> Vec<QpType> {
+fn named(wanted: &OsStr, names: [&str; 2]) -> Vec<DeviceKind> {
     let mut kinds = Vec::new();
     for name in wanted.to_string_lossy().split(',').map(str::trim) {
         match names.iter().position(|known| *known == name) {

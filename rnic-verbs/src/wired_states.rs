@@ -1,8 +1,8 @@
 //! The states of a queue pair that is wired by hand (`ibv_modify_qp(3)`): which attributes each
 //! step needs and takes (IBTA specification, volume 1, section 11.2.5.2, as the kernel has it for
-//! RC), and what they may be.
+//! RC and UC), and what they may be.
 
-use rnic_client::{Access, Gid, GidRow, QpId, Sending, Wiring};
+use rnic_client::{Access, Gid, GidRow, QpId, QpType, Sending, Wiring};
 
 use crate::address_handle::is_route;
 use crate::c::{self, ibv_qp_attr};
@@ -12,6 +12,7 @@ use crate::object::zeroed;
 
 /// What a program has told a queue pair.
 pub(crate) struct WiredStates {
+    steps: &'static [Step; 8],
     /// All that was set, the state included.
     said: ibv_qp_attr,
 }
@@ -71,13 +72,28 @@ const STEPS: [Step; 8] = [
     ),
 ];
 
+const UC_PEER: i32 = c::IBV_QP_AV | c::IBV_QP_PATH_MTU | c::IBV_QP_DEST_QPN | c::IBV_QP_RQ_PSN;
+const UC_LATER: i32 = c::IBV_QP_CUR_STATE | c::IBV_QP_ACCESS_FLAGS;
+
+/// The same of a queue pair without acknowledgements.
+const UC_STEPS: [Step; 8] = [
+    step(c::IBV_QPS_RESET, c::IBV_QPS_INIT, PLACE, 0),
+    step(c::IBV_QPS_INIT, c::IBV_QPS_INIT, 0, PLACE),
+    step(c::IBV_QPS_INIT, c::IBV_QPS_RTR, UC_PEER, c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_PKEY_INDEX),
+    step(c::IBV_QPS_RTR, c::IBV_QPS_RTS, c::IBV_QP_SQ_PSN, UC_LATER),
+    step(c::IBV_QPS_RTS, c::IBV_QPS_RTS, 0, UC_LATER),
+    step(c::IBV_QPS_RTS, c::IBV_QPS_SQD, 0, c::IBV_QP_EN_SQD_ASYNC_NOTIFY),
+    step(c::IBV_QPS_SQD, c::IBV_QPS_RTS, 0, UC_LATER),
+    step(c::IBV_QPS_SQD, c::IBV_QPS_SQD, 0, c::IBV_QP_PKEY_INDEX | c::IBV_QP_ACCESS_FLAGS),
+];
+
 /// Whether a step may be made with these attributes.
-fn may_step(from: u32, to: u32, mask: i32) -> bool {
+fn may_step(steps: &[Step], from: u32, to: u32, mask: i32) -> bool {
     let mask = mask & !c::IBV_QP_STATE;
     if matches!(to, c::IBV_QPS_RESET | c::IBV_QPS_ERR) {
         return mask == 0;
     }
-    STEPS.iter().any(|step| {
+    steps.iter().any(|step| {
         let allowed = step.needs | step.takes;
         (step.from, step.to) == (from, to)
             && mask & step.needs == step.needs
@@ -85,13 +101,16 @@ fn may_step(from: u32, to: u32, mask: i32) -> bool {
     })
 }
 
-impl Default for WiredStates {
-    fn default() -> Self {
-        WiredStates { said: zeroed() }
-    }
-}
-
 impl WiredStates {
+    /// Of a queue pair of this type, in RESET.
+    pub(crate) fn of(kind: QpType) -> Self {
+        let steps = match kind {
+            QpType::WiredUnreliable => &UC_STEPS,
+            QpType::Connected | QpType::Wired => &STEPS,
+        };
+        WiredStates { steps, said: zeroed() }
+    }
+
     /// `IBV_QPS_...`.
     pub(crate) fn state(&self) -> u32 {
         self.said.qp_state
@@ -117,11 +136,13 @@ impl WiredStates {
         let from = self.state();
         let has = |attribute| mask & attribute != 0;
         let to = if has(c::IBV_QP_STATE) { wanted.qp_state } else { from };
-        if has(c::IBV_QP_CUR_STATE) && wanted.cur_qp_state != from || !may_step(from, to, mask) {
+        if has(c::IBV_QP_CUR_STATE) && wanted.cur_qp_state != from
+            || !may_step(self.steps, from, to, mask)
+        {
             return Err(Errno::INVALID);
         }
         if to == c::IBV_QPS_RESET {
-            return Ok(WiredStates::default());
+            return Ok(WiredStates { said: zeroed(), ..*self });
         }
         let mut said = self.said;
         said.qp_state = to;
@@ -170,7 +191,7 @@ impl WiredStates {
         if has(c::IBV_QP_DEST_QPN) {
             said.dest_qp_num = wanted.dest_qp_num;
         }
-        Ok(WiredStates { said })
+        Ok(WiredStates { said, ..*self })
     }
 
     /// What the device is told on the way to RTR.
@@ -254,8 +275,12 @@ mod tests {
 
     #[test]
     fn every_step_needs_and_takes_what_the_table_says_and_no_other_is_open() {
-        for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
-            let found = STEPS.iter().find(|s| (s.from, s.to) == (from, to));
+        let all = STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to)));
+        for (steps, (from, to)) in
+            [&STEPS, &UC_STEPS].into_iter().flat_map(|of| all.clone().map(move |step| (of, step)))
+        {
+            let may_step = |from, to, mask| may_step(steps, from, to, mask);
+            let found = steps.iter().find(|s| (s.from, s.to) == (from, to));
             if matches!(to, c::IBV_QPS_RESET | c::IBV_QPS_ERR) {
                 assert!(found.is_none() && may_step(from, to, c::IBV_QP_STATE));
                 assert!(attributes().all(|one| !may_step(from, to, one)), "{from} to {to}");
@@ -283,7 +308,7 @@ mod tests {
         let mut wanted: ibv_qp_attr = zeroed();
         (wanted.qp_state, wanted.port_num) = (c::IBV_QPS_INIT, PORT);
         wanted.qp_access_flags = Access::REMOTE_READ.bits();
-        let states = WiredStates::default();
+        let states = WiredStates::of(QpType::Wired);
         assert!(states.after(&wanted, c::IBV_QP_STATE, &allowed).is_err());
         let init = states.after(&wanted, c::IBV_QP_STATE | PLACE, &allowed).unwrap();
         wanted.port_num = 2;

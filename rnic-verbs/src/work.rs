@@ -151,6 +151,16 @@ pub(crate) enum SendKind {
     Unsupported,
 }
 
+impl SendKind {
+    /// Whether a queue pair needs responses for it, or has to know that it arrived.
+    pub(crate) fn needs_reliability(&self) -> bool {
+        matches!(
+            self,
+            SendKind::SendInvalidate { .. } | SendKind::Atomic { .. } | SendKind::Read { .. }
+        )
+    }
+}
+
 /// Parameters of a bind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BindWork {

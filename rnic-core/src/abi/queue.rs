@@ -241,6 +241,11 @@ impl SendOpcode {
         }
     }
 
+    /// Whether a queue pair without acknowledgements lacks it.
+    pub fn needs_reliability(self) -> bool {
+        self.awaits_response() || self == SendOpcode::SendInvalidate
+    }
+
     /// Whether RFC 7306 has added it.
     pub fn is_extension(self) -> bool {
         matches!(self, SendOpcode::WriteImmediate | SendOpcode::CompareSwap | SendOpcode::FetchAdd)

@@ -35,6 +35,15 @@ pub(super) enum PayloadSource<'a> {
     Sender { requester: &'a Requester, core: &'a QpCore, len: u32 },
 }
 
+impl PayloadSource<'_> {
+    fn len(&self) -> usize {
+        match *self {
+            PayloadSource::Bytes(bytes) => bytes.len(),
+            PayloadSource::Sender { len, .. } => len as usize,
+        }
+    }
+}
+
 /// What became of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SegmentFate {
@@ -77,6 +86,40 @@ impl Qp {
         origin: Origin<'_>,
     ) -> Result<SegmentFate, ArrivalError> {
         self.note_communication(engine);
+        if self.responder.is_losing(&segment) {
+            return Ok(self.segment_lost(segment, source.len())?);
+        }
+        match self.carry_out(engine, segment, source, origin) {
+            Err(ArrivalError::Placement(error)) if self.responder.is_loss(&error) => {
+                Ok(self.segment_lost(segment, source.len())?)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// A segment of a queue pair without acknowledgements that nobody hears of.
+    fn segment_lost(
+        &mut self,
+        segment: Incoming,
+        len: usize,
+    ) -> Result<SegmentFate, PlacementError> {
+        self.responder.lose(&segment);
+        // The stream counts it all the same.
+        if let Incoming::Send { kind: SendKind { immediate: None, .. }, mo, last, total } = segment
+        {
+            self.link.send_placed((mo, len, last), total)?;
+        }
+        Ok(SegmentFate::Consumed)
+    }
+
+    #[inline]
+    fn carry_out(
+        &mut self,
+        engine: &mut EngineState,
+        segment: Incoming,
+        source: PayloadSource<'_>,
+        origin: Origin<'_>,
+    ) -> Result<SegmentFate, ArrivalError> {
         // A request of the peer's: checked now, answered in its turn.
         let request = match segment {
             //= RDMAP-5.2.1-3

@@ -68,6 +68,10 @@ impl Reason {
                      {elements} of {bytes} bytes in sum were given"
                 ),
             ),
+            Reason::Unreliable => Explanation::new(
+                "IBTA specification, volume 1, section 9.8: an unreliable connection",
+                "a queue pair without acknowledgements has Sends and RDMA Writes only",
+            ),
             Reason::NoExtensions => Explanation::new(
                 "RFC 7306 section 4.1: extensions are of RDMAP version 1",
                 "the peer speaks RDMAC's version of RDMAP, which has neither atomic operations nor \

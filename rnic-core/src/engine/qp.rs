@@ -18,8 +18,8 @@ use super::reason::{Reason, revoked};
 use super::requester::inbound_request::AtomicError;
 use super::requester::message::{GatherFault, Message, MessageSource, Segment};
 use super::requester::{RequestError, Requester};
-use super::responder::Responder;
 use super::responder::receives::Receives;
+use super::responder::{MissingReceive, Responder};
 use super::schedule::{Key, SessionSlot};
 use super::state::EngineState;
 use super::wired::{ALL_RIGHTS, Wired};
@@ -57,6 +57,8 @@ pub struct QpConfig {
     pub rnr_timeout: Option<Duration>,
     /// Who its peer is, if it is wired by hand.
     pub wiring: Option<Wiring>,
+    /// It has no acknowledgements, if it is wired by hand.
+    pub unreliable: bool,
     /// State and counters, written by the worker and read by the control thread.
     pub shared: Arc<QpShared>,
 }
@@ -104,15 +106,20 @@ impl Qp {
             recv_cq: config.recv_cq,
             turn: SchedulingState::default(),
         };
-        // The peer says how long it waits for a receive, not this side.
-        let rnr_timeout = config.wiring.map_or(config.rnr_timeout, |_| Some(Duration::MAX));
+        let missing = match (config.wiring, config.rnr_timeout) {
+            (Some(_), _) if config.unreliable => MissingReceive::Loses,
+            // The peer says how long it waits for a receive, not this side.
+            (Some(_), _) => MissingReceive::Waits { time: Duration::MAX, passes: true },
+            (None, Some(time)) => MissingReceive::Waits { time, passes: false },
+            (None, None) => MissingReceive::Ends,
+        };
         Qp {
             core,
             requester: Requester::new(config.sq, config.signal_all),
-            responder: Responder::new(config.rq, rnr_timeout, config.wiring.is_some()),
+            responder: Responder::new(config.rq, missing),
             life: LifeCycle::new(),
             link,
-            wired: config.wiring.map(|wiring| Box::new(Wired::new(&wiring))),
+            wired: config.wiring.map(|wiring| Box::new(Wired::new(&wiring, config.unreliable))),
         }
     }
 

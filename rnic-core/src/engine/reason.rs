@@ -31,6 +31,8 @@ pub(super) enum Reason {
     AtomicSink { elements: usize, bytes: u64 },
     /// An atomic operation, or Immediate Data, to a peer of RDMAC's version.
     NoExtensions,
+    /// A request for which a peer has to answer, on a QP whose peer acknowledges nothing.
+    Unreliable,
     /// A Send with immediate data, to a peer that has not agreed on them.
     NoImmediateSends,
     /// A read, or an atomic operation, on a QP that may have none outstanding.

@@ -7,7 +7,7 @@ use crate::types::{Gid, QpId};
 ///
 /// ```text
 ///  0  "RNWD"           40  own number            50  minimum RNR NAK timer
-///  4  version          44  number of the other   51  zero
+///  4  version          44  number of the other   51  1 without acknowledgements
 ///  5  zero             48  inbound reads         52  PSN awaited
 ///  8  own GID
 /// 24  GID of the other
@@ -27,6 +27,8 @@ pub struct Introduction {
     pub ird: u16,
     /// Code of its minimum RNR NAK timer.
     pub min_rnr_timer: u8,
+    /// It neither wants nor gives acknowledgements.
+    pub unreliable: bool,
     /// PSN that it awaits first, 24 bits.
     pub rq_psn: u32,
 }
@@ -46,6 +48,7 @@ impl Introduction {
         bytes[44..48].copy_from_slice(&self.to_qp.0.to_be_bytes());
         bytes[48..50].copy_from_slice(&self.ird.to_be_bytes());
         bytes[50] = self.min_rnr_timer;
+        bytes[51] = self.unreliable.into();
         bytes[52..].copy_from_slice(&self.rq_psn.to_be_bytes());
         bytes
     }
@@ -66,6 +69,7 @@ impl Introduction {
             to_qp: QpId(word(44)),
             ird: u16::from_be_bytes([bytes[48], bytes[49]]),
             min_rnr_timer: bytes[50] & 31,
+            unreliable: bytes[51] & 1 != 0,
             rq_psn: word(52) & 0xFF_FFFF,
         })
     }
@@ -87,10 +91,11 @@ mod tests {
             to_qp: QpId(5),
             ird: 0x0607,
             min_rnr_timer: 8,
+            unreliable: true,
             rq_psn: 0x09_0A0B,
         };
         let bytes = said.emit();
-        assert_eq!(bytes[40..], [1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 0, 0, 9, 10, 11]);
+        assert_eq!(bytes[40..], [1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 1, 0, 9, 10, 11]);
         assert_eq!(Introduction::parse(&bytes), Some(said));
         let mut longer = bytes.to_vec();
         longer.push(9);

@@ -5,10 +5,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use libc::sockaddr;
-use rnic_client::QpType;
 
 use crate::c::*;
 use crate::cm::{ConnectWanted, IdBody, Phase};
+use crate::device::DeviceKind;
 use crate::errno::{Errno, minus_one};
 use crate::object::{body, zeroed};
 use crate::pd::PdBody;
@@ -447,7 +447,7 @@ unsafe fn pd_of(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, 
         match (named.is_null(), (*id).pd.is_null()) {
             // Connections are made on the device whose queue pairs connect.
             (false, _) => match body::<Arc<PdBody>>(named).map(|pd| pd.kind()) {
-                Some(QpType::Connected) => Ok(named),
+                Some(DeviceKind::Iwarp) => Ok(named),
                 _ => Err(Errno::INVALID),
             },
             (true, false) => Ok((*id).pd),

@@ -5,11 +5,9 @@ use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use rnic_client::QpType;
-
 use crate::c::*;
 use crate::context::{ContextBody, PORT};
-use crate::device::{Device, KINDS};
+use crate::device::{Device, DeviceKind, KINDS};
 use crate::errno::{Errno, minus_one, pointer, status};
 use crate::object::{Body, body, publish, withdraw, zeroed};
 use crate::{system, visible};
@@ -41,7 +39,7 @@ fn start(context: *mut ibv_context) -> *mut verbs_context {
 }
 
 /// Opens a context of a device.
-pub(super) fn open(device: &Arc<Device>, kind: QpType) -> Result<*mut ibv_context, Errno> {
+pub(super) fn open(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_context, Errno> {
     let opened = ContextBody::open(device.clone(), kind)?;
     let mut head: verbs_context = zeroed();
     head.query_port = Some(query_port);

@@ -5,12 +5,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use rnic_client::QpType;
-
 use crate::c::*;
 use crate::cm::{EventChannel, IdBody};
 use crate::context::PORT;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::errno::{Errno, minus_one, pointer};
 use crate::object::{Body, Foreign, body, publish, withdraw, zeroed};
 use crate::system;
@@ -57,7 +55,7 @@ impl IdShown {
 pub(super) fn context_of(device: &Arc<Device>) -> Result<*mut ibv_context, Errno> {
     let mut kept = device.cm_context.lock();
     if kept.is_null() {
-        *kept = Foreign(context::open(device, QpType::Connected)?);
+        *kept = Foreign(context::open(device, DeviceKind::Iwarp)?);
     }
     Ok(kept.0)
 }

@@ -3,8 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+use rnic_client::QpType;
+
 use crate::c::*;
 use crate::context::ContextBody;
+use crate::device::DeviceKind;
 use crate::errno::{Errno, pointer, status};
 use crate::object::{Foreign, body, publish, withdraw, zeroed};
 use crate::pd::PdBody;
@@ -31,9 +34,6 @@ pub(super) struct Attributes {
 
 /// Makes a queue pair; returns what it can hold as well.
 pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_cap), Errno> {
-    if wanted.kind != IBV_QPT_RC {
-        return Err(Errno::UNSUPPORTED);
-    }
     // SAFETY: as the module says.
     let (pd, send_cq, recv_cq, srq) = unsafe {
         let srq = body::<Arc<SrqBody>>(wanted.srq);
@@ -50,6 +50,12 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
     if contexts.iter().any(|kind| *kind != Some(pd.kind())) {
         return Err(Errno::INVALID);
     }
+    let kind = match (pd.kind(), wanted.kind) {
+        (DeviceKind::Iwarp, IBV_QPT_RC) => QpType::Connected,
+        (DeviceKind::Roce, IBV_QPT_RC) => QpType::Wired,
+        (DeviceKind::Roce, IBV_QPT_UC) => QpType::WiredUnreliable,
+        _ => return Err(Errno::UNSUPPORTED),
+    };
     // SAFETY: as the module says.
     let gids = unsafe { context((*wanted.pd).context) }.map_or(Vec::new(), |of| of.gids().to_vec());
     // SAFETY: as the module says.
@@ -60,6 +66,7 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
         srq: srq.cloned(),
         cap: wanted.cap,
         signal_all: wanted.signal_all,
+        kind,
         gids,
         mtu,
     };

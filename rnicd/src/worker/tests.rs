@@ -199,6 +199,7 @@ impl Client {
             signal_all: true,
             rnr_timeout: None,
             wiring: None,
+            unreliable: false,
             shared: Arc::clone(&shared),
         };
         let qp = Qp {

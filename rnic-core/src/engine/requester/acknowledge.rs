@@ -20,18 +20,25 @@ use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
 use crate::types::{Msn, Stag, TaggedOffset};
 
 impl Requester {
-    /// A stream begins: numbers begin anew.
-    pub(in crate::engine) fn begin_stream(&mut self, ird: u16, asks: bool) {
+    /// A stream begins: numbers begin anew. `acknowledged` says whether the peer has to be asked for
+    /// acknowledgements, if there are any.
+    pub(in crate::engine) fn begin_stream(&mut self, ird: u16, acknowledged: Option<bool>) {
         self.ird = ird;
         self.extensions = true;
-        self.acks = Some(Acknowledgements::new(asks, self.sq.queue().shape().capacity));
+        self.by_hand = true;
+        let depth = self.sq.queue().shape().capacity;
+        self.acks = acknowledged.map(|asks| Acknowledgements::new(asks, depth));
         self.peer_waits = false;
         (self.send_msn, self.request_msn, self.response_msn) = (Msn::FIRST, Msn::FIRST, Msn::FIRST);
     }
 
-    /// The stream is gone. What was taken from the queue stays under way.
-    pub(in crate::engine) fn end_stream(&mut self) {
+    /// The stream is gone. What was taken from the queue stays under way, or is done if nobody
+    /// would acknowledge it.
+    pub(in crate::engine) fn end_stream(&mut self, unreliable: bool) {
         self.drop_message();
+        if unreliable {
+            self.in_flight.lose();
+        }
         self.outbound.clear();
         self.inbound.clear();
         self.executing = None;
@@ -213,6 +220,19 @@ impl Requester {
         }
         let Some(entry) = self.take_request(core, engine)? else { return Ok(None) };
         Ok(Some(self.take_in(&entry)))
+    }
+
+    /// Takes the oldest request that is only posted, and does not send it; false if there is none,
+    /// or no room for its completion.
+    pub(in crate::engine) fn take_oldest_posted(
+        &mut self,
+        core: &mut QpCore,
+        engine: &mut EngineState,
+    ) -> Result<bool, RequestError> {
+        let Some(entry) = self.take_request(core, engine)? else { return Ok(false) };
+        self.take_in(&entry);
+        self.in_flight.lose();
+        Ok(true)
     }
 
     /// The request that a Terminate is about, by the header of a segment that it encloses: a Send

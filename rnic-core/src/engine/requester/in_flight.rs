@@ -158,6 +158,17 @@ impl InFlight {
         }
     }
 
+    /// What was being sent is done: by a stream that is gone, to a peer that acknowledges nothing.
+    pub(in crate::engine) fn lose(&mut self) {
+        for request in self.entries.iter_mut().rev() {
+            match request.progress {
+                Progress::Sending => request.progress = Progress::Queued(0),
+                // What is before it was sent before.
+                _ => break,
+            }
+        }
+    }
+
     /// The peer has carried out all before this one.
     #[inline]
     pub(in crate::engine) fn acknowledge(&mut self, before: u64) {

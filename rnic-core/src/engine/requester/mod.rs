@@ -76,6 +76,8 @@ pub(super) struct Requester {
     ord: u16,
     /// The peer may be sent what RFC 7306 has added.
     extensions: bool,
+    /// It is wired by hand.
+    by_hand: bool,
     /// How requests are acknowledged; none if they are done when the lower layer has them.
     acks: Option<Acknowledgements>,
     /// No request is begun.
@@ -135,6 +137,7 @@ impl Requester {
             ird: 0,
             ord: 0,
             extensions: false,
+            by_hand: false,
             acks: None,
             held_back: false,
             peer_waits: false,

@@ -212,6 +212,9 @@ impl Requester {
         let message = match opcode {
             None => Err(Reason::Opcode(h.opcode)),
             Some(_) if !plain => Err(Reason::SpareFlags(h.flags.into())),
+            Some(opcode) if self.by_hand && self.acks.is_none() && opcode.needs_reliability() => {
+                Err(Reason::Unreliable)
+            }
             //= 7306-4.1-1
             Some(opcode) if opcode.is_extension() && !self.extensions => Err(Reason::NoExtensions),
             Some(opcode) => self.message_for(opcode, entry, seq, core, life, engine),
@@ -252,7 +255,7 @@ impl Requester {
                 let invalidates = opcode == SendOpcode::SendInvalidate;
                 //= RDMAP-5.3-12
                 let (opcode, invalidate) = match opcode {
-                    SendOpcode::SendImmediate if self.acks.is_none() => {
+                    SendOpcode::SendImmediate if !self.by_hand => {
                         return Err(Reason::NoImmediateSends);
                     }
                     SendOpcode::SendImmediate if solicited => {
@@ -307,7 +310,7 @@ impl Requester {
         let h = &entry.header;
         let sges = self.elements.as_slice();
         let scatters = sges.len() > 1;
-        if scatters && (self.acks.is_none() || invalidate) || h.inline_len != 0 {
+        if scatters && (!self.by_hand || invalidate) || h.inline_len != 0 {
             return Err(Reason::ReadSink { elements: sges.len() });
         }
         let mut sink = sges.first().copied().unwrap_or_default();

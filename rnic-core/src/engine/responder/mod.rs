@@ -8,6 +8,7 @@
 mod behind;
 mod complete;
 pub(super) mod held;
+mod lost;
 pub(super) mod placement;
 pub(super) mod receives;
 mod send;
@@ -17,29 +18,39 @@ use std::time::Duration;
 
 use behind::Behind;
 use held::Held;
+use lost::Losing;
 use placement::PendingPlacement;
 use receives::{Receives, Receiving};
 
 use crate::device::Srq;
+
+/// What becomes of a Send that finds no receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MissingReceive {
+    /// It ends the stream.
+    Ends,
+    /// It waits for one for so long; what is about the other direction may pass it.
+    Waits { time: Duration, passes: bool },
+    /// It is lost, and the stream goes on.
+    Loses,
+}
 
 /// What a queue pair receives into.
 pub(super) struct Responder {
     receives: Receives,
     /// The receive that a message is being placed into.
     receiving: Option<Receiving>,
-    /// How long a message that finds no receive waits for one; `None` if it ends the stream at
-    /// once.
-    rnr_timeout: Option<Duration>,
+    missing: MissingReceive,
     /// Bytes of the RDMA Write placed last, or of the part of it that has come.
     written: u64,
     /// That Write goes on.
     writing: bool,
+    /// Of that Write, or of the Send in progress, a part was lost: the rest is, too.
+    losing: Losing,
     /// The Send for which the incoming direction stands still.
     held: Option<Box<Held>>,
     /// The segment that a copier is writing, for which it stands still as well.
     copying: Option<Box<PendingPlacement>>,
-    /// Responses of the peer's, and what it says of this side's requests, pass a Send that waits.
-    passes: bool,
     /// What has come behind such a Send, and does not pass.
     behind: Behind,
     /// Over TCP: what was read behind all that and not looked at.
@@ -53,16 +64,16 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    pub(super) fn new(receives: Receives, rnr_timeout: Option<Duration>, passes: bool) -> Self {
+    pub(super) fn new(receives: Receives, missing: MissingReceive) -> Self {
         Responder {
             receives,
             receiving: None,
-            rnr_timeout,
+            missing,
             written: 0,
             writing: false,
+            losing: Losing::default(),
             held: None,
             copying: None,
-            passes,
             behind: Behind::default(),
             unread: Vec::new(),
             has_copied: false,
@@ -85,13 +96,14 @@ impl Responder {
 
     /// A stream begins: of a Write that came by an earlier one nothing follows.
     pub(super) fn begin_stream(&mut self) {
-        (self.written, self.writing) = (0, false);
+        (self.written, self.writing, self.losing) = (0, false, Losing::default());
     }
 
     /// A segment of an RDMA Write has been placed.
     #[inline]
     pub(super) fn write_placed(&mut self, len: usize, last: bool) {
         let before = if self.writing { self.written } else { 0 };
+        self.losing.write &= self.writing;
         self.written = before.saturating_add(len as u64);
         self.writing = !last;
     }

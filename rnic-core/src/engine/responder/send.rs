@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Responder;
 use super::placement::{Placed, ScatterFault, scatter};
 use super::receives::{Receives, Receiving, emit_notices};
+use super::{MissingReceive, Responder};
 use crate::abi::control::Event;
 use crate::device::memory::{Payload, Unreachable};
 use crate::device::srq::{TakeMode, TakeOutcome};
@@ -38,10 +38,11 @@ impl Responder {
         if self.receiving.is_some() {
             return Ok(true);
         }
-        let turn = if self.rnr_timeout.is_some() { TakeMode::InTurn } else { TakeMode::AtOnce };
+        let waits = matches!(self.missing, MissingReceive::Waits { .. });
+        let turn = if waits { TakeMode::InTurn } else { TakeMode::AtOnce };
         if self.take_next(turn, core, now, outputs)? {
             Ok(true)
-        } else if self.rnr_timeout.is_some() {
+        } else if waits {
             Ok(false)
         } else {
             Err(Reason::NoReceive { waited: false }.into())

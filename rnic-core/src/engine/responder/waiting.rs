@@ -25,11 +25,11 @@
 //! has ended ([`Responder::release`], [`Responder::copied`]); only a copier's answer is awaited even
 //! then, because it writes where a flushed receive is.
 
-use super::Responder;
 use super::behind;
 use super::held::{Held, HeldSegment};
 use super::placement::PendingPlacement;
 use super::receives::{Receives, emit_notices};
+use super::{MissingReceive, Responder};
 use crate::device::srq::{TakeMode, Waiter};
 use crate::engine::deadlines::Due;
 use crate::engine::incoming::{Incoming, Origin};
@@ -43,7 +43,7 @@ use crate::types::Msn;
 impl Responder {
     /// Whether the incoming direction may have to stand still: then little is read at a time.
     pub(in crate::engine) fn may_block(&self) -> bool {
-        self.rnr_timeout.is_some() || self.has_copied
+        matches!(self.missing, MissingReceive::Waits { .. }) || self.has_copied
     }
 
     /// Whether the incoming direction stands still.
@@ -61,9 +61,14 @@ impl Responder {
         self.held.as_ref().and_then(|held| held.msn())
     }
 
+    /// Whether what is about the other direction passes a Send that waits.
+    fn passes(&self) -> bool {
+        matches!(self.missing, MissingReceive::Waits { passes: true, .. })
+    }
+
     /// Whether responses may be handed over, past a Send that waits.
     pub(in crate::engine) fn takes_responses(&self) -> bool {
-        self.copying.is_none() && (self.held.is_none() || self.passes)
+        self.copying.is_none() && (self.held.is_none() || self.passes())
     }
 
     /// Whether what has come may be looked at, if only to keep it.
@@ -71,7 +76,7 @@ impl Responder {
         self.copying.is_none()
             && match &self.held {
                 None => self.behind.is_empty(),
-                Some(_) => self.passes && self.behind.has_room(),
+                Some(_) => self.passes() && self.behind.has_room(),
             }
     }
 
@@ -90,7 +95,7 @@ impl Responder {
         (segment, origin, payload): (Incoming, Origin<'_>, usize),
         awaits_response: bool,
     ) -> Result<bool, PlacementError> {
-        let Some(timeout) = self.rnr_timeout else {
+        let MissingReceive::Waits { time, .. } = self.missing else {
             return Err(Reason::NoReceive { waited: false }.into());
         };
         let waiter = Waiter { qp: core.id, worker: engine.worker, key: core.key };
@@ -122,8 +127,8 @@ impl Responder {
                 }
             }
         };
-        self.warn_of_read(core, engine, awaits_response && !self.passes);
-        let until = engine.now.after(timeout);
+        self.warn_of_read(core, engine, awaits_response && !self.passes());
+        let until = engine.now.after(time);
         engine.deadlines.set(until, Due::Rnr(core.key));
         let segment = match origin {
             Origin::Wire(ulpdu) => {
@@ -182,7 +187,7 @@ impl Responder {
         let turn = self.held.as_ref()?.place.map_or(TakeMode::AtOnce, TakeMode::Waited);
         let taken = self.take_next(turn, core, engine.now, &mut engine.outputs);
         if matches!(taken, Ok(false)) {
-            self.warn_of_read(core, engine, awaits_response && !self.passes);
+            self.warn_of_read(core, engine, awaits_response && !self.passes());
         }
         Some(taken)
     }

@@ -41,6 +41,7 @@ mod siw;
 mod srq;
 mod terminate_table;
 mod terminates;
+mod unreliable;
 mod unsent;
 mod windows;
 mod wired;

@@ -15,15 +15,20 @@ pub(super) const SENDING: control::Sending =
     control::Sending { sq_psn: 0, timeout: 10, retry_count: 1, rnr_retry: 6, ord: 4 };
 
 /// Six times 655 ms until a receive.
-const LIMITS: PeerLimits = PeerLimits { ird: 4, min_rnr_timer: 0 };
+pub(super) const LIMITS: PeerLimits = PeerLimits { ird: 4, min_rnr_timer: 0 };
 
 /// Two that are wired to each other, in Rts and without a stream.
 fn unlinked(wiring: Wiring) -> World {
+    unlinked_of(wiring, shape())
+}
+
+/// As [`unlinked`], of this shape.
+pub(super) fn unlinked_of(wiring: Wiring, shape: QpShape) -> World {
     let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
     for host in [0, usize::from(!wiring.direct)] {
         let app = w.app(host);
         let cq = w.cq(app, 128);
-        w.qp(app, cq, cq, shape());
+        w.qp(app, cq, cq, shape);
     }
     wire(&mut w, A);
     wire(&mut w, B);

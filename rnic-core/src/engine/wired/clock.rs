@@ -15,6 +15,7 @@ use crate::engine::phase::StreamPhase;
 use crate::engine::qp::Qp;
 use crate::engine::reason::Reason;
 use crate::engine::requester::RequestError;
+use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
 
 impl Qp {
@@ -108,6 +109,7 @@ impl Qp {
         let Some(wired) = &mut self.wired else { return };
         let Some((wait, _)) = wired.clock.take() else { return };
         match wait {
+            Wait::Stream if wired.unreliable => self.lose_posted(engine),
             Wait::Stream => {
                 let why = wired.why.clone();
                 self.fail_oldest(engine, &why);
@@ -124,6 +126,20 @@ impl Qp {
                 engine.wake(&mut self.core);
             }
         }
+    }
+
+    /// No stream has come in time for requests that need no acknowledgement: they are sent as far as
+    /// anybody will know.
+    fn lose_posted(&mut self, engine: &mut EngineState) {
+        for _ in 0..LOST_AT_ONCE {
+            match self.requester.take_oldest_posted(&mut self.core, engine) {
+                Ok(true) => self.core.turn.charge(REQUEST_COST),
+                Ok(false) => break,
+                Err(error) => return self.request_error(engine, error),
+            }
+        }
+        self.retire(engine);
+        self.watch(engine);
     }
 
     /// Nobody has acknowledged the oldest request in time: it fails, and with it the queue pair.
@@ -149,12 +165,18 @@ impl Wired {
     fn retry_time(&self) -> Option<Duration> {
         // Streams take time to come about, which packets do not.
         let least = if self.peer.is_none() { FIRST_STREAM } else { NEXT_STREAM };
-        self.timeout().map(|time| time.max(least))
+        match self.unreliable {
+            true => Some(least),
+            false => self.timeout().map(|time| time.max(least)),
+        }
     }
 
     /// How long a peer that has a stream may say nothing; none if for ever.
     fn answer_time(&self) -> Option<Duration> {
-        self.timeout().map(|time| time.max(SILENCE))
+        match self.unreliable {
+            true => Some(SILENCE),
+            false => self.timeout().map(|time| time.max(SILENCE)),
+        }
     }
 
     /// After which time an adapter gives up; none if never.
@@ -181,6 +203,8 @@ impl Wired {
 /// How long the peer is not asked about requests of whose success nobody wants to hear: what is
 /// sent in this time costs no question of its own, and a failure is told no later than that.
 const QUESTION: Duration = Duration::from_millis(1);
+/// Requests that are lost at a time.
+const LOST_AT_ONCE: u32 = 1024;
 /// Number of RNR retries that means without end.
 const FOR_EVER: u8 = 7;
 /// Least time in which the first stream has to come about.

@@ -25,6 +25,8 @@ use crate::types::{Access, QpState, Time};
 pub(super) struct Wired {
     /// Where its peer is.
     pub remote: IpAddr,
+    /// There are no acknowledgements: what cannot be sent or taken in is lost.
+    unreliable: bool,
     /// Requests of the peer's that may await a response.
     ird: u16,
     min_rnr_timer: u8,
@@ -56,9 +58,10 @@ pub struct PeerLimits {
 }
 
 impl Wired {
-    pub(super) fn new(wiring: &Wiring) -> Self {
+    pub(super) fn new(wiring: &Wiring, unreliable: bool) -> Self {
         Wired {
             remote: wiring.remote.address(),
+            unreliable,
             ird: wiring.ird,
             min_rnr_timer: wiring.min_rnr_timer,
             sending: None,

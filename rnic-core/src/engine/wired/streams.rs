@@ -55,12 +55,15 @@ impl Qp {
         if let Some(tcp) = self.link.tcp_mut() {
             tcp.allow_immediate_sends();
         }
-        let ird = wired.ird + u16::from(asks);
-        self.requester.begin_stream(ird, asks);
+        let (ird, acknowledged) = match wired.unreliable {
+            true => (0, None),
+            false => (wired.ird + u16::from(asks), Some(asks)),
+        };
+        self.requester.begin_stream(ird, acknowledged);
         self.responder.begin_stream();
         self.requester.set_pace(wired.begins(), wired.ord());
         self.enter(phase);
-        if self.requester.is_under_way() {
+        if self.requester.is_under_way() && acknowledged.is_some() {
             // The peer knows nothing of what was sent to it by an earlier stream.
             self.fail_oldest(engine, "the peer has begun anew since it was sent");
         }
@@ -72,12 +75,17 @@ impl Qp {
     pub(in crate::engine) fn unlink(&mut self, engine: &mut EngineState, reset: bool, why: &str) {
         let Some(wired) = &mut self.wired else { return };
         why.clone_into(&mut wired.why);
+        let unreliable = wired.unreliable;
         // What a copier writes has arrived before.
         self.release(engine);
-        self.requester.end_stream();
+        self.requester.end_stream(unreliable);
         self.life.set_deadline(&self.core, engine, None);
         self.enter(StreamPhase::Unlinked);
         self.link.close(reset, &self.core, engine);
+        if unreliable {
+            // It has been sent, as far as anybody knows.
+            self.retire(engine);
+        }
         // What a copier is writing came by this stream: another one may come when that is over.
         if !self.responder.is_copying() {
             engine.report(Notification::Unlinked { qp: self.core.id });

@@ -8,7 +8,7 @@ use crate::types::{CompletionStatus, TerminateCode};
 impl Qp {
     /// Whether the peer blames no request, so that only the stream is gone.
     pub(in crate::engine) fn is_blameless(&self, t: &Terminate<'_>) -> bool {
-        self.wired.is_some() && status_of(t).is_none()
+        self.wired.as_ref().is_some_and(|wired| wired.unreliable || status_of(t).is_none())
     }
 
     /// The request that the peer blames fails with the status that it has on an adapter; all before

@@ -111,7 +111,7 @@ impl Qp {
     /// Refuses a QP that cannot connect or accept: one that has left Idle, naming its state, or one
     /// that is wired by hand.
     pub fn refuse_unless_idle(&self, id: QpId) -> Result<(), Refusal> {
-        if self.kind == QpType::Wired {
+        if self.kind.is_wired() {
             return Err(wrong_state(id, "wired by hand", "a connection"));
         }
         match self.phase {

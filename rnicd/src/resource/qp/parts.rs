@@ -27,6 +27,7 @@ pub struct QpParts {
     pub rq: Option<QueuePlace>,
     pub doorbell: Doorbell,
     pub signal_all: bool,
+    pub kind: QpType,
     pub rnr_timeout: Option<Duration>,
     pub shared: Arc<QpShared>,
 }
@@ -56,6 +57,7 @@ impl QpParts {
             signal_all: self.signal_all,
             rnr_timeout: self.rnr_timeout,
             wiring: None,
+            unreliable: self.kind == QpType::WiredUnreliable,
             shared: self.shared.clone(),
         }))
     }

@@ -14,10 +14,11 @@ pub(super) enum Rejection {
     Busy = 7,
     Crowded = 8,
     Guesser = 9,
+    OtherType = 10,
 }
 
 impl Rejection {
-    const ALL: [Rejection; 9] = [
+    const ALL: [Rejection; 10] = [
         Rejection::Malformed,
         Rejection::NoQueuePair,
         Rejection::OtherPeer,
@@ -27,6 +28,7 @@ impl Rejection {
         Rejection::Busy,
         Rejection::Crowded,
         Rejection::Guesser,
+        Rejection::OtherType,
     ];
 
     pub(super) fn private_data(self) -> Vec<u8> {
@@ -61,6 +63,9 @@ impl Rejection {
             }
             Rejection::Busy => "it has not left its last stream yet",
             Rejection::Crowded => "too many others wait for it to be wired (RTR)",
+            Rejection::OtherType => {
+                "it is of another type: one is reliable (RC), the other not (UC)"
+            }
             Rejection::Guesser => {
                 "too many wrong STags were named between the two hosts in this minute \
                  (limits.peer.stag_guesses_per_minute)"

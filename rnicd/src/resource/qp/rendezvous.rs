@@ -229,7 +229,7 @@ impl Manager {
         let qp = said.to_qp;
         let owner = self.handles.qps.owner(qp.0);
         let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&qp));
-        let object = object.filter(|o| o.kind == QpType::Wired).ok_or(Rejection::NoQueuePair)?;
+        let object = object.filter(|o| o.kind.is_wired()).ok_or(Rejection::NoQueuePair)?;
         let (worker, wired) = match (&object.phase, &object.wired) {
             (QpPhase::Bound(worker), Some(wired)) => (*worker, wired),
             (QpPhase::Idle(_) | QpPhase::Leaving, _) => return Ok(None),
@@ -249,6 +249,9 @@ impl Manager {
         }
         if wiring.local != said.to_gid {
             return Err(Rejection::OtherGid);
+        }
+        if wired.unreliable != said.unreliable {
+            return Err(Rejection::OtherType);
         }
         if self.config.wired.compare && wired.sending.is_some_and(|s| s.sq_psn != said.rq_psn) {
             return Err(Rejection::Psn);
@@ -331,7 +334,7 @@ impl Manager {
     ) -> bool {
         let Some((_, object)) = self.qp_of(qp) else { return false };
         let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else {
-            return object.kind == QpType::Wired;
+            return object.kind.is_wired();
         };
         let (worker, wiring) = (*worker, wired.wiring);
         let why = match why {
@@ -352,6 +355,7 @@ fn introduction(qp: QpId, wired: &Wired) -> Introduction {
         to_qp: wiring.remote_qp,
         ird: wiring.ird,
         min_rnr_timer: wiring.min_rnr_timer,
+        unreliable: wired.unreliable,
         rq_psn: wiring.rq_psn,
     }
 }

@@ -23,7 +23,7 @@ use crate::resource::{Manager, Pending, find, refuse};
 impl Manager {
     pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
         check_qp(&self.config.limits, request)?;
-        if request.kind == QpType::Wired {
+        if request.kind.is_wired() {
             self.open_rendezvous();
         }
         let rnr_timeout = self.rnr_timeout_for(request.rnr_policy)?;
@@ -74,6 +74,7 @@ impl Manager {
             rq,
             doorbell,
             signal_all: request.signal_all,
+            kind: request.kind,
             rnr_timeout,
             shared: shared.clone(),
         };
@@ -125,7 +126,7 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
         let phase = std::mem::replace(&mut object.phase, QpPhase::Leaving);
-        if object.kind == QpType::Wired {
+        if object.kind.is_wired() {
             self.leave_rendezvous(qp);
         }
         let session = find(&mut self.sessions, id)?;

@@ -7,6 +7,8 @@ use rnic_core::types::*;
 /// What a queue pair that is wired by hand has been told.
 pub struct Wired {
     pub wiring: Wiring,
+    /// It has no acknowledgements.
+    pub unreliable: bool,
     /// Known from Rts on.
     pub sending: Option<Sending>,
     /// It begins no request (Sqd).

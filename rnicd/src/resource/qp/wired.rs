@@ -29,7 +29,7 @@ impl Manager {
         now: Time,
     ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
-        if object.kind != QpType::Wired {
+        if !object.kind.is_wired() {
             return Err(wrong_state(qp, "one that connects", "one that is wired by hand"));
         }
         match change {
@@ -67,10 +67,21 @@ impl Manager {
         Outcome::done()
     }
 
-    fn ready_to_receive(&mut self, id: SessionId, qp: QpId, wiring: Wiring, now: Time) -> Answer {
+    fn ready_to_receive(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        mut wiring: Wiring,
+        now: Time,
+    ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         if !matches!(object.phase, QpPhase::Idle(_)) {
             return Err(wrong_state(qp, state_name(object), "Idle"));
+        }
+        let unreliable = object.kind == QpType::WiredUnreliable;
+        if unreliable {
+            // Nothing is ever answered.
+            wiring.ird = 0;
         }
         self.check_wiring(id, &wiring)?;
         self.take_rate(id, now)?;
@@ -92,6 +103,7 @@ impl Manager {
         object.reads = Some(reads);
         object.wired = Some(Wired {
             wiring,
+            unreliable,
             sending: None,
             drains: false,
             stream: None,
@@ -266,6 +278,12 @@ impl Manager {
                  this one"
             ));
         }
+        if theirs.unreliable != self.is_unreliable(qp) {
+            return Err(format!(
+                "queue pair {peer} at {remote} is of another type: one is reliable (RC), the other \
+                 not (UC)"
+            ));
+        }
         if at != remote {
             return Err(format!("queue pair {peer} is reached by {at}, not by {remote}"));
         }
@@ -306,6 +324,12 @@ impl Manager {
         {
             self.workers.unlink(worker, qp, why);
         }
+    }
+
+    fn is_unreliable(&self, qp: QpId) -> bool {
+        let owner = self.handles.qps.owner(qp.0);
+        let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&qp));
+        object.is_some_and(|object| object.kind == QpType::WiredUnreliable)
     }
 
     pub(super) fn wired(&self, qp: QpId) -> Option<&Wired> {

@@ -196,11 +196,22 @@ pub(super) struct QpShape {
     /// Shared receive queue of its app.
     pub srq: Option<usize>,
     pub hold: Option<Duration>,
+    /// If it is wired by hand.
+    pub unreliable: bool,
 }
 
 impl Default for QpShape {
     fn default() -> Self {
-        QpShape { sq: 32, rq: 32, sges: 4, inline: 64, signal_all: false, srq: None, hold: None }
+        QpShape {
+            sq: 32,
+            rq: 32,
+            sges: 4,
+            inline: 64,
+            signal_all: false,
+            srq: None,
+            hold: None,
+            unreliable: false,
+        }
     }
 }
 

@@ -127,6 +127,7 @@ impl World {
             signal_all: shape.signal_all,
             rnr_timeout: shape.hold,
             wiring: None,
+            unreliable: shape.unreliable,
             shared: shared.clone(),
         };
         self.qps.push(QpEnd {
