@@ -22,8 +22,12 @@ struct End {
 
 impl End {
     fn new(daemon: &Daemon) -> Self {
+        End::of(daemon, QpType::Wired)
+    }
+
+    fn of(daemon: &Daemon, kind: QpType) -> Self {
         let client = Client::new(daemon);
-        let options = QpOptions { kind: QpType::Wired, ..client.options() };
+        let options = QpOptions { kind, ..client.options() };
         let qp = client.pd.create_qp(&options).unwrap();
         let gid = client.context.gids().unwrap()[0].gid;
         End { client, qp, gid }
@@ -422,6 +426,54 @@ fn wrong_wiring_is_said_in_one_line() {
         wrong(&|w| w.remote_qp.0 += 1000, QUICK, "there is no ");
         wrong(&|_| (), Sending { sq_psn: 8, ..QUICK }, "PSNs differ");
         wrong(&|w| w.rq_psn = 9, QUICK, "PSNs differ");
+    }
+}
+
+#[test]
+fn without_acknowledgements_what_is_not_taken_in_is_lost() {
+    let one = daemon();
+    let far = two_daemons();
+    for ends in [[&one, &one], [&far[0], &far[1]]] {
+        let [a, b] = wired(ends.map(|daemon| End::of(daemon, QpType::WiredUnreliable)));
+        let (source, target) = (a.client.region(64, READ_WRITE), b.client.region(64, READ_WRITE));
+        source.write_at(0, &[5; 64]).unwrap();
+        let sges = [source.sge(0, 64)];
+        let mut astray = target.remote().at(0);
+        astray.rkey.0 ^= 0x1200;
+        a.qp.post_send(&[
+            SendRequest::send_inline(1, b"").signaled(),
+            SendRequest::write(2, &sges, astray).signaled(),
+        ])
+        .unwrap();
+        let done = [(1, CompletionStatus::Success), (2, CompletionStatus::Success)];
+        assert_eq!(a.outcomes(2), done);
+        // That is done here; there, it is lost when its turn comes.
+        let there = || b.qp.query().unwrap().counters.segments_received;
+        let began = Instant::now();
+        while there() < 2 {
+            assert!(began.elapsed() < DEADLINE, "{} segments have come", there());
+        }
+        b.qp.post_recv(&[RecvRequest::new(3, &[])]).unwrap();
+        let at = target.remote().at(0);
+        let last = SendRequest::write_with_imm(4, &sges, at, *b"last\0\0\0\0").signaled();
+        a.qp.post_send(&[last]).unwrap();
+        a.completes(4, CompletionOpcode::RdmaWrite);
+        let came = b.completes(3, CompletionOpcode::Receive);
+        assert_eq!((came.immediate, came.byte_len), (Some(*b"last\0\0\0\0"), 64));
+        let mut found = [0; 64];
+        target.read_at(0, &mut found).unwrap();
+        assert_eq!((found, a.state(), b.state()), ([5; 64], QpState::Rts, QpState::Rts));
+        // The other type would wait for what never comes.
+        let [a, b] = [End::new(ends[0]), End::of(ends[1], QpType::WiredUnreliable)];
+        a.to_rtr(&b);
+        b.to_rtr(&a);
+        b.to_rts();
+        a.qp.to_rts(&QUICK).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+        let failed = a.client.completion();
+        assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
+        let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap().text;
+        assert!(why.contains("of another type"), "{why}");
     }
 }
 

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <poll.h>
 #include <rdma/rdma_verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -274,6 +275,61 @@ static void alone(void)
     CHECK(ibv_destroy_qp(qp) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
+// The next asynchronous event, which must be of this kind and name this queue pair.
+static void event_of(struct ibv_qp *qp, enum ibv_event_type kind)
+{
+    struct ibv_async_event event;
+    struct pollfd fd = {.fd = by_hand->async_fd, .events = POLLIN};
+    CHECK(poll(&fd, 1, DEADLINE * 1000) == 1);
+    CHECK(ibv_get_async_event(by_hand, &event) == 0);
+    CHECK(event.event_type == kind && event.element.qp == qp);
+    ibv_ack_async_event(&event);
+}
+
+// Events of queue pairs that are wired by hand say which one they are about.
+static void events(void)
+{
+    cq = ibv_create_cq(by_hand, 8, NULL, NULL, 0);
+    struct ibv_qp *one = made(pd, cq, IBV_QPT_RC), *other = made(pd, cq, IBV_QPT_RC);
+    CHECK(cq && one && other);
+    struct ibv_qp_attr a = told(IBV_QPS_RTR);
+    CHECK(moved(one, IBV_QPS_INIT, PLACE) == 0 && moved(other, IBV_QPS_INIT, PLACE) == 0);
+    a.dest_qp_num = other->qp_num;
+    CHECK(ibv_modify_qp(one, &a, IBV_QP_STATE | PEER) == 0);
+    a.dest_qp_num = one->qp_num;
+    CHECK(ibv_modify_qp(other, &a, IBV_QP_STATE | PEER) == 0);
+    CHECK(moved(one, IBV_QPS_RTS, SENDS) == 0);
+    CHECK(receives(other, 1) == 0 && sends(one, 2) == 0);
+    event_of(other, IBV_EVENT_COMM_EST);
+    struct ibv_wc wc = next();
+    CHECK(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS);
+    a = told(IBV_QPS_SQD);
+    a.en_sqd_async_notify = 1;
+    CHECK(ibv_modify_qp(one, &a, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) == 0);
+    event_of(one, IBV_EVENT_SQ_DRAINED);
+    CHECK(ibv_destroy_qp(one) == 0 && ibv_destroy_qp(other) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
+// A queue pair without acknowledgements is told less, and asked for less.
+static void unreliable(void)
+{
+    cq = ibv_create_cq(by_hand, 8, NULL, NULL, 0);
+    struct ibv_qp *qp = made(pd, cq, IBV_QPT_UC);
+    CHECK(cq && qp && qp->qp_type == IBV_QPT_UC);
+    CHECK(moved(qp, IBV_QPS_INIT, PLACE) == 0);
+    int peer = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+    CHECK(moved(qp, IBV_QPS_RTR, PEER) == EINVAL && moved(qp, IBV_QPS_RTR, peer) == 0);
+    CHECK(moved(qp, IBV_QPS_RTS, SENDS) == EINVAL);
+    CHECK(moved(qp, IBV_QPS_RTS, IBV_QP_SQ_PSN) == 0);
+    struct ibv_send_wr read = {.wr_id = 1, .opcode = IBV_WR_RDMA_READ}, *bad;
+    CHECK(ibv_post_send(qp, &read, &bad) == EINVAL && bad == &read);
+    // Nobody is there, and nobody says so.
+    CHECK(sends(qp, 2) == 0);
+    struct ibv_qp_attr a = says(qp);
+    CHECK(a.qp_state == IBV_QPS_RTS && a.dest_qp_num == NOBODY);
+    CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 // The names of the devices in the list.
 static void names(void)
 {
@@ -299,6 +355,8 @@ int main(int argc, char **argv)
     resets();
     handles();
     alone();
+    events();
+    unreliable();
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(by_hand) == 0);
     if (wrong == 0)
         puts("done");

@@ -293,6 +293,7 @@ pub const PINGPONG: Group = Group {
     cases: &[
         pingpong!("rc_pingpong -n 200").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
         pingpong!("rc_pingpong -n 200 -e -c").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
+        pingpong!("uc_pingpong -n 200").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
         pingpong!("srq_pingpong -n 200 -q 4").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
     ],
 };
@@ -321,6 +322,10 @@ pub const BY_HAND: Group = Group {
         by_hand!("send_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
         by_hand!("write_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
         by_hand!("read_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        by_hand!("send_lat -c UC -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        by_hand!("send_bw -c UC -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        by_hand!("write_lat -c UC -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        by_hand!("write_bw -c UC -q 2 -n 100").both_say(&["^65536 200 "]).bytes(200 << 16),
         by_hand!("send_bw -c RC -x 0 -a -n 50")
             .client_says(&["^2 50 ", "^8388608 50 "])
             .bytes(50 * (8 << 20)),
