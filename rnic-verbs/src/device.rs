@@ -203,8 +203,9 @@ fn head(attributes: &DeviceAttributes, kind: DeviceKind) -> c::ibv_device {
     (device.node_type, device.transport_type) = (node, transport);
     copy_name(&mut device.name, name);
     copy_name(&mut device.dev_name, file);
-    copy_name(&mut device.dev_path, &format!("/sys/class/infiniband_verbs/{file}"));
-    copy_name(&mut device.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+    let tree = if attributes.tree.is_empty() { "/sys" } else { &attributes.tree };
+    copy_name(&mut device.dev_path, &format!("{tree}/class/infiniband_verbs/{file}"));
+    copy_name(&mut device.ibdev_path, &format!("{tree}/class/infiniband/{name}"));
     device
 }
 

@@ -26,4 +26,5 @@ pub mod reaper;
 pub mod resource;
 pub mod socket;
 pub mod system;
+pub mod tree;
 pub mod worker;

@@ -73,30 +73,30 @@ impl Figure<'_> {
 /// A thread that writes pages to files. It ends, unwaited for, when this is dropped.
 #[derive(Debug)]
 pub struct Writer {
-    pages: SyncSender<(PathBuf, String)>,
+    pages: SyncSender<Vec<(PathBuf, String)>>,
 }
 
 impl Writer {
     /// Starts the thread. It opens and renames files, as the control thread may, and nothing more.
-    pub fn start(seccomp: Seccomp) -> io::Result<Self> {
-        let (pages, inbox) = sync_channel::<(PathBuf, String)>(1);
-        spawn_confined("rnicd-metrics", ThreadKind::Control, seccomp, move || {
+    pub fn start(name: &'static str, seccomp: Seccomp) -> io::Result<Self> {
+        let (pages, inbox) = sync_channel::<Vec<(PathBuf, String)>>(1);
+        spawn_confined(name, ThreadKind::Control, seccomp, move || {
             let mut log_limit = RateLimitedLog::new(1, QUIET);
-            while let Ok((path, page)) = inbox.recv() {
+            for (path, page) in inbox.into_iter().flatten() {
                 if let Err(error) = replace(&path, page.as_bytes())
                     && let Some(suppressed) = log_limit.count(Instant::now())
                 {
                     let path = path.display();
-                    tracing::warn!(%path, %error, suppressed, "cannot write metrics.file");
+                    tracing::warn!(%path, %error, suppressed, "cannot write figures");
                 }
             }
         })?;
         Ok(Writer { pages })
     }
 
-    /// Has the file at `path` replaced by a page, unless the one before still waits.
-    pub fn write(&self, path: PathBuf, page: String) {
-        let _ = self.pages.try_send((path, page));
+    /// Has files replaced by pages, unless those before still wait; whether it will.
+    pub fn write(&self, pages: Vec<(PathBuf, String)>) -> bool {
+        self.pages.try_send(pages).is_ok()
     }
 }
 

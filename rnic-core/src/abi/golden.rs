@@ -285,9 +285,10 @@ fn replies() {
                     wired_name: "rxe0".into(),
                     wired_vendor_id: 0x15b3,
                     wired_part_id: 18,
+                    tree: "/t".into(),
                 })),
                 "01000106726e6963643005302e312e300102030405060708090a0b010c0d01\
-                 a5280e0f8180849885c097800210110472786530b32b1200",
+                 a5280e0f8180849885c097800210110472786530b32b12022f7400",
             ),
             (reply(ReplyBody::Pd { pd: PdId(1) }), "0100020100"),
             (reply(ReplyBody::SharedBuffer { buffer: SharedBufferId(2) }), "0100030200"),

@@ -1,9 +1,11 @@
 //! `[device]`: identity and addresses.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
 use super::checker::Checker;
 use super::error::ConfigError;
+use super::field::Field;
 use super::file;
 use super::guid::Guid;
 
@@ -23,6 +25,20 @@ pub struct Device {
     pub hw_ver: u32,
     /// Its GUID, unless it follows from name and host.
     pub guid: Option<Guid>,
+    /// Where the devices are shown in files; default beside the control socket.
+    pub tree: TreeAt,
+}
+
+/// Where the devices are shown in files, as the kernel shows them in `/sys`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TreeAt {
+    /// In a folder beside the control socket, if one can be made there.
+    #[default]
+    BesideSocket,
+    /// In this folder.
+    Path(PathBuf),
+    /// They are not.
+    Nowhere,
 }
 
 impl Device {
@@ -42,6 +58,7 @@ impl Default for Device {
             vendor_part_id: 0,
             hw_ver: 0,
             guid: None,
+            tree: TreeAt::default(),
         }
     }
 }
@@ -59,9 +76,33 @@ impl Checker<'_> {
             vendor_part_id: self.number(s.vendor_part_id, default.vendor_part_id, 0..=u32::MAX)?,
             hw_ver: self.number(s.hw_ver, default.hw_ver, 0..=u32::MAX)?,
             guid: self.optional(s.guid, |_| Ok(()))?,
+            tree: self.tree(s.tree)?,
         })
     }
 }
+
+impl Checker<'_> {
+    fn tree(&self, said: Field<String>) -> Result<TreeAt, ConfigError> {
+        let said = self.optional(said, |text| match text.as_str() {
+            "off" => Ok(()),
+            path if !Path::new(path).is_absolute() => {
+                Err("must be an absolute path, or \"off\"".to_owned())
+            }
+            path if path.len() > LONGEST_TREE => {
+                Err(format!("is too long for programs to read (at most {LONGEST_TREE} bytes)"))
+            }
+            _ => Ok(()),
+        })?;
+        Ok(match said.as_deref() {
+            None => TreeAt::BesideSocket,
+            Some("off") => TreeAt::Nowhere,
+            Some(path) => TreeAt::Path(path.into()),
+        })
+    }
+}
+
+/// Programs have 256 bytes for the folder of a device below it.
+const LONGEST_TREE: usize = 160;
 
 /// Whether programs can take this for the name of a device.
 pub(super) fn plain_name(name: &str) -> Result<(), String> {

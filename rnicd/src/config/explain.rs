@@ -8,7 +8,7 @@ use super::limits::amount;
 use super::rule_text::rule_text;
 use super::warnings::warnings;
 use super::worst_case::worst_case;
-use super::{Config, Loopback, Mulpdu, Seccomp, Span, SpanOrOff};
+use super::{Config, Loopback, Mulpdu, Seccomp, Span, SpanOrOff, TreeAt};
 
 /// What every value means here, and what the daemon may use at worst. `unknown` says which users
 /// and groups do not exist.
@@ -61,6 +61,15 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
             Some(_) => "tells devices apart",
             None => "tells devices apart; follows from device.name and this host",
         },
+    );
+    row(
+        "device.tree",
+        match &device.tree {
+            TreeAt::BesideSocket => "(by the socket)".to_owned(),
+            TreeAt::Path(path) => path.display().to_string(),
+            TreeAt::Nowhere => "off".to_owned(),
+        },
+        "folder in which the devices are shown as in /sys",
     );
     row("wired.name", wired.name.clone(), "name of the device whose queue pairs are wired by hand");
     row("wired.vendor_id", format!("{:#x}", wired.vendor_id), "who made it, as programs see it");

@@ -67,6 +67,8 @@ pub struct DeviceSection {
     pub hw_ver: Field<u32>,
     /// Its GUID.
     pub guid: Field<Guid>,
+    /// Where the devices are shown in files.
+    pub tree: Field<String>,
 }
 
 /// `[wired]`

@@ -45,7 +45,7 @@ pub use addresses::{Network, Ports};
 pub use changes::{Change, changes};
 use checker::Checker;
 pub use control::Control;
-pub use device::Device;
+pub use device::{Device, TreeAt};
 pub use engine::Engine;
 pub use error::ConfigError;
 pub use explain::explain;

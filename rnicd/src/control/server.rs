@@ -37,6 +37,7 @@ use crate::reaper::Reaper;
 use crate::resource::{
     Capacity, Manager, Outcome, Random, Refused, Response, SessionOpened, options,
 };
+use crate::tree::{StartTreeError, Tree};
 use crate::worker::Workers;
 
 /// Why the daemon did not start.
@@ -53,6 +54,9 @@ pub enum StartError {
         /// The system's error.
         error: io::Error,
     },
+    /// The tree of the devices could not be made where the configuration says.
+    #[error(transparent)]
+    Tree(#[from] StartTreeError),
     /// The operating system refused something else.
     #[error("{what}: {error}")]
     System {
@@ -97,6 +101,16 @@ pub struct Server {
     /// Nothing if it waits for clients for ever.
     idle: Option<Idle>,
     metrics: Metrics,
+    tree: Option<LiveTree>,
+}
+
+/// The tree of the devices, which follows their counters.
+struct LiveTree {
+    tree: Tree,
+    /// When it is written next.
+    due: Time,
+    /// Nobody has used the devices since it was written.
+    is_still: bool,
 }
 
 /// Figures that are written to a file, if the configuration names one.
@@ -169,11 +183,15 @@ impl Server {
         let copiers = Copiers::start(waker.clone(), spawner, deadline, seccomp)
             .map_err(system("cannot start the thread that minds copiers"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
-        let writer =
-            Writer::start(seccomp).map_err(system("cannot start the writer of metrics"))?;
+        let writer = Writer::start("rnicd-metrics", seccomp)
+            .map_err(system("cannot start the writer of metrics"))?;
         let metrics = Metrics { writer, due: clock::now() };
-        let manager =
+        let (tree_at, path) = (config.device.tree.clone(), socket.path());
+        let mut manager =
             Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), copiers, random);
+        let tree = Tree::start(&tree_at, path, &manager.tree_facts(), seccomp)?;
+        manager.set_tree(tree.as_ref().map(Tree::path));
+        let tree = tree.map(|tree| LiveTree { tree, due: clock::now(), is_still: false });
         Ok(Server {
             poll,
             socket: Some(socket),
@@ -199,6 +217,7 @@ impl Server {
             stopping: None,
             idle: None,
             metrics,
+            tree,
         })
     }
 
@@ -290,6 +309,7 @@ impl Server {
             .chain(self.stopping)
             .chain(self.idle.as_ref().and_then(Idle::deadline))
             .chain(metrics)
+            .chain(self.tree.as_ref().filter(|live| !live.is_still).map(|live| live.due))
             .chain(self.ready.next_wake())
             .chain(watchdog);
         let next = next.min()?;
@@ -437,12 +457,24 @@ impl Server {
             && let Some(file) = &metrics.file
         {
             self.metrics.due = now.after(metrics.interval);
-            self.metrics.writer.write(file.clone(), self.manager.metrics());
+            self.metrics.writer.write(vec![(file.clone(), self.manager.metrics())]);
         }
         while let Some((deadline, key)) = self.greetings.first()
             && deadline <= now
         {
             self.end(key, End::Silent, now);
+        }
+        self.show_counters(now);
+    }
+
+    /// Writes the counters to the tree, as long as somebody may change them.
+    fn show_counters(&mut self, now: Time) {
+        let used = self.manager.sessions() > 0;
+        let Some(live) = &mut self.tree else { return };
+        if live.due <= now && (used || !live.is_still) {
+            live.due = now.after(TREE_INTERVAL);
+            live.is_still = !used;
+            live.tree.show(self.manager.sums());
         }
     }
 
@@ -695,6 +727,8 @@ const SEND_PAUSE: Duration = Duration::from_millis(10);
 const TURN: Duration = Duration::from_millis(1);
 /// How long turns are given before the poll is asked for who else is there.
 const ROUND: Duration = Duration::from_millis(4);
+/// Time between two writings of the tree's counters.
+const TREE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long sessions may take to end when the daemon stops.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 

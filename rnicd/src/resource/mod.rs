@@ -31,6 +31,7 @@ mod uses;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -79,6 +80,8 @@ pub struct Manager {
     guid: Guid,
     /// Addresses as verbs name them, as they were when the daemon started.
     gids: Vec<GidRow>,
+    /// Where the devices are shown in files, if they are.
+    tree: Option<PathBuf>,
     rendezvous: Rendezvous,
     started: Instant,
     ledger: Ledger,
@@ -155,6 +158,7 @@ impl Manager {
             generation: random.generation,
             guid: config.device.guid_here(),
             gids: gids::table(&config),
+            tree: None,
             rendezvous: Rendezvous::default(),
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),

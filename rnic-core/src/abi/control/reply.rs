@@ -189,4 +189,7 @@ pub struct DeviceAttributes {
     pub wired_vendor_id: u32,
     /// Which device of its maker it is said to be.
     pub wired_part_id: u32,
+    /// Folder in which both devices are shown in files, as the kernel shows its own in `/sys` and
+    /// `/dev`; empty if there is none.
+    pub tree: String,
 }

@@ -53,6 +53,7 @@ impl Manager {
             wired_name: self.config.wired.name.clone(),
             wired_vendor_id: self.config.wired.vendor_id,
             wired_part_id: self.config.wired.vendor_part_id,
+            tree: self.tree.as_ref().map_or(String::new(), |path| path.display().to_string()),
         }))
     }
 

@@ -83,7 +83,7 @@ impl Manager {
     /// Users that have or had something; without a number those that are counted together.
     fn users(&self) -> BTreeMap<Option<u32>, User<'_>> {
         let mut users = BTreeMap::<Option<u32>, User<'_>>::new();
-        let Past { users: past, others } = self.records.past();
+        let Past { users: past, others, .. } = self.records.past();
         for (uid, done) in past {
             users.entry(Some(*uid)).or_default().done = done.clone();
         }

@@ -4,3 +4,4 @@ mod limits;
 mod list;
 mod metrics;
 pub mod page;
+mod tree;

@@ -150,7 +150,7 @@ impl Manager {
     pub(in crate::resource) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.qps.remove(&qp) else { return };
-        self.records.add_qp(session.client.identity.uid, &object.shared);
+        self.records.add_qp(session.client.identity.uid, object.kind, &object.shared);
     }
 
     /// Hands a QP that has no connection to a worker, to flush what is posted.

@@ -12,7 +12,7 @@ mod requests;
 use std::sync::Arc;
 
 use rnic_core::device::{DiagnosisLog, QpShared};
-use rnic_core::types::SessionId;
+use rnic_core::types::{QpType, SessionId};
 
 use notes::Notes;
 pub use notes::log_limit;
@@ -58,9 +58,9 @@ impl Records {
     }
 
     /// A queue pair of this user is gone.
-    pub fn add_qp(&mut self, uid: u32, qp: &QpShared) {
+    pub fn add_qp(&mut self, uid: u32, kind: QpType, qp: &QpShared) {
         self.terminates.count(qp);
-        self.past.add_qp(uid, qp);
+        self.past.add_qp(uid, kind, qp);
     }
 
     /// Requests refused so far.

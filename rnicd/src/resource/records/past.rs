@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rnic_core::abi::control::QpCounters;
 use rnic_core::device::QpShared;
-use rnic_core::types::TerminateOrigin;
+use rnic_core::types::{QpType, TerminateOrigin};
 
 /// Users that are counted each for themselves; all others are counted together.
 pub const USERS: usize = 1024;
@@ -34,6 +34,11 @@ impl Done {
             Some((TerminateOrigin::Peer, _)) => self.terminates_received += 1,
             None => {}
         }
+    }
+
+    /// What queue pairs have counted.
+    pub fn counters(&self) -> QpCounters {
+        self.counters.clone()
     }
 
     pub fn values(&self) -> [u64; METRICS.len()] {
@@ -74,6 +79,8 @@ pub const METRICS: [(&str, &str); 11] = [
 pub struct Past {
     pub users: BTreeMap<u32, Done>,
     pub others: Done,
+    /// The same by device: of queue pairs that connect, and of those that are wired by hand.
+    pub devices: [Done; 2],
 }
 
 impl Past {
@@ -85,7 +92,8 @@ impl Past {
     }
 
     /// Adds what a QP of this user had counted.
-    pub fn add_qp(&mut self, uid: u32, qp: &QpShared) {
+    pub fn add_qp(&mut self, uid: u32, kind: QpType, qp: &QpShared) {
+        self.devices[usize::from(kind != QpType::Connected)].add_qp(qp);
         self.of(uid).add_qp(qp);
     }
 

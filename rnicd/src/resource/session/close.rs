@@ -33,7 +33,7 @@ impl Manager {
         let Some(mut session) = self.leaving.remove(&id) else { return };
         self.records.end(id);
         for qp in session.qps.values() {
-            self.records.add_qp(session.client.identity.uid, &qp.shared);
+            self.records.add_qp(session.client.identity.uid, qp.kind, &qp.shared);
         }
         session.leave_named_pds();
         if let Some(attached) = &mut session.attached {

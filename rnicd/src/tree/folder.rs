@@ -1,0 +1,224 @@
+//! The tree on disk: made anew, replaced where a daemon that is gone has left one, and removed.
+//!
+//! Its parent may be a folder in which others write, too: nothing there is followed that might be a
+//! link, and nothing is removed that is not a tree. Inside, only the daemon writes.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FlockOperation, flock, unlinkat};
+use rustix::io::Errno;
+
+use super::layout::{Entry, What};
+
+/// Why a tree could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TreeError {
+    /// Something else lies there.
+    #[error(
+        "device.tree: {path} exists and is no tree of a daemon; remove it or name another path"
+    )]
+    NoTree {
+        /// Path at which it lies.
+        path: PathBuf,
+    },
+    /// Another daemon has it.
+    #[error("device.tree: {path} belongs to a running daemon; name another path")]
+    Taken {
+        /// Path of the tree.
+        path: PathBuf,
+    },
+    /// The operating system refused.
+    #[error("device.tree: cannot {what} {path}: {error}")]
+    System {
+        /// What was to be done.
+        what: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+}
+
+/// The root of a tree, which is removed with this.
+pub(super) struct Folder {
+    root: PathBuf,
+    /// Says that it is a tree, and by its lock that it is in use.
+    _mark: File,
+    /// What is in it, in the order in which it was made.
+    made: Vec<Made>,
+}
+
+struct Made {
+    path: PathBuf,
+    is_folder: bool,
+}
+
+/// Name of the file that says that a folder is a tree.
+const MARK: &str = ".rnicd";
+
+impl Folder {
+    /// Makes it and all that is in it.
+    pub(super) fn make(root: PathBuf, entries: &[Entry]) -> Result<Self, TreeError> {
+        remove_stale(&root)?;
+        // Of this call, or there is somebody else's.
+        new_folder(&root).map_err(system("make", &root))?;
+        let mark = root.join(MARK);
+        let locked = new_file(&mark, "").and_then(|file| {
+            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            Ok(file)
+        });
+        let file = locked.map_err(system("make", &mark))?;
+        let made = vec![Made { path: mark, is_folder: false }];
+        let mut folder = Folder { root, _mark: file, made };
+        for entry in entries {
+            folder.add(entry)?;
+        }
+        Ok(folder)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.root
+    }
+
+    fn add(&mut self, entry: &Entry) -> Result<(), TreeError> {
+        let path = self.root.join(&entry.path);
+        let mut missing = Vec::new();
+        let mut folder = path.parent();
+        while let Some(at) = folder.filter(|at| *at != self.root && !at.exists()) {
+            missing.push(at.to_owned());
+            folder = at.parent();
+        }
+        for at in missing.into_iter().rev() {
+            new_folder(&at).map_err(system("make", &at))?;
+            self.made.push(Made { path: at, is_folder: true });
+        }
+        match &entry.what {
+            What::File(text) => new_file(&path, text).map(drop),
+            What::Link(to) => symlink(to, &path),
+        }
+        .map_err(system("make", &path))?;
+        self.made.push(Made { path, is_folder: false });
+        Ok(())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // With calls that a confined thread may make. What somebody else removed is gone as well.
+        for Made { path, is_folder } in self.made.iter().rev() {
+            let flags = if *is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+            let _ = unlinkat(CWD, path, flags);
+        }
+        let _ = unlinkat(CWD, &self.root, AtFlags::REMOVEDIR);
+    }
+}
+
+/// Removes what a daemon that is gone has left.
+fn remove_stale(root: &Path) -> Result<(), TreeError> {
+    let found = match fs::symlink_metadata(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(system("look at", root))?,
+    };
+    let no_tree = || TreeError::NoTree { path: root.to_owned() };
+    if !found.is_dir() {
+        return Err(no_tree());
+    }
+    let mark = root.join(MARK);
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&mark);
+    let mark = opened.map_err(|_| no_tree())?;
+    match flock(&mark, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Err(TreeError::Taken { path: root.to_owned() }),
+        Err(error) => return Err(system("lock", root)(error.into())),
+    }
+    // It follows no link, not even one that takes a folder's place meanwhile.
+    fs::remove_dir_all(root).map_err(system("remove", root))
+}
+
+/// A folder that everybody may look into, whatever the umask is.
+fn new_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o755).create(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o755))
+}
+
+/// A file that everybody may read.
+fn new_file(path: &Path, text: &str) -> io::Result<File> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+    file.set_permissions(Permissions::from_mode(0o644))?;
+    file.write_all(text.as_bytes())?;
+    Ok(file)
+}
+
+fn system<'p>(what: &'static str, path: &'p Path) -> impl FnOnce(io::Error) -> TreeError + 'p {
+    move |error| TreeError::System { what, path: path.to_owned(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries() -> Vec<Entry> {
+        let file = |path: &str| Entry { path: path.to_owned(), what: What::File("x\n".to_owned()) };
+        let link = Entry { path: "class/c".to_owned(), what: What::Link("../a/b".to_owned()) };
+        vec![file("a/b/one"), file("a/two"), link]
+    }
+
+    fn make(root: &Path) -> Result<Folder, TreeError> {
+        Folder::make(root.to_owned(), &entries())
+    }
+
+    #[test]
+    fn it_is_made_and_nothing_is_left_of_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let root = parent.path().join("tree");
+        let folder = make(&root).unwrap();
+        assert_eq!(fs::read_to_string(root.join("class/c/one")).unwrap(), "x\n");
+        let mode = |path: &str| fs::metadata(root.join(path)).unwrap().permissions().mode();
+        assert_eq!((mode("a") & 0o777, mode("a/two") & 0o777), (0o755, 0o644));
+        assert!(matches!(make(&root), Err(TreeError::Taken { .. })));
+        drop(folder);
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn one_that_was_left_is_replaced() {
+        let parent = tempfile::tempdir().unwrap();
+        let root = parent.path().join("tree");
+        let folder = make(&root).unwrap();
+        fs::write(root.join("a/b/more"), "of a later version").unwrap();
+        // As a process that is killed lets go of its locks, and of nothing else.
+        let Folder { _mark, made, root } = &folder;
+        flock(_mark, FlockOperation::Unlock).unwrap();
+        assert!(made.len() > 3);
+        let again = make(root).unwrap();
+        assert!(!root.join("a/b/more").exists());
+        std::mem::forget(folder);
+        drop(again);
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn nothing_else_is_removed_or_followed() {
+        let parent = tempfile::tempdir().unwrap();
+        let (root, other) = (parent.path().join("tree"), parent.path().join("other"));
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("kept"), "kept").unwrap();
+        // Somebody's folder, a link to it, a file; a folder whose mark is a link.
+        symlink(&other, &root).unwrap();
+        assert!(matches!(make(&root), Err(TreeError::NoTree { .. })));
+        assert!(matches!(make(&other), Err(TreeError::NoTree { .. })));
+        fs::remove_file(&root).unwrap();
+        fs::write(&root, "").unwrap();
+        assert!(matches!(make(&root), Err(TreeError::NoTree { .. })));
+        fs::remove_file(&root).unwrap();
+        fs::create_dir(&root).unwrap();
+        symlink(other.join("kept"), root.join(MARK)).unwrap();
+        assert!(matches!(make(&root), Err(TreeError::NoTree { .. })));
+        assert_eq!(fs::read_to_string(other.join("kept")).unwrap(), "kept");
+        let nowhere = make(&parent.path().join("no/such/folder"));
+        assert!(nowhere.is_err_and(|e| e.to_string().starts_with("device.tree: cannot make")));
+    }
+}

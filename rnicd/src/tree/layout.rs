@@ -1,0 +1,206 @@
+//! What stands where, as in the kernel's `/sys/class` and `/dev`.
+//!
+//! A device is a folder of its own below `devices`, with what a bus would say of it; the folders of
+//! `class` have links to it. So the way up from `class/infiniband/NAME` leads to the device, as
+//! programs that look for its place in the machine expect.
+
+use std::fmt::Write;
+
+use rnic_core::abi::control::GidRow;
+use rnic_core::types::Gid;
+
+use super::counters::{self, Sums, port_folder};
+
+/// A file or a link of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Below the root.
+    pub path: String,
+    pub what: What,
+}
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// A file with this text.
+    File(String),
+    /// A symbolic link to this.
+    Link(String),
+}
+
+/// What the tree shows of the daemon.
+pub struct Facts {
+    /// Version of the daemon.
+    pub version: String,
+    /// The device whose queue pairs connect, and the one whose queue pairs are wired by hand.
+    pub ports: [Port; 2],
+}
+
+/// What it shows of one device, which has one port.
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// Its queue pairs are wired by hand, as those of a RoCE adapter.
+    pub wired: bool,
+    /// Tells devices apart, the most significant byte first.
+    pub guid: u64,
+    /// Who made it.
+    pub vendor_id: u32,
+    /// Which of his devices it is.
+    pub part_id: u32,
+    /// Version of the hardware.
+    pub hw_ver: u32,
+    /// Its table.
+    pub gids: Vec<GidRow>,
+}
+
+/// Everything, but for the folders.
+pub(super) fn entries(facts: &Facts) -> Vec<Entry> {
+    let mut all = vec![file("class/infiniband_verbs/abi_version", "6")];
+    let guid = facts.ports[0].guid;
+    for (number, port) in facts.ports.iter().enumerate() {
+        device(&mut all, number, port, guid, &facts.version);
+    }
+    all
+}
+
+fn device(all: &mut Vec<Entry>, number: usize, port: &Port, image: u64, version: &str) {
+    let name = &port.name;
+    let at = format!("devices/rnicd/{name}");
+    let node = format!("{at}/infiniband/{name}");
+    // As a bus has it.
+    for (what, value) in [
+        ("vendor", format!("{:#06x}", port.vendor_id & 0xFFFF)),
+        ("device", format!("{:#06x}", port.part_id & 0xFFFF)),
+        ("class", "0x020000".to_owned()),
+        ("numa_node", "-1".to_owned()),
+    ] {
+        all.push(file(&format!("{at}/{what}"), &value));
+    }
+    for (what, value) in [
+        ("node_type", if port.wired { "1: CA" } else { "4: RNIC" }.to_owned()),
+        ("node_guid", guid_text(port.guid)),
+        ("sys_image_guid", guid_text(image)),
+        ("node_desc", "rnicd".to_owned()),
+        ("fw_ver", version.to_owned()),
+        ("hw_rev", format!("{:#x}", port.hw_ver)),
+        ("hca_type", "rnicd".to_owned()),
+        ("board_id", "rnicd".to_owned()),
+    ] {
+        all.push(file(&format!("{node}/{what}"), &value));
+    }
+    all.push(link(&format!("{node}/device"), "../.."));
+    all.push(link(&format!("class/infiniband/{name}"), &format!("../../{node}")));
+
+    let uverbs = format!("uverbs{number}");
+    let verbs = format!("{at}/infiniband_verbs/{uverbs}");
+    all.push(file(&format!("{verbs}/ibdev"), name));
+    all.push(file(&format!("{verbs}/abi_version"), "1"));
+    // The kernel's number for such files.
+    all.push(file(&format!("{verbs}/dev"), &format!("231:{}", 192 + number)));
+    all.push(link(&format!("{verbs}/device"), "../.."));
+    all.push(link(&format!("class/infiniband_verbs/{uverbs}"), &format!("../../{verbs}")));
+    // Some look whether it can be read and written, nobody does either.
+    all.push(link(&format!("dev/infiniband/{uverbs}"), "/dev/null"));
+
+    let at = port_folder(name);
+    for (what, value) in [
+        ("state", "4: ACTIVE"),
+        ("phys_state", "5: LinkUp"),
+        ("rate", "100 Gb/sec (4X EDR)"),
+        ("link_layer", "Ethernet"),
+        ("lid", "0x0"),
+        ("lid_mask_count", "0"),
+        ("sm_lid", "0x0"),
+        ("sm_sl", "0"),
+        ("cap_mask", "0x04010000"),
+        ("pkeys/0", "0xffff"),
+    ] {
+        all.push(file(&format!("{at}/{what}"), value));
+    }
+    for (index, row) in port.gids.iter().enumerate() {
+        all.push(file(&format!("{at}/gids/{index}"), &gid_text(row.gid)));
+        if port.wired {
+            all.push(file(&format!("{at}/gid_attrs/types/{index}"), "RoCE v2"));
+        }
+        all.push(file(&format!("{at}/gid_attrs/ndevs/{index}"), &row.interface));
+    }
+    for (path, value) in counters::files(name, &Sums::default()) {
+        let path = path.to_string_lossy().into_owned();
+        all.push(Entry { path, what: What::File(value) });
+    }
+}
+
+fn file(path: &str, line: &str) -> Entry {
+    Entry { path: path.to_owned(), what: What::File(format!("{line}\n")) }
+}
+
+fn link(path: &str, to: &str) -> Entry {
+    Entry { path: path.to_owned(), what: What::Link(to.to_owned()) }
+}
+
+/// Four groups of four digits.
+fn guid_text(guid: u64) -> String {
+    let [a, b, c, d] = [48, 32, 16, 0].map(|shift| (guid >> shift) & 0xFFFF);
+    format!("{a:04x}:{b:04x}:{c:04x}:{d:04x}")
+}
+
+/// Eight groups of four digits.
+fn gid_text(gid: Gid) -> String {
+    let mut text = String::new();
+    for (at, pair) in gid.0.chunks(2).enumerate() {
+        let between = if at == 0 { "" } else { ":" };
+        // Writing to a string does not fail.
+        let _ = write!(text, "{between}{:02x}{:02x}", pair[0], pair[1]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn identifiers_are_written_as_the_kernel_writes_them() {
+        assert_eq!(guid_text(0x0200_5e00_5301_0001), "0200:5e00:5301:0001");
+        let gid = Gid::from(std::net::IpAddr::from(Ipv4Addr::new(192, 0, 2, 7)));
+        assert_eq!(gid_text(gid), "0000:0000:0000:0000:0000:ffff:c000:0207");
+    }
+
+    #[test]
+    fn links_lead_to_what_is_there() {
+        let port = |name: &str, wired| Port {
+            name: name.to_owned(),
+            wired,
+            guid: 1,
+            vendor_id: 0x02_524e,
+            part_id: 0,
+            hw_ver: 0,
+            gids: Vec::new(),
+        };
+        let ports = [port("rnicd0", false), port("rnicd1", true)];
+        let all = entries(&Facts { version: "1".to_owned(), ports });
+        let mut links = 0;
+        for Entry { path, what } in &all {
+            let What::Link(to) = what else { continue };
+            links += 1;
+            if to.starts_with('/') {
+                assert_eq!(to, "/dev/null");
+                continue;
+            }
+            let mut at: Vec<&str> = path.split('/').collect();
+            at.pop();
+            for part in to.split('/') {
+                match part {
+                    ".." => drop(at.pop()),
+                    part => at.push(part),
+                }
+            }
+            let folder = format!("{}/", at.join("/"));
+            assert!(all.iter().any(|entry| entry.path.starts_with(&folder)), "{path} -> {to}");
+        }
+        assert_eq!(links, 2 * 5);
+    }
+}
