@@ -134,8 +134,8 @@ impl<'a> SendRequest<'a> {
         Self::new(SendOpcode::Read, wr_id, Data::Element(into)).remote(from)
     }
 
-    /// Like [`read`](Self::read), into one element after the other. Only queue pairs that are [wired
-    /// by hand](crate::QpType::Wired) have it.
+    /// Like [`read`](Self::read), into one element after the other. Only queue pairs that are
+    /// [wired by hand](crate::QpType::Wired) have it.
     pub fn read_scattered(wr_id: u64, into: &'a [Sge], from: RemoteAddr) -> Self {
         Self::new(SendOpcode::Read, wr_id, Data::Elements(into)).remote(from)
     }

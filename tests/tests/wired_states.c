@@ -115,6 +115,13 @@ static void devices(void)
     CHECK(count == 2 && list[0]->transport_type == IBV_TRANSPORT_IWARP);
     CHECK(list[1]->transport_type == IBV_TRANSPORT_IB && list[1]->node_type == IBV_NODE_CA);
     CHECK(ibv_get_device_guid(list[0]) != ibv_get_device_guid(list[1]));
+    // The kernel's files of a device are where it says they are.
+    char path[512], text[16] = "";
+    snprintf(path, sizeof path, "%s/node_type", list[1]->ibdev_path);
+    FILE *file = fopen(path, "r");
+    CHECK(file && fgets(text, sizeof text, file) && !strcmp(text, "1: CA\n"));
+    if (file)
+        fclose(file);
     struct ibv_context *connects = ibv_open_device(list[0]);
     by_hand = ibv_open_device(list[1]);
     ibv_free_device_list(list);

@@ -20,8 +20,8 @@ use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
 use crate::types::{Msn, Stag, TaggedOffset};
 
 impl Requester {
-    /// A stream begins: numbers begin anew. `acknowledged` says whether the peer has to be asked for
-    /// acknowledgements, if there are any.
+    /// A stream begins: numbers begin anew. `acknowledged` says whether the peer has to be asked
+    /// for acknowledgements, if there are any.
     pub(in crate::engine) fn begin_stream(&mut self, ird: u16, acknowledged: Option<bool>) {
         self.ird = ird;
         self.extensions = true;

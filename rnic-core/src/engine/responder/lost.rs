@@ -6,14 +6,6 @@ use super::{MissingReceive, Responder};
 use crate::engine::incoming::Incoming;
 use crate::engine::reason::{PlacementError, Reason};
 
-/// Messages in progress of which a part was lost.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Losing {
-    pub send: bool,
-    /// The RDMA Write placed last; Immediate Data behind it are part of its message.
-    pub write: bool,
-}
-
 impl Responder {
     /// Whether a segment is lost with those before it.
     #[inline]

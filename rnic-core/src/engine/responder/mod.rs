@@ -2,8 +2,8 @@
 //!
 //! A Send takes a receive when it begins ([`receives`]), is placed into it ([`send`],
 //! [`placement`]) and completes it ([`complete`]). Meanwhile the incoming direction may stand still
-//! ([`waiting`], [`held`]); at a queue pair that is wired by hand, what is about the other direction
-//! passes ([`behind`]).
+//! ([`waiting`], [`held`]); at a queue pair that is wired by hand, what is about the other
+//! direction passes ([`behind`]), or what lacks a receive is lost ([`lost`]).
 
 mod behind;
 mod complete;
@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use behind::Behind;
 use held::Held;
-use lost::Losing;
 use placement::PendingPlacement;
 use receives::{Receives, Receiving};
 
@@ -33,6 +32,14 @@ pub(super) enum MissingReceive {
     Waits { time: Duration, passes: bool },
     /// It is lost, and the stream goes on.
     Loses,
+}
+
+/// Messages in progress of which a part was lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Losing {
+    send: bool,
+    /// The RDMA Write placed last; Immediate Data behind it are part of its message.
+    write: bool,
 }
 
 /// What a queue pair receives into.

@@ -11,19 +11,20 @@
 //! everything else stays in the kernel and the peer's window closes. A QP that [may
 //! block](Responder::may_block) reads so little at a time that what is kept never exceeds one FPDU
 //! of the largest size, and what is kept [behind](super::behind) a Send that waits; only at its
-//! first copy a QP has not known that it would, and keeps what it has read. A reset is seen all the same, because the worker passes on the socket's error
+//! first copy a QP has not known that it would, and keeps what it has read. A reset is seen all the
+//! same, because the worker passes on the socket's error
 //! ([`Engine::handle_socket_error`](crate::engine::Engine::handle_socket_error)); a FIN is in its
-//! place behind the bytes, and waits with them. *By the direct path* nothing is kept: the sender's
-//! QP takes no turn at this one until it is woken. What it does besides sending is deferred where
-//! TCP would deliver it in its place behind a segment that has left ([`Responder::defer`]).
+//! place behind the bytes, and waits with them. *By the direct path* nothing is kept: the sender
+//! hands over nothing but responses until it is woken. What it does besides sending is deferred
+//! where TCP would deliver it in its place behind a segment that has left ([`Responder::defer`]).
 //!
-//! The other direction goes on. At a QP that is not wired by hand a Read Response to this QP is behind the message that waits, so
-//! an application that posts its next receive only after a Read is done waits for itself; it is
-//! warned once.
+//! The other direction goes on. At a QP that is not wired by hand a Read Response is behind the
+//! message that waits, so an application that posts its next receive only after a Read is done
+//! waits for itself; it is warned once.
 //!
 //! It ends in one of three ways: what is awaited has come, the deadline has passed, or the stream
-//! has ended ([`Responder::release`], [`Responder::copied`]); only a copier's answer is awaited even
-//! then, because it writes where a flushed receive is.
+//! has ended ([`Responder::release`], [`Responder::copied`]); only a copier's answer is awaited
+//! even then, because it writes where a flushed receive is.
 
 use super::behind;
 use super::held::{Held, HeldSegment};

@@ -128,8 +128,8 @@ impl Qp {
         }
     }
 
-    /// No stream has come in time for requests that need no acknowledgement: they are sent as far as
-    /// anybody will know.
+    /// No stream has come in time for requests that need no acknowledgement: they are sent as far
+    /// as anybody will know.
     fn lose_posted(&mut self, engine: &mut EngineState) {
         for _ in 0..LOST_AT_ONCE {
             match self.requester.take_oldest_posted(&mut self.core, engine) {

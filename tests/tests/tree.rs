@@ -1,0 +1,155 @@
+//! The folders in which the daemon shows its devices, as those who read them find them.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rnic_client::{CompletionOpcode, SendRequest};
+use rnic_tests::client::{Client, READ_WRITE};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit};
+
+/// Where it is if nothing else is said.
+fn tree_of(daemon: &Daemon) -> PathBuf {
+    daemon.socket().with_file_name("rnicd.sock.tree")
+}
+
+fn counter(tree: &Path, name: &str) -> u64 {
+    let path = tree.join("class/infiniband/rnicd0/ports/1").join(name);
+    fs::read_to_string(&path).unwrap().trim_end().parse().unwrap()
+}
+
+/// Writes so many bytes from one queue pair of a client to another.
+fn write_bytes(daemon: &Daemon, len: u32) {
+    let client = Client::new(daemon);
+    let (a, b) = (client.qp(), client.qp());
+    client.join(&a, &b);
+    let (source, target) =
+        (client.region(len.into(), READ_WRITE), client.region(len.into(), READ_WRITE));
+    let sges = [source.sge(0, len)];
+    a.post_send(&[SendRequest::write(1, &sges, target.remote().at(0)).signaled()]).unwrap();
+    client.completes(1, CompletionOpcode::RdmaWrite);
+}
+
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < DEADLINE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn counters_follow_what_queue_pairs_do_and_stay_when_these_are_gone() {
+    let daemon = Daemon::start(binaries!(), "");
+    let tree = tree_of(&daemon);
+    assert_eq!(counter(&tree, "counters/port_xmit_data"), 0);
+    write_bytes(&daemon, 40_000);
+    let data = || counter(&tree, "counters/port_xmit_data");
+    wait_for("the counter shows 10000 times four bytes", || data() == 10_000);
+    assert_eq!(counter(&tree, "counters/port_rcv_data"), 10_000);
+    write_bytes(&daemon, 4);
+    wait_for("it goes on where it was", || data() == 10_001);
+    let at = fs::canonicalize(tree.join("class/infiniband/rnicd1/../..")).unwrap();
+    assert_eq!(at, fs::canonicalize(&tree).unwrap().join("devices/rnicd/rnicd1"));
+    assert_eq!(fs::read_to_string(at.join("numa_node")).unwrap(), "-1\n");
+    daemon.stop();
+    assert!(!tree.exists(), "it is gone with the daemon");
+}
+
+#[test]
+fn what_a_killed_daemon_has_left_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("sys");
+    let config = format!("[device]\ntree = {:?}\n", tree.to_str().unwrap());
+    let first = Daemon::start(binaries!(), &config);
+    write_bytes(&first, 400);
+    wait_for("it counts", || counter(&tree, "counters/port_xmit_data") == 100);
+    first.kill();
+    assert!(tree.exists());
+    let second = Daemon::start(binaries!(), &config);
+    assert_eq!(counter(&tree, "counters/port_xmit_data"), 0);
+    // Nobody else may take it meanwhile.
+    assert!(refusal(&config).contains("belongs to a running daemon"));
+    second.stop();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_place_that_cannot_be_taken_is_said_by_its_key() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("kept"), "kept").unwrap();
+    let of = |path: &str| format!("[device]\ntree = {path:?}\n");
+    let refused = refusal(&of(dir.path().to_str().unwrap()));
+    assert!(refused.contains("device.tree") && refused.contains("no tree"), "{refused}");
+    assert_eq!(fs::read_to_string(dir.path().join("kept")).unwrap(), "kept");
+    let refused = refusal(&of("/no/such/folder"));
+    assert!(refused.contains("device.tree: cannot make /no/such/folder"), "{refused}");
+    assert!(refusal(&of("here")).contains("must be an absolute path, or \"off\""));
+    assert!(refusal(&of(&format!("/{}", "x".repeat(200)))).contains("too long"));
+    // One that is not asked for is no reason not to start.
+    let daemon = Daemon::start(binaries!(), &of("off"));
+    assert!(!tree_of(&daemon).exists());
+    daemon.stop();
+}
+
+/// What a daemon says that does not start.
+fn refusal(config: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rnicd.toml");
+    fs::write(&file, config).unwrap();
+    let mut command = Command::new(binaries!().rnicd);
+    command.arg("run").arg("--config").arg(&file).arg("--socket").arg(dir.path().join("s"));
+    let said = command.output().unwrap();
+    assert!(!said.status.success());
+    assert!(!dir.path().join("s").exists());
+    String::from_utf8(said.stderr).unwrap()
+}
+
+/// An exporter that knows the kernel's files and nothing of this daemon.
+#[test]
+fn node_exporter_reads_it_as_it_is() {
+    const EXPORTER: &str = "prometheus-node-exporter";
+    if Command::new(EXPORTER).arg("--version").output().is_err() {
+        return omit("node_exporter is not here (Debian package prometheus-node-exporter)");
+    }
+    let daemon = Daemon::start(binaries!(), "");
+    let tree = tree_of(&daemon);
+    write_bytes(&daemon, 1 << 20);
+    wait_for("it counts", || counter(&tree, "counters/port_xmit_data") == 1 << 18);
+    // The kernel gives it to nobody else for a while.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut command = Command::new(EXPORTER);
+    command
+        .args(["--collector.disable-defaults", "--collector.infiniband"])
+        .arg(format!("--path.sysfs={}", tree.display()))
+        .arg(format!("--web.listen-address={address}"));
+    let exporter = Process::start(command);
+    let began = Instant::now();
+    let mut stream = loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(began.elapsed() < DEADLINE, "{error}"),
+        }
+    };
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    drop(exporter);
+    let of = |name: &str, device: &str, value: &str| {
+        format!("node_infiniband_{name}{{device=\"{device}\",port=\"1\"}} {value}\n")
+    };
+    for line in [
+        of("port_data_transmitted_bytes_total", "rnicd0", "1.048576e+06"),
+        of("port_data_received_bytes_total", "rnicd0", "1.048576e+06"),
+        of("port_data_transmitted_bytes_total", "rnicd1", "0"),
+        of("state_id", "rnicd1", "4"),
+        of("physical_state_id", "rnicd0", "5"),
+        "node_scrape_collector_success{collector=\"infiniband\"} 1\n".to_owned(),
+    ] {
+        assert!(page.contains(&line), "no {line} in\n{page}");
+    }
+}
