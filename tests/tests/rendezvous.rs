@@ -395,6 +395,30 @@ fn depths_and_timers_of_a_peer_are_kept_within_what_there_is() {
     daemon.settles("rid of them", |s| s.startups == 0 && s.qps == 0);
 }
 
+/// Whoever says again and again that it waits would be waited for without end.
+#[test]
+fn a_send_that_waits_does_so_once() {
+    let port = port();
+    let daemon = daemon(HERE, port, "");
+    let end = End::new(&daemon);
+    end.await_peer(HERE, LOWER);
+    end.qp.to_rts(&Sending { rnr_retry: 1, ..SENDING }).unwrap();
+    // Two thirds of a second for a receive.
+    let said = Said { min_rnr_timer: 0, ..Said::to(&end, LOWER) };
+    let mut peer = dial(LOWER, port, &said.bytes());
+    accepted(&mut peer);
+    end.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+    end.client.completes(1, CompletionOpcode::Receive);
+    end.qp.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
+    assert_eq!(wire::next_ulpdu(&mut peer)[1] & 0xF, SEND);
+    for says in [notice(1), goes_on(), notice(1)] {
+        wire::say(&mut peer, &fpdu(&says));
+    }
+    wait_until_unlinked(&end);
+    assert_eq!(end.state(), QpState::Rts);
+}
+
 /// Opcodes of RDMAP.
 const READ_REQUEST: u8 = 1;
 const SEND: u8 = 3;
@@ -404,6 +428,13 @@ fn notice(msn: u32) -> Vec<u8> {
     let mut write = vec![0xC1, 0x40, 0, 0, 0, 0];
     write.extend(0x524e_5201_u32.to_be_bytes());
     write.extend(msn.to_be_bytes());
+    write
+}
+
+/// That it has found one.
+fn goes_on() -> Vec<u8> {
+    let mut write = notice(0);
+    write[9] = 0;
     write
 }
 

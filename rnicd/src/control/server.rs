@@ -109,7 +109,7 @@ struct LiveTree {
     tree: Tree,
     /// When it is written next.
     due: Time,
-    /// Nobody has used the devices since it was written.
+    /// It shows what there is, and nobody uses the devices.
     is_still: bool,
 }
 
@@ -471,7 +471,8 @@ impl Server {
     fn show_counters(&mut self, now: Time) {
         let used = self.manager.sessions() > 0;
         let Some(live) = &mut self.tree else { return };
-        if live.due <= now && (used || !live.is_still) {
+        live.is_still &= !used;
+        if live.due <= now && !live.is_still {
             live.due = now.after(TREE_INTERVAL);
             live.is_still = !used;
             live.tree.show(self.manager.sums());
@@ -630,6 +631,9 @@ impl Server {
         let Some(client) = self.connections.get_mut(key) else { return };
         let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
         let why = end.to_string();
+        if let Some(live) = &mut self.tree {
+            live.is_still = false;
+        }
         if end.is_hostile() {
             let diagnosis_id = self.manager.misbehaved(session, &why, now);
             let refusal = match &end {

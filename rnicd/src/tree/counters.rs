@@ -1,6 +1,6 @@
 //! Counters by the names and in the units of the kernel (`ABI/stable/sysfs-class-infiniband`): for
-//! all ports those of the InfiniBand architecture, and beside them those of the drivers for adapters
-//! of the same kind, as far as the daemon counts the same thing.
+//! all ports those of the InfiniBand architecture, and beside them those of the drivers for
+//! adapters of the same kind, as far as the daemon counts the same thing.
 
 use std::path::PathBuf;
 

@@ -21,6 +21,11 @@ impl Qp {
             Notice::Waits(msn) => {
                 // A number of no Send under way is none of ours.
                 let Some(seq) = self.requester.send_of(msn) else { return };
+                let Some(wired) = &mut self.wired else { return };
+                if wired.waited.replace(msn) == Some(msn) {
+                    // Its budget would never be over.
+                    return self.lost(engine, "the peer has said twice that the same Send waits");
+                }
                 self.requester.acknowledge_before(seq);
                 self.retire(engine);
                 // Another one than before has its time from now on.

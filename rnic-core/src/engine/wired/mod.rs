@@ -19,7 +19,7 @@ use std::net::IpAddr;
 use wait::Wait;
 
 use crate::abi::control::{Sending, Wiring};
-use crate::types::{Access, QpState, Time};
+use crate::types::{Access, Msn, QpState, Time};
 
 /// What a queue pair that is wired by hand has been told, and where it stands.
 pub(super) struct Wired {
@@ -40,6 +40,8 @@ pub(super) struct Wired {
     communicates: bool,
     /// What the peer said when the stream came about; none before the first.
     peer: Option<PeerLimits>,
+    /// The Send of which the peer has said last that it waits for a receive.
+    waited: Option<Msn>,
     /// A Send of this side waits for a receive at the other end.
     peer_waits: bool,
     /// What a clock runs for, and when it runs out.
@@ -69,6 +71,7 @@ impl Wired {
             told_of_drain: false,
             communicates: false,
             peer: None,
+            waited: None,
             peer_waits: false,
             clock: None,
             why: "its peer has not been wired to it".to_owned(),

@@ -49,7 +49,7 @@ impl Qp {
         peer: PeerLimits,
     ) {
         let Some(wired) = &mut self.wired else { return };
-        (wired.peer, wired.peer_waits) = (Some(peer), false);
+        (wired.peer, wired.peer_waits, wired.waited) = (Some(peer), false, None);
         let asks = link.tcp().is_some();
         self.link = link;
         if let Some(tcp) = self.link.tcp_mut() {
