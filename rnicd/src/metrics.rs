@@ -11,6 +11,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::config::Seccomp;
@@ -74,13 +75,14 @@ impl Figure<'_> {
 #[derive(Debug)]
 pub struct Writer {
     pages: SyncSender<Vec<(PathBuf, String)>>,
+    thread: JoinHandle<()>,
 }
 
 impl Writer {
     /// Starts the thread. It opens and renames files, as the control thread may, and nothing more.
     pub fn start(name: &'static str, seccomp: Seccomp) -> io::Result<Self> {
         let (pages, inbox) = sync_channel::<Vec<(PathBuf, String)>>(1);
-        spawn_confined(name, ThreadKind::Control, seccomp, move || {
+        let thread = spawn_confined(name, ThreadKind::Control, seccomp, move || {
             let mut log_limit = RateLimitedLog::new(1, QUIET);
             for (path, page) in inbox.into_iter().flatten() {
                 if let Err(error) = replace(&path, page.as_bytes())
@@ -91,7 +93,14 @@ impl Writer {
                 }
             }
         })?;
-        Ok(Writer { pages })
+        Ok(Writer { pages, thread })
+    }
+
+    /// Waits until what it was given is written.
+    pub fn finish(self) {
+        drop(self.pages);
+        // One that has panicked writes nothing any more, either.
+        let _ = self.thread.join();
     }
 
     /// Has files replaced by pages, unless those before still wait; whether it will.

@@ -1,4 +1,5 @@
-//! libibverbs.so.1 and librdmacm.so.1, for programs that are linked to them.
+//! libibverbs.so.1 and librdmacm.so.1, for programs that are linked to them, and what shows them
+//! the devices in files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -64,6 +65,7 @@ fn build() -> PathBuf {
     let built = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["build", "--quiet", "-p", "rnic-verbs", "-p", "rnic-verbs-rdmacm"])
+        .args(["-p", "rnic-verbs-preload"])
         .args(["--profile", name, "--target-dir"])
         .arg(target)
         .output()

@@ -128,8 +128,10 @@ impl Case {
 }
 
 /// Everything that is run.
-pub const GROUPS: &[&Group] =
-    &[&DEVICES, &RDMACM, &PERFTEST, &NEW_POST, &FIO, &QPERF, &FABRIC, &PINGPONG, &BY_HAND];
+pub const GROUPS: &[&Group] = &[
+    &DEVICES, &STATUS, &RDMACM, &PERFTEST, &NEW_POST, &FIO, &QPERF, &FABRIC, &PINGPONG, &BY_HAND,
+    &UCX,
+];
 
 /// Programs that look at devices.
 pub const DEVICES: Group = Group {
@@ -151,6 +153,20 @@ pub const DEVICES: Group = Group {
             "^state: PORT_ACTIVE (4)",
         ]),
     ],
+};
+
+/// What reads the kernel's files of devices.
+pub const STATUS: Group = Group {
+    program: "ibstat",
+    package: "infiniband-diags",
+    manner: "",
+    config: "",
+    cases: &[Case::alone("ibstat rnicd1").client_says(&[
+        "^CA 'rnicd1'",
+        "^State: Active",
+        "^Physical state: LinkUp",
+        "^Rate: 100",
+    ])],
 };
 
 /// The utilities of librdmacm.
@@ -337,6 +353,38 @@ pub const BY_HAND: Group = Group {
         by_hand!("atomic_lat -n 100").client_says(&["^8 100 "]).bytes(100 * 8),
         by_hand!("atomic_bw -A CMP_AND_SWAP -e -n 100").both_say(&["^8 100 "]).bytes(100 * 8),
         by_hand!("atomic_bw -b -q 4 -n 100").both_say(&["^8 400 "]).bytes(800 * 8),
+    ],
+};
+
+/// A test of UCX's own benchmark over its transport for RC queue pairs.
+macro_rules! ucx {
+    ($words:literal) => {
+        Case::pair(
+            concat!("ucx_perftest -d rnicd1:1 -x rc_verbs ", $words, " -p {port} {ip}"),
+            concat!("ucx_perftest -d rnicd1:1 -x rc_verbs ", $words, " -p {port}"),
+        )
+        .over_tcp()
+    };
+}
+
+/// UCX, which looks for a character device and for files of the kernel's.
+pub const UCX: Group = Group {
+    program: "ucx_perftest",
+    package: "ucx-utils",
+    manner: "",
+    config: "",
+    cases: &[
+        Case::alone("ucx_info -d").client_says(&["Device: rnicd1:1", "Transport: rc_verbs"]),
+        ucx!("-t am_lat -s 8 -n 1000").client_says(&["^Final: 1000 "]).bytes(2 * 1000 * 8),
+        ucx!("-t am_bw -D bcopy -s 4096 -n 1000")
+            .client_says(&["^Final: 1000 "])
+            .bytes(4096 * 1000),
+        ucx!("-t put_lat -s 8 -n 1000").client_says(&["^Final: 1000 "]).bytes(2 * 1000 * 8),
+        ucx!("-t put_bw -D zcopy -s 65536 -n 100").client_says(&["^Final: 100 "]).bytes(100 << 16),
+        ucx!("-t get -D zcopy -s 4096 -n 1000").client_says(&["^Final: 1000 "]).bytes(4096 * 1000),
+        ucx!("-t add_mr -n 1000").client_says(&["^Final: 1000 "]).bytes(1000 * 8),
+        ucx!("-t fadd -n 1000").client_says(&["^Final: 1000 "]).bytes(1000 * 8),
+        ucx!("-t cswap -n 1000").client_says(&["^Final: 1000 "]).bytes(1000 * 8),
     ],
 };
 

@@ -62,6 +62,7 @@ macro_rules! settings {
 
 settings! {
     devices: DEVICES,
+    status: STATUS,
     rdmacm: RDMACM,
     perftest: PERFTEST,
     perftest_with_the_new_post_calls: NEW_POST,
@@ -70,6 +71,7 @@ settings! {
     fabric: FABRIC,
     pingpong: PINGPONG,
     perftest_wired_by_hand: BY_HAND,
+    ucx: UCX,
 }
 
 #[test]

@@ -219,7 +219,11 @@ impl Stage {
         let fill = |word: &str| word.replace("{ip}", ip).replace("{port}", &port);
         command.args(words.split_whitespace().map(fill));
         command.env("LD_LIBRARY_PATH", &self.libraries);
-        command.env("RNIC_SOCKET", self.daemon(end).socket());
+        let socket = self.daemon(end).socket();
+        command.env("RNIC_SOCKET", socket);
+        // As `rnic-run` has it.
+        command.env("LD_PRELOAD", self.libraries.join("librnic_preload.so"));
+        command.env("RNIC_TREE", socket.with_file_name("rnicd.sock.tree"));
         // Why something was refused, should it be.
         command.env("RNIC_LOG", "debug").env("RUST_BACKTRACE", "1").current_dir("/");
         // Some fork: killed, they are to leave nobody behind.

@@ -11,14 +11,17 @@ use clap::Parser;
 use crate::check;
 use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, Started, Starting};
 use crate::libraries::{self, LibrariesError, PATH_VARIABLE};
+use crate::preload::{self, LIST_VARIABLE, TREE_VARIABLE};
 use crate::shell::quoted;
 
 /// Run a program of the C verbs API (libibverbs, librdmacm) on an RNIC of rnicd.
 ///
 /// The program is run as it is, in the place of this one, with rnicd's libibverbs.so.1 and
-/// librdmacm.so.1 in front of LD_LIBRARY_PATH. If no daemon serves this user (RNIC_SOCKET, else
-/// $XDG_RUNTIME_DIR/rnicd.sock, the user's own folder in the temp dir, /run/rnicd/rnicd.sock), one
-/// is started with the built-in configuration; it ends when nobody has used it for a while.
+/// librdmacm.so.1 in front of LD_LIBRARY_PATH; where it looks for devices in /sys/class/infiniband
+/// and /dev/infiniband, it finds those of the daemon (LD_PRELOAD). If no daemon serves this user
+/// (RNIC_SOCKET, else $XDG_RUNTIME_DIR/rnicd.sock, the user's own folder in the temp dir,
+/// /run/rnicd/rnicd.sock), one is started with the built-in configuration; it ends when nobody has
+/// used it for a while.
 ///
 /// Exit codes: the program's; 127 it was not found; 126 it cannot be run; 125 something else
 /// failed. --check: 0 the program can work, 1 it cannot. 2 wrong usage.
@@ -134,13 +137,9 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
         let is_path = program.as_encoded_bytes().contains(&b'/');
         RunError::NotFound { program: program.into(), is_path }
     })?;
-    ensure_daemon(cli)?;
-    let path = libraries::path_with(&folder, std::env::var_os(PATH_VARIABLE).as_deref());
+    let tree = ensure_daemon(cli)?;
     let mut command = Command::new(program);
-    command.args(arguments).env(PATH_VARIABLE, path);
-    if let Some(names) = &cli.devices {
-        command.env(DEVICES_VARIABLE, names);
-    }
+    command.args(arguments).envs(environment(cli, &folder, tree));
     let error = command.exec();
     let program = PathBuf::from(program);
     Err(match error.kind() {
@@ -150,11 +149,23 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
     })
 }
 
+/// What a program finds libraries and devices by.
+fn environment(cli: &Cli, folder: &Path, tree: Option<PathBuf>) -> Vec<(&'static str, OsString)> {
+    let has = |name: &str| std::env::var_os(name);
+    let mut all =
+        vec![(PATH_VARIABLE, libraries::path_with(folder, has(PATH_VARIABLE).as_deref()))];
+    if let (Some(tree), Some(library)) = (tree, preload::library(folder)) {
+        let list = preload::list_with(&library, has(LIST_VARIABLE).as_deref());
+        all.extend([(LIST_VARIABLE, list), (TREE_VARIABLE, tree.into())]);
+    }
+    all.extend(cli.devices.iter().map(|names| (DEVICES_VARIABLE, names.clone())));
+    all
+}
+
 /// Prints the environment in which programs find libraries and daemon.
 fn print_env(cli: &Cli) -> Result<(), RunError> {
     let folder = libraries::folder(cli.lib_dir.as_deref())?;
-    ensure_daemon(cli)?;
-    let path = libraries::path_with(&folder, std::env::var_os(PATH_VARIABLE).as_deref());
+    let tree = ensure_daemon(cli)?;
     let socket = std::env::var_os(SOCKET_VARIABLE).filter(|value| !value.is_empty());
     let mut out = io::stdout().lock();
     let mut export = |name: &str, value: &OsStr| {
@@ -162,15 +173,9 @@ fn print_env(cli: &Cli) -> Result<(), RunError> {
         let line: OsString = line.into_iter().collect();
         out.write_all(line.as_encoded_bytes()).and_then(|()| out.write_all(b";\n"))
     };
-    let all = [
-        (PATH_VARIABLE, Some(&path)),
-        (SOCKET_VARIABLE, socket.as_ref()),
-        (DEVICES_VARIABLE, cli.devices.as_ref()),
-    ];
-    let printed = all.into_iter().try_for_each(|(name, value)| match value {
-        Some(value) => export(name, value),
-        None => Ok(()),
-    });
+    let all = environment(cli, &folder, tree);
+    let mut all = all.into_iter().chain(socket.map(|socket| (SOCKET_VARIABLE, socket)));
+    let printed = all.try_for_each(|(name, value)| export(name, &value));
     printed.map_err(|error| RunError::System { what: "cannot write to standard output", error })
 }
 
@@ -187,10 +192,10 @@ fn examine(cli: &Cli) -> ExitCode {
     if report.can_work() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Sees that a daemon serves this user.
-fn ensure_daemon(cli: &Cli) -> Result<(), RunError> {
+/// Sees that a daemon serves this user; where it shows its devices.
+fn ensure_daemon(cli: &Cli) -> Result<Option<PathBuf>, RunError> {
     match daemon::probe() {
-        Probe::Serves { .. } => return Ok(()),
+        Probe::Serves { tree, .. } => return Ok(tree),
         Probe::Refuses(why) => return Err(DaemonError::Refuses(why).into()),
         Probe::Absent(why) | Probe::Ending(why) if cli.no_start => {
             return Err(DaemonError::Absent(why).into());
@@ -206,7 +211,14 @@ fn ensure_daemon(cli: &Cli) -> Result<(), RunError> {
     helper.stdin(Stdio::null()).stdout(Stdio::null());
     let status = helper.status();
     let status = status.map_err(|error| RunError::System { what: "cannot start myself", error })?;
-    if status.success() { Ok(()) } else { Err(RunError::NotStarted) }
+    if !status.success() {
+        return Err(RunError::NotStarted);
+    }
+    match daemon::probe() {
+        Probe::Serves { tree, .. } => Ok(tree),
+        // It is gone again, which the program will be told.
+        Probe::Absent(_) | Probe::Ending(_) | Probe::Refuses(_) => Ok(None),
+    }
 }
 
 /// The helper: starts a daemon and ends when it serves.

@@ -26,6 +26,8 @@ pub enum Probe {
         pid: u32,
         /// Whether it lets programs use memory of their own, as all programs of the C verbs API do.
         attached_memory: bool,
+        /// Where it shows its devices in files, if that is there.
+        tree: Option<PathBuf>,
     },
     /// There is none, in the library's words.
     Absent(String),
@@ -115,10 +117,13 @@ pub struct Started {
 
 /// Looks for a daemon as the libraries will.
 pub fn probe() -> Probe {
-    let asked = Context::open()
-        .and_then(|context| Ok((context.status()?.pid, context.device()?.attached_memory)));
+    let asked = Context::open().and_then(|context| Ok((context.status()?.pid, context.device()?)));
     match asked {
-        Ok((pid, attached_memory)) => Probe::Serves { pid, attached_memory },
+        Ok((pid, device)) => Probe::Serves {
+            pid,
+            attached_memory: device.attached_memory,
+            tree: Some(PathBuf::from(device.tree)).filter(|tree| tree.is_dir()),
+        },
         Err(error) => {
             let words = error.to_string();
             match error {

@@ -418,16 +418,22 @@ impl Server {
         Ok(())
     }
 
-    /// Gives up path and lock before anything else, then ends every session.
+    /// Gives up path and lock, and the tree before them: whoever takes the place finds nothing there.
+    fn leave_place(&mut self) {
+        self.tree = None;
+        if let Some(socket) = self.socket.take() {
+            let _ = self.poll.registry().deregister(&mut SourceFd(&socket.as_fd().as_raw_fd()));
+        }
+    }
+
+    /// Gives up its place before anything else, then ends every session.
     fn begin_stop(&mut self, now: Time) {
         if self.stopping.is_some() {
             return;
         }
         self.stopping = Some(now.after(STOP_DEADLINE));
         self.notifier.stopping(&format!("ending {} sessions", self.manager.sessions()));
-        if let Some(socket) = self.socket.take() {
-            let _ = self.poll.registry().deregister(&mut SourceFd(&socket.as_fd().as_raw_fd()));
-        }
+        self.leave_place();
         self.accept_again = None;
         let keys: Vec<usize> = self.connections.iter().map(|(key, _)| key).collect();
         for key in keys {

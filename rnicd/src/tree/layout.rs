@@ -56,7 +56,11 @@ pub struct Port {
 
 /// Everything, but for the folders.
 pub(super) fn entries(facts: &Facts) -> Vec<Entry> {
-    let mut all = vec![file("class/infiniband_verbs/abi_version", "6")];
+    let mut all = vec![
+        file("class/infiniband_verbs/abi_version", "6"),
+        // The tools of infiniband-diags begin by that.
+        file("class/infiniband_mad/abi_version", "5"),
+    ];
     let guid = facts.ports[0].guid;
     for (number, port) in facts.ports.iter().enumerate() {
         device(&mut all, number, port, guid, &facts.version);

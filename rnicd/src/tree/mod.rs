@@ -26,7 +26,8 @@ use crate::metrics::Writer;
 /// The tree of a daemon. It is removed with this.
 pub struct Tree {
     folder: Folder,
-    writer: Writer,
+    /// Until the end.
+    writer: Option<Writer>,
     /// What stands in the files that change.
     shown: HashMap<PathBuf, String>,
 }
@@ -65,7 +66,7 @@ impl Tree {
             }
         };
         let writer = Writer::start("rnicd-tree", seccomp).map_err(StartTreeError::Thread)?;
-        Ok(Some(Tree { folder, writer, shown: HashMap::new() }))
+        Ok(Some(Tree { folder, writer: Some(writer), shown: HashMap::new() }))
     }
 
     /// Where it is.
@@ -87,8 +88,17 @@ impl Tree {
             return;
         }
         let pages = changed.iter().map(|(file, value)| (self.path().join(file), value.clone()));
-        if self.writer.write(pages.collect()) {
+        if self.writer.as_ref().is_some_and(|writer| writer.write(pages.collect())) {
             self.shown.extend(changed);
+        }
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // What it is writing would be left.
+        if let Some(writer) = self.writer.take() {
+            writer.finish();
         }
     }
 }

@@ -42,6 +42,30 @@ fn a_message_without_a_receive_is_lost_and_the_next_is_not() {
     }
 }
 
+/// Its receive is for the next message, from that one's first byte on.
+#[test]
+fn a_receive_that_comes_in_the_middle_of_a_lost_message_gets_none_of_it() {
+    for wiring in Wiring::both() {
+        let mut w = together(wiring);
+        let (a, b) = (w.any_mr(A, 400_000), w.any_mr(B, 400_000));
+        w.one_segment_at_a_time();
+        w.push(A, &[Wr::send(1, &[a.all()])]);
+        while w.qps[B].shared.counters().segments_received == 0 {
+            w.round();
+        }
+        w.recv(B, 2, &[b.all()]);
+        w.settle();
+        assert_eq!(w.completions(A), ["1 Send"], "{wiring:?}");
+        assert!(w.completions(B).is_empty(), "{wiring:?}");
+        let bytes = a.pattern(8);
+        w.post(A, &[Wr::send(3, &[a.sge(0..1000)])]);
+        assert_eq!(w.completions(B), ["2 Receive 1000"], "{wiring:?}");
+        assert_eq!(b.bytes()[..1000], bytes[..1000]);
+        assert_eq!(w.completions(A), ["3 Send"]);
+        goes_on(&mut w);
+    }
+}
+
 #[test]
 fn one_that_is_too_long_is_lost_and_its_receive_is_for_the_next() {
     for wiring in Wiring::both() {

@@ -133,7 +133,7 @@ fn libraries(question: &Question<'_>, report: &mut Report) -> Option<Ours> {
 
 fn daemon(question: &Question<'_>, report: &mut Report) {
     match probe() {
-        Probe::Serves { pid, attached_memory } => {
+        Probe::Serves { pid, attached_memory, .. } => {
             report.add(Kind::Fine, "daemon", format!("one serves this user (pid {pid})"));
             match attached_memory {
                 true => report.add(Kind::Fine, "memory", "programs may use memory of their own"),

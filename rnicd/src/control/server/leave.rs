@@ -1,8 +1,5 @@
 //! The end of a daemon that nobody uses, without losing who comes at that moment.
 
-use std::os::fd::{AsFd, AsRawFd};
-
-use mio::unix::SourceFd;
 use rnic_core::types::Time;
 
 use super::Server;
@@ -31,10 +28,8 @@ impl Server {
             return;
         }
         // Otherwise more may wait, or one that could not be taken in for now.
-        if self.accept_again.is_none()
-            && let Some(socket) = self.socket.take()
-        {
-            let _ = self.poll.registry().deregister(&mut SourceFd(&socket.as_fd().as_raw_fd()));
+        if self.accept_again.is_none() {
+            self.leave_place();
         }
         if self.socket.is_none() && !self.has_clients() {
             self.begin_stop(now);

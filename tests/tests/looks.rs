@@ -1,0 +1,35 @@
+//! Programs that look for RDMA devices in `/sys` and `/dev`, and are shown the daemon's.
+
+use std::process::Command;
+
+use rnic_tests::{Daemon, Process, binaries, verbs};
+
+#[test]
+fn every_call_that_takes_a_path_finds_the_devices() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/looks.c", scratch.path()) else { return };
+    let daemon = Daemon::start(binaries!(), "");
+    let mut command = verbs::command(&program, &daemon);
+    command.env("LD_PRELOAD", verbs::directory().join("librnic_preload.so"));
+    command.env("RNIC_TREE", daemon.socket().with_file_name("rnicd.sock.tree"));
+    assert_eq!(Process::start(command).succeed(), ["done"]);
+}
+
+#[test]
+fn rnic_run_has_them_shown() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/looks.c", scratch.path()) else { return };
+    let tree = scratch.path().join("elsewhere");
+    let daemon = Daemon::start(binaries!(), &format!("[device]\ntree = {tree:?}\n"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
+    command.args(["--no-start", "--lib-dir"]).arg(verbs::directory()).arg(&program);
+    command.env("RNIC_SOCKET", daemon.socket());
+    assert_eq!(Process::start(command).succeed(), ["done"]);
+    // Where there is no tree, programs find what the kernel has.
+    let daemon = Daemon::start(binaries!(), "[device]\ntree = \"off\"\n");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
+    command.args(["--no-start", "--lib-dir"]).arg(verbs::directory());
+    command.args(["sh", "-c", "echo \"${LD_PRELOAD:-nothing} ${RNIC_TREE:-nowhere}\""]);
+    command.env("RNIC_SOCKET", daemon.socket());
+    assert_eq!(Process::start(command).succeed(), ["nothing nowhere"]);
+}
