@@ -418,7 +418,7 @@ impl Server {
         Ok(())
     }
 
-    /// Gives up path and lock, and the tree before them: whoever takes the place finds nothing there.
+    /// Gives up path and lock, and the tree before them: who takes the place finds nothing there.
     fn leave_place(&mut self) {
         self.tree = None;
         if let Some(socket) = self.socket.take() {
