@@ -3,7 +3,7 @@
 //!
 //! The dynamic loader puts these functions in front of the C library's (`LD_PRELOAD`, ld.so(8)).
 //! Each hands on what it is called with, but for a path below those that the tree has
-//! ([`path`]). Nothing is allocated, no lock is taken and `errno` stays as the C library leaves it:
+//! (`path`). Nothing is allocated, no lock is taken and `errno` stays as the C library leaves it:
 //! whoever may call the one may call the other, also in a signal handler.
 
 #![allow(unsafe_code)] // Functions of the C library.

@@ -1,8 +1,9 @@
 //! Folders and files like those that the kernel shows of RDMA devices in `/sys` and `/dev`, for
 //! programs that look there besides calling verbs, and for exporters of counters.
 //!
-//! [`layout`] says what there is, [`counters`] what of it changes, [`folder`] makes it and takes it
-//! away. It is built when the daemon starts and is gone when that ends in order; what a daemon that
+//! `layout` says what there is, `counters` what of it changes, `folder` makes it and takes it away.
+//!
+//! It is built when the daemon starts and is gone when that ends in order; what a daemon that
 //! was killed has left, the next one replaces. Readers need no right to use the daemon, as with the
 //! kernel's: every file may be read by everybody who may enter the folder that it is in.
 

@@ -38,7 +38,7 @@ impl Done {
 
     /// What queue pairs have counted.
     pub fn counters(&self) -> QpCounters {
-        self.counters.clone()
+        self.counters
     }
 
     pub fn values(&self) -> [u64; METRICS.len()] {
