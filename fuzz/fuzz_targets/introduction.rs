@@ -33,6 +33,7 @@ fuzz_target!(|data: &[u8]| {
         to_qp: QpId(input.u64() as u32),
         ird: input.u16(),
         min_rnr_timer: input.u8() & 31,
+        unreliable: input.u8() & 1 != 0,
         rq_psn: input.u64() as u32 & 0xFF_FFFF,
     };
     let mut bytes = said.emit().to_vec();

@@ -300,6 +300,7 @@ impl Client {
             signal_all: false,
             rnr_timeout: (how == Receiving::SharedAndHeld).then_some(Duration::from_secs(1)),
             wiring: None,
+            unreliable: false,
             shared: shared.clone(),
         };
         Client {

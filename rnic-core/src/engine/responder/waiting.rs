@@ -10,9 +10,9 @@
 //! it, of a segment that is being written only the latter; the socket is not read again, so
 //! everything else stays in the kernel and the peer's window closes. A QP that [may
 //! block](Responder::may_block) reads so little at a time that what is kept never exceeds one FPDU
-//! of the largest size, and what is kept [behind](super::behind) a Send that waits; only at its
-//! first copy a QP has not known that it would, and keeps what it has read. A reset is seen all the
-//! same, because the worker passes on the socket's error
+//! of the largest size, and what is kept behind a Send that waits ([`behind`]); only at its first
+//! copy a QP has not known that it would, and keeps what it has read. A reset is seen all the same,
+//! because the worker passes on the socket's error
 //! ([`Engine::handle_socket_error`](crate::engine::Engine::handle_socket_error)); a FIN is in its
 //! place behind the bytes, and waits with them. *By the direct path* nothing is kept: the sender
 //! hands over nothing but responses until it is woken. What it does besides sending is deferred
