@@ -49,10 +49,14 @@ fn a_receive_that_comes_in_the_middle_of_a_lost_message_gets_none_of_it() {
         let mut w = together(wiring);
         let (a, b) = (w.any_mr(A, 400_000), w.any_mr(B, 400_000));
         w.one_segment_at_a_time();
+        w.settle();
+        let came = |w: &World| w.qps[B].shared.counters().segments_received;
+        let before = came(&w);
         w.push(A, &[Wr::send(1, &[a.all()])]);
-        while w.qps[B].shared.counters().segments_received == 0 {
+        while came(&w) == before {
             w.round();
         }
+        assert!(w.completions(A).is_empty(), "{wiring:?}: all of it has gone");
         w.recv(B, 2, &[b.all()]);
         w.settle();
         assert_eq!(w.completions(A), ["1 Send"], "{wiring:?}");
