@@ -30,6 +30,10 @@ pub struct Completion {
     /// The immediate data came beside a Send, whose length `byte_len` is: their first four bytes
     /// are the sender's.
     pub beside: bool,
+    /// The queue pair that sent the datagram; 0 of other messages.
+    pub src_qp: QpId,
+    /// It is a datagram: its header stands before the data, and counts in `byte_len`.
+    pub has_grh: bool,
     /// The Terminate that failed the request, sent or received (RFC 5040 section 4.8).
     pub detail: Option<TerminateCode>,
     /// The shared receive queue that a receive was taken from.
@@ -75,6 +79,8 @@ impl Completion {
                 .contains(CompletionFlags::WITH_IMM)
                 .then(|| e.imm_or_inv.to_be_bytes()),
             beside: flags.contains(CompletionFlags::BESIDE),
+            src_qp: QpId(e.src_qp),
+            has_grh: flags.contains(CompletionFlags::GRH),
             detail: (e.detail != 0).then_some(TerminateCode {
                 layer: (e.detail >> 16) as u8,
                 etype: (e.detail >> 8) as u8,
@@ -99,6 +105,8 @@ impl Default for Completion {
             invalidated: None,
             immediate: None,
             beside: false,
+            src_qp: QpId(0),
+            has_grh: false,
             detail: None,
             srq: None,
             diagnosis_id: 0,

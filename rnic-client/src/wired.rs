@@ -90,7 +90,7 @@ impl Qp {
         self.begin_anew(|| self.change(QpChange::Reset))
     }
 
-    fn change(&self, change: QpChange) -> Result<(), Error> {
+    pub(crate) fn change(&self, change: QpChange) -> Result<(), Error> {
         self.session().command(RequestBody::ModifyQp { qp: self.id(), change })
     }
 }

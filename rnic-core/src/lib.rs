@@ -27,6 +27,7 @@ pub mod device;
 pub mod engine;
 pub mod mpa;
 pub mod rdmap;
+pub mod roce;
 pub mod shm;
 pub mod stream;
 pub mod types;

@@ -181,12 +181,16 @@ pub enum QpType {
     /// Writes only. A request is done when the lower layer has taken it; what the peer cannot take
     /// in is lost, and neither end is told.
     WiredUnreliable,
+    /// Datagrams (`IBV_QPT_UD` of a RoCE adapter): Sends only, each of one packet, to the queue
+    /// pair that the request names. A request is done when the packet is sent; one that nobody
+    /// takes in is lost, and neither end is told.
+    Datagrams,
 }
 
 impl QpType {
-    /// Whether its program says who its peer is.
+    /// Whether its program says who its peer is, once or with each request.
     pub fn is_wired(self) -> bool {
-        matches!(self, QpType::Wired | QpType::WiredUnreliable)
+        matches!(self, QpType::Wired | QpType::WiredUnreliable | QpType::Datagrams)
     }
 }
 

@@ -140,8 +140,8 @@ impl ContextBody {
     /// The size of packets as verbs number it: on Ethernet what fits a frame with the headers of
     /// RoCE v2.
     pub(crate) fn mtu(&self) -> c::ibv_mtu {
-        let frames = self.gids.iter().map(|row| row.mtu).min();
-        frames.map_or(net::verbs_mtu(), |mtu| match mtu.saturating_sub(ROCE_HEADERS) {
+        let bytes = self.gids.iter().map(GidRow::path_mtu).min();
+        bytes.map_or(net::verbs_mtu(), |bytes| match bytes {
             4096.. => c::IBV_MTU_4096,
             2048.. => c::IBV_MTU_2048,
             1024.. => c::IBV_MTU_1024,
@@ -184,9 +184,6 @@ impl ContextBody {
         int(VECTORS)
     }
 }
-
-/// Bytes of Ethernet, IPv6, UDP and InfiniBand headers and checksums around a payload.
-const ROCE_HEADERS: u32 = 40 + 8 + 12 + 16 + 4;
 /// `IBV_PORT_CM_SUP`.
 const CM_SUPPORTED: u32 = 1 << 16;
 /// `IBV_PORT_IP_BASED_GIDS`.

@@ -312,6 +312,7 @@ fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
         opcode: u32::from(completion.opcode as u8),
         byte_len: completion.byte_len,
         qp_num: qp.id().0,
+        src_qp: completion.src_qp.0,
         ..c::ibv_wc::default()
     };
     if let Some(stag) = completion.invalidated {

@@ -103,6 +103,7 @@ macro_rules! plain {
 
 plain!(
     ibv_ah,
+    ibv_ah_attr,
     ibv_async_event,
     ibv_comp_channel,
     ibv_cq_ex,

@@ -55,6 +55,8 @@ pub(crate) struct QpBody {
     wired: Option<Mutex<WiredStates>>,
     /// It has neither acknowledgements nor responses.
     unreliable: bool,
+    /// Each of its requests names where it goes.
+    datagrams: bool,
     gids: Vec<GidRow>,
     mtu: c::ibv_mtu,
 }
@@ -152,6 +154,7 @@ impl QpBody {
             wired: (pd.kind() == DeviceKind::Roce)
                 .then(|| Mutex::new(WiredStates::of(wanted.kind))),
             unreliable: wanted.kind == QpType::WiredUnreliable,
+            datagrams: wanted.kind == QpType::Datagrams,
             gids: wanted.gids,
             mtu: wanted.mtu,
         });
@@ -236,6 +239,10 @@ impl QpBody {
         if self.unreliable && work.kind.needs_reliability() {
             return Err(Errno::INVALID);
         }
+        let sends = matches!(work.kind, SendKind::Send | SendKind::SendImmediate { .. });
+        if self.datagrams && !(sends && work.to.is_some()) {
+            return Err(Errno::INVALID);
+        }
         if work.elements.list().len() > self.granted.max_send_sge as usize {
             return Err(Errno::INVALID);
         }
@@ -296,6 +303,9 @@ impl QpBody {
             ),
             SendKind::Unsupported => return Err(Errno::INVALID),
         };
+        if let Some(to) = work.to.filter(|_| self.datagrams) {
+            request = request.to(&to);
+        }
         if work.flags & c::IBV_SEND_SIGNALED != 0 {
             request = request.signaled();
         }
@@ -360,6 +370,9 @@ impl QpBody {
             }
             (c::IBV_QPS_ERR, c::IBV_QPS_ERR) => {}
             (_, c::IBV_QPS_ERR) => self.qp.to_error()?,
+            (c::IBV_QPS_INIT, c::IBV_QPS_RTR) if self.datagrams => {
+                self.qp.receive_datagrams(next.said().qkey)?;
+            }
             (c::IBV_QPS_INIT, c::IBV_QPS_RTR) => self.qp.to_rtr(&next.wiring(&self.gids)?)?,
             (from, c::IBV_QPS_RTS) if from != c::IBV_QPS_RTS => {
                 self.tell_later(&next, mask)?;
@@ -378,6 +391,9 @@ impl QpBody {
         if mask & c::IBV_QP_ACCESS_FLAGS != 0 {
             self.qp.set_rights(next.rights())?;
         }
+        if mask & c::IBV_QP_QKEY != 0 {
+            self.qp.set_q_key(next.said().qkey)?;
+        }
         if mask & c::IBV_QP_MIN_RNR_TIMER != 0 {
             self.qp.set_min_rnr_timer(next.said().min_rnr_timer)?;
         }
@@ -388,6 +404,11 @@ impl QpBody {
     fn may_send(&self) -> bool {
         let ready = [c::IBV_QPS_RTS, c::IBV_QPS_SQD, c::IBV_QPS_ERR];
         self.wired.as_ref().is_none_or(|wired| ready.contains(&wired.lock().state()))
+    }
+
+    /// Whether its requests are datagrams.
+    pub(crate) fn sends_datagrams(&self) -> bool {
+        self.datagrams
     }
 
     /// Whether it is wired by hand.

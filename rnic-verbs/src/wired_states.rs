@@ -1,6 +1,6 @@
 //! The states of a queue pair that is wired by hand (`ibv_modify_qp(3)`): which attributes each
 //! step needs and takes (IBTA specification, volume 1, section 11.2.5.2, as the kernel has it for
-//! RC and UC), and what they may be.
+//! RC, UC and UD), and what they may be.
 
 use rnic_client::{Access, Gid, GidRow, QpId, QpType, Sending, Wiring};
 
@@ -87,6 +87,21 @@ const UC_STEPS: [Step; 8] = [
     step(c::IBV_QPS_SQD, c::IBV_QPS_SQD, 0, c::IBV_QP_PKEY_INDEX | c::IBV_QP_ACCESS_FLAGS),
 ];
 
+const DATAGRAM_PLACE: i32 = c::IBV_QP_PKEY_INDEX | c::IBV_QP_PORT | c::IBV_QP_QKEY;
+const DATAGRAM_LATER: i32 = c::IBV_QP_CUR_STATE | c::IBV_QP_QKEY;
+
+/// The same of a queue pair of datagrams.
+const DATAGRAM_STEPS: [Step; 8] = [
+    step(c::IBV_QPS_RESET, c::IBV_QPS_INIT, DATAGRAM_PLACE, 0),
+    step(c::IBV_QPS_INIT, c::IBV_QPS_INIT, 0, DATAGRAM_PLACE),
+    step(c::IBV_QPS_INIT, c::IBV_QPS_RTR, 0, c::IBV_QP_PKEY_INDEX | c::IBV_QP_QKEY),
+    step(c::IBV_QPS_RTR, c::IBV_QPS_RTS, c::IBV_QP_SQ_PSN, DATAGRAM_LATER),
+    step(c::IBV_QPS_RTS, c::IBV_QPS_RTS, 0, DATAGRAM_LATER),
+    step(c::IBV_QPS_RTS, c::IBV_QPS_SQD, 0, c::IBV_QP_EN_SQD_ASYNC_NOTIFY),
+    step(c::IBV_QPS_SQD, c::IBV_QPS_RTS, 0, DATAGRAM_LATER),
+    step(c::IBV_QPS_SQD, c::IBV_QPS_SQD, 0, c::IBV_QP_PKEY_INDEX | c::IBV_QP_QKEY),
+];
+
 /// Whether a step may be made with these attributes.
 fn may_step(steps: &[Step], from: u32, to: u32, mask: i32) -> bool {
     let mask = mask & !c::IBV_QP_STATE;
@@ -106,6 +121,7 @@ impl WiredStates {
     pub(crate) fn of(kind: QpType) -> Self {
         let steps = match kind {
             QpType::WiredUnreliable => &UC_STEPS,
+            QpType::Datagrams => &DATAGRAM_STEPS,
             QpType::Connected | QpType::Wired => &STEPS,
         };
         WiredStates { steps, said: zeroed() }
@@ -156,6 +172,9 @@ impl WiredStates {
         }
         if has(c::IBV_QP_PORT) {
             said.port_num = wanted.port_num;
+        }
+        if has(c::IBV_QP_QKEY) {
+            said.qkey = wanted.qkey;
         }
         if has(c::IBV_QP_AV) {
             said.ah_attr = wanted.ah_attr;
@@ -276,8 +295,9 @@ mod tests {
     #[test]
     fn every_step_needs_and_takes_what_the_table_says_and_no_other_is_open() {
         let all = STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to)));
-        for (steps, (from, to)) in
-            [&STEPS, &UC_STEPS].into_iter().flat_map(|of| all.clone().map(move |step| (of, step)))
+        for (steps, (from, to)) in [&STEPS, &UC_STEPS, &DATAGRAM_STEPS]
+            .into_iter()
+            .flat_map(|of| all.clone().map(move |step| (of, step)))
         {
             let may_step = |from, to, mask| may_step(steps, from, to, mask);
             let found = steps.iter().find(|s| (s.from, s.to) == (from, to));

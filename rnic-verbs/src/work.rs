@@ -1,7 +1,7 @@
 //! Work requests as the program posted them, copied out of its structures.
 
 use arrayvec::ArrayVec;
-use rnic_client::{AtomicOperation, Sge};
+use rnic_client::{AtomicOperation, DatagramAddress, Sge};
 
 use crate::c;
 use crate::errno::Errno;
@@ -88,6 +88,8 @@ pub(crate) struct SendWork {
     /// `IBV_SEND_...`.
     pub(crate) flags: u32,
     pub(crate) elements: Elements,
+    /// Where it goes, if it is a datagram.
+    pub(crate) to: Option<DatagramAddress>,
     /// Bytes that were copied already, in place of elements.
     pub(crate) copied: Option<Vec<u8>>,
 }

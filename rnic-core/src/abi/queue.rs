@@ -5,7 +5,7 @@
 //! make the numbers wrong but never make a Rust value invalid. Entries are copied out, decoded,
 //! and only the copy is used. Spare bits must be zero and are refused by name.
 
-use crate::types::{AtomicOperation, CompletionOpcode, CompletionStatus, numbered};
+use crate::types::{AtomicOperation, CompletionOpcode, CompletionStatus, Gid, numbered};
 
 /// Bytes of a queue header: five cache lines, one writer each.
 pub const QUEUE_HEADER_LEN: usize = 320;
@@ -336,12 +336,14 @@ pub struct SendHeader {
     /// Remote tagged offset of Write, Read and atomics.
     //= DDP-5.2-7
     pub remote_addr: u64,
-    /// Remote STag of Write, Read and atomics; a window's present STag.
+    /// Remote STag of Write, Read and atomics; a window's present STag; the queue pair that a
+    /// datagram goes to.
     //= DDP-5.2-7, RDMAP-5.1-8, RDMAP-5.2.1-9
     pub rkey: u32,
-    /// STag to invalidate; the STag that a window is to have.
+    /// STag to invalidate; the STag that a window is to have; the Q_Key of a datagram.
     pub inv_rkey: u32,
-    /// Immediate Data, operands of atomics or [`WindowParams`], by opcode; zero where unused.
+    /// Immediate Data, operands of atomics, [`WindowParams`] or [`DatagramParams`], by opcode; zero
+    /// where unused.
     pub params: [u64; 4],
     /// Whether every spare bit was zero.
     pub spare_is_zero: bool,
@@ -415,6 +417,41 @@ impl WindowParams {
     }
 }
 
+/// Parameters of a [`SendOpcode::Send`] or [`SendOpcode::SendImmediate`] of a queue pair of
+/// datagrams, behind the first, which is the latter's: GID of the port that it goes to, 16 bytes in
+/// their order, and 8 bytes for the index of the port that it comes from. `rkey` is the queue pair
+/// that it goes to, `inv_rkey` its Q_Key, or a number with the high bit set for the sender's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatagramParams {
+    /// Where it goes.
+    pub gid: Gid,
+    /// Index of the sender's port in the device's table of GIDs.
+    pub source: u16,
+}
+
+impl DatagramParams {
+    /// The parameters as they stand in [`SendHeader::params`], with this first one.
+    pub fn to_params(self, first: u64) -> [u64; 4] {
+        let half = |at: usize| {
+            let bytes: [u8; 8] = self.gid.0[at..at + 8].try_into().unwrap_or_default();
+            u64::from_le_bytes(bytes)
+        };
+        [first, half(0), half(8), self.source.into()]
+    }
+
+    /// Reads the parameters from [`SendHeader::params`]; none if spare bits are set.
+    pub fn from_params([_, low, high, source]: [u64; 4]) -> Option<Self> {
+        let mut gid = [0; 16];
+        gid[..8].copy_from_slice(&low.to_le_bytes());
+        gid[8..].copy_from_slice(&high.to_le_bytes());
+        Some(DatagramParams { gid: Gid(gid), source: source.try_into().ok()? })
+    }
+}
+
+/// The bit of a datagram's Q_Key that asks for the sender's own (IBTA specification, volume 1,
+/// section 10.2.5).
+pub const OWN_Q_KEY: u32 = 1 << 31;
+
 // ---------------------------------------------------------------------------------------------
 // Receive queue entries
 
@@ -467,6 +504,8 @@ bitflags::bitflags! {
         const WITH_INV = 4;
         /// The immediate data came beside a Send, not behind an RDMA Write.
         const BESIDE = 8;
+        /// The header of a datagram stands before its data.
+        const GRH = 16;
     }
 }
 
@@ -495,7 +534,7 @@ pub struct Cqe {
     /// Immediate Data, its 8 bytes as a big-endian number, or the invalidated STag, as the flags
     /// say.
     pub imm_or_inv: u64,
-    /// Sending QP where that is known; 0 over iWARP.
+    /// Sending QP of a datagram; 0 of everything else.
     pub src_qp: u32,
     /// Shared receive queue the receive came from; 0 if none.
     pub srq: u32,
@@ -674,6 +713,16 @@ mod tests {
         };
         assert_eq!(p.to_params(), [0x1122_3344_5566_7788, 9, 0x0000_0006_AABB_CCDD, 0]);
         assert_eq!(WindowParams::from_params(p.to_params()), p);
+    }
+
+    #[test]
+    fn datagram_parameters_stand_where_the_abi_says() {
+        let gid = Gid(std::array::from_fn(|n| n as u8));
+        let p = DatagramParams { gid, source: 0x0102 };
+        let words = p.to_params(9);
+        assert_eq!(words, [9, 0x0706_0504_0302_0100, 0x0F0E_0D0C_0B0A_0908, 0x0102]);
+        assert_eq!(DatagramParams::from_params(words), Some(p));
+        assert_eq!(DatagramParams::from_params([0, 0, 0, 1 << 16]), None);
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub struct QpShared {
     pub(crate) segments_received: Counter,
     pub(crate) reads_answered: Counter,
     pub(crate) errors: Counter,
+    pub(crate) dropped: Counter,
 }
 
 impl QpShared {
@@ -71,6 +72,7 @@ impl QpShared {
             segments_received: self.segments_received.value(),
             reads_answered: self.reads_answered.value(),
             errors: self.errors.value(),
+            dropped: self.dropped.value(),
         }
     }
 }

@@ -564,6 +564,19 @@ impl Qp {
         self.terminate(engine, fault.code, Some(build(fault)), reason);
     }
 
+    /// What a datagram was to be written to cannot be: its receive fails, and the queue pair.
+    pub(super) fn receive_unwritten(
+        &mut self,
+        engine: &mut EngineState,
+        fault: MemoryFault,
+        wr_id: u64,
+    ) {
+        engine.memory_unreachable(fault);
+        let reason = Reason::Memory(fault);
+        self.receive_failed(engine, wr_id, reason, 0);
+        self.end_for_own_memory(engine, reason, reason.fault().code, |_| Vec::new());
+    }
+
     fn receive_failed(
         &mut self,
         engine: &mut EngineState,

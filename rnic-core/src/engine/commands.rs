@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Engine;
+use super::datagram::DatagramRules;
 use super::interface::{EngineOptions, Notification};
 use super::link::Link;
 use super::link::tcp::TcpLink;
@@ -149,10 +150,30 @@ impl Engine {
         });
     }
 
+    /// Takes over a QP of datagrams, in Rtr. All of a device belong to one engine.
+    pub fn attach_datagrams(&mut self, config: Box<QpConfig>, now: Time) {
+        self.state.now = now;
+        let id = config.qp;
+        self.insert(*config, Link::Datagrams);
+        self.with(id, |qp, engine| {
+            qp.requester.set_pace(false, 0);
+            qp.enter(StreamPhase::Open);
+            engine.wake(&mut qp.core);
+        });
+    }
+
+    /// Has a QP of datagrams keep to other rules of the administrator's.
+    pub fn set_datagram_rules(&mut self, qp: QpId, rules: Box<dyn DatagramRules>) {
+        self.with(qp, |qp, _| qp.set_datagram_rules(rules));
+    }
+
     /// Moves a QP that is wired by hand, or changes what it was told.
     pub fn change_qp(&mut self, qp: QpId, change: &QpChange, now: Time) {
         self.state.now = now;
-        self.with(qp, |qp, engine| qp.change(engine, change));
+        self.with(qp, |qp, engine| match qp.datagrams {
+            Some(_) => qp.change_datagrams(engine, change),
+            None => qp.change(engine, change),
+        });
     }
 
     /// Says why a QP that is wired by hand has no stream.

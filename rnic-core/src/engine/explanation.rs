@@ -72,6 +72,22 @@ impl Reason {
                 "IBTA specification, volume 1, section 9.8: an unreliable connection",
                 "a queue pair without acknowledgements has Sends and RDMA Writes only",
             ),
+            Reason::NoDatagram => Explanation::new(
+                "IBTA specification, volume 1, section 9.8.3: unreliable datagrams",
+                "a queue pair of datagrams has Sends only, and none that invalidates",
+            ),
+            Reason::DatagramLength { len, mtu } => Explanation::new(
+                "IBTA specification, volume 1, section 9.8.3.1: a datagram is one packet",
+                format!("a datagram of {len} bytes was posted, and a packet has {mtu} at most"),
+            ),
+            Reason::DatagramSource { index } => Explanation::new(
+                "local contract: a datagram comes from a port that the table of GIDs has",
+                format!("a datagram was posted from GID index {index}, or with spare bits set"),
+            ),
+            Reason::DatagramForbidden { to } => Explanation::new(
+                "[[connect]] and [[listen]] of the configuration say who may go where",
+                format!("the rules do not let this user send datagrams to {to}"),
+            ),
             Reason::NoExtensions => Explanation::new(
                 "RFC 7306 section 4.1: extensions are of RDMAP version 1",
                 "the peer speaks RDMAC's version of RDMAP, which has neither atomic operations nor \
@@ -248,6 +264,8 @@ const LOCAL_KEY: &str = "local contract: a local key names a region of the same 
 /// Of requests that nobody acknowledges.
 pub(super) const SILENCE: &str =
     "IBTA specification, volume 1, section 9.7.6.1.3: retries without an answer are counted";
+pub(super) const DATAGRAMS: &str =
+    "IBTA specification, volume 1, section 9.8.3: what is wrong with a datagram drops it";
 pub(super) const LOST: &str = "RFC 5040 section 6.2: a stream ends with its TCP connection";
 pub(super) const FLUSHED: &str =
     "local contract: what is posted and cannot complete any more is flushed";

@@ -32,7 +32,7 @@ impl Qp {
     /// slot stays in its queue until there is one. All of it waits for a copier that is writing:
     /// whoever gets a receive back, or a Read, may use its memory for something else at once.
     pub(super) fn flush(&mut self, engine: &mut EngineState) {
-        if self.responder.is_copying() {
+        if self.responder.is_copying() || self.is_placing_datagrams() {
             self.life.flush_later();
             return;
         }
@@ -49,6 +49,7 @@ impl Qp {
         if self.life.phase() == StreamPhase::Ended
             && !self.life.is_flush_pending()
             && !self.is_wired()
+            && self.datagrams.is_none()
         {
             self.life.emit_disconnected(&self.core, engine);
         }

@@ -74,6 +74,15 @@ pub enum Output {
     /// Read the QP's socket again: [`Engine::receive`](super::Engine::receive) had said
     /// [`Receive::Blocked`].
     ReadAgain(QpId),
+    /// Send a datagram to another daemon, if its socket takes it at once; else it is lost.
+    SendDatagram {
+        /// The address that it is sent from, one of the device's.
+        from: IpAddr,
+        /// The address that it goes to.
+        to: IpAddr,
+        /// The payload of a packet of UDP.
+        packet: Vec<u8>,
+    },
     /// Hand a copy to its copier, then call [`Engine::handle_copied`](super::Engine::handle_copied)
     /// with the answer, or when there will be none.
     Copy(CopyJob),

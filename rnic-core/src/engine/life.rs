@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::deadlines::Due;
-use super::explanation::{Explanation, FLUSHED, LOST, SILENCE, about, rule_of};
+use super::explanation::{DATAGRAMS, Explanation, FLUSHED, LOST, SILENCE, about, rule_of};
 use super::interface::Notification;
 use super::phase::{StreamEvent, StreamPhase};
 use super::qp_core::QpCore;
@@ -343,6 +343,11 @@ impl LifeCycle {
         let what = DiagnosisKind::Terminate { origin: TerminateOrigin::Local, code };
         let text = "the queue pair was destroyed, or its session ended, while it was connected";
         self.put_aside(core, engine, what, &rule_of(code), text);
+    }
+
+    /// A datagram was dropped, the first one of its kind.
+    pub(super) fn record_drop(&self, core: &QpCore, engine: &EngineState, text: &str) {
+        self.put_aside(core, engine, DiagnosisKind::Dropped, DATAGRAMS, text);
     }
 
     /// The first record of a QP is the reason of its end.

@@ -6,7 +6,7 @@
 //!
 //! A queue pair (`qp`) has four parts: what it requests (`requester`), what it responds
 //! (`responder`), the life of its stream (`life`, `phase`) and its `link`: TCP, or another
-//! queue pair of this engine. What arrives by either passes `arrival`; what goes wrong is a
+//! queue pair of this engine; or it has no stream and sends datagrams (`datagram`). What arrives by either passes `arrival`; what goes wrong is a
 //! `reason`, which `diagnosis` puts into words; `teardown` ends streams. What all queue pairs
 //! share is the `state`: the `schedule`, `doorbells`, `deadlines`, `copies` and what is
 //! charged for bytes held (`charge`).
@@ -16,6 +16,7 @@ mod change_requests;
 mod charge;
 mod commands;
 mod copies;
+mod datagram;
 mod deadlines;
 mod doorbells;
 mod dying;
@@ -47,6 +48,7 @@ use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 
 pub use charge::ChargeLimits;
+pub use datagram::{DatagramConfig, DatagramPort, DatagramRules};
 pub use interface::{EngineOptions, MulpduPolicy, Notification, Output, Receive, Transmit, Work};
 pub use link::tcp::TxBatch;
 pub use link::tcp::partial::PartialLimits;

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::datagram::{DatagramConfig, Datagrams};
 use super::interface::Notification;
 use super::life::LifeCycle;
 use super::link::Link;
@@ -59,6 +60,8 @@ pub struct QpConfig {
     pub wiring: Option<Wiring>,
     /// It has no acknowledgements, if it is wired by hand.
     pub unreliable: bool,
+    /// What it has to know, if it is one of datagrams.
+    pub datagrams: Option<DatagramConfig>,
     /// State and counters, written by the worker and read by the control thread.
     pub shared: Arc<QpShared>,
 }
@@ -69,8 +72,10 @@ pub(super) struct Qp {
     pub responder: Responder,
     pub life: LifeCycle,
     pub link: Link,
-    /// There if it is wired by hand.
+    /// There if it is wired to a peer by hand.
     pub wired: Option<Box<Wired>>,
+    /// There if it is one of datagrams.
+    pub datagrams: Option<Box<Datagrams>>,
 }
 
 /// An FPDU that leaves, or by the direct path the segment that would stand in it.
@@ -108,6 +113,7 @@ impl Qp {
         };
         let missing = match (config.wiring, config.rnr_timeout) {
             (Some(_), _) if config.unreliable => MissingReceive::Loses,
+            _ if config.datagrams.is_some() => MissingReceive::Loses,
             // The peer says how long it waits for a receive, not this side.
             (Some(_), _) => MissingReceive::Waits { time: Duration::MAX, passes: true },
             (None, Some(time)) => MissingReceive::Waits { time, passes: false },
@@ -120,14 +126,16 @@ impl Qp {
             life: LifeCycle::new(),
             link,
             wired: config.wiring.map(|wiring| Box::new(Wired::new(&wiring, config.unreliable))),
+            datagrams: config.datagrams.map(|config| Box::new(Datagrams::new(config))),
         }
     }
 
     pub(super) fn enter(&mut self, phase: StreamPhase) {
         self.life.enter(phase);
-        let state = match &self.wired {
+        let by_hand = self.wired.as_ref().map(|wired| wired.state());
+        let state = match by_hand.or(self.datagrams.as_ref().map(|of| of.state())) {
             // Streams come and go; an adapter knows no state in which a Terminate is on its way.
-            Some(wired) if !phase.flushes() => wired.state(),
+            Some(state) if !phase.flushes() => state,
             Some(_) => QpState::Error,
             None => phase.state(),
         };

@@ -5,6 +5,8 @@
 //! words ([`explanation`](super::explanation)) and kept ([`life`](super::life)). Both paths come
 //! by here, so both ends of a connection leave the same records whether TCP is between them or not.
 
+use std::net::IpAddr;
+
 use crate::device::cq::CqFault;
 use crate::device::memory::MemoryFault;
 use crate::device::srq::SrqFault;
@@ -33,6 +35,14 @@ pub(super) enum Reason {
     NoExtensions,
     /// A request for which a peer has to answer, on a QP whose peer acknowledges nothing.
     Unreliable,
+    /// A request that is no Send, on a QP of datagrams.
+    NoDatagram,
+    /// A datagram that is longer than a packet.
+    DatagramLength { len: u32, mtu: u32 },
+    /// A datagram from a port that the device does not have.
+    DatagramSource { index: u64 },
+    /// A datagram to where the administrator does not let its sender go.
+    DatagramForbidden { to: IpAddr },
     /// A Send with immediate data, to a peer that has not agreed on them.
     NoImmediateSends,
     /// A read, or an atomic operation, on a QP that may have none outstanding.
@@ -111,9 +121,10 @@ impl Reason {
     /// The outcome of a request or receive that this befell.
     pub(super) fn status(self) -> CompletionStatus {
         match self {
-            Reason::MessageLength | Reason::TooLong { .. } | Reason::AtomicSink { .. } => {
-                CompletionStatus::LocalLength
-            }
+            Reason::MessageLength
+            | Reason::TooLong { .. }
+            | Reason::AtomicSink { .. }
+            | Reason::DatagramLength { .. } => CompletionStatus::LocalLength,
             Reason::LocalKey { .. } | Reason::NotOwned { .. } => CompletionStatus::LocalProtection,
             Reason::Memory(_) => CompletionStatus::LocalProtection,
             Reason::Bind { .. } => CompletionStatus::MwBind,

@@ -83,6 +83,8 @@ impl Qp {
             engine.wake(&mut self.core);
         } else if self.responder.is_placing(job) {
             self.placed_by_copier(engine, result);
+        } else if self.is_placing_datagrams() {
+            self.datagram_placed(engine, job, result);
         }
         // Otherwise what it was for has ended meanwhile.
     }

@@ -138,6 +138,7 @@ impl Engine {
                 LinkTurn::Transmit => work = Some(Work::Transmit(qp.core.id)),
                 LinkTurn::HandOver(peer) => self.hand_over(qp, peer),
                 LinkTurn::FindNobody => qp.find_nobody(&mut self.state),
+                LinkTurn::Datagrams => self.send_datagrams(qp),
             }
             qp.watch(&mut self.state);
         }

@@ -4,8 +4,9 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::context::context;
-use crate::address_handle::AhBody;
+use crate::address_handle::{AhBody, Route, back_to_sender};
 use crate::c::*;
+use crate::context::PORT;
 use crate::errno::{Errno, pointer, status};
 use crate::object::{body, publish, withdraw, zeroed};
 use crate::pd::PdBody;
@@ -33,6 +34,64 @@ unsafe fn create(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> Result<*mut i
     let mut head: ibv_ah = zeroed();
     (head.context, head.pd) = (of, pd);
     Ok(publish(head, ah).as_ptr())
+}
+
+/// ibv_init_ah_from_wc(3).
+pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
+    of: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    attributes: *mut ibv_ah_attr,
+) -> c_int {
+    let _whole = system::uncancelled();
+    // SAFETY: as the module says.
+    let found = unsafe { attributes_of(of, port, wc, grh) };
+    // SAFETY: as the module says.
+    status(found.map(|found| unsafe { attributes.write(found) }))
+}
+
+/// ibv_create_ah_from_wc(3).
+pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port: u8,
+) -> *mut ibv_ah {
+    let _whole = system::uncancelled();
+    if pd.is_null() {
+        return pointer(Err(Errno::INVALID));
+    }
+    // SAFETY: as the module says.
+    pointer(unsafe {
+        attributes_of((*pd).context, port, wc, grh)
+            .and_then(|mut attributes| create(pd, &raw mut attributes))
+    })
+}
+
+/// The attributes of a handle to who sent what completed so.
+unsafe fn attributes_of(
+    of: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+) -> Result<ibv_ah_attr, Errno> {
+    // SAFETY: as the module says: with the flag, 40 bytes stand there.
+    let (context, header) = unsafe {
+        let wc = wc.as_ref().ok_or(Errno::INVALID)?;
+        let has_header = wc.wc_flags & IBV_WC_GRH != 0 && !grh.is_null();
+        if !has_header || port != PORT {
+            return Err(Errno::INVALID);
+        }
+        (context(of).ok_or(Errno::INVALID)?, (*grh).bytes)
+    };
+    back_to_sender(&header, context.gids())
+}
+
+/// The route of a handle, if it is one.
+pub(super) unsafe fn route(ah: *mut ibv_ah) -> Option<Route> {
+    // SAFETY: as the module says.
+    unsafe { body::<AhBody>(ah) }.map(AhBody::route)
 }
 
 /// ibv_destroy_ah(3).

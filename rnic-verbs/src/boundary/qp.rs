@@ -54,6 +54,7 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
         (DeviceKind::Iwarp, IBV_QPT_RC) => QpType::Connected,
         (DeviceKind::Roce, IBV_QPT_RC) => QpType::Wired,
         (DeviceKind::Roce, IBV_QPT_UC) => QpType::WiredUnreliable,
+        (DeviceKind::Roce, IBV_QPT_UD) => QpType::Datagrams,
         _ => return Err(Errno::UNSUPPORTED),
     };
     // SAFETY: as the module says.
@@ -251,7 +252,10 @@ pub(super) unsafe extern "C" fn post_send(
     // SAFETY: as the module says.
     unsafe {
         let (posted, result) = match qp(of) {
-            Some(qp) => qp.post_send(Chain::<ibv_send_wr>::new(wr)),
+            Some(qp) => {
+                let chain = Chain::<ibv_send_wr>::new(wr).with_datagrams(qp.sends_datagrams());
+                qp.post_send(chain)
+            }
             None => (0, Err(Errno::INVALID)),
         };
         if result.is_err() && !bad.is_null() {

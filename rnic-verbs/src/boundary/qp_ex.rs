@@ -9,7 +9,7 @@ use crate::errno::{Errno, status};
 use crate::work::{Elements, SendKind, SendWork};
 
 use super::qp::qp;
-use super::work::{Chain, bind_work, compare_swap, fetch_add};
+use super::work::{Chain, bind_work, compare_swap, destination, fetch_add};
 
 /// What a program may say that it is going to post like this. Some name everything that all cards
 /// have had, and use what they need: a Send with immediate data, where the device has none, is
@@ -37,6 +37,7 @@ pub(super) fn operations(head: &mut ibv_qp_ex) {
     head.wr_send = Some(wr_send);
     head.wr_send_imm = Some(wr_send_imm);
     head.wr_send_inv = Some(wr_send_inv);
+    head.wr_set_ud_addr = Some(wr_set_ud_addr);
     head.wr_set_inline_data = Some(wr_set_inline_data);
     head.wr_set_inline_data_list = Some(wr_set_inline_data_list);
     head.wr_set_sge = Some(wr_set_sge);
@@ -62,6 +63,7 @@ unsafe fn begin(of: *mut ibv_qp_ex, kind: SendKind) {
                 kind,
                 flags,
                 elements: Elements::default(),
+                to: None,
                 copied: None,
             });
         }
@@ -143,6 +145,16 @@ unsafe extern "C" fn wr_bind_mw(
     unsafe {
         let kind = info.as_ref().ok_or(Errno::INVALID).and_then(|info| bind_work(mw, rkey, info));
         begin(of, kind.unwrap_or(SendKind::Unsupported));
+    }
+}
+
+unsafe extern "C" fn wr_set_ud_addr(of: *mut ibv_qp_ex, ah: *mut ibv_ah, qp: u32, q_key: u32) {
+    // SAFETY: as the module says.
+    unsafe {
+        set(of, |work| {
+            work.to = Some(destination(ah, qp, q_key)?);
+            Ok(())
+        });
     }
 }
 

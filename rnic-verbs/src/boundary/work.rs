@@ -2,8 +2,10 @@
 
 use std::marker::PhantomData;
 
-use rnic_client::AtomicOperation;
+use rnic_client::{AtomicOperation, DatagramAddress, QpId};
 
+use super::address_handles::route;
+use crate::address_handle::Route;
 use crate::c::*;
 use crate::errno::Errno;
 use crate::mw::MwBody;
@@ -13,6 +15,8 @@ use crate::work::{BindWork, Elements, ReceiveWork, SendKind, SendWork};
 /// The requests of a chain, copied out as they are asked for.
 pub(super) struct Chain<W> {
     next: *mut W,
+    /// Each names where it goes.
+    datagrams: bool,
     work: PhantomData<W>,
 }
 
@@ -23,7 +27,12 @@ impl<W> Chain<W> {
     ///
     /// As the module says, for every request of the chain, until it has been walked.
     pub(super) unsafe fn new(first: *mut W) -> Self {
-        Chain { next: first, work: PhantomData }
+        Chain { next: first, datagrams: false, work: PhantomData }
+    }
+
+    /// The same of a queue pair of datagrams, or not.
+    pub(super) fn with_datagrams(self, datagrams: bool) -> Self {
+        Chain { datagrams, ..self }
     }
 }
 
@@ -35,7 +44,7 @@ impl Iterator for Chain<ibv_send_wr> {
         let wr = unsafe { self.next.as_ref() }?;
         self.next = wr.next;
         // SAFETY: as above, for what the request points to.
-        Some(unsafe { send_work(wr) })
+        Some(unsafe { send_work(wr, self.datagrams) })
     }
 }
 
@@ -70,7 +79,7 @@ pub(super) unsafe fn nth_receive(mut wr: *mut ibv_recv_wr, posted: usize) -> *mu
     wr
 }
 
-unsafe fn send_work(wr: &ibv_send_wr) -> Result<SendWork, Errno> {
+unsafe fn send_work(wr: &ibv_send_wr, datagram: bool) -> Result<SendWork, Errno> {
     // SAFETY: as the module says; which member of the union holds is said by the opcode.
     let (kind, elements) = unsafe {
         let remote = || (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
@@ -108,7 +117,29 @@ unsafe fn send_work(wr: &ibv_send_wr) -> Result<SendWork, Errno> {
         };
         (kind, elements)
     };
-    Ok(SendWork { wr_id: wr.wr_id, kind, flags: wr.send_flags, elements, copied: None })
+    let to = match datagram {
+        // SAFETY: as the module says: with such a queue pair this member of the union holds.
+        true => unsafe {
+            Some(destination(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey)?)
+        },
+        false => None,
+    };
+    Ok(SendWork { wr_id: wr.wr_id, kind, flags: wr.send_flags, elements, to, copied: None })
+}
+
+/// Where a datagram goes.
+///
+/// # Safety
+///
+/// As the module says.
+pub(super) unsafe fn destination(
+    ah: *mut ibv_ah,
+    qp: u32,
+    q_key: u32,
+) -> Result<DatagramAddress, Errno> {
+    // SAFETY: as the module says.
+    let Route { source, gid } = unsafe { route(ah) }.ok_or(Errno::INVALID)?;
+    Ok(DatagramAddress { source, gid, qp: QpId(qp), q_key })
 }
 
 /// What a 64-bit fetch and add of verbs does.

@@ -38,14 +38,13 @@ macro_rules! absent {
     };
 }
 
-// Addresses of datagrams, multicast, device memory, memory of other devices, and objects of another
+// Multicast, device memory, memory of other devices, and objects of another
 // process.
 absent! {
-    pointer: ibv_create_ah_from_wc, ibv_import_device, ibv_import_dm, ibv_import_mr,
+    pointer: ibv_import_device, ibv_import_dm, ibv_import_mr,
         ibv_import_pd, ibv_reg_dmabuf_mr, ibv_alloc_dmah, ibv_reg_mr_ex, ibv_alloc_buf,
         ibv_reg_buf_mr;
-    number: ibv_attach_mcast, ibv_detach_mcast, ibv_init_ah_from_wc,
-        ibv_resolve_eth_l2_from_gid, ibv_query_ece, ibv_set_ece, ibv_dealloc_dmah,
+    number: ibv_attach_mcast, ibv_detach_mcast, ibv_resolve_eth_l2_from_gid, ibv_query_ece, ibv_set_ece, ibv_dealloc_dmah,
         ibv_query_port_speed, ibv_free_buf;
     minus_one: ibv_dm_export_dmabuf_fd, ibv_get_device_index, ibv_read_sysfs_file;
     nothing: ibv_unimport_dm, ibv_unimport_mr, ibv_unimport_pd;

@@ -49,6 +49,7 @@ pub fn happened(what: &DiagnosisKind) -> String {
         }
         DiagnosisKind::Lost => "connection lost".to_owned(),
         DiagnosisKind::Ended => "session ended".to_owned(),
+        DiagnosisKind::Dropped => "datagram dropped".to_owned(),
     }
 }
 

@@ -109,6 +109,8 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::FillSharedBuffer { .. }
         // What exists goes on, as it needs to.
         | R::ResizeCq { .. } => false,
-        R::ModifyQp { change, .. } => matches!(change, QpChange::ReadyToReceive(_)),
+        R::ModifyQp { change, .. } => {
+            matches!(change, QpChange::ReadyToReceive(_) | QpChange::ReceiveDatagrams { .. })
+        }
     }
 }

@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 
 use rnic_core::abi::control::{GidRow, Refusal};
 use rnic_core::device::StagAllocator;
+use rnic_core::engine::DatagramPort;
 use rnic_core::types::*;
 
 use crate::cm::ConnectionManager;
@@ -55,7 +56,7 @@ use ledger::{Kind, Ledger};
 use memory::{Copying, NextRegion};
 use numbers::{Handles, Stags};
 pub use policy::Policy;
-use qp::Rendezvous;
+use qp::{Rendezvous, datagram_port};
 use records::Records;
 pub use reload::Reloaded;
 use session::Session;
@@ -80,6 +81,10 @@ pub struct Manager {
     guid: Guid,
     /// Addresses as verbs name them, as they were when the daemon started.
     gids: Vec<GidRow>,
+    /// The same, as datagrams use it.
+    datagram_port: Arc<DatagramPort>,
+    /// Their sockets have been opened, as far as they could.
+    has_datagram_sockets: bool,
     /// Where the devices are shown in files, if they are.
     tree: Option<PathBuf>,
     rendezvous: Rendezvous,
@@ -148,6 +153,7 @@ impl Manager {
         let diagnoses = workers.diagnoses().clone();
         diagnoses.keep_of_ended(config.limits.device.count(Kind::Diagnoses) as usize);
         let most_notes = config.limits.device.count(Kind::EventRecords) as usize;
+        let gids = gids::table(&config);
         Manager {
             policy,
             named_pds: NamedPds::default(),
@@ -157,7 +163,9 @@ impl Manager {
             network: Network::own().ok(),
             generation: random.generation,
             guid: config.device.guid_here(),
-            gids: gids::table(&config),
+            datagram_port: datagram_port(&gids, config.wired.port, config.engine.loopback),
+            has_datagram_sockets: false,
+            gids,
             tree: None,
             rendezvous: Rendezvous::default(),
             started: Instant::now(),

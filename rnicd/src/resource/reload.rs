@@ -42,6 +42,7 @@ impl Manager {
             self.cm.set_quota(session.id, self.capacity.quota(&rights));
             session.account.set_rights(&rights);
         }
+        self.renew_datagram_rules();
         Reloaded { changed, kept }
     }
 }

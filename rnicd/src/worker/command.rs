@@ -1,11 +1,12 @@
 //! What the control thread tells a worker. Everything here has been authorised.
 
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{DisconnectMode, QpChange};
 use rnic_core::device::{Copier, Cq, Srq, StagChange, StagEntry, Window};
-use rnic_core::engine::{EngineOptions, PeerLimits, QpConfig};
+use rnic_core::engine::{DatagramRules, EngineOptions, PeerLimits, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag, UserId};
@@ -73,6 +74,18 @@ pub(super) enum Command {
     AttachInError(Box<QpConfig>),
     /// A QP that is wired by hand.
     AttachWired(Box<QpConfig>),
+    /// A socket of UDP by which datagrams go.
+    AddDatagramSocket {
+        socket: UdpSocket,
+        at: SocketAddr,
+    },
+    /// A QP of datagrams.
+    AttachDatagrams(Box<QpConfig>),
+    /// The administrator has changed the rules that it keeps to.
+    DatagramRules {
+        qp: QpId,
+        rules: Box<dyn DatagramRules>,
+    },
     /// Two of them, wired to each other.
     LinkDirect([(QpId, PeerLimits); 2]),
     /// One of them gets a stream.
@@ -132,6 +145,9 @@ impl Command {
             | Command::AttachDirect { .. }
             | Command::AttachInError(_)
             | Command::AttachWired(_)
+            | Command::AddDatagramSocket { .. }
+            | Command::AttachDatagrams(_)
+            | Command::DatagramRules { .. }
             | Command::LinkDirect(_)
             | Command::LinkTcp { .. }
             | Command::Change { .. }

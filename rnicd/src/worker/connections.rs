@@ -31,6 +31,8 @@ pub(super) enum Polled {
     Bell { session: SessionId, eventfd: OwnedFd },
     /// A channel to a session's copier, which is kept elsewhere.
     Copier { session: SessionId, fd: RawFd },
+    /// The socket of this number among those of datagrams, which are kept elsewhere.
+    Datagrams { number: usize, fd: RawFd },
     /// A client's socket that was full.
     Sender { session: SessionId, sender: FullSender },
 }
@@ -157,6 +159,11 @@ impl Connections {
         self.register(fd, interest, Polled::Copier { session, fd }).map(drop)
     }
 
+    /// Watches a socket of datagrams.
+    pub(super) fn add_datagrams(&mut self, number: usize, fd: RawFd) -> io::Result<()> {
+        self.register(fd, Interest::READABLE, Polled::Datagrams { number, fd }).map(drop)
+    }
+
     /// Watches a sender that is full, until it is not.
     pub(super) fn watch(&mut self, session: SessionId, sender: FullSender) {
         let fd = sender.fd();
@@ -276,7 +283,7 @@ impl Connections {
             Polled::Bell { session: s, .. }
             | Polled::Sender { session: s, .. }
             | Polled::Copier { session: s, .. } => *s == session,
-            Polled::Connection(_) => false,
+            Polled::Connection(_) | Polled::Datagrams { .. } => false,
         };
         let keys: Vec<_> =
             self.polled.iter().filter(|(_, p)| of_session(p)).map(|(key, _)| key).collect();
@@ -294,7 +301,7 @@ impl Connections {
                 c.stream.as_fd().as_raw_fd()
             }
             Polled::Bell { eventfd, .. } => eventfd.as_raw_fd(),
-            Polled::Copier { fd, .. } => *fd,
+            Polled::Copier { fd, .. } | Polled::Datagrams { fd, .. } => *fd,
             Polled::Sender { sender, .. } => {
                 self.full.remove(&sender.fd());
                 sender.fd()

@@ -12,6 +12,7 @@ mod clients;
 mod command;
 mod connections;
 mod copiers;
+mod datagrams;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ mod ticket;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -29,7 +31,7 @@ use mio::Waker;
 use rnic_core::abi::control::{DisconnectMode, QpChange};
 use rnic_core::device::copier::Mark;
 use rnic_core::device::{Copier, Cq, DiagnosisLog, StagChange, StagEntry, Window};
-use rnic_core::engine::{EngineOptions, Notification, PeerLimits, QpConfig};
+use rnic_core::engine::{DatagramRules, EngineOptions, Notification, PeerLimits, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
@@ -244,6 +246,26 @@ impl Workers {
     /// Gives a QP that is wired by hand to a worker, in Rtr.
     pub fn attach_wired(&mut self, worker: u32, config: Box<QpConfig>) {
         self.bind(worker, 1, Command::AttachWired(config));
+    }
+
+    /// Gives a QP of datagrams to a worker, in Rtr. All of them belong to one.
+    pub fn attach_datagrams(&mut self, worker: u32, config: Box<QpConfig>) {
+        self.bind(worker, 1, Command::AttachDatagrams(config));
+    }
+
+    /// Gives a worker a socket of UDP by which datagrams go, and the address that it is bound to.
+    pub fn add_datagram_socket(&mut self, worker: u32, socket: UdpSocket, at: SocketAddr) {
+        self.one(worker, None, Command::AddDatagramSocket { socket, at });
+    }
+
+    /// Has a QP of datagrams keep to other rules.
+    pub fn set_datagram_rules(
+        &mut self,
+        worker: u32,
+        qp: QpId,
+        rules: impl DatagramRules + 'static,
+    ) {
+        self.one(worker, None, Command::DatagramRules { qp, rules: Box::new(rules) });
     }
 
     /// Links two QPs of a worker that are wired to each other, each with what the other has said.

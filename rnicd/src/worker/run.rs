@@ -30,6 +30,7 @@ use super::clients::Clients;
 use super::command::{Command, TicketedCommand};
 use super::connections::{Connections, Polled, WAKER};
 use super::copiers::{Answer, Channels};
+use super::datagrams::DatagramSockets;
 use crate::clock;
 use crate::log::RateLimitedLog;
 use crate::privilege::set_short_slices;
@@ -44,6 +45,7 @@ pub(super) struct Worker {
     connections: Connections,
     clients: Clients,
     copiers: Channels,
+    datagrams: DatagramSockets,
     waiter: Waiter,
     /// It has short slices, because somebody computes on its CPU.
     crowded: bool,
@@ -83,6 +85,7 @@ impl Worker {
             connections: Connections::new(poll.registry().try_clone()?),
             clients: Clients::default(),
             copiers: Channels::default(),
+            datagrams: DatagramSockets::default(),
             waiter: Waiter::new(cpus(), options.wait),
             crowded: false,
             poll,
@@ -146,6 +149,10 @@ impl Worker {
     /// there was anything.
     fn round(&mut self, now: Time) -> bool {
         let mut worked = self.engine.poll_doorbells(now);
+        if self.datagrams.has_some() {
+            let most = if self.engine.is_shared() { FEW_DATAGRAMS } else { DATAGRAMS };
+            worked |= self.datagrams.receive(&mut self.engine, now, most);
+        }
         worked |= self.serve(now);
         if self.engine.poll_timeout().is_some_and(|at| at <= now) {
             self.engine.handle_timeout(now);
@@ -231,6 +238,7 @@ impl Worker {
         for qp in self.connections.hot() {
             self.engine.handle_readable(qp);
         }
+        self.datagrams.retry_hot();
     }
 
     /// Carries out what the engine wants.
@@ -254,6 +262,9 @@ impl Worker {
                 Output::Copy(job) => {
                     let answer = self.copiers.submit(&job);
                     self.copied(answer, clock::now());
+                }
+                Output::SendDatagram { from, to, packet } => {
+                    self.datagrams.send(from, to, &packet);
                 }
                 Output::ReadAgain(qp) => {
                     if self.connections.read_again(qp) {
@@ -414,6 +425,15 @@ impl Worker {
             }
             Command::AttachInError(config) => self.engine.attach_in_error(config, now),
             Command::AttachWired(config) => self.engine.attach_wired(config, now),
+            Command::AddDatagramSocket { socket, at } => {
+                let fd = socket.as_raw_fd();
+                let number = self.datagrams.add(socket, at);
+                if let Err(e) = self.connections.add_datagrams(number, fd) {
+                    tracing::warn!("no datagrams are received at {at}: {e}");
+                }
+            }
+            Command::AttachDatagrams(config) => self.engine.attach_datagrams(config, now),
+            Command::DatagramRules { qp, rules } => self.engine.set_datagram_rules(qp, rules),
             Command::LinkDirect(ends) => self.engine.link_direct(ends, now),
             Command::LinkTcp { qp, negotiated, peer, stream } => {
                 self.link_tcp(qp, *negotiated, peer, stream, now);
@@ -488,9 +508,10 @@ impl Worker {
     /// Sleeps until a socket, a client, the control thread or a deadline wants something.
     fn sleep(&mut self, now: Time) {
         self.connections.cool();
+        self.datagrams.cool();
         self.mind_the_crowd(now);
-        // Nobody will say again that a connection is readable: it counts as work.
-        if self.engine.has_work() || !self.engine.prepare_sleep() {
+        // Nobody will say again that a socket is readable: it counts as work.
+        if self.engine.has_work() || self.datagrams.has_some() || !self.engine.prepare_sleep() {
             return;
         }
         let timeout = self.engine.poll_timeout().map(|at| at.since(now));
@@ -546,6 +567,7 @@ impl Worker {
                     // It may say that there is something to be read.
                     self.carry_out();
                 }
+                Some(Polled::Datagrams { number, .. }) => self.datagrams.handle_readable(*number),
                 Some(Polled::Sender { .. }) => self.connections.flush_sender(token),
                 // Removed since the event was collected.
                 None => {}
@@ -572,6 +594,9 @@ const EVENTS: usize = 256;
 const ROUND: Duration = Duration::from_micros(100);
 /// The same while several users have turns: each waits for the other's.
 const SHORT_ROUND: Duration = Duration::from_micros(5);
+/// Packets with datagrams that are read of a socket in a round, and while several users have turns.
+const DATAGRAMS: u32 = 32;
+const FEW_DATAGRAMS: u32 = 4;
 /// How long commands are carried out between two rounds, and how many before the next look at the
 /// clock.
 const OBEY: Duration = Duration::from_micros(200);

@@ -158,6 +158,9 @@ pub struct QpCounters {
     pub reads_answered: u64,
     /// Requests that completed with an error, flushes included.
     pub errors: u64,
+    /// Datagrams that came and were dropped: they had another Q_Key, found no receive, or did not
+    /// fit it.
+    pub dropped: u64,
 }
 
 /// A completion queue.
@@ -371,6 +374,8 @@ pub enum DiagnosisKind {
     Lost,
     /// A session was ended for misbehaviour.
     Ended,
+    /// A datagram was dropped, the first one of its queue pair for that reason.
+    Dropped,
 }
 
 /// A notable happening in the daemon.

@@ -22,6 +22,15 @@ pub enum QpChange {
     Rights(Access),
     /// Another minimum RNR NAK timer; in Rtr and later.
     MinRnrTimer(u8),
+    /// Of a queue pair of [datagrams](QpType::Datagrams), to Rtr: from Idle. It takes datagrams in
+    /// that have this Q_Key. To Rts it goes by `ReadyToSend`, of which only
+    /// [`sq_psn`](Sending::sq_psn) counts.
+    ReceiveDatagrams {
+        /// The key.
+        q_key: u32,
+    },
+    /// Another Q_Key; in Rtr and later.
+    QKey(u32),
 }
 
 /// What a queue pair is told when it becomes ready to receive (`IBV_QPS_RTR`).
@@ -75,3 +84,20 @@ pub struct GidRow {
     /// Bytes of an IP packet on that interface, at most.
     pub mtu: u32,
 }
+
+impl GidRow {
+    /// Bytes of data in a packet of RoCE v2 on that interface: the largest path MTU (256, 512, 1024,
+    /// 2048 or 4096) that fits with the headers.
+    pub fn path_mtu(&self) -> u32 {
+        match self.mtu.saturating_sub(HEADERS) {
+            4096.. => 4096,
+            2048.. => 2048,
+            1024.. => 1024,
+            512.. => 512,
+            _ => 256,
+        }
+    }
+}
+
+/// Bytes of the headers of IPv6, UDP and RoCE v2 (the longest ones), and of the checksum.
+const HEADERS: u32 = 40 + 8 + 12 + 16 + 4;

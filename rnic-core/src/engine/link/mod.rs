@@ -27,6 +27,8 @@ pub(super) enum Link {
     Direct(Peer),
     /// It was another QP, which has left in order: nothing can be sent or told any more.
     Left,
+    /// Whoever each of its datagrams names.
+    Datagrams,
 }
 
 /// What a link wants in its QP's turn.
@@ -39,6 +41,8 @@ pub(super) enum LinkTurn {
     HandOver(Peer),
     /// To find that there is nobody to hand anything to.
     FindNobody,
+    /// Its datagrams to be sent.
+    Datagrams,
 }
 
 /// What came of finishing the outgoing direction.
@@ -58,7 +62,7 @@ impl Link {
     pub(super) fn tcp(&self) -> Option<&TcpLink> {
         match self {
             Link::Tcp(tcp) => Some(tcp),
-            Link::None | Link::Direct(_) | Link::Left => None,
+            Link::None | Link::Direct(_) | Link::Left | Link::Datagrams => None,
         }
     }
 
@@ -67,7 +71,7 @@ impl Link {
     pub(super) fn tcp_mut(&mut self) -> Option<&mut TcpLink> {
         match self {
             Link::Tcp(tcp) => Some(tcp),
-            Link::None | Link::Direct(_) | Link::Left => None,
+            Link::None | Link::Direct(_) | Link::Left | Link::Datagrams => None,
         }
     }
 
@@ -85,6 +89,7 @@ impl Link {
             Link::Tcp(_) => LinkTurn::Transmit,
             Link::Direct(peer) => LinkTurn::HandOver(*peer),
             Link::Left => LinkTurn::FindNobody,
+            Link::Datagrams => LinkTurn::Datagrams,
         }
     }
 
@@ -102,7 +107,7 @@ impl Link {
         match self {
             Link::Tcp(_) => engine.outputs.push_back(Output::ReadAgain(core.id)),
             Link::Direct(peer) => engine.awakened.push(*peer),
-            Link::None | Link::Left => {}
+            Link::None | Link::Left | Link::Datagrams => {}
         }
     }
 
@@ -135,7 +140,9 @@ impl Link {
         match self {
             Link::Tcp(tcp) => tcp.send_placed(mo, len, last),
             // Each segment of a message is handed over in order.
-            Link::Direct(_) | Link::None | Link::Left => Ok(total.filter(|_| last)),
+            Link::Direct(_) | Link::None | Link::Left | Link::Datagrams => {
+                Ok(total.filter(|_| last))
+            }
         }
     }
 
@@ -165,7 +172,7 @@ impl Link {
                 }
                 false
             }
-            Link::None | Link::Left => false,
+            Link::None | Link::Left | Link::Datagrams => false,
         }
     }
 
@@ -182,7 +189,7 @@ impl Link {
     /// Sends the FIN, if all that is before it has been accepted.
     pub(super) fn finish_sending(&mut self, core: &QpCore, engine: &mut EngineState) -> Fin {
         match self {
-            Link::None => Fin::NoLink,
+            Link::None | Link::Datagrams => Fin::NoLink,
             Link::Direct(peer) => {
                 engine.signal(*peer, PeerSignal::Fin);
                 Fin::Sent
@@ -204,7 +211,7 @@ impl Link {
         match std::mem::replace(self, Link::None) {
             Link::Direct(peer) if reset => engine.signal(peer, PeerSignal::Reset),
             Link::Direct(peer) => engine.signal(peer, PeerSignal::Left),
-            Link::None | Link::Left => {}
+            Link::None | Link::Left | Link::Datagrams => {}
             Link::Tcp(mut tcp) => {
                 tcp.release(Owner { key: core.key, session: core.session }, engine);
                 engine.outputs.push_back(Output::Close { qp: core.id, reset });
@@ -231,7 +238,7 @@ impl Link {
             (Link::Tcp(_), Some(bytes)) => {
                 engine.outputs.push_back(Output::FinalTerminate { qp: core.id, bytes });
             }
-            (Link::None | Link::Left, _) | (_, None) => {}
+            (Link::None | Link::Left | Link::Datagrams, _) | (_, None) => {}
         }
         self.close(reset, core, engine);
     }
@@ -240,7 +247,7 @@ impl Link {
     /// header: an FPDU, or that header for the direct path. None where nothing may be sent.
     pub(super) fn final_terminate(&mut self, payload: Vec<u8>) -> Option<Vec<u8>> {
         match self {
-            Link::None | Link::Left => None,
+            Link::None | Link::Left | Link::Datagrams => None,
             Link::Direct(_) => Some(payload),
             Link::Tcp(tcp) => tcp.final_terminate(&payload),
         }

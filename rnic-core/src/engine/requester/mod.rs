@@ -12,6 +12,7 @@
 
 pub(super) mod acknowledge;
 pub(super) mod complete;
+pub(super) mod datagram;
 mod fetch;
 pub(super) mod in_flight;
 mod inbound;
@@ -25,6 +26,7 @@ pub(super) mod staging;
 
 use std::collections::VecDeque;
 
+use datagram::Addressed;
 use in_flight::{InFlight, OutboundRequest, Progress};
 use inbound_request::{AtomicError, Executing, InboundRequest};
 use message::{
@@ -59,6 +61,8 @@ pub(super) struct Requester {
     aside: Option<Message>,
     /// Immediate Data that follows the message in progress.
     immediate: Option<Immediate>,
+    /// Where the message in progress goes, if it is a datagram.
+    addressed: Option<Addressed>,
     /// Elements of the request taken last: of the one that is fenced, or of the message if it has
     /// several.
     elements: SgeList,
@@ -128,6 +132,7 @@ impl Requester {
             message: None,
             aside: None,
             immediate: None,
+            addressed: None,
             elements: SgeList::new(),
             staging: StagingBuffer::default(),
             inbound: VecDeque::new(),

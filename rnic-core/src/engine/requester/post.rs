@@ -432,7 +432,7 @@ impl Requester {
     }
 
     /// Payload and length of a Send or Write.
-    fn payload(
+    pub(super) fn payload(
         &self,
         entry: &SendEntry,
         core: &QpCore,

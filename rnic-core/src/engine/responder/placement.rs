@@ -70,7 +70,7 @@ impl PendingWrite {
         Ok(writing)
     }
 
-    /// Hands the copy to its copier.
+    /// Hands the copy of a segment to its copier.
     pub(in crate::engine) fn begin(
         self,
         core: &QpCore,
@@ -79,9 +79,19 @@ impl PendingWrite {
         len: usize,
         enclosure: Enclosure,
     ) -> PendingPlacement {
+        let (job, copier) = self.hand_over(core, engine);
+        PendingPlacement { job, copier, segment, len, enclosure, deferred: Vec::new() }
+    }
+
+    /// Hands the copy to its copier: its number.
+    pub(in crate::engine) fn hand_over(
+        self,
+        core: &QpCore,
+        engine: &mut EngineState,
+    ) -> (u64, Arc<Copier>) {
         let PendingWrite { copier, pieces, bytes, tail_last } = self;
         let job = engine.begin_copy(core.id, &copier, pieces, Direction::In { bytes, tail_last });
-        PendingPlacement { job, copier, segment, len, enclosure, deferred: Vec::new() }
+        (job, copier)
     }
 }
 

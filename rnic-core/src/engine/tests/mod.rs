@@ -12,6 +12,7 @@ mod agreed;
 mod atomics;
 mod attached;
 mod captures;
+mod datagrams;
 mod ddp_limits;
 mod delivery;
 mod differential;

@@ -208,6 +208,9 @@ pub(super) fn completion(cqe: &Cqe) -> String {
     if flags.contains(CompletionFlags::WITH_IMM) {
         s += &format!(" immediate {:#x}", cqe.imm_or_inv);
     }
+    if flags.contains(CompletionFlags::GRH) {
+        s += &format!(" from {}", cqe.src_qp);
+    }
     if cqe.detail != 0 {
         let d = cqe.detail;
         s += &format!(" {:x}/{:x}/{:02x}", d >> 16, d >> 8 & 0xFF, d & 0xFF);

@@ -30,6 +30,8 @@ impl Qp {
             QpChange::Rights(rights) => self.core.rights = rights,
             // The resource manager makes another queue pair of it, or a first one.
             QpChange::ReadyToReceive(_) | QpChange::Reset => {}
+            // Of datagrams.
+            QpChange::ReceiveDatagrams { .. } | QpChange::QKey(_) => {}
         }
         self.requester.set_pace(wired.begins(), wired.ord());
         // A clock that runs may have got another time.

@@ -1,5 +1,7 @@
-//! Addresses of InfiniBand's form. An RNIC has one GID, made from its IP address, and no address
-//! handles; most of these are only passed through.
+//! Addresses of InfiniBand's form. The device that connects has one GID, made from its IP address,
+//! and only passes most of these through.
+
+use rnic_client::GRH_LEN;
 
 use super::{ibv_context, ibv_pd};
 
@@ -60,6 +62,12 @@ pub struct ibv_ah {
     pub context: *mut ibv_context,
     pub pd: *mut ibv_pd,
     pub handle: u32,
+}
+
+/// The header before the data of a datagram, whose bytes nobody here looks at as this.
+#[repr(C)]
+pub struct ibv_grh {
+    pub bytes: [u8; GRH_LEN],
 }
 
 /// `<infiniband/sa.h>`: a route as the subnet administrator of InfiniBand describes it.

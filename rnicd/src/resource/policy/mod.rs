@@ -4,6 +4,7 @@
 //! StagKind become numbers here, once, from `/etc/passwd` and `/etc/group`; a client is known only
 //! by the numbers that the kernel gives for its socket. The manager asks; nothing here counts.
 
+mod datagrams;
 mod rights;
 mod subjects;
 

@@ -1,6 +1,7 @@
 //! Queue pairs, from their creation through a connection to their end.
 
 mod connect;
+mod datagrams;
 mod dials;
 mod parts;
 mod reads;
@@ -21,6 +22,7 @@ use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
 use crate::resource::uses::Use;
+pub use datagrams::datagram_port;
 pub use dials::Rendezvous;
 use parts::QpParts;
 use reads::Reads;
@@ -38,6 +40,8 @@ pub struct Qp {
     pub kind: QpType,
     /// What it was told on its way to Rtr, if it is wired by hand.
     pub wired: Option<Wired>,
+    /// What it was told to be, if it is one of datagrams and was.
+    pub datagrams: Option<QpState>,
     /// Known once it has been connected.
     pub connection: Option<Connection>,
     /// What its connection was charged.
@@ -97,8 +101,9 @@ impl Qp {
     /// Its state: of one that is wired by hand and works the one it was told to take, though its
     /// worker may not have come to that.
     pub fn state(&self) -> QpState {
-        match (self.shared.state(), &self.wired) {
-            (QpState::Rtr | QpState::Rts | QpState::Sqd, Some(wired)) => wired.state(),
+        let told = self.wired.as_ref().map(Wired::state).or(self.datagrams);
+        match (self.shared.state(), told) {
+            (QpState::Rtr | QpState::Rts | QpState::Sqd, Some(told)) => told,
             (state, _) => state,
         }
     }

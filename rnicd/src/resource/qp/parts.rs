@@ -58,6 +58,7 @@ impl QpParts {
             rnr_timeout: self.rnr_timeout,
             wiring: None,
             unreliable: self.kind == QpType::WiredUnreliable,
+            datagrams: None,
             shared: self.shared.clone(),
         }))
     }

@@ -26,6 +26,9 @@ impl Manager {
         if request.kind.is_wired() {
             self.open_rendezvous();
         }
+        if request.kind == QpType::Datagrams {
+            self.open_datagram_sockets();
+        }
         let rnr_timeout = self.rnr_timeout_for(request.rnr_policy)?;
         let session = find(&mut self.sessions, id)?;
         let pd = session.pd(request.pd)?.qps.add();
@@ -89,6 +92,7 @@ impl Manager {
             phase: QpPhase::Idle(config),
             kind: request.kind,
             wired: None,
+            datagrams: None,
             connection: None,
             reads: None,
             membership,

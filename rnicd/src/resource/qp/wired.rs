@@ -32,6 +32,9 @@ impl Manager {
         if !object.kind.is_wired() {
             return Err(wrong_state(qp, "one that connects", "one that is wired by hand"));
         }
+        if object.kind == QpType::Datagrams {
+            return self.modify_datagrams(id, qp, change, now);
+        }
         match change {
             QpChange::ReadyToReceive(wiring) => self.ready_to_receive(id, qp, *wiring, now),
             QpChange::ReadyToSend(sending) => self.ready_to_send(id, qp, *sending),
@@ -53,6 +56,9 @@ impl Manager {
                     wired.drains = true;
                 }
                 self.pass_on(id, qp, *change)
+            }
+            QpChange::ReceiveDatagrams { .. } | QpChange::QKey(_) => {
+                Err(wrong_state(qp, "one that has a peer", "one of datagrams"))
             }
         }
     }
@@ -167,10 +173,11 @@ impl Manager {
         Outcome::done()
     }
 
-    fn reset_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
+    pub(super) fn reset_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
-        (object.wired, object.connection, object.reads) = (None, None, None);
+        (object.wired, object.datagrams) = (None, None);
+        (object.connection, object.reads) = (None, None);
         let phase = std::mem::replace(&mut object.phase, QpPhase::Leaving);
         self.leave_rendezvous(qp);
         let session = find(&mut self.sessions, id)?;
@@ -377,7 +384,7 @@ fn check_rights(rights: Access) -> Result<(), Refusal> {
     }
 }
 
-fn state_name(object: &Qp) -> &'static str {
+pub(super) fn state_name(object: &Qp) -> &'static str {
     match (&object.phase, object.state()) {
         (QpPhase::Leaving, _) => "being reset or destroyed",
         (_, QpState::Idle) => "Idle",
@@ -390,7 +397,7 @@ fn state_name(object: &Qp) -> &'static str {
 
 /// What is asked for has been checked.
 const ANY_READS: (u16, u16) = (u16::MAX, u16::MAX);
-const MOST_24: u32 = (1 << 24) - 1;
-const TWENTY_FOUR_BITS: &str = "24 bits";
+pub(super) const MOST_24: u32 = (1 << 24) - 1;
+pub(super) const TWENTY_FOUR_BITS: &str = "24 bits";
 const FIVE_BITS: &str = "5 bits";
 const THREE_BITS: &str = "3 bits";

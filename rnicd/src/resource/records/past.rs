@@ -29,6 +29,7 @@ impl Done {
         sum.segments_received += c.segments_received;
         sum.reads_answered += c.reads_answered;
         sum.errors += c.errors;
+        sum.dropped += c.dropped;
         match qp.terminate() {
             Some((TerminateOrigin::Local, _)) => self.terminates_sent += 1,
             Some((TerminateOrigin::Peer, _)) => self.terminates_received += 1,
@@ -52,6 +53,7 @@ impl Done {
             c.segments_sent,
             c.segments_received,
             c.reads_answered,
+            c.dropped,
             self.terminates_sent,
             self.terminates_received,
             self.refusals,
@@ -60,7 +62,7 @@ impl Done {
 }
 
 /// StagKind of [`Done::values`], in that order.
-pub const METRICS: [(&str, &str); 11] = [
+pub const METRICS: [(&str, &str); 12] = [
     ("send_completions_total", "Send queue requests completed."),
     ("receive_completions_total", "Receives completed."),
     ("completion_errors_total", "Requests that completed with an error, flushes included."),
@@ -69,6 +71,7 @@ pub const METRICS: [(&str, &str); 11] = [
     ("sent_segments_total", "DDP segments sent."),
     ("received_segments_total", "DDP segments received."),
     ("reads_answered_total", "RDMA Reads and atomic operations answered."),
+    ("dropped_datagrams_total", "Datagrams that came and were dropped."),
     ("terminates_sent_total", "Connections ended by a Terminate of this side."),
     ("terminates_received_total", "Connections ended by a Terminate of the peer."),
     ("refusals_total", "Requests refused."),

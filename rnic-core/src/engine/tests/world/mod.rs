@@ -4,6 +4,7 @@
 //! A client is the real one as far as shared memory goes: its rings, doorbells and completion
 //! queues are those of `shm`, over an arena that both sides hold in this process.
 
+pub(super) mod network;
 mod objects;
 mod workers;
 
@@ -12,6 +13,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+
+use network::Network;
 
 use super::link::{End, Link};
 use super::raw::Raw;
@@ -25,8 +28,8 @@ use crate::device::{
     Cq, Memory, QpShared, Srq, StagAllocator, StagChange, StagEntry, StagKind, Window,
 };
 use crate::engine::{
-    Engine, EngineOptions, MulpduPolicy, Notification, Output, PeerLimits, QpConfig, Receive,
-    Receives, Transmit, Work,
+    DatagramConfig, Engine, EngineOptions, MulpduPolicy, Notification, Output, PeerLimits,
+    QpConfig, Receive, Receives, Transmit, Work,
 };
 use crate::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use crate::shm::io::Piece;
@@ -224,6 +227,8 @@ pub(super) struct World {
     pub apps: Vec<App>,
     pub qps: Vec<QpEnd>,
     pub links: Vec<Link>,
+    /// Packets of datagrams between hosts.
+    pub network: Network,
     /// What regions are made of: shared memory, or this process's own, attached.
     pub kind: MemoryKind,
     /// Copies that copiers have not made yet, each with its engine.
@@ -277,6 +282,7 @@ impl World {
             apps: Vec::new(),
             qps: Vec::new(),
             links: Vec::new(),
+            network: Network::default(),
             kind: MemoryKind::Shared,
             moves: VecDeque::new(),
             answer_copies: true,
@@ -433,6 +439,20 @@ impl World {
         let mut config = self.take_config(qp, engine);
         config.wiring = Some(wiring);
         self.engines[engine].attach_wired(config, self.now);
+    }
+
+    /// Hands over a QP of datagrams, in Rtr.
+    pub fn attach_datagrams(&mut self, qp: usize, datagrams: DatagramConfig) {
+        let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
+        let mut config = self.take_config(qp, engine);
+        config.datagrams = Some(datagrams);
+        self.engines[engine].attach_datagrams(config, self.now);
+    }
+
+    /// Has a QP that is wired by hand, or of datagrams, changed.
+    pub fn change(&mut self, qp: usize, change: control::QpChange) {
+        let QpEnd { engine, id, .. } = self.qps[qp];
+        self.engines[engine].change_qp(id, &change, self.now);
     }
 
     /// Moves a QP that is wired by hand to Rts.

@@ -128,6 +128,7 @@ impl World {
             rnr_timeout: shape.hold,
             wiring: None,
             unreliable: shape.unreliable,
+            datagrams: None,
             shared: shared.clone(),
         };
         self.qps.push(QpEnd {

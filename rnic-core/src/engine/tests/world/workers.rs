@@ -65,6 +65,9 @@ impl World {
             }
             worked |= self.carry_out(engine);
         }
+        if !self.network.holds && self.deliver_packets() {
+            worked = true;
+        }
         if self.answer_copies && self.make_copy() {
             worked = true;
             for engine in 0..self.engines.len() {
@@ -185,6 +188,7 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("closed twice");
                     self.links[l].close(end, reset, self.now);
                 }
+                Output::SendDatagram { from, to, packet } => self.network.send(from, to, packet),
                 Output::ReadAgain(qp) => {
                     let of = self.link_of(engine, qp);
                     self.paused.retain(|at| Some(*at) != of);

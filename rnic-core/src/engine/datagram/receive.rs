@@ -1,0 +1,230 @@
+//! Datagrams that come, and what becomes of those that nobody takes in: they are lost, counted, and
+//! the owner finds a diagnosis of the first of each kind.
+
+use bitflags::bitflags;
+
+use crate::abi::queue::{CompletionFlags, Cqe};
+use crate::device::copier::CopyResult;
+use crate::device::memory::{MemoryFault, Payload};
+use crate::engine::link::Link;
+use crate::engine::qp::{IncomingFpdu, Qp};
+use crate::engine::reason::{PlacementError, Reason};
+use crate::engine::responder::placement::Placed;
+use crate::engine::schedule::QUANTUM;
+use crate::engine::state::EngineState;
+use crate::roce::{Datagram, grh};
+use crate::shm::attached::CopyEnd;
+use crate::types::{CompletionStatus, SessionId};
+
+bitflags! {
+    /// Why a datagram was dropped.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) struct Drops: u8 {
+        /// It has another Q_Key.
+        const Q_KEY = 1;
+        /// No receive is posted.
+        const NO_RECEIVE = 2;
+        /// It does not fit the receive.
+        const TOO_LONG = 4;
+        /// The rules do not let the owner receive at that address.
+        const FORBIDDEN = 8;
+        /// A copier has enough to write already.
+        const COPIER = 16;
+    }
+}
+
+/// A datagram that a copier is writing.
+pub(super) struct Placing {
+    /// Number of the copy; none if it was written at once, behind others.
+    job: Option<u64>,
+    /// Whose memory it is.
+    owner: SessionId,
+    /// Whether it has been written, and how it went.
+    written: Option<CopyResult>,
+    /// The completion, if it goes well.
+    cqe: Cqe,
+    /// Bytes of its data.
+    len: usize,
+}
+
+impl Qp {
+    /// Whether a packet from another daemon is looked at: not from a port of this daemon, whose
+    /// datagrams need no packet, and not while its owner owes for others.
+    pub(super) fn takes_packet(&mut self, datagram: &Datagram) -> bool {
+        let Some(datagrams) = &self.datagrams else { return false };
+        let port = &datagrams.port;
+        let forged = port.direct && port.gids.contains(&datagram.from);
+        if !forged && self.core.turn.deficit < -QUANTUM {
+            self.core.shared.dropped.add(1);
+            return false;
+        }
+        !forged
+    }
+
+    /// A datagram has come, with the header that stands before its data.
+    pub(super) fn datagram_arrived(
+        &mut self,
+        engine: &mut EngineState,
+        datagram: &Datagram,
+        bytes: &[u8],
+    ) {
+        if !self.life.phase().receives() || !matches!(self.link, Link::Datagrams) {
+            return;
+        }
+        self.fpdu_received(IncomingFpdu::Segment);
+        let Some(datagrams) = &self.datagrams else { return };
+        let dropped = if datagram.q_key != datagrams.q_key {
+            Some(Drops::Q_KEY)
+        } else if !datagrams.rules.may_receive(datagram.to.address()) {
+            Some(Drops::FORBIDDEN)
+        } else if datagrams.placing.len() >= MOST_PLACING {
+            Some(Drops::COPIER)
+        } else {
+            None
+        };
+        match dropped {
+            Some(why) => self.datagram_dropped(engine, datagram, bytes, why),
+            None => match self.receive_datagram(engine, datagram, bytes) {
+                Ok(None) => {}
+                Ok(Some(why)) => self.datagram_dropped(engine, datagram, bytes, why),
+                Err(error) => self.segment_failed(engine, error, |_| Vec::new()),
+            },
+        }
+    }
+
+    /// Places a datagram in a receive; why it was dropped instead, if it was.
+    fn receive_datagram(
+        &mut self,
+        engine: &mut EngineState,
+        datagram: &Datagram,
+        bytes: &[u8],
+    ) -> Result<Option<Drops>, PlacementError> {
+        match self.responder.take_receive(&self.core, engine.now, &mut engine.outputs) {
+            Ok(_) => {}
+            Err(PlacementError::Fault(_, Reason::NoReceive { .. })) => {
+                return Ok(Some(Drops::NO_RECEIVE));
+            }
+            Err(error) => return Err(error),
+        }
+        let payload = Payload::Bytes(bytes);
+        let placed = match self.responder.place_send(&self.core, &engine.stags, 0, payload) {
+            // The receive is the next one's.
+            Err(PlacementError::Fault(_, Reason::TooLong { .. })) => {
+                return Ok(Some(Drops::TOO_LONG));
+            }
+            other => other?,
+        };
+        let Some(wr_id) = self.responder.take_receiving() else { return Ok(None) };
+        let mut cqe = self.responder.cqe(&self.core, wr_id, CompletionStatus::Success);
+        let mut flags = CompletionFlags::GRH;
+        flags.set(CompletionFlags::SOLICITED, datagram.solicited);
+        if let Some(data) = datagram.immediate {
+            flags |= CompletionFlags::WITH_IMM | CompletionFlags::BESIDE;
+            cqe.imm_or_inv = u64::from(data) << 32;
+        }
+        cqe.flags = flags.bits();
+        cqe.src_qp = datagram.source.0;
+        // A packet is shorter than 64 KiB.
+        cqe.byte_len = bytes.len() as u32;
+        let len = bytes.len() - grh::LEN;
+        match placed {
+            Placed::Done if !self.is_placing_datagrams() => self.datagram_done(engine, &cqe, len),
+            Placed::Done => {
+                let written = Some(Ok(Vec::new()));
+                let owner = self.core.session;
+                self.keep_placing(Placing { job: None, owner, written, cqe, len });
+            }
+            Placed::Pending(write) => {
+                let (job, copier) = write.hand_over(&self.core, engine);
+                let owner = copier.session();
+                self.keep_placing(Placing { job: Some(job), owner, written: None, cqe, len });
+            }
+        }
+        Ok(None)
+    }
+
+    fn keep_placing(&mut self, placing: Placing) {
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.placing.push_back(placing);
+        }
+    }
+
+    /// A datagram is in its receive.
+    fn datagram_done(&mut self, engine: &mut EngineState, cqe: &Cqe, len: usize) {
+        self.core.shared.bytes_received.add(len as u64);
+        self.publish_receive(engine, cqe);
+    }
+
+    fn datagram_dropped(
+        &mut self,
+        engine: &mut EngineState,
+        datagram: &Datagram,
+        bytes: &[u8],
+        why: Drops,
+    ) {
+        self.core.shared.dropped.add(1);
+        let Some(datagrams) = &mut self.datagrams else { return };
+        if datagrams.drops.contains(why) {
+            return;
+        }
+        datagrams.drops |= why;
+        let (from, source) = (datagram.from.address(), datagram.source);
+        let what = match why {
+            Drops::Q_KEY => "it has another Q_Key".to_owned(),
+            Drops::NO_RECEIVE => "no receive is posted".to_owned(),
+            Drops::TOO_LONG => {
+                format!("it is longer, with its header {} bytes, than the receive", bytes.len())
+            }
+            Drops::FORBIDDEN => {
+                let at = datagram.to.address();
+                format!("the rules of [[listen]] do not let this user receive at {at}")
+            }
+            _ => "the receives before it are still being written".to_owned(),
+        };
+        let text = format!("a datagram from queue pair {source} at {from} was dropped: {what}");
+        self.life.record_drop(&self.core, engine, &text);
+    }
+
+    // --- Copiers -----------------------------------------------------------------------------
+
+    /// Whether a copier is writing datagrams.
+    pub(in crate::engine) fn is_placing_datagrams(&self) -> bool {
+        self.datagrams.as_ref().is_some_and(|datagrams| !datagrams.placing.is_empty())
+    }
+
+    /// A copier has answered: those that are in their receives complete, in the order in which they
+    /// came.
+    pub(in crate::engine) fn datagram_placed(
+        &mut self,
+        engine: &mut EngineState,
+        job: u64,
+        result: CopyResult,
+    ) {
+        let Some(datagrams) = &mut self.datagrams else { return };
+        let Some(of) = datagrams.placing.iter_mut().find(|p| p.job == Some(job)) else { return };
+        of.written = Some(result);
+        while let Some(placing) = self.next_placed() {
+            let Placing { owner, written, cqe, len, .. } = placing;
+            match written {
+                Some(Err(cause)) => {
+                    let fault = MemoryFault { owner, cause, end: CopyEnd::Sink };
+                    self.receive_unwritten(engine, fault, cqe.wr_id);
+                }
+                _ => self.datagram_done(engine, &cqe, len),
+            }
+        }
+        if self.life.phase().flushes() && !self.is_placing_datagrams() {
+            self.flush(engine);
+        }
+        engine.wake(&mut self.core);
+    }
+
+    fn next_placed(&mut self) -> Option<Placing> {
+        let placing = &mut self.datagrams.as_mut()?.placing;
+        placing.front()?.written.as_ref()?;
+        placing.pop_front()
+    }
+}
+
+/// Datagrams of one queue pair that a copier may be writing: they are held in memory.
+const MOST_PLACING: usize = 16;

@@ -1,0 +1,177 @@
+//! Datagrams from the send queue to whoever they name.
+
+use std::net::SocketAddr;
+
+use crate::device::memory::Payload;
+use crate::engine::Engine;
+use crate::engine::interface::Output;
+use crate::engine::numbers::count;
+use crate::engine::qp::{OutgoingFpdu, Qp};
+use crate::engine::reason::Reason;
+use crate::engine::requester::RequestError;
+use crate::engine::requester::datagram::Addressed;
+use crate::engine::requester::message::{Gather, GatherFault, Segment};
+use crate::engine::schedule::{CALL_COST, REQUEST_COST};
+use crate::engine::state::EngineState;
+use crate::roce::{Datagram, grh, packet};
+use crate::types::{QpId, Time};
+
+impl Engine {
+    /// One turn of a queue pair of datagrams.
+    pub(in crate::engine) fn send_datagrams(&mut self, qp: &mut Box<Qp>) {
+        let mut slab = std::mem::take(&mut self.tx_slab);
+        while !qp.core.turn.is_over() && qp.next_datagram(&mut self.state) {
+            let (before, data) = slab.split_at_mut(grh::LEN);
+            let Some((datagram, len)) = qp.read_datagram(&mut self.state, data) else { break };
+            before.copy_from_slice(&grh::emit(&datagram, len));
+            self.send_datagram(qp, &datagram, &slab[..grh::LEN + len]);
+            qp.datagram_sent(len);
+        }
+        self.tx_slab = slab;
+        qp.retire(&mut self.state);
+        qp.requester.return_slots(&qp.core, &mut self.state);
+        qp.tell_of_drained_datagrams(&mut self.state);
+        if qp.core.turn.is_over() {
+            self.state.wake(&mut qp.core);
+        }
+    }
+
+    /// A datagram, with the header that its receiver finds before its data.
+    fn send_datagram(&mut self, qp: &mut Box<Qp>, datagram: &Datagram, bytes: &[u8]) {
+        let Some(port) = qp.datagrams.as_ref().map(|datagrams| datagrams.port.clone()) else {
+            return;
+        };
+        if !(port.direct && port.gids.contains(&datagram.to)) {
+            // Its sender pays for the system call.
+            qp.core.turn.charge(CALL_COST);
+            let packet = packet::emit(datagram, &bytes[grh::LEN..], (port.udp, port.udp));
+            let (from, to) = (datagram.from.address(), datagram.to.address());
+            return self.state.outputs.push_back(Output::SendDatagram { from, to, packet });
+        }
+        match datagram.qp == qp.core.id {
+            true => qp.datagram_arrived(&mut self.state, datagram, bytes),
+            false => self.datagram_arrived(datagram, bytes),
+        }
+    }
+
+    /// A datagram has come for a queue pair of this engine, if there is one. What that costs its
+    /// owner is the failure of a receive of his, if it comes to that.
+    fn datagram_arrived(&mut self, datagram: &Datagram, bytes: &[u8]) {
+        let Some(key) = self.by_id.get(&datagram.qp) else { return };
+        let Some(qp) = self.qps.get_mut(*key as usize).and_then(Option::as_mut) else { return };
+        let before = qp.core.turn.deficit;
+        qp.datagram_arrived(&mut self.state, datagram, bytes);
+        self.state.settle(&mut qp.core, before);
+    }
+
+    /// A packet has come from another daemon, between these addresses of UDP. Who receives it pays
+    /// for it; while he owes too much, what comes for him is dropped.
+    pub fn handle_datagram(&mut self, from: SocketAddr, to: SocketAddr, packet: &[u8], now: Time) {
+        self.state.now = now;
+        let Ok((datagram, data)) = packet::parse(from, to, packet) else { return };
+        let Some(key) = self.by_id.get(&datagram.qp) else { return };
+        let Some(qp) = self.qps.get_mut(*key as usize).and_then(Option::as_mut) else { return };
+        if !qp.takes_packet(&datagram) {
+            return;
+        }
+        let mut slab = std::mem::take(&mut self.tx_slab);
+        slab[..grh::LEN].copy_from_slice(&grh::emit(&datagram, data.len()));
+        let len = grh::LEN + data.len();
+        slab[grh::LEN..len].copy_from_slice(data);
+        let before = qp.core.turn.deficit;
+        qp.core.turn.charge(REQUEST_COST.max(i64::from(count(len))));
+        qp.datagram_arrived(&mut self.state, &datagram, &slab[..len]);
+        self.state.settle(&mut qp.core, before);
+        // A turn repays what it owes.
+        self.state.wake(&mut qp.core);
+        self.tx_slab = slab;
+        self.deliver_pending();
+    }
+}
+
+impl Qp {
+    /// Makes sure that a datagram is ready to be read; false if there is none to send now.
+    fn next_datagram(&mut self, engine: &mut EngineState) -> bool {
+        let Some(datagrams) = &self.datagrams else { return false };
+        if !self.life.phase().sends() {
+            return false;
+        }
+        let mtu = datagrams.port.mtu;
+        match self.requester.next_datagram(mtu, &mut self.core, engine) {
+            Ok(found) => found,
+            Err(error) => {
+                self.request_error(engine, error);
+                false
+            }
+        }
+    }
+
+    /// The datagram that is ready and how long it is, its data read into `bytes`; none if they must
+    /// be staged first, or cannot be had, or if it may not be sent.
+    fn read_datagram(
+        &mut self,
+        engine: &mut EngineState,
+        bytes: &mut [u8],
+    ) -> Option<(Datagram, usize)> {
+        let len = self.requester.message()?.total as usize;
+        let addressed = self.requester.addressed()?;
+        let datagram = match self.address(addressed) {
+            Ok(datagram) => datagram,
+            Err(reason) => {
+                let seq = self.requester.message()?.seq?;
+                self.request_error(engine, RequestError::Failed { seq, reason });
+                return None;
+            }
+        };
+        let read = {
+            let mut memory = Gather::new();
+            let requester = &self.requester;
+            let gathered = requester.gather(count(len), &self.core, &engine.stags, &mut memory);
+            gathered.map(|()| Payload::Gather(&memory).read(0, &mut bytes[..len]))
+        };
+        match read {
+            Ok(Ok(())) => return Some((datagram, len)),
+            Ok(Err(fault)) => self.memory_failed(engine, fault),
+            Err(GatherFault::Unstaged) => self.stage(engine),
+            Err(fault) => self.gather_failed(engine, fault),
+        }
+        None
+    }
+
+    /// What is said of the datagram that is ready; an error if it may not go there.
+    fn address(&mut self, addressed: Addressed) -> Result<Datagram, Reason> {
+        let Some(datagrams) = &mut self.datagrams else { return Err(Reason::NoDatagram) };
+        let source = addressed.source;
+        let index = usize::from(source);
+        let gid = datagrams.port.gids.get(index).copied();
+        let from = gid.ok_or(Reason::DatagramSource { index: source.into() })?;
+        let route = (from.address(), addressed.to.address());
+        if datagrams.allowed != Some(route) {
+            if !datagrams.rules.may_send(route.0, route.1) {
+                return Err(Reason::DatagramForbidden { to: route.1 });
+            }
+            datagrams.allowed = Some(route);
+        }
+        let Addressed { to, qp, q_key, immediate, solicited, .. } = addressed;
+        let (source, psn) = (self.core.id, datagrams.psn.unwrap_or(0));
+        let q_key = q_key.unwrap_or(datagrams.q_key);
+        Ok(Datagram { from, source, to, qp: QpId(qp), q_key, psn, immediate, solicited })
+    }
+
+    /// The datagram that was ready has left.
+    fn datagram_sent(&mut self, len: usize) {
+        let Some(segment) = self.requester.next_segment(WHOLE, VERSION) else { return };
+        let segment = Segment { len: count(len), ..segment };
+        self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);
+        self.core.turn.charge(REQUEST_COST.max(i64::from(count(len))));
+        if let Some(psn) = self.datagrams.as_mut().and_then(|datagrams| datagrams.psn.as_mut()) {
+            *psn = psn.wrapping_add(1) & LOW_24;
+        }
+    }
+}
+
+/// Bytes of a segment that every datagram fits.
+const WHOLE: usize = 64 * 1024 - 1;
+/// DDP's, which no packet has.
+const VERSION: u8 = 1;
+const LOW_24: u32 = 0xFF_FFFF;

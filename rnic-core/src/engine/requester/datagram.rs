@@ -1,0 +1,100 @@
+//! Datagrams: requests that name where they go, and are one message of one segment.
+
+use super::message::{HeaderTemplate, Message};
+use super::staging::StagingBuffer;
+use super::{RequestError, Requester};
+use crate::abi::queue::{DatagramParams, OWN_Q_KEY, SendFlags, SendOpcode};
+use crate::ddp::qn;
+use crate::engine::numbers::high_half;
+use crate::engine::qp_core::QpCore;
+use crate::engine::reason::Reason;
+use crate::engine::schedule::REQUEST_COST;
+use crate::engine::state::EngineState;
+use crate::rdmap::Opcode;
+use crate::shm::queue::SendEntry;
+use crate::types::{Gid, Msn, Stag};
+
+/// Where the datagram in progress goes, as its request has it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Addressed {
+    pub to: Gid,
+    pub qp: u32,
+    /// None for the sender's own.
+    pub q_key: Option<u32>,
+    /// Index of the port that it comes from.
+    pub source: u16,
+    pub immediate: Option<u32>,
+    pub solicited: bool,
+}
+
+impl Requester {
+    /// Makes sure that a datagram of at most `mtu` bytes is ready to be sent; false if there is
+    /// none to send now.
+    pub(in crate::engine) fn next_datagram(
+        &mut self,
+        mtu: u32,
+        core: &mut QpCore,
+        engine: &mut EngineState,
+    ) -> Result<bool, RequestError> {
+        if self.message.is_some() {
+            return Ok(true);
+        }
+        self.staging = StagingBuffer::default();
+        if self.held_back {
+            return Ok(false);
+        }
+        let Some(entry) = self.take_request(core, engine)? else { return Ok(false) };
+        let seq = self.take_in(&entry);
+        let begun = self.datagram(&entry, seq, mtu, core, engine);
+        let (message, addressed) = begun.map_err(|reason| {
+            core.turn.charge(REQUEST_COST);
+            RequestError::Failed { seq, reason }
+        })?;
+        (self.message, self.addressed) = (Some(message), Some(addressed));
+        Ok(true)
+    }
+
+    /// Where the message in progress goes.
+    pub(in crate::engine) fn addressed(&self) -> Option<Addressed> {
+        self.addressed
+    }
+
+    fn datagram(
+        &self,
+        entry: &SendEntry,
+        seq: u64,
+        mtu: u32,
+        core: &QpCore,
+        engine: &EngineState,
+    ) -> Result<(Message, Addressed), Reason> {
+        let h = &entry.header;
+        let immediate = match SendOpcode::from_u8(h.opcode) {
+            Some(SendOpcode::Send) if h.params[0] == 0 => None,
+            Some(SendOpcode::SendImmediate) => Some(high_half(h.params[0])),
+            Some(SendOpcode::Send) => return Err(Reason::SpareFlags(h.flags.into())),
+            Some(_) => return Err(Reason::NoDatagram),
+            None => return Err(Reason::Opcode(h.opcode)),
+        };
+        let Some(flags) = SendFlags::from_bits(h.flags).filter(|_| h.remote_addr == 0) else {
+            return Err(Reason::SpareFlags(h.flags.into()));
+        };
+        let params = DatagramParams::from_params(h.params)
+            .ok_or(Reason::DatagramSource { index: h.params[3] })?;
+        let (source, total) = self.payload(entry, core, engine)?;
+        if total > mtu {
+            return Err(Reason::DatagramLength { len: total, mtu });
+        }
+        let addressed = Addressed {
+            to: params.gid,
+            qp: h.rkey,
+            q_key: (h.inv_rkey & OWN_Q_KEY == 0).then_some(h.inv_rkey),
+            source: params.source,
+            immediate,
+            solicited: flags.contains(SendFlags::SOLICITED),
+        };
+        // No header of DDP's leaves: the message is a Send as far as its bytes are concerned.
+        let (opcode, invalidate) = (Opcode::send(addressed.solicited, false), Stag(0));
+        let head = HeaderTemplate::Untagged { opcode, invalidate, qn: qn::SEND, msn: Msn::FIRST };
+        Ok((Message { head, source, total, sent: 0, seq: Some(seq) }, addressed))
+    }
+}

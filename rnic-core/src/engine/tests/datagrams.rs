@@ -1,0 +1,438 @@
+//! Queue pairs of datagrams: within an engine, and between two by packets of RoCE v2.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::requests::Wr;
+use super::world::network::{PORT, address_of};
+use super::world::{MemoryKind, QpShape, World};
+use crate::abi::control::{QpChange, Sending};
+use crate::abi::queue::{DatagramParams, OWN_Q_KEY, SendOpcode};
+use crate::engine::{DatagramConfig, DatagramPort, DatagramRules};
+use crate::roce::{Datagram, grh, packet};
+use crate::types::{Gid, QpId, QpState};
+
+const A: usize = 0;
+const B: usize = 1;
+const KEY: u32 = 0x1234;
+const MTU: u32 = 1024;
+
+/// Everybody but one address.
+struct Rules {
+    forbidden: Option<IpAddr>,
+}
+
+impl DatagramRules for Rules {
+    fn may_send(&self, _: IpAddr, to: IpAddr) -> bool {
+        self.forbidden != Some(to)
+    }
+
+    fn may_receive(&self, at: IpAddr) -> bool {
+        self.forbidden != Some(at)
+    }
+}
+
+/// Two in Rts, on one host or on two.
+fn pair(apart: bool) -> World {
+    let mut w = World::new(if apart { &[1, 1] } else { &[1] });
+    for host in [0, usize::from(apart)] {
+        let app = w.app(host);
+        let cq = w.cq(app, 1024);
+        let qp = w.qp(app, cq, cq, QpShape { rq: 512, sq: 512, ..QpShape::default() });
+        to_rtr(&mut w, qp);
+        to_rts(&mut w, qp);
+    }
+    w.settle();
+    w
+}
+
+fn both() -> [World; 2] {
+    [false, true].map(pair)
+}
+
+fn host_of(w: &World, qp: usize) -> usize {
+    w.apps[w.qps[qp].app].host
+}
+
+fn to_rtr(w: &mut World, qp: usize) {
+    let host = host_of(w, qp);
+    let port = DatagramPort {
+        gids: vec![Gid::from(address_of(host)), Gid([host as u8 + 1; 16])],
+        mtu: MTU,
+        udp: PORT,
+        direct: true,
+    };
+    let rules = Box::new(Rules { forbidden: None });
+    let config = DatagramConfig { q_key: KEY, port: Arc::new(port), rules };
+    w.attach_datagrams(qp, config);
+}
+
+fn to_rts(w: &mut World, qp: usize) {
+    let sending = Sending { sq_psn: 0xFF_FFFE, timeout: 0, retry_count: 0, rnr_retry: 0, ord: 0 };
+    w.change(qp, QpChange::ReadyToSend(sending));
+}
+
+/// A request as a datagram to a queue pair, with this Q_Key.
+fn to(w: &World, wr: Wr, qp: usize, q_key: u32) -> Wr {
+    let gid = Gid::from(address_of(host_of(w, qp)));
+    addressed(wr, gid, w.qps[qp].id, q_key)
+}
+
+fn addressed(mut wr: Wr, gid: Gid, qp: QpId, q_key: u32) -> Wr {
+    (wr.header.rkey, wr.header.inv_rkey) = (qp.0, q_key);
+    wr.header.params = DatagramParams { gid, source: 0 }.to_params(wr.header.params[0]);
+    wr
+}
+
+fn dropped(w: &World, qp: usize) -> u64 {
+    w.qps[qp].shared.counters().dropped
+}
+
+#[test]
+fn a_datagram_comes_with_its_header_and_its_sender() {
+    for mut w in both() {
+        let (a, b) = (w.any_mr(A, 300), w.any_mr(B, 400));
+        let bytes = a.pattern(1);
+        w.recv(B, 1, &[b.sge(0..17), b.sge(17..400)]);
+        let wr = to(&w, Wr::send(2, &[a.sge(0..7), a.sge(7..300)]), B, KEY);
+        w.post(A, &[wr]);
+        assert_eq!(w.completions(A), ["2 Send"]);
+        assert_eq!(w.completions(B), [format!("1 Receive 340 from {}", w.qps[A].id)]);
+        assert_eq!(b.bytes()[grh::LEN..340], bytes);
+        let header: [u8; grh::LEN] = b.bytes()[..grh::LEN].try_into().unwrap();
+        let ports = [A, B].map(|qp| Gid::from(address_of(host_of(&w, qp))));
+        assert_eq!(grh::parse(&header), Some((ports[0], ports[1])));
+        let counters = w.qps[B].shared.counters();
+        assert_eq!((counters.bytes_received, counters.receives_completed), (300, 1));
+        assert_eq!(w.qps[A].shared.counters().bytes_sent, 300);
+    }
+}
+
+#[test]
+fn immediate_data_inline_data_and_no_data_are_sent() {
+    for mut w in both() {
+        let b = w.any_mr(B, 100);
+        for wr_id in 1..=3 {
+            w.recv(B, wr_id, &[b.all()]);
+        }
+        let mut immediate = Wr::new(SendOpcode::SendImmediate, 4, &[]);
+        immediate.header.params[0] = 0x0102_0304 << 32;
+        let sends = [immediate, Wr::send(5, &[]).inline(b"hello"), Wr::send(6, &[])];
+        let sends = sends.map(|wr| to(&w, wr, B, KEY));
+        w.post(A, &sends);
+        assert_eq!(w.completions(A), ["4 Send", "5 Send", "6 Send"]);
+        let from = w.qps[A].id;
+        let came = [
+            format!("1 Receive 40 immediate 0x102030400000000 from {from}"),
+            format!("2 Receive 45 from {from}"),
+            format!("3 Receive 40 from {from}"),
+        ];
+        assert_eq!(w.completions(B), came);
+    }
+}
+
+#[test]
+fn what_nobody_takes_in_is_lost_and_counted_and_the_next_comes() {
+    for mut w in both() {
+        let (a, b) = (w.any_mr(A, 300), w.any_mr(B, 300));
+        let whole = Wr::send(1, &[a.all()]);
+        let sends = [
+            to(&w, whole.clone(), B, KEY),
+            to(&w, whole.clone(), B, KEY + 1),
+            addressed(whole.clone(), Gid::from(address_of(host_of(&w, B))), QpId(0xABCDEF), KEY),
+            addressed(whole.clone(), Gid::from(address_of(7)), w.qps[B].id, KEY),
+        ];
+        w.post(A, &sends);
+        assert_eq!(w.completions(A), ["1 Send"; 4]);
+        assert_eq!(dropped(&w, B), 2, "without a receive, and with another key");
+        // Its receive is for the next one.
+        w.recv(B, 2, &[b.all()]);
+        let sends = [to(&w, whole, B, KEY), to(&w, Wr::send(3, &[a.sge(0..260)]), B, KEY)];
+        w.post(A, &sends);
+        assert_eq!(w.completions(B), [format!("2 Receive 300 from {}", w.qps[A].id)]);
+        assert_eq!(dropped(&w, B), 3);
+        let said: Vec<_> = w.diagnoses(B).into_iter().map(|record| record.text).collect();
+        assert_eq!(said.len(), 3, "{said:#?}");
+        for (text, word) in said.iter().zip(["no receive", "another Q_Key", "340 bytes"]) {
+            assert!(text.contains(word), "{text}");
+        }
+        assert_eq!((w.state(A), w.state(B)), (QpState::Rts, QpState::Rts));
+    }
+}
+
+#[test]
+fn a_key_with_the_high_bit_is_the_senders_own() {
+    for mut w in both() {
+        w.change(A, QpChange::QKey(77));
+        let b = w.any_mr(B, 40);
+        w.recv(B, 1, &[b.all()]);
+        let sends = [2, 3].map(|n| to(&w, Wr::send(n, &[]), B, OWN_Q_KEY | KEY));
+        w.post(A, &sends[..1]);
+        assert!(w.completions(B).is_empty());
+        w.change(B, QpChange::QKey(77));
+        w.post(A, &sends[1..]);
+        assert_eq!(w.completions(B).len(), 1);
+    }
+}
+
+#[test]
+fn a_request_that_cannot_be_sent_says_why() {
+    type Spoil = fn(&mut Wr);
+    let wrong: [(Spoil, &str, &str); 6] = [
+        (|wr| wr.header.params[3] = 2, "LocalQpOperation", "GID index 2"),
+        (|wr| wr.header.params[3] = 1 << 16, "LocalQpOperation", "GID index 65536"),
+        (|wr| wr.header.remote_addr = 1, "LocalQpOperation", "parameters"),
+        (|wr| wr.header.opcode = SendOpcode::Write as u8, "LocalQpOperation", "Sends only"),
+        (|wr| wr.sges[0].length = MTU + 1, "LocalLength", "1025 bytes"),
+        (|wr| wr.sges[0].lkey ^= 0x100, "LocalProtection", ""),
+    ];
+    for (spoil, status, word) in wrong {
+        let mut w = pair(false);
+        let a = w.any_mr(A, 2000);
+        let mut wr = to(&w, Wr::send(1, &[a.sge(0..100)]), B, KEY);
+        spoil(&mut wr);
+        let next = to(&w, Wr::send(2, &[]), B, KEY);
+        w.post(A, &[wr, next]);
+        assert_eq!(w.completions(A), [format!("1 Send {status}"), "2 Send WrFlush".to_owned()]);
+        assert_eq!((w.state(A), w.state(B)), (QpState::Error, QpState::Rts));
+        assert!(w.diagnoses(A)[0].text.contains(word), "{:?}", w.diagnoses(A)[0].text);
+    }
+}
+
+#[test]
+fn the_rules_hold_for_each_datagram_and_when_they_change() {
+    for mut w in both() {
+        let b = w.any_mr(B, 40);
+        for wr_id in 1..=3 {
+            w.recv(B, wr_id, &[b.all()]);
+        }
+        let sends = [4, 5, 6].map(|n| to(&w, Wr::send(n, &[]), B, KEY));
+        w.post(A, &sends[..1]);
+        assert_eq!(w.completions(B).len(), 1);
+        let of_b = address_of(host_of(&w, B));
+        let forbid = |w: &mut World, qp: usize, forbidden| {
+            let (engine, id) = (w.qps[qp].engine, w.qps[qp].id);
+            w.engines[engine].set_datagram_rules(id, Box::new(Rules { forbidden }));
+        };
+        forbid(&mut w, B, Some(of_b));
+        w.post(A, &sends[1..2]);
+        assert!(w.completions(B).is_empty());
+        assert!(w.diagnosis(B).text.contains("[[listen]]"));
+        forbid(&mut w, A, Some(of_b));
+        w.post(A, &sends[2..]);
+        assert_eq!(w.completions(A).last().unwrap(), "6 Send LocalQpOperation");
+        assert!(w.diagnosis(A).text.contains(&of_b.to_string()));
+    }
+}
+
+#[test]
+fn nothing_is_sent_before_rts_nor_in_sqd_and_receives_are_taken_in_rtr() {
+    for apart in [false, true] {
+        let mut w = World::new(if apart { &[1, 1] } else { &[1] });
+        for host in [0, usize::from(apart)] {
+            let app = w.app(host);
+            let cq = w.cq(app, 16);
+            let qp = w.qp(app, cq, cq, QpShape::default());
+            to_rtr(&mut w, qp);
+        }
+        w.settle();
+        let b = w.any_mr(B, 40);
+        w.recv(B, 1, &[b.all()]);
+        w.recv(B, 2, &[b.all()]);
+        let sends = [3, 4].map(|n| to(&w, Wr::send(n, &[]), B, KEY));
+        w.post(A, &sends[..1]);
+        assert_eq!((w.state(A), w.completions(A).len()), (QpState::Rtr, 0));
+        to_rts(&mut w, A);
+        w.settle();
+        assert_eq!(w.completions(A), ["3 Send"]);
+        assert_eq!((w.state(B), w.completions(B).len()), (QpState::Rtr, 1));
+        w.change(A, QpChange::DrainSendQueue);
+        w.settle();
+        assert_eq!(w.events(A).len(), 1);
+        w.post(A, &sends[1..]);
+        assert_eq!((w.state(A), w.completions(A).len()), (QpState::Sqd, 0));
+        to_rts(&mut w, A);
+        w.settle();
+        assert_eq!((w.completions(A).len(), w.completions(B).len()), (1, 1));
+    }
+}
+
+#[test]
+fn what_only_a_copier_reaches_is_sent_and_received_in_order() {
+    for mut w in both() {
+        let shared = w.any_mr(B, 100);
+        w.kind = MemoryKind::ThroughCopier;
+        let (a, b) = (w.any_mr(A, 50), w.any_mr(B, 100));
+        let bytes = a.pattern(9);
+        w.answer_copies = false;
+        w.recv(B, 1, &[b.all()]);
+        w.recv(B, 2, &[shared.all()]);
+        let sends =
+            [Wr::send(3, &[a.all()]), Wr::send(4, &[]).inline(b"x")].map(|wr| to(&w, wr, B, KEY));
+        w.post(A, &sends);
+        assert!(w.completions(A).is_empty());
+        assert!(w.make_copy());
+        w.settle();
+        assert_eq!(w.completions(A), ["3 Send", "4 Send"]);
+        assert!(w.completions(B).is_empty(), "the first is being written");
+        assert!(w.make_copy());
+        w.settle();
+        let from = w.qps[A].id;
+        let came = [format!("1 Receive 90 from {from}"), format!("2 Receive 41 from {from}")];
+        assert_eq!(w.completions(B), came);
+        assert_eq!(b.bytes()[40..90], bytes);
+    }
+}
+
+#[test]
+fn a_receive_that_a_copier_writes_is_not_flushed_before() {
+    let mut w = pair(false);
+    w.kind = MemoryKind::ThroughCopier;
+    let b = w.any_mr(B, 100);
+    w.answer_copies = false;
+    w.recv(B, 1, &[b.all()]);
+    w.recv(B, 2, &[b.all()]);
+    let wr = to(&w, Wr::send(3, &[]), B, KEY);
+    w.post(A, &[wr]);
+    w.abort(B);
+    assert!(w.completions(B).is_empty());
+    assert!(w.make_copy());
+    w.settle();
+    assert_eq!(w.completions(B)[1..], ["2 Receive WrFlush"]);
+}
+
+#[test]
+fn one_sends_to_itself() {
+    for mut w in both() {
+        let a = w.any_mr(A, 50);
+        w.recv(A, 1, &[a.all()]);
+        let wr = to(&w, Wr::send(2, &[]).inline(b"me"), A, KEY);
+        w.post(A, &[wr]);
+        assert_eq!(w.completions(A).len(), 2);
+        assert_eq!(a.bytes()[40..42], *b"me");
+    }
+}
+
+/// A link that loses, doubles and reorders: what arrives is whole, and of what is missing exactly
+/// the link, or the lack of a receive, is the cause.
+#[test]
+fn whatever_the_link_does_what_arrives_is_whole() {
+    for seed in 1..=20 {
+        let mut w = pair(true);
+        w.network.seed = Some(seed);
+        w.network.holds = true;
+        let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 512 * 48));
+        for n in 0..512 {
+            w.recv(B, n as u64, &[b.sge(n * 48..n * 48 + 48)]);
+        }
+        const SENT: u64 = 300;
+        for n in 0..SENT {
+            a.set(
+                &[n.to_be_bytes(), [0; 8], [0; 8], [0; 8], [0; 8], [0; 8], [0; 8], [0; 8]].concat(),
+            );
+            let wr = to(&w, Wr::send(n, &[a.sge(0..8)]), B, KEY);
+            w.post(A, &[wr]);
+        }
+        assert_eq!(w.completions(A).len() as u64, SENT);
+        w.network.holds = false;
+        w.settle();
+        let came = w.completions(B).len();
+        let network = &w.network;
+        assert!(network.lost > 0 && network.doubled > 0 && network.overtaken > 0);
+        assert_eq!(came, SENT as usize + network.doubled - network.lost);
+        let mut times = vec![0; SENT as usize];
+        let mut ordered = true;
+        let mut last = 0;
+        for n in 0..came {
+            let data: [u8; 8] = b.bytes()[n * 48 + 40..n * 48 + 48].try_into().unwrap();
+            let number = u64::from_be_bytes(data);
+            times[number as usize] += 1;
+            ordered &= number >= last;
+            last = number;
+        }
+        assert!(!ordered && times.contains(&0), "seed {seed}");
+        assert_eq!((w.state(A), w.state(B), dropped(&w, B)), (QpState::Rts, QpState::Rts, 0));
+    }
+}
+
+/// A packet from an address, as an attacker would make it.
+fn forged(w: &World, from: IpAddr, qp: usize, q_key: u32) -> (SocketAddr, SocketAddr, Vec<u8>) {
+    let datagram = Datagram {
+        from: Gid::from(from),
+        source: QpId(5),
+        to: Gid::from(address_of(host_of(w, qp))),
+        qp: w.qps[qp].id,
+        q_key,
+        psn: 0,
+        immediate: None,
+        solicited: true,
+    };
+    let packet = packet::emit(&datagram, b"forged", (PORT, PORT));
+    let [from, to] = [datagram.from, datagram.to].map(|gid| SocketAddr::new(gid.address(), PORT));
+    (from, to, packet)
+}
+
+/// Who is on this host has no need of packets, so a packet that says so was forged.
+#[test]
+fn a_packet_from_an_own_address_is_not_looked_at() {
+    let mut w = pair(true);
+    let b = w.any_mr(B, 100);
+    w.recv(B, 1, &[b.all()]);
+    for (from, comes) in [(address_of(1), false), (address_of(9), true)] {
+        let (from, to, packet) = forged(&w, from, B, KEY);
+        w.engines[1].handle_datagram(from, to, &packet, w.now);
+        w.settle();
+        assert_eq!(w.completions(B).len(), usize::from(comes), "{from}");
+    }
+    assert_eq!(dropped(&w, B), 0);
+}
+
+/// Who is flooded pays for it, until he owes so much that the rest is dropped unseen; others on the
+/// worker have their turns, and afterwards he has his again.
+#[test]
+fn a_flood_costs_whom_it_is_for_and_nobody_else() {
+    let mut w = pair(true);
+    let app = w.app_of(1, crate::types::UserId(4321));
+    let cq = w.cq(app, 64);
+    let other = w.qp(app, cq, cq, QpShape::default());
+    to_rtr(&mut w, other);
+    to_rts(&mut w, other);
+    let own = w.any_mr(other, 100);
+    let (from, to_b, packet) = forged(&w, address_of(9), B, KEY);
+    let mut turns = 0;
+    for n in 0..5000 {
+        w.engines[1].handle_datagram(from, to_b, &packet, w.now);
+        if n % 500 == 0 {
+            w.recv(other, n, &[own.all()]);
+            let wr = to(&w, Wr::send(n, &[]).inline(b"own"), other, KEY);
+            w.push(other, &[wr]);
+            w.round();
+            w.round();
+            turns += w.completions(other).len();
+        }
+    }
+    w.settle();
+    turns += w.completions(other).len();
+    assert_eq!(turns, 20, "ten sent and ten received");
+    assert_eq!(dropped(&w, B), 5000, "no receive was posted");
+    let b = w.any_mr(B, 100);
+    w.recv(B, 1, &[b.all()]);
+    w.engines[1].handle_datagram(from, to_b, &packet, w.now);
+    w.settle();
+    assert_eq!(w.completions(B).len(), 1);
+}
+
+/// Nothing is ever sent in answer to what comes.
+#[test]
+fn nothing_answers_a_packet() {
+    let mut w = pair(true);
+    w.network.holds = true;
+    for key in [KEY, KEY + 1] {
+        let (from, to, packet) = forged(&w, address_of(9), B, key);
+        for len in 0..=packet.len() {
+            w.engines[1].handle_datagram(from, to, &packet[..len], w.now);
+        }
+    }
+    w.settle();
+    assert!(w.network.packets.is_empty());
+}

@@ -1,0 +1,145 @@
+//! Queue pairs of datagrams: what they are told, by whom they may be reached, and the sockets by
+//! which their packets go.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use rnic_core::abi::control::{GidRow, QpChange};
+use rnic_core::engine::{DatagramConfig, DatagramPort};
+use rnic_core::types::*;
+use socket2::{Domain, Protocol, Type};
+
+use super::wired::{MOST_24, TWENTY_FOUR_BITS, state_name};
+use super::{Qp, QpPhase, wrong_state};
+use crate::config::Loopback;
+use crate::resource::answer::{Answer, Outcome};
+use crate::resource::{Manager, find, refuse};
+
+impl Manager {
+    pub(super) fn modify_datagrams(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        change: &QpChange,
+        now: Time,
+    ) -> Answer {
+        match change {
+            QpChange::ReceiveDatagrams { q_key } => self.receive_datagrams(id, qp, *q_key, now),
+            QpChange::Reset => self.reset_qp(id, qp),
+            QpChange::ReadyToSend(sending) => {
+                let psn = sending.sq_psn.into();
+                refuse::at_most("sq_psn", psn, TWENTY_FOUR_BITS, MOST_24.into())?;
+                self.tell_datagrams(id, qp, change, Some(QpState::Rts))
+            }
+            QpChange::DrainSendQueue => {
+                let object = find(&mut self.sessions, id)?.qp(qp)?;
+                if object.state() != QpState::Rts {
+                    return Err(wrong_state(qp, state_name(object), "Rts"));
+                }
+                self.tell_datagrams(id, qp, change, Some(QpState::Sqd))
+            }
+            QpChange::QKey(_) => self.tell_datagrams(id, qp, change, None),
+            QpChange::ReadyToReceive(_) | QpChange::Rights(_) | QpChange::MinRnrTimer(_) => {
+                Err(wrong_state(qp, "one of datagrams", "one that has a peer"))
+            }
+        }
+    }
+
+    fn receive_datagrams(&mut self, id: SessionId, qp: QpId, q_key: u32, now: Time) -> Answer {
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        if !matches!(object.phase, QpPhase::Idle(_)) {
+            return Err(wrong_state(qp, state_name(object), "Idle"));
+        }
+        self.take_rate(id, now)?;
+        let session = find(&mut self.sessions, id)?;
+        let rules = self.policy.of_datagrams(&session.client.identity, self.config.wired.port);
+        let object = session.qp(qp)?;
+        let phase = std::mem::replace(&mut object.phase, QpPhase::Leaving);
+        let QpPhase::Idle(mut config) = phase else { return Outcome::done() };
+        let port = self.datagram_port.clone();
+        config.datagrams = Some(DatagramConfig { q_key, port, rules: Box::new(rules) });
+        object.phase = QpPhase::Bound(DATAGRAM_WORKER);
+        object.datagrams = Some(QpState::Rtr);
+        // Until the worker has it.
+        object.shared.set_state(QpState::Rtr);
+        self.workers.attach_datagrams(DATAGRAM_WORKER, config);
+        Outcome::done()
+    }
+
+    /// Opens the sockets by which datagrams go to other daemons and come from them, if they are not
+    /// open: before any queue pair can send.
+    pub(super) fn open_datagram_sockets(&mut self) {
+        if std::mem::replace(&mut self.has_datagram_sockets, true) {
+            return;
+        }
+        for row in &self.gids {
+            let at = SocketAddr::new(row.gid.address(), self.config.wired.port);
+            match datagram_socket(at) {
+                Ok(socket) => self.workers.add_datagram_socket(DATAGRAM_WORKER, socket, at),
+                Err(e) => {
+                    tracing::warn!("no datagrams go to other daemons from {at} (wired.port): {e}");
+                }
+            }
+        }
+    }
+
+    /// Tells the worker of a change that is its own affair, with the state that comes of it.
+    fn tell_datagrams(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        change: &QpChange,
+        state: Option<QpState>,
+    ) -> Answer {
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        let (&QpPhase::Bound(worker), true) = (&object.phase, object.works()) else {
+            return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
+        };
+        object.datagrams = state.or(object.datagrams);
+        self.workers.change_qp(worker, qp, *change);
+        Outcome::done()
+    }
+
+    /// Has all queue pairs of datagrams keep to the rules as they are now.
+    pub(in crate::resource) fn renew_datagram_rules(&mut self) {
+        for session in self.sessions.values() {
+            let of_datagrams = |object: &Qp| object.datagrams.is_some();
+            for (&qp, object) in session.qps.iter().filter(|(_, object)| of_datagrams(object)) {
+                let QpPhase::Bound(worker) = object.phase else { continue };
+                let who = &session.client.identity;
+                let rules = self.policy.of_datagrams(who, self.config.wired.port);
+                self.workers.set_datagram_rules(worker, qp, rules);
+            }
+        }
+    }
+}
+
+/// The ports of the device, as datagrams use them.
+pub fn datagram_port(gids: &[GidRow], udp: u16, loopback: Loopback) -> Arc<DatagramPort> {
+    Arc::new(DatagramPort {
+        gids: gids.iter().map(|row| row.gid).collect(),
+        mtu: gids.iter().map(GidRow::path_mtu).min().unwrap_or(0),
+        udp,
+        direct: loopback == Loopback::Direct,
+    })
+}
+
+/// A socket of UDP that does not block. It asks for room for some hundred of the longest packets;
+/// the kernel grants what the host's limits allow.
+fn datagram_socket(at: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = socket2::Socket::new(Domain::for_address(at), Type::DGRAM, Some(Protocol::UDP))?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_recv_buffer_size(BUFFER)?;
+    socket.set_send_buffer_size(BUFFER)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&at.into())?;
+    Ok(socket.into())
+}
+
+const BUFFER: usize = 1 << 20;
+
+/// The worker that has all queue pairs of datagrams, so that they reach each other.
+const DATAGRAM_WORKER: u32 = 0;

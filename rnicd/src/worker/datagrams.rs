@@ -1,0 +1,108 @@
+//! The sockets of UDP by which datagrams come from other daemons and leave for them: one for each
+//! address of the device.
+//!
+//! What the kernel does not take at once is lost, as on a wire. What comes is read a few at a time,
+//! so that floods keep nobody from his turn; what does not fit the kernel's buffer meanwhile is
+//! lost.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use rnic_core::engine::Engine;
+use rnic_core::roce::packet::MAX_LEN;
+use rnic_core::types::Time;
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct DatagramSockets {
+    sockets: Vec<DatagramSocket>,
+    packet: Box<[u8]>,
+}
+
+#[derive(Debug)]
+struct DatagramSocket {
+    socket: UdpSocket,
+    at: SocketAddr,
+    /// It may have something.
+    readable: bool,
+    /// It had something lately, and is tried before the worker sleeps.
+    hot: bool,
+}
+
+impl Default for DatagramSockets {
+    fn default() -> Self {
+        // One byte more than the longest has: what is longer is none.
+        DatagramSockets { sockets: Vec::new(), packet: vec![0; MAX_LEN + 1].into() }
+    }
+}
+
+impl DatagramSockets {
+    /// Takes a socket that does not block: its number.
+    pub(super) fn add(&mut self, socket: UdpSocket, at: SocketAddr) -> usize {
+        self.sockets.push(DatagramSocket { socket, at, readable: true, hot: false });
+        self.sockets.len() - 1
+    }
+
+    /// Something has come.
+    pub(super) fn handle_readable(&mut self, number: usize) {
+        if let Some(socket) = self.sockets.get_mut(number) {
+            socket.readable = true;
+        }
+    }
+
+    /// Those that had something lately are tried once more.
+    pub(super) fn retry_hot(&mut self) {
+        for socket in self.sockets.iter_mut().filter(|socket| socket.hot) {
+            socket.readable = true;
+        }
+    }
+
+    /// Forgets which had something lately.
+    pub(super) fn cool(&mut self) {
+        for socket in &mut self.sockets {
+            socket.hot = false;
+        }
+    }
+
+    /// Whether one may have something.
+    pub(super) fn has_some(&self) -> bool {
+        self.sockets.iter().any(|socket| socket.readable)
+    }
+
+    /// Reads at most so many packets from each; whether any came.
+    pub(super) fn receive(&mut self, engine: &mut Engine, now: Time, most: u32) -> bool {
+        let DatagramSockets { sockets, packet } = self;
+        let mut any = false;
+        for socket in sockets.iter_mut().filter(|socket| socket.readable) {
+            for _ in 0..most {
+                match socket.socket.recv_from(packet) {
+                    Ok((len, from)) => {
+                        (any, socket.hot) = (true, true);
+                        engine.handle_datagram(unscoped(from), socket.at, &packet[..len], now);
+                    }
+                    // That nobody was there for what was sent is no news.
+                    Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
+                    Err(_) => {
+                        socket.readable = false;
+                        break;
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    /// Sends a packet from one address, if it is one of these, to the same port of another.
+    pub(super) fn send(&self, from: IpAddr, to: IpAddr, packet: &[u8]) {
+        if let Some(socket) = self.sockets.iter().find(|socket| socket.at.ip() == from) {
+            let to = SocketAddr::new(to, socket.at.port());
+            // Nobody waits for what is lost.
+            let _ = socket.socket.send_to(packet, to);
+        }
+    }
+}
+
+/// An address without the scope of a link, which no packet has.
+fn unscoped(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip(), address.port())
+}
