@@ -310,6 +310,8 @@ pub const PINGPONG: Group = Group {
         pingpong!("rc_pingpong -n 200").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
         pingpong!("rc_pingpong -n 200 -e -c").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
         pingpong!("uc_pingpong -n 200").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
+        pingpong!("ud_pingpong -n 200 -s 1024").both_say(&["^200 iters in"]).bytes(2 * 200 * 1024),
+        pingpong!("ud_pingpong -n 200 -s 1024 -e -c").both_say(&["^200 iters in"]).bytes(400 << 10),
         pingpong!("srq_pingpong -n 200 -q 4").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
     ],
 };
@@ -340,6 +342,10 @@ pub const BY_HAND: Group = Group {
         by_hand!("read_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
         by_hand!("send_lat -c UC -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
         by_hand!("send_bw -c UC -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        by_hand!("send_lat -c UD -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        by_hand!("send_lat -c UD -n 100 -e -s 1024").client_says(&["^1024 100 "]).bytes(200 << 10),
+        by_hand!("send_bw -c UD -n 100 -s 1024").both_say(&["^1024 100 "]).bytes(100 << 10),
+        by_hand!("send_bw -c UD -b -n 100 -s 1024").both_say(&["^1024 100 "]).bytes(200 << 10),
         by_hand!("write_lat -c UC -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
         by_hand!("write_bw -c UC -q 2 -n 100").both_say(&["^65536 200 "]).bytes(200 << 16),
         by_hand!("send_bw -c RC -x 0 -a -n 50")

@@ -182,7 +182,11 @@ fn a_request_that_cannot_be_sent_says_why() {
         (|wr| wr.header.params[3] = 2, "LocalQpOperation", "GID index 2"),
         (|wr| wr.header.params[3] = 1 << 16, "LocalQpOperation", "GID index 65536"),
         (|wr| wr.header.remote_addr = 1, "LocalQpOperation", "parameters"),
-        (|wr| wr.header.opcode = SendOpcode::Write as u8, "LocalQpOperation", "Sends only"),
+        (
+            |wr| wr.header.opcode = SendOpcode::SendInvalidate as u8,
+            "LocalQpOperation",
+            "Sends only",
+        ),
         (|wr| wr.sges[0].length = MTU + 1, "LocalLength", "1025 bytes"),
         (|wr| wr.sges[0].lkey ^= 0x100, "LocalProtection", ""),
     ];
