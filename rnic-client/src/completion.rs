@@ -32,14 +32,32 @@ pub struct Completion {
     pub beside: bool,
     /// The queue pair that sent the datagram; 0 of other messages.
     pub src_qp: QpId,
-    /// It is a datagram: its header stands before the data, and counts in `byte_len`.
-    pub has_grh: bool,
+    /// The header that stands before the data of a datagram, which counts in `byte_len`.
+    pub grh: Option<Grh>,
     /// The Terminate that failed the request, sent or received (RFC 5040 section 4.8).
     pub detail: Option<TerminateCode>,
     /// The shared receive queue that a receive was taken from.
     pub srq: Option<SrqId>,
     /// Number of the daemon's diagnosis of the failure; 0 if there is none.
     pub diagnosis_id: u64,
+}
+
+/// Which header stands before the data of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grh {
+    /// 20 bytes that mean nothing, and an IPv4 header.
+    Ipv4,
+    /// An IPv6 header.
+    Ipv6,
+}
+
+impl Grh {
+    fn of(flags: CompletionFlags) -> Self {
+        match flags.contains(CompletionFlags::IPV4) {
+            true => Grh::Ipv4,
+            false => Grh::Ipv6,
+        }
+    }
 }
 
 impl Completion {
@@ -80,7 +98,7 @@ impl Completion {
                 .then(|| e.imm_or_inv.to_be_bytes()),
             beside: flags.contains(CompletionFlags::BESIDE),
             src_qp: QpId(e.src_qp),
-            has_grh: flags.contains(CompletionFlags::GRH),
+            grh: flags.contains(CompletionFlags::GRH).then(|| Grh::of(flags)),
             detail: (e.detail != 0).then_some(TerminateCode {
                 layer: (e.detail >> 16) as u8,
                 etype: (e.detail >> 8) as u8,
@@ -106,7 +124,7 @@ impl Default for Completion {
             immediate: None,
             beside: false,
             src_qp: QpId(0),
-            has_grh: false,
+            grh: None,
             detail: None,
             srq: None,
             diagnosis_id: 0,

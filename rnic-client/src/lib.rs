@@ -129,7 +129,7 @@ mod tests;
 pub use adopt::{SocketError, SocketListener, SocketRequest};
 pub use attached::AttachedBuffer;
 pub use channel::CompletionChannel;
-pub use completion::Completion;
+pub use completion::{Completion, Grh};
 pub use connect::{ConnectOptions, Connected};
 pub use context::{Context, OpenOptions, Page};
 pub use cq::{Arm, Cq, CqOptions};

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::lock_api::RawMutex as _;
 use parking_lot::{Mutex, RawMutex};
-use rnic_client::{Arm, Completion, CompletionOpcode, CompletionStatus, Cq, CqOptions, QpId};
+use rnic_client::{Arm, Completion, CompletionOpcode, CompletionStatus, Cq, CqOptions, Grh, QpId};
 
 use crate::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
 use crate::c;
@@ -330,6 +330,14 @@ fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
     if completion.opcode == CompletionOpcode::Receive && qp.is_wired() {
         // Over Ethernet each packet has a route header. Programs compare the flags as a whole.
         wc.wc_flags |= c::IBV_WC_GRH;
+    }
+    if let Some(grh) = completion.grh {
+        // As cards of Mellanox's say which header it is, and UCX takes it from there: a packet of
+        // UDP (8), of IPv6 (1) or IPv4 (2).
+        wc.sl = match grh {
+            Grh::Ipv6 => 8 | 1,
+            Grh::Ipv4 => 8 | 2,
+        };
     }
     if completion.status != CompletionStatus::Success {
         // The number for `rnicctl why`; they count from 1 for as long as the daemon lives.

@@ -506,6 +506,8 @@ bitflags::bitflags! {
         const BESIDE = 8;
         /// The header of a datagram stands before its data.
         const GRH = 16;
+        /// That header is of IPv4, else of IPv6.
+        const IPV4 = 32;
     }
 }
 

@@ -118,6 +118,7 @@ impl Qp {
         let mut cqe = self.responder.cqe(&self.core, wr_id, CompletionStatus::Success);
         let mut flags = CompletionFlags::GRH;
         flags.set(CompletionFlags::SOLICITED, datagram.solicited);
+        flags.set(CompletionFlags::IPV4, datagram.to.address().is_ipv4());
         if let Some(data) = datagram.immediate {
             flags |= CompletionFlags::WITH_IMM | CompletionFlags::BESIDE;
             cqe.imm_or_inv = u64::from(data) << 32;
