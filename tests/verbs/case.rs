@@ -362,12 +362,30 @@ pub const BY_HAND: Group = Group {
     ],
 };
 
-/// A test of UCX's own benchmark over its transport for RC queue pairs.
+/// A test of UCX's own benchmark over one of its transports.
 macro_rules! ucx {
-    ($words:literal) => {
+    ($transport:literal, $words:literal) => {
         Case::pair(
-            concat!("ucx_perftest -d rnicd1:1 -x rc_verbs ", $words, " -p {port} {ip}"),
-            concat!("ucx_perftest -d rnicd1:1 -x rc_verbs ", $words, " -p {port}"),
+            concat!("ucx_perftest -d rnicd1:1 -x ", $transport, " ", $words, " -p {port} {ip}"),
+            concat!("ucx_perftest -d rnicd1:1 -x ", $transport, " ", $words, " -p {port}"),
+        )
+        .over_tcp()
+    };
+}
+
+/// The same of what UCX offers to programs, which must say that it uses our device by the transport
+/// that is wanted.
+macro_rules! ucp {
+    ($transports:literal, $words:literal) => {
+        Case::pair(
+            concat!(
+                "env UCX_LOG_LEVEL=info UCX_TLS=",
+                $transports,
+                " ucx_perftest ",
+                $words,
+                " -p {port} {ip}"
+            ),
+            concat!("env UCX_TLS=", $transports, " ucx_perftest ", $words, " -p {port}"),
         )
         .over_tcp()
     };
@@ -380,17 +398,40 @@ pub const UCX: Group = Group {
     manner: "",
     config: "",
     cases: &[
-        Case::alone("ucx_info -d").client_says(&["Device: rnicd1:1", "Transport: rc_verbs"]),
-        ucx!("-t am_lat -s 8 -n 1000").client_says(&["^Final: 1000 "]).bytes(2 * 1000 * 8),
-        ucx!("-t am_bw -D bcopy -s 4096 -n 1000")
+        Case::alone("ucx_info -d").client_says(&[
+            "Device: rnicd1:1",
+            "Transport: rc_verbs",
+            "Transport: ud_verbs",
+        ]),
+        ucx!("rc_verbs", "-t am_lat -s 8 -n 1000")
+            .client_says(&["^Final: 1000 "])
+            .bytes(2 * 1000 * 8),
+        ucx!("rc_verbs", "-t am_bw -D bcopy -s 4096 -n 1000")
             .client_says(&["^Final: 1000 "])
             .bytes(4096 * 1000),
-        ucx!("-t put_lat -s 8 -n 1000").client_says(&["^Final: 1000 "]).bytes(2 * 1000 * 8),
-        ucx!("-t put_bw -D zcopy -s 65536 -n 100").client_says(&["^Final: 100 "]).bytes(100 << 16),
-        ucx!("-t get -D zcopy -s 4096 -n 1000").client_says(&["^Final: 1000 "]).bytes(4096 * 1000),
-        ucx!("-t add_mr -n 1000").client_says(&["^Final: 1000 "]).bytes(1000 * 8),
-        ucx!("-t fadd -n 1000").client_says(&["^Final: 1000 "]).bytes(1000 * 8),
-        ucx!("-t cswap -n 1000").client_says(&["^Final: 1000 "]).bytes(1000 * 8),
+        ucx!("rc_verbs", "-t put_lat -s 8 -n 1000")
+            .client_says(&["^Final: 1000 "])
+            .bytes(2 * 1000 * 8),
+        ucx!("rc_verbs", "-t put_bw -D zcopy -s 65536 -n 100")
+            .client_says(&["^Final: 100 "])
+            .bytes(100 << 16),
+        ucx!("rc_verbs", "-t get -D zcopy -s 4096 -n 1000")
+            .client_says(&["^Final: 1000 "])
+            .bytes(4096 * 1000),
+        ucx!("rc_verbs", "-t add_mr -n 1000").client_says(&["^Final: 1000 "]).bytes(1000 * 8),
+        ucx!("rc_verbs", "-t fadd -n 1000").client_says(&["^Final: 1000 "]).bytes(1000 * 8),
+        ucx!("rc_verbs", "-t cswap -n 1000").client_says(&["^Final: 1000 "]).bytes(1000 * 8),
+        ucx!("ud_verbs", "-t am_lat -s 8 -n 1000").client_says(&["^Final: 1000 "]).bytes(16 * 1000),
+        ucx!("ud_verbs", "-t am_bw -D bcopy -s 1000 -n 1000")
+            .client_says(&["^Final: 1000 "])
+            .bytes(1000 * 1000),
+        // UCX wires RC up by datagrams; `rc_verbs` alone leaves it without a way.
+        ucp!("rc_verbs,ud_verbs:aux,self", "-t tag_bw -s 4096 -n 1000")
+            .client_says(&["tag(rc_verbs/rnicd1:1)", "^Final: 1000 "])
+            .bytes(4096 * 1000),
+        ucp!("ud_verbs,self", "-t tag_bw -s 4096 -n 1000")
+            .client_says(&["tag(ud_verbs/rnicd1:1)", "^Final: 1000 "])
+            .bytes(4096 * 1000),
     ],
 };
 

@@ -7,6 +7,7 @@
 
 mod case;
 mod figures;
+mod mpi;
 mod own_qp;
 mod page;
 mod pyverbs;

@@ -86,7 +86,10 @@ const NO_MULTICAST: &str = "iWARP has no multicast";
 const RC_ONLY: &str = "iWARP has reliable connected queue pairs only";
 const NO_XRC: &str = "the device has no extended reliable connections (XRC)";
 const NO_DATAGRAMS: &str = "the device has no queue pairs for datagrams or raw packets";
+const NO_RAW_PACKETS: &str = "the device has no queue pairs for raw packets";
 const NO_ATOMIC_WRITE: &str = "RFC 7306 has no atomic Write of eight bytes";
+const FEW_ENTRIES: &str = "completion queues have room for 16 entries at least, so that it is no \
+                           error to ask for fewer than are in use";
 const FULL_GIDS: &str = "it asks for an empty entry of the GID table, which is full";
 
 /// What is run, and on which devices.
@@ -254,6 +257,10 @@ const WIRED: &[Class] = &[
     Class {
         name: "test_qp.QPTest",
         passes: &[
+            "test_create_raw_qp_ex_with_illegal_caps_max_recv_sge",
+            "test_create_raw_qp_ex_with_illegal_caps_max_recv_wr",
+            "test_create_raw_qp_ex_with_illegal_caps_max_send_sge",
+            "test_create_raw_qp_ex_with_illegal_caps_max_send_wr",
             "test_create_rc_qp_ex_no_attr",
             "test_create_rc_qp_ex_with_attr",
             "test_create_rc_qp_no_attr",
@@ -262,29 +269,25 @@ const WIRED: &[Class] = &[
             "test_create_uc_qp_ex_with_attr",
             "test_create_uc_qp_no_attr",
             "test_create_uc_qp_with_attr",
+            "test_create_ud_qp_ex_no_attr",
+            "test_create_ud_qp_ex_with_attr",
+            "test_create_ud_qp_no_attr",
+            "test_create_ud_qp_with_attr",
+            "test_modify_ud_qp",
+            "test_query_data_in_order",
             "test_query_rc_qp",
             "test_query_uc_qp",
+            "test_query_ud_qp",
         ],
         fails: &[skipped(
             &[
                 "test_create_raw_qp_ex_no_attr",
                 "test_create_raw_qp_ex_with_attr",
-                "test_create_raw_qp_ex_with_illegal_caps_max_recv_sge",
-                "test_create_raw_qp_ex_with_illegal_caps_max_recv_wr",
-                "test_create_raw_qp_ex_with_illegal_caps_max_send_sge",
-                "test_create_raw_qp_ex_with_illegal_caps_max_send_wr",
                 "test_create_raw_qp_no_attr",
                 "test_create_raw_qp_with_attr",
-                "test_create_ud_qp_ex_no_attr",
-                "test_create_ud_qp_ex_with_attr",
-                "test_create_ud_qp_no_attr",
-                "test_create_ud_qp_with_attr",
-                "test_modify_ud_qp",
-                "test_query_data_in_order",
                 "test_query_raw_qp",
-                "test_query_ud_qp",
             ],
-            NO_DATAGRAMS,
+            NO_RAW_PACKETS,
         )],
         bytes: 0,
     },
@@ -314,23 +317,20 @@ const WIRED: &[Class] = &[
     Class {
         name: "test_cq.CQTest",
         passes: &[],
-        fails: &[skipped(&["test_resize_cq"], NO_DATAGRAMS)],
+        fails: &[Fails { tests: &["test_resize_cq"], outcome: Outcome::Failed, why: FEW_ENTRIES }],
         bytes: 0,
     },
     Class {
         name: "test_cq_events.CqEventsTestCase",
-        passes: &["test_cq_events_rc"],
-        fails: &[skipped(&["test_cq_events_ud"], NO_DATAGRAMS)],
-        bytes: 2 * 10 * 1024,
+        passes: &["test_cq_events_rc", "test_cq_events_ud"],
+        fails: &[],
+        bytes: 4 * 10 * 1024,
     },
     Class {
         name: "test_cqex.CqExTestCase",
-        passes: &["test_rc_traffic_cq_ex"],
-        fails: &[
-            skipped(&["test_ud_traffic_cq_ex"], NO_DATAGRAMS),
-            skipped(&["test_xrc_traffic_cq_ex"], NO_XRC),
-        ],
-        bytes: 2 * 10 * 1024,
+        passes: &["test_rc_traffic_cq_ex", "test_ud_traffic_cq_ex"],
+        fails: &[skipped(&["test_xrc_traffic_cq_ex"], NO_XRC)],
+        bytes: 4 * 10 * 1024,
     },
     Class {
         name: "test_mr.MRTest",
@@ -361,6 +361,9 @@ const WIRED: &[Class] = &[
     Class {
         name: "test_qpex.QpExTestCase",
         passes: &[
+            "test_full_rq_bad_flow",
+            "test_post_receive_qp_state_bad_flow",
+            "test_post_send_qp_state_bad_flow",
             "test_qp_ex_rc_atomic_cmp_swp",
             "test_qp_ex_rc_atomic_fetch_add",
             "test_qp_ex_rc_bind_mw",
@@ -371,20 +374,12 @@ const WIRED: &[Class] = &[
             "test_qp_ex_rc_rdma_write_zero_length",
             "test_qp_ex_rc_send",
             "test_qp_ex_rc_send_imm",
+            "test_qp_ex_ud_send",
+            "test_qp_ex_ud_send_imm",
+            "test_qp_ex_ud_zero_size",
+            "test_rq_with_larger_sgl_bad_flow",
         ],
         fails: &[
-            skipped(
-                &[
-                    "test_full_rq_bad_flow",
-                    "test_post_receive_qp_state_bad_flow",
-                    "test_post_send_qp_state_bad_flow",
-                    "test_qp_ex_ud_send",
-                    "test_qp_ex_ud_send_imm",
-                    "test_qp_ex_ud_zero_size",
-                    "test_rq_with_larger_sgl_bad_flow",
-                ],
-                NO_DATAGRAMS,
-            ),
             skipped(&["test_qp_ex_rc_atomic_write"], NO_ATOMIC_WRITE),
             skipped(&["test_qp_ex_xrc_send", "test_qp_ex_xrc_send_imm"], NO_XRC),
         ],
@@ -392,12 +387,9 @@ const WIRED: &[Class] = &[
     },
     Class {
         name: "test_relaxed_ordering.RoTestCase",
-        passes: &["test_ro_rc_traffic"],
-        fails: &[
-            skipped(&["test_ro_ud_traffic"], NO_DATAGRAMS),
-            skipped(&["test_ro_xrc_traffic"], NO_XRC),
-        ],
-        bytes: 2 * 10 * 1024,
+        passes: &["test_ro_rc_traffic", "test_ro_ud_traffic"],
+        fails: &[skipped(&["test_ro_xrc_traffic"], NO_XRC)],
+        bytes: 4 * 10 * 1024,
     },
 ];
 
