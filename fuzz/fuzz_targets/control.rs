@@ -48,7 +48,7 @@ fn wired_by_hand(input: &mut Input<'_>) {
         Gid(gid)
     };
     let rights = |input: &mut Input<'_>| Access::from_bits_retain(input.u64() as u32);
-    let change = match input.u8() % 7 {
+    let change = match input.u8() % 9 {
         0 => QpChange::ReadyToReceive(Wiring {
             local: gid(input),
             remote: gid(input),
@@ -70,6 +70,8 @@ fn wired_by_hand(input: &mut Input<'_>) {
         3 => QpChange::Reset,
         4 => QpChange::Rights(rights(input)),
         5 => QpChange::MinRnrTimer(input.u8()),
+        6 => QpChange::ReceiveDatagrams { q_key: input.u64() as u32 },
+        7 => QpChange::QKey(input.u64() as u32),
         _ => return gids(input, gid),
     };
     let body = RequestBody::ModifyQp { qp: QpId(input.u64() as u32), change };

@@ -42,6 +42,8 @@ pub(crate) struct Device {
     /// What ids bring along for programs that bring nothing; null until one is asked for.
     pub(crate) cm_context: Mutex<Foreign<c::ibv_context>>,
     pub(crate) cm_pd: Mutex<Foreign<c::ibv_pd>>,
+    /// The same of the other device, for `rdma_get_devices(3)`.
+    pub(crate) wired_context: Mutex<Foreign<c::ibv_context>>,
 }
 
 /// Providers of real devices recognise their own by a pointer behind the structure, 664 bytes from
@@ -90,6 +92,7 @@ impl Device {
             regions: Arc::default(),
             cm_context: Mutex::new(Foreign::NULL),
             cm_pd: Mutex::new(Foreign::NULL),
+            wired_context: Mutex::new(Foreign::NULL),
         });
         *current = Some((owner, Arc::downgrade(&device)));
         drop(current);

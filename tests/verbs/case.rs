@@ -503,8 +503,6 @@ macro_rules! fabric {
             concat!("fi_pingpong -p ", $provider, " -e ", $kind, " -c -B {port}"),
         )
         .over_tcp()
-        .both_say(&["^64 10 =10 ", "^4k 10 =10 ", "^1m 10 =10 "])
-        .bytes(2 * 10 << 20)
     };
 }
 
@@ -514,7 +512,15 @@ pub const FABRIC: Group = Group {
     package: "libfabric-bin",
     manner: "",
     config: "",
-    cases: &[fabric!("verbs", "msg"), fabric!("verbs;ofi_rxm", "rdm")],
+    cases: &[
+        fabric!("verbs", "msg")
+            .both_say(&["^64 10 =10 ", "^4k 10 =10 ", "^1m 10 =10 "])
+            .bytes(2 * 10 << 20),
+        fabric!("verbs;ofi_rxm", "rdm")
+            .both_say(&["^64 10 =10 ", "^4k 10 =10 ", "^1m 10 =10 "])
+            .bytes(2 * 10 << 20),
+        fabric!("verbs", "dgram").both_say(&["^64 10 =10 ", "^1k 10 =10 "]).bytes(2 * 10 << 10),
+    ],
 };
 
 /// Traffic that goes on until it is killed, and the bytes after which it is.

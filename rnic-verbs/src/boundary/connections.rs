@@ -8,14 +8,14 @@ use libc::sockaddr;
 
 use crate::c::*;
 use crate::cm::{ConnectWanted, IdBody, Phase};
-use crate::device::DeviceKind;
-use crate::errno::{Errno, minus_one};
+use crate::device::{Device, DeviceKind, KINDS};
+use crate::errno::{Errno, minus_one, pointer};
 use crate::object::{body, zeroed};
 use crate::pd::PdBody;
-use crate::system;
+use crate::{system, visible};
 
 use super::events::{self, completed};
-use super::id::{context_of, default_pd, show_addresses, shown};
+use super::id::{context_of, context_of_kind, default_pd, show_addresses, shown};
 use super::{addresses, cq, qp, srq};
 
 /// rdma_bind_addr(3).
@@ -488,20 +488,37 @@ unsafe fn port(of: &rdma_sockaddr) -> u16 {
 /// rdma_get_devices(3).
 pub(crate) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
     let _whole = system::uncancelled();
-    let found = crate::device::Device::open().and_then(|device| context_of(&device));
+    let mut list: Contexts = [null_mut(); KINDS.len() + 1];
+    let found = list_devices(&mut list);
     if !count.is_null() {
         // SAFETY: as the module says.
-        unsafe { *count = found.is_ok().into() };
+        unsafe { *count = found.unwrap_or(0) as c_int };
     }
-    let list = found.map(|context| Box::into_raw(Box::new([context, null_mut()])).cast());
-    crate::errno::pointer(list)
+    pointer(found.map(|_| Box::into_raw(Box::new(list)).cast()))
 }
+
+/// Fills in the contexts of the devices that the program is to see, as `ibv_get_device_list` has
+/// them: how many there are. Ids are of the first kind only.
+fn list_devices(list: &mut Contexts) -> Result<usize, Errno> {
+    let device = Device::open()?;
+    let kinds = visible::kinds(&device);
+    for (place, kind) in list.iter_mut().zip(&kinds) {
+        *place = context_of_kind(&device, *kind)?;
+    }
+    match kinds.len() {
+        0 => Err(Errno::NO_DEVICE),
+        n => Ok(n),
+    }
+}
+
+/// What `rdma_get_devices` returns: null ends it.
+type Contexts = [*mut ibv_context; KINDS.len() + 1];
 
 /// rdma_free_devices(3).
 pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     if !list.is_null() {
         // SAFETY: as the module says: it came from `rdma_get_devices`.
-        drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
+        drop(unsafe { Box::from_raw(list.cast::<Contexts>()) });
     }
 }
 

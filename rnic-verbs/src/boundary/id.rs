@@ -53,9 +53,20 @@ impl IdShown {
 /// The context that ids bring along, one for the device. It and the device stay until the process
 /// ends: programs keep what they made with it.
 pub(super) fn context_of(device: &Arc<Device>) -> Result<*mut ibv_context, Errno> {
-    let mut kept = device.cm_context.lock();
+    context_of_kind(device, DeviceKind::Iwarp)
+}
+
+/// The context of one of the devices, likewise.
+pub(super) fn context_of_kind(
+    device: &Arc<Device>,
+    kind: DeviceKind,
+) -> Result<*mut ibv_context, Errno> {
+    let mut kept = match kind {
+        DeviceKind::Iwarp => device.cm_context.lock(),
+        DeviceKind::Roce => device.wired_context.lock(),
+    };
     if kept.is_null() {
-        *kept = Foreign(context::open(device, DeviceKind::Iwarp)?);
+        *kept = Foreign(context::open(device, kind)?);
     }
     Ok(kept.0)
 }

@@ -74,7 +74,7 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
     row("wired.name", wired.name.clone(), "name of the device whose queue pairs are wired by hand");
     row("wired.vendor_id", format!("{:#x}", wired.vendor_id), "who made it, as programs see it");
     row("wired.vendor_part_id", wired.vendor_part_id.to_string(), "which device of its maker");
-    row("wired.port", wired.port.to_string(), "TCP port at which daemons find each other");
+    row("wired.port", wired.port.to_string(), "TCP and UDP port at which daemons find each other");
     row(
         "wired.compare",
         wired.compare.to_string(),

@@ -14,7 +14,7 @@ pub struct Wired {
     pub vendor_id: u32,
     /// Which device of its maker it is said to be; default 0.
     pub vendor_part_id: u32,
-    /// TCP port at which daemons find each other; default 4791.
+    /// TCP port at which daemons find each other, and UDP port of datagrams; default 4791.
     pub port: u16,
     /// Whether both ends must name the same PSNs and path MTU; default yes.
     pub compare: bool,

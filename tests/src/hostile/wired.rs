@@ -58,7 +58,11 @@ impl Session {
     /// One more, whose queues are used as those of the others; whether there is one.
     fn make_wired_qp(&mut self, rng: &mut Rng) -> Option<bool> {
         let mut request = qp_request(self.pd, pick(&self.cqs, rng)?);
-        request.kind = QpType::Wired;
+        request.kind = match rng.below(4) {
+            0 => QpType::Datagrams,
+            1 => QpType::WiredUnreliable,
+            _ => QpType::Wired,
+        };
         request.signal_all = rng.below(2) == 0;
         request.srq = pick(&self.srqs, rng).filter(|_| rng.below(4) == 0);
         let made = self.raw.try_call(RequestBody::CreateQp(request), &[])?;
@@ -92,7 +96,7 @@ impl Session {
 
     /// A change of which at least one part is what nobody means.
     fn odd_change(&self, rng: &mut Rng) -> QpChange {
-        match rng.below(10) {
+        match rng.below(12) {
             0..=3 => {
                 let peer = pick(&self.wired.qps, rng).unwrap_or(QpId(7));
                 let mut wiring = self.honest(peer);
@@ -121,8 +125,18 @@ impl Session {
             6 => QpChange::DrainSendQueue,
             7 => QpChange::Reset,
             8 => QpChange::Rights(odd_rights(rng)),
+            9 => QpChange::QKey(odd_key(rng)),
+            10 => QpChange::ReceiveDatagrams { q_key: odd_key(rng) },
             _ => QpChange::MinRnrTimer(rng.word() as u8 >> rng.below(8)),
         }
+    }
+}
+
+/// A Q_Key that others have, or any.
+fn odd_key(rng: &mut Rng) -> u32 {
+    match rng.below(2) {
+        0 => rng.below(3) as u32,
+        _ => rng.word() as u32,
     }
 }
 

@@ -1,0 +1,230 @@
+//! Datagrams as applications, other daemons and a packet dissector see them.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rnic_client::{
+    Access, Completion, CompletionStatus, DatagramAddress, GRH_LEN, Gid, Grh, Qp, QpOptions,
+    QpType, RecvRequest, SendRequest, Sending, route_of,
+};
+use rnic_core::roce::{Datagram, grh, packet};
+use rnic_core::types::QpId;
+use rnic_tests::client::Client;
+use rnic_tests::{DEADLINE, Daemon, binaries, tshark};
+
+const KEY: u32 = 0x0123_4567;
+const SENDING: Sending = Sending { sq_psn: 9, timeout: 0, retry_count: 0, rnr_retry: 0, ord: 0 };
+
+/// Where the daemon is, and another host as far as it can tell.
+const OWN: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
+const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
+
+/// A client with a queue pair of datagrams in Rts, and memory for them.
+struct End {
+    client: Client,
+    qp: Qp,
+}
+
+impl End {
+    fn new(daemon: &Daemon) -> Self {
+        let client = Client::new(daemon);
+        let options = QpOptions { kind: QpType::Datagrams, ..client.options() };
+        let qp = client.pd.create_qp(&options).unwrap();
+        qp.receive_datagrams(KEY).unwrap();
+        qp.to_rts(&SENDING).unwrap();
+        End { client, qp }
+    }
+
+    fn completes(&self, wr_id: u64) -> Completion {
+        let completion = self.client.completion();
+        assert_eq!((completion.wr_id, completion.status), (wr_id, CompletionStatus::Success));
+        completion
+    }
+}
+
+/// A port of UDP that is free at the other host's address, which this test speaks for.
+fn other_host() -> UdpSocket {
+    let socket = UdpSocket::bind((OTHER, 0)).unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    socket
+}
+
+fn daemon(port: u16, rules: &str) -> Daemon {
+    let config = format!(
+        "[control]\nmode = \"0666\"\n[device]\naddresses = [\"{OWN}\"]\n[wired]\nport = {port}\n{rules}"
+    );
+    Daemon::start(binaries!(), &config)
+}
+
+fn to_other(qp: u32) -> DatagramAddress {
+    DatagramAddress { source: 0, gid: Gid::from(IpAddr::from(OTHER)), qp: QpId(qp), q_key: KEY }
+}
+
+#[test]
+fn a_datagram_that_leaves_is_one_of_roce_for_wireshark_too() {
+    let other = other_host();
+    let at = other.local_addr().unwrap();
+    let daemon = daemon(at.port(), "");
+    let end = End::new(&daemon);
+    let sends = [
+        SendRequest::send_inline(1, b"hello"),
+        SendRequest::send_inline_with_imm(2, b"", [1, 2, 3, 4]).solicited(),
+    ];
+    let mut packets = Vec::new();
+    for (n, send) in sends.into_iter().enumerate() {
+        end.qp.post_send(&[send.to(&to_other(0xABCDE)).signaled()]).unwrap();
+        end.completes(n as u64 + 1);
+        let mut bytes = [0; packet::MAX_LEN];
+        let (len, from) = other.recv_from(&mut bytes).unwrap();
+        let (datagram, data) = packet::parse(from, at, &bytes[..len]).unwrap();
+        assert_eq!(data, [&b"hello"[..], b""][n]);
+        let expected = Datagram {
+            from: Gid::from(IpAddr::from(OWN)),
+            source: end.qp.id(),
+            to: Gid::from(at.ip()),
+            qp: QpId(0xABCDE),
+            q_key: KEY,
+            psn: SENDING.sq_psn + n as u32,
+            immediate: [None, Some(0x0102_0304)][n],
+            solicited: n == 1,
+        };
+        assert_eq!(datagram, expected);
+        packets.push((from, bytes[..len].to_vec()));
+    }
+    if !tshark::is_there() {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("packets.pcap");
+    std::fs::write(&file, capture(&packets, at)).unwrap();
+    let fields = [
+        "infiniband.bth.opcode",
+        "infiniband.bth.destqp",
+        "infiniband.bth.psn",
+        "infiniband.deth.q_key",
+        "infiniband.deth.srcqp",
+        "_ws.malformed",
+    ];
+    let source = end.qp.id().0;
+    assert_eq!(
+        dissected(&file, at.port(), &fields),
+        [
+            format!("100|0x0abcde|9|0x0000000001234567|{source:#010x}|"),
+            format!("101|0x0abcde|10|0x0000000001234567|{source:#010x}|"),
+        ]
+    );
+}
+
+/// Ethernet frames of these packets.
+fn capture(packets: &[(SocketAddr, Vec<u8>)], to: SocketAddr) -> Vec<u8> {
+    let mut file = Vec::new();
+    let words = [0xA1B2_C3D4u32, 2 | 4 << 16, 0, 0, 65_535, 1];
+    file.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    for (from, bytes) in packets {
+        let (IpAddr::V4(source), IpAddr::V4(sink)) = (from.ip(), to.ip()) else { unreachable!() };
+        let mut frame = Vec::new();
+        etherparse::PacketBuilder::ethernet2([0; 6], [0; 6])
+            .ipv4(source.octets(), sink.octets(), 64)
+            .udp(from.port(), to.port())
+            .write(&mut frame, bytes)
+            .unwrap();
+        let len = frame.len() as u32;
+        file.extend([0, 0, len, len].iter().flat_map(|word| word.to_le_bytes()));
+        file.extend(frame);
+    }
+    file
+}
+
+/// What tshark finds of these fields, a line for each packet.
+fn dissected(file: &Path, port: u16, fields: &[&str]) -> Vec<String> {
+    let mut command = Command::new("tshark");
+    // Its guesser for Ethernet over InfiniBand takes short datagrams for its own.
+    command.args(["--disable-protocol", "infiniband.eoib"]);
+    command.args(["-n", "-d", &format!("udp.port=={port},infiniband"), "-r"]).arg(file);
+    command.args(["-T", "fields", "-E", "separator=|"]);
+    for field in fields {
+        command.args(["-e", field]);
+    }
+    let output = command.output().expect("tshark");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn what_another_host_sends_comes_and_what_claims_to_be_of_this_one_does_not() {
+    let other = other_host();
+    let at = other.local_addr().unwrap();
+    let daemon = daemon(at.port(), "");
+    let end = End::new(&daemon);
+    let mr = end.client.region(4096, Access::LOCAL_WRITE);
+    end.qp.post_recv(&[RecvRequest::new(7, &[mr.sge(0, 4096)])]).unwrap();
+
+    let own = SocketAddr::new(OWN.into(), at.port());
+    let datagram = |from: Ipv4Addr, q_key| Datagram {
+        from: Gid::from(IpAddr::from(from)),
+        source: QpId(77),
+        to: Gid::from(IpAddr::from(OWN)),
+        qp: end.qp.id(),
+        q_key,
+        psn: 0,
+        immediate: Some(5),
+        solicited: false,
+    };
+    let send = |socket: &UdpSocket, datagram: &Datagram, data: &[u8]| {
+        let ports = (socket.local_addr().unwrap().port(), at.port());
+        socket.send_to(&packet::emit(datagram, data, ports), own).unwrap();
+    };
+    // From an address of the daemon's own, as any program of this host could.
+    let forger = UdpSocket::bind((OWN, 0)).unwrap();
+    send(&forger, &datagram(OWN, KEY), b"forged");
+    // With a wrong checksum, to nobody, with another key, and no packet at all.
+    let mut spoilt = packet::emit(&datagram(OTHER, KEY), b"spoilt", (at.port(), at.port()));
+    spoilt[30] ^= 1;
+    other.send_to(&spoilt, own).unwrap();
+    send(&other, &Datagram { qp: QpId(0xFFFFFF), ..datagram(OTHER, KEY) }, b"to nobody");
+    send(&other, &datagram(OTHER, KEY ^ 1), b"with another key");
+    other.send_to(b"?", own).unwrap();
+    send(&other, &datagram(OTHER, KEY), b"as it should be");
+
+    let completion = end.completes(7);
+    assert_eq!((completion.src_qp, completion.grh), (QpId(77), Some(Grh::Ipv4)));
+    assert_eq!(completion.byte_len as usize, GRH_LEN + 15);
+    assert_eq!(completion.immediate.map(|data| data[..4].to_vec()), Some(vec![0, 0, 0, 5]));
+    let mut bytes = vec![0; GRH_LEN + 15];
+    mr.read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes[GRH_LEN..], b"as it should be");
+    let header: [u8; grh::LEN] = bytes[..GRH_LEN].try_into().unwrap();
+    let [from, to] = [OTHER, OWN].map(|ip| Gid::from(IpAddr::from(ip)));
+    assert_eq!(route_of(&header), Some((from, to)));
+    // What came with another key is the only one that was for this queue pair.
+    assert_eq!(end.qp.query().unwrap().counters.dropped, 1);
+    // Nobody was answered.
+    for socket in [&other, &forger] {
+        socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        assert!(socket.recv_from(&mut [0; 100]).is_err());
+    }
+}
+
+#[test]
+fn the_rules_for_connections_hold_for_datagrams() {
+    let other = other_host();
+    let at = other.local_addr().unwrap();
+    let rules = format!("[[connect]]\nwho = \"*\"\nnetwork = \"{OWN}/32\"\nports = \"*\"\n");
+    let daemon = daemon(at.port(), &rules);
+    let end = End::new(&daemon);
+    let near = DatagramAddress { gid: Gid::from(IpAddr::from(OWN)), ..to_other(0xABCDE) };
+    for (wr_id, to, status) in
+        [(1, near, CompletionStatus::Success), (2, to_other(3), CompletionStatus::LocalQpOperation)]
+    {
+        end.qp.post_send(&[SendRequest::send_inline(wr_id, b"?").to(&to).signaled()]).unwrap();
+        let completion = end.client.completion();
+        assert_eq!((completion.wr_id, completion.status), (wr_id, status));
+        if completion.diagnosis_id != 0 {
+            let why = end.client.context.diagnosis(completion.diagnosis_id).unwrap();
+            assert!(format!("{why:?}").contains(&OTHER.to_string()), "{why:?}");
+        }
+    }
+}
