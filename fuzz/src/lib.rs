@@ -301,6 +301,7 @@ impl Client {
             rnr_timeout: (how == Receiving::SharedAndHeld).then_some(Duration::from_secs(1)),
             wiring: None,
             unreliable: false,
+            datagrams: None,
             shared: shared.clone(),
         };
         Client {

@@ -515,11 +515,11 @@ pub const FABRIC: Group = Group {
     cases: &[
         fabric!("verbs", "msg")
             .both_say(&["^64 10 =10 ", "^4k 10 =10 ", "^1m 10 =10 "])
-            .bytes(2 * 10 << 20),
+            .bytes(20 << 20),
         fabric!("verbs;ofi_rxm", "rdm")
             .both_say(&["^64 10 =10 ", "^4k 10 =10 ", "^1m 10 =10 "])
-            .bytes(2 * 10 << 20),
-        fabric!("verbs", "dgram").both_say(&["^64 10 =10 ", "^1k 10 =10 "]).bytes(2 * 10 << 10),
+            .bytes(20 << 20),
+        fabric!("verbs", "dgram").both_say(&["^64 10 =10 ", "^1k 10 =10 "]).bytes(20 << 10),
     ],
 };
 

@@ -16,9 +16,16 @@ use tempfile::TempDir;
 use crate::ALONE;
 
 /// What UCX may use, and what it must have said that it uses for messages.
-const TRANSPORTS: [(&str, &str); 2] = [
+pub const TRANSPORTS: [(&str, &str); 2] = [
     ("rc_verbs,ud_verbs,self", "tag(rc_verbs/rnicd1:1)"),
     ("ud_verbs,self", "tag(ud_verbs/rnicd1:1)"),
+];
+
+/// What is run, and with how many ranks.
+pub const PROGRAMS: [(&str, usize); 3] = [
+    ("`NPopenmpi -u 16384`, of Debian's netpipe-openmpi", 2),
+    ("collectives whose results are compared (`tests/verbs/collectives.c`)", 4),
+    ("the same without end, one rank killed: the others end with an error, nothing is left", 4),
 ];
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/collectives.c");

@@ -52,6 +52,7 @@ pub fn parse(bytes: &[u8; LEN]) -> Option<(Gid, Gid)> {
 
 /// An IPv4 header without options before `udp` bytes, which may not be fragmented. Its
 /// identification is 0, as Linux has it on such packets.
+#[expect(clippy::cast_possible_truncation, reason = "it is 20")]
 pub(super) fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp: u16) -> [u8; IPV4_LEN] {
     let mut bytes = [0; IPV4_LEN];
     bytes[0] = IPV4_FIRST;
@@ -66,6 +67,7 @@ pub(super) fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp: u16) -> [u8; IPV4_LEN] {
 }
 
 /// The checksum of RFC 1071; 0 if the bytes have the right one among them.
+#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
 fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|pair| match *pair {
         [high, low] => u32::from(u16::from_be_bytes([high, low])),

@@ -46,6 +46,7 @@ pub fn len(datagram: &Datagram, data: usize) -> usize {
 }
 
 /// The packet of a datagram between these ports of UDP.
+#[expect(clippy::cast_possible_truncation, reason = "padding has at most three bytes")]
 pub fn emit(datagram: &Datagram, data: &[u8], (from_port, to_port): (u16, u16)) -> Vec<u8> {
     let padding = data.len().next_multiple_of(4) - data.len();
     let opcode = match datagram.immediate {
@@ -54,7 +55,6 @@ pub fn emit(datagram: &Datagram, data: &[u8], (from_port, to_port): (u16, u16)) 
     };
     let event = if datagram.solicited { SOLICITED } else { 0 };
     let mut packet = Vec::with_capacity(len(datagram, data.len()));
-    // Two bits: 0 to 3.
     packet.extend([opcode, event | MIGRATED | (padding as u8) << 4]);
     packet.extend(DEFAULT_PARTITION.to_be_bytes());
     packet.extend((datagram.qp.0 & LOW_24).to_be_bytes());

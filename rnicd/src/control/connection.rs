@@ -457,6 +457,7 @@ mod tests {
                 segments_received: all,
                 reads_answered: all,
                 errors: all,
+                dropped: all,
             },
             terminate: Some((
                 TerminateOrigin::Peer,

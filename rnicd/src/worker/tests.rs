@@ -200,6 +200,7 @@ impl Client {
             rnr_timeout: None,
             wiring: None,
             unreliable: false,
+            datagrams: None,
             shared: Arc::clone(&shared),
         };
         let qp = Qp {

@@ -7,6 +7,7 @@ use crate::abi::queue::{CompletionFlags, Cqe};
 use crate::device::copier::CopyResult;
 use crate::device::memory::{MemoryFault, Payload};
 use crate::engine::link::Link;
+use crate::engine::numbers::count;
 use crate::engine::qp::{IncomingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::responder::placement::Placed;
@@ -125,8 +126,7 @@ impl Qp {
         }
         cqe.flags = flags.bits();
         cqe.src_qp = datagram.source.0;
-        // A packet is shorter than 64 KiB.
-        cqe.byte_len = bytes.len() as u32;
+        cqe.byte_len = count(bytes.len());
         let len = bytes.len() - grh::LEN;
         match placed {
             Placed::Done if !self.is_placing_datagrams() => self.datagram_done(engine, &cqe, len),
