@@ -130,6 +130,7 @@ pub fn of_rows(rows: &Rows) -> Table {
                 "PLACED",
                 "READS",
                 "ERRORS",
+                "DROPPED",
                 "TERMINATE",
             ],
             rows: rows
@@ -153,6 +154,7 @@ pub fn of_rows(rows: &Rows) -> Table {
                         c.bytes_received.to_string(),
                         c.reads_answered.to_string(),
                         c.errors.to_string(),
+                        c.dropped.to_string(),
                         or_dash(r.terminate.map(|(origin, code)| match origin {
                             TerminateOrigin::Local => format!("sent {code}"),
                             TerminateOrigin::Peer => format!("received {code}"),

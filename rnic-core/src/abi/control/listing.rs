@@ -123,7 +123,7 @@ pub struct QpRow {
     pub srq: Option<SrqId>,
     /// State as the worker last published it.
     pub state: QpState,
-    /// "none", "direct" or "tcp".
+    /// "none", "direct", "tcp", or "datagrams", which have no peer.
     pub path: String,
     /// Addresses of both ends, also on the direct path; `None` without a connection.
     pub addresses: Option<AddressPair>,

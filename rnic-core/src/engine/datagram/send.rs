@@ -1,6 +1,6 @@
 //! Datagrams from the send queue to whoever they name.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::device::memory::Payload;
 use crate::engine::Engine;
@@ -147,7 +147,7 @@ impl Qp {
         let from = gid.ok_or(Reason::DatagramSource { index: source.into() })?;
         let route = (from.address(), addressed.to.address());
         if datagrams.allowed != Some(route) {
-            if !datagrams.rules.may_send(route.0, route.1) {
+            if !is_a_host(route.1) || !datagrams.rules.may_send(route.0, route.1) {
                 return Err(Reason::DatagramForbidden { to: route.1 });
             }
             datagrams.allowed = Some(route);
@@ -168,6 +168,15 @@ impl Qp {
             *psn = psn.wrapping_add(1) & LOW_24;
         }
     }
+}
+
+/// Whether an address is one host's, from wherever it is looked at.
+fn is_a_host(ip: IpAddr) -> bool {
+    let several = match ip {
+        IpAddr::V4(ip) => ip.is_broadcast() || ip.is_multicast(),
+        IpAddr::V6(ip) => ip.is_multicast(),
+    };
+    !several && !ip.is_unspecified()
 }
 
 /// Bytes of a segment that every datagram fits.

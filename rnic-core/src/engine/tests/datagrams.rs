@@ -204,6 +204,18 @@ fn a_request_that_cannot_be_sent_says_why() {
 }
 
 #[test]
+fn a_datagram_goes_to_one_host() {
+    for to in ["224.0.0.1", "255.255.255.255", "0.0.0.0", "ff02::1", "::"] {
+        let mut w = pair(true);
+        w.network.holds = true;
+        let gid = Gid::from(to.parse::<IpAddr>().unwrap());
+        w.post(A, &[addressed(Wr::send(1, &[]), gid, QpId(2), KEY)]);
+        assert_eq!(w.completions(A), ["1 Send LocalQpOperation"], "{to}");
+        assert!(w.network.packets.is_empty());
+    }
+}
+
+#[test]
 fn the_rules_hold_for_each_datagram_and_when_they_change() {
     for mut w in both() {
         let b = w.any_mr(B, 40);

@@ -152,7 +152,11 @@ pub fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
         pd: object.pd,
         srq: object.srq,
         state: object.state(),
-        path: connection.map_or("none", |c| c.path).to_owned(),
+        path: match (connection, object.datagrams) {
+            (Some(connection), _) => connection.path.to_owned(),
+            (None, Some(_)) => "datagrams".to_owned(),
+            (None, None) => "none".to_owned(),
+        },
         addresses: connection.map(|c| c.addresses),
         worker: match object.phase {
             QpPhase::Bound(worker) => Some(worker),
