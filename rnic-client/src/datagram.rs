@@ -1,10 +1,10 @@
 //! Datagrams: Sends of one packet, each to the queue pair that it names.
 //!
 //! A queue pair made with [`QpType::Datagrams`](crate::QpType::Datagrams) has no peer. It goes from
-//! Idle to Rtr by [`Qp::receive_datagrams`] and on to Rts by [`Qp::to_rts`](crate::Qp::to_rts). Each
-//! request says where it goes ([`SendRequest::to`]). Nothing is acknowledged: a request completes
-//! when its packet has left, and what nobody takes in is lost, told to neither end and counted
-//! where it came ([`QpCounters::dropped`](crate::QpCounters::dropped)).
+//! Idle to Rtr by [`Qp::receive_datagrams`] and on to Rts by [`Qp::to_rts`](crate::Qp::to_rts).
+//! Each request says where it goes ([`SendRequest::to`]). Nothing is acknowledged: a request
+//! completes when its packet has left, and what nobody takes in is lost, told to neither end and
+//! counted where it came ([`QpCounters::dropped`](crate::QpCounters::dropped)).
 //!
 //! At the receiver [`GRH_LEN`] bytes stand in the receive's memory before the data;
 //! [`route_of`] reads from them who sent it.
@@ -24,7 +24,8 @@ pub const GRH_LEN: usize = grh::LEN;
 /// Where a datagram goes (`ibv_create_ah(3)`, and the `ud` of `ibv_post_send(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramAddress {
-    /// Index of the device's own GID that it comes from, of [`Context::gids`](crate::Context::gids).
+    /// Index of the device's own GID that it comes from, of
+    /// [`Context::gids`](crate::Context::gids).
     pub source: u16,
     /// GID of the port that it goes to.
     pub gid: Gid,

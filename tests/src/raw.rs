@@ -289,8 +289,13 @@ impl Raw {
 
     /// A queue pair that is wired by hand, in a domain and with a completion queue of its own.
     pub fn wired_qp(&mut self) -> QpId {
+        self.qp_of(QpType::Wired)
+    }
+
+    /// A queue pair of any kind, likewise.
+    pub fn qp_of(&mut self, kind: QpType) -> QpId {
         let (pd, cq) = (self.pd(), self.cq(16));
-        let request = QpRequest { kind: QpType::Wired, ..qp_request(pd, cq) };
+        let request = QpRequest { kind, ..qp_request(pd, cq) };
         match self.call(RequestBody::CreateQp(request)) {
             Ok(ReplyBody::Qp { qp, .. }) => qp,
             other => panic!("{other:?}"),

@@ -53,7 +53,8 @@ fn other_host() -> UdpSocket {
 
 fn daemon(port: u16, rules: &str) -> Daemon {
     let config = format!(
-        "[control]\nmode = \"0666\"\n[device]\naddresses = [\"{OWN}\"]\n[wired]\nport = {port}\n{rules}"
+        "[control]\nmode = \"0666\"\n[device]\naddresses = [\"{OWN}\"]\n\
+         [wired]\nport = {port}\n{rules}"
     );
     Daemon::start(binaries!(), &config)
 }

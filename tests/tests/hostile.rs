@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
+use rnic_core::types::QpType;
 use rnic_tests::raw::Raw;
 use rnic_tests::{Daemon, Process, binaries, hostile};
 
@@ -35,8 +36,10 @@ fn attack(config: &str, seeds: [u64; 3]) {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let config = format!("[control]\nmode = \"0666\"\n{config}{rule}[wired]\nport = {port}\n");
     let daemon = Daemon::start(binaries!(), &config);
-    // From the first queue pair that is wired by hand on, it listens for its peers.
+    // From the first queue pair that is wired by hand on, it listens for its peers; from the first
+    // one of datagrams on, it has the sockets for them.
     Raw::open(daemon.socket()).wired_qp();
+    Raw::open(daemon.socket()).qp_of(QpType::Datagrams);
     let start = daemon.at_rest();
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");

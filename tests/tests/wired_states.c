@@ -146,7 +146,8 @@ static void devices(void)
     struct ibv_cq *other_cq = ibv_create_cq(connects, 4, NULL, NULL, 0);
     CHECK(!made(pd, other_cq, IBV_QPT_RC) && errno == EINVAL);
     CHECK(!made(other_pd, cq, IBV_QPT_RC) && errno == EINVAL);
-    CHECK(!made(pd, cq, IBV_QPT_UD) && errno == EOPNOTSUPP);
+    CHECK(!made(pd, cq, IBV_QPT_RAW_PACKET) && errno == EOPNOTSUPP);
+    CHECK(!made(other_pd, other_cq, IBV_QPT_UD) && errno == EOPNOTSUPP);
     struct rdma_cm_id *id;
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
@@ -337,6 +338,69 @@ static void unreliable(void)
     CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
+// A queue pair of datagrams has a Q_Key and no peer, and answers whoever has sent to it.
+static void datagrams(void)
+{
+    cq = ibv_create_cq(by_hand, 8, NULL, NULL, 0);
+    struct ibv_qp *qp = made(pd, cq, IBV_QPT_UD);
+    static char memory[2][64];
+    struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
+    CHECK(cq && qp && mr && qp->qp_type == IBV_QPT_UD);
+    int place = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    struct ibv_qp_attr a = told(IBV_QPS_INIT);
+    a.qkey = 0x1234;
+    CHECK(moved(qp, IBV_QPS_INIT, PLACE) == EINVAL);
+    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | place) == 0);
+    CHECK(moved(qp, IBV_QPS_RTR, IBV_QP_DEST_QPN) == EINVAL && moved(qp, IBV_QPS_RTR, 0) == 0);
+
+    struct ibv_ah *to = ibv_create_ah(pd, &a.ah_attr);
+    struct ibv_sge data = {(uintptr_t)"hello", 5, 0};
+    struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &data, .num_sge = 1}, *bad;
+    wr.opcode = IBV_WR_SEND_WITH_IMM;
+    wr.imm_data = htonl(42);
+    wr.send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE;
+    wr.wr.ud.ah = to;
+    wr.wr.ud.remote_qpn = qp->qp_num;
+    wr.wr.ud.remote_qkey = 0x1234;
+    CHECK(to && ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+    CHECK(moved(qp, IBV_QPS_RTS, SENDS) == EINVAL);
+    CHECK(moved(qp, IBV_QPS_RTS, IBV_QP_SQ_PSN) == 0);
+    wr.opcode = IBV_WR_RDMA_WRITE;
+    CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+
+    // To itself, then back to where the header says that it came from.
+    wr.opcode = IBV_WR_SEND_WITH_IMM;
+    for (int n = 0; n < 2; n++) {
+        struct ibv_sge into = {(uintptr_t)memory[n], sizeof memory[n], mr->lkey};
+        struct ibv_recv_wr receive = {.wr_id = 2, .sg_list = &into, .num_sge = 1}, *not;
+        CHECK(ibv_post_recv(qp, &receive, &not) == 0 && ibv_post_send(qp, &wr, &bad) == 0);
+        struct ibv_wc sent = next(), came = next();
+        if (sent.opcode == IBV_WC_RECV) {
+            struct ibv_wc first = sent;
+            sent = came;
+            came = first;
+        }
+        CHECK(sent.wr_id == 1 && sent.status == IBV_WC_SUCCESS && sent.opcode == IBV_WC_SEND);
+        CHECK(came.wr_id == 2 && came.status == IBV_WC_SUCCESS && came.opcode == IBV_WC_RECV);
+        CHECK(came.wc_flags == (IBV_WC_GRH | IBV_WC_WITH_IMM) && came.imm_data == htonl(42));
+        CHECK(came.byte_len == 45 && came.src_qp == qp->qp_num);
+        CHECK(!memcmp(memory[n] + 40, "hello", 5));
+        struct ibv_grh *header = (struct ibv_grh *)memory[n];
+        struct ibv_ah_attr back;
+        CHECK(ibv_init_ah_from_wc(by_hand, 1, &came, header, &back) == 0);
+        CHECK(!memcmp(&back.grh.dgid, &gid, 16) && back.grh.sgid_index == 0 && back.is_global);
+        CHECK(ibv_init_ah_from_wc(by_hand, 2, &came, header, &back) == EINVAL);
+        CHECK(ibv_destroy_ah(to) == 0);
+        to = ibv_create_ah_from_wc(pd, &came, header, 1);
+        CHECK(to);
+        wr.wr.ud.ah = to;
+    }
+    CHECK(ibv_destroy_ah(to) == 0);
+    a = says(qp);
+    CHECK(a.qp_state == IBV_QPS_RTS && a.qkey == 0x1234);
+    CHECK(ibv_destroy_qp(qp) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 // The names of the devices in the list.
 static void names(void)
 {
@@ -364,6 +428,7 @@ int main(int argc, char **argv)
     alone();
     events();
     unreliable();
+    datagrams();
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(by_hand) == 0);
     if (wrong == 0)
         puts("done");

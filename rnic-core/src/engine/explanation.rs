@@ -87,7 +87,9 @@ impl Reason {
             Reason::DatagramForbidden { to } => Explanation::new(
                 "[[connect]] and [[listen]] of the configuration say who may go where; there is no \
                  multicast",
-                format!("the rules do not let this user send datagrams to {to}, or it is no host's"),
+                format!(
+                    "the rules do not let this user send datagrams to {to}, or it is no host's"
+                ),
             ),
             Reason::NoExtensions => Explanation::new(
                 "RFC 7306 section 4.1: extensions are of RDMAP version 1",

@@ -5,11 +5,11 @@
 //! a test under virtual time.
 //!
 //! A queue pair (`qp`) has four parts: what it requests (`requester`), what it responds
-//! (`responder`), the life of its stream (`life`, `phase`) and its `link`: TCP, or another
-//! queue pair of this engine; or it has no stream and sends datagrams (`datagram`). What arrives by either passes `arrival`; what goes wrong is a
-//! `reason`, which `diagnosis` puts into words; `teardown` ends streams. What all queue pairs
-//! share is the `state`: the `schedule`, `doorbells`, `deadlines`, `copies` and what is
-//! charged for bytes held (`charge`).
+//! (`responder`), the life of its stream (`life`, `phase`) and its `link`: TCP, or another queue
+//! pair of this engine; or it has no stream and sends datagrams (`datagram`). What arrives by
+//! either passes `arrival`; what goes wrong is a `reason`, which `diagnosis` puts into words;
+//! `teardown` ends streams. What all queue pairs share is the `state`: the `schedule`, `doorbells`,
+//! `deadlines`, `copies` and what is charged for bytes held (`charge`).
 
 mod arrival;
 mod change_requests;

@@ -7,7 +7,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Datagram;
-use super::packet::{self, UDP_LEN};
+use super::ip::{HOPS, IPV4_FIRST, IPV4_LEN, UDP, UDP_LEN, checksum, ipv4};
+use super::packet;
 use crate::types::Gid;
 
 /// Bytes before the data.
@@ -50,45 +51,8 @@ pub fn parse(bytes: &[u8; LEN]) -> Option<(Gid, Gid)> {
     (bytes[0] >> 4 == 6).then(|| (address(8), address(24)))
 }
 
-/// An IPv4 header without options before `udp` bytes, which may not be fragmented. Its
-/// identification is 0, as Linux has it on such packets.
-#[expect(clippy::cast_possible_truncation, reason = "it is 20")]
-pub(super) fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp: u16) -> [u8; IPV4_LEN] {
-    let mut bytes = [0; IPV4_LEN];
-    bytes[0] = IPV4_FIRST;
-    bytes[2..4].copy_from_slice(&(IPV4_LEN as u16 + udp).to_be_bytes());
-    bytes[6] = DONT_FRAGMENT;
-    (bytes[8], bytes[9]) = (HOPS, UDP);
-    bytes[12..16].copy_from_slice(&from.octets());
-    bytes[16..].copy_from_slice(&to.octets());
-    let sum = checksum(&bytes);
-    bytes[10..12].copy_from_slice(&sum.to_be_bytes());
-    bytes
-}
-
-/// The checksum of RFC 1071; 0 if the bytes have the right one among them.
-#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
-fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| match *pair {
-        [high, low] => u32::from(u16::from_be_bytes([high, low])),
-        _ => 0,
-    });
-    let sum: u32 = words.sum();
-    let folded = (sum & 0xFFFF) + (sum >> 16);
-    !(((folded & 0xFFFF) + (folded >> 16)) as u16)
-}
-
-/// Number of UDP in the header.
-pub(super) const UDP: u8 = 17;
-/// Hops that a packet has left, as far as it is told.
-pub(super) const HOPS: u8 = 64;
 /// Where in the 40 bytes an IPv4 header stands.
 const IPV4_AT: usize = LEN - IPV4_LEN;
-/// Bytes of an IPv4 header without options.
-pub(super) const IPV4_LEN: usize = 20;
-/// Version 4, five words.
-const IPV4_FIRST: u8 = 0x45;
-const DONT_FRAGMENT: u8 = 0x40;
 
 #[cfg(test)]
 mod tests {

@@ -5,8 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crc32fast::Hasher;
 
-use super::grh::{self, UDP};
-use super::packet::UDP_LEN;
+use super::ip::{self, UDP, UDP_LEN};
 
 /// Bytes of it, the last of a packet.
 pub const LEN: usize = 4;
@@ -21,7 +20,7 @@ pub fn of(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> [u8; LEN] {
     crc.update(&[ONES; LOCAL_ROUTE]);
     match (from.ip(), to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let mut header = grh::ipv4(from, to, udp);
+            let mut header = ip::ipv4(from, to, udp);
             (header[TYPE_OF_SERVICE], header[TIME_TO_LIVE]) = (ONES, ONES);
             header[CHECKSUM..CHECKSUM + 2].fill(ONES);
             crc.update(&header);

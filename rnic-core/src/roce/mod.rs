@@ -1,12 +1,13 @@
-//! RoCE v2, as far as it carries unreliable datagrams: what a datagram is ([`Datagram`]), the header
-//! that its receiver finds before the data ([`grh`]), and the packet that it is on the wire
+//! RoCE v2, as far as it carries unreliable datagrams: what a datagram is ([`Datagram`]), the
+//! header that its receiver finds before the data ([`grh`]), and the packet that it is on the wire
 //! ([`packet`]), with its checksum ([`icrc`]).
 //!
-//! It follows the IBTA specification, volume 1, sections 9.2, 9.3 and 9.8.3, and its annexes A16 and
-//! A17. Nothing here knows sockets or queue pairs.
+//! It follows the IBTA specification, volume 1, sections 9.2, 9.3 and 9.8.3, and its annexes A16
+//! and A17. Nothing here knows sockets or queue pairs.
 
 pub mod grh;
 pub mod icrc;
+mod ip;
 pub mod packet;
 
 use crate::types::{Gid, QpId};

@@ -17,8 +17,6 @@ use std::net::SocketAddr;
 use super::{Datagram, MAX_DATA, icrc};
 use crate::types::{Gid, QpId};
 
-/// Bytes of a UDP header.
-pub const UDP_LEN: usize = 8;
 /// Bytes of the largest packet.
 pub const MAX_LEN: usize = HEADERS + IMMEDIATE + MAX_DATA + icrc::LEN;
 

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use rnic_core::abi::control::GidRow;
+use rnic_core::engine::DatagramPort;
 use rnic_core::types::Gid;
 
-use crate::config::Config;
+use crate::config::{Config, Loopback};
 
 /// The table as the interfaces are now, or as the configuration has it. Addresses that others reach
 /// come first, IPv4 before IPv6; those of the loopback are last. Threads that are confined cannot
@@ -36,6 +38,16 @@ pub fn table(config: &Config) -> Vec<GidRow> {
         rows.insert((rank, row.gid), row);
     }
     rows.into_values().take(MOST).collect()
+}
+
+/// The ports of the device, as datagrams use them.
+pub fn datagram_port(gids: &[GidRow], udp: u16, loopback: Loopback) -> Arc<DatagramPort> {
+    Arc::new(DatagramPort {
+        gids: gids.iter().map(|row| row.gid).collect(),
+        mtu: gids.iter().map(GidRow::path_mtu).min().unwrap_or(0),
+        udp,
+        direct: loopback == Loopback::Direct,
+    })
 }
 
 /// Whether an address can be a port's: link-local ones name no host without an interface.

@@ -56,7 +56,7 @@ use ledger::{Kind, Ledger};
 use memory::{Copying, NextRegion};
 use numbers::{Handles, Stags};
 pub use policy::Policy;
-use qp::{Rendezvous, datagram_port};
+use qp::Rendezvous;
 use records::Records;
 pub use reload::Reloaded;
 use session::Session;
@@ -163,7 +163,7 @@ impl Manager {
             network: Network::own().ok(),
             generation: random.generation,
             guid: config.device.guid_here(),
-            datagram_port: datagram_port(&gids, config.wired.port, config.engine.loopback),
+            datagram_port: gids::datagram_port(&gids, config.wired.port, config.engine.loopback),
             has_datagram_sockets: false,
             gids,
             tree: None,

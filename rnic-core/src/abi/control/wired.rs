@@ -86,8 +86,8 @@ pub struct GidRow {
 }
 
 impl GidRow {
-    /// Bytes of data in a packet of RoCE v2 on that interface: the largest path MTU (256, 512, 1024,
-    /// 2048 or 4096) that fits with the headers.
+    /// Bytes of data in a packet of RoCE v2 on that interface: the largest path MTU (256, 512,
+    /// 1024, 2048 or 4096) that fits with the headers.
     pub fn path_mtu(&self) -> u32 {
         match self.mtu.saturating_sub(HEADERS) {
             4096.. => 4096,

@@ -1,12 +1,13 @@
 //! Queue pairs of datagrams (`IBV_QPT_UD` of a RoCE adapter; IBTA specification, volume 1, section
-//! 9.8.3): no stream, no peer, no acknowledgement. Each request is one packet to the queue pair that
-//! it names.
+//! 9.8.3): no stream, no peer, no acknowledgement. Each request is one packet to the queue pair
+//! that it names.
 //!
 //! Requests are taken and read by the same [`requester`](super::requester) as those of streams
 //! ([`send`]), and what comes is placed by the same [`responder`](super::responder) ([`receive`]).
 //! A datagram to a port of this daemon is handed over at once, because one engine has all queue
 //! pairs of datagrams; any other leaves as a packet of RoCE v2 ([`roce`](crate::roce)).
 
+mod arrivals;
 mod receive;
 mod send;
 mod states;
@@ -15,7 +16,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use receive::{Drops, Placing};
+use arrivals::{Drops, Placing};
 
 use crate::types::{Gid, QpState};
 

@@ -1,8 +1,7 @@
 //! Datagrams that come, and what becomes of those that nobody takes in: they are lost, counted, and
 //! the owner finds a diagnosis of the first of each kind.
 
-use bitflags::bitflags;
-
+use super::arrivals::{Drops, Placing};
 use crate::abi::queue::{CompletionFlags, Cqe};
 use crate::device::copier::CopyResult;
 use crate::device::memory::{MemoryFault, Payload};
@@ -15,38 +14,7 @@ use crate::engine::schedule::QUANTUM;
 use crate::engine::state::EngineState;
 use crate::roce::{Datagram, grh};
 use crate::shm::attached::CopyEnd;
-use crate::types::{CompletionStatus, SessionId};
-
-bitflags! {
-    /// Why a datagram was dropped.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(super) struct Drops: u8 {
-        /// It has another Q_Key.
-        const Q_KEY = 1;
-        /// No receive is posted.
-        const NO_RECEIVE = 2;
-        /// It does not fit the receive.
-        const TOO_LONG = 4;
-        /// The rules do not let the owner receive at that address.
-        const FORBIDDEN = 8;
-        /// A copier has enough to write already.
-        const COPIER = 16;
-    }
-}
-
-/// A datagram that a copier is writing.
-pub(super) struct Placing {
-    /// Number of the copy; none if it was written at once, behind others.
-    job: Option<u64>,
-    /// Whose memory it is.
-    owner: SessionId,
-    /// Whether it has been written, and how it went.
-    written: Option<CopyResult>,
-    /// The completion, if it goes well.
-    cqe: Cqe,
-    /// Bytes of its data.
-    len: usize,
-}
+use crate::types::CompletionStatus;
 
 impl Qp {
     /// Whether a packet from another daemon is looked at: not from a port of this daemon, whose

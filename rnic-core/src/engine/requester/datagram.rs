@@ -1,6 +1,6 @@
 //! Datagrams: requests that name where they go, and are one message of one segment.
 
-use super::message::{HeaderTemplate, Message};
+use super::message::{Addressed, HeaderTemplate, Message};
 use super::staging::StagingBuffer;
 use super::{RequestError, Requester};
 use crate::abi::queue::{DatagramParams, OWN_Q_KEY, SendFlags, SendOpcode};
@@ -12,20 +12,7 @@ use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
 use crate::rdmap::Opcode;
 use crate::shm::queue::SendEntry;
-use crate::types::{Gid, Msn, Stag};
-
-/// Where the datagram in progress goes, as its request has it.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct Addressed {
-    pub to: Gid,
-    pub qp: u32,
-    /// None for the sender's own.
-    pub q_key: Option<u32>,
-    /// Index of the port that it comes from.
-    pub source: u16,
-    pub immediate: Option<u32>,
-    pub solicited: bool,
-}
+use crate::types::{Msn, Stag};
 
 impl Requester {
     /// Makes sure that a datagram of at most `mtu` bytes is ready to be sent; false if there is

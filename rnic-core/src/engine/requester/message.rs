@@ -18,7 +18,7 @@ use crate::rdmap::{
 use crate::shm::Mapping;
 use crate::shm::queue::MAX_SGE;
 use crate::stream::InboundRead;
-use crate::types::{ATOMIC_LEN, Access, Msn, Stag, TaggedOffset};
+use crate::types::{ATOMIC_LEN, Access, Gid, Msn, Stag, TaggedOffset};
 
 /// Memory of one segment.
 pub(in crate::engine) type Gather<'t> = ArrayVec<Target<'t>, MAX_SGE>;
@@ -81,6 +81,19 @@ pub(in crate::engine) struct Message {
     pub sent: u32,
     /// Its request in flight; none for responses and what the stream sends of itself.
     pub seq: Option<u64>,
+}
+
+/// Where the datagram in progress goes, as its request has it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Addressed {
+    pub to: Gid,
+    pub qp: u32,
+    /// None for the sender's own.
+    pub q_key: Option<u32>,
+    /// Index of the port that it comes from.
+    pub source: u16,
+    pub immediate: Option<u32>,
+    pub solicited: bool,
 }
 
 /// One segment to be sent.

@@ -12,7 +12,7 @@
 
 pub(super) mod acknowledge;
 pub(super) mod complete;
-pub(super) mod datagram;
+mod datagram;
 mod fetch;
 pub(super) mod in_flight;
 mod inbound;
@@ -26,11 +26,11 @@ pub(super) mod staging;
 
 use std::collections::VecDeque;
 
-use datagram::Addressed;
 use in_flight::{InFlight, OutboundRequest, Progress};
 use inbound_request::{AtomicError, Executing, InboundRequest};
 use message::{
-    Gather, GatherFault, HeaderMessage, HeaderTemplate, Message, MessageSource, Segment, take,
+    Addressed, Gather, GatherFault, HeaderMessage, HeaderTemplate, Message, MessageSource, Segment,
+    take,
 };
 use question::Acknowledgements;
 use staging::StagingBuffer;

@@ -3,16 +3,14 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::Arc;
 
-use rnic_core::abi::control::{GidRow, QpChange};
-use rnic_core::engine::{DatagramConfig, DatagramPort};
+use rnic_core::abi::control::QpChange;
+use rnic_core::engine::DatagramConfig;
 use rnic_core::types::*;
 use socket2::{Domain, Protocol, Type};
 
 use super::wired::{MOST_24, TWENTY_FOUR_BITS, state_name};
 use super::{Qp, QpPhase, wrong_state};
-use crate::config::Loopback;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::{Manager, find, refuse};
 
@@ -73,7 +71,10 @@ impl Manager {
         if std::mem::replace(&mut self.has_datagram_sockets, true) {
             return;
         }
-        for row in &self.gids {
+        if self.gids.len() > MOST_SOCKETS {
+            tracing::warn!("only the first {MOST_SOCKETS} addresses of the device have datagrams");
+        }
+        for row in self.gids.iter().take(MOST_SOCKETS) {
             let at = SocketAddr::new(row.gid.address(), self.config.wired.port);
             match datagram_socket(at) {
                 Ok(socket) => self.workers.add_datagram_socket(DATAGRAM_WORKER, socket, at),
@@ -115,16 +116,6 @@ impl Manager {
     }
 }
 
-/// The ports of the device, as datagrams use them.
-pub fn datagram_port(gids: &[GidRow], udp: u16, loopback: Loopback) -> Arc<DatagramPort> {
-    Arc::new(DatagramPort {
-        gids: gids.iter().map(|row| row.gid).collect(),
-        mtu: gids.iter().map(GidRow::path_mtu).min().unwrap_or(0),
-        udp,
-        direct: loopback == Loopback::Direct,
-    })
-}
-
 /// A socket of UDP that does not block. It asks for room for some hundred of the longest packets;
 /// the kernel grants what the host's limits allow.
 fn datagram_socket(at: SocketAddr) -> io::Result<UdpSocket> {
@@ -140,6 +131,9 @@ fn datagram_socket(at: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 const BUFFER: usize = 1 << 20;
+
+/// Sockets of datagrams: they are among the descriptors that the daemon keeps for itself.
+const MOST_SOCKETS: usize = 16;
 
 /// The worker that has all queue pairs of datagrams, so that they reach each other.
 const DATAGRAM_WORKER: u32 = 0;

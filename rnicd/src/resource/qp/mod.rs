@@ -22,7 +22,6 @@ use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
 use crate::resource::uses::Use;
-pub use datagrams::datagram_port;
 pub use dials::Rendezvous;
 use parts::QpParts;
 use reads::Reads;
