@@ -1,10 +1,10 @@
 //! The daemon's devices in `/sys/class` and `/dev` for this process and what it becomes, whether
 //! that calls the C library or not: in a mount namespace of its own.
 //!
-//! Nobody can make a folder in `/sys/class`, and few in `/dev`. So where a folder of ours is not
-//! there, a new file system is mounted over its parent, with all that the parent had, each entry
-//! bound, and ours beside it. Entries of ours are links into the daemon's tree, as the kernel's are
-//! links to its devices: they lead to a daemon that is started again, too.
+//! Nobody can make a folder in `/sys`, and few in `/dev`. So where a folder of ours is not there, a
+//! new file system is mounted over its parent, with all that the parent had, each entry bound, and
+//! ours beside it. What ours hold are links into the daemon's tree, which lead to a daemon that is
+//! started again, too.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirEntry, File};
@@ -65,8 +65,11 @@ pub fn show(tree: &Path) -> Result<(), MountError> {
     let propagation = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     let root = Path::new("/");
     mount_change(root, propagation).map_err(system("separate the mounts of", root))?;
-    add(Path::new("/sys/class"), &tree.join("class"))?;
-    add(Path::new("/dev"), &tree.join("dev"))
+    // The links in `class` lead to `devices`, as the kernel's.
+    for (place, ours) in [("/sys/devices", "devices"), ("/sys/class", "class"), ("/dev", "dev")] {
+        add(Path::new(place), &tree.join(ours))?;
+    }
+    Ok(())
 }
 
 /// Gives this process a mount namespace of its own, and where that takes rights that it has not, a
@@ -79,7 +82,7 @@ fn separate() -> Result<(), MountError> {
     }
     let both = UnshareFlags::NEWUSER | UnshareFlags::NEWNS;
     unshare(both).map_err(refused("unshare(CLONE_NEWUSER | CLONE_NEWNS)"))?;
-    // Groups may be mapped by who can leave none of them.
+    // Only who cannot leave groups that refuse him something may map his own.
     for (what, path, text) in [
         ("writing setgroups", "/proc/self/setgroups", "deny".to_owned()),
         ("writing uid_map", "/proc/self/uid_map", format!("{uid} {uid} 1")),
@@ -119,7 +122,7 @@ fn add(place: &Path, ours: &Path) -> Result<(), MountError> {
     for entry in kept.iter().filter(|entry| !is_ours(&entry.file_name())) {
         let (from, to) = (entry.path(), place.join(entry.file_name()));
         match keep(entry, &to) {
-            // It is gone since. What was made for it says so when it is opened.
+            // It is gone since.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             done => done.map_err(system("keep", &from))?,
         }
@@ -159,11 +162,10 @@ fn keep(entry: &DirEntry, to: &Path) -> io::Result<()> {
     Ok(mount_bind(from, to)?)
 }
 
-/// Links the entries of a folder from another one, by paths that lead there from anywhere.
+/// Has the entries of a folder of the tree in another one: links as they are, others by links.
 fn link(folder: &Path, from: &Path) -> Result<(), MountError> {
     for entry in entries(folder)? {
-        let path = entry.path();
-        let to = path.canonicalize().map_err(system("follow", &path))?;
+        let to = fs::read_link(entry.path()).unwrap_or_else(|_| entry.path());
         let at = from.join(entry.file_name());
         symlink(to, &at).map_err(system("make", &at))?;
     }
