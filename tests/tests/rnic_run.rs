@@ -411,11 +411,81 @@ fn a_program_that_gets_rights_at_its_start_is_named() {
         let (works, text) = check(&place, &program);
         let word = format!("is {name}, and the loader ignores LD_LIBRARY_PATH");
         assert!(!works && text.contains(&word), "{text}");
-        // It does: the program does not find what it is linked against.
+        assert!(is_refused(&place, &program).contains(&word));
+        // Who has the rights already is given none.
+        std::os::unix::fs::chown(&program, Some(0), Some(0)).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
         let output = place.run(&["--idle", "1s", program.to_str().unwrap()]);
-        assert_ne!(output.status.code(), Some(7), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(7), "{}", said(&output));
+        place.is_left();
+        std::fs::remove_file(place.at("run/rnicd.log")).unwrap();
     }
+}
+
+#[test]
+fn a_program_with_capabilities_is_refused_to_those_who_lack_them() {
+    if !geteuid().is_root() {
+        return omit("only root can give capabilities to files");
+    }
+    let place = Place::new();
+    let program = place.program("capable", &[]);
+    // CAP_NET_RAW, effective (struct vfs_cap_data, linux/capability.h).
+    let words = [0x0200_0001u32, 1 << 13, 0, 0, 0].map(u32::to_le_bytes);
+    let flags = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(&program, "security.capability", &words.concat(), flags).is_err() {
+        return omit("the file system of the temp dir has no capabilities");
+    }
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(place.folder.path(), open).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.arg(place.at("bin/rnic-run")).arg(&program).env("RNIC_SOCKET", place.socket());
+    let output = command.output().unwrap();
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(126), "{text}");
+    assert!(text.contains("capable has file capabilities, and the loader ignores"), "{text}");
+    // Without new rights for anybody, they are not given, and it is loaded as any other.
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]);
+    command.arg(place.at("bin/rnic-run")).args(["--no-start", "--check"]).arg(&program);
+    let text = said(&command.env("RNIC_SOCKET", place.socket()).output().unwrap());
+    assert!(text.contains("it gets none at its start"), "{text}");
+}
+
+#[test]
+fn programs_that_the_libraries_cannot_serve_are_not_run() {
+    let place = Place::new();
+    let alone = "void _start(void) { for (;;); }";
+    let options = ["-static", "-nostdlib"].map(OsStr::new);
+    let alone = place.compile(alone, "programs/static", &options);
+    for word in ["is linked statically", "link it dynamically", "--mount", "no verbs", "sh -c"] {
+        let text = is_refused(&place, &alone);
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    // Of a script it is the interpreter that counts.
+    let script = place.at("programs/script");
+    std::fs::write(&script, format!("#!{} -x\n", alone.display())).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(is_refused(&place, &script).contains("programs/static is linked statically"));
+    let musl = place.program("musl", &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
+    assert!(is_refused(&place, &musl).contains("rnicd's libraries are for glibc"));
+    // The loader is linked statically, and what it loads is given our libraries.
+    let program = place.program("seven", &[]);
+    let found = std::fs::read_link("/proc/self/exe").unwrap();
+    let loader = rnic_run::elf::Elf::read(&found).unwrap().interpreter.unwrap();
+    let arguments = ["--idle", "1s", loader.to_str().unwrap(), program.to_str().unwrap()];
+    let output = place.run(&arguments);
+    assert_eq!(output.status.code(), Some(7), "{}", said(&output));
     place.is_left();
+}
+
+/// What is said of a program that is not run, in one line, and for which no daemon is started.
+fn is_refused(place: &Place, program: &Path) -> String {
+    let output = place.run(&[program.to_str().unwrap()]);
+    let text = said(&output);
+    assert_eq!((output.status.code(), text.lines().count()), (Some(126), 1), "{text}");
+    assert_eq!(std::fs::read_dir(place.at("run")).unwrap().count(), 0, "{text}");
+    text
 }
 
 /// Longer than any of the daemons of these tests is without clients.

@@ -8,9 +8,10 @@ use std::process::{Command, ExitCode, Stdio};
 
 use clap::Parser;
 
-use crate::check;
+use crate::check::{self, Obstacle};
 use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, Started, Starting};
 use crate::libraries::{self, LibrariesError, PATH_VARIABLE};
+use crate::mount::{self, MountError};
 use crate::preload::{self, LIST_VARIABLE, TREE_VARIABLE};
 use crate::shell::quoted;
 
@@ -23,8 +24,8 @@ use crate::shell::quoted;
 /// /run/rnicd/rnicd.sock), one is started with the built-in configuration; it ends when nobody has
 /// used it for a while.
 ///
-/// Exit codes: the program's; 127 it was not found; 126 it cannot be run; 125 something else
-/// failed. --check: 0 the program can work, 1 it cannot. 2 wrong usage.
+/// Exit codes: the program's; 127 it was not found; 126 it cannot be run, or not with these
+/// libraries (it is linked statically, or gets rights at its start); 125 something else failed. --check: 0 the program can work, 1 it cannot. 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "rnic-run", version, override_usage = USAGE, after_help = EXAMPLES)]
 struct Cli {
@@ -42,6 +43,12 @@ struct Cli {
     /// How long a daemon that is started stays without programs that use it ("60s", "5min").
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     idle: String,
+    /// Show the daemon's devices to the program by mounts of its own on /sys/class and /dev rather
+    /// than by LD_PRELOAD: also to one that does not call the C library for files (Go) or is linked
+    /// statically, whose verbs are its own. It keeps user and group; takes user and mount
+    /// namespaces.
+    #[arg(long, conflicts_with_all = ["check", "print_env"])]
+    mount: bool,
     /// Start no daemon: fail if there is none.
     #[arg(long)]
     no_start: bool,
@@ -73,6 +80,7 @@ Examples:
   rnic-run rping -s -a 127.0.0.1
   rnic-run ib_write_bw -R 192.0.2.7
   rnic-run --check ib_write_bw
+  rnic-run --mount ls /sys/class/infiniband
   eval \"$(rnic-run --print-env)\"";
 
 /// Why the program was not run.
@@ -93,6 +101,10 @@ enum RunError {
     NoInterpreter { program: PathBuf, error: io::Error },
     #[error("{}: cannot be run: {error}", program.display())]
     NotRun { program: PathBuf, error: io::Error },
+    #[error(transparent)]
+    NotServed(#[from] check::Refusal),
+    #[error(transparent)]
+    NotShown(#[from] MountError),
 }
 
 impl RunError {
@@ -100,7 +112,7 @@ impl RunError {
     fn exit_code(&self) -> u8 {
         match self {
             RunError::NotFound { .. } | RunError::NoInterpreter { .. } => 127,
-            RunError::NotRun { .. } => 126,
+            RunError::NotRun { .. } | RunError::NotServed(_) | RunError::NotShown(_) => 126,
             _ => FAILED,
         }
     }
@@ -137,7 +149,20 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
         let is_path = program.as_encoded_bytes().contains(&b'/');
         RunError::NotFound { program: program.into(), is_path }
     })?;
-    let tree = ensure_daemon(cli)?;
+    match check::refusal(program) {
+        Some(refusal) if !cli.mount || matches!(refusal.obstacle, Obstacle::Rights(_)) => {
+            return Err(refusal.into());
+        }
+        Some(refusal) => say(&format!(
+            "{} is given no library of ours: --mount shows it the devices' files, and no verbs",
+            refusal.path.display()
+        )),
+        None => {}
+    }
+    let mut tree = ensure_daemon(cli)?;
+    if cli.mount {
+        mount::show(&tree.take().ok_or(MountError::NoTree)?)?;
+    }
     let mut command = Command::new(program);
     command.args(arguments).envs(environment(cli, &folder, tree));
     let error = command.exec();

@@ -2,11 +2,14 @@
 //! needs and what it offers.
 
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use object::Endianness;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionTable, Sym};
+use object::read::{ReadCache, ReadRef};
 
 /// Why a file is no program and no library.
 #[derive(Debug, thiserror::Error)]
@@ -79,18 +82,31 @@ pub struct Import {
 }
 
 impl Elf {
-    /// Reads a file.
+    /// Reads of a file what the loader would: programs may have gigabytes that it does not.
     pub fn read(path: &Path) -> Result<Self, ElfError> {
         let owned = || path.to_owned();
-        let data = std::fs::read(path).map_err(|error| ElfError::Read { path: owned(), error })?;
-        if data.get(..4) != Some(&elf::ELFMAG) {
+        let mut start = Vec::new();
+        let opened = File::open(path).and_then(|mut file| {
+            (&mut file).take(IDENTITY).read_to_end(&mut start)?;
+            Ok(file)
+        });
+        let file = opened.map_err(|error| ElfError::Read { path: owned(), error })?;
+        if start.get(..4) != Some(&elf::ELFMAG) {
             return Err(ElfError::NotElf { path: owned() });
         }
-        let parsed = match data.get(4) {
-            Some(&class) if class == elf::ELFCLASS32.0 => parse::<FileHeader32<Endianness>>(&data),
-            _ => parse::<FileHeader64<Endianness>>(&data),
+        let data = ReadCache::new(file);
+        let parsed = match start.get(4) {
+            Some(&class) if class == elf::ELFCLASS32.0 => {
+                parse::<FileHeader32<Endianness>, _>(&data)
+            }
+            _ => parse::<FileHeader64<Endianness>, _>(&data),
         };
         parsed.map_err(|error| ElfError::Damaged { path: owned(), error })
+    }
+
+    /// Whether it is the program that loads others (ld.so(8)), which has what debuggers look for.
+    pub fn is_loader(&self) -> bool {
+        self.interpreter.is_none() && self.exports.iter().any(|(name, _)| name == "_r_debug")
     }
 
     /// The machine that this process runs on, as its own program has it.
@@ -99,7 +115,9 @@ impl Elf {
     }
 }
 
-fn parse<H: FileHeader<Endian = Endianness>>(data: &[u8]) -> object::read::Result<Elf> {
+fn parse<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(
+    data: R,
+) -> object::read::Result<Elf> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
     let target = Target {
@@ -136,10 +154,10 @@ fn parse<H: FileHeader<Endian = Endianness>>(data: &[u8]) -> object::read::Resul
 }
 
 /// Sorts the dynamic symbols into what is imported and what is exported.
-fn symbols<H: FileHeader<Endian = Endianness>>(
-    sections: &SectionTable<'_, H>,
+fn symbols<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(
+    sections: &SectionTable<'data, H, R>,
     endian: Endianness,
-    data: &[u8],
+    data: R,
     found: &mut Elf,
 ) -> object::read::Result<()> {
     let table = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
@@ -165,6 +183,9 @@ fn symbols<H: FileHeader<Endian = Endianness>>(
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
+
+/// Bytes at a file's begin that say what it is: `e_ident`.
+const IDENTITY: u64 = 16;
 
 #[cfg(test)]
 mod tests {

@@ -1,16 +1,18 @@
 //! Whether a program can work, in facts: each with what to do if it cannot.
 //!
 //! Here is what is to be there whatever the program: libraries, a daemon, the right to use memory
-//! of one's own. What matters of the program is in `program`. Nothing is started and nothing is
-//! run, also not the program's loader.
+//! of one's own. What matters of the program is in `program`, what keeps libraries from it
+//! altogether in `served`. Nothing is started and nothing is run, also not the program's loader.
 
 mod program;
+mod served;
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
 
-pub use program::find;
+pub use program::{find, refusal};
+pub use served::{Obstacle, Refusal};
 
 use crate::daemon::{Probe, probe};
 use crate::elf::Elf;

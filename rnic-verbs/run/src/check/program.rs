@@ -5,9 +5,9 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::served::{self, Obstacle, Refusal};
 use super::{Kind, Ours, Report};
 use crate::daemon::is_executable;
 use crate::elf::{Elf, Import};
@@ -22,6 +22,17 @@ pub fn find(program: &OsStr) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&path);
     folders.find_map(|folder| Some(folder.join(program)).filter(|file| is_executable(file)))
+}
+
+/// Why the libraries cannot serve a program, if that is known beforehand. What cannot be run, or
+/// cannot be read, is for the kernel to refuse.
+pub fn refusal(program: &OsStr) -> Option<Refusal> {
+    let path = the_program(program, &mut Report::default())?;
+    let elf = Elf::read(&path).ok();
+    let kind = elf.and_then(|elf| served::kind(&elf).ok());
+    let kind = kind.filter(|obstacle| !matches!(obstacle, Obstacle::NoLoader(_)));
+    let obstacle = served::rights(&path).or(kind)?;
+    Some(Refusal { path, obstacle })
 }
 
 /// Everything about a program.
@@ -92,50 +103,28 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
 
 /// Only a program of this kind of machine that glibc's loader loads can have our libraries.
 fn is_loaded_by_glibc(path: &Path, elf: &Elf, report: &mut Report) -> bool {
-    let problem = match &elf.interpreter {
-        _ if !Elf::here().is_ok_and(|here| elf.target == here) => {
-            "is for another kind of machine than rnicd's libraries; get it for this one".to_owned()
+    match served::kind(elf) {
+        Ok(obstacle) => {
+            report.add(Kind::Problem, "loader", format!("{} {obstacle}", path.display()));
+            return false;
         }
-        None => "is linked statically, so that no library of ours can be loaded; link it \
-                 dynamically"
-            .to_owned(),
-        Some(loader) if loader.to_string_lossy().contains("ld-musl") => format!(
-            "is loaded by {}, but rnicd's libraries are for glibc; build it for glibc",
-            loader.display()
-        ),
-        Some(loader) if !loader.exists() => {
-            format!("is loaded by {}, which is not there; install it", loader.display())
-        }
-        Some(loader) => {
+        Err(Some(loader)) => {
             let words = format!("dynamically linked, loaded by {}", loader.display());
             report.add(Kind::Fine, "loader", words);
-            return true;
         }
-    };
-    report.add(Kind::Problem, "loader", format!("{} {problem}", path.display()));
-    false
+        Err(None) => report.add(Kind::Unknown, "loader", "it is a loader: what will it load?"),
+    }
+    true
 }
 
 /// A program that gets rights at its start is loaded without `LD_LIBRARY_PATH`.
 fn keeps_the_path(path: &Path, report: &mut Report) {
-    let Ok(found) = std::fs::metadata(path) else { return };
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let capabilities = rustix::fs::getxattr(path, "security.capability", &mut [0u8; 64][..]);
-    let why = if found.mode() & SETUID != 0 && found.uid() != uid {
-        "is setuid"
-    } else if found.mode() & SETGID != 0 && found.gid() != gid {
-        "is setgid"
-    } else if capabilities.is_ok_and(|length| length > 0) && uid != 0 {
-        "has file capabilities"
-    } else {
-        return report.add(Kind::Fine, "rights", "it gets none at its start");
-    };
-    let words = format!(
-        "{} {why}, and the loader ignores {PATH_VARIABLE} for such programs; run a copy of it \
-         (`cp` leaves that away)",
-        path.display()
-    );
-    report.add(Kind::Problem, "rights", words);
+    match served::rights(path) {
+        None => report.add(Kind::Fine, "rights", "it gets none at its start"),
+        Some(obstacle) => {
+            report.add(Kind::Problem, "rights", format!("{} {obstacle}", path.display()));
+        }
+    }
 }
 
 /// Whether it uses our libraries, and would be given ours.
@@ -221,8 +210,6 @@ fn named(import: &Import) -> String {
     format!("{}@{}", import.name, import.version.as_deref().unwrap_or_default())
 }
 
-const SETUID: u32 = 0o4000;
-const SETGID: u32 = 0o2000;
 /// How many scripts may run each other; the kernel allows five.
 const SCRIPTS: usize = 6;
 /// Bytes of a script that the kernel looks at.

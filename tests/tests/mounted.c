@@ -1,0 +1,62 @@
+// Looks for RDMA devices by system calls alone, as a program that does not go through a shared C
+// library: linked statically. Says "done" if it finds those of the daemon beside what was there.
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int wrong;
+
+static void check(int is_so, const char *what)
+{
+    if (!is_so) {
+        printf("not so: %s\n", what);
+        wrong++;
+    }
+}
+
+static int says(const char *path, const char *expected)
+{
+    char text[64] = "";
+    int fd = open(path, O_RDONLY);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    close(fd);
+    return n >= 0 && !strcmp(text, expected);
+}
+
+static int has(const char *folder, const char *name)
+{
+    int found = 0;
+    DIR *all = opendir(folder);
+    for (struct dirent *entry; all && (entry = readdir(all));)
+        found += !strcmp(entry->d_name, name);
+    if (all)
+        closedir(all);
+    return found == 1;
+}
+
+int main(void)
+{
+    struct stat found;
+    check(has("/sys/class", "infiniband"), "infiniband is in /sys/class");
+    check(lstat("/sys/class/infiniband", &found) == 0 && S_ISDIR(found.st_mode), "as a folder");
+    check(has("/sys/class/infiniband", "rnicd0"), "rnicd0 is in it");
+    check(says("/sys/class/infiniband/rnicd1/node_type", "1: CA\n"), "the type of rnicd1");
+    check(says("/sys/class/infiniband_verbs/uverbs1/ibdev", "rnicd1\n"), "whose uverbs1 is");
+    check(says("/sys/class/infiniband_verbs/abi_version", "6\n"), "a file beside the links");
+    check(access("/sys/devices/rnicd/rnicd1/numa_node", R_OK) == 0, "the place of the device");
+    check(has("/dev/infiniband", "uverbs1"), "uverbs1 is in /dev/infiniband");
+    check(access("/dev/infiniband/uverbs1", R_OK | W_OK) == 0, "and may be read and written");
+    check(stat("/dev/infiniband/uverbs1", &found) == 0 && S_ISCHR(found.st_mode), "as a device");
+    check(says("/sys/class/net/lo/ifindex", "1\n"), "what else the kernel shows is there");
+    check(has("/sys/devices/system/cpu", "cpu0"), "its devices, too");
+    int null = open("/dev/null", O_WRONLY);
+    check(null >= 0 && write(null, "x", 1) == 1, "/dev/null takes anything");
+    check(open("/dev/new", O_WRONLY | O_CREAT, 0600) < 0, "nothing new can be put there");
+    if (!wrong)
+        puts("done");
+    return wrong != 0;
+}
