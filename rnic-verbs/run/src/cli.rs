@@ -25,7 +25,8 @@ use crate::shell::quoted;
 /// used it for a while.
 ///
 /// Exit codes: the program's; 127 it was not found; 126 it cannot be run, or not with these
-/// libraries (it is linked statically, or gets rights at its start); 125 something else failed. --check: 0 the program can work, 1 it cannot. 2 wrong usage.
+/// libraries (it is linked statically, or gets rights at its start); 125 something else failed.
+/// --check: 0 the program can work, 1 it cannot. 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "rnic-run", version, override_usage = USAGE, after_help = EXAMPLES)]
 struct Cli {
