@@ -67,6 +67,8 @@ impl Host {
     fn run(&self, transports: &str, ranks: usize, program: &[&str]) -> Process {
         let mut command = self.apart.on(Side::A);
         command.args(["mpirun", "--oversubscribe", "-np", &ranks.to_string()]);
+        // All ranks are here: no remote shell is needed, or there.
+        command.args(["--mca", "plm", "isolated"]);
         command.args(["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any"]);
         command.args(["--mca", "opal_common_ucx_devices", "any"]);
         command.args(["-x", &format!("UCX_TLS={transports}"), "-x", "UCX_LOG_LEVEL=info"]);
