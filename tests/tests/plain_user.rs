@@ -80,6 +80,10 @@ impl<'a> Home<'a> {
         };
         command.env_clear().current_dir("/").env("PATH", std::env::var_os("PATH").unwrap());
         command.env("HOME", self.path()).env("TMPDIR", self.path());
+        // A daemon of the system's would be found by everybody, and refuse him.
+        if Path::new("/run/rnicd/rnicd.sock").exists() {
+            command.env("RNIC_SOCKET", self.path().join("rnicd.sock"));
+        }
         command
     }
 
@@ -92,8 +96,10 @@ impl<'a> Home<'a> {
     /// Waits until the daemon is gone.
     fn is_left(&self) {
         let uid = if geteuid().is_root() { PLAIN } else { geteuid().as_raw() };
-        let folder = self.path().join(format!("rnicd-{uid}"));
-        let log = || std::fs::read_to_string(folder.join("rnicd.log")).unwrap();
+        let logs = [format!("rnicd-{uid}/rnicd.log"), "rnicd.log".to_owned()];
+        let mut logs = logs.iter().map(|name| self.path().join(name));
+        let path = logs.find(|path| path.exists()).expect("a daemon was started");
+        let log = || std::fs::read_to_string(&path).unwrap();
         let deadline = Instant::now() + DEADLINE;
         while !log().lines().last().is_some_and(|line| line.contains("stopped")) {
             assert!(Instant::now() < deadline, "a daemon stays: {}", log());
