@@ -216,10 +216,10 @@ fn namespaces_that_are_refused_are_said_with_who_refuses() {
         return;
     }
     // In a user namespace of their own, users may refuse themselves more.
-    let script = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$0\" --mount true";
+    let script = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$0\" --idle 1s --mount true";
     let mut command = home.command("unshare");
     command.args(["--user", "--map-root-user", "sh", "-c", script]);
-    command.arg(installed.at("bin/rnic-run")).env("RNIC_SOCKET", home.path().join("socket"));
+    command.arg(installed.at("bin/rnic-run")).env("RNIC_SOCKET", home.path().join("rnicd.sock"));
     let output = command.output().unwrap();
     let text = said(&output);
     assert_eq!(output.status.code(), Some(126), "{text}");
@@ -227,6 +227,7 @@ fn namespaces_that_are_refused_are_said_with_who_refuses() {
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
     let lines: Vec<&str> = text.lines().filter(|line| !line.contains("started a daemon")).collect();
     assert_eq!(lines.len(), 1, "{text}");
+    home.is_left();
 }
 
 #[test]
