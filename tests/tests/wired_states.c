@@ -365,8 +365,10 @@ static void datagrams(void)
     CHECK(to && ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
     CHECK(moved(qp, IBV_QPS_RTS, SENDS) == EINVAL);
     CHECK(moved(qp, IBV_QPS_RTS, IBV_QP_SQ_PSN) == 0);
-    wr.opcode = IBV_WR_RDMA_WRITE;
-    CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+    // What is no datagram names memory where those name a handle.
+    struct ibv_send_wr write = {.wr_id = 1, .opcode = IBV_WR_RDMA_WRITE};
+    write.wr.rdma.remote_addr = 8;
+    CHECK(ibv_post_send(qp, &write, &bad) == EINVAL && bad == &write);
 
     // To itself, then back to where the header says that it came from.
     wr.opcode = IBV_WR_SEND_WITH_IMM;

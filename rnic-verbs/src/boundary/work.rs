@@ -117,8 +117,9 @@ unsafe fn send_work(wr: &ibv_send_wr, datagram: bool) -> Result<SendWork, Errno>
         };
         (kind, elements)
     };
-    let to = match datagram {
-        // SAFETY: as the module says: with such a queue pair this member of the union holds.
+    let to = match datagram && matches!(kind, SendKind::Send | SendKind::SendImmediate { .. }) {
+        // SAFETY: as the module says: with such a queue pair and opcode this member of the union
+        // holds.
         true => unsafe {
             Some(destination(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey)?)
         },
