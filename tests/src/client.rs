@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rnic_client::{
     AcceptOptions, Access, Completion, CompletionOpcode, ConnectOptions, Context, Cq, Event,
-    Listener, Mr, MrOptions, Pd, Qp, QpOptions, Scope, SharedBuffer,
+    Listener, Mr, MrOptions, Pd, Qp, QpOptions, QpType, Scope, SharedBuffer,
 };
 
 use crate::{DEADLINE, Daemon};
@@ -62,6 +62,11 @@ impl Client {
     /// A QP with the default options.
     pub fn qp(&self) -> Qp {
         self.pd.create_qp(&self.options()).unwrap()
+    }
+
+    /// One of another kind, which is not connected.
+    pub fn qp_of(&self, kind: QpType) -> Qp {
+        self.pd.create_qp(&QpOptions { kind, ..self.options() }).unwrap()
     }
 
     /// A listener on a port of the loopback interface that the kernel chooses.

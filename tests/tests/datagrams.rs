@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use rnic_client::{
-    Access, Completion, CompletionStatus, DatagramAddress, GRH_LEN, Gid, Grh, Qp, QpOptions,
-    QpType, RecvRequest, SendRequest, Sending, route_of,
+    Access, Completion, CompletionStatus, DatagramAddress, GRH_LEN, Gid, Grh, Qp, QpType,
+    RecvRequest, SendRequest, Sending, route_of,
 };
 use rnic_core::roce::{Datagram, grh, packet};
 use rnic_core::types::QpId;
@@ -30,8 +30,7 @@ struct End {
 impl End {
     fn new(daemon: &Daemon) -> Self {
         let client = Client::new(daemon);
-        let options = QpOptions { kind: QpType::Datagrams, ..client.options() };
-        let qp = client.pd.create_qp(&options).unwrap();
+        let qp = client.qp_of(QpType::Datagrams);
         qp.receive_datagrams(KEY).unwrap();
         qp.to_rts(&SENDING).unwrap();
         End { client, qp }

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    Access, Completion, CompletionOpcode, CompletionStatus, Gid, Qp, QpOptions, QpState, QpType,
-    RecvRequest, SendRequest, Sending, Wiring,
+    Access, Completion, CompletionOpcode, CompletionStatus, Gid, Qp, QpState, QpType, RecvRequest,
+    SendRequest, Sending, Wiring,
 };
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::daemon::Footprint;
@@ -70,8 +70,7 @@ struct End {
 impl End {
     fn new(daemon: &Daemon) -> Self {
         let client = Client::new(daemon);
-        let options = QpOptions { kind: QpType::Wired, ..client.options() };
-        let qp = client.pd.create_qp(&options).unwrap();
+        let qp = client.qp_of(QpType::Wired);
         End { client, qp }
     }
 

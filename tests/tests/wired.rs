@@ -4,8 +4,8 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    Access, Completion, CompletionOpcode, CompletionStatus, Event, Gid, Qp, QpOptions, QpState,
-    QpType, RecvRequest, SendRequest, Sending, Wiring,
+    Access, Completion, CompletionOpcode, CompletionStatus, Event, Gid, Qp, QpState, QpType,
+    RecvRequest, SendRequest, Sending, Wiring,
 };
 use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, RequestBody};
 use rnic_core::types::QpId;
@@ -27,8 +27,7 @@ impl End {
 
     fn of(daemon: &Daemon, kind: QpType) -> Self {
         let client = Client::new(daemon);
-        let options = QpOptions { kind, ..client.options() };
-        let qp = client.pd.create_qp(&options).unwrap();
+        let qp = client.qp_of(kind);
         let gid = client.context.gids().unwrap()[0].gid;
         End { client, qp, gid }
     }

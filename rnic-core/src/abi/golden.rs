@@ -228,6 +228,39 @@ fn requests() {
 }
 
 #[test]
+fn changes_of_queue_pairs() {
+    let rights = Access::REMOTE_READ;
+    let wiring = Wiring {
+        local: Gid([1; 16]),
+        remote: Gid([2; 16]),
+        remote_qp: QpId(3),
+        rq_psn: 300,
+        path_mtu: 1024,
+        min_rnr_timer: 12,
+        ird: 4,
+        rights,
+    };
+    let sending = Sending { sq_psn: 300, timeout: 1, retry_count: 2, rnr_retry: 3, ord: 4 };
+    check(
+        0,
+        &[
+            (
+                QpChange::ReadyToReceive(wiring),
+                "0001010101010101010101010101010101020202020202020202020202020202020\
+                 3ac0280080c0404",
+            ),
+            (QpChange::ReadyToSend(sending), "01ac0201020304"),
+            (QpChange::DrainSendQueue, "02"),
+            (QpChange::Reset, "03"),
+            (QpChange::Rights(rights), "0404"),
+            (QpChange::MinRnrTimer(9), "0509"),
+            (QpChange::ReceiveDatagrams { q_key: 300 }, "06ac02"),
+            (QpChange::QKey(300), "07ac02"),
+        ],
+    );
+}
+
+#[test]
 fn replies() {
     let reply = |body| Reply { id: 1, result: Ok(body), diagnosis_id: 0 };
     let qp_row = QpRow {

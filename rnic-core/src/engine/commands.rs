@@ -138,26 +138,19 @@ impl Engine {
         });
     }
 
-    /// Takes over a QP that is wired by hand, in Rtr: its stream may come.
+    /// Takes over a QP that is wired by hand, in Rtr: its stream may come, or its datagrams may.
+    /// All QPs of datagrams of a device belong to one engine.
     pub fn attach_wired(&mut self, config: Box<QpConfig>, now: Time) {
         self.state.now = now;
         let id = config.qp;
-        self.insert(*config, Link::None);
+        let (link, phase) = match config.datagrams {
+            Some(_) => (Link::Datagrams, StreamPhase::Open),
+            None => (Link::None, StreamPhase::Unlinked),
+        };
+        self.insert(*config, link);
         self.with(id, |qp, engine| {
             qp.requester.set_pace(false, 0);
-            qp.enter(StreamPhase::Unlinked);
-            engine.wake(&mut qp.core);
-        });
-    }
-
-    /// Takes over a QP of datagrams, in Rtr. All of a device belong to one engine.
-    pub fn attach_datagrams(&mut self, config: Box<QpConfig>, now: Time) {
-        self.state.now = now;
-        let id = config.qp;
-        self.insert(*config, Link::Datagrams);
-        self.with(id, |qp, engine| {
-            qp.requester.set_pace(false, 0);
-            qp.enter(StreamPhase::Open);
+            qp.enter(phase);
             engine.wake(&mut qp.core);
         });
     }

@@ -79,8 +79,6 @@ pub(super) enum Command {
         socket: UdpSocket,
         at: SocketAddr,
     },
-    /// A QP of datagrams.
-    AttachDatagrams(Box<QpConfig>),
     /// The administrator has changed the rules that it keeps to.
     DatagramRules {
         qp: QpId,
@@ -146,7 +144,6 @@ impl Command {
             | Command::AttachInError(_)
             | Command::AttachWired(_)
             | Command::AddDatagramSocket { .. }
-            | Command::AttachDatagrams(_)
             | Command::DatagramRules { .. }
             | Command::LinkDirect(_)
             | Command::LinkTcp { .. }

@@ -16,6 +16,8 @@ use rnic_core::types::Time;
 #[derive(Debug)]
 pub(super) struct DatagramSockets {
     sockets: Vec<DatagramSocket>,
+    /// The one that is read first next time.
+    first: usize,
     packet: Box<[u8]>,
 }
 
@@ -32,7 +34,7 @@ struct DatagramSocket {
 impl Default for DatagramSockets {
     fn default() -> Self {
         // One byte more than the longest has: what is longer is none.
-        DatagramSockets { sockets: Vec::new(), packet: vec![0; MAX_LEN + 1].into() }
+        DatagramSockets { sockets: Vec::new(), first: 0, packet: vec![0; MAX_LEN + 1].into() }
     }
 }
 
@@ -69,12 +71,15 @@ impl DatagramSockets {
         self.sockets.iter().any(|socket| socket.readable)
     }
 
-    /// Reads at most so many packets from each; whether any came.
+    /// Reads at most so many packets, of one socket after the other and the next time from where
+    /// this ended; whether any came.
     pub(super) fn receive(&mut self, engine: &mut Engine, now: Time, most: u32) -> bool {
-        let DatagramSockets { sockets, packet } = self;
-        let mut any = false;
-        for socket in sockets.iter_mut().filter(|socket| socket.readable) {
-            for _ in 0..most {
+        let DatagramSockets { sockets, first, packet } = self;
+        let (mut any, mut left, count, begin) = (false, most, sockets.len(), *first);
+        for n in (begin..begin + count).map(|n| n % count) {
+            let socket = &mut sockets[n];
+            while socket.readable && left > 0 {
+                left -= 1;
                 match socket.socket.recv_from(packet) {
                     Ok((len, from)) => {
                         (any, socket.hot) = (true, true);
@@ -82,11 +87,12 @@ impl DatagramSockets {
                     }
                     // That nobody was there for what was sent is no news.
                     Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
-                    Err(_) => {
-                        socket.readable = false;
-                        break;
-                    }
+                    Err(_) => socket.readable = false,
                 }
+            }
+            if left == 0 {
+                *first = (n + 1) % count;
+                break;
             }
         }
         any

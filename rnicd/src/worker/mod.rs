@@ -248,11 +248,6 @@ impl Workers {
         self.bind(worker, 1, Command::AttachWired(config));
     }
 
-    /// Gives a QP of datagrams to a worker, in Rtr. All of them belong to one.
-    pub fn attach_datagrams(&mut self, worker: u32, config: Box<QpConfig>) {
-        self.bind(worker, 1, Command::AttachDatagrams(config));
-    }
-
     /// Gives a worker a socket of UDP by which datagrams go, and the address that it is bound to.
     pub fn add_datagram_socket(&mut self, worker: u32, socket: UdpSocket, at: SocketAddr) {
         self.one(worker, None, Command::AddDatagramSocket { socket, at });

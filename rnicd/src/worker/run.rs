@@ -432,7 +432,6 @@ impl Worker {
                     tracing::warn!("no datagrams are received at {at}: {e}");
                 }
             }
-            Command::AttachDatagrams(config) => self.engine.attach_datagrams(config, now),
             Command::DatagramRules { qp, rules } => self.engine.set_datagram_rules(qp, rules),
             Command::LinkDirect(ends) => self.engine.link_direct(ends, now),
             Command::LinkTcp { qp, negotiated, peer, stream } => {
@@ -594,7 +593,7 @@ const EVENTS: usize = 256;
 const ROUND: Duration = Duration::from_micros(100);
 /// The same while several users have turns: each waits for the other's.
 const SHORT_ROUND: Duration = Duration::from_micros(5);
-/// Packets with datagrams that are read of a socket in a round, and while several users have turns.
+/// Packets with datagrams that are read in a round, and while several users have turns.
 const DATAGRAMS: u32 = 32;
 const FEW_DATAGRAMS: u32 = 4;
 /// How long commands are carried out between two rounds, and how many before the next look at the

@@ -61,7 +61,7 @@ impl Manager {
         object.datagrams = Some(QpState::Rtr);
         // Until the worker has it.
         object.shared.set_state(QpState::Rtr);
-        self.workers.attach_datagrams(DATAGRAM_WORKER, config);
+        self.workers.attach_wired(DATAGRAM_WORKER, config);
         Outcome::done()
     }
 

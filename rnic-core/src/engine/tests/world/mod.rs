@@ -446,7 +446,7 @@ impl World {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let mut config = self.take_config(qp, engine);
         config.datagrams = Some(datagrams);
-        self.engines[engine].attach_datagrams(config, self.now);
+        self.engines[engine].attach_wired(config, self.now);
     }
 
     /// Has a QP that is wired by hand, or of datagrams, changed.
