@@ -228,3 +228,24 @@ fn the_rules_for_connections_hold_for_datagrams() {
         }
     }
 }
+
+/// A program tells its peer of a queue pair once it is in Rtr: a datagram that is sent then has
+/// somewhere to go.
+#[test]
+fn what_is_sent_once_a_queue_pair_receives_arrives() {
+    let other = other_host();
+    let daemon = daemon(other.local_addr().unwrap().port(), "");
+    let sender = End::new(&daemon);
+    let client = Client::new(&daemon);
+    let mr = client.region(4096, Access::LOCAL_WRITE);
+    for round in 0..2000 {
+        let receiver = client.qp_of(QpType::Datagrams);
+        receiver.post_recv(&[RecvRequest::new(round, &[mr.sge(0, 4096)])]).unwrap();
+        receiver.receive_datagrams(KEY).unwrap();
+        let to = DatagramAddress { gid: Gid::from(IpAddr::from(OWN)), ..to_other(receiver.id().0) };
+        sender.qp.post_send(&[SendRequest::send_inline(round, b"?").to(&to).signaled()]).unwrap();
+        sender.completes(round);
+        let completion = client.completion();
+        assert_eq!((completion.wr_id, completion.status), (round, CompletionStatus::Success));
+    }
+}

@@ -178,6 +178,9 @@ impl Manager {
                     self.outbox.answer(session, ReplyBody::Done);
                 }
                 Some(Pending::ResetQp { session, qp }) => self.qp_left(session, qp),
+                Some(Pending::ModifyQp { session }) => {
+                    self.outbox.answer(session, ReplyBody::Done);
+                }
                 Some(Pending::AllocWindow { session, window, stag }) => {
                     self.outbox.answer(session, ReplyBody::Window { window, stag });
                 }

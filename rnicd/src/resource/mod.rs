@@ -131,6 +131,7 @@ enum Pending {
     ReregMr { session: SessionId, mr: MrId, next: Box<NextRegion> },
     DestroyQp { session: SessionId, qp: QpId },
     ResetQp { session: SessionId, qp: QpId },
+    ModifyQp { session: SessionId },
     AllocWindow { session: SessionId, window: MwId, stag: Stag },
     DeallocWindow { session: SessionId, window: MwId },
     Detach { session: SessionId },

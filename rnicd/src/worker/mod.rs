@@ -248,6 +248,17 @@ impl Workers {
         self.bind(worker, 1, Command::AttachWired(config));
     }
 
+    /// Gives a QP of datagrams to a worker, in Rtr; when done, what is sent to it is its own.
+    pub fn attach_datagrams(&mut self, worker: u32, config: Box<QpConfig>) -> Ticket {
+        self.load(worker, 1);
+        self.ticketed(worker, Command::AttachWired(config))
+    }
+
+    /// Moves a QP of datagrams, or changes what it was told; when done, it keeps to that.
+    pub fn change_datagrams(&mut self, worker: u32, qp: QpId, change: QpChange) -> Ticket {
+        self.ticketed(worker, Command::Change { qp, change })
+    }
+
     /// Gives a worker a socket of UDP by which datagrams go, and the address that it is bound to.
     pub fn add_datagram_socket(&mut self, worker: u32, socket: UdpSocket, at: SocketAddr) {
         self.one(worker, None, Command::AddDatagramSocket { socket, at });
@@ -319,10 +330,7 @@ impl Workers {
 
     /// Destroys a QP; when done, the worker holds nothing of it.
     pub fn destroy_qp(&mut self, worker: u32, qp: QpId) -> Ticket {
-        let ticket = self.tickets.issue();
-        let waits = self.one(worker, Some(ticket), Command::Destroy(qp));
-        self.tickets.open(ticket, waits.then_some(worker as usize).into_iter().collect());
-        ticket
+        self.ticketed(worker, Command::Destroy(qp))
     }
 
     /// Done when every worker has come to its commands, or sleeps.
@@ -420,10 +428,23 @@ impl Workers {
     }
 
     fn bind(&mut self, worker: u32, qps: u32, command: Command) {
+        self.load(worker, qps);
+        self.one(worker, None, command);
+    }
+
+    /// So many QPs are on their way to a worker.
+    fn load(&self, worker: u32, qps: u32) {
         if let Some(w) = self.workers.get(worker as usize) {
             w.shared.load.fetch_add(qps, Ordering::Relaxed);
         }
-        self.one(worker, None, command);
+    }
+
+    /// Sends to one worker under a new ticket.
+    fn ticketed(&mut self, worker: u32, command: Command) -> Ticket {
+        let ticket = self.tickets.issue();
+        let waits = self.one(worker, Some(ticket), command);
+        self.tickets.open(ticket, waits.then_some(worker as usize).into_iter().collect());
+        ticket
     }
 
     /// Sends to one worker; whether it has to answer.

@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, Type};
 use super::wired::{MOST_24, TWENTY_FOUR_BITS, state_name};
 use super::{Qp, QpPhase, wrong_state};
 use crate::resource::answer::{Answer, Outcome};
-use crate::resource::{Manager, find, refuse};
+use crate::resource::{Manager, Pending, find, refuse};
 
 impl Manager {
     pub(super) fn modify_datagrams(
@@ -61,8 +61,10 @@ impl Manager {
         object.datagrams = Some(QpState::Rtr);
         // Until the worker has it.
         object.shared.set_state(QpState::Rtr);
-        self.workers.attach_wired(DATAGRAM_WORKER, config);
-        Outcome::done()
+        // Who is told of it by its owner may send at once: the worker knows it by then.
+        let ticket = self.workers.attach_datagrams(DATAGRAM_WORKER, config);
+        self.pending.insert(ticket, Pending::ModifyQp { session: id });
+        Outcome::later()
     }
 
     /// Opens the sockets by which datagrams go to other daemons and come from them, if they are not
@@ -98,8 +100,9 @@ impl Manager {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
         };
         object.datagrams = state.or(object.datagrams);
-        self.workers.change_qp(worker, qp, *change);
-        Outcome::done()
+        let ticket = self.workers.change_datagrams(worker, qp, *change);
+        self.pending.insert(ticket, Pending::ModifyQp { session: id });
+        Outcome::later()
     }
 
     /// Has all queue pairs of datagrams keep to the rules as they are now.
