@@ -215,7 +215,9 @@ impl End {
 
         let start = Instant::now();
         while sent < count || outstanding > 0 {
-            for _ in 0..flows.len() {
+            // All the room there is: who waits for a completion after each batch has one under way.
+            let mut full = 0;
+            while full < flows.len() {
                 let flow = &mut flows[turn];
                 let room = flow.outstanding + batch <= depth
                     && (op != Op::Send || sent + u64::from(batch) <= credited + window);
@@ -225,6 +227,9 @@ impl End {
                     flow.outstanding += batch;
                     outstanding += batch;
                     sent += u64::from(batch);
+                    full = 0;
+                } else {
+                    full += 1;
                 }
                 turn = (turn + 1) % flows.len();
             }

@@ -124,9 +124,10 @@ impl Spec {
         !self.op.is_answered() && self.size <= INLINE
     }
 
-    /// Entries of a send queue: a driver of depth 1 still sends notes.
+    /// Entries of a send queue. The note at the end of a round holds one until the peer has
+    /// acknowledged it, which may be in the next round.
     pub fn sq_depth(&self) -> u32 {
-        self.depth.max(SMALL_RECEIVES)
+        (self.depth + 1).max(SMALL_RECEIVES)
     }
 
     /// Receives posted per QP, at the end that gets the messages.
