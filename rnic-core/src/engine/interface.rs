@@ -201,6 +201,8 @@ pub enum Transmit {
 pub enum Receive {
     /// Bytes were handled, or had to wait for the QP's turn; there may be more.
     Progress,
+    /// Bytes were handled, fewer than there was room for: wait until the socket is readable.
+    Emptied,
     /// The socket has nothing to read: wait until it is readable.
     WouldBlock,
     /// Nothing more will come, or nothing more is wanted.

@@ -71,6 +71,8 @@ pub(super) struct Connection {
     pub(super) blocked: bool,
     /// The engine wants nothing from it until it says so.
     pub(super) paused: bool,
+    /// A FIN or an error is in it, of which the kernel says nothing again: it is read to its end.
+    pub(super) closing: bool,
     /// Effective maximum segment size, and when it was asked for.
     emss: Option<(usize, Time)>,
 }
@@ -86,6 +88,7 @@ impl Connection {
         if !rustix::event::poll(&mut ready, Some(&at_once)).is_ok_and(|n| n > 0) {
             return false;
         }
+        self.closing = true;
         let error = SockRef::from(&self.stream).take_error().ok().flatten();
         match &error {
             Some(error) => engine.handle_socket_error(self.qp, error, now),
@@ -140,8 +143,15 @@ impl Connections {
         // all.
         let interest = Interest::READABLE | Interest::WRITABLE;
         let fd = stream.as_fd().as_raw_fd();
-        let connection =
-            Connection { qp, stream, ended: false, blocked: false, paused: false, emss: None };
+        let connection = Connection {
+            qp,
+            stream,
+            ended: false,
+            blocked: false,
+            paused: false,
+            closing: false,
+            emss: None,
+        };
         let key = self.register(fd, interest, Polled::Connection(connection))?;
         self.by_qp.insert(qp, key);
         Ok(())

@@ -135,6 +135,8 @@ impl Worker {
                     }
                     std::hint::spin_loop();
                 }
+                // What this worker has just sent may be for another QP of its own.
+                Step::Yield if idle_rounds == 1 => self.retry_hot(),
                 Step::Yield => {
                     self.retry_hot();
                     self.look_around(now);
@@ -222,6 +224,14 @@ impl Worker {
             Receive::Progress => {
                 self.connections.keep_hot(token);
                 self.engine.handle_readable(qp);
+                true
+            }
+            Receive::Emptied => {
+                let closing = connection.closing;
+                self.connections.keep_hot(token);
+                if closing {
+                    self.engine.handle_readable(qp);
+                }
                 true
             }
             Receive::WouldBlock => false,
@@ -550,10 +560,12 @@ impl Worker {
                     if event.is_writable() && std::mem::take(&mut connection.blocked) {
                         self.engine.handle_writable(connection.qp);
                     }
-                    if (event.is_error() || event.is_read_closed()) && connection.paused {
+                    let closing = event.is_error() || event.is_read_closed();
+                    connection.closing |= closing;
+                    if closing && connection.paused {
                         connection.pause(&mut self.engine, now);
                     }
-                    if (event.is_readable() || event.is_read_closed() || event.is_error())
+                    if (event.is_readable() || closing)
                         && let Some(qp) = self.connections.wanted(token)
                     {
                         self.engine.handle_readable(qp);

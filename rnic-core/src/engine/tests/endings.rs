@@ -886,6 +886,23 @@ fn a_fault_in_what_came_before_a_connection_broke_ends_it_at_once() {
 }
 
 #[test]
+fn a_socket_that_gave_less_than_there_was_room_for_is_empty() {
+    use crate::engine::Receive;
+    let (mut w, _raw) = World::raw();
+    let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
+    let mut room = 0;
+    let mut read = |short: usize| {
+        w.engines[engine].receive(id, now, |buffers| {
+            room = buffers.iter().map(|b| b.len()).sum();
+            // A length no FPDU has: the stream ends over what follows it, and reads it all the same.
+            Ok(room - short)
+        })
+    };
+    assert_eq!([read(1), read(0)], [Receive::Emptied, Receive::Progress]);
+    assert!(room > 0);
+}
+
+#[test]
 fn an_interrupted_call_is_tried_again() {
     let (mut w, mut raw) = World::raw();
     w.push(A, &[Wr::send(1, &[])]);

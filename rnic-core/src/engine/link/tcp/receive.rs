@@ -63,12 +63,13 @@ impl Qp {
         let space = &mut slab[..slab_len];
         let window = tcp.partial.spare(needed);
         let window_len = window.len();
-        let result = if window_len == 0 {
-            recv(&mut [IoSliceMut::new(space)])
+        let (result, room) = if window_len == 0 {
+            (recv(&mut [IoSliceMut::new(space)]), slab_len)
         } else if narrow {
-            recv(&mut [IoSliceMut::new(window)])
+            (recv(&mut [IoSliceMut::new(window)]), window_len)
         } else {
-            recv(&mut [IoSliceMut::new(window), IoSliceMut::new(space)])
+            let both = &mut [IoSliceMut::new(window), IoSliceMut::new(space)];
+            (recv(both), window_len + slab_len)
         };
         let n = match result {
             Ok(0) => {
@@ -78,7 +79,7 @@ impl Qp {
                 }
                 return Receive::Closed;
             }
-            Ok(n) => n.min(window_len + slab_len),
+            Ok(n) => n.min(room),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 let Some(why) = tcp.broken.take() else { return Receive::WouldBlock };
                 self.lost(engine, &why);
@@ -98,12 +99,15 @@ impl Qp {
             tcp.drop_partial(owner, engine);
             return Receive::Progress;
         }
+        // What comes from now on, a FIN as well, makes the socket readable anew. Of one that has
+        // failed the end is still to be read.
+        let emptied = n < room && tcp.broken.is_none();
         let into_partial = n.min(window_len);
         if into_partial > 0 {
             tcp.partial.grow(into_partial, engine.now);
         }
         self.read_slab(engine, slab, n - into_partial, may_leave);
-        Receive::Progress
+        if emptied { Receive::Emptied } else { Receive::Progress }
     }
 
     fn owner(&self) -> Owner {
