@@ -53,6 +53,7 @@ pub use interface::{EngineOptions, MulpduPolicy, Notification, Output, Receive, 
 pub use link::tcp::TxBatch;
 pub use link::tcp::partial::PartialLimits;
 pub use qp::QpConfig;
+pub use requester::question::QUESTIONS;
 pub use responder::receives::Receives;
 pub use wired::PeerLimits;
 

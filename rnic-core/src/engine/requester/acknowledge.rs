@@ -2,8 +2,8 @@
 //! wired by hand are.
 //!
 //! Over TCP a Read of no bytes behind them is the question, and its response the answer: the peer
-//! has carried out all that was before it. One question at a time is enough, and it counts as one
-//! of the peer's inbound reads. The response to any other request answers as well. About requests
+//! has carried out all that was before it. Two at a time are enough ([`QUESTIONS`](super::question::QUESTIONS)), and each counts
+//! as one of the peer's inbound reads. The response to any other request answers as well. About requests
 //! of whose success the program does not want to hear, the question comes a little later, or with
 //! that about others. By the direct path both ends are seen, and nobody has to ask.
 
@@ -39,9 +39,17 @@ impl Requester {
         if unreliable {
             self.in_flight.lose();
         }
-        self.outbound.clear();
+        self.expect_nothing();
         self.inbound.clear();
         self.executing = None;
+    }
+
+    /// Nothing that was asked of the peer will be answered.
+    pub(super) fn expect_nothing(&mut self) {
+        self.outbound.clear();
+        if let Some(acks) = &mut self.acks {
+            acks.asked.clear();
+        }
     }
 
     /// Whether requests that are posted are begun, and how many may await a response.
@@ -146,7 +154,8 @@ impl Requester {
     pub(super) fn ask(&mut self) {
         let end = self.in_flight.end();
         let Some(acks) = &mut self.acks else { return };
-        (acks.asked, acks.unasked, acks.awaited) = (Some(end), 0, false);
+        acks.asked.push(end);
+        (acks.unasked, acks.awaited) = (0, false);
         self.outbound.push_back(OutboundRequest {
             seq: None,
             sink: Stag(0),
@@ -187,13 +196,13 @@ impl Requester {
 
     /// Requests of the application's that await a response.
     pub(super) fn outbound_requests(&self) -> usize {
-        let asked = self.acks.as_ref().is_some_and(|acks| acks.asked.is_some());
-        self.outbound.len() - usize::from(asked)
+        let asked = self.acks.as_ref().map_or(0, |acks| acks.asked.len());
+        self.outbound.len() - asked
     }
 
-    /// The question has been answered.
+    /// The oldest question has been answered.
     pub(super) fn question_answered(&mut self) {
-        if let Some(asked) = self.acks.as_mut().and_then(|acks| acks.asked.take()) {
+        if let Some(asked) = self.acks.as_mut().and_then(|acks| acks.asked.pop_at(0)) {
             self.in_flight.acknowledge(asked);
         }
     }

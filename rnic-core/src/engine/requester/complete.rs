@@ -34,7 +34,9 @@ impl Requester {
         let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
         loop {
             let mut retired = 0;
-            while !cqes.is_full()
+            // The client works on what is published, while the rest follows.
+            while retired < FLUSH_BATCH
+                && !cqes.is_full()
                 && let Some((request, status)) = self.in_flight.pop_done(accepted)
             {
                 retired += 1;
@@ -85,7 +87,7 @@ impl Requester {
             self.in_flight.push(Request::new(fenced.header.wr_id, kind, true));
         }
         self.in_flight.flush(accepted);
-        self.outbound.clear();
+        self.expect_nothing();
         self.inbound.clear();
         self.executing = None;
         self.changing.clear();

@@ -20,7 +20,7 @@ pub(super) mod inbound_request;
 pub(super) mod message;
 mod outbound;
 mod post;
-mod question;
+pub(in crate::engine) mod question;
 pub(super) mod stag_changes;
 pub(super) mod staging;
 

@@ -1,5 +1,7 @@
 //! What is known of the acknowledgements of a queue pair's requests.
 
+use arrayvec::ArrayVec;
+
 use crate::engine::notice::Notice;
 use crate::types::Msn;
 
@@ -10,8 +12,8 @@ pub(in crate::engine) struct Acknowledgements {
     pub asks: bool,
     /// Requests after which it is asked although there is more to send.
     pub every: u32,
-    /// Requests before this one are covered by the question under way.
-    pub asked: Option<u64>,
+    /// Requests before each of these are covered by a question under way, oldest first.
+    pub asked: ArrayVec<u64, { QUESTIONS as usize }>,
     /// Requests that were sent since the last question.
     pub unasked: u32,
     /// Somebody waits for one of them.
@@ -29,10 +31,12 @@ impl Acknowledgements {
     }
 
     /// Whether the next message is a question: there is something to ask about, and nothing under
-    /// way answers it; `idle` if there is nothing else to send.
+    /// way answers it soon; `idle` if there is nothing else to send.
     pub(super) fn are_due(&self, idle: bool) -> bool {
-        let due = self.unasked >= self.every || idle && self.unasked > 0 && self.awaited;
-        due && self.asks && self.asked.is_none()
+        let many = self.unasked >= self.every && !self.asked.is_full();
+        // While an answer is under way, more may be posted that one question covers as well.
+        let last = idle && self.unasked > 0 && self.awaited && self.asked.is_empty();
+        self.asks && (many || last)
     }
 
     /// What the peer is to be told of receives, if it is not what it was told.
@@ -46,9 +50,13 @@ impl Acknowledgements {
 
     /// Whether there is something to ask about for which nobody waits yet.
     pub(super) fn can_wait(&self) -> bool {
-        self.asks && self.asked.is_none() && self.unasked > 0 && !self.awaited
+        self.asks && self.asked.is_empty() && self.unasked > 0 && !self.awaited
     }
 }
+
+/// Questions under way at most. With two, a full queue has one in its middle and one at its end,
+/// and the half whose answer has come fills up while the other half is under way.
+pub const QUESTIONS: u16 = 2;
 
 /// Most requests after which the peer is asked although there is more to send: completions keep
 /// coming while the queue never runs dry.

@@ -8,6 +8,7 @@ use crate::engine::interface::Notification;
 use crate::engine::link::Link;
 use crate::engine::phase::StreamPhase;
 use crate::engine::qp::Qp;
+use crate::engine::requester::question::QUESTIONS;
 use crate::engine::state::EngineState;
 
 impl Qp {
@@ -59,7 +60,7 @@ impl Qp {
         }
         let (ird, acknowledged) = match wired.unreliable {
             true => (0, None),
-            false => (wired.ird + u16::from(asks), Some(asks)),
+            false => (wired.ird + if asks { QUESTIONS } else { 0 }, Some(asks)),
         };
         self.requester.begin_stream(ird, acknowledged);
         self.responder.begin_stream();

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use rnic_core::abi::control::{Refusal, Wiring};
-use rnic_core::engine::PeerLimits;
+use rnic_core::engine::{PeerLimits, QUESTIONS};
 use rnic_core::stream::introduction::Introduction;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
@@ -125,7 +125,7 @@ impl Manager {
             qp,
             peer: SocketAddr::new(wiring.remote.address(), port),
             local: Some(SocketAddr::new(wiring.local.address(), 0)),
-            ird: Some(wiring.ird + 1),
+            ird: Some(wiring.ird + QUESTIONS),
             ord: None,
             private_data: introduction(qp, wired).emit().to_vec(),
             peer_to_peer: true,
@@ -214,7 +214,7 @@ impl Manager {
                 let Some(wired) = &mut object.wired else { return };
                 (wired.stream, wired.peer) = (Some(WiredStream::Accepting), Some(said));
                 let private_data = introduction(qp, wired).emit().to_vec();
-                let ird = Some(wired.wiring.ird + 1);
+                let ird = Some(wired.wiring.ird + QUESTIONS);
                 let params = AcceptParams { request, qp, ird, ord: None, private_data };
                 if let Err(refusal) = self.cm.accept(params, clock::now()) {
                     self.not_linked(qp, worker, refusal.to_string());

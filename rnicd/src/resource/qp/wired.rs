@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 
 use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
-use rnic_core::engine::PeerLimits;
+use rnic_core::engine::{PeerLimits, QUESTIONS};
 use rnic_core::types::*;
 
 use super::reads::Reads;
@@ -91,8 +91,8 @@ impl Manager {
         }
         self.check_wiring(id, &wiring)?;
         self.take_rate(id, now)?;
-        // One more of each way is for the acknowledgement.
-        let (mut ird, mut ord) = (Some(wiring.ird + 1), Some(1));
+        // Some more of each way are for acknowledgements.
+        let (mut ird, mut ord) = (Some(wiring.ird + QUESTIONS), Some(QUESTIONS));
         let account = &find(&mut self.sessions, id)?.account;
         let reads = Reads::charge(account, (&mut ird, &mut ord), ANY_READS)?;
         let worker = match self.wired_to_each_other(qp, &wiring) {
@@ -162,7 +162,7 @@ impl Manager {
         let account = find(&mut self.sessions, id)?.account.clone();
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         if let Some(reads) = &mut object.reads {
-            reads.set_ord(&account, sending.ord + 1)?;
+            reads.set_ord(&account, sending.ord + QUESTIONS)?;
         }
         if let Some(wired) = &mut object.wired {
             (wired.sending, wired.drains) = (Some(sending), false);
