@@ -89,11 +89,16 @@ impl Qp {
         if self.responder.is_losing(&segment) {
             return Ok(self.segment_lost(segment, source.len())?);
         }
-        match self.carry_out(engine, segment, source, origin) {
-            Err(ArrivalError::Placement(error)) if self.responder.is_loss(&error) => {
+        // An error is long, and is not to be moved where there is none.
+        let error = match self.carry_out(engine, segment, source, origin) {
+            Ok(fate) => return Ok(fate),
+            Err(error) => error,
+        };
+        match error {
+            ArrivalError::Placement(error) if self.responder.is_loss(&error) => {
                 Ok(self.segment_lost(segment, source.len())?)
             }
-            outcome => outcome,
+            error => Err(error),
         }
     }
 

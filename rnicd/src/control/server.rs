@@ -109,7 +109,7 @@ struct LiveTree {
     tree: Tree,
     /// When it is written next.
     due: Time,
-    /// It shows what there is, and nobody uses the devices.
+    /// It shows what there is, and no worker has done anything since.
     is_still: bool,
 }
 
@@ -473,14 +473,14 @@ impl Server {
         self.show_counters(now);
     }
 
-    /// Writes the counters to the tree, as long as somebody may change them.
+    /// Writes the counters to the tree, as long as workers change them.
     fn show_counters(&mut self, now: Time) {
-        let used = self.manager.sessions() > 0;
         let Some(live) = &mut self.tree else { return };
-        live.is_still &= !used;
+        live.is_still &= self.manager.workers_still_sleep();
         if live.due <= now && !live.is_still {
             live.due = now.after(TREE_INTERVAL);
-            live.is_still = !used;
+            // Before the counters are looked at: who changes them later says so.
+            live.is_still = self.manager.watch_workers();
             live.tree.show(self.manager.sums());
         }
     }

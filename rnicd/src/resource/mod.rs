@@ -196,6 +196,16 @@ impl Manager {
         self.capacity.workers
     }
 
+    /// Has workers wake the control thread when they are woken; whether all of them sleep.
+    pub fn watch_workers(&self) -> bool {
+        self.workers.watch()
+    }
+
+    /// Whether all workers that slept when they were watched have slept since.
+    pub fn workers_still_sleep(&self) -> bool {
+        self.workers.still_sleep()
+    }
+
     /// Asks all workers whether they take commands; [`Manager::poll_alive`] says when they have.
     pub fn ask_workers(&mut self) {
         let ticket = self.workers.ask();

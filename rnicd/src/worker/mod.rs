@@ -23,7 +23,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -104,6 +104,8 @@ struct WorkerShared {
     carried_out: AtomicU64,
     /// QPs bound or on their way: the control thread adds, the worker subtracts.
     load: AtomicU32,
+    /// The control thread wants to be woken when the worker is: set by the one, cleared by the other.
+    watched: AtomicBool,
 }
 
 impl Workers {
@@ -140,6 +142,23 @@ impl Workers {
     pub fn least_loaded(&self) -> u32 {
         let load = |w: &Handle| w.shared.load.load(Ordering::Relaxed);
         (0..).zip(&self.workers).min_by_key(|(_, w)| load(w)).map_or(0, |(number, _)| number)
+    }
+
+    /// Has every worker wake the control thread when it is woken; whether all of them sleep.
+    ///
+    /// Pairs with the end of a worker's sleep. Here: store `watched`, fence, load `parked`. There:
+    /// clear `parked`, fence, load `watched`. Of the two fences one comes first: if ours does, the
+    /// worker sees that it is watched; if theirs does, we see that it does not sleep.
+    pub fn watch(&self) -> bool {
+        for worker in &self.workers {
+            worker.shared.watched.store(true, Ordering::Relaxed);
+        }
+        self.workers.iter().all(|worker| worker.shared.parker.is_parked())
+    }
+
+    /// Whether all of them have slept since they were [watched](Self::watch), if they did then.
+    pub fn still_sleep(&self) -> bool {
+        self.workers.iter().all(|worker| worker.shared.watched.load(Ordering::Acquire))
     }
 
     /// Makes a session known to every worker: its doorbell pages and eventfds, one per worker.
@@ -476,6 +495,7 @@ impl Handle {
             waker,
             carried_out: AtomicU64::new(0),
             load: AtomicU32::new(0),
+            watched: AtomicBool::new(false),
         });
         let (orders, inbox) = unbounded();
         let worker = Worker::new(

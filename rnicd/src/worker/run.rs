@@ -530,6 +530,12 @@ impl Worker {
         }
         self.poll(timeout);
         self.shared.parker.unpark();
+        // The other side of `Workers::watch`.
+        if self.shared.watched.load(Ordering::Relaxed) {
+            self.shared.watched.store(false, Ordering::Release);
+            // As with the ticket's wake above: this fails only if it rings already.
+            let _ = self.control.wake();
+        }
         let now = clock::now();
         // Those that came while this slept were answered for: all of them precede everything else.
         self.run_commands(now, self.inbox.len());

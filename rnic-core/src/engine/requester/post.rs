@@ -115,6 +115,7 @@ impl Requester {
     }
 
     /// The next request, with a CQ slot reserved for it.
+    #[inline(always)]
     pub(super) fn take_request(
         &mut self,
         core: &QpCore,
@@ -209,7 +210,7 @@ impl Requester {
         let seq = self.take_in(entry);
         let spare = &h.params[opcode.map_or(0, SendOpcode::parameters)..];
         let plain = SendFlags::from_bits(h.flags).is_some() && spare.iter().all(|word| *word == 0);
-        let message = match opcode {
+        let begun = match opcode {
             None => Err(Reason::Opcode(h.opcode)),
             Some(_) if !plain => Err(Reason::SpareFlags(h.flags.into())),
             Some(opcode) if self.by_hand && self.acks.is_none() && opcode.needs_reliability() => {
@@ -217,15 +218,18 @@ impl Requester {
             }
             //= 7306-4.1-1
             Some(opcode) if opcode.is_extension() && !self.extensions => Err(Reason::NoExtensions),
-            Some(opcode) => self.message_for(opcode, entry, seq, core, life, engine),
+            Some(opcode) => self.begin_message(opcode, entry, seq, core, life, engine),
         };
-        //= RDMAP-3.1-3
-        self.message = message.map_err(|reason| RequestError::Failed { seq, reason })?;
-        Ok(self.message.is_some())
+        match begun {
+            Ok(()) => Ok(self.message.is_some()),
+            //= RDMAP-3.1-3
+            Err(reason) => Err(RequestError::Failed { seq, reason }),
+        }
     }
 
-    /// The message of a request; none if it needs no message.
-    fn message_for(
+    /// Makes the message of a request the one in progress, if it needs one. It is made in its
+    /// place: moving it took a tenth of the time of a small Write.
+    fn begin_message(
         &mut self,
         opcode: SendOpcode,
         entry: &SendEntry,
@@ -233,7 +237,7 @@ impl Requester {
         core: &mut QpCore,
         life: &LifeCycle,
         engine: &mut EngineState,
-    ) -> Result<Option<Message>, Reason> {
+    ) -> Result<(), Reason> {
         let h = &entry.header;
         let remote =
             |opcode| HeaderTemplate::Tagged { opcode, stag: Stag(h.rkey), to: h.remote_addr };
@@ -247,7 +251,7 @@ impl Requester {
                     let solicited = h.flags & SendFlags::SOLICITED.bits() != 0;
                     self.immediate = Some(Immediate { seq, data: h.params[0], solicited });
                 }
-                Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
+                self.message = Some(Message { head, source, total, sent: 0, seq: Some(seq) });
             }
             SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::SendImmediate => {
                 let (source, total) = self.payload(entry, core, engine)?;
@@ -274,25 +278,22 @@ impl Requester {
                 self.mark_send(seq, msn);
                 //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.3-1
                 let head = HeaderTemplate::Untagged { opcode, invalidate, qn: qn::SEND, msn };
-                Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
+                self.message = Some(Message { head, source, total, sent: 0, seq: Some(seq) });
             }
             SendOpcode::Read | SendOpcode::ReadInvalidate => {
                 let invalidate = opcode == SendOpcode::ReadInvalidate;
-                self.read_message(invalidate, entry, seq, core, life, engine)
+                self.message = self.read_message(invalidate, entry, seq, core, life, engine)?;
             }
             SendOpcode::FetchAdd | SendOpcode::CompareSwap => {
                 let operation = opcode.operation(h.params).ok_or(Reason::Opcode(h.opcode))?;
-                self.atomic_message(operation, entry, seq, core, life, engine)
+                self.message = self.atomic_message(operation, entry, seq, core, life, engine)?;
             }
             SendOpcode::LocalInvalidate => {
                 self.invalidate_locally(Stag(h.inv_rkey), seq, core, engine)?;
-                Ok(None)
             }
-            SendOpcode::BindWindow => {
-                self.bind_window(entry, seq, core, engine)?;
-                Ok(None)
-            }
+            SendOpcode::BindWindow => self.bind_window(entry, seq, core, engine)?,
         }
+        Ok(())
     }
 
     /// A Read Request. The sink is one region, as iWARP has it (RFC 5040 section 4.4). A queue pair
@@ -432,6 +433,7 @@ impl Requester {
     }
 
     /// Payload and length of a Send or Write.
+    #[inline(always)]
     pub(super) fn payload(
         &self,
         entry: &SendEntry,

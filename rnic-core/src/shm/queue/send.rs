@@ -117,7 +117,7 @@ impl SendConsumer {
     /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken. Its
     /// `header.num_sge` elements are put into `sges`, in place of what was there: to move a list of
     /// them takes longer than to read one from the ring.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, sges: &mut SgeList) -> Result<Option<SendEntry>, TakeError> {
         let Some((slot, index)) = self.ring.take()? else { return Ok(None) };
         let queue = &self.ring.queue;
