@@ -476,6 +476,24 @@ fn without_acknowledgements_what_is_not_taken_in_is_lost() {
     }
 }
 
+/// The first message tells a program that it has a peer; what the daemons have to say to each other
+/// does not.
+#[test]
+fn a_queue_pair_that_has_been_in_rts_hears_of_no_communication() {
+    on_both_paths(|[a, b]| {
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            to.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+            from.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+            from.completes(2, CompletionOpcode::Send);
+            to.completes(1, CompletionOpcode::Receive);
+        }
+        for end in [&a, &b] {
+            let event = end.client.context.next_event(Some(Duration::ZERO)).unwrap();
+            assert!(event.is_none(), "{event:?}");
+        }
+    });
+}
+
 /// One that is wired to somebody else is no peer, and is not disturbed.
 #[test]
 fn a_peer_must_name_back_who_names_it() {
