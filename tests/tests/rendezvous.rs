@@ -137,6 +137,7 @@ struct Said {
     ird: u16,
     min_rnr_timer: u8,
     rq_psn: u32,
+    sq_psn: Option<u32>,
 }
 
 impl Said {
@@ -152,18 +153,21 @@ impl Said {
             ird: 4,
             min_rnr_timer: 12,
             rq_psn: 7,
+            sq_psn: None,
         }
     }
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.magic.to_vec();
-        bytes.extend([self.version, 0, 0, 0]);
+        bytes.push(self.version);
+        bytes.extend(&self.sq_psn.unwrap_or(0).to_be_bytes()[1..]);
         bytes.extend(self.gid.0);
         bytes.extend(self.to_gid.0);
         bytes.extend(self.qp.to_be_bytes());
         bytes.extend(self.to_qp.to_be_bytes());
         bytes.extend(self.ird.to_be_bytes());
-        bytes.extend([self.min_rnr_timer, 0]);
+        let sends = if self.sq_psn.is_some() { 2 } else { 0 };
+        bytes.extend([self.min_rnr_timer, sends]);
         bytes.extend(self.rq_psn.to_be_bytes());
         bytes
     }
@@ -204,6 +208,7 @@ const OTHER_PEER: u8 = 3;
 const OTHER_GID: u8 = 4;
 const IN_ERROR: u8 = 5;
 const PSN: u8 = 6;
+const OWN_PSN: u8 = 11;
 const BUSY: u8 = 7;
 const CROWDED: u8 = 8;
 const GUESSER: u8 = 9;
@@ -253,6 +258,7 @@ fn whoever_is_not_meant_is_told_why() {
     // Another PSN than this side begins with, once that is known.
     end.qp.to_rts(&SENDING).unwrap();
     says(Said { rq_psn: 8, ..good.clone() }, PSN, "another PSN");
+    says(Said { sq_psn: Some(8), ..good.clone() }, OWN_PSN, "another PSN of the peer's");
     assert_eq!(end.state(), QpState::Rts);
     // The right one, and after it nobody else, not even the same once more.
     let mut peer = dial(LOWER, port, &good.bytes());

@@ -423,8 +423,8 @@ fn wrong_wiring_is_said_in_one_line() {
             assert_eq!(b.state(), QpState::Rts);
         };
         wrong(&|w| w.remote_qp.0 += 1000, QUICK, "there is no ");
-        wrong(&|_| (), Sending { sq_psn: 8, ..QUICK }, "PSNs differ");
-        wrong(&|w| w.rq_psn = 9, QUICK, "PSNs differ");
+        wrong(&|_| (), Sending { sq_psn: 8, ..QUICK }, "this side would send from 8 on (sq_psn)");
+        wrong(&|w| w.rq_psn = 9, QUICK, "this side awaits 9 (rq_psn)");
     }
 }
 

@@ -15,7 +15,7 @@ use rnic_core::stream::introduction::Introduction;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
-use super::rejection::Rejection;
+use super::rejection::{Rejection, psns_differ};
 use super::told::{Wired, WiredStream};
 use super::{Connection, QpPhase};
 use crate::clock;
@@ -205,7 +205,10 @@ impl Manager {
                 self.turn_away(request, Rejection::Crowded);
             }
             Ok(None) => drop(self.rendezvous.held.insert(request, said)),
-            Err(why) => self.turn_away(request, why),
+            Err(why) => {
+                self.turn_away(request, why);
+                self.tell_of_psns(said.to_qp, said.qp, why);
+            }
             Ok(Some(worker)) => {
                 let qp = said.to_qp;
                 // Its own attempt gives way.
@@ -253,8 +256,14 @@ impl Manager {
         if wired.unreliable != said.unreliable {
             return Err(Rejection::OtherType);
         }
-        if self.config.wired.compare && wired.sending.is_some_and(|s| s.sq_psn != said.rq_psn) {
-            return Err(Rejection::Psn);
+        if self.config.wired.compare {
+            let sends = wired.sending.map(|s| s.sq_psn);
+            if let Some(sends) = sends.filter(|psn| *psn != said.rq_psn) {
+                return Err(Rejection::Psn { sends, awaited: said.rq_psn });
+            }
+            if let Some(sends) = said.sq_psn.filter(|psn| *psn != wiring.rq_psn) {
+                return Err(Rejection::OwnPsn { sends, awaited: wiring.rq_psn });
+            }
         }
         match wired.stream {
             None => Ok(Some(worker)),
@@ -265,6 +274,21 @@ impl Manager {
                 Ok(Some(worker))
             }
             Some(_) => Err(Rejection::Busy),
+        }
+    }
+
+    /// A queue pair that turns its peer away has no stream for the same reason.
+    fn tell_of_psns(&mut self, qp: QpId, peer: QpId, why: Rejection) {
+        let peer = format!("queue pair {peer}");
+        let why = match why {
+            Rejection::Psn { sends, awaited } => psns_differ("this side", sends, &peer, awaited),
+            Rejection::OwnPsn { sends, awaited } => psns_differ(&peer, sends, "this side", awaited),
+            _ => return,
+        };
+        if let Some((_, object)) = self.qp_of(qp)
+            && let QpPhase::Bound(worker) = object.phase
+        {
+            self.workers.unlinked_because(worker, qp, why);
         }
     }
 
@@ -357,6 +381,7 @@ fn introduction(qp: QpId, wired: &Wired) -> Introduction {
         min_rnr_timer: wiring.min_rnr_timer,
         unreliable: wired.unreliable,
         rq_psn: wiring.rq_psn,
+        sq_psn: wired.sending.map(|sending| sending.sq_psn),
     }
 }
 

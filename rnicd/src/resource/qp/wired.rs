@@ -12,6 +12,7 @@ use rnic_core::engine::PeerLimits;
 use rnic_core::types::*;
 
 use super::reads::Reads;
+use super::rejection::psns_differ;
 use super::told::{Wired, WiredStream};
 use super::{Connection, Qp, QpPhase, wrong_state};
 use crate::config::Loopback;
@@ -354,19 +355,14 @@ fn become_idle(object: &mut Qp) -> Result<(), Refusal> {
 
 /// Why two ends would not take each other's packets, as far as both have said by now.
 fn psns_match(wiring: &Wiring, sending: Option<Sending>, theirs: &Wired) -> Result<(), String> {
-    let differ = |sent: u32, awaited: u32, from: &str, to: &str| {
-        format!(
-            "PSNs differ: {from} would send from {sent} on (sq_psn), {to} awaits {awaited} (rq_psn)"
-        )
-    };
     let peer = wiring.remote_qp;
     let other = format!("queue pair {peer}");
     match (sending, theirs.sending) {
         (Some(s), _) if s.sq_psn != theirs.wiring.rq_psn => {
-            Err(differ(s.sq_psn, theirs.wiring.rq_psn, "this side", &other))
+            Err(psns_differ("this side", s.sq_psn, &other, theirs.wiring.rq_psn))
         }
         (_, Some(s)) if s.sq_psn != wiring.rq_psn => {
-            Err(differ(s.sq_psn, wiring.rq_psn, &other, "this side"))
+            Err(psns_differ(&other, s.sq_psn, "this side", wiring.rq_psn))
         }
         _ => Ok(()),
     }
