@@ -476,6 +476,42 @@ fn without_acknowledgements_what_is_not_taken_in_is_lost() {
     }
 }
 
+#[test]
+fn a_peer_that_goes_before_it_was_wired_is_said_to_be_gone() {
+    let one = daemon();
+    let far = two_daemons();
+    for [here, there] in [[&one, &one], [&far[0], &far[1]]] {
+        // By itself, or with its session.
+        for all in [false, true] {
+            let [a, b] = [End::new(here), End::new(there)];
+            a.to_rtr(&b);
+            a.qp.to_rts(&QUICK).unwrap();
+            a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+            match all {
+                true => drop(b),
+                false => b.qp.destroy(),
+            }
+            let failed = a.client.completion();
+            assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
+            let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
+            assert!(why.text.contains("there is no "), "{}", why.text);
+        }
+    }
+}
+
+#[test]
+fn who_has_been_taken_by_another_is_said_to_have_been() {
+    let daemon = daemon();
+    let [a, b, c] = [End::new(&daemon), End::new(&daemon), End::new(&daemon)];
+    a.to_rtr(&b);
+    a.qp.to_rts(&QUICK).unwrap();
+    a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+    b.to_rtr(&c);
+    let failed = a.client.completion();
+    let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
+    assert!(why.text.contains("is wired to queue pair"), "{}", why.text);
+}
+
 /// The first message tells a program that it has a peer; what the daemons have to say to each other
 /// does not.
 #[test]

@@ -79,10 +79,10 @@ impl Manager {
 
     // --- Dialling ----------------------------------------------------------------------------
 
-    /// A queue pair has been told of its peer: of the requests that were kept for it one may be
-    /// its peer's, and the others are told that they are not.
-    pub(in crate::resource) fn answer_held(&mut self, qp: QpId) {
-        for (request, said) in self.rendezvous.held_for(qp) {
+    /// Queue pairs have been told of their peers, or are gone: of the requests that were kept for
+    /// one of them one may be its peer's, and the others are told that they are not.
+    pub(in crate::resource) fn answer_held(&mut self, is_meant: impl Fn(QpId) -> bool) {
+        for (request, said) in self.rendezvous.held_for(is_meant) {
             self.rendezvous.held.remove(&request);
             self.introduced(request, said);
         }
@@ -171,6 +171,7 @@ impl Manager {
     pub(in crate::resource) fn leave_rendezvous(&mut self, qp: QpId) {
         self.cm.cancel(qp);
         self.rendezvous.dial_no_more(qp);
+        self.rendezvous.seek_no_more(qp);
     }
 
     // --- Being dialled -----------------------------------------------------------------------
@@ -201,7 +202,7 @@ impl Manager {
     /// Accepts, keeps or rejects the request of a queue pair that has introduced itself.
     fn introduced(&mut self, request: RequestId, said: Introduction) {
         match self.asked_for(&said) {
-            Ok(None) if self.rendezvous.held_for(said.to_qp).len() >= HELD => {
+            Ok(None) if self.rendezvous.held_for(|qp| qp == said.to_qp).len() >= HELD => {
                 self.turn_away(request, Rejection::Crowded);
             }
             Ok(None) => drop(self.rendezvous.held.insert(request, said)),

@@ -5,6 +5,7 @@
 //! is told first waits, in a worker; the other one goes to the same worker, so that the direct path
 //! can link them.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
@@ -120,8 +121,9 @@ impl Manager {
         // Until the worker has it.
         object.shared.set_state(QpState::Rtr);
         self.workers.attach_wired(worker, config);
-        self.answer_held(qp);
+        self.answer_held(|asked| asked == qp);
         self.seek_peer(qp);
+        self.tell_seekers(qp);
         Outcome::done()
     }
 
@@ -203,7 +205,10 @@ impl Manager {
     pub(in crate::resource) fn qp_left(&mut self, id: SessionId, qp: QpId) {
         let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) else { return };
         match become_idle(object) {
-            Ok(()) => self.outbox.answer(id, ReplyBody::Done),
+            Ok(()) => {
+                self.outbox.answer(id, ReplyBody::Done);
+                self.tell_seekers(qp);
+            }
             Err(refusal) => self.outbox.end(id, format!("QP {qp} cannot be reset: {refusal}")),
         }
     }
@@ -257,7 +262,27 @@ impl Manager {
                 let ends = [(qp, limits_of(&theirs)), (peer, limits_of(&wiring))];
                 self.workers.link_direct(worker, ends);
             }
-            Err(why) => self.workers.unlinked_because(worker, qp, why),
+            Err(why) => {
+                self.rendezvous.seek(qp, wiring.remote_qp);
+                self.workers.unlinked_because(worker, qp, why);
+            }
+        }
+    }
+
+    /// Has those look once more that have looked for this queue pair in vain: it has been told of a
+    /// peer, has left it, or is gone.
+    fn tell_seekers(&mut self, peer: QpId) {
+        for qp in self.rendezvous.seekers_of(peer) {
+            self.rendezvous.seek_no_more(qp);
+            self.seek_peer(qp);
+        }
+    }
+
+    /// Queue pairs are gone: nobody waits for them any more.
+    pub(in crate::resource) fn are_no_peers(&mut self, gone: &BTreeSet<QpId>) {
+        self.answer_held(|asked| gone.contains(&asked));
+        for qp in gone {
+            self.tell_seekers(*qp);
         }
     }
 
