@@ -601,12 +601,12 @@ fn the_lower_end_dials_and_of_two_that_dial_each_other_it_goes_on() {
     // Nobody answers, so that the queue pair goes on dialling.
     let [below, above] =
         [LOWER, HIGHER].map(|at| TcpListener::bind((IpAddr::from(at), port)).unwrap());
-    // The higher end leaves it to the lower one for a second.
+    // The higher end leaves it to the lower one for half a second.
     let end = End::new(&daemon);
     let began = Instant::now();
     end.await_peer(HERE, LOWER);
     let (_dialled, _) = below.accept().unwrap();
-    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() >= Duration::from_millis(500), "{:?}", began.elapsed());
     accepted(&mut dial(LOWER, port, &Said::to(&end, LOWER).bytes()));
     // The lower one does not give way.
     let end = End::new(&daemon);
@@ -692,7 +692,7 @@ fn who_guesses_stags_is_kept_out_for_a_minute() {
     let end = End::new(&daemon);
     end.await_peer(HERE, LOWER);
     assert_eq!(rejection(&mut dial(LOWER, port, &Said::to(&end, LOWER).bytes())), GUESSER);
-    // This end would call by itself after a second, and says why it does not.
+    // This end would call by itself after a while, and says why it does not.
     let why = end.fails_after(&Sending { timeout: 19, ..QUICK });
     assert!(why.contains("limits.peer.stag_guesses_per_minute"), "{why}");
     // Others are none of this.

@@ -117,6 +117,7 @@ impl Manager {
             return;
         }
         let worker = *worker;
+        let is_first = wired.tries == 0;
         wired.tries += 1;
         wired.stream = Some(WiredStream::Dialling);
         let wiring = wired.wiring;
@@ -130,6 +131,15 @@ impl Manager {
             private_data: introduction(qp, wired).emit().to_vec(),
             peer_to_peer: true,
         };
+        if is_first {
+            // Later on it is known better.
+            let Wiring { remote, remote_qp, .. } = wiring;
+            let why = format!(
+                "queue pair {remote_qp} at {remote}: nobody there has taken a TCP connection to \
+                 port {port} yet (wired.port)"
+            );
+            self.workers.unlinked_because(worker, qp, why);
+        }
         let now = clock::now();
         if self.cm.is_guesser(session, wiring.remote.address(), now) {
             let why = Rejection::Guesser.of(wiring.remote_qp, wiring.remote);
@@ -139,6 +149,18 @@ impl Manager {
         if let Err(refusal) = begun {
             self.not_linked(qp, worker, refusal.to_string());
         }
+    }
+
+    /// The daemon of a peer has been reached. It answers at once, if the peer has been wired.
+    pub(in crate::resource) fn reached(&mut self, qp: QpId) {
+        let Some((_, object)) = self.qp_of(qp) else { return };
+        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else { return };
+        let (worker, Wiring { remote, remote_qp, .. }) = (*worker, wired.wiring);
+        let why = format!(
+            "queue pair {remote_qp} at {remote} has not been wired (RTR) yet: its daemon has been \
+             reached, and has not answered"
+        );
+        self.workers.unlinked_because(worker, qp, why);
     }
 
     /// No stream came about: says why, and tries once more later.
@@ -404,8 +426,9 @@ const BACKLOG: u32 = 1024;
 const HELD: usize = 32;
 /// Queue pairs that dial between two looks at everything else.
 const DIALS: usize = 16;
-/// How long the higher end leaves it to the lower one to dial.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the higher end leaves it to the lower one to dial. Whoever has nobody acknowledge a
+/// request waits for twice as long at least, and is to know by then what is wrong.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Until it is tried once more; twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// At most; the other end will dial as well by then.
