@@ -35,6 +35,7 @@ fuzz_target!(|data: &[u8]| {
         min_rnr_timer: input.u8() & 31,
         unreliable: input.u8() & 1 != 0,
         rq_psn: input.u64() as u32 & 0xFF_FFFF,
+        sq_psn: (input.u8() & 1 != 0).then(|| input.u64() as u32 & 0xFF_FFFF),
     };
     let mut bytes = said.emit().to_vec();
     assert_eq!(Introduction::parse(&bytes), Some(said));

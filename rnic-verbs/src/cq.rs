@@ -163,6 +163,7 @@ impl CqBody {
                 match self.qp(last, completion.qp) {
                     Some(qp) => {
                         out[n] = in_c(completion, qp);
+                        self.explain(completion, &out[n]);
                         n += 1;
                     }
                     None => self.drop_completion(completion),
@@ -199,6 +200,20 @@ impl CqBody {
             *kept = others;
         }
         Ok(())
+    }
+
+    /// Says why a request failed, if somebody wants to read that, with the number that the program
+    /// gave it.
+    fn explain(&self, completion: &Completion, wc: &c::ibv_wc) {
+        let named = Completion { wr_id: wc.wr_id, ..*completion };
+        let Err(error) = named.ok() else { return };
+        if completion.status == CompletionStatus::WrFlush {
+            return;
+        }
+        log::debug(|| match self.device.context.diagnosis(completion.diagnosis_id) {
+            Ok(diagnosis) => format!("{error}: {}", diagnosis.text),
+            Err(_) => error.to_string(),
+        });
     }
 
     /// Nobody gets to see a completion; the receive that it is of is free again all the same.
@@ -342,12 +357,6 @@ fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
     if completion.status != CompletionStatus::Success {
         // The number for `rnicctl why`; they count from 1 for as long as the daemon lives.
         wc.vendor_err = completion.diagnosis_id as u32;
-        if completion.status != CompletionStatus::WrFlush {
-            log::debug(|| match completion.ok() {
-                Ok(_) => String::new(),
-                Err(error) => error.to_string(),
-            });
-        }
     }
     wc
 }

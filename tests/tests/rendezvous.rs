@@ -137,6 +137,7 @@ struct Said {
     ird: u16,
     min_rnr_timer: u8,
     rq_psn: u32,
+    sq_psn: Option<u32>,
 }
 
 impl Said {
@@ -152,18 +153,21 @@ impl Said {
             ird: 4,
             min_rnr_timer: 12,
             rq_psn: 7,
+            sq_psn: None,
         }
     }
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.magic.to_vec();
-        bytes.extend([self.version, 0, 0, 0]);
+        bytes.push(self.version);
+        bytes.extend(&self.sq_psn.unwrap_or(0).to_be_bytes()[1..]);
         bytes.extend(self.gid.0);
         bytes.extend(self.to_gid.0);
         bytes.extend(self.qp.to_be_bytes());
         bytes.extend(self.to_qp.to_be_bytes());
         bytes.extend(self.ird.to_be_bytes());
-        bytes.extend([self.min_rnr_timer, 0]);
+        let sends = if self.sq_psn.is_some() { 2 } else { 0 };
+        bytes.extend([self.min_rnr_timer, sends]);
         bytes.extend(self.rq_psn.to_be_bytes());
         bytes
     }
@@ -204,6 +208,7 @@ const OTHER_PEER: u8 = 3;
 const OTHER_GID: u8 = 4;
 const IN_ERROR: u8 = 5;
 const PSN: u8 = 6;
+const OWN_PSN: u8 = 11;
 const BUSY: u8 = 7;
 const CROWDED: u8 = 8;
 const GUESSER: u8 = 9;
@@ -253,6 +258,7 @@ fn whoever_is_not_meant_is_told_why() {
     // Another PSN than this side begins with, once that is known.
     end.qp.to_rts(&SENDING).unwrap();
     says(Said { rq_psn: 8, ..good.clone() }, PSN, "another PSN");
+    says(Said { sq_psn: Some(8), ..good.clone() }, OWN_PSN, "another PSN of the peer's");
     assert_eq!(end.state(), QpState::Rts);
     // The right one, and after it nobody else, not even the same once more.
     let mut peer = dial(LOWER, port, &good.bytes());
@@ -595,12 +601,12 @@ fn the_lower_end_dials_and_of_two_that_dial_each_other_it_goes_on() {
     // Nobody answers, so that the queue pair goes on dialling.
     let [below, above] =
         [LOWER, HIGHER].map(|at| TcpListener::bind((IpAddr::from(at), port)).unwrap());
-    // The higher end leaves it to the lower one for a second.
+    // The higher end leaves it to the lower one for half a second.
     let end = End::new(&daemon);
     let began = Instant::now();
     end.await_peer(HERE, LOWER);
     let (_dialled, _) = below.accept().unwrap();
-    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() >= Duration::from_millis(500), "{:?}", began.elapsed());
     accepted(&mut dial(LOWER, port, &Said::to(&end, LOWER).bytes()));
     // The lower one does not give way.
     let end = End::new(&daemon);
@@ -686,7 +692,7 @@ fn who_guesses_stags_is_kept_out_for_a_minute() {
     let end = End::new(&daemon);
     end.await_peer(HERE, LOWER);
     assert_eq!(rejection(&mut dial(LOWER, port, &Said::to(&end, LOWER).bytes())), GUESSER);
-    // This end would call by itself after a second, and says why it does not.
+    // This end would call by itself after a while, and says why it does not.
     let why = end.fails_after(&Sending { timeout: 19, ..QUICK });
     assert!(why.contains("limits.peer.stag_guesses_per_minute"), "{why}");
     // Others are none of this.

@@ -423,8 +423,8 @@ fn wrong_wiring_is_said_in_one_line() {
             assert_eq!(b.state(), QpState::Rts);
         };
         wrong(&|w| w.remote_qp.0 += 1000, QUICK, "there is no ");
-        wrong(&|_| (), Sending { sq_psn: 8, ..QUICK }, "PSNs differ");
-        wrong(&|w| w.rq_psn = 9, QUICK, "PSNs differ");
+        wrong(&|_| (), Sending { sq_psn: 8, ..QUICK }, "this side would send from 8 on (sq_psn)");
+        wrong(&|w| w.rq_psn = 9, QUICK, "this side awaits 9 (rq_psn)");
     }
 }
 
@@ -474,6 +474,60 @@ fn without_acknowledgements_what_is_not_taken_in_is_lost() {
         let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap().text;
         assert!(why.contains("of another type"), "{why}");
     }
+}
+
+#[test]
+fn a_peer_that_goes_before_it_was_wired_is_said_to_be_gone() {
+    let one = daemon();
+    let far = two_daemons();
+    for [here, there] in [[&one, &one], [&far[0], &far[1]]] {
+        // By itself, or with its session.
+        for all in [false, true] {
+            let [a, b] = [End::new(here), End::new(there)];
+            a.to_rtr(&b);
+            a.qp.to_rts(&QUICK).unwrap();
+            a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+            match all {
+                true => drop(b),
+                false => b.qp.destroy(),
+            }
+            let failed = a.client.completion();
+            assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
+            let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
+            assert!(why.text.contains("there is no "), "{}", why.text);
+        }
+    }
+}
+
+#[test]
+fn who_has_been_taken_by_another_is_said_to_have_been() {
+    let daemon = daemon();
+    let [a, b, c] = [End::new(&daemon), End::new(&daemon), End::new(&daemon)];
+    a.to_rtr(&b);
+    a.qp.to_rts(&QUICK).unwrap();
+    a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+    b.to_rtr(&c);
+    let failed = a.client.completion();
+    let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
+    assert!(why.text.contains("is wired to queue pair"), "{}", why.text);
+}
+
+/// The first message tells a program that it has a peer; what the daemons have to say to each other
+/// does not.
+#[test]
+fn a_queue_pair_that_has_been_in_rts_hears_of_no_communication() {
+    on_both_paths(|[a, b]| {
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            to.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+            from.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+            from.completes(2, CompletionOpcode::Send);
+            to.completes(1, CompletionOpcode::Receive);
+        }
+        for end in [&a, &b] {
+            let event = end.client.context.next_event(Some(Duration::ZERO)).unwrap();
+            assert!(event.is_none(), "{event:?}");
+        }
+    });
 }
 
 /// One that is wired to somebody else is no peer, and is not disturbed.

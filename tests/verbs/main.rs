@@ -12,6 +12,7 @@ mod own_qp;
 mod page;
 mod pyverbs;
 mod stage;
+mod wires;
 
 use std::sync::{Mutex, PoisonError};
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::case::{End, GROUPS, Group, Setting};
-use crate::{mpi, pyverbs};
+use crate::{mpi, pyverbs, wires};
 
 const INTRODUCTION: &str = "\
 # Programs of others
@@ -46,6 +46,7 @@ fn page() -> String {
     for group in GROUPS {
         section(&mut text, group).expect("a string takes everything");
     }
+    of_wires(&mut text).expect("as above");
     of_mpi(&mut text).expect("as above");
     of_rdma_core(&mut text).expect("as above");
     text + OF_CRATES
@@ -69,6 +70,33 @@ fn section(text: &mut String, group: &Group) -> std::fmt::Result {
         };
         let outcomes = Setting::ALL.map(|_| "pass").join(" | ");
         writeln!(text, "| {server} | `{}` | {outcomes} |", case.client)?;
+    }
+    Ok(())
+}
+
+const OF_WIRES: &str = "\
+Not a program of others, but what may go wrong with any that wires its queue pairs by hand: two
+processes of plain libibverbs (`tests/verbs/wires.c`), in each setting above, and each way with
+either as the end that it is about. What fails does so as on a RoCE adapter: the oldest request,
+`timeout` and `retry_cnt` after it was posted, but not within a second (a fifth, if there had been a
+stream); the requests behind it and the receives are flushed, the queue pair is in ERR, the other
+end's stays in RTS if it was. `RNIC_LOG=debug` has one line on standard error that has the words
+below, as `rnicctl why` with the `vendor_err` of the completion does; `{qp}` and `{gid}` are
+what this end was told.
+";
+
+fn of_wires(text: &mut String) -> std::fmt::Result {
+    write!(text, "\n## Wired by hand, and wrong\n\n{OF_WIRES}\n")?;
+    writeln!(text, "| what is wrong | how it ends | says, in one daemon | says, on two hosts |")?;
+    writeln!(text, "| --- | --- | --- | --- |")?;
+    for case in wires::CASES {
+        let says = case.says.map(|says| match says {
+            "" => String::new(),
+            says => format!("`{}`", says.replace(" or ", "` or `")),
+        });
+        let [one, two] = &says;
+        let two = if one == two && !one.is_empty() { "the same" } else { two };
+        writeln!(text, "| {} | {} | {one} | {two} |", case.what, case.outcome)?;
     }
     Ok(())
 }

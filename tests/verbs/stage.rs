@@ -105,7 +105,7 @@ impl Stage {
         let server = case.server.as_ref().expect("two ends");
         let mut ends = [Some(self.server_of(server)), None];
         self.is_ready(server.ready, ends[SERVER].as_mut().expect("just started")).expect("ready");
-        ends[CLIENT] = Some(self.command(CLIENT, case.client));
+        ends[CLIENT] = Some(self.start(CLIENT, case.client));
         let context = Context::open_at(self.daemon(CLIENT).socket()).expect("the daemon answers");
         let moved = |row: &QpRow| row.counters.bytes_sent + row.counters.bytes_received;
         let most = || match context.list(ListKind::Qps, 0).expect("the daemon answers").rows {
@@ -127,7 +127,7 @@ impl Stage {
     fn pair(&self, case: &Case, server: &Server, patience: Duration) -> Result<(), String> {
         let mut process = self.server_of(server);
         let ended = self.is_ready(server.ready, &mut process).and_then(|()| {
-            let client = self.command(CLIENT, case.client);
+            let client = self.start(CLIENT, case.client);
             let client = ended(client, patience)?;
             says(&client, case.client_says)
         });
@@ -188,7 +188,8 @@ impl Stage {
         self.daemons.iter().enumerate().map(read).collect()
     }
 
-    fn daemon(&self, end: usize) -> &Daemon {
+    /// The daemon of one of the ends.
+    pub fn daemon(&self, end: usize) -> &Daemon {
         &self.daemons[end % self.daemons.len()]
     }
 
@@ -200,15 +201,15 @@ impl Stage {
     }
 
     fn server_of(&self, server: &Server) -> Process {
-        self.command(SERVER, server.command)
+        self.start(SERVER, server.command)
     }
 
     fn client_of(&self, case: &Case) -> Result<(Process, &'static [&'static str]), String> {
-        Ok((self.command(CLIENT, case.client), case.client_says))
+        Ok((self.start(CLIENT, case.client), case.client_says))
     }
 
     /// Starts one of the ends.
-    fn command(&self, end: usize, words: &str) -> Process {
+    pub fn start(&self, end: usize, words: &str) -> Process {
         let mut command = self.apart.on(self.side(end));
         if self.setting == Setting::Users {
             let uid = UIDS[end];

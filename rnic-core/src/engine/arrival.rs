@@ -85,7 +85,6 @@ impl Qp {
         source: PayloadSource<'_>,
         origin: Origin<'_>,
     ) -> Result<SegmentFate, ArrivalError> {
-        self.note_communication(engine);
         if self.responder.is_losing(&segment) {
             return Ok(self.segment_lost(segment, source.len())?);
         }

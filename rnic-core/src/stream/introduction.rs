@@ -7,11 +7,13 @@ use crate::types::{Gid, QpId};
 ///
 /// ```text
 ///  0  "RNWD"           40  own number            50  minimum RNR NAK timer
-///  4  version          44  number of the other   51  1 without acknowledgements
-///  5  zero             48  inbound reads         52  PSN awaited
+///  4  version          44  number of the other   51  flags
+///  5  PSN sent from    48  inbound reads         52  PSN awaited
 ///  8  own GID
 /// 24  GID of the other
 /// ```
+///
+/// Flags are 1 without acknowledgements, and 2 with a PSN at 5, which is zero otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
     /// GID of the end that speaks.
@@ -31,6 +33,8 @@ pub struct Introduction {
     pub unreliable: bool,
     /// PSN that it awaits first, 24 bits.
     pub rq_psn: u32,
+    /// The one that it sends from, likewise; none if it has not been told (RTS).
+    pub sq_psn: Option<u32>,
 }
 
 impl Introduction {
@@ -42,13 +46,15 @@ impl Introduction {
         let mut bytes = [0; Self::LEN];
         bytes[..4].copy_from_slice(MAGIC);
         bytes[4] = VERSION;
+        bytes[5..8].copy_from_slice(&self.sq_psn.unwrap_or(0).to_be_bytes()[1..]);
         bytes[8..24].copy_from_slice(&self.gid.0);
         bytes[24..40].copy_from_slice(&self.to_gid.0);
         bytes[40..44].copy_from_slice(&self.qp.0.to_be_bytes());
         bytes[44..48].copy_from_slice(&self.to_qp.0.to_be_bytes());
         bytes[48..50].copy_from_slice(&self.ird.to_be_bytes());
         bytes[50] = self.min_rnr_timer;
-        bytes[51] = self.unreliable.into();
+        let sends = if self.sq_psn.is_some() { SENDS } else { 0 };
+        bytes[51] = u8::from(self.unreliable) | sends;
         bytes[52..].copy_from_slice(&self.rq_psn.to_be_bytes());
         bytes
     }
@@ -71,12 +77,16 @@ impl Introduction {
             min_rnr_timer: bytes[50] & 31,
             unreliable: bytes[51] & 1 != 0,
             rq_psn: word(52) & 0xFF_FFFF,
+            // Behind the version.
+            sq_psn: (bytes[51] & SENDS != 0).then(|| word(4) & 0xFF_FFFF),
         })
     }
 }
 
 const MAGIC: &[u8; 4] = b"RNWD";
 const VERSION: u8 = 1;
+/// The flag of one that has been told from which PSN it sends.
+const SENDS: u8 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -93,10 +103,15 @@ mod tests {
             min_rnr_timer: 8,
             unreliable: true,
             rq_psn: 0x09_0A0B,
+            sq_psn: Some(0x0C_0D0E),
         };
         let bytes = said.emit();
-        assert_eq!(bytes[40..], [1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 1, 0, 9, 10, 11]);
+        assert_eq!(bytes[5..8], [12, 13, 14]);
+        assert_eq!(bytes[40..], [1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 3, 0, 9, 10, 11]);
         assert_eq!(Introduction::parse(&bytes), Some(said));
+        let earlier = Introduction { sq_psn: None, ..said };
+        assert_eq!(earlier.emit()[5..8], [0; 3]);
+        assert_eq!(Introduction::parse(&earlier.emit()), Some(earlier));
         let mut longer = bytes.to_vec();
         longer.push(9);
         assert_eq!(Introduction::parse(&longer), Some(said));

@@ -243,7 +243,9 @@ impl ConnectionManager {
             Step::Wait { entered_reply: false } => {}
             Step::Wait { entered_reply: true } => {
                 let at = now.after(self.options.reply_deadline).min(active.until);
+                let qp = active.params.qp;
                 self.set_deadline(key, Some(at));
+                self.events.push_back(CmEvent::Reached { qp });
             }
             Step::Accepted(negotiated) => self.finish_active(key, negotiated),
             Step::Rejected(private_data) => {

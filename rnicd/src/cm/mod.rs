@@ -171,6 +171,11 @@ pub enum CmEvent {
         /// The session that rejected.
         session: SessionId,
     },
+    /// TCP has been accepted, and our request is on its way.
+    Reached {
+        /// The QP that connects.
+        qp: QpId,
+    },
     /// Start-up is done on a TCP connection, as initiator or as responder.
     ConnectedTcp {
         /// The QP that connected or accepted.

@@ -115,8 +115,11 @@ impl Node {
     fn event(&mut self) -> CmEvent {
         let begun = Instant::now();
         loop {
-            if let Some(event) = self.cm.poll_event() {
-                return event;
+            match self.cm.poll_event() {
+                // Which may come before any outcome.
+                Some(CmEvent::Reached { .. }) => continue,
+                Some(event) => return event,
+                None => {}
             }
             assert!(begun.elapsed() < WATCHDOG, "no event");
             self.turn(Duration::from_millis(5));

@@ -70,6 +70,7 @@ impl Qp {
         } else {
             let source =
                 PayloadSource::Sender { requester: &self.requester, core: &self.core, len };
+            peer.note_communication(engine);
             peer.segment_arrived(engine, incoming, source, origin)
         };
         match arrived {

@@ -168,6 +168,7 @@ impl Manager {
             CmEvent::Returned { session } => {
                 self.outbox.answer(session, ReplyBody::Done);
             }
+            CmEvent::Reached { qp } => self.reached(qp),
             CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
                 if self.wired(qp).is_some() {
                     return self.stream_stands(qp, stream, negotiated, addresses);

@@ -2,44 +2,76 @@
 
 use rnic_core::types::{Gid, QpId};
 
-/// Why a request is rejected, in one byte of Private Data.
+/// Why a request is rejected, in a byte of Private Data and what that needs behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rejection {
-    Malformed = 1,
-    NoQueuePair = 2,
-    OtherPeer = 3,
-    OtherGid = 4,
-    InError = 5,
-    Psn = 6,
-    Busy = 7,
-    Crowded = 8,
-    Guesser = 9,
-    OtherType = 10,
+    Malformed,
+    NoQueuePair,
+    OtherPeer,
+    OtherGid,
+    InError,
+    /// The one that is asked for sends from the first, and the one that asks awaits the second.
+    Psn {
+        sends: u32,
+        awaited: u32,
+    },
+    /// The one that asks sends from the first, and the one that is asked for awaits the second.
+    OwnPsn {
+        sends: u32,
+        awaited: u32,
+    },
+    Busy,
+    Crowded,
+    Guesser,
+    OtherType,
 }
 
 impl Rejection {
-    const ALL: [Rejection; 10] = [
-        Rejection::Malformed,
-        Rejection::NoQueuePair,
-        Rejection::OtherPeer,
-        Rejection::OtherGid,
-        Rejection::InError,
-        Rejection::Psn,
-        Rejection::Busy,
-        Rejection::Crowded,
-        Rejection::Guesser,
-        Rejection::OtherType,
-    ];
-
     pub(super) fn private_data(self) -> Vec<u8> {
-        [MAGIC, &[self as u8]].concat()
+        let code = match self {
+            Rejection::Malformed => 1,
+            Rejection::NoQueuePair => 2,
+            Rejection::OtherPeer => 3,
+            Rejection::OtherGid => 4,
+            Rejection::InError => 5,
+            Rejection::Psn { sends, awaited } => return with_numbers(PSN, sends, awaited),
+            Rejection::OwnPsn { sends, awaited } => return with_numbers(OWN_PSN, sends, awaited),
+            Rejection::Busy => 7,
+            Rejection::Crowded => 8,
+            Rejection::Guesser => 9,
+            Rejection::OtherType => 10,
+        };
+        [MAGIC, &[code]].concat()
+    }
+
+    /// From Private Data; what follows them is of later versions. None if they are none of it.
+    fn parse(private_data: &[u8]) -> Option<Self> {
+        let (code, rest) = private_data.strip_prefix(MAGIC)?.split_first()?;
+        Some(match code {
+            1 => Rejection::Malformed,
+            2 => Rejection::NoQueuePair,
+            3 => Rejection::OtherPeer,
+            4 => Rejection::OtherGid,
+            5 => Rejection::InError,
+            &PSN => {
+                let [sends, awaited] = numbers(rest)?;
+                Rejection::Psn { sends, awaited }
+            }
+            &OWN_PSN => {
+                let [sends, awaited] = numbers(rest)?;
+                Rejection::OwnPsn { sends, awaited }
+            }
+            7 => Rejection::Busy,
+            8 => Rejection::Crowded,
+            9 => Rejection::Guesser,
+            10 => Rejection::OtherType,
+            _ => return None,
+        })
     }
 
     /// What a rejection of the peer's daemon means for the one that dialled.
     pub(super) fn explain(private_data: &[u8], peer: QpId, gid: Gid) -> String {
-        let code = private_data.strip_prefix(MAGIC).and_then(|rest| rest.first());
-        let found = Rejection::ALL.into_iter().find(|r| Some(&(*r as u8)) == code);
-        match found {
+        match Rejection::parse(private_data) {
             Some(rejection) => rejection.of(peer, gid),
             None => {
                 format!("queue pair {peer} at {gid}: the daemon there rejects it without a reason")
@@ -57,9 +89,11 @@ impl Rejection {
                 "it is reached by another GID, or this side claims a GID from which it does not come"
             }
             Rejection::InError => "it is in Error",
-            Rejection::Psn => {
-                "PSNs differ: it sends from another (sq_psn) than this side awaits (rq_psn), or the \
-                 other way round"
+            Rejection::Psn { sends, awaited } => {
+                return psns_differ(&format!("queue pair {peer}"), sends, "this side", awaited);
+            }
+            Rejection::OwnPsn { sends, awaited } => {
+                return psns_differ("this side", sends, &format!("queue pair {peer}"), awaited);
             }
             Rejection::Busy => "it has not left its last stream yet",
             Rejection::Crowded => "too many others wait for it to be wired (RTR)",
@@ -75,5 +109,46 @@ impl Rejection {
     }
 }
 
+/// That one end would send from another PSN than the other one awaits.
+pub(super) fn psns_differ(from: &str, sends: u32, to: &str, awaited: u32) -> String {
+    format!(
+        "PSNs differ: {from} would send from {sends} on (sq_psn), {to} awaits {awaited} (rq_psn)"
+    )
+}
+
+fn with_numbers(code: u8, sends: u32, awaited: u32) -> Vec<u8> {
+    [MAGIC, &[code], &sends.to_be_bytes(), &awaited.to_be_bytes()].concat()
+}
+
+fn numbers(bytes: &[u8]) -> Option<[u32; 2]> {
+    let (sends, rest) = bytes.split_first_chunk()?;
+    Some([*sends, *rest.first_chunk()?].map(u32::from_be_bytes))
+}
+
 /// What Private Data of a rejection begin with.
 const MAGIC: &[u8] = b"RNWD\x01";
+// Those with numbers behind them.
+const PSN: u8 = 6;
+const OWN_PSN: u8 = 11;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_read_as_it_was_written_and_numbers_are_said() {
+        for code in 1..=11 {
+            let data = [MAGIC, &[code], &8_u32.to_be_bytes(), &9_u32.to_be_bytes()].concat();
+            let found = Rejection::parse(&data).unwrap();
+            let written = found.private_data();
+            assert_eq!(written[..], data[..written.len()]);
+            assert_eq!(Rejection::parse(&written), Some(found));
+            for short in 0..written.len() {
+                assert_eq!(Rejection::parse(&written[..short]), None, "{found:?}");
+            }
+        }
+        let text = Rejection::Psn { sends: 8, awaited: 9 }.of(QpId(5), Gid([0; 16]));
+        assert!(text.contains("queue pair 5 would send from 8"), "{text}");
+        assert!(text.contains("this side awaits 9"), "{text}");
+    }
+}

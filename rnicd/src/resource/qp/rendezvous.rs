@@ -15,7 +15,7 @@ use rnic_core::stream::introduction::Introduction;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
-use super::rejection::Rejection;
+use super::rejection::{Rejection, psns_differ};
 use super::told::{Wired, WiredStream};
 use super::{Connection, QpPhase};
 use crate::clock;
@@ -79,10 +79,10 @@ impl Manager {
 
     // --- Dialling ----------------------------------------------------------------------------
 
-    /// A queue pair has been told of its peer: of the requests that were kept for it one may be
-    /// its peer's, and the others are told that they are not.
-    pub(in crate::resource) fn answer_held(&mut self, qp: QpId) {
-        for (request, said) in self.rendezvous.held_for(qp) {
+    /// Queue pairs have been told of their peers, or are gone: of the requests that were kept for
+    /// one of them one may be its peer's, and the others are told that they are not.
+    pub(in crate::resource) fn answer_held(&mut self, is_meant: impl Fn(QpId) -> bool) {
+        for (request, said) in self.rendezvous.held_for(is_meant) {
             self.rendezvous.held.remove(&request);
             self.introduced(request, said);
         }
@@ -117,6 +117,7 @@ impl Manager {
             return;
         }
         let worker = *worker;
+        let is_first = wired.tries == 0;
         wired.tries += 1;
         wired.stream = Some(WiredStream::Dialling);
         let wiring = wired.wiring;
@@ -130,6 +131,15 @@ impl Manager {
             private_data: introduction(qp, wired).emit().to_vec(),
             peer_to_peer: true,
         };
+        if is_first {
+            // Later on it is known better.
+            let Wiring { remote, remote_qp, .. } = wiring;
+            let why = format!(
+                "queue pair {remote_qp} at {remote}: nobody there has taken a TCP connection to \
+                 port {port} yet (wired.port)"
+            );
+            self.workers.unlinked_because(worker, qp, why);
+        }
         let now = clock::now();
         if self.cm.is_guesser(session, wiring.remote.address(), now) {
             let why = Rejection::Guesser.of(wiring.remote_qp, wiring.remote);
@@ -139,6 +149,18 @@ impl Manager {
         if let Err(refusal) = begun {
             self.not_linked(qp, worker, refusal.to_string());
         }
+    }
+
+    /// The daemon of a peer has been reached. It answers at once, if the peer has been wired.
+    pub(in crate::resource) fn reached(&mut self, qp: QpId) {
+        let Some((_, object)) = self.qp_of(qp) else { return };
+        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else { return };
+        let (worker, Wiring { remote, remote_qp, .. }) = (*worker, wired.wiring);
+        let why = format!(
+            "queue pair {remote_qp} at {remote} has not been wired (RTR) yet: its daemon has been \
+             reached, and has not answered"
+        );
+        self.workers.unlinked_because(worker, qp, why);
     }
 
     /// No stream came about: says why, and tries once more later.
@@ -171,6 +193,7 @@ impl Manager {
     pub(in crate::resource) fn leave_rendezvous(&mut self, qp: QpId) {
         self.cm.cancel(qp);
         self.rendezvous.dial_no_more(qp);
+        self.rendezvous.seek_no_more(qp);
     }
 
     // --- Being dialled -----------------------------------------------------------------------
@@ -201,11 +224,14 @@ impl Manager {
     /// Accepts, keeps or rejects the request of a queue pair that has introduced itself.
     fn introduced(&mut self, request: RequestId, said: Introduction) {
         match self.asked_for(&said) {
-            Ok(None) if self.rendezvous.held_for(said.to_qp).len() >= HELD => {
+            Ok(None) if self.rendezvous.held_for(|qp| qp == said.to_qp).len() >= HELD => {
                 self.turn_away(request, Rejection::Crowded);
             }
             Ok(None) => drop(self.rendezvous.held.insert(request, said)),
-            Err(why) => self.turn_away(request, why),
+            Err(why) => {
+                self.turn_away(request, why);
+                self.tell_of_psns(said.to_qp, said.qp, why);
+            }
             Ok(Some(worker)) => {
                 let qp = said.to_qp;
                 // Its own attempt gives way.
@@ -253,8 +279,14 @@ impl Manager {
         if wired.unreliable != said.unreliable {
             return Err(Rejection::OtherType);
         }
-        if self.config.wired.compare && wired.sending.is_some_and(|s| s.sq_psn != said.rq_psn) {
-            return Err(Rejection::Psn);
+        if self.config.wired.compare {
+            let sends = wired.sending.map(|s| s.sq_psn);
+            if let Some(sends) = sends.filter(|psn| *psn != said.rq_psn) {
+                return Err(Rejection::Psn { sends, awaited: said.rq_psn });
+            }
+            if let Some(sends) = said.sq_psn.filter(|psn| *psn != wiring.rq_psn) {
+                return Err(Rejection::OwnPsn { sends, awaited: wiring.rq_psn });
+            }
         }
         match wired.stream {
             None => Ok(Some(worker)),
@@ -265,6 +297,21 @@ impl Manager {
                 Ok(Some(worker))
             }
             Some(_) => Err(Rejection::Busy),
+        }
+    }
+
+    /// A queue pair that turns its peer away has no stream for the same reason.
+    fn tell_of_psns(&mut self, qp: QpId, peer: QpId, why: Rejection) {
+        let peer = format!("queue pair {peer}");
+        let why = match why {
+            Rejection::Psn { sends, awaited } => psns_differ("this side", sends, &peer, awaited),
+            Rejection::OwnPsn { sends, awaited } => psns_differ(&peer, sends, "this side", awaited),
+            _ => return,
+        };
+        if let Some((_, object)) = self.qp_of(qp)
+            && let QpPhase::Bound(worker) = object.phase
+        {
+            self.workers.unlinked_because(worker, qp, why);
         }
     }
 
@@ -357,6 +404,7 @@ fn introduction(qp: QpId, wired: &Wired) -> Introduction {
         min_rnr_timer: wiring.min_rnr_timer,
         unreliable: wired.unreliable,
         rq_psn: wiring.rq_psn,
+        sq_psn: wired.sending.map(|sending| sending.sq_psn),
     }
 }
 
@@ -378,8 +426,9 @@ const BACKLOG: u32 = 1024;
 const HELD: usize = 32;
 /// Queue pairs that dial between two looks at everything else.
 const DIALS: usize = 16;
-/// How long the higher end leaves it to the lower one to dial.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the higher end leaves it to the lower one to dial. Whoever has nobody acknowledge a
+/// request waits for twice as long at least, and is to know by then what is wrong.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Until it is tried once more; twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// At most; the other end will dial as well by then.

@@ -1,5 +1,6 @@
 //! Making and destroying queue pairs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -155,6 +156,9 @@ impl Manager {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.qps.remove(&qp) else { return };
         self.records.add_qp(session.client.identity.uid, object.kind, &object.shared);
+        if object.kind.is_wired() {
+            self.are_no_peers(&BTreeSet::from([qp]));
+        }
     }
 
     /// Hands a QP that has no connection to a worker, to flush what is posted.

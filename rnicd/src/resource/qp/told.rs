@@ -4,6 +4,8 @@ use rnic_core::abi::control::{Sending, Wiring};
 use rnic_core::stream::introduction::Introduction;
 use rnic_core::types::*;
 
+use super::rejection::psns_differ;
+
 /// What a queue pair that is wired by hand has been told.
 pub struct Wired {
     pub wiring: Wiring,
@@ -49,11 +51,10 @@ impl Wired {
     /// Whether a peer at another daemon awaits the PSN from which this side sends.
     pub(super) fn compare_far_psn(&self) -> Result<(), String> {
         match (self.sending, self.peer) {
-            (Some(own), Some(peer)) if own.sq_psn != peer.rq_psn => Err(format!(
-                "PSNs differ: this side would send from {} on (sq_psn), queue pair {} awaits {} \
-                 (rq_psn)",
-                own.sq_psn, peer.qp, peer.rq_psn
-            )),
+            (Some(own), Some(peer)) if own.sq_psn != peer.rq_psn => {
+                let other = format!("queue pair {}", peer.qp);
+                Err(psns_differ("this side", own.sq_psn, &other, peer.rq_psn))
+            }
             _ => Ok(()),
         }
     }

@@ -5,6 +5,7 @@
 //! is told first waits, in a worker; the other one goes to the same worker, so that the direct path
 //! can link them.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
@@ -12,6 +13,7 @@ use rnic_core::engine::{PeerLimits, QUESTIONS};
 use rnic_core::types::*;
 
 use super::reads::Reads;
+use super::rejection::psns_differ;
 use super::told::{Wired, WiredStream};
 use super::{Connection, Qp, QpPhase, wrong_state};
 use crate::config::Loopback;
@@ -119,8 +121,9 @@ impl Manager {
         // Until the worker has it.
         object.shared.set_state(QpState::Rtr);
         self.workers.attach_wired(worker, config);
-        self.answer_held(qp);
+        self.answer_held(|asked| asked == qp);
         self.seek_peer(qp);
+        self.tell_seekers(qp);
         Outcome::done()
     }
 
@@ -202,7 +205,10 @@ impl Manager {
     pub(in crate::resource) fn qp_left(&mut self, id: SessionId, qp: QpId) {
         let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) else { return };
         match become_idle(object) {
-            Ok(()) => self.outbox.answer(id, ReplyBody::Done),
+            Ok(()) => {
+                self.outbox.answer(id, ReplyBody::Done);
+                self.tell_seekers(qp);
+            }
             Err(refusal) => self.outbox.end(id, format!("QP {qp} cannot be reset: {refusal}")),
         }
     }
@@ -256,7 +262,27 @@ impl Manager {
                 let ends = [(qp, limits_of(&theirs)), (peer, limits_of(&wiring))];
                 self.workers.link_direct(worker, ends);
             }
-            Err(why) => self.workers.unlinked_because(worker, qp, why),
+            Err(why) => {
+                self.rendezvous.seek(qp, wiring.remote_qp);
+                self.workers.unlinked_because(worker, qp, why);
+            }
+        }
+    }
+
+    /// Has those look once more that have looked for this queue pair in vain: it has been told of a
+    /// peer, has left it, or is gone.
+    fn tell_seekers(&mut self, peer: QpId) {
+        for qp in self.rendezvous.seekers_of(peer) {
+            self.rendezvous.seek_no_more(qp);
+            self.seek_peer(qp);
+        }
+    }
+
+    /// Queue pairs are gone: nobody waits for them any more.
+    pub(in crate::resource) fn are_no_peers(&mut self, gone: &BTreeSet<QpId>) {
+        self.answer_held(|asked| gone.contains(&asked));
+        for qp in gone {
+            self.tell_seekers(*qp);
         }
     }
 
@@ -354,19 +380,14 @@ fn become_idle(object: &mut Qp) -> Result<(), Refusal> {
 
 /// Why two ends would not take each other's packets, as far as both have said by now.
 fn psns_match(wiring: &Wiring, sending: Option<Sending>, theirs: &Wired) -> Result<(), String> {
-    let differ = |sent: u32, awaited: u32, from: &str, to: &str| {
-        format!(
-            "PSNs differ: {from} would send from {sent} on (sq_psn), {to} awaits {awaited} (rq_psn)"
-        )
-    };
     let peer = wiring.remote_qp;
     let other = format!("queue pair {peer}");
     match (sending, theirs.sending) {
         (Some(s), _) if s.sq_psn != theirs.wiring.rq_psn => {
-            Err(differ(s.sq_psn, theirs.wiring.rq_psn, "this side", &other))
+            Err(psns_differ("this side", s.sq_psn, &other, theirs.wiring.rq_psn))
         }
         (_, Some(s)) if s.sq_psn != wiring.rq_psn => {
-            Err(differ(s.sq_psn, wiring.rq_psn, &other, "this side"))
+            Err(psns_differ(&other, s.sq_psn, "this side", wiring.rq_psn))
         }
         _ => Ok(()),
     }

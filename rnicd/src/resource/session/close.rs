@@ -8,6 +8,8 @@
 //! 5. With each object that the reaper drops, its mappings and descriptors, its handle and STag and
 //!    then its charges are given back; last what the session itself had.
 
+use std::collections::BTreeSet;
+
 use rnic_core::types::*;
 
 use crate::resource::{Manager, Pending};
@@ -24,7 +26,11 @@ impl Manager {
             }
         }
         self.pending.insert(ticket, Pending::Detach { session: id });
+        let wired = session.qps.iter().filter(|(_, object)| object.kind.is_wired());
+        let wired: BTreeSet<QpId> = wired.map(|(qp, _)| *qp).collect();
         self.leaving.insert(id, session);
+        wired.iter().for_each(|qp| self.leave_rendezvous(*qp));
+        self.are_no_peers(&wired);
         self.settle();
     }
 

@@ -253,6 +253,8 @@ impl Qp {
         }
         let ird_available = self.requester.ird_available();
         let Some(tcp) = self.link.tcp_mut() else { return };
+        // What an initiator of the peer-to-peer model sends first is no message of its program's.
+        let is_rtr = first && tcp.await_rtr.is_some();
         let origin = Origin::Wire(ulpdu);
         let arrival = match tcp.inbound.handle(ulpdu, ird_available) {
             Ok(arrival) => arrival,
@@ -306,6 +308,9 @@ impl Qp {
                 return self.lost(engine, &why);
             }
         };
+        if !is_rtr {
+            self.note_communication(engine);
+        }
         self.wire_segment_arrived(engine, segment, payload, origin);
     }
 
