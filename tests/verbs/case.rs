@@ -214,10 +214,10 @@ pub const RDMACM: Group = Group {
         )
         .both_say(&["^data transfers complete", "^test complete", "^return status 0"])
         .bytes(2 * 4 * 20 * 100),
-        Case::pair("udaddy -s {ip} -c 4 -C 20", "udaddy -b {ip} -c 4 -C 20")
+        Case::pair("udaddy -s {ip} -c 4 -C 10", "udaddy -b {ip} -c 4 -C 10")
             .at(7174)
             .both_say(&["^data transfers complete", "^test complete", "^return status 0"])
-            .bytes(2 * 4 * 20 * 100),
+            .bytes(2 * 4 * 10 * 100),
         Case::pair("cmtime -s {ip} -p {port} -c 10", "cmtime -b {ip} -p {port} -c 10")
             .client_says(&["^connect :", "^disconnect :", "^destroy :"])
             .bytes(0)
