@@ -331,8 +331,7 @@ fn on_the_wire_it_is_what_others_read() {
         "infiniband.mad.attributeid",
         "_ws.malformed",
     ];
-    let line =
-        |attribute| format!("0x000001|0x0000000080010000|0x00000001|0x07|0x03|{attribute}|");
+    let line = |attribute| format!("0x000001|0x0000000080010000|0x00000001|0x07|0x03|{attribute}|");
     let found = tshark::udp_fields(&file, port, &fields);
     assert_eq!(found, [line("0x0017"), line("0x0018")]);
 }
