@@ -165,3 +165,40 @@ const MOST_UNREAD: usize = 64;
 fn unscoped(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip(), address.port())
 }
+
+#[cfg(test)]
+mod tests {
+    use rnic_core::roce::Datagram;
+    use rnic_core::roce::packet::emit;
+    use rnic_core::types::{Gid, QpId};
+
+    use super::*;
+
+    #[test]
+    fn management_datagrams_are_of_queue_pair_1_and_few_wait() {
+        let [from, to]: [SocketAddr; 2] =
+            [([192, 0, 2, 1], 4791).into(), ([192, 0, 2, 2], 4791).into()];
+        let packet = |source, q_key, data: &[u8]| {
+            let [from, to] = [from, to].map(|at| Gid::from(at.ip()));
+            let (qp, psn, immediate, solicited) = (sidr::QP, 0, None, false);
+            let datagram = Datagram { from, source, to, qp, q_key, psn, immediate, solicited };
+            emit(&datagram, data, (4791, 4791))
+        };
+        let unread = Arc::default();
+        let take = |packet: &[u8]| for_management(from, to, packet, &unread);
+        let right = packet(sidr::QP, sidr::Q_KEY, &[7; sidr::LEN]);
+        let others = [
+            packet(QpId(2), sidr::Q_KEY, &[7; sidr::LEN]),
+            packet(sidr::QP, 7, &[7; sidr::LEN]),
+            packet(sidr::QP, sidr::Q_KEY, &[7; sidr::LEN - 4]),
+            right[..right.len() - 1].to_vec(),
+        ];
+        assert!(others.iter().all(|packet| take(packet).is_none()));
+        let mut waiting: Vec<_> = (0..100).map_while(|_| take(&right)).collect();
+        assert_eq!(waiting.len(), MOST_UNREAD);
+        let first = waiting.pop().expect("one of them");
+        assert_eq!((first.from, first.to, *first.mad), (from.ip(), to.ip(), [7; sidr::LEN]));
+        drop(first);
+        assert!(take(&right).is_some());
+    }
+}

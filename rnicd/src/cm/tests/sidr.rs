@@ -333,6 +333,16 @@ fn one_host_asks_no_more_often_than_it_may_connect() {
 }
 
 #[test]
+fn requests_have_the_room_that_there_is() {
+    let mut b = Node::at(B, CmOptions { startups: 3, ..options() });
+    b.serve(B, 100);
+    for n in 0..50 {
+        b.take(&played(A, B, n));
+    }
+    assert_eq!((b.row().pending, b.cm.startups()), (3, 3));
+}
+
+#[test]
 fn answers_are_remembered_of_so_many() {
     let mut b = Node::at(B, options());
     b.serve(B, 1);
