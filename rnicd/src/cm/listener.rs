@@ -112,11 +112,6 @@ impl Listener {
         self.socket().is_some()
     }
 
-    /// Whether it is asked for queue pairs of datagrams.
-    pub(super) fn is_of_datagrams(&self) -> bool {
-        self.answers().is_some()
-    }
-
     /// What was answered lately, if that is of datagrams.
     pub(super) fn answers(&self) -> Option<&Answers> {
         match &self.source {
@@ -249,7 +244,9 @@ impl ConnectionManager {
             }
         }
         self.remove(key);
-        self.listeners.remove(&id);
+        if let Some(listener) = self.listeners.remove(&id) {
+            self.sidr.listeners.remove(&(listener.address.port(), id));
+        }
         Ok(())
     }
 

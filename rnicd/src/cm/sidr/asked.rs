@@ -76,11 +76,13 @@ impl ConnectionManager {
             let port = self.free_port().ok_or_else(|| none(Errno::ADDRINUSE))?;
             to.address.set_port(port);
         }
-        let others = self.listeners.values();
-        if let Some(other) = others.filter(|l| l.is_of_datagrams()).find(|l| l.overlaps(to)) {
-            return Err(in_use(to.address, other.address));
+        for other in self.sidr.listeners_at(to.address.port()) {
+            if let Some(other) = self.listeners.get(&other).filter(|l| l.overlaps(to)) {
+                return Err(in_use(to.address, other.address));
+            }
         }
         let key = self.insert(Slot::Listener { id, session });
+        self.sidr.listeners.insert((to.address.port(), id));
         self.listeners.insert(id, Listener::of_datagrams(session, to, key));
         Ok(to.address)
     }
@@ -99,11 +101,7 @@ impl ConnectionManager {
         }
         let exchange = request.exchange;
         let Some(listener) = self.serves(to, request.service) else {
-            if self.sidr.is_near(from) || self.sidr.unserved.take((), MOST_UNSERVED, now) {
-                let reply = turned_away(exchange, request.service, Status::UNSUPPORTED);
-                self.send_message(to, from, reply.emit(), now);
-            }
-            return;
+            return self.turn_away_unheard(from, to, request, Status::UNSUPPORTED, now);
         };
         // Asked again: it is waiting, or its answer was lost.
         if self.sidr.undecided.contains_key(&(from, exchange)) {
@@ -114,17 +112,14 @@ impl ConnectionManager {
             return self.send_message(to, from, reply, now);
         }
         let session = l.session;
-        if !self.sidr.is_near(from) && !self.may_ask(session, from, now) {
-            return;
-        }
         if self.draining {
-            if let Some(l) = self.listeners.get_mut(&listener) {
-                l.rejected += 1;
-            }
-            let reply = turned_away(exchange, request.service, Status::REJECTED);
-            return self.send_message(to, from, reply.emit(), now);
+            return self.turn_away_unheard(from, to, request, Status::REJECTED, now);
         }
         if !self.takes(listener) || !self.has_room_for(session) {
+            return;
+        }
+        // Only what has room counts: a flood leaves the user his rate of connections.
+        if !self.sidr.is_near(from) && !self.may_ask(session, from, now) {
             return;
         }
         let asked = Asked {
@@ -162,11 +157,27 @@ impl ConnectionManager {
         });
     }
 
+    /// Says no without having asked anybody, which others are told only so often.
+    fn turn_away_unheard(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        request: &Request,
+        status: Status,
+        now: Time,
+    ) {
+        if self.sidr.is_near(from) || self.sidr.unheard.take((), MOST_UNHEARD, now) {
+            let reply = turned_away(request.exchange, request.service, status);
+            self.send_message(to, from, reply.emit(), now);
+        }
+    }
+
     /// The listener that serves this at an address.
     fn serves(&self, to: IpAddr, service: ServiceId) -> Option<ListenerId> {
-        let asked = (to, service.port()?).into();
-        let serves = |l: &Listener| l.is_of_datagrams() && l.backlog > 0 && l.takes_those_to(asked);
-        self.listeners.iter().find(|(_, l)| serves(l)).map(|(id, _)| *id)
+        let port = service.port()?;
+        let serves = |l: &Listener| l.backlog > 0 && l.takes_those_to((to, port).into());
+        let mut at_port = self.sidr.listeners_at(port);
+        at_port.find(|id| self.listeners.get(id).is_some_and(serves))
     }
 
     /// Whether a host asks no more often than it may, and a session's user is asked no more often
@@ -263,5 +274,5 @@ pub(super) fn too_long(private_data: &[u8], limit: usize) -> Refusal {
 
 /// Answers that a listener remembers: requests of so many requesters may cross with them.
 const MOST_ANSWERS: usize = 64;
-/// How often in a second others are told that nobody serves what they ask for.
-const MOST_UNSERVED: u32 = 1000;
+/// How often in a second others are told no without anybody having been asked.
+const MOST_UNHEARD: u32 = 1000;

@@ -77,7 +77,14 @@ impl ConnectionManager {
             Some(ip) if ip.is_ipv4() != peer.is_ipv4() => return Err(Errno::AFNOSUPPORT.into()),
             Some(ip) if !ip.is_unspecified() => ip,
             _ if self.sidr.index_of(peer.ip()).is_some() => peer.ip(),
-            _ => towards(peer.ip())?,
+            _ => {
+                let towards = towards(peer.ip())?;
+                // Where the device has other addresses than the route, one of its own is as good.
+                match self.sidr.index_of(towards) {
+                    Some(_) => towards,
+                    None => self.sidr.first_like(towards).unwrap_or(towards),
+                }
+            }
         };
         Ok(SocketAddr::new(ip, port))
     }

@@ -10,7 +10,7 @@
 pub(super) mod asked;
 pub(super) mod asking;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rnic_core::engine::DatagramPort;
 use rnic_core::roce::sidr::{self, Exchange, Message};
-use rnic_core::types::{Gid, Time};
+use rnic_core::types::{Gid, ListenerId, Time};
 
 use super::{CmEvent, ConnectionManager, Slot};
 use crate::rate::Buckets;
@@ -36,8 +36,10 @@ pub(super) struct Sidr {
     last_port: u16,
     /// Slots of the requests that are not decided, by who sent them.
     undecided: HashMap<(IpAddr, Exchange), usize>,
-    /// How often it is said that nobody serves what was asked for.
-    unserved: Buckets<()>,
+    /// Listeners by port.
+    pub(in crate::cm) listeners: BTreeSet<(u16, ListenerId)>,
+    /// How often others are told no without anybody having been asked.
+    unheard: Buckets<()>,
 }
 
 impl Default for Sidr {
@@ -49,7 +51,8 @@ impl Default for Sidr {
             drawn: 0,
             last_port: LAST_PORT,
             undecided: HashMap::new(),
-            unserved: Buckets::new(1, Duration::from_secs(1)),
+            listeners: BTreeSet::new(),
+            unheard: Buckets::new(1, Duration::from_secs(1)),
         }
     }
 }
@@ -64,6 +67,17 @@ impl Sidr {
     fn index_of(&self, ip: IpAddr) -> Option<u16> {
         let at = self.port.gids.iter().position(|gid| *gid == Gid::from(ip))?;
         u16::try_from(at).ok()
+    }
+
+    /// The device's first address of a family.
+    fn first_like(&self, ip: IpAddr) -> Option<IpAddr> {
+        let mut all = self.port.gids.iter().map(|gid| gid.address());
+        all.find(|own| own.is_ipv4() == ip.is_ipv4())
+    }
+
+    fn listeners_at(&self, port: u16) -> impl Iterator<Item = ListenerId> {
+        let all = (port, ListenerId(0))..=(port, ListenerId(u32::MAX));
+        self.listeners.range(all).map(|(_, id)| *id)
     }
 
     fn draw(&mut self) -> u64 {
@@ -116,8 +130,7 @@ impl ConnectionManager {
             let last = self.sidr.last_port;
             let next = if last == LAST_PORT { FIRST_PORT } else { last + 1 };
             self.sidr.last_port = next;
-            let is_one = |l: &super::Listener| l.is_of_datagrams() && l.address.port() == next;
-            if !self.listeners.values().any(is_one) {
+            if self.sidr.listeners_at(next).next().is_none() {
                 return Some(next);
             }
         }

@@ -81,7 +81,9 @@ impl Manager {
             }
             CmEvent::Unreachable { qp, why: NoConnection { errno, reason } } => {
                 if let Some(session) = self.handles.qps.owner(qp.0) {
-                    self.connect_failed(session, qp, &reason);
+                    let rule = "IBTA specification, volume 1, section 12.11: whose service ID is \
+                                resolved says which queue pair serves it";
+                    self.not_connected(session, qp, rule, &reason);
                 }
                 (qp, Box::new(move |context| Event::Unreachable { qp, context, errno, reason }))
             }
