@@ -134,9 +134,9 @@ pub enum RequestBody {
         /// with datagrams.
         private_data: Vec<u8>,
     },
-    /// Connects an Idle QP. Answer: `Done`, then events. A QP of datagrams, in whatever state, stays
-    /// as it is: it is asked who serves the peer's port, and `Resolved` says who does; of the
-    /// parameters there are only private data, at most 180 bytes.
+    /// Connects an Idle QP. Answer: `Done`, then events. A QP of datagrams, in whatever state,
+    /// stays as it is: the peer is asked which QP serves its port, and `Resolved` says which one
+    /// does; of the parameters there are only private data, at most 180 bytes.
     Connect {
         /// The QP to connect.
         qp: QpId,

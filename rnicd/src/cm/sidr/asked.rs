@@ -2,8 +2,8 @@
 //! and what was answered.
 //!
 //! Requests cost nothing but memory, and their senders can forge where they come from. So what has
-//! no room is dropped without a word, since who means it asks again; nothing gives way to a request;
-//! and an answer is as long as its request and goes where that came from.
+//! no room is dropped without a word, since who means it asks again; nothing gives way to a
+//! request; and an answer is as long as its request and goes where that came from.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
