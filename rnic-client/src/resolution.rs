@@ -112,10 +112,13 @@ impl Qp {
             .await_event(deadline(options.timeout), |e| e.take(subject, settles_resolution))?;
         match answer {
             Some(event) => outcome(event),
-            None => {
-                self.abort()?;
-                Err(Error::TimedOut { what: "the answer; it is not awaited any more" })
-            }
+            None => match self.abort() {
+                // Refused if the answer has just come, which nobody reads any more.
+                Ok(()) | Err(Error::Refused { .. }) => {
+                    Err(Error::TimedOut { what: "the answer; it is not awaited any more" })
+                }
+                Err(error) => Err(error),
+            },
         }
     }
 

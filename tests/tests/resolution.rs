@@ -1,7 +1,7 @@
 //! Queue pairs of datagrams by the ports that they serve, as applications, other daemons and a
 //! packet dissector see it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use rnic_client::{
@@ -12,7 +12,7 @@ use rnic_core::roce::sidr::{self, Message, Reply, ServiceId, Status};
 use rnic_core::roce::{Datagram, packet};
 use rnic_core::types::QpId;
 use rnic_tests::client::Client;
-use rnic_tests::{DEADLINE, Daemon, binaries, on_path, tshark};
+use rnic_tests::{DEADLINE, Daemon, binaries, omit, on_path, tshark};
 use rustix::io::Errno;
 
 const KEY: u32 = 0x0123_4567;
@@ -39,7 +39,7 @@ impl End {
     }
 
     /// Listens at an address, at a port that the daemon chooses.
-    fn listens(&self, ip: Ipv4Addr, backlog: u32) -> Listener {
+    fn listens(&self, ip: impl Into<IpAddr>, backlog: u32) -> Listener {
         let address = SocketAddr::new(ip.into(), 0);
         let listener = self.client.context.bind_datagrams(address, BindOptions::default()).unwrap();
         listener.listen(backlog).unwrap();
@@ -91,7 +91,8 @@ fn begins(data: &[u8], with: &[u8], len: usize) {
 }
 
 /// A question is asked and answered, and a datagram goes where the answer says.
-fn meet(active: &End, passive: &End, at: Ipv4Addr) {
+fn meet(active: &End, passive: &End, at: impl Into<IpAddr>) {
+    let at = at.into();
     let listener = passive.listens(at, 2);
     let peer = listener.local_addr();
     let mr = passive.client.region(4096, Access::LOCAL_WRITE);
@@ -110,7 +111,7 @@ fn meet(active: &End, passive: &End, at: Ipv4Addr) {
     });
     begins(&found.private_data, b"welcome", 136);
     assert_eq!((found.address.qp, found.address.q_key), (passive.qp.id(), KEY));
-    assert_eq!((found.addresses.peer, found.address.gid), (peer, Gid::from(IpAddr::from(at))));
+    assert_eq!((found.addresses.peer, found.address.gid), (peer, Gid::from(at)));
     let send = SendRequest::send_inline(1, b"ping").to(&found.address).signaled();
     active.qp.post_send(&[send]).unwrap();
     active.client.success();
@@ -129,11 +130,18 @@ fn within_a_daemon() {
 }
 
 #[test]
-fn within_a_daemon_by_way_of_packets() {
-    let port = other_host().local_addr().unwrap().port();
-    let config = format!("[device]\naddresses = [\"{OWN}\"]\n[wired]\nport = {port}\n");
-    let daemon = Daemon::start(binaries!(), &format!("{}{config}", on_path("tcp")));
-    meet(&End::new(&daemon), &End::new(&daemon), OWN);
+fn within_a_daemon_by_way_of_packets_of_either_family() {
+    for ip in [IpAddr::from(OWN), Ipv6Addr::LOCALHOST.into()] {
+        let Ok(socket) = UdpSocket::bind((ip, 0)) else {
+            omit(&format!("nothing can be bound to {ip} here"));
+            continue;
+        };
+        let port = socket.local_addr().unwrap().port();
+        drop(socket);
+        let config = format!("[device]\naddresses = [\"{ip}\"]\n[wired]\nport = {port}\n");
+        let daemon = Daemon::start(binaries!(), &format!("{}{config}", on_path("tcp")));
+        meet(&End::new(&daemon), &End::new(&daemon), ip);
+    }
 }
 
 #[test]
@@ -196,6 +204,8 @@ fn what_cannot_be_asked_or_answered_is_refused() {
     let request = next_request(&listener);
     drop(short);
     refused(request.accept_datagrams(&passive.qp, b""));
+    // There is nothing else to be ended, and a queue pair goes on as if nobody had tried.
+    assert!(matches!(refused(passive.qp.abort()), Refusal::WrongState { .. }));
     // What is told of the Q_Key is what the queue pair has.
     passive.qp.set_q_key(5).unwrap();
     active.asks(peer, b"");

@@ -112,9 +112,8 @@ impl Manager {
         mode: DisconnectMode,
     ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
-        if object.kind == QpType::Datagrams && self.cm.is_busy(qp) {
-            self.give_up_resolution(qp);
-            return Outcome::done();
+        if object.kind == QpType::Datagrams {
+            return self.give_up_resolution(qp);
         }
         match object.phase {
             QpPhase::Bound(worker) => self.workers.disconnect(worker, qp, mode),

@@ -94,13 +94,15 @@ impl Manager {
         self.tell(session, &event);
     }
 
-    /// Gives up what a queue pair of datagrams asks for.
-    pub(super) fn give_up_resolution(&mut self, qp: QpId) {
-        if self.cm.is_busy(qp) {
-            self.cm.cancel(qp);
-            let why = NoConnection::reset("given up by this side");
-            self.handle_resolution(CmEvent::Unreachable { qp, why });
+    /// Gives up what a queue pair of datagrams asks for. There is nothing else of it to be ended.
+    pub(super) fn give_up_resolution(&mut self, qp: QpId) -> Answer {
+        if !self.cm.is_busy(qp) {
+            return Err(wrong_state(qp, "one of datagrams", "asking for one, or a connection"));
         }
+        self.cm.cancel(qp);
+        let why = NoConnection::reset("given up by this side");
+        self.handle_resolution(CmEvent::Unreachable { qp, why });
+        Outcome::done()
     }
 
     // --- Management datagrams --------------------------------------------------------------------
