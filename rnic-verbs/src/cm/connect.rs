@@ -30,6 +30,10 @@ impl IdBody {
             let mut state = self.state.lock();
             state.expect(&[Phase::RouteResolved])?;
             let qp = self.qp_to_connect(&state, wanted)?;
+            if self.is_of_datagrams() {
+                // Several ids may have one queue pair, which asks for one at a time.
+                self.device.ids.asks(qp.id(), self)?;
+            }
             // A port that was bound for it is free for its connection.
             drop(state.listener.take());
             (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);

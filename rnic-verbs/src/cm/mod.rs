@@ -18,6 +18,7 @@ mod resolve;
 mod retry;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ use rnic_client::{DatagramAddress, Event, Gid, ListenerId, QpId};
 
 use crate::c;
 use crate::device::Device;
+use crate::errno::Errno;
 
 pub(crate) use addrinfo::{Hints, look_up};
 pub(crate) use arrived::{Arrived, Parameters};
@@ -52,6 +54,17 @@ impl Ids {
     /// Events of this queue pair are for this id from now on.
     fn connects(&self, qp: QpId, id: &Arc<IdBody>) {
         self.by_qp.lock().insert(qp, id.clone());
+    }
+
+    /// As [`connects`](Self::connects), unless they are for another one: then not.
+    fn asks(&self, qp: QpId, id: &Arc<IdBody>) -> Result<(), Errno> {
+        match self.by_qp.lock().entry(qp) {
+            Entry::Vacant(free) => {
+                free.insert(id.clone());
+                Ok(())
+            }
+            Entry::Occupied(_) => Err(Errno(libc::EBUSY)),
+        }
     }
 
     /// Events of this queue pair are nobody's.
