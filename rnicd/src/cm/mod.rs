@@ -5,7 +5,7 @@
 //! an object here before any QP is named for it. A connect whose destination is one of this
 //! daemon's own listeners needs no TCP connection: the same machines then exchange their frames in
 //! memory, so that both paths negotiate alike. Queue pairs of datagrams are not connected: which
-//! one serves a port is asked and answered by messages ([`sidr`]), with the same listeners and
+//! one serves a port is asked and answered by messages (`sidr`), with the same listeners and
 //! requests. What comes out are [`CmEvent`]s.
 //!
 //! It refuses to know who may do what, sessions' object tables, and QPs beyond their number; limits
