@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use libfuzzer_sys::fuzz_target;
+use rnic_core::roce::sidr::{self, Message};
 use rnic_core::roce::{Datagram, MAX_DATA, grh, packet};
 use rnic_core::types::{Gid, QpId};
 use rnic_fuzz::Input;
@@ -39,4 +40,28 @@ fuzz_target!(|data: &[u8]| {
     written[at] ^= flip;
     // The byte that congestion control uses is in no checksum.
     assert_eq!(packet::parse(from, to, &written).is_ok(), flip == 0 || at == 4);
+    between_queue_pairs_1(data);
 });
+
+/// Messages that resolve service IDs: any bytes, and any behind a header that is right.
+fn between_queue_pairs_1(data: &[u8]) {
+    let mut bytes = [0; sidr::LEN];
+    let some = data.len().min(sidr::LEN);
+    bytes[..some].copy_from_slice(&data[..some]);
+    let understood = |bytes: &[u8]| match sidr::parse(bytes) {
+        Ok(Message::Request(request)) => {
+            assert_eq!(sidr::parse(&request.emit()), Ok(Message::Request(request)));
+        }
+        Ok(Message::Reply(reply)) => {
+            assert!(reply.qp.0 < 1 << 24);
+            assert_eq!(sidr::parse(&reply.emit()), Ok(Message::Reply(reply)));
+        }
+        Err(_) => {}
+    };
+    understood(data);
+    bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
+    for attribute in [0x17, 0x18] {
+        (bytes[16], bytes[17]) = (0, attribute);
+        understood(&bytes);
+    }
+}

@@ -38,7 +38,8 @@ impl Subject {
             | Event::QpFatal { qp, .. } => Subject::Qp(qp),
             Event::LastWqeReached { qp, .. }
             | Event::CommunicationEstablished { qp, .. }
-            | Event::SendQueueDrained { qp, .. } => Subject::Qp(qp),
+            | Event::SendQueueDrained { qp, .. }
+            | Event::Resolved { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
             Event::SrqLimit { srq, .. }
             | Event::SrqError { srq, .. }
@@ -56,6 +57,11 @@ pub(crate) fn settles_connection(event: &Event) -> bool {
     use Event::*;
     matches!(event, Established { .. } | Rejected { .. } | Unreachable { .. } | QpFatal { .. })
         || ends_connection(event)
+}
+
+/// An answer to the question which queue pair serves a port, or that there is none.
+pub(crate) fn settles_resolution(event: &Event) -> bool {
+    matches!(event, Event::Resolved { .. } | Event::Rejected { .. } | Event::Unreachable { .. })
 }
 
 /// The end of a connection.

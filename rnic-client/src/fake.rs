@@ -340,7 +340,7 @@ impl Device {
                 self.srqs.insert(srq, ReceiveConsumer::new(memory));
                 ReplyBody::Srq { srq, queue, new_arena: fd.as_ref().map(|(new, _)| *new) }
             }
-            RequestBody::Bind { address, .. } => {
+            RequestBody::Bind { address, .. } | RequestBody::BindDatagrams { address, .. } => {
                 let mut address = *address;
                 address.set_port(7471);
                 ReplyBody::Listener { listener: ListenerId(self.handle()), address }

@@ -38,7 +38,12 @@ impl Listener {
         address: SocketAddr,
         BindOptions { v6_only }: BindOptions,
     ) -> Result<Listener, Error> {
-        match session.request(RequestBody::Bind { address, context: 0, v6_only })? {
+        Self::bind_as(session, RequestBody::Bind { address, context: 0, v6_only })
+    }
+
+    /// Binds what this request says.
+    pub(crate) fn bind_as(session: &Arc<Session>, body: RequestBody) -> Result<Listener, Error> {
+        match session.request(body)? {
             ReplyBody::Listener { listener: id, address } => {
                 session.events.with(|events| events.open(Subject::Listener(id)));
                 Ok(Listener { session: session.clone(), id, address })
@@ -116,7 +121,11 @@ impl Drop for Listener {
 /// A peer that waits to be accepted or rejected (`rdma_accept(3)`, `rdma_reject(3)`).
 ///
 /// It exists before any QP does, so that the answer may depend on its private data. Dropping it
-/// undecided rejects it without private data.
+/// undecided rejects it without private data. Those of [`Context::bind_datagrams`] ask for a queue
+/// pair of datagrams, and are accepted by
+/// [`accept_datagrams`](ConnectionRequest::accept_datagrams) only.
+///
+/// [`Context::bind_datagrams`]: crate::Context::bind_datagrams
 pub struct ConnectionRequest {
     session: Arc<Session>,
     id: RequestId,
@@ -275,21 +284,38 @@ impl ConnectionRequest {
     /// # Errors
     ///
     /// [`Error::Refused`] if the peer has given up meanwhile; [`Error::PrivateDataTooLong`].
-    pub fn start_accept(mut self, qp: &Qp, options: &AcceptOptions) -> Result<(), Error> {
+    pub fn start_accept(self, qp: &Qp, options: &AcceptOptions) -> Result<(), Error> {
         check_private_data(&options.private_data)?;
-        if !Arc::ptr_eq(qp.session(), &self.session) {
-            return Err(Error::ForeignObject { what: "the QP" });
-        }
+        self.check_session_of(qp)?;
         qp.forget_last_connection()?;
+        self.decide_with(qp, (options.ird, options.ord), &options.private_data)
+    }
+
+    /// Accepts with this queue pair.
+    pub(crate) fn decide_with(
+        mut self,
+        qp: &Qp,
+        (ird, ord): (Option<u16>, Option<u16>),
+        private_data: &[u8],
+    ) -> Result<(), Error> {
+        self.check_session_of(qp)?;
+        let private_data = private_data.to_vec();
         self.session.command(RequestBody::Accept {
             request: self.id,
             qp: qp.id,
-            ird: options.ird,
-            ord: options.ord,
-            private_data: options.private_data.clone(),
+            ird,
+            ord,
+            private_data,
         })?;
         self.decided = true;
         Ok(())
+    }
+
+    fn check_session_of(&self, qp: &Qp) -> Result<(), Error> {
+        match Arc::ptr_eq(qp.session(), &self.session) {
+            true => Ok(()),
+            false => Err(Error::ForeignObject { what: "the QP" }),
+        }
     }
 
     /// Rejects it with these bytes for the peer, at most 512, or 508 with RFC 6581.

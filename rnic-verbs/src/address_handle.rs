@@ -74,9 +74,14 @@ pub(crate) fn back_to_sender(
 ) -> Result<c::ibv_ah_attr, Errno> {
     let (from, to) = route_of(header).ok_or(Errno::INVALID)?;
     let own = gids.iter().position(|row| row.gid == to).ok_or(Errno::INVALID)?;
+    attributes_to(u16::try_from(own).map_err(|_| Errno::INVALID)?, from)
+}
+
+/// The attributes of a handle from the device's GID of this index to another one.
+pub(crate) fn attributes_to(source: u16, gid: Gid) -> Result<c::ibv_ah_attr, Errno> {
     let mut attributes: c::ibv_ah_attr = zeroed();
-    attributes.grh.dgid = c::ibv_gid { raw: from.0 };
-    attributes.grh.sgid_index = u8::try_from(own).map_err(|_| Errno::INVALID)?;
+    attributes.grh.dgid = c::ibv_gid { raw: gid.0 };
+    attributes.grh.sgid_index = u8::try_from(source).map_err(|_| Errno::INVALID)?;
     attributes.grh.hop_limit = u8::MAX;
     (attributes.is_global, attributes.port_num) = (1, PORT);
     Ok(attributes)

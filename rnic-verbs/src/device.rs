@@ -39,11 +39,15 @@ pub(crate) struct Device {
     pub(crate) ids: cm::Ids,
     pub(crate) adopted: Ranges,
     pub(crate) regions: Arc<Regions>,
-    /// What ids bring along for programs that bring nothing; null until one is asked for.
-    pub(crate) cm_context: Mutex<Foreign<c::ibv_context>>,
-    pub(crate) cm_pd: Mutex<Foreign<c::ibv_pd>>,
-    /// The same of the other device, for `rdma_get_devices(3)`.
-    pub(crate) wired_context: Mutex<Foreign<c::ibv_context>>,
+    /// What ids bring along for programs that bring nothing, by device; null until one is asked
+    /// for.
+    brought: [Brought; 2],
+}
+
+/// What ids of one of the devices bring along.
+pub(crate) struct Brought {
+    pub(crate) context: Mutex<Foreign<c::ibv_context>>,
+    pub(crate) pd: Mutex<Foreign<c::ibv_pd>>,
 }
 
 /// Providers of real devices recognise their own by a pointer behind the structure, 664 bytes from
@@ -90,9 +94,10 @@ impl Device {
             ids: cm::Ids::default(),
             adopted: Ranges::default(),
             regions: Arc::default(),
-            cm_context: Mutex::new(Foreign::NULL),
-            cm_pd: Mutex::new(Foreign::NULL),
-            wired_context: Mutex::new(Foreign::NULL),
+            brought: KINDS.map(|_| Brought {
+                context: Mutex::new(Foreign::NULL),
+                pd: Mutex::new(Foreign::NULL),
+            }),
         });
         *current = Some((owner, Arc::downgrade(&device)));
         drop(current);
@@ -119,11 +124,13 @@ impl Device {
 
     /// What C sees of the one of this kind.
     pub(crate) fn head(&self, kind: DeviceKind) -> Foreign<c::ibv_device> {
-        let block = match kind {
-            DeviceKind::Iwarp => &self.heads[0],
-            DeviceKind::Roce => &self.heads[1],
-        };
+        let block = &self.heads[kind.index()];
         Foreign(std::ptr::from_ref(&block.device).cast_mut())
+    }
+
+    /// What ids of the one of this kind bring along.
+    pub(crate) fn brought(&self, kind: DeviceKind) -> &Brought {
+        &self.brought[kind.index()]
     }
 
     /// The 64-bit identifier of the one of this kind, in network byte order.
@@ -219,6 +226,16 @@ pub(crate) enum DeviceKind {
     Iwarp,
     /// Its queue pairs are wired by hand, as those of a RoCE adapter.
     Roce,
+}
+
+impl DeviceKind {
+    /// Where it stands in [`KINDS`].
+    fn index(self) -> usize {
+        match self {
+            DeviceKind::Iwarp => 0,
+            DeviceKind::Roce => 1,
+        }
+    }
 }
 
 /// Both.

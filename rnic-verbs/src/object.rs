@@ -121,6 +121,7 @@ plain!(
     rdma_addrinfo,
     rdma_cm_event,
     rdma_cm_id,
+    rdma_ud_param,
     verbs_context,
 );
 

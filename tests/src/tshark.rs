@@ -1,5 +1,6 @@
 //! Wireshark's dissectors, asked what they make of a capture file.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -80,6 +81,50 @@ pub fn dissect(file: &Path) -> Dissection {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", file.display());
     read(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// A capture file of what came by UDP to an IPv4 address, and from where.
+///
+/// # Panics
+///
+/// If one is of IPv6.
+pub fn udp_capture(packets: &[(SocketAddr, Vec<u8>)], to: SocketAddr) -> Vec<u8> {
+    let mut file = Vec::new();
+    let words = [0xA1B2_C3D4u32, 2 | 4 << 16, 0, 0, 65_535, 1];
+    file.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    for (from, bytes) in packets {
+        let (IpAddr::V4(source), IpAddr::V4(sink)) = (from.ip(), to.ip()) else { unreachable!() };
+        let mut frame = Vec::new();
+        etherparse::PacketBuilder::ethernet2([0; 6], [0; 6])
+            .ipv4(source.octets(), sink.octets(), 64)
+            .udp(from.port(), to.port())
+            .write(&mut frame, bytes)
+            .unwrap();
+        let len = frame.len() as u32;
+        file.extend([0, 0, len, len].iter().flat_map(|word| word.to_le_bytes()));
+        file.extend(frame);
+    }
+    file
+}
+
+/// What it finds of these fields in packets of RoCE to this port of UDP, a line for each.
+///
+/// # Panics
+///
+/// If tshark fails.
+pub fn udp_fields(file: &Path, port: u16, fields: &[&str]) -> Vec<String> {
+    let mut command = Command::new("tshark");
+    // Its guesser for Ethernet over InfiniBand takes short datagrams for its own.
+    command.args(["--disable-protocol", "infiniband.eoib"]);
+    command.args(["-n", "-d", &format!("udp.port=={port},infiniband"), "-r"]).arg(file);
+    command.args(["-T", "fields", "-E", "separator=|"]);
+    for field in fields {
+        command.args(["-e", field]);
+    }
+    let output = command.output().expect("tshark");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
 /// Reads PDML, which has a tag on each line.

@@ -1,8 +1,6 @@
 //! Datagrams as applications, other daemons and a packet dissector see them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use rnic_client::{
@@ -98,7 +96,7 @@ fn a_datagram_that_leaves_is_one_of_roce_for_wireshark_too() {
     }
     let scratch = tempfile::tempdir().unwrap();
     let file = scratch.path().join("packets.pcap");
-    std::fs::write(&file, capture(&packets, at)).unwrap();
+    std::fs::write(&file, tshark::udp_capture(&packets, at)).unwrap();
     let fields = [
         "infiniband.bth.opcode",
         "infiniband.bth.destqp",
@@ -109,48 +107,12 @@ fn a_datagram_that_leaves_is_one_of_roce_for_wireshark_too() {
     ];
     let source = end.qp.id().0;
     assert_eq!(
-        dissected(&file, at.port(), &fields),
+        tshark::udp_fields(&file, at.port(), &fields),
         [
             format!("100|0x0abcde|9|0x0000000001234567|{source:#010x}|"),
             format!("101|0x0abcde|10|0x0000000001234567|{source:#010x}|"),
         ]
     );
-}
-
-/// Ethernet frames of these packets.
-fn capture(packets: &[(SocketAddr, Vec<u8>)], to: SocketAddr) -> Vec<u8> {
-    let mut file = Vec::new();
-    let words = [0xA1B2_C3D4u32, 2 | 4 << 16, 0, 0, 65_535, 1];
-    file.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-    for (from, bytes) in packets {
-        let (IpAddr::V4(source), IpAddr::V4(sink)) = (from.ip(), to.ip()) else { unreachable!() };
-        let mut frame = Vec::new();
-        etherparse::PacketBuilder::ethernet2([0; 6], [0; 6])
-            .ipv4(source.octets(), sink.octets(), 64)
-            .udp(from.port(), to.port())
-            .write(&mut frame, bytes)
-            .unwrap();
-        let len = frame.len() as u32;
-        file.extend([0, 0, len, len].iter().flat_map(|word| word.to_le_bytes()));
-        file.extend(frame);
-    }
-    file
-}
-
-/// What tshark finds of these fields, a line for each packet.
-fn dissected(file: &Path, port: u16, fields: &[&str]) -> Vec<String> {
-    let mut command = Command::new("tshark");
-    // Its guesser for Ethernet over InfiniBand takes short datagrams for its own.
-    command.args(["--disable-protocol", "infiniband.eoib"]);
-    command.args(["-n", "-d", &format!("udp.port=={port},infiniband"), "-r"]).arg(file);
-    command.args(["-T", "fields", "-E", "separator=|"]);
-    for field in fields {
-        command.args(["-e", field]);
-    }
-    let output = command.output().expect("tshark");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
 #[test]

@@ -229,7 +229,7 @@ static void ids(void)
     FINE(fcntl(channel->fd, F_SETFL, O_NONBLOCK));
     MINUS(EAGAIN, rdma_get_cm_event(channel, &event));
     MINUS(EINVAL, rdma_create_id(channel, &id, NULL, 0x999));
-    MINUS(EPROTONOSUPPORT, rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
+    MINUS(EPROTONOSUPPORT, rdma_create_id(channel, &id, NULL, RDMA_PS_IPOIB));
     FINE(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
     FINE(rdma_create_id(channel, &other, NULL, RDMA_PS_TCP));
 

@@ -33,6 +33,8 @@ pub struct Server {
 pub enum Ready {
     /// Its daemon lists a listener at the port.
     Listener,
+    /// At this port instead: the program has no choice.
+    ListenerAt(u16),
     /// It listens at the TCP port itself, to agree on everything else there.
     Tcp,
 }
@@ -114,6 +116,14 @@ impl Case {
     const fn killed(mut self) -> Self {
         if let Some(server) = &mut self.server {
             server.end = End::Killed;
+        }
+        self
+    }
+
+    /// Its server listens at this port.
+    const fn at(mut self, port: u16) -> Self {
+        if let Some(server) = &mut self.server {
+            server.ready = Ready::ListenerAt(port);
         }
         self
     }
@@ -204,6 +214,10 @@ pub const RDMACM: Group = Group {
         )
         .both_say(&["^data transfers complete", "^test complete", "^return status 0"])
         .bytes(2 * 4 * 20 * 100),
+        Case::pair("udaddy -s {ip} -c 4 -C 10", "udaddy -b {ip} -c 4 -C 10")
+            .at(7174)
+            .both_say(&["^data transfers complete", "^test complete", "^return status 0"])
+            .bytes(2 * 4 * 10 * 100),
         Case::pair("cmtime -s {ip} -p {port} -c 10", "cmtime -b {ip} -p {port} -c 10")
             .client_says(&["^connect :", "^disconnect :", "^destroy :"])
             .bytes(0)

@@ -236,15 +236,16 @@ impl Stage {
     fn is_ready(&self, ready: Ready, server: &mut Process) -> Result<(), String> {
         let context = Context::open_at(self.daemon(SERVER).socket()).expect("the daemon answers");
         let pid = server.id();
-        let is_ready = || match ready {
-            Ready::Listener => {
-                match context.list(ListKind::Listeners, 0).expect("the daemon answers").rows {
-                    Rows::Listeners(rows) => {
-                        rows.iter().any(|r| r.address.port() == self.port && r.backlog > 0)
-                    }
-                    other => panic!("{other:?}"),
+        let is_listed =
+            |port| match context.list(ListKind::Listeners, 0).expect("the daemon answers").rows {
+                Rows::Listeners(rows) => {
+                    rows.iter().any(|r| r.address.port() == port && r.backlog > 0)
                 }
-            }
+                other => panic!("{other:?}"),
+            };
+        let is_ready = || match ready {
+            Ready::Listener => is_listed(self.port),
+            Ready::ListenerAt(port) => is_listed(port),
             Ready::Tcp => ["tcp", "tcp6"].iter().any(|name| self.listens(name, pid)),
         };
         let deadline = Instant::now() + DEADLINE;

@@ -223,6 +223,10 @@ fn requests() {
                 request(RequestBody::ReregMr { mr: MrId(9), to: region }),
                 "ac022a09070005802080408080808080200501ac02",
             ),
+            (
+                request(RequestBody::BindDatagrams { address: v6(), context: 6, v6_only: true }),
+                "ac022b0120010db8000000000000000000000001b725070601",
+            ),
         ],
     );
 }
@@ -613,6 +617,19 @@ fn events() {
             (Event::PeerClosing { qp, context }, "0f0680808080808080808001"),
             (Event::CommunicationEstablished { qp, context }, "100680808080808080808001"),
             (Event::SendQueueDrained { qp, context }, "110680808080808080808001"),
+            (
+                Event::Resolved {
+                    qp,
+                    context,
+                    addresses: pair(),
+                    source: 3,
+                    remote_qp: QpId(300),
+                    q_key: 300,
+                    private_data: vec![1, 2],
+                },
+                "1206808080808080808080\
+                 0100c0000207af3a0120010db8000000000000000000000001b7250703ac02ac02020102",
+            ),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

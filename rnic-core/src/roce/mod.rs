@@ -1,6 +1,7 @@
 //! RoCE v2, as far as it carries unreliable datagrams: what a datagram is ([`Datagram`]), the
 //! header that its receiver finds before the data ([`grh`]), and the packet that it is on the wire
-//! ([`packet`]), with its checksum ([`icrc`]).
+//! ([`packet`]), with its checksum ([`icrc`]). Datagrams between the queue pairs 1 of two ports say
+//! which queue pair serves a port of rdma_cm ([`sidr`]).
 //!
 //! It follows the IBTA specification, volume 1, sections 9.2, 9.3 and 9.8.3, and its annexes A16
 //! and A17. Nothing here knows sockets or queue pairs.
@@ -9,6 +10,7 @@ pub mod grh;
 pub mod icrc;
 mod ip;
 pub mod packet;
+pub mod sidr;
 
 use crate::types::{Gid, QpId};
 
@@ -42,7 +44,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::packet::{PacketFault, emit, len, parse};
+    use super::packet::{PacketFault, destination, emit, len, parse};
     use super::*;
 
     /// A datagram between two addresses.
@@ -79,6 +81,7 @@ mod tests {
             let sent = Datagram { solicited, ..datagram(from, to, immediate) };
             let packet = emit(&sent, &data, (4791, 4791));
             prop_assert_eq!(packet.len(), len(&sent, data.len()));
+            prop_assert_eq!(destination(&packet), Some(sent.qp));
             let [from, to] = ports(&sent);
             prop_assert_eq!(parse(from, to, &packet), Ok((sent, &data[..])));
         }
@@ -106,6 +109,7 @@ mod tests {
         assert_eq!(parse(elsewhere, to, &packet), Err(PacketFault::Checksum));
         for short in 0..packet.len() {
             assert!(parse(from, to, &packet[..short]).is_err(), "{short} bytes");
+            assert_eq!(destination(&packet[..short]).is_some(), short >= 8);
         }
     }
 

@@ -68,6 +68,12 @@ pub fn emit(datagram: &Datagram, data: &[u8], (from_port, to_port): (u16, u16)) 
     packet
 }
 
+/// The queue pair that a packet is for, if it has a header; nothing of it is checked.
+pub fn destination(packet: &[u8]) -> Option<QpId> {
+    let bytes = packet.get(4..8)?.try_into().ok()?;
+    Some(QpId(u32::from_be_bytes(bytes) & LOW_24))
+}
+
 /// The datagram that came in a packet from one address to another, and its data.
 pub fn parse(
     from: SocketAddr,

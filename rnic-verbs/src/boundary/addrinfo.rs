@@ -88,10 +88,12 @@ fn answer(
     answer.head.ai_family = if of_v4 { libc::AF_INET } else { libc::AF_INET6 };
     let asked = |of: fn(&rdma_addrinfo) -> c_int| hints.map(of).filter(|&n| n != 0);
     answer.head.ai_flags = hints.map_or(0, |hints| hints.ai_flags);
-    let kind = IBV_QPT_RC.cast_signed();
-    answer.head.ai_qp_type = asked(|hints| hints.ai_qp_type).unwrap_or(kind);
-    let space = RDMA_PS_TCP.cast_signed();
-    answer.head.ai_port_space = asked(|hints| hints.ai_port_space).unwrap_or(space);
+    let [tcp, udp] = [RDMA_PS_TCP, RDMA_PS_UDP].map(|space| space.cast_signed());
+    let [rc, ud] = [IBV_QPT_RC, IBV_QPT_UD].map(|kind| kind.cast_signed());
+    // Each follows from the other.
+    let (kind, space) = (asked(|hints| hints.ai_qp_type), asked(|hints| hints.ai_port_space));
+    answer.head.ai_qp_type = kind.unwrap_or(if space == Some(udp) { ud } else { rc });
+    answer.head.ai_port_space = space.unwrap_or(if kind == Some(ud) { udp } else { tcp });
     let answer = Box::into_raw(answer);
     // SAFETY: it has just been made, and is nobody else's.
     unsafe {

@@ -8,14 +8,14 @@ use libc::sockaddr;
 
 use crate::c::*;
 use crate::cm::{ConnectWanted, IdBody, Phase};
-use crate::device::{Device, DeviceKind, KINDS};
+use crate::device::{Device, KINDS};
 use crate::errno::{Errno, minus_one, pointer};
 use crate::object::{body, zeroed};
 use crate::pd::PdBody;
 use crate::{system, visible};
 
 use super::events::{self, completed};
-use super::id::{context_of, context_of_kind, default_pd, show_addresses, shown};
+use super::id::{context_of, default_pd, show_addresses, shown};
 use super::{addresses, cq, qp, srq};
 
 /// rdma_bind_addr(3).
@@ -102,9 +102,14 @@ pub(crate) unsafe extern "C" fn rdma_accept(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        minus_one(completed(id, |of| {
+        let accept = |of: &Arc<IdBody>| {
             has_what_it_shows(id, of);
             of.accept(&wanted(parameters))
+        };
+        minus_one(shown(id).and_then(|found| match found.id.is_of_datagrams() {
+            // Nothing follows.
+            true => accept(&found.id),
+            false => completed(id, accept),
         }))
     }
 }
@@ -158,6 +163,7 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     unsafe {
         match shown(id) {
             Ok(found) if found.id.phase() == Phase::Ended && !found.id.has_events() => 0,
+            Ok(found) if found.id.is_of_datagrams() => minus_one(found.id.disconnect()),
             _ => minus_one(completed(id, |of| of.disconnect())),
         }
     }
@@ -183,12 +189,15 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let (Ok(_), Some(says)) = (shown(id), attributes.as_mut()) else {
+        let (Ok(found), Some(says)) = (shown(id), attributes.as_mut()) else {
             return minus_one(Err(Errno::INVALID));
         };
         let state = says.qp_state;
         *says = zeroed();
         says.qp_state = state;
+        if found.id.is_of_datagrams() {
+            return minus_one(datagram_attributes(says).map(|needed| *mask = needed));
+        }
         says.port_num = crate::context::PORT;
         says.qp_access_flags =
             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -259,6 +268,7 @@ pub(super) unsafe fn create_qp(
     // SAFETY: as the module says.
     unsafe {
         let w = wanted.as_mut().ok_or(Errno::INVALID)?;
+        check_type(id, w.qp_type)?;
         let asked = (w.send_cq, w.recv_cq, w.srq);
         let made = prepare(id, pd, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
         let made = made.and_then(|pd| {
@@ -286,6 +296,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) ->
     // SAFETY: as the module says.
     unsafe {
         let w = wanted.as_mut().ok_or(Errno::INVALID)?;
+        check_type(id, w.qp_type)?;
         let named = if w.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
         let asked = (w.send_cq, w.recv_cq, w.srq);
         let made = prepare(id, named, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
@@ -297,6 +308,15 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) ->
         made.inspect_err(|_| {
             ((*wanted).send_cq, (*wanted).recv_cq, (*wanted).srq) = asked;
         })
+    }
+}
+
+/// Refuses a queue pair of another type than the id's where those are datagrams.
+unsafe fn check_type(id: *mut rdma_cm_id, wanted: ibv_qp_type) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    match unsafe { shown(id) }?.id.is_of_datagrams() && wanted != IBV_QPT_UD {
+        true => Err(Errno::INVALID),
+        false => Ok(()),
     }
 }
 
@@ -318,9 +338,9 @@ unsafe fn prepare(
         let pd = match (pd.is_null(), (*id).pd.is_null()) {
             (false, _) => pd,
             (true, false) => (*id).pd,
-            (true, true) => default_pd(found.id.device())?,
+            (true, true) => default_pd(found.id.device(), found.id.kind())?,
         };
-        let context = context_of(found.id.device())?;
+        let context = context_of(found.id.device(), found.id.kind())?;
         if !(*pd).context.eq(&context) && (*(*pd).context).device != (*context).device {
             return Err(Errno::INVALID);
         }
@@ -382,14 +402,49 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
 unsafe fn has_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Result<(), Errno> {
     // SAFETY: as the module says.
     unsafe {
+        let found = shown(id)?;
+        if found.id.is_of_datagrams() {
+            to_rts(made).inspect_err(|_| {
+                qp::ibv_destroy_qp(made);
+                destroy_cqs(id);
+            })?;
+        } else {
+            // As after the first step of those who make theirs without an id.
+            (*made).state = IBV_QPS_INIT;
+        }
         (*id).pd = pd;
         (*id).qp = made;
-        // As after the first step of those who make theirs without an id.
-        (*made).state = IBV_QPS_INIT;
         let body = qp::qp(made).ok_or(Errno::INVALID)?;
-        shown(id)?.id.has_qp(body);
+        found.id.has_qp(body);
     }
     Ok(())
+}
+
+/// Moves a queue pair of datagrams through all its states: it is ready once it has been made.
+unsafe fn to_rts(made: *mut ibv_qp) -> Result<(), Errno> {
+    for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+        let mut attributes: ibv_qp_attr = zeroed();
+        attributes.qp_state = state;
+        let mask = datagram_attributes(&mut attributes)?;
+        // SAFETY: as the module says.
+        unsafe {
+            let found = qp::qp(made).ok_or(Errno::INVALID)?;
+            (*made).state = found.modify(&attributes, mask)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fills in what a queue pair of datagrams is to be told on its way to the state that the
+/// attributes have; which ones they are.
+fn datagram_attributes(to: &mut ibv_qp_attr) -> Result<c_int, Errno> {
+    (to.port_num, to.qkey) = (crate::context::PORT, RDMA_UDP_QKEY);
+    match to.qp_state {
+        IBV_QPS_INIT => Ok(IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+        IBV_QPS_RTR => Ok(IBV_QP_STATE),
+        IBV_QPS_RTS => Ok(IBV_QP_STATE | IBV_QP_SQ_PSN),
+        _ => Err(Errno::INVALID),
+    }
 }
 
 /// rdma_destroy_qp(3).
@@ -445,13 +500,13 @@ unsafe fn pd_of(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, 
     unsafe {
         let found = shown(id)?;
         match (named.is_null(), (*id).pd.is_null()) {
-            // Connections are made on the device whose queue pairs connect.
+            // It is of the id's own device.
             (false, _) => match body::<Arc<PdBody>>(named).map(|pd| pd.kind()) {
-                Some(DeviceKind::Iwarp) => Ok(named),
+                Some(kind) if kind == found.id.kind() => Ok(named),
                 _ => Err(Errno::INVALID),
             },
             (true, false) => Ok((*id).pd),
-            (true, true) => default_pd(found.id.device()),
+            (true, true) => default_pd(found.id.device(), found.id.kind()),
         }
     }
 }
@@ -498,12 +553,12 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut
 }
 
 /// Fills in the contexts of the devices that the program is to see, as `ibv_get_device_list` has
-/// them: how many there are. Ids are of the first kind only.
+/// them: how many there are.
 fn list_devices(list: &mut Contexts) -> Result<usize, Errno> {
     let device = Device::open()?;
     let kinds = visible::kinds(&device);
     for (place, kind) in list.iter_mut().zip(&kinds) {
-        *place = context_of_kind(&device, *kind)?;
+        *place = context_of(&device, *kind)?;
     }
     match kinds.len() {
         0 => Err(Errno::NO_DEVICE),

@@ -58,7 +58,7 @@ unsafe fn listen_on(
         (*id).pd = pd;
         let endpoint = wanted.as_mut().map(|w| {
             // The one that there is, whatever the program has said.
-            w.qp_type = IBV_QPT_RC;
+            w.qp_type = (*id).qp_type;
             Endpoint { pd: Foreign(pd), wanted: *w }
         });
         *shown(id)?.endpoint.lock() = endpoint;
@@ -80,7 +80,7 @@ unsafe fn connect_to(
         }
         if !wanted.is_null() {
             // As above.
-            (*wanted).qp_type = IBV_QPT_RC;
+            (*wanted).qp_type = (*id).qp_type;
             create_qp(id, pd, wanted)?;
         }
     }

@@ -4,10 +4,12 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use crate::address_handle::attributes_to;
 use crate::async_events::AsyncEvent;
 use crate::c::*;
 use crate::cm::{Arrived, IdBody};
 use crate::cq::CqBody;
+use crate::device::DeviceKind;
 use crate::errno::{Errno, minus_one};
 use crate::object::{Body, body, publish, withdraw, zeroed};
 use crate::qp::QpBody;
@@ -58,8 +60,8 @@ unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
             Some(request) => {
                 let synchronous = shown(of)?.is_synchronous();
                 let channel = if synchronous { null_mut() } else { (*of).channel };
-                let device = arrived.id.device();
-                let body = |on| IdBody::with_request(device.clone(), on, Some(request));
+                let (device, kind) = (arrived.id.device(), arrived.id.kind());
+                let body = |on| IdBody::with_request(device.clone(), kind, on, Some(request));
                 head.listen_id = of;
                 head.id = id::make(device, channel, (*of).context, (*of).ps, body)?;
                 id::show_addresses(head.id, &shown(head.id)?.id)?;
@@ -83,7 +85,24 @@ unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
     conn.responder_resources = small(connection.inbound);
     conn.initiator_depth = small(connection.outbound);
     conn.qp_num = connection.qp.map_or(0, |qp| qp.0);
-    head.param.conn = conn;
+    head.param = match arrived.id.kind() {
+        DeviceKind::Iwarp => rdma_cm_event_param { conn },
+        DeviceKind::Roce => {
+            let (private_data, private_data_len) = (conn.private_data, conn.private_data_len);
+            rdma_cm_event_param {
+                ud: match connection.address {
+                    Some(to) => rdma_ud_param {
+                        private_data,
+                        private_data_len,
+                        ah_attr: attributes_to(to.source, to.gid)?,
+                        qp_num: to.qp.0,
+                        qkey: to.q_key,
+                    },
+                    None => rdma_ud_param { private_data, private_data_len, ..zeroed() },
+                },
+            }
+        }
+    };
     Ok(publish(head, EventShown { id: arrived.id, _private_data: private_data }).as_ptr())
 }
 

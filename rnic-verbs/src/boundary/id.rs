@@ -1,9 +1,11 @@
 //! Event channels and ids.
 
 use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rnic_client::Gid;
 
 use crate::c::*;
 use crate::cm::{EventChannel, IdBody};
@@ -50,21 +52,13 @@ impl IdShown {
     }
 }
 
-/// The context that ids bring along, one for the device. It and the device stay until the process
-/// ends: programs keep what they made with it.
-pub(super) fn context_of(device: &Arc<Device>) -> Result<*mut ibv_context, Errno> {
-    context_of_kind(device, DeviceKind::Iwarp)
-}
-
-/// The context of one of the devices, likewise.
-pub(super) fn context_of_kind(
+/// The context that ids of a device bring along. It and the device stay until the process ends:
+/// programs keep what they made with it.
+pub(super) fn context_of(
     device: &Arc<Device>,
     kind: DeviceKind,
 ) -> Result<*mut ibv_context, Errno> {
-    let mut kept = match kind {
-        DeviceKind::Iwarp => device.cm_context.lock(),
-        DeviceKind::Roce => device.wired_context.lock(),
-    };
+    let mut kept = device.brought(kind).context.lock();
     if kept.is_null() {
         *kept = Foreign(context::open(device, kind)?);
     }
@@ -72,9 +66,9 @@ pub(super) fn context_of_kind(
 }
 
 /// The domain of queue pairs for which a program names none; it stays as well.
-pub(super) fn default_pd(device: &Arc<Device>) -> Result<*mut ibv_pd, Errno> {
-    let context = context_of(device)?;
-    let mut kept = device.cm_pd.lock();
+pub(super) fn default_pd(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_pd, Errno> {
+    let context = context_of(device, kind)?;
+    let mut kept = device.brought(kind).pd.lock();
     if kept.is_null() {
         // SAFETY: the context has just been found.
         *kept = Foreign(unsafe { memory::allocate_pd(context)? });
@@ -141,7 +135,10 @@ pub(super) unsafe fn make(
     let id = body(unsafe { channel(at)? }.clone());
     let mut head: rdma_cm_id = zeroed();
     (head.channel, head.context, head.ps) = (at, program, port_space);
-    head.qp_type = IBV_QPT_RC;
+    head.qp_type = match id.kind() {
+        DeviceKind::Iwarp => IBV_QPT_RC,
+        DeviceKind::Roce => IBV_QPT_UD,
+    };
     let shown =
         IdShown { id: id.clone(), own_channel: Mutex::new(own), endpoint: Mutex::default() };
     let head = publish(head, shown).as_ptr();
@@ -160,16 +157,21 @@ pub(super) unsafe fn show_addresses(to: *mut rdma_cm_id, id: &IdBody) -> Result<
             (*to).route.addr.src = addresses::in_c(source);
             let of_none = source.ip().is_unspecified() || source.ip().is_loopback();
             if peer.is_some() || !of_none {
-                (*to).verbs = context_of(id.device())?;
+                (*to).verbs = context_of(id.device(), id.kind())?;
                 // For queue pairs that a program makes without the id.
                 if (*to).pd.is_null() {
-                    (*to).pd = default_pd(id.device())?;
+                    (*to).pd = default_pd(id.device(), id.kind())?;
                 }
                 (*to).port_num = PORT;
             }
         }
         if let Some(peer) = peer {
             (*to).route.addr.dst = addresses::in_c(peer);
+        }
+        if let (DeviceKind::Roce, Some(source), Some(peer)) = (id.kind(), source, peer) {
+            let gid = |address: SocketAddr| ibv_gid { raw: Gid::from(address.ip()).0 };
+            (*to).route.addr.addr =
+                rdma_ib_addr { sgid: gid(source), dgid: gid(peer), pkey: DEFAULT_PKEY };
         }
     }
     Ok(())
@@ -195,15 +197,17 @@ pub(super) unsafe fn create(
     program: *mut c_void,
     port_space: rdma_port_space,
 ) -> Result<*mut rdma_cm_id, Errno> {
-    match port_space {
-        RDMA_PS_TCP => {}
-        // Datagrams, and addresses of InfiniBand.
-        RDMA_PS_UDP | RDMA_PS_IPOIB | RDMA_PS_IB => return Err(Errno(libc::EPROTONOSUPPORT)),
+    let kind = match port_space {
+        RDMA_PS_TCP => DeviceKind::Iwarp,
+        // Only its queue pairs send datagrams.
+        RDMA_PS_UDP => DeviceKind::Roce,
+        // Multicast, and addresses of InfiniBand.
+        RDMA_PS_IPOIB | RDMA_PS_IB => return Err(Errno(libc::EPROTONOSUPPORT)),
         _ => return Err(Errno::INVALID),
-    }
+    };
     let device = Device::open().map_err(|_| Errno::NO_DEVICE)?;
     let of_device = device.clone();
-    let body = |channel| IdBody::create(of_device, channel);
+    let body = |channel| IdBody::create(of_device, kind, channel);
     // SAFETY: as the module says.
     unsafe { make(&device, channel, program, port_space, body) }
 }
@@ -252,3 +256,6 @@ pub(super) unsafe fn migrate(
     }
     Ok(())
 }
+
+/// The partition that every port is in. It looks alike in either byte order.
+const DEFAULT_PKEY: u16 = 0xFFFF;

@@ -32,6 +32,9 @@ pub const RDMA_PS_TCP: rdma_port_space = 0x0106;
 pub const RDMA_PS_UDP: rdma_port_space = 0x0111;
 pub const RDMA_PS_IB: rdma_port_space = 0x013f;
 
+/// The Q_Key of queue pairs of [`RDMA_PS_UDP`].
+pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
+
 /// `responder_resources` of [`rdma_conn_param`]: as many as possible.
 pub const RDMA_MAX_RESP_RES: u8 = 0xff;
 /// `initiator_depth` of [`rdma_conn_param`]: as many as possible.

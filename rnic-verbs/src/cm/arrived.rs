@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rnic_client::{AddressPair, ConnectionRequest, QpId};
+use rnic_client::{AddressPair, ConnectionRequest, DatagramAddress, QpId};
 
 use super::IdBody;
 use crate::c;
@@ -31,6 +31,8 @@ pub(crate) struct Parameters {
     pub(crate) outbound: u16,
     /// The queue pair, once there is one.
     pub(crate) qp: Option<QpId>,
+    /// Where datagrams go, of an id of datagrams that knows it.
+    pub(crate) address: Option<DatagramAddress>,
 }
 
 impl Arrived {

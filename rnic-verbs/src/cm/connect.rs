@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
-use rnic_client::{ConnectOptions, QpId};
+use rnic_client::{ConnectOptions, QpId, ResolveOptions};
 
 use super::id::State;
 use super::retry::Attempt;
@@ -30,6 +30,10 @@ impl IdBody {
             let mut state = self.state.lock();
             state.expect(&[Phase::RouteResolved])?;
             let qp = self.qp_to_connect(&state, wanted)?;
+            if self.is_of_datagrams() {
+                // Several ids may have one queue pair, which asks for one at a time.
+                self.device.ids.asks(qp.id(), self)?;
+            }
             // A port that was bound for it is free for its connection.
             drop(state.listener.take());
             (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
@@ -66,6 +70,12 @@ impl IdBody {
             (state.qp, state.peer, state.source.filter(|_| state.source_chosen))
         };
         let qp = qp.and_then(|qp| self.device.qp(qp)).ok_or(Errno::INVALID)?;
+        let peer = peer.ok_or(Errno::INVALID)?;
+        if self.is_of_datagrams() {
+            let private_data = wanted.private_data.clone();
+            let options = ResolveOptions { private_data, local, timeout: None };
+            return Ok(qp.client().start_resolve(peer, &options)?);
+        }
         let options = ConnectOptions {
             private_data: wanted.private_data.clone(),
             ird: wanted.inbound,
@@ -73,7 +83,7 @@ impl IdBody {
             local,
             timeout: None,
         };
-        Ok(qp.client().start_connect(peer.ok_or(Errno::INVALID)?, &options)?)
+        Ok(qp.client().start_connect(peer, &options)?)
     }
 
     /// The program has moved its own queue pair on (`rdma_establish(3)`).
@@ -81,7 +91,8 @@ impl IdBody {
         self.state.lock().expect(&[Phase::Connected])
     }
 
-    /// Ends the connection (`rdma_disconnect(3)`): what was posted is sent if it soon can be.
+    /// Ends the connection (`rdma_disconnect(3)`): what was posted is sent if it soon can be. Of
+    /// datagrams there is none.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
         let qp = {
             let state: MutexGuard<'_, State> = self.state.lock();
@@ -91,7 +102,7 @@ impl IdBody {
                 _ => return Err(Errno::INVALID),
             }
         };
-        match qp.and_then(|qp| self.device.qp(qp)) {
+        match qp.filter(|_| !self.is_of_datagrams()).and_then(|qp| self.device.qp(qp)) {
             // Refused if it has ended meanwhile, which is told by its event.
             Some(qp) => match qp.client().disconnect_within(LAST_SENDS) {
                 Ok(()) | Err(rnic_client::Error::Refused { .. }) => Ok(()),

@@ -10,7 +10,7 @@ use super::retry::Attempt;
 use super::{Arrived, EventChannel, Parameters};
 use crate::async_events::Unacknowledged;
 use crate::c;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::errno::Errno;
 use crate::log;
 use crate::object::Foreign;
@@ -19,6 +19,8 @@ use crate::qp::QpBody;
 /// An id: one end of a connection to be, or a listener.
 pub(crate) struct IdBody {
     pub(super) device: Arc<Device>,
+    /// Of which device it is: that of connections, or that of datagrams.
+    kind: DeviceKind,
     head: OnceLock<Foreign<c::rdma_cm_id>>,
     /// Where its events go; nowhere once it is destroyed.
     channel: Mutex<Option<Arc<EventChannel>>>,
@@ -76,13 +78,18 @@ pub(super) struct State {
 
 impl IdBody {
     /// A new id whose events come on this channel.
-    pub(crate) fn create(device: Arc<Device>, channel: Arc<EventChannel>) -> Arc<IdBody> {
-        Self::with_request(device, channel, None)
+    pub(crate) fn create(
+        device: Arc<Device>,
+        kind: DeviceKind,
+        channel: Arc<EventChannel>,
+    ) -> Arc<IdBody> {
+        Self::with_request(device, kind, channel, None)
     }
 
     /// The id of a peer that asks to connect.
     pub(crate) fn with_request(
         device: Arc<Device>,
+        kind: DeviceKind,
         channel: Arc<EventChannel>,
         request: Option<ConnectionRequest>,
     ) -> Arc<IdBody> {
@@ -103,6 +110,7 @@ impl IdBody {
         };
         Arc::new(IdBody {
             device,
+            kind,
             head: OnceLock::new(),
             channel: Mutex::new(Some(channel)),
             unacknowledged: Unacknowledged::default(),
@@ -112,6 +120,15 @@ impl IdBody {
 
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    pub(crate) fn kind(&self) -> DeviceKind {
+        self.kind
+    }
+
+    /// Whether it is of the port space of datagrams: nothing is connected.
+    pub(crate) fn is_of_datagrams(&self) -> bool {
+        self.kind == DeviceKind::Roce
     }
 
     pub(crate) fn published(&self, head: Foreign<c::rdma_cm_id>) {
@@ -248,7 +265,7 @@ impl IdBody {
             // What the peer wants of us is what it may have outstanding, and the other way round.
             inbound: request.peer_ord().unwrap_or(0),
             outbound: request.peer_ird().unwrap_or(0),
-            qp: None,
+            ..Parameters::default()
         });
         arrived.request = Some(request);
         self.push_arrived(arrived);
@@ -287,12 +304,37 @@ impl IdBody {
         self.push_arrived(arrived);
     }
 
+    /// A queue pair of datagrams serves the peer's port.
+    pub(super) fn resolved(self: &Arc<Self>, addresses: AddressPair, found: Parameters) {
+        {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Connecting {
+                return;
+            }
+            state.phase = Phase::Connected;
+            (state.source, state.peer) = (Some(addresses.local), Some(addresses.peer));
+            // What becomes of its queue pair is nobody's affair but the program's, which may have
+            // other ids ask for the same one.
+            if let Some(qp) = state.qp.take() {
+                self.device.ids.forget_qp(qp);
+            }
+        }
+        let mut arrived = Arrived::new(self, c::RDMA_CM_EVENT_ESTABLISHED, 0);
+        arrived.addresses = Some(addresses);
+        arrived.connection = Some(found);
+        self.push_arrived(arrived);
+    }
+
     /// The peer's program has said no.
     pub(super) fn rejected(self: &Arc<Self>, qp: QpId, private_data: Vec<u8>) {
         if !self.attempt_ended() {
             return;
         }
-        let mut arrived = Arrived::new(self, c::RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED);
+        let (kind, status) = match self.is_of_datagrams() {
+            true => (c::RDMA_CM_EVENT_UNREACHABLE, SIDR_REJECTED),
+            false => (c::RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED),
+        };
+        let mut arrived = Arrived::new(self, kind, status);
         arrived.connection =
             Some(Parameters { private_data, qp: Some(qp), ..Parameters::default() });
         self.push_arrived(arrived);
@@ -313,6 +355,10 @@ impl IdBody {
         };
         if !self.attempt_ended() {
             return;
+        }
+        if self.is_of_datagrams() {
+            let status = if errno == libc::ECONNREFUSED { SIDR_UNSUPPORTED } else { -errno };
+            return self.push(c::RDMA_CM_EVENT_UNREACHABLE, status);
         }
         let kind = match errno {
             _ if passive => c::RDMA_CM_EVENT_CONNECT_ERROR,
@@ -371,10 +417,18 @@ impl IdBody {
         let connecting = state.phase == Phase::Connecting;
         if connecting {
             state.phase = Phase::Ended;
+            if let Some(qp) = state.qp.take_if(|_| self.is_of_datagrams()) {
+                self.device.ids.forget_qp(qp);
+            }
         }
         connecting
     }
 }
+
+/// Why there is no queue pair of datagrams, by the numbers of SIDR (IBTA specification, volume 1,
+/// section 12.11.2.3), as the kernel tells it: nobody listens; the program says no.
+const SIDR_UNSUPPORTED: i32 = 1;
+const SIDR_REJECTED: i32 = 2;
 
 impl State {
     /// Demands a phase.

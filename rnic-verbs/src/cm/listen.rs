@@ -40,6 +40,16 @@ impl IdBody {
             state.expect(&[Phase::Asked])?;
             let qp = self.qp_to_connect(&state, wanted)?;
             let Some(request) = state.request.take() else { return Err(Errno::INVALID) };
+            if self.is_of_datagrams() {
+                // There is nothing to be waited for.
+                state.phase = Phase::Connected;
+                drop(state);
+                let answered = request.accept_datagrams(qp.client(), &wanted.private_data);
+                return answered.map_err(|error| {
+                    self.state.lock().phase = Phase::Ended;
+                    error.into()
+                });
+            }
             (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
             self.device.ids.connects(qp.id(), self);
             (request, qp)

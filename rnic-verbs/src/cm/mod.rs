@@ -4,6 +4,9 @@
 //! An id is an [`IdBody`]. What happens to it is queued on its [`EventChannel`] and takes effect on
 //! the structure of C when the program fetches the event: the thread that brings events never
 //! touches what the program reads.
+//!
+//! Ids of `RDMA_PS_UDP` are of the device that has queue pairs of datagrams. Nothing is connected:
+//! `rdma_connect(3)` asks which queue pair serves the peer's port.
 
 mod addrinfo;
 mod arrived;
@@ -15,14 +18,16 @@ mod resolve;
 mod retry;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rnic_client::{Event, ListenerId, QpId};
+use rnic_client::{DatagramAddress, Event, Gid, ListenerId, QpId};
 
 use crate::c;
 use crate::device::Device;
+use crate::errno::Errno;
 
 pub(crate) use addrinfo::{Hints, look_up};
 pub(crate) use arrived::{Arrived, Parameters};
@@ -49,6 +54,17 @@ impl Ids {
     /// Events of this queue pair are for this id from now on.
     fn connects(&self, qp: QpId, id: &Arc<IdBody>) {
         self.by_qp.lock().insert(qp, id.clone());
+    }
+
+    /// As [`connects`](Self::connects), unless they are for another one: then not.
+    fn asks(&self, qp: QpId, id: &Arc<IdBody>) -> Result<(), Errno> {
+        match self.by_qp.lock().entry(qp) {
+            Entry::Vacant(free) => {
+                free.insert(id.clone());
+                Ok(())
+            }
+            Entry::Occupied(_) => Err(Errno(libc::EBUSY)),
+        }
     }
 
     /// Events of this queue pair are nobody's.
@@ -98,8 +114,18 @@ pub(crate) fn deliver(device: &Device, event: Event) {
         Event::Established { qp, addresses, ird, ord, private_data, .. } => {
             if let Some(id) = device.ids.of_qp(qp) {
                 let qp = Some(qp);
-                let connection = Parameters { private_data, inbound: ird, outbound: ord, qp };
+                let (inbound, outbound) = (ird, ord);
+                let connection =
+                    Parameters { private_data, inbound, outbound, qp, ..Parameters::default() };
                 id.established(addresses, connection);
+            }
+        }
+        Event::Resolved { qp, addresses, source, remote_qp, q_key, private_data, .. } => {
+            if let Some(id) = device.ids.of_qp(qp) {
+                let gid = Gid::from(addresses.peer.ip());
+                let address = Some(DatagramAddress { source, gid, qp: remote_qp, q_key });
+                let found = Parameters { private_data, address, ..Parameters::default() };
+                id.resolved(addresses, found);
             }
         }
         Event::Rejected { qp, private_data, .. } => {

@@ -16,7 +16,12 @@ impl IdBody {
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle])?;
         let options = BindOptions { v6_only: state.family_only };
-        let listener = self.device.context.bind_with(address, options).map_err(|error| {
+        let context = &self.device.context;
+        let bound = match self.is_of_datagrams() {
+            true => context.bind_datagrams(address, options),
+            false => context.bind_with(address, options),
+        };
+        let listener = bound.map_err(|error| {
             match Errno::from(error) {
                 // As the kernel's: in use is what another one has of its own, while an address that
                 // stands for all cannot be had beside any.

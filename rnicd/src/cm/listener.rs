@@ -19,17 +19,17 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use super::passive::Passive;
+use super::sidr::asked::Answers;
 use super::startups::WaitsFor;
 use super::{ConnectionManager, Slot, net};
 use crate::config::PortMap;
 use crate::{socket, system};
 
-/// A bound address, or the one connection that `ServeOver` passed.
+/// A bound address, of either port space, or the one connection that `ServeOver` passed.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) session: SessionId,
-    /// Nothing if it serves one connection that a client passed.
-    socket: Option<Socket>,
+    source: Source,
     pub(super) address: SocketAddr,
     v6_only: bool,
     key: usize,
@@ -38,6 +38,17 @@ pub(super) struct Listener {
     pub(super) pending: u32,
     pub(super) accepted: u64,
     pub(super) rejected: u64,
+}
+
+/// Where the requests of a listener come from.
+#[derive(Debug)]
+enum Source {
+    /// Connections to a socket that the daemon has bound.
+    Tcp(Socket),
+    /// One connection that a client passed.
+    Passed,
+    /// Messages that ask for queue pairs of datagrams; with what was answered lately.
+    Datagrams(Answers),
 }
 
 /// An address to be bound.
@@ -65,22 +76,66 @@ impl From<SocketAddr> for BindTo {
 impl Listener {
     /// One that serves a connection that a client passed, under slot `key`.
     pub(super) fn of_passed(session: SessionId, address: SocketAddr, key: usize) -> Self {
+        Listener { backlog: 1, ..Self::bound(session, Source::Passed, address.into(), key) }
+    }
+
+    /// One that is asked for queue pairs of datagrams, under slot `key`.
+    pub(super) fn of_datagrams(session: SessionId, to: BindTo, key: usize) -> Self {
+        Self::bound(session, Source::Datagrams(Answers::default()), to, key)
+    }
+
+    fn bound(session: SessionId, source: Source, to: BindTo, key: usize) -> Self {
+        let BindTo { address, v6_only } = to;
         Listener {
             session,
-            socket: None,
+            source,
             address,
-            v6_only: false,
+            v6_only,
             key,
-            backlog: 1,
+            backlog: 0,
             pending: 0,
             accepted: 0,
             rejected: 0,
         }
     }
 
-    /// Whether its address is bound by the daemon.
+    /// The socket, if the daemon has bound one.
+    fn socket(&self) -> Option<&Socket> {
+        match &self.source {
+            Source::Tcp(socket) => Some(socket),
+            Source::Passed | Source::Datagrams(_) => None,
+        }
+    }
+
+    /// Whether the daemon has bound its address for connections.
     pub(super) fn is_bound(&self) -> bool {
-        self.socket.is_some()
+        self.socket().is_some()
+    }
+
+    /// What was answered lately, if that is of datagrams.
+    pub(super) fn answers(&self) -> Option<&Answers> {
+        match &self.source {
+            Source::Datagrams(answers) => Some(answers),
+            Source::Tcp(_) | Source::Passed => None,
+        }
+    }
+
+    pub(super) fn answers_mut(&mut self) -> Option<&mut Answers> {
+        match &mut self.source {
+            Source::Datagrams(answers) => Some(answers),
+            Source::Tcp(_) | Source::Passed => None,
+        }
+    }
+
+    /// Whether what is meant for this address and port is meant for it.
+    pub(super) fn takes_those_to(&self, to: SocketAddr) -> bool {
+        let its_own = self.address.ip() == to.ip() || self.is_wildcard_for(to);
+        self.address.port() == to.port() && its_own
+    }
+
+    /// Whether it and another one of its kind could not both listen.
+    pub(super) fn overlaps(&self, other: BindTo) -> bool {
+        overlaps(self.bound_to(), other)
     }
 
     fn bound_to(&self) -> BindTo {
@@ -94,7 +149,7 @@ impl Listener {
     }
 
     pub(super) fn row(&self, listener: ListenerId, ports: &PortMap) -> ListenerRow {
-        // That of a passed socket is as the program made it.
+        // That of a passed socket is as the program made it, and datagrams have no other ports.
         let address = if self.is_bound() { ports.named(self.address) } else { self.address };
         ListenerRow {
             listener,
@@ -121,19 +176,14 @@ impl ConnectionManager {
         id: ListenerId,
         to: BindTo,
     ) -> Result<SocketAddr, Refusal> {
-        let BindTo { address: named, v6_only } = to;
+        let named = to.address;
         let to = BindTo { address: self.options.ports.on_wire(named), ..to };
         let address = to.address;
         // The kernel would allow it until one of the two listens.
         if address.port() != 0
-            && let Some(other) =
-                self.listeners.values().find(|l| l.is_bound() && overlaps(l.bound_to(), to))
+            && let Some(other) = self.listeners.values().find(|l| l.is_bound() && l.overlaps(to))
         {
-            return Err(Refusal::InUse {
-                kind: "address".into(),
-                handle: named.port().into(),
-                by: format!("a listener on {}", self.options.ports.named(other.address)),
-            });
+            return Err(in_use(named, self.options.ports.named(other.address)));
         }
         // In the port of the wire: who holds it is no program of this daemon's.
         let what = || format!("bind {address}");
@@ -142,18 +192,8 @@ impl ConnectionManager {
         let bound = socket.local_addr().map_err(|e| system::refusal(&what(), &e))?;
         let bound = bound.as_socket().unwrap_or(address);
         let key = self.insert(Slot::Listener { id, session });
-        let listener = Listener {
-            session,
-            socket: Some(socket),
-            address: bound,
-            v6_only,
-            key,
-            backlog: 0,
-            pending: 0,
-            accepted: 0,
-            rejected: 0,
-        };
-        self.listeners.insert(id, listener);
+        let to = BindTo { address: bound, ..to };
+        self.listeners.insert(id, Listener::bound(session, Source::Tcp(socket), to, key));
         Ok(self.options.ports.named(bound))
     }
 
@@ -166,15 +206,15 @@ impl ConnectionManager {
                 why: "0 would reject every request".into(),
             });
         }
-        let Some(socket) = &listener.socket else {
+        if let Source::Passed = listener.source {
             return Err(Refusal::WrongState {
                 kind: "listener".into(),
                 handle: id.0,
                 state: "serving a connection that was passed".into(),
                 needs: "bound".into(),
             });
-        };
-        if listener.backlog == 0 {
+        }
+        if let (Source::Tcp(socket), 0) = (&listener.source, listener.backlog) {
             let token = mio::Token(self.first_token + listener.key);
             let fd = net::raw(&socket.as_fd());
             socket
@@ -204,7 +244,9 @@ impl ConnectionManager {
             }
         }
         self.remove(key);
-        self.listeners.remove(&id);
+        if let Some(listener) = self.listeners.remove(&id) {
+            self.sidr.listeners.remove(&(listener.address.port(), id));
+        }
         Ok(())
     }
 
@@ -214,7 +256,7 @@ impl ConnectionManager {
         self.set_deadline(key, None);
         for _ in 0..ACCEPT_BUDGET {
             let Some((session, socket)) =
-                self.listeners.get(&id).and_then(|l| Some((l.session, l.socket.as_ref()?)))
+                self.listeners.get(&id).and_then(|l| Some((l.session, l.socket()?)))
             else {
                 return;
             };
@@ -352,8 +394,10 @@ impl ConnectionManager {
                     closing.stream.reset();
                 }
             }
+            Some(Slot::Asked(_)) => self.withdraw_asked(key, why),
             // Nobody is charged for these.
-            Some(Slot::Listener { .. } | Slot::Active(_) | Slot::Direct(_)) | None => {}
+            Some(Slot::Listener { .. } | Slot::Active(_) | Slot::Direct(_) | Slot::Asking(_))
+            | None => {}
         }
     }
 }
@@ -374,7 +418,7 @@ impl Shedding {
 
     /// Accepts one connection with the spare descriptor and resets it.
     fn shed(&mut self, listener: &Listener) -> bool {
-        let Some(listener) = &listener.socket else { return false };
+        let Some(listener) = listener.socket() else { return false };
         if self.spare.take().is_none() {
             // It was lost to another thread's open; it may be there again.
             self.spare = open_spare();
@@ -413,6 +457,15 @@ fn overlaps(a: BindTo, b: BindTo) -> bool {
     let of_family = a_ip.is_ipv4() == b_ip.is_ipv4();
     a.address.port() == b.address.port()
         && (a_ip == b_ip || either_any && (of_family || a.covers_all() || b.covers_all()))
+}
+
+/// An address is that of another listener.
+pub(super) fn in_use(address: SocketAddr, other: SocketAddr) -> Refusal {
+    Refusal::InUse {
+        kind: "address".into(),
+        handle: address.port().into(),
+        by: format!("a listener on {other}"),
+    }
 }
 
 pub(super) fn no_listener(id: ListenerId) -> Refusal {

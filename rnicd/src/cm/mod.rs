@@ -4,7 +4,9 @@
 //! MPA start-up with the state machines of [`rnic_core::stream::startup`]; a connection request is
 //! an object here before any QP is named for it. A connect whose destination is one of this
 //! daemon's own listeners needs no TCP connection: the same machines then exchange their frames in
-//! memory, so that both paths negotiate alike. What comes out are [`CmEvent`]s.
+//! memory, so that both paths negotiate alike. Queue pairs of datagrams are not connected: which
+//! one serves a port is asked and answered by messages (`sidr`), with the same listeners and
+//! requests. What comes out are [`CmEvent`]s.
 //!
 //! It refuses to know who may do what, sessions' object tables, and QPs beyond their number; limits
 //! are plain numbers in [`CmOptions`]. It reads no clock and never blocks: the control thread, its
@@ -19,6 +21,7 @@ mod no_connection;
 mod passed;
 mod passive;
 mod quota;
+mod sidr;
 mod slots;
 mod stag_guesses;
 mod startups;
@@ -33,6 +36,7 @@ use std::time::Duration;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use rnic_core::abi::control::{ListenerRow, Refusal};
+use rnic_core::roce::sidr::Bytes as Mad;
 use rnic_core::stream::startup::{Negotiated, Options, PrivateDataTooLong, ResponderError};
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, TerminateCode, Time};
 use slab::Slab;
@@ -45,6 +49,7 @@ pub use no_connection::NoConnection;
 pub use passed::examine;
 pub use quota::Quota;
 use quota::Quotas;
+use sidr::Sidr;
 use slots::{Index, Slot, SlotEntry};
 use stag_guesses::StagGuessLimiter;
 use startups::Startups;
@@ -208,6 +213,30 @@ pub enum CmEvent {
         /// What failed: TCP, MPA or a deadline.
         why: NoConnection,
     },
+    /// A queue pair of datagrams serves the port that was asked for.
+    Resolved {
+        /// The QP that asked.
+        qp: QpId,
+        /// Our end and the peer.
+        addresses: AddressPair,
+        /// Index of the device's GID that the peer knows us by.
+        source: u16,
+        /// The queue pair that serves.
+        remote_qp: QpId,
+        /// Its key.
+        q_key: u32,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+    },
+    /// A management datagram is to be sent between the queue pairs 1 of two ports.
+    Management {
+        /// The device's own address.
+        from: IpAddr,
+        /// Address of the other port.
+        to: IpAddr,
+        /// What it says.
+        mad: Box<Mad>,
+    },
 }
 
 /// How far a rejection is.
@@ -254,6 +283,7 @@ pub struct ConnectionManager {
     /// Requests of peers are turned away.
     draining: bool,
     guesses: StagGuessLimiter,
+    sidr: Sidr,
     scratch: Box<[u8; SCRATCH]>,
 }
 
@@ -279,6 +309,7 @@ impl ConnectionManager {
             shedding: Shedding::new(),
             quotas: Quotas::default(),
             draining: false,
+            sidr: Sidr::default(),
             scratch: Box::new([0; SCRATCH]),
         }
     }
@@ -312,6 +343,11 @@ impl ConnectionManager {
         self.connect_tcp(params, now)
     }
 
+    /// Whether a QP connects, asks for a peer, or has accepted and waits.
+    pub fn is_busy(&self, qp: QpId) -> bool {
+        self.qps.contains_key(&qp)
+    }
+
     /// Whether the peer that a QP connects to cannot know of that: there is no TCP connection yet.
     pub fn is_unheard(&self, qp: QpId) -> bool {
         let slot = self.qps.get(&qp).and_then(|key| self.slots.get(*key));
@@ -342,8 +378,12 @@ impl ConnectionManager {
     /// Gives up connecting or having accepted a QP; no event about it follows.
     pub fn cancel(&mut self, qp: QpId) {
         let Some(key) = self.qps.get(&qp).copied() else { return };
-        if let Some(Slot::Direct(direct)) = self.remove(key) {
-            self.withdraw(direct.listener, direct.request, "the initiator gave up");
+        match self.remove(key) {
+            Some(Slot::Direct(direct)) => {
+                self.withdraw(direct.listener, direct.request, "the initiator gave up");
+            }
+            Some(Slot::Asking(asking)) => self.give_up_asking(&asking),
+            _ => {}
         }
     }
 
@@ -382,7 +422,7 @@ impl ConnectionManager {
             Some(Slot::Passive(_)) => self.drive_passive(key, now),
             Some(Slot::Closing(_)) if readable || writable => self.drive_closing(key),
             Some(Slot::Returning(_)) => self.drive_returning(key),
-            Some(Slot::Closing(_) | Slot::Direct(_)) | None => {}
+            Some(Slot::Closing(_) | Slot::Direct(_) | Slot::Asking(_) | Slot::Asked(_)) | None => {}
         }
         true
     }
@@ -397,10 +437,10 @@ impl ConnectionManager {
         while let Some(key) = self.deadlines.pop_due(now) {
             let Some(entry) = self.slots.get_mut(key) else { continue };
             entry.deadline = None;
-            if let Slot::Listener { id, .. } = entry.slot {
-                self.accept_ready(id, now);
-            } else {
-                self.expire(key);
+            match entry.slot {
+                Slot::Listener { id, .. } => self.accept_ready(id, now),
+                Slot::Asking(_) => self.ask_again(key, now),
+                _ => self.expire(key),
             }
         }
     }
@@ -453,7 +493,8 @@ impl ConnectionManager {
             Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
             Slot::Direct(_) => self.expire_direct(key),
             Slot::Returning(_) => self.end_returning(key),
-            Slot::Closing(_) | Slot::Listener { .. } => drop(self.remove(key)),
+            Slot::Asked(_) => self.withdraw_asked(key, "the deadline passed"),
+            Slot::Closing(_) | Slot::Listener { .. } | Slot::Asking(_) => drop(self.remove(key)),
         }
     }
 
@@ -524,6 +565,9 @@ impl ConnectionManager {
         now: Time,
     ) -> Result<Rejection, Refusal> {
         let slot = &self.slots[key].slot;
+        if let Slot::Asked(_) = slot {
+            return self.reject_datagrams(key, private_data, now).map(|()| Rejection::Done);
+        }
         let request = slot.request().unwrap_or(RequestId(0));
         let rejected = match slot {
             Slot::Direct(_) => self.reject_direct(key, private_data).map(|()| Rejection::Done),

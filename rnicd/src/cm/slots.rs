@@ -12,6 +12,8 @@ use super::active::Active;
 use super::direct::Direct;
 use super::passed::Returning;
 use super::passive::{Closing, Passive};
+use super::sidr::asked::Asked;
+use super::sidr::asking::Asking;
 use super::startups::{Charge, WaitsFor};
 use crate::socket::Socket;
 
@@ -32,6 +34,8 @@ pub(super) enum Slot {
     Direct(Box<Direct>),
     Closing(Closing),
     Returning(Returning),
+    Asking(Box<Asking>),
+    Asked(Box<Asked>),
 }
 
 /// Slots by what they belong to.
@@ -99,6 +103,9 @@ impl ConnectionManager {
         if let Some(qp) = slot.qp() {
             self.qps.remove(&qp);
         }
+        if let Slot::Asked(asked) = &slot {
+            self.sidr.forget(asked.from, asked.exchange);
+        }
         Some(slot)
     }
 
@@ -142,7 +149,9 @@ impl Slot {
         match self {
             Slot::Passive(p) => p.request(),
             Slot::Direct(d) => Some(d.request),
-            Slot::Listener { .. } | Slot::Active(_) | Slot::Closing(_) | Slot::Returning(_) => None,
+            Slot::Asked(a) => Some(a.request),
+            Slot::Listener { .. } | Slot::Active(_) | Slot::Asking(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) => None,
         }
     }
 
@@ -151,7 +160,9 @@ impl Slot {
             Slot::Active(a) => Some(a.params.qp),
             Slot::Passive(p) => p.qp(),
             Slot::Direct(d) => Some(d.qp),
-            Slot::Listener { .. } | Slot::Closing(_) | Slot::Returning(_) => None,
+            Slot::Asking(a) => Some(a.qp),
+            Slot::Listener { .. } | Slot::Asked(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) => None,
         }
     }
 
@@ -162,6 +173,8 @@ impl Slot {
             Slot::Passive(p) => Some(p.session),
             Slot::Direct(d) => Some(d.session),
             Slot::Returning(r) => Some(r.session()),
+            Slot::Asking(a) => Some(a.session),
+            Slot::Asked(a) => Some(a.session),
             Slot::Listener { session, .. } => Some(*session),
             Slot::Closing(_) => None,
         }
@@ -172,7 +185,9 @@ impl Slot {
         match self {
             Slot::Passive(p) => Some(p.listener),
             Slot::Direct(d) => Some(d.listener),
-            Slot::Listener { .. } | Slot::Active(_) | Slot::Closing(_) | Slot::Returning(_) => None,
+            Slot::Asked(a) => Some(a.listener),
+            Slot::Listener { .. } | Slot::Active(_) | Slot::Asking(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) => None,
         }
     }
 
@@ -182,7 +197,7 @@ impl Slot {
             Slot::Passive(p) => Some(&p.stream),
             Slot::Closing(c) => Some(&c.stream),
             Slot::Returning(r) => Some(r.stream()),
-            Slot::Listener { .. } | Slot::Direct(_) => None,
+            Slot::Listener { .. } | Slot::Direct(_) | Slot::Asking(_) | Slot::Asked(_) => None,
         }
     }
 }

@@ -11,6 +11,7 @@ use super::*;
 
 mod frames;
 mod passed;
+mod sidr;
 mod startups;
 mod watched;
 

@@ -73,6 +73,7 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::CreateCq { .. }
         | R::CreateQp(_)
         | R::Bind { .. }
+        | R::BindDatagrams { .. }
         | R::Listen { .. }
         | R::Accept { .. }
         | R::Connect { .. }

@@ -9,6 +9,7 @@ use rnic_core::types::*;
 use crate::cm::{AcceptParams, BindTo, ConnectParams};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome, Refused};
+use crate::resource::listener::PortSpace as Space;
 use crate::resource::qp::ConnectOver;
 use crate::resource::records::Asked;
 use crate::resource::{Manager, Pending, find, refuse};
@@ -65,7 +66,7 @@ impl Manager {
             R::DestroyQp { qp } => self.destroy_qp(id, qp),
             R::QueryQp { qp } => self.query_qp(id, qp),
             R::Bind { address, context, v6_only } => {
-                self.bind(id, BindTo { address, v6_only }, context, now)
+                self.bind(id, (Space::Connections, BindTo { address, v6_only }), context, now)
             }
             R::Listen { listener, backlog } => self.listen(id, listener, backlog),
             R::CloseListener { listener } => self.close_listener(id, listener, now),
@@ -118,6 +119,11 @@ impl Manager {
             R::ModifyQp { qp, change } => self.modify_qp(id, qp, &change, now),
             R::QueryGids => self.query_gids(),
             R::ReregMr { mr, to } => self.rereg_mr(id, mr, &to),
+            R::BindDatagrams { address, context, v6_only } => {
+                // Requests may come from other daemons.
+                self.open_datagram_sockets();
+                self.bind(id, (Space::Datagrams, BindTo { address, v6_only }), context, now)
+            }
         }
     }
 
@@ -134,6 +140,7 @@ impl Manager {
 
     /// Takes in what workers and the connection manager have to say.
     pub fn settle(&mut self) {
+        self.take_management();
         while let Some(event) = self.cm.poll_event() {
             self.handle_cm_event(event);
         }

@@ -144,7 +144,7 @@ impl Manager {
         config: Arc<Config>,
         capacity: Capacity,
         workers: Workers,
-        cm: ConnectionManager,
+        mut cm: ConnectionManager,
         reaper: Reaper,
         copiers: Copiers,
         random: Random,
@@ -155,6 +155,8 @@ impl Manager {
         diagnoses.keep_of_ended(config.limits.device.count(Kind::Diagnoses) as usize);
         let most_notes = config.limits.device.count(Kind::EventRecords) as usize;
         let gids = gids::table(&config);
+        let datagram_port = gids::datagram_port(&gids, config.wired.port, config.engine.loopback);
+        cm.set_datagram_port(&datagram_port);
         Manager {
             policy,
             named_pds: NamedPds::default(),
@@ -164,7 +166,7 @@ impl Manager {
             network: Network::own().ok(),
             generation: random.generation,
             guid: config.device.guid_here(),
-            datagram_port: gids::datagram_port(&gids, config.wired.port, config.engine.loopback),
+            datagram_port,
             has_datagram_sockets: false,
             gids,
             tree: None,

@@ -1,6 +1,6 @@
 //! What the control thread tells a worker. Everything here has been authorised.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -79,6 +79,12 @@ pub(super) enum Command {
         socket: UdpSocket,
         at: SocketAddr,
     },
+    /// A packet leaves from one address for another.
+    SendDatagram {
+        from: IpAddr,
+        to: IpAddr,
+        packet: Vec<u8>,
+    },
     /// The administrator has changed the rules that it keeps to.
     DatagramRules {
         qp: QpId,
@@ -144,6 +150,7 @@ impl Command {
             | Command::AttachInError(_)
             | Command::AttachWired(_)
             | Command::AddDatagramSocket { .. }
+            | Command::SendDatagram { .. }
             | Command::DatagramRules { .. }
             | Command::LinkDirect(_)
             | Command::LinkTcp { .. }

@@ -20,7 +20,7 @@ mod ticket;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -44,6 +44,7 @@ use crate::privilege::{ThreadKind, spawn_confined};
 use crate::socket::Socket;
 pub use command::ConnectedEnd;
 use command::{Command, TicketedCommand, Urgency};
+pub use datagrams::ManagementDatagram;
 use run::Worker;
 pub use ticket::Ticket;
 use ticket::Tickets;
@@ -67,6 +68,7 @@ pub struct Workers {
     inbox: Receiver<Report>,
     diagnoses: Arc<DiagnosisLog>,
     notifications: VecDeque<Notification>,
+    management: VecDeque<ManagementDatagram>,
     done: VecDeque<Ticket>,
     /// Tickets of changes a QP waits for, with that QP and its worker.
     changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
@@ -81,6 +83,8 @@ pub struct Workers {
 enum Report {
     /// The engine of this worker has something known or done.
     Engine { worker: u32, notification: Notification },
+    /// A datagram has come for the management of a port.
+    Management(ManagementDatagram),
     /// A copier that somebody waits for has answered.
     Copied,
     /// This worker holds nothing any more of the session whose end has this ticket.
@@ -121,6 +125,7 @@ impl Workers {
             inbox,
             diagnoses: Arc::clone(&options.engine.diagnoses),
             notifications: VecDeque::new(),
+            management: VecDeque::new(),
             done: VecDeque::new(),
             changes: HashMap::new(),
             awaiting_workers: HashMap::new(),
@@ -283,6 +288,17 @@ impl Workers {
         self.one(worker, None, Command::AddDatagramSocket { socket, at });
     }
 
+    /// Sends a packet of a datagram from one of the device's addresses.
+    pub fn send_datagram(&mut self, worker: u32, from: IpAddr, to: IpAddr, packet: Vec<u8>) {
+        self.one(worker, None, Command::SendDatagram { from, to, packet });
+    }
+
+    /// A datagram that has come for the management of a port.
+    pub fn poll_management(&mut self) -> Option<ManagementDatagram> {
+        self.settle();
+        self.management.pop_front()
+    }
+
     /// Has a QP of datagrams keep to other rules.
     pub fn set_datagram_rules(
         &mut self,
@@ -388,6 +404,7 @@ impl Workers {
         while let Ok(report) = self.inbox.try_recv() {
             match report {
                 Report::Engine { worker, notification } => self.notified(worker, notification),
+                Report::Management(datagram) => self.management.push_back(datagram),
                 // What waits is looked at below.
                 Report::Copied => {}
                 Report::Gone { worker, ticket } => self.tickets.answered(ticket, worker),

@@ -154,6 +154,9 @@ impl Worker {
         if self.datagrams.has_some() {
             let most = if self.engine.is_shared() { FEW_DATAGRAMS } else { DATAGRAMS };
             worked |= self.datagrams.receive(&mut self.engine, now, most);
+            while let Some(datagram) = self.datagrams.poll_management() {
+                self.report(Report::Management(datagram));
+            }
         }
         worked |= self.serve(now);
         if self.engine.poll_timeout().is_some_and(|at| at <= now) {
@@ -442,6 +445,7 @@ impl Worker {
                     tracing::warn!("no datagrams are received at {at}: {e}");
                 }
             }
+            Command::SendDatagram { from, to, packet } => self.datagrams.send(from, to, &packet),
             Command::DatagramRules { qp, rules } => self.engine.set_datagram_rules(qp, rules),
             Command::LinkDirect(ends) => self.engine.link_direct(ends, now),
             Command::LinkTcp { qp, negotiated, peer, stream } => {

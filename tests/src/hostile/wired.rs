@@ -1,6 +1,8 @@
 //! Misuse of queue pairs that are wired by hand: changes in any order, with any values, of any
 //! queue pair.
 
+use std::net::SocketAddr;
+
 use rnic_core::abi::control::*;
 use rnic_core::types::*;
 
@@ -13,6 +15,8 @@ use crate::traffic::Rng;
 pub(super) struct WiredObjects {
     qps: Vec<QpId>,
     gids: Vec<Gid>,
+    /// Listeners of datagrams, and where.
+    ports: Vec<(ListenerId, SocketAddr)>,
 }
 
 impl Session {
@@ -51,6 +55,43 @@ impl Session {
             if rng.below(3) == 0 {
                 self.post(rng);
             }
+        }
+        self.misuse_ports(rng)
+    }
+
+    /// Serves ports, asks for those who do, and answers what nobody has asked.
+    fn misuse_ports(&mut self, rng: &mut Rng) -> Option<()> {
+        let any = match rng.below(3) {
+            0 => [0, 0, 0, 0],
+            1 => [127, 0, 0, 1],
+            _ => [127, 0, 0, 1 + rng.below(9) as u8],
+        };
+        let address = SocketAddr::from((any, [0, 7471, 4791][rng.below(3) as usize]));
+        let context = rng.word();
+        let bind = RequestBody::BindDatagrams { address, context, v6_only: rng.below(2) == 0 };
+        if let Ok(ReplyBody::Listener { listener, address }) = self.raw.try_call(bind, &[])? {
+            self.wired.ports.push((listener, address));
+        }
+        for _ in 0..rng.below(5) {
+            let qp = if rng.below(4) == 0 { &self.qps } else { &self.wired.qps };
+            let qp = pick(qp, rng)?;
+            let (listener, at) = pick(&self.wired.ports, rng).unwrap_or((ListenerId(1), address));
+            let ip = pick(&self.wired.gids, rng).map_or(at.ip(), |gid| gid.address());
+            let private_data = vec![7; [0, 136, 137, 180, 181][rng.below(5) as usize]];
+            let request = RequestId(rng.below(64) as u32);
+            let (ird, ord) = (Some(rng.word() as u16), None);
+            let body = match rng.below(8) {
+                0..=1 => RequestBody::Listen { listener, backlog: 1 + rng.below(3) as u32 },
+                2 => RequestBody::Accept { request, qp, ird, ord, private_data },
+                3 => RequestBody::Reject { request, private_data },
+                4 => RequestBody::Disconnect { qp, mode: DisconnectMode::Abort },
+                _ => {
+                    let peer = SocketAddr::new(ip, at.port());
+                    let local = (rng.below(4) == 0).then_some(at);
+                    RequestBody::Connect { qp, peer, local, ird, ord, private_data }
+                }
+            };
+            let _ = self.raw.try_call(body, &[])?;
         }
         Some(())
     }

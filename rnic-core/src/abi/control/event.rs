@@ -23,11 +23,11 @@ pub enum Event {
         peer_ird: Option<u16>,
         /// Outbound reads the peer wants: what our IRD should be; `None` if not negotiated.
         peer_ord: Option<u16>,
-        /// MPA revision of the request.
+        /// MPA revision of the request; 0 of one for a queue pair of datagrams, too.
         revision: u8,
         /// Whether the peer asked for the peer-to-peer model.
         peer_to_peer: bool,
-        /// The peer's private data.
+        /// The peer's private data; with datagrams filled up with zeros.
         private_data: Vec<u8>,
     },
     /// A connection request is gone: the peer gave up before it was decided.
@@ -59,7 +59,7 @@ pub enum Event {
         /// MPA revision of the exchange: 0 with an RDMAC peer (RFC 5044 appendix C).
         revision: u8,
     },
-    /// The peer rejected the connection. The QP is Idle again.
+    /// The peer rejected the connection. The QP is Idle again; one of datagrams is as it was.
     Rejected {
         /// The QP that connected.
         qp: QpId,
@@ -68,7 +68,8 @@ pub enum Event {
         /// Private data of the rejection.
         private_data: Vec<u8>,
     },
-    /// No connection came about. The QP is Idle again if it connected, in Error if it accepted.
+    /// No connection came about. The QP is Idle again if it connected, in Error if it accepted; one
+    /// of datagrams is as it was.
     Unreachable {
         /// The QP that connected or accepted.
         qp: QpId,
@@ -184,6 +185,23 @@ pub enum Event {
         qp: QpId,
         /// The QP's context.
         context: u64,
+    },
+    /// A queue pair of datagrams serves the port that a QP was to be told of.
+    Resolved {
+        /// The QP that `Connect` named.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+        /// Our end and the peer, whose address is its GID.
+        addresses: AddressPair,
+        /// Index of the device's GID to send from.
+        source: u16,
+        /// The queue pair that serves.
+        remote_qp: QpId,
+        /// Its Q_Key.
+        q_key: u32,
+        /// Private data of the peer's reply, filled up with zeros.
+        private_data: Vec<u8>,
     },
 }
 

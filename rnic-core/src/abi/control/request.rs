@@ -110,7 +110,9 @@ pub enum RequestBody {
         /// The bound address, listening or not.
         listener: ListenerId,
     },
-    /// Accepts a connection request with an Idle QP. Answer: `Done`, then events.
+    /// Accepts a connection request with an Idle QP. Answer: `Done`, then events. One that asks for
+    /// a QP of datagrams is accepted with one in Rtr, Rts or Sqd, however often, whose Q_Key the
+    /// peer is told; no event follows, and of the parameters there are only private data.
     Accept {
         /// The request, as its event named it; undecided so far.
         request: RequestId,
@@ -120,17 +122,21 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for as many as the peer offers, within limits.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes, 4 fewer with RFC 6581.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes, 4 fewer with RFC 6581, 136
+        /// with datagrams.
         private_data: Vec<u8>,
     },
     /// Rejects a connection request. Answer: `Done`.
     Reject {
         /// The request, as its event named it; undecided so far.
         request: RequestId,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes, 4 fewer with RFC 6581.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes, 4 fewer with RFC 6581, 136
+        /// with datagrams.
         private_data: Vec<u8>,
     },
-    /// Connects an Idle QP. Answer: `Done`, then events.
+    /// Connects an Idle QP. Answer: `Done`, then events. A QP of datagrams, in whatever state,
+    /// stays as it is: the peer is asked which QP serves its port, and `Resolved` says which one
+    /// does; of the parameters there are only private data, at most 180 bytes.
     Connect {
         /// The QP to connect.
         qp: QpId,
@@ -287,6 +293,18 @@ pub enum RequestBody {
         /// What it is from now on.
         to: MrRequest,
     },
+    /// Binds an address in the port space of datagrams (`RDMA_PS_UDP`), without listening. Answer:
+    /// `Listener`, for `Listen` and `CloseListener` as any other. Its `ConnectionRequest`s ask
+    /// which queue pair of datagrams serves the port.
+    BindDatagrams {
+        /// An address of the device's ports, or that of all; port 0 lets the daemon choose.
+        #[serde(with = "address")]
+        address: SocketAddr,
+        /// The application's context, returned in events.
+        context: u64,
+        /// Of an IPv6 wildcard, not to take IPv4 as well; without a meaning for others.
+        v6_only: bool,
+    },
 }
 
 impl RequestBody {
@@ -337,6 +355,7 @@ impl RequestBody {
             R::ModifyQp { .. } => "ModifyQp",
             R::QueryGids => "QueryGids",
             R::ReregMr { .. } => "ReregMr",
+            R::BindDatagrams { .. } => "BindDatagrams",
         }
     }
 

@@ -11,11 +11,20 @@ use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
 
+/// Ports of which kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::resource) enum PortSpace {
+    /// `RDMA_PS_TCP`.
+    Connections,
+    /// `RDMA_PS_UDP`.
+    Datagrams,
+}
+
 impl Manager {
     pub(in crate::resource) fn bind(
         &mut self,
         id: SessionId,
-        to: BindTo,
+        (space, to): (PortSpace, BindTo),
         context: u64,
         now: Time,
     ) -> Answer {
@@ -26,8 +35,11 @@ impl Manager {
         let charge = session.account.charge(Kind::Listeners, 1)?;
         let handle = self.handles.listeners.allocate(id);
         let listener = ListenerId(handle.number());
-        let address = self.cm.bind(id, listener, to)?;
-        // The kernel may have chosen a port that no rule allows; nobody listens on it yet.
+        let address = match space {
+            PortSpace::Connections => self.cm.bind(id, listener, to)?,
+            PortSpace::Datagrams => self.cm.bind_datagrams(id, listener, to)?,
+        };
+        // A port may have been chosen that no rule allows; nobody listens on it yet.
         if let Err(refusal) = self.policy.may_listen(&session.client.identity, address) {
             self.cm.close_listener(listener, now)?;
             return Err(refusal);

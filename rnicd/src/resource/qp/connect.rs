@@ -25,6 +25,9 @@ impl Manager {
     ) -> Answer {
         let (qp, peer) = (params.qp, params.peer);
         let session = find(&mut self.sessions, id)?;
+        if session.qp(qp)?.kind == QpType::Datagrams {
+            return self.resolve(id, params, now);
+        }
         session.qp(qp)?.refuse_unless_idle(qp)?;
         let who = &session.client.identity;
         self.policy.may_connect(who, peer)?;
@@ -74,6 +77,9 @@ impl Manager {
         let (request, qp) = (params.request, params.qp);
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
+        if self.cm.is_for_datagrams(request) {
+            return self.accept_datagrams(id, params, now);
+        }
         session.qp(qp)?.refuse_unless_idle(qp)?;
         let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
         self.cm.accept(params, now)?;
@@ -106,6 +112,9 @@ impl Manager {
         mode: DisconnectMode,
     ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
+        if object.kind == QpType::Datagrams {
+            return self.give_up_resolution(qp);
+        }
         match object.phase {
             QpPhase::Bound(worker) => self.workers.disconnect(worker, qp, mode),
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
@@ -181,6 +190,13 @@ impl Manager {
                 self.workers.attach_tcp(worker, end, stream);
             }
             CmEvent::ConnectedDirect { active, passive } => self.attach_direct(*active, *passive),
+            CmEvent::Resolved { .. } => self.handle_resolution(event),
+            CmEvent::Management { from, to, mad } => self.send_management(from, to, &mad),
+            CmEvent::Rejected { qp, .. } | CmEvent::Unreachable { qp, .. }
+                if self.is_of_datagrams(qp) =>
+            {
+                self.handle_resolution(event);
+            }
             CmEvent::Rejected { qp, private_data } => {
                 if self.dialled_in_vain(qp, Err(&private_data)) {
                     return;
@@ -351,7 +367,7 @@ impl Manager {
         }
     }
 
-    fn tell(&mut self, session: SessionId, event: &Event) {
+    pub(super) fn tell(&mut self, session: SessionId, event: &Event) {
         if let Ok(session) = find(&mut self.sessions, session) {
             session.tell(event);
         }

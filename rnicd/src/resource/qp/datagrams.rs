@@ -10,7 +10,7 @@ use rnic_core::types::*;
 use socket2::{Domain, Protocol, Type};
 
 use super::wired::{MOST_24, TWENTY_FOUR_BITS, state_name};
-use super::{Qp, QpPhase, wrong_state};
+use super::{Qp, QpPhase, ToldDatagrams, wrong_state};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::{Manager, Pending, find, refuse};
 
@@ -58,7 +58,7 @@ impl Manager {
         let port = self.datagram_port.clone();
         config.datagrams = Some(DatagramConfig { q_key, port, rules: Box::new(rules) });
         object.phase = QpPhase::Bound(DATAGRAM_WORKER);
-        object.datagrams = Some(QpState::Rtr);
+        object.datagrams = Some(ToldDatagrams { state: QpState::Rtr, q_key });
         // Until the worker has it.
         object.shared.set_state(QpState::Rtr);
         // Who is told of it by its owner may send at once: the worker knows it by then.
@@ -69,7 +69,7 @@ impl Manager {
 
     /// Opens the sockets by which datagrams go to other daemons and come from them, if they are not
     /// open: before any queue pair can send.
-    pub(super) fn open_datagram_sockets(&mut self) {
+    pub(in crate::resource) fn open_datagram_sockets(&mut self) {
         if std::mem::replace(&mut self.has_datagram_sockets, true) {
             return;
         }
@@ -99,7 +99,12 @@ impl Manager {
         let (&QpPhase::Bound(worker), true) = (&object.phase, object.works()) else {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
         };
-        object.datagrams = state.or(object.datagrams);
+        if let Some(told) = &mut object.datagrams {
+            told.state = state.unwrap_or(told.state);
+            if let QpChange::QKey(q_key) = *change {
+                told.q_key = q_key;
+            }
+        }
         let ticket = self.workers.change_datagrams(worker, qp, *change);
         self.pending.insert(ticket, Pending::ModifyQp { session: id });
         Outcome::later()
@@ -139,4 +144,4 @@ const BUFFER: usize = 1 << 20;
 const MOST_SOCKETS: usize = 16;
 
 /// The worker that has all queue pairs of datagrams, so that they reach each other.
-const DATAGRAM_WORKER: u32 = 0;
+pub(super) const DATAGRAM_WORKER: u32 = 0;

@@ -8,6 +8,7 @@ mod reads;
 mod rejection;
 mod rendezvous;
 mod requests;
+mod resolution;
 mod told;
 mod wired;
 
@@ -25,7 +26,7 @@ use crate::resource::uses::Use;
 pub use dials::Rendezvous;
 use parts::QpParts;
 use reads::Reads;
-pub use told::Wired;
+pub use told::{ToldDatagrams, Wired};
 
 pub struct Qp {
     pub pd: PdId,
@@ -39,8 +40,8 @@ pub struct Qp {
     pub kind: QpType,
     /// What it was told on its way to Rtr, if it is wired by hand.
     pub wired: Option<Wired>,
-    /// What it was told to be, if it is one of datagrams and was.
-    pub datagrams: Option<QpState>,
+    /// What it was told, if it is one of datagrams and was.
+    pub datagrams: Option<ToldDatagrams>,
     /// Known once it has been connected.
     pub connection: Option<Connection>,
     /// What its connection was charged.
@@ -100,7 +101,7 @@ impl Qp {
     /// Its state: of one that is wired by hand and works the one it was told to take, though its
     /// worker may not have come to that.
     pub fn state(&self) -> QpState {
-        let told = self.wired.as_ref().map(Wired::state).or(self.datagrams);
+        let told = self.wired.as_ref().map(Wired::state).or(self.datagrams.map(|told| told.state));
         match (self.shared.state(), told) {
             (QpState::Rtr | QpState::Rts | QpState::Sqd, Some(told)) => told,
             (state, _) => state,

@@ -34,6 +34,13 @@ impl Wired {
     }
 }
 
+/// What a queue pair of datagrams has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToldDatagrams {
+    pub state: QpState,
+    pub q_key: u32,
+}
+
 /// The stream of a queue pair that is wired by hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WiredStream {

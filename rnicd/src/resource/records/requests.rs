@@ -94,6 +94,17 @@ impl Manager {
         reason: &str,
     ) -> u64 {
         let rule = "RFC 5044 section 7.1: a connection is TCP and the MPA frames of both sides";
+        self.not_connected(session, qp, rule, reason)
+    }
+
+    /// As [`connect_failed`](Self::connect_failed), by another rule.
+    pub(in crate::resource) fn not_connected(
+        &mut self,
+        session: SessionId,
+        qp: QpId,
+        rule: &str,
+        reason: &str,
+    ) -> u64 {
         let pd = self.sessions.get(&session).and_then(|s| s.qps.get(&qp)).map(|qp| qp.pd);
         let why = Diagnosis::new(session, DiagnosisKind::Lost, rule, reason);
         let diagnosis_id =

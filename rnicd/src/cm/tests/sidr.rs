@@ -1,0 +1,434 @@
+//! Asking which queue pair serves a port: in one daemon, between two, and with others that forge.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rnic_core::engine::DatagramPort;
+use rnic_core::roce::sidr::{self, Exchange, Message, Reply, ServiceId, Status};
+use rnic_core::types::Gid;
+
+use super::*;
+
+const A: &str = "192.0.2.1";
+const B: &str = "192.0.2.2";
+const PORT: u16 = 7471;
+const SERVES: (QpId, u32) = (PASSIVE, 0x0123_4567);
+
+type Mad = (IpAddr, IpAddr, Box<sidr::Bytes>);
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+impl Node {
+    /// One whose device has this address.
+    fn at(address: &str, options: CmOptions) -> Self {
+        let mut node = Node::new(options);
+        let gids = vec![Gid::from(ip("192.0.2.77")), Gid::from(ip(address))];
+        let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct: true };
+        node.cm.set_datagram_port(&Arc::new(port));
+        node
+    }
+
+    fn serve(&mut self, address: &str, backlog: u32) {
+        let address = SocketAddr::new(ip(address), PORT);
+        let bound = self.cm.bind_datagrams(SESSION, LISTENER, address.into());
+        assert_eq!(bound.expect("bind"), address);
+        self.cm.listen(LISTENER, backlog).expect("listen");
+    }
+
+    fn ask(&mut self, from: &str, to: &str, private_data: &[u8]) {
+        let params = ConnectParams {
+            session: OTHER,
+            qp: ACTIVE,
+            peer: SocketAddr::new(ip(to), PORT),
+            local: Some(SocketAddr::new(ip(from), 0)),
+            ird: None,
+            ord: None,
+            private_data: private_data.to_vec(),
+            peer_to_peer: false,
+        };
+        self.cm.resolve(params, self.now).expect("asked");
+    }
+
+    /// The message that leaves next.
+    fn mad(&mut self) -> Mad {
+        match self.cm.poll_event() {
+            Some(CmEvent::Management { from, to, mad }) => (from, to, mad),
+            other => panic!("no message but {other:?}"),
+        }
+    }
+
+    fn take(&mut self, (from, to, mad): &Mad) {
+        self.cm.handle_management(*from, *to, mad, self.now);
+    }
+
+    fn is_silent(&mut self) {
+        let event = self.cm.poll_event();
+        assert!(event.is_none(), "{event:?}");
+    }
+
+    fn resolved(&mut self) -> (AddressPair, u16, QpId, u32, Vec<u8>) {
+        match self.cm.poll_event() {
+            Some(CmEvent::Resolved { qp, addresses, source, remote_qp, q_key, private_data }) => {
+                assert_eq!(qp, ACTIVE);
+                (addresses, source, remote_qp, q_key, private_data)
+            }
+            other => panic!("not resolved but {other:?}"),
+        }
+    }
+
+    fn errno(&mut self) -> i32 {
+        match self.cm.poll_event() {
+            Some(CmEvent::Unreachable { qp: ACTIVE, why }) => why.errno.into(),
+            other => panic!("not unreachable but {other:?}"),
+        }
+    }
+
+    /// Nothing of it is left.
+    fn is_done(&mut self) {
+        self.is_silent();
+        assert_eq!((self.cm.in_startup(), self.cm.startups()), (0, 0));
+        assert_eq!((self.cm.next_timeout(), self.cm.is_busy(ACTIVE)), (None, false));
+    }
+}
+
+/// Private data as they come, which are filled up with zeros.
+fn filled<const N: usize>(data: &[u8]) -> Vec<u8> {
+    sidr::filled_up::<N>(data).expect("it fits").to_vec()
+}
+
+fn request_of(mad: &Mad) -> sidr::Request {
+    match sidr::parse(&mad.2[..]) {
+        Ok(Message::Request(request)) => request,
+        other => panic!("no request but {other:?}"),
+    }
+}
+
+fn reply_of(mad: &Mad) -> Reply {
+    match sidr::parse(&mad.2[..]) {
+        Ok(Message::Reply(reply)) => reply,
+        other => panic!("no reply but {other:?}"),
+    }
+}
+
+/// A request that somebody plays.
+fn played(from: &str, to: &str, transaction: u64) -> Mad {
+    let request = sidr::Request {
+        exchange: Exchange { transaction, id: 5 },
+        service: ServiceId::of_port(PORT),
+        from: SocketAddr::new(ip(from), 50_000),
+        to: ip(to),
+        private_data: [0; sidr::REQUEST_DATA],
+    };
+    (ip(from), ip(to), Box::new(request.emit()))
+}
+
+#[test]
+fn both_ends_of_one_daemon_need_no_packet() {
+    let mut node = Node::at(A, options());
+    node.serve("0.0.0.0", 1);
+    node.ask(A, A, b"hello");
+    let request = node.request();
+    assert_eq!(request.private_data, filled::<{ sidr::REQUEST_DATA }>(b"hello"));
+    assert_eq!(request.addresses.local, SocketAddr::new(ip(A), PORT));
+    assert!(node.cm.is_for_datagrams(request.id) && node.cm.is_busy(ACTIVE));
+    assert_eq!(node.row().pending, 1);
+    node.cm.accept_datagrams(request.id, SERVES, b"welcome", node.now).expect("accepted");
+    let (addresses, source, qp, q_key, data) = node.resolved();
+    assert_eq!((qp, q_key, source), (SERVES.0, SERVES.1, 1));
+    assert_eq!(data, filled::<{ sidr::REPLY_DATA }>(b"welcome"));
+    assert_eq!(
+        (addresses.peer, addresses.local),
+        (request.addresses.local, request.addresses.peer)
+    );
+    assert!(addresses.local.port() >= 49_152);
+    assert_eq!((node.row().pending, node.row().accepted), (0, 1));
+    node.is_done();
+}
+
+#[test]
+fn between_daemons_a_message_goes_either_way() {
+    let (mut a, mut b) = (Node::at(A, options()), Node::at(B, options()));
+    b.serve(B, 2);
+    a.ask(A, B, b"hello");
+    let asked = a.mad();
+    assert_eq!((asked.0, asked.1), (ip(A), ip(B)));
+    b.take(&asked);
+    let request = b.request();
+    // It has not been decided about when it comes again.
+    b.take(&asked);
+    b.is_silent();
+    b.cm.accept_datagrams(request.id, SERVES, b"welcome", b.now).expect("accepted");
+    let answer = b.mad();
+    assert_eq!((answer.0, answer.1), (ip(B), ip(A)));
+    // The answer is lost: the request that comes again finds the same one.
+    b.take(&asked);
+    assert_eq!(b.mad().2, answer.2);
+    a.take(&answer);
+    assert_eq!(a.resolved().2, SERVES.0);
+    // One that is late is of no account.
+    a.take(&answer);
+    a.is_done();
+    b.is_done();
+}
+
+#[test]
+fn who_says_no_and_who_is_not_there_are_told_apart() {
+    let (mut a, mut b) = (Node::at(A, options()), Node::at(B, options()));
+    a.ask(A, B, b"");
+    b.take(&a.mad());
+    a.take(&b.mad());
+    assert_eq!(a.errno(), rustix::io::Errno::CONNREFUSED.raw_os_error());
+    a.ask(A, A, b"");
+    assert_eq!(a.errno(), rustix::io::Errno::CONNREFUSED.raw_os_error());
+    // Bound is not listening.
+    let address = SocketAddr::new(ip(B), PORT);
+    b.cm.bind_datagrams(SESSION, LISTENER, address.into()).expect("bind");
+    a.ask(A, B, b"");
+    b.take(&a.mad());
+    assert_eq!(reply_of(&b.mad()).status, Status::UNSUPPORTED);
+    a.cm.cancel(ACTIVE);
+    b.cm.listen(LISTENER, 1).expect("listen");
+    a.ask(A, B, b"");
+    b.take(&a.mad());
+    let request = b.request();
+    assert!(b.cm.reject(request.id, &[1; 137], b.now).is_err(), "too long");
+    b.cm.reject(request.id, b"no", b.now).expect("rejected");
+    a.take(&b.mad());
+    match a.cm.poll_event() {
+        Some(CmEvent::Rejected { qp: ACTIVE, private_data }) => {
+            assert_eq!(private_data, filled::<{ sidr::REPLY_DATA }>(b"no"));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!((b.row().pending, b.row().rejected), (0, 1));
+    b.cm.set_draining(true);
+    a.ask(A, B, b"");
+    b.take(&a.mad());
+    assert_eq!(reply_of(&b.mad()).status, Status::REJECTED);
+}
+
+#[test]
+fn nobody_is_asked_for_ever() {
+    let mut a = Node::at(A, options());
+    a.ask(A, B, b"");
+    let (first, begun, mut asked) = (a.mad(), a.now, 1);
+    loop {
+        a.now = a.cm.next_timeout().expect("it waits");
+        a.cm.handle_timeout(a.now);
+        match a.cm.poll_event() {
+            Some(CmEvent::Management { mad, .. }) => assert_eq!(mad, first.2),
+            Some(CmEvent::Unreachable { why, .. }) => {
+                assert_eq!(i32::from(why.errno), rustix::io::Errno::TIMEDOUT.raw_os_error());
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+        asked += 1;
+    }
+    // After 250, 750 and 1750 ms.
+    assert_eq!((asked, a.now.since(begun)), (4, options().reply_deadline));
+    a.is_done();
+}
+
+#[test]
+fn answers_that_nobody_was_asked_for_are_none() {
+    let mut a = Node::at(A, options());
+    a.ask(A, B, b"");
+    let asked = request_of(&a.mad());
+    let right = Reply {
+        exchange: asked.exchange,
+        service: asked.service,
+        status: Status::VALID,
+        qp: SERVES.0,
+        q_key: SERVES.1,
+        private_data: [0; sidr::REPLY_DATA],
+    };
+    let guessed = |exchange| Reply { exchange, ..right.clone() };
+    let Exchange { transaction, id } = asked.exchange;
+    let forged = [
+        (B, A, guessed(Exchange { transaction: transaction ^ 1, id })),
+        (B, A, guessed(Exchange { transaction, id: id + 1 })),
+        (B, A, guessed(Exchange { transaction, id: u32::MAX })),
+        // Not from who was asked, to who did not ask, and as from this daemon.
+        ("192.0.2.3", A, right.clone()),
+        (B, "192.0.2.77", right.clone()),
+        ("192.0.2.77", A, right.clone()),
+    ];
+    for (from, to, reply) in forged {
+        a.take(&(ip(from), ip(to), Box::new(reply.emit())));
+        a.is_silent();
+    }
+    // Queue pair 1 serves no program.
+    let odd = Reply { qp: QpId(1), ..right.clone() };
+    a.take(&(ip(B), ip(A), Box::new(odd.emit())));
+    assert_eq!(a.errno(), rustix::io::Errno::PROTO.raw_os_error());
+    a.ask(A, B, b"");
+    let exchange = request_of(&a.mad()).exchange;
+    assert_ne!(exchange.transaction, transaction);
+    let odd = Reply { exchange, status: Status(77), ..right };
+    a.take(&(ip(B), ip(A), Box::new(odd.emit())));
+    assert_eq!(a.errno(), rustix::io::Errno::PROTO.raw_os_error());
+    a.is_done();
+}
+
+#[test]
+fn a_flood_takes_up_the_backlog_and_no_more() {
+    let mut b = Node::at(B, CmOptions { startups: 6, ..options() });
+    b.serve(B, 4);
+    for n in 0..20_000_u64 {
+        // Of whatever hosts, which may all be one.
+        let from = IpAddr::from([198, 51, (n >> 8) as u8, n as u8]).to_string();
+        b.take(&played(&from, B, n));
+    }
+    let requests: Vec<RequestId> = (0..4).map(|_| b.request().id).collect();
+    b.is_silent();
+    assert_eq!((b.row().pending, b.cm.startups(), b.cm.in_startup()), (4, 4, 4));
+    // One is answered, and one more has room; the others wait no longer than who asked.
+    b.cm.accept_datagrams(requests[0], SERVES, b"", b.now).expect("accepted");
+    assert_eq!(b.mad().1, ip("198.51.0.0"));
+    b.take(&played(A, B, 1));
+    let last = b.request();
+    b.pass(options().reply_deadline);
+    let mut waited: Vec<_> = requests[1..].iter().copied().chain([last.id]).collect();
+    while let Some(CmEvent::Withdrawn { request, .. }) = b.cm.poll_event() {
+        waited.retain(|other| *other != request);
+        assert!(b.cm.accept_datagrams(request, SERVES, b"", b.now).is_err());
+    }
+    assert_eq!(waited, []);
+    b.is_done();
+}
+
+#[test]
+fn who_asks_for_nobody_is_answered_so_often_and_at_his_own_address() {
+    let mut b = Node::at(B, options());
+    let mut answers = 0;
+    for n in 0..5000_u64 {
+        let from = IpAddr::from([198, 51, (n >> 8) as u8, n as u8]);
+        let asked = played(&from.to_string(), B, n);
+        b.take(&asked);
+        if let Some(CmEvent::Management { to, .. }) = b.cm.poll_event() {
+            assert_eq!(to, from);
+            answers += 1;
+        }
+    }
+    assert_eq!(answers, 1000);
+    // Who speaks for another is not answered at all.
+    b.pass(Duration::from_secs(2));
+    let (_, to, mad) = played("198.51.100.1", B, 1);
+    b.take(&(ip("198.51.100.2"), to, mad));
+    b.take(&(ip(A), ip(B), Box::new([0; sidr::LEN])));
+    b.is_done();
+}
+
+#[test]
+fn one_host_asks_no_more_often_than_it_may_connect() {
+    let mut b = Node::at(B, CmOptions { peer_connections_per_second: 5, ..options() });
+    b.serve(B, 100);
+    for n in 0..50 {
+        b.take(&played(A, B, n));
+    }
+    assert_eq!(b.row().pending, 5);
+}
+
+#[test]
+fn requests_have_the_room_that_there_is() {
+    let mut b = Node::at(B, CmOptions { startups: 3, ..options() });
+    b.serve(B, 100);
+    for n in 0..50 {
+        b.take(&played(A, B, n));
+    }
+    assert_eq!((b.row().pending, b.cm.startups()), (3, 3));
+}
+
+#[test]
+fn answers_are_remembered_of_so_many() {
+    let mut b = Node::at(B, options());
+    b.serve(B, 1);
+    for n in 0..200 {
+        b.take(&played(A, B, n));
+        let request = b.request();
+        b.cm.accept_datagrams(request.id, SERVES, b"", b.now).expect("accepted");
+        b.mad();
+    }
+    b.take(&played(A, B, 199));
+    assert_eq!(reply_of(&b.mad()).exchange.transaction, 199);
+    // One that is forgotten is a new one.
+    b.take(&played(A, B, 0));
+    b.request();
+}
+
+#[test]
+fn whoever_goes_takes_along_what_waits() {
+    let mut node = Node::at(A, options());
+    node.serve(A, 4);
+    node.ask(A, A, b"");
+    let request = node.request();
+    node.cm.cancel(ACTIVE);
+    assert_eq!(node.withdrawn(request.id), "the requester gave up");
+    node.is_done();
+    // The session of who asks.
+    node.ask(A, A, b"");
+    let request = node.request();
+    node.cm.drop_session(OTHER, node.now);
+    node.withdrawn(request.id);
+    node.is_done();
+    // The listener.
+    node.ask(A, A, b"");
+    node.request();
+    node.cm.close_listener(LISTENER, node.now).expect("closed");
+    assert!(matches!(node.cm.poll_event(), Some(CmEvent::Rejected { qp: ACTIVE, .. })));
+    node.is_done();
+    // The session of who listens.
+    node.serve(A, 4);
+    node.ask(A, A, b"");
+    node.request();
+    node.cm.drop_session(SESSION, node.now);
+    assert!(matches!(node.cm.poll_event(), Some(CmEvent::Rejected { qp: ACTIVE, .. })));
+    node.is_done();
+}
+
+#[test]
+fn the_port_space_is_one_of_its_own() {
+    let mut node = Node::at(A, options());
+    node.serve(A, 1);
+    let mut bind = |id, address: &str, port| {
+        let address = SocketAddr::new(ip(address), port);
+        node.cm.bind_datagrams(SESSION, ListenerId(id), address.into())
+    };
+    for address in [A, "0.0.0.0", "::"] {
+        assert!(matches!(bind(20, address, PORT), Err(Refusal::InUse { .. })), "{address}");
+    }
+    // No address of the device's.
+    assert!(matches!(bind(20, B, PORT), Err(Refusal::System { .. })));
+    let (first, second) = (bind(21, "0.0.0.0", 0), bind(22, "0.0.0.0", 0));
+    assert_ne!(first.expect("bind").port(), second.expect("bind").port());
+    let any = SocketAddr::new(ip("127.0.0.1"), 0);
+    let tcp = node.cm.bind(SESSION, ListenerId(24), any.into()).expect("bind");
+    let same = SocketAddr::new(ip("0.0.0.0"), tcp.port());
+    assert!(node.cm.bind_datagrams(SESSION, ListenerId(23), same.into()).is_ok());
+    // Neither end is a group's.
+    let params = |peer: &str| ConnectParams {
+        session: OTHER,
+        qp: ACTIVE,
+        peer: SocketAddr::new(ip(peer), PORT),
+        local: Some(SocketAddr::new(ip(A), 0)),
+        ird: None,
+        ord: None,
+        private_data: vec![0; 181],
+        peer_to_peer: false,
+    };
+    for peer in ["224.0.0.1", "255.255.255.255", "0.0.0.0", "::1"] {
+        let params = ConnectParams { private_data: Vec::new(), ..params(peer) };
+        assert!(node.cm.resolve(params, START).is_err(), "{peer}");
+    }
+    assert!(matches!(node.cm.resolve(params(A), START), Err(Refusal::AboveMaximum { .. })));
+    let elsewhere = ConnectParams {
+        local: Some(SocketAddr::new(ip(B), 0)),
+        private_data: Vec::new(),
+        ..params(A)
+    };
+    assert!(node.cm.resolve(elsewhere, START).is_err());
+    assert!(!node.cm.is_busy(ACTIVE));
+}

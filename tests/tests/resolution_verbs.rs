@@ -1,0 +1,43 @@
+//! Ids of `RDMA_PS_UDP` of librdmacm, both ends in one program: the events, and what they bring.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::process::Command;
+
+use rnic_tests::{Daemon, PATHS, Process, binaries, engine, verbs};
+
+/// Runs a part of the program, with messages in memory and with packets.
+fn run(part: &str) {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/resolution.c", scratch.path()) else { return };
+    for path in PATHS {
+        // A peer that does not answer is not waited for for long, and the port of packets is this
+        // daemon's alone.
+        let port = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let more = format!("[mpa]\nreply_deadline = \"1s\"\n[wired]\nport = {port}\n");
+        let config = engine(1, path) + &more;
+        let daemon = Daemon::start(binaries!(), &config);
+        let mut command = Command::new(&program);
+        command.arg(part).env("LD_LIBRARY_PATH", verbs::directory());
+        command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+        assert_eq!(Process::start(command).succeed(), ["done"], "{path}");
+        daemon.is_empty();
+    }
+}
+
+macro_rules! parts {
+    ($($name:ident: $part:literal,)*) => {
+        $(#[test]
+        fn $name() {
+            run($part);
+        })*
+    };
+}
+
+parts! {
+    who_connects_is_told_of_a_queue_pair: "accepted",
+    queue_pairs_may_be_the_programs_own: "own queue pair",
+    a_rejection_has_the_number_of_the_kernel: "rejected",
+    so_has_a_port_without_a_listener: "nobody listens",
+    a_program_that_does_not_answer_is_unreachable: "nobody answers",
+    endpoints_wait: "endpoints",
+}
