@@ -146,17 +146,18 @@ impl Qp {
         // Its payload. A segment that cannot be gathered never reaches the peer.
         let mut memory = Gather::new();
         let original;
-        let payload = match (segment, source) {
-            (Incoming::AtomicResponse(response), _) => {
-                // On the wire it was big-endian, in memory it is a number.
-                original = response.original.to_ne_bytes();
-                Payload::Bytes(&original)
-            }
-            (_, PayloadSource::Bytes(bytes)) => Payload::Bytes(bytes),
-            (_, PayloadSource::Sender { requester, core, len }) => {
-                let gathered = requester.gather(len, core, &engine.stags, &mut memory);
-                gathered.map_err(ArrivalError::Sender)?;
-                Payload::Gather(&memory)
+        let payload = if let Incoming::AtomicResponse(response) = &segment {
+            // On the wire it was big-endian, in memory it is a number.
+            original = response.original.to_ne_bytes();
+            Payload::Bytes(&original)
+        } else {
+            match source {
+                PayloadSource::Bytes(bytes) => Payload::Bytes(bytes),
+                PayloadSource::Sender { requester, core, len } => {
+                    let gathered = requester.gather(len, core, &engine.stags, &mut memory);
+                    gathered.map_err(ArrivalError::Sender)?;
+                    Payload::Gather(&memory)
+                }
             }
         };
         let len = payload.len();

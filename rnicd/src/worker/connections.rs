@@ -246,6 +246,11 @@ impl Connections {
         self.hot.iter().filter_map(|key| self.wanted(Token(*key)))
     }
 
+    /// Whether more than one is active.
+    pub(super) fn several_hot(&self) -> bool {
+        self.hot.len() > 1
+    }
+
     /// Forgets which connections were active.
     pub(super) fn cool(&mut self) {
         self.hot.clear();

@@ -135,8 +135,11 @@ impl Worker {
                     }
                     std::hint::spin_loop();
                 }
-                // What this worker has just sent may be for another QP of its own.
-                Step::Yield if idle_rounds == 1 => self.retry_hot(),
+                // What this worker has just sent may be for another QP of its own: a look takes less
+                // than a yield.
+                Step::Yield if idle_rounds == 1 && self.connections.several_hot() => {
+                    self.retry_hot();
+                }
                 Step::Yield => {
                     self.retry_hot();
                     self.look_around(now);
