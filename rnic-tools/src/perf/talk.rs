@@ -11,6 +11,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::error::PerfError;
+use super::raw::Manner;
+use super::relay::Seats;
 use super::spec::Spec;
 
 /// What the driver tells the peer to do, a line each.
@@ -45,8 +47,20 @@ pub enum Command {
     Tcp {
         /// Messages, or round trips.
         count: u64,
-        /// On another CPU than the driver.
-        apart: bool,
+        /// Blocking or not, and on which CPU.
+        manner: Manner,
+    },
+    /// Share the page of a relay, be done.
+    RelayLink {
+        /// A path of its memory.
+        memory: String,
+    },
+    /// Be a part of the relay for so many round trips ([`Reply::Ready`], then done).
+    Relay {
+        /// Round trips.
+        count: u64,
+        /// Who runs where.
+        seats: Seats,
     },
 }
 
