@@ -7,12 +7,12 @@ use std::time::Duration;
 use rnic_client::Context;
 
 use super::bench::{Amount, Bench, Measured, Subject};
-use super::daemon::{Daemon, Setup};
+use super::daemon::Setup;
 use super::error::PerfError;
 use super::goals::{goals, subjects};
 use super::machine::{anonymous_memory, cpu_use, tick};
-use super::peer::{Peer, open, peer_program};
 use super::report::{Figure, Goal, Measure, Outcome, Row};
+use super::site::{Site, words};
 use super::spec::{Flow, Op, Spec, Wait};
 
 /// Which daemon is measured with how many QPs, and how long.
@@ -21,6 +21,8 @@ pub struct AllOptions<'a> {
     pub rnicd: &'a Path,
     /// QPs of each daemon in the rows about many.
     pub qps: u32,
+    /// Only with daemons of which this is said.
+    pub only: &'a str,
     /// Per round and subject.
     pub amount: Amount,
     /// Rounds; the median counts.
@@ -41,6 +43,9 @@ pub fn all(
         (Setup::DIRECT, 1),
     ] {
         let words = words(setup, daemons);
+        if !chosen(options, setup, &words) {
+            continue;
+        }
         progress(&words);
         match Site::start(options.rnicd, setup, daemons) {
             Ok(site) => {
@@ -54,6 +59,9 @@ pub fn all(
     }
     for (setup, daemons) in [(Setup::DIRECT, 1), (Setup::TCP, 2)] {
         let words = words(setup, daemons);
+        if !chosen(options, setup, &words) {
+            continue;
+        }
         progress(&format!("{words}: {} QPs", options.qps));
         match many_qps(options, setup, daemons, &words) {
             Ok(more) => rows.extend(more),
@@ -64,6 +72,12 @@ pub fn all(
         }
     }
     Ok(rows)
+}
+
+/// Whether daemons of this kind are to be measured.
+fn chosen(options: &AllOptions<'_>, setup: Setup, words: &str) -> bool {
+    let path = if setup.loopback_tcp { "tcp" } else { "direct" };
+    format!("{path}: {words}").contains(options.only)
 }
 
 /// What is measured with daemons of one kind.
@@ -219,31 +233,6 @@ fn idle_cpu(context: &Context) -> Result<(f64, f64), PerfError> {
     Ok((ticks as f64 * tick().as_secs_f64() * 1e3, switches as f64))
 }
 
-/// One or two daemons.
-struct Site {
-    daemons: Vec<Daemon>,
-}
-
-/// Sessions of both processes with the daemons of a site.
-struct Ends {
-    context: Context,
-    peer: Peer,
-}
-
-impl Site {
-    fn start(rnicd: &Path, setup: Setup, daemons: u32) -> Result<Self, PerfError> {
-        let start = |_| Daemon::start(rnicd, setup);
-        Ok(Site { daemons: (0..daemons).map(start).collect::<Result<_, _>>()? })
-    }
-
-    fn open(&self) -> Result<Ends, PerfError> {
-        let socket = |daemon: Option<&Daemon>| daemon.map(|d| d.socket().to_path_buf());
-        let context = open(socket(self.daemons.first()).as_deref())?;
-        let peer = Peer::start(peer_program(socket(self.daemons.last()).as_deref())?)?;
-        Ok(Ends { context, peer })
-    }
-}
-
 /// Bytes that the daemon of the driver has.
 struct UseOfMemory {
     anonymous: u64,
@@ -254,15 +243,6 @@ impl UseOfMemory {
     fn of(context: &Context) -> Result<Self, PerfError> {
         let status = context.status()?;
         Ok(UseOfMemory { anonymous: anonymous_memory(status.pid)?, arenas: status.arena_bytes })
-    }
-}
-
-fn words(setup: Setup, daemons: u32) -> String {
-    let crc = if setup.crc { "on" } else { "off" };
-    match (setup.loopback_tcp, daemons) {
-        (false, _) => "one daemon".to_owned(),
-        (true, 1) => format!("one daemon, CRC {crc}"),
-        (true, n) => format!("{n} daemons, CRC {crc}"),
     }
 }
 
@@ -317,6 +297,7 @@ mod tests {
         let options = AllOptions {
             rnicd: Path::new("/bin/false"),
             qps: 20,
+            only: "",
             amount: Amount::Messages(1),
             rounds: 1,
         };

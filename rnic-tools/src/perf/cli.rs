@@ -1,7 +1,7 @@
 //! The command line of `rnic-perf`.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::all::{AllOptions, all};
 use super::bench::{Amount, Bench};
+use super::compare::{CompareOptions, SIZES, compare, draw, render};
 use super::daemon;
 use super::error::PerfError;
 use super::goals::{goals, subjects};
@@ -105,6 +106,26 @@ enum What {
         /// QPs of a daemon in the rows about many QPs.
         #[arg(long, default_value_t = 10_000)]
         qps: u32,
+        /// Only with daemons of which this is said, as in "direct" or "tcp: 2 daemons, CRC on".
+        #[arg(long, default_value = "")]
+        only: String,
+        #[command(flatten)]
+        rounds: Rounds,
+    },
+    /// Beside other people's benchmarks (ucx_perftest, fi_pingpong), run in turn with ours.
+    Compare {
+        /// The rnicd to start [default: the one beside this program].
+        #[arg(long)]
+        rnicd: Option<PathBuf>,
+        /// Bytes per message [default: from 8 to 1MiB].
+        #[arg(long, value_delimiter = ',', value_parser = bytes_u32)]
+        sizes: Vec<u32>,
+        /// Only what has this in its title, as in "tcp path" or "bandwidth".
+        #[arg(long, default_value = "")]
+        only: String,
+        /// Write plots of latency and bandwidth by size into this folder.
+        #[arg(long)]
+        svg: Option<PathBuf>,
         #[command(flatten)]
         rounds: Rounds,
     },
@@ -161,7 +182,10 @@ pub fn main() -> ExitCode {
         What::Relay => {
             return serve_relay().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
         }
-        What::All { rnicd, qps, rounds } => run_all(rnicd, qps, &rounds),
+        What::All { rnicd, qps, only, rounds } => run_all(rnicd, qps, &only, &rounds),
+        What::Compare { rnicd, sizes, only, svg, rounds } => {
+            run_compare(rnicd, &sizes, &only, svg.as_deref(), &rounds)
+        }
         what => Run::new(what).and_then(|run| run.measure()),
     };
     match done {
@@ -216,7 +240,7 @@ impl Run {
                 let spec = |op| Spec { qps, active, ..stream(op) };
                 (Measure::Rate, op.into_iter().map(spec).collect(), common)
             }
-            What::All { .. } | What::Peer { .. } | What::Relay => {
+            What::All { .. } | What::Compare { .. } | What::Peer { .. } | What::Relay => {
                 return Err(PerfError::Arguments("measures no single operation".to_owned()));
             }
         };
@@ -255,17 +279,49 @@ impl Run {
     }
 }
 
-fn run_all(rnicd: Option<PathBuf>, qps: u32, rounds: &Rounds) -> Result<bool, PerfError> {
+fn run_all(
+    rnicd: Option<PathBuf>,
+    qps: u32,
+    only: &str,
+    rounds: &Rounds,
+) -> Result<bool, PerfError> {
     let line = progress_line();
     let rnicd = daemon::find(rnicd)?;
     let machine = Machine::this();
     let amount = Amount::Time(rounds.seconds);
-    let options = AllOptions { rnicd: &rnicd, qps, amount, rounds: rounds.rounds };
+    let options = AllOptions { rnicd: &rnicd, qps, only, amount, rounds: rounds.rounds };
     let rows = all(&options, &mut |what| line.set_message(what.to_owned()))?;
     line.finish_and_clear();
     let complete = rows.iter().all(|row| row.failure.is_none());
     print(&Report::new(machine, rounds.rounds, rows), rounds.json, |report| {
         report.render() + "\n" + &report.render_summary()
+    })?;
+    Ok(complete)
+}
+
+fn run_compare(
+    rnicd: Option<PathBuf>,
+    sizes: &[u32],
+    only: &str,
+    svg: Option<&Path>,
+    rounds: &Rounds,
+) -> Result<bool, PerfError> {
+    let line = progress_line();
+    let rnicd = daemon::find(rnicd)?;
+    let machine = Machine::this();
+    let sizes = if sizes.is_empty() { &SIZES } else { sizes };
+    let (time, rounds_of) = (rounds.seconds, rounds.rounds);
+    let options = CompareOptions { rnicd: &rnicd, sizes, only, time, rounds: rounds_of };
+    let compared = compare(&options, &mut |what| line.set_message(what.to_owned()))?;
+    line.finish_and_clear();
+    if let Some(folder) = svg {
+        draw(&compared, folder)?;
+    }
+    let tables = render(&compared);
+    let rows: Vec<Row> = compared.into_iter().flat_map(|compared| compared.rows).collect();
+    let complete = rows.iter().all(|row| row.failure.is_none());
+    print(&Report::new(machine, rounds_of, rows), rounds.json, |report| {
+        report.render_goals() + "\n" + &tables
     })?;
     Ok(complete)
 }

@@ -11,11 +11,12 @@
 //! One file per part: `spec` what is measured, `end` the RDMA ends, `peer` the second process,
 //! `bench` the rounds, `report` what is told of them, `all` the table of design goals. The
 //! yardsticks: `raw` TCP, `relay` through a third process, `copies` memcpy and CRC32C; `goals` says
-//! which ones a measurement has.
+//! which ones a measurement has. `compare` has other people's benchmarks run in turn with ours.
 
 mod all;
 mod bench;
 mod cli;
+mod compare;
 mod completions;
 mod copies;
 mod daemon;
@@ -29,6 +30,7 @@ mod quick;
 mod raw;
 mod relay;
 mod report;
+mod site;
 mod spec;
 mod stats;
 mod table;

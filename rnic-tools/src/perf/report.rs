@@ -278,18 +278,29 @@ impl Report {
         format!("{}\n\n{}", self.head(), rows.join("\n"))
     }
 
-    /// All rows as one table, a line for each outcome that has a goal.
+    /// All rows as one table, a line for each outcome that has a goal, and one for each row in which
+    /// none has.
     pub fn render_summary(&self) -> String {
+        self.summary(true)
+    }
+
+    /// The same without the rows that have no goal.
+    pub fn render_goals(&self) -> String {
+        self.summary(false)
+    }
+
+    fn summary(&self, with_others: bool) -> String {
         let mut table =
             Table::new(&["what", "measured", "yardstick", "ratio or figure", "goal", ""]);
         for row in &self.rows {
             let what = format!("{}, {}", row.subject, row.place());
-            if let Some(why) = &row.failure {
+            if let Some(why) = row.failure.as_ref().filter(|_| with_others) {
                 table.row(vec![what.clone(), "not measured".to_owned()]);
                 table.row(vec![format!("    {why}")]);
             }
             let judged = |(n, outcome): &(usize, &Outcome)| {
-                outcome.goal.is_some() || *n == 0 && row.outcomes.iter().all(|o| o.goal.is_none())
+                let none = || row.outcomes.iter().all(|o| o.goal.is_none());
+                outcome.goal.is_some() || with_others && *n == 0 && none()
             };
             for (n, outcome) in row.outcomes.iter().enumerate().filter(judged) {
                 let of = |figure: Option<&Figure>| {
