@@ -7,6 +7,7 @@ use std::time::Duration;
 use rnic_client::Context;
 
 use super::bench::{Amount, Bench, Measured, Subject};
+use super::calls::calls;
 use super::daemon::Setup;
 use super::error::PerfError;
 use super::goals::{goals, subjects};
@@ -52,6 +53,16 @@ pub fn all(
                 for (kind, spec) in measurements(setup, daemons) {
                     progress(&format!("{words}: {kind:?} of {}", spec.op));
                     rows.push(measure(options, &site, setup, kind, &spec, &words));
+                }
+                if !setup.loopback_tcp {
+                    progress(&format!("{words}: single calls"));
+                    let measured = site.open().and_then(|mut ends| {
+                        calls(&mut ends, options.amount, options.rounds, &words)
+                    });
+                    match measured {
+                        Ok(more) => rows.extend(more),
+                        Err(e) => rows.push(failed("Single calls", Measure::Call, &words, &e)),
+                    }
                 }
             }
             Err(e) => rows.push(failed("Everything", Measure::Bw, &words, &e)),

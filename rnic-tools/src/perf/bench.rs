@@ -183,6 +183,12 @@ impl<'a> Bench<'a> {
         Ok(Rdma { subject, end, remote })
     }
 
+    /// The driver's end of the first subject, and what it may reach at the peer's.
+    pub fn driver(&mut self) -> Result<(&mut End, &RemoteMemory), PerfError> {
+        let first = self.ends.first_mut().ok_or_else(not_prepared)?;
+        Ok((&mut first.end, &first.remote))
+    }
+
     /// The path of the connections: `direct` or `tcp`.
     pub fn path(&self) -> &str {
         &self.path

@@ -15,6 +15,7 @@
 
 mod all;
 mod bench;
+mod calls;
 mod cli;
 mod compare;
 mod completions;

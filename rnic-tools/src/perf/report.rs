@@ -39,6 +39,8 @@ pub enum Measure {
     Cost,
     /// Something of the daemon itself.
     Daemon,
+    /// Time of one call of the library.
+    Call,
 }
 
 /// One measurement, with the figures of all its subjects.
@@ -243,9 +245,12 @@ impl Row {
                         .map(|x| x.map_or_else(String::new, digits)),
                 ),
             }
-            // The first figure is what the others are yardsticks for; one about the daemon is
-            // judged itself.
-            let judged = if self.kind == Measure::Daemon { Some(n) } else { n.checked_sub(1) };
+            // The first figure is what the others are yardsticks for; one about the daemon or the
+            // library is judged itself.
+            let judged = match self.kind {
+                Measure::Daemon | Measure::Call => Some(n),
+                _ => n.checked_sub(1),
+            };
             if let Some(outcome) = judged.and_then(|n| self.outcomes.get(n)) {
                 cells.push(outcome.value_in_words());
                 cells.push(outcome.goal.map_or_else(String::new, |g| g.to_string()));
@@ -350,7 +355,7 @@ fn figure(kind: Measure, spec: &Spec, measured: &Measured) -> Figure {
         Measure::Bw => ("GB/s", scaled(&measured.rates, f64::from(spec.size) / 1e9)),
         Measure::Rate => ("M/s", scaled(&measured.rates, 1e-6)),
         Measure::Lat => ("us", scaled(&measured.medians_us, one_way(spec))),
-        Measure::Cost | Measure::Daemon => {
+        Measure::Cost | Measure::Daemon | Measure::Call => {
             ("ns", Series { rounds: measured.rates.rounds.iter().map(|rate| 1e9 / rate).collect() })
         }
     };
@@ -414,7 +419,7 @@ fn subject(kind: Measure, spec: &Spec) -> String {
         Measure::Lat if spec.op.is_answered() => format!("{message}, there and back{waits}"),
         Measure::Lat => format!("{message}, half round trip{waits}"),
         Measure::Rate | Measure::Cost => format!("{message} in batches of {}", spec.batch),
-        Measure::Bw | Measure::Daemon => message,
+        Measure::Bw | Measure::Daemon | Measure::Call => message,
     }
 }
 
@@ -425,7 +430,7 @@ fn manner(kind: Measure, spec: &Spec) -> String {
         _ => format!(", {qps} QPs of which {active} active"),
     };
     match kind {
-        Measure::Lat | Measure::Daemon => String::new(),
+        Measure::Lat | Measure::Daemon | Measure::Call => String::new(),
         Measure::Rate | Measure::Cost => format!(", depth {depth}{many}"),
         Measure::Bw => {
             format!(", depth {depth}, working set {}{many}", bytes(spec.working_set()))
