@@ -56,10 +56,7 @@ pub fn all(
                 }
                 if !setup.loopback_tcp {
                     progress(&format!("{words}: single calls"));
-                    let measured = site.open().and_then(|mut ends| {
-                        calls(&mut ends, options.amount, options.rounds, &words)
-                    });
-                    match measured {
+                    match calls(options.rnicd, options.amount, options.rounds, &words) {
                         Ok(more) => rows.extend(more),
                         Err(e) => rows.push(failed("Single calls", Measure::Call, &words, &e)),
                     }

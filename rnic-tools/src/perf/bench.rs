@@ -9,6 +9,7 @@ use super::copies::Copies;
 use super::end::{End, RemoteMemory, Role};
 use super::error::PerfError;
 use super::peer::{Peer, relay_program, unexpected};
+use super::placement::Placement;
 use super::raw::{Manner, RawEnd};
 use super::relay::{Relay, Seats};
 use super::spec::{Op, Spec};
@@ -20,6 +21,8 @@ use super::talk::{Command, Reply};
 pub enum Subject {
     /// The operation through the RNIC.
     Rdma,
+    /// The same with both processes held on CPUs, the daemon running where it likes.
+    Placed(Placement),
     /// The same over QPs that are wired by hand.
     Wired,
     /// RDMA Reads of the same size.
@@ -41,6 +44,8 @@ impl Subject {
             Subject::Rdma => Some(Spec { wired: false, ..spec.clone() }),
             Subject::Wired => Some(Spec { wired: true, ..spec.clone() }),
             Subject::Reads => Some(Spec { op: Op::Read, wired: false, ..spec.clone() }),
+            // Over the QPs of the first one.
+            Subject::Placed(_) => None,
             Subject::Tcp(_) | Subject::Relay(_) | Subject::Memcpy | Subject::Crc => None,
         }
     }
@@ -269,7 +274,10 @@ impl<'a> Bench<'a> {
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
         let ran = match subject {
-            Subject::Rdma | Subject::Wired | Subject::Reads => self.run_rdma(subject, count, times),
+            Subject::Rdma | Subject::Wired | Subject::Reads => {
+                self.run_rdma(subject, Placement::Free, count, times)
+            }
+            Subject::Placed(placement) => self.run_rdma(Subject::Rdma, placement, count, times),
             Subject::Tcp(manner) => self.run_tcp(count, manner, times),
             Subject::Relay(seats) => match &mut self.yardsticks.relay {
                 Some(relay) => relay.drive(self.peer, seats, count, times),
@@ -287,12 +295,14 @@ impl<'a> Bench<'a> {
     fn run_rdma(
         &mut self,
         subject: Subject,
+        placement: Placement,
         count: u64,
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
+        let _pin = placement.pin_driver()?;
         let of = |rdma: &(usize, &mut Rdma)| rdma.1.subject == subject;
         let (end, rdma) = self.ends.iter_mut().enumerate().find(of).ok_or_else(not_prepared)?;
-        self.peer.command(&Command::Rdma { end, count })?;
+        self.peer.command(&Command::Rdma { end, count, placement })?;
         self.peer.await_reply(&Reply::Ready)?;
         let elapsed = rdma.end.drive(&rdma.remote, count, times)?;
         self.peer.await_reply(&Reply::Done)?;

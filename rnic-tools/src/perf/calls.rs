@@ -3,46 +3,65 @@
 //!
 //! In this process alone, against a connected QP whose peer has nothing to do. Requests are posted
 //! one by one until half of the send queue is full; then the clock stops until they have completed.
-//! A round is the median of such runs, so that those that the scheduler interrupts do not count; a
-//! worker on another CPU that takes the requests meanwhile does.
+//! A round is the median of such runs, so that those that the scheduler interrupts do not count. The
+//! daemon is held on the first CPU and the program on the same or on the last one: a worker that
+//! takes requests meanwhile on another CPU fetches the lines that are being written, and that is a
+//! part of the price there.
 
 use std::hint::black_box;
+use std::path::Path;
 use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use rnic_client::{Completion, SendRequest};
 
 use super::bench::{Amount, Bench, Subject};
+use super::daemon::Setup;
 use super::error::PerfError;
+use super::machine::Pin;
 use super::report::{Figure, Goal, Measure, Outcome, Row};
-use super::site::Ends;
+use super::site::Site;
 use super::spec::{Flow, Op, Spec, Wait};
 use super::stats::Series;
 
-/// A row for each of the two.
+/// A row for each of the two, with a daemon of its own.
 pub fn calls(
-    ends: &mut Ends,
+    rnicd: &Path,
     amount: Amount,
     rounds: u32,
     words: &str,
 ) -> Result<Vec<Row>, PerfError> {
+    let site = {
+        // Who is started inherits it.
+        let _pin = Pin::first()?;
+        Site::start(rnicd, Setup::DIRECT, 1)?
+    };
+    let mut ends = site.open()?;
     let spec = Spec::new(Op::Write, Flow::Stream, 8).stream(DEPTH, 1, 8);
     let spec = Spec { wait: Wait::Polled, ..spec };
     let mut bench = Bench::new(&ends.context, &mut ends.peer, &spec, &[Subject::Rdma])?;
     let path = bench.path().to_owned();
-    let (mut posts, mut polls) = (Series::default(), Series::default());
+    let (mut apart, mut together, mut polls) = <(Series, Series, Series)>::default();
     // The first one warms up.
     for round in 0..=rounds {
-        let post = median(amount, || post_one_by_one(&mut bench))?;
+        let pin = Pin::last()?;
+        let far = median(amount, || post_one_by_one(&mut bench))?;
         let poll = median(amount, || poll_nothing(&mut bench))?;
+        drop(pin);
+        let pin = Pin::first()?;
+        let near = median(amount, || post_one_by_one(&mut bench))?;
+        drop(pin);
         if round > 0 {
-            posts.push(post);
+            apart.push(far);
+            together.push(near);
             polls.push(poll);
         }
     }
-    let row = |subject: &str, series: Series, most| {
-        let figure = Figure::new("one call", "ns", u64::from(RUN), series);
-        let outcome = Outcome::new("", figure.median, "ns", Some(Goal::AtMost(most)));
+    let row = |subject: &str, all: Vec<(&str, Series)>, most| {
+        let figure = |(what, series)| Figure::new(what, "ns", u64::from(RUN), series);
+        let figures: Vec<Figure> = all.into_iter().map(figure).collect();
+        let goal = Some(Goal::AtMost(most));
+        let outcome = |figure: &Figure| Outcome::new(&figure.what, figure.median, "ns", goal);
         Row {
             subject: subject.to_owned(),
             manner: String::new(),
@@ -50,14 +69,18 @@ pub fn calls(
             path: path.clone(),
             daemons: words.to_owned(),
             spec: Some(spec.clone()),
-            figures: vec![figure],
-            outcomes: vec![outcome],
+            outcomes: figures.iter().map(outcome).collect(),
+            figures,
             failure: None,
         }
     };
     Ok(vec![
-        row("post_send of one RDMA Write of 8 B", posts, 40.0),
-        row("poll_cq on an empty CQ", polls, 5.0),
+        row(
+            "post_send of one RDMA Write of 8 B",
+            vec![("worker on the same CPU", together), ("worker on another CPU", apart)],
+            40.0,
+        ),
+        row("poll_cq on an empty CQ", vec![("one call", polls)], 5.0),
     ])
 }
 

@@ -36,19 +36,20 @@ impl Yardstick {
 
 /// What a measurement is compared with, behind itself.
 pub fn subjects(kind: Measure, spec: &Spec) -> Vec<Subject> {
-    use Subject::{Crc, Memcpy, Rdma, Reads, Relay, Tcp, Wired};
+    use Subject::{Crc, Memcpy, Placed, Rdma, Reads, Relay, Tcp, Wired};
     let tcp = |polled, placements: &[Placement]| {
         placements.iter().map(|&placement| Tcp(Manner { polled, placement })).collect::<Vec<_>>()
     };
     let all = [Placement::Free, Placement::Together, Placement::Apart];
     let pinned = &all[1..];
+    let placed = vec![Placed(Placement::Together), Placed(Placement::Apart)];
     match (kind, spec.op, spec.wait) {
         _ if spec.wired => vec![Wired, Rdma],
         (Measure::Bw, ..) => [vec![Rdma], tcp(false, &all), vec![Memcpy, Crc]].concat(),
-        (Measure::Lat, _, Wait::Event) => [vec![Rdma], tcp(false, pinned)].concat(),
+        (Measure::Lat, _, Wait::Event) => [vec![Rdma], placed, tcp(false, pinned)].concat(),
         (Measure::Lat, ..) => {
             let relays = Seats::ALL.map(Relay).to_vec();
-            [vec![Rdma], tcp(true, pinned), tcp(false, pinned), relays].concat()
+            [vec![Rdma], placed, tcp(true, pinned), tcp(false, pinned), relays].concat()
         }
         (_, Op::FetchAdd, _) => vec![Rdma, Reads, Tcp(Manner::BLOCKING)],
         _ => [vec![Rdma], tcp(false, &all)].concat(),

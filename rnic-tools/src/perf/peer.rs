@@ -159,8 +159,9 @@ fn obey(context: &Context) -> Result<(), PerfError> {
                 drop(tcp.take());
                 tcp = Some(raw_link(spec, &mut output)?);
             }
-            Command::Rdma { end, count } => {
+            Command::Rdma { end, count, placement } => {
                 let (end, remote) = ends.get_mut(end).ok_or_else(|| unexpected(&"Rdma"))?;
+                let _pin = placement.pin_peer()?;
                 say(&mut output, &Reply::Ready)?;
                 End::follow(end, remote, count)?;
             }

@@ -283,8 +283,8 @@ impl Report {
         format!("{}\n\n{}", self.head(), rows.join("\n"))
     }
 
-    /// All rows as one table, a line for each outcome that has a goal, and one for each row in which
-    /// none has.
+    /// All rows as one table: a line for each outcome that has a goal, and one for each row without
+    /// any.
     pub fn render_summary(&self) -> String {
         self.summary(true)
     }
@@ -298,7 +298,7 @@ impl Report {
         let mut table =
             Table::new(&["what", "measured", "yardstick", "ratio or figure", "goal", ""]);
         for row in &self.rows {
-            let what = format!("{}, {}", row.subject, row.place());
+            let what = format!("{}{}, {}", row.subject, row.manner, row.place());
             if let Some(why) = row.failure.as_ref().filter(|_| with_others) {
                 table.row(vec![what.clone(), "not measured".to_owned()]);
                 table.row(vec![format!("    {why}")]);
@@ -312,10 +312,15 @@ impl Report {
                     figure.map_or_else(String::new, |f| format!("{} {}", digits(f.median), f.unit))
                 };
                 let yardstick = of(row.figures.get(n + 1)) + " " + &outcome.of;
+                // A figure about a call is its own, and has no yardstick.
+                let (measured, yardstick) = match row.kind {
+                    Measure::Call => (of(row.figures.get(n)), outcome.of.clone()),
+                    _ => (of(row.figures.first()), yardstick.trim().to_owned()),
+                };
                 table.row(vec![
                     what.clone(),
-                    of(row.figures.first()),
-                    yardstick.trim().to_owned(),
+                    measured,
+                    yardstick,
                     outcome.value_in_words(),
                     outcome.goal.map_or_else(String::new, |g| g.to_string()),
                     outcome.verdict().to_owned(),
@@ -365,8 +370,8 @@ fn figure(kind: Measure, spec: &Spec, measured: &Measured) -> Figure {
     figure
 }
 
-/// The position of the best of those that a goal is about: the fastest, whether its figure is a time
-/// or a rate.
+/// The position of the best of those that a goal is about: the fastest, whether its figure is a
+/// time or a rate.
 fn best(of: Yardstick, measured: &[Measured], figures: &[Figure]) -> Option<usize> {
     let candidates = measured.iter().zip(figures).enumerate();
     let candidates = candidates.filter(|(_, (measured, _))| of.includes(measured.subject));
@@ -390,6 +395,7 @@ fn what(kind: Measure, spec: &Spec, subject: Subject) -> String {
     match (subject, kind) {
         (Subject::Rdma, _) if spec.wired => format!("{}, connected", spec.op),
         (Subject::Rdma, _) => spec.op.to_string(),
+        (Subject::Placed(placement), _) => format!("{}{}", spec.op, placement.words()),
         (Subject::Wired, _) => format!("{}, wired by hand", spec.op),
         (Subject::Reads, _) => Op::Read.to_string(),
         (Subject::Tcp(manner), kind) => {

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::error::PerfError;
+use super::placement::Placement;
 use super::raw::Manner;
 use super::relay::Seats;
 use super::spec::Spec;
@@ -42,6 +43,8 @@ pub enum Command {
         end: usize,
         /// Messages, or round trips.
         count: u64,
+        /// Where both processes run.
+        placement: Placement,
     },
     /// The same over TCP.
     Tcp {
@@ -143,11 +146,12 @@ mod tests {
         let spec = Spec::new(Op::Send, Flow::PingPong, 8);
         let mut pipe = Vec::new();
         say(&mut pipe, &Command::RawLink { spec: spec.clone() }).unwrap();
-        say(&mut pipe, &Command::Rdma { end: 0, count: 3 }).unwrap();
+        let placement = Placement::Free;
+        say(&mut pipe, &Command::Rdma { end: 0, count: 3, placement }).unwrap();
         let mut pipe = &pipe[..];
         let first = hear::<Command>(&mut pipe).unwrap();
         assert!(matches!(first, Some(Command::RawLink { spec: s }) if s == spec));
-        assert!(matches!(hear(&mut pipe).unwrap(), Some(Command::Rdma { end: 0, count: 3 })));
+        assert!(matches!(hear(&mut pipe).unwrap(), Some(Command::Rdma { end: 0, count: 3, .. })));
         assert!(hear::<Command>(&mut pipe).unwrap().is_none());
     }
 
