@@ -120,7 +120,7 @@ enum What {
         /// Bytes per message [default: from 8 to 1MiB].
         #[arg(long, value_delimiter = ',', value_parser = bytes_u32)]
         sizes: Vec<u32>,
-        /// Only what has this in its title, as in "tcp path" or "bandwidth".
+        /// Only what has one of these in its title, as in "tcp path" or "send, bandwidth".
         #[arg(long, default_value = "")]
         only: String,
         /// Write plots of latency and bandwidth by size into this folder.

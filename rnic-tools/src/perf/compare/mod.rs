@@ -35,7 +35,7 @@ pub struct CompareOptions<'a> {
     pub rnicd: &'a Path,
     /// Bytes per message.
     pub sizes: &'a [u32],
-    /// Only those whose title has this in it.
+    /// Only those whose title has this in it, or one of these between commas.
     pub only: &'a str,
     /// How long a round of each is, about.
     pub time: Duration,
@@ -58,7 +58,10 @@ pub fn compare(
 ) -> Result<Vec<Compared>, PerfError> {
     let sweeps: Vec<Sweep> = sweep::ALL
         .into_iter()
-        .filter(|sweep| sweep.title().to_lowercase().contains(&options.only.to_lowercase()))
+        .filter(|sweep| {
+            let title = sweep.title().to_lowercase();
+            options.only.to_lowercase().split(',').any(|part| title.contains(part.trim()))
+        })
         .collect();
     if sweeps.is_empty() {
         let titles: Vec<_> = sweep::ALL.iter().map(|sweep| sweep.title()).collect();
