@@ -3,10 +3,10 @@
 //!
 //! In this process alone, against a connected QP whose peer has nothing to do. Requests are posted
 //! one by one until half of the send queue is full; then the clock stops until they have completed.
-//! A round is the median of such runs, so that those that the scheduler interrupts do not count. The
-//! daemon is held on the first CPU and the program on the same or on the last one: a worker that
-//! takes requests meanwhile on another CPU fetches the lines that are being written, and that is a
-//! part of the price there.
+//! A round is the median of such runs, so that those that the scheduler interrupts do not count.
+//! The daemon is held on the first CPU and the program on the same or on the last one: a worker
+//! that takes requests meanwhile on another CPU fetches the lines that are being written, and that
+//! is a part of the price there.
 
 use std::hint::black_box;
 use std::path::Path;
