@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use self::foreign::Foreign;
-use self::pair::{free_port, installed, run};
+use self::pair::{installed, run_somewhere};
 use self::sweep::Sweep;
 use super::bench::{Amount, Bench, Measured, Subject};
 use super::error::PerfError;
@@ -211,8 +211,8 @@ impl Other {
 
     /// Runs it once: seconds per message, or per round trip.
     fn run(&self) -> Result<f64, String> {
-        let port = free_port()?;
-        let printed = run(&self.foreign.pair(self.size, self.count, port), port, self.placement)?;
+        let pair = |port| self.foreign.pair(self.size, self.count, port);
+        let printed = run_somewhere(pair, self.placement)?;
         let figure = self.foreign.figure(self.kind, &printed)?;
         Ok(match self.kind {
             Measure::Lat => 2.0 * figure * 1e-6,

@@ -31,16 +31,28 @@ pub fn installed(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// A TCP port at which nobody listens. Another program may take it before it is used: then the
-/// server says so.
-pub fn free_port() -> Result<u16, String> {
-    let bound = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+/// Runs it at a port of its own. Another program may take the port before the server does, which
+/// then ends: it gets another one.
+pub fn run_somewhere(pair: impl Fn(u16) -> Pair, placement: Placement) -> Result<String, String> {
+    let mut tries = 1;
+    loop {
+        let port = free_port()?;
+        match run(&pair(port), port, placement) {
+            Err(why) if why.starts_with(NO_SERVER) && tries < TRIES => tries += 1,
+            done => return done,
+        }
+    }
+}
+
+/// A TCP port that is in use at no address, as the servers want it.
+fn free_port() -> Result<u16, String> {
+    let bound = TcpListener::bind("0.0.0.0:0").and_then(|listener| listener.local_addr());
     bound.map(|address| address.port()).map_err(|e| format!("no free port: {e}"))
 }
 
 /// Starts the server, waits until it listens at `port`, runs the client, ends both. What the client
 /// has printed on its standard output, or why there is nothing.
-pub fn run(pair: &Pair, port: u16, placement: Placement) -> Result<String, String> {
+fn run(pair: &Pair, port: u16, placement: Placement) -> Result<String, String> {
     let deadline = Instant::now() + PATIENCE;
     let mut server = {
         let _pin = placement.pin_peer().map_err(|e| e.to_string())?;
@@ -85,7 +97,7 @@ impl Running {
                 return Ok(());
             }
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(format!("the server ended with {status}{}", self.complaint()));
+                return Err(format!("{NO_SERVER} with {status}{}", self.complaint()));
             }
             if Instant::now() > deadline {
                 return Err(format!("the server does not listen{}", self.complaint()));
@@ -168,6 +180,10 @@ fn listens(table: &str, port: u16) -> bool {
 
 /// How long a server and a client may take together.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How the error of a server begins that never listened.
+const NO_SERVER: &str = "the server ended";
+/// Ports that are tried.
+const TRIES: u32 = 3;
 /// Between two looks for the server's port.
 const LOOK: Duration = Duration::from_millis(2);
 /// More than any benchmark prints.
@@ -212,6 +228,17 @@ mod tests {
         let port = free_port().unwrap();
         let e = run(&shell("echo in use >&2; exit 1", "echo 1"), port, Placement::Apart);
         assert_eq!(e, Err("the server ended with exit status: 1: in use".to_owned()));
+    }
+
+    #[test]
+    fn a_server_whose_port_was_taken_gets_another_one() {
+        let ports = std::cell::RefCell::new(Vec::new());
+        let pair = |port| {
+            ports.borrow_mut().push(port);
+            shell("exit 1", "echo 1")
+        };
+        assert!(run_somewhere(pair, Placement::Free).unwrap_err().starts_with(NO_SERVER));
+        assert_eq!(ports.borrow().len(), TRIES as usize);
     }
 
     #[test]

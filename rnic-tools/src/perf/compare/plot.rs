@@ -14,16 +14,19 @@ use crate::perf::table::bytes;
 /// Writes `latency.svg` and `bandwidth.svg` into a folder, each if there is something to show.
 /// Returns the files that were written.
 pub fn draw(all: &[Compared], folder: &Path) -> Result<Vec<PathBuf>, PerfError> {
+    use SeriesLabelPosition::{LowerRight, UpperLeft};
+
     std::fs::create_dir_all(folder).map_err(PerfError::io("making the folder of the plots"))?;
     let mut written = Vec::new();
-    for (kind, op, name, title, unit) in [
-        (Measure::Lat, Op::Send, "latency.svg", "Half a round trip", "us"),
-        (Measure::Bw, Op::Write, "bandwidth.svg", "Bandwidth out of one buffer", "GB/s"),
+    // Both rise to the right: the legends are where no lines are.
+    for (kind, op, name, title, legend) in [
+        (Measure::Lat, Op::Send, "latency.svg", "Half a round trip [us]", UpperLeft),
+        (Measure::Bw, Op::Write, "bandwidth.svg", "Bandwidth out of one buffer [GB/s]", LowerRight),
     ] {
         let lines = lines(all, kind, op);
         let Some(range) = range(&lines) else { continue };
         let file = folder.join(name);
-        let svg = plot(&lines, range, title, unit)
+        let svg = plot(&lines, range, title, legend)
             .map_err(|e| PerfError::Arguments(format!("drawing {}: {e}", file.display())))?;
         std::fs::write(&file, svg).map_err(PerfError::io("writing a plot"))?;
         written.push(file);
@@ -96,14 +99,14 @@ fn plot(
     lines: &[Line],
     (x, y): Extent,
     title: &str,
-    unit: &str,
+    legend: SeriesLabelPosition,
 ) -> Result<String, Box<dyn std::error::Error>> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, PIXELS).into_drawing_area();
         area.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(&area)
-            .caption(format!("{title} [{unit}] by size of message"), (FONT, 18))
+            .caption(format!("{title} by size of message"), (FONT, 18))
             .margin(12)
             .x_label_area_size(36)
             .y_label_area_size(56)
@@ -129,7 +132,7 @@ fn plot(
         }
         chart
             .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
+            .position(legend)
             .background_style(WHITE.mix(0.85))
             .border_style(RGBColor(200, 200, 200))
             .label_font((FONT, 13))
