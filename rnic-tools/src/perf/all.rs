@@ -7,12 +7,13 @@ use std::time::Duration;
 use rnic_client::Context;
 
 use super::bench::{Amount, Bench, Measured, Subject};
-use super::cli::{goals, peer_program, subjects};
-use super::daemon::{Daemon, Setup};
+use super::calls::calls;
+use super::daemon::Setup;
 use super::error::PerfError;
+use super::goals::{goals, subjects};
 use super::machine::{anonymous_memory, cpu_use, tick};
-use super::peer::{Peer, open};
 use super::report::{Figure, Goal, Measure, Outcome, Row};
+use super::site::{Site, words};
 use super::spec::{Flow, Op, Spec, Wait};
 
 /// Which daemon is measured with how many QPs, and how long.
@@ -21,6 +22,8 @@ pub struct AllOptions<'a> {
     pub rnicd: &'a Path,
     /// QPs of each daemon in the rows about many.
     pub qps: u32,
+    /// Only with daemons of which this is said.
+    pub only: &'a str,
     /// Per round and subject.
     pub amount: Amount,
     /// Rounds; the median counts.
@@ -41,6 +44,9 @@ pub fn all(
         (Setup::DIRECT, 1),
     ] {
         let words = words(setup, daemons);
+        if !chosen(options, setup, &words) {
+            continue;
+        }
         progress(&words);
         match Site::start(options.rnicd, setup, daemons) {
             Ok(site) => {
@@ -48,12 +54,22 @@ pub fn all(
                     progress(&format!("{words}: {kind:?} of {}", spec.op));
                     rows.push(measure(options, &site, setup, kind, &spec, &words));
                 }
+                if !setup.loopback_tcp {
+                    progress(&format!("{words}: single calls"));
+                    match calls(options.rnicd, options.amount, options.rounds, &words) {
+                        Ok(more) => rows.extend(more),
+                        Err(e) => rows.push(failed("Single calls", Measure::Call, &words, &e)),
+                    }
+                }
             }
             Err(e) => rows.push(failed("Everything", Measure::Bw, &words, &e)),
         }
     }
     for (setup, daemons) in [(Setup::DIRECT, 1), (Setup::TCP, 2)] {
         let words = words(setup, daemons);
+        if !chosen(options, setup, &words) {
+            continue;
+        }
         progress(&format!("{words}: {} QPs", options.qps));
         match many_qps(options, setup, daemons, &words) {
             Ok(more) => rows.extend(more),
@@ -66,16 +82,30 @@ pub fn all(
     Ok(rows)
 }
 
+/// Whether daemons of this kind are to be measured.
+fn chosen(options: &AllOptions<'_>, setup: Setup, words: &str) -> bool {
+    let path = if setup.loopback_tcp { "tcp" } else { "direct" };
+    format!("{path}: {words}").contains(options.only)
+}
+
 /// What is measured with daemons of one kind.
 fn measurements(setup: Setup, daemons: u32) -> Vec<(Measure, Spec)> {
-    let bulk = |op| (Measure::Bw, Spec::new(op, Flow::Stream, 1 << 20).stream(16, 4, 64 << 20));
+    let bulk = |op, working_set| {
+        (Measure::Bw, Spec::new(op, Flow::Stream, 1 << 20).stream(16, 4, working_set))
+    };
     let ball = |wait| (Measure::Lat, Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) });
     let small = |op| (Measure::Rate, Spec::new(op, Flow::Stream, 8).stream(256, 32, 8 * 256));
     let by_hand = |(kind, spec)| (kind, Spec { wired: true, ..spec });
     let mut all = match setup {
-        Setup { crc: false, .. } => return vec![bulk(Op::Write)],
-        Setup { loopback_tcp: false, .. } => vec![bulk(Op::Write), bulk(Op::Read)],
-        Setup { crc: true, .. } => vec![bulk(Op::Write)],
+        Setup { crc: false, .. } => return vec![bulk(Op::Write, STREAM)],
+        // In caches as well as out of them.
+        Setup { loopback_tcp: false, .. } => vec![
+            bulk(Op::Write, TWO),
+            bulk(Op::Write, STREAM),
+            bulk(Op::Read, TWO),
+            bulk(Op::Read, STREAM),
+        ],
+        Setup { crc: true, .. } => vec![bulk(Op::Write, STREAM)],
     };
     all.extend([ball(Wait::Polled), ball(Wait::Event), small(Op::Write), small(Op::FetchAdd)]);
     // Two daemons of one host have the same GIDs.
@@ -95,12 +125,17 @@ fn measure(
 ) -> Row {
     let measured = || {
         let mut ends = site.open()?;
-        let subjects = subjects(kind, spec);
+        let mut subjects = subjects(kind, spec);
+        if setup.loopback_tcp {
+            // The limit of what goes through one daemon, not of the wire.
+            subjects.retain(|subject| !matches!(subject, Subject::Relay(_)));
+        }
         let mut bench = Bench::new(&ends.context, &mut ends.peer, spec, &subjects)?;
         let all = bench.measure(options.amount, options.rounds, &mut |_, _| ())?;
         let mut goals = goals(kind, spec, bench.path());
         if !setup.crc {
-            goals = vec![(Subject::Tcp, Goal::AtLeast(0.95))];
+            // Against UCX, which has no checksums either: in `compare`.
+            goals = Vec::new();
         }
         Ok(Row::new(kind, spec, bench.path(), words, &all, &goals))
     };
@@ -171,7 +206,7 @@ fn many_qps(
             format!("cost per RDMA Write of 8 B, {qps} QPs per daemon of which {FEW} active"),
             Measure::Cost,
             figures,
-            Outcome::new(format!("with {FEW} QPs"), ratio, "", Some(Goal::AtMost(1.2))),
+            Outcome::new(format!("with {FEW} QPs"), ratio, "", Some(Goal::AtMost(1.1))),
         ),
         row(
             format!("daemon's anonymous memory per connected QP, {qps} QPs"),
@@ -180,7 +215,7 @@ fn many_qps(
                 Figure::single("anonymous", "KiB", anonymous),
                 Figure::single(format!("rings at depth {DEPTH}/{DEPTH}"), "KiB", rings),
             ],
-            Outcome::new("of rings", anonymous, "KiB", Some(Goal::AtMost(16.0))),
+            Outcome::new("of rings", anonymous, "KiB", Some(Goal::AtMost(4.0))),
         ),
         row(
             format!("CPU of an idle daemon with {qps} connected QPs, {} s", IDLE.as_secs()),
@@ -206,31 +241,6 @@ fn idle_cpu(context: &Context) -> Result<(f64, f64), PerfError> {
     Ok((ticks as f64 * tick().as_secs_f64() * 1e3, switches as f64))
 }
 
-/// One or two daemons.
-struct Site {
-    daemons: Vec<Daemon>,
-}
-
-/// Sessions of both processes with the daemons of a site.
-struct Ends {
-    context: Context,
-    peer: Peer,
-}
-
-impl Site {
-    fn start(rnicd: &Path, setup: Setup, daemons: u32) -> Result<Self, PerfError> {
-        let start = |_| Daemon::start(rnicd, setup);
-        Ok(Site { daemons: (0..daemons).map(start).collect::<Result<_, _>>()? })
-    }
-
-    fn open(&self) -> Result<Ends, PerfError> {
-        let socket = |daemon: Option<&Daemon>| daemon.map(|d| d.socket().to_path_buf());
-        let context = open(socket(self.daemons.first()).as_deref())?;
-        let peer = Peer::start(peer_program(socket(self.daemons.last()).as_deref())?)?;
-        Ok(Ends { context, peer })
-    }
-}
-
 /// Bytes that the daemon of the driver has.
 struct UseOfMemory {
     anonymous: u64,
@@ -244,19 +254,13 @@ impl UseOfMemory {
     }
 }
 
-fn words(setup: Setup, daemons: u32) -> String {
-    let crc = if setup.crc { "on" } else { "off" };
-    match (setup.loopback_tcp, daemons) {
-        (false, _) => "one daemon".to_owned(),
-        (true, 1) => format!("one daemon, CRC {crc}"),
-        (true, n) => format!("{n} daemons, CRC {crc}"),
-    }
-}
-
 fn failed(title: &str, kind: Measure, words: &str, e: &PerfError) -> Row {
     Row::failed(title.to_owned(), kind, words, e.to_string())
 }
 
+/// Working sets of bulk transfers: two messages, which caches hold, and a stream.
+const TWO: u64 = 2 << 20;
+const STREAM: u64 = 64 << 20;
 /// QPs with traffic in the rows about many QPs.
 const FEW: u32 = 10;
 /// Depth of all queues in the rows about many QPs.
@@ -301,6 +305,7 @@ mod tests {
         let options = AllOptions {
             rnicd: Path::new("/bin/false"),
             qps: 20,
+            only: "",
             amount: Amount::Messages(1),
             rounds: 1,
         };

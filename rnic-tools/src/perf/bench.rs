@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use rnic_client::Context;
 
+use super::copies::Copies;
 use super::end::{End, RemoteMemory, Role};
 use super::error::PerfError;
-use super::machine::Pin;
-use super::peer::{Peer, unexpected};
-use super::raw::{Memcpy, RawEnd};
+use super::peer::{Peer, relay_program, unexpected};
+use super::placement::Placement;
+use super::raw::{Manner, RawEnd};
+use super::relay::{Relay, Seats};
 use super::spec::{Op, Spec};
 use super::stats::{Series, Times};
 use super::talk::{Command, Reply};
@@ -19,16 +21,20 @@ use super::talk::{Command, Reply};
 pub enum Subject {
     /// The operation through the RNIC.
     Rdma,
+    /// The same with both processes held on CPUs, the daemon running where it likes.
+    Placed(Placement),
     /// The same over QPs that are wired by hand.
     Wired,
     /// RDMA Reads of the same size.
     Reads,
     /// The same messages over a TCP connection of the two processes.
-    Tcp,
-    /// The same with each process held on a CPU of its own.
-    TcpApart,
+    Tcp(Manner),
+    /// Balls through a process between them.
+    Relay(Seats),
     /// The same bytes copied in the driver.
     Memcpy,
+    /// The same bytes summed up in the driver.
+    Crc,
 }
 
 impl Subject {
@@ -38,7 +44,9 @@ impl Subject {
             Subject::Rdma => Some(Spec { wired: false, ..spec.clone() }),
             Subject::Wired => Some(Spec { wired: true, ..spec.clone() }),
             Subject::Reads => Some(Spec { op: Op::Read, wired: false, ..spec.clone() }),
-            Subject::Tcp | Subject::TcpApart | Subject::Memcpy => None,
+            // Over the QPs of the first one.
+            Subject::Placed(_) => None,
+            Subject::Tcp(_) | Subject::Relay(_) | Subject::Memcpy | Subject::Crc => None,
         }
     }
 }
@@ -54,7 +62,7 @@ pub enum Amount {
 
 /// What one subject has done in all rounds.
 pub struct Measured {
-    /// RDMA, raw TCP or memcpy.
+    /// RDMA, or which yardstick.
     pub subject: Subject,
     /// Messages, or round trips, per round.
     pub count: u64,
@@ -73,9 +81,15 @@ pub struct Bench<'a> {
     subjects: Vec<Subject>,
     /// Of those subjects that pass the RNIC.
     ends: Vec<Rdma>,
-    raw: Option<RawEnd>,
-    memcpy: Option<Memcpy>,
+    yardsticks: Yardsticks,
     path: String,
+}
+
+/// What the others need, as far as they are measured.
+struct Yardsticks {
+    raw: Option<RawEnd>,
+    relay: Option<Relay>,
+    copies: Option<Copies>,
 }
 
 /// What a subject that passes the RNIC needs.
@@ -96,12 +110,11 @@ impl<'a> Bench<'a> {
         spec.check()?;
         let made = Self::connect(context, peer, spec, subjects);
         match made {
-            Ok((ends, raw)) => {
+            Ok((ends, yardsticks)) => {
                 let first = ends.first().ok_or_else(not_prepared)?;
                 let path = first.end.path()?;
-                let memcpy = subjects.contains(&Subject::Memcpy).then(|| Memcpy::new(spec));
                 let (spec, subjects) = (spec.clone(), subjects.to_vec());
-                Ok(Bench { peer, spec, subjects, ends, raw, memcpy, path })
+                Ok(Bench { peer, spec, subjects, ends, yardsticks, path })
             }
             Err(e) => Err(peer.explain(e)),
         }
@@ -112,16 +125,31 @@ impl<'a> Bench<'a> {
         peer: &mut Peer,
         spec: &Spec,
         subjects: &[Subject],
-    ) -> Result<(Vec<Rdma>, Option<RawEnd>), PerfError> {
+    ) -> Result<(Vec<Rdma>, Yardsticks), PerfError> {
         let mut ends = Vec::new();
         for &subject in subjects {
             if let Some(spec) = subject.spec(spec) {
                 ends.push(Self::link(context, peer, subject, &spec, ends.len())?);
             }
         }
-        if !subjects.iter().any(|s| matches!(s, Subject::Tcp | Subject::TcpApart)) {
-            return Ok((ends, None));
+        let any = |wanted: fn(&Subject) -> bool| subjects.iter().any(wanted);
+        let mut yardsticks = Yardsticks { raw: None, relay: None, copies: None };
+        if any(|s| matches!(s, Subject::Tcp(_))) {
+            yardsticks.raw = Some(Self::raw_link(peer, spec)?);
         }
+        if any(|s| matches!(s, Subject::Relay(_))) {
+            let relay = Relay::start(relay_program()?)?;
+            peer.command(&Command::RelayLink { memory: relay.memory() })?;
+            peer.await_reply(&Reply::Done)?;
+            yardsticks.relay = Some(relay);
+        }
+        if any(|s| matches!(s, Subject::Memcpy | Subject::Crc)) {
+            yardsticks.copies = Some(Copies::new(context, spec)?);
+        }
+        Ok((ends, yardsticks))
+    }
+
+    fn raw_link(peer: &mut Peer, spec: &Spec) -> Result<RawEnd, PerfError> {
         peer.command(&Command::RawLink { spec: spec.clone() })?;
         let stream = match peer.reply()? {
             Reply::RawListening { address } => {
@@ -130,8 +158,7 @@ impl<'a> Bench<'a> {
             other => return Err(unexpected(&other)),
         };
         peer.await_reply(&Reply::Done)?;
-        let raw = RawEnd::new(stream, spec.clone())?;
-        Ok((ends, Some(raw)))
+        RawEnd::new(stream, spec.clone())
     }
 
     /// Makes both ends of a subject, the peer's being its `n`th.
@@ -159,6 +186,12 @@ impl<'a> Bench<'a> {
         };
         peer.await_reply(&Reply::Done)?;
         Ok(Rdma { subject, end, remote })
+    }
+
+    /// The driver's end of the first subject, and what it may reach at the peer's.
+    pub fn driver(&mut self) -> Result<(&mut End, &RemoteMemory), PerfError> {
+        let first = self.ends.first_mut().ok_or_else(not_prepared)?;
+        Ok((&mut first.end, &first.remote))
     }
 
     /// The path of the connections: `direct` or `tcp`.
@@ -241,12 +274,19 @@ impl<'a> Bench<'a> {
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
         let ran = match subject {
-            Subject::Rdma | Subject::Wired | Subject::Reads => self.run_rdma(subject, count, times),
-            Subject::Tcp => self.run_tcp(count, false, times),
-            Subject::TcpApart => self.run_tcp(count, true, times),
-            Subject::Memcpy => match &mut self.memcpy {
-                Some(memcpy) => return Ok(memcpy.run(count)),
-                None => return Err(not_prepared()),
+            Subject::Rdma | Subject::Wired | Subject::Reads => {
+                self.run_rdma(subject, Placement::Free, count, times)
+            }
+            Subject::Placed(placement) => self.run_rdma(Subject::Rdma, placement, count, times),
+            Subject::Tcp(manner) => self.run_tcp(count, manner, times),
+            Subject::Relay(seats) => match &mut self.yardsticks.relay {
+                Some(relay) => relay.drive(self.peer, seats, count, times),
+                None => Err(not_prepared()),
+            },
+            Subject::Memcpy | Subject::Crc => match &mut self.yardsticks.copies {
+                Some(copies) if subject == Subject::Crc => Ok(copies.sum(count)),
+                Some(copies) => Ok(copies.copy(count)),
+                None => Err(not_prepared()),
             },
         };
         ran.map_err(|e| self.peer.explain(e))
@@ -255,12 +295,14 @@ impl<'a> Bench<'a> {
     fn run_rdma(
         &mut self,
         subject: Subject,
+        placement: Placement,
         count: u64,
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
+        let _pin = placement.pin_driver()?;
         let of = |rdma: &(usize, &mut Rdma)| rdma.1.subject == subject;
         let (end, rdma) = self.ends.iter_mut().enumerate().find(of).ok_or_else(not_prepared)?;
-        self.peer.command(&Command::Rdma { end, count })?;
+        self.peer.command(&Command::Rdma { end, count, placement })?;
         self.peer.await_reply(&Reply::Ready)?;
         let elapsed = rdma.end.drive(&rdma.remote, count, times)?;
         self.peer.await_reply(&Reply::Done)?;
@@ -270,12 +312,13 @@ impl<'a> Bench<'a> {
     fn run_tcp(
         &mut self,
         count: u64,
-        apart: bool,
+        manner: Manner,
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
-        let Some(raw) = &mut self.raw else { return Err(not_prepared()) };
-        let _pin = if apart { Some(Pin::first()?) } else { None };
-        self.peer.command(&Command::Tcp { count, apart })?;
+        let Some(raw) = &mut self.yardsticks.raw else { return Err(not_prepared()) };
+        let _pin = manner.placement.pin_driver()?;
+        raw.set_manner(manner)?;
+        self.peer.command(&Command::Tcp { count, manner })?;
         self.peer.await_reply(&Reply::Ready)?;
         let elapsed = raw.drive(count, times)?;
         self.peer.await_reply(&Reply::Done)?;

@@ -1,20 +1,22 @@
 //! The command line of `rnic-perf`.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::all::{AllOptions, all};
-use super::bench::{Amount, Bench, Subject};
+use super::bench::{Amount, Bench};
+use super::compare::{CompareOptions, SIZES, compare, draw, render};
 use super::daemon;
 use super::error::PerfError;
+use super::goals::{goals, subjects};
 use super::machine::Machine;
-use super::peer::{Peer, open, serve};
-use super::report::{Goal, Measure, Report, Row, daemon_in_words};
+use super::peer::{Peer, open, peer_program, serve, serve_relay};
+use super::report::{Measure, Report, Row, daemon_in_words};
 use super::spec::{Flow, Op, Spec, Wait};
 use super::table::parse_bytes;
 use crate::cli;
@@ -48,7 +50,8 @@ enum What {
         /// Requests per post, of which the last one is signaled [default: a quarter of --depth].
         #[arg(long)]
         batch: Option<u32>,
-        /// Memory that messages go through at each end of RDMA, TCP and memcpy.
+        /// Memory that messages go through at each end of RDMA, TCP and memcpy: one message, as
+        /// UCX and libfabric measure, if it is no more than --size.
         #[arg(long, value_parser = parse_bytes, default_value = "64MiB")]
         working_set: u64,
         #[command(flatten)]
@@ -89,6 +92,9 @@ enum What {
         /// QPs with traffic [default: all].
         #[arg(long)]
         active: Option<u32>,
+        /// Memory that messages go through at each end [default: as many as are outstanding].
+        #[arg(long, value_parser = parse_bytes)]
+        working_set: Option<u64>,
         #[command(flatten)]
         common: Common,
     },
@@ -100,6 +106,26 @@ enum What {
         /// QPs of a daemon in the rows about many QPs.
         #[arg(long, default_value_t = 10_000)]
         qps: u32,
+        /// Only with daemons of which this is said, as in "direct" or "tcp: 2 daemons, CRC on".
+        #[arg(long, default_value = "")]
+        only: String,
+        #[command(flatten)]
+        rounds: Rounds,
+    },
+    /// Beside other people's benchmarks (ucx_perftest, fi_pingpong), run in turn with ours.
+    Compare {
+        /// The rnicd to start [default: the one beside this program].
+        #[arg(long)]
+        rnicd: Option<PathBuf>,
+        /// Bytes per message [default: from 8 to 1MiB].
+        #[arg(long, value_delimiter = ',', value_parser = bytes_u32)]
+        sizes: Vec<u32>,
+        /// Only what has one of these in its title, as in "tcp path" or "send, bandwidth".
+        #[arg(long, default_value = "")]
+        only: String,
+        /// Write plots of latency and bandwidth by size into this folder.
+        #[arg(long)]
+        svg: Option<PathBuf>,
         #[command(flatten)]
         rounds: Rounds,
     },
@@ -109,6 +135,9 @@ enum What {
         #[arg(long)]
         socket: Option<PathBuf>,
     },
+    /// The second process of a relay; started by the first one.
+    #[command(hide = true)]
+    Relay,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -150,7 +179,13 @@ pub fn main() -> ExitCode {
             // The driver has been told what was wrong.
             return serve(socket.as_deref()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
         }
-        What::All { rnicd, qps, rounds } => run_all(rnicd, qps, &rounds),
+        What::Relay => {
+            return serve_relay().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+        }
+        What::All { rnicd, qps, only, rounds } => run_all(rnicd, qps, &only, &rounds),
+        What::Compare { rnicd, sizes, only, svg, rounds } => {
+            run_compare(rnicd, &sizes, &only, svg.as_deref(), &rounds)
+        }
         what => Run::new(what).and_then(|run| run.measure()),
     };
     match done {
@@ -161,17 +196,6 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// The program of the second process.
-pub fn peer_program(socket: Option<&std::path::Path>) -> Result<Command, PerfError> {
-    let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
-    let mut program = Command::new(own);
-    program.arg("peer");
-    if let Some(socket) = socket {
-        program.arg("--socket").arg(socket);
-    }
-    Ok(program)
 }
 
 /// A line that changes while a measurement runs; none if nobody watches.
@@ -207,15 +231,16 @@ impl Run {
                 let spec = |op| Spec { wait, ..Spec::new(op, Flow::PingPong, size) };
                 (Measure::Lat, op.into_iter().map(spec).collect(), common)
             }
-            What::Rate { op, size, depth, batch, qps, active, common } => {
+            What::Rate { op, size, depth, batch, qps, active, working_set, common } => {
                 let active = active.unwrap_or(qps);
-                let working_set = u64::from(size) * u64::from(depth);
+                let all = u64::from(size) * u64::from(depth);
+                let working_set = working_set.unwrap_or(all);
                 let stream =
                     |op| Spec::new(op, Flow::Stream, size).stream(depth, batch, working_set);
                 let spec = |op| Spec { qps, active, ..stream(op) };
                 (Measure::Rate, op.into_iter().map(spec).collect(), common)
             }
-            What::All { .. } | What::Peer { .. } => {
+            What::All { .. } | What::Compare { .. } | What::Peer { .. } | What::Relay => {
                 return Err(PerfError::Arguments("measures no single operation".to_owned()));
             }
         };
@@ -254,58 +279,49 @@ impl Run {
     }
 }
 
-/// What a measurement is compared with, behind itself.
-pub fn subjects(kind: Measure, spec: &Spec) -> Vec<Subject> {
-    use Subject::{Memcpy, Rdma, Reads, Tcp, TcpApart, Wired};
-    match (kind, spec.op) {
-        _ if spec.wired => vec![Wired, Rdma],
-        (Measure::Bw, _) => vec![Rdma, Tcp, Memcpy],
-        (Measure::Lat, _) => vec![Rdma, Tcp, TcpApart],
-        (_, Op::FetchAdd) => vec![Rdma, Reads, Tcp],
-        _ => vec![Rdma, Tcp],
-    }
-}
-
-/// The design goals of a measurement. Whether checksums are on is not known here: the goals are
-/// those with.
-pub fn goals(kind: Measure, spec: &Spec, path: &str) -> Vec<(Subject, Goal)> {
-    let direct = path == "direct";
-    let bulk = spec.size == 1 << 20;
-    let small = spec.size == 8;
-    match (kind, spec.op) {
-        // What it may cost that completions are acknowledged: 1.3, and 1.1 of a ping-pong.
-        (Measure::Rate, _) if spec.wired && small => vec![(Subject::Rdma, Goal::AtLeast(0.77))],
-        (Measure::Lat, _) if spec.wired && small => vec![(Subject::Rdma, Goal::AtMost(1.1))],
-        _ if spec.wired => Vec::new(),
-        (Measure::Rate, Op::FetchAdd) => vec![(Subject::Reads, Goal::AtLeast(0.6))],
-        (Measure::Bw, Op::Write | Op::Read) if direct && bulk => {
-            vec![(Subject::Memcpy, Goal::AtLeast(0.9))]
-        }
-        (Measure::Bw, Op::Write) if bulk => vec![(Subject::Tcp, Goal::AtLeast(0.75))],
-        (Measure::Lat, Op::Send) if small => match (direct, spec.wait) {
-            (true, Wait::Event) => vec![(Subject::Tcp, Goal::AtMost(1.5))],
-            (true, _) => vec![(Subject::Tcp, Goal::AtMost(0.6))],
-            (false, Wait::Event) => Vec::new(),
-            (false, _) => vec![(Subject::Tcp, Goal::AtMost(1.5))],
-        },
-        (Measure::Rate, Op::Write) if small && spec.batch == 32 => {
-            vec![(Subject::Tcp, Goal::AtLeast(if direct { 8.0 } else { 3.0 }))]
-        }
-        _ => Vec::new(),
-    }
-}
-
-fn run_all(rnicd: Option<PathBuf>, qps: u32, rounds: &Rounds) -> Result<bool, PerfError> {
+fn run_all(
+    rnicd: Option<PathBuf>,
+    qps: u32,
+    only: &str,
+    rounds: &Rounds,
+) -> Result<bool, PerfError> {
     let line = progress_line();
     let rnicd = daemon::find(rnicd)?;
     let machine = Machine::this();
     let amount = Amount::Time(rounds.seconds);
-    let options = AllOptions { rnicd: &rnicd, qps, amount, rounds: rounds.rounds };
+    let options = AllOptions { rnicd: &rnicd, qps, only, amount, rounds: rounds.rounds };
     let rows = all(&options, &mut |what| line.set_message(what.to_owned()))?;
     line.finish_and_clear();
     let complete = rows.iter().all(|row| row.failure.is_none());
     print(&Report::new(machine, rounds.rounds, rows), rounds.json, |report| {
         report.render() + "\n" + &report.render_summary()
+    })?;
+    Ok(complete)
+}
+
+fn run_compare(
+    rnicd: Option<PathBuf>,
+    sizes: &[u32],
+    only: &str,
+    svg: Option<&Path>,
+    rounds: &Rounds,
+) -> Result<bool, PerfError> {
+    let line = progress_line();
+    let rnicd = daemon::find(rnicd)?;
+    let machine = Machine::this();
+    let sizes = if sizes.is_empty() { &SIZES } else { sizes };
+    let (time, rounds_of) = (rounds.seconds, rounds.rounds);
+    let options = CompareOptions { rnicd: &rnicd, sizes, only, time, rounds: rounds_of };
+    let compared = compare(&options, &mut |what| line.set_message(what.to_owned()))?;
+    line.finish_and_clear();
+    if let Some(folder) = svg {
+        draw(&compared, folder)?;
+    }
+    let tables = render(&compared);
+    let rows: Vec<Row> = compared.into_iter().flat_map(|compared| compared.rows).collect();
+    let complete = rows.iter().all(|row| row.failure.is_none());
+    print(&Report::new(machine, rounds_of, rows), rounds.json, |report| {
+        report.render_goals() + "\n" + &tables
     })?;
     Ok(complete)
 }
@@ -355,25 +371,11 @@ mod tests {
         let bw = run("bw").unwrap();
         assert_eq!((bw.specs[0].op, bw.specs[0].size, bw.specs[0].depth), (Op::Write, 1 << 20, 16));
         assert_eq!((bw.specs[0].batch, bw.specs[0].slots), (4, 64));
-        assert_eq!(subjects(bw.kind, &bw.specs[0]).len(), 3);
         let lat = run("lat").unwrap();
         assert_eq!((lat.specs[0].op, lat.specs[0].size), (Op::Send, 8));
         assert_eq!(lat.specs[0].wait, Wait::Polled);
         let rate = run("rate").unwrap();
         assert_eq!((rate.specs[0].op, rate.specs[0].size, rate.specs[0].batch), (Op::Write, 8, 32));
-        let (atomics, wired) = (run("rate --op fetch-add").unwrap(), run("lat --wired").unwrap());
-        for (run, path, goal) in [
-            (&atomics, "tcp", (Subject::Reads, Goal::AtLeast(0.6))),
-            (&wired, "direct", (Subject::Rdma, Goal::AtMost(1.1))),
-            (&bw, "tcp", (Subject::Tcp, Goal::AtLeast(0.75))),
-            (&bw, "direct", (Subject::Memcpy, Goal::AtLeast(0.9))),
-            (&lat, "direct", (Subject::Tcp, Goal::AtMost(0.6))),
-            (&lat, "tcp", (Subject::Tcp, Goal::AtMost(1.5))),
-            (&rate, "direct", (Subject::Tcp, Goal::AtLeast(8.0))),
-            (&rate, "tcp", (Subject::Tcp, Goal::AtLeast(3.0))),
-        ] {
-            assert_eq!(goals(run.kind, &run.specs[0], path), [goal]);
-        }
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub fn await_word(mr: &Mr, offset: u64, wanted: u64) -> Result<(), PerfError> {
 
 /// Looks until there is something, with yields but no sleep between.
 #[inline]
-fn look<T>(
+pub fn look<T>(
     cpus: usize,
     mut find: impl FnMut() -> Result<Option<T>, PerfError>,
 ) -> Result<T, PerfError> {

@@ -65,6 +65,8 @@ impl Daemon {
         let child = Command::new(rnicd)
             .args(["run".as_ref(), "--config".as_ref(), config.as_os_str()])
             .args(["--socket".as_ref(), socket.as_os_str()])
+            // If this program is killed, nobody else stops it.
+            .args(["--exit-when-idle", "60s"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(stderr)

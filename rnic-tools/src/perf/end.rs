@@ -162,6 +162,11 @@ impl End {
         Ok(())
     }
 
+    /// The first QP with traffic, and where its completions come.
+    pub fn parts(&mut self) -> (&Qp, &mut Completions) {
+        (&self.qps[self.active[0]], &mut self.completions)
+    }
+
     /// The path of its connections, in the daemon's words.
     pub fn path(&self) -> Result<String, PerfError> {
         Ok(self.active_qp(0).query()?.path)

@@ -8,22 +8,30 @@
 //! the `rnicd` binary for private daemons. The binary `rnic-perf` calls [`main`], `rnicd demo`
 //! calls [`quick()`] and, in its second process, [`serve`].
 //!
-//! One file per part: `spec` what is measured, `end` the RDMA ends, `raw` TCP and memcpy,
-//! `peer` the second process, `bench` the rounds, `report` what is told of them, `all` the table of
-//! design goals.
+//! One file per part: `spec` what is measured, `end` the RDMA ends, `peer` the second process,
+//! `bench` the rounds, `report` what is told of them, `all` the table of design goals. The
+//! yardsticks: `raw` TCP, `relay` through a third process, `copies` memcpy and CRC32C; `goals` says
+//! which ones a measurement has. `compare` has other people's benchmarks run in turn with ours.
 
 mod all;
 mod bench;
+mod calls;
 mod cli;
+mod compare;
 mod completions;
+mod copies;
 mod daemon;
 mod end;
 mod error;
+mod goals;
 mod machine;
 mod peer;
+mod placement;
 mod quick;
 mod raw;
+mod relay;
 mod report;
+mod site;
 mod spec;
 mod stats;
 mod table;

@@ -10,8 +10,8 @@ use rnic_client::{Context, Error, OpenOptions, RemoteMr};
 
 use super::end::{End, RemoteMemory, Role};
 use super::error::PerfError;
-use super::machine::Pin;
 use super::raw::RawEnd;
+use super::relay::{Member, Page};
 use super::spec::Spec;
 use super::talk::{Command, Place, Reply, hear, say};
 
@@ -118,6 +118,27 @@ pub fn open(socket: Option<&Path>) -> Result<Context, Error> {
     Context::open_with(OpenOptions { socket, ..OpenOptions::default() })
 }
 
+/// The program of the second process.
+pub fn peer_program(socket: Option<&Path>) -> Result<Program, PerfError> {
+    let mut program = this_program("peer")?;
+    if let Some(socket) = socket {
+        program.arg("--socket").arg(socket);
+    }
+    Ok(program)
+}
+
+/// The program of the second process of a relay.
+pub fn relay_program() -> Result<Program, PerfError> {
+    this_program("relay")
+}
+
+fn this_program(part: &str) -> Result<Program, PerfError> {
+    let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
+    let mut program = Program::new(own);
+    program.arg(part);
+    Ok(program)
+}
+
 /// An error for a message at the wrong time.
 pub fn unexpected(message: &impl std::fmt::Debug) -> PerfError {
     PerfError::Peer(format!("did not expect {message:?} now"))
@@ -126,7 +147,7 @@ pub fn unexpected(message: &impl std::fmt::Debug) -> PerfError {
 fn obey(context: &Context) -> Result<(), PerfError> {
     let mut input = std::io::stdin().lock();
     let mut output = std::io::stdout().lock();
-    let (mut ends, mut tcp) = (Vec::new(), None);
+    let (mut ends, mut tcp, mut page) = (Vec::new(), None, None);
     while let Some(command) = hear(&mut input)? {
         match command {
             Command::Link { end, spec, sink, places } => {
@@ -138,19 +159,65 @@ fn obey(context: &Context) -> Result<(), PerfError> {
                 drop(tcp.take());
                 tcp = Some(raw_link(spec, &mut output)?);
             }
-            Command::Rdma { end, count } => {
+            Command::Rdma { end, count, placement } => {
                 let (end, remote) = ends.get_mut(end).ok_or_else(|| unexpected(&"Rdma"))?;
+                let _pin = placement.pin_peer()?;
                 say(&mut output, &Reply::Ready)?;
                 End::follow(end, remote, count)?;
             }
-            Command::Tcp { count, apart } => {
+            Command::Tcp { count, manner } => {
                 let end = tcp.as_mut().ok_or_else(|| unexpected(&"Tcp"))?;
-                let _pin = if apart { Some(Pin::last()?) } else { None };
+                let _pin = manner.placement.pin_peer()?;
+                RawEnd::set_manner(end, manner)?;
                 say(&mut output, &Reply::Ready)?;
                 RawEnd::follow(end, count)?;
             }
+            command @ (Command::RelayLink { .. } | Command::Relay { .. }) => {
+                pass_on(&mut page, Member::Third, command, &mut output)?;
+            }
         }
         say(&mut output, &Reply::Done)?;
+    }
+    Ok(())
+}
+
+/// What the second process of a relay does: passes on what it is told to until the end of its
+/// commands.
+pub fn serve_relay() -> Result<(), PerfError> {
+    let mut input = std::io::stdin().lock();
+    let mut output = std::io::stdout().lock();
+    let mut obey = || {
+        let mut page = None;
+        while let Some(command) = hear(&mut input)? {
+            pass_on(&mut page, Member::Second, command, &mut output)?;
+            say(&mut output, &Reply::Done)?;
+        }
+        Ok(())
+    };
+    let served = obey();
+    if let Err(e) = &served {
+        // A driver that is gone needs no report.
+        let _ = say(&mut output, &Reply::Failed { why: PerfError::to_string(e) });
+    }
+    served
+}
+
+/// The commands about a relay.
+fn pass_on(
+    page: &mut Option<Page>,
+    member: Member,
+    command: Command,
+    output: &mut impl Write,
+) -> Result<(), PerfError> {
+    match command {
+        Command::RelayLink { memory } => *page = Some(Page::open(&memory)?),
+        Command::Relay { count, seats } => {
+            let page = page.as_ref().ok_or_else(|| unexpected(&"Relay"))?;
+            let _pin = seats.pin(member)?;
+            say(output, &Reply::Ready)?;
+            page.follow(member, count)?;
+        }
+        other => return Err(unexpected(&other)),
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::bench::{Amount, Bench, Measured, Subject};
 use super::error::PerfError;
 use super::peer::{Peer, open};
+use super::raw::Manner;
 use super::spec::{Flow, Op, Spec, Wait};
 
 /// Which daemon is measured, and by which programs.
@@ -47,11 +48,11 @@ pub fn quick(options: QuickOptions<'_>) -> Result<Quick, PerfError> {
         Ok::<_, PerfError>((measured, bench.path().to_owned()))
     };
     let stream = |op| Spec::new(op, Flow::Stream, CHUNK).stream(DEPTH, DEPTH / 4, WORKING_SET);
-    let (writes, path) =
-        measure(&stream(Op::Write), &[Subject::Rdma, Subject::Tcp, Subject::Memcpy])?;
+    let tcp = Subject::Tcp(Manner::BLOCKING);
+    let (writes, path) = measure(&stream(Op::Write), &[Subject::Rdma, tcp, Subject::Memcpy])?;
     let (reads, _) = measure(&stream(Op::Read), &[Subject::Rdma])?;
     let ball = Spec { wait: Wait::Polled, ..Spec::new(Op::Send, Flow::PingPong, 8) };
-    let (balls, _) = measure(&ball, &[Subject::Rdma, Subject::Tcp])?;
+    let (balls, _) = measure(&ball, &[Subject::Rdma, tcp])?;
     Ok(Quick {
         path,
         write_bandwidth: bandwidth(&writes, 0),

@@ -1,20 +1,37 @@
-//! The yardsticks: raw TCP between the two processes, and memcpy.
+//! The yardstick of everything that goes between processes: raw TCP between the same two.
 //!
-//! Both go through a working set of the same size as the RDMA ends' and in pieces of the same
-//! size.
+//! It goes through a working set of the same size as the RDMA ends' and in pieces of the same size.
 
-use std::hint::black_box;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::error::PerfError;
+use super::placement::Placement;
 use super::spec::{Flow, Spec};
 use super::stats::Times;
 
-/// One end of a raw TCP connection. Blocking, without delay (`TCP_NODELAY`).
+/// How raw TCP is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manner {
+    /// Both ends look for what has come, again and again, and never sleep.
+    pub polled: bool,
+    /// Where both processes run.
+    pub placement: Placement,
+}
+
+impl Manner {
+    /// As most programs do.
+    pub const BLOCKING: Manner = Manner { polled: false, placement: Placement::Free };
+}
+
+/// One end of a raw TCP connection, without delay (`TCP_NODELAY`).
 pub struct RawEnd {
     stream: TcpStream,
+    /// How it is used just now.
+    manner: Manner,
     spec: Spec,
     /// As large as the working set, and at least as one read of small messages.
     memory: Vec<u8>,
@@ -25,7 +42,14 @@ impl RawEnd {
     pub fn new(stream: TcpStream, spec: Spec) -> Result<Self, PerfError> {
         stream.set_nodelay(true).map_err(PerfError::io("TCP_NODELAY"))?;
         let memory = touched(spec.working_set().max(READ_AT_ONCE as u64) as usize);
-        Ok(RawEnd { stream, spec, memory })
+        Ok(RawEnd { stream, manner: Manner::BLOCKING, spec, memory })
+    }
+
+    /// Changes how it is used from now on.
+    pub fn set_manner(&mut self, manner: Manner) -> Result<(), PerfError> {
+        self.stream.set_nonblocking(manner.polled).map_err(PerfError::io("O_NONBLOCK"))?;
+        self.manner = manner;
+        Ok(())
     }
 
     /// The driver's part: streams `count` messages, or plays so many round trips and notes each.
@@ -86,11 +110,12 @@ impl RawEnd {
     }
 
     fn serve_balls(&mut self, count: u64, times: &mut Times) -> std::io::Result<()> {
-        let ball = &mut self.memory[..self.spec.size as usize];
+        let RawEnd { stream, manner, spec, memory } = self;
+        let ball = &mut memory[..spec.size as usize];
         let mut then = Instant::now();
         for _ in 0..count {
-            self.stream.write_all(ball)?;
-            self.stream.read_exact(ball)?;
+            send(stream, *manner, ball)?;
+            receive(stream, *manner, ball)?;
             let now = Instant::now();
             times.record(now - then);
             then = now;
@@ -99,10 +124,11 @@ impl RawEnd {
     }
 
     fn return_balls(&mut self, count: u64) -> std::io::Result<()> {
-        let ball = &mut self.memory[..self.spec.size as usize];
+        let RawEnd { stream, manner, spec, memory } = self;
+        let ball = &mut memory[..spec.size as usize];
         for _ in 0..count {
-            self.stream.read_exact(ball)?;
-            self.stream.write_all(ball)?;
+            receive(stream, *manner, ball)?;
+            send(stream, *manner, ball)?;
         }
         Ok(())
     }
@@ -117,29 +143,49 @@ impl RawEnd {
     }
 }
 
-/// Copies from one working set to another in this process.
-pub struct Memcpy {
-    from: Vec<u8>,
-    to: Vec<u8>,
-    size: usize,
+fn send(stream: &mut TcpStream, manner: Manner, mut bytes: &[u8]) -> std::io::Result<()> {
+    if !manner.polled {
+        return stream.write_all(bytes);
+    }
+    while !bytes.is_empty() {
+        let n = again_and_again(manner, || stream.write(bytes))?;
+        bytes = &bytes[n..];
+    }
+    Ok(())
 }
 
-impl Memcpy {
-    /// Memory for this measurement, all of it touched.
-    pub fn new(spec: &Spec) -> Self {
-        let len = spec.working_set() as usize;
-        Memcpy { from: touched(len), to: touched(len), size: spec.size as usize }
+fn receive(stream: &mut TcpStream, manner: Manner, bytes: &mut [u8]) -> std::io::Result<()> {
+    if !manner.polled {
+        return stream.read_exact(bytes);
     }
+    let mut got = 0;
+    while got < bytes.len() {
+        got += again_and_again(manner, || stream.read(&mut bytes[got..]))?;
+    }
+    Ok(())
+}
 
-    /// Copies `count` messages.
-    pub fn run(&mut self, count: u64) -> Duration {
-        let slots = (self.from.len() / self.size).max(1);
-        let start = Instant::now();
-        for slot in (0..slots).cycle().zip(0..count).map(|(slot, _)| slot) {
-            let at = slot * self.size..(slot + 1) * self.size;
-            black_box(&mut self.to[at.clone()]).copy_from_slice(black_box(&self.from[at]));
+/// Tries until some bytes have gone. Who shares a CPU with the other end lets it run in between;
+/// who has one alone would lose time by that.
+fn again_and_again(
+    manner: Manner,
+    mut attempt: impl FnMut() -> std::io::Result<usize>,
+) -> std::io::Result<usize> {
+    let mut start = None;
+    loop {
+        for _ in 0..TRIES {
+            match attempt() {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => match manner.placement {
+                    Placement::Apart => std::hint::spin_loop(),
+                    Placement::Free | Placement::Together => std::thread::yield_now(),
+                },
+                done => return done,
+            }
         }
-        start.elapsed()
+        if start.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            return Err(ErrorKind::TimedOut.into());
+        }
     }
 }
 
@@ -150,6 +196,10 @@ fn touched(len: usize) -> Vec<u8> {
 
 /// How much a reader of small messages asks for at once, as programs do.
 const READ_AT_ONCE: usize = 64 << 10;
+/// Attempts between two looks at the clock.
+const TRIES: u32 = 1000;
+/// How long nothing may come.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests {
@@ -159,17 +209,20 @@ mod tests {
     use super::*;
 
     /// Both ends play `count` messages; the driver's times.
-    fn play(spec: &Spec, count: u64) -> Times {
+    fn play(spec: &Spec, manner: Manner, count: u64) -> Times {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut times = Times::new();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let stream = listener.accept().unwrap().0;
-                RawEnd::new(stream, spec.clone()).unwrap().follow(count).unwrap();
+                let mut end = RawEnd::new(stream, spec.clone()).unwrap();
+                end.set_manner(manner).unwrap();
+                end.follow(count).unwrap();
             });
             let stream = TcpStream::connect(address).unwrap();
             let mut end = RawEnd::new(stream, spec.clone()).unwrap();
+            end.set_manner(manner).unwrap();
             assert!(end.drive(count, &mut times).unwrap() > Duration::ZERO);
         });
         times
@@ -180,7 +233,7 @@ mod tests {
         for op in [Op::Write, Op::Read, Op::FetchAdd] {
             for size in [1, 8, 70_000] {
                 let spec = Spec::new(op, Flow::Stream, size).stream(4, 2, 4 * u64::from(size));
-                assert_eq!(play(&spec, 33).percentiles().count, 0);
+                assert_eq!(play(&spec, Manner::BLOCKING, 33).percentiles().count, 0);
             }
         }
     }
@@ -188,18 +241,11 @@ mod tests {
     #[test]
     fn every_round_trip_is_noted() {
         let spec = Spec::new(Op::Send, Flow::PingPong, 8);
-        assert_eq!(play(&spec, 100).percentiles().count, 100);
-    }
-
-    #[test]
-    fn memcpy_goes_through_the_whole_working_set() {
-        let spec = Spec::new(Op::Write, Flow::Stream, 64).stream(4, 1, 64 * 4);
-        let mut memcpy = Memcpy::new(&spec);
-        memcpy.to.fill(0xEE);
-        memcpy.run(3);
-        assert_eq!(memcpy.to[..192], memcpy.from[..192]);
-        assert!(memcpy.to[192..].iter().all(|b| *b == 0xEE));
-        memcpy.run(5);
-        assert_eq!(memcpy.to, memcpy.from);
+        for placement in [Placement::Together, Placement::Apart] {
+            for polled in [false, true] {
+                let manner = Manner { polled, placement };
+                assert_eq!(play(&spec, manner, 100).percentiles().count, 100);
+            }
+        }
     }
 }

@@ -11,6 +11,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::error::PerfError;
+use super::placement::Placement;
+use super::raw::Manner;
+use super::relay::Seats;
 use super::spec::Spec;
 
 /// What the driver tells the peer to do, a line each.
@@ -40,13 +43,27 @@ pub enum Command {
         end: usize,
         /// Messages, or round trips.
         count: u64,
+        /// Where both processes run.
+        placement: Placement,
     },
     /// The same over TCP.
     Tcp {
         /// Messages, or round trips.
         count: u64,
-        /// On another CPU than the driver.
-        apart: bool,
+        /// Blocking or not, and on which CPU.
+        manner: Manner,
+    },
+    /// Share the page of a relay, be done.
+    RelayLink {
+        /// A path of its memory.
+        memory: String,
+    },
+    /// Be a part of the relay for so many round trips ([`Reply::Ready`], then done).
+    Relay {
+        /// Round trips.
+        count: u64,
+        /// Who runs where.
+        seats: Seats,
     },
 }
 
@@ -129,11 +146,12 @@ mod tests {
         let spec = Spec::new(Op::Send, Flow::PingPong, 8);
         let mut pipe = Vec::new();
         say(&mut pipe, &Command::RawLink { spec: spec.clone() }).unwrap();
-        say(&mut pipe, &Command::Rdma { end: 0, count: 3 }).unwrap();
+        let placement = Placement::Free;
+        say(&mut pipe, &Command::Rdma { end: 0, count: 3, placement }).unwrap();
         let mut pipe = &pipe[..];
         let first = hear::<Command>(&mut pipe).unwrap();
         assert!(matches!(first, Some(Command::RawLink { spec: s }) if s == spec));
-        assert!(matches!(hear(&mut pipe).unwrap(), Some(Command::Rdma { end: 0, count: 3 })));
+        assert!(matches!(hear(&mut pipe).unwrap(), Some(Command::Rdma { end: 0, count: 3, .. })));
         assert!(hear::<Command>(&mut pipe).unwrap().is_none());
     }
 

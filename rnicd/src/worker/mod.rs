@@ -108,7 +108,8 @@ struct WorkerShared {
     carried_out: AtomicU64,
     /// QPs bound or on their way: the control thread adds, the worker subtracts.
     load: AtomicU32,
-    /// The control thread wants to be woken when the worker is: set by the one, cleared by the other.
+    /// The control thread wants to be woken when the worker is: set by the one, cleared by the
+    /// other.
     watched: AtomicBool,
 }
 

@@ -135,8 +135,8 @@ impl Worker {
                     }
                     std::hint::spin_loop();
                 }
-                // What this worker has just sent may be for another QP of its own: a look takes less
-                // than a yield.
+                // What this worker has just sent may be for another QP of its own: a look takes
+                // less than a yield.
                 Step::Yield if idle_rounds == 1 && self.connections.several_hot() => {
                     self.retry_hot();
                 }

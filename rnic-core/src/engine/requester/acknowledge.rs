@@ -2,10 +2,12 @@
 //! wired by hand are.
 //!
 //! Over TCP a Read of no bytes behind them is the question, and its response the answer: the peer
-//! has carried out all that was before it. Two at a time are enough ([`QUESTIONS`](super::question::QUESTIONS)), and each counts
-//! as one of the peer's inbound reads. The response to any other request answers as well. About requests
-//! of whose success the program does not want to hear, the question comes a little later, or with
-//! that about others. By the direct path both ends are seen, and nobody has to ask.
+//! has carried out all that was before it. Two at a time are enough ([`QUESTIONS`]), and each
+//! counts as one of the peer's inbound reads. The response to any other request answers as well.
+//! About requests of whose success the program does not want to hear, the question comes a little
+//! later, or with that about others. By the direct path both ends are seen, and nobody has to ask.
+//!
+//! [`QUESTIONS`]: super::question::QUESTIONS
 
 use super::in_flight::{OutboundRequest, ResponseKind};
 use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource, take};

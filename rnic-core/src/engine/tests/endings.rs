@@ -894,7 +894,7 @@ fn a_socket_that_gave_less_than_there_was_room_for_is_empty() {
     let mut read = |short: usize| {
         w.engines[engine].receive(id, now, |buffers| {
             room = buffers.iter().map(|b| b.len()).sum();
-            // A length no FPDU has: the stream ends over what follows it, and reads it all the same.
+            // No FPDU is of no bytes: the stream ends over them, and reads the rest all the same.
             Ok(room - short)
         })
     };

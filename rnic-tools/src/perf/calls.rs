@@ -1,0 +1,161 @@
+//! How long the two calls take that a program makes all the time: `post_send` of one request, and
+//! `poll_cq` on a CQ that is empty.
+//!
+//! In this process alone, against a connected QP whose peer has nothing to do. Requests are posted
+//! one by one until half of the send queue is full; then the clock stops until they have completed.
+//! A round is the median of such runs, so that those that the scheduler interrupts do not count.
+//! The daemon is held on the first CPU and the program on the same or on the last one: a worker
+//! that takes requests meanwhile on another CPU fetches the lines that are being written, and that
+//! is a part of the price there.
+
+use std::hint::black_box;
+use std::path::Path;
+use std::slice::from_ref;
+use std::time::{Duration, Instant};
+
+use rnic_client::{Completion, SendRequest};
+
+use super::bench::{Amount, Bench, Subject};
+use super::daemon::Setup;
+use super::error::PerfError;
+use super::machine::Pin;
+use super::report::{Figure, Goal, Measure, Outcome, Row};
+use super::site::Site;
+use super::spec::{Flow, Op, Spec, Wait};
+use super::stats::Series;
+
+/// A row for each of the two, with a daemon of its own.
+pub fn calls(
+    rnicd: &Path,
+    amount: Amount,
+    rounds: u32,
+    words: &str,
+) -> Result<Vec<Row>, PerfError> {
+    let site = {
+        // Who is started inherits it.
+        let _pin = Pin::first()?;
+        Site::start(rnicd, Setup::DIRECT, 1)?
+    };
+    let mut ends = site.open()?;
+    let spec = Spec::new(Op::Write, Flow::Stream, 8).stream(DEPTH, 1, 8);
+    let spec = Spec { wait: Wait::Polled, ..spec };
+    let mut bench = Bench::new(&ends.context, &mut ends.peer, &spec, &[Subject::Rdma])?;
+    let path = bench.path().to_owned();
+    let (mut apart, mut together, mut polls) = <(Series, Series, Series)>::default();
+    // The first one warms up.
+    for round in 0..=rounds {
+        let pin = Pin::last()?;
+        let far = median(amount, || post_one_by_one(&mut bench))?;
+        let poll = median(amount, || poll_nothing(&mut bench))?;
+        drop(pin);
+        let pin = Pin::first()?;
+        let near = median(amount, || post_one_by_one(&mut bench))?;
+        drop(pin);
+        if round > 0 {
+            apart.push(far);
+            together.push(near);
+            polls.push(poll);
+        }
+    }
+    let row = |subject: &str, all: Vec<(&str, Series)>, most| {
+        let figure = |(what, series)| Figure::new(what, "ns", u64::from(RUN), series);
+        let figures: Vec<Figure> = all.into_iter().map(figure).collect();
+        let goal = Some(Goal::AtMost(most));
+        let outcome = |figure: &Figure| Outcome::new(&figure.what, figure.median, "ns", goal);
+        Row {
+            subject: subject.to_owned(),
+            manner: String::new(),
+            kind: Measure::Call,
+            path: path.clone(),
+            daemons: words.to_owned(),
+            spec: Some(spec.clone()),
+            outcomes: figures.iter().map(outcome).collect(),
+            figures,
+            failure: None,
+        }
+    };
+    Ok(vec![
+        row(
+            "post_send of one RDMA Write of 8 B",
+            vec![("worker on the same CPU", together), ("worker on another CPU", apart)],
+            40.0,
+        ),
+        row("poll_cq on an empty CQ", vec![("one call", polls)], 5.0),
+    ])
+}
+
+/// Nanoseconds per call of half a send queue.
+fn post_one_by_one(bench: &mut Bench<'_>) -> Result<f64, PerfError> {
+    let (end, remote) = bench.driver()?;
+    let to = remote.sink.at(0);
+    let (qp, completions) = end.parts();
+    let request = SendRequest::write_inline(0, &[0x5A; 8], to);
+    let last = request.signaled();
+    let start = Instant::now();
+    for _ in 1..RUN {
+        qp.post_send(from_ref(&request))?;
+    }
+    qp.post_send(from_ref(&last))?;
+    let elapsed = start.elapsed();
+    completions.next()?;
+    Ok(per_call(elapsed))
+}
+
+fn poll_nothing(bench: &mut Bench<'_>) -> Result<f64, PerfError> {
+    let (end, _) = bench.driver()?;
+    let cq = end.parts().1.cq();
+    let mut taken = [Completion::default(); 16];
+    let start = Instant::now();
+    for _ in 0..RUN {
+        black_box(cq.poll(&mut taken)?);
+    }
+    Ok(per_call(start.elapsed()))
+}
+
+fn per_call(elapsed: Duration) -> f64 {
+    elapsed.as_secs_f64() * 1e9 / f64::from(RUN)
+}
+
+/// The median of as many runs as fit a round.
+fn median(
+    amount: Amount,
+    mut run: impl FnMut() -> Result<f64, PerfError>,
+) -> Result<f64, PerfError> {
+    let start = Instant::now();
+    let mut runs = Series::default();
+    loop {
+        runs.push(run()?);
+        let done = match amount {
+            Amount::Time(time) => start.elapsed() >= time,
+            Amount::Messages(count) => runs.rounds.len() as u64 * u64::from(RUN) >= count,
+        };
+        if done {
+            return Ok(runs.median().unwrap_or(0.0));
+        }
+    }
+}
+
+/// Of the send queue.
+const DEPTH: u32 = 1024;
+/// Calls in a run.
+const RUN: u32 = DEPTH / 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_is_the_median_of_its_runs() {
+        let mut runs = [9.0, 1.0, 5.0].into_iter().cycle();
+        let count = Amount::Messages(3 * u64::from(RUN));
+        assert_eq!(median(count, || Ok(runs.next().unwrap())).unwrap(), 5.0);
+        let mut made = 0;
+        let time = Amount::Time(Duration::from_millis(1));
+        let run = || {
+            made += 1;
+            Ok(1.0)
+        };
+        assert_eq!(median(time, run).unwrap(), 1.0);
+        assert!(made > 0);
+    }
+}

@@ -1,0 +1,317 @@
+//! `rnic-perf compare`: ours beside other people's benchmarks on the same machine, in turn.
+//!
+//! Each round has one measurement of ours, between the two processes that all other measurements
+//! have, and two runs of each foreign program, which starts a server and a client of its own: one
+//! where the scheduler puts them, one with each on a CPU of its own. The better of both medians
+//! counts. What cannot be measured is a row that says why.
+
+mod foreign;
+mod pair;
+mod plot;
+mod sweep;
+mod table;
+
+use std::path::Path;
+use std::time::Duration;
+
+use self::foreign::Foreign;
+use self::pair::{installed, run_somewhere};
+use self::sweep::Sweep;
+use super::bench::{Amount, Bench, Measured, Subject};
+use super::error::PerfError;
+use super::placement::Placement;
+use super::report::{Figure, Measure, Outcome, Row};
+use super::site::{Ends, Site, words};
+use super::spec::Spec;
+use super::stats::Series;
+
+pub use self::plot::draw;
+pub use self::sweep::SIZES;
+pub use self::table::render;
+
+/// What is compared, and how long.
+pub struct CompareOptions<'a> {
+    /// The daemon's binary.
+    pub rnicd: &'a Path,
+    /// Bytes per message.
+    pub sizes: &'a [u32],
+    /// Only those whose title has this in it, or one of these between commas.
+    pub only: &'a str,
+    /// How long a round of each is, about.
+    pub time: Duration,
+    /// Rounds; the median counts.
+    pub rounds: u32,
+}
+
+/// One operation of ours over one path beside those of others, a row for each size.
+pub struct Compared {
+    /// Which.
+    pub sweep: Sweep,
+    /// By size, those that failed without figures.
+    pub rows: Vec<Row>,
+}
+
+/// Compares everything.
+pub fn compare(
+    options: &CompareOptions<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Compared>, PerfError> {
+    let sweeps: Vec<Sweep> = sweep::ALL
+        .into_iter()
+        .filter(|sweep| {
+            let title = sweep.title().to_lowercase();
+            options.only.to_lowercase().split(',').any(|part| title.contains(part.trim()))
+        })
+        .collect();
+    if sweeps.is_empty() {
+        let titles: Vec<_> = sweep::ALL.iter().map(|sweep| sweep.title()).collect();
+        return Err(PerfError::Arguments(format!(
+            "--only {:?} is in none of:\n{}",
+            options.only,
+            titles.join("\n")
+        )));
+    }
+    for &size in options.sizes {
+        sweeps.iter().try_for_each(|sweep| sweep.spec(size).check())?;
+    }
+    let mut all = Vec::new();
+    for same_daemons in sweeps.chunk_by(|a, b| a.path == b.path) {
+        let Some(first) = same_daemons.first() else { continue };
+        let (setup, daemons) = first.path.setup();
+        let site = Site::start(options.rnicd, setup, daemons)?;
+        for sweep in same_daemons {
+            let mut rows = Vec::new();
+            for &size in options.sizes.iter().filter(|size| sweep.has(**size)) {
+                progress(&format!("{}, {size} B", sweep.title()));
+                let mut ends = site.open()?;
+                let words = words(setup, daemons);
+                rows.extend(one_size(options, &mut ends, *sweep, size, &words)?);
+            }
+            all.push(Compared { sweep: *sweep, rows });
+        }
+    }
+    Ok(all)
+}
+
+/// All rounds of one size: the row with the figures, and one for each program that has none.
+fn one_size(
+    options: &CompareOptions<'_>,
+    ends: &mut Ends,
+    sweep: Sweep,
+    size: u32,
+    words: &str,
+) -> Result<Vec<Row>, PerfError> {
+    let spec = sweep.spec(size);
+    let mut bench = Bench::new(&ends.context, &mut ends.peer, &spec, &[Subject::Rdma])?;
+    let mut own = bench.prepare(Subject::Rdma, Amount::Time(options.time))?;
+    let mut others: Vec<Other> = sweep
+        .foreign()
+        .into_iter()
+        .flat_map(|foreign| {
+            [Placement::Free, Placement::Apart].map(|placement| (foreign, placement))
+        })
+        .map(|(foreign, at)| Other::prepare(foreign, at, sweep.kind, size, options.time))
+        .collect();
+    for _ in 0..options.rounds {
+        bench.round(&mut own)?;
+        others.iter_mut().for_each(|other| other.round());
+    }
+    Ok(rows(sweep, &spec, bench.path(), words, &own, others))
+}
+
+fn rows(
+    sweep: Sweep,
+    spec: &Spec,
+    path: &str,
+    words: &str,
+    own: &Measured,
+    others: Vec<Other>,
+) -> Vec<Row> {
+    let mut row = Row::new(sweep.kind, spec, path, words, std::slice::from_ref(own), &[]);
+    // Others do not tell more than one figure per run.
+    row.figures.iter_mut().for_each(|figure| figure.times = None);
+    let mut failed = Vec::new();
+    for other in best_of_each(others) {
+        if let Some(why) = other.failure {
+            let title = format!("{} for {}", other.foreign.name(), row.subject);
+            failed.push(Row::failed(title, sweep.kind, "", why));
+            continue;
+        }
+        let name = format!("{}{}", other.foreign.name(), other.placement.words());
+        let unit = row.figures.first().map_or("", |figure| figure.unit);
+        let figure = Figure::new(name, unit, other.count, other.series);
+        let ours = row.figures.first().map_or(0.0, |figure| figure.median);
+        let goal = sweep.goal(spec.size, other.foreign);
+        row.outcomes.push(Outcome::new(&figure.what, ours / figure.median, "", goal));
+        row.figures.push(figure);
+    }
+    failed.insert(0, row);
+    failed
+}
+
+/// A foreign program while it is measured.
+struct Other {
+    foreign: Foreign,
+    kind: Measure,
+    size: u32,
+    placement: Placement,
+    /// Messages, or round trips, per run.
+    count: u64,
+    /// In the unit of the row.
+    series: Series,
+    failure: Option<String>,
+}
+
+impl Other {
+    /// Finds out how many messages a round has.
+    fn prepare(
+        foreign: Foreign,
+        placement: Placement,
+        kind: Measure,
+        size: u32,
+        time: Duration,
+    ) -> Self {
+        let count = first_count(size);
+        let mut other = Other {
+            foreign,
+            kind,
+            size,
+            placement,
+            count,
+            series: Series::default(),
+            failure: None,
+        };
+        if installed(foreign.program()).is_none() {
+            let (program, package) = (foreign.program(), foreign.package());
+            let why = format!("{program} is not installed (Debian has it in {package})");
+            return Other { failure: Some(why), ..other };
+        }
+        match other.run() {
+            Ok(seconds) => {
+                other.count = ((time.as_secs_f64() / seconds) as u64).clamp(LEAST, MOST);
+            }
+            Err(why) => other.failure = Some(why),
+        }
+        other
+    }
+
+    fn round(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        match self.run() {
+            Ok(seconds) => self.series.push(match self.kind {
+                Measure::Lat => seconds * 1e6 / 2.0,
+                Measure::Rate => 1e-6 / seconds,
+                _ => f64::from(self.size) / seconds / 1e9,
+            }),
+            Err(why) => self.failure = Some(why),
+        }
+    }
+
+    /// Runs it once: seconds per message, or per round trip.
+    fn run(&self) -> Result<f64, String> {
+        let pair = |port| self.foreign.pair(self.size, self.count, port);
+        let printed = run_somewhere(pair, self.placement)?;
+        let figure = self.foreign.figure(self.kind, &printed)?;
+        Ok(match self.kind {
+            Measure::Lat => 2.0 * figure * 1e-6,
+            _ => 1.0 / figure,
+        })
+    }
+}
+
+/// Of each program the placement with the best median, or one that has failed if all have.
+fn best_of_each(others: Vec<Other>) -> Vec<Other> {
+    let speed = |other: &Other| {
+        let median = other.series.median().filter(|_| other.failure.is_none());
+        match other.kind {
+            Measure::Lat => median.map_or(f64::NEG_INFINITY, |us| -us),
+            _ => median.unwrap_or(f64::NEG_INFINITY),
+        }
+    };
+    let mut best: Vec<Other> = Vec::new();
+    for other in others {
+        match best.iter_mut().find(|known| known.foreign == other.foreign) {
+            Some(known) if speed(&other) > speed(known) => *known = other,
+            Some(_) => {}
+            None => best.push(other),
+        }
+    }
+    best
+}
+
+/// Messages of a first run, which takes some tens of milliseconds.
+fn first_count(size: u32) -> u64 {
+    (FIRST_BYTES / u64::from(size.max(1))).clamp(LEAST, 10_000)
+}
+
+const FIRST_BYTES: u64 = 64 << 20;
+const LEAST: u64 = 50;
+const MOST: u64 = 50_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::foreign::{Test, Transport};
+    use super::*;
+    use crate::perf::stats::Times;
+
+    fn other(test: Test, at: Placement, rounds: &[f64], failure: Option<&str>) -> Other {
+        Other {
+            foreign: Foreign { transport: Transport::Tcp, test },
+            kind: Measure::Lat,
+            size: 8,
+            placement: at,
+            count: 10,
+            series: Series { rounds: rounds.to_vec() },
+            failure: failure.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn figures_of_others_are_judged_and_failures_are_rows() {
+        let sweep = sweep::ALL[4];
+        let own = Measured {
+            subject: Subject::Rdma,
+            count: 10,
+            rates: Series::default(),
+            medians_us: Series { rounds: vec![12.0, 12.0, 12.0] },
+            times: Times::new(),
+        };
+        let others = vec![
+            other(Test::TagLat, Placement::Free, &[9.0, 9.5, 1.0], None),
+            other(Test::TagLat, Placement::Apart, &[5.0, 4.0, 9.0], None),
+            other(Test::PutLat, Placement::Free, &[], Some("ended with exit status: 1")),
+            other(Test::PutLat, Placement::Apart, &[3.0], None),
+            other(Test::PingPong, Placement::Free, &[], Some("fi_pingpong is not installed")),
+            other(Test::PingPong, Placement::Apart, &[], Some("fi_pingpong is not installed")),
+        ];
+        let rows = rows(sweep, &sweep.spec(8), "tcp", "2 daemons", &own, others);
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows[0].figures[1].what, "UCX tcp tag_lat, two CPUs");
+        assert!((rows[0].outcomes[0].value - 1.2).abs() < 1e-9);
+        assert_eq!(rows[0].outcomes[0].met, Some(true));
+        assert_eq!(rows[0].figures[2].what, "UCX tcp ucp_put_lat, two CPUs");
+        assert!(rows[1].failure.as_deref().unwrap().contains("not installed"));
+    }
+
+    #[test]
+    fn what_names_nothing_is_refused() {
+        let options = CompareOptions {
+            rnicd: Path::new("/bin/false"),
+            sizes: &[8],
+            only: "infiniband",
+            time: Duration::from_millis(1),
+            rounds: 1,
+        };
+        let e = compare(&options, &mut |_| ()).err().unwrap().to_string();
+        assert!(e.contains("infiniband") && e.contains("direct path: Send"), "{e}");
+    }
+
+    #[test]
+    fn a_first_run_is_short_for_every_size() {
+        assert_eq!(first_count(8), 10_000);
+        assert_eq!(first_count(1 << 20), 64);
+        assert_eq!(first_count(1 << 30), 50);
+    }
+}

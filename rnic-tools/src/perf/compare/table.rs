@@ -1,0 +1,58 @@
+//! What was compared, as tables by size.
+
+use super::Compared;
+use crate::perf::report::{Figure, Row};
+use crate::perf::table::{Table, bytes, digits};
+
+/// A table for each operation and path, a line for each size, and below it what was not measured.
+pub fn render(all: &[Compared]) -> String {
+    let tables: Vec<String> = all.iter().map(one).collect();
+    tables.join("\n")
+}
+
+fn one(compared: &Compared) -> String {
+    let unit = unit(&compared.rows);
+    let others = compared.sweep.foreign();
+    let mut head = vec![format!("  {unit}"), "rnicd".to_owned()];
+    for other in &others {
+        head.extend([other.name(), "ratio".to_owned()]);
+    }
+    let mut table = Table::new(&head.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut failures = Vec::new();
+    for row in &compared.rows {
+        if let Some(why) = &row.failure {
+            let line = format!("  not measured: {}: {why}\n", row.subject);
+            if !failures.contains(&line) {
+                failures.push(line);
+            }
+            continue;
+        }
+        let size = row.spec.as_ref().map_or_else(String::new, |spec| bytes(spec.size.into()));
+        let mut cells =
+            vec![format!("  {size}"), row.figures.first().map_or_else(String::new, spread)];
+        for other in &others {
+            let name = other.name();
+            let found = row.figures.iter().position(|figure| figure.what.starts_with(&name));
+            match found.and_then(|n| Some((row.figures.get(n)?, row.outcomes.get(n - 1)?))) {
+                Some((figure, outcome)) => cells.extend([spread(figure), digits(outcome.value)]),
+                None => cells.extend(["".to_owned(), "".to_owned()]),
+            }
+        }
+        table.row(cells);
+    }
+    format!("{}\n{}{}", compared.sweep.title(), table.render(), failures.concat())
+}
+
+/// Median, and between which figures the rounds were.
+fn spread(figure: &Figure) -> String {
+    match (figure.series.lowest(), figure.series.highest()) {
+        (Some(low), Some(high)) if figure.series.rounds.len() > 1 => {
+            format!("{} ({}-{})", digits(figure.median), digits(low), digits(high))
+        }
+        _ => digits(figure.median),
+    }
+}
+
+fn unit(rows: &[Row]) -> &'static str {
+    rows.iter().find_map(|row| row.figures.first()).map_or("", |figure| figure.unit)
+}

@@ -1,0 +1,87 @@
+//! The yardsticks without another process: memcpy, and CRC32C of the same bytes.
+//!
+//! Both go through memory of the same kind as the measured buffers', pages of a memfd that the
+//! daemon has mapped, too, through a working set of the same size, and in pieces of the same size.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use rnic_client::{Context, Lease};
+
+use super::error::PerfError;
+use super::spec::Spec;
+
+/// Two working sets of one process.
+pub struct Copies {
+    from: Lease,
+    to: Lease,
+    size: usize,
+}
+
+impl Copies {
+    /// Memory for this measurement, all of it touched.
+    pub fn new(context: &Context, spec: &Spec) -> Result<Self, PerfError> {
+        let pd = context.open_pd(None)?;
+        let len = spec.working_set();
+        let memory = || pd.reg_local(len)?.lease(..len);
+        let (mut from, mut to) = (memory()?, memory()?);
+        touch(&mut from);
+        touch(&mut to);
+        Ok(Copies { from, to, size: spec.size as usize })
+    }
+
+    /// Copies `count` messages from one working set to the other.
+    pub fn copy(&mut self, count: u64) -> Duration {
+        copy(&self.from, &mut self.to, self.size, count)
+    }
+
+    /// Sums up `count` messages as the wire does.
+    pub fn sum(&self, count: u64) -> Duration {
+        sum(&self.from, self.size, count)
+    }
+}
+
+fn copy(from: &[u8], to: &mut [u8], size: usize, count: u64) -> Duration {
+    let start = Instant::now();
+    for slot in slots(from, size).zip(0..count).map(|(slot, _)| slot) {
+        let at = slot * size..(slot + 1) * size;
+        black_box(&mut to[at.clone()]).copy_from_slice(black_box(&from[at]));
+    }
+    start.elapsed()
+}
+
+fn sum(from: &[u8], size: usize, count: u64) -> Duration {
+    let start = Instant::now();
+    for slot in slots(from, size).zip(0..count).map(|(slot, _)| slot) {
+        black_box(crc32c::crc32c(black_box(&from[slot * size..(slot + 1) * size])));
+    }
+    start.elapsed()
+}
+
+/// The pieces of the working set in turn, without end.
+fn slots(memory: &[u8], size: usize) -> impl Iterator<Item = usize> + use<> {
+    (0..(memory.len() / size).max(1)).cycle()
+}
+
+/// Different bytes everywhere, so that every page is there.
+fn touch(memory: &mut [u8]) {
+    memory.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_go_through_the_whole_working_set() {
+        let mut from = vec![0; 64 * 4];
+        touch(&mut from);
+        let mut to = vec![0xEE; 64 * 4];
+        copy(&from, &mut to, 64, 3);
+        assert_eq!(to[..192], from[..192]);
+        assert!(to[192..].iter().all(|b| *b == 0xEE));
+        copy(&from, &mut to, 64, 5);
+        assert_eq!(to, from);
+        assert!(sum(&from, 64, 9) > Duration::ZERO);
+    }
+}

@@ -1,0 +1,148 @@
+//! What a measurement is compared with, and what should come of it.
+
+use super::bench::Subject;
+use super::placement::Placement;
+use super::raw::Manner;
+use super::relay::Seats;
+use super::report::{Goal, Measure};
+use super::spec::{Op, Spec, Wait};
+
+/// What a goal is about: one subject, or whichever of its kind is best on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Yardstick {
+    /// This one.
+    Of(Subject),
+    /// The best raw TCP, in whatever way and place.
+    BestTcp,
+    /// The best raw TCP that sleeps while it waits.
+    BestBlocking,
+    /// The best relay.
+    BestRelay,
+}
+
+impl Yardstick {
+    /// Whether a subject is one of these.
+    pub fn includes(self, subject: Subject) -> bool {
+        match (self, subject) {
+            (Yardstick::Of(one), subject) => one == subject,
+            (Yardstick::BestTcp, Subject::Tcp(_)) | (Yardstick::BestRelay, Subject::Relay(_)) => {
+                true
+            }
+            (Yardstick::BestBlocking, Subject::Tcp(manner)) => !manner.polled,
+            _ => false,
+        }
+    }
+}
+
+/// What a measurement is compared with, behind itself.
+pub fn subjects(kind: Measure, spec: &Spec) -> Vec<Subject> {
+    use Subject::{Crc, Memcpy, Placed, Rdma, Reads, Relay, Tcp, Wired};
+    let tcp = |polled, placements: &[Placement]| {
+        placements.iter().map(|&placement| Tcp(Manner { polled, placement })).collect::<Vec<_>>()
+    };
+    let all = [Placement::Free, Placement::Together, Placement::Apart];
+    let pinned = &all[1..];
+    let placed = vec![Placed(Placement::Together), Placed(Placement::Apart)];
+    match (kind, spec.op, spec.wait) {
+        _ if spec.wired => vec![Wired, Rdma],
+        (Measure::Bw, ..) => [vec![Rdma], tcp(false, &all), vec![Memcpy, Crc]].concat(),
+        (Measure::Lat, _, Wait::Event) => [vec![Rdma], placed, tcp(false, pinned)].concat(),
+        (Measure::Lat, ..) => {
+            let relays = Seats::ALL.map(Relay).to_vec();
+            [vec![Rdma], placed, tcp(true, pinned), tcp(false, pinned), relays].concat()
+        }
+        (_, Op::FetchAdd, _) => vec![Rdma, Reads, Tcp(Manner::BLOCKING)],
+        _ => [vec![Rdma], tcp(false, &all)].concat(),
+    }
+}
+
+/// The design goals of a measurement. Whether checksums are on is not known here: the goals are
+/// those with. What is measured against other programs has its goals in `compare`.
+pub fn goals(kind: Measure, spec: &Spec, path: &str) -> Vec<(Yardstick, Goal)> {
+    use Yardstick::{BestBlocking, BestRelay, BestTcp, Of};
+    let direct = path == "direct";
+    let bulk = spec.size == 1 << 20;
+    let small = spec.size == 8;
+    match (kind, spec.op) {
+        // What it may cost that completions are acknowledged: 1.3, and 1.1 of a ping-pong.
+        (Measure::Rate, _) if spec.wired && small => {
+            vec![(Of(Subject::Rdma), Goal::AtLeast(0.77))]
+        }
+        (Measure::Lat, _) if spec.wired && small => vec![(Of(Subject::Rdma), Goal::AtMost(1.1))],
+        _ if spec.wired => Vec::new(),
+        (Measure::Rate, Op::FetchAdd) => vec![(Of(Subject::Reads), Goal::AtLeast(0.6))],
+        (Measure::Bw, Op::Write | Op::Read) if direct && bulk => {
+            vec![(Of(Subject::Memcpy), Goal::AtLeast(0.95))]
+        }
+        (Measure::Bw, Op::Write) if bulk => vec![(BestTcp, Goal::AtLeast(0.85))],
+        (Measure::Lat, Op::Send) if small && direct => match spec.wait {
+            Wait::Event => vec![(BestBlocking, Goal::AtMost(1.2))],
+            Wait::Polled | Wait::Adaptive => vec![(BestRelay, Goal::AtMost(1.2))],
+        },
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::spec::Flow;
+    use super::*;
+
+    fn tcp(polled: bool, placement: Placement) -> Subject {
+        Subject::Tcp(Manner { polled, placement })
+    }
+
+    #[test]
+    fn the_best_is_chosen_among_those_of_its_kind() {
+        let (sleeps, looks) = (tcp(false, Placement::Apart), tcp(true, Placement::Apart));
+        for (yardstick, subject, included) in [
+            (Yardstick::BestTcp, looks, true),
+            (Yardstick::BestBlocking, looks, false),
+            (Yardstick::BestBlocking, sleeps, true),
+            (Yardstick::BestRelay, Subject::Relay(Seats::Free), true),
+            (Yardstick::BestRelay, sleeps, false),
+            (Yardstick::Of(Subject::Memcpy), Subject::Memcpy, true),
+            (Yardstick::Of(sleeps), looks, false),
+        ] {
+            assert_eq!(yardstick.includes(subject), included, "{yardstick:?} {subject:?}");
+        }
+    }
+
+    #[test]
+    fn every_goal_has_its_yardstick_in_the_same_run() {
+        let bulk = |op| Spec::new(op, Flow::Stream, 1 << 20).stream(16, 4, 2 << 20);
+        let ball = |wait| Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) };
+        let small = |op| Spec::new(op, Flow::Stream, 8).stream(256, 32, 8 * 256);
+        let mut with_goals = 0;
+        for (kind, spec) in [
+            (Measure::Bw, bulk(Op::Write)),
+            (Measure::Bw, bulk(Op::Read)),
+            (Measure::Lat, ball(Wait::Polled)),
+            (Measure::Lat, ball(Wait::Event)),
+            (Measure::Rate, small(Op::Write)),
+            (Measure::Rate, small(Op::FetchAdd)),
+            (Measure::Lat, Spec { wired: true, ..ball(Wait::Polled) }),
+            (Measure::Rate, Spec { wired: true, ..small(Op::Write) }),
+        ] {
+            let subjects = subjects(kind, &spec);
+            for path in ["direct", "tcp"] {
+                for (yardstick, _) in goals(kind, &spec, path) {
+                    with_goals += 1;
+                    let found = subjects[1..].iter().any(|s| yardstick.includes(*s));
+                    assert!(found, "{kind:?} {spec:?} {yardstick:?}");
+                }
+            }
+        }
+        assert_eq!(with_goals, 11);
+    }
+
+    #[test]
+    fn a_polled_ping_pong_has_four_kinds_of_tcp_and_an_event_driven_one_the_two_that_sleep() {
+        let ball = |wait| Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) };
+        let count = |wait| {
+            let of = subjects(Measure::Lat, &ball(wait));
+            of.iter().filter(|s| Yardstick::BestTcp.includes(**s)).count()
+        };
+        assert_eq!((count(Wait::Polled), count(Wait::Event)), (4, 2));
+    }
+}
