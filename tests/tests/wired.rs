@@ -716,7 +716,7 @@ fn whoever_was_to_be_linked_with_one_that_has_just_ended_is_linked_later() {
 
 #[test]
 fn what_is_refused_changes_nothing_that_is_charged() {
-    let limits = "[limits.user]\nird_total = 8\nord_total = 8\n";
+    let limits = "[limits.user]\nird_total = 10\nord_total = 10\n";
     let daemon = Daemon::start(binaries!(), limits);
     let [a, b] = [End::new(&daemon), End::new(&daemon)];
     let wiring = Wiring { ird: 6, ..a.wiring(&b) };
@@ -725,7 +725,7 @@ fn what_is_refused_changes_nothing_that_is_charged() {
     // Both are of one user.
     b.qp.to_rtr(&Wiring { ird: 6, ..b.wiring(&a) }).unwrap_err();
     b.qp.to_rtr(&Wiring { ird: 0, ..b.wiring(&a) }).unwrap();
-    // One of each way is for the acknowledgement.
+    // Two of each way are for acknowledgements.
     a.qp.to_rts(&Sending { ord: 6, ..SENDING }).unwrap();
     a.qp.to_rts(&Sending { ord: 2, ..SENDING }).unwrap();
     b.qp.to_rts(&Sending { ord: 4, ..SENDING }).unwrap();

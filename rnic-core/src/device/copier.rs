@@ -70,6 +70,13 @@ impl Copier {
         }
     }
 
+    /// Jobs of this worker that are under way.
+    pub(crate) fn under_way(&self, worker: u32) -> u64 {
+        let jobs = self.jobs.get(worker as usize);
+        // Those that have begun are counted by the worker itself, which asks.
+        jobs.map_or(0, |jobs| jobs.begun.load(SeqCst).saturating_sub(jobs.over.load(SeqCst)))
+    }
+
     /// Whether somebody waits for jobs to end, and is to be told when some are. Asked after they
     /// are counted: the pair of [`mark`](Self::mark).
     pub fn is_watched(&self) -> bool {

@@ -46,8 +46,6 @@ impl Qp {
             Some(Drops::Q_KEY)
         } else if !datagrams.rules.may_receive(datagram.to.address()) {
             Some(Drops::FORBIDDEN)
-        } else if datagrams.placing.len() >= MOST_PLACING {
-            Some(Drops::COPIER)
         } else {
             None
         };
@@ -83,6 +81,12 @@ impl Qp {
             }
             other => other?,
         };
+        // Likewise.
+        if let Placed::Pending(write) = &placed
+            && write.copier().under_way(engine.worker) >= MOST_PLACING
+        {
+            return Ok(Some(Drops::COPIER));
+        }
         let Some(wr_id) = self.responder.take_receiving() else { return Ok(None) };
         let mut cqe = self.responder.cqe(&self.core, wr_id, CompletionStatus::Success);
         let mut flags = CompletionFlags::GRH;
@@ -148,7 +152,7 @@ impl Qp {
                 let at = datagram.to.address();
                 format!("the rules of [[listen]] do not let this user receive at {at}")
             }
-            _ => "the receives before it are still being written".to_owned(),
+            _ => format!("{MOST_PLACING} copies to memory of its session are under way already"),
         };
         let text = format!("a datagram from queue pair {source} at {from} was dropped: {what}");
         self.life.record_drop(&self.core, engine, &text);
@@ -195,5 +199,6 @@ impl Qp {
     }
 }
 
-/// Datagrams of one queue pair that a copier may be writing: they are held in memory.
-const MOST_PLACING: usize = 16;
+/// Copies of one session that may be under way before one more datagram for it: they are held in
+/// memory, and a queue pair has no peer that could be made to wait.
+const MOST_PLACING: u64 = 256;

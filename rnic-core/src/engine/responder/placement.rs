@@ -70,6 +70,11 @@ impl PendingWrite {
         Ok(writing)
     }
 
+    /// The copier that it is for.
+    pub(in crate::engine) fn copier(&self) -> &Copier {
+        &self.copier
+    }
+
     /// Hands the copy of a segment to its copier.
     pub(in crate::engine) fn begin(
         self,

@@ -301,6 +301,28 @@ fn what_only_a_copier_reaches_is_sent_and_received_in_order() {
 }
 
 #[test]
+fn what_a_copier_does_not_come_to_is_lost_and_no_receive_with_it() {
+    let mut w = pair(false);
+    w.kind = MemoryKind::ThroughCopier;
+    let b = w.any_mr(B, 100);
+    w.answer_copies = false;
+    for wr_id in 0..300 {
+        w.recv(B, wr_id, &[b.all()]);
+    }
+    let sends: Vec<Wr> = (0..300).map(|wr_id| to(&w, Wr::send(wr_id, &[]), B, KEY)).collect();
+    w.post(A, &sends);
+    assert_eq!((w.completions(A).len(), dropped(&w, B)), (300, 44));
+    while w.make_copy() {}
+    w.settle();
+    assert_eq!(w.completions(B).len(), 256);
+    let one = to(&w, Wr::send(0, &[]), B, KEY);
+    w.post(A, &[one]);
+    assert!(w.make_copy());
+    w.settle();
+    assert_eq!(w.completions(B), [format!("256 Receive 40 from {}", w.qps[A].id)]);
+}
+
+#[test]
 fn a_receive_that_a_copier_writes_is_not_flushed_before() {
     let mut w = pair(false);
     w.kind = MemoryKind::ThroughCopier;
