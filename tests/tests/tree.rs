@@ -59,6 +59,42 @@ fn counters_follow_what_queue_pairs_do_and_stay_when_these_are_gone() {
     assert!(!tree.exists(), "it is gone with the daemon");
 }
 
+/// How often threads of the daemon have gone to sleep.
+fn sleeps(daemon: &Daemon) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();
+    let of = |status: String| {
+        let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"))?;
+        line.split_whitespace().last()?.parse::<u64>().ok()
+    };
+    tasks.filter_map(|task| of(fs::read_to_string(task.path().join("status")).ok()?)).sum()
+}
+
+/// Nobody looks at counters that nobody changes, and everybody who changes them is noticed.
+#[test]
+fn an_idle_daemon_with_queue_pairs_does_nothing() {
+    let daemon = Daemon::start(binaries!(), "");
+    let tree = tree_of(&daemon);
+    let client = Client::new(&daemon);
+    let (a, b) = (client.qp(), client.qp());
+    client.join(&a, &b);
+    let (source, target) = (client.region(400, READ_WRITE), client.region(400, READ_WRITE));
+    for round in 1..=2 {
+        let sges = [source.sge(0, 400)];
+        a.post_send(&[SendRequest::write(round, &sges, target.remote().at(0)).signaled()]).unwrap();
+        client.completes(round, CompletionOpcode::RdmaWrite);
+        wait_for("the counter follows", || {
+            counter(&tree, "counters/port_xmit_data") == 100 * round
+        });
+        wait_for("nothing happens for longer than between two writings of the tree", || {
+            let (before, began) = (sleeps(&daemon), Instant::now());
+            while began.elapsed() < Duration::from_millis(1500) {
+                std::thread::park_timeout(Duration::from_millis(100));
+            }
+            sleeps(&daemon) == before
+        });
+    }
+}
+
 #[test]
 fn what_a_killed_daemon_has_left_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
