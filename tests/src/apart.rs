@@ -135,6 +135,11 @@ impl Apart {
         inside(self.of(side), self.users)
     }
 
+    /// As [`Apart::on`], for what runs on one of the hosts already, and is of their users.
+    pub fn from_within(&self, side: Side) -> Command {
+        inside(self.of(side), Users::All)
+    }
+
     /// The number of a host's end of the link.
     ///
     /// # Panics

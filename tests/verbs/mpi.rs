@@ -1,19 +1,27 @@
 //! Open MPI over UCX over our device. UCX 1.13 wires its RC queue pairs up by datagrams.
 //!
 //! A run counts only if UCX itself has said that messages went by the transport that was meant, of
-//! our device.
+//! our device, and the daemons have counted bytes of both ends.
 
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::fs::Permissions;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::PoisonError;
+use std::time::Instant;
 
-use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{Daemon, Process, binaries, omit, on_path, verbs};
+use rnic_tests::apart::Side;
+use rnic_tests::{DEADLINE, Process, omit};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::ALONE;
+use crate::case::{Group, Setting};
+use crate::stage::{Stage, in_path};
 
 /// What UCX may use, and what it must have said that it uses for messages.
 pub const TRANSPORTS: [(&str, &str); 2] = [
@@ -30,59 +38,105 @@ pub const PROGRAMS: [(&str, usize); 3] = [
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/collectives.c");
 
-/// A host with a daemon.
-struct Host {
+/// What is needed of a stage; the cases are those below.
+const GROUP: Group =
+    Group { program: "mpirun", package: "openmpi-bin", manner: "", config: "", cases: &[] };
+
+/// Where ranks run: as many at one end of the stage as at the other.
+struct Ranks {
+    setting: Setting,
+    stage: Stage,
     scratch: TempDir,
-    daemon: Daemon,
-    /// Ends after the daemon on it.
-    apart: Apart,
 }
 
-impl Host {
-    fn new() -> Option<Self> {
-        for (program, package) in [
-            ("mpirun", "openmpi-bin"),
-            ("mpicc", "libopenmpi-dev"),
-            ("NPopenmpi", "netpipe-openmpi"),
-        ] {
-            let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
-            if !found.is_ok_and(|found| found.status.success()) {
+impl Ranks {
+    fn new(setting: Setting) -> Option<Self> {
+        for (program, package) in [("mpicc", "libopenmpi-dev"), ("NPopenmpi", "netpipe-openmpi")] {
+            if !in_path(program) {
                 omit(&format!("no {program} here: Debian package {package}"));
                 return None;
             }
         }
-        let apart = match Apart::new() {
-            Ok(apart) => apart,
-            Err(e) => {
-                omit(&format!("no network namespaces here: {e}"));
-                return None;
-            }
-        };
-        let daemon = apart.daemon(Side::A, binaries!(), &on_path("direct"));
+        let stage = Stage::new(setting, &GROUP)?;
         let scratch = tempfile::tempdir().expect("a temporary directory");
-        Some(Host { scratch, daemon, apart })
+        let open = Permissions::from_mode(0o755);
+        std::fs::set_permissions(scratch.path(), open).expect("a directory of our own");
+        for end in ENDS {
+            let files = files(&scratch, end);
+            std::fs::create_dir(&files).expect("a directory of our own");
+            chown(&files, stage.uid(end), stage.uid(end)).expect("root has several users");
+        }
+        Some(Ranks { setting, stage, scratch })
     }
 
-    /// Starts a program with so many ranks.
-    fn run(&self, transports: &str, ranks: usize, program: &[&str]) -> Process {
-        let mut command = self.apart.on(Side::A);
+    /// Runs a program with so many ranks; what it printed. Both ends must have moved bytes, and
+    /// nothing be left.
+    fn succeed(&self, transports: &str, ranks: usize, program: &[&str]) -> Vec<String> {
+        let before = self.stage.read_figures();
+        let (status, lines) = self.start(transports, ranks, program).finish_within(120);
+        assert!(status.success(), "{transports}: {status}\n{}", lines.join("\n"));
+        self.are_gone();
+        let after = self.stage.read_figures();
+        // They send far more.
+        if let Err(why) = self.stage.went_over(1 << 16, &before, &after) {
+            panic!("{transports}: {why}\n{}", lines.join("\n"));
+        }
+        lines
+    }
+
+    /// Starts a program with so many ranks, the first half of them at the first end.
+    fn start(&self, transports: &str, ranks: usize, program: &[&str]) -> Process {
+        let mut command = self.stage.apart.on(Side::A);
         command.args(["mpirun", "--oversubscribe", "-np", &ranks.to_string()]);
-        // All ranks are here: no remote shell is needed, or there.
-        command.args(["--mca", "plm", "isolated"]);
+        match self.setting {
+            // All ranks are here: no remote shell is needed, or there.
+            Setting::Direct => command.args(["--mca", "plm", "isolated"]),
+            Setting::Tcp | Setting::Users => {
+                let hosts = ENDS.map(|end| format!("{}:{}", name(end), ranks / 2));
+                command.args(["-H", &hosts.join(",")]);
+                command.args(["--mca", "plm", "rsh", "--mca", "plm_rsh_no_tree_spawn", "1"]);
+                command.args(["--mca", "plm_rsh_agent", &self.agent()])
+            }
+        };
         command.args(["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any"]);
         command.args(["--mca", "opal_common_ucx_devices", "any"]);
         command.args(["-x", &format!("UCX_TLS={transports}"), "-x", "UCX_LOG_LEVEL=info"]);
-        command.args(["-x", "LD_LIBRARY_PATH", "-x", "LD_PRELOAD", "-x", "RNIC_SOCKET"]);
-        command.args(["-x", "RNIC_TREE"]).args(program);
-        let (libraries, socket) = (verbs::directory(), self.daemon.socket());
-        command.env("LD_LIBRARY_PATH", libraries).env("RNIC_SOCKET", socket);
-        command.env("LD_PRELOAD", libraries.join("librnic_preload.so"));
-        command.env("RNIC_TREE", socket.with_file_name("rnicd.sock.tree"));
-        // It is root of its namespace only.
-        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        command.env("TMPDIR", self.scratch.path()).current_dir(self.scratch.path());
-        command.process_group(0);
+        // Whatever else ranks need they have of what starts them where they are.
+        command.args(program).envs(self.environment(0));
+        command.current_dir(self.scratch.path()).process_group(0);
         Process::start(command)
+    }
+
+    /// What stands for ssh: words of a command.
+    fn agent(&self) -> String {
+        let mut script = String::from("# A name, then words for the shell of who has it.\n");
+        script.push_str("name=$1; shift\ncase $name in\n");
+        for end in ENDS {
+            let set = |(name, value): (&str, PathBuf)| format!("{name}='{}' ", value.display());
+            let environment: String = self.environment(end).into_iter().map(set).collect();
+            let enter = self.stage.apart.from_within(self.stage.side(end));
+            let enter: Vec<_> = [enter.get_program()].into_iter().chain(enter.get_args()).collect();
+            let enter = enter.join(OsStr::new(" "));
+            // Open MPI tells hosts apart by what they call themselves.
+            let rename = "unshare --uts sh -c 'hostname \"$0\" && exec \"$@\"' \"$name\"";
+            let (name, user) = (name(end), self.stage.as_user(end).join(" "));
+            let enter = enter.display();
+            writeln!(script, "{name}) {environment}exec {enter} {rename} {user} sh -c \"$*\" ;;")
+                .expect("a string takes everything");
+        }
+        script.push_str("esac\n");
+        let file = self.scratch.path().join("agent");
+        std::fs::write(&file, script).expect("a directory of our own");
+        format!("sh {}", file.display())
+    }
+
+    /// The environment of what starts ranks at an end.
+    fn environment(&self, end: usize) -> Vec<(&'static str, PathBuf)> {
+        let of_root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
+        let mut all = self.stage.environment(end).to_vec();
+        all.extend(of_root.map(|name| (name, "1".into())));
+        all.push(("TMPDIR", files(&self.scratch, end)));
+        all
     }
 
     fn collectives(&self) -> PathBuf {
@@ -92,6 +146,37 @@ impl Host {
         Process::start(cc).succeed();
         program
     }
+
+    /// Waits until nothing is left of a run, in the daemons or beside them.
+    fn are_gone(&self) {
+        self.stage.is_empty();
+        // What starts ranks elsewhere ends by itself, once it misses who has started it.
+        let deadline = Instant::now() + DEADLINE;
+        while let Some(pid) = processes().find(|pid| self.is_ours(*pid)) {
+            let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
+            assert!(Instant::now() < deadline, "{pid} is left: {command:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Whether a process is of a run: only those have a directory for their files here.
+    fn is_ours(&self, pid: i32) -> bool {
+        let scratch = self.scratch.path().as_os_str().as_bytes();
+        variable(pid, "TMPDIR").is_some_and(|files| files.starts_with(scratch))
+    }
+}
+
+/// The ends of a stage.
+const ENDS: [usize; 2] = [0, 1];
+
+/// What Open MPI calls an end. No name service knows it, and none is needed.
+fn name(end: usize) -> String {
+    format!("rnicd-end-{end}")
+}
+
+/// Where an end has its temporary files.
+fn files(scratch: &TempDir, end: usize) -> PathBuf {
+    scratch.path().join(end.to_string())
 }
 
 fn says(lines: &[String], text: &str) {
@@ -99,63 +184,92 @@ fn says(lines: &[String], text: &str) {
 }
 
 /// NetPIPE, which sends messages of many sizes to and fro.
-#[test]
-fn messages_of_every_size_go_to_and_fro() {
-    let Some(host) = Host::new() else { return };
+fn messages_of_every_size(setting: Setting) {
+    let Some(ranks) = Ranks::new(setting) else { return };
     for (transports, tag) in TRANSPORTS {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let (status, lines) =
-            host.run(transports, 2, &["NPopenmpi", "-u", "16384", "-n", "20"]).finish_within(120);
+        let program = ["NPopenmpi", "-u", "16384", "-n", "20", "-o", "/dev/null"];
+        let lines = ranks.succeed(transports, 2, &program);
         drop(alone);
-        assert!(status.success(), "{transports}: {status}\n{}", lines.join("\n"));
         says(&lines, tag);
         says(&lines, " 16384 bytes");
-        host.daemon.is_empty();
     }
 }
 
-#[test]
-fn four_ranks_agree_on_what_their_collectives_come_to() {
-    let Some(host) = Host::new() else { return };
-    let program = host.collectives();
+fn collectives(setting: Setting) {
+    let Some(ranks) = Ranks::new(setting) else { return };
+    let program = ranks.collectives();
     for (transports, tag) in TRANSPORTS {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let program = program.to_str().expect("a path in letters");
-        let (status, lines) = host.run(transports, 4, &[program]).finish_within(120);
+        let lines = ranks.succeed(transports, 4, &[program]);
         drop(alone);
-        assert!(status.success(), "{transports}: {status}\n{}", lines.join("\n"));
         says(&lines, "4 ranks agree");
         says(&lines, tag);
-        host.daemon.is_empty();
     }
 }
 
-/// The others end with an error, and the daemon has nothing left of any.
-#[test]
-fn when_a_rank_is_killed_the_others_end_and_nothing_is_left() {
-    let Some(host) = Host::new() else { return };
-    let program = host.collectives();
+/// The others end with an error, and the daemons have nothing left of any.
+fn a_rank_is_killed(setting: Setting) {
+    let Some(ranks) = Ranks::new(setting) else { return };
+    let program = ranks.collectives();
     for (transports, _) in TRANSPORTS {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let program = program.to_str().expect("a path in letters");
-        let mut run = host.run(transports, 4, &[program, "forever"]);
+        let mut run = ranks.start(transports, 4, &[program, "forever"]);
         run.line_after("4 ranks");
-        kill_process(rank_of(&run, program), Signal::KILL).expect("it is there");
+        // Of two ends it is the second's.
+        let is_last = |pid: &i32| {
+            ranks.is_ours(*pid) && variable(*pid, "OMPI_COMM_WORLD_RANK").as_deref() == Some(b"3")
+        };
+        let last = processes().find(is_last).and_then(Pid::from_raw).expect("it runs");
+        kill_process(last, Signal::KILL).expect("it is there");
         let (status, lines) = run.finish_within(120);
         drop(alone);
         assert!(!status.success(), "{transports}: {}", lines.join("\n"));
-        host.daemon.is_empty();
+        ranks.are_gone();
     }
 }
 
-/// One of the processes of this run that execute the program.
-fn rank_of(run: &Process, program: &str) -> Pid {
+/// All processes.
+fn processes() -> impl Iterator<Item = i32> {
     let all = std::fs::read_dir("/proc").expect("processes").flatten();
-    let ours = all.filter_map(|entry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        let exe = std::fs::read_link(entry.path().join("exe")).ok()?;
-        (exe == Path::new(program)).then(|| Pid::from_raw(pid)).flatten()
-    });
-    // The name of the program is this test's own: nobody else executes it.
-    ours.last().unwrap_or_else(|| panic!("no rank of process {} runs", run.id()))
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// A variable of a process's environment.
+fn variable(pid: i32, name: &str) -> Option<Vec<u8>> {
+    let all = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let of = |one: &[u8]| Some(one.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
+    all.split(|byte| *byte == 0).find_map(of)
+}
+
+/// Tests of each setting.
+macro_rules! settings {
+    ($($name:ident: $setting:ident,)*) => {
+        $(mod $name {
+            use super::*;
+
+            #[test]
+            fn messages_of_every_size_go_to_and_fro() {
+                messages_of_every_size(Setting::$setting);
+            }
+
+            #[test]
+            fn four_ranks_agree_on_what_their_collectives_come_to() {
+                collectives(Setting::$setting);
+            }
+
+            #[test]
+            fn when_a_rank_is_killed_the_others_end_and_nothing_is_left() {
+                a_rank_is_killed(Setting::$setting);
+            }
+        })*
+    };
+}
+
+settings! {
+    between_processes_of_one_daemon: Direct,
+    between_hosts: Tcp,
+    between_users: Users,
 }

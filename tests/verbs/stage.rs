@@ -32,7 +32,7 @@ pub struct Stage {
     /// The next case's, in namespaces where nobody else has any.
     port: u16,
     /// Ends after the daemons on it.
-    apart: Apart,
+    pub apart: Apart,
 }
 
 impl Stage {
@@ -91,7 +91,7 @@ impl Stage {
         }
         self.is_empty();
         let after = self.read_figures();
-        self.went_over(case, &before, &after)
+        self.went_over(case.bytes, &before, &after)
     }
 
     /// Waits until the daemons have nothing left of any session.
@@ -148,15 +148,20 @@ impl Stage {
         }
     }
 
-    /// Whether the bytes of a case are those that the daemons have placed in the meantime.
-    fn went_over(&self, case: &Case, before: &[Figures], after: &[Figures]) -> Result<(), String> {
+    /// Whether so many bytes are among those that the daemons have placed in the meantime.
+    pub fn went_over(
+        &self,
+        bytes: u64,
+        before: &[Figures],
+        after: &[Figures],
+    ) -> Result<(), String> {
         let rose = |name: &str| -> Vec<u64> {
             let of = |(before, after): (&Figures, &Figures)| after.of(name) - before.of(name);
             before.iter().zip(after).map(of).collect()
         };
         let placed: u64 = rose("rnicd_placed_bytes_total").iter().sum();
-        if placed < case.bytes {
-            return Err(format!("{placed} bytes placed instead of {}", case.bytes));
+        if placed < bytes {
+            return Err(format!("{placed} bytes placed instead of {bytes}"));
         }
         let moved: Vec<u64> = match self.setting {
             Setting::Direct => return Ok(()),
@@ -174,14 +179,14 @@ impl Stage {
                 })
                 .collect(),
         };
-        match case.bytes > 0 && moved.contains(&0) {
+        match bytes > 0 && moved.contains(&0) {
             true => Err(format!("bytes of only one end are counted: {moved:?}")),
             false => Ok(()),
         }
     }
 
     /// What the daemons have counted. Nobody may have a session.
-    fn read_figures(&self) -> Vec<Figures> {
+    pub fn read_figures(&self) -> Vec<Figures> {
         let read = |(n, daemon): (usize, &Daemon)| {
             Figures::read(daemon, &self.figures.path().join(n.to_string()))
         };
@@ -193,7 +198,8 @@ impl Stage {
         &self.daemons[end % self.daemons.len()]
     }
 
-    fn side(&self, end: usize) -> Side {
+    /// The host of one of the ends.
+    pub fn side(&self, end: usize) -> Side {
         match (self.setting, end) {
             (Setting::Tcp, CLIENT) => Side::B,
             _ => Side::A,
@@ -208,23 +214,37 @@ impl Stage {
         Ok((self.start(CLIENT, case.client), case.client_says))
     }
 
+    /// What runs the program that follows as the user of an end.
+    pub fn as_user(&self, end: usize) -> Vec<String> {
+        let Some(uid) = self.uid(end) else { return Vec::new() };
+        let [user, group] = [format!("--reuid={uid}"), format!("--regid={uid}")];
+        vec!["setpriv".to_owned(), user, group, "--clear-groups".to_owned()]
+    }
+
+    /// The user of an end, where they differ.
+    pub fn uid(&self, end: usize) -> Option<u32> {
+        (self.setting == Setting::Users).then_some(UIDS[end])
+    }
+
+    /// The environment of an end's programs, as `rnic-run` has it.
+    pub fn environment(&self, end: usize) -> [(&'static str, PathBuf); 4] {
+        let socket = self.daemon(end).socket();
+        [
+            ("LD_LIBRARY_PATH", self.libraries.clone()),
+            ("LD_PRELOAD", self.libraries.join("librnic_preload.so")),
+            ("RNIC_SOCKET", socket.to_owned()),
+            ("RNIC_TREE", socket.with_file_name("rnicd.sock.tree")),
+        ]
+    }
+
     /// Starts one of the ends.
     pub fn start(&self, end: usize, words: &str) -> Process {
         let mut command = self.apart.on(self.side(end));
-        if self.setting == Setting::Users {
-            let uid = UIDS[end];
-            command.args(["setpriv", &format!("--reuid={uid}"), &format!("--regid={uid}")]);
-            command.arg("--clear-groups");
-        }
+        command.args(self.as_user(end));
         let (ip, port) = (self.side(SERVER).ip(), self.port.to_string());
         let fill = |word: &str| word.replace("{ip}", ip).replace("{port}", &port);
         command.args(words.split_whitespace().map(fill));
-        command.env("LD_LIBRARY_PATH", &self.libraries);
-        let socket = self.daemon(end).socket();
-        command.env("RNIC_SOCKET", socket);
-        // As `rnic-run` has it.
-        command.env("LD_PRELOAD", self.libraries.join("librnic_preload.so"));
-        command.env("RNIC_TREE", socket.with_file_name("rnicd.sock.tree"));
+        command.envs(self.environment(end));
         // Why something was refused, should it be.
         command.env("RNIC_LOG", "debug").env("RUST_BACKTRACE", "1").current_dir("/");
         // Some fork: killed, they are to leave nobody behind.
