@@ -1,8 +1,6 @@
 //! Connections of librdmacm, made and ended in every order, over both paths: the events at both
 //! ends, what they bring, and what becomes of queue pairs and receives.
 
-use std::process::Command;
-
 use rnic_tests::{Daemon, PATHS, Process, binaries, engine, verbs};
 
 /// Runs a part of the program over each path.
@@ -13,9 +11,8 @@ fn run(part: &str) {
         // A peer that does not answer is not waited for for long.
         let config = engine(1, path) + "[mpa]\nreply_deadline = \"1s\"\n";
         let daemon = Daemon::start(binaries!(), &config);
-        let mut command = Command::new(&program);
-        command.arg(part).env("LD_LIBRARY_PATH", verbs::directory());
-        command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+        let mut command = verbs::command(&program, &daemon);
+        command.arg(part);
         assert_eq!(Process::start(command).succeed(), ["done"], "{path}");
         daemon.is_empty();
     }

@@ -1,7 +1,6 @@
 //! Ids of `RDMA_PS_UDP` of librdmacm, both ends in one program: the events, and what they bring.
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::process::Command;
 
 use rnic_tests::{Daemon, PATHS, Process, binaries, engine, verbs};
 
@@ -16,9 +15,8 @@ fn run(part: &str) {
         let more = format!("[mpa]\nreply_deadline = \"1s\"\n[wired]\nport = {port}\n");
         let config = engine(1, path) + &more;
         let daemon = Daemon::start(binaries!(), &config);
-        let mut command = Command::new(&program);
-        command.arg(part).env("LD_LIBRARY_PATH", verbs::directory());
-        command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+        let mut command = verbs::command(&program, &daemon);
+        command.arg(part);
         assert_eq!(Process::start(command).succeed(), ["done"], "{path}");
         daemon.is_empty();
     }

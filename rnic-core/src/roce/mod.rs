@@ -12,6 +12,8 @@ mod ip;
 pub mod packet;
 pub mod sidr;
 
+use std::net::IpAddr;
+
 use crate::types::{Gid, QpId};
 
 /// Bytes of data in one datagram, at most: those of the largest path MTU.
@@ -36,6 +38,15 @@ pub struct Datagram {
     pub immediate: Option<u32>,
     /// The receiver's solicited event is asked for.
     pub solicited: bool,
+}
+
+/// Whether an address is one host's, from wherever it is looked at: datagrams go to no others.
+pub fn is_a_host(ip: IpAddr) -> bool {
+    let several = match ip {
+        IpAddr::V4(ip) => ip.is_broadcast() || ip.is_multicast(),
+        IpAddr::V6(ip) => ip.is_multicast(),
+    };
+    !several && !ip.is_unspecified()
 }
 
 #[cfg(test)]

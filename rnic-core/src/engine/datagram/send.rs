@@ -1,6 +1,6 @@
 //! Datagrams from the send queue to whoever they name.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use crate::device::memory::Payload;
 use crate::engine::Engine;
@@ -12,7 +12,7 @@ use crate::engine::requester::RequestError;
 use crate::engine::requester::message::{Addressed, Gather, GatherFault, Segment};
 use crate::engine::schedule::{CALL_COST, REQUEST_COST};
 use crate::engine::state::EngineState;
-use crate::roce::{Datagram, grh, packet};
+use crate::roce::{Datagram, grh, is_a_host, packet};
 use crate::types::{QpId, Time};
 
 impl Engine {
@@ -167,15 +167,6 @@ impl Qp {
             *psn = psn.wrapping_add(1) & LOW_24;
         }
     }
-}
-
-/// Whether an address is one host's, from wherever it is looked at.
-fn is_a_host(ip: IpAddr) -> bool {
-    let several = match ip {
-        IpAddr::V4(ip) => ip.is_broadcast() || ip.is_multicast(),
-        IpAddr::V6(ip) => ip.is_multicast(),
-    };
-    !several && !ip.is_unspecified()
 }
 
 /// Bytes of a segment that every datagram fits.

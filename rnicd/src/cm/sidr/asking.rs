@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use rnic_core::abi::control::Refusal;
+use rnic_core::roce::is_a_host;
 use rnic_core::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, filled_up};
 use rnic_core::types::{AddressPair, QpId, SessionId, Time};
 use rustix::io::Errno;
@@ -176,15 +177,6 @@ fn towards(peer: IpAddr) -> io::Result<IpAddr> {
     // Nothing listens at that port; the kernel finds a route all the same.
     probe.connect((peer, 9))?;
     Ok(probe.local_addr()?.ip())
-}
-
-/// Whether an address is one host's.
-fn is_a_host(ip: IpAddr) -> bool {
-    let several = match ip {
-        IpAddr::V4(ip) => ip.is_broadcast() || ip.is_multicast(),
-        IpAddr::V6(ip) => ip.is_multicast(),
-    };
-    !several && !ip.is_unspecified()
 }
 
 /// Before a request is sent for the second time; each pause is twice the one before.
