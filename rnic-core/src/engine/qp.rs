@@ -82,6 +82,8 @@ pub(super) struct Qp {
 pub(super) enum OutgoingFpdu {
     /// The next segment of the message in progress.
     Segment(Segment),
+    /// By the direct path, several of them at once: as one, and how many they are.
+    Run { run: Segment, segments: u32 },
     /// The first FPDU of a peer-to-peer stream, no message of the application's.
     Rtr,
     /// The Terminate of this side.
@@ -92,6 +94,8 @@ pub(super) enum OutgoingFpdu {
 pub(super) enum IncomingFpdu {
     /// With a valid CRC, and Markers where they belong; over TCP a Terminate as well.
     Segment,
+    /// By the direct path, several of them at once.
+    Run { segments: u32 },
     /// The peer's Terminate by the direct path.
     Terminate,
 }
@@ -172,17 +176,17 @@ impl Qp {
     /// connection ends never leaves.
     #[inline]
     pub(super) fn fpdu_sent(&mut self, fpdu: &OutgoingFpdu, queued: Option<u64>) {
-        match fpdu {
-            OutgoingFpdu::Segment(segment) => {
-                let counters = &self.core.shared;
-                counters.segments_sent.add(1);
-                let data = self.requester.message().map_or(0, |m| m.data_in(segment));
-                counters.bytes_sent.add(u64::from(data));
-                self.requester.segment_sent(&self.core, segment.len, queued);
-            }
+        let (segment, segments) = match fpdu {
+            OutgoingFpdu::Segment(segment) => (segment, 1),
+            OutgoingFpdu::Run { run, segments } => (run, *segments),
             // These are the stream's own, and counted nowhere.
-            OutgoingFpdu::Rtr | OutgoingFpdu::Terminate => {}
-        }
+            OutgoingFpdu::Rtr | OutgoingFpdu::Terminate => return,
+        };
+        let counters = &self.core.shared;
+        counters.segments_sent.add(u64::from(segments));
+        let data = self.requester.message().map_or(0, |m| m.data_in(segment));
+        counters.bytes_sent.add(u64::from(data));
+        self.requester.segment_sent(&self.core, segment.len, queued);
     }
 
     /// An FPDU has arrived: every one passes here once, by either path, before its headers are
@@ -191,6 +195,9 @@ impl Qp {
     pub(super) fn fpdu_received(&mut self, fpdu: IncomingFpdu) {
         match fpdu {
             IncomingFpdu::Segment => self.core.shared.segments_received.add(1),
+            IncomingFpdu::Run { segments } => {
+                self.core.shared.segments_received.add(u64::from(segments));
+            }
             IncomingFpdu::Terminate => {}
         }
     }

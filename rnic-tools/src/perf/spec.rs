@@ -100,7 +100,7 @@ impl Spec {
             batch: 1,
             qps: 1,
             active: 1,
-            wait: Wait::Adaptive,
+            wait: Wait::Polled,
             wired: false,
         }
     }

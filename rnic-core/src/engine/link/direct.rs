@@ -39,13 +39,8 @@ impl Qp {
             && peer.responder.takes_responses()
             && self.next_message(engine)
         {
-            //= DDP-5.3-2
-            // Version and segment size are those of a TCP connection inside this machine.
-            let Some(segment) = self.requester.next_segment(SEGMENT, VERSION) else { break };
-            if !self.hand_over(peer, engine, segment) {
-                break;
-            }
-            self.core.turn.charge(i64::from(segment.len).max(REQUEST_COST));
+            let Some(taken) = self.hand_over_some(peer, engine) else { break };
+            self.core.turn.charge(i64::from(taken).max(REQUEST_COST));
             unretired += 1;
             if unretired == RETIRE_EVERY {
                 self.retire(engine);
@@ -55,6 +50,59 @@ impl Qp {
         self.retire(engine);
         self.requester.return_slots(&self.core, engine);
         self.finish_if_drained(engine);
+    }
+
+    /// Hands the next segment to the peer, or a run of them: how many bytes that were. `None` if
+    /// they must be staged first.
+    #[inline]
+    fn hand_over_some(&mut self, peer: &mut Qp, engine: &mut EngineState) -> Option<u32> {
+        if let Some(run) = self.next_run(engine)
+            && self.hand_over_run(peer, engine, run)
+        {
+            return Some(run.len);
+        }
+        //= DDP-5.3-2
+        // Version and segment size are those of a TCP connection inside this machine.
+        let segment = self.requester.next_segment(SEGMENT, VERSION)?;
+        self.hand_over(peer, engine, segment).then_some(segment.len)
+    }
+
+    /// Several segments of a long message at once, as if they were one: the copy likes that. Only
+    /// from shared memory to shared memory, and while nobody else waits for a turn.
+    #[inline]
+    fn next_run(&self, engine: &EngineState) -> Option<Segment> {
+        let message = self.requester.message()?;
+        let HeaderTemplate::Tagged { stag, .. } = message.head else { return None };
+        if message.total - message.sent <= PAYLOAD || engine.schedule.is_shared() {
+            return None;
+        }
+        let shared = engine.stags.all_shared(std::iter::once(stag))
+            && self.requester.is_in_shared_memory(&engine.stags);
+        shared.then(|| message.next_segment(RUN, VERSION))
+    }
+
+    /// Hands a run of segments to the peer. False if it does not take them as one; then they go one
+    /// by one, so that those before a fault arrive and it is the segment with the fault that is
+    /// named.
+    fn hand_over_run(&mut self, peer: &mut Qp, engine: &mut EngineState, run: Segment) -> bool {
+        let Some(message) = self.requester.message() else { return false };
+        let incoming = incoming_of(message, &run);
+        // Nobody looks at its length, since faults are found again in a segment.
+        let origin = Origin::Direct { header: run.header, len: 0 };
+        let source =
+            PayloadSource::Sender { requester: &self.requester, core: &self.core, len: run.len };
+        peer.note_communication(engine);
+        let arrived = peer.segment_arrived(engine, incoming, source, origin);
+        let consumed = matches!(arrived, Ok(SegmentFate::Consumed));
+        if consumed {
+            let segments = run.len.div_ceil(PAYLOAD);
+            peer.fpdu_received(IncomingFpdu::Run { segments });
+            self.fpdu_sent(&OutgoingFpdu::Run { run, segments }, None);
+            if !peer.responder.is_blocked() {
+                self.requester.acknowledge_all();
+            }
+        }
+        consumed
     }
 
     /// Hands a segment to the peer; false if its bytes must be staged first.
@@ -225,7 +273,11 @@ fn header_message_of(
 
 /// Bytes of a segment, header included: a tagged one carries whole pages, which the copy likes, and
 /// a step is short enough for the revocation that may wait for it.
-pub(super) const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
+pub(super) const SEGMENT: usize = PAYLOAD as usize + TaggedHeader::LEN;
+/// Bytes of a message in a tagged segment.
+const PAYLOAD: u32 = 15 * 4096;
+/// Bytes of a run of segments, likewise.
+const RUN: usize = 4 * PAYLOAD as usize + TaggedHeader::LEN;
 /// DDP and RDMAP version.
 //= DDP-4.1-10
 pub(super) const VERSION: u8 = 1;

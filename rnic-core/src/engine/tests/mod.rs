@@ -37,6 +37,7 @@ mod refusals;
 mod requests;
 mod revocation;
 mod rnr;
+mod runs;
 mod segmentation;
 mod siw;
 mod srq;

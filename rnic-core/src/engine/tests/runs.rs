@@ -1,0 +1,53 @@
+//! Long messages by the direct path, several segments of which are copied at once: what becomes of
+//! them is what becomes of segments that come one by one.
+
+use super::requests::Wr;
+use super::world::{A, B, Wiring, World};
+
+/// Bytes of a message in a segment.
+const PAYLOAD: usize = 15 * 4096;
+
+#[test]
+fn whole_runs_and_rests_arrive_and_are_counted_as_segments() {
+    let mut w = World::connected(Wiring::direct());
+    let (mut segments, mut bytes) = (0, 0);
+    for (wr_id, len) in [PAYLOAD, PAYLOAD + 1, 4 * PAYLOAD, 4 * PAYLOAD + 1, 9 * PAYLOAD - 3]
+        .into_iter()
+        .enumerate()
+    {
+        let (from, to, back) = (w.any_mr(A, len), w.any_mr(B, len), w.any_mr(A, len));
+        let pattern = from.pattern(wr_id as u8);
+        let wr_id = wr_id as u64;
+        w.post(A, &[Wr::write(wr_id, &[from.all()], &to, 0)]);
+        assert_eq!(w.completions(A), [format!("{wr_id} RdmaWrite")]);
+        assert!(to.bytes() == pattern, "{len} bytes");
+        segments += len.div_ceil(PAYLOAD) as u64;
+        bytes += len as u64;
+        let (sent, received) = (w.qps[A].shared.counters(), w.qps[B].shared.counters());
+        assert_eq!((sent.segments_sent, sent.bytes_sent), (segments, bytes), "{len} bytes");
+        assert_eq!((received.segments_received, received.bytes_received), (segments, bytes));
+
+        w.post(A, &[Wr::read(wr_id, back.all(), &to, 0)]);
+        assert_eq!(w.completions(A), [format!("{wr_id} RdmaRead {len}")]);
+        assert!(back.bytes() == pattern, "{len} bytes read");
+        // The request is a segment as well.
+        segments += 1;
+    }
+}
+
+#[test]
+fn what_comes_before_a_fault_arrives_and_nothing_behind() {
+    let mut w = World::connected(Wiring::direct());
+    let (from, to) = (w.any_mr(A, 8 * PAYLOAD), w.any_mr(B, 6 * PAYLOAD + PAYLOAD / 2));
+    let pattern = from.pattern(1);
+    w.post(A, &[Wr::write(1, &[from.all()], &to, 0)]);
+    let found = to.bytes();
+    assert!(found[..6 * PAYLOAD] == pattern[..6 * PAYLOAD]);
+    assert!(found[6 * PAYLOAD..].iter().all(|byte| *byte == 0));
+    // As over TCP, which would have taken the segments before the fault, and not the two others.
+    assert_eq!(w.qps[B].shared.counters().segments_received, 7);
+    // The peer names that one, with its length (14 bytes of header) and where it was to go.
+    let at = to.iova + 6 * PAYLOAD as u64;
+    let named = format!("{:04x}8140{:08x}{at:016x}", PAYLOAD + 14, to.stag.0);
+    assert_eq!(w.events(A), [format!("terminated by peer 1/1/01 {named}")]);
+}
