@@ -11,7 +11,7 @@ use rnic_core::abi::queue::{CHANNEL_RECORD_LEN, ChannelRecord};
 use rnic_core::types::{ChannelId, CqId};
 
 use crate::error::Error;
-use crate::inbox::{Inbox, deadline};
+use crate::inbox::{Inbox, Sleep, deadline};
 use crate::session::{Session, unexpected};
 
 /// Where the completion events of one or several CQs arrive (`ibv_create_comp_channel(3)`).
@@ -49,7 +49,9 @@ impl CompletionChannel {
         match session.request_with(RequestBody::CreateChannel, None)? {
             (ReplyBody::Channel { channel: id }, Some(socket)) => {
                 let records = Records::default();
-                let inbox = Inbox::new(socket, CHANNEL_RECORD_LEN, records, Records::sort);
+                // Who drains a channel is rid of stray records, and misses none that it needs.
+                let sleep = Sleep::Recv;
+                let inbox = Inbox::new(socket, CHANNEL_RECORD_LEN, records, Records::sort, sleep);
                 let session = session.clone();
                 Ok(CompletionChannel { inner: Arc::new(ChannelInner { session, id, inbox }) })
             }

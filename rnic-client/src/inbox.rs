@@ -2,7 +2,7 @@
 //!
 //! Events of all connections arrive on one socket, and completion events of several CQs on one
 //! channel, while each waiting thread cares for only one of them. Whoever waits first reads for
-//! everybody (there is no background thread): it sleeps in `poll`, sorts each packet into the
+//! everybody (there is no background thread): it sleeps on the socket, sorts each packet into the
 //! shared state and wakes the others to look. When it has what it came for, another one takes its
 //! place. Tasks of an executor, which cannot sleep here, read only while no thread does. What the
 //! packets mean is the business of `sort`; [`crate::events`] and [`crate::channel`] use this.
@@ -25,14 +25,26 @@ pub(crate) struct Inbox<S> {
     socket: OwnedFd,
     /// Puts one packet in its place; an error closes the inbox.
     sort: fn(&mut S, &[u8]) -> Result<(), Error>,
+    sleep: Sleep,
     shared: Mutex<InboxState<S>>,
     /// Something was sorted, the reader left, or the socket closed. Told by [`Inbox::tell`].
     changed: Condvar,
 }
 
+/// How a thread without a deadline sleeps on the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// In `poll`. What has arrived is read under the lock, so that it is either in the socket or
+    /// sorted, and [`Inbox::drain`] misses nothing.
+    Poll,
+    /// In `recv`: one system call less for each packet. Between `recv` and the lock a packet is
+    /// nowhere to be seen.
+    Recv,
+}
+
 struct InboxState<S> {
     sorted: S,
-    /// Room for the largest packet.
+    /// Room for the largest packet; with the thread that sleeps in `recv`, if one does.
     space: Box<[u8]>,
     /// A thread sleeps on the socket for all.
     reading: bool,
@@ -48,6 +60,7 @@ impl<S> Inbox<S> {
         packet: usize,
         sorted: S,
         sort: fn(&mut S, &[u8]) -> Result<(), Error>,
+        sleep: Sleep,
     ) -> Self {
         let space = vec![0; packet].into();
         let shared = Mutex::new(InboxState {
@@ -57,7 +70,7 @@ impl<S> Inbox<S> {
             tasks: Vec::new(),
             closed: false,
         });
-        Inbox { socket, sort, shared, changed: Condvar::new() }
+        Inbox { socket, sort, sleep, shared, changed: Condvar::new() }
     }
 
     /// Waits until `take` finds something, at most until `deadline` (`None`: as long as it takes).
@@ -90,14 +103,24 @@ impl<S> Inbox<S> {
                 continue;
             }
             shared.reading = true;
-            drop(shared);
-            let readable = wait_readable(self.socket.as_fd(), deadline);
-            shared = self.shared.lock();
-            shared.reading = false;
-            let outcome = match readable {
-                Ok(true) => self.read_one(&mut shared).map(|_| true),
-                other => other,
+            let outcome = if deadline.is_none() && self.sleep == Sleep::Recv {
+                // Nobody else reads meanwhile.
+                let mut space = std::mem::take(&mut shared.space);
+                drop(shared);
+                let received = self.sleep_in_recv(&mut space);
+                shared = self.shared.lock();
+                shared.space = space;
+                self.sort_one(&mut shared, received).map(|_| true)
+            } else {
+                drop(shared);
+                let readable = wait_readable(self.socket.as_fd(), deadline);
+                shared = self.shared.lock();
+                match readable {
+                    Ok(true) => self.read_one(&mut shared).map(|_| true),
+                    other => other,
+                }
             };
+            shared.reading = false;
             self.tell(&mut shared);
             match outcome {
                 Ok(true) => {}
@@ -205,28 +228,56 @@ impl<S> Inbox<S> {
 
     /// Reads and sorts one packet; `false` if there is none.
     fn read_one(&self, shared: &mut InboxState<S>) -> Result<bool, Error> {
-        let InboxState { sorted, space, closed, .. } = shared;
+        let received = self.receive(&mut shared.space, RecvFlags::DONTWAIT);
+        self.sort_one(shared, received)
+    }
+
+    /// Sleeps until there is a packet, also where somebody has made the descriptor non-blocking.
+    fn sleep_in_recv(&self, space: &mut [u8]) -> Result<usize, Errno> {
         loop {
-            return match recv(&self.socket, &mut **space, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => Ok(false),
-                Err(Errno::CONNRESET) | Ok((_, 0)) => {
-                    *closed = true;
-                    Ok(true)
-                }
-                Err(e) => {
-                    *closed = true;
-                    Err(Error::io("receiving events", e))
-                }
-                Ok((_, n)) => {
-                    let outcome = match space.get(..n) {
-                        Some(packet) => (self.sort)(sorted, packet),
-                        None => Err(Error::protocol(format!("an event of {n} bytes"))),
-                    };
-                    *closed |= outcome.is_err();
-                    outcome.map(|()| true)
-                }
-            };
+            match self.receive(space, RecvFlags::empty()) {
+                // What is wrong, if something is, the next `recv` says as well.
+                Err(Errno::AGAIN) => drop(wait_readable(self.socket.as_fd(), None)),
+                received => return received,
+            }
+        }
+    }
+
+    /// Bytes of the next packet, which may be more than there is space for; 0 at the end.
+    fn receive(&self, space: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
+        loop {
+            match recv(&self.socket, &mut *space, flags | RecvFlags::TRUNC) {
+                Err(Errno::INTR) => {}
+                received => return received.map(|(_, n)| n),
+            }
+        }
+    }
+
+    /// Sorts what was received into the space; `false` if that was nothing.
+    fn sort_one(
+        &self,
+        shared: &mut InboxState<S>,
+        received: Result<usize, Errno>,
+    ) -> Result<bool, Error> {
+        let InboxState { sorted, space, closed, .. } = shared;
+        match received {
+            Err(Errno::AGAIN) => Ok(false),
+            Err(Errno::CONNRESET) | Ok(0) => {
+                *closed = true;
+                Ok(true)
+            }
+            Err(e) => {
+                *closed = true;
+                Err(Error::io("receiving events", e))
+            }
+            Ok(n) => {
+                let outcome = match space.get(..n) {
+                    Some(packet) => (self.sort)(sorted, packet),
+                    None => Err(Error::protocol(format!("an event of {n} bytes"))),
+                };
+                *closed |= outcome.is_err();
+                outcome.map(|()| true)
+            }
         }
     }
 }
@@ -276,6 +327,11 @@ mod tests {
 
     #[test]
     fn draining_leaves_nobody_asleep() {
+        drain_beside_a_sleeper(Sleep::Poll);
+        drain_beside_a_sleeper(Sleep::Recv);
+    }
+
+    fn inbox(sleep: Sleep) -> (Arc<Inbox<Vec<u8>>>, OwnedFd) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
@@ -283,7 +339,39 @@ mod tests {
             sorted.extend(packet);
             Ok(())
         };
-        let inbox = Arc::new(Inbox::new(ours, 1, Vec::new(), sort));
+        (Arc::new(Inbox::new(ours, 1, Vec::new(), sort, sleep)), theirs)
+    }
+
+    #[test]
+    fn who_sleeps_in_recv_is_told_of_packets_the_end_and_nonsense_like_others() {
+        for nonblocking in [false, true] {
+            let (inbox, theirs) = inbox(Sleep::Recv);
+            if nonblocking {
+                rustix::io::ioctl_fionbio(&inbox.socket, true).unwrap();
+            }
+            let of_waiter = inbox.clone();
+            let waiter = std::thread::spawn(move || {
+                let two = [(); 2].map(|()| of_waiter.wait(None, |sorted| sorted.pop()).unwrap());
+                (two, of_waiter.wait(None, |sorted| sorted.pop()))
+            });
+            for packet in [7, 8] {
+                send(&theirs, &[packet], SendFlags::empty()).unwrap();
+            }
+            drop(theirs);
+            let (mut two, end) = waiter.join().unwrap();
+            two.sort_unstable();
+            assert_eq!(two, [Some(7), Some(8)], "{nonblocking}");
+            assert!(matches!(end, Err(Error::DaemonGone)), "{end:?}");
+            assert!(inbox.is_closed());
+        }
+        let (inbox, theirs) = inbox(Sleep::Recv);
+        send(&theirs, &[1, 2], SendFlags::empty()).unwrap();
+        let end = inbox.wait(None, |sorted| sorted.pop());
+        assert!(matches!(&end, Err(Error::Protocol(why)) if why.contains("2 bytes")), "{end:?}");
+    }
+
+    fn drain_beside_a_sleeper(sleep: Sleep) {
+        let (inbox, theirs) = inbox(sleep);
         let (done, finished) = channel();
         for round in 0..2000_u32 {
             let (inbox_of_waiter, done) = (inbox.clone(), done.clone());

@@ -23,7 +23,7 @@ use rnic_core::types::SessionId;
 use crate::control::{Control, Welcome};
 use crate::error::Error;
 use crate::events::Events;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, Sleep};
 use crate::lease::LocalKeys;
 
 pub(crate) struct Session {
@@ -85,7 +85,7 @@ impl Session {
             cpus: cpus(),
             channel: Mutex::new(ControlChannel { control, arenas: vec![(0, arena)] }),
             doorbells,
-            events: Inbox::new(events, MAX_MESSAGE, Events::new(), Events::sort),
+            events: Inbox::new(events, MAX_MESSAGE, Events::new(), Events::sort, Sleep::Poll),
             local_keys: LocalKeys::default(),
             attached: Mutex::new(false),
             gone: AtomicBool::new(false),
