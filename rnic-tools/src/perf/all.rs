@@ -1,17 +1,13 @@
 //! The table of design goals, row by row, with private daemons in each configuration.
 
 use std::path::Path;
-use std::thread::sleep;
-use std::time::Duration;
-
-use rnic_client::Context;
 
 use super::bench::{Amount, Bench, Measured, Subject};
 use super::calls::calls;
 use super::daemon::Setup;
 use super::error::PerfError;
+use super::footprint::{IDLE, UseOfMemory, idle_cpu};
 use super::goals::{goals, subjects};
-use super::machine::{anonymous_memory, cpu_use, tick};
 use super::report::{Figure, Goal, Measure, Outcome, Row};
 use super::site::{Site, words};
 use super::spec::{Flow, Op, Spec, Wait};
@@ -229,31 +225,6 @@ fn many_qps(
     ])
 }
 
-/// Milliseconds of CPU time and the thread switches of a daemon that has nothing to do.
-fn idle_cpu(context: &Context) -> Result<(f64, f64), PerfError> {
-    let pid = context.status()?.pid;
-    sleep(SETTLE);
-    let before = cpu_use(pid)?;
-    sleep(IDLE);
-    let after = cpu_use(pid)?;
-    let ticks = after.ticks - before.ticks;
-    let switches = after.switches.saturating_sub(before.switches);
-    Ok((ticks as f64 * tick().as_secs_f64() * 1e3, switches as f64))
-}
-
-/// Bytes that the daemon of the driver has.
-struct UseOfMemory {
-    anonymous: u64,
-    arenas: u64,
-}
-
-impl UseOfMemory {
-    fn of(context: &Context) -> Result<Self, PerfError> {
-        let status = context.status()?;
-        Ok(UseOfMemory { anonymous: anonymous_memory(status.pid)?, arenas: status.arena_bytes })
-    }
-}
-
 fn failed(title: &str, kind: Measure, words: &str, e: &PerfError) -> Row {
     Row::failed(title.to_owned(), kind, words, e.to_string())
 }
@@ -265,10 +236,6 @@ const STREAM: u64 = 64 << 20;
 const FEW: u32 = 10;
 /// Depth of all queues in the rows about many QPs.
 const DEPTH: u32 = 16;
-/// How long an idle daemon is watched.
-const IDLE: Duration = Duration::from_secs(3);
-/// How long it has to become idle.
-const SETTLE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {

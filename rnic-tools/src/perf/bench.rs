@@ -1,7 +1,7 @@
 //! One measurement: RDMA and its yardsticks in turn, round by round, in the same two processes.
 
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rnic_client::Context;
 
@@ -129,7 +129,7 @@ impl<'a> Bench<'a> {
         let mut ends = Vec::new();
         for &subject in subjects {
             if let Some(spec) = subject.spec(spec) {
-                ends.push(Self::link(context, peer, subject, &spec, ends.len())?);
+                ends.push(Self::link(context, peer, subject, &spec, ends.len())?.0);
             }
         }
         let any = |wanted: fn(&Subject) -> bool| subjects.iter().any(wanted);
@@ -161,19 +161,22 @@ impl<'a> Bench<'a> {
         RawEnd::new(stream, spec.clone())
     }
 
-    /// Makes both ends of a subject, the peer's being its `n`th.
+    /// Makes both ends of a subject, the peer's being its `n`th. Says how long it took to connect
+    /// their QPs.
     fn link(
         context: &Context,
         peer: &mut Peer,
         subject: Subject,
         spec: &Spec,
         n: usize,
-    ) -> Result<Rdma, PerfError> {
+    ) -> Result<(Rdma, Duration), PerfError> {
         let end = End::new(context, Role::Driver, spec)?;
         let places = if spec.wired { end.places(context)? } else { Vec::new() };
         let sink = end.sink();
         peer.command(&Command::Link { end: n, spec: spec.clone(), sink, places })?;
-        let remote = match peer.reply()? {
+        let reply = peer.reply()?;
+        let start = Instant::now();
+        let remote = match reply {
             Reply::Listening { address, source, sink } => {
                 end.connect(address)?;
                 RemoteMemory { source: Some(source), sink }
@@ -185,7 +188,20 @@ impl<'a> Bench<'a> {
             other => return Err(unexpected(&other)),
         };
         peer.await_reply(&Reply::Done)?;
-        Ok(Rdma { subject, end, remote })
+        Ok((Rdma { subject, end, remote }, start.elapsed()))
+    }
+
+    /// Connects the QPs of one more measurement, one after the other, and ends them. Connections
+    /// per second, each established at both ends.
+    pub fn connect_more(&mut self, context: &Context, spec: &Spec) -> Result<f64, PerfError> {
+        let n = self.ends.len();
+        let mut link = |spec: &Spec| Self::link(context, self.peer, Subject::Rdma, spec, n);
+        let connected = link(spec).and_then(|(_, spent)| {
+            // The peer's are gone when it has made the next ones.
+            link(&Spec { qps: 1, active: 1, ..spec.clone() })?;
+            Ok(f64::from(spec.qps) / spent.as_secs_f64())
+        });
+        connected.map_err(|e| self.peer.explain(e))
     }
 
     /// The driver's end of the first subject, and what it may reach at the peer's.

@@ -14,9 +14,13 @@ use super::compare::{CompareOptions, SIZES, compare, draw, render};
 use super::daemon;
 use super::error::PerfError;
 use super::goals::{goals, subjects};
+use super::load::serve_load;
 use super::machine::Machine;
+use super::neighbours::{NeighbourOptions, neighbours};
 use super::peer::{Peer, open, peer_program, serve, serve_relay};
 use super::report::{Measure, Report, Row, daemon_in_words};
+use super::scale::{ScaleOptions, scale};
+use super::smoke::{SmokeOptions, complaint, smoke};
 use super::spec::{Flow, Op, Spec, Wait};
 use super::table::parse_bytes;
 use crate::cli;
@@ -112,6 +116,49 @@ enum What {
         #[command(flatten)]
         rounds: Rounds,
     },
+    /// What grows with idle objects: a Write beside many QPs, regions and sessions, connecting beside
+    /// many connections; and two workers against one. Private daemons.
+    Scale {
+        /// The rnicd to start [default: the one beside this program].
+        #[arg(long)]
+        rnicd: Option<PathBuf>,
+        /// Most QPs of a daemon; ten times as many regions, a tenth as many sessions.
+        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(10..=10_000))]
+        qps: u32,
+        /// Only parts of which this is said: "qps", "regions", "sessions", "connections",
+        /// "workers", as in "qps, direct" or "tcp".
+        #[arg(long, default_value = "")]
+        only: String,
+        #[command(flatten)]
+        rounds: Rounds,
+    },
+    /// Latency of a ping-pong while another user's program (root: as uid 65534) writes 1 MiB
+    /// messages as fast as it can, by one worker and by two. Private daemons.
+    Neighbours {
+        /// The rnicd to start [default: the one beside this program].
+        #[arg(long)]
+        rnicd: Option<PathBuf>,
+        /// Only with daemons of which this is said, as in "direct" or "one worker".
+        #[arg(long, default_value = "")]
+        only: String,
+        #[command(flatten)]
+        rounds: Rounds,
+    },
+    /// Whether anything is much slower than it should be, in half a minute, for CI. Private daemons.
+    ///
+    /// A handful of ratios with generous bounds. What misses is measured again, up to two times;
+    /// exit code 1 if it misses each time.
+    Smoke {
+        /// The rnicd to start [default: the one beside this program].
+        #[arg(long)]
+        rnicd: Option<PathBuf>,
+        /// How long a round of each subject is.
+        #[arg(long, default_value = "0.15", value_parser = seconds)]
+        seconds: Duration,
+        /// Print every figure, the parameters and the machine as JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Beside other people's benchmarks (ucx_perftest, fi_pingpong), run in turn with ours.
     Compare {
         /// The rnicd to start [default: the one beside this program].
@@ -138,6 +185,14 @@ enum What {
     /// The second process of a relay; started by the first one.
     #[command(hide = true)]
     Relay,
+    /// Traffic of another program; started by the first one.
+    #[command(hide = true)]
+    Load {
+        #[arg(long)]
+        socket: Option<PathBuf>,
+        #[arg(long)]
+        peer_socket: Option<PathBuf>,
+    },
 }
 
 #[derive(Clone, Debug, Args)]
@@ -181,6 +236,15 @@ pub fn main() -> ExitCode {
         }
         What::Relay => {
             return serve_relay().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+        }
+        What::Load { socket, peer_socket } => {
+            return serve_load(socket.as_deref(), peer_socket.as_deref())
+                .map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+        }
+        What::Scale { rnicd, qps, only, rounds } => run_scale(rnicd, qps, &only, &rounds),
+        What::Neighbours { rnicd, only, rounds } => run_neighbours(rnicd, &only, &rounds),
+        What::Smoke { rnicd, seconds, json } => {
+            run_smoke(rnicd, &Rounds { seconds, rounds: SMOKE_ROUNDS, json })
         }
         What::All { rnicd, qps, only, rounds } => run_all(rnicd, qps, &only, &rounds),
         What::Compare { rnicd, sizes, only, svg, rounds } => {
@@ -240,7 +304,14 @@ impl Run {
                 let spec = |op| Spec { qps, active, ..stream(op) };
                 (Measure::Rate, op.into_iter().map(spec).collect(), common)
             }
-            What::All { .. } | What::Compare { .. } | What::Peer { .. } | What::Relay => {
+            What::All { .. }
+            | What::Scale { .. }
+            | What::Neighbours { .. }
+            | What::Smoke { .. }
+            | What::Compare { .. }
+            | What::Peer { .. }
+            | What::Relay
+            | What::Load { .. } => {
                 return Err(PerfError::Arguments("measures no single operation".to_owned()));
             }
         };
@@ -293,10 +364,60 @@ fn run_all(
     let rows = all(&options, &mut |what| line.set_message(what.to_owned()))?;
     line.finish_and_clear();
     let complete = rows.iter().all(|row| row.failure.is_none());
-    print(&Report::new(machine, rounds.rounds, rows), rounds.json, |report| {
-        report.render() + "\n" + &report.render_summary()
-    })?;
+    print(&Report::new(machine, rounds.rounds, rows), rounds.json, all_of_it)?;
     Ok(complete)
+}
+
+fn run_scale(
+    rnicd: Option<PathBuf>,
+    qps: u32,
+    only: &str,
+    rounds: &Rounds,
+) -> Result<bool, PerfError> {
+    let rows = with_daemons(rnicd, rounds, all_of_it, |rnicd, amount, progress| {
+        let options = ScaleOptions { rnicd, qps, only, amount, rounds: rounds.rounds };
+        scale(&options, progress)
+    })?;
+    Ok(rows.iter().all(|row| row.failure.is_none()))
+}
+
+fn run_neighbours(rnicd: Option<PathBuf>, only: &str, rounds: &Rounds) -> Result<bool, PerfError> {
+    let rows = with_daemons(rnicd, rounds, all_of_it, |rnicd, amount, progress| {
+        neighbours(&NeighbourOptions { rnicd, only, amount, rounds: rounds.rounds }, progress)
+    })?;
+    Ok(rows.iter().all(|row| row.failure.is_none()))
+}
+
+fn run_smoke(rnicd: Option<PathBuf>, rounds: &Rounds) -> Result<bool, PerfError> {
+    let rows = with_daemons(rnicd, rounds, Report::render_summary, |rnicd, amount, progress| {
+        smoke(&SmokeOptions { rnicd, amount, rounds: rounds.rounds }, progress)
+    })?;
+    let complaints: Vec<String> = rows.iter().filter_map(complaint).collect();
+    complaints.iter().for_each(|complaint| cli::complain("rnic-perf", complaint));
+    Ok(complaints.is_empty())
+}
+
+/// Each row as a table, then all as one.
+fn all_of_it(report: &Report) -> String {
+    report.render() + "\n" + &report.render_summary()
+}
+
+/// Measures rows with private daemons and prints them.
+fn with_daemons(
+    rnicd: Option<PathBuf>,
+    rounds: &Rounds,
+    render: fn(&Report) -> String,
+    measure: impl FnOnce(&Path, Amount, &mut dyn FnMut(&str)) -> Vec<Row>,
+) -> Result<Vec<Row>, PerfError> {
+    let line = progress_line();
+    let rnicd = daemon::find(rnicd)?;
+    let machine = Machine::this();
+    let amount = Amount::Time(rounds.seconds);
+    let rows = measure(&rnicd, amount, &mut |what| line.set_message(what.to_owned()));
+    line.finish_and_clear();
+    let report = Report::new(machine, rounds.rounds, rows);
+    print(&report, rounds.json, render)?;
+    Ok(report.rows)
 }
 
 fn run_compare(
@@ -338,6 +459,9 @@ fn print(
     };
     cli::say(text.trim_end()).map_err(PerfError::io("printing"))
 }
+
+/// Of the smoke test.
+const SMOKE_ROUNDS: u32 = 3;
 
 fn bytes_u32(text: &str) -> Result<u32, String> {
     u32::try_from(parse_bytes(text)?).map_err(|_| "is more than 4 GiB".to_owned())
@@ -405,6 +529,10 @@ mod tests {
             ("bw --seconds 1 --iters 5", "--iters"),
             ("bw --frobnicate", "--frobnicate"),
             ("bw --op fly", "fly"),
+            ("scale --qps 9", "--qps"),
+            ("scale --qps 20000", "--qps"),
+            ("neighbours --rounds 0", "--rounds"),
+            ("smoke --seconds 0", "--seconds"),
         ] {
             let e = run(line).err().unwrap_or_default();
             assert!(e.contains(said), "{line}: {e}");

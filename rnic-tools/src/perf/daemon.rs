@@ -1,6 +1,7 @@
 //! Private daemons in the configurations that are compared.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,11 +20,24 @@ pub struct Setup {
     pub crc: bool,
     /// Most QPs of the daemon and of one session.
     pub qps: u32,
+    /// Threads that move data (`engine.workers`); `None` leaves it to the daemon.
+    pub workers: Option<u32>,
+    /// Most sessions of the daemon and of one user.
+    pub sessions: u32,
+    /// Other users than its own may use it.
+    pub others: bool,
 }
 
 impl Setup {
     /// The direct path, checksums elsewhere, few QPs.
-    pub const DIRECT: Setup = Setup { loopback_tcp: false, crc: true, qps: 1024 };
+    pub const DIRECT: Setup = Setup {
+        loopback_tcp: false,
+        crc: true,
+        qps: 1024,
+        workers: None,
+        sessions: 128,
+        others: false,
+    };
 
     /// The same over TCP.
     pub const TCP: Setup = Setup { loopback_tcp: true, ..Setup::DIRECT };
@@ -31,11 +45,18 @@ impl Setup {
     /// Text of the configuration file.
     fn config(self) -> String {
         let loopback = if self.loopback_tcp { "tcp" } else { "direct" };
-        let Setup { crc, qps, .. } = self;
+        let Setup { crc, qps, sessions, .. } = self;
+        let workers = self.workers.map_or("\"auto\"".to_owned(), |n| n.to_string());
+        let mode = if self.others { "0666" } else { "0600" };
+        // How fast connections are made may be what is measured.
         format!(
-            "[engine]\nloopback = \"{loopback}\"\n\
+            "[control]\nmode = \"{mode}\"\n\
+             [engine]\nloopback = \"{loopback}\"\nworkers = {workers}\n\
              [mpa]\ncrc = {crc}\n\
-             [limits]\nqps = {qps}\n\
+             [limits]\nqps = {qps}\nsessions = {sessions}\n\
+             [limits.user]\nsessions = {sessions}\n\
+             accepts_per_second = {RATE}\nconnections_per_second = {RATE}\n\
+             [limits.peer]\nconnections_per_second = {RATE}\n\
              [limits.session]\nqps = {qps}\n\
              [log]\nlevel = \"warn\"\n"
         )
@@ -57,6 +78,11 @@ impl Daemon {
             .prefix("rnic-perf-")
             .tempdir()
             .map_err(PerfError::io("making a temporary folder"))?;
+        if setup.others {
+            // They have to get to the socket.
+            fs::set_permissions(folder.path(), Permissions::from_mode(0o711))
+                .map_err(PerfError::io("opening a temporary folder to others"))?;
+        }
         let config = folder.path().join("rnicd.toml");
         let socket = folder.path().join("rnicd.sock");
         let log = folder.path().join("log");
@@ -137,6 +163,8 @@ pub fn find(named: Option<PathBuf>) -> Result<PathBuf, PerfError> {
     }
 }
 
+/// Connections per second that no limit is to be in the way of.
+const RATE: u32 = 1_000_000;
 /// How long a daemon may take to answer.
 const START: Duration = Duration::from_secs(10);
 /// How long it may take to stop in order.
@@ -155,7 +183,7 @@ mod tests {
         fs::write(&fake, "#!/bin/sh\necho \"$1: no such key: engine.loopback\" >&2\nexit 2\n")
             .unwrap();
         let mut mode = fs::metadata(&fake).unwrap().permissions();
-        std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+        mode.set_mode(0o755);
         fs::set_permissions(&fake, mode).unwrap();
         let e = Daemon::start(&fake, Setup::TCP).err().unwrap().to_string();
         assert!(e.contains("run: no such key") && e.contains("exit status: 2"), "{e}");
@@ -172,9 +200,14 @@ mod tests {
     #[test]
     fn configurations_differ_in_what_is_compared() {
         let config = Setup { crc: false, qps: 20_000, ..Setup::TCP }.config();
-        for line in ["loopback = \"tcp\"", "crc = false", "qps = 20000"] {
+        for line in ["loopback = \"tcp\"", "crc = false", "qps = 20000", "mode = \"0600\""] {
             assert!(config.contains(line), "{config}");
         }
-        assert!(Setup::DIRECT.config().contains("loopback = \"direct\""));
+        let config =
+            Setup { workers: Some(2), sessions: 9, others: true, ..Setup::DIRECT }.config();
+        for line in ["loopback = \"direct\"", "workers = 2", "sessions = 9", "mode = \"0666\""] {
+            assert!(config.contains(line), "{config}");
+        }
+        assert!(Setup::DIRECT.config().contains("workers = \"auto\""));
     }
 }

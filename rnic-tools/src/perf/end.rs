@@ -9,8 +9,8 @@ use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    AcceptOptions, Access, CompletionOpcode, ConnectOptions, Context, Listener, Mr, Qp, QpOptions,
-    QpType, RecvRequest, RemoteMr, SendRequest, Sending, Sge, Wiring,
+    AcceptOptions, Access, CompletionOpcode, ConnectOptions, Context, Listener, Mr, Pd, Qp,
+    QpOptions, QpType, RecvRequest, RemoteMr, SendRequest, Sending, Sge, Wiring,
 };
 
 use super::completions::{Completions, await_word};
@@ -56,6 +56,8 @@ pub struct End {
     posted: u64,
     /// Balls played so far by Writes.
     balls: u64,
+    /// Regions that nobody uses.
+    _idle: Vec<Mr>,
 }
 
 impl End {
@@ -76,6 +78,10 @@ impl End {
         let source = memory(both || sends, lent)?;
         let sink = memory(both || !sends, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let notes = memory(false, Access::LOCAL_WRITE)?;
+        let idle = match role {
+            Role::Peer => many_regions(context, &pd, spec.regions)?,
+            Role::Driver => Vec::new(),
+        };
         let entries = u32::try_from(spec.cq_entries()).unwrap_or(u32::MAX);
         let completions = Completions::new(context, entries, spec.wait)?;
         let options = QpOptions {
@@ -99,6 +105,7 @@ impl End {
             notes,
             posted: 0,
             balls: 0,
+            _idle: idle,
         };
         for at in 0..end.active.len() {
             for _ in 0..receives(role, spec) {
@@ -459,6 +466,14 @@ struct Arrived {
     messages: u64,
     /// The highest note among them.
     note: u64,
+}
+
+/// So many regions of one byte each, side by side in one buffer.
+pub fn many_regions(context: &Context, pd: &Pd, count: u32) -> Result<Vec<Mr>, PerfError> {
+    let buffer = context.create_shared_buffer(u64::from(count).max(1))?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let region = |n| Ok(pd.reg_mr(&buffer, n..n + 1, access)?);
+    (0..u64::from(count)).map(region).collect()
 }
 
 /// Requests for the places in turn, in batches whose last one is signaled.

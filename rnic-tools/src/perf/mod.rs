@@ -11,7 +11,9 @@
 //! One file per part: `spec` what is measured, `end` the RDMA ends, `peer` the second process,
 //! `bench` the rounds, `report` what is told of them, `all` the table of design goals. The
 //! yardsticks: `raw` TCP, `relay` through a third process, `copies` memcpy and CRC32C; `goals` says
-//! which ones a measurement has. `compare` has other people's benchmarks run in turn with ours.
+//! which ones a measurement has. `compare` has other people's benchmarks run in turn with ours. `scale`
+//! measures beside many idle objects, `neighbours` beside another user's `load`; `smoke` says whether
+//! anything has become much slower.
 
 mod all;
 mod bench;
@@ -23,15 +25,20 @@ mod copies;
 mod daemon;
 mod end;
 mod error;
+mod footprint;
 mod goals;
+mod load;
 mod machine;
+mod neighbours;
 mod peer;
 mod placement;
 mod quick;
 mod raw;
 mod relay;
 mod report;
+mod scale;
 mod site;
+mod smoke;
 mod spec;
 mod stats;
 mod table;

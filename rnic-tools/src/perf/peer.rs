@@ -2,6 +2,7 @@
 
 use std::io::{BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command as Program, Stdio};
 use std::time::{Duration, Instant};
@@ -134,8 +135,31 @@ pub fn relay_program() -> Result<Program, PerfError> {
 
 fn this_program(part: &str) -> Result<Program, PerfError> {
     let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
-    let mut program = Program::new(own);
+    // A load of another user may run what lies in a folder that is closed to it.
+    let mut program = Program::new(if own.exists() { own } else { THIS.into() });
     program.arg(part);
+    Ok(program)
+}
+
+/// The program of a load; it is run as that user, if one is named.
+pub fn load_program(
+    socket: Option<&Path>,
+    peer_socket: Option<&Path>,
+    user: Option<u32>,
+) -> Result<Program, PerfError> {
+    let mut program = match user {
+        None => this_program("load")?,
+        Some(id) => {
+            let mut program = Program::new(THIS);
+            program.arg("load").uid(id).gid(id).current_dir("/");
+            program
+        }
+    };
+    for (option, socket) in [("--socket", socket), ("--peer-socket", peer_socket)] {
+        if let Some(socket) = socket {
+            program.arg(option).arg(socket);
+        }
+    }
     Ok(program)
 }
 
@@ -174,6 +198,9 @@ fn obey(context: &Context) -> Result<(), PerfError> {
             }
             command @ (Command::RelayLink { .. } | Command::Relay { .. }) => {
                 pass_on(&mut page, Member::Third, command, &mut output)?;
+            }
+            command @ (Command::Load { .. } | Command::Go | Command::Rest) => {
+                return Err(unexpected(&command));
             }
         }
         say(&mut output, &Reply::Done)?;
@@ -253,6 +280,8 @@ fn raw_link(spec: Spec, output: &mut impl Write) -> Result<RawEnd, PerfError> {
     RawEnd::new(stream, spec)
 }
 
+/// The program that runs, whoever runs it and wherever it lies.
+const THIS: &str = "/proc/self/exe";
 /// Any port of the IPv4 loopback address.
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// How long a peer may take to end after a failure on this side.

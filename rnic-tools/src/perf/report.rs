@@ -355,7 +355,8 @@ pub fn daemon_in_words(status: &StatusInfo) -> String {
 /// Use of the CPUs by others that is worth a warning.
 const NOTICED: f64 = 0.05;
 
-fn figure(kind: Measure, spec: &Spec, measured: &Measured) -> Figure {
+/// The figure of a subject in the unit of its kind.
+pub fn figure(kind: Measure, spec: &Spec, measured: &Measured) -> Figure {
     let (unit, series) = match kind {
         Measure::Bw => ("GB/s", scaled(&measured.rates, f64::from(spec.size) / 1e9)),
         Measure::Rate => ("M/s", scaled(&measured.rates, 1e-6)),

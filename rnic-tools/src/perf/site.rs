@@ -30,19 +30,52 @@ impl Site {
 
     /// Starts the second process and opens both sessions.
     pub fn open(&self) -> Result<Ends, PerfError> {
-        let socket = |daemon: Option<&Daemon>| daemon.map(|d| d.socket().to_path_buf());
-        let context = open(socket(self.daemons.first()).as_deref())?;
-        let peer = Peer::start(peer_program(socket(self.daemons.last()).as_deref())?)?;
+        let context = open(self.socket())?;
+        let peer = Peer::start(peer_program(self.peer_socket())?)?;
         Ok(Ends { context, peer })
+    }
+
+    /// Of the driver's daemon.
+    pub fn socket(&self) -> Option<&Path> {
+        self.daemons.first().map(Daemon::socket)
+    }
+
+    /// Of the peer's daemon.
+    pub fn peer_socket(&self) -> Option<&Path> {
+        self.daemons.last().map(Daemon::socket)
     }
 }
 
 /// How the daemons are set up.
 pub fn words(setup: Setup, daemons: u32) -> String {
     let crc = if setup.crc { "on" } else { "off" };
-    match (setup.loopback_tcp, daemons) {
+    let all = match (setup.loopback_tcp, daemons) {
         (false, _) => "one daemon".to_owned(),
         (true, 1) => format!("one daemon, CRC {crc}"),
         (true, n) => format!("{n} daemons, CRC {crc}"),
+    };
+    match setup.workers {
+        None => all,
+        Some(1) => all + ", one worker",
+        Some(n) => format!("{all}, {n} workers"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_say_what_differs() {
+        let two = Setup { workers: Some(2), ..Setup::DIRECT };
+        let one = Setup { workers: Some(1), crc: false, ..Setup::TCP };
+        for (setup, daemons, said) in [
+            (Setup::DIRECT, 1, "one daemon"),
+            (two, 1, "one daemon, 2 workers"),
+            (Setup::TCP, 1, "one daemon, CRC on"),
+            (one, 2, "2 daemons, CRC off, one worker"),
+        ] {
+            assert_eq!(words(setup, daemons), said);
+        }
     }
 }

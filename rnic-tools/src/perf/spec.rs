@@ -86,6 +86,8 @@ pub struct Spec {
     pub wait: Wait,
     /// Whether the QPs are wired by hand instead of being connected.
     pub wired: bool,
+    /// Memory regions of one byte that the peer has besides.
+    pub regions: u32,
 }
 
 impl Spec {
@@ -102,6 +104,7 @@ impl Spec {
             active: 1,
             wait: Wait::Polled,
             wired: false,
+            regions: 0,
         }
     }
 

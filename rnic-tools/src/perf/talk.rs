@@ -53,6 +53,15 @@ pub enum Command {
         /// Blocking or not, and on which CPU.
         manner: Manner,
     },
+    /// Be a load: connect a pair of processes of its own for such a stream, be done.
+    Load {
+        /// Parameters of the stream.
+        spec: Spec,
+    },
+    /// Stream ([`Reply::Ready`]) until told to rest.
+    Go,
+    /// Stop streaming, tell how fast it was ([`Reply::Streamed`]).
+    Rest,
     /// Share the page of a relay, be done.
     RelayLink {
         /// A path of its memory.
@@ -102,6 +111,11 @@ pub enum Reply {
     RawListening {
         /// Address to which the driver connects its socket.
         address: SocketAddr,
+    },
+    /// The stream has stopped.
+    Streamed {
+        /// Messages per second.
+        rate: f64,
     },
     /// The measurement may start.
     Ready,

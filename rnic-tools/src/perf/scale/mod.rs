@@ -1,0 +1,174 @@
+//! What grows with the number of objects that have nothing to do, and what a second worker does.
+//!
+//! Each part measures the same work beside few and beside many idle objects, on private daemons of
+//! their own, in turn. Its row has the figure beside the most first, and the goal is about the
+//! ratio to the figure beside the fewest: who has nothing to do should cost nobody anything.
+
+mod connections;
+mod costs;
+mod qps;
+mod regions;
+mod sessions;
+mod workers;
+
+use std::path::Path;
+
+use super::bench::Amount;
+use super::daemon::Setup;
+use super::error::PerfError;
+use super::report::{Figure, Goal, Measure, Outcome, Row};
+use super::site::words;
+use super::spec::Spec;
+
+pub use costs::{Case, costs};
+pub use qps::few_and_many;
+
+/// Which daemon is measured beside how many objects, and how long.
+pub struct ScaleOptions<'a> {
+    /// The daemon's binary.
+    pub rnicd: &'a Path,
+    /// Most QPs of each daemon; ten times as many regions, a tenth as many sessions.
+    pub qps: u32,
+    /// Only parts of which this is said.
+    pub only: &'a str,
+    /// Per round and subject.
+    pub amount: Amount,
+    /// Rounds; the median counts.
+    pub rounds: u32,
+}
+
+/// Measures everything. What cannot be measured is a row that says why.
+pub fn scale(options: &ScaleOptions<'_>, progress: &mut dyn FnMut(&str)) -> Vec<Row> {
+    let parts: [(&str, Part); 5] = [
+        ("qps", qps::measure),
+        ("regions", regions::measure),
+        ("sessions", sessions::measure),
+        ("connections", connections::measure),
+        ("workers", workers::measure),
+    ];
+    let mut rows = Vec::new();
+    for (name, part) in parts {
+        for (path, place) in [("direct", Place::DIRECT), ("tcp", Place::TCP)] {
+            let title = format!("{name}, {path}");
+            if !title.contains(options.only) {
+                continue;
+            }
+            progress(&title);
+            match part(options, place) {
+                Ok(more) => rows.extend(more),
+                Err(e) => {
+                    let why = e.to_string();
+                    rows.push(Row::failed(title, Measure::Daemon, &place.words(), why));
+                }
+            }
+        }
+    }
+    rows
+}
+
+/// Measures one part on one path.
+type Part = fn(&ScaleOptions<'_>, Place) -> Result<Vec<Row>, PerfError>;
+
+/// Daemons of one kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// How they are set up.
+    pub setup: Setup,
+    /// One, or one for each end.
+    pub daemons: u32,
+}
+
+impl Place {
+    /// Both ends at one daemon.
+    pub const DIRECT: Place = Place { setup: Setup::DIRECT, daemons: 1 };
+    /// Each end at a daemon of its own.
+    pub const TCP: Place = Place { setup: Setup::TCP, daemons: 2 };
+
+    fn words(self) -> String {
+        words(self.setup, self.daemons)
+    }
+
+    /// Connections that give each daemon so many QPs: it may have one or both ends.
+    fn connections(self, qps: u32) -> u32 {
+        (qps / (3 - self.daemons)).max(1)
+    }
+}
+
+/// Counts from few to `most`.
+fn up_to(most: u32, counts: &[u32]) -> Vec<u32> {
+    let mut all: Vec<u32> = counts.iter().copied().filter(|count| *count < most).collect();
+    all.push(most);
+    all
+}
+
+/// A row whose first figure is beside the most. The goal is about its ratio to the last one.
+fn row(
+    subject: String,
+    kind: Measure,
+    (path, place): (&str, Place),
+    spec: &Spec,
+    figures: Vec<Figure>,
+    goal: Option<Goal>,
+) -> Row {
+    let first = figures.first().map_or(0.0, |figure| figure.median);
+    let last = figures.len().saturating_sub(1);
+    let outcome = |(n, figure): (usize, &Figure)| {
+        Outcome::new(&figure.what, first / figure.median, "", goal.filter(|_| n == last))
+    };
+    Row {
+        subject,
+        manner: String::new(),
+        kind,
+        path: path.to_owned(),
+        daemons: place.words(),
+        spec: Some(spec.clone()),
+        outcomes: figures.iter().enumerate().skip(1).map(outcome).collect(),
+        figures,
+        failure: None,
+    }
+}
+
+/// What a cost may grow by.
+const FLAT: Goal = Goal::AtMost(1.1);
+/// What a rate of objects made may fall to.
+const STEADY: Goal = Goal::AtLeast(0.8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_goal_is_about_the_most_against_the_fewest() {
+        let figure = |what: &str, ns| Figure::single(what, "ns", ns);
+        let figures = vec![figure("1000", 126.0), figure("100", 105.0), figure("10", 120.0)];
+        let spec = qps::work();
+        let of = ("direct", Place::DIRECT);
+        let row = row("cost".into(), Measure::Cost, of, &spec, figures, Some(FLAT));
+        let judged: Vec<_> = row.outcomes.iter().map(|o| (o.of.as_str(), o.met)).collect();
+        assert_eq!(judged, [("100", None), ("10", Some(true))]);
+        assert!((row.outcomes[0].value - 1.2).abs() < 1e-9);
+    }
+
+    #[test]
+    fn counts_go_up_to_the_most() {
+        assert_eq!(up_to(10_000, &[10, 100, 1000]), [10, 100, 1000, 10_000]);
+        assert_eq!(up_to(200, &[10, 100, 1000]), [10, 100, 200]);
+        assert_eq!(up_to(1, &[0, 100]), [0, 1]);
+    }
+
+    #[test]
+    fn a_binary_that_is_no_daemon_is_a_failed_row_for_each_part() {
+        let options = ScaleOptions {
+            rnicd: Path::new("/bin/false"),
+            qps: 20,
+            only: "",
+            amount: Amount::Messages(1),
+            rounds: 1,
+        };
+        let rows = scale(&options, &mut |_| ());
+        assert_eq!(rows.len(), 10);
+        assert!(rows.iter().all(|row| row.failure.is_some()));
+        let of_regions = scale(&ScaleOptions { only: "regions, tcp", ..options }, &mut |_| ());
+        assert_eq!(of_regions.len(), 1);
+    }
+}

@@ -1,0 +1,102 @@
+//! What a Write costs, and how fast regions come and go, beside regions that nobody uses.
+
+use std::time::Instant;
+
+use super::super::end::many_regions;
+use super::super::error::PerfError;
+use super::super::peer::open;
+use super::super::report::{Figure, Measure, Outcome, Row};
+use super::super::site::Site;
+use super::super::spec::Spec;
+use super::super::stats::Series;
+use super::qps::work;
+use super::{Case, FLAT, Place, STEADY, ScaleOptions, costs, row};
+
+/// Writes by any path. Registering has no path, and is measured with the direct one.
+pub fn measure(options: &ScaleOptions<'_>, place: Place) -> Result<Vec<Row>, PerfError> {
+    let most = options.qps.saturating_mul(10);
+    let mut rows = writes(options, place, most)?;
+    if place.daemons == 1 {
+        rows.extend(registering(options, place, most)?);
+    }
+    Ok(rows)
+}
+
+/// Into a region of a session that has many.
+fn writes(options: &ScaleOptions<'_>, place: Place, most: u32) -> Result<Vec<Row>, PerfError> {
+    let case = |regions: u32| {
+        Ok(Case {
+            what: match regions {
+                1 => "one region".to_owned(),
+                n => format!("{n} regions"),
+            },
+            site: Site::start(options.rnicd, place.setup, place.daemons)?,
+            // One is written to.
+            spec: Spec { regions: regions - 1, ..work() },
+        })
+    };
+    let counts = [most, most / 100, 1].map(|n| n.max(1));
+    let cases = counts.into_iter().map(case).collect::<Result<Vec<_>, PerfError>>()?;
+    let measured = costs(&cases, options.amount, options.rounds)?;
+    let mut rows = vec![row(
+        format!("cost per RDMA Write of 8 B, {most} regions in the session written to"),
+        Measure::Cost,
+        (&measured.path, place),
+        &cases[0].spec,
+        measured.figures,
+        Some(FLAT),
+    )];
+    if place.daemons == 1 {
+        let grown = measured.memory[0].anonymous.saturating_sub(measured.memory[2].anonymous);
+        let bytes = grown as f64 / f64::from(most);
+        let figures = vec![Figure::single("anonymous", "B", bytes)];
+        let of = (measured.path.as_str(), place);
+        let what = format!("daemon's anonymous memory per region, {most} of one shared buffer");
+        let mut memory = row(what, Measure::Daemon, of, &cases[0].spec, figures, None);
+        memory.outcomes = vec![Outcome::new("", bytes, "B", None)];
+        rows.push(memory);
+    }
+    Ok(rows)
+}
+
+/// In sessions that have many and few.
+fn registering(options: &ScaleOptions<'_>, place: Place, most: u32) -> Result<Vec<Row>, PerfError> {
+    let counts = [most, (most / 100).max(1)];
+    let mut cases = Vec::new();
+    for count in counts {
+        let site = Site::start(options.rnicd, place.setup, place.daemons)?;
+        let context = open(site.socket())?;
+        let pd = context.open_pd(None)?;
+        let idle = many_regions(&context, &pd, count)?;
+        cases.push((site, context, pd, idle));
+    }
+    let (mut made, mut ended) = (vec![Series::default(); 2], vec![Series::default(); 2]);
+    // The first round warms up.
+    for round in 0..=options.rounds {
+        for (n, (_, context, pd, _)) in cases.iter().enumerate() {
+            let start = Instant::now();
+            let regions = many_regions(context, pd, PIECE)?;
+            let registered = start.elapsed();
+            let start = Instant::now();
+            drop(regions);
+            let deregistered = start.elapsed();
+            if round > 0 {
+                made[n].push(f64::from(PIECE) / registered.as_secs_f64() / 1e3);
+                ended[n].push(f64::from(PIECE) / deregistered.as_secs_f64() / 1e3);
+            }
+        }
+    }
+    let row = |what: &str, series: Vec<Series>| {
+        let figure = |(count, series): (&u32, Series)| {
+            Figure::new(format!("{count} regions"), "k/s", u64::from(PIECE), series)
+        };
+        let figures = counts.iter().zip(series).map(figure).collect();
+        let subject = format!("{what}, {most} in the session");
+        let row = row(subject, Measure::Rate, ("", place), &work(), figures, Some(STEADY));
+        Row { spec: None, ..row }
+    };
+    Ok(vec![row("regions registered", made), row("regions deregistered", ended)])
+}
+
+/// Regions that come and go in a round.
+const PIECE: u32 = 4000;
