@@ -77,6 +77,8 @@ pub struct Measured {
 /// Everything that a measurement needs in the driver, connected.
 pub struct Bench<'a> {
     peer: &'a mut Peer,
+    /// Process of the driver's daemon.
+    daemon: u32,
     spec: Spec,
     subjects: Vec<Subject>,
     /// Of those subjects that pass the RNIC.
@@ -113,8 +115,13 @@ impl<'a> Bench<'a> {
             Ok((ends, yardsticks)) => {
                 let first = ends.first().ok_or_else(not_prepared)?;
                 let path = first.end.path()?;
-                let (spec, subjects) = (spec.clone(), subjects.to_vec());
-                Ok(Bench { peer, spec, subjects, ends, yardsticks, path })
+                let (spec, mut subjects) = (spec.clone(), subjects.to_vec());
+                let daemon = context.status()?.pid;
+                // Only this daemon's, and only one of the same user.
+                if path != "direct" || Placement::WithWorkers.pin_workers(daemon).is_err() {
+                    subjects.retain(|s| *s != Subject::Placed(Placement::WithWorkers));
+                }
+                Ok(Bench { peer, daemon, spec, subjects, ends, yardsticks, path })
             }
             Err(e) => Err(peer.explain(e)),
         }
@@ -315,7 +322,7 @@ impl<'a> Bench<'a> {
         count: u64,
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
-        let _pin = placement.pin_driver()?;
+        let _pins = (placement.pin_workers(self.daemon)?, placement.pin_driver()?);
         let of = |rdma: &(usize, &mut Rdma)| rdma.1.subject == subject;
         let (end, rdma) = self.ends.iter_mut().enumerate().find(of).ok_or_else(not_prepared)?;
         self.peer.command(&Command::Rdma { end, count, placement })?;

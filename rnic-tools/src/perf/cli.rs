@@ -58,6 +58,10 @@ enum What {
         /// UCX and libfabric measure, if it is no more than --size.
         #[arg(long, value_parser = parse_bytes, default_value = "64MiB")]
         working_set: u64,
+        /// Look for completions all the time instead of sleeping after 50 us without any. Whoever
+        /// sleeps has to be woken by the daemon; whoever looks takes a CPU.
+        #[arg(long)]
+        polled: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -285,9 +289,12 @@ struct Run {
 impl Run {
     fn new(what: What) -> Result<Run, PerfError> {
         let (kind, specs, common): (_, Vec<Spec>, _) = match what {
-            What::Bw { op, size, depth, batch, working_set, common } => {
+            What::Bw { op, size, depth, batch, working_set, polled, common } => {
                 let batch = batch.unwrap_or((depth / 4).max(1));
-                let spec = |op| Spec::new(op, Flow::Stream, size).stream(depth, batch, working_set);
+                let wait = if polled { Wait::Polled } else { Wait::Adaptive };
+                let stream =
+                    |op| Spec::new(op, Flow::Stream, size).stream(depth, batch, working_set);
+                let spec = |op| Spec { wait, ..stream(op) };
                 (Measure::Bw, op.into_iter().map(spec).collect(), common)
             }
             What::Lat { op, size, event, common } => {

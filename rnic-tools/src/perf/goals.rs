@@ -42,7 +42,8 @@ pub fn subjects(kind: Measure, spec: &Spec) -> Vec<Subject> {
     };
     let all = [Placement::Free, Placement::Together, Placement::Apart];
     let pinned = &all[1..];
-    let placed = vec![Placed(Placement::Together), Placed(Placement::Apart)];
+    let placed = [Placement::Together, Placement::Apart, Placement::WithWorkers];
+    let placed = placed.map(Placed).to_vec();
     match (kind, spec.op, spec.wait) {
         _ if spec.wired => vec![Wired, Rdma],
         (Measure::Bw, ..) => [vec![Rdma], tcp(false, &all), vec![Memcpy, Crc]].concat(),

@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
@@ -108,6 +109,47 @@ impl Drop for Pin {
     fn drop(&mut self) {
         // It was allowed before; if no longer, the thread stays where it is.
         let _ = sched_setaffinity(None, &self.before);
+    }
+}
+
+/// Keeps the workers of a daemon on one CPU until it is dropped.
+pub struct WorkersPin {
+    before: Vec<(Pid, CpuSet)>,
+}
+
+impl WorkersPin {
+    /// On the first CPU that this thread may use.
+    ///
+    /// # Errors
+    ///
+    /// The daemon is another user's, or gone.
+    pub fn first(daemon: u32) -> Result<Self, PerfError> {
+        let io = |e: rustix::io::Errno| PerfError::io("choosing the CPU of a worker")(e.into());
+        let own = sched_getaffinity(None).map_err(io)?;
+        let mut one = CpuSet::new();
+        (0..CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu)).into_iter().for_each(|cpu| one.set(cpu));
+        let tasks = fs::read_dir(format!("/proc/{daemon}/task"))
+            .map_err(PerfError::io("reading the daemon's /proc entries"))?;
+        let mut pin = WorkersPin { before: Vec::new() };
+        for task in tasks.flatten() {
+            let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            let thread = task.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
+            if let Some(thread) = thread.filter(|_| name.starts_with("rnicd-worker")) {
+                let before = sched_getaffinity(Some(thread)).map_err(io)?;
+                sched_setaffinity(Some(thread), &one).map_err(io)?;
+                pin.before.push((thread, before));
+            }
+        }
+        Ok(pin)
+    }
+}
+
+impl Drop for WorkersPin {
+    fn drop(&mut self) {
+        for (thread, before) in &self.before {
+            // Fails only if the thread has ended.
+            let _ = sched_setaffinity(Some(*thread), before);
+        }
     }
 }
 

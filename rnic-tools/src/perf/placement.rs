@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::PerfError;
-use super::machine::Pin;
+use super::machine::{Pin, WorkersPin};
 
 /// Where two processes run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +18,8 @@ pub enum Placement {
     Together,
     /// The driver on the first CPU, the peer on the last one.
     Apart,
+    /// Both on the first CPU, and their daemon's workers, too.
+    WithWorkers,
 }
 
 impl Placement {
@@ -25,7 +27,9 @@ impl Placement {
     pub fn pin_driver(self) -> Result<Option<Pin>, PerfError> {
         match self {
             Placement::Free => Ok(None),
-            Placement::Together | Placement::Apart => Pin::first().map(Some),
+            Placement::Together | Placement::Apart | Placement::WithWorkers => {
+                Pin::first().map(Some)
+            }
         }
     }
 
@@ -33,8 +37,16 @@ impl Placement {
     pub fn pin_peer(self) -> Result<Option<Pin>, PerfError> {
         match self {
             Placement::Free => Ok(None),
-            Placement::Together => Pin::first().map(Some),
+            Placement::Together | Placement::WithWorkers => Pin::first().map(Some),
             Placement::Apart => Pin::last().map(Some),
+        }
+    }
+
+    /// Holds the workers of the daemon that both use.
+    pub fn pin_workers(self, daemon: u32) -> Result<Option<WorkersPin>, PerfError> {
+        match self {
+            Placement::Free | Placement::Together | Placement::Apart => Ok(None),
+            Placement::WithWorkers => WorkersPin::first(daemon).map(Some),
         }
     }
 
@@ -44,6 +56,7 @@ impl Placement {
             Placement::Free => "",
             Placement::Together => ", one CPU",
             Placement::Apart => ", two CPUs",
+            Placement::WithWorkers => ", one CPU for all",
         }
     }
 }
@@ -56,7 +69,9 @@ mod tests {
     #[test]
     fn who_is_placed_has_one_cpu_and_the_others_all() {
         let all = cpus();
-        for placement in [Placement::Free, Placement::Together, Placement::Apart] {
+        for placement in
+            [Placement::Free, Placement::Together, Placement::Apart, Placement::WithWorkers]
+        {
             let wanted = if placement == Placement::Free { all } else { 1 };
             for pin in [Placement::pin_driver, Placement::pin_peer] {
                 let pinned = pin(placement).unwrap();

@@ -178,7 +178,9 @@ fn again_and_again(
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => match manner.placement {
                     Placement::Apart => std::hint::spin_loop(),
-                    Placement::Free | Placement::Together => std::thread::yield_now(),
+                    Placement::Free | Placement::Together | Placement::WithWorkers => {
+                        std::thread::yield_now();
+                    }
                 },
                 done => return done,
             }

@@ -89,6 +89,9 @@ pub struct Figure {
 pub struct Outcome {
     /// Of what, as in `1.5 of raw TCP`.
     pub of: String,
+    /// Which figure of the row it is about: with a goal, that of our best placement, because the
+    /// yardstick is at its best one, too.
+    pub ours: usize,
     /// The figure, in `unit`.
     pub value: f64,
     /// Its unit; empty for a ratio.
@@ -131,7 +134,7 @@ impl Outcome {
     /// A figure and its goal.
     pub fn new(of: impl Into<String>, value: f64, unit: &'static str, goal: Option<Goal>) -> Self {
         let met = goal.map(|goal| goal.is_met(value));
-        Outcome { of: of.into(), value, unit, goal, met }
+        Outcome { of: of.into(), ours: 0, value, unit, goal, met }
     }
 
     fn verdict(&self) -> &'static str {
@@ -163,7 +166,7 @@ impl Figure {
 
 impl Row {
     /// A measurement of `kind` whose yardsticks are all but the first of `measured`. A goal is for
-    /// the ratio to the best of those that it is about.
+    /// the ratio of ours, in its best placement, to the best of those that it is about.
     pub fn new(
         kind: Measure,
         spec: &Spec,
@@ -174,13 +177,21 @@ impl Row {
     ) -> Self {
         let figures: Vec<Figure> = measured.iter().map(|m| figure(kind, spec, m)).collect();
         let mut outcomes = Vec::new();
+        let placed = |n: usize| matches!(measured[n].subject, Subject::Placed(_));
+        let ours = best_of(&figures, |n| n == 0 || placed(n)).unwrap_or(0);
         if let Some((rdma, yardsticks)) = figures.split_first() {
             for (n, yardstick) in yardsticks.iter().enumerate() {
                 let goal =
                     goals.iter().find(|(of, _)| best(*of, &measured[1..], yardsticks) == Some(n));
-                let goal = goal.map(|g| g.1);
-                let ratio = rdma.median / yardstick.median;
-                outcomes.push(Outcome::new(&yardstick.what, ratio, "", goal));
+                let mut outcome = match goal {
+                    Some((_, goal)) => {
+                        let ratio = figures[ours].median / yardstick.median;
+                        Outcome::new(&yardstick.what, ratio, "", Some(*goal))
+                    }
+                    None => Outcome::new(&yardstick.what, rdma.median / yardstick.median, "", None),
+                };
+                outcome.ours = goal.map_or(0, |_| ours);
+                outcomes.push(outcome);
             }
         }
         Row {
@@ -315,7 +326,7 @@ impl Report {
                 // A figure about a call is its own, and has no yardstick.
                 let (measured, yardstick) = match row.kind {
                     Measure::Call => (of(row.figures.get(n)), outcome.of.clone()),
-                    _ => (of(row.figures.first()), yardstick.trim().to_owned()),
+                    _ => (of(row.figures.get(outcome.ours)), yardstick.trim().to_owned()),
                 };
                 table.row(vec![
                     what.clone(),
@@ -374,13 +385,17 @@ pub fn figure(kind: Measure, spec: &Spec, measured: &Measured) -> Figure {
 /// The position of the best of those that a goal is about: the fastest, whether its figure is a
 /// time or a rate.
 fn best(of: Yardstick, measured: &[Measured], figures: &[Figure]) -> Option<usize> {
-    let candidates = measured.iter().zip(figures).enumerate();
-    let candidates = candidates.filter(|(_, (measured, _))| of.includes(measured.subject));
+    best_of(figures, |n| of.includes(measured[n].subject))
+}
+
+/// The best of the figures that are wanted.
+fn best_of(figures: &[Figure], wanted: impl Fn(usize) -> bool) -> Option<usize> {
     let speed = |figure: &Figure| match figure.unit {
         "us" | "ns" => -figure.median,
         _ => figure.median,
     };
-    candidates.max_by(|(_, (_, a)), (_, (_, b))| speed(a).total_cmp(&speed(b))).map(|(n, _)| n)
+    let candidates = figures.iter().enumerate().filter(|(n, _)| wanted(*n));
+    candidates.max_by(|(_, a), (_, b)| speed(a).total_cmp(&speed(b))).map(|(n, _)| n)
 }
 
 /// A ball goes there and back; what is answered is done when it is back.
@@ -425,8 +440,9 @@ fn subject(kind: Measure, spec: &Spec) -> String {
     match kind {
         Measure::Lat if spec.op.is_answered() => format!("{message}, there and back{waits}"),
         Measure::Lat => format!("{message}, half round trip{waits}"),
+        Measure::Bw => message + waits,
         Measure::Rate | Measure::Cost => format!("{message} in batches of {}", spec.batch),
-        Measure::Bw | Measure::Daemon | Measure::Call => message,
+        Measure::Daemon | Measure::Call => message,
     }
 }
 
@@ -483,6 +499,27 @@ mod tests {
             (Yardstick::Of(Subject::Memcpy), Goal::AtLeast(0.9)),
         ];
         Row::new(Measure::Bw, &spec, "tcp", "one daemon", &all, &goals)
+    }
+
+    #[test]
+    fn a_goal_is_about_our_best_placement_against_theirs() {
+        let spec = Spec { wait: Wait::Event, ..Spec::new(Op::Send, Flow::PingPong, 8) };
+        let all = [
+            measured(Subject::Rdma, &[1e5; 3]),
+            measured(Subject::Placed(Placement::Apart), &[0.5e5; 3]),
+            measured(Subject::Placed(Placement::WithWorkers), &[2e5; 3]),
+            measured(tcp(Placement::Together), &[2.5e5; 3]),
+            measured(tcp(Placement::Apart), &[0.5e5; 3]),
+        ];
+        let goals = [(Yardstick::BestBlocking, Goal::AtMost(1.2))];
+        let row = Row::new(Measure::Lat, &spec, "direct", "one daemon", &all, &goals);
+        let judged: Vec<_> = row.outcomes.iter().filter(|o| o.goal.is_some()).collect();
+        assert_eq!((judged.len(), judged[0].ours), (1, 2));
+        // 5 us and 4 us for a round trip.
+        assert!((judged[0].value - 1.25).abs() < 1e-3, "{:?}", judged[0]);
+        assert_eq!(judged[0].met, Some(false));
+        let report = Report::new(Machine::this(), 3, vec![row]).render_summary();
+        assert!(report.contains("2.50 us"), "{report}");
     }
 
     #[test]

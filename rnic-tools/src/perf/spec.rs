@@ -102,7 +102,7 @@ impl Spec {
             batch: 1,
             qps: 1,
             active: 1,
-            wait: Wait::Polled,
+            wait: Wait::Adaptive,
             wired: false,
             regions: 0,
         }
