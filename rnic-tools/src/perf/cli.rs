@@ -120,14 +120,14 @@ enum What {
         #[command(flatten)]
         rounds: Rounds,
     },
-    /// What grows with idle objects: a Write beside many QPs, regions and sessions, connecting beside
-    /// many connections; and two workers against one. Private daemons.
+    /// What grows with idle objects: a Write beside many QPs, regions and sessions, connecting
+    /// beside many connections; and two workers against one. Private daemons.
     Scale {
         /// The rnicd to start [default: the one beside this program].
         #[arg(long)]
         rnicd: Option<PathBuf>,
         /// Most QPs of a daemon; ten times as many regions, a tenth as many sessions.
-        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(10..=10_000))]
+        #[arg(long, default_value_t = MOST_QPS, value_parser = clap::value_parser!(u32).range(QPS))]
         qps: u32,
         /// Only parts of which this is said: "qps", "regions", "sessions", "connections",
         /// "workers", as in "qps, direct" or "tcp".
@@ -148,7 +148,8 @@ enum What {
         #[command(flatten)]
         rounds: Rounds,
     },
-    /// Whether anything is much slower than it should be, in half a minute, for CI. Private daemons.
+    /// Whether anything is much slower than it should be, in half a minute, for CI. Private
+    /// daemons.
     ///
     /// A handful of ratios with generous bounds. What misses is measured again, up to two times;
     /// exit code 1 if it misses each time.
@@ -467,6 +468,9 @@ fn print(
     cli::say(text.trim_end()).map_err(PerfError::io("printing"))
 }
 
+/// QPs of a daemon that leave descriptors for all else.
+const MOST_QPS: u32 = 10_000;
+const QPS: std::ops::RangeInclusive<i64> = 10..=MOST_QPS as i64;
 /// Of the smoke test.
 const SMOKE_ROUNDS: u32 = 3;
 

@@ -11,9 +11,9 @@
 //! One file per part: `spec` what is measured, `end` the RDMA ends, `peer` the second process,
 //! `bench` the rounds, `report` what is told of them, `all` the table of design goals. The
 //! yardsticks: `raw` TCP, `relay` through a third process, `copies` memcpy and CRC32C; `goals` says
-//! which ones a measurement has. `compare` has other people's benchmarks run in turn with ours. `scale`
-//! measures beside many idle objects, `neighbours` beside another user's `load`; `smoke` says whether
-//! anything has become much slower.
+//! which ones a measurement has. `compare` has other people's benchmarks run in turn with ours.
+//! `scale` measures beside many idle objects, `neighbours` beside another user's `load`; `smoke`
+//! says whether anything has become much slower.
 
 mod all;
 mod bench;

@@ -82,7 +82,8 @@ pub fn complaint(row: &Row) -> Option<String> {
         _ => f64::INFINITY,
     };
     let Outcome { of, value, unit, .. } = missed;
-    Some(format!("{what}: {value:.3} {unit} ({of}), must be {goal}: missed by a factor of {by:.2}"))
+    let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
+    Some(format!("{what}: {value:.3}{unit} ({of}), must be {goal}: missed by a factor of {by:.2}"))
 }
 
 /// Measures until every goal is met, three times at most. A failure counts as a miss.
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(attempts, ATTEMPTS);
         assert_eq!(
             complaint(&failed).unwrap(),
-            "RDMA Write 1 MiB, attempt 3 of 3: direct path: 0.100  (memcpy), must be ≥ 0.3: missed \
+            "RDMA Write 1 MiB, attempt 3 of 3: direct path: 0.100 (memcpy), must be ≥ 0.3: missed \
              by a factor of 3.00"
         );
         let slow = complaint(&row(12.0, Goal::AtMost(6.0))).unwrap();
