@@ -9,7 +9,8 @@
 //! sessions, gets no more of a worker than who has one of each.
 //!
 //! Long turns are cheap, and others wait for their end: while several users have turns, each is
-//! worth [`SHORT_QUANTUM`]. Who answers a message is not ready until he has got it, so to be served
+//! worth [`SHORT_QUANTUM`]. Of a worker that has one busy user, while others have sessions, it is
+//! those on its CPU who wait, another worker or a program: turns are worth [`MIDDLE_QUANTUM`]. Who answers a message is not ready until he has got it, so to be served
 //! first would not help him against who always is: after a turn a user rests for as long as it
 //! took, if another had a turn a moment ago.
 //!
@@ -29,7 +30,9 @@ use crate::types::{Time, UserId};
 pub(super) const QUANTUM: i64 = 512 * 1024;
 /// The same while several users have turns: a microsecond or two, for which everybody else waits.
 const SHORT_QUANTUM: i64 = 8 * 1024;
-/// How long after a change of users that is.
+/// The same while several users have sessions, and one of them all the turns: some microseconds.
+const MIDDLE_QUANTUM: i64 = 64 * 1024;
+/// How long after a change of users turns are short.
 const TOGETHER: Duration = Duration::from_millis(1);
 /// How long after a change of users each rests after a turn: some times as long as a program takes
 /// to answer a message. Who shares a worker with one that has little to do is hardly slowed down.
@@ -132,7 +135,7 @@ impl Schedule {
         self.now = now;
         self.short = now < self.short_until;
         // Of several users, who came while another had his turn has his in the same round.
-        if self.short { 2 * SHORT_QUANTUM } else { QUANTUM }
+        if self.short { 2 * SHORT_QUANTUM } else { self.quantum() }
     }
 
     /// Whether several users had had turns lately when this round began.
@@ -142,7 +145,11 @@ impl Schedule {
 
     /// What a turn is worth in this round.
     pub(super) fn quantum(&self) -> i64 {
-        if self.short { SHORT_QUANTUM } else { QUANTUM }
+        match (self.short, self.users()) {
+            (true, _) => SHORT_QUANTUM,
+            (false, 0 | 1) => QUANTUM,
+            (false, _) => MIDDLE_QUANTUM,
+        }
     }
 
     /// A seat for a session of this user.
@@ -434,7 +441,7 @@ mod tests {
     fn turns_are_short_while_several_users_have_them() {
         let mut s = Schedule::default();
         let (one, two) = (s.join(UserId(1)), s.join(UserId(2)));
-        assert_eq!(s.begin_round(Time(1)), QUANTUM);
+        assert_eq!(s.begin_round(Time(1)), MIDDLE_QUANTUM);
         s.push(one, 1);
         assert_eq!(s.pop(), Some(1));
         assert!(!s.is_shared());
@@ -454,8 +461,10 @@ mod tests {
         }
         assert_eq!(before, SHORT_QUANTUM / REQUEST_COST);
         // Alone again.
-        assert_eq!(s.begin_round(ms(2)), QUANTUM);
+        assert_eq!(s.begin_round(ms(2)), MIDDLE_QUANTUM);
         assert!(!s.is_shared());
+        s.leave(two);
+        assert_eq!(s.begin_round(ms(3)), QUANTUM);
     }
 
     #[test]
@@ -521,7 +530,7 @@ mod tests {
         s.push(one, 1);
         s.push(two, 2);
         // The last in the queue, who leaves it with his last payment.
-        s.charge(debtor, 2 * QUANTUM + 1);
+        s.charge(debtor, 3 * MIDDLE_QUANTUM + 1);
         for owes in [true, false, false, false] {
             assert_eq!((s.pop(), s.is_resting()), (None, true));
             assert_eq!(s.owes(debtor), owes);
@@ -536,11 +545,11 @@ mod tests {
         let (debtor, other) = (s.join(UserId(1)), s.join(UserId(2)));
         s.push(debtor, 1);
         s.push(other, 2);
-        s.charge(debtor, 9 * QUANTUM);
+        s.charge(debtor, 9 * MIDDLE_QUANTUM);
         assert!(s.owes(debtor) && !s.owes(other));
         for _ in 0..9 {
             assert_eq!(s.pop(), Some(2));
-            s.charge(other, QUANTUM);
+            s.charge(other, MIDDLE_QUANTUM);
             s.push(other, 2);
         }
         assert!(!s.owes(debtor));

@@ -185,7 +185,11 @@ impl Worker {
     /// engine counts it, or by time, where what is done takes longer than counted.
     fn serve(&mut self, begun: Time) -> bool {
         let before = self.engine.turns();
-        let round = if self.engine.is_shared() { SHORT_ROUND } else { ROUND };
+        let round = match self.engine.users() {
+            _ if self.engine.is_shared() => SHORT_ROUND,
+            0 | 1 => ROUND,
+            _ => MIDDLE_ROUND,
+        };
         let (mut now, mut worked) = (begun, false);
         while let Some(work) = self.engine.poll_work(now) {
             match work {
@@ -616,6 +620,9 @@ impl Drop for AbortOnPanic {
 const EVENTS: usize = 256;
 /// How long a round takes, with the turn in which it ends.
 const ROUND: Duration = Duration::from_micros(100);
+/// The same while several users have sessions: a program of another one, or the worker that serves
+/// it, may wait for this CPU, and between rounds there is a yield.
+const MIDDLE_ROUND: Duration = Duration::from_micros(10);
 /// The same while several users have turns: each waits for the other's.
 const SHORT_ROUND: Duration = Duration::from_micros(5);
 /// Packets with datagrams that are read in a round, and while several users have turns.
