@@ -117,6 +117,32 @@ static void heap_holds(struct ibv_pd *pd, size_t length)
     }
 }
 
+// Small regions are shared if they are whole pages, and only a few of them.
+static void few_small_ones(struct ibv_pd *pd)
+{
+    enum { PAGE = 4096, FEW = 32, MORE = 8 };
+    unsigned char *bytes = memory();
+    struct ibv_mr *mrs[FEW + MORE];
+    struct ibv_mr *part = ibv_reg_mr(pd, bytes + LENGTH - PAGE, 8, RIGHTS);
+    check(part && !shared(bytes + LENGTH - PAGE), "a part of a page stays private");
+    check(!ibv_dereg_mr(part), "it is taken back");
+    for (int n = 0; n < FEW + MORE; n++) {
+        // Every other page, so that none borders on another.
+        mrs[n] = ibv_reg_mr(pd, bytes + 2 * n * PAGE, PAGE, RIGHTS);
+        check(mrs[n] != NULL, "a page is registered");
+        check(shared(bytes + 2 * n * PAGE) == (n < FEW), "as many as are few are shared");
+    }
+    check(all(bytes, 7), "all hold what they held");
+    check(!ibv_dereg_mr(mrs[0]) && !shared(bytes), "a page is private again");
+    check(!ibv_dereg_mr(mrs[FEW]), "one of the others is taken back");
+    mrs[FEW] = ibv_reg_mr(pd, bytes + 2 * FEW * PAGE, PAGE, RIGHTS);
+    check(mrs[FEW] && shared(bytes + 2 * FEW * PAGE), "there is room for another one");
+    for (int n = 1; n < FEW + MORE; n++)
+        check(!ibv_dereg_mr(mrs[n]), "a page is taken back");
+    check(all(bytes, 7), "all hold what they held, private again");
+    munmap(bytes, LENGTH);
+}
+
 // Threads that store without pause, each into its own word of every page.
 enum { STORERS = 2, PARTS = 32, PAGES = PARTS * LENGTH / 4096 };
 static _Atomic int storing = 1, rounds, lost;
@@ -208,6 +234,11 @@ int main(int count, char **words)
     struct ibv_pd *pd = domain();
     unsigned char *bytes = memory();
 
+    if (!strcmp(part, "small")) {
+        few_small_ones(pd);
+        puts("done");
+        return 0;
+    }
     if (!strcmp(part, "heap")) {
         for (size_t n = 0; n < 50; n++)
             heap_holds(pd, 70000 + n * 16);

@@ -49,6 +49,11 @@ fn it_is_shared_while_a_region_names_it_and_private_again() {
 }
 
 #[test]
+fn a_few_small_ones_are_shared_if_they_are_whole_pages() {
+    run("small");
+}
+
+#[test]
 fn what_took_its_place_is_left_alone() {
     run("unmapped");
 }
