@@ -10,9 +10,10 @@
 //!
 //! Long turns are cheap, and others wait for their end: while several users have turns, each is
 //! worth [`SHORT_QUANTUM`]. Of a worker that has one busy user, while others have sessions, it is
-//! those on its CPU who wait, another worker or a program: turns are worth [`MIDDLE_QUANTUM`]. Who answers a message is not ready until he has got it, so to be served
-//! first would not help him against who always is: after a turn a user rests for as long as it
-//! took, if another had a turn a moment ago.
+//! those on its CPU who wait, another worker or a program: turns are worth [`MIDDLE_QUANTUM`]. Who
+//! answers a message is not ready until he has got it, so to be served first would not help him
+//! against who always is: after a turn a user rests for as long as it took, if another had a turn a
+//! moment ago.
 //!
 //! Work that is no QP's turn (looking at what rang, ending queue pairs) is charged here as well; a
 //! user who owes much for it is [not looked at](Schedule::owes) until he has repaid.
