@@ -235,8 +235,31 @@ impl Daemon {
             if (now.descriptors, now.mappings) == (start.descriptors, start.mappings) {
                 return now;
             }
-            assert!(Instant::now() < deadline, "{now:?} is left of {start:?}");
+            assert!(
+                Instant::now() < deadline,
+                "{now:?} is left of {start:?}:\n{}",
+                self.descriptors().join("\n")
+            );
         }
+    }
+
+    /// What its descriptors are, a line each; of a socket, the kernel's line about it.
+    fn descriptors(&self) -> Vec<String> {
+        let proc = PathBuf::from(format!("/proc/{}", self.pid()));
+        let read = |name: &str| std::fs::read_to_string(proc.join("net").join(name));
+        let sockets =
+            ["tcp", "tcp6", "udp", "udp6", "unix"].map(|name| read(name).unwrap_or_default());
+        let of = |target: &Path| {
+            let target = target.to_string_lossy().into_owned();
+            let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+            let line = inode.and_then(|inode| {
+                let mut lines = sockets.iter().flat_map(|table| table.lines());
+                lines.find(|line| line.split_whitespace().any(|word| word == inode))
+            });
+            format!("{target} {}", line.unwrap_or_default().trim())
+        };
+        let open = std::fs::read_dir(proc.join("fd")).into_iter().flatten().flatten();
+        open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).map(|to| of(&to)).collect()
     }
 
     /// Time for which its threads have had a CPU.

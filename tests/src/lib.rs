@@ -20,6 +20,7 @@ mod omit;
 pub mod over;
 pub mod pcap;
 pub mod pinger;
+pub mod ports;
 pub mod process;
 pub mod raw;
 pub mod relay;

@@ -1,11 +1,10 @@
 //! Clients that obey nothing, beside clients whose every byte is checked.
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use rnic_core::types::QpType;
 use rnic_tests::raw::Raw;
-use rnic_tests::{Daemon, Process, binaries, hostile};
+use rnic_tests::{Daemon, Process, binaries, hostile, ports};
 
 /// Seconds of each attack: three attackers on two daemons at once are enough for two cores.
 fn seconds() -> String {
@@ -32,8 +31,8 @@ fn somebody(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
 fn attack(config: &str, seeds: [u64; 3]) {
     // The one in a namespace of its own is to get at the victim.
     let rule = "[[user]]\nwho = \"root\"\nhost_loopback = true\n";
-    // One that the kernel gives to nobody else for a while.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // The attackers connect by the thousand: the kernel would give one of its own to them.
+    let port = ports::of_nobody();
     let config = format!("[control]\nmode = \"0666\"\n{config}{rule}[wired]\nport = {port}\n");
     let daemon = Daemon::start(binaries!(), &config);
     // From the first queue pair that is wired by hand on, it listens for its peers; from the first
