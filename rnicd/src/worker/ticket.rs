@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-/// StagKind a command that is acknowledged.
+/// Identifies a command that is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
