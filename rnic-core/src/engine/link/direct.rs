@@ -11,7 +11,7 @@ use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::engine::arrival::{ArrivalError, PayloadSource, SegmentFate};
 use crate::engine::incoming::{Incoming, Origin};
 use crate::engine::link::Link;
-use crate::engine::numbers::ulpdu_len;
+use crate::engine::numbers::{cost, ulpdu_len};
 use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::requester::message::{
@@ -68,12 +68,13 @@ impl Qp {
     }
 
     /// Several segments of a long message at once, as if they were one: the copy likes that. Only
-    /// from shared memory to shared memory, and while nobody else waits for a turn.
+    /// from shared memory to shared memory, and where a turn is worth as much: nobody else has
+    /// turns, or waits for this CPU.
     #[inline]
     fn next_run(&self, engine: &EngineState) -> Option<Segment> {
         let message = self.requester.message()?;
         let HeaderTemplate::Tagged { stag, .. } = message.head else { return None };
-        if message.total - message.sent <= PAYLOAD || engine.schedule.is_shared() {
+        if message.total - message.sent <= PAYLOAD || engine.schedule.quantum() < cost(RUN) {
             return None;
         }
         let shared = engine.stags.all_shared(std::iter::once(stag))
