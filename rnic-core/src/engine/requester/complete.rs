@@ -140,7 +140,8 @@ impl Requester {
             self.sq.retire(flushed);
             engine.notify(core.send_cq.publish_reserved(&cqes), &core.send_cq);
         }
-        if posted > most {
+        // Where the CQ has no room, its client wakes it.
+        if posted > most && count(cqes.len()) == most {
             life.flush_later();
             engine.wake(core);
         }

@@ -87,7 +87,8 @@ impl Responder {
             core.shared.errors.add(flushed.into());
             engine.notify(core.recv_cq.publish_reserved(&cqes), &core.recv_cq);
         }
-        if posted > most {
+        // Where the CQ has no room, its client wakes it.
+        if posted > most && count(cqes.len()) == most {
             life.flush_later();
             engine.wake(core);
         }

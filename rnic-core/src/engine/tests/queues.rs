@@ -15,7 +15,7 @@ fn with_small_cq(wiring: Wiring, send_entries: u32, recv_entries: u32) -> World 
     let b = w.app(usize::from(!wiring.direct));
     let (send, recv) = (w.cq(a, send_entries), w.cq(a, recv_entries));
     let cq_b = w.cq(b, 256);
-    w.qp(a, send, recv, QpShape::default());
+    w.qp(a, send, recv, QpShape { sq: 64, rq: 64, ..QpShape::default() });
     w.qp(b, cq_b, cq_b, QpShape { rq: 128, sq: 128, ..QpShape::default() });
     w.connect(A, B, wiring);
     w.settle();
@@ -166,23 +166,24 @@ fn nobodys() -> super::requests::Mr {
 fn a_flush_waits_for_room_and_goes_on_and_then_says_goodbye() {
     for wiring in Wiring::both() {
         let mut w = with_small_cq(wiring, 4, 4);
-        for n in 100..110 {
+        for n in 100..150 {
             w.recv(A, n, &[]);
         }
         w.abort(A);
-        w.push(A, &(0..10).map(|n| Wr::send(n, &[])).collect::<Vec<_>>());
+        w.push(A, &(0..50).map(|n| Wr::send(n, &[])).collect::<Vec<_>>());
+        // More than a turn is worth; while there is no room nobody is busy with it.
         w.settle();
         assert_eq!(w.events(A), [""; 0], "its flush is not done");
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
-        while sends.len() < 10 || receives.len() < 10 {
+        while sends.len() < 50 || receives.len() < 50 {
             let (s, r) = (w.poll_cq(0, 0, 3), w.poll_cq(0, 1, 2));
             assert!(!s.is_empty() || !r.is_empty(), "{sends:?} {receives:?}");
             sends.extend(s);
             receives.extend(r);
             w.settle();
         }
-        assert_eq!(sends, (0..10).map(|n| format!("{n} Send WrFlush")).collect::<Vec<_>>());
-        let flushed = (100..110).map(|n| format!("{n} Receive WrFlush")).collect::<Vec<_>>();
+        assert_eq!(sends, (0..50).map(|n| format!("{n} Send WrFlush")).collect::<Vec<_>>());
+        let flushed = (100..150).map(|n| format!("{n} Receive WrFlush")).collect::<Vec<_>>();
         assert_eq!(receives, flushed);
         assert_eq!(w.events(A), ["aborted"]);
         assert!(w.failed_cqs.is_empty(), "a flush never overflows");
