@@ -188,7 +188,7 @@ impl<'t> Target<'t> {
     /// Copies all of it to a target of the same length: in one pass, but between two address
     /// spaces, which takes two.
     #[inline]
-    fn copy_to(&self, to: &Target<'_>, tail_last: bool) -> Result<(), MemoryFault> {
+    pub(crate) fn copy_to(&self, to: &Target<'_>, tail_last: bool) -> Result<(), MemoryFault> {
         match (self.place, to.place) {
             (
                 Location::Shared { mapping, offset },
@@ -279,6 +279,12 @@ impl<'t> Target<'t> {
                 None
             }
         }
+    }
+
+    /// Whether it is shared memory, of which a copy cannot wait for anybody.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.place, Location::Shared { .. })
     }
 
     /// Bytes that a copier has brought from memory of `owner`.

@@ -1,13 +1,14 @@
 //! Steering tags: turning (STag, offset, length) into memory.
 //!
 //! Each worker owns a [`StagTable`] as plain data. The only way to memory is [`StagTable::local`]
-//! or [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows the table, so no
-//! check can outlive the next change of the table.
+//! or [`StagTable::remote`], or for many in a row a [`RecentStag`]: they check, and hand out a
+//! [`Target`] that borrows the table, so no check can outlive the next change of the table.
 
 mod bind;
 mod change;
 mod entry;
 mod hash;
+mod recent;
 mod windows;
 
 use std::collections::HashMap;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 pub use self::change::StagChange;
 pub use self::entry::{Principal, StagEntry, StagKind};
 use self::hash::StagHash;
+pub use self::recent::RecentStag;
 use self::windows::Windows;
 use super::copier::Copier;
 use super::memory::{Memory, Target};
@@ -197,15 +199,8 @@ impl StagTable {
         len: u32,
         write: bool,
     ) -> Result<Target<'_>, LocalFault> {
-        let e = self.entries.get(&lkey).ok_or(LocalFault::InvalidKey)?;
-        let is_region = matches!(e.kind, StagKind::Region(_));
-        if !is_region || e.session != who.session || e.pd != who.pd || !e.serves(who.qp) {
-            return Err(LocalFault::InvalidKey);
-        }
-        if write && !e.access.contains(Access::LOCAL_WRITE) {
-            return Err(LocalFault::NoRight);
-        }
-        e.range(addr, u64::from(len)).ok_or(LocalFault::Bounds)
+        let entry = self.entries.get(&lkey).ok_or(LocalFault::InvalidKey)?;
+        entry.local(who, addr, len, write)
     }
 
     /// Resolves a range that a peer names, asking for `right`.
@@ -218,20 +213,8 @@ impl StagTable {
         right: Access,
     ) -> Result<Target<'_>, RemoteFault> {
         //= DDP-7.1-11, RDMAP-7.2-7
-        let e = self.entries.get(&stag.0).ok_or(RemoteFault::InvalidStag)?;
-        //= DDP-8.2-1, DDP-8.2-2, DDP-8.3.1-1, DDP-8.3.1-2, RDMAP-7.2-8, RDMAP-8.1.1-1
-        //= RDMAP-8.1.1-2
-        if e.pd != who.pd || !e.serves(who.qp) {
-            return Err(RemoteFault::NotAssociated);
-        }
-        //= DDP-7.1-12
-        if !e.access.contains(right) {
-            return Err(RemoteFault::NoRight);
-        }
-        //= DDP-7.1-15, RDMAP-7.2-11
-        to.checked_add(len).ok_or(RemoteFault::Wrap)?;
-        //= DDP-7.1-13, DDP-7.1-14, DDP-8.1-1, DDP-8.3.1-3, RDMAP-7.2-9, RDMAP-7.2-10, RDMAP-8.1.1-3
-        e.range(to, len).ok_or(RemoteFault::Bounds)
+        let entry = self.entries.get(&stag.0).ok_or(RemoteFault::InvalidStag)?;
+        entry.remote(who, to, len, right)
     }
 
     /// Whether the peer of `who` may invalidate `stag` (RFC 5040 section 8.1.1: only if it is

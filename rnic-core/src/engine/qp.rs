@@ -84,6 +84,8 @@ pub(super) enum OutgoingFpdu {
     Segment(Segment),
     /// By the direct path, several of them at once: as one, and how many they are.
     Run { run: Segment, segments: u32 },
+    /// By the direct path, messages of a segment each that were never in progress.
+    Writes { segments: u32, bytes: u64 },
     /// The first FPDU of a peer-to-peer stream, no message of the application's.
     Rtr,
     /// The Terminate of this side.
@@ -176,13 +178,18 @@ impl Qp {
     /// connection ends never leaves.
     #[inline]
     pub(super) fn fpdu_sent(&mut self, fpdu: &OutgoingFpdu, queued: Option<u64>) {
+        let counters = &self.core.shared;
         let (segment, segments) = match fpdu {
             OutgoingFpdu::Segment(segment) => (segment, 1),
             OutgoingFpdu::Run { run, segments } => (run, *segments),
+            OutgoingFpdu::Writes { segments, bytes } => {
+                counters.segments_sent.add(u64::from(*segments));
+                counters.bytes_sent.add(*bytes);
+                return;
+            }
             // These are the stream's own, and counted nowhere.
             OutgoingFpdu::Rtr | OutgoingFpdu::Terminate => return,
         };
-        let counters = &self.core.shared;
         counters.segments_sent.add(u64::from(segments));
         let data = self.requester.message().map_or(0, |m| m.data_in(segment));
         counters.bytes_sent.add(u64::from(data));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::{LocalFault, RemoteFault};
 use crate::device::memory::{Memory, Target};
 use crate::device::window::{Binding, WindowCount};
 use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
@@ -65,6 +66,49 @@ impl StagEntry {
             Scope::Pd => true,
             Scope::Qp(only) => only == qp,
         }
+    }
+
+    /// The memory of a local element, for who may use it. `write` asks for the right to write it.
+    #[inline]
+    pub(super) fn local(
+        &self,
+        who: Principal,
+        addr: u64,
+        len: u32,
+        write: bool,
+    ) -> Result<Target<'_>, LocalFault> {
+        let is_region = matches!(self.kind, StagKind::Region(_));
+        if !is_region || self.session != who.session || self.pd != who.pd || !self.serves(who.qp) {
+            return Err(LocalFault::InvalidKey);
+        }
+        if write && !self.access.contains(Access::LOCAL_WRITE) {
+            return Err(LocalFault::NoRight);
+        }
+        self.range(addr, u64::from(len)).ok_or(LocalFault::Bounds)
+    }
+
+    /// The memory of a range that a peer names, asking for `right`.
+    #[inline]
+    pub(super) fn remote(
+        &self,
+        who: Principal,
+        to: u64,
+        len: u64,
+        right: Access,
+    ) -> Result<Target<'_>, RemoteFault> {
+        //= DDP-8.2-1, DDP-8.2-2, DDP-8.3.1-1, DDP-8.3.1-2, RDMAP-7.2-8, RDMAP-8.1.1-1
+        //= RDMAP-8.1.1-2
+        if self.pd != who.pd || !self.serves(who.qp) {
+            return Err(RemoteFault::NotAssociated);
+        }
+        //= DDP-7.1-12
+        if !self.access.contains(right) {
+            return Err(RemoteFault::NoRight);
+        }
+        //= DDP-7.1-15, RDMAP-7.2-11
+        to.checked_add(len).ok_or(RemoteFault::Wrap)?;
+        //= DDP-7.1-13, DDP-7.1-14, DDP-8.1-1, DDP-8.3.1-3, RDMAP-7.2-9, RDMAP-7.2-10, RDMAP-8.1.1-3
+        self.range(to, len).ok_or(RemoteFault::Bounds)
     }
 
     /// Bytes from its start to `addr`, if it has `len` bytes from there on.

@@ -37,8 +37,13 @@ impl Qp {
             && self.life.phase().sends()
             && peer.life.phase().receives()
             && peer.responder.takes_responses()
-            && self.next_message(engine)
         {
+            if self.hand_over_short_writes(peer, engine) {
+                continue;
+            }
+            if !self.next_message(engine) {
+                break;
+            }
             let Some(taken) = self.hand_over_some(peer, engine) else { break };
             self.core.turn.charge(i64::from(taken).max(REQUEST_COST));
             unretired += 1;
@@ -276,7 +281,7 @@ fn header_message_of(
 /// a step is short enough for the revocation that may wait for it.
 pub(super) const SEGMENT: usize = PAYLOAD as usize + TaggedHeader::LEN;
 /// Bytes of a message in a tagged segment.
-const PAYLOAD: u32 = 15 * 4096;
+pub(super) const PAYLOAD: u32 = 15 * 4096;
 /// Bytes of a run of segments, likewise.
 const RUN: usize = 4 * PAYLOAD as usize + TaggedHeader::LEN;
 /// DDP and RDMAP version.

@@ -9,6 +9,7 @@
 
 mod direct;
 mod itself;
+mod short_writes;
 pub(super) mod tcp;
 
 use tcp::TcpLink;

@@ -169,6 +169,13 @@ impl InFlight {
         }
     }
 
+    /// So many requests were done without ever being under way; none is.
+    #[inline]
+    pub(in crate::engine) fn pass(&mut self, requests: u32) {
+        debug_assert!(self.entries.is_empty(), "nothing passes what is under way");
+        self.base += u64::from(requests);
+    }
+
     /// The peer has carried out all before this one.
     #[inline]
     pub(in crate::engine) fn acknowledge(&mut self, before: u64) {

@@ -21,6 +21,7 @@ pub(super) mod message;
 mod outbound;
 mod post;
 pub(in crate::engine) mod question;
+pub(super) mod short_writes;
 pub(super) mod stag_changes;
 pub(super) mod staging;
 

@@ -115,6 +115,12 @@ impl Responder {
         self.writing = !last;
     }
 
+    /// Whether an RDMA Write that is one segment is placed as it comes: nothing is before it.
+    #[inline]
+    pub(super) fn takes_short_writes(&self) -> bool {
+        !self.is_blocked() && !self.writing
+    }
+
     /// The length of the RDMA Write that Immediate Data is about: the one before it, if no other
     /// Immediate Data were.
     pub(super) fn take_written(&mut self) -> u32 {

@@ -39,6 +39,7 @@ mod revocation;
 mod rnr;
 mod runs;
 mod segmentation;
+mod short_writes;
 mod siw;
 mod srq;
 mod terminate_table;

@@ -123,6 +123,19 @@ impl ConsumerRing {
         Ok(Some((self.queue.slot(index), index)))
     }
 
+    /// Slot and index of the next entry that is known to be published.
+    #[inline]
+    pub(super) fn next(&self) -> Option<(usize, u32)> {
+        (self.seen != self.head).then(|| (self.queue.slot(self.head), self.head))
+    }
+
+    /// Takes the entry that [`next`](Self::next) has found.
+    #[inline]
+    pub(super) fn skip(&mut self) {
+        debug_assert_ne!(self.seen, self.head, "only what was published can be taken");
+        self.head = self.head.wrapping_add(u32::from(self.seen != self.head));
+    }
+
     /// Gives the oldest `count` taken entries back to the client.
     #[inline]
     pub(super) fn retire(&mut self, count: u32) {

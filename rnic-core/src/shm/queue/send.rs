@@ -135,6 +135,29 @@ impl SendConsumer {
         Ok(Some(SendEntry { header, inline_at: queue.offset + body, index }))
     }
 
+    /// The next entry and its first element, if it was published when [`pending`](Self::pending)
+    /// looked last and is well formed; the element is of no account if the entry has none. It is not
+    /// taken: that is for [`skip`](Self::skip), or for [`take`](Self::take), which reads it anew.
+    #[inline]
+    pub fn look(&self) -> Option<(SendEntry, Sge)> {
+        let (slot, index) = self.ring.next()?;
+        let queue = &self.ring.queue;
+        let stride = queue.shape.stride as usize;
+        let body = slot + SEND_HEADER_LEN;
+        let header = SendHeader::from_words(queue.view.load_words(slot));
+        if stride < SEND_HEADER_LEN + SGE_LEN || malformed(&header, stride).is_some() {
+            return None;
+        }
+        let first = Sge::from_words(queue.view.load_words(body));
+        Some((SendEntry { header, inline_at: queue.offset + body, index }, first))
+    }
+
+    /// Takes the entry that [`look`](Self::look) has found.
+    #[inline]
+    pub fn skip(&mut self) {
+        self.ring.skip();
+    }
+
     /// Gives the oldest `count` taken entries back to the client.
     #[inline]
     pub fn retire(&mut self, count: u32) {

@@ -1,0 +1,90 @@
+//! Short RDMA Writes of the direct path, many in a row.
+//!
+//! Each is what [`hand_over`](Qp::hand_over) would make of it: the same checks of the STags, of the
+//! sender's by the sender and of the other one by the receiver, the same copy and the same counts,
+//! which are added up once for all. What is not like this, or fails, goes there.
+
+use crate::device::memory::Target;
+use crate::device::stag::RecentStag;
+use crate::engine::numbers::cost;
+use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
+use crate::engine::requester::short_writes::{Origin, ShortWrite, ShortWrites};
+use crate::engine::schedule::REQUEST_COST;
+use crate::engine::state::EngineState;
+use crate::types::Access;
+
+use super::direct::PAYLOAD;
+
+impl Qp {
+    /// Carries out the Writes that come next, as long as each is a segment of its own between
+    /// shared memory and the turn is not over. Whether there were any.
+    #[inline]
+    pub(super) fn hand_over_short_writes(
+        &mut self,
+        peer: &mut Qp,
+        engine: &mut EngineState,
+    ) -> bool {
+        if !peer.responder.takes_short_writes()
+            || !peer.core.rights.contains(Access::REMOTE_WRITE)
+            || !self.requester.may_write_at_once(&self.core, engine, PAYLOAD)
+        {
+            return false;
+        }
+        let mut done = ShortWrites::default();
+        self.write_at_once(peer, engine, &mut done);
+        if done.count == 0 {
+            return false;
+        }
+        peer.note_communication(engine);
+        peer.fpdu_received(IncomingFpdu::Run { segments: done.count });
+        peer.core.shared.bytes_received.add(done.bytes);
+        peer.responder.write_placed(done.last_len as usize, true);
+        self.fpdu_sent(&OutgoingFpdu::Writes { segments: done.count, bytes: done.bytes }, None);
+        self.requester.complete_short_writes(&done, &self.core, engine);
+        true
+    }
+
+    #[inline]
+    fn write_at_once(&mut self, peer: &Qp, engine: &EngineState, done: &mut ShortWrites) {
+        let mut sources = RecentStag::new(&engine.stags);
+        let mut sinks = RecentStag::new(&engine.stags);
+        while !self.core.turn.is_over()
+            && self.requester.has_room_for(done)
+            // What is done completes before much more is.
+            && done.bytes < u64::from(PAYLOAD)
+            && let Some(write) = self.requester.next_short_write(PAYLOAD)
+            && self.copy_short_write(peer, &write, &mut sources, &mut sinks)
+        {
+            self.core.turn.charge(cost(write.len as usize).max(REQUEST_COST));
+            self.requester.written(&write, done, &self.core);
+        }
+    }
+
+    /// Copies the bytes of a Write, if both ends are in shared memory and may be used. Whether they
+    /// have all arrived.
+    #[inline]
+    fn copy_short_write<'t>(
+        &self,
+        peer: &Qp,
+        write: &ShortWrite,
+        sources: &mut RecentStag<'t>,
+        sinks: &mut RecentStag<'t>,
+    ) -> bool {
+        let ShortWrite { from, len, stag, to, .. } = *write;
+        let who = self.core.principal();
+        let source = match from {
+            Origin::Inline { at } => {
+                Ok(Target::inline(who.session, self.requester.arena(), at, len as usize))
+            }
+            Origin::Element { lkey, addr } => sources.local(who, lkey, addr, len, false),
+        };
+        let (len, right) = (u64::from(len), Access::REMOTE_WRITE);
+        let sink = sinks.remote(peer.core.principal(), stag, to, len, right);
+        match (source, sink) {
+            (Ok(source), Ok(sink)) if source.is_shared() && sink.is_shared() => {
+                source.copy_to(&sink, true).is_ok()
+            }
+            _ => false,
+        }
+    }
+}

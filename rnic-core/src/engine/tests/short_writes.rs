@@ -1,0 +1,175 @@
+//! RDMA Writes that are carried out as they stand in the queue, by the direct path: what becomes of
+//! them is what becomes of those that go the way of all requests.
+
+use proptest::prelude::*;
+
+use super::requests::{Mr, Wr, pattern};
+use super::world::{A, B, QpShape, Wiring, World};
+use crate::abi::queue::SendFlags;
+use crate::types::Access;
+
+/// Bytes of the regions.
+const LEN: usize = 70_000;
+/// The longest Write that is a segment of its own.
+const SEGMENT: usize = 15 * 4096;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Inline { len: usize, at: usize },
+    Element { len: usize, at: usize },
+    Two { len: usize, at: usize },
+    Read { len: usize },
+    Send { len: usize },
+    Faulty(Fault),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    NoSuchKey,
+    OutsideOfSource,
+    NoSuchStag,
+    NoRight,
+    OutsideOfSink,
+    Opcode,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let len = || prop_oneof![5 => 0..60usize, 2 => 0..5000usize, 1 => SEGMENT - 1..SEGMENT + 2];
+    let at = || 0..5000usize;
+    let fault = prop_oneof![
+        Just(Fault::NoSuchKey),
+        Just(Fault::OutsideOfSource),
+        Just(Fault::NoSuchStag),
+        Just(Fault::NoRight),
+        Just(Fault::OutsideOfSink),
+        Just(Fault::Opcode),
+    ];
+    prop_oneof![
+        30 => (0..64usize, at()).prop_map(|(len, at)| Op::Inline { len, at }),
+        30 => (len(), at()).prop_map(|(len, at)| Op::Element { len, at }),
+        3 => (0..60usize, at()).prop_map(|(len, at)| Op::Two { len, at }),
+        3 => len().prop_map(|len| Op::Read { len }),
+        3 => (0..60usize).prop_map(|len| Op::Send { len }),
+        1 => fault.prop_map(Op::Faulty),
+    ]
+}
+
+/// Memory of one world.
+struct Regions {
+    source: Mr,
+    sink: Mr,
+    /// Nobody writes what Reads bring, which come back when they like.
+    only_read: Mr,
+    back: Mr,
+    received: Mr,
+}
+
+impl Regions {
+    fn request(&self, n: usize, op: &Op) -> Wr {
+        let Regions { source, sink, only_read, back, .. } = self;
+        let wr_id = n as u64;
+        match *op {
+            Op::Inline { len, at } => {
+                Wr::write(wr_id, &[], sink, at as u64).inline(&pattern(len, n as u8))
+            }
+            Op::Element { len, at } => Wr::write(wr_id, &[source.sge(n..n + len)], sink, at as u64),
+            Op::Two { len, at } => {
+                let two = [source.sge(n..n + len), source.sge(9..10)];
+                Wr::write(wr_id, &two, sink, at as u64)
+            }
+            Op::Read { len } => Wr::read(wr_id, back.sge(n..n + len), only_read, 0),
+            Op::Send { len } => Wr::send(wr_id, &[source.sge(n..n + len)]),
+            Op::Faulty(fault) => {
+                let mut write = Wr::write(wr_id, &[source.sge(0..8)], sink, 0);
+                match fault {
+                    Fault::NoSuchKey => write.sges[0].lkey ^= 1 << 20,
+                    Fault::OutsideOfSource => write.sges[0].addr += LEN as u64 - 7,
+                    Fault::NoSuchStag => write.header.rkey ^= 1 << 20,
+                    Fault::NoRight => write = write.remote(only_read.stag, only_read.iova),
+                    Fault::OutsideOfSink => write.header.remote_addr += LEN as u64 - 7,
+                    Fault::Opcode => write.header.opcode = 0xEE,
+                }
+                write
+            }
+        }
+    }
+}
+
+/// All that can be seen of what became of some requests.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    of_sender: Vec<String>,
+    of_receiver: Vec<String>,
+    events: [Vec<String>; 2],
+    diagnoses: Vec<String>,
+    counters: [String; 2],
+    memory: [Vec<u8>; 3],
+}
+
+/// Carries requests out, posted so many at a time, with these flags on every Write.
+fn carry_out(ops: &[(Op, bool)], step: usize, cq_entries: u32, flags: SendFlags) -> Outcome {
+    let shape = QpShape { sq: 64, rq: 64, ..QpShape::default() };
+    let mut w = World::pair_with(Wiring::direct(), shape, cq_entries);
+    w.settle();
+    let regions = Regions {
+        source: w.any_mr(A, LEN),
+        sink: w.any_mr(B, LEN),
+        only_read: w.mr(B, LEN, Access::REMOTE_READ),
+        back: w.any_mr(A, LEN),
+        received: w.any_mr(B, 64),
+    };
+    regions.source.pattern(1);
+    regions.only_read.pattern(2);
+    for n in 0..64 {
+        w.recv(B, n, &[regions.received.all()]);
+    }
+    let (mut of_sender, mut of_receiver) = (Vec::new(), Vec::new());
+    let requests: Vec<Wr> = ops
+        .iter()
+        .enumerate()
+        .map(|(n, (op, signaled))| {
+            let request = regions.request(n, op);
+            let request = if *signaled { request } else { request.unsignaled() };
+            match op {
+                Op::Read { .. } | Op::Send { .. } => request,
+                _ => request.with(flags),
+            }
+        })
+        .collect();
+    for some in requests.chunks(step) {
+        w.post(A, some);
+        loop {
+            let (sent, received) = (w.completions(A), w.completions(B));
+            if sent.is_empty() && received.is_empty() {
+                break;
+            }
+            of_sender.extend(sent);
+            of_receiver.extend(received);
+            w.settle();
+        }
+    }
+    Outcome {
+        of_sender,
+        of_receiver,
+        events: [w.events(A), w.events(B)],
+        diagnoses: [A, B].iter().flat_map(|qp| w.diagnoses(*qp)).map(|d| d.text).collect(),
+        counters: [A, B].map(|qp| format!("{:?}", w.qps[qp].shared.counters())),
+        memory: [regions.back.bytes(), regions.sink.bytes(), regions.received.bytes()],
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// A Write that asks for a solicited event, which means nothing for a Write, is no plain one.
+    #[test]
+    fn they_end_as_those_that_become_messages(
+        ops in prop::collection::vec((op(), any::<bool>()), 1..60),
+        step in 1..60usize,
+        cq_entries in prop_oneof![Just(4u32), Just(256)],
+    ) {
+        let at_once = carry_out(&ops, step, cq_entries, SendFlags::empty());
+        let as_messages = carry_out(&ops, step, cq_entries, SendFlags::SOLICITED);
+        prop_assert_eq!(at_once, as_messages);
+    }
+}
