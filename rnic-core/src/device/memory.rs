@@ -83,7 +83,7 @@ impl Memory {
                 Location::ThroughCopier { copier, address: address + from }
             }
         };
-        Target { place, len, owner }
+        Target { place, len, owner, past_caches: false }
     }
 }
 
@@ -93,6 +93,8 @@ pub struct Target<'t> {
     place: Location<'t>,
     len: usize,
     owner: SessionId,
+    /// What is copied to it goes past the caches.
+    past_caches: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -140,7 +142,7 @@ impl<'t> Target<'t> {
             }
             Location::Private(bytes) => Location::Private(&bytes[from..from + len]),
         };
-        Target { place, len, owner: self.owner }
+        Target { place, len, ..*self }
     }
 
     /// Reads `dst.len()` bytes from `from` on; the range must be inside.
@@ -195,7 +197,12 @@ impl<'t> Target<'t> {
                 Location::Shared { mapping: to_mapping, offset: to_offset },
             ) => {
                 let len = self.len;
-                mapping.copy_to(offset, to_mapping, to_offset, len, tail_last).map_err(|e| {
+                let copied = if to.past_caches {
+                    mapping.copy_past_caches_to(offset, to_mapping, to_offset, len, tail_last)
+                } else {
+                    mapping.copy_to(offset, to_mapping, to_offset, len, tail_last)
+                };
+                copied.map_err(|e| {
                     if mapping.is_poisoned() { self.source_fault(e) } else { to.sink_fault(e) }
                 })
             }
@@ -281,6 +288,12 @@ impl<'t> Target<'t> {
         }
     }
 
+    /// With a wish for where copies to it go: past the caches, if they would hold none of it when
+    /// somebody comes back. From shared memory to shared memory, that is.
+    pub(crate) fn past_caches(self, past_caches: bool) -> Self {
+        Target { past_caches, ..self }
+    }
+
     /// Whether it is shared memory, of which a copy cannot wait for anybody.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
@@ -289,7 +302,7 @@ impl<'t> Target<'t> {
 
     /// Bytes that a copier has brought from memory of `owner`.
     pub(crate) fn private(owner: SessionId, bytes: &'t [u8]) -> Target<'t> {
-        Target { place: Location::Private(bytes), len: bytes.len(), owner }
+        Target { place: Location::Private(bytes), len: bytes.len(), owner, past_caches: false }
     }
 
     /// Inline data of a send queue entry: bytes of the client's own arena that the queue's
@@ -300,7 +313,7 @@ impl<'t> Target<'t> {
         offset: usize,
         len: usize,
     ) -> Target<'t> {
-        Target { place: Location::Shared { mapping, offset }, len, owner }
+        Target { place: Location::Shared { mapping, offset }, len, owner, past_caches: false }
     }
 
     /// The session whose memory this is: the one to blame when the memory turns out to be gone.

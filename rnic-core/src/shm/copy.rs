@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::atomic::{compiler_fence, fence};
 
-use super::Mapping;
+use super::{Mapping, past_caches};
 
 /// Why a copy has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,6 +87,34 @@ impl Mapping {
                 move_tail_last(from, to, len);
             } else {
                 std::ptr::copy(from, to, len);
+            }
+        }
+        self.sound()?;
+        dst.sound()
+    }
+
+    /// As [`copy_to`](Self::copy_to), past the caches unless the ranges overlap.
+    pub fn copy_past_caches_to(
+        &self,
+        offset: usize,
+        dst: &Mapping,
+        dst_offset: usize,
+        len: usize,
+        tail_last: bool,
+    ) -> Result<(), CopyFault> {
+        let from = self.range(offset, len).ok_or(CopyFault::OutOfRange)?;
+        let to = dst.range(dst_offset, len).ok_or(CopyFault::OutOfRange)?;
+        let tail = if tail_last { tail_len(to, len) } else { 0 };
+        let head = len - tail;
+        if (from as usize).abs_diff(to as usize) < len {
+            return self.copy_to(offset, dst, dst_offset, len, tail_last);
+        }
+        // SAFETY: both are valid for `len` bytes (checked by `range`), and do not overlap; two
+        // mappings of the same memory are as a concurrent foreign writer is, see the module.
+        unsafe {
+            past_caches::copy(from, to, head);
+            if tail != 0 {
+                move_tail_last(from.add(head), to.add(head), tail);
             }
         }
         self.sound()?;

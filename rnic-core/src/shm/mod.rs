@@ -31,6 +31,7 @@ mod mapping;
 #[cfg(all(test, loom))]
 mod models;
 pub mod parker;
+mod past_caches;
 mod program;
 pub mod queue;
 #[cfg(all(test, not(loom)))]

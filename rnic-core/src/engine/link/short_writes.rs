@@ -4,6 +4,7 @@
 //! sender's by the sender and of the other one by the receiver, the same copy and the same counts,
 //! which are added up once for all. What is not like this, or fails, goes there.
 
+use super::direct::PAYLOAD;
 use crate::device::memory::Target;
 use crate::device::stag::RecentStag;
 use crate::engine::numbers::cost;
@@ -12,8 +13,6 @@ use crate::engine::requester::short_writes::{Origin, ShortWrite, ShortWrites};
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
 use crate::types::Access;
-
-use super::direct::PAYLOAD;
 
 impl Qp {
     /// Carries out the Writes that come next, as long as each is a segment of its own between
@@ -26,7 +25,7 @@ impl Qp {
     ) -> bool {
         if !peer.responder.takes_short_writes()
             || !peer.core.rights.contains(Access::REMOTE_WRITE)
-            || !self.requester.may_write_at_once(&self.core, engine, PAYLOAD)
+            || !self.requester.may_write_at_once(&self.core, engine, SHORT)
         {
             return false;
         }
@@ -52,7 +51,7 @@ impl Qp {
             && self.requester.has_room_for(done)
             // What is done completes before much more is.
             && done.bytes < u64::from(PAYLOAD)
-            && let Some(write) = self.requester.next_short_write(PAYLOAD)
+            && let Some(write) = self.requester.next_short_write(SHORT)
             && self.copy_short_write(peer, &write, &mut sources, &mut sinks)
         {
             self.core.turn.charge(cost(write.len as usize).max(REQUEST_COST));
@@ -88,3 +87,7 @@ impl Qp {
         }
     }
 }
+
+/// Bytes of a short Write at most: more take so long that it does not matter how they go.
+const SHORT: u32 = 16 * 1024;
+const _: () = assert!(SHORT <= PAYLOAD, "each is a segment of its own");

@@ -8,6 +8,7 @@
 mod behind;
 mod complete;
 pub(super) mod held;
+mod long_run;
 mod lost;
 pub(super) mod placement;
 pub(super) mod receives;
@@ -18,10 +19,13 @@ use std::time::Duration;
 
 use behind::Behind;
 use held::Held;
+use long_run::LongRun;
 use placement::PendingPlacement;
 use receives::{Receives, Receiving};
 
 use crate::device::Srq;
+use crate::device::memory::Target;
+use crate::types::Stag;
 
 /// What becomes of a Send that finds no receive.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +56,9 @@ pub(super) struct Responder {
     written: u64,
     /// That Write goes on.
     writing: bool,
+    /// Writes, and what Reads have brought.
+    long_writes: LongRun,
+    long_reads: LongRun,
     /// Of that Write, or of the Send in progress, a part was lost: the rest is, too.
     losing: Losing,
     /// The Send for which the incoming direction stands still.
@@ -78,6 +85,8 @@ impl Responder {
             missing,
             written: 0,
             writing: false,
+            long_writes: LongRun::default(),
+            long_reads: LongRun::default(),
             losing: Losing::default(),
             held: None,
             copying: None,
@@ -113,6 +122,28 @@ impl Responder {
         self.losing.write &= self.writing;
         self.written = before.saturating_add(len as u64);
         self.writing = !last;
+    }
+
+    /// The memory of a segment of a Write, with a word on whether it goes past the caches.
+    #[inline]
+    pub(super) fn sink_of_write<'t>(
+        &mut self,
+        stag: Stag,
+        to: u64,
+        target: Target<'t>,
+    ) -> Target<'t> {
+        target.past_caches(self.long_writes.takes_past_caches(stag, to, target.len()))
+    }
+
+    /// The same of a segment of a Read Response.
+    #[inline]
+    pub(super) fn sink_of_read<'t>(
+        &mut self,
+        stag: Stag,
+        to: u64,
+        target: Target<'t>,
+    ) -> Target<'t> {
+        target.past_caches(self.long_reads.takes_past_caches(stag, to, target.len()))
     }
 
     /// Whether an RDMA Write that is one segment is placed as it comes: nothing is before it.

@@ -51,3 +51,24 @@ fn what_comes_before_a_fault_arrives_and_nothing_behind() {
     let named = format!("{:04x}8140{:08x}{at:016x}", PAYLOAD + 14, to.stag.0);
     assert_eq!(w.events(A), [format!("terminated by peer 1/1/01 {named}")]);
 }
+
+#[test]
+fn a_stream_through_more_than_the_caches_hold_arrives_whole() {
+    const MESSAGE: usize = 1 << 20;
+    const BUFFER: usize = 16 * MESSAGE;
+    let mut w = World::connected(Wiring::direct());
+    let (from, to, back) = (w.any_mr(A, MESSAGE), w.any_mr(B, BUFFER), w.any_mr(A, BUFFER));
+    for round in 0..2u8 {
+        let mut expected = Vec::new();
+        for n in 0..BUFFER / MESSAGE {
+            let bytes = from.pattern(round * 16 + n as u8);
+            w.post(A, &[Wr::write(1, &[from.all()], &to, (n * MESSAGE) as u64)]);
+            assert_eq!(w.completions(A), ["1 RdmaWrite"]);
+            expected.extend(bytes);
+        }
+        assert!(to.bytes() == expected, "round {round}");
+        w.post(A, &[Wr::read(2, back.all(), &to, 0)]);
+        assert_eq!(w.completions(A), [format!("2 RdmaRead {BUFFER}")]);
+        assert!(back.bytes() == expected, "round {round}, read");
+    }
+}
