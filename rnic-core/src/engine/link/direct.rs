@@ -283,7 +283,7 @@ pub(super) const SEGMENT: usize = PAYLOAD as usize + TaggedHeader::LEN;
 /// Bytes of a message in a tagged segment.
 pub(super) const PAYLOAD: u32 = 15 * 4096;
 /// Bytes of a run of segments, likewise.
-const RUN: usize = 4 * PAYLOAD as usize + TaggedHeader::LEN;
+const RUN: usize = 8 * PAYLOAD as usize + TaggedHeader::LEN;
 /// DDP and RDMAP version.
 //= DDP-4.1-10
 pub(super) const VERSION: u8 = 1;
