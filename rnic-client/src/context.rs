@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rnic_core::abi::control::*;
+use rnic_core::shm::owner::Owner;
 use rnic_core::types::{QpId, SessionId};
 
 use crate::access;
@@ -89,11 +90,11 @@ impl Context {
 
     /// Opens the device that the options name (`ibv_open_device(3)`).
     pub fn open_with(options: OpenOptions) -> Result<Context, Error> {
-        Self::open_as(options, std::process::id())
+        Self::open_as(options, Owner::current())
     }
 
     /// Opens a device for process `owner`, which is this one except in tests of fork.
-    pub(crate) fn open_as(options: OpenOptions, owner: u32) -> Result<Context, Error> {
+    pub(crate) fn open_as(options: OpenOptions, owner: Owner) -> Result<Context, Error> {
         let paths = match options.socket {
             Some(path) => vec![path],
             None => paths::candidates(),

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
 use rnic_core::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, QueueKind};
 use rnic_core::shm::lease::Done;
-use rnic_core::shm::queue::CompletionConsumer;
+use rnic_core::shm::queue::{CompletionConsumer, CompletionLook};
 use rnic_core::shm::wait::{Step, WaitPolicy, Waiter};
 use rnic_core::types::{CqId, QpId, Time};
 
@@ -69,21 +69,25 @@ pub(crate) struct CqInner {
     /// Index to ring when a worker waits for room.
     doorbell: u32,
     pub(crate) channel: Arc<ChannelInner>,
+    /// Finds out that there is nothing to lock the state for.
+    look: CompletionLook,
+    /// Polls since the last completion, to ask now and then whether the daemon is alive. Threads
+    /// that count at the same time may count as one: how often is of no account.
+    empty_polls: AtomicU32,
+    /// Some of the leases that are awaited are of QPs that are gone. Changes under the lock of the
+    /// state.
+    orphans: AtomicBool,
     state: Mutex<CqState>,
 }
 
 struct CqState {
     consumer: CompletionConsumer,
-    /// Polls since the last completion, to ask now and then whether the daemon is alive.
-    empty_polls: u32,
     /// Threads in `wait`.
     waiters: u32,
     /// The program arms this CQ itself, so somebody else may sleep on its events.
     armed_by_program: bool,
     /// Requests with a lease whose completions are awaited, by the number the daemon knows.
     pending_leases: HashMap<u64, PendingLease>,
-    /// Some of them are of QPs that are gone.
-    orphans: bool,
     /// A `wait` armed the CQ and left without the event: it may come when nobody awaits it.
     stray_event: bool,
 }
@@ -105,12 +109,10 @@ impl Cq {
         session.events.with(|events| events.open(Subject::Cq(id)));
         channel.attach(id);
         let state = CqState {
-            empty_polls: 0,
             waiters: 0,
             armed_by_program: false,
             stray_event: false,
             pending_leases: HashMap::new(),
-            orphans: false,
             consumer: CompletionConsumer::new(memory.clone()),
         };
         let inner = CqInner {
@@ -119,6 +121,9 @@ impl Cq {
             capacity: AtomicU32::new(queue.shape.capacity),
             doorbell: memory.doorbell(),
             channel,
+            look: state.consumer.look(),
+            empty_polls: AtomicU32::new(0),
+            orphans: AtomicBool::new(false),
             state: Mutex::new(state),
         };
         Ok(Cq { inner: Arc::new(inner) })
@@ -147,8 +152,7 @@ impl Cq {
     pub fn resize(&self, entries: u32) -> Result<(), Error> {
         self.inner.session.check_owner()?;
         let mut state = self.inner.state.lock();
-        // So that what was read does not count.
-        let stalled = state.consumer.release();
+        let stalled = state.consumer.keep_still();
         let resized = self.inner.move_to_size(&mut state, entries);
         drop(state);
         if stalled != 0 {
@@ -172,26 +176,12 @@ impl Cq {
     ///
     /// [`Error::DaemonGone`]: nothing more will complete. Requests that failed are no error of this
     /// call but completions, see [`Completion::ok`].
+    #[inline]
     pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
-        let mut state = self.inner.state.lock();
-        let n = state.take(completions)?;
-        if n == 0 {
-            self.inner.session.check()?;
-            state.empty_polls += 1;
-            if state.empty_polls == EMPTY_POLLS_PER_CHECK {
-                state.empty_polls = 0;
-                drop(state);
-                self.inner.session.check_thoroughly()?;
-            }
-            return Ok(0);
+        match self.inner.is_certainly_empty() {
+            true => self.inner.found_nothing(),
+            false => self.inner.poll(completions),
         }
-        state.empty_polls = 0;
-        let stalled = state.consumer.release();
-        drop(state);
-        if stalled != 0 {
-            self.inner.wake(stalled)?;
-        }
-        Ok(n)
     }
 
     /// Waits for completions and takes up to `completions.len()` of them; returns 0 only when
@@ -300,6 +290,60 @@ impl AsRawFd for Cq {
 }
 
 impl CqInner {
+    /// Whether there is nothing to take, and nothing to do for who finds nothing ([`orphans`]). If
+    /// not, there still may be nothing.
+    ///
+    /// [`orphans`]: Self::orphans
+    #[inline]
+    fn is_certainly_empty(&self) -> bool {
+        !self.orphans.load(Ordering::Relaxed) && self.look.is_empty()
+    }
+
+    fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
+        let mut state = self.state.lock();
+        let n = state.take(completions)?;
+        if n < completions.len() && self.orphans.load(Ordering::Relaxed) {
+            self.forget_orphans(&mut state);
+        }
+        if n == 0 {
+            drop(state);
+            return self.found_nothing();
+        }
+        let stalled = state.consumer.release();
+        drop(state);
+        self.empty_polls.store(0, Ordering::Relaxed);
+        if stalled != 0 {
+            self.wake(stalled)?;
+        }
+        Ok(n)
+    }
+
+    /// What an empty poll returns: the end of the daemon if it is known, or if it is time to ask.
+    #[inline]
+    fn found_nothing(&self) -> Result<usize, Error> {
+        self.session.check()?;
+        let polls = self.empty_polls.load(Ordering::Relaxed) + 1;
+        if polls < EMPTY_POLLS_PER_CHECK {
+            self.empty_polls.store(polls, Ordering::Relaxed);
+            return Ok(0);
+        }
+        self.take_pulse()
+    }
+
+    #[cold]
+    fn take_pulse(&self) -> Result<usize, Error> {
+        self.empty_polls.store(0, Ordering::Relaxed);
+        self.session.check_thoroughly().map(|()| 0)
+    }
+
+    /// Everything that was written has been read: what QPs that are gone have not completed until
+    /// now, they never will.
+    #[cold]
+    fn forget_orphans(&self, state: &mut CqState) {
+        self.orphans.store(false, Ordering::Relaxed);
+        state.pending_leases.retain(|_, lease| !lease.is_orphan());
+    }
+
     /// Awaits the completion of a request that has a lease.
     pub(crate) fn await_lease(&self, number: u64, lease: PendingLease) {
         self.state.lock().pending_leases.insert(number, lease);
@@ -310,7 +354,9 @@ impl CqInner {
         let mut state = self.state.lock();
         let any =
             state.pending_leases.values_mut().fold(false, |any, lease| lease.orphan(qp) | any);
-        state.orphans |= any;
+        if any {
+            self.orphans.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Asks for another size and follows to the place that the queue has then. The state is locked
@@ -330,9 +376,11 @@ impl CqInner {
                 Ok(())
             }
             Err(error) => {
-                // Otherwise the queue may be where we cannot reach it, and nobody would say so to
-                // who waits for its completions.
-                if !matches!(error, Error::Refused { .. }) {
+                // Unless it was refused, the queue may be where we cannot reach it, and nobody would
+                // say so to who waits for its completions.
+                if matches!(error, Error::Refused { .. }) {
+                    state.consumer.stay();
+                } else {
                     session.give_up();
                 }
                 Err(error)
@@ -362,12 +410,7 @@ impl CqState {
     fn take(&mut self, completions: &mut [Completion]) -> Result<usize, Error> {
         let mut n = 0;
         for place in completions {
-            let Some((entry, done)) = self.consumer.poll_loan() else {
-                if self.orphans {
-                    self.forget_orphans();
-                }
-                break;
-            };
+            let Some((entry, done)) = self.consumer.poll_loan() else { break };
             *place = Completion::from_entry(&entry)?;
             if let Some(done) = done {
                 self.give_back(done, place);
@@ -384,14 +427,6 @@ impl CqState {
             completion.wr_id = lease.wr_id;
             lease.complete(done);
         }
-    }
-
-    /// Everything that was written has been read: what QPs that are gone have not completed until
-    /// now, they never will.
-    #[cold]
-    fn forget_orphans(&mut self) {
-        self.orphans = false;
-        self.pending_leases.retain(|_, lease| !lease.is_orphan());
     }
 
     /// Tells the daemon whether it may skip the event because somebody looks. Only if that is the

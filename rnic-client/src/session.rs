@@ -16,6 +16,7 @@ use rnic_core::abi::control::*;
 use rnic_core::abi::queue::QueueKind;
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::DoorbellRinger;
+use rnic_core::shm::owner::Owner;
 use rnic_core::shm::queue::QueueMemory;
 use rnic_core::shm::wait::cpus;
 use rnic_core::types::SessionId;
@@ -28,7 +29,7 @@ use crate::lease::LocalKeys;
 
 pub(crate) struct Session {
     /// Process that may use it.
-    owner: u32,
+    owner: Owner,
     id: SessionId,
     features: Features,
     /// CPUs the process could run on when it opened the session.
@@ -65,7 +66,7 @@ impl Session {
         socket: OwnedFd,
         path: &Path,
         deadline: Duration,
-        owner: u32,
+        owner: Owner,
     ) -> Result<Session, Error> {
         let (control, Welcome { reply, arena, events, doorbells }) =
             Control::open(socket, deadline, path)?;
@@ -200,7 +201,7 @@ impl Session {
     }
 
     /// Asks the kernel whether the daemon still holds the other end, and whether this is still the
-    /// process that opened the session: two system calls.
+    /// process that opened the session: one system call.
     pub(crate) fn check_thoroughly(&self) -> Result<(), Error> {
         self.check_owner()?;
         if self.events.is_closed() {
@@ -229,11 +230,12 @@ impl Session {
         crate::tasks::taken(&self.events, take).await
     }
 
-    /// Whether this is the process that opened the session: one system call.
+    /// Whether this is the process that opened the session.
+    #[inline]
     pub(crate) fn check_owner(&self) -> Result<(), Error> {
-        match std::process::id() == self.owner {
+        match self.owner.is_current() {
             true => Ok(()),
-            false => Err(Error::AfterFork { owner: self.owner }),
+            false => Err(Error::AfterFork { owner: self.owner.id() }),
         }
     }
 }

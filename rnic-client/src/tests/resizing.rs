@@ -1,11 +1,12 @@
 //! A completion queue in another place: what was read, what is armed, and who waits.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rnic_core::abi::control::{NewArena, QueueLocation, Reply, ReplyBody};
 use rnic_core::abi::queue::{Cqe, QueueShape};
 
-use super::{PATIENCE, rig, until};
+use super::{PATIENCE, Rig, rig, until};
 use crate::fake::Answer;
 use crate::*;
 
@@ -50,6 +51,48 @@ fn who_sleeps_on_a_queue_that_moves_is_woken_by_its_completion() {
         r.daemon.device().complete(r.cq.id(), &entry(wr_id));
         assert_eq!(sleeper.join().unwrap(), [wr_id]);
     }
+}
+
+/// For each completion that is written there is a permit to poll one, so that who has a permit must
+/// find something, wherever the queue is.
+#[test]
+fn threads_that_know_of_a_completion_find_it_while_the_queue_moves() {
+    for _ in 0..40 {
+        poll_by_permits(&rig());
+    }
+}
+
+fn poll_by_permits(r: &Rig) {
+    const POLLERS: u64 = 3;
+    const EACH: u64 = 200;
+    let permits = AtomicUsize::new(0);
+    let take_permit = || {
+        let one_less = |permits: usize| permits.checked_sub(1);
+        permits.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_less).ok()
+    };
+    let poll_one = || {
+        until("completion", take_permit);
+        let mut one = [Completion::default()];
+        assert_eq!(r.cq.poll(&mut one).unwrap(), 1);
+        one[0].wr_id
+    };
+    let mut polled = thread::scope(|scope| {
+        let poller = || (0..EACH).map(|_| poll_one()).collect::<Vec<_>>();
+        let pollers: Vec<_> = (0..POLLERS).map(|_| scope.spawn(poller)).collect();
+        for wr_id in 0..POLLERS * EACH {
+            // Those that have no permit any more may still be under way.
+            until("room", || (permits.load(Ordering::Relaxed) < 8).then_some(()));
+            r.daemon.device().complete(r.cq.id(), &entry(wr_id));
+            permits.fetch_add(1, Ordering::Release);
+            if wr_id % 250 == 100 {
+                r.cq.resize(32).unwrap();
+            }
+        }
+        pollers.into_iter().flat_map(|poller| poller.join().unwrap()).collect::<Vec<_>>()
+    });
+    polled.sort_unstable();
+    assert!(polled.into_iter().eq(0..POLLERS * EACH), "each comes once");
+    assert_eq!(r.cq.poll(&mut [Completion::default()]).unwrap(), 0);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rnic_core::abi::ABI_VERSION;
 use rnic_core::abi::control::{Event, HelloStatus, MrRequest, MrSource, RequestBody};
+use rnic_core::shm::owner::Owner;
 
 use super::{PATIENCE, rig};
 use crate::fake::{Answer, FakeDaemon};
@@ -144,7 +145,7 @@ fn an_answer_to_another_question_is_the_daemons_fault() {
 fn a_forked_child_is_refused_and_does_not_disturb_its_parent() {
     let daemon = FakeDaemon::start();
     let parent = std::process::id() + 1;
-    let context = Context::open_as(daemon.options(), parent).unwrap();
+    let context = Context::open_as(daemon.options(), Owner::by_id(parent)).unwrap();
     let error = context.open_pd(None).err().unwrap();
     assert!(matches!(error, Error::AfterFork { owner } if owner == parent));
     assert!(matches!(context.create_shared_buffer(1).err(), Some(Error::AfterFork { .. })));

@@ -115,6 +115,60 @@ fn loom_completion_publish_and_poll() {
     });
 }
 
+/// Who looks without the consumer does not overlook a completion that nobody reads, though the one
+/// before it is read meanwhile and its slot written again.
+#[test]
+fn loom_look_against_poll_and_publish() {
+    explore(|arena| {
+        let (mut producer, mut consumer) = completions(arena, 2);
+        producer.publish(&completion(0)).expect("the ring is empty");
+        producer.publish(&completion(1)).expect("there is room");
+        let look = consumer.look();
+        let reader = thread::spawn(move || {
+            assert_eq!(consumer.poll(), Some(completion(0)));
+            assert_eq!(consumer.release(), 0, "nobody waits in this model");
+        });
+        let engine = thread::spawn(move || match producer.publish(&completion(2)) {
+            Ok(()) => {}
+            Err(error) => assert_eq!(error, PublishError::Full),
+        });
+        assert!(!look.is_empty());
+        reader.join().expect("no panic");
+        engine.join().expect("no panic");
+        assert!(!look.is_empty());
+    });
+}
+
+/// The same while the queue moves and others write where it was.
+#[test]
+fn loom_look_against_move() {
+    explore(|arena| {
+        let here = queue(arena, QueueKind::Completion, 1);
+        let mut producer = CompletionProducer::new(here.clone());
+        let mut consumer = CompletionConsumer::new(here.clone());
+        producer.publish(&completion(0)).expect("the ring is empty");
+        assert!(consumer.poll().is_some());
+        assert_eq!(consumer.release(), 0, "nobody waits in this model");
+        let look = consumer.look();
+        assert!(look.is_empty());
+        producer.publish(&completion(1)).expect("there is room");
+        let there = queue(arena, QueueKind::Completion, 2);
+        let mover = thread::spawn(move || {
+            assert_eq!(consumer.keep_still(), 0, "nobody waits in this model");
+            // What follows is the daemon's part.
+            let moving = producer.begin_move(there.clone()).expect("it fits");
+            producer.finish_move(moving, 0).expect("it fits");
+            CompletionProducer::new(here).publish(&completion(9)).expect("it looks empty");
+            consumer.follow(there);
+            consumer
+        });
+        assert!(!look.is_empty());
+        let mut consumer = mover.join().expect("no panic");
+        assert!(!look.is_empty());
+        assert_eq!(consumer.poll(), Some(completion(1)));
+    });
+}
+
 /// An engine that stalls for a slot is told when the client gives one back.
 #[test]
 fn loom_release_against_engine_waits_for_space() {
@@ -143,7 +197,8 @@ fn loom_release_against_engine_waits_for_space() {
 /// A client that arms, finds nothing and sleeps gets its event.
 #[test]
 fn loom_arm_against_publish() {
-    for arm in [ARM_NEXT, ARM_SOLICITED] {
+    // Whoever looks has the consumer, or has only a look.
+    for (arm, without) in [(ARM_NEXT, false), (ARM_NEXT, true), (ARM_SOLICITED, false)] {
         explore(move |arena| {
             let (mut producer, mut consumer) = completions(arena, 2);
             let engine = thread::spawn(move || {
@@ -153,7 +208,7 @@ fn loom_arm_against_publish() {
                 (first, producer.take_arm(true))
             });
             consumer.arm(arm);
-            let sleeps = consumer.is_empty();
+            let sleeps = if without { consumer.look().is_empty() } else { consumer.is_empty() };
             let (first, second) = engine.join().expect("no panic");
             assert!(!(first && second), "one arm, one event");
             assert!(!first || arm == ARM_NEXT, "the first completion is not solicited");

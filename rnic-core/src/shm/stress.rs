@@ -4,15 +4,19 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::Mapping;
 use super::doorbell::{DoorbellRinger, DoorbellScanner};
 use super::queue::{
-    CompletionConsumer, CompletionProducer, QueueMemory, ReceiveConsumer, ReceiveProducer,
-    SendConsumer, SendProducer, SgeList,
+    CompletionConsumer, CompletionLook, CompletionProducer, QueueMemory, ReceiveConsumer,
+    ReceiveProducer, SendConsumer, SendProducer, SgeList,
 };
+use super::sync::Ordering;
 use crate::abi::queue::{
     ARM_NEXT, Cqe, PAGE, QueueKind, QueueShape, SendHeader, SendOpcode, doorbell_offset,
 };
@@ -88,6 +92,63 @@ fn a_million_completions_lose_neither_an_event_nor_a_slot() {
             }
         }
     });
+}
+
+/// Threads share a consumer, and each looks before it takes the lock. For each completion that is
+/// written there is a permit to read one, so that who has a permit must find something.
+#[test]
+fn who_knows_of_a_completion_does_not_look_in_vain() {
+    const READERS: u64 = 3;
+    const EACH: u64 = 50_000;
+    let (daemon, client) = queue(QueueKind::Completion, QueueShape::completion(2));
+    let consumer = CompletionConsumer::new(client);
+    let look = consumer.look();
+    let consumer = Mutex::new(consumer);
+    let permits = AtomicUsize::new(0);
+    let mut read = std::thread::scope(|scope| {
+        let reader = || (0..EACH).map(|_| read_one(&permits, &look, &consumer)).collect();
+        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(reader)).collect();
+        let mut producer = CompletionProducer::new(daemon);
+        for n in 0..READERS * EACH {
+            let cqe = Cqe::new(1, n, CompletionOpcode::Send, CompletionStatus::Success);
+            until("room", || producer.publish(&cqe).is_ok());
+            permits.fetch_add(1, Ordering::Release);
+        }
+        readers
+            .into_iter()
+            .flat_map(|reader| -> Vec<u64> { reader.join().expect("no panic") })
+            .collect::<Vec<_>>()
+    });
+    read.sort_unstable();
+    assert!(read.into_iter().eq(0..READERS * EACH), "each is read once");
+    assert!(look.is_empty());
+}
+
+/// Takes a permit, then what it stands for.
+fn read_one(
+    permits: &AtomicUsize,
+    look: &CompletionLook,
+    consumer: &Mutex<CompletionConsumer>,
+) -> u64 {
+    let take = || {
+        let one_less = |permits: usize| permits.checked_sub(1);
+        permits.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_less).is_ok()
+    };
+    until("completion", take);
+    assert!(!look.is_empty(), "overlooked");
+    let mut consumer = consumer.lock();
+    let cqe = consumer.poll().expect("one for each permit");
+    assert_eq!(consumer.release(), 0, "the engine does not stall");
+    cqe.wr_id
+}
+
+/// Tries again and again, letting others run.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < WATCHDOG, "no {what}");
+        std::thread::yield_now();
+    }
 }
 
 /// The client posts and rings; the worker stops looking whenever it finds nothing.

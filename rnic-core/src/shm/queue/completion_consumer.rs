@@ -1,7 +1,10 @@
 //! The client's end of a completion queue.
 
-use super::QueueMemory;
-use crate::abi::queue::{ARM_NONE, COMPLETION_LEN, COMPLETION_WORDS, Cqe, QueueKind, queue_header};
+use std::sync::Arc;
+
+use super::completion_look::{GivenBack, holds, index};
+use super::{CompletionLook, QueueMemory};
+use crate::abi::queue::{ARM_NONE, COMPLETION_WORDS, Cqe, QueueKind, queue_header};
 use crate::shm::lease::Done;
 use crate::shm::sync::{Ordering, fence};
 
@@ -9,10 +12,23 @@ use crate::shm::sync::{Ordering, fence};
 #[derive(Debug)]
 pub struct CompletionConsumer {
     queue: QueueMemory,
-    /// Completions read, free-running.
-    head: u32,
+    /// Completions read; its low 32 bits are the index, which runs freely.
+    head: u64,
     /// Completions the daemon knows we have read.
-    released: u32,
+    released: u64,
+    /// The same for those who look without having this.
+    given_back: Arc<GivenBack>,
+    looks: Looks,
+}
+
+/// Whether [`CompletionLook`]s may find the queue empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looks {
+    Allowed,
+    /// Not until it is known whether the queue moves.
+    Suspended,
+    /// Never again: they look where it is no more.
+    Over,
 }
 
 impl CompletionConsumer {
@@ -23,20 +39,53 @@ impl CompletionConsumer {
 
     pub(super) fn starting_at(queue: QueueMemory, index: u32) -> Self {
         debug_assert_eq!(queue.kind, QueueKind::Completion);
-        CompletionConsumer { queue, head: index, released: index }
+        let head = u64::from(index);
+        let given_back = GivenBack::new(head);
+        CompletionConsumer { queue, head, released: head, given_back, looks: Looks::Allowed }
     }
 
-    /// Goes on in another place, to which the daemon has moved the queue with all that is unread.
-    /// What was read stays read: entries keep their numbers, and with them their sequence words.
+    /// For threads that want to know whether it is worth their while to wait for this. They find
+    /// out nothing any more once the queue has moved.
+    pub fn look(&self) -> CompletionLook {
+        CompletionLook::new(self.queue.clone(), self.given_back.clone())
+    }
+
+    /// Before a request to move the queue: nobody touches it any more, not even to look, until
+    /// [`follow`](Self::follow) or [`stay`](Self::stay). Gives back what was read, so that it does
+    /// not count; the result is that of [`release`](Self::release).
+    #[must_use = "the workers in this set wait for their doorbell"]
+    pub fn keep_still(&mut self) -> u64 {
+        if self.looks == Looks::Allowed {
+            self.looks = Looks::Suspended;
+            self.given_back.hide();
+        }
+        self.release()
+    }
+
+    /// The queue has not been moved.
+    pub fn stay(&mut self) {
+        if self.looks == Looks::Suspended {
+            self.looks = Looks::Allowed;
+            self.given_back.show(self.released);
+        }
+    }
+
+    /// Goes on in the place that the daemon's answer names: another one, to which it has moved the
+    /// queue with all that is unread, or the same. What was read stays read: entries keep their
+    /// numbers, and with them their sequence words.
     ///
     /// Nothing is written here. From the request to move until its answer nobody may touch the
-    /// queue, so the arm and spin words are the same in both places ([`CompletionMove`]); and if
-    /// something was read that the daemon does not know of, the next [`release`](Self::release)
-    /// says so here.
+    /// queue ([`keep_still`](Self::keep_still)), so the arm and spin words are the same in both
+    /// places ([`CompletionMove`]).
     ///
     /// [`CompletionMove`]: super::CompletionMove
     pub fn follow(&mut self, queue: QueueMemory) {
         debug_assert_eq!(queue.kind, QueueKind::Completion);
+        if queue.is_at(&self.queue) {
+            return self.stay();
+        }
+        self.looks = Looks::Over;
+        self.given_back.hide();
         self.queue = queue;
     }
 
@@ -47,8 +96,9 @@ impl CompletionConsumer {
         if self.is_empty() {
             return None;
         }
-        let words = self.queue.view.load_words::<COMPLETION_WORDS>(self.queue.slot(self.head));
-        self.head = self.head.wrapping_add(1);
+        let words =
+            self.queue.view.load_words::<COMPLETION_WORDS>(self.queue.slot(index(self.head)));
+        self.head += 1;
         Some(Cqe::from_words(words))
     }
 
@@ -61,10 +111,7 @@ impl CompletionConsumer {
     /// Whether there is no completion to read.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        let last = self.queue.slot(self.head) + COMPLETION_LEN - 8;
-        // Acquire: pairs with the release in `CompletionProducer`, so the other words are there.
-        let word = self.queue.view.u64(last).load(Ordering::Acquire);
-        Cqe::sequence(word) != self.head.wrapping_add(1)
+        !holds(&self.queue, self.head)
     }
 
     /// Gives the slots of everything read back to the daemon. The result is the set of workers (bit
@@ -83,8 +130,12 @@ impl CompletionConsumer {
             return 0;
         }
         self.released = self.head;
-        // Release: our reads of the slots are done before the daemon may reuse them.
-        self.queue.view.u32(queue_header::CONSUMER).store(self.head, Ordering::Release);
+        if self.looks == Looks::Allowed {
+            self.given_back.show(self.head);
+        }
+        // Release: our reads of the slots are done before the daemon may reuse them, and whoever
+        // looks there finds that we have read them.
+        self.queue.view.u32(queue_header::CONSUMER).store(index(self.head), Ordering::Release);
         fence(Ordering::SeqCst);
         self.queue.view.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed)
     }

@@ -9,6 +9,7 @@
 //! [`ReceiveConsumer`], [`CompletionProducer`]), `rnic-client` the others.
 
 mod completion_consumer;
+mod completion_look;
 mod completion_move;
 mod completion_producer;
 mod receive;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 pub use completion_consumer::CompletionConsumer;
+pub use completion_look::CompletionLook;
 pub use completion_move::{CompletionMove, MoveError};
 pub use completion_producer::{CompletionProducer, PublishError};
 pub use receive::{ReceiveConsumer, ReceiveEntry, ReceiveProducer};
@@ -135,6 +137,12 @@ impl QueueMemory {
     #[inline]
     pub fn mapping(&self) -> &Arc<Mapping> {
         self.view.mapping()
+    }
+
+    /// Whether the other one is the same queue in the same mapping.
+    fn is_at(&self, other: &QueueMemory) -> bool {
+        Arc::ptr_eq(self.mapping(), other.mapping())
+            && (self.offset, self.shape) == (other.offset, other.shape)
     }
 
     fn place(
