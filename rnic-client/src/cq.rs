@@ -376,8 +376,8 @@ impl CqInner {
                 Ok(())
             }
             Err(error) => {
-                // Unless it was refused, the queue may be where we cannot reach it, and nobody would
-                // say so to who waits for its completions.
+                // Unless it was refused, the queue may be where we cannot reach it, and nobody
+                // would say so to who waits for its completions.
                 if matches!(error, Error::Refused { .. }) {
                     state.consumer.stay();
                 } else {

@@ -1,14 +1,15 @@
 //! Steering tags: turning (STag, offset, length) into memory.
 //!
 //! Each worker owns a [`StagTable`] as plain data. The only way to memory is [`StagTable::local`]
-//! or [`StagTable::remote`], or for many in a row a [`RecentStag`]: they check, and hand out a
-//! [`Target`] that borrows the table, so no check can outlive the next change of the table.
+//! or [`StagTable::remote`], or for many in a row a [`RecentStag`](super::RecentStag): they check,
+//! and hand out a [`Target`] that borrows the table, so no check can outlive the next change of the
+//! table.
 
 mod bind;
 mod change;
 mod entry;
+mod fault;
 mod hash;
-mod recent;
 mod windows;
 
 use std::collections::HashMap;
@@ -16,61 +17,13 @@ use std::sync::Arc;
 
 pub use self::change::StagChange;
 pub use self::entry::{Principal, StagEntry, StagKind};
+pub use self::fault::{InvalidateFault, LocalFault, RemoteFault};
 use self::hash::StagHash;
-pub use self::recent::RecentStag;
 use self::windows::Windows;
 use super::copier::Copier;
 use super::memory::{Memory, Target};
 use super::window::Window;
 use crate::types::{Access, QpId, Scope, SessionId, Stag};
-
-/// Why a local key does not serve a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LocalFault {
-    /// No such key, or it is another session's, domain's or QP's.
-    #[error("no such local key")]
-    InvalidKey,
-    /// The region does not allow local writing.
-    #[error("the region may not be written")]
-    NoRight,
-    /// The range leaves the region.
-    #[error("outside the region")]
-    Bounds,
-    /// Windows are bound to the region that is to be invalidated.
-    #[error("windows are bound to the region")]
-    HasWindows,
-}
-
-/// Why a remote STag does not serve a message; the checks of RFC 5041 section 7.1 and RFC 5040
-/// section 7.2, in the order in which they are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RemoteFault {
-    /// No such STag, or it is not enabled.
-    #[error("invalid STag")]
-    InvalidStag,
-    /// Another domain's, or limited to another stream.
-    #[error("STag not associated with this stream")]
-    NotAssociated,
-    /// The region lacks the remote right.
-    #[error("access rights violation")]
-    NoRight,
-    /// Offset plus length reaches 2^64.
-    #[error("tagged offset wraps")]
-    Wrap,
-    /// The range leaves the region.
-    #[error("base or bounds violation")]
-    Bounds,
-}
-
-/// Why an STag cannot be invalidated by the peer (RFC 5040 section 5.3, codes 09 of both types).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InvalidateFault {
-    /// Unknown, or not associated with the stream: a protection error.
-    NotAssociated,
-    /// Associated, but shared by the domain, or a region with windows bound to it: an operation
-    /// error.
-    Shared,
-}
 
 /// A worker's copy of all STags, as plain data.
 #[derive(Default)]

@@ -1,10 +1,10 @@
 //! Whether this is still the process that made something, at the price of a load.
 //!
 //! Sockets and queues that a child inherits are its parent's, and to ask the kernel at each use who
-//! we are costs more than the use. So there is a page of which the kernel gives a child an empty one
-//! (`MADV_WIPEONFORK`, Linux 4.14), whoever makes the child: also one by clone(2), which runs no
-//! handlers of forks. In it stands a number that an [`Owner`] keeps too. A child finds 0, and gives
-//! itself another number than any of its forebears had before it may own something.
+//! we are costs more than the use. So there is a page of which the kernel gives a child an empty
+//! one (`MADV_WIPEONFORK`, Linux 4.14), whoever makes the child: also one by clone(2), which runs
+//! no handlers of forks. In it stands a number that an [`Owner`] keeps too. A child finds 0, and
+//! gives itself another number than any of its forebears had before it may own something.
 //!
 //! Where there is no such page an owner is known by its process id. A child that shares all of its
 //! parent's memory (`CLONE_VM`, as that of vfork(2)) is taken for it by the page only; it has until
@@ -116,7 +116,7 @@ fn unmap(page: NonNull<u8>) {
     let _ = unsafe { rustix::mm::munmap(page.as_ptr().cast(), PAGE) };
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

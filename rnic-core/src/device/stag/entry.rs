@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{LocalFault, RemoteFault};
+use super::fault::{LocalFault, RemoteFault};
 use crate::device::memory::{Memory, Target};
 use crate::device::window::{Binding, WindowCount};
 use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
@@ -70,7 +70,7 @@ impl StagEntry {
 
     /// The memory of a local element, for who may use it. `write` asks for the right to write it.
     #[inline]
-    pub(super) fn local(
+    pub(in crate::device) fn local(
         &self,
         who: Principal,
         addr: u64,
@@ -89,7 +89,7 @@ impl StagEntry {
 
     /// The memory of a range that a peer names, asking for `right`.
     #[inline]
-    pub(super) fn remote(
+    pub(in crate::device) fn remote(
         &self,
         who: Principal,
         to: u64,

@@ -5,7 +5,8 @@
 //! stream's checks would give them. On both, every outgoing FPDU passes
 //! [`Qp::fpdu_sent`](super::qp::Qp::fpdu_sent), every incoming one
 //! [`Qp::fpdu_received`](super::qp::Qp::fpdu_received), and every segment that passed the checks
-//! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived).
+//! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived); but for `short_writes` in a row,
+//! which are counted there all at once and placed as they stand in the queue.
 
 mod direct;
 mod itself;

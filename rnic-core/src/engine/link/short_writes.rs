@@ -5,8 +5,8 @@
 //! which are added up once for all. What is not like this, or fails, goes there.
 
 use super::direct::PAYLOAD;
+use crate::device::RecentStag;
 use crate::device::memory::Target;
-use crate::device::stag::RecentStag;
 use crate::engine::numbers::cost;
 use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
 use crate::engine::requester::short_writes::{Origin, ShortWrite, ShortWrites};

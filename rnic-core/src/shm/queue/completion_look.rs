@@ -1,9 +1,9 @@
 //! Whether a completion queue is empty, for threads that do not hold its consumer.
 //!
 //! A consumer belongs to one thread at a time, so threads that share one put a lock around it, and
-//! taking a lock only to find nothing is most of what a look costs. A [`CompletionLook`] needs none.
-//! It may say that there is something although there is not, and then the lock is to be taken. It
-//! never says that there is nothing when a completion was there to be read all the while.
+//! taking a lock only to find nothing is most of what a look costs. A [`CompletionLook`] needs
+//! none. It may say that there is something although there is not, and then the lock is to be
+//! taken. It never says that there is nothing when a completion was there to be read all the while.
 //!
 //! The consumer keeps a word that says how many entries have been read and given back, by 64 bits,
 //! so that no value comes twice. It stores it *before* it gives their slots back. A look loads the
@@ -11,16 +11,16 @@
 //! (acquire), then the word once more. It says "nothing" only if the sequence is not that of entry
 //! `n` and the word is the same:
 //!
-//! * If the slot holds what was there before entry `n`, that has not been written, so nothing behind
-//!   it has either, and everything before it has been read: nothing is there. An older value of the
-//!   word makes no difference, for an entry that was read has been written. Nor is a value of the
-//!   slot too old: what is known to have been written, or was written before a fence that precedes
-//!   one of ours, is seen, as it would be by [`CompletionConsumer::is_empty`]. So the argument of
-//!   arming holds here too.
-//! * If the slot holds an entry that came after entry `n`, the daemon had found the slot given back.
-//!   It had seen the consumer index (acquire), whose store (release) comes after that of the word;
-//!   the look has seen what the daemon wrote then (release, acquire). So the second load finds
-//!   another value than `n`.
+//! * If the slot holds what was there before entry `n`, that has not been written, so nothing
+//!   behind it has either, and everything before it has been read: nothing is there. An older value
+//!   of the word makes no difference, for an entry that was read has been written. Nor is a value
+//!   of the slot too old: what is known to have been written, or was written before a fence that
+//!   precedes one of ours, is seen, as it would be by [`CompletionConsumer::is_empty`]. So the
+//!   argument of arming holds here too.
+//! * If the slot holds an entry that came after entry `n`, the daemon had found the slot given
+//!   back. It had seen the consumer index (acquire), whose store (release) comes after that of the
+//!   word; the look has seen what the daemon wrote then (release, acquire). So the second load
+//!   finds another value than `n`.
 //! * If the queue is elsewhere, the slot may hold anything. Before its move was asked for, the word
 //!   was made [`HIDDEN`], and so it stays for good: a look goes by the place that it was made with.
 //!   Whoever writes there has been told by the kernel that the client asked to move, and the second

@@ -136,8 +136,9 @@ impl SendConsumer {
     }
 
     /// The next entry and its first element, if it was published when [`pending`](Self::pending)
-    /// looked last and is well formed; the element is of no account if the entry has none. It is not
-    /// taken: that is for [`skip`](Self::skip), or for [`take`](Self::take), which reads it anew.
+    /// looked last and is well formed; the element is of no account if the entry has none. It is
+    /// not taken: that is for [`skip`](Self::skip), or for [`take`](Self::take), which reads it
+    /// anew.
     #[inline]
     pub fn look(&self) -> Option<(SendEntry, Sge)> {
         let (slot, index) = self.ring.next()?;

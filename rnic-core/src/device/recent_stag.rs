@@ -1,8 +1,7 @@
 //! The STag of the last request, remembered: requests in a row are mostly about the same memory.
 
-use super::entry::{Principal, StagEntry};
-use super::{LocalFault, RemoteFault, StagTable};
-use crate::device::memory::Target;
+use super::memory::Target;
+use super::stag::{LocalFault, Principal, RemoteFault, StagEntry, StagTable};
 use crate::types::{Access, Stag};
 
 /// An entry of a table that was looked up last. While it is remembered the table cannot change, and
