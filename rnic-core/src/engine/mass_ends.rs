@@ -61,7 +61,11 @@ impl Engine {
                 Queue::Completion(cq) => Reason::Cq(cq, CqFault::Dead),
                 Queue::SharedReceive(srq) => Reason::Srq(srq, SrqFault::Dead),
             };
-            self.with_key(key, |qp, engine| qp.fail_locally(engine, reason));
+            self.with_key(key, |qp, engine| {
+                qp.fail_locally(engine, reason);
+                // One that has ended may wait for room there, to flush.
+                engine.wake(&mut qp.core);
+            });
         }
         if let Some(next) = next {
             self.state.dying.push_back(DyingQueue { queue, session, next });

@@ -59,7 +59,8 @@ impl Requester {
             if retired == 0 {
                 break;
             }
-            let batch_is_full = cqes.is_full();
+            // As many as are taken at once, silent ones included.
+            let more_may_follow = retired == FLUSH_BATCH;
             core.shared.sends_completed.add(u64::from(retired));
             // The ring slots come back first: who sees the completion may post again at once.
             self.sq.retire(retired);
@@ -69,7 +70,7 @@ impl Requester {
             }
             if life.phase().flushes() {
                 core.turn.charge(REQUEST_COST * i64::from(retired));
-                if batch_is_full {
+                if more_may_follow {
                     life.flush_later();
                     engine.wake(core);
                 }

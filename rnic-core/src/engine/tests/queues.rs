@@ -150,6 +150,52 @@ fn a_receive_without_a_slot_kills_its_cq_and_no_other() {
     }
 }
 
+#[test]
+fn a_flush_that_waits_for_room_ends_with_its_cq() {
+    for wiring in Wiring::both() {
+        let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+        let a = w.app(0);
+        let b = w.app(usize::from(!wiring.direct));
+        let (tiny, roomy, cq_b) = (w.cq(a, 4), w.cq(a, 64), w.cq(b, 64));
+        for _ in 0..2 {
+            w.qp(a, roomy, tiny, QpShape { rq: 64, ..QpShape::default() });
+            w.qp(b, cq_b, cq_b, QpShape::default());
+        }
+        w.connect(0, 1, wiring);
+        w.connect(2, 3, wiring);
+        w.settle();
+        for n in 0..50 {
+            w.recv(0, n, &[]);
+        }
+        w.recv(2, 99, &[]);
+        w.abort(0);
+        w.settle();
+        let events = w.events(0);
+        assert!(!events.iter().any(|e| e == "aborted"), "its flush is not done: {events:?}");
+        // Nobody has read the four that there was room for.
+        w.post(3, &[Wr::send(7, &[])]);
+        let events = w.events(0);
+        assert!(events.iter().any(|e| e == "CQ error"), "{events:?}");
+        assert!(events.iter().any(|e| e == "aborted"), "{events:?}");
+    }
+}
+
+#[test]
+fn a_flush_goes_on_behind_requests_that_complete_in_silence() {
+    let shape = QpShape { sq: 64, ..QpShape::default() };
+    let mut w = World::pair_alone(shape, 256);
+    // More than a flush takes at once are done when the next one fails.
+    let mut requests: Vec<Wr> =
+        (0..40).map(|n| Wr::write(n, &[], &nobodys(), 0).unsignaled()).collect();
+    requests.push(Wr::send(40, &[Sge { addr: 0, length: 1, lkey: 1 }]));
+    requests.extend((41..50).map(|n| Wr::send(n, &[])));
+    w.post(A, &requests);
+    let mut expected = vec!["40 Send LocalProtection".to_owned()];
+    expected.extend((41..50).map(|n| format!("{n} Send WrFlush")));
+    assert_eq!(w.completions(A), expected);
+    assert_eq!(w.events(A), ["terminated 0/0/00"]);
+}
+
 /// A region nobody looks at: for zero-length requests.
 fn nobodys() -> super::requests::Mr {
     let (mapping, _fd) = crate::shm::Mapping::create_arena("none", 1).unwrap();

@@ -313,9 +313,24 @@ impl World {
     }
 
     pub fn pair_with(wiring: Wiring, shape: QpShape, cq_entries: u32) -> Self {
+        let users = [UserId(1), UserId(2)];
+        Self::pair_of(users, wiring, shape, cq_entries)
+    }
+
+    /// A pair by the direct path whose user has nobody beside him: turns are as long as they get.
+    pub fn pair_alone(shape: QpShape, cq_entries: u32) -> Self {
+        let mut w = Self::pair_of([UserId(1); 2], Wiring::direct(), shape, cq_entries);
+        assert_eq!(w.engines[0].users(), 1);
+        assert_eq!(w.events(A), ["established 4/4"]);
+        assert_eq!(w.events(B), ["established 4/4"]);
+        w
+    }
+
+    fn pair_of(users: [UserId; 2], wiring: Wiring, shape: QpShape, cq_entries: u32) -> Self {
         let mut w = if wiring.direct { World::new(&[1]) } else { World::new(&[1, 1]) };
-        for host in [0, w.hosts.len() - 1] {
-            let app = w.app(host);
+        let hosts = [0, w.hosts.len() - 1];
+        for (host, user) in hosts.into_iter().zip(users) {
+            let app = w.app_of(host, user);
             let cq = w.cq(app, cq_entries);
             w.qp(app, cq, cq, shape);
         }
