@@ -2,16 +2,16 @@
 //! them is what becomes of segments that come one by one.
 
 use super::requests::Wr;
-use super::world::{A, B, Wiring, World};
+use super::world::{A, B, QpShape, World};
 
 /// Bytes of a message in a segment.
 const PAYLOAD: usize = 15 * 4096;
 
 #[test]
 fn whole_runs_and_rests_arrive_and_are_counted_as_segments() {
-    let mut w = World::connected(Wiring::direct());
+    let mut w = World::pair_alone(QpShape::default(), 128);
     let (mut segments, mut bytes) = (0, 0);
-    for (wr_id, len) in [PAYLOAD, PAYLOAD + 1, 4 * PAYLOAD, 4 * PAYLOAD + 1, 9 * PAYLOAD - 3]
+    for (wr_id, len) in [PAYLOAD, PAYLOAD + 1, 8 * PAYLOAD, 8 * PAYLOAD + 1, 17 * PAYLOAD - 3]
         .into_iter()
         .enumerate()
     {
@@ -37,17 +37,17 @@ fn whole_runs_and_rests_arrive_and_are_counted_as_segments() {
 
 #[test]
 fn what_comes_before_a_fault_arrives_and_nothing_behind() {
-    let mut w = World::connected(Wiring::direct());
-    let (from, to) = (w.any_mr(A, 8 * PAYLOAD), w.any_mr(B, 6 * PAYLOAD + PAYLOAD / 2));
+    let mut w = World::pair_alone(QpShape::default(), 128);
+    let (from, to) = (w.any_mr(A, 12 * PAYLOAD), w.any_mr(B, 10 * PAYLOAD + PAYLOAD / 2));
     let pattern = from.pattern(1);
     w.post(A, &[Wr::write(1, &[from.all()], &to, 0)]);
     let found = to.bytes();
-    assert!(found[..6 * PAYLOAD] == pattern[..6 * PAYLOAD]);
-    assert!(found[6 * PAYLOAD..].iter().all(|byte| *byte == 0));
-    // As over TCP, which would have taken the segments before the fault, and not the two others.
-    assert_eq!(w.qps[B].shared.counters().segments_received, 7);
+    assert!(found[..10 * PAYLOAD] == pattern[..10 * PAYLOAD]);
+    assert!(found[10 * PAYLOAD..].iter().all(|byte| *byte == 0));
+    // A run, and of the next one, which is not taken, the segments before the fault and with it.
+    assert_eq!(w.qps[B].shared.counters().segments_received, 11);
     // The peer names that one, with its length (14 bytes of header) and where it was to go.
-    let at = to.iova + 6 * PAYLOAD as u64;
+    let at = to.iova + 10 * PAYLOAD as u64;
     let named = format!("{:04x}8140{:08x}{at:016x}", PAYLOAD + 14, to.stag.0);
     assert_eq!(w.events(A), [format!("terminated by peer 1/1/01 {named}")]);
 }
@@ -56,7 +56,7 @@ fn what_comes_before_a_fault_arrives_and_nothing_behind() {
 fn a_stream_through_more_than_the_caches_hold_arrives_whole() {
     const MESSAGE: usize = 1 << 20;
     const BUFFER: usize = 16 * MESSAGE;
-    let mut w = World::connected(Wiring::direct());
+    let mut w = World::pair_alone(QpShape::default(), 128);
     let (from, to, back) = (w.any_mr(A, MESSAGE), w.any_mr(B, BUFFER), w.any_mr(A, BUFFER));
     for round in 0..2u8 {
         let mut expected = Vec::new();
