@@ -299,7 +299,7 @@ impl Qp {
         if stag_changed {
             return Err(Reason::StagChanged { stag, to, len: len as u64 }.into());
         }
-        let target = self.responder.sink_of_write(stag, to, target);
+        let target = self.responder.long_writes.sink(stag, to, target);
         place(&payload, target, last).map_err(PlacementError::Memory)
     }
 
@@ -344,7 +344,7 @@ impl Qp {
         } else if let Ok(sink) = stags.local(self.core.principal(), stag.0, read.to, size, true) {
             match to.checked_sub(read.to).and_then(|from| sink.part(from, len)) {
                 Some(target) => {
-                    let target = self.responder.sink_of_read(stag, to, target);
+                    let target = self.responder.long_reads.sink(stag, to, target);
                     return place(&payload, target, last).map_err(|fault| {
                         self.unplaced(&Incoming::ReadResponse { stag, to, last }, fault)
                     });

@@ -79,18 +79,16 @@ impl Mapping {
         len: usize,
         tail_last: bool,
     ) -> Result<(), CopyFault> {
-        let from = self.range(offset, len).ok_or(CopyFault::OutOfRange)?;
-        let to = dst.range(dst_offset, len).ok_or(CopyFault::OutOfRange)?;
-        // SAFETY: both are valid for `len` bytes (checked by `range`); overlap is allowed.
-        unsafe {
-            if tail_last {
-                move_tail_last(from, to, len);
-            } else {
-                std::ptr::copy(from, to, len);
+        self.copy_by(offset, dst, dst_offset, len, |from, to| {
+            // SAFETY: both are valid for `len` bytes (see `copy_by`); overlap is allowed.
+            unsafe {
+                if tail_last {
+                    move_tail_last(from, to, len);
+                } else {
+                    std::ptr::copy(from, to, len);
+                }
             }
-        }
-        self.sound()?;
-        dst.sound()
+        })
     }
 
     /// As [`copy_to`](Self::copy_to), past the caches unless the ranges overlap.
@@ -102,21 +100,41 @@ impl Mapping {
         len: usize,
         tail_last: bool,
     ) -> Result<(), CopyFault> {
+        self.copy_by(offset, dst, dst_offset, len, |from, to| {
+            let overlaps = (from as usize).abs_diff(to as usize) < len;
+            let head = match (overlaps, tail_last) {
+                (true, _) => 0,
+                (false, true) => len - tail_len(to, len),
+                (false, false) => len,
+            };
+            // SAFETY: both are valid for `len` bytes (see `copy_by`), and what goes past the caches
+            // does not overlap; two mappings of the same memory are as a concurrent foreign writer
+            // is, see the module.
+            unsafe {
+                past_caches::copy(from, to, head);
+                if tail_last {
+                    move_tail_last(from.add(head), to.add(head), len - head);
+                } else {
+                    std::ptr::copy(from.add(head), to.add(head), len - head);
+                }
+            }
+        })
+    }
+
+    /// Lets `copy` move `len` bytes from here to `dst`: both addresses are valid for as many, in
+    /// memory of which this process holds no reference.
+    #[inline]
+    fn copy_by(
+        &self,
+        offset: usize,
+        dst: &Mapping,
+        dst_offset: usize,
+        len: usize,
+        copy: impl FnOnce(*const u8, *mut u8),
+    ) -> Result<(), CopyFault> {
         let from = self.range(offset, len).ok_or(CopyFault::OutOfRange)?;
         let to = dst.range(dst_offset, len).ok_or(CopyFault::OutOfRange)?;
-        let tail = if tail_last { tail_len(to, len) } else { 0 };
-        let head = len - tail;
-        if (from as usize).abs_diff(to as usize) < len {
-            return self.copy_to(offset, dst, dst_offset, len, tail_last);
-        }
-        // SAFETY: both are valid for `len` bytes (checked by `range`), and do not overlap; two
-        // mappings of the same memory are as a concurrent foreign writer is, see the module.
-        unsafe {
-            past_caches::copy(from, to, head);
-            if tail != 0 {
-                move_tail_last(from.add(head), to.add(head), tail);
-            }
-        }
+        copy(from, to);
         self.sound()?;
         dst.sound()
     }

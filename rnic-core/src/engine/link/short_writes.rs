@@ -9,7 +9,7 @@ use crate::device::RecentStag;
 use crate::device::memory::Target;
 use crate::engine::numbers::cost;
 use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
-use crate::engine::requester::short_writes::{Origin, ShortWrite, ShortWrites};
+use crate::engine::requester::short_writes::{SHORT, ShortWrite, ShortWrites, WriteSource};
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
 use crate::types::Access;
@@ -25,7 +25,7 @@ impl Qp {
     ) -> bool {
         if !peer.responder.takes_short_writes()
             || !peer.core.rights.contains(Access::REMOTE_WRITE)
-            || !self.requester.may_write_at_once(&self.core, engine, SHORT)
+            || !self.requester.may_write_at_once(&self.core, engine)
         {
             return false;
         }
@@ -51,7 +51,7 @@ impl Qp {
             && self.requester.has_room_for(done)
             // What is done completes before much more is.
             && done.bytes < u64::from(PAYLOAD)
-            && let Some(write) = self.requester.next_short_write(SHORT)
+            && let Some(write) = self.requester.next_short_write()
             && self.copy_short_write(peer, &write, &mut sources, &mut sinks)
         {
             self.core.turn.charge(cost(write.len as usize).max(REQUEST_COST));
@@ -72,10 +72,10 @@ impl Qp {
         let ShortWrite { from, len, stag, to, .. } = *write;
         let who = self.core.principal();
         let source = match from {
-            Origin::Inline { at } => {
+            WriteSource::Inline { at } => {
                 Ok(Target::inline(who.session, self.requester.arena(), at, len as usize))
             }
-            Origin::Element { lkey, addr } => sources.local(who, lkey, addr, len, false),
+            WriteSource::Element { lkey, addr } => sources.local(who, lkey, addr, len, false),
         };
         let (len, right) = (u64::from(len), Access::REMOTE_WRITE);
         let sink = sinks.remote(peer.core.principal(), stag, to, len, right);
@@ -88,6 +88,4 @@ impl Qp {
     }
 }
 
-/// Bytes of a short Write at most: more take so long that it does not matter how they go.
-const SHORT: u32 = 16 * 1024;
 const _: () = assert!(SHORT <= PAYLOAD, "each is a segment of its own");

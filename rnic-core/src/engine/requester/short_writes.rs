@@ -22,7 +22,7 @@ use crate::types::{CompletionOpcode, CompletionStatus, Stag};
 /// An RDMA Write of inline data or of one element, signaled or not, and nothing else.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct ShortWrite {
-    pub from: Origin,
+    pub from: WriteSource,
     pub len: u32,
     pub stag: Stag,
     pub to: u64,
@@ -32,7 +32,7 @@ pub(in crate::engine) struct ShortWrite {
 
 /// Where its bytes are.
 #[derive(Clone, Copy)]
-pub(in crate::engine) enum Origin {
+pub(in crate::engine) enum WriteSource {
     /// In the entry itself, at this place of the arena.
     Inline { at: usize },
     /// Where its element says.
@@ -49,26 +49,20 @@ pub(in crate::engine) struct ShortWrites {
     cqes: ArrayVec<Cqe, PUBLISH_BATCH>,
 }
 
-impl ShortWrites {
-    pub(in crate::engine) fn is_full(&self) -> bool {
-        self.count == count(PUBLISH_BATCH)
-    }
-}
-
 impl Requester {
-    /// Whether the next request may be carried out as it stands: there is one, with room for its
+    /// Whether the next request may be carried out as it stands: it is a Write, has room for its
     /// completion, and nothing is before it or under way.
     #[inline]
     pub(in crate::engine) fn may_write_at_once(
         &mut self,
         core: &QpCore,
         engine: &mut EngineState,
-        longest: u32,
     ) -> bool {
         let is_first = self.message.is_none()
             && self.aside.is_none()
             && self.fenced.is_none()
             && self.in_flight.is_empty()
+            && self.changing.is_empty()
             && self.inbound.is_empty()
             && self.executing.is_none();
         let is_begun = !self.held_back && !self.peer_waits && self.left_to_send.is_none();
@@ -78,13 +72,13 @@ impl Requester {
         // A queue or CQ that is broken is found so again, and dealt with.
         let pending = self.sq.pending().unwrap_or(0);
         pending > 0
-            && self.next_short_write(longest).is_some()
+            && self.sq.next_opcode() == Some(SendOpcode::Write as u8)
             && matches!(self.have_slot(pending, core, engine), Ok(true))
     }
 
-    /// The next request, if it is such a Write, of `longest` bytes at most. It is not taken yet.
+    /// The next request, if it is such a Write, of [`SHORT`] bytes at most. It is not taken yet.
     #[inline]
-    pub(in crate::engine) fn next_short_write(&self, longest: u32) -> Option<ShortWrite> {
+    pub(in crate::engine) fn next_short_write(&self) -> Option<ShortWrite> {
         let (SendEntry { header, inline_at, .. }, first) = self.sq.look()?;
         let flags = SendFlags::from_bits_retain(header.flags);
         if header.opcode != SendOpcode::Write as u8
@@ -94,9 +88,9 @@ impl Requester {
             return None;
         }
         let (from, len) = if flags.contains(SendFlags::INLINE) {
-            (Origin::Inline { at: inline_at }, u32::from(header.inline_len))
+            (WriteSource::Inline { at: inline_at }, u32::from(header.inline_len))
         } else if header.num_sge == 1 {
-            (Origin::Element { lkey: first.lkey, addr: first.addr }, first.length)
+            (WriteSource::Element { lkey: first.lkey, addr: first.addr }, first.length)
         } else {
             return None;
         };
@@ -104,7 +98,7 @@ impl Requester {
         let (stag, to, wr_id) = (Stag(header.rkey), header.remote_addr, header.wr_id);
         // One of no bytes needs no memory, and so cannot fail for want of it.
         let write = ShortWrite { from, len, stag, to, wr_id, signaled };
-        (1..=longest).contains(&len).then_some(write)
+        (1..=SHORT).contains(&len).then_some(write)
     }
 
     /// The arena in which inline data are.
@@ -116,7 +110,7 @@ impl Requester {
     /// Whether there is room for one more completion.
     #[inline]
     pub(in crate::engine) fn has_room_for(&self, done: &ShortWrites) -> bool {
-        !done.is_full() && count(done.cqes.len()) < self.slots
+        done.count < count(PUBLISH_BATCH) && count(done.cqes.len()) < self.slots
     }
 
     /// The request that was looked at has been carried out.
@@ -155,3 +149,6 @@ impl Requester {
         }
     }
 }
+
+/// Bytes of a short Write at most: more take so long that it does not matter how they go.
+pub(in crate::engine) const SHORT: u32 = 16 * 1024;

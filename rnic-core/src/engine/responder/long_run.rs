@@ -4,11 +4,12 @@
 //! not. Which it is depends on how much else was written since, of which a message knows nothing. A
 //! stream of long messages, though, goes through a buffer from its beginning to its end, and again.
 
+use crate::device::memory::Target;
 use crate::types::Stag;
 
 /// Long pieces that were placed in one region, each behind the one before.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LongRun {
+pub(in crate::engine) struct LongRun {
     stag: Stag,
     /// Where the last one ended.
     end: u64,
@@ -18,9 +19,21 @@ pub(super) struct LongRun {
 }
 
 impl LongRun {
+    /// The memory of a piece that is placed at `to`, with a word on whether it goes past the
+    /// caches.
+    #[inline]
+    pub(in crate::engine) fn sink<'t>(
+        &mut self,
+        stag: Stag,
+        to: u64,
+        target: Target<'t>,
+    ) -> Target<'t> {
+        target.past_caches(self.takes_past_caches(stag, to, target.len()))
+    }
+
     /// Takes in a piece that is placed at `to`; whether the caches are of no use to it.
     #[inline]
-    pub(super) fn takes_past_caches(&mut self, stag: Stag, to: u64, len: usize) -> bool {
+    fn takes_past_caches(&mut self, stag: Stag, to: u64, len: usize) -> bool {
         let len = len as u64;
         if len < LONG {
             return false;

@@ -24,8 +24,6 @@ use placement::PendingPlacement;
 use receives::{Receives, Receiving};
 
 use crate::device::Srq;
-use crate::device::memory::Target;
-use crate::types::Stag;
 
 /// What becomes of a Send that finds no receive.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +55,8 @@ pub(super) struct Responder {
     /// That Write goes on.
     writing: bool,
     /// Writes, and what Reads have brought.
-    long_writes: LongRun,
-    long_reads: LongRun,
+    pub long_writes: LongRun,
+    pub long_reads: LongRun,
     /// Of that Write, or of the Send in progress, a part was lost: the rest is, too.
     losing: Losing,
     /// The Send for which the incoming direction stands still.
@@ -122,28 +120,6 @@ impl Responder {
         self.losing.write &= self.writing;
         self.written = before.saturating_add(len as u64);
         self.writing = !last;
-    }
-
-    /// The memory of a segment of a Write, with a word on whether it goes past the caches.
-    #[inline]
-    pub(super) fn sink_of_write<'t>(
-        &mut self,
-        stag: Stag,
-        to: u64,
-        target: Target<'t>,
-    ) -> Target<'t> {
-        target.past_caches(self.long_writes.takes_past_caches(stag, to, target.len()))
-    }
-
-    /// The same of a segment of a Read Response.
-    #[inline]
-    pub(super) fn sink_of_read<'t>(
-        &mut self,
-        stag: Stag,
-        to: u64,
-        target: Target<'t>,
-    ) -> Target<'t> {
-        target.past_caches(self.long_reads.takes_past_caches(stag, to, target.len()))
     }
 
     /// Whether an RDMA Write that is one segment is placed as it comes: nothing is before it.

@@ -135,6 +135,15 @@ impl SendConsumer {
         Ok(Some(SendEntry { header, inline_at: queue.offset + body, index }))
     }
 
+    /// The operation of the next entry, if it was published when [`pending`](Self::pending) looked
+    /// last. What it is worth is found when the entry is read.
+    #[inline]
+    pub fn next_opcode(&self) -> Option<u8> {
+        let (slot, _) = self.ring.next()?;
+        let [first] = self.ring.queue.view.load_words(slot);
+        Some(SendHeader::from_words([first, 0, 0, 0, 0, 0, 0, 0]).opcode)
+    }
+
     /// The next entry and its first element, if it was published when [`pending`](Self::pending)
     /// looked last and is well formed; the element is of no account if the entry has none. It is
     /// not taken: that is for [`skip`](Self::skip), or for [`take`](Self::take), which reads it
