@@ -52,6 +52,18 @@ impl ProducerRing {
         self.tail = self.tail.wrapping_add(1);
     }
 
+    /// Has the next slot fetched for an entry of `len` bytes, a multiple of 8, if it is known to be
+    /// free. The daemon has read the lines of the entry that was there before, so they have to be
+    /// taken from the caches of its CPU before they can be written; and an entry is followed by
+    /// atomic operations (locks, doorbells), which wait until all that was stored before has been.
+    /// This lets it happen while the program does what it does between two requests.
+    #[inline]
+    pub(super) fn fetch_next(&self, len: usize) {
+        if self.room() > 0 {
+            self.queue.view.fetch_to_write(self.queue.slot(self.tail), len / 8);
+        }
+    }
+
     /// Shows the daemon everything written.
     #[inline]
     pub(super) fn publish(&mut self) {

@@ -68,6 +68,9 @@ impl SendProducer {
             view.store_words(body + n * 8, &[u64::from_le_bytes(word)]);
         }
         self.ring.advance();
+        // The next one may well be like this one.
+        let body = (sges.len() * SGE_LEN).max(inline.len().next_multiple_of(8));
+        self.ring.fetch_next(SEND_HEADER_LEN + body);
         Ok(())
     }
 
