@@ -31,6 +31,7 @@ enum Fault {
     NoRight,
     OutsideOfSink,
     Opcode,
+    SpareParameter,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -43,6 +44,7 @@ fn op() -> impl Strategy<Value = Op> {
         Just(Fault::NoRight),
         Just(Fault::OutsideOfSink),
         Just(Fault::Opcode),
+        Just(Fault::SpareParameter),
     ];
     prop_oneof![
         30 => (0..64usize, at()).prop_map(|(len, at)| Op::Inline { len, at }),
@@ -88,6 +90,7 @@ impl Regions {
                     Fault::NoRight => write = write.remote(only_read.stag, only_read.iova),
                     Fault::OutsideOfSink => write.header.remote_addr += LEN as u64 - 7,
                     Fault::Opcode => write.header.opcode = 0xEE,
+                    Fault::SpareParameter => write.header.params[3] = 1,
                 }
                 write
             }
@@ -141,6 +144,9 @@ fn carry_out(
             let reads = ops[..n].iter().any(|(op, _)| matches!(op, Op::Read { .. }));
             match op {
                 Op::Read { .. } | Op::Send { .. } => request,
+                // Its diagnosis tells the flags.
+                Op::Faulty(Fault::SpareParameter) if !reads => request,
+                Op::Faulty(Fault::SpareParameter) => request.with(SendFlags::FENCE),
                 // Which of the two would be first is nobody's promise.
                 Op::Faulty(_) if reads => request.with(flags | SendFlags::FENCE),
                 _ => request.with(flags),
