@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use rnic_core::mpa::Deframer;
+use rnic_core::mpa::{Deframer, MARKER_INTERVAL};
 use rnic_tests::pcap::Cuts;
 use rnic_tests::relay::{Record, Relay, Way, What};
 use rnic_tests::tshark::{self, Dissection, Fpdu};
@@ -97,8 +97,26 @@ fn only_marked(wire: &Wire) -> Option<Way> {
     }
 }
 
-/// Talks over a relay and has the record dissected.
+/// Whether FPDUs of these lengths, in a stream with Markers, have one that ends where a Marker
+/// stands. That Marker belongs to the next FPDU (RFC 5044 section 4.3), but Wireshark 4.0 counts it
+/// to this one and then waits for four bytes that never come.
+fn ends_at_a_marker(lengths: &[usize]) -> bool {
+    let mut end = 0;
+    lengths.iter().any(|len| {
+        end += len;
+        end % MARKER_INTERVAL == 0
+    })
+}
+
+/// Talks over a relay and has the record dissected. Where FPDUs end varies with the segments that
+/// the kernel makes, so another talk is one that Wireshark can read.
 fn relayed(dir: &Path, wire: &Wire, manner: Manner) {
+    let readable = (0..10).any(|_| talked_and_dissected(dir, wire, manner));
+    assert!(readable, "{}: of ten talks each has an FPDU that ends at a Marker", wire.name);
+}
+
+/// False if Wireshark would misread the talk.
+fn talked_and_dissected(dir: &Path, wire: &Wire, manner: Manner) -> bool {
     let mut relay: Option<Relay> = None;
     let mut posted = converse(wire, manner, |listener| {
         relay.insert(Relay::start(listener.local_addr(), wire.edit)).address
@@ -113,6 +131,11 @@ fn relayed(dir: &Path, wire: &Wire, manner: Manner) {
         record.splice(..0, frames);
     }
     let lengths = fpdus(wire, &record);
+    // The way up goes to the responder.
+    let streams = [(wire.markers[1], &lengths[0]), (wire.markers[0], &lengths[1])];
+    if streams.iter().any(|(marked, lengths)| *marked && ends_at_a_marker(lengths)) {
+        return false;
+    }
     let counted = lengths.each_ref().map(Vec::len);
     // With Markers Wireshark wants an FPDU in every segment, neither less nor more.
     let marked = wire.markers != [false; 2];
@@ -125,6 +148,7 @@ fn relayed(dir: &Path, wire: &Wire, manner: Manner) {
     assert_eq!([ups, found.fpdus.len() - ups], counted, "{}", wire.name);
     let markers = found.fpdus.iter().any(|fpdu| fpdu.markers > 0);
     assert_eq!(markers, marked && manner != Manner::Rejected);
+    true
 }
 
 #[test]
