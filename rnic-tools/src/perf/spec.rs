@@ -203,10 +203,13 @@ impl Spec {
         u64::from(self.active) * (u64::from(self.sq_depth()) + u64::from(self.receives()))
     }
 
-    /// The positions of the QPs with traffic, spread evenly over all.
+    /// The positions of the QPs with traffic, spread evenly over all. A daemon deals its QPs out to
+    /// its workers in turn: the distance between two is odd where it can be, so that those with
+    /// traffic are not all the same worker's.
     pub fn active_positions(&self) -> impl Iterator<Item = usize> + use<> {
         let (qps, active) = (u64::from(self.qps), u64::from(self.active));
-        (0..active).map(move |i| (i * qps / active) as usize)
+        let distance = qps / active;
+        (0..active).map(move |i| (i * qps / active + i % distance) as usize)
     }
 }
 
@@ -261,8 +264,15 @@ mod tests {
         let spec = Spec { qps: 10_000, active: 10, ..Spec::new(Op::Write, Flow::Stream, 8) };
         let positions: Vec<_> = spec.active_positions().collect();
         assert_eq!(positions.len(), 10);
-        assert_eq!((positions[0], positions[1], positions[9]), (0, 1000, 9000));
+        assert_eq!((positions[0], positions[1], positions[9]), (0, 1001, 9009));
         let one: Vec<_> = Spec::new(Op::Write, Flow::Stream, 8).active_positions().collect();
         assert_eq!(one, [0]);
+        for qps in [10, 11, 20, 99, 100, 1000, 10_000] {
+            let positions: Vec<_> = Spec { qps, ..spec.clone() }.active_positions().collect();
+            assert!(positions.is_sorted_by(|a, b| a < b), "{positions:?}");
+            assert!(positions[9] < qps as usize, "{positions:?}");
+            let even = positions.iter().filter(|at| *at % 2 == 0).count();
+            assert!((4..=6).contains(&even), "{positions:?}");
+        }
     }
 }
