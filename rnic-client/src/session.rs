@@ -200,8 +200,8 @@ impl Session {
         }
     }
 
-    /// Asks the kernel whether the daemon still holds the other end, and whether this is still the
-    /// process that opened the session: one system call.
+    /// Asks whether this is still the process that opened the session, and then the kernel whether
+    /// the daemon still holds the other end: one system call.
     pub(crate) fn check_thoroughly(&self) -> Result<(), Error> {
         self.check_owner()?;
         if self.events.is_closed() {
@@ -233,7 +233,18 @@ impl Session {
     /// Whether this is the process that opened the session.
     #[inline]
     pub(crate) fn check_owner(&self) -> Result<(), Error> {
-        match self.owner.is_current() {
+        self.of_owner(self.owner.is_current())
+    }
+
+    /// The same as far as it takes no system call.
+    #[inline]
+    pub(crate) fn check_owner_in_passing(&self) -> Result<(), Error> {
+        self.of_owner(self.owner.may_be_current())
+    }
+
+    #[inline]
+    fn of_owner(&self, is_current: bool) -> Result<(), Error> {
+        match is_current {
             true => Ok(()),
             false => Err(Error::AfterFork { owner: self.owner.id() }),
         }

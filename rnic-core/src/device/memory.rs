@@ -305,8 +305,9 @@ impl<'t> Target<'t> {
         Target { place: Location::Private(bytes), len: bytes.len(), owner, past_caches: false }
     }
 
-    /// Inline data of a send queue entry: bytes of the client's own arena that the queue's
-    /// [`take`](crate::shm::queue::SendConsumer::take) has bounded.
+    /// Inline data of a send queue entry: bytes of the client's own arena that
+    /// [`take`](crate::shm::queue::SendConsumer::take) or
+    /// [`look`](crate::shm::queue::SendConsumer::look) of the queue has bounded.
     pub(crate) fn inline(
         owner: SessionId,
         mapping: &'t Mapping,

@@ -106,7 +106,7 @@ impl StagTable {
     }
 
     /// A region or bound window by its STag, to be talked about; memory is reached by `local` and
-    /// `remote` alone.
+    /// `remote` alone, here and of [`RecentStag`](super::RecentStag).
     pub fn get(&self, stag: Stag) -> Option<&StagEntry> {
         self.entries.get(&stag.0)
     }

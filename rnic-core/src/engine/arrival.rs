@@ -75,7 +75,8 @@ impl From<Reason> for ArrivalError {
 }
 
 impl Qp {
-    /// A segment that is well formed and in order: every one passes here, by either path; one that
+    /// A segment that is well formed and in order: every one passes here, by either path, but those
+    /// of Writes that are carried out as they stand in the queue (`link/short_writes.rs`); one that
     /// found no receive, again when there is one.
     #[inline]
     pub(super) fn segment_arrived(

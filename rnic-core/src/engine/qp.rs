@@ -173,7 +173,7 @@ impl Qp {
         }
     }
 
-    /// An FPDU is sent: every one passes here once, by either path. Over TCP it is framed, and
+    /// An FPDU is sent, or several: every one passes here once, by either path. Over TCP it is framed, and
     /// `queued` is the number of bytes of the stream up to its end; what TCP has not taken when the
     /// connection ends never leaves.
     #[inline]
@@ -196,8 +196,8 @@ impl Qp {
         self.requester.segment_sent(&self.core, segment.len, queued);
     }
 
-    /// An FPDU has arrived: every one passes here once, by either path, before its headers are
-    /// looked at over TCP, and when the sender is rid of it by the direct path.
+    /// An FPDU has arrived, or several: every one passes here once, by either path, before its
+    /// headers are looked at over TCP, and when the sender is rid of it by the direct path.
     #[inline]
     pub(super) fn fpdu_received(&mut self, fpdu: IncomingFpdu) {
         match fpdu {

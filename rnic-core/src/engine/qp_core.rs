@@ -47,6 +47,11 @@ impl SchedulingState {
         self.deficit -= cost;
     }
 
+    /// What is left of it.
+    pub(super) fn left(&self) -> u64 {
+        self.deficit.max(0).cast_unsigned()
+    }
+
     /// Nothing is left of it.
     pub(super) fn is_over(&self) -> bool {
         self.deficit <= 0

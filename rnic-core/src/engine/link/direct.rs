@@ -73,18 +73,24 @@ impl Qp {
     }
 
     /// Several segments of a long message at once, as if they were one: the copy likes that. Only
-    /// from shared memory to shared memory, and where a turn is worth as much: nobody else has
-    /// turns, or waits for this CPU.
+    /// from shared memory to shared memory, where a turn is worth as much (nobody else has turns,
+    /// or waits for this CPU), and as many as what is left of this one pays for.
     #[inline]
     fn next_run(&self, engine: &EngineState) -> Option<Segment> {
         let message = self.requester.message()?;
         let HeaderTemplate::Tagged { stag, .. } = message.head else { return None };
-        if message.total - message.sent <= PAYLOAD || engine.schedule.quantum() < cost(RUN) {
+        let paid_for = self.core.turn.left() / u64::from(PAYLOAD);
+        let segments = paid_for.min(RUN) as usize;
+        let is_short = message.total - message.sent <= PAYLOAD || segments < 2;
+        if is_short || engine.schedule.quantum() < cost(RUN as usize * PAYLOAD as usize) {
             return None;
         }
         let shared = engine.stags.all_shared(std::iter::once(stag))
             && self.requester.is_in_shared_memory(&engine.stags);
-        shared.then(|| message.next_segment(RUN, VERSION))
+        shared.then(|| {
+            let len = segments * PAYLOAD as usize + TaggedHeader::LEN;
+            message.next_segment(len, VERSION)
+        })
     }
 
     /// Hands a run of segments to the peer. False if it does not take them as one; then they go one
@@ -282,8 +288,8 @@ fn header_message_of(
 pub(super) const SEGMENT: usize = PAYLOAD as usize + TaggedHeader::LEN;
 /// Bytes of a message in a tagged segment.
 pub(super) const PAYLOAD: u32 = 15 * 4096;
-/// Bytes of a run of segments, likewise.
-const RUN: usize = 8 * PAYLOAD as usize + TaggedHeader::LEN;
+/// Segments of the longest run.
+const RUN: u64 = 8;
 /// DDP and RDMAP version.
 //= DDP-4.1-10
 pub(super) const VERSION: u8 = 1;

@@ -10,7 +10,7 @@ use crate::device::memory::Target;
 use crate::engine::numbers::cost;
 use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
 use crate::engine::requester::short_writes::{SHORT, ShortWrite, ShortWrites, WriteSource};
-use crate::engine::schedule::REQUEST_COST;
+use crate::engine::schedule::SHORT_WRITE_COST;
 use crate::engine::state::EngineState;
 use crate::types::Access;
 
@@ -54,7 +54,7 @@ impl Qp {
             && let Some(write) = self.requester.next_short_write()
             && self.copy_short_write(peer, &write, &mut sources, &mut sinks)
         {
-            self.core.turn.charge(cost(write.len as usize).max(REQUEST_COST));
+            self.core.turn.charge(cost(write.len as usize).max(SHORT_WRITE_COST));
             self.requester.written(&write, done, &self.core);
         }
     }

@@ -3,6 +3,7 @@
 
 use super::requests::Wr;
 use super::world::{A, B, QpShape, World};
+use crate::engine::schedule::QUANTUM;
 
 /// Bytes of a message in a segment.
 const PAYLOAD: usize = 15 * 4096;
@@ -50,6 +51,20 @@ fn what_comes_before_a_fault_arrives_and_nothing_behind() {
     let at = to.iova + 10 * PAYLOAD as u64;
     let named = format!("{:04x}8140{:08x}{at:016x}", PAYLOAD + 14, to.stag.0);
     assert_eq!(w.events(A), [format!("terminated by peer 1/1/01 {named}")]);
+}
+
+#[test]
+fn the_first_turn_sends_what_it_is_worth_and_a_segment() {
+    let mut w = World::pair_alone(QpShape::default(), 128);
+    let (from, to) = (w.any_mr(A, 60 * PAYLOAD), w.any_mr(B, 60 * PAYLOAD));
+    w.push(A, &[Wr::write(1, &[from.all()], &to, 0)]);
+    let now = w.now;
+    w.engines[0].poll_doorbells(now);
+    assert_eq!(w.engines[0].poll_work(now), None);
+    let (sent, worth) = (w.qps[A].shared.counters().bytes_sent, QUANTUM.cast_unsigned());
+    assert!(worth <= sent && sent <= worth + PAYLOAD as u64, "{sent}");
+    w.settle();
+    assert_eq!(w.completions(A), ["1 RdmaWrite"]);
 }
 
 #[test]

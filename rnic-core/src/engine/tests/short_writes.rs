@@ -4,7 +4,8 @@
 use proptest::prelude::*;
 
 use super::requests::{Mr, Wr, pattern};
-use super::world::{A, B, QpShape, Wiring, World};
+use super::wired;
+use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::abi::queue::SendFlags;
 use crate::types::Access;
 
@@ -15,11 +16,28 @@ const SEGMENT: usize = 15 * 4096;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Inline { len: usize, at: usize },
-    Element { len: usize, at: usize },
-    Two { len: usize, at: usize },
-    Read { len: usize },
-    Send { len: usize },
+    Inline {
+        len: usize,
+        at: usize,
+    },
+    Element {
+        len: usize,
+        at: usize,
+    },
+    Two {
+        len: usize,
+        at: usize,
+    },
+    /// Into memory of the peer that only a copier reaches.
+    Aside {
+        len: usize,
+    },
+    Read {
+        len: usize,
+    },
+    Send {
+        len: usize,
+    },
     Faulty(Fault),
 }
 
@@ -50,6 +68,7 @@ fn op() -> impl Strategy<Value = Op> {
         30 => (0..64usize, at()).prop_map(|(len, at)| Op::Inline { len, at }),
         30 => (len(), at()).prop_map(|(len, at)| Op::Element { len, at }),
         3 => (0..60usize, at()).prop_map(|(len, at)| Op::Two { len, at }),
+        3 => len().prop_map(|len| Op::Aside { len }),
         3 => len().prop_map(|len| Op::Read { len }),
         3 => (0..60usize).prop_map(|len| Op::Send { len }),
         1 => fault.prop_map(Op::Faulty),
@@ -60,6 +79,7 @@ fn op() -> impl Strategy<Value = Op> {
 struct Regions {
     source: Mr,
     sink: Mr,
+    aside: Mr,
     /// Nobody writes what Reads bring, which come back when they like.
     only_read: Mr,
     back: Mr,
@@ -68,7 +88,7 @@ struct Regions {
 
 impl Regions {
     fn request(&self, n: usize, op: &Op) -> Wr {
-        let Regions { source, sink, only_read, back, .. } = self;
+        let Regions { source, sink, aside, only_read, back, .. } = self;
         let wr_id = n as u64;
         match *op {
             Op::Inline { len, at } => {
@@ -79,6 +99,7 @@ impl Regions {
                 let two = [source.sge(n..n + len), source.sge(9..10)];
                 Wr::write(wr_id, &two, sink, at as u64)
             }
+            Op::Aside { len } => Wr::write(wr_id, &[source.sge(n..n + len)], aside, n as u64),
             Op::Read { len } => Wr::read(wr_id, back.sge(n..n + len), only_read, 0),
             Op::Send { len } => Wr::send(wr_id, &[source.sge(n..n + len)]),
             Op::Faulty(fault) => {
@@ -106,7 +127,39 @@ struct Outcome {
     events: [Vec<String>; 2],
     diagnoses: Vec<String>,
     counters: [String; 2],
-    memory: [Vec<u8>; 3],
+    memory: [Vec<u8>; 4],
+}
+
+/// Whose queue pairs, and how they came together.
+#[derive(Clone, Copy, Debug)]
+enum Pair {
+    /// Connected, of two users or of one who has nobody beside him.
+    Connected { alone: bool },
+    /// By hand, with acknowledgements.
+    Reliable,
+    /// By hand, without.
+    Unreliable,
+}
+
+fn pair() -> impl Strategy<Value = Pair> {
+    prop_oneof![
+        any::<bool>().prop_map(|alone| Pair::Connected { alone }),
+        Just(Pair::Reliable),
+        Just(Pair::Unreliable),
+    ]
+}
+
+fn world(pair: Pair, cq_entries: u32) -> World {
+    let shape = QpShape { sq: 64, rq: 64, ..QpShape::default() };
+    let shape = match pair {
+        Pair::Connected { alone: true } => return World::pair_alone(shape, cq_entries),
+        Pair::Connected { .. } => return World::pair_with(Wiring::direct(), shape, cq_entries),
+        Pair::Reliable => wired::kept(shape),
+        Pair::Unreliable => QpShape { unreliable: true, ..shape },
+    };
+    let mut w = wired::unlinked_of(Wiring::direct(), shape, cq_entries);
+    w.link([A, B], Wiring::direct(), wired::LIMITS);
+    w
 }
 
 /// Carries requests out, posted so many at a time, with these flags on every Write.
@@ -114,15 +167,15 @@ fn carry_out(
     ops: &[(Op, bool)],
     step: usize,
     cq_entries: u32,
-    alone: bool,
+    pair: Pair,
     flags: SendFlags,
 ) -> Outcome {
-    let shape = QpShape { sq: 64, rq: 64, ..QpShape::default() };
-    let mut w = match alone {
-        true => World::pair_alone(shape, cq_entries),
-        false => World::pair_with(Wiring::direct(), shape, cq_entries),
-    };
+    let mut w = world(pair, cq_entries);
+    w.kind = MemoryKind::ThroughCopier;
+    let aside = w.any_mr(B, LEN);
+    w.kind = MemoryKind::Shared;
     let regions = Regions {
+        aside,
         source: w.any_mr(A, LEN),
         sink: w.any_mr(B, LEN),
         only_read: w.mr(B, LEN, Access::REMOTE_READ),
@@ -171,7 +224,7 @@ fn carry_out(
         events: [w.events(A), w.events(B)],
         diagnoses: [A, B].iter().flat_map(|qp| w.diagnoses(*qp)).map(|d| d.text).collect(),
         counters: [A, B].map(|qp| format!("{:?}", w.qps[qp].shared.counters())),
-        memory: [regions.back.bytes(), regions.sink.bytes(), regions.received.bytes()],
+        memory: [&regions.back, &regions.sink, &regions.aside, &regions.received].map(Mr::bytes),
     }
 }
 
@@ -184,10 +237,10 @@ proptest! {
         ops in prop::collection::vec((op(), any::<bool>()), 1..60),
         step in 1..60usize,
         cq_entries in prop_oneof![Just(4u32), Just(256)],
-        alone in any::<bool>(),
+        pair in pair(),
     ) {
-        let at_once = carry_out(&ops, step, cq_entries, alone, SendFlags::empty());
-        let as_messages = carry_out(&ops, step, cq_entries, alone, SendFlags::SOLICITED);
+        let at_once = carry_out(&ops, step, cq_entries, pair, SendFlags::empty());
+        let as_messages = carry_out(&ops, step, cq_entries, pair, SendFlags::SOLICITED);
         prop_assert_eq!(at_once, as_messages);
     }
 }

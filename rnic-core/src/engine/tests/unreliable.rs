@@ -7,7 +7,7 @@ use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::types::{QpState, Stag};
 
 fn apart(wiring: Wiring) -> World {
-    unlinked_of(wiring, QpShape { unreliable: true, ..QpShape::default() })
+    unlinked_of(wiring, QpShape { unreliable: true, ..QpShape::default() }, 128)
 }
 
 fn together(wiring: Wiring) -> World {

@@ -19,15 +19,15 @@ pub(super) const LIMITS: PeerLimits = PeerLimits { ird: 4, min_rnr_timer: 0 };
 
 /// Two that are wired to each other, in Rts and without a stream.
 fn unlinked(wiring: Wiring) -> World {
-    unlinked_of(wiring, shape())
+    unlinked_of(wiring, kept(QpShape::default()), 128)
 }
 
-/// As [`unlinked`], of this shape.
-pub(super) fn unlinked_of(wiring: Wiring, shape: QpShape) -> World {
+/// As [`unlinked`], of this shape and with completion queues of so many entries.
+pub(super) fn unlinked_of(wiring: Wiring, shape: QpShape, cq_entries: u32) -> World {
     let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
     for host in [0, usize::from(!wiring.direct)] {
         let app = w.app(host);
-        let cq = w.cq(app, 128);
+        let cq = w.cq(app, cq_entries);
         w.qp(app, cq, cq, shape);
     }
     wire(&mut w, A);
@@ -36,8 +36,9 @@ pub(super) fn unlinked_of(wiring: Wiring, shape: QpShape) -> World {
     w
 }
 
-fn shape() -> QpShape {
-    QpShape { hold: Some(Duration::from_secs(3600)), ..QpShape::default() }
+/// What waits for its peer for an hour.
+pub(super) fn kept(shape: QpShape) -> QpShape {
+    QpShape { hold: Some(Duration::from_secs(3600)), ..shape }
 }
 
 /// To Rts.
@@ -144,7 +145,7 @@ fn the_length_of_a_write_is_that_of_its_own_stream() {
         w.destroy(A);
         // Its program makes another one, and wires that.
         let QpEnd { app, send_cq, recv_cq, .. } = w.qps[A];
-        let c = w.qp(app, send_cq, recv_cq, shape());
+        let c = w.qp(app, send_cq, recv_cq, kept(QpShape::default()));
         wire(&mut w, c);
         w.link([c, B], wiring, LIMITS);
         w.recv(B, 2, &[]);
