@@ -8,6 +8,7 @@ use super::daemon::Setup;
 use super::error::PerfError;
 use super::footprint::{IDLE, UseOfMemory, idle_cpu};
 use super::goals::{goals, subjects};
+use super::only::Only;
 use super::report::{Figure, Goal, Measure, Outcome, Row};
 use super::site::{Site, words};
 use super::spec::{Flow, Op, Spec, Wait};
@@ -31,7 +32,7 @@ pub fn all(
     options: &AllOptions<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, PerfError> {
-    let mut rows = Vec::new();
+    let (mut rows, mut only) = (Vec::new(), Only::new(options.only));
     for (setup, daemons) in [
         (Setup::TCP, 2),
         (Setup::TCP, 1),
@@ -40,7 +41,7 @@ pub fn all(
         (Setup::DIRECT, 1),
     ] {
         let words = words(setup, daemons);
-        if !chosen(options, setup, &words) {
+        if !only.takes(&title(setup, &words)) {
             continue;
         }
         progress(&words);
@@ -63,25 +64,26 @@ pub fn all(
     }
     for (setup, daemons) in [(Setup::DIRECT, 1), (Setup::TCP, 2)] {
         let words = words(setup, daemons);
-        if !chosen(options, setup, &words) {
+        if !only.takes(&title(setup, &words)) {
             continue;
         }
         progress(&format!("{words}: {} QPs", options.qps));
         match many_qps(options, setup, daemons, &words) {
             Ok(more) => rows.extend(more),
             Err(e) => {
-                let title = format!("RDMA Write 8 B, {} QPs per daemon", options.qps);
-                rows.push(failed(&title, Measure::Cost, &words, &e));
+                let what = format!("RDMA Write 8 B, {} QPs per daemon", options.qps);
+                rows.push(failed(&what, Measure::Cost, &words, &e));
             }
         }
     }
+    only.check()?;
     Ok(rows)
 }
 
-/// Whether daemons of this kind are to be measured.
-fn chosen(options: &AllOptions<'_>, setup: Setup, words: &str) -> bool {
+/// What daemons of this kind are called.
+fn title(setup: Setup, words: &str) -> String {
     let path = if setup.loopback_tcp { "tcp" } else { "direct" };
-    format!("{path}: {words}").contains(options.only)
+    format!("{path}: {words}")
 }
 
 /// What is measured with daemons of one kind.

@@ -364,16 +364,10 @@ fn run_all(
     only: &str,
     rounds: &Rounds,
 ) -> Result<bool, PerfError> {
-    let line = progress_line();
-    let rnicd = daemon::find(rnicd)?;
-    let machine = Machine::this();
-    let amount = Amount::Time(rounds.seconds);
-    let options = AllOptions { rnicd: &rnicd, qps, only, amount, rounds: rounds.rounds };
-    let rows = all(&options, &mut |what| line.set_message(what.to_owned()))?;
-    line.finish_and_clear();
-    let complete = rows.iter().all(|row| row.failure.is_none());
-    print(&Report::new(machine, rounds.rounds, rows), rounds.json, all_of_it)?;
-    Ok(complete)
+    let rows = with_daemons(rnicd, rounds, all_of_it, |rnicd, amount, progress| {
+        all(&AllOptions { rnicd, qps, only, amount, rounds: rounds.rounds }, progress)
+    })?;
+    Ok(rows.iter().all(|row| row.failure.is_none()))
 }
 
 fn run_scale(
@@ -398,7 +392,7 @@ fn run_neighbours(rnicd: Option<PathBuf>, only: &str, rounds: &Rounds) -> Result
 
 fn run_smoke(rnicd: Option<PathBuf>, rounds: &Rounds) -> Result<bool, PerfError> {
     let rows = with_daemons(rnicd, rounds, Report::render_summary, |rnicd, amount, progress| {
-        smoke(&SmokeOptions { rnicd, amount, rounds: rounds.rounds }, progress)
+        Ok(smoke(&SmokeOptions { rnicd, amount, rounds: rounds.rounds }, progress))
     })?;
     let complaints: Vec<String> = rows.iter().filter_map(complaint).collect();
     complaints.iter().for_each(|complaint| cli::complain("rnic-perf", complaint));
@@ -415,7 +409,7 @@ fn with_daemons(
     rnicd: Option<PathBuf>,
     rounds: &Rounds,
     render: fn(&Report) -> String,
-    measure: impl FnOnce(&Path, Amount, &mut dyn FnMut(&str)) -> Vec<Row>,
+    measure: impl FnOnce(&Path, Amount, &mut dyn FnMut(&str)) -> Result<Vec<Row>, PerfError>,
 ) -> Result<Vec<Row>, PerfError> {
     let line = progress_line();
     let rnicd = daemon::find(rnicd)?;
@@ -423,6 +417,7 @@ fn with_daemons(
     let amount = Amount::Time(rounds.seconds);
     let rows = measure(&rnicd, amount, &mut |what| line.set_message(what.to_owned()));
     line.finish_and_clear();
+    let rows = rows?;
     let report = Report::new(machine, rounds.rounds, rows);
     print(&report, rounds.json, render)?;
     Ok(report.rows)

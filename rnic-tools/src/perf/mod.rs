@@ -30,6 +30,7 @@ mod goals;
 mod load;
 mod machine;
 mod neighbours;
+mod only;
 mod peer;
 mod placement;
 mod quick;

@@ -13,6 +13,7 @@ use super::bench::{Amount, Bench, Measured, Subject};
 use super::daemon::Setup;
 use super::error::PerfError;
 use super::load::Load;
+use super::only::Only;
 use super::report::{Figure, Goal, Measure, Outcome, Row, figure};
 use super::site::{Ends, Site, words};
 use super::spec::{Flow, Op, Spec, Wait};
@@ -32,15 +33,18 @@ pub struct NeighbourOptions<'a> {
 
 /// Measures both paths, with one worker and with two. What cannot be measured is a row that says
 /// why.
-pub fn neighbours(options: &NeighbourOptions<'_>, progress: &mut dyn FnMut(&str)) -> Vec<Row> {
-    let mut rows = Vec::new();
+pub fn neighbours(
+    options: &NeighbourOptions<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>, PerfError> {
+    let (mut rows, mut only) = (Vec::new(), Only::new(options.only));
     for (setup, daemons) in [(Setup::DIRECT, 1), (Setup::TCP, 2)] {
         for workers in [1, 2] {
             let setup = Setup { workers: Some(workers), others: true, ..setup };
             let path = if setup.loopback_tcp { "tcp" } else { "direct" };
             let words = words(setup, daemons);
             let title = format!("{path}: {words}");
-            if !title.contains(options.only) {
+            if !only.takes(&title) {
                 continue;
             }
             progress(&title);
@@ -53,7 +57,8 @@ pub fn neighbours(options: &NeighbourOptions<'_>, progress: &mut dyn FnMut(&str)
             }
         }
     }
-    rows
+    only.check()?;
+    Ok(rows)
 }
 
 fn measure(
@@ -182,11 +187,11 @@ mod tests {
             amount: Amount::Messages(1),
             rounds: 1,
         };
-        let rows = neighbours(&options, &mut |_| ());
+        let rows = neighbours(&options, &mut |_| ()).unwrap();
         assert_eq!(rows.len(), 4);
         assert!(rows.iter().all(|row| row.failure.is_some()));
         let one = NeighbourOptions { only: "direct: one daemon, 2 workers", ..options };
-        assert_eq!(neighbours(&one, &mut |_| ()).len(), 1);
+        assert_eq!(neighbours(&one, &mut |_| ()).unwrap().len(), 1);
         bulk().check().unwrap();
     }
 }

@@ -16,6 +16,7 @@ use std::path::Path;
 use super::bench::Amount;
 use super::daemon::Setup;
 use super::error::PerfError;
+use super::only::Only;
 use super::report::{Figure, Goal, Measure, Outcome, Row};
 use super::site::words;
 use super::spec::Spec;
@@ -38,7 +39,10 @@ pub struct ScaleOptions<'a> {
 }
 
 /// Measures everything. What cannot be measured is a row that says why.
-pub fn scale(options: &ScaleOptions<'_>, progress: &mut dyn FnMut(&str)) -> Vec<Row> {
+pub fn scale(
+    options: &ScaleOptions<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>, PerfError> {
     let parts: [(&str, Part); 5] = [
         ("qps", qps::measure),
         ("regions", regions::measure),
@@ -46,11 +50,11 @@ pub fn scale(options: &ScaleOptions<'_>, progress: &mut dyn FnMut(&str)) -> Vec<
         ("connections", connections::measure),
         ("workers", workers::measure),
     ];
-    let mut rows = Vec::new();
+    let (mut rows, mut only) = (Vec::new(), Only::new(options.only));
     for (name, part) in parts {
         for (path, place) in [("direct", Place::DIRECT), ("tcp", Place::TCP)] {
             let title = format!("{name}, {path}");
-            if !title.contains(options.only) {
+            if !only.takes(&title) {
                 continue;
             }
             progress(&title);
@@ -63,7 +67,8 @@ pub fn scale(options: &ScaleOptions<'_>, progress: &mut dyn FnMut(&str)) -> Vec<
             }
         }
     }
-    rows
+    only.check()?;
+    Ok(rows)
 }
 
 /// Measures one part on one path.
@@ -165,10 +170,10 @@ mod tests {
             amount: Amount::Messages(1),
             rounds: 1,
         };
-        let rows = scale(&options, &mut |_| ());
+        let rows = scale(&options, &mut |_| ()).unwrap();
         assert_eq!(rows.len(), 10);
         assert!(rows.iter().all(|row| row.failure.is_some()));
-        let of_regions = scale(&ScaleOptions { only: "regions, tcp", ..options }, &mut |_| ());
-        assert_eq!(of_regions.len(), 1);
+        let options = ScaleOptions { only: "regions, tcp", ..options };
+        assert_eq!(scale(&options, &mut |_| ()).unwrap().len(), 1);
     }
 }
