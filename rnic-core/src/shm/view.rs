@@ -45,6 +45,17 @@ impl View {
         }
     }
 
+    /// The same to be read.
+    #[inline]
+    pub(super) fn fetch_to_read(&self, offset: usize, count: usize) {
+        let words = self.words(offset, count);
+        for line in [0, CACHE_LINE / 8] {
+            if let Some(word) = words.get(line) {
+                fetch_line_to_read(word);
+            }
+        }
+    }
+
     /// The word at `offset`.
     #[inline]
     pub(super) fn u64(&self, offset: usize) -> &AtomicU64 {
@@ -68,9 +79,21 @@ fn fetch_line(word: &AtomicU64) {
     }
 }
 
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+#[inline]
+fn fetch_line_to_read(word: &AtomicU64) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: a hint, which changes no memory and never faults.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(word.as_ptr().cast()) }
+}
+
 #[cfg(any(not(target_arch = "x86_64"), loom))]
 #[inline]
 fn fetch_line(_word: &AtomicU64) {}
+
+#[cfg(any(not(target_arch = "x86_64"), loom))]
+#[inline]
+fn fetch_line_to_read(_word: &AtomicU64) {}
 
 #[cfg(not(loom))]
 mod real {

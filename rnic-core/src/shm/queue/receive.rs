@@ -114,6 +114,7 @@ impl ReceiveConsumer {
     #[inline]
     pub fn take_into(&mut self, entry: &mut ReceiveEntry) -> Result<bool, TakeError> {
         let Some((slot, index)) = self.ring.take()? else { return Ok(false) };
+        self.ring.fetch_ahead();
         let copied = self.copy_out(slot, index, entry);
         self.ring.retire(1);
         copied?;

@@ -141,6 +141,16 @@ impl ConsumerRing {
         (self.seen != self.head).then(|| (self.queue.slot(self.head), self.head))
     }
 
+    /// Has the slot some entries ahead fetched, if it is known to be published: the client has
+    /// written it on another CPU, and to wait for its lines takes longer than a short request.
+    #[inline]
+    pub(super) fn fetch_ahead(&self) {
+        if self.seen.wrapping_sub(self.head) > AHEAD {
+            let slot = self.queue.slot(self.head.wrapping_add(AHEAD));
+            self.queue.view.fetch_to_read(slot, self.queue.shape.stride as usize / 8);
+        }
+    }
+
     /// Takes the entry that [`next`](Self::next) has found.
     #[inline]
     pub(super) fn skip(&mut self) {
@@ -176,6 +186,9 @@ impl ConsumerRing {
         Ok(())
     }
 }
+
+/// Entries between the one that is read and the one that is fetched.
+const AHEAD: u32 = 4;
 
 #[cfg(all(test, not(loom)))]
 mod tests {

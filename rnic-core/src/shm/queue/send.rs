@@ -123,6 +123,7 @@ impl SendConsumer {
     #[inline(always)]
     pub fn take(&mut self, sges: &mut SgeList) -> Result<Option<SendEntry>, TakeError> {
         let Some((slot, index)) = self.ring.take()? else { return Ok(None) };
+        self.ring.fetch_ahead();
         let queue = &self.ring.queue;
         let words = queue.view.load_words::<SEND_HEADER_WORDS>(slot);
         let header = SendHeader::from_words(words);
@@ -161,6 +162,7 @@ impl SendConsumer {
         if stride < SEND_HEADER_LEN + SGE_LEN || malformed(&header, stride).is_some() {
             return None;
         }
+        self.ring.fetch_ahead();
         let first = Sge::from_words(queue.view.load_words(body));
         Some((SendEntry { header, inline_at: queue.offset + body, index }, first))
     }
