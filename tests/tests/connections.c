@@ -324,6 +324,26 @@ static void killed(void)
     rdma_destroy_event_channel(active.channel);
 }
 
+// A forked child does not have its parent's completion queue, and is told so.
+static void forked(void)
+{
+    connected();
+    struct ibv_cq *cq = active.id->qp->send_cq;
+    struct ibv_wc wc;
+    check(ibv_poll_cq(cq, 1, &wc) == 0);
+    pid_t child = fork();
+    check(child >= 0);
+    if (child == 0)
+        _exit(ibv_poll_cq(cq, 1, &wc) < 0 ? 0 : 1);
+    int status;
+    check(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    check(ibv_poll_cq(cq, 1, &wc) == 0);
+    dissolve(&active);
+    ended(&passive);
+    dissolve(&passive);
+    all_gone();
+}
+
 static void rejected(void)
 {
     ask();
@@ -533,6 +553,7 @@ int main(int count, char **words)
         {"queue pair first", queue_pair_first},
         {"errored", errored},
         {"killed", killed},
+        {"forked", forked},
         {"rejected", rejected},
         {"undecided", undecided},
         {"nobody listens", nobody_listens},

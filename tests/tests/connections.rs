@@ -36,6 +36,7 @@ parts! {
     a_queue_pair_may_go_before_its_id: "queue pair first",
     a_queue_pair_moved_to_error_ends_its_connection: "errored",
     a_killed_peer_is_noticed: "killed",
+    a_forked_child_has_no_completion_queue_of_its_parent: "forked",
     a_rejection_brings_its_private_data: "rejected",
     a_request_goes_with_its_id: "undecided",
     a_port_without_a_listener_rejects: "nobody listens",

@@ -173,9 +173,9 @@ impl Qp {
         }
     }
 
-    /// An FPDU is sent, or several: every one passes here once, by either path. Over TCP it is framed, and
-    /// `queued` is the number of bytes of the stream up to its end; what TCP has not taken when the
-    /// connection ends never leaves.
+    /// An FPDU is sent, or several: every one passes here once, by either path. Over TCP it is
+    /// framed, and `queued` is the number of bytes of the stream up to its end; what TCP has not
+    /// taken when the connection ends never leaves.
     #[inline]
     pub(super) fn fpdu_sent(&mut self, fpdu: &OutgoingFpdu, queued: Option<u64>) {
         let counters = &self.core.shared;

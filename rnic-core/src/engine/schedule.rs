@@ -40,10 +40,10 @@ const TOGETHER: Duration = Duration::from_millis(1);
 const BESIDE: Duration = Duration::from_micros(200);
 /// The longest rest. A turn that took longer was interrupted by others on this CPU.
 const LONGEST_REST: Duration = Duration::from_micros(100);
-/// What a request costs at least, whatever comes of it. One that becomes a message takes at least as
-/// long as the copy of this many bytes, some 100 ns.
+/// What a request costs at least, whatever comes of it. One that becomes a message takes at least
+/// as long as the copy of this many bytes, some 100 ns.
 pub(super) const REQUEST_COST: i64 = 2048;
-/// The same of an RDMA Write that is carried out as it stands in the queue: 25 to 40 ns.
+/// The same of an RDMA Write that is carried out as it stands in the queue: 20 to 40 ns.
 pub(super) const SHORT_WRITE_COST: i64 = 1024;
 /// What an FPDU costs at least: the request that it belongs to is mostly paid for elsewhere.
 pub(super) const FPDU_COST: i64 = 1024;

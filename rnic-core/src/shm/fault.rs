@@ -8,7 +8,8 @@
 //! so the copy runs to its end; its caller tests the mark and discards the result. Without a hit
 //! the signal takes its default action: such a fault is our bug.
 //!
-//! The table is a process-wide static. It is made of atomics, nothing in it is ever locked, and the handler makes one system call, `mmap`.
+//! The table is a process-wide static. It is made of atomics, nothing in it is ever locked, and the
+//! handler makes one system call, `mmap`.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};

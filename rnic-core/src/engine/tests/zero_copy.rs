@@ -74,7 +74,11 @@ fn the_payload_is_not_copied_when_tcp_takes_it() {
     let bytes = a.pattern(1);
     w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
     assert_eq!(b.bytes(), bytes);
-    assert_eq!(w.shared_bytes, 1 << 20);
+    // The rest of less than 16 KiB, which has a call of its own, costs less when it is copied.
+    let fpdu = usize::from(crate::mpa::mulpdu(65483, false)) - 14;
+    let rest = (1 << 20) % fpdu;
+    assert!(rest < 16 * 1024);
+    assert_eq!(w.shared_bytes, (1 << 20) - rest);
     // With a CRC or Markers everything is.
     for wiring in [Wiring::tcp(), bare().with(|o| o.markers = true)] {
         let mut w = World::connected(wiring);
