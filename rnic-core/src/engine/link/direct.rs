@@ -11,7 +11,7 @@ use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::engine::arrival::{ArrivalError, PayloadSource, SegmentFate};
 use crate::engine::incoming::{Incoming, Origin};
 use crate::engine::link::Link;
-use crate::engine::numbers::{cost, ulpdu_len};
+use crate::engine::numbers::ulpdu_len;
 use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::requester::message::{
@@ -82,7 +82,7 @@ impl Qp {
         let paid_for = self.core.turn.left() / u64::from(PAYLOAD);
         let segments = paid_for.min(RUN) as usize;
         let is_short = message.total - message.sent <= PAYLOAD || segments < 2;
-        if is_short || engine.schedule.quantum() < cost(RUN as usize * PAYLOAD as usize) {
+        if is_short || engine.schedule.quantum() < i64::from(PAYLOAD) * RUN.cast_signed() {
             return None;
         }
         let shared = engine.stags.all_shared(std::iter::once(stag))
