@@ -37,23 +37,19 @@ impl View {
     /// this goes on. Nothing depends on it.
     #[inline]
     pub(super) fn fetch_to_write(&self, offset: usize, count: usize) {
-        let words = self.words(offset, count);
-        for line in [0, CACHE_LINE / 8] {
-            if let Some(word) = words.get(line) {
-                fetch_line(word);
-            }
-        }
+        self.first_lines(offset, count).for_each(fetch_line);
     }
 
     /// The same to be read.
     #[inline]
     pub(super) fn fetch_to_read(&self, offset: usize, count: usize) {
-        let words = self.words(offset, count);
-        for line in [0, CACHE_LINE / 8] {
-            if let Some(word) = words.get(line) {
-                fetch_line_to_read(word);
-            }
-        }
+        self.first_lines(offset, count).for_each(fetch_line_to_read);
+    }
+
+    /// The first word of each of the first two lines of `count` words.
+    #[inline]
+    fn first_lines(&self, offset: usize, count: usize) -> impl Iterator<Item = &AtomicU64> {
+        self.words(offset, count).iter().step_by(CACHE_LINE / 8).take(2)
     }
 
     /// The word at `offset`.
