@@ -34,5 +34,5 @@ pub mod wire;
 
 pub use client::{Client, End, READ_WRITE, join};
 pub use daemon::{Daemon, PATHS, engine, on_path};
-pub use omit::omit;
+pub use omit::{omit, timing};
 pub use process::{DEADLINE, Process, copy_program};

@@ -1,15 +1,32 @@
-//! What a machine does not let a test do.
+//! Tests that do not run on this machine.
 
 use std::io::Write;
 
-/// Says that something is not tested here, past the test runner, which keeps what passing tests
-/// print. With `RNIC_TEST_ALL=1`, as where everything can be tested, that is a failure.
+/// Reports a test, or a part of it, that this machine cannot run.
+///
+/// Writes to standard error itself, because the test runner hides the output of tests that pass.
 ///
 /// # Panics
 ///
 /// If `RNIC_TEST_ALL` is set.
 pub fn omit(why: &str) {
     assert!(std::env::var_os("RNIC_TEST_ALL").is_none(), "RNIC_TEST_ALL is set, but {why}");
-    // Without a standard error there is nobody to tell.
-    let _ = writeln!(std::io::stderr(), "NOT TESTED: {why}");
+    report(&format!("NOT TESTED: {why}"));
+}
+
+/// Returns true if `RNIC_TEST_TIMING` is set: the machine is quiet and tests may measure time.
+///
+/// Without it, reports that `what` is not measured. That is not an omission: `RNIC_TEST_ALL` does
+/// not require the timing suite.
+pub fn timing(what: &str) -> bool {
+    let measured = std::env::var_os("RNIC_TEST_TIMING").is_some();
+    if !measured {
+        report(&format!("NOT MEASURED without RNIC_TEST_TIMING=1: {what}"));
+    }
+    measured
+}
+
+fn report(line: &str) {
+    // A closed standard error is no reason to fail a test.
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
