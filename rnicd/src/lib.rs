@@ -19,6 +19,10 @@ pub mod events;
 pub mod exec;
 pub mod log;
 pub mod metrics;
+#[cfg(test)]
+#[allow(dead_code, reason = "nothing is omitted here")]
+#[path = "../../tests/src/omit.rs"]
+mod omit;
 mod packet;
 pub mod privilege;
 pub mod rate;

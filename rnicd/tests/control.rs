@@ -654,7 +654,7 @@ fn a_session_that_ends_gives_its_shared_receive_queues_back() {
     drop(raw);
     let start = std::time::Instant::now();
     while watcher.status().arena_bytes != before.arena_bytes {
-        assert!(start.elapsed().as_secs() < 20, "it is not given back");
+        assert!(start.elapsed().as_secs() < 180, "it is not given back");
         std::thread::yield_now();
     }
     assert_eq!((watcher.status().srqs, watcher.status().qps), (0, 0));
@@ -706,7 +706,7 @@ fn a_reserved_shared_buffer_counts_before_it_has_memory_and_is_filled_once() {
         if (status.sessions, status.shared_buffers, status.shared_bytes) == (1, 0, 0) {
             break;
         }
-        assert!(start.elapsed().as_secs() < 60, "{status:?}");
+        assert!(start.elapsed().as_secs() < 180, "{status:?}");
         std::thread::yield_now();
     }
     daemon.stop().unwrap();

@@ -11,7 +11,7 @@ use rnicd::cm::{CmEvent, CmOptions, ConnectionManager, SocketBuffers};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const NOW: Time = Time(1_000_000_000);
-const WATCHDOG: Duration = Duration::from_secs(20);
+const WATCHDOG: Duration = Duration::from_secs(180);
 const LISTENER: ListenerId = ListenerId(1);
 /// Descriptors left for accepted connections.
 const LEFT: usize = 10;

@@ -20,9 +20,9 @@ const SESSIONS: usize = 48;
 const RECORDS: usize = 256;
 /// Requests that each of them has under way.
 const UNDER_WAY: usize = 8;
-/// An answer is to be there in a twentieth of a second; the rest is for the machine these tests run
-/// on. Without turns by user it took seconds.
-const SOON: Duration = Duration::from_millis(200);
+/// Longest time of a request beside a flood, on a quiet machine. Without turns by user it took
+/// seconds.
+const SOON: Duration = Duration::from_millis(50);
 const ROUNDS: usize = 40;
 /// So that the flood comes round several times.
 const LONG_ENOUGH: Duration = Duration::from_millis(500);
@@ -58,8 +58,12 @@ fn flood(sessions: &mut [Raw], body: &RequestBody, stop: &AtomicBool, answers: &
     }
 }
 
+/// Turns by user are counted in `control::turns`, and what a user spends in `control::budget`.
 #[test]
-fn a_flood_of_questions_keeps_nobody_waiting() {
+fn a_flood_of_questions_delays_no_other_user() {
+    if !timing("requests beside a flood of another user's") {
+        return;
+    }
     let Some(daemon) = for_others("") else { return };
     let socket = daemon.socket();
     let mut bystander = Raw::open(&socket);
@@ -99,7 +103,7 @@ fn a_flood_of_questions_keeps_nobody_waiting() {
 /// Each attempt may cost a process, whatever comes of it.
 #[test]
 fn whoever_asks_for_copiers_too_often_is_refused_by_name() {
-    let Some(daemon) = for_others("[limits.user]\nattachments_per_second = 5\n") else { return };
+    let Some(daemon) = for_others("[limits.user]\nattachments_per_second = 1\n") else { return };
     let mut raw = open_as(&daemon.socket(), HOSTILE, &[]);
     let file = std::fs::File::open("/dev/null").unwrap();
     let start = Instant::now();
@@ -107,10 +111,10 @@ fn whoever_asks_for_copiers_too_often_is_refused_by_name() {
         let refusal = raw.call_with(RequestBody::AttachMemory, &[file.as_fd()]).unwrap_err();
         refusal.to_string()
     });
-    let limit = format!("limits.user.attachments_per_second (user {HOSTILE}) = 5 reached");
+    let limit = format!("limits.user.attachments_per_second (user {HOSTILE}) = 1 reached");
     assert!(refused.any(|text| text.starts_with(&limit)), "all were tried");
     let tried = 100 - refused.filter(|text| text.starts_with(&limit)).count();
     let seconds = usize::try_from(start.elapsed().as_secs()).unwrap() + 1;
-    assert!(tried <= 2 + 5 * (seconds + 1), "{tried} were tried in {seconds} s");
+    assert!(tried <= 2 + seconds + 1, "{tried} were tried in {seconds} s");
     daemon.stop().unwrap();
 }

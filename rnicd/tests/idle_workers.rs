@@ -56,7 +56,7 @@ fn idle_workers_do_not_wake() {
         if before.len() == 3 && before == after {
             break;
         }
-        assert!(begun.elapsed() < Duration::from_secs(20), "{before:?} became {after:?}");
+        assert!(begun.elapsed() < Duration::from_secs(180), "{before:?} became {after:?}");
     }
     workers.stop();
 }

@@ -16,7 +16,7 @@ use rnicd::exec::PrivateDaemon;
 use support::*;
 
 /// How long anything may take that should take a moment.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(180);
 
 /// What a Hello is answered with.
 fn greeting(mut raw: Raw) -> Option<HelloStatus> {
@@ -155,18 +155,21 @@ fn host(daemon: &PrivateDaemon) -> (Raw, SocketAddr) {
 fn a_user_who_connects_too_often_is_told_so() {
     let daemon = one_worker("[limits.user]\nconnections_per_second = 2\n");
     let (mut raw, address) = host(&daemon);
-    let (pd, cq) = (raw.pd(), raw.cq(1));
-    let qps: Vec<QpId> = (0..3).map(|_| raw.qp(pd, cq)).collect();
+    let pd = raw.pd();
+    let cq = raw.cq(1);
+    let qps: Vec<QpId> = (0..100).map(|_| raw.qp(pd, cq)).collect();
     let started = Instant::now();
-    for qp in &qps[..2] {
-        assert_eq!(raw.call(connect(*qp, address, None)), Ok(ReplyBody::Done));
-    }
-    let third = raw.call(connect(qps[2], address, None));
-    // A machine that took half a second for this has granted another one by then.
-    if started.elapsed() < Duration::from_millis(400) {
-        let key = format!("limits.user.connections_per_second (user {}) = 2 reached", uid());
-        assert!(third.is_err_and(|e| e.to_string().starts_with(&key)));
-    }
+    let mut connected = 0;
+    // A slow machine grants more of them; a hundred in 50 s it has not to.
+    let refused = qps.iter().find_map(|qp| {
+        let refused = raw.call(connect(*qp, address, None)).err();
+        connected += u64::from(refused.is_none());
+        refused
+    });
+    let key = format!("limits.user.connections_per_second (user {}) = 2 reached", uid());
+    assert!(refused.is_some_and(|e| e.to_string().starts_with(&key)));
+    let granted = 2 + 2 * (started.elapsed().as_secs() + 1);
+    assert!((2..=granted).contains(&connected), "{connected} of {granted}");
 }
 
 //= RDMAP-8.1.2-7

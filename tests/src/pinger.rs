@@ -70,6 +70,15 @@ impl Pinger {
         f64::from(rounds) / began.elapsed().as_secs_f64()
     }
 
+    /// So many round trips.
+    ///
+    /// # Panics
+    ///
+    /// If a message is not delivered.
+    pub fn rounds(&self, n: u64) {
+        (0..n).for_each(|_| self.round());
+    }
+
     /// There and back.
     fn round(&self) {
         for (from, to) in [(0, 1), (1, 0)] {

@@ -49,7 +49,7 @@ impl Raw {
 
     /// As [`Raw::connect`]; `None` if the daemon is not there or does not answer.
     pub fn try_connect(path: &Path) -> Option<Raw> {
-        Raw::connect_within(path, Duration::from_secs(30))
+        Raw::connect_within(path, WATCHDOG)
     }
 
     /// As [`Raw::try_connect`], if the daemon takes it within this time.
@@ -63,8 +63,7 @@ impl Raw {
         rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
         let which = rustix::net::sockopt::Timeout::Recv;
         // A watchdog, so that a daemon that does not answer fails a test and does not hang it.
-        rustix::net::sockopt::set_socket_timeout(&socket, which, Some(Duration::from_secs(30)))
-            .ok()?;
+        rustix::net::sockopt::set_socket_timeout(&socket, which, Some(WATCHDOG)).ok()?;
         let (arenas, descriptors) = (Vec::new(), Vec::new());
         Some(Raw { socket, arenas, descriptors, workers: 0, next: 1 })
     }
@@ -359,6 +358,9 @@ impl Raw {
 
 /// What a client of this version says first.
 const HELLO: Hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
+
+/// Time after which a daemon that does not answer fails a test.
+const WATCHDOG: Duration = Duration::from_secs(180);
 
 /// Whether there is something to be read within this time, be it the end.
 fn readable_within(socket: BorrowedFd<'_>, patience: Duration) -> bool {

@@ -11,7 +11,7 @@ use rnic_tests::attacks::cpu;
 use rnic_tests::pinger::Pinger;
 use rnic_tests::raw::Raw;
 use rnic_tests::wire;
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries, timing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
@@ -59,9 +59,11 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
     }
     // A share is a user's: within one, who always asks may slow others down.
     let same_user = !rustix::process::getuid().is_root();
-    if !same_user {
+    if !same_user && timing(&format!("round trips beside a user who has exhausted {what}")) {
         let ratio = slowed_down(daemon, &pinger, &hoarder, what);
         eprintln!("{what}: {refusal}; round trips take {ratio:.2} times as long");
+    } else {
+        pinger.rounds(ROUNDS as u64);
     }
 
     // What others have and do is what it was, also new traffic of those who were there before.
@@ -202,7 +204,10 @@ fn address_space_of_the_daemon() {
 /// process's end: of two daemons that differ by one, one answers whom it cannot watch.
 #[test]
 fn a_daemon_without_descriptors_says_so_and_takes_clients_in_again() {
-    for nofile in [120, 121] {
+    let give_up = Instant::now() + DEADLINE;
+    // On a busy machine the Hello deadline may have passed before the answers are looked at.
+    for nofile in [120, 121].into_iter().cycle() {
+        assert!(Instant::now() < give_up, "no client's socket took the last descriptor");
         let limit = format!("ulimit -n {nofile}");
         let config = format!("{NO_TREE}[engine]\nworkers = 1\n");
         let mut daemon = Daemon::start_limited(binaries!(), &config, &limit);
@@ -225,7 +230,6 @@ fn a_daemon_without_descriptors_says_so_and_takes_clients_in_again() {
             return;
         }
     }
-    panic!("no client's socket took the last descriptor");
 }
 
 /// Who connects while there is no descriptor is reset, and that counts like everything that is

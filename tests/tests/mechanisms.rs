@@ -12,7 +12,7 @@ use rnic_client::{
 use rnic_tests::attacks::cpu;
 use rnic_tests::pinger::Pinger;
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, copy_program, engine, join};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, copy_program, engine, join, timing};
 
 fn long(short: u64, long: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
@@ -209,8 +209,7 @@ impl Player {
     /// Waits for the ball; returns false at the end of patience.
     fn catch(&mut self, rng: &mut Rng) -> bool {
         let mut one = [Completion::default()];
-        let patience = Duration::from_secs(20);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + DEADLINE;
         // A channel that speaks without a reason is no reason to go on for ever.
         while Instant::now() < deadline {
             self.cq.arm(Arm::Next).unwrap();
@@ -224,7 +223,7 @@ impl Player {
                 return true;
             }
             self.slept += 1;
-            if self.channel.recv(Some(patience)).unwrap().is_none() {
+            if self.channel.recv(Some(DEADLINE)).unwrap().is_none() {
                 return false;
             }
         }
@@ -309,6 +308,8 @@ fn a_removed_shared_buffer_is_unmapped_when_the_answer_comes() {
 /// whom decides about a round trip more than any revocation.
 #[test]
 fn revocations_do_not_slow_others_down() {
+    let is_measured = timing("round trips beside revocations");
+    let rounds = if is_measured { long(9, 199) } else { 3 };
     let daemon = daemon(3, "direct");
     let cpus = cpu::allowed();
     let (&ours, &theirs) = (cpus.first().unwrap(), cpus.last().unwrap());
@@ -323,7 +324,7 @@ fn revocations_do_not_slow_others_down() {
         });
         let _stopped = Stopped(&revoker);
         cpu::confine(&[ours]);
-        let mut ratios: Vec<f64> = (0..long(9, 199))
+        let mut ratios: Vec<f64> = (0..rounds)
             .map(|_| {
                 revoker.pauses(true);
                 let alone = pinger.median(500);
@@ -336,7 +337,10 @@ fn revocations_do_not_slow_others_down() {
             .collect();
         ratios.sort_by(f64::total_cmp);
         let ratio = ratios[ratios.len() / 2];
-        assert!(ratio < 3.0, "round trips take {ratio:.1} times as long beside revocations");
+        assert!(
+            !is_measured || ratio < 3.0,
+            "round trips take {ratio:.1} times as long beside revocations"
+        );
     });
 }
 

@@ -2,7 +2,7 @@
 //! and nobody else notices.
 
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rnic_client::{
     Completion, CompletionStatus, Context, DisconnectReason, Error, Qp, QpOptions, TerminateCode,
@@ -323,7 +323,7 @@ fn a_peer_that_begins_and_never_goes_on_is_given_up() {
     let began = Instant::now();
     let e = qp.wait_connected(Some(DEADLINE)).unwrap_err();
     assert!(matches!(e, Error::Disconnected(_) | Error::Unreachable { .. }), "{e}");
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < DEADLINE);
     assert!(!matches!(wire::ending(&mut peer), Ending::Silence(_)));
 }
 

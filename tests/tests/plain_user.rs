@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use rnic_tests::{DEADLINE, Process, binaries, copy_program, omit, verbs};
+use rnic_tests::{DEADLINE, Process, binaries, copy_program, omit, ports, timing, verbs};
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
@@ -123,10 +123,10 @@ fn may_mount(home: &Home<'_>) -> bool {
     output.status.success()
 }
 
-/// An upper bound, as there is something to promise: a CI job pays it with every program that is
-/// the first one. The best of three, as others use this machine as well.
+/// A CI job pays this time with each program that is the first one.
 #[test]
-fn a_first_program_runs_within_two_seconds() {
+fn a_first_program_starts_a_daemon_quickly() {
+    let is_measured = timing("the time until a first program has its daemon");
     let installed = Installed::new();
     let mut programs = vec![("true", vec!["true"])];
     match Command::new("ibv_devinfo").arg("--help").output() {
@@ -147,7 +147,7 @@ fn a_first_program_runs_within_two_seconds() {
             home.is_left();
         }
         println!("{name}: {best:?} from the start of rnic-run, without a daemon, to its end");
-        assert!(best < Duration::from_secs(2), "{name}: {best:?}");
+        assert!(!is_measured || best < Duration::from_secs(2), "{name}: {best:?}");
     }
 }
 
@@ -194,8 +194,7 @@ fn every_call_finds_the_devices_by_mounts_and_queue_pairs_work() {
     if Command::new("ibv_rc_pingpong").arg("--help").output().is_err() {
         return omit("ibv_rc_pingpong is not here (Debian package ibverbs-utils)");
     }
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let port = port.to_string();
+    let port = ports::of_nobody().to_string();
     let common = ["--mount", "ibv_rc_pingpong", "-d", "rnicd1", "-g", "0", "-p", &port];
     let mut server = Process::start(home.rnic_run(&common));
     let deadline = Instant::now() + DEADLINE;

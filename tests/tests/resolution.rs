@@ -12,7 +12,7 @@ use rnic_core::roce::sidr::{self, Message, Reply, ServiceId, Status};
 use rnic_core::roce::{Datagram, packet};
 use rnic_core::types::QpId;
 use rnic_tests::client::Client;
-use rnic_tests::{DEADLINE, Daemon, binaries, omit, on_path, tshark};
+use rnic_tests::{DEADLINE, Daemon, binaries, omit, on_path, ports, tshark};
 use rustix::io::Errno;
 
 const KEY: u32 = 0x0123_4567;
@@ -73,9 +73,9 @@ fn daemon(ip: Ipv4Addr, port: u16, more: &str) -> Daemon {
     Daemon::start(binaries!(), &config)
 }
 
-/// A port of UDP that is free at the other host's address, which this test speaks for.
+/// The other host, for which this test sends and receives, at a port that is free everywhere.
 fn other_host() -> UdpSocket {
-    let socket = UdpSocket::bind((OTHER, 0)).unwrap();
+    let socket = UdpSocket::bind((OTHER, ports::of_nobody())).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();
     socket
 }
@@ -122,7 +122,7 @@ fn meet(active: &End, passive: &End, at: impl Into<IpAddr>) {
 
 #[test]
 fn within_a_daemon() {
-    let daemon = daemon(OWN, other_host().local_addr().unwrap().port(), "");
+    let daemon = daemon(OWN, ports::of_nobody(), "");
     let (active, passive) = (End::new(&daemon), End::new(&daemon));
     meet(&active, &passive, OWN);
     // Both may be one, and a queue pair that serves asks, too.
@@ -132,12 +132,11 @@ fn within_a_daemon() {
 #[test]
 fn within_a_daemon_by_way_of_packets_of_either_family() {
     for ip in [IpAddr::from(OWN), Ipv6Addr::LOCALHOST.into()] {
-        let Ok(socket) = UdpSocket::bind((ip, 0)) else {
+        let port = ports::of_nobody();
+        if UdpSocket::bind((ip, port)).is_err() {
             omit(&format!("nothing can be bound to {ip} here"));
             continue;
-        };
-        let port = socket.local_addr().unwrap().port();
-        drop(socket);
+        }
         let config = format!("[device]\naddresses = [\"{ip}\"]\n[wired]\nport = {port}\n");
         let daemon = Daemon::start(binaries!(), &format!("{}{config}", on_path("tcp")));
         meet(&End::new(&daemon), &End::new(&daemon), ip);
@@ -146,7 +145,7 @@ fn within_a_daemon_by_way_of_packets_of_either_family() {
 
 #[test]
 fn between_daemons() {
-    let port = other_host().local_addr().unwrap().port();
+    let port = ports::of_nobody();
     let (a, b) = (daemon(OWN, port, ""), daemon(NEXT, port, ""));
     let (active, passive) = (End::new(&a), End::new(&b));
     meet(&active, &passive, NEXT);
@@ -173,7 +172,7 @@ fn between_daemons() {
 
 #[test]
 fn what_cannot_be_asked_or_answered_is_refused() {
-    let daemon = daemon(OWN, other_host().local_addr().unwrap().port(), "");
+    let daemon = daemon(OWN, ports::of_nobody(), "");
     let (active, passive) = (End::new(&daemon), End::new(&daemon));
     let listener = passive.listens(OWN, 2);
     let peer = listener.local_addr();
@@ -215,7 +214,7 @@ fn what_cannot_be_asked_or_answered_is_refused() {
 
 #[test]
 fn rules_hold_for_who_asks_and_who_is_asked() {
-    let port = other_host().local_addr().unwrap().port();
+    let port = ports::of_nobody();
     let rules = format!(
         "[[connect]]\nwho = \"*\"\nnetwork = \"{OWN}/32\"\nports = \"{port}\"\n\
          [[connect]]\nwho = \"*\"\nnetwork = \"{OWN}/32\"\nports = \"7000-7009\"\n\

@@ -1,8 +1,6 @@
 //! Ids of `RDMA_PS_UDP` of librdmacm, both ends in one program: the events, and what they bring.
 
-use std::net::{Ipv4Addr, UdpSocket};
-
-use rnic_tests::{Daemon, PATHS, Process, binaries, engine, verbs};
+use rnic_tests::{Daemon, PATHS, Process, binaries, engine, ports, verbs};
 
 /// Runs a part of the program, with messages in memory and with packets.
 fn run(part: &str) {
@@ -11,7 +9,7 @@ fn run(part: &str) {
     for path in PATHS {
         // A peer that does not answer is not waited for for long, and the port of packets is this
         // daemon's alone.
-        let port = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let port = ports::of_nobody();
         let more = format!("[mpa]\nreply_deadline = \"1s\"\n[wired]\nport = {port}\n");
         let config = engine(1, path) + &more;
         let daemon = Daemon::start(binaries!(), &config);

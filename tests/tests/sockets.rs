@@ -222,6 +222,9 @@ fn other_descriptors_are_refused_by_name_or_end_the_session() {
     daemon.shrinks_to(start);
 }
 
+/// How long a close of a trap takes.
+const LINGER: Duration = Duration::from_secs(900);
+
 /// Passes a socket on which nothing is what it should be, gets a connection that has more to say
 /// than anybody reads, and leaves. The peer of the connection is kept, reading nothing.
 fn leave_a_trap(daemon: &Daemon) -> TcpStream {
@@ -238,7 +241,7 @@ fn leave_a_trap(daemon: &Daemon) -> TcpStream {
     let serving = context.serve_over(ours).unwrap();
     // After the daemon has it: it may have set what it likes.
     mine.set_nonblocking(false).unwrap();
-    set_socket_linger(&mine, Some(Duration::from_secs(100))).unwrap();
+    set_socket_linger(&mine, Some(LINGER)).unwrap();
     wire::say(&mut theirs, &wire::request(CRC, 1, b""));
     let request = serving.accept_request(Some(DEADLINE)).unwrap();
     let sges = [region.sge(0, 1 << 20)];
@@ -276,8 +279,8 @@ fn a_daemon_waits_for_no_socket_of_a_client() {
     visitor.line_after("under way");
     let begun = Instant::now();
     let traps: Vec<_> = (0..8).map(|_| leave_a_trap(&daemon)).collect();
-    // Any of them would have held a thread for 100 s.
-    assert!(begun.elapsed() < Duration::from_secs(90), "{:?}", begun.elapsed());
+    // Any of them would have held a thread for longer.
+    assert!(begun.elapsed() < LINGER, "{:?}", begun.elapsed());
     visitor.release();
     visitor.succeed();
     server.line_after("ended after ");

@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rnic_client::{CompletionOpcode, SendRequest};
 use rnic_tests::client::{Client, READ_WRITE};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, ports};
 
 /// Where it is if nothing else is said.
 fn tree_of(daemon: &Daemon) -> PathBuf {
@@ -155,8 +155,7 @@ fn node_exporter_reads_it_as_it_is() {
     let tree = tree_of(&daemon);
     write_bytes(&daemon, 1 << 20);
     wait_for("it counts", || counter(&tree, "counters/port_xmit_data") == 1 << 18);
-    // The kernel gives it to nobody else for a while.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], ports::of_nobody()));
     let mut command = Command::new(EXPORTER);
     command
         .args(["--collector.disable-defaults", "--collector.infiniband"])
@@ -170,7 +169,7 @@ fn node_exporter_reads_it_as_it_is() {
             Err(error) => assert!(began.elapsed() < DEADLINE, "{error}"),
         }
     };
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
     let mut page = String::new();
     stream.read_to_string(&mut page).unwrap();

@@ -1,6 +1,5 @@
 //! Queue pairs that are wired by hand, as applications see them.
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
@@ -11,7 +10,7 @@ use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, RequestBody};
 use rnic_core::types::QpId;
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::raw::{Raw, qp_request};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, ports};
 
 /// A client and a QP of its own to be wired.
 struct End {
@@ -69,8 +68,8 @@ impl End {
 /// Half a minute until nobody acknowledges: streams take their time on a busy machine.
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
 
-/// As soon as may be.
-const QUICK: Sending = Sending { timeout: 10, retry_count: 1, ..SENDING };
+/// Fails after nine seconds, in which a busy machine finds the reason as well.
+const QUICK: Sending = Sending { timeout: 18, ..SENDING };
 
 fn daemon() -> Daemon {
     Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n")
@@ -225,8 +224,7 @@ fn a_request_that_nobody_acknowledges_fails_in_time_and_says_why() {
 
 /// Two daemons that find each other by TCP.
 fn two_daemons() -> [Daemon; 2] {
-    // One that the kernel gives to nobody else for a while.
-    let port = TcpListener::bind("127.0.51.1:0").unwrap().local_addr().unwrap().port();
+    let port = ports::of_nobody();
     ["127.0.51.1", "127.0.51.2"].map(|address| {
         let config = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
         Daemon::start(binaries!(), &config)
@@ -405,27 +403,35 @@ const A_WHILE: Duration = Duration::from_millis(300);
 fn wrong_wiring_is_said_in_one_line() {
     let one = daemon();
     let far = two_daemons();
-    for ends in [[&one, &one], [&far[0], &far[1]]] {
-        let wrong = |spoil: &dyn Fn(&mut Wiring), sending: Sending, says: &str| {
-            let [a, b] = [End::new(ends[0]), End::new(ends[1])];
-            let mut wiring = a.wiring(&b);
-            spoil(&mut wiring);
-            a.qp.to_rtr(&wiring).unwrap();
-            b.to_rtr(&a);
-            b.to_rts();
-            a.qp.to_rts(&sending).unwrap();
-            a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
-            let failed = a.client.completion();
-            assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded, "{says}");
-            let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
-            assert!(why.text.contains(says), "{says}: {}", why.text);
-            assert!(!why.text.contains('\n'));
-            assert_eq!(b.state(), QpState::Rts);
-        };
-        wrong(&|w| w.remote_qp.0 += 1000, QUICK, "there is no ");
-        wrong(&|_| (), Sending { sq_psn: 8, ..QUICK }, "this side would send from 8 on (sq_psn)");
-        wrong(&|w| w.rq_psn = 9, QUICK, "this side awaits 9 (rq_psn)");
-    }
+    let wrong = |[a, b]: [End; 2], spoil: fn(&mut Wiring), sending: Sending, says: &'static str| {
+        let mut wiring = a.wiring(&b);
+        spoil(&mut wiring);
+        a.qp.to_rtr(&wiring).unwrap();
+        b.to_rtr(&a);
+        b.to_rts();
+        a.qp.to_rts(&sending).unwrap();
+        a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+        let failed = a.client.completion();
+        assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded, "{says}");
+        let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
+        assert!(why.text.contains(says), "{says}: {}", why.text);
+        assert!(!why.text.contains('\n'));
+        assert_eq!(b.state(), QpState::Rts);
+    };
+    let other_psn = Sending { sq_psn: 8, ..QUICK };
+    // All at once, because each of them takes the whole time of a request.
+    std::thread::scope(|scope| {
+        for ends in [[&one, &one], [&far[0], &far[1]]] {
+            let wrong = &wrong;
+            let case = |spoil: fn(&mut Wiring), sending, says| {
+                let ends = ends.map(End::new);
+                scope.spawn(move || wrong(ends, spoil, sending, says));
+            };
+            case(|w| w.remote_qp.0 += 1000, QUICK, "there is no ");
+            case(|_| (), other_psn, "this side would send from 8 on (sq_psn)");
+            case(|w| w.rq_psn = 9, QUICK, "this side awaits 9 (rq_psn)");
+        }
+    });
 }
 
 #[test]

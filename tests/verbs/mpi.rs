@@ -73,7 +73,7 @@ impl Ranks {
     /// nothing be left.
     fn succeed(&self, transports: &str, ranks: usize, program: &[&str]) -> Vec<String> {
         let before = self.stage.read_figures();
-        let (status, lines) = self.start(transports, ranks, program).finish_within(120);
+        let (status, lines) = self.start(transports, ranks, program).finish_within(300);
         assert!(status.success(), "{transports}: {status}\n{}", lines.join("\n"));
         self.are_gone();
         let after = self.stage.read_figures();
@@ -224,7 +224,7 @@ fn a_rank_is_killed(setting: Setting) {
         };
         let last = processes().find(is_last).and_then(Pid::from_raw).expect("it runs");
         kill_process(last, Signal::KILL).expect("it is there");
-        let (status, lines) = run.finish_within(120);
+        let (status, lines) = run.finish_within(300);
         drop(alone);
         assert!(!status.success(), "{transports}: {}", lines.join("\n"));
         ranks.are_gone();

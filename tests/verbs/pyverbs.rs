@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{Daemon, Process, binaries, omit, on_path, verbs};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, on_path, verbs};
 use tempfile::TempDir;
 
 use crate::ALONE;
@@ -31,7 +31,7 @@ const RUNNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/run_pyverbs.py"
 const EXTENDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/extended.py");
 
 /// How long the tests of a class may take together.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = DEADLINE;
 
 /// Tests of one class, which run one after the other in a process.
 pub struct Class {

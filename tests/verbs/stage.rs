@@ -84,7 +84,7 @@ impl Stage {
         self.port += 10;
         let before = self.read_figures();
         // Two programs that spin, beside whatever else the machine does.
-        let patience = Duration::from_secs(60);
+        let patience = DEADLINE;
         match &case.server {
             None => self.client_of(case).and_then(|client| ends(client, patience))?,
             Some(server) => self.pair(case, server, patience)?,

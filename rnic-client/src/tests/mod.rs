@@ -15,7 +15,7 @@ use crate::fake::FakeDaemon;
 use crate::*;
 
 /// Long enough for any machine; only a test that fails waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Looks again and again, letting other threads run, until there is something.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {

@@ -22,7 +22,7 @@ const ACTIVE: QpId = QpId(100);
 const PASSIVE: QpId = QpId(200);
 const START: Time = Time(1_000_000_000);
 /// Real time after which a test is stuck.
-const WATCHDOG: Duration = Duration::from_secs(20);
+const WATCHDOG: Duration = Duration::from_secs(180);
 
 fn options() -> CmOptions {
     CmOptions {

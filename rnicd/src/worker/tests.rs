@@ -30,7 +30,7 @@ const PD: PdId = PdId(1);
 const ARENA: usize = 1 << 20;
 const BUFFER: usize = 4 << 20;
 /// Real time after which a test is stuck.
-const WATCHDOG: Duration = Duration::from_secs(30);
+const WATCHDOG: Duration = Duration::from_secs(180);
 
 /// Spins until `done` with the processor left to others.
 fn until(what: &str, mut done: impl FnMut() -> bool) {

@@ -14,6 +14,9 @@ mod omit;
 #[path = "../../../tests/src/raw.rs"]
 mod raw;
 
+#[allow(unused_imports, reason = "few of the tests measure")]
+pub use omit::timing;
+
 #[allow(unused_imports, reason = "not all of the tests ask for each of these")]
 pub use raw::{Raw, memfd, qp_request, reg_mr};
 

@@ -11,6 +11,7 @@ use rnic_core::abi::control::{Event, MrRequest, MrSource, ReplyBody, RequestBody
 use rnic_core::types::*;
 
 use super::intruder::Intruder;
+use crate::DEADLINE;
 use crate::pinger::Pinger;
 use crate::raw::Raw;
 use crate::traffic::Failure;
@@ -20,12 +21,13 @@ use crate::wire::{self, CRC};
 const PEERS: usize = 8;
 /// How long they take for their request: a round trip around the world.
 const START: Duration = Duration::from_millis(150);
-/// What takes longer has failed.
+/// What takes longer while it is measured has failed.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Answers each line of `asked` with a line of figures: `pair MS` with round trips per second,
-/// `commands MS` and `sessions MS` with the longest times of one in microseconds, `peers` with
-/// how many of how many peers were served.
+/// `commands MS` and `sessions MS` with the longest times of one in microseconds, `peers MS` with
+/// how many of how many peers were served within this time, `counted N` with N after as many round
+/// trips, sets of commands and sessions.
 ///
 /// # Errors
 ///
@@ -35,19 +37,38 @@ pub fn serve(socket: &Path, asked: Lines<StdinLock<'_>>) -> Result<(), Failure> 
     let mut own = Own::new(socket)?;
     println!("ready");
     for line in asked.map_while(Result::ok) {
-        let (what, time) = line.split_once(' ').unwrap_or((&line, "0"));
-        let time = Duration::from_millis(time.parse()?);
+        let (what, amount) = line.split_once(' ').unwrap_or((&line, "0"));
+        let amount: u64 = amount.parse()?;
+        let time = Duration::from_millis(amount);
+        let begins = Instant::now();
+        let goes_on = || begins.elapsed() < time;
         let figures: Vec<u64> = match what {
             "pair" => vec![pinger.rate(time) as u64],
-            "commands" => own.commands(time)?.map(micros).to_vec(),
-            "sessions" => sessions(socket, time).map(micros).to_vec(),
-            "peers" => vec![own.peers()? as u64, PEERS as u64],
+            "commands" => own.commands(goes_on)?.map(micros).to_vec(),
+            "sessions" => sessions(socket, PATIENCE, goes_on)?.map(micros).to_vec(),
+            "peers" => vec![own.peers(time)? as u64, PEERS as u64],
+            "counted" => {
+                pinger.rounds(amount);
+                own.commands(times(amount))?;
+                sessions(socket, DEADLINE, times(amount))?;
+                vec![amount]
+            }
             other => return Err(format!("{other}?").into()),
         };
         let figures: Vec<String> = figures.iter().map(u64::to_string).collect();
         println!("{what}: {}", figures.join(" "));
     }
     Ok(())
+}
+
+/// Returns true so many times.
+fn times(n: u64) -> impl FnMut() -> bool {
+    let mut left = n;
+    move || {
+        let goes_on = left > 0;
+        left = left.saturating_sub(1);
+        goes_on
+    }
 }
 
 fn micros(time: Duration) -> u64 {
@@ -72,7 +93,7 @@ impl Own {
     }
 
     /// The longest registration, deregistration and destruction of a QP.
-    fn commands(&mut self, time: Duration) -> Result<[Duration; 3], Failure> {
+    fn commands(&mut self, mut goes_on: impl FnMut() -> bool) -> Result<[Duration; 3], Failure> {
         let mut longest = [Duration::ZERO; 3];
         let mut timed = |session: &mut Intruder, n: usize, body| -> Result<ReplyBody, Failure> {
             let began = Instant::now();
@@ -80,8 +101,7 @@ impl Own {
             longest[n] = longest[n].max(began.elapsed());
             Ok(reply)
         };
-        let began = Instant::now();
-        while began.elapsed() < time {
+        while goes_on() {
             let register = RequestBody::RegMr(MrRequest {
                 pd: self.session.pd,
                 source: MrSource::Shared { buffer: self.buffer, offset: 0 },
@@ -104,9 +124,9 @@ impl Own {
     }
 
     /// How many of some peers are served that leave the daemon waiting for their request a while.
-    fn peers(&mut self) -> Result<usize, Failure> {
+    fn peers(&mut self, patience: Duration) -> Result<usize, Failure> {
         self.session.forget_events();
-        let dial = |_| TcpStream::connect_timeout(&self.address, PATIENCE).ok();
+        let dial = |_| TcpStream::connect_timeout(&self.address, patience).ok();
         let peers: Vec<TcpStream> = (0..PEERS).filter_map(dial).collect();
         std::thread::sleep(START);
         let mut waiting: Vec<SocketAddr> = Vec::new();
@@ -115,7 +135,7 @@ impl Own {
                 waiting.push(peer.local_addr()?);
             }
         }
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience;
         let mut served = 0;
         while served < waiting.len() {
             let left = end.saturating_duration_since(Instant::now());
@@ -131,19 +151,21 @@ impl Own {
 }
 
 /// The longest that it took to open a session, and to end one.
-fn sessions(socket: &Path, time: Duration) -> [Duration; 2] {
+fn sessions(
+    socket: &Path,
+    patience: Duration,
+    mut goes_on: impl FnMut() -> bool,
+) -> Result<[Duration; 2], Failure> {
     let mut longest = [Duration::ZERO; 2];
-    let began = Instant::now();
-    while began.elapsed() < time {
+    while goes_on() {
         let opening = Instant::now();
-        let raw = Raw::open_within(socket, PATIENCE);
+        let raw = Raw::open_within(socket, patience).ok_or("no session")?;
         longest[0] = longest[0].max(opening.elapsed());
-        let Some(raw) = raw else {
-            return [PATIENCE; 2];
-        };
         let ending = Instant::now();
-        raw.ends_within(PATIENCE);
+        if !raw.ends_within(patience) {
+            return Err("a session does not end".into());
+        }
         longest[1] = longest[1].max(ending.elapsed());
     }
-    longest
+    Ok(longest)
 }

@@ -2,10 +2,12 @@
 //! user, beside a well-behaved pair that is measured.
 //!
 //! [`Attack`] is the table, [`play`] an attacker's life, [`bystander`] the pair and the commands
-//! that are measured, and [`stage`] the daemon, the CPUs, the measurement and the verdict.
+//! that are measured, [`stage`] the daemon, the CPUs, the measurement and the verdict, and
+//! [`counted`] the same without a clock.
 
 pub mod bystander;
 mod closing;
+pub mod counted;
 pub mod cpu;
 mod crowd;
 mod flush;

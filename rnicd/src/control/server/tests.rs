@@ -55,12 +55,21 @@ impl Rig {
     fn session_of(&mut self, uid: u32) -> OwnedFd {
         let client = self.client_of(uid);
         assert!(send(&client, &hello().to_bytes(), SendFlags::empty()).is_ok());
-        self.server.serve(clock::now());
+        self.serve(clock::now());
         client
     }
 
     fn clients(&self) -> usize {
         self.server.connections.len()
+    }
+
+    /// Gives turns until no client waits for one. A single round ends early on a busy machine,
+    /// because turns end by the clock.
+    fn serve(&mut self, now: Time) {
+        self.server.serve(now);
+        while !self.server.ready.is_empty() {
+            self.server.serve(now);
+        }
     }
 
     /// Ends its threads.
@@ -70,13 +79,13 @@ impl Rig {
 }
 
 #[test]
-fn whoever_says_no_hello_is_hung_up_on_within_seconds_and_nobody_else_is() {
+fn a_client_without_a_hello_is_disconnected() {
     let mut rig = Rig::new("");
     let (silent, speaks) = (rig.client(), rig.client());
     let now = clock::now();
     rig.server.accept(now);
     assert!(send(&speaks, &hello().to_bytes(), SendFlags::empty()).is_ok());
-    rig.server.serve(now);
+    rig.serve(now);
     assert_eq!((rig.clients(), rig.server.manager.sessions()), (2, 1));
     // The loop sleeps no longer than that.
     assert!(rig.server.ready.is_empty());
@@ -149,7 +158,7 @@ fn who_has_connected_when_the_daemon_decides_to_end_is_served() {
         assert!(send(client, &hello().to_bytes(), SendFlags::empty()).is_ok());
     }
     while rig.server.manager.sessions() < clients.len() {
-        rig.server.serve(clock::now());
+        rig.serve(clock::now());
     }
     rig.server.handle_idleness(clock::now());
     assert!(rig.server.stopping.is_none(), "they are served as long as they like");
@@ -174,7 +183,7 @@ fn clients_wait_for_the_turns_of_their_users() {
     for key in keys {
         rig.server.remove(key);
     }
-    rig.server.serve(clock::now());
+    rig.serve(clock::now());
     assert!(rig.server.ready.is_empty());
     drop(clients);
     rig.stop();
@@ -227,7 +236,7 @@ fn a_user_whose_questions_have_their_time_rests_if_others_have_sessions() {
     while recv(&other, &mut [0; 4096][..], RecvFlags::DONTWAIT).is_ok() {}
     assert!(send(&other, &question, SendFlags::DONTWAIT).is_ok());
     rig.server.handle_client(1, SOCKET, true, now);
-    rig.server.serve(now);
+    rig.serve(now);
     assert!(recv(&other, &mut [0; 4096][..], RecvFlags::DONTWAIT).is_ok());
     rig.stop();
 }
@@ -237,7 +246,7 @@ fn to_be_taken_in_costs_a_user_of_his_time() {
     let mut rig = Rig::new("");
     let me = rustix::process::getuid().as_raw();
     let (other, mine) = (rig.session_of(me + 1), rig.client_of(me));
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(180);
     let now = clock::now();
     while rig.server.rest(me, now).is_none() {
         assert!(Instant::now() < deadline, "it costs nothing");
@@ -255,10 +264,10 @@ fn to_be_taken_in_costs_a_user_of_his_time() {
     for key in 0..2 {
         rig.server.handle_client(key, SOCKET, true, now);
     }
-    rig.server.serve(now);
+    rig.serve(now);
     assert!(recv(&other, &mut buffer[..], RecvFlags::DONTWAIT).is_ok());
     assert!(recv(&mine, &mut buffer[..], RecvFlags::DONTWAIT).is_err());
-    rig.server.serve(now.after(Duration::from_secs(1)));
+    rig.serve(now.after(Duration::from_secs(1)));
     assert!(recv(&mine, &mut buffer[..], RecvFlags::DONTWAIT).is_ok());
     rig.stop();
 }

@@ -55,10 +55,15 @@ fn median(rounds: usize, mut round: impl FnMut()) -> Duration {
     times[rounds / 2]
 }
 
+/// `rnic_core::shm::wait` is tested for the same under virtual time.
+///
 /// Somebody computes on the worker's CPU. A worker that went on yielding to him would have the CPU
 /// once in some milliseconds.
 #[test]
 fn a_worker_whose_cpu_others_want_sleeps_instead_of_yielding() {
+    if !crate::omit::timing("round trips of a worker whose CPU others want") {
+        return;
+    }
     let allowed = rustix::thread::sched_getaffinity(None).expect("affinity");
     let cpus: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
