@@ -10,7 +10,7 @@ use rnic_client::{
 use rnic_core::roce::{Datagram, grh, packet};
 use rnic_core::types::QpId;
 use rnic_tests::client::Client;
-use rnic_tests::{DEADLINE, Daemon, binaries, tshark};
+use rnic_tests::{DEADLINE, Daemon, binaries, ports, tshark};
 
 const KEY: u32 = 0x0123_4567;
 const SENDING: Sending = Sending { sq_psn: 9, timeout: 0, retry_count: 0, rnr_retry: 0, ord: 0 };
@@ -41,9 +41,9 @@ impl End {
     }
 }
 
-/// A port of UDP that is free at the other host's address, which this test speaks for.
+/// The other host, for which this test sends and receives, at a port that is free everywhere.
 fn other_host() -> UdpSocket {
-    let socket = UdpSocket::bind((OTHER, 0)).unwrap();
+    let socket = UdpSocket::bind((OTHER, ports::of_nobody())).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();
     socket
 }

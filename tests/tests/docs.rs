@@ -6,17 +6,19 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// All Rust sources of the packages.
-fn sources(dir: &Path, text: &mut String) {
+/// Rust sources of a package.
+fn paths(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
-            sources(&path, text);
+            found.extend(paths(&path));
         } else if name.ends_with(".rs") {
-            text.push_str(&std::fs::read_to_string(&path).unwrap());
+            found.push(path);
         }
     }
+    found
 }
 
 /// Checks that every test and file that a document names exists, and that it names this many tests.
@@ -24,7 +26,9 @@ fn named_things_exist(document: &str, at_least: usize) {
     let document = std::fs::read_to_string(root().join(document)).unwrap();
     let mut text = String::new();
     for package in ["rnic-core", "rnic-client", "rnic-tools", "rnicd", "tests"] {
-        sources(&root().join(package), &mut text);
+        for path in paths(&root().join(package)) {
+            text.push_str(&std::fs::read_to_string(path).unwrap());
+        }
     }
     // Names of tests are the quoted words with many underscores.
     let quoted = || document.split('`').skip(1).step_by(2);
@@ -46,4 +50,33 @@ fn every_test_and_file_that_the_threat_model_names_exists() {
 #[test]
 fn every_test_and_file_that_the_interop_page_names_exists() {
     named_things_exist("docs/interop.md", 12);
+}
+
+/// Where `unsafe` may be.
+const UNSAFE: [&str; 3] = ["rnic-core/src/shm", "rnicd/src/privilege", "rnic-verbs"];
+
+#[test]
+fn both_pages_name_the_places_of_unsafe() {
+    for page in ["CONTRIBUTING.md", "docs/architecture.md"] {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let (_, sentence) = text.split_once("`unsafe` is denied everywhere but in ").unwrap();
+        let (sentence, _) = sentence.split_once(". ").unwrap();
+        let named: Vec<_> = sentence.split('`').skip(1).step_by(2).collect();
+        assert_eq!(named, UNSAFE, "{page}");
+    }
+}
+
+#[test]
+fn unsafe_is_nowhere_else() {
+    // Such words in the text of a test are none.
+    let word = ["un", "safe"].concat();
+    let uses = [format!("{word} {{"), format!("{word} fn"), format!("{word} impl")];
+    for package in ["rnic-core", "rnic-client", "rnic-tools", "rnicd", "tests", "fuzz"] {
+        for path in paths(&root().join(package)) {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let may = UNSAFE.iter().any(|place| path.starts_with(root().join(place)));
+            assert!(may || !uses.iter().any(|used| text.contains(used)), "{}", path.display());
+        }
+    }
 }

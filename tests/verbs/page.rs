@@ -17,10 +17,10 @@ builds them:
 * *two hosts*: each end in a network namespace of its own, with a daemon of its own: TCP;
 * *two users*: as one daemon, with each end another user, whose memory copiers reach.
 
-A program passes if it ends with success, both ends say themselves what they did (the result row
-with the iterations asked for, the data of the ping), the daemons' metrics have gone up by the
-bytes asked for, at both ends, and no daemon has anything left of it. What is said to fail here must
-fail, or the test does. `{port}` is a port of its own, `{ip}` the server's address.
+A program passes if it ends with success, an end that prints a result has printed it (the result row
+with the iterations asked for, the data of the ping), the daemons' metrics have gone up by the bytes
+asked for, at both ends, and no daemon has anything left of it. What is said to fail here must fail,
+or the test does. `{port}` is a port of its own, `{ip}` the server's address.
 
 `ib_send_bw -e` is not run: on an iWARP device its sender sleeps until a completion comes also when
 it lacks a credit of the receiver. If it has seen all its completions by then, none comes, though

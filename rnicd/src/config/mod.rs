@@ -32,7 +32,7 @@ mod rule_text;
 mod subjects;
 mod tcp;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod units;
 mod warnings;
 mod wired;

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use super::explain::values;
 use super::file_rules::OverrideTable;
+use super::kind::Unit;
 use super::*;
 
 fn refused(text: &str) -> String {
@@ -163,6 +165,97 @@ fn keys_change_what_they_say() {
     assert!(!config.mpa.crc);
     assert_eq!((config.limits.device.of(Kind::Qps), config.limits.session.of(Kind::Qps)), (7, 3));
     assert_eq!(config.control.mode, Some(0o660));
+}
+
+/// Each key outside of limits and rules, with a value that is no default, as it is written and as
+/// it is shown.
+pub(crate) const OTHER_VALUES: &[(&str, &str, &str)] = &[
+    ("device.name", "\"other0\"", "other0"),
+    ("device.addresses", "[\"127.0.0.9\"]", "127.0.0.9"),
+    ("device.vendor_id", "17", "0x11"),
+    ("device.vendor_part_id", "18", "18"),
+    ("device.hw_ver", "19", "19"),
+    ("device.guid", "\"02:00:5e:00:53:01:00:01\"", "02:00:5e:00:53:01:00:01"),
+    ("device.tree", "\"/nowhere/tree\"", "/nowhere/tree"),
+    ("wired.name", "\"other1\"", "other1"),
+    ("wired.vendor_id", "20", "0x14"),
+    ("wired.vendor_part_id", "21", "21"),
+    ("wired.port", "4792", "4792"),
+    ("wired.compare", "false", "false"),
+    ("control.socket", "\"/nowhere/s\"", "/nowhere/s"),
+    ("control.mode", "\"0601\"", "0601"),
+    ("control.group", "\"some\"", "some"),
+    ("control.admins", "[1234]", "1234"),
+    ("control.user", "\"somebody\"", "somebody"),
+    ("control.seccomp", "\"log\"", "log"),
+    ("engine.workers", "3", "3"),
+    ("engine.loopback", "\"tcp\"", "tcp"),
+    ("engine.spins", "101", "101"),
+    ("engine.yield_for", "\"51us\"", "51us"),
+    ("engine.terminate_deadline", "\"1001ms\"", "1001ms"),
+    ("engine.close_deadline", "\"1002ms\"", "1002ms"),
+    ("engine.copier_deadline", "\"1003ms\"", "1003ms"),
+    ("mpa.crc", "false", "false"),
+    ("mpa.markers", "true", "true"),
+    ("mpa.revision", "1", "1"),
+    ("mpa.peer_to_peer", "false", "false"),
+    ("mpa.rdmac", "true", "true"),
+    ("mpa.mulpdu", "\"max\"", "max"),
+    ("mpa.connect_deadline", "\"1004ms\"", "1004ms"),
+    ("mpa.startup_deadline", "\"1005ms\"", "1005ms"),
+    ("mpa.reply_deadline", "\"1006ms\"", "1006ms"),
+    ("mpa.decision_deadline", "\"1007ms\"", "1007ms"),
+    ("mpa.first_fpdu_deadline", "\"1008ms\"", "1008ms"),
+    ("mpa.rnr_timeout", "\"1009ms\"", "1009ms"),
+    ("mpa.stall_deadline", "\"1010ms\"", "1010ms"),
+    ("tcp.keepalive", "\"11s\"", "11s"),
+    ("tcp.keepalive_interval", "\"12s\"", "12s"),
+    ("tcp.user_timeout", "\"13s\"", "13s"),
+    ("ports.map", "{ 3260 = 13260 }", "3260 -> 13260"),
+    ("metrics.file", "\"/nowhere/metrics\"", "/nowhere/metrics"),
+    ("metrics.interval", "\"14s\"", "14s"),
+    ("log.level", "\"debug\"", "debug"),
+];
+
+/// A configuration in which one key has this value.
+fn with(key: &str, written: &str) -> Config {
+    let (section, key) = key.rsplit_once('.').unwrap_or_else(|| panic!("{key}"));
+    let text = format!("[{section}]\n{key} = {written}\n");
+    Config::parse(Path::new("t"), &text).unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn each_key_changes_its_own_value() {
+    let default = Config::default();
+    for (key, written, shown) in OTHER_VALUES {
+        let found = changes(&default, &with(key, written));
+        assert_eq!(found.len(), 1, "{key}: {found:?}");
+        assert_eq!((found[0].key.as_str(), found[0].now.as_str()), (*key, *shown));
+    }
+    let all = values(&default, &InForce::as_written(&default));
+    let keys = all.iter().map(|row| row.0.as_str()).filter(|key| !key.starts_with("limits."));
+    let tried = OTHER_VALUES.iter().map(|row| row.0);
+    assert!(keys.eq(tried), "the table has each key, in the order of the file");
+}
+
+#[test]
+fn each_limit_changes_its_own_value() {
+    let default = Config::default();
+    for scope in Scope::ALL {
+        for kind in Kind::of_scope(scope) {
+            let key = format!("{}.{}", scope.section(), kind.key());
+            let value = kind.default(scope).unwrap_or_default() - 1;
+            let written = match kind.row().unit {
+                Unit::Bytes => format!("\"{value}B\""),
+                Unit::Count => value.to_string(),
+            };
+            let config = with(&key, &written);
+            assert_eq!(config.limits.of(scope).of(kind), value, "{key}");
+            let found = changes(&default, &config);
+            assert_eq!(found.len(), 1, "{key}: {found:?}");
+            assert_eq!(found[0].key, key);
+        }
+    }
 }
 
 #[test]

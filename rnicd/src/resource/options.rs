@@ -80,3 +80,138 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
         wait: WaitPolicy { spins: config.engine.spins, yield_for: config.engine.yield_for },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::Tcp;
+
+    /// All keys that become options, each with a value of its own.
+    const KEYS: &str = "
+[engine]
+loopback = \"tcp\"
+spins = 101
+yield_for = \"51us\"
+terminate_deadline = \"1001ms\"
+close_deadline = \"1002ms\"
+copier_deadline = \"1003ms\"
+[control]
+seccomp = \"log\"
+[mpa]
+crc = false
+markers = true
+revision = 1
+peer_to_peer = false
+rdmac = true
+mulpdu = \"max\"
+connect_deadline = \"1004ms\"
+startup_deadline = \"1005ms\"
+reply_deadline = \"1006ms\"
+decision_deadline = \"1007ms\"
+first_fpdu_deadline = \"1008ms\"
+stall_deadline = \"1010ms\"
+[tcp]
+keepalive = \"11s\"
+keepalive_interval = \"12s\"
+user_timeout = \"13s\"
+[ports]
+map = { 3260 = 13260 }
+[limits]
+startups = 21
+ird = 22
+ord = 23
+socket_send_bytes = \"256KiB\"
+socket_receive_bytes = \"257KiB\"
+partial_bytes = \"30MiB\"
+session_partial_bytes = \"24MiB\"
+unsent_bytes = \"27MiB\"
+session_unsent_bytes = \"21MiB\"
+[limits.peer]
+connections_per_second = 24
+stag_guesses_per_minute = 25
+";
+
+    fn config() -> Config {
+        Config::parse(Path::new("t"), KEYS).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn the_connection_manager_has_each_key() {
+        let config = config();
+        let address = SocketAddr::from(([127, 0, 0, 1], 3260));
+        let CmOptions {
+            startup,
+            max_ird,
+            max_ord,
+            tcp,
+            ports,
+            direct,
+            startups,
+            startups_key,
+            buffers,
+            peer_connections_per_second,
+            stag_guesses_per_minute,
+            connect_deadline,
+            reply_deadline,
+            request_deadline,
+            decision_deadline,
+            close_deadline,
+        } = cm(&config, &Capacity::derive(&config, 1 << 20, 4));
+        let expected = Options {
+            revision: 1,
+            crc: false,
+            markers: true,
+            rdmac: true,
+            peer_to_peer: false,
+            ird: 22,
+            ord: 23,
+            rtr: RtrKinds::all(),
+        };
+        assert_eq!(format!("{startup:?}"), format!("{expected:?}"));
+        assert_eq!((max_ird, max_ord), (22, 23));
+        let times = Tcp {
+            keepalive: Some(ms(11_000)),
+            keepalive_interval: ms(12_000),
+            user_timeout: Some(ms(13_000)),
+        };
+        assert_eq!(tcp, times);
+        assert_eq!((ports.on_wire(address).port(), direct), (13_260, false));
+        assert_eq!((startups, startups_key.as_str()), (21, "limits.startups = 21"));
+        assert_eq!((buffers.send, buffers.receive), (256 << 10, 257 << 10));
+        assert_eq!((peer_connections_per_second, stag_guesses_per_minute), (24, 25));
+        assert_eq!((connect_deadline, reply_deadline), (ms(1004), ms(1006)));
+        assert_eq!((request_deadline, decision_deadline), (ms(1005), ms(1007)));
+        assert_eq!(close_deadline, ms(1002));
+    }
+
+    #[test]
+    fn each_worker_has_each_key_and_its_share() {
+        let WorkerOptions { engine, seccomp, wait } = workers(&config(), 3);
+        let EngineOptions {
+            worker: _,
+            terminate_deadline,
+            close_deadline,
+            copier_deadline,
+            first_fpdu_deadline,
+            mulpdu,
+            partial: PartialLimits { bytes, stall },
+            unsent,
+            diagnoses: _,
+        } = engine;
+        assert_eq!((terminate_deadline, close_deadline), (ms(1001), ms(1002)));
+        assert_eq!((copier_deadline, first_fpdu_deadline), (ms(1003), ms(1008)));
+        assert_eq!((mulpdu, stall), (MulpduPolicy::Max, ms(1010)));
+        assert_eq!((bytes.device, bytes.session), (10 << 20, 8 << 20));
+        assert_eq!((unsent.device, unsent.session), (9 << 20, 7 << 20));
+        assert_eq!(seccomp, crate::config::Seccomp::Log);
+        assert_eq!((wait.spins, wait.yield_for), (101, Duration::from_micros(51)));
+    }
+}

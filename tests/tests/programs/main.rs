@@ -1,7 +1,9 @@
 //! The programs as real processes: what they say, how they end, and what they leave
 //! behind when the other side, the daemon, the network or the disk fails or lies.
 
+mod lists;
 mod manners;
+mod perf;
 mod pingpong;
 mod rcopy;
 mod rkv;

@@ -64,6 +64,18 @@ fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
     assert_eq!(w.state(22), QpState::Rts);
 }
 
+#[test]
+fn partial_limits_of_a_reload_hold() {
+    let (mut w, mut raws) = crowd(22, options(0));
+    let bytes = ChargeLimits { device: 1 << 20, session: 4096 };
+    w.engines[0].set_options(limited(PartialLimits { bytes, ..Default::default() }));
+    for raw in &mut raws {
+        let fpdu = raw.fpdu(&[0; 2 * HALF]);
+        raw.bytes(&mut w, &fpdu[..HALF]);
+    }
+    assert_eq!(dead(&w), [16, 17]);
+}
+
 //= MPA-7.1.2-10a
 #[test]
 fn an_fpdu_may_come_slowly_but_not_pause_for_ever() {

@@ -39,6 +39,20 @@ fn beyond_the_limit_the_stream_that_has_waited_longest_to_send_ends() {
 }
 
 #[test]
+fn unsent_limits_of_a_reload_hold() {
+    let (mut w, raws) = crowd(5, options(0));
+    let unsent = ChargeLimits { device: 1 << 20, session: 30_000 };
+    w.engines[0].set_options(EngineOptions { unsent, ..options(0) });
+    for (qp, raw) in raws.iter().enumerate() {
+        w.links[raw.link].pipes[0].window = 0;
+        let near = w.any_mr(qp, LEN);
+        w.push(qp, &[Wr::send(1, &[near.all()])]);
+        w.settle();
+    }
+    assert_eq!(dead(&w), [0, 1]);
+}
+
+#[test]
 fn what_was_kept_is_given_back_however_a_stream_ends() {
     let (mut w, mut raws) = crowd(4, options(0));
     for (qp, raw) in raws.iter().enumerate() {

@@ -11,6 +11,7 @@ use rustix::net::{
 use tempfile::TempDir;
 
 use super::*;
+use crate::config::tests::OTHER_VALUES;
 use crate::privilege::Peer;
 
 /// A daemon that nobody runs.
@@ -186,6 +187,58 @@ fn clients_wait_for_the_turns_of_their_users() {
     rig.serve(clock::now());
     assert!(rig.server.ready.is_empty());
     drop(clients);
+    rig.stop();
+}
+
+/// Keys whose new values wait for the next start.
+const KEPT: &[&str] = &[
+    "device.name",
+    "device.vendor_id",
+    "device.vendor_part_id",
+    "device.hw_ver",
+    "device.guid",
+    "device.tree",
+    "wired.name",
+    "wired.vendor_id",
+    "wired.vendor_part_id",
+    "wired.port",
+    "wired.compare",
+    "control.socket",
+    "control.mode",
+    "control.group",
+    "control.user",
+    "control.seccomp",
+    "engine.workers",
+    "engine.loopback",
+    "engine.spins",
+    "engine.yield_for",
+    "ports.map",
+];
+
+#[test]
+fn a_reload_changes_each_key_or_reports_that_it_waits() {
+    let mut rig = Rig::new("");
+    let mut text = String::new();
+    let mut section = "";
+    for (key, written, _) in OTHER_VALUES {
+        let (of, key) = key.split_once('.').unwrap_or_default();
+        if of != section {
+            text.push_str(&format!("[{of}]\n"));
+            section = of;
+        }
+        text.push_str(&format!("{key} = {written}\n"));
+    }
+    let wanted = Config::parse(Path::new("t"), &text).unwrap_or_else(|e| panic!("{e}"));
+    let before = rig.server.manager.config().clone();
+    let reloaded = rig.server.manager.reload(wanted);
+    let keys = |changes: &[crate::config::Change]| -> Vec<String> {
+        changes.iter().map(|change| change.key.clone()).collect()
+    };
+    assert_eq!(keys(&reloaded.kept), KEPT);
+    let changed = OTHER_VALUES.iter().map(|row| row.0).filter(|key| !KEPT.contains(key));
+    assert_eq!(keys(&reloaded.changed), changed.collect::<Vec<_>>());
+    let in_force = crate::config::changes(&before, rig.server.manager.config());
+    assert_eq!(keys(&in_force), keys(&reloaded.changed));
     rig.stop();
 }
 

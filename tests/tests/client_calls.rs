@@ -1,0 +1,214 @@
+//! Calls of `rnic-client` that libraries and administrators need and few programs make.
+
+use std::os::fd::AsFd;
+
+use rnic_client::{
+    Access, Arm, Bind, CompletionChannel, CompletionOpcode, Context, DisconnectReason, Error,
+    Features, Qp, QpOptions, QpType, RecvRequest, SendRequest, SrqOptions, TerminateOrigin,
+    WindowKind, Wiring,
+};
+use rnic_tests::client::READ_WRITE;
+use rnic_tests::raw::memfd;
+use rnic_tests::{Client, DEADLINE, Daemon, binaries};
+
+fn daemon() -> Daemon {
+    Daemon::start(binaries!(), "")
+}
+
+/// Two connected QPs of a client.
+fn pair(client: &Client) -> [Qp; 2] {
+    let active = client.qp();
+    let passive = client.qp();
+    client.join(&active, &passive);
+    [active, passive]
+}
+
+#[test]
+fn a_queue_pair_names_its_queues() {
+    let daemon = daemon();
+    let client = Client::new(&daemon);
+    let recv_cq = client.context.create_cq(4, None).unwrap();
+    let srq = client.pd.create_srq(&SrqOptions::default()).unwrap();
+    let options = QpOptions { recv_cq: &recv_cq, srq: Some(&srq), ..client.options() };
+    let qp = client.pd.create_qp(&options).unwrap();
+    assert_eq!((qp.send_cq().id(), qp.recv_cq().id()), (client.cq.id(), recv_cq.id()));
+    assert_eq!(qp.srq().map(|srq| srq.id()), Some(srq.id()));
+    assert!(client.qp().srq().is_none());
+}
+
+#[test]
+fn a_posting_shows_its_requests_when_it_ends() {
+    let daemon = daemon();
+    let client = Client::new(&daemon);
+    let [a, b] = pair(&client);
+    b.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
+    let mut posting = a.posting().unwrap();
+    for wr_id in [3, 4] {
+        posting.push(&SendRequest::send_inline(wr_id, b"").signaled()).unwrap();
+    }
+    let too_long = vec![0; 1 << 20];
+    let refused = posting.push(&SendRequest::send_inline(5, &too_long)).unwrap_err();
+    assert!(matches!(refused, Error::InlineTooLong { .. }), "{refused}");
+    posting.finish().unwrap();
+    let mut done: Vec<u64> = client.successes(4).iter().map(|c| c.wr_id).collect();
+    done.sort_unstable();
+    assert_eq!(done, [1, 2, 3, 4]);
+    // Dropping it ends it as well.
+    b.post_recv(&[RecvRequest::new(6, &[])]).unwrap();
+    let mut posting = a.posting().unwrap();
+    posting.push(&SendRequest::send_inline(7, b"")).unwrap();
+    drop(posting);
+    client.completes(6, CompletionOpcode::Receive);
+}
+
+#[test]
+fn inline_requests_carry_immediates_and_stags() {
+    let daemon = daemon();
+    let client = Client::new(&daemon);
+    let [a, b] = pair(&client);
+    let region = client.region(4096, READ_WRITE);
+    b.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
+    let to = region.remote().at(8);
+    a.post_send(&[SendRequest::write_inline_with_imm(3, b"written", to, *b"8 bytes.")]).unwrap();
+    let received = client.success();
+    assert_eq!((received.wr_id, received.immediate), (1, Some(*b"8 bytes.")));
+    let mut bytes = [0; 7];
+    region.read_at(8, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"written");
+    a.post_send(&[SendRequest::send_invalidate_inline(4, b"", region.rkey())]).unwrap();
+    let received = client.success();
+    assert_eq!((received.wr_id, received.invalidated), (2, Some(region.rkey())));
+    // Nothing is placed through it any more.
+    a.post_send(&[SendRequest::write_inline(5, b"late", to)]).unwrap();
+    let end = b.wait_disconnected(Some(DEADLINE)).unwrap();
+    assert!(matches!(end, DisconnectReason::Terminate { .. }), "{end:?}");
+}
+
+#[test]
+fn a_window_follows_binds_that_a_program_makes() {
+    let daemon = daemon();
+    let client = Client::new(&daemon);
+    let [a, b] = pair(&client);
+    let region = client.region(4096, Access::LOCAL_WRITE | Access::MW_BIND);
+    let window = client.pd.alloc_window(WindowKind::Type1).unwrap();
+    let present = window.rkey();
+    let next = rnic_client::Stag(present.0 ^ 1);
+    let range = (region.iova() + 16, 8);
+    let rights = Access::REMOTE_WRITE;
+    let bind = SendRequest::bind_range(1, present, next, region.lkey(), range, rights);
+    b.post_send(&[bind.signaled()]).unwrap();
+    client.completes(1, CompletionOpcode::BindMw);
+    window.set_rkey(next);
+    assert_eq!(window.rkey(), next);
+    let to = rnic_client::RemoteAddr { rkey: next, addr: range.0 };
+    b.post_recv(&[RecvRequest::new(2, &[])]).unwrap();
+    a.post_send(&[SendRequest::write_inline_with_imm(3, b"8 bytes.", to, [0; 8])]).unwrap();
+    client.completes(2, CompletionOpcode::Receive);
+    let mut bytes = [0; 8];
+    region.read_at(16, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"8 bytes.");
+    // The library binds it from there on.
+    let bound = window.bind(&b, 4, &Bind::new(&region, 0..8, rights)).unwrap();
+    client.completes(4, CompletionOpcode::BindMw);
+    assert_ne!(bound.rkey, next);
+}
+
+#[test]
+fn a_program_reads_the_records_of_its_channel() {
+    let daemon = daemon();
+    let client = Client::new(&daemon);
+    let channel = client.context.create_completion_channel().unwrap();
+    let cq = client.context.create_cq(4, Some(&channel)).unwrap();
+    let active = client.pd.create_qp(&QpOptions::new(&cq)).unwrap();
+    let passive = client.qp();
+    client.join(&active, &passive);
+    cq.arm(Arm::Next).unwrap();
+    passive.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    active.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+    rustix::event::poll(
+        &mut [rustix::event::PollFd::new(&channel, rustix::event::PollFlags::IN)],
+        Some(&rustix::event::Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 }),
+    )
+    .unwrap();
+    let mut record = [0; CompletionChannel::RECORD_LEN];
+    let n = rustix::io::read(channel.as_fd(), &mut record).unwrap();
+    assert_eq!(CompletionChannel::parse_record(&record[..n]), Some(cq.id()));
+    assert_eq!(CompletionChannel::parse_record(&record[..n - 1]), None);
+}
+
+#[test]
+fn a_context_learns_of_the_end_of_its_session() {
+    let daemon = daemon();
+    let context = Context::open_at(daemon.socket()).unwrap();
+    assert!(context.is_alive());
+    assert_eq!(context.features(), Features::DIRECT_PATH);
+    let over_tcp = Daemon::start(binaries!(), "[engine]\nloopback = \"tcp\"\n");
+    let other = Context::open_at(over_tcp.socket()).unwrap();
+    assert_eq!(other.features(), Features::empty());
+    // Threads that wait for events are released.
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| context.next_event(Some(DEADLINE)));
+        context.end_events();
+        assert!(matches!(waits.join().unwrap(), Err(Error::DaemonGone)));
+    });
+    assert!(context.is_alive());
+    daemon.kill();
+    assert!(!context.is_alive());
+}
+
+#[test]
+fn an_administrator_disconnects_by_number() {
+    let daemon = daemon();
+    let client = Client::new(&daemon);
+    let [a, b] = pair(&client);
+    b.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    a.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
+    client.completes(1, CompletionOpcode::Receive);
+    let admin = Context::open_at(daemon.socket()).unwrap();
+    admin.admin_disconnect(a.id()).unwrap();
+    let end = a.wait_disconnected(Some(DEADLINE)).unwrap();
+    let is_local =
+        matches!(end, DisconnectReason::Terminate { origin: TerminateOrigin::Local, .. });
+    assert!(is_local, "{end:?}");
+    let unknown = admin.admin_disconnect(rnic_client::QpId(0xFF_FFFF)).unwrap_err();
+    assert!(matches!(unknown, Error::Refused { .. }), "{unknown}");
+}
+
+#[test]
+fn a_memfd_of_the_program_is_shared() {
+    let daemon = daemon();
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let before = context.status().unwrap().shared_bytes;
+    let file = memfd(8192);
+    let buffer = context.share_memfd(file.as_fd(), 8192).unwrap();
+    assert_eq!((buffer.len(), buffer.is_empty()), (8192, false));
+    assert_eq!(context.status().unwrap().shared_bytes, before + 8192);
+    let longer = context.share_memfd(memfd(4096).as_fd(), 8192).err().unwrap();
+    assert!(longer.to_string().contains("4096"), "{longer}");
+    drop(buffer);
+    assert_eq!(context.status().unwrap().shared_bytes, before);
+}
+
+#[test]
+fn the_rnr_timer_of_a_queue_pair_changes() {
+    let daemon = daemon();
+    let client = Client::new(&daemon);
+    let qp = client.qp_of(QpType::Wired);
+    assert!(matches!(qp.set_min_rnr_timer(1), Err(Error::Refused { .. })), "it is Idle");
+    let gids = client.context.gids().unwrap();
+    let gid = gids.first().expect("a GID").gid;
+    let wiring = Wiring {
+        local: gid,
+        remote: gid,
+        remote_qp: qp.id(),
+        rq_psn: 7,
+        path_mtu: 1024,
+        min_rnr_timer: 12,
+        ird: 0,
+        rights: Access::empty(),
+    };
+    qp.to_rtr(&wiring).unwrap();
+    qp.set_min_rnr_timer(31).unwrap();
+    let refused = qp.set_min_rnr_timer(32).unwrap_err();
+    assert!(refused.to_string().contains("min_rnr_timer"), "{refused}");
+}
