@@ -110,3 +110,27 @@ pub(crate) extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
 fn named(names: &[&'static CStr], number: c_uint) -> *const c_char {
     names.get(number as usize).copied().unwrap_or(c"unknown").as_ptr()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::c;
+
+    /// As a program reads what a function returns.
+    fn read(text: *const c_char) -> &'static str {
+        // SAFETY: all of them are texts of this program, which end in a zero byte.
+        unsafe { CStr::from_ptr(text) }.to_str().unwrap_or_default()
+    }
+
+    #[test]
+    fn numbers_have_their_names() {
+        assert_eq!(read(ibv_wc_status_str(0)), "success");
+        assert_eq!(read(ibv_wc_status_str(13)), "receiver-not-ready retries exceeded");
+        assert_eq!(read(ibv_port_state_str(c::IBV_PORT_ACTIVE)), "active");
+        assert_eq!(read(ibv_event_type_str(c::IBV_EVENT_COMM_EST)), "communication established");
+        assert_eq!(read(rdma_event_str(c::RDMA_CM_EVENT_REJECTED)), "RDMA_CM_EVENT_REJECTED");
+        assert_eq!(read(ibv_node_type_str(IBV_NODE_RNIC)), "iWARP NIC");
+        assert_eq!(read(ibv_wc_status_str(1000)), "unknown");
+        assert_eq!(read(rdma_event_str(1000)), "unknown");
+    }
+}

@@ -320,6 +320,71 @@ mod tests {
         }
     }
 
+    /// The values of each attribute that are taken, and one that is not.
+    #[test]
+    fn each_attribute_is_checked_and_kept() {
+        let gid = Gid([7; 16]);
+        let gids = [GidRow { gid, interface: String::new(), interface_index: 0, mtu: 1500 }];
+        let allowed = Allowed { gids: &gids, mtu: c::IBV_MTU_1024, max_ird: 4, max_ord: 5 };
+        let mut right: ibv_qp_attr = zeroed();
+        right.port_num = PORT;
+        right.qp_access_flags = Access::REMOTE_WRITE.bits();
+        right.qkey = 77;
+        right.ah_attr.is_global = 1;
+        right.ah_attr.port_num = PORT;
+        right.path_mtu = c::IBV_MTU_512;
+        right.timeout = 31;
+        right.retry_cnt = 7;
+        right.rnr_retry = 6;
+        right.rq_psn = 0xFF12_3456;
+        right.sq_psn = 0xFF65_4321;
+        right.max_rd_atomic = 5;
+        right.max_dest_rd_atomic = 4;
+        right.min_rnr_timer = 30;
+        right.dest_qp_num = LOW_24;
+        assert_eq!(check(&right, i32::MAX, &allowed), Ok(()));
+        type Spoil = fn(&mut ibv_qp_attr);
+        let wrong: [(i32, Spoil); 11] = [
+            (c::IBV_QP_PORT, |a| a.port_num = PORT + 1),
+            (c::IBV_QP_PKEY_INDEX, |a| a.pkey_index = 1),
+            (c::IBV_QP_AV, |a| a.ah_attr.is_global = 0),
+            (c::IBV_QP_PATH_MTU, |a| a.path_mtu = c::IBV_MTU_2048),
+            (c::IBV_QP_TIMEOUT, |a| a.timeout = 32),
+            (c::IBV_QP_RETRY_CNT, |a| a.retry_cnt = 8),
+            (c::IBV_QP_RNR_RETRY, |a| a.rnr_retry = 8),
+            (c::IBV_QP_MIN_RNR_TIMER, |a| a.min_rnr_timer = 32),
+            (c::IBV_QP_DEST_QPN, |a| a.dest_qp_num = LOW_24 + 1),
+            (c::IBV_QP_MAX_QP_RD_ATOMIC, |a| a.max_rd_atomic = 6),
+            (c::IBV_QP_MAX_DEST_RD_ATOMIC, |a| a.max_dest_rd_atomic = 5),
+        ];
+        for (attribute, spoil) in wrong {
+            let mut spoilt = right;
+            spoil(&mut spoilt);
+            assert_eq!(check(&spoilt, attribute, &allowed), Err(Errno::INVALID), "{attribute:#x}");
+            assert_eq!(check(&spoilt, i32::MAX & !attribute, &allowed), Ok(()), "{attribute:#x}");
+        }
+        // RC keeps all of them but the Q_Key, on its way to RTS.
+        let mut states = WiredStates::of(QpType::Wired);
+        for (state, mask) in
+            [(c::IBV_QPS_INIT, PLACE), (c::IBV_QPS_RTR, PEER), (c::IBV_QPS_RTS, SENDS)]
+        {
+            let wanted = ibv_qp_attr { qp_state: state, ..right };
+            states = states.after(&wanted, c::IBV_QP_STATE | mask, &allowed).unwrap();
+        }
+        let wiring = states.wiring(&gids).unwrap();
+        assert_eq!((wiring.rq_psn, wiring.path_mtu, wiring.min_rnr_timer), (0x12_3456, 512, 30));
+        assert_eq!((wiring.remote_qp, wiring.ird), (QpId(LOW_24), 4));
+        assert_eq!(wiring.rights, Access::REMOTE_WRITE);
+        let sending = states.sending();
+        assert_eq!((sending.sq_psn, sending.timeout, sending.retry_count), (0x65_4321, 31, 7));
+        assert_eq!((sending.rnr_retry, sending.ord), (6, 5));
+        assert_eq!(states.said().port_num, PORT);
+        let datagrams = WiredStates::of(QpType::Datagrams);
+        let wanted = ibv_qp_attr { qp_state: c::IBV_QPS_INIT, ..right };
+        let init = datagrams.after(&wanted, c::IBV_QP_STATE | DATAGRAM_PLACE, &allowed).unwrap();
+        assert_eq!(init.said().qkey, 77);
+    }
+
     #[test]
     fn what_is_refused_changes_nothing_and_what_is_taken_is_told() {
         let gid = Gid([7; 16]);

@@ -27,6 +27,7 @@ fn greeting(mut raw: Raw) -> Option<HelloStatus> {
 fn exhaust(raw: &mut Raw, kind: &str) -> String {
     let (pd, cq, buffer) = match kind {
         "mrs" => (raw.pd(), CqId(0), raw.shared_buffer(4096)),
+        "srqs" | "windows" => (raw.pd(), CqId(0), SharedBufferId(0)),
         "qps" => (raw.pd(), raw.cq(1), SharedBufferId(0)),
         _ => (PdId(0), CqId(0), SharedBufferId(0)),
     };
@@ -45,6 +46,11 @@ fn exhaust(raw: &mut Raw, kind: &str) -> String {
             "cq_entries_total" => (new_cq(4), false),
             "arena_bytes" => (new_cq(4096), false),
             "qps" => (RequestBody::CreateQp(qp_request(pd, cq)), false),
+            "srqs" => {
+                let request = SrqRequest { pd, depth: 1, max_sge: 1, limit: 0, context: 0 };
+                (RequestBody::CreateSrq(request), false)
+            }
+            "windows" => (RequestBody::AllocWindow { pd, kind: WindowKind::Type1 }, false),
             _ => (RequestBody::Bind { address, context: 0, v6_only: false }, false),
         };
         use std::os::fd::AsFd;
@@ -71,6 +77,8 @@ fn every_limit_of_session_user_device_and_rule_is_hit_and_named() {
         ("arena_bytes", "\"1MiB\""),
         ("qps", "2"),
         ("listeners", "2"),
+        ("srqs", "2"),
+        ("windows", "2"),
     ] {
         for (configuration, key) in [
             (format!("[limits.session]\n{kind} = {value}\n"), format!("limits.session.{kind} = ")),
@@ -136,6 +144,47 @@ fn sessions_of_a_user_and_of_the_device_are_refused_by_status() {
         while greeting(Raw::connect(&socket)) != Some(HelloStatus::Ok) {
             assert!(Instant::now() < deadline, "a place is never free again");
         }
+    }
+}
+
+/// Rows of a list, and how many of it.
+fn diagnoses(raw: &mut Raw) -> Vec<Diagnosis> {
+    let (mut all, mut from) = (Vec::new(), 0);
+    loop {
+        match raw.call(RequestBody::List { what: ListKind::Diagnoses, from }) {
+            Ok(ReplyBody::Rows { rows: Rows::Diagnoses(rows), next, .. }) => {
+                all.extend(rows);
+                let Some(next) = next else { return all };
+                from = next;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn rings_of_records_have_their_length() {
+    let limits = "[limits]\ndiagnoses = 3\nevent_records = 16\n[limits.session]\ndiagnoses = 2\n";
+    let daemon = one_worker(limits);
+    let mut watcher = Raw::open(&daemon.socket());
+    for _ in 0..10 {
+        let mut raw = Raw::open(&daemon.socket());
+        for _ in 0..5 {
+            raw.refused(RequestBody::ClosePd { pd: PdId(7) });
+        }
+        let rows = diagnoses(&mut watcher);
+        let newest = rows.iter().max_by_key(|row| row.id).unwrap().session;
+        assert_eq!(rows.iter().filter(|row| row.session == newest).count(), 2);
+        drop(raw);
+    }
+    let deadline = Instant::now() + DEADLINE;
+    while watcher.status().sessions > 1 {
+        assert!(Instant::now() < deadline, "sessions do not end");
+    }
+    assert_eq!(diagnoses(&mut watcher).len(), 3);
+    match watcher.call(RequestBody::List { what: ListKind::Events, from: 0 }) {
+        Ok(ReplyBody::Rows { total, .. }) => assert_eq!(total, 16),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -232,7 +281,8 @@ fn is_over(mut stream: &TcpStream) -> bool {
 
 #[test]
 fn the_oldest_silent_connection_to_a_user_gives_way() {
-    let daemon = one_worker("[limits.user]\nstartups = 2\n");
+    let config = "[mpa]\nstartup_deadline = \"1h\"\n[limits.user]\nstartups = 2\n";
+    let daemon = one_worker(config);
     let (mut raw, address) = host(&daemon);
     let silent: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).unwrap()).collect();
     for stream in &silent[..3] {
