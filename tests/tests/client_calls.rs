@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use rnic_client::{
     Access, Arm, Bind, CompletionChannel, CompletionOpcode, Context, DisconnectReason, Error,
-    Features, Qp, QpOptions, QpType, RecvRequest, SendRequest, SrqOptions, TerminateOrigin,
+    Features, Qp, QpOptions, QpType, RecvRequest, Scope, SendRequest, SrqOptions, TerminateOrigin,
     WindowKind, Wiring,
 };
 use rnic_tests::client::READ_WRITE;
@@ -66,7 +66,8 @@ fn inline_requests_carry_immediates_and_stags() {
     let daemon = daemon();
     let client = Client::new(&daemon);
     let [a, b] = pair(&client);
-    let region = client.region(4096, READ_WRITE);
+    // A peer invalidates only what is for its own connection.
+    let region = client.region_for(Scope::Qp(b.id()), 4096, READ_WRITE);
     b.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
     let to = region.remote().at(8);
     a.post_send(&[SendRequest::write_inline_with_imm(3, b"written", to, *b"8 bytes.")]).unwrap();
@@ -145,15 +146,19 @@ fn a_context_learns_of_the_end_of_its_session() {
     let over_tcp = Daemon::start(binaries!(), "[engine]\nloopback = \"tcp\"\n");
     let other = Context::open_at(over_tcp.socket()).unwrap();
     assert_eq!(other.features(), Features::empty());
-    // Threads that wait for events are released.
+    daemon.kill();
+    assert!(!context.is_alive());
+}
+
+#[test]
+fn a_thread_that_waits_for_events_sees_their_end() {
+    let daemon = daemon();
+    let context = Context::open_at(daemon.socket()).unwrap();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| context.next_event(Some(DEADLINE)));
         context.end_events();
         assert!(matches!(waits.join().unwrap(), Err(Error::DaemonGone)));
     });
-    assert!(context.is_alive());
-    daemon.kill();
-    assert!(!context.is_alive());
 }
 
 #[test]

@@ -178,8 +178,8 @@ fn who_may_not_use_the_socket_is_told_why_and_not_to_start_another_daemon() {
 
 #[test]
 fn who_cannot_be_reached_is_named_and_the_queue_pair_may_try_again() {
-    let config = "[mpa]\nstartup_deadline = \"50ms\"\ndecision_deadline = \"1s\"\n\
-                  connect_deadline = \"300ms\"\nreply_deadline = \"1s\"\n";
+    let config = "[mpa]\nstartup_deadline = \"50ms\"\ndecision_deadline = \"60s\"\n\
+                  connect_deadline = \"300ms\"\nreply_deadline = \"3s\"\n";
     let daemon = Daemon::start(binaries!(), config);
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
@@ -193,7 +193,7 @@ fn who_cannot_be_reached_is_named_and_the_queue_pair_may_try_again() {
         other => panic!("{other}"),
     };
     // A port that nobody listens on.
-    let nobody = TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+    let nobody = SocketAddr::new(loopback().ip(), rnic_tests::ports::of_nobody());
     fails(nobody, "refused");
     // One who takes the connection and says nothing.
     let silent = TcpListener::bind(loopback()).unwrap();
@@ -284,7 +284,7 @@ fn a_rejection_carries_its_reason_on_both_paths() {
 #[test]
 fn an_undecided_request_has_its_deadline() {
     for path in PATHS {
-        let config = format!("{}[mpa]\ndecision_deadline = \"100ms\"\n", on_path(path));
+        let config = format!("{}[mpa]\ndecision_deadline = \"1s\"\n", on_path(path));
         let daemon = Daemon::start(binaries!(), &config);
         let context = Context::open_at(daemon.socket()).unwrap();
         let listener = context.listen(loopback(), 2).unwrap();

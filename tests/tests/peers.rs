@@ -293,7 +293,7 @@ fn random_bytes_in_every_phase_harm_only_their_sender() {
 #[test]
 fn a_thousand_silent_connections_are_in_nobodys_way() {
     rnic_tests::process::raise_descriptor_limit();
-    let config = "[engine]\nworkers = 2\n[mpa]\nstartup_deadline = \"2s\"\n";
+    let config = "[engine]\nworkers = 2\n[mpa]\nstartup_deadline = \"30s\"\n";
     let daemon = Daemon::start(binaries!(), config);
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);

@@ -89,7 +89,7 @@ impl<'a> Home<'a> {
 
     fn rnic_run(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(self.installed.at("bin/rnic-run"));
-        command.args(["--idle", "1s"]).args(arguments);
+        command.args(["--idle", "5s"]).args(arguments);
         command
     }
 
@@ -215,7 +215,7 @@ fn namespaces_that_are_refused_are_said_with_who_refuses() {
         return;
     }
     // In a user namespace of their own, users may refuse themselves more.
-    let script = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$0\" --idle 1s --mount true";
+    let script = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$0\" --idle 5s --mount true";
     let mut command = home.command("unshare");
     command.args(["--user", "--map-root-user", "sh", "-c", script]);
     command.arg(installed.at("bin/rnic-run")).env("RNIC_SOCKET", home.path().join("rnicd.sock"));

@@ -397,10 +397,11 @@ fn one_that_nobody_answers_ends() {
     let end = End::new(&daemon);
     end.asks(SocketAddr::new(OTHER.into(), 7471), b"");
     assert_eq!(end.errno(), Errno::TIMEDOUT);
-    // Asked at once, after a quarter of a second, and half a second later.
+    // At most at once, after a quarter of a second, and half a second later; a busy machine leaves
+    // some out, which `cm::tests::sidr` counts under virtual time.
     let sent = std::iter::from_fn(|| {
         other.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         other.recv_from(&mut [0; 1000]).ok()
     });
-    assert_eq!(sent.count(), 3);
+    assert!((1..=3).contains(&sent.count()));
 }

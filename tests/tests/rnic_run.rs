@@ -118,7 +118,7 @@ fn started(text: &str) -> Option<i32> {
 fn a_program_runs_with_our_libraries_and_a_daemon_that_ends_after_it() {
     let place = Place::new();
     let program = place.program("seven", &[]);
-    let first = place.run(&["--idle", "1s", program.to_str().unwrap()]);
+    let first = place.run(&["--idle", "5s", program.to_str().unwrap()]);
     assert_eq!(first.status.code(), Some(7), "{}", said(&first));
     let text = said(&first);
     let log = place.at("run/rnicd.log");
@@ -137,7 +137,7 @@ fn the_program_takes_the_place_of_rnic_run_and_has_no_children() {
     let place = Place::new();
     let script = "read children < /proc/$$/task/$$/children; echo \"$$ <$children> $1 $2\"; \
                   kill -TERM $$";
-    let mut command = place.command(&["--idle", "1s", "sh", "-c", script, "sh", "--idle", "a b"]);
+    let mut command = place.command(&["--idle", "5s", "sh", "-c", script, "sh", "--idle", "a b"]);
     command.env("LD_LIBRARY_PATH", "/elsewhere");
     let process = Process::start(command);
     let pid = process.id();
@@ -184,7 +184,7 @@ fn the_daemon_keeps_nothing_of_whoever_started_it() {
 #[test]
 fn of_many_at_once_one_starts_a_daemon_and_all_have_it() {
     let place = Place::new();
-    let arguments = ["--idle", "2s", "sh", "-c", "test -S \"$RNIC_SOCKET\""];
+    let arguments = ["--idle", "5s", "sh", "-c", "test -S \"$RNIC_SOCKET\""];
     let all: Vec<Process> = (0..4).map(|_| Process::start(place.command(&arguments))).collect();
     let text = all.into_iter().flat_map(Process::succeed).collect::<Vec<_>>().join("\n");
     assert_eq!(text.matches("started a daemon").count(), 1, "{text}");
@@ -299,7 +299,7 @@ fn the_environment_is_printed_for_any_shell() {
     let odd = place.at("it's $HOME  here");
     std::fs::rename(place.at("bin/verbs"), &odd).unwrap();
     let folder = odd.to_str().unwrap();
-    let script = "eval \"$(\"$0\" --idle 1s --lib-dir \"$1\" --print-env)\" || exit 1\n\
+    let script = "eval \"$(\"$0\" --idle 5s --lib-dir \"$1\" --print-env)\" || exit 1\n\
                   printf '%s\\n' \"$LD_LIBRARY_PATH\" \"$RNIC_SOCKET\"";
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).arg(place.at("bin/rnic-run")).arg(folder);
@@ -309,7 +309,7 @@ fn the_environment_is_printed_for_any_shell() {
     let expected = format!("{folder}:/a b:/c\n{}\n", place.socket().display());
     assert_eq!(text, expected, "{}", said(&output));
     place.is_left();
-    let devices = ["--idle", "1s", "--lib-dir", folder, "--devices", "rnicd1"];
+    let devices = ["--idle", "5s", "--lib-dir", folder, "--devices", "rnicd1"];
     let output = place.run(&[&devices[..], &["--print-env"]].concat());
     assert!(said(&output).contains("export RNIC_DEVICES=rnicd1;"), "{}", said(&output));
     let output = place.run(&[&devices[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
@@ -415,7 +415,7 @@ fn a_program_that_gets_rights_at_its_start_is_named() {
         // Who has the rights already is given none.
         std::os::unix::fs::chown(&program, Some(0), Some(0)).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
-        let output = place.run(&["--idle", "1s", program.to_str().unwrap()]);
+        let output = place.run(&["--idle", "5s", program.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(7), "{}", said(&output));
         place.is_left();
         std::fs::remove_file(place.at("run/rnicd.log")).unwrap();
@@ -473,7 +473,7 @@ fn programs_that_the_libraries_cannot_serve_are_not_run() {
     let program = place.program("seven", &[]);
     let found = std::fs::read_link("/proc/self/exe").unwrap();
     let loader = rnic_run::elf::Elf::read(&found).unwrap().interpreter.unwrap();
-    let arguments = ["--idle", "1s", loader.to_str().unwrap(), program.to_str().unwrap()];
+    let arguments = ["--idle", "5s", loader.to_str().unwrap(), program.to_str().unwrap()];
     let output = place.run(&arguments);
     assert_eq!(output.status.code(), Some(7), "{}", said(&output));
     place.is_left();

@@ -32,12 +32,15 @@ use crate::traffic::Rng;
 /// Bytes of a shared buffer.
 const BUFFER: usize = 64 * 1024;
 
+/// Sessions of an attack, also on a machine that is too busy for them in its time.
+const LEAST_SESSIONS: u64 = 21;
+
 /// Opens sessions and misuses them for a while; how many there were.
 pub fn attack(socket: &Path, seed: u64, time: Duration, victim: Option<SocketAddr>) -> u64 {
     let end = Instant::now() + time;
     let mut rng = Rng::new(seed);
     let mut sessions = 0;
-    while Instant::now() < end {
+    while Instant::now() < end || sessions < LEAST_SESSIONS {
         let Some(mut session) = Session::open(socket, victim, &mut rng) else { continue };
         sessions += 1;
         for _ in 0..1 + rng.below(60) {
