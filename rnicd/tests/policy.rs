@@ -147,14 +147,16 @@ fn sessions_of_a_user_and_of_the_device_are_refused_by_status() {
     }
 }
 
-/// Rows of a list, and how many of it.
+/// All diagnoses that the session may see.
 fn diagnoses(raw: &mut Raw) -> Vec<Diagnosis> {
     let (mut all, mut from) = (Vec::new(), 0);
     loop {
         match raw.call(RequestBody::List { what: ListKind::Diagnoses, from }) {
             Ok(ReplyBody::Rows { rows: Rows::Diagnoses(rows), next, .. }) => {
                 all.extend(rows);
-                let Some(next) = next else { return all };
+                if next == 0 {
+                    return all;
+                }
                 from = next;
             }
             other => panic!("{other:?}"),
