@@ -2,12 +2,14 @@
 //! daemon, whose tree `RNIC_TREE` names.
 //!
 //! The dynamic loader puts these functions in front of the C library's (`LD_PRELOAD`, ld.so(8)).
-//! Each hands on what it is called with, but for a path below those that the tree has
-//! (`path`). Nothing is allocated, no lock is taken and `errno` stays as the C library leaves it:
-//! whoever may call the one may call the other, also in a signal handler.
+//! Each passes its arguments on, except for a path below those of the tree (`path`). A pointer that
+//! cannot be read is passed on as well and fails as without this library. The functions allocate
+//! nothing, take no lock and leave `errno` as the C library sets it, so they may be called wherever
+//! the C library's may, signal handlers included.
 
 #![allow(unsafe_code)] // Functions of the C library.
 
+mod bytes;
 mod next;
 mod path;
 
@@ -36,8 +38,10 @@ macro_rules! interpose {
             // its mode) find them where a call with all of them puts them, on the machines that
             // this is built for.
             let next = unsafe { std::mem::transmute::<*const c_void, Call>(next) };
-            // SAFETY: the caller promises what the C library asks for.
-            unsafe { mapped(path, |path| next($($before,)* path $(, $after)*)) }
+            mapped(path, |path| {
+                // SAFETY: the caller promises what the C library asks for.
+                unsafe { next($($before,)* path $(, $after)*) }
+            })
         }
     )*};
 }

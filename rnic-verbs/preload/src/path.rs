@@ -1,8 +1,11 @@
 //! Paths that lead to the kernel's RDMA devices lead into the tree.
 
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
-use libc::{c_char, strlen};
+use libc::c_char;
+
+use crate::bytes::Bytes;
 
 /// Longest path, its zero byte included, that is mapped; what is longer is handed on as it is.
 const ROOM: usize = libc::PATH_MAX as usize;
@@ -16,49 +19,55 @@ const PREFIXES: [(&[u8], usize); 3] = [
     (b"/dev/infiniband", 0),
 ];
 
-/// Calls with the path, or with where it leads in the tree.
-///
-/// # Safety
-///
-/// The path is null or ends in a zero byte.
-pub(crate) unsafe fn mapped<T>(path: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
-    // SAFETY: as the caller says.
-    let Some(cut) = (unsafe { cut_of(path) }) else { return call(path) };
+/// Calls with the path, or with its counterpart in the tree. The path may be any pointer: one that
+/// cannot be read is passed on, for the C library and the kernel to refuse.
+pub(crate) fn mapped<T>(path: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
+    let mut whole = [const { MaybeUninit::<u8>::uninit() }; ROOM];
+    match fill(path, &mut whole) {
+        Some(()) => call(whole.as_ptr().cast()),
+        None => call(path),
+    }
+}
+
+/// Writes the counterpart of a path in the tree, with its zero byte. Returns `None` if there is
+/// none.
+fn fill(path: *const c_char, whole: &mut [MaybeUninit<u8>; ROOM]) -> Option<()> {
+    let cut = cut_of(path)?;
     // SAFETY: the name ends in a zero byte. Programs that change their environment while other
     // threads read it break every other reader as well.
     let root = unsafe { libc::getenv(c"RNIC_TREE".as_ptr()) };
     if root.is_null() {
-        return call(path);
+        return None;
     }
-    let mut whole = [const { MaybeUninit::<u8>::uninit() }; ROOM];
-    let to = whole.as_mut_ptr().cast::<u8>();
-    // SAFETY: both end in zero bytes, and the cut is within the path; what is copied fits.
-    unsafe {
-        let rest = path.add(cut);
-        let (first, second) = (strlen(root), strlen(rest) + 1);
-        if first == 0 || first + second > ROOM {
-            return call(path);
+    // SAFETY: a value of the environment ends in a zero byte.
+    let root = unsafe { CStr::from_ptr(root) }.to_bytes();
+    if root.is_empty() || root.len() >= ROOM {
+        return None;
+    }
+    let (start, rest) = whole.split_at_mut(root.len());
+    for (to, byte) in start.iter_mut().zip(root) {
+        to.write(*byte);
+    }
+    let mut bytes = Bytes::of(path.wrapping_add(cut));
+    for to in rest {
+        let byte = bytes.next()?;
+        to.write(byte);
+        if byte == 0 {
+            return Some(());
         }
-        to.copy_from_nonoverlapping(root.cast(), first);
-        to.add(first).copy_from_nonoverlapping(rest.cast(), second);
     }
-    call(to.cast_const().cast())
+    None
 }
 
-/// How much of a path goes if it leads into the tree; none if it does not.
-///
-/// # Safety
-///
-/// As of [`mapped`].
-unsafe fn cut_of(path: *const c_char) -> Option<usize> {
-    if path.is_null() {
+/// Returns the length of the prefix that the tree replaces, if the path leads into it.
+fn cut_of(path: *const c_char) -> Option<usize> {
+    let mut start = Bytes::of(path);
+    if !start.is_readable() {
         return None;
     }
     let found = PREFIXES.iter().find(|(prefix, _)| {
-        prefix.iter().enumerate().all(|(at, byte)| {
-            // SAFETY: all bytes before are those of the prefix, so the path has not ended.
-            unsafe { path.add(at).cast::<u8>().read() == *byte }
-        })
+        let mut bytes = start.clone();
+        prefix.iter().all(|byte| bytes.next() == Some(*byte))
     });
     found.map(|(_, cut)| *cut)
 }

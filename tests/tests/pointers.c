@@ -1,0 +1,145 @@
+// Calls each function that takes a path with pointers that are none, each call in a child of its own,
+// and prints the error of the call or the signal that ends the child.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef intptr_t word;
+
+static char room[1 << 16]; // for results: a stat, a path
+
+enum { PATH_WORD = -1000, ROOM_WORD, MODE_WORD };
+
+// What a function is called with, and whether it returns a pointer.
+static const struct function {
+    const char *name;
+    int returns_pointer;
+    word arguments[6];
+} functions[] = {
+#define PATH PATH_WORD
+#define INTO ROOM_WORD
+    {"open", 0, {PATH, O_RDONLY}},
+    {"open64", 0, {PATH, O_RDONLY}},
+    {"openat", 0, {AT_FDCWD, PATH, O_RDONLY}},
+    {"openat64", 0, {AT_FDCWD, PATH, O_RDONLY}},
+    {"__open_2", 0, {PATH, O_RDONLY}},
+    {"__open64_2", 0, {PATH, O_RDONLY}},
+    {"__openat_2", 0, {AT_FDCWD, PATH, O_RDONLY}},
+    {"__openat64_2", 0, {AT_FDCWD, PATH, O_RDONLY}},
+    {"fopen", 1, {PATH, MODE_WORD}},
+    {"fopen64", 1, {PATH, MODE_WORD}},
+    {"stat", 0, {PATH, INTO}},
+    {"stat64", 0, {PATH, INTO}},
+    {"lstat", 0, {PATH, INTO}},
+    {"lstat64", 0, {PATH, INTO}},
+    {"fstatat", 0, {AT_FDCWD, PATH, INTO}},
+    {"fstatat64", 0, {AT_FDCWD, PATH, INTO}},
+    {"statx", 0, {AT_FDCWD, PATH, 0, 0x7ff, INTO}},
+    {"__xstat", 0, {1, PATH, INTO}},
+    {"__xstat64", 0, {1, PATH, INTO}},
+    {"__lxstat", 0, {1, PATH, INTO}},
+    {"__lxstat64", 0, {1, PATH, INTO}},
+    {"__fxstatat", 0, {1, AT_FDCWD, PATH, INTO}},
+    {"__fxstatat64", 0, {1, AT_FDCWD, PATH, INTO}},
+    {"access", 0, {PATH, F_OK}},
+    {"faccessat", 0, {AT_FDCWD, PATH, F_OK}},
+    {"euidaccess", 0, {PATH, F_OK}},
+    {"eaccess", 0, {PATH, F_OK}},
+    {"opendir", 1, {PATH}},
+    {"scandir", 0, {PATH, INTO}},
+    {"scandir64", 0, {PATH, INTO}},
+    {"readlink", 0, {PATH, INTO, sizeof room}},
+    {"readlinkat", 0, {AT_FDCWD, PATH, INTO, sizeof room}},
+    {"__readlink_chk", 0, {PATH, INTO, sizeof room, sizeof room}},
+    {"realpath", 1, {PATH, INTO}},
+    {"__realpath_chk", 1, {PATH, INTO, sizeof room}},
+    {"canonicalize_file_name", 1, {PATH}},
+    {"pathconf", 0, {PATH, 0}},
+};
+
+static word called(const struct function *f, const char *path)
+{
+    word (*function)(word, word, word, word, word, word);
+    word a[6];
+    *(void **)&function = dlsym(RTLD_DEFAULT, f->name);
+    if (!function) {
+        printf("%s is missing\n", f->name);
+        exit(1);
+    }
+    for (int n = 0; n < 6; n++)
+        a[n] = f->arguments[n] == PATH_WORD   ? (word)path
+               : f->arguments[n] == ROOM_WORD ? (word)room
+               : f->arguments[n] == MODE_WORD ? (word) "r"
+                                              : f->arguments[n];
+    errno = 0;
+    word result = function(a[0], a[1], a[2], a[3], a[4], a[5]);
+    int failed = f->returns_pointer ? result == 0 : (int)result == -1;
+    return failed ? errno : 0;
+}
+
+// Ends with the error of a call, or by the signal that the C library's own function ends with.
+static void report(const struct function *f, const char *kind, const char *path)
+{
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(called(f, path));
+    int status;
+    if (child < 0 || waitpid(child, &status, 0) != child)
+        abort();
+    if (WIFSIGNALED(status))
+        printf("%s, %s: signal %d\n", f->name, kind, WTERMSIG(status));
+    else
+        printf("%s, %s: %s\n", f->name, kind, strerrorname_np(WEXITSTATUS(status)));
+}
+
+int main(void)
+{
+    const long page = sysconf(_SC_PAGESIZE);
+    const size_t count = sizeof functions / sizeof *functions;
+    const struct rlimit no_core = {0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    char *pages = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED || munmap(pages + page, page) || mprotect(pages + 3 * page, page, 0))
+        return 1;
+    char *gone = pages + page, *barred = pages + 3 * page;
+    for (size_t n = 0; n < count; n++) {
+        const struct function *f = &functions[n];
+        report(f, "null", NULL);
+        report(f, "in the first page", (const char *)16);
+        report(f, "unmapped", gone + 100);
+        report(f, "beyond all addresses", (const char *)-2);
+        report(f, "without a right to it", barred);
+        for (int bars = 0; bars < 2; bars++) {
+            char *end = bars ? barred : gone;
+            const char *kind = bars ? "runs into a barred page" : "runs into nothing";
+            // Each is cut where the page ends: in the prefix, behind it, and behind its slash.
+            static const char *const cut[] = {"/", "/sys/class/inf", "/sys/class/infiniband",
+                                              "/sys/class/infiniband/x", "/dev/infiniband/", "/tmp"};
+            for (size_t c = 0; c < sizeof cut / sizeof *cut; c++) {
+                memcpy(end - strlen(cut[c]), cut[c], strlen(cut[c]));
+                report(f, kind, end - strlen(cut[c]));
+            }
+            // This one ends in time.
+            memcpy(end - 6, "/none", 6);
+            report(f, "ends with its page", end - 6);
+        }
+        char *whole = malloc(3 * 4096);
+        memset(whole, 'x', 3 * 4096);
+        memcpy(whole, "/sys/class/infiniband/", 22);
+        whole[3 * 4096 - 1] = 0;
+        report(f, "too long", whole);
+        free(whole);
+    }
+    return 0;
+}

@@ -1,0 +1,44 @@
+//! Pointers that are no paths, to the functions that `librnic_preload.so` puts in front of the C
+//! library's.
+
+use std::path::Path;
+use std::process::Command;
+
+use rnic_tests::{Daemon, Process, binaries, verbs};
+
+/// Names of the functions in front of the C library's.
+fn interposed() -> Vec<&'static str> {
+    let source = include_str!("../../rnic-verbs/preload/src/lib.rs");
+    let functions = source.lines().filter_map(|line| line.strip_prefix("    fn "));
+    functions.filter_map(|rest| rest.split(' ').next()).collect()
+}
+
+#[test]
+fn pointers_that_are_no_paths_fail_as_without() {
+    let scratch = tempfile::tempdir().unwrap();
+    let program = scratch.path().join("pointers");
+    let built = Command::new("cc")
+        .args(["-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pointers.c"))
+        .args(["-ldl"])
+        .status()
+        .expect("a C compiler");
+    assert!(built.success());
+    let daemon = Daemon::start(binaries!(), "");
+    let without = Process::start(Command::new(&program)).succeed();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
+    command.arg("--no-start").arg("--lib-dir").arg(verbs::directory());
+    command.args(["sh", "-c", "echo \"$LD_PRELOAD\" && exec \"$0\""]).arg(&program);
+    command.env("RNIC_SOCKET", daemon.socket()).env_remove("LD_PRELOAD");
+    let with = Process::start(command).succeed();
+    let (preloaded, with) = with.split_first().expect("a line");
+    assert!(preloaded.ends_with("/librnic_preload.so"), "{preloaded}");
+    assert_eq!(with, without);
+    let functions = interposed();
+    assert!(functions.len() > 30, "{functions:?}");
+    for function in functions {
+        let tried = without.iter().any(|line| line.starts_with(&format!("{function}, ")));
+        assert!(tried, "{function} is not tried");
+    }
+}
