@@ -21,7 +21,6 @@ use crate::inbox::deadline;
 use crate::listener::{BindOptions, ConnectionRequest, Listener};
 use crate::paths;
 use crate::pd::Pd;
-use crate::program::ProgramBuffer;
 use crate::session::{Session, unexpected};
 use crate::shared_buffer::SharedBuffer;
 
@@ -207,16 +206,6 @@ impl Context {
     /// control group of this process, has less left, which is looked at while the pages are taken.
     pub fn create_shared_buffer(&self, len: u64) -> Result<SharedBuffer, Error> {
         SharedBuffer::create(&self.session, len)
-    }
-
-    /// Shares a memfd that the program has made, sealable and with every page populated, `len`
-    /// bytes in whole pages; the daemon seals it. The program maps it where it likes.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] names the limit, or what is wrong with the descriptor.
-    pub fn share_memfd(&self, memfd: BorrowedFd<'_>, len: u64) -> Result<ProgramBuffer, Error> {
-        ProgramBuffer::share(&self.session, memfd, len)
     }
 
     /// Hands the daemon this process's own memory, so that regions can name any of it

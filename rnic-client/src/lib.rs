@@ -140,7 +140,7 @@ pub use lease::{Lease, LeasedRequest, LocalMr, NotPosted, Posted};
 pub use listener::{AcceptOptions, BindOptions, ConnectionRequest, Listener};
 pub use mr::{Mr, MrOptions, RemoteAddr, RemoteMr};
 pub use pd::Pd;
-pub use program::{ProgramBuffer, ProgramMemory, ProgramMr};
+pub use program::ProgramMr;
 pub use qp::{Posting, Qp, QpOptions};
 pub use request::{RecvRequest, SendRequest};
 pub use resolution::{ResolveOptions, Resolved};

@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{ReplyBody, RequestBody};
+use rnic_core::shm::ProgramRange;
 use rnic_core::types::{Access, PdId, WindowKind};
 
 use crate::attached::AttachedBuffer;
 use crate::error::Error;
 use crate::lease::LocalMr;
 use crate::mr::{Mr, MrOptions};
-use crate::program::{ProgramMemory, ProgramMr};
+use crate::program::ProgramMr;
 use crate::qp::{Qp, QpOptions};
 use crate::session::{Session, unexpected};
 use crate::shared_buffer::SharedBuffer;
@@ -157,21 +158,19 @@ impl Pd {
         buffer.register(&self.inner, range, options)
     }
 
-    /// Registers memory that the program has by its own means: heap, stack or file as it lies, for
-    /// which the process's memory is attached first where that has not been done; or a part of a
-    /// memfd. Its addresses are those of this process, unless the options say otherwise. Nobody
-    /// checks whether the program may write there itself.
+    /// Registers any memory of the program: heap, stack or mapped file, reached where it lies. The
+    /// memory of the process is attached first if it is not yet. Addresses are those of this
+    /// process unless the options say otherwise. Page protection is for the caller to check.
     ///
     /// # Errors
     ///
-    /// As of [`reg_mr_attached`](Self::reg_mr_attached); [`Error::Refused`] says that the buffer
-    /// has no such range; [`Error::ForeignObject`] if it is of another context.
+    /// As of [`reg_mr_attached`](Self::reg_mr_attached).
     pub fn reg_program_memory(
         &self,
-        memory: &ProgramMemory<'_>,
+        range: &ProgramRange,
         options: &MrOptions,
     ) -> Result<ProgramMr, Error> {
-        ProgramMr::register(&self.inner, memory, options)
+        ProgramMr::register(&self.inner, range, options)
     }
 
     /// Makes a queue pair in state Idle (`ibv_create_qp(3)`).

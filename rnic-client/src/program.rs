@@ -1,115 +1,29 @@
-//! Regions of memory that the program has by its own means, and that this library never touches:
-//! what libraries need that let other programs register any memory of theirs.
+//! Regions of any memory of the program, which this library never touches: for libraries through
+//! which other programs register their memory.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rnic_core::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
 use rnic_core::shm::ProgramRange;
-use rnic_core::types::{MrId, SharedBufferId, Stag};
+use rnic_core::types::{MrId, Stag};
 
 use crate::error::Error;
 use crate::mr::MrOptions;
 use crate::pd::{Pd, PdInner};
-use crate::session::{Session, unexpected};
+use crate::session::unexpected;
 
-/// A memfd of the program that the daemon has mapped, wherever the program has mapped it itself.
-///
-/// The daemon lets go of it when the last clone and the last region have been dropped.
-#[derive(Clone)]
-pub struct ProgramBuffer {
-    inner: Arc<BufferInner>,
+/// The request that registers a range of the program's memory.
+fn request(pd: &PdInner, range: &ProgramRange, options: &MrOptions) -> Result<MrRequest, Error> {
+    pd.session.attach_memory()?;
+    let source = MrSource::Attached { address: range.address() };
+    let MrOptions { access, iova, scope } = *options;
+    let iova = iova.unwrap_or(range.address());
+    Ok(MrRequest { pd: pd.id, source, length: range.len(), iova, access, scope })
 }
 
-struct BufferInner {
-    session: Arc<Session>,
-    id: SharedBufferId,
-    len: u64,
-}
-
-impl ProgramBuffer {
-    pub(crate) fn share(
-        session: &Arc<Session>,
-        memfd: BorrowedFd<'_>,
-        len: u64,
-    ) -> Result<ProgramBuffer, Error> {
-        let body = RequestBody::AddSharedBuffer { length: len };
-        match session.request_with(body, Some(memfd))?.0 {
-            ReplyBody::SharedBuffer { buffer: id } => {
-                let inner = BufferInner { session: session.clone(), id, len };
-                Ok(ProgramBuffer { inner: Arc::new(inner) })
-            }
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Its handle in the daemon.
-    pub fn id(&self) -> SharedBufferId {
-        self.inner.id
-    }
-
-    /// Bytes of it, whole pages.
-    pub fn len(&self) -> u64 {
-        self.inner.len
-    }
-
-    /// Never: it has at least one page.
-    pub fn is_empty(&self) -> bool {
-        self.inner.len == 0
-    }
-}
-
-impl fmt::Debug for ProgramBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProgramBuffer")
-            .field("id", &self.id())
-            .field("len", &self.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Drop for BufferInner {
-    fn drop(&mut self) {
-        // A session that has ended has let go of it already.
-        let _ = self.session.command(RequestBody::RemoveSharedBuffer { buffer: self.id });
-    }
-}
-
-/// Memory that a program has by its own means, as a region is to name it.
-#[derive(Clone, Copy, Debug)]
-pub struct ProgramMemory<'b> {
-    /// Where the program has it.
-    pub range: &'b ProgramRange,
-    /// The memfd that it is a part of, and from which byte on; none if the daemon is to reach it
-    /// where it lies.
-    pub part_of: Option<(&'b ProgramBuffer, u64)>,
-}
-
-impl ProgramMemory<'_> {
-    fn request(&self, pd: &PdInner, options: &MrOptions) -> Result<MrRequest, Error> {
-        let source = match self.part_of {
-            None => {
-                pd.session.attach_memory()?;
-                MrSource::Attached { address: self.range.address() }
-            }
-            Some((buffer, _)) if !Arc::ptr_eq(&pd.session, &buffer.inner.session) => {
-                return Err(Error::ForeignObject { what: "the buffer" });
-            }
-            Some((buffer, offset)) => MrSource::Shared { buffer: buffer.id(), offset },
-        };
-        let MrOptions { access, iova, scope } = *options;
-        let iova = iova.unwrap_or(self.range.address());
-        Ok(MrRequest { pd: pd.id, source, length: self.range.len(), iova, access, scope })
-    }
-
-    fn buffer(&self) -> Option<ProgramBuffer> {
-        self.part_of.map(|(buffer, _)| buffer.clone())
-    }
-}
-
-/// Has a region registered; its handle and its STag.
+/// Sends a registration. Returns the handle and the STag of the region.
 fn registered(pd: &PdInner, body: RequestBody) -> Result<(MrId, Stag), Error> {
     match pd.session.request(body)? {
         ReplyBody::Mr { mr, stag } => Ok((mr, stag)),
@@ -122,7 +36,6 @@ fn registered(pd: &PdInner, body: RequestBody) -> Result<(MrId, Stag), Error> {
 /// Dropping it deregisters it.
 pub struct ProgramMr {
     pd: Arc<PdInner>,
-    buffer: Option<ProgramBuffer>,
     id: MrId,
     stag: Stag,
     iova: u64,
@@ -134,14 +47,13 @@ impl ProgramMr {
     /// Registers memory.
     pub(crate) fn register(
         pd: &Arc<PdInner>,
-        memory: &ProgramMemory<'_>,
+        range: &ProgramRange,
         options: &MrOptions,
     ) -> Result<ProgramMr, Error> {
-        let request = memory.request(pd, options)?;
+        let request = request(pd, range, options)?;
         let (id, stag) = registered(pd, RequestBody::RegMr(request))?;
         let MrRequest { iova, length: len, .. } = request;
-        let (pd, buffer, gone) = (pd.clone(), memory.buffer(), AtomicBool::new(false));
-        Ok(ProgramMr { pd, buffer, id, stag, iova, len, gone })
+        Ok(ProgramMr { pd: pd.clone(), id, stag, iova, len, gone: AtomicBool::new(false) })
     }
 
     /// Registers other memory, rights or another domain in place of what it is, under its handle
@@ -155,17 +67,18 @@ impl ProgramMr {
     pub fn reregister(
         &mut self,
         pd: &Pd,
-        memory: &ProgramMemory<'_>,
+        range: &ProgramRange,
         options: &MrOptions,
     ) -> Result<(), Error> {
         let pd = &pd.inner;
         if !Arc::ptr_eq(&pd.session, &self.pd.session) {
             return Err(Error::ForeignObject { what: "the domain" });
         }
-        let to = memory.request(pd, options)?;
+        let to = request(pd, range, options)?;
         registered(pd, RequestBody::ReregMr { mr: self.id, to })?;
-        (self.pd, self.buffer) = (pd.clone(), memory.buffer());
-        (self.iova, self.len) = (to.iova, to.length);
+        self.pd = pd.clone();
+        self.iova = to.iova;
+        self.len = to.length;
         Ok(())
     }
 
@@ -216,7 +129,6 @@ impl fmt::Debug for ProgramMr {
             .field("stag", &self.stag)
             .field("iova", &self.iova)
             .field("len", &self.len)
-            .field("buffer", &self.buffer)
             .finish_non_exhaustive()
     }
 }

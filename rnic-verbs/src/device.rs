@@ -17,7 +17,6 @@ use crate::c;
 use crate::cm;
 use crate::cq::CqBody;
 use crate::errno::Errno;
-use crate::memory::adopt::Ranges;
 use crate::memory::regions::Regions;
 use crate::object::{Foreign, zeroed};
 use crate::qp::QpBody;
@@ -37,8 +36,7 @@ pub(crate) struct Device {
     pub(crate) qps: RwLock<HashMap<QpId, Arc<QpBody>>>,
     pub(crate) srqs: RwLock<HashMap<SrqId, Arc<SrqBody>>>,
     pub(crate) ids: cm::Ids,
-    pub(crate) adopted: Ranges,
-    pub(crate) regions: Arc<Regions>,
+    pub(crate) regions: Regions,
     /// What ids bring along for programs that bring nothing, by device; null until one is asked
     /// for.
     brought: [Brought; 2],
@@ -92,8 +90,7 @@ impl Device {
             qps: RwLock::default(),
             srqs: RwLock::default(),
             ids: cm::Ids::default(),
-            adopted: Ranges::default(),
-            regions: Arc::default(),
+            regions: Regions::default(),
             brought: KINDS.map(|_| Brought {
                 context: Mutex::new(Foreign::NULL),
                 pd: Mutex::new(Foreign::NULL),

@@ -16,15 +16,7 @@ pub(crate) fn listen(device: &Arc<Device>) -> Result<(), Errno> {
     let context = device.context.clone();
     let device = Arc::downgrade(device);
     let thread = std::thread::Builder::new().name("rnic-events".into());
-    let (tell, started) = std::sync::mpsc::channel();
-    let run = move || {
-        system::is_own_thread();
-        // Whoever opens the device waits for this, so that it knows its threads.
-        let _ = tell.send(());
-        run(&context, &device);
-    };
-    system::without_signals(|| thread.spawn(run))?;
-    let _ = started.recv();
+    system::without_signals(|| thread.spawn(move || run(&context, &device)))?;
     Ok(())
 }
 

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::{Access, MrOptions, ProgramMemory, ProgramMr, ProgramRange, Scope};
+use rnic_client::{Access, MrOptions, ProgramMr, ProgramRange, Scope};
 
 use crate::c;
 use crate::errno::Errno;
-use crate::memory::adopt::Adopted;
 use crate::memory::maps;
 use crate::memory::regions::Region;
 use crate::object::Body;
@@ -20,8 +19,6 @@ pub(crate) struct MrBody {
 
 struct Registered {
     mr: ProgramMr,
-    /// The shared pages that it lies in, if it does; private again after the last region.
-    adopted: Option<Arc<Adopted>>,
     /// `IBV_ACCESS_...`, as asked for.
     access: u32,
     pd: PdUser,
@@ -47,6 +44,13 @@ const RIGHTS: u32 = c::IBV_ACCESS_LOCAL_WRITE
     | c::IBV_ACCESS_REMOTE_ATOMIC
     | c::IBV_ACCESS_MW_BIND
     | c::IBV_ACCESS_ZERO_BASED;
+
+/// Rights for which the pages must be writable, as the kernel's `ib_access_writable` has it: a
+/// window may be bound for writing.
+const WRITABLE: u32 = c::IBV_ACCESS_LOCAL_WRITE
+    | c::IBV_ACCESS_REMOTE_WRITE
+    | c::IBV_ACCESS_REMOTE_ATOMIC
+    | c::IBV_ACCESS_MW_BIND;
 
 /// What may be asked for and makes no difference: pages are whatever they are; the upper ten are
 /// hints by definition.
@@ -88,64 +92,47 @@ impl MrBody {
 
 impl Registered {
     fn new(pd: &Arc<PdBody>, wanted: &MrWanted) -> Result<Registered, Errno> {
-        let (options, adopted) = wanted.look_at(pd)?;
-        let mr = pd.client().reg_program_memory(&wanted.memory(adopted.as_deref()), &options)?;
-        let new = Registered { mr, adopted, access: wanted.access, pd: pd.user() };
+        let mr = pd.client().reg_program_memory(&wanted.range, &wanted.options()?)?;
+        let new = Registered { mr, access: wanted.access, pd: pd.user() };
         new.note(pd, wanted);
         Ok(new)
     }
 
     fn replace(&mut self, pd: &Arc<PdBody>, wanted: &MrWanted) -> Result<(), Errno> {
-        let (options, adopted) = wanted.look_at(pd)?;
-        let memory = wanted.memory(adopted.as_deref());
-        self.mr.reregister(pd.client(), &memory, &options)?;
-        (self.adopted, self.access, self.pd) = (adopted, wanted.access, pd.user());
+        self.mr.reregister(pd.client(), &wanted.range, &wanted.options()?)?;
+        self.access = wanted.access;
+        self.pd = pd.user();
         self.note(pd, wanted);
         Ok(())
     }
 
-    /// Notes where its bytes are, if the daemon reaches them by system calls.
+    /// Notes where the bytes of the region lie.
     fn note(&self, pd: &PdBody, wanted: &MrWanted) {
-        let (regions, key) = (&pd.device().regions, self.mr.stag().0);
-        match self.adopted {
-            Some(_) => regions.remove(key),
-            None => {
-                let (address, length) = (wanted.range.address(), wanted.range.len());
-                let (pd, iova) = (pd.client().id(), self.mr.iova());
-                regions.insert(key, Region { pd, iova, address, length });
-            }
-        }
+        let region = Region {
+            pd: pd.client().id(),
+            iova: self.mr.iova(),
+            address: wanted.range.address(),
+            length: wanted.range.len(),
+        };
+        pd.device().regions.insert(self.mr.stag().0, region);
     }
 }
 
 impl MrWanted {
-    /// Whether it can be had, and with what; the shared pages that it lies in, if it does.
-    fn look_at(&self, pd: &PdBody) -> Result<(MrOptions, Option<Arc<Adopted>>), Errno> {
+    /// Checks rights and page protection. Fails with `EFAULT` for a page that this program may not
+    /// access as wanted itself: the daemon writes through `/proc/self/mem`, which ignores
+    /// protection, as an adapter does with pages that are pinned.
+    fn options(&self) -> Result<MrOptions, Errno> {
         if self.access & !(RIGHTS | HINTS) != 0 {
             return Err(Errno::INVALID);
         }
         let access = Access::from_bits_truncate(self.access & RIGHTS);
-        let (address, length) = (self.range.address(), self.range.len());
-        // The daemon's way to the memory asks for neither.
-        let may = match access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE) {
-            true => maps::is_writable,
-            false => maps::is_readable,
-        };
-        if !may(address, length)? {
+        let may = if self.access & WRITABLE != 0 { maps::is_writable } else { maps::is_readable };
+        if !may(self.range.address(), self.range.len())? {
             return Err(Errno(libc::EFAULT));
         }
-        let iova = match access.contains(Access::ZERO_BASED) {
-            true => Some(0),
-            false => self.iova,
-        };
-        let device = pd.device();
-        let adopted = device.adopted.of(&device.context, &device.regions, address, length);
-        Ok((MrOptions { access, iova, scope: Scope::Pd }, adopted))
-    }
-
-    fn memory<'b>(&'b self, adopted: Option<&'b Adopted>) -> ProgramMemory<'b> {
-        let part_of = adopted.map(|adopted| adopted.place(self.range.address()));
-        ProgramMemory { range: &self.range, part_of }
+        let iova = if access.contains(Access::ZERO_BASED) { Some(0) } else { self.iova };
+        Ok(MrOptions { access, iova, scope: Scope::Pd })
     }
 }
 

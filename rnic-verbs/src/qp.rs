@@ -248,7 +248,7 @@ impl QpBody {
         }
         let gathered = match work.flags & c::IBV_SEND_INLINE {
             0 => self.small_message(work),
-            _ => Some(work.elements.gather(|element| Some(element.addr)).ok_or(Errno::INVALID)?),
+            _ => Some(work.elements.gather().ok_or(Errno::INVALID)?),
         };
         let copied = work.copied.as_deref().or(gathered.as_deref());
         let (inline, bytes) = (copied.is_some(), copied.unwrap_or_default());
@@ -465,8 +465,8 @@ impl QpBody {
         Ok(says)
     }
 
-    /// The bytes of a message that fits into its request and lies where the daemon would need a
-    /// system call to fetch it.
+    /// Returns the bytes of a message that fits into its request, to save the daemon the system
+    /// call; `None` leaves the message to the daemon.
     fn small_message(&self, work: &SendWork) -> Option<ArrayVec<u8, MAX_INLINE>> {
         let carries = matches!(
             work.kind,
@@ -480,7 +480,7 @@ impl QpBody {
             return None;
         }
         let regions = &self.device.regions;
-        work.elements.gather(|element| regions.locate(self.domain, element))
+        work.elements.fetch(|element| regions.locate(self.domain, element))
     }
 
     /// Posts receives, as many as can be (`ibv_post_recv(3)`).

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, Ordering};
 
 unsafe extern "C" {
     // pthread_setcancelstate(3), which the crate of the C library leaves out.
@@ -73,25 +72,4 @@ pub(crate) fn without_signals<T>(run: impl FnOnce() -> T) -> T {
     // SAFETY: as above; the set is the one that was in force.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
     result
-}
-
-/// The thread that this library has started, or 0.
-static OWN_THREAD: AtomicI32 = AtomicI32::new(0);
-
-/// Says that this thread is the library's own: it touches no memory of the program's.
-pub(crate) fn is_own_thread() {
-    OWN_THREAD.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Release);
-}
-
-/// Whether this is the only thread of the program: then there is nobody who could run beside it, or
-/// make one who does.
-pub(crate) fn is_only_thread() -> bool {
-    let known =
-        [rustix::thread::gettid().as_raw_nonzero().get(), OWN_THREAD.load(Ordering::Acquire)];
-    let Ok(mut tasks) = std::fs::read_dir("/proc/self/task") else { return false };
-    tasks.all(|task| {
-        let name = task.map(|task| task.file_name());
-        let tid = name.ok().and_then(|name| name.to_str().and_then(|n| n.parse().ok()));
-        tid.is_some_and(|tid: i32| known.contains(&tid))
-    })
 }

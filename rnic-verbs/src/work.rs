@@ -57,25 +57,51 @@ impl Elements {
         self.0.iter().map(|element| u64::from(element.length)).sum()
     }
 
-    /// Copies the elements' bytes from where `locate` says that they lie; `None` if one lies
-    /// nowhere, or if there are too many bytes.
-    pub(crate) fn gather(
-        &self,
-        locate: impl Fn(&Sge) -> Option<u64>,
-    ) -> Option<ArrayVec<u8, MAX_INLINE>> {
+    /// Copies the bytes at the elements' own addresses (`IBV_SEND_INLINE`). Returns `None` if there
+    /// are more than a request holds.
+    pub(crate) fn gather(&self) -> Option<ArrayVec<u8, MAX_INLINE>> {
         let mut bytes = ArrayVec::new();
         for element in self.0.iter().filter(|element| element.length > 0) {
-            let (address, length) = (locate(element)?, element.length as usize);
+            let length = element.length as usize;
             if length > bytes.remaining_capacity() {
                 return None;
             }
-            // SAFETY: whoever made the elements said that they can be read until the request has
-            // completed, and it has not been posted yet; `locate` names an element of no region as
-            // it is, others in their region. Nobody writes them meanwhile, or the program has the
-            // race that it asks for.
-            let from = unsafe { std::slice::from_raw_parts(address as *const u8, length) };
+            // SAFETY: the program posts the element inline, so it can be read until the call
+            // returns (`copied`).
+            let from = unsafe { std::slice::from_raw_parts(element.addr as *const u8, length) };
             bytes.try_extend_from_slice(from).ok()?;
         }
+        Some(bytes)
+    }
+
+    /// Copies the bytes of elements that lie in regions, at the addresses that `locate` returns.
+    ///
+    /// The program may have unmapped or protected a page since it registered the region, so the
+    /// kernel copies them. Returns `None` if it refuses, if `locate` does, or if there are more
+    /// than a request holds.
+    pub(crate) fn fetch(
+        &self,
+        locate: impl Fn(&Sge) -> Option<u64>,
+    ) -> Option<ArrayVec<u8, MAX_INLINE>> {
+        let length = usize::try_from(self.bytes()).ok().filter(|length| *length <= MAX_INLINE)?;
+        let mut pieces: ArrayVec<libc::iovec, MAX_SGE> = ArrayVec::new();
+        for element in self.0.iter().filter(|element| element.length > 0) {
+            let start = locate(element)? as *mut libc::c_void;
+            pieces.push(libc::iovec { iov_base: start, iov_len: element.length as usize });
+        }
+        let mut bytes = ArrayVec::<u8, MAX_INLINE>::new();
+        let to = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
+        let own = std::process::id().cast_signed();
+        let from = pieces.as_ptr();
+        // SAFETY: `to` is room for `length` bytes, at most the capacity of `bytes`. `from` has as
+        // many pieces as stated; the kernel checks their addresses.
+        let copied =
+            unsafe { libc::process_vm_readv(own, &raw const to, 1, from, pieces.len() as u64, 0) };
+        if copied != length.cast_signed() {
+            return None;
+        }
+        // SAFETY: the kernel has written the first `length` bytes.
+        unsafe { bytes.set_len(length) };
         Some(bytes)
     }
 }

@@ -1,6 +1,4 @@
-//! The program's memory: what of it may be registered, and how.
+//! Memory of the program: what may be registered, and where each region lies.
 
-pub(crate) mod adopt;
 pub(crate) mod maps;
 pub(crate) mod regions;
-mod withhold;
