@@ -28,6 +28,15 @@ pub fn directory() -> &'static Path {
 ///
 /// If it cannot be built.
 pub fn program(source: &str, folder: &Path) -> Option<PathBuf> {
+    program_with(source, folder, &[])
+}
+
+/// As [`program`], with options for the compiler.
+///
+/// # Panics
+///
+/// If it cannot be built.
+pub fn program_with(source: &str, folder: &Path, options: &[&str]) -> Option<PathBuf> {
     if !Path::new("/usr/include/rdma/rdma_verbs.h").exists() {
         omit(&format!("no headers for {source} here: Debian package librdmacm-dev"));
         return None;
@@ -36,6 +45,7 @@ pub fn program(source: &str, folder: &Path) -> Option<PathBuf> {
     let built = Command::new("cc")
         .args(["-Wall", "-Werror", "-pthread", "-o"])
         .arg(&program)
+        .args(options)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source))
         .args(["libibverbs.so.1", "librdmacm.so.1"].map(|name| directory().join(name)))
         .status()

@@ -12,7 +12,7 @@ use crate::check::{self, Obstacle};
 use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, Started, Starting};
 use crate::libraries::{self, LibrariesError, PATH_VARIABLE};
 use crate::mount::{self, MountError};
-use crate::preload::{self, LIST_VARIABLE, TREE_VARIABLE};
+use crate::preload::{self, LIST_VARIABLE, SANITIZER_VARIABLE, TREE_VARIABLE};
 use crate::shell::quoted;
 
 /// Run a program of the C verbs API (libibverbs, librdmacm) on an RNIC of rnicd.
@@ -182,7 +182,12 @@ fn environment(cli: &Cli, folder: &Path, tree: Option<PathBuf>) -> Vec<(&'static
         vec![(PATH_VARIABLE, libraries::path_with(folder, has(PATH_VARIABLE).as_deref()))];
     if let (Some(tree), Some(library)) = (tree, preload::library(folder)) {
         let list = preload::list_with(&library, has(LIST_VARIABLE).as_deref());
-        all.extend([(LIST_VARIABLE, list), (TREE_VARIABLE, tree.into())]);
+        let options = preload::sanitizer_options(has(SANITIZER_VARIABLE).as_deref());
+        all.extend([
+            (LIST_VARIABLE, list),
+            (TREE_VARIABLE, tree.into()),
+            (SANITIZER_VARIABLE, options),
+        ]);
     }
     all.extend(cli.devices.iter().map(|names| (DEVICES_VARIABLE, names.clone())));
     all

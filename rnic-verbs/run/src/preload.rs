@@ -12,6 +12,12 @@ pub const TREE_VARIABLE: &str = "RNIC_TREE";
 /// Environment variable of the program loader.
 pub const LIST_VARIABLE: &str = "LD_PRELOAD";
 
+/// Environment variable with the options of AddressSanitizer.
+pub const SANITIZER_VARIABLE: &str = "ASAN_OPTIONS";
+/// Keeps AddressSanitizer from refusing a library that is loaded before its runtime. Its functions
+/// are still called: ours pass their calls on to the next library.
+const ANY_ORDER: &str = "verify_asan_link_order=0";
+
 /// The library, if it is there and the loader can be told of it: its list is separated by blanks,
 /// too.
 pub fn library(folder: &Path) -> Option<PathBuf> {
@@ -33,9 +39,28 @@ pub fn list_with(library: &Path, list: Option<&OsStr>) -> OsString {
     with
 }
 
+/// The options of AddressSanitizer with ours before all others: the last one of a name counts.
+pub fn sanitizer_options(options: Option<&OsStr>) -> OsString {
+    let mut with = OsString::from(ANY_ORDER);
+    if let Some(other) = options.filter(|options| !options.is_empty() && *options != ANY_ORDER) {
+        with.push(":");
+        with.push(other);
+    }
+    with
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_of_the_user_count_more_than_ours() {
+        let with = |options: Option<&str>| sanitizer_options(options.map(OsStr::new));
+        assert_eq!(with(None), ANY_ORDER);
+        assert_eq!(with(Some("")), ANY_ORDER);
+        assert_eq!(with(Some(ANY_ORDER)), ANY_ORDER);
+        assert_eq!(with(Some("a=1:b=2")), "verify_asan_link_order=0:a=1:b=2");
+    }
 
     #[test]
     fn what_was_preloaded_before_stays() {
