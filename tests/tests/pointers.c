@@ -103,12 +103,31 @@ static void report(const struct function *f, const char *kind, const char *path)
         printf("%s, %s: %s\n", f->name, kind, strerrorname_np(WEXITSTATUS(status)));
 }
 
-int main(void)
+// A path that begins in one page and ends in the next one.
+static int devices(long page)
+{
+    static const char path[] = "/sys/class/infiniband";
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED)
+        return 1;
+    for (size_t before = 1; before < sizeof path; before++) {
+        if (access(strcpy(pages + page - before, path), F_OK)) {
+            printf("%zu bytes before the page: %s\n", before, strerrorname_np(errno));
+            return 1;
+        }
+    }
+    puts("found");
+    return 0;
+}
+
+int main(int words, char **word)
 {
     const long page = sysconf(_SC_PAGESIZE);
     const size_t count = sizeof functions / sizeof *functions;
     const struct rlimit no_core = {0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
+    if (words > 1 && !strcmp(word[1], "devices"))
+        return devices(page);
     char *pages = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED || munmap(pages + page, page) || mprotect(pages + 3 * page, page, 0))
         return 1;

@@ -1,7 +1,7 @@
 //! Pointers that are no paths, to the functions that `librnic_preload.so` puts in front of the C
 //! library's.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rnic_tests::{Daemon, Process, binaries, verbs};
@@ -13,10 +13,8 @@ fn interposed() -> Vec<&'static str> {
     functions.filter_map(|rest| rest.split(' ').next()).collect()
 }
 
-#[test]
-fn pointers_that_are_no_paths_fail_as_without() {
-    let scratch = tempfile::tempdir().unwrap();
-    let program = scratch.path().join("pointers");
+fn built(folder: &Path) -> PathBuf {
+    let program = folder.join("pointers");
     let built = Command::new("cc")
         .args(["-Wall", "-Werror", "-o"])
         .arg(&program)
@@ -25,12 +23,34 @@ fn pointers_that_are_no_paths_fail_as_without() {
         .status()
         .expect("a C compiler");
     assert!(built.success());
-    let daemon = Daemon::start(binaries!(), "");
-    let without = Process::start(Command::new(&program)).succeed();
+    program
+}
+
+/// `rnic-run` and its options.
+fn rnic_run(daemon: &Daemon) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
     command.arg("--no-start").arg("--lib-dir").arg(verbs::directory());
-    command.args(["sh", "-c", "echo \"$LD_PRELOAD\" && exec \"$0\""]).arg(&program);
     command.env("RNIC_SOCKET", daemon.socket()).env_remove("LD_PRELOAD");
+    command
+}
+
+#[test]
+fn a_path_in_two_pages_leads_to_the_devices() {
+    let scratch = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(binaries!(), "");
+    let mut command = rnic_run(&daemon);
+    command.arg(built(scratch.path())).arg("devices");
+    assert_eq!(Process::start(command).succeed(), ["found"]);
+}
+
+#[test]
+fn pointers_that_are_no_paths_fail_as_without() {
+    let scratch = tempfile::tempdir().unwrap();
+    let program = built(scratch.path());
+    let daemon = Daemon::start(binaries!(), "");
+    let without = Process::start(Command::new(&program)).succeed();
+    let mut command = rnic_run(&daemon);
+    command.args(["sh", "-c", "echo \"$LD_PRELOAD\" && exec \"$0\""]).arg(&program);
     let with = Process::start(command).succeed();
     let (preloaded, with) = with.split_first().expect("a line");
     assert!(preloaded.ends_with("/librnic_preload.so"), "{preloaded}");

@@ -163,7 +163,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Fails while the kernel has not finished with the last process of it; then it stays, empty.
+        // Fails while the kernel has not finished with its last process; then it stays, empty.
         let _ = std::fs::remove_dir(&self.folder);
     }
 }

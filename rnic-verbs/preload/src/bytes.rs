@@ -43,8 +43,8 @@ impl Bytes {
 
 /// Returns true if the program may read a page. `errno` stays as it is.
 ///
-/// `process_vm_readv(2)` could copy the bytes themselves, but sandboxes (seccomp) that let a program
-/// open files often kill it for that; `madvise(2)` is what every allocator calls.
+/// `process_vm_readv(2)` would copy the bytes themselves, but sandboxes (seccomp) that let a
+/// program open files often kill it for that; `madvise(2)` is what every allocator calls.
 fn may_read(page: *const u8, page_size: usize) -> bool {
     // SAFETY: every thread has one.
     let errno = unsafe { libc::__errno_location() };

@@ -254,7 +254,7 @@ static void pages(void)
 
 // ----- Threads that store without pause
 
-enum { STORERS = 2, ROUNDS = 64 };
+enum { STORERS = 2, ROUNDS = 16 };
 
 static struct storer {
     pthread_t thread;

@@ -107,9 +107,12 @@ static void snapshots(void)
     for (size_t n = 0; n < sizeof MAKERS / sizeof *MAKERS; n++) {
         maker = MAKERS[n];
         same_with_and_without(snapshot_of_memory);
-        same_with_and_without(snapshot_with_advice);
-        same_with_and_without(snapshot_of_shared);
     }
+    maker = fork;
+    same_with_and_without(snapshot_with_advice);
+    same_with_and_without(snapshot_of_shared);
+    maker = by_clone;
+    same_with_and_without(snapshot_with_advice);
 }
 
 // A child of vfork has its parent's memory, not a copy.
