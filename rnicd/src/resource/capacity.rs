@@ -88,10 +88,7 @@ impl Capacity {
 
     /// What the start-up of a user's connections may take up.
     pub fn quota(&self, rights: &Rights) -> Quota {
-        let most = match rights.uid == crate::privilege::own_user() {
-            true => self.startups,
-            false => self.startups_of_user,
-        };
+        let most = if rights.own { self.startups } else { self.startups_of_user };
         let configured = rights.user_count(Kind::Startups);
         let startups_key = self.key(rights.user_key(Kind::Startups), most < configured);
         Quota {

@@ -327,14 +327,12 @@ impl Books {
         self.users.get(&uid).map_or(0, |account| account.used.of(kind))
     }
 
-    /// What a user may have: as configured, but no more than half of the queue pairs that there are
-    /// descriptors for, unless the daemon is his.
+    /// Returns a user's limit: as configured, but at most half of the queue pairs that there are
+    /// descriptors for, unless the daemon runs as this user.
     fn user_limit(&self, rights: &Rights, kind: Kind) -> u64 {
         let configured = rights.user_limit(kind);
         match kind {
-            Kind::Qps if rights.uid != crate::privilege::own_user() => {
-                configured.min(self.qps_of_user)
-            }
+            Kind::Qps if !rights.own => configured.min(self.qps_of_user),
             _ => configured,
         }
     }
@@ -409,7 +407,7 @@ fn check(used: u64, amount: u64, limit: u64, key: impl FnOnce() -> String) -> Re
 
 #[cfg(test)]
 mod tests {
-    use super::super::policy::{Identity, Policy};
+    use super::super::policy::{Identity, Overflow, Policy};
     use super::*;
     use crate::config::Config;
 
@@ -422,10 +420,15 @@ mod tests {
         Config::parse(std::path::Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"))
     }
 
+    /// Rules of a daemon that runs as [`OWN`], whichever user runs the tests.
+    fn policy(config: &Config) -> Policy {
+        Policy::for_system(config, Overflow { uid: 65_534, gid: 65_534 }, OWN)
+    }
+
     fn fixture(nofile: u64, text: &str) -> Fixture {
         let config = config(text);
         let capacity = Capacity::derive(&config, nofile, 1);
-        Fixture { ledger: Ledger::new(&config.limits, &capacity), policy: Policy::new(&config) }
+        Fixture { ledger: Ledger::new(&config.limits, &capacity), policy: policy(&config) }
     }
 
     impl Fixture {
@@ -445,6 +448,9 @@ mod tests {
     fn refused(account: &Arc<Account>, kind: Kind, amount: u64) -> String {
         account.charge(kind, amount).map_or_else(|e| e.to_string(), |charge| panic!("{charge:?}"))
     }
+
+    /// User of the daemon: none of those that the tests name.
+    const OWN: u32 = 999;
 
     const FEW: &str = "[limits]\npds = 5\n[limits.user]\npds = 3\n[limits.session]\npds = 2\n";
 
@@ -532,13 +538,21 @@ mod tests {
     }
 
     #[test]
+    fn the_daemons_own_user_has_all_descriptors() {
+        let f = fixture(72, FEW);
+        let own = f.session(OWN);
+        assert_eq!(own.room(Kind::Qps), 5);
+        assert_eq!(f.session(1000).room(Kind::Qps), 2);
+    }
+
+    #[test]
     fn above_a_lowered_limit_nothing_new_is_given_until_enough_is_back() {
         let f = fixture(1 << 20, "");
         let own = f.session(1000);
         let mut have = granted(&own, Kind::Qps, 3);
         let lowered = config("[limits]\nqps = 2\n");
         f.ledger.set_limits(&lowered.limits, &Capacity::derive(&lowered, 1 << 20, 1));
-        let lowered = Fixture { ledger: f.ledger.clone(), policy: Policy::new(&lowered) };
+        let lowered = Fixture { ledger: f.ledger.clone(), policy: policy(&lowered) };
         own.set_rights(&lowered.rights(1000));
         assert!(own.charge(Kind::Qps, 1).is_err());
         assert_eq!(own.room(Kind::Qps), 0);

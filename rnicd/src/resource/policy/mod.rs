@@ -16,8 +16,8 @@ use rnic_core::abi::control::Refusal;
 use crate::config::{AddressRule, Config, Id, Limits, NamedPd, Override, Subjects};
 pub use rights::Rights;
 use rights::Standing;
-pub use subjects::Identity;
-use subjects::{Members, Overflow};
+pub use subjects::{Identity, Overflow};
+use subjects::Members;
 
 /// Rules with their names looked up.
 #[derive(Debug)]
@@ -41,7 +41,8 @@ impl Policy {
         Policy::for_system(config, Overflow::of_this_system(), crate::privilege::own_user())
     }
 
-    fn for_system(config: &Config, overflow: Overflow, own_user: u32) -> Self {
+    /// The rules of a configuration for a daemon that runs as `own_user`.
+    pub(super) fn for_system(config: &Config, overflow: Overflow, own_user: u32) -> Self {
         let mut unknown = Vec::new();
         let mut members =
             |subjects: &Subjects, rule: &str| Members::look_up(subjects, rule, &mut unknown);
