@@ -247,5 +247,36 @@ fn without_files_of_the_devices_there_is_nothing_to_mount() {
     assert!(text.contains("device.tree") && text.lines().count() == 1, "{text}");
 }
 
+/// As where root's jobs have started a daemon, or another user's daemon is the system's.
+#[test]
+fn a_foreign_system_daemon_stops_nobody() {
+    if !geteuid().is_root() {
+        return omit("only root can mount a /run with a socket of its own");
+    }
+    let installed = Installed::new();
+    let home = Home::new(&installed, "home");
+    let script = "mount -t tmpfs none /run && mkdir -m 755 /run/rnicd && \
+                  (umask 077 && touch /run/rnicd/rnicd.sock) && exec \"$@\"";
+    let in_place = |arguments: &[&str]| {
+        let inner = home.rnic_run(arguments);
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]);
+        command.arg(inner.get_program()).args(inner.get_args());
+        command.env_clear().current_dir("/").env("PATH", std::env::var_os("PATH").unwrap());
+        command.env("TMPDIR", home.path());
+        command.output().unwrap()
+    };
+    let refused = in_place(&["--no-start", "true"]);
+    let text = said(&refused);
+    assert!(refused.status.code() == Some(125) && text.contains("permission denied"), "{text}");
+    let output = in_place(&["true"]);
+    let text = said(&output);
+    assert!(output.status.success() && text.contains("started a daemon"), "{text}");
+    for words in ["/run/rnicd/rnicd.sock", "starting a daemon of this user's own"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    home.is_left();
+}
+
 /// A user and group that nobody has anything of.
 const PLAIN: u32 = 1001;

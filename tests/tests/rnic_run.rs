@@ -153,6 +153,8 @@ fn the_daemon_keeps_nothing_of_whoever_started_it() {
     let script = "exec 9>&1 8</dev/zero; exec \"$0\" --idle 10min true";
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).arg(place.at("bin/rnic-run"));
+    // GitHub's runner ends the processes of a job by this variable.
+    command.env("RUNNER_TRACKING_ID", "github_1");
     command.env("RNIC_SOCKET", place.socket()).env_remove("LD_LIBRARY_PATH");
     command.env("RNIC_VERBS_DIR", place.at("bin/verbs")).env_remove("RUST_LOG");
     // Ends when nobody has the output open any more.
@@ -176,8 +178,78 @@ fn the_daemon_keeps_nothing_of_whoever_started_it() {
     // A session of its own.
     assert_eq!(getsid(Some(process)), Ok(process));
     assert_eq!(std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap(), Path::new("/"));
+    let environment = std::fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
+    let known = ["PATH=", "HOME=", "TMPDIR=", "XDG_RUNTIME_DIR=", "DBUS_SESSION_BUS_ADDRESS="];
+    for variable in environment.split_terminator('\0') {
+        let is_known = known.iter().any(|name| variable.starts_with(name));
+        assert!(is_known || variable.starts_with("RUST_"), "{variable}");
+    }
     assert_eq!(std::fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
     kill_process(process, Signal::TERM).unwrap();
+    place.is_left();
+}
+
+#[test]
+fn the_daemon_gets_a_scope_of_its_own() {
+    let place = Place::new();
+    let fake = place.at("programs/systemd-run");
+    let text = "#!/bin/sh\necho \"$@\" >> \"${0%/*}/asked\"\n\
+                while [ \"$1\" != -- ]; do shift; done\nshift\nexec \"$@\"\n";
+    std::fs::write(&fake, text).unwrap();
+    std::fs::set_permissions(&fake, std::fs::Permissions::from_mode(0o755)).unwrap();
+    if !geteuid().is_root() && in_login_session() {
+        return omit("a user's daemon stays in a login session");
+    }
+    let path = format!("{}:{}", place.at("programs").display(), std::env::var("PATH").unwrap());
+    let output = place.command(&["--idle", "1s", "true"]).env("PATH", path).output().unwrap();
+    assert!(output.status.success() && started(&said(&output)).is_some(), "{}", said(&output));
+    let asked = std::fs::read_to_string(place.at("programs/asked")).unwrap();
+    let asked: Vec<&str> = asked.lines().collect();
+    assert!(asked.iter().all(|line| line.contains("--scope")), "{asked:?}");
+    assert!(
+        asked[0].ends_with("-- true") && asked[1].contains("rnicd run --detached"),
+        "{asked:?}"
+    );
+    place.is_left();
+}
+
+fn in_login_session() -> bool {
+    let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    cgroups.split('/').any(|part| part.starts_with("session-"))
+}
+
+/// A cgroup below the root of the hierarchy, if this user may make one.
+fn cgroup(name: &str) -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+    let path = Path::new(mount.split(' ').nth(4)?).join(name);
+    std::fs::create_dir(&path).ok()?;
+    path.join("cgroup.kill").exists().then_some(path)
+}
+
+#[test]
+fn the_daemon_outlives_the_cgroup_of_its_first_job() {
+    if Path::new("/run/systemd/system").exists() {
+        return omit("systemd owns the cgroups here");
+    }
+    let Some(job) = cgroup(&format!("rnic-run-{}", std::process::id())) else {
+        return omit("this user can make no cgroup with cgroup.kill");
+    };
+    let place = Place::new();
+    let script = "echo 0 > \"$0/cgroup.procs\" && exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(&job).arg(place.at("bin/rnic-run"));
+    command.args(["--idle", "10min", "true"]).env("RNIC_SOCKET", place.socket());
+    let text = Process::start(command).succeed().join("\n");
+    let pid = started(&text).unwrap_or_else(|| panic!("{text}"));
+    let left = std::fs::read_to_string(job.join("cgroup.procs")).unwrap();
+    std::fs::write(job.join("cgroup.kill"), "1").unwrap();
+    let removed = std::fs::remove_dir(&job);
+    let context = Context::open_at(place.socket()).expect("it serves");
+    assert_eq!(i32::try_from(context.status().unwrap().pid), Ok(pid));
+    assert!(left.is_empty() && removed.is_ok(), "{left} {removed:?}");
+    drop(context);
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
     place.is_left();
 }
 
@@ -257,6 +329,15 @@ fn failures_have_the_exit_codes_of_env_and_say_what_to_do() {
         (&[script.to_str().unwrap()], 127, "its interpreter is missing"),
         (&["--lib-dir", "/usr", "true"], 125, "/usr has no libibverbs.so.1; name the folder"),
         (&["--idle", "5", "true"], 2, "times are written like"),
+        (&["--device", "rnicd1", "true"], 2, "'--devices'"),
+        (&["-d", "rnicd1", "true"], 2, "'--devices'"),
+        (&["--no-starts", "true"], 2, "'--no-start'"),
+        (
+            &["--devices", "rnicd9", "true"],
+            125,
+            "no device \"rnicd9\"; this daemon has rnicd0 and rnicd1",
+        ),
+        (&["--devices", "rnicd1, rnicd0", "true"], 0, ""),
         (&["sh", "-c", "exit 99"], 99, ""),
         (&[], 2, "<PROGRAM>"),
     ] {

@@ -12,6 +12,7 @@ use crate::check::{self, Obstacle};
 use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, Started, Starting};
 use crate::libraries::{self, LibrariesError, PATH_VARIABLE};
 use crate::mount::{self, MountError};
+use crate::options;
 use crate::preload::{self, LIST_VARIABLE, SANITIZER_VARIABLE, TREE_VARIABLE};
 use crate::shell::quoted;
 
@@ -65,7 +66,6 @@ struct Cli {
     /// The program and its arguments.
     #[arg(
         trailing_var_arg = true,
-        allow_hyphen_values = true,
         value_name = "PROGRAM",
         required_unless_present_any = ["print_env", "check", "start_daemon"]
     )]
@@ -106,6 +106,8 @@ enum RunError {
     NotServed(#[from] check::Refusal),
     #[error(transparent)]
     NotShown(#[from] MountError),
+    #[error("--devices: there is no device {name:?}; this daemon has {}", devices.join(" and "))]
+    NoDevice { name: String, devices: [String; 2] },
 }
 
 impl RunError {
@@ -121,7 +123,7 @@ impl RunError {
 
 /// Does what this process's arguments say.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = options::parse::<Cli>();
     let done = match &cli {
         Cli { start_daemon: true, .. } => start(&cli),
         Cli { check: true, .. } => return examine(&cli),
@@ -160,7 +162,7 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
         )),
         None => {}
     }
-    let mut tree = ensure_daemon(cli)?;
+    let mut tree = serving_tree(cli)?;
     if cli.mount {
         mount::show(&tree.take().ok_or(MountError::NoTree)?)?;
     }
@@ -196,7 +198,7 @@ fn environment(cli: &Cli, folder: &Path, tree: Option<PathBuf>) -> Vec<(&'static
 /// Prints the environment in which programs find libraries and daemon.
 fn print_env(cli: &Cli) -> Result<(), RunError> {
     let folder = libraries::folder(cli.lib_dir.as_deref())?;
-    let tree = ensure_daemon(cli)?;
+    let tree = serving_tree(cli)?;
     let socket = std::env::var_os(SOCKET_VARIABLE).filter(|value| !value.is_empty());
     let mut out = io::stdout().lock();
     let mut export = |name: &str, value: &OsStr| {
@@ -223,14 +225,31 @@ fn examine(cli: &Cli) -> ExitCode {
     if report.can_work() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Sees that a daemon serves this user; where it shows its devices.
-fn ensure_daemon(cli: &Cli) -> Result<Option<PathBuf>, RunError> {
+/// Ensures that a daemon serves this user and has the devices of `--devices`. Returns the folder in
+/// which it shows them.
+fn serving_tree(cli: &Cli) -> Result<Option<PathBuf>, RunError> {
+    // A daemon that has ended again is for the program to find out.
+    let Some((tree, devices)) = ensure_daemon(cli)? else { return Ok(None) };
+    let wanted = cli.devices.as_ref().map(|names| names.to_string_lossy());
+    let mut names = wanted.iter().flat_map(|names| names.split(',')).map(str::trim);
+    if let Some(name) = names.find(|name| !devices.iter().any(|device| device == name)) {
+        return Err(RunError::NoDevice { name: name.to_owned(), devices });
+    }
+    Ok(tree)
+}
+
+/// Folder in which a daemon shows its devices, if there is one, and their names.
+type Serving = (Option<PathBuf>, [String; 2]);
+
+/// Ensures that a daemon serves this user. Returns `None` if it has ended again.
+fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     match daemon::probe() {
-        Probe::Serves { tree, .. } => return Ok(tree),
+        Probe::Serves { tree, devices, .. } => return Ok(Some((tree, devices))),
         Probe::Refuses(why) => return Err(DaemonError::Refuses(why).into()),
-        Probe::Absent(why) | Probe::Ending(why) if cli.no_start => {
+        Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) if cli.no_start => {
             return Err(DaemonError::Absent(why).into());
         }
+        Probe::Foreign(why) => say(&format!("{why}; starting a daemon of this user's own")),
         Probe::Absent(_) | Probe::Ending(_) => {}
     }
     // In a process of its own, whose child the daemon is: that of the program it must not be.
@@ -246,9 +265,8 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<PathBuf>, RunError> {
         return Err(RunError::NotStarted);
     }
     match daemon::probe() {
-        Probe::Serves { tree, .. } => Ok(tree),
-        // It is gone again, which the program will be told.
-        Probe::Absent(_) | Probe::Ending(_) | Probe::Refuses(_) => Ok(None),
+        Probe::Serves { tree, devices, .. } => Ok(Some((tree, devices))),
+        Probe::Absent(_) | Probe::Foreign(_) | Probe::Ending(_) | Probe::Refuses(_) => Ok(None),
     }
 }
 
@@ -316,6 +334,15 @@ mod tests {
         let parsed = |line: &str| Cli::try_parse_from(line.split(' '));
         let cli = parsed("rnic-run --no-start rping -s --help --idle 5").expect("a program");
         assert!(cli.no_start && cli.program == ["rping", "-s", "--help", "--idle", "5"]);
+        for (wrong, meant) in [
+            ("--device rnicd1", "--devices"),
+            ("--no-starts", "--no-start"),
+            ("-d rnicd1", "--devices"),
+        ] {
+            let error = parsed(&format!("rnic-run {wrong} rping"));
+            let error = error.map_err(options::with_tip::<Cli>).expect_err("an unknown option");
+            assert!(error.to_string().contains(&format!("'{meant}'")), "{error}");
+        }
         for wrong in ["rnic-run", "rnic-run --print-env x", "rnic-run --print-env --check"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }

@@ -9,10 +9,12 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rnic_client::{Admission, Context, Error};
+
+use crate::outlive;
 
 /// Environment variable that names the daemon's socket.
 pub const SOCKET_VARIABLE: &str = "RNIC_SOCKET";
@@ -26,13 +28,17 @@ pub enum Probe {
         pid: u32,
         /// Whether it lets programs use memory of their own, as all programs of the C verbs API do.
         attached_memory: bool,
-        /// Where it shows its devices in files, if that is there.
+        /// Folder in which it shows its devices in files, if there is one.
         tree: Option<PathBuf>,
+        /// Names of its devices.
+        devices: [String; 2],
     },
     /// There is none, in the library's words.
     Absent(String),
     /// There is one that is about to end, in the library's words.
     Ending(String),
+    /// Only the system's daemon is there and it does not serve this user, in the library's words.
+    Foreign(String),
     /// There is one that does not serve this user, in the library's words.
     Refuses(String),
 }
@@ -123,20 +129,39 @@ pub fn probe() -> Probe {
             pid,
             attached_memory: device.attached_memory,
             tree: Some(PathBuf::from(device.tree)).filter(|tree| tree.is_dir()),
+            devices: [device.name, device.wired_name],
         },
-        Err(error) => {
-            let words = error.to_string();
-            match error {
-                Error::NoDaemon { tried } if tried.iter().all(|(_, why)| is_absent(why)) => {
-                    Probe::Absent(words)
-                }
-                Error::NotAdmitted { why: Admission::Stopping, .. } | Error::DaemonGone => {
-                    Probe::Ending(words)
-                }
-                _ => Probe::Refuses(words),
-            }
-        }
+        Err(error) => refused(&error, &foreign_socket()),
     }
+}
+
+/// Classifies a failure to open the device. A daemon at the socket `foreign` need not serve this
+/// user, who can have another one.
+fn refused(error: &Error, foreign: &Option<PathBuf>) -> Probe {
+    let words = error.to_string();
+    let is_foreign = |path: &PathBuf| foreign.as_ref() == Some(path);
+    match error {
+        Error::NoDaemon { tried } if tried.iter().all(|(_, why)| is_absent(why)) => {
+            Probe::Absent(words)
+        }
+        Error::NoDaemon { tried }
+            if tried.iter().all(|(path, why)| is_absent(why) || is_foreign(path)) =>
+        {
+            Probe::Foreign(words)
+        }
+        Error::NotAdmitted { path, .. } if is_foreign(path) => Probe::Foreign(words),
+        Error::NotAdmitted { why: Admission::Stopping, .. } | Error::DaemonGone => {
+            Probe::Ending(words)
+        }
+        _ => Probe::Refuses(words),
+    }
+}
+
+/// Returns the socket of the system's daemon if the user's own daemon has another one.
+fn foreign_socket() -> Option<PathBuf> {
+    let is_named = std::env::var_os(SOCKET_VARIABLE).is_some_and(|value| !value.is_empty());
+    let is_own = rustix::process::geteuid().is_root();
+    (!is_named && !is_own).then(|| PathBuf::from(SERVICE_SOCKET))
 }
 
 /// Whether a socket is not there, or was left over by a daemon that is gone.
@@ -178,7 +203,7 @@ pub fn start(what: &Starting<'_>) -> Result<Option<Started>, DaemonError> {
                 return Ok(ours.then_some(Started { pid, log }));
             }
             Probe::Refuses(why) => return Err(DaemonError::Refuses(why)),
-            Probe::Absent(why) | Probe::Ending(why) => why,
+            Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) => why,
         };
         if Instant::now() >= deadline {
             return Err(DaemonError::Late { patience: PATIENCE, why, log });
@@ -214,7 +239,7 @@ fn spawn(
     };
     let file = open_log(log).map_err(system("cannot write", log))?;
     let logged = file.metadata().map_or(0, |found| found.len());
-    let mut command = Command::new(&program);
+    let mut command = outlive::command(&program);
     command.args(["run", "--detached", "--exit-when-idle", what.idle]);
     if let Some(socket) = socket {
         command.arg("--socket").arg(socket);
@@ -301,6 +326,8 @@ fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DaemonEr
     move |error| DaemonError::System { what, path, error }
 }
 
+/// Socket of the daemon as a service.
+const SERVICE_SOCKET: &str = "/run/rnicd/rnicd.sock";
 /// Exit code of a daemon whose socket another one has.
 const LOST: i32 = 75;
 /// How long a daemon may take until it serves.
@@ -315,6 +342,24 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_foreign_system_daemon_is_passed_over() {
+        let own = || (PathBuf::from("/run/user/7/rnicd.sock"), io::ErrorKind::NotFound.into());
+        let denied = |path: &str| (PathBuf::from(path), io::ErrorKind::PermissionDenied.into());
+        let foreign = Some(PathBuf::from(SERVICE_SOCKET));
+        let tried = || Error::NoDaemon { tried: vec![own(), denied(SERVICE_SOCKET)] };
+        assert!(matches!(refused(&tried(), &foreign), Probe::Foreign(_)));
+        assert!(matches!(refused(&tried(), &None), Probe::Refuses(_)));
+        let own_denied = Error::NoDaemon { tried: vec![denied("/run/user/7/rnicd.sock")] };
+        assert!(matches!(refused(&own_denied, &foreign), Probe::Refuses(_)));
+        let absent = Error::NoDaemon { tried: vec![own()] };
+        assert!(matches!(refused(&absent, &foreign), Probe::Absent(_)));
+        let not_admitted =
+            |path: &str| Error::NotAdmitted { path: path.into(), why: Admission::NotAllowed };
+        assert!(matches!(refused(&not_admitted(SERVICE_SOCKET), &foreign), Probe::Foreign(_)));
+        assert!(matches!(refused(&not_admitted("/x"), &foreign), Probe::Refuses(_)));
+    }
 
     #[test]
     fn a_folder_of_somebody_else_is_not_used() {

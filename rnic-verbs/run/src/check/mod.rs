@@ -149,7 +149,7 @@ fn daemon(question: &Question<'_>, report: &mut Report) {
             }
         }
         Probe::Refuses(why) => report.add(Kind::Problem, "daemon", why),
-        Probe::Absent(why) | Probe::Ending(why) => match &question.daemon {
+        Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) => match &question.daemon {
             _ if !question.may_start => report.add(Kind::Problem, "daemon", why),
             Some(program) => {
                 let words = format!("none serves this user; {} will be started", program.display());
