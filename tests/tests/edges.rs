@@ -63,7 +63,7 @@ fn wildcards_of_both_families_share_a_port_if_the_one_of_ipv6_keeps_to_it() {
         // The port that the kernel chooses for IPv6 may be a connection's of IPv4 just then.
         let (of_6, port) = (0..100)
             .find_map(|_| {
-                let of_6 = b.context.bind_with("[::]:0".parse().unwrap(), only(true)).unwrap();
+                let of_6 = b.context.bind_with("[::]:0", only(true)).unwrap();
                 let port = of_6.local_addr().port();
                 std::net::TcpListener::bind(("0.0.0.0", port)).ok().map(|_| (of_6, port))
             })
@@ -128,6 +128,24 @@ fn an_rdma_port_may_be_another_one_of_tcp_and_keeps_its_name() {
         }
         // On the wire it is the other one.
         std::net::TcpStream::connect(tcp).unwrap();
+    }
+}
+
+#[test]
+fn a_taken_tcp_port_is_refused_with_the_key() {
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = held.local_addr().unwrap();
+    let daemon = Daemon::start(binaries!(), "");
+    let client = Client::new(&daemon);
+    let refused = client.context.bind(address).unwrap_err();
+    let record = client.context.diagnosis(refused.diagnosis_id().unwrap()).unwrap();
+    for text in [refused.to_string(), record.text] {
+        let (_, line) = text.split_once('`').unwrap_or_else(|| panic!("{text}"));
+        let (line, _) = line.split_once('`').unwrap_or_else(|| panic!("{text}"));
+        assert!(line.starts_with(&format!("ports.map = {{ {} = ", address.port())), "{text}");
+        assert!(text.contains("[ports] map"), "{text}");
+        // The line is one that the daemon takes.
+        drop(Daemon::start(binaries!(), line));
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -187,7 +188,7 @@ impl ConnectionManager {
         }
         // In the port of the wire: who holds it is no program of this daemon's.
         let what = || format!("bind {address}");
-        let socket = net::bound(to).map_err(|e| system::refusal(&what(), &e))?;
+        let socket = net::bound(to).map_err(|e| bind_refusal(named, address, &e))?;
         self.options.buffers.bound(&socket).map_err(|e| system::refusal(&what(), &e))?;
         let bound = socket.local_addr().map_err(|e| system::refusal(&what(), &e))?;
         let bound = bound.as_socket().unwrap_or(address);
@@ -460,6 +461,26 @@ fn overlaps(a: BindTo, b: BindTo) -> bool {
 }
 
 /// An address is that of another listener.
+/// Returns the refusal for an address that the kernel does not let the daemon bind. Names the key
+/// that gives an RDMA port another TCP port if this one is in use.
+fn bind_refusal(named: SocketAddr, on_wire: SocketAddr, error: &io::Error) -> Refusal {
+    let mut refusal = system::refusal(&format!("bind {on_wire}"), error);
+    if Errno::from_io_error(error) == Some(Errno::ADDRINUSE)
+        && let Refusal::System { error, .. } = &mut refusal
+    {
+        let rdma = named.port();
+        // In the upper part of the port space there is another port below.
+        let other = on_wire.port().checked_add(10_000).unwrap_or(on_wire.port() / 2);
+        error.push_str(&format!(
+            "; RDMA port {rdma} needs a TCP port, and another program has TCP port {}: give it a \
+             free one by [ports] map in the configuration of each daemon that uses it, \
+             `ports.map = {{ {rdma} = {other} }}`",
+            on_wire.port()
+        ));
+    }
+    refusal
+}
+
 pub(super) fn in_use(address: SocketAddr, other: SocketAddr) -> Refusal {
     Refusal::InUse {
         kind: "address".into(),
