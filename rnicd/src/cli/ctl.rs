@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rnic_client::{Context, Error, ListKind, Page, QpId, Rows};
 use serde::Serialize;
 
-use super::table::{Table, of_rows, of_status};
+use super::table::{of_rows, of_status};
 use super::{follow, why};
 
 /// Show what rnicd knows, and have it do what administrators may ask.
@@ -154,7 +154,7 @@ fn show_rows(
     json: bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let rows = all_rows(context, kind)?;
-    let table: Table = of_rows(&rows);
+    let table = of_rows(&rows);
     match &rows {
         Rows::Clients(rows) => print(json, rows, &table),
         Rows::Qps(rows) => print(json, rows, &table),

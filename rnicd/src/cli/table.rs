@@ -1,11 +1,12 @@
-//! Tables of `rnicctl`: columns as wide as their widest cell, numbers to the right.
+//! Tables of `rnicctl`: columns as wide as their widest cell, numbers to the right. A table that is
+//! wider than a terminal of 80 columns is shown as one block per record.
 
 use std::fmt;
 
 use rnic_core::abi::control::{Rows, StatusInfo};
 use rnic_core::types::{Access, Scope, TerminateOrigin, WindowKind};
 
-use super::why::{age, happened};
+use super::why::{age, explain};
 use crate::config::Size;
 
 /// Rows of cells under a head.
@@ -52,9 +53,43 @@ impl fmt::Display for Table {
         for row in &self.rows {
             lines.push(line(&mut row.iter().map(String::as_str)));
         }
+        if !self.head.is_empty() && lines.iter().any(|line| line.chars().count() > WIDTH) {
+            let blocks: Vec<String> = self.rows.iter().map(|row| block(&self.head, row)).collect();
+            return f.write_str(&blocks.join("\n"));
+        }
         f.write_str(&lines.join("\n"))
     }
 }
+
+/// Returns a record as its cells with their names, filled into lines of at most [`WIDTH`] columns.
+/// Lines after the first are indented; a longer cell is broken between words.
+fn block(head: &[&'static str], row: &[String]) -> String {
+    let mut lines = vec![String::new()];
+    for (name, cell) in head.iter().zip(row) {
+        let cell = format!("{name} {cell}");
+        let last = lines.last().map_or(0, |line| line.chars().count());
+        if last > 0 && last + 2 + cell.chars().count() > WIDTH {
+            lines.push(" ".repeat(INDENT));
+        } else if last > 0 {
+            lines.last_mut().into_iter().for_each(|line| line.push_str("  "));
+        }
+        for (n, word) in cell.split_whitespace().enumerate() {
+            let last = lines.last().map_or(0, |line| line.chars().count());
+            if n > 0 && last + 1 + word.chars().count() > WIDTH {
+                lines.push(" ".repeat(INDENT));
+            } else if n > 0 {
+                lines.last_mut().into_iter().for_each(|line| line.push(' '));
+            }
+            lines.last_mut().into_iter().for_each(|line| line.push_str(word));
+        }
+    }
+    lines.join("\n")
+}
+
+/// Columns of a terminal.
+const WIDTH: usize = 80;
+/// Spaces before the second and later lines of a record.
+const INDENT: usize = 4;
 
 /// Figures of the daemon, one a line.
 pub fn of_status(s: &StatusInfo) -> Table {
@@ -86,9 +121,18 @@ pub fn of_status(s: &StatusInfo) -> Table {
     Table { head: Vec::new(), rows }
 }
 
-/// A list of objects.
-pub fn of_rows(rows: &Rows) -> Table {
+/// Returns a list of objects as text.
+pub fn of_rows(rows: &Rows) -> String {
     match rows {
+        Rows::Diagnoses(rows) => rows.iter().map(explain).collect::<Vec<_>>().join("\n\n"),
+        _ => table_of(rows).to_string(),
+    }
+}
+
+fn table_of(rows: &Rows) -> Table {
+    match rows {
+        // Long texts: one record after the other.
+        Rows::Diagnoses(_) => Table::default(),
         Rows::Clients(rows) => Table {
             head: vec![
                 "SESSION", "PID", "UID", "COMMAND", "QPS", "CQS", "MRS", "SHARED", "QUEUES",
@@ -150,8 +194,8 @@ pub fn of_rows(rows: &Rows) -> Table {
                         r.ord.to_string(),
                         c.sends_completed.to_string(),
                         c.receives_completed.to_string(),
-                        c.bytes_sent.to_string(),
-                        c.bytes_received.to_string(),
+                        readable(c.bytes_sent),
+                        readable(c.bytes_received),
                         c.reads_answered.to_string(),
                         c.errors.to_string(),
                         c.dropped.to_string(),
@@ -201,7 +245,7 @@ pub fn of_rows(rows: &Rows) -> Table {
                         r.pd.to_string(),
                         or_dash(r.buffer),
                         format!("{:#x}", r.iova),
-                        r.length.to_string(),
+                        readable(r.length),
                         rights(r.access),
                         match r.scope {
                             Scope::Pd => "PD".to_owned(),
@@ -299,23 +343,6 @@ pub fn of_rows(rows: &Rows) -> Table {
                 })
                 .collect(),
         },
-        Rows::Diagnoses(rows) => Table {
-            head: vec!["WHY", "WHEN", "SESSION", "QP", "WHAT", "RULE", "TEXT"],
-            rows: rows
-                .iter()
-                .map(|r| {
-                    vec![
-                        r.id.to_string(),
-                        age(r.time_ms),
-                        r.session.to_string(),
-                        or_dash(r.qp),
-                        happened(&r.what),
-                        r.rule.clone(),
-                        r.text.clone(),
-                    ]
-                })
-                .collect(),
-        },
         Rows::Events(rows) => Table {
             head: vec!["EVENT", "WHEN", "SESSION", "KIND", "TEXT"],
             rows: rows
@@ -395,7 +422,7 @@ mod tests {
         };
         let rows =
             vec![row("limits.qps", 1 << 20, 7), row("limits.shared_bytes", 1 << 34, 1_500_000)];
-        let table = of_rows(&Rows::Limits(rows)).to_string();
+        let table = of_rows(&Rows::Limits(rows));
         let cells = |line| -> Vec<&str> {
             table.lines().nth(line).unwrap_or_default().split_whitespace().collect()
         };
@@ -416,6 +443,45 @@ mod tests {
     #[test]
     fn an_empty_list_is_its_head() {
         let table = of_rows(&Rows::Cqs(Vec::new()));
-        assert!(table.to_string().starts_with("CQ  SESSION  ENTRIES"));
+        assert!(table.starts_with("CQ  SESSION  ENTRIES"));
+    }
+
+    #[test]
+    fn wide_tables_become_blocks_of_80_columns() {
+        let long = "word ".repeat(30);
+        let table = Table {
+            head: vec!["EVENT", "KIND", "TEXT"],
+            rows: vec![
+                vec!["1".into(), "x".repeat(70), "short".into()],
+                vec!["2".into(), "note".into(), long],
+            ],
+        };
+        let text = table.to_string();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.starts_with("EVENT 1\n    KIND xxx"), "{text}");
+        assert!(text.contains("\nEVENT 2  KIND note\n    TEXT word word"), "{text}");
+        assert_eq!(text.matches("word").count(), 30, "{text}");
+    }
+
+    #[test]
+    fn reasons_are_blocks_of_80_columns() {
+        use rnic_core::abi::control::{Diagnosis, DiagnosisKind};
+        let record = |id| Diagnosis {
+            id,
+            time_ms: 0,
+            session: rnic_core::types::SessionId(3),
+            what: DiagnosisKind::Refused,
+            rule: "a rule".to_owned(),
+            text: "words ".repeat(60),
+            qp: None,
+            pd: None,
+            stag: None,
+            offset: None,
+            length: None,
+            addresses: None,
+        };
+        let text = of_rows(&Rows::Diagnoses(vec![record(2), record(1)]));
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        assert!(text.starts_with("why       2, ") && text.contains("\n\nwhy       1, "), "{text}");
     }
 }

@@ -39,7 +39,7 @@ pub fn explain(record: &Diagnosis) -> String {
 }
 
 /// What a record explains, in a few words.
-pub fn happened(what: &DiagnosisKind) -> String {
+fn happened(what: &DiagnosisKind) -> String {
     match what {
         DiagnosisKind::Refused => "refused".to_owned(),
         DiagnosisKind::Completion { wr_id, status } => format!("{status:?} of {wr_id} ({status})"),
