@@ -160,6 +160,7 @@ impl<'a> Bench<'a> {
         peer.command(&Command::RawLink { spec: spec.clone() })?;
         let stream = match peer.reply()? {
             Reply::RawListening { address } => {
+                let address = peer.reach(address)?;
                 TcpStream::connect(address).map_err(PerfError::io("connecting raw TCP"))?
             }
             other => return Err(unexpected(&other)),
@@ -185,7 +186,7 @@ impl<'a> Bench<'a> {
         let start = Instant::now();
         let remote = match reply {
             Reply::Listening { address, source, sink } => {
-                end.connect(address)?;
+                end.connect(peer.reach(address)?)?;
                 RemoteMemory { source: Some(source), sink }
             }
             Reply::Wired { places, source, sink } => {

@@ -13,22 +13,24 @@ use super::bench::{Amount, Bench};
 use super::compare::{CompareOptions, SIZES, compare, draw, render};
 use super::daemon;
 use super::error::PerfError;
-use super::goals::{goals, subjects};
+use super::goals::{between_hosts, goals, subjects};
 use super::load::serve_load;
 use super::machine::Machine;
 use super::neighbours::{NeighbourOptions, neighbours};
-use super::peer::{Peer, open, peer_program, serve, serve_relay};
+use super::peer::{Peer, open, peer_program, serve, serve_hosts, serve_relay};
 use super::report::{Measure, Report, Row, daemon_in_words};
 use super::scale::{ScaleOptions, scale};
 use super::smoke::{SmokeOptions, complaint, smoke};
 use super::spec::{Flow, Op, Spec, Wait};
 use super::table::parse_bytes;
 use crate::cli;
+use crate::endpoint::Endpoint;
 
 /// How fast the RNIC is, beside raw TCP and memcpy measured in the same run.
 ///
 /// Starts a second process; both use the daemon that RNIC_SOCKET or --socket names. With
-/// --peer-socket the second one uses another daemon, and the two daemons talk TCP.
+/// --peer-socket the second one uses another daemon, and the two daemons talk TCP. Between two
+/// hosts: `rnic-perf serve` on one, `bw`, `lat` or `rate` with --to HOST on the other.
 ///
 /// Exit codes: 0 everything was measured; 1 something failed; 2 wrong usage.
 #[derive(Debug, Parser)]
@@ -105,6 +107,16 @@ enum What {
         working_set: Option<u64>,
         #[command(flatten)]
         common: Common,
+    },
+    /// Be the second process for `bw --to`, `lat --to` and `rate --to` of other hosts, one after
+    /// the other. There is no authentication: for networks that are trusted.
+    Serve {
+        /// Where to listen: HOST:PORT.
+        #[arg(default_value = "0.0.0.0:7472", value_parser = Endpoint::parse)]
+        address: Endpoint,
+        /// Control socket of the daemon [default: RNIC_SOCKET, else where daemons usually listen].
+        #[arg(long)]
+        socket: Option<PathBuf>,
     },
     /// Every row of the table of design goals, with private daemons in each configuration.
     All {
@@ -208,6 +220,9 @@ struct Common {
     /// Control socket of the peer's daemon [default: the same daemon].
     #[arg(long)]
     peer_socket: Option<PathBuf>,
+    /// The host where `rnic-perf serve` runs: HOST or HOST:PORT; the port is 7472 otherwise.
+    #[arg(long, value_name = "HOST", conflicts_with = "peer_socket", value_parser = host)]
+    to: Option<Endpoint>,
     /// Messages or round trips per round, instead of a time.
     #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
@@ -246,6 +261,7 @@ pub fn main() -> ExitCode {
             return serve_load(socket.as_deref(), peer_socket.as_deref())
                 .map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
         }
+        What::Serve { address, socket } => serve_hosts(socket.as_deref(), &address).map(|()| true),
         What::Scale { rnicd, qps, only, rounds } => run_scale(rnicd, qps, &only, &rounds),
         What::Neighbours { rnicd, only, rounds } => run_neighbours(rnicd, &only, &rounds),
         What::Smoke { rnicd, seconds, json } => {
@@ -317,6 +333,7 @@ impl Run {
             | What::Neighbours { .. }
             | What::Smoke { .. }
             | What::Compare { .. }
+            | What::Serve { .. }
             | What::Peer { .. }
             | What::Relay
             | What::Load { .. } => {
@@ -330,7 +347,7 @@ impl Run {
     }
 
     fn measure(&self) -> Result<bool, PerfError> {
-        let Common { socket, peer_socket, iters, rounds, .. } = &self.common;
+        let Common { socket, peer_socket, to, iters, rounds, .. } = &self.common;
         let machine = Machine::this();
         let amount = iters.map_or(Amount::Time(rounds.seconds), Amount::Messages);
         let context = open(socket.as_deref())?;
@@ -340,11 +357,20 @@ impl Run {
             daemons += " and ";
             daemons += &daemon_in_words(&open(Some(other))?.status()?);
         }
-        let mut peer = Peer::start(peer_program(peer_socket.as_deref().or(socket.as_deref()))?)?;
+        if let Some(host) = to {
+            daemons += &format!(" and that of {host}");
+        }
+        let mut peer = match to {
+            Some(host) => Peer::connect(host)?,
+            None => Peer::start(peer_program(peer_socket.as_deref().or(socket.as_deref()))?)?,
+        };
         let line = progress_line();
         let mut rows = Vec::new();
         for spec in &self.specs {
-            let subjects = subjects(self.kind, spec);
+            let mut subjects = subjects(self.kind, spec);
+            if to.is_some() {
+                subjects = between_hosts(&subjects);
+            }
             let mut bench = Bench::new(&context, &mut peer, spec, &subjects)?;
             let measured = bench.measure(amount, rounds.rounds, &mut |subject, round| {
                 line.set_message(format!("{} {subject:?}, round {round}", spec.op));
@@ -473,6 +499,11 @@ fn bytes_u32(text: &str) -> Result<u32, String> {
     u32::try_from(parse_bytes(text)?).map_err(|_| "is more than 4 GiB".to_owned())
 }
 
+/// A host with the port of `serve` unless there is another one.
+fn host(text: &str) -> Result<Endpoint, String> {
+    Endpoint::parse(text).or_else(|_| Endpoint::parse(&format!("{text}:7472")))
+}
+
 fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(s) if (0.001..=3600.0).contains(&s) => Ok(Duration::from_secs_f64(s)),
@@ -520,6 +551,15 @@ mod tests {
     }
 
     #[test]
+    fn a_host_has_a_port_of_its_own_or_the_usual_one() {
+        for (text, said) in
+            [("host", "host:7472"), ("192.0.2.7:5", "192.0.2.7:5"), ("[::1]", "[::1]:7472")]
+        {
+            assert_eq!(host(text).map(|host| host.to_string()), Ok(said.to_owned()));
+        }
+    }
+
+    #[test]
     fn nonsense_is_refused_by_name() {
         for (line, said) in [
             ("bw --size 0", "--size"),
@@ -539,6 +579,9 @@ mod tests {
             ("scale --qps 20000", "--qps"),
             ("neighbours --rounds 0", "--rounds"),
             ("smoke --seconds 0", "--seconds"),
+            ("bw --to ::1", "brackets"),
+            ("lat --to host --peer-socket x", "--peer-socket"),
+            ("serve 7472", "HOST:PORT"),
         ] {
             let e = run(line).err().unwrap_or_default();
             assert!(e.contains(said), "{line}: {e}");

@@ -57,6 +57,23 @@ pub fn subjects(kind: Measure, spec: &Spec) -> Vec<Subject> {
     }
 }
 
+/// The subjects that two hosts can measure: without a process between the two ends, and without
+/// CPUs that both share.
+pub fn between_hosts(subjects: &[Subject]) -> Vec<Subject> {
+    let mut all = Vec::new();
+    for subject in subjects {
+        let subject = match *subject {
+            Subject::Relay(_) | Subject::Placed(_) => continue,
+            Subject::Tcp(manner) => Subject::Tcp(Manner { placement: Placement::Free, ..manner }),
+            other => other,
+        };
+        if !all.contains(&subject) {
+            all.push(subject);
+        }
+    }
+    all
+}
+
 /// The design goals of a measurement. Whether checksums are on is not known here: the goals are
 /// those with. What is measured against other programs has its goals in `compare`.
 pub fn goals(kind: Measure, spec: &Spec, path: &str) -> Vec<(Yardstick, Goal)> {
@@ -91,6 +108,14 @@ mod tests {
 
     fn tcp(polled: bool, placement: Placement) -> Subject {
         Subject::Tcp(Manner { polled, placement })
+    }
+
+    #[test]
+    fn hosts_share_no_relay_and_no_cpu() {
+        let spec = Spec { wait: Wait::Polled, ..Spec::new(Op::Send, Flow::PingPong, 8) };
+        let all = between_hosts(&subjects(Measure::Lat, &spec));
+        let free = [true, false].map(|polled| tcp(polled, Placement::Free));
+        assert_eq!(all, [Subject::Rdma, free[0], free[1]]);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The process at the other end: the handle that the driver has, and what runs in it.
 
-use std::io::{BufReader, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command as Program, Stdio};
+use std::process::{Child, Command as Program, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rnic_client::{Context, Error, OpenOptions, RemoteMr};
@@ -15,12 +15,21 @@ use super::raw::RawEnd;
 use super::relay::{Member, Page};
 use super::spec::Spec;
 use super::talk::{Command, Place, Reply, hear, say};
+use crate::cli;
+use crate::endpoint::Endpoint;
 
-/// A running peer process; ended when dropped.
+/// A running peer process, or one of another host that [`serve_hosts`] runs. It ends its part when
+/// this is dropped.
 pub struct Peer {
-    child: Child,
-    commands: Option<ChildStdin>,
-    replies: BufReader<ChildStdout>,
+    process: Process,
+    commands: Option<Box<dyn Write + Send>>,
+    replies: Box<dyn BufRead + Send>,
+}
+
+/// What runs the peer's part.
+enum Process {
+    Child(Child),
+    Host(TcpStream),
 }
 
 impl Peer {
@@ -33,14 +42,47 @@ impl Peer {
             .map_err(PerfError::io("starting the peer process"))?;
         match (child.stdin.take(), child.stdout.take()) {
             (Some(commands), Some(replies)) => {
-                Ok(Peer { child, commands: Some(commands), replies: BufReader::new(replies) })
+                let commands: Box<dyn Write + Send> = Box::new(commands);
+                let replies = Box::new(BufReader::new(replies));
+                Ok(Peer { process: Process::Child(child), commands: Some(commands), replies })
             }
             // Both were asked for.
             _ => Err(PerfError::Peer("has no standard input or output".to_owned())),
         }
     }
 
-    /// Sends a command, as a line on the peer's standard input.
+    /// Connects to `rnic-perf serve` on another host.
+    pub fn connect(to: &Endpoint) -> Result<Self, PerfError> {
+        let connect = |address: SocketAddr| {
+            TcpStream::connect(address).map_err(|e| format!("{address}: {e}"))
+        };
+        let stream = to.try_each(connect, |_| true).map_err(|e| PerfError::Peer(e.to_string()))?;
+        let io = PerfError::io;
+        stream.set_nodelay(true).map_err(io("setting TCP_NODELAY"))?;
+        let commands = stream.try_clone().map_err(io("connecting to the peer"))?;
+        let replies = stream.try_clone().map_err(io("connecting to the peer"))?;
+        Ok(Peer {
+            process: Process::Host(stream),
+            commands: Some(Box::new(commands)),
+            replies: Box::new(BufReader::new(replies)),
+        })
+    }
+
+    /// Returns the address under which this process reaches a listener of the peer.
+    pub fn reach(&self, listener: SocketAddr) -> Result<SocketAddr, PerfError> {
+        match &self.process {
+            Process::Child(_) => Ok(listener),
+            // With the scope that a link-local address has here.
+            Process::Host(stream) => {
+                let mut address =
+                    stream.peer_addr().map_err(PerfError::io("finding the peer's address"))?;
+                address.set_port(listener.port());
+                Ok(address)
+            }
+        }
+    }
+
+    /// Sends a command to the peer.
     pub fn command(&mut self, command: &Command) -> Result<(), PerfError> {
         match &mut self.commands {
             Some(pipe) => say(pipe, command),
@@ -68,14 +110,7 @@ impl Peer {
     /// After a failure on this side: ends the peer and adds what it has to say of it.
     pub fn explain(&mut self, failure: PerfError) -> PerfError {
         self.commands = None;
-        // It may be about to end by itself, with a reason that a signal of ours would hide.
-        let start = Instant::now();
-        let mut ended = None;
-        while ended.is_none() && start.elapsed() < GRACE {
-            ended = self.child.try_wait().ok().flatten();
-            std::thread::sleep(LOOK);
-        }
-        let _ = self.child.kill();
+        let ended = self.process.end();
         loop {
             match hear(&mut self.replies) {
                 Ok(Some(Reply::Failed { why })) => {
@@ -97,18 +132,85 @@ impl Drop for Peer {
         // The end of its commands ends it; if it is stuck in one, the signal does. Neither can fail
         // in a way that matters now.
         self.commands = None;
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        match &mut self.process {
+            Process::Child(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            Process::Host(stream) => drop(stream.shutdown(Shutdown::Both)),
+        }
+    }
+}
+
+impl Process {
+    /// Ends it after its commands have ended. Returns the status of a child that ended by itself.
+    fn end(&mut self) -> Option<ExitStatus> {
+        match self {
+            Process::Child(child) => {
+                // It may be about to end by itself, with a reason that a signal of ours would hide.
+                let start = Instant::now();
+                let mut ended = None;
+                while ended.is_none() && start.elapsed() < GRACE {
+                    ended = child.try_wait().ok().flatten();
+                    std::thread::sleep(LOOK);
+                }
+                let _ = child.kill();
+                ended
+            }
+            Process::Host(stream) => {
+                let _ = stream.shutdown(Shutdown::Write);
+                let _ = stream.set_read_timeout(Some(LAST_WORDS));
+                None
+            }
+        }
     }
 }
 
 /// What a peer process does: carries out commands from standard input until its end. `socket` is
 /// that of its daemon. Returns an error that has been reported to the driver already.
 pub fn serve(socket: Option<&Path>) -> Result<(), PerfError> {
-    let served = open(socket).map_err(PerfError::from).and_then(|context| obey(&context));
+    let served = open(socket).map_err(PerfError::from).and_then(|context| {
+        let mut input = std::io::stdin().lock();
+        let mut output = std::io::stdout().lock();
+        obey(&context, true, LOOPBACK.ip(), &mut input, &mut output)
+    });
     if let Err(e) = &served {
         // A driver that is gone needs no report.
         let _ = say(&mut std::io::stdout(), &Reply::Failed { why: e.to_string() });
+    }
+    served
+}
+
+/// Plays the peer for drivers of other hosts, one after the other. Ends only if it cannot listen
+/// or has no daemon.
+pub fn serve_hosts(socket: Option<&Path>, listen: &Endpoint) -> Result<(), PerfError> {
+    open(socket)?;
+    let bind =
+        |address: SocketAddr| TcpListener::bind(address).map_err(|e| format!("{address}: {e}"));
+    let listener = listen.try_each(bind, |_| true).map_err(|e| PerfError::Peer(e.to_string()))?;
+    let address = listener.local_addr().map_err(PerfError::io("finding the address"))?;
+    cli::say(&format!("listening on {address}")).map_err(PerfError::io("printing"))?;
+    loop {
+        let (stream, driver) = listener.accept().map_err(PerfError::io("accepting a driver"))?;
+        // A driver that fails ends its own measurement only.
+        if let Err(e) = serve_host(socket, &stream) {
+            cli::complain("rnic-perf", format!("{driver}: {e}"));
+        }
+    }
+}
+
+fn serve_host(socket: Option<&Path>, stream: &TcpStream) -> Result<(), PerfError> {
+    let io = PerfError::io;
+    stream.set_nodelay(true).map_err(io("setting TCP_NODELAY"))?;
+    // A silent driver keeps the others waiting.
+    stream.set_read_timeout(Some(LONGEST_ROUND)).map_err(io("setting a timeout"))?;
+    let ip = stream.local_addr().map_err(io("finding the address"))?.ip();
+    let mut output = stream;
+    let served = open(socket)
+        .map_err(PerfError::from)
+        .and_then(|context| obey(&context, false, ip, &mut BufReader::new(stream), &mut output));
+    if let Err(e) = &served {
+        let _ = say(&mut output, &Reply::Failed { why: e.to_string() });
     }
     served
 }
@@ -168,42 +270,50 @@ pub fn unexpected(message: &impl std::fmt::Debug) -> PerfError {
     PerfError::Peer(format!("did not expect {message:?} now"))
 }
 
-fn obey(context: &Context) -> Result<(), PerfError> {
-    let mut input = std::io::stdin().lock();
-    let mut output = std::io::stdout().lock();
-    let (mut ends, mut tcp, mut page) = (Vec::new(), None, None);
-    while let Some(command) = hear(&mut input)? {
+/// Carries out commands until their end, with listeners at `ip`. A driver over TCP may have no
+/// relay, which names a file of this host.
+fn obey(
+    context: &Context,
+    is_child: bool,
+    ip: IpAddr,
+    input: &mut impl BufRead,
+    output: &mut impl Write,
+) -> Result<(), PerfError> {
+    let mut ends = Vec::new();
+    let mut tcp = None;
+    let mut page = None;
+    while let Some(command) = hear(input)? {
         match command {
             Command::Link { end, spec, sink, places } => {
+                spec.check()?;
                 // First the memory of those before goes.
                 ends.truncate(end);
-                ends.push(link(context, &spec, sink, &places, &mut output)?);
+                ends.push(link(context, ip, &spec, sink, &places, output)?);
             }
             Command::RawLink { spec } => {
+                spec.check()?;
                 drop(tcp.take());
-                tcp = Some(raw_link(spec, &mut output)?);
+                tcp = Some(raw_link(ip, spec, output)?);
             }
             Command::Rdma { end, count, placement } => {
                 let (end, remote) = ends.get_mut(end).ok_or_else(|| unexpected(&"Rdma"))?;
                 let _pin = placement.pin_peer()?;
-                say(&mut output, &Reply::Ready)?;
+                say(output, &Reply::Ready)?;
                 End::follow(end, remote, count)?;
             }
             Command::Tcp { count, manner } => {
                 let end = tcp.as_mut().ok_or_else(|| unexpected(&"Tcp"))?;
                 let _pin = manner.placement.pin_peer()?;
                 RawEnd::set_manner(end, manner)?;
-                say(&mut output, &Reply::Ready)?;
+                say(output, &Reply::Ready)?;
                 RawEnd::follow(end, count)?;
             }
-            command @ (Command::RelayLink { .. } | Command::Relay { .. }) => {
-                pass_on(&mut page, Member::Third, command, &mut output)?;
+            command @ (Command::RelayLink { .. } | Command::Relay { .. }) if is_child => {
+                pass_on(&mut page, Member::Third, command, output)?;
             }
-            command @ (Command::Load { .. } | Command::Go | Command::Rest) => {
-                return Err(unexpected(&command));
-            }
+            command => return Err(unexpected(&command)),
         }
-        say(&mut output, &Reply::Done)?;
+        say(output, &Reply::Done)?;
     }
     Ok(())
 }
@@ -251,6 +361,7 @@ fn pass_on(
 
 fn link(
     context: &Context,
+    ip: IpAddr,
     spec: &Spec,
     sink: RemoteMr,
     peers: &[Place],
@@ -264,16 +375,16 @@ fn link(
         say(output, &Reply::Wired { places, source, sink: own })?;
         return Ok((end, RemoteMemory { source: None, sink }));
     }
-    let listener = context.listen(LOOPBACK, BACKLOG)?;
+    let listener = context.listen(SocketAddr::new(ip, 0), BACKLOG)?;
     let address = listener.local_addr();
     say(output, &Reply::Listening { address, source, sink: own })?;
     end.accept(&listener)?;
     Ok((end, RemoteMemory { source: None, sink }))
 }
 
-fn raw_link(spec: Spec, output: &mut impl Write) -> Result<RawEnd, PerfError> {
+fn raw_link(ip: IpAddr, spec: Spec, output: &mut impl Write) -> Result<RawEnd, PerfError> {
     let io = PerfError::io;
-    let listener = TcpListener::bind(LOOPBACK).map_err(io("binding a TCP socket"))?;
+    let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(io("binding a TCP socket"))?;
     let address = listener.local_addr().map_err(io("the address of a TCP socket"))?;
     say(output, &Reply::RawListening { address })?;
     let stream: TcpStream = listener.accept().map_err(io("accepting a TCP connection"))?.0;
@@ -286,6 +397,10 @@ const THIS: &str = "/proc/self/exe";
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// How long a peer may take to end after a failure on this side.
 const GRACE: Duration = Duration::from_millis(200);
+/// How long a peer on another host may take to say why it failed.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long a driver of another host may say nothing: as long as a round at most.
+const LONGEST_ROUND: Duration = Duration::from_secs(4000);
 /// Between two looks at it.
 const LOOK: Duration = Duration::from_millis(5);
 /// Connections come one at a time.

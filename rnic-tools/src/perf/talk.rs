@@ -1,9 +1,9 @@
-//! What the two processes tell each other over the peer's standard input and output: one line of
-//! JSON per message.
+//! Messages between the two processes: one line of JSON each, over the peer's standard input and
+//! output or over TCP.
 //!
 //! The driver commands, the peer replies. Nothing is said while a measurement runs.
 
-use std::io::{BufRead, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::SocketAddr;
 
 use rnic_client::{Gid, QpId, RemoteMr};
@@ -128,6 +128,9 @@ pub enum Reply {
     },
 }
 
+/// Bytes of the longest message: the places of 10,000 QPs are a third of it.
+const LONGEST_LINE: u64 = 4 << 20;
+
 /// Writes one line of JSON and flushes.
 pub fn say(to: &mut impl Write, message: &impl Serialize) -> Result<(), PerfError> {
     let mut line = serde_json::to_vec(message)
@@ -141,7 +144,7 @@ pub fn say(to: &mut impl Write, message: &impl Serialize) -> Result<(), PerfErro
 /// Reads one line; `None` when the other process has ended.
 pub fn hear<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>, PerfError> {
     let mut line = String::new();
-    match from.read_line(&mut line) {
+    match from.take(LONGEST_LINE).read_line(&mut line) {
         Ok(0) => Ok(None),
         Ok(_) => serde_json::from_str(&line)
             .map(Some)

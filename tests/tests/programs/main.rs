@@ -1,6 +1,7 @@
 //! The programs as real processes: what they say, how they end, and what they leave
 //! behind when the other side, the daemon, the network or the disk fails or lies.
 
+mod hosts;
 mod lists;
 mod manners;
 mod perf;
@@ -16,6 +17,7 @@ use rnic_tests::{Daemon, Process};
 
 const PINGPONG: &str = env!("CARGO_BIN_EXE_pingpong-under-test");
 const RCOPY: &str = env!("CARGO_BIN_EXE_rcopy-under-test");
+const PERF: &str = env!("CARGO_BIN_EXE_rnic-perf-under-test");
 const RKV: &str = env!("CARGO_BIN_EXE_rkv-under-test");
 
 /// Starts a program as a client of this daemon.

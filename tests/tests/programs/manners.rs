@@ -4,10 +4,9 @@ use std::process::{Command, Output, Stdio};
 
 use rnic_tests::{Daemon, binaries};
 
-use super::{PINGPONG, RCOPY, RKV, end, fails, run, start};
+use super::{PERF, PINGPONG, RCOPY, RKV, end, fails, run, start};
 
 const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl-under-test");
-const PERF: &str = env!("CARGO_BIN_EXE_rnic-perf-under-test");
 
 fn alone(program: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(program);
@@ -33,6 +32,7 @@ fn wrong_usage_is_2_and_names_what_is_wrong() {
         (PINGPONG, "client -n 0", "0 is not in 1.."),
         (PINGPONG, "server --poll --event", "cannot be used with"),
         (PERF, "bw --iters 0", "0 is not in 1.."),
+        (PERF, "bw --to host --peer-socket x", "cannot be used with"),
         (RNICCTL, "disconnect", "<QP>"),
         (RNICCTL, "why x", "invalid value"),
     ] {
@@ -53,6 +53,7 @@ fn without_a_daemon_all_say_where_they_looked() {
         (PINGPONG, &["client"], 1),
         (PINGPONG, &["server"], 1),
         (PERF, &["bw"], 1),
+        (PERF, &["serve", "127.0.0.1:0"], 1),
         (RNICCTL, &["status"], 3),
     ] {
         let output = alone(program, arguments);

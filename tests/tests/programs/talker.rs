@@ -63,7 +63,7 @@ impl Talker {
 
     /// A listener on a free port.
     pub fn listen(&self) -> Listener {
-        self.context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap()
+        self.context.listen("127.0.0.1:0", 4).unwrap()
     }
 
     /// Sends a message.

@@ -1,0 +1,43 @@
+//! `rnic-perf` between two hosts: here two daemons, whose ends talk TCP.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+
+use rnic_tests::{Daemon, binaries};
+
+use super::{PERF, end, start};
+
+#[test]
+fn two_hosts_measure_each_operation() {
+    let serving = Daemon::start(binaries!(), "");
+    let driving = Daemon::start(binaries!(), "");
+    let mut server = start(&serving, PERF, &["serve", "127.0.0.1:0"]);
+    let address = server.line_after("listening on ");
+    // One after the other: each finds the server ready again.
+    for what in ["bw --op write,send --size 64KiB", "lat --event", "rate --qps 2"] {
+        let mut arguments: Vec<&str> = what.split(' ').collect();
+        arguments.extend(["--to", &address, "--iters", "64", "--rounds", "1", "--json"]);
+        let (code, said) = end(start(&driving, PERF, &arguments));
+        assert_eq!(code, Some(0), "{what}: {said}");
+        let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+        for row in report["rows"].as_array().unwrap() {
+            assert_eq!(row["path"], "tcp", "{what}: {row}");
+            assert!(row["figures"][0]["median"].as_f64().unwrap() > 0.0, "{what}: {row}");
+        }
+    }
+    server.kill();
+}
+
+#[test]
+fn drivers_of_other_hosts_name_no_files() {
+    let daemon = Daemon::start(binaries!(), "");
+    let mut server = start(&daemon, PERF, &["serve", "127.0.0.1:0"]);
+    let address = server.line_after("listening on ");
+    let mut stream = TcpStream::connect(&*address).unwrap();
+    let command = r#"{"RelayLink":{"memory":"/proc/self/exe"}}"#;
+    stream.write_all(format!("{command}\n").as_bytes()).unwrap();
+    let mut reply = String::new();
+    BufReader::new(stream).read_line(&mut reply).unwrap();
+    assert!(reply.contains("Failed") && reply.contains("did not expect RelayLink"), "{reply}");
+    server.kill();
+}
