@@ -174,6 +174,15 @@ mod tests {
     }
 
     #[test]
+    fn a_missing_receive_is_explained_with_its_policy() {
+        let mut e = Cqe::new(5, 77, CompletionOpcode::Send, CompletionStatus::RemoteOperation);
+        e.detail = 0x01_02_02;
+        let said = Completion::from_entry(&e).unwrap().ok().unwrap_err().to_string();
+        assert!(said.contains("Terminate 1/2/02"), "{said}");
+        assert!(said.contains("QpOptions::rnr_policy"), "{said}");
+    }
+
+    #[test]
     fn unknown_numbers_are_not_taken_for_success() {
         let mut e = Cqe::new(5, 77, CompletionOpcode::Send, CompletionStatus::Success);
         e.status = 200;

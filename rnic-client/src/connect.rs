@@ -1,6 +1,6 @@
 //! Connecting and disconnecting queue pairs, blocking or by events.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use rnic_core::abi::control::{
@@ -8,6 +8,7 @@ use rnic_core::abi::control::{
 };
 use rnic_core::types::AddressPair;
 
+use crate::addresses::try_each;
 use crate::error::Error;
 use crate::events::{Ending, EventFilter, Subject, concerns_end, settles_connection};
 use crate::inbox::deadline;
@@ -62,17 +63,25 @@ pub struct Connected {
 }
 
 impl Qp {
-    /// Connects an Idle QP and waits until the connection stands (`rdma_connect(3)`).
+    /// Connects an Idle QP and waits until the connection stands (`rdma_connect(3)`). The peer is an
+    /// address, or a name with a port as in `"localhost:7471"`: each address of a name is tried in
+    /// turn, each for the time that the options say.
     ///
     /// # Errors
     ///
-    /// [`Error::Rejected`] has the peer's private data, [`Error::Unreachable`] says why there is no
+    /// [`Error::Io`] if the name has no address; [`Error::Rejected`] has the peer's private data, [`Error::Unreachable`] says why there is no
     /// connection; both leave the QP Idle, to be connected again. After [`Error::TimedOut`] the
     /// attempt has been aborted.
-    pub fn connect(&self, peer: SocketAddr, options: &ConnectOptions) -> Result<Connected, Error> {
+    pub fn connect(
+        &self,
+        peer: impl ToSocketAddrs,
+        options: &ConnectOptions,
+    ) -> Result<Connected, Error> {
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), settles_connection);
-        self.start_connect(peer, options)?;
-        self.settle(options.timeout)
+        try_each(peer, |peer| {
+            self.start_connect(peer, options)?;
+            self.settle(options.timeout)
+        })
     }
 
     /// Begins to connect an Idle QP. What comes of it is told by [`Qp::wait_connected`] or, to a
@@ -102,11 +111,12 @@ impl Qp {
         self.settle(timeout)
     }
 
-    /// Ends the connection in order: what has been posted is sent, then FINs are exchanged
-    /// (`rdma_disconnect(3)`). Returns at once; [`Qp::wait_disconnected`] waits for the end, which
-    /// comes when the peer has disconnected as well.
+    /// Ends the connection in order (`rdma_disconnect(3)`): what has been posted is sent, then FINs
+    /// are exchanged. Returns at once; [`Qp::wait_disconnected`] waits for the end, which comes when
+    /// the peer has disconnected as well, and after 30 s in any case. For another time use
+    /// [`Qp::disconnect_within`].
     pub fn disconnect(&self) -> Result<(), Error> {
-        self.ask_to_disconnect(DisconnectMode::Orderly)
+        self.disconnect_within(LAST_SENDS)
     }
 
     /// Ends the connection in order if what has been posted can be sent within this time (whole
@@ -148,9 +158,10 @@ impl Qp {
         }
     }
 
-    /// The peer has finished sending: so do we.
+    /// Finishes sending, however long that takes: the end depends on the peer, which has its own
+    /// time.
     pub(crate) fn finish_as_well(&self) -> Result<(), Error> {
-        match self.disconnect() {
+        match self.ask_to_disconnect(DisconnectMode::Orderly) {
             // Refused if it has ended meanwhile: then that is what comes next.
             Ok(()) | Err(Error::Refused { .. }) => Ok(()),
             Err(e) => Err(e),
@@ -179,6 +190,9 @@ impl Qp {
         }
     }
 }
+
+/// Time that [`Qp::disconnect`] has.
+const LAST_SENDS: Duration = Duration::from_secs(30);
 
 /// What a decision about an attempt says.
 pub(crate) fn outcome(decision: Event) -> Result<Connected, Error> {

@@ -1,7 +1,7 @@
 //! Opening the device, and what belongs to the whole session.
 
 use std::fmt;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use rnic_core::shm::owner::Owner;
 use rnic_core::types::{QpId, SessionId};
 
 use crate::access;
+use crate::addresses::try_each;
 use crate::adopt::{SocketError, SocketListener};
 use crate::channel::CompletionChannel;
 use crate::control::dial;
@@ -244,25 +245,31 @@ impl Context {
         Cq::create(&self.session, options)
     }
 
-    /// Binds an address without listening (compare `rdma_bind_addr(3)`). Port 0 lets the kernel
-    /// choose; [`Listener::local_addr`] tells.
-    pub fn bind(&self, address: SocketAddr) -> Result<Listener, Error> {
+    /// Binds an address without listening (compare `rdma_bind_addr(3)`): an address, or a name with
+    /// a port as in `"localhost:7471"`, of which the first address that can be bound is taken. Port
+    /// 0 lets the kernel choose; [`Listener::local_addr`] tells.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the name has no address; [`Error::Refused`] if the address is none of this
+    /// host's or in use, or if a limit or a rule of the administrator is against it.
+    pub fn bind(&self, address: impl ToSocketAddrs) -> Result<Listener, Error> {
         self.bind_with(address, BindOptions::default())
     }
 
     /// As [`bind`](Context::bind), with options.
-    pub fn bind_with(&self, address: SocketAddr, options: BindOptions) -> Result<Listener, Error> {
-        Listener::bind(&self.session, address, options)
+    pub fn bind_with(
+        &self,
+        address: impl ToSocketAddrs,
+        options: BindOptions,
+    ) -> Result<Listener, Error> {
+        try_each(address, |address| Listener::bind(&self.session, address, options))
     }
 
-    /// Binds an address and listens on it (compare `rdma_listen(3)`). At most `backlog` connection
-    /// requests wait unread or undecided; the daemon rejects more on the wire.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] if the address is none of this host's or in use, or if a limit or a rule
-    /// of the administrator is against it.
-    pub fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Listener, Error> {
+    /// Binds an address as [`bind`](Context::bind) does and listens on it (compare
+    /// `rdma_listen(3)`). At most `backlog` connection requests wait unread or undecided; the
+    /// daemon rejects more on the wire.
+    pub fn listen(&self, address: impl ToSocketAddrs, backlog: u32) -> Result<Listener, Error> {
         let listener = self.bind(address)?;
         listener.listen(backlog)?;
         Ok(listener)

@@ -1,6 +1,6 @@
 //! Completion queues: polling, arming, and waiting with as little cost as the wait is long.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -74,9 +74,9 @@ pub(crate) struct CqInner {
     /// Polls since the last completion, to ask now and then whether the daemon is alive. Threads
     /// that count at the same time may count as one: how often is of no account.
     empty_polls: AtomicU32,
-    /// Some of the leases that are awaited are of QPs that are gone. Changes under the lock of the
-    /// state.
-    orphans: AtomicBool,
+    /// An empty ring is not all there is: completions are kept, or leases are awaited of QPs that
+    /// are gone. Changes under the lock of the state.
+    unsettled: AtomicBool,
     state: Mutex<CqState>,
 }
 
@@ -88,6 +88,8 @@ struct CqState {
     armed_by_program: bool,
     /// Requests with a lease whose completions are awaited, by the number the daemon knows.
     pending_leases: HashMap<u64, PendingLease>,
+    /// Completions that a task found while it waited for another one.
+    kept: VecDeque<Completion>,
     /// A `wait` armed the CQ and left without the event: it may come when nobody awaits it.
     stray_event: bool,
 }
@@ -113,6 +115,7 @@ impl Cq {
             armed_by_program: false,
             stray_event: false,
             pending_leases: HashMap::new(),
+            kept: VecDeque::new(),
             consumer: CompletionConsumer::new(memory.clone()),
         };
         let inner = CqInner {
@@ -123,7 +126,7 @@ impl Cq {
             channel,
             look: state.consumer.look(),
             empty_polls: AtomicU32::new(0),
-            orphans: AtomicBool::new(false),
+            unsettled: AtomicBool::new(false),
             state: Mutex::new(state),
         };
         Ok(Cq { inner: Arc::new(inner) })
@@ -207,6 +210,31 @@ impl Cq {
         }
         let watch = Watch::begin(&self.inner);
         self.wait_watching(&watch, completions, deadline(timeout))
+    }
+
+    /// Returns completions one by one, oldest first, waiting for each as [`Cq::wait`] does: an
+    /// iterator that ends only after an error.
+    ///
+    /// ```no_run
+    /// # use rnic_client::*;
+    /// # fn serve(cq: &Cq) -> Result<(), Error> {
+    /// for completion in cq.completions_iter() {
+    ///     println!("{:?}", completion?.ok()?);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn completions_iter(&self) -> impl Iterator<Item = Result<Completion, Error>> + '_ {
+        let mut has_failed = false;
+        std::iter::from_fn(move || {
+            if has_failed {
+                return None;
+            }
+            let mut one = [Completion::default()];
+            let next = self.wait(&mut one, None).map(|_| one[0]);
+            has_failed = next.is_err();
+            Some(next)
+        })
     }
 
     /// Asks for one event on the CQ's channel when the next completion comes
@@ -299,26 +327,49 @@ impl CqInner {
     /// [`orphans`]: Self::orphans
     #[inline]
     fn is_certainly_empty(&self) -> bool {
-        !self.orphans.load(Ordering::Relaxed) && self.look.is_empty()
+        !self.unsettled.load(Ordering::Relaxed) && self.look.is_empty()
     }
 
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
         let mut state = self.state.lock();
         let n = state.take(completions)?;
-        if n < completions.len() && self.orphans.load(Ordering::Relaxed) {
+        if n < completions.len() && self.unsettled.load(Ordering::Relaxed) {
             self.forget_orphans(&mut state);
         }
-        if n == 0 {
-            drop(state);
-            return self.found_nothing();
-        }
+        // Also of those that went to tasks.
         let stalled = state.consumer.release();
         drop(state);
-        self.empty_polls.store(0, Ordering::Relaxed);
         if stalled != 0 {
             self.wake(stalled)?;
         }
+        if n == 0 {
+            return self.found_nothing();
+        }
+        self.empty_polls.store(0, Ordering::Relaxed);
         Ok(n)
+    }
+
+    /// Takes all completions that there are. Those of awaited requests go to their tasks; the
+    /// others are kept for the next poll.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn deliver(&self) -> Result<(), Error> {
+        self.session.check_owner()?;
+        let mut state = self.state.lock();
+        while let Some(completion) = state.next()? {
+            state.kept.push_back(completion);
+        }
+        if self.unsettled.load(Ordering::Relaxed) {
+            self.forget_orphans(&mut state);
+        }
+        if !state.kept.is_empty() {
+            self.unsettled.store(true, Ordering::Relaxed);
+        }
+        let stalled = state.consumer.release();
+        drop(state);
+        if stalled != 0 {
+            self.wake(stalled)?;
+        }
+        Ok(())
     }
 
     /// What an empty poll returns: the end of the daemon if it is known, or if it is time to ask.
@@ -343,7 +394,7 @@ impl CqInner {
     /// now, they never will.
     #[cold]
     fn forget_orphans(&self, state: &mut CqState) {
-        self.orphans.store(false, Ordering::Relaxed);
+        self.unsettled.store(false, Ordering::Relaxed);
         state.pending_leases.retain(|_, lease| !lease.is_orphan());
     }
 
@@ -358,7 +409,7 @@ impl CqInner {
         let any =
             state.pending_leases.values_mut().fold(false, |any, lease| lease.orphan(qp) | any);
         if any {
-            self.orphans.store(true, Ordering::Relaxed);
+            self.unsettled.store(true, Ordering::Relaxed);
         }
     }
 
@@ -412,24 +463,41 @@ impl Drop for CqInner {
 impl CqState {
     fn take(&mut self, completions: &mut [Completion]) -> Result<usize, Error> {
         let mut n = 0;
-        for place in completions {
-            let Some((entry, done)) = self.consumer.poll_loan() else { break };
-            *place = Completion::from_entry(&entry)?;
-            if let Some(done) = done {
-                self.give_back(done, place);
-            }
+        while n < completions.len() {
+            let kept = self.kept.pop_front();
+            let Some(completion) = kept.map_or_else(|| self.next(), |kept| Ok(Some(kept)))? else {
+                break;
+            };
+            completions[n] = completion;
             n += 1;
         }
         Ok(n)
     }
 
-    /// Gives a lease back, and the completion the program's name for its request.
-    #[cold]
-    fn give_back(&mut self, done: Done, completion: &mut Completion) {
-        if let Some(lease) = self.pending_leases.remove(&done.wr_id()) {
-            completion.wr_id = lease.wr_id;
-            lease.complete(done);
+    /// Returns the next completion of the ring that no task awaits.
+    #[inline]
+    fn next(&mut self) -> Result<Option<Completion>, Error> {
+        while let Some((entry, done)) = self.consumer.poll_loan() {
+            let completion = Completion::from_entry(&entry)?;
+            let Some(done) = done else { return Ok(Some(completion)) };
+            if let Some(completion) = self.give_back(done, completion) {
+                return Ok(Some(completion));
+            }
         }
+        Ok(None)
+    }
+
+    /// Gives a lease back. Returns the completion, with the program's name for the request, unless
+    /// a task awaits it.
+    #[cold]
+    fn give_back(&mut self, done: Done, mut completion: Completion) -> Option<Completion> {
+        let Some(lease) = self.pending_leases.remove(&done.wr_id()) else {
+            return Some(completion);
+        };
+        completion.wr_id = lease.wr_id;
+        let is_awaited = lease.is_awaited;
+        lease.complete(done, completion);
+        (!is_awaited).then_some(completion)
     }
 
     /// Tells the daemon whether it may skip the event because somebody looks. Only if that is the

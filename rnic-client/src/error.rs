@@ -9,7 +9,9 @@ use std::path::PathBuf;
 
 use rnic_core::abi::control::{DisconnectReason, Refusal};
 use rnic_core::shm;
-use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, TerminateCode, WindowKind};
+use rnic_core::types::{
+    CompletionOpcode, CompletionStatus, QpId, TerminateCode, WindowKind, codes,
+};
 
 /// Why a call failed. [`Error::fault`] says whose fault it was.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +91,10 @@ pub enum Error {
     /// A receive was posted to a QP that takes its receives from a shared queue.
     #[error("this QP takes its receives from a shared receive queue: post there")]
     SharedReceives,
+
+    /// The QP was destroyed while a task waited for one of its requests.
+    #[error("the QP was destroyed before the request completed")]
+    DestroyedQp,
 
     /// A range of a [`LocalMr`](crate::LocalMr) is leased or posted already, or a part of it is.
     #[error("{length} bytes at {offset} are leased already, or some of them are")]
@@ -267,6 +273,7 @@ impl Error {
             | Error::Leased { .. }
             | Error::LeasedMemory { .. }
             | Error::ReservedWrId { .. }
+            | Error::DestroyedQp
             | Error::SharedReceives => Fault::Application,
             Error::Refused { .. } | Error::NotAdmitted { .. } => Fault::Refusal,
             Error::Rejected { .. }
@@ -349,6 +356,10 @@ fn detail_in_words(detail: &Option<TerminateCode>, diagnosis_id: u64) -> String 
     let mut s = String::new();
     if let Some(code) = detail {
         s += &format!(", Terminate {code}");
+        if *code == codes::UNTAGGED_NO_BUFFER {
+            s += "; post receives before the peer sends, or have its messages wait for them \
+                  (QpOptions::rnr_policy)";
+        }
     }
     s + &diagnosis_in_words(diagnosis_id)
 }

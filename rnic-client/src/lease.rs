@@ -11,6 +11,7 @@ use rnic_core::abi::queue::Sge;
 use rnic_core::shm::lease::{self, Done, Lendable, Loan, LoanNumber};
 use rnic_core::types::{Access, MrId, QpId, Scope, SharedBufferId, Stag};
 
+use crate::completion::Completion;
 use crate::error::Error;
 use crate::mr::RemoteAddr;
 use crate::pd::PdInner;
@@ -188,13 +189,18 @@ impl Lease {
 
     /// Gives it away to a request that has been written with this number and is not shown to the
     /// daemon yet: what its completion is matched with, and what the program keeps.
-    pub(crate) fn lend(self, number: LoanNumber, wr_id: u64, qp: QpId) -> (PendingLease, Posted) {
+    pub(crate) fn lend(
+        self,
+        number: LoanNumber,
+        wr_id: u64,
+        qp: QpId,
+        is_awaited: bool,
+    ) -> (PendingLease, Posted) {
         let Lease { bytes, region } = self;
         let state = Arc::new(Mutex::new(LeaseState::Lent(bytes.lend(number), region)));
-        (
-            PendingLease { state: state.clone(), wr_id, qp, is_orphan: false },
-            Posted { state, wr_id },
-        )
+        let pending =
+            PendingLease { state: state.clone(), wr_id, qp, is_awaited, is_orphan: false };
+        (pending, Posted { state, wr_id })
     }
 }
 
@@ -266,7 +272,7 @@ enum LeaseState {
     /// With the daemon: the request is posted, and its completion has not been polled.
     Lent(Loan, Arc<Region>),
     /// The completion has been polled.
-    Back(Lease),
+    Back(Lease, Completion),
     /// Taken, or the completion never comes.
     Gone,
 }
@@ -283,13 +289,23 @@ impl Posted {
         // One lock from the look to what is left there: the completion may land at any moment.
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, LeaseState::Gone) {
-            LeaseState::Back(lease) => Ok(lease),
+            LeaseState::Back(lease, _) => Ok(lease),
             other => {
                 *state = other;
                 drop(state);
                 Err(self)
             }
         }
+    }
+
+    /// As [`take`](Posted::take), with the completion.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn finish(self) -> Result<(Lease, Completion), Posted> {
+        let completion = match &*self.state.lock() {
+            LeaseState::Back(_, completion) => *completion,
+            LeaseState::Lent(..) | LeaseState::Gone => Completion::default(),
+        };
+        self.take().map(|lease| (lease, completion))
     }
 
     /// Whether its completion will never be polled, because its QP was dropped before or its CQ is
@@ -303,7 +319,7 @@ impl fmt::Debug for Posted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &*self.state.lock() {
             LeaseState::Lent(..) => "with the daemon",
-            LeaseState::Back(_) => "back",
+            LeaseState::Back(..) => "back",
             LeaseState::Gone => "lost",
         };
         f.debug_struct("Posted").field("wr_id", &self.wr_id).field("lease", &state).finish()
@@ -333,18 +349,20 @@ pub(crate) struct PendingLease {
     /// The application's name for it.
     pub(crate) wr_id: u64,
     qp: QpId,
+    /// A task awaits the completion: no poll returns it.
+    pub(crate) is_awaited: bool,
     /// Its QP is gone: what the CQ does not hold already will not come.
     is_orphan: bool,
 }
 
 impl PendingLease {
     /// Its completion has been read.
-    pub(crate) fn complete(self, done: Done) {
+    pub(crate) fn complete(self, done: Done, completion: Completion) {
         let mut state = self.state.lock();
         if let LeaseState::Lent(loan, region) = std::mem::replace(&mut *state, LeaseState::Gone)
             && let Ok(bytes) = loan.reclaim(done)
         {
-            *state = LeaseState::Back(Lease { bytes, region });
+            *state = LeaseState::Back(Lease { bytes, region }, completion);
         }
     }
 

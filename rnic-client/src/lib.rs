@@ -29,10 +29,10 @@
 //!     qp.post_recv(&[RecvRequest::new(1, &ball)])?;
 //!
 //!     if let Some(peer) = &peer {
-//!         qp.connect(peer.parse()?, &ConnectOptions::default())?;
+//!         qp.connect(peer, &ConnectOptions::default())?;
 //!         qp.post_send(&[SendRequest::send_inline(2, b"ball").signaled()])?;
 //!     } else {
-//!         let listener = context.listen(([127, 0, 0, 1], 7471).into(), 1)?;
+//!         let listener = context.listen("127.0.0.1:7471", 1)?;
 //!         listener.accept_request(None)?.accept(&qp, &AcceptOptions::default())?;
 //!     }
 //!
@@ -91,8 +91,11 @@
 #![warn(missing_debug_implementations)]
 
 mod access;
+mod addresses;
 mod adopt;
 mod attached;
+#[cfg(feature = "tokio")]
+mod awaited;
 mod channel;
 mod completion;
 mod connect;
@@ -117,6 +120,8 @@ mod resolution;
 mod session;
 mod shared_buffer;
 mod srq;
+#[cfg(feature = "tokio")]
+mod stream;
 #[cfg(feature = "tokio")]
 mod tasks;
 mod window;
@@ -146,6 +151,8 @@ pub use request::{RecvRequest, SendRequest};
 pub use resolution::{ResolveOptions, Resolved};
 pub use shared_buffer::SharedBuffer;
 pub use srq::{Srq, SrqOptions};
+#[cfg(feature = "tokio")]
+pub use stream::Stream;
 pub use window::{Bind, MemoryWindow};
 
 pub use rnic_core::abi::control::{

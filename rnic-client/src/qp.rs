@@ -202,6 +202,15 @@ impl Qp {
     /// Posts a send request that takes a lease along until its completion has been polled. It
     /// writes a completion in any case; the error gives the lease back.
     pub fn post_send_leased(&self, request: LeasedRequest) -> Result<Posted, NotPosted> {
+        self.post_send_lease(request, false)
+    }
+
+    /// As [`Qp::post_send_leased`]. If it is awaited, no poll returns its completion.
+    pub(crate) fn post_send_lease(
+        &self,
+        request: LeasedRequest,
+        is_awaited: bool,
+    ) -> Result<Posted, NotPosted> {
         let refuse = |lease, error| Err(NotPosted { error, lease });
         let wr_id = request.request.wr_id();
         let number = match self.may_lend(&request.lease) {
@@ -214,7 +223,7 @@ impl Qp {
         }
         // Awaited before the daemon sees it, so that its completion finds it.
         let key = number.wr_id();
-        let (pending, posted) = request.lease.lend(number, wr_id, self.id);
+        let (pending, posted) = request.lease.lend(number, wr_id, self.id, is_awaited);
         self.cqs[0].inner.await_lease(key, pending);
         sq.producer.publish();
         drop(sq);
@@ -226,6 +235,16 @@ impl Qp {
     /// Posts a receive that takes a lease along until its completion has been polled; the error
     /// gives the lease back. The QP must have a receive queue of its own.
     pub fn post_recv_leased(&self, wr_id: u64, lease: Lease) -> Result<Posted, NotPosted> {
+        self.post_recv_lease(wr_id, lease, false)
+    }
+
+    /// As [`Qp::post_recv_leased`]. If it is awaited, no poll returns its completion.
+    pub(crate) fn post_recv_lease(
+        &self,
+        wr_id: u64,
+        lease: Lease,
+        is_awaited: bool,
+    ) -> Result<Posted, NotPosted> {
         let refuse = |lease, error| Err(NotPosted { error, lease });
         let Some(rq) = &self.rq else { return refuse(lease, Error::SharedReceives) };
         let number = match self.may_lend(&lease) {
@@ -238,7 +257,7 @@ impl Qp {
         let element = slot.as_ref().map(|(lease, _)| lease.element());
         let pushed = rq.post_one(self.session(), key, element.as_slice(), || {
             if let Some((lease, number)) = slot.take() {
-                let (pending, ticket) = lease.lend(number, wr_id, self.id);
+                let (pending, ticket) = lease.lend(number, wr_id, self.id, is_awaited);
                 self.cqs[1].inner.await_lease(key, pending);
                 posted = Some(ticket);
             }

@@ -5,12 +5,13 @@
 //! its own, or says no. After that both send each other datagrams as they like. Ports are those of
 //! a space of their own, beside TCP's, at the addresses that the device's GIDs stand for.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use rnic_core::abi::control::{Event, RequestBody};
 use rnic_core::types::{AddressPair, Gid};
 
+use crate::addresses::try_each;
 use crate::connect::Claim;
 use crate::context::Context;
 use crate::datagram::DatagramAddress;
@@ -61,11 +62,13 @@ impl Context {
     /// a limit or a rule of the administrator is against it.
     pub fn bind_datagrams(
         &self,
-        address: SocketAddr,
+        address: impl ToSocketAddrs,
         BindOptions { v6_only }: BindOptions,
     ) -> Result<Listener, Error> {
-        let body = RequestBody::BindDatagrams { address, context: 0, v6_only };
-        Listener::bind_as(&self.session, body)
+        try_each(address, |address| {
+            let body = RequestBody::BindDatagrams { address, context: 0, v6_only };
+            Listener::bind_as(&self.session, body)
+        })
     }
 }
 
@@ -85,7 +88,7 @@ impl ConnectionRequest {
 impl Qp {
     /// Asks which queue pair serves a port, and waits for the answer (`rdma_connect(3)` with
     /// `RDMA_PS_UDP`). This queue pair is one of datagrams and stays as it is; it asks one question
-    /// at a time.
+    /// at a time. Each address of a name is asked in turn, each for the time that the options say.
     ///
     /// # Errors
     ///
@@ -97,13 +100,21 @@ impl Qp {
     ///
     /// ```no_run
     /// # use rnic_client::*;
-    /// # fn ask(qp: &Qp, peer: std::net::SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
-    /// let found = qp.resolve(peer, &ResolveOptions::default())?;
+    /// # fn ask(qp: &Qp) -> Result<(), Box<dyn std::error::Error>> {
+    /// let found = qp.resolve("192.0.2.7:7471", &ResolveOptions::default())?;
     /// qp.post_send(&[SendRequest::send_inline(1, b"hello").to(&found.address).signaled()])?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn resolve(&self, peer: SocketAddr, options: &ResolveOptions) -> Result<Resolved, Error> {
+    pub fn resolve(
+        &self,
+        peer: impl ToSocketAddrs,
+        options: &ResolveOptions,
+    ) -> Result<Resolved, Error> {
+        try_each(peer, |peer| self.resolve_at(peer, options))
+    }
+
+    fn resolve_at(&self, peer: SocketAddr, options: &ResolveOptions) -> Result<Resolved, Error> {
         let subject = Subject::Qp(self.id());
         let _claim = Claim::new(self.session(), subject, settles_resolution);
         self.start_resolve(peer, options)?;

@@ -14,7 +14,7 @@
 //! use rnic_client::*;
 //!
 //! # async fn serve(context: Context, pd: Pd) -> Result<(), Error> {
-//! let listener = context.listen(([127, 0, 0, 1], 7471).into(), 16)?;
+//! let listener = context.listen("127.0.0.1:7471", 16)?;
 //! loop {
 //!     let request = listener.accept_request_async().await?;
 //!     let (context, pd) = (context.clone(), pd.clone());
@@ -36,14 +36,15 @@
 //! ```
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::task::Poll;
 
 use rnic_core::abi::control::{DisconnectReason, Event};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::net::ToSocketAddrs;
 
+use crate::addresses::{concerns_address, no_address, unresolved};
 use crate::completion::Completion;
 use crate::connect::{Claim, ConnectOptions, Connected, outcome};
 use crate::context::Context;
@@ -71,7 +72,7 @@ impl Cq {
             let watch = Watch::begin(&self.inner);
             let seen = watch.prepare_sleep()?;
             // From here on the arm is taken back unless its event has come.
-            let armed = Armed(Some(&watch));
+            let armed = Armed::new(&watch);
             if let Some(some) = self.poll_some()? {
                 return Ok(some);
             }
@@ -87,11 +88,16 @@ impl Cq {
     }
 }
 
-/// A CQ that was armed by somebody who may leave without the event.
-struct Armed<'a>(Option<&'a Watch<'a>>);
+/// A CQ that was armed for a task, which may leave without the event.
+pub(crate) struct Armed<'a>(Option<&'a Watch<'a>>);
 
-impl Armed<'_> {
-    fn fired(mut self) {
+impl<'a> Armed<'a> {
+    pub(crate) fn new(watch: &'a Watch<'a>) -> Self {
+        Armed(Some(watch))
+    }
+
+    /// The event has come.
+    pub(crate) fn fired(mut self) {
         self.0 = None;
     }
 }
@@ -105,16 +111,23 @@ impl Drop for Armed<'_> {
 }
 
 impl Qp {
-    /// Connects an Idle QP, as [`Qp::connect`] does; [`ConnectOptions::timeout`] is of no account.
-    /// Dropping the future aborts the attempt.
+    /// Connects an Idle QP, as [`Qp::connect`] does; names are resolved by the runtime, and
+    /// [`ConnectOptions::timeout`] is ignored. Dropping the future aborts the attempt.
     pub async fn connect_async(
         &self,
-        peer: SocketAddr,
+        peer: impl ToSocketAddrs,
         options: &ConnectOptions,
     ) -> Result<Connected, Error> {
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), settles_connection);
-        self.start_connect(peer, options)?;
-        self.settle_async().await
+        let mut last = no_address();
+        for peer in tokio::net::lookup_host(peer).await.map_err(unresolved)? {
+            self.start_connect(peer, options)?;
+            match self.settle_async().await {
+                Err(error) if concerns_address(&error) => last = error,
+                settled => return settled,
+            }
+        }
+        Err(last)
     }
 
     /// Waits until a connection that was begun stands or has failed, as [`Qp::wait_connected`]

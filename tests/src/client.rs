@@ -76,7 +76,7 @@ impl Client {
 
     /// A listener on this address.
     pub fn listen(&self, address: &str) -> Listener {
-        self.context.listen(address.parse().unwrap(), 8).unwrap()
+        self.context.listen(address, 8).unwrap()
     }
 
     /// Connects a QP, of this client or another one, to one of this client.

@@ -112,7 +112,7 @@ impl Taker {
             What::Arena => Box::new(self.context.create_cq(4096, None)?),
             What::QueuePairs => Box::new(self.qp()?),
             What::Channels => Box::new(self.context.create_completion_channel()?),
-            What::Listeners => Box::new(self.context.bind(([127, 0, 0, 1], 0).into())?),
+            What::Listeners => Box::new(self.context.bind("127.0.0.1:0")?),
             What::Connections => Box::new(self.connect()?),
         })
     }
@@ -125,7 +125,7 @@ impl Taker {
     fn connect(&mut self) -> Result<[Qp; 2], Error> {
         let listener = match &mut self.listener {
             Some(listener) => listener,
-            none => none.insert(self.context.listen(([127, 0, 0, 1], 0).into(), 16)?),
+            none => none.insert(self.context.listen("127.0.0.1:0", 16)?),
         };
         let address = listener.local_addr();
         let (active, passive) = (self.qp()?, self.qp()?);

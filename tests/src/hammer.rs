@@ -67,7 +67,7 @@ pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
 
 /// Two QPs of one domain that are connected to each other.
 pub fn couple(context: &Context, pd: &Pd, cq: &Cq) -> Result<(Qp, Qp), Failure> {
-    let listener = context.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    let listener = context.listen("127.0.0.1:0", 1)?;
     let (active, passive) =
         (pd.create_qp(&QpOptions::new(cq))?, pd.create_qp(&QpOptions::new(cq))?);
     active.start_connect(listener.local_addr(), &ConnectOptions::default())?;

@@ -43,7 +43,7 @@ impl Target {
         let region = client.region(LEN as u64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         region.fill(0, LEN, UNTOUCHED).expect("the daemon serves");
         let inbox = client.region(4096, Access::LOCAL_WRITE);
-        let listener = client.context.listen(([127, 0, 0, 1], 0).into(), 64);
+        let listener = client.context.listen("127.0.0.1:0", 64);
         Target { listener: listener.expect("the daemon serves"), region, inbox, client }
     }
 

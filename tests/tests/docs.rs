@@ -80,3 +80,26 @@ fn unsafe_is_nowhere_else() {
         }
     }
 }
+
+/// The oldest Rust that the pages promise is the one that cargo insists on.
+#[test]
+fn pages_name_the_minimum_rust_of_the_manifest() {
+    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let (_, rest) = manifest.split_once("rust-version = \"").unwrap();
+    let (version, _) = rest.split_once('"').unwrap();
+    let mut named = 0;
+    for page in ["README.md", "docs/ci.md"] {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        for start in ["Rust 1.", "rust:1."] {
+            for (at, _) in text.match_indices(start) {
+                let found: String = text[at + "Rust ".len()..]
+                    .chars()
+                    .take_while(|c| c.is_ascii_digit() || *c == '.')
+                    .collect();
+                assert_eq!(found, version, "{page}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named >= 4, "{named}");
+}

@@ -26,3 +26,49 @@ fn an_event_loop_around_poll_serves_many_peers_with_one_thread() {
         assert_eq!((ends, lines.last().map(String::as_str)), (6, Some("served 6")), "{lines:?}");
     }
 }
+
+#[test]
+fn a_get_reads_what_a_put_stored() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let example = |arguments: &[&str]| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_kv-example"));
+            command.env("RNIC_SOCKET", daemon.socket()).args(arguments);
+            command
+        };
+        let mut server = Process::start(example(&["serve", "127.0.0.1:0"]));
+        let address = server.line_after("listening on ");
+        let get = |key: &str| example(&["get", &address, key]).output().unwrap();
+        assert_eq!(get("colour").status.code(), Some(1), "{path}");
+        for value in ["red", "dark blue"] {
+            Process::start(example(&["put", &address, "colour", value])).succeed();
+            let found = get("colour");
+            let text = String::from_utf8_lossy(&found.stdout);
+            assert_eq!((found.status.code(), text.trim_end()), (Some(0), value), "{path}");
+        }
+        assert_eq!(get("shape").status.code(), Some(1), "{path}");
+        server.kill();
+    }
+}
+
+#[test]
+fn streams_echo_more_than_they_can_hold() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let example = |arguments: &[&str]| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_async-echo-example"));
+            command.env("RNIC_SOCKET", daemon.socket()).args(arguments);
+            Process::start(command)
+        };
+        let mut server = example(&["serve", "127.0.0.1:0"]);
+        let address = server.line_after("listening on ");
+        let sizes = ["0", "1", "3000000"];
+        let visitors: Vec<Process> =
+            sizes.iter().map(|size| example(&["visit", &address, size])).collect();
+        for (visitor, size) in visitors.into_iter().zip(sizes) {
+            let lines = visitor.succeed();
+            assert_eq!(lines, [format!("{size} bytes there and back")], "{path}");
+        }
+        server.kill();
+    }
+}

@@ -243,7 +243,7 @@ fn connections_are_turned_away_no_faster_than_they_may_be_accepted() {
         let config = format!("{NO_TREE}[engine]\nworkers = 1\n{rate}");
         let mut daemon = Daemon::start_limited(binaries!(), &config, &limit);
         let context = Context::open_at(daemon.socket()).unwrap();
-        let listener = context.listen(([127, 0, 0, 1], 0).into(), 128).unwrap();
+        let listener = context.listen("127.0.0.1:0", 128).unwrap();
         let silent: Vec<Raw> = (0..64).filter_map(|_| Raw::try_connect(daemon.socket())).collect();
         daemon.says("cannot accept clients for now");
         let start = Instant::now();

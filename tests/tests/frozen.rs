@@ -153,7 +153,7 @@ fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
         let pd = context.open_pd(Some("shared")).unwrap();
         let cq = context.create_cq(16, None).unwrap();
         let [reader, partner] = [(); 2].map(|()| pd.create_qp(&QpOptions::new(&cq)).unwrap());
-        let listener = context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
+        let listener = context.listen("127.0.0.1:0", 4).unwrap();
         rnic_tests::join(&listener, &reader, &partner);
         let buffer = context.create_shared_buffer(4096).unwrap();
         let own = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();

@@ -502,7 +502,7 @@ fn silent_connections(all: usize) {
     let most = startups(&context);
     assert!((1..=configured).contains(&most), "{most} of {configured}");
     let (ping, pong) = (Player::new(&context), Player::new(&context));
-    let listener = context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+    let listener = context.listen("127.0.0.1:0", 4).unwrap();
     ping.qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
     let request = listener.accept_request(Some(DEADLINE)).unwrap();
     request.accept(&pong.qp, &AcceptOptions::default()).unwrap();

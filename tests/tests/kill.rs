@@ -122,7 +122,7 @@ fn a_killed_daemon_is_noticed_by_those_who_wait_and_those_who_poll() {
     let pd = context.open_pd(None).unwrap();
     let cq = context.create_cq(16, None).unwrap();
     let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
-    let listener = context.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
+    let listener = context.listen("127.0.0.1:0", 1).unwrap();
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
     let gone = |e: Error| assert!(matches!(e, Error::DaemonGone), "{e}");
     let began = Instant::now();
@@ -189,7 +189,7 @@ fn a_partner_with_reads_outstanding_is_told() {
         let cq = context.create_cq(1024, None).unwrap();
         let options = QpOptions { sq_depth: 512, ..QpOptions::new(&cq) };
         let qp = pd.create_qp(&options).unwrap();
-        let connected = qp.connect(address.parse().unwrap(), &Default::default()).unwrap();
+        let connected = qp.connect(&*address, &Default::default()).unwrap();
         let region = rnic_client::RemoteMr::from_bytes(&connected.private_data).unwrap();
         let buffer = context.create_shared_buffer(region.len).unwrap();
         let sink = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();

@@ -153,7 +153,7 @@ fn the_hosts_loopback_is_out_of_reach_from_another_network_namespace() {
         // Something that is not meant for everybody, and a listener of this very daemon.
         let services = ["127.0.0.1:0", "[::1]:0"].map(|at| TcpListener::bind(at).unwrap());
         let context = Context::open_at(daemon.socket()).unwrap();
-        let listener = context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
+        let listener = context.listen("127.0.0.1:0", 4).unwrap();
         let port = services[0].local_addr().unwrap().port();
         let wanted = [
             format!("127.0.0.1:{port}"),

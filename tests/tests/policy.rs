@@ -306,7 +306,7 @@ fn rules_change_while_the_daemon_runs() {
     let uid = geteuid().as_raw();
     let daemon = Daemon::start(binaries!(), "");
     let context = Context::open_at(daemon.socket()).unwrap();
-    let listen = || context.bind(([127, 0, 0, 1], 0).into());
+    let listen = || context.bind("127.0.0.1:0");
     drop(listen().unwrap());
     let open = || context.open_pd(Some("late"));
     refusal(open());

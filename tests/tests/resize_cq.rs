@@ -35,7 +35,7 @@ impl Couples {
     fn new(daemon: &Daemon) -> Self {
         let context = Context::open_at(daemon.socket()).unwrap();
         let pd = context.open_pd(None).unwrap();
-        let listener = context.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+        let listener = context.listen("127.0.0.1:0", 8).unwrap();
         Couples { context, pd, listener }
     }
 

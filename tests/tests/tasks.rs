@@ -89,7 +89,7 @@ async fn pairs(daemon: &Daemon, pairs: usize) {
         End::new(&side.0, &side.1, cq)
     };
     let [server, client] = &sides;
-    let listener = server.0.listen(([127, 0, 0, 1], 0).into(), 64).unwrap();
+    let listener = server.0.listen("127.0.0.1:0", 64).unwrap();
     let address = listener.local_addr();
     let visitors: Vec<_> = (0..pairs)
         .map(|_| {
@@ -135,7 +135,7 @@ fn many_pairs_of_tasks_run_on_several_threads() {
 
 fn connected(context: &Context) -> (End, End) {
     let pd = context.open_pd(None).unwrap();
-    let listener = context.listen(([127, 0, 0, 1], 0).into(), 1).unwrap();
+    let listener = context.listen("127.0.0.1:0", 1).unwrap();
     let [a, b] = [(); 2].map(|()| End::new(context, &pd, context.create_cq(16, None).unwrap()));
     join(&listener, &a.qp, &b.qp);
     (a, b)
@@ -233,7 +233,7 @@ fn an_attempt_that_is_given_up_is_aborted_and_the_end_of_the_daemon_is_told() {
     let pd = context.open_pd(None).unwrap();
     let end = End::new(&context, &pd, context.create_cq(16, None).unwrap());
     // Nobody accepts.
-    let listener = context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
+    let listener = context.listen("127.0.0.1:0", 4).unwrap();
     let options = ConnectOptions::default();
     run(async {
         let attempt = end.qp.connect_async(listener.local_addr(), &options);
@@ -246,7 +246,7 @@ fn an_attempt_that_is_given_up_is_aborted_and_the_end_of_the_daemon_is_told() {
         let other = End::new(&context, &pd, context.create_cq(16, None).unwrap());
         let accepted = request.accept_async(&other.qp, &AcceptOptions::default()).await;
         assert!(accepted.is_err(), "{accepted:?}");
-        let nobody = ([127, 0, 0, 1], 1).into();
+        let nobody = "127.0.0.1:1";
         let refused = other.qp.connect_async(nobody, &options).await;
         assert!(refused.is_err(), "{refused:?}");
         // What no call claims comes as an event.
@@ -273,4 +273,68 @@ fn an_attempt_that_is_given_up_is_aborted_and_the_end_of_the_daemon_is_told() {
         Ok(flushed) => assert!(flushed.iter().all(|c| c.ok().is_err()), "{flushed:?}"),
         Err(e) => panic!("{e}"),
     }
+}
+
+/// Two connected QPs of one session, without receives.
+fn bare_pair(context: &Context, pd: &Pd, cqs: [&Cq; 2]) -> [Qp; 2] {
+    let listener = context.listen("localhost:0", 1).unwrap();
+    let qps = cqs.map(|cq| pd.create_qp(&QpOptions::new(cq)).unwrap());
+    join(&listener, &qps[0], &qps[1]);
+    qps
+}
+
+#[test]
+fn sends_and_receives_are_awaited_with_leases() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let cqs = [(); 2].map(|()| context.create_cq(16, None).unwrap());
+        let [a, b] = bare_pair(&context, &pd, [&cqs[0], &cqs[1]]);
+        let region = pd.reg_local(4096).unwrap();
+        run(async {
+            for n in 0..ROUNDS {
+                let receive = b.recv(region.lease(0..64).unwrap());
+                let mut message = region.lease(64..72).unwrap();
+                message.copy_from_slice(&n.to_le_bytes());
+                let (received, sent) = tokio::join!(receive, a.send(message));
+                let (lease, length) = received.unwrap();
+                assert_eq!((&lease[..length], sent.unwrap().len()), (&n.to_le_bytes()[..], 8));
+            }
+            let receive = b.recv(region.lease(0..64).unwrap());
+            let end = async {
+                a.disconnect().unwrap();
+                b.wait_disconnected_async().await.unwrap()
+            };
+            let (flushed, reason) = tokio::join!(receive, end);
+            assert!(matches!(flushed, Err(Error::Failed { .. })), "{path}: {flushed:?}");
+            assert_eq!(reason, DisconnectReason::Orderly, "{path}");
+        });
+        // The bytes of the failed one are free again.
+        assert!(region.lease(..).is_ok(), "{path}");
+    }
+}
+
+#[test]
+fn awaited_completions_go_to_no_poll() {
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let pd = context.open_pd(None).unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let [a, b] = bare_pair(&context, &pd, [&cq, &cq]);
+    let region = pd.reg_local(4096).unwrap();
+    run(async {
+        for n in 0..ROUNDS {
+            let polled = b.post_recv_leased(n, region.lease(0..64).unwrap()).unwrap();
+            let message = region.lease(64..128).unwrap();
+            // Whichever of the two finds both completions.
+            let (sent, completions) = tokio::join!(a.send(message), cq.completions());
+            assert_eq!(sent.unwrap().len(), 64);
+            let completions = completions.unwrap();
+            assert_eq!((completions.len(), completions[0].wr_id), (1, n));
+            assert!(polled.take().is_ok());
+        }
+        let none = cq.poll(&mut [Completion::default()]).unwrap();
+        assert_eq!(none, 0);
+    });
 }

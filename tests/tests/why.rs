@@ -341,7 +341,7 @@ fn a_peer_that_is_killed() {
         let daemon = Daemon::start(binaries!(), &on_path(path));
         let end = end(&daemon, 8);
         receive(&end, 3, end.region.sge(0, 64));
-        let listener = end.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+        let listener = end.context.listen("127.0.0.1:0", 4).unwrap();
         let peer = daemon.actor(&["visit", &listener.local_addr().to_string()]);
         let request = listener.accept_request(Some(DEADLINE)).unwrap();
         request.start_accept(&end.qp, &AcceptOptions::default()).unwrap();
@@ -378,7 +378,7 @@ fn bad_bytes_from_a_scripted_peer() {
     ] {
         let end = end(&daemon, 8);
         receive(&end, 3, end.region.sge(0, 64));
-        let listener = end.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+        let listener = end.context.listen("127.0.0.1:0", 4).unwrap();
         let mut peer = wire::dial(listener.local_addr());
         wire::say(&mut peer, &wire::request(CRC, 1, b""));
         let request = listener.accept_request(Some(DEADLINE)).unwrap();

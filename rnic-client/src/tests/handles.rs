@@ -15,6 +15,8 @@ fn everything_may_be_sent_to_and_shared_with_other_threads() {
     );
     both::<(Error, PostError, SocketError, Refusal, Event, Rows, DeviceAttributes, StatusInfo)>();
     both::<(PdRow, LimitRow)>();
+    #[cfg(feature = "tokio")]
+    both::<Stream>();
     both::<(LocalMr, Lease, LeasedRequest, Posted, NotPosted)>();
 }
 
@@ -23,12 +25,16 @@ fn everything_may_be_sent_to_and_shared_with_other_threads() {
 fn what_tasks_await_may_move_between_threads() {
     fn send<T: Send>(_: T) {}
     let r = rig();
-    let listener = r.context.listen(([127, 0, 0, 1], 0).into(), 1).unwrap();
+    let listener = r.context.listen("127.0.0.1:0", 1).unwrap();
     send(r.cq.completions());
-    send(r.qp.connect_async(([127, 0, 0, 1], 1).into(), &ConnectOptions::default()));
+    send(r.qp.connect_async("127.0.0.1:1", &ConnectOptions::default()));
     send(r.qp.wait_connected_async());
     send(r.qp.wait_disconnected_async());
     send(r.context.next_event_async());
+    let region = r.pd.reg_local(4096).unwrap();
+    send(r.qp.send(region.lease(0..1).unwrap()));
+    send(r.qp.recv(region.lease(1..2).unwrap()));
+    send(Stream::connect(&r.context, "127.0.0.1:1"));
     send(listener.accept_request_async());
 }
 
@@ -39,7 +45,7 @@ fn every_handle_says_what_it_is() {
     let region = r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let srq = r.pd.create_srq(&SrqOptions::default()).unwrap();
     let window = r.pd.alloc_window(WindowKind::Type2).unwrap();
-    let listener = r.context.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let listener = r.context.bind("127.0.0.1:0").unwrap();
     let channel = r.cq.channel();
     for (said, name, id) in [
         (format!("{:?}", r.context), "Context", format!("{:?}", r.context.session())),

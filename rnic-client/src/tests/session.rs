@@ -275,7 +275,7 @@ fn objects_are_destroyed_in_an_order_that_the_daemon_accepts() {
     let mut r = rig();
     let buffer = r.context.create_shared_buffer(1).unwrap();
     let region = r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
-    let listener = r.context.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let listener = r.context.bind("127.0.0.1:0").unwrap();
     assert_eq!(listener.local_addr().port(), 7471);
     r.daemon.device().requests.clear();
     // Parents first: what uses them keeps them alive.

@@ -62,6 +62,21 @@ fn a_sleeper_is_woken_by_the_record_of_its_completion() {
 }
 
 #[test]
+fn an_iterator_waits_for_each_and_ends_after_an_error() {
+    let r = rig();
+    (1..=3).for_each(|wr_id| r.daemon.device().complete(r.cq.id(), &entry(wr_id)));
+    let mut all = r.cq.completions_iter();
+    let three: Vec<u64> = all.by_ref().take(3).map(|c| c.unwrap().wr_id).collect();
+    assert_eq!(three, [1, 2, 3]);
+    let (tid, thread) = waiter(&r.cq, None);
+    asleep(&r, &r.cq, tid);
+    r.daemon.hang_up();
+    assert!(thread.join().unwrap().is_err());
+    assert!(matches!(all.next(), Some(Err(Error::DaemonGone))));
+    assert!(all.next().is_none());
+}
+
+#[test]
 fn a_wait_that_finds_something_arms_nothing() {
     let r = rig();
     r.daemon.device().complete(r.cq.id(), &entry(1));

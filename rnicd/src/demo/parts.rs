@@ -57,7 +57,7 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
     match part {
         Part::Measure | Part::MeasurePeer => {}
         Part::Host => {
-            let listener = context.listen(ANYWHERE.into(), 16)?;
+            let listener = context.listen(SocketAddr::from(ANYWHERE), 16)?;
             writeln!(std::io::stdout(), "address\t{}", listener.local_addr())?;
             tour::host(&context, &listener, 1, PATIENCE)?;
         }
@@ -73,7 +73,7 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
             }
         }
         Part::Receive { folder } => {
-            let listener = context.listen(ANYWHERE.into(), 1)?;
+            let listener = context.listen(SocketAddr::from(ANYWHERE), 1)?;
             writeln!(std::io::stdout(), "address\t{}", listener.local_addr())?;
             let options = rcopy::ReceiveOptions::default();
             let report =

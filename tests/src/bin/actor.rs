@@ -323,14 +323,14 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             println!("{} rounds", done?);
         }
         Part::Sink => {
-            let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
+            let listener = context.listen("127.0.0.1:0", 4)?;
             println!("listening on {}", listener.local_addr());
             let (qp, region) = burst::accept(&context, &listener)?;
             wait_for_release();
             drop((qp, region));
         }
         Part::Lend { exec, keep } => {
-            let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
+            let listener = context.listen("127.0.0.1:0", 4)?;
             println!("listening on {}", listener.local_addr());
             let (qp, region) = attached::lend(&context, &listener)?;
             wait_for_release();
@@ -396,13 +396,13 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
         }
         Part::Binds => hammer::bind_for_ever(&context)?,
         Part::Ignore { listeners } => {
-            let all = (0..listeners).map(|_| context.listen(([127, 0, 0, 1], 0).into(), 1024));
+            let all = (0..listeners).map(|_| context.listen("127.0.0.1:0", 1024));
             let all = all.collect::<Result<Vec<_>, _>>()?;
             all.iter().for_each(|listener| println!("listening on {}", listener.local_addr()));
             wait_for_release();
         }
         Part::Bait => {
-            let listener = context.listen(([127, 0, 0, 1], 0).into(), 64)?;
+            let listener = context.listen("127.0.0.1:0", 64)?;
             println!("listening on {}", listener.local_addr());
             let (pd, cq) = (context.open_pd(None)?, context.create_cq(1024, None)?);
             let released = released();
@@ -433,7 +433,7 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             let cq = context.create_cq(16, None)?;
             let srq = pd.create_srq(&SrqOptions::default())?;
             let qp = pd.create_qp(&QpOptions { srq: Some(&srq), ..QpOptions::new(&cq) })?;
-            let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
+            let listener = context.listen("127.0.0.1:0", 4)?;
             let guest = pd.create_qp(&QpOptions::new(&cq))?;
             guest.start_connect(listener.local_addr(), &ConnectOptions::default())?;
             let request = listener.accept_request(Some(DEADLINE))?;

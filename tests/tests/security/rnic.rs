@@ -393,7 +393,7 @@ fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
     }
     // A peer that does not keep to it is stopped: one more than granted, all before an answer can
     // have left.
-    let listener = pair.holder.context.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
+    let listener = pair.holder.context.listen("127.0.0.1:0", 1).unwrap();
     let mut peer = wire::dial(listener.local_addr());
     wire::say(&mut peer, &wire::request(CRC, 1, b""));
     let request = listener.accept_request(Some(DEADLINE)).unwrap();

@@ -1,0 +1,161 @@
+//! A key-value store in a hundred lines: the server's program sees every put and no get.
+//!
+//!     kv serve 127.0.0.1:0             serves until the process ends
+//!     kv put 127.0.0.1:PORT KEY VALUE
+//!     kv get 127.0.0.1:PORT KEY        exit status 1 if there is no such key
+//!
+//! The table is a registered region that peers may read. A get reads the slot of its key with one
+//! RDMA Read; a put is a Send, which the server stores and answers. `rkv` of rnic-tools is the same
+//! idea with versions, collisions and deletion.
+
+use std::error::Error;
+
+use rnic_client::*;
+
+/// Bytes of the key, filled up with zeros, at the start of a slot.
+const KEY: usize = 32;
+/// Bytes of a slot: a key and a value, filled up with zeros.
+const SLOT: usize = 128;
+/// Slots of the table. A key that hashes to a slot replaces the key that was there.
+const SLOTS: usize = 1024;
+
+type Failure = Box<dyn Error>;
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["serve", address] => serve(address),
+        ["put", address, key, value] => Client::connect(address)?.put(key, value),
+        ["get", address, key] => {
+            let value = Client::connect(address)?.get(key)?.ok_or("no such key")?;
+            println!("{value}");
+            Ok(())
+        }
+        _ => Err("usage: kv serve ADDRESS | put ADDRESS KEY VALUE | get ADDRESS KEY".into()),
+    }
+}
+
+fn serve(address: &str) -> Result<(), Failure> {
+    let context = Context::open()?;
+    let pd = context.open_pd(None)?;
+    let memory = context.create_shared_buffer((SLOTS * SLOT) as u64)?;
+    let table = pd.reg_mr(&memory, .., Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let listener = context.listen(address, 16)?;
+    println!("listening on {}", listener.local_addr());
+    loop {
+        let request = listener.accept_request(None)?;
+        // A client that goes away or breaks the rules ends its own visit only.
+        if let Err(error) = serve_one(&context, &pd, &table, request) {
+            eprintln!("{error}");
+        }
+    }
+}
+
+/// Serves one client until it disconnects. It finds the table by the reply's private data.
+fn serve_one(
+    context: &Context,
+    pd: &Pd,
+    table: &Mr,
+    request: ConnectionRequest,
+) -> Result<(), Failure> {
+    let cq = context.create_cq(16, None)?;
+    let qp = pd.create_qp(&QpOptions::new(&cq))?;
+    let memory = context.create_shared_buffer(SLOT as u64)?;
+    let inbox = pd.reg_mr(&memory, .., Access::LOCAL_WRITE)?;
+    let receive = [inbox.sge(0, SLOT as u32)];
+    qp.post_recv(&[RecvRequest::new(0, &receive)])?;
+    let private_data = table.remote().to_bytes().to_vec();
+    request.accept(&qp, &AcceptOptions { private_data, ..AcceptOptions::default() })?;
+    // The client's disconnect flushes the receive: a completion that is no success.
+    std::thread::scope(|scope| {
+        scope.spawn(|| qp.wait_disconnected(None));
+        for completion in cq.completions_iter() {
+            let Ok(completion) = completion?.ok() else { break };
+            if completion.opcode == CompletionOpcode::Receive {
+                let mut slot = [0; SLOT];
+                inbox.read_at(0, &mut slot)?;
+                table.write_at(offset_of(&slot[..KEY]), &slot)?;
+                qp.post_recv(&[RecvRequest::new(0, &receive)])?;
+                qp.post_send(&[SendRequest::send_inline(0, b"stored")])?;
+            }
+        }
+        Ok(())
+    })
+}
+
+struct Client {
+    qp: Qp,
+    cq: Cq,
+    slot: Mr,
+    table: RemoteMr,
+}
+
+impl Client {
+    fn connect(address: &str) -> Result<Client, Failure> {
+        let context = Context::open()?;
+        let pd = context.open_pd(None)?;
+        let cq = context.create_cq(16, None)?;
+        let qp = pd.create_qp(&QpOptions::new(&cq))?;
+        let memory = context.create_shared_buffer(SLOT as u64)?;
+        let slot = pd.reg_mr(&memory, .., Access::LOCAL_WRITE)?;
+        let connected = qp.connect(address, &ConnectOptions::default())?;
+        let table = RemoteMr::from_bytes(&connected.private_data).ok_or("not a kv server")?;
+        Ok(Client { qp, cq, slot, table })
+    }
+
+    fn put(self, key: &str, value: &str) -> Result<(), Failure> {
+        if value.len() > SLOT - KEY {
+            return Err(
+                format!("the value has {} bytes, at most {}", value.len(), SLOT - KEY).into()
+            );
+        }
+        self.slot.fill(0, SLOT, 0)?;
+        self.slot.write_at(0, &key_bytes(key)?)?;
+        self.slot.write_at(KEY as u64, value.as_bytes())?;
+        let whole = [self.slot.sge(0, SLOT as u32)];
+        // The answer overwrites the slot, which has been sent by then.
+        self.qp.post_recv(&[RecvRequest::new(1, &whole)])?;
+        self.qp.post_send(&[SendRequest::send(2, &whole)])?;
+        self.completed()
+    }
+
+    fn get(self, key: &str) -> Result<Option<String>, Failure> {
+        let key = key_bytes(key)?;
+        let from = self.table.at(offset_of(&key));
+        let into = self.slot.sge(0, SLOT as u32);
+        self.qp.post_send(&[SendRequest::read(1, into, from).signaled()])?;
+        self.completed()?;
+        let mut slot = [0; SLOT];
+        self.slot.read_at(0, &mut slot)?;
+        if slot[..KEY] != key {
+            return Ok(None);
+        }
+        let end = slot.iter().rposition(|byte| *byte != 0).map_or(KEY, |last| last + 1);
+        Ok(Some(String::from_utf8_lossy(&slot[KEY..end.max(KEY)]).into_owned()))
+    }
+
+    /// Waits for the one completion of a request, then disconnects.
+    fn completed(&self) -> Result<(), Failure> {
+        self.cq.completions_iter().next().ok_or("no completion")??.ok()?;
+        self.qp.disconnect()?;
+        self.qp.wait_disconnected(None)?;
+        Ok(())
+    }
+}
+
+fn key_bytes(key: &str) -> Result<[u8; KEY], Failure> {
+    if key.is_empty() || key.len() > KEY {
+        return Err(format!("the key has {} bytes, 1 to {KEY} are possible", key.len()).into());
+    }
+    let mut bytes = [0; KEY];
+    bytes[..key.len()].copy_from_slice(key.as_bytes());
+    Ok(bytes)
+}
+
+/// The slot of a key in bytes from the table's start (FNV-1a).
+fn offset_of(key: &[u8]) -> u64 {
+    let hash = key.iter().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3)
+    });
+    hash % SLOTS as u64 * SLOT as u64
+}
