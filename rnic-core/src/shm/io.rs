@@ -140,7 +140,8 @@ impl Vectors {
         // SAFETY: an all-zero `msghdr` is a valid value of that C struct: no name, no control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.vectors.as_mut_ptr().cast();
-        message.msg_iovlen = self.len;
+        // `size_t` in glibc, `int` in musl; at most `MAX_PIECES`.
+        message.msg_iovlen = self.len as _;
         message
     }
 }

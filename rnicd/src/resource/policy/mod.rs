@@ -16,8 +16,8 @@ use rnic_core::abi::control::Refusal;
 use crate::config::{AddressRule, Config, Id, Limits, NamedPd, Override, Subjects};
 pub use rights::Rights;
 use rights::Standing;
-pub use subjects::{Identity, Overflow};
 use subjects::Members;
+pub use subjects::{Identity, Overflow};
 
 /// Rules with their names looked up.
 #[derive(Debug)]
