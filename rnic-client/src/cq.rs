@@ -321,10 +321,8 @@ impl AsRawFd for Cq {
 }
 
 impl CqInner {
-    /// Whether there is nothing to take, and nothing to do for who finds nothing ([`orphans`]). If
-    /// not, there still may be nothing.
-    ///
-    /// [`orphans`]: Self::orphans
+    /// Returns true if there is nothing to take and nothing else to do for a poll. If false, there
+    /// may be nothing all the same.
     #[inline]
     fn is_certainly_empty(&self) -> bool {
         !self.unsettled.load(Ordering::Relaxed) && self.look.is_empty()

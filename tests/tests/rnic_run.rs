@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use rnic_client::{Context, Error};
+use rnic_client::{Admission, Context, Error};
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, copy_program, omit};
 use rustix::process::{Pid, Signal, geteuid, getsid, kill_process};
 use tempfile::TempDir;
@@ -283,6 +283,8 @@ fn nobody_is_lost_when_the_daemon_ends() {
                         [std::io::ErrorKind::NotFound, std::io::ErrorKind::ConnectionRefused];
                     assert!(kinds.contains(&why.kind()), "{why}");
                 }
+                // On a busy machine sessions begin faster than the daemon takes back those that ended.
+                Err(Error::NotAdmitted { why: Admission::UserSessions, .. }) => {}
                 Err(error) => panic!("{error}"),
             }
         }

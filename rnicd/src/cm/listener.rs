@@ -188,7 +188,7 @@ impl ConnectionManager {
         }
         // In the port of the wire: who holds it is no program of this daemon's.
         let what = || format!("bind {address}");
-        let socket = net::bound(to).map_err(|e| bind_refusal(named, address, &e))?;
+        let socket = net::bound(to).map_err(|e| tcp_refusal("bind", named, address, &e))?;
         self.options.buffers.bound(&socket).map_err(|e| system::refusal(&what(), &e))?;
         let bound = socket.local_addr().map_err(|e| system::refusal(&what(), &e))?;
         let bound = bound.as_socket().unwrap_or(address);
@@ -223,7 +223,10 @@ impl ConnectionManager {
                 .and_then(|()| {
                     self.registry.register(&mut SourceFd(&fd), token, Interest::READABLE)
                 })
-                .map_err(|e| system::refusal(&format!("listen on {}", listener.address), &e))?;
+                .map_err(|e| {
+                    let named = self.options.ports.named(listener.address);
+                    tcp_refusal("listen on", named, listener.address, &e)
+                })?;
         }
         listener.backlog = backlog;
         Ok(())
@@ -461,10 +464,10 @@ fn overlaps(a: BindTo, b: BindTo) -> bool {
 }
 
 /// An address is that of another listener.
-/// Returns the refusal for an address that the kernel does not let the daemon bind. Names the key
+/// Returns the refusal for an address that the kernel does not let the daemon have. Names the key
 /// that gives an RDMA port another TCP port if this one is in use.
-fn bind_refusal(named: SocketAddr, on_wire: SocketAddr, error: &io::Error) -> Refusal {
-    let mut refusal = system::refusal(&format!("bind {on_wire}"), error);
+fn tcp_refusal(what: &str, named: SocketAddr, on_wire: SocketAddr, error: &io::Error) -> Refusal {
+    let mut refusal = system::refusal(&format!("{what} {on_wire}"), error);
     if Errno::from_io_error(error) == Some(Errno::ADDRINUSE)
         && let Refusal::System { error, .. } = &mut refusal
     {
