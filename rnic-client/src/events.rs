@@ -39,6 +39,8 @@ impl Subject {
             Event::LastWqeReached { qp, .. }
             | Event::CommunicationEstablished { qp, .. }
             | Event::SendQueueDrained { qp, .. }
+            | Event::AccessError { qp, .. }
+            | Event::RequestError { qp, .. }
             | Event::Resolved { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
             Event::SrqLimit { srq, .. }

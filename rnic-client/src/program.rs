@@ -97,12 +97,12 @@ impl ProgramMr {
         self.iova
     }
 
-    /// Bytes of the region, at least 1.
+    /// Bytes of the region.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Never: a region has at least one byte.
+    /// Returns true if the region has no bytes; zero-length elements may name it.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -26,6 +26,8 @@ pub(crate) struct ContextBody {
 
 /// Port of the device: it has one.
 pub(crate) const PORT: u8 = 1;
+/// Largest path MTU that a QP may name (`max_mtu`): the stream below cuts segments of its own.
+pub(crate) const MAX_MTU: c::ibv_mtu = c::IBV_MTU_4096;
 
 impl ContextBody {
     pub(crate) fn open(device: Arc<Device>, kind: DeviceKind) -> Result<ContextBody, Errno> {
@@ -119,7 +121,7 @@ impl ContextBody {
         }
         let mut says: c::ibv_port_attr = zeroed();
         says.state = c::IBV_PORT_ACTIVE;
-        says.max_mtu = c::IBV_MTU_4096;
+        says.max_mtu = MAX_MTU;
         says.active_mtu = self.mtu();
         says.gid_tbl_len = i32::try_from(self.gids.len().max(1)).unwrap_or(1);
         says.max_msg_sz = 1 << 30;
@@ -139,7 +141,7 @@ impl ContextBody {
 
     /// The size of packets as verbs number it: on Ethernet what fits a frame with the headers of
     /// RoCE v2.
-    pub(crate) fn mtu(&self) -> c::ibv_mtu {
+    fn mtu(&self) -> c::ibv_mtu {
         let bytes = self.gids.iter().map(GidRow::path_mtu).min();
         bytes.map_or(net::verbs_mtu(), |bytes| match bytes {
             4096.. => c::IBV_MTU_4096,

@@ -162,6 +162,7 @@ impl CqBody {
             for completion in &batch[..taken] {
                 match self.qp(last, completion.qp) {
                     Some(qp) => {
+                        qp.await_established(completion);
                         out[n] = in_c(completion, qp);
                         self.explain(completion, &out[n]);
                         n += 1;

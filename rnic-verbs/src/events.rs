@@ -59,11 +59,20 @@ fn deliver(device: &Arc<Device>, event: Event) {
         Event::CommunicationEstablished { qp, .. } => {
             device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_COMM_EST));
         }
+        Event::AccessError { qp, .. } => {
+            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_QP_ACCESS_ERR));
+        }
+        Event::RequestError { qp, .. } => {
+            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_QP_REQ_ERR));
+        }
         Event::SendQueueDrained { qp, .. } => {
             device.with_qp(qp, |qp| qp.drained());
         }
         Event::SrqUnfair { .. } => {}
-        Event::EventsLost { count } => log::debug(|| format!("{count} events were lost")),
+        Event::EventsLost { count } => {
+            log::debug(|| format!("{count} events were lost"));
+            device.ids.events_lost();
+        }
         Event::Detached { reason } => log::debug(|| format!("memory was detached: {reason}")),
         event => cm::deliver(device, event),
     }

@@ -39,8 +39,14 @@ impl MwBody {
         (self.window.id().0, *self.key.lock())
     }
 
-    /// It is being bound under a new key: returns the one that it has until then.
-    pub(crate) fn take_key(&self, new: u32) -> u32 {
-        std::mem::replace(&mut *self.key.lock(), new)
+    /// Binds it under a new key: returns the key until then and the new one. Of the key that the
+    /// program asks for only the low 8 bits count, as on adapters; the others are the window's.
+    pub(crate) fn take_key(&self, wanted: u32) -> (u32, u32) {
+        let mut key = self.key.lock();
+        let new = *key & !TAG | wanted & TAG;
+        (std::mem::replace(&mut *key, new), new)
     }
 }
+
+/// Bits of a remote key that its owner chooses.
+const TAG: u32 = 0xff;

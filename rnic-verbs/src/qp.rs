@@ -5,13 +5,14 @@
 //! the completion of its request, or of a later one, has been polled, as verbs have it.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use rnic_client::{
-    Completion, CqId, GidRow, PdId, Posting, Qp, QpId, QpOptions, QpState, QpType, RecvRequest,
-    RemoteAddr, RnrPolicy, SendRequest, Sge, Stag,
+    Completion, CompletionStatus, CqId, GidRow, PdId, Posting, Qp, QpId, QpOptions, QpState,
+    QpType, RecvRequest, RemoteAddr, RnrPolicy, SendRequest, Sge, Stag,
 };
 
 use crate::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
@@ -58,7 +59,8 @@ pub(crate) struct QpBody {
     /// Each of its requests names where it goes.
     datagrams: bool,
     gids: Vec<GidRow>,
-    mtu: c::ibv_mtu,
+    /// Programs can know that it is connected, if it connects.
+    established: AtomicBool,
 }
 
 impl Body for Arc<QpBody> {
@@ -76,7 +78,6 @@ pub(crate) struct QpWanted {
     pub(crate) kind: QpType,
     /// The device's, if it is to be wired by hand.
     pub(crate) gids: Vec<GidRow>,
-    pub(crate) mtu: c::ibv_mtu,
 }
 
 /// Bytes that a request can always carry along: small messages are copied when they are posted.
@@ -156,7 +157,7 @@ impl QpBody {
             unreliable: wanted.kind == QpType::WiredUnreliable,
             datagrams: wanted.kind == QpType::Datagrams,
             gids: wanted.gids,
-            mtu: wanted.mtu,
+            established: AtomicBool::new(wanted.kind != QpType::Connected),
         });
         device.qps.write().insert(body.id(), body.clone());
         Ok(body)
@@ -356,7 +357,7 @@ impl QpBody {
         }
         let has = &self.device.attributes;
         let (max_ird, max_ord) = (has.max_ird, has.max_ord);
-        let allowed = Allowed { gids: &self.gids, mtu: self.mtu, max_ird, max_ord };
+        let allowed = Allowed { gids: &self.gids, max_ird, max_ord };
         let next = states.after(attributes, mask, &allowed)?;
         match (states.state(), next.state()) {
             (_, c::IBV_QPS_RESET) => {
@@ -509,6 +510,18 @@ impl QpBody {
             posted += 1;
         }
         (posted, Ok(()))
+    }
+
+    /// Waits, before the first completion of a connection is shown, until the program can read that
+    /// the connection stands. A flushed request may never have had one.
+    #[inline]
+    pub(crate) fn await_established(&self, completion: &Completion) {
+        if !self.established.load(Ordering::Relaxed)
+            && completion.status != CompletionStatus::WrFlush
+        {
+            self.device.ids.await_established(self.id());
+            self.established.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The program's number of a send request that has completed, and with it all before it.

@@ -6,7 +6,7 @@ use rnic_client::{Access, Gid, GidRow, QpId, QpType, Sending, Wiring};
 
 use crate::address_handle::is_route;
 use crate::c::{self, ibv_qp_attr};
-use crate::context::PORT;
+use crate::context::{MAX_MTU, PORT};
 use crate::errno::Errno;
 use crate::object::zeroed;
 
@@ -20,7 +20,6 @@ pub(crate) struct WiredStates {
 /// What the device allows.
 pub(crate) struct Allowed<'a> {
     pub(crate) gids: &'a [GidRow],
-    pub(crate) mtu: c::ibv_mtu,
     pub(crate) max_ird: u16,
     pub(crate) max_ord: u16,
 }
@@ -48,7 +47,8 @@ const RETRIES: i32 = c::IBV_QP_TIMEOUT | c::IBV_QP_RETRY_CNT | c::IBV_QP_RNR_RET
 const SENDS: i32 = RETRIES | c::IBV_QP_SQ_PSN | c::IBV_QP_MAX_QP_RD_ATOMIC;
 const LATER: i32 = c::IBV_QP_CUR_STATE | c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_MIN_RNR_TIMER;
 
-/// Every step but those to RESET and ERR, which are open from everywhere and take nothing.
+/// Every step but those to RESET, which are open from everywhere, and to ERR, which are from
+/// everywhere but RESET, as the kernel has it; both take nothing.
 /// Alternate paths are nobody's here, and who its peer is a queue pair is told once: the kernel's
 /// table takes another address and other inbound reads in SQD as well.
 const STEPS: [Step; 8] = [
@@ -105,8 +105,10 @@ const DATAGRAM_STEPS: [Step; 8] = [
 /// Whether a step may be made with these attributes.
 fn may_step(steps: &[Step], from: u32, to: u32, mask: i32) -> bool {
     let mask = mask & !c::IBV_QP_STATE;
-    if matches!(to, c::IBV_QPS_RESET | c::IBV_QPS_ERR) {
-        return mask == 0;
+    match to {
+        c::IBV_QPS_RESET => return mask == 0,
+        c::IBV_QPS_ERR => return mask == 0 && from != c::IBV_QPS_RESET,
+        _ => {}
     }
     steps.iter().any(|step| {
         let allowed = step.needs | step.takes;
@@ -256,7 +258,7 @@ fn check(wanted: &ibv_qp_attr, mask: i32, allowed: &Allowed<'_>) -> Result<(), E
         has(c::IBV_QP_PORT) && wanted.port_num != PORT,
         has(c::IBV_QP_PKEY_INDEX) && wanted.pkey_index != 0,
         has(c::IBV_QP_AV) && !is_route(&wanted.ah_attr, allowed.gids),
-        has(c::IBV_QP_PATH_MTU) && !(c::IBV_MTU_256..=allowed.mtu).contains(&wanted.path_mtu),
+        has(c::IBV_QP_PATH_MTU) && !(c::IBV_MTU_256..=MAX_MTU).contains(&wanted.path_mtu),
         has(c::IBV_QP_TIMEOUT) && wanted.timeout > 31,
         has(c::IBV_QP_RETRY_CNT) && wanted.retry_cnt > 7,
         has(c::IBV_QP_RNR_RETRY) && wanted.rnr_retry > 7,
@@ -302,7 +304,9 @@ mod tests {
             let may_step = |from, to, mask| may_step(steps, from, to, mask);
             let found = steps.iter().find(|s| (s.from, s.to) == (from, to));
             if matches!(to, c::IBV_QPS_RESET | c::IBV_QPS_ERR) {
-                assert!(found.is_none() && may_step(from, to, c::IBV_QP_STATE));
+                let open = (from, to) != (c::IBV_QPS_RESET, c::IBV_QPS_ERR);
+                assert!(found.is_none());
+                assert_eq!(may_step(from, to, c::IBV_QP_STATE), open, "{from} to {to}");
                 assert!(attributes().all(|one| !may_step(from, to, one)), "{from} to {to}");
                 continue;
             }
@@ -389,7 +393,7 @@ mod tests {
     fn what_is_refused_changes_nothing_and_what_is_taken_is_told() {
         let gid = Gid([7; 16]);
         let gids = [GidRow { gid, interface: String::new(), interface_index: 0, mtu: 1500 }];
-        let allowed = Allowed { gids: &gids, mtu: c::IBV_MTU_1024, max_ird: 4, max_ord: 4 };
+        let allowed = Allowed { gids: &gids, max_ird: 4, max_ord: 4 };
         let mut wanted: ibv_qp_attr = zeroed();
         (wanted.qp_state, wanted.port_num) = (c::IBV_QPS_INIT, PORT);
         wanted.qp_access_flags = Access::REMOTE_READ.bits();
@@ -408,10 +412,15 @@ mod tests {
         let wiring = rtr.wiring(&gids).unwrap();
         assert_eq!((wiring.local, wiring.remote_qp, wiring.rq_psn), (gid, QpId(5), 6));
         assert_eq!((wiring.ird, wiring.path_mtu, wiring.rights), (3, 1024, Access::REMOTE_READ));
+        for mtu in c::IBV_MTU_256..=MAX_MTU {
+            wanted.path_mtu = mtu;
+            let told = init.after(&wanted, mask, &allowed).unwrap().wiring(&gids).unwrap();
+            assert_eq!(told.path_mtu, 128 << mtu);
+        }
         type Spoil = fn(&mut ibv_qp_attr);
         let wrong: [Spoil; 6] = [
             |a| a.ah_attr.port_num = 2,
-            |a| a.path_mtu = c::IBV_MTU_2048,
+            |a| a.path_mtu = MAX_MTU + 1,
             |a| a.ah_attr.is_global = 0,
             |a| a.ah_attr.grh.sgid_index = 1,
             |a| a.dest_qp_num = 1 << 24,

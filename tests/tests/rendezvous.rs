@@ -165,7 +165,8 @@ impl Said {
         bytes.extend(self.to_qp.to_be_bytes());
         bytes.extend(self.ird.to_be_bytes());
         let sends = if self.sq_psn.is_some() { 2 } else { 0 };
-        bytes.extend([self.min_rnr_timer, sends]);
+        // A path MTU of 1024 bytes is the third.
+        bytes.extend([self.min_rnr_timer, sends | 3 << 2]);
         bytes.extend(self.rq_psn.to_be_bytes());
         bytes
     }

@@ -430,6 +430,7 @@ fn wrong_wiring_is_said_in_one_line() {
             case(|w| w.remote_qp.0 += 1000, QUICK, "there is no ");
             case(|_| (), other_psn, "this side would send from 8 on (sq_psn)");
             case(|w| w.rq_psn = 9, QUICK, "this side awaits 9 (rq_psn)");
+            case(|w| w.path_mtu = 2048, QUICK, "path MTU");
         }
     });
 }
@@ -591,7 +592,7 @@ fn a_queue_pair_gives_its_peer_no_more_rights_than_it_was_told() {
         a.completes(1, CompletionOpcode::RdmaRead);
         let sges = [source.sge(0, 8)];
         a.qp.post_send(&[SendRequest::write(2, &sges, remote).signaled()]).unwrap();
-        assert_eq!(a.outcomes(1), [(2, CompletionStatus::RemoteAccess)]);
+        assert_eq!(a.outcomes(1), [(2, CompletionStatus::RemoteInvalidRequest)]);
     });
 }
 
@@ -827,6 +828,7 @@ fn values_that_cannot_be_are_refused_by_name_and_change_nothing() {
         (Wiring { local: Gid::default(), ..good }, "local"),
         (Wiring { remote_qp: QpId(1 << 24), ..good }, "remote_qp"),
         (Wiring { rq_psn: 1 << 24, ..good }, "rq_psn"),
+        (Wiring { path_mtu: 1000, ..good }, "path_mtu"),
         (Wiring { min_rnr_timer: 32, ..good }, "min_rnr_timer"),
         (Wiring { ird: 129, ..good }, "ird"),
         (Wiring { ird: u16::MAX, ..good }, "ird"),

@@ -630,6 +630,8 @@ fn events() {
                 "1206808080808080808080\
                  0100c0000207af3a0120010db8000000000000000000000001b7250703ac02ac02020102",
             ),
+            (Event::AccessError { qp, context }, "130680808080808080808001"),
+            (Event::RequestError { qp, context }, "140680808080808080808001"),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

@@ -210,6 +210,16 @@ mod tests {
     }
 
     #[test]
+    fn a_drained_stream_is_no_victim() {
+        let mut c = charges(1000, 100);
+        let mut charges: Vec<_> = (0..3).map(|_| StreamCharge::default()).collect();
+        assert_eq!(c.set(&mut charges[0], owner(0, MINE), 50), None);
+        assert_eq!(c.set(&mut charges[1], owner(1, MINE), 50), None);
+        assert_eq!(c.set(&mut charges[0], owner(0, MINE), 0), None);
+        assert_eq!(c.set(&mut charges[2], owner(2, MINE), 60).expect("above 100").victim, 1);
+    }
+
+    #[test]
     fn for_all_sessions_the_one_that_holds_most_loses_a_stream() {
         let mut c = charges(100, 80);
         let mut charges: Vec<_> = (0..4).map(|_| StreamCharge::default()).collect();

@@ -353,6 +353,11 @@ fn remote_key(
             let grants = entry.map_or(String::new(), |e| grants(e.access));
             format!("STag {stag} of PD {} grants {grants} only; {what} was asked for", who.pd)
         }
+        (RemoteFault::NotEnabled, _) => format!(
+            "QP {} does not allow it, whatever STag {stag} grants (qp_access_flags); {what} was \
+             asked for",
+            who.qp
+        ),
         (RemoteFault::Wrap, _) => format!(
             "offset {to:#x} and length {len} reach 2^64; {what} of STag {stag} was asked for"
         ),

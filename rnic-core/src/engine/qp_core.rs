@@ -73,11 +73,12 @@ impl QpCore {
         (to, len): (u64, u64),
         right: Access,
     ) -> Result<Target<'t>, RemoteFault> {
-        let target = stags.remote(self.principal(), stag, to, len, right)?;
-        match self.rights.contains(right) {
-            true => Ok(target),
-            false => Err(RemoteFault::NoRight),
+        // Comes first: the operation is invalid whatever it names (IBTA specification, volume 1,
+        // section 9.7.4.1.2).
+        if !self.rights.contains(right) {
+            return Err(RemoteFault::NotEnabled);
         }
+        stags.remote(self.principal(), stag, to, len, right)
     }
 
     /// Whether a completion queue of it is dead.

@@ -171,6 +171,29 @@ impl Reason {
         }
     }
 
+    /// The asynchronous error of an RC responder that refuses a request of the peer; `None` if the
+    /// peer asked for nothing that is wrong.
+    pub(super) fn responder_error(self) -> Option<ResponderError> {
+        match self {
+            Reason::Write { fault: RemoteFault::NotEnabled, .. }
+            | Reason::Read { fault: RemoteFault::NotEnabled, .. }
+            | Reason::Atomic { fault: RemoteFault::NotEnabled, .. } => {
+                Some(ResponderError::Request)
+            }
+            Reason::Write { .. }
+            | Reason::StagChanged { .. }
+            | Reason::Read { .. }
+            | Reason::Atomic { .. }
+            | Reason::Revoked { .. }
+            | Reason::Invalidate { .. } => Some(ResponderError::Access),
+            Reason::Misaligned { .. }
+            | Reason::RequestsFull { .. }
+            | Reason::TooLong { .. }
+            | Reason::Segment => Some(ResponderError::Request),
+            _ => None,
+        }
+    }
+
     /// What the owner of a QP is told that is useless because of it, and no peer's doing.
     pub(super) fn qp_fatal(self) -> &'static str {
         match self {
@@ -197,6 +220,15 @@ impl Reason {
             _ => false,
         }
     }
+}
+
+/// Affiliated asynchronous errors of a responder (IBTA specification, volume 1, section 11.6.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ResponderError {
+    /// Local access violation work queue error.
+    Access,
+    /// Invalid request local work queue error.
+    Request,
 }
 
 /// Why a segment was not carried out.
@@ -240,6 +272,7 @@ pub(super) fn revoked(owed: &InboundRead, sent: u32) -> Reason {
 fn write_code(fault: RemoteFault) -> TerminateCode {
     match fault {
         RemoteFault::InvalidStag | RemoteFault::NoRight => codes::TAGGED_INVALID_STAG,
+        RemoteFault::NotEnabled => codes::OPERATION_OPCODE,
         RemoteFault::NotAssociated => codes::TAGGED_STREAM,
         RemoteFault::Wrap => codes::TAGGED_TO_WRAP,
         RemoteFault::Bounds => codes::TAGGED_BOUNDS,
@@ -253,6 +286,7 @@ fn read_code(fault: RemoteFault) -> TerminateCode {
         RemoteFault::InvalidStag => codes::PROTECTION_INVALID_STAG,
         RemoteFault::NotAssociated => codes::PROTECTION_STREAM,
         RemoteFault::NoRight => codes::PROTECTION_ACCESS,
+        RemoteFault::NotEnabled => codes::OPERATION_OPCODE,
         RemoteFault::Wrap => codes::PROTECTION_TO_WRAP,
         RemoteFault::Bounds => codes::PROTECTION_BOUNDS,
     }

@@ -48,6 +48,7 @@ impl Qp {
         //= RDMAP-7-1
         let Some(next) = self.life.after(StreamEvent::Fault { can_send_terminate }) else { return };
         self.report_guess(engine, reason);
+        self.emit_responder_error(engine, reason);
         self.core.turn.charge(END_COST);
         let payload = payload.unwrap_or_else(|| terminate::build(Fault::local(code), &[], None));
         self.life.record_terminate(&self.core, engine, code, &payload, reason);
@@ -313,22 +314,25 @@ impl Qp {
         }
     }
 
-    /// The QP is destroyed: its peer is told by a Terminate where the stream allows it, by the FIN
-    /// that was said already, else by a reset.
+    /// Destroys the QP. Its peer learns of it by a Terminate where the stream allows one, by the
+    /// FIN that was sent already, else by a reset. The peer of a RoCE QP sees the stream close in
+    /// order: such a QP outlives its stream, so this is no fault.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
         self.release(engine);
         self.stop_clock(engine);
         // Not inside a message, and only where something may be sent.
         let inside = self.requester.message().is_some_and(|m| m.sent > 0);
-        let terminate = (self.life.phase().sends() && !inside)
+        let in_order = self.is_wired() && !inside;
+        let terminate = (!in_order && self.life.phase().sends() && !inside)
             .then(|| terminate::build(Fault::local(codes::RDMA_LOCAL_CATASTROPHIC), &[], None))
             .and_then(|payload| self.link.final_terminate(payload));
         if terminate.is_some() {
             self.life.record_destruction(&self.core, engine);
             self.fpdu_sent(&OutgoingFpdu::Terminate, None);
         }
-        let said_all = self.life.phase().has_said_all();
-        self.link.destroy(terminate, said_all, &self.core, engine);
+        //= RDMAP-6.2.1-4
+        let said_all = self.life.phase().has_said_all() && self.link.tcp().is_some();
+        self.link.destroy(terminate, in_order || said_all, &self.core, engine);
         engine.stags.unbind_all_of(self.core.id);
         self.life.set_deadline(&self.core, engine, None);
         engine.doorbells.unroute(&self.core, engine.worker);

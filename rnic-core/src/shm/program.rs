@@ -11,8 +11,8 @@ pub struct ProgramRange {
 }
 
 impl ProgramRange {
-    /// `len` bytes from `address` on. `None` if there is none, or if they end beyond the last
-    /// address.
+    /// `len` bytes from `address` on, possibly none. `None` if they begin at address 0 or end
+    /// beyond the last address.
     ///
     /// # Safety
     ///
@@ -21,8 +21,8 @@ impl ProgramRange {
     /// right. Until then nothing in it may be what the language forbids others to change: no
     /// reference, no value of this program whose bytes mean something to its compiler.
     pub unsafe fn new(address: u64, len: u64) -> Option<ProgramRange> {
-        let end = address.checked_add(len)?;
-        (len > 0 && end > address).then_some(ProgramRange { address, len })
+        address.checked_add(len)?;
+        (address > 0).then_some(ProgramRange { address, len })
     }
 
     /// Its first address.
@@ -30,12 +30,12 @@ impl ProgramRange {
         self.address
     }
 
-    /// Bytes of the range, at least 1.
+    /// Bytes of the range.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Never: it has at least one byte.
+    /// Returns true if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -13,7 +13,8 @@ use crate::types::{Gid, QpId};
 /// 24  GID of the other
 /// ```
 ///
-/// Flags are 1 without acknowledgements, and 2 with a PSN at 5, which is zero otherwise.
+/// Flags are 1 without acknowledgements, and 2 with a PSN at 5, which is zero otherwise. Bits 2 to 4
+/// have the path MTU as verbs number it: 1 is 256 bytes, 5 is 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
     /// GID of the end that speaks.
@@ -31,6 +32,8 @@ pub struct Introduction {
     pub min_rnr_timer: u8,
     /// It neither wants nor gives acknowledgements.
     pub unreliable: bool,
+    /// Path MTU of the end that speaks, in bytes.
+    pub path_mtu: u16,
     /// PSN that it awaits first, 24 bits.
     pub rq_psn: u32,
     /// The one that it sends from, likewise; none if it has not been told (RTS).
@@ -54,7 +57,7 @@ impl Introduction {
         bytes[48..50].copy_from_slice(&self.ird.to_be_bytes());
         bytes[50] = self.min_rnr_timer;
         let sends = if self.sq_psn.is_some() { SENDS } else { 0 };
-        bytes[51] = u8::from(self.unreliable) | sends;
+        bytes[51] = u8::from(self.unreliable) | sends | mtu_code(self.path_mtu) << MTU_SHIFT;
         bytes[52..].copy_from_slice(&self.rq_psn.to_be_bytes());
         bytes
     }
@@ -76,6 +79,7 @@ impl Introduction {
             ird: u16::from_be_bytes([bytes[48], bytes[49]]),
             min_rnr_timer: bytes[50] & 31,
             unreliable: bytes[51] & 1 != 0,
+            path_mtu: 128 << (bytes[51] >> MTU_SHIFT & MTU_CODES),
             rq_psn: word(52) & 0xFF_FFFF,
             // Behind the version.
             sq_psn: (bytes[51] & SENDS != 0).then(|| word(4) & 0xFF_FFFF),
@@ -87,6 +91,15 @@ const MAGIC: &[u8; 4] = b"RNWD";
 const VERSION: u8 = 1;
 /// The flag of one that has been told from which PSN it sends.
 const SENDS: u8 = 2;
+/// Place of the path MTU among the flags.
+const MTU_SHIFT: u8 = 2;
+/// Largest number of a path MTU there.
+const MTU_CODES: u8 = 7;
+
+/// Number of a path MTU (`ibv_mtu`): its logarithm, 128 bytes being 0.
+fn mtu_code(bytes: u16) -> u8 {
+    (bytes.checked_ilog2().unwrap_or(0) as u8).saturating_sub(7) & MTU_CODES
+}
 
 #[cfg(test)]
 mod tests {
@@ -102,16 +115,21 @@ mod tests {
             ird: 0x0607,
             min_rnr_timer: 8,
             unreliable: true,
+            path_mtu: 1024,
             rq_psn: 0x09_0A0B,
             sq_psn: Some(0x0C_0D0E),
         };
         let bytes = said.emit();
         assert_eq!(bytes[5..8], [12, 13, 14]);
-        assert_eq!(bytes[40..], [1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 3, 0, 9, 10, 11]);
+        assert_eq!(bytes[40..], [1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 3 | 3 << 2, 0, 9, 10, 11]);
         assert_eq!(Introduction::parse(&bytes), Some(said));
         let earlier = Introduction { sq_psn: None, ..said };
         assert_eq!(earlier.emit()[5..8], [0; 3]);
         assert_eq!(Introduction::parse(&earlier.emit()), Some(earlier));
+        for path_mtu in [256, 512, 2048, 4096] {
+            let other = Introduction { path_mtu, ..said };
+            assert_eq!(Introduction::parse(&other.emit()), Some(other));
+        }
         let mut longer = bytes.to_vec();
         longer.push(9);
         assert_eq!(Introduction::parse(&longer), Some(said));

@@ -226,6 +226,8 @@ fn unacknowledged_of(kind: ibv_event_type) -> Option<unsafe fn(*mut libc::c_void
     match kind {
         IBV_EVENT_CQ_ERR => Some(of_cq),
         IBV_EVENT_QP_FATAL
+        | IBV_EVENT_QP_REQ_ERR
+        | IBV_EVENT_QP_ACCESS_ERR
         | IBV_EVENT_QP_LAST_WQE_REACHED
         | IBV_EVENT_COMM_EST
         | IBV_EVENT_SQ_DRAINED => Some(of_qp),

@@ -59,8 +59,6 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
     };
     // SAFETY: as the module says.
     let gids = unsafe { context((*wanted.pd).context) }.map_or(Vec::new(), |of| of.gids().to_vec());
-    // SAFETY: as the module says.
-    let mtu = unsafe { context((*wanted.pd).context) }.map_or(IBV_MTU_1024, ContextBody::mtu);
     let parts = QpWanted {
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
@@ -69,7 +67,6 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
         signal_all: wanted.signal_all,
         kind,
         gids,
-        mtu,
     };
     let qp = QpBody::create(pd, parts)?;
     let mut head: ibv_qp_ex = zeroed();

@@ -154,7 +154,7 @@ pub(super) fn compare_swap(compare: u64, swap: u64) -> AtomicOperation {
     AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask }
 }
 
-/// A bind of a window under a new key. Its owner's right to write is the region's; programs ask for
+/// A bind of a window under a new key, of which `wanted` has the low 8 bits. Its owner's right to write is the region's; programs ask for
 /// it again all the same, and adapters let them.
 ///
 /// # Safety
@@ -162,7 +162,7 @@ pub(super) fn compare_swap(compare: u64, swap: u64) -> AtomicOperation {
 /// As the module says.
 pub(super) unsafe fn bind_work(
     mw: *mut ibv_mw,
-    new: u32,
+    wanted: u32,
     info: &ibv_mw_bind_info,
 ) -> Result<SendKind, Errno> {
     // SAFETY: as the module says.
@@ -170,7 +170,7 @@ pub(super) unsafe fn bind_work(
         let mw = body::<MwBody>(mw).ok_or(Errno::INVALID)?;
         (mw, info.mr.as_ref().map(|mr| mr.lkey))
     };
-    let present = mw.take_key(new);
+    let (present, new) = mw.take_key(wanted);
     Ok(SendKind::BindWindow(BindWork {
         present,
         new,

@@ -232,6 +232,7 @@ impl IdBody {
             // It may have ended meanwhile.
             let _ = qp.client().abort();
         }
+        self.device.ids.wake_pollers();
         // What is about to arrive is nobody's from here on.
         let channel = self.channel.lock().take();
         drop(channel.map(|channel| channel.take_back(self)));

@@ -22,7 +22,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rnic_client::{DatagramAddress, Event, Gid, ListenerId, QpId};
 
 use crate::c;
@@ -47,6 +47,11 @@ const LAST_SENDS: Duration = Duration::from_millis(500);
 pub(crate) struct Ids {
     by_qp: Mutex<HashMap<QpId, Arc<IdBody>>>,
     by_listener: Mutex<HashMap<ListenerId, Arc<IdBody>>>,
+    /// Held while an event of the daemon takes effect: an id changes its phase and gets its event
+    /// in one step. True once the daemon has dropped events.
+    delivery: Mutex<bool>,
+    /// An event has taken effect, or a QP is gone.
+    delivered: Condvar,
     pub(crate) retries: Retries,
 }
 
@@ -78,6 +83,31 @@ impl Ids {
         if let Some(id) = id {
             id.loses_connection();
         }
+        self.wake_pollers();
+    }
+
+    /// Waits until the connection of a QP is no longer being made: its `RDMA_CM_EVENT_ESTABLISHED`
+    /// can be read then. Call it for a QP with a completion that only an established connection can
+    /// have: the daemon has sent the event before that, so the wait ends.
+    pub(crate) fn await_established(&self, qp: QpId) {
+        let connecting = |id: Arc<IdBody>| id.phase() == Phase::Connecting;
+        let mut events_lost = self.delivery.lock();
+        while !*events_lost && self.of_qp(qp).is_some_and(connecting) {
+            self.delivered.wait(&mut events_lost);
+        }
+    }
+
+    /// Lets threads in [`await_established`](Self::await_established) look again. Not for the
+    /// thread that delivers events.
+    fn wake_pollers(&self) {
+        drop(self.delivery.lock());
+        self.delivered.notify_all();
+    }
+
+    /// The daemon has dropped events, possibly one that a thread waits for.
+    pub(crate) fn events_lost(&self) {
+        *self.delivery.lock() = true;
+        self.delivered.notify_all();
     }
 
     fn listens(&self, listener: ListenerId, id: &Arc<IdBody>) {
@@ -99,6 +129,13 @@ impl Ids {
 
 /// Tells an id what has happened to its listener or its queue pair.
 pub(crate) fn deliver(device: &Device, event: Event) {
+    let whole = device.ids.delivery.lock();
+    take_effect(device, event);
+    drop(whole);
+    device.ids.delivered.notify_all();
+}
+
+fn take_effect(device: &Device, event: Event) {
     match event {
         Event::ConnectionRequest { listener, .. } => {
             let Some(id) = device.ids.of_listener(listener) else { return };
@@ -159,6 +196,7 @@ pub(crate) fn deliver(device: &Device, event: Event) {
 
 /// The daemon is gone: no connection is left.
 pub(crate) fn lost(device: &Device) {
+    device.ids.events_lost();
     let connected: Vec<_> = device.ids.by_qp.lock().values().cloned().collect();
     connected.iter().for_each(|id| id.disconnected("the daemon is gone"));
     let listening: Vec<_> = device.ids.by_listener.lock().values().cloned().collect();

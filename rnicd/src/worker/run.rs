@@ -185,11 +185,7 @@ impl Worker {
     /// engine counts it, or by time, where what is done takes longer than counted.
     fn serve(&mut self, begun: Time) -> bool {
         let before = self.engine.turns();
-        let round = match self.engine.users() {
-            _ if self.engine.is_shared() => SHORT_ROUND,
-            0 | 1 => ROUND,
-            _ => MIDDLE_ROUND,
-        };
+        let round = round_of(self.engine.is_shared(), self.engine.users());
         let (mut now, mut worked) = (begun, false);
         while let Some(work) = self.engine.poll_work(now) {
             match work {
@@ -618,6 +614,15 @@ impl Drop for AbortOnPanic {
 
 /// Readiness events taken at once.
 const EVENTS: usize = 256;
+/// How long a round takes: of users with turns (`shared`) or one of `users` with sessions.
+fn round_of(shared: bool, users: usize) -> Duration {
+    match users {
+        _ if shared => SHORT_ROUND,
+        0 | 1 => ROUND,
+        _ => MIDDLE_ROUND,
+    }
+}
+
 /// How long a round takes, with the turn in which it ends.
 const ROUND: Duration = Duration::from_micros(100);
 /// The same while several users have sessions: a program of another one, or the worker that serves
@@ -639,3 +644,20 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 const SPINS_PER_TRY: u32 = 16;
 /// How long what the kernel said about readiness is good while there is work.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Commands and doorbells wait for the end of a round, on every worker.
+    #[test]
+    fn rounds_are_short_and_shorter_in_company() {
+        let alone = round_of(false, 1);
+        assert_eq!(alone, round_of(false, 0));
+        assert!(alone <= Duration::from_micros(200));
+        assert!(round_of(false, 2) <= alone / 5);
+        for users in 0..4 {
+            assert!(round_of(true, users) <= round_of(false, 2));
+        }
+    }
+}

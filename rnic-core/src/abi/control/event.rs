@@ -203,6 +203,20 @@ pub enum Event {
         /// Private data of the peer's reply, filled up with zeros.
         private_data: Vec<u8>,
     },
+    /// The peer named memory that it may not use so (`IBV_EVENT_QP_ACCESS_ERR`).
+    AccessError {
+        /// The RC QP that refused the request, now in Error.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+    },
+    /// A request of the peer is invalid or too long (`IBV_EVENT_QP_REQ_ERR`).
+    RequestError {
+        /// The RC QP that refused the request, now in Error.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+    },
 }
 
 /// How a connection ended.

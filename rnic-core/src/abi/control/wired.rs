@@ -45,7 +45,8 @@ pub struct Wiring {
     /// PSN of the first packet that the peer would send, 24 bits. It is on no wire; the peer's
     /// [`Sending::sq_psn`] must be the same.
     pub rq_psn: u32,
-    /// Bytes of a packet's payload, at most; of no account but that both ends must have the same.
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096. Does not limit segments; both ends must
+    /// name the same (`wired.compare`).
     pub path_mtu: u16,
     /// Code of the time that the peer is to wait for a receive before it tries once more (IBTA
     /// specification, volume 1, section 9.7.5.2.8): 0 to 31, where 1 is 10 us and 0 is 655 ms.

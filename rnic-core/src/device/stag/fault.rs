@@ -30,6 +30,9 @@ pub enum RemoteFault {
     /// The region lacks the remote right.
     #[error("access rights violation")]
     NoRight,
+    /// The queue pair lacks it, whatever the region allows (`qp_access_flags`).
+    #[error("operation not enabled for the queue pair")]
+    NotEnabled,
     /// Offset plus length reaches 2^64.
     #[error("tagged offset wraps")]
     Wrap,

@@ -221,17 +221,15 @@ impl Link {
         }
     }
 
-    /// Closes the connection of a QP that is destroyed: with this Terminate, in order if TCP has
-    /// all up to our FIN, or with a reset, which would take back what is still on its way.
+    /// Closes the connection of a QP that is destroyed: with this Terminate, in order, or with a
+    /// reset, which would take back what is still on its way.
     pub(super) fn destroy(
         &mut self,
         terminate: Option<Vec<u8>>,
-        said_all: bool,
+        in_order: bool,
         core: &QpCore,
         engine: &mut EngineState,
     ) {
-        //= RDMAP-6.2.1-4
-        let in_order = said_all && self.tcp().is_some();
         let reset = terminate.is_none() && !in_order;
         match (&*self, terminate) {
             (Link::Direct(peer), Some(payload)) => {

@@ -58,6 +58,10 @@ impl Responder {
         if core.recv_cq.is_dead() {
             return Ok(());
         }
+        // Must precede the look at the queue: the client rings for every later receive.
+        if life.phase().flushes() {
+            self.receives.set_waits_own(engine.worker);
+        }
         let posted = self.receives.peek_own().unwrap_or(0) + u32::from(self.receiving.is_some());
         let most = posted.min(FLUSH_BATCH);
         let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();

@@ -27,6 +27,14 @@ impl Receives {
         }
     }
 
+    /// Requests a doorbell for each receive that the client posts from now on; the fence argument
+    /// is at [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits).
+    pub(super) fn set_waits_own(&mut self, worker: u32) {
+        if let Receives::Own(rq) = self {
+            rq.set_waits(worker);
+        }
+    }
+
     pub(super) fn shared(&self) -> Option<&Arc<Srq>> {
         match self {
             Receives::Own(_) => None,

@@ -816,6 +816,45 @@ fn a_qp_in_error_before_it_was_connected_is_flushed() {
 }
 
 #[test]
+fn receives_posted_in_error_are_flushed() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        w.recv(A, 1, &[]);
+        w.abort(A);
+        assert_eq!(w.completions(A), ["1 Receive WrFlush"], "{wiring:?}");
+        for n in 2..5 {
+            w.recv(A, n, &[]);
+            w.settle();
+            assert_eq!(w.completions(A), [format!("{n} Receive WrFlush")], "{wiring:?}");
+        }
+    }
+}
+
+/// The client posts after the flush has looked at its queue, and before the QP is at rest.
+#[test]
+fn a_receive_posted_during_a_flush_is_flushed() {
+    let mut w = World::connected(Wiring::tcp());
+    let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
+    w.engines[engine].to_error(id, now);
+    w.recv(A, 1, &[]);
+    w.settle();
+    assert_eq!(w.completions(A), ["1 Receive WrFlush"]);
+}
+
+#[test]
+fn receives_of_an_srq_outlive_its_qps() {
+    let mut w = World::new(&[1]);
+    let app = w.app(0);
+    let cq = w.cq(app, 16);
+    let srq = w.srq(app, 4, 0);
+    let qp = w.qp(app, cq, cq, QpShape { srq: Some(srq), ..QpShape::default() });
+    w.attach_in_error(qp);
+    w.srq_recv(app, srq, 1..3);
+    w.settle();
+    assert_eq!(w.completions(qp), [""; 0]);
+}
+
+#[test]
 fn established_precedes_completions_and_disconnected_follows_the_flush() {
     for wiring in Wiring::all() {
         let mut w = World::pair(wiring);

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use super::requests::Wr;
+use super::requests::{Mr, Wr};
 use super::world::{A, B, MemoryKind, QpEnd, QpShape, Wiring, World};
 use crate::abi::control;
 use crate::abi::queue::SendOpcode;
 use crate::engine::PeerLimits;
+use crate::engine::wired::ALL_RIGHTS;
 use crate::types::{Access, Gid, QpId, QpState};
 
 /// Retries take a second before the first stream, and the least time of 200 ms after it.
@@ -24,6 +25,11 @@ fn unlinked(wiring: Wiring) -> World {
 
 /// As [`unlinked`], of this shape and with completion queues of so many entries.
 pub(super) fn unlinked_of(wiring: Wiring, shape: QpShape, cq_entries: u32) -> World {
+    unlinked_in(wiring, shape, cq_entries, QpState::Rts)
+}
+
+/// As [`unlinked_of`], with B in Rtr or Rts.
+fn unlinked_in(wiring: Wiring, shape: QpShape, cq_entries: u32, state: QpState) -> World {
     let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
     for host in [0, usize::from(!wiring.direct)] {
         let app = w.app(host);
@@ -31,7 +37,10 @@ pub(super) fn unlinked_of(wiring: Wiring, shape: QpShape, cq_entries: u32) -> Wo
         w.qp(app, cq, cq, shape);
     }
     wire(&mut w, A);
-    wire(&mut w, B);
+    w.attach_wired(B, TOLD);
+    if state == QpState::Rts {
+        w.move_to_rts(B, SENDING);
+    }
     w.settle();
     w
 }
@@ -43,19 +52,20 @@ pub(super) fn kept(shape: QpShape) -> QpShape {
 
 /// To Rts.
 fn wire(w: &mut World, qp: usize) {
-    let told = control::Wiring {
-        local: Gid([1; 16]),
-        remote: Gid([1; 16]),
-        remote_qp: QpId(2),
-        rq_psn: 0,
-        path_mtu: 1024,
-        min_rnr_timer: 0,
-        ird: 4,
-        rights: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
-    };
-    w.attach_wired(qp, told);
+    w.attach_wired(qp, TOLD);
     w.move_to_rts(qp, SENDING);
 }
+
+const TOLD: control::Wiring = control::Wiring {
+    local: Gid([1; 16]),
+    remote: Gid([1; 16]),
+    remote_qp: QpId(2),
+    rq_psn: 0,
+    path_mtu: 1024,
+    min_rnr_timer: 0,
+    ird: 4,
+    rights: ALL_RIGHTS,
+};
 
 pub(super) fn linked(wiring: Wiring) -> World {
     let mut w = unlinked(wiring);
@@ -129,6 +139,118 @@ fn another_stream_comes_when_a_copier_has_written_what_came_by_the_one_before() 
         w.settle();
         assert_eq!(w.unlinked, [w.qps[A].id, w.qps[B].id]);
         assert_eq!(w.state(B), QpState::Rts);
+    }
+}
+
+/// An adapter sends once and then `retry_cnt` times more, each time waiting for `timeout`.
+#[test]
+fn retries_count_on_top_of_the_first_try() {
+    for retry_count in [0, 1, 7] {
+        let mut w = linked(Wiring::direct());
+        // 4.096 us * 2^20 is 4.3 s.
+        w.move_to_rts(A, control::Sending { timeout: 20, retry_count, ..SENDING });
+        w.unlink(B);
+        w.post(A, &[Wr::send(1, &[])]);
+        let once = Duration::from_nanos(4096 << 20);
+        w.advance(once * (u32::from(retry_count) + 1) - ms(1));
+        assert_eq!(w.completions(A), [""; 0], "{retry_count}");
+        w.advance(ms(2));
+        assert_eq!(w.completions(A), ["1 Send TransportRetryExceeded"], "{retry_count}");
+    }
+}
+
+#[test]
+fn the_first_message_in_rtr_raises_comm_est() {
+    type Make = fn(&Mr, &Mr) -> Wr;
+    let first: [Make; 3] = [
+        |a, b| Wr::write(1, &[a.sge(0..8)], b, 0),
+        |a, b| Wr::write(1, &[a.all()], b, 0),
+        |a, _| Wr::send(1, &[a.all()]),
+    ];
+    for (wiring, make) in Wiring::both().into_iter().flat_map(|w| first.map(|make| (w, make))) {
+        let mut w = unlinked_in(wiring, kept(QpShape::default()), 128, QpState::Rtr);
+        let (a, b) = (w.any_mr(A, 100_000), w.any_mr(B, 100_000));
+        w.recv(B, 2, &[b.all()]);
+        w.link([A, B], wiring, LIMITS);
+        w.events(B);
+        let request = make(&a, &b);
+        w.post(A, &[request.clone()]);
+        w.post(A, &[request]);
+        let events = w.events(B);
+        assert_eq!(events.len(), 1, "{wiring:?}: {events:?}");
+        assert!(events[0].starts_with("CommunicationEstablished"), "{wiring:?}: {events:?}");
+    }
+}
+
+#[test]
+fn a_refused_request_raises_an_event_at_the_responder() {
+    type Wrong = fn(&mut World) -> Wr;
+    let cases: [(Wrong, &str); 4] = [
+        (|w| Wr::write(1, &[w.any_mr(A, 8).all()], &w.mr(B, 8, Access::LOCAL_WRITE), 0), ACCESS),
+        (|w| Wr::read(1, w.any_mr(A, 8).all(), &w.mr(B, 8, Access::LOCAL_WRITE), 0), ACCESS),
+        (|w| Wr::fetch_add(1, 1, w.any_mr(A, 8).all(), &w.any_mr(B, 16), 4), REQUEST),
+        (|w| Wr::send(1, &[w.any_mr(A, 8).all()]), REQUEST),
+    ];
+    for (wiring, (wrong, event)) in Wiring::both().into_iter().flat_map(|w| cases.map(|c| (w, c))) {
+        let mut w = linked(wiring);
+        w.recv(B, 7, &[]);
+        w.events(B);
+        let request = wrong(&mut w);
+        w.post(A, &[request]);
+        let events = w.events(B);
+        assert_eq!(events.len(), 1, "{wiring:?}: {events:?}");
+        assert!(events[0].starts_with(event), "{wiring:?}: {events:?}");
+        assert_eq!(w.state(B), QpState::Error);
+        assert_eq!(w.events(A), [""; 0], "{wiring:?}");
+    }
+}
+
+/// What the QP does not allow is an invalid request; its region has no say (`qp_access_flags`).
+#[test]
+fn an_operation_that_is_not_enabled_is_invalid() {
+    type Make = fn(&mut World) -> Wr;
+    let all: [(Make, &str); 3] = [
+        (|w| Wr::write(1, &[w.any_mr(A, 8).all()], &w.any_mr(B, 8), 0), "RdmaWrite"),
+        (|w| Wr::read(1, w.any_mr(A, 8).all(), &w.any_mr(B, 8), 0), "RdmaRead"),
+        (|w| Wr::fetch_add(1, 1, w.any_mr(A, 8).all(), &w.any_mr(B, 8), 0), "FetchAdd"),
+    ];
+    for (wiring, (make, name)) in Wiring::both().into_iter().flat_map(|w| all.map(|m| (w, m))) {
+        let mut w = linked(wiring);
+        w.change(B, control::QpChange::Rights(Access::empty()));
+        w.events(B);
+        let request = make(&mut w);
+        w.post(A, &[request]);
+        let done = w.completions(A);
+        let expected = format!("1 {name} RemoteInvalidRequest");
+        assert!(done.len() == 1 && done[0].starts_with(&expected), "{wiring:?}: {done:?}");
+        let events = w.events(B);
+        assert!(events.len() == 1 && events[0].starts_with(REQUEST), "{wiring:?}: {events:?}");
+    }
+}
+
+const ACCESS: &str = "AccessError";
+const REQUEST: &str = "RequestError";
+
+/// The program of one end is done: nothing of it is a fault, and what is in flight arrives.
+#[test]
+fn destroying_a_linked_qp_is_an_ordinary_end() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        w.recv(B, 1, &[to.all()]);
+        from.pattern(1);
+        w.push(A, &[Wr::send(2, &[from.all()])]);
+        w.destroy(A);
+        assert_eq!(w.completions(B), ["1 Receive 100"], "{wiring:?}");
+        assert_eq!(w.state(B), QpState::Rts);
+        assert!(w.diagnoses(B).is_empty(), "{wiring:?}: {:?}", w.diagnoses(B));
+        assert!(w.diagnoses(A).is_empty(), "{wiring:?}: {:?}", w.diagnoses(A));
+        // The survivor that still sends hears of it.
+        w.post(B, &[Wr::send(3, &[])]);
+        w.advance(ms(300));
+        assert_eq!(w.completions(B), ["3 Send TransportRetryExceeded"]);
+        let why = w.diagnosis(B).text;
+        assert!(!why.contains("catastrophic"), "{wiring:?}: {why}");
     }
 }
 

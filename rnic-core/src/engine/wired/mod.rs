@@ -10,6 +10,7 @@
 
 mod clock;
 mod missing;
+mod responder_error;
 mod streams;
 mod verdict;
 mod wait;

@@ -140,9 +140,6 @@ fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
             return Err(refuse::invalid("scope", why));
         }
     }
-    if r.length == 0 {
-        return Err(refuse::invalid("length", "a region has at least one byte"));
-    }
     if r.iova.checked_add(r.length).is_none() {
         let why = format!("{:#x} plus {} bytes wraps", r.iova, r.length);
         return Err(refuse::invalid("iova", why));

@@ -24,6 +24,8 @@ pub(super) enum Rejection {
     Crowded,
     Guesser,
     OtherType,
+    /// The numbers stay with the end that rejects.
+    PathMtu,
 }
 
 impl Rejection {
@@ -40,6 +42,7 @@ impl Rejection {
             Rejection::Crowded => 8,
             Rejection::Guesser => 9,
             Rejection::OtherType => 10,
+            Rejection::PathMtu => 12,
         };
         [MAGIC, &[code]].concat()
     }
@@ -65,6 +68,7 @@ impl Rejection {
             8 => Rejection::Crowded,
             9 => Rejection::Guesser,
             10 => Rejection::OtherType,
+            12 => Rejection::PathMtu,
             _ => return None,
         })
     }
@@ -100,6 +104,7 @@ impl Rejection {
             Rejection::OtherType => {
                 "it is of another type: one is reliable (RC), the other not (UC)"
             }
+            Rejection::PathMtu => "its path MTU differs from this side's (path_mtu; wired.compare)",
             Rejection::Guesser => {
                 "too many wrong STags were named between the two hosts in this minute \
                  (limits.peer.stag_guesses_per_minute)"
@@ -113,6 +118,14 @@ impl Rejection {
 pub(super) fn psns_differ(from: &str, sends: u32, to: &str, awaited: u32) -> String {
     format!(
         "PSNs differ: {from} would send from {sends} on (sq_psn), {to} awaits {awaited} (rq_psn)"
+    )
+}
+
+/// The two ends have different path MTUs.
+pub(super) fn path_mtus_differ(own: u16, peer: QpId, theirs: u16) -> String {
+    format!(
+        "path MTUs differ: this side has {own} bytes (path_mtu), queue pair {peer} has {theirs} \
+         (wired.compare)"
     )
 }
 
@@ -137,7 +150,7 @@ mod tests {
 
     #[test]
     fn each_is_read_as_it_was_written_and_numbers_are_said() {
-        for code in 1..=11 {
+        for code in 1..=12 {
             let data = [MAGIC, &[code], &8_u32.to_be_bytes(), &9_u32.to_be_bytes()].concat();
             let found = Rejection::parse(&data).unwrap();
             let written = found.private_data();

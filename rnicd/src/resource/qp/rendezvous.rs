@@ -15,7 +15,7 @@ use rnic_core::stream::introduction::Introduction;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
-use super::rejection::{Rejection, psns_differ};
+use super::rejection::{Rejection, path_mtus_differ, psns_differ};
 use super::told::{Wired, WiredStream};
 use super::{Connection, QpPhase};
 use crate::clock;
@@ -230,7 +230,7 @@ impl Manager {
             Ok(None) => drop(self.rendezvous.held.insert(request, said)),
             Err(why) => {
                 self.turn_away(request, why);
-                self.tell_of_psns(said.to_qp, said.qp, why);
+                self.explain_mismatch(&said, why);
             }
             Ok(Some(worker)) => {
                 let qp = said.to_qp;
@@ -280,6 +280,9 @@ impl Manager {
             return Err(Rejection::OtherType);
         }
         if self.config.wired.compare {
+            if said.path_mtu != wiring.path_mtu {
+                return Err(Rejection::PathMtu);
+            }
             let sends = wired.sending.map(|s| s.sq_psn);
             if let Some(sends) = sends.filter(|psn| *psn != said.rq_psn) {
                 return Err(Rejection::Psn { sends, awaited: said.rq_psn });
@@ -301,9 +304,12 @@ impl Manager {
     }
 
     /// A queue pair that turns its peer away has no stream for the same reason.
-    fn tell_of_psns(&mut self, qp: QpId, peer: QpId, why: Rejection) {
-        let peer = format!("queue pair {peer}");
+    fn explain_mismatch(&mut self, said: &Introduction, why: Rejection) {
+        let qp = said.to_qp;
+        let Some(own) = self.wired(qp).map(|wired| wired.wiring.path_mtu) else { return };
+        let peer = format!("queue pair {}", said.qp);
         let why = match why {
+            Rejection::PathMtu => path_mtus_differ(own, said.qp, said.path_mtu),
             Rejection::Psn { sends, awaited } => psns_differ("this side", sends, &peer, awaited),
             Rejection::OwnPsn { sends, awaited } => psns_differ(&peer, sends, "this side", awaited),
             _ => return,
@@ -360,7 +366,7 @@ impl Manager {
             let why = "the peer did not introduce itself".to_owned();
             return self.not_linked(qp, worker, why);
         };
-        if compare && let Err(why) = wired.compare_far_psn() {
+        if compare && let Err(why) = wired.compare_far() {
             return self.not_linked(qp, worker, why);
         }
         wired.stream = Some(WiredStream::Tcp);
@@ -403,6 +409,7 @@ fn introduction(qp: QpId, wired: &Wired) -> Introduction {
         ird: wiring.ird,
         min_rnr_timer: wiring.min_rnr_timer,
         unreliable: wired.unreliable,
+        path_mtu: wiring.path_mtu,
         rq_psn: wiring.rq_psn,
         sq_psn: wired.sending.map(|sending| sending.sq_psn),
     }

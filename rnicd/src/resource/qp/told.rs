@@ -4,7 +4,7 @@ use rnic_core::abi::control::{Sending, Wiring};
 use rnic_core::stream::introduction::Introduction;
 use rnic_core::types::*;
 
-use super::rejection::psns_differ;
+use super::rejection::{path_mtus_differ, psns_differ};
 
 /// What a queue pair that is wired by hand has been told.
 pub struct Wired {
@@ -55,9 +55,13 @@ pub enum WiredStream {
 }
 
 impl Wired {
-    /// Whether a peer at another daemon awaits the PSN from which this side sends.
-    pub(super) fn compare_far_psn(&self) -> Result<(), String> {
+    /// Compares path MTU and PSN with those of a peer at another daemon; an error is the reason why
+    /// the two do not match.
+    pub(super) fn compare_far(&self) -> Result<(), String> {
         match (self.sending, self.peer) {
+            (_, Some(peer)) if peer.path_mtu != self.wiring.path_mtu => {
+                Err(path_mtus_differ(self.wiring.path_mtu, peer.qp, peer.path_mtu))
+            }
             (Some(own), Some(peer)) if own.sq_psn != peer.rq_psn => {
                 let other = format!("queue pair {}", peer.qp);
                 Err(psns_differ("this side", own.sq_psn, &other, peer.rq_psn))

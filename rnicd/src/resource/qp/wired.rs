@@ -13,7 +13,7 @@ use rnic_core::engine::{PeerLimits, QUESTIONS};
 use rnic_core::types::*;
 
 use super::reads::Reads;
-use super::rejection::psns_differ;
+use super::rejection::{path_mtus_differ, psns_differ};
 use super::told::{Wired, WiredStream};
 use super::{Connection, Qp, QpPhase, wrong_state};
 use crate::config::Loopback;
@@ -128,13 +128,18 @@ impl Manager {
     }
 
     fn check_wiring(&mut self, id: SessionId, wiring: &Wiring) -> Result<(), Refusal> {
-        let Wiring { local, remote, remote_qp, rq_psn, min_rnr_timer, ird, rights, .. } = *wiring;
+        let Wiring { local, remote, remote_qp, rq_psn, min_rnr_timer, ird, rights, path_mtu } =
+            *wiring;
         if !self.gids.iter().any(|row| row.gid == local) {
             let why = format!("{local} is no GID of this device");
             return Err(refuse::invalid("local", why));
         }
         refuse::at_most("remote_qp", remote_qp.0.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
         refuse::at_most("rq_psn", rq_psn.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
+        if !PATH_MTUS.contains(&path_mtu) {
+            let why = format!("{path_mtu} bytes are no MTU of a packet: {PATH_MTUS:?}");
+            return Err(refuse::invalid("path_mtu", why));
+        }
         refuse::at_most("min_rnr_timer", min_rnr_timer.into(), FIVE_BITS, 31)?;
         refuse::at_most("ird", ird.into(), "limits.ird", self.config.limits.device.of(Kind::Ird))?;
         check_rights(rights)?;
@@ -238,7 +243,7 @@ impl Manager {
         }
         let found = self.wired_to_each_other(qp, &wiring).and_then(|(peer, of)| {
             let theirs = self.wired(peer).ok_or_else(|| "its peer is gone".to_owned())?;
-            self.config.wired.compare.then(|| psns_match(&wiring, sending, theirs)).transpose()?;
+            self.config.wired.compare.then(|| ends_match(&wiring, sending, theirs)).transpose()?;
             if theirs.stream.is_some() || of != worker {
                 return Err(format!("queue pair {peer} has not left its last stream yet"));
             }
@@ -345,10 +350,10 @@ impl Manager {
         let (wiring, sending) = (own.wiring, own.sending);
         let matched = match own.stream {
             Some(WiredStream::Direct) => match self.wired(wiring.remote_qp) {
-                Some(theirs) => psns_match(&wiring, sending, theirs),
+                Some(theirs) => ends_match(&wiring, sending, theirs),
                 None => return,
             },
-            Some(WiredStream::Tcp) => own.compare_far_psn(),
+            Some(WiredStream::Tcp) => own.compare_far(),
             _ => return,
         };
         let Err(why) = matched else { return };
@@ -379,9 +384,12 @@ fn become_idle(object: &mut Qp) -> Result<(), Refusal> {
 }
 
 /// Why two ends would not take each other's packets, as far as both have said by now.
-fn psns_match(wiring: &Wiring, sending: Option<Sending>, theirs: &Wired) -> Result<(), String> {
+fn ends_match(wiring: &Wiring, sending: Option<Sending>, theirs: &Wired) -> Result<(), String> {
     let peer = wiring.remote_qp;
     let other = format!("queue pair {peer}");
+    if wiring.path_mtu != theirs.wiring.path_mtu {
+        return Err(path_mtus_differ(wiring.path_mtu, peer, theirs.wiring.path_mtu));
+    }
     match (sending, theirs.sending) {
         (Some(s), _) if s.sq_psn != theirs.wiring.rq_psn => {
             Err(psns_differ("this side", s.sq_psn, &other, theirs.wiring.rq_psn))
@@ -420,5 +428,7 @@ pub(super) fn state_name(object: &Qp) -> &'static str {
 const ANY_READS: (u16, u16) = (u16::MAX, u16::MAX);
 pub(super) const MOST_24: u32 = (1 << 24) - 1;
 pub(super) const TWENTY_FOUR_BITS: &str = "24 bits";
+/// Path MTUs of verbs (`ibv_mtu`), in bytes.
+const PATH_MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
 const FIVE_BITS: &str = "5 bits";
 const THREE_BITS: &str = "3 bits";

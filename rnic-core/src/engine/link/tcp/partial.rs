@@ -295,6 +295,23 @@ mod tests {
     }
 
     #[test]
+    fn the_pool_keeps_no_more_than_its_buffers() {
+        let mut b = PartialBuffers::new(PartialLimits::default());
+        let mut d = Deadlines::default();
+        let mut held: Vec<_> = (0..2 * POOL).map(|_| Partial::default()).collect();
+        for (key, p) in (0..).zip(&mut held) {
+            assert_eq!(b.append(p, owner(key, MINE), &[1; MAX_FPDU], Time(0), &mut d), None);
+        }
+        assert_eq!(b.charges.used(), POOL * MAX_FPDU);
+        for (key, p) in (0..).zip(&mut held) {
+            b.give(p, owner(key, MINE), &mut d);
+            assert!(b.free.len() + b.lent <= POOL);
+        }
+        assert!(b.is_unused());
+        assert_eq!(b.free.len(), POOL);
+    }
+
+    #[test]
     fn the_oldest_of_a_session_gives_way_to_it_and_of_the_one_with_most_to_all() {
         let mut b = buffers(1024, 512);
         let mut d = Deadlines::default();

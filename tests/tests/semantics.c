@@ -1,0 +1,478 @@
+// Checks on two ends in one process what the manual pages and chapters 10 and 11 of the IBTA
+// specification say. Each part is named on the command line; prints "done" if all of it holds.
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <rdma/rdma_verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MUST(what)                                                                                  \
+    do {                                                                                            \
+        errno = 0;                                                                                  \
+        if (!(what)) {                                                                              \
+            printf("line %d: not so: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            exit(1);                                                                                \
+        }                                                                                           \
+    } while (0)
+
+enum {
+    PLACE = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+    PEER = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+    SENDS = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+            IBV_QP_MAX_QP_RD_ATOMIC,
+    ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+          IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND,
+    DEPTH = 64,
+    LENGTH = 4096,
+    DEADLINE = 120, // seconds, for what comes at once
+};
+
+struct end {
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    struct ibv_mr *mr;
+    char *bytes;
+};
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static union ibv_gid gid;
+
+static void open_device(int device)
+{
+    int count;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    MUST(list && count == 2);
+    for (int n = 0; n < count && !context; n++)
+        if ((list[n]->transport_type == IBV_TRANSPORT_IB) == device)
+            context = ibv_open_device(list[n]);
+    ibv_free_device_list(list);
+    MUST(context && (pd = ibv_alloc_pd(context)) && !ibv_query_gid(context, 1, 0, &gid));
+}
+
+static struct ibv_qp_init_attr wanted(struct end *e)
+{
+    struct ibv_qp_init_attr a = {.send_cq = e->cq, .recv_cq = e->cq, .qp_type = IBV_QPT_RC};
+    a.cap = (struct ibv_qp_cap){DEPTH, DEPTH, 2, 2, 64};
+    return a;
+}
+
+static void make(struct end *e)
+{
+    MUST((e->channel = ibv_create_comp_channel(context)) != NULL);
+    MUST((e->cq = ibv_create_cq(context, 4 * DEPTH, NULL, e->channel, 0)) != NULL);
+    struct ibv_qp_init_attr a = wanted(e);
+    MUST((e->qp = ibv_create_qp(pd, &a)) != NULL);
+    MUST((e->bytes = calloc(1, LENGTH)) != NULL);
+    MUST((e->mr = ibv_reg_mr(pd, e->bytes, LENGTH, ALL)) != NULL);
+}
+
+static int moved(struct end *e, int state, int mask, struct end *to)
+{
+    struct ibv_qp_attr a = {.qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024};
+    a.qp_access_flags = ALL & ~IBV_ACCESS_MW_BIND;
+    a.dest_qp_num = to ? to->qp->qp_num : 0;
+    a.max_dest_rd_atomic = a.max_rd_atomic = 4;
+    a.min_rnr_timer = 12;
+    a.timeout = 20;
+    a.retry_cnt = a.rnr_retry = 7;
+    a.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
+    a.ah_attr.grh = (struct ibv_global_route){.dgid = gid, .hop_limit = 64};
+    return ibv_modify_qp(e->qp, &a, IBV_QP_STATE | mask);
+}
+
+static void to_init(struct end *e)
+{
+    MUST(moved(e, IBV_QPS_INIT, PLACE, NULL) == 0);
+}
+
+static void wire(struct end *e, struct end *to)
+{
+    to_init(e);
+    MUST(moved(e, IBV_QPS_RTR, PEER, to) == 0);
+    MUST(moved(e, IBV_QPS_RTS, SENDS, to) == 0);
+}
+
+static void unmake(struct end *e)
+{
+    MUST(ibv_destroy_qp(e->qp) == 0 && ibv_dereg_mr(e->mr) == 0 && ibv_destroy_cq(e->cq) == 0);
+    MUST(ibv_destroy_comp_channel(e->channel) == 0);
+    free(e->bytes);
+}
+
+static void pair(struct end *a, struct end *b)
+{
+    make(a);
+    make(b);
+    wire(a, b);
+    wire(b, a);
+}
+
+static int readable(int fd, int seconds)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, 1000 * seconds) == 1;
+}
+
+static struct ibv_wc next(struct end *e)
+{
+    struct ibv_wc wc;
+    time_t until = time(NULL) + DEADLINE;
+    int n;
+    while ((n = ibv_poll_cq(e->cq, 1, &wc)) == 0)
+        MUST(time(NULL) <= until);
+    MUST(n == 1);
+    return wc;
+}
+
+static void completes(struct end *e, uint64_t wr_id, int status)
+{
+    struct ibv_wc wc = next(e);
+    if (wc.wr_id != wr_id || (int)wc.status != status)
+        printf("%lu: %s, not %lu: %s\n", wc.wr_id, ibv_wc_status_str(wc.status), wr_id,
+               ibv_wc_status_str(status));
+    MUST(wc.wr_id == wr_id && (int)wc.status == status);
+}
+
+static int receive(struct end *e, uint64_t wr_id, size_t length)
+{
+    struct ibv_sge sge = {(uintptr_t)e->bytes, length, e->mr->lkey};
+    struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = length > 0}, *bad;
+    return ibv_post_recv(e->qp, &wr, &bad);
+}
+
+static struct ibv_send_wr request(int opcode, struct ibv_sge *sge, struct end *to)
+{
+    struct ibv_send_wr wr = {.wr_id = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED};
+    wr.sg_list = sge;
+    wr.num_sge = 1;
+    wr.wr.rdma.remote_addr = (uintptr_t)to->bytes;
+    wr.wr.rdma.rkey = to->mr->rkey;
+    return wr;
+}
+
+static void post(struct end *e, struct ibv_send_wr *wr)
+{
+    struct ibv_send_wr *bad;
+    MUST(ibv_post_send(e->qp, wr, &bad) == 0);
+}
+
+// A region of no bytes, and requests of no bytes whatever keys they name (section 9.7.4.1.5).
+static void zero_bytes(void)
+{
+    struct end a, b;
+    pair(&a, &b);
+    struct ibv_mr *none = ibv_reg_mr(pd, a.bytes + 1, 0, ALL);
+    MUST(none && none->length == 0 && none->addr == a.bytes + 1);
+    uint32_t keys[] = {none->lkey, a.mr->lkey, 0, 0x12345678};
+    int opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_SEND};
+    for (int key = 0; key < 4; key++)
+        for (int op = 0; op < 3; op++) {
+            struct ibv_sge sge = {(uintptr_t)a.bytes + 1, 0, keys[key]};
+            struct ibv_send_wr wr = request(opcodes[op], &sge, &b);
+            wr.wr.rdma.rkey = keys[(key + 1) % 4];
+            if (opcodes[op] == IBV_WR_SEND)
+                MUST(receive(&b, 2, 0) == 0);
+            post(&a, &wr);
+            completes(&a, 1, IBV_WC_SUCCESS);
+            if (opcodes[op] == IBV_WR_SEND)
+                completes(&b, 2, IBV_WC_SUCCESS);
+        }
+    // It covers no byte.
+    struct ibv_sge sge = {(uintptr_t)a.bytes + 1, 1, none->lkey};
+    struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, &b);
+    post(&a, &wr);
+    completes(&a, 1, IBV_WC_LOC_PROT_ERR);
+    MUST(ibv_dereg_mr(none) == 0);
+    unmake(&a);
+    unmake(&b);
+}
+
+// Of the key that a bind of type 2 names, the low 8 bits count.
+static void bind_window(void)
+{
+    struct end a, b;
+    pair(&a, &b);
+    struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+    MUST(mw);
+    uint32_t key = (mw->rkey & ~0xffu) | 0x5a;
+    struct ibv_send_wr wr = {.wr_id = 7, .opcode = IBV_WR_BIND_MW}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.bind_mw.mw = mw;
+    wr.bind_mw.rkey = (~key & ~0xffu) | 0x5a;
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
+        b.mr, (uintptr_t)b.bytes, 64, IBV_ACCESS_REMOTE_WRITE};
+    MUST(ibv_post_send(b.qp, &wr, &bad) == 0);
+    completes(&b, 7, IBV_WC_SUCCESS);
+    strcpy(a.bytes, "by way of a window");
+    struct ibv_sge sge = {(uintptr_t)a.bytes, 32, a.mr->lkey};
+    wr = request(IBV_WR_RDMA_WRITE, &sge, &b);
+    wr.wr.rdma.rkey = key;
+    post(&a, &wr);
+    completes(&a, 1, IBV_WC_SUCCESS);
+    MUST(!strcmp(b.bytes, a.bytes));
+    MUST(ibv_dealloc_mw(mw) == 0);
+    unmake(&a);
+    unmake(&b);
+}
+
+enum { ROUNDS = 60, POSTS = DEPTH };
+
+static void *moves_to_error(void *end)
+{
+    MUST(moved(end, IBV_QPS_ERR, 0, NULL) == 0);
+    return NULL;
+}
+
+// Each receive is flushed once, whether it is posted before, beside or after the step to ERR.
+static void flush(void)
+{
+    for (int n = 0; n < ROUNDS; n++) {
+        struct end a, b;
+        make(&a);
+        make(&b);
+        to_init(&a);
+        if (n % 2)
+            MUST(moved(&a, IBV_QPS_RTR, PEER, &b) == 0);
+        pthread_t thread;
+        int before = n % (POSTS / 4);
+        for (int id = 0; id < POSTS; id++) {
+            if (id == before)
+                MUST(pthread_create(&thread, NULL, moves_to_error, &a) == 0);
+            MUST(receive(&a, id, LENGTH) == 0);
+        }
+        for (int id = 0; id < POSTS; id++)
+            completes(&a, id, IBV_WC_WR_FLUSH_ERR);
+        MUST(pthread_join(thread, NULL) == 0);
+        // In ERR for sure.
+        struct ibv_sge sge = {(uintptr_t)a.bytes, 8, a.mr->lkey};
+        struct ibv_send_wr wr = request(IBV_WR_SEND, &sge, &b);
+        post(&a, &wr);
+        completes(&a, 1, IBV_WC_WR_FLUSH_ERR);
+        MUST(receive(&a, 2, LENGTH) == 0);
+        completes(&a, 2, IBV_WC_WR_FLUSH_ERR);
+        struct ibv_wc wc;
+        MUST(ibv_poll_cq(a.cq, 1, &wc) == 0);
+        unmake(&a);
+        unmake(&b);
+    }
+}
+
+static void event_of(struct end *e, int type)
+{
+    struct ibv_async_event event;
+    do {
+        MUST(readable(context->async_fd, DEADLINE) && ibv_get_async_event(context, &event) == 0);
+        ibv_ack_async_event(&event);
+        // A first message may have come in RTR.
+    } while (event.event_type == IBV_EVENT_COMM_EST);
+    if ((int)event.event_type != type)
+        printf("%s\n", ibv_event_type_str(event.event_type));
+    MUST((int)event.event_type == type && event.element.qp == e->qp);
+}
+
+// The responder of a refused request raises an event, and both ends are in ERR.
+static void refused(void)
+{
+    struct {
+        int opcode, received, status, event;
+        uint32_t wrong;
+    } cases[] = {
+        {IBV_WR_RDMA_WRITE, 0, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR, 0x100},
+        {IBV_WR_RDMA_READ, 0, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR, 0x100},
+        {IBV_WR_SEND, 8, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR, 0},
+    };
+    for (int n = 0; n < 3; n++) {
+        struct end a, b;
+        pair(&a, &b);
+        struct ibv_sge sge = {(uintptr_t)a.bytes, 64, a.mr->lkey};
+        struct ibv_send_wr wr = request(cases[n].opcode, &sge, &b);
+        wr.wr.rdma.rkey ^= cases[n].wrong;
+        if (cases[n].received)
+            MUST(receive(&b, 9, cases[n].received) == 0);
+        post(&a, &wr);
+        completes(&a, 1, cases[n].status);
+        if (cases[n].received)
+            completes(&b, 9, IBV_WC_LOC_LEN_ERR);
+        event_of(&b, cases[n].event);
+        for (int end = 0; end < 2; end++) {
+            struct ibv_qp_attr attr;
+            struct ibv_qp_init_attr init;
+            MUST(ibv_query_qp(end ? b.qp : a.qp, &attr, IBV_QP_STATE, &init) == 0);
+            MUST(attr.qp_state == IBV_QPS_ERR);
+        }
+        unmake(&a);
+        unmake(&b);
+    }
+    MUST(!readable(context->async_fd, 0));
+}
+
+// A fenced Send begins when the Reads before it are done, so it has what they have brought.
+static void fence(void)
+{
+    struct end a, b;
+    pair(&a, &b);
+    for (uint64_t n = 1; n <= 200; n++) {
+        memset(a.bytes, 0, LENGTH);
+        memset(b.bytes + LENGTH / 2, (int)n, LENGTH / 2);
+        MUST(receive(&b, n, LENGTH / 2) == 0);
+        struct ibv_sge sge = {(uintptr_t)a.bytes, LENGTH / 2, a.mr->lkey};
+        struct ibv_send_wr read = request(IBV_WR_RDMA_READ, &sge, &b);
+        struct ibv_send_wr send = request(IBV_WR_SEND, &sge, &b);
+        read.wr.rdma.remote_addr += LENGTH / 2;
+        read.next = &send;
+        send.wr_id = 2;
+        send.send_flags |= IBV_SEND_FENCE;
+        post(&a, &read);
+        completes(&a, 1, IBV_WC_SUCCESS);
+        completes(&a, 2, IBV_WC_SUCCESS);
+        completes(&b, n, IBV_WC_SUCCESS);
+        MUST(!memcmp(b.bytes, b.bytes + LENGTH / 2, LENGTH / 2));
+    }
+    unmake(&a);
+    unmake(&b);
+}
+
+// A CQ that is armed for solicited completions is silent for others.
+static void solicited(void)
+{
+    struct end a, b;
+    pair(&a, &b);
+    struct ibv_sge sge = {(uintptr_t)a.bytes, 8, a.mr->lkey};
+    struct ibv_send_wr wr = request(IBV_WR_SEND, &sge, &b);
+    for (int n = 0; n < 4; n++) {
+        MUST(ibv_req_notify_cq(b.cq, 1) == 0);
+        for (int id = 0; id < 16; id++) {
+            MUST(receive(&b, id, LENGTH) == 0);
+            post(&a, &wr);
+            completes(&a, 1, IBV_WC_SUCCESS);
+            completes(&b, id, IBV_WC_SUCCESS);
+        }
+        MUST(!readable(b.channel->fd, 0));
+        MUST(receive(&b, 99, LENGTH) == 0);
+        wr.send_flags |= IBV_SEND_SOLICITED;
+        post(&a, &wr);
+        wr.send_flags &= ~IBV_SEND_SOLICITED;
+        completes(&a, 1, IBV_WC_SUCCESS);
+        struct ibv_cq *cq;
+        void *program;
+        MUST(readable(b.channel->fd, DEADLINE) && !ibv_get_cq_event(b.channel, &cq, &program));
+        MUST(cq == b.cq);
+        ibv_ack_cq_events(cq, 1);
+        completes(&b, 99, IBV_WC_SUCCESS);
+        MUST(!readable(b.channel->fd, 0));
+    }
+    unmake(&a);
+    unmake(&b);
+}
+
+static struct rdma_cm_event *cm_event(struct rdma_event_channel *from, int type)
+{
+    struct rdma_cm_event *event;
+    MUST(readable(from->fd, DEADLINE) && rdma_get_cm_event(from, &event) == 0);
+    if ((int)event->event != type)
+        printf("%s, not %s\n", rdma_event_str(event->event), rdma_event_str(type));
+    MUST((int)event->event == type);
+    return event;
+}
+
+static void attach(struct rdma_cm_id *id, struct end *e)
+{
+    e->channel = NULL;
+    MUST((e->cq = ibv_create_cq(id->verbs, 4 * DEPTH, NULL, NULL, 0)) != NULL);
+    struct ibv_qp_init_attr a = wanted(e);
+    MUST(rdma_create_qp(id, NULL, &a) == 0);
+    e->qp = id->qp;
+    MUST((e->bytes = calloc(1, LENGTH)) != NULL);
+    MUST((e->mr = ibv_reg_mr(id->qp->pd, e->bytes, LENGTH, ALL)) != NULL);
+}
+
+static void detach(struct rdma_cm_id *id, struct end *e)
+{
+    rdma_destroy_qp(id);
+    MUST(ibv_dereg_mr(e->mr) == 0 && ibv_destroy_cq(e->cq) == 0);
+    free(e->bytes);
+    MUST(rdma_destroy_id(id) == 0);
+}
+
+// RDMA_CM_EVENT_ESTABLISHED can be read when the first completion can, at either end.
+static void established(void)
+{
+    for (int n = 0; n < 60; n++) {
+        struct rdma_event_channel *listens = rdma_create_event_channel();
+        struct rdma_event_channel *connects = rdma_create_event_channel();
+        struct rdma_cm_id *listener, *client, *server;
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        MUST(listens && connects && !rdma_create_id(listens, &listener, NULL, RDMA_PS_TCP));
+        MUST(!rdma_bind_addr(listener, (struct sockaddr *)&at) && !rdma_listen(listener, 1));
+        at.sin_port = rdma_get_src_port(listener);
+        MUST(!rdma_create_id(connects, &client, NULL, RDMA_PS_TCP));
+        MUST(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&at, 1000 * DEADLINE));
+        rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ADDR_RESOLVED));
+        MUST(!rdma_resolve_route(client, 1000 * DEADLINE));
+        rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ROUTE_RESOLVED));
+        struct end a, b;
+        attach(client, &a);
+        MUST(receive(&a, 1, LENGTH) == 0);
+        struct rdma_conn_param with = {.responder_resources = 1, .initiator_depth = 1};
+        MUST(!rdma_connect(client, &with));
+        struct rdma_cm_event *asks = cm_event(listens, RDMA_CM_EVENT_CONNECT_REQUEST);
+        server = asks->id;
+        rdma_ack_cm_event(asks);
+        attach(server, &b);
+        // It goes out as soon as the connection stands.
+        struct ibv_sge sge = {(uintptr_t)b.bytes, 8, b.mr->lkey};
+        struct ibv_send_wr wr = request(IBV_WR_SEND, &sge, &a);
+        struct ibv_sge from = {(uintptr_t)a.bytes, 8, a.mr->lkey};
+        struct ibv_send_wr back = request(IBV_WR_SEND, &from, &b);
+        MUST(receive(&b, 2, LENGTH) == 0);
+        post(&b, &wr);
+        post(&a, &back);
+        MUST(!rdma_accept(server, &with));
+        struct end *ends[] = {&a, &b};
+        struct rdma_event_channel *channels[] = {connects, listens};
+        for (int end = 0; end < 2; end++) {
+            struct end *first = ends[(n + end) % 2];
+            struct rdma_event_channel *channel = channels[(n + end) % 2];
+            MUST(next(first).status == IBV_WC_SUCCESS);
+            MUST(readable(channel->fd, 0));
+            rdma_ack_cm_event(cm_event(channel, RDMA_CM_EVENT_ESTABLISHED));
+        }
+        detach(client, &a);
+        detach(server, &b);
+        MUST(!rdma_destroy_id(listener));
+        rdma_destroy_event_channel(listens);
+        rdma_destroy_event_channel(connects);
+    }
+}
+
+int main(int count, char **arguments)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+        int roce;
+    } parts[] = {
+        {"zero", zero_bytes, 1}, {"bind", bind_window, 1},    {"flush", flush, 1},
+        {"refused", refused, 1}, {"fence", fence, 1},         {"solicited", solicited, 1},
+        {"established", established, 0},
+    };
+    MUST(count == 2);
+    for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)
+        if (!strcmp(arguments[1], parts[n].name)) {
+            open_device(parts[n].roce);
+            parts[n].run();
+            puts("done");
+            return 0;
+        }
+    return 2;
+}

@@ -1,0 +1,51 @@
+//! What the manual pages and the IBTA specification say of the C verbs API, by either path.
+
+use rnic_tests::{Daemon, Process, binaries, on_path, verbs};
+
+/// Runs a part of the program over a daemon of its own, by the direct path and over TCP.
+fn run(part: &str) {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/semantics.c", scratch.path()) else { return };
+    for loopback in ["direct", "tcp"] {
+        let daemon = Daemon::start(binaries!(), &on_path(loopback));
+        let mut command = verbs::command(&program, &daemon);
+        command.arg(part);
+        assert_eq!(Process::start(command).succeed(), ["done"], "{loopback}");
+        daemon.is_empty();
+    }
+}
+
+#[test]
+fn zero_length_requests_need_no_region() {
+    run("zero");
+}
+
+#[test]
+fn a_type_2_bind_takes_the_low_8_bits() {
+    run("bind");
+}
+
+#[test]
+fn every_receive_beside_err_is_flushed_once() {
+    run("flush");
+}
+
+#[test]
+fn a_refusing_responder_raises_an_event() {
+    run("refused");
+}
+
+#[test]
+fn a_fenced_send_follows_the_read_before_it() {
+    run("fence");
+}
+
+#[test]
+fn an_unsolicited_send_raises_no_cq_event() {
+    run("solicited");
+}
+
+#[test]
+fn established_precedes_the_first_completion() {
+    run("established");
+}
