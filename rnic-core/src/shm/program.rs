@@ -11,8 +11,8 @@ pub struct ProgramRange {
 }
 
 impl ProgramRange {
-    /// `len` bytes from `address` on, possibly none. `None` if they begin at address 0 or end
-    /// beyond the last address.
+    /// `len` bytes from `address` on. `None` if they end beyond the last address, or if there are
+    /// none and no address either.
     ///
     /// # Safety
     ///
@@ -22,7 +22,7 @@ impl ProgramRange {
     /// reference, no value of this program whose bytes mean something to its compiler.
     pub unsafe fn new(address: u64, len: u64) -> Option<ProgramRange> {
         address.checked_add(len)?;
-        (address > 0).then_some(ProgramRange { address, len })
+        (len > 0 || address > 0).then_some(ProgramRange { address, len })
     }
 
     /// Its first address.
