@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 /// A host and a port, looked up when they are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,6 +134,15 @@ impl fmt::Display for Endpoint {
 fn in_words<E: fmt::Display>(tried: &[E]) -> String {
     let each: Vec<String> = tried.iter().map(E::to_string).collect();
     each.join("; ")
+}
+
+/// Any port of the loopback address that this host has: of IPv4, or of IPv6 without that.
+pub fn loopback() -> SocketAddr {
+    let four = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    match UdpSocket::bind(four) {
+        Ok(_) => four,
+        Err(_) => SocketAddr::from((Ipv6Addr::LOCALHOST, 0)),
+    }
 }
 
 #[cfg(test)]

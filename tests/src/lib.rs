@@ -16,6 +16,7 @@ pub mod exhaust;
 pub mod frozen;
 pub mod hammer;
 pub mod hostile;
+pub mod mortal;
 mod omit;
 pub mod over;
 pub mod pcap;

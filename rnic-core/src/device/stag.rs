@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub use self::change::StagChange;
 pub use self::entry::{Principal, StagEntry, StagKind};
 pub use self::fault::{InvalidateFault, LocalFault, RemoteFault};
-use self::hash::StagHash;
+use self::hash::{StagHash, shrink_sparse};
 use self::windows::Windows;
 use super::copier::Copier;
 use super::memory::{Memory, Target};
@@ -57,12 +57,14 @@ impl StagTable {
         if matches!(entry.kind, StagKind::Window(_)) {
             self.windows.note_unbound(&entry);
         }
+        shrink_sparse(&mut self.entries);
         Some(entry)
     }
 
     /// Removes everything a session owns.
     pub fn revoke_session(&mut self, session: SessionId) {
         self.entries.retain(|_, e| e.session != session);
+        shrink_sparse(&mut self.entries);
         self.windows.forget_session(session);
     }
 

@@ -535,12 +535,18 @@ impl Qp {
             }
             PlacementError::Memory(fault) => {
                 engine.memory_unreachable(fault);
+                if self.ended_with_memory(engine, fault) {
+                    return;
+                }
                 let reason = Reason::Memory(fault);
                 self.end_for_own_memory(engine, reason, reason.fault().code, build);
             }
             PlacementError::Receive(fault, reason) => {
                 if let Some(fault) = fault {
                     engine.memory_unreachable(fault);
+                    if self.ended_with_memory(engine, fault) {
+                        return;
+                    }
                 }
                 if let Some(wr_id) = self.responder.take_receiving() {
                     self.receive_failed(engine, wr_id, reason, 0);

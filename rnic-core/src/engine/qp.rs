@@ -24,7 +24,7 @@ use super::responder::{MissingReceive, Responder};
 use super::schedule::{Key, SessionSlot};
 use super::state::EngineState;
 use super::wired::{ALL_RIGHTS, Wired};
-use crate::abi::control::Wiring;
+use crate::abi::control::{DisconnectMode, Wiring};
 use crate::device::memory::{MemoryFault, Unreachable};
 use crate::device::stag::RemoteFault;
 use crate::device::{Cq, QpShared};
@@ -209,9 +209,27 @@ impl Qp {
         }
     }
 
+    /// Ends an RC or UC QP without a Terminate if its own address space is gone: its program has
+    /// been killed, and the peer of an adapter whose program is gone sees a QP that no longer
+    /// answers, not one that blames a request. Returns true if it has.
+    pub(super) fn ended_with_memory(
+        &mut self,
+        engine: &mut EngineState,
+        fault: MemoryFault,
+    ) -> bool {
+        let own = fault.owner == self.core.session && fault.cause == Unreachable::Detached;
+        if own && self.is_wired() {
+            self.disconnect(engine, DisconnectMode::Abort);
+        }
+        own && self.is_wired()
+    }
+
     /// The memory of the message in progress could not be read.
     pub(super) fn memory_failed(&mut self, engine: &mut EngineState, fault: MemoryFault) {
         engine.memory_unreachable(fault);
+        if self.ended_with_memory(engine, fault) {
+            return;
+        }
         let reason = Reason::Memory(fault);
         match fault.cause {
             Unreachable::Truncated => {
@@ -269,6 +287,9 @@ impl Qp {
             AtomicError::Revoked(fault) => Reason::Atomic { fault, stag, to },
             AtomicError::Memory(fault) => {
                 engine.memory_unreachable(fault);
+                if self.ended_with_memory(engine, fault) {
+                    return;
+                }
                 match fault.cause {
                     Unreachable::Truncated => {
                         return self.fail_locally(engine, Reason::Memory(fault));

@@ -189,6 +189,11 @@ impl Schedule {
         }
     }
 
+    /// Returns true if the QPs of this session have turns: it has not been closed.
+    pub(super) fn is_open(&self, seat: SessionSlot) -> bool {
+        self.seats.get(seat.index()).is_some_and(|session| session.open)
+    }
+
     /// Takes back the seat of a session that has no QP any more.
     pub(super) fn leave(&mut self, seat: SessionSlot) {
         self.close(seat);

@@ -163,7 +163,11 @@ impl Engine {
             qp.run_to_itself(&mut self.state);
         } else {
             let Some(place) = self.qps.get_mut(to.key as usize) else { return };
-            let Some(mut peer) = place.take_if(|peer| peer.core.id == to.id) else { return };
+            // The QPs of a closed session answer nothing: its STags are gone, which must not look
+            // like an error of the request. The end of the peer wakes this QP.
+            let schedule = &self.state.schedule;
+            let answers = |peer: &Qp| peer.core.id == to.id && schedule.is_open(peer.core.seat);
+            let Some(mut peer) = place.take_if(|peer| answers(peer)) else { return };
             qp.run_direct(&mut peer, &mut self.state);
             self.qps[to.key as usize] = Some(peer);
         }

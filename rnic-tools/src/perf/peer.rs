@@ -1,7 +1,7 @@
 //! The process at the other end: the handle that the driver has, and what runs in it.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command as Program, ExitStatus, Stdio};
@@ -16,7 +16,7 @@ use super::relay::{Member, Page};
 use super::spec::Spec;
 use super::talk::{Command, Place, Reply, hear, say};
 use crate::cli;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, loopback};
 
 /// A running peer process, or one of another host that [`serve_hosts`] runs. It ends its part when
 /// this is dropped.
@@ -172,7 +172,7 @@ pub fn serve(socket: Option<&Path>) -> Result<(), PerfError> {
     let served = open(socket).map_err(PerfError::from).and_then(|context| {
         let mut input = std::io::stdin().lock();
         let mut output = std::io::stdout().lock();
-        obey(&context, true, LOOPBACK.ip(), &mut input, &mut output)
+        obey(&context, true, loopback().ip(), &mut input, &mut output)
     });
     if let Err(e) = &served {
         // A driver that is gone needs no report.
@@ -393,8 +393,6 @@ fn raw_link(ip: IpAddr, spec: Spec, output: &mut impl Write) -> Result<RawEnd, P
 
 /// The program that runs, whoever runs it and wherever it lies.
 const THIS: &str = "/proc/self/exe";
-/// Any port of the IPv4 loopback address.
-const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// How long a peer may take to end after a failure on this side.
 const GRACE: Duration = Duration::from_millis(200);
 /// How long a peer on another host may take to say why it failed.

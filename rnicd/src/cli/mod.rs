@@ -10,7 +10,7 @@ pub mod why;
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -23,7 +23,7 @@ use crate::control::{ControlSocket, Notifier, Server, SocketError, StartError, c
 use crate::copier::{self, Spawner};
 use crate::demo;
 use crate::exec::{self, DaemonProcess, ExecError, LogTo, Overrides};
-use crate::log::Log;
+use crate::log::{Log, error_text};
 use crate::privilege::{self, RenounceError, SignalSet, Signals};
 use crate::resource::{Capacity, Policy};
 
@@ -226,7 +226,7 @@ pub fn main() -> ExitCode {
 
 /// Says what is wrong on standard error, if that takes it: the exit code tells in any case.
 pub(crate) fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", error_text(text));
 }
 
 /// The exit code of other commands that failed.
@@ -281,18 +281,32 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     // together with what clients of the daemon have not read yet.
     privilege::raise_descriptor_limit();
     // Also if limits.copiers is 0: that can change, and nothing can be started later.
-    let spawner =
-        Spawner::start(control.seccomp).map_err(|e| format!("cannot start copiers: {e}"))?;
+    let spawner = start_spawner(control.seccomp)?;
     log.start_writing(control.seccomp)?;
-    let mut server = Server::start(config, socket, Some(signals), notifier, Some(spawner))?;
+    let mut server = Server::start(config, socket, Some(signals), notifier, spawner)?;
     if let Some(file) = &args.configured.config {
-        server.reload_from(file.clone(), log.level());
+        server.reload_from(file.clone(), log.level())?;
     }
     if let Some(Span(most)) = args.exit_when_idle {
         server.exit_when_idle(most);
     }
     server.run()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts the process that starts copiers: none without `/proc`, by which it finds its own program.
+fn start_spawner(seccomp: Seccomp) -> Result<Option<Spawner>, Failure> {
+    match Spawner::start(seccomp) {
+        Ok(spawner) => Ok(Some(spawner)),
+        Err(error) if !Path::new("/proc/self/exe").exists() => {
+            tracing::warn!(
+                "no copiers: cannot run /proc/self/exe: {error}; attached memory of users who are \
+                 not trusted is refused until /proc is mounted and the daemon started again"
+            );
+            Ok(None)
+        }
+        Err(error) => Err(format!("cannot start copiers: {error}").into()),
+    }
 }
 
 /// Everything that took privileges is done: none is needed from here on, and no thread runs yet.

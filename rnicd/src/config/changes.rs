@@ -1,5 +1,6 @@
 //! What a new configuration changes, by key: for the log of a reload.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use super::Config;
@@ -27,21 +28,33 @@ impl fmt::Display for Change {
 
 /// Everything that differs, in the order of the file.
 pub fn changes(before: &Config, now: &Config) -> Vec<Change> {
-    let (old, new) = (rows(before), rows(now));
-    let value = |rows: &[(String, String)], key: &str| -> String {
-        let of_key = rows.iter().filter(|(k, _)| k == key).map(|(_, value)| value.as_str());
-        of_key.collect::<Vec<_>>().join(" ")
+    let mut all: Vec<Change> = Vec::new();
+    // Where each key is among them: a file may have tens of thousands of rules.
+    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut place = |all: &mut Vec<Change>, key: &str| {
+        *places.entry(key.to_owned()).or_insert_with(|| {
+            all.push(Change { key: key.to_owned(), before: String::new(), now: String::new() });
+            all.len() - 1
+        })
     };
-    let mut keys: Vec<&String> = Vec::new();
-    for (key, _) in new.iter().chain(&old) {
-        if !keys.contains(&key) {
-            keys.push(key);
-        }
+    for (key, value) in rows(now) {
+        let at = place(&mut all, &key);
+        append(&mut all[at].now, &value);
     }
-    keys.into_iter()
-        .map(|key| Change { key: key.clone(), before: value(&old, key), now: value(&new, key) })
-        .filter(|change| change.before != change.now)
-        .collect()
+    for (key, value) in rows(before) {
+        let at = place(&mut all, &key);
+        append(&mut all[at].before, &value);
+    }
+    all.retain(|change| change.before != change.now);
+    all
+}
+
+/// Adds one more value of a key that has several.
+fn append(values: &mut String, value: &str) {
+    if !values.is_empty() {
+        values.push(' ');
+    }
+    values.push_str(value);
 }
 
 fn rows(config: &Config) -> Vec<(String, String)> {

@@ -9,9 +9,9 @@ use toml::Spanned;
 use super::kind::{Kind, Scope, Unit};
 use super::units::Size;
 
-/// What one section sets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fields([Option<Written>; Kind::COUNT]);
+/// What one section sets, in no room if it sets nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fields(Vec<Option<Written>>);
 
 /// A value, and the byte of the file at which it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,13 +25,12 @@ pub struct Written {
 impl Fields {
     /// What is set for a kind, if anything is.
     pub fn of(&self, kind: Kind) -> Option<Written> {
-        self.0[kind as usize]
+        self.0.get(kind as usize).copied().flatten()
     }
-}
 
-impl Default for Fields {
-    fn default() -> Self {
-        Fields([None; Kind::COUNT])
+    fn set(&mut self, kind: Kind, written: Written) {
+        self.0.resize(Kind::COUNT, None);
+        self.0[kind as usize] = Some(written);
     }
 }
 
@@ -135,7 +134,7 @@ impl<'de> DeserializeSeed<'de> for Section {
                                     Written { value: value.into_inner().0, at }
                                 }
                             };
-                            all.of_mut(section.0).0[kind as usize] = Some(written);
+                            all.of_mut(section.0).set(kind, written);
                         }
                         Key::Section(inner) => {
                             let read = map.next_value_seed(Section(inner))?;

@@ -22,17 +22,17 @@ pub struct Limits {
     pub peer: Values,
 }
 
-/// Values of some kinds.
+/// Values of some kinds. Most rules of a long file set none: those take no room.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Values([Option<u64>; Kind::COUNT]);
+pub struct Values(Vec<Option<u64>>);
 
 impl Values {
     /// Values of no kind: every limit is [`UNLIMITED`].
-    pub const NONE: Values = Values([None; Kind::COUNT]);
+    pub const NONE: Values = Values(Vec::new());
 
     /// The value of a kind, if it has one.
     pub fn set(&self, kind: Kind) -> Option<u64> {
-        self.0[kind as usize]
+        self.0.get(kind as usize).copied().flatten()
     }
 
     /// The limit of a kind.
@@ -47,6 +47,7 @@ impl Values {
 
     /// Sets the value of a kind.
     pub fn put(&mut self, kind: Kind, value: u64) {
+        self.0.resize(Kind::COUNT, None);
         self.0[kind as usize] = Some(value);
     }
 
@@ -58,7 +59,7 @@ impl Values {
     /// These, with what others set.
     #[must_use]
     pub fn with(&self, others: &Values) -> Values {
-        Values(Kind::ALL.map(|kind| others.set(kind).or(self.set(kind))))
+        Values(Kind::ALL.map(|kind| others.set(kind).or(self.set(kind))).to_vec())
     }
 }
 
@@ -83,7 +84,7 @@ impl Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        let of = |scope| Values(Kind::ALL.map(|kind| kind.default(scope)));
+        let of = |scope| Values(Kind::ALL.map(|kind| kind.default(scope)).to_vec());
         Limits {
             device: of(Scope::Device),
             user: of(Scope::User),

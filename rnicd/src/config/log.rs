@@ -23,7 +23,13 @@ impl Default for Log {
 impl Checker<'_> {
     /// Checks `[log]` and fills in what the file does not say.
     pub(super) fn log(&self, s: file::LogSection) -> Result<Log, ConfigError> {
-        let level = self.checked(s.level, Log::default().level, |l| log_filter(l).map(drop))?;
+        let check = |level: &String| {
+            if level.len() > MOST_FILTER {
+                return Err(format!("must have at most {MOST_FILTER} bytes"));
+            }
+            log_filter(level).map(drop)
+        };
+        let level = self.checked(s.level, Log::default().level, check)?;
         // It has just been checked.
         Ok(Log { level: log_filter(&level).unwrap_or(level) })
     }
@@ -71,6 +77,9 @@ fn named(level: &str) -> &str {
         false => level,
     }
 }
+
+/// Bytes of a filter: every line that is logged is compared with each of its parts.
+const MOST_FILTER: usize = 1024;
 
 #[cfg(test)]
 mod tests {

@@ -33,6 +33,7 @@ mod subjects;
 mod tcp;
 #[cfg(test)]
 pub(crate) mod tests;
+mod text;
 mod units;
 mod warnings;
 mod wired;
@@ -106,9 +107,9 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads and validates a file.
+    /// Reads and validates a file: a regular one of at most 1 MiB.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        Config::parse(path, &read(path)?)
+        Config::parse(path, &text::read(path)?)
     }
 
     /// The configuration of `path` if there is one, else the built-in default.
@@ -116,11 +117,11 @@ impl Config {
         path.map_or_else(|| Ok(Config::default()), Config::load)
     }
 
-    /// The text of `path`, empty if there is none, which has been validated: for a process that is
-    /// started with it.
+    /// Returns the validated text of `path`, a file or a pipe, or an empty text without a path: for
+    /// a process that is started with it.
     pub fn read_or_default(path: Option<&Path>) -> Result<String, ConfigError> {
         let Some(path) = path else { return Ok(String::new()) };
-        let text = read(path)?;
+        let text = text::read_or_wait(path)?;
         Config::parse(path, &text)?;
         Ok(text)
     }
@@ -149,9 +150,4 @@ impl Config {
             log: check.log(parsed.log)?,
         })
     }
-}
-
-fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path)
-        .map_err(|error| ConfigError::Read { file: path.to_owned(), error })
 }

@@ -1,5 +1,7 @@
 //! `[[pd]]`: protection domains that several sessions may have open.
 
+use std::collections::BTreeSet;
+
 use super::checker::Checker;
 use super::error::ConfigError;
 use super::file_rules::PdTable;
@@ -25,13 +27,14 @@ impl Checker<'_> {
     /// Checks all `[[pd]]` tables.
     pub(super) fn named_pds(&self, tables: Vec<PdTable>) -> Result<Vec<NamedPd>, ConfigError> {
         let mut pds: Vec<NamedPd> = Vec::new();
+        let mut names = BTreeSet::new();
         for table in tables {
             let (at, name) = (table.name.span().start, table.name.into_inner());
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             if !(1..=64).contains(&name.len()) || !name.chars().all(plain) {
                 return Err(self.wrong(at, "must be 1 to 64 letters, digits, '-', '_' or '.'"));
             }
-            if pds.iter().any(|pd| pd.name == name) {
+            if !names.insert(name.clone()) {
                 return Err(self.wrong(at, format!("there are two [[pd]] named {name:?}")));
             }
             let who = Subjects { everyone: false, users: table.users, groups: table.groups };

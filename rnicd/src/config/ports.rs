@@ -4,7 +4,7 @@
 //! both are TCP, so that the second would be in use. What the map names is another port on the
 //! wire; programs, rules and lists have the RDMA port throughout.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -61,13 +61,14 @@ impl Checker<'_> {
 /// The map with numbers for keys, which TOML does not have.
 fn parsed(map: &BTreeMap<String, u16>) -> Result<BTreeMap<u16, u16>, String> {
     let mut tcp = BTreeMap::new();
+    let mut taken = BTreeSet::new();
     for (key, port) in map {
         let rdma = key.parse::<u16>().ok().filter(|rdma| *rdma != 0);
         let rdma = rdma.ok_or_else(|| format!("{key:?} is no port from 1 to 65535"))?;
         if *port == 0 {
             return Err(format!("{key} has no port of TCP: 0 is none"));
         }
-        if tcp.values().any(|other| other == port) {
+        if !taken.insert(*port) {
             return Err(format!("two RDMA ports cannot both be TCP port {port}"));
         }
         tcp.insert(rdma, *port);

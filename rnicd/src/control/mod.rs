@@ -9,6 +9,7 @@
 mod budget;
 mod connection;
 mod greetings;
+mod high_water;
 mod idle;
 mod notify;
 mod reload;

@@ -21,9 +21,10 @@ use slab::Slab;
 use super::budget::Budgets;
 use super::connection::{Connection, End, Incoming, Stage};
 use super::greetings::Greetings;
+use super::high_water::HighWater;
 use super::idle::Idle;
 use super::notify::Notifier;
-use super::reload::{ConfigSource, reload};
+use super::reload::Reloader;
 use super::socket::{ControlSocket, SocketError};
 use super::turns::Turns;
 use crate::clock;
@@ -32,7 +33,7 @@ use crate::config::{Config, Seccomp};
 use crate::copier::{Copiers, Spawner};
 use crate::log::{Level, RateLimitedLogs};
 use crate::metrics::Writer;
-use crate::privilege::{Signals, ThreadKind, check_available, confine};
+use crate::privilege::{self, Signals, ThreadKind, check_available, confine};
 use crate::reaper::Reaper;
 use crate::resource::{
     Capacity, Manager, Outcome, Random, Refused, Response, SessionOpened, options,
@@ -95,13 +96,14 @@ pub struct Server {
     hostile: u64,
     said: RateLimitedLogs,
     buffer: Box<[u8; MAX_MESSAGE]>,
-    /// Where the configuration is read again, if anywhere.
-    source: Option<ConfigSource>,
+    /// Reads the configuration again; none without a file.
+    reloader: Option<Reloader>,
     stopping: Option<Time>,
     /// Nothing if it waits for clients for ever.
     idle: Option<Idle>,
     metrics: Metrics,
     tree: Option<LiveTree>,
+    memory: HighWater,
 }
 
 /// The tree of the devices, which follows their counters.
@@ -213,17 +215,21 @@ impl Server {
             hostile: 0,
             said: RateLimitedLogs::new(10, Duration::from_secs(60)),
             buffer: Box::new([0; MAX_MESSAGE]),
-            source: None,
+            reloader: None,
             stopping: None,
             idle: None,
             metrics,
             tree,
+            memory: HighWater::default(),
         })
     }
 
-    /// Has it read this file again when SIGHUP comes.
-    pub fn reload_from(&mut self, file: PathBuf, level: Option<Level>) {
-        self.source = Some(ConfigSource { file, level });
+    /// Has it read this file again when SIGHUP comes, which ends it otherwise.
+    pub fn reload_from(&mut self, file: PathBuf, level: Option<Level>) -> Result<(), StartError> {
+        let reloader = Reloader::start(file, level, self.stop.waker.clone(), self.seccomp)
+            .map_err(system("cannot start the thread that reads the configuration"))?;
+        self.reloader = Some(reloader);
+        Ok(())
     }
 
     /// Has it stop in order once it has been without a client for so long.
@@ -274,6 +280,7 @@ impl Server {
                 self.manager.ask_workers();
             }
             self.manager.settle();
+            self.go_on_reloading(now);
             if self.manager.poll_alive() {
                 self.notifier.alive(now);
             }
@@ -292,7 +299,7 @@ impl Server {
 
     /// How long the poll may sleep.
     fn patience(&mut self) -> Option<Duration> {
-        if !self.ready.is_empty() {
+        if !self.ready.is_empty() || self.manager.has_outdated_rights() {
             return Some(Duration::ZERO);
         }
         let greeting = self.greetings.first().map(|(deadline, _)| deadline);
@@ -309,6 +316,7 @@ impl Server {
             .chain(self.stopping)
             .chain(self.idle.as_ref().and_then(Idle::deadline))
             .chain(metrics)
+            .chain(self.memory.due())
             .chain(self.tree.as_ref().filter(|live| !live.is_still).map(|live| live.due))
             .chain(self.ready.next_wake())
             .chain(watchdog);
@@ -394,14 +402,11 @@ impl Server {
         let mut stop = false;
         while let Some(signal) = signals.next()? {
             match signal.number {
-                libc::SIGHUP => {
-                    self.notifier.reloading();
-                    let reloaded = reload(self.source.as_ref(), &mut self.manager);
-                    self.metrics.due = now;
-                    let status = reloaded
-                        .map_or_else(|why| format!("{SERVING}; {why}"), |()| SERVING.to_owned());
-                    self.notifier.ready(&status);
+                libc::SIGHUP if self.reloader.is_some() => {
+                    self.reloader.iter_mut().for_each(Reloader::ask);
                 }
+                // Without a file it means what it means to other programs: the terminal is gone.
+                libc::SIGHUP if signals.ignores_hangup() => {}
                 number => {
                     tracing::info!(signal = number, "stopping");
                     stop = true;
@@ -416,6 +421,26 @@ impl Server {
             }
         }
         Ok(())
+    }
+
+    /// Begins a reload that was asked for, and goes on with one that is under way.
+    fn go_on_reloading(&mut self, now: Time) {
+        let Some(reloader) = &mut self.reloader else { return };
+        if self.stopping.is_some() {
+            return;
+        }
+        if reloader.begin(&self.manager) {
+            self.notifier.reloading();
+        }
+        let Some(reloaded) = reloader.poll(&mut self.manager) else { return };
+        self.metrics.due = now;
+        let status =
+            reloaded.map_or_else(|why| format!("{SERVING}; {why}"), |()| SERVING.to_owned());
+        self.notifier.ready(&status);
+        // One that was asked for meanwhile begins now: nothing else would wake this thread for it.
+        if reloader.begin(&self.manager) {
+            self.notifier.reloading();
+        }
     }
 
     /// Gives up path and lock, and the tree before them: who takes the place finds nothing there.
@@ -471,6 +496,11 @@ impl Server {
             self.end(key, End::Silent, now);
         }
         self.show_counters(now);
+        let objects = self.manager.objects();
+        self.memory.observe(objects, now);
+        if self.memory.is_over(objects, now) {
+            self.reaper.return_memory_later(privilege::own_user());
+        }
     }
 
     /// Writes the counters to the tree, as long as workers change them.

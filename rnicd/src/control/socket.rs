@@ -169,9 +169,10 @@ impl ControlSocket {
         let give = |there| Ok(chownat(there, c"", owner, None, AtFlags::EMPTY_PATH)?);
         hold(&self.path).and_then(give).map_err(system("cannot give away", &self.path))?;
         if self.path.parent() == Some(Path::new(DEFAULT_FOLDER)) {
-            // In /run, where only root can have put it.
-            let given = std::os::unix::fs::lchown(DEFAULT_FOLDER, Some(uid), None);
-            given.map_err(system("cannot give away", Path::new(DEFAULT_FOLDER)))?;
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let folder = rustix::fs::open(DEFAULT_FOLDER, flags, Mode::empty());
+            let given = folder.and_then(|f| chownat(&f, c"", owner, None, AtFlags::EMPTY_PATH));
+            given.map_err(|e| system("cannot give away", Path::new(DEFAULT_FOLDER))(e.into()))?;
         }
         Ok(())
     }
@@ -357,7 +358,10 @@ fn open_to_clients(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()>
         // Not by the descriptor itself, which before Linux 6.6 nothing can do. This is a link to
         // what it holds and to nothing else.
         let held = format!("/proc/self/fd/{}", there.as_raw_fd());
-        std::fs::set_permissions(held, Permissions::from_mode(mode))?;
+        std::fs::set_permissions(&held, Permissions::from_mode(mode)).map_err(|error| {
+            let why = format!("changing its mode to {mode:04o} (control.mode) by {held}: {error}");
+            io::Error::new(error.kind(), why)
+        })?;
     }
     Ok(())
 }

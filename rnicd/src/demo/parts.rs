@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use rnic_client::Context;
+use rnic_tools::endpoint::loopback;
 use rnic_tools::{perf, rcopy, tour};
 
 /// A part of the demo, played by a child process.
@@ -57,7 +58,7 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
     match part {
         Part::Measure | Part::MeasurePeer => {}
         Part::Host => {
-            let listener = context.listen(SocketAddr::from(ANYWHERE), 16)?;
+            let listener = context.listen(loopback(), 16)?;
             writeln!(std::io::stdout(), "address\t{}", listener.local_addr())?;
             tour::host(&context, &listener, 1, PATIENCE)?;
         }
@@ -73,7 +74,7 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
             }
         }
         Part::Receive { folder } => {
-            let listener = context.listen(SocketAddr::from(ANYWHERE), 1)?;
+            let listener = context.listen(loopback(), 1)?;
             writeln!(std::io::stdout(), "address\t{}", listener.local_addr())?;
             let options = rcopy::ReceiveOptions::default();
             let report =
@@ -123,5 +124,4 @@ fn figures(q: &perf::Quick) -> Vec<String> {
     ]
 }
 
-const ANYWHERE: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -90,7 +90,8 @@ impl DaemonProcess {
             command.args(["--seccomp", seccomp.name()]);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
-        let mut child = command.spawn().map_err(system("cannot start the daemon"))?;
+        let mut child =
+            command.spawn().map_err(system("cannot start the daemon, /proc/self/exe"))?;
         let output = child.stdout.take();
         let lifeline = child.stdin.take();
         let mut daemon = DaemonProcess { child, lifeline, folder, socket: PathBuf::new(), log };

@@ -4,6 +4,7 @@
 //! counts always and speaks seldom: a client that misbehaves a million times costs a few lines a
 //! minute.
 
+mod journal;
 mod queue;
 
 use std::io::{self, Write};
@@ -13,6 +14,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{self, Seccomp};
 use crate::privilege::{self, ThreadKind};
+use journal::Lines;
+pub use journal::error_text;
 use queue::{Drain, Queue};
 
 /// The log of this process. What is queued when it goes is written, if stderr takes it.
@@ -48,10 +51,10 @@ impl Log {
             Err(_) => (configured(log), None, false),
         };
         let (queue, drain) = queue::queue(LINES);
-        let lines = queue.clone();
+        let lines = Lines::new(queue.clone());
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(move || lines.clone())
+            .with_writer(lines)
             // A line that cannot be written is lost: saying so on the same stream would panic.
             .log_internal_errors(false)
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))

@@ -1,5 +1,7 @@
 //! Users and groups as `/etc/passwd` and `/etc/group` have them.
 
+use std::collections::HashMap;
+
 /// A user to become.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
@@ -42,23 +44,46 @@ impl Account {
 
 /// The number of a user given by name or number, from `/etc/passwd`.
 pub fn user_id(name: &str) -> Option<u32> {
-    id_in("/etc/passwd", name)
+    name.parse().ok().or_else(|| Names::of_users().id(name))
 }
 
 /// The number of a group given by name or number, from `/etc/group`.
 pub fn group_id(name: &str) -> Option<u32> {
-    id_in("/etc/group", name)
+    name.parse().ok().or_else(|| Names::of_groups().id(name))
 }
 
-fn id_in(file: &str, name: &str) -> Option<u32> {
-    if let Ok(number) = name.parse() {
-        return Some(number);
+/// Numbers of users or of groups by name, read once for any number of look-ups.
+#[derive(Debug, Default)]
+pub struct Names(HashMap<String, u32>);
+
+impl Names {
+    /// Those of `/etc/passwd`.
+    pub fn of_users() -> Self {
+        Names::read("/etc/passwd")
     }
-    let text = std::fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
-    })
+
+    /// Those of `/etc/group`.
+    pub fn of_groups() -> Self {
+        Names::read("/etc/group")
+    }
+
+    /// The number of a name.
+    pub fn id(&self, name: &str) -> Option<u32> {
+        self.0.get(name).copied()
+    }
+
+    fn read(file: &str) -> Self {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let mut ids = HashMap::new();
+        for line in text.lines() {
+            let mut fields = line.split(':');
+            if let (Some(name), Some(Ok(id))) = (fields.next(), fields.nth(1).map(str::parse)) {
+                // Of two lines with one name the first counts.
+                ids.entry(name.to_owned()).or_insert(id);
+            }
+        }
+        Names(ids)
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 
 mod account;
 mod activation;
+mod heap;
 mod interrupt;
 mod network;
 mod peer;
@@ -17,8 +18,9 @@ mod seccomp;
 mod signals;
 mod slice;
 
-pub use account::{Account, group_id, user_id};
+pub use account::{Account, Names, group_id, user_id};
 pub use activation::passed_socket;
+pub use heap::return_free_memory;
 pub use interrupt::Interrupter;
 pub use network::Network;
 pub use peer::Peer;

@@ -133,7 +133,8 @@ struct Status(String);
 impl Status {
     fn read() -> Result<Self, RenounceError> {
         let text = std::fs::read_to_string("/proc/self/status");
-        Ok(Status(text.map_err(|error| RenounceError::System { what: "/proc", error })?))
+        let what = "/proc/self/status, by which it is verified (is /proc mounted?)";
+        Ok(Status(text.map_err(|error| RenounceError::System { what, error })?))
     }
 
     /// The value of a line, empty if there is no such line.

@@ -47,6 +47,8 @@ pub struct Signals {
     fd: OwnedFd,
     /// The mask before, which children are to have.
     before: libc::sigset_t,
+    /// SIGHUP was ignored before, as `nohup` does it.
+    ignores_hangup: bool,
 }
 
 impl Signals {
@@ -69,7 +71,13 @@ impl Signals {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel has just made this descriptor for us and nobody else knows it.
-        Ok(Signals { fd: unsafe { OwnedFd::from_raw_fd(fd) }, before })
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Signals { fd, before, ignores_hangup: is_ignored(libc::SIGHUP) })
+    }
+
+    /// Returns true if this process was started with SIGHUP ignored, as `nohup` starts programs.
+    pub fn ignores_hangup(&self) -> bool {
+        self.ignores_hangup
     }
 
     /// Starts a program that gets its signals as if we had never taken them, and that the kernel
@@ -161,6 +169,15 @@ pub fn die_of(signal: i32) -> ! {
         libc::raise(signal);
     }
     std::process::exit(128 + signal)
+}
+
+fn is_ignored(signal: i32) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: without a new action nothing is changed; `action` is a live buffer of the type that
+    // the call fills.
+    let result = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: zeroes are a valid action, whether or not the call has replaced them.
+    result == 0 && unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
 }
 
 fn mask(numbers: &[i32]) -> libc::sigset_t {

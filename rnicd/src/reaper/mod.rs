@@ -29,7 +29,7 @@ use mio::Waker;
 
 use crate::config::Seccomp;
 use crate::packet;
-use crate::privilege::{Interrupter, ThreadKind, spawn_confined};
+use crate::privilege::{Interrupter, ThreadKind, return_free_memory, spawn_confined};
 use lanes::Lanes;
 pub use passed::{Passed, PassedKind};
 
@@ -65,6 +65,15 @@ enum Foreign {
     /// The daemon's end of a control socket, with packets from the client that nobody has taken:
     /// the descriptors in them are closed with it.
     Client(OwnedFd),
+}
+
+/// The memory that the allocator keeps, which goes when this is dropped.
+struct FreeMemory;
+
+impl Drop for FreeMemory {
+    fn drop(&mut self) {
+        return_free_memory();
+    }
 }
 
 /// StagKind a thing whose end is of interest.
@@ -112,6 +121,11 @@ impl Reaper {
         let receipt = Receipt(self.work.last.fetch_add(1, Ordering::Relaxed));
         self.work.ours.add(user, Ours { thing: Box::new(thing), receipt: Some(receipt) });
         receipt
+    }
+
+    /// Gives memory back to the kernel, after what this user has brought before is dropped.
+    pub fn return_memory_later(&self, user: u32) {
+        self.drop_later(user, FreeMemory);
     }
 
     /// Something that is gone.

@@ -24,6 +24,7 @@ impl Manager {
         descriptor: Option<Passed>,
         now: Time,
     ) -> Result<Outcome, Refused> {
+        self.renew_outdated(id);
         let asked = Asked::of(&body);
         if !body.is_query() {
             self.note_opening(id);

@@ -217,6 +217,21 @@ impl Ledger {
         self.0.lock().used.clone()
     }
 
+    /// Objects of all sessions, of the kinds that cost the daemon memory.
+    pub fn objects(&self) -> u64 {
+        let used = &self.0.lock().used;
+        let kinds = [
+            Kind::Sessions,
+            Kind::Mrs,
+            Kind::Windows,
+            Kind::Cqs,
+            Kind::Qps,
+            Kind::Srqs,
+            Kind::Startups,
+        ];
+        kinds.iter().map(|kind| used.of(*kind)).sum()
+    }
+
     /// How much the device may give.
     pub fn device_limit(&self, kind: Kind) -> u64 {
         self.0.lock().device[kind as usize]

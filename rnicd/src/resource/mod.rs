@@ -29,7 +29,7 @@ mod reload;
 mod session;
 mod uses;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ use numbers::{Handles, Stags};
 pub use policy::Policy;
 use qp::Rendezvous;
 use records::Records;
-pub use reload::Reloaded;
+pub use reload::{Reload, Replaced};
 use session::Session;
 pub use session::SessionOpened;
 
@@ -93,6 +93,8 @@ pub struct Manager {
     handles: AllHandles,
     stags: Stags,
     sessions: BTreeMap<SessionId, Session>,
+    /// Sessions whose rights are those of an earlier configuration.
+    outdated: BTreeSet<SessionId>,
     leaving: HashMap<SessionId, Session>,
     workers: Workers,
     cm: ConnectionManager,
@@ -176,6 +178,7 @@ impl Manager {
             handles: AllHandles { qps: Handles::of_queue_pairs(), ..AllHandles::default() },
             stags: Stags::new(StagAllocator::new(random.stag_seed)),
             sessions: BTreeMap::new(),
+            outdated: BTreeSet::new(),
             leaving: HashMap::new(),
             pending: HashMap::new(),
             unmapping: HashMap::new(),

@@ -69,7 +69,12 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.of.0.lock().owners.remove(&self.number);
+        let owners = &mut self.of.0.lock().owners;
+        owners.remove(&self.number);
+        // A burst of objects leaves no large table behind.
+        if owners.capacity() > MOST_SPARE && owners.len() < owners.capacity() / 8 {
+            owners.shrink_to(owners.len() * 2);
+        }
     }
 }
 
@@ -169,6 +174,9 @@ impl Drop for Doorbell {
         self.of.0.lock().free.insert(self.index);
     }
 }
+
+/// Handles for which a table may keep room.
+const MOST_SPARE: usize = 1024;
 
 #[cfg(test)]
 mod tests {

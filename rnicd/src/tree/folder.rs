@@ -1,14 +1,20 @@
 //! The tree on disk: made anew, replaced where a daemon that is gone has left one, and removed.
 //!
 //! Its parent may be a folder in which others write, too: nothing there is followed that might be a
-//! link, and nothing is removed that is not a tree. Inside, only the daemon writes.
+//! link, and nothing is removed that is not a tree. Inside, only the daemon writes: everything is
+//! made relative to the descriptor of the root, whatever takes the place of its path.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, flock, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Mode, OFlags, fchmod, flock, fstat, mkdirat, openat, symlinkat,
+    unlinkat,
+};
 use rustix::io::Errno;
 
 use super::layout::{Entry, What};
@@ -45,12 +51,17 @@ pub enum TreeError {
 /// The root of a tree, which is removed with this.
 pub(super) struct Folder {
     root: PathBuf,
+    /// The folder at `root`.
+    dir: OwnedFd,
     /// Says that it is a tree, and by its lock that it is in use.
     _mark: File,
+    /// Folders in it.
+    folders: HashSet<PathBuf>,
     /// What is in it, in the order in which it was made.
     made: Vec<Made>,
 }
 
+/// Something in the tree, by its path below the root.
 struct Made {
     path: PathBuf,
     is_folder: bool,
@@ -63,16 +74,15 @@ impl Folder {
     /// Makes it and all that is in it.
     pub(super) fn make(root: PathBuf, entries: &[Entry]) -> Result<Self, TreeError> {
         remove_stale(&root)?;
-        // Of this call, or there is somebody else's.
-        new_folder(&root).map_err(system("make", &root))?;
-        let mark = root.join(MARK);
-        let locked = new_file(&mark, "").and_then(|file| {
+        let dir = new_folder(CWD, &root).map_err(system("make", &root))?;
+        let mark = PathBuf::from(MARK);
+        let locked = new_file(&dir, &mark, "").and_then(|file| {
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             Ok(file)
         });
-        let file = locked.map_err(system("make", &mark))?;
+        let file = locked.map_err(|error| system("make", &root.join(MARK))(error))?;
         let made = vec![Made { path: mark, is_folder: false }];
-        let mut folder = Folder { root, _mark: file, made };
+        let mut folder = Folder { root, dir, _mark: file, folders: HashSet::new(), made };
         for entry in entries {
             folder.add(entry)?;
         }
@@ -84,24 +94,26 @@ impl Folder {
     }
 
     fn add(&mut self, entry: &Entry) -> Result<(), TreeError> {
-        let path = self.root.join(&entry.path);
-        let mut missing = Vec::new();
-        let mut folder = path.parent();
-        while let Some(at) = folder.filter(|at| *at != self.root && !at.exists()) {
-            missing.push(at.to_owned());
-            folder = at.parent();
-        }
-        for at in missing.into_iter().rev() {
-            new_folder(&at).map_err(system("make", &at))?;
-            self.made.push(Made { path: at, is_folder: true });
+        let path = PathBuf::from(&entry.path);
+        let above: Vec<&Path> = path.ancestors().skip(1).collect();
+        // From the root down, whose own path below itself is empty.
+        for at in above.into_iter().rev().skip(1) {
+            if self.folders.insert(at.to_owned()) {
+                new_folder(&self.dir, at).map_err(|error| self.cannot_make(at, error))?;
+                self.made.push(Made { path: at.to_owned(), is_folder: true });
+            }
         }
         match &entry.what {
-            What::File(text) => new_file(&path, text).map(drop),
-            What::Link(to) => symlink(to, &path),
+            What::File(text) => new_file(&self.dir, &path, text).map(drop),
+            What::Link(to) => symlinkat(to, &self.dir, &path).map_err(io::Error::from),
         }
-        .map_err(system("make", &path))?;
+        .map_err(|error| self.cannot_make(&path, error))?;
         self.made.push(Made { path, is_folder: false });
         Ok(())
+    }
+
+    fn cannot_make(&self, path: &Path, error: io::Error) -> TreeError {
+        system("make", &self.root.join(path))(error)
     }
 }
 
@@ -110,7 +122,7 @@ impl Drop for Folder {
         // With calls that a confined thread may make. What somebody else removed is gone as well.
         for Made { path, is_folder } in self.made.iter().rev() {
             let flags = if *is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-            let _ = unlinkat(CWD, path, flags);
+            let _ = unlinkat(&self.dir, path, flags);
         }
         let _ = unlinkat(CWD, &self.root, AtFlags::REMOVEDIR);
     }
@@ -138,16 +150,32 @@ fn remove_stale(root: &Path) -> Result<(), TreeError> {
     fs::remove_dir_all(root).map_err(system("remove", root))
 }
 
-/// A folder that everybody may look into, whatever the umask is.
-fn new_folder(path: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o755).create(path)?;
-    fs::set_permissions(path, Permissions::from_mode(0o755))
+/// Makes a folder that everybody may look into, whatever the umask is. Its mode is changed by its
+/// descriptor, and only if the folder is this user's: something else may lie at the path by then.
+fn new_folder(below: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
+    mkdirat(below.as_fd(), path, Mode::from_raw_mode(0o755))?;
+    open_own(below, path)
 }
 
-/// A file that everybody may read.
-fn new_file(path: &Path, text: &str) -> io::Result<File> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
-    file.set_permissions(Permissions::from_mode(0o644))?;
+fn open_own(below: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = openat(below, path, flags, Mode::empty())?;
+    let found = fstat(&folder)?;
+    if found.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other("it has been replaced"));
+    }
+    if found.st_mode & 0o7777 != 0o755 {
+        fchmod(&folder, Mode::from_raw_mode(0o755))?;
+    }
+    Ok(folder)
+}
+
+/// Makes a file that everybody may read.
+fn new_file(below: impl AsFd, path: &Path, text: &str) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o644);
+    let mut file = File::from(openat(below, path, flags, mode)?);
+    fchmod(&file, mode)?;
     file.write_all(text.as_bytes())?;
     Ok(file)
 }
@@ -158,6 +186,8 @@ fn system<'p>(what: &'static str, path: &'p Path) -> impl FnOnce(io::Error) -> T
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
     use super::*;
 
     fn entries() -> Vec<Entry> {
@@ -190,7 +220,7 @@ mod tests {
         let folder = make(&root).unwrap();
         fs::write(root.join("a/b/more"), "of a later version").unwrap();
         // As a process that is killed lets go of its locks, and of nothing else.
-        let Folder { _mark, made, root } = &folder;
+        let Folder { _mark, made, root, .. } = &folder;
         flock(_mark, FlockOperation::Unlock).unwrap();
         assert!(made.len() > 3);
         let again = make(root).unwrap();
@@ -198,6 +228,42 @@ mod tests {
         std::mem::forget(folder);
         drop(again);
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_takes_its_place_is_left_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let root = parent.path().join("tree");
+        let other = parent.path().join("other");
+        fs::create_dir(&other).unwrap();
+        fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
+        let mut folder = Folder::make(root.clone(), &[]).unwrap();
+        // Another folder lies at the path by the time the rest is made, and at the end.
+        fs::rename(&root, parent.path().join("moved")).unwrap();
+        symlink(&other, &root).unwrap();
+        for entry in entries() {
+            folder.add(&entry).unwrap();
+        }
+        assert_eq!(fs::read_dir(&other).unwrap().count(), 0);
+        assert!(parent.path().join("moved/a/b/one").exists());
+        drop(folder);
+        assert_eq!(fs::metadata(&other).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::read_dir(parent.path().join("moved")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_folder_of_somebody_else_keeps_its_mode() {
+        let parent = tempfile::tempdir().unwrap();
+        let other = parent.path().join("other");
+        fs::create_dir(&other).unwrap();
+        fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
+        let link = parent.path().join("link");
+        symlink(&other, &link).unwrap();
+        // A link where the folder was made is not followed.
+        assert!(open_own(CWD, &link).is_err());
+        assert_eq!(fs::metadata(&other).unwrap().permissions().mode() & 0o777, 0o700);
+        open_own(CWD, &other).unwrap();
+        assert_eq!(fs::metadata(&other).unwrap().permissions().mode() & 0o777, 0o755);
     }
 
     #[test]

@@ -263,9 +263,11 @@ impl Workers {
         self.bind(worker, 2, Command::AttachDirect { active, passive });
     }
 
-    /// Gives an unconnected QP to a worker, only to flush what is posted to it.
-    pub fn attach_in_error(&mut self, worker: u32, config: Box<QpConfig>) {
-        self.bind(worker, 1, Command::AttachInError(config));
+    /// Gives an unconnected QP to a worker, only to flush what is posted to it; done when the QP
+    /// is in Error.
+    pub fn attach_in_error(&mut self, worker: u32, config: Box<QpConfig>) -> Ticket {
+        self.load(worker, 1);
+        self.ticketed(worker, Command::AttachInError(config))
     }
 
     /// Gives a QP that is wired by hand to a worker, in Rtr.
@@ -277,11 +279,6 @@ impl Workers {
     pub fn attach_datagrams(&mut self, worker: u32, config: Box<QpConfig>) -> Ticket {
         self.load(worker, 1);
         self.ticketed(worker, Command::AttachWired(config))
-    }
-
-    /// Moves a QP of datagrams, or changes what it was told; when done, it keeps to that.
-    pub fn change_datagrams(&mut self, worker: u32, qp: QpId, change: QpChange) -> Ticket {
-        self.ticketed(worker, Command::Change { qp, change })
     }
 
     /// Gives a worker a socket of UDP by which datagrams go, and the address that it is bound to.
@@ -327,9 +324,10 @@ impl Workers {
         self.one(worker, None, Command::LinkTcp { qp, negotiated, peer, stream });
     }
 
-    /// Moves a QP that is wired by hand, or changes what it was told.
-    pub fn change_qp(&mut self, worker: u32, qp: QpId, change: QpChange) {
-        self.one(worker, None, Command::Change { qp, change });
+    /// Moves an RC, UC or UD QP to another state or changes its attributes; done when the QP has
+    /// the change.
+    pub fn change_qp(&mut self, worker: u32, qp: QpId, change: QpChange) -> Ticket {
+        self.ticketed(worker, Command::Change { qp, change })
     }
 
     /// Says why a QP that is wired by hand has no stream.
@@ -359,9 +357,10 @@ impl Workers {
         }
     }
 
-    /// Moves a QP to Error.
-    pub fn to_error(&mut self, worker: u32, qp: QpId) {
-        self.one(worker, None, Command::ToError(qp));
+    /// Moves a QP to Error; done when the QP reads and writes no more memory, except by jobs of a
+    /// copier.
+    pub fn to_error(&mut self, worker: u32, qp: QpId) -> Ticket {
+        self.ticketed(worker, Command::ToError(qp))
     }
 
     /// Destroys a QP; when done, the worker holds nothing of it.

@@ -13,8 +13,8 @@ use rnic_client::{
     AcceptOptions, Access, ConnectOptions, Context, Error, ListKind, QpOptions, SrqOptions,
 };
 use rnic_tests::{
-    DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, over, raw,
-    rping, traffic,
+    DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, mortal, over,
+    raw, rping, traffic,
 };
 use rnic_tools::tour;
 
@@ -66,6 +66,12 @@ enum Part {
         /// That program has its descriptors.
         #[arg(long)]
         keep: bool,
+    },
+    /// Is the RC QP of a peer of the same device: lends it attached memory, whose address
+    /// it prints with its own number, and posts receives until it is killed.
+    Answer {
+        /// The peer's QP.
+        peer: u32,
     },
     /// Attaches its memory whenever its standard input says so; prints what came of it.
     Attach,
@@ -343,6 +349,7 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             println!("checksum {:08x}", crc32c::crc32c(&attached::bytes(&region)?));
             drop((qp, region));
         }
+        Part::Answer { peer } => mortal::answer(&context, peer)?,
         Part::Attach => {
             println!("has a session");
             for _ in std::io::stdin().lines().map_while(Result::ok) {

@@ -4,8 +4,9 @@
 //! likes. So that nobody can gather those that fall on one place, and so make each look-up of them
 //! a long one, the hash depends on a secret of the table.
 
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 
 /// The secret of a table.
 #[derive(Clone)]
@@ -59,6 +60,17 @@ impl Hasher for StagHasher {
         self.state = product.rotate_right(32);
     }
 }
+
+/// Gives the memory of a table back that is nearly empty after it was large. Moving what is left
+/// takes less time than the growth that it undoes.
+pub(super) fn shrink_sparse<K: Eq + Hash, V, S: BuildHasher>(table: &mut HashMap<K, V, S>) {
+    if table.capacity() > SMALL && table.len() < table.capacity() / 8 {
+        table.shrink_to(table.len() * 2);
+    }
+}
+
+/// Entries for which a table may keep room.
+const SMALL: usize = 1024;
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::entry::StagEntry;
-use super::hash::StagHash;
+use super::hash::{StagHash, shrink_sparse};
 use crate::device::allocator::index;
 use crate::device::window::{Binding, Window};
 use crate::types::{QpId, Scope, SessionId, Stag};
@@ -35,7 +35,9 @@ impl Windows {
     /// Forgets a window; the STag under which it is bound, if it is.
     pub(super) fn remove(&mut self, window: &Window) -> Option<Stag> {
         let (stag, _) = window.view();
-        self.known.remove(&index(stag))?.bound
+        let known = self.known.remove(&index(stag))?;
+        shrink_sparse(&mut self.known);
+        known.bound
     }
 
     /// The window that has this STag, whatever the key.
@@ -81,6 +83,7 @@ impl Windows {
     /// Forgets the windows of a session; their entries are gone already.
     pub(super) fn forget_session(&mut self, session: SessionId) {
         self.known.retain(|_, known| known.window.session() != session);
+        shrink_sparse(&mut self.known);
     }
 }
 

@@ -11,7 +11,13 @@ use crate::shm::{AddressSpace, Mapping};
 use crate::types::{Access, QpState, Scope};
 
 /// A region of `len` bytes at this address of this address space.
-fn region(w: &mut World, qp: usize, space: Arc<AddressSpace>, address: u64, len: usize) -> Mr {
+pub(super) fn region(
+    w: &mut World,
+    qp: usize,
+    space: Arc<AddressSpace>,
+    address: u64,
+    len: usize,
+) -> Mr {
     let (mapping, _fd) = Mapping::create_shared_buffer(len).unwrap();
     let memory = Memory::Attached { space, address };
     let iova = 0x5000_0000;
@@ -32,7 +38,7 @@ fn unmapped(w: &mut World, qp: usize, moved: bool) -> Mr {
 }
 
 /// Its process has ended.
-fn gone(w: &mut World, qp: usize) -> Mr {
+pub(super) fn gone(w: &mut World, qp: usize) -> Mr {
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let path = format!("/proc/{}/mem", child.id());
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();

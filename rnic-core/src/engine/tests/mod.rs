@@ -20,6 +20,7 @@ mod endings;
 mod explanation;
 mod fairness;
 mod framing;
+mod killed;
 mod limits;
 mod link;
 mod messages;

@@ -25,6 +25,12 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
             libc::SYS_timer_settime,
         ]),
         ThreadKind::Log => allow(&[libc::SYS_writev]),
+        ThreadKind::ConfigReader => {
+            allow(&[libc::SYS_fstat, libc::SYS_lseek, libc::SYS_newfstatat, libc::SYS_statx]);
+            rules.push(Rule::Without(libc::SYS_openat, 2, CHANGING));
+            #[cfg(target_arch = "x86_64")]
+            rules.push(Rule::Without(libc::SYS_open, 1, CHANGING));
+        }
         ThreadKind::Copier => allow(COPY),
         ThreadKind::Supervisor => {
             allow(MOVE);
@@ -270,6 +276,8 @@ pub const HOSTILE: &[c_long] = &[
 ];
 
 const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
+/// Flags of `open` for anything but reading what is there.
+const CHANGING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) as u32;
 const UNIX: u32 = libc::AF_UNIX as u32;
 /// Control sockets and notifications; connections.
 const FAMILIES: &[u32] = &[UNIX, libc::AF_INET as u32, libc::AF_INET6 as u32];

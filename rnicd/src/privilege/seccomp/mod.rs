@@ -29,6 +29,8 @@ pub enum ThreadKind {
     Control,
     /// Moves data between descriptors and memory it is given; opens nothing.
     Worker,
+    /// Reads the configuration again: opens files for reading.
+    ConfigReader,
     /// Closes descriptors and unmaps memory.
     Reaper,
     /// Writes the lines of the log to standard error.
@@ -44,9 +46,10 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [ThreadKind; 7] = [
+    pub const ALL: [ThreadKind; 8] = [
         ThreadKind::Control,
         ThreadKind::Worker,
+        ThreadKind::ConfigReader,
         ThreadKind::Reaper,
         ThreadKind::Log,
         ThreadKind::Supervisor,

@@ -35,6 +35,10 @@ fn each_kind_has_what_it_needs_and_no_more() {
     use ThreadKind::{Control, Spawner, Supervisor};
     for kind in ThreadKind::ALL {
         let (opens, runs) = (matches!(kind, Control | Spawner), kind == Spawner);
+        let reads = opens || kind == ThreadKind::ConfigReader;
+        let written = as_kind(kind, || {
+            File::options().write(true).open("/dev/null").map(drop).map_err(|e| e.kind())
+        });
         let (file, socket, tcp, raw, memory, new, child, thread) = as_kind(kind, || {
             (
                 File::open("/dev/null").map(drop).map_err(|e| e.kind()),
@@ -49,7 +53,8 @@ fn each_kind_has_what_it_needs_and_no_more() {
         });
         let may = |may: bool| if may { Ok(()) } else { Err(ErrorKind::PermissionDenied) };
         let can = |may: bool| if may { Ok(()) } else { Err(Errno::PERM) };
-        assert_eq!(file, may(opens), "{kind:?} opens files");
+        assert_eq!(file, may(reads), "{kind:?} reads files");
+        assert_eq!(written, may(opens), "{kind:?} writes files");
         assert_eq!(socket, may(opens), "{kind:?} makes socket pairs");
         assert_eq!(tcp, may(kind == Control), "{kind:?} makes TCP sockets");
         assert_eq!(raw, Err(Errno::PERM), "{kind:?} makes netlink sockets");
@@ -136,7 +141,16 @@ fn what_only_an_attacker_does_ends_the_process() {
         ("unshare", SIGSYS),
         ("abort", SIGABRT),
     ] {
-        for kind in ["control", "worker", "reaper", "log", "supervisor", "copier", "spawner"] {
+        for kind in [
+            "control",
+            "worker",
+            "config reader",
+            "reaper",
+            "log",
+            "supervisor",
+            "copier",
+            "spawner",
+        ] {
             let child = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", ATTACKER, "--nocapture"])
                 .env("ATTACK", what)
@@ -171,6 +185,7 @@ fn attacker() {
     let kind = match std::env::var("ATTACK_AS").unwrap().as_str() {
         "control" => ThreadKind::Control,
         "worker" => ThreadKind::Worker,
+        "config reader" => ThreadKind::ConfigReader,
         "reaper" => ThreadKind::Reaper,
         "log" => ThreadKind::Log,
         "supervisor" => ThreadKind::Supervisor,

@@ -15,6 +15,7 @@ use crate::copier::{CopierReport, NoCopier};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
+use crate::resource::qp::QpPhase;
 use crate::resource::records::Asked;
 use crate::resource::{Manager, find, refuse};
 
@@ -128,6 +129,14 @@ impl Manager {
         match &mut session.attached {
             Some(attached) if !attached.gone => attached.gone = true,
             _ => return,
+        }
+        // Before their STags go: a peer must see RC QPs that no longer answer, not access errors.
+        for (&qp, object) in &session.qps {
+            if let QpPhase::Bound(worker) = object.phase
+                && object.kind.is_wired()
+            {
+                self.workers.to_error(worker, qp);
+            }
         }
         let mut revoked = 0;
         for mr in session.mrs.values().filter(|mr| mr.region.buffer.is_none()) {

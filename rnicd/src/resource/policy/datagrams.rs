@@ -1,6 +1,7 @@
 //! The rules about one user's datagrams, as a worker asks them: copies of those that concern him.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use rnic_core::engine::DatagramRules;
 
@@ -8,15 +9,15 @@ use super::subjects::Members;
 use super::{Identity, Policy, stays_on_host};
 use crate::config::AddressRule;
 
-/// Who may exchange datagrams with whom.
-#[derive(Debug)]
+/// Who may exchange datagrams with whom. A copy for each QP costs no more than a reference.
+#[derive(Clone, Debug)]
 pub struct DatagramPolicy {
     /// Port of UDP at either end.
     port: u16,
     /// Where they may be sent from and received at; none if there are no such rules.
-    listen: Option<Vec<AddressRule>>,
+    listen: Option<Arc<[AddressRule]>>,
     /// Where they may go; none if there are no such rules.
-    connect: Option<Vec<AddressRule>>,
+    connect: Option<Arc<[AddressRule]>>,
     /// Addresses that do not leave this host are among them.
     host: bool,
 }
@@ -40,7 +41,7 @@ impl Policy {
 }
 
 impl DatagramPolicy {
-    fn allows(&self, rules: Option<&Vec<AddressRule>>, ip: IpAddr) -> bool {
+    fn allows(&self, rules: Option<&Arc<[AddressRule]>>, ip: IpAddr) -> bool {
         let address = SocketAddr::new(ip, self.port);
         (self.host || !stays_on_host(ip))
             && rules.is_none_or(|rules| rules.iter().any(|rule| rule.covers(address)))

@@ -8,15 +8,17 @@ mod datagrams;
 mod rights;
 mod subjects;
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rnic_core::abi::control::Refusal;
 
-use crate::config::{AddressRule, Config, Id, Limits, NamedPd, Override, Subjects};
+use crate::config::{AddressRule, Config, Limits, NamedPd, Override, Subjects};
+use crate::privilege::Names;
 pub use rights::Rights;
 use rights::Standing;
-use subjects::Members;
+use subjects::{AllNames, Members};
 pub use subjects::{Identity, Overflow};
 
 /// Rules with their names looked up.
@@ -27,8 +29,13 @@ pub struct Policy {
     /// The user the daemon runs as.
     own_user: u32,
     admins: Members,
-    users: Vec<(u32, Override)>,
-    groups: Vec<(u32, Override)>,
+    users: Vec<Override>,
+    /// Where in `users` the rule about a user is.
+    user_places: HashMap<u32, usize>,
+    /// In the order of the file: the first that matches counts.
+    groups: Vec<Override>,
+    /// Where in `groups` the rule about a group is.
+    group_places: HashMap<u32, usize>,
     pds: Vec<(Members, NamedPd)>,
     listen: Vec<(Members, AddressRule)>,
     connect: Vec<(Members, AddressRule)>,
@@ -43,9 +50,11 @@ impl Policy {
 
     /// The rules of a configuration for a daemon that runs as `own_user`.
     pub(super) fn for_system(config: &Config, overflow: Overflow, own_user: u32) -> Self {
+        let names = AllNames::of_this_system();
         let mut unknown = Vec::new();
-        let mut members =
-            |subjects: &Subjects, rule: &str| Members::look_up(subjects, rule, &mut unknown);
+        let mut members = |subjects: &Subjects, rule: &str| {
+            Members::look_up(subjects, &names, rule, &mut unknown)
+        };
         let addresses =
             |rules: &[AddressRule],
              rule: &str,
@@ -60,28 +69,44 @@ impl Policy {
             .collect();
         let listen = addresses(&config.listen, "[[listen]]", &mut members);
         let connect = addresses(&config.connect, "[[connect]]", &mut members);
-        let mut numbered = |rules: &[Override], kind: &str, look_up: fn(&Id) -> Option<u32>| {
-            let mut known: Vec<(u32, Override)> = Vec::new();
+        let mut numbered = |rules: &[Override], kind: &str, names: &Names| {
+            let mut known: Vec<Override> = Vec::new();
+            let mut places = HashMap::new();
             for rule in rules {
-                match look_up(&rule.who) {
+                match subjects::number(&rule.who, names) {
                     None => {
                         unknown.push(format!("[[{kind}]] names {}, who does not exist", rule.who))
                     }
-                    Some(id) if known.iter().any(|(other, _)| *other == id) => {
+                    Some(id) if places.contains_key(&id) => {
                         unknown.push(format!(
                             "[[{kind}]] {} is {id}, for whom there is a rule already",
                             rule.who
                         ));
                     }
-                    Some(id) => known.push((id, rule.clone())),
+                    Some(id) => {
+                        places.insert(id, known.len());
+                        known.push(rule.clone());
+                    }
                 }
             }
-            known
+            (known, places)
         };
-        let users = numbered(&config.users, "user", subjects::user);
-        let groups = numbered(&config.groups, "group", subjects::group);
-        let limits = config.limits.clone();
-        Policy { limits, overflow, own_user, admins, users, groups, pds, listen, connect, unknown }
+        let (users, user_places) = numbered(&config.users, "user", &names.users);
+        let (groups, group_places) = numbered(&config.groups, "group", &names.groups);
+        Policy {
+            limits: config.limits.clone(),
+            overflow,
+            own_user,
+            admins,
+            users,
+            user_places,
+            groups,
+            group_places,
+            pds,
+            listen,
+            connect,
+            unknown,
+        }
     }
 
     /// Whether the daemon runs as a user whom the kernel cannot tell from those it cannot name:
@@ -98,8 +123,11 @@ impl Policy {
     /// Logs each of [`unknown`](Self::unknown), and that the daemon runs as the overflow user if it
     /// does.
     pub fn report_unknown(&self) {
-        for problem in &self.unknown {
+        for problem in self.unknown.iter().take(MOST_LINES) {
             tracing::warn!("configuration: {problem}");
+        }
+        if let Some(more) = self.unknown.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
+            tracing::warn!("configuration: {more} more rules name users or groups like these");
         }
         if self.own_user_is_unknown() {
             tracing::warn!(
@@ -124,9 +152,9 @@ impl Policy {
     /// The rule about a client's user, and the first about one of its groups.
     fn overrides(&self, known: Option<&Identity>) -> (Option<&Override>, Option<&Override>) {
         let Some(who) = known else { return (None, None) };
-        let user = self.users.iter().find(|(uid, _)| *uid == who.uid);
-        let group = self.groups.iter().find(|(gid, _)| who.gids.contains(gid));
-        (user.map(|(_, rule)| rule), group.map(|(_, rule)| rule))
+        let user = self.user_places.get(&who.uid).map(|at| &self.users[*at]);
+        let first = who.gids.iter().filter_map(|gid| self.group_places.get(gid)).min();
+        (user, first.map(|at| &self.groups[*at]))
     }
 
     /// A named domain, if this client may open it.
@@ -225,6 +253,9 @@ fn stays_on_host(address: IpAddr) -> bool {
         IpAddr::V6(a) => a.is_loopback() || a.is_unicast_link_local() || a.is_unspecified(),
     }
 }
+
+/// Lines of the log about rules without effect.
+const MOST_LINES: usize = 50;
 
 /// A client's words, so that they fit a line.
 fn shortened(text: &str) -> String {

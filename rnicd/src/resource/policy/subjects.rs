@@ -1,6 +1,9 @@
 //! Users and groups by number.
 
+use std::collections::HashSet;
+
 use crate::config::{Id, Subjects};
+use crate::privilege::Names;
 
 /// Who a client is, as the kernel recorded it when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,16 +55,21 @@ const NOBODY: u32 = 65_534;
 #[derive(Clone, Debug, Default)]
 pub struct Members {
     everyone: bool,
-    uids: Vec<u32>,
-    gids: Vec<u32>,
+    uids: HashSet<u32>,
+    gids: HashSet<u32>,
 }
 
 impl Members {
     /// Looks names up; those that do not exist are reported.
-    pub fn look_up(subjects: &Subjects, rule: &str, unknown: &mut Vec<String>) -> Self {
-        let mut all = |ids: &[Id], what: &str, look_up: fn(&Id) -> Option<u32>| {
+    pub fn look_up(
+        subjects: &Subjects,
+        names: &AllNames,
+        rule: &str,
+        unknown: &mut Vec<String>,
+    ) -> Self {
+        let mut all = |ids: &[Id], what: &str, names: &Names| {
             let one = |id: &Id| {
-                let number = look_up(id);
+                let number = number(id, names);
                 if number.is_none() {
                     unknown.push(format!("{rule} names {what} {id}, who does not exist"));
                 }
@@ -71,8 +79,8 @@ impl Members {
         };
         Members {
             everyone: subjects.everyone,
-            uids: all(&subjects.users, "user", user),
-            gids: all(&subjects.groups, "group", group),
+            uids: all(&subjects.users, "user", &names.users),
+            gids: all(&subjects.groups, "group", &names.groups),
         }
     }
 
@@ -84,18 +92,22 @@ impl Members {
     }
 }
 
-/// The number of a user.
-pub fn user(id: &Id) -> Option<u32> {
-    match id {
-        Id::Number(number) => Some(*number),
-        Id::Name(name) => crate::privilege::user_id(name),
+/// Names of users and groups of this system.
+pub struct AllNames {
+    pub users: Names,
+    pub groups: Names,
+}
+
+impl AllNames {
+    pub fn of_this_system() -> Self {
+        AllNames { users: Names::of_users(), groups: Names::of_groups() }
     }
 }
 
-/// The number of a group.
-pub fn group(id: &Id) -> Option<u32> {
+/// The number of a user or group.
+pub fn number(id: &Id, names: &Names) -> Option<u32> {
     match id {
         Id::Number(number) => Some(*number),
-        Id::Name(name) => crate::privilege::group_id(name),
+        Id::Name(name) => names.id(name),
     }
 }

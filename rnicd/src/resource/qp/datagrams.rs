@@ -10,9 +10,9 @@ use rnic_core::types::*;
 use socket2::{Domain, Protocol, Type};
 
 use super::wired::{MOST_24, TWENTY_FOUR_BITS, state_name};
-use super::{Qp, QpPhase, ToldDatagrams, wrong_state};
+use super::{QpPhase, ToldDatagrams, wrong_state};
 use crate::resource::answer::{Answer, Outcome};
-use crate::resource::{Manager, Pending, find, refuse};
+use crate::resource::{Manager, find, refuse};
 
 impl Manager {
     pub(super) fn modify_datagrams(
@@ -63,8 +63,7 @@ impl Manager {
         object.shared.set_state(QpState::Rtr);
         // Who is told of it by its owner may send at once: the worker knows it by then.
         let ticket = self.workers.attach_datagrams(DATAGRAM_WORKER, config);
-        self.pending.insert(ticket, Pending::ModifyQp { session: id });
-        Outcome::later()
+        self.answer_when_modified(id, ticket)
     }
 
     /// Opens the sockets by which datagrams go to other daemons and come from them, if they are not
@@ -105,21 +104,20 @@ impl Manager {
                 told.q_key = q_key;
             }
         }
-        let ticket = self.workers.change_datagrams(worker, qp, *change);
-        self.pending.insert(ticket, Pending::ModifyQp { session: id });
-        Outcome::later()
+        let ticket = self.workers.change_qp(worker, qp, *change);
+        self.answer_when_modified(id, ticket)
     }
 
-    /// Has all queue pairs of datagrams keep to the rules as they are now.
-    pub(in crate::resource) fn renew_datagram_rules(&mut self) {
-        for session in self.sessions.values() {
-            let of_datagrams = |object: &Qp| object.datagrams.is_some();
-            for (&qp, object) in session.qps.iter().filter(|(_, object)| of_datagrams(object)) {
-                let QpPhase::Bound(worker) = object.phase else { continue };
-                let who = &session.client.identity;
-                let rules = self.policy.of_datagrams(who, self.config.wired.port);
-                self.workers.set_datagram_rules(worker, qp, rules);
-            }
+    /// Gives the UD QPs of a session the rules as they are now.
+    pub(in crate::resource) fn renew_datagram_rules(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let mut rules = None;
+        for (&qp, object) in session.qps.iter().filter(|(_, object)| object.datagrams.is_some()) {
+            let QpPhase::Bound(worker) = object.phase else { continue };
+            let of_session =
+                || self.policy.of_datagrams(&session.client.identity, self.config.wired.port);
+            let rules = rules.get_or_insert_with(of_session).clone();
+            self.workers.set_datagram_rules(worker, qp, rules);
         }
     }
 }

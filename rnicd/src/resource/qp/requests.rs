@@ -20,6 +20,7 @@ use crate::resource::memory::Attached;
 use crate::resource::queue::{Room, srq_for_qp};
 use crate::resource::uses::Use;
 use crate::resource::{Manager, Pending, find, refuse};
+use crate::worker::Ticket;
 
 impl Manager {
     pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
@@ -111,20 +112,30 @@ impl Manager {
     pub(in crate::resource) fn qp_to_error(&mut self, id: SessionId, qp: QpId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
-        match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+        let ticket = match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
             QpPhase::Idle(config) => self.attach_in_error(id, config),
             QpPhase::Connecting(config) | QpPhase::Accepting(config) => {
                 self.cm.cancel(qp);
-                self.attach_in_error(id, config);
+                self.attach_in_error(id, config)
             }
             QpPhase::Bound(worker) => {
                 object.phase = QpPhase::Bound(worker);
-                self.workers.to_error(worker, qp);
+                self.workers.to_error(worker, qp)
             }
-            // One request at a time: nobody can ask while it is being destroyed.
-            QpPhase::Leaving => {}
-        }
-        Outcome::done()
+            // A session has one request at a time, so none arrives while the QP is being destroyed.
+            QpPhase::Leaving => return Outcome::done(),
+        };
+        self.answer_when_modified(id, ticket)
+    }
+
+    /// Answers `Done` when the worker has carried out a change of a QP and the jobs are over that a
+    /// copier had for it: a program that takes a right away relies on it from the answer on.
+    pub(super) fn answer_when_modified(&mut self, id: SessionId, ticket: Ticket) -> Answer {
+        let attached = &find(&mut self.sessions, id)?.attached;
+        let copier = attached.as_ref().and_then(Attached::copier);
+        self.workers.await_copies(ticket, copier);
+        self.pending.insert(ticket, Pending::ModifyQp { session: id });
+        Outcome::later()
     }
 
     pub(in crate::resource) fn destroy_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
@@ -162,13 +173,17 @@ impl Manager {
     }
 
     /// Hands a QP that has no connection to a worker, to flush what is posted.
-    pub(in crate::resource) fn attach_in_error(&mut self, id: SessionId, config: Box<QpConfig>) {
+    pub(in crate::resource) fn attach_in_error(
+        &mut self,
+        id: SessionId,
+        config: Box<QpConfig>,
+    ) -> Ticket {
         let (qp, worker) = (config.qp, self.workers.least_loaded());
         self.release_reads(qp);
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
             object.phase = QpPhase::Bound(worker);
         }
-        self.workers.attach_in_error(worker, config);
+        self.workers.attach_in_error(worker, config)
     }
 
     pub(in crate::resource) fn query_qp(&mut self, id: SessionId, qp: QpId) -> Answer {

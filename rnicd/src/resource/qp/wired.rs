@@ -65,14 +65,14 @@ impl Manager {
         }
     }
 
-    /// Tells a worker of a change that is its own affair.
+    /// Passes a change on to the worker of a QP.
     fn pass_on(&mut self, id: SessionId, qp: QpId, change: QpChange) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         let QpPhase::Bound(worker) = object.phase else {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
         };
-        self.workers.change_qp(worker, qp, change);
-        Outcome::done()
+        let ticket = self.workers.change_qp(worker, qp, change);
+        self.answer_when_modified(id, ticket)
     }
 
     fn ready_to_receive(
@@ -175,10 +175,10 @@ impl Manager {
         if let Some(wired) = &mut object.wired {
             (wired.sending, wired.drains) = (Some(sending), false);
         }
-        self.workers.change_qp(worker, qp, QpChange::ReadyToSend(sending));
+        let ticket = self.workers.change_qp(worker, qp, QpChange::ReadyToSend(sending));
         self.seek_peer(qp);
         self.compare_psns(qp);
-        Outcome::done()
+        self.answer_when_modified(id, ticket)
     }
 
     pub(super) fn reset_qp(&mut self, id: SessionId, qp: QpId) -> Answer {

@@ -2,8 +2,10 @@
 //!
 //! 1. Its table is taken out: no command of it is carried out any more, no list shows it.
 //! 2. Its listeners close, its undecided requests and half-open connections are ended.
-//! 3. Every worker drops its STags, aborts its QPs (Terminate if the stream is at a boundary, then
-//!    reset) without completions, and forgets its doorbells: one command, acknowledged by all.
+//! 3. Every worker stops its QPs, so that they answer nothing more, drops its STags, ends its QPs
+//!    (Terminate if the stream is at a boundary, then reset) without completions, and forgets its
+//!    doorbells: one command, acknowledged by all. A peer sees a QP that is gone and no access
+//!    error, because no QP answers once its STags are off.
 //! 4. After the last acknowledgement nothing refers to its memory: its tables go to the reaper.
 //! 5. With each object that the reaper drops, its mappings and descriptors, its handle and STag and
 //!    then its charges are given back; last what the session itself had.
@@ -18,6 +20,7 @@ impl Manager {
     /// Ends a session; it is gone when the workers have acknowledged.
     pub fn close_session(&mut self, id: SessionId, now: Time) {
         let Some(session) = self.sessions.remove(&id) else { return };
+        self.outdated.remove(&id);
         self.cm.drop_session(id, now);
         let ticket = self.workers.detach_session(id);
         for (cq, object) in &session.cqs {
@@ -46,6 +49,11 @@ impl Manager {
             attached.end_copier();
         }
         self.reaper.drop_later(session.client.identity.uid, session);
+    }
+
+    /// Objects of all sessions that cost the daemon memory.
+    pub fn objects(&self) -> u64 {
+        self.ledger.objects()
     }
 
     /// Sessions that exist or are being taken down.

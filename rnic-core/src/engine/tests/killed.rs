@@ -1,0 +1,97 @@
+//! Programs that are killed under traffic: their RC QPs stop to answer, and no request of the peer
+//! is blamed for memory that is gone.
+
+use super::attached::gone;
+use super::requests::{Mr, Wr};
+use super::wired::{LIMITS, linked, ms};
+use super::world::{A, B, MemoryKind, Wiring, World};
+use crate::device::memory::Unreachable;
+use crate::types::QpState;
+
+/// A request of each kind that reaches into this region.
+fn reaching(own: &Mr, region: &Mr) -> Vec<Wr> {
+    vec![
+        Wr::write(1, &[own.sge(0..8)], region, 0),
+        Wr::write(1, &[own.sge(0..4096)], region, 0),
+        Wr::read(1, own.sge(0..8), region, 0),
+        Wr::fetch_add(1, 1, own.sge(0..8), region, 0),
+    ]
+}
+
+/// Expects that the requests of A fail as those of a peer that no longer answers.
+fn fails_without_blame(w: &mut World, what: &str) {
+    assert_eq!(w.completions(A), [""; 0], "{what}: blamed before the retries were over");
+    w.advance(ms(1500));
+    let done = w.completions(A);
+    let first = done.first().map_or("", String::as_str);
+    assert!(first.ends_with("TransportRetryExceeded"), "{what}: {done:?}");
+}
+
+#[test]
+fn memory_that_is_gone_blames_no_request() {
+    for wiring in Wiring::both() {
+        for n in 0..4 {
+            let mut w = linked(wiring);
+            let own = w.any_mr(A, 4096);
+            let lost = gone(&mut w, B);
+            w.post(A, &[reaching(&own, &lost).swap_remove(n)]);
+            assert_eq!(w.state(B), QpState::Error, "{wiring:?}");
+            fails_without_blame(&mut w, &format!("{wiring:?}, request {n}"));
+        }
+    }
+}
+
+#[test]
+fn a_receive_in_memory_that_is_gone_blames_no_send() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        let own = w.any_mr(A, 4096);
+        let lost = gone(&mut w, B);
+        w.recv(B, 9, &[lost.sge(0..5000)]);
+        w.post(A, &[Wr::send(1, &[own.all()])]);
+        assert_eq!(w.state(B), QpState::Error, "{wiring:?}");
+        fails_without_blame(&mut w, &format!("{wiring:?}"));
+    }
+}
+
+#[test]
+fn a_copier_that_ends_blames_no_request() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        let own = w.any_mr(A, 4096);
+        w.kind = MemoryKind::ThroughCopier;
+        let lost = w.any_mr(B, 4096);
+        w.answer_copies = false;
+        w.post(A, &[Wr::write(1, &[own.all()], &lost, 0)]);
+        let (engine, job) = w.moves.pop_front().expect("a copy");
+        let now = w.now;
+        w.engines[engine].handle_copied(&job.copier, job.id, Err(Unreachable::Detached), now);
+        w.settle();
+        assert_eq!(w.state(B), QpState::Error, "{wiring:?}");
+        fails_without_blame(&mut w, &format!("{wiring:?}"));
+    }
+}
+
+#[test]
+fn a_closed_session_answers_nothing() {
+    for wiring in Wiring::both() {
+        for n in 0..4 {
+            let mut w = linked(wiring);
+            let own = w.any_mr(A, 4096);
+            let theirs = w.any_mr(B, 4096);
+            let (engine, app) = (w.qps[B].engine, w.qps[B].app);
+            let (session, now) = (w.apps[app].session, w.now);
+            w.engines[engine].close_session(session, now);
+            w.push(A, &[reaching(&own, &theirs).swap_remove(n)]);
+            for _ in 0..50 {
+                w.round();
+            }
+            assert_eq!(w.completions(A), [""; 0], "{wiring:?}: request {n} was answered");
+            while w.engines[engine].is_ending() {
+                w.engines[engine].poll_session_end(now);
+            }
+            w.settle();
+            fails_without_blame(&mut w, &format!("{wiring:?}, request {n}"));
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Two RC QPs of which one belongs to a process that is killed under traffic.
+
+use rnic_client::{
+    Access, Context, Gid, Qp, QpOptions, QpType, RecvRequest, RemoteMr, Sending, Wiring,
+};
+use rnic_core::types::QpId;
+
+use crate::traffic::Failure;
+use crate::{DEADLINE, attached};
+
+/// Bytes that the mortal end lends.
+pub const LENT: usize = 256 * 1024;
+
+/// Bytes of a receive at the mortal end.
+pub const RECEIVE: u32 = 4096;
+
+/// As few retries as there can be.
+const SENDING: Sending = Sending { sq_psn: 7, timeout: 10, retry_count: 1, rnr_retry: 7, ord: 4 };
+
+/// Wires a QP to one of the same device.
+///
+/// # Errors
+///
+/// Those of the library.
+pub fn wire(qp: &Qp, gid: Gid, peer: QpId) -> Result<(), Failure> {
+    let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let wiring = Wiring {
+        local: gid,
+        remote: gid,
+        remote_qp: peer,
+        rq_psn: 7,
+        path_mtu: 1024,
+        min_rnr_timer: 12,
+        ird: 4,
+        rights,
+    };
+    qp.to_rtr(&wiring)?;
+    Ok(qp.to_rts(&SENDING)?)
+}
+
+/// Prints the number of a QP and the memory that it lends.
+fn offer(qp: QpId, lent: &RemoteMr) {
+    let bytes: String = lent.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("answers as {qp} {bytes}");
+}
+
+/// What the mortal end has printed.
+///
+/// # Panics
+///
+/// If it is something else.
+pub fn offered(line: &str) -> (QpId, RemoteMr) {
+    let (qp, bytes) = line.split_once(' ').expect("a number and an address");
+    let digits: Vec<char> = bytes.chars().collect();
+    let byte = |two: &[char]| u8::from_str_radix(&two.iter().collect::<String>(), 16);
+    let bytes: Result<Vec<u8>, _> = digits.chunks(2).map(byte).collect();
+    let lent = RemoteMr::from_bytes(&bytes.expect("digits")).expect("an address");
+    (QpId(qp.parse().expect("a number")), lent)
+}
+
+/// The mortal end: answers a peer until the process is killed.
+///
+/// # Errors
+///
+/// Those of the library, and if nothing comes before the deadline.
+pub fn answer(context: &Context, peer: u32) -> Result<(), Failure> {
+    context.attach_memory()?;
+    let pd = context.open_pd(None)?;
+    let lent = attached::region(&pd, vec![0; LENT])?;
+    let inbox = attached::region(&pd, vec![0; RECEIVE as usize])?;
+    let cq = context.create_cq(256, None)?;
+    let options = QpOptions { kind: QpType::Wired, rq_depth: 64, ..QpOptions::new(&cq) };
+    let qp = pd.create_qp(&options)?;
+    let gid = context.gids()?[0].gid;
+    let sges = [inbox.sge(0, RECEIVE)];
+    qp.post_recv(&[RecvRequest::new(0, &sges); 64])?;
+    wire(&qp, gid, QpId(peer))?;
+    offer(qp.id(), &lent.remote());
+    loop {
+        let mut one = [Default::default()];
+        if cq.wait(&mut one, Some(DEADLINE))? == 0 {
+            return Err("no Send before the deadline".into());
+        }
+        one[0].ok()?;
+        qp.post_recv(&[RecvRequest::new(0, &sges)])?;
+    }
+}

@@ -1,0 +1,54 @@
+//! Memory of a burst goes back to the kernel when the burst is over.
+
+use std::time::Instant;
+
+use rnic_client::{Context, QpOptions};
+use rnic_tests::{DEADLINE, Daemon, READ_WRITE, binaries};
+
+/// Anonymous memory of a daemon, in KiB.
+fn anonymous(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Makes many objects in some sessions, and looks at the daemon before all of them go.
+fn burst(daemon: &Daemon) -> u64 {
+    let sessions: Vec<Context> =
+        (0..4).map(|_| Context::open_at(daemon.socket()).unwrap()).collect();
+    let mut kept = Vec::new();
+    for context in &sessions {
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(16, None).unwrap();
+        let buffer = context.create_shared_buffer(4096).unwrap();
+        let options = QpOptions { sq_depth: 1, rq_depth: 1, ..QpOptions::new(&cq) };
+        let qps: Vec<_> = (0..1500).map(|_| pd.create_qp(&options).unwrap()).collect();
+        // Workers have these.
+        qps.iter().for_each(|qp| qp.to_error().unwrap());
+        let mrs: Vec<_> = (0..4000).map(|_| pd.reg_mr(&buffer, .., READ_WRITE).unwrap()).collect();
+        kept.push((qps, mrs));
+    }
+    anonymous(daemon)
+}
+
+#[test]
+fn memory_of_a_burst_goes_back() {
+    let config = "[engine]\nworkers = 2\n[limits]\ndiagnoses = 16\nevent_records = 16\n";
+    let daemon = Daemon::start(binaries!(), config);
+    // What one client alone costs for good.
+    drop(Context::open_at(daemon.socket()).unwrap());
+    daemon.is_empty();
+    let before = anonymous(&daemon);
+    let high = burst(&daemon);
+    assert!(high > before + (12 << 10), "{before} KiB became only {high} KiB: no burst");
+    daemon.is_empty();
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let now = anonymous(&daemon);
+        if now <= before + (4 << 10) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{before} KiB became {high} KiB, and {now} KiB stay");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,103 @@
+//! A peer that is killed under traffic is a peer that no longer answers, whatever was under way.
+
+use rnic_client::{Completion, CompletionStatus, QpOptions, QpType, SendRequest};
+use rnic_tests::client::READ_WRITE;
+use rnic_tests::mortal::{LENT, RECEIVE, offered, wire};
+use rnic_tests::traffic::Rng;
+use rnic_tests::{Client, DEADLINE, Daemon, binaries, engine};
+
+/// Requests that are under way at a time.
+const UNDER_WAY: usize = 24;
+
+fn survivors_see_no_blame(loopback: &str) {
+    // An address and a port that no other test has.
+    let port = 4850 + u32::from(loopback == "tcp");
+    let config = format!(
+        "{}[control]\nmode = \"0666\"\n[device]\naddresses = [\"127.0.77.2\"]\n\
+         [wired]\nport = {port}\n",
+        engine(2, loopback)
+    );
+    let daemon = Daemon::start(binaries!(), &config);
+    let survivor = Client::new(&daemon);
+    let gid = survivor.context.gids().unwrap()[0].gid;
+    let own = survivor.region(LENT as u64, READ_WRITE);
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        rnic_tests::omit("not root: all clients are of the same user, and none has a copier");
+    }
+    let mut rng = Rng::new(5);
+    for round in 0..KILLS {
+        let options = QpOptions { kind: QpType::Wired, sq_depth: 64, ..survivor.options() };
+        let qp = survivor.pd.create_qp(&options).unwrap();
+        let peer = qp.id().to_string();
+        // A worker copies for the daemon's own user, a copier for others.
+        let mut mortal = if round % 2 == 1 && is_root {
+            daemon.actor_as(61_006, &["answer", &peer])
+        } else {
+            daemon.actor(&["answer", &peer])
+        };
+        let (number, lent) = offered(&mortal.line_after("answers as "));
+        wire(&qp, gid, number).unwrap();
+        let lens = [8, 4000, 100_000];
+        let mut posted = 0;
+        let mut done = 0;
+        // The moment is what is random here, counted in completions.
+        let mut until_killed = Some((rng.below(400), mortal));
+        let mut failed: Option<Completion> = None;
+        while failed.is_none() || done < posted {
+            while failed.is_none() && posted - done < UNDER_WAY {
+                let len = lens[rng.below(3) as usize];
+                let sge = own.sge(0, len);
+                let at = lent.at(0);
+                let part = [sge];
+                let small = [own.sge(0, len.min(RECEIVE))];
+                let request = match rng.below(3) {
+                    0 => SendRequest::write(1, &part, at),
+                    1 => SendRequest::read(1, sge, at),
+                    _ => SendRequest::send(1, &small),
+                };
+                qp.post_send(&[request.signaled()]).unwrap();
+                posted += 1;
+            }
+            let mut some = [Completion::default(); 16];
+            let taken = survivor.cq.wait(&mut some, Some(DEADLINE)).unwrap();
+            assert_ne!(taken, 0, "{loopback}, round {round}: {done} of {posted} completions");
+            for completion in &some[..taken] {
+                use CompletionStatus::{Success, TransportRetryExceeded, WrFlush};
+                let (status, why) = (completion.status, completion.diagnosis_id);
+                let expected = match failed {
+                    None => [Success, TransportRetryExceeded],
+                    Some(_) => [WrFlush, WrFlush],
+                };
+                assert!(
+                    expected.contains(&status),
+                    "{loopback}, round {round}: {status:?}: {:?}",
+                    survivor.context.diagnosis(why)
+                );
+                if status == TransportRetryExceeded {
+                    failed = Some(*completion);
+                }
+            }
+            done += taken;
+            if until_killed.as_ref().is_some_and(|(after, _)| done as u64 > *after)
+                && let Some((_, mortal)) = until_killed.take()
+            {
+                mortal.kill();
+            }
+        }
+        assert!(until_killed.is_none(), "{loopback}, round {round}: it failed before the kill");
+    }
+}
+
+/// Processes that are killed on each path.
+const KILLS: u64 = 100;
+
+#[test]
+fn survivors_see_retries_exceeded_direct() {
+    survivors_see_no_blame("direct");
+}
+
+#[test]
+fn survivors_see_retries_exceeded_by_tcp() {
+    survivors_see_no_blame("tcp");
+}

@@ -1,0 +1,150 @@
+//! Changes of an RC QP are in force when they are answered.
+
+use std::time::Instant;
+
+use rnic_client::{
+    Access, Completion, CompletionStatus, Gid, Qp, QpOptions, QpState, QpType, SendRequest,
+    Sending, Wiring,
+};
+use rnic_tests::traffic::Rng;
+use rnic_tests::{Client, DEADLINE, Daemon, binaries, engine};
+
+const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
+
+const ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// Bytes of a Write: several steps of a copy.
+const WRITE: u32 = 192 * 1024;
+
+/// Writes that are posted at once.
+const WRITES: usize = 120;
+
+fn wire(qp: &Qp, gid: Gid, peer: &Qp) {
+    let wiring = Wiring {
+        local: gid,
+        remote: gid,
+        remote_qp: peer.id(),
+        rq_psn: 7,
+        path_mtu: 1024,
+        min_rnr_timer: 12,
+        ird: 4,
+        rights: ALL,
+    };
+    qp.to_rtr(&wiring).unwrap();
+}
+
+fn qp(client: &Client) -> Qp {
+    let options = QpOptions { kind: QpType::Wired, sq_depth: 128, ..client.options() };
+    client.pd.create_qp(&options).unwrap()
+}
+
+/// How the owner ends what the peer may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taking {
+    Rights,
+    Error,
+}
+
+/// Takes the right to write from a peer that writes as fast as it can, and then owns the memory.
+fn no_byte_lands(workers: u32, loopback: &str, taking: Taking) {
+    // An address and a port that no other test has.
+    let config = format!(
+        "{}[device]\naddresses = [\"127.0.77.1\"]\n[wired]\nport = {}\n\
+         [limits.peer]\nstag_guesses_per_minute = 1000000\n",
+        engine(workers, loopback),
+        4800 + workers
+            + 10 * u32::from(taking == Taking::Error)
+            + 20 * u32::from(loopback == "tcp")
+    );
+    let daemon = Daemon::start(binaries!(), &config);
+    let owner = Client::new(&daemon);
+    let writer = Client::new(&daemon);
+    let gid = owner.context.gids().unwrap()[0].gid;
+    let buffer = owner.context.create_shared_buffer(WRITE.into()).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let region = owner.pd.reg_mr(&buffer, .., access).unwrap();
+    let source = writer.region(WRITE.into(), Access::empty());
+    source.fill(0, WRITE as usize, 0x11).unwrap();
+    let own = qp(&owner);
+    let theirs = qp(&writer);
+    let mut rng = Rng::new(workers.into());
+    let mut found = vec![0; WRITE as usize];
+    let mut cut_short = 0;
+    for round in 0..ROUNDS {
+        region.fill(0, WRITE as usize, 0).unwrap();
+        wire(&own, gid, &theirs);
+        wire(&theirs, gid, &own);
+        own.to_rts(&SENDING).unwrap();
+        theirs.to_rts(&SENDING).unwrap();
+        let sges = [source.sge(0, WRITE)];
+        let write = SendRequest::write(round, &sges, region.remote().at(0)).signaled();
+        theirs.post_send(&[write; WRITES]).unwrap();
+        // Until writing is under way at a place of chance.
+        let at = rng.below(u64::from(WRITE) / 8) * 8;
+        let began = Instant::now();
+        while region.load_u64(at).unwrap() == 0 {
+            assert!(began.elapsed() < DEADLINE, "round {round}: nothing was written");
+            std::hint::spin_loop();
+        }
+        match taking {
+            Taking::Rights => own.set_rights(Access::REMOTE_READ).unwrap(),
+            Taking::Error => {
+                own.to_error().unwrap();
+                assert_eq!(own.query().unwrap().state, QpState::Error);
+            }
+        }
+        region.fill(0, WRITE as usize, 0x22).unwrap();
+        if taking == Taking::Error {
+            // What is outstanding waits for retries, which nothing here depends on.
+            theirs.to_error().unwrap();
+        }
+        let mut done = 0;
+        let mut failed = 0;
+        while done < WRITES {
+            let mut some = [Completion::default(); 64];
+            let taken = writer.cq.wait(&mut some, Some(DEADLINE)).unwrap();
+            assert_ne!(taken, 0, "round {round}: {done} of {WRITES} completions");
+            let refused = |c: &&Completion| c.status != CompletionStatus::Success;
+            failed += some[..taken].iter().filter(refused).count();
+            done += taken;
+        }
+        cut_short += u64::from(failed > 0);
+        region.read_at(0, &mut found).unwrap();
+        let late = found.iter().filter(|byte| **byte != 0x22).count();
+        assert_eq!(late, 0, "round {round}: {late} bytes came after {taking:?} was answered");
+        own.reset().unwrap();
+        theirs.reset().unwrap();
+    }
+    assert!(cut_short > ROUNDS / 2, "only {cut_short} of {ROUNDS} were under way");
+}
+
+/// Times that the right is taken away.
+const ROUNDS: u64 = 60;
+
+#[test]
+fn no_write_lands_without_the_right_direct() {
+    for workers in [1, 3] {
+        no_byte_lands(workers, "direct", Taking::Rights);
+    }
+}
+
+#[test]
+fn no_write_lands_without_the_right_by_tcp() {
+    for workers in [1, 3] {
+        no_byte_lands(workers, "tcp", Taking::Rights);
+    }
+}
+
+#[test]
+fn no_write_lands_at_a_qp_in_error_direct() {
+    for workers in [1, 3] {
+        no_byte_lands(workers, "direct", Taking::Error);
+    }
+}
+
+#[test]
+fn no_write_lands_at_a_qp_in_error_by_tcp() {
+    for workers in [1, 3] {
+        no_byte_lands(workers, "tcp", Taking::Error);
+    }
+}

@@ -1,0 +1,143 @@
+//! Where a daemon runs: terminals, the journal, read-only file systems, no `/proc`, no IPv4.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use rnic_client::Context;
+use rnic_tests::{DEADLINE, Process, binaries};
+use rustix::process::Signal;
+
+/// A daemon without a configuration file, started by a script that ends with `"$@"`.
+fn daemon(script: &str, folder: &Path) -> Process {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).arg("sh").arg(binaries!().rnicd).arg("run");
+    command.arg("--socket").arg(folder.join("s"));
+    Process::start(command)
+}
+
+#[test]
+fn a_hangup_ends_a_daemon_without_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut daemon = daemon("exec \"$@\"", folder.path());
+    daemon.line_after("listening");
+    daemon.signal(Signal::HUP);
+    daemon.succeed();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn nohup_keeps_a_daemon_without_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut daemon = daemon("trap '' HUP; exec \"$@\"", folder.path());
+    daemon.line_after("listening");
+    daemon.signal(Signal::HUP);
+    // A signal of a higher number is fetched after it.
+    daemon.signal(Signal::TERM);
+    let lines = daemon.succeed();
+    let stops: Vec<_> = lines.iter().filter(|line| line.contains("stopping")).collect();
+    assert!(stops.len() == 1 && stops[0].contains("signal=15"), "{lines:?}");
+}
+
+/// What a daemon writes to a file, from its start to its end, if that is the journal's stream.
+fn logged(stream: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let script = format!(
+        "exec 2>\"{0}\"; JOURNAL_STREAM={stream} RUST_LOG=debug exec \"$@\"",
+        log.display()
+    );
+    let process = daemon(&script.replace("LOG", &log.display().to_string()), folder.path());
+    let deadline = Instant::now() + DEADLINE;
+    while Context::open_at(folder.path().join("s")).is_err() {
+        assert!(Instant::now() < deadline, "it does not serve");
+        std::thread::yield_now();
+    }
+    process.signal(Signal::TERM);
+    process.succeed();
+    std::fs::read_to_string(log).unwrap()
+}
+
+#[test]
+fn the_journal_gets_priorities() {
+    let lines = logged("$(stat -c %d:%i \"LOG\")");
+    assert!(lines.lines().all(|line| line.starts_with('<') && line[2..].starts_with('>')));
+    for (priority, text) in [("<6>", "listening"), ("<7>", "session opened")] {
+        let is_one = |line: &str| line.starts_with(priority) && line.contains(text);
+        assert!(lines.lines().any(is_one), "{priority} {text}: {lines}");
+    }
+    // The variable names a stream of another process.
+    let lines = logged("1:2");
+    assert!(lines.lines().all(|line| !line.starts_with('<')), "{lines}");
+}
+
+/// Runs a script as root of a mount namespace of its own, with a folder that stays writable.
+fn elsewhere(script: &str, folder: &Path) -> Option<Process> {
+    if !rustix::process::geteuid().is_root() {
+        rnic_tests::omit("not root: no mount namespace");
+        return None;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-ec"]);
+    command.arg(format!("mount --bind \"$2\" \"$2\"; {script}"));
+    command.arg("sh").arg(binaries!().rnicd).arg(folder);
+    Some(Process::start(command))
+}
+
+#[test]
+fn a_read_only_root_is_named_and_served_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let metrics = other.path().join("metrics");
+    let config = format!("[metrics]\nfile = \"{}\"\n", metrics.display());
+    std::fs::write(folder.path().join("c"), config).unwrap();
+    let read_only = "mount -o remount,bind,ro /;";
+    let run = "exec \"$1\" run --config \"$2/c\" --socket";
+    let there = other.path().display();
+    let script = format!("{read_only} {run} {there}/s");
+    let Some(refused) = elsewhere(&script, folder.path()) else { return };
+    let (status, lines) = refused.finish();
+    let said = lines.join("\n");
+    assert!(!status.success() && said.contains(&format!("{there}/s")), "{said}");
+    assert!(said.contains("Read-only file system"), "{said}");
+
+    let script = format!("{read_only} {run} \"$2/s\"");
+    let mut daemon = elsewhere(&script, folder.path()).unwrap();
+    daemon.line_after("listening");
+    Context::open_at(folder.path().join("s")).unwrap().status().unwrap();
+    let said = daemon.line_after("cannot write figures");
+    assert!(said.contains(&metrics.display().to_string()), "{said}");
+    daemon.signal(Signal::TERM);
+    daemon.succeed();
+}
+
+#[test]
+fn a_missing_proc_is_named_and_served_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs none /proc; exec \"$1\" run --socket \"$2/s\"";
+    let Some(mut daemon) = elsewhere(script, folder.path()) else { return };
+    let said = daemon.line_after("no copiers: ");
+    assert!(said.contains("/proc/self/exe") && said.contains("attached memory"), "{said}");
+    daemon.line_after("listening");
+    Context::open_at(folder.path().join("s")).unwrap().status().unwrap();
+    daemon.signal(Signal::TERM);
+    daemon.succeed();
+}
+
+#[test]
+fn a_host_without_ipv4_runs_the_demo() {
+    let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    let script = "ip link set lo up && ip addr del 127.0.0.1/8 dev lo && echo ready && \
+                  exec \"$0\" demo --size 1MiB";
+    command.args(["--net", "sh", "-c", script]).arg(binaries!().rnicd);
+    let (status, lines) = Process::start(command).finish();
+    let said = lines.join("\n");
+    if !lines.iter().any(|line| line == "ready") {
+        rnic_tests::omit(&format!("no network namespace without IPv4: {said}"));
+        return;
+    }
+    assert!(status.success(), "{said}");
+}
