@@ -3,7 +3,7 @@
 
 use super::attached::gone;
 use super::requests::{Mr, Wr};
-use super::wired::{LIMITS, linked, ms};
+use super::wired::{linked, ms};
 use super::world::{A, B, MemoryKind, Wiring, World};
 use crate::device::memory::Unreachable;
 use crate::types::QpState;
