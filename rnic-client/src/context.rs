@@ -24,6 +24,7 @@ use crate::paths;
 use crate::pd::Pd;
 use crate::session::{Session, unexpected};
 use crate::shared_buffer::SharedBuffer;
+use crate::trust;
 
 /// An open device: one session with the daemon (compare `ibv_open_device(3)`).
 ///
@@ -41,8 +42,10 @@ pub struct Context {
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// The daemon's socket. `None` (the default) looks for it: `RNIC_SOCKET` of the environment
-    /// alone if it is set; else, in this order, `$XDG_RUNTIME_DIR/rnicd.sock`, the user's own
-    /// folder `rnicd-UID` under the temporary directory, and `/run/rnicd/rnicd.sock`.
+    /// alone if it is set; else, in this order, `$XDG_RUNTIME_DIR/rnicd.sock` if that folder is
+    /// the user's, the user's own folder `rnicd-UID` under the temporary directory, and
+    /// `/run/rnicd/rnicd.sock`. A daemon found this way must be root's, the user's own, or of the
+    /// owner of `/run/rnicd`; a set-user-ID program (`AT_SECURE`) ignores the environment.
     pub socket: Option<PathBuf>,
     /// How long the daemon may take for one reply; default 30 s. A later reply costs the session.
     pub reply_timeout: Duration,
@@ -95,21 +98,24 @@ impl Context {
 
     /// Opens a device for process `owner`, which is this one except in tests of fork.
     pub(crate) fn open_as(options: OpenOptions, owner: Owner) -> Result<Context, Error> {
-        let paths = match options.socket {
-            Some(path) => vec![path],
-            None => paths::candidates(),
-        };
+        // A socket that the program itself names is the program's own decision.
+        let is_named = options.socket.is_some();
+        let paths = options.socket.map_or_else(paths::candidates, |path| vec![path]);
         let mut tried = Vec::new();
         for path in paths {
-            match dial(&path, options.reply_timeout) {
+            let dialled = dial(&path, options.reply_timeout);
+            let dialled = dialled.map_err(|e| access::explained(&path, e)).and_then(|socket| {
+                if !is_named {
+                    trust::check(&socket)?;
+                }
+                Ok(socket)
+            });
+            match dialled {
                 Ok(socket) => {
                     let session = Session::open(socket, &path, options.reply_timeout, owner)?;
                     return Ok(Context { session: Arc::new(session) });
                 }
-                Err(e) => {
-                    let e = access::explained(&path, e);
-                    tried.push((path, e));
-                }
+                Err(e) => tried.push((path, e)),
             }
         }
         Err(Error::NoDaemon { tried })

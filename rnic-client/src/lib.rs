@@ -124,6 +124,7 @@ mod srq;
 mod stream;
 #[cfg(feature = "tokio")]
 mod tasks;
+mod trust;
 mod window;
 mod wired;
 

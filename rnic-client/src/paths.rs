@@ -3,20 +3,26 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rnic_core::shm::secure;
+
 /// Environment variable that names the socket.
 pub(crate) const SOCKET_VARIABLE: &str = "RNIC_SOCKET";
-/// Socket of the daemon as a service.
-pub(crate) const SERVICE_SOCKET: &str = "/run/rnicd/rnicd.sock";
-/// Name of the socket in a user's own folder.
+/// Folder of the daemon as a service. Only root can make it; its owner runs that daemon.
+pub(crate) const SERVICE_FOLDER: &str = "/run/rnicd";
+/// Name of the socket in that folder and in a user's own.
 const SOCKET_NAME: &str = "rnicd.sock";
 
-/// Sockets to try, in order.
+/// Sockets to try, in order. A program with more rights than the user who started it ignores that
+/// user's environment.
 pub(crate) fn candidates() -> Vec<PathBuf> {
+    if secure::is_secure_execution() {
+        return choose(None, None, Path::new("/tmp"), rustix::process::geteuid().as_raw());
+    }
     let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     choose(
         variable(SOCKET_VARIABLE),
         variable("XDG_RUNTIME_DIR"),
-        std::env::temp_dir(),
+        &std::env::temp_dir(),
         rustix::process::getuid().as_raw(),
     )
 }
@@ -24,20 +30,21 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
 fn choose(
     named: Option<PathBuf>,
     runtime: Option<PathBuf>,
-    temporary: PathBuf,
+    temporary: &Path,
     uid: u32,
 ) -> Vec<PathBuf> {
     if let Some(path) = named {
         return vec![path];
     }
-    // As the daemon does: a relative folder is a mistake of somebody's.
-    let runtime = runtime.filter(|dir| dir.is_absolute());
+    // The daemon ignores a relative folder too. Another user's is left over from before `su`.
+    let is_own = |dir: &PathBuf| std::fs::metadata(dir).is_ok_and(|found| found.uid() == uid);
+    let runtime = runtime.filter(|dir| dir.is_absolute() && is_own(dir));
     let mut paths: Vec<_> = runtime.into_iter().map(|dir| dir.join(SOCKET_NAME)).collect();
     let own = temporary.join(format!("rnicd-{uid}"));
     if belongs_to(&own, uid) {
         paths.push(own.join(SOCKET_NAME));
     }
-    paths.push(PathBuf::from(SERVICE_SOCKET));
+    paths.push(Path::new(SERVICE_FOLDER).join(SOCKET_NAME));
     paths
 }
 
@@ -55,22 +62,26 @@ mod tests {
 
     #[test]
     fn a_named_socket_is_the_only_one() {
-        let paths = choose(Some("/x".into()), Some("/run/user/1".into()), "/tmp".into(), 1);
+        let paths = choose(Some("/x".into()), Some("/".into()), Path::new("/tmp"), 1);
         assert_eq!(paths, [PathBuf::from("/x")]);
     }
 
     #[test]
-    fn a_folder_of_somebody_else_is_passed_over() {
+    fn folders_of_other_users_are_skipped() {
         let temporary = tempfile::tempdir().unwrap();
+        let runtime = tempfile::tempdir().unwrap();
         let uid = rustix::process::getuid().as_raw();
         let own = temporary.path().join(format!("rnicd-{uid}"));
-        let choose = || choose(None, Some("/run/user/1".into()), temporary.path().into(), uid);
-        let without = [PathBuf::from("/run/user/1/rnicd.sock"), PathBuf::from(SERVICE_SOCKET)];
-        assert_eq!(choose(), without);
+        let choose = |uid| choose(None, Some(runtime.path().into()), temporary.path(), uid);
+        let service = PathBuf::from("/run/rnicd/rnicd.sock");
+        let without = [runtime.path().join("rnicd.sock"), service.clone()];
+        assert_eq!(choose(uid), without);
         std::fs::create_dir(&own).unwrap();
         std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(choose(), without);
+        assert_eq!(choose(uid), without);
         std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(choose()[1], own.join("rnicd.sock"));
+        assert_eq!(choose(uid)[1], own.join("rnicd.sock"));
+        // As after `su`: the variable still names the previous user's folder.
+        assert_eq!(choose(uid + 1), [service]);
     }
 }

@@ -35,6 +35,7 @@ pub mod parker;
 mod past_caches;
 mod program;
 pub mod queue;
+pub mod secure;
 #[cfg(all(test, not(loom)))]
 mod stress;
 pub mod sync;

@@ -235,8 +235,12 @@ fn default_path() -> Result<PathBuf, SocketError> {
         made.map_err(system("cannot make folder", folder))?;
         return Ok(folder.join("rnicd.sock"));
     }
+    // The library skips another user's folder as well: it is left over from before `su`.
+    let is_own = |folder: &Path| {
+        std::fs::metadata(folder).is_ok_and(|found| found.uid() == privilege::own_user())
+    };
     match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-        Some(folder) if folder.is_absolute() => Ok(folder.join("rnicd.sock")),
+        Some(folder) if folder.is_absolute() && is_own(&folder) => Ok(folder.join("rnicd.sock")),
         _ => Ok(own_folder(&std::env::temp_dir())?.join("rnicd.sock")),
     }
 }

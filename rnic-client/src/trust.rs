@@ -1,0 +1,97 @@
+//! Which daemons this process may share its memory with.
+//!
+//! The socket's path says nothing about the process that listens there, so the decision rests on
+//! the credentials that the kernel keeps for the connected socket (`SO_PEERCRED`): those of the
+//! process that called `listen(2)`, a service manager for an activated socket.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rnic_core::shm::secure;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{geteuid, getuid};
+
+use crate::paths::SERVICE_FOLDER;
+
+/// Users whose daemons a process accepts.
+#[derive(Debug, PartialEq, Eq)]
+struct Accepted {
+    effective: u32,
+    /// Equal to `effective` if the program has more rights than the user who started it.
+    real: u32,
+    /// Owner of the folder of the system's daemon, if there is one.
+    service: Option<u32>,
+}
+
+/// Refuses a connected socket whose listener runs as another user than root, this process's own, or
+/// the owner of `/run/rnicd`.
+pub(crate) fn check(socket: impl AsFd) -> io::Result<()> {
+    let daemon = socket_peercred(socket)?.uid.as_raw();
+    Accepted::by_this_process().check(daemon)
+}
+
+impl Accepted {
+    fn by_this_process() -> Self {
+        let effective = geteuid().as_raw();
+        let real = if secure::is_secure_execution() { effective } else { getuid().as_raw() };
+        let service = std::fs::symlink_metadata(Path::new(SERVICE_FOLDER));
+        let service = service.ok().filter(|found| found.is_dir()).map(|found| found.uid());
+        Accepted { effective, real, service }
+    }
+
+    fn check(&self, daemon: u32) -> io::Result<()> {
+        let Accepted { effective, real, service } = *self;
+        if [ROOT, effective, real].contains(&daemon) || service == Some(daemon) {
+            return Ok(());
+        }
+        let own = if real == effective {
+            format!("user {effective}")
+        } else {
+            format!("users {real} and {effective}")
+        };
+        let service = match service {
+            Some(owner) => format!("the owner of {SERVICE_FOLDER} (user {owner})"),
+            None => format!("the owner of {SERVICE_FOLDER} (there is no such folder)"),
+        };
+        let words = format!(
+            "the daemon there runs as user {daemon}; this process accepts only daemons of root, of \
+             its own {own}, and of {service}"
+        );
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, words))
+    }
+}
+
+const ROOT: u32 = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_daemons_are_refused_by_uid() {
+        let accepted = Accepted { effective: 1001, real: 1000, service: Some(990) };
+        for daemon in [0, 990, 1000, 1001] {
+            assert!(accepted.check(daemon).is_ok(), "{daemon}");
+        }
+        let error = accepted.check(1002).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        let words = error.to_string();
+        for part in ["runs as user 1002", "users 1000 and 1001", "/run/rnicd (user 990)"] {
+            assert!(words.contains(part), "{words}");
+        }
+        let accepted = Accepted { effective: 1001, real: 1001, service: None };
+        let words = accepted.check(990).unwrap_err().to_string();
+        assert!(words.contains("its own user 1001") && words.contains("no such folder"), "{words}");
+    }
+
+    #[test]
+    fn overflow_uid_needs_an_unmapped_owner() {
+        const OVERFLOW: u32 = 65_534;
+        let accepted = |service| Accepted { effective: 1, real: 1, service };
+        assert!(accepted(Some(OVERFLOW)).check(OVERFLOW).is_ok());
+        assert!(accepted(Some(0)).check(OVERFLOW).is_err());
+        assert!(accepted(None).check(OVERFLOW).is_err());
+    }
+}

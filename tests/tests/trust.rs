@@ -1,0 +1,159 @@
+//! Which daemons a program shares its memory with: several users of one host, as root plays them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use rnic_tests::{Process, binaries, copy_program, omit};
+use tempfile::TempDir;
+
+/// Users without an entry anywhere.
+const OWNER: u32 = 65_520;
+const OTHER: u32 = 65_521;
+
+/// A daemon of [`OWNER`] that serves every user.
+struct Stage {
+    dir: TempDir,
+    daemon: Process,
+}
+
+impl Stage {
+    fn new() -> Option<Stage> {
+        if !rustix::process::geteuid().is_root() {
+            omit("several users take root");
+            return None;
+        }
+        let dir = TempDir::with_prefix("rnic-trust-").unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let at = |name: &str| dir.path().join(name);
+        copy_program(binaries!().rnicd, &at("rnicd"));
+        copy_program(env!("CARGO_BIN_EXE_rnicctl-under-test"), &at("rnicctl"));
+        std::fs::create_dir(at("run")).unwrap();
+        chown(at("run"), Some(OWNER), Some(OWNER)).unwrap();
+        std::fs::write(at("rnicd.toml"), "[control]\nmode = \"0666\"\n").unwrap();
+        let mut command = as_user(OWNER, &at("rnicd"));
+        command.args(["run", "--config"]).arg(at("rnicd.toml"));
+        command.arg("--socket").arg(at("run/rnicd.sock"));
+        let mut daemon = Process::start(command);
+        daemon.line_after("listening");
+        Some(Stage { dir, daemon })
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A program that asks the daemon that its environment names for its status.
+    fn asks(&self, user: u32) -> Command {
+        let mut command = as_user(user, &self.at("rnicctl"));
+        command.arg("status").env("RNIC_SOCKET", self.at("run/rnicd.sock"));
+        command
+    }
+
+    fn ends(self) {
+        self.daemon.signal(rustix::process::Signal::TERM);
+        self.daemon.succeed();
+    }
+}
+
+fn as_user(user: u32, program: &std::path::Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args([format!("--reuid={user}"), format!("--regid={user}")]);
+    command.arg("--clear-groups").arg(program);
+    command.env_remove("XDG_RUNTIME_DIR").env_remove("TMPDIR");
+    command
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
+}
+
+fn is_served(mut command: Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+/// Returns why no daemon was reached.
+fn is_refused(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+    text(&output)
+}
+
+#[test]
+fn daemons_of_other_users_are_refused_by_uid() {
+    let Some(stage) = Stage::new() else { return };
+    is_served(stage.asks(OWNER));
+    for user in [OTHER, 0] {
+        let said = is_refused(stage.asks(user));
+        let parts = [format!("runs as user {OWNER}"), format!("of its own user {user}")];
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    }
+    // A socket that the program names itself is its own decision.
+    let mut named = stage.asks(OTHER);
+    named.env_remove("RNIC_SOCKET").arg("--socket").arg(stage.at("run/rnicd.sock"));
+    is_served(named);
+    stage.ends();
+}
+
+#[test]
+fn runtime_dir_of_the_previous_user_is_skipped() {
+    let Some(stage) = Stage::new() else { return };
+    let asks = |user| {
+        let mut command = stage.asks(user);
+        command.env_remove("RNIC_SOCKET").env("XDG_RUNTIME_DIR", stage.at("run"));
+        command
+    };
+    is_served(asks(OWNER));
+    // As after `su`, which keeps the variable.
+    let mut other = asks(OTHER);
+    let output = other.output().unwrap();
+    assert!(!text(&output).contains(stage.at("run").to_str().unwrap()), "{}", text(&output));
+    stage.ends();
+}
+
+#[test]
+fn owner_of_the_service_folder_is_accepted() {
+    let Some(stage) = Stage::new() else { return };
+    // A `/run` of its own, so that the test need not know what is in the machine's.
+    let script = "mount -t tmpfs none /run && mkdir /run/rnicd && chown \"$1\" /run/rnicd && \
+                  shift && exec \"$@\"";
+    let asks = |owner: u32| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+        let asks = stage.asks(OTHER);
+        command.arg(owner.to_string()).arg(asks.get_program()).args(asks.get_args());
+        command.env("RNIC_SOCKET", stage.at("run/rnicd.sock"));
+        command
+    };
+    if !Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|s| s.success()) {
+        return omit("mount namespaces are refused here");
+    }
+    is_served(asks(OWNER));
+    let said = is_refused(asks(OTHER));
+    assert!(said.contains(&format!("the owner of /run/rnicd (user {OTHER})")), "{said}");
+    stage.ends();
+}
+
+#[test]
+fn secure_execution_ignores_the_environment() {
+    let Some(stage) = Stage::new() else { return };
+    let program = stage.at("setuid");
+    copy_program(env!("CARGO_BIN_EXE_rnicctl-under-test"), &program);
+    chown(&program, Some(OWNER), Some(OWNER)).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+    let asks = |user| {
+        let mut command = as_user(user, &program);
+        command.arg("status").env("RNIC_SOCKET", stage.at("run/rnicd.sock"));
+        command
+    };
+    // Not set-user-ID for its owner.
+    is_served(asks(OWNER));
+    let said = text(&asks(OTHER).output().unwrap());
+    assert!(!said.contains(stage.at("run").to_str().unwrap()), "{said}");
+    assert!(said.contains("/run/rnicd/rnicd.sock") || said.contains("pid"), "{said}");
+    stage.ends();
+}
