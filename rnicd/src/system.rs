@@ -36,6 +36,16 @@ pub fn number(error: &io::Error) -> u16 {
     u16::try_from(errno).unwrap_or(u16::MAX)
 }
 
+/// The first port that the kernel lets any user bind, in the network namespace of this thread.
+/// Where a service manager hides the setting, the kernel's default counts.
+pub fn first_unprivileged_port() -> u16 {
+    let setting = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+    setting.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(PROT_SOCK)
+}
+
+/// `PROT_SOCK` of the kernel.
+const PROT_SOCK: u16 = 1024;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -86,6 +86,11 @@ impl Ports {
         }
     }
 
+    /// Returns true for `"*"`, which names no port in particular.
+    pub fn are_all(&self) -> bool {
+        *self == Ports::default()
+    }
+
     /// Whether a port is meant.
     pub fn contains(&self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rnic_client::{
-    AcceptOptions, Access, ConnectOptions, Context, Error, ListKind, QpOptions, SrqOptions,
+    AcceptOptions, Access, BindOptions, ConnectOptions, Context, Error, ListKind, QpOptions,
+    SrqOptions,
 };
 use rnic_tests::{
     DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, mortal, over,
@@ -22,6 +23,24 @@ use rnic_tools::tour;
 struct Args {
     #[command(subcommand)]
     part: Part,
+}
+
+/// What an address is bound for.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum PortSpace {
+    /// To be connected to (`RDMA_PS_TCP`).
+    Connections,
+    /// To be asked for UD QPs (`RDMA_PS_UDP`).
+    Datagrams,
+    /// To connect from.
+    Source,
+}
+
+/// Begins to connect from an address.
+fn connects_from(context: &Context, address: SocketAddr) -> Result<(), Error> {
+    let client = rnic_tests::Client::of(context);
+    let options = ConnectOptions { local: Some(address), ..ConnectOptions::default() };
+    client.qp().start_connect(([127, 0, 0, 1], 1).into(), &options)
 }
 
 #[derive(Subcommand)]
@@ -160,6 +179,14 @@ enum Part {
     Duet,
     /// Connects two sessions over sockets of its own network namespace.
     Over,
+    /// Binds an address; prints that it is bound, or the refusal.
+    Bind {
+        /// As what.
+        #[arg(value_enum)]
+        space: PortSpace,
+        /// The address.
+        address: SocketAddr,
+    },
     /// Has so many descriptors in flight until its standard input closes; prints when it has.
     InFlight {
         /// How many.
@@ -299,6 +326,19 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
         | Part::Freeze { .. }
         | Part::PassFrozen { .. }
         | Part::LendFrozen { .. } => unreachable!("played without a session of the library"),
+        Part::Bind { space, address } => {
+            let bound = match space {
+                PortSpace::Connections => context.bind(address).map(drop),
+                PortSpace::Datagrams => {
+                    context.bind_datagrams(address, BindOptions::default()).map(drop)
+                }
+                PortSpace::Source => connects_from(&context, address),
+            };
+            match bound {
+                Ok(()) => println!("bound"),
+                Err(error) => println!("{error}"),
+            }
+        }
         Part::Host { guests, address } => {
             let listener = context.listen(address, 16)?;
             println!("listening on {}", listener.local_addr());

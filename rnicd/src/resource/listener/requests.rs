@@ -10,6 +10,7 @@ use crate::cm::BindTo;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
+use crate::system;
 
 /// Ports of which kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,7 @@ impl Manager {
     ) -> Answer {
         let address = to.address;
         self.may_serve(id, address)?;
+        self.may_use_port(id, "bind", address)?;
         let session = find(&mut self.sessions, id)?;
         self.policy.may_reach(&session.client.identity, "bind", address)?;
         let charge = session.account.charge(Kind::Listeners, 1)?;
@@ -64,6 +66,33 @@ impl Manager {
         }
         let session = find(&mut self.sessions, id)?;
         self.policy.may_listen(&session.client.identity, address)
+    }
+
+    /// Refuses a privileged port of this end to a client that the kernel would refuse it to. The
+    /// daemon's own rights do not count: it binds as root may, and ports of `RDMA_PS_UDP` are none
+    /// of the kernel's.
+    pub(in crate::resource) fn may_use_port(
+        &mut self,
+        id: SessionId,
+        verb: &str,
+        address: SocketAddr,
+    ) -> Result<(), Refusal> {
+        let who = &find(&mut self.sessions, id)?.client.identity;
+        if who.uid == 0 || address.port() == 0 {
+            return Ok(());
+        }
+        let first = system::first_unprivileged_port();
+        if address.port() >= first || self.policy.names_port(who, address) {
+            return Ok(());
+        }
+        Err(Refusal::NotAllowed {
+            rule: "listen".to_owned(),
+            what: format!(
+                "{verb} {address} as user {}: ports below {first} \
+                 (net.ipv4.ip_unprivileged_port_start) take root or a rule that names them",
+                who.uid
+            ),
+        })
     }
 
     pub(in crate::resource) fn listen(

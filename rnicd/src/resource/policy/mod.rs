@@ -188,6 +188,17 @@ impl Policy {
         self.check("listen", "bind", &self.listen, who, address, covers)
     }
 
+    /// Returns true if a `[[listen]]` rule for this client names the port; `ports = "*"` names
+    /// none.
+    pub fn names_port(&self, who: &Identity, address: SocketAddr) -> bool {
+        let known = self.overflow.known(who);
+        self.listen.iter().any(|(members, rule)| {
+            known.as_ref().is_some_and(|who| members.contain(who))
+                && !rule.ports.are_all()
+                && rule.covers(address)
+        })
+    }
+
     /// Refuses to connect to an address that no rule allows.
     pub fn may_connect(&self, who: &Identity, address: SocketAddr) -> Result<(), Refusal> {
         self.check("connect", "connect to", &self.connect, who, address, |r| r.covers(address))

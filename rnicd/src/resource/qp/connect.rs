@@ -23,6 +23,9 @@ impl Manager {
         mut params: ConnectParams,
         now: Time,
     ) -> Answer {
+        if let Some(local) = params.local {
+            self.may_use_port(id, "connect from", local)?;
+        }
         let (qp, peer) = (params.qp, params.peer);
         let session = find(&mut self.sessions, id)?;
         if session.qp(qp)?.kind == QpType::Datagrams {
