@@ -46,7 +46,9 @@ impl Subject {
             Event::SrqLimit { srq, .. }
             | Event::SrqError { srq, .. }
             | Event::SrqUnfair { srq, .. } => Subject::Srq(srq),
-            Event::EventsLost { .. } | Event::Detached { .. } => Subject::Session,
+            Event::EventsLost { .. } | Event::Detached { .. } | Event::GidsChanged => {
+                Subject::Session
+            }
         }
     }
 }
@@ -246,7 +248,7 @@ impl Events {
                 }
             }
             // A program that reads no events itself: the latest of each kind is enough.
-            Event::SrqLimit { .. } | Event::SrqUnfair { .. } => {
+            Event::SrqLimit { .. } | Event::SrqUnfair { .. } | Event::GidsChanged => {
                 let same = |e: &Event| std::mem::discriminant(e) == std::mem::discriminant(&event);
                 let waiting = &mut self.waiting;
                 state.waiting.retain(|n| {

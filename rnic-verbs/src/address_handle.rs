@@ -91,5 +91,5 @@ pub(crate) fn attributes_to(source: u16, gid: Gid) -> Result<c::ibv_ah_attr, Err
 pub(crate) fn is_route(attributes: &c::ibv_ah_attr, gids: &[GidRow]) -> bool {
     attributes.is_global != 0
         && attributes.port_num == PORT
-        && usize::from(attributes.grh.sgid_index) < gids.len()
+        && gids.get(usize::from(attributes.grh.sgid_index)).is_some_and(|row| !row.gid.is_zero())
 }

@@ -4,6 +4,7 @@
 use parking_lot::{Condvar, Mutex};
 
 use crate::c;
+use crate::context::PORT;
 use crate::event_queue::EventQueue;
 use crate::object::Foreign;
 
@@ -20,6 +21,13 @@ pub(crate) struct AsyncEvent {
 impl AsyncEvent {
     pub(crate) fn of<T>(element: Foreign<T>, kind: c::ibv_event_type) -> Self {
         AsyncEvent { element: Foreign(element.0.cast()), kind }
+    }
+
+    /// Of the one port of a device.
+    pub(crate) fn of_port(kind: c::ibv_event_type) -> Self {
+        // C reads it as the `port_num` of the union.
+        let element = std::ptr::without_provenance_mut(PORT.into());
+        AsyncEvent { element: Foreign(element), kind }
     }
 
     pub(crate) fn of_device(kind: c::ibv_event_type) -> Self {

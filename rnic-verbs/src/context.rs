@@ -19,8 +19,6 @@ pub(crate) struct ContextBody {
     device: Arc<Device>,
     /// Which of the two devices it is of.
     kind: DeviceKind,
-    /// The table of GIDs, if that is the one whose queue pairs are wired by hand.
-    gids: Vec<GidRow>,
     async_events: Arc<AsyncEvents>,
 }
 
@@ -32,12 +30,11 @@ pub(crate) const MAX_MTU: c::ibv_mtu = c::IBV_MTU_4096;
 impl ContextBody {
     pub(crate) fn open(device: Arc<Device>, kind: DeviceKind) -> Result<ContextBody, Errno> {
         let async_events = Arc::new(EventQueue::new()?);
-        let gids = match kind {
-            DeviceKind::Iwarp => Vec::new(),
-            DeviceKind::Roce => device.context.gids()?,
-        };
+        if kind == DeviceKind::Roce {
+            device.gids.rows(&device.context)?;
+        }
         device.opened(&async_events);
-        Ok(ContextBody { device, kind, gids, async_events })
+        Ok(ContextBody { device, kind, async_events })
     }
 
     /// Which of the two devices it is of.
@@ -98,7 +95,7 @@ impl ContextBody {
         says.max_srq_wr = int(has.max_wr_depth);
         says.max_srq_sge = i32::from(has.max_sge);
         // The library's own, in the program's own memory.
-        says.max_ah = if self.gids.is_empty() { 0 } else { i32::from(u16::MAX) };
+        says.max_ah = if self.gids().is_empty() { 0 } else { i32::from(u16::MAX) };
         says.max_pkeys = 1;
         says.phys_port_cnt = PORT;
         says
@@ -123,7 +120,7 @@ impl ContextBody {
         says.state = c::IBV_PORT_ACTIVE;
         says.max_mtu = MAX_MTU;
         says.active_mtu = self.mtu();
-        says.gid_tbl_len = i32::try_from(self.gids.len().max(1)).unwrap_or(1);
+        says.gid_tbl_len = i32::try_from(self.gids().len().max(1)).unwrap_or(1);
         says.max_msg_sz = 1 << 30;
         says.pkey_tbl_len = 1;
         says.max_vl_num = 1;
@@ -142,7 +139,8 @@ impl ContextBody {
     /// The size of packets as verbs number it: on Ethernet what fits a frame with the headers of
     /// RoCE v2.
     fn mtu(&self) -> c::ibv_mtu {
-        let bytes = self.gids.iter().map(GidRow::path_mtu).min();
+        let gids = self.gids();
+        let bytes = gids.iter().filter(|row| !row.gid.is_zero()).map(GidRow::path_mtu).min();
         bytes.map_or(net::verbs_mtu(), |bytes| match bytes {
             4096.. => c::IBV_MTU_4096,
             2048.. => c::IBV_MTU_2048,
@@ -153,13 +151,18 @@ impl ContextBody {
     }
 
     /// An entry of the table of GIDs, if the device has one.
-    pub(crate) fn gid_row(&self, port: u8, index: u32) -> Option<&GidRow> {
-        self.gids.get(usize::try_from(index).ok()?).filter(|_| port == PORT)
+    pub(crate) fn gid_row(&self, port: u8, index: u32) -> Option<GidRow> {
+        self.gids().get(usize::try_from(index).ok()?).filter(|_| port == PORT).cloned()
     }
 
-    /// The table of GIDs.
-    pub(crate) fn gids(&self) -> &[GidRow] {
-        &self.gids
+    /// The GID table: that of the RoCE device; the other one has none. Empty without a daemon.
+    pub(crate) fn gids(&self) -> Arc<[GidRow]> {
+        match self.kind {
+            DeviceKind::Iwarp => Arc::new([]),
+            DeviceKind::Roce => {
+                self.device.gids.rows(&self.device.context).unwrap_or_else(|_| Arc::new([]))
+            }
+        }
     }
 
     /// A GID of the table (`ibv_query_gid(3)`).

@@ -17,6 +17,7 @@ use crate::c;
 use crate::cm;
 use crate::cq::CqBody;
 use crate::errno::Errno;
+use crate::gid_table::GidTable;
 use crate::memory::regions::Regions;
 use crate::object::{Foreign, zeroed};
 use crate::qp::QpBody;
@@ -32,6 +33,8 @@ pub(crate) struct Device {
     /// behind: the one whose queue pairs connect, and the one whose queue pairs are wired by hand.
     heads: [Box<DeviceBlock>; 2],
     contexts: Mutex<Vec<Weak<AsyncEvents>>>,
+    /// Of the RoCE device.
+    pub(crate) gids: GidTable,
     pub(crate) cqs: RwLock<HashMap<CqId, Arc<CqBody>>>,
     pub(crate) qps: RwLock<HashMap<QpId, Arc<QpBody>>>,
     pub(crate) srqs: RwLock<HashMap<SrqId, Arc<SrqBody>>>,
@@ -86,6 +89,7 @@ impl Device {
             attributes,
             heads,
             contexts: Mutex::default(),
+            gids: GidTable::default(),
             cqs: RwLock::default(),
             qps: RwLock::default(),
             srqs: RwLock::default(),
@@ -183,6 +187,14 @@ impl Device {
     pub(crate) fn has_died(&self) {
         for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
             events.push(AsyncEvent::of_device(c::IBV_EVENT_DEVICE_FATAL));
+        }
+    }
+
+    /// The daemon's GID table has changed; all contexts are told.
+    pub(crate) fn gids_changed(&self) {
+        self.gids.invalidate();
+        for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
+            events.push(AsyncEvent::of_port(c::IBV_EVENT_GID_CHANGE));
         }
     }
 }

@@ -69,9 +69,12 @@ fn deliver(device: &Arc<Device>, event: Event) {
             device.with_qp(qp, |qp| qp.drained());
         }
         Event::SrqUnfair { .. } => {}
+        Event::GidsChanged => device.gids_changed(),
         Event::EventsLost { count } => {
             log::debug(|| format!("{count} events were lost"));
             device.ids.events_lost();
+            // A change of the table may have been among them.
+            device.gids.invalidate();
         }
         Event::Detached { reason } => log::debug(|| format!("memory was detached: {reason}")),
         event => cm::deliver(device, event),

@@ -23,6 +23,7 @@ mod event_queue;
 mod events;
 mod exports;
 mod fork;
+mod gid_table;
 mod log;
 mod memory;
 mod mr;

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use rnic_client::{
-    Completion, CompletionStatus, CqId, GidRow, PdId, Posting, Qp, QpId, QpOptions, QpState,
+    Completion, CompletionStatus, CqId, PdId, Posting, Qp, QpId, QpOptions, QpState,
     QpType, RecvRequest, RemoteAddr, RnrPolicy, SendRequest, Sge, Stag,
 };
 
@@ -58,7 +58,6 @@ pub(crate) struct QpBody {
     unreliable: bool,
     /// Each of its requests names where it goes.
     datagrams: bool,
-    gids: Vec<GidRow>,
     /// Programs can know that it is connected, if it connects.
     established: AtomicBool,
 }
@@ -76,8 +75,6 @@ pub(crate) struct QpWanted {
     pub(crate) signal_all: bool,
     /// How it comes by its peer.
     pub(crate) kind: QpType,
-    /// The device's, if it is to be wired by hand.
-    pub(crate) gids: Vec<GidRow>,
 }
 
 /// Bytes that a request can always carry along: small messages are copied when they are posted.
@@ -156,7 +153,6 @@ impl QpBody {
                 .then(|| Mutex::new(WiredStates::of(wanted.kind))),
             unreliable: wanted.kind == QpType::WiredUnreliable,
             datagrams: wanted.kind == QpType::Datagrams,
-            gids: wanted.gids,
             established: AtomicBool::new(wanted.kind != QpType::Connected),
         });
         device.qps.write().insert(body.id(), body.clone());
@@ -357,7 +353,8 @@ impl QpBody {
         }
         let has = &self.device.attributes;
         let (max_ird, max_ord) = (has.max_ird, has.max_ord);
-        let allowed = Allowed { gids: &self.gids, max_ird, max_ord };
+        let gids = self.device.gids.rows(&self.device.context)?;
+        let allowed = Allowed { gids: &gids, max_ird, max_ord };
         let next = states.after(attributes, mask, &allowed)?;
         match (states.state(), next.state()) {
             (_, c::IBV_QPS_RESET) => {
@@ -374,7 +371,7 @@ impl QpBody {
             (c::IBV_QPS_INIT, c::IBV_QPS_RTR) if self.datagrams => {
                 self.qp.receive_datagrams(next.said().qkey)?;
             }
-            (c::IBV_QPS_INIT, c::IBV_QPS_RTR) => self.qp.to_rtr(&next.wiring(&self.gids)?)?,
+            (c::IBV_QPS_INIT, c::IBV_QPS_RTR) => self.qp.to_rtr(&next.wiring(&gids)?)?,
             (from, c::IBV_QPS_RTS) if from != c::IBV_QPS_RTS => {
                 self.tell_later(&next, mask)?;
                 self.qp.to_rts(&next.sending())?;

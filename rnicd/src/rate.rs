@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use rnic_core::types::Time;
@@ -20,6 +21,14 @@ pub struct Buckets<K> {
     entries: HashMap<K, Bucket>,
     /// Keys by when they asked last.
     by_use: BTreeMap<u64, K>,
+}
+
+/// The key of a remote host. The addresses of an IPv6 /64 are one host's.
+pub fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() & !u128::from(u64::MAX))),
+        v4 @ IpAddr::V4(_) => v4,
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -90,7 +90,13 @@ impl Daemon {
         let dir = TempDir::with_prefix("rnic-test-").expect("a temporary directory");
         let socket = dir.path().join("rnicd.sock");
         let file = dir.path().join("rnicd.toml");
-        std::fs::write(&file, config).expect("a file in a directory just made");
+        // Daemons of tests that run side by side would have one port of other daemons between them.
+        let port = if config.contains("[wired]") {
+            String::new()
+        } else {
+            format!("\n[wired]\nport = {}\n", crate::ports::of_nobody())
+        };
+        std::fs::write(&file, format!("{config}{port}")).expect("a file in a directory just made");
         let mut command = Command::new("sh");
         command.arg("-c").arg(format!("{limit}; exec \"$0\" \"$@\"")).arg(binaries.rnicd);
         command.arg("run").arg("--config").arg(&file).arg("--socket").arg(&socket);

@@ -354,6 +354,7 @@ fn address_family(name: &str) -> u64 {
         "AF_UNIX" => 1,
         "AF_INET" => 2,
         "AF_INET6" => 10,
+        "AF_NETLINK" => 16,
         _ => panic!("RestrictAddressFamilies={name} is not known here"),
     }
 }

@@ -142,6 +142,9 @@ fn what_another_host_sends_comes_and_what_claims_to_be_of_this_one_does_not() {
     // From an address of the daemon's own, as any program of this host could.
     let forger = UdpSocket::bind((OWN, 0)).unwrap();
     send(&forger, &datagram(OWN, KEY), b"forged");
+    // From a port of another host's that is not its daemon's.
+    let stranger = UdpSocket::bind((OTHER, 0)).unwrap();
+    send(&stranger, &datagram(OTHER, KEY), b"of a program");
     // With a wrong checksum, to nobody, with another key, and no packet at all.
     let mut spoilt = packet::emit(&datagram(OTHER, KEY), b"spoilt", (at.port(), at.port()));
     spoilt[30] ^= 1;
@@ -163,8 +166,9 @@ fn what_another_host_sends_comes_and_what_claims_to_be_of_this_one_does_not() {
     assert_eq!(route_of(&header), Some((from, to)));
     // What came with another key is the only one that was for this queue pair.
     assert_eq!(end.qp.query().unwrap().counters.dropped, 1);
+    assert_eq!(daemon.status().packets_dropped, 2, "those from ports of no daemon");
     // Nobody was answered.
-    for socket in [&other, &forger] {
+    for socket in [&other, &forger, &stranger] {
         socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         assert!(socket.recv_from(&mut [0; 100]).is_err());
     }

@@ -1,9 +1,10 @@
 //! The daemon as a service: what a service manager does to it and is told by it, what it gives up,
 //! and what is left of its privileges.
 //!
-//! There is no systemd here. `config/rnicd.service` and `config/rnicd.socket` are read for what
-//! they claim, and the same is done with `unshare`, `setpriv` and filters of system calls (`unit`).
-//! What takes root is left out without it, and said.
+//! There is no systemd here (`systemd.rs` has one). `config/rnicd.service` and
+//! `config/rnicd.socket` are read for what they claim, and the same is done with `unshare`,
+//! `setpriv` and filters of system calls (`unit`). What takes root is left out without it, and
+//! said.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -216,6 +217,7 @@ fn may_mount(folder: &Path) -> bool {
 
 const SERVICE: &str = include_str!("../../config/rnicd.service");
 const SOCKET: &str = include_str!("../../config/rnicd.socket");
+const PORT_SOCKET: &str = include_str!("../../config/rnicd-port.socket");
 
 /// Whether a unit says this, and nothing else about it.
 fn says(key: &str, value: &str) {
@@ -287,6 +289,10 @@ fn it_serves_under_the_restrictions_of_its_unit() {
         assert!(last("/proc").contains("subset=pid"));
     }
     assert!(stage.duet(CLIENT, &GROUP.to_string()));
+    // Interfaces are read by netlink.
+    let status = Context::open_at(stage.socket()).unwrap().status().unwrap();
+    assert!(status.gids > 0, "{}", status.gids_problem);
+    assert_eq!(status.gids_problem, "");
     // Whatever the umask: a collector is another user.
     let readable = || std::fs::metadata(&figures).is_ok_and(|m| m.mode() & 0o7777 == 0o644);
     kill_process(daemon.pid(), Signal::HUP).unwrap();
@@ -340,6 +346,7 @@ fn the_units_are_what_systemd_takes() {
     let service = SERVICE.replace("/usr/bin/rnicd", rnicd.to_str().unwrap());
     std::fs::write(stage.path("rnicd.service"), service).unwrap();
     std::fs::write(stage.path("rnicd.socket"), SOCKET).unwrap();
+    std::fs::write(stage.path("rnicd-port.socket"), PORT_SOCKET).unwrap();
     let mut command = Command::new("systemd-analyze");
     command.args(["verify", "--man=no"]).arg(stage.path("rnicd.service"));
     let Ok(output) = command.output() else {

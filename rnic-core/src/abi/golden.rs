@@ -366,7 +366,7 @@ fn replies() {
                     terminates_received: 1,
                     ..StatusInfo::default()
                 })),
-                "01000a05302e312e3006726e69636430e80700000664697265637400000000000000000000008080808004000000010000",
+                "01000a05302e312e3006726e69636430e807000006646972656374000000000000000000000080808080040000000100000000000000",
             ),
             (
                 reply(ReplyBody::Rows { rows, total: 33, next: 7 }),
@@ -632,6 +632,7 @@ fn events() {
             ),
             (Event::AccessError { qp, context }, "130680808080808080808001"),
             (Event::RequestError { qp, context }, "140680808080808080808001"),
+            (Event::GidsChanged, "15"),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Engine;
-use super::datagram::DatagramRules;
+use super::datagram::{DatagramPort, DatagramRules};
 use super::interface::{EngineOptions, Notification};
 use super::link::Link;
 use super::link::tcp::TcpLink;
@@ -158,6 +158,11 @@ impl Engine {
     /// Has a QP of datagrams keep to other rules of the administrator's.
     pub fn set_datagram_rules(&mut self, qp: QpId, rules: Box<dyn DatagramRules>) {
         self.with(qp, |qp, _| qp.set_datagram_rules(rules));
+    }
+
+    /// Gives a UD QP the device's ports as they are now.
+    pub fn set_datagram_port(&mut self, qp: QpId, port: &Arc<DatagramPort>) {
+        self.with(qp, |qp, _| qp.set_datagram_port(port.clone()));
     }
 
     /// Moves a QP that is wired by hand, or changes what it was told.

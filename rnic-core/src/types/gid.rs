@@ -14,6 +14,11 @@ use serde::{Deserialize, Serialize};
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
+    /// Returns true for the GID of an empty entry of a table.
+    pub fn is_zero(self) -> bool {
+        self == Gid::default()
+    }
+
     /// The address that it is; an IPv4 address if one is mapped.
     pub fn address(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rnic_client::{Admission, Context, Error};
+use rnic_client::{Admission, Context, Error, StatusInfo};
 
 use crate::outlive;
 
@@ -32,6 +32,8 @@ pub enum Probe {
         tree: Option<PathBuf>,
         /// Names of its devices.
         devices: [String; 2],
+        /// What it says of itself.
+        status: Box<StatusInfo>,
     },
     /// There is none, in the library's words.
     Absent(String),
@@ -123,10 +125,11 @@ pub struct Started {
 
 /// Looks for a daemon as the libraries will.
 pub fn probe() -> Probe {
-    let asked = Context::open().and_then(|context| Ok((context.status()?.pid, context.device()?)));
+    let asked = Context::open().and_then(|context| Ok((context.status()?, context.device()?)));
     match asked {
-        Ok((pid, device)) => Probe::Serves {
-            pid,
+        Ok((status, device)) => Probe::Serves {
+            pid: status.pid,
+            status: Box::new(status),
             attached_memory: device.attached_memory,
             tree: Some(PathBuf::from(device.tree)).filter(|tree| tree.is_dir()),
             devices: [device.name, device.wired_name],
@@ -266,7 +269,9 @@ fn log_file(socket: Option<&Path>) -> Result<PathBuf, DaemonError> {
     }
     let uid = rustix::process::geteuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let folder = match runtime.filter(|folder| folder.is_absolute()) {
+    // Another user's folder is left over from before `su`; daemon and library skip it as well.
+    let is_own = |folder: &Path| std::fs::metadata(folder).is_ok_and(|found| found.uid() == uid);
+    let folder = match runtime.filter(|folder| folder.is_absolute() && is_own(folder)) {
         _ if uid == 0 => {
             let folder = PathBuf::from("/run/rnicd");
             let made = DirBuilder::new().mode(0o755).recursive(true).create(&folder);

@@ -30,7 +30,7 @@ unsafe fn create(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> Result<*mut i
     };
     // SAFETY: as the module says: a domain has the context that it was made of.
     let gids = unsafe { context(of) }.ok_or(Errno::INVALID)?.gids();
-    let ah = AhBody::new(found.user(), attributes, gids)?;
+    let ah = AhBody::new(found.user(), attributes, &gids)?;
     let mut head: ibv_ah = zeroed();
     (head.context, head.pd) = (of, pd);
     Ok(publish(head, ah).as_ptr())
@@ -85,7 +85,7 @@ unsafe fn attributes_of(
         }
         (context(of).ok_or(Errno::INVALID)?, (*grh).bytes)
     };
-    back_to_sender(&header, context.gids())
+    back_to_sender(&header, &context.gids())
 }
 
 /// The route of a handle, if it is one.

@@ -279,7 +279,8 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
             Ok(context) => context,
             Err(errno) => return -(errno.0 as isize),
         };
-        let all = (0..).map_while(|index| entry_of(context, PORT, index).ok());
+        let rows = u32::try_from(context.gids().len().max(1)).unwrap_or(u32::MAX);
+        let all = (0..rows).filter_map(|index| entry_of(context, PORT, index).ok());
         let mut count = 0;
         for entry in all {
             if count == room {
@@ -295,6 +296,9 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
 fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry, Errno> {
     let gid = context.gid(port, index)?;
     let row = context.gid_row(port, index);
+    if row.as_ref().is_some_and(|row| row.gid.is_zero()) {
+        return Err(Errno(libc::ENODATA));
+    }
     Ok(ibv_gid_entry {
         gid,
         gid_index: index,

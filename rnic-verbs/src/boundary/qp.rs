@@ -57,8 +57,6 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
         (DeviceKind::Roce, IBV_QPT_UD) => QpType::Datagrams,
         _ => return Err(Errno::UNSUPPORTED),
     };
-    // SAFETY: as the module says.
-    let gids = unsafe { context((*wanted.pd).context) }.map_or(Vec::new(), |of| of.gids().to_vec());
     let parts = QpWanted {
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
@@ -66,7 +64,6 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
         cap: wanted.cap,
         signal_all: wanted.signal_all,
         kind,
-        gids,
     };
     let qp = QpBody::create(pd, parts)?;
     let mut head: ibv_qp_ex = zeroed();

@@ -10,6 +10,7 @@ pub mod why;
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -25,7 +26,7 @@ use crate::demo;
 use crate::exec::{self, DaemonProcess, ExecError, LogTo, Overrides};
 use crate::log::{Log, error_text};
 use crate::privilege::{self, RenounceError, SignalSet, Signals};
-use crate::resource::{Capacity, Policy};
+use crate::resource::{Capacity, PassedPort, Policy};
 
 /// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
 ///
@@ -99,6 +100,21 @@ struct Configured {
     /// Configuration file; the built-in default without it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Use the built-in default if the configuration file does not exist.
+    #[arg(long, requires = "config")]
+    config_optional: bool,
+}
+
+impl Configured {
+    /// The file to be read, if any.
+    fn file(&self) -> Option<&Path> {
+        self.config.as_deref().filter(|file| !self.config_optional || is_there(file))
+    }
+}
+
+/// Returns false only if a file certainly does not exist.
+fn is_there(file: &Path) -> bool {
+    file.try_exists().unwrap_or(true)
 }
 
 #[derive(Debug, Args)]
@@ -108,6 +124,9 @@ struct Check {
     /// The same.
     #[arg(long, value_name = "FILE", conflicts_with = "file")]
     config: Option<PathBuf>,
+    /// Use the built-in default if the file does not exist.
+    #[arg(long, requires = "config")]
+    config_optional: bool,
     /// Say nothing of a configuration that is right.
     #[arg(long)]
     quiet: bool,
@@ -265,11 +284,12 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     if args.detached {
         privilege::detach();
     }
-    let config = Config::load_or_default(args.configured.config.as_deref())?;
+    let config = Config::load_or_default(args.configured.file())?;
     let mut log = start_log(&config);
     let signals = Signals::take(SignalSet::Daemon)?;
     let (socket, control) = (args.socket.as_deref(), &config.control);
-    let socket = match privilege::passed_socket()? {
+    let PassedSockets { control: passed, ports } = sort_sockets(&config)?;
+    let socket = match passed {
         Some(passed) => ControlSocket::passed(passed, socket, control)?,
         None => ControlSocket::open(socket, control)?,
     };
@@ -284,6 +304,7 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     let spawner = start_spawner(control.seccomp)?;
     log.start_writing(control.seccomp)?;
     let mut server = Server::start(config, socket, Some(signals), notifier, spawner)?;
+    server.take_wired_port(ports);
     if let Some(file) = &args.configured.config {
         server.reload_from(file.clone(), log.level())?;
     }
@@ -309,6 +330,28 @@ fn start_spawner(seccomp: Seccomp) -> Result<Option<Spawner>, Failure> {
     }
 }
 
+/// What a service manager passed.
+struct PassedSockets {
+    control: Option<OwnedFd>,
+    ports: Vec<PassedPort>,
+}
+
+/// Tells the control socket and sockets of `wired.port` apart by what they are.
+fn sort_sockets(config: &Config) -> Result<PassedSockets, Failure> {
+    let mut sockets = PassedSockets { control: None, ports: Vec::new() };
+    for fd in privilege::passed_sockets()? {
+        if !PassedPort::is_of_internet(&fd) {
+            if sockets.control.replace(fd).is_some() {
+                return Err(SocketError::Passed("one control socket is enough".to_owned()).into());
+            }
+        } else {
+            let port = PassedPort::new(fd, config.wired.port).map_err(SocketError::Passed)?;
+            sockets.ports.push(port);
+        }
+    }
+    Ok(sockets)
+}
+
 /// Everything that took privileges is done: none is needed from here on, and no thread runs yet.
 fn give_up_privileges(control: &Control, socket: &ControlSocket) -> Result<(), Failure> {
     match privilege::account_to_become(control.user.as_deref())? {
@@ -332,8 +375,9 @@ fn give_up_privileges(control: &Control, socket: &ControlSocket) -> Result<(), F
 }
 
 fn check_config(args: &Check) -> Result<ExitCode, Failure> {
-    let config =
-        Config::load_or_default(args.file.as_ref().or(args.config.as_ref()).map(|f| f.as_path()))?;
+    let file = args.file.as_deref().or(args.config.as_deref());
+    let file = file.filter(|file| !args.config_optional || is_there(file));
+    let config = Config::load_or_default(file)?;
     if args.quiet {
         return Ok(ExitCode::SUCCESS);
     }
@@ -344,7 +388,7 @@ fn check_config(args: &Check) -> Result<ExitCode, Failure> {
 
 fn exec(args: &Exec) -> Result<ExitCode, Failure> {
     // Read once, and before anything is started: it may come from a pipe.
-    let text = Config::read_or_default(args.configured.config.as_deref())?;
+    let text = Config::read_or_default(args.configured.file())?;
     let overrides =
         Overrides { loopback: args.loopback.map(Loopback::from), ..Overrides::default() };
     let log = match &args.log {

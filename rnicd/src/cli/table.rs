@@ -116,9 +116,16 @@ pub fn of_status(s: &StatusInfo) -> Table {
         ("terminates sent", s.terminates_sent.to_string()),
         ("terminates received", s.terminates_received.to_string()),
         ("draining", if s.draining { "yes" } else { "no" }.to_owned()),
+        ("wired port", with_problem(s.wired_port.into(), &s.wired_port_problem)),
+        ("GIDs", with_problem(s.gids, &s.gids_problem)),
+        ("packets of no daemon", s.packets_dropped.to_string()),
     ];
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
     Table { head: Vec::new(), rows }
+}
+
+fn with_problem(value: u32, problem: &str) -> String {
+    if problem.is_empty() { value.to_string() } else { format!("{value}: {problem}") }
 }
 
 /// Returns a list of objects as text.

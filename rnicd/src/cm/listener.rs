@@ -198,6 +198,26 @@ impl ConnectionManager {
         Ok(self.options.ports.named(bound))
     }
 
+    /// Takes a socket that a service manager has bound.
+    pub fn adopt(
+        &mut self,
+        session: SessionId,
+        id: ListenerId,
+        socket: Socket,
+    ) -> Result<(), Refusal> {
+        let address = net::local_address(&socket);
+        let address = address.map_err(|e| system::refusal("adopt a socket", &e))?;
+        self.options
+            .buffers
+            .bound(&socket)
+            .map_err(|e| system::refusal(&format!("adopt {address}"), &e))?;
+        let v6_only = address.is_ipv6() && socket.only_v6().unwrap_or(false);
+        let key = self.insert(Slot::Listener { id, session });
+        let to = BindTo { address, v6_only };
+        self.listeners.insert(id, Listener::bound(session, Source::Tcp(socket), to, key));
+        Ok(())
+    }
+
     /// Listens on a bound address, or changes the backlog of one that listens.
     pub fn listen(&mut self, id: ListenerId, backlog: u32) -> Result<(), Refusal> {
         let listener = self.listeners.get_mut(&id).ok_or_else(|| no_listener(id))?;

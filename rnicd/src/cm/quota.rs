@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use rnic_core::types::{SessionId, Time};
 
-use super::startups::host;
-use crate::rate::Buckets;
+use crate::rate::{Buckets, host};
 
 /// Whose a session is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rnic_core::types::Time;
 
-use super::startups::host;
+use crate::rate::host;
 
 /// Wrong STags, by the user whose STags were meant and by address.
 #[derive(Debug)]

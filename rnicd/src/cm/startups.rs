@@ -9,7 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
+
+use crate::rate::host;
 
 /// What a connection in start-up waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,14 +180,6 @@ impl<K: Copy + Eq + Hash + Ord> Ranking<K> {
             Some((own @ 1.., newcomer)) if own + 1 >= count => Some(newcomer),
             _ => Some(key),
         }
-    }
-}
-
-/// The addresses that one host may have are one: an IPv6 host has a whole /64.
-pub(super) fn host(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() & !u128::from(u64::MAX))),
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

@@ -6,6 +6,7 @@
 //! have acknowledged. Nothing here blocks, waits for a client, or moves payload. `rnicd run` and
 //! `rnicd exec` start it.
 
+mod addresses;
 mod budget;
 mod connection;
 mod greetings;

@@ -18,6 +18,7 @@ use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refus
 use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
+use super::addresses::Addresses;
 use super::budget::Budgets;
 use super::connection::{Connection, End, Incoming, Stage};
 use super::greetings::Greetings;
@@ -36,7 +37,7 @@ use crate::metrics::Writer;
 use crate::privilege::{self, Signals, ThreadKind, check_available, confine};
 use crate::reaper::Reaper;
 use crate::resource::{
-    Capacity, Manager, Outcome, Random, Refused, Response, SessionOpened, options,
+    Capacity, Manager, Outcome, PassedPort, Random, Refused, Response, SessionOpened, options,
 };
 use crate::tree::{StartTreeError, Tree};
 use crate::worker::Workers;
@@ -104,6 +105,8 @@ pub struct Server {
     metrics: Metrics,
     tree: Option<LiveTree>,
     memory: HighWater,
+    /// Nothing if the kernel does not tell of changes.
+    addresses: Option<Addresses>,
 }
 
 /// The tree of the devices, which follows their counters.
@@ -188,6 +191,8 @@ impl Server {
         let writer = Writer::start("rnicd-metrics", seccomp)
             .map_err(system("cannot start the writer of metrics"))?;
         let metrics = Metrics { writer, due: clock::now() };
+        // Before the manager reads them for the first time.
+        let addresses = follow_addresses(&poll, &waker, seccomp);
         let (tree_at, path) = (config.device.tree.clone(), socket.path());
         let mut manager =
             Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), copiers, random);
@@ -221,7 +226,14 @@ impl Server {
             metrics,
             tree,
             memory: HighWater::default(),
+            addresses,
         })
+    }
+
+    /// Takes the port of other daemons (`wired.port`) before the first client. A daemon that is not
+    /// told to takes it with the first QP of the RoCE device.
+    pub fn take_wired_port(&mut self, passed: Vec<PassedPort>) {
+        self.manager.take_wired_port(passed);
     }
 
     /// Has it read this file again when SIGHUP comes, which ends it otherwise.
@@ -279,6 +291,7 @@ impl Server {
             if self.notifier.asks(now) {
                 self.manager.ask_workers();
             }
+            self.follow_addresses();
             self.manager.settle();
             self.go_on_reloading(now);
             if self.manager.poll_alive() {
@@ -305,12 +318,14 @@ impl Server {
         let greeting = self.greetings.first().map(|(deadline, _)| deadline);
         let cm = self.manager.connections().next_timeout();
         let dial = self.manager.next_dial();
+        let port = self.manager.next_port_retry();
         let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
         let watchdog = self.notifier.next_question();
         let next = greeting
             .into_iter()
             .chain(cm)
             .chain(dial)
+            .chain(port)
             .chain(self.accept_again)
             .chain(self.again_at)
             .chain(self.stopping)
@@ -335,6 +350,11 @@ impl Server {
             LISTENER => self.accept(now),
             WAKER => {}
             SIGNALS => self.handle_signals(now)?,
+            ADDRESSES => {
+                if let Some(addresses) = &self.addresses {
+                    addresses.handle_readable();
+                }
+            }
             Token(n) if n >= FIRST_CM.0 => {
                 let (readable, writable) = (event.is_readable(), event.is_writable());
                 self.manager.connections().handle_ready(token, readable, writable, now);
@@ -473,6 +493,7 @@ impl Server {
         if self.manager.next_dial().is_some_and(|at| at <= now) {
             self.manager.dial_due(now);
         }
+        self.manager.retry_wired_port(now);
         if self.again_at.is_some_and(|at| at <= now) {
             self.again_at = None;
             for key in std::mem::take(&mut self.again) {
@@ -500,6 +521,16 @@ impl Server {
         self.memory.observe(objects, now);
         if self.memory.is_over(objects, now) {
             self.reaper.return_memory_later(privilege::own_user());
+        }
+    }
+
+    /// Brings the GID table and its files up to date after addresses have been read again.
+    fn follow_addresses(&mut self) {
+        let Some(found) = self.addresses.as_ref().and_then(Addresses::poll) else { return };
+        self.manager.addresses_read(found);
+        if let Some(live) = &mut self.tree {
+            live.tree.set_gids(&self.manager.tree_facts());
+            live.is_still = false;
         }
     }
 
@@ -732,6 +763,19 @@ fn turned_away(status: HelloStatus) -> HelloReply {
     }
 }
 
+/// Follows the addresses of this host, if the kernel tells of changes.
+fn follow_addresses(poll: &Poll, waker: &Arc<Waker>, seccomp: Seccomp) -> Option<Addresses> {
+    let followed = Addresses::follow(waker.clone(), seccomp).and_then(|addresses| {
+        let fd = addresses.as_fd().as_raw_fd();
+        poll.registry().register(&mut SourceFd(&fd), ADDRESSES, Interest::READABLE)?;
+        Ok(addresses)
+    });
+    let report = |error: &io::Error| {
+        tracing::warn!(%error, "changes of the host's addresses are not followed (AF_NETLINK)");
+    };
+    followed.inspect_err(report).ok()
+}
+
 /// Why a client ends to which nothing can be sent.
 fn ended_by(error: io::Error) -> End {
     match error.kind() {
@@ -750,6 +794,7 @@ const SERVING: &str = "serving";
 const LISTENER: Token = Token(0);
 const SIGNALS: Token = Token(1);
 const WAKER: Token = Token(2);
+const ADDRESSES: Token = Token(3);
 /// Clients have [`SOURCES`] tokens each from here on.
 const FIRST_CLIENT: usize = 16;
 const SOURCES: usize = 3;

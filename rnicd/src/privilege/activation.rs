@@ -6,28 +6,31 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use rustix::fd::BorrowedFd;
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
-/// Takes over the one socket that a service manager passed to this process, if it passed one. To be
-/// called once, before anything else opens descriptors.
-pub fn passed_socket() -> io::Result<Option<OwnedFd>> {
+/// Takes over the sockets that a service manager passed to this process. To be called once, before
+/// anything else opens descriptors.
+pub fn passed_sockets() -> io::Result<Vec<OwnedFd>> {
     let variable = |name| std::env::var(name).ok();
     let own = std::process::id();
-    match count(variable("LISTEN_PID").as_deref(), variable("LISTEN_FDS").as_deref(), own)? {
-        0 => return Ok(None),
-        1 => {}
-        more => return Err(refused(format!("LISTEN_FDS={more}: one socket is enough"))),
+    let count = count(variable("LISTEN_PID").as_deref(), variable("LISTEN_FDS").as_deref(), own)?;
+    if count > MOST {
+        return Err(refused(format!("LISTEN_FDS={count}: at most {MOST} sockets are taken")));
     }
+    (FIRST..FIRST + count.cast_signed()).map(take).collect()
+}
+
+fn take(number: i32) -> io::Result<OwnedFd> {
     // SAFETY: borrowed for the next call alone, which fails if the descriptor is not open. By the
     // protocol it is the manager's gift to this process, so nobody closes it meanwhile.
-    let fd = unsafe { BorrowedFd::borrow_raw(FIRST) };
-    let flags = fcntl_getfd(fd).map_err(|_| refused(format!("descriptor {FIRST} is not open")))?;
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    let flags = fcntl_getfd(fd).map_err(|_| refused(format!("descriptor {number} is not open")))?;
     if flags.contains(FdFlags::CLOEXEC) {
         // What came over an exec cannot have the flag: somebody opened it since.
-        return Err(refused(format!("descriptor {FIRST} was opened by this process")));
+        return Err(refused(format!("descriptor {number} was opened by this process")));
     }
     fcntl_setfd(fd, FdFlags::CLOEXEC)?;
     // SAFETY: it is open, as just seen, and ours alone: it was passed to this process, and nothing
     // of this process has opened or adopted it (that would have set the flag).
-    Ok(Some(unsafe { OwnedFd::from_raw_fd(FIRST) }))
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// How many descriptors the environment says were passed to process `own`.
@@ -49,6 +52,8 @@ fn refused(why: String) -> io::Error {
 
 /// `SD_LISTEN_FDS_START`
 const FIRST: i32 = 3;
+/// The control socket, and sockets of `wired.port`.
+const MOST: u32 = 64;
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ mod signals;
 mod slice;
 
 pub use account::{Account, Names, group_id, user_id};
-pub use activation::passed_socket;
+pub use activation::passed_sockets;
 pub use heap::return_free_memory;
 pub use interrupt::Interrupter;
 pub use network::Network;

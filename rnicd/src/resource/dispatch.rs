@@ -122,7 +122,9 @@ impl Manager {
             R::ReregMr { mr, to } => self.rereg_mr(id, mr, &to),
             R::BindDatagrams { address, context, v6_only } => {
                 // Requests may come from other daemons.
-                self.open_datagram_sockets();
+                if !self.wired_port.is_tried() {
+                    self.open_wired_port();
+                }
                 self.bind(id, (Space::Datagrams, BindTo { address, v6_only }), context, now)
             }
         }

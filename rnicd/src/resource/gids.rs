@@ -1,31 +1,30 @@
-//! The table of GIDs: one for every address of this host that programs may use.
+//! The GID table of the RoCE device: one entry for every address of this host that programs may
+//! use.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use if_addrs::Interface;
 use rnic_core::abi::control::GidRow;
 use rnic_core::engine::DatagramPort;
 use rnic_core::types::Gid;
 
 use crate::config::{Config, Loopback};
 
-/// The table as the interfaces are now, or as the configuration has it. Addresses that others reach
-/// come first, IPv4 before IPv6; those of the loopback are last. Threads that are confined cannot
-/// ask for it.
-pub fn table(config: &Config) -> Vec<GidRow> {
-    let found = if_addrs::get_if_addrs().unwrap_or_default();
+/// The table for these interfaces, or as the configuration has it. Addresses that others reach come
+/// first, IPv4 before IPv6; those of the loopback are last.
+pub fn table(config: &Config, found: &[Interface]) -> Vec<GidRow> {
     let named = &config.device.addresses;
-    let addresses: Vec<IpAddr> = match named.is_empty() {
-        true => found.iter().map(if_addrs::Interface::ip).filter(|ip| names_a_host(*ip)).collect(),
-        false => named.clone(),
+    let addresses: Vec<IpAddr> = if named.is_empty() {
+        found.iter().map(Interface::ip).filter(|ip| names_a_host(*ip)).collect()
+    } else {
+        named.clone()
     };
     let mut rows = BTreeMap::new();
     for address in addresses {
         // The whole of 127.0.0.0/8 is the loopback's.
-        let has_it = |i: &&if_addrs::Interface| {
-            i.ip() == address || address.is_loopback() && i.is_loopback()
-        };
+        let has_it = |i: &&Interface| i.ip() == address || address.is_loopback() && i.is_loopback();
         let interface = found.iter().find(has_it);
         let name = interface.map_or("", |i| &i.name);
         let row = GidRow {
@@ -40,11 +39,37 @@ pub fn table(config: &Config) -> Vec<GidRow> {
     rows.into_values().take(MOST).collect()
 }
 
+/// Brings `table` up to date. Entries keep their index: that of an address that has gone becomes
+/// empty, and an address that has come takes the first empty one.
+pub fn update(table: &mut Vec<GidRow>, now: Vec<GidRow>) {
+    for row in table.iter_mut() {
+        match now.iter().find(|new| new.gid == row.gid) {
+            Some(new) => row.clone_from(new),
+            None => *row = empty(),
+        }
+    }
+    for new in now {
+        if table.iter().any(|row| row.gid == new.gid) {
+            continue;
+        }
+        match table.iter().position(|row| row.gid.is_zero()) {
+            Some(index) => table[index] = new,
+            None if table.len() < MOST => table.push(new),
+            None => {}
+        }
+    }
+}
+
+fn empty() -> GidRow {
+    GidRow { gid: Gid::default(), interface: String::new(), interface_index: 0, mtu: 0 }
+}
+
 /// The ports of the device, as datagrams use them.
 pub fn datagram_port(gids: &[GidRow], udp: u16, loopback: Loopback) -> Arc<DatagramPort> {
+    let taken = gids.iter().filter(|row| !row.gid.is_zero());
     Arc::new(DatagramPort {
         gids: gids.iter().map(|row| row.gid).collect(),
-        mtu: gids.iter().map(GidRow::path_mtu).min().unwrap_or(0),
+        mtu: taken.map(GidRow::path_mtu).min().unwrap_or(0),
         udp,
         direct: loopback == Loopback::Direct,
     })
@@ -69,3 +94,40 @@ const MOST: usize = 64;
 
 /// That of Ethernet.
 const UNKNOWN_MTU: u32 = 1500;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(last: u8) -> GidRow {
+        GidRow { gid: Gid::from(IpAddr::from([192, 0, 2, last])), mtu: 1500, ..empty() }
+    }
+
+    #[test]
+    fn indices_are_stable() {
+        let mut table = vec![row(1), row(2), row(3)];
+        update(&mut table, vec![row(1), row(3)]);
+        assert_eq!(table, [row(1), empty(), row(3)]);
+        // The first empty entry is taken again, then the table grows.
+        update(&mut table, vec![row(4), row(5), row(3), row(1)]);
+        assert_eq!(table, [row(1), row(4), row(3), row(5)]);
+        let wider = GidRow { mtu: 9000, ..row(4) };
+        update(&mut table, vec![row(1), wider.clone(), row(3), row(5)]);
+        assert_eq!(table[1], wider);
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let mut table = Vec::new();
+        update(&mut table, (0..=255).map(row).collect());
+        assert_eq!(table.len(), MOST);
+        update(&mut table, Vec::new());
+        assert_eq!(table, vec![empty(); MOST]);
+    }
+
+    #[test]
+    fn empty_entries_have_no_mtu() {
+        let port = datagram_port(&[empty(), row(1)], 4791, Loopback::Direct);
+        assert_eq!((port.mtu, port.gids.len()), (1024, 2));
+    }
+}

@@ -8,6 +8,7 @@
 //! [`Manager::settle`] when others have something to say, [`Manager::poll_answer`] and
 //! [`Manager::poll_ended`] for what became of it.
 
+mod addresses;
 mod admin;
 mod answer;
 mod capacity;
@@ -56,7 +57,8 @@ use ledger::{Kind, Ledger};
 use memory::{Copying, NextRegion};
 use numbers::{Handles, Stags};
 pub use policy::Policy;
-use qp::Rendezvous;
+pub use qp::PassedPort;
+use qp::{Rendezvous, WiredPort};
 use records::Records;
 pub use reload::{Reload, Replaced};
 use session::Session;
@@ -79,12 +81,13 @@ pub struct Manager {
     generation: u64,
     /// The device's, which does not change with the host's name.
     guid: Guid,
-    /// Addresses as verbs name them, as they were when the daemon started.
+    /// Addresses as verbs name them. Entries keep their index.
     gids: Vec<GidRow>,
+    /// Why they could not be read; empty if they could.
+    gids_problem: String,
     /// The same, as datagrams use it.
     datagram_port: Arc<DatagramPort>,
-    /// Their sockets have been opened, as far as they could.
-    has_datagram_sockets: bool,
+    wired_port: WiredPort,
     /// Where the devices are shown in files, if they are.
     tree: Option<PathBuf>,
     rendezvous: Rendezvous,
@@ -156,10 +159,11 @@ impl Manager {
         let diagnoses = workers.diagnoses().clone();
         diagnoses.keep_of_ended(config.limits.device.count(Kind::Diagnoses) as usize);
         let most_notes = config.limits.device.count(Kind::EventRecords) as usize;
-        let gids = gids::table(&config);
+        let found = if_addrs::get_if_addrs();
+        let gids = gids::table(&config, found.as_deref().unwrap_or_default());
         let datagram_port = gids::datagram_port(&gids, config.wired.port, config.engine.loopback);
         cm.set_datagram_port(&datagram_port);
-        Manager {
+        let mut manager = Manager {
             policy,
             named_pds: NamedPds::default(),
             connects: Buckets::new(USERS_REMEMBERED, BURST),
@@ -169,8 +173,9 @@ impl Manager {
             generation: random.generation,
             guid: config.device.guid_here(),
             datagram_port,
-            has_datagram_sockets: false,
+            wired_port: WiredPort::default(),
             gids,
+            gids_problem: String::new(),
             tree: None,
             rendezvous: Rendezvous::default(),
             started: Instant::now(),
@@ -193,7 +198,11 @@ impl Manager {
             workers,
             cm,
             reaper,
+        };
+        if let Err(error) = found {
+            manager.gids_unknown(&error);
         }
+        manager
     }
 
     /// Number of worker threads, which are numbered from 0.

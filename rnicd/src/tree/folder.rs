@@ -93,6 +93,15 @@ impl Folder {
         &self.root
     }
 
+    /// Makes an entry, unless it was made before.
+    pub(super) fn ensure(&mut self, entry: &Entry) -> Result<(), TreeError> {
+        let path = self.root.join(&entry.path);
+        if self.made.iter().any(|made| made.path == path) {
+            return Ok(());
+        }
+        self.add(entry)
+    }
+
     fn add(&mut self, entry: &Entry) -> Result<(), TreeError> {
         let path = PathBuf::from(&entry.path);
         let above: Vec<&Path> = path.ancestors().skip(1).collect();

@@ -122,17 +122,32 @@ fn device(all: &mut Vec<Entry>, number: usize, port: &Port, image: u64, version:
     ] {
         all.push(file(&format!("{at}/{what}"), value));
     }
-    for (index, row) in port.gids.iter().enumerate() {
-        all.push(file(&format!("{at}/gids/{index}"), &gid_text(row.gid)));
-        if port.wired {
-            all.push(file(&format!("{at}/gid_attrs/types/{index}"), "RoCE v2"));
-        }
-        all.push(file(&format!("{at}/gid_attrs/ndevs/{index}"), &row.interface));
-    }
+    all.extend(gid_files(port));
     for (path, value) in counters::files(name, &Sums::default()) {
         let path = path.to_string_lossy().into_owned();
         all.push(Entry { path, what: What::File(value) });
     }
+}
+
+/// The files of a device's GID table. An empty entry has a zero GID, no type and no interface.
+fn gid_files(port: &Port) -> impl Iterator<Item = Entry> {
+    let at = port_folder(&port.name);
+    port.gids.iter().enumerate().flat_map(move |(index, row)| {
+        let kind = if row.gid.is_zero() { "" } else { "RoCE v2" };
+        let of_wired = file(&format!("{at}/gid_attrs/types/{index}"), kind);
+        [
+            Some(file(&format!("{at}/gids/{index}"), &gid_text(row.gid))),
+            port.wired.then_some(of_wired),
+            Some(file(&format!("{at}/gid_attrs/ndevs/{index}"), &row.interface)),
+        ]
+        .into_iter()
+        .flatten()
+    })
+}
+
+/// The files of the GID tables of both devices.
+pub(super) fn all_gid_files(facts: &Facts) -> impl Iterator<Item = Entry> {
+    facts.ports.iter().flat_map(gid_files)
 }
 
 fn file(path: &str, line: &str) -> Entry {

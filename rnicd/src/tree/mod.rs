@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 pub use counters::Sums;
 use folder::Folder;
 pub use folder::TreeError;
+use layout::What;
 pub use layout::{Facts, Port};
 
 use crate::config::{Seccomp, TreeAt};
@@ -31,6 +32,8 @@ pub struct Tree {
     writer: Option<Writer>,
     /// What stands in the files that change.
     shown: HashMap<PathBuf, String>,
+    /// What is to stand in those of the GID tables, once a table has changed.
+    gids: Vec<(PathBuf, String)>,
 }
 
 /// Why there is no tree.
@@ -67,7 +70,7 @@ impl Tree {
             }
         };
         let writer = Writer::start("rnicd-tree", seccomp).map_err(StartTreeError::Thread)?;
-        Ok(Some(Tree { folder, writer: Some(writer), shown: HashMap::new() }))
+        Ok(Some(Tree { folder, writer: Some(writer), shown: HashMap::new(), gids: Vec::new() }))
     }
 
     /// Where it is.
@@ -75,16 +78,24 @@ impl Tree {
         self.folder.path()
     }
 
-    /// Has it show these sums, as far as they are not shown.
-    pub fn show(&mut self, devices: [(&str, Sums); 2]) {
-        let mut changed = Vec::new();
-        for (name, sums) in devices {
-            for (file, value) in counters::files(name, &sums) {
-                if self.shown.get(&file) != Some(&value) {
-                    changed.push((file, value));
-                }
+    /// Shows other GID tables from the next [`show`](Self::show) on. A file that cannot be made is
+    /// logged and left out.
+    pub fn set_gids(&mut self, facts: &Facts) {
+        self.gids.clear();
+        for entry in layout::all_gid_files(facts) {
+            match (self.folder.ensure(&entry), entry.what) {
+                (Ok(()), What::File(text)) => self.gids.push((entry.path.into(), text)),
+                (Err(error), _) => tracing::warn!(%error, "a GID is not shown"),
+                (Ok(()), What::Link(_)) => {}
             }
         }
+    }
+
+    /// Has it show these sums and the GID tables, as far as they are not shown.
+    pub fn show(&mut self, devices: [(&str, Sums); 2]) {
+        let counters = devices.iter().flat_map(|(name, sums)| counters::files(name, sums));
+        let mut changed: Vec<_> = counters.chain(self.gids.iter().cloned()).collect();
+        changed.retain(|(file, value)| self.shown.get(file) != Some(value));
         if changed.is_empty() {
             return;
         }

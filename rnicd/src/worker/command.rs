@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rnic_core::abi::control::{DisconnectMode, QpChange};
 use rnic_core::device::{Copier, Cq, Srq, StagChange, StagEntry, Window};
-use rnic_core::engine::{DatagramRules, EngineOptions, PeerLimits, QpConfig};
+use rnic_core::engine::{DatagramPort, DatagramRules, EngineOptions, PeerLimits, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag, UserId};
@@ -79,6 +79,15 @@ pub(super) enum Command {
         socket: UdpSocket,
         at: SocketAddr,
     },
+    /// The host no longer has this address.
+    RemoveDatagramSocket {
+        at: SocketAddr,
+    },
+    /// The table of the device's GIDs has changed.
+    DatagramPort {
+        qp: QpId,
+        port: Arc<DatagramPort>,
+    },
     /// A packet leaves from one address for another.
     SendDatagram {
         from: IpAddr,
@@ -150,6 +159,8 @@ impl Command {
             | Command::AttachInError(_)
             | Command::AttachWired(_)
             | Command::AddDatagramSocket { .. }
+            | Command::RemoveDatagramSocket { .. }
+            | Command::DatagramPort { .. }
             | Command::SendDatagram { .. }
             | Command::DatagramRules { .. }
             | Command::LinkDirect(_)

@@ -174,6 +174,19 @@ impl Connections {
         self.register(fd, Interest::READABLE, Polled::Datagrams { number, fd }).map(drop)
     }
 
+    /// Ends watching a socket of datagrams, which is about to be closed.
+    pub(super) fn remove_datagrams(&mut self, number: usize) {
+        let found = self.polled.iter().find_map(|(key, polled)| match polled {
+            Polled::Datagrams { number: of, fd } if *of == number => Some((key, *fd)),
+            _ => None,
+        });
+        if let Some((key, fd)) = found {
+            self.polled.remove(key);
+            // Closing it does the same.
+            let _ = self.registry.deregister(&mut SourceFd(&fd));
+        }
+    }
+
     /// Watches a sender that is full, until it is not.
     pub(super) fn watch(&mut self, session: SessionId, sender: FullSender) {
         let fd = sender.fd();

@@ -3,41 +3,28 @@
 //!
 //! What the kernel does not take at once is lost, as on a wire. What comes is read a few at a time,
 //! so that floods keep nobody from his turn; what does not fit the kernel's buffer meanwhile is
-//! lost. What is for the management of a port is the control thread's, and lost when that has
-//! enough.
+//! lost. Packets from another port than that of daemons are dropped and counted. What is for the
+//! management of a port is checked here and then the control thread's, see `management`.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::Arc;
 
 use rnic_core::engine::Engine;
 use rnic_core::roce::packet::{MAX_LEN, destination, parse};
-use rnic_core::roce::sidr;
+use rnic_core::roce::sidr::{self, Message};
 use rnic_core::types::Time;
+use slab::Slab;
+
+use super::management::{Management, ManagementDatagram};
 
 /// All of them.
 #[derive(Debug)]
 pub(super) struct DatagramSockets {
-    sockets: Vec<DatagramSocket>,
-    /// The one that is read first next time.
+    /// By number. A socket that is closed leaves its place to the next one.
+    sockets: Slab<DatagramSocket>,
+    /// Number of the one that is read first next time.
     first: usize,
     packet: Box<[u8]>,
-    management: VecDeque<ManagementDatagram>,
-    /// Each of these that has not been looked at has a share of this.
-    unread: Arc<()>,
-}
-
-/// A datagram for the management of a port: queue pair 1 of one has sent it to that of another.
-#[derive(Debug)]
-pub struct ManagementDatagram {
-    /// The address that it comes from.
-    pub from: IpAddr,
-    /// The device's address that it came to.
-    pub to: IpAddr,
-    /// What it says.
-    pub mad: Box<sidr::Bytes>,
-    _counted: Arc<()>,
 }
 
 #[derive(Debug)]
@@ -54,16 +41,20 @@ impl Default for DatagramSockets {
     fn default() -> Self {
         // One byte more than the longest has: what is longer is none.
         let packet = vec![0; MAX_LEN + 1].into();
-        let (sockets, management) = (Vec::new(), VecDeque::new());
-        DatagramSockets { sockets, first: 0, packet, management, unread: Arc::default() }
+        DatagramSockets { sockets: Slab::new(), first: 0, packet }
     }
 }
 
 impl DatagramSockets {
     /// Takes a socket that does not block: its number.
     pub(super) fn add(&mut self, socket: UdpSocket, at: SocketAddr) -> usize {
-        self.sockets.push(DatagramSocket { socket, at, readable: true, hot: false });
-        self.sockets.len() - 1
+        self.sockets.insert(DatagramSocket { socket, at, readable: true, hot: false })
+    }
+
+    /// Returns the socket of an address, with its number, which is free from now on.
+    pub(super) fn remove(&mut self, at: SocketAddr) -> Option<(usize, UdpSocket)> {
+        let (number, _) = self.sockets.iter().find(|(_, socket)| socket.at == at)?;
+        Some((number, self.sockets.remove(number).socket))
     }
 
     /// Something has come.
@@ -75,41 +66,57 @@ impl DatagramSockets {
 
     /// Those that had something lately are tried once more.
     pub(super) fn retry_hot(&mut self) {
-        for socket in self.sockets.iter_mut().filter(|socket| socket.hot) {
+        for (_, socket) in self.sockets.iter_mut().filter(|(_, socket)| socket.hot) {
             socket.readable = true;
         }
     }
 
     /// Forgets which had something lately.
     pub(super) fn cool(&mut self) {
-        for socket in &mut self.sockets {
+        for (_, socket) in &mut self.sockets {
             socket.hot = false;
         }
     }
 
     /// Whether one may have something.
     pub(super) fn has_some(&self) -> bool {
-        self.sockets.iter().any(|socket| socket.readable)
+        self.sockets.iter().any(|(_, socket)| socket.readable)
     }
 
     /// Reads at most so many packets, of one socket after the other and the next time from where
-    /// this ended; whether any came.
-    pub(super) fn receive(&mut self, engine: &mut Engine, now: Time, most: u32) -> bool {
-        let DatagramSockets { sockets, first, packet, management, unread } = self;
-        let (mut any, mut left, count, begin) = (false, most, sockets.len(), *first);
-        for n in (begin..begin + count).map(|n| n % count) {
-            let socket = &mut sockets[n];
+    /// this ended. `wake` is called if the control thread must look at `management`. Returns true
+    /// if any packets came.
+    pub(super) fn receive(
+        &mut self,
+        engine: &mut Engine,
+        management: &Management,
+        wake: impl Fn(),
+        now: Time,
+        most: u32,
+    ) -> bool {
+        let DatagramSockets { sockets, first, packet } = self;
+        let mut any = false;
+        let mut left = most;
+        let places = sockets.capacity();
+        let begin = *first;
+        for n in (begin..begin + places).map(|n| n % places) {
+            let Some(socket) = sockets.get_mut(n) else { continue };
             while socket.readable && left > 0 {
                 left -= 1;
                 match socket.socket.recv_from(packet) {
                     Ok((len, from)) => {
                         (any, socket.hot) = (true, true);
                         let (from, packet) = (unscoped(from), &packet[..len]);
-                        match destination(packet) {
-                            Some(sidr::QP) => {
-                                management.extend(for_management(from, socket.at, packet, unread));
+                        if from.port() != socket.at.port() {
+                            management.count_dropped();
+                        } else if destination(packet) != Some(sidr::QP) {
+                            engine.handle_datagram(from, socket.at, packet, now);
+                        } else if let Some(datagram) = for_management(from, socket.at, packet) {
+                            if management.push(datagram) {
+                                wake();
                             }
-                            _ => engine.handle_datagram(from, socket.at, packet, now),
+                        } else {
+                            management.count_dropped();
                         }
                     }
                     // That nobody was there for what was sent is no news.
@@ -118,21 +125,18 @@ impl DatagramSockets {
                 }
             }
             if left == 0 {
-                *first = (n + 1) % count;
+                *first = (n + 1) % places;
                 break;
             }
         }
         any
     }
 
-    /// One that is for the management of a port.
-    pub(super) fn poll_management(&mut self) -> Option<ManagementDatagram> {
-        self.management.pop_front()
-    }
-
     /// Sends a packet from one address, if it is one of these, to the same port of another.
     pub(super) fn send(&self, from: IpAddr, to: IpAddr, packet: &[u8]) {
-        if let Some(socket) = self.sockets.iter().find(|socket| socket.at.ip() == from) {
+        if let Some(socket) =
+            self.sockets.iter().map(|(_, socket)| socket).find(|socket| socket.at.ip() == from)
+        {
             let to = SocketAddr::new(to, socket.at.port());
             // Nobody waits for what is lost.
             let _ = socket.socket.send_to(packet, to);
@@ -140,26 +144,21 @@ impl DatagramSockets {
     }
 }
 
-/// What came for the management of a port: none if it is not of another port's, or if so many wait
-/// that one more would be no use. Its key says little: any queue pair may be given it.
-fn for_management(
-    from: SocketAddr,
-    to: SocketAddr,
-    packet: &[u8],
-    unread: &Arc<()>,
-) -> Option<ManagementDatagram> {
-    if Arc::strong_count(unread) > MOST_UNREAD {
-        return None;
-    }
+/// Returns the management datagram in a packet, or `None` if it is not of another port's queue pair
+/// 1, is no message, or does not name the addresses that it came from and to. Its key says little:
+/// any queue pair may be given it.
+fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<ManagementDatagram> {
     let (datagram, data) = parse(from, to, packet).ok()?;
     let of_management = datagram.source == sidr::QP && datagram.q_key == sidr::Q_KEY;
     let mad = data.try_into().ok().filter(|_| of_management)?;
     let (from, to) = (from.ip(), to.ip());
-    Some(ManagementDatagram { from, to, mad: Box::new(mad), _counted: unread.clone() })
+    match sidr::parse(data).ok()? {
+        Message::Request(request) if (request.from.ip(), request.to) != (from, to) => None,
+        Message::Request(_) | Message::Reply(_) => {
+            Some(ManagementDatagram { from, to, mad: Box::new(mad) })
+        }
+    }
 }
-
-/// Datagrams for the management of ports that wait for the control thread.
-const MOST_UNREAD: usize = 64;
 
 /// An address without the scope of a link, which no packet has.
 fn unscoped(address: SocketAddr) -> SocketAddr {
@@ -170,35 +169,41 @@ fn unscoped(address: SocketAddr) -> SocketAddr {
 mod tests {
     use rnic_core::roce::Datagram;
     use rnic_core::roce::packet::emit;
+    use rnic_core::roce::sidr::{Exchange, Request, ServiceId};
     use rnic_core::types::{Gid, QpId};
 
     use super::*;
 
     #[test]
-    fn management_datagrams_are_of_queue_pair_1_and_few_wait() {
+    fn nonsense_is_dropped_before_it_waits() {
         let [from, to]: [SocketAddr; 2] =
             [([192, 0, 2, 1], 4791).into(), ([192, 0, 2, 2], 4791).into()];
         let packet = |source, q_key, data: &[u8]| {
             let [from, to] = [from, to].map(|at| Gid::from(at.ip()));
-            let (qp, psn, immediate, solicited) = (sidr::QP, 0, None, false);
+            let qp = sidr::QP;
+            let (psn, immediate, solicited) = (0, None, false);
             let datagram = Datagram { from, source, to, qp, q_key, psn, immediate, solicited };
             emit(&datagram, data, (4791, 4791))
         };
-        let unread = Arc::default();
-        let take = |packet: &[u8]| for_management(from, to, packet, &unread);
-        let right = packet(sidr::QP, sidr::Q_KEY, &[7; sidr::LEN]);
+        let request = |from: SocketAddr, to: IpAddr| {
+            let exchange = Exchange { transaction: 7, id: 8 };
+            let service = ServiceId::of_port(7);
+            let private_data = [9; sidr::REQUEST_DATA];
+            Request { exchange, service, from, to, private_data }.emit()
+        };
+        let mad = request(from, to.ip());
+        let right = packet(sidr::QP, sidr::Q_KEY, &mad);
         let others = [
-            packet(QpId(2), sidr::Q_KEY, &[7; sidr::LEN]),
-            packet(sidr::QP, 7, &[7; sidr::LEN]),
-            packet(sidr::QP, sidr::Q_KEY, &[7; sidr::LEN - 4]),
+            packet(QpId(2), sidr::Q_KEY, &mad),
+            packet(sidr::QP, 7, &mad),
+            packet(sidr::QP, sidr::Q_KEY, &mad[..sidr::LEN - 4]),
+            packet(sidr::QP, sidr::Q_KEY, &[7; sidr::LEN]),
+            packet(sidr::QP, sidr::Q_KEY, &request(to, to.ip())),
+            packet(sidr::QP, sidr::Q_KEY, &request(from, from.ip())),
             right[..right.len() - 1].to_vec(),
         ];
-        assert!(others.iter().all(|packet| take(packet).is_none()));
-        let mut waiting: Vec<_> = (0..100).map_while(|_| take(&right)).collect();
-        assert_eq!(waiting.len(), MOST_UNREAD);
-        let first = waiting.pop().expect("one of them");
-        assert_eq!((first.from, first.to, *first.mad), (from.ip(), to.ip(), [7; sidr::LEN]));
-        drop(first);
-        assert!(take(&right).is_some());
+        assert!(others.iter().all(|packet| for_management(from, to, packet).is_none()));
+        let datagram = for_management(from, to, &right).expect("a request");
+        assert_eq!((datagram.from, datagram.to, *datagram.mad), (from.ip(), to.ip(), mad));
     }
 }

@@ -13,6 +13,7 @@ mod command;
 mod connections;
 mod copiers;
 mod datagrams;
+mod management;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,9 @@ use mio::Waker;
 use rnic_core::abi::control::{DisconnectMode, QpChange};
 use rnic_core::device::copier::Mark;
 use rnic_core::device::{Copier, Cq, DiagnosisLog, StagChange, StagEntry, Window};
-use rnic_core::engine::{DatagramRules, EngineOptions, Notification, PeerLimits, QpConfig};
+use rnic_core::engine::{
+    DatagramPort, DatagramRules, EngineOptions, Notification, PeerLimits, QpConfig,
+};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
@@ -44,7 +47,8 @@ use crate::privilege::{ThreadKind, spawn_confined};
 use crate::socket::Socket;
 pub use command::ConnectedEnd;
 use command::{Command, TicketedCommand, Urgency};
-pub use datagrams::ManagementDatagram;
+use management::Management;
+pub use management::ManagementDatagram;
 use run::Worker;
 pub use ticket::Ticket;
 use ticket::Tickets;
@@ -68,7 +72,6 @@ pub struct Workers {
     inbox: Receiver<Report>,
     diagnoses: Arc<DiagnosisLog>,
     notifications: VecDeque<Notification>,
-    management: VecDeque<ManagementDatagram>,
     done: VecDeque<Ticket>,
     /// Tickets of changes a QP waits for, with that QP and its worker.
     changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
@@ -83,8 +86,6 @@ pub struct Workers {
 enum Report {
     /// The engine of this worker has something known or done.
     Engine { worker: u32, notification: Notification },
-    /// A datagram has come for the management of a port.
-    Management(ManagementDatagram),
     /// A copier that somebody waits for has answered.
     Copied,
     /// This worker holds nothing any more of the session whose end has this ticket.
@@ -111,6 +112,8 @@ struct WorkerShared {
     /// The control thread wants to be woken when the worker is: set by the one, cleared by the
     /// other.
     watched: AtomicBool,
+    /// Management datagrams for the control thread.
+    management: Management,
 }
 
 impl Workers {
@@ -126,7 +129,6 @@ impl Workers {
             inbox,
             diagnoses: Arc::clone(&options.engine.diagnoses),
             notifications: VecDeque::new(),
-            management: VecDeque::new(),
             done: VecDeque::new(),
             changes: HashMap::new(),
             awaiting_workers: HashMap::new(),
@@ -286,15 +288,29 @@ impl Workers {
         self.one(worker, None, Command::AddDatagramSocket { socket, at });
     }
 
+    /// Takes the socket of an address from a worker, and closes it.
+    pub fn remove_datagram_socket(&mut self, worker: u32, at: SocketAddr) {
+        self.one(worker, None, Command::RemoveDatagramSocket { at });
+    }
+
+    /// Gives a UD QP the device's ports as they are now.
+    pub fn set_datagram_port(&mut self, worker: u32, qp: QpId, port: Arc<DatagramPort>) {
+        self.one(worker, None, Command::DatagramPort { qp, port });
+    }
+
     /// Sends a packet of a datagram from one of the device's addresses.
     pub fn send_datagram(&mut self, worker: u32, from: IpAddr, to: IpAddr, packet: Vec<u8>) {
         self.one(worker, None, Command::SendDatagram { from, to, packet });
     }
 
-    /// A datagram that has come for the management of a port.
-    pub fn poll_management(&mut self) -> Option<ManagementDatagram> {
-        self.settle();
-        self.management.pop_front()
+    /// Takes the datagrams that have come for the management of ports, a bounded number.
+    pub fn take_management(&mut self) -> Vec<ManagementDatagram> {
+        self.workers.iter().flat_map(|worker| worker.shared.management.take()).collect()
+    }
+
+    /// Packets that workers have dropped because they are of no daemon.
+    pub fn dropped_packets(&self) -> u64 {
+        self.workers.iter().map(|worker| worker.shared.management.dropped()).sum()
     }
 
     /// Has a QP of datagrams keep to other rules.
@@ -404,7 +420,6 @@ impl Workers {
         while let Ok(report) = self.inbox.try_recv() {
             match report {
                 Report::Engine { worker, notification } => self.notified(worker, notification),
-                Report::Management(datagram) => self.management.push_back(datagram),
                 // What waits is looked at below.
                 Report::Copied => {}
                 Report::Gone { worker, ticket } => self.tickets.answered(ticket, worker),
@@ -513,6 +528,7 @@ impl Handle {
             carried_out: AtomicU64::new(0),
             load: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            management: Management::default(),
         });
         let (orders, inbox) = unbounded();
         let worker = Worker::new(

@@ -156,10 +156,10 @@ impl Worker {
         let mut worked = self.engine.poll_doorbells(now);
         if self.datagrams.has_some() {
             let most = if self.engine.is_shared() { FEW_DATAGRAMS } else { DATAGRAMS };
-            worked |= self.datagrams.receive(&mut self.engine, now, most);
-            while let Some(datagram) = self.datagrams.poll_management() {
-                self.report(Report::Management(datagram));
-            }
+            let management = &self.shared.management;
+            // Fails only if the control thread is being woken already.
+            let wake = || drop(self.control.wake());
+            worked |= self.datagrams.receive(&mut self.engine, management, wake, now, most);
         }
         worked |= self.serve(now);
         if self.engine.poll_timeout().is_some_and(|at| at <= now) {
@@ -448,6 +448,12 @@ impl Worker {
                     tracing::warn!("no datagrams are received at {at}: {e}");
                 }
             }
+            Command::RemoveDatagramSocket { at } => {
+                if let Some((number, _socket)) = self.datagrams.remove(at) {
+                    self.connections.remove_datagrams(number);
+                }
+            }
+            Command::DatagramPort { qp, port } => self.engine.set_datagram_port(qp, &port),
             Command::SendDatagram { from, to, packet } => self.datagrams.send(from, to, &packet),
             Command::DatagramRules { qp, rules } => self.engine.set_datagram_rules(qp, rules),
             Command::LinkDirect(ends) => self.engine.link_direct(ends, now),

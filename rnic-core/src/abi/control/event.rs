@@ -217,6 +217,8 @@ pub enum Event {
         /// The QP's context.
         context: u64,
     },
+    /// The GID table of the RoCE device has changed; `QueryGids` returns the new one.
+    GidsChanged,
 }
 
 /// How a connection ended.

@@ -56,6 +56,17 @@ pub struct StatusInfo {
     pub terminates_received: u64,
     /// Whether an administrator has it refuse everything new.
     pub draining: bool,
+    /// Port of TCP and UDP at which daemons of other hosts reach this one (`wired.port`).
+    pub wired_port: u16,
+    /// Why they cannot. Empty if they can, or if the port has not been tried: a private daemon
+    /// takes it with its first QP of the RoCE device.
+    pub wired_port_problem: String,
+    /// GIDs of the RoCE device.
+    pub gids: u32,
+    /// Why the addresses of the host could not be read, or empty.
+    pub gids_problem: String,
+    /// Packets at `wired_port` that were of no daemon.
+    pub packets_dropped: u64,
 }
 
 /// Rows of one list.

@@ -73,7 +73,8 @@ pub struct Sending {
     pub ord: u16,
 }
 
-/// One entry of the device's table of GIDs.
+/// One entry of the device's table of GIDs. An address that goes leaves an empty entry, with a zero
+/// GID, so that the others keep their index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GidRow {
     /// Its address.

@@ -142,7 +142,7 @@ impl Qp {
         let Some(datagrams) = &mut self.datagrams else { return Err(Reason::NoDatagram) };
         let source = addressed.source;
         let index = usize::from(source);
-        let gid = datagrams.port.gids.get(index).copied();
+        let gid = datagrams.port.gids.get(index).copied().filter(|gid| !gid.is_zero());
         let from = gid.ok_or(Reason::DatagramSource { index: source.into() })?;
         let route = (from.address(), addressed.to.address());
         if datagrams.allowed != Some(route) {

@@ -1,8 +1,9 @@
 //! What a program, or the administrator, tells a queue pair of datagrams.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::DatagramRules;
+use super::{DatagramPort, DatagramRules};
 use crate::abi::control::{Event, QpChange};
 use crate::engine::qp::Qp;
 use crate::engine::state::EngineState;
@@ -45,6 +46,13 @@ impl Qp {
     pub(in crate::engine) fn set_datagram_rules(&mut self, rules: Box<dyn DatagramRules>) {
         if let Some(datagrams) = &mut self.datagrams {
             (datagrams.rules, datagrams.allowed) = (rules, None);
+        }
+    }
+
+    /// Uses these ports of the device from now on.
+    pub(in crate::engine) fn set_datagram_port(&mut self, port: Arc<DatagramPort>) {
+        if let Some(datagrams) = &mut self.datagrams {
+            (datagrams.port, datagrams.allowed) = (port, None);
         }
     }
 

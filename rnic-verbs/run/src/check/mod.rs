@@ -14,6 +14,8 @@ use std::path::PathBuf;
 pub use program::{find, refusal};
 pub use served::{Obstacle, Refusal};
 
+use rnic_client::StatusInfo;
+
 use crate::daemon::{Probe, probe};
 use crate::elf::Elf;
 use crate::libraries::{LibrariesError, SONAMES};
@@ -133,10 +135,30 @@ fn libraries(question: &Question<'_>, report: &mut Report) -> Option<Ours> {
     }
 }
 
+/// Whether QPs of the RoCE device reach other hosts, which not every program needs.
+fn other_hosts(status: &StatusInfo, report: &mut Report) {
+    let StatusInfo { wired_port, wired_port_problem, gids, gids_problem, .. } = status;
+    if wired_port_problem.is_empty() {
+        let words = format!("port {wired_port} leads to other hosts (wired.port)");
+        report.add(Kind::Fine, "wired port", words);
+    } else {
+        let words = format!(
+            "{wired_port_problem}; the RoCE device reaches this host only until the daemon has port \
+             {wired_port} (wired.port)"
+        );
+        report.add(Kind::Unknown, "wired port", words);
+    }
+    if *gids == 0 {
+        let words = format!("the RoCE device has none; {gids_problem}");
+        report.add(Kind::Unknown, "GIDs", words);
+    }
+}
+
 fn daemon(question: &Question<'_>, report: &mut Report) {
     match probe() {
-        Probe::Serves { pid, attached_memory, .. } => {
+        Probe::Serves { pid, attached_memory, status, .. } => {
             report.add(Kind::Fine, "daemon", format!("one serves this user (pid {pid})"));
+            other_hosts(&status, report);
             match attached_memory {
                 true => report.add(Kind::Fine, "memory", "programs may use memory of their own"),
                 false => report.add(

@@ -65,13 +65,15 @@ impl Sidr {
 
     /// The index of the device's GID of this address.
     fn index_of(&self, ip: IpAddr) -> Option<u16> {
-        let at = self.port.gids.iter().position(|gid| *gid == Gid::from(ip))?;
+        let wanted = Some(Gid::from(ip)).filter(|gid| !gid.is_zero())?;
+        let at = self.port.gids.iter().position(|gid| *gid == wanted)?;
         u16::try_from(at).ok()
     }
 
     /// The device's first address of a family.
     fn first_like(&self, ip: IpAddr) -> Option<IpAddr> {
-        let mut all = self.port.gids.iter().map(|gid| gid.address());
+        let taken = self.port.gids.iter().filter(|gid| !gid.is_zero());
+        let mut all = taken.map(|gid| gid.address());
         all.find(|own| own.is_ipv4() == ip.is_ipv4())
     }
 

@@ -39,6 +39,19 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
             // A thread's name.
             rules.push(Rule::OneOf(libc::SYS_prctl, 0, vec![libc::PR_SET_NAME as u32]));
         }
+        ThreadKind::Addresses => {
+            allow(&[
+                libc::SYS_bind,
+                libc::SYS_getsockname,
+                libc::SYS_recvfrom,
+                libc::SYS_recvmsg,
+                libc::SYS_sendto,
+            ]);
+            // The addresses by netlink, the index of an interface by ioctl of any socket.
+            let families = vec![libc::AF_NETLINK as u32, UNIX];
+            rules.push(Rule::OneOf(libc::SYS_socket, 0, families));
+            rules.push(Rule::OneOf(libc::SYS_ioctl, 1, vec![libc::SIOCGIFINDEX as u32]));
+        }
         ThreadKind::Worker => {
             allow(MOVE);
             // Taking a connection off a client's socket resets it.

@@ -37,6 +37,8 @@ pub enum ThreadKind {
     Log,
     /// Passes copiers their descriptors, and waits for them, in threads of its own.
     Supervisor,
+    /// Reads the addresses of the host's interfaces (getifaddrs(3)).
+    Addresses,
     /// In a process of its own: starts processes of the daemon's own program, which inherit its
     /// filter. It may do what they need until they have one of their own.
     Spawner,
@@ -53,6 +55,7 @@ impl ThreadKind {
         ThreadKind::Reaper,
         ThreadKind::Log,
         ThreadKind::Supervisor,
+        ThreadKind::Addresses,
         ThreadKind::Spawner,
         ThreadKind::Copier,
     ];

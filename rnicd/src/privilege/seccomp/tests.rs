@@ -32,7 +32,7 @@ fn as_kind<T: Send + 'static>(kind: ThreadKind, act: impl FnOnce() -> T + Send +
 /// Everything that some kinds may do and others may not; who may.
 #[test]
 fn each_kind_has_what_it_needs_and_no_more() {
-    use ThreadKind::{Control, Spawner, Supervisor};
+    use ThreadKind::{Addresses, Control, Spawner, Supervisor};
     for kind in ThreadKind::ALL {
         let (opens, runs) = (matches!(kind, Control | Spawner), kind == Spawner);
         let reads = opens || kind == ThreadKind::ConfigReader;
@@ -57,7 +57,7 @@ fn each_kind_has_what_it_needs_and_no_more() {
         assert_eq!(written, may(opens), "{kind:?} writes files");
         assert_eq!(socket, may(opens), "{kind:?} makes socket pairs");
         assert_eq!(tcp, may(kind == Control), "{kind:?} makes TCP sockets");
-        assert_eq!(raw, Err(Errno::PERM), "{kind:?} makes netlink sockets");
+        assert_eq!(raw, can(kind == Addresses), "{kind:?} makes netlink sockets");
         assert_eq!(memory, can(opens), "{kind:?} makes shared memory");
         assert_eq!(new, can(opens), "{kind:?} makes descriptors");
         assert_eq!(child, can(runs), "{kind:?} sends signals");
@@ -108,6 +108,13 @@ fn a_worker_moves_data_between_descriptors_it_has() {
 }
 
 #[test]
+fn addresses_are_read_in_confinement() {
+    let found = as_kind(ThreadKind::Addresses, if_addrs::get_if_addrs).unwrap();
+    let loopback = found.iter().find(|interface| interface.is_loopback());
+    assert!(loopback.is_some_and(|interface| interface.index.is_some()), "{found:?}");
+}
+
+#[test]
 fn a_spawner_runs_its_own_program_as_another_process() {
     let output = as_kind(ThreadKind::Spawner, || {
         Command::new("/proc/self/exe").args(["--exact", ATTACKER, "--list"]).output().unwrap()
@@ -148,6 +155,7 @@ fn what_only_an_attacker_does_ends_the_process() {
             "reaper",
             "log",
             "supervisor",
+            "addresses",
             "copier",
             "spawner",
         ] {
@@ -189,6 +197,7 @@ fn attacker() {
         "reaper" => ThreadKind::Reaper,
         "log" => ThreadKind::Log,
         "supervisor" => ThreadKind::Supervisor,
+        "addresses" => ThreadKind::Addresses,
         "copier" => ThreadKind::Copier,
         _ => ThreadKind::Spawner,
     };

@@ -105,6 +105,11 @@ impl Manager {
             terminates_sent: terminates.sent,
             terminates_received: terminates.received,
             draining: self.draining,
+            wired_port: self.config.wired.port,
+            wired_port_problem: self.wired_port_problem(),
+            gids: u32::try_from(self.gid_count()).unwrap_or(u32::MAX),
+            gids_problem: self.gids_problem.clone(),
+            packets_dropped: self.workers.dropped_packets(),
         }))
     }
 

@@ -55,6 +55,9 @@ impl Manager {
             .sample(&[], self.records.noted());
         page.figure("diagnoses_total", MetricKind::Counter, "Failures put on record.")
             .sample(&[], self.records.whys());
+        let dropped = "Packets at wired.port that were of no daemon.";
+        page.figure("packets_dropped_total", MetricKind::Counter, dropped)
+            .sample(&[], self.workers.dropped_packets());
         let mut figure = page.figure("objects", MetricKind::Gauge, "Objects, or bytes, in use.");
         for kind in Kind::counted() {
             figure.sample(&[("kind", &kind.key())], self.ledger.used().of(kind));

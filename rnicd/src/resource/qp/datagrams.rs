@@ -1,13 +1,8 @@
-//! Queue pairs of datagrams: what they are told, by whom they may be reached, and the sockets by
-//! which their packets go.
-
-use std::io;
-use std::net::{SocketAddr, UdpSocket};
+//! Queue pairs of datagrams: what they are told, and by whom they may be reached.
 
 use rnic_core::abi::control::QpChange;
 use rnic_core::engine::DatagramConfig;
 use rnic_core::types::*;
-use socket2::{Domain, Protocol, Type};
 
 use super::wired::{MOST_24, TWENTY_FOUR_BITS, state_name};
 use super::{QpPhase, ToldDatagrams, wrong_state};
@@ -66,26 +61,6 @@ impl Manager {
         self.answer_when_modified(id, ticket)
     }
 
-    /// Opens the sockets by which datagrams go to other daemons and come from them, if they are not
-    /// open: before any queue pair can send.
-    pub(in crate::resource) fn open_datagram_sockets(&mut self) {
-        if std::mem::replace(&mut self.has_datagram_sockets, true) {
-            return;
-        }
-        if self.gids.len() > MOST_SOCKETS {
-            tracing::warn!("only the first {MOST_SOCKETS} addresses of the device have datagrams");
-        }
-        for row in self.gids.iter().take(MOST_SOCKETS) {
-            let at = SocketAddr::new(row.gid.address(), self.config.wired.port);
-            match datagram_socket(at) {
-                Ok(socket) => self.workers.add_datagram_socket(DATAGRAM_WORKER, socket, at),
-                Err(e) => {
-                    tracing::warn!("no datagrams go to other daemons from {at} (wired.port): {e}");
-                }
-            }
-        }
-    }
-
     /// Tells the worker of a change that is its own affair, with the state that comes of it.
     fn tell_datagrams(
         &mut self,
@@ -121,25 +96,6 @@ impl Manager {
         }
     }
 }
-
-/// A socket of UDP that does not block. It asks for room for some hundred of the longest packets;
-/// the kernel grants what the host's limits allow.
-fn datagram_socket(at: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = socket2::Socket::new(Domain::for_address(at), Type::DGRAM, Some(Protocol::UDP))?;
-    if at.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    socket.set_recv_buffer_size(BUFFER)?;
-    socket.set_send_buffer_size(BUFFER)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&at.into())?;
-    Ok(socket.into())
-}
-
-const BUFFER: usize = 1 << 20;
-
-/// Sockets of datagrams: they are among the descriptors that the daemon keeps for itself.
-const MOST_SOCKETS: usize = 16;
 
 /// The worker that has all queue pairs of datagrams, so that they reach each other.
 pub(super) const DATAGRAM_WORKER: u32 = 0;

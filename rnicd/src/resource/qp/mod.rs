@@ -11,6 +11,7 @@ mod requests;
 mod resolution;
 mod told;
 mod wired;
+mod wired_port;
 
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ pub use dials::Rendezvous;
 use parts::QpParts;
 use reads::Reads;
 pub use told::{ToldDatagrams, Wired};
+pub use wired_port::{PassedPort, WiredPort};
 
 pub struct Qp {
     pub pd: PdId,

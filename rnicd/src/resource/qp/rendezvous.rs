@@ -6,10 +6,10 @@
 //! Private Data of MPA start-up. Whoever is dialled before his program has told him of a peer keeps
 //! the request until it has; a request that names anybody else is rejected with a reason.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use rnic_core::abi::control::{Refusal, Wiring};
+use rnic_core::abi::control::Wiring;
 use rnic_core::engine::{PeerLimits, QUESTIONS};
 use rnic_core::stream::introduction::Introduction;
 use rnic_core::stream::startup::Negotiated;
@@ -19,50 +19,13 @@ use super::rejection::{Rejection, path_mtus_differ, psns_differ};
 use super::told::{Wired, WiredStream};
 use super::{Connection, QpPhase};
 use crate::clock;
-use crate::cm::{AcceptParams, BindTo, ConnectParams, Quota};
+use crate::cm::{AcceptParams, ConnectParams, Quota};
 use crate::resource::Manager;
 use crate::resource::ledger::Kind;
 use crate::socket::Socket;
 
 impl Manager {
-    /// Begins to listen for daemons of others, if it does not yet: before any queue pair can have a
-    /// peer.
-    pub(in crate::resource) fn open_rendezvous(&mut self) {
-        if !self.rendezvous.listeners.is_empty() {
-            return;
-        }
-        self.cm.set_quota(DAEMON, self.rendezvous_quota());
-        let named = self.config.device.addresses.clone();
-        let opened = match named.is_empty() {
-            // Both families at once, or IPv4 where the host has no other.
-            true => self
-                .listen_for_daemons(Ipv6Addr::UNSPECIFIED.into())
-                .or_else(|_| self.listen_for_daemons(Ipv4Addr::UNSPECIFIED.into())),
-            false => named.into_iter().try_for_each(|address| self.listen_for_daemons(address)),
-        };
-        let deaf = opened.err().map(|refusal| refusal.to_string());
-        // Once in a row is enough.
-        if let Some(why) = deaf.as_ref().filter(|_| self.rendezvous.deaf.is_none()) {
-            tracing::warn!("queue pairs of other daemons find nobody here (wired.port): {why}");
-        }
-        self.rendezvous.deaf = deaf;
-    }
-
-    fn listen_for_daemons(&mut self, ip: IpAddr) -> Result<(), Refusal> {
-        let handle = self.handles.listeners.allocate(DAEMON);
-        let listener = ListenerId(handle.number());
-        let address = SocketAddr::new(ip, self.config.wired.port);
-        self.cm.bind(DAEMON, listener, BindTo { address, v6_only: false })?;
-        if let Err(refusal) = self.cm.listen(listener, BACKLOG) {
-            // It exists.
-            let _ = self.cm.close_listener(listener, clock::now());
-            return Err(refusal);
-        }
-        self.rendezvous.listeners.push((listener, handle));
-        Ok(())
-    }
-
-    fn rendezvous_quota(&self) -> Quota {
+    pub(super) fn rendezvous_quota(&self) -> Quota {
         let limits = &self.config.limits;
         Quota {
             user: DAEMONS,
@@ -74,7 +37,7 @@ impl Manager {
 
     /// Whether this is the listener at which other daemons find queue pairs of this one.
     pub(in crate::resource) fn is_rendezvous(&self, listener: ListenerId) -> bool {
-        self.rendezvous.listeners.iter().any(|(id, _)| *id == listener)
+        self.wired_port.listeners.iter().any(|(id, _)| *id == listener)
     }
 
     // --- Dialling ----------------------------------------------------------------------------
@@ -422,12 +385,12 @@ fn names_back(said: &Introduction, qp: QpId, wiring: &Wiring) -> bool {
 }
 
 /// The session of the daemon itself, which no client has.
-const DAEMON: SessionId = SessionId(0);
+pub(super) const DAEMON: SessionId = SessionId(0);
 /// The user in whose name other daemons are let in, which no process can have: they use up nobody's
 /// start-ups, and whose STags they have guessed is asked when it is known whom they mean.
 const DAEMONS: u32 = u32::MAX - 1;
 /// Requests that may wait for their queue pairs.
-const BACKLOG: u32 = 1024;
+pub(super) const BACKLOG: u32 = 1024;
 /// Of them, for one queue pair. It will have one peer, and who else asks for it does so by mistake
 /// or in order to keep others out.
 const HELD: usize = 32;

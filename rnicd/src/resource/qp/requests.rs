@@ -25,11 +25,8 @@ use crate::worker::Ticket;
 impl Manager {
     pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
         check_qp(&self.config.limits, request)?;
-        if request.kind.is_wired() {
-            self.open_rendezvous();
-        }
-        if request.kind == QpType::Datagrams {
-            self.open_datagram_sockets();
+        if request.kind.is_wired() && !self.wired_port.is_tried() {
+            self.open_wired_port();
         }
         let rnr_timeout = self.rnr_timeout_for(request.rnr_policy)?;
         let session = find(&mut self.sessions, id)?;

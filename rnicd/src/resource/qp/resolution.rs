@@ -107,10 +107,9 @@ impl Manager {
 
     // --- Management datagrams --------------------------------------------------------------------
 
-    /// Hands those that have come from other daemons to the connection manager, some at a time.
+    /// Hands those that have come from other daemons to the connection manager.
     pub(in crate::resource) fn take_management(&mut self) {
-        for _ in 0..MANAGEMENT {
-            let Some(came) = self.workers.poll_management() else { break };
+        for came in self.workers.take_management() {
             self.cm.handle_management(came.from, came.to, &came.mad, clock::now());
         }
     }
@@ -137,6 +136,3 @@ impl Manager {
         self.workers.send_datagram(DATAGRAM_WORKER, from, to, packet);
     }
 }
-
-/// Management datagrams that are looked at before other things have a turn: as many as may wait.
-const MANAGEMENT: usize = 64;

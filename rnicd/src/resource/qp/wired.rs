@@ -92,6 +92,10 @@ impl Manager {
             wiring.ird = 0;
         }
         self.check_wiring(id, &wiring)?;
+        if !self.meet_here(qp, &wiring) {
+            let port = self.config.wired.port;
+            self.check_wired_port(SocketAddr::new(wiring.remote.address(), port))?;
+        }
         self.take_rate(id, now)?;
         // Some more of each way are for acknowledgements.
         let (mut ird, mut ord) = (Some(wiring.ird + QUESTIONS), Some(QUESTIONS));
@@ -130,7 +134,7 @@ impl Manager {
     fn check_wiring(&mut self, id: SessionId, wiring: &Wiring) -> Result<(), Refusal> {
         let Wiring { local, remote, remote_qp, rq_psn, min_rnr_timer, ird, rights, path_mtu } =
             *wiring;
-        if !self.gids.iter().any(|row| row.gid == local) {
+        if !self.has_gid(local) {
             let why = format!("{local} is no GID of this device");
             return Err(refuse::invalid("local", why));
         }
@@ -337,8 +341,7 @@ impl Manager {
 
     /// Whether queue pairs at this GID are linked by the direct path.
     pub(super) fn is_near(&self, remote: Gid) -> bool {
-        let here = self.gids.iter().any(|row| row.gid == remote);
-        here && self.config.engine.loopback == Loopback::Direct
+        self.has_gid(remote) && self.config.engine.loopback == Loopback::Direct
     }
 
     /// Ends the stream of two whose PSNs turn out not to match.

@@ -1,0 +1,58 @@
+//! Addresses of this host that come and go while the daemon runs.
+
+use std::io;
+
+use if_addrs::Interface;
+use rnic_core::abi::control::Event;
+use rnic_core::types::Gid;
+
+use super::qp::QpPhase;
+use super::{Manager, gids};
+use crate::config::Config;
+
+impl Manager {
+    /// The interfaces have been read again after a change, or could not be.
+    pub fn addresses_read(&mut self, found: io::Result<Vec<Interface>>) {
+        let found = match found {
+            Ok(found) => found,
+            Err(error) => return self.gids_unknown(&error),
+        };
+        self.gids_problem.clear();
+        let mut gids = self.gids.clone();
+        gids::update(&mut gids, gids::table(&self.config, &found));
+        if gids == self.gids {
+            return;
+        }
+        self.gids = gids;
+        let Config { wired, engine, .. } = &*self.config;
+        self.datagram_port = gids::datagram_port(&self.gids, wired.port, engine.loopback);
+        self.cm.set_datagram_port(&self.datagram_port);
+        self.follow_gids();
+        for session in self.sessions.values() {
+            for (&qp, object) in &session.qps {
+                if let (QpPhase::Bound(worker), Some(_)) = (&object.phase, &object.datagrams) {
+                    self.workers.set_datagram_port(*worker, qp, self.datagram_port.clone());
+                }
+            }
+            session.tell(&Event::GidsChanged);
+        }
+        let count = self.gid_count();
+        tracing::info!(gids = count, "the addresses of this host have changed");
+        self.note("gids_changed", None, format!("{count} GIDs"));
+    }
+
+    pub(super) fn gids_unknown(&mut self, error: &io::Error) {
+        self.gids_problem = format!("cannot read the addresses of this host (getifaddrs): {error}");
+        tracing::warn!("{}; a service manager must allow AF_NETLINK", self.gids_problem);
+    }
+
+    /// Returns true if the device has this GID.
+    pub(super) fn has_gid(&self, gid: Gid) -> bool {
+        !gid.is_zero() && self.gids.iter().any(|row| row.gid == gid)
+    }
+
+    /// Entries of the table that are not empty.
+    pub(super) fn gid_count(&self) -> usize {
+        self.gids.iter().filter(|row| !row.gid.is_zero()).count()
+    }
+}

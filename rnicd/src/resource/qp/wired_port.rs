@@ -1,0 +1,309 @@
+//! The port at which daemons of other hosts reach this one (`wired.port`): TCP for RC and UC QPs,
+//! UDP for UD QPs.
+//!
+//! Any user of the host may bind it, and whoever has it answers for the host's GIDs. So a daemon
+//! that serves the host takes it before its first client, from a service manager or by itself, and
+//! a private one with its first QP of the RoCE device. While somebody else has it, the daemon
+//! serves its own host and tries again from time to time.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rnic_core::abi::control::Refusal;
+use rnic_core::types::*;
+use socket2::{Domain, Protocol, Type};
+
+use super::datagrams::DATAGRAM_WORKER;
+use super::rendezvous::{BACKLOG, DAEMON};
+use crate::clock;
+use crate::cm::BindTo;
+use crate::resource::Manager;
+use crate::resource::numbers::Handle;
+use crate::system;
+
+/// What this daemon has of the port.
+#[derive(Debug, Default)]
+pub struct WiredPort {
+    pub(super) listeners: Vec<(ListenerId, Handle)>,
+    /// GIDs whose UDP socket the worker has.
+    datagrams: BTreeSet<Gid>,
+    /// Why something of it is missing, after an attempt.
+    problem: Option<Refusal>,
+    /// When it is tried again; `None` before the first attempt and once all of it is had.
+    retry_at: Option<Time>,
+    pause: Duration,
+}
+
+/// A socket that a service manager has bound to the port.
+#[derive(Debug)]
+pub enum PassedPort {
+    /// It listens for connections.
+    Listener(TcpListener),
+    /// It exchanges datagrams.
+    Datagrams(UdpSocket),
+}
+
+impl PassedPort {
+    /// Returns true for a socket of IPv4 or IPv6.
+    pub fn is_of_internet(fd: impl AsFd) -> bool {
+        use rustix::net::AddressFamily;
+        let domain = rustix::net::sockopt::socket_domain(fd);
+        domain.is_ok_and(|domain| [AddressFamily::INET, AddressFamily::INET6].contains(&domain))
+    }
+
+    /// Checks a descriptor that is not the control socket.
+    ///
+    /// # Errors
+    ///
+    /// Says what is wrong with it.
+    pub fn new(fd: OwnedFd, port: u16) -> Result<Self, String> {
+        let socket = socket2::Socket::from(fd);
+        let address = socket.local_addr().ok().and_then(|address| address.as_socket());
+        let address = address.ok_or("a socket has no address")?;
+        if address.port() != port {
+            return Err(format!("a socket is bound to {address}, but wired.port = {port}"));
+        }
+        let failed = |e: io::Error| format!("a socket bound to {address}: {e}");
+        socket.set_nonblocking(true).map_err(failed)?;
+        match socket.r#type().map_err(failed)? {
+            Type::STREAM if socket.is_listener().map_err(failed)? => {
+                Ok(PassedPort::Listener(socket.into()))
+            }
+            Type::STREAM => Err(format!("a socket bound to {address} does not listen")),
+            Type::DGRAM if address.ip().is_unspecified() => Err(format!(
+                "a UDP socket is bound to {address}; each takes one address of the device"
+            )),
+            Type::DGRAM => Ok(PassedPort::Datagrams(socket.into())),
+            _ => Err(format!("a socket bound to {address} is neither of TCP nor of UDP")),
+        }
+    }
+}
+
+impl WiredPort {
+    /// Returns true after the first attempt to take the port.
+    pub fn is_tried(&self) -> bool {
+        !self.listeners.is_empty() || self.problem.is_some()
+    }
+}
+
+impl Manager {
+    /// Takes the port before the first client: what a service manager passed, and what is missing
+    /// of it.
+    pub fn take_wired_port(&mut self, passed: Vec<PassedPort>) {
+        self.cm.set_quota(DAEMON, self.rendezvous_quota());
+        for socket in passed {
+            match socket {
+                PassedPort::Listener(socket) => {
+                    let socket = socket2::Socket::from(socket);
+                    let adopted =
+                        self.listen_for_daemons(|cm, listener| cm.adopt(DAEMON, listener, socket));
+                    if let Err(refusal) = adopted {
+                        tracing::warn!("a passed socket is not used (wired.port): {refusal}");
+                    }
+                }
+                PassedPort::Datagrams(socket) => self.add_datagram_socket(socket),
+            }
+        }
+        self.open_wired_port();
+    }
+
+    /// Takes what is missing of the port; must be called before a QP of the RoCE device is made.
+    pub(in crate::resource) fn open_wired_port(&mut self) {
+        let opened = self.open_listeners().and(self.open_datagram_sockets());
+        let port = &mut self.wired_port;
+        let was_missing = port.problem.is_some();
+        let problem = opened.err();
+        if problem.is_some() {
+            let pause = if port.retry_at.is_none() { FIRST_PAUSE } else { port.pause * 2 };
+            port.pause = pause.min(LONGEST_PAUSE);
+            port.retry_at = Some(clock::now().after(port.pause));
+        } else {
+            port.retry_at = None;
+        }
+        port.problem.clone_from(&problem);
+        match problem {
+            Some(why) if !was_missing => {
+                let why = format!("{why} (wired.port); other hosts cannot reach this daemon");
+                tracing::warn!("{why}; it is tried again");
+                self.note("wired_port", None, why);
+            }
+            None if was_missing => {
+                let had = format!("port {} is this daemon's (wired.port)", self.config.wired.port);
+                tracing::info!("{had}");
+                self.note("wired_port", None, had);
+            }
+            _ => {}
+        }
+    }
+
+    /// When the port is tried again.
+    pub fn next_port_retry(&self) -> Option<Time> {
+        self.wired_port.retry_at
+    }
+
+    /// Tries again if it is time.
+    pub fn retry_wired_port(&mut self, now: Time) {
+        if self.wired_port.retry_at.is_some_and(|at| at <= now) {
+            self.open_wired_port();
+        }
+    }
+
+    /// Refuses a peer that only this port leads to, if the daemon does not have it: another process
+    /// would answer for the host's GIDs.
+    pub(super) fn check_wired_port(&mut self, peer: SocketAddr) -> Result<(), Refusal> {
+        if self.wired_port.listeners.is_empty() {
+            self.open_wired_port();
+        }
+        match &self.wired_port.problem {
+            Some(why) if self.wired_port.listeners.is_empty() => {
+                let errno = match why {
+                    Refusal::System { errno, .. } => *errno,
+                    _ => system::number(&rustix::io::Errno::ADDRINUSE.into()),
+                };
+                Err(Refusal::System {
+                    what: format!("reach {peer} by port {} (wired.port)", peer.port()),
+                    error: format!("this daemon does not have the port: {why}"),
+                    errno,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Why other hosts cannot reach QPs of the RoCE device; empty if they can, or if nobody has
+    /// wanted that yet.
+    pub(in crate::resource) fn wired_port_problem(&self) -> String {
+        self.wired_port.problem.as_ref().map_or(String::new(), ToString::to_string)
+    }
+
+    fn open_listeners(&mut self) -> Result<(), Refusal> {
+        if !self.wired_port.listeners.is_empty() {
+            return Ok(());
+        }
+        self.cm.set_quota(DAEMON, self.rendezvous_quota());
+        let named = self.config.device.addresses.clone();
+        if named.is_empty() {
+            // Both families at once, or IPv4 where the host has no other.
+            return match self.listen_at(Ipv6Addr::UNSPECIFIED.into()) {
+                Err(refusal) if is_in_use(&refusal) => Err(refusal),
+                Err(_) => self.listen_at(Ipv4Addr::UNSPECIFIED.into()),
+                Ok(()) => Ok(()),
+            };
+        }
+        let opened = named.into_iter().try_for_each(|address| self.listen_at(address));
+        if opened.is_err() {
+            // All or none, so that the next attempt begins anew.
+            for (listener, _) in std::mem::take(&mut self.wired_port.listeners) {
+                // It exists.
+                let _ = self.cm.close_listener(listener, clock::now());
+            }
+        }
+        opened
+    }
+
+    fn listen_at(&mut self, ip: IpAddr) -> Result<(), Refusal> {
+        let address = SocketAddr::new(ip, self.config.wired.port);
+        self.listen_for_daemons(|cm, listener| {
+            cm.bind(DAEMON, listener, BindTo { address, v6_only: false }).map(drop)
+        })
+    }
+
+    fn listen_for_daemons(
+        &mut self,
+        bind: impl FnOnce(&mut crate::cm::ConnectionManager, ListenerId) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let handle = self.handles.listeners.allocate(DAEMON);
+        let listener = ListenerId(handle.number());
+        bind(&mut self.cm, listener)?;
+        if let Err(refusal) = self.cm.listen(listener, BACKLOG) {
+            // It exists.
+            let _ = self.cm.close_listener(listener, clock::now());
+            return Err(refusal);
+        }
+        self.wired_port.listeners.push((listener, handle));
+        Ok(())
+    }
+
+    fn open_datagram_sockets(&mut self) -> Result<(), Refusal> {
+        let port = self.config.wired.port;
+        let gids = self.gids.iter().map(|row| row.gid).filter(|gid| !gid.is_zero());
+        let missing: Vec<Gid> =
+            gids.filter(|gid| !self.wired_port.datagrams.contains(gid)).collect();
+        let mut opened = Ok(());
+        for gid in missing {
+            if self.wired_port.datagrams.len() >= MOST_SOCKETS {
+                tracing::debug!("only {MOST_SOCKETS} addresses of the device have datagrams");
+                break;
+            }
+            let at = SocketAddr::new(gid.address(), port);
+            match datagram_socket(at) {
+                Ok(socket) => self.add_datagram_socket(socket),
+                Err(e) => {
+                    let refusal = system::refusal(&format!("bind UDP {at}"), &e);
+                    opened = opened.and(Err(refusal));
+                }
+            }
+        }
+        opened
+    }
+
+    fn add_datagram_socket(&mut self, socket: UdpSocket) {
+        // It is bound.
+        let Ok(at) = socket.local_addr() else { return };
+        let at = SocketAddr::new(at.ip(), at.port());
+        self.wired_port.datagrams.insert(Gid::from(at.ip()));
+        self.workers.add_datagram_socket(DATAGRAM_WORKER, socket, at);
+    }
+
+    /// Closes the sockets of addresses that the host no longer has, and opens those of new ones.
+    pub(in crate::resource) fn follow_gids(&mut self) {
+        let port = self.config.wired.port;
+        let has = |gid: &Gid| self.gids.iter().any(|row| row.gid == *gid);
+        let gone: Vec<Gid> =
+            self.wired_port.datagrams.iter().filter(|gid| !has(gid)).copied().collect();
+        for gid in gone {
+            self.wired_port.datagrams.remove(&gid);
+            let at = SocketAddr::new(gid.address(), port);
+            self.workers.remove_datagram_socket(DATAGRAM_WORKER, at);
+        }
+        // A private daemon without QPs of this device leaves the port to others.
+        if self.wired_port.is_tried() {
+            self.open_wired_port();
+        }
+    }
+}
+
+fn is_in_use(refusal: &Refusal) -> bool {
+    let in_use = system::number(&rustix::io::Errno::ADDRINUSE.into());
+    match refusal {
+        Refusal::System { errno, .. } => *errno == in_use,
+        Refusal::InUse { .. } => true,
+        _ => false,
+    }
+}
+
+/// A socket of UDP that does not block. It asks for room for some hundred of the longest packets;
+/// the kernel grants what the host's limits allow.
+fn datagram_socket(at: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = socket2::Socket::new(Domain::for_address(at), Type::DGRAM, Some(Protocol::UDP))?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_recv_buffer_size(BUFFER)?;
+    socket.set_send_buffer_size(BUFFER)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&at.into())?;
+    Ok(socket.into())
+}
+
+const BUFFER: usize = 1 << 20;
+
+/// Sockets of datagrams: they are among the descriptors that the daemon keeps for itself.
+const MOST_SOCKETS: usize = 16;
+
+/// Before the port is tried for the second time; each pause is twice the one before.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);

@@ -1,0 +1,183 @@
+//! Management datagrams on their way from the workers to the control thread.
+//!
+//! The control thread takes them more slowly than a host can send them, so few wait, and each host
+//! has an equal share of the places: hosts take turns, and a datagram of a host with fewer waiting
+//! displaces the newest one of the host with most.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rnic_core::roce::sidr;
+
+use crate::rate::host;
+
+/// A datagram for the management of a port: queue pair 1 of one has sent it to that of another.
+#[derive(Debug)]
+pub struct ManagementDatagram {
+    /// The address that it comes from.
+    pub from: IpAddr,
+    /// The device's address that it came to.
+    pub to: IpAddr,
+    /// The message, which parses.
+    pub mad: Box<sidr::Bytes>,
+}
+
+/// The datagrams that wait, and what workers have dropped before they could.
+#[derive(Debug, Default)]
+pub(super) struct Management {
+    waiting: Mutex<Waiting>,
+    dropped: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Hosts with at least one datagram, in the order of their turns. At most [`MOST`].
+    hosts: VecDeque<(IpAddr, VecDeque<ManagementDatagram>)>,
+    /// Sum over all hosts.
+    count: usize,
+    /// The control thread has been woken and has not looked since.
+    told: bool,
+}
+
+impl Management {
+    /// Queues a datagram or drops it. Returns true if the control thread must be woken.
+    pub(super) fn push(&self, datagram: ManagementDatagram) -> bool {
+        let mut waiting = self.waiting();
+        waiting.push(datagram) && !std::mem::replace(&mut waiting.told, true)
+    }
+
+    /// Takes all that wait, at most [`MOST`], from one host after the other. A later datagram wakes
+    /// the control thread again.
+    pub(super) fn take(&self) -> Vec<ManagementDatagram> {
+        let mut waiting = self.waiting();
+        waiting.told = false;
+        std::iter::from_fn(|| waiting.pop()).collect()
+    }
+
+    /// Counts a packet that is of no daemon.
+    pub(super) fn count_dropped(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Packets dropped so far because they are of no daemon.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Held for a few steps by either thread. A panic in between would have ended the process.
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiting {
+    /// Returns false if the datagram was dropped.
+    fn push(&mut self, datagram: ManagementDatagram) -> bool {
+        let from = host(datagram.from);
+        let own = self.hosts.iter().position(|(host, _)| *host == from);
+        if self.count >= MOST {
+            let lengths = self.hosts.iter().map(|(_, queue)| queue.len()).enumerate();
+            let Some((longest, most)) = lengths.max_by_key(|(_, len)| *len) else { return false };
+            if own.is_some_and(|own| self.hosts[own].1.len() + 1 >= most) || most == 1 {
+                return false;
+            }
+            // It keeps at least one, so its turn stays where it is.
+            self.hosts[longest].1.pop_back();
+            self.count -= 1;
+        }
+        match own {
+            Some(own) => self.hosts[own].1.push_back(datagram),
+            None => self.hosts.push_back((from, VecDeque::from([datagram]))),
+        }
+        self.count += 1;
+        true
+    }
+
+    fn pop(&mut self) -> Option<ManagementDatagram> {
+        let (host, mut queue) = self.hosts.pop_front()?;
+        let next = queue.pop_front()?;
+        self.count -= 1;
+        if !queue.is_empty() {
+            self.hosts.push_back((host, queue));
+        }
+        Some(next)
+    }
+}
+
+/// Datagrams that wait for the control thread, of all hosts.
+const MOST: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn datagram(host: u8, number: u8) -> ManagementDatagram {
+        ManagementDatagram {
+            from: IpAddr::from([192, 0, 2, host]),
+            to: IpAddr::from([192, 0, 2, 100]),
+            mad: Box::new([number; sidr::LEN]),
+        }
+    }
+
+    fn taken(management: &Management) -> Vec<(IpAddr, u8)> {
+        management.take().into_iter().map(|d| (d.from, d.mad[0])).collect()
+    }
+
+    #[test]
+    fn a_flood_leaves_other_hosts_their_share() {
+        let management = Management::default();
+        for number in 0..=255 {
+            management.push(datagram(1, number));
+        }
+        management.push(datagram(2, 7));
+        // The flood goes on, and displaces nothing of the other host.
+        for number in 0..=255 {
+            management.push(datagram(1, number));
+        }
+        let all = taken(&management);
+        assert_eq!(all.len(), MOST);
+        // The other host's turn is the second.
+        assert_eq!(all[1], ([192, 0, 2, 2].into(), 7));
+        assert_eq!(all.iter().filter(|(from, _)| *from == all[0].0).count(), MOST - 1);
+    }
+
+    #[test]
+    fn hosts_that_flood_have_equal_shares() {
+        let management = Management::default();
+        for number in 0..=255 {
+            for host in 1..=4 {
+                management.push(datagram(host, number));
+            }
+        }
+        let all = taken(&management);
+        for host in 1..=4 {
+            let from = IpAddr::from([192, 0, 2, host]);
+            assert_eq!(all.iter().filter(|(of, _)| *of == from).count(), MOST / 4, "{from}");
+        }
+        // One of each in a round.
+        let round: std::collections::BTreeSet<_> = all[..4].iter().map(|(of, _)| *of).collect();
+        assert_eq!(round.len(), 4);
+    }
+
+    #[test]
+    fn an_ipv6_host_has_one_share() {
+        let management = Management::default();
+        for number in 0..=255 {
+            let from = format!("2001:db8::{number:x}").parse().unwrap_or_else(|e| panic!("{e}"));
+            management.push(ManagementDatagram { from, ..datagram(1, number) });
+        }
+        management.push(datagram(2, 7));
+        assert_eq!(taken(&management)[1], ([192, 0, 2, 2].into(), 7));
+    }
+
+    #[test]
+    fn one_wake_up_for_all_that_wait() {
+        let management = Management::default();
+        assert!(management.push(datagram(1, 0)));
+        assert!(!management.push(datagram(1, 1)) && !management.push(datagram(2, 0)));
+        assert_eq!(taken(&management).len(), 3);
+        assert!(management.push(datagram(1, 2)));
+    }
+}
