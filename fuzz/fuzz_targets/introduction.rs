@@ -1,10 +1,10 @@
-//! What queue pairs that are wired by hand say of themselves in the Private Data of start-up: any
-//! bytes, and introductions that were written.
+//! Messages between daemons about RC and UC QPs, in the Private Data of start-up: any bytes, and
+//! introductions that were written.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use rnic_core::mpa::startup::RtrKinds;
-use rnic_core::stream::introduction::Introduction;
+use rnic_core::stream::introduction::{AskBack, Introduction};
 use rnic_core::stream::startup::{Initiator, Options, Responder, ResponderStep};
 use rnic_core::types::{Gid, QpId};
 use rnic_fuzz::Input;
@@ -16,8 +16,16 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(Introduction::parse(&bytes), Some(said));
         // But for places that are kept for later versions.
         assert_eq!(bytes[8..50], data[8..50]);
+        assert_eq!(bytes[56..], data[56..bytes.len()]);
         assert!(said.min_rnr_timer < 32 && said.rq_psn < 1 << 24);
+        assert_eq!(AskBack::parse(data), None);
     }
+    if let Some(question) = AskBack::parse(data) {
+        let bytes = question.emit();
+        assert_eq!(AskBack::parse(&bytes), Some(question));
+        assert_eq!(bytes[8..], data[8..bytes.len()]);
+    }
+    assert!(!AskBack::is_confirmed_by(data) || data.starts_with(&AskBack::answer(true)));
     // One that was written, and then spoilt at one place, or cut off.
     let mut input = Input(data);
     let gid = |input: &mut Input<'_>| {
@@ -36,7 +44,11 @@ fuzz_target!(|data: &[u8]| {
         unreliable: input.u8() & 1 != 0,
         rq_psn: input.u64() as u32 & 0xFF_FFFF,
         sq_psn: (input.u8() & 1 != 0).then(|| input.u64() as u32 & 0xFF_FFFF),
+        dial: input.u64(),
+        daemon: input.u64(),
     };
+    let question = AskBack::about(&said);
+    assert_eq!(AskBack::parse(&question.emit()), Some(question));
     let mut bytes = said.emit().to_vec();
     assert_eq!(Introduction::parse(&bytes), Some(said));
     assert_eq!(through_start_up(&bytes).as_deref(), Some(&bytes[..]));

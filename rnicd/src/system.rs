@@ -8,6 +8,7 @@ use std::io;
 use rnic_core::abi::control::Refusal;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 /// The refusal for `error`, which came of trying `what`.
 pub fn refusal(what: &str, error: &io::Error) -> Refusal {
@@ -27,6 +28,14 @@ pub fn refusal(what: &str, error: &io::Error) -> Refusal {
 
 fn system(what: &str, error: &io::Error, words: String) -> Refusal {
     Refusal::System { what: what.to_owned(), error: words, errno: number(error) }
+}
+
+/// Returns a random number from the kernel's generator, which no process can predict.
+pub fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    // So few bytes are returned at once or not at all.
+    rustix::io::retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// The system's number of an error; `EIO` for one that is not the system's.

@@ -32,6 +32,7 @@ pub mod tshark;
 pub mod unit;
 pub mod verbs;
 pub mod wire;
+pub mod wired_port;
 
 pub use client::{Client, End, READ_WRITE, join};
 pub use daemon::{Daemon, PATHS, engine, on_path};

@@ -15,6 +15,7 @@ use rnic_client::{
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::daemon::Footprint;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, untagged};
+use rnic_tests::wired_port::{WiredPort, confirm};
 use rnic_tests::{DEADLINE, Daemon, binaries, ports};
 use rustix::net::{AddressFamily, SocketType};
 
@@ -53,6 +54,11 @@ fn daemon(address: [u8; 4], port: u16, config: &str) -> Daemon {
 fn at_rest(daemon: &Daemon) -> Footprint {
     drop(End::new(daemon));
     daemon.at_rest()
+}
+
+/// The wired port of a peer's host, where a daemon confirms all that this peer sends.
+fn confirming(address: [u8; 4], port: u16) -> WiredPort {
+    WiredPort::confirming((address, port).into())
 }
 
 fn gid(address: [u8; 4]) -> Gid {
@@ -136,6 +142,8 @@ struct Said {
     min_rnr_timer: u8,
     rq_psn: u32,
     sq_psn: Option<u32>,
+    dial: u64,
+    daemon: u64,
 }
 
 impl Said {
@@ -143,7 +151,7 @@ impl Said {
     fn to(end: &End, from: [u8; 4]) -> Self {
         Said {
             magic: *b"RNWD",
-            version: 1,
+            version: 2,
             gid: gid(from),
             to_gid: gid(HERE),
             qp: THEIRS,
@@ -152,6 +160,8 @@ impl Said {
             min_rnr_timer: 12,
             rq_psn: 7,
             sq_psn: None,
+            dial: 0x0102_0304_0506_0708,
+            daemon: 0,
         }
     }
 
@@ -168,6 +178,8 @@ impl Said {
         // A path MTU of 1024 bytes is the third.
         bytes.extend([self.min_rnr_timer, sends | 3 << 2]);
         bytes.extend(self.rq_psn.to_be_bytes());
+        bytes.extend(self.dial.to_be_bytes());
+        bytes.extend(self.daemon.to_be_bytes());
         bytes
     }
 }
@@ -185,7 +197,7 @@ fn rejection(peer: &mut TcpStream) -> u8 {
     if reply[16] & REJECTED == 0 {
         return 0;
     }
-    assert_eq!(&reply[20..25], b"RNWD\x01");
+    assert_eq!(&reply[20..25], b"RNWD\x02");
     assert_eq!(wire::ending(peer), Ending::Fin(Vec::new()));
     reply[25]
 }
@@ -194,7 +206,7 @@ fn rejection(peer: &mut TcpStream) -> u8 {
 fn accepted(peer: &mut TcpStream) -> Vec<u8> {
     let reply = wire::reply(peer);
     assert_eq!(reply[16] & REJECTED, 0, "{reply:?}");
-    assert_eq!(&reply[20..25], b"RNWD\x01");
+    assert_eq!(&reply[20..25], b"RNWD\x02");
     reply[20..].to_vec()
 }
 
@@ -211,12 +223,14 @@ const OWN_PSN: u8 = 11;
 const BUSY: u8 = 7;
 const CROWDED: u8 = 8;
 const GUESSER: u8 = 9;
+const NOT_CONFIRMED: u8 = 12;
 
 #[test]
 fn whoever_is_not_meant_is_told_why() {
     let port = ports::of_nobody();
     let daemon = daemon(HERE, port, "");
     let start = at_rest(&daemon);
+    let _peers = [LOWER, HIGHER].map(|at| confirming(at, port));
     let plain = {
         let client = Client::new(&daemon);
         let qp = client.qp();
@@ -231,10 +245,11 @@ fn whoever_is_not_meant_is_told_why() {
     let says = |said: Said, code: u8, what: &str| rejected(&said.bytes(), code, what);
     // No introduction, or none that is understood.
     rejected(&[], MALFORMED, "nothing");
-    rejected(&good.bytes()[..55], MALFORMED, "a byte is missing");
+    rejected(&good.bytes()[..71], MALFORMED, "a byte is missing");
     rejected(&[0xAA; 500], MALFORMED, "noise");
     says(Said { magic: *b"RNWE", ..good.clone() }, MALFORMED, "another magic");
-    says(Said { version: 2, ..good.clone() }, MALFORMED, "another version");
+    says(Said { version: 3, ..good.clone() }, MALFORMED, "another version");
+    says(Said { version: 1, ..good.clone() }, MALFORMED, "without a number to ask for");
     says(Said { version: 0, ..good.clone() }, MALFORMED, "no version");
     // Somebody else's address.
     says(Said { gid: gid(HIGHER), ..good.clone() }, OTHER_GID, "comes from elsewhere");
@@ -285,9 +300,10 @@ fn whoever_is_not_meant_is_told_why() {
 fn whoever_says_nothing_or_nonsense_is_gone_in_time() {
     let port = ports::of_nobody();
     let config = "[mpa]\nstartup_deadline = \"300ms\"\ndecision_deadline = \"300ms\"\n";
-    let daemon = daemon(HERE, port, config);
-    let start = at_rest(&daemon);
-    let end = End::new(&daemon);
+    let first = daemon(HERE, port, config);
+    let start = at_rest(&first);
+    let peer_port = confirming(LOWER, port);
+    let end = End::new(&first);
     let address = SocketAddr::from((HERE, port));
     // Nothing, half a frame, and what is no frame.
     let whole = wire::request(CRC, 2, &Said::to(&end, LOWER).bytes());
@@ -310,11 +326,17 @@ fn whoever_says_nothing_or_nonsense_is_gone_in_time() {
     let mut peer = wire::dial_from(LOWER, address);
     wire::say(&mut peer, &whole);
     assert!(!matches!(wire::ending(&mut peer), Ending::Silence(_)));
-    daemon.settles("rid of them", |s| s.startups == 0);
+    assert_eq!(peer_port.questions().len(), 1);
+    first.settles("rid of them", |s| s.startups == 0);
+    drop((end, peer));
+    first.shrinks_to(start);
+    drop(first);
     // One that keeps still after it was accepted: the queue pair waits for the next one.
+    let daemon = daemon(HERE, port, "");
+    let start = at_rest(&daemon);
+    let end = End::new(&daemon);
     end.await_peer(HERE, LOWER);
     end.qp.to_rts(&SENDING).unwrap();
-    drop(peer);
     for _ in 0..3 {
         let mut peer = dial(LOWER, port, &Said::to(&end, LOWER).bytes());
         accepted(&mut peer);
@@ -345,6 +367,7 @@ fn wait_until_unlinked(end: &End) {
 fn depths_and_timers_of_a_peer_are_kept_within_what_there_is() {
     let port = ports::of_nobody();
     let daemon = daemon(HERE, port, "");
+    let _peer_port = confirming(LOWER, port);
     // A peer that takes any number of reads gets as many as the program wants.
     for (ird, expected) in [(u16::MAX, 4), (4, 4), (1, 1), (0, 0)] {
         let end = End::new(&daemon);
@@ -404,6 +427,7 @@ fn depths_and_timers_of_a_peer_are_kept_within_what_there_is() {
 fn a_send_that_waits_does_so_once() {
     let port = ports::of_nobody();
     let daemon = daemon(HERE, port, "");
+    let _peer_port = confirming(LOWER, port);
     let end = End::new(&daemon);
     end.await_peer(HERE, LOWER);
     end.qp.to_rts(&Sending { rnr_retry: 1, ..SENDING }).unwrap();
@@ -449,12 +473,20 @@ fn those_who_wait_for_a_queue_pair_do_not_stand_in_its_peers_way() {
     let port = ports::of_nobody();
     let daemon = daemon(HERE, port, "");
     let end = End::new(&daemon);
+    let crowd_port = confirming(CROWD, port);
+    let lower_port = confirming(LOWER, port);
     let hostile: Vec<_> = (0..20)
         .map(|n| dial(CROWD, port, &Said { qp: n, ..Said::to(&end, CROWD) }.bytes()))
         .collect();
     let mut honest = dial(LOWER, port, &Said::to(&end, LOWER).bytes());
-    // All of them have been read by now.
-    daemon.settles("waited for", |s| s.startups == 21);
+    // All of them have been confirmed by now.
+    let are_held = |count: u32| {
+        daemon.settles("held", |s| {
+            let asked = crowd_port.questions().len() + lower_port.questions().len();
+            asked == count as usize && s.startups == count
+        });
+    };
+    are_held(21);
     // Of many more some are kept.
     let (mut kept, mut crowd) = (0, Vec::new());
     let other = End::new(&daemon);
@@ -463,7 +495,7 @@ fn those_who_wait_for_a_queue_pair_do_not_stand_in_its_peers_way() {
         match n < 32 {
             true => {
                 kept += 1;
-                daemon.settles("waited for", |s| s.startups == 21 + kept);
+                are_held(21 + kept);
                 crowd.push(peer);
             }
             false => assert_eq!(rejection(&mut peer), CROWDED),
@@ -482,9 +514,12 @@ fn those_who_wait_for_a_queue_pair_do_not_stand_in_its_peers_way() {
 #[test]
 fn a_thousand_connections_are_in_nobodys_way() {
     let port = ports::of_nobody();
-    let config = "[limits.user]\nstartups = 100\n[mpa]\nstartup_deadline = \"3600s\"\n";
-    let daemon = daemon(HERE, port, config);
+    // Silent connections and requests are of different accounts.
+    let limits = "[limits]\nstartups = 100\n[limits.user]\nstartups = 100\n";
+    let config = format!("{limits}[mpa]\nstartup_deadline = \"3600s\"\n");
+    let daemon = daemon(HERE, port, &config);
     let start = at_rest(&daemon);
+    let _crowd_port = confirming(CROWD, port);
     let far = self::daemon(LOWER, port, "");
     let idle = End::new(&daemon);
     rnic_tests::process::raise_descriptor_limit();
@@ -570,8 +605,9 @@ fn whoever_is_dialled_and_answers_nonsense_is_said_to() {
     answered(&|_, peer| wire::say(peer, &reply(0, b"")), "did not introduce itself");
     answered(&|_, peer| wire::say(peer, &reply(0, &[7; 56])), "did not introduce itself");
     answered(&|_, peer| wire::say(peer, &reply(REJECTED, b"")), "without a reason");
-    answered(&|_, peer| wire::say(peer, &reply(REJECTED, b"RNWD\x01\xFF")), "without a reason");
-    answered(&|_, peer| wire::say(peer, &reply(REJECTED, b"RNWD\x01\x03")), "wired to another one");
+    answered(&|_, peer| wire::say(peer, &reply(REJECTED, b"RNWD\x02\xFF")), "without a reason");
+    answered(&|_, peer| wire::say(peer, &reply(REJECTED, b"RNWD\x02\x03")), "wired to another one");
+    answered(&|_, peer| wire::say(peer, &reply(REJECTED, b"RNWD\x02\x0C")), "got no confirmation");
     // It says that it is somebody else, or that it means somebody else.
     for spoil in [
         |said: &mut Said| said.qp += 1,
@@ -595,6 +631,12 @@ fn whoever_is_dialled_and_answers_nonsense_is_said_to() {
         wire::say(peer, &reply(0, &Said { to_qp: end.qp.id().0, ..said }.bytes()));
     };
     answered(&differs, "PSNs differ");
+    // The first PSN that the peer sends is compared before this end is in RTS.
+    let other = |end: &End, peer: &mut TcpStream| {
+        let said = Said { sq_psn: Some(9), to_qp: end.qp.id().0, ..introduction(end) };
+        wire::say(peer, &reply(0, &said.bytes()));
+    };
+    answered(&other, "queue pair 7777 would send from 9");
     let [a, b] = bystanders;
     exchange(&a, HERE, &b, HERE);
     let mut none = [Completion::default()];
@@ -614,12 +656,16 @@ fn the_lower_end_dials_and_of_two_that_dial_each_other_it_goes_on() {
     end.await_peer(HERE, LOWER);
     let (_dialled, _) = below.accept().unwrap();
     assert!(began.elapsed() >= Duration::from_millis(500), "{:?}", began.elapsed());
-    accepted(&mut dial(LOWER, port, &Said::to(&end, LOWER).bytes()));
+    let mut peer = dial(LOWER, port, &Said::to(&end, LOWER).bytes());
+    confirm(&mut below.accept().unwrap().0);
+    accepted(&mut peer);
     // The lower one does not give way.
     let end = End::new(&daemon);
     end.await_peer(HERE, HIGHER);
     let (_dialled, _) = above.accept().unwrap();
-    assert_eq!(rejection(&mut dial(HIGHER, port, &Said::to(&end, HIGHER).bytes())), BUSY);
+    let mut peer = dial(HIGHER, port, &Said::to(&end, HIGHER).bytes());
+    confirm(&mut above.accept().unwrap().0);
+    assert_eq!(rejection(&mut peer), BUSY);
 }
 
 #[test]
@@ -629,7 +675,7 @@ fn nobody_speaks_by_tcp_for_a_queue_pair_of_the_same_daemon() {
     let [a, b] = [End::new(&daemon), End::new(&daemon)];
     a.wire(HERE, HERE, b.qp.id().0);
     let said = Said { qp: b.qp.id().0, ..Said::to(&a, HERE) };
-    assert_eq!(rejection(&mut dial(HERE, port, &said.bytes())), OTHER_PEER);
+    assert_eq!(rejection(&mut dial(HERE, port, &said.bytes())), NOT_CONFIRMED);
     a.qp.to_rts(&SENDING).unwrap();
     b.wire(HERE, HERE, a.qp.id().0);
     b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
@@ -666,16 +712,30 @@ fn a_peer_that_takes_a_stream_and_ends_it_is_not_dialled_without_a_pause() {
 fn who_cannot_get_through_to_a_peer_is_reached_by_it() {
     let port = ports::of_nobody();
     let daemon = daemon(HERE, port, "");
-    // Nobody takes the connections of this one, so that further ones do not come about.
+    // The backlog of this one is full, so that further connections do not come about.
     let there = SocketAddr::from((HIGHER, port));
     let deaf = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&deaf, &there).unwrap();
     rustix::net::listen(&deaf, 0).unwrap();
-    let _full = TcpStream::connect(there).unwrap();
+    let full = TcpStream::connect(there).unwrap();
     let end = End::new(&daemon);
     end.await_peer(HERE, HIGHER);
-    daemon.settles("it dials", |status| status.startups > 0);
-    accepted(&mut dial(HIGHER, port, &Said::to(&end, HIGHER).bytes()));
+    drop(full);
+    // The peer's host is reached again, to confirm what the peer sends; dials of the daemon that
+    // come through as well are closed.
+    rustix::net::listen(&deaf, 64).unwrap();
+    let peers_port = WiredPort::on(TcpListener::from(deaf));
+    let began = Instant::now();
+    loop {
+        let mut peer = dial(HIGHER, port, &Said::to(&end, HIGHER).bytes());
+        let reply = wire::reply(&mut peer);
+        if reply[16] & REJECTED == 0 {
+            break;
+        }
+        assert_eq!(reply[25], BUSY, "a dial of the daemon goes on");
+        assert!(began.elapsed() < DEADLINE, "it is not reached");
+    }
+    assert!(!peers_port.questions().is_empty());
 }
 
 /// Each wrong STag costs whoever guesses a stream; an address that has named too many is not let in
@@ -685,6 +745,7 @@ fn who_guesses_stags_is_kept_out_for_a_minute() {
     let port = ports::of_nobody();
     let limits = "[limits.peer]\nstag_guesses_per_minute = 3\n";
     let daemon = daemon(HERE, port, limits);
+    let _peers = [LOWER, [127, 0, 52, 0]].map(|at| confirming(at, port));
     for guess in 1..=3_u8 {
         let end = End::new(&daemon);
         end.await_peer(HERE, LOWER);

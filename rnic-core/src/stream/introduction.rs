@@ -1,95 +1,196 @@
-//! What two queue pairs that are wired by hand tell each other in the Private Data of MPA start-up:
-//! who they are, whom they mean, and what the other has to keep to.
+//! Messages between daemons about RC and UC queue pairs, in the Private Data of MPA start-up: the
+//! introduction of an end that connects or accepts, and the ask-back with which a daemon that is
+//! dialled checks that the peer's daemon began the connection.
 
 use crate::types::{Gid, QpId};
 
-/// One end introduces itself. All numbers are big-endian.
+/// The QP and its limits, sent by both ends of a stream. All numbers are big-endian.
 ///
 /// ```text
-///  0  "RNWD"           40  own number            50  minimum RNR NAK timer
-///  4  version          44  number of the other   51  flags
-///  5  PSN sent from    48  inbound reads         52  PSN awaited
-///  8  own GID
-/// 24  GID of the other
+///  0  "RNWD"           40  own number              51  flags
+///  4  version          44  number of the peer      52  first PSN to receive
+///  5  first PSN sent   48  inbound reads           56  number of the dial
+///  8  own GID          50  minimum RNR NAK timer   64  daemon that is meant
+/// 24  GID of the peer
 /// ```
 ///
-/// Flags are 1 without acknowledgements, and 2 with a PSN at 5, which is zero otherwise. Bits 2 to 4
-/// have the path MTU as verbs number it: 1 is 256 bytes, 5 is 4096.
+/// Flags are 1 for UC and 2 if the PSN at 5 is set, which is zero otherwise. Bits 2 to 4 are the path
+/// MTU as verbs number it: 1 is 256 bytes, 5 is 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
-    /// GID of the end that speaks.
+    /// GID of the sender.
     pub gid: Gid,
-    /// Its number.
+    /// QP number of the sender.
     pub qp: QpId,
-    /// GID of the end that is meant.
+    /// GID of the peer.
     pub to_gid: Gid,
-    /// Its number.
+    /// QP number of the peer.
     pub to_qp: QpId,
-    /// Requests that the end that speaks takes without an answer, the one that asks for an
-    /// acknowledgement aside.
+    /// Maximum requests that the sender takes without an answer, excluding acknowledgement
+    /// requests.
     pub ird: u16,
-    /// Code of its minimum RNR NAK timer.
+    /// Code of the minimum RNR NAK timer, 0 to 31.
     pub min_rnr_timer: u8,
-    /// It neither wants nor gives acknowledgements.
+    /// True for UC, which neither requests nor sends acknowledgements.
     pub unreliable: bool,
-    /// Path MTU of the end that speaks, in bytes.
+    /// Path MTU of the sender, in bytes.
     pub path_mtu: u16,
-    /// PSN that it awaits first, 24 bits.
+    /// First PSN that the sender expects, 24 bits.
     pub rq_psn: u32,
-    /// The one that it sends from, likewise; none if it has not been told (RTS).
+    /// First PSN that the sender uses, 24 bits; `None` before RTS.
     pub sq_psn: Option<u32>,
+    /// Random number of this dial, which an [`AskBack`] repeats; zero in the reply.
+    pub dial: u64,
+    /// Instance number of the daemon that the dialling daemon means; zero if it is unknown.
+    pub daemon: u64,
 }
 
 impl Introduction {
-    /// Bytes of it.
-    pub const LEN: usize = 56;
+    /// Encoded length in bytes.
+    pub const LEN: usize = 72;
 
-    /// Its bytes.
+    /// Returns the encoded introduction.
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        bytes[..4].copy_from_slice(MAGIC);
-        bytes[4] = VERSION;
+        emit_ends(&mut bytes, INTRODUCTION, [self.gid, self.to_gid], [self.qp, self.to_qp]);
         bytes[5..8].copy_from_slice(&self.sq_psn.unwrap_or(0).to_be_bytes()[1..]);
-        bytes[8..24].copy_from_slice(&self.gid.0);
-        bytes[24..40].copy_from_slice(&self.to_gid.0);
-        bytes[40..44].copy_from_slice(&self.qp.0.to_be_bytes());
-        bytes[44..48].copy_from_slice(&self.to_qp.0.to_be_bytes());
         bytes[48..50].copy_from_slice(&self.ird.to_be_bytes());
         bytes[50] = self.min_rnr_timer;
         let sends = if self.sq_psn.is_some() { SENDS } else { 0 };
         bytes[51] = u8::from(self.unreliable) | sends | mtu_code(self.path_mtu) << MTU_SHIFT;
-        bytes[52..].copy_from_slice(&self.rq_psn.to_be_bytes());
+        bytes[52..56].copy_from_slice(&self.rq_psn.to_be_bytes());
+        bytes[56..64].copy_from_slice(&self.dial.to_be_bytes());
+        bytes[64..].copy_from_slice(&self.daemon.to_be_bytes());
         bytes
     }
 
-    /// From its bytes; what follows them is of later versions. None if they are none of it.
+    /// Decodes an introduction; ignores trailing bytes, which later versions may add. Returns
+    /// `None` for another magic, another version or missing bytes.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.first_chunk()?;
-        let word = |at: usize| {
-            let word: [u8; 4] = bytes[at..at + 4].try_into().unwrap_or_default();
-            u32::from_be_bytes(word)
-        };
-        let gid = |at: usize| Gid(bytes[at..at + 16].try_into().unwrap_or_default());
-        let is_one = bytes.starts_with(MAGIC) && bytes[4] == VERSION;
-        is_one.then(|| Introduction {
-            gid: gid(8),
-            qp: QpId(word(40)),
-            to_gid: gid(24),
-            to_qp: QpId(word(44)),
+        let ends = parse_ends(bytes, INTRODUCTION)?;
+        Some(Introduction {
+            gid: ends.gid,
+            qp: ends.qp,
+            to_gid: ends.to_gid,
+            to_qp: ends.to_qp,
             ird: u16::from_be_bytes([bytes[48], bytes[49]]),
             min_rnr_timer: bytes[50] & 31,
             unreliable: bytes[51] & 1 != 0,
             path_mtu: 128 << (bytes[51] >> MTU_SHIFT & MTU_CODES),
-            rq_psn: word(52) & 0xFF_FFFF,
-            // Behind the version.
-            sq_psn: (bytes[51] & SENDS != 0).then(|| word(4) & 0xFF_FFFF),
+            rq_psn: word(bytes, 52) & 0xFF_FFFF,
+            // The word at 4 includes the version.
+            sq_psn: (bytes[51] & SENDS != 0).then(|| word(bytes, 4) & 0xFF_FFFF),
+            dial: long(bytes, 56),
+            daemon: long(bytes, 64),
         })
     }
 }
 
-const MAGIC: &[u8; 4] = b"RNWD";
-const VERSION: u8 = 1;
-/// The flag of one that has been told from which PSN it sends.
+/// The question of a daemon that was dialled, sent to the port of the daemon at the GID that
+/// dialled: is this dial pending there? The daemon answers it with an MPA Reject.
+///
+/// ```text
+///  0  "RNWQ"           24  GID that dialled     48  number of the dial
+///  4  version          40  QP that was dialled
+///  8  GID dialled      44  QP that dialled
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskBack {
+    /// GID that was dialled, of the daemon that asks.
+    pub gid: Gid,
+    /// QP number that was dialled.
+    pub qp: QpId,
+    /// GID that the dial claims to come from, of the daemon that is asked.
+    pub to_gid: Gid,
+    /// QP number that the dial claims to come from.
+    pub to_qp: QpId,
+    /// Number of the dial, from its introduction.
+    pub dial: u64,
+}
+
+impl AskBack {
+    /// Encoded length in bytes.
+    pub const LEN: usize = 56;
+
+    /// Returns the question about a dial.
+    pub fn about(dial: &Introduction) -> Self {
+        let Introduction { gid, qp, to_gid, to_qp, dial, .. } = *dial;
+        AskBack { gid: to_gid, qp: to_qp, to_gid: gid, to_qp: qp, dial }
+    }
+
+    /// Returns the encoded question.
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        emit_ends(&mut bytes, ASK_BACK, [self.gid, self.to_gid], [self.qp, self.to_qp]);
+        bytes[48..].copy_from_slice(&self.dial.to_be_bytes());
+        bytes
+    }
+
+    /// Decodes a question as [`Introduction::parse`] does an introduction.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::LEN] = bytes.first_chunk()?;
+        let Ends { gid, qp, to_gid, to_qp } = parse_ends(bytes, ASK_BACK)?;
+        Some(AskBack { gid, qp, to_gid, to_qp, dial: long(bytes, 48) })
+    }
+
+    /// Returns the Private Data of an answer.
+    pub fn answer(is_pending: bool) -> [u8; 6] {
+        let mut bytes = [0; 6];
+        bytes[..4].copy_from_slice(ASK_BACK);
+        bytes[4] = VERSION;
+        bytes[5] = u8::from(is_pending);
+        bytes
+    }
+
+    /// Returns true if these Private Data confirm the dial.
+    pub fn is_confirmed_by(answer: &[u8]) -> bool {
+        answer.starts_with(&Self::answer(true))
+    }
+}
+
+/// The fields that both messages have in the same place.
+struct Ends {
+    gid: Gid,
+    qp: QpId,
+    to_gid: Gid,
+    to_qp: QpId,
+}
+
+fn emit_ends(bytes: &mut [u8], magic: &[u8; 4], gids: [Gid; 2], qps: [QpId; 2]) {
+    bytes[..4].copy_from_slice(magic);
+    bytes[4] = VERSION;
+    bytes[8..24].copy_from_slice(&gids[0].0);
+    bytes[24..40].copy_from_slice(&gids[1].0);
+    bytes[40..44].copy_from_slice(&qps[0].0.to_be_bytes());
+    bytes[44..48].copy_from_slice(&qps[1].0.to_be_bytes());
+}
+
+/// Both callers pass at least 56 bytes.
+fn parse_ends(bytes: &[u8], magic: &[u8; 4]) -> Option<Ends> {
+    let gid = |at: usize| Gid(bytes[at..at + 16].try_into().unwrap_or_default());
+    let is_one = bytes.starts_with(magic) && bytes[4] == VERSION;
+    is_one.then(|| Ends {
+        gid: gid(8),
+        qp: QpId(word(bytes, 40)),
+        to_gid: gid(24),
+        to_qp: QpId(word(bytes, 44)),
+    })
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap_or_default())
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap_or_default())
+}
+
+const INTRODUCTION: &[u8; 4] = b"RNWD";
+const ASK_BACK: &[u8; 4] = b"RNWQ";
+/// Version 1 had no ask-back.
+const VERSION: u8 = 2;
+/// Flag of an introduction with a first PSN to send.
 const SENDS: u8 = 2;
 /// Place of the path MTU among the flags.
 const MTU_SHIFT: u8 = 2;
@@ -105,9 +206,8 @@ fn mtu_code(bytes: u16) -> u8 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn it_is_read_as_it_was_written_and_nothing_else_is() {
-        let said = Introduction {
+    fn introduction() -> Introduction {
+        Introduction {
             gid: Gid([1; 16]),
             qp: QpId(0x0102_0304),
             to_gid: Gid([2; 16]),
@@ -118,26 +218,63 @@ mod tests {
             path_mtu: 1024,
             rq_psn: 0x09_0A0B,
             sq_psn: Some(0x0C_0D0E),
-        };
+            dial: 0x1112_1314_1516_1718,
+            daemon: 0x2122_2324_2526_2728,
+        }
+    }
+
+    #[test]
+    fn introduction_round_trips() {
+        let said = introduction();
         let bytes = said.emit();
-        assert_eq!(bytes[5..8], [12, 13, 14]);
-        assert_eq!(bytes[40..], [1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 3 | 3 << 2, 0, 9, 10, 11]);
+        assert_eq!(bytes[..8], *b"RNWD\x02\x0C\x0D\x0E");
+        assert_eq!(bytes[8..40], [[1; 16], [2; 16]].concat());
+        assert_eq!(bytes[40..56], [1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 3 | 3 << 2, 0, 9, 10, 11]);
+        let numbers = [17, 18, 19, 20, 21, 22, 23, 24, 33, 34, 35, 36, 37, 38, 39, 40];
+        assert_eq!(bytes[56..], numbers);
         assert_eq!(Introduction::parse(&bytes), Some(said));
-        let earlier = Introduction { sq_psn: None, ..said };
-        assert_eq!(earlier.emit()[5..8], [0; 3]);
-        assert_eq!(Introduction::parse(&earlier.emit()), Some(earlier));
+        let before_rts = Introduction { sq_psn: None, ..said };
+        assert_eq!(before_rts.emit()[5..8], [0; 3]);
+        assert_eq!(Introduction::parse(&before_rts.emit()), Some(before_rts));
         for path_mtu in [256, 512, 2048, 4096] {
             let other = Introduction { path_mtu, ..said };
             assert_eq!(Introduction::parse(&other.emit()), Some(other));
         }
-        let mut longer = bytes.to_vec();
-        longer.push(9);
-        assert_eq!(Introduction::parse(&longer), Some(said));
-        assert_eq!(Introduction::parse(&bytes[..Introduction::LEN - 1]), None);
-        for at in [0, 4] {
-            let mut other = bytes;
-            other[at] ^= 1;
-            assert_eq!(Introduction::parse(&other), None);
+    }
+
+    #[test]
+    fn ask_back_round_trips() {
+        let question = AskBack::about(&introduction());
+        let bytes = question.emit();
+        assert_eq!(bytes[..8], *b"RNWQ\x02\0\0\0");
+        assert_eq!(bytes[8..40], [[2; 16], [1; 16]].concat());
+        assert_eq!(bytes[40..48], [0, 0, 0, 5, 1, 2, 3, 4]);
+        assert_eq!(bytes[48..], [17, 18, 19, 20, 21, 22, 23, 24]);
+        assert_eq!(AskBack::parse(&bytes), Some(question));
+        assert_eq!(AskBack::answer(true), *b"RNWQ\x02\x01");
+        assert!(AskBack::is_confirmed_by(&AskBack::answer(true)));
+        for other in [&AskBack::answer(false)[..], b"", b"RNWQ\x02", b"RNWD\x02\x01"] {
+            assert!(!AskBack::is_confirmed_by(other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn other_bytes_are_neither_message() {
+        let introduction = introduction().emit().to_vec();
+        let ask_back = AskBack::about(&self::introduction()).emit().to_vec();
+        let is_either =
+            |bytes: &[u8]| Introduction::parse(bytes).is_some() || AskBack::parse(bytes).is_some();
+        for message in [introduction, ask_back] {
+            for cut in 0..message.len() {
+                assert!(!is_either(&message[..cut]), "{cut}");
+            }
+            for at in [0, 3, 4] {
+                let mut other = message.clone();
+                other[at] ^= 1;
+                assert!(!is_either(&other), "{at}");
+            }
+            // Later versions may add bytes.
+            assert!(is_either(&[&message[..], &[9]].concat()));
         }
     }
 }

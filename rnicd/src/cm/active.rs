@@ -39,7 +39,7 @@ enum ActivePhase {
 }
 
 /// What driving an attempt came to.
-enum Step {
+pub(super) enum Step {
     /// Nothing for now; the flag says that the phase has just changed.
     Wait {
         entered_reply: bool,
@@ -108,7 +108,7 @@ impl Active {
         why
     }
 
-    fn drive(&mut self, scratch: &mut [u8]) -> Step {
+    pub(super) fn drive(&mut self, scratch: &mut [u8]) -> Step {
         let mut entered_reply = false;
         if let ActivePhase::AwaitTcp = self.phase {
             match net::connected(&self.stream) {
@@ -197,24 +197,14 @@ impl Active {
 
 impl ConnectionManager {
     pub(super) fn connect_tcp(&mut self, params: ConnectParams, now: Time) -> Result<(), Refusal> {
-        let options = self.initiator_options(&params);
-        let initiator = new_initiator(&options, &params.private_data)?;
         let qp = params.qp;
-        let what = || format!("connect {}", params.peer);
-        let buffers = self.options.buffers;
-        let mut stream = match net::start_connect(params.local, params.peer, buffers) {
-            Ok(Ok(stream)) => Socket::own(stream),
-            Ok(Err(e)) => {
-                let why = NoConnection::system("connect", &e);
+        let active = match self.begin_connect(params, now)? {
+            Ok(active) => active,
+            Err(why) => {
                 self.events.push_back(CmEvent::Unreachable { qp, why });
                 return Ok(());
             }
-            Err(e) => return Err(system::refusal(&what(), &e)),
         };
-        stream.watch(&self.options.tcp).map_err(|e| system::refusal(&what(), &e))?;
-        let until = now.after(self.options.connect_deadline + self.options.reply_deadline);
-        let phase = ActivePhase::AwaitTcp;
-        let active = Active { params, options, initiator, stream, phase, until, first: None };
         let key = self.insert(Slot::Active(Box::new(active)));
         if let Slot::Active(active) = &self.slots[key].slot
             && let Err(e) = self.register(key, &active.stream)
@@ -226,6 +216,28 @@ impl ConnectionManager {
         self.qps.insert(qp, key);
         self.set_deadline(key, Some(now.after(self.options.connect_deadline)));
         Ok(())
+    }
+
+    /// Starts a TCP connection to the peer. The outer error is about our end, the inner one says
+    /// that the peer cannot be reached.
+    pub(super) fn begin_connect(
+        &self,
+        params: ConnectParams,
+        now: Time,
+    ) -> Result<Result<Active, NoConnection>, Refusal> {
+        let options = self.initiator_options(&params);
+        let initiator = new_initiator(&options, &params.private_data)?;
+        let what = || format!("connect {}", params.peer);
+        let buffers = self.options.buffers;
+        let mut stream = match net::start_connect(params.local, params.peer, buffers) {
+            Ok(Ok(stream)) => Socket::own(stream),
+            Ok(Err(e)) => return Ok(Err(NoConnection::system("connect", &e))),
+            Err(e) => return Err(system::refusal(&what(), &e)),
+        };
+        stream.watch(&self.options.tcp).map_err(|e| system::refusal(&what(), &e))?;
+        let until = now.after(self.options.connect_deadline + self.options.reply_deadline);
+        let phase = ActivePhase::AwaitTcp;
+        Ok(Ok(Active { params, options, initiator, stream, phase, until, first: None }))
     }
 
     /// The device's options with what this connection wants.

@@ -39,6 +39,8 @@ pub(super) struct Listener {
     pub(super) pending: u32,
     pub(super) accepted: u64,
     pub(super) rejected: u64,
+    /// It takes requests while the daemon drains.
+    pub(super) ignores_draining: bool,
 }
 
 /// Where the requests of a listener come from.
@@ -97,6 +99,7 @@ impl Listener {
             pending: 0,
             accepted: 0,
             rejected: 0,
+            ignores_draining: false,
         }
     }
 
@@ -252,6 +255,13 @@ impl ConnectionManager {
         Ok(())
     }
 
+    /// Has a listener take requests while the daemon drains.
+    pub fn ignore_draining(&mut self, id: ListenerId) {
+        if let Some(listener) = self.listeners.get_mut(&id) {
+            listener.ignores_draining = true;
+        }
+    }
+
     /// Closes a bound address. Undecided requests are rejected; connections without a request end.
     pub fn close_listener(&mut self, id: ListenerId, now: Time) -> Result<(), Refusal> {
         let key = self.listeners.get(&id).ok_or_else(|| no_listener(id))?.key;
@@ -357,6 +367,33 @@ impl ConnectionManager {
         why.is_some()
     }
 
+    /// As [`make_room`](Self::make_room); a refusal names the limit.
+    pub(super) fn room_for_start_up(
+        &mut self,
+        session: SessionId,
+        peer: IpAddr,
+        now: Time,
+    ) -> Result<(), Refusal> {
+        if self.make_room(session, peer, now) {
+            return Ok(());
+        }
+        let of_user = self.startups.of(self.quotas.user(session)) as u64;
+        Err(match self.quotas.of(session) {
+            Some(quota) if of_user >= quota.startups.into() => Refusal::Limit {
+                key: quota.startups_key.clone(),
+                limit: quota.startups.into(),
+                used: of_user,
+                wanted: 1,
+            },
+            _ => Refusal::Limit {
+                key: self.options.startups_key.clone(),
+                limit: self.options.startups as u64,
+                used: self.startups.total() as u64,
+                wanted: 1,
+            },
+        })
+    }
+
     /// WaitsFor a request on a connection.
     pub(super) fn begin(
         &mut self,
@@ -419,6 +456,7 @@ impl ConnectionManager {
                 }
             }
             Some(Slot::Asked(_)) => self.withdraw_asked(key, why),
+            Some(Slot::Question(_)) => self.end_question(key, Err(why.to_owned())),
             // Nobody is charged for these.
             Some(Slot::Listener { .. } | Slot::Active(_) | Slot::Direct(_) | Slot::Asking(_))
             | None => {}

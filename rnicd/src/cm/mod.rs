@@ -13,6 +13,7 @@
 //! only caller, hands it readiness and time. Every phase has a deadline.
 
 mod active;
+mod ask_back;
 mod deadlines;
 mod direct;
 mod listener;
@@ -176,6 +177,13 @@ pub enum CmEvent {
         /// The session that rejected.
         session: SessionId,
     },
+    /// The answer to a question about a request ([`ConnectionManager::ask_back`]).
+    Answered {
+        /// The request, still undecided.
+        request: RequestId,
+        /// Private Data of the answer, or the reason why there is none.
+        answer: Result<Vec<u8>, String>,
+    },
     /// TCP has been accepted, and our request is on its way.
     Reached {
         /// The QP that connects.
@@ -274,6 +282,8 @@ pub struct ConnectionManager {
     startups: Startups,
     /// Slots of the undecided requests.
     requests: HashMap<RequestId, usize>,
+    /// Slots of the questions about undecided requests.
+    questions: HashMap<RequestId, usize>,
     /// QPs that connect or whose acceptance is on its way.
     qps: HashMap<QpId, usize>,
     next_request: u32,
@@ -303,6 +313,7 @@ impl ConnectionManager {
             deadlines: Deadlines::default(),
             startups: Startups::default(),
             requests: HashMap::new(),
+            questions: HashMap::new(),
             qps: HashMap::new(),
             next_request: 1,
             events: VecDeque::new(),
@@ -326,7 +337,7 @@ impl ConnectionManager {
     }
 
     /// Turns requests of peers away from now on, or takes them again. Those that wait for a
-    /// decision go on waiting.
+    /// decision go on waiting. [`ConnectionManager::ignore_draining`] excludes a listener.
     pub fn set_draining(&mut self, on: bool) {
         self.draining = on;
     }
@@ -422,6 +433,7 @@ impl ConnectionManager {
             Some(Slot::Passive(_)) => self.drive_passive(key, now),
             Some(Slot::Closing(_)) if readable || writable => self.drive_closing(key),
             Some(Slot::Returning(_)) => self.drive_returning(key),
+            Some(Slot::Question(_)) => self.drive_question(key, now),
             Some(Slot::Closing(_) | Slot::Direct(_) | Slot::Asking(_) | Slot::Asked(_)) | None => {}
         }
         true
@@ -491,6 +503,10 @@ impl ConnectionManager {
                 self.fail_active(key, why);
             }
             Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
+            Slot::Question(question) => {
+                let why = question.active.awaited(&self.options).reason;
+                self.end_question(key, Err(why));
+            }
             Slot::Direct(_) => self.expire_direct(key),
             Slot::Returning(_) => self.end_returning(key),
             Slot::Asked(_) => self.withdraw_asked(key, "the deadline passed"),
@@ -546,7 +562,8 @@ impl ConnectionManager {
 
     /// Whether a request that comes to a listener now may wait.
     fn takes(&self, listener: ListenerId) -> bool {
-        !self.draining && self.listeners.get(&listener).is_some_and(|l| l.has_room())
+        let listener = self.listeners.get(&listener);
+        listener.is_some_and(|l| l.has_room() && (l.ignores_draining || !self.draining))
     }
 
     fn withdraw(&mut self, listener: ListenerId, request: RequestId, reason: &str) {

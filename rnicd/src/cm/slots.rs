@@ -9,6 +9,7 @@ use rnic_core::types::{ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::ConnectionManager;
 use super::active::Active;
+use super::ask_back::Question;
 use super::direct::Direct;
 use super::passed::Returning;
 use super::passive::{Closing, Passive};
@@ -36,6 +37,7 @@ pub(super) enum Slot {
     Returning(Returning),
     Asking(Box<Asking>),
     Asked(Box<Asked>),
+    Question(Box<Question>),
 }
 
 /// Slots by what they belong to.
@@ -99,6 +101,12 @@ impl ConnectionManager {
         }
         if let Some(request) = slot.request() {
             self.requests.remove(&request);
+            if let Some(question) = self.questions.remove(&request) {
+                self.remove(question);
+            }
+        }
+        if let Slot::Question(question) = &slot {
+            self.questions.remove(&question.request);
         }
         if let Some(qp) = slot.qp() {
             self.qps.remove(&qp);
@@ -151,7 +159,7 @@ impl Slot {
             Slot::Direct(d) => Some(d.request),
             Slot::Asked(a) => Some(a.request),
             Slot::Listener { .. } | Slot::Active(_) | Slot::Asking(_) => None,
-            Slot::Closing(_) | Slot::Returning(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) | Slot::Question(_) => None,
         }
     }
 
@@ -162,7 +170,7 @@ impl Slot {
             Slot::Direct(d) => Some(d.qp),
             Slot::Asking(a) => Some(a.qp),
             Slot::Listener { .. } | Slot::Asked(_) => None,
-            Slot::Closing(_) | Slot::Returning(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) | Slot::Question(_) => None,
         }
     }
 
@@ -176,7 +184,8 @@ impl Slot {
             Slot::Asking(a) => Some(a.session),
             Slot::Asked(a) => Some(a.session),
             Slot::Listener { session, .. } => Some(*session),
-            Slot::Closing(_) => None,
+            // A question ends with its request.
+            Slot::Closing(_) | Slot::Question(_) => None,
         }
     }
 
@@ -187,7 +196,7 @@ impl Slot {
             Slot::Direct(d) => Some(d.listener),
             Slot::Asked(a) => Some(a.listener),
             Slot::Listener { .. } | Slot::Active(_) | Slot::Asking(_) => None,
-            Slot::Closing(_) | Slot::Returning(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) | Slot::Question(_) => None,
         }
     }
 
@@ -197,6 +206,7 @@ impl Slot {
             Slot::Passive(p) => Some(&p.stream),
             Slot::Closing(c) => Some(&c.stream),
             Slot::Returning(r) => Some(r.stream()),
+            Slot::Question(q) => Some(q.active.stream()),
             Slot::Listener { .. } | Slot::Direct(_) | Slot::Asking(_) | Slot::Asked(_) => None,
         }
     }

@@ -9,6 +9,7 @@ use rnic_core::stream::startup::{Role, RtrKinds};
 
 use super::*;
 
+mod ask_back;
 mod frames;
 mod passed;
 mod sidr;

@@ -180,6 +180,7 @@ impl Manager {
             CmEvent::Returned { session } => {
                 self.outbox.answer(session, ReplyBody::Done);
             }
+            CmEvent::Answered { request, answer } => self.asked_back(request, answer),
             CmEvent::Reached { qp } => self.reached(qp),
             CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
                 if self.wired(qp).is_some() {

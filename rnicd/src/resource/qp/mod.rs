@@ -1,5 +1,6 @@
 //! Queue pairs, from their creation through a connection to their end.
 
+mod ask_back;
 mod connect;
 mod datagrams;
 mod dials;

@@ -24,6 +24,11 @@ pub(super) enum Rejection {
     Crowded,
     Guesser,
     OtherType,
+    /// The daemon at the GID of the asker has not confirmed the request.
+    NotConfirmed,
+    /// The request is meant for another daemon of this host.
+    OtherDaemon,
+    Draining,
     /// The numbers stay with the end that rejects.
     PathMtu,
 }
@@ -42,7 +47,10 @@ impl Rejection {
             Rejection::Crowded => 8,
             Rejection::Guesser => 9,
             Rejection::OtherType => 10,
-            Rejection::PathMtu => 12,
+            Rejection::NotConfirmed => 12,
+            Rejection::OtherDaemon => 13,
+            Rejection::Draining => 14,
+            Rejection::PathMtu => 15,
         };
         [MAGIC, &[code]].concat()
     }
@@ -68,7 +76,10 @@ impl Rejection {
             8 => Rejection::Crowded,
             9 => Rejection::Guesser,
             10 => Rejection::OtherType,
-            12 => Rejection::PathMtu,
+            12 => Rejection::NotConfirmed,
+            13 => Rejection::OtherDaemon,
+            14 => Rejection::Draining,
+            15 => Rejection::PathMtu,
             _ => return None,
         })
     }
@@ -105,6 +116,16 @@ impl Rejection {
                 "it is of another type: one is reliable (RC), the other not (UC)"
             }
             Rejection::PathMtu => "its path MTU differs from this side's (path_mtu; wired.compare)",
+            Rejection::NotConfirmed => {
+                "the daemon there has asked the daemon at wired.port of this end's address whether \
+                 it began this request, and got no confirmation: is that port this daemon's, and \
+                 can that host reach it?"
+            }
+            Rejection::OtherDaemon => {
+                "another daemon of this host has wired.port, so this daemon cannot reach its own \
+                 queue pairs by TCP"
+            }
+            Rejection::Draining => "the daemon there is draining",
             Rejection::Guesser => {
                 "too many wrong STags were named between the two hosts in this minute \
                  (limits.peer.stag_guesses_per_minute)"
@@ -139,7 +160,7 @@ fn numbers(bytes: &[u8]) -> Option<[u32; 2]> {
 }
 
 /// What Private Data of a rejection begin with.
-const MAGIC: &[u8] = b"RNWD\x01";
+const MAGIC: &[u8] = b"RNWD\x02";
 // Those with numbers behind them.
 const PSN: u8 = 6;
 const OWN_PSN: u8 = 11;
@@ -150,7 +171,7 @@ mod tests {
 
     #[test]
     fn each_is_read_as_it_was_written_and_numbers_are_said() {
-        for code in 1..=12 {
+        for code in 1..=15 {
             let data = [MAGIC, &[code], &8_u32.to_be_bytes(), &9_u32.to_be_bytes()].concat();
             let found = Rejection::parse(&data).unwrap();
             let written = found.private_data();

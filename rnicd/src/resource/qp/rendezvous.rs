@@ -3,15 +3,16 @@
 //! Every daemon listens on one port (`wired.port`). The lower of the two ends, by GID and number,
 //! dials when it is told of its peer; the higher one waits for that, and dials itself only after a
 //! while, for networks in which one of them cannot be reached. Both introduce themselves in the
-//! Private Data of MPA start-up. Whoever is dialled before his program has told him of a peer keeps
-//! the request until it has; a request that names anybody else is rejected with a reason.
+//! Private Data of MPA start-up. A request is decided once the daemon at the address of its
+//! sender has confirmed it (`ask_back`): a QP that is not in RTR yet holds it until then; a request
+//! from another QP than the peer is rejected with a reason.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use rnic_core::abi::control::Wiring;
 use rnic_core::engine::{PeerLimits, QUESTIONS};
-use rnic_core::stream::introduction::Introduction;
+use rnic_core::stream::introduction::{AskBack, Introduction};
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
@@ -23,6 +24,7 @@ use crate::cm::{AcceptParams, ConnectParams, Quota};
 use crate::resource::Manager;
 use crate::resource::ledger::Kind;
 use crate::socket::Socket;
+use crate::system;
 
 impl Manager {
     pub(super) fn rendezvous_quota(&self) -> Quota {
@@ -42,11 +44,11 @@ impl Manager {
 
     // --- Dialling ----------------------------------------------------------------------------
 
-    /// Queue pairs have been told of their peers, or are gone: of the requests that were kept for
-    /// one of them one may be its peer's, and the others are told that they are not.
-    pub(in crate::resource) fn answer_held(&mut self, is_meant: impl Fn(QpId) -> bool) {
-        for (request, said) in self.rendezvous.held_for(is_meant) {
-            self.rendezvous.held.remove(&request);
+    /// Decides the requests that were held for a QP that is in RTR now, or gone: at most one of
+    /// them is from its peer.
+    pub(in crate::resource) fn answer_held(&mut self, qp: QpId) {
+        for (request, said) in self.rendezvous.held_for(qp) {
+            self.rendezvous.hold_no_more(request);
             self.introduced(request, said);
         }
     }
@@ -71,6 +73,10 @@ impl Manager {
 
     fn dial(&mut self, qp: QpId) {
         let port = self.config.wired.port;
+        let number = system::random();
+        let Some(wiring) = self.wired(qp).map(|wired| wired.wiring) else { return };
+        let itself = self.gids.iter().any(|row| row.gid == wiring.remote);
+        let daemon = if itself { self.generation } else { 0 };
         let Some((session, object)) = self.qp_of(qp) else { return };
         let works = object.works();
         let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &mut object.wired) else {
@@ -82,8 +88,11 @@ impl Manager {
         let worker = *worker;
         let is_first = wired.tries == 0;
         wired.tries += 1;
-        wired.stream = Some(WiredStream::Dialling);
-        let wiring = wired.wiring;
+        let number = match number {
+            Ok(number) => number,
+            Err(e) => return self.not_linked(qp, worker, format!("no random number: {e}")),
+        };
+        wired.stream = Some(WiredStream::Dialling { number: Some(number) });
         let params = ConnectParams {
             session,
             qp,
@@ -91,7 +100,7 @@ impl Manager {
             local: Some(SocketAddr::new(wiring.local.address(), 0)),
             ird: Some(wiring.ird + QUESTIONS),
             ord: None,
-            private_data: introduction(qp, wired).emit().to_vec(),
+            private_data: introduction(qp, wired, number, daemon).emit().to_vec(),
             peer_to_peer: true,
         };
         if is_first {
@@ -147,7 +156,16 @@ impl Manager {
     pub fn dial_due(&mut self, now: Time) {
         for _ in 0..DIALS {
             let Some(qp) = self.rendezvous.pop_due(now) else { break };
-            self.dial(qp);
+            let Some(wiring) = self.wired(qp).map(|wired| wired.wiring) else { continue };
+            if self.meet_here(qp, &wiring) {
+                self.seek_again(qp, now);
+            } else {
+                self.dial(qp);
+            }
+        }
+        for _ in 0..SEEKERS {
+            let Some(qp) = self.rendezvous.pop_seeker() else { break };
+            self.seek_again(qp, now);
         }
         self.settle();
     }
@@ -168,29 +186,38 @@ impl Manager {
         addresses: AddressPair,
         private_data: &[u8],
     ) {
+        if let Some(question) = AskBack::parse(private_data) {
+            return self.answer_ask_back(request, &question, addresses);
+        }
         let Some(said) = Introduction::parse(private_data) else {
             return self.turn_away(request, Rejection::Malformed);
         };
-        // Nobody speaks for a GID from which he does not come.
+        // A request speaks for the address that it comes from.
         let comes_from = Gid::from(addresses.peer.ip().to_canonical());
         let came_to = Gid::from(addresses.local.ip().to_canonical());
         if said.gid != comes_from || said.to_gid != came_to {
             return self.turn_away(request, Rejection::OtherGid);
         }
-        // Those of this daemon find each other here: whoever speaks for one by TCP is none.
-        if self.is_near(said.gid) {
-            return self.turn_away(request, Rejection::OtherPeer);
+        if ![0, self.generation].contains(&said.daemon) {
+            return self.turn_away(request, Rejection::OtherDaemon);
         }
-        self.introduced(request, said);
+        // QPs of this daemon that find each other directly do not dial.
+        if self.is_near(said.gid) {
+            return self.turn_away(request, Rejection::NotConfirmed);
+        }
+        self.ask_back(request, said);
     }
 
-    /// Accepts, keeps or rejects the request of a queue pair that has introduced itself.
-    fn introduced(&mut self, request: RequestId, said: Introduction) {
+    /// Accepts, holds or rejects a confirmed request.
+    pub(super) fn introduced(&mut self, request: RequestId, said: Introduction) {
+        if self.draining {
+            return self.turn_away(request, Rejection::Draining);
+        }
         match self.asked_for(&said) {
-            Ok(None) if self.rendezvous.held_for(|qp| qp == said.to_qp).len() >= HELD => {
+            Ok(None) if self.rendezvous.held_for(said.to_qp).len() >= HELD => {
                 self.turn_away(request, Rejection::Crowded);
             }
-            Ok(None) => drop(self.rendezvous.held.insert(request, said)),
+            Ok(None) => self.rendezvous.hold(request, said),
             Err(why) => {
                 self.turn_away(request, why);
                 self.explain_mismatch(&said, why);
@@ -202,7 +229,7 @@ impl Manager {
                 let Some((_, object)) = self.qp_of(qp) else { return };
                 let Some(wired) = &mut object.wired else { return };
                 (wired.stream, wired.peer) = (Some(WiredStream::Accepting), Some(said));
-                let private_data = introduction(qp, wired).emit().to_vec();
+                let private_data = introduction(qp, wired, 0, 0).emit().to_vec();
                 let ird = Some(wired.wiring.ird + QUESTIONS);
                 let params = AcceptParams { request, qp, ird, ord: None, private_data };
                 if let Err(refusal) = self.cm.accept(params, clock::now()) {
@@ -257,7 +284,7 @@ impl Manager {
         match wired.stream {
             None => Ok(Some(worker)),
             // Of two that dial each other the lower one goes on, if it gets through.
-            Some(WiredStream::Dialling)
+            Some(WiredStream::Dialling { .. })
                 if (said.gid, said.qp) < (wiring.local, qp) || self.cm.is_unheard(qp) =>
             {
                 Ok(Some(worker))
@@ -284,14 +311,15 @@ impl Manager {
         }
     }
 
-    fn turn_away(&mut self, request: RequestId, why: Rejection) {
+    pub(super) fn turn_away(&mut self, request: RequestId, why: Rejection) {
         // It is undecided, and so little always fits.
         let _ = self.cm.reject(request, &why.private_data(), clock::now());
     }
 
-    /// A request that was kept is gone.
+    /// Forgets a request whose connection has ended.
     pub(in crate::resource) fn withdrawn(&mut self, request: RequestId) {
-        self.rendezvous.held.remove(&request);
+        self.rendezvous.asked.remove(&request);
+        self.rendezvous.hold_no_more(request);
     }
 
     // --- What came of it ---------------------------------------------------------------------
@@ -310,7 +338,7 @@ impl Manager {
             return;
         };
         let worker = *worker;
-        let dialled = wired.stream == Some(WiredStream::Dialling);
+        let dialled = matches!(wired.stream, Some(WiredStream::Dialling { .. }));
         if dialled {
             wired.peer = Introduction::parse(&negotiated.private_data);
             if let Some(said) = wired.peer
@@ -333,6 +361,7 @@ impl Manager {
             return self.not_linked(qp, worker, why);
         }
         wired.stream = Some(WiredStream::Tcp);
+        wired.has_unconfirmed = false;
         // Whoever dialled does not do so again without a pause: a peer may end what it has taken.
         wired.tries = u32::from(dialled);
         let ord = wired.sending.map_or(0, |s| s.ord).min(peer.ird);
@@ -362,7 +391,7 @@ impl Manager {
     }
 }
 
-fn introduction(qp: QpId, wired: &Wired) -> Introduction {
+fn introduction(qp: QpId, wired: &Wired, dial: u64, daemon: u64) -> Introduction {
     let wiring = &wired.wiring;
     Introduction {
         gid: wiring.local,
@@ -375,6 +404,8 @@ fn introduction(qp: QpId, wired: &Wired) -> Introduction {
         path_mtu: wiring.path_mtu,
         rq_psn: wiring.rq_psn,
         sq_psn: wired.sending.map(|sending| sending.sq_psn),
+        dial,
+        daemon,
     }
 }
 
@@ -389,13 +420,16 @@ pub(super) const DAEMON: SessionId = SessionId(0);
 /// The user in whose name other daemons are let in, which no process can have: they use up nobody's
 /// start-ups, and whose STags they have guessed is asked when it is known whom they mean.
 const DAEMONS: u32 = u32::MAX - 1;
-/// Requests that may wait for their queue pairs.
-pub(super) const BACKLOG: u32 = 1024;
+/// Requests that may wait for a decision: as many as `limits.startups` and the limits of the owners
+/// of their QPs allow.
+pub(super) const BACKLOG: u32 = u32::MAX;
 /// Of them, for one queue pair. It will have one peer, and who else asks for it does so by mistake
 /// or in order to keep others out.
 const HELD: usize = 32;
 /// Queue pairs that dial between two looks at everything else.
 const DIALS: usize = 16;
+/// QPs that look again for a changed peer of this daemon, likewise.
+const SEEKERS: usize = 4;
 /// How long the higher end leaves it to the lower one to dial. Whoever has nobody acknowledge a
 /// request waits for twice as long at least, and is to know by then what is wrong.
 const PATIENCE: Duration = Duration::from_millis(500);

@@ -21,6 +21,9 @@ pub struct Wired {
     pub tries: u32,
     /// What its peer at another daemon has said.
     pub peer: Option<Introduction>,
+    /// The diagnosis has named a request in the peer's name that was not confirmed, since the last
+    /// stream.
+    pub has_unconfirmed: bool,
 }
 
 impl Wired {
@@ -46,8 +49,8 @@ pub struct ToldDatagrams {
 pub enum WiredStream {
     /// The direct path to a queue pair of this daemon.
     Direct,
-    /// It dials another daemon.
-    Dialling,
+    /// It dials another daemon, with this number until that daemon has asked for it.
+    Dialling { number: Option<u64> },
     /// It has accepted a request of another daemon.
     Accepting,
     /// TCP to another daemon.
@@ -55,16 +58,21 @@ pub enum WiredStream {
 }
 
 impl Wired {
-    /// Compares path MTU and PSN with those of a peer at another daemon; an error is the reason why
-    /// the two do not match.
+    /// Compares path MTU and PSNs, as far as they are known, with those of a peer at another daemon;
+    /// an error is the reason why the two do not match.
     pub(super) fn compare_far(&self) -> Result<(), String> {
-        match (self.sending, self.peer) {
-            (_, Some(peer)) if peer.path_mtu != self.wiring.path_mtu => {
+        let Some(peer) = self.peer else { return Ok(()) };
+        let other = format!("queue pair {}", peer.qp);
+        let awaited = self.wiring.rq_psn;
+        match (self.sending, peer.sq_psn) {
+            _ if peer.path_mtu != self.wiring.path_mtu => {
                 Err(path_mtus_differ(self.wiring.path_mtu, peer.qp, peer.path_mtu))
             }
-            (Some(own), Some(peer)) if own.sq_psn != peer.rq_psn => {
-                let other = format!("queue pair {}", peer.qp);
+            (Some(own), _) if own.sq_psn != peer.rq_psn => {
                 Err(psns_differ("this side", own.sq_psn, &other, peer.rq_psn))
+            }
+            (_, Some(sends)) if sends != awaited => {
+                Err(psns_differ(&other, sends, "this side", awaited))
             }
             _ => Ok(()),
         }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
 use rnic_core::engine::{PeerLimits, QUESTIONS};
@@ -121,13 +122,14 @@ impl Manager {
             stream: None,
             tries: 0,
             peer: None,
+            has_unconfirmed: false,
         });
         // Until the worker has it.
         object.shared.set_state(QpState::Rtr);
         self.workers.attach_wired(worker, config);
-        self.answer_held(|asked| asked == qp);
+        self.answer_held(qp);
         self.seek_peer(qp);
-        self.tell_seekers(qp);
+        self.rendezvous.peer_changed(qp);
         Outcome::done()
     }
 
@@ -216,7 +218,7 @@ impl Manager {
         match become_idle(object) {
             Ok(()) => {
                 self.outbox.answer(id, ReplyBody::Done);
-                self.tell_seekers(qp);
+                self.rendezvous.peer_changed(qp);
             }
             Err(refusal) => self.outbox.end(id, format!("QP {qp} cannot be reset: {refusal}")),
         }
@@ -236,9 +238,25 @@ impl Manager {
 
     /// Links a QP with the one it is wired to, if that is there and wired to it; else says why not.
     fn seek_peer(&mut self, qp: QpId) {
+        self.rendezvous.seek_no_more(qp);
+        self.seek_on(qp);
+    }
+
+    /// As `seek_peer`, for a QP whose peer has changed: it costs the owner of the QP one connection
+    /// of its rate, and an answer that is still the same is not sent to the worker.
+    pub(super) fn seek_again(&mut self, qp: QpId, now: Time) {
+        let Some((session, _)) = self.qp_of(qp) else { return };
+        if self.take_rate(session, now).is_err() {
+            return self.rendezvous.dial_at(qp, now.after(SEEK_PAUSE));
+        }
+        self.seek_on(qp);
+    }
+
+    fn seek_on(&mut self, qp: QpId) {
         let Some((_, object)) = self.qp_of(qp) else { return };
         let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else { return };
         if wired.stream.is_some() || !object.works() {
+            self.rendezvous.seek_no_more(qp);
             return;
         }
         let (worker, wiring, sending) = (*worker, wired.wiring, wired.sending);
@@ -272,26 +290,18 @@ impl Manager {
                 self.workers.link_direct(worker, ends);
             }
             Err(why) => {
-                self.rendezvous.seek(qp, wiring.remote_qp);
-                self.workers.unlinked_because(worker, qp, why);
+                if self.rendezvous.seek(qp, wiring.remote_qp, &why) {
+                    self.workers.unlinked_because(worker, qp, why);
+                }
             }
         }
     }
 
-    /// Has those look once more that have looked for this queue pair in vain: it has been told of a
-    /// peer, has left it, or is gone.
-    fn tell_seekers(&mut self, peer: QpId) {
-        for qp in self.rendezvous.seekers_of(peer) {
-            self.rendezvous.seek_no_more(qp);
-            self.seek_peer(qp);
-        }
-    }
-
-    /// Queue pairs are gone: nobody waits for them any more.
+    /// Answers the requests for QPs that are gone, and the QPs that look for them.
     pub(in crate::resource) fn are_no_peers(&mut self, gone: &BTreeSet<QpId>) {
-        self.answer_held(|asked| gone.contains(&asked));
         for qp in gone {
-            self.tell_seekers(*qp);
+            self.answer_held(*qp);
+            self.rendezvous.peer_changed(*qp);
         }
     }
 
@@ -334,7 +344,7 @@ impl Manager {
 
     /// Whether this queue pair and its peer are linked by the direct path. One that is wired to
     /// itself always is: it cannot be both ends of a TCP connection.
-    fn meet_here(&self, qp: QpId, wiring: &Wiring) -> bool {
+    pub(super) fn meet_here(&self, qp: QpId, wiring: &Wiring) -> bool {
         let itself = wiring.remote_qp == qp && wiring.remote == wiring.local;
         itself || self.is_near(wiring.remote)
     }
@@ -427,6 +437,8 @@ pub(super) fn state_name(object: &Qp) -> &'static str {
     }
 }
 
+/// Until a QP looks again whose owner's rate is used up.
+const SEEK_PAUSE: Duration = Duration::from_millis(100);
 /// What is asked for has been checked.
 const ANY_READS: (u16, u16) = (u16::MAX, u16::MAX);
 pub(super) const MOST_24: u32 = (1 << 24) - 1;

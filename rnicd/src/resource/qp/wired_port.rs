@@ -223,6 +223,8 @@ impl Manager {
             let _ = self.cm.close_listener(listener, clock::now());
             return Err(refusal);
         }
+        // Sessions that go on while the daemon drains may need an answer to go on dialling.
+        self.cm.ignore_draining(listener);
         self.wired_port.listeners.push((listener, handle));
         Ok(())
     }

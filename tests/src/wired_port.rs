@@ -1,0 +1,152 @@
+//! The wired port of a host without a daemon, which answers ask-backs. Frames are made by hand,
+//! without code of the daemon.
+
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use crate::DEADLINE;
+use crate::wire;
+
+/// An ask-back as bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// GID and QP that were dialled.
+    pub dialled: ([u8; 16], u32),
+    /// GID and QP of the alleged dialler.
+    pub dialler: ([u8; 16], u32),
+    /// Number of the dial.
+    pub number: u64,
+}
+
+impl Question {
+    /// Decodes Private Data; `None` if they are no ask-back.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != 56 || bytes[..8] != *b"RNWQ\x02\0\0\0" {
+            return None;
+        }
+        let gid = |at: usize| bytes[at..at + 16].try_into().unwrap();
+        let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+        let number = u64::from_be_bytes(bytes[48..].try_into().unwrap());
+        Some(Question { dialled: (gid(8), word(40)), dialler: (gid(24), word(44)), number })
+    }
+
+    /// Private Data of this question.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = b"RNWQ\x02\0\0\0".to_vec();
+        bytes.extend(self.dialled.0);
+        bytes.extend(self.dialler.0);
+        bytes.extend(self.dialled.1.to_be_bytes());
+        bytes.extend(self.dialler.1.to_be_bytes());
+        bytes.extend(self.number.to_be_bytes());
+        bytes
+    }
+}
+
+/// An MPA Reject with the answer to an ask-back.
+pub fn answer(is_pending: bool) -> Vec<u8> {
+    reject(&[b"RNWQ\x02".as_slice(), &[u8::from(is_pending)]].concat())
+}
+
+/// An MPA Reject of revision 2 with these Private Data.
+pub fn reject(private_data: &[u8]) -> Vec<u8> {
+    let mut frame = wire::request(wire::CRC | 0x20, 2, private_data);
+    frame[..16].copy_from_slice(b"MPA ID Rep Frame");
+    frame
+}
+
+/// Reads the Private Data of an MPA Request, without the negotiation of reads; `None` if the
+/// connection ends first.
+pub fn private_data(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut head = [0; 20];
+    stream.read_exact(&mut head).ok()?;
+    let mut data = vec![0; usize::from(u16::from_be_bytes([head[18], head[19]]))];
+    stream.read_exact(&mut data).ok()?;
+    // Revision 2 begins with IRD and ORD (flag S, RFC 6581 section 9).
+    Some(data.split_off(if head[16] & 0x10 == 0 { 0 } else { 4 }))
+}
+
+/// Reads one ask-back and confirms it.
+///
+/// # Panics
+///
+/// If the connection brings anything else.
+pub fn confirm(stream: &mut TcpStream) -> Question {
+    stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
+    let data = private_data(stream).expect("an MPA Request");
+    let question = Question::parse(&data).expect("an ask-back");
+    wire::say(stream, &answer(true));
+    question
+}
+
+/// A thread that listens on the wired port of an address until it is dropped.
+pub struct WiredPort {
+    address: SocketAddr,
+    questions: Arc<Mutex<Vec<Question>>>,
+    stops: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WiredPort {
+    /// Confirms every ask-back.
+    pub fn confirming(address: SocketAddr) -> Self {
+        WiredPort::on(TcpListener::bind(address).expect("the wired port"))
+    }
+
+    /// As [`WiredPort::confirming`], with a socket that listens already.
+    pub fn on(listener: TcpListener) -> Self {
+        WiredPort::serve(listener, |stream, _| wire::say(stream, &answer(true)))
+    }
+
+    /// Calls `reply` with the connection of every ask-back. Closes all other connections.
+    pub fn replying(
+        address: SocketAddr,
+        reply: impl Fn(&mut TcpStream, &Question) + Send + 'static,
+    ) -> Self {
+        WiredPort::serve(TcpListener::bind(address).expect("the wired port"), reply)
+    }
+
+    fn serve(
+        listener: TcpListener,
+        reply: impl Fn(&mut TcpStream, &Question) + Send + 'static,
+    ) -> Self {
+        let address = listener.local_addr().expect("its address");
+        let questions = Arc::new(Mutex::new(Vec::new()));
+        let stops = Arc::new(AtomicBool::new(false));
+        let asked = questions.clone();
+        let stopped = stops.clone();
+        let thread = std::thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                if stopped.load(Relaxed) {
+                    return;
+                }
+                stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
+                let data = private_data(&mut stream);
+                let Some(question) = data.and_then(|data| Question::parse(&data)) else { continue };
+                reply(&mut stream, &question);
+                asked.lock().expect("no panic").push(question);
+            }
+        });
+        WiredPort { address, questions, stops, thread: Some(thread) }
+    }
+
+    /// The ask-backs so far.
+    pub fn questions(&self) -> Vec<Question> {
+        self.questions.lock().expect("no panic").clone()
+    }
+}
+
+impl Drop for WiredPort {
+    fn drop(&mut self) {
+        self.stops.store(true, Relaxed);
+        // Wakes the thread.
+        drop(TcpStream::connect(self.address));
+        let ended = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            assert!(matches!(ended, Some(Ok(()))), "the wired port of a test failed");
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! The stream of an RC QP goes to the QP of the daemon at the peer's wired port, and to no other
+//! program of that host, of a third host or of this one. Each attacker is a raw TCP client.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+
+use rnic_client::{
+    Access, Completion, CompletionOpcode, CompletionStatus, Gid, Qp, QpState, QpType, RecvRequest,
+    SendRequest, Sending, Wiring,
+};
+use rnic_tests::client::Client;
+use rnic_tests::wire::{self, CRC, Ending};
+use rnic_tests::wired_port::{Question, WiredPort, answer, private_data, reject};
+use rnic_tests::{Daemon, binaries, ports};
+
+/// Hosts, the lower ones of which dial [`HERE`].
+const FAR: [u8; 4] = [127, 0, 54, 1];
+const LOWER: [u8; 4] = [127, 0, 54, 2];
+const HERE: [u8; 4] = [127, 0, 54, 3];
+const HIGHER: [u8; 4] = [127, 0, 54, 4];
+const CROWD: [u8; 4] = [127, 0, 54, 9];
+
+/// QP number that a raw peer claims to have.
+const THEIRS: u32 = 7777;
+
+/// Half a minute without an acknowledgement.
+const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
+
+/// Private Data of a rejection without a confirmation: nothing of the QP.
+const NOT_CONFIRMED: &[u8] = b"RNWD\x02\x0c";
+
+fn daemon(address: [u8; 4], port: u16, config: &str) -> Daemon {
+    let address = IpAddr::from(address);
+    let base = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
+    Daemon::start(binaries!(), &format!("{base}{config}"))
+}
+
+fn gid(address: [u8; 4]) -> Gid {
+    Gid::from(IpAddr::from(address))
+}
+
+/// A client with an RC QP.
+struct End {
+    client: Client,
+    qp: Qp,
+}
+
+impl End {
+    fn new(daemon: &Daemon) -> Self {
+        let client = Client::new(daemon);
+        let qp = client.qp_of(QpType::Wired);
+        End { client, qp }
+    }
+
+    fn number(&self) -> u32 {
+        self.qp.id().0
+    }
+
+    fn to_rtr(&self, here: [u8; 4], there: [u8; 4], remote_qp: u32) {
+        let mut remote = self.qp.id();
+        remote.0 = remote_qp;
+        let wiring = Wiring {
+            local: gid(here),
+            remote: gid(there),
+            remote_qp: remote,
+            rq_psn: 7,
+            path_mtu: 1024,
+            min_rnr_timer: 12,
+            ird: 4,
+            rights: Access::REMOTE_WRITE | Access::REMOTE_READ,
+        };
+        self.qp.to_rtr(&wiring).unwrap();
+    }
+
+    fn to_rts(&self) {
+        self.qp.to_rts(&SENDING).unwrap();
+    }
+
+    fn has_stream(&self) -> bool {
+        self.qp.query().unwrap().path != "none"
+    }
+}
+
+/// Two QPs in RTS exchange a message.
+fn exchange(from: &End, to: &End) {
+    to.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    from.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+    from.client.completes(2, CompletionOpcode::Send);
+    to.client.completes(1, CompletionOpcode::Receive);
+}
+
+/// An introduction as bytes.
+#[derive(Clone, Copy)]
+struct Introduction {
+    from: [u8; 4],
+    qp: u32,
+    to_qp: u32,
+    rq_psn: u32,
+    sq_psn: Option<u32>,
+    number: u64,
+}
+
+impl Introduction {
+    /// The introduction of [`THEIRS`] at an address, for a QP of [`HERE`].
+    fn to(to_qp: u32, from: [u8; 4]) -> Self {
+        Introduction { from, qp: THEIRS, to_qp, rq_psn: 7, sq_psn: Some(7), number: 0x1234 }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = b"RNWD\x02".to_vec();
+        bytes.extend(&self.sq_psn.unwrap_or(0).to_be_bytes()[1..]);
+        bytes.extend(gid(self.from).0);
+        bytes.extend(gid(HERE).0);
+        bytes.extend(self.qp.to_be_bytes());
+        bytes.extend(self.to_qp.to_be_bytes());
+        bytes.extend(4_u16.to_be_bytes());
+        bytes.extend([12, if self.sq_psn.is_some() { 2 } else { 0 }]);
+        bytes.extend(self.rq_psn.to_be_bytes());
+        bytes.extend(self.number.to_be_bytes());
+        bytes.extend([0; 8]);
+        bytes
+    }
+
+    /// A connection to [`HERE`] that has sent it.
+    fn dial(&self, port: u16) -> TcpStream {
+        send(self.from, (HERE, port).into(), &self.bytes())
+    }
+}
+
+/// A connection that has sent an MPA Request with these Private Data.
+fn send(from: [u8; 4], to: SocketAddr, private_data: &[u8]) -> TcpStream {
+    let mut stream = wire::dial_from(from, to);
+    wire::say(&mut stream, &wire::request(CRC, 2, private_data));
+    stream
+}
+
+/// The Private Data of the rejection; `None` if the connection was accepted.
+fn rejection(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let reply = wire::reply(stream);
+    if reply[16] & 0x20 == 0 {
+        return None;
+    }
+    assert_eq!(wire::ending(stream), Ending::Fin(Vec::new()));
+    Some(reply[20..].to_vec())
+}
+
+#[test]
+fn unconfirmed_requests_get_no_stream_and_no_word() {
+    let port = ports::of_nobody();
+    let daemon = daemon(HERE, port, "");
+    let ends = [End::new(&daemon), End::new(&daemon), End::new(&daemon), End::new(&daemon)];
+    let [reset, rtr, rts, failed] = &ends;
+    for end in [rtr, rts, failed] {
+        end.to_rtr(HERE, LOWER, THEIRS);
+        end.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    }
+    rts.to_rts();
+    failed.qp.to_error().unwrap();
+    failed.client.completion();
+    let attack = |how: &str| {
+        let unknown = rts.number() + 1000;
+        for to_qp in [reset, rtr, rts, failed].map(End::number).into_iter().chain([unknown]) {
+            let said = Introduction::to(to_qp, LOWER);
+            let [other_psn, other_qp] =
+                [Introduction { rq_psn: 8, ..said }, Introduction { qp: 5, ..said }];
+            for said in [said, other_psn, other_qp, Introduction { sq_psn: None, ..said }] {
+                let found = rejection(&mut said.dial(port));
+                assert_eq!(found.as_deref(), Some(NOT_CONFIRMED), "{how}, QP {to_qp}");
+            }
+        }
+    };
+    attack("without a daemon there");
+    let replies: [(&str, fn() -> Vec<u8>); 5] = [
+        ("denied", || answer(false)),
+        ("rejected in other words", || reject(b"RNWD\x02\x01")),
+        ("rejected without a word", || reject(b"")),
+        ("accepted", || {
+            let mut accept = reject(b"RNWQ\x02\x01");
+            accept[16] &= !0x20;
+            accept
+        }),
+        ("closed", Vec::new),
+    ];
+    for (how, reply) in replies {
+        let address = SocketAddr::from((LOWER, port));
+        let _denying = WiredPort::replying(address, move |peer, _| wire::say(peer, &reply()));
+        attack(how);
+    }
+    for end in [rtr, rts] {
+        assert!(!end.has_stream());
+        assert_eq!(end.client.cq.poll(&mut [Completion::default()]).unwrap(), 0);
+    }
+    // The request that the daemon there confirms is served.
+    let peer = WiredPort::confirming((LOWER, port).into());
+    let said =
+        Introduction { number: 0xABCD_EF01_2345_6789, ..Introduction::to(rts.number(), LOWER) };
+    assert_eq!(rejection(&mut said.dial(port)), None);
+    let expected = Question {
+        dialled: (gid(HERE).0, rts.number()),
+        dialler: (gid(LOWER).0, THEIRS),
+        number: said.number,
+    };
+    assert_eq!(peer.questions(), [expected]);
+}
+
+#[test]
+fn a_program_reads_that_a_request_was_not_confirmed() {
+    let port = ports::of_nobody();
+    let daemon = daemon(HERE, port, "");
+    let _peer =
+        WiredPort::replying((LOWER, port).into(), |peer, _| wire::say(peer, &answer(false)));
+    // The daemon dials as well after half a second, which gives it another reason.
+    let found = (0..20).any(|_| {
+        let end = End::new(&daemon);
+        end.to_rtr(HERE, LOWER, THEIRS);
+        let mut dial = Introduction::to(end.number(), LOWER).dial(port);
+        assert_eq!(rejection(&mut dial).as_deref(), Some(NOT_CONFIRMED));
+        end.qp.to_rts(&Sending { timeout: 8, retry_count: 1, ..SENDING }).unwrap();
+        end.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+        let failed = end.client.completion();
+        let why = end.client.context.diagnosis(failed.diagnosis_id).unwrap().text;
+        why.contains("was not confirmed by asking port")
+    });
+    assert!(found);
+}
+
+#[test]
+fn other_programs_of_a_peers_host_are_not_its_qp() {
+    let port = ports::of_nobody();
+    let [here, there] = [HERE, FAR].map(|address| daemon(address, port, ""));
+    let [a, b] = [End::new(&here), End::new(&there)];
+    a.to_rtr(HERE, FAR, b.number());
+    a.to_rts();
+    let said = Introduction { qp: b.number(), ..Introduction::to(a.number(), FAR) };
+    let attack = || rejection(&mut said.dial(port));
+    // Before the peer is in RTR, and beside its stream.
+    assert_eq!(attack().as_deref(), Some(NOT_CONFIRMED));
+    assert!(!a.has_stream());
+    b.to_rtr(FAR, HERE, a.number());
+    b.to_rts();
+    exchange(&a, &b);
+    assert_eq!(attack().as_deref(), Some(NOT_CONFIRMED));
+    exchange(&b, &a);
+}
+
+#[test]
+fn a_dial_is_confirmed_once_and_to_its_peer_alone() {
+    let port = ports::of_nobody();
+    let daemon = daemon(HERE, port, "");
+    let peer = TcpListener::bind((IpAddr::from(HIGHER), port)).unwrap();
+    let end = End::new(&daemon);
+    end.to_rtr(HERE, HIGHER, THEIRS);
+    let (mut dial, _) = peer.accept().unwrap();
+    let said = private_data(&mut dial).unwrap();
+    let number = u64::from_be_bytes(said[56..64].try_into().unwrap());
+    // Of another host's daemon nothing is known.
+    assert_eq!(said[64..], [0; 8]);
+    let right =
+        Question { dialled: (gid(HIGHER).0, THEIRS), dialler: (gid(HERE).0, end.number()), number };
+    let ask = |from: [u8; 4], question: &Question| {
+        let answer = rejection(&mut send(from, (HERE, port).into(), &question.bytes())).unwrap();
+        assert_eq!(answer[..5], *b"RNWQ\x02");
+        answer[5]
+    };
+    // Wrong questions do not use the number up.
+    let wrong = [
+        Question { number: number ^ 1, ..right.clone() },
+        Question { number: 0, ..right.clone() },
+        Question { dialled: (gid(HIGHER).0, THEIRS + 1), ..right.clone() },
+        Question { dialled: (gid(LOWER).0, THEIRS), ..right.clone() },
+        Question { dialler: (gid(HERE).0, end.number() + 1), ..right.clone() },
+        Question { dialler: (gid(HIGHER).0, end.number()), ..right.clone() },
+    ];
+    for question in &wrong {
+        assert_eq!(ask(HIGHER, question), 0, "{question:?}");
+    }
+    assert_eq!(ask(LOWER, &right), 0, "from a third host");
+    assert_eq!(ask(HIGHER, &right), 1);
+    assert_eq!(ask(HIGHER, &right), 0, "a second time");
+    // A question is answered without another one: the next connection is the next dial.
+    drop(dial);
+    let (mut next, _) = peer.accept().unwrap();
+    assert_eq!(private_data(&mut next).unwrap()[..5], *b"RNWD\x02");
+    // With its number the former dial is over.
+    assert_eq!(ask(HIGHER, &right), 0, "of a dial that is over");
+}
+
+#[test]
+fn each_dial_has_a_number_of_its_own() {
+    let port = ports::of_nobody();
+    let daemon = daemon(HERE, port, "");
+    let peer = TcpListener::bind((IpAddr::from(HIGHER), port)).unwrap();
+    let ends: Vec<_> = (0..32).map(|_| End::new(&daemon)).collect();
+    let mut numbers = BTreeSet::new();
+    let mut dials = Vec::new();
+    for end in &ends {
+        end.to_rtr(HERE, HIGHER, THEIRS);
+        let (mut dial, _) = peer.accept().unwrap();
+        let said = private_data(&mut dial).unwrap();
+        numbers.insert(u64::from_be_bytes(said[56..64].try_into().unwrap()));
+        dials.push(dial);
+    }
+    assert_eq!(numbers.len(), ends.len());
+    // Each bit is set in some and clear in others; the odds of a mistake are 2 to the -25.
+    let all = numbers.iter().fold(u64::MAX, |all, number| all & number);
+    let any = numbers.iter().fold(0, |any, number| any | number);
+    assert_eq!((all, any), (0, u64::MAX));
+}
+
+#[test]
+fn daemons_of_one_host_do_not_answer_for_each_other() {
+    let port = ports::of_nobody();
+    let [first, second] = [(); 2].map(|()| daemon(HERE, port, "[engine]\nloopback = \"tcp\"\n"));
+    let [a, b] = [End::new(&first), End::new(&first)];
+    let [c, d] = [End::new(&second), End::new(&second)];
+    assert_eq!([a.number(), b.number()], [c.number(), d.number()], "or the test shows nothing");
+    // The first daemon has the port; one of its QPs waits for a peer that is not in RTR.
+    b.to_rtr(HERE, HERE, a.number());
+    b.to_rts();
+    b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    c.to_rtr(HERE, HERE, d.number());
+    c.qp.to_rts(&Sending { timeout: 18, retry_count: 1, ..SENDING }).unwrap();
+    c.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
+    let failed = c.client.completion();
+    assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
+    let why = c.client.context.diagnosis(failed.diagnosis_id).unwrap();
+    assert!(why.text.contains("another daemon of this host"), "{}", why.text);
+    assert!(!b.has_stream());
+    assert_eq!(b.client.cq.poll(&mut [Completion::default()]).unwrap(), 0);
+    // Its own peer reaches it.
+    a.to_rtr(HERE, HERE, b.number());
+    a.to_rts();
+    a.qp.post_send(&[SendRequest::send_inline(3, b"").signaled()]).unwrap();
+    a.client.completes(3, CompletionOpcode::Send);
+    b.client.completes(1, CompletionOpcode::Receive);
+}
+
+#[test]
+fn held_requests_give_way_by_host() {
+    let port = ports::of_nobody();
+    let daemon = self::daemon(HERE, port, "[limits.user]\nstartups = 16\n");
+    let far = self::daemon(FAR, port, "");
+    let _peer = WiredPort::confirming((LOWER, port).into());
+    let crowd = WiredPort::confirming((CROWD, port).into());
+    // A host with one request, then one with many for QPs that are never in RTR.
+    let held = End::new(&daemon);
+    let mut honest = Introduction::to(held.number(), LOWER).dial(port);
+    daemon.settles("one is held", |s| s.startups == 1);
+    let idle = [End::new(&daemon), End::new(&daemon), End::new(&daemon)];
+    let mut flood = Vec::new();
+    for n in 0..60_u32 {
+        let to_qp = idle[n as usize % idle.len()].number();
+        flood.push(Introduction { qp: n, ..Introduction::to(to_qp, CROWD) }.dial(port));
+        daemon.settles("it was asked about", |_| crowd.questions().len() > n as usize);
+    }
+    assert!(daemon.status().startups <= 2 * 16);
+    // A QP that is wired needs no decision of its program and finds its place.
+    let [a, b] = [End::new(&daemon), End::new(&far)];
+    a.to_rtr(HERE, FAR, b.number());
+    b.to_rtr(FAR, HERE, a.number());
+    a.to_rts();
+    b.to_rts();
+    exchange(&a, &b);
+    held.to_rtr(HERE, LOWER, THEIRS);
+    assert_eq!(rejection(&mut honest), None);
+    drop(flood);
+}
+
+#[test]
+fn dials_from_both_ends_meet() {
+    let port = ports::of_nobody();
+    let daemons = [FAR, HERE].map(|address| daemon(address, port, ""));
+    let pairs: Vec<_> = (0..40).map(|_| [End::new(&daemons[0]), End::new(&daemons[1])]).collect();
+    for (n, [a, b]) in pairs.iter().enumerate() {
+        let wire_a = || a.to_rtr(FAR, HERE, b.number());
+        let wire_b = || b.to_rtr(HERE, FAR, a.number());
+        if n % 2 == 0 {
+            wire_a();
+            wire_b();
+        } else {
+            wire_b();
+            wire_a();
+        }
+        a.to_rts();
+        b.to_rts();
+    }
+    for [a, b] in &pairs {
+        exchange(a, b);
+        exchange(b, a);
+        assert_eq!([a, b].map(|end| end.qp.query().unwrap().state), [QpState::Rts; 2]);
+    }
+}
