@@ -8,7 +8,7 @@ use rnic_client::{GRH_LEN, Gid, GidRow, route_of};
 use crate::c;
 use crate::context::PORT;
 use crate::errno::Errno;
-use crate::object::{Body, zeroed};
+use crate::object::{Body, Kind, zeroed};
 use crate::pd::PdUser;
 
 /// An address handle. The library's own: the device knows nothing of it.
@@ -27,6 +27,7 @@ pub(crate) struct Route {
 
 impl Body for AhBody {
     type Head = c::ibv_ah;
+    const KIND: Kind = Kind::Ah;
 }
 
 impl AhBody {
@@ -41,12 +42,11 @@ impl AhBody {
         gids: &[GidRow],
     ) -> Result<AhBody, Errno> {
         if gids.is_empty() {
-            return Err(Errno::UNSUPPORTED);
+            let reason = format_args!("address handles: the device has no GID to send from");
+            return Err(Errno::unsupported(reason));
         }
-        match is_route(attributes, gids) {
-            true => Ok(AhBody { _pd: pd, route: route(attributes) }),
-            false => Err(Errno::INVALID),
-        }
+        check_route(attributes, gids)?;
+        Ok(AhBody { _pd: pd, route: route(attributes) })
     }
 }
 
@@ -72,24 +72,48 @@ pub(crate) fn back_to_sender(
     header: &[u8; GRH_LEN],
     gids: &[GidRow],
 ) -> Result<c::ibv_ah_attr, Errno> {
-    let (from, to) = route_of(header).ok_or(Errno::INVALID)?;
-    let own = gids.iter().position(|row| row.gid == to).ok_or(Errno::INVALID)?;
-    attributes_to(u16::try_from(own).map_err(|_| Errno::INVALID)?, from)
+    let none = || Errno::invalid(format_args!("the GRH is neither an IPv4 nor an IPv6 header"));
+    let (from, to) = route_of(header).ok_or_else(none)?;
+    let foreign = || Errno::invalid(format_args!("the GRH is to a GID that the device lacks"));
+    let own = gids.iter().position(|row| row.gid == to).ok_or_else(foreign)?;
+    attributes_to(u16::try_from(own).unwrap_or(u16::MAX), from)
 }
 
 /// The attributes of a handle from the device's GID of this index to another one.
 pub(crate) fn attributes_to(source: u16, gid: Gid) -> Result<c::ibv_ah_attr, Errno> {
     let mut attributes: c::ibv_ah_attr = zeroed();
     attributes.grh.dgid = c::ibv_gid { raw: gid.0 };
-    attributes.grh.sgid_index = u8::try_from(source).map_err(|_| Errno::INVALID)?;
+    attributes.grh.sgid_index = u8::try_from(source).map_err(|_| {
+        Errno::invalid(format_args!("GID index {source} does not fit grh.sgid_index (255)"))
+    })?;
     attributes.grh.hop_limit = u8::MAX;
     (attributes.is_global, attributes.port_num) = (1, PORT);
     Ok(attributes)
 }
 
-/// Whether a packet could be sent so: over Ethernet it needs a route header, and a source.
-pub(crate) fn is_route(attributes: &c::ibv_ah_attr, gids: &[GidRow]) -> bool {
-    attributes.is_global != 0
-        && attributes.port_num == PORT
-        && gids.get(usize::from(attributes.grh.sgid_index)).is_some_and(|row| !row.gid.is_zero())
+/// Checks the address of a peer: over Ethernet it needs a GRH and a source GID.
+///
+/// # Errors
+///
+/// `EINVAL` if a packet cannot be sent to it.
+pub(crate) fn check_route(attributes: &c::ibv_ah_attr, gids: &[GidRow]) -> Result<(), Errno> {
+    let (port, index) = (attributes.port_num, attributes.grh.sgid_index);
+    if attributes.is_global == 0 {
+        let reason = format_args!("ah_attr.is_global is 0: RoCE needs a GRH with a GID");
+        return Err(Errno::invalid(reason));
+    }
+    if port != PORT {
+        let reason = format_args!("ah_attr.port_num {port}: the device has port {PORT} only");
+        return Err(Errno::invalid(reason));
+    }
+    if usize::from(index) >= gids.len() {
+        let count = gids.len();
+        let reason = format_args!("grh.sgid_index {index}: the GID table has {count} entries");
+        return Err(Errno::invalid(reason));
+    }
+    if gids[usize::from(index)].gid.is_zero() {
+        let reason = format_args!("grh.sgid_index {index}: the entry is empty");
+        return Err(Errno::invalid(reason));
+    }
+    Ok(())
 }

@@ -11,7 +11,7 @@ use crate::context::ContextBody;
 use crate::cq::CqBody;
 use crate::device::Device;
 use crate::errno::Errno;
-use crate::object::Body;
+use crate::object::{Body, Kind};
 use crate::system;
 
 /// A completion channel. Its descriptor is the one that the daemon writes to.
@@ -24,6 +24,7 @@ pub(crate) struct ChannelBody {
 
 impl Body for Arc<ChannelBody> {
     type Head = c::ibv_comp_channel;
+    const KIND: Kind = Kind::CompletionChannel;
 }
 
 impl ChannelBody {
@@ -48,9 +49,16 @@ impl ChannelBody {
         self.cqs.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// Whether no CQ is on it, so that it may be destroyed.
-    pub(crate) fn is_unused(&self) -> bool {
-        self.cqs.load(Ordering::Relaxed) == 0
+    /// Checks that no CQ uses it.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if one does.
+    pub(crate) fn check_unused(&self) -> Result<(), Errno> {
+        match self.cqs.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            n => Err(Errno::busy(format_args!("{n} completion queues use the channel"))),
+        }
     }
 
     /// The next CQ that has an event (`ibv_get_cq_event(3)`), in the descriptor's own mode.
@@ -59,7 +67,9 @@ impl ChannelBody {
             let mut record = [0; CompletionChannel::RECORD_LEN];
             let n = system::receive_packet(self.fd(), &mut record)?;
             // Nothing is what a socket says whose other end is gone.
-            let cq = CompletionChannel::parse_record(&record[..n]).ok_or(Errno(libc::EIO))?;
+            let cq = CompletionChannel::parse_record(&record[..n]).ok_or_else(|| {
+                Errno::new(libc::EIO, format_args!("the daemon has closed the completion channel"))
+            })?;
             // One that has been destroyed meanwhile concerns nobody; one that is about to be waits
             // for what is counted.
             let counted = |cq: &Arc<CqBody>| {

@@ -113,9 +113,7 @@ impl ContextBody {
 
     /// The port (`ibv_query_port(3)`).
     pub(crate) fn port(&self, port: u8) -> Result<c::ibv_port_attr, Errno> {
-        if port != PORT {
-            return Err(Errno::INVALID);
-        }
+        check_port(port)?;
         let mut says: c::ibv_port_attr = zeroed();
         says.state = c::IBV_PORT_ACTIVE;
         says.max_mtu = MAX_MTU;
@@ -167,21 +165,29 @@ impl ContextBody {
 
     /// A GID of the table (`ibv_query_gid(3)`).
     pub(crate) fn gid(&self, port: u8, index: u32) -> Result<c::ibv_gid, Errno> {
-        match (self.kind, port, index) {
-            (DeviceKind::Iwarp, PORT, 0) => Ok(self.device.gid()),
-            (DeviceKind::Roce, ..) => {
-                let row = self.gid_row(port, index).ok_or(Errno::INVALID)?;
-                Ok(c::ibv_gid { raw: row.gid.0 })
-            }
-            _ => Err(Errno::INVALID),
+        check_port(port)?;
+        let of_iwarp = (self.kind == DeviceKind::Iwarp && index == 0).then(|| self.device.gid());
+        let of_roce = self.gid_row(port, index).map(|row| c::ibv_gid { raw: row.gid.0 });
+        of_iwarp.or(of_roce).ok_or_else(|| {
+            let count = self.gid_count();
+            Errno::invalid(format_args!("GID index {index}: the table has {count} entries"))
+        })
+    }
+
+    /// Entries of the GID table.
+    pub(crate) fn gid_count(&self) -> u32 {
+        match self.kind {
+            DeviceKind::Iwarp => 1,
+            DeviceKind::Roce => u32::try_from(self.gids.len()).unwrap_or(u32::MAX),
         }
     }
 
     /// A partition key of the table, in network byte order (`ibv_query_pkey(3)`).
     pub(crate) fn pkey(&self, port: u8, index: i32) -> Result<u16, Errno> {
-        match (port, index) {
-            (PORT, 0) => Ok(u16::MAX),
-            _ => Err(Errno::INVALID),
+        check_port(port)?;
+        match index {
+            0 => Ok(u16::MAX),
+            _ => Err(Errno::invalid(format_args!("P_Key index {index}: the table has 1 entry"))),
         }
     }
 
@@ -189,6 +195,14 @@ impl ContextBody {
         int(VECTORS)
     }
 }
+
+fn check_port(port: u8) -> Result<(), Errno> {
+    match port {
+        PORT => Ok(()),
+        _ => Err(Errno::invalid(format_args!("port {port}: the device has port {PORT} only"))),
+    }
+}
+
 /// `IBV_PORT_CM_SUP`.
 const CM_SUPPORTED: u32 = 1 << 16;
 /// `IBV_PORT_IP_BASED_GIDS`.

@@ -14,7 +14,7 @@ use crate::context::ContextBody;
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::log;
-use crate::object::{Body, Foreign};
+use crate::object::{Body, Foreign, Kind};
 use crate::qp::QpBody;
 
 /// A completion queue.
@@ -59,6 +59,7 @@ const FEWEST_ENTRIES: u32 = 16;
 
 impl Body for Arc<CqBody> {
     type Head = c::ibv_cq_ex;
+    const KIND: Kind = Kind::Cq;
 }
 
 impl CqBody {
@@ -70,8 +71,10 @@ impl CqBody {
         vector: u32,
     ) -> Result<Arc<CqBody>, Errno> {
         let device = context.device();
-        if entries == 0 || entries > device.attributes.max_cq_entries || vector >= VECTORS {
-            return Err(Errno::INVALID);
+        check_entries(entries, device)?;
+        if vector >= VECTORS {
+            let reason = format_args!("comp_vector {vector}: num_comp_vectors is {VECTORS}");
+            return Err(Errno::invalid(reason));
         }
         let options = CqOptions {
             entries: entries.max(FEWEST_ENTRIES),
@@ -239,7 +242,7 @@ impl CqBody {
     pub(crate) fn look_at_next(&self) -> Result<c::ibv_wc, Errno> {
         let mut next = [c::ibv_wc::default()];
         match self.poll(&mut next)? {
-            0 => Err(Errno(libc::ENOENT)),
+            0 => Err(Errno::nothing_yet(libc::ENOENT)),
             _ => {
                 *self.looked_at.lock() = next[0];
                 Ok(next[0])
@@ -268,9 +271,7 @@ impl CqBody {
 
     /// Changes its size (`ibv_resize_cq(3)`).
     pub(crate) fn resize(&self, entries: u32) -> Result<i32, Errno> {
-        if entries == 0 || entries > self.device.attributes.max_cq_entries {
-            return Err(Errno::INVALID);
-        }
+        check_entries(entries, &self.device)?;
         self.cq.resize(entries.max(FEWEST_ENTRIES))?;
         Ok(self.size().1)
     }
@@ -292,7 +293,7 @@ impl CqBody {
     pub(crate) fn destroy(&self) -> Result<(), Errno> {
         let uses = |qp: &Arc<QpBody>| qp.uses_cq(self.cq.id());
         if self.device.qps.read().values().any(uses) {
-            return Err(Errno(libc::EBUSY));
+            return Err(Errno::busy(format_args!("a queue pair uses the completion queue")));
         }
         self.device.cqs.write().remove(&self.cq.id());
         let head = self.head();
@@ -313,20 +314,33 @@ impl CqBody {
     }
 }
 
+fn check_entries(entries: u32, device: &Device) -> Result<(), Errno> {
+    let most = device.attributes.max_cq_entries;
+    match (1..=most).contains(&entries) {
+        true => Ok(()),
+        false => Err(Errno::invalid(format_args!("cqe {entries} is not in 1 to {most} (max_cqe)"))),
+    }
+}
+
 /// Interrupt vectors of the device.
 pub(crate) const VECTORS: u32 = 1;
 
 /// A completion as C has it; `qp` gives it the number that the program chose.
 fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
-    let wr_id = match completion.opcode {
-        CompletionOpcode::Receive => qp.receive_done(completion),
-        _ => qp.send_done(completion),
+    let succeeded = completion.status == CompletionStatus::Success;
+    let (wr_id, byte_len) = match completion.opcode {
+        CompletionOpcode::Receive => (qp.receive_done(completion), completion.byte_len),
+        _ => {
+            let posted = qp.send_done(completion);
+            // As rxe and siw: the length of the request, Sends and Writes included.
+            (posted.wr_id, if succeeded { posted.length } else { completion.byte_len })
+        }
     };
     let mut wc = c::ibv_wc {
         wr_id,
         status: u32::from(completion.status as u8),
         opcode: u32::from(completion.opcode as u8),
-        byte_len: completion.byte_len,
+        byte_len,
         qp_num: qp.id().0,
         src_qp: completion.src_qp.0,
         ..c::ibv_wc::default()
@@ -355,7 +369,7 @@ fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
             Grh::Ipv4 => 8 | 2,
         };
     }
-    if completion.status != CompletionStatus::Success {
+    if !succeeded {
         // The number for `rnicctl why`; they count from 1 for as long as the daemon lives.
         wc.vendor_err = completion.diagnosis_id as u32;
     }

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_char;
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
@@ -19,7 +20,7 @@ use crate::cq::CqBody;
 use crate::errno::Errno;
 use crate::gid_table::GidTable;
 use crate::memory::regions::Regions;
-use crate::object::{Foreign, zeroed};
+use crate::object::{Foreign, Kind, add, remove, zeroed};
 use crate::qp::QpBody;
 use crate::srq::SrqBody;
 
@@ -53,7 +54,7 @@ pub(crate) struct Brought {
 
 /// Providers of real devices recognise their own by a pointer behind the structure, 664 bytes from
 /// its start, which they read of any device: it must be there and be none of theirs.
-#[repr(C)]
+#[repr(C, align(32))]
 struct DeviceBlock {
     device: c::ibv_device,
     behind: [u64; 16],
@@ -100,6 +101,7 @@ impl Device {
                 pd: Mutex::new(Foreign::NULL),
             }),
         });
+        KINDS.iter().for_each(|kind| add(Kind::Device, device.head(*kind).0.addr()));
         *current = Some((owner, Arc::downgrade(&device)));
         drop(current);
         crate::events::listen(&device)?;
@@ -201,6 +203,9 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        for kind in KINDS {
+            remove(Kind::Device, self.head(kind).0.addr());
+        }
         // The thread that reads events has the session open until then.
         if self.is_ours() {
             self.context.end_events();
@@ -235,6 +240,15 @@ pub(crate) enum DeviceKind {
     Iwarp,
     /// Its queue pairs are wired by hand, as those of a RoCE adapter.
     Roce,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DeviceKind::Iwarp => "iWARP",
+            DeviceKind::Roce => "RoCE",
+        })
+    }
 }
 
 impl DeviceKind {

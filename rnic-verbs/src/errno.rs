@@ -1,68 +1,123 @@
-//! What a failure is called by C.
+//! Refusals of the C API: a number of `errno(3)` with its reason.
+//!
+//! An [`Errno`] cannot be made without a reason, and leaves this library only through the functions
+//! below, which log the reason where `RNIC_LOG` asks for it.
+
+use std::fmt;
 
 use rnic_client::{Admission, Error, Refusal};
 
 use crate::{log, system};
 
-/// A failed verb: a number of `errno(3)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Errno(pub(crate) i32);
-
-impl Errno {
-    pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
-    pub(crate) const NO_MEMORY: Errno = Errno(libc::ENOMEM);
-    pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
-    pub(crate) const NO_DEVICE: Errno = Errno(libc::ENODEV);
+/// A failed call: a number of `errno(3)`, and which rule refused which value of which object.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Errno {
+    number: i32,
+    /// `None` if nobody reads it: the log is off, or the call found nothing to return yet.
+    reason: Option<Box<str>>,
 }
 
-/// The error of the library, which is told on stderr where `RNIC_LOG` asks for it.
+impl Errno {
+    /// A refusal. The reason is formatted only if the log is on.
+    pub(crate) fn new(number: i32, reason: fmt::Arguments<'_>) -> Errno {
+        Errno { number, reason: log::is_on().then(|| reason.to_string().into()) }
+    }
+
+    /// `EINVAL`.
+    pub(crate) fn invalid(reason: fmt::Arguments<'_>) -> Errno {
+        Errno::new(libc::EINVAL, reason)
+    }
+
+    /// `EOPNOTSUPP`.
+    pub(crate) fn unsupported(reason: fmt::Arguments<'_>) -> Errno {
+        Errno::new(libc::EOPNOTSUPP, reason)
+    }
+
+    /// `EBUSY`.
+    pub(crate) fn busy(reason: fmt::Arguments<'_>) -> Errno {
+        Errno::new(libc::EBUSY, reason)
+    }
+
+    /// No refusal: an empty queue, or an interrupted wait. Polling programs see it all the time, so
+    /// it is not logged.
+    pub(crate) fn nothing_yet(number: i32) -> Errno {
+        Errno { number, reason: None }
+    }
+
+    pub(crate) fn number(&self) -> i32 {
+        self.number
+    }
+
+    /// The same refusal under another number.
+    pub(crate) fn with_number(self, number: i32) -> Errno {
+        Errno { number, ..self }
+    }
+
+    /// Logs the reason and sets `errno`. Returns the number.
+    pub(crate) fn report(self) -> i32 {
+        self.log();
+        system::set_errno(self.number);
+        self.number
+    }
+
+    /// Logs the reason, for functions that return nothing.
+    pub(crate) fn log(&self) {
+        if let Some(reason) = &self.reason {
+            let number = self.number;
+            log::debug(|| format!("{reason} ({})", std::io::Error::from_raw_os_error(number)));
+        }
+    }
+}
+
 impl From<Error> for Errno {
     fn from(error: Error) -> Self {
-        log::debug(|| error.to_string());
-        Errno(number(&error))
+        Errno::new(number(&error), format_args!("{error}"))
     }
 }
 
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Self {
-        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+        match error.raw_os_error().unwrap_or(libc::EIO) {
+            number @ (libc::EAGAIN | libc::EINTR) => Errno::nothing_yet(number),
+            number => Errno::new(number, format_args!("a system call failed: {error}")),
+        }
     }
 }
 
 impl From<rustix::io::Errno> for Errno {
     fn from(error: rustix::io::Errno) -> Self {
-        Errno(error.raw_os_error())
+        std::io::Error::from(error).into()
     }
 }
 
 /// A verb that returns a number of `errno(3)`, 0 for success.
 pub(crate) fn status(result: Result<(), Errno>) -> i32 {
-    match result {
-        Ok(()) => 0,
-        Err(errno) => {
-            system::set_errno(errno.0);
-            errno.0
-        }
-    }
+    result.map_or_else(Errno::report, |()| 0)
 }
 
 /// A call that returns -1 and sets `errno`.
 pub(crate) fn minus_one(result: Result<(), Errno>) -> i32 {
-    value_or_minus_one(result.map(|()| 0))
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.report();
+            -1
+        }
+    }
 }
 
-/// A call that returns a number, or -1 and sets `errno`.
-pub(crate) fn value_or_minus_one(result: Result<i32, Errno>) -> i32 {
-    result.unwrap_or_else(|errno| {
-        system::set_errno(errno.0);
-        -1
-    })
+/// A call that returns the negative number of its error.
+pub(crate) fn negative(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(value) => value.cast_signed(),
+        Err(errno) => -(errno.report() as isize),
+    }
 }
 
 /// A call that returns a pointer, or null and sets `errno`.
 pub(crate) fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     result.unwrap_or_else(|errno| {
-        system::set_errno(errno.0);
+        errno.report();
         std::ptr::null_mut()
     })
 }

@@ -57,9 +57,9 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Whether an event waits for which `which` holds.
-    pub(crate) fn has(&self, which: impl FnMut(&T) -> bool) -> bool {
-        self.waiting.lock().iter().any(which)
+    /// Number of waiting events for which `which` holds.
+    pub(crate) fn count(&self, which: impl Fn(&T) -> bool) -> usize {
+        self.waiting.lock().iter().filter(|event| which(event)).count()
     }
 
     /// Takes back the events for which `which` holds.

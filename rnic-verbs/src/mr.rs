@@ -9,7 +9,7 @@ use crate::c;
 use crate::errno::Errno;
 use crate::memory::maps;
 use crate::memory::regions::Region;
-use crate::object::Body;
+use crate::object::{Body, Kind};
 use crate::pd::{PdBody, PdUser};
 
 /// A memory region.
@@ -26,6 +26,7 @@ struct Registered {
 
 impl Body for MrBody {
     type Head = c::ibv_mr;
+    const KIND: Kind = Kind::Mr;
 }
 
 /// A range of memory that a program wants registered.
@@ -123,13 +124,19 @@ impl MrWanted {
     /// access as wanted itself: the daemon writes through `/proc/self/mem`, which ignores
     /// protection, as an adapter does with pages that are pinned.
     fn options(&self) -> Result<MrOptions, Errno> {
-        if self.access & !(RIGHTS | HINTS) != 0 {
-            return Err(Errno::INVALID);
+        let unknown = self.access & !(RIGHTS | HINTS);
+        if unknown != 0 {
+            let reason = format_args!("access {unknown:#x}: the device has no such access flag");
+            return Err(Errno::invalid(reason));
         }
         let access = Access::from_bits_truncate(self.access & RIGHTS);
-        let may = if self.access & WRITABLE != 0 { maps::is_writable } else { maps::is_readable };
-        if !may(self.range.address(), self.range.len())? {
-            return Err(Errno(libc::EFAULT));
+        let (address, length) = (self.range.address(), self.range.len());
+        let writes = self.access & WRITABLE != 0;
+        let may = if writes { maps::is_writable } else { maps::is_readable };
+        if !may(address, length)? {
+            let kind = if writes { "writable" } else { "readable" };
+            let reason = format_args!("{length} bytes at {address:#x} are not all mapped {kind}");
+            return Err(Errno::new(libc::EFAULT, reason));
         }
         let iova = if access.contains(Access::ZERO_BASED) { Some(0) } else { self.iova };
         Ok(MrOptions { access, iova, scope: Scope::Pd })

@@ -7,7 +7,7 @@ use rnic_client::{MemoryWindow, WindowKind};
 
 use crate::c;
 use crate::errno::Errno;
-use crate::object::Body;
+use crate::object::{Body, Kind};
 use crate::pd::{PdBody, PdUser};
 
 /// A memory window. Which STag it has is written in the program's structure.
@@ -20,6 +20,7 @@ pub(crate) struct MwBody {
 
 impl Body for MwBody {
     type Head = c::ibv_mw;
+    const KIND: Kind = Kind::Mw;
 }
 
 impl MwBody {
@@ -27,7 +28,7 @@ impl MwBody {
         let kind = match kind {
             c::IBV_MW_TYPE_1 => WindowKind::Type1,
             c::IBV_MW_TYPE_2 => WindowKind::Type2,
-            _ => return Err(Errno::INVALID),
+            _ => return Err(Errno::invalid(format_args!("{kind} is no type of memory window"))),
         };
         let window = pd.client().alloc_window(kind)?;
         let key = Mutex::new(window.rkey().0);

@@ -1,21 +1,34 @@
 //! Objects of which C sees the head.
 //!
-//! A verbs object is a structure of C that programs read, and in places write, followed by what
-//! stands behind it. C holds a pointer to the head; here it is turned back into the body. Nothing
-//! forms a reference to a head after it has been published: the program may write it at any time.
+//! A verbs object is a C structure that programs read, and in places write, followed by its body. C
+//! holds a pointer to the head; [`live`] turns it back into the body. Nothing forms a reference to
+//! a published head: the program may write it at any time.
+//!
+//! [`handles`] lists the live objects. A pointer to a destroyed object, or to anything else, is
+//! refused and not followed, unless a new object of the same kind has the same address. [`remains`]
+//! keeps the memory of the objects destroyed last, so that their addresses are not used again soon.
 
+mod handles;
+mod remains;
+
+use std::alloc::Layout;
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
 
 use crate::c;
+use crate::errno::Errno;
 
-/// What stands behind a structure of C.
+pub(crate) use handles::{Kind, add, is_live, remove};
+
+/// The part of an object that C does not see.
 pub(crate) trait Body {
-    /// The structure.
+    /// The C structure.
     type Head;
+    const KIND: Kind;
 }
 
-#[repr(C)]
+/// Aligned so that the low bits of its address are free for the kind (see [`handles`]).
+#[repr(C, align(32))]
 pub(crate) struct Object<B: Body> {
     head: UnsafeCell<B::Head>,
     body: B,
@@ -25,33 +38,81 @@ pub(crate) struct Object<B: Body> {
 pub(crate) fn publish<B: Body>(head: B::Head, body: B) -> NonNull<B::Head> {
     let object = Box::new(Object { head: UnsafeCell::new(head), body });
     // The head is at the start of the object, so they have one address.
-    NonNull::from(Box::leak(object)).cast()
+    let head: NonNull<B::Head> = NonNull::from(Box::leak(object)).cast();
+    handles::add(B::KIND, head.as_ptr().addr());
+    head
 }
 
-/// The body behind a head that C handed in.
+/// The body of the object that a pointer of C names.
+///
+/// # Errors
+///
+/// `EINVAL` if the pointer is null, `ENOENT` if it names no live object of this kind.
 ///
 /// # Safety
 ///
-/// `head` is null, or came from [`publish`] with this body and has not been withdrawn; it will not
-/// be while the result is in use, which is the program's part of the contract of every verb.
-pub(crate) unsafe fn body<'a, B: Body>(head: *const B::Head) -> Option<&'a B> {
+/// No other thread destroys the object while the result is in use, as the manual pages demand.
+pub(crate) unsafe fn live<'a, B: Body>(head: *const B::Head) -> Result<&'a B, Errno> {
+    check::<B>(head)?;
+    // SAFETY: `publish` made it, `withdraw` has not taken it, and by the caller's promise will not
+    // while the result is in use. Only the body is referenced, which C does not access.
+    Ok(unsafe { &(*head.cast::<Object<B>>()).body })
+}
+
+/// As [`live`], of a pointer that may be null.
+///
+/// # Safety
+///
+/// As of [`live`].
+pub(crate) unsafe fn live_or_null<'a, B: Body>(
+    head: *const B::Head,
+) -> Result<Option<&'a B>, Errno> {
     if head.is_null() {
-        return None;
+        return Ok(None);
     }
-    // SAFETY: by the caller's promise it points to an `Object<B>`; of that only the body is
-    // referenced, which C has no part in.
-    Some(unsafe { &(*head.cast::<Object<B>>()).body })
+    // SAFETY: as the caller promises.
+    unsafe { live(head) }.map(Some)
+}
+
+fn check<B: Body>(head: *const B::Head) -> Result<(), Errno> {
+    let kind = B::KIND;
+    if head.is_null() {
+        return Err(Errno::invalid(format_args!("the {kind} is a null pointer")));
+    }
+    if !is_live(kind, head.addr()) {
+        return Err(not_live(kind, head.addr()));
+    }
+    Ok(())
+}
+
+fn not_live(kind: Kind, address: usize) -> Errno {
+    let reason = format_args!("{address:#x} is no {kind}: it was destroyed, or never created");
+    Errno::new(libc::ENOENT, reason)
 }
 
 /// Takes an object away from C.
 ///
+/// # Errors
+///
+/// Those of [`live`]. Of two threads that destroy one object, one gets `ENOENT`.
+///
 /// # Safety
 ///
-/// `head` came from [`publish`] with this body, and nobody uses it, now or later.
-pub(crate) unsafe fn withdraw<B: Body>(head: *mut B::Head) -> B {
-    // SAFETY: by the caller's promise this is the box that `publish` leaked, given back once.
-    let object = unsafe { Box::from_raw(head.cast::<Object<B>>()) };
-    object.body
+/// No other thread uses the object, now or later.
+pub(crate) unsafe fn withdraw<B: Body>(head: *mut B::Head) -> Result<B, Errno> {
+    check::<B>(head)?;
+    if !handles::remove(B::KIND, head.addr()) {
+        return Err(not_live(B::KIND, head.addr()));
+    }
+    const { assert!(!std::mem::needs_drop::<B::Head>(), "the head is not dropped") };
+    let object = head.cast::<Object<B>>();
+    // SAFETY: this is the box that `publish` leaked. `remove` returns true once for each object, so
+    // the body is moved out once, and the memory given to `remains` once.
+    unsafe {
+        let body = (&raw const (*object).body).read();
+        remains::keep(NonNull::new_unchecked(object.cast()), Layout::new::<Object<B>>());
+        Ok(body)
+    }
 }
 
 /// A pointer that is C's: kept, compared and given back, and followed only at the boundary.

@@ -9,7 +9,7 @@ use crate::c;
 use crate::context::ContextBody;
 use crate::device::{Device, DeviceKind};
 use crate::errno::Errno;
-use crate::object::Body;
+use crate::object::{Body, Kind};
 
 /// A protection domain.
 pub(crate) struct PdBody {
@@ -23,6 +23,7 @@ pub(crate) struct PdBody {
 
 impl Body for Arc<PdBody> {
     type Head = c::ibv_pd;
+    const KIND: Kind = Kind::Pd;
 }
 
 impl PdBody {
@@ -52,9 +53,16 @@ impl PdBody {
         PdUser(self.clone())
     }
 
-    /// Whether nothing is in it, so that it may be given back.
-    pub(crate) fn is_unused(&self) -> bool {
-        self.users.load(Ordering::Relaxed) == 0
+    /// Checks that no object uses it.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if one does.
+    pub(crate) fn check_unused(&self) -> Result<(), Errno> {
+        match self.users.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            n => Err(Errno::busy(format_args!("{n} objects use the protection domain"))),
+        }
     }
 }
 

@@ -20,12 +20,12 @@ use crate::c;
 use crate::cq::CqBody;
 use crate::device::{Device, DeviceKind};
 use crate::errno::Errno;
-use crate::object::{Body, Foreign, zeroed};
+use crate::object::{Body, Foreign, Kind, zeroed};
 use crate::pd::{PdBody, PdUser};
 use crate::srq::SrqBody;
-use crate::states::{Consequence, States};
+use crate::states::{Consequence, States, state_name};
 use crate::wired_states::{Allowed, WiredStates};
-use crate::work::{MAX_INLINE, ReceiveWork, SendKind, SendWork};
+use crate::work::{MAX_INLINE, ReceiveWork, SendKind, SendWork, elements};
 
 /// What becomes of messages that find no receive: they wait, because programs count on the RNR
 /// retries of other transports. Not for long: a program that has all it wants posts no receive any
@@ -64,6 +64,7 @@ pub(crate) struct QpBody {
 
 impl Body for Arc<QpBody> {
     type Head = c::ibv_qp_ex;
+    const KIND: Kind = Kind::Qp;
 }
 
 /// What a program wants of a queue pair.
@@ -84,31 +85,24 @@ impl QpBody {
     /// Makes a queue pair (`ibv_create_qp(3)`).
     pub(crate) fn create(pd: &Arc<PdBody>, wanted: QpWanted) -> Result<Arc<QpBody>, Errno> {
         let device = pd.device();
-        let (most, cap) = (&device.attributes, &wanted.cap);
-        let depth = |asked: u32| (asked <= most.max_wr_depth).then(|| asked.max(1));
-        let elements = |asked: u32| match u8::try_from(asked.max(1)) {
-            Ok(n) if n <= most.max_sge => Some(n),
-            _ => None,
-        };
+        let most = &device.attributes;
+        let mut cap = wanted.cap;
+        let shared = wanted.srq.is_some();
+        if shared {
+            // Ignored, as ibv_create_qp(3) has it: the receives are those of the shared queue.
+            cap.max_recv_wr = 0;
+            cap.max_recv_sge = 0;
+        }
+        let sq_depth = depth("max_send_wr", cap.max_send_wr, most.max_wr_depth)?;
+        let rq_depth = depth("max_recv_wr", cap.max_recv_wr, most.max_wr_depth)?;
+        let max_send_sge = elements("max_send_sge", cap.max_send_sge, most.max_sge)?;
+        let max_recv_sge = elements("max_recv_sge", cap.max_recv_sge, most.max_sge)?;
         let inline = cap.max_inline_data.max(INLINE_AT_LEAST.min(most.max_inline.into()));
-        let inline = u16::try_from(inline).ok().filter(|&n| n <= most.max_inline);
-        let all = (
-            depth(cap.max_send_wr),
-            depth(cap.max_recv_wr),
-            elements(cap.max_send_sge),
-            elements(cap.max_recv_sge),
-            inline,
-        );
-        let (
-            Some(sq_depth),
-            Some(rq_depth),
-            Some(max_send_sge),
-            Some(max_recv_sge),
-            Some(max_inline),
-        ) = all
-        else {
-            return Err(Errno::INVALID);
-        };
+        let fits = u16::try_from(inline).ok().filter(|&n| n <= most.max_inline);
+        let max_inline = fits.ok_or_else(|| {
+            let most = most.max_inline;
+            Errno::invalid(format_args!("max_inline_data {inline} is above the device's {most}"))
+        })?;
         let options = QpOptions {
             srq: wanted.srq.as_deref().map(SrqBody::client),
             recv_cq: wanted.recv_cq.client(),
@@ -123,7 +117,6 @@ impl QpBody {
             ..QpOptions::new(wanted.send_cq.client())
         };
         let qp = pd.client().create_qp(&options)?;
-        let shared = wanted.srq.is_some();
         let granted = c::ibv_qp_cap {
             max_send_wr: sq_depth.next_power_of_two(),
             max_recv_wr: if shared { 0 } else { rq_depth.next_power_of_two() },
@@ -205,8 +198,8 @@ impl QpBody {
         &self,
         work: impl Iterator<Item = Result<SendWork, Errno>> + 'w,
     ) -> (usize, Result<(), Errno>) {
-        if !self.may_send() {
-            return (0, Err(Errno::INVALID));
+        if let Err(errno) = self.check_may_send() {
+            return (0, Err(errno));
         }
         let mut numbers = self.sends.lock();
         let mut posting = match self.qp.posting() {
@@ -233,19 +226,14 @@ impl QpBody {
         work: &SendWork,
     ) -> Result<(), Errno> {
         let number = numbers.next()?;
-        if self.unreliable && work.kind.needs_reliability() {
-            return Err(Errno::INVALID);
-        }
-        let sends = matches!(work.kind, SendKind::Send | SendKind::SendImmediate { .. });
-        if self.datagrams && !(sends && work.to.is_some()) {
-            return Err(Errno::INVALID);
-        }
-        if work.elements.list().len() > self.granted.max_send_sge as usize {
-            return Err(Errno::INVALID);
-        }
+        self.check_served(work)?;
         let gathered = match work.flags & c::IBV_SEND_INLINE {
             0 => self.small_message(work),
-            _ => Some(work.elements.gather().ok_or(Errno::INVALID)?),
+            _ => Some(work.elements.gather().ok_or_else(|| {
+                let (bytes, most) = (work.elements.bytes(), self.granted.max_inline_data);
+                let reason = format_args!("{bytes} inline bytes, above max_inline_data {most}");
+                Errno::invalid(reason)
+            })?),
         };
         let copied = work.copied.as_deref().or(gathered.as_deref());
         let (inline, bytes) = (copied.is_some(), copied.unwrap_or_default());
@@ -253,7 +241,6 @@ impl QpBody {
         let mut request = match work.kind {
             SendKind::Send if inline => SendRequest::send_inline(number, bytes),
             SendKind::Send => SendRequest::send(number, elements),
-            SendKind::SendImmediate { .. } if self.wired.is_none() => return Err(Errno::INVALID),
             SendKind::SendImmediate { data } if inline => {
                 SendRequest::send_inline_with_imm(number, bytes, data.to_ne_bytes())
             }
@@ -298,7 +285,7 @@ impl QpBody {
                 (bind.address, bind.length),
                 rnic_client::Access::from_bits_truncate(bind.access),
             ),
-            SendKind::Unsupported => return Err(Errno::INVALID),
+            SendKind::Unsupported => return Err(unsupported()),
         };
         if let Some(to) = work.to.filter(|_| self.datagrams) {
             request = request.to(&to);
@@ -313,7 +300,35 @@ impl QpBody {
             request = request.fence();
         }
         posting.push(&request)?;
-        numbers.push(work.wr_id);
+        let length = match &work.copied {
+            Some(bytes) => bytes.len() as u64,
+            None => work.elements.bytes(),
+        };
+        // Every element was accepted, so the length is at most that of a message.
+        numbers.push(work.wr_id, u32::try_from(length).unwrap_or(u32::MAX));
+        Ok(())
+    }
+
+    /// Checks that a QP of this type serves a request.
+    fn check_served(&self, work: &SendWork) -> Result<(), Errno> {
+        if self.unreliable && work.kind.needs_reliability() {
+            let reason = format_args!("a UC queue pair does no Reads, atomics and invalidations");
+            return Err(Errno::invalid(reason));
+        }
+        let sends = matches!(work.kind, SendKind::Send | SendKind::SendImmediate { .. });
+        if self.datagrams && !(sends && work.to.is_some()) {
+            let reason = format_args!("a UD queue pair does Sends only, each to an address handle");
+            return Err(Errno::invalid(reason));
+        }
+        if matches!(work.kind, SendKind::SendImmediate { .. }) && self.wired.is_none() {
+            let reason = format_args!("IBV_WR_SEND_WITH_IMM: the iWARP device has no such opcode");
+            return Err(Errno::invalid(reason));
+        }
+        let (given, most) = (work.elements.list().len(), self.granted.max_send_sge);
+        if given > most as usize {
+            let reason = format_args!("num_sge {given} is above max_send_sge {most}");
+            return Err(Errno::invalid(reason));
+        }
         Ok(())
     }
 
@@ -321,24 +336,27 @@ impl QpBody {
     pub(crate) fn post_started(&self) -> Result<(), Errno> {
         let started = std::mem::take(&mut *self.started.lock());
         if started.iter().any(|work| matches!(work.kind, SendKind::Unsupported)) {
-            return Err(Errno::INVALID);
+            return Err(unsupported());
         }
-        if self.sends.lock().room() < started.len() {
-            return Err(Errno::NO_MEMORY);
+        let room = self.sends.lock().room();
+        if room < started.len() {
+            let reason = format_args!("{} requests, room for {room}", started.len());
+            return Err(Errno::new(libc::ENOMEM, reason));
         }
         self.post_send(started.into_iter().map(Ok)).1
     }
 
-    /// Takes what a program says of its state (`ibv_modify_qp(3)`); returns the state it has then.
-    pub(crate) fn modify(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<u32, Errno> {
+    /// Changes its attributes, the state among them (`ibv_modify_qp(3)`).
+    pub(crate) fn modify(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<(), Errno> {
         if let Some(wired) = &self.wired {
             return self.modify_wired(&mut wired.lock(), attributes, mask);
         }
-        let consequence = self.states.lock().modify(attributes, mask)?;
+        let has_id = self.device.ids.moves(self.id());
+        let consequence = self.states.lock().modify(attributes, mask, has_id)?;
         if consequence == Consequence::ToError {
             self.qp.to_error()?;
         }
-        Ok(self.states.lock().state)
+        Ok(())
     }
 
     /// As [`modify`](Self::modify), of one that is wired by hand.
@@ -347,7 +365,7 @@ impl QpBody {
         states: &mut WiredStates,
         attributes: &c::ibv_qp_attr,
         mask: i32,
-    ) -> Result<u32, Errno> {
+    ) -> Result<(), Errno> {
         if self.qp.query()?.state == QpState::Error {
             states.failed();
         }
@@ -381,7 +399,7 @@ impl QpBody {
             _ => {}
         }
         *states = next;
-        Ok(states.state())
+        Ok(())
     }
 
     /// Tells the device what has changed of what it was told on the way to RTR.
@@ -398,10 +416,16 @@ impl QpBody {
         Ok(())
     }
 
-    /// Whether send requests may be posted: of a queue pair that is wired by hand not before RTS.
-    fn may_send(&self) -> bool {
-        let ready = [c::IBV_QPS_RTS, c::IBV_QPS_SQD, c::IBV_QPS_ERR];
-        self.wired.as_ref().is_none_or(|wired| ready.contains(&wired.lock().state()))
+    /// Checks that send requests may be posted: on the RoCE device not before RTS.
+    fn check_may_send(&self) -> Result<(), Errno> {
+        let Some(wired) = &self.wired else { return Ok(()) };
+        match wired.lock().state() {
+            c::IBV_QPS_RTS | c::IBV_QPS_SQD | c::IBV_QPS_ERR => Ok(()),
+            state => {
+                let (id, state) = (self.id(), state_name(state));
+                Err(Errno::invalid(format_args!("QP {id} is in {state}: it sends from RTS on")))
+            }
+        }
     }
 
     /// Whether its requests are datagrams.
@@ -487,10 +511,14 @@ impl QpBody {
         work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
     ) -> (usize, Result<(), Errno>) {
         if self.srq.is_some() {
-            return (0, Err(Errno::INVALID));
+            let id = self.id();
+            let reason = format_args!("QP {id} has a shared receive queue: post receives there");
+            return (0, Err(Errno::invalid(reason)));
         }
         if self.is_reset() {
-            return (0, Err(Errno::INVALID));
+            let id = self.id();
+            let reason = format_args!("QP {id} is in RESET: it takes receives from INIT on");
+            return (0, Err(Errno::invalid(reason)));
         }
         let mut numbers = self.receives.lock();
         let mut posted = 0;
@@ -498,7 +526,7 @@ impl QpBody {
             let done = request.and_then(|work| {
                 let request = RecvRequest::new(numbers.next()?, work.elements.list());
                 self.qp.post_recv(&[request]).map_err(|error| Errno::from(error.source))?;
-                numbers.push(work.wr_id);
+                numbers.push(work.wr_id, 0);
                 Ok(())
             });
             if done.is_err() {
@@ -521,8 +549,8 @@ impl QpBody {
         }
     }
 
-    /// The program's number of a send request that has completed, and with it all before it.
-    pub(crate) fn send_done(&self, completion: &Completion) -> u64 {
+    /// The send request that has completed, and with it all before it.
+    pub(crate) fn send_done(&self, completion: &Completion) -> Posted {
         self.sends.lock().done(completion.wr_id)
     }
 
@@ -530,7 +558,7 @@ impl QpBody {
     pub(crate) fn receive_done(&self, completion: &Completion) -> u64 {
         match (&self.srq, completion.srq) {
             (Some(srq), Some(_)) => srq.receive_done(completion),
-            _ => self.receives.lock().done(completion.wr_id),
+            _ => self.receives.lock().done(completion.wr_id).wr_id,
         }
     }
 
@@ -559,17 +587,43 @@ fn on_the_wire(immediate: u32) -> [u8; 8] {
 /// The one element that a Read is placed in; of no bytes if there is none.
 fn read_sink(elements: &[Sge], inline: bool) -> Result<Sge, Errno> {
     match (elements, inline) {
-        (_, true) => Err(Errno::INVALID),
+        (_, true) => {
+            let reason = format_args!("IBV_SEND_INLINE with a request that places its response");
+            Err(Errno::invalid(reason))
+        }
         ([], _) => Ok(Sge { addr: 0, length: 0, lkey: 0 }),
         ([one], _) => Ok(*one),
-        _ => Err(Errno::INVALID),
+        _ => {
+            let given = elements.len();
+            Err(Errno::invalid(format_args!("num_sge {given}: the response has one element")))
+        }
     }
+}
+
+fn unsupported() -> Errno {
+    Errno::invalid(format_args!("the opcode of the request is none of this device's"))
+}
+
+/// The depth of a queue, at least 1.
+fn depth(name: &str, asked: u32, most: u32) -> Result<u32, Errno> {
+    match asked <= most {
+        true => Ok(asked.max(1)),
+        false => Err(Errno::invalid(format_args!("{name} {asked} is above {most} (max_qp_wr)"))),
+    }
+}
+
+/// An outstanding request, as the program posted it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Posted {
+    pub(crate) wr_id: u64,
+    /// Bytes of a send request.
+    pub(crate) length: u32,
 }
 
 /// Numbers of requests that are outstanding, in order, each with the program's own.
 #[derive(Debug)]
 struct Numbers {
-    wr_ids: VecDeque<u64>,
+    posted: VecDeque<Posted>,
     /// Number of the first of them.
     first: u64,
     /// Most that may be outstanding.
@@ -579,43 +633,47 @@ struct Numbers {
 impl Numbers {
     fn new(most: u32) -> Self {
         // Filled as requests are posted: programs make deep queues and use little of them.
-        Numbers { wr_ids: VecDeque::new(), first: 0, most: most as usize }
+        Numbers { posted: VecDeque::new(), first: 0, most: most as usize }
     }
 
     /// The number of the next request, if there is room for one.
     fn next(&self) -> Result<u64, Errno> {
-        match self.wr_ids.len() < self.most {
-            true => Ok(self.first + self.wr_ids.len() as u64),
-            false => Err(Errno::NO_MEMORY),
+        match self.posted.len() < self.most {
+            true => Ok(self.first + self.posted.len() as u64),
+            false => {
+                let most = self.most;
+                let reason = format_args!("the queue is full: {most} requests are outstanding");
+                Err(Errno::new(libc::ENOMEM, reason))
+            }
         }
     }
 
     /// What is outstanding is gone.
     fn begin_anew(&mut self) {
-        self.first += self.wr_ids.len() as u64;
-        self.wr_ids.clear();
+        self.first += self.posted.len() as u64;
+        self.posted.clear();
     }
 
     /// Requests that may still be posted.
     fn room(&self) -> usize {
-        self.most - self.wr_ids.len()
+        self.most - self.posted.len()
     }
 
     /// The next request was posted.
-    fn push(&mut self, wr_id: u64) {
-        self.wr_ids.push_back(wr_id);
+    fn push(&mut self, wr_id: u64, length: u32) {
+        self.posted.push_back(Posted { wr_id, length });
     }
 
-    /// The request of this number is done, and all before it. Returns the program's number of it.
-    fn done(&mut self, number: u64) -> u64 {
-        let mut wr_id = 0;
+    /// The request of this number is done, and all before it. Returns it.
+    fn done(&mut self, number: u64) -> Posted {
+        let mut done = Posted::default();
         while self.first <= number
-            && let Some(next) = self.wr_ids.pop_front()
+            && let Some(next) = self.posted.pop_front()
         {
-            wr_id = next;
+            done = next;
             self.first += 1;
         }
-        wr_id
+        done
     }
 }
 
@@ -628,11 +686,11 @@ mod tests {
         let mut numbers = Numbers::new(3);
         for wr_id in [70, 71, 72] {
             numbers.next().expect("room");
-            numbers.push(wr_id);
+            numbers.push(wr_id, 5);
         }
-        assert_eq!(numbers.next(), Err(Errno::NO_MEMORY));
-        assert_eq!(numbers.done(1), 71);
-        assert_eq!(numbers.next(), Ok(3));
-        assert_eq!(numbers.done(2), 72);
+        assert_eq!(numbers.next().map_err(|errno| errno.number()).err(), Some(libc::ENOMEM));
+        assert_eq!(numbers.done(1), Posted { wr_id: 71, length: 5 });
+        assert_eq!(numbers.next().ok(), Some(3));
+        assert_eq!(numbers.done(2).wr_id, 72);
     }
 }

@@ -11,10 +11,10 @@ use crate::c;
 use crate::context::ContextBody;
 use crate::device::Device;
 use crate::errno::Errno;
-use crate::object::{Body, Foreign};
+use crate::object::{Body, Foreign, Kind};
 use crate::pd::{PdBody, PdUser};
 use crate::qp::QpBody;
-use crate::work::ReceiveWork;
+use crate::work::{ReceiveWork, elements};
 
 /// A shared receive queue.
 pub(crate) struct SrqBody {
@@ -31,6 +31,7 @@ pub(crate) struct SrqBody {
 
 impl Body for Arc<SrqBody> {
     type Head = c::ibv_srq;
+    const KIND: Kind = Kind::Srq;
 }
 
 impl SrqBody {
@@ -41,11 +42,12 @@ impl SrqBody {
     ) -> Result<Arc<SrqBody>, Errno> {
         let device = pd.device();
         let most = &device.attributes;
-        let max_sge = u8::try_from(asked.max_sge.max(1)).ok().filter(|&n| n <= most.max_sge);
-        let (Some(max_sge), true) = (max_sge, (1..=most.max_wr_depth).contains(&asked.max_wr))
-        else {
-            return Err(Errno::INVALID);
-        };
+        let max_sge = elements("max_sge", asked.max_sge, most.max_sge)?;
+        if !(1..=most.max_srq_wr).contains(&asked.max_wr) {
+            let (wr, most) = (asked.max_wr, most.max_srq_wr);
+            let reason = format_args!("max_wr {wr} is not in 1 to {most} (max_srq_wr)");
+            return Err(Errno::invalid(reason));
+        }
         let options = SrqOptions { depth: asked.max_wr, max_sge, ..SrqOptions::default() };
         let srq = pd.client().create_srq(&options)?;
         let body = Arc::new(SrqBody {
@@ -102,7 +104,9 @@ impl SrqBody {
     /// Arms its limit (`ibv_modify_srq(3)`); its size stays.
     pub(crate) fn arm_limit(&self, limit: u32) -> Result<(), Errno> {
         if limit > self.srq.capacity() {
-            return Err(Errno::INVALID);
+            let capacity = self.srq.capacity();
+            let reason = format_args!("srq_limit {limit} is above max_wr {capacity}");
+            return Err(Errno::invalid(reason));
         }
         Ok(self.srq.arm_limit(limit)?)
     }
@@ -139,7 +143,7 @@ impl SrqBody {
     pub(crate) fn destroy(&self) -> Result<(), Errno> {
         let uses = |qp: &Arc<QpBody>| qp.uses_srq(self);
         if self.device.qps.read().values().any(uses) {
-            return Err(Errno(libc::EBUSY));
+            return Err(Errno::busy(format_args!("a queue pair uses the shared receive queue")));
         }
         self.device.srqs.write().remove(&self.id());
         let head = self.head();

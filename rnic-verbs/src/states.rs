@@ -45,21 +45,40 @@ pub(crate) enum Consequence {
 
 impl States {
     /// Takes what a program says (`ibv_modify_qp(3)`).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, among others for the steps to RTR and RTS if `has_id` is false or the attributes
+    /// name a peer: a peer comes with the connection of an id, by no other way.
     pub(crate) fn modify(
         &mut self,
         attributes: &c::ibv_qp_attr,
         mask: i32,
+        has_id: bool,
     ) -> Result<Consequence, Errno> {
         let mut consequence = Consequence::Noted;
-        let other_state = attributes.cur_qp_state != self.state;
-        let other_port = attributes.port_num != crate::context::PORT;
-        if mask & c::IBV_QP_CUR_STATE != 0 && other_state
-            || mask & c::IBV_QP_PORT != 0 && other_port
-        {
-            return Err(Errno::INVALID);
+        let current = attributes.cur_qp_state;
+        if mask & c::IBV_QP_CUR_STATE != 0 && current != self.state {
+            let (current, state) = (state_name(current), state_name(self.state));
+            let reason = format_args!("cur_qp_state {current}: the queue pair is in {state}");
+            return Err(Errno::invalid(reason));
+        }
+        let port = attributes.port_num;
+        if mask & c::IBV_QP_PORT != 0 && port != crate::context::PORT {
+            return Err(Errno::invalid(format_args!(
+                "port_num {port}: the device has port 1 only"
+            )));
         }
         if mask & c::IBV_QP_STATE != 0 {
-            consequence = self.may_become(attributes.qp_state)?;
+            let next = attributes.qp_state;
+            if matches!(next, c::IBV_QPS_RTR | c::IBV_QPS_RTS) && (!has_id || mask & PEER != 0) {
+                return Err(Errno::invalid(format_args!(
+                    "an iWARP queue pair gets its peer from rdma_connect or rdma_accept, not from \
+                     ibv_modify_qp to {}: use the RoCE device, or rdma_cm (perftest: -R)",
+                    state_name(next)
+                )));
+            }
+            consequence = self.may_become(next)?;
             self.state = attributes.qp_state;
         }
         if mask & c::IBV_QP_ACCESS_FLAGS != 0 {
@@ -98,7 +117,31 @@ impl States {
             | (IBV_QPS_INIT, IBV_QPS_RTR)
             | (IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS)
             | (IBV_QPS_RTS, IBV_QPS_SQD) => Ok(Consequence::Noted),
-            _ => Err(Errno::INVALID),
+            (from, to) => Err(no_step(from, to)),
         }
+    }
+}
+
+/// Attributes that name a peer, or the packets of a connection with it.
+const PEER: i32 =
+    c::IBV_QP_AV | c::IBV_QP_DEST_QPN | c::IBV_QP_RQ_PSN | c::IBV_QP_SQ_PSN | c::IBV_QP_PATH_MTU;
+
+/// The refusal of a step that no queue pair makes.
+pub(crate) fn no_step(from: u32, to: u32) -> Errno {
+    let (from, to) = (state_name(from), state_name(to));
+    Errno::invalid(format_args!("a queue pair in {from} cannot be moved to {to}"))
+}
+
+/// The name of a state, `IBV_QPS_...`.
+pub(crate) fn state_name(state: u32) -> &'static str {
+    match state {
+        c::IBV_QPS_RESET => "RESET",
+        c::IBV_QPS_INIT => "INIT",
+        c::IBV_QPS_RTR => "RTR",
+        c::IBV_QPS_RTS => "RTS",
+        c::IBV_QPS_SQD => "SQD",
+        c::IBV_QPS_SQE => "SQE",
+        c::IBV_QPS_ERR => "ERR",
+        _ => "an unknown state",
     }
 }

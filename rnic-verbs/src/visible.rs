@@ -1,5 +1,6 @@
-//! Which of the two devices a program sees, and in which order: `RNIC_DEVICES` names them. Programs
-//! that take the first device, or try all, can so be given the one that they are made for.
+//! The devices that a program sees, in order. The RoCE device comes first: programs that take the
+//! first device as a rule exchange QP numbers themselves, which an iWARP device cannot serve.
+//! `RNIC_DEVICES` names others, or another order.
 
 use std::ffi::OsStr;
 
@@ -9,12 +10,15 @@ use crate::log;
 /// The environment variable: names of devices, separated by commas.
 const VARIABLE: &str = "RNIC_DEVICES";
 
+/// The order without `RNIC_DEVICES`.
+const ORDER: [DeviceKind; 2] = [DeviceKind::Roce, DeviceKind::Iwarp];
+
 /// The devices to be listed: both, or those that are named.
 pub(crate) fn kinds(device: &Device) -> Vec<DeviceKind> {
     let attributes = &device.attributes;
     let names = [attributes.name.as_str(), &attributes.wired_name];
     match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-        None => KINDS.to_vec(),
+        None => ORDER.to_vec(),
         Some(wanted) => named(&wanted, names),
     }
 }

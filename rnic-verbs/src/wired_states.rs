@@ -2,13 +2,16 @@
 //! step needs and takes (IBTA specification, volume 1, section 11.2.5.2, as the kernel has it for
 //! RC, UC and UD), and what they may be.
 
+use std::fmt;
+
 use rnic_client::{Access, Gid, GidRow, QpId, QpType, Sending, Wiring};
 
-use crate::address_handle::is_route;
+use crate::address_handle::check_route;
 use crate::c::{self, ibv_qp_attr};
 use crate::context::{MAX_MTU, PORT};
 use crate::errno::Errno;
 use crate::object::zeroed;
+use crate::states::{no_step, state_name};
 
 /// What a program has told a queue pair.
 pub(crate) struct WiredStates {
@@ -102,21 +105,66 @@ const DATAGRAM_STEPS: [Step; 8] = [
     step(c::IBV_QPS_SQD, c::IBV_QPS_SQD, 0, c::IBV_QP_PKEY_INDEX | c::IBV_QP_QKEY),
 ];
 
-/// Whether a step may be made with these attributes.
-fn may_step(steps: &[Step], from: u32, to: u32, mask: i32) -> bool {
+/// Checks that a step exists, and that it is made with the attributes that it needs and takes.
+///
+/// # Errors
+///
+/// `EINVAL` if not.
+fn check_step(steps: &[Step], from: u32, to: u32, mask: i32) -> Result<(), Errno> {
     let mask = mask & !c::IBV_QP_STATE;
-    match to {
-        c::IBV_QPS_RESET => return mask == 0,
-        c::IBV_QPS_ERR => return mask == 0 && from != c::IBV_QPS_RESET,
-        _ => {}
+    let to_any = step(from, to, 0, 0);
+    let step = match to {
+        c::IBV_QPS_RESET => Some(&to_any),
+        c::IBV_QPS_ERR if from != c::IBV_QPS_RESET => Some(&to_any),
+        _ => steps.iter().find(|step| (step.from, step.to) == (from, to)),
+    };
+    let step = step.ok_or_else(|| no_step(from, to))?;
+    let lacks = step.needs & !mask;
+    let excess = mask & !(step.needs | step.takes);
+    if lacks == 0 && excess == 0 {
+        return Ok(());
     }
-    steps.iter().any(|step| {
-        let allowed = step.needs | step.takes;
-        (step.from, step.to) == (from, to)
-            && mask & step.needs == step.needs
-            && mask & !allowed == 0
-    })
+    let (from, to) = (state_name(from), state_name(to));
+    let verb = if lacks != 0 { "lacks" } else { "must not have" };
+    let names = Names(if lacks != 0 { lacks } else { excess });
+    Err(Errno::invalid(format_args!("{from} to {to}: attr_mask {verb} {names}")))
 }
+
+/// A mask, printed as the names of its attributes without `IBV_QP_`.
+struct Names(i32);
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.0;
+        for (bit, name) in NAMES.iter().filter(|(bit, _)| self.0 & bit != 0) {
+            rest &= !bit;
+            write!(f, "{name}{}", if rest == 0 { "" } else { ", " })?;
+        }
+        if rest == 0 { Ok(()) } else { write!(f, "{rest:#x}") }
+    }
+}
+
+const NAMES: [(i32, &str); 19] = [
+    (c::IBV_QP_CUR_STATE, "CUR_STATE"),
+    (c::IBV_QP_EN_SQD_ASYNC_NOTIFY, "EN_SQD_ASYNC_NOTIFY"),
+    (c::IBV_QP_ACCESS_FLAGS, "ACCESS_FLAGS"),
+    (c::IBV_QP_PKEY_INDEX, "PKEY_INDEX"),
+    (c::IBV_QP_PORT, "PORT"),
+    (c::IBV_QP_QKEY, "QKEY"),
+    (c::IBV_QP_AV, "AV"),
+    (c::IBV_QP_PATH_MTU, "PATH_MTU"),
+    (c::IBV_QP_TIMEOUT, "TIMEOUT"),
+    (c::IBV_QP_RETRY_CNT, "RETRY_CNT"),
+    (c::IBV_QP_RNR_RETRY, "RNR_RETRY"),
+    (c::IBV_QP_RQ_PSN, "RQ_PSN"),
+    (c::IBV_QP_MAX_QP_RD_ATOMIC, "MAX_QP_RD_ATOMIC"),
+    (c::IBV_QP_MIN_RNR_TIMER, "MIN_RNR_TIMER"),
+    (c::IBV_QP_SQ_PSN, "SQ_PSN"),
+    (c::IBV_QP_MAX_DEST_RD_ATOMIC, "MAX_DEST_RD_ATOMIC"),
+    (c::IBV_QP_DEST_QPN, "DEST_QPN"),
+    (c::IBV_QP_ALT_PATH, "ALT_PATH"),
+    (c::IBV_QP_CAP, "CAP"),
+];
 
 impl WiredStates {
     /// Of a queue pair of this type, in RESET.
@@ -154,11 +202,13 @@ impl WiredStates {
         let from = self.state();
         let has = |attribute| mask & attribute != 0;
         let to = if has(c::IBV_QP_STATE) { wanted.qp_state } else { from };
-        if has(c::IBV_QP_CUR_STATE) && wanted.cur_qp_state != from
-            || !may_step(self.steps, from, to, mask)
-        {
-            return Err(Errno::INVALID);
+        let current = wanted.cur_qp_state;
+        if has(c::IBV_QP_CUR_STATE) && current != from {
+            let (current, from) = (state_name(current), state_name(from));
+            let reason = format_args!("cur_qp_state {current}: the queue pair is in {from}");
+            return Err(Errno::invalid(reason));
         }
+        check_step(self.steps, from, to, mask)?;
         if to == c::IBV_QPS_RESET {
             return Ok(WiredStates { said: zeroed(), ..*self });
         }
@@ -218,11 +268,13 @@ impl WiredStates {
     /// What the device is told on the way to RTR.
     pub(crate) fn wiring(&self, gids: &[GidRow]) -> Result<Wiring, Errno> {
         let grh = &self.said.ah_attr.grh;
-        let local = gids.get(usize::from(grh.sgid_index)).ok_or(Errno::INVALID)?.gid;
+        let local = gids.get(usize::from(grh.sgid_index)).ok_or_else(|| {
+            Errno::invalid(format_args!("grh.sgid_index {} is not in the table", grh.sgid_index))
+        })?;
         // SAFETY: both members of the union are 16 bytes that may have any value.
         let remote = Gid(unsafe { grh.dgid.raw });
         Ok(Wiring {
-            local,
+            local: local.gid,
             remote,
             remote_qp: QpId(self.said.dest_qp_num),
             rq_psn: self.said.rq_psn,
@@ -254,23 +306,32 @@ impl WiredStates {
 /// Checks the values of the attributes that are set.
 fn check(wanted: &ibv_qp_attr, mask: i32, allowed: &Allowed<'_>) -> Result<(), Errno> {
     let has = |attribute| mask & attribute != 0;
-    let wrong = [
-        has(c::IBV_QP_PORT) && wanted.port_num != PORT,
-        has(c::IBV_QP_PKEY_INDEX) && wanted.pkey_index != 0,
-        has(c::IBV_QP_AV) && !is_route(&wanted.ah_attr, allowed.gids),
-        has(c::IBV_QP_PATH_MTU) && !(c::IBV_MTU_256..=MAX_MTU).contains(&wanted.path_mtu),
-        has(c::IBV_QP_TIMEOUT) && wanted.timeout > 31,
-        has(c::IBV_QP_RETRY_CNT) && wanted.retry_cnt > 7,
-        has(c::IBV_QP_RNR_RETRY) && wanted.rnr_retry > 7,
-        has(c::IBV_QP_MIN_RNR_TIMER) && wanted.min_rnr_timer > 31,
-        has(c::IBV_QP_DEST_QPN) && wanted.dest_qp_num > LOW_24,
-        has(c::IBV_QP_MAX_QP_RD_ATOMIC) && u16::from(wanted.max_rd_atomic) > allowed.max_ord,
-        has(c::IBV_QP_MAX_DEST_RD_ATOMIC) && u16::from(wanted.max_dest_rd_atomic) > allowed.max_ird,
-    ];
-    match wrong.contains(&true) {
-        true => Err(Errno::INVALID),
-        false => Ok(()),
+    if has(c::IBV_QP_AV) {
+        check_route(&wanted.ah_attr, allowed.gids)?;
     }
+    let in_range = |attribute, name: &str, value: u32, least: u32, most: u32| match has(attribute)
+        && !(least..=most).contains(&value)
+    {
+        true => {
+            let reason = format_args!("{name} {value} is not in {least} to {most}");
+            Err(Errno::invalid(reason))
+        }
+        false => Ok(()),
+    };
+    let port = u32::from(PORT);
+    in_range(c::IBV_QP_PORT, "port_num", wanted.port_num.into(), port, port)?;
+    in_range(c::IBV_QP_PKEY_INDEX, "pkey_index", wanted.pkey_index.into(), 0, 0)?;
+    in_range(c::IBV_QP_PATH_MTU, "path_mtu (enum)", wanted.path_mtu, c::IBV_MTU_256, MAX_MTU)?;
+    in_range(c::IBV_QP_TIMEOUT, "timeout", wanted.timeout.into(), 0, 31)?;
+    in_range(c::IBV_QP_RETRY_CNT, "retry_cnt", wanted.retry_cnt.into(), 0, 7)?;
+    in_range(c::IBV_QP_RNR_RETRY, "rnr_retry", wanted.rnr_retry.into(), 0, 7)?;
+    in_range(c::IBV_QP_MIN_RNR_TIMER, "min_rnr_timer", wanted.min_rnr_timer.into(), 0, 31)?;
+    in_range(c::IBV_QP_DEST_QPN, "dest_qp_num", wanted.dest_qp_num, 0, LOW_24)?;
+    let ord = allowed.max_ord.into();
+    in_range(c::IBV_QP_MAX_QP_RD_ATOMIC, "max_rd_atomic", wanted.max_rd_atomic.into(), 0, ord)?;
+    let ird = allowed.max_ird.into();
+    let reads = wanted.max_dest_rd_atomic.into();
+    in_range(c::IBV_QP_MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", reads, 0, ird)
 }
 
 const LOW_24: u32 = (1 << 24) - 1;
@@ -301,7 +362,7 @@ mod tests {
             .into_iter()
             .flat_map(|of| all.clone().map(move |step| (of, step)))
         {
-            let may_step = |from, to, mask| may_step(steps, from, to, mask);
+            let may_step = |from, to, mask| check_step(steps, from, to, mask).is_ok();
             let found = steps.iter().find(|s| (s.from, s.to) == (from, to));
             if matches!(to, c::IBV_QPS_RESET | c::IBV_QPS_ERR) {
                 let open = (from, to) != (c::IBV_QPS_RESET, c::IBV_QPS_ERR);
@@ -431,6 +492,6 @@ mod tests {
             spoil(&mut spoilt);
             assert!(init.after(&spoilt, mask, &allowed).is_err(), "{n}");
         }
-        assert_eq!(rtr.after(&wanted, 0, &allowed).map(drop), Err(Errno::INVALID));
+        assert!(rtr.after(&wanted, 0, &allowed).is_err());
     }
 }

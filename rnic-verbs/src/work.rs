@@ -11,6 +11,18 @@ pub(crate) const MAX_SGE: usize = 16;
 /// Most bytes that are copied into a request.
 pub(crate) const MAX_INLINE: usize = 1024;
 
+/// The number of elements per request of a queue, at least 1.
+///
+/// # Errors
+///
+/// `EINVAL` if it is above `most`.
+pub(crate) fn elements(name: &str, asked: u32, most: u8) -> Result<u8, Errno> {
+    u8::try_from(asked.max(1))
+        .ok()
+        .filter(|&n| n <= most)
+        .ok_or_else(|| Errno::invalid(format_args!("{name} {asked} is above {most} (max_sge)")))
+}
+
 /// Memory of the program that a request names, element by element.
 ///
 /// Whoever made it promised that the program lets the elements that are its own be read, or
@@ -26,10 +38,10 @@ impl Elements {
     /// `list` points to `count` elements. Those that turn out to be readable (or writable) by this
     /// program stay so until the request has completed, as `ibv_post_send(3)` demands.
     pub(crate) unsafe fn copied(list: *const c::ibv_sge, count: i32) -> Result<Self, Errno> {
-        let count = usize::try_from(count).map_err(|_| Errno::INVALID)?;
-        if count > MAX_SGE {
-            return Err(Errno::INVALID);
-        }
+        let count =
+            usize::try_from(count).ok().filter(|count| *count <= MAX_SGE).ok_or_else(|| {
+                Errno::invalid(format_args!("num_sge {count} is not in 0 to {MAX_SGE}"))
+            })?;
         let mut elements = ArrayVec::new();
         for n in 0..count {
             // SAFETY: the caller says that there are so many.
@@ -45,7 +57,9 @@ impl Elements {
     ///
     /// As of [`copied`](Self::copied).
     pub(crate) unsafe fn push(&mut self, element: Sge) -> Result<(), Errno> {
-        self.0.try_push(element).map_err(|_| Errno::INVALID)
+        self.0
+            .try_push(element)
+            .map_err(|_| Errno::invalid(format_args!("a request has more than {MAX_SGE} elements")))
     }
 
     pub(crate) fn list(&self) -> &[Sge] {
@@ -133,7 +147,8 @@ impl SendWork {
         let mut bytes = Vec::new();
         for &(from, length) in pieces {
             if length > MAX_INLINE - bytes.len() {
-                return Err(Errno::INVALID);
+                let reason = format_args!("a request has more than {MAX_INLINE} inline bytes");
+                return Err(Errno::invalid(reason));
             }
             if length > 0 {
                 // SAFETY: the caller says so.

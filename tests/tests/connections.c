@@ -124,6 +124,8 @@ static void resolved(struct end *end, uint16_t port)
     struct sockaddr_in address = loopback(port);
     check(!rdma_resolve_addr(end->id, NULL, (struct sockaddr *)&address, 1000));
     expect(end->channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+    // The id has a port from here on.
+    check(rdma_get_src_port(end->id) != 0);
     check(!rdma_resolve_route(end->id, 1000));
     expect(end->channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
     furnish(end);
@@ -154,6 +156,7 @@ static void ask(void)
 static void connected(void)
 {
     ask();
+    uint16_t port = rdma_get_src_port(active.id);
     struct rdma_conn_param parameters = {.private_data = "welcome", .private_data_len = 8};
     parameters.initiator_depth = parameters.responder_resources = 1;
     check(!rdma_accept(passive.id, &parameters));
@@ -164,6 +167,7 @@ static void connected(void)
     check(!rdma_ack_cm_event(event));
     expect(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
     check(rdma_get_src_port(active.id) == rdma_get_dst_port(passive.id));
+    check(rdma_get_src_port(active.id) == port);
 }
 
 static enum ibv_qp_state state(struct end *end)
@@ -539,6 +543,45 @@ static void unacknowledged(void)
     all_gone();
 }
 
+// A listener's backlog counts the requests that its program has not fetched, and no others.
+static void backlog(void)
+{
+    enum { BACKLOG = 2, ENDS = 2 * BACKLOG, MORE = ENDS + 1 };
+    struct end ends[MORE] = {0};
+    struct rdma_cm_id *asked[BACKLOG + 1];
+    passive.channel = channel();
+    listener = new_id(passive.channel);
+    struct sockaddr_in address = loopback(0);
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address));
+    check(!rdma_listen(listener, BACKLOG));
+    struct rdma_event_channel *shared = channel();
+    for (int n = 0; n < MORE; n++) {
+        ends[n].channel = shared;
+        ends[n].id = new_id(shared);
+        resolved(&ends[n], rdma_get_src_port(listener));
+    }
+    for (int n = 0; n < ENDS; n++)
+        check(!rdma_connect(ends[n].id, NULL));
+    for (int n = 0; n < ENDS - BACKLOG; n++)
+        check(status_of(shared, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+    // Those that were fetched wait for a decision, and take no place of another one.
+    for (int n = 0; n <= BACKLOG; n++) {
+        if (n == BACKLOG)
+            check(!rdma_connect(ends[ENDS].id, NULL));
+        struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+        asked[n] = event->id;
+        check(!rdma_ack_cm_event(event));
+    }
+    silent(shared);
+    for (int n = 0; n <= BACKLOG; n++)
+        check(!rdma_destroy_id(asked[n]));
+    for (int n = 0; n < MORE; n++)
+        dissolve(&ends[n]);
+    check(!rdma_destroy_id(listener));
+    rdma_destroy_event_channel(shared);
+    rdma_destroy_event_channel(passive.channel);
+}
+
 int main(int count, char **words)
 {
     static const struct {
@@ -561,6 +604,7 @@ int main(int count, char **words)
         {"migrated", migrated},
         {"many listeners", many_listeners},
         {"unacknowledged", unacknowledged},
+        {"backlog", backlog},
     };
     check(count == 2);
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) {

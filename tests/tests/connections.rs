@@ -45,4 +45,5 @@ parts! {
     events_follow_an_id_to_its_channel: "migrated",
     listeners_share_channels_and_families_ports: "many listeners",
     an_id_stays_until_its_events_are_acknowledged: "unacknowledged",
+    a_backlog_counts_requests_not_fetched: "backlog",
 }

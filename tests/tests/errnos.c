@@ -1,47 +1,12 @@
-// Calls libibverbs and librdmacm with what they must refuse, and looks at how they say so. Says
-// "done" if each call said what programs expect. Built with the headers of rdma-core, whose inline
-// functions it calls.
+// Calls libibverbs and librdmacm with arguments that they must refuse. Prints "done" if each call
+// returned the error that programs expect, and wrote its reason if RNIC_LOG=debug is set. Built
+// with the headers of rdma-core, whose inline functions it calls.
 
-#define _GNU_SOURCE
+#include "refusals.h"
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <rdma/rdma_verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/un.h>
-
-static int wrong;
-
-static void differs(int line, const char *call, int wanted, int found)
-{
-    printf("line %d: %s is %s instead of %s\n", line, call, strerrorname_np(found),
-           strerrorname_np(wanted));
-    wrong++;
-}
-
-// A call that returns the number of its error.
-#define RETURNS(number, call)                                                                       \
-    do {                                                                                            \
-        int said = (call);                                                                          \
-        if (said != (number))                                                                       \
-            differs(__LINE__, #call, number, said);                                                 \
-    } while (0)
-
-// A call that returns -1, or a pointer that returns NULL, with the number in errno.
-#define SETS(number, failed, call)                                                                  \
-    do {                                                                                            \
-        errno = 0;                                                                                  \
-        int has_failed = (call) == (failed);                                                        \
-        if (!has_failed || errno != (number))                                                       \
-            differs(__LINE__, #call, number, has_failed ? errno : 0);                               \
-    } while (0)
-
-#define MINUS(number, call) SETS(number, -1, call)
-#define NONE(number, call) SETS(number, NULL, call)
-#define FINE(call) RETURNS(0, call)
 
 enum { PAGE = 4096, LOCAL = IBV_ACCESS_LOCAL_WRITE };
 
@@ -109,6 +74,8 @@ static void regions(void)
     NONE(EINVAL, ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_REMOTE_ATOMIC));
     NONE(EINVAL, ibv_reg_mr(pd, memory + 1, SIZE_MAX, LOCAL));
     NONE(EINVAL, ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND));
+    NONE(EOPNOTSUPP, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, -1, LOCAL));
+    RETURNS(EOPNOTSUPP, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, NULL, 0));
     RETURNS(EBUSY, ibv_dealloc_pd(pd));
     struct ibv_mr *windowed = ibv_reg_mr(pd, memory, PAGE, LOCAL | IBV_ACCESS_MW_BIND);
     struct ibv_mw *window = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
@@ -116,7 +83,7 @@ static void regions(void)
     struct ibv_qp *qp = queue_pair();
     struct ibv_mw_bind bind = {.bind_info = {mr, (uintptr_t)memory, 1, IBV_ACCESS_REMOTE_READ}};
     // A window of type 2 is bound by a request.
-    RETURNS(EINVAL, ibv_bind_mw(qp, window, &bind));
+    HEADER_RETURNS(EINVAL, ibv_bind_mw(qp, window, &bind));
     FINE(ibv_destroy_qp(qp));
     FINE(ibv_dealloc_mw(window));
     FINE(ibv_dereg_mr(windowed));
@@ -141,6 +108,13 @@ static void queue_pairs(void)
     wanted = small();
     wanted.qp_type = IBV_QPT_UD;
     NONE(EOPNOTSUPP, ibv_create_qp(pd, &wanted));
+    wanted.qp_type = IBV_QPT_RAW_PACKET;
+    NONE(EOPNOTSUPP, ibv_create_qp(pd, &wanted));
+    wanted.qp_type = IBV_QPT_XRC_SEND;
+    NONE(EOPNOTSUPP, ibv_create_qp(pd, &wanted));
+    // No device has this type.
+    wanted.qp_type = 77;
+    NONE(EINVAL, ibv_create_qp(pd, &wanted));
 
     struct ibv_qp *qp = queue_pair();
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_RTS};
@@ -270,8 +244,37 @@ static void ids(void)
     rdma_destroy_event_channel(channel);
 }
 
+// Calls of what the device does not have.
+static void absent(void)
+{
+    struct ibv_alloc_dm_attr memory_of_device = {.length = 64};
+    NONE(EOPNOTSUPP, ibv_alloc_dm(context, &memory_of_device));
+    struct ibv_xrcd_init_attr domain = {.comp_mask = 3, .fd = -1, .oflags = O_CREAT};
+    NONE(EOPNOTSUPP, ibv_open_xrcd(context, &domain));
+    NONE(EOPNOTSUPP, ibv_alloc_null_mr(pd));
+    struct ibv_td_init_attr thread = {0};
+    NONE(EOPNOTSUPP, ibv_alloc_td(context, &thread));
+    struct ibv_parent_domain_init_attr parent = {.pd = pd};
+    NONE(EOPNOTSUPP, ibv_alloc_parent_domain(context, &parent));
+    struct ibv_wq_init_attr queue = {.pd = pd, .cq = cq, .max_wr = 1, .max_sge = 1};
+    NONE(EOPNOTSUPP, ibv_create_wq(context, &queue));
+    struct ibv_counters_init_attr counters = {0};
+    NONE(EOPNOTSUPP, ibv_create_counters(context, &counters));
+    struct ibv_modify_cq_attr moderated = {0};
+    RETURNS(EOPNOTSUPP, ibv_modify_cq(cq, &moderated));
+    struct ibv_qp *qp = queue_pair();
+    struct ibv_flow_attr flow = {0};
+    NONE(EOPNOTSUPP, ibv_create_flow(qp, &flow));
+    struct ibv_qp_rate_limit_attr rate = {.rate_limit = 1};
+    RETURNS(EOPNOTSUPP, ibv_modify_qp_rate_limit(qp, &rate));
+    union ibv_gid gid = {0};
+    RETURNS(EOPNOTSUPP, ibv_attach_mcast(qp, &gid, 0));
+    FINE(ibv_destroy_qp(qp));
+}
+
 int main(void)
 {
+    read_reasons();
     struct ibv_device **list = ibv_get_device_list(NULL);
     context = list ? ibv_open_device(list[0]) : NULL;
     pd = context ? ibv_alloc_pd(context) : NULL;
@@ -286,6 +289,7 @@ int main(void)
     queue_pairs();
     ports();
     ids();
+    absent();
     FINE(ibv_dereg_mr(mr));
     FINE(ibv_destroy_cq(cq));
     FINE(ibv_dealloc_pd(pd));

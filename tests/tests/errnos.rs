@@ -4,11 +4,12 @@
 use rnic_tests::{Daemon, Process, binaries, verbs};
 
 #[test]
-fn calls_are_refused_by_the_numbers_that_programs_expect() {
+fn calls_are_refused_by_number_and_with_a_reason() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/errnos.c", scratch.path()) else { return };
     let daemon = Daemon::start(binaries!(), "");
-    let command = verbs::command(&program, &daemon);
+    let mut command = verbs::command(&program, &daemon);
+    command.env("RNIC_DEVICES", "rnicd0").env("RNIC_LOG", "debug");
     assert_eq!(Process::start(command).succeed(), ["done"]);
     daemon.is_empty();
 }

@@ -1,26 +1,11 @@
 // Moves queue pairs that are wired by hand, and looks at what is taken and what is refused. Says
 // "done" if all of it is as programs expect.
 
-#define _GNU_SOURCE
+#include "refusals.h"
 #include <arpa/inet.h>
-#include <errno.h>
 #include <poll.h>
 #include <rdma/rdma_verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-static int wrong;
-
-#define CHECK(what)                                                                                 \
-    do {                                                                                            \
-        errno = 0;                                                                                  \
-        if (!(what)) {                                                                              \
-            printf("line %d: not so: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
-            wrong++;                                                                                \
-        }                                                                                           \
-    } while (0)
 
 enum {
     PLACE = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
@@ -112,18 +97,19 @@ static void devices(void)
 {
     int count;
     struct ibv_device **list = ibv_get_device_list(&count);
-    CHECK(count == 2 && list[0]->transport_type == IBV_TRANSPORT_IWARP);
-    CHECK(list[1]->transport_type == IBV_TRANSPORT_IB && list[1]->node_type == IBV_NODE_CA);
+    // Programs that take the first device exchange queue pair numbers.
+    CHECK(count == 2 && list[1]->transport_type == IBV_TRANSPORT_IWARP);
+    CHECK(list[0]->transport_type == IBV_TRANSPORT_IB && list[0]->node_type == IBV_NODE_CA);
     CHECK(ibv_get_device_guid(list[0]) != ibv_get_device_guid(list[1]));
     // The kernel's files of a device are where it says they are.
     char path[512], text[16] = "";
-    snprintf(path, sizeof path, "%s/node_type", list[1]->ibdev_path);
+    snprintf(path, sizeof path, "%s/node_type", list[0]->ibdev_path);
     FILE *file = fopen(path, "r");
     CHECK(file && fgets(text, sizeof text, file) && !strcmp(text, "1: CA\n"));
     if (file)
         fclose(file);
-    struct ibv_context *connects = ibv_open_device(list[0]);
-    by_hand = ibv_open_device(list[1]);
+    struct ibv_context *connects = ibv_open_device(list[1]);
+    by_hand = ibv_open_device(list[0]);
     ibv_free_device_list(list);
     pd = ibv_alloc_pd(by_hand);
     cq = ibv_create_cq(by_hand, 64, NULL, NULL, 0);
@@ -422,6 +408,7 @@ int main(int argc, char **argv)
         names();
         return wrong != 0;
     }
+    read_reasons();
     devices();
     steps();
     CHECK(ibv_destroy_cq(cq) == 0);

@@ -7,7 +7,8 @@ fn each_step_is_taken_or_refused_as_programs_expect() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/wired_states.c", scratch.path()) else { return };
     let daemon = Daemon::start(binaries!(), "");
-    let command = verbs::command(&program, &daemon);
+    let mut command = verbs::command(&program, &daemon);
+    command.env("RNIC_LOG", "debug");
     assert_eq!(Process::start(command).succeed(), ["done"]);
     daemon.is_empty();
 }
@@ -18,9 +19,9 @@ fn a_program_sees_the_devices_that_are_named() {
     let Some(program) = verbs::program("tests/wired_states.c", scratch.path()) else { return };
     let daemon = Daemon::start(binaries!(), "");
     for (named, seen) in [
-        ("", &["rnicd0", "rnicd1"][..]),
+        ("", &["rnicd1", "rnicd0"][..]),
         ("rnicd1", &["rnicd1"]),
-        ("rnicd1,rnicd0", &["rnicd1", "rnicd0"]),
+        ("rnicd0,rnicd1", &["rnicd0", "rnicd1"]),
         ("mlx5_0", &[]),
     ] {
         let mut command = verbs::command(&program, &daemon);

@@ -150,7 +150,7 @@ pub const DEVICES: Group = Group {
     manner: "",
     config: "",
     cases: &[
-        Case::alone("ibv_devices").client_says(&["^rnicd0 ", "^rnicd1 "]),
+        Case::alone("ibv_devices").client_says(&["^rnicd1 ", "^rnicd0 "]),
         Case::alone("ibv_devinfo -v -d rnicd1").client_says(&[
             "^hca_id: rnicd1",
             "^transport: InfiniBand (0)",

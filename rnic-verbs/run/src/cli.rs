@@ -38,8 +38,8 @@ struct Cli {
     /// The daemon to start if there is none [default: rnicd beside this program, else in PATH].
     #[arg(long, value_name = "RNICD")]
     daemon: Option<PathBuf>,
-    /// Devices that the program is to see, the first one first ("rnicd1") [default: RNIC_DEVICES,
-    /// else all].
+    /// Devices that the program sees, in this order ("rnicd0,rnicd1") [default: RNIC_DEVICES, else
+    /// all, the RoCE device first].
     #[arg(long, value_name = "NAMES")]
     devices: Option<OsString>,
     /// How long a daemon that is started stays without programs that use it ("60s", "5min").

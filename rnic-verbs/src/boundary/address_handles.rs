@@ -4,11 +4,12 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::context::context;
+use super::{argument, argument_mut};
 use crate::address_handle::{AhBody, Route, back_to_sender};
 use crate::c::*;
 use crate::context::PORT;
 use crate::errno::{Errno, pointer, status};
-use crate::object::{body, publish, withdraw, zeroed};
+use crate::object::{live, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::system;
 
@@ -25,11 +26,11 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(
 unsafe fn create(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
     // SAFETY: as the module says.
     let (found, attributes, of) = unsafe {
-        let found = body::<Arc<PdBody>>(pd).ok_or(Errno::INVALID)?;
-        (found, attributes.as_ref().ok_or(Errno::INVALID)?, (*pd).context)
+        let found = live::<Arc<PdBody>>(pd)?;
+        (found, argument(attributes, "attr")?, (*pd).context)
     };
     // SAFETY: as the module says: a domain has the context that it was made of.
-    let gids = unsafe { context(of) }.ok_or(Errno::INVALID)?.gids();
+    let gids = unsafe { context(of) }?.gids();
     let ah = AhBody::new(found.user(), attributes, &gids)?;
     let mut head: ibv_ah = zeroed();
     (head.context, head.pd) = (of, pd);
@@ -48,7 +49,8 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     // SAFETY: as the module says.
     let found = unsafe { attributes_of(of, port, wc, grh) };
     // SAFETY: as the module says.
-    status(found.map(|found| unsafe { attributes.write(found) }))
+    let to = unsafe { argument_mut(attributes, "ah_attr") };
+    status(found.and_then(|found| to.map(|to| *to = found)))
 }
 
 /// ibv_create_ah_from_wc(3).
@@ -59,12 +61,10 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     let _whole = system::uncancelled();
-    if pd.is_null() {
-        return pointer(Err(Errno::INVALID));
-    }
     // SAFETY: as the module says.
     pointer(unsafe {
-        attributes_of((*pd).context, port, wc, grh)
+        live::<Arc<PdBody>>(pd)
+            .and_then(|_| attributes_of((*pd).context, port, wc, grh))
             .and_then(|mut attributes| create(pd, &raw mut attributes))
     })
 }
@@ -78,29 +78,28 @@ unsafe fn attributes_of(
 ) -> Result<ibv_ah_attr, Errno> {
     // SAFETY: as the module says: with the flag, 40 bytes stand there.
     let (context, header) = unsafe {
-        let wc = wc.as_ref().ok_or(Errno::INVALID)?;
-        let has_header = wc.wc_flags & IBV_WC_GRH != 0 && !grh.is_null();
-        if !has_header || port != PORT {
-            return Err(Errno::INVALID);
+        let wc = argument(wc, "wc")?;
+        if wc.wc_flags & IBV_WC_GRH == 0 {
+            return Err(Errno::invalid(format_args!("the completion has no GRH (IBV_WC_GRH)")));
         }
-        (context(of).ok_or(Errno::INVALID)?, (*grh).bytes)
+        if port != PORT {
+            let reason = format_args!("port {port}: the device has port {PORT} only");
+            return Err(Errno::invalid(reason));
+        }
+        (context(of)?, argument(grh, "grh")?.bytes)
     };
     back_to_sender(&header, &context.gids())
 }
 
-/// The route of a handle, if it is one.
-pub(super) unsafe fn route(ah: *mut ibv_ah) -> Option<Route> {
+/// The route of a handle.
+pub(super) unsafe fn route(ah: *mut ibv_ah) -> Result<Route, Errno> {
     // SAFETY: as the module says.
-    unsafe { body::<AhBody>(ah) }.map(AhBody::route)
+    unsafe { live::<AhBody>(ah) }.map(AhBody::route)
 }
 
 /// ibv_destroy_ah(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     let _whole = system::uncancelled();
-    if ah.is_null() {
-        return status(Err(Errno::INVALID));
-    }
-    // SAFETY: as the module says: it came from `ibv_create_ah`.
-    drop(unsafe { withdraw::<AhBody>(ah) });
-    0
+    // SAFETY: as the module says.
+    status(unsafe { withdraw::<AhBody>(ah) }.map(drop))
 }

@@ -8,18 +8,26 @@ use libc::sockaddr;
 
 use crate::c::*;
 use crate::cm::{Hints, look_up};
-use crate::errno::minus_one;
-use crate::object::zeroed;
-use crate::system;
+use crate::errno::{Errno, minus_one};
+use crate::object::{Body, Kind, publish, withdraw, zeroed};
+use crate::{log, system};
 
 use super::addresses;
 
-/// An address list of one, with room for the addresses.
+/// A list with one entry, and room for its addresses.
 #[repr(C)]
 struct Answer {
     head: rdma_addrinfo,
     source: rdma_sockaddr,
     destination: rdma_sockaddr,
+}
+
+/// Marks address lists as objects of C: all they have is in the head.
+struct AddressList;
+
+impl Body for AddressList {
+    type Head = Answer;
+    const KIND: Kind = Kind::AddressInfo;
 }
 
 /// rdma_getaddrinfo(3).
@@ -32,17 +40,24 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
-        let (Ok(node), Ok(service)) = (text(node), text(service)) else { return libc::EAI_NONAME };
+        let (Ok(node), Ok(service)) = (text(node), text(service)) else {
+            log::debug(|| "rdma_getaddrinfo: node or service is not UTF-8".to_owned());
+            return libc::EAI_NONAME;
+        };
         let hints = hints.as_ref();
         if node.is_none() && service.is_none() && hints.is_none() {
-            return minus_one(Err(crate::errno::Errno::INVALID));
+            let reason = format_args!("rdma_getaddrinfo: node, service and hints are all null");
+            return minus_one(Err(Errno::invalid(reason)));
         }
         match look_up(node, service, &known(hints)) {
             Ok(found) => {
                 to.write(answer(found.source, found.destination, hints));
                 0
             }
-            Err(error) => error,
+            Err(error) => {
+                log::debug(|| format!("no address for {node:?}, {service:?}: EAI error {error}"));
+                error
+            }
         }
     }
 }
@@ -79,11 +94,11 @@ fn answer(
 ) -> *mut rdma_addrinfo {
     // SAFETY: zeros are an address of no family.
     let none = || unsafe { std::mem::zeroed::<rdma_sockaddr>() };
-    let mut answer = Box::new(Answer {
+    let mut answer = Answer {
         head: zeroed(),
         source: source.map_or_else(none, addresses::in_c),
         destination: destination.map_or_else(none, addresses::in_c),
-    });
+    };
     let of_v4 = destination.or(source).is_some_and(|address| address.is_ipv4());
     answer.head.ai_family = if of_v4 { libc::AF_INET } else { libc::AF_INET6 };
     let asked = |of: fn(&rdma_addrinfo) -> c_int| hints.map(of).filter(|&n| n != 0);
@@ -94,8 +109,8 @@ fn answer(
     let (kind, space) = (asked(|hints| hints.ai_qp_type), asked(|hints| hints.ai_port_space));
     answer.head.ai_qp_type = kind.unwrap_or(if space == Some(udp) { ud } else { rc });
     answer.head.ai_port_space = space.unwrap_or(if kind == Some(ud) { udp } else { tcp });
-    let answer = Box::into_raw(answer);
-    // SAFETY: it has just been made, and is nobody else's.
+    let answer = publish(answer, AddressList).as_ptr();
+    // SAFETY: the program does not have it yet.
     unsafe {
         let head = &raw mut (*answer).head;
         if let Some(source) = source {
@@ -114,7 +129,8 @@ fn answer(
 /// rdma_freeaddrinfo(3).
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
     if !list.is_null() {
-        // SAFETY: as the module says: it came from `rdma_getaddrinfo`, which makes one.
-        drop(unsafe { Box::from_raw(list.cast::<Answer>()) });
+        // SAFETY: as the module says.
+        let withdrawn = unsafe { withdraw::<AddressList>(list.cast()) };
+        withdrawn.map_or_else(|errno| errno.log(), drop);
     }
 }

@@ -10,13 +10,13 @@ use crate::c::*;
 use crate::cm::{ConnectWanted, IdBody, Phase};
 use crate::device::{Device, KINDS};
 use crate::errno::{Errno, minus_one, pointer};
-use crate::object::{body, zeroed};
+use crate::object::{Body, Kind, live, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::{system, visible};
 
 use super::events::{self, completed};
 use super::id::{context_of, default_pd, show_addresses, shown};
-use super::{addresses, cq, qp, srq};
+use super::{addresses, argument_mut, cq, qp, srq};
 
 /// rdma_bind_addr(3).
 pub(crate) unsafe extern "C" fn rdma_bind_addr(
@@ -32,9 +32,13 @@ pub(super) unsafe fn bind(id: *mut rdma_cm_id, address: *const sockaddr) -> Resu
     // SAFETY: as the module says.
     unsafe {
         let found = shown(id)?;
-        found.id.bind(addresses::read(address).ok_or(Errno::INVALID)?)?;
+        found.id.bind(addresses::read(address).ok_or_else(no_address)?)?;
         show_addresses(id, &found.id)
     }
+}
+
+fn no_address() -> Errno {
+    Errno::invalid(format_args!("the address is null, or its family is not AF_INET or AF_INET6"))
 }
 
 /// rdma_resolve_addr(3). The answer is there at once, so no time can pass.
@@ -55,7 +59,8 @@ pub(super) unsafe fn resolve_address(
 ) -> Result<(), Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let peer = addresses::read(peer).ok_or(Errno::INVALID)?;
+        shown(id)?;
+        let peer = addresses::read(peer).ok_or_else(no_address)?;
         completed(id, |of| of.resolve_address(addresses::read(source), peer))
     }
 }
@@ -117,7 +122,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(
 /// The queue pair that an id shows is its own, whoever put it there.
 unsafe fn has_what_it_shows(id: *mut rdma_cm_id, of: &IdBody) {
     // SAFETY: as the module says.
-    if let Some(shown) = unsafe { qp::qp((*id).qp) } {
+    if let Ok(shown) = unsafe { qp::qp((*id).qp) } {
         of.has_qp(shown);
     }
 }
@@ -189,25 +194,37 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let (Ok(found), Some(says)) = (shown(id), attributes.as_mut()) else {
-            return minus_one(Err(Errno::INVALID));
-        };
-        let state = says.qp_state;
-        *says = zeroed();
-        says.qp_state = state;
-        if found.id.is_of_datagrams() {
-            return minus_one(datagram_attributes(says).map(|needed| *mask = needed));
-        }
-        says.port_num = crate::context::PORT;
-        says.qp_access_flags =
-            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-        *mask = match state {
-            IBV_QPS_INIT => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT,
-            IBV_QPS_RTR | IBV_QPS_RTS => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS,
-            _ => return minus_one(Err(Errno::INVALID)),
-        };
+        minus_one(shown(id).and_then(|found| {
+            let says = argument_mut(attributes, "qp_attr")?;
+            let mask = argument_mut(mask, "qp_attr_mask")?;
+            let state = says.qp_state;
+            *says = zeroed();
+            says.qp_state = state;
+            *mask = match found.id.is_of_datagrams() {
+                true => datagram_attributes(says)?,
+                false => connection_attributes(says, &found.id)?,
+            };
+            Ok(())
+        }))
     }
-    0
+}
+
+/// Fills in the attributes of an iWARP QP that the program made without its id. Returns their mask.
+fn connection_attributes(to: &mut ibv_qp_attr, id: &IdBody) -> Result<c_int, Errno> {
+    to.port_num = crate::context::PORT;
+    to.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    match to.qp_state {
+        IBV_QPS_INIT => Ok(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT),
+        IBV_QPS_RTR | IBV_QPS_RTS => {
+            id.device().ids.lends_its_states();
+            Ok(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS)
+        }
+        state => Err(no_step(state)),
+    }
+}
+
+fn no_step(state: ibv_qp_state) -> Errno {
+    Errno::invalid(format_args!("qp_state {state}: rdma_init_qp_attr knows INIT, RTR and RTS"))
 }
 
 /// rdma_set_option(3).
@@ -242,8 +259,11 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 | RDMA_OPTION_ID_REUSEADDR
                 | RDMA_OPTION_ID_TOS,
                 _,
-            ) => Err(Errno::INVALID),
-            _ => Err(Errno(libc::ENOSYS)),
+            ) => Err(Errno::invalid(format_args!("option {name}: wrong optlen {length}"))),
+            _ => {
+                let reason = format_args!("no option {name} of level {level} with {length} bytes");
+                Err(Errno::new(libc::ENOSYS, reason))
+            }
         })
     };
     minus_one(done)
@@ -267,7 +287,7 @@ pub(super) unsafe fn create_qp(
 ) -> Result<(), Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let w = wanted.as_mut().ok_or(Errno::INVALID)?;
+        let w = argument_mut(wanted, "qp_init_attr")?;
         check_type(id, w.qp_type)?;
         let asked = (w.send_cq, w.recv_cq, w.srq);
         let made = prepare(id, pd, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
@@ -295,7 +315,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
 unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let w = wanted.as_mut().ok_or(Errno::INVALID)?;
+        let w = argument_mut(wanted, "qp_init_attr")?;
         check_type(id, w.qp_type)?;
         let named = if w.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
         let asked = (w.send_cq, w.recv_cq, w.srq);
@@ -315,7 +335,10 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) ->
 unsafe fn check_type(id: *mut rdma_cm_id, wanted: ibv_qp_type) -> Result<(), Errno> {
     // SAFETY: as the module says.
     match unsafe { shown(id) }?.id.is_of_datagrams() && wanted != IBV_QPT_UD {
-        true => Err(Errno::INVALID),
+        true => {
+            let reason = format_args!("qp_type {wanted}: ids of RDMA_PS_UDP have UD queue pairs");
+            Err(Errno::invalid(reason))
+        }
         false => Ok(()),
     }
 }
@@ -333,7 +356,7 @@ unsafe fn prepare(
     unsafe {
         let found = shown(id)?;
         if !(*id).qp.is_null() {
-            return Err(Errno::INVALID);
+            return Err(Errno::invalid(format_args!("the id has a queue pair already")));
         }
         let pd = match (pd.is_null(), (*id).pd.is_null()) {
             (false, _) => pd,
@@ -341,8 +364,9 @@ unsafe fn prepare(
             (true, true) => default_pd(found.id.device(), found.id.kind())?,
         };
         let context = context_of(found.id.device(), found.id.kind())?;
-        if !(*pd).context.eq(&context) && (*(*pd).context).device != (*context).device {
-            return Err(Errno::INVALID);
+        let of_device = live::<Arc<PdBody>>(pd)?.kind() == found.id.kind();
+        if !of_device {
+            return Err(foreign_domain());
         }
         if send_cq.is_null() {
             let made = make_cq(context, cap.max_send_wr, id)?;
@@ -414,7 +438,7 @@ unsafe fn has_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Res
         }
         (*id).pd = pd;
         (*id).qp = made;
-        let body = qp::qp(made).ok_or(Errno::INVALID)?;
+        let body = qp::qp(made)?;
         found.id.has_qp(body);
     }
     Ok(())
@@ -428,8 +452,9 @@ unsafe fn to_rts(made: *mut ibv_qp) -> Result<(), Errno> {
         let mask = datagram_attributes(&mut attributes)?;
         // SAFETY: as the module says.
         unsafe {
-            let found = qp::qp(made).ok_or(Errno::INVALID)?;
-            (*made).state = found.modify(&attributes, mask)?;
+            let found = qp::qp(made)?;
+            found.modify(&attributes, mask)?;
+            (*made).state = state;
         }
     }
     Ok(())
@@ -443,7 +468,7 @@ fn datagram_attributes(to: &mut ibv_qp_attr) -> Result<c_int, Errno> {
         IBV_QPS_INIT => Ok(IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
         IBV_QPS_RTR => Ok(IBV_QP_STATE),
         IBV_QPS_RTS => Ok(IBV_QP_STATE | IBV_QP_SQ_PSN),
-        _ => Err(Errno::INVALID),
+        state => Err(no_step(state)),
     }
 }
 
@@ -452,7 +477,10 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
-        let Ok(found) = shown(id) else { return };
+        let found = match shown(id) {
+            Ok(found) => found,
+            Err(errno) => return errno.log(),
+        };
         let made = std::mem::replace(&mut (*id).qp, null_mut());
         if !made.is_null() {
             qp::ibv_destroy_qp(made);
@@ -484,14 +512,18 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
-        let Some(w) = wanted.as_mut() else { return minus_one(Err(Errno::INVALID)) };
-        let named = if w.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
-        let made = pd_of(id, named).and_then(|pd| {
+        let made = argument_mut(wanted, "srq_init_attr").and_then(|w| {
+            let named = if w.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
+            let pd = pd_of(id, named)?;
             (w.pd, w.comp_mask) = (pd, w.comp_mask | IBV_SRQ_INIT_ATTR_PD);
             srq::make_ex(wanted).map(|made| (pd, made))
         });
         minus_one(made.map(|made| ((*id).pd, (*id).srq) = made))
     }
+}
+
+fn foreign_domain() -> Errno {
+    Errno::invalid(format_args!("the protection domain is of another device than the id"))
 }
 
 /// The domain that is named, or the id's, or the device's.
@@ -501,9 +533,9 @@ unsafe fn pd_of(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, 
         let found = shown(id)?;
         match (named.is_null(), (*id).pd.is_null()) {
             // It is of the id's own device.
-            (false, _) => match body::<Arc<PdBody>>(named).map(|pd| pd.kind()) {
-                Some(kind) if kind == found.id.kind() => Ok(named),
-                _ => Err(Errno::INVALID),
+            (false, _) => match live::<Arc<PdBody>>(named)?.kind() == found.id.kind() {
+                true => Ok(named),
+                false => Err(foreign_domain()),
             },
             (true, false) => Ok((*id).pd),
             (true, true) => default_pd(found.id.device(), found.id.kind()),
@@ -516,6 +548,9 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
+        if let Err(errno) = shown(id) {
+            return errno.log();
+        }
         let made = std::mem::replace(&mut (*id).srq, null_mut());
         if !made.is_null() {
             srq::ibv_destroy_srq(made);
@@ -526,13 +561,13 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
 /// rdma_get_src_port(3): in network byte order.
 pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
     // SAFETY: as the module says.
-    unsafe { port(&(*id).route.addr.src) }
+    unsafe { shown(id).map_or(0, |_| port(&(*id).route.addr.src)) }
 }
 
 /// rdma_get_dst_port(3): in network byte order.
 pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
     // SAFETY: as the module says.
-    unsafe { port(&(*id).route.addr.dst) }
+    unsafe { shown(id).map_or(0, |_| port(&(*id).route.addr.dst)) }
 }
 
 unsafe fn port(of: &rdma_sockaddr) -> u16 {
@@ -547,9 +582,9 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut
     let found = list_devices(&mut list);
     if !count.is_null() {
         // SAFETY: as the module says.
-        unsafe { *count = found.unwrap_or(0) as c_int };
+        unsafe { *count = found.as_ref().map_or(0, |found| *found as c_int) };
     }
-    pointer(found.map(|_| Box::into_raw(Box::new(list)).cast()))
+    pointer(found.map(|_| publish(list, ContextList).as_ptr().cast()))
 }
 
 /// Fills in the contexts of the devices that the program is to see, as `ibv_get_device_list` has
@@ -561,19 +596,31 @@ fn list_devices(list: &mut Contexts) -> Result<usize, Errno> {
         *place = context_of(&device, *kind)?;
     }
     match kinds.len() {
-        0 => Err(Errno::NO_DEVICE),
+        0 => {
+            let reason = format_args!("RNIC_DEVICES names no device that exists");
+            Err(Errno::new(libc::ENODEV, reason))
+        }
         n => Ok(n),
     }
 }
 
-/// What `rdma_get_devices` returns: null ends it.
+/// The list that `rdma_get_devices` returns, null-terminated.
 type Contexts = [*mut ibv_context; KINDS.len() + 1];
+
+/// Marks such lists as objects of C: all they have is in the head.
+struct ContextList;
+
+impl Body for ContextList {
+    type Head = Contexts;
+    const KIND: Kind = Kind::ContextList;
+}
 
 /// rdma_free_devices(3).
 pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     if !list.is_null() {
-        // SAFETY: as the module says: it came from `rdma_get_devices`.
-        drop(unsafe { Box::from_raw(list.cast::<Contexts>()) });
+        // SAFETY: as the module says.
+        let withdrawn = unsafe { withdraw::<ContextList>(list.cast()) };
+        withdrawn.map_or_else(|errno| errno.log(), drop);
     }
 }
 
@@ -591,15 +638,19 @@ unsafe fn get_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, Errn
     unsafe {
         let found = shown(listener)?;
         if !found.is_synchronous() {
-            return Err(Errno::INVALID);
+            let reason = format_args!("rdma_get_request: the id has an event channel");
+            return Err(Errno::invalid(reason));
         }
         events::acknowledge_own(listener);
         let event = events::fetch((*listener).channel)?;
         let _whole = system::uncancelled();
         if (*event).status != 0 || (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
-            let status = (*event).status;
+            let (kind, status) = ((*event).event, (*event).status);
             events::rdma_ack_cm_event(event);
-            return Err(if status == 0 { Errno::INVALID } else { Errno(status.abs()) });
+            return Err(match status {
+                0 => Errno::invalid(format_args!("event {kind} is no connection request")),
+                _ => events::failed_event(kind, status),
+            });
         }
         let id = (*event).id;
         let endpoint = found.endpoint.lock().as_ref().map(|e| (e.pd, e.wanted));

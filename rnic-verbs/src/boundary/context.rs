@@ -8,30 +8,33 @@ use std::sync::Arc;
 use crate::c::*;
 use crate::context::{ContextBody, PORT};
 use crate::device::{Device, DeviceKind, KINDS};
-use crate::errno::{Errno, minus_one, pointer, status};
-use crate::object::{Body, body, publish, withdraw, zeroed};
+use crate::errno::{Errno, minus_one, negative, pointer, status};
+use crate::exports::absent;
+use crate::object::{Body, Kind, is_live, live, publish, withdraw, zeroed};
 use crate::{system, visible};
 
-use super::{cq, cq_ex, memory, qp, qp_ex, srq};
+use super::{argument_mut, cq, cq_ex, memory, qp, qp_ex, srq};
 
-/// A list of devices, null-terminated, which keeps those that are in it.
-#[repr(C)]
-struct List {
-    devices: [*mut ibv_device; KINDS.len() + 1],
-    device: Arc<Device>,
+/// A device list. It keeps its devices.
+struct DeviceList {
+    _device: Arc<Device>,
+}
+
+impl Body for DeviceList {
+    /// Null-terminated.
+    type Head = [*mut ibv_device; KINDS.len() + 1];
+    const KIND: Kind = Kind::DeviceList;
 }
 
 impl Body for ContextBody {
     type Head = verbs_context;
+    const KIND: Kind = Kind::Context;
 }
 
-/// The context behind a pointer of C's, which points into the middle of the structure.
-pub(super) unsafe fn context<'a>(context: *mut ibv_context) -> Option<&'a ContextBody> {
-    if context.is_null() {
-        return None;
-    }
+/// The context that C names by a pointer into the middle of the structure.
+pub(super) unsafe fn context<'a>(context: *mut ibv_context) -> Result<&'a ContextBody, Errno> {
     // SAFETY: as the module says; every context that we hand out is inside of a `verbs_context`.
-    unsafe { body(start(context)) }
+    unsafe { live(if context.is_null() { null_mut() } else { start(context) }) }
 }
 
 fn start(context: *mut ibv_context) -> *mut verbs_context {
@@ -50,6 +53,7 @@ pub(super) fn open(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_co
     head.create_qp_ex = Some(qp::create_qp_ex);
     head.get_srq_num = Some(srq::get_srq_num);
     head.create_srq_ex = Some(srq::create_srq_ex);
+    refuse_the_rest(&mut head);
     head.sz = size_of::<verbs_context>();
     let context = &mut head.context;
     context.device = device.head(kind).0;
@@ -71,6 +75,25 @@ pub(super) fn open(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_co
     Ok(unsafe { &raw mut (*head).context })
 }
 
+/// Fills in the operations that the device lacks and that need no object of their own: without a
+/// function, the inline functions of the C headers would return `EOPNOTSUPP` without a reason.
+fn refuse_the_rest(head: &mut verbs_context) {
+    head.alloc_null_mr = Some(absent::ibv_alloc_null_mr);
+    head.create_counters = Some(absent::ibv_create_counters);
+    head.alloc_dm = Some(absent::ibv_alloc_dm);
+    head.create_flow_action_esp = Some(absent::ibv_create_flow_action_esp);
+    head.modify_qp_rate_limit = Some(absent::ibv_modify_qp_rate_limit);
+    head.alloc_parent_domain = Some(absent::ibv_alloc_parent_domain);
+    head.alloc_td = Some(absent::ibv_alloc_td);
+    head.modify_cq = Some(absent::ibv_modify_cq);
+    head.post_srq_ops = Some(absent::ibv_post_srq_ops);
+    head.create_rwq_ind_table = Some(absent::ibv_create_rwq_ind_table);
+    head.create_wq = Some(absent::ibv_create_wq);
+    head.ibv_create_flow = Some(absent::ibv_create_flow);
+    head.open_qp = Some(absent::ibv_open_qp);
+    head.open_xrcd = Some(absent::ibv_open_xrcd);
+}
+
 /// ibv_get_device_list(3).
 pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let _whole = system::uncancelled();
@@ -80,28 +103,28 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *
         // SAFETY: as the module says.
         unsafe { *count = kinds.len() as c_int };
     }
-    let Ok(device) = found else {
-        // What a machine without a device says; programs ask that have other ways.
-        system::set_errno(libc::ENOSYS);
-        return null_mut();
-    };
-    let mut devices = [null_mut(); KINDS.len() + 1];
-    devices.iter_mut().zip(kinds).for_each(|(place, kind)| *place = device.head(kind).0);
-    Box::into_raw(Box::new(List { devices, device })).cast()
+    // `ENOSYS` is the answer of a machine without RDMA: programs that have other ways ask as well.
+    pointer(found.map_err(|errno| errno.with_number(libc::ENOSYS)).map(|device| {
+        let mut devices = [null_mut(); KINDS.len() + 1];
+        devices.iter_mut().zip(kinds).for_each(|(place, kind)| *place = device.head(kind).0);
+        publish(devices, DeviceList { _device: device }).as_ptr().cast()
+    }))
 }
 
 /// ibv_free_device_list(3).
 pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     let _whole = system::uncancelled();
     if !list.is_null() {
-        // SAFETY: as the module says: it came from `ibv_get_device_list`.
-        drop(unsafe { Box::from_raw(list.cast::<List>()) });
+        // SAFETY: as the module says.
+        let withdrawn = unsafe { withdraw::<DeviceList>(list.cast()) };
+        withdrawn.map_or_else(|errno| errno.log(), drop);
     }
 }
 
 /// ibv_get_device_name(3).
 pub(crate) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    if device.is_null() {
+    if !is_live(Kind::Device, device.addr()) {
+        no_device(device).report();
         return std::ptr::null();
     }
     // SAFETY: as the module says.
@@ -116,19 +139,22 @@ pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> 
 /// ibv_open_device(3).
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     let _whole = system::uncancelled();
-    let found = Device::with_head(device).ok_or(Errno::NO_DEVICE);
+    let found = Device::with_head(device).ok_or_else(|| no_device(device));
     pointer(found.and_then(|(device, kind)| open(&device, kind)))
+}
+
+fn no_device(device: *mut ibv_device) -> Errno {
+    let reason =
+        format_args!("{device:p} is no device of a list that ibv_get_device_list returned");
+    Errno::new(libc::ENODEV, reason)
 }
 
 /// ibv_close_device(3).
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     let _whole = system::uncancelled();
-    if context.is_null() {
-        return status(Err(Errno::INVALID));
-    }
     // SAFETY: as the module says.
-    drop(unsafe { withdraw::<ContextBody>(start(context)) });
-    0
+    let closed = unsafe { self::context(context).and_then(|_| withdraw(start(context))) };
+    status(closed.map(drop::<ContextBody>))
 }
 
 /// ibv_query_device(3).
@@ -137,11 +163,12 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
     attributes: *mut ibv_device_attr,
 ) -> c_int {
     // SAFETY: as the module says.
-    unsafe {
-        let Some(context) = context(of) else { return status(Err(Errno::INVALID)) };
-        attributes.write(context.attributes());
-    }
-    0
+    status(unsafe {
+        context(of).and_then(|context| {
+            *argument_mut(attributes, "device_attr")? = context.attributes();
+            Ok(())
+        })
+    })
 }
 
 unsafe extern "C" fn query_device_ex(
@@ -152,14 +179,17 @@ unsafe extern "C" fn query_device_ex(
 ) -> c_int {
     // SAFETY: as the module says: `length` bytes are the program's structure, which may be older
     // or newer than ours.
-    unsafe {
-        let Some(context) = context(of) else { return status(Err(Errno::INVALID)) };
-        if input.as_ref().is_some_and(|input| input.comp_mask != 0) {
-            return status(Err(Errno::INVALID));
-        }
-        write_prefix(&context.attributes_ex(), attributes.cast(), length);
-    }
-    0
+    status(unsafe {
+        context(of).and_then(|context| {
+            let comp_mask = input.as_ref().map_or(0, |input| input.comp_mask);
+            if comp_mask != 0 {
+                let reason = format_args!("comp_mask {comp_mask:#x} of the input is not 0");
+                return Err(Errno::invalid(reason));
+            }
+            write_prefix(&context.attributes_ex(), attributes.cast(), length);
+            Ok(())
+        })
+    })
 }
 
 /// Writes as much of a structure as the program has room for, and zeros behind it.
@@ -191,14 +221,17 @@ unsafe extern "C" fn query_port(
 ) -> c_int {
     // SAFETY: as the module says: `length` bytes are the program's structure.
     unsafe {
-        let says = context(of).ok_or(Errno::INVALID).and_then(|context| context.port(port));
+        let says = context(of).and_then(|context| context.port(port));
         status(says.map(|says| write_prefix(&says, attributes.cast(), length)))
     }
 }
 
 unsafe extern "C" fn query_rt_values(_of: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     // SAFETY: as the module says.
-    let Some(values) = (unsafe { values.as_mut() }) else { return status(Err(Errno::INVALID)) };
+    let values = match unsafe { argument_mut(values, "values") } {
+        Ok(values) => values,
+        Err(errno) => return errno.report(),
+    };
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
         values.raw_clock.tv_sec = now.tv_sec;
@@ -217,8 +250,9 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let found = context(of).zip(u32::try_from(index).ok()).ok_or(Errno::INVALID);
-        let found = found.and_then(|(context, index)| context.gid(port, index));
+        // A negative index is beyond every table.
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        let found = context(of).and_then(|context| context.gid(port, index));
         minus_one(found.map(|found| gid.write(found)))
     }
 }
@@ -232,8 +266,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let found = context(of).ok_or(Errno::INVALID);
-        let found = found.and_then(|context| entry_of(context, port, index));
+        let found = context(of).and_then(|context| entry_of(context, port, index));
         // As files of the kernel name them: there is one kind of RoCE's first version and of all
         // others, and one of its second.
         minus_one(found.map(|entry| kind.write(u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2))))
@@ -252,10 +285,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     // SAFETY: as the module says: `length` bytes are the program's structure.
     unsafe {
         let port = u8::try_from(port).unwrap_or(0);
-        let found = match flags {
-            0 => context(of).ok_or(Errno::INVALID),
-            _ => Err(Errno::UNSUPPORTED),
-        };
+        let found = no_flags(flags).and_then(|()| context(of));
         let found = found.and_then(|context| entry_of(context, port, index));
         status(found.map(|found| write_prefix(&found, entry.cast(), length)))
     }
@@ -271,25 +301,28 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
 ) -> isize {
     // SAFETY: as the module says: there is room for so many structures of `length` bytes.
     unsafe {
-        let found = match flags {
-            0 => context(of).ok_or(Errno::INVALID),
-            _ => Err(Errno::UNSUPPORTED),
-        };
-        let context = match found {
-            Ok(context) => context,
-            Err(errno) => return -(errno.0 as isize),
-        };
-        let rows = u32::try_from(context.gids().len().max(1)).unwrap_or(u32::MAX);
-        let all = (0..rows).filter_map(|index| entry_of(context, PORT, index).ok());
-        let mut count = 0;
-        for entry in all {
-            if count == room {
-                return -(Errno::INVALID.0 as isize);
+        let found = no_flags(flags).and_then(|()| context(of));
+        negative(found.and_then(|context| {
+            // Empty entries of the table are left out.
+            let rows = (0..context.gid_count()).filter_map(|n| entry_of(context, PORT, n).ok());
+            let rows: Vec<_> = rows.collect();
+            let count = rows.len();
+            if count > room {
+                let reason = format_args!("{count} GIDs, but room for {room} entries");
+                return Err(Errno::invalid(reason));
             }
-            write_prefix(&entry, entries.cast::<u8>().add(count * length), length);
-            count += 1;
-        }
-        count as isize
+            for (index, entry) in rows.iter().enumerate() {
+                write_prefix(entry, entries.cast::<u8>().add(index * length), length);
+            }
+            Ok(count)
+        }))
+    }
+}
+
+fn no_flags(flags: u32) -> Result<(), Errno> {
+    match flags {
+        0 => Ok(()),
+        _ => Err(Errno::unsupported(format_args!("flags {flags:#x} of a GID query: none exist"))),
     }
 }
 
@@ -317,7 +350,7 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let found = context(of).ok_or(Errno::INVALID).and_then(|context| context.pkey(port, index));
+        let found = context(of).and_then(|context| context.pkey(port, index));
         minus_one(found.map(|found| pkey.write(found)))
     }
 }
@@ -329,7 +362,12 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(
     pkey: u16,
 ) -> c_int {
     // SAFETY: as the module says.
-    let found = unsafe { context(of) }.ok_or(Errno::INVALID);
-    let found = found.and_then(|context| context.pkey(port, 0));
-    minus_one(found.and_then(|found| if found == pkey { Ok(()) } else { Err(Errno::INVALID) }))
+    let found = unsafe { context(of) }.and_then(|context| context.pkey(port, 0));
+    minus_one(found.and_then(|found| match found == pkey {
+        true => Ok(()),
+        false => {
+            let pkey = u16::from_be(pkey);
+            Err(Errno::invalid(format_args!("P_Key {pkey:#06x} is not in the table of the port")))
+        }
+    }))
 }

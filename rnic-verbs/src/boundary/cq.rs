@@ -6,17 +6,18 @@ use std::sync::Arc;
 use crate::c::*;
 use crate::channel::ChannelBody;
 use crate::cq::CqBody;
-use crate::errno::{Errno, minus_one, pointer, status};
-use crate::object::{Foreign, body, publish, withdraw, zeroed};
+use crate::errno::{Errno, minus_one, negative, pointer, status};
+use crate::object::{Foreign, live, live_or_null, publish, withdraw, zeroed};
 use crate::system;
 
 use super::context::context;
 use super::cq_ex;
+use super::events::count;
 
 /// Makes a completion channel.
 pub(super) unsafe fn make_channel(of: *mut ibv_context) -> Result<*mut ibv_comp_channel, Errno> {
     // SAFETY: as the module says.
-    let channel = ChannelBody::create(unsafe { context(of) }.ok_or(Errno::INVALID)?)?;
+    let channel = ChannelBody::create(unsafe { context(of) }?)?;
     let mut head: ibv_comp_channel = zeroed();
     (head.context, head.fd) = (of, channel.fd());
     Ok(publish(head, channel).as_ptr())
@@ -31,8 +32,9 @@ pub(super) unsafe fn make_cq(
     vector: u32,
 ) -> Result<*mut ibv_cq_ex, Errno> {
     // SAFETY: as the module says.
-    let (context, of_channel) = unsafe { (context(of), body::<Arc<ChannelBody>>(channel)) };
-    let cq = CqBody::create(context.ok_or(Errno::INVALID)?, entries, of_channel, vector)?;
+    let of_channel = unsafe { live_or_null::<Arc<ChannelBody>>(channel)? };
+    // SAFETY: as the module says.
+    let cq = CqBody::create(unsafe { context(of) }?, entries, of_channel, vector)?;
     let mut head: ibv_cq_ex = zeroed();
     let base = &mut head.cq_base;
     (base.context, base.channel, base.cq_context) = (of, channel, program);
@@ -45,10 +47,10 @@ pub(super) unsafe fn make_cq(
     Ok(at)
 }
 
-/// The queue behind a pointer of C's.
-pub(super) unsafe fn cq<'a>(cq: *mut ibv_cq) -> Option<&'a Arc<CqBody>> {
+/// The queue that C names.
+pub(super) unsafe fn cq<'a>(cq: *mut ibv_cq) -> Result<&'a Arc<CqBody>, Errno> {
     // SAFETY: as the module says; every queue is the head of an extended one.
-    unsafe { body::<Arc<CqBody>>(cq.cast()) }
+    unsafe { live::<Arc<CqBody>>(cq.cast()) }
 }
 
 /// ibv_create_comp_channel(3).
@@ -64,16 +66,12 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    unsafe {
-        match body::<Arc<ChannelBody>>(channel) {
-            None => status(Err(Errno::INVALID)),
-            Some(found) if !found.is_unused() => status(Err(Errno(libc::EBUSY))),
-            Some(_) => {
-                drop(withdraw::<Arc<ChannelBody>>(channel));
-                0
-            }
-        }
-    }
+    status(unsafe {
+        live::<Arc<ChannelBody>>(channel)
+            .and_then(|found| found.check_unused())
+            .and_then(|()| withdraw::<Arc<ChannelBody>>(channel))
+            .map(drop)
+    })
 }
 
 /// ibv_create_cq(3).
@@ -85,12 +83,11 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     vector: c_int,
 ) -> *mut ibv_cq {
     let _whole = system::uncancelled();
-    let (entries, vector) = (u32::try_from(entries).ok(), u32::try_from(vector).ok());
-    let made = entries.zip(vector).ok_or(Errno::INVALID).and_then(|(entries, vector)| {
-        // SAFETY: as the module says.
-        unsafe { make_cq(of, entries, program, channel, vector) }
-    });
-    pointer(made).cast()
+    // A negative number is refused as 0 entries, and as a vector beyond the last one.
+    let entries = u32::try_from(entries).unwrap_or(0);
+    let vector = u32::try_from(vector).unwrap_or(u32::MAX);
+    // SAFETY: as the module says.
+    pointer(unsafe { make_cq(of, entries, program, channel, vector) }).cast()
 }
 
 /// ibv_resize_cq(3).
@@ -98,8 +95,7 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
-        let found = cq(of).zip(u32::try_from(entries).ok()).ok_or(Errno::INVALID);
-        let resized = found.and_then(|(cq, entries)| cq.resize(entries));
+        let resized = cq(of).and_then(|cq| cq.resize(u32::try_from(entries).unwrap_or(0)));
         status(resized.map(|entries| (*of).cqe = entries))
     }
 }
@@ -108,15 +104,12 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(of: *mut ibv_cq) -> c_int {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    unsafe {
-        match cq(of).ok_or(Errno::INVALID).and_then(|cq| cq.destroy()) {
-            Ok(()) => {
-                drop(withdraw::<Arc<CqBody>>(of.cast()));
-                0
-            }
-            Err(errno) => status(Err(errno)),
-        }
-    }
+    status(unsafe {
+        cq(of)
+            .and_then(|cq| cq.destroy())
+            .and_then(|()| withdraw::<Arc<CqBody>>(of.cast()))
+            .map(drop)
+    })
 }
 
 /// ibv_get_cq_event(3). A thread may be cancelled in it: nothing is held meanwhile.
@@ -127,10 +120,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let next = match body::<Arc<ChannelBody>>(channel) {
-            Some(channel) => channel.next(),
-            None => Err(Errno::INVALID),
-        };
+        let next = live::<Arc<ChannelBody>>(channel).and_then(|channel| channel.next());
         minus_one(next.map(|cq| {
             let head = cq.head().0;
             *of = head;
@@ -142,8 +132,13 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 /// ibv_ack_cq_events(3).
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(of: *mut ibv_cq, events: u32) {
     // SAFETY: as the module says.
-    if let Some(cq) = unsafe { cq(of) } {
-        cq.completion_events.acknowledge(events);
+    match unsafe { cq(of) } {
+        Ok(cq) => {
+            // SAFETY: as the module says.
+            unsafe { count(&raw mut (*of).comp_events_completed, events) };
+            cq.completion_events.acknowledge(events);
+        }
+        Err(errno) => errno.log(),
     }
 }
 
@@ -153,20 +148,15 @@ pub(super) unsafe extern "C" fn poll_cq(of: *mut ibv_cq, room: c_int, to: *mut i
     // SAFETY: as the module says: there is room for so many, which the program may not have
     // initialised; `ibv_wc` has no invalid values but its padding, which nobody reads.
     unsafe {
-        let Some(cq) = cq(of) else { return -libc::EINVAL };
-        if room == 0 {
-            return 0;
-        }
-        match cq.poll(std::slice::from_raw_parts_mut(to, room)) {
-            Ok(taken) => taken as c_int,
-            Err(errno) => -errno.0,
-        }
+        negative(cq(of).and_then(|cq| match room {
+            0 => Ok(0),
+            _ => cq.poll(std::slice::from_raw_parts_mut(to, room)),
+        })) as c_int
     }
 }
 
 /// ibv_req_notify_cq(3).
 pub(super) unsafe extern "C" fn req_notify_cq(of: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: as the module says.
-    let found = unsafe { cq(of) }.ok_or(Errno::INVALID);
-    status(found.and_then(|cq| cq.arm(solicited_only != 0)))
+    status(unsafe { cq(of) }.and_then(|cq| cq.arm(solicited_only != 0)))
 }

@@ -4,9 +4,10 @@ use std::ffi::{c_int, c_uint};
 
 use crate::c::*;
 use crate::cq::CqBody;
-use crate::errno::{Errno, pointer, status};
+use crate::errno::{Errno, pointer};
 use crate::system;
 
+use super::argument;
 use super::cq::{cq, make_cq};
 
 /// What of a completion can be asked for.
@@ -43,13 +44,20 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
     let made = unsafe {
-        match wanted.as_ref() {
-            Some(w) if w.wc_flags & !READABLE != 0 => Err(Errno::UNSUPPORTED),
-            // Flags of how it is used; a parent domain is not to be had.
-            Some(w) if w.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 => Err(Errno::UNSUPPORTED),
-            Some(w) => make_cq(of, w.cqe, w.cq_context, w.channel, w.comp_vector),
-            None => Err(Errno::INVALID),
-        }
+        argument(wanted, "cq_attr").and_then(|w| {
+            let fields = w.wc_flags & !READABLE;
+            if fields != 0 {
+                let reason = format_args!("wc_flags {fields:#x}: completions lack these fields");
+                return Err(Errno::unsupported(reason));
+            }
+            // The flags say how the queue is used. There are no parent domains.
+            let mask = w.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS;
+            if mask != 0 {
+                let reason = format_args!("comp_mask {mask:#x} of the completion queue");
+                return Err(Errno::unsupported(reason));
+            }
+            make_cq(of, w.cqe, w.cq_context, w.channel, w.comp_vector)
+        })
     };
     pointer(made)
 }
@@ -72,17 +80,21 @@ unsafe fn advance(of: *mut ibv_cq_ex, cq: &CqBody) -> c_int {
             }
             0
         }
-        Err(errno) => errno.0,
+        Err(errno) => errno.report(),
     }
 }
 
 unsafe extern "C" fn start_poll(of: *mut ibv_cq_ex, wanted: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let (Some(cq), false) =
-            (cq(of.cast()), wanted.as_ref().is_some_and(|wanted| wanted.comp_mask != 0))
-        else {
-            return status(Err(Errno::INVALID));
+        let comp_mask = wanted.as_ref().map_or(0, |wanted| wanted.comp_mask);
+        if comp_mask != 0 {
+            let reason = format_args!("comp_mask {comp_mask:#x} of ibv_start_poll is not 0");
+            return Errno::invalid(reason).report();
+        }
+        let cq = match cq(of.cast()) {
+            Ok(cq) => cq,
+            Err(errno) => return errno.report(),
         };
         cq.begin_looking();
         let done = advance(of, cq);
@@ -96,18 +108,14 @@ unsafe extern "C" fn start_poll(of: *mut ibv_cq_ex, wanted: *mut ibv_poll_cq_att
 
 unsafe extern "C" fn next_poll(of: *mut ibv_cq_ex) -> c_int {
     // SAFETY: as the module says.
-    unsafe {
-        match cq(of.cast()) {
-            Some(cq) => advance(of, cq),
-            None => libc::EINVAL,
-        }
-    }
+    unsafe { cq(of.cast()).map_or_else(Errno::report, |cq| advance(of, cq)) }
 }
 
 unsafe extern "C" fn end_poll(of: *mut ibv_cq_ex) {
     // SAFETY: as the module says.
-    if let Some(cq) = unsafe { cq(of.cast()) } {
-        cq.end_looking();
+    match unsafe { cq(of.cast()) } {
+        Ok(cq) => cq.end_looking(),
+        Err(errno) => errno.log(),
     }
 }
 

@@ -7,6 +7,7 @@ use crate::errno::{Errno, minus_one};
 use crate::object::Foreign;
 use crate::system;
 
+use super::argument;
 use super::connections::{self, bind, create_qp, resolve_address};
 use super::events::completed;
 use super::id::{self, Endpoint, shown};
@@ -31,7 +32,7 @@ unsafe fn create(
 ) -> Result<*mut rdma_cm_id, Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let found = found.as_ref().ok_or(Errno::INVALID)?;
+        let found = argument(found, "res")?;
         let space = found.ai_port_space.cast_unsigned();
         let id = id::create(std::ptr::null_mut(), std::ptr::null_mut(), space)?;
         let filled = match found.ai_flags & RAI_PASSIVE {
@@ -92,6 +93,9 @@ pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
+        if let Err(errno) = shown(id) {
+            return errno.log();
+        }
         if !(*id).qp.is_null() {
             connections::rdma_destroy_qp(id);
         }

@@ -3,17 +3,19 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::address_handle::attributes_to;
-use crate::async_events::AsyncEvent;
+use crate::async_events::{AsyncEvent, Unacknowledged};
 use crate::c::*;
 use crate::cm::{Arrived, IdBody};
 use crate::cq::CqBody;
 use crate::device::DeviceKind;
 use crate::errno::{Errno, minus_one};
-use crate::object::{Body, body, publish, withdraw, zeroed};
+use crate::object::{Body, Kind, live, publish, withdraw, zeroed};
 use crate::qp::QpBody;
 use crate::srq::SrqBody;
+use crate::strings::rdma_event_str;
 
 use super::context::context;
 use super::id::{self, channel, shown};
@@ -28,6 +30,7 @@ struct EventShown {
 
 impl Body for EventShown {
     type Head = rdma_cm_event;
+    const KIND: Kind = Kind::CmEvent;
 }
 
 /// rdma_get_cm_event(3). A thread may be cancelled in it: nothing is held meanwhile.
@@ -108,13 +111,9 @@ unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
 
 /// rdma_ack_cm_event(3).
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    if event.is_null() {
-        return minus_one(Err(Errno::INVALID));
-    }
     // SAFETY: as the module says.
     let shown = unsafe { withdraw::<EventShown>(event) };
-    shown.id.unacknowledged.acknowledge(1);
-    0
+    minus_one(shown.map(|shown| shown.id.unacknowledged.acknowledge(1)))
 }
 
 /// Acknowledges the event that a synchronous id shows.
@@ -152,9 +151,17 @@ unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
         (*id).event = fetch((*id).channel)?;
         match (*(*id).event).status {
             0 => Ok(()),
-            status => Err(Errno(status.abs())),
+            status => Err(failed_event((*(*id).event).event, status)),
         }
     }
+}
+
+/// The failure of a synchronous call whose event has this status.
+pub(super) fn failed_event(kind: rdma_cm_event_type, status: c_int) -> Errno {
+    let number = if status < 0 { -status } else { libc::ECONNREFUSED };
+    // SAFETY: the names of events are static strings of C.
+    let name = unsafe { std::ffi::CStr::from_ptr(rdma_event_str(kind)) }.to_string_lossy();
+    Errno::new(number, format_args!("{name} with status {status}"))
 }
 
 /// ibv_get_async_event(3). A thread may be cancelled in it: nothing is held meanwhile.
@@ -165,19 +172,18 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     // SAFETY: as the module says.
     unsafe {
         let counted = |event: &AsyncEvent| {
-            if let Some(count) = unacknowledged_of(event.kind) {
-                count(event.element.0, 1);
+            if let Some(element) = Element::of(event.kind) {
+                // An object that is being destroyed takes back its events, or waits for them.
+                let _ = element.unacknowledged(event.element.0).map(|events| events.handed_out());
             }
         };
-        let next = match context(of) {
-            Some(context) => context.async_events().next(counted).map_err(Errno::from),
-            None => Err(Errno::INVALID),
-        };
+        let next = context(of)
+            .and_then(|context| context.async_events().next(counted).map_err(Errno::from));
         minus_one(next.map(|event| {
             let element = event.element.0;
             let mut head: ibv_async_event = zeroed();
             head.event_type = event.kind;
-            match unacknowledged_of(event.kind) {
+            match Element::of(event.kind) {
                 Some(_) => head.element.cq = element.cast(),
                 None => head.element.port_num = i32::from(crate::context::PORT),
             }
@@ -191,47 +197,76 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
     // SAFETY: as the module says.
     unsafe {
         if let Some(event) = event.as_ref()
-            && let Some(count) = unacknowledged_of(event.event_type)
+            && let Some(element) = Element::of(event.event_type)
+            && let Err(errno) = element.acknowledge(event.element.cq.cast())
         {
-            count(event.element.cq.cast(), -1);
+            errno.log();
         }
     }
 }
 
-/// How events of a kind are counted, by the object that they are about; `None` if they are about
-/// the device.
-fn unacknowledged_of(kind: ibv_event_type) -> Option<unsafe fn(*mut libc::c_void, i32)> {
-    /// One more handed out, or acknowledged.
-    fn counted(events: &crate::async_events::Unacknowledged, more: i32) {
-        if more > 0 { events.handed_out() } else { events.acknowledge(1) }
-    }
-    unsafe fn of_cq(element: *mut libc::c_void, more: i32) {
-        // SAFETY: as the module says; the kind of the event says what it is about.
-        if let Some(cq) = unsafe { body::<Arc<CqBody>>(element.cast()) } {
-            counted(&cq.async_events, more);
+/// The kind of object that an asynchronous event is about.
+#[derive(Clone, Copy)]
+enum Element {
+    Cq,
+    Qp,
+    Srq,
+}
+
+impl Element {
+    /// Returns `None` for events about the device.
+    fn of(kind: ibv_event_type) -> Option<Element> {
+        match kind {
+            IBV_EVENT_CQ_ERR => Some(Element::Cq),
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_QP_LAST_WQE_REACHED
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED => Some(Element::Qp),
+            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => Some(Element::Srq),
+            _ => None,
         }
     }
-    unsafe fn of_qp(element: *mut libc::c_void, more: i32) {
-        // SAFETY: as above.
-        if let Some(qp) = unsafe { body::<Arc<QpBody>>(element.cast()) } {
-            counted(&qp.async_events, more);
+
+    /// The events of the object that the program has not acknowledged.
+    unsafe fn unacknowledged<'a>(
+        self,
+        element: *mut libc::c_void,
+    ) -> Result<&'a Unacknowledged, Errno> {
+        // SAFETY: as the module says.
+        unsafe {
+            Ok(match self {
+                Element::Cq => &live::<Arc<CqBody>>(element.cast())?.async_events,
+                Element::Qp => &live::<Arc<QpBody>>(element.cast())?.async_events,
+                Element::Srq => &live::<Arc<SrqBody>>(element.cast())?.async_events,
+            })
         }
     }
-    unsafe fn of_srq(element: *mut libc::c_void, more: i32) {
-        // SAFETY: as above.
-        if let Some(srq) = unsafe { body::<Arc<SrqBody>>(element.cast()) } {
-            counted(&srq.async_events, more);
+
+    /// Counts an acknowledgement, in the program's structure as well.
+    unsafe fn acknowledge(self, element: *mut libc::c_void) -> Result<(), Errno> {
+        // SAFETY: as the module says; the object is live, and of this kind.
+        unsafe {
+            let unacknowledged = self.unacknowledged(element)?;
+            let counter = match self {
+                Element::Cq => &raw mut (*element.cast::<ibv_cq>()).async_events_completed,
+                Element::Qp => &raw mut (*element.cast::<ibv_qp>()).events_completed,
+                Element::Srq => &raw mut (*element.cast::<ibv_srq>()).events_completed,
+            };
+            count(counter, 1);
+            unacknowledged.acknowledge(1);
         }
+        Ok(())
     }
-    match kind {
-        IBV_EVENT_CQ_ERR => Some(of_cq),
-        IBV_EVENT_QP_FATAL
-        | IBV_EVENT_QP_REQ_ERR
-        | IBV_EVENT_QP_ACCESS_ERR
-        | IBV_EVENT_QP_LAST_WQE_REACHED
-        | IBV_EVENT_COMM_EST
-        | IBV_EVENT_SQ_DRAINED => Some(of_qp),
-        IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => Some(of_srq),
-        _ => None,
-    }
+}
+
+/// Adds to a counter in a structure of the program, which may read it at any time.
+///
+/// # Safety
+///
+/// The counter is part of a live object.
+pub(super) unsafe fn count(counter: *mut u32, more: u32) {
+    // SAFETY: a live object is valid for writes, and `u32` has the alignment of `AtomicU32`.
+    unsafe { AtomicU32::from_ptr(counter) }.fetch_add(more, Ordering::Relaxed);
 }

@@ -12,7 +12,7 @@ use crate::cm::{EventChannel, IdBody};
 use crate::context::PORT;
 use crate::device::{Device, DeviceKind};
 use crate::errno::{Errno, minus_one, pointer};
-use crate::object::{Body, Foreign, body, publish, withdraw, zeroed};
+use crate::object::{Body, Foreign, Kind, live, publish, withdraw, zeroed};
 use crate::system;
 
 use super::{addresses, context, events, memory};
@@ -37,12 +37,13 @@ unsafe impl Send for Endpoint {}
 
 impl Body for IdShown {
     type Head = rdma_cm_id;
+    const KIND: Kind = Kind::Id;
 }
 
 /// What stands behind an id.
 pub(super) unsafe fn shown<'a>(id: *mut rdma_cm_id) -> Result<&'a IdShown, Errno> {
     // SAFETY: as the module says.
-    unsafe { body::<IdShown>(id) }.ok_or(Errno::INVALID)
+    unsafe { live::<IdShown>(id) }
 }
 
 impl IdShown {
@@ -88,13 +89,18 @@ pub(super) unsafe fn channel<'a>(
     channel: *mut rdma_event_channel,
 ) -> Result<&'a Arc<EventChannel>, Errno> {
     // SAFETY: as the module says.
-    unsafe { body::<Arc<EventChannel>>(channel) }.ok_or(Errno::INVALID)
+    unsafe { live::<Arc<EventChannel>>(channel) }
 }
 
 /// rdma_create_event_channel(3).
 pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
     let _whole = system::uncancelled();
-    pointer(Device::open().map_err(|_| Errno::NO_DEVICE).and_then(make_channel))
+    pointer(open_device().and_then(make_channel))
+}
+
+/// The device; `ENODEV` if there is none, whatever the reason.
+fn open_device() -> Result<Arc<Device>, Errno> {
+    Device::open().map_err(|errno| errno.with_number(libc::ENODEV))
 }
 
 /// rdma_destroy_event_channel(3).
@@ -102,7 +108,8 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
     let _whole = system::uncancelled();
     if !channel.is_null() {
         // SAFETY: as the module says.
-        drop(unsafe { withdraw::<Arc<EventChannel>>(channel) });
+        let withdrawn = unsafe { withdraw::<Arc<EventChannel>>(channel) };
+        withdrawn.map_or_else(|errno| errno.log(), drop);
     }
 }
 
@@ -202,10 +209,13 @@ pub(super) unsafe fn create(
         // Only its queue pairs send datagrams.
         RDMA_PS_UDP => DeviceKind::Roce,
         // Multicast, and addresses of InfiniBand.
-        RDMA_PS_IPOIB | RDMA_PS_IB => return Err(Errno(libc::EPROTONOSUPPORT)),
-        _ => return Err(Errno::INVALID),
+        RDMA_PS_IPOIB | RDMA_PS_IB => {
+            let reason = format_args!("port space {port_space:#x}: only TCP and UDP are served");
+            return Err(Errno::new(libc::EPROTONOSUPPORT, reason));
+        }
+        _ => return Err(Errno::invalid(format_args!("{port_space:#x} is no port space"))),
     };
-    let device = Device::open().map_err(|_| Errno::NO_DEVICE)?;
+    let device = open_device()?;
     let of_device = device.clone();
     let body = |channel| IdBody::create(of_device, kind, channel);
     // SAFETY: as the module says.
@@ -216,17 +226,15 @@ pub(super) unsafe fn create(
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    unsafe {
-        let found = match shown(id) {
-            Ok(found) => found,
-            Err(errno) => return minus_one(Err(errno)),
-        };
-        events::acknowledge_own(id);
-        found.id.destroy();
-        let shown = withdraw::<IdShown>(id);
-        rdma_destroy_event_channel(shown.own_channel.into_inner().0);
-    }
-    0
+    minus_one(unsafe {
+        shown(id).and_then(|found| {
+            events::acknowledge_own(id);
+            found.id.destroy();
+            let shown = withdraw::<IdShown>(id)?;
+            rdma_destroy_event_channel(shown.own_channel.into_inner().0);
+            Ok(())
+        })
+    })
 }
 
 /// rdma_migrate_id(3).

@@ -1,7 +1,6 @@
 //! Protection domains, memory regions and windows.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 use rnic_client::ProgramRange;
@@ -10,7 +9,7 @@ use crate::c::*;
 use crate::errno::{Errno, pointer, status};
 use crate::mr::{MrBody, MrWanted};
 use crate::mw::MwBody;
-use crate::object::{body, publish, withdraw, zeroed};
+use crate::object::{live, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::system;
 
@@ -19,7 +18,7 @@ use super::context::context;
 /// Makes a protection domain of a context.
 pub(super) unsafe fn allocate_pd(of: *mut ibv_context) -> Result<*mut ibv_pd, Errno> {
     // SAFETY: as the module says.
-    let pd = PdBody::allocate(unsafe { context(of) }.ok_or(Errno::INVALID)?)?;
+    let pd = PdBody::allocate(unsafe { context(of) }?)?;
     let mut head: ibv_pd = zeroed();
     head.context = of;
     head.handle = pd.client().id().0;
@@ -37,16 +36,12 @@ pub(crate) unsafe extern "C" fn ibv_alloc_pd(of: *mut ibv_context) -> *mut ibv_p
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    unsafe {
-        match body::<Arc<PdBody>>(pd) {
-            None => status(Err(Errno::INVALID)),
-            Some(found) if !found.is_unused() => status(Err(Errno(libc::EBUSY))),
-            Some(_) => {
-                drop(withdraw::<Arc<PdBody>>(pd));
-                0
-            }
-        }
-    }
+    status(unsafe {
+        live::<Arc<PdBody>>(pd)
+            .and_then(|found| found.check_unused())
+            .and_then(|()| withdraw::<Arc<PdBody>>(pd))
+            .map(drop)
+    })
 }
 
 /// Registers a range for a program.
@@ -58,7 +53,7 @@ unsafe fn register(
     access: c_uint,
 ) -> Result<*mut ibv_mr, Errno> {
     // SAFETY: as the module says.
-    let found = unsafe { body::<Arc<PdBody>>(pd) }.ok_or(Errno::INVALID)?;
+    let found = unsafe { live::<Arc<PdBody>>(pd) }?;
     let mr = MrBody::register(found, &MrWanted { range: range(address, length)?, iova, access })?;
     let mut head: ibv_mr = zeroed();
     fill(&mut head, &mr, address, length);
@@ -71,7 +66,10 @@ unsafe fn register(
 fn range(address: *mut c_void, length: usize) -> Result<ProgramRange, Errno> {
     // SAFETY: the program says that others may write there, by registering it; the bytes are its
     // own and not this library's.
-    unsafe { ProgramRange::new(address as u64, length as u64) }.ok_or(Errno::INVALID)
+    unsafe { ProgramRange::new(address as u64, length as u64) }.ok_or_else(|| {
+        let reason = format_args!("{length} bytes at {address:p} are no range of memory");
+        Errno::invalid(reason)
+    })
 }
 
 fn fill(head: &mut ibv_mr, mr: &MrBody, address: *mut c_void, length: usize) {
@@ -118,7 +116,9 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(unsafe { register(pd, address, length, Some(iova), access) })
 }
 
-/// ibv_rereg_mr(3): the region keeps its keys.
+/// ibv_rereg_mr(3): the region keeps its keys. A failure that a check here finds has the code
+/// `IBV_REREG_MR_ERR_INPUT`, a refusal of the device `IBV_REREG_MR_ERR_CMD`; either way the old
+/// region stays as it was.
 pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -131,7 +131,17 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     let flags = flags.cast_unsigned();
     // SAFETY: as the module says.
     unsafe {
-        let Some(old) = body::<MrBody>(mr) else { return IBV_REREG_MR_ERR_INPUT };
+        let checked = live::<MrBody>(mr).and_then(|old| {
+            check_change(flags, address, length, access)?;
+            Ok(old)
+        });
+        let old = match checked {
+            Ok(old) => old,
+            Err(errno) => {
+                errno.report();
+                return IBV_REREG_MR_ERR_INPUT;
+            }
+        };
         let new_pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 { pd } else { (*mr).pd };
         let (address, length, iova) = match flags & IBV_REREG_MR_CHANGE_TRANSLATION {
             0 => ((*mr).addr, (*mr).length, Some(old.iova())),
@@ -141,43 +151,60 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
             0 => old.access(),
             _ => access.cast_unsigned(),
         };
-        let (Some(found), Ok(range), true) = (
-            body::<Arc<PdBody>>(new_pd),
-            range(address, length),
-            flags != 0 && flags & !IBV_REREG_MR_FLAGS_SUPPORTED == 0,
-        ) else {
-            status(Err(Errno::INVALID));
-            return IBV_REREG_MR_ERR_INPUT;
-        };
-        let wanted = MrWanted { range, iova, access };
-        match old.replace(found, &wanted) {
+        let replaced = live::<Arc<PdBody>>(new_pd).and_then(|found| {
+            if flags == 0 {
+                return Err(Errno::invalid(format_args!("flags 0: nothing to change")));
+            }
+            let range = range(address, length)?;
+            old.replace(found, &MrWanted { range, iova, access })
+        });
+        match replaced {
             Ok(()) => {
                 fill(&mut *mr, old, address, length);
                 (*mr).pd = new_pd;
                 0
             }
             Err(errno) => {
-                status(Err(errno));
-                IBV_REREG_MR_ERR_INPUT
+                errno.report();
+                IBV_REREG_MR_ERR_CMD
             }
         }
     }
+}
+
+/// The checks of libibverbs, before the device sees the change.
+fn check_change(
+    flags: c_uint,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> Result<(), Errno> {
+    let unknown = flags & !IBV_REREG_MR_FLAGS_SUPPORTED;
+    if unknown != 0 {
+        let reason = format_args!("flags {flags:#x}: {unknown:#x} is no IBV_REREG_MR_CHANGE_*");
+        return Err(Errno::invalid(reason));
+    }
+    if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 && (address.is_null() || length == 0) {
+        let reason = format_args!("{length} bytes at {address:p} with ..._CHANGE_TRANSLATION");
+        return Err(Errno::invalid(reason));
+    }
+    if flags & IBV_REREG_MR_CHANGE_ACCESS == 0 && access != 0 {
+        let reason = format_args!("access {access:#x} without IBV_REREG_MR_CHANGE_ACCESS");
+        return Err(Errno::invalid(reason));
+    }
+    Ok(())
 }
 
 /// ibv_dereg_mr(3).
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    unsafe {
-        let Some(found) = body::<MrBody>(mr) else { return status(Err(Errno::INVALID)) };
-        match found.deregister() {
-            Ok(()) => {
-                drop(withdraw::<MrBody>(mr));
-                0
-            }
-            Err(errno) => status(Err(errno)),
-        }
-    }
+    status(unsafe {
+        live::<MrBody>(mr)
+            .and_then(|found| found.deregister())
+            .and_then(|()| withdraw::<MrBody>(mr))
+            .map(drop)
+    })
 }
 
 /// `ibv_advise_mr(3)`: advice is for devices with page tables of their own.
@@ -188,36 +215,28 @@ pub(super) unsafe extern "C" fn advise_mr(
     _list: *mut ibv_sge,
     _count: u32,
 ) -> c_int {
-    status(Err(Errno::UNSUPPORTED))
+    status(Err(Errno::unsupported(format_args!("ibv_advise_mr: no region has pages on demand"))))
 }
 
 /// ibv_alloc_mw(3).
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    let allocated = unsafe { body::<Arc<PdBody>>(pd) }
-        .ok_or(Errno::INVALID)
-        .and_then(|pd| MwBody::allocate(pd, kind));
-    let Ok(mw) = allocated else {
-        pointer::<ibv_mw>(allocated.map(|_| null_mut()));
-        return null_mut();
-    };
-    let mut head: ibv_mw = zeroed();
-    // SAFETY: as the module says.
-    head.context = unsafe { (*pd).context };
-    head.pd = pd;
-    (head.handle, head.rkey) = mw.numbers();
-    head.type_ = kind;
-    publish(head, mw).as_ptr()
+    let found = unsafe { live::<Arc<PdBody>>(pd) };
+    pointer(found.and_then(|found| MwBody::allocate(found, kind)).map(|mw| {
+        let mut head: ibv_mw = zeroed();
+        // SAFETY: as the module says.
+        head.context = unsafe { (*pd).context };
+        head.pd = pd;
+        (head.handle, head.rkey) = mw.numbers();
+        head.type_ = kind;
+        publish(head, mw).as_ptr()
+    }))
 }
 
 /// ibv_dealloc_mw(3).
 pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let _whole = system::uncancelled();
-    if mw.is_null() {
-        return status(Err(Errno::INVALID));
-    }
     // SAFETY: as the module says.
-    drop(unsafe { withdraw::<MwBody>(mw) });
-    0
+    status(unsafe { withdraw::<MwBody>(mw) }.map(drop))
 }

@@ -13,6 +13,28 @@
 // Each function has the contract of its manual page, and of the module.
 #![allow(clippy::missing_safety_doc)]
 
+use crate::errno::Errno;
+
+/// A structure that C hands in.
+///
+/// # Errors
+///
+/// `EINVAL` if the pointer is null.
+unsafe fn argument<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Errno> {
+    // SAFETY: as the module says.
+    unsafe { pointer.as_ref() }.ok_or_else(|| null(name))
+}
+
+/// As [`argument`], of a structure that is written.
+unsafe fn argument_mut<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Errno> {
+    // SAFETY: as the module says.
+    unsafe { pointer.as_mut() }.ok_or_else(|| null(name))
+}
+
+fn null(name: &str) -> Errno {
+    Errno::invalid(format_args!("{name} is a null pointer"))
+}
+
 pub(crate) mod address_handles;
 mod addresses;
 pub(crate) mod addrinfo;

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use rnic_client::QpType;
 
 use crate::c::*;
-use crate::context::ContextBody;
 use crate::device::DeviceKind;
 use crate::errno::{Errno, pointer, status};
-use crate::object::{Foreign, body, publish, withdraw, zeroed};
+use crate::object::{Foreign, live, live_or_null, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::qp::{QpBody, QpWanted};
 use crate::srq::SrqBody;
@@ -19,6 +18,7 @@ use super::context::context;
 use super::cq::cq;
 use super::qp_ex;
 use super::work::{Chain, nth_receive, nth_send};
+use super::{argument, argument_mut};
 
 /// What a queue pair is to be, in either form that C has for it.
 pub(super) struct Attributes {
@@ -35,27 +35,40 @@ pub(super) struct Attributes {
 /// Makes a queue pair; returns what it can hold as well.
 pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_cap), Errno> {
     // SAFETY: as the module says.
-    let (pd, send_cq, recv_cq, srq) = unsafe {
-        let srq = body::<Arc<SrqBody>>(wanted.srq);
-        (body::<Arc<PdBody>>(wanted.pd), cq(wanted.send_cq), cq(wanted.recv_cq), srq)
-    };
-    let (Some(pd), Some(send_cq), Some(recv_cq)) = (pd, send_cq, recv_cq) else {
-        return Err(Errno::INVALID);
-    };
+    let pd = unsafe { live::<Arc<PdBody>>(wanted.pd)? };
     // SAFETY: as the module says.
-    let contexts = unsafe {
-        [(*wanted.pd).context, (*wanted.send_cq).context, (*wanted.recv_cq).context]
-            .map(|of| context(of).map(ContextBody::kind))
-    };
-    if contexts.iter().any(|kind| *kind != Some(pd.kind())) {
-        return Err(Errno::INVALID);
+    let send_cq = unsafe { cq(wanted.send_cq)? };
+    // SAFETY: as the module says.
+    let recv_cq = unsafe { cq(wanted.recv_cq)? };
+    // SAFETY: as the module says.
+    let srq = unsafe { live_or_null::<Arc<SrqBody>>(wanted.srq)? };
+    // SAFETY: as the module says.
+    let of = unsafe { context((*wanted.pd).context)? };
+    // SAFETY: as the module says.
+    let used_srq =
+        unsafe { if srq.is_some() { (*wanted.srq).context } else { (*wanted.pd).context } };
+    // SAFETY: as the module says.
+    let used_cqs = unsafe { [(*wanted.send_cq).context, (*wanted.recv_cq).context] };
+    for used in used_cqs.into_iter().chain([used_srq]) {
+        // SAFETY: as the module says.
+        if unsafe { context(used)? }.kind() != pd.kind() {
+            let reason = format_args!("a CQ or the SRQ is of another device than the domain");
+            return Err(Errno::invalid(reason));
+        }
     }
     let kind = match (pd.kind(), wanted.kind) {
         (DeviceKind::Iwarp, IBV_QPT_RC) => QpType::Connected,
         (DeviceKind::Roce, IBV_QPT_RC) => QpType::Wired,
         (DeviceKind::Roce, IBV_QPT_UC) => QpType::WiredUnreliable,
         (DeviceKind::Roce, IBV_QPT_UD) => QpType::Datagrams,
-        _ => return Err(Errno::UNSUPPORTED),
+        (device, kind) => {
+            let reason = format_args!("qp_type {kind}: the {device} device has {}", types(device));
+            // As the kernel: a type that no device has is invalid.
+            return Err(match OTHER_TYPES.contains(&kind) {
+                true => Errno::unsupported(reason),
+                false => Errno::invalid(reason),
+            });
+        }
     };
     let parts = QpWanted {
         send_cq: send_cq.clone(),
@@ -83,10 +96,28 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
     Ok((at, qp.granted()))
 }
 
-/// The queue pair behind a pointer of C's.
-pub(super) unsafe fn qp<'a>(qp: *mut ibv_qp) -> Option<&'a Arc<QpBody>> {
+/// The types of queue pairs that other devices have as well.
+const OTHER_TYPES: [ibv_qp_type; 7] = [
+    IBV_QPT_RC,
+    IBV_QPT_UC,
+    IBV_QPT_UD,
+    IBV_QPT_RAW_PACKET,
+    IBV_QPT_XRC_SEND,
+    IBV_QPT_XRC_RECV,
+    IBV_QPT_DRIVER,
+];
+
+fn types(device: DeviceKind) -> &'static str {
+    match device {
+        DeviceKind::Iwarp => "RC only",
+        DeviceKind::Roce => "RC, UC and UD",
+    }
+}
+
+/// The queue pair that C names.
+pub(super) unsafe fn qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<QpBody>, Errno> {
     // SAFETY: as the module says; every queue pair is the head of an extended one.
-    unsafe { body::<Arc<QpBody>>(qp.cast()) }
+    unsafe { live::<Arc<QpBody>>(qp.cast()) }
 }
 
 /// ibv_create_qp(3).
@@ -106,7 +137,7 @@ pub(super) unsafe fn create(
 ) -> Result<*mut ibv_qp, Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let wanted = wanted.as_mut().ok_or(Errno::INVALID)?;
+        let wanted = argument_mut(wanted, "qp_init_attr")?;
         let (made, granted) = make(&Attributes {
             program: wanted.qp_context,
             pd,
@@ -138,21 +169,24 @@ pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut 
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     // SAFETY: as the module says.
     unsafe {
-        let wanted = wanted.as_mut().ok_or(Errno::INVALID)?;
-        if wanted.comp_mask & !SERVED != 0 {
-            return Err(Errno::UNSUPPORTED);
+        let wanted = argument_mut(wanted, "qp_init_attr_ex")?;
+        let unknown = wanted.comp_mask & !SERVED;
+        if unknown != 0 {
+            let reason = format_args!("comp_mask {unknown:#x} of a queue pair");
+            return Err(Errno::unsupported(reason));
         }
         if wanted.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
-            return Err(Errno::INVALID);
+            return Err(Errno::invalid(format_args!("comp_mask lacks IBV_QP_INIT_ATTR_PD")));
         }
         // There are flags for what other kinds of queue pairs can do; none is ours.
         if wanted.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && wanted.create_flags != 0 {
-            return Err(Errno::UNSUPPORTED);
+            let reason = format_args!("create_flags {:#x} of a queue pair", wanted.create_flags);
+            return Err(Errno::unsupported(reason));
         }
-        if wanted.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0
-            && wanted.send_ops_flags & !qp_ex::SERVED != 0
-        {
-            return Err(Errno::UNSUPPORTED);
+        let unknown = wanted.send_ops_flags & !qp_ex::SERVED;
+        if wanted.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 && unknown != 0 {
+            let reason = format_args!("send_ops_flags {unknown:#x}: no such operations");
+            return Err(Errno::unsupported(reason));
         }
         let (made, granted) = make(&Attributes {
             program: wanted.qp_context,
@@ -173,12 +207,12 @@ pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut 
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(of: *mut ibv_qp) -> c_int {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    unsafe {
-        let Some(found) = qp(of) else { return status(Err(Errno::INVALID)) };
-        found.destroy();
-        drop(withdraw::<Arc<QpBody>>(of.cast()));
-    }
-    0
+    status(unsafe {
+        qp(of)
+            .map(|found| found.destroy())
+            .and_then(|()| withdraw::<Arc<QpBody>>(of.cast()))
+            .map(drop)
+    })
 }
 
 /// ibv_modify_qp(3).
@@ -189,10 +223,14 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let (Some(found), Some(attributes)) = (qp(of), attributes.as_ref()) else {
-            return status(Err(Errno::INVALID));
-        };
-        status(found.modify(attributes, mask).map(|state| (*of).state = state))
+        status(qp(of).and_then(|found| {
+            let attributes = argument(attributes, "qp_attr")?;
+            found.modify(attributes, mask)?;
+            if mask & IBV_QP_STATE != 0 {
+                (*of).state = attributes.qp_state;
+            }
+            Ok(())
+        }))
     }
 }
 
@@ -200,15 +238,20 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
 pub(crate) unsafe extern "C" fn ibv_query_qp(
     of: *mut ibv_qp,
     attributes: *mut ibv_qp_attr,
-    _mask: c_int,
+    mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let Some(found) = qp(of) else { return status(Err(Errno::INVALID)) };
-        let queried = found.query();
-        let Ok(says) = queried else { return status(queried.map(drop)) };
-        (*of).state = says.qp_state;
+        let queried = qp(of).and_then(|found| Ok((found, found.query()?)));
+        let (found, says) = match queried {
+            Ok(queried) => queried,
+            Err(errno) => return errno.report(),
+        };
+        // Programs compare the field with the state that they have set themselves.
+        if mask & IBV_QP_STATE != 0 {
+            (*of).state = says.qp_state;
+        }
         if !init.is_null() {
             init.write(ibv_qp_init_attr {
                 qp_context: (*of).qp_context,
@@ -246,11 +289,11 @@ pub(super) unsafe extern "C" fn post_send(
     // SAFETY: as the module says.
     unsafe {
         let (posted, result) = match qp(of) {
-            Some(qp) => {
+            Ok(qp) => {
                 let chain = Chain::<ibv_send_wr>::new(wr).with_datagrams(qp.sends_datagrams());
                 qp.post_send(chain)
             }
-            None => (0, Err(Errno::INVALID)),
+            Err(errno) => (0, Err(errno)),
         };
         if result.is_err() && !bad.is_null() {
             *bad = nth_send(wr, posted);
@@ -268,8 +311,8 @@ pub(super) unsafe extern "C" fn post_recv(
     // SAFETY: as the module says.
     unsafe {
         let (posted, result) = match qp(of) {
-            Some(qp) => qp.post_receive(Chain::<ibv_recv_wr>::new(wr)),
-            None => (0, Err(Errno::INVALID)),
+            Ok(qp) => qp.post_receive(Chain::<ibv_recv_wr>::new(wr)),
+            Err(errno) => (0, Err(errno)),
         };
         if result.is_err() && !bad.is_null() {
             *bad = nth_receive(wr, posted);

@@ -6,8 +6,11 @@ use rnic_client::Sge;
 
 use crate::c::*;
 use crate::errno::{Errno, status};
+use crate::mw::MwBody;
+use crate::object::live;
 use crate::work::{Elements, SendKind, SendWork};
 
+use super::argument;
 use super::qp::qp;
 use super::work::{Chain, bind_work, compare_swap, destination, fetch_add};
 
@@ -56,7 +59,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(of: *mut ibv_qp) -> *mut ibv_qp_
 unsafe fn begin(of: *mut ibv_qp_ex, kind: SendKind) {
     // SAFETY: as the module says.
     unsafe {
-        if let Some(qp) = qp(of.cast()) {
+        if let Ok(qp) = qp(of.cast()) {
             let (wr_id, flags) = ((*of).wr_id, (*of).wr_flags);
             qp.started.lock().push(SendWork {
                 wr_id,
@@ -73,11 +76,12 @@ unsafe fn begin(of: *mut ibv_qp_ex, kind: SendKind) {
 /// Gives the last request its data.
 unsafe fn set(of: *mut ibv_qp_ex, data: impl FnOnce(&mut SendWork) -> Result<(), Errno>) {
     // SAFETY: as the module says.
-    if let Some(qp) = unsafe { qp(of.cast()) }
+    if let Ok(qp) = unsafe { qp(of.cast()) }
         && let Some(work) = qp.started.lock().last_mut()
-        && data(work).is_err()
+        && let Err(errno) = data(work)
     {
-        // Told by `ibv_wr_complete`.
+        errno.log();
+        // `ibv_wr_complete` returns the error.
         work.kind = SendKind::Unsupported;
     }
 }
@@ -143,8 +147,14 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     // SAFETY: as the module says.
     unsafe {
-        let kind = info.as_ref().ok_or(Errno::INVALID).and_then(|info| bind_work(mw, rkey, info));
-        begin(of, kind.unwrap_or(SendKind::Unsupported));
+        let kind = argument(info, "bind_info").and_then(|info| bind_work(mw, rkey, info));
+        begin(
+            of,
+            kind.unwrap_or_else(|errno| {
+                errno.log();
+                SendKind::Unsupported
+            }),
+        );
     }
 }
 
@@ -167,7 +177,8 @@ unsafe extern "C" fn wr_set_sge_list(of: *mut ibv_qp_ex, count: usize, list: *co
     // SAFETY: as the module says: there are so many.
     unsafe {
         set(of, |work| {
-            let count = i32::try_from(count).map_err(|_| Errno::INVALID)?;
+            // A number that does not fit is above every limit.
+            let count = i32::try_from(count).unwrap_or(i32::MAX);
             work.elements = Elements::copied(list, count)?;
             Ok(())
         });
@@ -194,7 +205,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
 
 unsafe extern "C" fn wr_start(of: *mut ibv_qp_ex) {
     // SAFETY: as the module says.
-    if let Some(qp) = unsafe { qp(of.cast()) } {
+    if let Ok(qp) = unsafe { qp(of.cast()) } {
         qp.started.lock().clear();
     }
 }
@@ -202,8 +213,7 @@ unsafe extern "C" fn wr_start(of: *mut ibv_qp_ex) {
 /// Posts them all, or none.
 unsafe extern "C" fn wr_complete(of: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as the module says.
-    let found = unsafe { qp(of.cast()) };
-    status(found.ok_or(Errno::INVALID).and_then(|qp| qp.post_started()))
+    status(unsafe { qp(of.cast()) }.and_then(|qp| qp.post_started()))
 }
 
 unsafe extern "C" fn wr_abort(of: *mut ibv_qp_ex) {
@@ -218,22 +228,32 @@ pub(super) unsafe extern "C" fn bind_mw(
     bind: *mut ibv_mw_bind,
 ) -> c_int {
     // SAFETY: as the module says.
+    status(unsafe { bind_type_1(of, mw, bind) })
+}
+
+unsafe fn bind_type_1(
+    of: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> Result<(), Errno> {
+    // SAFETY: as the module says.
     unsafe {
-        let (Some(_), Some(bind), false) = (qp(of), bind.as_ref(), mw.is_null()) else {
-            return status(Err(Errno::INVALID));
-        };
+        let qp = qp(of)?;
+        live::<MwBody>(mw)?;
+        let bind = argument(bind, "mw_bind")?;
         if (*mw).type_ != IBV_MW_TYPE_1 {
-            return status(Err(Errno::INVALID));
+            let reason = format_args!("ibv_bind_mw: windows of type 2 are bound by IBV_WR_BIND_MW");
+            return Err(Errno::invalid(reason));
         }
         let present = (*mw).rkey;
         let new = present & !0xff | present.wrapping_add(1) & 0xff;
         let mut wr: ibv_send_wr = std::mem::zeroed();
-        (wr.wr_id, wr.send_flags, wr.opcode) = (bind.wr_id, bind.send_flags, IBV_WR_BIND_MW);
+        wr.wr_id = bind.wr_id;
+        wr.send_flags = bind.send_flags;
+        wr.opcode = IBV_WR_BIND_MW;
         wr.bind_mw = ibv_send_wr_bind_mw { mw, rkey: new, bind_info: bind.bind_info };
-        let (_, result) = qp(of).ok_or(Errno::INVALID).map_or_else(
-            |e| (0, Err(e)),
-            |qp| qp.post_send(Chain::<ibv_send_wr>::new(&raw mut wr)),
-        );
-        status(result.map(|()| (*mw).rkey = new))
+        qp.post_send(Chain::<ibv_send_wr>::new(&raw mut wr)).1?;
+        (*mw).rkey = new;
     }
+    Ok(())
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use crate::c::*;
 use crate::errno::{Errno, pointer, status};
-use crate::object::{Foreign, body, publish, withdraw, zeroed};
+use crate::object::{Foreign, live, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::srq::SrqBody;
 use crate::system;
 
 use super::context::context;
 use super::work::{Chain, nth_receive};
+use super::{argument, argument_mut};
 
 /// Makes a shared receive queue, and writes back what was granted.
 pub(super) unsafe fn make(
@@ -20,10 +21,10 @@ pub(super) unsafe fn make(
 ) -> Result<*mut ibv_srq, Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let wanted = wanted.as_mut().ok_or(Errno::INVALID)?;
-        let found = body::<Arc<PdBody>>(pd).ok_or(Errno::INVALID)?;
+        let wanted = argument_mut(wanted, "srq_init_attr")?;
+        let found = live::<Arc<PdBody>>(pd)?;
         let of = (*pd).context;
-        let srq = SrqBody::create(found, context(of).ok_or(Errno::INVALID)?, &wanted.attr)?;
+        let srq = SrqBody::create(found, context(of)?, &wanted.attr)?;
         wanted.attr = srq.says(0);
         let mut head: ibv_srq = zeroed();
         (head.context, head.srq_context, head.pd) = (of, wanted.srq_context, pd);
@@ -60,13 +61,20 @@ pub(super) unsafe extern "C" fn create_srq_ex(
 pub(super) unsafe fn make_ex(wanted: *mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let w = wanted.as_mut().ok_or(Errno::INVALID)?;
+        let w = argument_mut(wanted, "srq_init_attr_ex")?;
         let basic = w.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || w.srq_type == IBV_SRQT_BASIC;
-        if !basic || w.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
-            return Err(Errno::UNSUPPORTED);
+        if !basic {
+            let reason = format_args!("srq_type {}: only IBV_SRQT_BASIC is served", w.srq_type);
+            return Err(Errno::unsupported(reason));
+        }
+        let mask = w.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD);
+        if mask != 0 {
+            let reason = format_args!("comp_mask {mask:#x} of a shared receive queue");
+            return Err(Errno::unsupported(reason));
         }
         if w.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
-            return Err(Errno::INVALID);
+            let reason = format_args!("comp_mask lacks IBV_SRQ_INIT_ATTR_PD");
+            return Err(Errno::invalid(reason));
         }
         let mut plain = ibv_srq_init_attr { srq_context: w.srq_context, attr: w.attr };
         let made = make(w.pd, &mut plain)?;
@@ -83,12 +91,18 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
 ) -> c_int {
     let mask = mask.cast_unsigned();
     // SAFETY: as the module says.
-    let (found, attributes) = unsafe { (body::<Arc<SrqBody>>(of), attributes.as_ref()) };
-    status(match found.zip(attributes) {
-        None => Err(Errno::INVALID),
-        Some(_) if mask & !IBV_SRQ_LIMIT != 0 => Err(Errno::UNSUPPORTED),
-        Some((srq, says)) if mask == IBV_SRQ_LIMIT => srq.arm_limit(says.srq_limit),
-        Some(_) => Ok(()),
+    status(unsafe {
+        live::<Arc<SrqBody>>(of).and_then(|srq| {
+            let says = argument(attributes, "srq_attr")?;
+            match mask {
+                0 => Ok(()),
+                IBV_SRQ_LIMIT => srq.arm_limit(says.srq_limit),
+                _ => {
+                    let reason = format_args!("srq_attr_mask {mask:#x}: only IBV_SRQ_LIMIT");
+                    Err(Errno::unsupported(reason))
+                }
+            }
+        })
     })
 }
 
@@ -99,8 +113,10 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let found = body::<Arc<SrqBody>>(of).ok_or(Errno::INVALID);
-        status(found.and_then(|srq| srq.attributes()).map(|says| attributes.write(says)))
+        status(live::<Arc<SrqBody>>(of).and_then(|srq| {
+            *argument_mut(attributes, "srq_attr")? = srq.attributes()?;
+            Ok(())
+        }))
     }
 }
 
@@ -108,25 +124,18 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(of: *mut ibv_srq) -> c_int {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    unsafe {
-        let found = body::<Arc<SrqBody>>(of).ok_or(Errno::INVALID);
-        match found.and_then(|srq| srq.destroy()) {
-            Ok(()) => {
-                drop(withdraw::<Arc<SrqBody>>(of));
-                0
-            }
-            Err(errno) => status(Err(errno)),
-        }
-    }
+    status(unsafe {
+        live::<Arc<SrqBody>>(of)
+            .and_then(|srq| srq.destroy())
+            .and_then(|()| withdraw::<Arc<SrqBody>>(of))
+            .map(drop)
+    })
 }
 
 /// `ibv_get_srq_num(3)`: the number that completions do not name, as they do with XRC.
 pub(super) unsafe extern "C" fn get_srq_num(of: *mut ibv_srq, number: *mut u32) -> c_int {
     // SAFETY: as the module says.
-    unsafe {
-        let found = body::<Arc<SrqBody>>(of).ok_or(Errno::INVALID);
-        status(found.map(|srq| number.write(srq.id().0)))
-    }
+    unsafe { status(live::<Arc<SrqBody>>(of).map(|srq| number.write(srq.id().0))) }
 }
 
 /// ibv_post_srq_recv(3).
@@ -137,9 +146,9 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let (posted, result) = match body::<Arc<SrqBody>>(of) {
-            Some(srq) => srq.post_receive(Chain::<ibv_recv_wr>::new(wr)),
-            None => (0, Err(Errno::INVALID)),
+        let (posted, result) = match live::<Arc<SrqBody>>(of) {
+            Ok(srq) => srq.post_receive(Chain::<ibv_recv_wr>::new(wr)),
+            Err(errno) => (0, Err(errno)),
         };
         if result.is_err() && !bad.is_null() {
             *bad = nth_receive(wr, posted);

@@ -8,8 +8,9 @@ use super::address_handles::route;
 use crate::address_handle::Route;
 use crate::c::*;
 use crate::errno::Errno;
+use crate::mr::MrBody;
 use crate::mw::MwBody;
-use crate::object::body;
+use crate::object::{live, live_or_null};
 use crate::work::{BindWork, Elements, ReceiveWork, SendKind, SendWork};
 
 /// The requests of a chain, copied out as they are asked for.
@@ -139,7 +140,7 @@ pub(super) unsafe fn destination(
     q_key: u32,
 ) -> Result<DatagramAddress, Errno> {
     // SAFETY: as the module says.
-    let Route { source, gid } = unsafe { route(ah) }.ok_or(Errno::INVALID)?;
+    let Route { source, gid } = unsafe { route(ah) }?;
     Ok(DatagramAddress { source, gid, qp: QpId(qp), q_key })
 }
 
@@ -167,8 +168,8 @@ pub(super) unsafe fn bind_work(
 ) -> Result<SendKind, Errno> {
     // SAFETY: as the module says.
     let (mw, lkey) = unsafe {
-        let mw = body::<MwBody>(mw).ok_or(Errno::INVALID)?;
-        (mw, info.mr.as_ref().map(|mr| mr.lkey))
+        let mw = live::<MwBody>(mw)?;
+        (mw, live_or_null::<MrBody>(info.mr)?.map(|mr| mr.numbers().1))
     };
     let (present, new) = mw.take_key(wanted);
     Ok(SendKind::BindWindow(BindWork {

@@ -8,7 +8,7 @@ use crate::c;
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::event_queue::EventQueue;
-use crate::object::Body;
+use crate::object::{Body, Kind};
 
 /// An event channel.
 pub(crate) struct EventChannel {
@@ -19,6 +19,7 @@ pub(crate) struct EventChannel {
 
 impl Body for Arc<EventChannel> {
     type Head = c::rdma_event_channel;
+    const KIND: Kind = Kind::EventChannel;
 }
 
 impl EventChannel {
@@ -39,9 +40,15 @@ impl EventChannel {
         Ok(self.queue.next(|arrived| arrived.id.unacknowledged.handed_out())?)
     }
 
-    /// Whether something of an id has not been fetched.
+    /// Returns true if an event of an id has not been fetched.
     pub(super) fn has(&self, id: &IdBody) -> bool {
-        self.queue.has(|arrived| std::ptr::eq(&*arrived.id, id))
+        self.queue.count(|arrived| std::ptr::eq(&*arrived.id, id)) > 0
+    }
+
+    /// Number of connection requests of a listener that have not been fetched.
+    pub(super) fn requests(&self, listener: &IdBody) -> usize {
+        let asks = |a: &Arrived| a.request.is_some() && std::ptr::eq(&*a.id, listener);
+        self.queue.count(asks)
     }
 
     /// Takes back what has not been fetched of an id.

@@ -59,7 +59,8 @@ impl IdBody {
         if let Some(wanted) = wanted
             && let Err(errno) = self.start(&wanted)
         {
-            self.unreachable(errno.0, "it could not be tried again");
+            errno.log();
+            self.unreachable(errno.number(), "the retry failed");
         }
     }
 
@@ -67,23 +68,33 @@ impl IdBody {
     fn start(&self, wanted: &ConnectWanted) -> Result<(), Errno> {
         let (qp, peer, local) = {
             let state = self.state.lock();
-            (state.qp, state.peer, state.source.filter(|_| state.source_chosen))
+            (state.qp, state.peer, state.local())
         };
-        let qp = qp.and_then(|qp| self.device.qp(qp)).ok_or(Errno::INVALID)?;
-        let peer = peer.ok_or(Errno::INVALID)?;
+        let qp = qp.and_then(|qp| self.device.qp(qp)).ok_or_else(no_qp)?;
+        let peer = peer.ok_or_else(|| Errno::invalid(format_args!("the id has no peer")))?;
         if self.is_of_datagrams() {
             let private_data = wanted.private_data.clone();
             let options = ResolveOptions { private_data, local, timeout: None };
             return Ok(qp.client().start_resolve(peer, &options)?);
         }
-        let options = ConnectOptions {
-            private_data: wanted.private_data.clone(),
-            ird: wanted.inbound,
-            ord: wanted.outbound,
-            local,
-            timeout: None,
+        let connect = |local| {
+            let options = ConnectOptions {
+                private_data: wanted.private_data.clone(),
+                ird: wanted.inbound,
+                ord: wanted.outbound,
+                local,
+                timeout: None,
+            };
+            qp.client().start_connect(peer, &options).map_err(Errno::from)
         };
-        Ok(qp.client().start_connect(peer, &options)?)
+        connect(local).or_else(|errno| {
+            // The daemon may run where the reserved port is another one's: any other will do.
+            if errno.number() != libc::EADDRINUSE || !self.state.lock().release_port() {
+                return Err(errno);
+            }
+            let local = self.state.lock().local();
+            connect(local)
+        })
     }
 
     /// The program has moved its own queue pair on (`rdma_establish(3)`).
@@ -99,7 +110,10 @@ impl IdBody {
             match state.phase {
                 Phase::Connected => state.qp,
                 Phase::Ended => return Ok(()),
-                _ => return Err(Errno::INVALID),
+                phase => {
+                    let reason = format_args!("the id has no connection: its phase is {phase:?}");
+                    return Err(Errno::invalid(reason));
+                }
             }
         };
         match qp.filter(|_| !self.is_of_datagrams()).and_then(|qp| self.device.qp(qp)) {
@@ -118,7 +132,15 @@ impl IdBody {
         state: &State,
         wanted: &ConnectWanted,
     ) -> Result<Arc<QpBody>, Errno> {
-        let qp = state.own_qp.or(wanted.qp).ok_or(Errno::INVALID)?;
-        self.device.qp(qp).ok_or(Errno::INVALID)
+        let qp = state.own_qp.or(wanted.qp).ok_or_else(no_qp)?;
+        self.device.qp(qp).ok_or_else(|| {
+            Errno::invalid(format_args!(
+                "the id has no queue pair, and conn_param.qp_num {qp} is none"
+            ))
+        })
     }
+}
+
+fn no_qp() -> Errno {
+    Errno::invalid(format_args!("the id has no queue pair, and conn_param names none"))
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use rnic_client::{AddressPair, ConnectionRequest, Listener, QpId, RequestId};
 
+use super::port::ReservedPort;
 use super::retry::Attempt;
 use super::{Arrived, EventChannel, Parameters};
 use crate::async_events::Unacknowledged;
@@ -61,6 +62,10 @@ pub(super) struct State {
     pub(super) peer: Option<SocketAddr>,
     /// The daemon's bound address.
     pub(super) listener: Option<Listener>,
+    /// Connection requests that may wait to be fetched, of a listener.
+    pub(super) backlog: usize,
+    /// The port that `rdma_resolve_addr(3)` chose, until there is a connection.
+    pub(super) port: Option<ReservedPort>,
     pub(super) request: Option<ConnectionRequest>,
     /// Whether a connection request made it.
     pub(super) passive: bool,
@@ -100,6 +105,8 @@ impl IdBody {
             source_chosen: false,
             peer: addresses.map(|a| a.peer),
             listener: None,
+            backlog: 0,
+            port: None,
             passive: request.is_some(),
             request,
             own_qp: None,
@@ -257,8 +264,19 @@ impl IdBody {
 
     // --- What the daemon says --------------------------------------------------------------
 
-    /// A peer asks to connect.
+    /// A peer asks to connect. Rejects it if the backlog is full: that counts the requests that the
+    /// program has not fetched, as the kernel's does.
     pub(super) fn asked(self: &Arc<Self>, request: ConnectionRequest) {
+        let backlog = self.state.lock().backlog;
+        let waiting = self.channel.lock().as_ref().map_or(0, |channel| channel.requests(self));
+        if waiting >= backlog {
+            log::debug(|| {
+                let peer = request.peer();
+                format!("rejected {peer}: backlog {backlog} of rdma_listen is not fetched")
+            });
+            // Undecided, it is rejected on the wire.
+            return;
+        }
         let mut arrived = Arrived::new(self, c::RDMA_CM_EVENT_CONNECT_REQUEST, 0);
         arrived.addresses = Some(request.addresses());
         arrived.connection = Some(Parameters {
@@ -287,6 +305,7 @@ impl IdBody {
                 return;
             }
             state.phase = Phase::Connected;
+            state.port = None;
             (state.source, state.peer) = (Some(addresses.local), Some(addresses.peer));
             // A program that wires its queue pair itself has to move it on first.
             let kind = match (state.own_qp, state.passive) {
@@ -432,8 +451,35 @@ const SIDR_UNSUPPORTED: i32 = 1;
 const SIDR_REJECTED: i32 = 2;
 
 impl State {
+    /// The local address that a connection has to have; `None` leaves it to the daemon.
+    pub(super) fn local(&self) -> Option<SocketAddr> {
+        let chosen = self.source.filter(|_| self.source_chosen);
+        match (&self.port, self.peer) {
+            (Some(port), Some(peer)) => {
+                let port = port.local(peer);
+                Some(chosen.map_or(port, |chosen| SocketAddr::new(chosen.ip(), port.port())))
+            }
+            _ => chosen,
+        }
+    }
+
+    /// Gives up the reserved port. Returns false if there is none.
+    pub(super) fn release_port(&mut self) -> bool {
+        let released = self.port.take().is_some();
+        if let Some(source) = self.source.as_mut().filter(|_| released) {
+            source.set_port(0);
+        }
+        released
+    }
+
     /// Demands a phase.
     pub(super) fn expect(&self, phases: &[Phase]) -> Result<(), Errno> {
-        if phases.contains(&self.phase) { Ok(()) } else { Err(Errno::INVALID) }
+        match phases.contains(&self.phase) {
+            true => Ok(()),
+            false => {
+                let phase = self.phase;
+                Err(Errno::invalid(format_args!("the id is in phase {phase:?}, not {phases:?}")))
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use rnic_client::AcceptOptions;
 use super::{ConnectWanted, IdBody, Phase};
 use crate::errno::Errno;
 
-/// Connection requests that wait at most, where the program does not care.
+/// The largest backlog, and that of programs that leave it open.
 const BACKLOG: u32 = 1024;
 
 impl IdBody {
@@ -19,13 +19,15 @@ impl IdBody {
         }
         let mut state = self.state.lock();
         state.expect(&[Phase::Bound])?;
-        let Some(listener) = &state.listener else { return Err(Errno::INVALID) };
-        let backlog = match u32::try_from(backlog) {
-            Ok(backlog @ 1..=BACKLOG) => backlog,
-            _ => BACKLOG,
+        state.backlog = match u32::try_from(backlog) {
+            Ok(backlog @ 1..=BACKLOG) => backlog as usize,
+            _ => BACKLOG as usize,
         };
+        let Some(listener) = &state.listener else { return Err(no_longer("is not bound")) };
+        // The daemon counts the requests that the program has fetched and not decided as well.
+        let undecided = BACKLOG.min(self.device.attributes.max_backlog);
         self.device.ids.listens(listener.id(), self);
-        if let Err(error) = listener.listen(backlog) {
+        if let Err(error) = listener.listen(undecided) {
             self.device.ids.forget_listener(listener.id());
             return Err(error.into());
         }
@@ -39,7 +41,9 @@ impl IdBody {
             let mut state = self.state.lock();
             state.expect(&[Phase::Asked])?;
             let qp = self.qp_to_connect(&state, wanted)?;
-            let Some(request) = state.request.take() else { return Err(Errno::INVALID) };
+            let Some(request) = state.request.take() else {
+                return Err(no_longer("has no connection request"));
+            };
             if self.is_of_datagrams() {
                 // There is nothing to be waited for.
                 state.phase = Phase::Connected;
@@ -77,6 +81,11 @@ impl IdBody {
             state.phase = Phase::Ended;
             state.request.take()
         };
-        Ok(request.ok_or(Errno::INVALID)?.reject(private_data)?)
+        let request = request.ok_or_else(|| no_longer("has no connection request"))?;
+        Ok(request.reject(private_data)?)
     }
+}
+
+fn no_longer(what: &str) -> Errno {
+    Errno::invalid(format_args!("the id {what}"))
 }

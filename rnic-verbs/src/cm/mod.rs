@@ -14,12 +14,14 @@ mod channel;
 mod connect;
 mod id;
 mod listen;
+mod port;
 mod resolve;
 mod retry;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -53,6 +55,8 @@ pub(crate) struct Ids {
     /// An event has taken effect, or a QP is gone.
     delivered: Condvar,
     pub(crate) retries: Retries,
+    /// An id without a QP of its own has told its program how to move one.
+    lent: AtomicBool,
 }
 
 impl Ids {
@@ -68,7 +72,9 @@ impl Ids {
                 free.insert(id.clone());
                 Ok(())
             }
-            Entry::Occupied(_) => Err(Errno(libc::EBUSY)),
+            Entry::Occupied(_) => {
+                Err(Errno::busy(format_args!("another id resolves with the same queue pair")))
+            }
         }
     }
 
@@ -108,6 +114,18 @@ impl Ids {
     pub(crate) fn events_lost(&self) {
         *self.delivery.lock() = true;
         self.delivered.notify_all();
+    }
+
+    /// A program moves a QP of its own as an id tells it (`rdma_init_qp_attr(3)`). Which QP that
+    /// will be is not known before it connects.
+    pub(crate) fn lends_its_states(&self) {
+        self.lent.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if this QP has the connection of an id, or may get it by the steps that an id
+    /// has told.
+    pub(crate) fn moves(&self, qp: QpId) -> bool {
+        self.lent.load(Ordering::Relaxed) || self.by_qp.lock().contains_key(&qp)
     }
 
     fn listens(&self, listener: ListenerId, id: &Arc<IdBody>) {

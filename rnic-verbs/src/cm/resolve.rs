@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use rnic_client::BindOptions;
 
+use super::port::ReservedPort;
 use super::{IdBody, Phase};
 use crate::c;
 use crate::errno::Errno;
-use crate::net;
+use crate::{log, net};
 
 impl IdBody {
     /// Binds it to an address (`rdma_bind_addr(3)`); port 0 chooses one.
@@ -22,13 +23,12 @@ impl IdBody {
             false => context.bind_with(address, options),
         };
         let listener = bound.map_err(|error| {
-            match Errno::from(error) {
-                // As the kernel's: in use is what another one has of its own, while an address that
-                // stands for all cannot be had beside any.
-                Errno(libc::EADDRINUSE) if address.ip().is_unspecified() => {
-                    Errno(libc::EADDRNOTAVAIL)
-                }
-                errno => errno,
+            let errno = Errno::from(error);
+            // As the kernel's: in use is what another one has of its own, while an address that
+            // stands for all cannot be had beside any.
+            match errno.number() == libc::EADDRINUSE && address.ip().is_unspecified() {
+                true => errno.with_number(libc::EADDRNOTAVAIL),
+                false => errno,
             }
         })?;
         state.source = Some(listener.local_addr());
@@ -57,12 +57,26 @@ impl IdBody {
             let chosen = from.is_some_and(|from| !from.ip().is_unspecified());
             let from = match from {
                 Some(from) if from.is_ipv4() == peer.is_ipv4() => from,
-                Some(_) => return Err(Errno::INVALID),
+                Some(from) => {
+                    let reason = format_args!("{from} and {peer} are of different families");
+                    return Err(Errno::invalid(reason));
+                }
                 None if peer.is_ipv4() => SocketAddr::from(([0; 4], 0)),
                 None => SocketAddr::from(([0u16; 8], 0)),
             };
-            let mut found = net::source_towards(from, peer)?;
-            found.set_port(state.source.map_or(0, |source| source.port()));
+            let mut found = net::source_towards(from, peer).map_err(|error| {
+                let number = error.raw_os_error().unwrap_or(libc::EIO);
+                Errno::new(number, format_args!("no route from {} to {peer}: {error}", from.ip()))
+            })?;
+            let bound = state.source.map_or(0, |source| source.port());
+            if bound == 0 {
+                match ReservedPort::reserve(peer, self.is_of_datagrams()) {
+                    Ok(port) => state.port = Some(port),
+                    // The daemon chooses one when it connects.
+                    Err(error) => log::debug(|| format!("no source port reserved: {error}")),
+                }
+            }
+            found.set_port(state.port.as_ref().map_or(bound, ReservedPort::number));
             (state.source, state.peer) = (Some(found), Some(peer));
             state.source_chosen = chosen;
             state.phase = Phase::AddressResolved;

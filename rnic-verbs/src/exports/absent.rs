@@ -6,7 +6,9 @@
 
 use std::ptr;
 
-use libc::{EOPNOTSUPP, c_int, c_void};
+use libc::{c_int, c_void};
+
+use crate::errno::Errno;
 
 /// Defines functions that do nothing but fail, by what they return:
 /// - `pointer`: null, with `errno`;
@@ -19,17 +21,17 @@ macro_rules! absent {
      $(minus_one: $($minus_one:ident),* ;)? $(nothing: $($nothing:ident),* ;)?) => {
         $($(
             pub(crate) extern "C" fn $pointer() -> *mut ::libc::c_void {
-                $crate::exports::absent::pointer()
+                $crate::exports::absent::pointer(stringify!($pointer))
             }
         )*)?
         $($(
             pub(crate) extern "C" fn $number() -> ::libc::c_int {
-                $crate::exports::absent::number()
+                $crate::exports::absent::number(stringify!($number))
             }
         )*)?
         $($(
             pub(crate) extern "C" fn $minus_one() -> isize {
-                $crate::exports::absent::minus_one()
+                $crate::exports::absent::minus_one(stringify!($minus_one))
             }
         )*)?
         $($(
@@ -48,6 +50,14 @@ absent! {
         ibv_query_port_speed, ibv_free_buf;
     minus_one: ibv_dm_export_dmabuf_fd, ibv_get_device_index, ibv_read_sysfs_file;
     nothing: ibv_unimport_dm, ibv_unimport_mr, ibv_unimport_pd;
+}
+
+// Operations of a context, which the inline functions of the C headers call.
+absent! {
+    pointer: ibv_alloc_null_mr, ibv_create_counters, ibv_alloc_dm, ibv_create_flow_action_esp,
+        ibv_alloc_parent_domain, ibv_alloc_td, ibv_create_rwq_ind_table, ibv_create_wq,
+        ibv_create_flow, ibv_open_qp, ibv_open_xrcd;
+    number: ibv_modify_qp_rate_limit, ibv_modify_cq, ibv_post_srq_ops;
 }
 
 // Structures of the kernel's interface. Only the real librdmacm has any of these to convert; what
@@ -98,18 +108,16 @@ absent! {
         verbs_register_driver_59, verbs_register_driver_64, verbs_set_ops, verbs_uninit_context;
 }
 
-pub(super) fn pointer() -> *mut c_void {
-    number();
+pub(super) fn pointer(name: &str) -> *mut c_void {
+    number(name);
     ptr::null_mut()
 }
 
-pub(super) fn minus_one() -> isize {
-    number();
+pub(super) fn minus_one(name: &str) -> isize {
+    number(name);
     -1
 }
 
-pub(super) fn number() -> c_int {
-    // SAFETY: the C library's own place for this thread.
-    unsafe { *libc::__errno_location() = EOPNOTSUPP };
-    EOPNOTSUPP
+pub(super) fn number(name: &str) -> c_int {
+    Errno::unsupported(format_args!("{name} is not supported by this device")).report()
 }

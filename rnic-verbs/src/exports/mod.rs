@@ -6,7 +6,7 @@
 //! imports of the table's file. Programs are linked to resolve every symbol at start, so all names
 //! of the real libraries must be there: [`absent`] has those that no RNIC serves.
 
-mod absent;
+pub(crate) mod absent;
 mod cm;
 mod private;
 mod public;

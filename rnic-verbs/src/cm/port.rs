@@ -1,0 +1,47 @@
+//! The source port of an id, from `rdma_resolve_addr(3)` until it has a connection.
+//!
+//! A socket of the program holds the port. It does not listen, and allows its address to be reused,
+//! so the daemon can connect from the port in the meantime.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
+
+/// A port that no other program gets from the kernel.
+pub(super) struct ReservedPort {
+    number: u16,
+    _socket: OwnedFd,
+}
+
+impl ReservedPort {
+    /// Reserves a free port of the family of `peer`, of TCP, or of UDP for datagrams.
+    pub(super) fn reserve(peer: SocketAddr, datagrams: bool) -> std::io::Result<ReservedPort> {
+        let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let kind = if datagrams { SocketType::DGRAM } else { SocketType::STREAM };
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        bind(&socket, &any(peer, 0))?;
+        // After the kernel has chosen: it would share a port that others allow to be reused.
+        set_socket_reuseaddr(&socket, true)?;
+        let bound = SocketAddr::try_from(getsockname(&socket)?)?;
+        Ok(ReservedPort { number: bound.port(), _socket: socket })
+    }
+
+    pub(super) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The local address of a connection to `peer` from this port; the kernel chooses the host.
+    pub(super) fn local(&self, peer: SocketAddr) -> SocketAddr {
+        any(peer, self.number)
+    }
+}
+
+/// The unspecified address of the family of `peer`.
+fn any(peer: SocketAddr, port: u16) -> SocketAddr {
+    match peer {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, port).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, port).into(),
+    }
+}

@@ -1,0 +1,129 @@
+//! The live objects of this process, by kind and address.
+//!
+//! Every call looks up each of its handles, data-path calls included. Most lookups find their
+//! handle in [`RECENT`], with one load; the others take the lock of [`LIVE`].
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::RwLock;
+
+/// Kind of an object that C holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Device,
+    DeviceList,
+    Context,
+    Pd,
+    Mr,
+    Mw,
+    CompletionChannel,
+    Cq,
+    Srq,
+    Qp,
+    Ah,
+    EventChannel,
+    Id,
+    CmEvent,
+    ContextList,
+    AddressInfo,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Device => "device",
+            Kind::DeviceList => "device list",
+            Kind::Context => "device context",
+            Kind::Pd => "protection domain",
+            Kind::Mr => "memory region",
+            Kind::Mw => "memory window",
+            Kind::CompletionChannel => "completion channel",
+            Kind::Cq => "completion queue",
+            Kind::Srq => "shared receive queue",
+            Kind::Qp => "queue pair",
+            Kind::Ah => "address handle",
+            Kind::EventChannel => "event channel",
+            Kind::Id => "rdma_cm_id",
+            Kind::CmEvent => "rdma_cm_event",
+            Kind::ContextList => "list of device contexts",
+            Kind::AddressInfo => "rdma_addrinfo",
+        })
+    }
+}
+
+/// Address and kind in one word: addresses are multiples of 32, and there are 16 kinds.
+fn word(kind: Kind, address: usize) -> usize {
+    address | kind as usize
+}
+
+static LIVE: LazyLock<RwLock<HashSet<usize>>> = LazyLock::new(RwLock::default);
+
+/// A direct-mapped cache of [`LIVE`]: each object is written to its slot when it is made, and
+/// displaces the one that was there.
+static RECENT: [AtomicUsize; 1 << SLOT_BITS] = [const { AtomicUsize::new(0) }; 1 << SLOT_BITS];
+
+const SLOT_BITS: u32 = 12;
+
+fn slot(address: usize) -> &'static AtomicUsize {
+    // Fibonacci hashing: the upper bits of the product depend on all bits of the address.
+    let product = (address as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    &RECENT[(product >> (u64::BITS - SLOT_BITS)) as usize]
+}
+
+/// Adds an object that was made.
+pub(crate) fn add(kind: Kind, address: usize) {
+    LIVE.write().insert(word(kind, address));
+    slot(address).store(word(kind, address), Ordering::Release);
+}
+
+/// Removes an object that is being destroyed. Returns true if it was live.
+pub(crate) fn remove(kind: Kind, address: usize) -> bool {
+    let word = word(kind, address);
+    // Another object may have displaced it.
+    let _ = slot(address).compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
+    LIVE.write().remove(&word)
+}
+
+/// Returns true if an object of this kind is live at the address.
+pub(crate) fn is_live(kind: Kind, address: usize) -> bool {
+    // An unaligned address would read as another one with another kind.
+    if address % ALIGNMENT != 0 {
+        return false;
+    }
+    let word = word(kind, address);
+    slot(address).load(Ordering::Acquire) == word || LIVE.read().contains(&word)
+}
+
+const ALIGNMENT: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Far from every real object.
+    const BASE: usize = 0xFFFF_0000_0000_0000;
+
+    #[test]
+    fn a_handle_is_live_until_it_is_removed() {
+        add(Kind::Qp, BASE);
+        assert!(is_live(Kind::Qp, BASE));
+        assert!(!is_live(Kind::Cq, BASE));
+        assert!(!is_live(Kind::Device, BASE | Kind::Qp as usize));
+        assert!(remove(Kind::Qp, BASE));
+        assert!(!is_live(Kind::Qp, BASE));
+        assert!(!remove(Kind::Qp, BASE));
+    }
+
+    #[test]
+    fn displaced_handles_stay_live() {
+        let of = |n: usize| BASE + 0x1_0000_0000 + n * ALIGNMENT;
+        let count = 3 << SLOT_BITS;
+        (0..count).for_each(|n| add(Kind::Mr, of(n)));
+        assert!((0..count).all(|n| is_live(Kind::Mr, of(n))));
+        assert!((0..count).all(|n| remove(Kind::Mr, of(n))));
+        assert!((0..count).all(|n| !is_live(Kind::Mr, of(n))));
+    }
+}

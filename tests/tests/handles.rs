@@ -1,0 +1,15 @@
+//! Handles of the C API that were destroyed, are of another kind, or never existed: refused, and not
+//! followed.
+
+use rnic_tests::{Daemon, Process, binaries, verbs};
+
+#[test]
+fn handles_that_are_not_live_are_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/handles.c", scratch.path()) else { return };
+    let daemon = Daemon::start(binaries!(), "");
+    let mut command = verbs::command(&program, &daemon);
+    command.env("RNIC_DEVICES", "rnicd1").env("RNIC_LOG", "debug");
+    assert_eq!(Process::start(command).succeed(), ["done"]);
+    daemon.is_empty();
+}

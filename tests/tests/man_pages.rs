@@ -1,0 +1,62 @@
+//! Semantics of the C API that the manual pages prescribe and that suites of others check.
+
+use rnic_tests::{Daemon, PATHS, Process, binaries, engine, verbs};
+
+/// Runs a part of the program, over each path.
+fn run(part: &str, config: &str) {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/man_pages.c", scratch.path()) else { return };
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &(engine(1, path) + config));
+        let mut command = verbs::command(&program, &daemon);
+        command.arg(part).env("RNIC_LOG", "debug");
+        assert_eq!(Process::start(command).succeed(), ["done"], "{path}");
+        daemon.is_empty();
+    }
+}
+
+#[test]
+fn queries_of_other_attributes_keep_the_state() {
+    run("states", "");
+}
+
+#[test]
+fn receive_capacities_are_ignored_with_an_srq() {
+    run("ignored", "");
+}
+
+#[test]
+fn sends_and_writes_complete_with_their_length() {
+    run("lengths", "");
+}
+
+#[test]
+fn acknowledged_events_are_counted() {
+    run("counts", "");
+}
+
+#[test]
+fn reregistration_fails_by_its_own_codes() {
+    run("reregistered", "");
+}
+
+#[test]
+fn the_maxima_of_the_device_can_be_had() {
+    run("maxima", SMALL_LIMITS);
+}
+
+#[test]
+fn iwarp_queue_pairs_get_no_peer_by_hand() {
+    run("by hand", "");
+}
+
+/// Limits of a session that a program reaches.
+const SMALL_LIMITS: &str = "
+[limits.session]
+pds = 4
+mrs = 9
+cqs = 5
+qps = 6
+windows = 7
+srqs = 3
+";

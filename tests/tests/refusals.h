@@ -1,0 +1,112 @@
+// Checks of calls that fail: by the number of the error, and by the reason that the library writes
+// to standard error with RNIC_LOG=debug.
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static int wrong;
+
+// Where the next reason will stand in the file that standard error goes to; -1 without RNIC_LOG.
+static off_t reasons = -1;
+
+// Makes standard error a file, so that reasons can be counted.
+__attribute__((unused)) static void read_reasons(void)
+{
+    if (!getenv("RNIC_LOG"))
+        return;
+    int file = memfd_create("reasons", 0);
+    if (file < 0 || dup2(file, 2) < 0) {
+        perror("memfd_create");
+        exit(1);
+    }
+    reasons = lseek(2, 0, SEEK_CUR);
+}
+
+// Forgets the reasons so far.
+__attribute__((unused)) static void begin_call(void)
+{
+    if (reasons >= 0)
+        reasons = lseek(2, 0, SEEK_CUR);
+    errno = 0;
+}
+
+// Demands a reason for the last call. EAGAIN is no refusal: nothing was there yet.
+__attribute__((unused)) static void has_reason(int line, const char *call, int number)
+{
+    char text[512] = "";
+    if (reasons < 0 || number == EAGAIN)
+        return;
+    ssize_t length = pread(2, text, sizeof text - 1, reasons);
+    if (length > 0 && !strncmp(text, "rnic: ", 6) && strchr(text, '\n') > text + 16)
+        return;
+    printf("line %d: %s is refused without a reason\n", line, call);
+    wrong++;
+}
+
+__attribute__((unused)) static void differs(int line, const char *call, int wanted, int found)
+{
+    printf("line %d: %s is %s instead of %s\n", line, call, strerrorname_np(found),
+           strerrorname_np(wanted));
+    wrong++;
+}
+
+// A call that returns the number of its error, or 0.
+#define RETURNS(number, call)                                                                       \
+    do {                                                                                            \
+        begin_call();                                                                               \
+        int said = (call);                                                                          \
+        if (said != (number))                                                                       \
+            differs(__LINE__, #call, number, said);                                                 \
+        else if (said != 0)                                                                         \
+            has_reason(__LINE__, #call, said);                                                      \
+    } while (0)
+
+// A call that an inline function of the C headers refuses.
+#define HEADER_RETURNS(number, call)                                                                \
+    do {                                                                                            \
+        int said = (call);                                                                          \
+        if (said != (number))                                                                       \
+            differs(__LINE__, #call, number, said);                                                 \
+    } while (0)
+
+// A call that returns a value for failure, with the number in errno.
+#define SETS(number, failed, call)                                                                  \
+    do {                                                                                            \
+        begin_call();                                                                               \
+        int has_failed = (call) == (failed);                                                        \
+        int said = errno;                                                                           \
+        if (!has_failed || said != (number))                                                        \
+            differs(__LINE__, #call, number, has_failed ? said : 0);                                \
+        else                                                                                        \
+            has_reason(__LINE__, #call, said);                                                      \
+    } while (0)
+
+#define MINUS(number, call) SETS(number, -1, call)
+#define NONE(number, call) SETS(number, NULL, call)
+#define FINE(call) RETURNS(0, call)
+
+// Holds. A call in it that was refused has a reason.
+#define CHECK(what)                                                                                 \
+    do {                                                                                            \
+        begin_call();                                                                               \
+        if (!(what)) {                                                                              \
+            printf("line %d: not so: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            wrong++;                                                                                \
+        } else if (errno == EINVAL || errno == EOPNOTSUPP || errno == EBUSY || errno == ENOENT)     \
+            has_reason(__LINE__, #what, errno);                                                     \
+    } while (0)
+
+// Holds, or the program cannot go on.
+#define MUST(what)                                                                                  \
+    do {                                                                                            \
+        errno = 0;                                                                                  \
+        if (!(what)) {                                                                              \
+            printf("line %d: not so: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            exit(1);                                                                                \
+        }                                                                                           \
+    } while (0)
