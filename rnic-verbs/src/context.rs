@@ -178,7 +178,7 @@ impl ContextBody {
     pub(crate) fn gid_count(&self) -> u32 {
         match self.kind {
             DeviceKind::Iwarp => 1,
-            DeviceKind::Roce => u32::try_from(self.gids.len()).unwrap_or(u32::MAX),
+            DeviceKind::Roce => u32::try_from(self.gids().len()).unwrap_or(u32::MAX),
         }
     }
 

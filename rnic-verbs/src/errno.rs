@@ -64,7 +64,7 @@ impl Errno {
     pub(crate) fn log(&self) {
         if let Some(reason) = &self.reason {
             let number = self.number;
-            log::debug(|| format!("{reason} ({})", std::io::Error::from_raw_os_error(number)));
+            log::debug(|| format!("{reason} (errno {number})"));
         }
     }
 }

@@ -351,7 +351,7 @@ impl QpBody {
         if let Some(wired) = &self.wired {
             return self.modify_wired(&mut wired.lock(), attributes, mask);
         }
-        let has_id = self.device.ids.moves(self.id());
+        let has_id = self.device.ids.may_connect(self.id());
         let consequence = self.states.lock().modify(attributes, mask, has_id)?;
         if consequence == Consequence::ToError {
             self.qp.to_error()?;

@@ -195,7 +195,7 @@ fn every_call_finds_the_devices_by_mounts_and_queue_pairs_work() {
         return omit("ibv_rc_pingpong is not here (Debian package ibverbs-utils)");
     }
     let port = ports::of_nobody().to_string();
-    let common = ["--mount", "ibv_rc_pingpong", "-d", "rnicd1", "-g", "0", "-p", &port];
+    let common = ["--mount", "ibv_rc_pingpong", "-g", "0", "-p", &port];
     let mut server = Process::start(home.rnic_run(&common));
     let deadline = Instant::now() + DEADLINE;
     // What it says is in a buffer until it ends: whether it listens is known by trying.

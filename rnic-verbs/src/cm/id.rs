@@ -362,7 +362,6 @@ impl IdBody {
 
     /// No connection came about.
     pub(super) fn unreachable(self: &Arc<Self>, errno: i32, reason: &str) {
-        log::debug(|| format!("no connection: {reason}"));
         let passive = {
             let state = self.state.lock();
             if errno == libc::ECONNREFUSED
@@ -373,6 +372,7 @@ impl IdBody {
             }
             state.passive
         };
+        log::debug(|| format!("no connection: {reason}"));
         if !self.attempt_ended() {
             return;
         }

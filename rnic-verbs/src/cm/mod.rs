@@ -55,8 +55,8 @@ pub(crate) struct Ids {
     /// An event has taken effect, or a QP is gone.
     delivered: Condvar,
     pub(crate) retries: Retries,
-    /// An id without a QP of its own has told its program how to move one.
-    lent: AtomicBool,
+    /// `rdma_init_qp_attr(3)` has returned attributes for a QP that the program made itself.
+    gave_attributes: AtomicBool,
 }
 
 impl Ids {
@@ -116,16 +116,15 @@ impl Ids {
         self.delivered.notify_all();
     }
 
-    /// A program moves a QP of its own as an id tells it (`rdma_init_qp_attr(3)`). Which QP that
-    /// will be is not known before it connects.
-    pub(crate) fn lends_its_states(&self) {
-        self.lent.store(true, Ordering::Relaxed);
+    /// Notes that a program moves its own QP by the attributes of an id (`rdma_init_qp_attr(3)`).
+    /// Which QP that is becomes known when the id connects.
+    pub(crate) fn gives_attributes(&self) {
+        self.gave_attributes.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if this QP has the connection of an id, or may get it by the steps that an id
-    /// has told.
-    pub(crate) fn moves(&self, qp: QpId) -> bool {
-        self.lent.load(Ordering::Relaxed) || self.by_qp.lock().contains_key(&qp)
+    /// Returns true if this QP has the connection of an id, or may be about to get one.
+    pub(crate) fn may_connect(&self, qp: QpId) -> bool {
+        self.gave_attributes.load(Ordering::Relaxed) || self.by_qp.lock().contains_key(&qp)
     }
 
     fn listens(&self, listener: ListenerId, id: &Arc<IdBody>) {
