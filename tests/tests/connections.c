@@ -566,8 +566,13 @@ static void backlog(void)
         check(status_of(shared, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
     // Those that were fetched wait for a decision, and take no place of another one.
     for (int n = 0; n <= BACKLOG; n++) {
-        if (n == BACKLOG)
+        if (n == BACKLOG) {
             check(!rdma_connect(ends[ENDS].id, NULL));
+            // A request comes, and no rejection.
+            struct pollfd first[] = {{.fd = passive.channel->fd, .events = POLLIN},
+                                     {.fd = shared->fd, .events = POLLIN}};
+            check(poll(first, 2, -1) > 0 && first[0].revents == POLLIN);
+        }
         struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
         asked[n] = event->id;
         check(!rdma_ack_cm_event(event));

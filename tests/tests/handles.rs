@@ -1,5 +1,5 @@
-//! Handles of the C API that were destroyed, are of another kind, or never existed: refused, and not
-//! followed.
+//! Handles of the C API that were destroyed, are of another kind, or never existed: each call
+//! refuses them.
 
 use rnic_tests::{Daemon, Process, binaries, verbs};
 

@@ -90,7 +90,7 @@ pub(crate) fn remove(kind: Kind, address: usize) -> bool {
 /// Returns true if an object of this kind is live at the address.
 pub(crate) fn is_live(kind: Kind, address: usize) -> bool {
     // An unaligned address would read as another one with another kind.
-    if address % ALIGNMENT != 0 {
+    if !address.is_multiple_of(ALIGNMENT) {
         return false;
     }
     let word = word(kind, address);
