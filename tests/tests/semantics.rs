@@ -1,13 +1,16 @@
 //! What the manual pages and the IBTA specification say of the C verbs API, by either path.
 
-use rnic_tests::{Daemon, Process, binaries, on_path, verbs};
+use rnic_tests::{Daemon, Process, binaries, on_path, ports, verbs};
 
 /// Runs a part of the program over a daemon of its own, by the direct path and over TCP.
 fn run(part: &str) {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/semantics.c", scratch.path()) else { return };
     for loopback in ["direct", "tcp"] {
-        let daemon = Daemon::start(binaries!(), &on_path(loopback));
+        // A port of its own: daemons of one host that share one answer for each other.
+        let port = ports::of_nobody();
+        let config = format!("{}[wired]\nport = {port}\n", on_path(loopback));
+        let daemon = Daemon::start(binaries!(), &config);
         let mut command = verbs::command(&program, &daemon);
         command.arg(part);
         assert_eq!(Process::start(command).succeed(), ["done"], "{loopback}");
