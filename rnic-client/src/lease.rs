@@ -272,6 +272,7 @@ enum LeaseState {
     /// With the daemon: the request is posted, and its completion has not been polled.
     Lent(Loan, Arc<Region>),
     /// The completion has been polled.
+    #[cfg_attr(not(feature = "tokio"), allow(dead_code, reason = "only tasks ask for it"))]
     Back(Lease, Completion),
     /// Taken, or the completion never comes.
     Gone,
