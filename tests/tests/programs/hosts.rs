@@ -14,7 +14,9 @@ fn two_hosts_measure_each_operation() {
     let mut server = start(&serving, PERF, &["serve", "127.0.0.1:0"]);
     let address = server.line_after("listening on ");
     // One after the other: each finds the server ready again.
-    for what in ["bw --op write,send --size 64KiB", "lat --event", "rate --qps 2"] {
+    for what in
+        ["bw --op write,send --size 64KiB --working-set 1MiB", "lat --event", "rate --qps 2"]
+    {
         let mut arguments: Vec<&str> = what.split(' ').collect();
         arguments.extend(["--to", &address, "--iters", "64", "--rounds", "1", "--json"]);
         let (code, said) = end(start(&driving, PERF, &arguments));

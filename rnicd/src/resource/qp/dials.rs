@@ -63,7 +63,7 @@ impl Rendezvous {
     }
 
     /// Notes that a QP looks for another one of this daemon in vain, and why: it looks again when
-    /// that one changes. At most [`SEEKERS`] do so for one QP. Returns true if this is news for the
+    /// that one changes. At most `SEEKERS` do so for one QP. Returns true if this is news for the
     /// QP.
     pub fn seek(&mut self, qp: QpId, peer: QpId, why: &str) -> bool {
         if self.sought.get(&qp).is_some_and(|(sought, known)| *sought == peer && known == why) {
