@@ -204,27 +204,6 @@ fn unconfirmed_requests_get_no_stream_and_no_word() {
 }
 
 #[test]
-fn a_program_reads_that_a_request_was_not_confirmed() {
-    let port = ports::of_nobody();
-    let daemon = daemon(HERE, port, "");
-    let _peer =
-        WiredPort::replying((LOWER, port).into(), |peer, _| wire::say(peer, &answer(false)));
-    // The daemon dials as well after half a second, which gives it another reason.
-    let found = (0..20).any(|_| {
-        let end = End::new(&daemon);
-        end.to_rtr(HERE, LOWER, THEIRS);
-        let mut dial = Introduction::to(end.number(), LOWER).dial(port);
-        assert_eq!(rejection(&mut dial).as_deref(), Some(NOT_CONFIRMED));
-        end.qp.to_rts(&Sending { timeout: 8, retry_count: 1, ..SENDING }).unwrap();
-        end.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
-        let failed = end.client.completion();
-        let why = end.client.context.diagnosis(failed.diagnosis_id).unwrap().text;
-        why.contains("was not confirmed by asking port")
-    });
-    assert!(found);
-}
-
-#[test]
 fn other_programs_of_a_peers_host_are_not_its_qp() {
     let port = ports::of_nobody();
     let [here, there] = [HERE, FAR].map(|address| daemon(address, port, ""));

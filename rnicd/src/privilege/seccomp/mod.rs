@@ -48,7 +48,7 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [ThreadKind; 8] = [
+    pub const ALL: [ThreadKind; 9] = [
         ThreadKind::Control,
         ThreadKind::Worker,
         ThreadKind::ConfigReader,
