@@ -43,6 +43,8 @@ impl Reload {
 pub struct Replaced {
     _config: Arc<Config>,
     _policy: Policy,
+    _changes: [Vec<Change>; 2],
+    _warnings: Vec<String>,
 }
 
 impl Manager {
@@ -53,7 +55,7 @@ impl Manager {
 
     /// Takes over a configuration. Sessions get their rights by [`Manager::renew_rights`].
     pub fn reload(&mut self, reload: Reload) -> Replaced {
-        let Reload { config, policy, .. } = reload;
+        let Reload { config, policy, changed, kept, warnings } = reload;
         self.capacity = self.capacity.with_limits_of(&config);
         self.ledger.set_limits(&config.limits, &self.capacity);
         self.cm.set_options(options::cm(&config, &self.capacity));
@@ -64,7 +66,12 @@ impl Manager {
         let policy = std::mem::replace(&mut self.policy, policy);
         self.policy.report_unknown();
         self.outdated = self.sessions.keys().copied().collect();
-        Replaced { _config: config, _policy: policy }
+        Replaced {
+            _config: config,
+            _policy: policy,
+            _changes: [changed, kept],
+            _warnings: warnings,
+        }
     }
 
     /// Returns true if sessions have the rights of an earlier configuration.

@@ -115,7 +115,7 @@ fn no_byte_lands(workers: u32, loopback: &str, taking: Taking) {
         own.reset().unwrap();
         theirs.reset().unwrap();
     }
-    assert!(cut_short > ROUNDS / 2, "only {cut_short} of {ROUNDS} were under way");
+    assert!(cut_short > 0, "all Writes were done before each of {ROUNDS} changes");
 }
 
 /// Times that the right is taken away.
