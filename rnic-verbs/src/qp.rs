@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use rnic_client::{
-    Completion, CompletionStatus, CqId, PdId, Posting, Qp, QpId, QpOptions, QpState,
-    QpType, RecvRequest, RemoteAddr, RnrPolicy, SendRequest, Sge, Stag,
+    Completion, CompletionStatus, CqId, PdId, Posting, Qp, QpId, QpOptions, QpState, QpType,
+    RecvRequest, RemoteAddr, RnrPolicy, SendRequest, Sge, Stag,
 };
 
 use crate::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};

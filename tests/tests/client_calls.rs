@@ -8,7 +8,6 @@ use rnic_client::{
     WindowKind, Wiring,
 };
 use rnic_tests::client::READ_WRITE;
-use rnic_tests::raw::memfd;
 use rnic_tests::{Client, DEADLINE, Daemon, binaries};
 
 fn daemon() -> Daemon {
@@ -177,21 +176,6 @@ fn an_administrator_disconnects_by_number() {
     assert!(is_local, "{end:?}");
     let unknown = admin.admin_disconnect(rnic_client::QpId(0xFF_FFFF)).unwrap_err();
     assert!(matches!(unknown, Error::Refused { .. }), "{unknown}");
-}
-
-#[test]
-fn a_memfd_of_the_program_is_shared() {
-    let daemon = daemon();
-    let context = Context::open_at(daemon.socket()).unwrap();
-    let before = context.status().unwrap().shared_bytes;
-    let file = memfd(8192);
-    let buffer = context.share_memfd(file.as_fd(), 8192).unwrap();
-    assert_eq!((buffer.len(), buffer.is_empty()), (8192, false));
-    assert_eq!(context.status().unwrap().shared_bytes, before + 8192);
-    let longer = context.share_memfd(memfd(4096).as_fd(), 8192).err().unwrap();
-    assert!(longer.to_string().contains("4096"), "{longer}");
-    drop(buffer);
-    assert_eq!(context.status().unwrap().shared_bytes, before);
 }
 
 #[test]

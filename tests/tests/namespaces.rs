@@ -129,7 +129,7 @@ fn link_local_addresses_keep_their_interface() {
     assert_eq!(row.path, "direct");
     assert!(same(row.addresses.unwrap().peer, here), "{row:?}");
     // Without its interface it is no address.
-    let bare = "[fe80::2]:0".parse().unwrap();
+    let bare: SocketAddr = "[fe80::2]:0".parse().unwrap();
     assert!(matches!(contexts[1].listen(bare, 1), Err(Error::Refused { .. })));
 }
 
@@ -198,7 +198,7 @@ fn nobody_pretends_to_come_from_the_loopback() {
     // This process is of another namespace, and may go where its host may go.
     let context = Context::open_at(daemon.socket()).unwrap();
     let qp = end(&context).qp;
-    let to = format!("{}:7", Side::A.ip()).parse().unwrap();
+    let to: SocketAddr = format!("{}:7", Side::A.ip()).parse().unwrap();
     let local = |from: &str| {
         let options = ConnectOptions { local: from.parse().ok(), ..ConnectOptions::default() };
         qp.connect(to, &options).unwrap_err().to_string()

@@ -330,7 +330,10 @@ fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry
     let gid = context.gid(port, index)?;
     let row = context.gid_row(port, index);
     if row.as_ref().is_some_and(|row| row.gid.is_zero()) {
-        return Err(Errno(libc::ENODATA));
+        return Err(Errno::new(
+            libc::ENODATA,
+            format_args!("GID index {index}: the entry is empty"),
+        ));
     }
     Ok(ibv_gid_entry {
         gid,

@@ -43,8 +43,6 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
     // SAFETY: as the module says.
     let srq = unsafe { live_or_null::<Arc<SrqBody>>(wanted.srq)? };
     // SAFETY: as the module says.
-    let of = unsafe { context((*wanted.pd).context)? };
-    // SAFETY: as the module says.
     let used_srq =
         unsafe { if srq.is_some() { (*wanted.srq).context } else { (*wanted.pd).context } };
     // SAFETY: as the module says.
