@@ -199,6 +199,7 @@ mod tests {
                 ird: 1,
                 min_rnr_timer: 0,
                 unreliable: false,
+                path_mtu: 1024,
                 rq_psn: 0,
                 sq_psn: None,
                 dial: 5,
