@@ -63,15 +63,15 @@ pub struct Connected {
 }
 
 impl Qp {
-    /// Connects an Idle QP and waits until the connection stands (`rdma_connect(3)`). The peer is an
-    /// address, or a name with a port as in `"localhost:7471"`: each address of a name is tried in
-    /// turn, each for the time that the options say.
+    /// Connects an Idle QP and waits until the connection stands (`rdma_connect(3)`). The peer is
+    /// an address, or a name with a port as in `"localhost:7471"`: each address of a name is tried
+    /// in turn, each for the time that the options say.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the name has no address; [`Error::Rejected`] has the peer's private data, [`Error::Unreachable`] says why there is no
-    /// connection; both leave the QP Idle, to be connected again. After [`Error::TimedOut`] the
-    /// attempt has been aborted.
+    /// [`Error::Io`] if the name has no address; [`Error::Rejected`] has the peer's private data,
+    /// [`Error::Unreachable`] says why there is no connection; both leave the QP Idle, to be
+    /// connected again. After [`Error::TimedOut`] the attempt has been aborted.
     pub fn connect(
         &self,
         peer: impl ToSocketAddrs,
@@ -112,8 +112,8 @@ impl Qp {
     }
 
     /// Ends the connection in order (`rdma_disconnect(3)`): what has been posted is sent, then FINs
-    /// are exchanged. Returns at once; [`Qp::wait_disconnected`] waits for the end, which comes when
-    /// the peer has disconnected as well, and after 30 s in any case. For another time use
+    /// are exchanged. Returns at once; [`Qp::wait_disconnected`] waits for the end, which comes
+    /// when the peer has disconnected as well, and after 30 s in any case. For another time use
     /// [`Qp::disconnect_within`].
     pub fn disconnect(&self) -> Result<(), Error> {
         self.disconnect_within(LAST_SENDS)

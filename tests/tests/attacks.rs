@@ -5,10 +5,10 @@
 //! With `RNIC_TEST_TIMING=1`, on a machine that does nothing else, each attack is measured instead:
 //! the pair keeps a share of its rate, no command takes longer than 50 ms and no new session longer
 //! than 100 ms, or than the longest without an attack. The share is a third; beside a busy loop on
-//! the worker's CPU, where each hop of a round trip wakes the worker, it is a tenth, or 10,000 round
-//! trips per second: one that had to wait for the loop's time to be over would leave less than 400.
-//! The figures before and beside each attack are printed, and collected in `target/attacks.txt`.
-//! `RNIC_TEST_LONG=1` plays each for longer.
+//! the worker's CPU, where each hop of a round trip wakes the worker, it is a tenth, or 10,000
+//! round trips per second: one that had to wait for the loop's time to be over would leave less
+//! than 400. The figures before and beside each attack are printed, and collected in
+//! `target/attacks.txt`. `RNIC_TEST_LONG=1` plays each for longer.
 
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};

@@ -283,7 +283,8 @@ fn nobody_is_lost_when_the_daemon_ends() {
                         [std::io::ErrorKind::NotFound, std::io::ErrorKind::ConnectionRefused];
                     assert!(kinds.contains(&why.kind()), "{why}");
                 }
-                // On a busy machine sessions begin faster than the daemon takes back those that ended.
+                // On a busy machine sessions begin faster than the daemon takes back those that
+                // ended.
                 Err(Error::NotAdmitted { why: Admission::UserSessions, .. }) => {}
                 Err(error) => panic!("{error}"),
             }

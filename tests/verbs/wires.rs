@@ -446,8 +446,8 @@ fn in_time() -> Duration {
     Duration::from_nanos(4096 << TIMEOUT) * (RETRIES + 1)
 }
 
-/// 17 seconds. The diagnosis needs a connection to the other end within this time, on a busy machine
-/// as well.
+/// 17 seconds. The diagnosis needs a connection to the other end within this time, on a busy
+/// machine as well.
 const TIMEOUT: u32 = 19;
 const RETRIES: u32 = 7;
 /// Half a minute.

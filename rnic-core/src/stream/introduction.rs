@@ -14,8 +14,8 @@ use crate::types::{Gid, QpId};
 /// 24  GID of the peer
 /// ```
 ///
-/// Flags are 1 for UC and 2 if the PSN at 5 is set, which is zero otherwise. Bits 2 to 4 are the path
-/// MTU as verbs number it: 1 is 256 bytes, 5 is 4096.
+/// Flags are 1 for UC and 2 if the PSN at 5 is set, which is zero otherwise. Bits 2 to 4 are the
+/// path MTU as verbs number it: 1 is 256 bytes, 5 is 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
     /// GID of the sender.

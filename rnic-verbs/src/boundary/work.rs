@@ -155,8 +155,8 @@ pub(super) fn compare_swap(compare: u64, swap: u64) -> AtomicOperation {
     AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask }
 }
 
-/// A bind of a window under a new key, of which `wanted` has the low 8 bits. Its owner's right to write is the region's; programs ask for
-/// it again all the same, and adapters let them.
+/// A bind of a window under a new key, of which `wanted` has the low 8 bits. Its owner's right to
+/// write is the region's; programs ask for it again all the same, and adapters let them.
 ///
 /// # Safety
 ///

@@ -1,7 +1,7 @@
 //! The text of a configuration file, read without waiting and without growing.
 //!
-//! The path may name anything: a FIFO would block the reader, `/dev/zero` has no end. So the file is
-//! opened without blocking, must be a regular one, and has a largest size.
+//! The path may name anything: a FIFO would block the reader, `/dev/zero` has no end. So the file
+//! is opened without blocking, must be a regular one, and has a largest size.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};

@@ -1,5 +1,5 @@
-//! When memory goes back to the kernel: the allocator keeps what a burst of objects has freed, so it
-//! is asked to give that up some time after most of them have gone.
+//! When memory goes back to the kernel: the allocator keeps what a burst of objects has freed, so
+//! it is asked to give that up some time after most of them have gone.
 
 use std::time::Duration;
 

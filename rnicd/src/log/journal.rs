@@ -1,8 +1,8 @@
 //! Priorities of lines for systemd's journal.
 //!
 //! A service whose standard error is a stream of the journal may begin each line with a priority in
-//! angle brackets (`sd-daemon(3)`); the journal takes it off again. Anywhere else lines stay as they
-//! are.
+//! angle brackets (`sd-daemon(3)`); the journal takes it off again. Anywhere else lines stay as
+//! they are.
 
 use std::io::{self, Write};
 

@@ -2,8 +2,8 @@
 //! it was. Connections are not touched; what exists above a lowered limit stays.
 //!
 //! [`Reload::prepare`] does all that grows with the file, on a thread that no client waits for.
-//! [`Manager::reload`] takes its result over in bounded time, and sessions get their new rights some
-//! at a time, each before anything else that it asks for.
+//! [`Manager::reload`] takes its result over in bounded time, and sessions get their new rights
+//! some at a time, each before anything else that it asks for.
 
 use std::sync::Arc;
 

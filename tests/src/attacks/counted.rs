@@ -1,5 +1,5 @@
-//! An attack beside a bystander that counts instead of measuring: a busy machine makes it slower and
-//! changes no verdict.
+//! An attack beside a bystander that counts instead of measuring: a busy machine makes it slower
+//! and changes no verdict.
 
 use std::time::Instant;
 

@@ -58,8 +58,8 @@ pub enum WiredStream {
 }
 
 impl Wired {
-    /// Compares path MTU and PSNs, as far as they are known, with those of a peer at another daemon;
-    /// an error is the reason why the two do not match.
+    /// Compares path MTU and PSNs, as far as they are known, with those of a peer at another
+    /// daemon; an error is the reason why the two do not match.
     pub(super) fn compare_far(&self) -> Result<(), String> {
         let Some(peer) = self.peer else { return Ok(()) };
         let other = format!("queue pair {}", peer.qp);
