@@ -497,7 +497,7 @@ fn regions_that_make_no_sense_are_refused_by_field() {
     };
     let all = Access::LOCAL_WRITE;
     for (body, start) in [
-        (reg(0, 0, 0, all, Scope::Pd), "length: "),
+        (reg(8193, 0, 0, all, Scope::Pd), "length: "),
         (reg(0, 8193, 0, all, Scope::Pd), "length: "),
         (reg(8192, 1, 0, all, Scope::Pd), "length: "),
         (reg(u64::MAX, 2, 0, all, Scope::Pd), "length: "),
