@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 
 use rnic_client::{
-    Access, Completion, CompletionOpcode, CompletionStatus, Gid, Qp, QpState, QpType, RecvRequest,
+    Access, Completion, CompletionOpcode, Error, Gid, Qp, QpState, QpType, RecvRequest,
     SendRequest, Sending, Wiring,
 };
 use rnic_tests::client::Client;
@@ -28,6 +28,8 @@ const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_r
 
 /// Private Data of a rejection without a confirmation: nothing of the QP.
 const NOT_CONFIRMED: &[u8] = b"RNWD\x02\x0c";
+/// Private Data of a rejection because another daemon is meant.
+const OTHER_DAEMON: &[u8] = b"RNWD\x02\x0d";
 
 fn daemon(address: [u8; 4], port: u16, config: &str) -> Daemon {
     let address = IpAddr::from(address);
@@ -57,6 +59,10 @@ impl End {
     }
 
     fn to_rtr(&self, here: [u8; 4], there: [u8; 4], remote_qp: u32) {
+        self.rtr(here, there, remote_qp).unwrap();
+    }
+
+    fn rtr(&self, here: [u8; 4], there: [u8; 4], remote_qp: u32) -> Result<(), Error> {
         let mut remote = self.qp.id();
         remote.0 = remote_qp;
         let wiring = Wiring {
@@ -69,7 +75,7 @@ impl End {
             ird: 4,
             rights: Access::REMOTE_WRITE | Access::REMOTE_READ,
         };
-        self.qp.to_rtr(&wiring).unwrap();
+        self.qp.to_rtr(&wiring)
     }
 
     fn to_rts(&self) {
@@ -98,12 +104,22 @@ struct Introduction {
     rq_psn: u32,
     sq_psn: Option<u32>,
     number: u64,
+    /// Instance number of the daemon that is meant; zero if it is unknown.
+    daemon: u64,
 }
 
 impl Introduction {
     /// The introduction of [`THEIRS`] at an address, for a QP of [`HERE`].
     fn to(to_qp: u32, from: [u8; 4]) -> Self {
-        Introduction { from, qp: THEIRS, to_qp, rq_psn: 7, sq_psn: Some(7), number: 0x1234 }
+        Introduction {
+            from,
+            qp: THEIRS,
+            to_qp,
+            rq_psn: 7,
+            sq_psn: Some(7),
+            number: 0x1234,
+            daemon: 0,
+        }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -114,10 +130,12 @@ impl Introduction {
         bytes.extend(self.qp.to_be_bytes());
         bytes.extend(self.to_qp.to_be_bytes());
         bytes.extend(4_u16.to_be_bytes());
-        bytes.extend([12, if self.sq_psn.is_some() { 2 } else { 0 }]);
+        let sends = if self.sq_psn.is_some() { 2 } else { 0 };
+        // A path MTU of 1024 bytes is the third.
+        bytes.extend([12, sends | 3 << 2]);
         bytes.extend(self.rq_psn.to_be_bytes());
         bytes.extend(self.number.to_be_bytes());
-        bytes.extend([0; 8]);
+        bytes.extend(self.daemon.to_be_bytes());
         bytes
     }
 
@@ -297,13 +315,12 @@ fn daemons_of_one_host_do_not_answer_for_each_other() {
     b.to_rtr(HERE, HERE, a.number());
     b.to_rts();
     b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
-    c.to_rtr(HERE, HERE, d.number());
-    c.qp.to_rts(&Sending { timeout: 18, retry_count: 1, ..SENDING }).unwrap();
-    c.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
-    let failed = c.client.completion();
-    assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded);
-    let why = c.client.context.diagnosis(failed.diagnosis_id).unwrap();
-    assert!(why.text.contains("another daemon of this host"), "{}", why.text);
+    // The second daemon refuses RTR, because it would reach the first one.
+    let refusal = c.rtr(HERE, HERE, d.number()).unwrap_err().to_string();
+    assert!(refusal.contains("wired.port"), "{refusal}");
+    // A daemon that has lost the port since dials all the same, and names itself.
+    let own = Introduction { qp: a.number(), daemon: 77, ..Introduction::to(b.number(), HERE) };
+    assert_eq!(rejection(&mut own.dial(port)).as_deref(), Some(OTHER_DAEMON));
     assert!(!b.has_stream());
     assert_eq!(b.client.cq.poll(&mut [Completion::default()]).unwrap(), 0);
     // Its own peer reaches it.

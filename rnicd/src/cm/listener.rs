@@ -22,7 +22,7 @@ use socket2::Socket;
 use super::passive::Passive;
 use super::sidr::asked::Answers;
 use super::startups::WaitsFor;
-use super::{ConnectionManager, Slot, net};
+use super::{ConnectionManager, DAEMON, Slot, net};
 use crate::config::PortMap;
 use crate::{socket, system};
 
@@ -191,7 +191,8 @@ impl ConnectionManager {
         }
         // In the port of the wire: who holds it is no program of this daemon's.
         let what = || format!("bind {address}");
-        let socket = net::bound(to).map_err(|e| tcp_refusal("bind", named, address, &e))?;
+        let socket =
+            net::bound(to).map_err(|e| tcp_refusal(session, "bind", named, address, &e))?;
         self.options.buffers.bound(&socket).map_err(|e| system::refusal(&what(), &e))?;
         let bound = socket.local_addr().map_err(|e| system::refusal(&what(), &e))?;
         let bound = bound.as_socket().unwrap_or(address);
@@ -248,7 +249,7 @@ impl ConnectionManager {
                 })
                 .map_err(|e| {
                     let named = self.options.ports.named(listener.address);
-                    tcp_refusal("listen on", named, listener.address, &e)
+                    tcp_refusal(listener.session, "listen on", named, listener.address, &e)
                 })?;
         }
         listener.backlog = backlog;
@@ -521,12 +522,19 @@ fn overlaps(a: BindTo, b: BindTo) -> bool {
         && (a_ip == b_ip || either_any && (of_family || a.covers_all() || b.covers_all()))
 }
 
-/// An address is that of another listener.
 /// Returns the refusal for an address that the kernel does not let the daemon have. Names the key
-/// that gives an RDMA port another TCP port if this one is in use.
-fn tcp_refusal(what: &str, named: SocketAddr, on_wire: SocketAddr, error: &io::Error) -> Refusal {
+/// that gives an RDMA port another TCP port if this one is in use; the daemon's own port has a key of
+/// its own.
+fn tcp_refusal(
+    session: SessionId,
+    what: &str,
+    named: SocketAddr,
+    on_wire: SocketAddr,
+    error: &io::Error,
+) -> Refusal {
     let mut refusal = system::refusal(&format!("{what} {on_wire}"), error);
     if Errno::from_io_error(error) == Some(Errno::ADDRINUSE)
+        && session != DAEMON
         && let Refusal::System { error, .. } = &mut refusal
     {
         let rdma = named.port();

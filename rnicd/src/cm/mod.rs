@@ -58,6 +58,9 @@ use startups::Startups;
 use crate::config::{PortMap, Tcp};
 use crate::socket::Socket;
 
+/// The session of the daemon itself, which no client has.
+pub const DAEMON: SessionId = SessionId(0);
+
 /// Numbers the connection manager works within.
 #[derive(Clone, Debug)]
 pub struct CmOptions {

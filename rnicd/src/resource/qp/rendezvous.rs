@@ -26,6 +26,8 @@ use crate::resource::ledger::Kind;
 use crate::socket::Socket;
 use crate::system;
 
+pub(super) use crate::cm::DAEMON;
+
 impl Manager {
     pub(super) fn rendezvous_quota(&self) -> Quota {
         let limits = &self.config.limits;
@@ -415,8 +417,6 @@ fn names_back(said: &Introduction, qp: QpId, wiring: &Wiring) -> bool {
         && (said.to_gid, said.to_qp) == (wiring.local, qp)
 }
 
-/// The session of the daemon itself, which no client has.
-pub(super) const DAEMON: SessionId = SessionId(0);
 /// The user in whose name other daemons are let in, which no process can have: they use up nobody's
 /// start-ups, and whose STags they have guessed is asked when it is known whom they mean.
 const DAEMONS: u32 = u32::MAX - 1;
