@@ -95,7 +95,7 @@ impl Folder {
 
     /// Makes an entry, unless it was made before.
     pub(super) fn ensure(&mut self, entry: &Entry) -> Result<(), TreeError> {
-        let path = self.root.join(&entry.path);
+        let path = Path::new(&entry.path);
         if self.made.iter().any(|made| made.path == path) {
             return Ok(());
         }
@@ -218,6 +218,20 @@ mod tests {
         let mode = |path: &str| fs::metadata(root.join(path)).unwrap().permissions().mode();
         assert_eq!((mode("a") & 0o777, mode("a/two") & 0o777), (0o755, 0o644));
         assert!(matches!(make(&root), Err(TreeError::Taken { .. })));
+        drop(folder);
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_was_made_before_is_not_made_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let root = parent.path().join("tree");
+        let mut folder = make(&root).unwrap();
+        let more = Entry { path: "a/three".to_owned(), what: What::File("y\n".to_owned()) };
+        for entry in entries().iter().chain([&more, &more]) {
+            folder.ensure(entry).unwrap();
+        }
+        assert_eq!(fs::read_to_string(root.join("a/three")).unwrap(), "y\n");
         drop(folder);
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
     }
