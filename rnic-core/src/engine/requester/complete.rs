@@ -37,9 +37,13 @@ impl Requester {
             // The client works on what is published, while the rest follows.
             while retired < FLUSH_BATCH
                 && !cqes.is_full()
-                && let Some((request, status)) = self.in_flight.pop_done(accepted)
+                && let Some((request, outcome)) = self.in_flight.pop_done(accepted)
             {
                 retired += 1;
+                let status = match &mut self.acks {
+                    Some(acks) => acks.status_in_order(outcome),
+                    None => outcome,
+                };
                 if status == CompletionStatus::Success && !request.signaled {
                     silent += 1;
                     continue;

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::engine::notice::Notice;
-use crate::types::Msn;
+use crate::types::{CompletionStatus, Msn};
 
 /// How requests of one queue pair are acknowledged.
 #[derive(Default)]
@@ -22,12 +22,27 @@ pub(in crate::engine) struct Acknowledgements {
     /// told of it.
     pub waits: Option<Msn>,
     pub told: Option<Msn>,
+    /// A request has completed in error.
+    failed: bool,
 }
 
 impl Acknowledgements {
     /// Of a stream over which the peer has to be asked, or not; `depth` requests may be posted.
     pub(super) fn new(asks: bool, depth: u32) -> Self {
         Acknowledgements { asks, every: (depth / 2).clamp(1, MOST), ..Self::default() }
+    }
+
+    /// The status with which the next request completes, given its outcome. Responses and
+    /// acknowledgements may pass each other, but behind the first failure no request succeeds (IBTA
+    /// specification, volume 1, section 10.10.2.2).
+    #[inline]
+    pub(super) fn status_in_order(&mut self, outcome: CompletionStatus) -> CompletionStatus {
+        if outcome != CompletionStatus::Success {
+            self.failed = true;
+        } else if self.failed {
+            return CompletionStatus::WrFlush;
+        }
+        outcome
     }
 
     /// Whether the next message is a question: there is something to ask about, and nothing under

@@ -95,3 +95,27 @@ fn a_closed_session_answers_nothing() {
         }
     }
 }
+
+/// A Write may be acknowledged before the response to a Read in front of it has come.
+#[test]
+fn a_write_behind_a_lost_read_is_flushed() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        let own = w.any_mr(A, 4096);
+        let sink = w.any_mr(B, 4096);
+        w.kind = MemoryKind::ThroughCopier;
+        let source = w.any_mr(B, 4096);
+        w.answer_copies = false;
+        let write = |wr_id| Wr::write(wr_id, &[own.sge(0..8)], &sink, 0);
+        w.post(A, &[Wr::read(1, own.all(), &source, 0), write(2), write(3).unsignaled()]);
+        let (engine, job) = w.moves.pop_front().expect("a copy");
+        let now = w.now;
+        w.engines[engine].handle_copied(&job.copier, job.id, Err(Unreachable::Detached), now);
+        w.settle();
+        assert_eq!(w.completions(A), [""; 0], "{wiring:?}");
+        w.advance(ms(1500));
+        let expected =
+            ["1 RdmaRead TransportRetryExceeded", "2 RdmaWrite WrFlush", "3 RdmaWrite WrFlush"];
+        assert_eq!(w.completions(A), expected, "{wiring:?}");
+    }
+}
