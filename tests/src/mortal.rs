@@ -15,9 +15,12 @@ pub const LENT: usize = 256 * 1024;
 pub const RECEIVE: u32 = 4096;
 
 /// As few retries as there can be.
-const SENDING: Sending = Sending { sq_psn: 7, timeout: 10, retry_count: 1, rnr_retry: 7, ord: 4 };
+pub const HASTY: Sending = Sending { sq_psn: 7, timeout: 10, retry_count: 1, rnr_retry: 7, ord: 4 };
 
-/// Wires a QP to one of the same device.
+/// Any time to send is enough.
+const PATIENT: Sending = Sending { timeout: 31, retry_count: 7, ..HASTY };
+
+/// Wires a QP to one of the same device, for which it waits as long as it takes.
 ///
 /// # Errors
 ///
@@ -35,7 +38,7 @@ pub fn wire(qp: &Qp, gid: Gid, peer: QpId) -> Result<(), Failure> {
         rights,
     };
     qp.to_rtr(&wiring)?;
-    Ok(qp.to_rts(&SENDING)?)
+    Ok(qp.to_rts(&PATIENT)?)
 }
 
 /// Prints the number of a QP and the memory that it lends.

@@ -2,7 +2,7 @@
 
 use rnic_client::{Completion, CompletionStatus, QpOptions, QpType, SendRequest};
 use rnic_tests::client::READ_WRITE;
-use rnic_tests::mortal::{LENT, RECEIVE, offered, wire};
+use rnic_tests::mortal::{HASTY, LENT, RECEIVE, offered, wire};
 use rnic_tests::traffic::Rng;
 use rnic_tests::{Client, DEADLINE, Daemon, binaries, engine};
 
@@ -38,6 +38,12 @@ fn survivors_see_no_blame(loopback: &str) {
         };
         let (number, lent) = offered(&mortal.line_after("answers as "));
         wire(&qp, gid, number).unwrap();
+        // The stream stands: from now on nothing but the kill ends it.
+        let eight = [own.sge(0, 8)];
+        qp.post_send(&[SendRequest::write(0, &eight, lent.at(0)).signaled()]).unwrap();
+        let stands = survivor.cq.wait(&mut [Completion::default()], Some(DEADLINE)).unwrap();
+        assert_eq!(stands, 1, "{loopback}, round {round}");
+        qp.to_rts(&HASTY).unwrap();
         let lens = [8, 4000, 100_000];
         let mut posted = 0;
         let mut done = 0;
