@@ -4,6 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rnic_client::{Access, Context, Error, Gid, ListKind, Qp, QpId, QpState, QpType, Rows, Wiring};
@@ -14,6 +15,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 /// Where the daemon is, and another host as far as it can tell.
 const HERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 31);
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 32);
+
+/// Another address of the daemon.
+const ALSO: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 33);
 
 fn config(port: u16) -> String {
     format!("[device]\naddresses = [\"{HERE}\"]\n[wired]\nport = {port}\n")
@@ -94,28 +98,55 @@ fn free_port_is_taken_without_being_asked() {
     assert!(UdpSocket::bind((HERE, port)).is_err());
 }
 
+/// A socket to serve clients at.
+fn control_socket(path: &Path) -> OwnedFd {
+    let control = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::bind(&control, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&control, 16).unwrap();
+    control
+}
+
+/// A daemon that gets these sockets as from a service manager, in any order: each is known by what
+/// it is.
+fn with_sockets(config: &Path, [first, second]: [OwnedFd; 2]) -> Command {
+    let script = "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_FDS=2 LISTEN_PID=$$ \
+                  exec \"$0\" run --config \"$1\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, binaries!().rnicd]).arg(config);
+    command.stdin(Stdio::from(first)).stdout(Stdio::from(second));
+    command
+}
+
+#[test]
+fn passed_socket_leaves_no_other_gid_open() {
+    let port = ports::of_nobody();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rnicd.sock");
+    let file = dir.path().join("rnicd.toml");
+    let text = config(port).replace(&format!("\"{HERE}\""), &format!("\"{HERE}\", \"{ALSO}\""));
+    std::fs::write(&file, text).unwrap();
+    let listener = TcpListener::bind((HERE, port)).unwrap();
+    let passed = [listener.into(), control_socket(&path)];
+    let mut child = with_sockets(&file, passed).stderr(Stdio::null()).spawn().unwrap();
+    let status = Context::open_at(&path).unwrap().status().unwrap();
+    assert_eq!(status.wired_port_problem, "");
+    // Whoever had the port there would confirm dials in the name of QPs at that GID.
+    assert!(TcpListener::bind((ALSO, port)).is_err());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
 #[test]
 fn passed_sockets_are_the_port() {
     let port = ports::of_nobody();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rnicd.sock");
     std::fs::write(dir.path().join("rnicd.toml"), config(port)).unwrap();
-    let control = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    rustix::net::bind(&control, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-    rustix::net::listen(&control, 16).unwrap();
+    let control = control_socket(&path);
     // They stay open here: the daemon could not bind the port itself.
     let listener = TcpListener::bind((HERE, port)).unwrap();
     let datagrams = UdpSocket::bind((HERE, port)).unwrap();
-    let start = |passed: [OwnedFd; 2]| {
-        // In any order: each is known by what it is.
-        let script = "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_FDS=2 LISTEN_PID=$$ \
-                      exec \"$0\" run --config \"$1\"";
-        let mut command = Command::new("sh");
-        command.args(["-c", script, binaries!().rnicd]).arg(dir.path().join("rnicd.toml"));
-        let [first, second] = passed;
-        command.stdin(Stdio::from(first)).stdout(Stdio::from(second));
-        command
-    };
+    let start = |passed| with_sockets(&dir.path().join("rnicd.toml"), passed);
     let passed = [listener.try_clone().unwrap().into(), control.try_clone().unwrap()];
     let mut child = start(passed).stderr(Stdio::null()).spawn().unwrap();
     let status = Context::open_at(&path).unwrap().status().unwrap();

@@ -256,6 +256,12 @@ impl ConnectionManager {
         Ok(())
     }
 
+    /// Returns true if connections to the listener's port at this address come to the listener.
+    pub fn listens_at(&self, id: ListenerId, ip: IpAddr) -> bool {
+        let listener = self.listeners.get(&id);
+        listener.is_some_and(|l| l.takes_those_to(SocketAddr::new(ip, l.address.port())))
+    }
+
     /// Has a listener take requests while the daemon drains.
     pub fn ignore_draining(&mut self, id: ListenerId) {
         if let Some(listener) = self.listeners.get_mut(&id) {

@@ -135,3 +135,22 @@ fn questions_arrive_while_the_daemon_drains() {
     let now = node.now;
     node.cm.reject(request, b"yes", now).expect("undecided");
 }
+
+#[test]
+fn passed_listener_covers_its_own_address() {
+    let mut node = Node::new(options());
+    for (n, (at, covered, not)) in [
+        ("127.0.0.1:0", "127.0.0.1", "127.0.0.2"),
+        ("0.0.0.0:0", "127.0.0.2", "::1"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let socket = std::net::TcpListener::bind(at).expect("bind");
+        let id = ListenerId(100 + n as u32);
+        node.cm.adopt(SESSION, id, socket.into()).expect("adopt");
+        let listens = |ip: &str| node.cm.listens_at(id, ip.parse().expect("an address"));
+        assert!(listens(covered) && !listens(not), "{at}");
+    }
+    assert!(!node.cm.listens_at(ListenerId(99), IpAddr::from([127, 0, 0, 1])));
+}

@@ -93,11 +93,10 @@ impl Manager {
             wiring.ird = 0;
         }
         self.check_wiring(id, &wiring)?;
-        if !self.meet_here(qp, &wiring) {
-            let port = self.config.wired.port;
-            self.check_wired_port(SocketAddr::new(wiring.remote.address(), port))?;
-        }
         self.take_rate(id, now)?;
+        if !self.meet_here(qp, &wiring) {
+            self.check_wired_port(wiring.local.address(), wiring.remote.address())?;
+        }
         // Some more of each way are for acknowledgements.
         let (mut ird, mut ord) = (Some(wiring.ird + QUESTIONS), Some(QUESTIONS));
         let account = &find(&mut self.sessions, id)?.account;

@@ -20,8 +20,8 @@ use super::datagrams::DATAGRAM_WORKER;
 use super::rendezvous::{BACKLOG, DAEMON};
 use crate::clock;
 use crate::cm::BindTo;
-use crate::resource::Manager;
 use crate::resource::numbers::Handle;
+use crate::resource::{Manager, refuse};
 use crate::system;
 
 /// What this daemon has of the port.
@@ -151,26 +151,33 @@ impl Manager {
         }
     }
 
-    /// Refuses a peer that only this port leads to, if the daemon does not have it: another process
-    /// would answer for the host's GIDs.
-    pub(super) fn check_wired_port(&mut self, peer: SocketAddr) -> Result<(), Refusal> {
-        if self.wired_port.listeners.is_empty() {
+    /// Refuses a peer that only this port leads to, if the daemon does not have it at the QP's own
+    /// address: another process would answer for that GID.
+    pub(super) fn check_wired_port(&mut self, own: IpAddr, peer: IpAddr) -> Result<(), Refusal> {
+        if !self.has_port_at(own) {
             self.open_wired_port();
         }
         match &self.wired_port.problem {
-            Some(why) if self.wired_port.listeners.is_empty() => {
+            Some(why) if !self.has_port_at(own) => {
                 let errno = match why {
                     Refusal::System { errno, .. } => *errno,
                     _ => system::number(&rustix::io::Errno::ADDRINUSE.into()),
                 };
+                let port = self.config.wired.port;
+                let peer = SocketAddr::new(peer, port);
                 Err(Refusal::System {
-                    what: format!("reach {peer} by port {} (wired.port)", peer.port()),
-                    error: format!("this daemon does not have the port: {why}"),
+                    what: format!("reach {peer} by port {port} (wired.port)"),
+                    error: format!("this daemon does not have the port at {own}: {why}"),
                     errno,
                 })
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns true if connections to the port at this address come to this daemon.
+    fn has_port_at(&self, ip: IpAddr) -> bool {
+        self.wired_port.listeners.iter().any(|(listener, _)| self.cm.listens_at(*listener, ip))
     }
 
     /// Why other hosts cannot reach QPs of the RoCE device; empty if they can, or if nobody has
@@ -179,13 +186,12 @@ impl Manager {
         self.wired_port.problem.as_ref().map_or(String::new(), ToString::to_string)
     }
 
+    /// Listens at each GID and each configured address that no listener covers yet: a service
+    /// manager may have passed sockets for some of them, and a reload may add others.
     fn open_listeners(&mut self) -> Result<(), Refusal> {
-        if !self.wired_port.listeners.is_empty() {
-            return Ok(());
-        }
         self.cm.set_quota(DAEMON, self.rendezvous_quota());
         let named = self.config.device.addresses.clone();
-        if named.is_empty() {
+        if named.is_empty() && self.wired_port.listeners.is_empty() {
             // Both families at once, or IPv4 where the host has no other.
             return match self.listen_at(Ipv6Addr::UNSPECIFIED.into()) {
                 Err(refusal) if is_in_use(&refusal) => Err(refusal),
@@ -193,12 +199,13 @@ impl Manager {
                 Ok(()) => Ok(()),
             };
         }
-        let opened = named.into_iter().try_for_each(|address| self.listen_at(address));
-        if opened.is_err() {
-            // All or none, so that the next attempt begins anew.
-            for (listener, _) in std::mem::take(&mut self.wired_port.listeners) {
-                // It exists.
-                let _ = self.cm.close_listener(listener, clock::now());
+        let gids = self.gids.iter().map(|row| row.gid).filter(|gid| !gid.is_zero());
+        let wanted: Vec<IpAddr> = named.into_iter().chain(gids.map(Gid::address)).collect();
+        let mut opened = Ok(());
+        for ip in wanted {
+            if !self.has_port_at(ip) {
+                let result = self.listen_at(ip);
+                opened = opened.and(result);
             }
         }
         opened
@@ -206,6 +213,10 @@ impl Manager {
 
     fn listen_at(&mut self, ip: IpAddr) -> Result<(), Refusal> {
         let address = SocketAddr::new(ip, self.config.wired.port);
+        if self.wired_port.listeners.len() >= MOST_LISTENERS {
+            let why = format!("{MOST_LISTENERS} addresses have had one since the daemon started");
+            return Err(refuse::invalid("listener", format!("{address}: {why}")));
+        }
         self.listen_for_daemons(|cm, listener| {
             cm.bind(DAEMON, listener, BindTo { address, v6_only: false }).map(drop)
         })
@@ -302,6 +313,9 @@ fn datagram_socket(at: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 const BUFFER: usize = 1 << 20;
+
+/// Listeners, which stay when their addresses go. One at the wildcard covers all addresses.
+const MOST_LISTENERS: usize = 256;
 
 /// Sockets of datagrams: they are among the descriptors that the daemon keeps for itself.
 const MOST_SOCKETS: usize = 16;
