@@ -2,12 +2,14 @@
 //!
 //! The kernel announces changes on a netlink socket, which the control loop watches. What changed
 //! is not parsed: all addresses are read again, by a thread that may make the sockets which that
-//! takes and nothing else. Announcements that are lost (`ENOBUFS`) are changes as well.
+//! takes and nothing else. Announcements that are lost (`ENOBUFS`) are changes as well. A reading
+//! that fails, for example for want of descriptors, is repeated with growing pauses.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::time::Duration;
 
 use if_addrs::Interface;
 use mio::Waker;
@@ -38,14 +40,23 @@ impl Addresses {
         let (wanted, inbox) = sync_channel::<()>(1);
         let (tell, found) = channel();
         spawn_confined("rnicd-addresses", ThreadKind::Addresses, seccomp, move || {
-            for () in inbox {
+            read_on_request(&inbox, if_addrs::get_if_addrs, |found| {
                 // The receiver lives as long as the sender of `inbox`.
-                let _ = tell.send(if_addrs::get_if_addrs());
+                let _ = tell.send(found);
                 // Fails only if it rings already.
                 let _ = waker.wake();
-            }
+            });
         })?;
-        Ok(Addresses { announcements, wanted, found })
+        let addresses = Addresses { announcements, wanted, found };
+        // Repeats the daemon's first reading if that failed.
+        addresses.read_again();
+        Ok(addresses)
+    }
+
+    /// Has the addresses read once more.
+    pub(super) fn read_again(&self) {
+        // Full if a reading is about to begin, or if the thread is gone.
+        let _ = self.wanted.try_send(());
     }
 
     /// Takes announcements, a bounded number, and has the addresses read again.
@@ -59,8 +70,7 @@ impl Addresses {
             }
         }
         if any {
-            // Full if a reading is about to begin, or if the thread is gone.
-            let _ = self.wanted.try_send(());
+            self.read_again();
         }
     }
 
@@ -76,7 +86,64 @@ impl AsFd for Addresses {
     }
 }
 
+/// Reads once for each request, and again after a failure until a reading succeeds. Ends with the
+/// sender of requests.
+fn read_on_request<T>(
+    inbox: &Receiver<()>,
+    mut read: impl FnMut() -> io::Result<T>,
+    mut tell: impl FnMut(io::Result<T>),
+) {
+    let mut pause = None;
+    loop {
+        let request = match pause {
+            Some(pause) => inbox.recv_timeout(pause),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        if request == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
+        let found = read();
+        pause = match (&found, pause) {
+            (Ok(_), _) => None,
+            (Err(_), None) => Some(FIRST_PAUSE),
+            (Err(_), Some(pause)) => Some(LONGEST_PAUSE.min(pause * 2)),
+        };
+        tell(found);
+    }
+}
+
 /// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`.
 const GROUPS: u32 = 0x10 | 0x100;
 /// More than the socket holds.
 const ANNOUNCEMENTS: usize = 4096;
+/// Before a reading that failed is repeated; each pause is twice the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_reading_is_repeated_until_it_succeeds() {
+        let (wanted, inbox) = sync_channel(1);
+        let (tell, found) = channel();
+        let thread = std::thread::spawn(move || {
+            let mut readings = 0;
+            let read = || {
+                readings += 1;
+                if readings < 3 { Err(io::Error::from(Errno::MFILE)) } else { Ok(readings) }
+            };
+            read_on_request(&inbox, read, |result| tell.send(result.ok()).unwrap());
+        });
+        wanted.send(()).unwrap();
+        let next = || found.recv_timeout(Duration::from_secs(300)).unwrap();
+        assert_eq!([next(), next(), next()], [None, None, Some(3)]);
+        // Only a request causes another reading.
+        wanted.send(()).unwrap();
+        assert_eq!(next(), Some(4));
+        drop(wanted);
+        thread.join().unwrap();
+        assert!(found.try_recv().is_err());
+    }
+}

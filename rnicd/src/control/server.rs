@@ -454,6 +454,10 @@ impl Server {
         }
         let Some(reloaded) = reloader.poll(&mut self.manager) else { return };
         self.metrics.due = now;
+        if let Some(addresses) = &self.addresses {
+            // The GID table follows `device.addresses`.
+            addresses.read_again();
+        }
         let status =
             reloaded.map_or_else(|why| format!("{SERVING}; {why}"), |()| SERVING.to_owned());
         self.notifier.ready(&status);

@@ -42,8 +42,12 @@ impl Manager {
     }
 
     pub(super) fn gids_unknown(&mut self, error: &io::Error) {
-        self.gids_problem = format!("cannot read the addresses of this host (getifaddrs): {error}");
-        tracing::warn!("{}; a service manager must allow AF_NETLINK", self.gids_problem);
+        let problem = format!("cannot read the addresses of this host (getifaddrs): {error}");
+        // The next attempt may fail as this one did.
+        if self.gids_problem != problem {
+            tracing::warn!("{problem}; a service manager must allow AF_NETLINK");
+        }
+        self.gids_problem = problem;
     }
 
     /// Returns true if the device has this GID.
