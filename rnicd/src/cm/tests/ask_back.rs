@@ -139,12 +139,10 @@ fn questions_arrive_while_the_daemon_drains() {
 #[test]
 fn passed_listener_covers_its_own_address() {
     let mut node = Node::new(options());
-    for (n, (at, covered, not)) in [
-        ("127.0.0.1:0", "127.0.0.1", "127.0.0.2"),
-        ("0.0.0.0:0", "127.0.0.2", "::1"),
-    ]
-    .into_iter()
-    .enumerate()
+    for (n, (at, covered, not)) in
+        [("127.0.0.1:0", "127.0.0.1", "127.0.0.2"), ("0.0.0.0:0", "127.0.0.2", "::1")]
+            .into_iter()
+            .enumerate()
     {
         let socket = std::net::TcpListener::bind(at).expect("bind");
         let id = ListenerId(100 + n as u32);
