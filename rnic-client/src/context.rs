@@ -106,7 +106,7 @@ impl Context {
             let dialled = dial(&path, options.reply_timeout);
             let dialled = dialled.map_err(|e| access::explained(&path, e)).and_then(|socket| {
                 if !is_named {
-                    trust::check(&socket)?;
+                    trust::check(&socket, &path)?;
                 }
                 Ok(socket)
             });

@@ -25,11 +25,11 @@ struct Accepted {
     service: Option<u32>,
 }
 
-/// Refuses a connected socket whose listener runs as another user than root, this process's own, or
-/// the owner of `/run/rnicd`.
-pub(crate) fn check(socket: impl AsFd) -> io::Result<()> {
+/// Refuses a socket, connected by this path, whose listener runs as another user than root, this
+/// process's own, or the owner of `/run/rnicd`.
+pub(crate) fn check(socket: impl AsFd, path: &Path) -> io::Result<()> {
     let daemon = socket_peercred(socket)?.uid.as_raw();
-    Accepted::by_this_process().check(daemon)
+    Accepted::by_this_process().at(path).check(daemon)
 }
 
 impl Accepted {
@@ -39,6 +39,15 @@ impl Accepted {
         let service = std::fs::symlink_metadata(Path::new(SERVICE_FOLDER));
         let service = service.ok().filter(|found| found.is_dir()).map(|found| found.uid());
         Accepted { effective, real, service }
+    }
+
+    /// Users that the kernel shows by the overflow uid cannot be told apart. Only the owner of the
+    /// service's folder can have put a socket there, so its daemon is known by the path alone.
+    fn at(mut self, path: &Path) -> Self {
+        if path.parent() != Some(Path::new(SERVICE_FOLDER)) {
+            self.service = self.service.filter(|owner| *owner != OVERFLOW);
+        }
+        self
     }
 
     fn check(&self, daemon: u32) -> io::Result<()> {
@@ -65,6 +74,10 @@ impl Accepted {
 
 const ROOT: u32 = 0;
 
+/// What the kernel shows of users that this user namespace does not map
+/// (`/proc/sys/kernel/overflowuid`), unless an administrator has changed it.
+const OVERFLOW: u32 = 65_534;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,10 +101,19 @@ mod tests {
 
     #[test]
     fn overflow_uid_needs_an_unmapped_owner() {
-        const OVERFLOW: u32 = 65_534;
-        let accepted = |service| Accepted { effective: 1, real: 1, service };
-        assert!(accepted(Some(OVERFLOW)).check(OVERFLOW).is_ok());
-        assert!(accepted(Some(0)).check(OVERFLOW).is_err());
-        assert!(accepted(None).check(OVERFLOW).is_err());
+        let accepted = |service, path: &str| {
+            Accepted { effective: 1, real: 1, service }.at(Path::new(path)).check(OVERFLOW)
+        };
+        let service = "/run/rnicd/rnicd.sock";
+        assert!(accepted(Some(OVERFLOW), service).is_ok());
+        assert!(accepted(Some(0), service).is_err());
+        assert!(accepted(None, service).is_err());
+        // Any unmapped user may listen elsewhere.
+        for path in ["/tmp/rnicd.sock", "/run/rnicd/../rnicd.sock", "rnicd.sock"] {
+            assert!(accepted(Some(OVERFLOW), path).is_err(), "{path}");
+        }
+        // A mapped owner is known anywhere.
+        let mapped = Accepted { effective: 1, real: 1, service: Some(990) };
+        assert!(mapped.at(Path::new("/tmp/rnicd.sock")).check(990).is_ok());
     }
 }
