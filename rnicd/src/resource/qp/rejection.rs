@@ -10,15 +10,14 @@ pub(super) enum Rejection {
     OtherPeer,
     OtherGid,
     InError,
-    /// The one that is asked for sends from the first, and the one that asks awaits the second.
+    /// The one that is asked for does not send from the PSN that the one that asks awaits. The
+    /// rejection repeats only the number that the latter has said.
     Psn {
-        sends: u32,
         awaited: u32,
     },
-    /// The one that asks sends from the first, and the one that is asked for awaits the second.
+    /// The one that asks does not send from the PSN that the one that is asked for awaits, likewise.
     OwnPsn {
         sends: u32,
-        awaited: u32,
     },
     Busy,
     Crowded,
@@ -41,8 +40,8 @@ impl Rejection {
             Rejection::OtherPeer => 3,
             Rejection::OtherGid => 4,
             Rejection::InError => 5,
-            Rejection::Psn { sends, awaited } => return with_numbers(PSN, sends, awaited),
-            Rejection::OwnPsn { sends, awaited } => return with_numbers(OWN_PSN, sends, awaited),
+            Rejection::Psn { awaited } => return with_number(PSN, awaited),
+            Rejection::OwnPsn { sends } => return with_number(OWN_PSN, sends),
             Rejection::Busy => 7,
             Rejection::Crowded => 8,
             Rejection::Guesser => 9,
@@ -64,14 +63,8 @@ impl Rejection {
             3 => Rejection::OtherPeer,
             4 => Rejection::OtherGid,
             5 => Rejection::InError,
-            &PSN => {
-                let [sends, awaited] = numbers(rest)?;
-                Rejection::Psn { sends, awaited }
-            }
-            &OWN_PSN => {
-                let [sends, awaited] = numbers(rest)?;
-                Rejection::OwnPsn { sends, awaited }
-            }
+            &PSN => Rejection::Psn { awaited: number(rest)? },
+            &OWN_PSN => Rejection::OwnPsn { sends: number(rest)? },
             7 => Rejection::Busy,
             8 => Rejection::Crowded,
             9 => Rejection::Guesser,
@@ -104,11 +97,17 @@ impl Rejection {
                 "it is reached by another GID, or this side claims a GID from which it does not come"
             }
             Rejection::InError => "it is in Error",
-            Rejection::Psn { sends, awaited } => {
-                return psns_differ(&format!("queue pair {peer}"), sends, "this side", awaited);
+            Rejection::Psn { awaited } => {
+                return format!(
+                    "PSNs differ: this side awaits {awaited} (rq_psn), queue pair {peer} would send \
+                     from another one on (sq_psn)"
+                );
             }
-            Rejection::OwnPsn { sends, awaited } => {
-                return psns_differ("this side", sends, &format!("queue pair {peer}"), awaited);
+            Rejection::OwnPsn { sends } => {
+                return format!(
+                    "PSNs differ: this side would send from {sends} on (sq_psn), queue pair {peer} \
+                     awaits another one (rq_psn)"
+                );
             }
             Rejection::Busy => "it has not left its last stream yet",
             Rejection::Crowded => "too many others wait for it to be wired (RTR)",
@@ -150,18 +149,17 @@ pub(super) fn path_mtus_differ(own: u16, peer: QpId, theirs: u16) -> String {
     )
 }
 
-fn with_numbers(code: u8, sends: u32, awaited: u32) -> Vec<u8> {
-    [MAGIC, &[code], &sends.to_be_bytes(), &awaited.to_be_bytes()].concat()
+fn with_number(code: u8, number: u32) -> Vec<u8> {
+    [MAGIC, &[code], &number.to_be_bytes()].concat()
 }
 
-fn numbers(bytes: &[u8]) -> Option<[u32; 2]> {
-    let (sends, rest) = bytes.split_first_chunk()?;
-    Some([*sends, *rest.first_chunk()?].map(u32::from_be_bytes))
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().copied().map(u32::from_be_bytes)
 }
 
 /// What Private Data of a rejection begin with.
 const MAGIC: &[u8] = b"RNWD\x02";
-// Those with numbers behind them.
+// Those with a number behind them.
 const PSN: u8 = 6;
 const OWN_PSN: u8 = 11;
 
@@ -172,7 +170,7 @@ mod tests {
     #[test]
     fn each_is_read_as_it_was_written_and_numbers_are_said() {
         for code in 1..=15 {
-            let data = [MAGIC, &[code], &8_u32.to_be_bytes(), &9_u32.to_be_bytes()].concat();
+            let data = [MAGIC, &[code], &8_u32.to_be_bytes()].concat();
             let found = Rejection::parse(&data).unwrap();
             let written = found.private_data();
             assert_eq!(written[..], data[..written.len()]);
@@ -181,8 +179,12 @@ mod tests {
                 assert_eq!(Rejection::parse(&written[..short]), None, "{found:?}");
             }
         }
-        let text = Rejection::Psn { sends: 8, awaited: 9 }.of(QpId(5), Gid([0; 16]));
-        assert!(text.contains("queue pair 5 would send from 8"), "{text}");
-        assert!(text.contains("this side awaits 9"), "{text}");
+        // The asker has said this number; the other one stays with the end that rejects.
+        assert_eq!(Rejection::Psn { awaited: 9 }.private_data(), b"RNWD\x02\x06\0\0\0\x09");
+        assert_eq!(Rejection::OwnPsn { sends: 8 }.private_data(), b"RNWD\x02\x0B\0\0\0\x08");
+        let text = Rejection::Psn { awaited: 9 }.of(QpId(5), Gid([0; 16]));
+        assert!(text.contains("this side awaits 9 (rq_psn), queue pair 5"), "{text}");
+        let text = Rejection::OwnPsn { sends: 8 }.of(QpId(5), Gid([0; 16]));
+        assert!(text.contains("this side would send from 8 on (sq_psn), queue pair 5"), "{text}");
     }
 }

@@ -275,12 +275,11 @@ impl Manager {
             if said.path_mtu != wiring.path_mtu {
                 return Err(Rejection::PathMtu);
             }
-            let sends = wired.sending.map(|s| s.sq_psn);
-            if let Some(sends) = sends.filter(|psn| *psn != said.rq_psn) {
-                return Err(Rejection::Psn { sends, awaited: said.rq_psn });
+            if wired.sending.is_some_and(|sending| sending.sq_psn != said.rq_psn) {
+                return Err(Rejection::Psn { awaited: said.rq_psn });
             }
             if let Some(sends) = said.sq_psn.filter(|psn| *psn != wiring.rq_psn) {
-                return Err(Rejection::OwnPsn { sends, awaited: wiring.rq_psn });
+                return Err(Rejection::OwnPsn { sends });
             }
         }
         match wired.stream {
@@ -298,12 +297,16 @@ impl Manager {
     /// A queue pair that turns its peer away has no stream for the same reason.
     fn explain_mismatch(&mut self, said: &Introduction, why: Rejection) {
         let qp = said.to_qp;
-        let Some(own) = self.wired(qp).map(|wired| wired.wiring.path_mtu) else { return };
+        let Some(Wired { wiring, sending, .. }) = self.wired(qp) else { return };
         let peer = format!("queue pair {}", said.qp);
-        let why = match why {
-            Rejection::PathMtu => path_mtus_differ(own, said.qp, said.path_mtu),
-            Rejection::Psn { sends, awaited } => psns_differ("this side", sends, &peer, awaited),
-            Rejection::OwnPsn { sends, awaited } => psns_differ(&peer, sends, "this side", awaited),
+        let why = match (why, sending) {
+            (Rejection::PathMtu, _) => path_mtus_differ(wiring.path_mtu, said.qp, said.path_mtu),
+            (Rejection::Psn { awaited }, Some(sending)) => {
+                psns_differ("this side", sending.sq_psn, &peer, awaited)
+            }
+            (Rejection::OwnPsn { sends }, _) => {
+                psns_differ(&peer, sends, "this side", wiring.rq_psn)
+            }
             _ => return,
         };
         if let Some((_, object)) = self.qp_of(qp)
