@@ -1,8 +1,8 @@
 //! Memory windows (`ibv_alloc_mw(3)`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use parking_lot::Mutex;
 use rnic_client::{MemoryWindow, WindowKind};
 
 use crate::c;
@@ -13,8 +13,7 @@ use crate::pd::{PdBody, PdUser};
 /// A memory window. Which STag it has is written in the program's structure.
 pub(crate) struct MwBody {
     window: MemoryWindow,
-    /// The remote key of the last bind that was posted.
-    key: Mutex<u32>,
+    key: WindowKey,
     _pd: PdUser,
 }
 
@@ -31,21 +30,39 @@ impl MwBody {
             _ => return Err(Errno::invalid(format_args!("{kind} is no type of memory window"))),
         };
         let window = pd.client().alloc_window(kind)?;
-        let key = Mutex::new(window.rkey().0);
+        let key = WindowKey(Arc::new(AtomicU32::new(window.rkey().0)));
         Ok(MwBody { window, key, _pd: pd.user() })
     }
 
     /// Its handle, and its first remote key.
     pub(crate) fn numbers(&self) -> (u32, u32) {
-        (self.window.id().0, *self.key.lock())
+        (self.window.id().0, self.key.present())
     }
 
-    /// Binds it under a new key: returns the key until then and the new one. Of the key that the
-    /// program asks for only the low 8 bits count, as on adapters; the others are the window's.
-    pub(crate) fn take_key(&self, wanted: u32) -> (u32, u32) {
-        let mut key = self.key.lock();
-        let new = *key & !TAG | wanted & TAG;
-        (std::mem::replace(&mut *key, new), new)
+    /// Its key, for a request that binds it.
+    pub(crate) fn key(&self) -> WindowKey {
+        self.key.clone()
+    }
+}
+
+/// The remote key of the last bind of a window that was posted.
+#[derive(Clone, Debug)]
+pub(crate) struct WindowKey(Arc<AtomicU32>);
+
+impl WindowKey {
+    pub(crate) fn present(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The key that a bind gives the window. Of the key that the program asks for only the low
+    /// 8 bits count, as on adapters; the others are the window's.
+    pub(crate) fn next(&self, wanted: u32) -> u32 {
+        self.present() & !TAG | wanted & TAG
+    }
+
+    /// A bind was posted. One that was refused leaves the window its key.
+    pub(crate) fn set(&self, key: u32) {
+        self.0.store(key, Ordering::Relaxed);
     }
 }
 

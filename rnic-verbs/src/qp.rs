@@ -238,6 +238,7 @@ impl QpBody {
         let copied = work.copied.as_deref().or(gathered.as_deref());
         let (inline, bytes) = (copied.is_some(), copied.unwrap_or_default());
         let elements = work.elements.list();
+        let mut rebound = None;
         let mut request = match work.kind {
             SendKind::Send if inline => SendRequest::send_inline(number, bytes),
             SendKind::Send => SendRequest::send(number, elements),
@@ -277,14 +278,19 @@ impl QpBody {
                 SendRequest::read(number, read_sink(elements, inline)?, from)
             }
             SendKind::LocalInvalidate { rkey } => SendRequest::local_invalidate(number, Stag(rkey)),
-            SendKind::BindWindow(bind) => SendRequest::bind_range(
-                number,
-                Stag(bind.present),
-                Stag(bind.new),
-                Stag(bind.lkey),
-                (bind.address, bind.length),
-                rnic_client::Access::from_bits_truncate(bind.access),
-            ),
+            SendKind::BindWindow(bind) => {
+                let window = work.window.as_ref().ok_or_else(unsupported)?;
+                let new = window.next(bind.wanted);
+                rebound = Some((window, new));
+                SendRequest::bind_range(
+                    number,
+                    Stag(window.present()),
+                    Stag(new),
+                    Stag(bind.lkey),
+                    (bind.address, bind.length),
+                    rnic_client::Access::from_bits_truncate(bind.access),
+                )
+            }
             SendKind::Unsupported => return Err(unsupported()),
         };
         if let Some(to) = work.to.filter(|_| self.datagrams) {
@@ -300,6 +306,9 @@ impl QpBody {
             request = request.fence();
         }
         posting.push(&request)?;
+        if let Some((window, key)) = rebound {
+            window.set(key);
+        }
         let length = match &work.copied {
             Some(bytes) => bytes.len() as u64,
             None => work.elements.bytes(),

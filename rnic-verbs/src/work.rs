@@ -5,6 +5,7 @@ use rnic_client::{AtomicOperation, DatagramAddress, Sge};
 
 use crate::c;
 use crate::errno::Errno;
+use crate::mw::WindowKey;
 
 /// Most elements of a request.
 pub(crate) const MAX_SGE: usize = 16;
@@ -132,6 +133,8 @@ pub(crate) struct SendWork {
     pub(crate) to: Option<DatagramAddress>,
     /// Bytes that were copied already, in place of elements.
     pub(crate) copied: Option<Vec<u8>>,
+    /// That of the window, if it is a bind.
+    pub(crate) window: Option<WindowKey>,
 }
 
 impl SendWork {
@@ -207,10 +210,8 @@ impl SendKind {
 /// Parameters of a bind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BindWork {
-    /// STag that the window has.
-    pub(crate) present: u32,
-    /// STag that it is to have.
-    pub(crate) new: u32,
+    /// The key that the program asks for.
+    pub(crate) wanted: u32,
     /// The region; 0 with no bytes unbinds.
     pub(crate) lkey: u32,
     pub(crate) address: u64,

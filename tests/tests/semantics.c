@@ -211,6 +211,24 @@ static void bind_window(void)
     wr.bind_mw.rkey = (~key & ~0xffu) | 0x5a;
     wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
         b.mr, (uintptr_t)b.bytes, 64, IBV_ACCESS_REMOTE_WRITE};
+    // One that is not posted leaves the window its key: the queue is full, or the program thinks
+    // better of it.
+    struct ibv_sge eight = {(uintptr_t)b.bytes, 8, b.mr->lkey};
+    struct ibv_send_wr full[DEPTH], refused = wr;
+    for (int n = 0; n < DEPTH; n++) {
+        full[n] = request(IBV_WR_RDMA_WRITE, &eight, &a);
+        full[n].wr_id = 100 + n;
+        full[n].send_flags = IBV_SEND_SIGNALED;
+        full[n].next = n + 1 < DEPTH ? &full[n + 1] : &refused;
+    }
+    refused.bind_mw.rkey = key ^ 0xff;
+    MUST(ibv_post_send(b.qp, full, &bad) == ENOMEM && bad == &refused);
+    for (int n = 0; n < DEPTH; n++)
+        completes(&b, 100 + n, IBV_WC_SUCCESS);
+    struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(b.qp);
+    ibv_wr_start(ex);
+    ibv_wr_bind_mw(ex, mw, key ^ 0xff, &wr.bind_mw.bind_info);
+    ibv_wr_abort(ex);
     MUST(ibv_post_send(b.qp, &wr, &bad) == 0);
     completes(&b, 7, IBV_WC_SUCCESS);
     strcpy(a.bytes, "by way of a window");

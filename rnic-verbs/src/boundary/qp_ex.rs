@@ -6,7 +6,7 @@ use rnic_client::Sge;
 
 use crate::c::*;
 use crate::errno::{Errno, status};
-use crate::mw::MwBody;
+use crate::mw::{MwBody, WindowKey};
 use crate::object::live;
 use crate::work::{Elements, SendKind, SendWork};
 
@@ -58,6 +58,12 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(of: *mut ibv_qp) -> *mut ibv_qp_
 /// Begins a request, which takes its number and flags from the structure.
 unsafe fn begin(of: *mut ibv_qp_ex, kind: SendKind) {
     // SAFETY: as the module says.
+    unsafe { begin_with(of, kind, None) };
+}
+
+/// As [`begin`], with the key of the window of a bind.
+unsafe fn begin_with(of: *mut ibv_qp_ex, kind: SendKind, window: Option<WindowKey>) {
+    // SAFETY: as the module says.
     unsafe {
         if let Ok(qp) = qp(of.cast()) {
             let (wr_id, flags) = ((*of).wr_id, (*of).wr_flags);
@@ -68,6 +74,7 @@ unsafe fn begin(of: *mut ibv_qp_ex, kind: SendKind) {
                 elements: Elements::default(),
                 to: None,
                 copied: None,
+                window,
             });
         }
     }
@@ -147,14 +154,13 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     // SAFETY: as the module says.
     unsafe {
-        let kind = argument(info, "bind_info").and_then(|info| bind_work(mw, rkey, info));
-        begin(
-            of,
-            kind.unwrap_or_else(|errno| {
+        match argument(info, "bind_info").and_then(|info| bind_work(mw, rkey, info)) {
+            Ok((kind, window)) => begin_with(of, kind, Some(window)),
+            Err(errno) => {
                 errno.log();
-                SendKind::Unsupported
-            }),
-        );
+                begin(of, SendKind::Unsupported);
+            }
+        }
     }
 }
 

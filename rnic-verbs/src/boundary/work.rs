@@ -9,7 +9,7 @@ use crate::address_handle::Route;
 use crate::c::*;
 use crate::errno::Errno;
 use crate::mr::MrBody;
-use crate::mw::MwBody;
+use crate::mw::{MwBody, WindowKey};
 use crate::object::{live, live_or_null};
 use crate::work::{BindWork, Elements, ReceiveWork, SendKind, SendWork};
 
@@ -81,6 +81,7 @@ pub(super) unsafe fn nth_receive(mut wr: *mut ibv_recv_wr, posted: usize) -> *mu
 }
 
 unsafe fn send_work(wr: &ibv_send_wr, datagram: bool) -> Result<SendWork, Errno> {
+    let mut window = None;
     // SAFETY: as the module says; which member of the union holds is said by the opcode.
     let (kind, elements) = unsafe {
         let remote = || (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
@@ -108,7 +109,9 @@ unsafe fn send_work(wr: &ibv_send_wr, datagram: bool) -> Result<SendWork, Errno>
             IBV_WR_LOCAL_INV => SendKind::LocalInvalidate { rkey: wr.imm_data },
             IBV_WR_BIND_MW => {
                 let bind = wr.bind_mw;
-                bind_work(bind.mw, bind.rkey, &bind.bind_info)?
+                let (kind, key) = bind_work(bind.mw, bind.rkey, &bind.bind_info)?;
+                window = Some(key);
+                kind
             }
             _ => SendKind::Unsupported,
         };
@@ -126,7 +129,8 @@ unsafe fn send_work(wr: &ibv_send_wr, datagram: bool) -> Result<SendWork, Errno>
         },
         false => None,
     };
-    Ok(SendWork { wr_id: wr.wr_id, kind, flags: wr.send_flags, elements, to, copied: None })
+    let (wr_id, flags) = (wr.wr_id, wr.send_flags);
+    Ok(SendWork { wr_id, kind, flags, elements, to, copied: None, window })
 }
 
 /// Where a datagram goes.
@@ -155,8 +159,9 @@ pub(super) fn compare_swap(compare: u64, swap: u64) -> AtomicOperation {
     AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask }
 }
 
-/// A bind of a window under a new key, of which `wanted` has the low 8 bits. Its owner's right to
-/// write is the region's; programs ask for it again all the same, and adapters let them.
+/// A bind of a window under a new key, of which `wanted` has the low 8 bits, and the window's key.
+/// The owner's right to write is the region's; programs ask for it again all the same, and adapters
+/// let them.
 ///
 /// # Safety
 ///
@@ -165,19 +170,18 @@ pub(super) unsafe fn bind_work(
     mw: *mut ibv_mw,
     wanted: u32,
     info: &ibv_mw_bind_info,
-) -> Result<SendKind, Errno> {
+) -> Result<(SendKind, WindowKey), Errno> {
     // SAFETY: as the module says.
     let (mw, lkey) = unsafe {
         let mw = live::<MwBody>(mw)?;
         (mw, live_or_null::<MrBody>(info.mr)?.map(|mr| mr.numbers().1))
     };
-    let (present, new) = mw.take_key(wanted);
-    Ok(SendKind::BindWindow(BindWork {
-        present,
-        new,
+    let kind = SendKind::BindWindow(BindWork {
+        wanted,
         lkey: lkey.unwrap_or(0),
         address: info.addr,
         length: if lkey.is_some() { info.length } else { 0 },
         access: info.mw_access_flags & !IBV_ACCESS_LOCAL_WRITE,
-    }))
+    });
+    Ok((kind, mw.key()))
 }
