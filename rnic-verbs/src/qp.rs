@@ -54,6 +54,9 @@ pub(crate) struct QpBody {
     pub(crate) states: Mutex<States>,
     /// Its states, if it is wired by hand.
     wired: Option<Mutex<WiredStates>>,
+    /// The program wants an event once the send queue is drained. Not of `wired`: a thread holds
+    /// that while it waits for the daemon, and who delivers events holds the table of QPs.
+    tells_when_drained: AtomicBool,
     /// It has neither acknowledgements nor responses.
     unreliable: bool,
     /// Each of its requests names where it goes.
@@ -144,6 +147,7 @@ impl QpBody {
             states: Mutex::default(),
             wired: (pd.kind() == DeviceKind::Roce)
                 .then(|| Mutex::new(WiredStates::of(wanted.kind))),
+            tells_when_drained: AtomicBool::new(false),
             unreliable: wanted.kind == QpType::WiredUnreliable,
             datagrams: wanted.kind == QpType::Datagrams,
             established: AtomicBool::new(wanted.kind != QpType::Connected),
@@ -383,6 +387,8 @@ impl QpBody {
         let gids = self.device.gids.rows(&self.device.context)?;
         let allowed = Allowed { gids: &gids, max_ird, max_ord };
         let next = states.after(attributes, mask, &allowed)?;
+        // Before the queue is drained, which may be told before this returns.
+        self.tells_when_drained.store(next.said().en_sqd_async_notify != 0, Ordering::Release);
         match (states.state(), next.state()) {
             (_, c::IBV_QPS_RESET) => {
                 CqBody::drop_with_reset([&self.send_cq, &self.recv_cq], self.id(), || {
@@ -454,8 +460,7 @@ impl QpBody {
 
     /// All requests that had begun before SQD are done.
     pub(crate) fn drained(&self) {
-        let asked = |wired: &Mutex<WiredStates>| wired.lock().said().en_sqd_async_notify != 0;
-        if self.wired.as_ref().is_some_and(asked) {
+        if self.tells_when_drained.load(Ordering::Acquire) {
             self.tell(c::IBV_EVENT_SQ_DRAINED);
         }
     }
