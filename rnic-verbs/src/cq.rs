@@ -154,8 +154,14 @@ impl CqBody {
         let PollState { batch, kept, last, .. } = poll;
         while n < out.len() {
             let most = BATCH.min(out.len() - n);
+            let from_queue = kept.is_empty();
             let taken = match kept.len() {
-                0 => self.cq.poll(&mut batch[..most])?,
+                0 => match self.cq.poll(&mut batch[..most]) {
+                    Ok(taken) => taken,
+                    // Those before it are the program's; the next call fails.
+                    Err(_) if n > 0 => break,
+                    Err(error) => return Err(error.into()),
+                },
                 left => {
                     let taken = most.min(left);
                     batch.iter_mut().zip(kept.drain(..taken)).for_each(|(to, c)| *to = c);
@@ -173,7 +179,7 @@ impl CqBody {
                     None => self.drop_completion(completion),
                 }
             }
-            if taken < most {
+            if from_queue && taken < most {
                 break;
             }
         }
