@@ -364,12 +364,32 @@ impl QpBody {
         if let Some(wired) = &self.wired {
             return self.modify_wired(&mut wired.lock(), attributes, mask);
         }
-        let has_id = self.device.ids.may_connect(self.id());
-        let consequence = self.states.lock().modify(attributes, mask, has_id)?;
+        let consequence = self.modify_connected(attributes, mask)?;
         if consequence == Consequence::ToError {
             self.qp.to_error()?;
         }
         Ok(())
+    }
+
+    /// Takes what a program says of one that connects.
+    fn modify_connected(
+        &self,
+        attributes: &c::ibv_qp_attr,
+        mask: i32,
+    ) -> Result<Consequence, Errno> {
+        let ids = &self.device.ids;
+        let mut states = self.states.lock();
+        let known = states.by_attributes || ids.have_qp(self.id());
+        let to_rtr = mask & c::IBV_QP_STATE != 0 && attributes.qp_state == c::IBV_QPS_RTR;
+        let taken = to_rtr && !known && ids.take_attributes();
+        let modified = states.modify(attributes, mask, known || taken);
+        match &modified {
+            Ok(_) => states.by_attributes |= taken,
+            // They are for another step, or another QP.
+            Err(_) if taken => ids.gives_attributes(),
+            Err(_) => {}
+        }
+        modified
     }
 
     /// As [`modify`](Self::modify), of one that is wired by hand.

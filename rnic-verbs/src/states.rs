@@ -18,6 +18,8 @@ pub(crate) struct States {
     pub(crate) timeout: u8,
     pub(crate) inbound_reads: u8,
     pub(crate) outbound_reads: u8,
+    /// It was moved to RTR by the attributes of an id (`rdma_init_qp_attr(3)`).
+    pub(crate) by_attributes: bool,
 }
 
 impl Default for States {
@@ -30,6 +32,7 @@ impl Default for States {
             timeout: 0,
             inbound_reads: 0,
             outbound_reads: 0,
+            by_attributes: false,
         }
     }
 }

@@ -330,8 +330,16 @@ static void by_hand(void)
     MUST(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
     MUST(!rdma_init_qp_attr(id, &a, &mask));
     FINE(ibv_modify_qp(qp, &a, mask));
+    // What it says is for one queue pair, and for all the steps of that.
+    struct ibv_qp *other = ibv_create_qp(pd, &wanted);
+    MUST(other != NULL);
+    RETURNS(EINVAL, ibv_modify_qp(other, &a, mask));
     a.qp_state = IBV_QPS_RTS;
+    RETURNS(EINVAL, ibv_modify_qp(other, &a, mask));
     RETURNS(EINVAL, ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN));
+    MUST(!rdma_init_qp_attr(id, &a, &mask));
+    FINE(ibv_modify_qp(qp, &a, mask));
+    CHECK(qp->state == IBV_QPS_RTS && ibv_destroy_qp(other) == 0);
     FINE(rdma_destroy_id(id));
     CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
     closes();

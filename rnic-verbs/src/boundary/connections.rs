@@ -216,7 +216,9 @@ fn connection_attributes(to: &mut ibv_qp_attr, id: &IdBody) -> Result<c_int, Err
     match to.qp_state {
         IBV_QPS_INIT => Ok(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT),
         IBV_QPS_RTR | IBV_QPS_RTS => {
-            id.device().ids.gives_attributes();
+            if to.qp_state == IBV_QPS_RTR && !id.knows_qp() {
+                id.device().ids.gives_attributes();
+            }
             Ok(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS)
         }
         state => Err(no_step(state)),

@@ -153,6 +153,12 @@ impl IdBody {
         (state.source, state.peer)
     }
 
+    /// Whether it has a queue pair, or the connection of one.
+    pub(crate) fn knows_qp(&self) -> bool {
+        let state = self.state.lock();
+        state.own_qp.is_some() || state.qp.is_some()
+    }
+
     /// How far it has come.
     pub(crate) fn phase(&self) -> Phase {
         self.state.lock().phase

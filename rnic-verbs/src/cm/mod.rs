@@ -21,7 +21,7 @@ mod retry;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -55,8 +55,9 @@ pub(crate) struct Ids {
     /// An event has taken effect, or a QP is gone.
     delivered: Condvar,
     pub(crate) retries: Retries,
-    /// `rdma_init_qp_attr(3)` has returned attributes for a QP that the program made itself.
-    gave_attributes: AtomicBool,
+    /// How often `rdma_init_qp_attr(3)` has returned attributes for the step to RTR of a QP that the
+    /// program made itself, and no QP has made the step yet.
+    given_attributes: AtomicUsize,
 }
 
 impl Ids {
@@ -116,15 +117,21 @@ impl Ids {
         self.delivered.notify_all();
     }
 
-    /// Notes that a program moves its own QP by the attributes of an id (`rdma_init_qp_attr(3)`).
-    /// Which QP that is becomes known when the id connects.
+    /// Notes that a program moves one QP of its own to RTR by the attributes of an id
+    /// (`rdma_init_qp_attr(3)`). Which QP that is becomes known when the id connects.
     pub(crate) fn gives_attributes(&self) {
-        self.gave_attributes.store(true, Ordering::Relaxed);
+        self.given_attributes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns true if this QP has the connection of an id, or may be about to get one.
-    pub(crate) fn may_connect(&self, qp: QpId) -> bool {
-        self.gave_attributes.load(Ordering::Relaxed) || self.by_qp.lock().contains_key(&qp)
+    /// A QP that has no id yet makes the step. Returns false if all attributes are used up.
+    pub(crate) fn take_attributes(&self) -> bool {
+        let less = |given: usize| given.checked_sub(1);
+        self.given_attributes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    /// Returns true if this QP has the connection of an id, or is about to get one.
+    pub(crate) fn have_qp(&self, qp: QpId) -> bool {
+        self.by_qp.lock().contains_key(&qp)
     }
 
     fn listens(&self, listener: ListenerId, id: &Arc<IdBody>) {
