@@ -44,6 +44,21 @@ fn a_path_in_two_pages_leads_to_the_devices() {
 }
 
 #[test]
+fn paths_are_read_without_the_advice() {
+    let scratch = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(binaries!(), "");
+    let program = built(scratch.path());
+    let mut command = rnic_run(&daemon);
+    command.arg(&program).args(["devices", "older"]);
+    assert_eq!(Process::start(command).succeed(), ["found"]);
+    // All pointers, tried without the advice and without the library.
+    let without = Process::start(Command::new(&program)).succeed();
+    let mut command = rnic_run(&daemon);
+    command.arg(&program).args(["all", "older"]);
+    assert_eq!(Process::start(command).succeed(), without);
+}
+
+#[test]
 fn pointers_that_are_no_paths_fail_as_without() {
     let scratch = tempfile::tempdir().unwrap();
     let program = built(scratch.path());
