@@ -63,6 +63,9 @@ pub(crate) struct QpBody {
     datagrams: bool,
     /// Programs can know that it is connected, if it connects.
     established: AtomicBool,
+    /// An id has begun to connect it, or the program has moved it to RTS or ERR. Of a QP that is
+    /// wired by hand, `wired` knows.
+    may_send: AtomicBool,
 }
 
 impl Body for Arc<QpBody> {
@@ -151,6 +154,7 @@ impl QpBody {
             unreliable: wanted.kind == QpType::WiredUnreliable,
             datagrams: wanted.kind == QpType::Datagrams,
             established: AtomicBool::new(wanted.kind != QpType::Connected),
+            may_send: AtomicBool::new(false),
         });
         device.qps.write().insert(body.id(), body.clone());
         Ok(body)
@@ -384,7 +388,12 @@ impl QpBody {
         let taken = to_rtr && !known && ids.take_attributes();
         let modified = states.modify(attributes, mask, known || taken);
         match &modified {
-            Ok(_) => states.by_attributes |= taken,
+            Ok(_) => {
+                states.by_attributes |= taken;
+                if matches!(states.state, c::IBV_QPS_RTS | c::IBV_QPS_ERR) {
+                    self.may_send.store(true, Ordering::Relaxed);
+                }
+            }
             // They are for another step, or another QP.
             Err(_) if taken => ids.gives_attributes(),
             Err(_) => {}
@@ -451,9 +460,22 @@ impl QpBody {
         Ok(())
     }
 
-    /// Checks that send requests may be posted: on the RoCE device not before RTS.
+    /// An id begins to connect it: what is posted from now on is sent once the connection stands.
+    pub(crate) fn begins_to_connect(&self) {
+        self.may_send.store(true, Ordering::Relaxed);
+    }
+
+    /// Checks that send requests may be posted: on the RoCE device not before RTS, on the iWARP
+    /// device not before a connection is being made, as nothing would ever complete them.
     fn check_may_send(&self) -> Result<(), Errno> {
-        let Some(wired) = &self.wired else { return Ok(()) };
+        let Some(wired) = &self.wired else {
+            if self.may_send.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let id = self.id();
+            let reason = format_args!("QP {id} sends from rdma_connect or rdma_accept on");
+            return Err(Errno::invalid(reason));
+        };
         match wired.lock().state() {
             c::IBV_QPS_RTS | c::IBV_QPS_SQD | c::IBV_QPS_ERR => Ok(()),
             state => {

@@ -139,7 +139,12 @@ static void queue_pairs(void)
     RETURNS(ENOMEM, ibv_post_recv(qp, chain, &bad_receive));
     FINE(bad_receive != &chain[2]);
 
-    struct ibv_send_wr send = {.sg_list = sge, .opcode = IBV_WR_SEND}, *bad = NULL;
+    // Before there is a connection, no request is taken; in ERR, each that makes sense is.
+    struct ibv_send_wr send = {.sg_list = sge, .opcode = IBV_WR_SEND, .num_sge = 1}, *bad = NULL;
+    RETURNS(EINVAL, ibv_post_send(qp, &send, &bad));
+    FINE(bad != &send);
+    attributes.qp_state = IBV_QPS_ERR;
+    FINE(ibv_modify_qp(qp, &attributes, IBV_QP_STATE));
     send.num_sge = made.cap.max_send_sge + 1;
     RETURNS(EINVAL, ibv_post_send(qp, &send, &bad));
     FINE(bad != &send);
@@ -158,8 +163,6 @@ static void queue_pairs(void)
     sends[1].opcode = IBV_WR_TSO;
     RETURNS(EINVAL, ibv_post_send(qp, sends, &bad));
     FINE(bad != &sends[1]);
-    attributes.qp_state = IBV_QPS_ERR;
-    FINE(ibv_modify_qp(qp, &attributes, IBV_QP_STATE));
     FINE(ibv_destroy_qp(qp));
 
     struct ibv_srq_init_attr shared = {.attr = {.max_wr = device.max_srq_wr + 1, .max_sge = 1}};

@@ -319,6 +319,12 @@ static void by_hand(void)
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1};
     FINE(ibv_modify_qp(qp, &a,
                        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+    // Without a connection, receives wait, and Sends are refused: nothing would complete them.
+    struct ibv_send_wr send = {.opcode = IBV_WR_SEND}, *bad_send = NULL;
+    struct ibv_recv_wr receive = {.wr_id = 1}, *bad_receive;
+    FINE(ibv_post_recv(qp, &receive, &bad_receive));
+    RETURNS(EINVAL, ibv_post_send(qp, &send, &bad_send));
+    CHECK(bad_send == &send);
     a.qp_state = IBV_QPS_RTR;
     RETURNS(EINVAL, ibv_modify_qp(qp, &a, IBV_QP_STATE));
     a.dest_qp_num = qp->qp_num;
@@ -341,6 +347,12 @@ static void by_hand(void)
     FINE(ibv_modify_qp(qp, &a, mask));
     CHECK(qp->state == IBV_QPS_RTS && ibv_destroy_qp(other) == 0);
     FINE(rdma_destroy_id(id));
+    // In ERR each request is flushed, the one that waited and the new one.
+    a.qp_state = IBV_QPS_ERR;
+    FINE(ibv_modify_qp(qp, &a, IBV_QP_STATE));
+    FINE(ibv_post_send(qp, &send, &bad_send));
+    for (int n = 0; n < 2; n++)
+        CHECK(next(cq).status == IBV_WC_WR_FLUSH_ERR);
     CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
     closes();
 }

@@ -34,6 +34,7 @@ impl IdBody {
                 // Several ids may have one queue pair, which asks for one at a time.
                 self.device.ids.asks(qp.id(), self)?;
             }
+            qp.begins_to_connect();
             // A port that was bound for it is free for its connection.
             drop(state.listener.take());
             (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);

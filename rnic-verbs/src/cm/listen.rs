@@ -54,6 +54,7 @@ impl IdBody {
                     error.into()
                 });
             }
+            qp.begins_to_connect();
             (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
             self.device.ids.connects(qp.id(), self);
             (request, qp)
