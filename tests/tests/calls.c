@@ -200,6 +200,37 @@ static void cancelled(void)
     check(result == PTHREAD_CANCELED && made, "it ends where the program says");
 }
 
+static void *connects(void *id)
+{
+    rdma_connect(id, NULL);
+    return NULL;
+}
+
+// A thread is cancelled while it waits for its peer, which never decides. It leaves no lock held.
+static void waits(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    listener = new_id();
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address), "it binds");
+    check(!rdma_listen(listener, 1), "it listens");
+    address.sin_port = rdma_get_src_port(listener);
+    struct rdma_cm_id *client = new_id();
+    check(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000), "it finds it");
+    check(!rdma_resolve_route(client, 1000), "it finds the way");
+    struct ibv_qp_init_attr wanted = small();
+    check(!rdma_create_qp(client, NULL, &wanted), "it has a queue pair");
+    pthread_t thread;
+    void *result;
+    check(!pthread_create(&thread, NULL, connects, client), "a thread starts");
+    check(!rdma_get_request(listener, &server), "somebody asks");
+    check(!pthread_cancel(thread) && !pthread_join(thread, &result), "it ends");
+    check(result == PTHREAD_CANCELED, "it was cancelled");
+    rdma_destroy_qp(client);
+    check(!rdma_destroy_id(client) && !rdma_destroy_id(server), "they go");
+    check(!rdma_destroy_id(listener), "nobody listens");
+}
+
 // A refusal leaves what the program handed in as it was, so that it may try for less.
 static void refused(void)
 {
@@ -232,8 +263,8 @@ int main(int count, char **words)
     static const struct {
         const char *name;
         void (*run)(void);
-    } parts[] = {{"twice", twice}, {"lost", lost}, {"cancelled", cancelled}, {"died", died}, {"refused", refused},
-                 {"unreadable", unreadable}};
+    } parts[] = {{"twice", twice}, {"lost", lost}, {"cancelled", cancelled}, {"waits", waits},
+                 {"died", died}, {"refused", refused}, {"unreadable", unreadable}};
     check(count == 2, "one part is named");
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) {
         if (!strcmp(parts[n].name, words[1])) {

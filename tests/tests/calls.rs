@@ -52,6 +52,11 @@ fn a_cancelled_thread_ends_behind_the_call_that_it_is_in() {
 }
 
 #[test]
+fn a_thread_is_cancelled_in_rdma_connect() {
+    run("waits");
+}
+
+#[test]
 fn a_refused_queue_pair_leaves_what_was_asked_for() {
     run("refused");
 }

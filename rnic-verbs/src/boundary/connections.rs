@@ -42,7 +42,7 @@ fn no_address() -> Errno {
 }
 
 /// rdma_resolve_addr(3). The answer is there at once, so no time can pass.
-pub(crate) unsafe extern "C" fn rdma_resolve_addr(
+pub(crate) unsafe extern "C-unwind" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
     source: *mut sockaddr,
     peer: *mut sockaddr,
@@ -66,7 +66,7 @@ pub(super) unsafe fn resolve_address(
 }
 
 /// rdma_resolve_route(3).
-pub(crate) unsafe extern "C" fn rdma_resolve_route(
+pub(crate) unsafe extern "C-unwind" fn rdma_resolve_route(
     id: *mut rdma_cm_id,
     _timeout_ms: c_int,
 ) -> c_int {
@@ -87,7 +87,7 @@ pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int)
 }
 
 /// rdma_connect(3).
-pub(crate) unsafe extern "C" fn rdma_connect(
+pub(crate) unsafe extern "C-unwind" fn rdma_connect(
     id: *mut rdma_cm_id,
     parameters: *mut rdma_conn_param,
 ) -> c_int {
@@ -101,7 +101,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(
 }
 
 /// rdma_accept(3).
-pub(crate) unsafe extern "C" fn rdma_accept(
+pub(crate) unsafe extern "C-unwind" fn rdma_accept(
     id: *mut rdma_cm_id,
     parameters: *mut rdma_conn_param,
 ) -> c_int {
@@ -163,7 +163,7 @@ pub(crate) unsafe extern "C" fn rdma_reject(
 }
 
 /// rdma_disconnect(3). Of a connection that has ended before, and told so, nothing more comes.
-pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as the module says.
     unsafe {
         match shown(id) {

@@ -248,6 +248,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         // A negative index is beyond every table.
@@ -264,6 +265,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     index: u32,
     kind: *mut u32,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let found = context(of).and_then(|context| entry_of(context, port, index));
@@ -282,6 +284,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     length: usize,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says: `length` bytes are the program's structure.
     unsafe {
         let port = u8::try_from(port).unwrap_or(0);
@@ -299,6 +302,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     length: usize,
 ) -> isize {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says: there is room for so many structures of `length` bytes.
     unsafe {
         let found = no_flags(flags).and_then(|()| context(of));

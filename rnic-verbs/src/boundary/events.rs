@@ -16,6 +16,7 @@ use crate::object::{Body, Kind, live, publish, withdraw, zeroed};
 use crate::qp::QpBody;
 use crate::srq::SrqBody;
 use crate::strings::rdma_event_str;
+use crate::system;
 
 use super::context::context;
 use super::id::{self, channel, shown};
@@ -111,6 +112,7 @@ unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
 
 /// rdma_ack_cm_event(3).
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     let shown = unsafe { withdraw::<EventShown>(event) };
     minus_one(shown.map(|shown| shown.id.unacknowledged.acknowledge(1)))
@@ -129,7 +131,7 @@ pub(super) unsafe fn acknowledge_own(id: *mut rdma_cm_id) {
 
 /// Begins something, and if the id is synchronous waits for what comes of it; the event stands in
 /// the id until the next one. An id that is not synchronous is not looked at once it has begun:
-/// whoever fetches the event may destroy it.
+/// whoever fetches the event may destroy it. A thread may be cancelled while it waits.
 pub(super) unsafe fn completed(
     id: *mut rdma_cm_id,
     begin: impl FnOnce(&Arc<IdBody>) -> Result<(), Errno>,
@@ -137,8 +139,12 @@ pub(super) unsafe fn completed(
     // SAFETY: as the module says.
     unsafe {
         let found = shown(id)?;
+        let whole = system::uncancelled();
         let (of, waits) = (found.id.clone(), found.is_synchronous());
         begin(&of)?;
+        // While it waits, nothing is held.
+        drop(of);
+        drop(whole);
         if waits { complete(id) } else { Ok(()) }
     }
 }
