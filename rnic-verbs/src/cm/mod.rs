@@ -55,8 +55,8 @@ pub(crate) struct Ids {
     /// An event has taken effect, or a QP is gone.
     delivered: Condvar,
     pub(crate) retries: Retries,
-    /// How often `rdma_init_qp_attr(3)` has returned attributes for the step to RTR of a QP that the
-    /// program made itself, and no QP has made the step yet.
+    /// How often `rdma_init_qp_attr(3)` has returned attributes for the step to RTR, less the steps
+    /// that QPs have made with them. An id that knows its QP is not counted.
     given_attributes: AtomicUsize,
 }
 
