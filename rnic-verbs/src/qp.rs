@@ -63,8 +63,8 @@ pub(crate) struct QpBody {
     datagrams: bool,
     /// Programs can know that it is connected, if it connects.
     established: AtomicBool,
-    /// An id has begun to connect it, or the program has moved it to RTS or ERR. Of a QP that is
-    /// wired by hand, `wired` knows.
+    /// Either end has asked for a connection of it, or the program has moved it to RTS or ERR. Of a
+    /// QP that is wired by hand, `wired` knows.
     may_send: AtomicBool,
 }
 
@@ -460,20 +460,20 @@ impl QpBody {
         Ok(())
     }
 
-    /// An id begins to connect it: what is posted from now on is sent once the connection stands.
+    /// A connection of it is asked for: what is posted from now on is sent once it stands.
     pub(crate) fn begins_to_connect(&self) {
         self.may_send.store(true, Ordering::Relaxed);
     }
 
     /// Checks that send requests may be posted: on the RoCE device not before RTS, on the iWARP
-    /// device not before a connection is being made, as nothing would ever complete them.
+    /// device not before a connection is asked for, as nothing would ever complete them.
     fn check_may_send(&self) -> Result<(), Errno> {
         let Some(wired) = &self.wired else {
             if self.may_send.load(Ordering::Relaxed) {
                 return Ok(());
             }
             let id = self.id();
-            let reason = format_args!("QP {id} sends from rdma_connect or rdma_accept on");
+            let reason = format_args!("QP {id} has no connection and none is asked for: no Sends");
             return Err(Errno::invalid(reason));
         };
         match wired.lock().state() {

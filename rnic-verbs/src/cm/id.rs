@@ -166,11 +166,15 @@ impl IdBody {
 
     /// Says that this queue pair is its own: mostly `rdma_create_qp(3)` made it.
     pub(crate) fn has_qp(&self, qp: &QpBody) {
-        let timeout = {
+        let (timeout, is_asked) = {
             let mut state = self.state.lock();
             state.own_qp = Some(qp.id());
-            state.ack_timeout
+            (state.ack_timeout, state.passive)
         };
+        if is_asked {
+            // Servers post their first Sends before they accept.
+            qp.begins_to_connect();
+        }
         if let Some(timeout) = timeout {
             qp.states.lock().timeout = timeout;
         }
