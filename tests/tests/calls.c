@@ -200,6 +200,15 @@ static void cancelled(void)
     check(result == PTHREAD_CANCELED && made, "it ends where the program says");
 }
 
+static void *resolves(void *id)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(1)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    check(!pthread_cancel(pthread_self()), "it is cancelled from here on");
+    rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000);
+    return NULL;
+}
+
 static void *connects(void *id)
 {
     rdma_connect(id, NULL);
@@ -222,6 +231,12 @@ static void waits(void)
     check(!rdma_create_qp(client, NULL, &wanted), "it has a queue pair");
     pthread_t thread;
     void *result;
+    // What it waits for has come, so the step was made whole.
+    struct rdma_cm_id *resolved = new_id();
+    check(!pthread_create(&thread, NULL, resolves, resolved), "a thread starts");
+    check(!pthread_join(thread, &result) && result == PTHREAD_CANCELED, "it was cancelled");
+    check(!rdma_resolve_route(resolved, 1000), "the address was resolved");
+    check(!rdma_destroy_id(resolved), "it goes");
     check(!pthread_create(&thread, NULL, connects, client), "a thread starts");
     check(!rdma_get_request(listener, &server), "somebody asks");
     check(!pthread_cancel(thread) && !pthread_join(thread, &result), "it ends");
