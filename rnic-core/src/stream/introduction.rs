@@ -197,9 +197,16 @@ const MTU_SHIFT: u8 = 2;
 /// Largest number of a path MTU there.
 const MTU_CODES: u8 = 7;
 
-/// Number of a path MTU (`ibv_mtu`): its logarithm, 128 bytes being 0.
+/// Number of a path MTU (`ibv_mtu`): 1 to 5 for 256 to 4096 bytes, 0 for less.
 fn mtu_code(bytes: u16) -> u8 {
-    (bytes.checked_ilog2().unwrap_or(0) as u8).saturating_sub(7) & MTU_CODES
+    match bytes {
+        0..256 => 0,
+        256..512 => 1,
+        512..1024 => 2,
+        1024..2048 => 3,
+        2048..4096 => 4,
+        4096.. => 5,
+    }
 }
 
 #[cfg(test)]

@@ -189,7 +189,7 @@ pub fn serve_hosts(socket: Option<&Path>, listen: &Endpoint) -> Result<(), PerfE
         |address: SocketAddr| TcpListener::bind(address).map_err(|e| format!("{address}: {e}"));
     let listener = listen.try_each(bind, |_| true).map_err(|e| PerfError::Peer(e.to_string()))?;
     let address = listener.local_addr().map_err(PerfError::io("finding the address"))?;
-    cli::say(&format!("listening on {address}")).map_err(PerfError::io("printing"))?;
+    cli::say(format!("listening on {address}")).map_err(PerfError::io("printing"))?;
     loop {
         let (stream, driver) = listener.accept().map_err(PerfError::io("accepting a driver"))?;
         // A driver that fails ends its own measurement only.

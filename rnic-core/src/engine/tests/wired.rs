@@ -174,7 +174,7 @@ fn the_first_message_in_rtr_raises_comm_est() {
         w.link([A, B], wiring, LIMITS);
         w.events(B);
         let request = make(&a, &b);
-        w.post(A, &[request.clone()]);
+        w.post(A, std::slice::from_ref(&request));
         w.post(A, &[request]);
         let events = w.events(B);
         assert_eq!(events.len(), 1, "{wiring:?}: {events:?}");
