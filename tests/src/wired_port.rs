@@ -126,8 +126,9 @@ impl WiredPort {
                 stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
                 let data = private_data(&mut stream);
                 let Some(question) = data.and_then(|data| Question::parse(&data)) else { continue };
-                reply(&mut stream, &question);
+                // Counted before the daemon can go on with the answer.
                 asked.lock().expect("no panic").push(question);
+                reply(&mut stream, &question);
             }
         });
         WiredPort { address, questions, stops, thread: Some(thread) }

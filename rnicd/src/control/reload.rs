@@ -35,7 +35,7 @@ pub(super) struct Reloader {
 enum Order {
     /// Reads the file and compares it with the configuration in force.
     Read(Arc<Config>),
-    Drop(Replaced),
+    Drop(Box<Replaced>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Reloader {
         let has_level = reload.changed.iter().any(|change| change.key == "log.level");
         let replaced = manager.reload(reload);
         // A thread that has ended drops nothing; then it is dropped here.
-        let _ = self.orders.send(Order::Drop(replaced));
+        let _ = self.orders.send(Order::Drop(Box::new(replaced)));
         tracing::info!(file = %self.file.display(), changed, kept, "configuration reloaded");
         // Last, so that these lines are logged as before.
         if has_level && !self.level.as_ref().is_some_and(|l| l.set(&manager.config().log)) {
