@@ -127,7 +127,7 @@ impl WiredPort {
                 let data = private_data(&mut stream);
                 let Some(question) = data.and_then(|data| Question::parse(&data)) else { continue };
                 // Counted before the daemon can go on with the answer.
-                asked.lock().expect("no panic").push(question);
+                asked.lock().expect("no panic").push(question.clone());
                 reply(&mut stream, &question);
             }
         });
