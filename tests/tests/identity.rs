@@ -188,7 +188,8 @@ fn unconfirmed_requests_get_no_stream_and_no_word() {
         }
     };
     attack("without a daemon there");
-    let replies: [(&str, fn() -> Vec<u8>); 5] = [
+    type Reply = fn() -> Vec<u8>;
+    let replies: [(&str, Reply); 5] = [
         ("denied", || answer(false)),
         ("rejected in other words", || reject(b"RNWD\x02\x01")),
         ("rejected without a word", || reject(b"")),
