@@ -5,6 +5,7 @@ mod connect;
 mod datagrams;
 mod dials;
 mod parts;
+mod port;
 mod reads;
 mod rejection;
 mod rendezvous;
@@ -27,9 +28,9 @@ use crate::resource::numbers::Handle;
 use crate::resource::uses::Use;
 pub use dials::Rendezvous;
 use parts::QpParts;
+pub use port::{PassedPort, WiredPort};
 use reads::Reads;
 pub use told::{ToldDatagrams, Wired};
-pub use wired_port::{PassedPort, WiredPort};
 
 pub struct Qp {
     pub pd: PdId,
