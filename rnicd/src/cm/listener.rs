@@ -529,8 +529,8 @@ fn overlaps(a: BindTo, b: BindTo) -> bool {
 }
 
 /// Returns the refusal for an address that the kernel does not let the daemon have. Names the key
-/// that gives an RDMA port another TCP port if this one is in use; the daemon's own port has a key of
-/// its own.
+/// that gives an RDMA port another TCP port if this one is in use; the daemon's own port has a key
+/// of its own.
 fn tcp_refusal(
     session: SessionId,
     what: &str,

@@ -15,7 +15,8 @@ pub(super) enum Rejection {
     Psn {
         awaited: u32,
     },
-    /// The one that asks does not send from the PSN that the one that is asked for awaits, likewise.
+    /// The one that asks does not send from the PSN that the one that is asked for awaits,
+    /// likewise.
     OwnPsn {
         sends: u32,
     },
