@@ -284,12 +284,14 @@ pub const PERFTEST: Group = Group {
     ],
 };
 
-/// The same programs on a device by whose numbers they choose `ibv_wr_start` and its like.
+/// The same programs on devices by whose numbers they choose `ibv_wr_start` and its like. They look
+/// at the first device, which is not the one that `-R` uses.
 pub const NEW_POST: Group = Group {
     program: "ib_write_bw",
     package: "perftest",
     manner: "",
-    config: "[device]\nvendor_id = 0x02c9\nvendor_part_id = 4119\n",
+    config: "[device]\nvendor_id = 0x02c9\nvendor_part_id = 4119\n\
+             [wired]\nvendor_id = 0x02c9\nvendor_part_id = 4119\n",
     cases: &[
         perftest!("send_lat -n 90").client_says(&["ibv_wr* API : ON", "^2 90 "]).bytes(2 * 90 * 2),
         perftest!("send_bw -n 90").both_say(&["ibv_wr* API : ON", "^65536 90 "]).bytes(90 << 16),
