@@ -54,12 +54,14 @@ fn page() -> String {
 
 fn section(text: &mut String, group: &Group) -> std::fmt::Result {
     write!(text, "\n## {}{}", group.package, group.manner)?;
-    match group.config.lines().collect::<Vec<_>>()[..] {
-        [] => writeln!(text, "\n")?,
-        [table, ref keys @ ..] => {
-            writeln!(text, ", with `{}` in `{table}`\n", keys.join("` and `"))?;
-        }
+    // A configuration begins with the name of a table.
+    for (n, table) in group.config.split_inclusive('[').skip(1).enumerate() {
+        let (name, keys) = table.trim_end_matches('[').split_once('\n').unwrap_or_default();
+        let keys: Vec<_> = keys.lines().collect();
+        let with = if n == 0 { ", with" } else { " and" };
+        write!(text, "{with} `{}` in `[{name}`", keys.join("` and `"))?;
     }
+    writeln!(text, "\n")?;
     writeln!(text, "| server | client | one daemon | two hosts | two users |")?;
     writeln!(text, "| --- | --- | --- | --- | --- |")?;
     for case in group.cases {
