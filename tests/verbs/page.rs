@@ -54,12 +54,14 @@ fn page() -> String {
 
 fn section(text: &mut String, group: &Group) -> std::fmt::Result {
     write!(text, "\n## {}{}", group.package, group.manner)?;
-    // A configuration begins with the name of a table.
-    for (n, table) in group.config.split_inclusive('[').skip(1).enumerate() {
-        let (name, keys) = table.trim_end_matches('[').split_once('\n').unwrap_or_default();
+    // Tables of a configuration, which have the same keys.
+    let tables: Vec<_> =
+        group.config.split('[').skip(1).filter_map(|t| t.split_once('\n')).collect();
+    if let [(_, keys), ..] = tables[..] {
+        assert!(tables.iter().all(|(_, others)| others == &keys), "{}", group.config);
         let keys: Vec<_> = keys.lines().collect();
-        let with = if n == 0 { ", with" } else { " and" };
-        write!(text, "{with} `{}` in `[{name}`", keys.join("` and `"))?;
+        let names: Vec<_> = tables.iter().map(|(name, _)| format!("`[{name}`")).collect();
+        write!(text, ", with `{}` in {}", keys.join("` and `"), names.join(" and "))?;
     }
     writeln!(text, "\n")?;
     writeln!(text, "| server | client | one daemon | two hosts | two users |")?;
