@@ -58,7 +58,7 @@ fn section(text: &mut String, group: &Group) -> std::fmt::Result {
     let tables: Vec<_> =
         group.config.split('[').skip(1).filter_map(|t| t.split_once('\n')).collect();
     if let [(_, keys), ..] = tables[..] {
-        assert!(tables.iter().all(|(_, others)| others == &keys), "{}", group.config);
+        assert!(tables.iter().all(|(_, others)| *others == keys), "{}", group.config);
         let keys: Vec<_> = keys.lines().collect();
         let names: Vec<_> = tables.iter().map(|(name, _)| format!("`[{name}`")).collect();
         write!(text, ", with `{}` in {}", keys.join("` and `"), names.join(" and "))?;
