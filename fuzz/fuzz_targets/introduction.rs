@@ -42,6 +42,8 @@ fuzz_target!(|data: &[u8]| {
         ird: input.u16(),
         min_rnr_timer: input.u8() & 31,
         unreliable: input.u8() & 1 != 0,
+        // A power of two, as verbs have it; less than 256 is none.
+        path_mtu: 128 << (input.u8() % 6),
         rq_psn: input.u64() as u32 & 0xFF_FFFF,
         sq_psn: (input.u8() & 1 != 0).then(|| input.u64() as u32 & 0xFF_FFFF),
         dial: input.u64(),
