@@ -11,6 +11,7 @@ use rnic_core::types::QpId;
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::raw::{Raw, qp_request};
 use rnic_tests::{DEADLINE, Daemon, binaries, ports};
+use rustix::process::Signal;
 
 /// A client and a QP of its own to be wired.
 struct End {
@@ -863,4 +864,53 @@ fn values_that_cannot_be_are_refused_by_name_and_change_nothing() {
     ] {
         refused(QpChange::ReadyToSend(sending), field, rtr);
     }
+}
+
+/// A QP in RTR waits for its peer while a reload forbids it the address.
+#[test]
+fn a_reload_forbids_streams_of_earlier_wiring() {
+    let uid = rustix::process::geteuid().as_raw();
+    let port = ports::of_nobody();
+    let [low, high] = ["127.0.51.3", "127.0.51.4"];
+    let config = |addresses: &[&str]| {
+        format!("[device]\naddresses = {addresses:?}\n[wired]\nport = {port}\n")
+    };
+    let forbid = |daemon: &mut Daemon, config: String, allowed| {
+        let rule = format!("[[listen]]\nwho = {uid}\naddress = \"{allowed}\"\n");
+        std::fs::write(daemon.dir().join("rnicd.toml"), config + &rule).unwrap();
+        daemon.signal(Signal::HUP);
+        daemon.says("configuration reloaded");
+    };
+    let fails = |end: &End, says: &str| {
+        end.qp.to_rts(&QUICK).unwrap();
+        end.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+        let failed = end.client.completion();
+        assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded, "{says}");
+        let why = end.client.context.diagnosis(failed.diagnosis_id).unwrap();
+        assert!(why.text.contains(says), "{says}: {}", why.text);
+    };
+    let both = |a: End, b: End| {
+        b.to_rtr(&a);
+        std::thread::scope(|scope| {
+            scope.spawn(|| fails(&a, &format!("not allowed by listen: bind {}:", a.gid.address())));
+            fails(&b, "the rules of the daemon there do not allow the connection");
+        });
+    };
+
+    let mut one = Daemon::start(binaries!(), &config(&[low, high]));
+    let [a, b] = [0, 1].map(|index| {
+        let mut end = End::new(&one);
+        end.gid = end.client.context.gids().unwrap()[index].gid;
+        end
+    });
+    a.to_rtr(&b);
+    forbid(&mut one, config(&[low, high]), high);
+    both(a, b);
+    one.stop();
+
+    let [mut x, y] = [low, high].map(|address| Daemon::start(binaries!(), &config(&[address])));
+    let [a, b] = [End::new(&x), End::new(&y)];
+    a.to_rtr(&b);
+    forbid(&mut x, config(&[low]), "10.9.8.7");
+    both(a, b);
 }

@@ -31,6 +31,8 @@ pub(super) enum Rejection {
     Draining,
     /// The numbers stay with the end that rejects.
     PathMtu,
+    /// The rules of the daemon that is asked do not allow this connection any more.
+    Forbidden,
 }
 
 impl Rejection {
@@ -51,6 +53,7 @@ impl Rejection {
             Rejection::OtherDaemon => 13,
             Rejection::Draining => 14,
             Rejection::PathMtu => 15,
+            Rejection::Forbidden => 16,
         };
         [MAGIC, &[code]].concat()
     }
@@ -74,6 +77,7 @@ impl Rejection {
             13 => Rejection::OtherDaemon,
             14 => Rejection::Draining,
             15 => Rejection::PathMtu,
+            16 => Rejection::Forbidden,
             _ => return None,
         })
     }
@@ -125,6 +129,10 @@ impl Rejection {
                 "another daemon of this host has wired.port, so this daemon cannot reach its own \
                  queue pairs by TCP"
             }
+            Rejection::Forbidden => {
+                "the rules of the daemon there do not allow the connection ([[listen]], [[connect]], \
+                 user.host_loopback)"
+            }
             Rejection::Draining => "the daemon there is draining",
             Rejection::Guesser => {
                 "too many wrong STags were named between the two hosts in this minute \
@@ -170,7 +178,7 @@ mod tests {
 
     #[test]
     fn each_is_read_as_it_was_written_and_numbers_are_said() {
-        for code in 1..=15 {
+        for code in 1..=16 {
             let data = [MAGIC, &[code], &8_u32.to_be_bytes()].concat();
             let found = Rejection::parse(&data).unwrap();
             let written = found.private_data();

@@ -119,7 +119,10 @@ impl Manager {
             let why = Rejection::Guesser.of(wiring.remote_qp, wiring.remote);
             return self.not_linked(qp, worker, why);
         }
-        let begun = self.take_rate(session, now).and_then(|()| self.cm.connect(params, now));
+        let begun = self
+            .may_be_wired(session, &wiring)
+            .and_then(|()| self.take_rate(session, now))
+            .and_then(|()| self.cm.connect(params, now));
         if let Err(refusal) = begun {
             self.not_linked(qp, worker, refusal.to_string());
         }
@@ -271,6 +274,9 @@ impl Manager {
         if wired.unreliable != said.unreliable {
             return Err(Rejection::OtherType);
         }
+        if self.forbids(qp, wiring).is_some() {
+            return Err(Rejection::Forbidden);
+        }
         if self.config.wired.compare {
             if said.path_mtu != wiring.path_mtu {
                 return Err(Rejection::PathMtu);
@@ -300,6 +306,10 @@ impl Manager {
         let Some(Wired { wiring, sending, .. }) = self.wired(qp) else { return };
         let peer = format!("queue pair {}", said.qp);
         let why = match (why, sending) {
+            (Rejection::Forbidden, _) => match self.forbids(qp, wiring) {
+                Some(why) => why,
+                None => return,
+            },
             (Rejection::PathMtu, _) => path_mtus_differ(wiring.path_mtu, said.qp, said.path_mtu),
             (Rejection::Psn { awaited }, Some(sending)) => {
                 psns_differ("this side", sending.sq_psn, &peer, awaited)
@@ -338,11 +348,16 @@ impl Manager {
         addresses: AddressPair,
     ) {
         let compare = self.config.wired.compare;
+        // A reload may have come while it was under way.
+        let forbidden = self.wired(qp).and_then(|wired| self.forbids(qp, &wired.wiring));
         let Some((_, object)) = self.qp_of(qp) else { return };
         let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &mut object.wired) else {
             return;
         };
         let worker = *worker;
+        if let Some(why) = forbidden {
+            return self.not_linked(qp, worker, why);
+        }
         let dialled = matches!(wired.stream, Some(WiredStream::Dialling { .. }));
         if dialled {
             wired.peer = Introduction::parse(&negotiated.private_data);
@@ -439,4 +454,4 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Until it is tried once more; twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// At most; the other end will dial as well by then.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);

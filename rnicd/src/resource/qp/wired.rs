@@ -14,9 +14,11 @@ use rnic_core::engine::{PeerLimits, QUESTIONS};
 use rnic_core::types::*;
 
 use super::reads::Reads;
-use super::rejection::{path_mtus_differ, psns_differ};
+use super::rejection::{Rejection, path_mtus_differ, psns_differ};
+use super::rendezvous::LONGEST_PAUSE;
 use super::told::{Wired, WiredStream};
 use super::{Connection, Qp, QpPhase, wrong_state};
+use crate::clock;
 use crate::config::Loopback;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
@@ -132,8 +134,8 @@ impl Manager {
         Outcome::done()
     }
 
-    fn check_wiring(&mut self, id: SessionId, wiring: &Wiring) -> Result<(), Refusal> {
-        let Wiring { local, remote, remote_qp, rq_psn, min_rnr_timer, ird, rights, path_mtu } =
+    fn check_wiring(&self, id: SessionId, wiring: &Wiring) -> Result<(), Refusal> {
+        let Wiring { local, remote: _, remote_qp, rq_psn, min_rnr_timer, ird, rights, path_mtu } =
             *wiring;
         if !self.has_gid(local) {
             let why = format!("{local} is no GID of this device");
@@ -148,10 +150,17 @@ impl Manager {
         refuse::at_most("min_rnr_timer", min_rnr_timer.into(), FIVE_BITS, 31)?;
         refuse::at_most("ird", ird.into(), "limits.ird", self.config.limits.device.of(Kind::Ird))?;
         check_rights(rights)?;
+        self.may_be_wired(id, wiring)
+    }
+
+    /// Refuses a stream that the rules do not allow this session. A reload may have changed them
+    /// since the wiring, so each new stream is checked as well.
+    pub(super) fn may_be_wired(&self, id: SessionId, wiring: &Wiring) -> Result<(), Refusal> {
         let port = self.config.wired.port;
-        let (local, peer) = (local.address(), remote.address());
+        let (local, peer) = (wiring.local.address(), wiring.remote.address());
         let (local, peer) = (SocketAddr::new(local, port), SocketAddr::new(peer, port));
-        let who = &find(&mut self.sessions, id)?.client.identity;
+        let session = self.sessions.get(&id).ok_or_else(|| refuse::no_such("session", id.0))?;
+        let who = &session.client.identity;
         self.policy.may_listen(who, local)?;
         self.policy.may_reach(who, "be reached by", local)?;
         self.policy.may_connect(who, peer)?;
@@ -262,8 +271,15 @@ impl Manager {
         if !self.meet_here(qp, &wiring) {
             return self.seek_far_peer(qp);
         }
+        if let Some(why) = self.forbids(qp, &wiring) {
+            self.workers.unlinked_because(worker, qp, why);
+            return self.rendezvous.dial_at(qp, clock::now().after(LONGEST_PAUSE));
+        }
         let found = self.wired_to_each_other(qp, &wiring).and_then(|(peer, of)| {
             let theirs = self.wired(peer).ok_or_else(|| "its peer is gone".to_owned())?;
+            if self.forbids(peer, &theirs.wiring).is_some() {
+                return Err(Rejection::Forbidden.of(peer, wiring.remote));
+            }
             self.config.wired.compare.then(|| ends_match(&wiring, sending, theirs)).transpose()?;
             if theirs.stream.is_some() || of != worker {
                 return Err(format!("queue pair {peer} has not left its last stream yet"));
@@ -294,6 +310,12 @@ impl Manager {
                 }
             }
         }
+    }
+
+    /// Why the rules forbid this queue pair the stream for which it is wired.
+    pub(super) fn forbids(&self, qp: QpId, wiring: &Wiring) -> Option<String> {
+        let owner = self.handles.qps.owner(qp.0)?;
+        self.may_be_wired(owner, wiring).err().map(|refusal| refusal.to_string())
     }
 
     /// Answers the requests for QPs that are gone, and the QPs that look for them.
