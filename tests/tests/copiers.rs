@@ -172,10 +172,11 @@ fn an_answer_comes_when_others_have_read_what_kept_it_back() {
     }
     let mut answer = [PollFd::new(&raw.socket, PollFlags::IN)];
     let (start, worked) = (Instant::now(), daemon.worked());
-    assert_eq!(poll(&mut answer, Some(&Timespec { tv_sec: 0, tv_nsec: 300_000_000 })), Ok(0));
-    // It tries again now and then, and does not go round and round.
+    assert_eq!(poll(&mut answer, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })), Ok(0));
+    // It tries again now and then, and does not go round and round: that would take all of a CPU.
+    // Its other work in this second takes a tenth of it, on a busy machine as well.
     let (worked, passed) = (daemon.worked() - worked, start.elapsed());
-    assert!(worked < passed / 10, "{worked:?} of {passed:?}");
+    assert!(worked < passed / 2, "{worked:?} of {passed:?}");
     holder.release();
     holder.succeed();
     let (_, descriptors) = raw.receive().expect("it is answered");

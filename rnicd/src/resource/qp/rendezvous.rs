@@ -2,10 +2,10 @@
 //!
 //! Every daemon listens on one port (`wired.port`). The lower of the two ends, by GID and number,
 //! dials when it is told of its peer; the higher one waits for that, and dials itself only after a
-//! while, for networks in which one of them cannot be reached. Both introduce themselves in the
-//! Private Data of MPA start-up. A request is decided once the daemon at the address of its
-//! sender has confirmed it (`ask_back`): a QP that is not in RTR yet holds it until then; a request
-//! from another QP than the peer is rejected with a reason.
+//! while: the lower one may pause after attempts in vain. Both introduce themselves in the Private
+//! Data of MPA start-up. A request is decided once the daemon at the address of its sender has
+//! confirmed it (`ask_back`), so each daemon must reach the other one's port: a QP that is not in
+//! RTR yet holds it until then; a request from another QP than the peer is rejected with a reason.
 
 use std::net::SocketAddr;
 use std::time::Duration;
