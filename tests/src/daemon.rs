@@ -214,6 +214,10 @@ impl Daemon {
     /// If it does not get there.
     pub fn at_rest(&self) -> Footprint {
         let context = Context::open_at(&self.socket).expect("the daemon answers");
+        self.at_rest_but_for(&context)
+    }
+
+    fn at_rest_but_for(&self, context: &Context) -> Footprint {
         let deadline = Instant::now() + DEADLINE;
         let mut last = None;
         loop {
@@ -236,8 +240,10 @@ impl Daemon {
     /// If it keeps something.
     pub fn shrinks_to(&self, start: Footprint) -> Footprint {
         let deadline = Instant::now() + DEADLINE;
+        // One session: those that have ended count until they are gone.
+        let context = Context::open_at(&self.socket).expect("the daemon answers");
         loop {
-            let now = self.at_rest();
+            let now = self.at_rest_but_for(&context);
             if (now.descriptors, now.mappings) == (start.descriptors, start.mappings) {
                 return now;
             }
