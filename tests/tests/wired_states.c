@@ -159,7 +159,7 @@ static void steps(void)
     a.ah_attr.port_num = 2;
     CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == EINVAL);
     a = told(IBV_QPS_RTR);
-    a.path_mtu = port.active_mtu + 1;
+    a.path_mtu = port.max_mtu + 1;
     CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == EINVAL);
     a = told(IBV_QPS_RTR);
     a.ah_attr.grh.sgid_index = port.gid_tbl_len;
