@@ -293,7 +293,7 @@ fn two_ends_connect_over_tcp() {
     let active = a.connected();
     assert_eq!((active.qp, passive.qp), (ACTIVE, PASSIVE));
     assert_eq!(active.negotiated.private_data, b"welcome");
-    assert_eq!((active.negotiated.ird, active.negotiated.ord), (16, 8));
+    assert_eq!((active.negotiated.ird, active.negotiated.ord), (8, 8));
     assert_eq!((passive.negotiated.ird, passive.negotiated.ord), (16, 8));
     assert_eq!(active.addresses.local, passive.addresses.peer);
     assert_eq!(active.addresses.peer, passive.addresses.local);

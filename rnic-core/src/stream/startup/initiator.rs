@@ -265,6 +265,9 @@ impl Initiator {
                     terminate,
                 });
             }
+            //= RDMAP-6.1-5
+            // The peer never has more Reads outstanding.
+            n.ird = ord;
         }
         n.peer_to_peer = asked.peer_to_peer && answer.peer_to_peer;
         if n.peer_to_peer {

@@ -331,7 +331,7 @@ fn ird_the_application_insists_on_is_not_raised() {
     assert_eq!((request.peer_ird, request.peer_ord), (Some(16), Some(9)));
     let (reply, p) = responder.accept(Some(2), Some(1), 64, 64, &[]).expect("undecided");
     let a = accepted(&mut initiator, &reply);
-    assert_eq!((p.ird, p.ord, a.ird, a.ord), (2, 1, 16, 2));
+    assert_eq!((p.ird, p.ord, a.ird, a.ord), (2, 1, 1, 2));
 }
 
 #[test]
