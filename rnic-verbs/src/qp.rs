@@ -465,6 +465,17 @@ impl QpBody {
         self.may_send.store(true, Ordering::Relaxed);
     }
 
+    /// Ends an attempt to connect. Moves the QP of an id to ERR, as librdmacm does; a QP that the
+    /// program made without the id is the program's to move.
+    pub(crate) fn fails_to_connect(&self, of_id: bool) {
+        if !of_id {
+            return self.may_send.store(false, Ordering::Relaxed);
+        }
+        self.states.lock().disconnected();
+        // Refused if it is in ERR already.
+        let _ = self.qp.to_error();
+    }
+
     /// Checks that send requests may be posted: on the RoCE device not before RTS, on the iWARP
     /// device not before a connection is asked for, as nothing would ever complete them.
     fn check_may_send(&self) -> Result<(), Errno> {

@@ -85,6 +85,16 @@ static struct rdma_cm_id *new_id(void)
     return id;
 }
 
+// Bound to a device.
+static struct rdma_cm_id *resolved_id(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(1)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    struct rdma_cm_id *id = new_id();
+    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000), "it finds it");
+    return id;
+}
+
 static struct ibv_qp_init_attr small(void)
 {
     struct ibv_qp_init_attr wanted = {.cap = {2, 2, 1, 1, 0}, .qp_type = 2};
@@ -173,13 +183,13 @@ static void lost(void)
 
 static void *work(void *made)
 {
+    struct rdma_cm_id *id = resolved_id();
     check(!pthread_cancel(pthread_self()), "it is cancelled from here on");
     struct ibv_pd *pd = ibv_alloc_pd(context());
     static char bytes[100];
     check(pd != NULL, "there is a domain");
     struct ibv_mr *mr = ibv_reg_mr(pd, bytes, sizeof bytes, REMOTE_READ);
     check(mr && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd), "memory is registered and taken back");
-    struct rdma_cm_id *id = new_id();
     struct ibv_qp_init_attr wanted = small();
     check(!rdma_create_qp(id, NULL, &wanted), "it has a queue pair");
     rdma_destroy_qp(id);
@@ -249,7 +259,7 @@ static void waits(void)
 // A refusal leaves what the program handed in as it was, so that it may try for less.
 static void refused(void)
 {
-    struct rdma_cm_id *id = new_id();
+    struct rdma_cm_id *id = resolved_id();
     struct ibv_qp_init_attr wanted = small();
     wanted.cap.max_inline_data = 1 << 20;
     check(rdma_create_qp(id, NULL, &wanted) == -1, "that is too much");

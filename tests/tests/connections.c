@@ -178,11 +178,9 @@ static enum ibv_qp_state state(struct end *end)
     return attributes.qp_state;
 }
 
-// Its connection has ended: it is told so, once; receives come back; sends fail.
-static void ended(struct end *end)
+// The queue pair is in ERR: receives come back; sends fail.
+static void flushed(struct end *end)
 {
-    expect(end->channel, RDMA_CM_EVENT_DISCONNECTED);
-    silent(end->channel);
     check(state(end) == IBV_QPS_ERR);
     struct ibv_wc wc;
     for (int n = 0; n < RECEIVES; n++) {
@@ -191,6 +189,14 @@ static void ended(struct end *end)
     }
     check(!rdma_post_send(end->id, NULL, end->memory, 1, end->mr, IBV_SEND_SIGNALED));
     check(rdma_get_send_comp(end->id, &wc) == 1 && wc.status == IBV_WC_WR_FLUSH_ERR);
+}
+
+// Its connection has ended: it is told so, once.
+static void ended(struct end *end)
+{
+    expect(end->channel, RDMA_CM_EVENT_DISCONNECTED);
+    silent(end->channel);
+    flushed(end);
 }
 
 static void dissolve(struct end *end)
@@ -357,7 +363,7 @@ static void rejected(void)
     check(event->status == -ECONNREFUSED && event->id == active.id);
     check(answer->private_data_len >= 10 && !memcmp(answer->private_data, "not today", 10));
     check(!rdma_ack_cm_event(event));
-    check(state(&active) == IBV_QPS_ERR || state(&active) == IBV_QPS_INIT);
+    flushed(&active);
     dissolve(&active);
     dissolve(&passive);
     all_gone();
@@ -373,6 +379,51 @@ static void undecided(void)
     all_gone();
 }
 
+// A request that is withdrawn before it is accepted, or while it is.
+static void withdrawn(void)
+{
+    ask();
+    dissolve(&active);
+    if (rdma_accept(passive.id, NULL) == -1)
+        check(errno == ECONNRESET);
+    else
+        check(status_of(passive.channel, RDMA_CM_EVENT_CONNECT_ERROR) < 0);
+    flushed(&passive);
+    dissolve(&passive);
+    all_gone();
+}
+
+// Numbers of Reads: too many are refused; without parameters they are those of the request.
+static void reads(void)
+{
+    for (int with = 0; with < 2; with++) {
+        ask();
+        struct ibv_device_attr device;
+        check(!ibv_query_device(passive.id->verbs, &device) && device.max_qp_rd_atom < 254);
+        struct rdma_conn_param parameters = {.responder_resources = device.max_qp_rd_atom + 1};
+        check(rdma_accept(passive.id, &parameters) == -1 && errno == EINVAL);
+        parameters.responder_resources = 1;
+        check(!rdma_accept(passive.id, with ? &parameters : NULL));
+        struct rdma_cm_event *event = next(active.channel, RDMA_CM_EVENT_ESTABLISHED);
+        check(event->param.conn.responder_resources == !with);
+        check(event->param.conn.initiator_depth == 1);
+        // The transport does not carry the number of the peer's queue pair.
+        check(event->param.conn.qp_num == 0 && !rdma_ack_cm_event(event));
+        event = next(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
+        check(event->param.conn.responder_resources == 1 && !rdma_ack_cm_event(event));
+        struct ibv_qp_attr attributes;
+        struct ibv_qp_init_attr made;
+        check(!ibv_query_qp(passive.id->qp, &attributes, IBV_QP_MAX_DEST_RD_ATOMIC, &made));
+        check(attributes.max_dest_rd_atomic == 1);
+        // That is for queue pairs that a program makes without the id.
+        check(rdma_establish(active.id) == -1 && errno == EINVAL);
+        dissolve(&active);
+        ended(&passive);
+        dissolve(&passive);
+        all_gone();
+    }
+}
+
 static void nobody_listens(void)
 {
     // Somebody has the port all the same, so that it is nobody else's.
@@ -385,6 +436,7 @@ static void nobody_listens(void)
     resolved(&active, rdma_get_src_port(listener));
     check(!rdma_connect(active.id, NULL));
     check(status_of(active.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+    flushed(&active);
     dissolve(&active);
     all_gone();
 }
@@ -402,6 +454,7 @@ static void nobody_answers(void)
     resolved(&active, address.sin_port);
     check(!rdma_connect(active.id, NULL));
     check(status_of(active.channel, RDMA_CM_EVENT_UNREACHABLE) == -ETIMEDOUT);
+    flushed(&active);
     dissolve(&active);
 }
 
@@ -604,6 +657,8 @@ int main(int count, char **words)
         {"forked", forked},
         {"rejected", rejected},
         {"undecided", undecided},
+        {"withdrawn", withdrawn},
+        {"reads", reads},
         {"nobody listens", nobody_listens},
         {"nobody answers", nobody_answers},
         {"migrated", migrated},

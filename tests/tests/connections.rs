@@ -40,6 +40,8 @@ parts! {
     a_forked_child_has_no_completion_queue_of_its_parent: "forked",
     a_rejection_brings_its_private_data: "rejected",
     a_request_goes_with_its_id: "undecided",
+    a_withdrawn_request_resets: "withdrawn",
+    accepting_takes_the_reads_of_the_request: "reads",
     a_port_without_a_listener_rejects: "nobody listens",
     a_peer_that_does_not_answer_is_unreachable: "nobody answers",
     events_follow_an_id_to_its_channel: "migrated",

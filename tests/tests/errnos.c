@@ -5,6 +5,7 @@
 #include "refusals.h"
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <rdma/rdma_verbs.h>
 #include <sys/un.h>
 
@@ -217,10 +218,20 @@ static void ids(void)
     MINUS(EINVAL, rdma_disconnect(id));
     MINUS(EINVAL, rdma_resolve_route(id, 1000));
     MINUS(EINVAL, rdma_get_request(id, &other));
+    MINUS(EINVAL, rdma_get_cm_event(channel, NULL));
     struct sockaddr_un local = {.sun_family = AF_UNIX};
     MINUS(EINVAL, rdma_bind_addr(id, (struct sockaddr *)&local));
     MINUS(EINVAL, rdma_resolve_addr(id, NULL, (struct sockaddr *)&local, 1000));
     struct sockaddr_in address = {.sin_family = AF_INET};
+    MINUS(EINVAL, rdma_resolve_addr(id, (struct sockaddr *)&local, (struct sockaddr *)&address, 1));
+    // No device yet.
+    struct ibv_qp_init_attr wanted = small();
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 2, .max_sge = 1}};
+    struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_INIT};
+    int mask;
+    MINUS(EINVAL, rdma_create_qp(id, pd, &wanted));
+    MINUS(EINVAL, rdma_create_srq(id, NULL, &shared));
+    MINUS(EINVAL, rdma_init_qp_attr(id, &attributes, &mask));
     // Of TEST-NET-1: nobody's.
     inet_pton(AF_INET, "192.0.2.1", &address.sin_addr);
     MINUS(EADDRNOTAVAIL, rdma_bind_addr(id, (struct sockaddr *)&address));
@@ -235,15 +246,28 @@ static void ids(void)
     MINUS(ENOSYS, rdma_set_option(id, 77, 0, &value, sizeof value));
     MINUS(ENOSYS, rdma_set_option(id, RDMA_OPTION_ID, 77, &value, sizeof value));
     MINUS(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value, 77));
+    MINUS(EFAULT, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, NULL, sizeof value));
+    // It listens already.
+    MINUS(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &value, sizeof value));
     struct rdma_addrinfo hints = {.ai_port_space = RDMA_PS_TCP}, *found;
     FINE(rdma_getaddrinfo("127.0.0.1", "7", &hints, &found));
     rdma_freeaddrinfo(found);
-    struct ibv_qp_init_attr wanted = small();
+    hints.ai_qp_type = IBV_QPT_UD;
+    CHECK(rdma_getaddrinfo("127.0.0.1", "7", &hints, &found) == EAI_SOCKTYPE);
+    FINE(rdma_resolve_addr(other, NULL, (struct sockaddr *)&address, 1000));
+    FINE(rdma_get_cm_event(channel, &event));
+    FINE(rdma_ack_cm_event(event));
     MINUS(EINVAL, rdma_create_qp(other, pd, NULL));
     wanted.qp_type = IBV_QPT_UD;
     MINUS(EOPNOTSUPP, rdma_create_qp(other, pd, &wanted));
+    FINE(rdma_create_srq(other, NULL, &shared));
+    MINUS(EINVAL, rdma_create_srq(other, NULL, &shared));
+    rdma_destroy_srq(other);
     FINE(rdma_destroy_id(id));
     FINE(rdma_destroy_id(other));
+    MUST(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+    MINUS(EINVAL, rdma_migrate_id(id, NULL));
+    FINE(rdma_destroy_id(id));
     rdma_destroy_event_channel(channel);
 }
 

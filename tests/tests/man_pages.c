@@ -333,7 +333,9 @@ static void by_hand(void)
     // An id of the program's says how to move a queue pair for its connection.
     struct rdma_cm_id *id;
     int mask;
+    struct sockaddr_in there = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     MUST(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+    MUST(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&there, 1000));
     MUST(!rdma_init_qp_attr(id, &a, &mask));
     FINE(ibv_modify_qp(qp, &a, mask));
     // What it says is for one queue pair, and for all the steps of that.

@@ -219,6 +219,12 @@ static void rejected(void)
     has_qp(active);
     connects(active, "");
     struct rdma_cm_id *passive = asked(listener, "");
+    // An answer that is too long decides nothing.
+    static const char most[136 + 1];
+    struct rdma_conn_param param = {.private_data = most, .private_data_len = sizeof most};
+    has_qp(passive);
+    check(rdma_accept(passive, &param) == -1 && errno == EINVAL);
+    check(rdma_reject(passive, most, sizeof most) == -1 && errno == EINVAL);
     check(!rdma_reject(passive, "no", 2));
     struct rdma_cm_event *event = next(RDMA_CM_EVENT_UNREACHABLE);
     // As the kernel has it: the number of SIDR.

@@ -78,7 +78,20 @@ unsafe fn known(hints: Option<&rdma_addrinfo>) -> Hints {
         // SAFETY: as the module says: a length says that there is an address.
         _ => unsafe { addresses::read(at) },
     };
+    let (stream, datagrams) = (libc::SOCK_STREAM, libc::SOCK_DGRAM);
+    let socktype = match (hints.ai_qp_type.cast_unsigned(), hints.ai_port_space.cast_unsigned()) {
+        (IBV_QPT_UD, _) => datagrams,
+        (0, RDMA_PS_UDP) => 0,
+        _ => stream,
+    };
+    let protocol = match hints.ai_port_space.cast_unsigned() {
+        RDMA_PS_TCP => libc::IPPROTO_TCP,
+        RDMA_PS_UDP | RDMA_PS_IPOIB => libc::IPPROTO_UDP,
+        _ => 0,
+    };
     Hints {
+        socktype,
+        protocol,
         passive: hints.ai_flags & RAI_PASSIVE != 0,
         numeric: hints.ai_flags & RAI_NUMERICHOST != 0,
         family: if hints.ai_flags & RAI_FAMILY != 0 { hints.ai_family } else { 0 },

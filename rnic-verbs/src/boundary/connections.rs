@@ -15,7 +15,7 @@ use crate::pd::PdBody;
 use crate::{system, visible};
 
 use super::events::{self, completed};
-use super::id::{context_of, default_pd, show_addresses, shown};
+use super::id::{IdShown, context_of, default_pd, show_addresses, shown};
 use super::{addresses, argument_mut, cq, qp, srq};
 
 /// rdma_bind_addr(3).
@@ -61,7 +61,11 @@ pub(super) unsafe fn resolve_address(
     unsafe {
         shown(id)?;
         let peer = addresses::read(peer).ok_or_else(no_address)?;
-        completed(id, |of| of.resolve_address(addresses::read(source), peer))
+        let from = addresses::read(source);
+        if from.is_none() && !source.is_null() {
+            return Err(no_address());
+        }
+        completed(id, |of| of.resolve_address(from, peer))
     }
 }
 
@@ -177,7 +181,13 @@ pub(crate) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c
 /// rdma_establish(3).
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as the module says.
-    minus_one(unsafe { shown(id) }.and_then(|s| s.id.establish()))
+    minus_one(unsafe { shown(id) }.and_then(|s| {
+        // SAFETY: as the module says.
+        match unsafe { (*id).qp.is_null() } {
+            true => s.id.establish(),
+            false => Err(Errno::invalid(format_args!("the id has a queue pair, and moves it"))),
+        }
+    }))
 }
 
 /// rdma_notify(3): there is nothing that a program could see before we do.
@@ -194,7 +204,7 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        minus_one(shown(id).and_then(|found| {
+        minus_one(of_device(id).and_then(|found| {
             let says = argument_mut(attributes, "qp_attr")?;
             let mask = argument_mut(mask, "qp_attr_mask")?;
             let state = says.qp_state;
@@ -240,9 +250,11 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     // SAFETY: as the module says.
     let done = unsafe {
         shown(id).and_then(|found| match (level, name, length) {
+            _ if value.is_null() => {
+                Err(Errno::new(libc::EFAULT, format_args!("rdma_set_option: optval is null")))
+            }
             (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, 4) => {
-                found.id.set_family_only(*value.cast::<c_int>() != 0);
-                Ok(())
+                found.id.set_family_only(*value.cast::<c_int>() != 0)
             }
             // How TCP waits for acknowledgements is the administrator's to say. A program sees what
             // it said.
@@ -356,7 +368,7 @@ unsafe fn prepare(
 ) -> Result<*mut ibv_pd, Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let found = shown(id)?;
+        let found = of_device(id)?;
         if !(*id).qp.is_null() {
             return Err(Errno::invalid(format_args!("the id has a queue pair already")));
         }
@@ -501,7 +513,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
-        let made = pd_of(id, pd).and_then(|pd| srq::make(pd, wanted).map(|made| (pd, made)));
+        let made = pd_for_srq(id, pd).and_then(|pd| srq::make(pd, wanted).map(|made| (pd, made)));
         minus_one(made.map(|made| ((*id).pd, (*id).srq) = made))
     }
 }
@@ -516,7 +528,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     unsafe {
         let made = argument_mut(wanted, "srq_init_attr").and_then(|w| {
             let named = if w.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
-            let pd = pd_of(id, named)?;
+            let pd = pd_for_srq(id, named)?;
             (w.pd, w.comp_mask) = (pd, w.comp_mask | IBV_SRQ_INIT_ATTR_PD);
             srq::make_ex(wanted).map(|made| (pd, made))
         });
@@ -528,11 +540,26 @@ fn foreign_domain() -> Errno {
     Errno::invalid(format_args!("the protection domain is of another device than the id"))
 }
 
-/// The domain that is named, or the id's, or the device's.
-unsafe fn pd_of(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, Errno> {
+/// What stands behind an id that is bound to a device.
+unsafe fn of_device<'a>(id: *mut rdma_cm_id) -> Result<&'a IdShown, Errno> {
     // SAFETY: as the module says.
     unsafe {
         let found = shown(id)?;
+        match (*id).verbs.is_null() {
+            true => Err(Errno::invalid(format_args!("the id is not bound to a device yet"))),
+            false => Ok(found),
+        }
+    }
+}
+
+/// The domain for an SRQ of an id: the one that is named, or the id's, or the device's.
+unsafe fn pd_for_srq(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = of_device(id)?;
+        if !(*id).srq.is_null() {
+            return Err(Errno::invalid(format_args!("the id has a shared receive queue already")));
+        }
         match (named.is_null(), (*id).pd.is_null()) {
             // It is of the id's own device.
             (false, _) => match live::<Arc<PdBody>>(named)?.kind() == found.id.kind() {

@@ -18,6 +18,7 @@ use crate::srq::SrqBody;
 use crate::strings::rdma_event_str;
 use crate::system;
 
+use super::argument_mut;
 use super::context::context;
 use super::id::{self, channel, shown};
 
@@ -40,7 +41,9 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     to: *mut *mut rdma_cm_event,
 ) -> c_int {
     // SAFETY: as the module says.
-    minus_one(unsafe { fetch(from).map(|event| to.write(event)) })
+    minus_one(unsafe {
+        argument_mut(to, "event").and_then(|to| fetch(from).map(|event| *to = event))
+    })
 }
 
 /// As [`rdma_get_cm_event`].
@@ -88,7 +91,6 @@ unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
     conn.private_data_len = length;
     conn.responder_resources = small(connection.inbound);
     conn.initiator_depth = small(connection.outbound);
-    conn.qp_num = connection.qp.map_or(0, |qp| qp.0);
     head.param = match arrived.id.kind() {
         DeviceKind::Iwarp => rdma_cm_event_param { conn },
         DeviceKind::Roce => {

@@ -255,6 +255,9 @@ pub(super) unsafe fn migrate(
     // SAFETY: as the module says.
     unsafe {
         let found = shown(id)?;
+        if to.is_null() && found.is_synchronous() {
+            return Err(Errno::invalid(format_args!("the id has no event channel already")));
+        }
         let (at, own) = channel_for(found.id.device(), to)?;
         events::acknowledge_own(id);
         found.id.migrate(channel(at)?);

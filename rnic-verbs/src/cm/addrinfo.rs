@@ -9,6 +9,10 @@ use dns_lookup::{AddrInfoHints, getaddrinfo};
 pub(crate) struct Hints {
     /// For listening.
     pub(crate) passive: bool,
+    /// `SOCK_STREAM` or `SOCK_DGRAM` for the QP type; 0 for any.
+    pub(crate) socktype: i32,
+    /// `IPPROTO_TCP` or `IPPROTO_UDP` for the port space; 0 for any.
+    pub(crate) protocol: i32,
     /// The node is an address and no name.
     pub(crate) numeric: bool,
     /// `AF_INET` or `AF_INET6`; 0 for any.
@@ -44,8 +48,8 @@ pub(crate) fn look_up(
             flags |= libc::AI_NUMERICHOST;
         }
         let asked = AddrInfoHints {
-            socktype: libc::SOCK_STREAM,
-            protocol: 0,
+            socktype: hints.socktype,
+            protocol: hints.protocol,
             address: hints.family,
             flags,
         };

@@ -194,8 +194,11 @@ impl IdBody {
     }
 
     /// Has a wildcard address stand for its own family only (`RDMA_OPTION_ID_AFONLY`).
-    pub(crate) fn set_family_only(&self, on: bool) {
-        self.state.lock().family_only = on;
+    pub(crate) fn set_family_only(&self, on: bool) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        state.expect(&[Phase::Idle, Phase::Bound])?;
+        state.family_only = on;
+        Ok(())
     }
 
     /// The queue pair that was made for it is about to be destroyed.
@@ -441,17 +444,26 @@ impl IdBody {
         }
     }
 
-    /// Ends an attempt to connect; false if there is none.
-    fn attempt_ended(&self) -> bool {
+    /// Ends an attempt to connect, before its event is pushed. Returns false if there is none.
+    pub(super) fn attempt_ended(&self) -> bool {
         let mut state = self.state.lock();
-        let connecting = state.phase == Phase::Connecting;
-        if connecting {
-            state.phase = Phase::Ended;
-            if let Some(qp) = state.qp.take_if(|_| self.is_of_datagrams()) {
+        if state.phase != Phase::Connecting {
+            return false;
+        }
+        state.phase = Phase::Ended;
+        if self.is_of_datagrams() {
+            if let Some(qp) = state.qp.take() {
                 self.device.ids.forget_qp(qp);
             }
+            return true;
         }
-        connecting
+        let (qp, own_qp) = (state.qp, state.own_qp);
+        // The daemon is asked without the lock.
+        drop(state);
+        if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
+            qp.fails_to_connect(own_qp == Some(qp.id()));
+        }
+        true
     }
 }
 

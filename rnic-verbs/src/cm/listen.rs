@@ -37,9 +37,10 @@ impl IdBody {
 
     /// Accepts the peer that asked (`rdma_accept(3)`).
     pub(crate) fn accept(self: &Arc<Self>, wanted: &ConnectWanted) -> Result<(), Errno> {
-        let request = {
+        let (request, qp) = {
             let mut state = self.state.lock();
             state.expect(&[Phase::Asked])?;
+            self.check(wanted)?;
             let qp = self.qp_to_connect(&state, wanted)?;
             let Some(request) = state.request.take() else {
                 return Err(no_longer("has no connection request"));
@@ -47,31 +48,61 @@ impl IdBody {
             if self.is_of_datagrams() {
                 // There is nothing to be waited for.
                 state.phase = Phase::Connected;
-                drop(state);
-                let answered = request.accept_datagrams(qp.client(), &wanted.private_data);
-                return answered.map_err(|error| {
-                    self.state.lock().phase = Phase::Ended;
-                    error.into()
-                });
+            } else {
+                qp.begins_to_connect();
+                (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
+                self.device.ids.connects(qp.id(), self);
             }
-            qp.begins_to_connect();
-            (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
-            self.device.ids.connects(qp.id(), self);
             (request, qp)
         };
-        let (request, qp) = request;
-        let options = AcceptOptions {
-            private_data: wanted.private_data.clone(),
-            ird: wanted.inbound,
-            ord: wanted.outbound,
-            timeout: None,
-        };
         // Without the lock: what comes of it may be told before this returns.
-        request.start_accept(qp.client(), &options).map_err(|error| {
-            self.device.ids.forget_qp(qp.id());
-            self.state.lock().phase = Phase::Ended;
-            error.into()
-        })
+        let accepted = if self.is_of_datagrams() {
+            let answered = request.accept_datagrams(qp.client(), &wanted.private_data);
+            answered.inspect_err(|_| self.state.lock().phase = Phase::Ended)
+        } else {
+            let most = self.device.attributes.max_ird;
+            let options = AcceptOptions {
+                private_data: wanted.private_data.clone(),
+                // As the request has it, unless the program says otherwise.
+                ird: wanted.inbound.or(request.peer_ord().map(|wanted| wanted.min(most))),
+                ord: wanted.outbound,
+                timeout: None,
+            };
+            request.start_accept(qp.client(), &options).inspect_err(|_| {
+                self.attempt_ended();
+                self.device.ids.forget_qp(qp.id());
+            })
+        };
+        accepted.map_err(undecided)
+    }
+
+    /// Refuses parameters that could not be granted, so that the request can still be decided.
+    fn check(&self, wanted: &ConnectWanted) -> Result<(), Errno> {
+        let has = &self.device.attributes;
+        if self.is_of_datagrams() {
+            return self.check_answer(&wanted.private_data);
+        }
+        for (name, wanted, most) in [
+            ("responder_resources", wanted.inbound, has.max_ird),
+            ("initiator_depth", wanted.outbound, has.max_ord),
+        ] {
+            if let Some(wanted) = wanted.filter(|&wanted| wanted > most) {
+                let reason = format_args!("{name} {wanted} is above the device's {most}");
+                return Err(Errno::invalid(reason));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_answer(&self, private_data: &[u8]) -> Result<(), Errno> {
+        let length = private_data.len();
+        match self.is_of_datagrams() && length > MOST_IN_ANSWER {
+            true => {
+                let reason = format_args!("private_data_len {length} is above {MOST_IN_ANSWER}");
+                Err(Errno::invalid(reason))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Turns the peer away that asked (`rdma_reject(3)`).
@@ -79,11 +110,24 @@ impl IdBody {
         let request = {
             let mut state = self.state.lock();
             state.expect(&[Phase::Asked])?;
+            self.check_answer(private_data)?;
             state.phase = Phase::Ended;
             state.request.take()
         };
         let request = request.ok_or_else(|| no_longer("has no connection request"))?;
-        Ok(request.reject(private_data)?)
+        request.reject(private_data).map_err(undecided)
+    }
+}
+
+/// The most private data that an answer to a lookup of datagrams carries (rdma_accept(3)).
+const MOST_IN_ANSWER: usize = 136;
+
+/// The failure of a decision.
+fn undecided(error: rnic_client::Error) -> Errno {
+    match Errno::from(error) {
+        // The peer has given up meanwhile.
+        errno if errno.number() == libc::ENOENT => errno.with_number(libc::ECONNRESET),
+        errno => errno,
     }
 }
 
