@@ -393,6 +393,31 @@ static void withdrawn(void)
     all_gone();
 }
 
+// A request that its program has fetched outlives the listener.
+static void listener_first(void)
+{
+    ask();
+    struct end late = {.channel = channel()};
+    late.id = new_id(late.channel);
+    resolved(&late, rdma_get_src_port(listener));
+    check(!rdma_destroy_id(listener));
+    check(!rdma_connect(late.id, NULL));
+    check(status_of(late.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+    dissolve(&late);
+    rdma_destroy_event_channel(late.channel);
+    check(!rdma_accept(passive.id, NULL));
+    expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
+    expect(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
+    // The port is free.
+    struct sockaddr_in address = loopback(rdma_get_src_port(passive.id));
+    listener = new_id(passive.channel);
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address));
+    dissolve(&active);
+    ended(&passive);
+    dissolve(&passive);
+    all_gone();
+}
+
 // Numbers of Reads: too many are refused; without parameters they are those of the request.
 static void reads(void)
 {
@@ -658,6 +683,7 @@ int main(int count, char **words)
         {"rejected", rejected},
         {"undecided", undecided},
         {"withdrawn", withdrawn},
+        {"listener first", listener_first},
         {"reads", reads},
         {"nobody listens", nobody_listens},
         {"nobody answers", nobody_answers},

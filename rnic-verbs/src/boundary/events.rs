@@ -67,10 +67,9 @@ unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
             Some(request) => {
                 let synchronous = shown(of)?.is_synchronous();
                 let channel = if synchronous { null_mut() } else { (*of).channel };
-                let (device, kind) = (arrived.id.device(), arrived.id.kind());
-                let body = |on| IdBody::with_request(device.clone(), kind, on, Some(request));
+                let body = |on| IdBody::with_request(&arrived.id, on, request);
                 head.listen_id = of;
-                head.id = id::make(device, channel, (*of).context, (*of).ps, body)?;
+                head.id = id::make(arrived.id.device(), channel, (*of).context, (*of).ps, body)?;
                 id::show_addresses(head.id, &shown(head.id)?.id)?;
             }
             None => {

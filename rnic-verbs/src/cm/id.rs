@@ -60,8 +60,9 @@ pub(super) struct State {
     /// Whether the program chose that.
     pub(super) source_chosen: bool,
     pub(super) peer: Option<SocketAddr>,
-    /// The daemon's bound address.
-    pub(super) listener: Option<Listener>,
+    /// The daemon's bound address. An id with an undecided request shares that of its listener:
+    /// closing it rejects the request.
+    pub(super) listener: Option<Arc<Listener>>,
     /// Connection requests that may wait to be fetched, of a listener.
     pub(super) backlog: usize,
     /// The port that `rdma_resolve_addr(3)` chose, until there is a connection.
@@ -88,14 +89,25 @@ impl IdBody {
         kind: DeviceKind,
         channel: Arc<EventChannel>,
     ) -> Arc<IdBody> {
-        Self::with_request(device, kind, channel, None)
+        Self::make(device, kind, channel, None, None)
     }
 
-    /// The id of a peer that asks to connect.
+    /// The id of a peer that asks a listener to connect.
     pub(crate) fn with_request(
+        listener: &IdBody,
+        channel: Arc<EventChannel>,
+        request: ConnectionRequest,
+    ) -> Arc<IdBody> {
+        let device = listener.device.clone();
+        let bound = listener.state.lock().listener.clone();
+        Self::make(device, listener.kind, channel, bound, Some(request))
+    }
+
+    fn make(
         device: Arc<Device>,
         kind: DeviceKind,
         channel: Arc<EventChannel>,
+        listener: Option<Arc<Listener>>,
         request: Option<ConnectionRequest>,
     ) -> Arc<IdBody> {
         let addresses = request.as_ref().map(ConnectionRequest::addresses);
@@ -104,7 +116,7 @@ impl IdBody {
             source: addresses.map(|a| a.local),
             source_chosen: false,
             peer: addresses.map(|a| a.peer),
-            listener: None,
+            listener,
             backlog: 0,
             port: None,
             passive: request.is_some(),
@@ -235,17 +247,19 @@ impl IdBody {
     pub(crate) fn destroy(self: &Arc<Self>) {
         let (listener, request, qp) = {
             let mut state = self.state.lock();
+            let listens = state.phase == Phase::Listening;
             let connected = matches!(state.phase, Phase::Connecting | Phase::Connected);
             state.phase = Phase::Ended;
             let qp = state.qp.take();
             if let Some(qp) = qp {
                 self.device.ids.forget_qp(qp);
             }
-            (state.listener.take(), state.request.take(), qp.filter(|_| connected))
+            let listener = state.listener.take();
+            if let Some(listener) = listener.as_ref().filter(|_| listens) {
+                self.device.ids.forget_listener(listener.id());
+            }
+            (listener, state.request.take(), qp.filter(|_| connected))
         };
-        if let Some(listener) = &listener {
-            self.device.ids.forget_listener(listener.id());
-        }
         // Undecided, it is rejected on the wire.
         drop((listener, request));
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {

@@ -73,7 +73,18 @@ impl IdBody {
                 self.device.ids.forget_qp(qp.id());
             })
         };
-        accepted.map_err(undecided)
+        self.decided(accepted)
+    }
+
+    /// The request no longer needs its listener.
+    fn decided(&self, answered: Result<(), rnic_client::Error>) -> Result<(), Errno> {
+        let listener = self.state.lock().listener.take();
+        drop(listener);
+        answered.map_err(|error| match Errno::from(error) {
+            // The peer has given up meanwhile.
+            errno if errno.number() == libc::ENOENT => errno.with_number(libc::ECONNRESET),
+            errno => errno,
+        })
     }
 
     /// Refuses parameters that could not be granted, so that the request can still be decided.
@@ -115,21 +126,12 @@ impl IdBody {
             state.request.take()
         };
         let request = request.ok_or_else(|| no_longer("has no connection request"))?;
-        request.reject(private_data).map_err(undecided)
+        self.decided(request.reject(private_data))
     }
 }
 
 /// The most private data that an answer to a lookup of datagrams carries (rdma_accept(3)).
 const MOST_IN_ANSWER: usize = 136;
-
-/// The failure of a decision.
-fn undecided(error: rnic_client::Error) -> Errno {
-    match Errno::from(error) {
-        // The peer has given up meanwhile.
-        errno if errno.number() == libc::ENOENT => errno.with_number(libc::ECONNRESET),
-        errno => errno,
-    }
-}
 
 fn no_longer(what: &str) -> Errno {
     Errno::invalid(format_args!("the id {what}"))

@@ -162,8 +162,9 @@ pub(crate) fn deliver(device: &Device, event: Event) {
 fn take_effect(device: &Device, event: Event) {
     match event {
         Event::ConnectionRequest { listener, .. } => {
-            let Some(id) = device.ids.of_listener(listener) else { return };
-            if let Ok(request) = device.context.connection_request(event) {
+            let id = device.ids.of_listener(listener);
+            // Without a listener it is dropped, and so rejected on the wire.
+            if let (Ok(request), Some(id)) = (device.context.connection_request(event), id) {
                 id.asked(request);
             }
         }

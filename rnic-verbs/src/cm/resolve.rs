@@ -33,7 +33,7 @@ impl IdBody {
         })?;
         state.source = Some(listener.local_addr());
         state.source_chosen = true;
-        state.listener = Some(listener);
+        state.listener = Some(Arc::new(listener));
         state.phase = Phase::Bound;
         Ok(())
     }
