@@ -561,6 +561,26 @@ static void taken_ports(void)
     }
 }
 
+// Ids with RDMA_OPTION_ID_REUSEADDR share an address as long as none listens.
+static void shared_port(void)
+{
+    struct sockaddr_in address = loopback(0);
+    struct rdma_cm_id *ids[3];
+    int yes = 1;
+    for (int n = 0; n < 3; n++) {
+        ids[n] = new_id(passive.channel);
+        check(!rdma_set_option(ids[n], RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes, sizeof yes));
+        if (n == 2)
+            check(!rdma_listen(ids[1], 1));
+        int bound = rdma_bind_addr(ids[n], (struct sockaddr *)&address);
+        check(n < 2 ? !bound : bound == -1 && errno == EADDRINUSE);
+        address.sin_port = rdma_get_src_port(ids[0]);
+    }
+    check(rdma_listen(ids[0], 1) == -1 && errno == EADDRINUSE);
+    check(!rdma_destroy_id(ids[1]) && !rdma_listen(ids[0], 1));
+    check(!rdma_destroy_id(ids[0]) && !rdma_destroy_id(ids[2]));
+}
+
 // Several listeners on one channel, and both families on one port.
 static void many_listeners(void)
 {
@@ -583,6 +603,7 @@ static void many_listeners(void)
         dissolve(&active);
     }
     taken_ports();
+    shared_port();
     // What is free in one family may be somebody else's in the other, seldom twice.
     int shared = 0;
     for (int tries = 0; !shared && tries < 20; tries++)

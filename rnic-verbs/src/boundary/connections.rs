@@ -262,10 +262,11 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 found.id.set_ack_timeout(*value.cast::<u8>());
                 Ok(())
             }
-            // So is how it marks its packets; listeners of the daemon never exclude connections
-            // that are left of earlier ones.
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4)
-            | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4) => {
+                found.id.set_reuses_address(*value.cast::<c_int>() != 0)
+            }
+            // So is how it marks its packets.
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
             (
                 RDMA_OPTION_ID,
                 RDMA_OPTION_ID_AFONLY

@@ -78,6 +78,8 @@ pub(super) struct State {
     pub(super) attempt: Option<Attempt>,
     /// Only its own address family, on a wildcard address.
     pub(super) family_only: bool,
+    /// Shares its address with others that do as well (`RDMA_OPTION_ID_REUSEADDR`).
+    pub(super) reuses_address: bool,
     /// What `ibv_query_qp(3)` says of the queue pair that is made for it.
     ack_timeout: Option<u8>,
 }
@@ -125,6 +127,7 @@ impl IdBody {
             qp: None,
             attempt: None,
             family_only: false,
+            reuses_address: false,
             ack_timeout: None,
         };
         Arc::new(IdBody {
@@ -210,6 +213,16 @@ impl IdBody {
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle, Phase::Bound])?;
         state.family_only = on;
+        Ok(())
+    }
+
+    /// Has it share its address with others until it listens (`RDMA_OPTION_ID_REUSEADDR`).
+    pub(crate) fn set_reuses_address(&self, on: bool) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Listening || !on {
+            state.expect(&[Phase::Idle])?;
+        }
+        state.reuses_address = on;
         Ok(())
     }
 

@@ -26,7 +26,7 @@ impl IdBody {
         let Some(listener) = &state.listener else { return Err(no_longer("is not bound")) };
         // The daemon counts the requests that the program has fetched and not decided as well.
         let undecided = BACKLOG.min(self.device.attributes.max_backlog);
-        self.device.ids.listens(listener.id(), self);
+        self.device.ids.listens(listener.id(), self)?;
         if let Err(error) = listener.listen(undecided) {
             self.device.ids.forget_listener(listener.id());
             return Err(error.into());

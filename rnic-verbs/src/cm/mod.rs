@@ -20,15 +20,16 @@ mod retry;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use rnic_client::{DatagramAddress, Event, Gid, ListenerId, QpId};
+use rnic_client::{DatagramAddress, Event, Gid, Listener, ListenerId, QpId};
 
 use crate::c;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::errno::Errno;
 
 pub(crate) use addrinfo::{Hints, look_up};
@@ -49,6 +50,8 @@ const LAST_SENDS: Duration = Duration::from_millis(500);
 pub(crate) struct Ids {
     by_qp: Mutex<HashMap<QpId, Arc<IdBody>>>,
     by_listener: Mutex<HashMap<ListenerId, Arc<IdBody>>>,
+    /// Addresses of ids with `RDMA_OPTION_ID_REUSEADDR`.
+    reusable: Mutex<Vec<(DeviceKind, Weak<Listener>)>>,
     /// Held while an event of the daemon takes effect: an id changes its phase and gets its event
     /// in one step. True once the daemon has dropped events.
     delivery: Mutex<bool>,
@@ -134,8 +137,33 @@ impl Ids {
         self.by_qp.lock().contains_key(&qp)
     }
 
-    fn listens(&self, listener: ListenerId, id: &Arc<IdBody>) {
-        self.by_listener.lock().insert(listener, id.clone());
+    /// Events of this listener are for this id from now on, unless they are for another one.
+    fn listens(&self, listener: ListenerId, id: &Arc<IdBody>) -> Result<(), Errno> {
+        match self.by_listener.lock().entry(listener) {
+            Entry::Vacant(free) => {
+                free.insert(id.clone());
+                Ok(())
+            }
+            Entry::Occupied(_) => {
+                let reason = format_args!("another id with RDMA_OPTION_ID_REUSEADDR listens here");
+                Err(Errno::new(libc::EADDRINUSE, reason))
+            }
+        }
+    }
+
+    /// Other ids of the program may share this address while none listens.
+    fn may_be_reused(&self, kind: DeviceKind, listener: &Arc<Listener>) {
+        let mut reusable = self.reusable.lock();
+        reusable.retain(|(_, listener)| listener.strong_count() > 0);
+        reusable.push((kind, Arc::downgrade(listener)));
+    }
+
+    /// The bound address that ids with `RDMA_OPTION_ID_REUSEADDR` share.
+    fn reusable(&self, kind: DeviceKind, address: SocketAddr) -> Option<Arc<Listener>> {
+        let reusable = self.reusable.lock();
+        let of_kind = reusable.iter().filter(|(of, _)| *of == kind);
+        let mut bound = of_kind.filter_map(|(_, listener)| listener.upgrade());
+        bound.find(|l| l.local_addr() == address && self.of_listener(l.id()).is_none())
     }
 
     fn forget_listener(&self, listener: ListenerId) {

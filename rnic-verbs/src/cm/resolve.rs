@@ -22,7 +22,12 @@ impl IdBody {
             true => context.bind_datagrams(address, options),
             false => context.bind_with(address, options),
         };
-        let listener = bound.map_err(|error| {
+        let ids = &self.device.ids;
+        let listener = bound.map(Arc::new).or_else(|error| {
+            let shared = Some(address).filter(|_| state.reuses_address);
+            shared.and_then(|address| ids.reusable(self.kind(), address)).ok_or(error)
+        });
+        let listener = listener.map_err(|error| {
             let errno = Errno::from(error);
             // As the kernel's: in use is what another one has of its own, while an address that
             // stands for all cannot be had beside any.
@@ -31,9 +36,12 @@ impl IdBody {
                 false => errno,
             }
         })?;
+        if state.reuses_address {
+            ids.may_be_reused(self.kind(), &listener);
+        }
         state.source = Some(listener.local_addr());
         state.source_chosen = true;
-        state.listener = Some(Arc::new(listener));
+        state.listener = Some(listener);
         state.phase = Phase::Bound;
         Ok(())
     }
