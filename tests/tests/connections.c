@@ -449,6 +449,36 @@ static void reads(void)
     }
 }
 
+// An endpoint may connect at once. Its request begins with the data of its address.
+static void endpoint(void)
+{
+    passive.channel = channel();
+    listener = listening(passive.channel);
+    char port[8];
+    snprintf(port, sizeof port, "%d", ntohs(rdma_get_src_port(listener)));
+    struct rdma_addrinfo hints = {.ai_flags = RAI_NOROUTE, .ai_port_space = RDMA_PS_TCP}, *found;
+    check(!rdma_getaddrinfo("127.0.0.1", port, &hints, &found));
+    found->ai_connect = "head ";
+    found->ai_connect_len = 5;
+    active.channel = channel();
+    check(!rdma_create_ep(&active.id, found, NULL, NULL));
+    check(!rdma_migrate_id(active.id, active.channel));
+    furnish(&active);
+    struct rdma_conn_param parameters = {.private_data = "tail", .private_data_len = 5};
+    check(!rdma_connect(active.id, &parameters));
+    struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+    check(event->param.conn.private_data_len == 10);
+    check(!strcmp(event->param.conn.private_data, "head tail"));
+    struct rdma_cm_id *asked = event->id;
+    check(!rdma_ack_cm_event(event) && !rdma_destroy_id(asked));
+    check(status_of(active.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+    dissolve(&active);
+    found->ai_connect = NULL;
+    found->ai_connect_len = 0;
+    rdma_freeaddrinfo(found);
+    all_gone();
+}
+
 static void nobody_listens(void)
 {
     // Somebody has the port all the same, so that it is nobody else's.
@@ -706,6 +736,7 @@ int main(int count, char **words)
         {"withdrawn", withdrawn},
         {"listener first", listener_first},
         {"reads", reads},
+        {"endpoint", endpoint},
         {"nobody listens", nobody_listens},
         {"nobody answers", nobody_answers},
         {"migrated", migrated},

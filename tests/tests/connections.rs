@@ -43,6 +43,7 @@ parts! {
     a_withdrawn_request_resets: "withdrawn",
     a_fetched_request_outlives_its_listener: "listener first",
     accepting_takes_the_reads_of_the_request: "reads",
+    an_endpoint_connects_at_once: "endpoint",
     a_port_without_a_listener_rejects: "nobody listens",
     a_peer_that_does_not_answer_is_unreachable: "nobody answers",
     events_follow_an_id_to_its_channel: "migrated",

@@ -99,7 +99,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_connect(
     unsafe {
         minus_one(completed(id, |of| {
             has_what_it_shows(id, of);
-            of.connect(&wanted(parameters))
+            of.connect(wanted(parameters))
         }))
     }
 }
@@ -139,7 +139,7 @@ unsafe fn wanted(parameters: *const rdma_conn_param) -> ConnectWanted {
     };
     let reads = |n: u8| (n != RDMA_MAX_RESP_RES).then_some(u16::from(n));
     // SAFETY: as the module says.
-    let private_data = unsafe { data(parameters.private_data, parameters.private_data_len) };
+    let private_data = unsafe { data(parameters.private_data, parameters.private_data_len.into()) };
     ConnectWanted {
         private_data: private_data.to_vec(),
         inbound: reads(parameters.responder_resources),
@@ -148,12 +148,12 @@ unsafe fn wanted(parameters: *const rdma_conn_param) -> ConnectWanted {
     }
 }
 
-unsafe fn data<'a>(from: *const c_void, length: u8) -> &'a [u8] {
+pub(super) unsafe fn data<'a>(from: *const c_void, length: usize) -> &'a [u8] {
     if from.is_null() || length == 0 {
         return &[];
     }
     // SAFETY: as the module says.
-    unsafe { std::slice::from_raw_parts(from.cast(), length.into()) }
+    unsafe { std::slice::from_raw_parts(from.cast(), length) }
 }
 
 /// rdma_reject(3).
@@ -163,7 +163,7 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     length: u8,
 ) -> c_int {
     // SAFETY: as the module says.
-    unsafe { minus_one(shown(id).and_then(|s| s.id.reject(data(private_data, length)))) }
+    unsafe { minus_one(shown(id).and_then(|s| s.id.reject(data(private_data, length.into())))) }
 }
 
 /// rdma_disconnect(3). Of a connection that has ended before, and told so, nothing more comes.

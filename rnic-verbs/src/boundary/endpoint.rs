@@ -76,9 +76,9 @@ unsafe fn connect_to(
     // SAFETY: as the module says.
     unsafe {
         resolve_address(id, found.ai_src_addr, found.ai_dst_addr)?;
-        if found.ai_flags & RAI_NOROUTE == 0 || !wanted.is_null() {
-            completed(id, |of| of.resolve_route())?;
-        }
+        completed(id, |of| of.resolve_route())?;
+        let data = connections::data(found.ai_connect, found.ai_connect_len);
+        shown(id)?.id.set_connect_data(data);
         if !wanted.is_null() {
             // As above.
             (*wanted).qp_type = (*id).qp_type;

@@ -25,11 +25,12 @@ pub(crate) struct ConnectWanted {
 
 impl IdBody {
     /// Asks the peer for a connection (`rdma_connect(3)`).
-    pub(crate) fn connect(self: &Arc<Self>, wanted: &ConnectWanted) -> Result<(), Errno> {
+    pub(crate) fn connect(self: &Arc<Self>, mut wanted: ConnectWanted) -> Result<(), Errno> {
         {
             let mut state = self.state.lock();
             state.expect(&[Phase::RouteResolved])?;
-            let qp = self.qp_to_connect(&state, wanted)?;
+            wanted.private_data.splice(..0, state.connect_data.iter().copied());
+            let qp = self.qp_to_connect(&state, &wanted)?;
             if self.is_of_datagrams() {
                 // Several ids may have one queue pair, which asks for one at a time.
                 self.device.ids.asks(qp.id(), self)?;
@@ -38,10 +39,10 @@ impl IdBody {
             // A port that was bound for it is free for its connection.
             drop(state.listener.take());
             (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
-            state.attempt = Some(Attempt::new(wanted));
+            state.attempt = Some(Attempt::new(&wanted));
             self.device.ids.connects(qp.id(), self);
         }
-        self.start(wanted).inspect_err(|_| {
+        self.start(&wanted).inspect_err(|_| {
             let mut state = self.state.lock();
             state.phase = Phase::RouteResolved;
             if let Some(qp) = state.qp.take() {

@@ -74,6 +74,8 @@ pub(super) struct State {
     pub(super) own_qp: Option<QpId>,
     /// The queue pair of its connection.
     pub(super) qp: Option<QpId>,
+    /// Precedes the private data of its connection request (`ai_connect` of `rdma_create_ep(3)`).
+    pub(super) connect_data: Vec<u8>,
     /// What it asks its peer for, while it connects.
     pub(super) attempt: Option<Attempt>,
     /// Only its own address family, on a wildcard address.
@@ -125,6 +127,7 @@ impl IdBody {
             request,
             own_qp: None,
             qp: None,
+            connect_data: Vec::new(),
             attempt: None,
             family_only: false,
             reuses_address: false,
@@ -206,6 +209,11 @@ impl IdBody {
         if let Some(qp) = own_qp.and_then(|qp| self.device.qp(qp)) {
             qp.states.lock().timeout = timeout;
         }
+    }
+
+    /// Remembers data that its connection request begins with.
+    pub(crate) fn set_connect_data(&self, data: &[u8]) {
+        self.state.lock().connect_data = data.to_vec();
     }
 
     /// Has a wildcard address stand for its own family only (`RDMA_OPTION_ID_AFONLY`).
