@@ -405,13 +405,13 @@ static void listener_first(void)
     check(status_of(late.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
     dissolve(&late);
     rdma_destroy_event_channel(late.channel);
-    check(!rdma_accept(passive.id, NULL));
-    expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
-    expect(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
     // The port is free.
     struct sockaddr_in address = loopback(rdma_get_src_port(passive.id));
     listener = new_id(passive.channel);
-    check(!rdma_bind_addr(listener, (struct sockaddr *)&address));
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address) && !rdma_listen(listener, 1));
+    check(!rdma_accept(passive.id, NULL));
+    expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
+    expect(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
     dissolve(&active);
     ended(&passive);
     dissolve(&passive);

@@ -278,6 +278,7 @@ impl IdBody {
             let listener = state.listener.take();
             if let Some(listener) = listener.as_ref().filter(|_| listens) {
                 self.device.ids.forget_listener(listener.id());
+                self.device.ids.may_be_reused(self.kind, false, listener);
             }
             (listener, state.request.take(), qp.filter(|_| connected))
         };

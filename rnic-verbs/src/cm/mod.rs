@@ -50,8 +50,8 @@ const LAST_SENDS: Duration = Duration::from_millis(500);
 pub(crate) struct Ids {
     by_qp: Mutex<HashMap<QpId, Arc<IdBody>>>,
     by_listener: Mutex<HashMap<ListenerId, Arc<IdBody>>>,
-    /// Addresses of ids with `RDMA_OPTION_ID_REUSEADDR`.
-    reusable: Mutex<Vec<(DeviceKind, Weak<Listener>)>>,
+    /// Bound addresses that other ids may share.
+    reusable: Mutex<Vec<Reusable>>,
     /// Held while an event of the daemon takes effect: an id changes its phase and gets its event
     /// in one step. True once the daemon has dropped events.
     delivery: Mutex<bool>,
@@ -61,6 +61,14 @@ pub(crate) struct Ids {
     /// How often `rdma_init_qp_attr(3)` has returned attributes for the step to RTR, less the steps
     /// that QPs have made with them. An id that knows its QP is not counted.
     given_attributes: AtomicUsize,
+}
+
+/// A bound address that other ids of the program may share.
+struct Reusable {
+    kind: DeviceKind,
+    /// Only with `RDMA_OPTION_ID_REUSEADDR`. Without, undecided requests alone keep it open.
+    by_option: bool,
+    listener: Weak<Listener>,
 }
 
 impl Ids {
@@ -152,18 +160,31 @@ impl Ids {
     }
 
     /// Other ids of the program may share this address while none listens.
-    fn may_be_reused(&self, kind: DeviceKind, listener: &Arc<Listener>) {
+    fn may_be_reused(&self, kind: DeviceKind, by_option: bool, listener: &Arc<Listener>) {
         let mut reusable = self.reusable.lock();
-        reusable.retain(|(_, listener)| listener.strong_count() > 0);
-        reusable.push((kind, Arc::downgrade(listener)));
+        reusable.retain(|one| one.listener.strong_count() > 0);
+        reusable.push(Reusable { kind, by_option, listener: Arc::downgrade(listener) });
     }
 
-    /// The bound address that ids with `RDMA_OPTION_ID_REUSEADDR` share.
-    fn reusable(&self, kind: DeviceKind, address: SocketAddr) -> Option<Arc<Listener>> {
-        let reusable = self.reusable.lock();
-        let of_kind = reusable.iter().filter(|(of, _)| *of == kind);
-        let mut bound = of_kind.filter_map(|(_, listener)| listener.upgrade());
-        bound.find(|l| l.local_addr() == address && self.of_listener(l.id()).is_none())
+    /// The bound address that an id shares.
+    fn reusable(
+        &self,
+        kind: DeviceKind,
+        by_option: bool,
+        address: SocketAddr,
+    ) -> Option<Arc<Listener>> {
+        let mut reusable = self.reusable.lock();
+        let at = reusable.iter().position(|one| {
+            let is_free =
+                |l: Arc<Listener>| l.local_addr() == address && self.of_listener(l.id()).is_none();
+            let may_be = one.kind == kind && (by_option || !one.by_option);
+            may_be && one.listener.upgrade().is_some_and(is_free)
+        })?;
+        if reusable[at].by_option {
+            return reusable[at].listener.upgrade();
+        }
+        // For one id.
+        reusable.swap_remove(at).listener.upgrade()
     }
 
     fn forget_listener(&self, listener: ListenerId) {

@@ -23,10 +23,9 @@ impl IdBody {
             false => context.bind_with(address, options),
         };
         let ids = &self.device.ids;
-        let listener = bound.map(Arc::new).or_else(|error| {
-            let shared = Some(address).filter(|_| state.reuses_address);
-            shared.and_then(|address| ids.reusable(self.kind(), address)).ok_or(error)
-        });
+        let listener = bound
+            .map(Arc::new)
+            .or_else(|error| ids.reusable(self.kind(), state.reuses_address, address).ok_or(error));
         let listener = listener.map_err(|error| {
             let errno = Errno::from(error);
             // As the kernel's: in use is what another one has of its own, while an address that
@@ -37,7 +36,7 @@ impl IdBody {
             }
         })?;
         if state.reuses_address {
-            ids.may_be_reused(self.kind(), &listener);
+            ids.may_be_reused(self.kind(), true, &listener);
         }
         state.source = Some(listener.local_addr());
         state.source_chosen = true;
