@@ -334,6 +334,37 @@ static void refused(void)
     MUST(!readable(context->async_fd, 0));
 }
 
+// A request that fails on this side fails once those before it are done: the first failure that a
+// program sees is the cause of the others.
+static void local_error(void)
+{
+    enum { BEFORE = 8 };
+    int opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_LOCAL_INV};
+    for (int n = 0; n < 4; n++) {
+        struct end a, b;
+        pair(&a, &b);
+        struct ibv_sge sge = {(uintptr_t)a.bytes, LENGTH, a.mr->lkey};
+        struct ibv_sge foreign = {sge.addr, n == 0 ? 8 : LENGTH, sge.lkey ^ 0x100};
+        struct ibv_send_wr wr[BEFORE + 2];
+        for (int id = 0; id < BEFORE + 2; id++) {
+            wr[id] = request(id % 4 == 3 ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, &sge, &b);
+            wr[id].wr_id = id;
+            wr[id].next = id < BEFORE + 1 ? &wr[id + 1] : NULL;
+        }
+        wr[BEFORE].opcode = opcodes[n];
+        wr[BEFORE].sg_list = &foreign;
+        wr[BEFORE].num_sge = opcodes[n] != IBV_WR_LOCAL_INV;
+        wr[BEFORE].invalidate_rkey = foreign.lkey;
+        post(&a, wr);
+        for (int id = 0; id < BEFORE; id++)
+            completes(&a, id, IBV_WC_SUCCESS);
+        completes(&a, BEFORE, IBV_WC_LOC_PROT_ERR);
+        completes(&a, BEFORE + 1, IBV_WC_WR_FLUSH_ERR);
+        unmake(&a);
+        unmake(&b);
+    }
+}
+
 // A fenced Send begins when the Reads before it are done, so it has what they have brought.
 static void fence(void)
 {
@@ -481,8 +512,8 @@ int main(int count, char **arguments)
         int roce;
     } parts[] = {
         {"zero", zero_bytes, 1}, {"bind", bind_window, 1},    {"flush", flush, 1},
-        {"refused", refused, 1}, {"fence", fence, 1},         {"solicited", solicited, 1},
-        {"established", established, 0},
+        {"refused", refused, 1}, {"local", local_error, 1},   {"fence", fence, 1},
+        {"solicited", solicited, 1}, {"established", established, 0},
     };
     MUST(count == 2);
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)

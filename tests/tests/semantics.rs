@@ -39,6 +39,11 @@ fn a_refusing_responder_raises_an_event() {
 }
 
 #[test]
+fn requests_before_a_local_error_complete() {
+    run("local");
+}
+
+#[test]
 fn a_fenced_send_follows_the_read_before_it() {
     run("fence");
 }

@@ -251,6 +251,11 @@ impl Qp {
     pub(super) fn gather_failed(&mut self, engine: &mut EngineState, fault: GatherFault) {
         let Some(message) = self.requester.take_message() else { return };
         match (fault, &message.source, message.seq) {
+            (GatherFault::Local(reason), _, Some(seq)) if message.sent == 0 => {
+                if let Err(error) = self.requester.refuse(seq, reason) {
+                    self.request_error(engine, error);
+                }
+            }
             (GatherFault::Local(reason), _, Some(seq)) => {
                 self.request_error(engine, RequestError::Failed { seq, reason });
             }

@@ -82,6 +82,9 @@ impl Requester {
             }
         }
         engine.unreserve(&core.send_cq, silent);
+        if self.refused.is_some_and(|(seq, _)| self.in_flight.first() == Some(seq)) {
+            engine.wake(core);
+        }
     }
 
     /// Marks all that has been taken from the queue as flushed, but for what was accepted before.

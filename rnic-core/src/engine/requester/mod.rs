@@ -94,6 +94,8 @@ pub(super) struct Requester {
     /// Requests that hold all later ones up until every worker has changed its STag table. The
     /// first has been asked for.
     changing: VecDeque<(u64, StagChange)>,
+    /// The request taken last, which cannot be carried out: it fails once all before it are done.
+    refused: Option<(u64, Reason)>,
     /// Number of the next Send, of the next Read or Atomic Request, and of the next Atomic
     /// Response, on their untagged queues.
     send_msn: Msn,
@@ -149,6 +151,7 @@ impl Requester {
             peer_waits: false,
             left_to_send: None,
             changing: VecDeque::new(),
+            refused: None,
             send_msn: Msn::FIRST,
             request_msn: Msn::FIRST,
             response_msn: Msn::FIRST,
@@ -299,6 +302,23 @@ impl Requester {
     /// The name that the application gave to a request.
     pub(super) fn wr_id(&mut self, seq: u64) -> Option<u64> {
         self.in_flight.get_mut(seq).map(|request| request.wr_id)
+    }
+
+    /// A request of which nothing has left cannot be carried out. With acknowledgements, it fails
+    /// once all before it are done (IBTA specification, volume 1, section 10.10.2.2): the first
+    /// failure that an application sees is the cause of all others.
+    ///
+    /// # Errors
+    ///
+    /// The failure, if it is due.
+    pub(super) fn refuse(&mut self, seq: u64, reason: Reason) -> Result<(), RequestError> {
+        if self.acks.is_none() || self.in_flight.first() == Some(seq) {
+            self.refused = None;
+            return Err(RequestError::Failed { seq, reason });
+        }
+        self.refused = Some((seq, reason));
+        self.ask_now();
+        Ok(())
     }
 
     /// A request is done and has failed, for what this record says.

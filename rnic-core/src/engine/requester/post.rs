@@ -64,7 +64,13 @@ impl Requester {
             self.response_next = !response;
             let found = match response {
                 true => self.begin_response(core, engine)?,
-                false => self.next_request(core, life, engine)?,
+                false => match self.next_request(core, life, engine) {
+                    Err(RequestError::Failed { seq, reason }) => {
+                        self.refuse(seq, reason)?;
+                        false
+                    }
+                    found => found?,
+                },
             };
             if found {
                 return Ok(true);
@@ -85,6 +91,9 @@ impl Requester {
         life: &LifeCycle,
         engine: &mut EngineState,
     ) -> Result<bool, RequestError> {
+        if let Some((seq, reason)) = self.refused {
+            return Err(RequestError::Failed { seq, reason });
+        }
         while life.phase().sends()
             && !self.held_back
             && self.changing.is_empty()
