@@ -1,10 +1,11 @@
-//! What numbers of the API are called, for programs that print them.
+//! Names of the numbers of the API, word for word those of rdma-core: scripts and test suites
+//! compare them.
 
 use std::ffi::CStr;
 
 use libc::{c_char, c_uint};
 
-use crate::c::{IBV_NODE_CA, IBV_NODE_RNIC, ibv_node_type};
+use crate::c::ibv_node_type;
 
 const WC_STATUS: [&CStr; 24] = [
     c"success",
@@ -12,51 +13,62 @@ const WC_STATUS: [&CStr; 24] = [
     c"local QP operation error",
     c"local EE context operation error",
     c"local protection error",
-    c"work request flushed",
-    c"memory window bind error",
+    c"Work Request Flushed Error",
+    c"memory management operation error",
     c"bad response error",
     c"local access error",
     c"remote invalid request error",
     c"remote access error",
     c"remote operation error",
-    c"transport retries exceeded",
-    c"receiver-not-ready retries exceeded",
+    c"transport retry counter exceeded",
+    c"RNR retry counter exceeded",
     c"local RDD violation error",
     c"remote invalid RD request",
-    c"remote aborted error",
+    c"aborted error",
     c"invalid EE context number",
     c"invalid EE context state",
     c"fatal error",
-    c"response timeout",
+    c"response timeout error",
     c"general error",
-    c"tag matching error",
-    c"tag matching rendezvous incomplete",
+    c"TM error",
+    c"TM software rendezvous",
+];
+
+const NODE_TYPES: [&CStr; 8] = [
+    c"unknown",
+    c"InfiniBand channel adapter",
+    c"InfiniBand switch",
+    c"InfiniBand router",
+    c"iWARP NIC",
+    c"usNIC",
+    c"usNIC UDP",
+    c"unspecified",
 ];
 
 const PORT_STATES: [&CStr; 6] =
-    [c"no change", c"down", c"init", c"armed", c"active", c"active defer"];
+    [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
 
 const EVENTS: [&CStr; 20] = [
     c"CQ error",
-    c"QP fatal error",
-    c"QP request error",
-    c"QP access error",
+    c"local work queue catastrophic error",
+    c"invalid request local work queue error",
+    c"local access violation work queue error",
     c"communication established",
-    c"SQ drained",
+    c"send queue drained",
     c"path migrated",
-    c"path migration error",
-    c"device fatal error",
+    c"path migration request error",
+    c"local catastrophic error",
     c"port active",
     c"port error",
     c"LID change",
     c"P_Key change",
     c"SM change",
-    c"SRQ error",
+    c"SRQ catastrophic error",
     c"SRQ limit reached",
     c"last WQE reached",
-    c"client reregister",
-    c"GID change",
-    c"WQ fatal error",
+    c"client reregistration",
+    c"GID table change",
+    c"WQ fatal",
 ];
 
 const CM_EVENTS: [&CStr; 16] = [
@@ -95,11 +107,7 @@ pub(crate) extern "C" fn ibv_event_type_str(event: c_uint) -> *const c_char {
 
 /// ibv_node_type_str(3).
 pub(crate) extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
-    match node_type {
-        IBV_NODE_CA => c"InfiniBand channel adapter".as_ptr(),
-        IBV_NODE_RNIC => c"iWARP NIC".as_ptr(),
-        _ => c"unknown".as_ptr(),
-    }
+    named(&NODE_TYPES, node_type.cast_unsigned())
 }
 
 /// rdma_event_str(3).
@@ -125,11 +133,12 @@ mod tests {
     #[test]
     fn numbers_have_their_names() {
         assert_eq!(read(ibv_wc_status_str(0)), "success");
-        assert_eq!(read(ibv_wc_status_str(13)), "receiver-not-ready retries exceeded");
+        assert_eq!(read(ibv_wc_status_str(13)), "RNR retry counter exceeded");
         assert_eq!(read(ibv_port_state_str(c::IBV_PORT_ACTIVE)), "active");
         assert_eq!(read(ibv_event_type_str(c::IBV_EVENT_COMM_EST)), "communication established");
         assert_eq!(read(rdma_event_str(c::RDMA_CM_EVENT_REJECTED)), "RDMA_CM_EVENT_REJECTED");
-        assert_eq!(read(ibv_node_type_str(IBV_NODE_RNIC)), "iWARP NIC");
+        assert_eq!(read(ibv_node_type_str(c::IBV_NODE_RNIC)), "iWARP NIC");
+        assert_eq!(read(ibv_node_type_str(c::IBV_NODE_UNKNOWN)), "unknown");
         assert_eq!(read(ibv_wc_status_str(1000)), "unknown");
         assert_eq!(read(rdma_event_str(1000)), "UNKNOWN EVENT");
     }

@@ -359,6 +359,30 @@ static void by_hand(void)
     closes();
 }
 
+// Names are those of rdma-core: scripts and suites compare them.
+static void named(void)
+{
+    const struct {
+        const char *found, *name;
+    } names[] = {
+        {ibv_wc_status_str(IBV_WC_SUCCESS), "success"},
+        {ibv_wc_status_str(IBV_WC_WR_FLUSH_ERR), "Work Request Flushed Error"},
+        {ibv_wc_status_str(IBV_WC_RETRY_EXC_ERR), "transport retry counter exceeded"},
+        {ibv_wc_status_str(IBV_WC_RNR_RETRY_EXC_ERR), "RNR retry counter exceeded"},
+        {ibv_event_type_str(IBV_EVENT_QP_FATAL), "local work queue catastrophic error"},
+        {ibv_event_type_str(IBV_EVENT_GID_CHANGE), "GID table change"},
+        {ibv_port_state_str(IBV_PORT_NOP), "no state change (NOP)"},
+        {ibv_node_type_str(IBV_NODE_SWITCH), "InfiniBand switch"},
+        {ibv_node_type_str(IBV_NODE_UNKNOWN), "unknown"},
+        {rdma_event_str(99), "UNKNOWN EVENT"},
+    };
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+        if (strcmp(names[n].found, names[n].name)) {
+            printf("\"%s\" instead of \"%s\"\n", names[n].found, names[n].name);
+            wrong++;
+        }
+}
+
 int main(int argc, char **argv)
 {
     const char *part = argc > 1 ? argv[1] : "";
@@ -379,6 +403,8 @@ int main(int argc, char **argv)
         maxima(IBV_TRANSPORT_IWARP);
     } else if (!strcmp(part, "by hand"))
         by_hand();
+    else if (!strcmp(part, "named"))
+        named();
     else
         MUST(!"a part of this program");
     if (!wrong)

@@ -50,6 +50,11 @@ fn iwarp_queue_pairs_get_no_peer_by_hand() {
     run("by hand", "");
 }
 
+#[test]
+fn names_are_those_of_rdma_core() {
+    run("named", "");
+}
+
 /// Limits of a session that a program reaches.
 const SMALL_LIMITS: &str = "
 [limits.session]
