@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::lock_api::RawMutex as _;
-use parking_lot::{Mutex, RawMutex};
+use parking_lot::Mutex;
 use rnic_client::{Arm, Completion, CompletionOpcode, CompletionStatus, Cq, CqOptions, Grh, QpId};
 
 use crate::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
@@ -16,6 +15,7 @@ use crate::errno::Errno;
 use crate::log;
 use crate::object::{Body, Foreign, Kind};
 use crate::qp::QpBody;
+use crate::section::Section;
 
 /// A completion queue.
 pub(crate) struct CqBody {
@@ -29,9 +29,8 @@ pub(crate) struct CqBody {
     pub(crate) completion_events: Unacknowledged,
     pub(crate) async_events: Unacknowledged,
     poll: Mutex<PollState>,
-    /// Held from `ibv_start_poll(3)` to `ibv_end_poll(3)`, during which completions are one
-    /// thread's.
-    looking: RawMutex,
+    /// From `ibv_start_poll(3)` to `ibv_end_poll(3)`, completions are one thread's.
+    pub(crate) polling: Section,
     /// The completion that is being looked at.
     looked_at: Mutex<c::ibv_wc>,
 }
@@ -90,7 +89,7 @@ impl CqBody {
             context_events: context.async_events().clone(),
             completion_events: Unacknowledged::default(),
             async_events: Unacknowledged::default(),
-            looking: RawMutex::INIT,
+            polling: Section::new(),
             looked_at: Mutex::default(),
             poll: Mutex::new(PollState {
                 batch: [Completion::default(); BATCH],
@@ -235,11 +234,6 @@ impl CqBody {
         }
     }
 
-    /// Keeps other threads from looking at completions (`ibv_start_poll(3)`).
-    pub(crate) fn begin_looking(&self) {
-        self.looking.lock();
-    }
-
     /// The next completion, which is looked at from now on.
     ///
     /// # Errors
@@ -259,15 +253,6 @@ impl CqBody {
     /// The completion that is being looked at.
     pub(crate) fn looked_at(&self) -> c::ibv_wc {
         *self.looked_at.lock()
-    }
-
-    /// Lets other threads look (`ibv_end_poll(3)`).
-    pub(crate) fn end_looking(&self) {
-        if self.looking.is_locked() {
-            // SAFETY: it is locked, and by this thread, unless the program ends what it has not
-            // begun: then two threads look at once, at completions of their own.
-            unsafe { self.looking.unlock() };
-        }
     }
 
     /// Asks for an event (`ibv_req_notify_cq(3)`).

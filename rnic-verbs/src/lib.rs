@@ -33,6 +33,7 @@ mod object;
 mod pd;
 mod qp;
 mod rate;
+mod section;
 mod srq;
 mod states;
 mod strings;

@@ -22,6 +22,7 @@ use crate::device::{Device, DeviceKind};
 use crate::errno::Errno;
 use crate::object::{Body, Foreign, Kind, zeroed};
 use crate::pd::{PdBody, PdUser};
+use crate::section::Section;
 use crate::srq::SrqBody;
 use crate::states::{Consequence, States, state_name};
 use crate::wired_states::{Allowed, WiredStates};
@@ -49,7 +50,9 @@ pub(crate) struct QpBody {
     pub(crate) async_events: Unacknowledged,
     sends: Mutex<Numbers>,
     receives: Mutex<Numbers>,
-    /// Requests of the new API that have not been posted yet (`ibv_wr_start(3)`).
+    /// From `ibv_wr_start(3)` to `ibv_wr_complete(3)`, requests are built by one thread.
+    pub(crate) building: Section,
+    /// Requests built since then.
     pub(crate) started: Mutex<Vec<SendWork>>,
     pub(crate) states: Mutex<States>,
     /// Its states, if it is wired by hand.
@@ -146,6 +149,7 @@ impl QpBody {
             async_events: Unacknowledged::default(),
             sends: Mutex::new(Numbers::new(granted.max_send_wr)),
             receives: Mutex::new(Numbers::new(granted.max_recv_wr)),
+            building: Section::new(),
             started: Mutex::default(),
             states: Mutex::default(),
             wired: (pd.kind() == DeviceKind::Roce)
@@ -237,11 +241,7 @@ impl QpBody {
         self.check_served(work)?;
         let gathered = match work.flags & c::IBV_SEND_INLINE {
             0 => self.small_message(work),
-            _ => Some(work.elements.gather().ok_or_else(|| {
-                let (bytes, most) = (work.elements.bytes(), self.granted.max_inline_data);
-                let reason = format_args!("{bytes} inline bytes, above max_inline_data {most}");
-                Errno::invalid(reason)
-            })?),
+            _ => work.elements.gather(),
         };
         let copied = work.copied.as_deref().or(gathered.as_deref());
         let (inline, bytes) = (copied.is_some(), copied.unwrap_or_default());
@@ -275,15 +275,15 @@ impl QpBody {
             }
             SendKind::Atomic { remote, rkey, operation } => {
                 let at = RemoteAddr { addr: remote, rkey: Stag(rkey) };
-                SendRequest::atomic(number, read_sink(elements, inline)?, at, operation)
+                SendRequest::atomic(number, read_sink(elements), at, operation)
             }
-            SendKind::Read { remote, rkey } if self.wired.is_some() && !inline => {
+            SendKind::Read { remote, rkey } if self.wired.is_some() => {
                 let from = RemoteAddr { addr: remote, rkey: Stag(rkey) };
                 SendRequest::read_scattered(number, elements, from)
             }
             SendKind::Read { remote, rkey } => {
                 let from = RemoteAddr { addr: remote, rkey: Stag(rkey) };
-                SendRequest::read(number, read_sink(elements, inline)?, from)
+                SendRequest::read(number, read_sink(elements), from)
             }
             SendKind::LocalInvalidate { rkey } => SendRequest::local_invalidate(number, Stag(rkey)),
             SendKind::BindWindow(bind) => {
@@ -317,17 +317,16 @@ impl QpBody {
         if let Some((window, key)) = rebound {
             window.set(key);
         }
-        let length = match &work.copied {
-            Some(bytes) => bytes.len() as u64,
-            None => work.elements.bytes(),
-        };
         // Every element was accepted, so the length is at most that of a message.
-        numbers.push(work.wr_id, u32::try_from(length).unwrap_or(u32::MAX));
+        numbers.push(work.wr_id, u32::try_from(work.bytes()).unwrap_or(u32::MAX));
         Ok(())
     }
 
-    /// Checks that a QP of this type serves a request.
+    /// Checks that a QP of this type, and with these capacities, serves a request.
     fn check_served(&self, work: &SendWork) -> Result<(), Errno> {
+        if matches!(work.kind, SendKind::Unsupported) {
+            return Err(unsupported());
+        }
         if self.unreliable && work.kind.needs_reliability() {
             let reason = format_args!("a UC queue pair does no Reads, atomics and invalidations");
             return Err(Errno::invalid(reason));
@@ -346,15 +345,29 @@ impl QpBody {
             let reason = format_args!("num_sge {given} is above max_send_sge {most}");
             return Err(Errno::invalid(reason));
         }
+        let awaits_response = matches!(work.kind, SendKind::Read { .. } | SendKind::Atomic { .. });
+        if work.is_inline() && awaits_response {
+            let reason = format_args!("IBV_SEND_INLINE with a request that places its response");
+            return Err(Errno::invalid(reason));
+        }
+        let scatters = matches!(work.kind, SendKind::Read { .. }) && self.wired.is_some();
+        if awaits_response && !scatters && given > 1 {
+            return Err(Errno::invalid(format_args!(
+                "num_sge {given}: the response has one element"
+            )));
+        }
+        let (bytes, most) = (work.bytes(), self.granted.max_inline_data);
+        if work.is_inline() && bytes > u64::from(most) {
+            let reason = format_args!("{bytes} inline bytes, above max_inline_data {most}");
+            return Err(Errno::invalid(reason));
+        }
         Ok(())
     }
 
     /// Posts what was built since `ibv_wr_start(3)`, all of it or none.
     pub(crate) fn post_started(&self) -> Result<(), Errno> {
         let started = std::mem::take(&mut *self.started.lock());
-        if started.iter().any(|work| matches!(work.kind, SendKind::Unsupported)) {
-            return Err(unsupported());
-        }
+        started.iter().try_for_each(|work| self.check_served(work))?;
         let room = self.sends.lock().room();
         if room < started.len() {
             let reason = format_args!("{} requests, room for {room}", started.len());
@@ -651,20 +664,9 @@ fn on_the_wire(immediate: u32) -> [u8; 8] {
     [a, b, c, d, 0, 0, 0, 0]
 }
 
-/// The one element that a Read is placed in; of no bytes if there is none.
-fn read_sink(elements: &[Sge], inline: bool) -> Result<Sge, Errno> {
-    match (elements, inline) {
-        (_, true) => {
-            let reason = format_args!("IBV_SEND_INLINE with a request that places its response");
-            Err(Errno::invalid(reason))
-        }
-        ([], _) => Ok(Sge { addr: 0, length: 0, lkey: 0 }),
-        ([one], _) => Ok(*one),
-        _ => {
-            let given = elements.len();
-            Err(Errno::invalid(format_args!("num_sge {given}: the response has one element")))
-        }
-    }
+/// The element that a response is placed in; of no bytes if there is none.
+fn read_sink(elements: &[Sge]) -> Sge {
+    elements.first().copied().unwrap_or(Sge { addr: 0, length: 0, lkey: 0 })
 }
 
 fn unsupported() -> Errno {

@@ -138,6 +138,19 @@ pub(crate) struct SendWork {
 }
 
 impl SendWork {
+    /// Whether its data are copied when it is posted, at the program's wish.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.copied.is_some() || self.flags & c::IBV_SEND_INLINE != 0
+    }
+
+    /// Bytes of its data.
+    pub(crate) fn bytes(&self) -> u64 {
+        match &self.copied {
+            Some(bytes) => bytes.len() as u64,
+            None => self.elements.bytes(),
+        }
+    }
+
     /// Copies data that the program may change from now on.
     ///
     /// # Safety

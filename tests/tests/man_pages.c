@@ -2,7 +2,9 @@
 // names a part; prints "done" if all of it is as programs expect.
 
 #include "refusals.h"
+#include <pthread.h>
 #include <rdma/rdma_verbs.h>
+#include <sched.h>
 
 enum { DEPTH = 16, BYTES = 4096, RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE };
 
@@ -383,6 +385,71 @@ static void named(void)
         }
 }
 
+static struct ibv_qp_ex *ex;
+static int inside;
+
+static void *builds(void *nothing)
+{
+    for (int n = 0; n < 1000; n++) {
+        ibv_wr_start(ex);
+        CHECK(__atomic_fetch_add(&inside, 1, __ATOMIC_SEQ_CST) == 0);
+        sched_yield();
+        __atomic_fetch_sub(&inside, 1, __ATOMIC_SEQ_CST);
+        ibv_wr_abort(ex);
+    }
+    return nothing;
+}
+
+static void writes(uint64_t wr_id, struct ibv_mr *mr)
+{
+    ex->wr_id = wr_id;
+    ex->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)mr->addr);
+}
+
+// Requests that are built are posted together or not at all, by one thread at a time.
+static void built(void)
+{
+    static char memory[2048];
+    opens(IBV_TRANSPORT_IB);
+    struct ibv_cq *cq = ibv_create_cq(context, DEPTH, NULL, NULL, 0);
+    struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, RIGHTS);
+    struct ibv_qp_init_attr wanted = wants(cq, NULL);
+    struct ibv_qp *qp = ibv_create_qp(pd, &wanted);
+    MUST(mr != NULL && qp != NULL);
+    wired(qp, qp->qp_num);
+    ex = ibv_qp_to_qp_ex(qp);
+    struct ibv_sge several[] = {{(uintptr_t)memory, 8, mr->lkey}, {(uintptr_t)memory, 8, mr->lkey}};
+    for (int n = 0; n < 3; n++) {
+        ibv_wr_start(ex);
+        writes(1, mr);
+        ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 8);
+        if (n == 2) {
+            ibv_wr_rdma_read(ex, mr->rkey, (uintptr_t)memory);
+            ibv_wr_set_inline_data(ex, memory, 8);
+        } else {
+            writes(2, mr);
+            if (n == 0)
+                ibv_wr_set_sge_list(ex, 2, several);
+            else
+                ibv_wr_set_inline_data(ex, memory, wanted.cap.max_inline_data + 1);
+        }
+        RETURNS(EINVAL, ibv_wr_complete(ex));
+    }
+    ibv_wr_start(ex);
+    writes(3, mr);
+    ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 8);
+    FINE(ibv_wr_complete(ex));
+    CHECK(next(cq).wr_id == 3);
+    pthread_t threads[3];
+    for (int n = 0; n < 3; n++)
+        MUST(!pthread_create(&threads[n], NULL, builds, NULL));
+    for (int n = 0; n < 3; n++)
+        MUST(!pthread_join(threads[n], NULL));
+    CHECK(ibv_destroy_qp(qp) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
+    closes();
+}
+
 int main(int argc, char **argv)
 {
     const char *part = argc > 1 ? argv[1] : "";
@@ -405,6 +472,8 @@ int main(int argc, char **argv)
         by_hand();
     else if (!strcmp(part, "named"))
         named();
+    else if (!strcmp(part, "built"))
+        built();
     else
         MUST(!"a part of this program");
     if (!wrong)

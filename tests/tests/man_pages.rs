@@ -55,6 +55,11 @@ fn names_are_those_of_rdma_core() {
     run("named", "");
 }
 
+#[test]
+fn built_requests_are_posted_together() {
+    run("built", "");
+}
+
 /// Limits of a session that a program reaches.
 const SMALL_LIMITS: &str = "
 [limits.session]

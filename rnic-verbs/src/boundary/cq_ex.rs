@@ -96,11 +96,11 @@ unsafe extern "C" fn start_poll(of: *mut ibv_cq_ex, wanted: *mut ibv_poll_cq_att
             Ok(cq) => cq,
             Err(errno) => return errno.report(),
         };
-        cq.begin_looking();
+        cq.polling.enter();
         let done = advance(of, cq);
         if done != 0 {
             // There is no `ibv_end_poll` after this.
-            cq.end_looking();
+            cq.polling.leave();
         }
         done
     }
@@ -114,7 +114,7 @@ unsafe extern "C" fn next_poll(of: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll(of: *mut ibv_cq_ex) {
     // SAFETY: as the module says.
     match unsafe { cq(of.cast()) } {
-        Ok(cq) => cq.end_looking(),
+        Ok(cq) => cq.polling.leave(),
         Err(errno) => errno.log(),
     }
 }

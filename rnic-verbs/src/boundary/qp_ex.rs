@@ -212,19 +212,26 @@ unsafe extern "C" fn wr_set_inline_data_list(
 unsafe extern "C" fn wr_start(of: *mut ibv_qp_ex) {
     // SAFETY: as the module says.
     if let Ok(qp) = unsafe { qp(of.cast()) } {
-        qp.started.lock().clear();
+        qp.building.enter();
     }
 }
 
 /// Posts them all, or none.
 unsafe extern "C" fn wr_complete(of: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as the module says.
-    status(unsafe { qp(of.cast()) }.and_then(|qp| qp.post_started()))
+    status(unsafe { qp(of.cast()) }.and_then(|qp| {
+        let posted = qp.post_started();
+        qp.building.leave();
+        posted
+    }))
 }
 
 unsafe extern "C" fn wr_abort(of: *mut ibv_qp_ex) {
     // SAFETY: as the module says.
-    unsafe { wr_start(of) };
+    if let Ok(qp) = unsafe { qp(of.cast()) } {
+        qp.started.lock().clear();
+        qp.building.leave();
+    }
 }
 
 /// ibv_bind_mw(3), of windows of type 1: the library chooses the next key.

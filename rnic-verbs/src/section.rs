@@ -1,0 +1,28 @@
+//! Critical sections that begin in one call of the API and end in another, where no guard can live.
+
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+
+/// A critical section of one object.
+pub(crate) struct Section(RawMutex);
+
+impl Section {
+    pub(crate) const fn new() -> Self {
+        Section(RawMutex::INIT)
+    }
+
+    /// Waits until no other thread is in it.
+    pub(crate) fn enter(&self) {
+        self.0.lock();
+    }
+
+    /// Lets other threads enter.
+    pub(crate) fn leave(&self) {
+        if self.0.is_locked() {
+            // SAFETY: it is locked, and by this thread, unless the program leaves a section that it
+            // has not entered: then two threads are in it at once, which is the program's fault and
+            // harms no memory, as what the section protects has locks of its own.
+            unsafe { self.0.unlock() };
+        }
+    }
+}
