@@ -18,7 +18,7 @@ pub(crate) struct AhBody {
 }
 
 /// From which port of the device to which other.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Route {
     /// Index of the device's GID.
     pub(crate) source: u16,
@@ -56,7 +56,8 @@ impl AhBody {
     }
 }
 
-fn route(attributes: &c::ibv_ah_attr) -> Route {
+/// The route that attributes name.
+pub(crate) fn route(attributes: &c::ibv_ah_attr) -> Route {
     let grh = &attributes.grh;
     // SAFETY: both members of the union are 16 bytes that may have any value.
     Route { source: grh.sgid_index.into(), gid: Gid(unsafe { grh.dgid.raw }) }

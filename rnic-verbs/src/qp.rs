@@ -60,6 +60,8 @@ pub(crate) struct QpBody {
     /// The program wants an event once the send queue is drained. Not of `wired`: a thread holds
     /// that while it waits for the daemon, and who delivers events holds the table of QPs.
     tells_when_drained: AtomicBool,
+    /// It has been moved to SQD, and what had begun before is not done. Not of `wired` either.
+    draining: AtomicBool,
     /// It has neither acknowledgements nor responses.
     unreliable: bool,
     /// Each of its requests names where it goes.
@@ -155,6 +157,7 @@ impl QpBody {
             wired: (pd.kind() == DeviceKind::Roce)
                 .then(|| Mutex::new(WiredStates::of(wanted.kind))),
             tells_when_drained: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
             unreliable: wanted.kind == QpType::WiredUnreliable,
             datagrams: wanted.kind == QpType::Datagrams,
             established: AtomicBool::new(wanted.kind != QpType::Connected),
@@ -451,7 +454,10 @@ impl QpBody {
                 self.tell_later(&next, mask)?;
                 self.qp.to_rts(&next.sending())?;
             }
-            (c::IBV_QPS_RTS, c::IBV_QPS_SQD) => self.qp.drain_send_queue()?,
+            (c::IBV_QPS_RTS, c::IBV_QPS_SQD) => {
+                self.draining.store(true, Ordering::Release);
+                self.qp.drain_send_queue()?;
+            }
             (c::IBV_QPS_RTS, _) | (c::IBV_QPS_SQD, _) => self.tell_later(&next, mask)?,
             _ => {}
         }
@@ -526,6 +532,7 @@ impl QpBody {
 
     /// All requests that had begun before SQD are done.
     pub(crate) fn drained(&self) {
+        self.draining.store(false, Ordering::Release);
         if self.tells_when_drained.load(Ordering::Acquire) {
             self.tell(c::IBV_EVENT_SQ_DRAINED);
         }
@@ -540,6 +547,8 @@ impl QpBody {
                 says.qp_state = c::IBV_QPS_ERR;
             }
             (says.cur_qp_state, says.cap) = (says.qp_state, self.granted);
+            let drains = self.draining.load(Ordering::Acquire);
+            says.sq_draining = u8::from(says.qp_state == c::IBV_QPS_SQD && drains);
             return Ok(says);
         }
         let states = *self.states.lock();

@@ -6,7 +6,7 @@ use std::fmt;
 
 use rnic_client::{Access, Gid, GidRow, QpId, QpType, Sending, Wiring};
 
-use crate::address_handle::check_route;
+use crate::address_handle::{check_route, route};
 use crate::c::{self, ibv_qp_attr};
 use crate::context::{MAX_MTU, PORT};
 use crate::errno::Errno;
@@ -48,12 +48,15 @@ const PEER: i32 = c::IBV_QP_AV
     | c::IBV_QP_MIN_RNR_TIMER;
 const RETRIES: i32 = c::IBV_QP_TIMEOUT | c::IBV_QP_RETRY_CNT | c::IBV_QP_RNR_RETRY;
 const SENDS: i32 = RETRIES | c::IBV_QP_SQ_PSN | c::IBV_QP_MAX_QP_RD_ATOMIC;
-const LATER: i32 = c::IBV_QP_CUR_STATE | c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_MIN_RNR_TIMER;
+const LATER: i32 = UC_LATER | c::IBV_QP_MIN_RNR_TIMER;
+
+/// Attributes that a program may repeat in SQD, and not change.
+const STAYS: i32 = c::IBV_QP_AV | c::IBV_QP_MAX_DEST_RD_ATOMIC;
 
 /// Every step but those to RESET, which are open from everywhere, and to ERR, which are from
 /// everywhere but RESET, as the kernel has it; both take nothing.
-/// Alternate paths are nobody's here, and who its peer is a queue pair is told once: the kernel's
-/// table takes another address and other inbound reads in SQD as well.
+/// There are no alternate paths. The peer and the inbound reads are those of the step to RTR: in
+/// SQD, where the kernel's table takes others, they may only be repeated.
 const STEPS: [Step; 8] = [
     step(c::IBV_QPS_RESET, c::IBV_QPS_INIT, PLACE, 0),
     step(c::IBV_QPS_INIT, c::IBV_QPS_INIT, 0, PLACE),
@@ -71,12 +74,14 @@ const STEPS: [Step; 8] = [
             | c::IBV_QP_PKEY_INDEX
             | c::IBV_QP_ACCESS_FLAGS
             | c::IBV_QP_MIN_RNR_TIMER
-            | c::IBV_QP_MAX_QP_RD_ATOMIC,
+            | c::IBV_QP_MAX_QP_RD_ATOMIC
+            | c::IBV_QP_PATH_MIG_STATE
+            | STAYS,
     ),
 ];
 
 const UC_PEER: i32 = c::IBV_QP_AV | c::IBV_QP_PATH_MTU | c::IBV_QP_DEST_QPN | c::IBV_QP_RQ_PSN;
-const UC_LATER: i32 = c::IBV_QP_CUR_STATE | c::IBV_QP_ACCESS_FLAGS;
+const UC_LATER: i32 = c::IBV_QP_CUR_STATE | c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_PATH_MIG_STATE;
 
 /// The same of a queue pair without acknowledgements.
 const UC_STEPS: [Step; 8] = [
@@ -87,7 +92,12 @@ const UC_STEPS: [Step; 8] = [
     step(c::IBV_QPS_RTS, c::IBV_QPS_RTS, 0, UC_LATER),
     step(c::IBV_QPS_RTS, c::IBV_QPS_SQD, 0, c::IBV_QP_EN_SQD_ASYNC_NOTIFY),
     step(c::IBV_QPS_SQD, c::IBV_QPS_RTS, 0, UC_LATER),
-    step(c::IBV_QPS_SQD, c::IBV_QPS_SQD, 0, c::IBV_QP_PKEY_INDEX | c::IBV_QP_ACCESS_FLAGS),
+    step(
+        c::IBV_QPS_SQD,
+        c::IBV_QPS_SQD,
+        0,
+        c::IBV_QP_PKEY_INDEX | c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_PATH_MIG_STATE | c::IBV_QP_AV,
+    ),
 ];
 
 const DATAGRAM_PLACE: i32 = c::IBV_QP_PKEY_INDEX | c::IBV_QP_PORT | c::IBV_QP_QKEY;
@@ -144,7 +154,7 @@ impl fmt::Display for Names {
     }
 }
 
-const NAMES: [(i32, &str); 19] = [
+const NAMES: [(i32, &str); 20] = [
     (c::IBV_QP_CUR_STATE, "CUR_STATE"),
     (c::IBV_QP_EN_SQD_ASYNC_NOTIFY, "EN_SQD_ASYNC_NOTIFY"),
     (c::IBV_QP_ACCESS_FLAGS, "ACCESS_FLAGS"),
@@ -163,6 +173,7 @@ const NAMES: [(i32, &str); 19] = [
     (c::IBV_QP_MAX_DEST_RD_ATOMIC, "MAX_DEST_RD_ATOMIC"),
     (c::IBV_QP_DEST_QPN, "DEST_QPN"),
     (c::IBV_QP_ALT_PATH, "ALT_PATH"),
+    (c::IBV_QP_PATH_MIG_STATE, "PATH_MIG_STATE"),
     (c::IBV_QP_CAP, "CAP"),
 ];
 
@@ -215,6 +226,9 @@ impl WiredStates {
         let mut said = self.said;
         said.qp_state = to;
         check(wanted, mask, allowed)?;
+        if from == c::IBV_QPS_SQD {
+            self.check_repeated(wanted, mask)?;
+        }
         if has(c::IBV_QP_EN_SQD_ASYNC_NOTIFY) || to == c::IBV_QPS_SQD && from == c::IBV_QPS_RTS {
             said.en_sqd_async_notify =
                 if has(c::IBV_QP_EN_SQD_ASYNC_NOTIFY) { wanted.en_sqd_async_notify } else { 0 };
@@ -263,6 +277,21 @@ impl WiredStates {
             said.dest_qp_num = wanted.dest_qp_num;
         }
         Ok(WiredStates { said, ..*self })
+    }
+
+    /// Checks that the attributes of the peer are those that were set.
+    fn check_repeated(&self, wanted: &ibv_qp_attr, mask: i32) -> Result<(), Errno> {
+        let same_route = route(&wanted.ah_attr) == route(&self.said.ah_attr);
+        let changed = if mask & c::IBV_QP_AV != 0 && !same_route {
+            "ah_attr"
+        } else if mask & c::IBV_QP_MAX_DEST_RD_ATOMIC != 0
+            && wanted.max_dest_rd_atomic != self.said.max_dest_rd_atomic
+        {
+            "max_dest_rd_atomic"
+        } else {
+            return Ok(());
+        };
+        Err(Errno::invalid(format_args!("{changed} cannot be changed after the step to RTR")))
     }
 
     /// What the device is told on the way to RTR.
@@ -318,6 +347,8 @@ fn check(wanted: &ibv_qp_attr, mask: i32, allowed: &Allowed<'_>) -> Result<(), E
         }
         false => Ok(()),
     };
+    let (state, migrated) = (wanted.path_mig_state, c::IBV_MIG_MIGRATED);
+    in_range(c::IBV_QP_PATH_MIG_STATE, "path_mig_state", state, migrated, migrated)?;
     let port = u32::from(PORT);
     in_range(c::IBV_QP_PORT, "port_num", wanted.port_num.into(), port, port)?;
     in_range(c::IBV_QP_PKEY_INDEX, "pkey_index", wanted.pkey_index.into(), 0, 0)?;

@@ -173,9 +173,16 @@ static void steps(void)
     CHECK(a.max_rd_atomic == 1 && a.max_dest_rd_atomic == 1 && a.path_mtu == port.active_mtu);
     CHECK(!memcmp(&a.ah_attr.grh.dgid, &gid, 16) && a.ah_attr.is_global && a.port_num == 1);
     CHECK(moved(qp, IBV_QPS_SQD, 0) == 0);
-    // What could not be carried out any more is not taken.
-    CHECK(moved(qp, IBV_QPS_SQD, IBV_QP_MAX_DEST_RD_ATOMIC) == EINVAL);
-    CHECK(moved(qp, IBV_QPS_RTS, 0) == 0);
+    // The peer and the inbound reads are those of the step to RTR, and may be repeated.
+    int repeated = IBV_QP_AV | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_PATH_MIG_STATE;
+    CHECK(moved(qp, IBV_QPS_SQD, repeated) == 0);
+    struct ibv_qp_attr changed[] = {told(IBV_QPS_SQD), told(IBV_QPS_SQD), told(IBV_QPS_SQD)};
+    changed[0].ah_attr.grh.dgid.raw[15]++;
+    changed[1].max_dest_rd_atomic++;
+    changed[2].path_mig_state = IBV_MIG_ARMED;
+    for (int i = 0; i < 3; i++)
+        CHECK(ibv_modify_qp(qp, &changed[i], repeated) == EINVAL);
+    CHECK(moved(qp, IBV_QPS_RTS, IBV_QP_PATH_MIG_STATE) == 0);
 
     // Nobody is there: the request fails, and the queue pair with it, whatever it is told.
     CHECK(sends(qp, 2) == 0);
@@ -292,15 +299,25 @@ static void events(void)
     CHECK(ibv_modify_qp(one, &a, IBV_QP_STATE | PEER) == 0);
     a.dest_qp_num = one->qp_num;
     CHECK(ibv_modify_qp(other, &a, IBV_QP_STATE | PEER) == 0);
-    CHECK(moved(one, IBV_QPS_RTS, SENDS) == 0);
-    CHECK(receives(other, 1) == 0 && sends(one, 2) == 0);
+    a = told(IBV_QPS_RTS);
+    a.rnr_retry = 7;
+    CHECK(ibv_modify_qp(one, &a, IBV_QP_STATE | SENDS) == 0);
+    struct ibv_send_wr two[] = {{.wr_id = 2, .next = &two[1], .opcode = IBV_WR_SEND},
+                                {.wr_id = 3, .opcode = IBV_WR_SEND}}, *bad;
+    CHECK(receives(other, 1) == 0 && ibv_post_send(one, two, &bad) == 0);
     event_of(other, IBV_EVENT_COMM_EST);
     struct ibv_wc wc = next();
     CHECK(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS);
     a = told(IBV_QPS_SQD);
     a.en_sqd_async_notify = 1;
     CHECK(ibv_modify_qp(one, &a, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) == 0);
+    // The second Send has begun, and waits for a receive.
+    a = says(one);
+    CHECK(a.qp_state == IBV_QPS_SQD && a.sq_draining == 1);
+    CHECK(receives(other, 4) == 0 && next().wr_id == 4);
     event_of(one, IBV_EVENT_SQ_DRAINED);
+    a = says(one);
+    CHECK(a.qp_state == IBV_QPS_SQD && a.sq_draining == 0);
     CHECK(ibv_destroy_qp(one) == 0 && ibv_destroy_qp(other) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
