@@ -3,7 +3,7 @@
 //! Only the device whose queue pairs are wired by hand has GIDs that can be named. Programs also
 //! make a handle to find out whether a GID of theirs is usable.
 
-use rnic_client::{GRH_LEN, Gid, GidRow, route_of};
+use rnic_client::{GRH_LEN, Gid, GidRow, PdId, route_of};
 
 use crate::c;
 use crate::context::PORT;
@@ -13,7 +13,7 @@ use crate::pd::PdUser;
 
 /// An address handle. The library's own: the device knows nothing of it.
 pub(crate) struct AhBody {
-    _pd: PdUser,
+    pd: PdUser,
     route: Route,
 }
 
@@ -46,13 +46,21 @@ impl AhBody {
             return Err(Errno::unsupported(reason));
         }
         check_route(attributes, gids)?;
-        Ok(AhBody { _pd: pd, route: route(attributes) })
+        Ok(AhBody { pd, route: route(attributes) })
     }
 }
 
 impl AhBody {
-    pub(crate) fn route(&self) -> Route {
-        self.route
+    /// Its route, for a queue pair in this domain.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the handle is in another one.
+    pub(crate) fn route(&self, pd: PdId) -> Result<Route, Errno> {
+        if self.pd.client().id() == pd {
+            return Ok(self.route);
+        }
+        Err(Errno::invalid(format_args!("the address handle is in another PD than the QP")))
     }
 }
 

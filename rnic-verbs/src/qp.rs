@@ -99,6 +99,9 @@ impl QpBody {
         let most = &device.attributes;
         let mut cap = wanted.cap;
         let shared = wanted.srq.is_some();
+        if shared && wanted.kind == QpType::WiredUnreliable {
+            return Err(Errno::invalid(format_args!("a UC queue pair takes no SRQ")));
+        }
         if shared {
             // Ignored, as ibv_create_qp(3) has it: the receives are those of the shared queue.
             cap.max_recv_wr = 0;
@@ -304,7 +307,7 @@ impl QpBody {
             }
             SendKind::Unsupported => return Err(unsupported()),
         };
-        if let Some(to) = work.to.filter(|_| self.datagrams) {
+        if let Some(to) = work.to {
             request = request.to(&to);
         }
         if work.flags & c::IBV_SEND_SIGNALED != 0 {
@@ -515,9 +518,9 @@ impl QpBody {
         }
     }
 
-    /// Whether its requests are datagrams.
-    pub(crate) fn sends_datagrams(&self) -> bool {
-        self.datagrams
+    /// Its domain, if its requests are datagrams.
+    pub(crate) fn sends_datagrams(&self) -> Option<PdId> {
+        self.datagrams.then_some(self.domain)
     }
 
     /// Whether it is wired by hand.

@@ -450,6 +450,38 @@ static void built(void)
     closes();
 }
 
+// What a type of queue pair, or a queue, does not serve is refused when it is made.
+static void unserved(void)
+{
+    opens(IBV_TRANSPORT_IB);
+    struct ibv_cq_init_attr_ex queue = {.cqe = DEPTH, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS};
+    queue.flags = 1 << 7;
+    NONE(EOPNOTSUPP, ibv_create_cq_ex(context, &queue));
+    queue.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    struct ibv_cq_ex *extended = ibv_create_cq_ex(context, &queue);
+    MUST(extended != NULL);
+    struct ibv_cq *cq = ibv_cq_ex_to_cq(extended);
+    struct ibv_qp_init_attr_ex with = {.send_cq = cq, .recv_cq = cq, .pd = pd};
+    with.cap = (struct ibv_qp_cap){DEPTH, DEPTH, 1, 1, 0};
+    with.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    with.qp_type = IBV_QPT_UD;
+    with.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE;
+    NONE(EOPNOTSUPP, ibv_create_qp_ex(context, &with));
+    with.qp_type = IBV_QPT_UC;
+    with.send_ops_flags = IBV_QP_EX_WITH_RDMA_READ;
+    NONE(EOPNOTSUPP, ibv_create_qp_ex(context, &with));
+    with.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_BIND_MW;
+    struct ibv_qp *qp = ibv_create_qp_ex(context, &with);
+    MUST(qp != NULL && ibv_destroy_qp(qp) == 0);
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 8, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+    struct ibv_qp_init_attr wanted = wants(cq, srq);
+    wanted.qp_type = IBV_QPT_UC;
+    NONE(EINVAL, ibv_create_qp(pd, &wanted));
+    CHECK(ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(cq) == 0);
+    closes();
+}
+
 int main(int argc, char **argv)
 {
     const char *part = argc > 1 ? argv[1] : "";
@@ -474,6 +506,8 @@ int main(int argc, char **argv)
         named();
     else if (!strcmp(part, "built"))
         built();
+    else if (!strcmp(part, "unserved"))
+        unserved();
     else
         MUST(!"a part of this program");
     if (!wrong)

@@ -60,6 +60,11 @@ fn built_requests_are_posted_together() {
     run("built", "");
 }
 
+#[test]
+fn unserved_operations_are_refused_at_creation() {
+    run("unserved", "");
+}
+
 /// Limits of a session that a program reaches.
 const SMALL_LIMITS: &str = "
 [limits.session]

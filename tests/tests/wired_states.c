@@ -373,6 +373,14 @@ static void datagrams(void)
     write.wr.rdma.remote_addr = 8;
     CHECK(ibv_post_send(qp, &write, &bad) == EINVAL && bad == &write);
 
+    // A handle of another domain.
+    struct ibv_pd *other = ibv_alloc_pd(by_hand);
+    struct ibv_ah *foreign = ibv_create_ah(other, &a.ah_attr);
+    wr.wr.ud.ah = foreign;
+    CHECK(foreign && ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+    CHECK(ibv_destroy_ah(foreign) == 0 && ibv_dealloc_pd(other) == 0);
+    wr.wr.ud.ah = to;
+
     // To itself, then back to where the header says that it came from.
     wr.opcode = IBV_WR_SEND_WITH_IMM;
     for (int n = 0; n < 2; n++) {
@@ -394,7 +402,7 @@ static void datagrams(void)
         struct ibv_ah_attr back;
         CHECK(ibv_init_ah_from_wc(by_hand, 1, &came, header, &back) == 0);
         CHECK(!memcmp(&back.grh.dgid, &gid, 16) && back.grh.sgid_index == 0 && back.is_global);
-        CHECK(ibv_init_ah_from_wc(by_hand, 2, &came, header, &back) == EINVAL);
+        CHECK(ibv_init_ah_from_wc(by_hand, 2, &came, header, &back) == -1 && errno == EINVAL);
         CHECK(ibv_destroy_ah(to) == 0);
         to = ibv_create_ah_from_wc(pd, &came, header, 1);
         CHECK(to);

@@ -3,12 +3,14 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use rnic_client::PdId;
+
 use super::context::context;
 use super::{argument, argument_mut};
 use crate::address_handle::{AhBody, Route, back_to_sender};
 use crate::c::*;
 use crate::context::PORT;
-use crate::errno::{Errno, pointer, status};
+use crate::errno::{Errno, minus_one, pointer, status};
 use crate::object::{live, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::system;
@@ -37,7 +39,7 @@ unsafe fn create(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> Result<*mut i
     Ok(publish(head, ah).as_ptr())
 }
 
-/// ibv_init_ah_from_wc(3).
+/// ibv_init_ah_from_wc(3). Unlike most of libibverbs, it fails with -1 and `errno`.
 pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     of: *mut ibv_context,
     port: u8,
@@ -50,7 +52,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     let found = unsafe { attributes_of(of, port, wc, grh) };
     // SAFETY: as the module says.
     let to = unsafe { argument_mut(attributes, "ah_attr") };
-    status(found.and_then(|found| to.map(|to| *to = found)))
+    minus_one(found.and_then(|found| to.map(|to| *to = found)))
 }
 
 /// ibv_create_ah_from_wc(3).
@@ -91,10 +93,10 @@ unsafe fn attributes_of(
     back_to_sender(&header, &context.gids())
 }
 
-/// The route of a handle.
-pub(super) unsafe fn route(ah: *mut ibv_ah) -> Result<Route, Errno> {
+/// The route of a handle, for a queue pair in this domain.
+pub(super) unsafe fn route(ah: *mut ibv_ah, pd: PdId) -> Result<Route, Errno> {
     // SAFETY: as the module says.
-    unsafe { live::<AhBody>(ah) }.map(AhBody::route)
+    unsafe { live::<AhBody>(ah) }.and_then(|ah| ah.route(pd))
 }
 
 /// ibv_destroy_ah(3).

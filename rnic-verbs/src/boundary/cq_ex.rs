@@ -19,6 +19,9 @@ const READABLE: u64 = IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_SL
     | IBV_WC_EX_WITH_DLID_PATH_BITS;
 
+/// How a queue may be used, which makes no difference here.
+const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+
 /// Puts the operations into a queue that is being made.
 pub(super) fn operations(head: &mut ibv_cq_ex) {
     head.start_poll = Some(start_poll);
@@ -50,7 +53,14 @@ pub(super) unsafe extern "C" fn create_cq_ex(
                 let reason = format_args!("wc_flags {fields:#x}: completions lack these fields");
                 return Err(Errno::unsupported(reason));
             }
-            // The flags say how the queue is used. There are no parent domains.
+            // The flags say how the queue is used.
+            let has_flags = w.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
+            let flags = if has_flags { w.flags & !FLAGS } else { 0 };
+            if flags != 0 {
+                let reason = format_args!("flags {flags:#x} of the completion queue");
+                return Err(Errno::unsupported(reason));
+            }
+            // There are no parent domains.
             let mask = w.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS;
             if mask != 0 {
                 let reason = format_args!("comp_mask {mask:#x} of the completion queue");

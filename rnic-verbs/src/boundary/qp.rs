@@ -181,9 +181,9 @@ pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut 
             let reason = format_args!("create_flags {:#x} of a queue pair", wanted.create_flags);
             return Err(Errno::unsupported(reason));
         }
-        let unknown = wanted.send_ops_flags & !qp_ex::SERVED;
+        let unknown = wanted.send_ops_flags & !qp_ex::served(wanted.qp_type);
         if wanted.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 && unknown != 0 {
-            let reason = format_args!("send_ops_flags {unknown:#x}: no such operations");
+            let reason = format_args!("send_ops_flags {unknown:#x}: not of this type of QP");
             return Err(Errno::unsupported(reason));
         }
         let (made, granted) = make(&Attributes {

@@ -14,19 +14,28 @@ use super::argument;
 use super::qp::qp;
 use super::work::{Chain, bind_work, compare_swap, destination, fetch_add};
 
-/// What a program may say that it is going to post like this. Some name everything that all cards
-/// have had, and use what they need: a Send with immediate data, where the device has none, is
-/// refused when it is posted, as by `ibv_post_send(3)`, which nobody has to warn.
-pub(super) const SERVED: u64 = IBV_QP_EX_WITH_RDMA_WRITE
-    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-    | IBV_QP_EX_WITH_SEND
-    | IBV_QP_EX_WITH_SEND_WITH_IMM
-    | IBV_QP_EX_WITH_RDMA_READ
-    | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-    | IBV_QP_EX_WITH_LOCAL_INV
-    | IBV_QP_EX_WITH_BIND_MW
-    | IBV_QP_EX_WITH_SEND_WITH_INV;
+/// What a program may say that it is going to post like this, to a queue pair of this type
+/// (`ibv_wr_post(3)`). Some name everything that all cards have had, and use what they need: a Send
+/// with immediate data, where the device has none, is refused when it is posted, as by
+/// `ibv_post_send(3)`, which nobody has to warn.
+pub(super) fn served(kind: ibv_qp_type) -> u64 {
+    const UD: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    const UC: u64 = UD
+        | IBV_QP_EX_WITH_RDMA_WRITE
+        | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+        | IBV_QP_EX_WITH_LOCAL_INV
+        | IBV_QP_EX_WITH_BIND_MW
+        | IBV_QP_EX_WITH_SEND_WITH_INV;
+    const RC: u64 = UC
+        | IBV_QP_EX_WITH_RDMA_READ
+        | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    match kind {
+        IBV_QPT_UD => UD,
+        IBV_QPT_UC => UC,
+        _ => RC,
+    }
+}
 
 /// Puts the operations into a queue pair that is being made.
 pub(super) fn operations(head: &mut ibv_qp_ex) {
@@ -167,8 +176,11 @@ unsafe extern "C" fn wr_bind_mw(
 unsafe extern "C" fn wr_set_ud_addr(of: *mut ibv_qp_ex, ah: *mut ibv_ah, qp: u32, q_key: u32) {
     // SAFETY: as the module says.
     unsafe {
+        let domain = self::qp(of.cast()).map(|qp| qp.sends_datagrams());
         set(of, |work| {
-            work.to = Some(destination(ah, qp, q_key)?);
+            if let Some(pd) = domain? {
+                work.to = Some(destination(pd, ah, qp, q_key)?);
+            }
             Ok(())
         });
     }

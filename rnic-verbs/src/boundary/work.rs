@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use rnic_client::{AtomicOperation, DatagramAddress, QpId};
+use rnic_client::{AtomicOperation, DatagramAddress, PdId, QpId};
 
 use super::address_handles::route;
 use crate::address_handle::Route;
@@ -16,8 +16,8 @@ use crate::work::{BindWork, Elements, ReceiveWork, SendKind, SendWork};
 /// The requests of a chain, copied out as they are asked for.
 pub(super) struct Chain<W> {
     next: *mut W,
-    /// Each names where it goes.
-    datagrams: bool,
+    /// Domain of the queue pair, if each names where it goes.
+    datagrams: Option<PdId>,
     work: PhantomData<W>,
 }
 
@@ -28,11 +28,11 @@ impl<W> Chain<W> {
     ///
     /// As the module says, for every request of the chain, until it has been walked.
     pub(super) unsafe fn new(first: *mut W) -> Self {
-        Chain { next: first, datagrams: false, work: PhantomData }
+        Chain { next: first, datagrams: None, work: PhantomData }
     }
 
-    /// The same of a queue pair of datagrams, or not.
-    pub(super) fn with_datagrams(self, datagrams: bool) -> Self {
+    /// The same of a queue pair of datagrams in this domain, or of another one.
+    pub(super) fn with_datagrams(self, datagrams: Option<PdId>) -> Self {
         Chain { datagrams, ..self }
     }
 }
@@ -80,7 +80,7 @@ pub(super) unsafe fn nth_receive(mut wr: *mut ibv_recv_wr, posted: usize) -> *mu
     wr
 }
 
-unsafe fn send_work(wr: &ibv_send_wr, datagram: bool) -> Result<SendWork, Errno> {
+unsafe fn send_work(wr: &ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork, Errno> {
     let mut window = None;
     // SAFETY: as the module says; which member of the union holds is said by the opcode.
     let (kind, elements) = unsafe {
@@ -121,30 +121,32 @@ unsafe fn send_work(wr: &ibv_send_wr, datagram: bool) -> Result<SendWork, Errno>
         };
         (kind, elements)
     };
-    let to = match datagram && matches!(kind, SendKind::Send | SendKind::SendImmediate { .. }) {
+    let sends = matches!(kind, SendKind::Send | SendKind::SendImmediate { .. });
+    let to = match datagram.filter(|_| sends) {
         // SAFETY: as the module says: with such a queue pair and opcode this member of the union
         // holds.
-        true => unsafe {
-            Some(destination(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey)?)
+        Some(pd) => unsafe {
+            Some(destination(pd, wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey)?)
         },
-        false => None,
+        None => None,
     };
     let (wr_id, flags) = (wr.wr_id, wr.send_flags);
     Ok(SendWork { wr_id, kind, flags, elements, to, copied: None, window })
 }
 
-/// Where a datagram goes.
+/// Where a datagram of a queue pair in this domain goes.
 ///
 /// # Safety
 ///
 /// As the module says.
 pub(super) unsafe fn destination(
+    pd: PdId,
     ah: *mut ibv_ah,
     qp: u32,
     q_key: u32,
 ) -> Result<DatagramAddress, Errno> {
     // SAFETY: as the module says.
-    let Route { source, gid } = unsafe { route(ah) }?;
+    let Route { source, gid } = unsafe { route(ah, pd) }?;
     Ok(DatagramAddress { source, gid, qp: QpId(qp), q_key })
 }
 
