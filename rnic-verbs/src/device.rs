@@ -192,11 +192,13 @@ impl Device {
         }
     }
 
-    /// The daemon's GID table has changed; all contexts are told.
+    /// The daemon's GID table has changed: queues an event for each context in which none waits, as
+    /// a program may never fetch them.
     pub(crate) fn gids_changed(&self) {
         self.gids.invalidate();
         for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
-            events.push(AsyncEvent::of_port(c::IBV_EVENT_GID_CHANGE));
+            let event = AsyncEvent::of_port(c::IBV_EVENT_GID_CHANGE);
+            events.push_unless(event, |waiting| waiting.kind == c::IBV_EVENT_GID_CHANGE);
         }
     }
 }

@@ -34,7 +34,17 @@ impl<T> EventQueue<T> {
 
     /// Adds an event.
     pub(crate) fn push(&self, event: T) {
-        self.waiting.lock().push_back(event);
+        self.push_unless(event, |_| false);
+    }
+
+    /// Adds an event, unless one waits for which `same` holds.
+    pub(crate) fn push_unless(&self, event: T, same: impl Fn(&T) -> bool) {
+        let mut waiting = self.waiting.lock();
+        if waiting.iter().any(same) {
+            return;
+        }
+        waiting.push_back(event);
+        drop(waiting);
         // The count ends at 2^64 - 2 events.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
@@ -110,6 +120,17 @@ mod tests {
         assert_eq!(queue.next(|_| ()).expect("an event"), 1);
         assert_eq!(queue.next(|_| ()).expect("an event"), 3);
         assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn an_event_like_one_that_waits_is_not_added() {
+        let queue = EventQueue::new().expect("an eventfd");
+        queue.push(1);
+        queue.push_unless(2, |waiting| *waiting == 1);
+        assert_eq!(queue.next(|_| ()).expect("an event"), 1);
+        assert!(!readable(&queue));
+        queue.push_unless(2, |waiting| *waiting == 1);
+        assert_eq!(queue.next(|_| ()).expect("an event"), 2);
     }
 
     #[test]
