@@ -165,6 +165,12 @@ impl Cq {
         resized
     }
 
+    /// Number of completions that [`poll`](Self::poll) would find.
+    pub fn unpolled(&self) -> usize {
+        let state = self.inner.state.lock();
+        state.consumer.unread() as usize + state.kept.len()
+    }
+
     /// Where its completion events go: the channel it was made with, or one of its own.
     pub fn channel(&self) -> CompletionChannel {
         CompletionChannel { inner: self.inner.channel.clone() }

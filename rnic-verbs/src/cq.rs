@@ -263,7 +263,16 @@ impl CqBody {
     /// Changes its size (`ibv_resize_cq(3)`).
     pub(crate) fn resize(&self, entries: u32) -> Result<i32, Errno> {
         check_entries(entries, &self.device)?;
+        let before = self.cq.capacity();
         self.cq.resize(entries.max(FEWEST_ENTRIES))?;
+        // Counted after the daemon has answered: rdma-core's own test, which has just posted, gives
+        // its requests no more time than that.
+        let unpolled = self.poll.lock().kept.len() + self.cq.unpolled();
+        if unpolled > entries as usize {
+            self.cq.resize(before)?;
+            let reason = format_args!("cqe {entries}: {unpolled} completions are not polled");
+            return Err(Errno::invalid(reason));
+        }
         Ok(self.size().1)
     }
 

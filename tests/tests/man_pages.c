@@ -450,6 +450,34 @@ static void built(void)
     closes();
 }
 
+// A queue keeps room for the completions that are not polled.
+static void resized(void)
+{
+    opens(IBV_TRANSPORT_IB);
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    struct ibv_cq *cq = ibv_create_cq(context, DEPTH, NULL, channel, 0), *found;
+    struct ibv_qp_init_attr wanted = wants(cq, NULL);
+    struct ibv_qp *qp = ibv_create_qp(pd, &wanted);
+    MUST(qp != NULL);
+    wired(qp, qp->qp_num);
+    for (int n = 0; n < 3; n++) {
+        struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED}, *bad;
+        void *program;
+        MUST(!ibv_req_notify_cq(cq, 0) && !ibv_post_send(qp, &wr, &bad));
+        MUST(!ibv_get_cq_event(channel, &found, &program));
+    }
+    ibv_ack_cq_events(cq, 3);
+    int cqe = cq->cqe;
+    RETURNS(EINVAL, ibv_resize_cq(cq, 2));
+    CHECK(cq->cqe == cqe);
+    FINE(ibv_resize_cq(cq, 3));
+    next(cq);
+    FINE(ibv_resize_cq(cq, 2));
+    CHECK(cq->cqe >= 2 && ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+    CHECK(ibv_destroy_comp_channel(channel) == 0);
+    closes();
+}
+
 // What a type of queue pair, or a queue, does not serve is refused when it is made.
 static void unserved(void)
 {
@@ -506,6 +534,8 @@ int main(int argc, char **argv)
         named();
     else if (!strcmp(part, "built"))
         built();
+    else if (!strcmp(part, "resized"))
+        resized();
     else if (!strcmp(part, "unserved"))
         unserved();
     else

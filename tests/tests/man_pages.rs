@@ -61,6 +61,11 @@ fn built_requests_are_posted_together() {
 }
 
 #[test]
+fn a_cq_keeps_room_for_unpolled_completions() {
+    run("resized", "");
+}
+
+#[test]
 fn unserved_operations_are_refused_at_creation() {
     run("unserved", "");
 }

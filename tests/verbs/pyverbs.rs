@@ -62,8 +62,6 @@ pub enum Outcome {
     Ok,
     /// It found that the device cannot do it.
     Skipped,
-    /// It expected something else.
-    Failed,
 }
 
 impl Outcome {
@@ -72,7 +70,6 @@ impl Outcome {
         match self {
             Outcome::Ok => "ok",
             Outcome::Skipped => "skipped",
-            Outcome::Failed => "failed",
         }
     }
 }
@@ -87,8 +84,6 @@ const NO_XRC: &str = "the device has no extended reliable connections (XRC)";
 const NO_DATAGRAMS: &str = "the device has no queue pairs for datagrams or raw packets";
 const NO_RAW_PACKETS: &str = "the device has no queue pairs for raw packets";
 const NO_ATOMIC_WRITE: &str = "RFC 7306 has no atomic Write of eight bytes";
-const FEW_ENTRIES: &str = "completion queues have room for 16 entries at least, so that it is no \
-                           error to ask for fewer than are in use";
 const FULL_GIDS: &str = "it asks for an empty entry of the GID table, which is full";
 
 /// What is run, and on which devices.
@@ -307,12 +302,7 @@ const WIRED: &[Class] = &[
         )],
         bytes: 2 * 10 * 8,
     },
-    Class {
-        name: "test_cq.CQTest",
-        passes: &[],
-        fails: &[Fails { tests: &["test_resize_cq"], outcome: Outcome::Failed, why: FEW_ENTRIES }],
-        bytes: 0,
-    },
+    Class { name: "test_cq.CQTest", passes: &["test_resize_cq"], fails: &[], bytes: 0 },
     Class {
         name: "test_cq_events.CqEventsTestCase",
         passes: &["test_cq_events_rc", "test_cq_events_ud"],
@@ -490,6 +480,11 @@ fn tests() -> Option<TempDir> {
     let mut command = Command::new("sh");
     command.args(["-c", unpack, "unpack", packed]).arg(dir.path());
     Process::start(command).succeed();
+    // As later versions of rdma-core, whose Sends have a second to complete before the resize.
+    let (path, shrinks) = (dir.path().join("test_cq.py"), "        # Decrease the CQ size to less");
+    let test = std::fs::read_to_string(&path).expect("just made");
+    let patient = test.replace(shrinks, &format!("        __import__('time').sleep(1)\n{shrinks}"));
+    std::fs::write(path, patient).expect("just made");
     Some(dir)
 }
 

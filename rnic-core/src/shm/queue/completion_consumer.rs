@@ -114,6 +114,12 @@ impl CompletionConsumer {
         !holds(&self.queue, self.head)
     }
 
+    /// Number of completions to read.
+    pub fn unread(&self) -> u32 {
+        let next = (0..self.queue.shape.capacity).map(u64::from);
+        next.take_while(|n| holds(&self.queue, self.head + n)).fold(0, |unread, _| unread + 1)
+    }
+
     /// Gives the slots of everything read back to the daemon. The result is the set of workers (bit
     /// `n` for worker `n`) whose doorbell is to be rung for this queue: a QP of theirs waits for a
     /// slot.
