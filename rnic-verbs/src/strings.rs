@@ -1,5 +1,5 @@
-//! Names of the numbers of the API, word for word those of rdma-core: scripts and test suites
-//! compare them.
+//! Names of the numbers of the API, as the functions of libibverbs return them: scripts and test
+//! suites compare them.
 
 use std::ffi::CStr;
 
