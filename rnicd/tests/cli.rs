@@ -86,6 +86,15 @@ fn a_second_daemon_names_the_first_and_a_killed_one_is_replaced() {
 }
 
 #[test]
+fn a_file_in_the_way_is_no_configuration_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    std::fs::write(&path, "").unwrap();
+    let output = rnicd().arg("run").arg("--socket").arg(&path).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+}
+
+#[test]
 fn rnicctl_shows_tables_and_json_and_says_when_nobody_is_there() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rnic_core::abi::control::*;
 use rnic_core::types::*;
 use rnicd::exec::PrivateDaemon;
+use rustix::net::RecvFlags;
 use support::*;
 
 /// How long anything may take that should take a moment.
@@ -194,6 +195,68 @@ fn connect(qp: QpId, peer: SocketAddr, ird: Option<u16>) -> RequestBody {
     RequestBody::Connect { qp, peer, local: None, ird, ord: Some(0), private_data: Vec::new() }
 }
 
+#[test]
+fn unread_events_beyond_the_limit_are_dropped() {
+    // More than a socket takes, and fewer than the default limit.
+    const ATTEMPTS: u64 = 900;
+    let daemon = one_worker("[limits]\nevents = 16\n");
+    let mut raw = Raw::open(&daemon.socket());
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let qp = raw.qp(pd, cq);
+    // Bound but not listening: each attempt to connect ends with an event.
+    let (_, address) = raw.listener();
+    let deadline = Instant::now() + DEADLINE;
+    for _ in 0..ATTEMPTS {
+        // Refused until the previous attempt has ended.
+        while raw.call(connect(qp, address, None)).is_err() {
+            assert!(Instant::now() < deadline);
+        }
+    }
+    let socket = &raw.descriptors[1];
+    let mut delivered = 0;
+    let lost = loop {
+        assert!(delivered < ATTEMPTS, "all events were kept");
+        let mut bytes = vec![0; MAX_MESSAGE];
+        let (_, n) = rustix::net::recv(socket, &mut bytes[..], RecvFlags::empty()).unwrap();
+        match postcard::from_bytes(&bytes[..n]).unwrap() {
+            Event::Unreachable { .. } => delivered += 1,
+            Event::EventsLost { count } => break count,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!((1..=ATTEMPTS - delivered).contains(&lost), "{lost} lost, {delivered} delivered");
+}
+
+#[test]
+fn listeners_bind_only_addresses_of_the_device() {
+    let daemon = one_worker("[device]\naddresses = [\"127.0.0.9\"]\n");
+    let mut raw = Raw::open(&daemon.socket());
+    let bind = |ip: &str| RequestBody::Bind {
+        address: SocketAddr::new(ip.parse().unwrap(), 0),
+        context: 0,
+        v6_only: false,
+    };
+    for other in ["127.0.0.1", "0.0.0.0", "::"] {
+        let refusal = raw.refused(bind(other));
+        assert!(refusal.starts_with("not allowed by device.addresses: serve "), "{refusal}");
+    }
+    assert!(raw.call(bind("127.0.0.9")).is_ok());
+}
+
+#[test]
+fn without_copiers_others_attach_no_memory() {
+    for (configuration, expected) in [("", true), ("[limits]\ncopiers = 0\n", false)] {
+        let Some(daemon) = for_others(configuration) else { return };
+        let mut raw = open_as(&daemon.socket(), 4711, &[]);
+        match raw.call(RequestBody::QueryDevice) {
+            Ok(ReplyBody::Device(device)) => {
+                assert_eq!(device.attached_memory, expected, "{configuration}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// A session with a listening address.
 fn host(daemon: &PrivateDaemon) -> (Raw, SocketAddr) {
     let mut raw = Raw::open(&daemon.socket());
@@ -245,6 +308,26 @@ fn reads_are_counted_over_all_connections_of_a_user() {
     let used =
         limits(&mut raw).into_iter().find(|row| row.key.starts_with("limits.user.ird_total"));
     assert_eq!(used.map(|row| (row.limit, row.used)), Some((5, 5)));
+}
+
+#[test]
+fn outbound_reads_of_a_user_are_limited() {
+    let daemon = one_worker("[limits]\nord = 4\n[limits.user]\nord_total = 5\n");
+    let (mut raw, peer) = host(&daemon);
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let (first, second) = (raw.qp(pd, cq), raw.qp(pd, cq));
+    let connect = |qp| RequestBody::Connect {
+        qp,
+        peer,
+        local: None,
+        ird: Some(0),
+        ord: Some(4),
+        private_data: Vec::new(),
+    };
+    assert_eq!(raw.call(connect(first)), Ok(ReplyBody::Done));
+    let refusal = raw.refused(connect(second));
+    let key = format!("limits.user.ord_total (user {}) = 5 reached", uid());
+    assert!(refusal.starts_with(&key), "{refusal}");
 }
 
 fn limits(raw: &mut Raw) -> Vec<LimitRow> {

@@ -114,6 +114,12 @@ fn wrong_words_and_paths_are_refused() {
         ("[engine]\nworkers = \"many\"\n", "test.toml:2:11: engine.workers = \"many\": "),
         ("[control]\nsocket = \"x.sock\"\n", "test.toml:2:10: control.socket = \"x.sock\": must"),
         ("[control]\nmode = \"066\"\n", "test.toml:2:8: control.mode = \"066\": must be octal"),
+        ("[control]\nmode = \"4660\"\n", "test.toml:2:8: control.mode = \"4660\": must be octal"),
+        ("[control]\ngroup = \"\"\n", "test.toml:2:9: control.group = \"\": must not be empty"),
+        ("[control]\nuser = \"\"\n", "test.toml:2:8: control.user = \"\": must not be empty"),
+        ("[metrics]\ninterval = \"0s\"\n", "test.toml:2:12: metrics.interval = \"0s\": must be"),
+        ("[metrics]\ninterval = \"25h\"\n", "test.toml:2:12: metrics.interval = \"25h\": must be"),
+        ("[device]\nname = \"a b\"\n", "test.toml:2:8: device.name = \"a b\": must be 1 to 64"),
         ("[device]\nname = \"\"\n", "test.toml:2:8: device.name = \"\": must be 1 to 64"),
         ("[device]\naddresses = [\"x\"]\n", "test.toml:2:14: device.addresses = [\"x\"]: "),
         ("[log]\nlevel = \"a=b=c\"\n", "test.toml:2:9: log.level = \"a=b=c\": is no log filter"),
@@ -122,6 +128,23 @@ fn wrong_words_and_paths_are_refused() {
     ] {
         let e = refused(text);
         assert!(e.starts_with(start), "{e}");
+    }
+}
+
+#[test]
+fn long_values_are_refused() {
+    let x = |n| "x".repeat(n);
+    for (key, longest, why) in [
+        ("control.socket", format!("/{}", x(102)), "is too long for a Unix socket (103 bytes)"),
+        ("device.tree", format!("/{}", x(159)), "is too long for programs to read"),
+        ("device.name", x(64), "must be 1 to 64 letters"),
+        ("log.level", format!("{}=info", x(1019)), "must have at most 1024 bytes"),
+    ] {
+        let (section, name) = key.split_once('.').unwrap_or_else(|| panic!("{key}"));
+        let file = |value: &str| format!("[{section}]\n{name} = {value:?}\n");
+        assert!(Config::parse(Path::new("t"), &file(&longest)).is_ok(), "{key}");
+        let e = refused(&file(&longest.replacen('x', "xx", 1)));
+        assert!(e.starts_with("test.toml:2:") && e.contains(why), "{e}");
     }
 }
 

@@ -137,7 +137,7 @@ mod tests {
             read_on_request(&inbox, read, |result| tell.send(result.ok()).unwrap());
         });
         wanted.send(()).unwrap();
-        let next = || found.recv_timeout(Duration::from_secs(300)).unwrap();
+        let next = || found.recv_timeout(Duration::from_secs(180)).unwrap();
         assert_eq!([next(), next(), next()], [None, None, Some(3)]);
         // Only a request causes another reading.
         wanted.send(()).unwrap();

@@ -433,6 +433,31 @@ mod tests {
     }
 
     #[test]
+    fn the_command_line_overrides_control_socket() {
+        let dir = folder();
+        let named = dir.path().join("named");
+        let control = Control { socket: Some(named.clone()), ..Control::default() };
+        let opened = |path| ControlSocket::open(path, &control).map(|s| s.path().to_owned());
+        assert_eq!(opened(None).ok(), Some(named));
+        let other = dir.path().join("other");
+        assert_eq!(opened(Some(&other)).ok(), Some(other));
+    }
+
+    #[test]
+    fn the_socket_has_the_configured_mode_and_group() {
+        let dir = folder();
+        let path = dir.path().join("s");
+        let is_root = privilege::own_user() == 0;
+        // Only root may give the socket to any group.
+        let group = is_root.then(|| "65534".to_owned());
+        let control = Control { mode: Some(0o626), group, ..Control::default() };
+        let _socket = ControlSocket::open(Some(&path), &control).unwrap_or_else(|e| panic!("{e}"));
+        let found = std::fs::metadata(&path).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(found.mode() & 0o7777, 0o626);
+        assert!(!is_root || found.gid() == 65_534, "{}", found.gid());
+    }
+
+    #[test]
     fn a_second_daemon_is_told_who_has_it() {
         let dir = folder();
         let path = dir.path().join("s");

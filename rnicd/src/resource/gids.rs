@@ -104,6 +104,18 @@ mod tests {
     }
 
     #[test]
+    fn configured_addresses_are_the_table() {
+        let mut config = Config::default();
+        assert_eq!(table(&config, &[]), []);
+        let addresses: [IpAddr; 3] =
+            [[127, 0, 0, 1].into(), [0, 0, 0, 0, 0, 0, 0, 1].into(), [192, 0, 2, 1].into()];
+        config.device.addresses = addresses.to_vec();
+        let gids: Vec<Gid> = table(&config, &[]).iter().map(|row| row.gid).collect();
+        let [loopback, loopback_v6, other] = addresses.map(Gid::from);
+        assert_eq!(gids, [other, loopback, loopback_v6]);
+    }
+
+    #[test]
     fn indices_are_stable() {
         let mut table = vec![row(1), row(2), row(3)];
         update(&mut table, vec![row(1), row(3)]);

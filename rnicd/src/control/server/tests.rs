@@ -104,6 +104,20 @@ fn a_client_without_a_hello_is_disconnected() {
 }
 
 #[test]
+fn metrics_are_written_at_their_interval() {
+    let file = tempfile::NamedTempFile::new().unwrap_or_else(|e| panic!("{e}"));
+    let mut rig = Rig::new(&format!("[metrics]\nfile = {:?}\ninterval = \"7s\"\n", file.path()));
+    let now = rig.server.metrics.due;
+    for seconds in [0, 6, 7, 13, 14] {
+        let at = now.after(Duration::from_secs(seconds));
+        rig.server.handle_timeouts(at);
+        let due = now.after(Duration::from_secs(seconds / 7 * 7 + 7));
+        assert_eq!(rig.server.metrics.due, due, "{seconds}");
+    }
+    rig.stop();
+}
+
+#[test]
 fn a_daemon_without_clients_ends_when_its_time_is_over_and_not_before() {
     let mut rig = Rig::new("");
     rig.server.exit_when_idle(Duration::from_secs(60));
