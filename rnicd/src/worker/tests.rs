@@ -613,10 +613,15 @@ fn a_revocation_waits_for_the_copier() {
         let ticket = rig.workers.install_stag(StagEntry { stag, memory, ..client.region() });
         rig.done(ticket);
         let (mut a, a_config) = client.make_qp(1);
-        let (mut b, b_config) = client.make_qp(2);
+        let (b, b_config) = client.make_qp(2);
+        let (mut c, c_config) = client.make_qp(3);
+        let (_d, d_config) = client.make_qp(4);
         let last = workers - 1;
         rig.workers.attach_direct(last, end(a_config, INITIATOR), end(b_config, RESPONDER));
         expect_established(&client, a.id);
+        expect_established(&client, b.id);
+        rig.workers.attach_direct(last, end(c_config, INITIATOR), end(d_config, RESPONDER));
+        expect_established(&client, c.id);
         let sge = Sge { addr: 10, length: 6, lkey: stag.0 };
         client.post(&mut a, &write_to(&client, 1, 500), &[sge]);
         let mut packet = [0; 100];
@@ -628,10 +633,11 @@ fn a_revocation_waits_for_the_copier() {
         let ticket = rig.workers.revoke_stag(stag);
         rig.workers.await_copies(ticket, Some(copier.clone()));
         let other = rig.workers.revoke_stag(Stag(0x4000_0000));
-        // Whatever else is asked goes on, also on the other QP.
+        // Whatever else is asked goes on, also on other QPs. The Write itself may have failed by
+        // now, if the worker has looked at it again, and its connection ended.
         rig.done(other);
-        client.post(&mut b, &write_to(&client, 2, 600), &[client.sge(0, 4)]);
-        b.completes(2);
+        client.post(&mut c, &write_to(&client, 2, 600), &[client.sge(0, 4)]);
+        c.completes(2);
         assert_eq!(rig.workers.poll_done(), None);
         let mut answer = Vec::new();
         crate::copier::wire::emit_answer(job.id, Ok(()), &mut answer);
