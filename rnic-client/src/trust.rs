@@ -74,7 +74,7 @@ impl Accepted {
 
 const ROOT: u32 = 0;
 
-/// What the kernel shows of users that this user namespace does not map
+/// The uid by which the kernel names users that this user namespace does not map
 /// (`/proc/sys/kernel/overflowuid`), unless an administrator has changed it.
 const OVERFLOW: u32 = 65_534;
 

@@ -57,10 +57,11 @@ pub(crate) struct QpBody {
     pub(crate) states: Mutex<States>,
     /// Its states, if it is wired by hand.
     wired: Option<Mutex<WiredStates>>,
-    /// The program wants an event once the send queue is drained. Not of `wired`: a thread holds
-    /// that while it waits for the daemon, and who delivers events holds the table of QPs.
+    /// The program wants an event once the send queue is drained. It is not in `wired`: a thread
+    /// holds that lock while it waits for the daemon, and the thread that delivers events must not.
     tells_when_drained: AtomicBool,
-    /// It has been moved to SQD, and what had begun before is not done. Not of `wired` either.
+    /// It has been moved to SQD, and requests that had begun before are not done. It is not in
+    /// `wired` for the same reason.
     draining: AtomicBool,
     /// It has neither acknowledgements nor responses.
     unreliable: bool,
@@ -68,8 +69,8 @@ pub(crate) struct QpBody {
     datagrams: bool,
     /// Programs can know that it is connected, if it connects.
     established: AtomicBool,
-    /// Either end has asked for a connection of it, or the program has moved it to RTS or ERR. Of a
-    /// QP that is wired by hand, `wired` knows.
+    /// Sends may be posted on the iWARP device: either end has asked for a connection of this QP, or
+    /// the program has moved it to RTS or ERR. On the RoCE device, `wired` has the state.
     may_send: AtomicBool,
 }
 
@@ -394,7 +395,7 @@ impl QpBody {
         Ok(())
     }
 
-    /// Takes what a program says of one that connects.
+    /// Modifies the states of a QP of the iWARP device.
     fn modify_connected(
         &self,
         attributes: &c::ibv_qp_attr,
@@ -482,16 +483,21 @@ impl QpBody {
         Ok(())
     }
 
-    /// A connection of it is asked for: what is posted from now on is sent once it stands.
+    /// Accepts Sends from now on. They are sent once the connection is established.
     pub(crate) fn begins_to_connect(&self) {
         self.may_send.store(true, Ordering::Relaxed);
+    }
+
+    /// Refuses Sends from now on: no connection is asked for any more.
+    pub(crate) fn awaits_no_connection(&self) {
+        self.may_send.store(false, Ordering::Relaxed);
     }
 
     /// Ends an attempt to connect. Moves the QP of an id to ERR, as librdmacm does; a QP that the
     /// program made without the id is the program's to move.
     pub(crate) fn fails_to_connect(&self, of_id: bool) {
         if !of_id {
-            return self.may_send.store(false, Ordering::Relaxed);
+            return self.awaits_no_connection();
         }
         self.states.lock().disconnected();
         // Refused if it is in ERR already.

@@ -19,9 +19,9 @@ impl Section {
     /// Lets other threads enter.
     pub(crate) fn leave(&self) {
         if self.0.is_locked() {
-            // SAFETY: it is locked, and by this thread, unless the program leaves a section that it
-            // has not entered: then two threads are in it at once, which is the program's fault and
-            // harms no memory, as what the section protects has locks of its own.
+            // SAFETY: it is locked by this thread, unless the program leaves a section that it has
+            // not entered. Then two threads may be in it at once. Memory stays valid: the data that
+            // the section protects have locks of their own.
             unsafe { self.0.unlock() };
         }
     }

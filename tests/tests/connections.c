@@ -458,9 +458,22 @@ static void endpoint(void)
     snprintf(port, sizeof port, "%d", ntohs(rdma_get_src_port(listener)));
     struct rdma_addrinfo hints = {.ai_flags = RAI_NOROUTE, .ai_port_space = RDMA_PS_TCP}, *found;
     check(!rdma_getaddrinfo("127.0.0.1", port, &hints, &found));
+    active.channel = channel();
+    // More private data than a request can have: no connection is asked for, so nothing is sent.
+    char much[600] = "";
+    found->ai_connect = much;
+    found->ai_connect_len = sizeof much;
+    check(!rdma_create_ep(&active.id, found, NULL, NULL));
+    check(!rdma_migrate_id(active.id, active.channel));
+    furnish(&active);
+    check(rdma_connect(active.id, NULL) == -1);
+    check(rdma_post_send(active.id, NULL, active.memory, 1, active.mr, IBV_SEND_SIGNALED) == -1);
+    check(errno == EINVAL);
+    check(!rdma_dereg_mr(active.mr));
+    rdma_destroy_ep(active.id);
+
     found->ai_connect = "head ";
     found->ai_connect_len = 5;
-    active.channel = channel();
     check(!rdma_create_ep(&active.id, found, NULL, NULL));
     check(!rdma_migrate_id(active.id, active.channel));
     furnish(&active);

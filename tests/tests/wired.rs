@@ -64,6 +64,16 @@ impl End {
     fn to_rts(&self) {
         self.qp.to_rts(&SENDING).unwrap();
     }
+
+    /// Goes to Rts and sends in vain; the diagnosis, one line, names this reason.
+    fn fails_because(&self, sending: &Sending, says: &str) {
+        self.qp.to_rts(sending).unwrap();
+        self.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+        let failed = self.client.completion();
+        assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded, "{says}");
+        let why = self.client.context.diagnosis(failed.diagnosis_id).unwrap();
+        assert!(why.text.contains(says) && !why.text.contains('\n'), "{says}: {}", why.text);
+    }
 }
 
 /// Half a minute until nobody acknowledges: streams take their time on a busy machine.
@@ -410,13 +420,7 @@ fn wrong_wiring_is_said_in_one_line() {
         a.qp.to_rtr(&wiring).unwrap();
         b.to_rtr(&a);
         b.to_rts();
-        a.qp.to_rts(&sending).unwrap();
-        a.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
-        let failed = a.client.completion();
-        assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded, "{says}");
-        let why = a.client.context.diagnosis(failed.diagnosis_id).unwrap();
-        assert!(why.text.contains(says), "{says}: {}", why.text);
-        assert!(!why.text.contains('\n'));
+        a.fails_because(&sending, says);
         assert_eq!(b.state(), QpState::Rts);
     };
     let other_psn = Sending { sq_psn: 8, ..QUICK };
@@ -881,19 +885,12 @@ fn a_reload_forbids_streams_of_earlier_wiring() {
         daemon.signal(Signal::HUP);
         daemon.says("configuration reloaded");
     };
-    let fails = |end: &End, says: &str| {
-        end.qp.to_rts(&QUICK).unwrap();
-        end.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
-        let failed = end.client.completion();
-        assert_eq!(failed.status, CompletionStatus::TransportRetryExceeded, "{says}");
-        let why = end.client.context.diagnosis(failed.diagnosis_id).unwrap();
-        assert!(why.text.contains(says), "{says}: {}", why.text);
-    };
     let both = |a: End, b: End| {
         b.to_rtr(&a);
         std::thread::scope(|scope| {
-            scope.spawn(|| fails(&a, &format!("not allowed by listen: bind {}:", a.gid.address())));
-            fails(&b, "the rules of the daemon there do not allow the connection");
+            let refused = format!("not allowed by listen: bind {}:", a.gid.address());
+            scope.spawn(move || a.fails_because(&QUICK, &refused));
+            b.fails_because(&QUICK, "the rules of the daemon there do not allow the connection");
         });
     };
 

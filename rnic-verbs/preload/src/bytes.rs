@@ -46,8 +46,8 @@ impl Bytes {
 /// `process_vm_readv(2)` would copy the bytes themselves, but sandboxes (seccomp) that let a
 /// program open files often kill it for that; `madvise(2)` is what every allocator calls. Kernels
 /// and sandboxes that lack this advice refuse it, as does the kernel for memory of a device. Then
-/// `rt_sigprocmask(2)` decides: it reads a set of signals from the page and refuses what it is to
-/// do with it. It comes second because Valgrind reports bytes that were never written.
+/// `rt_sigprocmask(2)` decides: it reads a signal set from the page before it rejects the invalid
+/// operation. It comes second because Valgrind reports bytes that were never written.
 fn may_read(page: *const u8, page_size: usize) -> bool {
     // SAFETY: every thread has one.
     let errno = unsafe { libc::__errno_location() };

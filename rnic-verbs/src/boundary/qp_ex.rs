@@ -14,10 +14,9 @@ use super::argument;
 use super::qp::qp;
 use super::work::{Chain, bind_work, compare_swap, destination, fetch_add};
 
-/// What a program may say that it is going to post like this, to a queue pair of this type
-/// (`ibv_wr_post(3)`). Some name everything that all cards have had, and use what they need: a Send
-/// with immediate data, where the device has none, is refused when it is posted, as by
-/// `ibv_post_send(3)`, which nobody has to warn.
+/// The `send_ops_flags` that a queue pair of this type serves (`ibv_wr_post(3)`). Programs name
+/// more than they use, so the flag of Send with immediate data is served on the iWARP device too;
+/// the request is refused when it is posted, as by `ibv_post_send(3)`.
 pub(super) fn served(kind: ibv_qp_type) -> u64 {
     const UD: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     const UC: u64 = UD

@@ -43,10 +43,15 @@ impl IdBody {
             self.device.ids.connects(qp.id(), self);
         }
         self.start(&wanted).inspect_err(|_| {
-            let mut state = self.state.lock();
-            state.phase = Phase::RouteResolved;
-            if let Some(qp) = state.qp.take() {
-                self.device.ids.forget_qp(qp);
+            let qp = {
+                let mut state = self.state.lock();
+                state.phase = Phase::RouteResolved;
+                state.qp.take()
+            };
+            let Some(qp) = qp else { return };
+            self.device.ids.forget_qp(qp);
+            if let Some(qp) = self.device.qp(qp) {
+                qp.awaits_no_connection();
             }
         })
     }

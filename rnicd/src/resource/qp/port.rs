@@ -46,7 +46,7 @@ impl PassedPort {
     ///
     /// # Errors
     ///
-    /// Says what is wrong with it.
+    /// A description of what is wrong with the socket.
     pub fn new(fd: OwnedFd, port: u16) -> Result<Self, String> {
         let socket = socket2::Socket::from(fd);
         let address = socket.local_addr().ok().and_then(|address| address.as_socket());
