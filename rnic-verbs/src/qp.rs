@@ -69,8 +69,8 @@ pub(crate) struct QpBody {
     datagrams: bool,
     /// Programs can know that it is connected, if it connects.
     established: AtomicBool,
-    /// Sends may be posted on the iWARP device: either end has asked for a connection of this QP, or
-    /// the program has moved it to RTS or ERR. On the RoCE device, `wired` has the state.
+    /// Sends may be posted on the iWARP device: either end has asked for a connection, or the
+    /// program has moved the QP to RTS or ERR. On the RoCE device, `wired` has the state.
     may_send: AtomicBool,
 }
 
