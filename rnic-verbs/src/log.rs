@@ -3,10 +3,12 @@
 
 use std::sync::OnceLock;
 
+use crate::system::variable;
+
 /// Returns true if lines are written.
 pub(crate) fn is_on() -> bool {
     static ON: OnceLock<bool> = OnceLock::new();
-    *ON.get_or_init(|| std::env::var_os("RNIC_LOG").is_some_and(|v| v == "debug" || v == "trace"))
+    *ON.get_or_init(|| variable(c"RNIC_LOG").is_some_and(|v| v == "debug" || v == "trace"))
 }
 
 /// Writes a line if the environment asks for it.

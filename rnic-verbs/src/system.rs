@@ -1,12 +1,29 @@
 //! What is asked of the C library and not of the kernel directly: calls in which threads of a
-//! program can be cancelled, and `errno`.
+//! program can be cancelled, the environment, and `errno`.
 
+use std::ffi::{CStr, OsStr, OsString};
 use std::io;
 use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
 
 unsafe extern "C" {
-    // pthread_setcancelstate(3), which the crate of the C library leaves out.
+    // pthread_setcancelstate(3) and secure_getenv(3), which the crate of the C library leaves out.
     fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+    fn secure_getenv(name: *const libc::c_char) -> *const libc::c_char;
+}
+
+/// The value of an environment variable, if it is set and not empty. A program with more rights
+/// than the user who started it (`AT_SECURE`) has none: the environment is that user's.
+pub(crate) fn variable(name: &CStr) -> Option<OsString> {
+    // SAFETY: the name ends in a zero byte. Programs that change their environment while other
+    // threads read it break every other reader as well.
+    let value = unsafe { secure_getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: a value of the environment ends in a zero byte.
+    let value = unsafe { CStr::from_ptr(value) };
+    (!value.is_empty()).then(|| OsStr::from_bytes(value.to_bytes()).to_owned())
 }
 
 /// `PTHREAD_CANCEL_DISABLE`.

@@ -2,13 +2,13 @@
 //! first device as a rule exchange QP numbers themselves, which an iWARP device cannot serve.
 //! `RNIC_DEVICES` names others, or another order.
 
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 
 use crate::device::{Device, DeviceKind, KINDS};
-use crate::log;
+use crate::{log, system};
 
 /// The environment variable: names of devices, separated by commas.
-const VARIABLE: &str = "RNIC_DEVICES";
+const VARIABLE: &CStr = c"RNIC_DEVICES";
 
 /// The order without `RNIC_DEVICES`.
 const ORDER: [DeviceKind; 2] = [DeviceKind::Roce, DeviceKind::Iwarp];
@@ -17,7 +17,7 @@ const ORDER: [DeviceKind; 2] = [DeviceKind::Roce, DeviceKind::Iwarp];
 pub(crate) fn kinds(device: &Device) -> Vec<DeviceKind> {
     let attributes = &device.attributes;
     let names = [attributes.name.as_str(), &attributes.wired_name];
-    match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+    match system::variable(VARIABLE) {
         None => ORDER.to_vec(),
         Some(wanted) => named(&wanted, names),
     }
@@ -31,7 +31,7 @@ fn named(wanted: &OsStr, names: [&str; 2]) -> Vec<DeviceKind> {
             Some(_) => {}
             None => log::debug(|| {
                 let [first, second] = names;
-                format!("{VARIABLE} names {name:?}; there are {first} and {second}")
+                format!("RNIC_DEVICES names {name:?}; there are {first} and {second}")
             }),
         }
     }

@@ -1,8 +1,10 @@
 //! The stream of an RC QP goes to the QP of the daemon at the peer's wired port, and to no other
 //! program of that host, of a third host or of this one. Each attacker is a raw TCP client.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rnic_client::{
     Access, Completion, CompletionOpcode, Error, Gid, Qp, QpState, QpType, RecvRequest,
@@ -11,7 +13,7 @@ use rnic_client::{
 use rnic_tests::client::Client;
 use rnic_tests::wire::{self, CRC, Ending};
 use rnic_tests::wired_port::{Question, WiredPort, answer, private_data, reject};
-use rnic_tests::{Daemon, binaries, ports};
+use rnic_tests::{Daemon, binaries, ports, timing};
 
 /// Hosts, the lower ones of which dial [`HERE`].
 const FAR: [u8; 4] = [127, 0, 54, 1];
@@ -358,9 +360,48 @@ fn held_requests_give_way_by_host() {
     a.to_rts();
     b.to_rts();
     exchange(&a, &b);
+    if timing("links beside held requests") {
+        let over = AtomicBool::new(false);
+        let to_qps = idle.each_ref().map(End::number);
+        let times: Vec<Duration> = std::thread::scope(|scope| {
+            scope.spawn(|| hold_requests(&to_qps, port, &over));
+            let times = (0..21).map(|_| link_time(&daemon, &far)).collect();
+            over.store(true, Ordering::Relaxed);
+            times
+        });
+        let longest = times.iter().max();
+        assert!(longest < Some(&Duration::from_millis(50)), "{times:?}");
+    }
     held.to_rtr(HERE, LOWER, THEIRS);
     assert_eq!(rejection(&mut honest), None);
     drop(flood);
+}
+
+/// Dials for these QPs, as fast as it gets through, until it is over. The last 1,024 stay open.
+fn hold_requests(to_qps: &[u32], port: u16, over: &AtomicBool) {
+    let mut held = VecDeque::new();
+    for n in 1_000.. {
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
+        let to_qp = to_qps[n as usize % to_qps.len()];
+        held.push_back(Introduction { qp: n, ..Introduction::to(to_qp, CROWD) }.dial(port));
+        if held.len() > 1024 {
+            held.pop_front();
+        }
+    }
+}
+
+/// Time from RTS of two new QPs to the completion of their first message.
+fn link_time(here: &Daemon, far: &Daemon) -> Duration {
+    let [a, b] = [End::new(here), End::new(far)];
+    a.to_rtr(HERE, FAR, b.number());
+    b.to_rtr(FAR, HERE, a.number());
+    let start = Instant::now();
+    a.to_rts();
+    b.to_rts();
+    exchange(&a, &b);
+    start.elapsed()
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use rnic_tests::{Process, binaries, copy_program, omit};
+use rnic_tests::{Process, binaries, copy_program, omit, verbs};
 use tempfile::TempDir;
 
 /// Users without an entry anywhere.
@@ -158,5 +158,49 @@ fn secure_execution_ignores_the_environment() {
     let pid = stage.daemon.id().to_string();
     assert!(!said.split_whitespace().any(|word| word == pid), "{said}");
     assert!(said.contains("/run/rnicd/rnicd.sock") || said.contains("pid"), "{said}");
+    stage.ends();
+}
+
+#[test]
+fn secure_execution_of_verbs_programs_ignores_the_environment() {
+    let Some(stage) = Stage::new() else { return };
+    let lib = stage.at("lib");
+    std::fs::create_dir(&lib).unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        std::fs::copy(verbs::directory().join(name), lib.join(name)).unwrap();
+    }
+    // The loader ignores LD_LIBRARY_PATH as well.
+    let path = format!("-Wl,-rpath,{}", lib.display());
+    let options = ["-Wl,--no-as-needed", &path];
+    let built = verbs::program_with("tests/devices.c", stage.dir.path(), &options);
+    let Some(program) = built else { return };
+    chown(&program, Some(OWNER), Some(OWNER)).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+    // The daemon is found without the environment.
+    let script = "mount -t tmpfs none /run && mkdir /run/rnicd && chown \"$1\" /run/rnicd && \
+                  ln -s \"$2\" /run/rnicd/rnicd.sock && shift 2 && exec \"$@\"";
+    let prints = |user: u32, devices: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+        command.arg(OWNER.to_string()).arg(stage.at("run/rnicd.sock"));
+        let program = as_user(user, &program);
+        command.arg(program.get_program()).args(program.get_args());
+        command.env_remove("XDG_RUNTIME_DIR").env_remove("TMPDIR").env_remove("RNIC_SOCKET");
+        command.env("RNIC_LOG", "debug").env("RNIC_DEVICES", devices);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let [out, err] =
+            [output.stdout, output.stderr].map(|s| String::from_utf8_lossy(&s).into_owned());
+        (out, err)
+    };
+    if !Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|s| s.success()) {
+        return omit("mount namespaces are refused here");
+    }
+    // Not set-user-ID for its owner.
+    let (out, err) = prints(OWNER, "rnicd0,nonsense");
+    assert_eq!(out, "rnicd0\n", "{err}");
+    assert!(err.contains("RNIC_DEVICES names \"nonsense\""), "{err}");
+    let both = ("rnicd1\nrnicd0\n".to_owned(), String::new());
+    assert_eq!(prints(OTHER, "rnicd0,nonsense"), both);
     stage.ends();
 }

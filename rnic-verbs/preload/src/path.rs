@@ -7,6 +7,11 @@ use libc::c_char;
 
 use crate::bytes::Bytes;
 
+unsafe extern "C" {
+    // secure_getenv(3), which the crate of the C library leaves out.
+    fn secure_getenv(name: *const c_char) -> *const c_char;
+}
+
 /// Longest path, its zero byte included, that is mapped; what is longer is handed on as it is.
 const ROOM: usize = libc::PATH_MAX as usize;
 
@@ -35,7 +40,7 @@ fn fill(path: *const c_char, whole: &mut [MaybeUninit<u8>; ROOM]) -> Option<()> 
     let cut = cut_of(path)?;
     // SAFETY: the name ends in a zero byte. Programs that change their environment while other
     // threads read it break every other reader as well.
-    let root = unsafe { libc::getenv(c"RNIC_TREE".as_ptr()) };
+    let root = unsafe { secure_getenv(c"RNIC_TREE".as_ptr()) };
     if root.is_null() {
         return None;
     }
