@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
@@ -364,7 +365,9 @@ fn held_requests_give_way_by_host() {
         let over = AtomicBool::new(false);
         let to_qps = idle.each_ref().map(End::number);
         let times: Vec<Duration> = std::thread::scope(|scope| {
-            scope.spawn(|| hold_requests(&to_qps, port, &over));
+            let (crowded, is_crowded) = mpsc::channel();
+            scope.spawn(|| hold_requests(&to_qps, port, &over, crowded));
+            is_crowded.recv().unwrap();
             let times = (0..21).map(|_| link_time(&daemon, &far)).collect();
             over.store(true, Ordering::Relaxed);
             times
@@ -377,8 +380,11 @@ fn held_requests_give_way_by_host() {
     drop(flood);
 }
 
-/// Dials for these QPs, as fast as it gets through, until it is over. The last 1,024 stay open.
-fn hold_requests(to_qps: &[u32], port: u16, over: &AtomicBool) {
+/// Dials for these QPs, at most 2,000 times a second, until it is over. The last 1,024 stay open;
+/// says when there are so many.
+/// (Faster than `limits.user.accepts_per_second`, it would fill the kernel's backlog of the port.)
+fn hold_requests(to_qps: &[u32], port: u16, over: &AtomicBool, crowded: mpsc::Sender<()>) {
+    rnic_tests::process::raise_descriptor_limit();
     let mut held = VecDeque::new();
     for n in 1_000.. {
         if over.load(Ordering::Relaxed) {
@@ -388,7 +394,9 @@ fn hold_requests(to_qps: &[u32], port: u16, over: &AtomicBool) {
         held.push_back(Introduction { qp: n, ..Introduction::to(to_qp, CROWD) }.dial(port));
         if held.len() > 1024 {
             held.pop_front();
+            let _ = crowded.send(());
         }
+        std::thread::sleep(Duration::from_micros(500));
     }
 }
 
