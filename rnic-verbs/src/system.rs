@@ -1,5 +1,5 @@
-//! What is asked of the C library and not of the kernel directly: calls in which threads of a
-//! program can be cancelled, the environment, and `errno`.
+//! Calls of the C library: those in which a thread of a program can be cancelled, the environment,
+//! and `errno`.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::io;
@@ -7,13 +7,13 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 
 unsafe extern "C" {
-    // pthread_setcancelstate(3) and secure_getenv(3), which the crate of the C library leaves out.
+    // pthread_setcancelstate(3) and secure_getenv(3), which the `libc` crate lacks.
     fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
     fn secure_getenv(name: *const libc::c_char) -> *const libc::c_char;
 }
 
-/// The value of an environment variable, if it is set and not empty. A program with more rights
-/// than the user who started it (`AT_SECURE`) has none: the environment is that user's.
+/// Returns the value of an environment variable, or `None` if it is unset or empty, or if the
+/// program is set-user-ID (`AT_SECURE`) and the environment another user's.
 pub(crate) fn variable(name: &CStr) -> Option<OsString> {
     // SAFETY: the name ends in a zero byte. Programs that change their environment while other
     // threads read it break every other reader as well.

@@ -1,14 +1,11 @@
 //! The devices that a program sees, in order. The RoCE device comes first: programs that take the
 //! first device as a rule exchange QP numbers themselves, which an iWARP device cannot serve.
-//! `RNIC_DEVICES` names others, or another order.
+//! `RNIC_DEVICES`, names of devices separated by commas, selects others or another order.
 
-use std::ffi::{CStr, OsStr};
+use std::ffi::OsStr;
 
 use crate::device::{Device, DeviceKind, KINDS};
 use crate::{log, system};
-
-/// The environment variable: names of devices, separated by commas.
-const VARIABLE: &CStr = c"RNIC_DEVICES";
 
 /// The order without `RNIC_DEVICES`.
 const ORDER: [DeviceKind; 2] = [DeviceKind::Roce, DeviceKind::Iwarp];
@@ -17,7 +14,7 @@ const ORDER: [DeviceKind; 2] = [DeviceKind::Roce, DeviceKind::Iwarp];
 pub(crate) fn kinds(device: &Device) -> Vec<DeviceKind> {
     let attributes = &device.attributes;
     let names = [attributes.name.as_str(), &attributes.wired_name];
-    match system::variable(VARIABLE) {
+    match system::variable(c"RNIC_DEVICES") {
         None => ORDER.to_vec(),
         Some(wanted) => named(&wanted, names),
     }

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -355,22 +354,14 @@ fn held_requests_give_way_by_host() {
     }
     assert!(daemon.status().startups <= 2 * 16);
     // A QP that is wired needs no decision of its program and finds its place.
-    let [a, b] = [End::new(&daemon), End::new(&far)];
-    a.to_rtr(HERE, FAR, b.number());
-    b.to_rtr(FAR, HERE, a.number());
-    a.to_rts();
-    b.to_rts();
-    exchange(&a, &b);
+    link(&daemon, &far);
     if timing("links beside held requests") {
-        let over = AtomicBool::new(false);
         let to_qps = idle.each_ref().map(End::number);
         let times: Vec<Duration> = std::thread::scope(|scope| {
-            let (crowded, is_crowded) = mpsc::channel();
-            scope.spawn(|| hold_requests(&to_qps, port, &over, crowded));
-            is_crowded.recv().unwrap();
-            let times = (0..21).map(|_| link_time(&daemon, &far)).collect();
-            over.store(true, Ordering::Relaxed);
-            times
+            let (held, is_held) = mpsc::channel();
+            scope.spawn(|| hold_requests(&to_qps, port, held));
+            is_held.recv().unwrap();
+            (0..21).map(|_| link(&daemon, &far)).collect()
         });
         let longest = times.iter().max();
         assert!(longest < Some(&Duration::from_millis(50)), "{times:?}");
@@ -380,28 +371,27 @@ fn held_requests_give_way_by_host() {
     drop(flood);
 }
 
-/// Dials for these QPs, at most 2,000 times a second, until it is over. The last 1,024 stay open;
-/// says when there are so many.
-/// (Faster than `limits.user.accepts_per_second`, it would fill the kernel's backlog of the port.)
-fn hold_requests(to_qps: &[u32], port: u16, over: &AtomicBool, crowded: mpsc::Sender<()>) {
+/// Dials these QPs until the receiver of `held` is dropped. The last 1,024 connections stay open;
+/// each one beyond that sends to `held`. At 2,000 dials a second the kernel's backlog stays empty
+/// (`limits.user.accepts_per_second` is 5,000).
+fn hold_requests(to_qps: &[u32], port: u16, held: mpsc::Sender<()>) {
     rnic_tests::process::raise_descriptor_limit();
-    let mut held = VecDeque::new();
+    let mut open = VecDeque::new();
     for n in 1_000.. {
-        if over.load(Ordering::Relaxed) {
-            return;
-        }
         let to_qp = to_qps[n as usize % to_qps.len()];
-        held.push_back(Introduction { qp: n, ..Introduction::to(to_qp, CROWD) }.dial(port));
-        if held.len() > 1024 {
-            held.pop_front();
-            let _ = crowded.send(());
+        open.push_back(Introduction { qp: n, ..Introduction::to(to_qp, CROWD) }.dial(port));
+        if open.len() > 1024 {
+            open.pop_front();
+            if held.send(()).is_err() {
+                return;
+            }
         }
         std::thread::sleep(Duration::from_micros(500));
     }
 }
 
-/// Time from RTS of two new QPs to the completion of their first message.
-fn link_time(here: &Daemon, far: &Daemon) -> Duration {
+/// Links two new QPs. Returns the time from RTS to the completion of their first message.
+fn link(here: &Daemon, far: &Daemon) -> Duration {
     let [a, b] = [End::new(here), End::new(far)];
     a.to_rtr(HERE, FAR, b.number());
     b.to_rtr(FAR, HERE, a.number());

@@ -478,8 +478,8 @@ pub const FIO: Group = Group {
     cases: &[fio!("write"), fio!("read"), fio!("send")],
 };
 
-/// A test of qperf, told to end its server too. It runs for a second, in which a busy machine may
-/// do little: one message has as many bytes as are expected, or ten atomic operations.
+/// A test of qperf, which also ends its server. qperf runs for one second, and a busy machine
+/// completes few operations in that time: one message or ten atomics must suffice.
 macro_rules! qperf {
     ($test:literal, $says:literal) => {
         qperf!($test, $says, "-m 1000 ", 1000)

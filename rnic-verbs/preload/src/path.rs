@@ -8,7 +8,7 @@ use libc::c_char;
 use crate::bytes::Bytes;
 
 unsafe extern "C" {
-    // secure_getenv(3), which the crate of the C library leaves out.
+    // secure_getenv(3), which the `libc` crate lacks.
     fn secure_getenv(name: *const c_char) -> *const c_char;
 }
 

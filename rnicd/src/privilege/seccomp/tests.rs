@@ -136,7 +136,7 @@ fn a_spawner_runs_its_own_program_as_another_process() {
 fn logging_lets_everything_pass() {
     let opened = as_kind_with(Seccomp::Log, ThreadKind::Worker, || File::open("/dev/null").is_ok());
     assert!(opened);
-    // It may have been set before: programs that start others often do so.
+    // The process may have been started with it (`setpriv --no-new-privs`).
     let before = rustix::thread::no_new_privs().unwrap();
     let (opened, after) = as_kind_with(Seccomp::Off, ThreadKind::Worker, || {
         (File::open("/dev/null").is_ok(), rustix::thread::no_new_privs().unwrap())
