@@ -71,11 +71,13 @@ impl Figure<'_> {
     }
 }
 
-/// A thread that writes pages to files. It ends, unwaited for, when this is dropped.
+/// A thread that writes pages to files. Dropping it waits until the pages that it was given are
+/// written: a process that ends in between would leave a temporary file behind.
 #[derive(Debug)]
 pub struct Writer {
-    pages: SyncSender<Vec<(PathBuf, String)>>,
-    thread: JoinHandle<()>,
+    /// Present until the drop.
+    pages: Option<SyncSender<Vec<(PathBuf, String)>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
@@ -93,19 +95,20 @@ impl Writer {
                 }
             }
         })?;
-        Ok(Writer { pages, thread })
-    }
-
-    /// Waits until what it was given is written.
-    pub fn finish(self) {
-        drop(self.pages);
-        // One that has panicked writes nothing any more, either.
-        let _ = self.thread.join();
+        Ok(Writer { pages: Some(pages), thread: Some(thread) })
     }
 
     /// Has files replaced by pages, unless those before still wait; whether it will.
     pub fn write(&self, pages: Vec<(PathBuf, String)>) -> bool {
-        self.pages.try_send(pages).is_ok()
+        self.pages.as_ref().is_some_and(|writer| writer.try_send(pages).is_ok())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.pages = None;
+        // A thread that has panicked writes nothing any more, either.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -182,6 +185,19 @@ mod tests {
         assert!(replace(&taken, b"x").is_err());
         assert!(replace(&dir.path().join("no/such/folder"), b"x").is_err());
         assert_eq!(fs::read_dir(dir.path()).map(Iterator::count).ok(), Some(2));
+    }
+
+    /// Long enough that a drop that does not wait is seen.
+    #[test]
+    fn a_drop_waits_for_the_pages_that_were_accepted() {
+        let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+        let path = dir.path().join("rnicd.prom");
+        let page = "0123456789abcde\n".repeat(4 << 20);
+        let writer = Writer::start("writer", Seccomp::Off).unwrap_or_else(|e| panic!("{e}"));
+        assert!(writer.write(vec![(path.clone(), page.clone())]));
+        drop(writer);
+        assert!(fs::read_to_string(&path).is_ok_and(|text| text == page));
+        assert_eq!(fs::read_dir(dir.path()).map(Iterator::count).ok(), Some(1));
     }
 
     /// However long a page is and whenever it is read.

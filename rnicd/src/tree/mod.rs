@@ -27,9 +27,9 @@ use crate::metrics::Writer;
 
 /// The tree of a daemon. It is removed with this.
 pub struct Tree {
+    /// Before the folder, so that what it is writing is complete when the folder is removed.
+    writer: Writer,
     folder: Folder,
-    /// Until the end.
-    writer: Option<Writer>,
     /// What stands in the files that change.
     shown: HashMap<PathBuf, String>,
     /// What is to stand in those of the GID tables, once a table has changed.
@@ -70,7 +70,7 @@ impl Tree {
             }
         };
         let writer = Writer::start("rnicd-tree", seccomp).map_err(StartTreeError::Thread)?;
-        Ok(Some(Tree { folder, writer: Some(writer), shown: HashMap::new(), gids: Vec::new() }))
+        Ok(Some(Tree { writer, folder, shown: HashMap::new(), gids: Vec::new() }))
     }
 
     /// Where it is.
@@ -100,17 +100,8 @@ impl Tree {
             return;
         }
         let pages = changed.iter().map(|(file, value)| (self.path().join(file), value.clone()));
-        if self.writer.as_ref().is_some_and(|writer| writer.write(pages.collect())) {
+        if self.writer.write(pages.collect()) {
             self.shown.extend(changed);
-        }
-    }
-}
-
-impl Drop for Tree {
-    fn drop(&mut self) {
-        // What it is writing would be left.
-        if let Some(writer) = self.writer.take() {
-            writer.finish();
         }
     }
 }

@@ -19,7 +19,8 @@ fn daemon(script: &str, folder: &Path) -> Process {
 #[test]
 fn a_hangup_ends_a_daemon_without_a_file() {
     let folder = tempfile::tempdir().unwrap();
-    let mut daemon = daemon("exec \"$@\"", folder.path());
+    // The tests themselves may run under nohup(1).
+    let mut daemon = daemon("exec env --default-signal=HUP \"$@\"", folder.path());
     daemon.line_after("listening");
     daemon.signal(Signal::HUP);
     daemon.succeed();
