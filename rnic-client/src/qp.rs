@@ -321,6 +321,10 @@ impl Qp {
         if self.gone.swap(true, Ordering::AcqRel) {
             return;
         }
+        // A child made by fork leaves the session of its parent alone.
+        if self.session().check_owner().is_err() {
+            return;
+        }
         // A session that has ended has destroyed it already.
         let _ = self.session().command(RequestBody::DestroyQp { qp: self.id });
         // What the daemon had to say of it was sent before that reply: read it while it still has

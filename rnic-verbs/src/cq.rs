@@ -75,9 +75,17 @@ impl CqBody {
             let reason = format_args!("comp_vector {vector}: num_comp_vectors is {VECTORS}");
             return Err(Errno::invalid(reason));
         }
+        let silent;
+        let events_to = match channel {
+            Some(channel) => channel.client(),
+            None => {
+                silent = device.silent_channel()?;
+                &silent
+            }
+        };
         let options = CqOptions {
             entries: entries.max(FEWEST_ENTRIES),
-            channel: channel.map(|channel| channel.client()),
+            channel: Some(events_to),
             context: 0,
         };
         let cq = device.context.create_cq_with(&options)?;
@@ -255,8 +263,11 @@ impl CqBody {
         *self.looked_at.lock()
     }
 
-    /// Asks for an event (`ibv_req_notify_cq(3)`).
+    /// Asks for an event (`ibv_req_notify_cq(3)`). Without a channel there is nowhere for it to go.
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<(), Errno> {
+        if self.channel.is_none() {
+            return Ok(());
+        }
         Ok(self.cq.arm(if solicited_only { Arm::Solicited } else { Arm::Next })?)
     }
 
@@ -295,15 +306,25 @@ impl CqBody {
         if self.device.qps.read().values().any(uses) {
             return Err(Errno::busy(format_args!("a queue pair uses the completion queue")));
         }
-        self.device.cqs.write().remove(&self.cq.id());
-        let head = self.head();
-        drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
+        self.detach();
         self.completion_events.wait();
         self.async_events.wait();
+        self.leave_channel();
+        Ok(())
+    }
+
+    /// Uses its channel no longer.
+    pub(crate) fn leave_channel(&self) {
         if let Some(channel) = &self.channel {
             channel.count(-1);
         }
-        Ok(())
+    }
+
+    /// Takes it from the device; it ends when the last who looks at it is done.
+    pub(crate) fn detach(&self) {
+        self.device.cqs.write().remove(&self.cq.id());
+        let head = self.head();
+        drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
     }
 
     fn qp<'a>(&self, last: &'a mut Option<Arc<QpBody>>, id: QpId) -> Option<&'a QpBody> {

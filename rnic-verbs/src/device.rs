@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use rnic_client::{Context, CqId, DeviceAttributes, QpId, SrqId};
+use rnic_client::{CompletionChannel, Context, CqId, DeviceAttributes, QpId, SrqId};
 
 use crate::async_events::{AsyncEvent, AsyncEvents};
 use crate::c;
@@ -34,6 +34,8 @@ pub(crate) struct Device {
     /// behind: the one whose queue pairs connect, and the one whose queue pairs are wired by hand.
     heads: [Box<DeviceBlock>; 2],
     contexts: Mutex<Vec<Weak<AsyncEvents>>>,
+    /// See [`silent_channel`](Self::silent_channel).
+    silent: Mutex<Option<CompletionChannel>>,
     /// Of the RoCE device.
     pub(crate) gids: GidTable,
     pub(crate) cqs: RwLock<HashMap<CqId, Arc<CqBody>>>,
@@ -90,6 +92,7 @@ impl Device {
             attributes,
             heads,
             contexts: Mutex::default(),
+            silent: Mutex::default(),
             gids: GidTable::default(),
             cqs: RwLock::default(),
             qps: RwLock::default(),
@@ -134,6 +137,18 @@ impl Device {
     /// What ids of the one of this kind bring along.
     pub(crate) fn brought(&self, kind: DeviceKind) -> &Brought {
         &self.brought[kind.index()]
+    }
+
+    /// The channel of all CQs that the program makes without one. They are never armed, so that no
+    /// event arrives there. One channel for each would use up `limits.session.channels`, and a
+    /// descriptor of the program's.
+    pub(crate) fn silent_channel(&self) -> Result<CompletionChannel, Errno> {
+        let mut silent = self.silent.lock();
+        if let Some(channel) = &*silent {
+            return Ok(channel.clone());
+        }
+        let channel = self.context.create_completion_channel()?;
+        Ok(silent.insert(channel).clone())
     }
 
     /// The 64-bit identifier of the one of this kind, in network byte order.

@@ -87,7 +87,11 @@ impl MrBody {
 
     /// Takes it back (`ibv_dereg_mr(3)`): when this returns, nobody reads or writes it any more.
     pub(crate) fn deregister(&self) -> Result<(), Errno> {
-        Ok(self.registered.lock().mr.deregister()?)
+        match self.registered.lock().mr.deregister() {
+            // It has ended with the daemon.
+            Ok(()) | Err(rnic_client::Error::DaemonGone) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ mod remains;
 
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, with_exposed_provenance, with_exposed_provenance_mut};
 
 use crate::c;
 use crate::errno::Errno;
@@ -27,6 +27,13 @@ pub(crate) trait Body {
     const KIND: Kind;
 }
 
+/// A body whose head begins with the pointer to its context.
+///
+/// # Safety
+///
+/// The first field of the head, or of its first field, has type `*mut ibv_context`.
+pub(crate) unsafe trait OfContext: Body {}
+
 /// Aligned so that the low bits of its address are free for the kind (see [`handles`]).
 #[repr(C, align(32))]
 pub(crate) struct Object<B: Body> {
@@ -39,8 +46,19 @@ pub(crate) fn publish<B: Body>(head: B::Head, body: B) -> NonNull<B::Head> {
     let object = Box::new(Object { head: UnsafeCell::new(head), body });
     // The head is at the start of the object, so they have one address.
     let head: NonNull<B::Head> = NonNull::from(Box::leak(object)).cast();
-    handles::add(B::KIND, head.as_ptr().addr());
+    handles::add(B::KIND, head.as_ptr().expose_provenance());
     head
+}
+
+/// The live objects of this kind that were made with a context.
+pub(crate) fn all_of<B: OfContext>(context: *mut c::ibv_context) -> Vec<*mut B::Head> {
+    let of_context = |address| {
+        let head: *const *mut c::ibv_context = with_exposed_provenance(address);
+        // SAFETY: `publish` exposed the address of an object, which is not destroyed meanwhile; its
+        // head begins with the pointer to its context.
+        std::ptr::eq(unsafe { head.read_volatile() }, context)
+    };
+    handles::all(B::KIND, of_context).into_iter().map(with_exposed_provenance_mut).collect()
 }
 
 /// The body of the object that a pointer of C names.

@@ -20,6 +20,7 @@ use crate::c;
 use crate::cq::CqBody;
 use crate::device::{Device, DeviceKind};
 use crate::errno::Errno;
+use crate::mw::PostedBind;
 use crate::object::{Body, Foreign, Kind, zeroed};
 use crate::pd::{PdBody, PdUser};
 use crate::section::Section;
@@ -46,6 +47,7 @@ pub(crate) struct QpBody {
     srq: Option<Arc<SrqBody>>,
     granted: c::ibv_qp_cap,
     signal_all: bool,
+    is_extended: bool,
     context_events: Arc<AsyncEvents>,
     pub(crate) async_events: Unacknowledged,
     sends: Mutex<Numbers>,
@@ -86,6 +88,8 @@ pub(crate) struct QpWanted {
     pub(crate) srq: Option<Arc<SrqBody>>,
     pub(crate) cap: c::ibv_qp_cap,
     pub(crate) signal_all: bool,
+    /// Requests may be built call by call (`ibv_wr_start(3)`).
+    pub(crate) is_extended: bool,
     /// How it comes by its peer.
     pub(crate) kind: QpType,
 }
@@ -100,9 +104,6 @@ impl QpBody {
         let most = &device.attributes;
         let mut cap = wanted.cap;
         let shared = wanted.srq.is_some();
-        if shared && wanted.kind == QpType::WiredUnreliable {
-            return Err(Errno::invalid(format_args!("a UC queue pair takes no SRQ")));
-        }
         if shared {
             // Ignored, as ibv_create_qp(3) has it: the receives are those of the shared queue.
             cap.max_recv_wr = 0;
@@ -151,6 +152,7 @@ impl QpBody {
             srq: wanted.srq,
             granted,
             signal_all: wanted.signal_all,
+            is_extended: wanted.is_extended,
             context_events,
             async_events: Unacknowledged::default(),
             sends: Mutex::new(Numbers::new(granted.max_send_wr)),
@@ -187,6 +189,11 @@ impl QpBody {
 
     pub(crate) fn signals_all(&self) -> bool {
         self.signal_all
+    }
+
+    /// Whether requests may be built call by call (`ibv_wr_start(3)`).
+    pub(crate) fn is_extended(&self) -> bool {
+        self.is_extended
     }
 
     pub(crate) fn published(&self, head: Foreign<c::ibv_qp>) {
@@ -253,7 +260,7 @@ impl QpBody {
         let copied = work.copied.as_deref().or(gathered.as_deref());
         let (inline, bytes) = (copied.is_some(), copied.unwrap_or_default());
         let elements = work.elements.list();
-        let mut rebound = None;
+        let mut bound = None;
         let mut request = match work.kind {
             SendKind::Send if inline => SendRequest::send_inline(number, bytes),
             SendKind::Send => SendRequest::send(number, elements),
@@ -296,7 +303,7 @@ impl QpBody {
             SendKind::BindWindow(bind) => {
                 let window = work.window.as_ref().ok_or_else(unsupported)?;
                 let new = window.next(bind.wanted);
-                rebound = Some((window, new));
+                bound = Some((window, new));
                 SendRequest::bind_range(
                     number,
                     Stag(window.present()),
@@ -321,8 +328,8 @@ impl QpBody {
             request = request.fence();
         }
         posting.push(&request)?;
-        if let Some((window, key)) = rebound {
-            window.set(key);
+        if let Some((window, key)) = bound {
+            numbers.binds.push_back((number, window.posted(key)));
         }
         // Every element was accepted, so the length is at most that of a message.
         numbers.push(work.wr_id, u32::try_from(work.bytes()).unwrap_or(u32::MAX));
@@ -388,11 +395,11 @@ impl QpBody {
         if let Some(wired) = &self.wired {
             return self.modify_wired(&mut wired.lock(), attributes, mask);
         }
-        let consequence = self.modify_connected(attributes, mask)?;
-        if consequence == Consequence::ToError {
-            self.qp.to_error()?;
+        match self.modify_connected(attributes, mask)? {
+            Consequence::Noted => Ok(()),
+            Consequence::ToError => Ok(self.qp.to_error()?),
+            Consequence::Disconnect => Ok(self.qp.disconnect()?),
         }
-        Ok(())
     }
 
     /// Modifies the states of a QP of the iWARP device.
@@ -649,7 +656,9 @@ impl QpBody {
 
     /// The send request that has completed, and with it all before it.
     pub(crate) fn send_done(&self, completion: &Completion) -> Posted {
-        self.sends.lock().done(completion.wr_id)
+        let mut sends = self.sends.lock();
+        sends.settle_binds(completion.wr_id, completion.status == CompletionStatus::Success);
+        sends.done(completion.wr_id)
     }
 
     /// The program's number of a receive that has completed.
@@ -660,9 +669,15 @@ impl QpBody {
         }
     }
 
+    /// Takes it from the device, and waits until its events are acknowledged.
+    pub(crate) fn destroy(&self) {
+        self.detach();
+        self.async_events.wait();
+    }
+
     /// Takes it from the device: nothing of it completes any more, and it ends when the last who
     /// looks at it is done.
-    pub(crate) fn destroy(&self) {
+    pub(crate) fn detach(&self) {
         self.device.qps.write().remove(&self.id());
         self.device.ids.qp_destroyed(self.id());
         self.send_cq.forget(self);
@@ -672,7 +687,6 @@ impl QpBody {
         // Others may look at it for a moment longer.
         self.qp.destroy();
         *self.pd.lock() = None;
-        self.async_events.wait();
     }
 }
 
@@ -711,6 +725,8 @@ pub(crate) struct Posted {
 #[derive(Debug)]
 struct Numbers {
     posted: VecDeque<Posted>,
+    /// The binds among them, by number.
+    binds: VecDeque<(u64, PostedBind)>,
     /// Number of the first of them.
     first: u64,
     /// Most that may be outstanding.
@@ -720,7 +736,7 @@ struct Numbers {
 impl Numbers {
     fn new(most: u32) -> Self {
         // Filled as requests are posted: programs make deep queues and use little of them.
-        Numbers { posted: VecDeque::new(), first: 0, most: most as usize }
+        Numbers { posted: VecDeque::new(), binds: VecDeque::new(), first: 0, most: most as usize }
     }
 
     /// The number of the next request, if there is room for one.
@@ -739,6 +755,7 @@ impl Numbers {
     fn begin_anew(&mut self) {
         self.first += self.posted.len() as u64;
         self.posted.clear();
+        self.binds.clear();
     }
 
     /// Requests that may still be posted.
@@ -749,6 +766,16 @@ impl Numbers {
     /// The next request was posted.
     fn push(&mut self, wr_id: u64, length: u32) {
         self.posted.push_back(Posted { wr_id, length });
+    }
+
+    /// The request of this number has completed. The binds before it have succeeded: what fails
+    /// always completes.
+    fn settle_binds(&mut self, number: u64, succeeded: bool) {
+        while let Some((at, bind)) = self.binds.pop_front_if(|(at, _)| *at <= number) {
+            if at == number && !succeeded {
+                bind.failed();
+            }
+        }
     }
 
     /// The request of this number is done, and all before it. Returns it.

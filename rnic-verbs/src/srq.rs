@@ -145,10 +145,15 @@ impl SrqBody {
         if self.device.qps.read().values().any(uses) {
             return Err(Errno::busy(format_args!("a queue pair uses the shared receive queue")));
         }
+        self.detach();
+        self.async_events.wait();
+        Ok(())
+    }
+
+    /// Takes it from the device; it ends when the last who looks at it is done.
+    pub(crate) fn detach(&self) {
         self.device.srqs.write().remove(&self.id());
         let head = self.head();
         drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
-        self.async_events.wait();
-        Ok(())
     }
 }

@@ -27,7 +27,10 @@ impl Default for States {
         States {
             // An RNIC has nothing before: receives may be posted at once.
             state: c::IBV_QPS_INIT,
-            access: 0,
+            // As siw shows them.
+            access: c::IBV_ACCESS_LOCAL_WRITE
+                | c::IBV_ACCESS_REMOTE_WRITE
+                | c::IBV_ACCESS_REMOTE_READ,
             min_rnr_timer: 0,
             timeout: 0,
             inbound_reads: 0,
@@ -44,6 +47,8 @@ pub(crate) enum Consequence {
     Noted,
     /// The connection ends, and everything posted is flushed.
     ToError,
+    /// The connection ends in order.
+    Disconnect,
 }
 
 impl States {
@@ -60,6 +65,11 @@ impl States {
         has_id: bool,
     ) -> Result<Consequence, Errno> {
         let mut consequence = Consequence::Noted;
+        let unknown = mask & !c::IBV_QP_ATTR_STANDARD_BITS;
+        if unknown != 0 {
+            let reason = format_args!("attr_mask {unknown:#x}: the device has no such attribute");
+            return Err(Errno::unsupported(reason));
+        }
         let current = attributes.cur_qp_state;
         if mask & c::IBV_QP_CUR_STATE != 0 && current != self.state {
             let (current, state) = (state_name(current), state_name(self.state));
@@ -118,8 +128,9 @@ impl States {
             (_, IBV_QPS_ERR) => Ok(Consequence::ToError),
             (IBV_QPS_RESET | IBV_QPS_INIT, IBV_QPS_RESET | IBV_QPS_INIT)
             | (IBV_QPS_INIT, IBV_QPS_RTR)
-            | (IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS)
-            | (IBV_QPS_RTS, IBV_QPS_SQD) => Ok(Consequence::Noted),
+            | (IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS) => Ok(Consequence::Noted),
+            // As siw: the RDMAC verbs have Closing where InfiniBand has SQD.
+            (IBV_QPS_RTS, IBV_QPS_SQD) => Ok(Consequence::Disconnect),
             (from, to) => Err(no_step(from, to)),
         }
     }

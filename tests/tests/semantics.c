@@ -76,6 +76,16 @@ static void make(struct end *e)
     MUST((e->mr = ibv_reg_mr(pd, e->bytes, LENGTH, ALL)) != NULL);
 }
 
+// A queue pair whose requests are built call by call.
+static struct ibv_qp *extended(struct end *e, int type, uint64_t operations)
+{
+    struct ibv_qp_init_attr_ex a = {.send_cq = e->cq, .recv_cq = e->cq, .qp_type = type, .pd = pd};
+    a.cap = (struct ibv_qp_cap){DEPTH, DEPTH, 2, 2, 64};
+    a.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    a.send_ops_flags = operations;
+    return ibv_create_qp_ex(context, &a);
+}
+
 static int moved(struct end *e, int state, int mask, struct end *to)
 {
     struct ibv_qp_attr a = {.qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024};
@@ -225,10 +235,13 @@ static void bind_window(void)
     MUST(ibv_post_send(b.qp, full, &bad) == ENOMEM && bad == &refused);
     for (int n = 0; n < DEPTH; n++)
         completes(&b, 100 + n, IBV_WC_SUCCESS);
-    struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(b.qp);
+    struct ibv_qp *builds = extended(&b, IBV_QPT_RC, IBV_QP_EX_WITH_BIND_MW);
+    MUST(builds != NULL);
+    struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(builds);
     ibv_wr_start(ex);
     ibv_wr_bind_mw(ex, mw, key ^ 0xff, &wr.bind_mw.bind_info);
     ibv_wr_abort(ex);
+    MUST(ibv_destroy_qp(builds) == 0);
     MUST(ibv_post_send(b.qp, &wr, &bad) == 0);
     completes(&b, 7, IBV_WC_SUCCESS);
     strcpy(a.bytes, "by way of a window");
@@ -241,6 +254,63 @@ static void bind_window(void)
     MUST(ibv_dealloc_mw(mw) == 0);
     unmake(&a);
     unmake(&b);
+}
+
+static int bound(struct end *e, struct ibv_mw *mw, struct ibv_mr *mr, int access)
+{
+    struct ibv_send_wr wr = {.wr_id = 7, .opcode = IBV_WR_BIND_MW}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.bind_mw.mw = mw;
+    wr.bind_mw.rkey = (mw->rkey & ~0xffu) | ((mw->rkey + 1) & 0xff);
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){mr, (uintptr_t)e->bytes, 64, access};
+    return ibv_post_send(e->qp, &wr, &bad);
+}
+
+// A bind that fails leaves the window its key, and those that were flushed behind it change
+// nothing: the window is bound by another queue pair, as the program's own key has it.
+static void bind_again(void)
+{
+    for (int type = IBV_MW_TYPE_1; type <= IBV_MW_TYPE_2; type++) {
+        struct end a, b, c, d;
+        pair(&a, &b);
+        pair(&c, &d);
+        struct ibv_mr *not_bindable = ibv_reg_mr(pd, a.bytes, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+        struct ibv_mw *mw = ibv_alloc_mw(pd, type);
+        MUST(not_bindable && mw);
+        for (int n = 0; n < 3; n++)
+            MUST(bound(&a, mw, n ? a.mr : not_bindable, IBV_ACCESS_REMOTE_WRITE) == 0);
+        completes(&a, 7, IBV_WC_MW_BIND_ERR);
+        for (int n = 1; n < 3; n++)
+            completes(&a, 7, IBV_WC_WR_FLUSH_ERR);
+        MUST(bound(&c, mw, c.mr, IBV_ACCESS_REMOTE_WRITE) == 0);
+        completes(&c, 7, IBV_WC_SUCCESS);
+        // Flags that no window has, and a window of type 1 whose addresses begin with 0.
+        MUST(bound(&c, mw, c.mr, IBV_ACCESS_REMOTE_WRITE | 1 << 12) == EINVAL);
+        if (type == IBV_MW_TYPE_1)
+            MUST(bound(&c, mw, c.mr, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED) == EINVAL);
+        MUST(ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(not_bindable) == 0);
+        unmake(&a);
+        unmake(&b);
+        unmake(&c);
+        unmake(&d);
+    }
+}
+
+// Requests are built call by call where the program has asked for it, and of the operations that
+// it has named.
+static void operations(void)
+{
+    struct end a;
+    make(&a);
+    MUST(ibv_qp_to_qp_ex(a.qp) == NULL);
+    struct ibv_qp *qp = extended(&a, IBV_QPT_RC, IBV_QP_EX_WITH_SEND);
+    struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+    MUST(ex && ex->wr_send && ex->wr_start && !ex->wr_rdma_write && !ex->wr_send_inv);
+    MUST(ibv_destroy_qp(qp) == 0);
+    MUST(!extended(&a, IBV_QPT_UC, IBV_QP_EX_WITH_SEND_WITH_INV) && errno == EOPNOTSUPP);
+    MUST((qp = extended(&a, IBV_QPT_RC, IBV_QP_EX_WITH_SEND_WITH_INV)) != NULL);
+    MUST(ibv_destroy_qp(qp) == 0);
+    unmake(&a);
 }
 
 enum { ROUNDS = 60, POSTS = DEPTH };
@@ -453,6 +523,90 @@ static void detach(struct rdma_cm_id *id, struct end *e)
     MUST(rdma_destroy_id(id) == 0);
 }
 
+// The step to SQD ends an iWARP connection in order, as siw has it. Attributes that no device has
+// are refused.
+static void closes_in_order(void)
+{
+    struct rdma_event_channel *listens = rdma_create_event_channel();
+    struct rdma_event_channel *connects = rdma_create_event_channel();
+    struct rdma_cm_id *listener, *client, *server;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    MUST(listens && connects && !rdma_create_id(listens, &listener, NULL, RDMA_PS_TCP));
+    MUST(!rdma_bind_addr(listener, (struct sockaddr *)&at) && !rdma_listen(listener, 1));
+    at.sin_port = rdma_get_src_port(listener);
+    MUST(!rdma_create_id(connects, &client, NULL, RDMA_PS_TCP));
+    MUST(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&at, 1000 * DEADLINE));
+    rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ADDR_RESOLVED));
+    MUST(!rdma_resolve_route(client, 1000 * DEADLINE));
+    rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ROUTE_RESOLVED));
+    struct end a, b;
+    attach(client, &a);
+    struct rdma_conn_param with = {.responder_resources = 1, .initiator_depth = 1};
+    MUST(!rdma_connect(client, &with));
+    struct rdma_cm_event *asks = cm_event(listens, RDMA_CM_EVENT_CONNECT_REQUEST);
+    server = asks->id;
+    rdma_ack_cm_event(asks);
+    attach(server, &b);
+    MUST(!rdma_accept(server, &with));
+    rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ESTABLISHED));
+    rdma_ack_cm_event(cm_event(listens, RDMA_CM_EVENT_ESTABLISHED));
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD};
+    struct ibv_qp_init_attr init;
+    MUST(!ibv_query_qp(a.qp, &attr, IBV_QP_ACCESS_FLAGS, &init));
+    MUST(attr.qp_access_flags & IBV_ACCESS_REMOTE_READ);
+    MUST(attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE);
+    MUST(ibv_modify_qp(a.qp, &attr, IBV_QP_RATE_LIMIT) == EOPNOTSUPP);
+    MUST(ibv_modify_qp(a.qp, &attr, 1 << 30) == EOPNOTSUPP);
+    attr.qp_state = IBV_QPS_SQD;
+    MUST(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);
+    rdma_ack_cm_event(cm_event(listens, RDMA_CM_EVENT_DISCONNECTED));
+    MUST(!rdma_disconnect(server));
+    rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_DISCONNECTED));
+    detach(client, &a);
+    detach(server, &b);
+    MUST(!rdma_destroy_id(listener));
+    rdma_destroy_event_channel(listens);
+    rdma_destroy_event_channel(connects);
+}
+
+// An unreliable connection takes receives of a shared queue.
+static void unreliable_shared(void)
+{
+    struct end a, b;
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = DEPTH, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+    MUST(srq != NULL);
+    make(&a);
+    make(&b);
+    struct end *ends[] = {&a, &b};
+    for (int n = 0; n < 2; n++) {
+        struct ibv_qp_init_attr w = wanted(ends[n]);
+        w.qp_type = IBV_QPT_UC;
+        w.srq = n ? srq : NULL;
+        MUST(ibv_destroy_qp(ends[n]->qp) == 0);
+        MUST((ends[n]->qp = ibv_create_qp(pd, &w)) != NULL);
+        to_init(ends[n]);
+    }
+    int peer = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+    for (int n = 0; n < 2; n++) {
+        MUST(moved(ends[n], IBV_QPS_RTR, peer, ends[!n]) == 0);
+        MUST(moved(ends[n], IBV_QPS_RTS, IBV_QP_SQ_PSN, NULL) == 0);
+    }
+    struct ibv_sge to = {(uintptr_t)b.bytes, 8, b.mr->lkey};
+    struct ibv_recv_wr receives = {.wr_id = 5, .sg_list = &to, .num_sge = 1}, *bad;
+    MUST(ibv_post_srq_recv(srq, &receives, &bad) == 0);
+    strcpy(a.bytes, "shared");
+    struct ibv_sge from = {(uintptr_t)a.bytes, 8, a.mr->lkey};
+    struct ibv_send_wr wr = request(IBV_WR_SEND, &from, &b);
+    post(&a, &wr);
+    completes(&a, 1, IBV_WC_SUCCESS);
+    completes(&b, 5, IBV_WC_SUCCESS);
+    MUST(!strcmp(b.bytes, "shared"));
+    unmake(&a);
+    unmake(&b);
+    MUST(ibv_destroy_srq(srq) == 0);
+}
+
 // RDMA_CM_EVENT_ESTABLISHED can be read when the first completion can, at either end.
 static void established(void)
 {
@@ -511,7 +665,8 @@ int main(int count, char **arguments)
         void (*run)(void);
         int roce;
     } parts[] = {
-        {"zero", zero_bytes, 1}, {"bind", bind_window, 1},    {"flush", flush, 1},
+        {"rebind", bind_again, 1}, {"operations", operations, 1}, {"closes", closes_in_order, 0},
+        {"uc-srq", unreliable_shared, 1}, {"zero", zero_bytes, 1}, {"bind", bind_window, 1},    {"flush", flush, 1},
         {"refused", refused, 1}, {"local", local_error, 1},   {"fence", fence, 1},
         {"solicited", solicited, 1}, {"established", established, 0},
     };

@@ -57,3 +57,23 @@ fn an_unsolicited_send_raises_no_cq_event() {
 fn established_precedes_the_first_completion() {
     run("established");
 }
+
+#[test]
+fn a_failed_bind_leaves_the_window_its_key() {
+    run("rebind");
+}
+
+#[test]
+fn an_extended_qp_has_the_operations_asked_for() {
+    run("operations");
+}
+
+#[test]
+fn the_step_to_sqd_ends_an_iwarp_connection() {
+    run("closes");
+}
+
+#[test]
+fn a_uc_qp_takes_receives_of_an_srq() {
+    run("uc-srq");
+}

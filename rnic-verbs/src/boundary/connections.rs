@@ -14,6 +14,7 @@ use crate::object::{Body, Kind, live, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::{system, visible};
 
+use super::context::check_same;
 use super::events::{self, completed};
 use super::id::{IdShown, context_of, default_pd, show_addresses, shown};
 use super::{addresses, argument_mut, cq, qp, srq};
@@ -337,7 +338,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) ->
         let made = prepare(id, named, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
         let made = made.and_then(|pd| {
             ((*wanted).pd, (*wanted).comp_mask) = (pd, (*wanted).comp_mask | IBV_QP_INIT_ATTR_PD);
-            let made = qp::create_ex(wanted).inspect_err(|_| destroy_cqs(id))?;
+            let made = qp::create_ex((*pd).context, wanted).inspect_err(|_| destroy_cqs(id))?;
             has_qp(id, pd, made)
         });
         made.inspect_err(|_| {
@@ -379,10 +380,8 @@ unsafe fn prepare(
             (true, true) => default_pd(found.id.device(), found.id.kind())?,
         };
         let context = context_of(found.id.device(), found.id.kind())?;
-        let of_device = live::<Arc<PdBody>>(pd)?.kind() == found.id.kind();
-        if !of_device {
-            return Err(foreign_domain());
-        }
+        live::<Arc<PdBody>>(pd)?;
+        check_same(Kind::Pd, (*pd).context, context)?;
         if send_cq.is_null() {
             let made = make_cq(context, cap.max_send_wr, id)?;
             ((*id).send_cq_channel, (*id).send_cq) = made;
@@ -537,10 +536,6 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     }
 }
 
-fn foreign_domain() -> Errno {
-    Errno::invalid(format_args!("the protection domain is of another device than the id"))
-}
-
 /// What stands behind an id that is bound to a device.
 unsafe fn of_device<'a>(id: *mut rdma_cm_id) -> Result<&'a IdShown, Errno> {
     // SAFETY: as the module says.
@@ -562,11 +557,12 @@ unsafe fn pd_for_srq(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv
             return Err(Errno::invalid(format_args!("the id has a shared receive queue already")));
         }
         match (named.is_null(), (*id).pd.is_null()) {
-            // It is of the id's own device.
-            (false, _) => match live::<Arc<PdBody>>(named)?.kind() == found.id.kind() {
-                true => Ok(named),
-                false => Err(foreign_domain()),
-            },
+            (false, _) => {
+                live::<Arc<PdBody>>(named)?;
+                let of = context_of(found.id.device(), found.id.kind())?;
+                check_same(Kind::Pd, (*named).context, of)?;
+                Ok(named)
+            }
             (true, false) => Ok((*id).pd),
             (true, true) => default_pd(found.id.device(), found.id.kind()),
         }

@@ -5,12 +5,19 @@ use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use crate::address_handle::AhBody;
 use crate::c::*;
 use crate::context::{ContextBody, PORT};
+use crate::cq::CqBody;
 use crate::device::{Device, DeviceKind, KINDS};
 use crate::errno::{Errno, minus_one, negative, pointer, status};
 use crate::exports::absent;
-use crate::object::{Body, Kind, is_live, live, publish, withdraw, zeroed};
+use crate::mr::MrBody;
+use crate::mw::MwBody;
+use crate::object::{Body, Kind, OfContext, all_of, is_live, live, publish, withdraw, zeroed};
+use crate::pd::PdBody;
+use crate::qp::QpBody;
+use crate::srq::SrqBody;
 use crate::{system, visible};
 
 use super::{argument_mut, cq, cq_ex, memory, qp, qp_ex, srq};
@@ -35,6 +42,22 @@ impl Body for ContextBody {
 pub(super) unsafe fn context<'a>(context: *mut ibv_context) -> Result<&'a ContextBody, Errno> {
     // SAFETY: as the module says; every context that we hand out is inside of a `verbs_context`.
     unsafe { live(if context.is_null() { null_mut() } else { start(context) }) }
+}
+
+/// Checks that an object is of the context that it is to be used with.
+///
+/// # Errors
+///
+/// `EINVAL` if it is of another one. The kernel knows the objects of each open descriptor only.
+pub(super) fn check_same(
+    what: Kind,
+    of: *mut ibv_context,
+    expected: *mut ibv_context,
+) -> Result<(), Errno> {
+    match of == expected {
+        true => Ok(()),
+        false => Err(Errno::invalid(format_args!("the {what} is of another device context"))),
+    }
 }
 
 fn start(context: *mut ibv_context) -> *mut verbs_context {
@@ -149,12 +172,68 @@ fn no_device(device: *mut ibv_device) -> Errno {
     Errno::new(libc::ENODEV, reason)
 }
 
-/// ibv_close_device(3).
+/// ibv_close_device(3). The context that ids share stays open.
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    let closed = unsafe { self::context(context).and_then(|_| withdraw(start(context))) };
-    status(closed.map(drop::<ContextBody>))
+    status(unsafe { self::context(context).and_then(|found| close(context, found)) })
+}
+
+unsafe fn close(context: *mut ibv_context, found: &ContextBody) -> Result<(), Errno> {
+    let device = found.device();
+    if device.brought(found.kind()).context.lock().0 == context {
+        // Every id of the process uses it, and the next one will.
+        return Ok(());
+    }
+    // SAFETY: as the module says.
+    unsafe {
+        // A child made by fork leaves its parent's objects alone.
+        if device.is_ours() {
+            destroy_objects(context);
+        }
+        withdraw::<ContextBody>(start(context)).map(drop)
+    }
+}
+
+/// Destroys what a program has left in a context, as the kernel does when its descriptor is closed:
+/// users before what they use, and without waiting for acknowledgements of events. Completion
+/// channels, which have descriptors of their own, stay.
+unsafe fn destroy_objects(of: *mut ibv_context) {
+    // SAFETY: as the module says.
+    unsafe {
+        destroy_each::<Arc<QpBody>>(of, |qp| qp.detach());
+        destroy_each::<Arc<SrqBody>>(of, |srq| srq.detach());
+        destroy_each::<MwBody>(of, |_| {});
+        destroy_each::<MrBody>(of, |mr| mr.deregister().unwrap_or_else(|errno| errno.log()));
+        destroy_each::<Arc<CqBody>>(of, |cq| {
+            cq.detach();
+            cq.leave_channel();
+        });
+        destroy_each::<AhBody>(of, |_| {});
+        destroy_each::<Arc<PdBody>>(of, |_| {});
+    }
+}
+
+macro_rules! of_context {
+    ($($body:ty),* $(,)?) => {
+        $(
+            // SAFETY: the structure of the C API begins with its context.
+            unsafe impl OfContext for $body {}
+        )*
+    };
+}
+
+of_context!(Arc<PdBody>, MrBody, MwBody, Arc<CqBody>, Arc<SrqBody>, Arc<QpBody>, AhBody,);
+
+unsafe fn destroy_each<B: OfContext>(of: *mut ibv_context, detach: impl Fn(&B)) {
+    for head in all_of::<B>(of) {
+        // SAFETY: as the module says: no other thread uses objects of a context that is being
+        // closed. Calls of real libraries read the context, which is freed.
+        unsafe {
+            live::<B>(head).map_or_else(|errno| errno.log(), &detach);
+            withdraw::<B>(head).map_or_else(|errno| errno.log(), drop);
+        }
+    }
 }
 
 /// ibv_query_device(3).

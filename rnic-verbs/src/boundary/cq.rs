@@ -7,10 +7,10 @@ use crate::c::*;
 use crate::channel::ChannelBody;
 use crate::cq::CqBody;
 use crate::errno::{Errno, minus_one, negative, pointer, status};
-use crate::object::{Foreign, live, live_or_null, publish, withdraw, zeroed};
+use crate::object::{Foreign, Kind, live, live_or_null, publish, withdraw, zeroed};
 use crate::system;
 
-use super::context::context;
+use super::context::{check_same, context};
 use super::cq_ex;
 use super::events::count;
 
@@ -33,6 +33,10 @@ pub(super) unsafe fn make_cq(
 ) -> Result<*mut ibv_cq_ex, Errno> {
     // SAFETY: as the module says.
     let of_channel = unsafe { live_or_null::<Arc<ChannelBody>>(channel)? };
+    if of_channel.is_some() {
+        // SAFETY: as the module says.
+        check_same(Kind::CompletionChannel, unsafe { (*channel).context }, of)?;
+    }
     // SAFETY: as the module says.
     let cq = CqBody::create(unsafe { context(of) }?, entries, of_channel, vector)?;
     let mut head: ibv_cq_ex = zeroed();
@@ -44,6 +48,10 @@ pub(super) unsafe fn make_cq(
     cq_ex::operations(&mut head);
     let at = publish(head, cq.clone()).as_ptr();
     cq.published(Foreign(at.cast()));
+    if of_channel.is_some() {
+        // SAFETY: as the module says.
+        unsafe { count((&raw mut (*channel).refcnt).cast(), 1) };
+    }
     Ok(at)
 }
 
@@ -105,10 +113,15 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(of: *mut ibv_cq) -> c_int {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
     status(unsafe {
-        cq(of)
-            .and_then(|cq| cq.destroy())
-            .and_then(|()| withdraw::<Arc<CqBody>>(of.cast()))
-            .map(drop)
+        cq(of).and_then(|cq| cq.destroy()).and_then(|()| {
+            let channel = (*of).channel;
+            withdraw::<Arc<CqBody>>(of.cast())?;
+            if let Ok(Some(_)) = live_or_null::<Arc<ChannelBody>>(channel) {
+                // Minus one.
+                count((&raw mut (*channel).refcnt).cast(), u32::MAX);
+            }
+            Ok(())
+        })
     })
 }
 

@@ -9,11 +9,11 @@ use crate::c::*;
 use crate::errno::{Errno, pointer, status};
 use crate::mr::{MrBody, MrWanted};
 use crate::mw::MwBody;
-use crate::object::{live, publish, withdraw, zeroed};
+use crate::object::{Kind, live, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::system;
 
-use super::context::context;
+use super::context::{check_same, context};
 
 /// Makes a protection domain of a context.
 pub(super) unsafe fn allocate_pd(of: *mut ibv_context) -> Result<*mut ibv_pd, Errno> {
@@ -152,6 +152,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
             _ => access.cast_unsigned(),
         };
         let replaced = live::<Arc<PdBody>>(new_pd).and_then(|found| {
+            check_same(Kind::Pd, (*new_pd).context, (*mr).context)?;
             if flags == 0 {
                 return Err(Errno::invalid(format_args!("flags 0: nothing to change")));
             }

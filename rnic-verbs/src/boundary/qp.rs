@@ -8,13 +8,13 @@ use rnic_client::QpType;
 use crate::c::*;
 use crate::device::DeviceKind;
 use crate::errno::{Errno, pointer, status};
-use crate::object::{Foreign, live, live_or_null, publish, withdraw, zeroed};
+use crate::object::{Foreign, Kind, live, live_or_null, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::qp::{QpBody, QpWanted};
 use crate::srq::SrqBody;
 use crate::system;
 
-use super::context::context;
+use super::context::check_same;
 use super::cq::cq;
 use super::qp_ex;
 use super::work::{Chain, nth_receive, nth_send};
@@ -30,6 +30,7 @@ pub(super) struct Attributes {
     pub(super) cap: ibv_qp_cap,
     pub(super) kind: ibv_qp_type,
     pub(super) signal_all: bool,
+    pub(super) send_ops_flags: u64,
 }
 
 /// Makes a queue pair; returns what it can hold as well.
@@ -42,18 +43,6 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
     let recv_cq = unsafe { cq(wanted.recv_cq)? };
     // SAFETY: as the module says.
     let srq = unsafe { live_or_null::<Arc<SrqBody>>(wanted.srq)? };
-    // SAFETY: as the module says.
-    let used_srq =
-        unsafe { if srq.is_some() { (*wanted.srq).context } else { (*wanted.pd).context } };
-    // SAFETY: as the module says.
-    let used_cqs = unsafe { [(*wanted.send_cq).context, (*wanted.recv_cq).context] };
-    for used in used_cqs.into_iter().chain([used_srq]) {
-        // SAFETY: as the module says.
-        if unsafe { context(used)? }.kind() != pd.kind() {
-            let reason = format_args!("a CQ or the SRQ is of another device than the domain");
-            return Err(Errno::invalid(reason));
-        }
-    }
     let kind = match (pd.kind(), wanted.kind) {
         (DeviceKind::Iwarp, IBV_QPT_RC) => QpType::Connected,
         (DeviceKind::Roce, IBV_QPT_RC) => QpType::Wired,
@@ -68,12 +57,22 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
             });
         }
     };
+    // SAFETY: as the module says.
+    unsafe {
+        let of = (*wanted.pd).context;
+        check_same(Kind::Cq, (*wanted.send_cq).context, of)?;
+        check_same(Kind::Cq, (*wanted.recv_cq).context, of)?;
+        if srq.is_some() {
+            check_same(Kind::Srq, (*wanted.srq).context, of)?;
+        }
+    }
     let parts = QpWanted {
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
         srq: srq.cloned(),
         cap: wanted.cap,
         signal_all: wanted.signal_all,
+        is_extended: wanted.send_ops_flags != 0,
         kind,
     };
     let qp = QpBody::create(pd, parts)?;
@@ -88,7 +87,7 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
     (base.state, base.qp_type) = (IBV_QPS_RESET, wanted.kind);
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
-    qp_ex::operations(&mut head);
+    qp_ex::operations(&mut head, wanted.send_ops_flags);
     let at: *mut ibv_qp = publish(head, qp.clone()).as_ptr().cast();
     qp.published(Foreign(at));
     Ok((at, qp.granted()))
@@ -138,6 +137,7 @@ pub(super) unsafe fn create(
         let wanted = argument_mut(wanted, "qp_init_attr")?;
         let (made, granted) = make(&Attributes {
             program: wanted.qp_context,
+            send_ops_flags: 0,
             pd,
             send_cq: wanted.send_cq,
             recv_cq: wanted.recv_cq,
@@ -153,16 +153,19 @@ pub(super) unsafe fn create(
 
 /// ibv_create_qp_ex(3).
 pub(super) unsafe extern "C" fn create_qp_ex(
-    _of: *mut ibv_context,
+    of: *mut ibv_context,
     wanted: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    pointer(unsafe { create_ex(wanted) })
+    pointer(unsafe { create_ex(of, wanted) })
 }
 
 /// As [`create_qp_ex`].
-pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Errno> {
+pub(super) unsafe fn create_ex(
+    of: *mut ibv_context,
+    wanted: *mut ibv_qp_init_attr_ex,
+) -> Result<*mut ibv_qp, Errno> {
     const SERVED: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     // SAFETY: as the module says.
@@ -181,13 +184,18 @@ pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut 
             let reason = format_args!("create_flags {:#x} of a queue pair", wanted.create_flags);
             return Err(Errno::unsupported(reason));
         }
-        let unknown = wanted.send_ops_flags & !qp_ex::served(wanted.qp_type);
-        if wanted.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 && unknown != 0 {
+        let has_flags = wanted.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+        let send_ops_flags = if has_flags { wanted.send_ops_flags } else { 0 };
+        let unknown = send_ops_flags & !qp_ex::served(wanted.qp_type);
+        if unknown != 0 {
             let reason = format_args!("send_ops_flags {unknown:#x}: not of this type of QP");
             return Err(Errno::unsupported(reason));
         }
+        live::<Arc<PdBody>>(wanted.pd)?;
+        check_same(Kind::Pd, (*wanted.pd).context, of)?;
         let (made, granted) = make(&Attributes {
             program: wanted.qp_context,
+            send_ops_flags,
             pd: wanted.pd,
             send_cq: wanted.send_cq,
             recv_cq: wanted.recv_cq,

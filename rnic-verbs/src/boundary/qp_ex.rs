@@ -1,6 +1,7 @@
 //! The newer way to post (`ibv_wr_start(3)`): requests are built call by call and posted together.
 
 use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
 
 use rnic_client::Sge;
 
@@ -23,9 +24,9 @@ pub(super) fn served(kind: ibv_qp_type) -> u64 {
         | IBV_QP_EX_WITH_RDMA_WRITE
         | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
         | IBV_QP_EX_WITH_LOCAL_INV
-        | IBV_QP_EX_WITH_BIND_MW
-        | IBV_QP_EX_WITH_SEND_WITH_INV;
+        | IBV_QP_EX_WITH_BIND_MW;
     const RC: u64 = UC
+        | IBV_QP_EX_WITH_SEND_WITH_INV
         | IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
@@ -36,18 +37,26 @@ pub(super) fn served(kind: ibv_qp_type) -> u64 {
     }
 }
 
-/// Puts the operations into a queue pair that is being made.
-pub(super) fn operations(head: &mut ibv_qp_ex) {
-    head.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
-    head.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
-    head.wr_bind_mw = Some(wr_bind_mw);
-    head.wr_local_inv = Some(wr_local_inv);
-    head.wr_rdma_read = Some(wr_rdma_read);
-    head.wr_rdma_write = Some(wr_rdma_write);
-    head.wr_rdma_write_imm = Some(wr_rdma_write_imm);
-    head.wr_send = Some(wr_send);
-    head.wr_send_imm = Some(wr_send_imm);
-    head.wr_send_inv = Some(wr_send_inv);
+/// Puts the operations that these `send_ops_flags` name into a queue pair that is being made, and
+/// those that every extended queue pair has.
+pub(super) fn operations(head: &mut ibv_qp_ex, flags: u64) {
+    if flags == 0 {
+        return;
+    }
+    let has = |flag| flags & flag != 0;
+    head.wr_atomic_cmp_swp =
+        has(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).then_some(wr_atomic_cmp_swp as _);
+    head.wr_atomic_fetch_add =
+        has(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).then_some(wr_atomic_fetch_add as _);
+    head.wr_bind_mw = has(IBV_QP_EX_WITH_BIND_MW).then_some(wr_bind_mw as _);
+    head.wr_local_inv = has(IBV_QP_EX_WITH_LOCAL_INV).then_some(wr_local_inv as _);
+    head.wr_rdma_read = has(IBV_QP_EX_WITH_RDMA_READ).then_some(wr_rdma_read as _);
+    head.wr_rdma_write = has(IBV_QP_EX_WITH_RDMA_WRITE).then_some(wr_rdma_write as _);
+    head.wr_rdma_write_imm =
+        has(IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).then_some(wr_rdma_write_imm as _);
+    head.wr_send = has(IBV_QP_EX_WITH_SEND).then_some(wr_send as _);
+    head.wr_send_imm = has(IBV_QP_EX_WITH_SEND_WITH_IMM).then_some(wr_send_imm as _);
+    head.wr_send_inv = has(IBV_QP_EX_WITH_SEND_WITH_INV).then_some(wr_send_inv as _);
     head.wr_set_ud_addr = Some(wr_set_ud_addr);
     head.wr_set_inline_data = Some(wr_set_inline_data);
     head.wr_set_inline_data_list = Some(wr_set_inline_data_list);
@@ -58,9 +67,17 @@ pub(super) fn operations(head: &mut ibv_qp_ex) {
     head.wr_abort = Some(wr_abort);
 }
 
-/// ibv_qp_to_qp_ex(3).
+/// `ibv_qp_to_qp_ex(3)`: null for a queue pair that was made without `send_ops_flags`.
 pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(of: *mut ibv_qp) -> *mut ibv_qp_ex {
-    of.cast()
+    // SAFETY: as the module says.
+    match unsafe { qp(of) } {
+        Ok(found) if found.is_extended() => of.cast(),
+        Ok(_) => null_mut(),
+        Err(errno) => {
+            errno.log();
+            null_mut()
+        }
+    }
 }
 
 /// Begins a request, which takes its number and flags from the structure.

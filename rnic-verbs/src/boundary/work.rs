@@ -176,6 +176,7 @@ pub(super) unsafe fn bind_work(
     // SAFETY: as the module says.
     let (mw, lkey) = unsafe {
         let mw = live::<MwBody>(mw)?;
+        mw.check_access(info.mw_access_flags)?;
         (mw, live_or_null::<MrBody>(info.mr)?.map(|mr| mr.numbers().1))
     };
     let kind = SendKind::BindWindow(BindWork {

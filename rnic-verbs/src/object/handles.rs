@@ -87,6 +87,14 @@ pub(crate) fn remove(kind: Kind, address: usize) -> bool {
     LIVE.write().remove(&word)
 }
 
+/// The addresses of the live objects of this kind for which `which` holds. No object is destroyed
+/// while `which` looks at it.
+pub(crate) fn all(kind: Kind, which: impl Fn(usize) -> bool) -> Vec<usize> {
+    let live = LIVE.read();
+    let of_kind = live.iter().filter(|word| **word % ALIGNMENT == kind as usize);
+    of_kind.map(|word| word - kind as usize).filter(|address| which(*address)).collect()
+}
+
 /// Returns true if an object of this kind is live at the address.
 pub(crate) fn is_live(kind: Kind, address: usize) -> bool {
     // An unaligned address would read as another one with another kind.

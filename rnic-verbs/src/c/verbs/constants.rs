@@ -263,6 +263,8 @@ pub const IBV_QP_MAX_DEST_RD_ATOMIC: i32 = 1 << 17;
 pub const IBV_QP_PATH_MIG_STATE: i32 = 1 << 18;
 pub const IBV_QP_CAP: i32 = 1 << 19;
 pub const IBV_QP_DEST_QPN: i32 = 1 << 20;
+/// Attributes that any device may have (`IB_QP_ATTR_STANDARD_BITS` of the kernel).
+pub const IBV_QP_ATTR_STANDARD_BITS: i32 = (1 << 21) - 1;
 pub const IBV_QP_RATE_LIMIT: i32 = 1 << 25;
 
 // States of a queue pair.
