@@ -35,6 +35,7 @@ mod qp_core;
 mod reason;
 mod requester;
 mod responder;
+mod responder_error;
 mod resume;
 mod schedule;
 mod state;

@@ -136,6 +136,11 @@ impl Qp {
         }
     }
 
+    /// Returns true for a UC or UD QP.
+    pub(super) fn is_unreliable(&self) -> bool {
+        self.datagrams.is_some() || self.wired.as_ref().is_some_and(|wired| wired.is_unreliable())
+    }
+
     pub(super) fn enter(&mut self, phase: StreamPhase) {
         self.life.enter(phase);
         let by_hand = self.wired.as_ref().map(|wired| wired.state());

@@ -171,8 +171,8 @@ impl Reason {
         }
     }
 
-    /// The asynchronous error of an RC responder that refuses a request of the peer; `None` if the
-    /// peer asked for nothing that is wrong.
+    /// The asynchronous error of an iWARP or RC responder that refuses a request of the peer.
+    /// Returns `None` if the peer asked for nothing that is wrong.
     pub(super) fn responder_error(self) -> Option<ResponderError> {
         match self {
             Reason::Write { fault: RemoteFault::NotEnabled, .. }

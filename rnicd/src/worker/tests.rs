@@ -527,6 +527,8 @@ fn a_write_to_memory_nobody_registered_terminates_both_ends() {
     expect_established(&two, b.id);
     let stray = SendHeader { rkey: 0x7777_7700, ..header(SendOpcode::Write, 1) };
     one.post(&mut a, &stray, &[one.sge(0, 8)]);
+    let refused = two.event();
+    assert!(matches!(refused, Event::AccessError { qp, .. } if qp == b.id), "{refused:?}");
     for (client, of) in [(&one, TerminateOrigin::Peer), (&two, TerminateOrigin::Local)] {
         match client.event() {
             Event::Disconnected { reason: DisconnectReason::Terminate { origin, .. }, .. } => {

@@ -273,6 +273,38 @@ fn sends_without_a_receive_or_too_long_for_it() {
     }
 }
 
+/// As siw raises them (`siw_proc_write`), and as an RC responder does.
+#[test]
+fn an_iwarp_responder_raises_events() {
+    type Wrong = fn(&mut World) -> Wr;
+    let cases: [(Wrong, &str); 6] = [
+        (|w| Wr::write(1, &[w.any_mr(A, 8).all()], &w.mr(B, 8, Access::LOCAL_WRITE), 0), "Access"),
+        (|w| Wr::write(1, &[w.any_mr(A, 8).all()], &w.any_mr(B, 8), 1), "Access"),
+        (|w| Wr::read(1, w.any_mr(A, 8).all(), &w.mr(B, 8, Access::LOCAL_WRITE), 0), "Access"),
+        (|w| Wr::send_invalidate(1, &[], w.any_mr(B, 8).stag), "Access"),
+        (|w| Wr::fetch_add(1, 1, w.any_mr(A, 8).all(), &w.any_mr(B, 16), 4), "Request"),
+        (|w| Wr::send(1, &[w.any_mr(A, 8).all()]), "Request"),
+    ];
+    for (wiring, (wrong, name)) in Wiring::both().into_iter().flat_map(|w| cases.map(|c| (w, c))) {
+        let mut w = World::connected(wiring);
+        w.recv(B, 7, &[]);
+        let request = wrong(&mut w);
+        w.post(A, &[request]);
+        let raised = w.responder_errors(B);
+        assert_eq!(raised.len(), 1, "{wiring:?}: {raised:?}");
+        assert!(raised[0].starts_with(name), "{wiring:?}: {raised:?}");
+        assert_eq!(w.responder_errors(A), [""; 0], "{wiring:?}");
+        assert_eq!((w.state(A), w.state(B)), (QpState::Error, QpState::Error), "{wiring:?}");
+    }
+    // Without a receive the request is not at fault.
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.post(A, &[Wr::send(1, &[])]);
+        assert_eq!(w.state(B), QpState::Error, "{wiring:?}");
+        assert_eq!(w.responder_errors(B), [""; 0], "{wiring:?}");
+    }
+}
+
 #[test]
 fn a_receive_that_names_bad_memory_is_its_owners_fault() {
     for wiring in Wiring::both() {

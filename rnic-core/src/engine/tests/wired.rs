@@ -194,14 +194,13 @@ fn a_refused_request_raises_an_event_at_the_responder() {
     for (wiring, (wrong, event)) in Wiring::both().into_iter().flat_map(|w| cases.map(|c| (w, c))) {
         let mut w = linked(wiring);
         w.recv(B, 7, &[]);
-        w.events(B);
         let request = wrong(&mut w);
         w.post(A, &[request]);
-        let events = w.events(B);
+        let events = w.responder_errors(B);
         assert_eq!(events.len(), 1, "{wiring:?}: {events:?}");
         assert!(events[0].starts_with(event), "{wiring:?}: {events:?}");
         assert_eq!(w.state(B), QpState::Error);
-        assert_eq!(w.events(A), [""; 0], "{wiring:?}");
+        assert_eq!([w.events(A), w.responder_errors(A)].concat(), [""; 0], "{wiring:?}");
     }
 }
 
@@ -217,13 +216,12 @@ fn an_operation_that_is_not_enabled_is_invalid() {
     for (wiring, (make, name)) in Wiring::both().into_iter().flat_map(|w| all.map(|m| (w, m))) {
         let mut w = linked(wiring);
         w.change(B, control::QpChange::Rights(Access::empty()));
-        w.events(B);
         let request = make(&mut w);
         w.post(A, &[request]);
         let done = w.completions(A);
         let expected = format!("1 {name} RemoteInvalidRequest");
         assert!(done.len() == 1 && done[0].starts_with(&expected), "{wiring:?}: {done:?}");
-        let events = w.events(B);
+        let events = w.responder_errors(B);
         assert!(events.len() == 1 && events[0].starts_with(REQUEST), "{wiring:?}: {events:?}");
     }
 }

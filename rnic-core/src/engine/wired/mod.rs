@@ -10,7 +10,6 @@
 
 mod clock;
 mod missing;
-mod responder_error;
 mod streams;
 mod verdict;
 mod wait;
@@ -86,6 +85,11 @@ impl Wired {
             (Some(_), true) => QpState::Sqd,
             (Some(_), false) => QpState::Rts,
         }
+    }
+
+    /// Returns true for UC.
+    pub(super) fn is_unreliable(&self) -> bool {
+        self.unreliable
     }
 
     /// Whether requests that are posted are begun.

@@ -661,11 +661,25 @@ impl World {
         found
     }
 
-    /// Events of a QP's session since the last call.
+    /// Events of a QP's session since the last call, without the
+    /// [errors of responders](Self::responder_errors).
     pub fn events(&mut self, qp: usize) -> Vec<String> {
-        let app = self.qps[qp].app;
-        self.apps[app].events.drain(..).map(|e| event(&e)).collect()
+        self.take_events(qp, |e| !is_responder_error(e))
     }
+
+    /// Asynchronous errors of responders in a QP's session since the last call.
+    pub fn responder_errors(&mut self, qp: usize) -> Vec<String> {
+        self.take_events(qp, is_responder_error)
+    }
+
+    fn take_events(&mut self, qp: usize, wanted: impl Fn(&Event) -> bool) -> Vec<String> {
+        let events = &mut self.apps[self.qps[qp].app].events;
+        events.extract_if(.., |e| wanted(e)).map(|e| event(&e)).collect()
+    }
+}
+
+fn is_responder_error(event: &Event) -> bool {
+    matches!(event, Event::AccessError { .. } | Event::RequestError { .. })
 }
 
 /// This process's memory, as a client would attach it.
