@@ -262,6 +262,9 @@ pub enum BindFault {
     /// Rights that a window cannot have.
     #[error("a window has remote rights only")]
     Rights,
+    /// An RC or UC QP binds no window to a region registered with `ZERO_BASED`.
+    #[error("the region is zero-based")]
+    ZeroBased,
     /// Writing through the window needs a region that its owner may write.
     #[error("remote writing needs a region with local writing")]
     NoLocalWrite,

@@ -8,14 +8,14 @@ use super::Requester;
 use super::in_flight::Progress;
 use crate::abi::queue::{SendFlags, WindowParams};
 use crate::device::StagChange;
-use crate::device::window::BindRequest;
+use crate::device::window::{BindFault, BindRequest};
 use crate::engine::interface::Notification;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
 use crate::engine::schedule::CHANGE_COST;
 use crate::engine::state::EngineState;
 use crate::shm::queue::SendEntry;
-use crate::types::{CompletionStatus, Stag};
+use crate::types::{Access, CompletionStatus, Stag};
 
 impl Requester {
     /// Invalidates an STag of this QP's own: a region, or a window of type 2 that it has bound.
@@ -50,10 +50,17 @@ impl Requester {
         let (window, new) = (Stag(h.rkey), Stag(h.inv_rkey));
         let WindowParams { address, length, lkey, access } = WindowParams::from_params(h.params);
         let request = BindRequest { window, new, address, length, lkey, access };
-        let change = engine
-            .stags
-            .bind(core.principal(), &request)
-            .map_err(|fault| Reason::Bind { fault, window, address, length })?;
+        let refused = |fault| Reason::Bind { fault, window, address, length };
+        // As the kernel's `rxe_check_bind_mw`. No RFC forbids it to iWARP. A bind of no bytes
+        // unbinds, whatever region it names.
+        let region = engine.stags.get(Stag(lkey)).filter(|e| e.session == core.session);
+        if self.by_hand
+            && length > 0
+            && region.is_some_and(|e| e.access.contains(Access::ZERO_BASED))
+        {
+            return Err(refused(BindFault::ZeroBased));
+        }
+        let change = engine.stags.bind(core.principal(), &request).map_err(refused)?;
         self.change_stags(change, seq, core, engine);
         Ok(())
     }

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::requests::{Mr, Wr};
+use super::wired::linked;
 use super::world::{A, B, QpShape, Wiring, World};
 use crate::abi::queue::SendFlags;
 use crate::device::Window;
 use crate::device::window::BindRequest;
-use crate::types::{Access, QpState, Stag, WindowKind};
+use crate::types::{Access, QpState, Scope, Stag, WindowKind};
 use WindowKind::{Type1, Type2};
 
 const BOTH: [WindowKind; 2] = [Type1, Type2];
@@ -305,6 +306,23 @@ fn a_bind_with_elements_or_an_address_is_malformed() {
     wr.header.params[1] = 1;
     w.post(A, &[wr]);
     assert_eq!(w.completions(A), ["1 Send LocalQpOperation"]);
+}
+
+/// As with the kernel (`rxe_check_bind_mw`); no RFC forbids it to iWARP.
+#[test]
+fn a_roce_qp_binds_no_zero_based_region() {
+    for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| BOTH.map(|k| (w, k))) {
+        for roce in [true, false] {
+            let mut w = if roce { linked(wiring) } else { World::connected(wiring) };
+            let access = Access::LOCAL_WRITE | Access::MW_BIND | Access::ZERO_BASED;
+            let zero_based = w.mr_at(A, 100, access, Scope::Pd, 0);
+            let window = w.window(A, kind);
+            w.post(A, &[Wr::bind(1, &to(&window, &zero_based, 0..10, REMOTE))]);
+            let status = if roce { "1 BindMw MwBind" } else { "1 BindMw" };
+            assert_eq!(w.completions(A), [status], "{wiring:?} {kind:?}");
+            assert_eq!(window.view().1.is_none(), roce, "{wiring:?} {kind:?}");
+        }
+    }
 }
 
 #[test]
