@@ -137,6 +137,13 @@ impl StagTable {
         self.entries.get(&stag.0).is_some_and(|e| matches!(e.kind, StagKind::Window(_)))
     }
 
+    /// Returns true if this is the STag of a region that `who` uses and shares with its domain.
+    pub fn is_ordinary_region(&self, who: Principal, stag: Stag) -> bool {
+        let owned = |e: &&StagEntry| e.session == who.session && e.pd == who.pd;
+        let entry = self.entries.get(&stag.0).filter(owned);
+        entry.is_some_and(|e| matches!((&e.kind, e.scope), (StagKind::Region(_), Scope::Pd)))
+    }
+
     /// The copier that alone reaches the memory of an STag.
     pub fn copier_of(&self, stag: Stag) -> Option<Arc<Copier>> {
         match &self.entries.get(&stag.0)?.memory {

@@ -12,6 +12,9 @@ pub enum LocalFault {
     /// The range leaves the region.
     #[error("outside the region")]
     Bounds,
+    /// A region of the whole domain, which a request of an RC or UC QP does not invalidate.
+    #[error("a region of the domain is only deregistered")]
+    OrdinaryRegion,
     /// Windows are bound to the region that is to be invalidated.
     #[error("windows are bound to the region")]
     HasWindows,

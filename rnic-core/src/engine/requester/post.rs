@@ -298,7 +298,13 @@ impl Requester {
                 self.message = self.atomic_message(operation, entry, seq, core, life, engine)?;
             }
             SendOpcode::LocalInvalidate => {
-                self.invalidate_locally(Stag(h.inv_rkey), seq, core, engine)?;
+                let stag = Stag(h.inv_rkey);
+                // As the kernel's `rxe_invalidate_mr`: only fast-registered regions and windows of
+                // type 2. An iWARP QP invalidates any region of its domain.
+                if self.by_hand && engine.stags.is_ordinary_region(core.principal(), stag) {
+                    return Err(Reason::NotOwned { fault: LocalFault::OrdinaryRegion, stag });
+                }
+                self.invalidate_locally(stag, seq, core, engine)?;
             }
             SendOpcode::BindWindow => self.bind_window(entry, seq, core, engine)?,
         }

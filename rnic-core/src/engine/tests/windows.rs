@@ -637,6 +637,26 @@ fn local_invalidate_is_for_windows_of_type_2() {
     assert!(one.view().1.is_some());
 }
 
+/// As with the kernel (`rxe_invalidate_mr`). Of iWARP, RFC 5040 leaves it to the program.
+#[test]
+fn a_roce_qp_invalidates_no_ordinary_region() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        let shared = region(&mut w, A);
+        let window = w.window(A, Type2);
+        let open = bound(&mut w, A, &window, &shared, 0..10);
+        let own = w.own_mr(A, 8, Access::LOCAL_WRITE);
+        w.post(A, &[Wr::local_invalidate(1, open.stag), Wr::local_invalidate(2, own.stag)]);
+        assert_eq!(w.completions(A), ["1 LocalInvalidate", "2 LocalInvalidate"], "{wiring:?}");
+        w.post(A, &[Wr::local_invalidate(3, shared.stag), Wr::send(4, &[])]);
+        let done = w.completions(A);
+        assert_eq!(done, ["3 LocalInvalidate LocalProtection", "4 Send WrFlush"], "{wiring:?}");
+        assert!(w.diagnosis(A).text.contains("only deregistered"), "{:?}", w.diagnosis(A).text);
+        let engine = &w.engines[w.qps[A].engine];
+        assert!(engine.state.stags.get(shared.stag).is_some(), "{wiring:?}: it stays as it was");
+    }
+}
+
 #[test]
 fn a_window_is_no_local_key() {
     for (kind, n) in BOTH.into_iter().flat_map(|k| (0..5).map(move |n| (k, n))) {
