@@ -109,6 +109,16 @@ impl Reason {
                 "RFC 5041 section 5.2: a message is shorter than 2^32 bytes",
                 "the elements of the request add up to 2^32 bytes or more",
             ),
+            Reason::MessageTooLong { len, most } => Explanation {
+                length: Some(len.into()),
+                ..Explanation::new(
+                    "IBTA specification, volume 1, section 11.6.2: local length error",
+                    format!(
+                        "the message has {len} bytes, and the port sends at most {most} \
+                             (max_msg_sz)"
+                    ),
+                )
+            },
             Reason::LocalKey { fault, lkey, addr, len, write } => {
                 local_key(who, stags, fault, Stag(lkey), addr, len.into(), write)
             }

@@ -49,6 +49,8 @@ pub(super) enum Reason {
     NoOrd,
     /// The elements are longer in sum than any message.
     MessageLength,
+    /// The message is longer than those of the RoCE device may be.
+    MessageTooLong { len: u32, most: u32 },
     /// A local element does not resolve.
     LocalKey { fault: LocalFault, lkey: u32, addr: u64, len: u32, write: bool },
     /// The STag is not this QP's to invalidate.
@@ -122,6 +124,7 @@ impl Reason {
     pub(super) fn status(self) -> CompletionStatus {
         match self {
             Reason::MessageLength
+            | Reason::MessageTooLong { .. }
             | Reason::TooLong { .. }
             | Reason::AtomicSink { .. }
             | Reason::DatagramLength { .. } => CompletionStatus::LocalLength,

@@ -27,6 +27,8 @@ use crate::types::{ATOMIC_LEN, AtomicOperation, Stag, TaggedOffset};
 
 /// Slots reserved at a time, to spare the CQ's lock.
 const RESERVE_BATCH: u32 = 32;
+/// Bytes of the longest message of an RC or UC QP. `ibv_query_port` reports it (`max_msg_sz`).
+const MAX_MESSAGE: u32 = 1 << 30;
 /// Bytes of payload that fit the smallest segment.
 const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - count(UntaggedHeader::LEN);
 
@@ -329,9 +331,9 @@ impl Requester {
         if scatters && (!self.by_hand || invalidate) || h.inline_len != 0 {
             return Err(Reason::ReadSink { elements: sges.len() });
         }
+        let length = self.message_length(sges)?;
         let mut sink = sges.first().copied().unwrap_or_default();
         if scatters {
-            let length = total_length(sges).ok_or(Reason::MessageLength)?;
             sink = Sge { addr: 0, length, ..sink };
         }
         if invalidate && engine.stags.is_window(Stag(sink.lkey)) {
@@ -447,6 +449,16 @@ impl Requester {
         Ok(Some(Message { head, source, total, sent: 0, seq: None }))
     }
 
+    /// Bytes of a message with these elements, at most [`MAX_MESSAGE`] on the RoCE device.
+    #[inline(always)]
+    fn message_length(&self, list: &[Sge]) -> Result<u32, Reason> {
+        let len = total_length(list).ok_or(Reason::MessageLength)?;
+        if self.by_hand && len > MAX_MESSAGE {
+            return Err(Reason::MessageTooLong { len, most: MAX_MESSAGE });
+        }
+        Ok(len)
+    }
+
     /// Payload and length of a Send or Write.
     #[inline(always)]
     pub(super) fn payload(
@@ -465,7 +477,7 @@ impl Requester {
             return Ok((source, len));
         }
         let list = self.elements.as_slice();
-        let total = total_length(list).ok_or(Reason::MessageLength)?;
+        let total = self.message_length(list)?;
         if total > SURELY_ONE_SEGMENT {
             // All of it is checked before any of it leaves; one segment is when it is gathered.
             for sge in list.iter().filter(|sge| sge.length > 0) {

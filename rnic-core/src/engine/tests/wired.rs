@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::requests::{Mr, Wr};
 use super::world::{A, B, MemoryKind, QpEnd, QpShape, Wiring, World};
 use crate::abi::control;
-use crate::abi::queue::SendOpcode;
+use crate::abi::queue::{SendOpcode, Sge};
 use crate::engine::PeerLimits;
 use crate::engine::wired::ALL_RIGHTS;
 use crate::types::{Access, Gid, QpId, QpState};
@@ -357,6 +357,29 @@ fn a_read_may_have_its_bytes_scattered() {
             assert_eq!(first.bytes()[7], bytes[100_000]);
             assert_eq!(first.bytes()[100_000..], bytes[100_001..200_001]);
             assert_eq!((first.bytes()[6], first.bytes()[8], second.bytes()[0]), (0, 0, 0));
+        }
+    }
+}
+
+/// No region has to be so long: the length is checked first. iWARP has no such limit.
+#[test]
+fn a_roce_message_has_at_most_max_msg_sz_bytes() {
+    const MOST: u32 = 1 << 30;
+    let all = [SendOpcode::Send, SendOpcode::Write, SendOpcode::Read];
+    for (wiring, opcode) in Wiring::both().into_iter().flat_map(|w| all.map(|o| (w, o))) {
+        for (lengths, roce, status) in [
+            (vec![MOST], true, "LocalProtection"),
+            (vec![MOST + 1], true, "LocalLength"),
+            (vec![MOST, 1], true, "LocalLength"),
+            (vec![MOST + 1], false, "LocalProtection"),
+        ] {
+            let mut w = if roce { linked(wiring) } else { World::connected(wiring) };
+            let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 64));
+            let sges: Vec<Sge> =
+                lengths.iter().map(|&length| Sge { length, ..a.sge(0..1) }).collect();
+            w.post(A, &[Wr::new(opcode, 1, &sges).remote(b.stag, b.iova)]);
+            let done = w.completions(A);
+            assert!(done[0].ends_with(status), "{wiring:?} {opcode:?} {lengths:?}: {done:?}");
         }
     }
 }
