@@ -37,7 +37,7 @@ impl Qp {
         self.change(QpChange::ReadyToReceive(*wiring))
     }
 
-    /// Lets a QP in Rtr or Sqd begin to send, or tells one in Rts something else
+    /// Lets a QP in Rtr, Sqd or Sqe begin to send, or tells one in Rts something else
     /// (`IBV_QPS_RTS`).
     ///
     /// # Errors

@@ -224,6 +224,8 @@ numbered! {
         Rtr = 5,
         /// Wired by hand, and begins no request that is posted to send.
         Sqd = 6,
+        /// A send request of a UC or UD QP has failed: later ones are flushed, receives go on.
+        Sqe = 7,
     }
 }
 

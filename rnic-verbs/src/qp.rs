@@ -435,9 +435,7 @@ impl QpBody {
         attributes: &c::ibv_qp_attr,
         mask: i32,
     ) -> Result<(), Errno> {
-        if self.qp.query()?.state == QpState::Error {
-            states.failed();
-        }
+        states.follow(self.qp.query()?.state);
         let has = &self.device.attributes;
         let (max_ird, max_ord) = (has.max_ird, has.max_ord);
         let gids = self.device.gids.rows(&self.device.context)?;
@@ -523,7 +521,7 @@ impl QpBody {
             return Err(Errno::invalid(reason));
         };
         match wired.lock().state() {
-            c::IBV_QPS_RTS | c::IBV_QPS_SQD | c::IBV_QPS_ERR => Ok(()),
+            c::IBV_QPS_RTS | c::IBV_QPS_SQD | c::IBV_QPS_SQE | c::IBV_QPS_ERR => Ok(()),
             state => {
                 let (id, state) = (self.id(), state_name(state));
                 Err(Errno::invalid(format_args!("QP {id} is in {state}: it sends from RTS on")))
@@ -558,10 +556,9 @@ impl QpBody {
     pub(crate) fn query(&self) -> Result<c::ibv_qp_attr, Errno> {
         let row = self.qp.query()?;
         if let Some(wired) = &self.wired {
-            let mut says = wired.lock().said();
-            if row.state == QpState::Error {
-                says.qp_state = c::IBV_QPS_ERR;
-            }
+            let mut states = *wired.lock();
+            states.follow(row.state);
+            let mut says = states.said();
             (says.cur_qp_state, says.cap) = (says.qp_state, self.granted);
             let drains = self.draining.load(Ordering::Acquire);
             says.sq_draining = u8::from(says.qp_state == c::IBV_QPS_SQD && drains);
@@ -571,7 +568,7 @@ impl QpBody {
         let mut says: c::ibv_qp_attr = zeroed();
         says.qp_state = match row.state {
             // What the program has said is all there is to know.
-            QpState::Idle | QpState::Rtr | QpState::Sqd => states.state,
+            QpState::Idle | QpState::Rtr | QpState::Sqd | QpState::Sqe => states.state,
             QpState::Rts => c::IBV_QPS_RTS,
             QpState::Closing => c::IBV_QPS_SQD,
             QpState::Terminate | QpState::Error => c::IBV_QPS_ERR,

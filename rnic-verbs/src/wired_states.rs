@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use rnic_client::{Access, Gid, GidRow, QpId, QpType, Sending, Wiring};
+use rnic_client::{Access, Gid, GidRow, QpId, QpState, QpType, Sending, Wiring};
 
 use crate::address_handle::{check_route, route};
 use crate::c::{self, ibv_qp_attr};
@@ -14,8 +14,9 @@ use crate::object::zeroed;
 use crate::states::{no_step, state_name};
 
 /// What a program has told a queue pair.
+#[derive(Clone, Copy)]
 pub(crate) struct WiredStates {
-    steps: &'static [Step; 8],
+    steps: &'static [Step],
     /// All that was set, the state included.
     said: ibv_qp_attr,
 }
@@ -84,7 +85,7 @@ const UC_PEER: i32 = c::IBV_QP_AV | c::IBV_QP_PATH_MTU | c::IBV_QP_DEST_QPN | c:
 const UC_LATER: i32 = c::IBV_QP_CUR_STATE | c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_PATH_MIG_STATE;
 
 /// The same of a queue pair without acknowledgements.
-const UC_STEPS: [Step; 8] = [
+const UC_STEPS: [Step; 9] = [
     step(c::IBV_QPS_RESET, c::IBV_QPS_INIT, PLACE, 0),
     step(c::IBV_QPS_INIT, c::IBV_QPS_INIT, 0, PLACE),
     step(c::IBV_QPS_INIT, c::IBV_QPS_RTR, UC_PEER, c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_PKEY_INDEX),
@@ -92,6 +93,7 @@ const UC_STEPS: [Step; 8] = [
     step(c::IBV_QPS_RTS, c::IBV_QPS_RTS, 0, UC_LATER),
     step(c::IBV_QPS_RTS, c::IBV_QPS_SQD, 0, c::IBV_QP_EN_SQD_ASYNC_NOTIFY),
     step(c::IBV_QPS_SQD, c::IBV_QPS_RTS, 0, UC_LATER),
+    step(c::IBV_QPS_SQE, c::IBV_QPS_RTS, 0, c::IBV_QP_CUR_STATE | c::IBV_QP_ACCESS_FLAGS),
     step(
         c::IBV_QPS_SQD,
         c::IBV_QPS_SQD,
@@ -104,7 +106,7 @@ const DATAGRAM_PLACE: i32 = c::IBV_QP_PKEY_INDEX | c::IBV_QP_PORT | c::IBV_QP_QK
 const DATAGRAM_LATER: i32 = c::IBV_QP_CUR_STATE | c::IBV_QP_QKEY;
 
 /// The same of a queue pair of datagrams.
-const DATAGRAM_STEPS: [Step; 8] = [
+const DATAGRAM_STEPS: [Step; 9] = [
     step(c::IBV_QPS_RESET, c::IBV_QPS_INIT, DATAGRAM_PLACE, 0),
     step(c::IBV_QPS_INIT, c::IBV_QPS_INIT, 0, DATAGRAM_PLACE),
     step(c::IBV_QPS_INIT, c::IBV_QPS_RTR, 0, c::IBV_QP_PKEY_INDEX | c::IBV_QP_QKEY),
@@ -112,6 +114,7 @@ const DATAGRAM_STEPS: [Step; 8] = [
     step(c::IBV_QPS_RTS, c::IBV_QPS_RTS, 0, DATAGRAM_LATER),
     step(c::IBV_QPS_RTS, c::IBV_QPS_SQD, 0, c::IBV_QP_EN_SQD_ASYNC_NOTIFY),
     step(c::IBV_QPS_SQD, c::IBV_QPS_RTS, 0, DATAGRAM_LATER),
+    step(c::IBV_QPS_SQE, c::IBV_QPS_RTS, 0, DATAGRAM_LATER),
     step(c::IBV_QPS_SQD, c::IBV_QPS_SQD, 0, c::IBV_QP_PKEY_INDEX | c::IBV_QP_QKEY),
 ];
 
@@ -180,7 +183,7 @@ const NAMES: [(i32, &str); 20] = [
 impl WiredStates {
     /// Of a queue pair of this type, in RESET.
     pub(crate) fn of(kind: QpType) -> Self {
-        let steps = match kind {
+        let steps: &[Step] = match kind {
             QpType::WiredUnreliable => &UC_STEPS,
             QpType::Datagrams => &DATAGRAM_STEPS,
             QpType::Connected | QpType::Wired => &STEPS,
@@ -193,9 +196,14 @@ impl WiredStates {
         self.said.qp_state
     }
 
-    /// The device has moved it: it is in ERR, whatever it was told.
-    pub(crate) fn failed(&mut self) {
-        self.said.qp_state = c::IBV_QPS_ERR;
+    /// Takes over the state of the device if a fault has moved the QP: to ERR, or to SQE if a send
+    /// request of a UC or UD QP has failed.
+    pub(crate) fn follow(&mut self, device: QpState) {
+        match device {
+            QpState::Error => self.said.qp_state = c::IBV_QPS_ERR,
+            QpState::Sqe => self.said.qp_state = c::IBV_QPS_SQE,
+            _ => {}
+        }
     }
 
     /// All that was set.
@@ -389,7 +397,7 @@ mod tests {
     #[test]
     fn every_step_needs_and_takes_what_the_table_says_and_no_other_is_open() {
         let all = STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to)));
-        for (steps, (from, to)) in [&STEPS, &UC_STEPS, &DATAGRAM_STEPS]
+        for (steps, (from, to)) in [&STEPS[..], &UC_STEPS, &DATAGRAM_STEPS]
             .into_iter()
             .flat_map(|of| all.clone().map(move |step| (of, step)))
         {
@@ -480,6 +488,32 @@ mod tests {
         let wanted = ibv_qp_attr { qp_state: c::IBV_QPS_INIT, ..right };
         let init = datagrams.after(&wanted, c::IBV_QP_STATE | DATAGRAM_PLACE, &allowed).unwrap();
         assert_eq!(init.said().qkey, 77);
+    }
+
+    /// UC and UD leave SQE by the step to RTS with the kernel's attributes; RC has no SQE.
+    #[test]
+    fn sqe_leads_to_rts() {
+        let takes = |kind, mask| {
+            let mut states = WiredStates::of(kind);
+            states.follow(QpState::Sqe);
+            assert_eq!(states.state(), c::IBV_QPS_SQE);
+            let wanted =
+                ibv_qp_attr { qp_state: c::IBV_QPS_RTS, cur_qp_state: c::IBV_QPS_SQE, ..zeroed() };
+            let allowed = Allowed { gids: &[], max_ird: 4, max_ord: 4 };
+            let after = states.after(&wanted, c::IBV_QP_STATE | mask, &allowed);
+            after.is_ok_and(|after| after.state() == c::IBV_QPS_RTS)
+        };
+        for (mask, uc, ud) in [
+            (0, true, true),
+            (c::IBV_QP_CUR_STATE, true, true),
+            (c::IBV_QP_ACCESS_FLAGS, true, false),
+            (c::IBV_QP_QKEY, false, true),
+            (c::IBV_QP_PATH_MIG_STATE, false, false),
+        ] {
+            assert_eq!(takes(QpType::WiredUnreliable, mask), uc, "{mask:#x}");
+            assert_eq!(takes(QpType::Datagrams, mask), ud, "{mask:#x}");
+            assert!(!takes(QpType::Wired, mask), "{mask:#x}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define MUST(what)                                                                                  \
     do {                                                                                            \
@@ -30,6 +31,9 @@ enum {
             IBV_QP_MAX_QP_RD_ATOMIC,
     ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
           IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND,
+    UC_PEER = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
+    UD_PLACE = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
+    QKEY = 0x1234,
     DEPTH = 64,
     LENGTH = 4096,
     DEADLINE = 120, // seconds, for what comes at once
@@ -43,6 +47,7 @@ struct end {
     char *bytes;
 };
 
+static int qp_type = IBV_QPT_RC;
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static union ibv_gid gid;
@@ -61,7 +66,7 @@ static void open_device(int device)
 
 static struct ibv_qp_init_attr wanted(struct end *e)
 {
-    struct ibv_qp_init_attr a = {.send_cq = e->cq, .recv_cq = e->cq, .qp_type = IBV_QPT_RC};
+    struct ibv_qp_init_attr a = {.send_cq = e->cq, .recv_cq = e->cq, .qp_type = qp_type};
     a.cap = (struct ibv_qp_cap){DEPTH, DEPTH, 2, 2, 64};
     return a;
 }
@@ -91,6 +96,7 @@ static int moved(struct end *e, int state, int mask, struct end *to)
     struct ibv_qp_attr a = {.qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024};
     a.qp_access_flags = ALL & ~IBV_ACCESS_MW_BIND;
     a.dest_qp_num = to ? to->qp->qp_num : 0;
+    a.qkey = QKEY;
     a.max_dest_rd_atomic = a.max_rd_atomic = 4;
     a.min_rnr_timer = 12;
     a.timeout = 20;
@@ -494,6 +500,97 @@ static void solicited(void)
     unmake(&b);
 }
 
+static int state_of(struct end *e)
+{
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    MUST(ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init) == 0);
+    return attr.qp_state;
+}
+
+// Sends 8 bytes until they arrive: UC and UD may lose a message.
+static void passes(struct end *from, struct end *to, struct ibv_send_wr *wr)
+{
+    MUST(receive(to, 77, LENGTH) == 0);
+    for (time_t until = time(NULL) + DEADLINE;;) {
+        post(from, wr);
+        completes(from, wr->wr_id, IBV_WC_SUCCESS);
+        for (int looks = 0; looks < 1000; looks++) {
+            struct ibv_wc wc;
+            if (ibv_poll_cq(to->cq, 1, &wc) == 1) {
+                MUST(wc.wr_id == 77 && wc.status == IBV_WC_SUCCESS);
+                return;
+            }
+            usleep(1000);
+        }
+        MUST(time(NULL) <= until);
+    }
+}
+
+// A send request of a UC or UD QP that fails on its own side moves the QP to SQE: later requests
+// are flushed, receives go on, and the step to RTS ends it (section 10.3.1.6).
+static void send_queue_error(void)
+{
+    int types[] = {IBV_QPT_UC, IBV_QPT_UD};
+    for (int n = 0; n < 2; n++) {
+        int ud = (qp_type = types[n]) == IBV_QPT_UD;
+        struct end a, b, *ends[] = {&a, &b};
+        make(&a);
+        make(&b);
+        for (int end = 0; end < 2; end++) {
+            struct end *e = ends[end];
+            MUST(moved(e, IBV_QPS_INIT, ud ? UD_PLACE : PLACE, NULL) == 0);
+            MUST(moved(e, IBV_QPS_RTR, ud ? 0 : UC_PEER, ends[!end]) == 0);
+            MUST(moved(e, IBV_QPS_RTS, IBV_QP_SQ_PSN, NULL) == 0);
+        }
+        struct ibv_ah_attr at = {.is_global = 1, .port_num = 1};
+        at.grh = (struct ibv_global_route){.dgid = gid, .hop_limit = 64};
+        struct ibv_ah *ah = ibv_create_ah(pd, &at);
+        MUST(ah);
+        struct ibv_sge sge = {(uintptr_t)a.bytes, 8, a.mr->lkey};
+        struct ibv_sge back = {(uintptr_t)b.bytes, 8, b.mr->lkey};
+        struct ibv_sge foreign = {sge.addr, 8, sge.lkey ^ 0x100};
+        struct ibv_send_wr to_b = request(IBV_WR_SEND, &sge, &b);
+        struct ibv_send_wr to_a = request(IBV_WR_SEND, &back, &a);
+        if (ud) {
+            to_b.wr.ud.ah = to_a.wr.ud.ah = ah;
+            to_b.wr.ud.remote_qpn = b.qp->qp_num;
+            to_a.wr.ud.remote_qpn = a.qp->qp_num;
+            to_b.wr.ud.remote_qkey = to_a.wr.ud.remote_qkey = QKEY;
+        }
+        passes(&a, &b, &to_b);
+        struct ibv_send_wr wrong = to_b, later = to_b;
+        wrong.sg_list = &foreign;
+        wrong.wr_id = 2;
+        wrong.next = &later;
+        later.wr_id = 3;
+        for (int round = 0; round < 3; round++) {
+            post(&a, &wrong);
+            completes(&a, 2, IBV_WC_LOC_PROT_ERR);
+            completes(&a, 3, IBV_WC_WR_FLUSH_ERR);
+            MUST(state_of(&a) == IBV_QPS_SQE && state_of(&b) == IBV_QPS_RTS);
+            post(&a, &later);
+            completes(&a, 3, IBV_WC_WR_FLUSH_ERR);
+            passes(&b, &a, &to_a);
+            // Not to SQD; to RTS as from SQE.
+            MUST(moved(&a, IBV_QPS_SQD, 0, NULL) == EINVAL);
+            struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .cur_qp_state = IBV_QPS_SQE};
+            MUST(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE) == 0);
+            MUST(state_of(&a) == IBV_QPS_RTS);
+            passes(&a, &b, &to_b);
+        }
+        post(&a, &wrong);
+        completes(&a, 2, IBV_WC_LOC_PROT_ERR);
+        completes(&a, 3, IBV_WC_WR_FLUSH_ERR);
+        MUST(receive(&a, 4, LENGTH) == 0);
+        MUST(moved(&a, IBV_QPS_ERR, 0, NULL) == 0);
+        completes(&a, 4, IBV_WC_WR_FLUSH_ERR);
+        MUST(state_of(&a) == IBV_QPS_ERR && ibv_destroy_ah(ah) == 0);
+        unmake(&a);
+        unmake(&b);
+    }
+}
+
 static struct rdma_cm_event *cm_event(struct rdma_event_channel *from, int type)
 {
     struct rdma_cm_event *event;
@@ -669,6 +766,7 @@ int main(int count, char **arguments)
         {"uc-srq", unreliable_shared, 1}, {"zero", zero_bytes, 1}, {"bind", bind_window, 1},    {"flush", flush, 1},
         {"refused", refused, 1}, {"local", local_error, 1},   {"fence", fence, 1},
         {"solicited", solicited, 1}, {"established", established, 0},
+        {"sqe", send_queue_error, 1},
     };
     MUST(count == 2);
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)

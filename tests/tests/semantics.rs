@@ -44,6 +44,11 @@ fn requests_before_a_local_error_complete() {
 }
 
 #[test]
+fn a_failed_request_of_uc_and_ud_stops_sending_alone() {
+    run("sqe");
+}
+
+#[test]
 fn a_fenced_send_follows_the_read_before_it() {
     run("fence");
 }

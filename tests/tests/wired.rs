@@ -824,10 +824,10 @@ fn values_that_cannot_be_are_refused_by_name_and_change_nothing() {
     };
     let idle = QpState::Idle;
     // What cannot be of a queue pair that has not been wired.
-    refused(QpChange::ReadyToSend(SENDING), "Rtr, Rts or Sqd", idle);
+    refused(QpChange::ReadyToSend(SENDING), "Rtr, Rts, Sqd or Sqe", idle);
     refused(QpChange::DrainSendQueue, "Rts", idle);
-    refused(QpChange::Rights(Access::empty()), "Rtr, Rts or Sqd", idle);
-    refused(QpChange::MinRnrTimer(1), "Rtr, Rts or Sqd", idle);
+    refused(QpChange::Rights(Access::empty()), "Rtr, Rts, Sqd or Sqe", idle);
+    refused(QpChange::MinRnrTimer(1), "Rtr, Rts, Sqd or Sqe", idle);
     for (wiring, field) in [
         (Wiring { local: Gid([9; 16]), ..good }, "local"),
         (Wiring { local: Gid::default(), ..good }, "local"),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::phase::StreamPhase;
 use super::qp::Qp;
 use super::reason::Reason;
+use super::send_queue::SendQueue;
 use super::state::EngineState;
 use crate::abi::queue::Cqe;
 use crate::device::Cq;
@@ -41,7 +42,7 @@ impl Qp {
         self.life.take_flush_pending();
         self.retire(engine);
         let Qp { core, requester, life, .. } = self;
-        if let Err(fault) = requester.flush_posted(core, life, engine) {
+        if let Err(fault) = requester.flush_posted(u32::MAX, core, life, engine) {
             engine.cq_died(&core.send_cq, fault);
         }
         self.flush_receives(engine);
@@ -59,6 +60,8 @@ impl Qp {
     pub(super) fn resume_flush(&mut self, engine: &mut EngineState) {
         if self.life.phase().flushes() {
             self.flush(engine);
+        } else if self.send_queue != SendQueue::Works {
+            self.flush_sends(engine);
         } else if self.life.take_flush_pending() {
             self.flush_receives(engine);
         }

@@ -40,6 +40,8 @@ pub(super) struct LifeCycle {
     end: Option<DisconnectReason>,
     /// The record that says why the stream ends by a fault; 0 while it does not.
     diagnosis: u64,
+    /// The record of the request that stopped the send queue (SQE); 0 while it works.
+    send_error: u64,
     /// The record for requests that are flushed otherwise, once there is one.
     flush_diagnosis: u64,
     /// Entries remain in the queues that could not be flushed for lack of CQ slots, or because of a
@@ -60,6 +62,7 @@ impl LifeCycle {
             announced: false,
             end: None,
             diagnosis: 0,
+            send_error: 0,
             flush_diagnosis: 0,
             flush_pending: false,
         }
@@ -240,6 +243,24 @@ impl LifeCycle {
         self.record(core, engine, what, words)
     }
 
+    /// A request fails and stops the send queue: the number for its completion, and for those of
+    /// the requests that are flushed for it.
+    pub(super) fn record_send_error(
+        &mut self,
+        core: &QpCore,
+        engine: &EngineState,
+        wr_id: u64,
+        reason: Reason,
+    ) -> u64 {
+        self.send_error = self.record_lone_failure(core, engine, wr_id, reason);
+        self.send_error
+    }
+
+    /// The send queue works again.
+    pub(super) fn end_send_error(&mut self) {
+        self.send_error = 0;
+    }
+
     /// The stream ends by a Terminate of this side with this header.
     pub(super) fn record_terminate(
         &mut self,
@@ -318,6 +339,9 @@ impl LifeCycle {
     pub(super) fn flush_record(&mut self, core: &QpCore, engine: &EngineState, wr_id: u64) -> u64 {
         if self.diagnosis != 0 {
             return self.diagnosis;
+        }
+        if self.send_error != 0 && !self.phase.flushes() {
+            return self.send_error;
         }
         if self.flush_diagnosis == 0 {
             let text = match (&self.end, self.phase) {

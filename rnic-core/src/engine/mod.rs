@@ -38,6 +38,8 @@ mod responder;
 mod responder_error;
 mod resume;
 mod schedule;
+mod send_error;
+mod send_queue;
 mod state;
 mod teardown;
 #[cfg(test)]

@@ -22,6 +22,7 @@ use super::requester::{RequestError, Requester};
 use super::responder::receives::Receives;
 use super::responder::{MissingReceive, Responder};
 use super::schedule::{Key, SessionSlot};
+use super::send_queue::SendQueue;
 use super::state::EngineState;
 use super::wired::{ALL_RIGHTS, Wired};
 use crate::abi::control::{DisconnectMode, Wiring};
@@ -72,6 +73,7 @@ pub(super) struct Qp {
     pub responder: Responder,
     pub life: LifeCycle,
     pub link: Link,
+    pub send_queue: SendQueue,
     /// There if it is wired to a peer by hand.
     pub wired: Option<Box<Wired>>,
     /// There if it is one of datagrams.
@@ -131,6 +133,7 @@ impl Qp {
             responder: Responder::new(config.rq, missing),
             life: LifeCycle::new(),
             link,
+            send_queue: SendQueue::default(),
             wired: config.wiring.map(|wiring| Box::new(Wired::new(&wiring, config.unreliable))),
             datagrams: config.datagrams.map(|config| Box::new(Datagrams::new(config))),
         }
@@ -144,7 +147,9 @@ impl Qp {
     pub(super) fn enter(&mut self, phase: StreamPhase) {
         self.life.enter(phase);
         let by_hand = self.wired.as_ref().map(|wired| wired.state());
-        let state = match by_hand.or(self.datagrams.as_ref().map(|of| of.state())) {
+        let works = by_hand.or(self.datagrams.as_ref().map(|of| of.state()));
+        let fails = (self.send_queue == SendQueue::Failed).then_some(QpState::Sqe);
+        let state = match fails.or(works) {
             // Streams come and go; an adapter knows no state in which a Terminate is on its way.
             Some(state) if !phase.flushes() => state,
             Some(_) => QpState::Error,
@@ -257,12 +262,18 @@ impl Qp {
         let Some(message) = self.requester.take_message() else { return };
         match (fault, &message.source, message.seq) {
             (GatherFault::Local(reason), _, Some(seq)) if message.sent == 0 => {
+                self.requester.unsend(&message);
                 if let Err(error) = self.requester.refuse(seq, reason) {
                     self.request_error(engine, error);
                 }
             }
             (GatherFault::Local(reason), _, Some(seq)) => {
                 self.request_error(engine, RequestError::Failed { seq, reason });
+                if self.is_unreliable() && self.life.phase().is_linked() {
+                    // The peer must not take a later message for the rest of this one.
+                    self.unlink(engine, false, "a request failed inside its message");
+                    engine.wake(&mut self.core);
+                }
             }
             (GatherFault::Revoked, MessageSource::ReadResponse(read), _) => {
                 // Revoked while the response was being sent: the header of the Read
@@ -332,10 +343,13 @@ impl Qp {
         }
     }
 
-    /// One of our own requests cannot be carried out: it completes with the reason's status, the
-    /// stream ends (RFC 5040 section 7.1 rule 1: Terminate instead of the request, without
-    /// headers).
+    /// One of our own requests cannot be carried out: it completes with the reason's status, and
+    /// the stream ends (RFC 5040 section 7.1 rule 1: Terminate instead of the request, without
+    /// headers). On UC and UD the send queue stops instead.
     fn request_failed(&mut self, engine: &mut EngineState, seq: u64, reason: Reason) {
+        if self.is_unreliable() && !self.life.phase().flushes() {
+            return self.fail_send_queue(engine, seq, reason);
+        }
         let wr_id = self.requester.wr_id(seq).unwrap_or_default();
         let why = self.life.record_failure(&self.core, engine, wr_id, reason);
         self.requester.failed(seq, reason.status(), why);

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::{DatagramPort, DatagramRules};
 use crate::abi::control::{Event, QpChange};
 use crate::engine::qp::Qp;
+use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
-use crate::types::QpState;
 
 impl Qp {
     /// Carries out a change that the program wants.
@@ -35,8 +35,10 @@ impl Qp {
             | QpChange::Rights(_)
             | QpChange::MinRnrTimer(_) => {}
         }
-        let begins = datagrams.state() == QpState::Rts;
-        self.requester.set_pace(begins, 0);
+        if let QpChange::ReadyToSend(_) = change {
+            self.leave_send_error();
+        }
+        self.set_pace();
         // What applications see of the phase is the state.
         self.enter(self.life.phase());
         engine.wake(&mut self.core);
@@ -59,7 +61,11 @@ impl Qp {
     /// Says, once, that what had begun before Sqd is done.
     pub(super) fn tell_of_drained_datagrams(&mut self, engine: &mut EngineState) {
         let Some(datagrams) = &mut self.datagrams else { return };
-        if datagrams.drains && !datagrams.told_of_drain && !self.requester.is_under_way() {
+        if datagrams.drains
+            && !datagrams.told_of_drain
+            && self.send_queue == SendQueue::Works
+            && !self.requester.is_under_way()
+        {
             datagrams.told_of_drain = true;
             let context = self.core.shared.context.load(Relaxed);
             let event = Event::SendQueueDrained { qp: self.core.id, context };

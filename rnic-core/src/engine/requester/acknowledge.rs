@@ -19,6 +19,7 @@ use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
+use crate::shm::queue::QueueFault;
 use crate::types::{Msn, Stag, TaggedOffset};
 
 impl Requester {
@@ -114,6 +115,11 @@ impl Requester {
     /// Whether something is posted that has not begun.
     pub(in crate::engine) fn has_posted(&mut self) -> bool {
         self.fenced.is_some() || self.sq.peek().is_ok_and(|posted| posted > 0)
+    }
+
+    /// Requests that are posted and not taken, by a fresh look at the queue.
+    pub(in crate::engine) fn posted(&mut self) -> Result<u32, QueueFault> {
+        self.sq.peek()
     }
 
     /// All that has been sent is done, by the direct path. Of the message in progress the peer may

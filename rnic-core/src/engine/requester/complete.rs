@@ -102,21 +102,22 @@ impl Requester {
         self.left_to_send = None;
     }
 
-    /// Flushes requests still in the send queue. A fresh look at the queue finds those that were
-    /// rung for before this turn began, and no others are waited for. An error says that the CQ is
-    /// dead.
+    /// Flushes requests still in the send queue, `limit` at most, and returns how many. A fresh
+    /// look at the queue finds those that were rung for before this turn began, and no others are
+    /// waited for. An error says that the CQ is dead.
     pub(in crate::engine) fn flush_posted(
         &mut self,
+        limit: u32,
         core: &mut QpCore,
         life: &mut LifeCycle,
         engine: &mut EngineState,
-    ) -> Result<(), CqFault> {
+    ) -> Result<u32, CqFault> {
         // Requests that were taken complete before those that were not.
         if core.send_cq.is_dead() || !self.in_flight.is_empty() {
             self.return_slots(core, engine);
-            return Ok(());
+            return Ok(0);
         }
-        let posted = self.sq.peek().unwrap_or(0);
+        let posted = self.sq.peek().unwrap_or(0).min(limit);
         let most = posted.min(FLUSH_BATCH);
         let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
         let mut result = Ok(());
@@ -140,8 +141,8 @@ impl Requester {
             cqe.diagnosis_id = life.flush_record(core, engine, wr_id);
             cqes.push(cqe);
         }
-        if !cqes.is_empty() {
-            let flushed = count(cqes.len());
+        let flushed = count(cqes.len());
+        if flushed > 0 {
             core.turn.charge(REQUEST_COST * i64::from(flushed));
             core.shared.sends_completed.add(flushed.into());
             core.shared.errors.add(flushed.into());
@@ -149,11 +150,11 @@ impl Requester {
             engine.notify(core.send_cq.publish_reserved(&cqes), &core.send_cq);
         }
         // Where the CQ has no room, its client wakes it.
-        if posted > most && count(cqes.len()) == most {
+        if posted > most && flushed == most {
             life.flush_later();
             engine.wake(core);
         }
         self.return_slots(core, engine);
-        result
+        result.map(|()| flushed)
     }
 }

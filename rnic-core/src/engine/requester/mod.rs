@@ -193,6 +193,14 @@ impl Requester {
         self.message.take()
     }
 
+    /// Gives the number of a Send of which nothing has left to the next one: the stream of a UC QP
+    /// goes on after a request that failed, and its peer expects no gap.
+    pub(super) fn unsend(&mut self, message: &Message) {
+        if let HeaderTemplate::Untagged { qn: qn::SEND, msn, .. } = message.head {
+            self.send_msn = msn;
+        }
+    }
+
     /// Cuts the next segment of the message in progress.
     pub(super) fn next_segment(&self, mulpdu: usize, dv: u8) -> Option<Segment> {
         self.message.as_ref().map(|message| message.next_segment(mulpdu, dv))

@@ -198,8 +198,51 @@ fn a_request_that_cannot_be_sent_says_why() {
         let next = to(&w, Wr::send(2, &[]), B, KEY);
         w.post(A, &[wr, next]);
         assert_eq!(w.completions(A), [format!("1 Send {status}"), "2 Send WrFlush".to_owned()]);
-        assert_eq!((w.state(A), w.state(B)), (QpState::Error, QpState::Rts));
+        assert_eq!((w.state(A), w.state(B)), (QpState::Sqe, QpState::Rts));
         assert!(w.diagnoses(A)[0].text.contains(word), "{:?}", w.diagnoses(A)[0].text);
+    }
+}
+
+/// SQE (IBTA specification, volume 1, section 10.3.1.6): the send queue is left at once, and
+/// receives never stop.
+#[test]
+fn a_failed_datagram_stops_sending_alone() {
+    for mut w in both() {
+        let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 64));
+        let send = |w: &World, n, qp| to(w, Wr::send(n, &[]), qp, KEY);
+        let mut wrong = send(&w, 1, B);
+        wrong.header.params[3] = 2;
+        let later = [send(&w, 2, B), send(&w, 3, B)];
+        w.post(A, &[&[wrong.clone()], &later[..]].concat());
+        let done = w.completions(A);
+        assert_eq!(done, ["1 Send LocalQpOperation", "2 Send WrFlush", "3 Send WrFlush"]);
+        let many: Vec<Wr> = (10..200).map(|n| send(&w, n, B)).collect();
+        w.post(A, &many);
+        let flushed = w.completions(A);
+        assert!(flushed.len() == 190 && flushed.iter().all(|one| one.ends_with("WrFlush")));
+        w.recv(A, 4, &[a.all()]);
+        let back = send(&w, 5, A);
+        w.post(B, &[back]);
+        assert_eq!((w.completions(A).len(), w.completions(B)), (1, vec!["5 Send".to_owned()]));
+        assert_eq!(w.state(A), QpState::Sqe);
+        w.change(A, QpChange::QKey(KEY));
+        assert_eq!(w.state(A), QpState::Sqe);
+        to_rts(&mut w, A);
+        assert_eq!(w.state(A), QpState::Rts);
+        w.recv(B, 6, &[b.all()]);
+        let next = send(&w, 7, B);
+        w.post(A, &[next]);
+        assert_eq!((w.completions(A), w.completions(B).len()), (vec!["7 Send".to_owned()], 1));
+        // To Error, with what is posted to receive.
+        w.recv(A, 8, &[]);
+        w.post(A, &[wrong]);
+        assert_eq!(w.completions(A).len(), 1);
+        w.abort(A);
+        w.settle();
+        assert_eq!(
+            (w.completions(A), w.state(A)),
+            (vec!["8 Receive WrFlush".to_owned()], QpState::Error)
+        );
     }
 }
 

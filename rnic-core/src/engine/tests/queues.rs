@@ -1,6 +1,7 @@
 //! Completion queues that fill, and clients that write nonsense.
 
 use super::requests::Wr;
+use super::wired::{LIMITS, unlinked_of};
 use super::world::{A, B, QpShape, Wiring, World};
 use crate::abi::queue::{
     ARM_NEXT, ARM_SOLICITED, QUEUE_HEADER_LEN, SendFlags, Sge, doorbell, doorbell_offset,
@@ -314,6 +315,27 @@ fn poke(w: &World, app: usize, at: usize, word: u64) {
 /// Where in its arena the queue is that follows everything made before `make`.
 fn offset_of_next(w: &World, app: usize) -> usize {
     w.apps[app].next_offset()
+}
+
+/// Unlike a request that fails, it ends a UC QP, in SQE as well.
+#[test]
+fn a_send_queue_fault_in_sqe_ends_the_qp() {
+    const ENTRIES: u32 = 128;
+    // The queues of the first QP are where these are.
+    let mut same = World::new(&[1]);
+    let app = same.app(0);
+    same.cq(app, ENTRIES);
+    let at_sq = offset_of_next(&same, app);
+    let shape = QpShape { unreliable: true, ..QpShape::default() };
+    let mut w = unlinked_of(Wiring::direct(), shape, ENTRIES);
+    w.link([A, B], Wiring::direct(), LIMITS);
+    w.post(A, &[Wr::send(1, &[Sge { addr: 0, length: 8, lkey: 0 }])]);
+    assert_eq!((w.state(A), w.completions(A).len()), (QpState::Sqe, 1));
+    poke(&w, w.qps[A].app, at_sq + queue_header::PRODUCER, 1000);
+    let (app, bell) = (w.qps[A].app, w.qps[A].doorbell);
+    w.ring(app, 0, bell);
+    w.settle();
+    assert_eq!((w.state(A), w.misbehaved.len()), (QpState::Error, 1));
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //! else is.
 
 use super::requests::Wr;
-use super::wired::{LIMITS, ms, unlinked_of};
+use super::wired::{LIMITS, SENDING, ms, unlinked_of};
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
+use crate::abi::queue::Sge;
 use crate::types::{QpState, Stag};
 
 fn apart(wiring: Wiring) -> World {
@@ -161,8 +162,122 @@ fn what_needs_an_answer_is_refused() {
             );
             let done = w.completions(A);
             assert!(done[0].ends_with("LocalQpOperation"), "{wiring:?} {n}: {done:?}");
-            assert_eq!((w.state(A), w.state(B)), (QpState::Error, QpState::Rts), "{wiring:?}");
+            assert_eq!((w.state(A), w.state(B)), (QpState::Sqe, QpState::Rts), "{wiring:?}");
         }
+    }
+}
+
+/// SQE (IBTA specification, volume 1, section 10.3.1.6).
+#[test]
+fn a_failed_request_stops_sending_alone() {
+    for wiring in Wiring::both() {
+        let mut w = together(wiring);
+        let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 64));
+        let bytes = b.pattern(7);
+        w.recv(B, 1, &[]);
+        let foreign = Sge { lkey: a.stag.0 ^ 0x100, ..a.all() };
+        w.post(A, &[Wr::send(2, &[]), Wr::send(3, &[foreign]), Wr::send(4, &[])]);
+        let done = w.completions(A);
+        assert_eq!(done, ["2 Send", "3 Send LocalProtection", "4 Send WrFlush"], "{wiring:?}");
+        assert_eq!(w.completions(B), ["1 Receive"], "{wiring:?}");
+        assert_eq!((w.state(A), w.state(B)), (QpState::Sqe, QpState::Rts), "{wiring:?}");
+        w.post(A, &[Wr::send(5, &[]), Wr::write(6, &[a.all()], &b, 0)]);
+        assert_eq!(w.completions(A), ["5 Send WrFlush", "6 RdmaWrite WrFlush"], "{wiring:?}");
+        // Its peer sends by the same stream.
+        w.recv(A, 7, &[a.all()]);
+        w.post(B, &[Wr::send(8, &[b.all()])]);
+        assert_eq!(w.completions(A), ["7 Receive 64"], "{wiring:?}");
+        assert_eq!((a.bytes(), w.completions(B).len()), (bytes, 1), "{wiring:?}");
+        assert!(w.unlinked.is_empty(), "{wiring:?}");
+        w.move_to_rts(A, SENDING);
+        goes_on(&mut w);
+        // Once more, and to Error.
+        w.recv(A, 9, &[]);
+        w.post(A, &[Wr::send(10, &[foreign])]);
+        assert_eq!(w.completions(A), ["10 Send LocalProtection"], "{wiring:?}");
+        w.abort(A);
+        w.settle();
+        w.post(A, &[Wr::send(11, &[])]);
+        assert_eq!(w.completions(A), ["9 Receive WrFlush", "11 Send WrFlush"], "{wiring:?}");
+        assert_eq!((w.state(A), w.state(B)), (QpState::Error, QpState::Rts), "{wiring:?}");
+    }
+}
+
+/// However little room the completion queue has.
+#[test]
+fn requests_posted_before_the_step_to_rts_are_flushed() {
+    for wiring in Wiring::both() {
+        let shape = QpShape { unreliable: true, ..QpShape::default() };
+        let mut w = unlinked_of(wiring, shape, 4);
+        w.link([A, B], wiring, LIMITS);
+        let foreign = Sge { lkey: 0, ..w.any_mr(A, 64).all() };
+        w.recv(B, 50, &[]);
+        w.post(A, &[Wr::send(0, &[foreign])]);
+        let posted: Vec<Wr> = (1..20).map(|n| Wr::send(n, &[])).collect();
+        w.post(A, &posted);
+        w.move_to_rts(A, SENDING);
+        w.post(A, &[Wr::send(20, &[])]);
+        assert_eq!(w.state(A), QpState::Rts, "{wiring:?}");
+        let mut expected = vec!["0 Send LocalProtection".to_owned()];
+        expected.extend((1..20).map(|n| format!("{n} Send WrFlush")));
+        expected.push("20 Send".to_owned());
+        let mut done = Vec::new();
+        while done.len() < expected.len() {
+            let some = w.completions(A);
+            assert!(!some.is_empty(), "{wiring:?}: {done:?}");
+            done.extend(some);
+            w.settle();
+        }
+        assert_eq!(done, expected, "{wiring:?}");
+        assert_eq!(w.completions(B), ["50 Receive"], "{wiring:?}");
+    }
+}
+
+/// Requests before the one that failed wait for the socket until the stream is lost.
+#[test]
+fn the_loss_of_the_stream_flushes_what_waits_for_it() {
+    for wiring in Wiring::both().into_iter().filter(|wiring| !wiring.direct) {
+        let mut w = together(wiring);
+        let a = w.any_mr(A, 64);
+        let foreign = Sge { lkey: a.stag.0 ^ 0x100, ..a.all() };
+        w.links[0].pipes[0].window = 0;
+        w.post(A, &[Wr::send(1, &[a.all()]), Wr::send(2, &[foreign]), Wr::send(3, &[])]);
+        assert_eq!((w.state(A), w.completions(A)), (QpState::Sqe, vec![]));
+        w.links[0].pipes[1].reset();
+        w.settle();
+        assert_eq!(w.completions(A), ["1 Send", "2 Send LocalProtection", "3 Send WrFlush"]);
+        assert_eq!(w.state(A), QpState::Sqe);
+    }
+}
+
+/// A later message never continues one that was cut short.
+#[test]
+fn a_message_cut_short_ends_its_stream() {
+    for wiring in Wiring::both() {
+        let mut w = together(wiring);
+        let (a, b, next) = (w.any_mr(A, 400_000), w.any_mr(B, 400_000), w.any_mr(A, 1000));
+        let bytes = next.pattern(5);
+        w.recv(B, 1, &[b.all()]);
+        w.one_segment_at_a_time();
+        w.settle();
+        let came = |w: &World| w.qps[B].shared.counters().segments_received;
+        let before = came(&w);
+        w.push(A, &[Wr::send(2, &[a.all()]), Wr::send(3, &[])]);
+        while came(&w) == before {
+            w.round();
+        }
+        w.revoke(A, a.stag);
+        w.settle();
+        let done = w.completions(A);
+        assert_eq!(done, ["2 Send LocalProtection", "3 Send WrFlush"], "{wiring:?}");
+        assert_eq!((w.state(A), w.state(B)), (QpState::Sqe, QpState::Rts), "{wiring:?}");
+        assert_eq!(w.unlinked.len(), 2, "{wiring:?}");
+        w.move_to_rts(A, SENDING);
+        w.link([A, B], wiring, LIMITS);
+        w.post(A, &[Wr::send(4, &[next.all()])]);
+        assert_eq!(w.completions(B), ["1 Receive 1000"], "{wiring:?}");
+        assert_eq!((b.bytes()[..1000].to_vec(), w.completions(A).len()), (bytes, 1));
+        goes_on(&mut w);
     }
 }
 

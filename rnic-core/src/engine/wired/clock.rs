@@ -16,6 +16,7 @@ use crate::engine::qp::Qp;
 use crate::engine::reason::Reason;
 use crate::engine::requester::RequestError;
 use crate::engine::schedule::REQUEST_COST;
+use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
 
 impl Qp {
@@ -79,12 +80,14 @@ impl Qp {
 
     /// What is waited for and how long; none if for ever, or if there is nothing.
     fn time_left(&mut self) -> Option<(Wait, Duration)> {
+        let sends = self.send_queue == SendQueue::Works;
         let Qp { wired: Some(wired), requester, responder, life, link, .. } = self else {
             return None;
         };
         match life.phase() {
             StreamPhase::Unlinked => {
-                let has_work = requester.is_under_way() || wired.begins() && requester.has_posted();
+                let has_work =
+                    requester.is_under_way() || sends && wired.begins() && requester.has_posted();
                 let time = if has_work { wired.retry_time() } else { None };
                 time.map(|time| (Wait::Stream, time))
             }

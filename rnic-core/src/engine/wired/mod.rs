@@ -93,12 +93,12 @@ impl Wired {
     }
 
     /// Whether requests that are posted are begun.
-    fn begins(&self) -> bool {
+    pub(super) fn begins(&self) -> bool {
         self.state() == QpState::Rts
     }
 
     /// Requests that may await a response: as many as the program wants and the peer takes.
-    fn ord(&self) -> u16 {
+    pub(super) fn ord(&self) -> u16 {
         let wanted = self.sending.map_or(0, |sending| sending.ord);
         self.peer.map_or(wanted, |peer| wanted.min(peer.ird))
     }

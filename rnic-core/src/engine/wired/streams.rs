@@ -9,6 +9,7 @@ use crate::engine::link::Link;
 use crate::engine::phase::StreamPhase;
 use crate::engine::qp::Qp;
 use crate::engine::requester::question::QUESTIONS;
+use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
 
 impl Qp {
@@ -34,7 +35,10 @@ impl Qp {
             // Of datagrams.
             QpChange::ReceiveDatagrams { .. } | QpChange::QKey(_) => {}
         }
-        self.requester.set_pace(wired.begins(), wired.ord());
+        if let QpChange::ReadyToSend(_) = change {
+            self.leave_send_error();
+        }
+        self.set_pace();
         // A clock that runs may have got another time.
         self.stop_clock(engine);
         // What applications see of the phase is the state.
@@ -64,7 +68,7 @@ impl Qp {
         };
         self.requester.begin_stream(ird, acknowledged);
         self.responder.begin_stream();
-        self.requester.set_pace(wired.begins(), wired.ord());
+        self.set_pace();
         self.enter(phase);
         if self.requester.is_under_way() && acknowledged.is_some() {
             // The peer knows nothing of what was sent to it by an earlier stream.
@@ -88,6 +92,7 @@ impl Qp {
         if unreliable {
             // It has been sent, as far as anybody knows.
             self.retire(engine);
+            self.flush_sends(engine);
         }
         // What a copier is writing came by this stream: another one may come when that is over.
         if !self.responder.is_copying() {
@@ -131,6 +136,7 @@ impl Qp {
         let Some(wired) = &mut self.wired else { return };
         if wired.drains
             && !wired.told_of_drain
+            && self.send_queue == SendQueue::Works
             && !self.requester.is_under_way()
             && !self.life.phase().flushes()
         {

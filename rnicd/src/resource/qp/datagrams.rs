@@ -71,7 +71,7 @@ impl Manager {
     ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         let (&QpPhase::Bound(worker), true) = (&object.phase, object.works()) else {
-            return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
+            return Err(wrong_state(qp, state_name(object), "Rtr, Rts, Sqd or Sqe"));
         };
         if let Some(told) = &mut object.datagrams {
             told.state = state.unwrap_or(told.state);

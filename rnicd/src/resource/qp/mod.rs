@@ -103,7 +103,7 @@ pub struct Connection {
 
 impl Qp {
     /// Its state: of one that is wired by hand and works the one it was told to take, though its
-    /// worker may not have come to that.
+    /// worker may not have come to that. A send error (Sqe) is the worker's to tell.
     pub fn state(&self) -> QpState {
         let told = self.wired.as_ref().map(Wired::state).or(self.datagrams.map(|told| told.state));
         match (self.shared.state(), told) {
@@ -114,7 +114,7 @@ impl Qp {
 
     /// Whether one that is wired by hand works, with a stream or without.
     fn works(&self) -> bool {
-        matches!(self.shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
+        matches!(self.shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
     /// Refuses a QP that cannot connect or accept: one that has left Idle, naming its state, or one

@@ -47,7 +47,11 @@ impl Manager {
         let AcceptParams { request, qp, private_data, .. } = params;
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         let Some(told) = object.datagrams.filter(|_| object.works()) else {
-            return Err(wrong_state(qp, state_name(object), "one of datagrams in Rtr, Rts or Sqd"));
+            return Err(wrong_state(
+                qp,
+                state_name(object),
+                "one of datagrams in Rtr, Rts, Sqd or Sqe",
+            ));
         };
         self.cm.accept_datagrams(request, (qp, told.q_key), &private_data, now)?;
         find(&mut self.sessions, id)?.requests.remove(&request);

@@ -72,7 +72,7 @@ impl Manager {
     fn pass_on(&mut self, id: SessionId, qp: QpId, change: QpChange) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         let QpPhase::Bound(worker) = object.phase else {
-            return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
+            return Err(wrong_state(qp, state_name(object), "Rtr, Rts, Sqd or Sqe"));
         };
         let ticket = self.workers.change_qp(worker, qp, change);
         self.answer_when_modified(id, ticket)
@@ -176,10 +176,10 @@ impl Manager {
         refuse::at_most("ord", sending.ord.into(), "limits.ord", limits.of(Kind::Ord))?;
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         let (&QpPhase::Bound(worker), Some(_)) = (&object.phase, &object.wired) else {
-            return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
+            return Err(wrong_state(qp, state_name(object), "Rtr, Rts, Sqd or Sqe"));
         };
         if !object.works() {
-            return Err(wrong_state(qp, state_name(object), "Rtr, Rts or Sqd"));
+            return Err(wrong_state(qp, state_name(object), "Rtr, Rts, Sqd or Sqe"));
         }
         let account = find(&mut self.sessions, id)?.account.clone();
         let object = find(&mut self.sessions, id)?.qp(qp)?;
@@ -454,6 +454,7 @@ pub(super) fn state_name(object: &Qp) -> &'static str {
         (_, QpState::Rtr) => "Rtr",
         (_, QpState::Rts) => "Rts",
         (_, QpState::Sqd) => "Sqd",
+        (_, QpState::Sqe) => "Sqe",
         _ => "Error",
     }
 }

@@ -291,6 +291,8 @@ impl Qp {
     /// What follows from bytes having been accepted: FIN behind a Terminate, FIN behind the last
     /// message of a disconnect.
     fn after_transmit(&mut self, engine: &mut EngineState) {
+        // Requests before the one that failed complete when TCP has accepted them.
+        self.flush_sends(engine);
         self.requester.return_slots(&self.core, engine);
         self.finish_if_drained(engine);
         if self.life.phase() == StreamPhase::Terminating

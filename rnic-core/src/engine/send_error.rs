@@ -1,0 +1,81 @@
+//! The send queue of a UC or UD QP after a request has failed (SQE; IBTA specification, volume 1,
+//! section 10.3.1.6).
+//!
+//! A request that fails on this side stops the send queue alone: later requests are flushed, and
+//! receives go on. The step to RTS ends that. Requests posted before the step are flushed even if
+//! the CQ has no room for them yet, those posted after it are carried out.
+
+use super::qp::Qp;
+use super::reason::Reason;
+use super::schedule::END_COST;
+use super::send_queue::SendQueue;
+use super::state::EngineState;
+use crate::types::QpState;
+
+impl Qp {
+    /// Completes a request of a UC or UD QP in error and stops the send queue.
+    pub(super) fn fail_send_queue(&mut self, engine: &mut EngineState, seq: u64, reason: Reason) {
+        let wr_id = self.requester.wr_id(seq).unwrap_or_default();
+        let why = self.life.record_send_error(&self.core, engine, wr_id, reason);
+        self.requester.failed(seq, reason.status(), why);
+        self.core.turn.charge(END_COST);
+        self.send_queue = SendQueue::Failed;
+        self.set_pace();
+        // Publishes the state.
+        self.enter(self.life.phase());
+        self.flush_sends(engine);
+    }
+
+    /// Leaves SQE, if that is the state. What is posted now is still flushed.
+    pub(super) fn leave_send_error(&mut self) {
+        if self.send_queue == SendQueue::Failed {
+            // A queue fault is found again when the queue works.
+            let left = self.requester.posted().unwrap_or(0);
+            self.send_queue = SendQueue::Flushes { left };
+        }
+    }
+
+    /// Begins posted requests or holds them back, as the state of the QP demands.
+    pub(super) fn set_pace(&mut self) {
+        let works = self.send_queue == SendQueue::Works;
+        if let Some(wired) = &self.wired {
+            self.requester.set_pace(works && wired.begins(), wired.ord());
+        } else if let Some(datagrams) = &self.datagrams {
+            self.requester.set_pace(works && datagrams.state() == QpState::Rts, 0);
+        }
+    }
+
+    /// Flushes send requests in and after SQE, at most as many as one turn is worth. Called in each
+    /// turn, and when TCP has accepted bytes of earlier requests, which complete first.
+    pub(super) fn flush_sends(&mut self, engine: &mut EngineState) {
+        let most = match self.send_queue {
+            SendQueue::Works => return,
+            SendQueue::Failed => u32::MAX,
+            SendQueue::Flushes { left } => left,
+        };
+        if self.life.phase().flushes() {
+            return;
+        }
+        if let Err(fault) = self.requester.posted() {
+            return self.queue_fault(engine, "send queue", fault);
+        }
+        self.life.take_flush_pending();
+        self.retire(engine);
+        let Qp { core, requester, life, .. } = self;
+        let flushed = match requester.flush_posted(most, core, life, engine) {
+            Ok(flushed) => flushed,
+            Err(fault) => {
+                let cq = self.core.send_cq.clone();
+                return self.cq_failed(engine, &cq, fault);
+            }
+        };
+        let SendQueue::Flushes { left } = &mut self.send_queue else { return };
+        *left -= flushed;
+        if *left == 0 {
+            self.send_queue = SendQueue::Works;
+            self.life.end_send_error();
+            self.set_pace();
+            engine.wake(&mut self.core);
+        }
+    }
+}
