@@ -363,9 +363,10 @@ static void flush(void)
 
 static void event_of(struct end *e, int type)
 {
+    struct ibv_context *in = e->qp->context;
     struct ibv_async_event event;
     do {
-        MUST(readable(context->async_fd, DEADLINE) && ibv_get_async_event(context, &event) == 0);
+        MUST(readable(in->async_fd, DEADLINE) && ibv_get_async_event(in, &event) == 0);
         ibv_ack_async_event(&event);
         // A first message may have come in RTR.
     } while (event.event_type == IBV_EVENT_COMM_EST);
@@ -620,50 +621,70 @@ static void detach(struct rdma_cm_id *id, struct end *e)
     MUST(rdma_destroy_id(id) == 0);
 }
 
+// A connection of the iWARP device.
+struct link {
+    struct rdma_event_channel *listens, *connects;
+    struct rdma_cm_id *listener, *client, *server;
+    struct end a, b; // of the client and of the server
+};
+
+static struct rdma_conn_param depths = {.responder_resources = 1, .initiator_depth = 1};
+
+// Asks for a connection, which the server has not accepted yet.
+static void ask(struct link *l)
+{
+    l->listens = rdma_create_event_channel();
+    l->connects = rdma_create_event_channel();
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    MUST(l->listens && l->connects);
+    MUST(!rdma_create_id(l->listens, &l->listener, NULL, RDMA_PS_TCP));
+    MUST(!rdma_bind_addr(l->listener, (struct sockaddr *)&at) && !rdma_listen(l->listener, 1));
+    at.sin_port = rdma_get_src_port(l->listener);
+    MUST(!rdma_create_id(l->connects, &l->client, NULL, RDMA_PS_TCP));
+    MUST(!rdma_resolve_addr(l->client, NULL, (struct sockaddr *)&at, 1000 * DEADLINE));
+    rdma_ack_cm_event(cm_event(l->connects, RDMA_CM_EVENT_ADDR_RESOLVED));
+    MUST(!rdma_resolve_route(l->client, 1000 * DEADLINE));
+    rdma_ack_cm_event(cm_event(l->connects, RDMA_CM_EVENT_ROUTE_RESOLVED));
+    attach(l->client, &l->a);
+    MUST(receive(&l->a, 1, LENGTH) == 0);
+    MUST(!rdma_connect(l->client, &depths));
+    struct rdma_cm_event *asks = cm_event(l->listens, RDMA_CM_EVENT_CONNECT_REQUEST);
+    l->server = asks->id;
+    rdma_ack_cm_event(asks);
+    attach(l->server, &l->b);
+}
+
+static void part(struct link *l)
+{
+    detach(l->client, &l->a);
+    detach(l->server, &l->b);
+    MUST(!rdma_destroy_id(l->listener));
+    rdma_destroy_event_channel(l->listens);
+    rdma_destroy_event_channel(l->connects);
+}
+
 // The step to SQD ends an iWARP connection in order, as siw has it. Attributes that no device has
 // are refused.
 static void closes_in_order(void)
 {
-    struct rdma_event_channel *listens = rdma_create_event_channel();
-    struct rdma_event_channel *connects = rdma_create_event_channel();
-    struct rdma_cm_id *listener, *client, *server;
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    MUST(listens && connects && !rdma_create_id(listens, &listener, NULL, RDMA_PS_TCP));
-    MUST(!rdma_bind_addr(listener, (struct sockaddr *)&at) && !rdma_listen(listener, 1));
-    at.sin_port = rdma_get_src_port(listener);
-    MUST(!rdma_create_id(connects, &client, NULL, RDMA_PS_TCP));
-    MUST(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&at, 1000 * DEADLINE));
-    rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ADDR_RESOLVED));
-    MUST(!rdma_resolve_route(client, 1000 * DEADLINE));
-    rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ROUTE_RESOLVED));
-    struct end a, b;
-    attach(client, &a);
-    struct rdma_conn_param with = {.responder_resources = 1, .initiator_depth = 1};
-    MUST(!rdma_connect(client, &with));
-    struct rdma_cm_event *asks = cm_event(listens, RDMA_CM_EVENT_CONNECT_REQUEST);
-    server = asks->id;
-    rdma_ack_cm_event(asks);
-    attach(server, &b);
-    MUST(!rdma_accept(server, &with));
-    rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ESTABLISHED));
-    rdma_ack_cm_event(cm_event(listens, RDMA_CM_EVENT_ESTABLISHED));
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD};
+    struct link l;
+    ask(&l);
+    MUST(!rdma_accept(l.server, &depths));
+    rdma_ack_cm_event(cm_event(l.connects, RDMA_CM_EVENT_ESTABLISHED));
+    rdma_ack_cm_event(cm_event(l.listens, RDMA_CM_EVENT_ESTABLISHED));
+    struct ibv_qp_attr attr;
     struct ibv_qp_init_attr init;
-    MUST(!ibv_query_qp(a.qp, &attr, IBV_QP_ACCESS_FLAGS, &init));
+    MUST(!ibv_query_qp(l.a.qp, &attr, IBV_QP_ACCESS_FLAGS, &init));
     MUST(attr.qp_access_flags & IBV_ACCESS_REMOTE_READ);
     MUST(attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE);
-    MUST(ibv_modify_qp(a.qp, &attr, IBV_QP_RATE_LIMIT) == EOPNOTSUPP);
-    MUST(ibv_modify_qp(a.qp, &attr, 1 << 30) == EOPNOTSUPP);
+    MUST(ibv_modify_qp(l.a.qp, &attr, IBV_QP_RATE_LIMIT) == EOPNOTSUPP);
+    MUST(ibv_modify_qp(l.a.qp, &attr, 1 << 30) == EOPNOTSUPP);
     attr.qp_state = IBV_QPS_SQD;
-    MUST(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);
-    rdma_ack_cm_event(cm_event(listens, RDMA_CM_EVENT_DISCONNECTED));
-    MUST(!rdma_disconnect(server));
-    rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_DISCONNECTED));
-    detach(client, &a);
-    detach(server, &b);
-    MUST(!rdma_destroy_id(listener));
-    rdma_destroy_event_channel(listens);
-    rdma_destroy_event_channel(connects);
+    MUST(ibv_modify_qp(l.a.qp, &attr, IBV_QP_STATE) == 0);
+    rdma_ack_cm_event(cm_event(l.listens, RDMA_CM_EVENT_DISCONNECTED));
+    MUST(!rdma_disconnect(l.server));
+    rdma_ack_cm_event(cm_event(l.connects, RDMA_CM_EVENT_DISCONNECTED));
+    part(&l);
 }
 
 // An unreliable connection takes receives of a shared queue.
@@ -708,38 +729,19 @@ static void unreliable_shared(void)
 static void established(void)
 {
     for (int n = 0; n < 60; n++) {
-        struct rdma_event_channel *listens = rdma_create_event_channel();
-        struct rdma_event_channel *connects = rdma_create_event_channel();
-        struct rdma_cm_id *listener, *client, *server;
-        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-        MUST(listens && connects && !rdma_create_id(listens, &listener, NULL, RDMA_PS_TCP));
-        MUST(!rdma_bind_addr(listener, (struct sockaddr *)&at) && !rdma_listen(listener, 1));
-        at.sin_port = rdma_get_src_port(listener);
-        MUST(!rdma_create_id(connects, &client, NULL, RDMA_PS_TCP));
-        MUST(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&at, 1000 * DEADLINE));
-        rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ADDR_RESOLVED));
-        MUST(!rdma_resolve_route(client, 1000 * DEADLINE));
-        rdma_ack_cm_event(cm_event(connects, RDMA_CM_EVENT_ROUTE_RESOLVED));
-        struct end a, b;
-        attach(client, &a);
-        MUST(receive(&a, 1, LENGTH) == 0);
-        struct rdma_conn_param with = {.responder_resources = 1, .initiator_depth = 1};
-        MUST(!rdma_connect(client, &with));
-        struct rdma_cm_event *asks = cm_event(listens, RDMA_CM_EVENT_CONNECT_REQUEST);
-        server = asks->id;
-        rdma_ack_cm_event(asks);
-        attach(server, &b);
+        struct link l;
+        ask(&l);
         // It goes out as soon as the connection stands.
-        struct ibv_sge sge = {(uintptr_t)b.bytes, 8, b.mr->lkey};
-        struct ibv_send_wr wr = request(IBV_WR_SEND, &sge, &a);
-        struct ibv_sge from = {(uintptr_t)a.bytes, 8, a.mr->lkey};
-        struct ibv_send_wr back = request(IBV_WR_SEND, &from, &b);
-        MUST(receive(&b, 2, LENGTH) == 0);
-        post(&b, &wr);
-        post(&a, &back);
-        MUST(!rdma_accept(server, &with));
-        struct end *ends[] = {&a, &b};
-        struct rdma_event_channel *channels[] = {connects, listens};
+        struct ibv_sge sge = {(uintptr_t)l.b.bytes, 8, l.b.mr->lkey};
+        struct ibv_send_wr wr = request(IBV_WR_SEND, &sge, &l.a);
+        struct ibv_sge from = {(uintptr_t)l.a.bytes, 8, l.a.mr->lkey};
+        struct ibv_send_wr back = request(IBV_WR_SEND, &from, &l.b);
+        MUST(receive(&l.b, 2, LENGTH) == 0);
+        post(&l.b, &wr);
+        post(&l.a, &back);
+        MUST(!rdma_accept(l.server, &depths));
+        struct end *ends[] = {&l.a, &l.b};
+        struct rdma_event_channel *channels[] = {l.connects, l.listens};
         for (int end = 0; end < 2; end++) {
             struct end *first = ends[(n + end) % 2];
             struct rdma_event_channel *channel = channels[(n + end) % 2];
@@ -747,11 +749,40 @@ static void established(void)
             MUST(readable(channel->fd, 0));
             rdma_ack_cm_event(cm_event(channel, RDMA_CM_EVENT_ESTABLISHED));
         }
-        detach(client, &a);
-        detach(server, &b);
-        MUST(!rdma_destroy_id(listener));
-        rdma_destroy_event_channel(listens);
-        rdma_destroy_event_channel(connects);
+        part(&l);
+    }
+}
+
+// The responder of an iWARP connection raises the events of an RC responder, as siw does.
+static void refused_iwarp(void)
+{
+    struct {
+        int opcode, received, event;
+        uint32_t wrong;
+        uint64_t beyond;
+    } cases[] = {
+        {IBV_WR_RDMA_WRITE, 0, IBV_EVENT_QP_ACCESS_ERR, 0x100, 0},
+        {IBV_WR_RDMA_WRITE, 0, IBV_EVENT_QP_ACCESS_ERR, 0, LENGTH},
+        {IBV_WR_RDMA_READ, 0, IBV_EVENT_QP_ACCESS_ERR, 0x100, 0},
+        {IBV_WR_SEND, 8, IBV_EVENT_QP_REQ_ERR, 0, 0},
+    };
+    for (int n = 0; n < 4; n++) {
+        struct link l;
+        ask(&l);
+        MUST(!rdma_accept(l.server, &depths));
+        rdma_ack_cm_event(cm_event(l.connects, RDMA_CM_EVENT_ESTABLISHED));
+        rdma_ack_cm_event(cm_event(l.listens, RDMA_CM_EVENT_ESTABLISHED));
+        struct ibv_sge sge = {(uintptr_t)l.a.bytes, 64, l.a.mr->lkey};
+        struct ibv_send_wr wr = request(cases[n].opcode, &sge, &l.b);
+        wr.wr.rdma.rkey ^= cases[n].wrong;
+        wr.wr.rdma.remote_addr += cases[n].beyond;
+        if (cases[n].received)
+            MUST(receive(&l.b, 9, cases[n].received) == 0);
+        post(&l.a, &wr);
+        event_of(&l.b, cases[n].event);
+        MUST(state_of(&l.b) == IBV_QPS_ERR);
+        MUST(!readable(l.a.qp->context->async_fd, 0));
+        part(&l);
     }
 }
 
@@ -763,10 +794,11 @@ int main(int count, char **arguments)
         int roce;
     } parts[] = {
         {"rebind", bind_again, 1}, {"operations", operations, 1}, {"closes", closes_in_order, 0},
-        {"uc-srq", unreliable_shared, 1}, {"zero", zero_bytes, 1}, {"bind", bind_window, 1},    {"flush", flush, 1},
-        {"refused", refused, 1}, {"local", local_error, 1},   {"fence", fence, 1},
+        {"uc-srq", unreliable_shared, 1}, {"zero", zero_bytes, 1}, {"bind", bind_window, 1},
+        {"flush", flush, 1}, {"refused", refused, 1}, {"local", local_error, 1},
+        {"fence", fence, 1},
         {"solicited", solicited, 1}, {"established", established, 0},
-        {"sqe", send_queue_error, 1},
+        {"sqe", send_queue_error, 1}, {"refused-iwarp", refused_iwarp, 0},
     };
     MUST(count == 2);
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)

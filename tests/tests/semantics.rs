@@ -39,6 +39,11 @@ fn a_refusing_responder_raises_an_event() {
 }
 
 #[test]
+fn a_refusing_iwarp_responder_raises_an_event() {
+    run("refused-iwarp");
+}
+
+#[test]
 fn requests_before_a_local_error_complete() {
     run("local");
 }
