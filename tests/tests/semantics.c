@@ -375,7 +375,8 @@ static void event_of(struct end *e, int type)
     MUST((int)event.event_type == type && event.element.qp == e->qp);
 }
 
-// The responder of a refused request raises an event, and both ends are in ERR.
+// The responder of a refused request raises an event, and both ends are in ERR. Reads before that
+// request are answered.
 static void refused(void)
 {
     struct {
@@ -386,15 +387,25 @@ static void refused(void)
         {IBV_WR_RDMA_READ, 0, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR, 0x100},
         {IBV_WR_SEND, 8, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR, 0},
     };
-    for (int n = 0; n < 3; n++) {
+    enum { BEFORE = 3 };
+    for (int run = 0; run < 6; run++) {
+        int n = run % 3;
         struct end a, b;
         pair(&a, &b);
         struct ibv_sge sge = {(uintptr_t)a.bytes, 64, a.mr->lkey};
-        struct ibv_send_wr wr = request(cases[n].opcode, &sge, &b);
+        struct ibv_sge all = {sge.addr, LENGTH, sge.lkey};
+        struct ibv_send_wr wr = request(cases[n].opcode, &sge, &b), reads[BEFORE];
         wr.wr.rdma.rkey ^= cases[n].wrong;
         if (cases[n].received)
             MUST(receive(&b, 9, cases[n].received) == 0);
-        post(&a, &wr);
+        for (int id = 0; id < BEFORE; id++) {
+            reads[id] = request(IBV_WR_RDMA_READ, &all, &b);
+            reads[id].wr_id = 20 + id;
+            reads[id].next = id + 1 < BEFORE ? &reads[id + 1] : &wr;
+        }
+        post(&a, run < 3 ? &wr : reads);
+        for (int id = 0; run >= 3 && id < BEFORE; id++)
+            completes(&a, 20 + id, IBV_WC_SUCCESS);
         completes(&a, 1, cases[n].status);
         if (cases[n].received)
             completes(&b, 9, IBV_WC_LOC_LEN_ERR);

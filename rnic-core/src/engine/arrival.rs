@@ -14,6 +14,7 @@ use super::requester::inbound_request::InboundRequest;
 use super::requester::message::{Gather, GatherFault};
 use super::responder::placement::{Placed, ScatterFault, place, scatter};
 use super::state::EngineState;
+use super::wired::Refusal;
 use crate::abi::queue::CompletionFlags;
 use crate::device::cq::CqFault;
 use crate::device::memory::{MemoryFault, Payload, Unreachable};
@@ -523,15 +524,12 @@ impl Qp {
         };
         match error {
             PlacementError::Fault(fault, reason) => {
-                if fault.code == codes::UNTAGGED_TOO_LONG
-                    && let Some(wr_id) = self.responder.take_receiving()
-                {
-                    let detail = terminate_detail(fault.code);
-                    self.receive_failed(engine, wr_id, reason, detail);
-                }
+                let code = fault.code;
+                let too_long = code == codes::UNTAGGED_TOO_LONG;
+                let receive = too_long.then(|| terminate_detail(code));
                 let payload = build(fault);
                 //= DDP-7.1-16, RDMAP-5.1-3, RDMAP-5.2.1-5, RDMAP-5.2.2-4, RDMAP-5.3-7, 7306-6.1-5
-                self.terminate(engine, fault.code, Some(payload), reason);
+                self.refuse(engine, Refusal { code, payload, reason, receive });
             }
             PlacementError::Memory(fault) => {
                 engine.memory_unreachable(fault);
@@ -539,7 +537,7 @@ impl Qp {
                     return;
                 }
                 let reason = Reason::Memory(fault);
-                self.end_for_own_memory(engine, reason, reason.fault().code, build);
+                self.end_for_own_memory(engine, reason, reason.fault().code, None, build);
             }
             PlacementError::Receive(fault, reason) => {
                 if let Some(fault) = fault {
@@ -548,14 +546,13 @@ impl Qp {
                         return;
                     }
                 }
-                if let Some(wr_id) = self.responder.take_receiving() {
-                    self.receive_failed(engine, wr_id, reason, 0);
-                }
-                self.end_for_own_memory(engine, reason, codes::RDMA_LOCAL_CATASTROPHIC, build);
+                let code = codes::RDMA_LOCAL_CATASTROPHIC;
+                self.end_for_own_memory(engine, reason, code, Some(0), build);
             }
             PlacementError::MalformedReceive(wr_id, reason) => {
                 self.receive_failed(engine, wr_id, reason, 0);
-                self.end_for_own_memory(engine, reason, codes::RDMA_LOCAL_CATASTROPHIC, build);
+                let code = codes::RDMA_LOCAL_CATASTROPHIC;
+                self.end_for_own_memory(engine, reason, code, None, build);
             }
             PlacementError::Queue(fault) => self.queue_fault(engine, "receive queue", fault),
             PlacementError::Srq(fault) => self.srq_failed(engine, fault),
@@ -563,19 +560,21 @@ impl Qp {
     }
 
     /// Ends the stream for what the peer has no part in. One that is wired by hand learns all the
-    /// same which of its requests it was.
+    /// same which of its requests it was. `receive` as in [`Refusal`].
     fn end_for_own_memory(
         &mut self,
         engine: &mut EngineState,
         reason: Reason,
         code: TerminateCode,
+        receive: Option<u32>,
         build: impl FnOnce(Fault) -> Vec<u8>,
     ) {
         let fault = match self.is_wired() {
             true => Fault::segment(codes::DDP_LOCAL_CATASTROPHIC),
             false => Fault::local(code),
         };
-        self.terminate(engine, fault.code, Some(build(fault)), reason);
+        let payload = build(fault);
+        self.refuse(engine, Refusal { code: fault.code, payload, reason, receive });
     }
 
     /// What a datagram was to be written to cannot be: its receive fails, and the queue pair.
@@ -588,7 +587,19 @@ impl Qp {
         engine.memory_unreachable(fault);
         let reason = Reason::Memory(fault);
         self.receive_failed(engine, wr_id, reason, 0);
-        self.end_for_own_memory(engine, reason, reason.fault().code, |_| Vec::new());
+        self.end_for_own_memory(engine, reason, reason.fault().code, None, |_| Vec::new());
+    }
+
+    /// The receive that a message was being placed into fails, with this detail.
+    pub(super) fn current_receive_failed(
+        &mut self,
+        engine: &mut EngineState,
+        reason: Reason,
+        detail: u32,
+    ) {
+        if let Some(wr_id) = self.responder.take_receiving() {
+            self.receive_failed(engine, wr_id, reason, detail);
+        }
     }
 
     fn receive_failed(

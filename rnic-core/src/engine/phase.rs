@@ -17,7 +17,10 @@
 //!
 //! A queue pair that is wired by hand begins in Unlinked, and comes back to it from AwaitFirstFpdu
 //! and Open where others would be lost, half closed or, by a Terminate that blames no request of
-//! its own, draining ([`Qp::unlink`](super::qp::Qp::unlink)).
+//! its own, draining ([`Qp::unlink`](super::qp::Qp::unlink)). An RC QP that owes responses to
+//! earlier requests goes from Open to Refusing when it refuses a request, and leaves it like Open,
+//! except by PeerFin and Deadline, which put the refusal into effect
+//! ([`Qp::put_refusal_into_effect`](super::qp::Qp::put_refusal_into_effect)).
 //!
 //! RFC 5040 section 6.2 and RFC 5044 section 7.1 have the rules behind it. Applications see the
 //! states of verbs ([`StreamPhase::state`]).
@@ -31,6 +34,9 @@ pub(super) enum StreamPhase {
     AwaitFirstFpdu,
     /// Both directions run.
     Open,
+    /// RC QP that has refused a request of its peer: sends the responses to earlier requests, then
+    /// the Terminate. Takes in nothing but responses and begins no request.
+    Refusing,
     /// The peer has finished; this side may go on sending.
     HalfClosed,
     /// The application disconnects: what was posted before is finished, then FIN.
@@ -62,6 +68,8 @@ pub(super) enum StreamEvent {
         /// The peer's FIN has been seen.
         peer_fin: bool,
     },
+    /// An RC QP refuses a request and owes responses to earlier ones.
+    Refusal,
     /// A fault of this side or the peer's.
     Fault {
         /// A Terminate can still be sent over the connection.
@@ -90,8 +98,8 @@ impl StreamPhase {
     pub(super) fn after(self, event: StreamEvent) -> Option<StreamPhase> {
         use StreamEvent as E;
         use StreamPhase::{
-            AwaitFirstFpdu, Closing, Draining, Ended, FinSent, HalfClosed, Open, Terminating,
-            Unlinked,
+            AwaitFirstFpdu, Closing, Draining, Ended, FinSent, HalfClosed, Open, Refusing,
+            Terminating, Unlinked,
         };
         match (self, event) {
             (AwaitFirstFpdu, E::FirstFpdu) => Some(Open),
@@ -101,11 +109,15 @@ impl StreamPhase {
             (AwaitFirstFpdu, E::Disconnect) => Some(Ended),
             //= RDMAP-6.2-1
             (Open | HalfClosed, E::Disconnect) => Some(Closing),
-            (Closing | FinSent | Terminating | Draining | Unlinked | Ended, E::Disconnect) => None,
+            (
+                Refusing | Closing | FinSent | Terminating | Draining | Unlinked | Ended,
+                E::Disconnect,
+            ) => None,
 
-            (AwaitFirstFpdu | Open | HalfClosed | Closing | FinSent | Unlinked, E::Abort) => {
-                Some(Ended)
-            }
+            (
+                AwaitFirstFpdu | Open | Refusing | HalfClosed | Closing | FinSent | Unlinked,
+                E::Abort,
+            ) => Some(Ended),
             (Terminating | Draining | Ended, E::Abort) => None,
 
             //= DDP-6.2.1-1
@@ -113,17 +125,22 @@ impl StreamPhase {
             (Closing, E::Drained { peer_fin: true }) => Some(Ended),
             (_, E::Drained { .. }) => None,
 
+            (Open, E::Refusal) => Some(Refusing),
+            (_, E::Refusal) => None,
+
             // The first fault wins. Before its first valid FPDU a responder may send nothing, not
             // even a Terminate (RFC 5044 section 7.1.2).
             //= MPA-7.1.2-4
             (AwaitFirstFpdu | Unlinked, E::Fault { .. }) => Some(Ended),
             //= DDP-6.2.2-4
-            (Open | HalfClosed | Closing | FinSent, E::Fault { can_send_terminate: true }) => {
-                Some(Terminating)
-            }
-            (Open | HalfClosed | Closing | FinSent, E::Fault { can_send_terminate: false }) => {
-                Some(Ended)
-            }
+            (
+                Open | Refusing | HalfClosed | Closing | FinSent,
+                E::Fault { can_send_terminate: true },
+            ) => Some(Terminating),
+            (
+                Open | Refusing | HalfClosed | Closing | FinSent,
+                E::Fault { can_send_terminate: false },
+            ) => Some(Ended),
             //= RDMAP-7.1-5
             (Terminating | Draining | Ended, E::Fault { .. }) => None,
 
@@ -133,7 +150,7 @@ impl StreamPhase {
 
             // It is reported, never answered (RFC 5040 section 7.1).
             (
-                AwaitFirstFpdu | Open | HalfClosed | Closing | FinSent,
+                AwaitFirstFpdu | Open | Refusing | HalfClosed | Closing | FinSent,
                 E::PeerTerminate { over_tcp },
             ) => Some(if over_tcp { Draining } else { Ended }),
             (Terminating | Draining | Unlinked | Ended, E::PeerTerminate { .. }) => None,
@@ -141,15 +158,20 @@ impl StreamPhase {
             (Open, E::PeerFin) => Some(HalfClosed),
             (AwaitFirstFpdu | FinSent | Draining, E::PeerFin) => Some(Ended),
             // What is still to be sent goes on: all of it, or the Terminate.
-            (HalfClosed | Closing | Terminating | Unlinked | Ended, E::PeerFin) => None,
+            (Refusing | HalfClosed | Closing | Terminating | Unlinked | Ended, E::PeerFin) => None,
 
             (Unlinked | Ended, E::Lost | E::Deadline) => None,
             (_, E::Lost) => Some(Ended),
             (AwaitFirstFpdu | Closing | FinSent | Terminating | Draining, E::Deadline) => {
                 Some(Ended)
             }
-            (Open | HalfClosed, E::Deadline) => None,
+            (Open | Refusing | HalfClosed, E::Deadline) => None,
         }
+    }
+
+    /// Returns true if responses may be sent.
+    pub(super) fn responds(self) -> bool {
+        self.sends() || self == StreamPhase::Refusing
     }
 
     /// Whether requests and responses may be sent.
@@ -168,13 +190,14 @@ impl StreamPhase {
         matches!(self, StreamPhase::FinSent | StreamPhase::Draining)
     }
 
-    /// Whether arriving segments are carried out.
+    /// Whether arriving segments are carried out; in Refusing, responses alone.
     pub(super) fn receives(self) -> bool {
         //= DDP-3-8a, RDMAP-7-3
         matches!(
             self,
             StreamPhase::AwaitFirstFpdu
                 | StreamPhase::Open
+                | StreamPhase::Refusing
                 | StreamPhase::Closing
                 | StreamPhase::FinSent
         )
@@ -188,7 +211,10 @@ impl StreamPhase {
     /// The state that applications see.
     pub(super) fn state(self) -> QpState {
         match self {
-            StreamPhase::AwaitFirstFpdu | StreamPhase::Open | StreamPhase::Unlinked => QpState::Rts,
+            StreamPhase::AwaitFirstFpdu
+            | StreamPhase::Open
+            | StreamPhase::Refusing
+            | StreamPhase::Unlinked => QpState::Rts,
             StreamPhase::HalfClosed | StreamPhase::Closing | StreamPhase::FinSent => {
                 QpState::Closing
             }
@@ -202,10 +228,11 @@ impl StreamPhase {
 mod tests {
     use super::StreamEvent::{
         Abort, Deadline, Disconnect, Drained, Fault, FirstFpdu, Lost, PeerFin, PeerTerminate,
-        TerminateWritten,
+        Refusal, TerminateWritten,
     };
     use super::StreamPhase::{
-        AwaitFirstFpdu, Closing, Draining, Ended, FinSent, HalfClosed, Open, Terminating, Unlinked,
+        AwaitFirstFpdu, Closing, Draining, Ended, FinSent, HalfClosed, Open, Refusing, Terminating,
+        Unlinked,
     };
 
     /// Every phase against every event.
@@ -265,10 +292,40 @@ mod tests {
     }
 
     #[test]
+    fn refusing_is_left_like_open_and_at_no_deadline() {
+        for event in [
+            Abort,
+            Fault { can_send_terminate: true },
+            Fault { can_send_terminate: false },
+            PeerTerminate { over_tcp: true },
+            PeerTerminate { over_tcp: false },
+            Lost,
+        ] {
+            assert_eq!(Refusing.after(event), Open.after(event), "{event:?}");
+        }
+        for event in [
+            FirstFpdu,
+            Disconnect,
+            Drained { peer_fin: false },
+            Refusal,
+            TerminateWritten { peer_fin: false },
+            PeerFin,
+            Deadline,
+        ] {
+            assert_eq!(Refusing.after(event), None, "{event:?}");
+        }
+        assert_eq!(Open.after(Refusal), Some(Refusing));
+        for phase in [AwaitFirstFpdu, HalfClosed, Closing, FinSent, Terminating, Unlinked, Ended] {
+            assert_eq!(phase.after(Refusal), None, "{phase:?}");
+        }
+    }
+
+    #[test]
     fn what_a_phase_allows() {
         let all = [
             (AwaitFirstFpdu, (false, true, false)),
             (Open, (true, true, false)),
+            (Refusing, (false, true, false)),
             (HalfClosed, (true, false, false)),
             (Closing, (true, true, false)),
             (FinSent, (false, true, false)),

@@ -29,6 +29,8 @@ impl Qp {
                 let Some(held) = self.release(engine) else { return };
                 self.link.refuse_waiting(engine);
                 self.segment_failed(engine, error, |fault| held.terminate(fault));
+                // Responses are taken in while earlier requests are answered.
+                self.read_behind(engine);
             }
         }
     }
@@ -110,6 +112,8 @@ impl Qp {
         let deferred = std::mem::take(&mut pending.deferred);
         match outcome {
             // Before the application, which has heard of it, can end the stream.
+            // To a peer whose request is being refused, it would acknowledge that one as well.
+            Ok(()) if self.is_refusing() => {}
             Ok(()) if self.is_wired() => self.link.tell_placed(engine),
             Ok(()) => {}
             Err(error) => {

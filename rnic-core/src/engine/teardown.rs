@@ -43,11 +43,25 @@ impl Qp {
         payload: Option<Vec<u8>>,
         reason: Reason,
     ) {
+        let can_send_terminate = self.link.can_send_terminate();
+        if self.life.after(StreamEvent::Fault { can_send_terminate }).is_some() {
+            self.report_guess(engine, reason);
+        }
+        self.end_by_terminate(engine, code, payload, reason);
+    }
+
+    /// As [`Qp::terminate`], for a fault of which [`Qp::report_guess`] has been called.
+    pub(super) fn end_by_terminate(
+        &mut self,
+        engine: &mut EngineState,
+        code: TerminateCode,
+        payload: Option<Vec<u8>>,
+        reason: Reason,
+    ) {
         let mute = self.life.phase() == StreamPhase::AwaitFirstFpdu;
         let can_send_terminate = self.link.can_send_terminate();
         //= RDMAP-7-1
         let Some(next) = self.life.after(StreamEvent::Fault { can_send_terminate }) else { return };
-        self.report_guess(engine, reason);
         self.emit_responder_error(engine, reason);
         self.core.turn.charge(END_COST);
         let payload = payload.unwrap_or_else(|| terminate::build(Fault::local(code), &[], None));
@@ -81,7 +95,7 @@ impl Qp {
     }
 
     /// A peer that tries STags is counted, if it is one behind TCP.
-    fn report_guess(&self, engine: &mut EngineState, reason: Reason) {
+    pub(super) fn report_guess(&self, engine: &mut EngineState, reason: Reason) {
         let wired = self.wired.as_ref().map(|wired| wired.remote);
         if reason.is_guess()
             && self.link.tcp().is_some()
@@ -97,6 +111,9 @@ impl Qp {
         if self.is_blameless(t) && self.life.phase().is_linked() {
             let why = format!("the peer has ended the stream, by Terminate {}", t.code);
             return self.unlink(engine, false, &why);
+        }
+        if self.is_blameless(t) {
+            self.put_refusal_into_effect(engine);
         }
         let over_tcp = self.link.tcp().is_some();
         let Some(next) = self.life.after(StreamEvent::PeerTerminate { over_tcp }) else { return };
@@ -184,8 +201,12 @@ impl Qp {
         self.life.set_deadline(&self.core, engine, Some(deadline));
     }
 
-    /// While disconnecting: sends the FIN once everything is done and sent. Called after each turn.
+    /// While disconnecting: sends the FIN once everything is done and sent. While refusing a
+    /// request: ends the stream once all responses are sent. Called after each turn.
     pub(super) fn finish_if_drained(&mut self, engine: &mut EngineState) {
+        if self.life.phase() == StreamPhase::Refusing && !self.requester.owes_response() {
+            return self.put_refusal_into_effect(engine);
+        }
         if self.life.phase() != StreamPhase::Closing || !self.requester.is_drained() {
             return;
         }
@@ -213,6 +234,7 @@ impl Qp {
         if self.is_wired() && self.life.phase().is_linked() {
             return self.unlink(engine, false, "the peer has closed the stream");
         }
+        self.put_refusal_into_effect(engine);
         if !self.life.see_peer_fin() {
             return;
         }
@@ -242,7 +264,7 @@ impl Qp {
                 self.finish(engine, false);
             }
             // With our Terminate still unsent the outgoing half goes on until it is.
-            StreamPhase::Terminating => {}
+            StreamPhase::Refusing | StreamPhase::Terminating => {}
             StreamPhase::Draining => self.finish(engine, false),
         }
     }
@@ -260,6 +282,7 @@ impl Qp {
         if self.is_wired() && self.life.phase().is_linked() {
             return self.unlink(engine, true, why);
         }
+        self.put_refusal_into_effect(engine);
         if self.life.after(StreamEvent::Lost).is_some() {
             self.life.record_loss(&self.core, engine, why);
             //= DDP-6.2.2-1
@@ -272,6 +295,9 @@ impl Qp {
     pub(super) fn deadline_passed(&mut self, engine: &mut EngineState) {
         self.life.deadline_passed();
         let phase = self.life.phase();
+        if phase == StreamPhase::Refusing {
+            return self.put_refusal_into_effect(engine);
+        }
         if self.life.after(StreamEvent::Deadline).is_none() {
             if phase == StreamPhase::Ended {
                 // The last completions have found no room; their owner is told all the same.
@@ -301,6 +327,7 @@ impl Qp {
             return;
         }
         self.requester.drop_message();
+        self.drop_refusal();
         self.core.turn.charge(END_COST);
         self.stop_clock(engine);
         self.enter(StreamPhase::Ended);

@@ -28,17 +28,18 @@ impl Qp {
     /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
     pub(in crate::engine) fn run_direct(&mut self, peer: &mut Qp, engine: &mut EngineState) {
         let mut unretired = 0;
+        self.requester.set_peer_refuses(peer.is_refusing());
         if !peer.responder.is_blocked() {
             // What a copier wrote for it is in place.
             self.requester.acknowledge_all();
         }
         self.set_peer_waits(engine, peer.responder.awaits_receive());
         while !self.core.turn.is_over()
-            && self.life.phase().sends()
+            && self.life.phase().responds()
             && peer.life.phase().receives()
             && peer.responder.takes_responses()
         {
-            if self.hand_over_short_writes(peer, engine) {
+            if self.life.phase().sends() && self.hand_over_short_writes(peer, engine) {
                 continue;
             }
             if !self.next_message(engine) {
@@ -168,6 +169,7 @@ impl Qp {
                 self.retire(engine);
                 let read = incoming.read_request();
                 peer.segment_failed(engine, error, |fault| origin.terminate(fault, read));
+                self.requester.set_peer_refuses(peer.is_refusing());
             }
         }
         true
@@ -219,6 +221,10 @@ impl Qp {
             PeerSignal::Fin => self.fin_received(engine),
             PeerSignal::Left if self.is_wired() && self.life.phase().is_linked() => {
                 self.unlink(engine, false, "the peer has closed the stream");
+            }
+            PeerSignal::Left if self.is_refusing() => {
+                self.link = Link::Left;
+                self.put_refusal_into_effect(engine);
             }
             PeerSignal::Left => {
                 if let Link::Direct(_) = self.link {

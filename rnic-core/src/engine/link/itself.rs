@@ -20,12 +20,13 @@ impl Qp {
     /// Carries out what it has to send to itself, until the turn or the work ends.
     pub(in crate::engine) fn run_to_itself(&mut self, engine: &mut EngineState) {
         let (mut bytes, mut unretired) = (Vec::new(), 0);
+        self.requester.set_peer_refuses(self.is_refusing());
         if !self.responder.is_blocked() {
             self.requester.acknowledge_all();
         }
         self.set_peer_waits(engine, self.responder.awaits_receive());
         while !self.core.turn.is_over()
-            && self.life.phase().sends()
+            && self.life.phase().responds()
             && self.life.phase().receives()
             && self.responder.takes_responses()
             && self.next_message(engine)
@@ -99,6 +100,7 @@ impl Qp {
             Err(error) => {
                 let read = incoming.read_request();
                 self.segment_failed(engine, error, |fault| origin.terminate(fault, read));
+                self.requester.set_peer_refuses(self.is_refusing());
             }
         }
     }

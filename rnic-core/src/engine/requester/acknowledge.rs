@@ -31,7 +31,7 @@ impl Requester {
         self.by_hand = true;
         let depth = self.sq.queue().shape().capacity;
         self.acks = acknowledged.map(|asks| Acknowledgements::new(asks, depth));
-        self.peer_waits = false;
+        (self.peer_waits, self.peer_refuses) = (false, false);
         (self.send_msn, self.request_msn, self.response_msn) = (Msn::FIRST, Msn::FIRST, Msn::FIRST);
     }
 
@@ -77,6 +77,15 @@ impl Requester {
     /// responses pass it.
     pub(in crate::engine) fn set_peer_waits(&mut self, waits: bool) {
         self.peer_waits = waits;
+    }
+
+    /// Notes whether the other end of the direct path is refusing a request of this side, and drops
+    /// the request that is being sent to it. The Terminate will blame the refused one.
+    pub(in crate::engine) fn set_peer_refuses(&mut self, refuses: bool) {
+        self.peer_refuses = refuses;
+        if refuses && self.message.as_ref().is_some_and(|message| !message.is_response()) {
+            self.take_message();
+        }
     }
 
     /// Puts the message aside that the other end of the direct path has no receive for.
@@ -126,7 +135,7 @@ impl Requester {
     /// yet refuse the rest.
     #[inline]
     pub(in crate::engine) fn acknowledge_all(&mut self) {
-        if self.acks.is_some() {
+        if self.acks.is_some() && !self.peer_refuses {
             let message = self.aside.as_ref().or(self.message.as_ref());
             let in_progress = message.and_then(|message| message.seq);
             let all = self.in_flight.end();

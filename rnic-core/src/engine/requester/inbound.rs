@@ -27,6 +27,12 @@ impl Requester {
         self.inbound.len() + usize::from(answering) + usize::from(executing) < usize::from(self.ird)
     }
 
+    /// Returns true if the peer awaits a response that has not been sent in full.
+    pub(in crate::engine) fn owes_response(&self) -> bool {
+        let responding = self.message.as_ref().is_some_and(Message::is_response);
+        responding || self.executing.is_some() || !self.inbound.is_empty()
+    }
+
     /// Takes on a request, which is answered in its turn.
     pub(in crate::engine) fn take_on(&mut self, request: InboundRequest) {
         //= RDMAP-5.2.1-2, 7306-5.2.1-14

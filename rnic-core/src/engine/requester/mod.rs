@@ -89,6 +89,9 @@ pub(super) struct Requester {
     held_back: bool,
     /// A Send waits for a receive of the peer's: no request is begun, either.
     peer_waits: bool,
+    /// By the direct path: the peer has refused a request and still sends responses. No request is
+    /// begun, and none acknowledged.
+    peer_refuses: bool,
     /// While disconnecting: requests still to be taken.
     left_to_send: Option<u32>,
     /// Requests that hold all later ones up until every worker has changed its STag table. The
@@ -149,6 +152,7 @@ impl Requester {
             acks: None,
             held_back: false,
             peer_waits: false,
+            peer_refuses: false,
             left_to_send: None,
             changing: VecDeque::new(),
             refused: None,

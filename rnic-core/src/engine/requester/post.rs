@@ -47,8 +47,12 @@ impl Requester {
             return Ok(true);
         }
         self.staging = StagingBuffer::default();
+        // Also of a QP that refuses a request: its peer may count the time that it waits.
         if self.begin_notice() {
             return Ok(true);
+        }
+        if self.peer_refuses || !life.phase().sends() {
+            return self.begin_response(core, engine);
         }
         if self.peer_waits {
             return self.begin_response(core, engine);

@@ -65,7 +65,10 @@ impl Requester {
             && self.changing.is_empty()
             && self.inbound.is_empty()
             && self.executing.is_none();
-        let is_begun = !self.held_back && !self.peer_waits && self.left_to_send.is_none();
+        let is_begun = !self.held_back
+            && !self.peer_waits
+            && !self.peer_refuses
+            && self.left_to_send.is_none();
         if !is_first || !is_begun {
             return false;
         }

@@ -56,7 +56,7 @@ impl Behind {
 
 /// Whether a ULPDU is about what this side has sent, so that it does not wait for what the peer
 /// has. One that is malformed waits, and is refused in its place.
-pub(super) fn passes(ulpdu: &[u8]) -> bool {
+pub(in crate::engine) fn passes(ulpdu: &[u8]) -> bool {
     match Header::parse(ulpdu) {
         Ok((Header::Tagged(header), payload)) => {
             let opcode = Control::parse(header.rsvd_ulp).opcode;

@@ -18,6 +18,7 @@ mod waiting;
 use std::time::Duration;
 
 use behind::Behind;
+pub(super) use behind::passes as is_about_own_requests;
 use held::Held;
 use long_run::LongRun;
 use placement::PendingPlacement;

@@ -34,6 +34,7 @@ mod partial;
 mod placement;
 mod queues;
 mod raw;
+mod refusal_order;
 mod refusals;
 mod requests;
 mod revocation;

@@ -4,18 +4,21 @@
 //! Such a queue pair lives without a stream, before its peer is there and after it has gone
 //! ([`streams`]; [`StreamPhase::Unlinked`](super::phase::StreamPhase::Unlinked)). Its requests are
 //! done when the peer has acknowledged them ([`acknowledge`](super::requester::acknowledge)); what
-//! a Terminate says about one of them is its status ([`verdict`]); the ends tell each other when a
+//! a Terminate says about one of them is its status ([`verdict`]); a refused request waits for the
+//! responses to those before it ([`refusal`]); the ends tell each other when a
 //! receive is missing ([`missing`]); and clocks ([`clock`]) end the wait for a peer that is not
 //! there, has no receive or is silent. Everything else of the engine knows nothing of it.
 
 mod clock;
 mod missing;
+mod refusal;
 mod streams;
 mod verdict;
 mod wait;
 
 use std::net::IpAddr;
 
+pub(super) use refusal::Refusal;
 use wait::Wait;
 
 use crate::abi::control::{Sending, Wiring};
@@ -46,6 +49,8 @@ pub(super) struct Wired {
     peer_waits: bool,
     /// What a clock runs for, and when it runs out.
     clock: Option<(Wait, Time)>,
+    /// In Refusing: what ends the stream once the responses to earlier requests are sent.
+    refusal: Option<Box<Refusal>>,
     /// Why there is no stream, as a sentence for people.
     why: String,
 }
@@ -74,6 +79,7 @@ impl Wired {
             waited: None,
             peer_waits: false,
             clock: None,
+            refusal: None,
             why: "its peer has not been wired to it".to_owned(),
         }
     }

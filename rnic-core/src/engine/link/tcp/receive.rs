@@ -18,6 +18,7 @@ use crate::engine::numbers::cost;
 use crate::engine::phase::{StreamEvent, StreamPhase};
 use crate::engine::qp::{IncomingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
+use crate::engine::responder::is_about_own_requests;
 use crate::engine::schedule::{CALL_COST, FPDU_COST};
 use crate::engine::state::EngineState;
 use crate::mpa::{MAX_FPDU, MpaFault};
@@ -251,12 +252,16 @@ impl Qp {
         if self.responder.keep_behind(ulpdu) {
             return;
         }
+        // What the peer asks for after a request that is being refused is dropped, but counted, so
+        // that a response that follows it is understood.
+        let drops = self.is_refusing() && !is_about_own_requests(ulpdu);
         let ird_available = self.requester.ird_available();
         let Some(tcp) = self.link.tcp_mut() else { return };
         // What an initiator of the peer-to-peer model sends first is no message of its program's.
         let is_rtr = first && tcp.await_rtr.is_some();
         let origin = Origin::Wire(ulpdu);
         let arrival = match tcp.inbound.handle(ulpdu, ird_available) {
+            _ if drops => return,
             Ok(arrival) => arrival,
             Err(fault) => {
                 let error = match fault.code {
@@ -338,7 +343,7 @@ impl Qp {
             self.fin_received(engine);
             return;
         }
-        if self.is_wired() && self.life.phase().is_linked() {
+        if self.is_wired() && (self.life.phase().is_linked() || self.is_refusing()) {
             return self.lost(engine, "the peer closed inside a message");
         }
         // Inside an FPDU: the connection is lost, but our direction still works.

@@ -157,7 +157,7 @@ impl Qp {
             }
             let out = &mut slab[used..];
             let terminating = self.life.phase() == StreamPhase::Terminating;
-            if (self.life.phase().sends() || terminating)
+            if (self.life.phase().responds() || terminating)
                 && let Some(rtr) = tcp.rtr.take()
             {
                 used += self.frame_rtr(rtr, out);
@@ -169,7 +169,7 @@ impl Qp {
                 }
                 return (used, false);
             }
-            if !terminating && (!self.life.phase().sends() || !self.next_message(engine)) {
+            if !terminating && (!self.life.phase().responds() || !self.next_message(engine)) {
                 // If the turn ended over requests that made no message, there may be more.
                 return (used, self.core.turn.is_over());
             }

@@ -76,7 +76,7 @@ impl Qp {
         tcp.framer.length_and_trailer(0).is_some()
             && message.total - message.sent >= WORTH_IT
             && !self.core.turn.is_over()
-            && (self.life.phase().sends() || self.life.phase() == StreamPhase::Terminating)
+            && (self.life.phase().responds() || self.life.phase() == StreamPhase::Terminating)
             && !matches!(message.source, MessageSource::Inline { .. } | MessageSource::Header(_))
             && self.requester.is_in_shared_memory(&engine.stags)
     }
