@@ -73,6 +73,7 @@ impl Qp {
         self.life.ends_by(DisconnectReason::Terminate { origin, code, headers });
         let within = next == StreamPhase::Terminating;
         self.blame_own(&payload);
+        self.number_refused_write(&payload);
         //= RDMAP-3.2-4
         if self.link.terminate(payload, within, engine) {
             self.fpdu_sent(&OutgoingFpdu::Terminate, None);

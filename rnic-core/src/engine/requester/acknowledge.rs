@@ -15,6 +15,7 @@ use super::question::Acknowledgements;
 use super::staging::StagingBuffer;
 use super::{RequestError, Requester};
 use crate::ddp::{self, qn};
+use crate::engine::notice::Notice;
 use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
@@ -31,6 +32,7 @@ impl Requester {
         self.by_hand = true;
         let depth = self.sq.queue().shape().capacity;
         self.acks = acknowledged.map(|asks| Acknowledgements::new(asks, depth));
+        self.in_flight.begin_stream();
         (self.peer_waits, self.peer_refuses) = (false, false);
         (self.send_msn, self.request_msn, self.response_msn) = (Msn::FIRST, Msn::FIRST, Msn::FIRST);
     }
@@ -106,9 +108,30 @@ impl Requester {
 
     /// Begins what the peer is to be told of receives, if it has to be; whether it has begun.
     pub(super) fn begin_notice(&mut self) -> bool {
-        let Some(notice) = self.acks.as_mut().and_then(Acknowledgements::notice) else {
-            return false;
-        };
+        let notice = self.acks.as_mut().and_then(Acknowledgements::notice);
+        self.begin_notice_of(notice)
+    }
+
+    /// Sets the number of the peer's Write that the Terminate of this side refuses.
+    pub(in crate::engine) fn set_refused_write(&mut self, number: u32) {
+        if let Some(acks) = self.acks.as_mut().filter(|acks| acks.asks) {
+            acks.refused_write = Some(number);
+        }
+    }
+
+    /// Begins the notice that precedes a Terminate, if there is one; returns true if it has begun.
+    pub(in crate::engine) fn begin_last_notice(&mut self) -> bool {
+        let refused = self.acks.as_mut().and_then(|acks| acks.refused_write.take());
+        self.begin_notice_of(refused.map(Notice::RefusesWrite))
+    }
+
+    /// The peer is going to refuse the Write with this number.
+    pub(in crate::engine) fn write_refused(&mut self, number: u32) {
+        self.in_flight.refuse_write(number);
+    }
+
+    fn begin_notice_of(&mut self, notice: Option<Notice>) -> bool {
+        let Some(notice) = notice else { return false };
         let (stag, to) = notice.target();
         let head = HeaderTemplate::Tagged { opcode: Opcode::Write, stag, to: to.0 };
         self.message =
@@ -285,10 +308,8 @@ impl Requester {
     /// Notes where the request in progress writes to.
     #[inline]
     pub(super) fn mark_write(&mut self, seq: u64, stag: Stag, to: u64, len: u32) {
-        if self.acks.is_some()
-            && let Some(request) = self.in_flight.get_mut(seq)
-        {
-            request.written = Some((stag, to, len));
+        if self.acks.is_some() {
+            self.in_flight.begin_write(seq, stag, to, len);
         }
     }
 }

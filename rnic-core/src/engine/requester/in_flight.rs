@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use crate::abi::queue::{SendOpcode, Sge};
 use crate::device::qp::terminate_detail;
+use crate::engine::numbers::count;
 use crate::types::{CompletionOpcode, CompletionStatus, Msn, Stag, TerminateCode};
 
 /// How far a request is.
@@ -91,6 +92,10 @@ pub(in crate::engine) struct InFlight {
     base: u64,
     /// The peer has acknowledged all before this one.
     acknowledged: u64,
+    /// RDMA Writes begun since the stream began, modulo 2^32. Those in flight are the last of them.
+    writes: u32,
+    /// Number of the Write that the peer refuses, once it has been said.
+    refused_write: Option<u32>,
     entries: VecDeque<Request>,
 }
 
@@ -206,17 +211,49 @@ impl InFlight {
         self.find(|request, _| request.msn == Some(msn))
     }
 
-    /// The oldest Write that is not acknowledged and writes this byte.
+    /// A stream begins: its Writes are numbered from 0.
+    pub(in crate::engine) fn begin_stream(&mut self) {
+        (self.writes, self.refused_write) = (0, None);
+    }
+
+    /// Notes where a Write goes that begins, and how long it is.
+    #[inline]
+    pub(in crate::engine) fn begin_write(&mut self, seq: u64, stag: Stag, to: u64, len: u32) {
+        if let Some(request) = self.get_mut(seq) {
+            request.written = Some((stag, to, len));
+            self.writes = self.writes.wrapping_add(1);
+        }
+    }
+
+    /// Notes the number of the Write that the peer is going to refuse.
+    pub(in crate::engine) fn refuse_write(&mut self, number: u32) {
+        self.refused_write = Some(number);
+    }
+
+    /// Returns the Write that is refused by this byte: the one whose number the peer has said, or
+    /// else the oldest that is not acknowledged. Several may write the byte.
     pub(in crate::engine) fn write_to(&self, stag: Stag, to: u64) -> Option<u64> {
+        let numbered = self.refused_write.and_then(|_| self.write_by(stag, to, self.refused_write));
+        numbered.or_else(|| self.write_by(stag, to, None))
+    }
+
+    /// Returns the oldest unacknowledged Write of this byte, and of this number if there is one.
+    fn write_by(&self, stag: Stag, to: u64, wanted: Option<u32>) -> Option<u64> {
+        let is_write = |request: &&Request| request.written.is_some();
+        let mut number =
+            self.writes.wrapping_sub(count(self.entries.iter().filter(is_write).count()));
         self.find(|request, seq| {
-            let writes = request.written.is_some_and(|(of, from, len)| {
-                of == stag && to.wrapping_sub(from) < u64::from(len)
-            });
-            writes && seq >= self.acknowledged
+            let Some((of, from, len)) = request.written else { return false };
+            let own = number;
+            number = number.wrapping_add(1);
+            of == stag
+                && to.wrapping_sub(from) < u64::from(len)
+                && seq >= self.acknowledged
+                && wanted.is_none_or(|wanted| own == wanted)
         })
     }
 
-    fn find(&self, is_it: impl Fn(&Request, u64) -> bool) -> Option<u64> {
+    fn find(&self, mut is_it: impl FnMut(&Request, u64) -> bool) -> Option<u64> {
         let mut all = self.entries.iter().zip(self.base..);
         all.find(|(request, seq)| is_it(request, *seq)).map(|(_, seq)| seq)
     }

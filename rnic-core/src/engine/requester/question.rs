@@ -22,6 +22,8 @@ pub(in crate::engine) struct Acknowledgements {
     /// told of it.
     pub waits: Option<Msn>,
     pub told: Option<Msn>,
+    /// Number of the peer's Write that the Terminate of this side refuses, until it is said.
+    pub refused_write: Option<u32>,
     /// A request has completed in error.
     failed: bool,
 }

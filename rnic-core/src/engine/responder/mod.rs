@@ -55,6 +55,8 @@ pub(super) struct Responder {
     written: u64,
     /// That Write goes on.
     writing: bool,
+    /// RDMA Writes that have been placed in full since the stream began, modulo 2^32.
+    writes: u32,
     /// Writes, and what Reads have brought.
     pub long_writes: LongRun,
     pub long_reads: LongRun,
@@ -84,6 +86,7 @@ impl Responder {
             missing,
             written: 0,
             writing: false,
+            writes: 0,
             long_writes: LongRun::default(),
             long_reads: LongRun::default(),
             losing: Losing::default(),
@@ -112,6 +115,12 @@ impl Responder {
     /// A stream begins: of a Write that came by an earlier one nothing follows.
     pub(super) fn begin_stream(&mut self) {
         (self.written, self.writing, self.losing) = (0, false, Losing::default());
+        self.writes = 0;
+    }
+
+    /// Returns the number of the RDMA Write in progress, or of the next one, within its stream.
+    pub(super) fn write_number(&self) -> u32 {
+        self.writes
     }
 
     /// A segment of an RDMA Write has been placed.
@@ -121,6 +130,7 @@ impl Responder {
         self.losing.write &= self.writing;
         self.written = before.saturating_add(len as u64);
         self.writing = !last;
+        self.writes = self.writes.wrapping_add(u32::from(last));
     }
 
     /// Whether an RDMA Write that is one segment is placed as it comes: nothing is before it.

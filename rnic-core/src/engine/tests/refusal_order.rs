@@ -262,3 +262,56 @@ fn a_session_may_end_while_its_qp_is_refusing() {
         }
     }
 }
+
+/// The header that a Terminate returns fits the Writes before the refused one as well.
+#[test]
+fn of_writes_to_one_place_the_refused_one_fails() {
+    for wiring in Wiring::both() {
+        // One that passes the end of its region.
+        let mut w = linked(wiring);
+        let (a, b) = (w.any_mr(A, 100_000), w.any_mr(B, 65_536));
+        w.post(
+            A,
+            &[
+                Wr::write(0, &[a.sge(0..65_536)], &b, 0),
+                Wr::write(1, &[a.sge(0..70_000)], &b, 0),
+                Wr::write(2, &[a.sge(0..8)], &b, 0),
+            ],
+        );
+        let done = w.completions(A);
+        assert_eq!(done[0], "0 RdmaWrite", "{wiring:?} {done:?}");
+        assert!(done[1].starts_with("1 RdmaWrite RemoteAccess"), "{wiring:?} {done:?}");
+        assert!(done[2].starts_with("2 RdmaWrite WrFlush"), "{wiring:?} {done:?}");
+
+        // Equal ones, of which some follow the invalidation of their region.
+        for before in [0, 1, 5, 24] {
+            for immediate in [false, true] {
+                let mut w = linked(wiring);
+                let a = w.any_mr(A, 8);
+                let b = w.own_mr(B, 8, Access::REMOTE_WRITE | Access::LOCAL_WRITE);
+                for n in 0..30 {
+                    w.recv(B, 100 + n, &[]);
+                }
+                let write = |n| {
+                    let write = Wr::write(n, &[a.all()], &b, 0);
+                    if immediate { write.immediate(n) } else { write }
+                };
+                w.post(A, &[write(900)]);
+                assert_eq!(w.completions(A), ["900 RdmaWrite"], "{wiring:?}");
+                w.completions(B);
+                let mut requests: Vec<Wr> = (0..before).map(write).collect();
+                requests.push(Wr::send_invalidate(before, &[], b.stag));
+                requests.push(write(before + 1));
+                requests.push(write(before + 2));
+                w.post(A, &requests);
+                let done = w.completions(A);
+                let what = format!("{wiring:?} {before} {immediate}: {done:?}");
+                let (done, failed) = done.split_at(before as usize + 1);
+                assert!(done.iter().all(|done| !done.contains("WrFlush")), "{what}");
+                let (refused, flushed) = (before + 1, before + 2);
+                assert!(failed[0].starts_with(&format!("{refused} RdmaWrite RemoteAcc")), "{what}");
+                assert!(failed[1].starts_with(&format!("{flushed} RdmaWrite WrFlush")), "{what}");
+            }
+        }
+    }
+}

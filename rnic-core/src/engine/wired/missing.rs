@@ -33,6 +33,7 @@ impl Qp {
                 self.set_peer_waits(engine, true);
             }
             Notice::GoesOn => self.set_peer_waits(engine, false),
+            Notice::RefusesWrite(number) => self.requester.write_refused(number),
         }
         self.watch(engine);
     }

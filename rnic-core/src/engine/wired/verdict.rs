@@ -1,14 +1,26 @@
 //! What the peer's Terminate means for a queue pair that is wired by hand: that one of its requests
 //! was wrong, or only that the stream is gone.
 
+use crate::ddp::Header;
 use crate::engine::qp::Qp;
-use crate::rdmap::Terminate;
+use crate::rdmap::{Control, Opcode, Terminate};
 use crate::types::{CompletionStatus, TerminateCode};
 
 impl Qp {
     /// Whether the peer blames no request, so that only the stream is gone.
     pub(in crate::engine) fn is_blameless(&self, t: &Terminate<'_>) -> bool {
         self.wired.as_ref().is_some_and(|wired| wired.unreliable || status_of(t).is_none())
+    }
+
+    /// Notes the number of the Write that a Terminate of this side refuses, for the notice before
+    /// it. Its header has only STag and offset, which several Writes of the peer may have.
+    pub(in crate::engine) fn number_refused_write(&mut self, payload: &[u8]) {
+        let header = Terminate::parse(payload).ok().and_then(|t| t.ddp_header);
+        if let Some(Ok((Header::Tagged(header), _))) = header.map(Header::parse)
+            && Control::parse(header.rsvd_ulp).opcode == Opcode::Write
+        {
+            self.requester.set_refused_write(self.responder.write_number());
+        }
     }
 
     /// The request that the peer blames fails with the status that it has on an adapter; all before

@@ -317,6 +317,10 @@ impl Qp {
             self.note_communication(engine);
         }
         self.wire_segment_arrived(engine, segment, payload, origin);
+        if is_rtr && self.is_wired() {
+            // The requester does not count it among its Writes.
+            self.responder.begin_stream();
+        }
     }
 
     /// A segment from the wire, just received or kept since.

@@ -163,7 +163,10 @@ impl Qp {
                 used += self.frame_rtr(rtr, out);
                 continue;
             }
-            if terminating && self.requester.message().is_none() {
+            if terminating
+                && self.requester.message().is_none()
+                && !self.requester.begin_last_notice()
+            {
                 if let Some(payload) = tcp.terminate.take() {
                     used += self.frame_terminate(&payload, out);
                 }
