@@ -66,8 +66,13 @@ impl Requester {
 
     /// The request whose response is next fails by what that response is.
     pub(in crate::engine) fn refuse_response(&mut self, reason: Reason) {
+        let status = match reason {
+            // The local key is invalid, in the words of an adapter.
+            Reason::SinkGone { .. } if self.by_hand => CompletionStatus::LocalProtection,
+            _ => reason.status(),
+        };
         if let Some(seq) = self.outbound.front().and_then(|request| request.seq) {
-            self.blame(seq, reason.status(), reason.fault().code);
+            self.blame(seq, status, reason.fault().code);
         }
     }
 

@@ -385,6 +385,30 @@ fn a_roce_message_has_at_most_max_msg_sz_bytes() {
 }
 
 #[test]
+fn a_read_into_a_revoked_region_has_an_invalid_key() {
+    for (wiring, atomic) in Wiring::both().into_iter().flat_map(|w| [(w, false), (w, true)]) {
+        let mut w = linked(wiring);
+        let here = w.any_mr(A, 64);
+        // The response waits for the copier.
+        w.kind = MemoryKind::ThroughCopier;
+        let there = w.any_mr(B, 64);
+        w.answer_copies = false;
+        let request = match atomic {
+            false => Wr::read(1, here.all(), &there, 0),
+            true => Wr::fetch_add(1, 1, here.sge(0..8), &there, 0),
+        };
+        w.post(A, &[request]);
+        w.revoke(A, here.stag);
+        w.answer_copies = true;
+        w.settle();
+        let done = w.completions(A);
+        let opcode = if atomic { "FetchAdd" } else { "RdmaRead" };
+        let expected = format!("1 {opcode} LocalProtection");
+        assert!(done.len() == 1 && done[0].starts_with(&expected), "{wiring:?}: {done:?}");
+    }
+}
+
+#[test]
 fn a_read_is_not_begun_if_one_of_its_elements_cannot_be_written() {
     for wiring in Wiring::both() {
         let mut w = linked(wiring);
