@@ -368,7 +368,8 @@ fn depths_and_timers_of_a_peer_are_kept_within_what_there_is() {
     let port = ports::of_nobody();
     let daemon = daemon(HERE, port, "");
     let _peer_port = confirming(LOWER, port);
-    // A peer that takes any number of reads gets as many as the program wants.
+    // A peer that takes any number of reads gets as many as the program wants. One that takes none
+    // is sent one, to refuse it.
     for (ird, expected) in [(u16::MAX, 4), (4, 4), (1, 1), (0, 0)] {
         let end = End::new(&daemon);
         end.await_peer(HERE, LOWER);
@@ -387,15 +388,9 @@ fn depths_and_timers_of_a_peer_are_kept_within_what_there_is() {
         let reads: Vec<_> =
             (0..10).map(|n| SendRequest::read(n, sink.sge(0, 8), remote).signaled()).collect();
         end.qp.post_send(&reads).unwrap();
-        for number in 1..=u32::from(expected) {
+        for number in 1..=u32::from(expected.max(1)) {
             let request = wire::next_ulpdu(&mut peer);
             assert_eq!((request[1] & 0xF, request[13]), (READ_REQUEST, number as u8));
-        }
-        if ird == 0 {
-            // One that takes none is never asked.
-            let failed = end.client.completion();
-            assert_eq!((failed.wr_id, failed.status), (0, CompletionStatus::LocalQpOperation));
-            continue;
         }
         let more = wire::ending_after(&mut peer, Duration::from_millis(200));
         assert_eq!(more, Ending::Silence(Vec::new()), "{ird}");

@@ -245,6 +245,7 @@ impl Qp {
         let request = &read.request;
         //= RDMAP-5.2.1-13, RDMAP-5.2.1-14
         if request.size > 0 {
+            self.check_ird()?;
             let len = u64::from(request.size);
             let (stag, to) = (request.src_stag, request.src_to.0);
             self.core
@@ -254,12 +255,22 @@ impl Qp {
         Ok(InboundRequest::Read(read))
     }
 
+    /// Refuses a request to an RC QP with a `max_dest_rd_atomic` of 0, whose stream has room for
+    /// the questions for acknowledgements: Reads of no bytes.
+    fn check_ird(&self) -> Result<(), Reason> {
+        match &self.wired {
+            Some(wired) if wired.takes_no_requests() => Err(Reason::RequestsFull { ird: 0 }),
+            _ => Ok(()),
+        }
+    }
+
     /// A complete Atomic Request (RFC 7306 section 5.2.1).
     fn atomic_requested(
         &self,
         engine: &EngineState,
         atomic: InboundAtomic,
     ) -> Result<InboundRequest, Reason> {
+        self.check_ird()?;
         let (stag, to) = (atomic.request.stag, atomic.request.to.0);
         let (len, right) = (u64::from(ATOMIC_LEN), Access::REMOTE_ATOMIC);
         //= 7306-5-7, 7306-5.2.1-6, 7306-9-2

@@ -50,6 +50,20 @@ pub(super) fn kept(shape: QpShape) -> QpShape {
     QpShape { hold: Some(Duration::from_secs(3600)), ..shape }
 }
 
+/// As [`unlinked`], of QPs that take so many Reads and atomic operations.
+fn unlinked_of_ird(wiring: Wiring, ird: u16) -> World {
+    let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+    for (qp, host) in [A, B].into_iter().zip([0, usize::from(!wiring.direct)]) {
+        let app = w.app(host);
+        let cq = w.cq(app, 128);
+        w.qp(app, cq, cq, kept(QpShape::default()));
+        w.attach_wired(qp, control::Wiring { ird, ..TOLD });
+        w.move_to_rts(qp, SENDING);
+    }
+    w.settle();
+    w
+}
+
 /// To Rts.
 fn wire(w: &mut World, qp: usize) {
     w.attach_wired(qp, TOLD);
@@ -381,6 +395,33 @@ fn a_roce_message_has_at_most_max_msg_sz_bytes() {
             let done = w.completions(A);
             assert!(done[0].ends_with(status), "{wiring:?} {opcode:?} {lengths:?}: {done:?}");
         }
+    }
+}
+
+/// `max_dest_rd_atomic` of the peer is 0, `max_rd_atomic` of this side is not.
+#[test]
+fn a_peer_that_takes_no_reads_refuses_them() {
+    let limits = PeerLimits { ird: 0, ..LIMITS };
+    for (wiring, atomic) in Wiring::both().into_iter().flat_map(|w| [(w, false), (w, true)]) {
+        let mut w = unlinked_of_ird(wiring, 0);
+        w.link([A, B], wiring, limits);
+        let (there, here) = (w.any_mr(B, 64), w.any_mr(A, 64));
+        w.recv(B, 7, &[]);
+        w.responder_errors(B);
+        let request = match atomic {
+            false => Wr::read(2, here.all(), &there, 0),
+            true => Wr::fetch_add(2, 1, here.sge(0..8), &there, 0),
+        };
+        w.post(A, &[Wr::send(1, &[]), request, Wr::send(3, &[])]);
+        let done = w.completions(A);
+        let opcode = if atomic { "FetchAdd" } else { "RdmaRead" };
+        assert_eq!(done[0], "1 Send", "{wiring:?}: {done:?}");
+        let expected = format!("2 {opcode} RemoteInvalidRequest");
+        assert!(done[1].starts_with(&expected), "{wiring:?}: {done:?}");
+        assert!(done[2].starts_with("3 Send WrFlush"), "{wiring:?}: {done:?}");
+        assert_eq!(w.state(B), QpState::Error, "{wiring:?}");
+        let events = w.responder_errors(B);
+        assert!(events.len() == 1 && events[0].starts_with(REQUEST), "{wiring:?}: {events:?}");
     }
 }
 

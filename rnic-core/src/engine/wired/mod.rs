@@ -103,10 +103,16 @@ impl Wired {
         self.state() == QpState::Rts
     }
 
-    /// Requests that may await a response: as many as the program wants and the peer takes.
+    /// Requests that may await a response: as many as the program wants and the peer takes. A peer
+    /// that takes none is sent one, and refuses it.
     pub(super) fn ord(&self) -> u16 {
         let wanted = self.sending.map_or(0, |sending| sending.ord);
-        self.peer.map_or(wanted, |peer| wanted.min(peer.ird))
+        self.peer.map_or(wanted, |peer| wanted.min(peer.ird.max(1)))
+    }
+
+    /// Returns true if the peer may have no Read and no atomic operation outstanding.
+    pub(super) fn takes_no_requests(&self) -> bool {
+        self.ird == 0
     }
 }
 
