@@ -189,7 +189,8 @@ impl Qp {
         let stags = &engine.stags;
         //= DDP-5.2-5
         let placed = match segment {
-            Incoming::Write { stag, to, last, stag_changed } => {
+            Incoming::Write { stag, to, last, stag_changed, total } => {
+                self.check_whole_write(stags, (stag, to), total, len)?;
                 self.place_write(stags, (stag, to), payload, last, stag_changed)?
             }
             Incoming::ReadResponse { stag, to, last } => {
@@ -287,6 +288,28 @@ impl Qp {
     }
 
     // --- Placing -----------------------------------------------------------------------------
+
+    /// Refuses an RDMA Write to an RC or UC QP with its first segment, of `len` bytes, if a later
+    /// one does not fit the region: an adapter finds the length in the first packet. Over TCP no
+    /// segment has it.
+    #[inline]
+    fn check_whole_write(
+        &self,
+        stags: &StagTable,
+        (stag, to): (Stag, u64),
+        total: Option<u32>,
+        len: usize,
+    ) -> Result<(), PlacementError> {
+        let Some(total) = total.map(u64::from).filter(|total| *total > len as u64) else {
+            return Ok(());
+        };
+        if self.is_wired() {
+            self.core
+                .remote(stags, stag, (to, total), Access::REMOTE_WRITE)
+                .map_err(|fault| Reason::Write { fault, stag, to, len: total })?;
+        }
+        Ok(())
+    }
 
     /// Places an RDMA Write segment. `last` is the last segment of its message; `stag_changed` says
     /// that an earlier one named another STag.

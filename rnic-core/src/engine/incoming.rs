@@ -20,6 +20,8 @@ pub(super) enum Incoming {
         last: bool,
         /// An earlier segment of the message had another STag.
         stag_changed: bool,
+        /// Length of the message, if this is its first segment and has come by the direct path.
+        total: Option<u32>,
     },
     /// RDMA Read Response. With no payload, STag and offset are not looked at.
     ReadResponse {

@@ -248,7 +248,8 @@ pub(super) fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
     match message.head {
         HeaderTemplate::Tagged { opcode: Opcode::Write, stag, to } => {
             let to = to.wrapping_add(u64::from(from));
-            Incoming::Write { stag, to, last, stag_changed: false }
+            let total = (from == 0).then_some(message.total);
+            Incoming::Write { stag, to, last, stag_changed: false, total }
         }
         HeaderTemplate::Tagged { stag, to, .. } => {
             let to = to.wrapping_add(u64::from(from));

@@ -315,3 +315,30 @@ fn of_writes_to_one_place_the_refused_one_fails() {
         }
     }
 }
+
+/// An adapter checks the length of a Write with its first packet. Over TCP no segment has it.
+#[test]
+fn a_write_that_passes_the_end_of_its_region_places_nothing() {
+    for (kind, unreliable) in [
+        (MemoryKind::Shared, false),
+        (MemoryKind::ThroughCopier, false),
+        (MemoryKind::Shared, true),
+    ] {
+        for itself in [false, true] {
+            let shape = QpShape { unreliable, ..kept(QpShape::default()) };
+            let mut w = unlinked_of(Wiring::direct(), shape, 128);
+            let peer = if itself { A } else { B };
+            w.link([A, peer], Wiring::direct(), LIMITS);
+            let a = w.any_mr(A, 200_000);
+            a.fill(1);
+            w.kind = kind;
+            let b = w.any_mr(peer, 199_999);
+            w.post(A, &[Wr::write(0, &[a.all()], &b, 0)]);
+            let done = w.completions(A);
+            let expected = if unreliable { "0 RdmaWrite" } else { "0 RdmaWrite RemoteAccess" };
+            let what = format!("{kind:?} {unreliable} {itself}: {done:?}");
+            assert!(done.len() == 1 && done[0].starts_with(expected), "{what}");
+            assert!(b.bytes().iter().all(|byte| *byte == 0), "{what}");
+        }
+    }
+}

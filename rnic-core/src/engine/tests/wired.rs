@@ -408,9 +408,10 @@ fn a_peer_that_takes_no_reads_refuses_them() {
         let (there, here) = (w.any_mr(B, 64), w.any_mr(A, 64));
         w.recv(B, 7, &[]);
         w.responder_errors(B);
-        let request = match atomic {
-            false => Wr::read(2, here.all(), &there, 0),
-            true => Wr::fetch_add(2, 1, here.sge(0..8), &there, 0),
+        let request = if atomic {
+            Wr::fetch_add(2, 1, here.sge(0..8), &there, 0)
+        } else {
+            Wr::read(2, here.all(), &there, 0)
         };
         w.post(A, &[Wr::send(1, &[]), request, Wr::send(3, &[])]);
         let done = w.completions(A);
@@ -434,9 +435,10 @@ fn a_read_into_a_revoked_region_has_an_invalid_key() {
         w.kind = MemoryKind::ThroughCopier;
         let there = w.any_mr(B, 64);
         w.answer_copies = false;
-        let request = match atomic {
-            false => Wr::read(1, here.all(), &there, 0),
-            true => Wr::fetch_add(1, 1, here.sge(0..8), &there, 0),
+        let request = if atomic {
+            Wr::fetch_add(1, 1, here.sge(0..8), &there, 0)
+        } else {
+            Wr::read(1, here.all(), &there, 0)
         };
         w.post(A, &[request]);
         w.revoke(A, here.stag);

@@ -279,7 +279,7 @@ impl Qp {
                 if let Some(notice) = Notice::find(stag, to, payload).filter(|_| self.is_wired()) {
                     return self.notice_arrived(engine, notice);
                 }
-                (Incoming::Write { stag, to: to.0, last, stag_changed }, payload)
+                (Incoming::Write { stag, to: to.0, last, stag_changed, total: None }, payload)
             }
             Arrival::ReadResponse { stag, to, payload, last } => {
                 (Incoming::ReadResponse { stag, to: to.0, last }, payload)
