@@ -393,6 +393,43 @@ static void withdrawn(void)
     all_gone();
 }
 
+// A request that poll(2) has announced stays to be fetched when its peer gives up.
+static void announced(void)
+{
+    passive.channel = channel();
+    listener = listening(passive.channel);
+    active.channel = channel();
+    active.id = new_id(active.channel);
+    resolved(&active, rdma_get_src_port(listener));
+    check(!rdma_connect(active.id, NULL));
+    struct pollfd fd = {.fd = passive.channel->fd, .events = POLLIN};
+    check(poll(&fd, 1, -1) == 1);
+    dissolve(&active);
+    // The request of a later connection comes after the news of the withdrawal.
+    struct end later = {.channel = channel()};
+    struct rdma_event_channel *of_later = channel();
+    struct rdma_cm_id *second = listening(of_later);
+    later.id = new_id(later.channel);
+    resolved(&later, rdma_get_src_port(second));
+    check(!rdma_connect(later.id, NULL));
+    struct rdma_cm_event *event = next(of_later, RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_id *asked = event->id;
+    check(!rdma_ack_cm_event(event) && !rdma_destroy_id(asked));
+    check(poll(&fd, 1, 0) == 1);
+    event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+    check(event->listen_id == listener && event->status == 0);
+    passive.id = event->id;
+    check(!rdma_ack_cm_event(event));
+    furnish(&passive);
+    check(rdma_accept(passive.id, NULL) == -1 && errno == ECONNRESET);
+    dissolve(&passive);
+    dissolve(&later);
+    check(!rdma_destroy_id(second));
+    rdma_destroy_event_channel(of_later);
+    rdma_destroy_event_channel(later.channel);
+    all_gone();
+}
+
 // A request that its program has fetched outlives the listener.
 static void listener_first(void)
 {
@@ -747,6 +784,7 @@ int main(int count, char **words)
         {"rejected", rejected},
         {"undecided", undecided},
         {"withdrawn", withdrawn},
+        {"announced", announced},
         {"listener first", listener_first},
         {"reads", reads},
         {"endpoint", endpoint},

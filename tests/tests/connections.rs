@@ -41,6 +41,7 @@ parts! {
     a_rejection_brings_its_private_data: "rejected",
     a_request_goes_with_its_id: "undecided",
     a_withdrawn_request_resets: "withdrawn",
+    an_announced_request_stays: "announced",
     a_fetched_request_outlives_its_listener: "listener first",
     accepting_takes_the_reads_of_the_request: "reads",
     an_endpoint_connects_at_once: "endpoint",

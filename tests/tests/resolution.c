@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_verbs.h>
 #include <stdio.h>
@@ -272,6 +273,31 @@ static void nobody_answers(void)
     rdma_destroy_event_channel(unread);
 }
 
+// A request that poll(2) has announced stays to be fetched when its peer gives up.
+static void announced(void)
+{
+    struct rdma_cm_id *listener = listening(), *active = resolved(rdma_get_src_port(listener));
+    struct rdma_event_channel *unread = rdma_create_event_channel(), *read = events;
+    check(unread && !rdma_migrate_id(listener, unread));
+    has_qp(active);
+    connects(active, "");
+    struct pollfd fd = {.fd = unread->fd, .events = POLLIN};
+    check(poll(&fd, 1, -1) == 1);
+    destroy(active);
+    // The answer to a later lookup comes after the news of the withdrawal.
+    nobody_listens();
+    check(poll(&fd, 1, 0) == 1);
+    events = unread;
+    struct rdma_cm_id *passive = asked(listener, "");
+    has_qp(passive);
+    // A request in packets is not taken back.
+    check(!rdma_accept(passive, NULL) || errno == ECONNRESET);
+    destroy(passive);
+    destroy(listener);
+    events = read;
+    rdma_destroy_event_channel(unread);
+}
+
 static struct rdma_addrinfo *address(int flags, const char *port)
 {
     struct rdma_addrinfo hints = {.ai_flags = flags, .ai_port_space = RDMA_PS_UDP}, *found;
@@ -323,6 +349,7 @@ int main(int argc, char **argv)
         {"rejected", rejected},
         {"nobody listens", nobody_listens},
         {"nobody answers", nobody_answers},
+        {"announced", announced},
         {"endpoints", endpoints},
     };
     check(argc == 2);

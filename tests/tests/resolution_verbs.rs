@@ -36,5 +36,6 @@ parts! {
     a_rejection_has_the_number_of_the_kernel: "rejected",
     so_has_a_port_without_a_listener: "nobody listens",
     a_program_that_does_not_answer_is_unreachable: "nobody answers",
+    an_announced_request_stays: "announced",
     endpoints_wait: "endpoints",
 }

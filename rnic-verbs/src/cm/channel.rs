@@ -55,10 +55,4 @@ impl EventChannel {
     pub(super) fn take_back(&self, id: &IdBody) -> Vec<Arrived> {
         self.queue.take_back(|arrived| std::ptr::eq(&*arrived.id, id))
     }
-
-    /// Takes back a connection request that has not been fetched.
-    pub(super) fn take_back_request(&self, request: rnic_client::RequestId) {
-        let asks = |a: &Arrived| a.request.as_ref().is_some_and(|r| r.id() == request);
-        drop(self.queue.take_back(asks));
-    }
 }

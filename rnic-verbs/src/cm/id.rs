@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use rnic_client::{AddressPair, ConnectionRequest, Listener, QpId, RequestId};
+use rnic_client::{AddressPair, ConnectionRequest, Listener, QpId};
 
 use super::port::ReservedPort;
 use super::retry::Attempt;
@@ -337,13 +337,6 @@ impl IdBody {
         });
         arrived.request = Some(request);
         self.push_arrived(arrived);
-    }
-
-    /// A peer has given up before the program decided. Whoever has the id learns it by accepting.
-    pub(super) fn withdrawn(&self, request: RequestId) {
-        if let Some(channel) = &*self.channel.lock() {
-            channel.take_back_request(request);
-        }
     }
 
     /// The connection stands.

@@ -217,11 +217,9 @@ fn take_effect(device: &Device, event: Event) {
                 id.asked(request);
             }
         }
-        Event::RequestWithdrawn { listener, request, .. } => {
-            if let Some(id) = device.ids.of_listener(listener) {
-                id.withdrawn(request);
-            }
-        }
+        // poll(2) may have announced the request, so its event stays. Accepting or rejecting it
+        // fails with ECONNRESET.
+        Event::RequestWithdrawn { .. } => {}
         Event::Established { qp, addresses, ird, ord, private_data, .. } => {
             if let Some(id) = device.ids.of_qp(qp) {
                 let qp = Some(qp);
