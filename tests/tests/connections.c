@@ -430,6 +430,44 @@ static void announced(void)
     all_gone();
 }
 
+// Queue pairs of a connection are refused to other ids, and the connection stays as it is.
+static void taken(void)
+{
+    connected();
+    struct end other = {.channel = channel()};
+    other.id = new_id(other.channel);
+    struct sockaddr_in address = loopback(rdma_get_src_port(listener));
+    check(!rdma_resolve_addr(other.id, NULL, (struct sockaddr *)&address, 1000));
+    expect(other.channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+    check(!rdma_resolve_route(other.id, 1000));
+    expect(other.channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    struct rdma_conn_param parameters = {.qp_num = active.id->qp->qp_num};
+    check(rdma_connect(other.id, &parameters) == -1 && errno == EINVAL);
+    furnish(&other);
+    check(!rdma_connect(other.id, NULL));
+    struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_id *asked = event->id;
+    check(!rdma_ack_cm_event(event));
+    parameters.qp_num = passive.id->qp->qp_num;
+    check(rdma_accept(asked, &parameters) == -1 && errno == EINVAL);
+    // Both ends of the connection go on.
+    struct ibv_wc wc;
+    check(!rdma_post_send(passive.id, NULL, passive.memory, 1, passive.mr, IBV_SEND_SIGNALED));
+    check(rdma_get_send_comp(passive.id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+    check(rdma_get_recv_comp(active.id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+    check(!rdma_disconnect(passive.id));
+    expect(active.channel, RDMA_CM_EVENT_DISCONNECTED);
+    expect(passive.channel, RDMA_CM_EVENT_DISCONNECTED);
+    check(state(&active) == IBV_QPS_ERR && state(&passive) == IBV_QPS_ERR);
+    check(!rdma_destroy_id(asked));
+    check(status_of(other.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+    dissolve(&other);
+    rdma_destroy_event_channel(other.channel);
+    dissolve(&active);
+    dissolve(&passive);
+    all_gone();
+}
+
 // A request that its program has fetched outlives the listener.
 static void listener_first(void)
 {
@@ -785,6 +823,7 @@ int main(int count, char **words)
         {"undecided", undecided},
         {"withdrawn", withdrawn},
         {"announced", announced},
+        {"taken", taken},
         {"listener first", listener_first},
         {"reads", reads},
         {"endpoint", endpoint},

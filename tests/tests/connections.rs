@@ -42,6 +42,7 @@ parts! {
     a_request_goes_with_its_id: "undecided",
     a_withdrawn_request_resets: "withdrawn",
     an_announced_request_stays: "announced",
+    a_refused_attempt_leaves_the_qp_its_id: "taken",
     a_fetched_request_outlives_its_listener: "listener first",
     accepting_takes_the_reads_of_the_request: "reads",
     an_endpoint_connects_at_once: "endpoint",

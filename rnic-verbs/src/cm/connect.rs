@@ -31,16 +31,12 @@ impl IdBody {
             state.expect(&[Phase::RouteResolved])?;
             wanted.private_data.splice(..0, state.connect_data.iter().copied());
             let qp = self.qp_to_connect(&state, &wanted)?;
-            if self.is_of_datagrams() {
-                // Several ids may have one queue pair, which asks for one at a time.
-                self.device.ids.asks(qp.id(), self)?;
-            }
+            self.device.ids.claim_qp(qp.id(), self)?;
             qp.begins_to_connect();
             // A port that was bound for it is free for its connection.
             drop(state.listener.take());
             (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
             state.attempt = Some(Attempt::new(&wanted));
-            self.device.ids.connects(qp.id(), self);
         }
         self.start(&wanted).inspect_err(|_| {
             let qp = {
@@ -49,7 +45,7 @@ impl IdBody {
                 state.qp.take()
             };
             let Some(qp) = qp else { return };
-            self.device.ids.forget_qp(qp);
+            self.device.ids.forget_qp(qp, self);
             if let Some(qp) = self.device.qp(qp) {
                 qp.awaits_no_connection();
             }

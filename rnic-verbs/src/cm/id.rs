@@ -240,9 +240,12 @@ impl IdBody {
     }
 
     /// The queue pair of its connection is gone: the daemon will say nothing of it any more.
-    pub(super) fn loses_connection(self: &Arc<Self>) {
+    pub(super) fn loses_connection(self: &Arc<Self>, qp: QpId) {
         let was = {
             let mut state = self.state.lock();
+            if state.qp != Some(qp) {
+                return;
+            }
             state.qp = None;
             std::mem::replace(&mut state.phase, Phase::Ended)
         };
@@ -273,7 +276,7 @@ impl IdBody {
             state.phase = Phase::Ended;
             let qp = state.qp.take();
             if let Some(qp) = qp {
-                self.device.ids.forget_qp(qp);
+                self.device.ids.forget_qp(qp, self);
             }
             let listener = state.listener.take();
             if let Some(listener) = listener.as_ref().filter(|_| listens) {
@@ -378,7 +381,7 @@ impl IdBody {
             // What becomes of its queue pair is nobody's affair but the program's, which may have
             // other ids ask for the same one.
             if let Some(qp) = state.qp.take() {
-                self.device.ids.forget_qp(qp);
+                self.device.ids.forget_qp(qp, self);
             }
         }
         let mut arrived = Arrived::new(self, c::RDMA_CM_EVENT_ESTABLISHED, 0);
@@ -450,6 +453,9 @@ impl IdBody {
             let mut state = self.state.lock();
             (std::mem::replace(&mut state.phase, Phase::Ended), state.qp)
         };
+        if let Some(qp) = qp {
+            self.device.ids.release_qp(qp, self);
+        }
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
             qp.states.lock().disconnected();
         }
@@ -482,11 +488,14 @@ impl IdBody {
         state.phase = Phase::Ended;
         if self.is_of_datagrams() {
             if let Some(qp) = state.qp.take() {
-                self.device.ids.forget_qp(qp);
+                self.device.ids.forget_qp(qp, self);
             }
             return true;
         }
         let (qp, own_qp) = (state.qp, state.own_qp);
+        if let Some(qp) = qp {
+            self.device.ids.release_qp(qp, self);
+        }
         // The daemon is asked without the lock.
         drop(state);
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {

@@ -42,6 +42,10 @@ impl IdBody {
             state.expect(&[Phase::Asked])?;
             self.check(wanted)?;
             let qp = self.qp_to_connect(&state, wanted)?;
+            if !self.is_of_datagrams() {
+                // Before the request is spent: the program may name another QP.
+                self.device.ids.claim_qp(qp.id(), self)?;
+            }
             let Some(request) = state.request.take() else {
                 return Err(no_longer("has no connection request"));
             };
@@ -51,7 +55,6 @@ impl IdBody {
             } else {
                 qp.begins_to_connect();
                 (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
-                self.device.ids.connects(qp.id(), self);
             }
             (request, qp)
         };
@@ -70,7 +73,7 @@ impl IdBody {
             };
             request.start_accept(qp.client(), &options).inspect_err(|_| {
                 self.attempt_ended();
-                self.device.ids.forget_qp(qp.id());
+                self.device.ids.forget_qp(qp.id(), self);
             })
         };
         self.decided(accepted)

@@ -48,7 +48,7 @@ const LAST_SENDS: Duration = Duration::from_millis(500);
 /// Ids by what the daemon's events name.
 #[derive(Default)]
 pub(crate) struct Ids {
-    by_qp: Mutex<HashMap<QpId, Arc<IdBody>>>,
+    by_qp: Mutex<HashMap<QpId, Holder>>,
     by_listener: Mutex<HashMap<ListenerId, Arc<IdBody>>>,
     /// Bound addresses that other ids may share.
     reusable: Mutex<Vec<Reusable>>,
@@ -63,6 +63,13 @@ pub(crate) struct Ids {
     given_attributes: AtomicUsize,
 }
 
+/// The id that gets the events of a QP.
+struct Holder {
+    id: Arc<IdBody>,
+    /// Its connection, or its attempt to connect, has ended: another id may take the QP.
+    has_ended: bool,
+}
+
 /// A bound address that other ids of the program may share.
 struct Reusable {
     kind: DeviceKind,
@@ -72,34 +79,49 @@ struct Reusable {
 }
 
 impl Ids {
-    /// Events of this queue pair are for this id from now on.
-    fn connects(&self, qp: QpId, id: &Arc<IdBody>) {
-        self.by_qp.lock().insert(qp, id.clone());
+    /// Gives the events of a QP to an id.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the QP has the connection of another id; `EBUSY` if another id resolves with it.
+    fn claim_qp(&self, qp: QpId, id: &Arc<IdBody>) -> Result<(), Errno> {
+        let mut by_qp = self.by_qp.lock();
+        if by_qp.get(&qp).is_some_and(|held| !held.has_ended && !Arc::ptr_eq(&held.id, id)) {
+            return Err(match id.kind() {
+                DeviceKind::Iwarp => {
+                    Errno::invalid(format_args!("QP {qp} has the connection of another id"))
+                }
+                // Several ids may have one QP, which resolves for one at a time.
+                DeviceKind::Roce => {
+                    Errno::busy(format_args!("another id resolves with the same queue pair"))
+                }
+            });
+        }
+        by_qp.insert(qp, Holder { id: id.clone(), has_ended: false });
+        Ok(())
     }
 
-    /// As [`connects`](Self::connects), unless they are for another one: then not.
-    fn asks(&self, qp: QpId, id: &Arc<IdBody>) -> Result<(), Errno> {
-        match self.by_qp.lock().entry(qp) {
-            Entry::Vacant(free) => {
-                free.insert(id.clone());
-                Ok(())
-            }
-            Entry::Occupied(_) => {
-                Err(Errno::busy(format_args!("another id resolves with the same queue pair")))
-            }
+    /// Lets another id take a QP whose connection has ended, or did not come about.
+    fn release_qp(&self, qp: QpId, id: &IdBody) {
+        let mut by_qp = self.by_qp.lock();
+        if let Some(held) = by_qp.get_mut(&qp).filter(|held| std::ptr::eq(&*held.id, id)) {
+            held.has_ended = true;
         }
     }
 
-    /// Events of this queue pair are nobody's.
-    fn forget_qp(&self, qp: QpId) {
-        self.by_qp.lock().remove(&qp);
+    /// Takes the events of a QP from an id, if it gets them.
+    fn forget_qp(&self, qp: QpId, id: &IdBody) {
+        let mut by_qp = self.by_qp.lock();
+        if by_qp.get(&qp).is_some_and(|held| std::ptr::eq(&*held.id, id)) {
+            by_qp.remove(&qp);
+        }
     }
 
     /// A queue pair is being destroyed, and with it its connection.
     pub(crate) fn qp_destroyed(&self, qp: QpId) {
-        let id = self.by_qp.lock().remove(&qp);
-        if let Some(id) = id {
-            id.loses_connection();
+        let held = self.by_qp.lock().remove(&qp);
+        if let Some(held) = held {
+            held.id.loses_connection(qp);
         }
         self.wake_pollers();
     }
@@ -192,7 +214,7 @@ impl Ids {
     }
 
     fn of_qp(&self, qp: QpId) -> Option<Arc<IdBody>> {
-        self.by_qp.lock().get(&qp).cloned()
+        self.by_qp.lock().get(&qp).map(|held| held.id.clone())
     }
 
     fn of_listener(&self, listener: ListenerId) -> Option<Arc<IdBody>> {
@@ -269,7 +291,7 @@ fn take_effect(device: &Device, event: Event) {
 /// The daemon is gone: no connection is left.
 pub(crate) fn lost(device: &Device) {
     device.ids.events_lost();
-    let connected: Vec<_> = device.ids.by_qp.lock().values().cloned().collect();
+    let connected: Vec<_> = device.ids.by_qp.lock().values().map(|held| held.id.clone()).collect();
     connected.iter().for_each(|id| id.disconnected("the daemon is gone"));
     let listening: Vec<_> = device.ids.by_listener.lock().values().cloned().collect();
     listening.iter().for_each(|id| id.push(c::RDMA_CM_EVENT_DEVICE_REMOVAL, 0));
