@@ -249,6 +249,43 @@ static void at_once(void)
     all_gone();
 }
 
+// Before there is a connection: one that is being made ends once it is established, and an
+// undecided request can still be accepted.
+static void too_early(void)
+{
+    ask();
+    check(!rdma_disconnect(active.id) && !rdma_disconnect(passive.id));
+    silent(active.channel);
+    check(!rdma_accept(passive.id, NULL));
+    check(!rdma_disconnect(passive.id));
+    for (int n = 0; n < 2; n++) {
+        struct end *end = n ? &passive : &active;
+        expect(end->channel, RDMA_CM_EVENT_ESTABLISHED);
+        ended(end);
+    }
+    dissolve(&active);
+    dissolve(&passive);
+    all_gone();
+    // Without the other end's call.
+    ask();
+    check(!rdma_accept(passive.id, NULL) && !rdma_disconnect(passive.id));
+    expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
+    ended(&active);
+    expect(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
+    ended(&passive);
+    dissolve(&active);
+    dissolve(&passive);
+    all_gone();
+    // A rejection is what comes of it all the same.
+    ask();
+    check(!rdma_disconnect(active.id) && !rdma_reject(passive.id, NULL, 0));
+    check(status_of(active.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+    silent(active.channel);
+    dissolve(&active);
+    dissolve(&passive);
+    all_gone();
+}
+
 // What was sent before it comes before the end.
 static void behind_sends(void)
 {
@@ -813,6 +850,7 @@ int main(int count, char **words)
         {"active first", active_first},
         {"passive first", passive_first},
         {"at once", at_once},
+        {"too early", too_early},
         {"behind sends", behind_sends},
         {"without a word", without_a_word},
         {"queue pair first", queue_pair_first},

@@ -32,6 +32,7 @@ parts! {
     the_active_end_disconnects_first: "active first",
     the_passive_end_disconnects_first: "passive first",
     both_ends_disconnect_at_once: "at once",
+    a_connection_to_be_can_be_ended: "too early",
     what_was_sent_comes_before_the_end: "behind sends",
     an_end_that_goes_without_a_word_is_noticed: "without a word",
     a_queue_pair_may_go_before_its_id: "queue pair first",

@@ -167,11 +167,13 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     unsafe { minus_one(shown(id).and_then(|s| s.id.reject(data(private_data, length.into())))) }
 }
 
-/// rdma_disconnect(3). Of a connection that has ended before, and told so, nothing more comes.
+/// rdma_disconnect(3). No event follows for an undecided request, nor for a connection whose end
+/// the program has seen.
 pub(crate) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as the module says.
     unsafe {
         match shown(id) {
+            Ok(found) if found.id.phase() == Phase::Asked => minus_one(found.id.disconnect()),
             Ok(found) if found.id.phase() == Phase::Ended && !found.id.has_events() => 0,
             Ok(found) if found.id.is_of_datagrams() => minus_one(found.id.disconnect()),
             _ => minus_one(completed(id, |of| of.disconnect())),

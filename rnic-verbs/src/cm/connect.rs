@@ -37,6 +37,7 @@ impl IdBody {
             drop(state.listener.take());
             (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
             state.attempt = Some(Attempt::new(&wanted));
+            state.ends_at_once = false;
         }
         self.start(&wanted).inspect_err(|_| {
             let qp = {
@@ -105,14 +106,19 @@ impl IdBody {
         self.state.lock().expect(&[Phase::Connected])
     }
 
-    /// Ends the connection (`rdma_disconnect(3)`): what was posted is sent if it soon can be. Of
+    /// Ends the connection (`rdma_disconnect(3)`): what was posted is sent if it soon can be. A
+    /// connection that is being made ends once it is established; an undecided request stays. Of
     /// datagrams there is none.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
         let qp = {
-            let state: MutexGuard<'_, State> = self.state.lock();
+            let mut state: MutexGuard<'_, State> = self.state.lock();
             match state.phase {
                 Phase::Connected => state.qp,
-                Phase::Ended => return Ok(()),
+                Phase::Connecting => {
+                    state.ends_at_once = true;
+                    return Ok(());
+                }
+                Phase::Asked | Phase::Ended => return Ok(()),
                 phase => {
                     let reason = format_args!("the id has no connection: its phase is {phase:?}");
                     return Err(Errno::invalid(reason));

@@ -78,6 +78,9 @@ pub(super) struct State {
     pub(super) connect_data: Vec<u8>,
     /// What it asks its peer for, while it connects.
     pub(super) attempt: Option<Attempt>,
+    /// `rdma_disconnect(3)` has been called before there was a connection: it ends as soon as it is
+    /// established.
+    pub(super) ends_at_once: bool,
     /// Only its own address family, on a wildcard address.
     pub(super) family_only: bool,
     /// Shares its address with others that do as well (`RDMA_OPTION_ID_REUSEADDR`).
@@ -129,6 +132,7 @@ impl IdBody {
             qp: None,
             connect_data: Vec::new(),
             attempt: None,
+            ends_at_once: false,
             family_only: false,
             reuses_address: false,
             ack_timeout: None,
@@ -344,7 +348,7 @@ impl IdBody {
 
     /// The connection stands.
     pub(super) fn established(self: &Arc<Self>, addresses: AddressPair, connection: Parameters) {
-        let (kind, own) = {
+        let (kind, own, ends) = {
             let mut state = self.state.lock();
             if state.phase != Phase::Connecting {
                 return;
@@ -357,7 +361,7 @@ impl IdBody {
                 (None, false) => c::RDMA_CM_EVENT_CONNECT_RESPONSE,
                 _ => c::RDMA_CM_EVENT_ESTABLISHED,
             };
-            (kind, state.own_qp.is_some())
+            (kind, state.own_qp.is_some(), state.ends_at_once)
         };
         // A queue pair of the program's own is the program's to move.
         if own && let Some(qp) = connection.qp.and_then(|qp| self.device.qp(qp)) {
@@ -367,6 +371,9 @@ impl IdBody {
         arrived.addresses = Some(addresses);
         arrived.connection = Some(connection);
         self.push_arrived(arrived);
+        if ends && let Err(errno) = self.disconnect() {
+            errno.log();
+        }
     }
 
     /// A queue pair of datagrams serves the peer's port.
