@@ -4,6 +4,8 @@
 //! once more with revision 1 on a new TCP connection.
 
 use std::io;
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 
 use rnic_core::abi::control::Refusal;
 use rnic_core::stream::startup::{EofVerdict, Initiator, InitiatorStep, Negotiated, Options};
@@ -159,14 +161,19 @@ impl Active {
         }
     }
 
-    /// Begins again as revision 1; the old connection is closed.
+    /// Begins again as revision 1.
     fn start_over(&mut self, options: &CmOptions) -> io::Result<()> {
         self.options.revision = 1;
         // Revision 1 has room for more private data, so this does not fail.
         self.initiator =
             Initiator::new(&self.options, &self.params.private_data).map_err(io::Error::other)?;
         let (local, peer) = (self.params.local, self.params.peer);
-        self.stream = Socket::own(net::start_connect(local, peer, options.buffers)??);
+        let next = net::outgoing(local, peer, options.buffers)?;
+        let next = Socket::own(TcpStream::from(OwnedFd::from(next)));
+        // Two ports have one connection, and those of an id stay: the first must be gone from the
+        // kernel before the second begins.
+        std::mem::replace(&mut self.stream, next).reset();
+        net::begin(&self.stream, peer)?;
         self.stream.watch(&options.tcp)?;
         self.phase = ActivePhase::AwaitTcp;
         Ok(())
@@ -327,7 +334,8 @@ impl ConnectionManager {
             Ok(()) => {
                 self.set_deadline(key, Some(at));
             }
-            Err(e) => self.fail_active(key, NoConnection::system("connect", &e)),
+            // The peer has ended the first: that is the outcome.
+            Err(e) => self.fail_active(key, NoConnection::reset(format!("connect: {e}"))),
         }
     }
 }

@@ -54,6 +54,16 @@ pub(super) fn start_connect(
     peer: SocketAddr,
     buffers: SocketBuffers,
 ) -> io::Result<io::Result<TcpStream>> {
+    let socket = outgoing(local, peer, buffers)?;
+    Ok(begin(&socket, peer).map(|()| TcpStream::from(OwnedFd::from(socket))))
+}
+
+/// A TCP socket for a connection from this address to `peer`.
+pub(super) fn outgoing(
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+    buffers: SocketBuffers,
+) -> io::Result<Socket> {
     let socket = tcp_socket(peer)?;
     buffers.bound(&socket)?;
     if let Some(local) = local {
@@ -62,13 +72,15 @@ pub(super) fn start_connect(
         }
         socket.bind(&local.into())?;
     }
-    Ok(match socket.connect(&peer.into()) {
-        Ok(()) => Ok(TcpStream::from(OwnedFd::from(socket))),
-        Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
-            Ok(TcpStream::from(OwnedFd::from(socket)))
-        }
-        Err(e) => Err(e),
-    })
+    Ok(socket)
+}
+
+/// Starts the connection of a socket, as [`start_connect`] does.
+pub(super) fn begin(socket: impl AsFd, peer: SocketAddr) -> io::Result<()> {
+    match SockRef::from(&socket).connect(&peer.into()) {
+        Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => Ok(()),
+        done => done,
+    }
 }
 
 /// Whether a connection that was started stands; `Ok(false)` if it is still on its way.

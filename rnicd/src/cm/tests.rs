@@ -82,11 +82,26 @@ impl Node {
     }
 
     fn connect(&mut self, qp: QpId, peer: SocketAddr, private_data: &[u8]) {
+        self.start(qp, peer, None, private_data);
+    }
+
+    /// Connects from this address.
+    fn connect_from(&mut self, qp: QpId, peer: SocketAddr, local: SocketAddr) {
+        self.start(qp, peer, Some(local), &[]);
+    }
+
+    fn start(
+        &mut self,
+        qp: QpId,
+        peer: SocketAddr,
+        local: Option<SocketAddr>,
+        private_data: &[u8],
+    ) {
         let params = ConnectParams {
             session: OTHER,
             qp,
             peer,
-            local: None,
+            local,
             ird: None,
             ord: None,
             private_data: private_data.to_vec(),
@@ -176,8 +191,12 @@ impl Node {
     }
 
     fn unreachable(&mut self) -> String {
+        self.no_connection().reason
+    }
+
+    fn no_connection(&mut self) -> NoConnection {
         match self.event() {
-            CmEvent::Unreachable { qp: ACTIVE, why } => why.reason,
+            CmEvent::Unreachable { qp: ACTIVE, why } => why,
             other => panic!("not unreachable but {other:?}"),
         }
     }

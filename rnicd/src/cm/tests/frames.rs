@@ -387,6 +387,44 @@ fn a_peer_that_closes_without_a_word_is_tried_as_revision_1() {
 }
 
 #[test]
+fn revision_1_is_tried_from_the_same_port() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    // As an id reserves it.
+    let reserved = net::bound(SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bind");
+    let local = net::local_address(&reserved).expect("an address");
+    a.connect_from(ACTIVE, address, local);
+    // A request of revision 2 has four bytes more. The peer reads all of it, so its close is a FIN.
+    for (revision, length) in [(2, 24), (1, 20)] {
+        let mut peer = take(&listener, &mut a);
+        assert_eq!(peer.peer_addr().expect("a peer"), local);
+        let request = read(&mut peer, length, &mut a);
+        assert_eq!(request[17], revision);
+        if revision == 1 {
+            peer.write_all(&frame(true, 0x40, 1, &[])).expect("write");
+            assert_eq!(a.connected().addresses.local, local);
+        }
+    }
+}
+
+#[test]
+fn a_second_attempt_that_cannot_begin_is_a_reset() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect_from(ACTIVE, address, SocketAddr::from(([127, 0, 0, 1], 0)));
+    let peer = take(&listener, &mut a);
+    // No socket is bound to an address that is not this host's.
+    for (_, entry) in &mut a.cm.slots {
+        let Slot::Active(active) = &mut entry.slot else { panic!("{entry:?}") };
+        active.params.local = Some(SocketAddr::from(([192, 0, 2, 1], 0)));
+    }
+    drop(peer);
+    let why = a.no_connection();
+    assert_eq!(i32::from(why.errno), rustix::io::Errno::CONNRESET.raw_os_error());
+    assert!(why.reason.contains("; as MPA revision 1: connect: "), "{}", why.reason);
+}
+
+#[test]
 fn a_peer_that_closes_on_revision_1_too_is_unreachable() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
