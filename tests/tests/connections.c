@@ -505,6 +505,74 @@ static void taken(void)
     all_gone();
 }
 
+static struct ibv_qp *rc_qp(struct ibv_pd *pd)
+{
+    struct ibv_cq *cq = ibv_create_cq(pd->context, 8, NULL, NULL, 0);
+    struct ibv_qp_init_attr wanted = {.cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_RC};
+    wanted.send_cq = wanted.recv_cq = cq;
+    struct ibv_qp *qp = cq ? ibv_create_qp(pd, &wanted) : NULL;
+    check(qp != NULL);
+    return qp;
+}
+
+// Queue pairs of the RoCE device are none of a TCP id's. The listener of datagrams at the same port
+// gets no request.
+static void foreign(void)
+{
+    passive.channel = channel();
+    listener = listening(passive.channel);
+    active.channel = channel();
+    struct sockaddr_in address = loopback(rdma_get_src_port(listener));
+    struct rdma_cm_id *of_datagrams[2];
+    for (int n = 0; n < 2; n++) {
+        check(!rdma_create_id(active.channel, &of_datagrams[n], NULL, RDMA_PS_UDP));
+        if (n == 0) {
+            check(!rdma_bind_addr(of_datagrams[n], (struct sockaddr *)&address));
+            check(!rdma_listen(of_datagrams[n], 1));
+            continue;
+        }
+        check(!rdma_resolve_addr(of_datagrams[n], NULL, (struct sockaddr *)&address, 1000));
+        expect(active.channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+        check(!rdma_resolve_route(of_datagrams[n], 1000));
+        expect(active.channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    }
+    struct ibv_qp_init_attr wanted = {.cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_UD};
+    check(!rdma_create_qp(of_datagrams[1], NULL, &wanted));
+    struct ibv_qp *rc = rc_qp(of_datagrams[1]->pd);
+    uint32_t numbers[] = {of_datagrams[1]->qp->qp_num, rc->qp_num};
+    active.id = new_id(active.channel);
+    check(!rdma_resolve_addr(active.id, NULL, (struct sockaddr *)&address, 1000));
+    expect(active.channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+    check(!rdma_resolve_route(active.id, 1000));
+    expect(active.channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    for (int n = 0; n < 2; n++) {
+        struct rdma_conn_param parameters = {.qp_num = numbers[n]};
+        check(rdma_connect(active.id, &parameters) == -1 && errno == EINVAL);
+    }
+    furnish(&active);
+    check(!rdma_connect(active.id, NULL));
+    struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+    passive.id = event->id;
+    check(!rdma_ack_cm_event(event));
+    for (int n = 0; n < 2; n++) {
+        struct rdma_conn_param parameters = {.qp_num = numbers[n]};
+        check(rdma_accept(passive.id, &parameters) == -1 && errno == EINVAL);
+    }
+    // The request can still be accepted.
+    furnish(&passive);
+    check(!rdma_accept(passive.id, NULL));
+    expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
+    expect(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
+    dissolve(&active);
+    ended(&passive);
+    dissolve(&passive);
+    struct ibv_cq *cq = rc->send_cq;
+    check(!ibv_destroy_qp(rc) && !ibv_destroy_cq(cq));
+    rdma_destroy_qp(of_datagrams[1]);
+    check(!rdma_destroy_id(of_datagrams[0]) && !rdma_destroy_id(of_datagrams[1]));
+    all_gone();
+}
+
 // A request that its program has fetched outlives the listener.
 static void listener_first(void)
 {
@@ -862,6 +930,7 @@ int main(int count, char **words)
         {"withdrawn", withdrawn},
         {"announced", announced},
         {"taken", taken},
+        {"foreign", foreign},
         {"listener first", listener_first},
         {"reads", reads},
         {"endpoint", endpoint},

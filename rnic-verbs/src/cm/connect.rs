@@ -8,6 +8,7 @@ use rnic_client::{ConnectOptions, QpId, ResolveOptions};
 use super::id::State;
 use super::retry::Attempt;
 use super::{IdBody, LAST_SENDS, Phase};
+use crate::device::DeviceKind;
 use crate::errno::Errno;
 use crate::qp::QpBody;
 
@@ -135,18 +136,29 @@ impl IdBody {
         }
     }
 
-    /// The queue pair that `rdma_create_qp(3)` made, or the one that the program names.
+    /// The queue pair that `rdma_create_qp(3)` made, or the one that the program names: an iWARP QP
+    /// for an id of `RDMA_PS_TCP`, a UD QP for one of `RDMA_PS_UDP`.
     pub(super) fn qp_to_connect(
         &self,
         state: &State,
         wanted: &ConnectWanted,
     ) -> Result<Arc<QpBody>, Errno> {
         let qp = state.own_qp.or(wanted.qp).ok_or_else(no_qp)?;
-        self.device.qp(qp).ok_or_else(|| {
+        let found = self.device.qp(qp).ok_or_else(|| {
             Errno::invalid(format_args!(
                 "the id has no queue pair, and conn_param.qp_num {qp} is none"
             ))
-        })
+        })?;
+        let (serves, wanted) = match self.kind() {
+            DeviceKind::Iwarp => (!found.is_wired(), "an iWARP QP"),
+            DeviceKind::Roce => (found.sends_datagrams().is_some(), "a UD QP"),
+        };
+        if !serves {
+            let reason =
+                format_args!("QP {qp} is not {wanted}, which the port space of the id needs");
+            return Err(Errno::invalid(reason));
+        }
+        Ok(found)
     }
 }
 
