@@ -706,6 +706,36 @@ static void nobody_answers(void)
     dissolve(&active);
 }
 
+static void *is_rejected(void *id)
+{
+    check(rdma_connect(id, NULL) == -1 && errno == ECONNREFUSED);
+    return NULL;
+}
+
+// Without a channel: rejected, the request is acknowledged, and the listener may go first.
+static void synchronous(void)
+{
+    struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP}, *found;
+    struct ibv_qp_init_attr wanted = {.cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_RC};
+    check(!rdma_getaddrinfo("127.0.0.1", "0", &hints, &found));
+    check(!rdma_create_ep(&listener, found, NULL, &wanted) && !rdma_listen(listener, 1));
+    rdma_freeaddrinfo(found);
+    char port[8];
+    snprintf(port, sizeof port, "%d", ntohs(rdma_get_src_port(listener)));
+    hints.ai_flags = 0;
+    check(!rdma_getaddrinfo("127.0.0.1", port, &hints, &found));
+    check(!rdma_create_ep(&active.id, found, NULL, &wanted));
+    rdma_freeaddrinfo(found);
+    pthread_t thread;
+    check(!pthread_create(&thread, NULL, is_rejected, active.id));
+    check(!rdma_get_request(listener, &passive.id) && passive.id->event);
+    check(!rdma_reject(passive.id, NULL, 0) && !passive.id->event);
+    check(!pthread_join(thread, NULL));
+    rdma_destroy_ep(listener);
+    rdma_destroy_ep(passive.id);
+    rdma_destroy_ep(active.id);
+}
+
 // Events go where the id goes, those that wait as well.
 static void migrated(void)
 {
@@ -936,6 +966,7 @@ int main(int count, char **words)
         {"endpoint", endpoint},
         {"nobody listens", nobody_listens},
         {"nobody answers", nobody_answers},
+        {"synchronous", synchronous},
         {"migrated", migrated},
         {"many listeners", many_listeners},
         {"unacknowledged", unacknowledged},

@@ -50,6 +50,7 @@ parts! {
     an_endpoint_connects_at_once: "endpoint",
     a_port_without_a_listener_rejects: "nobody listens",
     a_peer_that_does_not_answer_is_unreachable: "nobody answers",
+    a_rejected_request_is_acknowledged: "synchronous",
     events_follow_an_id_to_its_channel: "migrated",
     listeners_share_channels_and_families_ports: "many listeners",
     an_id_stays_until_its_events_are_acknowledged: "unacknowledged",

@@ -326,14 +326,17 @@ static void endpoints(void)
     check(!pthread_create(&thread, NULL, connects_and_waits, active));
     check(!rdma_get_request(listener, &passive));
     check(passive->qp && passive->qp->state == IBV_QPS_RTS);
+    check(passive->event && passive->event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
     check(!rdma_accept(passive, NULL));
     check(!pthread_join(thread, NULL));
     check(active->event->event == RDMA_CM_EVENT_ESTABLISHED);
     sends(active, &active->event->param.ud, passive);
     check(!rdma_disconnect(active));
+    // Accepted, the request is acknowledged: the listener may go first.
+    check(!passive->event);
+    rdma_destroy_ep(listener);
     rdma_destroy_ep(passive);
     rdma_destroy_ep(active);
-    rdma_destroy_ep(listener);
     rdma_freeaddrinfo(here);
     rdma_freeaddrinfo(there);
 }

@@ -117,10 +117,19 @@ pub(crate) unsafe extern "C-unwind" fn rdma_accept(
             of.accept(&wanted(parameters))
         };
         minus_one(shown(id).and_then(|found| match found.id.is_of_datagrams() {
-            // Nothing follows.
-            true => accept(&found.id),
+            // No event follows.
+            true => accept(&found.id).map(|()| decided(id, found)),
             false => completed(id, accept),
         }))
+    }
+}
+
+/// Acknowledges the request that `rdma_get_request(3)` left in a synchronous id: the listener
+/// cannot be destroyed before.
+unsafe fn decided(id: *mut rdma_cm_id, of: &IdShown) {
+    if of.is_synchronous() {
+        // SAFETY: as the module says.
+        unsafe { events::acknowledge_own(id) }
     }
 }
 
@@ -163,8 +172,15 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     private_data: *const c_void,
     length: u8,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
-    unsafe { minus_one(shown(id).and_then(|s| s.id.reject(data(private_data, length.into())))) }
+    unsafe {
+        minus_one(shown(id).and_then(|found| {
+            found.id.reject(data(private_data, length.into()))?;
+            decided(id, found);
+            Ok(())
+        }))
+    }
 }
 
 /// rdma_disconnect(3). No event follows for an undecided request, nor for a connection whose end
