@@ -196,6 +196,7 @@ plain!(
     ibv_qp_attr,
     ibv_qp_ex,
     ibv_qp_init_attr_ex,
+    ibv_sa_path_rec,
     ibv_srq,
     rdma_addrinfo,
     rdma_cm_event,

@@ -6,6 +6,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_verbs.h>
@@ -672,6 +674,35 @@ static void endpoint(void)
     all_gone();
 }
 
+// Bound to an address of a device, a listening endpoint has a domain: the one that is named, or
+// that of the device.
+static void domain(void)
+{
+    struct ifaddrs *all, *one;
+    check(!getifaddrs(&all));
+    for (one = all; one; one = one->ifa_next) {
+        if (one->ifa_addr && one->ifa_addr->sa_family == AF_INET && one->ifa_flags & IFF_UP &&
+            !(one->ifa_flags & IFF_LOOPBACK))
+            break;
+    }
+    // On a host with no address but those of the loopback there is nothing to be seen.
+    if (one) {
+        struct rdma_addrinfo here = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP};
+        here.ai_qp_type = IBV_QPT_RC;
+        here.ai_family = AF_INET;
+        here.ai_src_addr = one->ifa_addr;
+        here.ai_src_len = sizeof(struct sockaddr_in);
+        check(!rdma_create_ep(&listener, &here, NULL, NULL));
+        check(listener->verbs && listener->pd && listener->pd->context == listener->verbs);
+        struct ibv_pd *pd = ibv_alloc_pd(listener->verbs);
+        check(pd && !rdma_create_ep(&active.id, &here, pd, NULL) && active.id->pd == pd);
+        rdma_destroy_ep(active.id);
+        rdma_destroy_ep(listener);
+        check(!ibv_dealloc_pd(pd));
+    }
+    freeifaddrs(all);
+}
+
 static void nobody_listens(void)
 {
     // Somebody has the port all the same, so that it is nobody else's.
@@ -964,6 +995,7 @@ int main(int count, char **words)
         {"listener first", listener_first},
         {"reads", reads},
         {"endpoint", endpoint},
+        {"domain", domain},
         {"nobody listens", nobody_listens},
         {"nobody answers", nobody_answers},
         {"synchronous", synchronous},

@@ -48,6 +48,7 @@ parts! {
     a_fetched_request_outlives_its_listener: "listener first",
     accepting_takes_the_reads_of_the_request: "reads",
     an_endpoint_connects_at_once: "endpoint",
+    a_listening_endpoint_has_a_domain: "domain",
     a_port_without_a_listener_rejects: "nobody listens",
     a_peer_that_does_not_answer_is_unreachable: "nobody answers",
     a_rejected_request_is_acknowledged: "synchronous",

@@ -80,6 +80,12 @@ static struct rdma_cm_id *resolved(uint16_t port)
     check(id->verbs->device->transport_type == IBV_TRANSPORT_IB);
     const uint8_t mapped[16] = {[10] = 0xFF, 0xFF, 127, 0, 0, 1};
     check(!memcmp(id->route.addr.addr.ibaddr.dgid.raw, mapped, 16));
+    struct ibv_port_attr one;
+    check(!ibv_query_port(id->verbs, id->port_num, &one));
+    const struct ibv_sa_path_rec *path = id->route.path_rec;
+    check(id->route.num_paths == 1 && path && path->mtu == one.active_mtu && path->pkey == 0xFFFF);
+    check(!memcmp(&path->dgid, &id->route.addr.addr.ibaddr.dgid, 16));
+    check(!memcmp(&path->sgid, &id->route.addr.addr.ibaddr.sgid, 16));
     return id;
 }
 

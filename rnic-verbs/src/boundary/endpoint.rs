@@ -56,7 +56,10 @@ unsafe fn listen_on(
     // SAFETY: as the module says.
     unsafe {
         bind(id, found.ai_src_addr)?;
-        (*id).pd = pd;
+        // Bound to a device, the id has its default domain.
+        if !pd.is_null() {
+            (*id).pd = pd;
+        }
         let endpoint = wanted.as_mut().map(|w| {
             // The one that there is, whatever the program has said.
             w.qp_type = (*id).qp_type;

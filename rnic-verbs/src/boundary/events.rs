@@ -75,6 +75,9 @@ unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
             None => {
                 head.id = of;
                 id::show_addresses(of, &arrived.id)?;
+                if arrived.kind == RDMA_CM_EVENT_ROUTE_RESOLVED {
+                    id::show_path(of)?;
+                }
             }
         }
     }

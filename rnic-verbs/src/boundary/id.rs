@@ -24,6 +24,8 @@ pub(super) struct IdShown {
     own_channel: Mutex<Foreign<rdma_event_channel>>,
     /// How queue pairs are to be made for peers that connect (`rdma_create_ep(3)`).
     pub(super) endpoint: Mutex<Option<Endpoint>>,
+    /// The path that the structure of C points to, once the route of a datagram id is resolved.
+    path: Mutex<Option<Box<ibv_sa_path_rec>>>,
 }
 
 /// A domain and what queue pairs in it are to be.
@@ -146,8 +148,12 @@ pub(super) unsafe fn make(
         DeviceKind::Iwarp => IBV_QPT_RC,
         DeviceKind::Roce => IBV_QPT_UD,
     };
-    let shown =
-        IdShown { id: id.clone(), own_channel: Mutex::new(own), endpoint: Mutex::default() };
+    let shown = IdShown {
+        id: id.clone(),
+        own_channel: Mutex::new(own),
+        endpoint: Mutex::default(),
+        path: Mutex::default(),
+    };
     let head = publish(head, shown).as_ptr();
     id.published(Foreign(head));
     Ok(head)
@@ -180,6 +186,38 @@ pub(super) unsafe fn show_addresses(to: *mut rdma_cm_id, id: &IdBody) -> Result<
             (*to).route.addr.addr =
                 rdma_ib_addr { sgid: gid(source), dgid: gid(peer), pkey: DEFAULT_PKEY };
         }
+    }
+    Ok(())
+}
+
+/// Shows a program the path of its id, whose route is resolved: one for the RoCE device, which has
+/// the fields that the kernel gives it, and none for the iWARP device.
+pub(super) unsafe fn show_path(to: *mut rdma_cm_id) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = shown(to)?;
+        if !found.id.is_of_datagrams() {
+            return Ok(());
+        }
+        let ends = (*to).route.addr.addr;
+        let mtu = context::context((*to).verbs)?.port(PORT)?.active_mtu;
+        let path = ibv_sa_path_rec {
+            dgid: ends.dgid,
+            sgid: ends.sgid,
+            hop_limit: HOP_LIMIT,
+            reversible: 1,
+            numb_path: 1,
+            pkey: ends.pkey,
+            mtu_selector: EXACTLY,
+            mtu: mtu as u8,
+            rate_selector: EXACTLY,
+            packet_life_time_selector: EXACTLY,
+            packet_life_time: PACKET_LIFE_TIME,
+            ..zeroed()
+        };
+        let mut kept = found.path.lock();
+        (*to).route.path_rec = &raw mut **kept.insert(Box::new(path));
+        (*to).route.num_paths = 1;
     }
     Ok(())
 }
@@ -270,3 +308,9 @@ pub(super) unsafe fn migrate(
 
 /// The partition that every port is in. It looks alike in either byte order.
 const DEFAULT_PKEY: u16 = 0xFFFF;
+/// The limit of the kernel where no route has another one.
+const HOP_LIMIT: u8 = 64;
+/// `IB_SA_EQ`: the field that the selector is of has exactly this value.
+const EXACTLY: u8 = 2;
+/// `CMA_IBOE_PACKET_LIFETIME`: 4.096 us times two to this power, as the kernel assumes of RoCE.
+const PACKET_LIFE_TIME: u8 = 16;
