@@ -264,6 +264,36 @@ static void unreachable(int status, struct rdma_cm_id *active)
     destroy(active);
 }
 
+// Any address of 127.0.0.0/8 is the loopback's, to bind and to look up.
+static void other_loopback(void)
+{
+    struct sockaddr_in address = loopback(0), everywhere = {.sin_family = AF_INET};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+    for (int n = 0; n < 2; n++) {
+        struct rdma_cm_id *listener = new_id(), *active = new_id();
+        struct sockaddr_in *here = n ? &everywhere : &address;
+        here->sin_port = 0;
+        check(!rdma_bind_addr(listener, (struct sockaddr *)here) && !rdma_listen(listener, 0));
+        address.sin_port = rdma_get_src_port(listener);
+        check(!rdma_resolve_addr(active, NULL, (struct sockaddr *)&address, 2000));
+        expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+        check(!rdma_resolve_route(active, 2000));
+        expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+        has_qp(active);
+        connects(active, "hello");
+        struct rdma_cm_id *passive = asked(listener, "hello");
+        has_qp(passive);
+        check(!rdma_accept(passive, NULL));
+        struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
+        check(event->status == 0);
+        sends(active, &event->param.ud, passive);
+        check(!rdma_ack_cm_event(event));
+        destroy(active);
+        destroy(passive);
+        destroy(listener);
+    }
+}
+
 static void nobody_listens(void)
 {
     unreachable(1, resolved(htons(7)));
@@ -359,6 +389,7 @@ int main(int argc, char **argv)
         {"nobody listens", nobody_listens},
         {"nobody answers", nobody_answers},
         {"announced", announced},
+        {"other loopback", other_loopback},
         {"endpoints", endpoints},
     };
     check(argc == 2);

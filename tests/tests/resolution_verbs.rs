@@ -37,5 +37,6 @@ parts! {
     so_has_a_port_without_a_listener: "nobody listens",
     a_program_that_does_not_answer_is_unreachable: "nobody answers",
     an_announced_request_stays: "announced",
+    every_loopback_address_is_served: "other loopback",
     endpoints_wait: "endpoints",
 }

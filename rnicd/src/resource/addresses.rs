@@ -26,7 +26,8 @@ impl Manager {
         self.gids = gids;
         let Config { wired, engine, .. } = &*self.config;
         self.datagram_port = gids::datagram_port(&self.gids, wired.port, engine.loopback);
-        self.cm.set_datagram_port(&self.datagram_port);
+        let has_loopback = self.config.device.addresses.is_empty();
+        self.cm.set_datagram_port(&self.datagram_port, has_loopback);
         self.follow_gids();
         for session in self.sessions.values() {
             for (&qp, object) in &session.qps {

@@ -119,7 +119,7 @@ impl ConnectionManager {
             return;
         }
         // Only what has room counts: a flood leaves the user his rate of connections.
-        if !self.sidr.is_near(from) && !self.may_ask(session, from, now) {
+        if !self.sidr.stay_here(to, from) && !self.may_ask(session, from, now) {
             return;
         }
         let asked = Asked {
@@ -166,7 +166,7 @@ impl ConnectionManager {
         status: Status,
         now: Time,
     ) {
-        if self.sidr.is_near(from) || self.sidr.unheard.take((), MOST_UNHEARD, now) {
+        if self.sidr.stay_here(to, from) || self.sidr.unheard.take((), MOST_UNHEARD, now) {
             let reply = turned_away(request.exchange, request.service, status);
             self.send_message(to, from, reply.emit(), now);
         }

@@ -128,7 +128,10 @@ impl ConnectionManager {
         if asking.exchange != exchange || (peer.ip(), local.ip()) != (from, to) {
             return;
         }
-        let (addresses, source) = (asking.addresses, asking.source);
+        let source = asking.source;
+        // Datagrams go between ports: their GIDs are those of these addresses.
+        let port = |at: SocketAddr| SocketAddr::new(self.sidr.port_of(at.ip()), at.port());
+        let addresses = AddressPair { local: port(local), peer: port(peer) };
         let private_data = reply.private_data.to_vec();
         self.end_asking(key, |qp| match status {
             Status::VALID if remote_qp.0 > sidr::QP.0 => {
@@ -161,7 +164,7 @@ impl ConnectionManager {
     /// one's question is not taken back, but ends at its own deadline.
     pub(in crate::cm) fn give_up_asking(&mut self, asking: &Asking) {
         let AddressPair { local, peer } = asking.addresses;
-        if self.sidr.is_near(peer.ip()) {
+        if self.sidr.stay_here(local.ip(), peer.ip()) {
             self.withdraw_near(local.ip(), asking.exchange, "the requester gave up");
         }
     }

@@ -12,7 +12,7 @@ pub(super) mod asking;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ use crate::rate::Buckets;
 pub(super) struct Sidr {
     /// The device's ports.
     port: Arc<DatagramPort>,
+    /// Addresses of 127.0.0.0/8 that are no port's are aliases of 127.0.0.1.
+    has_loopback: bool,
     /// With it the numbers of transactions are drawn: nobody who does not see a request can answer
     /// it.
     secret: RandomState,
@@ -47,6 +49,7 @@ impl Default for Sidr {
         let port = DatagramPort { gids: Vec::new(), mtu: 0, udp: 0, direct: false };
         Sidr {
             port: Arc::new(port),
+            has_loopback: false,
             secret: RandomState::new(),
             drawn: 0,
             last_port: LAST_PORT,
@@ -58,13 +61,33 @@ impl Default for Sidr {
 }
 
 impl Sidr {
-    /// Whether messages to this address stay in this daemon.
+    /// Returns true if messages between these addresses stay in this daemon. No packet has the
+    /// address of an alias.
+    fn stay_here(&self, from: IpAddr, to: IpAddr) -> bool {
+        self.is_near(to) || self.is_alias(from)
+    }
+
+    /// Returns true if messages of this address come from this daemon alone.
     fn is_near(&self, ip: IpAddr) -> bool {
-        self.port.direct && self.index_of(ip).is_some()
+        self.is_alias(ip) || self.port.direct && self.index_of(ip).is_some()
     }
 
     /// The index of the device's GID of this address.
     fn index_of(&self, ip: IpAddr) -> Option<u16> {
+        self.exact_index(self.port_of(ip))
+    }
+
+    /// The address of the port that has this address: another one for an alias.
+    fn port_of(&self, ip: IpAddr) -> IpAddr {
+        if self.is_alias(ip) { LOOPBACK } else { ip }
+    }
+
+    fn is_alias(&self, ip: IpAddr) -> bool {
+        let loopback = self.has_loopback && ip.is_ipv4() && ip.is_loopback();
+        loopback && self.exact_index(ip).is_none() && self.exact_index(LOOPBACK).is_some()
+    }
+
+    fn exact_index(&self, ip: IpAddr) -> Option<u16> {
         let wanted = Some(Gid::from(ip)).filter(|gid| !gid.is_zero())?;
         let at = self.port.gids.iter().position(|gid| *gid == wanted)?;
         u16::try_from(at).ok()
@@ -94,9 +117,11 @@ impl Sidr {
 }
 
 impl ConnectionManager {
-    /// Resolves service IDs at these ports from now on.
-    pub fn set_datagram_port(&mut self, port: &Arc<DatagramPort>) {
+    /// Resolves service IDs at these ports from now on. With `has_loopback` the port of 127.0.0.1
+    /// has all of 127.0.0.0/8; without, other daemons of this host may have the rest.
+    pub fn set_datagram_port(&mut self, port: &Arc<DatagramPort>, has_loopback: bool) {
         self.sidr.port = port.clone();
+        self.sidr.has_loopback = has_loopback;
     }
 
     /// A management datagram has come from another daemon. What is no message of this kind, and
@@ -109,7 +134,7 @@ impl ConnectionManager {
 
     /// Takes a message to where it goes.
     fn send_message(&mut self, from: IpAddr, to: IpAddr, message: sidr::Bytes, now: Time) {
-        match self.sidr.is_near(to) {
+        match self.sidr.stay_here(from, to) {
             true => self.message_arrived(from, to, &message, now),
             false => {
                 let mad = Box::new(message);
@@ -154,6 +179,7 @@ impl ConnectionManager {
     }
 }
 
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Ports for who names none: those that IANA gives to nobody.
 const FIRST_PORT: u16 = 49_152;
 const LAST_PORT: u16 = u16::MAX;

@@ -26,7 +26,16 @@ impl Node {
         let mut node = Node::new(options);
         let gids = vec![Gid::from(ip("192.0.2.77")), Gid::from(ip(address))];
         let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct: true };
-        node.cm.set_datagram_port(&Arc::new(port));
+        node.cm.set_datagram_port(&Arc::new(port), false);
+        node
+    }
+
+    /// One whose device has the addresses of this host, the loopback's among them.
+    fn with_loopback(direct: bool) -> Self {
+        let mut node = Node::new(options());
+        let gids = vec![Gid::from(ip(A)), Gid::from(ip("127.0.0.1"))];
+        let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct };
+        node.cm.set_datagram_port(&Arc::new(port), true);
         node
     }
 
@@ -122,6 +131,42 @@ fn played(from: &str, to: &str, transaction: u64) -> Mad {
         private_data: [0; sidr::REQUEST_DATA],
     };
     (ip(from), ip(to), Box::new(request.emit()))
+}
+
+#[test]
+fn every_loopback_address_is_the_ports_of_127_0_0_1() {
+    for direct in [true, false] {
+        for (serves, from, to) in [
+            ("127.0.0.2", "127.0.0.3", "127.0.0.2"),
+            ("127.0.0.2", "127.0.0.1", "127.0.0.2"),
+            ("127.0.0.1", "127.0.0.2", "127.0.0.1"),
+            ("0.0.0.0", "0.0.0.0", "127.0.0.2"),
+        ] {
+            let mut node = Node::with_loopback(direct);
+            node.serve(serves, 1);
+            node.ask(from, to, b"hello");
+            let request = node.request();
+            assert_eq!(request.addresses.local, SocketAddr::new(ip(to), PORT));
+            node.cm.accept_datagrams(request.id, SERVES, b"", node.now).expect("accepted");
+            let (addresses, source, qp, ..) = node.resolved();
+            assert_eq!((qp, source), (SERVES.0, 1));
+            assert_eq!(addresses.peer, SocketAddr::new(ip("127.0.0.1"), PORT));
+            assert_eq!(addresses.local.ip(), ip("127.0.0.1"));
+            node.is_done();
+        }
+    }
+    // The listener takes requests to its own address only.
+    let mut node = Node::with_loopback(true);
+    node.serve("127.0.0.2", 1);
+    node.ask("127.0.0.2", "127.0.0.1", b"");
+    assert_eq!(node.errno(), rustix::io::Errno::CONNREFUSED.raw_os_error());
+    // Where the device has some addresses only, others of the loopback are other daemons'.
+    let mut node = Node::at("127.0.0.1", options());
+    let other = SocketAddr::new(ip("127.0.0.2"), PORT);
+    let bound = node.cm.bind_datagrams(SESSION, LISTENER, other.into());
+    assert!(matches!(bound, Err(Refusal::System { .. })), "{bound:?}");
+    node.ask("127.0.0.1", "127.0.0.2", b"");
+    assert_eq!(node.mad().1, ip("127.0.0.2"));
 }
 
 #[test]
