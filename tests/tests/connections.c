@@ -828,6 +828,35 @@ static int both_families_on_one_port(void)
     return shared;
 }
 
+// Whether a port of both families takes IPv4, when RDMA_OPTION_ID_AFONLY is set and cleared after
+// its address is bound.
+static void late_family(void)
+{
+    struct sockaddr_in6 any = {.sin6_family = AF_INET6};
+    int yes = 1, no = 0;
+    for (int only = 0; only < 2; only++) {
+        listener = new_id(passive.channel);
+        check(!rdma_bind_addr(listener, (struct sockaddr *)&any));
+        uint16_t port = rdma_get_src_port(listener);
+        check(!rdma_set_option(listener, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &yes, sizeof yes));
+        if (!only)
+            check(!rdma_set_option(listener, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &no, sizeof no));
+        check(!rdma_listen(listener, 1) && rdma_get_src_port(listener) == port);
+        active.id = new_id(active.channel);
+        resolved(&active, port);
+        check(!rdma_connect(active.id, NULL));
+        if (!only) {
+            struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+            struct rdma_cm_id *asked = event->id;
+            check(!rdma_ack_cm_event(event) && !rdma_destroy_id(asked));
+        }
+        check(status_of(active.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+        silent(passive.channel);
+        dissolve(&active);
+        check(!rdma_destroy_id(listener));
+    }
+}
+
 // A port that is another id's: the kernel has one number for an address of its own, and another for
 // the one that stands for all.
 static void taken_ports(void)
@@ -887,6 +916,7 @@ static void many_listeners(void)
         dissolve(&active);
     }
     taken_ports();
+    late_family();
     shared_port();
     // What is free in one family may be somebody else's in the other, seldom twice.
     int shared = 0;

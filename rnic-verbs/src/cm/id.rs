@@ -220,14 +220,6 @@ impl IdBody {
         self.state.lock().connect_data = data.to_vec();
     }
 
-    /// Has a wildcard address stand for its own family only (`RDMA_OPTION_ID_AFONLY`).
-    pub(crate) fn set_family_only(&self, on: bool) -> Result<(), Errno> {
-        let mut state = self.state.lock();
-        state.expect(&[Phase::Idle, Phase::Bound])?;
-        state.family_only = on;
-        Ok(())
-    }
-
     /// Has it share its address with others until it listens (`RDMA_OPTION_ID_REUSEADDR`).
     pub(crate) fn set_reuses_address(&self, on: bool) -> Result<(), Errno> {
         let mut state = self.state.lock();

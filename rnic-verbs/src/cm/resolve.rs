@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rnic_client::BindOptions;
+use rnic_client::{BindOptions, Listener};
 
 use super::port::ReservedPort;
 use super::{IdBody, Phase};
@@ -16,14 +16,9 @@ impl IdBody {
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle])?;
-        let options = BindOptions { v6_only: state.family_only };
-        let context = &self.device.context;
-        let bound = match self.is_of_datagrams() {
-            true => context.bind_datagrams(address, options),
-            false => context.bind_with(address, options),
-        };
         let ids = &self.device.ids;
-        let listener = bound
+        let listener = self
+            .claim(address, state.family_only)
             .map(Arc::new)
             .or_else(|error| ids.reusable(self.kind(), state.reuses_address, address).ok_or(error));
         let listener = listener.map_err(|error| {
@@ -43,6 +38,53 @@ impl IdBody {
         state.listener = Some(listener);
         state.phase = Phase::Bound;
         Ok(())
+    }
+
+    /// Binds an address in the daemon.
+    fn claim(&self, address: SocketAddr, v6_only: bool) -> Result<Listener, rnic_client::Error> {
+        let context = &self.device.context;
+        let options = BindOptions { v6_only };
+        if self.is_of_datagrams() {
+            context.bind_datagrams(address, options)
+        } else {
+            context.bind_with(address, options)
+        }
+    }
+
+    /// Restricts the id to its own address family on a wildcard address, or to none
+    /// (`RDMA_OPTION_ID_AFONLY`). A bound IPv6 wildcard is bound again, at the same port.
+    ///
+    /// # Errors
+    ///
+    /// Those of binding, for instance if the port is in use in the other family. The id then keeps
+    /// what it had.
+    pub(crate) fn set_family_only(&self, on: bool) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        state.expect(&[Phase::Idle, Phase::Bound])?;
+        let before = std::mem::replace(&mut state.family_only, on);
+        let both = |bound: &mut Arc<Listener>| {
+            let address = bound.local_addr();
+            // Other ids may share it (`RDMA_OPTION_ID_REUSEADDR`): then it stays.
+            let changes = address.is_ipv6() && address.ip().is_unspecified() && before != on;
+            changes && Arc::strong_count(bound) == 1
+        };
+        let Some(bound) = state.listener.take_if(both) else { return Ok(()) };
+        let address = bound.local_addr();
+        // Closed first: the daemon binds a port once.
+        drop(bound);
+        let (bound, refused) = match self.claim(address, on) {
+            Ok(bound) => (bound, None),
+            Err(error) => {
+                state.family_only = before;
+                (self.claim(address, before)?, Some(error))
+            }
+        };
+        let bound = Arc::new(bound);
+        if state.reuses_address {
+            self.device.ids.may_be_reused(self.kind(), true, &bound);
+        }
+        state.listener = Some(bound);
+        refused.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Finds the way to a peer (`rdma_resolve_addr(3)`). The kernel's routes are asked, so the
