@@ -149,6 +149,7 @@ fn of_refusal(refusal: &Refusal) -> i32 {
         Refusal::AboveMaximum { .. } | Refusal::Invalid { .. } => libc::EINVAL,
         Refusal::NoSuchObject { .. } => libc::ENOENT,
         Refusal::InUse { kind, .. } if kind == "address" => libc::EADDRINUSE,
+        Refusal::InUse { kind, .. } if kind == "wildcard address" => libc::EADDRNOTAVAIL,
         Refusal::InUse { .. } => libc::EBUSY,
         Refusal::WrongState { .. } => libc::EINVAL,
         Refusal::NotAllowed { .. } => libc::EACCES,

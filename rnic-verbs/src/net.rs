@@ -33,6 +33,16 @@ pub(crate) fn source_towards(from: SocketAddr, peer: SocketAddr) -> std::io::Res
     socket.local_addr()
 }
 
+/// Returns true for a multicast or broadcast address. bind(2) takes those.
+pub(crate) fn is_of_many(ip: IpAddr) -> bool {
+    // Without SO_BROADCAST, a broadcast address of any network of this host is EACCES.
+    let is_broadcast = || {
+        let connected = source_towards((Ipv4Addr::UNSPECIFIED, 0).into(), (ip, 9).into());
+        connected.is_err_and(|error| error.raw_os_error() == Some(libc::EACCES))
+    };
+    ip.is_multicast() || ip.is_ipv4() && is_broadcast()
+}
+
 /// The size of packets as verbs number it. Over TCP the path decides, and nobody asks us.
 pub(crate) fn verbs_mtu() -> c::ibv_mtu {
     c::IBV_MTU_1024

@@ -857,19 +857,24 @@ static void late_family(void)
     }
 }
 
-// A port that is another id's: the kernel has one number for an address of its own, and another for
-// the one that stands for all.
+// A port that is another id's: EADDRINUSE at the same address, EADDRNOTAVAIL if either address is a
+// wildcard.
 static void taken_ports(void)
 {
     struct sockaddr_in everywhere = {.sin_family = AF_INET}, one = loopback(0);
-    struct sockaddr_in *places[] = {&everywhere, &one};
-    int numbers[] = {EADDRNOTAVAIL, EADDRINUSE};
-    for (int n = 0; n < 2; n++) {
-        struct rdma_cm_id *first = new_id(passive.channel), *second = new_id(passive.channel);
-        check(!rdma_bind_addr(first, (struct sockaddr *)places[n]));
-        places[n]->sin_port = rdma_get_src_port(first);
-        check(rdma_bind_addr(second, (struct sockaddr *)places[n]) == -1);
-        check(errno == numbers[n]);
+    struct sockaddr_in *firsts[] = {&everywhere, &one, &everywhere, &one};
+    struct sockaddr_in *seconds[] = {&everywhere, &one, &one, &everywhere};
+    int numbers[] = {EADDRNOTAVAIL, EADDRINUSE, EADDRNOTAVAIL, EADDRNOTAVAIL};
+    for (int n = 0; n < 8; n++) {
+        struct rdma_cm_id *first, *second;
+        enum rdma_port_space space = n < 4 ? RDMA_PS_TCP : RDMA_PS_UDP;
+        check(!rdma_create_id(passive.channel, &first, NULL, space));
+        check(!rdma_create_id(passive.channel, &second, NULL, space));
+        firsts[n % 4]->sin_port = 0;
+        check(!rdma_bind_addr(first, (struct sockaddr *)firsts[n % 4]));
+        seconds[n % 4]->sin_port = rdma_get_src_port(first);
+        check(rdma_bind_addr(second, (struct sockaddr *)seconds[n % 4]) == -1);
+        check(errno == numbers[n % 4]);
         check(!rdma_destroy_id(first) && !rdma_destroy_id(second));
     }
 }

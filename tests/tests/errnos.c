@@ -212,6 +212,7 @@ static void ids(void)
     FINE(rdma_create_id(channel, &other, NULL, RDMA_PS_TCP));
 
     struct rdma_conn_param parameters = {0};
+    MINUS(EINVAL, rdma_notify(id, IBV_EVENT_COMM_EST));
     MINUS(EINVAL, rdma_connect(id, &parameters));
     MINUS(EINVAL, rdma_accept(id, &parameters));
     MINUS(EINVAL, rdma_reject(id, NULL, 0));
@@ -235,6 +236,12 @@ static void ids(void)
     // Of TEST-NET-1: nobody's.
     inet_pton(AF_INET, "192.0.2.1", &address.sin_addr);
     MINUS(EADDRNOTAVAIL, rdma_bind_addr(id, (struct sockaddr *)&address));
+    // bind(2) takes these, which are no host's.
+    const char *groups[] = {"224.0.0.1", "255.255.255.255", "127.255.255.255"};
+    for (int n = 0; n < 3; n++) {
+        inet_pton(AF_INET, groups[n], &address.sin_addr);
+        MINUS(EADDRNOTAVAIL, rdma_bind_addr(id, (struct sockaddr *)&address));
+    }
     inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
     FINE(rdma_bind_addr(id, (struct sockaddr *)&address));
     MINUS(EINVAL, rdma_bind_addr(id, (struct sockaddr *)&address));
@@ -246,11 +253,22 @@ static void ids(void)
     MINUS(ENOSYS, rdma_set_option(id, 77, 0, &value, sizeof value));
     MINUS(ENOSYS, rdma_set_option(id, RDMA_OPTION_ID, 77, &value, sizeof value));
     MINUS(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value, 77));
+    MINUS(EINVAL, rdma_set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, &value, sizeof value));
+    // Datagrams are not acknowledged.
+    struct rdma_cm_id *of_datagrams;
+    MUST(!rdma_create_id(channel, &of_datagrams, NULL, RDMA_PS_UDP));
+    MINUS(EINVAL, rdma_set_option(of_datagrams, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &value, 1));
+    FINE(rdma_destroy_id(of_datagrams));
     MINUS(EFAULT, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, NULL, sizeof value));
     // It listens already.
     MINUS(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &value, sizeof value));
     struct rdma_addrinfo hints = {.ai_port_space = RDMA_PS_TCP}, *found;
     FINE(rdma_getaddrinfo("127.0.0.1", "7", &hints, &found));
+    rdma_freeaddrinfo(found);
+    // Nothing to be looked up is nothing found.
+    hints.ai_family = AF_INET;
+    FINE(rdma_getaddrinfo(NULL, NULL, &hints, &found));
+    CHECK(found->ai_family == AF_INET && !found->ai_src_addr && !found->ai_dst_addr);
     rdma_freeaddrinfo(found);
     hints.ai_qp_type = IBV_QPT_UD;
     CHECK(rdma_getaddrinfo("127.0.0.1", "7", &hints, &found) == EAI_SOCKTYPE);
@@ -259,7 +277,10 @@ static void ids(void)
     FINE(rdma_ack_cm_event(event));
     MINUS(EINVAL, rdma_create_qp(other, pd, NULL));
     wanted.qp_type = IBV_QPT_UD;
-    MINUS(EOPNOTSUPP, rdma_create_qp(other, pd, &wanted));
+    MINUS(EOPNOTSUPP, rdma_create_qp(other, NULL, &wanted));
+    MINUS(EINVAL, rdma_notify(other, IBV_EVENT_COMM_EST));
+    struct ibv_srq_init_attr_ex untyped = {.attr = {.max_wr = 2, .max_sge = 1}};
+    MINUS(EINVAL, rdma_create_srq_ex(other, &untyped));
     FINE(rdma_create_srq(other, NULL, &shared));
     MINUS(EINVAL, rdma_create_srq(other, NULL, &shared));
     rdma_destroy_srq(other);

@@ -112,8 +112,11 @@ fn answer(
         source: source.map_or_else(none, addresses::in_c),
         destination: destination.map_or_else(none, addresses::in_c),
     };
-    let of_v4 = destination.or(source).is_some_and(|address| address.is_ipv4());
-    answer.head.ai_family = if of_v4 { libc::AF_INET } else { libc::AF_INET6 };
+    answer.head.ai_family = match destination.or(source) {
+        Some(SocketAddr::V4(_)) => libc::AF_INET,
+        Some(SocketAddr::V6(_)) => libc::AF_INET6,
+        None => hints.map_or(0, |hints| hints.ai_family),
+    };
     let asked = |of: fn(&rdma_addrinfo) -> c_int| hints.map(of).filter(|&n| n != 0);
     answer.head.ai_flags = hints.map_or(0, |hints| hints.ai_flags);
     let [tcp, udp] = [RDMA_PS_TCP, RDMA_PS_UDP].map(|space| space.cast_signed());

@@ -209,10 +209,19 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     }))
 }
 
-/// rdma_notify(3): there is nothing that a program could see before we do.
+/// rdma_notify(3): the daemon has seen the event before the program. As in the kernel, an id that
+/// neither listens nor has begun to connect gets none.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: ibv_event_type) -> c_int {
     // SAFETY: as the module says.
-    minus_one(unsafe { shown(id) }.map(|_| ()))
+    let notified = unsafe { of_device(id) }.and_then(|found| match found.id.phase() {
+        phase @ (Phase::Idle | Phase::Bound | Phase::AddressResolved | Phase::RouteResolved) => {
+            Err(Errno::invalid(format_args!("rdma_notify of an id in phase {phase:?}")))
+        }
+        Phase::Listening | Phase::Asked | Phase::Connecting | Phase::Connected | Phase::Ended => {
+            Ok(())
+        }
+    });
+    minus_one(notified)
 }
 
 /// rdma_init_qp_attr(3): the connection does what the attributes would say.
@@ -275,6 +284,9 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
             (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, 4) => {
                 found.id.set_family_only(*value.cast::<c_int>() != 0)
             }
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) if found.id.is_of_datagrams() => {
+                Err(Errno::invalid(format_args!("a UD QP waits for no acknowledgements")))
+            }
             // How TCP waits for acknowledgements is the administrator's to say. A program sees what
             // it said.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) => {
@@ -294,6 +306,12 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 | RDMA_OPTION_ID_TOS,
                 _,
             ) => Err(Errno::invalid(format_args!("option {name}: wrong optlen {length}"))),
+            (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, _)
+                if length == 0 || !length.is_multiple_of(PATH_DATA_LEN) =>
+            {
+                let reason = format_args!("RDMA_OPTION_IB_PATH: wrong optlen {length}");
+                Err(Errno::invalid(reason))
+            }
             _ => {
                 let reason = format_args!("no option {name} of level {level} with {length} bytes");
                 Err(Errno::new(libc::ENOSYS, reason))
@@ -302,6 +320,9 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     };
     minus_one(done)
 }
+
+/// Bytes of a `struct ibv_path_data`.
+const PATH_DATA_LEN: usize = 72;
 
 /// rdma_create_qp(3).
 pub(crate) unsafe extern "C" fn rdma_create_qp(
@@ -545,6 +566,10 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     // SAFETY: as the module says.
     unsafe {
         let made = argument_mut(wanted, "srq_init_attr").and_then(|w| {
+            if w.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
+                let reason = format_args!("comp_mask lacks IBV_SRQ_INIT_ATTR_TYPE");
+                return Err(Errno::invalid(reason));
+            }
             let named = if w.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
             let pd = pd_for_srq(id, named)?;
             (w.pd, w.comp_mask) = (pd, w.comp_mask | IBV_SRQ_INIT_ATTR_PD);

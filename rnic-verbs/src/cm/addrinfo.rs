@@ -28,7 +28,8 @@ pub(crate) struct Found {
     pub(crate) destination: Option<SocketAddr>,
 }
 
-/// Looks a node and a service up; either may be missing, and both, if the hints have addresses.
+/// Looks a node and a service up; either may be missing. Without both, the addresses are those of
+/// the hints, or none.
 ///
 /// # Errors
 ///
@@ -60,10 +61,7 @@ pub(crate) fn look_up(
             false => found.destination = Some(first),
         }
     }
-    match (found.source, found.destination) {
-        (None, None) => Err(libc::EAI_NONAME),
-        _ => Ok(found),
-    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -83,7 +81,7 @@ mod tests {
         assert_eq!(found.map(|f| f.source), Ok(Some(([0; 4], 7471).into())));
         let known = Hints { destination: Some(here), ..hints };
         assert_eq!(look_up(None, None, &known).map(|f| f.destination), Ok(Some(here)));
-        assert_eq!(look_up(None, None, &hints), Err(libc::EAI_NONAME));
+        assert_eq!(look_up(None, None, &hints), Ok(Found { source: None, destination: None }));
         assert_eq!(look_up(Some("no number"), None, &hints), Err(libc::EAI_NONAME));
     }
 }

@@ -16,6 +16,10 @@ impl IdBody {
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle])?;
+        if net::is_of_many(address.ip()) {
+            let reason = format_args!("{} is a multicast or broadcast address", address.ip());
+            return Err(Errno::new(libc::EADDRNOTAVAIL, reason));
+        }
         let ids = &self.device.ids;
         let listener = self
             .claim(address, state.family_only)
@@ -23,8 +27,8 @@ impl IdBody {
             .or_else(|error| ids.reusable(self.kind(), state.reuses_address, address).ok_or(error));
         let listener = listener.map_err(|error| {
             let errno = Errno::from(error);
-            // As the kernel's: in use is what another one has of its own, while an address that
-            // stands for all cannot be had beside any.
+            // As in the kernel: a port with a wildcard address beside another address is not
+            // available. The daemon says so of its own listeners; others hold the port here.
             match errno.number() == libc::EADDRINUSE && address.ip().is_unspecified() {
                 true => errno.with_number(libc::EADDRNOTAVAIL),
                 false => errno,

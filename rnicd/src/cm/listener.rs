@@ -557,8 +557,11 @@ fn tcp_refusal(
 }
 
 pub(super) fn in_use(address: SocketAddr, other: SocketAddr) -> Refusal {
+    // Programs tell the two apart by their numbers of errno(3).
+    let any = address.ip().is_unspecified() || other.ip().is_unspecified();
+    let kind = if any { "wildcard address" } else { "address" };
     Refusal::InUse {
-        kind: "address".into(),
+        kind: kind.into(),
         handle: address.port().into(),
         by: format!("a listener on {other}"),
     }
