@@ -575,6 +575,46 @@ static void foreign(void)
     all_gone();
 }
 
+// The source port of an id is its own until it is destroyed.
+static void source_port(void)
+{
+    for (int bound = 0; bound < 2; bound++) {
+        passive.channel = channel();
+        listener = listening(passive.channel);
+        active.channel = channel();
+        active.id = new_id(active.channel);
+        struct sockaddr_in one = loopback(0), everywhere = {.sin_family = AF_INET};
+        if (bound)
+            check(!rdma_bind_addr(active.id, (struct sockaddr *)&one));
+        resolved(&active, rdma_get_src_port(listener));
+        one.sin_port = everywhere.sin_port = rdma_get_src_port(active.id);
+        for (int connects = 0; connects < 2; connects++) {
+            if (connects) {
+                check(!rdma_connect(active.id, NULL));
+                struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+                passive.id = event->id;
+                check(!rdma_ack_cm_event(event));
+                furnish(&passive);
+                check(!rdma_accept(passive.id, NULL));
+                expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
+                expect(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
+                check(rdma_get_src_port(active.id) == one.sin_port);
+            }
+            struct rdma_cm_id *other = new_id(active.channel);
+            check(rdma_bind_addr(other, (struct sockaddr *)&one) == -1 && errno == EADDRINUSE);
+            check(rdma_bind_addr(other, (struct sockaddr *)&everywhere) == -1);
+            check(errno == EADDRNOTAVAIL);
+            check(!rdma_destroy_id(other));
+            // Its own port is none of another one's.
+            check(rdma_bind_addr(active.id, (struct sockaddr *)&one) == -1 && errno == EINVAL);
+        }
+        dissolve(&active);
+        ended(&passive);
+        dissolve(&passive);
+        all_gone();
+    }
+}
+
 // A request that its program has fetched outlives the listener.
 static void listener_first(void)
 {
@@ -1027,6 +1067,7 @@ int main(int count, char **words)
         {"announced", announced},
         {"taken", taken},
         {"foreign", foreign},
+        {"source port", source_port},
         {"listener first", listener_first},
         {"reads", reads},
         {"endpoint", endpoint},

@@ -45,6 +45,7 @@ parts! {
     an_announced_request_stays: "announced",
     a_refused_attempt_leaves_the_qp_its_id: "taken",
     qps_of_the_roce_device_do_not_connect: "foreign",
+    the_source_port_of_an_id_is_its_own: "source port",
     a_fetched_request_outlives_its_listener: "listener first",
     accepting_takes_the_reads_of_the_request: "reads",
     an_endpoint_connects_at_once: "endpoint",

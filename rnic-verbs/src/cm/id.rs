@@ -230,6 +230,16 @@ impl IdBody {
         Ok(())
     }
 
+    pub(super) fn reuses_address(&self) -> bool {
+        self.state.lock().reuses_address
+    }
+
+    /// Its own address, unless an id that `reuses` addresses may share it.
+    pub(super) fn source_beside(&self, reuses: bool) -> Option<SocketAddr> {
+        let state = self.state.lock();
+        state.source.filter(|_| !(reuses && state.reuses_address))
+    }
+
     /// The queue pair that was made for it is about to be destroyed.
     pub(crate) fn loses_qp(&self) {
         self.state.lock().own_qp = None;
@@ -287,6 +297,7 @@ impl IdBody {
             // It may have ended meanwhile.
             let _ = qp.client().abort();
         }
+        self.device.ids.forget_source(self);
         self.device.ids.wake_pollers();
         // What is about to arrive is nobody's from here on.
         let channel = self.channel.lock().take();

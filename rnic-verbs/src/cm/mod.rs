@@ -52,6 +52,8 @@ pub(crate) struct Ids {
     by_listener: Mutex<HashMap<ListenerId, Arc<IdBody>>>,
     /// Bound addresses that other ids may share.
     reusable: Mutex<Vec<Reusable>>,
+    /// Ids that have a peer's address, and with it a source port, by where they are in memory.
+    sources: Mutex<HashMap<usize, Weak<IdBody>>>,
     /// Held while an event of the daemon takes effect: an id changes its phase and gets its event
     /// in one step. True once the daemon has dropped events.
     delivery: Mutex<bool>,
@@ -207,6 +209,41 @@ impl Ids {
         }
         // For one id.
         reusable.swap_remove(at).listener.upgrade()
+    }
+
+    /// Keeps the source port of an id until it is destroyed.
+    fn keep_source(&self, id: &Arc<IdBody>) {
+        self.sources.lock().insert(Arc::as_ptr(id).addr(), Arc::downgrade(id));
+    }
+
+    fn forget_source(&self, id: &IdBody) {
+        self.sources.lock().remove(&std::ptr::from_ref(id).addr());
+    }
+
+    /// Refuses an address at the source port of another id of this program, as the kernel does for
+    /// all programs: the daemon does not know such ports between connections.
+    fn check_sources(&self, id: &IdBody, address: SocketAddr) -> Result<(), Errno> {
+        if address.port() == 0 {
+            return Ok(());
+        }
+        let ids: Vec<_> = self.sources.lock().values().filter_map(Weak::upgrade).collect();
+        let reuses = id.reuses_address();
+        let mut others =
+            ids.iter().filter(|of| !std::ptr::eq(&***of, id) && of.kind() == id.kind());
+        others.try_for_each(|of| {
+            let Some(source) = of.source_beside(reuses).filter(|s| s.port() == address.port())
+            else {
+                return Ok(());
+            };
+            let number = match address.ip() {
+                ip if ip == source.ip() => libc::EADDRINUSE,
+                ip if ip.is_unspecified() && ip.is_ipv4() == source.is_ipv4() => {
+                    libc::EADDRNOTAVAIL
+                }
+                _ => return Ok(()),
+            };
+            Err(Errno::new(number, format_args!("another id connects from {source}")))
+        })
     }
 
     fn forget_listener(&self, listener: ListenerId) {

@@ -14,6 +14,7 @@ use crate::{log, net};
 impl IdBody {
     /// Binds it to an address (`rdma_bind_addr(3)`); port 0 chooses one.
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
+        self.device.ids.check_sources(self, address)?;
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle])?;
         if net::is_of_many(address.ip()) {
@@ -134,6 +135,7 @@ impl IdBody {
             state.source_chosen = chosen;
             state.phase = Phase::AddressResolved;
         }
+        self.device.ids.keep_source(self);
         self.push(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
         Ok(())
     }
