@@ -202,22 +202,52 @@ static void own_qp(void)
         check(!rdma_init_qp_attr(ids[0], &to, &mask));
         check(!ibv_modify_qp(qp, &to, mask));
     }
+    struct rdma_conn_param param = {.qp_num = qp->qp_num};
+    check(!rdma_connect(ids[0], &param) && !rdma_connect(ids[1], &param));
+    struct rdma_cm_id *passive[2];
+    for (int n = 0; n < 2; n++)
+        passive[n] = asked(listener, "");
     for (int n = 0; n < 2; n++) {
-        struct rdma_conn_param param = {.qp_num = qp->qp_num};
-        check(!rdma_connect(ids[n], &param));
-        // It asks for one at a time.
-        check(n == 1 || (rdma_connect(ids[1], &param) == -1 && errno == EBUSY));
-        struct rdma_cm_id *passive = asked(listener, "");
-        check(!rdma_accept(passive, &param));
+        check(!rdma_accept(passive[n], &param));
         struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
-        check(event->id == ids[n] && event->param.ud.qp_num == qp->qp_num);
+        check(event->id == ids[0] || event->id == ids[1]);
+        check(event->param.ud.qp_num == qp->qp_num);
         check(event->param.ud.qkey == QKEY && !rdma_ack_cm_event(event));
-        destroy(passive);
+        destroy(passive[n]);
     }
     destroy(ids[0]);
     destroy(ids[1]);
     destroy(listener);
     check(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq));
+}
+
+// A lookup needs no queue pair: the id has none, loses it meanwhile, or names one that does not
+// exist.
+static void without_qp(void)
+{
+    struct rdma_cm_id *listener = listening();
+    for (int n = 0; n < 3; n++) {
+        struct rdma_cm_id *active = resolved(rdma_get_src_port(listener));
+        struct rdma_conn_param param = {.private_data = "hello", .private_data_len = 5};
+        param.qp_num = n == 2 ? UINT32_MAX : 0;
+        if (n == 1)
+            has_qp(active);
+        check(!rdma_connect(active, &param));
+        struct rdma_cm_id *passive = asked(listener, "hello");
+        if (n == 1)
+            rdma_destroy_qp(active);
+        has_qp(passive);
+        check(!rdma_accept(passive, NULL));
+        struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
+        check(event->id == active && event->status == 0);
+        check(event->param.ud.qp_num == passive->qp->qp_num);
+        has_qp(active);
+        sends(active, &event->param.ud, passive);
+        check(!rdma_ack_cm_event(event));
+        destroy(active);
+        destroy(passive);
+    }
+    destroy(listener);
 }
 
 static void rejected(void)
@@ -385,6 +415,7 @@ int main(int argc, char **argv)
     } parts[] = {
         {"accepted", accepted},
         {"own queue pair", own_qp},
+        {"without a queue pair", without_qp},
         {"rejected", rejected},
         {"nobody listens", nobody_listens},
         {"nobody answers", nobody_answers},

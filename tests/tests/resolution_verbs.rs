@@ -33,6 +33,7 @@ macro_rules! parts {
 parts! {
     who_connects_is_told_of_a_queue_pair: "accepted",
     queue_pairs_may_be_the_programs_own: "own queue pair",
+    a_lookup_needs_no_queue_pair: "without a queue pair",
     a_rejection_has_the_number_of_the_kernel: "rejected",
     so_has_a_port_without_a_listener: "nobody listens",
     a_program_that_does_not_answer_is_unreachable: "nobody answers",

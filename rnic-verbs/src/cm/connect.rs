@@ -31,21 +31,29 @@ impl IdBody {
             let mut state = self.state.lock();
             state.expect(&[Phase::RouteResolved])?;
             wanted.private_data.splice(..0, state.connect_data.iter().copied());
-            let qp = self.qp_to_connect(&state, &wanted)?;
-            self.device.ids.claim_qp(qp.id(), self)?;
-            qp.begins_to_connect();
+            let qp = if self.is_of_datagrams() {
+                let lookup = self.device.ids.lookups.create_qp(&self.device.context)?;
+                state.lookup.insert(Arc::new(lookup)).id()
+            } else {
+                self.qp_to_connect(&state, &wanted)?.id()
+            };
+            self.device.ids.claim_qp(qp, self)?;
+            if let Some(qp) = self.device.qp(qp) {
+                qp.begins_to_connect();
+            }
             // A port that was bound for it is free for its connection.
             drop(state.listener.take());
-            (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
+            (state.qp, state.phase) = (Some(qp), Phase::Connecting);
             state.attempt = Some(Attempt::new(&wanted));
             state.ends_at_once = false;
         }
         self.start(&wanted).inspect_err(|_| {
-            let qp = {
+            let (qp, lookup) = {
                 let mut state = self.state.lock();
                 state.phase = Phase::RouteResolved;
-                state.qp.take()
+                (state.qp.take(), state.lookup.take())
             };
+            drop(lookup);
             let Some(qp) = qp else { return };
             self.device.ids.forget_qp(qp, self);
             if let Some(qp) = self.device.qp(qp) {
@@ -71,17 +79,17 @@ impl IdBody {
 
     /// Without the lock: what comes of it may be told before this returns.
     fn start(&self, wanted: &ConnectWanted) -> Result<(), Errno> {
-        let (qp, peer, local) = {
+        let (qp, lookup, peer, local) = {
             let state = self.state.lock();
-            (state.qp, state.peer, state.local())
+            (state.qp, state.lookup.clone(), state.peer, state.local())
         };
-        let qp = qp.and_then(|qp| self.device.qp(qp)).ok_or_else(no_qp)?;
         let peer = peer.ok_or_else(|| Errno::invalid(format_args!("the id has no peer")))?;
-        if self.is_of_datagrams() {
+        if let Some(lookup) = lookup {
             let private_data = wanted.private_data.clone();
             let options = ResolveOptions { private_data, local, timeout: None };
-            return Ok(qp.client().start_resolve(peer, &options)?);
+            return Ok(lookup.start_resolve(peer, &options)?);
         }
+        let qp = qp.and_then(|qp| self.device.qp(qp)).ok_or_else(no_qp)?;
         let connect = |local| {
             let options = ConnectOptions {
                 private_data: wanted.private_data.clone(),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use rnic_client::{AddressPair, ConnectionRequest, Listener, QpId};
+use rnic_client::{AddressPair, ConnectionRequest, Listener, Qp, QpId};
 
 use super::port::ReservedPort;
 use super::retry::Attempt;
@@ -72,8 +72,10 @@ pub(super) struct State {
     pub(super) passive: bool,
     /// The queue pair that `rdma_create_qp(3)` made for it.
     pub(super) own_qp: Option<QpId>,
-    /// The queue pair of its connection.
+    /// The queue pair of its connection, or that of `lookup`.
     pub(super) qp: Option<QpId>,
+    /// The QP of a datagram lookup that has no answer yet.
+    pub(super) lookup: Option<Arc<Qp>>,
     /// Precedes the private data of its connection request (`ai_connect` of `rdma_create_ep(3)`).
     pub(super) connect_data: Vec<u8>,
     /// What it asks its peer for, while it connects.
@@ -130,6 +132,7 @@ impl IdBody {
             request,
             own_qp: None,
             qp: None,
+            lookup: None,
             connect_data: Vec::new(),
             attempt: None,
             ends_at_once: false,
@@ -275,7 +278,7 @@ impl IdBody {
 
     /// Ends it (`rdma_destroy_id(3)`): its connection, its listener, its events.
     pub(crate) fn destroy(self: &Arc<Self>) {
-        let (listener, request, qp) = {
+        let (listener, request, qp, lookup) = {
             let mut state = self.state.lock();
             let listens = state.phase == Phase::Listening;
             let connected = matches!(state.phase, Phase::Connecting | Phase::Connected);
@@ -289,10 +292,10 @@ impl IdBody {
                 self.device.ids.forget_listener(listener.id());
                 self.device.ids.may_be_reused(self.kind, false, listener);
             }
-            (listener, state.request.take(), qp.filter(|_| connected))
+            (listener, state.request.take(), qp.filter(|_| connected), state.lookup.take())
         };
-        // Undecided, it is rejected on the wire.
-        drop((listener, request));
+        // An undecided request is rejected on the wire, and a lookup ends.
+        drop((listener, request, lookup));
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
             // It may have ended meanwhile.
             let _ = qp.client().abort();
@@ -381,19 +384,19 @@ impl IdBody {
 
     /// A queue pair of datagrams serves the peer's port.
     pub(super) fn resolved(self: &Arc<Self>, addresses: AddressPair, found: Parameters) {
-        {
+        let lookup = {
             let mut state = self.state.lock();
             if state.phase != Phase::Connecting {
                 return;
             }
             state.phase = Phase::Connected;
             (state.source, state.peer) = (Some(addresses.local), Some(addresses.peer));
-            // What becomes of its queue pair is nobody's affair but the program's, which may have
-            // other ids ask for the same one.
             if let Some(qp) = state.qp.take() {
                 self.device.ids.forget_qp(qp, self);
             }
-        }
+            state.lookup.take()
+        };
+        drop(lookup);
         let mut arrived = Arrived::new(self, c::RDMA_CM_EVENT_ESTABLISHED, 0);
         arrived.addresses = Some(addresses);
         arrived.connection = Some(found);
@@ -500,6 +503,10 @@ impl IdBody {
             if let Some(qp) = state.qp.take() {
                 self.device.ids.forget_qp(qp, self);
             }
+            let lookup = state.lookup.take();
+            // The daemon is asked to destroy it without the lock.
+            drop(state);
+            drop(lookup);
             return true;
         }
         let (qp, own_qp) = (state.qp, state.own_qp);

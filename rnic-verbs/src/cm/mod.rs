@@ -14,6 +14,7 @@ mod channel;
 mod connect;
 mod id;
 mod listen;
+mod lookup;
 mod port;
 mod resolve;
 mod retry;
@@ -37,6 +38,7 @@ pub(crate) use arrived::{Arrived, Parameters};
 pub(crate) use channel::EventChannel;
 pub(crate) use connect::ConnectWanted;
 pub(crate) use id::{IdBody, Phase};
+use lookup::Lookups;
 pub(crate) use retry::Retries;
 
 /// How long a connection that ends may take to send what was posted. RNICs flush it at once, so
@@ -60,6 +62,7 @@ pub(crate) struct Ids {
     /// An event has taken effect, or a QP is gone.
     delivered: Condvar,
     pub(crate) retries: Retries,
+    lookups: Lookups,
     /// How often `rdma_init_qp_attr(3)` has returned attributes for the step to RTR, less the steps
     /// that QPs have made with them. An id that knows its QP is not counted.
     given_attributes: AtomicUsize,
@@ -85,19 +88,11 @@ impl Ids {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the QP has the connection of another id; `EBUSY` if another id resolves with it.
+    /// `EINVAL` if the QP has the connection of another id.
     fn claim_qp(&self, qp: QpId, id: &Arc<IdBody>) -> Result<(), Errno> {
         let mut by_qp = self.by_qp.lock();
         if by_qp.get(&qp).is_some_and(|held| !held.has_ended && !Arc::ptr_eq(&held.id, id)) {
-            return Err(match id.kind() {
-                DeviceKind::Iwarp => {
-                    Errno::invalid(format_args!("QP {qp} has the connection of another id"))
-                }
-                // Several ids may have one QP, which resolves for one at a time.
-                DeviceKind::Roce => {
-                    Errno::busy(format_args!("another id resolves with the same queue pair"))
-                }
-            });
+            return Err(Errno::invalid(format_args!("QP {qp} has the connection of another id")));
         }
         by_qp.insert(qp, Holder { id: id.clone(), has_ended: false });
         Ok(())
