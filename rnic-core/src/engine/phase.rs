@@ -132,8 +132,8 @@ impl StreamPhase {
             // even a Terminate (RFC 5044 section 7.1.2).
             //= MPA-7.1.2-4
             (AwaitFirstFpdu | Unlinked, E::Fault { .. }) => Some(Ended),
-            //= DDP-6.2.2-4
             (
+                //= DDP-6.2.2-4
                 Open | Refusing | HalfClosed | Closing | FinSent,
                 E::Fault { can_send_terminate: true },
             ) => Some(Terminating),
