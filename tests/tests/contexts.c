@@ -10,7 +10,7 @@ enum { LENGTH = 4096, MANY = 1100 };
 
 static char memory[LENGTH];
 
-// What a program makes with a context.
+// One object of each kind, made with one context.
 struct objects {
     struct ibv_context *context;
     struct ibv_pd *pd;

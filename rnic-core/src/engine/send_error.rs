@@ -26,7 +26,7 @@ impl Qp {
         self.flush_sends(engine);
     }
 
-    /// Leaves SQE, if that is the state. What is posted now is still flushed.
+    /// Leaves SQE. Requests posted before this step are still flushed.
     pub(super) fn leave_send_error(&mut self) {
         if self.send_queue == SendQueue::Failed {
             // A queue fault is found again when the queue works.

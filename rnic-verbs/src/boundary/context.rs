@@ -195,9 +195,9 @@ unsafe fn close(context: *mut ibv_context, found: &ContextBody) -> Result<(), Er
     }
 }
 
-/// Destroys what a program has left in a context, as the kernel does when its descriptor is closed:
-/// users before what they use, and without waiting for acknowledgements of events. Completion
-/// channels, which have descriptors of their own, stay.
+/// Destroys the objects of a context, as the kernel does when the descriptor of the context is
+/// closed. Objects go before the objects that they use, and unacknowledged events are not waited
+/// for. Completion channels stay: each has a descriptor of its own.
 unsafe fn destroy_objects(of: *mut ibv_context) {
     // SAFETY: as the module says.
     unsafe {

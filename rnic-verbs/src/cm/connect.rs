@@ -115,9 +115,9 @@ impl IdBody {
         self.state.lock().expect(&[Phase::Connected])
     }
 
-    /// Ends the connection (`rdma_disconnect(3)`): what was posted is sent if it soon can be. A
-    /// connection that is being made ends once it is established; an undecided request stays. Of
-    /// datagrams there is none.
+    /// Ends the connection (`rdma_disconnect(3)`). Posted requests are sent for at most
+    /// [`LAST_SENDS`]. A connection that is being made ends once it is established. An undecided
+    /// request stays undecided. Ids of datagrams have no connection to end.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
         let qp = {
             let mut state: MutexGuard<'_, State> = self.state.lock();

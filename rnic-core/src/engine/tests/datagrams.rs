@@ -233,7 +233,7 @@ fn a_failed_datagram_stops_sending_alone() {
         let next = send(&w, 7, B);
         w.post(A, &[next]);
         assert_eq!((w.completions(A), w.completions(B).len()), (vec!["7 Send".to_owned()], 1));
-        // To Error, with what is posted to receive.
+        // The step to Error flushes posted receives as well.
         w.recv(A, 8, &[]);
         w.post(A, &[wrong]);
         assert_eq!(w.completions(A).len(), 1);

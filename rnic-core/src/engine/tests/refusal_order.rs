@@ -144,7 +144,7 @@ fn two_ends_that_refuse_do_not_wait_for_each_other() {
                 assert!(flushed >= rest.len() - 1, "{wiring:?} {window}: {done:?}");
                 assert_eq!(w.state(end), QpState::Error);
             }
-            // With room for everything in the sockets, both have ended before either reads.
+            // With unlimited windows both ends have failed before either reads.
             let reads = wiring.direct || window == 4096;
             assert!(!reads || most >= 2, "{wiring:?} {window}: {most}");
         }
@@ -231,7 +231,7 @@ fn a_qp_that_is_refusing_ends_like_any_other() {
         Wiring::both().into_iter().flat_map(|w| ends.into_iter().enumerate().map(move |e| (w, e)))
     {
         let mut w = stuck(wiring);
-        // A copier answers in the end, and A's kernel takes what it is sent.
+        // Late answers of the copier find the stream ended.
         end(&mut w);
         w.answer_copies = true;
         w.settle();

@@ -21,7 +21,7 @@ use crate::types::TerminateCode;
 
 /// A segment of the peer that is refused.
 pub(in crate::engine) struct Refusal {
-    /// What the Terminate says.
+    /// Error code of the Terminate.
     pub code: TerminateCode,
     /// RDMAP header of the Terminate, which encloses the header of the segment.
     pub payload: Vec<u8>,

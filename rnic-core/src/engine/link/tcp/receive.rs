@@ -252,8 +252,8 @@ impl Qp {
         if self.responder.keep_behind(ulpdu) {
             return;
         }
-        // What the peer asks for after a request that is being refused is dropped, but counted, so
-        // that a response that follows it is understood.
+        // Requests behind the refused one are dropped. They are parsed all the same, because
+        // responses behind them must be understood.
         let drops = self.is_refusing() && !is_about_own_requests(ulpdu);
         let ird_available = self.requester.ird_available();
         let Some(tcp) = self.link.tcp_mut() else { return };
