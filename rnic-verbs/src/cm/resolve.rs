@@ -62,7 +62,7 @@ impl IdBody {
     /// # Errors
     ///
     /// Those of binding, for instance if the port is in use in the other family. The id then keeps
-    /// what it had.
+    /// its address. It has none any more if another program has taken the port meanwhile.
     pub(crate) fn set_family_only(&self, on: bool) -> Result<(), Errno> {
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle, Phase::Bound])?;
@@ -81,7 +81,11 @@ impl IdBody {
             Ok(bound) => (bound, None),
             Err(error) => {
                 state.family_only = before;
-                (self.claim(address, before)?, Some(error))
+                let Ok(bound) = self.claim(address, before) else {
+                    (state.phase, state.source, state.source_chosen) = (Phase::Idle, None, false);
+                    return Err(error.into());
+                };
+                (bound, Some(error))
             }
         };
         let bound = Arc::new(bound);
