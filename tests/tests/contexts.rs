@@ -1,26 +1,28 @@
 //! Objects of the C API and the device context that they are made with.
 
 use rnic_tests::{Daemon, Process, binaries, verbs};
+use tempfile::TempDir;
+
+/// Starts the program, with a daemon of its own.
+fn start(arguments: &[&str]) -> Option<(TempDir, Daemon, Process)> {
+    let scratch = tempfile::tempdir().unwrap();
+    let program = verbs::program("tests/contexts.c", scratch.path())?;
+    let daemon = Daemon::start(binaries!(), "");
+    let mut command = verbs::command(&program, &daemon);
+    command.args(arguments).env("RNIC_LOG", "debug");
+    Some((scratch, daemon, Process::start(command)))
+}
 
 #[test]
 fn a_context_owns_its_objects() {
-    let scratch = tempfile::tempdir().unwrap();
-    let Some(program) = verbs::program("tests/contexts.c", scratch.path()) else { return };
-    let daemon = Daemon::start(binaries!(), "");
-    let mut command = verbs::command(&program, &daemon);
-    command.env("RNIC_LOG", "debug");
-    assert_eq!(Process::start(command).succeed(), ["done"]);
+    let Some((_scratch, daemon, process)) = start(&[]) else { return };
+    assert_eq!(process.succeed(), ["done"]);
     daemon.is_empty();
 }
 
 #[test]
 fn objects_are_destroyed_without_a_daemon() {
-    let scratch = tempfile::tempdir().unwrap();
-    let Some(program) = verbs::program("tests/contexts.c", scratch.path()) else { return };
-    let daemon = Daemon::start(binaries!(), "");
-    let mut command = verbs::command(&program, &daemon);
-    command.arg("orphaned");
-    let mut process = Process::start(command);
+    let Some((_scratch, daemon, mut process)) = start(&["orphaned"]) else { return };
     process.line_after("ready");
     daemon.kill();
     assert_eq!(process.succeed().last().map(String::as_str), Some("done"));
