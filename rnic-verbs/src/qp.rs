@@ -590,7 +590,8 @@ impl QpBody {
     }
 
     /// Returns the bytes of a message that fits into its request, to save the daemon the system
-    /// call; `None` leaves the message to the daemon.
+    /// call; `None` leaves the message to the daemon. A fenced one has its bytes only when the
+    /// Reads and atomics before it have brought them.
     fn small_message(&self, work: &SendWork) -> Option<ArrayVec<u8, MAX_INLINE>> {
         let carries = matches!(
             work.kind,
@@ -600,7 +601,8 @@ impl QpBody {
                 | SendKind::Write { .. }
         );
         let bytes = work.elements.bytes();
-        if !carries || bytes == 0 || bytes > u64::from(self.granted.max_inline_data) {
+        let fenced = work.flags & c::IBV_SEND_FENCE != 0;
+        if !carries || fenced || bytes == 0 || bytes > u64::from(self.granted.max_inline_data) {
             return None;
         }
         let regions = &self.device.regions;

@@ -453,16 +453,20 @@ static void local_error(void)
     }
 }
 
-// A fenced Send begins when the Reads before it are done, so it has what they have brought.
+// A fenced Send begins when the Reads before it are done, so it has what they have brought, also
+// where a message of its length is otherwise copied when it is posted.
 static void fence(void)
 {
+    static const uint32_t lengths[] = {8, 64, LENGTH / 2};
     struct end a, b;
     pair(&a, &b);
-    for (uint64_t n = 1; n <= 200; n++) {
+    for (uint64_t n = 1; n <= 210; n++) {
+        uint32_t length = lengths[n % 3];
         memset(a.bytes, 0, LENGTH);
+        memset(b.bytes, 0, LENGTH / 2);
         memset(b.bytes + LENGTH / 2, (int)n, LENGTH / 2);
         MUST(receive(&b, n, LENGTH / 2) == 0);
-        struct ibv_sge sge = {(uintptr_t)a.bytes, LENGTH / 2, a.mr->lkey};
+        struct ibv_sge sge = {(uintptr_t)a.bytes, length, a.mr->lkey};
         struct ibv_send_wr read = request(IBV_WR_RDMA_READ, &sge, &b);
         struct ibv_send_wr send = request(IBV_WR_SEND, &sge, &b);
         read.wr.rdma.remote_addr += LENGTH / 2;
@@ -473,7 +477,7 @@ static void fence(void)
         completes(&a, 1, IBV_WC_SUCCESS);
         completes(&a, 2, IBV_WC_SUCCESS);
         completes(&b, n, IBV_WC_SUCCESS);
-        MUST(!memcmp(b.bytes, b.bytes + LENGTH / 2, LENGTH / 2));
+        MUST(!memcmp(b.bytes, b.bytes + LENGTH / 2, length));
     }
     unmake(&a);
     unmake(&b);
