@@ -11,9 +11,10 @@ use crate::relay::{Record, Way, What};
 /// Port of the responder; no other protocol has it.
 pub const PORT: u16 = 4791;
 /// Bytes of segments, one after the other, so that hardly an FPDU begins a segment. Wireshark does
-/// not take a segment for the beginning of an FPDU that holds only its first few bytes, so none is
-/// smaller than this.
-const SEGMENTS: [usize; 8] = [1448, 71, 49, 600, 33, 1448, 90, 1001];
+/// not take a segment for the beginning of an FPDU that holds only its first few bytes, so only the
+/// last one of a stream may be shorter than the smallest of these.
+const SEGMENTS: [usize; 8] = [1448, 71, 49, 600, SMALLEST, 1448, 90, 1001];
+const SMALLEST: usize = 33;
 
 /// How bytes become segments.
 pub enum Cuts {
@@ -48,26 +49,42 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
     wire.packet(Way::Up, Flags::Syn, &[])?;
     wire.packet(Way::Down, Flags::SynAck, &[])?;
     let mut anywhere = SEGMENTS.iter().cycle();
+    let mut kept = [const { Vec::new() }; 2];
     let mut fpdus = match cuts {
         Cuts::Anywhere => [[].iter(), [].iter()],
         Cuts::Fpdus(lengths) => [lengths[0].iter(), lengths[1].iter()],
     };
     for (n, (way, what)) in joined(record).into_iter().enumerate() {
+        let before = std::mem::take(&mut kept[way as usize]);
         let What::Bytes(bytes) = what else {
+            if !before.is_empty() {
+                wire.packet(way, Flags::None, &before)?;
+            }
             wire.packet(way, Flags::Fin, &[])?;
             continue;
         };
+        let bytes = [before, bytes].concat();
         let mut rest = &bytes[..];
         while !rest.is_empty() {
             let size = match cuts {
                 // The start-up frames.
                 _ if n < 2 => rest.len(),
+                // What the relay read may end with the first bytes of an FPDU.
+                Cuts::Anywhere if rest.len() < SMALLEST => {
+                    kept[way as usize] = rest.to_vec();
+                    break;
+                }
                 Cuts::Anywhere => *anywhere.next().expect("a cycle"),
                 Cuts::Fpdus(_) => *fpdus[way as usize].next().expect("all FPDUs"),
             };
             let (segment, behind) = rest.split_at(rest.len().min(size));
             wire.packet(way, Flags::None, segment)?;
             rest = behind;
+        }
+    }
+    for (way, last) in [Way::Up, Way::Down].into_iter().zip(kept) {
+        if !last.is_empty() {
+            wire.packet(way, Flags::None, &last)?;
         }
     }
     wire.file.flush()
@@ -133,5 +150,59 @@ impl<W: Write> Wire<W> {
         let step = payload.len() as u32 + u32::from(flags != Flags::None);
         end.next = end.next.wrapping_add(step);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use etherparse::{SlicedPacket, TransportSlice};
+
+    use super::*;
+
+    /// The bytes of each segment, with the responder's port where they come from it.
+    fn segments(file: &[u8]) -> Vec<(bool, Vec<u8>)> {
+        let mut rest = &file[24..];
+        let mut found = Vec::new();
+        while !rest.is_empty() {
+            let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
+            let (packet, behind) = rest[16..].split_at(len);
+            let packet = SlicedPacket::from_ethernet(packet).unwrap();
+            let Some(TransportSlice::Tcp(tcp)) = packet.transport else { panic!("no TCP") };
+            found.push((tcp.source_port() == PORT, tcp.payload().to_vec()));
+            rest = behind;
+        }
+        found.retain(|(_, payload)| !payload.is_empty());
+        found
+    }
+
+    /// However few bytes of an FPDU the relay read before others went the other way.
+    #[test]
+    fn no_segment_but_the_last_holds_only_a_few_bytes() {
+        let bytes = |len: usize| What::Bytes((0..len).map(|n| n as u8).collect());
+        let mut record = vec![(Way::Up, bytes(20)), (Way::Down, bytes(20))];
+        for len in 1..200 {
+            record.push((Way::Up, bytes(len)));
+            record.push((Way::Down, bytes(200 - len)));
+        }
+        record.push((Way::Up, What::Fin));
+        record.push((Way::Down, What::Fin));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        write(file.path(), &record, &Cuts::Anywhere).unwrap();
+        let found = segments(&std::fs::read(file.path()).unwrap());
+        for way in [Way::Up, Way::Down] {
+            let of_way = |(down, payload)| (down == (way == Way::Down)).then_some(payload);
+            let segments: Vec<Vec<u8>> = found.iter().cloned().filter_map(of_way).collect();
+            let carried: Vec<u8> = record
+                .iter()
+                .filter_map(|(w, what)| match what {
+                    What::Bytes(bytes) if *w == way => Some(&bytes[..]),
+                    _ => None,
+                })
+                .collect::<Vec<_>>()
+                .concat();
+            assert_eq!(segments.concat(), carried);
+            let [_start_up, between @ .., _last] = &segments[..] else { panic!("few segments") };
+            assert!(between.iter().all(|segment| segment.len() >= SMALLEST), "{way:?}");
+        }
     }
 }
