@@ -123,4 +123,4 @@ const LOOKERS: usize = 3;
 /// Completions taken at once.
 const TAKE: usize = 64;
 /// How long nothing may happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);

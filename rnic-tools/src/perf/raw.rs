@@ -201,7 +201,7 @@ const READ_AT_ONCE: usize = 64 << 10;
 /// Attempts between two looks at the clock.
 const TRIES: u32 = 1000;
 /// How long nothing may come.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[cfg(test)]
 mod tests {

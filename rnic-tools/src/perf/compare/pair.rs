@@ -179,7 +179,7 @@ fn listens(table: &str, port: u16) -> bool {
 }
 
 /// How long a server and a client may take together.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// How the error of a server begins that never listened.
 const NO_SERVER: &str = "the server ended";
 /// Ports that are tried.
