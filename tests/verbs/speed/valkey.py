@@ -5,7 +5,7 @@ import os
 import pathlib
 import socket
 
-from bench import DEADLINE, Missing, free_port, over, size_name
+from bench import DEADLINE, Missing, end, free_port, over, size_name
 
 
 class Valkey:
@@ -26,10 +26,9 @@ class Valkey:
                           "valkey-benchmark that are built with BUILD_RDMA=yes")
         self.bench = bench
         self.folder = pathlib.Path(folder)
-        self.ports = {side: self.start(side) for side in self.SIDES}
 
     def start(self, side):
-        """Starts a server and returns its port."""
+        """Starts a server and returns it with its port."""
         port = free_port()
         words = ["--bind", "127.0.0.1", "--save", "", "--dir", self.bench.folder]
         if side == "rnicd":
@@ -40,17 +39,23 @@ class Valkey:
         process = self.bench.start(name, over(side, self.folder / "valkey-server", *words))
         listens = self.bench.listens if side == "rnicd" else accepts
         self.bench.wait(name, lambda: listens(port), process)
-        return port
+        return process, port
 
     def measure(self, side, case, seconds):
         size, clients, pipeline = case
+        # A server of its own: valkey-server keeps the completion queue of each connection over RDMA
+        # that has ended, because it destroys it before its queue pair.
+        server, port = self.start(side)
         # valkey-benchmark takes whole seconds.
-        words = ["-h", "127.0.0.1", "-p", self.ports[side], "-t", "set,get", "-d", size, "-c",
+        words = ["-h", "127.0.0.1", "-p", port, "-t", "set,get", "-d", size, "-c",
                  clients, "-P", pipeline, "--duration", max(1, round(seconds)), "--csv"]
         if side == "rnicd":
             words += ["--rdma"]
         command = over(side, self.folder / "valkey-benchmark", *map(str, words))
-        output = self.bench.run(command, timeout=DEADLINE + 2 * seconds)
+        try:
+            output = self.bench.run(command, timeout=DEADLINE + 2 * seconds)
+        finally:
+            end(server)
         lines = [line for line in output.splitlines() if line.startswith('"')]
         for row in csv.DictReader(lines):
             yield row["test"], "k/s", float(row["rps"]) / 1000
