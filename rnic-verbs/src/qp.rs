@@ -590,8 +590,8 @@ impl QpBody {
     }
 
     /// Returns the bytes of a message that fits into its request, to save the daemon the system
-    /// call; `None` leaves the message to the daemon. A fenced one has its bytes only when the
-    /// Reads and atomics before it have brought them.
+    /// call; `None` leaves the message to the daemon. A fenced message is left to it, because
+    /// Reads and atomics ahead of the message may still write its bytes.
     fn small_message(&self, work: &SendWork) -> Option<ArrayVec<u8, MAX_INLINE>> {
         let carries = matches!(
             work.kind,

@@ -69,7 +69,8 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
             let size = match cuts {
                 // The start-up frames.
                 _ if n < 2 => rest.len(),
-                // What the relay read may end with the first bytes of an FPDU.
+                // A read of the relay may end with the first bytes of an FPDU, which then begin
+                // the next segment.
                 Cuts::Anywhere if rest.len() < SMALLEST => {
                     kept[way as usize] = rest.to_vec();
                     break;
@@ -159,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes of each segment, with the responder's port where they come from it.
+    /// The payload of each segment, and whether the responder sent it.
     fn segments(file: &[u8]) -> Vec<(bool, Vec<u8>)> {
         let mut rest = &file[24..];
         let mut found = Vec::new();
@@ -175,7 +176,7 @@ mod tests {
         found
     }
 
-    /// However few bytes of an FPDU the relay read before others went the other way.
+    /// Reads of the relay may have any length, and alternate between both ways.
     #[test]
     fn no_segment_but_the_last_holds_only_a_few_bytes() {
         let bytes = |len: usize| What::Bytes((0..len).map(|n| n as u8).collect());

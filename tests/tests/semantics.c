@@ -453,8 +453,8 @@ static void local_error(void)
     }
 }
 
-// A fenced Send begins when the Reads before it are done, so it has what they have brought, also
-// where a message of its length is otherwise copied when it is posted.
+// A fenced Send begins when the Reads ahead of it are done, and carries what they fetched. So do
+// short ones, which are copied at post if they have no fence.
 static void fence(void)
 {
     static const uint32_t lengths[] = {8, 64, LENGTH / 2};
