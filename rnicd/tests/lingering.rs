@@ -44,6 +44,12 @@ fn lingering() -> (TcpStream, TcpStream) {
     (stream, other)
 }
 
+/// Closes a socket of which the daemon has had another descriptor. If that one is closed already,
+/// this is the close that lingers, until the other end is dropped.
+fn close_elsewhere(stream: TcpStream) {
+    std::thread::spawn(move || drop(stream));
+}
+
 /// Asks for something that the control thread does, and for something that the reaper does.
 fn assert_alive(bystander: &mut Raw, what: &str) {
     let start = Instant::now();
@@ -66,7 +72,7 @@ fn what_nobody_asked_for_keeps_nobody_waiting() {
     let mut raw = Raw::open(&daemon.socket());
     let (stream, _other) = lingering();
     raw.ask(open_pd.clone(), &[stream.as_fd()]);
-    drop(stream);
+    close_elsewhere(stream);
     assert!(matches!(raw.reply(), Some(Reply { result: Err(Refusal::Malformed { .. }), .. })));
     assert_alive(&mut bystander, "a request that carries none");
 
@@ -75,7 +81,7 @@ fn what_nobody_asked_for_keeps_nobody_waiting() {
     let mut many = vec![memfd.as_fd(); 16];
     many.push(stream.as_fd());
     raw.ask(add_shared_buffer, &many);
-    drop(stream);
+    close_elsewhere(stream);
     assert!(matches!(raw.reply(), Some(Reply { result: Err(Refusal::Malformed { .. }), .. })));
     assert_alive(&mut bystander, "one of many");
 
@@ -85,8 +91,7 @@ fn what_nobody_asked_for_keeps_nobody_waiting() {
         let (stream, _other) = lingering();
         raw.send(&hello[..31], &[]);
         raw.send(bytes, &[stream.as_fd()]);
-        // If the daemon has ended the client before that, this is the close that lingers.
-        std::thread::spawn(move || drop(stream));
+        close_elsewhere(stream);
         assert_alive(&mut bystander, last);
         drop(raw);
         assert_alive(&mut bystander, last);
@@ -140,8 +145,7 @@ fn sockets_that_nobody_takes_do_not_pile_up() {
         others.push(other);
         // Not even the beginning of a Hello.
         raw.send(b"x", &[stream.as_fd()]);
-        // If the daemon was quicker, this is the close that lingers, until the test is over.
-        std::thread::spawn(move || drop(stream));
+        close_elsewhere(stream);
         drop(raw);
         if n % 10 == 0 {
             assert_alive(&mut bystander, "clients that say no Hello");
@@ -164,7 +168,7 @@ fn descriptors_that_are_refused_do_not_pile_up() {
         let (stream, other) = lingering();
         others.push(other);
         raw.ask(RequestBody::AttachMemory, &[stream.as_fd()]);
-        drop(stream);
+        close_elsewhere(stream);
         assert!(matches!(raw.reply(), Some(Reply { result: Err(_), .. })));
     }
     assert_alive(&mut bystander, "a session that passed many");

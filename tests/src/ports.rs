@@ -1,9 +1,13 @@
 //! Ports that one test has to itself.
 
-use std::net::{Ipv6Addr, TcpListener, UdpSocket};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Instant;
+
+use crate::DEADLINE;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 
@@ -23,12 +27,45 @@ pub fn of_nobody() -> u16 {
     let begin = (std::process::id() % u32::from(PORTS)) as u16;
     for _ in 0..PORTS {
         let nth = (begin + TRIED.fetch_add(1, Ordering::Relaxed)) % PORTS;
-        let at = (Ipv6Addr::UNSPECIFIED, end - 1 - nth);
-        if reserve(at.1) && TcpListener::bind(at).is_ok() && UdpSocket::bind(at).is_ok() {
-            return at.1;
+        let port = end - 1 - nth;
+        if reserve(port) && !is_in_use(port) {
+            return port;
         }
     }
     panic!("no port between {} and {end} is free", end - PORTS);
+}
+
+/// Whether the kernel lists a socket of this network namespace at the port. One bound for a look
+/// would be in its own way: a process that another test starts has a copy of it until it calls
+/// exec.
+fn is_in_use(port: u16) -> bool {
+    ["tcp", "tcp6", "udp", "udp6"].iter().any(|protocol| {
+        // One of them is missing where there is no IPv6.
+        let sockets = std::fs::read_to_string(format!("/proc/thread-self/net/{protocol}"));
+        let is_there = |line: &str| {
+            let local = line.split_whitespace().nth(1).and_then(|at| at.rsplit(':').next());
+            local.and_then(|digits| u16::from_str_radix(digits, 16).ok()) == Some(port)
+        };
+        sockets.unwrap_or_default().lines().skip(1).any(is_there)
+    })
+}
+
+/// Listens at an address where this process has listened before. A process that another test was
+/// starting meanwhile has a copy of the former socket until it calls exec.
+///
+/// # Panics
+///
+/// If the address is in use for longer than [`DEADLINE`].
+pub fn listen_again(address: SocketAddr) -> TcpListener {
+    let start = Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && start.elapsed() < DEADLINE => {
+                std::thread::yield_now();
+            }
+            listener => return listener.expect("a socket that listens"),
+        }
+    }
 }
 
 /// Reserves a port among the processes that use this module, until this one ends. Returns false if
@@ -52,6 +89,8 @@ const PORTS: u16 = 8192;
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+
     use super::*;
 
     #[test]
@@ -61,5 +100,17 @@ mod tests {
         assert_ne!(of_nobody(), port);
         // The port itself is free for its owner.
         drop(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).expect("free"));
+    }
+
+    #[test]
+    fn sockets_at_a_port_are_seen() {
+        for any in [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::UNSPECIFIED)] {
+            let tcp = TcpListener::bind((any, 0)).expect("a free port");
+            let udp = UdpSocket::bind((any, 0)).expect("a free port");
+            for at in [tcp.local_addr(), udp.local_addr()] {
+                assert!(is_in_use(at.expect("its address").port()));
+            }
+        }
+        assert!(!is_in_use(of_nobody()));
     }
 }

@@ -8,8 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crate::DEADLINE;
-use crate::wire;
+use crate::{DEADLINE, ports, wire};
 
 /// An ask-back as bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +92,7 @@ pub struct WiredPort {
 impl WiredPort {
     /// Confirms every ask-back.
     pub fn confirming(address: SocketAddr) -> Self {
-        WiredPort::on(TcpListener::bind(address).expect("the wired port"))
+        WiredPort::on(ports::listen_again(address))
     }
 
     /// As [`WiredPort::confirming`], with a socket that listens already.
@@ -106,7 +105,7 @@ impl WiredPort {
         address: SocketAddr,
         reply: impl Fn(&mut TcpStream, &Question) + Send + 'static,
     ) -> Self {
-        WiredPort::serve(TcpListener::bind(address).expect("the wired port"), reply)
+        WiredPort::serve(ports::listen_again(address), reply)
     }
 
     fn serve(
