@@ -1,25 +1,33 @@
 //! Page protection of this process, from `/proc/self/maps` (`proc_pid_maps(5)`).
+//!
+//! The kernel is asked for single mappings by an ioctl of that file, `PROCMAP_QUERY`. Before Linux
+//! 6.11 there is none, and the file is read: a line of text for each mapping of the process.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::AsRawFd as _;
 
 use crate::errno::Errno;
 
 /// Returns true if this process may read every page of a range.
 pub(crate) fn is_readable(address: u64, length: u64) -> Result<bool, Errno> {
-    Ok(covered(&read()?, address, length, |mapping| mapping.readable))
+    Ok(covered(&Maps::open()?, address, length, |mapping| mapping.readable)?)
 }
 
 /// Returns true if this process may write every page of a range.
 pub(crate) fn is_writable(address: u64, length: u64) -> Result<bool, Errno> {
-    Ok(covered(&read()?, address, length, |mapping| mapping.writable))
+    Ok(covered(&Maps::open()?, address, length, |mapping| mapping.writable)?)
 }
 
-/// File names in the table may have any bytes.
-fn read() -> Result<String, Errno> {
-    let bytes = std::fs::read("/proc/self/maps")?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+/// The mappings of this process.
+enum Maps {
+    Queried(File),
+    /// Of the whole file, in its order, which is that of addresses.
+    Read(Vec<Mapping>),
 }
 
-/// A line of the table.
-#[derive(Clone, Copy)]
+/// A mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mapping {
     start: u64,
     /// First address after the mapping.
@@ -28,17 +36,105 @@ struct Mapping {
     writable: bool,
 }
 
-/// Returns true if every byte of a range lies in a mapping for which `fits` holds.
-fn covered(maps: &str, address: u64, length: u64, fits: impl Fn(Mapping) -> bool) -> bool {
-    let Some(end) = address.checked_add(length) else { return false };
-    let mut at = address;
-    for mapping in maps.lines().filter_map(parse).skip_while(|m| m.end <= address) {
-        if at >= end || mapping.start > at || !fits(mapping) {
-            break;
+impl Maps {
+    fn open() -> io::Result<Maps> {
+        let file = File::open("/proc/self/maps")?;
+        match query(&file, 0) {
+            Ok(_) => Ok(Maps::Queried(file)),
+            Err(_) => Maps::read(file),
         }
-        at = mapping.end;
     }
-    at >= end
+
+    fn read(mut file: File) -> io::Result<Maps> {
+        // The kernel makes the text anew for each call, up to a page of it at a time.
+        let mut text = Vec::with_capacity(64 * 1024);
+        file.read_to_end(&mut text)?;
+        // File names may have any bytes.
+        let text = String::from_utf8_lossy(&text);
+        Ok(Maps::Read(text.lines().filter_map(parse).collect()))
+    }
+
+    /// Returns the mapping in which an address lies.
+    fn at(&self, address: u64) -> io::Result<Option<Mapping>> {
+        match self {
+            Maps::Queried(file) => query(file, address),
+            Maps::Read(mappings) => {
+                let next = mappings.partition_point(|m| m.end <= address);
+                Ok(mappings.get(next).filter(|m| m.start <= address).copied())
+            }
+        }
+    }
+}
+
+/// Returns true if every byte of a range lies in a mapping for which `fits` holds.
+fn covered(
+    maps: &Maps,
+    address: u64,
+    length: u64,
+    fits: impl Fn(Mapping) -> bool,
+) -> io::Result<bool> {
+    let Some(end) = address.checked_add(length) else { return Ok(false) };
+    let mut at = address;
+    while at < end {
+        match maps.at(at)? {
+            Some(mapping) if fits(mapping) => at = mapping.end,
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+/// `struct procmap_query` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct ProcmapQuery {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+
+/// `PROCMAP_QUERY`: `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: libc::Ioctl = 0xC068_6611;
+/// `PROCMAP_QUERY_VMA_READABLE` and `PROCMAP_QUERY_VMA_WRITABLE`.
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+
+const _: () = assert!(size_of::<ProcmapQuery>() == 0x68);
+
+/// Asks the kernel for the mapping in which an address lies.
+fn query(maps: &File, address: u64) -> io::Result<Option<Mapping>> {
+    let mut query = ProcmapQuery {
+        size: size_of::<ProcmapQuery>() as u64,
+        query_addr: address,
+        ..ProcmapQuery::default()
+    };
+    // SAFETY: the kernel reads and writes `size` bytes, which are those of a live local. It writes
+    // no name and no build id, because the room for them is stated as 0 bytes.
+    let done = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
+    if done == 0 {
+        return Ok(Some(Mapping {
+            start: query.vma_start,
+            end: query.vma_end,
+            readable: query.vma_flags & READABLE != 0,
+            writable: query.vma_flags & WRITABLE != 0,
+        }));
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        error => Err(error),
+    }
 }
 
 fn parse(line: &str) -> Option<Mapping> {
@@ -78,8 +174,9 @@ mod tests {
             (0x10000, 1, false),
             (u64::MAX, 2, false),
         ] {
-            let found = covered(MAPS, address, length, |mapping| mapping.writable);
-            assert_eq!(found, writable, "{length} bytes at {address:#x}");
+            let maps = Maps::Read(MAPS.lines().filter_map(parse).collect());
+            let found = covered(&maps, address, length, |mapping| mapping.writable);
+            assert_eq!(found.expect("text"), writable, "{length} bytes at {address:#x}");
         }
     }
 
@@ -90,5 +187,28 @@ mod tests {
         let code = is_writable as *const () as u64;
         assert_eq!((is_writable(code, 1), is_readable(code, 1)), (Ok(false), Ok(true)));
         assert_eq!(is_readable(0, 1), Ok(false));
+    }
+
+    /// Of a kernel that answers queries, both ways. Other threads of the tests map and unmap memory
+    /// meanwhile, but not this one's.
+    #[test]
+    fn a_query_finds_what_the_file_has() {
+        let file = || File::open("/proc/self/maps").expect("procfs");
+        if let Err(error) = query(&file(), 0) {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
+            return;
+        }
+        let heap = vec![0u8; 1 << 20];
+        let code = is_writable as *const () as u64;
+        let text = Maps::read(file()).expect("procfs");
+        for address in [heap.as_ptr() as u64 + 9999, code, &raw const code as u64] {
+            let queried = query(&file(), address).expect("a query").expect("a mapping");
+            let read = text.at(address).expect("text").expect("a mapping");
+            let rights = |m: Mapping| (m.readable, m.writable);
+            assert_eq!(rights(queried), rights(read), "{address:#x}");
+            assert!((queried.start..queried.end).contains(&address));
+        }
+        assert_eq!(query(&file(), 0).expect("a query"), None);
+        assert_eq!(text.at(0).expect("text"), None);
     }
 }
