@@ -387,6 +387,34 @@ fn requests_sent_at_once_are_answered_in_order() {
     }
 }
 
+/// The answers are more than the socket holds. Nothing is read while one waits, and it is sent when
+/// the client reads.
+#[test]
+fn answers_wait_for_a_client_that_does_not_read() {
+    let daemon = daemon("");
+    let mut raw = Raw::open(&daemon.socket());
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    for _ in 0..PAGE_ROWS {
+        raw.qp(pd, cq);
+    }
+    let list = RequestBody::List { what: ListKind::Qps, from: 0 };
+    // The kernel counts 768 bytes for a request and more than 1,024 for an answer of this length.
+    assert!(postcard::to_stdvec(&raw.call(list.clone())).unwrap().len() > 700);
+    let room = rustix::net::sockopt::socket_send_buffer_size(&raw.socket).unwrap();
+    let ids: Vec<u32> = (0..room / 1024).map(|_| raw.ask(list.clone(), &[])).collect();
+    // The control thread serves clients in turns.
+    let mut bystander = Raw::open(&daemon.socket());
+    for _ in &ids {
+        bystander.status();
+    }
+    for id in ids {
+        let reply = raw.reply().unwrap();
+        assert_eq!(reply.id, id);
+        assert!(matches!(reply.result, Ok(ReplyBody::Rows { .. })));
+    }
+    bystander.status();
+}
+
 #[test]
 fn the_session_ends_with_its_process_even_if_a_child_holds_the_socket() {
     let daemon = daemon(SMALL);
