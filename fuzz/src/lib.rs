@@ -116,7 +116,7 @@ impl World {
         let options = EngineOptions {
             worker: 0,
             terminate_deadline: Duration::from_secs(1),
-            copier_deadline: Duration::from_secs(1),
+            copy_deadline: Duration::from_secs(1),
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
             partial: Default::default(),

@@ -1,5 +1,4 @@
-//! Memory of this process alone that regions can name, once the daemon has been handed the address
-//! space.
+//! Memory of this process alone that regions can name, once its address space is attached.
 
 use std::fmt;
 use std::ops::RangeBounds;

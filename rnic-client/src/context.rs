@@ -215,18 +215,22 @@ impl Context {
         SharedBuffer::create(&self.session, len)
     }
 
-    /// Hands the daemon this process's own memory, so that regions can name any of it
-    /// ([`Pd::reg_mr_attached`]); more than once is as good as once.
+    /// Lets regions name any of this process's own memory ([`Pd::reg_mr_attached`]); more than once
+    /// is as good as once.
     ///
-    /// What the daemon gets is the address space of this process and not its number: after `exec`
-    /// nothing of the new program is reached, and a child made by `fork` has memory of its own: the
-    /// daemon goes on with the parent's, and what the child writes is not seen. Copies cost a
-    /// system call each; a [`SharedBuffer`] is faster.
+    /// A daemon of this process's own user, or one that trusts him, is handed the address space
+    /// itself (`/proc/self/mem`): after `exec` nothing of the new program is reached, and a child
+    /// made by `fork` has memory of its own. For any other daemon a thread of this process makes
+    /// the copies, one for each worker, with all signals blocked, and so do threads that poll a
+    /// [`Cq`]: one that serves page faults of registered memory itself (userfaultfd, a FUSE file
+    /// system) must not poll, or it may wait for itself. Copies cost a system call each; a
+    /// [`SharedBuffer`] is faster.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] where the daemon may not do it: [`DeviceAttributes::attached_memory`]
-    /// tells before, and a program can go on with shared buffers.
+    /// [`Error::Refused`] if there is no room for another session's queues of copies;
+    /// [`Error::Io`] if a thread cannot be started, or if the system refuses
+    /// `process_vm_readv(2)` of the process's own memory.
     pub fn attach_memory(&self) -> Result<(), Error> {
         self.session.attach_memory()
     }

@@ -180,7 +180,10 @@ impl Cq {
     /// (`ibv_poll_cq(3)`). Costs no system call as a rule: a worker that sleeps for want of room is
     /// woken, and every 65,536th empty poll in a row asks whether the daemon is still there, so
     /// that a program that only polls learns of its end. Once it is known, every empty poll says
-    /// so.
+    /// so. Where this process copies its own memory for the daemon
+    /// ([`Context::attach_memory`](crate::Context::attach_memory)), an empty poll may make one copy
+    /// of at most 64 KiB for each worker that waits for one, and lasts as long as those pages take
+    /// to come.
     ///
     /// # Errors
     ///
@@ -191,7 +194,10 @@ impl Cq {
     pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
         self.inner.session.check_owner_in_passing()?;
         match self.inner.is_certainly_empty() {
-            true => self.inner.found_nothing(),
+            true => {
+                self.inner.session.help();
+                self.inner.found_nothing()
+            }
             false => self.inner.poll(completions),
         }
     }

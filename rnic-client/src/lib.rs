@@ -101,6 +101,7 @@ mod completion;
 mod connect;
 mod context;
 mod control;
+mod copies;
 mod cq;
 mod datagram;
 mod error;
@@ -150,6 +151,8 @@ pub use program::ProgramMr;
 pub use qp::{Posting, Qp, QpOptions};
 pub use request::{RecvRequest, SendRequest};
 pub use resolution::{ResolveOptions, Resolved};
+#[doc(hidden)]
+pub use rnic_core::shm::own::without_signals;
 pub use shared_buffer::SharedBuffer;
 pub use srq::{Srq, SrqOptions};
 #[cfg(feature = "tokio")]

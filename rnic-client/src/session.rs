@@ -7,8 +7,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -16,12 +16,14 @@ use rnic_core::abi::control::*;
 use rnic_core::abi::queue::QueueKind;
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::DoorbellRinger;
+use rnic_core::shm::own::check_copies;
 use rnic_core::shm::owner::Owner;
 use rnic_core::shm::queue::QueueMemory;
 use rnic_core::shm::wait::cpus;
 use rnic_core::types::SessionId;
 
 use crate::control::{Control, Welcome};
+use crate::copies::Copies;
 use crate::error::Error;
 use crate::events::Events;
 use crate::inbox::{Inbox, Sleep};
@@ -36,12 +38,13 @@ pub(crate) struct Session {
     cpus: usize,
     channel: Mutex<ControlChannel>,
     /// Doorbell of each worker, by its number.
-    doorbells: Box<[Doorbell]>,
+    doorbells: Box<[Arc<Doorbell>]>,
     pub(crate) events: Inbox<Events>,
     /// STags of regions that are leased as slices.
     pub(crate) local_keys: LocalKeys,
-    /// The daemon has this process's memory.
-    attached: Mutex<bool>,
+    attachment: Mutex<Attachment>,
+    /// Copies that the daemon has this process make of it, if it does.
+    copies: OnceLock<Copies>,
     /// The daemon is known to be gone. Only ever set.
     gone: AtomicBool,
 }
@@ -54,10 +57,30 @@ struct ControlChannel {
     arenas: Vec<(u32, Arc<Mapping>)>,
 }
 
+/// Whether regions may name this process's own memory.
+#[derive(Default)]
+struct Attachment {
+    is_made: bool,
+    /// By worker, those that the daemon has made for copies, until it has made all.
+    queues: Vec<QueueMemory>,
+}
+
 /// How one worker is woken.
-struct Doorbell {
-    ringer: DoorbellRinger,
-    eventfd: OwnedFd,
+pub(crate) struct Doorbell {
+    pub(crate) ringer: DoorbellRinger,
+    pub(crate) eventfd: OwnedFd,
+}
+
+impl Doorbell {
+    /// Tells the worker to look at the queue of this index, waking it only if it sleeps.
+    #[inline]
+    pub(crate) fn ring(&self, index: u32) {
+        if self.ringer.ring(index) {
+            // The eventfd is edge-triggered and never read, so its count only grows; a full one
+            // (2^64 - 2 wake-ups) would still be a wake-up.
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        }
+    }
 }
 
 impl Session {
@@ -76,7 +99,7 @@ impl Session {
             .map(|(worker, eventfd)| {
                 let ringer = DoorbellRinger::new(arena.clone(), worker)
                     .map_err(|e| Error::protocol(format!("doorbell {worker} is unusable: {e}")))?;
-                Ok(Doorbell { ringer, eventfd })
+                Ok(Arc::new(Doorbell { ringer, eventfd }))
             })
             .collect::<Result<_, Error>>()?;
         Ok(Session {
@@ -88,7 +111,8 @@ impl Session {
             doorbells,
             events: Inbox::new(events, MAX_MESSAGE, Events::new(), Events::sort, Sleep::Poll),
             local_keys: LocalKeys::default(),
-            attached: Mutex::new(false),
+            attachment: Mutex::default(),
+            copies: OnceLock::new(),
             gone: AtomicBool::new(false),
         })
     }
@@ -128,11 +152,12 @@ impl Session {
         let mut channel = self.channel.lock();
         let answer = channel.control.request(body, descriptor);
         if channel.control.is_closed() {
-            self.gone.store(true, Ordering::Relaxed);
+            self.lost();
         }
         let (reply, descriptors) = answer?;
         let mut descriptor = descriptors.into_iter().next();
         let (ReplyBody::Cq { new_arena, .. }
+        | ReplyBody::Copies { new_arena, .. }
         | ReplyBody::Qp { new_arena, .. }
         | ReplyBody::Srq { new_arena, .. }) = &reply
         else {
@@ -146,18 +171,49 @@ impl Session {
         Ok((reply, descriptor))
     }
 
-    /// Passes this process's memory to the daemon, unless it has it already.
+    /// Lets regions name this process's own memory, unless they may already.
     pub(crate) fn attach_memory(&self) -> Result<(), Error> {
-        let mut attached = self.attached.lock();
-        if !*attached {
+        self.check_owner()?;
+        let mut attachment = self.attachment.lock();
+        if attachment.is_made {
+            return Ok(());
+        }
+        if self.features.contains(Features::LIBRARY_COPIES) {
+            self.serve_copies(&mut attachment.queues)?;
+        } else {
             let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem");
             let memory = memory.map_err(|e| Error::io("opening /proc/self/mem", e))?;
             match self.request_with(RequestBody::AttachMemory, Some(memory.as_fd()))?.0 {
-                ReplyBody::Done => *attached = true,
+                ReplyBody::Done => {}
                 other => return Err(unexpected(&other)),
             }
         }
+        attachment.is_made = true;
         Ok(())
+    }
+
+    fn serve_copies(&self, queues: &mut Vec<QueueMemory>) -> Result<(), Error> {
+        check_copies().map_err(|e| Error::io("process_vm_readv of this process", e))?;
+        let made = if self.copies.get().is_some() { self.doorbells.len() } else { queues.len() };
+        for worker in made..self.doorbells.len() {
+            // The daemon has at most 64.
+            let reply = self.request(RequestBody::ServeCopies { worker: worker as u32 })?;
+            let ReplyBody::Copies { queue, .. } = reply else { return Err(unexpected(&reply)) };
+            queues.push(self.queue(queue, QueueKind::Copies)?);
+        }
+        let copies = self.copies.get_or_init(|| {
+            let queues = queues.drain(..).zip(self.doorbells.iter().cloned());
+            Copies::new(self.owner, queues)
+        });
+        copies.start_threads().map_err(|e| Error::io("starting a thread", e))
+    }
+
+    /// Makes the copies that workers wait for, if there are any.
+    #[inline]
+    pub(crate) fn help(&self) {
+        if let Some(copies) = self.copies.get() {
+            copies.help();
+        }
     }
 
     /// A queue that the daemon made for us.
@@ -178,23 +234,38 @@ impl Session {
         let Some(doorbell) = self.doorbells.get(worker as usize) else {
             return Err(Error::protocol(format!("a queue of unknown worker {worker}")));
         };
-        if doorbell.ringer.ring(index) {
-            // The eventfd is edge-triggered and never read, so its count only grows; a full one
-            // (2^64 - 2 wake-ups) would still be a wake-up.
-            let _ = rustix::io::write(&doorbell.eventfd, &1u64.to_ne_bytes());
-        }
+        doorbell.ring(index);
         Ok(())
     }
 
     /// Ends the session, in which the daemon has done what this process cannot follow.
     pub(crate) fn give_up(&self) {
         self.channel.lock().control.give_up();
-        self.gone.store(true, Ordering::Relaxed);
+        self.lost();
+    }
+
+    /// The daemon is gone. No copy that it asked for is under way when this returns, so that what
+    /// it reached of this process's memory is the program's alone.
+    fn lost(&self) {
+        if let Some(copies) = self.copies.get() {
+            copies.end();
+        }
+        // Release: pairs with the acquire in `check`. Whoever learns of the end finds the last copy
+        // made.
+        self.gone.store(true, Ordering::Release);
+    }
+
+    /// Passes on what came of waiting for an event, which is how a program may learn of the end.
+    fn noting_the_end<T>(&self, found: Result<T, Error>) -> Result<T, Error> {
+        if matches!(found, Err(Error::DaemonGone)) {
+            self.lost();
+        }
+        found
     }
 
     /// Whether the daemon is still there, as far as is known without asking.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        match self.gone.load(Ordering::Relaxed) {
+        match self.gone.load(Ordering::Acquire) {
             false => Ok(()),
             true => Err(Error::DaemonGone),
         }
@@ -205,7 +276,7 @@ impl Session {
     pub(crate) fn check_thoroughly(&self) -> Result<(), Error> {
         self.check_owner()?;
         if self.events.is_closed() {
-            self.gone.store(true, Ordering::Relaxed);
+            self.lost();
         }
         self.check()
     }
@@ -217,7 +288,7 @@ impl Session {
         take: impl FnMut(&mut Events) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         self.check_owner()?;
-        self.events.wait(deadline, take)
+        self.noting_the_end(self.events.wait(deadline, take))
     }
 
     /// As [`await_event`](Self::await_event), for a task, as long as it takes.
@@ -227,7 +298,7 @@ impl Session {
         take: impl FnMut(&mut Events) -> Option<T>,
     ) -> Result<T, Error> {
         self.check_owner()?;
-        crate::tasks::taken(&self.events, take).await
+        self.noting_the_end(crate::tasks::taken(&self.events, take).await)
     }
 
     /// Whether this is the process that opened the session.

@@ -1,7 +1,8 @@
 //! The thread that brings events of the daemon to those whom they concern.
 //!
-//! It is the one thread that this library starts in a program. All signals are blocked in it, and
-//! it touches nothing of the program's but the descriptors that were made for it.
+//! It is the one thread that this library starts in a program, besides those that make copies for a
+//! daemon of another user. All signals are blocked in it, and it touches nothing of the program's
+//! but the descriptors that were made for it.
 
 use std::sync::{Arc, Weak};
 
@@ -9,14 +10,14 @@ use rnic_client::{Context, Event};
 
 use crate::device::Device;
 use crate::errno::Errno;
-use crate::{c, cm, log, system};
+use crate::{c, cm, log};
 
 /// Starts to listen to the daemon's events for a device, until it is dropped or the daemon gone.
 pub(crate) fn listen(device: &Arc<Device>) -> Result<(), Errno> {
     let context = device.context.clone();
     let device = Arc::downgrade(device);
     let thread = std::thread::Builder::new().name("rnic-events".into());
-    system::without_signals(|| thread.spawn(move || run(&context, &device)))?;
+    rnic_client::without_signals(|| thread.spawn(move || run(&context, &device)))?;
     Ok(())
 }
 

@@ -125,8 +125,8 @@ impl Registered {
 
 impl MrWanted {
     /// Checks rights and page protection. Fails with `EFAULT` for a page that this program may not
-    /// access as wanted itself: the daemon writes through `/proc/self/mem`, which ignores
-    /// protection, as an adapter does with pages that are pinned.
+    /// access as wanted itself: a daemon that this process trusts with its memory writes through
+    /// `/proc/self/mem`, which ignores protection, as an adapter does with pages that are pinned.
     fn options(&self) -> Result<MrOptions, Errno> {
         let unknown = self.access & !(RIGHTS | HINTS);
         if unknown != 0 {

@@ -72,21 +72,3 @@ pub(crate) fn set_errno(errno: i32) {
     // SAFETY: the C library's own place for this thread.
     unsafe { *libc::__errno_location() = errno };
 }
-
-/// Runs something with all signals blocked in this thread: a thread that it starts has them blocked
-/// for good, so that signals reach the program's own threads only.
-pub(crate) fn without_signals<T>(run: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets are this function's own; blocking and unblocking signals of this thread
-    // touches no memory else.
-    let before = unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        before
-    };
-    let result = run();
-    // SAFETY: as above; the set is the one that was in force.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
-    result
-}

@@ -13,7 +13,6 @@ pub mod clock;
 pub mod cm;
 pub mod config;
 pub mod control;
-pub mod copier;
 pub mod demo;
 pub mod events;
 pub mod exec;

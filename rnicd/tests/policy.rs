@@ -243,20 +243,6 @@ fn listeners_bind_only_addresses_of_the_device() {
     assert!(raw.call(bind("127.0.0.9")).is_ok());
 }
 
-#[test]
-fn without_copiers_others_attach_no_memory() {
-    for (configuration, expected) in [("", true), ("[limits]\ncopiers = 0\n", false)] {
-        let Some(daemon) = for_others(configuration) else { return };
-        let mut raw = open_as(&daemon.socket(), 4711, &[]);
-        match raw.call(RequestBody::QueryDevice) {
-            Ok(ReplyBody::Device(device)) => {
-                assert_eq!(device.attached_memory, expected, "{configuration}");
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
 /// A session with a listening address.
 fn host(daemon: &PrivateDaemon) -> (Raw, SocketAddr) {
     let mut raw = Raw::open(&daemon.socket());

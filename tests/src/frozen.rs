@@ -18,11 +18,11 @@ use fuser::{
     INodeNo, IoctlFlags, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
     ReplyEntry, ReplyIoctl, ReplyLseek, ReplyStatfs, Request, SessionACL,
 };
-use rnic_client::{Access, Scope};
 use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Hello, MrRequest, MrSource, Reply, ReplyBody, RequestBody};
+use rnic_core::abi::control::{Hello, Reply, RequestBody};
 use rnic_core::shm::Mapping;
 
+use crate::attached::{self, CopyQueue};
 use crate::raw::Raw;
 use crate::traffic::Failure;
 
@@ -119,6 +119,7 @@ pub struct Lent {
 
 impl Lent {
     /// Attaches its memory and registers the pages in the named domain; prints address and STag.
+    /// Threads make the copies as those of the library do.
     ///
     /// # Errors
     ///
@@ -128,29 +129,11 @@ impl Lent {
         let file = std::mem::ManuallyDrop::new(file);
         let pages = Mapping::map_arena(file.as_fd(), LEN)?;
         let mut raw = Raw::try_open(socket).ok_or("no session")?;
-        let own = crate::attached::own_memory()?;
-        let mut call = |body, descriptors: &[_]| match raw.try_call(body, descriptors) {
-            Some(Ok(reply)) => Ok(reply),
-            answer => Err(Failure::from(format!("{answer:?}"))),
-        };
-        call(RequestBody::AttachMemory, &[own.as_fd()])?;
-        let name = Some(pd.to_owned());
-        let ReplyBody::Pd { pd } = call(RequestBody::OpenPd { name }, &[])? else {
-            return Err("no domain".into());
-        };
-        let address = pages.address();
-        let request = RequestBody::RegMr(MrRequest {
-            pd,
-            source: MrSource::Attached { address },
-            length: LEN as u64,
-            iova: address,
-            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
-            scope: Scope::Pd,
-        });
-        let ReplyBody::Mr { stag, .. } = call(request, &[])? else {
-            return Err("no region".into());
-        };
-        println!("region {address} {}", stag.0);
+        for queue in CopyQueue::of_each_worker(&mut raw)? {
+            std::thread::spawn(|| queue.serve_for_ever());
+        }
+        let (_, lent) = attached::register_raw(&mut raw, pd, &pages)?;
+        println!("region {} {}", lent.addr, lent.rkey.0);
         Ok(Lent { _session: raw, _pages: pages })
     }
 }

@@ -20,6 +20,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::process::Uid;
 
 /// A session spoken by hand.
 pub struct Raw {
@@ -82,6 +83,23 @@ impl Raw {
         let raw = Raw::try_connect(path)?;
         raw.send(&HELLO.to_bytes(), &[]);
         raw.welcomed()
+    }
+
+    /// As [`Raw::open`], as another user, which only root can be: identities belong to threads, and
+    /// a socket keeps the one it was connected with.
+    ///
+    /// # Panics
+    ///
+    /// If the daemon does not admit that user.
+    pub fn open_as(path: &Path, uid: u32) -> Raw {
+        std::thread::scope(|scope| {
+            let open = || {
+                rustix::thread::set_thread_groups(&[]).expect("root may");
+                rustix::thread::set_thread_uid(Uid::from_raw(uid)).expect("root may");
+                Raw::open(path)
+            };
+            scope.spawn(open).join().expect("a session")
+        })
     }
 
     /// As [`Raw::try_open`], if the daemon answers within this time.
@@ -202,6 +220,7 @@ impl Raw {
         let reply: Reply = postcard::from_bytes(&bytes).expect("a reply");
         if let Ok(
             ReplyBody::Cq { new_arena: Some(new), .. }
+            | ReplyBody::Copies { new_arena: Some(new), .. }
             | ReplyBody::Qp { new_arena: Some(new), .. }
             | ReplyBody::Srq { new_arena: Some(new), .. },
         ) = &reply.result

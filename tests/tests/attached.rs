@@ -1,17 +1,25 @@
 //! Attached memory between processes: every way, and every way in which it can vanish.
+//!
+//! Workers copy from and to the memory of the daemon's own user, libraries theirs of every other
+//! user. Only root can play those.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rnic_client::{
-    Access, Context, DisconnectReason, ListKind, Refusal, Rows, Scope, SendRequest, TerminateCode,
-    TerminateOrigin,
+    Access, Context, DisconnectReason, ListKind, Refusal, RemoteMr, Rows, Scope, SendRequest,
+    TerminateCode, TerminateOrigin,
 };
-use rnic_core::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
-use rnic_tests::attached::{Guest, LENT, pattern};
+use rnic_core::abi::control::{Features, MrRequest, MrSource, ReplyBody, RequestBody};
+use rnic_core::abi::queue::{QUEUE_HEADER_LEN, arena_header, copy_entry, queue_header};
+use rnic_core::shm::Mapping;
+use rnic_core::types::MrId;
+use rnic_tests::attached::{CopyQueue, Guest, Insider, LENT, copying_threads, pattern};
 use rnic_tests::raw::Raw;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rustix::process::Signal;
 
 /// A client of `host` that lends, and this process as a guest of it at `guest`.
 fn lent(host: &Daemon, guest: &Daemon, fate: &[&str]) -> (Process, Context, Guest) {
@@ -195,193 +203,267 @@ fn nothing_but_its_own_memory_is_attached() {
     daemon.shrinks_to(start);
 }
 
-/// A daemon that serves everybody, with clients of another user, whose memory copiers reach. Only
-/// root can become somebody else: nothing, otherwise.
-struct Strangers {
-    daemon: Daemon,
-    actor: std::path::PathBuf,
+/// User of the clients whose memory is closed to the daemon.
+const STRANGER: u32 = 61_014;
+
+/// A daemon that serves everybody. Returns `None` if this test cannot be other users.
+fn open_to_all(config: &str) -> Option<Daemon> {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::getuid().is_root() {
+        rnic_tests::omit("not root: attached memory of other users is not tested");
+        return None;
+    }
+    let daemon = Daemon::start(binaries!(), &format!("[control]\nmode = \"0666\"\n{config}"));
+    let all = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(daemon.dir(), all).expect("our own directory");
+    Some(daemon)
 }
 
-impl Strangers {
-    fn new(config: &str) -> Option<Self> {
-        use std::os::unix::fs::PermissionsExt;
-        if !rustix::process::getuid().is_root() {
-            rnic_tests::omit("not root: attached memory of other users is not tested");
-            return None;
-        }
-        let daemon = Daemon::start(binaries!(), &format!("[control]\nmode = \"0666\"\n{config}"));
-        let open_to_all = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(daemon.dir(), open_to_all).expect("our own directory");
-        // Where others can run it. Copied by a process of its own, because whatever another test
-        // starts while this one has it open for writing would keep it from being run.
-        let actor = daemon.dir().join("actor");
-        let mut copy = std::process::Command::new("cp");
-        copy.arg(binaries!().actor).arg(&actor);
-        Process::start(copy).succeed();
-        Some(Strangers { daemon, actor })
-    }
-
-    fn actor(&self, part: &[&str]) -> Process {
-        let mut command = std::process::Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        command.arg(&self.actor).args(part).env("RNIC_SOCKET", self.daemon.socket());
-        Process::start(command)
-    }
-
-    /// A stranger who lends, and this process as his guest.
-    fn lent(&self, fate: &[&str]) -> (Process, Context, Guest) {
-        let mut lender = self.actor(&[&["lend"], fate].concat());
-        let address: SocketAddr = lender.line_after("listening on ").parse().expect("an address");
-        let context = Context::open_at(self.daemon.socket()).expect("the daemon answers");
-        let guest = Guest::connect(&context, address, pattern(1)).expect("somebody lends");
-        (lender, context, guest)
-    }
-
-    /// Process ids of the daemon's copiers: children of the process that starts them, which is the
-    /// daemon's own child.
-    fn copiers(&self) -> Vec<i32> {
-        let spawners = children(self.daemon.pid() as i32);
-        assert_eq!(spawners.len(), 1, "{spawners:?}");
-        children(spawners[0])
-    }
-
-    /// Every thread of every copier has a filter of its own behind its spawner's, and no copier has
-    /// an environment.
-    fn copiers_are_confined(&self) {
-        for pid in self.copiers() {
-            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
-            for task in tasks.flatten() {
-                let status = std::fs::read_to_string(task.path().join("status")).expect("it lives");
-                let has = |line| status.lines().any(|l| l == line);
-                assert!(has("Seccomp:\t2") && has("Seccomp_filters:\t2"), "{status}");
-                assert!(has("NoNewPrivs:\t1"), "{status}");
-            }
-            let environment = std::fs::read(format!("/proc/{pid}/environ")).expect("it lives");
-            assert_eq!(environment, b"");
-        }
-    }
-
-    /// Waits until no copier is left.
-    fn has_no_copiers(&self) {
-        let deadline = Instant::now() + DEADLINE;
-        while !self.copiers().is_empty() {
-            assert!(Instant::now() < deadline, "copiers are left: {:?}", self.copiers());
-            std::thread::yield_now();
-        }
-        // The daemon hears of it a moment later.
-        let context = Context::open_at(self.daemon.socket()).expect("the daemon answers");
-        let counted = || match context.list(ListKind::Limits, 0).expect("the daemon answers").rows {
-            Rows::Limits(rows) => {
-                rows.into_iter().find(|r| r.key == "limits.copiers").unwrap().used
-            }
-            other => panic!("{other:?}"),
-        };
-        while counted() > 0 {
-            assert!(Instant::now() < deadline, "copiers are counted that have ended");
-            std::thread::yield_now();
-        }
-    }
+/// A lender of another user, and this process as a guest of it.
+fn lent_by_stranger(daemon: &Daemon, fate: &[&str]) -> (Process, Context, Guest) {
+    let mut lender = daemon.actor_as(STRANGER, &[&["lend"], fate].concat());
+    let address: SocketAddr = lender.line_after("listening on ").parse().expect("an address");
+    let context = Context::open_at(daemon.socket()).expect("the daemon answers");
+    let guest = Guest::connect(&context, address, pattern(1)).expect("a lender");
+    (lender, context, guest)
 }
 
-/// Process ids of a process's children.
-fn children(parent: i32) -> Vec<i32> {
-    let parent = format!("PPid:\t{parent}");
-    let all = std::fs::read_dir("/proc").expect("this is Linux").flatten();
-    let numbers = all.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
-    let is_child = |pid: &i32| {
-        // It may be gone by now.
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
-        status.is_ok_and(|s| s.lines().any(|line| line == parent))
+/// Lends memory of another user to a client of this user, or of the same one.
+fn exchange_between_strangers(daemon: &Daemon, both: bool) {
+    let mut lender = daemon.actor_as(STRANGER, &["lend"]);
+    let address = lender.line_after("listening on ");
+    let borrower = if both {
+        daemon.actor_as(STRANGER, &["borrow", &address])
+    } else {
+        daemon.actor(&["borrow", &address])
     };
-    numbers.filter(is_child).collect()
+    borrower.succeed();
+    lender.release();
+    let checksum = format!("{:08x}", crc32c::crc32c(&pattern(3)));
+    assert_eq!(lender.line_after("checksum "), checksum);
+    lender.succeed();
 }
 
 const PATHS: [&str; 3] = [
-    "",
+    "[engine]\n",
     "[engine]\nworkers = 3\nloopback = \"tcp\"\n",
     "[engine]\nworkers = 1\nloopback = \"tcp\"\n[mpa]\ncrc = false\n",
 ];
 
+/// A configuration of [`PATHS`] with this deadline of copies.
+fn with_deadline(config: &str, deadline: &str) -> String {
+    config.replacen("[engine]\n", &format!("[engine]\ncopy_deadline = \"{deadline}\"\n"), 1)
+}
+
 #[test]
-fn memory_of_other_users_goes_by_copiers() {
+fn libraries_copy_for_other_users() {
     for config in PATHS {
-        let Some(strangers) = Strangers::new(config) else { return };
-        let start = strangers.daemon.at_rest();
+        let Some(daemon) = open_to_all(config) else { return };
+        let start = daemon.at_rest();
         for both in [false, true] {
-            let mut lender = strangers.actor(&["lend"]);
-            let address = lender.line_after("listening on ");
-            let borrower = match both {
-                true => strangers.actor(&["borrow", &address]),
-                false => strangers.daemon.actor(&["borrow", &address]),
-            };
-            borrower.succeed();
-            lender.release();
-            let checksum = format!("{:08x}", crc32c::crc32c(&pattern(3)));
-            assert_eq!(lender.line_after("checksum "), checksum);
-            lender.succeed();
+            exchange_between_strangers(&daemon, both);
         }
-        strangers.has_no_copiers();
-        strangers.daemon.shrinks_to(start);
+        daemon.shrinks_to(start);
     }
 }
 
-/// Stops a process, and waits until every thread of it has stopped.
-fn stop(pid: i32) {
-    let process = rustix::process::Pid::from_raw(pid).expect("a process");
-    rustix::process::kill_process(process, rustix::process::Signal::STOP).expect("it lives");
+/// Targets of the daemon's descriptors that are the memory of a process.
+fn memories(daemon: &Daemon) -> Vec<String> {
+    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("it lives").flatten();
+    let targets = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let targets = targets.map(|target| target.to_string_lossy().into_owned());
+    targets.filter(|target| target.starts_with("/proc/") && target.ends_with("/mem")).collect()
+}
+
+#[test]
+fn memory_of_other_users_is_not_opened() {
+    for config in PATHS {
+        let Some(daemon) = open_to_all(config) else { return };
+        let mut stranger = daemon.actor_as(STRANGER, &["lend"]);
+        stranger.line_after("attached");
+        assert_eq!(memories(&daemon), [""; 0]);
+        let mut own = daemon.actor(&["lend"]);
+        own.line_after("attached");
+        assert_eq!(memories(&daemon), [format!("/proc/{}/mem", own.id())]);
+        stranger.kill();
+        own.kill();
+    }
+}
+
+/// Descriptors of a daemon lead to memory of its clients, so it is no business of others.
+#[test]
+fn a_daemon_is_closed_to_processes_of_its_user() {
+    use std::os::unix::fs::MetadataExt;
+    const PRIVATE: u32 = 61_023;
+    if !rustix::process::getuid().is_root() {
+        return rnic_tests::omit("not root: the daemon has the user of this test");
+    }
+    let config = format!("[control]\nmode = \"0666\"\nuser = \"{PRIVATE}\"\n");
+    let owns_folder = format!("chown {PRIVATE} \"${{3%/*}}\"");
+    let daemon = Daemon::start_limited(binaries!(), &config, &owns_folder);
+    let owner = |file: &str| {
+        let file = format!("/proc/{}/{file}", daemon.pid());
+        std::fs::metadata(file).expect("it lives").uid()
+    };
+    assert_eq!(owner(""), PRIVATE);
+    // The kernel gives root the files of a process that others may not look into.
+    assert_eq!(owner("mem"), 0);
+}
+
+/// Waits until a process has so many threads that copy.
+fn has_copying_threads(process: &Process, count: usize) {
+    let deadline = Instant::now() + DEADLINE;
+    while copying_threads(process.id()) != count {
+        assert!(Instant::now() < deadline, "{} threads copy", copying_threads(process.id()));
+        std::thread::yield_now();
+    }
+}
+
+/// Signals that the threads of a process that copy do not block, by number.
+fn unblocked(process: &Process) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).expect("it lives");
+    let status = tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("status")));
+    let mut found = Vec::new();
+    for status in status.map(|status| status.expect("the thread lives")) {
+        if status.starts_with("Name:\trnic-copies\n") {
+            let blocked = status.lines().find_map(|l| l.strip_prefix("SigBlk:\t")).expect("a mask");
+            let blocked = u64::from_str_radix(blocked, 16).expect("a mask");
+            found.extend((1..=31).filter(|signal| blocked & (1 << (signal - 1)) == 0));
+        }
+    }
+    found
+}
+
+#[test]
+fn copying_threads_last_as_long_as_the_session() {
+    let Some(daemon) = open_to_all("[engine]\nworkers = 3\n") else { return };
+    let start = daemon.at_rest();
+    let mut stranger = daemon.actor_as(STRANGER, &["attach"]);
+    stranger.line_after("has a session");
+    assert_eq!(copying_threads(stranger.id()), 0);
+    for _ in 0..2 {
+        assert_eq!(stranger.ask("now", "memory: "), "attached");
+        has_copying_threads(&stranger, 3);
+    }
+    // Of signals a program may block, they receive none.
+    let never_blocked = [Signal::KILL, Signal::STOP].map(|signal| signal.as_raw() as u32);
+    assert_eq!(unblocked(&stranger), [never_blocked; 3].concat());
+    stranger.release();
+    stranger.line_after("no thread copies");
+    stranger.succeed();
+
+    let mut own = daemon.actor(&["attach"]);
+    assert_eq!(own.ask("now", "memory: "), "attached");
+    assert_eq!(copying_threads(own.id()), 0);
+    own.release();
+    own.succeed();
+    daemon.shrinks_to(start);
+}
+
+#[test]
+fn queues_of_copies_count_as_arena_bytes() {
+    // The queue of one worker has half a MiB.
+    let limit = "[engine]\nworkers = 3\n[limits.session]\narena_bytes = \"1MiB\"\n";
+    let Some(daemon) = open_to_all(limit) else { return };
+    let start = daemon.at_rest();
+    let mut stranger = daemon.actor_as(STRANGER, &["attach"]);
+    for _ in 0..2 {
+        let refused = stranger.ask("now", "memory: ");
+        assert!(refused.contains("limits.session.arena_bytes = "), "{refused}");
+        assert_eq!(copying_threads(stranger.id()), 0);
+    }
+    stranger.kill();
+    daemon.shrinks_to(start);
+}
+
+/// Stops a process and waits until every thread of it has stopped.
+fn stop(process: &Process) {
+    process.signal(Signal::STOP);
     let deadline = Instant::now() + DEADLINE;
     let runs = |task: std::fs::DirEntry| {
         let status = std::fs::read_to_string(task.path().join("status"));
         status.is_ok_and(|s| !s.lines().any(|line| line == "State:\tT (stopped)"))
     };
-    while std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives").flatten().any(runs) {
+    let tasks = format!("/proc/{}/task", process.id());
+    while std::fs::read_dir(&tasks).expect("it lives").flatten().any(runs) {
         assert!(Instant::now() < deadline, "it does not stop");
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
+fn a_stopped_client_blocks_its_own_connections() {
     for config in PATHS {
-        let engine = "[engine]\ncopier_deadline = \"2s\"\n";
-        let config = match config.strip_prefix("[engine]\n") {
-            Some(rest) => format!("{engine}{rest}"),
-            None => format!("{engine}{config}"),
-        };
-        let Some(strangers) = Strangers::new(&config) else { return };
-        let start = strangers.daemon.at_rest();
-        let (lender, context, guest) = strangers.lent(&[]);
+        let Some(daemon) = open_to_all(&with_deadline(config, "1h")) else { return };
+        let start = daemon.at_rest();
+        let (mut lender, context, guest) = lent_by_stranger(&daemon, &[]);
         guest.write().expect("it lends");
-        let ended = strangers.daemon.status().sessions_ended;
-        // As if stuck in the kernel.
-        let copiers = strangers.copiers();
-        assert_eq!(copiers.len(), 1, "{copiers:?}");
-        strangers.copiers_are_confined();
-        copiers.into_iter().for_each(stop);
-        let all = [guest.own.sge(0, LENT as u32)];
-        guest.post(SendRequest::write(1, &all, guest.lent.at(0))).expect("room");
-        // Meanwhile others do as they like, also with attached memory.
-        there_and_back(&strangers.daemon, &strangers.daemon);
-        guest.completion().expect("every request completes");
-        let reason = guest.qp.wait_disconnected(Some(DEADLINE)).expect("it ends");
-        assert!(reason != DisconnectReason::Orderly, "{reason:?}");
-        strangers.daemon.settles("rid of the session", |s| s.sessions_ended > ended);
+        stop(&lender);
+        guest.own.fill(0, LENT, 0).expect("our own");
+        let all = guest.own.sge(0, LENT as u32);
+        guest.post(SendRequest::read(1, all, guest.lent.at(0))).expect("room");
+        there_and_back(&daemon, &daemon);
+        for both in [false, true] {
+            exchange_between_strangers(&daemon, both);
+        }
+        // These copies cannot have been made.
+        assert!(guest.has_no_completion());
+        lender.signal(Signal::CONT);
+        guest.completion().and_then(|c| Ok(c.ok()?)).expect("read late");
+        assert!(rnic_tests::attached::bytes(&guest.own).expect("our own") == pattern(1));
+        rnic_tests::attached::there_and_back(&guest).expect("the same comes back");
+        lender.release();
+        let checksum = format!("{:08x}", crc32c::crc32c(&pattern(3)));
+        assert_eq!(lender.line_after("checksum "), checksum);
+        lender.succeed();
         drop((guest, context));
-        lender.kill();
-        strangers.has_no_copiers();
-        strangers.daemon.shrinks_to(start);
+        daemon.shrinks_to(start);
     }
 }
 
 #[test]
-fn strangers_killed_or_replaced_under_traffic_leave_nothing() {
+fn a_copy_beyond_its_deadline_ends_the_session() {
     for config in PATHS {
-        let Some(strangers) = Strangers::new(config) else { return };
-        let start = strangers.daemon.at_rest();
+        for reads in [false, true] {
+            let Some(mut daemon) = open_to_all(&with_deadline(config, "5s")) else { return };
+            let start = daemon.at_rest();
+            let (lender, context, guest) = lent_by_stranger(&daemon, &[]);
+            guest.write().expect("it lends");
+            stop(&lender);
+            let all = guest.own.sge(0, LENT as u32);
+            let request = if reads {
+                SendRequest::read(1, all, guest.lent.at(0))
+            } else {
+                SendRequest::write(1, std::slice::from_ref(&all), guest.lent.at(0))
+            };
+            guest.post(request).expect("room");
+            let completion = guest.completion().expect("every request completes");
+            let reason = guest.qp.wait_disconnected(Some(DEADLINE)).expect("it ends");
+            assert!(reason != DisconnectReason::Orderly, "{reason:?} after {completion:?}");
+            let after = daemon.says("a copy of attached memory did not return in ");
+            assert!(after.starts_with("5 s"), "{after}");
+            drop((guest, context));
+            // The client is still stopped, and nothing of its session is left.
+            daemon.is_empty();
+            lender.kill();
+            daemon.shrinks_to(start);
+        }
+    }
+}
+
+#[test]
+fn strangers_killed_under_traffic_leave_nothing() {
+    for config in PATHS {
+        // Time for the copies of a program that has been replaced and keeps its session.
+        let Some(daemon) = open_to_all(&with_deadline(config, "5s")) else { return };
+        let start = daemon.at_rest();
         for round in 0..12 {
-            let replaced = round % 3 == 0;
-            let fate: &[&str] = if replaced { &["--exec", "--keep"] } else { &[] };
-            let (mut lender, context, guest) = strangers.lent(fate);
+            let fate: &[&str] = match round % 6 {
+                0 => &["--exec", "--keep"],
+                3 => &["--exec"],
+                _ => &[],
+            };
+            let (mut lender, context, guest) = lent_by_stranger(&daemon, fate);
             for id in 0..8 {
                 let all = [guest.own.sge(0, LENT as u32)];
                 guest.post(SendRequest::write(id, &all, guest.lent.at(0))).expect("room");
@@ -389,7 +471,7 @@ fn strangers_killed_or_replaced_under_traffic_leave_nothing() {
             for _ in 0..round % 8 {
                 guest.completion().and_then(|c| Ok(c.ok()?)).expect("written");
             }
-            if replaced {
+            if !fate.is_empty() {
                 lender.release();
                 becomes(&lender, "sleep");
                 while guest.write().is_ok() {}
@@ -399,44 +481,218 @@ fn strangers_killed_or_replaced_under_traffic_leave_nothing() {
             lender.kill();
             drop((guest, context));
         }
-        strangers.has_no_copiers();
-        strangers.daemon.shrinks_to(start);
+        daemon.shrinks_to(start);
+    }
+}
+
+/// Returns true if the daemon leaves copies to the library of this client.
+fn leaves_copies_to_the_library(raw: &Raw) -> bool {
+    let features = raw.arenas[0].load_u64(arena_header::FEATURES).expect("the header");
+    Features::from_bits_retain(features).contains(Features::LIBRARY_COPIES)
+}
+
+#[test]
+fn the_other_way_to_attach_is_refused_by_name() {
+    let Some(daemon) = open_to_all("[engine]\nworkers = 2\n") else { return };
+    let start = daemon.at_rest();
+    let mut stranger = Raw::open_as(daemon.socket(), STRANGER);
+    assert!(leaves_copies_to_the_library(&stranger));
+    rnic_tests::attached::offer_wrong_descriptors(&mut stranger).expect("all are refused by name");
+    let own = rnic_tests::attached::own_memory().expect("it is there");
+    let refused =
+        stranger.call_with(RequestBody::AttachMemory, &[own.as_fd()]).expect_err("closed");
+    let why = "memory: this daemon takes the memory of trusted users only";
+    assert!(refused.to_string().starts_with(why), "{refused}");
+    // The daemon closes them in a thread that may wait for it.
+    let deadline = Instant::now() + DEADLINE;
+    while !memories(&daemon).is_empty() {
+        assert!(Instant::now() < deadline, "{:?} stay open", memories(&daemon));
+        std::thread::yield_now();
+    }
+
+    let mut trusted = Raw::open(daemon.socket());
+    assert!(!leaves_copies_to_the_library(&trusted));
+    let why = "client: this daemon copies for it (AttachMemory)";
+    for worker in [0, 1, u32::MAX] {
+        assert_eq!(trusted.refused(RequestBody::ServeCopies { worker }), why);
+    }
+    assert_eq!(trusted.call_with(RequestBody::AttachMemory, &[own.as_fd()]), Ok(ReplyBody::Done));
+    drop((stranger, trusted));
+    daemon.shrinks_to(start);
+}
+
+#[test]
+fn workers_are_served_once_and_in_order() {
+    let Some(daemon) = open_to_all("[engine]\nworkers = 2\n") else { return };
+    let start = daemon.at_rest();
+    let mut raw = Raw::open_as(daemon.socket(), STRANGER);
+    let out_of_order = |raw: &mut Raw, worker: u32| {
+        let refused = raw.refused(RequestBody::ServeCopies { worker });
+        assert_eq!(refused, format!("worker: {worker}: each of 2 workers once, in order"));
+    };
+    for worker in [1, 2, u32::MAX] {
+        out_of_order(&mut raw, worker);
+    }
+    for worker in [0, 1] {
+        let made = raw.call(RequestBody::ServeCopies { worker });
+        assert!(matches!(made, Ok(ReplyBody::Copies { .. })), "{made:?}");
+        for again in [0, worker, 2, u32::MAX] {
+            out_of_order(&mut raw, again);
+        }
+    }
+    // Descriptors that were not asked for end a session.
+    let own = rnic_tests::attached::own_memory().expect("it is there");
+    raw.ask(RequestBody::ServeCopies { worker: 0 }, &[own.as_fd()]);
+    let unasked = raw.reply().expect("it is told why").result;
+    assert!(matches!(unasked, Err(Refusal::Malformed { .. })), "{unasked:?}");
+    assert_eq!(raw.reply(), None);
+    drop(raw);
+    daemon.shrinks_to(start);
+}
+
+/// A client that serves its queues of copies itself, and lends a page of its memory to the domain
+/// of an [`Insider`].
+struct HandServed {
+    raw: Raw,
+    queues: Vec<CopyQueue>,
+    mr: MrId,
+    lent: RemoteMr,
+    memory: std::sync::Arc<Mapping>,
+}
+
+impl HandServed {
+    fn new(socket: &Path) -> HandServed {
+        let mut raw = Raw::open_as(socket, STRANGER);
+        let queues = CopyQueue::of_each_worker(&mut raw).expect("attached");
+        let bytes = pattern(5)[..Insider::LEN as usize].to_vec();
+        let memory = Mapping::from_vec(bytes).expect("memory");
+        let registered = rnic_tests::attached::register_raw(&mut raw, "shared", &memory);
+        let (mr, lent) = registered.expect("a region");
+        HandServed { raw, queues, mr, lent, memory }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.memory.len()];
+        self.memory.read(0, &mut bytes).expect("our own");
+        bytes
+    }
+}
+
+/// Waits until a copy is asked for. Returns the queue, from which the caller may take it.
+fn wanted(queues: &[CopyQueue]) -> &CopyQueue {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(queue) = queues.iter().find(|queue| queue.consumer.is_wanted()) {
+            return queue;
+        }
+        assert!(Instant::now() < deadline, "no copy is asked for");
+        std::thread::yield_now();
+    }
+}
+
+/// A daemon, on either path, with a domain for [`HandServed`] and [`Insider`].
+fn daemons_with_a_domain() -> impl Iterator<Item = Daemon> {
+    let config = |path| {
+        let engine = with_deadline(&rnic_tests::engine(2, path), "1h");
+        format!("{engine}[[pd]]\nname = \"shared\"\nusers = [0, {STRANGER}]\n")
+    };
+    rnic_tests::PATHS.into_iter().map_while(move |path| open_to_all(&config(path)))
+}
+
+#[test]
+fn deregistration_waits_for_a_copy() {
+    for daemon in daemons_with_a_domain() {
+        let start = daemon.at_rest();
+        let mut lender = HandServed::new(daemon.socket());
+        let insider = Insider::new(&daemon, "shared");
+        insider.post_read(lender.lent);
+        let queue = wanted(&lender.queues);
+        let mr = lender.mr;
+        let id = lender.raw.ask(RequestBody::DeregMr { mr }, &[]);
+        // Long enough for an answer that comes too early.
+        assert!(!lender.raw.hears_within(Duration::from_millis(200)));
+        assert!(queue.serve());
+        // What follows in the same Read may be copied as well, or not.
+        while !lender.raw.hears_within(Duration::from_millis(1)) {
+            for queue in &lender.queues {
+                queue.serve();
+            }
+        }
+        let reply = lender.raw.reply().expect("the session goes on");
+        assert_eq!((reply.id, reply.result), (id, Ok(ReplyBody::Done)));
+        // Either was in time.
+        let completion = insider.client.completion();
+        if completion.ok().is_ok() {
+            assert_eq!(insider.bytes(), lender.bytes());
+        }
+        // From now on its memory is not asked for.
+        Insider::new(&daemon, "shared").fails_to_read(lender.lent);
+        assert!(lender.queues.iter().all(|queue| !queue.consumer.is_wanted()));
+        drop((lender, insider));
+        daemon.shrinks_to(start);
     }
 }
 
 #[test]
-fn strangers_are_refused_by_name() {
-    let Some(strangers) = Strangers::new("") else { return };
-    let start = strangers.daemon.at_rest();
-    let said = strangers.actor(&["offer"]).succeed();
-    assert_eq!(said, ["all are refused"]);
-    strangers.has_no_copiers();
-    strangers.daemon.shrinks_to(start);
-    for (limits, told) in [
-        ("[limits]\ncopiers = 2\n", "limits.copiers = 2 reached"),
-        ("[limits.user]\ncopiers = 2\n", "limits.user.copiers (user 65534) = 2 reached"),
-    ] {
-        too_many_copiers(limits, told);
+fn an_impossible_consumer_index_ends_its_session() {
+    for mut daemon in daemons_with_a_domain() {
+        let start = daemon.at_rest();
+        // One more than there are copies, one less than before, and far away.
+        for ahead in [2, u32::MAX, 1 << 31] {
+            let mut lender = HandServed::new(daemon.socket());
+            let bystander = HandServed::new(daemon.socket());
+            let insider = Insider::new(&daemon, "shared");
+            insider.post_read(lender.lent);
+            let queue = wanted(&lender.queues);
+            let at = queue.location.offset as usize + queue_header::CONSUMER;
+            queue.arena.store_u64(at, ahead.into()).expect("our arena");
+            queue.ring();
+            assert!(insider.client.completion().ok().is_err());
+            let said = daemon.says("its queue of copies: ");
+            assert!(said.starts_with(&format!("consumer index {ahead} is not within")), "{said}");
+            assert_eq!(lender.raw.reply(), None);
+            // Another session of that user has lost nothing.
+            let insider = Insider::new(&daemon, "shared");
+            insider.post_read(bystander.lent);
+            assert!(wanted(&bystander.queues).serve());
+            insider.client.completion().ok().expect("read");
+            assert_eq!(insider.bytes(), bystander.bytes());
+        }
+        daemon.shrinks_to(start);
     }
 }
 
-/// The third copier of a user is refused by this limit, as long as the first two live.
-fn too_many_copiers(limits: &str, told: &str) {
-    let Some(strangers) = Strangers::new(limits) else { return };
-    let start = strangers.daemon.at_rest();
-    for _ in 0..2 {
-        let mut lenders = [(); 2].map(|()| strangers.actor(&["lend"]));
-        for lender in &mut lenders {
-            lender.line_after("listening on ");
-            lender.line_after("attached");
-        }
-        let mut one_too_many = strangers.actor(&["lend"]);
-        let refused = one_too_many.line_after("refused: ");
-        assert!(refused.starts_with(told), "{refused}");
-        for lender in lenders {
-            lender.kill();
-        }
-        strangers.has_no_copiers();
+#[test]
+fn a_lying_library_deceives_about_its_own_memory() {
+    for daemon in daemons_with_a_domain() {
+        let start = daemon.at_rest();
+        let mut lender = HandServed::new(daemon.socket());
+        // Says that it has copied, with other bytes in the whole entry.
+        let insider = Insider::new(&daemon, "shared");
+        insider.post_read(lender.lent);
+        let queue = wanted(&lender.queues);
+        let entry = queue.location.offset as usize + QUEUE_HEADER_LEN;
+        let len = queue.location.shape.stride as usize;
+        queue.arena.write(entry, &vec![0xff; len]).expect("our arena");
+        let outcome = entry + copy_entry::OUTCOME;
+        queue.arena.store_u64(outcome, copy_entry::COPIED).expect("our arena");
+        let consumer = queue.location.offset as usize + queue_header::CONSUMER;
+        queue.arena.store_u64(consumer, 1).expect("our arena");
+        queue.ring();
+        insider.client.completion().ok().expect("bytes that it had no better");
+        assert_eq!(insider.bytes(), [0xff; Insider::LEN as usize]);
+
+        // Says that nothing could be copied: that is the end of what names its memory.
+        insider.post_read(lender.lent);
+        let queue = wanted(&lender.queues);
+        let entry = entry + len;
+        queue.arena.store_u64(entry + copy_entry::OUTCOME, 0).expect("our arena");
+        queue.arena.store_u64(consumer, 2).expect("our arena");
+        queue.ring();
+        assert!(insider.client.completion().ok().is_err());
+        assert!(matches!(lender.raw.call(RequestBody::Status), Ok(ReplyBody::Status(_))));
+        daemon.actor(&["duet"]).succeed();
+        drop((lender, insider));
+        daemon.shrinks_to(start);
     }
-    strangers.daemon.shrinks_to(start);
 }

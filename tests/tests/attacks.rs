@@ -108,7 +108,7 @@ attacks! {
         ..Case::new(Attack::StagGuessLimiter)
     },
     windows_that_stay_closed: Case { kernel: KERNEL, ..Case::new(Attack::ClosedWindows) },
-    memory_that_is_none: Case { processes: 150.0, ..Case::new(Attack::WrongMemory) },
+    memory_that_is_none: Case::new(Attack::WrongMemory),
     gigabytes_that_are_refused: Case { window: 900, ..Case::new(Attack::RefusedMemory) },
     a_busy_loop_on_the_workers_cpu: Case {
         share: 0.1,

@@ -6,14 +6,15 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rnic_client::Context;
-use rnic_core::abi::control::{HelloReply, HelloStatus};
+use rnic_core::abi::ABI_VERSION;
+use rnic_core::abi::control::{Hello, HelloReply, HelloStatus};
 use rnic_tests::attacks::cpu;
 use rnic_tests::pinger::Pinger;
 use rnic_tests::raw::Raw;
 use rnic_tests::wire;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, timing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 /// One hoarder at a time: others' would be measured too.
 static MEASURING: Mutex<()> = Mutex::new(());
@@ -68,8 +69,10 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
 
     // What others have and do is what it was, also new traffic of those who were there before.
     // A user may use up his own share of sessions and descriptors, so those of the same user have
-    // to wait.
-    if !(same_user && ["sessions", "channels", "connections"].contains(&what)) {
+    // to wait. Nobody has a share of the daemon's address space: what somebody leaves of it is what
+    // is less than one more of his buffers, in which those of new traffic may fit or not.
+    let own_share = same_user && ["sessions", "channels", "connections"].contains(&what);
+    if !own_share && !named.contains(&"vm.max_map_count") {
         daemon.actor(&["traffic", &address, "6", "20"]).succeed();
     }
     hoarder.release();
@@ -195,7 +198,15 @@ fn descriptors_of_the_daemon() {
 
 #[test]
 fn address_space_of_the_daemon() {
-    let daemon = Daemon::start_limited(binaries!(), &config(""), "ulimit -v 1500000");
+    let daemon = daemon("");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let size: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+    // The hoarder takes 4 MiB at a time. What is left of the last step is for new sessions of
+    // others, so it must not depend on how much the daemon itself has mapped.
+    let limit = Some((size << 10) + (300 << 20) + (7 << 19));
+    let pid = Pid::from_raw(daemon.pid() as i32);
+    prlimit(pid, Resource::As, Rlimit { current: limit, maximum: limit }).unwrap();
     exhausted(&daemon, "memory", &["cannot map the shared buffer", "vm.max_map_count"]);
 }
 
@@ -262,6 +273,79 @@ fn connections_are_turned_away_no_faster_than_they_may_be_accepted() {
         }
         drop(silent);
     }
+}
+
+/// Configuration of a daemon that serves everybody as this user, and a command that limits its
+/// descriptors with `ulimit`. Only root can start it: `None`, otherwise.
+fn limited_as(user: u32, ulimit: &str) -> Option<(String, String)> {
+    if !rustix::process::getuid().is_root() {
+        rnic_tests::omit(
+            "not root: root has no limit of descriptors in flight, others' is unknown",
+        );
+        return None;
+    }
+    let config = format!("[control]\nmode = \"0666\"\nuser = \"{user}\"\n");
+    Some((config, format!("{ulimit}; chown {user} \"${{3%/*}}\"")))
+}
+
+/// A client with a Hello that is not answered yet.
+fn greeting(daemon: &Daemon) -> Raw {
+    let raw = Raw::connect(daemon.socket());
+    let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
+    raw.send(&hello.to_bytes(), &[]);
+    raw
+}
+
+/// Descriptors that clients leave unread count against the user of the daemon that sends more.
+#[test]
+fn unread_answers_leave_room_for_those_of_others() {
+    let Some((config, limit)) = limited_as(61_020, "ulimit -Sn 256") else { return };
+    let daemon = Daemon::start_limited(binaries!(), &config, &limit);
+    let silent: Vec<Raw> = (0..110)
+        .map(|_| {
+            let raw = greeting(&daemon);
+            // The answer is there, and stays there.
+            assert!(raw.hears_within(DEADLINE));
+            raw
+        })
+        .collect();
+    let attaches = || {
+        let mut other = daemon.actor_as(61_021, &["attach"]);
+        assert_eq!(other.ask("now", "memory: "), "attached");
+        other.release();
+        other.succeed();
+    };
+    attaches();
+    drop(silent);
+    attaches();
+}
+
+/// No event tells when others have read enough for an answer with descriptors to be sent.
+#[test]
+fn an_answer_comes_when_others_have_read_theirs() {
+    const FULL: u32 = 61_022;
+    let Some((config, limit)) = limited_as(FULL, "ulimit -n 256") else { return };
+    let daemon = Daemon::start_limited(binaries!(), &config, &limit);
+    let watcher = Context::open_at(daemon.socket()).unwrap();
+    let mut holder = daemon.actor_as(FULL, &["in-flight", "400"]);
+    holder.line_after("in flight");
+    let raw = greeting(&daemon);
+    // It has a session, of which it has not received anything.
+    let deadline = Instant::now() + DEADLINE;
+    while watcher.status().expect("answers without descriptors come").sessions < 2 {
+        assert!(Instant::now() < deadline, "no session was made");
+        std::thread::yield_now();
+    }
+    let (start, worked) = (Instant::now(), daemon.worked());
+    assert!(!raw.hears_within(Duration::from_secs(1)));
+    // The daemon tries again now and then and does not spin, which would take all of a CPU. Its
+    // other work in this second takes a tenth of it, on a busy machine as well.
+    let (worked, passed) = (daemon.worked() - worked, start.elapsed());
+    assert!(worked < passed / 2, "{worked:?} of {passed:?}");
+    holder.release();
+    holder.succeed();
+    let (_, descriptors) = raw.receive().expect("it is answered");
+    assert!(descriptors.len() > 2);
 }
 
 /// The status that a client was told, if it has heard anything; none if that was the end.

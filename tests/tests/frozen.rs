@@ -4,9 +4,8 @@
 use std::process::Command;
 use std::time::Instant;
 
-use rnic_client::{
-    Access, Completion, Context, DisconnectReason, QpOptions, RemoteMr, SendRequest, Stag,
-};
+use rnic_client::{DisconnectReason, RemoteMr, Stag};
+use rnic_tests::attached::Insider;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, frozen};
 
 /// The client that has the file: another user than the daemon, and than the one beside him.
@@ -53,6 +52,7 @@ fn a_descriptor_that_cannot_be_closed_delays_nobody() {
     for (how, told) in [
         ("shared-buffer", ["refused: malformed request: the descriptor is not a memfd", closed]),
         ("socket", ["refused: malformed request: the descriptor is not a socket", closed]),
+        ("memory", ["refused: memory: this daemon takes the memory of trusted users only", closed]),
         ("unasked", ["refused: malformed request: a descriptor that nobody asked for", "passed"]),
         ("hello", ["passed"; 2]),
     ] {
@@ -61,25 +61,32 @@ fn a_descriptor_that_cannot_be_closed_delays_nobody() {
         let mut hostile = freeze(&daemon, &["pass-frozen", how]);
         says(&mut hostile, &told);
         daemon.actor(&["duet"]).succeed();
-        hostile.kill();
+        // Of no file the daemon asks what it is: the answer might not come either.
+        let (_, lines) = hostile.killed();
+        assert!(!lines.iter().any(|line| line.contains("asked: statfs")), "{lines:?}");
         daemon.shrinks_to(start);
     }
 }
 
-/// What a new process inherits it closes before it runs its program: neither may the daemon wait
-/// for that, nor may a client be without a copier because of it.
+/// The daemon closes descriptors of a user one after the other: here the first blocks the rest.
 #[test]
-fn descriptors_that_cannot_be_closed_keep_nobody_from_having_a_copier() {
+fn stuck_closes_block_no_attachment_of_others() {
     let Some(daemon) = daemon("") else { return };
     let start = daemon.at_rest();
-    // The first is being closed, for ever, the others wait behind it.
     let mut hostile = [(); 3].map(|()| freeze(&daemon, &["pass-frozen", "shared-buffer"]));
     hostile.iter_mut().for_each(|one| says(one, &["passed"]));
-    let mut lender = daemon.actor_as(HOSTILE + 1, &["lend"]);
-    lender.line_after("attached");
-    lender.kill();
+    exchanges_with_attached_memory(&daemon);
     hostile.into_iter().for_each(Process::kill);
     daemon.shrinks_to(start);
+}
+
+/// Lets another user lend attached memory to a third one, and both end.
+fn exchanges_with_attached_memory(daemon: &Daemon) {
+    let mut lender = daemon.actor_as(HOSTILE + 1, &["lend"]);
+    let address = lender.line_after("listening on ");
+    daemon.actor_as(HOSTILE + 2, &["borrow", &address]).succeed();
+    lender.release();
+    lender.succeed();
 }
 
 /// What is never closed counts against its user, who may pass no more, and keeps no other user's
@@ -131,66 +138,62 @@ fn a_successor_need_not_wait_for_a_descriptor_that_cannot_be_closed() {
     assert!(!said.iter().any(|l| l.contains("ERROR")), "{said:?}");
 }
 
+/// A client that lends the pages of a frozen file, and a Read of them that the client's copy does
+/// not return from.
+fn read_of_pages_that_never_come(daemon: &Daemon) -> (Process, Insider) {
+    let mut hostile = freeze(daemon, &["lend-frozen", "shared"]);
+    let line = hostile.line_after("region ");
+    let (addr, rkey) = line.split_once(' ').expect("address and STag");
+    let (addr, rkey) = (addr.parse().unwrap(), Stag(rkey.parse().unwrap()));
+    let insider = Insider::new(daemon, "shared");
+    insider.post_read(RemoteMr { addr, len: frozen::LEN as u64, rkey });
+    hostile.line_after("asked: read");
+    (hostile, insider)
+}
+
+/// Configuration of a daemon for [`read_of_pages_that_never_come`].
+fn with_deadline(deadline: &str, loopback: &str) -> String {
+    format!(
+        "[engine]\nworkers = 1\ncopy_deadline = \"{deadline}\"\nloopback = \"{loopback}\"\n\
+         [[pd]]\nname = \"shared\"\nusers = [0, {HOSTILE}]\n"
+    )
+}
+
 #[test]
-fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
-    for loopback in ["direct", "tcp"] {
-        let config = format!(
-            "[engine]\ncopier_deadline = \"2s\"\nloopback = \"{loopback}\"\n\
-             [[user]]\nwho = {HOSTILE}\nuser = {{ copiers = 1 }}\n\
-             [[pd]]\nname = \"shared\"\nusers = [0, {HOSTILE}]\n",
-        );
-        let Some(daemon) = daemon(&config) else { return };
+fn pages_that_never_come_block_nobody_else() {
+    for loopback in rnic_tests::PATHS {
+        let Some(daemon) = daemon(&with_deadline("1h", loopback)) else { return };
         let start = daemon.at_rest();
-        let mut hostile = freeze(&daemon, &["lend-frozen", "shared"]);
-        let line = hostile.line_after("region ");
-        let (addr, rkey) = line.split_once(' ').expect("address and STag");
-        let (addr, rkey) = (addr.parse().unwrap(), Stag(rkey.parse().unwrap()));
-        let lent = RemoteMr { addr, len: frozen::LEN as u64, rkey };
-
-        // Two ends of one session, which shares the domain: its peer's memory is where nobody
-        // comes back from.
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(Some("shared")).unwrap();
-        let cq = context.create_cq(16, None).unwrap();
-        let [reader, partner] = [(); 2].map(|()| pd.create_qp(&QpOptions::new(&cq)).unwrap());
-        let listener = context.listen("127.0.0.1:0", 4).unwrap();
-        rnic_tests::join(&listener, &reader, &partner);
-        let buffer = context.create_shared_buffer(4096).unwrap();
-        let own = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
-        let ended = daemon.status().sessions_ended;
-        let read = SendRequest::read(1, own.sge(0, 4096), lent.at(0)).signaled();
-        reader.post_send(&[read]).unwrap();
-        hostile.line_after("asked: read");
-
+        let (hostile, insider) = read_of_pages_that_never_come(&daemon);
         daemon.actor(&["duet"]).succeed();
-        let mut one = [Completion::default()];
-        assert_eq!(cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
-        assert!(one[0].ok().is_err(), "{one:?}");
-        let reason = reader.wait_disconnected(Some(DEADLINE)).unwrap();
-        assert!(reason != DisconnectReason::Orderly, "{reason:?}");
-        daemon.settles("rid of the session", |s| s.sessions_ended > ended);
-        drop((reader, partner, listener, own, buffer, pd, cq, context));
-        // While its copier still waits in the kernel for a page, nothing of the session is left.
-        daemon.is_empty();
-        // The copier itself counts against its user, and against nobody else.
-        let lend = |uid| daemon.actor_as(uid, &["lend"]);
-        let refused = lend(HOSTILE).line_after("refused: ");
-        let limit = format!("user.{HOSTILE}.user.copiers = 1 reached");
-        assert!(refused.starts_with(&limit), "{refused}");
-        lend(HOSTILE + 1).line_after("attached");
+        exchanges_with_attached_memory(&daemon);
+        // The client's end is the end of the copy, however its thread is stuck.
         hostile.kill();
+        assert!(insider.client.completion().ok().is_err());
+        drop(insider);
         daemon.shrinks_to(start);
     }
 }
 
 #[test]
-fn a_file_that_never_says_what_it_is_cannot_be_attached() {
-    let Some(daemon) = daemon("[engine]\ncopier_deadline = \"2s\"\n") else { return };
-    let start = daemon.at_rest();
-    let mut hostile = freeze(&daemon, &["pass-frozen", "memory"]);
-    let told = "cannot start a copier: the descriptor could not be examined in time";
-    says(&mut hostile, &["asked: statfs", told, "passed"]);
-    daemon.actor(&["duet"]).succeed();
-    hostile.kill();
-    daemon.shrinks_to(start);
+fn pages_that_never_come_end_their_session() {
+    for loopback in rnic_tests::PATHS {
+        let Some(mut daemon) = daemon(&with_deadline("1s", loopback)) else { return };
+        let start = daemon.at_rest();
+        let ended = daemon.status().sessions_ended;
+        let (hostile, insider) = read_of_pages_that_never_come(&daemon);
+        assert!(insider.client.completion().ok().is_err());
+        let reason = insider.qp.wait_disconnected(Some(DEADLINE)).unwrap();
+        assert!(reason != DisconnectReason::Orderly, "{reason:?}");
+        daemon.settles("rid of the session", |s| s.sessions_ended > ended);
+        let after = daemon.says("a copy of attached memory did not return in ");
+        assert!(after.starts_with("1 s"), "{after}");
+        drop(insider);
+        // The client's thread still waits for a page, and nothing of the session is left.
+        daemon.is_empty();
+        // Other processes of the same user are welcome.
+        daemon.actor_as(HOSTILE, &["lend"]).line_after("attached");
+        hostile.kill();
+        daemon.shrinks_to(start);
+    }
 }

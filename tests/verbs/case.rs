@@ -55,7 +55,7 @@ pub enum Setting {
     Direct,
     /// Two hosts, each with a daemon: TCP.
     Tcp,
-    /// One daemon, two users: attached memory is reached by copiers.
+    /// One daemon, two users, whose libraries copy from and to their memory.
     Users,
 }
 

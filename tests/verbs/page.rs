@@ -15,7 +15,7 @@ builds them:
 
 * *one daemon*: both ends are clients of one daemon and of one user, their QPs connected directly;
 * *two hosts*: each end in a network namespace of its own, with a daemon of its own: TCP;
-* *two users*: as one daemon, with each end another user, whose memory copiers reach.
+* *two users*: as one daemon, with each end another user, whose library makes the copies.
 
 A program passes if it ends with success, an end that prints a result has printed it (the result row
 with the iterations asked for, the data of the ping), the daemons' metrics have gone up by the bytes

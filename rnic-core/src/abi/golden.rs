@@ -227,6 +227,7 @@ fn requests() {
                 request(RequestBody::BindDatagrams { address: v6(), context: 6, v6_only: true }),
                 "ac022b0120010db8000000000000000000000001b725070601",
             ),
+            (request(RequestBody::ServeCopies { worker: 3 }), "ac022c03"),
         ],
     );
 }
@@ -312,7 +313,6 @@ fn replies() {
                     direct_path: true,
                     max_windows: 12,
                     max_srqs: 13,
-                    attached_memory: true,
                     vendor_id: 0x1425,
                     vendor_part_id: 14,
                     hw_ver: 15,
@@ -324,7 +324,7 @@ fn replies() {
                     wired_part_id: 18,
                     tree: "/t".into(),
                 })),
-                "01000106726e6963643005302e312e300102030405060708090a0b010c0d01\
+                "01000106726e6963643005302e312e300102030405060708090a0b010c0d\
                  a5280e0f8180849885c097800210110472786530b32b12022f7400",
             ),
             (reply(ReplyBody::Pd { pd: PdId(1) }), "0100020100"),
@@ -389,6 +389,10 @@ fn replies() {
                     mtu: 300,
                 }])),
                 "01000f0101010101010101010101010101010101026c6f01ac0200",
+            ),
+            (
+                reply(ReplyBody::Copies { queue: location(), new_arena: None }),
+                "0100100180201080010000",
             ),
         ],
     );

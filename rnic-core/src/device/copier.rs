@@ -1,10 +1,9 @@
-//! A process that copies to and from a client's address space for workers that must not wait for
-//! it.
+//! The library of a client whose memory is closed to the daemon: it copies for workers.
 //!
-//! A [`Copier`] is what workers and the resource manager share of it: who it works for, and how
-//! many jobs of each worker are under way. Jobs of one worker are answered in the order in which
-//! they were begun, so that counting tells when all that were begun before some moment are over:
-//! that is when a revocation may be answered (a job has left the STag table behind it).
+//! A [`Copier`] is what workers and the resource manager share of it: whose it is, and how many
+//! jobs of each worker are under way. Jobs of one worker are answered in the order in which they
+//! were begun, so that counting tells when all that were begun before some moment are over: that is
+//! when a revocation may be answered (a job has left the STag table behind it).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -15,8 +14,7 @@ use super::fault::Unreachable;
 use crate::shm::queue::MAX_SGE;
 use crate::types::{AtomicOperation, SessionId};
 
-/// Bytes of one job at most.
-pub const MAX_COPY: usize = 64 * 1024;
+pub use crate::abi::queue::MAX_COPY;
 
 /// A copier, as far as it is shared.
 #[derive(Debug)]

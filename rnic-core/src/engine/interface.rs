@@ -22,7 +22,7 @@ pub struct EngineOptions {
     /// How long a disconnect may take to finish what was posted and see the peer's FIN.
     pub close_deadline: Duration,
     /// How long a copier may take for a copy.
-    pub copier_deadline: Duration,
+    pub copy_deadline: Duration,
     /// How long a responder waits for the first FPDU.
     pub first_fpdu_deadline: Duration,
     /// Where MULPDU comes from.

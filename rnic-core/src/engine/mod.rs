@@ -219,12 +219,18 @@ impl Engine {
     /// A copy is given up, and with it the session whose memory it is of.
     fn copy_timeout(&mut self, id: u64) {
         let Some(job) = self.state.copies.close(id, &mut self.state.deadlines) else { return };
-        let span = self.state.options.copier_deadline.as_secs_f32();
+        let span = self.state.options.copy_deadline.as_secs_f32();
         let why = format!("a copy of attached memory did not return in {span} s");
         let session = job.copier.session();
         self.state.report(Notification::Misbehaved { session, why });
         let gone = Err(Unreachable::Detached);
-        self.with(job.qp, |qp, engine| qp.copied(engine, id, gone));
+        self.with(job.qp, |qp, engine| {
+            // QPs of the session end with it, without completions. One now would give the program
+            // its buffer back, into which the copy may still be made.
+            if qp.core.session != session {
+                qp.copied(engine, id, gone);
+            }
+        });
     }
 
     // -----------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ impl EngineState {
         pieces: Pieces,
         direction: Direction,
     ) -> u64 {
-        let due = self.now.after(self.options.copier_deadline);
+        let due = self.now.after(self.options.copy_deadline);
         let id = self.copies.open(qp, copier, due, &mut self.deadlines);
         copier.begin(self.worker);
         self.outputs.push_back(Output::Copy(CopyJob {

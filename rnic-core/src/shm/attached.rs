@@ -309,7 +309,7 @@ fn poison(result: Result<(), AttachedFault>, mapping: &Mapping) -> Result<(), At
 }
 
 /// Bytes of the naturally aligned word at the end of `len` bytes from `address`.
-fn tail_len(address: u64, len: usize) -> usize {
+pub(super) fn tail_len(address: u64, len: usize) -> usize {
     if len == 0 {
         return 0;
     }

@@ -30,6 +30,7 @@ pub mod lease;
 mod mapping;
 #[cfg(all(test, loom))]
 mod models;
+pub mod own;
 pub mod owner;
 pub mod parker;
 mod past_caches;

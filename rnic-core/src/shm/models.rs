@@ -15,8 +15,8 @@ use super::Mapping;
 use super::doorbell::{DoorbellRinger, DoorbellScanner};
 use super::parker::Parker;
 use super::queue::{
-    CompletionConsumer, CompletionProducer, PublishError, PushError, QueueMemory, ReceiveConsumer,
-    ReceiveProducer,
+    CompletionConsumer, CompletionProducer, CopyConsumer, CopyProducer, CopyTask, PublishError,
+    PushError, QueueMemory, ReceiveConsumer, ReceiveProducer,
 };
 use crate::abi::queue::{ARM_NEXT, ARM_SOLICITED, Cqe, QueueKind, QueueShape, Sge};
 use crate::types::{CompletionOpcode, CompletionStatus};
@@ -232,6 +232,48 @@ fn loom_stop_spinning_against_publish() {
         let sleeps = consumer.is_empty();
         let event = engine.join().expect("no panic");
         assert!(!sleeps || event);
+    });
+}
+
+/// A library that goes to sleep sees a job, or is woken for it.
+#[test]
+fn loom_copy_push_against_prepare_sleep() {
+    let shape = QueueShape::copies();
+    let (arena, _fd) = Mapping::create_arena("model", shape.bytes()).expect("a little memory");
+    loom::model(move || {
+        let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, 1, 0);
+        let queue = queue.expect("fits the arena");
+        let mut producer = CopyProducer::new(queue.clone());
+        let consumer = CopyConsumer::new(queue, Arc::default());
+        let daemon = thread::spawn(move || {
+            assert!(producer.push(&[], CopyTask::Out));
+            producer.sleeps()
+        });
+        consumer.prepare_sleep();
+        let seen = consumer.is_wanted();
+        let woken = daemon.join().expect("no panic");
+        assert!(seen || woken);
+    });
+}
+
+/// A library that goes to sleep sees the end of its session, or is woken for it.
+#[test]
+fn loom_copy_end_against_prepare_sleep() {
+    let shape = QueueShape::copies();
+    let (arena, _fd) = Mapping::create_arena("model", shape.bytes()).expect("a little memory");
+    loom::model(move || {
+        let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, 1, 0);
+        let queue = queue.expect("fits the arena");
+        let consumer = Arc::new(CopyConsumer::new(queue, Arc::default()));
+        let session = thread::spawn({
+            let consumer = consumer.clone();
+            move || consumer.end()
+        });
+        consumer.prepare_sleep();
+        let seen = consumer.has_ended();
+        session.join().expect("no panic");
+        // Who did not see it finds that it need not sleep: the word is no longer set.
+        assert!(seen || !consumer.is_asleep());
     });
 }
 

@@ -26,8 +26,6 @@ pub enum Probe {
     Serves {
         /// Its process.
         pid: u32,
-        /// Whether it lets programs use memory of their own, as all programs of the C verbs API do.
-        attached_memory: bool,
         /// Folder in which it shows its devices in files, if there is one.
         tree: Option<PathBuf>,
         /// Names of its devices.
@@ -130,7 +128,6 @@ pub fn probe() -> Probe {
         Ok((status, device)) => Probe::Serves {
             pid: status.pid,
             status: Box::new(status),
-            attached_memory: device.attached_memory,
             tree: Some(PathBuf::from(device.tree)).filter(|tree| tree.is_dir()),
             devices: [device.name, device.wired_name],
         },

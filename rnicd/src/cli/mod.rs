@@ -21,7 +21,6 @@ use crate::config::{
     explain,
 };
 use crate::control::{ControlSocket, Notifier, Server, SocketError, StartError, check_filters};
-use crate::copier::{self, Spawner};
 use crate::demo;
 use crate::exec::{self, DaemonProcess, ExecError, LogTo, Overrides};
 use crate::log::{Log, error_text};
@@ -79,20 +78,6 @@ enum Command {
     /// A child process of the demo.
     #[command(hide = true, subcommand)]
     DemoPart(demo::parts::Part),
-    /// Starts copiers for a daemon.
-    #[command(hide = true)]
-    CopierSpawner {
-        /// control.seccomp of the daemon.
-        seccomp: SeccompArg,
-    },
-    /// Copies for a daemon from and to the memory of a process that it does not trust.
-    #[command(hide = true)]
-    Copier {
-        /// The process.
-        pid: i32,
-        /// control.seccomp of the daemon.
-        seccomp: SeccompArg,
-    },
 }
 
 #[derive(Debug, Args)]
@@ -181,7 +166,7 @@ enum LoopbackArg {
     Tcp,
 }
 
-/// `control.seccomp`, as the daemon tells its copiers.
+/// `control.seccomp`, as it is said to the daemon of `exec` and `demo`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum SeccompArg {
     Enforce,
@@ -228,14 +213,6 @@ pub fn main() -> ExitCode {
             Ok(exec::serve(folder, Overrides { loopback, seccomp }))
         }
         Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
-        Command::CopierSpawner { seccomp } => {
-            let ended = copier::start_copiers(seccomp.into());
-            ended.map(|()| ExitCode::SUCCESS).map_err(Into::into)
-        }
-        Command::Copier { pid, seccomp } => {
-            let ended = copier::run(pid, seccomp.into());
-            ended.map(|()| ExitCode::SUCCESS).map_err(Into::into)
-        }
     };
     result.unwrap_or_else(|error| {
         complain(&format!("rnicd: {error}"));
@@ -296,14 +273,9 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     let notifier = Notifier::from_environment()?;
     give_up_privileges(control, &socket)?;
     check_filters(control.seccomp)?;
-    privilege::pass_on_no_descriptors();
-    // Before the spawner of copiers, which is to have as many: what it sends counts against them,
-    // together with what clients of the daemon have not read yet.
     privilege::raise_descriptor_limit();
-    // Also if limits.copiers is 0: that can change, and nothing can be started later.
-    let spawner = start_spawner(control.seccomp)?;
     log.start_writing(control.seccomp)?;
-    let mut server = Server::start(config, socket, Some(signals), notifier, spawner)?;
+    let mut server = Server::start(config, socket, Some(signals), notifier)?;
     server.take_wired_port(ports);
     if let Some(file) = &args.configured.config {
         server.reload_from(file.clone(), log.level())?;
@@ -313,21 +285,6 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     }
     server.run()?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Starts the process that starts copiers: none without `/proc`, by which it finds its own program.
-fn start_spawner(seccomp: Seccomp) -> Result<Option<Spawner>, Failure> {
-    match Spawner::start(seccomp) {
-        Ok(spawner) => Ok(Some(spawner)),
-        Err(error) if !Path::new("/proc/self/exe").exists() => {
-            tracing::warn!(
-                "no copiers: cannot run /proc/self/exe: {error}; attached memory of users who are \
-                 not trusted is refused until /proc is mounted and the daemon started again"
-            );
-            Ok(None)
-        }
-        Err(error) => Err(format!("cannot start copiers: {error}").into()),
-    }
 }
 
 /// What a service manager passed.

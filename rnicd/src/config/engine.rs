@@ -21,8 +21,8 @@ pub struct Engine {
     pub terminate_deadline: Duration,
     /// How long an orderly end of a connection may take; default 60 s.
     pub close_deadline: Duration,
-    /// How long a copy by a copier may take before its client is detached; default 10 s.
-    pub copier_deadline: Duration,
+    /// How long a copy by a client's library may take before the client is detached; default 10 s.
+    pub copy_deadline: Duration,
 }
 
 impl Default for Engine {
@@ -34,7 +34,7 @@ impl Default for Engine {
             yield_for: Duration::from_micros(50),
             terminate_deadline: Duration::from_secs(5),
             close_deadline: Duration::from_secs(60),
-            copier_deadline: Duration::from_secs(10),
+            copy_deadline: Duration::from_secs(10),
         }
     }
 }
@@ -59,7 +59,7 @@ impl Checker<'_> {
             yield_for: self.span(s.yield_for, default.yield_for, Duration::ZERO..=SECOND)?,
             terminate_deadline: self.deadline(s.terminate_deadline, default.terminate_deadline)?,
             close_deadline: self.deadline(s.close_deadline, default.close_deadline)?,
-            copier_deadline: self.deadline(s.copier_deadline, default.copier_deadline)?,
+            copy_deadline: self.deadline(s.copy_deadline, default.copy_deadline)?,
         })
     }
 }

@@ -146,9 +146,9 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
         "an orderly end that takes longer becomes a reset",
     );
     row(
-        "engine.copier_deadline",
-        Span(engine.copier_deadline).to_string(),
-        "for a copier's copy; a client whose copies take longer is detached",
+        "engine.copy_deadline",
+        Span(engine.copy_deadline).to_string(),
+        "for a copy by a client's library; a client whose copies take longer is detached",
     );
     row(
         "mpa.crc",

@@ -121,8 +121,8 @@ pub struct EngineSection {
     pub terminate_deadline: Field<Span>,
     /// How long an orderly end may take.
     pub close_deadline: Field<Span>,
-    /// How long a copy by a copier may take.
-    pub copier_deadline: Field<Span>,
+    /// How long a copy by a client's library may take.
+    pub copy_deadline: Field<Span>,
 }
 
 /// `engine.workers`: a number or `"auto"`.

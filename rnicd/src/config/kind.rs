@@ -277,15 +277,6 @@ kinds! {
         charged_in: "resource/qp/reads.rs",
         ..COUNTED
     };
-    /// Processes that copy for attached clients, from their start to their end.
-    Copiers = Row {
-        key: "copiers",
-        what: "processes that copy for attached clients",
-        defaults: &[(Scope::Device, 16), (Scope::User, 8)],
-        range: (0, 1_024),
-        charged_in: "resource/memory/attach.rs",
-        ..COUNTED
-    };
     /// Connections in start-up that hold a descriptor and no QP.
     Startups = Row {
         key: "startups",
@@ -318,15 +309,6 @@ kinds! {
         defaults: &[(Scope::User, 10_000), (Scope::Peer, 10_000)],
         range: (1, RATE),
         charged_in: "resource/qp/connect.rs",
-        ..ROW
-    };
-    /// Requests for a process that copies, per second.
-    AttachmentsPerSecond = Row {
-        key: "attachments_per_second",
-        what: "requests for a process that copies",
-        defaults: &[(Scope::User, 16)],
-        range: (1, RATE),
-        charged_in: "resource/memory/attach.rs",
         ..ROW
     };
     /// Wrong STags named, per minute.
@@ -553,8 +535,9 @@ const MAPPINGS: u64 = 60_000;
 const MEMORY: u64 = 1 << 50;
 /// Regions and windows together: each has an STag.
 pub const STAGS: u64 = allocator::MOST as u64;
-/// The queues of a session together: each has a doorbell.
-pub const DOORBELLS: u64 = doorbell::INDICES as u64;
+/// The queues of a session together: each has a doorbell, and so has its queue of copies for each
+/// of 64 workers.
+pub const DOORBELLS: u64 = doorbell::INDICES as u64 - 64;
 /// Connections per second; more cannot be told apart from no limit.
 const RATE: u64 = 10_000_000;
 /// Records of a ring.

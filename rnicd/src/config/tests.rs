@@ -93,9 +93,9 @@ fn values_out_of_range_are_named_with_the_range() {
 
 #[test]
 fn queues_of_a_session_must_fit_its_doorbell_page() {
-    let e = refused("[limits.session]\nqps = 31744\ncqs = 1\n");
-    assert!(e.starts_with("test.toml:2:7: limits.session.qps = 31744: "), "{e}");
-    assert!(e.contains("31744"), "{e}");
+    let e = refused("[limits.session]\nqps = 31680\ncqs = 1\n");
+    assert!(e.starts_with("test.toml:2:7: limits.session.qps = 31680: "), "{e}");
+    assert!(e.contains("31680"), "{e}");
 }
 
 #[test]
@@ -217,7 +217,7 @@ pub(crate) const OTHER_VALUES: &[(&str, &str, &str)] = &[
     ("engine.yield_for", "\"51us\"", "51us"),
     ("engine.terminate_deadline", "\"1001ms\"", "1001ms"),
     ("engine.close_deadline", "\"1002ms\"", "1002ms"),
-    ("engine.copier_deadline", "\"1003ms\"", "1003ms"),
+    ("engine.copy_deadline", "\"1003ms\"", "1003ms"),
     ("mpa.crc", "false", "false"),
     ("mpa.markers", "true", "true"),
     ("mpa.revision", "1", "1"),

@@ -43,7 +43,7 @@ pub(super) fn worst_case(config: &Config, in_force: &InForce) -> Vec<String> {
     let rings = (device.of(Kind::Diagnoses) + device.of(Kind::EventRecords)) * RECORD;
     lines.push(format!(
         "besides: {} for FPDUs that have not arrived in full, {} for bytes that TCP has not taken, {} if every connection holds a message \
-         for want of a receive or of a copier, {} for connections in start-up, {} for slabs of workers, {} for records",
+         for want of a receive or while its client's library copies, {} for connections in start-up, {} for slabs of workers, {} for records",
         human(device.of(Kind::PartialBytes)),
         human(device.of(Kind::UnsentBytes)),
         human(u64::from(in_force.qps) * HELD),

@@ -31,7 +31,6 @@ use super::turns::Turns;
 use crate::clock;
 use crate::cm::ConnectionManager;
 use crate::config::{Config, Seccomp};
-use crate::copier::{Copiers, Spawner};
 use crate::log::{Level, RateLimitedLogs};
 use crate::metrics::Writer;
 use crate::privilege::{self, Signals, ThreadKind, check_available, confine};
@@ -148,14 +147,13 @@ pub fn check_filters(seccomp: Seccomp) -> Result<(), StartError> {
 
 impl Server {
     /// Starts the workers of a daemon that serves `socket`. Signals are for a server that is told
-    /// by them to stop, a spawner of copiers for one with clients of other users. Threads are
-    /// started here, so what they are not to inherit is given up before.
+    /// by them to stop. Threads are started here, so what they are not to inherit is given up
+    /// before.
     pub fn start(
         config: Config,
         socket: ControlSocket,
         signals: Option<Signals>,
         notifier: Notifier,
-        spawner: Option<Spawner>,
     ) -> Result<Self, StartError> {
         let seccomp = config.control.seccomp;
         check_filters(seccomp)?;
@@ -184,9 +182,6 @@ impl Server {
             .map_err(system("cannot start workers"))?;
         let reaper =
             Reaper::start(waker.clone(), seccomp).map_err(system("cannot start the reaper"))?;
-        let deadline = config.engine.copier_deadline;
-        let copiers = Copiers::start(waker.clone(), spawner, deadline, seccomp)
-            .map_err(system("cannot start the thread that minds copiers"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
         let writer = Writer::start("rnicd-metrics", seccomp)
             .map_err(system("cannot start the writer of metrics"))?;
@@ -195,7 +190,7 @@ impl Server {
         let addresses = follow_addresses(&poll, &waker, seccomp);
         let (tree_at, path) = (config.device.tree.clone(), socket.path());
         let mut manager =
-            Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), copiers, random);
+            Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
         let tree = Tree::start(&tree_at, path, &manager.tree_facts(), seccomp)?;
         manager.set_tree(tree.as_ref().map(Tree::path));
         let tree = tree.map(|tree| LiveTree { tree, due: clock::now(), is_still: false });
@@ -632,9 +627,6 @@ impl Server {
     fn settle_clients(&mut self, now: Time) {
         while let Some((session, granted)) = self.manager.poll_answer() {
             self.answer(session, Ok(granted), now);
-        }
-        while let Some((session, refused)) = self.manager.poll_refused() {
-            self.answer(session, Err(refused), now);
         }
         while let Some((session, why)) = self.manager.poll_ended() {
             if let Some(key) = self.by_session.get(&session) {

@@ -55,9 +55,7 @@ impl PrivateDaemon {
     fn start_in(config: Config, folder: Folder) -> Result<Self, PrivateError> {
         let path = folder.socket();
         let socket = ControlSocket::open(Some(&path), &config.control).map_err(StartError::from)?;
-        // Its clients are of its own user, since nobody else may enter the folder: none needs a
-        // copier.
-        let server = Server::start(config, socket, None, Notifier::default(), None)?;
+        let server = Server::start(config, socket, None, Notifier::default())?;
         let stopper = server.stopper();
         let thread = std::thread::Builder::new()
             .name("rnicd-control".to_owned())

@@ -45,14 +45,6 @@ pub fn raise_descriptor_limit() -> u64 {
     }
 }
 
-/// Keeps every descriptor that this process has now from the programs it starts: also those that it
-/// was started with and knows nothing of. Without effect before Linux 5.11.
-pub fn pass_on_no_descriptors() {
-    let (first, last) = (3 as libc::c_uint, libc::c_uint::MAX);
-    // SAFETY: marks descriptors; closes none and touches no memory.
-    unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_CLOEXEC) };
-}
-
 /// Leaves the session of whoever started this process, and with it his terminal, and closes every
 /// descriptor it was started with but the standard ones. To be called before anything else opens
 /// one.

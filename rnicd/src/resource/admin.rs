@@ -80,6 +80,7 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::AllocWindow { .. }
         | R::CreateSrq(_)
         | R::AttachMemory
+        | R::ServeCopies { .. }
         | R::ConnectOver { .. }
         | R::ServeOver { .. } => true,
         R::QueryDevice

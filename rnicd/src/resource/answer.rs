@@ -60,7 +60,6 @@ impl Outcome {
 #[derive(Default)]
 pub struct Outbox {
     answers: VecDeque<(SessionId, Response)>,
-    refusals: VecDeque<(SessionId, Refused)>,
     ended: VecDeque<(SessionId, String)>,
 }
 
@@ -68,11 +67,6 @@ impl Outbox {
     /// What a session was promised.
     pub fn answer(&mut self, session: SessionId, body: ReplyBody) {
         self.answers.push_back((session, body.into()));
-    }
-
-    /// It gets a refusal instead.
-    pub fn refuse(&mut self, session: SessionId, refused: Refused) {
-        self.refusals.push_back((session, refused));
     }
 
     /// It is to be closed, because of this.
@@ -83,11 +77,6 @@ impl Outbox {
     /// Takes the next answer that a session was promised, if there is one.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
         self.answers.pop_front()
-    }
-
-    /// Takes the next refusal that a session gets instead of its answer, if there is one.
-    pub fn poll_refused(&mut self) -> Option<(SessionId, Refused)> {
-        self.refusals.pop_front()
     }
 
     /// The next session that is to be closed.

@@ -100,8 +100,9 @@ impl Manager {
             R::ArmSrq { srq, limit } => self.arm_srq(id, srq, limit),
             R::QuerySrq { srq } => self.query_srq(id, srq),
             R::DestroySrq { srq } => self.destroy_srq(id, srq),
+            R::ServeCopies { worker } => self.serve_copies(id, worker),
             R::AttachMemory => match descriptor {
-                Some(memory) => self.attach_memory(id, memory, now),
+                Some(memory) => self.attach_memory(id, memory),
                 None => Err(refuse::lost_descriptor()),
             },
             R::ConnectOver { qp, ird, ord, private_data } => {
@@ -201,9 +202,6 @@ impl Manager {
                 Some(Pending::Alive) => self.alive = true,
                 None => {}
             }
-        }
-        while let Some(report) = self.copiers.poll_report() {
-            self.copier_reported(report);
         }
         while let Some(receipt) = self.reaper.poll_gone() {
             if let Some(session) = self.unmapping.remove(&receipt) {

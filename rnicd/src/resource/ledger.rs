@@ -146,11 +146,6 @@ impl Charge {
         self.amount
     }
 
-    /// Whose session was charged.
-    pub fn user(&self) -> u32 {
-        self.account.user
-    }
-
     /// Credits what is above `amount`.
     pub fn reduce_to(&mut self, amount: u64) {
         let more = self.amount.saturating_sub(amount);

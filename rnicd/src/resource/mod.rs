@@ -43,7 +43,6 @@ use rnic_core::types::*;
 
 use crate::cm::ConnectionManager;
 use crate::config::{Config, Guid};
-use crate::copier::Copiers;
 use crate::log::RateLimitedLogs;
 use crate::privilege::Network;
 use crate::rate::Buckets;
@@ -54,7 +53,7 @@ pub use answer::{Answer, Outcome, Refused, Response};
 pub use capacity::Capacity;
 use domain::NamedPds;
 use ledger::{Kind, Ledger};
-use memory::{Copying, NextRegion};
+use memory::NextRegion;
 use numbers::{Handles, Stags};
 pub use policy::Policy;
 pub use qp::PassedPort;
@@ -72,8 +71,6 @@ pub struct Manager {
     named_pds: NamedPds,
     /// How often users connect.
     connects: Buckets<u32>,
-    /// How often users ask for copiers.
-    attachments: Buckets<u32>,
     /// Nothing new is taken.
     draining: bool,
     /// Where the daemon makes its sockets; clients of other namespaces are foreign.
@@ -106,8 +103,6 @@ pub struct Manager {
     /// Shared buffers that the reaper has yet to unmap, and sessions that wait for that.
     unmapping: HashMap<Receipt, SessionId>,
     outbox: Outbox,
-    copiers: Copiers,
-    copying: Copying,
     records: Records,
     /// All workers have answered the last question.
     alive: bool,
@@ -151,7 +146,6 @@ impl Manager {
         workers: Workers,
         mut cm: ConnectionManager,
         reaper: Reaper,
-        copiers: Copiers,
         random: Random,
     ) -> Self {
         let policy = Policy::new(&config);
@@ -167,7 +161,6 @@ impl Manager {
             policy,
             named_pds: NamedPds::default(),
             connects: Buckets::new(USERS_REMEMBERED, BURST),
-            attachments: Buckets::new(USERS_REMEMBERED, BURST),
             draining: false,
             network: Network::own().ok(),
             generation: random.generation,
@@ -188,8 +181,6 @@ impl Manager {
             pending: HashMap::new(),
             unmapping: HashMap::new(),
             outbox: Outbox::default(),
-            copiers,
-            copying: Copying::default(),
             records: Records::new(diagnoses, most_notes),
             alive: false,
             said: RateLimitedLogs::new(10, Duration::from_secs(60)),
@@ -234,11 +225,6 @@ impl Manager {
     /// An answer that was promised for later.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
         self.outbox.poll_answer()
-    }
-
-    /// A refusal that took its time.
-    pub fn poll_refused(&mut self) -> Option<(SessionId, Refused)> {
-        self.outbox.poll_refused()
     }
 
     /// A session that a worker found misbehaving, and why; it is to be closed.

@@ -63,7 +63,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
             worker: 0,
             terminate_deadline: config.engine.terminate_deadline,
             close_deadline: config.engine.close_deadline,
-            copier_deadline: config.engine.copier_deadline,
+            copy_deadline: config.engine.copy_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,
             partial: PartialLimits {
                 bytes: limits(Kind::PartialBytes, Kind::SessionPartialBytes),
@@ -98,7 +98,7 @@ spins = 101
 yield_for = \"51us\"
 terminate_deadline = \"1001ms\"
 close_deadline = \"1002ms\"
-copier_deadline = \"1003ms\"
+copy_deadline = \"1003ms\"
 [control]
 seccomp = \"log\"
 [mpa]
@@ -199,7 +199,7 @@ stag_guesses_per_minute = 25
             worker: _,
             terminate_deadline,
             close_deadline,
-            copier_deadline,
+            copy_deadline,
             first_fpdu_deadline,
             mulpdu,
             partial: PartialLimits { bytes, stall },
@@ -207,7 +207,7 @@ stag_guesses_per_minute = 25
             diagnoses: _,
         } = engine;
         assert_eq!((terminate_deadline, close_deadline), (ms(1001), ms(1002)));
-        assert_eq!((copier_deadline, first_fpdu_deadline), (ms(1003), ms(1008)));
+        assert_eq!((copy_deadline, first_fpdu_deadline), (ms(1003), ms(1008)));
         assert_eq!((mulpdu, stall), (MulpduPolicy::Max, ms(1010)));
         assert_eq!((bytes.device, bytes.session), (10 << 20, 8 << 20));
         assert_eq!((unsent.device, unsent.session), (9 << 20, 7 << 20));

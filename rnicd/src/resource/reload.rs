@@ -60,7 +60,6 @@ impl Manager {
         self.ledger.set_limits(&config.limits, &self.capacity);
         self.cm.set_options(options::cm(&config, &self.capacity));
         let workers = self.capacity.workers;
-        self.copiers.set_deadline(config.engine.copier_deadline);
         self.workers.set_options(&options::workers(&config, workers).engine);
         let config = std::mem::replace(&mut self.config, config);
         let policy = std::mem::replace(&mut self.policy, policy);

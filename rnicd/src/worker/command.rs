@@ -8,6 +8,7 @@ use rnic_core::abi::control::{DisconnectMode, QpChange};
 use rnic_core::device::{Copier, Cq, Srq, StagChange, StagEntry, Window};
 use rnic_core::engine::{DatagramPort, DatagramRules, EngineOptions, PeerLimits, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
+use rnic_core::shm::queue::CopyProducer;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag, UserId};
 
@@ -54,10 +55,10 @@ pub(super) enum Command {
     ChangeStags(StagChange),
     /// Every worker has carried out the change that this QP asked for.
     StagsChanged(QpId),
-    /// A channel to a session's copier.
+    /// The queue of copies of a session.
     AddCopier {
         copier: Arc<Copier>,
-        channel: OwnedFd,
+        queue: CopyProducer,
     },
     /// Another worker has freed slots of this CQ, for which QPs of this one wait.
     SpaceFreed(Arc<Cq>),

@@ -29,8 +29,6 @@ pub(super) enum Polled {
     Connection(Connection),
     /// A client's eventfd. Never read: the client shares its flags, and edges are enough.
     Bell { session: SessionId, eventfd: OwnedFd },
-    /// A channel to a session's copier, which is kept elsewhere.
-    Copier { session: SessionId, fd: RawFd },
     /// The socket of this number among those of datagrams, which are kept elsewhere.
     Datagrams { number: usize, fd: RawFd },
     /// A client's socket that was full.
@@ -161,12 +159,6 @@ impl Connections {
     pub(super) fn add_bell(&mut self, session: SessionId, eventfd: OwnedFd) -> io::Result<()> {
         let fd = eventfd.as_raw_fd();
         self.register(fd, Interest::READABLE, Polled::Bell { session, eventfd }).map(drop)
-    }
-
-    /// Watches a channel to a copier.
-    pub(super) fn add_copier(&mut self, session: SessionId, fd: RawFd) -> io::Result<()> {
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        self.register(fd, interest, Polled::Copier { session, fd }).map(drop)
     }
 
     /// Watches a socket of datagrams.
@@ -308,9 +300,7 @@ impl Connections {
     /// Forgets the descriptors of a session; its QPs' connections have been closed.
     pub(super) fn remove_session(&mut self, session: SessionId) {
         let of_session = |polled: &Polled| match polled {
-            Polled::Bell { session: s, .. }
-            | Polled::Sender { session: s, .. }
-            | Polled::Copier { session: s, .. } => *s == session,
+            Polled::Bell { session: s, .. } | Polled::Sender { session: s, .. } => *s == session,
             Polled::Connection(_) | Polled::Datagrams { .. } => false,
         };
         let keys: Vec<_> =
@@ -329,7 +319,7 @@ impl Connections {
                 c.stream.as_fd().as_raw_fd()
             }
             Polled::Bell { eventfd, .. } => eventfd.as_raw_fd(),
-            Polled::Copier { fd, .. } | Polled::Datagrams { fd, .. } => *fd,
+            Polled::Datagrams { fd, .. } => *fd,
             Polled::Sender { sender, .. } => {
                 self.full.remove(&sender.fd());
                 sender.fd()

@@ -1,113 +1,334 @@
-//! A worker's channels to copiers.
+//! A worker's queues of copies that libraries make, by session.
+//!
+//! A library is woken if it sleeps. If its program polls for completions, it is left a moment to
+//! find the job in passing, which costs nobody a wake-up.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rnic_core::device::Copier;
-use rnic_core::device::copier::{CopyJob, CopyResult};
+use rnic_core::device::copier::{CopyJob, CopyResult, Direction, MAX_COPY};
 use rnic_core::device::memory::Unreachable;
-use rnic_core::types::SessionId;
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rnic_core::shm::queue::{CopyOutcome, CopyProducer, CopyTask, QueueFault};
+use rnic_core::types::{SessionId, Time};
 
-use crate::copier::wire::{self, MAX_PACKET};
-
-/// The channel to one copier.
+/// The queue of one session.
 #[derive(Debug)]
-pub(super) struct Channel {
-    pub(super) copier: Arc<Copier>,
-    fd: OwnedFd,
-    /// Jobs that were sent, oldest first: they are answered in that order.
-    sent: VecDeque<u64>,
-    /// Jobs that found no room in the channel.
-    unsent: VecDeque<(u64, Vec<u8>)>,
+struct Queue {
+    copier: Arc<Copier>,
+    producer: CopyProducer,
+    /// Jobs in the queue, oldest first: they are done in that order.
+    sent: VecDeque<(u64, Brings)>,
+    /// Jobs that found no room in it.
+    unsent: VecDeque<CopyJob>,
+    /// How long the program may take to find a job in passing.
+    grace: Duration,
+    /// When the library's thread is woken, if it sleeps.
+    wake_at: Option<Time>,
+    /// Somebody writes nonsense at the other end. Nothing of it is answered until the session has
+    /// ended, some QPs at a time.
     broken: bool,
 }
 
-/// Channels to copiers, by session.
-#[derive(Debug, Default)]
-pub(super) struct Channels {
-    of: HashMap<SessionId, Channel>,
-    buffer: Vec<u8>,
+/// What is in an entry when a job is done.
+#[derive(Clone, Copy, Debug)]
+enum Brings {
+    /// So many bytes.
+    Bytes(usize),
+    /// The word that was there before.
+    Word,
 }
 
-/// What a copier has answered.
+/// The queues of all sessions.
+#[derive(Debug, Default)]
+pub(super) struct CopyQueues {
+    of: HashMap<SessionId, Queue>,
+    /// Sessions with jobs under way, in the order in which they are looked at next.
+    busy: VecDeque<SessionId>,
+}
+
+/// What a look at the queues has found.
+#[derive(Default)]
+pub(super) struct Polled {
+    pub answers: Vec<Answer>,
+    /// Sessions whose library writes nonsense.
+    pub faults: Vec<(SessionId, QueueFault)>,
+    /// Something was there to be done, and there may be more.
+    pub worked: bool,
+}
+
+/// What came of a copy.
 pub(super) type Answer = (Arc<Copier>, u64, CopyResult);
 
-impl Channels {
-    pub(super) fn add(&mut self, copier: Arc<Copier>, fd: OwnedFd) {
+impl CopyQueues {
+    pub(super) fn add(&mut self, copier: Arc<Copier>, producer: CopyProducer) {
         let session = copier.session();
-        let (sent, unsent) = (VecDeque::new(), VecDeque::new());
-        self.of.insert(session, Channel { copier, fd, sent, unsent, broken: false });
+        let queue = Queue {
+            copier,
+            producer,
+            sent: VecDeque::new(),
+            unsent: VecDeque::new(),
+            grace: Duration::ZERO,
+            wake_at: None,
+            broken: false,
+        };
+        self.of.insert(session, queue);
     }
 
-    /// Forgets a channel; the answers that will not come.
+    /// Forgets a session's queue; the answers that will not come.
     pub(super) fn remove(&mut self, session: SessionId) -> Vec<Answer> {
-        self.of.remove(&session).map_or(Vec::new(), |mut channel| channel.give_up())
+        self.busy.retain(|s| *s != session);
+        self.of.remove(&session).map_or(Vec::new(), |mut queue| queue.give_up())
     }
 
-    /// Sends a job. The answer if there will be none.
-    pub(super) fn submit(&mut self, job: &CopyJob) -> Option<Answer> {
+    /// Hands over a job. The answer if there will be none.
+    pub(super) fn submit(&mut self, job: CopyJob, now: Time) -> Option<Answer> {
         let session = job.copier.session();
-        let Some(channel) = self.of.get_mut(&session).filter(|c| !c.broken) else {
+        let Some(queue) = self.of.get_mut(&session) else {
             return Some((job.copier.clone(), job.id, Err(Unreachable::Detached)));
         };
-        channel.unsent.push_back((job.id, wire::emit_job(job)));
-        channel.flush();
+        if queue.is_idle() {
+            self.busy.push_back(session);
+        }
+        queue.unsent.push_back(job);
+        if !queue.broken {
+            let mut of_one = MAX_COPY;
+            queue.flush(now, &mut of_one);
+        }
         None
     }
 
-    /// The channel is ready: sends what waits, takes what has been answered.
-    pub(super) fn ready(&mut self, session: SessionId) -> Vec<Answer> {
-        self.buffer.resize(MAX_PACKET, 0);
-        let Some(channel) = self.of.get_mut(&session) else { return Vec::new() };
-        channel.flush();
-        let mut answers = Vec::new();
-        while !channel.broken {
-            match recv(&channel.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
-                Ok((len, _)) => {
-                    let answer = self.buffer.get(..len).and_then(wire::parse_answer);
-                    // Anything but the answer to the oldest job is none.
-                    match answer.filter(|(id, _)| channel.sent.front() == Some(id)) {
-                        Some((id, moved)) => {
-                            channel.sent.pop_front();
-                            answers.push((channel.copier.clone(), id, moved));
-                        }
-                        None => channel.broken = true,
-                    }
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Err(_) => channel.broken = true,
+    /// Whether there are jobs under way.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.busy.is_empty()
+    }
+
+    /// What has been copied, and who has written nonsense. Some sessions are looked at each time,
+    /// and a bounded number of bytes is moved.
+    pub(super) fn poll(&mut self, now: Time) -> Polled {
+        let mut polled = Polled::default();
+        let mut budget = BYTES;
+        for _ in 0..self.busy.len().min(LOOKS) {
+            let Some(session) = self.busy.pop_front() else { break };
+            let Some(queue) = self.of.get_mut(&session) else { continue };
+            if let Err(fault) = queue.poll(now, &mut budget, &mut polled.answers) {
+                queue.broken = true;
+                polled.faults.push((session, fault));
+                continue;
+            }
+            if !queue.is_idle() {
+                self.busy.push_back(session);
+            }
+            if budget == 0 {
+                break;
             }
         }
-        if channel.broken {
-            answers.extend(channel.give_up());
+        polled.worked = budget < BYTES || !polled.answers.is_empty();
+        polled
+    }
+
+    /// How often to [`poll`](Self::poll) to have looked at all sessions, if there was nothing.
+    pub(super) fn rounds(&self) -> usize {
+        self.busy.len().div_ceil(LOOKS)
+    }
+
+    /// Before the worker sleeps, since it will not look again by itself.
+    pub(super) fn wake_all(&mut self) {
+        for session in &self.busy {
+            // Others were woken for what they have.
+            if let Some(queue) = self.of.get_mut(session).filter(|queue| queue.wake_at.is_some()) {
+                queue.wake();
+            }
         }
-        answers
     }
 }
 
-impl Channel {
-    /// Answers, in the copier's place, what it will not answer.
+impl Queue {
+    fn is_idle(&self) -> bool {
+        self.sent.is_empty() && self.unsent.is_empty()
+    }
+
+    /// Answers, in the library's place, what it will not answer.
     fn give_up(&mut self) -> Vec<Answer> {
-        let unsent = self.unsent.drain(..).map(|(id, _)| id);
-        let left = self.sent.drain(..).chain(unsent);
+        let unsent = self.unsent.drain(..).map(|job| job.id);
+        let left = self.sent.drain(..).map(|(id, _)| id).chain(unsent);
         left.map(|id| (self.copier.clone(), id, Err(Unreachable::Detached))).collect()
     }
 
-    fn flush(&mut self) {
-        while let Some((id, packet)) = self.unsent.front() {
-            match send(&self.fd, packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(_) => {
-                    self.sent.push_back(*id);
-                    self.unsent.pop_front();
+    /// Writes jobs, as far as there is room and these bytes last.
+    fn flush(&mut self, now: Time, budget: &mut usize) {
+        while *budget > 0
+            && let Some(job) = self.unsent.front()
+        {
+            let len = job.pieces.iter().map(|(_, len)| *len as usize).sum();
+            let (task, brings) = match &job.direction {
+                Direction::Out => (CopyTask::Out, Brings::Bytes(len)),
+                Direction::In { bytes, tail_last } => {
+                    (CopyTask::In { bytes, tail_last: *tail_last }, Brings::Bytes(0))
                 }
-                Err(Errno::INTR) => {}
-                // A channel that is broken is readable as well, and found so there.
-                Err(_) => return,
+                Direction::Update(operation) => (CopyTask::Update(*operation), Brings::Word),
+            };
+            if !self.producer.push(&job.pieces, task) {
+                return;
+            }
+            if let Direction::In { bytes, .. } = &job.direction {
+                *budget = budget.saturating_sub(bytes.len());
+            }
+            self.sent.push_back((job.id, brings));
+            self.unsent.pop_front();
+            if self.grace.is_zero() {
+                self.wake();
+            } else if self.wake_at.is_none() {
+                self.wake_at = Some(now.after(self.grace));
             }
         }
+    }
+
+    fn wake(&mut self) {
+        self.wake_at = None;
+        if self.producer.sleeps() {
+            self.producer.wake();
+        }
+    }
+
+    fn poll(
+        &mut self,
+        now: Time,
+        budget: &mut usize,
+        answers: &mut Vec<Answer>,
+    ) -> Result<(), QueueFault> {
+        let before = answers.len();
+        while *budget > 0
+            && let Some(outcome) = self.producer.poll()?
+        {
+            let Some((id, brings)) = self.sent.pop_front() else { break };
+            self.grace = if outcome.in_passing { GRACE } else { Duration::ZERO };
+            if let Brings::Bytes(len) = brings {
+                *budget = budget.saturating_sub(len);
+            }
+            answers.push((self.copier.clone(), id, self.result(&outcome, brings)));
+            self.producer.retire();
+        }
+        if answers.len() > before {
+            // Who is at work on these need not be woken for those that follow.
+            self.wake_at = (!self.sent.is_empty()).then(|| now.after(self.grace));
+        }
+        self.flush(now, budget);
+        if self.wake_at.is_some_and(|at| at <= now) {
+            self.wake();
+        }
+        Ok(())
+    }
+
+    fn result(&self, outcome: &CopyOutcome, brings: Brings) -> CopyResult {
+        match brings {
+            _ if !outcome.copied => Err(Unreachable::Unmapped),
+            Brings::Word => Ok(outcome.old.to_ne_bytes().to_vec()),
+            Brings::Bytes(len) => {
+                let mut bytes = vec![0; len];
+                self.producer.read(outcome, &mut bytes);
+                Ok(bytes)
+            }
+        }
+    }
+}
+
+/// Sessions that are looked at in a row.
+const LOOKS: usize = 16;
+
+/// Bytes that are moved in a row.
+const BYTES: usize = 2 * MAX_COPY;
+
+/// How long a program may take that has copied in passing before its library's thread is woken.
+const GRACE: Duration = Duration::from_micros(30);
+
+#[cfg(test)]
+mod tests {
+    use rnic_core::abi::queue::{COPY_ENTRIES, QueueKind, QueueShape, queue_header};
+    use rnic_core::shm::Mapping;
+    use rnic_core::shm::queue::{CopyConsumer, QueueMemory};
+
+    use super::*;
+
+    /// A session, and the library's end of its queue.
+    fn session(queues: &mut CopyQueues, id: u32) -> (Arc<Copier>, CopyConsumer) {
+        let shape = QueueShape::copies();
+        let (arena, _) = Mapping::create_arena("copies", shape.bytes()).expect("a little memory");
+        let queue = QueueMemory::format(arena, 0, QueueKind::Copies, shape, 0, 0).expect("fits");
+        let copier = Copier::new(SessionId(id), 1);
+        queues.add(copier.clone(), CopyProducer::new(queue.clone()));
+        (copier, CopyConsumer::new(queue, Arc::default()))
+    }
+
+    #[test]
+    fn one_call_moves_a_bounded_number_of_bytes() {
+        let (mut queues, now) = (CopyQueues::default(), Time::default());
+        let mut program = vec![7; MAX_COPY];
+        let at = program.as_mut_ptr().expose_provenance() as u64;
+        let sessions = [1, 2, 3].map(|id| session(&mut queues, id));
+        let into = |id| id % 2 == 1;
+        for (copier, _) in &sessions {
+            for id in 0..2 * u64::from(COPY_ENTRIES) {
+                let direction = match into(id) {
+                    true => Direction::In { bytes: vec![7; MAX_COPY], tail_last: false },
+                    false => Direction::Out,
+                };
+                let pieces = [(at, MAX_COPY as u32)].into_iter().collect();
+                let job = CopyJob { copier: copier.clone(), id, pieces, direction };
+                assert!(queues.submit(job, now).is_none());
+            }
+        }
+        let mut answered = [0u64; 3];
+        while queues.is_busy() {
+            for (_, library) in &sessions {
+                while library.serve() {}
+            }
+            let polled = queues.poll(now);
+            assert!(polled.faults.is_empty());
+            let mut brought = 0;
+            for (copier, id, result) in polled.answers {
+                let of = &mut answered[copier.session().0 as usize - 1];
+                assert_eq!(id, *of, "in order");
+                *of += 1;
+                let bytes = result.expect("the program's");
+                assert_eq!(bytes.len(), if into(id) { 0 } else { MAX_COPY });
+                brought += bytes.len();
+            }
+            assert!(brought <= BYTES, "{brought} bytes");
+            let (least, most) = (answered.iter().min(), answered.iter().max());
+            let apart = most.expect("three") - least.expect("three");
+            assert!(apart <= COPY_ENTRIES.into(), "in turns: {answered:?}");
+        }
+        assert_eq!(answered, [2 * u64::from(COPY_ENTRIES); 3]);
+        assert!(!queues.poll(now).worked);
+        drop(program);
+    }
+
+    /// Its QPs end with the session, some at a time.
+    #[test]
+    fn nothing_is_answered_for_a_library_that_writes_nonsense() {
+        let (mut queues, now) = (CopyQueues::default(), Time::default());
+        let shape = QueueShape::copies();
+        let (arena, _) = Mapping::create_arena("copies", shape.bytes()).expect("a little memory");
+        let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, 0, 0);
+        let copier = Copier::new(SessionId(1), 1);
+        queues.add(copier.clone(), CopyProducer::new(queue.expect("fits")));
+        let job = |id| {
+            let (copier, pieces) = (copier.clone(), [(4096, 8)].into_iter().collect());
+            CopyJob { copier, id, pieces, direction: Direction::Out }
+        };
+        assert!(queues.submit(job(0), now).is_none());
+        arena.write(queue_header::CONSUMER, &77u32.to_ne_bytes()).expect("within the arena");
+        let polled = queues.poll(now);
+        assert!(polled.answers.is_empty());
+        assert_eq!(polled.faults.len(), 1);
+        assert!(queues.submit(job(1), now).is_none());
+        let polled = queues.poll(now);
+        assert!(polled.answers.is_empty() && polled.faults.is_empty());
+        let left = queues.remove(SessionId(1));
+        let ids: Vec<_> = left.iter().map(|(_, id, _)| *id).collect();
+        assert_eq!(ids, [0, 1]);
+        assert!(!queues.is_busy());
     }
 }

@@ -37,6 +37,7 @@ use rnic_core::engine::{
 };
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
+use rnic_core::shm::queue::CopyProducer;
 use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{CqId, QpId, SessionId, Stag, UserId};
@@ -234,11 +235,10 @@ impl Workers {
         self.awaiting_workers.extend(copier.map(|copier| (ticket, copier)));
     }
 
-    /// Makes a session's copier known: one channel per worker.
-    pub fn add_copier(&mut self, copier: &Arc<Copier>, channels: Vec<OwnedFd>) {
-        for (worker, channel) in self.workers.iter().zip(channels) {
-            let copier = copier.clone();
-            worker.send(None, Command::AddCopier { copier, channel });
+    /// Makes the queue of copies of a session known to a worker.
+    pub fn add_copies(&mut self, worker: u32, copier: &Arc<Copier>, queue: CopyProducer) {
+        if let Some(worker) = self.workers.get(worker as usize) {
+            worker.send(None, Command::AddCopier { copier: copier.clone(), queue });
         }
     }
 

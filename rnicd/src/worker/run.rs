@@ -29,7 +29,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 use super::clients::Clients;
 use super::command::{Command, TicketedCommand};
 use super::connections::{Connections, Polled, WAKER};
-use super::copiers::{Answer, Channels};
+use super::copiers::{Answer, CopyQueues};
 use super::datagrams::DatagramSockets;
 use crate::clock;
 use crate::log::RateLimitedLog;
@@ -44,7 +44,7 @@ pub(super) struct Worker {
     engine: Engine,
     connections: Connections,
     clients: Clients,
-    copiers: Channels,
+    copiers: CopyQueues,
     datagrams: DatagramSockets,
     waiter: Waiter,
     /// It has short slices, because somebody computes on its CPU.
@@ -84,7 +84,7 @@ impl Worker {
             engine: Engine::new(engine),
             connections: Connections::new(poll.registry().try_clone()?),
             clients: Clients::default(),
-            copiers: Channels::default(),
+            copiers: CopyQueues::default(),
             datagrams: DatagramSockets::default(),
             waiter: Waiter::new(cpus(), options.wait),
             crowded: false,
@@ -161,7 +161,9 @@ impl Worker {
             let wake = || drop(self.control.wake());
             worked |= self.datagrams.receive(&mut self.engine, management, wake, now, most);
         }
+        worked |= self.poll_copies(now);
         worked |= self.serve(now);
+        worked |= self.poll_copies(now);
         if self.engine.poll_timeout().is_some_and(|at| at <= now) {
             self.engine.handle_timeout(now);
             worked = true;
@@ -276,8 +278,9 @@ impl Worker {
                 Output::FinalTerminate { qp, bytes } => self.connections.send_last(qp, &bytes),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
                 Output::Copy(job) => {
-                    let answer = self.copiers.submit(&job);
-                    self.copied(answer, clock::now());
+                    let now = clock::now();
+                    let answer = self.copiers.submit(job, now);
+                    self.copied(answer, now);
                 }
                 Output::SendDatagram { from, to, packet } => {
                     self.datagrams.send(from, to, &packet);
@@ -300,7 +303,7 @@ impl Worker {
         }
     }
 
-    /// Passes on what copiers have answered, and says so if somebody waits for it.
+    /// Passes on what libraries have answered, and says so if somebody waits for it.
     fn copied(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
         for (copier, job, result) in answers {
             self.engine.handle_copied(&copier, job, result, now);
@@ -308,6 +311,22 @@ impl Worker {
                 self.report(Report::Copied);
             }
         }
+    }
+
+    /// Takes what programs have copied; whether there was anything.
+    fn poll_copies(&mut self, now: Time) -> bool {
+        if !self.copiers.is_busy() {
+            return false;
+        }
+        let polled = self.copiers.poll(now);
+        self.copied(polled.answers, now);
+        for (session, fault) in polled.faults {
+            self.misbehaved(session, format!("its queue of copies: {fault}"));
+        }
+        if polled.worked {
+            self.carry_out();
+        }
+        polled.worked
     }
 
     /// A session cannot be served as it should be, and is to end.
@@ -413,14 +432,7 @@ impl Worker {
             Command::RemoveWindow(window) => self.engine.remove_window(&window),
             Command::ChangeStags(change) => self.engine.change_stags(&change),
             Command::StagsChanged(qp) => self.engine.handle_stags_changed(qp, now),
-            Command::AddCopier { copier, channel } => {
-                let session = copier.session();
-                let watched = self.connections.add_copier(session, channel.as_raw_fd());
-                self.copiers.add(copier, channel);
-                if let Err(e) = watched {
-                    self.misbehaved(session, format!("its copier cannot be polled: {e}"));
-                }
-            }
+            Command::AddCopier { copier, queue } => self.copiers.add(copier, queue),
             Command::SpaceFreed(cq) => self.engine.handle_cq_space(&cq, now),
             Command::ReceivesPosted(srq) => self.engine.handle_receives_posted(&srq, now),
             Command::AttachTcp { end, stream } => {
@@ -536,6 +548,13 @@ impl Worker {
         if self.engine.has_work() || self.datagrams.has_some() || !self.engine.prepare_sleep() {
             return;
         }
+        // From here on whoever has copied rings; who has before is found now.
+        self.copiers.wake_all();
+        for _ in 0..self.copiers.rounds() {
+            if self.poll_copies(now) {
+                return;
+            }
+        }
         let timeout = self.engine.poll_timeout().map(|at| at.since(now));
         let inbox = &self.inbox;
         if !self.shared.parker.park(|| inbox.is_empty()) {
@@ -591,12 +610,6 @@ impl Worker {
                     }
                 }
                 Some(Polled::Bell { session, .. }) => self.engine.handle_doorbell(*session, now),
-                Some(Polled::Copier { session, .. }) => {
-                    let answers = self.copiers.ready(*session);
-                    self.copied(answers, now);
-                    // It may say that there is something to be read.
-                    self.carry_out();
-                }
                 Some(Polled::Datagrams { number, .. }) => self.datagrams.handle_readable(*number),
                 Some(Polled::Sender { .. }) => self.connections.flush_sender(token),
                 // Removed since the event was collected.

@@ -14,7 +14,8 @@ use rnic_core::engine::{MulpduPolicy, Notification, Receives};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::DoorbellRinger;
 use rnic_core::shm::queue::{
-    CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
+    CompletionConsumer, CopyConsumer, CopyProducer, QueueMemory, ReceiveConsumer, ReceiveProducer,
+    SendConsumer, SendProducer,
 };
 use rnic_core::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 use rnic_core::types::{
@@ -22,7 +23,6 @@ use rnic_core::types::{
 };
 
 use super::*;
-use crate::copier::wire;
 
 mod crowded;
 
@@ -54,7 +54,7 @@ impl Rig {
             engine: EngineOptions {
                 worker: 0,
                 terminate_deadline: Duration::from_secs(5),
-                copier_deadline: Duration::from_secs(5),
+                copy_deadline: Duration::from_secs(5),
                 close_deadline: Duration::from_secs(5),
                 first_fpdu_deadline: Duration::from_secs(5),
                 partial: Default::default(),
@@ -222,7 +222,11 @@ impl Client {
         qp.sq.push(header, sges, &[]).expect("room");
         qp.sq.publish();
         let Some(worker) = qp.sq.queue().worker() else { return };
-        if self.ringers[worker as usize].ring(qp.index) {
+        self.ring(worker, qp.index);
+    }
+
+    fn ring(&self, worker: u32, index: u32) {
+        if self.ringers[worker as usize].ring(index) {
             rustix::io::write(&self.bells[worker as usize], &1u64.to_ne_bytes()).expect("bell");
         }
     }
@@ -595,23 +599,40 @@ fn an_invalidation_waits_for_all_workers() {
     rig.workers.stop();
 }
 
-/// A job in a copier counts as a use of the region: who revokes it is answered when the job is.
+/// Queues of copies of a client, one per worker, as its library has them.
+fn serve_copies(rig: &mut Rig, copier: &Arc<Copier>, workers: u32) -> Vec<CopyQueue> {
+    let shape = QueueShape::copies();
+    let make = |worker| {
+        let (arena, _) = Mapping::create_arena("copies", shape.bytes()).expect("a little memory");
+        let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, worker, COPIES);
+        let queue = queue.expect("fits");
+        rig.workers.add_copies(worker, copier, CopyProducer::new(queue.clone()));
+        CopyQueue { arena, consumer: CopyConsumer::new(queue, Arc::default()) }
+    };
+    (0..workers).map(make).collect()
+}
+
+/// A library's end of one.
+struct CopyQueue {
+    arena: Arc<Mapping>,
+    consumer: CopyConsumer,
+}
+
+/// The number that is rung for a queue of copies.
+const COPIES: u32 = 900;
+
+/// A job of a library counts as a use of the region: who revokes it is answered when the job is.
 #[test]
-fn a_revocation_waits_for_the_copier() {
-    use rnic_core::device::memory::Unreachable;
-    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+fn a_revocation_waits_for_the_library() {
     for workers in [1, 3] {
         let mut rig = Rig::start(workers);
         let mut client = Client::attach(1, &mut rig);
-        let pair = |_| {
-            let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-            rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("socket pair")
-        };
-        let (channels, ours): (Vec<_>, Vec<_>) = (0..workers).map(pair).unzip();
         let copier = Copier::new(client.session, workers);
-        rig.workers.add_copier(&copier, channels);
+        let queues = serve_copies(&mut rig, &copier, workers);
+        let program = *b"of the program's";
+        let address = program.as_ptr().expose_provenance() as u64;
         let stag = Stag(0x3000_0000);
-        let memory = Memory::ThroughCopier { copier: copier.clone(), address: 4096 };
+        let memory = Memory::ThroughCopier { copier: copier.clone(), address };
         let ticket = rig.workers.install_stag(StagEntry { stag, memory, ..client.region() });
         rig.done(ticket);
         let (mut a, a_config) = client.make_qp(1);
@@ -624,13 +645,10 @@ fn a_revocation_waits_for_the_copier() {
         expect_established(&client, b.id);
         rig.workers.attach_direct(last, end(c_config, INITIATOR), end(d_config, RESPONDER));
         expect_established(&client, c.id);
-        let sge = Sge { addr: 10, length: 6, lkey: stag.0 };
+        let sge = Sge { addr: 0, length: 6, lkey: stag.0 };
         client.post(&mut a, &write_to(&client, 1, 500), &[sge]);
-        let mut packet = [0; 100];
-        let ours = &ours[last as usize];
-        let (len, _) = rustix::net::recv(ours, &mut packet, RecvFlags::empty()).expect("a job");
-        let job = wire::parse_job(&packet[..len]).expect("a job");
-        assert_eq!((&job.pieces[..], job.task), (&[(4106, 6)][..], wire::Task::Read));
+        let library = &queues[last as usize].consumer;
+        until("a job comes", || library.is_wanted());
 
         let ticket = rig.workers.revoke_stag(stag);
         rig.workers.await_copies(ticket, Some(copier.clone()));
@@ -641,20 +659,46 @@ fn a_revocation_waits_for_the_copier() {
         client.post(&mut c, &write_to(&client, 2, 600), &[client.sge(0, 4)]);
         c.completes(2);
         assert_eq!(rig.workers.poll_done(), None);
-        let mut answer = Vec::new();
-        crate::copier::wire::emit_answer(job.id, Ok(()), &mut answer);
-        answer.extend_from_slice(b"bytes");
-        rustix::net::send(ours, &answer, SendFlags::empty()).expect("room");
+        assert!(library.serve());
+        client.ring(last, COPIES);
         rig.done(ticket);
         // What it brought is of a region that is none any more.
         let cqe = a.completion();
         assert_eq!((cqe.wr_id, cqe.status), (1, CompletionStatus::LocalProtection as u8));
         assert!(!copier.is_watched());
-        // A copier that says what it was not asked for is none.
-        crate::copier::wire::emit_answer(99, Err(Unreachable::Unmapped), &mut answer);
-        rustix::net::send(ours, &answer, SendFlags::empty()).expect("room");
         rig.workers.stop();
     }
+}
+
+#[test]
+fn a_library_that_scribbles_over_its_queue_of_copies_is_reported() {
+    let mut rig = Rig::start(1);
+    let mut client = Client::attach(1, &mut rig);
+    let copier = Copier::new(client.session, 1);
+    let queues = serve_copies(&mut rig, &copier, 1);
+    let stag = Stag(0x3000_0000);
+    let memory = Memory::ThroughCopier { copier, address: 4096 };
+    let ticket = rig.workers.install_stag(StagEntry { stag, memory, ..client.region() });
+    rig.done(ticket);
+    let (mut a, a_config) = client.make_qp(1);
+    let (_b, b_config) = client.make_qp(2);
+    rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    expect_established(&client, a.id);
+    client.post(&mut a, &write_to(&client, 1, 500), &[Sge { addr: 0, length: 6, lkey: stag.0 }]);
+    until("a job comes", || queues[0].consumer.is_wanted());
+    let index = rnic_core::abi::queue::queue_header::CONSUMER;
+    queues[0].arena.write(index, &77u32.to_le_bytes()).expect("in range");
+    client.ring(0, COPIES);
+    let (session, why) = loop {
+        match rig.workers.poll_notification() {
+            Some(Notification::Misbehaved { session, why }) => break (session, why),
+            Some(_) => {}
+            None => rig.woken(),
+        }
+    };
+    assert_eq!(session, client.session);
+    assert!(why.starts_with("its queue of copies: "), "{why}");
+    rig.workers.stop();
 }
 
 #[test]
@@ -672,9 +716,7 @@ fn a_client_that_scribbles_over_an_index_is_reported() {
     assert_eq!(producer.kind(), QueueKind::Send);
     let index = at + rnic_core::abi::queue::queue_header::PRODUCER;
     client.arena.write(index, &0x7FFF_FFFFu32.to_le_bytes()).expect("in range");
-    if client.ringers[0].ring(a.index) {
-        rustix::io::write(&client.bells[0], &1u64.to_ne_bytes()).expect("bell");
-    }
+    client.ring(0, a.index);
     let report = loop {
         if let Some(report) = rig.workers.poll_notification() {
             break report;

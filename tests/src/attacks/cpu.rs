@@ -54,13 +54,6 @@ pub fn ticks(process: u32) -> u64 {
     fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum()
 }
 
-/// Processes and threads that this machine has started.
-pub fn processes() -> u64 {
-    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let line = stat.lines().find_map(|l| l.strip_prefix("processes "));
-    line.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
-}
-
 /// Clock ticks of a second, as the kernel shows them to everybody.
 pub const TICKS: f64 = 100.0;
 

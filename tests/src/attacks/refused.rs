@@ -12,7 +12,7 @@ use super::progress::Progress;
 use crate::raw::Raw;
 use crate::traffic::Failure;
 
-/// Attaches memory that is not its own, which takes a process to find out, in sessions enough.
+/// Attaches memory that is not its own, over and over.
 pub fn attach(socket: &Path) -> Result<Infallible, Failure> {
     let progress = Progress::begin();
     loop {

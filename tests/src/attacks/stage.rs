@@ -37,8 +37,6 @@ pub struct Case {
     pub kernel: u64,
     /// QPs of one user.
     pub qps: u32,
-    /// The most processes that this machine starts in a second.
-    pub processes: f64,
     /// Milliseconds for which commands and sessions are measured at a time, beside the attacker.
     pub window: u32,
     /// How much of the attack precedes the first window, unless it comes to a halt.
@@ -57,7 +55,6 @@ impl Case {
             enough: f64::INFINITY,
             kernel: u64::MAX,
             qps: 2500,
-            processes: f64::INFINITY,
             window: WINDOW,
             after: 0,
         }
@@ -147,8 +144,6 @@ pub struct Outcome {
     done: f64,
     /// The part of the windows beside the attacker in which the control thread had a CPU.
     control: f64,
-    /// Processes that this machine has started in a second of these windows.
-    processes: f64,
     /// KiB by which the daemon's own memory has grown at most, and by how much it may.
     grown: (u64, u64),
     /// KiB of the kernel's for TCP, at most, and before.
@@ -197,7 +192,6 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
         windows: 0,
         done: 0.0,
         control: 0.0,
-        processes: 0.0,
         grown: (0, allowed),
         kernel: (kernel, kernel),
         lines: 0,
@@ -207,7 +201,7 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
         && Instant::now() < halted
     {}
     let (mut alone, mut beside, mut time) = (Vec::new(), Vec::new(), Duration::ZERO);
-    let (mut done, mut control, mut processes) = (0, 0, 0);
+    let (mut done, mut control) = (0, 0);
     let began = Instant::now();
     loop {
         attacker.signal(Signal::STOP);
@@ -216,13 +210,11 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
         stage.daemon.signal(Signal::CONT);
         attacker.signal(Signal::CONT);
         let (window, ticks) = (Instant::now(), cpu::ticks(stage.daemon.pid()));
-        let started = cpu::processes();
         let before = attacker.line_after("done ").parse().unwrap_or(0u64);
         beside.push(stage.all(case.window));
         let after = attacker.latest_after("done ").and_then(|n| n.parse().ok());
         done += after.unwrap_or(before).saturating_sub(before);
         control += cpu::ticks(stage.daemon.pid()) - ticks;
-        processes += cpu::processes() - started;
         time += window.elapsed();
         outcome.grown.0 = outcome.grown.0.max(anonymous(&stage.daemon).saturating_sub(memory));
         outcome.kernel.0 = outcome.kernel.0.max(tcp_memory());
@@ -232,7 +224,6 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
         outcome.ratio = middle(beside.iter().zip(&alone).map(|(b, a)| b.rate / a.rate).collect());
         outcome.done = done as f64 / time.as_secs_f64();
         outcome.control = control as f64 / cpu::TICKS / time.as_secs_f64();
-        outcome.processes = processes as f64 / time.as_secs_f64();
         let is_clear = outcome.failures(case).is_empty();
         if outcome.windows >= min_windows() && (is_clear || outcome.windows >= 10 * min_windows())
             || began.elapsed() > PATIENCE * 6
@@ -280,8 +271,6 @@ impl Outcome {
         check(grown <= allowed, format!("{grown} KiB more in the daemon, {allowed} are allowed"));
         let kernel = self.kernel.0.saturating_sub(self.kernel.1);
         check(kernel <= case.kernel, format!("{kernel} KiB in the kernel, not {}", case.kernel));
-        let (started, most) = (self.processes, case.processes);
-        check(started <= most, format!("{started:.0} processes a second are started"));
         check(self.lines <= LINES, format!("{} lines in the log", self.lines));
         failures
     }
@@ -331,7 +320,6 @@ impl fmt::Display for Outcome {
         let (most, before) = self.kernel;
         writeln!(f, "  {:<28}{before:>14}{most:>14}", "KiB of the kernel for TCP")?;
         writeln!(f, "  {:<28}{:>28.2}", "CPU of the control thread", self.control)?;
-        writeln!(f, "  {:<28}{:>28.0}", "processes per second", self.processes)?;
         writeln!(f, "  {:<28}{:>28.0}", "attacks per second", self.done)?;
         writeln!(f, "  {:<28}{:>28}", "lines in the log", self.lines)
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use rnic_client::{
@@ -15,7 +15,7 @@ use rnic_client::{
 };
 use rnic_tests::{
     DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, mortal, over,
-    raw, rping, traffic,
+    rping, traffic,
 };
 use rnic_tools::tour;
 
@@ -92,7 +92,8 @@ enum Part {
         /// The peer's QP.
         peer: u32,
     },
-    /// Attaches its memory whenever its standard input says so; prints what came of it.
+    /// Attaches its memory whenever its standard input says so and prints the result. When that
+    /// closes, ends the session and prints when no thread of the process copies any more.
     Attach,
     /// Writes and reads memory that a lender lends, from and to attached memory of its own.
     Borrow {
@@ -105,9 +106,6 @@ enum Part {
         /// Bytes.
         bytes: u64,
     },
-    /// Passes everything as its memory that is not, by a session of its own; says if all of it is
-    /// refused.
-    Offer,
     /// Asks the server of `rping -s -P` for an atomic operation, then offers it bytes as rping's
     /// client does; prints what became of both.
     Rping {
@@ -286,12 +284,6 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             println!("had {had}");
             Ok(())
         }
-        Part::Offer => {
-            let mut raw = raw::Raw::try_open(&socket()?).ok_or("no session")?;
-            attached::offer_wrong_descriptors(&mut raw)?;
-            println!("all are refused");
-            Ok(())
-        }
         Part::InFlight { count } => {
             let _unread = exhaust::in_flight(count)?;
             println!("in flight");
@@ -321,7 +313,6 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
         | Part::Overload { .. }
         | Part::Bystand { .. }
         | Part::Exhaust { .. }
-        | Part::Offer
         | Part::InFlight { .. }
         | Part::Freeze { .. }
         | Part::PassFrozen { .. }
@@ -398,6 +389,15 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
                     Err(error) => println!("memory: {error}"),
                 }
             }
+            drop(context);
+            let deadline = Instant::now() + DEADLINE;
+            while attached::copying_threads(std::process::id()) > 0 {
+                if Instant::now() > deadline {
+                    return Err("threads copy after the end of the session".into());
+                }
+                std::thread::yield_now();
+            }
+            println!("no thread copies");
         }
         Part::Borrow { address } => {
             attached::there_and_back(&attached::Guest::connect(

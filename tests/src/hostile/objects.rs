@@ -19,6 +19,8 @@ static ATTACHED: [AtomicU64; 8192] = [const { AtomicU64::new(0) }; 8192];
 pub(super) struct Objects {
     windows: Vec<(MwId, Stag)>,
     attached: bool,
+    /// Workers with a queue of copies.
+    copies: u32,
     /// TCP connections it has passed on, and their other ends.
     sockets: Vec<(TcpStream, TcpStream)>,
 }
@@ -93,6 +95,14 @@ impl Session {
             };
             let answer = self.raw.try_call(RequestBody::AttachMemory, &[memory.as_fd()])?;
             self.objects.attached |= answer.is_ok();
+            // Of a user whom the daemon does not trust, this is what it takes.
+            let next = self.objects.copies;
+            let worker = [next, next, next, rng.word() as u32][rng.below(4) as usize];
+            let body = RequestBody::ServeCopies { worker };
+            if let Ok(ReplyBody::Copies { queue, .. }) = self.raw.try_call(body, &[])? {
+                self.objects.copies += 1;
+                self.add_queue(queue);
+            }
         }
         let honest = rng.below(2) == 0;
         let (address, length, access) = if honest {

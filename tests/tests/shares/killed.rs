@@ -23,14 +23,14 @@ fn survivors_see_no_blame(loopback: &str) {
     let own = survivor.region(LENT as u64, READ_WRITE);
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        rnic_tests::omit("not root: all clients are of the same user, and none has a copier");
+        rnic_tests::omit("not root: all clients are of the daemon's user, and none copies");
     }
     let mut rng = Rng::new(5);
     for round in 0..KILLS {
         let options = QpOptions { kind: QpType::Wired, sq_depth: 64, ..survivor.options() };
         let qp = survivor.pd.create_qp(&options).unwrap();
         let peer = qp.id().to_string();
-        // A worker copies for the daemon's own user, a copier for others.
+        // A worker copies for the daemon's own user, the library for others.
         let mut mortal = if round % 2 == 1 && is_root {
             daemon.actor_as(61_006, &["answer", &peer])
         } else {

@@ -113,13 +113,11 @@ fn a_read_only_root_is_named_and_served_on() {
 }
 
 #[test]
-fn a_missing_proc_is_named_and_served_on() {
+fn a_daemon_serves_without_proc() {
     let folder = tempfile::tempdir().unwrap();
     // Otherwise the socket's mode is changed by /proc, and the error names that.
     let script = "umask 007; mount -t tmpfs none /proc; exec \"$1\" run --socket \"$2/s\"";
     let Some(mut daemon) = elsewhere(script, folder.path()) else { return };
-    let said = daemon.line_after("no copiers: ");
-    assert!(said.contains("/proc/self/exe") && said.contains("attached memory"), "{said}");
     daemon.line_after("listening");
     Context::open_at(folder.path().join("s")).unwrap().status().unwrap();
     daemon.signal(Signal::TERM);

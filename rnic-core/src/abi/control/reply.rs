@@ -131,6 +131,13 @@ pub enum ReplyBody {
     SrqInfo(SrqRow),
     /// The table of GIDs, by index.
     Gids(Vec<GidRow>),
+    /// A queue of copies was made.
+    Copies {
+        /// Place of the ring in an arena.
+        queue: QueueLocation,
+        /// The descriptor with this reply, if there is one.
+        new_arena: Option<NewArena>,
+    },
 }
 
 /// What the device is and allows this session.
@@ -168,8 +175,6 @@ pub struct DeviceAttributes {
     pub max_windows: u32,
     /// Most shared receive queues.
     pub max_srqs: u32,
-    /// Whether this session may attach its own address space.
-    pub attached_memory: bool,
     /// Who made the device, as the configuration has it; 0 for nobody in particular.
     pub vendor_id: u32,
     /// Which device of its maker it is; 0 for none in particular.

@@ -209,8 +209,9 @@ pub enum RequestBody {
         /// The shared receive queue, of this session.
         srq: SrqId,
     },
-    /// Lets regions name the client's own address space. Descriptor: the client's `/proc/self/mem`,
-    /// open for reading and writing. Once per session. Answer: `Done`.
+    /// Lets regions name the client's own address space, of a client whom the daemon trusts.
+    /// Descriptor: the client's `/proc/self/mem`, open for reading and writing. Once per session.
+    /// Answer: `Done`.
     AttachMemory,
     /// Connects an Idle QP over a TCP connection that the client made, whose peer expects an MPA
     /// Request next. Descriptor: the socket. If the negotiation is rejected the daemon lets go of
@@ -305,6 +306,14 @@ pub enum RequestBody {
         /// Of an IPv6 wildcard, not to take IPv4 as well; without a meaning for others.
         v6_only: bool,
     },
+    /// Lets regions name the client's own address space, in which its library makes the copies
+    /// ([`Features::LIBRARY_COPIES`](super::Features::LIBRARY_COPIES)): makes the queue by which a
+    /// worker asks for them. Once for each worker, in their order, before the first such region.
+    /// Answer: `Copies`.
+    ServeCopies {
+        /// The worker.
+        worker: u32,
+    },
 }
 
 impl RequestBody {
@@ -344,6 +353,7 @@ impl RequestBody {
             R::QuerySrq { .. } => "QuerySrq",
             R::DestroySrq { .. } => "DestroySrq",
             R::AttachMemory => "AttachMemory",
+            R::ServeCopies { .. } => "ServeCopies",
             R::ConnectOver { .. } => "ConnectOver",
             R::ServeOver { .. } => "ServeOver",
             R::AdminDisconnect { .. } => "AdminDisconnect",

@@ -12,6 +12,7 @@ mod completion_consumer;
 mod completion_look;
 mod completion_move;
 mod completion_producer;
+mod copies;
 mod receive;
 mod ring;
 mod send;
@@ -23,6 +24,7 @@ pub use completion_consumer::CompletionConsumer;
 pub use completion_look::CompletionLook;
 pub use completion_move::{CompletionMove, MoveError};
 pub use completion_producer::{CompletionProducer, PublishError};
+pub use copies::{CopyConsumer, CopyOutcome, CopyProducer, CopyTask};
 pub use receive::{ReceiveConsumer, ReceiveEntry, ReceiveProducer};
 pub use send::{SendConsumer, SendEntry, SendProducer};
 
@@ -157,6 +159,7 @@ impl QueueMemory {
             QueueKind::Send => stride >= SEND_HEADER_LEN,
             QueueKind::Receive | QueueKind::SharedReceive => stride >= RECEIVE_HEADER_LEN,
             QueueKind::Completion => stride == COMPLETION_LEN,
+            QueueKind::Copies => shape == QueueShape::copies(),
         };
         let capacity_fits = shape.capacity.is_power_of_two() && shape.capacity <= MAX_CAPACITY;
         if !stride_fits || !capacity_fits || !stride.is_multiple_of(SGE_LEN) || stride > MAX_STRIDE

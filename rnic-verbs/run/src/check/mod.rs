@@ -156,19 +156,9 @@ fn other_hosts(status: &StatusInfo, report: &mut Report) {
 
 fn daemon(question: &Question<'_>, report: &mut Report) {
     match probe() {
-        Probe::Serves { pid, attached_memory, status, .. } => {
+        Probe::Serves { pid, status, .. } => {
             report.add(Kind::Fine, "daemon", format!("one serves this user (pid {pid})"));
             other_hosts(&status, report);
-            match attached_memory {
-                true => report.add(Kind::Fine, "memory", "programs may use memory of their own"),
-                false => report.add(
-                    Kind::Problem,
-                    "memory",
-                    "the daemon has no copiers and does not trust this user, so it cannot reach \
-                     the memory of programs; its administrator can set limits.copiers, or \
-                     `trusted` in a [[user]] of this one",
-                ),
-            }
         }
         Probe::Refuses(why) => report.add(Kind::Problem, "daemon", why),
         Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) => match &question.daemon {

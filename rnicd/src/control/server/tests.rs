@@ -28,7 +28,7 @@ impl Rig {
         let config = Config::parse(Path::new("t"), &text).unwrap_or_else(|e| panic!("{e}"));
         let socket = ControlSocket::open(Some(&folder.path().join("s")), &config.control);
         let socket = socket.unwrap_or_else(|e| panic!("{e}"));
-        let server = Server::start(config, socket, None, Notifier::default(), None);
+        let server = Server::start(config, socket, None, Notifier::default());
         Rig { folder, server: server.unwrap_or_else(|e| panic!("{e}")) }
     }
 

@@ -31,14 +31,6 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
             #[cfg(target_arch = "x86_64")]
             rules.push(Rule::Without(libc::SYS_open, 1, CHANGING));
         }
-        ThreadKind::Copier => allow(COPY),
-        ThreadKind::Supervisor => {
-            allow(MOVE);
-            allow(THREAD);
-            allow(&[libc::SYS_pidfd_send_signal]);
-            // A thread's name.
-            rules.push(Rule::OneOf(libc::SYS_prctl, 0, vec![libc::PR_SET_NAME as u32]));
-        }
         ThreadKind::Addresses => {
             allow(&[
                 libc::SYS_bind,
@@ -70,28 +62,12 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
             // Limits of this process alone.
             rules.push(Rule::OneOf(libc::SYS_prlimit64, 0, vec![0]));
         }
-        ThreadKind::Spawner => {
-            allow(MOVE);
-            allow(OPEN);
-            allow(OPEN_OLD);
-            allow(EXEC);
-            allow(THREAD);
-            allow(SPAWN);
-            allow(SPAWN_OLD);
-            // The program loader maps code.
-            allow(&[libc::SYS_mmap, libc::SYS_mprotect]);
-            // `abort` in a process that it started.
-            allow(&[libc::SYS_tgkill]);
-            rules.push(Rule::OneOf(libc::SYS_socketpair, 0, vec![UNIX]));
-        }
     }
-    if kind != ThreadKind::Spawner {
-        // `abort` raises a signal, in this process only.
-        rules.push(Rule::OneOf(libc::SYS_tgkill, 0, vec![std::process::id()]));
-        // What is executed was mapped before.
-        rules.push(Rule::Without(libc::SYS_mmap, 2, EXECUTABLE));
-        rules.push(Rule::Without(libc::SYS_mprotect, 2, EXECUTABLE));
-    }
+    // `abort` raises a signal, in this process only.
+    rules.push(Rule::OneOf(libc::SYS_tgkill, 0, vec![std::process::id()]));
+    // What is executed was mapped before.
+    rules.push(Rule::Without(libc::SYS_mmap, 2, EXECUTABLE));
+    rules.push(Rule::Without(libc::SYS_mprotect, 2, EXECUTABLE));
     rules
 }
 
@@ -158,10 +134,6 @@ const MOVE: &[c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Taking jobs and answering, and the copies between.
-const COPY: &[c_long] =
-    &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_recvfrom, libc::SYS_sendto];
-
 /// Files, sockets and other new descriptors.
 const OPEN: &[c_long] = &[
     libc::SYS_accept,
@@ -214,38 +186,6 @@ const OPEN_OLD: &[c_long] = &[
 const OPEN_OLD: &[c_long] = &[38];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const OPEN_OLD: &[c_long] = &[];
-
-/// System calls that run a program.
-pub const EXEC: &[c_long] = &[libc::SYS_execve, libc::SYS_execveat];
-
-/// System calls that start a thread.
-const THREAD: &[c_long] = &[libc::SYS_clone, libc::SYS_clone3];
-
-/// Starting a process of the daemon's own program, its start up to its own filter, and its end.
-const SPAWN: &[c_long] = &[
-    libc::SYS_chdir,
-    libc::SYS_clock_getres,
-    libc::SYS_close_range,
-    libc::SYS_getdents64,
-    libc::SYS_ioctl,
-    libc::SYS_kill,
-    libc::SYS_membarrier,
-    libc::SYS_prctl,
-    libc::SYS_prlimit64,
-    libc::SYS_seccomp,
-    libc::SYS_set_tid_address,
-    libc::SYS_setpgid,
-    libc::SYS_setsid,
-    libc::SYS_signalfd4,
-    libc::SYS_uname,
-    libc::SYS_wait4,
-    libc::SYS_waitid,
-];
-
-#[cfg(target_arch = "x86_64")]
-const SPAWN_OLD: &[c_long] = &[libc::SYS_arch_prctl, libc::SYS_fork, libc::SYS_vfork];
-#[cfg(not(target_arch = "x86_64"))]
-const SPAWN_OLD: &[c_long] = &[];
 
 /// Calls that nothing in the daemon makes and no library makes unasked: somebody else is at work.
 pub const HOSTILE: &[c_long] = &[
@@ -304,8 +244,7 @@ mod tests {
         for kind in ThreadKind::ALL {
             for rule in needed_by(kind) {
                 let (Rule::Any(call) | Rule::Without(call, ..) | Rule::OneOf(call, ..)) = rule;
-                let exec = kind == ThreadKind::Spawner && EXEC.contains(&call);
-                assert!(exec || !HOSTILE.contains(&call), "{kind:?}: {call}");
+                assert!(!HOSTILE.contains(&call), "{kind:?}: {call}");
             }
         }
     }

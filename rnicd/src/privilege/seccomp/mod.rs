@@ -35,29 +35,19 @@ pub enum ThreadKind {
     Reaper,
     /// Writes the lines of the log to standard error.
     Log,
-    /// Passes copiers their descriptors, and waits for them, in threads of its own.
-    Supervisor,
     /// Reads the addresses of the host's interfaces (getifaddrs(3)).
     Addresses,
-    /// In a process of its own: starts processes of the daemon's own program, which inherit its
-    /// filter. It may do what they need until they have one of their own.
-    Spawner,
-    /// In a process of its own: copies between channels and the memory of one other process.
-    Copier,
 }
 
 impl ThreadKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [ThreadKind; 9] = [
+    pub const ALL: [ThreadKind; 6] = [
         ThreadKind::Control,
         ThreadKind::Worker,
         ThreadKind::ConfigReader,
         ThreadKind::Reaper,
         ThreadKind::Log,
-        ThreadKind::Supervisor,
         ThreadKind::Addresses,
-        ThreadKind::Spawner,
-        ThreadKind::Copier,
     ];
 }
 
@@ -93,9 +83,7 @@ pub fn confine(kind: ThreadKind, seccomp: Seccomp) -> io::Result<()> {
         Seccomp::Log => Denied::Logged,
         Seccomp::Off => return Ok(()),
     };
-    let hostile = |call: &&libc::c_long| kind != ThreadKind::Spawner || !calls::EXEC.contains(call);
-    let hostile: Vec<_> = calls::HOSTILE.iter().filter(hostile).copied().collect();
-    let program = program::assemble(&calls::needed_by(kind), &hostile, denied)
+    let program = program::assemble(&calls::needed_by(kind), calls::HOSTILE, denied)
         .ok_or(io::ErrorKind::Unsupported)?;
     // rustix finds these out at first use, by system calls that most kinds are about to lose; it
     // would take failure for an answer (pages of no size, a clock that is a system call).

@@ -18,7 +18,6 @@ impl Manager {
     pub(in crate::resource) fn device(&mut self, id: SessionId) -> Answer {
         let (device, limits) = (&self.config.device, &self.config.limits);
         let session = find(&mut self.sessions, id)?;
-        let attached_memory = session.client.is_trusted() || limits.device.of(Kind::Copiers) > 0;
         let (max_ird, max_ord) = limits.reads_of_qp();
         let rights = &session.account.rights();
         // The least of what its session, its user and the device may have.
@@ -43,7 +42,6 @@ impl Manager {
             direct_path: self.config.engine.loopback == crate::config::Loopback::Direct,
             max_windows: count(Kind::Windows),
             max_srqs: count(Kind::Srqs),
-            attached_memory,
             vendor_id: device.vendor_id,
             vendor_part_id: device.vendor_part_id,
             hw_ver: device.hw_ver,

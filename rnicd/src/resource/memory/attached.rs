@@ -1,17 +1,14 @@
-//! Attached memory as a session has it: how it is reached, and the copiers that reach it.
+//! Attached memory as a session has it, and how it is reached.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use rnic_core::abi::control::Refusal;
 use rnic_core::device::{Copier, Memory};
 use rnic_core::shm::AddressSpace;
 use rnic_core::shm::attached::USER_END;
-use rnic_core::types::*;
 
-use crate::copier::CopierHandle;
-use crate::resource::ledger::Charge;
+use crate::resource::numbers::Doorbell;
+use crate::resource::queue::QueuePlace;
 use crate::resource::refuse;
 
 /// A session's attached address space.
@@ -25,50 +22,37 @@ pub struct Attached {
 pub(super) enum Reach {
     /// By the workers themselves.
     Own(Arc<AddressSpace>),
-    /// By a copier, which is a process of its own.
-    Copier(CopierHandle),
+    /// By the client's library.
+    Library {
+        copier: Arc<Copier>,
+        workers: u32,
+        /// By worker: the queue and the number that the library rings for it.
+        queues: Vec<(QueuePlace, Doorbell)>,
+    },
 }
 
 impl Attached {
-    /// Ends the copier that reaches it, if one does: the reaper, which closes what is left, may
-    /// not.
-    pub fn end_copier(&mut self) {
-        if let Reach::Copier(copier) = &mut self.reach {
-            copier.end();
+    /// Whether every worker can reach it.
+    fn is_complete(&self) -> bool {
+        match &self.reach {
+            Reach::Own(_) => true,
+            Reach::Library { queues, workers, .. } => queues.len() == *workers as usize,
         }
     }
 
-    /// The copier that reaches it, if one does.
+    /// Why it is gone, if it is found to be.
+    pub(super) fn reason(&self) -> &'static str {
+        match self.reach {
+            Reach::Own(_) => "the attached address space has ended (by exec, or with its process)",
+            Reach::Library { .. } => "its library does not copy any more",
+        }
+    }
+
+    /// The library that copies, if one does.
     pub fn copier(&self) -> Option<Arc<Copier>> {
         match &self.reach {
             Reach::Own(_) => None,
-            Reach::Copier(copier) => Some(copier.shared.clone()),
-        }
-    }
-}
-
-/// Copiers that have not ended, by session, as they were charged. One that is stuck outlives its
-/// session, and a session that asks again has another beside it.
-#[derive(Debug, Default)]
-pub struct Copying(HashMap<SessionId, Vec<Charge>>);
-
-impl Copying {
-    pub(super) fn add(&mut self, id: SessionId, charge: Charge) {
-        self.0.entry(id).or_default().push(charge);
-    }
-
-    /// Whose copier it is.
-    pub(super) fn user(&self, id: SessionId) -> Option<u32> {
-        self.0.get(&id)?.first().map(Charge::user)
-    }
-
-    /// One of a session's has ended.
-    pub(super) fn remove(&mut self, id: SessionId) {
-        if let Entry::Occupied(mut copiers) = self.0.entry(id) {
-            copiers.get_mut().pop();
-            if copiers.get().is_empty() {
-                copiers.remove();
-            }
+            Reach::Library { copier, .. } => Some(copier.clone()),
         }
     }
 }
@@ -79,7 +63,7 @@ pub fn attached_memory(
     address: u64,
     length: u64,
 ) -> Result<Memory, Refusal> {
-    let Some(Attached { reach, gone }) = attached else {
+    let Some(Attached { reach, gone }) = attached.filter(|attached| attached.is_complete()) else {
         return Err(refuse::invalid("source", "this session has not attached its memory"));
     };
     if *gone {
@@ -91,6 +75,6 @@ pub fn attached_memory(
     }
     Ok(match reach {
         Reach::Own(space) => Memory::Attached { space: space.clone(), address },
-        Reach::Copier(copier) => Memory::ThroughCopier { copier: copier.shared.clone(), address },
+        Reach::Library { copier, .. } => Memory::ThroughCopier { copier: copier.clone(), address },
     })
 }

@@ -18,7 +18,7 @@ use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::{Handle, IssuedStag};
 use crate::resource::uses::{Use, Users};
-pub use attached::{Attached, Copying};
+pub use attached::Attached;
 pub use windows::window_row;
 
 /// Counted where the shared buffer is.

@@ -4,8 +4,8 @@
 //! 2. Its listeners close, its undecided requests and half-open connections are ended.
 //! 3. Every worker stops its QPs, so that they answer nothing more, drops its STags, ends its QPs
 //!    (Terminate if the stream is at a boundary, then reset) without completions, and forgets its
-//!    doorbells: one command, acknowledged by all. A peer sees a QP that is gone and no access
-//!    error, because no QP answers once its STags are off.
+//!    doorbells and its queue of copies, whose jobs fail: one command, acknowledged by all. A peer
+//!    sees a QP that is gone and no access error, because no QP answers once its STags are off.
 //! 4. After the last acknowledgement nothing refers to its memory: its tables go to the reaper.
 //! 5. With each object that the reaper drops, its mappings and descriptors, its handle and STag and
 //!    then its charges are given back; last what the session itself had.
@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 
 use rnic_core::types::*;
 
+use crate::resource::memory::Attached;
 use crate::resource::{Manager, Pending};
 
 impl Manager {
@@ -45,8 +46,8 @@ impl Manager {
             self.records.add_qp(session.client.identity.uid, qp.kind, &qp.shared);
         }
         session.leave_named_pds();
-        if let Some(attached) = &mut session.attached {
-            attached.end_copier();
+        if let Some(copier) = session.attached.as_ref().and_then(Attached::copier) {
+            copier.end();
         }
         self.reaper.drop_later(session.client.identity.uid, session);
     }

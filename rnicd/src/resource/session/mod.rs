@@ -37,6 +37,8 @@ pub struct Session {
     pub events: Arc<EventSender>,
     pub pds: BTreeMap<PdId, Pd>,
     pub shared_buffers: BTreeMap<SharedBufferId, SharedBuffer>,
+    /// Its library was told to make the copies of its attached memory, and that stays so.
+    pub library_copies: bool,
     /// The client's own address space, once it has attached it.
     pub attached: Option<Attached>,
     pub mrs: BTreeMap<MrId, Mr>,
@@ -106,6 +108,7 @@ impl Session {
     ) -> Self {
         Session {
             id,
+            library_copies: !client.is_trusted(),
             client,
             account,
             refusals: 0,

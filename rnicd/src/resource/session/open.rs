@@ -44,18 +44,18 @@ impl Manager {
         let (charge, arena) = charge_session(&account, self.capacity.workers)?;
         let handle = self.handles.sessions.allocate(SessionId(0));
         let id = SessionId(handle.number());
-        match self.prepare_session(id, &account, arena) {
+        let client = Client {
+            pid: peer.pid,
+            identity,
+            command: peer.command.clone(),
+            admin: rights.admin,
+            trusted: rights.trusted,
+            known: rights.known,
+            own: rights.own,
+            sockets: rights.sockets,
+        };
+        match self.prepare_session(id, &account, arena, client.is_trusted()) {
             Ok((arenas, welcome)) => {
-                let client = Client {
-                    pid: peer.pid,
-                    identity,
-                    command: peer.command.clone(),
-                    admin: rights.admin,
-                    trusted: rights.trusted,
-                    known: rights.known,
-                    own: rights.own,
-                    sockets: rights.sockets,
-                };
                 let quota = self.capacity.quota(&rights);
                 self.cm.set_quota(id, quota);
                 let events = welcome.events.clone();
@@ -83,10 +83,13 @@ impl Manager {
         id: SessionId,
         account: &Arc<Account>,
         arena: Charge,
+        is_trusted: bool,
     ) -> io::Result<(Arenas, SessionOpened)> {
         let workers = self.capacity.workers;
-        let features =
-            if self.is_direct() { Features::DIRECT_PATH } else { Features::empty() }.bits();
+        let mut features = Features::empty();
+        features.set(Features::DIRECT_PATH, self.is_direct());
+        features.set(Features::LIBRARY_COPIES, !is_trusted);
+        let features = features.bits();
         let (arenas, arena) = Arenas::open(id, account, arena, workers, self.generation, features)?;
         let first = arenas.first().ok_or(io::ErrorKind::NotFound)?.clone();
         let (events, channel) =

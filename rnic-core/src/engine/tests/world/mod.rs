@@ -696,7 +696,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         first_fpdu_deadline: Duration::from_secs(3),
         partial: Default::default(),
         unsent: Default::default(),
-        copier_deadline: Duration::from_secs(5),
+        copy_deadline: Duration::from_secs(5),
         mulpdu: MulpduPolicy::Emss,
         diagnoses: Arc::default(),
     }

@@ -1,0 +1,489 @@
+//! Copies that a program makes of its own memory, as the daemon asks for them.
+//!
+//! The memory of the program is closed to the daemon. A worker that needs bytes of it, or has bytes
+//! for it, writes a job into a ring that it shares with the program's library, which copies between
+//! the memory and the entry. Jobs are done in the order of the ring, so that the consumer index
+//! tells which are over. Of the program's memory the library goes by the kernel's judgement
+//! ([`own`]); of what the library says the daemon believes nothing but that a copy is over, and
+//! what it reads there was the program's to give.
+//!
+//! Any thread of the program may serve the ring, one at a time: one that waits for it, and those
+//! that poll for completions, which a copy often precedes. Before the former sleeps it says so in
+//! the word of the header by which a client arms a CQ; the pair is that of every wait here: store,
+//! fence, look again; and store, fence, look whether somebody sleeps.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use parking_lot::Mutex;
+
+use super::{MAX_SGE, QueueFault, QueueMemory};
+use crate::abi::queue::{CopyHeader, CopyKind, MAX_COPY, copy_entry, queue_header};
+use crate::shm::own;
+use crate::shm::sync::{AtomicBool, AtomicU32, Ordering, fence};
+use crate::types::AtomicOperation;
+
+/// What the library is to do.
+#[derive(Clone, Copy, Debug)]
+pub enum CopyTask<'b> {
+    /// Copy the pieces into the entry.
+    Out,
+    /// Copy these bytes, which are as many as those of the pieces, to the pieces; with `tail_last`
+    /// the last word after the rest.
+    In {
+        /// The bytes.
+        bytes: &'b [u8],
+        /// The last word becomes visible last.
+        tail_last: bool,
+    },
+    /// Change the word that is the only piece.
+    Update(AtomicOperation),
+}
+
+/// The daemon's end.
+#[derive(Debug)]
+pub struct CopyProducer {
+    queue: QueueMemory,
+    /// Jobs written, free-running.
+    tail: u32,
+    /// Jobs whose entries may be written again, free-running.
+    done: u32,
+}
+
+impl CopyProducer {
+    /// Of a queue that was just made.
+    pub fn new(queue: QueueMemory) -> Self {
+        CopyProducer { queue, tail: 0, done: 0 }
+    }
+
+    /// Writes a job of at most [`MAX_COPY`] bytes; false if there is no room.
+    pub fn push(&mut self, pieces: &[(u64, u32)], task: CopyTask<'_>) -> bool {
+        if self.tail.wrapping_sub(self.done) >= self.queue.shape.capacity {
+            return false;
+        }
+        let (kind, operation) = match task {
+            CopyTask::Out => (CopyKind::Out, None),
+            CopyTask::In { tail_last: false, .. } => (CopyKind::In, None),
+            CopyTask::In { tail_last: true, .. } => (CopyKind::InTailLast, None),
+            CopyTask::Update(operation) => (CopyKind::Update, Some(operation)),
+        };
+        let (slot, view) = (self.queue.slot(self.tail), &self.queue.view);
+        let mut count = 0;
+        for (address, len) in pieces.iter().take(MAX_SGE) {
+            let at = slot + copy_entry::PIECES + 16 * usize::from(count);
+            view.store_words(at, &[*address, u64::from(*len)]);
+            count += 1;
+        }
+        let header = CopyHeader { kind, pieces: count, operation };
+        view.store_words(slot + copy_entry::HEADER, &header.to_words());
+        if let CopyTask::In { bytes, .. } = task {
+            let bytes = bytes.get(..MAX_COPY).unwrap_or(bytes);
+            // The entry lies within the arena, whose pages are the daemon's own.
+            let _ = self.queue.mapping().write(self.data(slot), bytes);
+        }
+        self.tail = self.tail.wrapping_add(1);
+        // Release: pairs with the acquire in `CopyConsumer::do_job`.
+        view.u32(queue_header::PRODUCER).store(self.tail, Ordering::Release);
+        true
+    }
+
+    /// Whether the library's thread sleeps, and [`wake`](Self::wake) is to be called. Asked after
+    /// jobs were written.
+    pub fn sleeps(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.queue.view.u32(queue_header::ARM).load(Ordering::Relaxed) != 0
+    }
+
+    /// Wakes the library's thread.
+    pub fn wake(&self) {
+        let word = self.queue.view.u32(queue_header::ARM);
+        word.store(0, Ordering::Relaxed);
+        own::futex_wake(word);
+    }
+
+    /// What came of the oldest job that is over and was not [retired](Self::retire).
+    pub fn poll(&self) -> Result<Option<CopyOutcome>, QueueFault> {
+        // Acquire: what the library has written is there.
+        let found = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Acquire);
+        let (last, published) = (self.done, self.tail);
+        if found.wrapping_sub(last) > published.wrapping_sub(last) {
+            return Err(QueueFault::Consumer { found, last, published });
+        }
+        if found == last {
+            return Ok(None);
+        }
+        let slot = self.queue.slot(last);
+        let [flags, old] = self.queue.view.load_words(slot + copy_entry::OUTCOME);
+        let copied = flags & copy_entry::COPIED != 0;
+        let in_passing = flags & copy_entry::IN_PASSING != 0;
+        Ok(Some(CopyOutcome { slot, copied, in_passing, old }))
+    }
+
+    /// Reads the first bytes of a job that is over.
+    pub fn read(&self, outcome: &CopyOutcome, bytes: &mut [u8]) {
+        let len = bytes.len().min(MAX_COPY);
+        // As in `push`.
+        let _ = self.queue.mapping().read(self.data(outcome.slot), &mut bytes[..len]);
+    }
+
+    /// Gives the entry of the oldest job, which is over, to another one.
+    pub fn retire(&mut self) {
+        self.done = self.done.wrapping_add(1);
+    }
+
+    /// Offset in the mapping of an entry's bytes.
+    fn data(&self, slot: usize) -> usize {
+        self.queue.offset + slot + copy_entry::DATA
+    }
+}
+
+/// What came of a job.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyOutcome {
+    slot: usize,
+    /// All bytes were copied.
+    pub copied: bool,
+    /// By a thread that had come for completions.
+    pub in_passing: bool,
+    /// The word before a change.
+    pub old: u64,
+}
+
+/// The library's end.
+#[derive(Debug)]
+pub struct CopyConsumer {
+    queue: QueueMemory,
+    /// Jobs done, free-running. Changes under the lock.
+    head: AtomicU32,
+    serving: Mutex<()>,
+    /// Held while a word is changed: the same one may be reached by way of several queues.
+    changing: Arc<Mutex<()>>,
+    /// No more jobs are done. Only ever set.
+    ended: AtomicBool,
+}
+
+impl CopyConsumer {
+    /// Of a queue from which nothing was taken. Queues of a session share a lock.
+    pub fn new(queue: QueueMemory, changing: Arc<Mutex<()>>) -> Self {
+        let (head, ended) = (AtomicU32::new(0), AtomicBool::new(false));
+        CopyConsumer { queue, head, serving: Mutex::new(()), changing, ended }
+    }
+
+    /// The index to ring when jobs are done.
+    pub fn doorbell(&self) -> u32 {
+        self.queue.doorbell()
+    }
+
+    /// Whether there seem to be jobs to do.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        let tail = self.queue.view.u32(queue_header::PRODUCER).load(Ordering::Relaxed);
+        tail != self.head.load(Ordering::Relaxed)
+    }
+
+    /// Does the oldest job, if there is one. For the thread that sleeps here: it waits for one that
+    /// [helps](Self::help), which may not see what has come meanwhile.
+    pub fn serve(&self) -> bool {
+        let _serving = self.serving.lock();
+        self.do_job(false)
+    }
+
+    /// The same for a thread that has come for completions, unless another one is at it.
+    pub fn help(&self) -> bool {
+        self.serving.try_lock().is_some_and(|_serving| self.do_job(true))
+    }
+
+    /// Under the lock.
+    fn do_job(&self, in_passing: bool) -> bool {
+        // Acquire: pairs with the release in `CopyProducer::push`.
+        let tail = self.queue.view.u32(queue_header::PRODUCER).load(Ordering::Acquire);
+        let head = self.head.load(Ordering::Relaxed);
+        if tail == head || self.has_ended() {
+            return false;
+        }
+        self.carry_out(self.queue.slot(head), in_passing);
+        let head = head.wrapping_add(1);
+        self.head.store(head, Ordering::Relaxed);
+        // Release: pairs with the acquire in `CopyProducer::poll`.
+        self.queue.view.u32(queue_header::CONSUMER).store(head, Ordering::Release);
+        true
+    }
+
+    fn carry_out(&self, slot: usize, in_passing: bool) {
+        let view = &self.queue.view;
+        let result = CopyHeader::from_words(view.load_words(slot + copy_entry::HEADER))
+            .and_then(|header| self.copy(slot, &header));
+        let copied = if result.is_some() { copy_entry::COPIED } else { 0 };
+        let passing = if in_passing { copy_entry::IN_PASSING } else { 0 };
+        let outcome = [copied | passing, result.unwrap_or(0)];
+        view.store_words(slot + copy_entry::OUTCOME, &outcome);
+    }
+
+    /// The word before a change, or 0; `None` if an address is not mapped.
+    fn copy(&self, slot: usize, header: &CopyHeader) -> Option<u64> {
+        let mut pieces: ArrayVec<(u64, u32), MAX_SGE> = ArrayVec::new();
+        for n in 0..usize::from(header.pieces).min(MAX_SGE) {
+            let [address, len] = self.queue.view.load_words(slot + copy_entry::PIECES + 16 * n);
+            pieces.push((address, u32::try_from(len).ok()?));
+        }
+        let (mapping, data) = (self.queue.mapping(), self.queue.offset + slot + copy_entry::DATA);
+        if pieces.iter().map(|(_, len)| u64::from(*len)).sum::<u64>() > MAX_COPY as u64 {
+            return None;
+        }
+        match header.kind {
+            CopyKind::Out => own::read(mapping, data, &pieces).then_some(0),
+            CopyKind::In => own::write(mapping, data, &pieces, false).then_some(0),
+            CopyKind::InTailLast => own::write(mapping, data, &pieces, true).then_some(0),
+            CopyKind::Update => {
+                let [(address, _)] = pieces[..] else { return None };
+                //= 7306-5-1, 7306-5.3-1, 7306-5.4-2
+                let _changing = self.changing.lock();
+                own::update(mapping, data, address, header.operation?)
+            }
+        }
+    }
+
+    /// Says that a thread is going to sleep. Jobs may have come before:
+    /// [`serve`](Self::serve) once more, then [`sleep`](Self::sleep).
+    pub fn prepare_sleep(&self) {
+        self.queue.view.u32(queue_header::ARM).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Sleeps until there are jobs. May return for no reason.
+    pub fn sleep(&self) {
+        own::futex_wait(self.queue.view.u32(queue_header::ARM), 1);
+    }
+
+    /// Has no more jobs done, and the thread that sleeps wake up. One may be under way.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+        // Either the thread that prepares to sleep sees the end, or this is after it.
+        fence(Ordering::SeqCst);
+        let word = self.queue.view.u32(queue_header::ARM);
+        word.store(0, Ordering::Relaxed);
+        own::futex_wake(word);
+    }
+
+    /// Whether it was ended. Asked between [`prepare_sleep`](Self::prepare_sleep) and
+    /// [`sleep`](Self::sleep).
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Whether [`sleep`](Self::sleep) would not return by itself.
+    #[cfg(all(test, loom))]
+    pub(in crate::shm) fn is_asleep(&self) -> bool {
+        self.queue.view.u32(queue_header::ARM).load(Ordering::Relaxed) == 1
+    }
+
+    /// Waits until no job is under way, after the end.
+    pub fn await_end(&self) {
+        drop(self.serving.lock());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::queue::{QueueKind, QueueShape};
+    use crate::shm::Mapping;
+
+    fn ends() -> (CopyProducer, CopyConsumer, Arc<Mapping>) {
+        let shape = QueueShape::copies();
+        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
+        let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, 1, 2);
+        let queue = queue.expect("fits");
+        (CopyProducer::new(queue.clone()), CopyConsumer::new(queue, Arc::default()), arena)
+    }
+
+    /// Bytes of a program, which copies may change, and where they are.
+    fn program(bytes: &mut [u8]) -> u64 {
+        bytes.as_mut_ptr().expose_provenance() as u64
+    }
+
+    fn done(producer: &mut CopyProducer, bytes: &mut [u8]) -> CopyOutcome {
+        let outcome = producer.poll().expect("an honest library").expect("it is over");
+        producer.read(&outcome, bytes);
+        producer.retire();
+        outcome
+    }
+
+    #[test]
+    fn a_copy_goes_both_ways() {
+        let (mut producer, consumer, _arena) = ends();
+        let mut memory = *b"abcdefgh";
+        let at = program(&mut memory);
+        assert!(!consumer.is_wanted() && !consumer.serve());
+        assert!(producer.push(&[(at + 6, 2), (at, 3)], CopyTask::Out));
+        assert!(producer.poll().expect("an honest library").is_none());
+        assert!(consumer.is_wanted() && consumer.serve() && !consumer.is_wanted());
+        let mut read = [0; 5];
+        let outcome = done(&mut producer, &mut read);
+        assert_eq!((outcome.copied, outcome.in_passing, &read), (true, false, b"ghabc"));
+        let task = CopyTask::In { bytes: b"12345", tail_last: true };
+        assert!(producer.push(&[(at + 1, 2), (at + 4, 3)], task));
+        assert!(consumer.help());
+        let outcome = done(&mut producer, &mut []);
+        assert!(outcome.copied && outcome.in_passing);
+        assert_eq!(&std::hint::black_box(memory), b"a12d345h");
+    }
+
+    #[test]
+    fn a_copy_may_have_as_many_bytes_as_an_entry_holds() {
+        let (mut producer, consumer, _arena) = ends();
+        let mut memory: Vec<u8> = (0..MAX_COPY).map(|n| (n % 251) as u8).collect();
+        let at = program(&mut memory);
+        assert!(producer.push(&[(at, MAX_COPY as u32)], CopyTask::Out));
+        assert!(consumer.serve());
+        let mut read = vec![0; MAX_COPY];
+        assert!(done(&mut producer, &mut read).copied);
+        assert_eq!(read, memory);
+        // The daemon asks for no more; if it did, nothing would be copied.
+        assert!(producer.push(&[(at, MAX_COPY as u32), (at, 1)], CopyTask::Out));
+        assert!(consumer.serve());
+        assert!(!done(&mut producer, &mut []).copied);
+    }
+
+    #[test]
+    fn a_word_is_changed() {
+        let (mut producer, consumer, _arena) = ends();
+        let mut word = 40u64.to_ne_bytes();
+        let at = program(&mut word);
+        let add = AtomicOperation::FetchAdd { add: 2, boundaries: 0 };
+        for before in [40, 42] {
+            assert!(producer.push(&[(at, 8)], CopyTask::Update(add)));
+            assert!(consumer.serve());
+            let outcome = done(&mut producer, &mut []);
+            assert_eq!((outcome.copied, outcome.old), (true, before));
+        }
+        assert_eq!(u64::from_ne_bytes(std::hint::black_box(word)), 44);
+    }
+
+    #[test]
+    fn an_address_that_is_not_mapped_is_an_error() {
+        let (mut producer, consumer, _arena) = ends();
+        let mut memory = [7; 16];
+        let there = (program(&mut memory), 8);
+        let add = AtomicOperation::FetchAdd { add: 2, boundaries: 0 };
+        // Nobody has a page there (mmap_min_addr), nor beyond the addresses of programs.
+        for nowhere in [(8, 8), (1 << 60, 8), (u64::MAX - 3, 8)] {
+            for pieces in [[there, nowhere], [nowhere, there]] {
+                for tail_last in [false, true] {
+                    let task = CopyTask::In { bytes: &[7; 16], tail_last };
+                    assert!(producer.push(&pieces, task));
+                    assert!(consumer.serve());
+                    assert!(!done(&mut producer, &mut []).copied);
+                }
+                assert!(producer.push(&pieces, CopyTask::Out) && consumer.serve());
+                assert!(!done(&mut producer, &mut []).copied);
+            }
+            assert!(producer.push(&[nowhere], CopyTask::Update(add)) && consumer.serve());
+            assert!(!done(&mut producer, &mut []).copied);
+        }
+    }
+
+    #[test]
+    fn jobs_are_done_in_order() {
+        let (mut producer, consumer, _arena) = ends();
+        let mut memory: Vec<u8> = (0..100).collect();
+        let at = program(&mut memory);
+        let (mut pushed, mut over) = (0u8, 0u8);
+        while over < 100 {
+            while pushed < 100 && producer.push(&[(at + u64::from(pushed), 1)], CopyTask::Out) {
+                pushed += 1;
+            }
+            assert!(pushed == 100 || u32::from(pushed - over) == QueueShape::copies().capacity);
+            for _ in 0..3.min(pushed - over) {
+                assert!(consumer.serve());
+                let mut read = [0];
+                assert!(done(&mut producer, &mut read).copied);
+                assert_eq!(read, [over]);
+                over += 1;
+            }
+        }
+        assert!(producer.poll().expect("an honest library").is_none());
+    }
+
+    #[test]
+    fn a_consumer_index_out_of_range_is_refused() {
+        let (mut producer, consumer, arena) = ends();
+        assert!(producer.push(&[], CopyTask::Out));
+        let scribble = |index: u32| {
+            arena.write(queue_header::CONSUMER, &index.to_ne_bytes()).expect("within the arena");
+        };
+        for found in [2, u32::MAX] {
+            scribble(found);
+            let fault = QueueFault::Consumer { found, last: 0, published: 1 };
+            assert_eq!(producer.poll().map(drop), Err(fault));
+        }
+        scribble(0);
+        assert!(consumer.serve());
+        assert!(done(&mut producer, &mut []).copied);
+    }
+
+    /// Whatever stands in an entry, the library copies what fits or nothing.
+    #[test]
+    fn an_entry_of_nonsense_is_a_copy_that_failed() {
+        let (mut producer, consumer, arena) = ends();
+        let header = crate::abi::queue::QUEUE_HEADER_LEN;
+        for word in [9u64, 3, 3 | 0xFF << 16, 255 << 8, u64::MAX] {
+            assert!(producer.push(&[(8, 8)], CopyTask::Out));
+            let slot = ((jobs(&producer) - 1) as usize % 8) * QueueShape::copies().stride as usize;
+            arena.write(header + slot, &word.to_ne_bytes()).expect("within the arena");
+            assert!(consumer.serve());
+            let copied = done(&mut producer, &mut []).copied;
+            // 255 ranges are taken for 16, all of no bytes but the first.
+            assert!(!copied, "{word:#x}");
+        }
+    }
+
+    /// Jobs that were written.
+    fn jobs(producer: &CopyProducer) -> u32 {
+        producer.tail
+    }
+
+    #[test]
+    fn who_sleeps_is_woken_for_a_job_and_for_the_end() {
+        let (mut producer, consumer, _arena) = ends();
+        assert!(!producer.sleeps());
+        std::thread::scope(|scope| {
+            let library = scope.spawn(|| {
+                let mut served = 0;
+                while served < 1000 {
+                    consumer.prepare_sleep();
+                    match consumer.serve() {
+                        true => served += 1,
+                        false => consumer.sleep(),
+                    }
+                }
+            });
+            for _ in 0..1000 {
+                assert!(producer.push(&[], CopyTask::Out));
+                if producer.sleeps() {
+                    producer.wake();
+                }
+                while producer.poll().expect("an honest library").is_none() {
+                    std::thread::yield_now();
+                }
+                producer.retire();
+            }
+            library.join().expect("no panic");
+        });
+        // As the end of a session does: what is left is not done any more.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                loop {
+                    consumer.prepare_sleep();
+                    if consumer.has_ended() {
+                        break;
+                    }
+                    consumer.sleep();
+                }
+            });
+            consumer.end();
+        });
+        assert!(producer.push(&[], CopyTask::Out));
+        assert!(!consumer.serve() && !consumer.help());
+    }
+}
