@@ -1,6 +1,8 @@
 //! Memory of programs of the C verbs API: with and without a region, a program observes the same.
 //!
-//! The programs are in `registered/`. They run under `rnic-run` as it is by default.
+//! The programs are in `registered/`. They run under `rnic-run` as it is by default, as the user of
+//! the daemon, which copies their memory itself, and as another user, for whom the library copies.
+//! Only root can play the latter.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,8 +16,13 @@ use tempfile::TempDir;
 struct Scene {
     daemon: Daemon,
     program: PathBuf,
+    /// User of the program, if it is not the daemon's.
+    stranger: Option<u32>,
     _scratch: TempDir,
 }
+
+/// A user who is not this one.
+const STRANGER: u32 = 61_019;
 
 impl Scene {
     /// Builds the program. Returns `None` where the headers for it are missing.
@@ -23,13 +30,39 @@ impl Scene {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program(&format!("tests/registered/{source}"), scratch.path())?;
         let daemon = Daemon::start(binaries!(), "");
-        Some(Scene { daemon, program, _scratch: scratch })
+        Some(Scene { daemon, program, stranger: None, _scratch: scratch })
+    }
+
+    /// The same for a program of another user. Returns `None` if this test cannot be one, too.
+    fn of_stranger(source: &str) -> Option<Scene> {
+        use std::os::unix::fs::PermissionsExt;
+        if !rustix::process::getuid().is_root() {
+            omit("not root: programs of other users are not tested");
+            return None;
+        }
+        let scratch = tempfile::tempdir().unwrap();
+        let program = verbs::program(&format!("tests/registered/{source}"), scratch.path())?;
+        let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
+        for folder in [scratch.path(), daemon.dir()] {
+            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Some(Scene { daemon, program, stranger: Some(STRANGER), _scratch: scratch })
+    }
+
+    /// A program of the daemon's user, and one of another user.
+    fn both(source: &str) -> impl Iterator<Item = Scene> {
+        Scene::new(source).into_iter().chain(Scene::of_stranger(source))
     }
 
     /// The program under `rnic-run`, after `words` that start it.
     fn command(&self, words: &[&Path], part: &[&str]) -> Command {
         let run = Path::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
-        let all = [words, &[run]].concat();
+        let ids = self.stranger.map(|id| [format!("--reuid={id}"), format!("--regid={id}")]);
+        let user: Vec<&Path> = ids
+            .iter()
+            .flat_map(|[user, group]| ["setpriv", user, group, "--clear-groups"].map(Path::new))
+            .collect();
+        let all = [words, &user, &[run]].concat();
         let mut command = Command::new(all[0]);
         command.args(&all[1..]).arg("--no-start").arg("--lib-dir").arg(verbs::directory());
         command.arg(&self.program).args(part);
@@ -56,7 +89,7 @@ impl Scene {
 
 /// Runs parts of a program.
 fn run(source: &str, parts: &[&str]) {
-    if let Some(scene) = Scene::new(source) {
+    for scene in Scene::both(source) {
         scene.run(parts);
     }
 }
@@ -108,14 +141,18 @@ fn pages_without_the_right_are_refused() {
 
 #[test]
 fn later_protection_does_not_bind_the_device() {
-    run("pages.c", &["later_protection"]);
+    // Copies by the library keep to it.
+    if let Some(scene) = Scene::new("pages.c") {
+        scene.run(&["later_protection"]);
+    }
 }
 
 #[test]
 fn random_operations_are_as_without_regions() {
-    let Some(scene) = Scene::new("random.c") else { return };
-    for seed in 1..=6 {
-        scene.run_command(scene.command(&[], &["operations", &seed.to_string()]));
+    for scene in Scene::both("random.c") {
+        for seed in 1..=6 {
+            scene.run_command(scene.command(&[], &["operations", &seed.to_string()]));
+        }
     }
 }
 

@@ -195,7 +195,8 @@ static void operation(struct run seen[2], int number)
 
 static void arena_open(int arena)
 {
-    unsigned char *all = mmap(NULL, 3 * ALIGNMENT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    // Shared: mappings of the arena do not merge with it.
+    unsigned char *all = mmap(NULL, 3 * ALIGNMENT, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(all != MAP_FAILED);
     // The kernel reads files ahead in aligned steps.
     arenas[arena] = all + ALIGNMENT + (ALIGNMENT - (uintptr_t)all % ALIGNMENT) % ALIGNMENT;
