@@ -15,12 +15,16 @@ use tempfile::TempDir;
 /// A program of `registered/` with a daemon of its own.
 struct Scene {
     daemon: Daemon,
+    /// `rnic-run`, and the libraries.
+    run: PathBuf,
+    libraries: PathBuf,
     program: PathBuf,
     /// User of the program, if it is not the daemon's.
     stranger: Option<u32>,
     _scratch: TempDir,
 }
 
+const RUN: &str = env!("CARGO_BIN_EXE_rnic-run-under-test");
 /// A user who is not this one.
 const STRANGER: u32 = 61_019;
 
@@ -30,7 +34,8 @@ impl Scene {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program(&format!("tests/registered/{source}"), scratch.path())?;
         let daemon = Daemon::start(binaries!(), "");
-        Some(Scene { daemon, program, stranger: None, _scratch: scratch })
+        let (run, libraries) = (PathBuf::from(RUN), verbs::directory().to_owned());
+        Some(Scene { daemon, run, libraries, program, stranger: None, _scratch: scratch })
     }
 
     /// The same for a program of another user. Returns `None` if this test cannot be one, too.
@@ -43,10 +48,12 @@ impl Scene {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program(&format!("tests/registered/{source}"), scratch.path())?;
         let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
-        for folder in [scratch.path(), daemon.dir()] {
-            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        Some(Scene { daemon, program, stranger: Some(STRANGER), _scratch: scratch })
+        std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let libraries = verbs::directory_for_all(&daemon);
+        let run = scratch.path().join("rnic-run");
+        verbs::copy_file(Path::new(RUN), &run);
+        let stranger = Some(STRANGER);
+        Some(Scene { daemon, run, libraries, program, stranger, _scratch: scratch })
     }
 
     /// A program of the daemon's user, and one of another user.
@@ -56,15 +63,14 @@ impl Scene {
 
     /// The program under `rnic-run`, after `words` that start it.
     fn command(&self, words: &[&Path], part: &[&str]) -> Command {
-        let run = Path::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
         let ids = self.stranger.map(|id| [format!("--reuid={id}"), format!("--regid={id}")]);
         let user: Vec<&Path> = ids
             .iter()
             .flat_map(|[user, group]| ["setpriv", user, group, "--clear-groups"].map(Path::new))
             .collect();
-        let all = [words, &user, &[run]].concat();
+        let all = [words, &user, &[&*self.run]].concat();
         let mut command = Command::new(all[0]);
-        command.args(&all[1..]).arg("--no-start").arg("--lib-dir").arg(verbs::directory());
+        command.args(&all[1..]).arg("--no-start").arg("--lib-dir").arg(&self.libraries);
         command.arg(&self.program).args(part);
         command.env("RNIC_SOCKET", self.daemon.socket()).env_remove("RNIC_LOG");
         command

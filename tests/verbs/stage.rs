@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use rnic_client::{Context, ListKind, QpRow, Rows};
@@ -74,7 +74,7 @@ impl Stage {
         let daemons: Vec<Daemon> = sides.iter().enumerate().map(start).collect();
         let libraries = match setting {
             Setting::Direct | Setting::Tcp => verbs::directory().to_owned(),
-            Setting::Users => open_to_all(&daemons[0]),
+            Setting::Users => verbs::directory_for_all(&daemons[0]),
         };
         Some(Stage { setting, daemons, figures, libraries, port: 7000, apart })
     }
@@ -297,18 +297,6 @@ impl Stage {
 pub fn in_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
-}
-
-/// The libraries where everybody can load them: in a daemon's directory.
-fn open_to_all(daemon: &Daemon) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt;
-    let open = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(daemon.dir(), open).expect("a directory of our own");
-    let directory = daemon.dir().join("verbs");
-    let mut copy = Command::new("cp");
-    copy.args(["--recursive", "--dereference"]).arg(verbs::directory()).arg(&directory);
-    Process::start(copy).succeed();
-    directory
 }
 
 fn ends(
