@@ -8,7 +8,7 @@ use rnic_client::{Context, StatusInfo};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::process::{DEADLINE, Process};
+use crate::process::{DEADLINE, Process, copy_files};
 
 /// Where this package's binaries are; only the tests know (`env!("CARGO_BIN_EXE_...")`).
 #[derive(Clone, Copy)]
@@ -162,12 +162,9 @@ impl Daemon {
         use std::os::unix::fs::PermissionsExt;
         let open = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(self.dir(), open).expect("a directory of our own");
-        // Where others can run it. Copied by another process: one that this process has open for
-        // writing while a thread of it forks cannot be executed.
         let actor = self.dir().join("actor");
         if !actor.exists() {
-            let copied = Command::new("cp").arg(self.binaries.actor).arg(&actor).status();
-            assert!(copied.is_ok_and(|status| status.success()), "the actor cannot be copied");
+            copy_files(self.binaries.actor, &actor);
         }
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).env("RNIC_SOCKET", &self.socket).arg(actor).args(part);

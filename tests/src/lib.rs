@@ -37,4 +37,4 @@ pub mod wired_port;
 pub use client::{Client, End, READ_WRITE, join};
 pub use daemon::{Daemon, PATHS, engine, on_path};
 pub use omit::{omit, timing};
-pub use process::{DEADLINE, Process, copy_program};
+pub use process::{DEADLINE, Process, copy_files};

@@ -35,9 +35,9 @@ pub fn of_nobody() -> u16 {
     panic!("no port between {} and {end} is free", end - PORTS);
 }
 
-/// Whether the kernel lists a socket of this network namespace at the port. One bound for a look
-/// would be in its own way: a process that another test starts has a copy of it until it calls
-/// exec.
+/// Returns true if the kernel lists a socket at the port in this network namespace. Binding a
+/// socket to find out would keep the port in use: a process that another test starts holds a copy
+/// of the socket until it calls exec.
 fn is_in_use(port: u16) -> bool {
     ["tcp", "tcp6", "udp", "udp6"].iter().any(|protocol| {
         // One of them is missing where there is no IPv6.
@@ -50,8 +50,8 @@ fn is_in_use(port: u16) -> bool {
     })
 }
 
-/// Listens at an address where this process has listened before. A process that another test was
-/// starting meanwhile has a copy of the former socket until it calls exec.
+/// Listens at an address where this process has listened before. Waits while a process that another
+/// test is starting holds a copy of the former socket, until it calls exec.
 ///
 /// # Panics
 ///

@@ -31,16 +31,20 @@ pub fn touched() -> std::io::Result<u64> {
     number.ok_or_else(|| std::io::Error::other("no VmHWM in /proc/self/status"))
 }
 
-/// Copies a program to where others than its owner may run it. Another process writes the copy: a
-/// descriptor of ours that is open for writing could be inherited by a child that another thread is
-/// starting, and the copy would be busy (`ETXTBSY`) until that child runs its own program.
+/// Copies a program, or a folder with the targets of its links, to where other users may read it.
+/// Another process writes the copy: a descriptor of this process that is open for writing could be
+/// inherited by a child that another thread is starting, and a program would be busy (`ETXTBSY`)
+/// until that child calls exec.
 ///
 /// # Panics
 ///
-/// If it cannot be copied.
-pub fn copy_program(program: &str, to: &Path) {
-    let copied = Command::new("cp").arg(program).arg(to).status().expect("cp");
-    assert!(copied.success(), "{program} cannot be copied to {}", to.display());
+/// If `cp` fails.
+pub fn copy_files(from: impl AsRef<Path>, to: &Path) {
+    let from = from.as_ref();
+    let mut copy = Command::new("cp");
+    copy.args(["--recursive", "--dereference"]).arg(from).arg(to);
+    let copied = copy.status().expect("cp");
+    assert!(copied.success(), "{} cannot be copied to {}", from.display(), to.display());
 }
 
 /// A child process. Dropping it kills it if it is still alive.

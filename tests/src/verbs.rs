@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use crate::{Daemon, Process, omit};
+use crate::{Daemon, copy_files, omit};
 
 /// The directory with both libraries under their SONAMEs: the LD_LIBRARY_PATH of a program that
 /// shall run over `rnicd`.
@@ -21,31 +21,19 @@ pub fn directory() -> &'static Path {
     &DIRECTORY
 }
 
-/// A copy of the [`directory`] that every user can read, in a daemon's directory. The folder of the
-/// repository may be closed to others.
+/// Copies the [`directory`] to a daemon's directory, where every user can read it. The repository
+/// may be closed to other users.
 ///
 /// # Panics
 ///
-/// If it cannot be made.
+/// If `cp` fails.
 pub fn directory_for_all(daemon: &Daemon) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir(), open).expect("a directory of our own");
     let copy = daemon.dir().join("verbs");
-    copy_file(directory(), &copy);
+    copy_files(directory(), &copy);
     copy
-}
-
-/// Copies a file, or a folder with what its links name. Another process does it: a program that
-/// this one has open for writing while a thread of it forks cannot be executed.
-///
-/// # Panics
-///
-/// If it cannot be done.
-pub fn copy_file(from: &Path, to: &Path) {
-    let mut copy = Command::new("cp");
-    copy.args(["--recursive", "--dereference"]).arg(from).arg(to);
-    Process::start(copy).succeed();
 }
 
 /// Builds a C program from a file of the tests, with the headers of rdma-core and our libraries, in

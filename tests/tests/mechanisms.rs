@@ -12,7 +12,7 @@ use rnic_client::{
 use rnic_tests::attacks::cpu;
 use rnic_tests::pinger::Pinger;
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, copy_program, engine, join, timing};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, copy_files, engine, join, timing};
 
 fn long(short: u64, long: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
@@ -480,7 +480,7 @@ fn clients_may_be_of_any_user_and_namespace() {
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     // Where others can run it.
     let actor = dir.join("actor");
-    copy_program(binaries!().actor, &actor);
+    copy_files(binaries!().actor, &actor);
     let actor = actor.to_str().unwrap();
     let run = |wrapper: &[&str], part: &[&str]| {
         let mut command = std::process::Command::new(wrapper[0]);

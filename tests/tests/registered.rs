@@ -1,15 +1,17 @@
 //! Memory of programs of the C verbs API: with and without a region, a program observes the same.
 //!
-//! The programs are in `registered/`. They run under `rnic-run` as it is by default, as the user of
-//! the daemon, which copies their memory itself, and as another user, for whom the library copies.
-//! Only root can play the latter.
+//! The programs are in `registered/` and run under `rnic-run` with its defaults: as the daemon's
+//! user, for which workers copy, and as another user, for which the library copies. The latter
+//! needs root.
 
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rnic_tests::daemon::Daemon;
-use rnic_tests::{Process, binaries, omit, verbs};
+use rnic_tests::{Process, binaries, copy_files, omit, verbs};
 use tempfile::TempDir;
 
 /// A program of `registered/` with a daemon of its own.
@@ -21,7 +23,7 @@ struct Scene {
     program: PathBuf,
     /// User of the program, if it is not the daemon's.
     stranger: Option<u32>,
-    _scratch: TempDir,
+    scratch: TempDir,
 }
 
 const RUN: &str = env!("CARGO_BIN_EXE_rnic-run-under-test");
@@ -29,31 +31,30 @@ const RUN: &str = env!("CARGO_BIN_EXE_rnic-run-under-test");
 const STRANGER: u32 = 61_019;
 
 impl Scene {
-    /// Builds the program. Returns `None` where the headers for it are missing.
+    /// Builds the program and starts a daemon. Returns `None` where the headers for the program are
+    /// missing.
     fn new(source: &str) -> Option<Scene> {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program(&format!("tests/registered/{source}"), scratch.path())?;
-        let daemon = Daemon::start(binaries!(), "");
+        let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
         let (run, libraries) = (PathBuf::from(RUN), verbs::directory().to_owned());
-        Some(Scene { daemon, run, libraries, program, stranger: None, _scratch: scratch })
+        Some(Scene { daemon, run, libraries, program, stranger: None, scratch })
     }
 
-    /// The same for a program of another user. Returns `None` if this test cannot be one, too.
+    /// As [`Scene::new`], with a program of another user. Returns `None` unless this test is
+    /// root's.
     fn of_stranger(source: &str) -> Option<Scene> {
-        use std::os::unix::fs::PermissionsExt;
         if !rustix::process::getuid().is_root() {
             omit("not root: programs of other users are not tested");
             return None;
         }
-        let scratch = tempfile::tempdir().unwrap();
-        let program = verbs::program(&format!("tests/registered/{source}"), scratch.path())?;
-        let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
-        std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        let libraries = verbs::directory_for_all(&daemon);
-        let run = scratch.path().join("rnic-run");
-        verbs::copy_file(Path::new(RUN), &run);
-        let stranger = Some(STRANGER);
-        Some(Scene { daemon, run, libraries, program, stranger, _scratch: scratch })
+        let mut scene = Scene::new(source)?;
+        std::fs::set_permissions(scene.scratch.path(), Permissions::from_mode(0o755)).unwrap();
+        scene.run = scene.scratch.path().join("rnic-run");
+        copy_files(RUN, &scene.run);
+        scene.libraries = verbs::directory_for_all(&scene.daemon);
+        scene.stranger = Some(STRANGER);
+        Some(scene)
     }
 
     /// A program of the daemon's user, and one of another user.

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rnic_client::{Admission, Context, Error};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, copy_program, omit};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries, copy_files, omit};
 use rustix::process::{Pid, Signal, geteuid, getsid, kill_process};
 use tempfile::TempDir;
 
@@ -25,7 +25,7 @@ impl Place {
         for name in ["bin", "bin/verbs", "run", "programs"] {
             std::fs::create_dir(place.at(name)).unwrap();
         }
-        copy_program(env!("CARGO_BIN_EXE_rnic-run-under-test"), &place.at("bin/rnic-run"));
+        copy_files(env!("CARGO_BIN_EXE_rnic-run-under-test"), &place.at("bin/rnic-run"));
         std::os::unix::fs::symlink(binaries!().rnicd, place.at("bin/rnicd")).unwrap();
         let verbs = "int ibv_old(void) { return 1; } int ibv_new(void) { return 7; }";
         let versions = "IBVERBS_1.0 { global: ibv_old; local: *; };\n\

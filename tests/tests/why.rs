@@ -16,7 +16,7 @@ use rnic_core::abi::control::Reply;
 use rnic_tests::raw::Raw;
 use rnic_tests::wire::{self, CRC, fpdu, tagged};
 use rnic_tests::{
-    Client, DEADLINE, Daemon, End, PATHS, Process, READ_WRITE, binaries, copy_program, on_path,
+    Client, DEADLINE, Daemon, End, PATHS, Process, READ_WRITE, binaries, copy_files, on_path,
 };
 use serde_json::Value;
 
@@ -405,7 +405,7 @@ fn another_users_records_are_nobodys_business() {
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir(), open).unwrap();
     let copy = daemon.dir().join("rnicctl");
-    copy_program(RNICCTL, &copy);
+    copy_files(RNICCTL, &copy);
     let as_user = |uid: u32, args: &[&str]| {
         let mut command = Command::new(&copy);
         let command = command.args(args).arg("--json").arg("--socket").arg(daemon.socket());
