@@ -215,22 +215,22 @@ impl Context {
         SharedBuffer::create(&self.session, len)
     }
 
-    /// Lets regions name any of this process's own memory ([`Pd::reg_mr_attached`]); more than once
-    /// is as good as once.
+    /// Attaches this process's own memory, so that regions can name any range of it
+    /// ([`Pd::reg_mr_attached`]). Further calls have no effect.
     ///
-    /// A daemon of this process's own user, or one that trusts him, is handed the address space
-    /// itself (`/proc/self/mem`): after `exec` nothing of the new program is reached, and a child
-    /// made by `fork` has memory of its own. For any other daemon a thread of this process makes
-    /// the copies, one for each worker, with all signals blocked, and so do threads that poll a
-    /// [`Cq`]: one that serves page faults of registered memory itself (userfaultfd, a FUSE file
-    /// system) must not poll, or it may wait for itself. Copies cost a system call each; a
-    /// [`SharedBuffer`] is faster.
+    /// A daemon of this process's own user, or one that trusts that user, receives the address
+    /// space (`/proc/self/mem`) and copies itself. After `exec` it reaches nothing of the new
+    /// program, and a child made by `fork` has memory of its own. For any other daemon the library
+    /// makes the copies, in one thread per worker with all signals blocked and in threads that poll
+    /// a [`Cq`]. A thread that serves page faults of registered memory (userfaultfd, a FUSE file
+    /// system) must not poll a [`Cq`] then, because it may wait for itself. A copy costs a system
+    /// call; a [`SharedBuffer`] is faster.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no room for another session's queues of copies;
-    /// [`Error::Io`] if a thread cannot be started, or if the system refuses
-    /// `process_vm_readv(2)` of the process's own memory.
+    /// [`Error::Refused`] if the queues of copy jobs exceed a limit (`arena_bytes`). [`Error::Io`]
+    /// if a thread cannot be started, or if the system forbids `process_vm_readv(2)` on this
+    /// process.
     pub fn attach_memory(&self) -> Result<(), Error> {
         self.session.attach_memory()
     }

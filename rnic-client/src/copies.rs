@@ -1,8 +1,8 @@
-//! Copies of this process's own memory, which it makes for a daemon that has no access to it.
+//! Copies of this process's own memory for a daemon that cannot access it.
 //!
-//! A thread for each worker waits for them, and threads that poll a CQ help, because what they poll
-//! for often comes behind a copy. The threads run none of the program's code: signals are blocked
-//! in them. They end with the session.
+//! The library starts one thread per worker of the daemon. Threads that poll a CQ also make copies,
+//! because a copy often precedes a completion. The library's threads block all signals, so they run
+//! no code of the program. They end with the session.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::session::Doorbell;
 
 /// The queues of copies of a session.
 pub(crate) struct Copies {
-    /// Process that has the queues and the threads. A child made by `fork` has neither.
+    /// Process with the queues and the threads. A forked child has neither.
     owner: Owner,
     served: Box<[Arc<Served>]>,
 }
@@ -26,12 +26,12 @@ pub(crate) struct Copies {
 struct Served {
     queue: CopyConsumer,
     doorbell: Arc<Doorbell>,
-    /// Whether a thread waits for jobs.
+    /// The thread for this queue has been started.
     has_thread: AtomicBool,
 }
 
 impl Copies {
-    /// These queues of a session of `owner`, each of the worker that is woken by its doorbell.
+    /// Creates the copies of a session of `owner`, with one queue and doorbell per worker.
     pub(crate) fn new(
         owner: Owner,
         queues: impl Iterator<Item = (QueueMemory, Arc<Doorbell>)>,
@@ -44,7 +44,7 @@ impl Copies {
         Copies { owner, served: queues.map(serve).collect() }
     }
 
-    /// Starts the threads that are missing. Called by one thread at a time.
+    /// Starts the threads that are not running yet. The caller must serialize calls.
     pub(crate) fn start_threads(&self) -> io::Result<()> {
         for served in self.served.iter().filter(|s| !s.has_thread.load(Ordering::Relaxed)) {
             let thread = std::thread::Builder::new().name("rnic-copies".to_owned());
@@ -55,7 +55,7 @@ impl Copies {
         Ok(())
     }
 
-    /// Makes a copy of each worker's that waits, unless a thread is at it.
+    /// Makes at most one waiting copy of each worker. Skips queues that another thread serves.
     #[inline]
     pub(crate) fn help(&self) {
         for served in &self.served {
@@ -65,8 +65,8 @@ impl Copies {
         }
     }
 
-    /// Makes no more copies, and returns when none is under way: the program may use its memory for
-    /// something else.
+    /// Ends the queues. No copy is in progress when this returns, so the program may reuse its
+    /// memory.
     pub(crate) fn end(&self) {
         for served in &self.served {
             served.queue.end();
@@ -105,16 +105,16 @@ impl Served {
     }
 }
 
-/// Lets this thread run where the process's first one may. The thread that happened to register
-/// memory first may be pinned to a CPU on which it then spins.
+/// Sets this thread's CPU affinity to that of the process's main thread. The thread that registered
+/// memory may be pinned to a CPU on which it spins.
 fn follow_main_thread() {
     let main = rustix::process::getpid();
-    // If it is refused, the thread runs where it was started.
+    // On failure the thread keeps the affinity that it inherited.
     let _ = rustix::thread::sched_getaffinity(Some(main))
         .and_then(|cpus| rustix::thread::sched_setaffinity(None, &cpus));
 }
 
-/// Bytes of a thread's stack: it calls the kernel and little else.
+/// Stack size of a thread, in bytes.
 const STACK: usize = 128 * 1024;
 
 #[cfg(test)]
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// Copies of a session of `owner`, with one worker.
+    /// Returns the copies of a session of `owner` with one worker.
     fn copies_of(owner: Owner) -> Copies {
         let shape = QueueShape::copies();
         let (arena, _) = Mapping::create_arena("copies", 2 * PAGE).expect("a little memory");
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    /// It has no queues of its parent's to touch, and its parent goes on.
+    /// The child has not inherited the queues, and its parent still uses them.
     #[test]
     fn a_forked_child_ends_no_copies_of_its_parent() {
         let copies = copies_of(Owner::by_id(std::os::unix::process::parent_id()));

@@ -180,10 +180,9 @@ impl Cq {
     /// (`ibv_poll_cq(3)`). Costs no system call as a rule: a worker that sleeps for want of room is
     /// woken, and every 65,536th empty poll in a row asks whether the daemon is still there, so
     /// that a program that only polls learns of its end. Once it is known, every empty poll says
-    /// so. Where this process copies its own memory for the daemon
+    /// so. If the library copies this process's memory for the daemon
     /// ([`Context::attach_memory`](crate::Context::attach_memory)), an empty poll may make one copy
-    /// of at most 64 KiB for each worker that waits for one, and lasts as long as those pages take
-    /// to come.
+    /// of at most 64 KiB for each worker, and may wait for a page fault in it.
     ///
     /// # Errors
     ///

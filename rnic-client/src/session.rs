@@ -43,7 +43,7 @@ pub(crate) struct Session {
     /// STags of regions that are leased as slices.
     pub(crate) local_keys: LocalKeys,
     attachment: Mutex<Attachment>,
-    /// Copies that the daemon has this process make of it, if it does.
+    /// Copies of this process's memory, if the daemon leaves them to the library.
     copies: OnceLock<Copies>,
     /// The daemon is known to be gone. Only ever set.
     gone: AtomicBool,
@@ -57,11 +57,11 @@ struct ControlChannel {
     arenas: Vec<(u32, Arc<Mapping>)>,
 }
 
-/// Whether regions may name this process's own memory.
+/// Progress of attaching this process's own memory.
 #[derive(Default)]
 struct Attachment {
     is_made: bool,
-    /// By worker, those that the daemon has made for copies, until it has made all.
+    /// Queues of copy jobs created so far, by worker. Empty once all exist.
     queues: Vec<QueueMemory>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbell {
-    /// Tells the worker to look at the queue of this index, waking it only if it sleeps.
+    /// Rings the doorbell of a queue. Wakes the worker only if it sleeps.
     #[inline]
     pub(crate) fn ring(&self, index: u32) {
         if self.ringer.ring(index) {
@@ -171,7 +171,7 @@ impl Session {
         Ok((reply, descriptor))
     }
 
-    /// Lets regions name this process's own memory, unless they may already.
+    /// Attaches this process's own memory, once per session.
     pub(crate) fn attach_memory(&self) -> Result<(), Error> {
         self.check_owner()?;
         let mut attachment = self.attachment.lock();
@@ -196,7 +196,7 @@ impl Session {
         check_copies().map_err(|e| Error::io("process_vm_readv of this process", e))?;
         let made = if self.copies.get().is_some() { self.doorbells.len() } else { queues.len() };
         for worker in made..self.doorbells.len() {
-            // The daemon has at most 64.
+            // A daemon has at most 64 workers.
             let reply = self.request(RequestBody::ServeCopies { worker: worker as u32 })?;
             let ReplyBody::Copies { queue, .. } = reply else { return Err(unexpected(&reply)) };
             queues.push(self.queue(queue, QueueKind::Copies)?);
@@ -208,7 +208,7 @@ impl Session {
         copies.start_threads().map_err(|e| Error::io("starting a thread", e))
     }
 
-    /// Makes the copies that workers wait for, if there are any.
+    /// Makes copies that workers wait for, at most one for each.
     #[inline]
     pub(crate) fn help(&self) {
         if let Some(copies) = self.copies.get() {
@@ -244,19 +244,18 @@ impl Session {
         self.lost();
     }
 
-    /// The daemon is gone. No copy that it asked for is under way when this returns, so that what
-    /// it reached of this process's memory is the program's alone.
+    /// Records that the daemon is gone. No copy for it is in progress when this returns.
     fn lost(&self) {
         if let Some(copies) = self.copies.get() {
             copies.end();
         }
-        // Release: pairs with the acquire in `check`. Whoever learns of the end finds the last copy
-        // made.
+        // Release: pairs with the acquire in `check`. A caller that gets `DaemonGone` may reuse its
+        // memory, so the last copy must be visible.
         self.gone.store(true, Ordering::Release);
     }
 
-    /// Passes on what came of waiting for an event, which is how a program may learn of the end.
-    fn noting_the_end<T>(&self, found: Result<T, Error>) -> Result<T, Error> {
+    /// Records the end of the daemon if waiting for an event has failed with it.
+    fn check_event<T>(&self, found: Result<T, Error>) -> Result<T, Error> {
         if matches!(found, Err(Error::DaemonGone)) {
             self.lost();
         }
@@ -288,7 +287,7 @@ impl Session {
         take: impl FnMut(&mut Events) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         self.check_owner()?;
-        self.noting_the_end(self.events.wait(deadline, take))
+        self.check_event(self.events.wait(deadline, take))
     }
 
     /// As [`await_event`](Self::await_event), for a task, as long as it takes.
@@ -298,7 +297,7 @@ impl Session {
         take: impl FnMut(&mut Events) -> Option<T>,
     ) -> Result<T, Error> {
         self.check_owner()?;
-        self.noting_the_end(crate::tasks::taken(&self.events, take).await)
+        self.check_event(crate::tasks::taken(&self.events, take).await)
     }
 
     /// Whether this is the process that opened the session.

@@ -1,8 +1,7 @@
 //! The thread that brings events of the daemon to those whom they concern.
 //!
-//! It is the one thread that this library starts in a program, besides those that make copies for a
-//! daemon of another user. All signals are blocked in it, and it touches nothing of the program's
-//! but the descriptors that were made for it.
+//! The library starts this thread in a program, and those that copy for a daemon of another user.
+//! It blocks all signals and uses no object of the program except the descriptors created for it.
 
 use std::sync::{Arc, Weak};
 

@@ -13,7 +13,8 @@ use rnic_client::{
     TerminateCode, TerminateOrigin,
 };
 use rnic_core::abi::control::{Features, MrRequest, MrSource, ReplyBody, RequestBody};
-use rnic_core::abi::queue::{QUEUE_HEADER_LEN, arena_header, copy_entry, queue_header};
+use rnic_core::abi::copies::copy_entry;
+use rnic_core::abi::queue::{QUEUE_HEADER_LEN, arena_header, queue_header};
 use rnic_core::shm::Mapping;
 use rnic_core::types::MrId;
 use rnic_tests::attached::{CopyQueue, Guest, Insider, LENT, copying_threads, pattern};

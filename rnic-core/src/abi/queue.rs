@@ -67,7 +67,7 @@ pub enum QueueKind {
     Completion = 3,
     /// Shared receive queue (SRQ), from which several QPs take receives.
     SharedReceive = 4,
-    /// Copies that the library makes of its program's memory, for one worker.
+    /// Copy jobs of one worker for the client's library ([`super::copies`]).
     Copies = 5,
 }
 
@@ -106,12 +106,6 @@ impl QueueShape {
     #[expect(clippy::cast_possible_truncation, reason = "it is 64")]
     pub fn completion(entries: u32) -> Self {
         QueueShape { capacity: entries.max(1).next_power_of_two(), stride: COMPLETION_LEN as u32 }
-    }
-
-    /// Shape of a queue of copies.
-    #[expect(clippy::cast_possible_truncation, reason = "it is 65,856")]
-    pub fn copies() -> Self {
-        QueueShape { capacity: COPY_ENTRIES, stride: (copy_entry::DATA + MAX_COPY) as u32 }
     }
 
     /// Bytes of the whole queue, header included.
@@ -155,81 +149,6 @@ pub mod doorbell {
     /// Number of doorbell indices: the bound on QPs, CQs and SRQs of one session.
     #[expect(clippy::cast_possible_truncation, reason = "it is 31,744")]
     pub const INDICES: u32 = (LEAF_LINES * 512) as u32;
-}
-
-// ---------------------------------------------------------------------------------------------
-// Copies
-
-/// Entries of a queue of copies.
-pub const COPY_ENTRIES: u32 = 8;
-/// Bytes of one copy, at most.
-pub const MAX_COPY: usize = 64 * 1024;
-
-/// Byte offsets in the entry of a copy.
-pub mod copy_entry {
-    /// [`super::CopyHeader`].
-    pub const HEADER: usize = 0;
-    /// Library: what came of it ([`COPIED`], [`IN_PASSING`]), and the word before a change.
-    pub const OUTCOME: usize = 40;
-    /// Daemon: 16 ranges of the program's memory, each an address and a length.
-    pub const PIECES: usize = 64;
-    /// Bytes of all ranges, from the daemon or from the library.
-    pub const DATA: usize = PIECES + 16 * 16;
-
-    /// Flag of an outcome: all bytes were copied.
-    pub const COPIED: u64 = 1;
-    /// Flag of an outcome: by a thread that had come for completions.
-    pub const IN_PASSING: u64 = 2;
-}
-
-numbered! {
-    /// What the library is to do with the ranges and the bytes of an entry.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum CopyKind: u8, from_u8 {
-        /// Copy from the program's memory to the entry.
-        Out = 0,
-        /// Copy from the entry to the program's memory.
-        In = 1,
-        /// The same, the last word after the rest.
-        InTailLast = 2,
-        /// Change the word that is the only range.
-        Update = 3,
-    }
-}
-
-/// Header of the entry of a copy: kind (0..8), number of ranges (8..16), opcode of an atomic
-/// operation as in a send queue (16..24); the operation's four parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyHeader {
-    /// What is to be done.
-    pub kind: CopyKind,
-    /// Number of ranges.
-    pub pieces: u8,
-    /// The operation of an [`Update`](CopyKind::Update).
-    pub operation: Option<AtomicOperation>,
-}
-
-impl CopyHeader {
-    /// As it stands in a queue.
-    pub fn to_words(self) -> [u64; 5] {
-        let (opcode, params) = self.operation.map_or((0, [0; 4]), |operation| {
-            let (opcode, params) = SendOpcode::of_operation(operation);
-            (opcode as u64, params)
-        });
-        let first = self.kind as u64 | u64::from(self.pieces) << 8 | opcode << 16;
-        [first, params[0], params[1], params[2], params[3]]
-    }
-
-    /// Reads it from a queue; `None` if that is none.
-    #[expect(clippy::cast_possible_truncation, reason = "the fields of a word")]
-    pub fn from_words([first, params @ ..]: [u64; 5]) -> Option<Self> {
-        let kind = CopyKind::from_u8(first as u8)?;
-        let operation = match kind {
-            CopyKind::Update => Some(SendOpcode::from_u8((first >> 16) as u8)?.operation(params)?),
-            _ => None,
-        };
-        Some(CopyHeader { kind, pieces: (first >> 8) as u8, operation })
-    }
 }
 
 // ---------------------------------------------------------------------------------------------

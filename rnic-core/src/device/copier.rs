@@ -1,9 +1,9 @@
-//! The library of a client whose memory is closed to the daemon: it copies for workers.
+//! Copy jobs for the library of a client whose memory the daemon cannot access.
 //!
-//! A [`Copier`] is what workers and the resource manager share of it: whose it is, and how many
-//! jobs of each worker are under way. Jobs of one worker are answered in the order in which they
-//! were begun, so that counting tells when all that were begun before some moment are over: that is
-//! when a revocation may be answered (a job has left the STag table behind it).
+//! Workers and the resource manager share a [`Copier`]: its session and the number of jobs of each
+//! worker in progress. Jobs of one worker complete in the order in which they began, so two counts
+//! tell when all jobs that began before a given time have ended. A revocation is answered then,
+//! because a job no longer looks up its STag.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -14,7 +14,7 @@ use super::fault::Unreachable;
 use crate::shm::queue::MAX_SGE;
 use crate::types::{AtomicOperation, SessionId};
 
-pub use crate::abi::queue::MAX_COPY;
+pub use crate::abi::copies::MAX_COPY;
 
 /// A copier, as far as it is shared.
 #[derive(Debug)]

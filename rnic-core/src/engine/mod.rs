@@ -225,8 +225,8 @@ impl Engine {
         self.state.report(Notification::Misbehaved { session, why });
         let gone = Err(Unreachable::Detached);
         self.with(job.qp, |qp, engine| {
-            // QPs of the session end with it, without completions. One now would give the program
-            // its buffer back, into which the copy may still be made.
+            // The session's own QPs end with it, without completions. A completion would return the
+            // buffer to the program while the library may still write to it.
             if qp.core.session != session {
                 qp.copied(engine, id, gone);
             }

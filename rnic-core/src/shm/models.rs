@@ -235,7 +235,7 @@ fn loom_stop_spinning_against_publish() {
     });
 }
 
-/// A library that goes to sleep sees a job, or is woken for it.
+/// A thread that goes to sleep sees a new job, or the worker sees that it sleeps.
 #[test]
 fn loom_copy_push_against_prepare_sleep() {
     let shape = QueueShape::copies();
@@ -256,7 +256,7 @@ fn loom_copy_push_against_prepare_sleep() {
     });
 }
 
-/// A library that goes to sleep sees the end of its session, or is woken for it.
+/// A thread that goes to sleep sees the end of its session, or does not sleep.
 #[test]
 fn loom_copy_end_against_prepare_sleep() {
     let shape = QueueShape::copies();
@@ -272,7 +272,7 @@ fn loom_copy_end_against_prepare_sleep() {
         consumer.prepare_sleep();
         let seen = consumer.has_ended();
         session.join().expect("no panic");
-        // Who did not see it finds that it need not sleep: the word is no longer set.
+        // If the thread missed the end, its `ARM` word has been cleared.
         assert!(seen || !consumer.is_asleep());
     });
 }

@@ -1,5 +1,5 @@
-//! This process's own memory, as the kernel copies it: an address that is not mapped, or may not be
-//! written, is an error and no signal. And threads that wait for a word in shared memory.
+//! Access to this process's own memory through the kernel, which returns an error for an unmapped
+//! or protected page where a load or store would raise a signal; and futexes in shared memory.
 
 use arrayvec::ArrayVec;
 
@@ -12,15 +12,15 @@ use crate::types::AtomicOperation;
 /// Ranges of this process's addresses, in order.
 pub(super) type Pieces = ArrayVec<(u64, u32), MAX_SGE>;
 
-/// Copies the bytes of all pieces to `at` of the mapping. False if an address is not mapped; some
-/// of the bytes may have been copied then.
+/// Copies all pieces to offset `at` of the mapping. Returns false if an address is not mapped; some
+/// bytes may have been copied then.
 pub(super) fn read(mapping: &Mapping, at: usize, pieces: &Pieces) -> bool {
     copy(mapping, at, pieces, libc::process_vm_readv)
 }
 
-/// Copies as many bytes from `at` of the mapping as the pieces have. With `tail_last` the last
-/// ones, as far as they are one naturally aligned word, are written after the rest, in a call of
-/// their own: a program that polls on the end of its buffer finds the rest in place.
+/// Copies bytes from offset `at` of the mapping to all pieces. With `tail_last`, the longest
+/// aligned word at the end is written by a second call, after the other bytes: a program may poll
+/// on the end of its buffer. Returns false as [`read`] does.
 pub(super) fn write(mapping: &Mapping, at: usize, pieces: &Pieces, tail_last: bool) -> bool {
     let (mut first, mut tail) = (pieces.clone(), Pieces::new());
     if tail_last && let Some((address, len)) = first.last_mut() {
@@ -34,8 +34,9 @@ pub(super) fn write(mapping: &Mapping, at: usize, pieces: &Pieces, tail_last: bo
         && copy(mapping, at + written, &tail, libc::process_vm_writev)
 }
 
-/// Changes the word at an address; what was there before. The caller keeps changes by others who
-/// call this away; those of the program itself may come in between.
+/// Applies an atomic operation to the word at an address. Returns its original value, or `None` if
+/// the address is not mapped. The caller must serialize calls. Stores of the program may come
+/// between the read and the write.
 pub(super) fn update(
     mapping: &Mapping,
     at: usize,
@@ -88,16 +89,20 @@ fn copy(mapping: &Mapping, at: usize, pieces: &Pieces, call: Call) -> bool {
         program.push(libc::iovec { iov_base, iov_len: *len as usize });
     }
     let own = std::process::id().cast_signed();
-    // SAFETY: `ours` lies within a live mapping, which processes share and Rust never refers to.
-    // The kernel checks the addresses of the pieces, as many as stated. They are the daemon's,
-    // which the client trusts with them: they lie in regions that the program has registered, to be
-    // written by others at any time, so that Rust refers to nothing there.
+    // SAFETY: `ours` lies within a live shared mapping, to which Rust holds no reference. The
+    // kernel checks the addresses of the pieces, whose number is the length of the list. The
+    // daemon, which the program trusts, names only addresses in regions that the program has
+    // registered for access by others, so no Rust reference may exist there.
     let copied = unsafe { call(own, &raw const ours, 1, program.as_ptr(), program.len() as _, 0) };
     copied == len.cast_signed()
 }
 
-/// Whether the system lets this process copy its own memory (`process_vm_readv(2)`,
-/// `process_vm_writev(2)`), which a container's filter may forbid.
+/// Checks that `process_vm_readv(2)` and `process_vm_writev(2)` work on this process. A container's
+/// seccomp filter may forbid them.
+///
+/// # Errors
+///
+/// The error of the system call that failed.
 pub fn check_copies() -> std::io::Result<()> {
     let (from, mut to) = (7u64, 0u64);
     let source = libc::iovec { iov_base: (&raw const from).cast_mut().cast(), iov_len: 8 };
@@ -111,15 +116,15 @@ pub fn check_copies() -> std::io::Result<()> {
     if read == 8 && write() == 8 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Wakes a thread that waits for the word, in any process: one, because a client could have any
-/// number of them wait.
+/// Wakes one thread that waits for the word, in any process. Not all of them: a client could make
+/// any number wait.
 #[cfg(not(loom))]
 pub(super) fn futex_wake(word: &AtomicU32) {
     // SAFETY: the kernel looks at the address of a live word and writes nothing.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
 }
 
-/// Waits as long as the word is `value`. May return for no reason.
+/// Waits while the word is `value`. May return spuriously.
 #[cfg(not(loom))]
 pub(super) fn futex_wait(word: &AtomicU32, value: u32) {
     let forever = std::ptr::null::<libc::timespec>();
@@ -127,18 +132,18 @@ pub(super) fn futex_wait(word: &AtomicU32, value: u32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, forever) };
 }
 
-/// In a model nobody sleeps: it is asked whether somebody would.
+/// In a loom model no thread sleeps.
 #[cfg(loom)]
 pub(super) fn futex_wake(_word: &AtomicU32) {}
 
 #[cfg(loom)]
 pub(super) fn futex_wait(_word: &AtomicU32, _value: u32) {}
 
-/// Runs something with all signals blocked in this thread: a thread that it starts has them blocked
-/// for good, so that signals reach the program's own threads only.
+/// Calls `run` with all signals blocked in this thread. Threads started by `run` inherit the mask,
+/// so signals go to the program's own threads only.
 pub fn without_signals<T>(run: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are this function's own; blocking and unblocking signals of this thread
-    // touches no memory else.
+    // touches no other memory.
     let before = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();

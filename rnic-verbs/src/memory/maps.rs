@@ -1,7 +1,7 @@
 //! Page protection of this process, from `/proc/self/maps` (`proc_pid_maps(5)`).
 //!
-//! The kernel is asked for single mappings by an ioctl of that file, `PROCMAP_QUERY`. Before Linux
-//! 6.11 there is none, and the file is read: a line of text for each mapping of the process.
+//! Single mappings are queried by an ioctl on that file, `PROCMAP_QUERY`. Kernels before Linux 6.11
+//! lack it, so the whole file is read there.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -22,7 +22,7 @@ pub(crate) fn is_writable(address: u64, length: u64) -> Result<bool, Errno> {
 /// The mappings of this process.
 enum Maps {
     Queried(File),
-    /// Of the whole file, in its order, which is that of addresses.
+    /// All mappings, ordered by address.
     Read(Vec<Mapping>),
 }
 
@@ -46,7 +46,7 @@ impl Maps {
     }
 
     fn read(mut file: File) -> io::Result<Maps> {
-        // The kernel makes the text anew for each call, up to a page of it at a time.
+        // Each read searches the mappings again, so few large ones are cheaper.
         let mut text = Vec::with_capacity(64 * 1024);
         file.read_to_end(&mut text)?;
         // File names may have any bytes.
@@ -120,8 +120,8 @@ fn query(maps: &File, address: u64) -> io::Result<Option<Mapping>> {
         query_addr: address,
         ..ProcmapQuery::default()
     };
-    // SAFETY: the kernel reads and writes `size` bytes, which are those of a live local. It writes
-    // no name and no build id, because the room for them is stated as 0 bytes.
+    // SAFETY: the kernel reads and writes `size` bytes of a live local. It writes neither name nor
+    // build id, because their buffers have size 0.
     let done = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
     if done == 0 {
         return Ok(Some(Mapping {
@@ -189,8 +189,7 @@ mod tests {
         assert_eq!(is_readable(0, 1), Ok(false));
     }
 
-    /// Of a kernel that answers queries, both ways. Other threads of the tests map and unmap memory
-    /// meanwhile, but not this one's.
+    /// Compares both ways on kernels with the ioctl. Other tests map and unmap other memory.
     #[test]
     fn a_query_finds_what_the_file_has() {
         let file = || File::open("/proc/self/maps").expect("procfs");

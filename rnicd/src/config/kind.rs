@@ -535,8 +535,8 @@ const MAPPINGS: u64 = 60_000;
 const MEMORY: u64 = 1 << 50;
 /// Regions and windows together: each has an STag.
 pub const STAGS: u64 = allocator::MOST as u64;
-/// The queues of a session together: each has a doorbell, and so has its queue of copies for each
-/// of 64 workers.
+/// Maximum number of queues of a session. The other doorbells are those of its queues of copy jobs,
+/// one for each of 64 workers.
 pub const DOORBELLS: u64 = doorbell::INDICES as u64 - 64;
 /// Connections per second; more cannot be told apart from no limit.
 const RATE: u64 = 10_000_000;

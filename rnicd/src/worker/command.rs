@@ -55,8 +55,8 @@ pub(super) enum Command {
     ChangeStags(StagChange),
     /// Every worker has carried out the change that this QP asked for.
     StagsChanged(QpId),
-    /// The queue of copies of a session.
-    AddCopier {
+    /// Adds a session's queue of copy jobs.
+    AddCopyQueue {
         copier: Arc<Copier>,
         queue: CopyProducer,
     },
@@ -153,7 +153,7 @@ impl Command {
             | Command::ChangeStags(_)
             | Command::UnregisterCq(_) => Urgency::Wake,
             Command::Attach { .. }
-            | Command::AddCopier { .. }
+            | Command::AddCopyQueue { .. }
             | Command::Detach(_)
             | Command::AttachTcp { .. }
             | Command::AttachDirect { .. }

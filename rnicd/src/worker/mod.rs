@@ -11,7 +11,7 @@
 mod clients;
 mod command;
 mod connections;
-mod copiers;
+mod copy_queues;
 mod datagrams;
 mod management;
 mod run;
@@ -238,7 +238,7 @@ impl Workers {
     /// Makes the queue of copies of a session known to a worker.
     pub fn add_copies(&mut self, worker: u32, copier: &Arc<Copier>, queue: CopyProducer) {
         if let Some(worker) = self.workers.get(worker as usize) {
-            worker.send(None, Command::AddCopier { copier: copier.clone(), queue });
+            worker.send(None, Command::AddCopyQueue { copier: copier.clone(), queue });
         }
     }
 

@@ -29,7 +29,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 use super::clients::Clients;
 use super::command::{Command, TicketedCommand};
 use super::connections::{Connections, Polled, WAKER};
-use super::copiers::{Answer, CopyQueues};
+use super::copy_queues::{Answer, CopyQueues};
 use super::datagrams::DatagramSockets;
 use crate::clock;
 use crate::log::RateLimitedLog;
@@ -44,7 +44,7 @@ pub(super) struct Worker {
     engine: Engine,
     connections: Connections,
     clients: Clients,
-    copiers: CopyQueues,
+    copy_queues: CopyQueues,
     datagrams: DatagramSockets,
     waiter: Waiter,
     /// It has short slices, because somebody computes on its CPU.
@@ -84,7 +84,7 @@ impl Worker {
             engine: Engine::new(engine),
             connections: Connections::new(poll.registry().try_clone()?),
             clients: Clients::default(),
-            copiers: CopyQueues::default(),
+            copy_queues: CopyQueues::default(),
             datagrams: DatagramSockets::default(),
             waiter: Waiter::new(cpus(), options.wait),
             crowded: false,
@@ -163,7 +163,6 @@ impl Worker {
         }
         worked |= self.poll_copies(now);
         worked |= self.serve(now);
-        worked |= self.poll_copies(now);
         if self.engine.poll_timeout().is_some_and(|at| at <= now) {
             self.engine.handle_timeout(now);
             worked = true;
@@ -279,7 +278,7 @@ impl Worker {
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
                 Output::Copy(job) => {
                     let now = clock::now();
-                    let answer = self.copiers.submit(job, now);
+                    let answer = self.copy_queues.submit(job, now);
                     self.copied(answer, now);
                 }
                 Output::SendDatagram { from, to, packet } => {
@@ -303,7 +302,7 @@ impl Worker {
         }
     }
 
-    /// Passes on what libraries have answered, and says so if somebody waits for it.
+    /// Passes results of copy jobs to the engine, and reports them if a revocation waits.
     fn copied(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
         for (copier, job, result) in answers {
             self.engine.handle_copied(&copier, job, result, now);
@@ -313,12 +312,12 @@ impl Worker {
         }
     }
 
-    /// Takes what programs have copied; whether there was anything.
+    /// Polls the queues of copy jobs. Returns true if anything was done.
     fn poll_copies(&mut self, now: Time) -> bool {
-        if !self.copiers.is_busy() {
+        if !self.copy_queues.is_busy() {
             return false;
         }
-        let polled = self.copiers.poll(now);
+        let polled = self.copy_queues.poll(now);
         self.copied(polled.answers, now);
         for (session, fault) in polled.faults {
             self.misbehaved(session, format!("its queue of copies: {fault}"));
@@ -398,7 +397,7 @@ impl Worker {
             if let Some(session) = ended {
                 self.clients.detach(session);
                 self.connections.remove_session(session);
-                let left = self.copiers.remove(session);
+                let left = self.copy_queues.remove(session);
                 self.copied(left, now);
                 self.carry_out();
                 if let Some(ticket) = self.detaching.remove(&session) {
@@ -432,7 +431,7 @@ impl Worker {
             Command::RemoveWindow(window) => self.engine.remove_window(&window),
             Command::ChangeStags(change) => self.engine.change_stags(&change),
             Command::StagsChanged(qp) => self.engine.handle_stags_changed(qp, now),
-            Command::AddCopier { copier, queue } => self.copiers.add(copier, queue),
+            Command::AddCopyQueue { copier, queue } => self.copy_queues.add(copier, queue),
             Command::SpaceFreed(cq) => self.engine.handle_cq_space(&cq, now),
             Command::ReceivesPosted(srq) => self.engine.handle_receives_posted(&srq, now),
             Command::AttachTcp { end, stream } => {
@@ -548,9 +547,10 @@ impl Worker {
         if self.engine.has_work() || self.datagrams.has_some() || !self.engine.prepare_sleep() {
             return;
         }
-        // From here on whoever has copied rings; who has before is found now.
-        self.copiers.wake_all();
-        for _ in 0..self.copiers.rounds() {
+        // A library that completes a job from here on rings the doorbell. These polls find jobs
+        // that were completed before.
+        self.copy_queues.wake_all();
+        for _ in 0..self.copy_queues.rounds() {
             if self.poll_copies(now) {
                 return;
             }

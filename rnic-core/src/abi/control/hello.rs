@@ -16,7 +16,7 @@ bitflags::bitflags! {
     pub struct Features: u64 {
         /// Connections between QPs of one daemon may take the direct path.
         const DIRECT_PATH = 1;
-        /// The daemon has no access to this client's own memory: its library makes the copies
+        /// The daemon cannot access this client's own memory. The client's library makes the copies
         /// ([`RequestBody::ServeCopies`](super::RequestBody::ServeCopies)).
         const LIBRARY_COPIES = 2;
     }

@@ -131,9 +131,9 @@ pub enum ReplyBody {
     SrqInfo(SrqRow),
     /// The table of GIDs, by index.
     Gids(Vec<GidRow>),
-    /// A queue of copies was made.
+    /// Answer to `ServeCopies`.
     Copies {
-        /// Place of the ring in an arena.
+        /// Location of the queue of copy jobs.
         queue: QueueLocation,
         /// The descriptor with this reply, if there is one.
         new_arena: Option<NewArena>,

@@ -209,7 +209,7 @@ pub enum RequestBody {
         /// The shared receive queue, of this session.
         srq: SrqId,
     },
-    /// Lets regions name the client's own address space, of a client whom the daemon trusts.
+    /// Attaches the address space of a client that the daemon trusts, so that regions can name it.
     /// Descriptor: the client's `/proc/self/mem`, open for reading and writing. Once per session.
     /// Answer: `Done`.
     AttachMemory,
@@ -306,12 +306,11 @@ pub enum RequestBody {
         /// Of an IPv6 wildcard, not to take IPv4 as well; without a meaning for others.
         v6_only: bool,
     },
-    /// Lets regions name the client's own address space, in which its library makes the copies
-    /// ([`Features::LIBRARY_COPIES`](super::Features::LIBRARY_COPIES)): makes the queue by which a
-    /// worker asks for them. Once for each worker, in their order, before the first such region.
-    /// Answer: `Copies`.
+    /// Creates the queue of copy jobs of a worker, for a client whose library makes the copies
+    /// ([`Features::LIBRARY_COPIES`](super::Features::LIBRARY_COPIES)). Once for each worker, in
+    /// order. Regions can name the client's own address space after the last one. Answer: `Copies`.
     ServeCopies {
-        /// The worker.
+        /// Number of the worker.
         worker: u32,
     },
 }

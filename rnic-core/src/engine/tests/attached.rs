@@ -345,8 +345,8 @@ fn a_job_that_is_not_answered_in_time_ends_its_session() {
             w.advance(std::time::Duration::from_millis(1));
             let said = "a copy of attached memory did not return in 5 s";
             assert_eq!(w.misbehaved, [(session, said.to_owned())]);
-            // It comes all the same, and meets nobody. Until the session ends the program has no
-            // completion that would give it back its buffers.
+            // The late answer is ignored. No completion returns a buffer to the program before the
+            // session ends.
             assert!(w.make_copy());
             w.settle();
             assert_eq!(w.misbehaved.len(), 1);

@@ -1,16 +1,15 @@
-//! Copies that a program makes of its own memory, as the daemon asks for them.
+//! Queue of copy jobs for a client's own memory.
 //!
-//! The memory of the program is closed to the daemon. A worker that needs bytes of it, or has bytes
-//! for it, writes a job into a ring that it shares with the program's library, which copies between
-//! the memory and the entry. Jobs are done in the order of the ring, so that the consumer index
-//! tells which are over. Of the program's memory the library goes by the kernel's judgement
-//! ([`own`]); of what the library says the daemon believes nothing but that a copy is over, and
-//! what it reads there was the program's to give.
+//! The daemon cannot access the memory of such a client. A worker writes a job into a ring that it
+//! shares with the client's library. The library copies between the program's memory and the entry
+//! through the kernel ([`own`]), which refuses unmapped and protected pages. Jobs complete in ring
+//! order. The daemon trusts the consumer index only within the published entries, and every other
+//! word and byte of an entry only as data of that client.
 //!
-//! Any thread of the program may serve the ring, one at a time: one that waits for it, and those
-//! that poll for completions, which a copy often precedes. Before the former sleeps it says so in
-//! the word of the header by which a client arms a CQ; the pair is that of every wait here: store,
-//! fence, look again; and store, fence, look whether somebody sleeps.
+//! Threads of the program serve the ring one at a time: a thread that waits for jobs, and threads
+//! that poll a CQ, because a copy often precedes a completion. The waiting thread sets the header's
+//! `ARM` word before it sleeps. Both sides store, fence and then load: the thread its `ARM` word
+//! and the producer index, the worker the producer index and the `ARM` word.
 
 use std::sync::Arc;
 
@@ -18,45 +17,45 @@ use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 
 use super::{MAX_SGE, QueueFault, QueueMemory};
-use crate::abi::queue::{CopyHeader, CopyKind, MAX_COPY, copy_entry, queue_header};
+use crate::abi::copies::{CopyHeader, CopyKind, MAX_COPY, copy_entry};
+use crate::abi::queue::queue_header;
 use crate::shm::own;
 use crate::shm::sync::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::types::AtomicOperation;
 
-/// What the library is to do.
+/// Operation of a job.
 #[derive(Clone, Copy, Debug)]
 pub enum CopyTask<'b> {
-    /// Copy the pieces into the entry.
+    /// Copies the pieces into the entry.
     Out,
-    /// Copy these bytes, which are as many as those of the pieces, to the pieces; with `tail_last`
-    /// the last word after the rest.
+    /// Copies bytes to the pieces.
     In {
-        /// The bytes.
+        /// As many bytes as the pieces have.
         bytes: &'b [u8],
-        /// The last word becomes visible last.
+        /// Writes the last word after the other bytes.
         tail_last: bool,
     },
-    /// Change the word that is the only piece.
+    /// Applies an atomic operation to the only piece, a word of 8 bytes.
     Update(AtomicOperation),
 }
 
-/// The daemon's end.
+/// Producer side, in the daemon.
 #[derive(Debug)]
 pub struct CopyProducer {
     queue: QueueMemory,
-    /// Jobs written, free-running.
+    /// Number of jobs published, free-running.
     tail: u32,
-    /// Jobs whose entries may be written again, free-running.
+    /// Number of jobs retired, free-running.
     done: u32,
 }
 
 impl CopyProducer {
-    /// Of a queue that was just made.
+    /// Takes the producer side of a new queue.
     pub fn new(queue: QueueMemory) -> Self {
         CopyProducer { queue, tail: 0, done: 0 }
     }
 
-    /// Writes a job of at most [`MAX_COPY`] bytes; false if there is no room.
+    /// Publishes a job of at most [`MAX_COPY`] bytes. Returns false if the queue is full.
     pub fn push(&mut self, pieces: &[(u64, u32)], task: CopyTask<'_>) -> bool {
         if self.tail.wrapping_sub(self.done) >= self.queue.shape.capacity {
             return false;
@@ -78,7 +77,7 @@ impl CopyProducer {
         view.store_words(slot + copy_entry::HEADER, &header.to_words());
         if let CopyTask::In { bytes, .. } = task {
             let bytes = bytes.get(..MAX_COPY).unwrap_or(bytes);
-            // The entry lies within the arena, whose pages are the daemon's own.
+            // Cannot fail: the entry lies within the arena, which the daemon has allocated.
             let _ = self.queue.mapping().write(self.data(slot), bytes);
         }
         self.tail = self.tail.wrapping_add(1);
@@ -87,8 +86,8 @@ impl CopyProducer {
         true
     }
 
-    /// Whether the library's thread sleeps, and [`wake`](Self::wake) is to be called. Asked after
-    /// jobs were written.
+    /// Returns true if the library's thread sleeps, so that the caller must [`wake`](Self::wake)
+    /// it. Must be called after [`push`](Self::push).
     pub fn sleeps(&self) -> bool {
         fence(Ordering::SeqCst);
         self.queue.view.u32(queue_header::ARM).load(Ordering::Relaxed) != 0
@@ -101,9 +100,9 @@ impl CopyProducer {
         own::futex_wake(word);
     }
 
-    /// What came of the oldest job that is over and was not [retired](Self::retire).
+    /// Returns the outcome of the oldest completed job that is not [retired](Self::retire).
     pub fn poll(&self) -> Result<Option<CopyOutcome>, QueueFault> {
-        // Acquire: what the library has written is there.
+        // Acquire: pairs with the release in `CopyConsumer::do_job`.
         let found = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Acquire);
         let (last, published) = (self.done, self.tail);
         if found.wrapping_sub(last) > published.wrapping_sub(last) {
@@ -119,14 +118,14 @@ impl CopyProducer {
         Ok(Some(CopyOutcome { slot, copied, in_passing, old }))
     }
 
-    /// Reads the first bytes of a job that is over.
+    /// Reads the first bytes of a completed job.
     pub fn read(&self, outcome: &CopyOutcome, bytes: &mut [u8]) {
         let len = bytes.len().min(MAX_COPY);
-        // As in `push`.
+        // Cannot fail, as in `push`.
         let _ = self.queue.mapping().read(self.data(outcome.slot), &mut bytes[..len]);
     }
 
-    /// Gives the entry of the oldest job, which is over, to another one.
+    /// Frees the entry of the oldest job, which must have completed.
     pub fn retire(&mut self) {
         self.done = self.done.wrapping_add(1);
     }
@@ -137,63 +136,64 @@ impl CopyProducer {
     }
 }
 
-/// What came of a job.
+/// Outcome of a job.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyOutcome {
     slot: usize,
     /// All bytes were copied.
     pub copied: bool,
-    /// By a thread that had come for completions.
+    /// A thread that polled a CQ made the copy.
     pub in_passing: bool,
-    /// The word before a change.
+    /// Original value of an atomic operation.
     pub old: u64,
 }
 
-/// The library's end.
+/// Consumer side, in the client's library.
 #[derive(Debug)]
 pub struct CopyConsumer {
     queue: QueueMemory,
-    /// Jobs done, free-running. Changes under the lock.
+    /// Number of jobs completed, free-running. Written under `serving` only.
     head: AtomicU32,
     serving: Mutex<()>,
-    /// Held while a word is changed: the same one may be reached by way of several queues.
+    /// Held during an atomic operation: several queues may reach the same word.
     changing: Arc<Mutex<()>>,
-    /// No more jobs are done. Only ever set.
+    /// No further job is started. Never reset.
     ended: AtomicBool,
 }
 
 impl CopyConsumer {
-    /// Of a queue from which nothing was taken. Queues of a session share a lock.
+    /// Takes the consumer side of a new queue. All queues of a session share `changing`.
     pub fn new(queue: QueueMemory, changing: Arc<Mutex<()>>) -> Self {
         let (head, ended) = (AtomicU32::new(0), AtomicBool::new(false));
         CopyConsumer { queue, head, serving: Mutex::new(()), changing, ended }
     }
 
-    /// The index to ring when jobs are done.
+    /// Doorbell index to ring after a job.
     pub fn doorbell(&self) -> u32 {
         self.queue.doorbell()
     }
 
-    /// Whether there seem to be jobs to do.
+    /// Returns true if jobs are probably waiting.
     #[inline]
     pub fn is_wanted(&self) -> bool {
         let tail = self.queue.view.u32(queue_header::PRODUCER).load(Ordering::Relaxed);
         tail != self.head.load(Ordering::Relaxed)
     }
 
-    /// Does the oldest job, if there is one. For the thread that sleeps here: it waits for one that
-    /// [helps](Self::help), which may not see what has come meanwhile.
+    /// Carries out the oldest job. Returns false if there is none. For the thread that sleeps on
+    /// the queue: waits for a thread in [`help`](Self::help), which may have missed the newest job.
     pub fn serve(&self) -> bool {
         let _serving = self.serving.lock();
         self.do_job(false)
     }
 
-    /// The same for a thread that has come for completions, unless another one is at it.
+    /// As [`serve`](Self::serve), for a thread that polls a CQ. Returns false while another thread
+    /// serves the queue.
     pub fn help(&self) -> bool {
         self.serving.try_lock().is_some_and(|_serving| self.do_job(true))
     }
 
-    /// Under the lock.
+    /// Must be called with `serving` held.
     fn do_job(&self, in_passing: bool) -> bool {
         // Acquire: pairs with the release in `CopyProducer::push`.
         let tail = self.queue.view.u32(queue_header::PRODUCER).load(Ordering::Acquire);
@@ -219,7 +219,8 @@ impl CopyConsumer {
         view.store_words(slot + copy_entry::OUTCOME, &outcome);
     }
 
-    /// The word before a change, or 0; `None` if an address is not mapped.
+    /// Returns the original value of an atomic operation, else 0, or `None` if an address is not
+    /// mapped.
     fn copy(&self, slot: usize, header: &CopyHeader) -> Option<u64> {
         let mut pieces: ArrayVec<(u64, u32), MAX_SGE> = ArrayVec::new();
         for n in 0..usize::from(header.pieces).min(MAX_SGE) {
@@ -243,41 +244,43 @@ impl CopyConsumer {
         }
     }
 
-    /// Says that a thread is going to sleep. Jobs may have come before:
-    /// [`serve`](Self::serve) once more, then [`sleep`](Self::sleep).
+    /// Announces that the calling thread is about to sleep. It must check for jobs
+    /// ([`serve`](Self::serve)) before it calls [`sleep`](Self::sleep).
     pub fn prepare_sleep(&self) {
         self.queue.view.u32(queue_header::ARM).store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Sleeps until there are jobs. May return for no reason.
+    /// Sleeps until a job is published. May return spuriously.
     pub fn sleep(&self) {
         own::futex_wait(self.queue.view.u32(queue_header::ARM), 1);
     }
 
-    /// Has no more jobs done, and the thread that sleeps wake up. One may be under way.
+    /// Starts no further job, and wakes the sleeping thread. A job may still be in progress: see
+    /// [`await_end`](Self::await_end).
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
-        // Either the thread that prepares to sleep sees the end, or this is after it.
+        // Pairs with the fence in `prepare_sleep`: the thread sees `ended`, or this store clears
+        // its `ARM` word.
         fence(Ordering::SeqCst);
         let word = self.queue.view.u32(queue_header::ARM);
         word.store(0, Ordering::Relaxed);
         own::futex_wake(word);
     }
 
-    /// Whether it was ended. Asked between [`prepare_sleep`](Self::prepare_sleep) and
-    /// [`sleep`](Self::sleep).
+    /// Returns true after [`end`](Self::end). Must be checked between
+    /// [`prepare_sleep`](Self::prepare_sleep) and [`sleep`](Self::sleep).
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Whether [`sleep`](Self::sleep) would not return by itself.
+    /// Returns true if [`sleep`](Self::sleep) would block.
     #[cfg(all(test, loom))]
     pub(in crate::shm) fn is_asleep(&self) -> bool {
         self.queue.view.u32(queue_header::ARM).load(Ordering::Relaxed) == 1
     }
 
-    /// Waits until no job is under way, after the end.
+    /// Waits for the job in progress. To be called after [`end`](Self::end).
     pub fn await_end(&self) {
         drop(self.serving.lock());
     }
@@ -297,7 +300,7 @@ mod tests {
         (CopyProducer::new(queue.clone()), CopyConsumer::new(queue, Arc::default()), arena)
     }
 
-    /// Bytes of a program, which copies may change, and where they are.
+    /// Returns the address of bytes that copies may change.
     fn program(bytes: &mut [u8]) -> u64 {
         bytes.as_mut_ptr().expose_provenance() as u64
     }
@@ -339,7 +342,7 @@ mod tests {
         let mut read = vec![0; MAX_COPY];
         assert!(done(&mut producer, &mut read).copied);
         assert_eq!(read, memory);
-        // The daemon asks for no more; if it did, nothing would be copied.
+        // The daemon never asks for more. The library would copy nothing.
         assert!(producer.push(&[(at, MAX_COPY as u32), (at, 1)], CopyTask::Out));
         assert!(consumer.serve());
         assert!(!done(&mut producer, &mut []).copied);
@@ -366,7 +369,7 @@ mod tests {
         let mut memory = [7; 16];
         let there = (program(&mut memory), 8);
         let add = AtomicOperation::FetchAdd { add: 2, boundaries: 0 };
-        // Nobody has a page there (mmap_min_addr), nor beyond the addresses of programs.
+        // Below mmap_min_addr, and above the addresses of programs.
         for nowhere in [(8, 8), (1 << 60, 8), (u64::MAX - 3, 8)] {
             for pieces in [[there, nowhere], [nowhere, there]] {
                 for tail_last in [false, true] {
@@ -422,7 +425,7 @@ mod tests {
         assert!(done(&mut producer, &mut []).copied);
     }
 
-    /// Whatever stands in an entry, the library copies what fits or nothing.
+    /// The library ignores jobs that it cannot decode.
     #[test]
     fn an_entry_of_nonsense_is_a_copy_that_failed() {
         let (mut producer, consumer, arena) = ends();
@@ -433,12 +436,12 @@ mod tests {
             arena.write(header + slot, &word.to_ne_bytes()).expect("within the arena");
             assert!(consumer.serve());
             let copied = done(&mut producer, &mut []).copied;
-            // 255 ranges are taken for 16, all of no bytes but the first.
+            // The library takes 255 ranges for 16, of which only the first has bytes.
             assert!(!copied, "{word:#x}");
         }
     }
 
-    /// Jobs that were written.
+    /// Number of jobs published.
     fn jobs(producer: &CopyProducer) -> u32 {
         producer.tail
     }
@@ -470,7 +473,7 @@ mod tests {
             }
             library.join().expect("no panic");
         });
-        // As the end of a session does: what is left is not done any more.
+        // The end of a session wakes the thread, and later jobs are ignored.
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 loop {

@@ -1,9 +1,8 @@
-//! Attached memory: who may have regions in his own address space, and what becomes of them when it
-//! is gone.
+//! Attached memory: regions in a client's own address space, and their end.
 //!
-//! A copy waits for whoever serves the client's pages, so workers make it themselves only for those
-//! who could stop the daemon anyway: they pass their address space. The memory of everybody else is
-//! closed to the daemon: their libraries copy, as workers ask them to by a queue each.
+//! A copy may wait for a page fault that the client controls. Workers therefore copy only for users
+//! who could stop the daemon anyway, or whom the administrator trusts; their clients pass their
+//! address space. The libraries of all other clients copy, on jobs in one queue per worker.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -58,7 +57,7 @@ impl Manager {
         Ok(Outcome::Now(Box::new(ReplyBody::Done.into())))
     }
 
-    /// Makes the queue by which a worker has the client's library copy.
+    /// Creates the queue of copy jobs of a worker.
     pub(in crate::resource) fn serve_copies(&mut self, id: SessionId, worker: u32) -> Answer {
         let workers = self.capacity.workers;
         let session = find(&mut self.sessions, id)?;

@@ -1,4 +1,4 @@
-//! Attached memory as a session has it, and how it is reached.
+//! A session's attached memory.
 
 use std::sync::Arc;
 
@@ -18,21 +18,21 @@ pub struct Attached {
     pub(super) gone: bool,
 }
 
-/// How it is reached.
+/// Access to attached memory.
 pub(super) enum Reach {
-    /// By the workers themselves.
+    /// Workers copy.
     Own(Arc<AddressSpace>),
-    /// By the client's library.
+    /// The client's library copies.
     Library {
         copier: Arc<Copier>,
         workers: u32,
-        /// By worker: the queue and the number that the library rings for it.
+        /// Queue of copy jobs and its doorbell, by worker.
         queues: Vec<(QueuePlace, Doorbell)>,
     },
 }
 
 impl Attached {
-    /// Whether every worker can reach it.
+    /// Returns true if every worker has access.
     fn is_complete(&self) -> bool {
         match &self.reach {
             Reach::Own(_) => true,
@@ -40,7 +40,7 @@ impl Attached {
         }
     }
 
-    /// Why it is gone, if it is found to be.
+    /// Returns the reason of a failed access, for the client.
     pub(super) fn reason(&self) -> &'static str {
         match self.reach {
             Reach::Own(_) => "the attached address space has ended (by exec, or with its process)",
@@ -48,7 +48,7 @@ impl Attached {
         }
     }
 
-    /// The library that copies, if one does.
+    /// Returns the copier, if the client's library copies.
     pub fn copier(&self) -> Option<Arc<Copier>> {
         match &self.reach {
             Reach::Own(_) => None,

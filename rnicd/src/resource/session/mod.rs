@@ -37,7 +37,8 @@ pub struct Session {
     pub events: Arc<EventSender>,
     pub pds: BTreeMap<PdId, Pd>,
     pub shared_buffers: BTreeMap<SharedBufferId, SharedBuffer>,
-    /// Its library was told to make the copies of its attached memory, and that stays so.
+    /// The client's library copies its attached memory. Fixed in Hello, so a reload of `trusted`
+    /// applies to later sessions.
     pub library_copies: bool,
     /// The client's own address space, once it has attached it.
     pub attached: Option<Attached>,

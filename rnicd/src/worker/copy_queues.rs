@@ -1,7 +1,7 @@
-//! A worker's queues of copies that libraries make, by session.
+//! A worker's queues of copy jobs for the libraries of clients, by session.
 //!
-//! A library is woken if it sleeps. If its program polls for completions, it is left a moment to
-//! find the job in passing, which costs nobody a wake-up.
+//! The worker wakes the library's thread if it sleeps. If threads that poll a CQ have made the last
+//! copies, the worker waits for [`GRACE`] first, which usually saves the wake-up.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,25 +18,25 @@ use rnic_core::types::{SessionId, Time};
 struct Queue {
     copier: Arc<Copier>,
     producer: CopyProducer,
-    /// Jobs in the queue, oldest first: they are done in that order.
+    /// Ids and results of published jobs, oldest first.
     sent: VecDeque<(u64, Brings)>,
-    /// Jobs that found no room in it.
+    /// Jobs that wait for room in the queue.
     unsent: VecDeque<CopyJob>,
-    /// How long the program may take to find a job in passing.
+    /// Time before the library's thread is woken for a new job.
     grace: Duration,
-    /// When the library's thread is woken, if it sleeps.
+    /// Time at which the library's thread is woken, if it sleeps.
     wake_at: Option<Time>,
-    /// Somebody writes nonsense at the other end. Nothing of it is answered until the session has
-    /// ended, some QPs at a time.
+    /// The library has written an invalid index. No job is answered before the session has ended,
+    /// because each answer may end a QP, and the engine ends them some at a time.
     broken: bool,
 }
 
-/// What is in an entry when a job is done.
+/// Result of a completed job.
 #[derive(Clone, Copy, Debug)]
 enum Brings {
-    /// So many bytes.
+    /// Number of bytes in the entry.
     Bytes(usize),
-    /// The word that was there before.
+    /// Original value of an atomic operation.
     Word,
 }
 
@@ -44,21 +44,21 @@ enum Brings {
 #[derive(Debug, Default)]
 pub(super) struct CopyQueues {
     of: HashMap<SessionId, Queue>,
-    /// Sessions with jobs under way, in the order in which they are looked at next.
+    /// Sessions with unanswered jobs, in the order of the next polls.
     busy: VecDeque<SessionId>,
 }
 
-/// What a look at the queues has found.
+/// Result of a poll.
 #[derive(Default)]
 pub(super) struct Polled {
     pub answers: Vec<Answer>,
-    /// Sessions whose library writes nonsense.
+    /// Sessions whose library has written an invalid index.
     pub faults: Vec<(SessionId, QueueFault)>,
-    /// Something was there to be done, and there may be more.
+    /// Jobs were completed or published; more may follow.
     pub worked: bool,
 }
 
-/// What came of a copy.
+/// Result of a job, with the id of the job.
 pub(super) type Answer = (Arc<Copier>, u64, CopyResult);
 
 impl CopyQueues {
@@ -76,13 +76,13 @@ impl CopyQueues {
         self.of.insert(session, queue);
     }
 
-    /// Forgets a session's queue; the answers that will not come.
+    /// Removes a session's queue. Returns failures for its unanswered jobs.
     pub(super) fn remove(&mut self, session: SessionId) -> Vec<Answer> {
         self.busy.retain(|s| *s != session);
         self.of.remove(&session).map_or(Vec::new(), |mut queue| queue.give_up())
     }
 
-    /// Hands over a job. The answer if there will be none.
+    /// Submits a job. Returns its failure if the session has no queue.
     pub(super) fn submit(&mut self, job: CopyJob, now: Time) -> Option<Answer> {
         let session = job.copier.session();
         let Some(queue) = self.of.get_mut(&session) else {
@@ -99,13 +99,13 @@ impl CopyQueues {
         None
     }
 
-    /// Whether there are jobs under way.
+    /// Returns true if jobs are unanswered.
     pub(super) fn is_busy(&self) -> bool {
         !self.busy.is_empty()
     }
 
-    /// What has been copied, and who has written nonsense. Some sessions are looked at each time,
-    /// and a bounded number of bytes is moved.
+    /// Takes completed jobs and publishes waiting ones: of at most [`LOOKS`] sessions, and about
+    /// [`BYTES`].
     pub(super) fn poll(&mut self, now: Time) -> Polled {
         let mut polled = Polled::default();
         let mut budget = BYTES;
@@ -128,15 +128,15 @@ impl CopyQueues {
         polled
     }
 
-    /// How often to [`poll`](Self::poll) to have looked at all sessions, if there was nothing.
+    /// Number of [polls](Self::poll) without result that cover all sessions.
     pub(super) fn rounds(&self) -> usize {
         self.busy.len().div_ceil(LOOKS)
     }
 
-    /// Before the worker sleeps, since it will not look again by itself.
+    /// Wakes all threads that still have a grace period, because the worker is about to sleep.
     pub(super) fn wake_all(&mut self) {
         for session in &self.busy {
-            // Others were woken for what they have.
+            // Threads without a grace period have been woken already.
             if let Some(queue) = self.of.get_mut(session).filter(|queue| queue.wake_at.is_some()) {
                 queue.wake();
             }
@@ -149,14 +149,14 @@ impl Queue {
         self.sent.is_empty() && self.unsent.is_empty()
     }
 
-    /// Answers, in the library's place, what it will not answer.
+    /// Returns failures for all unanswered jobs.
     fn give_up(&mut self) -> Vec<Answer> {
         let unsent = self.unsent.drain(..).map(|job| job.id);
         let left = self.sent.drain(..).map(|(id, _)| id).chain(unsent);
         left.map(|id| (self.copier.clone(), id, Err(Unreachable::Detached))).collect()
     }
 
-    /// Writes jobs, as far as there is room and these bytes last.
+    /// Publishes jobs while the queue has room and the budget lasts.
     fn flush(&mut self, now: Time, budget: &mut usize) {
         while *budget > 0
             && let Some(job) = self.unsent.front()
@@ -211,7 +211,7 @@ impl Queue {
             self.producer.retire();
         }
         if answers.len() > before {
-            // Who is at work on these need not be woken for those that follow.
+            // The thread that made these copies is awake and takes the next jobs as well.
             self.wake_at = (!self.sent.is_empty()).then(|| now.after(self.grace));
         }
         self.flush(now, budget);
@@ -234,24 +234,25 @@ impl Queue {
     }
 }
 
-/// Sessions that are looked at in a row.
+/// Maximum number of sessions in a poll.
 const LOOKS: usize = 16;
 
-/// Bytes that are moved in a row.
+/// Number of bytes after which a poll ends.
 const BYTES: usize = 2 * MAX_COPY;
 
-/// How long a program may take that has copied in passing before its library's thread is woken.
+/// Grace period for programs that poll a CQ.
 const GRACE: Duration = Duration::from_micros(30);
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::abi::queue::{COPY_ENTRIES, QueueKind, QueueShape, queue_header};
+    use rnic_core::abi::copies::COPY_ENTRIES;
+    use rnic_core::abi::queue::{QueueKind, QueueShape, queue_header};
     use rnic_core::shm::Mapping;
     use rnic_core::shm::queue::{CopyConsumer, QueueMemory};
 
     use super::*;
 
-    /// A session, and the library's end of its queue.
+    /// Adds a session. Returns the consumer side of its queue.
     fn session(queues: &mut CopyQueues, id: u32) -> (Arc<Copier>, CopyConsumer) {
         let shape = QueueShape::copies();
         let (arena, _) = Mapping::create_arena("copies", shape.bytes()).expect("a little memory");
@@ -305,9 +306,9 @@ mod tests {
         drop(program);
     }
 
-    /// Its QPs end with the session, some at a time.
+    /// An answer may end a QP. The engine ends those of the session some at a time.
     #[test]
-    fn nothing_is_answered_for_a_library_that_writes_nonsense() {
+    fn jobs_of_a_broken_queue_wait_for_the_end() {
         let (mut queues, now) = (CopyQueues::default(), Time::default());
         let shape = QueueShape::copies();
         let (arena, _) = Mapping::create_arena("copies", shape.bytes()).expect("a little memory");
