@@ -583,4 +583,4 @@ fn time(origin: Instant, now: Instant) -> Time {
 }
 
 /// Empty polls in a row before the daemon's pulse is taken: some milliseconds of polling.
-const EMPTY_POLLS_PER_CHECK: u32 = 1 << 16;
+pub(crate) const EMPTY_POLLS_PER_CHECK: u32 = 1 << 16;
