@@ -1,10 +1,10 @@
-//! Makes the library one that the dynamic linker takes for libibverbs.so.1: its SONAME, its version
-//! nodes, and a directory in which it lies under that name.
+//! Sets the SONAME and the version nodes of libibverbs.so.1, and creates a directory that contains
+//! the library under that name, so that the dynamic linker finds it.
 
 #[path = "build/cdylib.rs"]
 mod cdylib;
 
-/// The version nodes, each after the one it succeeds. `src/exports` says which symbols are in them.
+/// Version nodes, each after its predecessor. `src/exports` assigns symbols to them.
 const NODES: [&str; 20] = [
     "IBVERBS_1.0",
     "IBVERBS_1.1",
@@ -25,7 +25,7 @@ const NODES: [&str; 20] = [
     "IBVERBS_PRIVATE_57",
     "IBVERBS_PRIVATE_59",
     "IBVERBS_PRIVATE_64",
-    // What librdmacm.so.1 calls.
+    // Symbols for librdmacm.so.1.
     "RNIC_1",
 ];
 

@@ -1,4 +1,5 @@
-//! Control messages: decoding anything, and whether what was decoded is what was meant.
+//! Control messages: decodes arbitrary bytes, and checks that encoding and decoding a message
+//! returns the same message.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -20,27 +21,27 @@ fuzz_target!(|data: &[u8]| {
     if let Some(record) = ChannelRecord::from_bytes(data) {
         assert_eq!(record.to_bytes(), data);
     }
-    // Longer packets are refused before they are decoded.
+    // The daemon refuses longer packets before it decodes them.
     if data.len() > MAX_MESSAGE {
         return;
     }
     if let Ok((request, _)) = postcard::take_from_bytes::<Request>(data) {
-        let bytes = postcard::to_stdvec(&request).expect("it can be written");
+        let bytes = postcard::to_stdvec(&request).expect("encodable");
         assert_eq!(postcard::from_bytes::<Request>(&bytes), Ok(request));
     }
     if let Ok((reply, _)) = postcard::take_from_bytes::<Reply>(data) {
-        let bytes = postcard::to_stdvec(&reply).expect("it can be written");
+        let bytes = postcard::to_stdvec(&reply).expect("encodable");
         assert_eq!(postcard::from_bytes::<Reply>(&bytes), Ok(reply));
     }
     if let Ok((event, _)) = postcard::take_from_bytes::<Event>(data) {
-        let bytes = postcard::to_stdvec(&event).expect("it can be written");
+        let bytes = postcard::to_stdvec(&event).expect("encodable");
         assert_eq!(postcard::from_bytes::<Event>(&bytes), Ok(event));
     }
-    wired_by_hand(&mut Input(data));
+    qp_changes(&mut Input(data));
 });
 
-/// Requests and answers about queue pairs that are wired by hand, made rather than found.
-fn wired_by_hand(input: &mut Input<'_>) {
+/// Encodes and decodes requests and replies about RC, UC and UD QPs, generated from the input.
+fn qp_changes(input: &mut Input<'_>) {
     let gid = |input: &mut Input<'_>| {
         let mut gid = [0; 16];
         let some = input.take(16);
@@ -77,7 +78,7 @@ fn wired_by_hand(input: &mut Input<'_>) {
     let body = RequestBody::ModifyQp { qp: QpId(input.u64() as u32), change };
     for body in [body, RequestBody::QueryGids] {
         let request = Request { id: input.u64() as u32, body };
-        let bytes = postcard::to_stdvec(&request).expect("it can be written");
+        let bytes = postcard::to_stdvec(&request).expect("encodable");
         for cut in 0..bytes.len() {
             assert!(postcard::from_bytes::<Request>(&bytes[..cut]).is_err());
         }
@@ -94,6 +95,6 @@ fn gids(input: &mut Input<'_>, gid: impl Fn(&mut Input<'_>) -> Gid) {
     });
     let result = Ok(ReplyBody::Gids(rows.collect()));
     let reply = Reply { id: 1, diagnosis_id: 0, result };
-    let bytes = postcard::to_stdvec(&reply).expect("it can be written");
+    let bytes = postcard::to_stdvec(&reply).expect("encodable");
     assert_eq!(postcard::from_bytes::<Reply>(&bytes), Ok(reply));
 }

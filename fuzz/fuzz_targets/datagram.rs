@@ -1,4 +1,4 @@
-//! Packets of RoCE v2 with datagrams, from anybody: any bytes, and packets that were written.
+//! RoCE v2 packets of UD QPs: arbitrary bytes, and packets encoded by `packet::emit`.
 #![no_main]
 
 use std::net::SocketAddr;
@@ -11,15 +11,15 @@ use rnic_fuzz::Input;
 
 fuzz_target!(|data: &[u8]| {
     let [from, to] = [1, 2].map(|host| SocketAddr::from(([192, 0, 2, host], 4791)));
-    // Any bytes: what is understood is written once more as something that is understood alike.
+    // Arbitrary bytes. Encoding and decoding a parsed packet must return the same packet.
     if let Ok((datagram, found)) = packet::parse(from, to, data) {
-        let again = packet::emit(&datagram, found, (from.port(), to.port()));
+        let again = packet::emit(&datagram, found, from.port(), to.port());
         assert_eq!(packet::parse(from, to, &again), Ok((datagram, found)));
         assert!(datagram.qp.0 < 1 << 24 && datagram.psn < 1 << 24 && found.len() <= MAX_DATA);
     }
-    // One that was written, and then spoilt at one place, or cut off.
+    // A valid packet, then the same packet with one changed byte, or truncated.
     let mut input = Input(data);
-    let said = Datagram {
+    let sent = Datagram {
         from: Gid::from(from.ip()),
         source: QpId(input.u64() as u32 & 0xFF_FFFF),
         to: Gid::from(to.ip()),
@@ -29,22 +29,23 @@ fuzz_target!(|data: &[u8]| {
         immediate: (input.u8() & 1 != 0).then_some(input.u64() as u32),
         solicited: input.u8() & 1 != 0,
     };
-    let (at, flip) = (usize::from(input.u16()), input.u8());
+    let at = usize::from(input.u16());
+    let flip = input.u8();
     let bytes = input.take(MAX_DATA);
-    let mut written = packet::emit(&said, bytes, (from.port(), to.port()));
-    assert_eq!(written.len(), packet::len(&said, bytes.len()));
-    assert_eq!(packet::parse(from, to, &written), Ok((said, bytes)));
-    assert_eq!(grh::parse(&grh::emit(&said, bytes.len())), Some((said.from, said.to)));
+    let mut written = packet::emit(&sent, bytes, from.port(), to.port());
+    assert_eq!(written.len(), packet::len(&sent, bytes.len()));
+    assert_eq!(packet::parse(from, to, &written), Ok((sent, bytes)));
+    assert_eq!(grh::parse(&grh::emit(&sent, bytes.len())), Some((sent.from, sent.to)));
     let at = at % written.len();
     assert!(packet::parse(from, to, &written[..at]).is_err());
     written[at] ^= flip;
-    // The byte that congestion control uses is in no checksum.
+    // The ICRC excludes the congestion control byte.
     assert_eq!(packet::parse(from, to, &written).is_ok(), flip == 0 || at == 4);
-    between_queue_pairs_1(data);
+    management_datagrams(data);
 });
 
-/// Messages that resolve service IDs: any bytes, and any behind a header that is right.
-fn between_queue_pairs_1(data: &[u8]) {
+/// Checks SIDR messages: arbitrary bytes, and arbitrary bytes after a valid header.
+fn management_datagrams(data: &[u8]) {
     let mut bytes = [0; sidr::LEN];
     let some = data.len().min(sidr::LEN);
     bytes[..some].copy_from_slice(&data[..some]);
@@ -61,7 +62,8 @@ fn between_queue_pairs_1(data: &[u8]) {
     understood(data);
     bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
     for attribute in [0x17, 0x18] {
-        (bytes[16], bytes[17]) = (0, attribute);
+        bytes[16] = 0;
+        bytes[17] = attribute;
         understood(&bytes);
     }
 }

@@ -1,4 +1,4 @@
-//! The deframer on arbitrary bytes, and on what the framer makes of arbitrary ULPDUs.
+//! The deframer with arbitrary bytes, and with FPDUs framed from arbitrary ULPDUs.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -8,7 +8,8 @@ use rnic_fuzz::Input;
 fuzz_target!(|data: &[u8]| {
     let mut input = Input(data);
     let bits = input.u8();
-    let (markers, crc) = (bits & 1 != 0, bits & 2 != 0);
+    let markers = bits & 1 != 0;
+    let crc = bits & 2 != 0;
     let mut deframer = Deframer::new(markers, crc);
     if bits & 4 == 0 {
         let mut have = input.0.to_vec();
@@ -28,7 +29,8 @@ fuzz_target!(|data: &[u8]| {
     }
     let mut framer = Framer::new(markers, crc);
     while !input.is_empty() {
-        let (header, len) = (usize::from(input.u8() % 20), usize::from(input.u16()));
+        let header = usize::from(input.u8() % 20);
+        let len = usize::from(input.u16());
         let header = input.take(header).to_vec();
         let payload: Vec<u8> = (0..len.min(60_000)).map(|i| (i * 7) as u8).collect();
         let ulpdu_len = header.len() + payload.len();
@@ -42,7 +44,7 @@ fuzz_target!(|data: &[u8]| {
             assert!(deframer.needed(&out[..have]) > have);
         }
         assert_eq!(deframer.needed(&out), out.len());
-        let ulpdu = deframer.take(&mut out).expect("our own");
+        let ulpdu = deframer.take(&mut out).expect("framed above");
         assert_eq!(ulpdu, [header, payload].concat());
     }
 });

@@ -1,4 +1,4 @@
-//! DDP and RDMAP headers: what was read is what would be written, as far as anybody looks at it.
+//! DDP and RDMAP headers: a parsed header is encoded to the same bytes, except for ignored bits.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(t) = Terminate::parse(data) {
         let bytes = t.to_vec();
         assert!(bytes.len() <= Terminate::MAX_LEN && bytes.len() == t.buffer_len());
-        let again = Terminate::parse(&bytes).expect("what we write can be read");
+        let again = Terminate::parse(&bytes).expect("written by this code");
         if t.layout == Layout::Rfc5040 {
             assert_eq!(again, t);
         }
@@ -37,6 +37,6 @@ fuzz_target!(|data: &[u8]| {
     for fault in [Fault::TOO_SHORT, Fault::local(code), Fault::segment(code), Fault::read(code)] {
         let bytes = terminate::build(fault, data, None);
         assert!(bytes.len() <= Terminate::MAX_LEN);
-        Terminate::parse(&bytes).expect("what we write can be read");
+        Terminate::parse(&bytes).expect("written by this code");
     }
 });

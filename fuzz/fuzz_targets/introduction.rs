@@ -1,32 +1,32 @@
-//! Messages between daemons about RC and UC QPs, in the Private Data of start-up: any bytes, and
-//! introductions that were written.
+//! Messages between daemons about RC and UC QPs, in the Private Data of start-up: arbitrary bytes,
+//! and valid introductions.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use rnic_core::mpa::startup::RtrKinds;
-use rnic_core::stream::introduction::{AskBack, Introduction};
+use rnic_core::stream::introduction::{VerificationQuery, Introduction};
 use rnic_core::stream::startup::{Initiator, Options, Responder, ResponderStep};
 use rnic_core::types::{Gid, QpId};
 use rnic_fuzz::Input;
 
 fuzz_target!(|data: &[u8]| {
-    // Any bytes: what is understood is read once more as it was.
-    if let Some(said) = Introduction::parse(data) {
-        let bytes = said.emit();
-        assert_eq!(Introduction::parse(&bytes), Some(said));
-        // But for places that are kept for later versions.
+    // Arbitrary bytes. Encoding and decoding a parsed message must return the same message.
+    if let Some(introduction) = Introduction::parse(data) {
+        let bytes = introduction.emit();
+        assert_eq!(Introduction::parse(&bytes), Some(introduction));
+        // Bytes 50 to 55 contain reserved bits.
         assert_eq!(bytes[8..50], data[8..50]);
         assert_eq!(bytes[56..], data[56..bytes.len()]);
-        assert!(said.min_rnr_timer < 32 && said.rq_psn < 1 << 24);
-        assert_eq!(AskBack::parse(data), None);
+        assert!(introduction.min_rnr_timer < 32 && introduction.rq_psn < 1 << 24);
+        assert_eq!(VerificationQuery::parse(data), None);
     }
-    if let Some(question) = AskBack::parse(data) {
+    if let Some(question) = VerificationQuery::parse(data) {
         let bytes = question.emit();
-        assert_eq!(AskBack::parse(&bytes), Some(question));
+        assert_eq!(VerificationQuery::parse(&bytes), Some(question));
         assert_eq!(bytes[8..], data[8..bytes.len()]);
     }
-    assert!(!AskBack::is_confirmed_by(data) || data.starts_with(&AskBack::answer(true)));
-    // One that was written, and then spoilt at one place, or cut off.
+    assert!(!VerificationQuery::is_confirmed_by(data) || data.starts_with(&VerificationQuery::answer(true)));
+    // A valid introduction, then the same one with one changed byte, or truncated.
     let mut input = Input(data);
     let gid = |input: &mut Input<'_>| {
         let mut gid = [0; 16];
@@ -34,7 +34,7 @@ fuzz_target!(|data: &[u8]| {
         gid[..some.len()].copy_from_slice(some);
         Gid(gid)
     };
-    let said = Introduction {
+    let introduction = Introduction {
         gid: gid(&mut input),
         qp: QpId(input.u64() as u32),
         to_gid: gid(&mut input),
@@ -42,17 +42,17 @@ fuzz_target!(|data: &[u8]| {
         ird: input.u16(),
         min_rnr_timer: input.u8() & 31,
         unreliable: input.u8() & 1 != 0,
-        // A power of two, as verbs have it; less than 256 is none.
+        // A power of two. 128 means that the sender has no path MTU.
         path_mtu: 128 << (input.u8() % 6),
         rq_psn: input.u64() as u32 & 0xFF_FFFF,
         sq_psn: (input.u8() & 1 != 0).then(|| input.u64() as u32 & 0xFF_FFFF),
         dial: input.u64(),
         daemon: input.u64(),
     };
-    let question = AskBack::about(&said);
-    assert_eq!(AskBack::parse(&question.emit()), Some(question));
-    let mut bytes = said.emit().to_vec();
-    assert_eq!(Introduction::parse(&bytes), Some(said));
+    let question = VerificationQuery::about(&introduction);
+    assert_eq!(VerificationQuery::parse(&question.emit()), Some(question));
+    let mut bytes = introduction.emit().to_vec();
+    assert_eq!(Introduction::parse(&bytes), Some(introduction));
     assert_eq!(through_start_up(&bytes).as_deref(), Some(&bytes[..]));
     let at = usize::from(input.u8()) % bytes.len();
     assert_eq!(Introduction::parse(&bytes[..at]), None);
@@ -64,7 +64,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// The Private Data that a responder finds in the request of an initiator that was given these.
+/// Returns the Private Data that a responder receives from an initiator with `private_data`.
 fn through_start_up(private_data: &[u8]) -> Option<Vec<u8>> {
     let options = Options {
         revision: 2,

@@ -1,4 +1,4 @@
-//! A client that writes any words over its arena, between two others that notice nothing.
+//! A client writes arbitrary words to its arena, and must not affect a pair of other clients.
 #![no_main]
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rnic_fuzz::{IOVA, Input, QP_BELL, Receiving, SRQ_BELL, World, negotiated, st
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input(data);
-    // 0 and 1 are honest; 2 is not, and connected by TCP or to 3.
+    // Clients 0 and 1 are honest. Client 2 is hostile, and connected by TCP, or to client 3.
     let how = input.u8();
     let receiving = match how >> 1 & 3 {
         0 => Receiving::Shared,
@@ -28,7 +28,7 @@ fuzz_target!(|data: &[u8]| {
     let words = w.clients[2].used / 8;
     while !input.is_empty() {
         match input.u8() % 8 {
-            // One word anywhere, or a small number there.
+            // Stores an arbitrary word (or a small number, in the next arm) at an arbitrary place.
             0 | 1 => {
                 let at = usize::from(input.u16()) % words;
                 let word = input.u64();
@@ -58,7 +58,7 @@ fuzz_target!(|data: &[u8]| {
     }
     w.settle();
     w.advance(Duration::from_secs(3));
-    // The honest pair is as it was.
+    // The honest pair is unaffected.
     assert_eq!(w.clients[0].shared.state(), QpState::Rts);
     let header = SendHeader {
         opcode: 0,
@@ -70,7 +70,7 @@ fuzz_target!(|data: &[u8]| {
         rkey: stag(1).0,
         inv_rkey: 0,
         params: [0; 4],
-        spare_is_zero: true,
+        reserved_is_zero: true,
     };
     w.clients[0].sq.push(&header, &[], b"honestly").expect("room");
     w.clients[0].sq.publish();

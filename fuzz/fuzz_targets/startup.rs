@@ -1,4 +1,5 @@
-//! Both start-up machines, fed whole and cut: what they say must not depend on the cuts.
+//! Both start-up state machines with the input as a whole and split at one point. The result must
+//! not depend on the split.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +11,8 @@ use rnic_fuzz::Input;
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input(data);
-    let (bits, kinds) = (input.u8(), input.u8());
+    let bits = input.u8();
+    let kinds = input.u8();
     let options = Options {
         revision: 1 + (bits & 1),
         crc: bits & 2 != 0,
@@ -47,7 +49,7 @@ fuzz_target!(|data: &[u8]| {
             }
             Ok(done)
         };
-        // Which word there is for a refusal may depend on what had come by then.
+        // The kind of the error may depend on the bytes received so far.
         assert_eq!(run(&[bytes]).ok(), run(&[head, tail]).ok());
     } else {
         let mut whole = Responder::new(&options);
@@ -55,7 +57,7 @@ fuzz_target!(|data: &[u8]| {
         let first = whole.handle_input(bytes);
         let second = match cut.handle_input(head) {
             Ok(ResponderStep::NeedMore) => cut.handle_input(tail),
-            // The request ended before the cut: what is behind it is as wrong either way.
+            // The request ended before the split. Bytes after it are an error, whole or split.
             Ok(step) if tail.is_empty() => Ok(step),
             Ok(_) => cut.handle_input(tail),
             Err(e) => Err(e),

@@ -1,4 +1,4 @@
-//! A connected QP with requests of its own, and a peer that sends anything, cut anyhow.
+//! A connected QP posts requests while its peer sends arbitrary bytes, split at arbitrary points.
 #![no_main]
 
 use std::time::Duration;
@@ -33,13 +33,13 @@ fuzz_target!(|data: &[u8]| {
     w.clients[0].rq.publish();
     while !input.is_empty() {
         match input.u8() % 8 {
-            // Anything at all.
+            // Arbitrary bytes.
             0 => {
                 let n = usize::from(input.u8());
                 let bytes = input.take(n);
                 w.receive(qp, bytes);
             }
-            // Segments that are almost right.
+            // Segments that are almost valid.
             1..=3 => {
                 let header = header(&mut input);
                 let mut ulpdu = vec![0; 18];
@@ -84,7 +84,7 @@ fuzz_target!(|data: &[u8]| {
         let (unread, reserved, _) = w.clients[0].shared_cq.usage();
         assert!(unread + reserved <= 16);
     }
-    // Whatever happened, it ends, within the deadlines.
+    // Whatever the input, the QP must reach Error within its deadlines.
     w.engine.disconnect(qp, DisconnectMode::Orderly, w.now);
     for _ in 0..4 {
         while w.clients[0].cq.poll().is_some() {}
@@ -96,13 +96,14 @@ fuzz_target!(|data: &[u8]| {
     }
     assert_eq!(w.clients[0].shared.state(), QpState::Error);
     assert!(w.closed);
-    assert_eq!(w.clients[0].shared_cq.usage().1, 0, "no slot is held for ever");
+    assert_eq!(w.clients[0].shared_cq.usage().1, 0, "a CQ slot is still reserved");
 });
 
-/// A header whose fields are mostly what they should be.
+/// Returns a header whose fields are mostly valid.
 fn header(input: &mut Input<'_>) -> Header {
     let bits = input.u8();
-    let (last, dv) = (bits & 1 != 0, if bits & 0x80 == 0 { 1 } else { bits >> 5 & 3 });
+    let last = bits & 1 != 0;
+    let dv = if bits & 0x80 == 0 { 1 } else { bits >> 5 & 3 };
     let rsvd_ulp = input.u8() % 16 | 0x40;
     let near = |input: &mut Input<'_>| match input.u8() % 4 {
         0 => u64::from(input.u16()),

@@ -1,4 +1,4 @@
-//! What the fuzz targets share: an input read piece by piece, and an engine with a client.
+//! Parts shared by the fuzz targets: a reader for the input, and an engine with clients.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use rnic_core::abi::queue::{
 };
 use rnic_core::device::{Cq, Memory, QpShared, Srq, StagEntry, StagKind, Window};
 use rnic_core::engine::{
-    Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receives, Work,
+    ConnectedEnd, Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receives,
+    Work,
 };
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
@@ -24,11 +25,11 @@ use rnic_core::types::{
     WindowKind,
 };
 
-/// Reads an input from front to back; at its end everything is 0.
+/// Reads an input from front to back. After its end, integers are 0.
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// The next bytes, fewer at the end.
+    /// Returns the next `n` bytes, fewer at the end of the input.
     pub fn take(&mut self, n: usize) -> &'a [u8] {
         let (now, later) = self.0.split_at(n.min(self.0.len()));
         self.0 = later;
@@ -52,21 +53,21 @@ impl<'a> Input<'a> {
     }
 }
 
-/// STag of the region of client `n` that allows everything; the next two are limited to its QP, and
-/// for local use.
+/// Returns the STag of client `n`'s region with all rights. The next two STags refer to the same
+/// memory, the first for its QP only, the second for local use only.
 pub fn stag(n: u32) -> Stag {
     Stag(0x1000 * (n + 1))
 }
 
-/// Shift of the numbers of a client's windows, 1 and 2 by their types, in its STags.
+/// Bit position of the window number in an STag. The number equals the window type, 1 or 2.
 const WINDOWS: u32 = 8;
 
-/// First address and bytes of every region.
+/// First address and size in bytes of every region.
 pub const IOVA: u64 = 0x10_000;
 pub const REGION: usize = 4096;
 const ARENA: usize = 256 << 10;
 
-/// Where a client's QP takes its receives from, and whether a message waits for one.
+/// Receive queue of a client's QP. With `SharedAndHeld`, Sends wait until a receive is posted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Receiving {
     Own,
@@ -86,7 +87,7 @@ pub struct Client {
     pub shared_cq: Arc<Cq>,
     pub shared: Arc<QpShared>,
     pub ringer: DoorbellRinger,
-    /// Bytes of the arena in use.
+    /// Number of bytes of the arena in use.
     pub used: usize,
     config: Option<Box<QpConfig>>,
 }
@@ -101,8 +102,9 @@ pub struct World {
     pub engine: Engine,
     pub clients: Vec<Client>,
     pub now: Time,
-    /// Whether a socket was closed, and how much was sent to it.
+    /// True once any socket was closed.
     pub closed: bool,
+    /// Bytes sent on all sockets.
     pub sent: u64,
 }
 
@@ -111,7 +113,7 @@ impl World {
         Self::receiving(clients, Receiving::Own)
     }
 
-    /// All clients take their receives alike.
+    /// Creates a world with this number of clients, all with the same kind of receive queue.
     pub fn receiving(clients: u32, how: Receiving) -> Self {
         let options = EngineOptions {
             worker: 0,
@@ -139,7 +141,11 @@ impl World {
     pub fn attach_direct(&mut self, a: usize, b: usize) {
         let end = |w: &mut World, n: usize, role| {
             let config = w.clients[n].config.take().expect("bound once");
-            (config, negotiated(role, false, false), addresses())
+            ConnectedEnd {
+                config,
+                negotiated: negotiated(role, false, false),
+                addresses: addresses(),
+            }
         };
         let active = end(self, a, Role::Initiator { rtr: None });
         let passive = end(self, b, Role::Responder { await_rtr: None });
@@ -147,7 +153,7 @@ impl World {
         self.settle();
     }
 
-    /// Lets the engine do what it wants, for a bounded number of turns.
+    /// Runs the engine until it is idle, for a bounded number of turns.
     pub fn settle(&mut self) {
         for _ in 0..200 {
             let mut worked = self.engine.poll_doorbells(self.now);
@@ -162,7 +168,7 @@ impl World {
         }
     }
 
-    /// One call to a socket that takes at most `most` bytes.
+    /// Simulates one `sendmsg` that accepts at most `most` bytes.
     pub fn transmit(&mut self, qp: QpId, most: usize) {
         let sent = &mut self.sent;
         self.engine.transmit(qp, self.now, 1460, |batch| {
@@ -193,7 +199,7 @@ impl World {
         }
     }
 
-    /// Hands bytes to a QP as its socket would.
+    /// Passes bytes to a QP as its socket would.
     pub fn receive(&mut self, qp: QpId, bytes: &[u8]) {
         let mut left = bytes;
         while !left.is_empty() {
@@ -232,9 +238,11 @@ impl World {
 
 impl Client {
     fn new(n: u32, how: Receiving, engine: &mut Engine, now: Time) -> Self {
-        let (arena, _fd) = Mapping::create_arena("fuzz", ARENA).expect("memory");
-        let (memory, _fd) = Mapping::create_arena("fuzz-region", REGION).expect("memory");
-        let (session, qp, pd) = (SessionId(n + 1), QpId(100 + n), PdId(n + 1));
+        let (arena, _fd) = Mapping::create_arena("fuzz", ARENA).expect("memory for the arena");
+        let (memory, _fd) = Mapping::create_arena("fuzz-region", REGION).expect("memory for it");
+        let session = SessionId(n + 1);
+        let qp = QpId(100 + n);
+        let pd = PdId(n + 1);
         let scanner = DoorbellScanner::new(arena.clone(), 0).expect("inside the arena");
         engine.attach_session(session, UserId(n), scanner, now);
         let mut used = PAGE * 2;
@@ -320,11 +328,11 @@ impl Client {
         }
     }
 
-    /// A request as an input has it, with names that mostly exist.
+    /// Posts a request chosen by the input. Most STags in it exist.
     pub fn post(&mut self, input: &mut Input<'_>, peer: u32, own: u32) {
         let opcodes = [0, 1, 2, 4, 5, 6, 7, 8, 9, 32, input.u8()];
         let opcode = opcodes[usize::from(input.u8()) % opcodes.len()];
-        // A region's key, or a window's: of type 1, of type 2.
+        // Selects a region, or a window of type 1 or 2.
         let name = input.u8();
         let key = u32::from(name) % 4 | (u32::from(name) >> 2) % 3 << WINDOWS;
         let binds = opcode == 8;
@@ -337,27 +345,26 @@ impl Client {
             remote_addr: IOVA + u64::from(input.u16()) % (REGION as u64 + 64),
             rkey: stag(if binds { own } else { peer }).0 + key,
             inv_rkey: (stag(if opcode == 9 { peer } else { own }).0 + key) ^ u32::from(binds),
-            params: match binds {
-                false => {
-                    let parameters = SendOpcode::from_u8(opcode).map_or(0, SendOpcode::parameters);
-                    let mut params = [0; 4];
-                    params[..parameters].fill_with(|| input.u8().into());
-                    params
-                }
-                true => WindowParams {
+            params: if binds {
+                let window = WindowParams {
                     address: IOVA + u64::from(input.u16()) % (REGION as u64),
                     length: u64::from(input.u8()),
                     lkey: stag(own).0 + u32::from(input.u8()) % 3,
                     access: u32::from(input.u8()) & 0x2E,
-                }
-                .to_params(),
+                };
+                window.to_params()
+            } else {
+                let parameters = SendOpcode::from_u8(opcode).map_or(0, SendOpcode::parameters);
+                let mut params = [0; 4];
+                params[..parameters].fill_with(|| input.u8().into());
+                params
             },
-            spare_is_zero: true,
+            reserved_is_zero: true,
         };
         let sges: Vec<Sge> = (0..input.u8() % 3)
             .map(|_| Sge {
                 addr: IOVA + u64::from(input.u16()) % (REGION as u64),
-                // Atomic operations answer with eight bytes.
+                // Atomic operations return eight bytes.
                 length: match opcode {
                     5 | 6 if input.u8() % 8 != 0 => 8,
                     _ => u32::from(input.u16()) % 3000,
@@ -365,7 +372,7 @@ impl Client {
                 lkey: stag(own).0 + u32::from(input.u8()) % 3,
             })
             .collect();
-        // A full queue is no finding.
+        // The queue may be full.
         let _ = self.sq.push(&header, &sges, &[]);
         self.sq.publish();
     }
@@ -376,7 +383,7 @@ fn addresses() -> AddressPair {
     AddressPair { local: at, peer: at }
 }
 
-/// What start-up might have agreed on.
+/// Returns parameters that a start-up can negotiate.
 pub fn negotiated(role: Role, crc: bool, markers: bool) -> Negotiated {
     Negotiated {
         role,

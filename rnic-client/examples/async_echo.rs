@@ -1,5 +1,5 @@
-//! An echo server and its client as tokio tasks over [`Stream`], which reads and writes as a
-//! `TcpStream` does. Needs the feature `tokio`.
+//! An echo server and its client as tokio tasks over [`Stream`], which reads and writes like a
+//! `TcpStream`. Requires the feature `tokio`.
 //!
 //!     async_echo serve 127.0.0.1:0           serves until the process ends
 //!     async_echo visit 127.0.0.1:PORT SIZE   sends SIZE bytes and expects them back
@@ -37,7 +37,7 @@ async fn serve(address: &str) -> Result<(), Failure> {
     }
 }
 
-/// Sends back what it reads until the peer shuts down.
+/// Echoes all bytes until the peer shuts down.
 async fn echo(mut stream: Stream) -> Result<(), Failure> {
     let mut bytes = vec![0; 16 << 10];
     loop {
@@ -48,7 +48,7 @@ async fn echo(mut stream: Stream) -> Result<(), Failure> {
         stream.write_all(&bytes[..n]).await?;
     }
     stream.shutdown().await?;
-    // The stream may go when everything has been sent.
+    // Keep the stream until everything has been sent.
     stream.qp().wait_disconnected_async().await?;
     Ok(())
 }
@@ -58,7 +58,7 @@ async fn visit(address: &str, size: usize) -> Result<(), Failure> {
     let sent: Vec<u8> = (0..size).map(|n| n as u8).collect();
     let (mut reader, mut writer) = tokio::io::split(stream);
     let to_send = sent.clone();
-    // Both directions at once: neither side could hold all of it.
+    // Send and receive concurrently, because neither side can buffer all bytes.
     let writing = tokio::spawn(async move {
         writer.write_all(&to_send).await?;
         writer.shutdown().await
@@ -69,6 +69,6 @@ async fn visit(address: &str, size: usize) -> Result<(), Failure> {
     if echoed != sent {
         return Err("other bytes came back".into());
     }
-    println!("{size} bytes there and back");
+    println!("{size} bytes echoed");
     Ok(())
 }

@@ -1,10 +1,11 @@
-//! One thread, many connections, no call that waits but `poll(2)`: an echo server as an event loop.
+//! An echo server as an event loop: one thread, many connections, and `poll(2)` as the only
+//! blocking call.
 //!
-//!     event_loop serve 127.0.0.1:0 3        serves three visitors, then ends
+//!     event_loop serve 127.0.0.1:0 3        serves three clients, then ends
 //!     event_loop visit 127.0.0.1:PORT       sends lines and expects them back
 //!
-//! Two descriptors say everything: that of the completion channel, on which all completions of all
-//! connections are announced, and that of the context, on which peers come and go.
+//! It polls two descriptors: that of the completion channel, for completions of all connections,
+//! and that of the context, for connection requests and ended connections.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -14,17 +15,17 @@ use std::time::Duration;
 use rnic_client::*;
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// Bytes of the longest message.
+/// Maximum length of a message, in bytes.
 const LONGEST: u32 = 64;
-/// Messages of one visit.
+/// Number of messages per client.
 const MESSAGES: u32 = 100;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["serve", address, visitors] => serve(address.parse()?, visitors.parse()?),
+        ["serve", address, clients] => serve(address.parse()?, clients.parse()?),
         ["visit", address] => visit(address.parse()?),
-        _ => Err("usage: event_loop serve ADDRESS VISITORS | visit ADDRESS".into()),
+        _ => Err("usage: event_loop serve ADDRESS CLIENTS | visit ADDRESS".into()),
     }
 }
 
@@ -49,7 +50,7 @@ struct Server {
     served: u32,
 }
 
-fn serve(address: std::net::SocketAddr, visitors: u32) -> Result<(), Box<dyn Error>> {
+fn serve(address: std::net::SocketAddr, clients: u32) -> Result<(), Box<dyn Error>> {
     let context = Context::open()?;
     let channel = context.create_completion_channel()?;
     let cq = context.create_cq(1024, Some(&channel))?;
@@ -58,21 +59,22 @@ fn serve(address: std::net::SocketAddr, visitors: u32) -> Result<(), Box<dyn Err
     println!("listening on {}", listener.local_addr());
     let mut server = Server { context, pd, channel, cq, peers: HashMap::new(), served: 0 };
     server.cq.arm(Arm::Next)?;
-    while server.served < visitors {
-        let (completions, events) = (server.channel.as_fd(), server.context.as_fd());
+    while server.served < clients {
+        let completions = server.channel.as_fd();
+        let events = server.context.as_fd();
         let mut descriptors = [completions, events].map(|fd| {
-            // Readable is all there is to be.
+            // Both descriptors are only ever readable, never writable.
             PollFd::from_borrowed_fd(fd, PollFlags::IN)
         });
         match poll(&mut descriptors, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
-        // Looking at both costs little, and neither waits.
+        // Checking both costs little, and neither call waits.
         server.take_events()?;
         server.take_completions()?;
     }
-    println!("served {visitors}");
+    println!("served {clients}");
     Ok(())
 }
 
@@ -83,7 +85,7 @@ impl Server {
                 Ok(request) => self.welcome(request)?,
                 Err(Event::PeerClosed { qp, .. }) => {
                     if let Some(peer) = self.peers.get(&qp) {
-                        // Refused if it has ended meanwhile: then that is what comes next.
+                        // Refused if the connection has ended. The event of its end follows.
                         match peer.qp.disconnect() {
                             Ok(()) | Err(rnic_client::Error::Refused { .. }) => {}
                             Err(e) => return Err(e.into()),
@@ -95,7 +97,7 @@ impl Server {
                     self.peers.remove(&qp);
                     self.served += 1;
                 }
-                // It stands now: what the peer sends shows by its completion.
+                // Nothing to do: the peer's messages arrive as completions.
                 Err(Event::Established { .. }) => {}
                 Err(other) => println!("{other:?}"),
             }
@@ -108,7 +110,7 @@ impl Server {
         let buffer = self.context.create_shared_buffer(LONGEST.into())?;
         let inbox = self.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         let peer = Peer { qp, inbox };
-        // Before the peer can send.
+        // Must come before the accept, because the peer may send at once.
         peer.post_recv()?;
         request.start_accept(&peer.qp, &AcceptOptions::default())?;
         self.peers.insert(peer.qp.id(), peer);
@@ -116,7 +118,7 @@ impl Server {
     }
 
     fn take_completions(&mut self) -> Result<(), Box<dyn Error>> {
-        // Events first, then the arm, then completions: whatever comes later has an event again.
+        // Read the events first, then arm, then poll: a later completion then causes a new event.
         while self.channel.recv(Some(Duration::ZERO))?.is_some() {}
         self.cq.arm(Arm::Next)?;
         let mut some = [Completion::default(); 16];
@@ -140,7 +142,7 @@ impl Server {
                 peer.post_recv()?;
                 peer.qp.post_send(&[SendRequest::send_inline(0, &message).signaled()])?;
             }
-            // The receive that was left when the peer went.
+            // A completed Send, or a receive flushed when the peer disconnected.
             CompletionStatus::Success | CompletionStatus::WrFlush => {}
             status => println!("{:?} failed: {status:?}", completion.opcode),
         }
@@ -148,7 +150,7 @@ impl Server {
     }
 }
 
-/// The other end, which has nothing else to do and so may wait.
+/// The client, which may block because it has nothing else to do.
 fn visit(address: std::net::SocketAddr) -> Result<(), Box<dyn Error>> {
     let context = Context::open()?;
     let pd = context.open_pd(None)?;
@@ -163,7 +165,7 @@ fn visit(address: std::net::SocketAddr) -> Result<(), Box<dyn Error>> {
         qp.post_send(&[SendRequest::send_inline(1, message.as_bytes())])?;
         let mut one = [Completion::default()];
         if cq.wait(&mut one, Some(Duration::from_secs(60)))? == 0 {
-            return Err("no answer".into());
+            return Err("no reply".into());
         }
         let mut answer = vec![0; one[0].ok()?.byte_len as usize];
         inbox.read_at(0, &mut answer)?;
@@ -172,6 +174,6 @@ fn visit(address: std::net::SocketAddr) -> Result<(), Box<dyn Error>> {
         }
     }
     qp.disconnect()?;
-    println!("{MESSAGES} messages there and back: {:?}", qp.wait_disconnected(None)?);
+    println!("{MESSAGES} messages echoed: {:?}", qp.wait_disconnected(None)?);
     Ok(())
 }

@@ -1,22 +1,22 @@
-//! A key-value store in a hundred lines: the server's program sees every put and no get.
+//! A key-value store in about a hundred lines. Gets bypass the server's program.
 //!
 //!     kv serve 127.0.0.1:0             serves until the process ends
 //!     kv put 127.0.0.1:PORT KEY VALUE
 //!     kv get 127.0.0.1:PORT KEY        exit status 1 if there is no such key
 //!
 //! The table is a registered region that peers may read. A get reads the slot of its key with one
-//! RDMA Read; a put is a Send, which the server stores and answers. `rkv` of rnic-tools is the same
-//! idea with versions, collisions and deletion.
+//! RDMA Read. A put is a Send, which the server stores and acknowledges. `rkv` of rnic-tools uses
+//! the same design and adds versions, collision handling and deletion.
 
 use std::error::Error;
 
 use rnic_client::*;
 
-/// Bytes of the key, filled up with zeros, at the start of a slot.
+/// Length of the key at the start of a slot, in bytes, zero-padded.
 const KEY: usize = 32;
-/// Bytes of a slot: a key and a value, filled up with zeros.
+/// Length of a slot in bytes: a key and a value, both zero-padded.
 const SLOT: usize = 128;
-/// Slots of the table. A key that hashes to a slot replaces the key that was there.
+/// Number of slots. A key replaces any other key with the same hash.
 const SLOTS: usize = 1024;
 
 type Failure = Box<dyn Error>;
@@ -44,14 +44,14 @@ fn serve(address: &str) -> Result<(), Failure> {
     println!("listening on {}", listener.local_addr());
     loop {
         let request = listener.accept_request(None)?;
-        // A client that goes away or breaks the rules ends its own visit only.
+        // A client that fails ends only its own connection.
         if let Err(error) = serve_one(&context, &pd, &table, request) {
             eprintln!("{error}");
         }
     }
 }
 
-/// Serves one client until it disconnects. It finds the table by the reply's private data.
+/// Serves one client until it disconnects. The reply's private data describe the table.
 fn serve_one(
     context: &Context,
     pd: &Pd,
@@ -66,7 +66,7 @@ fn serve_one(
     qp.post_recv(&[RecvRequest::new(0, &receive)])?;
     let private_data = table.remote().to_bytes().to_vec();
     request.accept(&qp, &AcceptOptions { private_data, ..AcceptOptions::default() })?;
-    // The client's disconnect flushes the receive: a completion that is no success.
+    // The client's disconnect flushes the receive, which completes unsuccessfully.
     std::thread::scope(|scope| {
         scope.spawn(|| qp.wait_disconnected(None));
         for completion in cq.completions_iter() {
@@ -104,16 +104,15 @@ impl Client {
     }
 
     fn put(self, key: &str, value: &str) -> Result<(), Failure> {
-        if value.len() > SLOT - KEY {
-            return Err(
-                format!("the value has {} bytes, at most {}", value.len(), SLOT - KEY).into()
-            );
+        let max = SLOT - KEY;
+        if value.len() > max {
+            return Err(format!("the value has {} bytes, at most {max} fit", value.len()).into());
         }
         self.slot.fill(0, SLOT, 0)?;
         self.slot.write_at(0, &key_bytes(key)?)?;
         self.slot.write_at(KEY as u64, value.as_bytes())?;
         let whole = [self.slot.sge(0, SLOT as u32)];
-        // The answer overwrites the slot, which has been sent by then.
+        // The reply overwrites the slot, but only after the slot has been sent.
         self.qp.post_recv(&[RecvRequest::new(1, &whole)])?;
         self.qp.post_send(&[SendRequest::send(2, &whole)])?;
         self.completed()
@@ -134,7 +133,7 @@ impl Client {
         Ok(Some(String::from_utf8_lossy(&slot[KEY..end.max(KEY)]).into_owned()))
     }
 
-    /// Waits for the one completion of a request, then disconnects.
+    /// Waits for the completion of the request, then disconnects.
     fn completed(&self) -> Result<(), Failure> {
         self.cq.completions_iter().next().ok_or("no completion")??.ok()?;
         self.qp.disconnect()?;
@@ -145,14 +144,15 @@ impl Client {
 
 fn key_bytes(key: &str) -> Result<[u8; KEY], Failure> {
     if key.is_empty() || key.len() > KEY {
-        return Err(format!("the key has {} bytes, 1 to {KEY} are possible", key.len()).into());
+        return Err(format!("the key has {} bytes, but must have 1 to {KEY}", key.len()).into());
     }
     let mut bytes = [0; KEY];
     bytes[..key.len()].copy_from_slice(key.as_bytes());
     Ok(bytes)
 }
 
-/// The slot of a key in bytes from the table's start (FNV-1a).
+/// Returns the offset of a key's slot in the table, in bytes. The slot is the FNV-1a hash of the
+/// key modulo the number of slots.
 fn offset_of(key: &[u8]) -> u64 {
     let hash = key.iter().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3)

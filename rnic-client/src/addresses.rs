@@ -1,12 +1,12 @@
-//! Addresses by name: each address of a name is tried in turn, as `std::net` does.
+//! Name resolution: tries all addresses of a name in turn, as `std::net` does.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use crate::error::Error;
 
-/// Attempts something with each address until it succeeds. Errors that another address cannot mend
-/// end the search.
+/// Calls `attempt` with each address until it succeeds. Stops at errors that another address cannot
+/// fix.
 pub(crate) fn try_each<T>(
     addresses: impl ToSocketAddrs,
     mut attempt: impl FnMut(SocketAddr) -> Result<T, Error>,

@@ -1,4 +1,5 @@
-//! Memory of this process alone that regions can name, once its address space is attached.
+//! Memory of this process for regions. The daemon can access it once the process's memory is
+//! attached.
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -13,12 +14,11 @@ use crate::mr::{Mr, MrOptions};
 use crate::pd::PdInner;
 use crate::shared_buffer::resolve;
 
-/// Bytes on the heap that peers may read and write while regions name them.
+/// Heap memory that peers may read and write while regions cover it.
 ///
-/// A peer writes whenever it likes, so nobody may hold a slice of them meanwhile: the buffer owns
-/// them, and they are accessed through the regions ([`Mr::read_at`] and its kin). When the last
-/// region has been dropped, [`AttachedBuffer::into_vec`] gives them back. Clones are the same
-/// bytes.
+/// A peer may write at any time, so there must be no slice of the bytes: the buffer owns them, and
+/// the regions provide access ([`Mr::read_at`] and similar). When the last region has been dropped,
+/// [`AttachedBuffer::into_vec`] returns the bytes. Clones share the bytes.
 ///
 /// ```no_run
 /// use rnic_client::{AttachedBuffer, Context, MrOptions};
@@ -27,7 +27,7 @@ use crate::shared_buffer::resolve;
 /// let context = Context::open()?;
 /// context.attach_memory()?;
 /// let pd = context.open_pd(None)?;
-/// let buffer = AttachedBuffer::from_vec(b"to be sent from where it lies".to_vec())?;
+/// let buffer = AttachedBuffer::from_vec(b"sent in place".to_vec())?;
 /// let mr = pd.reg_mr_attached(&buffer, .., &MrOptions::default())?;
 /// // Post requests that name `mr`, and wait for their completions.
 /// mr.deregister()?;
@@ -41,28 +41,28 @@ pub struct AttachedBuffer {
 }
 
 impl AttachedBuffer {
-    /// `len` zeros.
+    /// Creates a buffer of `len` zeroed bytes, at least 1.
     pub fn new(len: usize) -> Result<Self, Error> {
         Self::from_vec(vec![0; len])
     }
 
-    /// These bytes, which stay where they are. There must be at least one.
+    /// Creates a buffer from a vector, without moving its bytes. Fails if it is empty.
     pub fn from_vec(bytes: Vec<u8>) -> Result<Self, Error> {
         let mapping = Mapping::from_vec(bytes).map_err(|e| Error::io("attaching a buffer", e))?;
         Ok(AttachedBuffer { mapping })
     }
 
-    /// The bytes, if no region and no clone names them any more; the buffer again otherwise.
+    /// Returns the bytes if no clone and no region is left; otherwise returns the buffer.
     pub fn into_vec(self) -> Result<Vec<u8>, Self> {
         self.mapping.into_vec().map_err(|mapping| AttachedBuffer { mapping })
     }
 
-    /// Bytes of the buffer, at least 1.
+    /// Returns the length of the buffer in bytes, at least 1.
     pub fn len(&self) -> u64 {
         self.mapping.len() as u64
     }
 
-    /// Never: it has at least one byte.
+    /// Returns false: a buffer has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -74,7 +74,7 @@ impl AttachedBuffer {
         options: &MrOptions,
     ) -> Result<Mr, Error> {
         let (offset, length) = resolve(range, self.len())?;
-        // Inside of the buffer, so it cannot overflow.
+        // The range lies inside the buffer, so the sum cannot overflow.
         let address = self.mapping.address() + offset;
         if options.access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE) {
             let maps = std::fs::read_to_string("/proc/self/maps")
@@ -84,7 +84,7 @@ impl AttachedBuffer {
             }
         }
         let source = MrSource::Attached { address };
-        Mr::register_range(pd, self.mapping.clone(), None, (offset, length), source, options)
+        Mr::register_range(pd, self.mapping.clone(), None, offset, length, source, options)
     }
 }
 
@@ -94,8 +94,8 @@ impl fmt::Debug for AttachedBuffer {
     }
 }
 
-/// The first address of the range that this process may not write, given `/proc/self/maps`: lines
-/// of `start-end rwxp ...` by ascending address.
+/// Returns the first address of the range that this process may not write. `maps` is the contents
+/// of `/proc/self/maps`: lines of `start-end rwxp ...` by ascending address.
 fn not_writable(maps: &str, address: u64, length: u64) -> Option<u64> {
     let end = address.saturating_add(length);
     let mut at = address;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_needs_an_byte_and_gives_its_bytes_back() {
+    fn buffer_needs_a_byte_and_returns_its_bytes() {
         assert!(AttachedBuffer::new(0).is_err());
         let buffer = AttachedBuffer::from_vec(vec![1, 2, 3]).expect("bytes");
         let clone = buffer.clone();

@@ -1,4 +1,4 @@
-//! Completion channels: a descriptor that says which CQ has something new.
+//! Completion channels: a descriptor for the completion events of CQs.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -14,16 +14,17 @@ use crate::error::Error;
 use crate::inbox::{Inbox, Sleep, deadline};
 use crate::session::{Session, unexpected};
 
-/// Where the completion events of one or several CQs arrive (`ibv_create_comp_channel(3)`).
+/// A channel for the completion events of one or more CQs (`ibv_create_comp_channel(3)`).
 ///
-/// A CQ writes one record when a completion comes after [`Cq::arm`](crate::Cq::arm). Its descriptor
-/// ([`AsFd`]) is readable while records wait in the kernel, for `poll(2)` and its kin. Never read
-/// from it: call [`CompletionChannel::recv`] with a timeout of zero until it returns `None`. A
-/// program that sleeps on the descriptor should not call [`Cq::wait`](crate::Cq::wait) on CQs of
-/// this channel: `wait` reads records for all of them, which then no longer show here.
+/// A CQ writes one record for the first completion after [`Cq::arm`](crate::Cq::arm). The
+/// channel's descriptor ([`AsFd`]) is readable while records wait in the kernel, for `poll(2)`. Do
+/// not read from it, unless all its records go through [`parse_record`](Self::parse_record): call
+/// [`CompletionChannel::recv`] with a timeout of zero until it returns `None`. A program that
+/// sleeps on the descriptor should not call [`Cq::wait`](crate::Cq::wait) on CQs of this channel:
+/// `wait` also reads the records of other CQs, and then the descriptor is not readable for them.
 ///
-/// Clones are the same channel; the daemon destroys it when the last clone and the last CQ on it
-/// have been dropped.
+/// Clones refer to the same channel. The daemon destroys it when the last clone and the last CQ on
+/// it have been dropped.
 #[derive(Clone)]
 pub struct CompletionChannel {
     pub(crate) inner: Arc<ChannelInner>,
@@ -35,12 +36,12 @@ pub(crate) struct ChannelInner {
     inbox: Inbox<Records>,
 }
 
-/// Completion events that have arrived.
+/// Completion events that have been read from the socket.
 #[derive(Default)]
 struct Records {
-    /// Per CQ of the channel, how many have come: what sleepers in `wait` look at.
+    /// Number of events so far per CQ of the channel, for threads that sleep in `wait`.
     counts: HashMap<CqId, u64>,
-    /// CQs with an event that `recv` has not returned yet, each once.
+    /// CQs with an event that `recv` has not returned yet, each at most once.
     unread: VecDeque<CqId>,
 }
 
@@ -49,9 +50,10 @@ impl CompletionChannel {
         match session.request_with(RequestBody::CreateChannel, None)? {
             (ReplyBody::Channel { channel: id }, Some(socket)) => {
                 let records = Records::default();
-                // Who drains a channel is rid of stray records, and misses none that it needs.
+                // `drain` is only used to remove stray records, so it may miss one.
                 let sleep = Sleep::Recv;
-                let inbox = Inbox::new(socket, CHANNEL_RECORD_LEN, records, Records::sort, sleep);
+                let inbox =
+                    Inbox::new(socket, CHANNEL_RECORD_LEN, records, Records::handle_packet, sleep);
                 let session = session.clone();
                 Ok(CompletionChannel { inner: Arc::new(ChannelInner { session, id, inbox }) })
             }
@@ -62,16 +64,17 @@ impl CompletionChannel {
         }
     }
 
-    /// Its handle in the daemon.
+    /// Returns the channel's handle in the daemon.
     pub fn id(&self) -> ChannelId {
         self.inner.id
     }
 
-    /// A CQ that had a completion since it was armed, or `None` when `timeout` is over (`None`
-    /// waits as long as it takes); compare `ibv_get_cq_event(3)`. Nothing needs acknowledging.
+    /// Returns a CQ that sent an event because it was armed, or `None` after `timeout` (`None`: no
+    /// timeout); compare `ibv_get_cq_event(3)`. Events need no acknowledgement.
     ///
-    /// The caller arms the CQ again and *then* polls it until it is empty, or an event may be lost
-    /// between the two (`ibv_req_notify_cq(3)`). A CQ may be empty when its turn comes.
+    /// The caller must arm the CQ again and *then* poll it until it is empty. Otherwise a
+    /// completion between the two causes no event (`ibv_req_notify_cq(3)`). The returned CQ may be
+    /// empty.
     pub fn recv(&self, timeout: Option<Duration>) -> Result<Option<CqId>, Error> {
         self.inner.session.check_owner()?;
         self.inner.inbox.wait(deadline(timeout), |records| records.unread.pop_front())
@@ -79,13 +82,13 @@ impl CompletionChannel {
 }
 
 impl CompletionChannel {
-    /// Bytes of a record, as they arrive on the descriptor.
+    /// Length of a record on the descriptor, in bytes.
     pub const RECORD_LEN: usize = CHANNEL_RECORD_LEN;
 
-    /// The CQ that a record names: for programs that read the descriptor themselves, one record
-    /// with each `recv(2)`, because they are interrupted by signals or have threads cancelled
-    /// there. Either this or [`recv`](Self::recv) is to be used on a channel, since each takes the
-    /// records of all its CQs; the CQ may have been destroyed since.
+    /// Returns the CQ of a record. For programs that must call `recv(2)` themselves (one record per
+    /// call), so that a signal or `pthread_cancel(3)` can interrupt it. A channel must use either
+    /// this or [`recv`](Self::recv), because each consumes the records of all its CQs. The CQ may
+    /// have been destroyed since the record was sent. Returns `None` if the record is malformed.
     pub fn parse_record(record: &[u8]) -> Option<CqId> {
         ChannelRecord::from_bytes(record).map(|record| CqId(record.cq))
     }
@@ -116,12 +119,12 @@ impl AsRawFd for CompletionChannel {
 }
 
 impl ChannelInner {
-    /// Starts counting events of a CQ.
+    /// Starts counting the events of a CQ.
     pub(crate) fn attach(&self, cq: CqId) {
         self.inbox.with(|records| records.counts.insert(cq, 0));
     }
 
-    /// Stops counting events of a CQ, and drops those that are unread.
+    /// Stops counting the events of a CQ and discards its unread ones.
     pub(crate) fn detach(&self, cq: CqId) {
         self.inbox.with(|records| {
             records.counts.remove(&cq);
@@ -129,17 +132,18 @@ impl ChannelInner {
         });
     }
 
-    /// Events of this CQ that have been read so far.
+    /// Returns the number of events of a CQ read so far.
     pub(crate) fn count(&self, cq: CqId) -> u64 {
         self.inbox.peek(|records| records.count(cq))
     }
 
-    /// Reads what has already arrived.
+    /// Reads all events that have arrived.
     pub(crate) fn drain(&self) -> Result<(), Error> {
         self.inbox.drain()
     }
 
-    /// Sleeps until this CQ has had more than `count` events; `false` if `deadline` came first.
+    /// Sleeps until more than `count` events of a CQ have been read. Returns false if `deadline`
+    /// passes first.
     pub(crate) fn wait_beyond(
         &self,
         cq: CqId,
@@ -149,26 +153,26 @@ impl ChannelInner {
         Ok(self.inbox.wait(deadline, |records| records.take_beyond(cq, count))?.is_some())
     }
 
-    /// As [`wait_beyond`](Self::wait_beyond), for a task.
+    /// Same as [`wait_beyond`](Self::wait_beyond), for a task.
     #[cfg(feature = "tokio")]
     pub(crate) async fn task_wait_beyond(&self, cq: CqId, count: u64) -> Result<(), Error> {
-        crate::tasks::taken(&self.inbox, |records| records.take_beyond(cq, count)).await
+        crate::tasks::wait_for_packet(&self.inbox, |records| records.take_beyond(cq, count)).await
     }
 }
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
-        // A session that has ended has destroyed it already.
+        // If the session has ended, the channel is destroyed already.
         let _ = self.session.command(RequestBody::DestroyChannel { channel: self.id });
     }
 }
 
 impl Records {
-    fn sort(&mut self, packet: &[u8]) -> Result<(), Error> {
+    fn handle_packet(&mut self, packet: &[u8]) -> Result<(), Error> {
         let record = ChannelRecord::from_bytes(packet)
             .ok_or_else(|| Error::protocol("a malformed completion channel record"))?;
         let cq = CqId(record.cq);
-        // The event of a CQ that has been destroyed meanwhile concerns nobody.
+        // Ignores events of CQs that no longer exist.
         if let Some(count) = self.counts.get_mut(&cq) {
             *count += 1;
             if !self.unread.contains(&cq) {
@@ -178,7 +182,8 @@ impl Records {
         Ok(())
     }
 
-    /// Whether this CQ has had more than `count` events, which are then nobody else's.
+    /// Returns `Some` if more than `count` events of a CQ have been read, and marks them as
+    /// returned.
     fn take_beyond(&mut self, cq: CqId, count: u64) -> Option<()> {
         let more = self.count(cq) > count;
         if more {

@@ -1,51 +1,51 @@
-//! What a completion queue yields.
+//! Completions of work requests.
 
 use rnic_core::abi::queue::{CompletionFlags, Cqe};
 use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, SrqId, Stag, TerminateCode};
 
 use crate::error::Error;
 
-/// The outcome of one work request (compare `struct ibv_wc` in `ibv_poll_cq(3)`).
+/// Outcome of a work request (compare `struct ibv_wc` in `ibv_poll_cq(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The application's name for the request.
+    /// `wr_id` of the request.
     pub wr_id: u64,
-    /// Outcome. Unless it is `Success`, only `wr_id`, `qp`, `opcode`, `detail`, `srq` and
-    /// `diagnosis_id` mean anything.
+    /// Status. Unless it is `Success`, only `wr_id`, `qp`, `opcode`, `detail`, `srq` and
+    /// `diagnosis_id` are valid.
     pub status: CompletionStatus,
-    /// What kind of request it was.
+    /// Type of the request.
     pub opcode: CompletionOpcode,
-    /// QP it was posted to.
+    /// QP of the request.
     pub qp: QpId,
-    /// Bytes received or read, 8 of an atomic operation; with Immediate Data, those of the RDMA
-    /// Write before them; 0 for other requests.
+    /// Bytes received or read; 8 for an atomic operation; with Immediate Data, the bytes of the
+    /// preceding RDMA Write; 0 for other requests.
     pub byte_len: u32,
-    /// The peer asked for a solicited event with this message (RFC 5040 section 5.3).
+    /// The peer requested a solicited event with this message (RFC 5040 section 5.3).
     pub solicited: bool,
-    /// The STag that the peer's message invalidated: a region of ours that is no longer accessible
-    /// (RFC 5040 section 5.3).
+    /// STag that the peer's message invalidated. Its region is no longer accessible (RFC 5040
+    /// section 5.3).
     pub invalidated: Option<Stag>,
-    /// Immediate Data, which the receive was taken for (RFC 7306 section 6).
+    /// Immediate Data of the message (RFC 7306 section 6).
     pub immediate: Option<[u8; 8]>,
-    /// The immediate data came beside a Send, whose length `byte_len` is: their first four bytes
-    /// are the sender's.
-    pub beside: bool,
-    /// The queue pair that sent the datagram; 0 of other messages.
+    /// True if the immediate data arrived with a Send. `byte_len` is then the length of that Send,
+    /// and the immediate data are the first four bytes of `immediate`.
+    pub immediate_with_send: bool,
+    /// QP that sent the datagram; 0 for other messages.
     pub src_qp: QpId,
-    /// The header that stands before the data of a datagram, which counts in `byte_len`.
+    /// Type of the GRH area before the data of a datagram, which `byte_len` includes.
     pub grh: Option<Grh>,
-    /// The Terminate that failed the request, sent or received (RFC 5040 section 4.8).
+    /// Terminate message, sent or received, that caused the failure (RFC 5040 section 4.8).
     pub detail: Option<TerminateCode>,
-    /// The shared receive queue that a receive was taken from.
+    /// SRQ of a receive.
     pub srq: Option<SrqId>,
-    /// Number of the daemon's diagnosis of the failure; 0 if there is none.
+    /// Number of the daemon's diagnosis of the failure; 0 if it has none.
     pub diagnosis_id: u64,
 }
 
-/// Which header stands before the data of a datagram.
+/// Contents of the 40-byte GRH area before the data of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grh {
-    /// 20 bytes that mean nothing, and an IPv4 header.
+    /// 20 unused bytes and an IPv4 header.
     Ipv4,
     /// An IPv6 header.
     Ipv6,
@@ -53,15 +53,12 @@ pub enum Grh {
 
 impl Grh {
     fn of(flags: CompletionFlags) -> Self {
-        match flags.contains(CompletionFlags::IPV4) {
-            true => Grh::Ipv4,
-            false => Grh::Ipv6,
-        }
+        if flags.contains(CompletionFlags::IPV4) { Grh::Ipv4 } else { Grh::Ipv6 }
     }
 }
 
 impl Completion {
-    /// The completion itself, or its failure as [`Error::Failed`].
+    /// Returns the completion, or [`Error::Failed`] if the request failed.
     pub fn ok(self) -> Result<Completion, Error> {
         match self.status {
             CompletionStatus::Success => Ok(self),
@@ -76,11 +73,11 @@ impl Completion {
         }
     }
 
-    /// Reads a queue entry. A status that this library does not know is a general failure.
+    /// Decodes a queue entry. An unknown status becomes `General`.
     pub(crate) fn from_entry(e: &Cqe) -> Result<Self, Error> {
         let flags = CompletionFlags::from_bits_retain(e.flags);
         let Some(opcode) = CompletionOpcode::from_u8(e.opcode) else {
-            return Err(Error::protocol(format!("a completion of unknown opcode {}", e.opcode)));
+            return Err(Error::protocol(format!("a completion with unknown opcode {}", e.opcode)));
         };
         let status = CompletionStatus::from_u8(e.status).unwrap_or(CompletionStatus::General);
         Ok(Completion {
@@ -96,7 +93,7 @@ impl Completion {
             immediate: flags
                 .contains(CompletionFlags::WITH_IMM)
                 .then(|| e.imm_or_inv.to_be_bytes()),
-            beside: flags.contains(CompletionFlags::BESIDE),
+            immediate_with_send: flags.contains(CompletionFlags::IMM_WITH_SEND),
             src_qp: QpId(e.src_qp),
             grh: flags.contains(CompletionFlags::GRH).then(|| Grh::of(flags)),
             detail: (e.detail != 0).then_some(TerminateCode {
@@ -110,7 +107,8 @@ impl Completion {
     }
 }
 
-/// A place for [`Cq::poll`](crate::Cq::poll) to fill: no request, not successful.
+/// A completion of no request, with an error status, for [`Cq::poll`](crate::Cq::poll) to
+/// overwrite.
 impl Default for Completion {
     fn default() -> Self {
         Completion {
@@ -122,7 +120,7 @@ impl Default for Completion {
             solicited: false,
             invalidated: None,
             immediate: None,
-            beside: false,
+            immediate_with_send: false,
             src_qp: QpId(0),
             grh: None,
             detail: None,
@@ -137,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entry_fields_arrive_where_they_belong() {
+    fn entry_fields_are_decoded() {
         let mut e = Cqe::new(5, 77, CompletionOpcode::Receive, CompletionStatus::Success);
         e.byte_len = 12;
         e.srq = 6;
@@ -151,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn immediate_data_come_as_they_were_on_the_wire() {
+    fn immediate_data_keep_wire_order() {
         let mut e = Cqe::new(5, 77, CompletionOpcode::Receive, CompletionStatus::Success);
         e.imm_or_inv = 0x0102_0304_0506_0708;
         assert_eq!(Completion::from_entry(&e).unwrap().immediate, None);
@@ -165,21 +163,21 @@ mod tests {
         let mut e = Cqe::new(5, 77, CompletionOpcode::RdmaRead, CompletionStatus::RemoteAccess);
         e.detail = 0x01_01_02;
         e.diagnosis_id = 9;
-        let said = Completion::from_entry(&e).unwrap().ok().unwrap_err().to_string();
+        let text = Completion::from_entry(&e).unwrap().ok().unwrap_err().to_string();
         assert_eq!(
-            said,
+            text,
             "RDMA Read 77 of QP 5 failed: the peer refuses access to its memory, Terminate 1/1/02 \
-             (tagged buffer: STag not associated with the DDP stream) (why 9)"
+             (tagged buffer: STag not associated with the DDP stream) (details: `rnicctl why 9`)"
         );
     }
 
     #[test]
-    fn a_missing_receive_is_explained_with_its_policy() {
+    fn missing_receive_explains_rnr_policy() {
         let mut e = Cqe::new(5, 77, CompletionOpcode::Send, CompletionStatus::RemoteOperation);
         e.detail = 0x01_02_02;
-        let said = Completion::from_entry(&e).unwrap().ok().unwrap_err().to_string();
-        assert!(said.contains("Terminate 1/2/02"), "{said}");
-        assert!(said.contains("QpOptions::rnr_policy"), "{said}");
+        let text = Completion::from_entry(&e).unwrap().ok().unwrap_err().to_string();
+        assert!(text.contains("Terminate 1/2/02"), "{text}");
+        assert!(text.contains("QpOptions::rnr_policy"), "{text}");
     }
 
     #[test]

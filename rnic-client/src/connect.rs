@@ -1,4 +1,4 @@
-//! Connecting and disconnecting queue pairs, blocking or by events.
+//! Connecting and disconnecting QPs, by blocking calls or by events.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -15,22 +15,21 @@ use crate::inbox::deadline;
 use crate::qp::Qp;
 use crate::session::Session;
 
-/// How to connect (compare `struct rdma_conn_param` of `rdma_connect(3)`).
+/// Options for connecting (compare `struct rdma_conn_param` of `rdma_connect(3)`).
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// Bytes for the peer's connection request, at most 512 (RFC 5044 section 7.1); more than 508
-    /// select MPA revision 1, which negotiates no reads (RFC 6581).
+    /// Private data of the connection request, at most 512 bytes (RFC 5044 section 7.1). More than
+    /// 508 bytes select MPA revision 1, which does not negotiate IRD and ORD (RFC 6581).
     pub private_data: Vec<u8>,
-    /// Inbound reads to offer; `None` for the device's default.
+    /// Inbound RDMA Reads to offer (IRD); `None` for the device's default.
     pub ird: Option<u16>,
-    /// Outbound reads wanted; `None` for the device's default.
+    /// Outbound RDMA Reads to request (ORD); `None` for the device's default.
     pub ord: Option<u16>,
-    /// Source address, if it matters.
+    /// Source address; `None` lets the system choose.
     pub local: Option<SocketAddr>,
-    /// How long [`Qp::connect`] waits; default 40 s, `None` as long as the daemon's own deadlines
-    /// let it. Those are 30 s together where the administrator has not changed them, and a program
-    /// that lets the daemon give up first learns why (`mpa.connect_deadline`,
-    /// `mpa.reply_deadline`).
+    /// Timeout of [`Qp::connect`]; default 40 s. With `None`, only the daemon's own deadlines apply
+    /// (`mpa.connect_deadline`, `mpa.reply_deadline`), by default 30 s in total. If the timeout is
+    /// longer than these, the error contains the daemon's reason.
     pub timeout: Option<Duration>,
 }
 
@@ -46,32 +45,32 @@ impl Default for ConnectOptions {
     }
 }
 
-/// A connection that stands.
+/// An established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connected {
     /// Private data of the peer's reply; empty on the accepting side.
     pub private_data: Vec<u8>,
-    /// Inbound reads in force.
+    /// Inbound RDMA Reads (IRD) in force.
     pub ird: u16,
-    /// Outbound reads in force.
+    /// Outbound RDMA Reads (ORD) in force.
     pub ord: u16,
     /// Address and port of this end and of the peer, as this end sees them.
     pub addresses: AddressPair,
-    /// MPA revision of the exchange: 1 or 2, or 0 with a peer of the RDMA Consortium's protocols,
-    /// where the administrator lets those be served (RFC 5044 appendix C).
+    /// MPA revision of the exchange: 1 or 2, or 0 with a peer that uses the RDMA Consortium's
+    /// protocols, if the administrator allows those (RFC 5044 appendix C).
     pub revision: u8,
 }
 
 impl Qp {
-    /// Connects an Idle QP and waits until the connection stands (`rdma_connect(3)`). The peer is
-    /// an address, or a name with a port as in `"localhost:7471"`: each address of a name is tried
-    /// in turn, each for the time that the options say.
+    /// Connects an Idle QP and waits until the connection is established (`rdma_connect(3)`).
+    /// `peer` may be a name with a port, as in `"localhost:7471"`. Its addresses are tried in turn,
+    /// each with the timeout of the options.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the name has no address; [`Error::Rejected`] has the peer's private data,
-    /// [`Error::Unreachable`] says why there is no connection; both leave the QP Idle, to be
-    /// connected again. After [`Error::TimedOut`] the attempt has been aborted.
+    /// [`Error::Io`] if the name has no address; [`Error::Rejected`] with the peer's private data;
+    /// [`Error::Unreachable`] with the reason. After the latter two, the QP is Idle and can be
+    /// connected again. [`Error::TimedOut`] after the timeout; the attempt is aborted.
     pub fn connect(
         &self,
         peer: impl ToSocketAddrs,
@@ -84,8 +83,8 @@ impl Qp {
         })
     }
 
-    /// Begins to connect an Idle QP. What comes of it is told by [`Qp::wait_connected`] or, to a
-    /// program that waits for events, by [`Context::next_event`](crate::Context::next_event).
+    /// Starts to connect an Idle QP. [`Qp::wait_connected`] or
+    /// [`Context::next_event`](crate::Context::next_event) returns the outcome.
     pub fn start_connect(&self, peer: SocketAddr, options: &ConnectOptions) -> Result<(), Error> {
         check_private_data(&options.private_data)?;
         self.forget_last_connection()?;
@@ -99,84 +98,83 @@ impl Qp {
         })
     }
 
-    /// Waits until a connection that was begun by [`Qp::start_connect`] or
-    /// [`ConnectionRequest::start_accept`](crate::ConnectionRequest::start_accept) stands or has
-    /// failed; aborts it when `timeout` is over (`None` leaves it to the daemon's deadlines).
+    /// Waits for the outcome of an attempt that [`Qp::start_connect`] or
+    /// [`ConnectionRequest::start_accept`](crate::ConnectionRequest::start_accept) has started.
+    /// Aborts it after `timeout` (`None`: only the daemon's deadlines apply).
     ///
     /// # Errors
     ///
-    /// As of [`Qp::connect`].
+    /// Same as [`Qp::connect`].
     pub fn wait_connected(&self, timeout: Option<Duration>) -> Result<Connected, Error> {
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), settles_connection);
         self.settle(timeout)
     }
 
-    /// Ends the connection in order (`rdma_disconnect(3)`): what has been posted is sent, then FINs
-    /// are exchanged. Returns at once; [`Qp::wait_disconnected`] waits for the end, which comes
-    /// when the peer has disconnected as well, and after 30 s in any case. For another time use
-    /// [`Qp::disconnect_within`].
+    /// Closes the connection gracefully (`rdma_disconnect(3)`): outstanding requests are sent, then
+    /// FINs are exchanged. Returns immediately. [`Qp::wait_disconnected`] waits for the end, which
+    /// occurs when the peer has disconnected too, but at the latest after 30 s.
+    /// [`Qp::disconnect_within`] sets another limit.
     pub fn disconnect(&self) -> Result<(), Error> {
         self.disconnect_within(LAST_SENDS)
     }
 
-    /// Ends the connection in order if what has been posted can be sent within this time (whole
-    /// milliseconds), and with a reset otherwise. The peer need not have disconnected by then; what
-    /// it sends later is lost.
+    /// Closes the connection gracefully if the outstanding requests can be sent within `time`
+    /// (whole milliseconds), otherwise with a reset. Does not wait longer than `time` for the peer
+    /// to disconnect; data that the peer sends later are lost.
     pub fn disconnect_within(&self, time: Duration) -> Result<(), Error> {
         let ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        self.ask_to_disconnect(DisconnectMode::OrderlyWithin { ms })
+        self.request_disconnect(DisconnectMode::OrderlyWithin { ms })
     }
 
-    /// Ends the connection at once with a reset; what has been posted is flushed.
+    /// Ends the connection immediately with a reset; outstanding requests are flushed.
     pub fn abort(&self) -> Result<(), Error> {
-        self.ask_to_disconnect(DisconnectMode::Abort)
+        self.request_disconnect(DisconnectMode::Abort)
     }
 
-    fn ask_to_disconnect(&self, mode: DisconnectMode) -> Result<(), Error> {
+    fn request_disconnect(&self, mode: DisconnectMode) -> Result<(), Error> {
         self.session().command(RequestBody::Disconnect { qp: self.id, mode })
     }
 
-    /// Waits until the connection has ended, whoever ended it, and says how. Everything posted has
-    /// then been completed or flushed. May be asked again.
+    /// Waits until the connection has ended, by either side, and returns the reason. All posted
+    /// requests are then completed or flushed. May be called again.
     ///
-    /// When the peer has finished sending ([`Event::PeerClosed`]), this disconnects as well, since
-    /// the connection would never end otherwise; what has been posted until then is still sent.
+    /// If the peer has finished sending ([`Event::PeerClosed`]), this disconnects as well, because
+    /// the connection would otherwise never end; outstanding requests are still sent.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] when `timeout` is over (`None` waits as long as it takes); the
-    /// connection goes on.
+    /// [`Error::TimedOut`] after `timeout` (`None`: no timeout); the connection continues.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<DisconnectReason, Error> {
         let deadline = deadline(timeout);
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), concerns_end);
         loop {
             match self.session().await_event(deadline, |events| events.ending(self.id))? {
                 Some(Ending::Ended(reason)) => return Ok(reason),
-                Some(Ending::PeerClosed) => self.finish_as_well()?,
+                Some(Ending::PeerClosed) => self.finish_sending()?,
                 None => return Err(Error::TimedOut { what: "the end of the connection" }),
             }
         }
     }
 
-    /// Finishes sending, however long that takes: the end depends on the peer, which has its own
-    /// time.
-    pub(crate) fn finish_as_well(&self) -> Result<(), Error> {
-        match self.ask_to_disconnect(DisconnectMode::Orderly) {
-            // Refused if it has ended meanwhile: then that is what comes next.
+    /// Ends this direction after all outstanding requests are sent, without a time limit. The
+    /// connection ends when the peer disconnects too.
+    pub(crate) fn finish_sending(&self) -> Result<(), Error> {
+        match self.request_disconnect(DisconnectMode::Orderly) {
+            // Refused if the connection has ended. The event of its end follows.
             Ok(()) | Err(Error::Refused { .. }) => Ok(()),
             Err(e) => Err(e),
         }
     }
 
-    /// Before a new attempt: drops what the last one left behind, also what has not been read yet,
-    /// so that it is not taken for the outcome of this one.
+    /// Drops the events of the last connection, including unread ones, so that a new attempt does
+    /// not take them for its outcome.
     pub(crate) fn forget_last_connection(&self) -> Result<(), Error> {
         self.session().events.drain()?;
         self.session().events.with(|events| events.renew(self.id));
         Ok(())
     }
 
-    /// Waits for the decision about an attempt; the caller has claimed it.
+    /// Waits for the outcome of an attempt. The caller must hold the claim.
     pub(crate) fn settle(&self, timeout: Option<Duration>) -> Result<Connected, Error> {
         let decision = self
             .session()
@@ -191,10 +189,10 @@ impl Qp {
     }
 }
 
-/// Time that [`Qp::disconnect`] has.
+/// Time limit of [`Qp::disconnect`].
 const LAST_SENDS: Duration = Duration::from_secs(30);
 
-/// What a decision about an attempt says.
+/// Converts the event that decides an attempt to its result.
 pub(crate) fn outcome(decision: Event) -> Result<Connected, Error> {
     match decision {
         Event::Established { addresses, ird, ord, private_data, revision, .. } => {
@@ -205,11 +203,11 @@ pub(crate) fn outcome(decision: Event) -> Result<Connected, Error> {
             Err(Error::Unreachable { reason })
         }
         Event::Disconnected { reason, .. } => Err(Error::Disconnected(reason)),
-        other => Err(Error::protocol(format!("{other:?} settles no connection"))),
+        other => Err(Error::protocol(format!("{other:?} does not decide a connection attempt"))),
     }
 }
 
-/// Events that the calling thread awaits and nobody else shall get.
+/// A claim on events: only the calling thread gets them while it exists.
 pub(crate) struct Claim<'a> {
     session: &'a Session,
     subject: Subject,

@@ -1,8 +1,8 @@
 //! The control connection: a `SOCK_SEQPACKET` Unix socket with one request and one reply at a time.
 //!
-//! Knows Hello, packets, descriptors and deadlines; what requests mean is the business of
-//! [`crate::session`]. A reply that does not come within the deadline ends the connection, because
-//! a late one could carry descriptors that nobody would expect any more.
+//! This module handles Hello, packets, descriptors and deadlines; [`crate::session`] interprets the
+//! requests. A reply that misses its deadline ends the connection, because a late reply could carry
+//! descriptors that no request expects any more.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,24 +20,24 @@ use rustix::net::{
     SocketType, connect, recvmsg, sendmsg, shutdown, socket_with,
 };
 
-use crate::error::{Admission, Error};
+use crate::error::{AdmissionError, Error};
 use crate::inbox::wait_readable;
 
-/// Most descriptors the kernel passes with one packet (`SCM_MAX_FD`, unix(7)).
+/// Maximum number of descriptors in one packet (`SCM_MAX_FD`, unix(7)).
 const MAX_DESCRIPTORS: usize = 253;
 
-/// Our end of the control socket.
+/// The client's end of the control socket.
 pub(crate) struct Control {
     socket: OwnedFd,
-    /// How long a reply may take.
+    /// Maximum time for a reply.
     deadline: Duration,
-    /// Id of the last request.
+    /// ID of the last request.
     last_id: u32,
-    /// Nothing more can be asked.
+    /// This end has closed the connection, which ends the session.
     closed: bool,
 }
 
-/// A welcome, with what came along.
+/// The daemon's Hello reply with its descriptors.
 pub(crate) struct Welcome {
     pub(crate) reply: HelloReply,
     pub(crate) arena: OwnedFd,
@@ -46,11 +46,11 @@ pub(crate) struct Welcome {
     pub(crate) doorbells: Vec<OwnedFd>,
 }
 
-/// Connects to the socket at `path`; says nothing yet.
+/// Connects to the socket at `path`. Sends nothing yet.
 pub(crate) fn dial(path: &Path, deadline: Duration) -> io::Result<OwnedFd> {
     let socket =
         socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    // Bounds `connect` and `sendmsg` against a daemon that no longer reads.
+    // Limits `connect` and `sendmsg` if the daemon no longer reads.
     set_socket_timeout(&socket, Timeout::Send, Some(deadline.max(Duration::from_millis(1))))?;
     let address = SocketAddrUnix::new(path)?;
     loop {
@@ -62,7 +62,7 @@ pub(crate) fn dial(path: &Path, deadline: Duration) -> io::Result<OwnedFd> {
 }
 
 impl Control {
-    /// Says hello on a connected socket and reads the daemon's answer.
+    /// Sends Hello on a connected socket and reads the daemon's reply.
     pub(crate) fn open(
         socket: OwnedFd,
         deadline: Duration,
@@ -75,33 +75,34 @@ impl Control {
             features: Features::DIRECT_PATH.bits(),
         };
         match control.send(&hello.to_bytes(), None) {
-            // A daemon that refuses may have answered and hung up already: its reason still waits.
+            // A daemon that refuses the session may have replied and closed already. The reply can
+            // still be read.
             Ok(()) | Err(Error::DaemonGone) => {}
             Err(e) => return Err(e),
         }
         let mut space = [0; HELLO_LEN];
         let (packet, descriptors) = match control.receive(&mut space) {
-            // It hung up without having read our Hello, which the kernel tells first, and once: an
-            // answer it gave before is still there.
+            // The daemon closed without reading the Hello. The kernel reports this first, and only
+            // once. A reply sent before can still be read.
             Err(Error::DaemonGone) => control.receive(&mut space)?,
             other => other?,
         };
         let reply = HelloReply::from_bytes(packet)
-            .ok_or_else(|| Error::protocol("its first packet is no Hello reply"))?;
+            .ok_or_else(|| Error::protocol("its first packet is not a Hello reply"))?;
         let why = match HelloStatus::from_u32(reply.status) {
             Some(HelloStatus::Ok) if reply.version == ABI_VERSION => {
                 return Ok((control, welcome(reply, descriptors)?));
             }
             Some(HelloStatus::Ok | HelloStatus::Version) => {
-                Admission::Version { daemon: reply.version, ours: ABI_VERSION }
+                AdmissionError::Version { daemon: reply.version, ours: ABI_VERSION }
             }
-            Some(HelloStatus::SessionLimit) => Admission::SessionLimit,
-            Some(HelloStatus::Stopping) => Admission::Stopping,
-            Some(HelloStatus::Resources) => Admission::Resources,
-            Some(HelloStatus::NotAllowed) => Admission::NotAllowed,
-            Some(HelloStatus::UserSessions) => Admission::UserSessions,
-            Some(HelloStatus::Draining) => Admission::Draining,
-            Some(HelloStatus::Silent) => Admission::Silent,
+            Some(HelloStatus::SessionLimit) => AdmissionError::SessionLimit,
+            Some(HelloStatus::Stopping) => AdmissionError::Stopping,
+            Some(HelloStatus::Resources) => AdmissionError::Resources,
+            Some(HelloStatus::NotAllowed) => AdmissionError::NotAllowed,
+            Some(HelloStatus::UserSessions) => AdmissionError::UserSessions,
+            Some(HelloStatus::Draining) => AdmissionError::Draining,
+            Some(HelloStatus::TooManyUnauthenticated) => AdmissionError::TooManyUnauthenticated,
             None => {
                 return Err(Error::protocol(format!("unknown Hello status {}", reply.status)));
             }
@@ -109,7 +110,7 @@ impl Control {
         Err(Error::NotAdmitted { path: path.into(), why })
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the reply.
     pub(crate) fn request(
         &mut self,
         body: RequestBody,
@@ -127,37 +128,37 @@ impl Control {
                 Err(refusal) => Err(Error::Refused { refusal, diagnosis_id: reply.diagnosis_id }),
             },
             Err(e) => {
-                // Request and reply are out of step for good.
-                self.give_up();
+                // Requests and replies no longer match.
+                self.close();
                 Err(e)
             }
         }
     }
 
-    /// Gives the connection up: the daemon ends the session.
-    pub(crate) fn give_up(&mut self) {
+    /// Closes the connection, which ends the session.
+    pub(crate) fn close(&mut self) {
         self.closed = true;
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
-    /// Whether the connection has been given up.
+    /// Returns true if this end has closed the connection.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// One request and its reply. Errors are those of the connection.
+    /// Exchanges one request and reply. Any error ends the connection.
     fn exchange(
         &mut self,
         request: &Request,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(Reply, Vec<OwnedFd>), Error> {
         let packet = postcard::to_stdvec(request)
-            .map_err(|e| Error::protocol(format!("a request did not encode: {e}")))?;
+            .map_err(|e| Error::protocol(format!("cannot encode a request: {e}")))?;
         self.send(&packet, descriptor)?;
         let mut space = [0; MAX_MESSAGE];
         let (packet, descriptors) = self.receive(&mut space)?;
         let reply: Reply = postcard::from_bytes(packet)
-            .map_err(|e| Error::protocol(format!("a reply did not decode: {e}")))?;
+            .map_err(|e| Error::protocol(format!("cannot decode a reply: {e}")))?;
         if reply.id != request.id {
             let why = format!("reply {} to request {}", reply.id, request.id);
             return Err(Error::protocol(why));
@@ -170,7 +171,7 @@ impl Control {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let passed = descriptor.as_slice();
         if !passed.is_empty() {
-            // The space was made for exactly this one descriptor.
+            // Cannot fail, because the space is exactly that of one descriptor.
             ancillary.push(SendAncillaryMessage::ScmRights(passed));
         }
         loop {
@@ -182,7 +183,7 @@ impl Control {
             ) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Err(self.late()),
+                Err(Errno::AGAIN) => return Err(self.timed_out()),
                 Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
                     return Err(Error::DaemonGone);
                 }
@@ -198,7 +199,7 @@ impl Control {
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = loop {
             if !wait_readable(self.socket.as_fd(), deadline)? {
-                return Err(self.late());
+                return Err(self.timed_out());
             }
             let mut parts = [IoSliceMut::new(space)];
             match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
@@ -227,14 +228,16 @@ impl Control {
         Ok((&space[..received.bytes], descriptors))
     }
 
-    fn late(&self) -> Error {
-        Error::TimedOut { what: "the daemon's reply; the session is given up" }
+    fn timed_out(&self) -> Error {
+        Error::TimedOut { what: "the daemon's reply; the session has ended" }
     }
 }
 
-/// Sorts the descriptors of a welcome.
+/// Assigns the descriptors of a Hello reply: arena, event socket and one doorbell eventfd per
+/// worker.
 fn welcome(reply: HelloReply, descriptors: Vec<OwnedFd>) -> Result<Welcome, Error> {
-    let (given, wanted) = (descriptors.len(), 2 + usize::from(reply.workers));
+    let given = descriptors.len();
+    let wanted = 2 + usize::from(reply.workers);
     let mut descriptors = descriptors.into_iter();
     let (Some(arena), Some(events)) = (descriptors.next(), descriptors.next()) else {
         return Err(Error::protocol(format!("{given} descriptors with Hello, not {wanted}")));

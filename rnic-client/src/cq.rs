@@ -1,4 +1,6 @@
-//! Completion queues: polling, arming, and waiting with as little cost as the wait is long.
+//! Completion queues: polling, arming and waiting.
+//!
+//! [`Cq::wait`] spins, yields, then sleeps, so that a short wait costs no system call.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -11,7 +13,7 @@ use parking_lot::Mutex;
 use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
 use rnic_core::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, QueueKind};
 use rnic_core::shm::lease::Done;
-use rnic_core::shm::queue::{CompletionConsumer, CompletionLook};
+use rnic_core::shm::queue::{CompletionCheck, CompletionConsumer};
 use rnic_core::shm::wait::{Step, WaitPolicy, Waiter};
 use rnic_core::types::{CqId, QpId, Time};
 
@@ -23,14 +25,15 @@ use crate::inbox::deadline;
 use crate::lease::PendingLease;
 use crate::session::{Session, unexpected};
 
-/// How to make a completion queue.
+/// Options for creating a completion queue.
 #[derive(Clone, Copy, Debug)]
 pub struct CqOptions<'a> {
-    /// Entries wanted, rounded up to a power of two; default 128. A CQ needs room for every request
-    /// that can be outstanding on its QPs: send requests hold an entry from the time the daemon
-    /// takes them, a receive that completes without room kills the CQ and its QPs.
+    /// Minimum number of entries, rounded up to a power of two; default 128. A CQ needs room for
+    /// every request that may be outstanding on its QPs. A send request reserves its entry when the
+    /// daemon takes it from the send queue. A receive that completes while the CQ is full puts the
+    /// CQ and its QPs into error.
     pub entries: u32,
-    /// Where its completion events go; by default to a channel of its own, for [`Cq::wait`].
+    /// Channel for its completion events; by default a new channel, for [`Cq::wait`].
     pub channel: Option<&'a CompletionChannel>,
     /// Returned in the CQ's asynchronous events.
     pub context: u64,
@@ -42,20 +45,20 @@ impl Default for CqOptions<'_> {
     }
 }
 
-/// Which completions trigger an event once a CQ is armed.
+/// Which completion triggers the event of an armed CQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
-    /// The next one of any kind.
+    /// The next completion.
     Next,
-    /// The next one that is solicited or not successful.
+    /// The next completion that is solicited or unsuccessful.
     Solicited,
 }
 
 /// A completion queue (`ibv_create_cq(3)`).
 ///
-/// Any number of threads may poll and wait; each completion goes to one of them. Clones are the
-/// same queue; the daemon destroys it when the last clone and the last QP that uses it have been
-/// dropped.
+/// Any number of threads may poll and wait; each completion goes to one of them. Clones refer to
+/// the same queue. The daemon destroys it when the last clone and the last QP that uses it have
+/// been dropped.
 #[derive(Clone)]
 pub struct Cq {
     pub(crate) inner: Arc<CqInner>,
@@ -64,33 +67,34 @@ pub struct Cq {
 pub(crate) struct CqInner {
     pub(crate) session: Arc<Session>,
     pub(crate) id: CqId,
-    /// Changes with the queue's place, under the lock of the state.
+    /// Changes when the queue moves, under the lock of `state`.
     capacity: AtomicU32,
-    /// Index to ring when a worker waits for room.
+    /// Doorbell index for workers that wait for room.
     doorbell: u32,
     pub(crate) channel: Arc<ChannelInner>,
-    /// Finds out that there is nothing to lock the state for.
-    look: CompletionLook,
-    /// Polls since the last completion, to ask now and then whether the daemon is alive. Threads
-    /// that count at the same time may count as one: how often is of no account.
+    /// Lock-free check for an empty ring.
+    look: CompletionCheck,
+    /// Empty polls since the last completion or the last check of the daemon. Concurrent increments
+    /// may be lost, because the count need not be exact.
     empty_polls: AtomicU32,
-    /// An empty ring is not all there is: completions are kept, or leases are awaited of QPs that
-    /// are gone. Changes under the lock of the state.
+    /// Set if a poll must do more than read the ring: completions are kept, or leases of destroyed
+    /// QPs are pending. Changes under the lock of `state`.
     unsettled: AtomicBool,
     state: Mutex<CqState>,
 }
 
 struct CqState {
     consumer: CompletionConsumer,
-    /// Threads in `wait`.
+    /// Number of threads in `wait`.
     waiters: u32,
-    /// The program arms this CQ itself, so somebody else may sleep on its events.
+    /// The program arms this CQ itself, so other threads may sleep on its events.
     armed_by_program: bool,
-    /// Requests with a lease whose completions are awaited, by the number the daemon knows.
+    /// Pending requests with a lease, by the `wr_id` that the daemon sees.
     pending_leases: HashMap<u64, PendingLease>,
-    /// Completions that a task found while it waited for another one.
+    /// Completions that a task took from the ring while it waited for a different one.
     kept: VecDeque<Completion>,
-    /// A `wait` armed the CQ and left without the event: it may come when nobody awaits it.
+    /// A `wait` armed the CQ and returned without the event, which may arrive with no thread
+    /// waiting for it.
     stray_event: bool,
 }
 
@@ -132,31 +136,31 @@ impl Cq {
         Ok(Cq { inner: Arc::new(inner) })
     }
 
-    /// Its handle in the daemon; what [`CompletionChannel::recv`] returns.
+    /// Returns the CQ's handle in the daemon, which [`CompletionChannel::recv`] returns.
     pub fn id(&self) -> CqId {
         self.inner.id
     }
 
-    /// Entries that it has room for, a power of two; at least as many as were asked for.
+    /// Returns the number of entries, a power of two; at least the requested number.
     pub fn capacity(&self) -> u32 {
         self.inner.capacity.load(Ordering::Relaxed)
     }
 
-    /// Changes how many entries it holds (`ibv_resize_cq(3)`), rounded up to a power of two, while
-    /// its QPs go on. No completion is lost or comes twice, and an armed CQ stays armed. Threads
-    /// that poll or arm it meanwhile wait for the daemon's answer. If its entries had to move to a
-    /// larger place, an empty poll takes the CQ's lock from then on (some 5 ns more).
+    /// Changes the number of entries (`ibv_resize_cq(3)`), rounded up to a power of two, while its
+    /// QPs continue. No completion is lost or duplicated, and an armed CQ stays armed. Threads that
+    /// poll or arm it wait until the daemon has replied. If the ring moves to a larger area, every
+    /// later empty poll takes the CQ's lock (about 5 ns).
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] for fewer entries than are unread or reserved for requests under way
-    /// (field `entries`), and for more than the limits allow (`limits.cq_entries`,
-    /// `cq_entries_total` and, for the memory, `arena_bytes`): then the CQ is as it was. After any
-    /// other error the session is over.
+    /// [`Error::Refused`] if `entries` is less than the number of entries that are unread or
+    /// reserved for outstanding requests (field `entries`), or more than the limits allow
+    /// (`limits.cq_entries`, `cq_entries_total` and, for the memory, `arena_bytes`). The CQ is then
+    /// unchanged. Any other error except [`Error::AfterFork`] ends the session.
     pub fn resize(&self, entries: u32) -> Result<(), Error> {
         self.inner.session.check_owner()?;
         let mut state = self.inner.state.lock();
-        let stalled = state.consumer.keep_still();
+        let stalled = state.consumer.prepare_move();
         let resized = self.inner.move_to_size(&mut state, entries);
         drop(state);
         if stalled != 0 {
@@ -165,48 +169,47 @@ impl Cq {
         resized
     }
 
-    /// Number of completions that [`poll`](Self::poll) would find.
+    /// Returns the number of completions that [`poll`](Self::poll) would find.
     pub fn unpolled(&self) -> usize {
         let state = self.inner.state.lock();
         state.consumer.unread() as usize + state.kept.len()
     }
 
-    /// Where its completion events go: the channel it was made with, or one of its own.
+    /// Returns the channel for the CQ's completion events.
     pub fn channel(&self) -> CompletionChannel {
         CompletionChannel { inner: self.inner.channel.clone() }
     }
 
-    /// Takes up to `completions.len()` completions, oldest first, and returns how many
-    /// (`ibv_poll_cq(3)`). Costs no system call as a rule: a worker that sleeps for want of room is
-    /// woken, and every 65,536th empty poll in a row asks whether the daemon is still there, so
-    /// that a program that only polls learns of its end. Once it is known, every empty poll says
-    /// so. If the library copies this process's memory for the daemon
-    /// ([`Context::attach_memory`](crate::Context::attach_memory)), an empty poll may make one copy
-    /// of at most 64 KiB for each worker, and may wait for a page fault in it.
+    /// Takes up to `completions.len()` completions, oldest first, and returns their number
+    /// (`ibv_poll_cq(3)`). Usually makes no system call. There are two exceptions: it wakes a
+    /// worker that sleeps because the CQ was full, and every 65,536th consecutive empty poll checks
+    /// that the daemon still exists, so that a program that only polls detects its exit. After
+    /// that, every empty poll fails. If the library copies this process's memory for the
+    /// daemon ([`Context::attach_memory`](crate::Context::attach_memory)), an empty poll may copy
+    /// at most 64 KiB per worker, and may wait for a page fault.
     ///
     /// # Errors
     ///
-    /// [`Error::DaemonGone`]: nothing more will complete. [`Error::AfterFork`]: this is a forked
-    /// child, which does not have the queue. Requests that failed are no error of this call but
-    /// completions, see [`Completion::ok`].
+    /// [`Error::DaemonGone`] if the session has ended: no more requests complete.
+    /// [`Error::AfterFork`] in a forked child, in which the queue is not mapped. A failed request
+    /// is not an error of this call but a completion, see [`Completion::ok`].
     #[inline]
     pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
         self.inner.session.check_owner_in_passing()?;
-        match self.inner.is_certainly_empty() {
-            true => {
-                self.inner.session.help();
-                self.inner.found_nothing()
-            }
-            false => self.inner.poll(completions),
+        if self.inner.is_certainly_empty() {
+            self.inner.session.try_copy();
+            self.inner.on_empty_poll()
+        } else {
+            self.inner.poll(completions)
         }
     }
 
-    /// Waits for completions and takes up to `completions.len()` of them; returns 0 only when
-    /// `timeout` is over (`None` waits as long as it takes) or there is no place to put any.
+    /// Waits for completions and takes up to `completions.len()` of them. Returns 0 only after
+    /// `timeout` (`None`: no timeout) or if `completions` is empty.
     ///
-    /// Looks a hundred times in a row, then yields between looks for up to 50 us, then arms the CQ,
-    /// looks once more and sleeps. The event is written by the daemon only while nobody looks. On
-    /// fewer than four CPUs nobody spins: they would keep the daemon from running.
+    /// Polls a hundred times in a row, then yields between polls for up to 50 us, then arms the CQ,
+    /// polls once more and sleeps. The daemon skips the event while this thread polls. With fewer
+    /// than four CPUs it does not spin, because spinning would keep the daemon from running.
     pub fn wait(
         &self,
         completions: &mut [Completion],
@@ -223,8 +226,8 @@ impl Cq {
         self.wait_watching(&watch, completions, deadline(timeout))
     }
 
-    /// Returns completions one by one, oldest first, waiting for each as [`Cq::wait`] does: an
-    /// iterator that ends only after an error.
+    /// Returns an iterator over completions, oldest first, that waits for each one as [`Cq::wait`]
+    /// does. It ends only after an error.
     ///
     /// ```no_run
     /// # use rnic_client::*;
@@ -248,9 +251,9 @@ impl Cq {
         })
     }
 
-    /// Asks for one event on the CQ's channel when the next completion comes
-    /// (`ibv_req_notify_cq(3)`). Completions that are already there trigger nothing: poll after
-    /// arming. An armed CQ stays armed until its event has been sent.
+    /// Requests one event on the CQ's channel for the next completion (`ibv_req_notify_cq(3)`).
+    /// Completions already in the queue cause no event, so poll after arming. An armed CQ stays
+    /// armed until its event is sent.
     pub fn arm(&self, what: Arm) -> Result<(), Error> {
         self.inner.session.check()?;
         let mut state = self.inner.state.lock();
@@ -263,7 +266,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Changes the context that the CQ's asynchronous events carry.
+    /// Sets the context that the CQ's asynchronous events carry.
     pub fn set_context(&self, context: u64) -> Result<(), Error> {
         let object = ObjectRef::Cq(self.inner.id);
         self.inner.session.command(RequestBody::SetContext { object, context })
@@ -289,13 +292,13 @@ impl Cq {
                     let seen = watch.prepare_sleep()?;
                     let n = self.poll(completions)?;
                     if n > 0 {
-                        watch.left_armed();
+                        watch.disarm();
                         return Ok(n);
                     }
                     if !self.inner.channel.wait_beyond(self.inner.id, seen, deadline)? {
-                        watch.left_armed();
+                        watch.disarm();
                     }
-                    watch.look_again();
+                    watch.resume_spinning();
                     waiter.progress(time(start, Instant::now()));
                 }
             }
@@ -317,14 +320,14 @@ impl fmt::Debug for Cq {
     }
 }
 
-/// The descriptor of its channel ([`Cq::channel`]), with what is said there.
+/// Same as the descriptor of its channel ([`Cq::channel`]).
 impl AsFd for Cq {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.channel.as_fd()
     }
 }
 
-/// The descriptor of its channel ([`Cq::channel`]), with what is said there.
+/// Same as the descriptor of its channel ([`Cq::channel`]).
 impl AsRawFd for Cq {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
@@ -332,8 +335,8 @@ impl AsRawFd for Cq {
 }
 
 impl CqInner {
-    /// Returns true if there is nothing to take and nothing else to do for a poll. If false, there
-    /// may be nothing all the same.
+    /// Returns true if a poll has nothing to take and nothing else to do. False does not imply that
+    /// there is a completion.
     #[inline]
     fn is_certainly_empty(&self) -> bool {
         !self.unsettled.load(Ordering::Relaxed) && self.look.is_empty()
@@ -345,20 +348,20 @@ impl CqInner {
         if n < completions.len() && self.unsettled.load(Ordering::Relaxed) {
             self.forget_orphans(&mut state);
         }
-        // Also of those that went to tasks.
+        // Includes the entries of completions that went to tasks.
         let stalled = state.consumer.release();
         drop(state);
         if stalled != 0 {
             self.wake(stalled)?;
         }
         if n == 0 {
-            return self.found_nothing();
+            return self.on_empty_poll();
         }
         self.empty_polls.store(0, Ordering::Relaxed);
         Ok(n)
     }
 
-    /// Takes all completions that there are. Those of awaited requests go to their tasks; the
+    /// Takes all completions from the ring. Completions of awaited requests go to their tasks; the
     /// others are kept for the next poll.
     #[cfg(feature = "tokio")]
     pub(crate) fn deliver(&self) -> Result<(), Error> {
@@ -381,38 +384,39 @@ impl CqInner {
         Ok(())
     }
 
-    /// What an empty poll returns: the end of the daemon if it is known, or if it is time to ask.
+    /// Returns 0, or an error if the daemon is known to be gone. After [`EMPTY_POLLS_PER_CHECK`]
+    /// empty polls, asks the kernel whether the daemon has closed its socket.
     #[inline]
-    fn found_nothing(&self) -> Result<usize, Error> {
+    fn on_empty_poll(&self) -> Result<usize, Error> {
         self.session.check()?;
         let polls = self.empty_polls.load(Ordering::Relaxed) + 1;
         if polls < EMPTY_POLLS_PER_CHECK {
             self.empty_polls.store(polls, Ordering::Relaxed);
             return Ok(0);
         }
-        self.take_pulse()
+        self.check_daemon()
     }
 
     #[cold]
-    fn take_pulse(&self) -> Result<usize, Error> {
+    fn check_daemon(&self) -> Result<usize, Error> {
         self.empty_polls.store(0, Ordering::Relaxed);
         self.session.check_thoroughly().map(|()| 0)
     }
 
-    /// Everything that was written has been read: what QPs that are gone have not completed until
-    /// now, they never will.
+    /// Drops the pending leases of destroyed QPs. The caller must have read all written
+    /// completions, because no others follow.
     #[cold]
     fn forget_orphans(&self, state: &mut CqState) {
         self.unsettled.store(false, Ordering::Relaxed);
         state.pending_leases.retain(|_, lease| !lease.is_orphan());
     }
 
-    /// Awaits the completion of a request that has a lease.
+    /// Registers a pending request with a lease.
     pub(crate) fn await_lease(&self, number: u64, lease: PendingLease) {
         self.state.lock().pending_leases.insert(number, lease);
     }
 
-    /// A QP is gone, and writes no completion any more.
+    /// Marks the leases of a QP that is gone and writes no more completions.
     pub(crate) fn orphan(&self, qp: QpId) {
         let mut state = self.state.lock();
         let any =
@@ -422,9 +426,9 @@ impl CqInner {
         }
     }
 
-    /// Asks for another size and follows to the place that the queue has then. The state is locked
-    /// all the while: the daemon copies what is unread and the words of arming and spinning as they
-    /// stand, and what is written to the old place after the request was sent would be lost.
+    /// Requests another size and attaches to the queue's new memory. The state must stay locked
+    /// until then: the daemon copies the unread entries and the arm and spin words as they are, and
+    /// writes to the old memory after the request was sent would be lost.
     fn move_to_size(&self, state: &mut CqState, entries: u32) -> Result<(), Error> {
         let session = &self.session;
         let place = session.request(RequestBody::ResizeCq { cq: self.id, entries });
@@ -439,8 +443,8 @@ impl CqInner {
                 Ok(())
             }
             Err(error) => {
-                // Unless it was refused, the queue may be where we cannot reach it, and nobody
-                // would say so to who waits for its completions.
+                // Unless it refused the request, the daemon may have moved the queue to memory that
+                // this process has not mapped, and waiting threads would never see a completion.
                 if matches!(error, Error::Refused { .. }) {
                     state.consumer.stay();
                 } else {
@@ -462,7 +466,7 @@ impl CqInner {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        // A session that has ended has destroyed it already.
+        // If the session has ended, the CQ is destroyed already.
         let _ = self.session.command(RequestBody::DestroyCq { cq: self.id });
         self.session.events.with(|events| events.close(Subject::Cq(self.id)));
         self.channel.detach(self.id);
@@ -496,8 +500,8 @@ impl CqState {
         Ok(None)
     }
 
-    /// Gives a lease back. Returns the completion, with the program's name for the request, unless
-    /// a task awaits it.
+    /// Returns a lease to its [`Posted`](crate::Posted). Returns the completion, with the program's
+    /// `wr_id`, unless a task awaits it.
     #[cold]
     fn give_back(&mut self, done: Done, mut completion: Completion) -> Option<Completion> {
         let Some(lease) = self.pending_leases.remove(&done.wr_id()) else {
@@ -509,21 +513,21 @@ impl CqState {
         (!is_awaited).then_some(completion)
     }
 
-    /// Tells the daemon whether it may skip the event because somebody looks. Only if that is the
-    /// one thread that cares: with others asleep on this CQ's events, it may leave with its share
-    /// and let them sleep on.
+    /// Tells the daemon whether it may skip the event because this thread polls. That is safe only
+    /// if no other thread needs the event: this thread may take some completions and return while
+    /// the others still sleep.
     fn publish_spinning(&mut self) {
         let alone = self.alone();
         self.consumer.set_spinning(alone);
     }
 
-    /// Whether the calling thread, which is in `wait`, is the only one to care for events.
+    /// Returns true if the calling thread, which is in `wait`, is the only user of events.
     fn alone(&self) -> bool {
         self.waiters == 1 && !self.armed_by_program
     }
 }
 
-/// One thread in `wait`, from the first look to the last.
+/// A thread in `wait`, from its first poll to its last.
 pub(crate) struct Watch<'a> {
     cq: &'a CqInner,
     cpus: usize,
@@ -537,10 +541,10 @@ impl<'a> Watch<'a> {
         Watch { cq, cpus: cq.session.cpus() }
     }
 
-    /// Arms the CQ; the caller looks once more, then sleeps until there were more events than the
-    /// number returned. The number is read before arming, so that the event of this arming is
-    /// beyond it whoever reads it from the channel; and one that a former wait left behind is read
-    /// first, so that unread events do not pile up.
+    /// Arms the CQ. The caller then polls once more and sleeps until the event count exceeds the
+    /// returned number. The count is read before arming, so it excludes the event of this arming,
+    /// whichever thread reads that event. First reads an event that an earlier `wait` left unread,
+    /// so that events do not accumulate.
     pub(crate) fn prepare_sleep(&self) -> Result<u64, Error> {
         self.cq.session.check_owner()?;
         let stray = std::mem::take(&mut self.cq.state.lock().stray_event);
@@ -555,9 +559,9 @@ impl<'a> Watch<'a> {
         Ok(seen)
     }
 
-    /// The sleep is over without the event it armed for. Takes the arm back unless somebody else
-    /// may rely on it; the event may be on its way all the same.
-    pub(crate) fn left_armed(&self) {
+    /// Disarms the CQ after a sleep that ended without its event, unless another thread may need
+    /// the event. The event may still arrive.
+    pub(crate) fn disarm(&self) {
         let mut state = self.cq.state.lock();
         if state.alone() {
             state.consumer.arm(ARM_NONE);
@@ -565,7 +569,7 @@ impl<'a> Watch<'a> {
         state.stray_event = true;
     }
 
-    fn look_again(&self) {
+    fn resume_spinning(&self) {
         self.cq.state.lock().publish_spinning();
     }
 }
@@ -582,5 +586,5 @@ fn time(origin: Instant, now: Instant) -> Time {
     Time(0).after(now.duration_since(origin))
 }
 
-/// Empty polls in a row before the daemon's pulse is taken: some milliseconds of polling.
+/// Consecutive empty polls before the next check of the daemon: a few milliseconds of polling.
 pub(crate) const EMPTY_POLLS_PER_CHECK: u32 = 1 << 16;

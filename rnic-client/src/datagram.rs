@@ -1,13 +1,13 @@
-//! Datagrams: Sends of one packet, each to the queue pair that it names.
+//! UD QPs: Sends of one packet, each with its own destination.
 //!
-//! A queue pair made with [`QpType::Datagrams`](crate::QpType::Datagrams) has no peer. It goes from
-//! Idle to Rtr by [`Qp::receive_datagrams`] and on to Rts by [`Qp::to_rts`](crate::Qp::to_rts).
-//! Each request says where it goes ([`SendRequest::to`]). Nothing is acknowledged: a request
-//! completes when its packet has left, and what nobody takes in is lost, told to neither end and
-//! counted where it came ([`QpCounters::dropped`](crate::QpCounters::dropped)).
+//! A QP of type [`QpType::Ud`](crate::QpType::Ud) has no peer. It moves from Idle to Rtr
+//! ([`Qp::receive_datagrams`]) and then to Rts ([`Qp::to_rts`](crate::Qp::to_rts)). Each request
+//! has a destination ([`SendRequest::to`]). Datagrams are not acknowledged: a request completes
+//! when its packet has been sent. A packet that cannot be received is lost without notice to either
+//! end, and the receiver counts it ([`QpCounters::dropped`](crate::QpCounters::dropped)).
 //!
-//! At the receiver [`GRH_LEN`] bytes stand in the receive's memory before the data;
-//! [`route_of`] reads from them who sent it.
+//! A receive contains [`GRH_LEN`] bytes of GRH before the data; [`route_of`] returns the sender's
+//! and the receiver's GID from it.
 
 use rnic_core::abi::control::QpChange;
 use rnic_core::abi::queue::DatagramParams;
@@ -18,30 +18,30 @@ use crate::error::Error;
 use crate::qp::Qp;
 use crate::request::SendRequest;
 
-/// Bytes before the data of a datagram, in the receive's memory.
+/// Length of the GRH area before the data of a datagram, in bytes.
 pub const GRH_LEN: usize = grh::LEN;
 
-/// Where a datagram goes (`ibv_create_ah(3)`, and the `ud` of `ibv_post_send(3)`).
+/// Destination of a datagram (`ibv_create_ah(3)`, and `ud` of `ibv_post_send(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramAddress {
-    /// Index of the device's own GID that it comes from, of
-    /// [`Context::gids`](crate::Context::gids).
+    /// Index of the sender's GID in [`Context::gids`](crate::Context::gids).
     pub source: u16,
-    /// GID of the port that it goes to.
+    /// GID of the destination port.
     pub gid: Gid,
-    /// Number of the queue pair that it goes to, 24 bits.
+    /// QP number of the destination, 24 bits.
     pub qp: QpId,
-    /// The key that the queue pair has; with the high bit set, that of the sender's own.
+    /// Q_Key of the destination QP. If the high bit is set, the sending QP's own Q_Key is used.
     pub q_key: u32,
 }
 
 impl SendRequest<'_> {
-    /// Sends the message, with its immediate data if it has some, as a datagram to this address: of
-    /// queue pairs of [datagrams](crate::QpType::Datagrams), which need it in each request.
+    /// Sets the destination of a Send, with or without immediate data. Required for each request of
+    /// a [UD](crate::QpType::Ud) QP.
     #[must_use]
     pub fn to(mut self, address: &DatagramAddress) -> Self {
         let header = &mut self.header;
-        (header.rkey, header.inv_rkey) = (address.qp.0, address.q_key);
+        header.rkey = address.qp.0;
+        header.inv_rkey = address.q_key;
         let params = DatagramParams { gid: address.gid, source: address.source };
         header.params = params.to_params(header.params[0]);
         self
@@ -49,27 +49,26 @@ impl SendRequest<'_> {
 }
 
 impl Qp {
-    /// Has an Idle QP of datagrams take in those that have this Q_Key (`IBV_QPS_RTR`).
+    /// Moves an Idle UD QP to Rtr. It then receives datagrams with this Q_Key (`IBV_QPS_RTR`).
     ///
     /// # Errors
     ///
-    /// As of [`to_rtr`](Self::to_rtr).
+    /// Same as [`to_rtr`](Self::to_rtr).
     pub fn receive_datagrams(&self, q_key: u32) -> Result<(), Error> {
         self.change(QpChange::ReceiveDatagrams { q_key })
     }
 
-    /// Gives a QP of datagrams in Rtr, Rts or Sqd another Q_Key (`IBV_QP_QKEY`).
+    /// Changes the Q_Key of a UD QP in Rtr, Rts or Sqd (`IBV_QP_QKEY`).
     ///
     /// # Errors
     ///
-    /// As of [`to_rtr`](Self::to_rtr).
+    /// Same as [`to_rtr`](Self::to_rtr).
     pub fn set_q_key(&self, q_key: u32) -> Result<(), Error> {
         self.change(QpChange::QKey(q_key))
     }
 }
 
-/// Sender and receiver of the datagram with these bytes before its data; none if they are no
-/// header.
+/// Returns the GIDs of the sender and the receiver of a datagram; `None` if its GRH is invalid.
 pub fn route_of(header: &[u8; GRH_LEN]) -> Option<(Gid, Gid)> {
     grh::parse(header)
 }

@@ -1,8 +1,8 @@
-//! What can go wrong, sorted by whose fault it is.
+//! Errors of this library, grouped by the party at fault.
 //!
-//! Every fallible call of this library returns [`Error`]. A request that was posted and failed
-//! later is no `Error` but a [`Completion`](crate::Completion) with a status;
-//! [`Completion::ok`](crate::Completion::ok) turns one into [`Error::Failed`].
+//! Fallible calls return [`Error`]; posting a batch returns [`PostError`], which contains one. A
+//! posted request that fails later writes a [`Completion`](crate::Completion) with an error status;
+//! [`Completion::ok`](crate::Completion::ok) converts it to [`Error::Failed`].
 
 use std::io;
 use std::path::PathBuf;
@@ -13,120 +13,121 @@ use rnic_core::types::{
     CompletionOpcode, CompletionStatus, QpId, TerminateCode, WindowKind, codes,
 };
 
-/// Why a call failed. [`Error::fault`] says whose fault it was.
+/// Error of a call. [`Error::fault`] returns the party at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    // The application's.
-    /// The process has forked since it opened the context; only the opener may use it.
-    #[error("this context was opened by process {owner}; open another one after fork")]
+    // The application's fault.
+    /// The context was opened by a process of which this one is a fork. Only the process that
+    /// opened a context may use it.
+    #[error("this context belongs to process {owner}; open a new context after fork")]
     AfterFork {
         /// Process that opened the context.
         owner: u32,
     },
-    /// The queue has no room: poll completions, then post again.
-    #[error("the queue is full: its {depth} entries are all outstanding")]
+    /// The queue is full. Poll completions, then post again.
+    #[error("the queue is full: all {depth} entries are outstanding")]
     QueueFull {
-        /// Requests the queue holds.
+        /// Capacity of the queue, in requests.
         depth: u32,
     },
-    /// A request has more elements than its queue takes.
-    #[error("{given} elements, but this queue takes at most {max} per request")]
+    /// A request has more SGEs than its queue allows.
+    #[error("{given} SGEs, but this queue allows at most {max} per request")]
     TooManySges {
-        /// Elements of the request.
+        /// SGEs of the request.
         given: usize,
-        /// Elements per request that the queue was made for.
+        /// Maximum SGEs per request of this queue.
         max: usize,
     },
-    /// A request has more inline data than its queue takes.
-    #[error("{given} bytes of inline data, but this queue takes at most {max}")]
+    /// A request has more inline data than its queue allows.
+    #[error("{given} bytes of inline data, but this queue allows at most {max}")]
     InlineTooLong {
-        /// Bytes of the request.
+        /// Inline bytes of the request.
         given: usize,
-        /// Bytes per request that the queue was made for.
+        /// Maximum inline bytes per request of this queue.
         max: usize,
     },
     /// An access outside a shared buffer or region.
-    #[error("offset {offset} + {length} bytes is outside of {size} bytes")]
+    #[error("offset {offset} + {length} bytes is outside the {size} bytes of the memory")]
     OutOfRange {
-        /// Bytes from the start.
+        /// Offset from the start, in bytes.
         offset: u64,
-        /// Bytes from `offset` on that were to be accessed.
+        /// Length of the access from `offset`, in bytes.
         length: u64,
-        /// Bytes of the shared buffer or region.
+        /// Size of the shared buffer or region, in bytes.
         size: u64,
     },
-    /// An atomic access whose offset in its shared buffer is no multiple of 8.
+    /// An atomic access at an offset in its shared buffer that is not a multiple of 8.
     #[error("offset {offset} is not aligned to 8 bytes")]
     Misaligned {
-        /// Bytes from the start of the shared buffer.
+        /// Offset from the start of the shared buffer, in bytes.
         offset: u64,
     },
-    /// A region was to be written that the process itself may not write.
-    #[error("address {address:#x} is not writable, but rights to write it were asked for")]
+    /// A region requests write access to memory that the process itself may not write.
+    #[error("address {address:#x} is not writable, but the region requests write access")]
     NotWritable {
-        /// The first such address.
+        /// First address that is not writable.
         address: u64,
     },
     /// More private data than MPA carries (RFC 5044 section 7.1).
     #[error("{given} bytes of private data, but MPA carries at most {max}")]
     PrivateDataTooLong {
-        /// Bytes of private data that were given.
+        /// Bytes of private data given.
         given: usize,
-        /// Most bytes of private data that the frame takes.
+        /// Maximum bytes of private data in the frame.
         max: usize,
     },
-    /// A window of the other type was expected.
-    #[error("a window of {kind:?} does not take this call")]
+    /// The call requires a window of the other type.
+    #[error("this call does not support a window of {kind:?}")]
     WrongWindow {
-        /// The type it has.
+        /// Type of the window.
         kind: WindowKind,
     },
-    /// Objects of two contexts were used together.
+    /// The call mixes objects of two contexts.
     #[error("{what} belongs to another context")]
     ForeignObject {
-        /// The object, in words.
+        /// The object, for display.
         what: &'static str,
     },
 
-    /// A receive was posted to a QP that takes its receives from a shared queue.
-    #[error("this QP takes its receives from a shared receive queue: post there")]
+    /// A receive was posted to a QP that uses a shared receive queue.
+    #[error("this QP uses a shared receive queue: post receives there")]
     SharedReceives,
 
     /// The QP was destroyed while a task waited for one of its requests.
     #[error("the QP was destroyed before the request completed")]
     DestroyedQp,
 
-    /// A range of a [`LocalMr`](crate::LocalMr) is leased or posted already, or a part of it is.
-    #[error("{length} bytes at {offset} are leased already, or some of them are")]
+    /// A range of a [`LocalMr`](crate::LocalMr), or part of it, is already leased or posted.
+    #[error("some or all of the {length} bytes at offset {offset} are already leased")]
     Leased {
-        /// Bytes from the region's start.
+        /// Offset from the start of the region, in bytes.
         offset: u64,
-        /// Bytes from `offset` on.
+        /// Length of the range from `offset`, in bytes.
         length: u64,
     },
-    /// An element that was built by hand names a [`LocalMr`](crate::LocalMr), whose bytes may be
-    /// somebody's slice: post a lease instead.
-    #[error("STag {lkey:#010x} is of a region whose bytes are leased: post a lease")]
+    /// An SGE that is not from a lease has the lkey of a [`LocalMr`](crate::LocalMr). Its bytes may
+    /// be in use as a slice, so post a lease instead.
+    #[error("lkey {lkey:#010x} belongs to a LocalMr: post a lease of it, not an SGE")]
     LeasedMemory {
-        /// The element's key.
+        /// The SGE's lkey.
         lkey: u32,
     },
-    /// This library numbers requests that have a lease from `0x1EA0_0000_0000_0000` to
-    /// `0x1EAF_FFFF_FFFF_FFFF`; a request of the program must not look like one.
-    #[error("wr_id {wr_id:#x} is among those that this library uses itself")]
+    /// The library reserves the `wr_id` values `0x1EA0_0000_0000_0000` to `0x1EAF_FFFF_FFFF_FFFF`
+    /// for requests with a lease. Other requests must not use them.
+    #[error("wr_id {wr_id:#x} is reserved for requests with a lease")]
     ReservedWrId {
         /// `wr_id` of the request, as given.
         wr_id: u64,
     },
 
-    // A resource or a right that the daemon refused.
-    /// The daemon refused the request; the refusal names the limit, rule or field.
-    #[error("refused: {refusal}{}", diagnosis_in_words(*diagnosis_id))]
+    // The daemon refused a resource or a right.
+    /// The daemon refused the request. The refusal contains the limit, rule or field.
+    #[error("refused: {refusal}{}", format_diagnosis(*diagnosis_id))]
     Refused {
-        /// What was refused, and by which limit, rule or field.
+        /// The refusal, with its limit, rule or field.
         refusal: Refusal,
         /// Number of the daemon's diagnosis ([`Context::diagnosis`](crate::Context::diagnosis)); 0
-        /// if there is none.
+        /// if it has none.
         diagnosis_id: u64,
     },
     /// The daemon refused the session.
@@ -134,121 +135,121 @@ pub enum Error {
     NotAdmitted {
         /// Socket of the daemon.
         path: PathBuf,
-        /// Reason that the daemon gives in its reply to Hello.
-        why: Admission,
+        /// Reason from the daemon's Hello reply.
+        why: AdmissionError,
     },
 
-    // The peer's, or the network's.
+    // The peer's or the network's fault.
     /// The peer rejected the connection.
     #[error("the peer rejected the connection ({} bytes of private data)", private_data.len())]
     Rejected {
         /// Private data of the rejection.
         private_data: Vec<u8>,
     },
-    /// No connection came about.
+    /// The connection could not be established.
     #[error("no connection: {reason}")]
     Unreachable {
-        /// Why there is none, as a sentence for people.
+        /// Reason, as text for display.
         reason: String,
     },
-    /// The connection ended before it was usable.
+    /// The connection ended before or during the call, other than by a graceful close.
     #[error("the connection ended: {0}")]
     Disconnected(DisconnectReason),
     /// A posted request completed with an error.
-    #[error("{opcode} {wr_id} of QP {qp} failed: {status}{}", detail_in_words(detail, *diagnosis_id))]
+    #[error("{opcode} {wr_id} of QP {qp} failed: {status}{}", format_detail(detail, *diagnosis_id))]
     Failed {
-        /// The application's name for the request.
+        /// `wr_id` of the request.
         wr_id: u64,
-        /// QP it was posted to.
+        /// QP of the request.
         qp: QpId,
-        /// What kind of request it was.
+        /// Type of the request.
         opcode: CompletionOpcode,
-        /// Status of the completion, with the number of `ibv_wc_status`.
+        /// Status of the completion, numbered as in `ibv_wc_status`.
         status: CompletionStatus,
-        /// The Terminate that failed it, if one did.
+        /// Terminate message that caused the failure, if any.
         detail: Option<TerminateCode>,
-        /// Number of the daemon's diagnosis; 0 if there is none.
+        /// Number of the daemon's diagnosis; 0 if it has none.
         diagnosis_id: u64,
     },
-    /// The time the caller allowed is over.
+    /// The timeout of the call expired.
     #[error("timed out waiting for {what}")]
     TimedOut {
-        /// What was awaited, in words.
+        /// The awaited event, for display.
         what: &'static str,
     },
 
-    // The daemon's, or the machine's.
-    /// No daemon answers at any of these sockets.
-    #[error("{}", tried_in_words(tried))]
+    // The daemon's or the machine's fault.
+    /// None of these sockets belongs to a daemon that this process may use.
+    #[error("{}", format_no_daemon(tried))]
     NoDaemon {
-        /// Each socket that was tried, and how it failed.
+        /// Each socket that was tried, and its error.
         tried: Vec<(PathBuf, io::Error)>,
     },
-    /// The daemon has ended the session, or has itself ended. Everything the session owned is gone.
+    /// The daemon has ended the session or has exited. All objects of the session are gone.
     #[error("the RNIC daemon is gone or has ended this session")]
     DaemonGone,
-    /// The daemon said something that this library does not understand; a bug of one of them.
-    #[error("the daemon broke the protocol: {0}")]
+    /// The daemon sent a message that this library cannot parse: a bug in one of them.
+    #[error("protocol error between this library and the daemon: {0}")]
     Protocol(String),
-    /// The machine, or the control group of this process, has less memory left than a shared buffer
-    /// takes. Nothing was taken: a kernel without memory would kill somebody.
-    #[error("{wanted} more bytes of memory wanted, but only about {available} are available")]
+    /// The machine, or the control group of this process, has less free memory than the shared
+    /// buffer needs. The buffer is not allocated, because the OOM killer might kill a process.
+    #[error("not enough memory: {wanted} more bytes needed, but only about {available} available")]
     NotEnoughMemory {
-        /// Bytes that were still wanted.
+        /// Bytes that were still needed.
         wanted: u64,
-        /// Bytes there are, swap included.
+        /// Bytes available, including swap.
         available: u64,
     },
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// The operation that failed, in words.
+        /// The operation that failed, for display.
         what: &'static str,
         /// The system's error.
         source: io::Error,
     },
 }
 
-/// Why a daemon does not admit a session.
+/// Reason why a daemon does not admit a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Admission {
-    /// It speaks another version of the ABI.
-    #[error("it speaks ABI version {daemon}, this library version {ours}")]
+pub enum AdmissionError {
+    /// The daemon uses another version of the ABI.
+    #[error("it uses ABI version {daemon}, but this library uses version {ours}")]
     Version {
         /// The daemon's version.
         daemon: u16,
         /// This library's version.
         ours: u16,
     },
-    /// Its limit on sessions is reached.
+    /// The daemon has reached its limit on sessions (`limits.sessions`).
     #[error("its limit on sessions (limits.sessions) is reached")]
     SessionLimit,
     /// The daemon is stopping.
     #[error("it is stopping")]
     Stopping,
-    /// It lacks memory or descriptors.
+    /// The daemon lacks memory or descriptors.
     #[error("it lacks memory or descriptors for another session")]
     Resources,
     /// This user may not use the device.
     #[error("this user may not use the device")]
     NotAllowed,
-    /// Its limit on sessions of one user is reached.
+    /// The user has reached the limit on its sessions (`limits.user.sessions`).
     #[error("its limit on sessions of this user (limits.user.sessions) is reached")]
     UserSessions,
-    /// An administrator has it refuse everything new.
-    #[error("it is draining: it takes no new sessions until `rnicctl drain off`")]
+    /// An administrator is draining the daemon (`rnicctl drain`).
+    #[error("it is draining: it accepts no new sessions until `rnicctl drain off`")]
     Draining,
-    /// Too many clients of this user are connected that have said nothing yet.
-    #[error("too many connections of this user to its socket have said nothing yet; try again")]
-    Silent,
+    /// Too many connections of this user have not sent their Hello yet.
+    #[error("too many unauthenticated connections from this user; try again")]
+    TooManyUnauthenticated,
 }
 
-/// Whose fault an [`Error`] is.
+/// Party at fault for an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// The program's: the call was wrong, and will be wrong again.
+    /// The program's: the call is wrong and will fail again.
     Application,
-    /// Nobody's: a limit or a rule of the administrator.
+    /// No fault: the daemon refused the call because of a limit, a rule or its own state.
     Refusal,
     /// The peer's or the network's.
     Peer,
@@ -257,7 +258,7 @@ pub enum Fault {
 }
 
 impl Error {
-    /// Whose fault it was.
+    /// Returns the party at fault.
     pub fn fault(&self) -> Fault {
         match self {
             Error::AfterFork { .. }
@@ -297,7 +298,7 @@ impl Error {
         }
     }
 
-    /// What the daemon refused, if it is that.
+    /// Returns the daemon's refusal if the error is [`Error::Refused`].
     pub fn refusal(&self) -> Option<&Refusal> {
         match self {
             Error::Refused { refusal, .. } => Some(refusal),
@@ -305,7 +306,7 @@ impl Error {
         }
     }
 
-    /// Number of the daemon's diagnosis, if there is one.
+    /// Returns the number of the daemon's diagnosis, if it has one.
     pub fn diagnosis_id(&self) -> Option<u64> {
         match self {
             Error::Refused { diagnosis_id, .. } | Error::Failed { diagnosis_id, .. } => {
@@ -330,20 +331,20 @@ impl From<PostError> for Error {
     }
 }
 
-/// A batch of which only the first part was posted.
+/// Error of a batch of which only the first requests, or none, were posted.
 ///
-/// The first `posted` requests stand in the queue and will complete; the next one failed with
-/// `source`, and neither it nor any after it was posted (compare `bad_wr` of `ibv_post_send(3)`).
+/// The first `posted` requests are in the queue and will complete. The next request failed with
+/// `source`. Neither it nor any later request was posted (compare `bad_wr` of `ibv_post_send(3)`).
 #[derive(Debug, thiserror::Error)]
 #[error("request {posted} of the batch was not posted: {source}")]
 pub struct PostError {
-    /// Requests that were posted; also the place of the first one that was not.
+    /// Number of requests posted, which is also the index of the request that failed.
     pub posted: usize,
-    /// What was wrong with the first one that was not.
+    /// Error of the request that failed.
     pub source: Error,
 }
 
-/// A copy fault in the terms of the caller's region: `offset` counts from its start.
+/// Converts a copy fault to an error for the caller's region: `offset` counts from its start.
 pub(crate) fn copy_error(e: shm::CopyFault, offset: u64, length: usize, size: u64) -> Error {
     match e {
         shm::CopyFault::OutOfRange => Error::OutOfRange { offset, length: length as u64, size },
@@ -352,34 +353,37 @@ pub(crate) fn copy_error(e: shm::CopyFault, offset: u64, length: usize, size: u6
     }
 }
 
-fn detail_in_words(detail: &Option<TerminateCode>, diagnosis_id: u64) -> String {
+fn format_detail(detail: &Option<TerminateCode>, diagnosis_id: u64) -> String {
     let mut s = String::new();
     if let Some(code) = detail {
         s += &format!(", Terminate {code}");
         if *code == codes::UNTAGGED_NO_BUFFER {
-            s += "; post receives before the peer sends, or have its messages wait for them \
-                  (QpOptions::rnr_policy)";
+            s += "; the receiver must post receives before the sender sends, or let messages wait \
+                  for a receive (QpOptions::rnr_policy)";
         }
     }
-    s + &diagnosis_in_words(diagnosis_id)
+    s + &format_diagnosis(diagnosis_id)
 }
 
-fn diagnosis_in_words(diagnosis_id: u64) -> String {
-    if diagnosis_id == 0 { String::new() } else { format!(" (why {diagnosis_id})") }
+fn format_diagnosis(diagnosis_id: u64) -> String {
+    if diagnosis_id == 0 {
+        String::new()
+    } else {
+        format!(" (details: `rnicctl why {diagnosis_id}`)")
+    }
 }
 
-fn tried_in_words(tried: &[(PathBuf, io::Error)]) -> String {
+fn format_no_daemon(tried: &[(PathBuf, io::Error)]) -> String {
     let each = |which: &dyn Fn(&io::Error) -> bool| -> Vec<_> {
         let some = tried.iter().filter(|(_, e)| which(e));
         some.map(|(p, e)| format!("{}: {e}", p.display())).collect()
     };
     let denied = each(&|e| e.kind() == io::ErrorKind::PermissionDenied);
-    match denied.is_empty() {
-        true => {
-            let all = each(&|_| true).join(", ");
-            format!("no RNIC daemon: {all}; start `rnicd run` or set RNIC_SOCKET")
-        }
-        // There is one; to start another would be the wrong advice.
-        false => format!("no access to the RNIC daemon: {}", denied.join(", ")),
+    if denied.is_empty() {
+        let all = each(&|_| true).join(", ");
+        format!("no RNIC daemon: {all}; start `rnicd run` or set RNIC_SOCKET")
+    } else {
+        // A daemon is running, so advice to start one would be wrong.
+        format!("no access to the RNIC daemon: {}", denied.join(", "))
     }
 }

@@ -1,11 +1,11 @@
-//! Connection and asynchronous events, sorted by the object they concern.
+//! Connection events and asynchronous events, by object.
 //!
 //! The daemon sends all events of a session on one socket. A thread that blocks for one object, as
-//! [`Qp::connect`](crate::Qp::connect) does, *claims* that object's events of the awaited kinds;
-//! everything else waits, in order of arrival, for
-//! [`Context::next_event`](crate::Context::next_event). What waits is bounded by the number of
-//! objects: a new attempt to connect forgets the events of the last one, and an object that is
-//! dropped takes its events along.
+//! [`Qp::connect`](crate::Qp::connect) does, *claims* that object's events of the awaited kinds.
+//! All other events wait, in order of arrival, for
+//! [`Context::next_event`](crate::Context::next_event). The number of waiting events is bounded by
+//! the number of objects: a new connection attempt discards the events of the last one, and
+//! dropping an object discards its events.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -14,7 +14,7 @@ use rnic_core::types::{CqId, ListenerId, QpId, RequestId, SrqId};
 
 use crate::error::Error;
 
-/// The object an event concerns.
+/// The object of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Subject {
     Session,
@@ -56,74 +56,76 @@ impl Subject {
 /// A kind of event that a thread can wait for.
 pub(crate) type EventFilter = fn(&Event) -> bool;
 
-/// A decision about an attempt to connect or accept.
+/// Returns true if the event is the outcome of a connection attempt or an accept.
 pub(crate) fn settles_connection(event: &Event) -> bool {
     use Event::*;
     matches!(event, Established { .. } | Rejected { .. } | Unreachable { .. } | QpFatal { .. })
         || ends_connection(event)
 }
 
-/// An answer to the question which queue pair serves a port, or that there is none.
+/// Returns true if the event is the outcome of a resolution ([`crate::resolution`]).
 pub(crate) fn settles_resolution(event: &Event) -> bool {
     matches!(event, Event::Resolved { .. } | Event::Rejected { .. } | Event::Unreachable { .. })
 }
 
-/// The end of a connection.
+/// Returns true if the event is the end of a connection.
 pub(crate) fn ends_connection(event: &Event) -> bool {
     matches!(event, Event::Disconnected { .. })
 }
 
-/// What concerns the end of a connection: that, and the peer's half of it.
+/// Returns true if the event is the end of a connection or of the peer's half of it.
 pub(crate) fn concerns_end(event: &Event) -> bool {
     matches!(event, Event::PeerClosed { .. } | Event::PeerClosing { .. }) || ends_connection(event)
 }
 
-/// A peer asks to connect.
-pub(crate) fn asks_to_connect(event: &Event) -> bool {
+/// Returns true if the event is a connection request.
+pub(crate) fn is_connection_request(event: &Event) -> bool {
     matches!(event, Event::ConnectionRequest { .. })
 }
 
-/// What becomes of a connection that was passed to be served: the request, or that none will come.
-pub(crate) fn answers_passed(event: &Event) -> bool {
-    asks_to_connect(event) || brings_no_request(event)
+/// Returns true if the event ends the wait for a request on a connection that the program passed to
+/// the daemon: the request, or the event that no request will follow.
+pub(crate) fn settles_socket(event: &Event) -> bool {
+    is_connection_request(event) || announces_no_request(event)
 }
 
-fn brings_no_request(event: &Event) -> bool {
+fn announces_no_request(event: &Event) -> bool {
     matches!(event, Event::RequestWithdrawn { request: RequestId(0), .. })
 }
 
-/// Events that nobody has taken yet.
+/// Events that have arrived and that no call has returned.
 #[derive(Default)]
 pub(crate) struct Events {
-    /// In order of arrival.
+    /// Events, in order of arrival.
     waiting: BTreeMap<u64, Event>,
     /// Order number of the next event.
     next: u64,
     /// State of each object that exists and may have events.
     subjects: HashMap<Subject, SubjectState>,
-    /// The program reads events itself, so notices that no blocking call takes are kept too.
+    /// The program has called [`Events::take_any`]. Only then are withdrawals of requests kept that
+    /// have no other reader.
     read_raw: bool,
 }
 
-/// What waits for one object.
+/// Events and claims of one object.
 #[derive(Default)]
 struct SubjectState {
     /// Order numbers of its events.
     waiting: VecDeque<u64>,
-    /// Kinds that blocked threads wait for.
+    /// Kinds of events that blocked threads wait for.
     claims: Vec<EventFilter>,
-    /// The peer has finished sending on the present connection.
+    /// The peer has finished sending on the current connection.
     peer_closed: bool,
-    /// How the last connection ended, if it has.
+    /// Reason for the end of the last connection; `None` while it lasts.
     ended: Option<DisconnectReason>,
 }
 
-/// How far a connection is from its end.
+/// Stage of the end of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The peer has finished sending; we have not, as far as is known.
+    /// The peer has finished sending. This end may still send.
     PeerClosed,
-    /// The connection has ended, for this reason.
+    /// The connection has ended for this reason.
     Ended(DisconnectReason),
 }
 
@@ -134,20 +136,20 @@ impl Events {
         events
     }
 
-    /// Decodes and sorts one packet of the event socket.
-    pub(crate) fn sort(&mut self, packet: &[u8]) -> Result<(), Error> {
+    /// Decodes a packet from the event socket and stores its event.
+    pub(crate) fn handle_packet(&mut self, packet: &[u8]) -> Result<(), Error> {
         let event = postcard::from_bytes(packet)
-            .map_err(|e| Error::protocol(format!("an event did not decode: {e}")))?;
+            .map_err(|e| Error::protocol(format!("cannot decode an event: {e}")))?;
         self.push(event);
         Ok(())
     }
 
-    /// Starts keeping events of an object.
+    /// Starts keeping the events of an object.
     pub(crate) fn open(&mut self, subject: Subject) {
         self.subjects.insert(subject, SubjectState::default());
     }
 
-    /// Forgets an object and its events.
+    /// Removes an object and its events.
     pub(crate) fn close(&mut self, subject: Subject) {
         let state = self.subjects.remove(&subject);
         for n in state.into_iter().flat_map(|m| m.waiting) {
@@ -155,10 +157,11 @@ impl Events {
         }
     }
 
-    /// Forgets what a QP's earlier connection left behind: a new attempt begins.
+    /// Discards the state and events of a QP's last connection before a new attempt.
     pub(crate) fn renew(&mut self, qp: QpId) {
         let Some(state) = self.subjects.get_mut(&Subject::Qp(qp)) else { return };
-        (state.ended, state.peer_closed) = (None, false);
+        state.ended = None;
+        state.peer_closed = false;
         let waiting = &mut self.waiting;
         state.waiting.retain(|n| match waiting.get(n) {
             Some(event) if settles_connection(event) || concerns_end(event) => {
@@ -169,14 +172,14 @@ impl Events {
         });
     }
 
-    /// Reserves an object's events of this kind for the caller's thread.
+    /// Reserves an object's events of this kind for the calling thread.
     pub(crate) fn claim(&mut self, subject: Subject, kind: EventFilter) {
         if let Some(state) = self.subjects.get_mut(&subject) {
             state.claims.push(kind);
         }
     }
 
-    /// Ends one reservation that [`claim`](Self::claim) made.
+    /// Ends one reservation made by [`claim`](Self::claim).
     pub(crate) fn unclaim(&mut self, subject: Subject, kind: EventFilter) {
         if let Some(state) = self.subjects.get_mut(&subject)
             && let Some(i) = state.claims.iter().position(|k| std::ptr::fn_addr_eq(*k, kind))
@@ -185,7 +188,7 @@ impl Events {
         }
     }
 
-    /// The first event of this kind that waits for the object.
+    /// Takes the first waiting event of this kind for the object.
     pub(crate) fn take(&mut self, subject: Subject, kind: EventFilter) -> Option<Event> {
         let state = self.subjects.get_mut(&subject)?;
         let waiting = &self.waiting;
@@ -194,7 +197,7 @@ impl Events {
         self.waiting.remove(&n)
     }
 
-    /// The first event that nobody has claimed.
+    /// Takes the first event that is not claimed.
     pub(crate) fn take_any(&mut self) -> Option<Event> {
         self.read_raw = true;
         let (n, subject) = self.waiting.iter().find_map(|(n, event)| {
@@ -208,8 +211,9 @@ impl Events {
         self.waiting.remove(&n)
     }
 
-    /// How the QP's last connection ended, as often as asked; or, once, that its peer has finished.
-    /// Takes the events.
+    /// Removes the events about the end of a QP's connection. If it has ended, every call returns
+    /// the reason. Otherwise, if the peer has finished sending, the first call returns
+    /// `PeerClosed`.
     pub(crate) fn ending(&mut self, qp: QpId) -> Option<Ending> {
         while self.take(Subject::Qp(qp), concerns_end).is_some() {}
         let state = self.subjects.get_mut(&Subject::Qp(qp))?;
@@ -221,21 +225,20 @@ impl Events {
 
     fn push(&mut self, event: Event) {
         let subject = Subject::of(&event);
-        // An event of an object that has been dropped meanwhile concerns nobody.
+        // Drops events of objects that no longer exist.
         let Some(state) = self.subjects.get_mut(&subject) else { return };
         match &event {
-            Event::RequestWithdrawn { request, .. } if !brings_no_request(&event) => {
-                let unread = state
-                    .waiting
-                    .iter()
-                    .position(|n| self.waiting.get(n).is_some_and(|e| asks(e, *request)));
+            Event::RequestWithdrawn { request, .. } if !announces_no_request(&event) => {
+                let unread = state.waiting.iter().position(|n| {
+                    self.waiting.get(n).is_some_and(|e| is_request_with(e, *request))
+                });
                 if let Some(n) = unread.and_then(|at| state.waiting.remove(at)) {
-                    // Nobody has seen the request: both vanish.
+                    // The request is unread, so drop both.
                     self.waiting.remove(&n);
                     return;
                 }
-                // Whoever holds the request learns it from `accept`; only a program that reads
-                // events itself can make use of the notice.
+                // The holder of the request gets an error from `accept`. Only a program that reads
+                // events itself needs this one.
                 if !self.read_raw {
                     return;
                 }
@@ -247,7 +250,7 @@ impl Events {
                     return;
                 }
             }
-            // A program that reads no events itself: the latest of each kind is enough.
+            // Keeps only the latest of each kind, because the program may not read events.
             Event::SrqLimit { .. } | Event::SrqUnfair { .. } | Event::GidsChanged => {
                 let same = |e: &Event| std::mem::discriminant(e) == std::mem::discriminant(&event);
                 let waiting = &mut self.waiting;
@@ -269,7 +272,7 @@ impl Events {
     }
 }
 
-fn asks(event: &Event, id: RequestId) -> bool {
+fn is_request_with(event: &Event, id: RequestId) -> bool {
     matches!(event, Event::ConnectionRequest { request, .. } if *request == id)
 }
 
@@ -319,16 +322,16 @@ mod tests {
     }
 
     #[test]
-    fn raw_events_come_in_order_and_without_claimed_ones() {
+    fn raw_events_skip_claimed_ones() {
         let mut e = events();
         e.push(request(1));
         e.push(disconnected());
         e.push(request(2));
-        e.claim(Subject::Listener(LISTENER), asks_to_connect);
+        e.claim(Subject::Listener(LISTENER), is_connection_request);
         assert_eq!(e.take_any(), Some(disconnected()));
         assert_eq!(e.take_any(), None);
-        assert_eq!(e.take(Subject::Listener(LISTENER), asks_to_connect), Some(request(1)));
-        e.unclaim(Subject::Listener(LISTENER), asks_to_connect);
+        assert_eq!(e.take(Subject::Listener(LISTENER), is_connection_request), Some(request(1)));
+        e.unclaim(Subject::Listener(LISTENER), is_connection_request);
         assert_eq!(e.take_any(), Some(request(2)));
     }
 
@@ -344,19 +347,19 @@ mod tests {
     }
 
     #[test]
-    fn that_no_request_will_come_is_kept_for_whoever_awaits_one() {
+    fn notice_of_no_request_is_kept() {
         let mut e = events();
         e.push(withdrawn(0));
-        assert_eq!(e.take(Subject::Listener(LISTENER), asks_to_connect), None);
-        assert_eq!(e.take(Subject::Listener(LISTENER), answers_passed), Some(withdrawn(0)));
+        assert_eq!(e.take(Subject::Listener(LISTENER), is_connection_request), None);
+        assert_eq!(e.take(Subject::Listener(LISTENER), settles_socket), Some(withdrawn(0)));
     }
 
     #[test]
-    fn nothing_piles_up_for_a_program_that_reads_no_raw_events() {
+    fn unread_raw_events_do_not_pile_up() {
         let mut e = events();
         for n in 1..=1000 {
             e.push(request(n));
-            assert!(e.take(Subject::Listener(LISTENER), asks_to_connect).is_some());
+            assert!(e.take(Subject::Listener(LISTENER), is_connection_request).is_some());
             e.push(withdrawn(n));
             e.push(disconnected());
             assert_eq!(e.ending(QP), Some(Ending::Ended(DisconnectReason::Orderly)));
@@ -367,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_connection_is_remembered_until_the_next_one() {
+    fn end_is_remembered_until_next_connection() {
         let mut e = events();
         e.push(disconnected());
         assert_eq!(e.take_any(), Some(disconnected()));
@@ -379,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn that_the_peer_has_finished_is_told_once_and_not_after_the_end() {
+    fn peer_closed_is_reported_once() {
         let peer_closed = || Event::PeerClosed { qp: QP, context: 0 };
         let mut e = events();
         e.push(peer_closed());
@@ -395,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn of_notices_about_a_shared_receive_queue_the_latest_is_kept() {
+    fn latest_srq_notice_is_kept() {
         let srq = SrqId(4);
         let unfair = |taken| Event::SrqUnfair { srq, context: 0, qp: QP, taken, of_last: 64 };
         let mut e = events();
@@ -431,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_event_are_the_daemons_fault() {
-        assert!(matches!(events().sort(&[0xFF; 9]), Err(Error::Protocol(_))));
+    fn invalid_events_are_protocol_errors() {
+        assert!(matches!(events().handle_packet(&[0xFF; 9]), Err(Error::Protocol(_))));
     }
 }

@@ -1,8 +1,8 @@
-//! The daemon's end of everything, in the same process: for tests of the client alone.
+//! A fake daemon in the test process, for tests of the client alone.
 //!
-//! A thread plays the control protocol on a real socket, with real arenas and rings; tests drive
-//! the daemon's ends of the rings and write the events. It decides nothing: every request is
-//! granted and recorded unless the test has said what to answer instead.
+//! A thread serves the control protocol on a real socket, with real arenas and rings. Tests use the
+//! daemon's ends of the rings and send the events. The fake records every request and grants it,
+//! unless the test has set another answer.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{IoSlice, IoSliceMut};
@@ -32,16 +32,16 @@ use crate::{Context, OpenOptions};
 pub(crate) const WORKERS: u32 = 2;
 const ARENA_LEN: usize = 256 * 1024;
 
-/// What the fake does with the next request instead of granting it.
+/// Answer of the fake to the next request, instead of granting it.
 pub(crate) enum Answer {
     Refuse(Refusal),
-    /// Closes every socket without a reply.
+    /// Closes all sockets without a reply.
     HangUp,
-    /// Says nothing.
+    /// Sends no reply.
     Silence,
-    /// These bytes as a reply.
+    /// Sends these bytes as the reply.
     Bytes(Vec<u8>),
-    /// A reply to another request.
+    /// Sends a reply with the wrong request ID.
     WrongId,
 }
 
@@ -51,9 +51,9 @@ pub(crate) struct FakeDaemon {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Everything the daemon's side of one session has.
+/// The daemon's state of one session.
 pub(crate) struct Device {
-    /// Answer to Hello.
+    /// Reply to Hello.
     pub(crate) hello: HelloReply,
     /// Answers to the next requests.
     pub(crate) script: VecDeque<Answer>,
@@ -62,18 +62,18 @@ pub(crate) struct Device {
     pub(crate) qps: HashMap<QpId, FakeQp>,
     pub(crate) srqs: HashMap<SrqId, ReceiveConsumer>,
     pub(crate) cqs: HashMap<CqId, FakeCq>,
-    /// Bytes of shared buffers without memory.
+    /// Length in bytes of shared buffers without memory.
     pub(crate) reserved: HashMap<SharedBufferId, u64>,
     pub(crate) shared_buffers: HashMap<SharedBufferId, Arc<Mapping>>,
     pub(crate) scanners: Vec<DoorbellScanner>,
     eventfds: Vec<OwnedFd>,
     channels: HashMap<ChannelId, OwnedFd>,
     events: Option<OwnedFd>,
-    /// The arena queues are placed in, its number, and bytes in use.
+    /// Number and mapping of the arena for the next queue, and its bytes in use.
     arena: Option<(u32, Arc<Mapping>, usize)>,
-    /// Places the next queue in an arena of its own.
+    /// Places the next queue in a new arena.
     pub(crate) next_in_new_arena: bool,
-    /// Of the object that was made last.
+    /// Handle of the newest object.
     pub(crate) last_handle: u32,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct FakeQp {
 }
 
 impl FakeQp {
-    /// Takes the next request, which has been posted, with its elements.
+    /// Takes the next request with its SGEs. The test fails if none is posted.
     pub(crate) fn next_request(&mut self) -> (SendEntry, SgeList) {
         let mut sges = SgeList::new();
         let entry = self.sq.take(&mut sges).expect("well-formed").expect("posted");
@@ -93,7 +93,7 @@ impl FakeQp {
 
 pub(crate) struct FakeCq {
     pub(crate) producer: CompletionProducer,
-    /// Where its arm word is.
+    /// Offset of its arm word.
     arm_at: usize,
     channel: Option<ChannelId>,
     fired: u64,
@@ -101,11 +101,11 @@ pub(crate) struct FakeCq {
 
 impl FakeDaemon {
     pub(crate) fn start() -> Self {
-        Self::answering(HelloStatus::Ok, ABI_VERSION)
+        Self::with_hello_reply(HelloStatus::Ok, ABI_VERSION)
     }
 
-    /// One that answers Hello like this.
-    pub(crate) fn answering(status: HelloStatus, version: u16) -> Self {
+    /// Starts a fake that replies to Hello with this status and version.
+    pub(crate) fn with_hello_reply(status: HelloStatus, version: u16) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -151,7 +151,7 @@ impl FakeDaemon {
         self.folder.path().join("rnicd.sock")
     }
 
-    /// A context on it; the fake serves one.
+    /// Opens a context on the fake, which serves only one.
     pub(crate) fn open(&self) -> Context {
         Context::open_with(self.options()).unwrap()
     }
@@ -168,7 +168,7 @@ impl FakeDaemon {
         self.device().script.push_back(answer);
     }
 
-    /// Waits until the last request has this property, and returns how many there were.
+    /// Waits for a request with this property and returns its index in [`Device::requests`].
     pub(crate) fn await_request(&self, is: impl Fn(&RequestBody) -> bool) -> usize {
         super::tests::until("a request", || {
             let device = self.device();
@@ -182,7 +182,8 @@ impl FakeDaemon {
         send(device.events.as_ref().unwrap(), &packet, SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// Every socket of the session closes, as when the daemon is killed.
+    /// Closes the event socket and the completion channels, which the client takes for the daemon's
+    /// death.
     pub(crate) fn hang_up(&self) {
         self.device().hang_up();
     }
@@ -194,7 +195,7 @@ impl FakeDaemon {
 }
 
 impl Device {
-    /// Writes a completion as an engine does: publish, then an event if one is wanted.
+    /// Writes a completion and, if the CQ is armed, sends an event, as an engine does.
     pub(crate) fn complete(&mut self, cq: CqId, entry: &Cqe) {
         let fake = self.cqs.get_mut(&cq).unwrap();
         fake.producer.publish(entry).unwrap();
@@ -212,7 +213,7 @@ impl Device {
         send(channel, &record.to_bytes(), SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// How often the eventfd of a worker was written since the last look.
+    /// Returns the number of wake-ups sent to a worker since the last call.
     pub(crate) fn wakes(&mut self, worker: u32) -> u64 {
         let mut count = [0; 8];
         match rustix::io::read(&self.eventfds[worker as usize], &mut count) {
@@ -222,14 +223,14 @@ impl Device {
         }
     }
 
-    /// Doorbell indices rung for a worker since the last look.
+    /// Returns the doorbell indices rung for a worker since the last call.
     pub(crate) fn rung(&mut self, worker: u32) -> Vec<u32> {
         let mut indices = Vec::new();
         self.scanners[worker as usize].scan(|n| indices.push(n));
         indices
     }
 
-    /// Whether a CQ is armed; it stays as it is.
+    /// Returns true if a CQ is armed, without changing it.
     pub(crate) fn armed(&self, cq: CqId) -> bool {
         let fake = &self.cqs[&cq];
         let word = fake.producer.queue().mapping().load_u64(fake.arm_at).unwrap();
@@ -241,12 +242,12 @@ impl Device {
         self.channels.clear();
     }
 
-    fn handle(&mut self) -> u32 {
+    fn next_handle(&mut self) -> u32 {
         self.last_handle += 1;
         self.last_handle
     }
 
-    /// Makes a queue; the descriptor is that of a new arena.
+    /// Creates a queue. Sets `fd` if the queue is in a new arena.
     fn place(
         &mut self,
         kind: QueueKind,
@@ -268,13 +269,13 @@ impl Device {
         (memory, QueueLocation { arena: *arena, offset: offset as u32, shape })
     }
 
-    /// Grants a request; descriptors go with the reply.
+    /// Grants a request. Returns the reply and its descriptors.
     fn grant(&mut self, body: &RequestBody, passed: Option<OwnedFd>) -> (ReplyBody, Vec<OwnedFd>) {
         let mut fd = None;
         let reply = match body {
-            RequestBody::OpenPd { .. } => ReplyBody::Pd { pd: PdId(self.handle()) },
+            RequestBody::OpenPd { .. } => ReplyBody::Pd { pd: PdId(self.next_handle()) },
             RequestBody::ReserveSharedBuffer { length } => {
-                let buffer = SharedBufferId(self.handle());
+                let buffer = SharedBufferId(self.next_handle());
                 self.reserved.insert(buffer, *length);
                 ReplyBody::SharedBuffer { buffer }
             }
@@ -286,17 +287,17 @@ impl Device {
                 ReplyBody::Done
             }
             RequestBody::RegMr(_) => {
-                let n = self.handle();
+                let n = self.next_handle();
                 ReplyBody::Mr { mr: MrId(n), stag: Stag(n << 8 | 0xAB) }
             }
             RequestBody::CreateChannel => {
-                let channel = ChannelId(self.handle());
+                let channel = ChannelId(self.next_handle());
                 let (ours, theirs) = pair();
                 self.channels.insert(channel, ours);
                 return (ReplyBody::Channel { channel }, vec![theirs]);
             }
             RequestBody::CreateCq { entries, channel, .. } => {
-                let cq = CqId(self.handle());
+                let cq = CqId(self.next_handle());
                 let shape = QueueShape::completion(*entries);
                 let (memory, queue) = self.place(QueueKind::Completion, shape, cq.0, &mut fd);
                 let fake = FakeCq {
@@ -320,7 +321,7 @@ impl Device {
                 ReplyBody::Cq { cq: *cq, queue, new_arena: fd.as_ref().map(|(new, _)| *new) }
             }
             RequestBody::CreateQp(request) => {
-                let qp = QpId(self.handle());
+                let qp = QpId(self.next_handle());
                 let shape =
                     QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline);
                 let (send, sq) = self.place(QueueKind::Send, shape, qp.0, &mut fd);
@@ -334,7 +335,7 @@ impl Device {
                 ReplyBody::Qp { qp, sq, rq, new_arena: fd.as_ref().map(|(new, _)| *new) }
             }
             RequestBody::CreateSrq(request) => {
-                let srq = SrqId(self.handle());
+                let srq = SrqId(self.next_handle());
                 let shape = QueueShape::receive(request.depth, request.max_sge);
                 let (memory, queue) = self.place(QueueKind::SharedReceive, shape, srq.0, &mut fd);
                 self.srqs.insert(srq, ReceiveConsumer::new(memory));
@@ -343,10 +344,10 @@ impl Device {
             RequestBody::Bind { address, .. } | RequestBody::BindDatagrams { address, .. } => {
                 let mut address = *address;
                 address.set_port(7471);
-                ReplyBody::Listener { listener: ListenerId(self.handle()), address }
+                ReplyBody::Listener { listener: ListenerId(self.next_handle()), address }
             }
             RequestBody::AllocWindow { .. } => {
-                let n = self.handle();
+                let n = self.next_handle();
                 ReplyBody::Window { window: MwId(n), stag: Stag(n << 8 | 0xFE) }
             }
             _ => ReplyBody::Done,
@@ -355,7 +356,7 @@ impl Device {
     }
 }
 
-/// Plays one session until the client hangs up or the script says so.
+/// Serves one session until the client or the script ends it.
 fn serve(socket: &OwnedFd, device: &Mutex<Device>) {
     let Some((hello, _)) = receive(socket) else { return };
     assert!(Hello::from_bytes(&hello).is_some());
@@ -439,6 +440,6 @@ fn transmit(socket: &OwnedFd, packet: &[u8], descriptors: &[OwnedFd]) {
     if !fds.is_empty() {
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
     }
-    // A client that has given up is no fault of the fake's.
+    // Fails if the client has closed already, which is fine.
     let _ = sendmsg(socket, &[IoSlice::new(packet)], &mut ancillary, SendFlags::NOSIGNAL);
 }

@@ -1,11 +1,12 @@
-//! One socket whose packets several threads await.
+//! A socket that several threads wait for.
 //!
 //! Events of all connections arrive on one socket, and completion events of several CQs on one
-//! channel, while each waiting thread cares for only one of them. Whoever waits first reads for
-//! everybody (there is no background thread): it sleeps on the socket, sorts each packet into the
-//! shared state and wakes the others to look. When it has what it came for, another one takes its
-//! place. Tasks of an executor, which cannot sleep here, read only while no thread does. What the
-//! packets mean is the business of `sort`; [`crate::events`] and [`crate::channel`] use this.
+//! channel, while each waiting thread needs only some of them. There is no background thread. The
+//! first waiting thread becomes the reader: it sleeps on the socket, sorts each packet into the
+//! shared state and wakes the others. When the reader has found the packet it waits for, another
+//! thread becomes the reader. Tasks of an executor must not sleep here, so they read only if no
+//! thread is reading. `sort` interprets the packets; [`crate::events`] and [`crate::channel`] use
+//! this module.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[cfg(feature = "tokio")]
@@ -20,37 +21,38 @@ use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
 use crate::error::Error;
 
-/// A socket and the state its packets are sorted into.
+/// A socket and the state into which its packets are sorted.
 pub(crate) struct Inbox<S> {
     socket: OwnedFd,
-    /// Puts one packet in its place; an error closes the inbox.
+    /// Sorts one packet into the state. An error closes the inbox.
     sort: fn(&mut S, &[u8]) -> Result<(), Error>,
     sleep: Sleep,
     shared: Mutex<InboxState<S>>,
-    /// Something was sorted, the reader left, or the socket closed. Told by [`Inbox::tell`].
+    /// Signals that a packet was sorted, the reader left or the socket closed. See
+    /// [`Inbox::wake_all`].
     changed: Condvar,
 }
 
-/// How a thread without a deadline sleeps on the socket.
+/// How a reader without a deadline sleeps on the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
-    /// In `poll`. What has arrived is read under the lock, so that it is either in the socket or
-    /// sorted, and [`Inbox::drain`] misses nothing.
+    /// In `poll`. Packets are read under the lock, so each is either in the socket or sorted, and
+    /// [`Inbox::drain`] misses no packet.
     Poll,
-    /// In `recv`: one system call less for each packet. Between `recv` and the lock a packet is
-    /// nowhere to be seen.
+    /// In `recv`, which saves a system call per packet. [`Inbox::drain`] may miss a packet that the
+    /// reader has received but not sorted yet.
     Recv,
 }
 
 struct InboxState<S> {
     sorted: S,
-    /// Room for the largest packet; with the thread that sleeps in `recv`, if one does.
+    /// Space for the largest packet. Empty while a thread that sleeps in `recv` uses it.
     space: Box<[u8]>,
-    /// A thread sleeps on the socket for all.
+    /// A thread is the reader.
     reading: bool,
-    /// Tasks that look again when something has changed.
+    /// Tasks to wake after a change.
     tasks: Vec<Waker>,
-    /// The other end is gone, or sent nonsense.
+    /// The other end has closed the socket or sent an invalid packet.
     closed: bool,
 }
 
@@ -73,9 +75,9 @@ impl<S> Inbox<S> {
         Inbox { socket, sort, sleep, shared, changed: Condvar::new() }
     }
 
-    /// Waits until `take` finds something, at most until `deadline` (`None`: as long as it takes).
-    /// `Ok(None)` means that the time is over. What was sorted before the other end went away is
-    /// still found.
+    /// Waits until `take` returns a value or `deadline` passes (`None`: no deadline). Returns
+    /// `Ok(None)` after the deadline. After the socket has closed, `take` still sees the packets
+    /// sorted before.
     pub(crate) fn wait<T>(
         &self,
         deadline: Option<Instant>,
@@ -104,7 +106,7 @@ impl<S> Inbox<S> {
             }
             shared.reading = true;
             let outcome = if deadline.is_none() && self.sleep == Sleep::Recv {
-                // Nobody else reads meanwhile.
+                // No other thread reads while `reading` is set.
                 let mut space = std::mem::take(&mut shared.space);
                 drop(shared);
                 let received = self.sleep_in_recv(&mut space);
@@ -121,7 +123,7 @@ impl<S> Inbox<S> {
                 }
             };
             shared.reading = false;
-            self.tell(&mut shared);
+            self.wake_all(&mut shared);
             match outcome {
                 Ok(true) => {}
                 Ok(false) => return Ok(take(&mut shared.sorted)),
@@ -130,10 +132,10 @@ impl<S> Inbox<S> {
         }
     }
 
-    /// Sorts what has already arrived, without waiting for more.
+    /// Sorts all packets that have arrived, without waiting for more.
     ///
-    /// While another thread sleeps on the socket, what has arrived is left for that one to read:
-    /// taken from under it, a packet that it waits for would not wake it any more.
+    /// If another thread is the reader, waits for it to sort them. If this thread sorted them, the
+    /// reader could sleep on although its packet has arrived.
     pub(crate) fn drain(&self) -> Result<(), Error> {
         let mut shared = self.shared.lock();
         while !shared.closed {
@@ -141,9 +143,9 @@ impl<S> Inbox<S> {
                 if !self.read_one(&mut shared)? {
                     break;
                 }
-                self.tell(&mut shared);
+                self.wake_all(&mut shared);
             } else if wait_readable(self.socket.as_fd(), Some(Instant::now()))? {
-                // The reader has been woken by the same packet, and says when it has sorted it.
+                // The same packet has woken the reader, which signals `changed` once it is sorted.
                 self.changed.wait(&mut shared);
             } else {
                 break;
@@ -152,28 +154,28 @@ impl<S> Inbox<S> {
         Ok(())
     }
 
-    /// Ends it from this side: who sleeps on the socket finds it closed.
+    /// Closes the socket from this side, which wakes the reader.
     pub(crate) fn end(&self) {
-        // One that is not connected any more is at its end already.
+        // An error means that the socket is not connected any more.
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
-    /// Looks at the sorted state.
+    /// Reads the sorted state.
     pub(crate) fn peek<T>(&self, f: impl FnOnce(&S) -> T) -> T {
         f(&self.shared.lock().sorted)
     }
 
-    /// Changes the sorted state and lets all waiters look again.
+    /// Changes the sorted state and wakes all waiters.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut S) -> T) -> T {
         let mut shared = self.shared.lock();
         let result = f(&mut shared.sorted);
-        self.tell(&mut shared);
+        self.wake_all(&mut shared);
         result
     }
 
-    /// Looks for what `take` finds, after sorting what has arrived; if there is nothing, the task
-    /// is woken when another one, or a thread, has sorted something or has left the socket alone.
-    /// That something arrives on the socket is the caller's to notice.
+    /// Sorts all packets that have arrived and returns the value that `take` returns. If there is
+    /// none, the task is woken when another task or thread has sorted a packet or has stopped
+    /// reading. The caller must also wait for the socket itself to become readable.
     #[cfg(feature = "tokio")]
     pub(crate) fn poll_take<T>(
         &self,
@@ -193,9 +195,9 @@ impl<S> Inbox<S> {
             }
             match self.read_one(&mut shared) {
                 Ok(false) => break,
-                Ok(true) => self.tell(&mut shared),
+                Ok(true) => self.wake_all(&mut shared),
                 Err(e) => {
-                    self.tell(&mut shared);
+                    self.wake_all(&mut shared);
                     return Poll::Ready(Err(e));
                 }
             }
@@ -206,8 +208,8 @@ impl<S> Inbox<S> {
         Poll::Pending
     }
 
-    /// Has everybody look again. The lock is let go of meanwhile: who is woken may run at once.
-    fn tell(&self, shared: &mut MutexGuard<'_, InboxState<S>>) {
+    /// Wakes all waiters. Releases the lock while it wakes tasks, because a task may run at once.
+    fn wake_all(&self, shared: &mut MutexGuard<'_, InboxState<S>>) {
         self.changed.notify_all();
         let tasks = std::mem::take(&mut shared.tasks);
         if !tasks.is_empty() {
@@ -215,7 +217,7 @@ impl<S> Inbox<S> {
         }
     }
 
-    /// Whether the other end is known to be gone; asks the socket.
+    /// Returns true if the other end is known to have closed the socket. Polls it without waiting.
     pub(crate) fn is_closed(&self) -> bool {
         if self.shared.lock().closed {
             return true;
@@ -226,24 +228,25 @@ impl<S> Inbox<S> {
             && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// Reads and sorts one packet; `false` if there is none.
+    /// Reads and sorts one packet. Returns false if there is none.
     fn read_one(&self, shared: &mut InboxState<S>) -> Result<bool, Error> {
         let received = self.receive(&mut shared.space, RecvFlags::DONTWAIT);
         self.sort_one(shared, received)
     }
 
-    /// Sleeps until there is a packet, also where somebody has made the descriptor non-blocking.
+    /// Sleeps until there is a packet, even if the descriptor has been made non-blocking.
     fn sleep_in_recv(&self, space: &mut [u8]) -> Result<usize, Errno> {
         loop {
             match self.receive(space, RecvFlags::empty()) {
-                // What is wrong, if something is, the next `recv` says as well.
+                // Ignores an error, because the next `recv` returns it as well.
                 Err(Errno::AGAIN) => drop(wait_readable(self.socket.as_fd(), None)),
                 received => return received,
             }
         }
     }
 
-    /// Bytes of the next packet, which may be more than there is space for; 0 at the end.
+    /// Returns the length of the next packet, which may exceed that of `space`; 0 if the other end
+    /// has closed the socket.
     fn receive(&self, space: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
         loop {
             match recv(&self.socket, &mut *space, flags | RecvFlags::TRUNC) {
@@ -253,7 +256,7 @@ impl<S> Inbox<S> {
         }
     }
 
-    /// Sorts what was received into the space; `false` if that was nothing.
+    /// Sorts the received packet. Returns false if there was none.
     fn sort_one(
         &self,
         shared: &mut InboxState<S>,
@@ -288,7 +291,7 @@ impl<S> AsFd for Inbox<S> {
     }
 }
 
-/// Sleeps until `fd` is readable or closed; `false` if `deadline` came first.
+/// Sleeps until `fd` is readable or closed. Returns false if `deadline` passes first.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> Result<bool, Error> {
     loop {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
@@ -303,17 +306,18 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> Re
     }
 }
 
-/// The instant `timeout` from now; `None` for ever, also if the clock cannot count that far.
+/// Returns the instant `timeout` from now; `None` for no timeout or if the clock cannot represent
+/// it.
 pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|t| Instant::now().checked_add(t))
 }
 
-/// Longest single sleep, so that a timeout always fits a `timespec`.
+/// Longest single sleep, so that the timeout always fits a `timespec`.
 const MAX_SLEEP: Duration = Duration::from_secs(1 << 30);
 
 fn timespec(d: Duration) -> Timespec {
     let d = d.min(MAX_SLEEP);
-    // At most 2^30 seconds and below 10^9 nanoseconds: both fit.
+    // At most 2^30 seconds and below 10^9 nanoseconds, so both fit.
     Timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) }
 }
 
@@ -326,7 +330,7 @@ mod tests {
     use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 
     #[test]
-    fn draining_leaves_nobody_asleep() {
+    fn drain_leaves_no_thread_asleep() {
         drain_beside_a_sleeper(Sleep::Poll);
         drain_beside_a_sleeper(Sleep::Recv);
     }
@@ -343,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_in_recv_is_told_of_packets_the_end_and_nonsense_like_others() {
+    fn recv_sleeper_sees_packets_end_and_errors() {
         for nonblocking in [false, true] {
             let (inbox, theirs) = inbox(Sleep::Recv);
             if nonblocking {
@@ -374,7 +378,8 @@ mod tests {
         let (inbox, theirs) = inbox(sleep);
         let (done, finished) = channel();
         for round in 0..2000_u32 {
-            let (inbox_of_waiter, done) = (inbox.clone(), done.clone());
+            let inbox_of_waiter = inbox.clone();
+            let done = done.clone();
             let waiter = std::thread::spawn(move || {
                 let found = inbox_of_waiter.wait(None, |sorted| sorted.pop());
                 done.send(found.unwrap().is_some()).unwrap();

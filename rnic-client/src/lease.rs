@@ -1,4 +1,4 @@
-//! Memory as slices, without `unsafe`: leases on regions that no peer can reach.
+//! Safe slices of registered memory: leases on regions that no peer can access.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
@@ -19,19 +19,21 @@ use crate::request::{Data, SendRequest};
 use crate::session::{Session, unexpected};
 use crate::shared_buffer::{self, resolve};
 
-/// A region that only this program's own requests reach, whose bytes are leased as slices.
+/// A region for this program's own requests only. Its bytes can be leased as slices.
 ///
-/// It has memory of its own, one STag that is told to nobody, and no rights for peers; no window
-/// can be bound to it. [`LocalMr::lease`] gives a range of it to one owner, as a `&mut [u8]`. A
-/// request takes the [`Lease`] ([`Qp::post_send_leased`](crate::Qp::post_send_leased),
-/// [`Qp::post_recv_leased`](crate::Qp::post_recv_leased)), and its completion gives it back
-/// ([`Posted::take`]): while the daemon may read or write the bytes nobody has a slice of them.
+/// It has its own memory and one STag, which is never disclosed. Peers have no rights to it, and no
+/// window can be bound to it. [`LocalMr::lease`] gives a range of it to one owner, as a
+/// `&mut [u8]`. A posted request takes the [`Lease`]
+/// ([`Qp::post_send_leased`](crate::Qp::post_send_leased),
+/// [`Qp::post_recv_leased`](crate::Qp::post_recv_leased)), and its completion returns it
+/// ([`Posted::take`]). No slice of the bytes exists while the daemon may read or write them.
 ///
-/// Nothing rests on a destructor. A lease or a [`Posted`] that is forgotten stays leased; one whose
-/// completion never comes, because its QP or CQ is gone, is lost ([`Posted::is_lost`]): the range
-/// stays taken until the region is dropped. Elements built by hand that name such a region are
-/// refused ([`Error::LeasedMemory`]). Clones are the same region; it is deregistered when the last
-/// clone and the last lease have been dropped.
+/// Safety does not depend on destructors. The range of a forgotten lease or [`Posted`] stays
+/// leased. If a request never completes because its QP or CQ is gone, the lease is lost
+/// ([`Posted::is_lost`]), and the range stays leased until the region is dropped. SGEs with the
+/// lkey of such a region are refused unless they come from a lease ([`Error::LeasedMemory`]).
+/// Clones refer to the same region. It is deregistered when the last clone and the last lease have
+/// been dropped.
 ///
 /// ```no_run
 /// # use rnic_client::*;
@@ -47,7 +49,7 @@ use crate::shared_buffer::{self, resolve};
 /// # }
 /// ```
 ///
-/// A slice cannot be kept while its bytes are posted:
+/// A slice cannot outlive the post of its lease:
 ///
 /// ```compile_fail,E0505
 /// # use rnic_client::*;
@@ -75,7 +77,7 @@ impl LocalMr {
         let session = &pd.session;
         let (buffer, mapping) = shared_buffer::share(session, len)?;
         let memory = Lendable::new(mapping)
-            .map_err(|_| Error::protocol("somebody else has memory that was just made"))?;
+            .map_err(|_| Error::protocol("memory of a new shared buffer is in use already"))?;
         let body = RequestBody::RegMr(MrRequest {
             pd: pd.id,
             source: MrSource::Shared { buffer, offset: 0 },
@@ -95,34 +97,34 @@ impl LocalMr {
         Ok(LocalMr { region: Arc::new(Region { pd: pd.clone(), memory, buffer, id, stag }) })
     }
 
-    /// Its handle in the daemon.
+    /// Returns the region's handle in the daemon.
     pub fn id(&self) -> MrId {
         self.region.id
     }
 
-    /// Bytes of the region, at least 1.
+    /// Returns the length of the region in bytes, at least 1.
     pub fn len(&self) -> u64 {
         self.region.memory.len() as u64
     }
 
-    /// Never: a region has at least one byte.
+    /// Returns false: a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
     /// Leases a range, in bytes from the region's start: at least one byte, less than 4 GiB. A new
-    /// region is zeroed; what is leased again is as it was left.
+    /// region is zeroed. Leasing a range again does not change its contents.
     ///
     /// # Errors
     ///
-    /// [`Error::Leased`] if a byte of it is leased or posted; [`Error::OutOfRange`] if the region
-    /// has no such range.
+    /// [`Error::Leased`] if a byte of the range is leased or posted; [`Error::OutOfRange`] if the
+    /// range is empty, too long or outside the region.
     pub fn lease(&self, range: impl RangeBounds<u64>) -> Result<Lease, Error> {
         let (offset, length) = resolve(range, self.len())?;
         if length == 0 || u32::try_from(length).is_err() {
             return Err(Error::OutOfRange { offset, length, size: self.len() });
         }
-        // Both lie within the region, whose length is a usize.
+        // Both lie within the region, and its length is a usize.
         let bytes = self.region.memory.lease(offset as usize, length as usize);
         let bytes = bytes.ok_or(Error::Leased { offset, length })?;
         Ok(Lease { bytes, region: self.region.clone() })
@@ -140,7 +142,7 @@ impl fmt::Debug for LocalMr {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // A session that has ended has taken both back already.
+        // If the session has ended, the daemon has removed both already.
         let session = &self.pd.session;
         let _ = session.command(RequestBody::DeregMr { mr: self.id });
         let _ = session.command(RequestBody::RemoveSharedBuffer { buffer: self.buffer });
@@ -148,29 +150,29 @@ impl Drop for Region {
     }
 }
 
-/// A range of a [`LocalMr`] that is its owner's alone: a slice, until it is posted or dropped.
+/// A range of a [`LocalMr`] with a single owner. Dereferences to a slice until it is posted.
 pub struct Lease {
     bytes: lease::Lease,
     region: Arc<Region>,
 }
 
 impl Lease {
-    /// Bytes from the region's start.
+    /// Returns the offset from the region's start, in bytes.
     pub fn offset(&self) -> u64 {
         self.bytes.offset() as u64
     }
 
-    /// A Send of its bytes ([`SendRequest::send`]).
+    /// Returns a Send request for the bytes ([`SendRequest::send`]).
     pub fn send(self, wr_id: u64) -> LeasedRequest {
         LeasedRequest { request: SendRequest::send(wr_id, &[]), lease: self }
     }
 
-    /// An RDMA Write of its bytes ([`SendRequest::write`]).
+    /// Returns an RDMA Write request for the bytes ([`SendRequest::write`]).
     pub fn write(self, wr_id: u64, to: RemoteAddr) -> LeasedRequest {
         LeasedRequest { request: SendRequest::write(wr_id, &[], to), lease: self }
     }
 
-    /// An RDMA Read that fills it ([`SendRequest::read`]).
+    /// Returns an RDMA Read request into the bytes ([`SendRequest::read`]).
     pub fn read(self, wr_id: u64, from: RemoteAddr) -> LeasedRequest {
         let request = SendRequest::read(wr_id, self.element(), from);
         LeasedRequest { request, lease: self }
@@ -180,15 +182,15 @@ impl Lease {
         &self.region.pd.session
     }
 
-    /// What a request names.
+    /// Returns the SGE for a work request.
     pub(crate) fn element(&self) -> Sge {
-        // The length was checked when it was leased; addresses count from the region's start.
+        // `LocalMr::lease` has checked the length. Addresses count from the region's start.
         let length = self.bytes.len() as u32;
         Sge { addr: self.offset(), length, lkey: self.region.stag.0 }
     }
 
-    /// Gives it away to a request that has been written with this number and is not shown to the
-    /// daemon yet: what its completion is matched with, and what the program keeps.
+    /// Lends the bytes to the request with this number, which must not be published to the daemon
+    /// yet. Returns the part for the CQ and the part for the program.
     pub(crate) fn lend(
         self,
         number: LoanNumber,
@@ -228,7 +230,7 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// A send request with the lease that it takes. It always writes a completion.
+/// A send request and its lease. It always writes a completion.
 #[derive(Debug)]
 pub struct LeasedRequest {
     pub(crate) request: SendRequest<'static>,
@@ -236,19 +238,19 @@ pub struct LeasedRequest {
 }
 
 impl LeasedRequest {
-    /// As [`SendRequest::solicited`].
+    /// Same as [`SendRequest::solicited`].
     #[must_use]
     pub fn solicited(self) -> Self {
         LeasedRequest { request: self.request.solicited(), ..self }
     }
 
-    /// As [`SendRequest::fence`].
+    /// Same as [`SendRequest::fence`].
     #[must_use]
     pub fn fence(self) -> Self {
         LeasedRequest { request: self.request.fence(), ..self }
     }
 
-    /// With this number for the daemon, naming the lease.
+    /// Returns the request with this number as `wr_id` and the lease as its SGE.
     pub(crate) fn numbered(&self, number: &LoanNumber) -> SendRequest<'static> {
         let mut request = self.request.signaled();
         request.header.wr_id = number.wr_id();
@@ -257,37 +259,36 @@ impl LeasedRequest {
     }
 }
 
-/// A posted request that has a lease, until its completion has been polled.
+/// A posted request that has a lease. Polling its completion returns the lease.
 ///
-/// Dropping it leaves the bytes with the request; its completion then gives them back to the
-/// region.
-#[must_use = "it brings the lease back"]
+/// If it is dropped, the completion returns the bytes to the region.
+#[must_use = "it returns the lease"]
 pub struct Posted {
     state: Arc<Mutex<LeaseState>>,
     wr_id: u64,
 }
 
-/// Where a lease is that was posted.
+/// State of a posted lease.
 enum LeaseState {
-    /// With the daemon: the request is posted, and its completion has not been polled.
+    /// Held by the daemon: the request is posted, and its completion has not been polled.
     Lent(Loan, Arc<Region>),
     /// The completion has been polled.
     #[cfg_attr(not(feature = "tokio"), allow(dead_code, reason = "only tasks ask for it"))]
     Back(Lease, Completion),
-    /// Taken, or the completion never comes.
+    /// Taken by the program, or lost because the request will never complete.
     Gone,
 }
 
 impl Posted {
-    /// The application's name for the request.
+    /// Returns the request's `wr_id`.
     pub fn wr_id(&self) -> u64 {
         self.wr_id
     }
 
-    /// The lease, if the request's completion has been polled ([`Cq::poll`](crate::Cq::poll) and
-    /// what calls it), whether it succeeded or not; itself otherwise.
+    /// Returns the lease if the request's completion has been polled, successful or not
+    /// ([`Cq::poll`](crate::Cq::poll) and functions that call it); otherwise returns `self`.
     pub fn take(self) -> Result<Lease, Posted> {
-        // One lock from the look to what is left there: the completion may land at any moment.
+        // One critical section, because the completion may arrive at any time.
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, LeaseState::Gone) {
             LeaseState::Back(lease, _) => Ok(lease),
@@ -299,7 +300,7 @@ impl Posted {
         }
     }
 
-    /// As [`take`](Posted::take), with the completion.
+    /// Same as [`take`](Posted::take), with the completion.
     #[cfg(feature = "tokio")]
     pub(crate) fn finish(self) -> Result<(Lease, Completion), Posted> {
         let completion = match &*self.state.lock() {
@@ -309,8 +310,8 @@ impl Posted {
         self.take().map(|lease| (lease, completion))
     }
 
-    /// Whether its completion will never be polled, because its QP was dropped before or its CQ is
-    /// gone. The bytes then stay taken until the region is dropped.
+    /// Returns true if the completion will never be polled, because the QP was dropped before the
+    /// request completed or the CQ is gone. The bytes then stay leased until the region is dropped.
     pub fn is_lost(&self) -> bool {
         matches!(*self.state.lock(), LeaseState::Gone)
     }
@@ -327,14 +328,14 @@ impl fmt::Debug for Posted {
     }
 }
 
-/// A lease that was not posted, and why.
+/// Error of a post, with the lease.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct NotPosted {
-    /// What kept it from being posted.
+    /// Reason of the failure.
     #[source]
     pub error: Error,
-    /// It, as it was.
+    /// The lease, unchanged.
     pub lease: Lease,
 }
 
@@ -344,20 +345,20 @@ impl From<NotPosted> for Error {
     }
 }
 
-/// A request with a lease whose completion is awaited by its CQ.
+/// A posted request with a lease, kept in its CQ until it completes.
 pub(crate) struct PendingLease {
     state: Arc<Mutex<LeaseState>>,
-    /// The application's name for it.
+    /// The request's `wr_id` from the program.
     pub(crate) wr_id: u64,
     qp: QpId,
-    /// A task awaits the completion: no poll returns it.
+    /// A task awaits the completion, so no poll returns it.
     pub(crate) is_awaited: bool,
-    /// Its QP is gone: what the CQ does not hold already will not come.
+    /// The QP is gone, so the request will not complete unless its completion is already in the CQ.
     is_orphan: bool,
 }
 
 impl PendingLease {
-    /// Its completion has been read.
+    /// Returns the bytes to [`Posted`], with the completion.
     pub(crate) fn complete(self, done: Done, completion: Completion) {
         let mut state = self.state.lock();
         if let LeaseState::Lent(loan, region) = std::mem::replace(&mut *state, LeaseState::Gone)
@@ -367,7 +368,7 @@ impl PendingLease {
         }
     }
 
-    /// Its QP is gone, if it is that one; whether it was.
+    /// Marks the lease if `qp`, which is gone, is its QP. Returns true if the lease is marked.
     pub(crate) fn orphan(&mut self, qp: QpId) -> bool {
         self.is_orphan |= self.qp == qp;
         self.is_orphan
@@ -387,10 +388,10 @@ impl Drop for PendingLease {
     }
 }
 
-/// STags that elements built by hand may not name.
+/// STags that only the SGEs of leases may contain.
 #[derive(Default)]
 pub(crate) struct LocalKeys {
-    /// There has been one: what programs without leases pay for each request is a look at this.
+    /// Set once a region has been added. Programs without leases pay only this load per request.
     any: AtomicBool,
     keys: RwLock<Vec<u32>>,
 }
@@ -405,18 +406,19 @@ impl LocalKeys {
         self.keys.write().retain(|key| *key != stag.0);
     }
 
-    /// Refuses a request that is not of a lease and names leased memory, or looks like one of a
-    /// lease: its completion would be taken for that one's.
+    /// Refuses a request that is not from a lease if it contains the lkey of leased memory or has a
+    /// reserved `wr_id`. A completion with a reserved `wr_id` would be mistaken for that of a
+    /// lease.
     #[inline]
     pub(crate) fn check(&self, wr_id: u64, elements: &[Sge]) -> Result<(), Error> {
         if !lease::is_loan(wr_id) && !self.any.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.look_closer(wr_id, elements)
+        self.check_slow(wr_id, elements)
     }
 
     #[cold]
-    fn look_closer(&self, wr_id: u64, elements: &[Sge]) -> Result<(), Error> {
+    fn check_slow(&self, wr_id: u64, elements: &[Sge]) -> Result<(), Error> {
         if lease::is_loan(wr_id) {
             return Err(Error::ReservedWrId { wr_id });
         }

@@ -1,16 +1,15 @@
-//! RDMA for programs: the verbs-shaped library that speaks to an RNIC of `rnicd`.
+//! Client library of `rnicd`: RDMA verbs for Rust programs.
 //!
-//! A [`Context`] is one session with the daemon. It makes protection domains ([`Pd`]), shared
-//! memory ([`SharedBuffer`]), regions of it ([`Mr`]) and windows on them ([`MemoryWindow`]),
-//! completion queues ([`Cq`]), queue pairs ([`Qp`]) and shared receive queues ([`Srq`]), and it
-//! binds addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`, so that their man
-//! pages apply; on the wire it is iWARP (RFC 5040, 5041, 5044, 6581), and a peer may be any RNIC
-//! that speaks it.
+//! A [`Context`] is one session with the daemon. It creates protection domains ([`Pd`]), shared
+//! memory ([`SharedBuffer`]), memory regions ([`Mr`]), memory windows ([`MemoryWindow`]),
+//! completion queues ([`Cq`]), queue pairs ([`Qp`]), shared receive queues ([`Srq`]) and listeners
+//! ([`Listener`]). The names follow libibverbs and librdmacm, so their man pages apply. Connections
+//! use iWARP (RFC 5040, 5041, 5044, 6581), so the peer may be any iWARP RNIC.
 //!
 //! # A complete ping-pong
 //!
-//! Start `rnicd run`, then this program as `pingpong` in one terminal and `pingpong
-//! 127.0.0.1:7471` in another.
+//! Start `rnicd run`, then this program as `pingpong` in one terminal and
+//! `pingpong 127.0.0.1:7471` in another.
 //!
 //! ```no_run
 //! use rnic_client::*;
@@ -22,15 +21,15 @@
 //!     let cq = context.create_cq(16, None)?;
 //!     let qp = pd.create_qp(&QpOptions::new(&cq))?;
 //!
-//!     // Memory that messages arrive in. The first receive is posted before the peer can send.
+//!     // Buffer for incoming messages. Post the first receive before the peer can send.
 //!     let memory = context.create_shared_buffer(4096)?;
 //!     let buffer = pd.reg_mr(&memory, .., Access::LOCAL_WRITE)?;
-//!     let ball = [buffer.sge(0, 64)];
-//!     qp.post_recv(&[RecvRequest::new(1, &ball)])?;
+//!     let message = [buffer.sge(0, 64)];
+//!     qp.post_recv(&[RecvRequest::new(1, &message)])?;
 //!
 //!     if let Some(peer) = &peer {
 //!         qp.connect(peer, &ConnectOptions::default())?;
-//!         qp.post_send(&[SendRequest::send_inline(2, b"ball").signaled()])?;
+//!         qp.post_send(&[SendRequest::send_inline(2, b"ping").signaled()])?;
 //!     } else {
 //!         let listener = context.listen("127.0.0.1:7471", 1)?;
 //!         listener.accept_request(None)?.accept(&qp, &AcceptOptions::default())?;
@@ -46,8 +45,8 @@
 //!                 received += 1;
 //!                 let mut bytes = vec![0; completion.byte_len as usize];
 //!                 buffer.read_at(0, &mut bytes)?;
-//!                 // Room for the next one first, then back with it.
-//!                 qp.post_recv(&[RecvRequest::new(1, &ball)])?;
+//!                 // Post the next receive before sending the message back.
+//!                 qp.post_recv(&[RecvRequest::new(1, &message)])?;
 //!                 if peer.is_none() || received < 1000 {
 //!                     qp.post_send(&[SendRequest::send_inline(2, &bytes).signaled()])?;
 //!                 }
@@ -57,45 +56,45 @@
 //!     if peer.is_some() {
 //!         qp.disconnect()?;
 //!     }
-//!     println!("1000 times there and back: {:?}", qp.wait_disconnected(None)?);
+//!     println!("1000 round trips: {:?}", qp.wait_disconnected(None)?);
 //!     Ok(())
 //! }
 //! ```
 //!
-//! # What costs what
+//! # Performance
 //!
-//! [`Qp::post_send`], [`Qp::post_recv`] and [`Cq::poll`] work on memory shared with the daemon: one
-//! uncontended lock, no allocation, and a system call only to wake a worker that sleeps. Post in
-//! batches and ask for completions only where they are needed. [`Cq::wait`] looks for some 50 us
-//! before it sleeps. Everything else is a request to the daemon and takes some microseconds.
+//! [`Qp::post_send`], [`Qp::post_recv`] and [`Cq::poll`] use memory shared with the daemon. They
+//! take one uncontended lock, do not allocate, and make a system call only to wake a sleeping
+//! worker. Post in batches, and request completions only where you need them. [`Cq::wait`] polls
+//! for about 50 us before it sleeps. All other calls that reach the daemon take a few microseconds.
 //!
 //! # Threads, processes, memory
 //!
-//! Every type of this library is `Send` and `Sync`, and every handle has `Debug`; several threads
-//! may wait for different things at once. There is no thread in the background. Objects keep what
-//! they were made with alive and are destroyed in the daemon when dropped. All descriptors are
-//! close-on-exec; after `fork` only the parent may use its context (see [`Context`]).
+//! All types of this library are `Send` and `Sync`, and all handles implement `Debug`. Several
+//! threads may wait for different objects at once. The library starts no threads except in
+//! [`Context::attach_memory`]. An object keeps the objects it was created from alive; dropping its
+//! last handle destroys it in the daemon. All descriptors are close-on-exec. After `fork`, only the
+//! parent may use its context (see [`Context`]).
 //!
-//! A peer with rights to a region writes into it whenever it likes, so a `&[u8]` of it would be
-//! unsound: [`Mr`] copies in and out and has atomic words instead. Slices without `unsafe` are
-//! those of a [`Lease`] on a [`LocalMr`], which no peer reaches and which a posted request takes
-//! along until its completion gives it back; [`Mr::raw`] has `unsafe` ones. Programs need no
-//! `unsafe`.
+//! A peer with rights to a region may write to it at any time, so a `&[u8]` of it would be unsound.
+//! [`Mr`] copies bytes in and out, and accesses 8-byte words atomically. Safe slices come from a
+//! [`Lease`] on a [`LocalMr`], which no peer can access: a posted request owns the lease until its
+//! completion returns it. [`Mr::raw`] gives slices through `unsafe` calls. Programs that do not use
+//! it need no `unsafe`.
 //!
 //! # Errors
 //!
-//! Calls fail with an [`Error`], sorted by whose fault it is; requests that were posted fail with a
-//! [`Completion`] whose status is not success. The daemon names every limit and rule by which it
-//! refuses something ([`Error::Refused`]).
+//! Calls fail with an [`Error`], and [`Error::fault`] returns the party at fault. A posted request
+//! that fails writes a [`Completion`] with an error status. If the daemon refuses a call,
+//! [`Error::Refused`] contains the limit or rule.
 
 #![warn(missing_debug_implementations)]
 
 mod access;
 mod addresses;
-mod adopt;
-mod attached;
 #[cfg(feature = "tokio")]
-mod awaited;
+mod async_requests;
+mod attached;
 mod channel;
 mod completion;
 mod connect;
@@ -115,11 +114,13 @@ mod paths;
 mod pd;
 mod program;
 mod qp;
+mod qp_states;
 mod receive;
 mod request;
 mod resolution;
 mod session;
 mod shared_buffer;
+mod socket;
 mod srq;
 #[cfg(feature = "tokio")]
 mod stream;
@@ -127,14 +128,12 @@ mod stream;
 mod tasks;
 mod trust;
 mod window;
-mod wired;
 
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
 mod tests;
 
-pub use adopt::{SocketError, SocketListener, SocketRequest};
 pub use attached::AttachedBuffer;
 pub use channel::CompletionChannel;
 pub use completion::{Completion, Grh};
@@ -142,7 +141,7 @@ pub use connect::{ConnectOptions, Connected};
 pub use context::{Context, OpenOptions, Page};
 pub use cq::{Arm, Cq, CqOptions};
 pub use datagram::{DatagramAddress, GRH_LEN, route_of};
-pub use error::{Admission, Error, Fault, PostError};
+pub use error::{AdmissionError, Error, Fault, PostError};
 pub use lease::{Lease, LeasedRequest, LocalMr, NotPosted, Posted};
 pub use listener::{AcceptOptions, BindOptions, ConnectionRequest, Listener};
 pub use mr::{Mr, MrOptions, RemoteAddr, RemoteMr};
@@ -154,6 +153,7 @@ pub use resolution::{ResolveOptions, Resolved};
 #[doc(hidden)]
 pub use rnic_core::shm::own::without_signals;
 pub use shared_buffer::SharedBuffer;
+pub use socket::{SocketError, SocketListener, SocketRequest};
 pub use srq::{Srq, SrqOptions};
 #[cfg(feature = "tokio")]
 pub use stream::Stream;

@@ -1,4 +1,4 @@
-//! Bound addresses and the connection requests that come to them.
+//! Bound addresses and their connection requests.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,22 +10,22 @@ use rnic_core::types::{AddressPair, ListenerId, RequestId};
 
 use crate::connect::{Claim, Connected, check_private_data};
 use crate::error::Error;
-use crate::events::{Subject, asks_to_connect, settles_connection};
+use crate::events::{Subject, is_connection_request, settles_connection};
 use crate::inbox::deadline;
 use crate::qp::Qp;
 use crate::session::{Session, unexpected};
 
-/// How an address is bound.
+/// Options for binding an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BindOptions {
-    /// Of the IPv6 wildcard `[::]`, to take IPv6 alone (`RDMA_OPTION_ID_AFONLY`), so that
-    /// `0.0.0.0` can be bound with the same port. Otherwise it takes IPv4 as well.
+    /// Binds the IPv6 wildcard `[::]` for IPv6 only (`RDMA_OPTION_ID_AFONLY`), so that `0.0.0.0`
+    /// can be bound to the same port. If false, `[::]` accepts IPv4 as well.
     pub v6_only: bool,
 }
 
 /// A bound address, listening or not (`rdma_bind_addr(3)`, `rdma_listen(3)`).
 ///
-/// Dropping it closes it; requests that wait undecided are then rejected on the wire.
+/// Dropping it closes it and rejects undecided requests at the peer.
 pub struct Listener {
     session: Arc<Session>,
     id: ListenerId,
@@ -41,7 +41,7 @@ impl Listener {
         Self::bind_as(session, RequestBody::Bind { address, context: 0, v6_only })
     }
 
-    /// Binds what this request says.
+    /// Sends a bind request.
     pub(crate) fn bind_as(session: &Arc<Session>, body: RequestBody) -> Result<Listener, Error> {
         match session.request(body)? {
             ReplyBody::Listener { listener: id, address } => {
@@ -52,8 +52,8 @@ impl Listener {
         }
     }
 
-    /// What serves one connection that was passed.
-    pub(crate) fn of_socket(session: &Arc<Session>, id: ListenerId, address: SocketAddr) -> Self {
+    /// Returns the listener of one connection that the program passed to the daemon.
+    pub(crate) fn for_socket(session: &Arc<Session>, id: ListenerId, address: SocketAddr) -> Self {
         Listener { session: session.clone(), id, address }
     }
 
@@ -61,40 +61,40 @@ impl Listener {
         &self.session
     }
 
-    /// Its handle in the daemon; what events name.
+    /// Returns the listener's handle in the daemon, which events contain.
     pub fn id(&self) -> ListenerId {
         self.id
     }
 
-    /// Its address, with the port that was chosen.
+    /// Returns the bound address, including the port if the system chose it.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Listens. At most `backlog` requests wait unread or undecided; more are rejected on the wire.
+    /// Starts listening. At most `backlog` requests may be unread or undecided; the daemon rejects
+    /// further requests.
     pub fn listen(&self, backlog: u32) -> Result<(), Error> {
         self.session.command(RequestBody::Listen { listener: self.id, backlog })
     }
 
-    /// Waits for a peer that asks to connect (compare `rdma_get_request(3)`), at most for `timeout`
-    /// (`None` waits as long as it takes). Several threads may wait; each request goes to one of
-    /// them.
+    /// Waits for a connection request (compare `rdma_get_request(3)`), at most for `timeout`
+    /// (`None`: no timeout). Several threads may wait; each request goes to one of them.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] when `timeout` is over, after which the listener goes on as before.
+    /// [`Error::TimedOut`] after `timeout`; the listener remains usable.
     pub fn accept_request(&self, timeout: Option<Duration>) -> Result<ConnectionRequest, Error> {
         let subject = Subject::Listener(self.id);
-        let _claim = Claim::new(&self.session, subject, asks_to_connect);
+        let _claim = Claim::new(&self.session, subject, is_connection_request);
         let event = self
             .session
-            .await_event(deadline(timeout), |events| events.take(subject, asks_to_connect))?
+            .await_event(deadline(timeout), |events| events.take(subject, is_connection_request))?
             .ok_or(Error::TimedOut { what: "a connection request" })?;
         ConnectionRequest::from_event(&self.session, event)
-            .map_err(|other| Error::protocol(format!("{other:?} asks for no connection")))
+            .map_err(|other| Error::protocol(format!("{other:?} is no connection request")))
     }
 
-    /// Changes the context that its events carry.
+    /// Sets the context that the listener's events carry.
     pub fn set_context(&self, context: u64) -> Result<(), Error> {
         let object = ObjectRef::Listener(self.id);
         self.session.command(RequestBody::SetContext { object, context })
@@ -112,18 +112,18 @@ impl fmt::Debug for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A session that has ended has closed it already.
+        // If the session has ended, the listener is closed already.
         let _ = self.session.command(RequestBody::CloseListener { listener: self.id });
         self.session.events.with(|events| events.close(Subject::Listener(self.id)));
     }
 }
 
-/// A peer that waits to be accepted or rejected (`rdma_accept(3)`, `rdma_reject(3)`).
+/// A connection request that waits to be accepted or rejected (`rdma_accept(3)`, `rdma_reject(3)`).
 ///
-/// It exists before any QP does, so that the answer may depend on its private data. Dropping it
-/// undecided rejects it without private data. Those of [`Context::bind_datagrams`] ask for a queue
-/// pair of datagrams, and are accepted by
-/// [`accept_datagrams`](ConnectionRequest::accept_datagrams) only.
+/// It needs no QP until it is accepted, so a program can decide from the private data which QP to
+/// use. Dropping it undecided rejects it without private data. A request to
+/// [`Context::bind_datagrams`] needs a UD QP; only
+/// [`accept_datagrams`](ConnectionRequest::accept_datagrams) accepts it.
 ///
 /// [`Context::bind_datagrams`]: crate::Context::bind_datagrams
 pub struct ConnectionRequest {
@@ -139,17 +139,18 @@ pub struct ConnectionRequest {
     private_data: Vec<u8>,
 }
 
-/// How to accept a connection request (compare `struct rdma_conn_param` of `rdma_accept(3)`).
+/// Options for accepting a connection request (compare `struct rdma_conn_param` of
+/// `rdma_accept(3)`).
 #[derive(Clone, Debug)]
 pub struct AcceptOptions {
-    /// Bytes for the peer, at most 512, or 508 with RFC 6581.
+    /// Private data for the peer, at most 512 bytes, or 508 with RFC 6581.
     pub private_data: Vec<u8>,
-    /// Inbound reads to offer; `None` for as many as the peer wants, within limits.
+    /// Inbound RDMA Reads to offer (IRD); `None` for as many as the peer wants, within limits.
     pub ird: Option<u16>,
-    /// Outbound reads wanted; `None` for as many as the peer offers, within limits.
+    /// Outbound RDMA Reads to request (ORD); `None` for as many as the peer offers, within limits.
     pub ord: Option<u16>,
-    /// How long [`ConnectionRequest::accept`] waits for the peer to begin; default 30 s, `None` as
-    /// long as the daemon's own deadlines let it.
+    /// Time for which [`ConnectionRequest::accept`] waits for the peer's first message; default 30
+    /// s. With `None`, only the daemon's own deadlines apply.
     pub timeout: Option<Duration>,
 }
 
@@ -161,7 +162,7 @@ impl Default for AcceptOptions {
 }
 
 impl ConnectionRequest {
-    /// Makes a connection request event into an object; gives other events back.
+    /// Converts a connection request event. Returns other events unchanged as the error.
     pub(crate) fn from_event(session: &Arc<Session>, event: Event) -> Result<Self, Event> {
         match event {
             Event::ConnectionRequest {
@@ -190,64 +191,65 @@ impl ConnectionRequest {
         }
     }
 
-    /// Its handle in the daemon.
+    /// Returns the request's handle in the daemon.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// The listener it came to.
+    /// Returns the listener that received the request.
     pub fn listener(&self) -> ListenerId {
         self.listener
     }
 
-    /// The private data of the peer's request.
+    /// Returns the private data of the request.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Address and port of this end and of the peer, as this end sees them.
+    /// Returns address and port of this end and of the peer, as this end sees them.
     pub fn addresses(&self) -> AddressPair {
         self.addresses
     }
 
-    /// The peer's address.
+    /// Returns the peer's address and port.
     pub fn peer(&self) -> SocketAddr {
         self.addresses.peer
     }
 
-    /// Inbound reads that the peer offers, the most our outbound ones may be; `None` if not
-    /// negotiated (RFC 6581).
+    /// Returns the inbound RDMA Reads that the peer offers, which limit this end's ORD; `None` if
+    /// not negotiated (RFC 6581).
     pub fn peer_ird(&self) -> Option<u16> {
         self.peer_ird
     }
 
-    /// Outbound reads that the peer wants; `None` if not negotiated (RFC 6581).
+    /// Returns the outbound RDMA Reads that the peer wants; `None` if not negotiated (RFC 6581).
     pub fn peer_ord(&self) -> Option<u16> {
         self.peer_ord
     }
 
-    /// MPA revision of the request.
+    /// Returns the MPA revision of the request.
     pub fn revision(&self) -> u8 {
         self.revision
     }
 
-    /// Whether the peer asked for the peer-to-peer model (RFC 6581), in which we may send first.
+    /// Returns true if the peer requested the peer-to-peer model (RFC 6581), in which this end may
+    /// send first.
     pub fn peer_to_peer(&self) -> bool {
         self.peer_to_peer
     }
 
-    /// Accepts with an Idle QP and waits until the connection stands, which is when the peer's
-    /// first message has arrived. Post receives before.
+    /// Accepts the request with an Idle QP and waits until the connection is established, which
+    /// requires the peer's first message. Post receives before calling this.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the peer has given up meanwhile: the QP is Idle still, and good for
-    /// the next request. [`Error::Unreachable`], [`Error::Disconnected`] or [`Error::TimedOut`] if
-    /// the peer does not begin: the QP is of no more use.
+    /// [`Error::Refused`] if the peer has abandoned the attempt: the QP is still Idle and can be
+    /// used for the next request. [`Error::Unreachable`], [`Error::Disconnected`] or
+    /// [`Error::TimedOut`] if the peer sends no first message: the QP is no longer usable.
     ///
     /// # Examples
     ///
-    /// A server that takes who says the right word, with a QP that has room before the peer sends:
+    /// A server that checks the private data and posts a receive before the peer can send:
     ///
     /// ```no_run
     /// # use rnic_client::*;
@@ -255,15 +257,15 @@ impl ConnectionRequest {
     /// # -> Result<(), Box<dyn std::error::Error>> {
     /// loop {
     ///     let request = listener.accept_request(None)?;
-    ///     if request.private_data() != b"open sesame" {
-    ///         request.reject(b"who are you?")?;
+    ///     if request.private_data() != b"password" {
+    ///         request.reject(b"wrong password")?;
     ///         continue;
     ///     }
     ///     let qp = pd.create_qp(&QpOptions::new(cq))?;
     ///     qp.post_recv(&[RecvRequest::new(1, &[inbox.sge(0, 4096)])])?;
     ///     match request.accept(&qp, &AcceptOptions::default()) {
-    ///         Ok(connected) => println!("{} may send", connected.addresses.peer),
-    ///         // This peer's trouble: others may come.
+    ///         Ok(connected) => println!("connected to {}", connected.addresses.peer),
+    ///         // A failure of this peer. Others may still connect.
     ///         Err(e) if e.fault() == Fault::Peer => eprintln!("{e}"),
     ///         Err(e) => return Err(e.into()),
     ///     }
@@ -278,24 +280,25 @@ impl ConnectionRequest {
         qp.settle(timeout)
     }
 
-    /// Accepts with an Idle QP. What comes of it is told by [`Qp::wait_connected`] or
-    /// [`Context::next_event`](crate::Context::next_event).
+    /// Accepts the request with an Idle QP, without waiting. [`Qp::wait_connected`] or
+    /// [`Context::next_event`](crate::Context::next_event) returns the outcome.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the peer has given up meanwhile; [`Error::PrivateDataTooLong`].
+    /// [`Error::Refused`] if the peer has abandoned the attempt; [`Error::PrivateDataTooLong`].
     pub fn start_accept(self, qp: &Qp, options: &AcceptOptions) -> Result<(), Error> {
         check_private_data(&options.private_data)?;
         self.check_session_of(qp)?;
         qp.forget_last_connection()?;
-        self.decide_with(qp, (options.ird, options.ord), &options.private_data)
+        self.decide_with(qp, options.ird, options.ord, &options.private_data)
     }
 
-    /// Accepts with this queue pair.
+    /// Accepts the request with this QP.
     pub(crate) fn decide_with(
         mut self,
         qp: &Qp,
-        (ird, ord): (Option<u16>, Option<u16>),
+        ird: Option<u16>,
+        ord: Option<u16>,
         private_data: &[u8],
     ) -> Result<(), Error> {
         self.check_session_of(qp)?;
@@ -312,13 +315,14 @@ impl ConnectionRequest {
     }
 
     fn check_session_of(&self, qp: &Qp) -> Result<(), Error> {
-        match Arc::ptr_eq(qp.session(), &self.session) {
-            true => Ok(()),
-            false => Err(Error::ForeignObject { what: "the QP" }),
+        if Arc::ptr_eq(qp.session(), &self.session) {
+            Ok(())
+        } else {
+            Err(Error::ForeignObject { what: "the QP" })
         }
     }
 
-    /// Rejects it with these bytes for the peer, at most 512, or 508 with RFC 6581.
+    /// Rejects the request with private data for the peer, at most 512 bytes, or 508 with RFC 6581.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
         check_private_data(private_data)?;
         self.decided = true;
@@ -342,7 +346,7 @@ impl fmt::Debug for ConnectionRequest {
 impl Drop for ConnectionRequest {
     fn drop(&mut self) {
         if !self.decided {
-            // The peer may have given up, or the session ended: then there is nobody to reject.
+            // Fails if the peer has abandoned the attempt or the session has ended.
             let body = RequestBody::Reject { request: self.id, private_data: Vec::new() };
             let _ = self.session.command(body);
         }

@@ -1,9 +1,9 @@
-//! What the machine has left, asked before a shared buffer takes it.
+//! Checks the available memory before a shared buffer is populated.
 //!
-//! A kernel that lets memory be overcommitted refuses no page: when there is none left it kills a
-//! process, perhaps another one. So a shared buffer asks first, and again after every
-//! [`POPULATE_STEP`] bytes, because others take memory meanwhile. The answer is an estimate, as the
-//! kernel's own is; where there is none (no `/proc`) nothing is refused.
+//! A kernel that overcommits memory refuses no allocation. When memory runs out it kills a process,
+//! possibly a different one. So a shared buffer is checked before it is populated, and again after
+//! every [`POPULATE_STEP`] bytes, because other processes allocate at the same time. The check is
+//! an estimate, as the kernel's own is. Without `/proc` it never fails.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use rnic_core::shm::POPULATE_STEP;
 
 use crate::error::Error;
 
-/// Refuses `wanted` more bytes if they are not there, with a step to spare.
+/// Fails if fewer than `wanted` bytes plus [`POPULATE_STEP`] are available.
 pub(crate) fn check(wanted: u64) -> Result<(), Error> {
     verdict(wanted, available())
 }
@@ -25,8 +25,8 @@ fn verdict(wanted: u64, available: Option<u64>) -> Result<(), Error> {
     }
 }
 
-/// Bytes that this process may still take: what the machine has, swap included, or less if a
-/// control group allows less.
+/// Returns the bytes that this process may still allocate: the machine's available memory with
+/// swap, or less if a control group limits it.
 fn available() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let machine = of_machine(&read(Path::new("/proc/meminfo"))?);
@@ -34,7 +34,7 @@ fn available() -> Option<u64> {
     machine.into_iter().chain(of_groups(&groups, read)).min()
 }
 
-/// From the lines `Name:   12345 kB` of `/proc/meminfo`.
+/// Parses lines `Name:   12345 kB` of `/proc/meminfo`.
 fn of_machine(meminfo: &str) -> Option<u64> {
     let of = |name: &str| {
         let rest = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
@@ -43,15 +43,15 @@ fn of_machine(meminfo: &str) -> Option<u64> {
     Some(of("MemAvailable:")?.saturating_add(of("SwapFree:").unwrap_or(0)).saturating_mul(1024))
 }
 
-/// The least that the process's control group (version 2) and those around it have left. `groups`
-/// is its `/proc/self/cgroup`.
+/// Returns the smallest amount of memory left in the process's control group (version 2) and its
+/// ancestors, in bytes. `groups` is the process's `/proc/self/cgroup`.
 fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let own = Path::new("/sys/fs/cgroup").join(own);
     let around = own.ancestors().take_while(|group| group.starts_with("/sys/fs/cgroup"));
     let left = |group: &Path| {
         let number = |name| read(&group.join(name))?.trim().parse::<u64>().ok();
-        // "max" is no number: no limit.
+        // No limit if the value is "max", which does not parse.
         let limit = number("memory.max")?;
         let used =
             number("memory.current")?.saturating_sub(cached(&read(&group.join("memory.stat"))?));
@@ -60,7 +60,8 @@ fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64
     around.filter_map(left).min()
 }
 
-/// Bytes of files that the kernel gives up before it kills anybody, from `memory.stat`.
+/// Returns the bytes of page cache in `memory.stat`, which the kernel reclaims before it kills a
+/// process.
 fn cached(stat: &str) -> u64 {
     let of = |name: &str| {
         stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_there_is_refused_with_both_amounts() {
+    fn unavailable_memory_is_refused() {
         let step = POPULATE_STEP as u64;
         assert!(verdict(1000, Some(1000 + step)).is_ok());
         assert!(verdict(u64::MAX, None).is_ok());
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_decides_and_caches_do_not_count() {
+    fn tightest_cgroup_limits_memory() {
         let files = |path: &Path| {
             let text = match path.to_str()? {
                 "/sys/fs/cgroup/a/b/memory.max" => "max\n",

@@ -1,4 +1,4 @@
-//! Memory regions, and what a peer must know to reach one.
+//! Memory regions and their descriptions for peers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,16 +15,17 @@ use crate::pd::PdInner;
 use crate::session::unexpected;
 use crate::shared_buffer::{SharedBuffer, SharedBufferInner, resolve};
 
-/// How to register a region.
+/// Options for registering a region.
 #[derive(Clone, Copy, Debug)]
 pub struct MrOptions {
-    /// Rights; default [`Access::LOCAL_WRITE`]. Reading locally is always allowed.
+    /// Access rights; default [`Access::LOCAL_WRITE`]. Local read is always allowed.
     pub access: Access,
-    /// Address from which local elements and remote offsets count. `None` (the default): the
-    /// range's address in this process, or 0 with [`Access::ZERO_BASED`].
+    /// Address of the first byte in SGEs and for remote access. `None` (the default): the range's
+    /// address in this process, or 0 with [`Access::ZERO_BASED`].
     pub iova: Option<u64>,
-    /// Who may use its STag from the wire; default every QP of the domain. Only the STag of a
-    /// region for one QP can be invalidated by that QP's peer (RFC 5040 section 8.1.1).
+    /// QPs that may use the STag for remote access; default all QPs of the domain. A peer can
+    /// invalidate the STag only if the region is for the QP it is connected to (RFC 5040 section
+    /// 8.1.1).
     pub scope: Scope,
 }
 
@@ -37,32 +38,33 @@ impl Default for MrOptions {
 /// A memory region: a range of a shared buffer or of attached memory, with rights and an STag
 /// (`ibv_reg_mr(3)`).
 ///
-/// With remote rights a peer may change it at any time, so there are no slices of it: bytes are
-/// copied in and out, and 8-byte words can be accessed atomically. A copy that runs while a peer
-/// writes sees any mixture of old and new bytes. Dropping it deregisters it, or has the last
-/// [`MemoryWindow`](crate::MemoryWindow) bound to it do so.
+/// With remote rights a peer may change the bytes at any time, so the library gives no slices of
+/// them: it copies bytes in and out, and accesses 8-byte words atomically. A copy that runs while a
+/// peer writes may return any mixture of old and new bytes. Dropping the `Mr` deregisters the
+/// region. If [`MemoryWindow`](crate::MemoryWindow)s are bound to it, it is deregistered when the
+/// last of them is dropped.
 pub struct Mr {
     stag: Stag,
-    /// Bytes from the mapping's start.
+    /// Offset from the mapping's start, in bytes.
     offset: u64,
     len: u64,
     iova: u64,
     registration: Arc<Registration>,
 }
 
-/// A region in the daemon, which stays while windows are bound to it.
+/// A region in the daemon, which remains registered while windows are bound to it.
 pub(crate) struct Registration {
     pub(crate) pd: Arc<PdInner>,
-    /// They outlive their regions.
+    /// Must outlive the region.
     mapping: Arc<Mapping>,
     buffer: Option<Arc<SharedBufferInner>>,
     id: MrId,
-    /// Whether it has been deregistered.
+    /// Set once the region is deregistered.
     gone: AtomicBool,
 }
 
 impl Registration {
-    /// Deregisters it, which the daemon refuses while windows are bound to it.
+    /// Deregisters the region. The daemon refuses while windows are bound to it.
     pub(crate) fn end(&self) -> Result<(), Error> {
         if self.gone.load(Ordering::Acquire) {
             return Ok(());
@@ -76,8 +78,8 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if self.end().is_err() && self.buffer.is_none() {
-            // Nobody says that a peer writes there no more: bytes on the heap must not become
-            // anything else. Shared buffers go with the session.
+            // A peer may still write to the memory, so it must not be freed and reused. Shared
+            // buffers end with the session.
             std::mem::forget(self.mapping.clone());
         }
     }
@@ -97,23 +99,24 @@ impl Mr {
         let source = MrSource::Shared { buffer: buffer.inner.id, offset };
         let mapping = buffer.inner.mapping.clone();
         let owner = Some(buffer.inner.clone());
-        Mr::register_range(pd, mapping, owner, (offset, length), source, options)
+        Mr::register_range(pd, mapping, owner, offset, length, source, options)
     }
 
-    /// Registers `length` bytes from `offset` on of a mapping, which `source` names. `buffer` is
-    /// the one that the mapping is of; none in attached memory.
+    /// Registers `length` bytes from `offset` of a mapping, described to the daemon by `source`.
+    /// `buffer` is the mapping's shared buffer; `None` for attached memory.
     pub(crate) fn register_range(
         pd: &Arc<PdInner>,
         mapping: Arc<Mapping>,
         buffer: Option<Arc<SharedBufferInner>>,
-        (offset, length): (u64, u64),
+        offset: u64,
+        length: u64,
         source: MrSource,
         options: &MrOptions,
     ) -> Result<Mr, Error> {
         let iova = match options.iova {
             Some(iova) => iova,
             None if options.access.contains(Access::ZERO_BASED) => 0,
-            // Inside of the mapping, so it cannot overflow.
+            // The range lies inside the mapping, so the sum cannot overflow.
             None => mapping.address() + offset,
         };
         let body = RequestBody::RegMr(MrRequest {
@@ -142,7 +145,7 @@ impl Mr {
         }
     }
 
-    /// Its handle in the daemon.
+    /// Returns the region's handle in the daemon.
     pub fn id(&self) -> MrId {
         self.registration.id
     }
@@ -151,64 +154,63 @@ impl Mr {
         &self.registration
     }
 
-    /// Its STag as local elements name it.
+    /// Returns the STag for local SGEs (lkey).
     pub fn lkey(&self) -> Stag {
         self.stag
     }
 
-    /// Its STag as a peer names it; the same number over iWARP.
+    /// Returns the STag for the peer (rkey). It is the same number as [`lkey`](Self::lkey).
     pub fn rkey(&self) -> Stag {
         self.stag
     }
 
-    /// Address of its first byte in elements and remote offsets.
+    /// Returns the address of the first byte in SGEs and for remote access.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Bytes of the region, at least 1.
+    /// Returns the length of the region in bytes, at least 1.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Never: a region has at least one byte.
+    /// Returns false: a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The element for `length` bytes from `offset` on, for a work request. The daemon checks the
-    /// range when it carries the request out: one outside of the region completes as
+    /// Returns the SGE for `length` bytes from `offset`, for a work request. The daemon checks the
+    /// range when it executes the request: a request with a range outside the region completes with
     /// `LocalProtection`.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: self.iova.wrapping_add(offset), length, lkey: self.stag.0 }
     }
 
-    /// What a peer must know to read or write this region.
+    /// Returns the description that a peer needs to read or write this region.
     pub fn remote(&self) -> RemoteMr {
         RemoteMr { addr: self.iova, len: self.len, rkey: self.stag }
     }
 
-    /// Copies bytes from `offset` on out of the region.
+    /// Copies bytes from the region, starting at `offset`.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let at = self.at(offset, bytes.len())?;
         self.registration.mapping.read(at, bytes).map_err(|e| self.fault(e, offset, bytes.len()))
     }
 
-    /// Copies bytes into the region from `offset` on.
+    /// Copies bytes to the region, starting at `offset`.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let at = self.at(offset, bytes.len())?;
         self.registration.mapping.write(at, bytes).map_err(|e| self.fault(e, offset, bytes.len()))
     }
 
-    /// Sets `length` bytes from `offset` on to `byte`.
+    /// Sets `length` bytes from `offset` to `byte`.
     pub fn fill(&self, offset: u64, length: usize, byte: u8) -> Result<(), Error> {
         let at = self.at(offset, length)?;
         self.registration.mapping.fill(at, length, byte).map_err(|e| self.fault(e, offset, length))
     }
 
-    /// Copies `length` bytes from `offset` on into another region, from `to_offset` on, with one
-    /// pass over them. The regions may overlap, or be the same: what arrives is what was there
-    /// before.
+    /// Copies `length` bytes from `offset` to `to_offset` of another region. Ranges of the same
+    /// buffer may overlap: the destination receives the original bytes.
     pub fn copy_to(
         &self,
         offset: u64,
@@ -223,53 +225,53 @@ impl Mr {
         done.map_err(|e| self.fault(e, offset, length))
     }
 
-    /// `length` bytes from `offset` on as they lie in memory, for programs that read or write in
-    /// place: a pointer, and slices by `unsafe` calls that say what the caller has to see to. What
-    /// a peer can reach, or a posted request names, must not be a slice meanwhile; memory of a
-    /// [`LocalMr`](crate::LocalMr) is lent as slices without `unsafe`.
+    /// Returns `length` bytes from `offset` in place: as a pointer, and as slices by `unsafe` calls
+    /// that document the caller's obligations. A slice must not exist while a peer may access its
+    /// bytes or a posted request uses them. A [`LocalMr`](crate::LocalMr) has safe slices.
     pub fn raw(&self, offset: u64, length: usize) -> Result<RawBytes<'_>, Error> {
         let at = self.at(offset, length)?;
         let bytes = RawBytes::new(&self.registration.mapping, at, length);
         bytes.ok_or_else(|| self.fault(CopyFault::OutOfRange, offset, length))
     }
 
-    /// Loads the native-endian word at `offset` with acquire: bytes that a peer placed before it
-    /// are visible after it. The word must be aligned to 8 bytes in memory.
+    /// Loads the native-endian word at `offset` with acquire ordering: bytes that a peer wrote
+    /// before the word are visible after the load. The word must be 8-byte aligned in memory.
     pub fn load_u64(&self, offset: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
         self.registration.mapping.load_u64(at).map_err(|e| self.fault(e, offset, 8))
     }
 
-    /// Stores the native-endian word at `offset` with release: bytes written before it are visible
-    /// to whoever sees it. The word must be aligned to 8 bytes in memory.
+    /// Stores the native-endian word at `offset` with release ordering: earlier writes are visible
+    /// to a reader that sees the word. The word must be 8-byte aligned in memory.
     pub fn store_u64(&self, offset: u64, word: u64) -> Result<(), Error> {
         let at = self.word_at(offset)?;
         self.registration.mapping.store_u64(at, word).map_err(|e| self.fault(e, offset, 8))
     }
 
-    /// Adds to the word at `offset` in one step and returns what it was. Atomic among the threads
-    /// of this process and against atomic operations of peers, not against RDMA Writes.
+    /// Atomically adds to the word at `offset` and returns its previous value. The operation is
+    /// atomic with respect to other threads of this process and to atomic operations of peers, but
+    /// not to RDMA Writes.
     pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
         self.registration.mapping.fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))
     }
 
-    /// Deregisters it (`ibv_dereg_mr(3)`). When this returns, not one more byte will be read from
-    /// or written to it from the wire.
+    /// Deregisters the region (`ibv_dereg_mr(3)`). After this returns, peers cannot read or write
+    /// it.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] while windows are bound to it, with their number. It is then deregistered
-    /// when the last [`MemoryWindow`](crate::MemoryWindow) that this library has bound
-    /// to it is dropped.
+    /// [`Error::Refused`] with the number of bound windows while windows are bound to the region.
+    /// The region is then deregistered when the last [`MemoryWindow`](crate::MemoryWindow) that
+    /// this library has bound to it is dropped.
     pub fn deregister(self) -> Result<(), Error> {
         self.registration.end()
     }
 
-    /// Bytes from the mapping's start, if the whole access lies inside of the region.
+    /// Returns the offset in the mapping. Fails if the access is not fully inside the region.
     fn at(&self, offset: u64, length: usize) -> Result<usize, Error> {
         match offset.checked_add(length as u64) {
-            // The region lies inside of the mapping, whose length is a usize.
+            // The region lies inside the mapping, and the length of a mapping is a usize.
             Some(end) if end <= self.len => Ok((self.offset + offset) as usize),
             _ => Err(self.fault(CopyFault::OutOfRange, offset, length)),
         }
@@ -298,21 +300,21 @@ impl fmt::Debug for Mr {
     }
 }
 
-/// What a peer must know to read or write a region: usually sent as private data or in a message.
+/// Description of a region for a peer, usually sent as private data or in a message.
 ///
-/// [`RemoteMr::to_bytes`] is the form to send: 20 bytes, little-endian, address 8, length 8,
-/// STag 4.
+/// [`RemoteMr::to_bytes`] is the encoding to send: 20 bytes, little-endian: 8 of address, 8 of
+/// length and 4 of STag. STag 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RemoteMr {
-    /// Tagged offset of its first byte.
+    /// Tagged offset of the first byte.
     pub addr: u64,
-    /// Bytes of the region from `addr` on.
+    /// Length of the region from `addr`, in bytes.
     pub len: u64,
-    /// STag by which the peer is to name the region.
+    /// STag of the region for the peer.
     pub rkey: Stag,
 }
 
-/// A place in a peer's memory: target of a Write, source of a Read.
+/// A location in a peer's memory: target of an RDMA Write or source of an RDMA Read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteAddr {
     /// Tagged offset (RFC 5041 section 4.2).
@@ -322,15 +324,15 @@ pub struct RemoteAddr {
 }
 
 impl RemoteMr {
-    /// Bytes of the form to send.
+    /// Length of the encoding, in bytes.
     pub const LEN: usize = 20;
 
-    /// The place `offset` bytes from the region's start. The peer's RNIC checks it.
+    /// Returns the location `offset` bytes from the region's start. The peer's RNIC checks it.
     pub fn at(&self, offset: u64) -> RemoteAddr {
         RemoteAddr { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
     }
 
-    /// The form to send.
+    /// Encodes the description.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
         b[..8].copy_from_slice(&self.addr.to_le_bytes());
@@ -339,7 +341,7 @@ impl RemoteMr {
         b
     }
 
-    /// Reads the sent form from the start of `bytes`; `None` if there are too few.
+    /// Decodes a description from the start of `bytes`; `None` if they are too short.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (addr, rest) = bytes.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
@@ -357,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remote_region_bytes_stand_where_the_docs_say() {
+    fn remote_mr_encoding_matches_docs() {
         let r = RemoteMr { addr: 0x0102, len: 1 << 40, rkey: Stag(0xAABB_CCDD) };
         let b = r.to_bytes();
         assert_eq!(b, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0xDD, 0xCC, 0xBB, 0xAA]);

@@ -1,19 +1,19 @@
-//! Where the daemon's socket may be.
+//! Paths at which the daemon's socket may be.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rnic_core::shm::secure;
 
-/// Environment variable that names the socket.
+/// Environment variable with the path of the socket.
 pub(crate) const SOCKET_VARIABLE: &str = "RNIC_SOCKET";
-/// Folder of the daemon as a service. Only root can make it; its owner runs that daemon.
+/// Directory of the system's daemon. Only root can create it; its owner runs the daemon.
 pub(crate) const SERVICE_FOLDER: &str = "/run/rnicd";
-/// Name of the socket in that folder and in a user's own.
+/// Name of the socket in that directory and in a user's own.
 const SOCKET_NAME: &str = "rnicd.sock";
 
-/// Sockets to try, in order. A program with more rights than the user who started it ignores that
-/// user's environment.
+/// Returns the sockets to try, in order. A program with elevated privileges (`AT_SECURE`) ignores
+/// the environment, because its user controls it.
 pub(crate) fn candidates() -> Vec<PathBuf> {
     if secure::is_secure_execution() {
         return choose(None, None, Path::new("/tmp"), rustix::process::geteuid().as_raw());
@@ -36,7 +36,8 @@ fn choose(
     if let Some(path) = named {
         return vec![path];
     }
-    // The daemon ignores a relative folder too. Another user's is left over from before `su`.
+    // The daemon ignores a relative directory too. After `su`, the variable may still contain the
+    // previous user's directory.
     let is_own = |dir: &PathBuf| std::fs::metadata(dir).is_ok_and(|found| found.uid() == uid);
     let runtime = runtime.filter(|dir| dir.is_absolute() && is_own(dir));
     let mut paths: Vec<_> = runtime.into_iter().map(|dir| dir.join(SOCKET_NAME)).collect();
@@ -48,8 +49,8 @@ fn choose(
     paths
 }
 
-/// Whether nobody but `uid` can have put anything into this folder. The temporary directory is
-/// everybody's, so another user could have made a folder of this name, with a daemon of his own.
+/// Returns true if only `uid` can have created the contents of this directory. Any user can create
+/// a directory of this name in the temporary directory and run a daemon there.
 fn belongs_to(folder: &Path, uid: u32) -> bool {
     std::fs::symlink_metadata(folder)
         .is_ok_and(|m| m.is_dir() && m.uid() == uid && m.mode() & 0o077 == 0)
@@ -81,7 +82,7 @@ mod tests {
         assert_eq!(choose(uid), without);
         std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o700)).unwrap();
         assert_eq!(choose(uid)[1], own.join("rnicd.sock"));
-        // As after `su`: the variable still names the previous user's folder.
+        // As after `su`: the variable still names the previous user's directory.
         assert_eq!(choose(uid + 1), [service]);
     }
 }

@@ -18,11 +18,11 @@ use crate::shared_buffer::SharedBuffer;
 use crate::srq::{Srq, SrqOptions};
 use crate::window::MemoryWindow;
 
-/// A protection domain: QPs reach only regions of their own one (RFC 5040 section 8.1,
+/// A protection domain: a QP can access only regions of its own domain (RFC 5040 section 8.1,
 /// `ibv_alloc_pd(3)`).
 ///
-/// Clones are the same domain; the daemon closes it when the last clone and everything made with it
-/// have been dropped.
+/// Clones refer to the same domain. The daemon closes it when the last clone and all objects
+/// created from it have been dropped.
 #[derive(Clone)]
 pub struct Pd {
     pub(crate) inner: Arc<PdInner>,
@@ -43,37 +43,38 @@ impl Pd {
         }
     }
 
-    /// Its handle in the daemon.
+    /// Returns the domain's handle in the daemon.
     pub fn id(&self) -> PdId {
         self.inner.id
     }
 
-    /// Registers a range of a shared buffer, in bytes from its start, with these rights
-    /// (`ibv_reg_mr(3)`). Local elements and remote offsets count from the range's address in this
-    /// process, or from 0 with [`Access::ZERO_BASED`].
+    /// Registers a range of a shared buffer, in bytes from its start (`ibv_reg_mr(3)`). SGEs and
+    /// remote accesses use the range's addresses in this process, or offsets from 0 with
+    /// [`Access::ZERO_BASED`].
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfRange`] if the shared buffer has no such range; [`Error::Refused`] names the
-    /// limit, or the right that may not be given (`REMOTE_WRITE` without `LOCAL_WRITE`).
+    /// [`Error::OutOfRange`] if the range is outside the shared buffer; [`Error::Refused`] with the
+    /// limit, or with the right that is not allowed (`REMOTE_WRITE` or `REMOTE_ATOMIC` without
+    /// `LOCAL_WRITE`).
     ///
     /// # Examples
     ///
-    /// A region that the peer writes into, and the message that tells it where:
+    /// A region for the peer to write to, and the message with its address:
     ///
     /// ```no_run
     /// # use rnic_client::*;
     /// # fn offer(context: &Context, pd: &Pd, qp: &Qp) -> Result<(), Box<dyn std::error::Error>> {
     /// let buffer = context.create_shared_buffer(1 << 20)?;
-    /// // The second half, for peers to write; the first half stays out of their reach.
+    /// // Peers may write to the second half. They have no access to the first half.
     /// let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     /// let inbox = pd.reg_mr(&buffer, 512 * 1024.., rights)?;
     /// qp.post_send(&[SendRequest::send_inline(1, &inbox.remote().to_bytes())])?;
-    /// // The peer has a `RemoteMr::from_bytes(..)`, and posts
-    /// // `SendRequest::write(2, &sges, remote.at(0))`. Once its message says that it has:
+    /// // The peer decodes `RemoteMr::from_bytes(..)`, posts `SendRequest::write(2, &sges,
+    /// // remote.at(0))` and then sends a message. After that message has arrived:
     /// let mut header = [0; 64];
     /// inbox.read_at(0, &mut header)?;
-    /// // When this returns, the peer writes no more.
+    /// // After this returns, the peer can no longer write.
     /// inbox.deregister()?;
     /// # Ok(())
     /// # }
@@ -87,23 +88,23 @@ impl Pd {
         Mr::register(&self.inner, buffer, range, &MrOptions { access, ..MrOptions::default() })
     }
 
-    /// Makes `len` bytes of memory, rounded up to whole pages, and registers them for this
-    /// program's own requests alone, so that ranges of them can be leased as slices.
+    /// Allocates `len` bytes, rounded up to whole pages, and registers them for this program's own
+    /// requests only, so that ranges of them can be leased as slices.
     ///
     /// # Errors
     ///
-    /// As of [`Context::create_shared_buffer`](crate::Context::create_shared_buffer) and
+    /// Same as [`Context::create_shared_buffer`](crate::Context::create_shared_buffer) and
     /// [`Pd::reg_mr`].
     pub fn reg_local(&self, len: u64) -> Result<LocalMr, Error> {
         LocalMr::register(&self.inner, len)
     }
 
-    /// Registers a range of a shared buffer with an address of the caller's choice or for one QP.
+    /// Registers a range of a shared buffer with options, such as an address or a single QP.
     ///
     /// # Errors
     ///
-    /// As of [`Pd::reg_mr`]; [`Error::Refused`] also if the addresses from
-    /// [`iova`](MrOptions::iova) on would wrap, or if the QP is no QP of this domain.
+    /// Same as [`Pd::reg_mr`]; also [`Error::Refused`] if the addresses from
+    /// [`iova`](MrOptions::iova) would exceed 64 bits, or if the QP does not belong to this domain.
     pub fn reg_mr_with(
         &self,
         buffer: &SharedBuffer,
@@ -113,7 +114,7 @@ impl Pd {
         Mr::register(&self.inner, buffer, range, options)
     }
 
-    /// Makes a memory window that is bound to nothing yet (`ibv_alloc_mw(3)`).
+    /// Allocates an unbound memory window (`ibv_alloc_mw(3)`).
     pub fn alloc_window(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
         MemoryWindow::allocate(&self.inner, kind)
     }
@@ -123,10 +124,10 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// [`Error::NotWritable`] if rights to write are asked for where this process may not write
-    /// itself, because the daemon's way to the memory ignores page protection;
-    /// [`Error::OutOfRange`] if the buffer has no such range; [`Error::Refused`] names the limit,
-    /// and is what comes if no memory has been attached.
+    /// [`Error::NotWritable`] if the options request write access to pages that this process may
+    /// not write, because the daemon's access to the memory ignores page protection;
+    /// [`Error::OutOfRange`] if the range is outside the buffer; [`Error::Refused`] with the limit,
+    /// or if no memory is attached.
     ///
     /// # Examples
     ///
@@ -134,9 +135,9 @@ impl Pd {
     /// # use rnic_client::*;
     /// # fn fetch(context: &Context, pd: &Pd, qp: &Qp, cq: &Cq, from: RemoteMr)
     /// # -> Result<Vec<u8>, Box<dyn std::error::Error>> {
-    /// // Once for the session; a daemon that may not do it says so.
+    /// // Once per session. Fails if the daemon does not allow it.
     /// context.attach_memory()?;
-    /// // Memory of the program's own, which an RDMA Read of the peer's region fills.
+    /// // The program's own memory, filled by an RDMA Read of the peer's region.
     /// let buffer = AttachedBuffer::new(from.len as usize)?;
     /// let sink = pd.reg_mr_attached(&buffer, .., &MrOptions::default())?;
     /// let read = SendRequest::read(1, sink.sge(0, from.len as u32), from.at(0));
@@ -144,7 +145,7 @@ impl Pd {
     /// let mut one = [Completion::default()];
     /// cq.wait(&mut one, None)?;
     /// one[0].ok()?;
-    /// // The bytes are the program's again when no region names them.
+    /// // The program owns the bytes again once no region covers them.
     /// sink.deregister()?;
     /// Ok(buffer.into_vec().expect("the region is gone"))
     /// # }
@@ -158,13 +159,13 @@ impl Pd {
         buffer.register(&self.inner, range, options)
     }
 
-    /// Registers any memory of the program: heap, stack or mapped file, reached where it lies. The
-    /// memory of the process is attached first if it is not yet. Addresses are those of this
-    /// process unless the options say otherwise. Page protection is for the caller to check.
+    /// Registers any memory of the program in place: heap, stack or a mapped file. Attaches the
+    /// memory of the process first if necessary. Addresses are those of this process unless the
+    /// options specify others. The caller must check that the pages permit the requested access.
     ///
     /// # Errors
     ///
-    /// As of [`reg_mr_attached`](Self::reg_mr_attached).
+    /// Same as [`reg_mr_attached`](Self::reg_mr_attached).
     pub fn reg_program_memory(
         &self,
         range: &ProgramRange,
@@ -173,21 +174,21 @@ impl Pd {
         ProgramMr::register(&self.inner, range, options)
     }
 
-    /// Makes a queue pair in state Idle (`ibv_create_qp(3)`).
+    /// Creates a QP in state Idle (`ibv_create_qp(3)`).
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] names the limit: of queue pairs, of a queue's depth, of elements or of
-    /// inline data; [`Error::ForeignObject`] if a CQ or the shared queue is of another context.
+    /// [`Error::Refused`] with the limit: QPs, queue depth, SGEs or inline data;
+    /// [`Error::ForeignObject`] if a CQ or the SRQ belongs to another context.
     pub fn create_qp(&self, options: &QpOptions<'_>) -> Result<Qp, Error> {
         Qp::create(&self.inner, options)
     }
 
-    /// Makes a shared receive queue for QPs of this domain (`ibv_create_srq(3)`).
+    /// Creates a shared receive queue for QPs of this domain (`ibv_create_srq(3)`).
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] names the limit: of queues, of their depth or of elements.
+    /// [`Error::Refused`] with the limit: SRQs, queue depth or SGEs.
     pub fn create_srq(&self, options: &SrqOptions) -> Result<Srq, Error> {
         Srq::create(&self.inner, options)
     }
@@ -201,7 +202,7 @@ impl fmt::Debug for Pd {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        // A session that has ended has taken the domain along.
+        // If the session has ended, the domain is closed already.
         let _ = self.session.command(RequestBody::ClosePd { pd: self.id });
     }
 }

@@ -1,5 +1,5 @@
-//! Regions of any memory of the program, which this library never touches: for libraries through
-//! which other programs register their memory.
+//! Regions of any memory of the program, for libraries that register memory on behalf of other
+//! programs. This library never accesses the memory itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::mr::MrOptions;
 use crate::pd::{Pd, PdInner};
 use crate::session::unexpected;
 
-/// The request that registers a range of the program's memory.
+/// Returns the request to register a range of the program's memory. Attaches the memory first.
 fn request(pd: &PdInner, range: &ProgramRange, options: &MrOptions) -> Result<MrRequest, Error> {
     pd.session.attach_memory()?;
     let source = MrSource::Attached { address: range.address() };
@@ -23,7 +23,7 @@ fn request(pd: &PdInner, range: &ProgramRange, options: &MrOptions) -> Result<Mr
     Ok(MrRequest { pd: pd.id, source, length: range.len(), iova, access, scope })
 }
 
-/// Sends a registration. Returns the handle and the STag of the region.
+/// Sends a registration request. Returns the handle and the STag of the region.
 fn registered(pd: &PdInner, body: RequestBody) -> Result<(MrId, Stag), Error> {
     match pd.session.request(body)? {
         ReplyBody::Mr { mr, stag } => Ok((mr, stag)),
@@ -31,7 +31,7 @@ fn registered(pd: &PdInner, body: RequestBody) -> Result<(MrId, Stag), Error> {
     }
 }
 
-/// A region of memory that this library never touches: an STag, a range and rights.
+/// A region of memory that this library does not access: an STag, a range and rights.
 ///
 /// Dropping it deregisters it.
 pub struct ProgramMr {
@@ -44,7 +44,7 @@ pub struct ProgramMr {
 }
 
 impl ProgramMr {
-    /// Registers memory.
+    /// Registers a range of memory.
     pub(crate) fn register(
         pd: &Arc<PdInner>,
         range: &ProgramRange,
@@ -56,14 +56,13 @@ impl ProgramMr {
         Ok(ProgramMr { pd: pd.clone(), id, stag, iova, len, gone: AtomicBool::new(false) })
     }
 
-    /// Registers other memory, rights or another domain in place of what it is, under its handle
-    /// and its STag (`ibv_rereg_mr(3)`). When this returns, not one more byte will be read from or
-    /// written to what it was.
+    /// Replaces the region's range, rights or domain, and keeps its handle and STag
+    /// (`ibv_rereg_mr(3)`). After this returns, no byte of the previous range is read or written.
     ///
     /// # Errors
     ///
-    /// Those of [`Pd::reg_program_memory`], and
-    /// [`Error::Refused`] while windows are bound to it: it is what it was.
+    /// Same as [`Pd::reg_program_memory`], and [`Error::Refused`] while windows are bound to the
+    /// region. The region is then unchanged.
     pub fn reregister(
         &mut self,
         pd: &Pd,
@@ -82,37 +81,37 @@ impl ProgramMr {
         Ok(())
     }
 
-    /// Its handle in the daemon.
+    /// Returns the region's handle in the daemon.
     pub fn id(&self) -> MrId {
         self.id
     }
 
-    /// Its STag, as local elements and peers name it.
+    /// Returns the STag for local SGEs and for peers.
     pub fn stag(&self) -> Stag {
         self.stag
     }
 
-    /// Address of its first byte in elements and remote offsets.
+    /// Returns the address of the first byte in SGEs and for remote access.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Bytes of the region.
+    /// Returns the length of the region in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Returns true if the region has no bytes; zero-length elements may name it.
+    /// Returns true if the region has no bytes. Only zero-length SGEs can then use it.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Deregisters it (`ibv_dereg_mr(3)`). When this returns, not one more byte will be read from
-    /// or written to it.
+    /// Deregisters the region (`ibv_dereg_mr(3)`). After this returns, no byte of it is read or
+    /// written.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] while windows are bound to it: it is registered still.
+    /// [`Error::Refused`] while windows are bound to the region, which then remains registered.
     pub fn deregister(&self) -> Result<(), Error> {
         if !self.gone.load(Ordering::Acquire) {
             self.pd.session.command(RequestBody::DeregMr { mr: self.id })?;
@@ -135,7 +134,8 @@ impl fmt::Debug for ProgramMr {
 
 impl Drop for ProgramMr {
     fn drop(&mut self) {
-        // A session that has ended has taken it back; one that refuses keeps it until it ends.
+        // Fails if the session has ended, or if windows are bound. In the latter case the region
+        // remains until the session ends.
         let _ = self.deregister();
     }
 }

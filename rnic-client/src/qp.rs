@@ -1,4 +1,4 @@
-//! Queue pairs: making them, posting to them, asking about them. [`crate::connect`] connects them.
+//! Queue pairs: creation, posting and queries. [`crate::connect`] connects them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,42 +21,42 @@ use crate::request::{Data, RecvRequest, SendRequest};
 use crate::session::{Session, unexpected};
 use crate::srq::Srq;
 
-/// How to make a queue pair.
+/// Options for creating a QP.
 #[derive(Clone, Copy, Debug)]
 pub struct QpOptions<'a> {
-    /// Where completions of send requests go.
+    /// CQ for completions of send requests.
     pub send_cq: &'a Cq,
-    /// Where completions of receives go.
+    /// CQ for completions of receives.
     pub recv_cq: &'a Cq,
-    /// Shared receive queue of the same protection domain to take receives from; by default the QP
-    /// has a receive queue of its own.
+    /// Shared receive queue of the same protection domain; by default the QP has its own receive
+    /// queue.
     pub srq: Option<&'a Srq>,
-    /// Send requests outstanding; default 64, rounded up to a power of two.
+    /// Maximum outstanding send requests, rounded up to a power of two; default 64.
     pub sq_depth: u32,
-    /// Receives outstanding; default 64, rounded up to a power of two. Of no account with a shared
-    /// receive queue, like `max_recv_sge`.
+    /// Maximum outstanding receives, rounded up to a power of two; default 64. `rq_depth` and
+    /// `max_recv_sge` are ignored if `srq` is set.
     pub rq_depth: u32,
-    /// Elements per send request; default 4.
+    /// Maximum SGEs per send request; default 4.
     pub max_send_sge: u8,
-    /// Elements per receive; default 4.
+    /// Maximum SGEs per receive; default 4.
     pub max_recv_sge: u8,
-    /// Bytes of inline data per send request; default 64.
+    /// Maximum bytes of inline data per send request; default 64.
     pub max_inline: u16,
-    /// Write a completion for every send request, not only for those marked signaled; default no.
+    /// Every send request writes a completion, not only signaled ones; default false.
     pub signal_all: bool,
-    /// What becomes of a message that finds no receive: by default it ends the connection, as RFC
-    /// 5041 section 7.1 has it; or it is held until one is posted, which keeps everything behind
-    /// it waiting too, the responses to this QP's own Reads included.
+    /// Policy for a message that finds no receive. By default it terminates the connection (RFC
+    /// 5041 section 7.1). With [`RnrPolicy::Wait`] the message waits until a receive is posted, and
+    /// all later messages wait too, including the responses to this QP's own Reads.
     pub rnr_policy: RnrPolicy,
     /// Returned in the QP's events; default 0.
     pub context: u64,
-    /// How it comes by its peer; by default it connects or accepts. One that is wired by hand holds
-    /// what finds no receive, whatever `rnr_policy` says: its peer decides for how long.
+    /// QP type (`ibv_qp_type`); by default iWARP, which connects or accepts. An RC QP ignores
+    /// `rnr_policy`: messages wait for a receive as long as the peer retries.
     pub kind: QpType,
 }
 
 impl<'a> QpOptions<'a> {
-    /// Defaults, with one CQ for sends and receives.
+    /// Returns the defaults, with one CQ for sends and receives.
     pub fn new(cq: &'a Cq) -> Self {
         QpOptions {
             send_cq: cq,
@@ -70,31 +70,31 @@ impl<'a> QpOptions<'a> {
             signal_all: false,
             rnr_policy: RnrPolicy::Terminate,
             context: 0,
-            kind: QpType::Connected,
+            kind: QpType::Iwarp,
         }
     }
 }
 
 /// A queue pair: one end of a connection (`ibv_create_qp(3)`).
 ///
-/// Any number of threads may post; a batch stays together. Dropping it ends its connection and
-/// destroys it: nothing that was posted completes any more, and completions already written can
-/// still be polled.
+/// Any number of threads may post, and the requests of a batch stay together. Dropping the QP ends
+/// its connection and destroys it: outstanding requests no longer complete, but completions already
+/// written can still be polled.
 pub struct Qp {
     pub(crate) pd: Arc<PdInner>,
     pub(crate) id: QpId,
     max_send_sge: usize,
     max_inline: usize,
-    /// The send queue's memory, whose header says which worker to ring after posting to it: none
-    /// until the QP is bound to one.
+    /// Memory of the send queue. Its header contains the worker to ring after posting. There is no
+    /// worker until the daemon binds the QP to one.
     memory: QueueMemory,
     sq: Mutex<SendSide>,
-    /// Its own receive queue, if it has one.
+    /// The QP's own receive queue; `None` with an SRQ.
     rq: Option<ReceiveQueue>,
-    /// They outlive their QP.
+    /// Send CQ and receive CQ. They must outlive the QP.
     cqs: [Cq; 2],
     srq: Option<Srq>,
-    /// Whether it has been destroyed.
+    /// Set once the QP is destroyed.
     gone: AtomicBool,
 }
 
@@ -153,35 +153,35 @@ impl Qp {
         })
     }
 
-    /// Its number: what completions and events name.
+    /// Returns the QP number, which completions and events contain.
     pub fn id(&self) -> QpId {
         self.id
     }
 
-    /// Where completions of its send requests go.
+    /// Returns the CQ for completions of send requests.
     pub fn send_cq(&self) -> &Cq {
         &self.cqs[0]
     }
 
-    /// Where completions of its receives go.
+    /// Returns the CQ for completions of receives.
     pub fn recv_cq(&self) -> &Cq {
         &self.cqs[1]
     }
 
-    /// Where its receives come from, if they are shared.
+    /// Returns the shared receive queue, if the QP uses one.
     pub fn srq(&self) -> Option<&Srq> {
         self.srq.as_ref()
     }
 
-    /// Posts send requests in order, ringing once (`ibv_post_send(3)`). They may be posted before
-    /// the QP is connected and start when it is.
+    /// Posts send requests in order with one doorbell (`ibv_post_send(3)`). Requests may be posted
+    /// before the QP is connected; they start when it is.
     ///
     /// # Errors
     ///
-    /// What can be known here: [`Error::QueueFull`] (poll completions, then post the rest),
-    /// [`Error::TooManySges`], [`Error::InlineTooLong`], [`Error::LeasedMemory`]. Requests before
-    /// the wrong one have been posted, [`PostError::posted`] says how many. The daemon checks
-    /// everything again and the rest, and fails the request with a completion.
+    /// [`Error::QueueFull`] (poll completions, then post the rest), [`Error::TooManySges`],
+    /// [`Error::InlineTooLong`], [`Error::LeasedMemory`], [`Error::ReservedWrId`]. The requests
+    /// before the failed one are posted; [`PostError::posted`] is their number. The daemon checks
+    /// each posted request itself, and reports a failure in the request's completion.
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
         let mut posting = self.posting().map_err(|source| PostError { posted: 0, source })?;
         let failure = requests.iter().find_map(|request| posting.push(request).err());
@@ -192,20 +192,20 @@ impl Qp {
         }
     }
 
-    /// Begins a batch whose requests are made one after the other. Others who post wait until it
-    /// has been dropped.
+    /// Starts a batch of requests that are built one at a time. Other threads cannot post until the
+    /// batch is dropped.
     pub fn posting(&self) -> Result<Posting<'_>, Error> {
         self.session().check()?;
         Ok(Posting { qp: self, sq: Some(self.sq.lock()), pushed: 0 })
     }
 
-    /// Posts a send request that takes a lease along until its completion has been polled. It
-    /// writes a completion in any case; the error gives the lease back.
+    /// Posts a send request together with its lease, which its completion returns. The request
+    /// always writes a completion. On failure the error contains the lease.
     pub fn post_send_leased(&self, request: LeasedRequest) -> Result<Posted, NotPosted> {
         self.post_send_lease(request, false)
     }
 
-    /// As [`Qp::post_send_leased`]. If it is awaited, no poll returns its completion.
+    /// Same as [`Qp::post_send_leased`]. If `is_awaited`, no poll returns its completion.
     pub(crate) fn post_send_lease(
         &self,
         request: LeasedRequest,
@@ -213,7 +213,7 @@ impl Qp {
     ) -> Result<Posted, NotPosted> {
         let refuse = |lease, error| Err(NotPosted { error, lease });
         let wr_id = request.request.wr_id();
-        let number = match self.may_lend(&request.lease) {
+        let number = match self.loan_number(&request.lease) {
             Ok(number) => number,
             Err(error) => return refuse(request.lease, error),
         };
@@ -221,24 +221,24 @@ impl Qp {
         if let Err(error) = self.push_send(&mut sq, &request.numbered(&number)) {
             return refuse(request.lease, error);
         }
-        // Awaited before the daemon sees it, so that its completion finds it.
+        // Must run before the daemon sees the request, so that its completion finds the lease.
         let key = number.wr_id();
         let (pending, posted) = request.lease.lend(number, wr_id, self.id, is_awaited);
         self.cqs[0].inner.await_lease(key, pending);
         sq.producer.publish();
         drop(sq);
-        // A worker that does not exist is found out by whoever waits.
+        // Ignores an unknown worker, because the request is already published.
         let _ = self.ring();
         Ok(posted)
     }
 
-    /// Posts a receive that takes a lease along until its completion has been polled; the error
-    /// gives the lease back. The QP must have a receive queue of its own.
+    /// Posts a receive together with its lease, which its completion returns. On failure the error
+    /// contains the lease. The QP must have its own receive queue.
     pub fn post_recv_leased(&self, wr_id: u64, lease: Lease) -> Result<Posted, NotPosted> {
         self.post_recv_lease(wr_id, lease, false)
     }
 
-    /// As [`Qp::post_recv_leased`]. If it is awaited, no poll returns its completion.
+    /// Same as [`Qp::post_recv_leased`]. If `is_awaited`, no poll returns its completion.
     pub(crate) fn post_recv_lease(
         &self,
         wr_id: u64,
@@ -247,7 +247,7 @@ impl Qp {
     ) -> Result<Posted, NotPosted> {
         let refuse = |lease, error| Err(NotPosted { error, lease });
         let Some(rq) = &self.rq else { return refuse(lease, Error::SharedReceives) };
-        let number = match self.may_lend(&lease) {
+        let number = match self.loan_number(&lease) {
             Ok(number) => number,
             Err(error) => return refuse(lease, error),
         };
@@ -265,28 +265,29 @@ impl Qp {
         match (pushed, posted, slot) {
             (_, Some(posted), _) => Ok(posted),
             (Err(error), None, Some((lease, _))) => refuse(lease, error),
-            // Either the closure ran or there was an error.
+            // Either the closure ran or `post_one` failed.
             (_, None, _) => unreachable!("a receive was neither posted nor refused"),
         }
     }
 
-    /// A number for a loan of this lease, if it is of this session and the daemon is there.
-    fn may_lend(&self, lease: &Lease) -> Result<LoanNumber, Error> {
+    /// Returns a loan number for this lease. Fails if the lease is from another session or the
+    /// session has ended.
+    fn loan_number(&self, lease: &Lease) -> Result<LoanNumber, Error> {
         self.session().check()?;
         if !Arc::ptr_eq(lease.session(), self.session()) {
             return Err(Error::ForeignObject { what: "the lease" });
         }
-        LoanNumber::next().ok_or_else(|| Error::protocol("this process has lent 2^52 times"))
+        LoanNumber::next().ok_or_else(|| Error::protocol("this process has used all 2^52 loans"))
     }
 
-    /// Posts receives in order (`ibv_post_recv(3)`), at best before the QP is connected: a message
-    /// that finds none ends the connection, or waits, see [`QpOptions::rnr_policy`].
+    /// Posts receives in order (`ibv_post_recv(3)`), preferably before the QP is connected, because
+    /// a message without a receive ends the connection or waits ([`QpOptions::rnr_policy`]).
     ///
     /// # Errors
     ///
-    /// What can be known here: [`Error::QueueFull`] and [`Error::TooManySges`], with the number of
-    /// receives that have been posted in [`PostError::posted`]. A QP on a shared receive queue has
-    /// none of its own: [`Error::SharedReceives`].
+    /// [`Error::QueueFull`], [`Error::TooManySges`], [`Error::LeasedMemory`] and
+    /// [`Error::ReservedWrId`]; [`PostError::posted`] is the number of receives posted. A QP with a
+    /// shared receive queue fails with [`Error::SharedReceives`].
     pub fn post_recv(&self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         match &self.rq {
             Some(rq) => rq.post(self.session(), requests),
@@ -294,7 +295,7 @@ impl Qp {
         }
     }
 
-    /// State, addresses and counters (compare `ibv_query_qp(3)`).
+    /// Queries state, addresses and counters (compare `ibv_query_qp(3)`).
     pub fn query(&self) -> Result<QpRow, Error> {
         match self.session().request(RequestBody::QueryQp { qp: self.id })? {
             ReplyBody::QpInfo(row) => Ok(row),
@@ -302,41 +303,42 @@ impl Qp {
         }
     }
 
-    /// Moves it to Error: its connection ends and everything posted is flushed (`ibv_modify_qp(3)`
-    /// with `IBV_QPS_ERR`).
+    /// Moves the QP to Error: its connection ends and all outstanding requests are flushed
+    /// (`ibv_modify_qp(3)` with `IBV_QPS_ERR`).
     pub fn to_error(&self) -> Result<(), Error> {
         self.session().command(RequestBody::QpToError { qp: self.id })
     }
 
-    /// Changes the context that its events carry (compare `rdma_migrate_id(3)`).
+    /// Sets the context that the QP's events carry (compare `rdma_migrate_id(3)`).
     pub fn set_context(&self, context: u64) -> Result<(), Error> {
         let object = ObjectRef::Qp(self.id);
         self.session().command(RequestBody::SetContext { object, context })
     }
 
-    /// Destroys it, as dropping it does, while others may still hold it (`ibv_destroy_qp(3)`): when
-    /// this returns, nothing that was posted completes any more, and every request about it is
-    /// refused. Whoever still posts to it posts to nobody.
+    /// Destroys the QP as dropping it does, even if other references to it remain
+    /// (`ibv_destroy_qp(3)`). After this returns, outstanding requests no longer complete, and the
+    /// daemon refuses all calls for this QP. Later posts have no effect.
     pub fn destroy(&self) {
         if self.gone.swap(true, Ordering::AcqRel) {
             return;
         }
-        // A child made by fork leaves the session of its parent alone.
+        // A forked child must not change the session of its parent.
         if self.session().check_owner().is_err() {
             return;
         }
-        // A session that has ended has destroyed it already.
+        // If the session has ended, the QP is destroyed already.
         let _ = self.session().command(RequestBody::DestroyQp { qp: self.id });
-        // What the daemon had to say of it was sent before that reply: read it while it still has
-        // a place to go, so that it cannot be taken for an event of a later QP of the same number.
+        // The daemon sent all events of this QP before that reply. Read them while the subject is
+        // still open, so that they cannot be taken for events of a later QP with the same number.
         let _ = self.session().events.drain();
         self.session().events.with(|events| events.close(Subject::Qp(self.id)));
-        // The daemon writes no more completions of it.
+        // The daemon writes no more completions for this QP.
         self.cqs.iter().for_each(|cq| cq.inner.orphan(self.id));
     }
 
-    /// Empties both queues while `daemon` has the daemon do the same: nobody posts meanwhile.
-    pub(crate) fn begin_anew(
+    /// Empties both queues of this process, after the closure `daemon` has caused the daemon to do
+    /// the same. Other threads cannot post until both are done.
+    pub(crate) fn reset_queues(
         &self,
         daemon: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -347,11 +349,11 @@ impl Qp {
             Ok(())
         };
         match &self.rq {
-            Some(rq) => rq.begin_anew(renew)?,
+            Some(rq) => rq.reset_queues(renew)?,
             None => renew()?,
         }
         drop(sq);
-        // What was lent to its requests comes back.
+        // The removed requests never complete: their leases are lost.
         self.cqs.iter().for_each(|cq| cq.inner.orphan(self.id));
         Ok(())
     }
@@ -378,7 +380,7 @@ impl Qp {
             .map_err(|e| push_error(e, sq.depth, elements.len(), self.max_send_sge))
     }
 
-    /// Rings for what was posted, after its producer index has been published.
+    /// Rings the QP's worker. The producer index must be published before.
     #[inline]
     fn ring(&self) -> Result<(), Error> {
         match self.memory.worker() {
@@ -388,21 +390,21 @@ impl Qp {
     }
 }
 
-/// A batch of send requests that is being posted: the daemon is shown them, and rung once, when it
-/// is finished or dropped.
+/// A batch of send requests. [`Posting::finish`] or dropping it publishes the requests and rings
+/// the doorbell once.
 pub struct Posting<'a> {
     qp: &'a Qp,
-    /// There until it has been finished.
+    /// `None` once the batch is finished.
     sq: Option<MutexGuard<'a, SendSide>>,
     pushed: usize,
 }
 
 impl Posting<'_> {
-    /// Adds a request.
+    /// Adds a request to the batch.
     ///
     /// # Errors
     ///
-    /// As of [`Qp::post_send`]: the request has not been added, those before it have.
+    /// Same as [`Qp::post_send`]. The failed request is not added; earlier ones are.
     #[inline]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Error> {
         self.qp.session().local_keys.check(request.wr_id(), request.elements())?;
@@ -413,18 +415,18 @@ impl Posting<'_> {
         Ok(())
     }
 
-    /// Shows the daemon what was added.
+    /// Publishes the batch and rings the doorbell.
     ///
     /// # Errors
     ///
-    /// [`Error::Protocol`] if the QP is bound to a worker that does not exist.
+    /// [`Error::Protocol`] if the QP is bound to an unknown worker.
     #[inline]
     pub fn finish(mut self) -> Result<(), Error> {
-        self.show()
+        self.publish()
     }
 
     #[inline]
-    fn show(&mut self) -> Result<(), Error> {
+    fn publish(&mut self) -> Result<(), Error> {
         match self.sq.take() {
             Some(mut sq) if self.pushed > 0 => sq.producer.publish(),
             _ => return Ok(()),
@@ -441,8 +443,8 @@ impl fmt::Debug for Posting<'_> {
 
 impl Drop for Posting<'_> {
     fn drop(&mut self) {
-        // A worker that does not exist is found out by whoever waits.
-        let _ = self.show();
+        // A destructor cannot report an unknown worker.
+        let _ = self.publish();
     }
 }
 
@@ -468,8 +470,8 @@ impl Drop for Qp {
 fn push_error(e: PushError, depth: u32, given: usize, max: usize) -> Error {
     match e {
         PushError::Full => Error::QueueFull { depth },
-        // Inline data and elements have both been checked against what the queue was made for, and
-        // `SendRequest` never mixes them; what is left is a queue smaller than was asked for.
+        // The lengths were checked against the options, and `SendRequest` never mixes inline data
+        // with SGEs. The remaining cause is a queue smaller than requested.
         PushError::TooLong | PushError::Mixed => Error::TooManySges { given, max },
     }
 }

@@ -1,4 +1,4 @@
-//! Posting receives, to a QP's own queue or to a shared one.
+//! Posting receives to a QP's own receive queue or to an SRQ.
 
 use parking_lot::{Mutex, MutexGuard};
 use rnic_core::abi::queue::Sge;
@@ -11,15 +11,15 @@ use crate::session::Session;
 /// The client's end of a receive queue.
 pub(crate) struct ReceiveQueue {
     producer: Mutex<ReceiveProducer>,
-    /// Receives that it has room for, a power of two.
+    /// Maximum outstanding receives, a power of two.
     depth: u32,
-    /// Most elements of a receive.
+    /// Maximum SGEs of a receive.
     max_sge: usize,
     memory: QueueMemory,
 }
 
 impl ReceiveQueue {
-    /// Of a queue that the daemon just made for receives of at most `max_sge` elements.
+    /// Creates the client's end of a queue that the daemon has just created.
     pub(crate) fn new(memory: QueueMemory, max_sge: u8) -> Self {
         ReceiveQueue {
             depth: memory.shape().capacity,
@@ -33,8 +33,9 @@ impl ReceiveQueue {
         self.depth
     }
 
-    /// Empties the queue when the daemon has done so, by `daemon`: nobody posts meanwhile.
-    pub(crate) fn begin_anew(
+    /// Empties this end of the queue after `daemon` has caused the daemon to do the same. Other
+    /// threads cannot post until then.
+    pub(crate) fn reset_queues(
         &self,
         daemon: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -44,7 +45,7 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Posts receives in order, as many as can be.
+    /// Posts receives in order, up to the first that fails.
     pub(crate) fn post(
         &self,
         session: &Session,
@@ -62,15 +63,15 @@ impl ReceiveQueue {
             }
             posted += 1;
         }
-        let rung = self.show(session, producer, posted);
+        let rung = self.publish(session, producer, posted);
         match failure.or(rung.err()) {
             None => Ok(()),
             Some(source) => Err(PostError { posted, source }),
         }
     }
 
-    /// Posts one receive of this number; `before` runs when it stands in the queue and before the
-    /// daemon is shown it.
+    /// Posts one receive with this `wr_id`. `before` runs after the receive is in the queue and
+    /// before it is published to the daemon.
     pub(crate) fn post_one(
         &self,
         session: &Session,
@@ -81,19 +82,20 @@ impl ReceiveQueue {
         let mut producer = self.producer.lock();
         self.push(&mut producer, &RecvRequest::new(wr_id, sges))?;
         before();
-        self.show(session, producer, 1)
+        self.publish(session, producer, 1)
     }
 
-    /// Shows the daemon what was pushed, and rings the workers that wait for it.
+    /// Publishes the pushed receives and rings the workers that wait for them.
     #[inline]
-    fn show(
+    fn publish(
         &self,
         session: &Session,
         mut producer: MutexGuard<'_, ReceiveProducer>,
         posted: usize,
     ) -> Result<(), Error> {
         producer.publish();
-        // Nobody looks for receives before a message comes, unless one is waiting for them.
+        // A worker checks for receives only when a message arrives or while a message waits for
+        // one.
         let waiting = if posted > 0 { producer.waits() } else { 0 };
         drop(producer);
         (0..u64::BITS)
@@ -103,13 +105,14 @@ impl ReceiveQueue {
 
     #[inline]
     fn push(&self, producer: &mut ReceiveProducer, request: &RecvRequest<'_>) -> Result<(), Error> {
-        let (given, max) = (request.sges.len(), self.max_sge);
+        let given = request.sges.len();
+        let max = self.max_sge;
         if given > max {
             return Err(Error::TooManySges { given, max });
         }
         producer.push(request.wr_id, request.sges).map_err(|e| match e {
             PushError::Full => Error::QueueFull { depth: self.depth },
-            // What is left is a queue smaller than was asked for.
+            // The length is checked above, so the queue is smaller than requested.
             PushError::TooLong | PushError::Mixed => Error::TooManySges { given, max },
         })
     }

@@ -6,18 +6,18 @@ use rnic_core::types::{Access, AtomicOperation, Stag};
 use crate::mr::RemoteAddr;
 use crate::window::Bind;
 
-/// One request for the send queue (`struct ibv_send_wr` of `ibv_post_send(3)`).
+/// A request for the send queue (`struct ibv_send_wr` of `ibv_post_send(3)`).
 ///
-/// Requests start in the order posted. Unless the QP signals all, only those marked
-/// [`signaled`](Self::signaled) and those that fail write a completion. The memory that elements
-/// name belongs to the request until its completion, or that of a later request, has been polled.
+/// Requests start in the order posted. Unless the QP signals all requests, only
+/// [`signaled`](Self::signaled) requests and failed ones write a completion. The memory of the SGEs
+/// belongs to the request until its completion, or that of a later request, is polled.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
     pub(crate) header: SendHeader,
     pub(crate) data: Data<'a>,
 }
 
-/// Where a request's bytes come from or go to.
+/// Source or destination of a request's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Data<'a> {
     Elements(&'a [Sge]),
@@ -26,31 +26,31 @@ pub(crate) enum Data<'a> {
 }
 
 impl<'a> SendRequest<'a> {
-    /// Sends the elements' bytes as one message to the peer's next receive (RFC 5040
+    /// Sends the bytes of the SGEs as one message, which consumes the peer's next receive (RFC 5040
     /// section 5.3).
     pub fn send(wr_id: u64, elements: &'a [Sge]) -> Self {
         Self::new(SendOpcode::Send, wr_id, Data::Elements(elements))
     }
 
-    /// Sends bytes that are copied into the queue now, at most the QP's `max_inline`: they need no
-    /// region and may be reused as soon as the request is posted.
+    /// Like [`send`](Self::send), with data copied into the queue, at most the QP's `max_inline`
+    /// bytes. The data needs no region, and `bytes` may be reused once the request is posted.
     pub fn send_inline(wr_id: u64, bytes: &'a [u8]) -> Self {
         Self::new(SendOpcode::Send, wr_id, Data::Inline(bytes))
     }
 
-    /// Like [`send`](Self::send), with four bytes beside the message, which its completion has at
-    /// the receiver. Only queue pairs that are [wired by hand](crate::QpType::Wired) have it.
+    /// Like [`send`](Self::send), with four bytes of immediate data for the receiver's completion.
+    /// RC, UC and UD QPs only.
     pub fn send_with_imm(wr_id: u64, elements: &'a [Sge], immediate: [u8; 4]) -> Self {
-        Self::send(wr_id, elements).beside(immediate)
+        Self::send(wr_id, elements).with_immediate(immediate)
     }
 
-    /// Like [`send_inline`](Self::send_inline), with four bytes beside the message.
+    /// Like [`send_inline`](Self::send_inline), with four bytes of immediate data.
     pub fn send_inline_with_imm(wr_id: u64, bytes: &'a [u8], immediate: [u8; 4]) -> Self {
-        Self::send_inline(wr_id, bytes).beside(immediate)
+        Self::send_inline(wr_id, bytes).with_immediate(immediate)
     }
 
-    /// Like [`send`](Self::send), and revokes the peer's region `invalidate`, which must be
-    /// registered for the peer's end of this connection (Send with Invalidate, RFC 5040
+    /// Like [`send`](Self::send), and invalidates the peer's region with STag `invalidate`, which
+    /// must be registered for the peer's QP of this connection (Send with Invalidate, RFC 5040
     /// section 5.3).
     pub fn send_invalidate(wr_id: u64, elements: &'a [Sge], invalidate: Stag) -> Self {
         let mut request = Self::new(SendOpcode::SendInvalidate, wr_id, Data::Elements(elements));
@@ -58,28 +58,30 @@ impl<'a> SendRequest<'a> {
         request
     }
 
-    /// Like [`send_inline`](Self::send_inline), and revokes the peer's region `invalidate`.
+    /// Like [`send_inline`](Self::send_inline), and invalidates the peer's region with STag
+    /// `invalidate`.
     pub fn send_invalidate_inline(wr_id: u64, bytes: &'a [u8], invalidate: Stag) -> Self {
         let mut request = Self::new(SendOpcode::SendInvalidate, wr_id, Data::Inline(bytes));
         request.header.inv_rkey = invalidate.0;
         request
     }
 
-    /// Writes the elements' bytes into the peer's memory (RDMA Write, RFC 5040 section 5.1).
-    /// Completes when the bytes may be reused; that they have arrived is known only from a later
-    /// message of the peer.
+    /// Writes the bytes of the SGEs to the peer's memory (RDMA Write, RFC 5040 section 5.1). After
+    /// the completion the source bytes may be reused. Only a later message from the peer proves
+    /// that the data have arrived.
     pub fn write(wr_id: u64, elements: &'a [Sge], to: RemoteAddr) -> Self {
         Self::new(SendOpcode::Write, wr_id, Data::Elements(elements)).remote(to)
     }
 
-    /// Writes bytes that are copied into the queue now, at most the QP's `max_inline`.
+    /// Like [`write`](Self::write), with data copied into the queue, at most the QP's `max_inline`
+    /// bytes.
     pub fn write_inline(wr_id: u64, bytes: &'a [u8], to: RemoteAddr) -> Self {
         Self::new(SendOpcode::Write, wr_id, Data::Inline(bytes)).remote(to)
     }
 
-    /// Like [`write`](Self::write), with Immediate Data behind it (RFC 7306 section 6): they take
-    /// the peer's next receive, whose completion has them, and how many bytes were written. A peer
-    /// that has no Immediate Data ends the connection.
+    /// Like [`write`](Self::write), followed by Immediate Data (RFC 7306 section 6). The Immediate
+    /// Data consume the peer's next receive. Its completion contains them and the number of bytes
+    /// written. A peer that does not support Immediate Data ends the connection.
     pub fn write_with_imm(
         wr_id: u64,
         elements: &'a [Sge],
@@ -89,7 +91,7 @@ impl<'a> SendRequest<'a> {
         Self::write(wr_id, elements, to).immediate(immediate)
     }
 
-    /// Like [`write_inline`](Self::write_inline), with Immediate Data behind it.
+    /// Like [`write_inline`](Self::write_inline), followed by Immediate Data.
     pub fn write_inline_with_imm(
         wr_id: u64,
         bytes: &'a [u8],
@@ -99,28 +101,31 @@ impl<'a> SendRequest<'a> {
         Self::write_inline(wr_id, bytes, to).immediate(immediate)
     }
 
-    /// Adds to a word of the peer's memory, and brings what was there before (Atomic FetchAdd, RFC
-    /// 7306 section 5). Words have 8 bytes, in the order of the host that has them, and begin at
-    /// multiples of 8; the peer's region needs `REMOTE_ATOMIC`. `into` has 8 bytes, too, and its
-    /// region needs local write access. A peer that has no atomic operations ends the connection:
-    /// adding 0 is a way to ask.
+    /// Atomically adds to a word of the peer's memory and returns its previous value in `into`
+    /// (Atomic FetchAdd, RFC 7306 section 5). A word has 8 bytes in the byte order of its host, and
+    /// its address must be a multiple of 8. The peer's region needs `REMOTE_ATOMIC`. `into` must
+    /// have 8 bytes, in a region with local write access. A peer that does not support atomic
+    /// operations ends the connection; adding 0 is a way to test for support.
     ///
-    /// In shared buffers operations are atomic whoever does them, the peer's program included; in
-    /// its other memory they are among those of all connections of its session.
+    /// If the word is in a shared buffer, the operation is atomic with respect to all accesses,
+    /// including those of the peer's program. In other memory of the peer it is atomic only with
+    /// respect to atomic operations of connections of the same session.
     pub fn fetch_add(wr_id: u64, into: Sge, at: RemoteAddr, add: u64) -> Self {
         Self::atomic(wr_id, into, at, AtomicOperation::FetchAdd { add, boundaries: 0 })
     }
 
-    /// Replaces a word of the peer's memory by `swap` if it is `compare`, and brings what was there
-    /// before (Atomic CmpSwap, RFC 7306 section 5). As [`fetch_add`](Self::fetch_add) otherwise.
+    /// Replaces a word of the peer's memory with `swap` if it equals `compare`, and returns its
+    /// previous value in `into` (Atomic CmpSwap, RFC 7306 section 5). Otherwise as
+    /// [`fetch_add`](Self::fetch_add).
     pub fn compare_swap(wr_id: u64, into: Sge, at: RemoteAddr, compare: u64, swap: u64) -> Self {
-        let (compare_mask, swap_mask) = (u64::MAX, u64::MAX);
+        let compare_mask = u64::MAX;
+        let swap_mask = u64::MAX;
         let operation = AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask };
         Self::atomic(wr_id, into, at, operation)
     }
 
-    /// An atomic operation of any kind, also on parts of a word. As
-    /// [`fetch_add`](Self::fetch_add) otherwise.
+    /// Performs any atomic operation, including those on parts of a word. Otherwise as
+    /// [`fetch_add`](Self::fetch_add).
     pub fn atomic(wr_id: u64, into: Sge, at: RemoteAddr, operation: AtomicOperation) -> Self {
         let (opcode, params) = SendOpcode::of_operation(operation);
         let mut request = Self::new(opcode, wr_id, Data::Element(into)).remote(at);
@@ -128,20 +133,19 @@ impl<'a> SendRequest<'a> {
         request
     }
 
-    /// Reads from the peer's memory into one element, which iWARP allows no more of (RDMA Read,
-    /// RFC 5040 section 5.2). The element's region needs local write access.
+    /// Reads from the peer's memory into one SGE, the maximum for iWARP (RDMA Read, RFC 5040
+    /// section 5.2). The SGE's region needs local write access.
     pub fn read(wr_id: u64, into: Sge, from: RemoteAddr) -> Self {
         Self::new(SendOpcode::Read, wr_id, Data::Element(into)).remote(from)
     }
 
-    /// Like [`read`](Self::read), into one element after the other. Only queue pairs that are
-    /// [wired by hand](crate::QpType::Wired) have it.
+    /// Like [`read`](Self::read), into several SGEs in order. RC QPs only.
     pub fn read_scattered(wr_id: u64, into: &'a [Sge], from: RemoteAddr) -> Self {
         Self::new(SendOpcode::Read, wr_id, Data::Elements(into)).remote(from)
     }
 
-    /// Like [`read`](Self::read), and revokes the element's own region when the bytes have
-    /// arrived (RDMA Read with local invalidate).
+    /// Like [`read`](Self::read), and invalidates the SGE's own region after the bytes have arrived
+    /// (RDMA Read with local invalidate).
     pub fn read_invalidate(wr_id: u64, into: Sge, from: RemoteAddr) -> Self {
         let mut request =
             Self::new(SendOpcode::ReadInvalidate, wr_id, Data::Element(into)).remote(from);
@@ -149,69 +153,71 @@ impl<'a> SendRequest<'a> {
         request
     }
 
-    /// Binds a window whose STag is `present`, which has the STag `new` from then on: the same but
-    /// for the low 8 bits. When the completion is there the peer may use the new one, and nothing
-    /// is placed through the one before. [`MemoryWindow`](crate::MemoryWindow) has this with the
-    /// STags kept in order.
+    /// Binds the window with STag `present` and changes its STag to `new`, which may differ only in
+    /// the low 8 bits. After the completion, the peer can use the new STag, and no access through
+    /// the old STag is possible. [`MemoryWindow`](crate::MemoryWindow) does the same and keeps
+    /// track of the STag.
     pub fn bind(wr_id: u64, present: Stag, new: Stag, bind: &Bind<'_>) -> Self {
         let (region, length) =
             bind.region.map_or((Stag(0), 0), |region| (region.lkey(), bind.length));
-        Self::bind_range(wr_id, present, new, region, (bind.address, length), bind.access)
+        Self::bind_range(wr_id, present, new, region, bind.address, length, bind.access)
     }
 
-    /// Like [`bind`](Self::bind), to `range` (first address, bytes) of the region whose STag is
-    /// `region`; to no bytes of no region (0), which unbinds it.
+    /// Like [`bind`](Self::bind), to `length` bytes from `address` of the region with STag
+    /// `region`. A `region` of 0 and a length of 0 unbind the window.
     pub fn bind_range(
         wr_id: u64,
         present: Stag,
         new: Stag,
         region: Stag,
-        range: (u64, u64),
+        address: u64,
+        length: u64,
         access: Access,
     ) -> Self {
         let mut request = Self::new(SendOpcode::BindWindow, wr_id, Data::Elements(&[]));
         let header = &mut request.header;
-        (header.rkey, header.inv_rkey) = (present.0, new.0);
-        let (address, length) = range;
-        let (lkey, access) = (region.0, access.bits());
+        header.rkey = present.0;
+        header.inv_rkey = new.0;
+        let lkey = region.0;
+        let access = access.bits();
         header.params = WindowParams { address, length, lkey, access }.to_params();
         request
     }
 
-    /// Revokes one of our own regions, or unbinds a window of type 2, when the requests before it
-    /// have been sent; as with [`Mr::deregister`](crate::Mr::deregister), nothing is placed in it
-    /// after the completion.
+    /// Invalidates a region of this program, or unbinds a window of type 2, after the requests
+    /// before it have been sent. After the completion the peer has no access through it, as after
+    /// [`Mr::deregister`](crate::Mr::deregister).
     pub fn local_invalidate(wr_id: u64, region: Stag) -> Self {
         let mut request = Self::new(SendOpcode::LocalInvalidate, wr_id, Data::Elements(&[]));
         request.header.inv_rkey = region.0;
         request
     }
 
-    /// Writes a completion also on success.
+    /// Requests a completion even if the request succeeds.
     #[must_use]
     pub fn signaled(self) -> Self {
         self.flag(SendFlags::SIGNALED)
     }
 
-    /// Asks for the peer's solicited event; has a meaning for what takes a receive (RFC 5040
-    /// section 5.3).
+    /// Requests a solicited event at the peer. Only meaningful for requests that consume a receive
+    /// (RFC 5040 section 5.3).
     #[must_use]
     pub fn solicited(self) -> Self {
         self.flag(SendFlags::SOLICITED)
     }
 
-    /// Starts only when all earlier reads and atomic operations of this QP are done.
+    /// Delays the request until all earlier reads and atomic operations of this QP have completed.
     #[must_use]
     pub fn fence(self) -> Self {
         self.flag(SendFlags::FENCE)
     }
 
-    /// The application's name for the request.
+    /// Returns the request's `wr_id`.
     pub fn wr_id(&self) -> u64 {
         self.header.wr_id
     }
 
-    /// The memory that it names.
+    /// Returns the request's SGEs; none for inline data.
     pub(crate) fn elements(&self) -> &[Sge] {
         match &self.data {
             Data::Elements(elements) => elements,
@@ -236,7 +242,7 @@ impl<'a> SendRequest<'a> {
             rkey: 0,
             inv_rkey: 0,
             params: [0; 4],
-            spare_is_zero: true,
+            reserved_is_zero: true,
         };
         SendRequest { header, data }
     }
@@ -253,7 +259,7 @@ impl<'a> SendRequest<'a> {
         self
     }
 
-    fn beside(mut self, data: [u8; 4]) -> Self {
+    fn with_immediate(mut self, data: [u8; 4]) -> Self {
         self.header.opcode = SendOpcode::SendImmediate as u8;
         self.header.params[0] = u64::from(u32::from_be_bytes(data)) << 32;
         self
@@ -265,21 +271,21 @@ impl<'a> SendRequest<'a> {
     }
 }
 
-/// One request for the receive queue (`ibv_post_recv(3)`).
+/// A request for the receive queue (`ibv_post_recv(3)`).
 ///
-/// A message fills the elements in order; one that is longer than all of them together ends the
-/// connection (RFC 5041 section 5.1). The memory belongs to the request until its completion has
-/// been polled, and the regions need local write access.
+/// A message fills the SGEs in order. A message longer than all SGEs together ends the connection
+/// (RFC 5041 section 5.1). The memory belongs to the request until its completion is polled, and
+/// the regions need local write access.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvRequest<'a> {
-    /// The application's name for the request.
+    /// Identifies the request in its completion.
     pub wr_id: u64,
-    /// Where the message goes; may be empty for messages of no bytes.
+    /// Destination of the message; may be empty for messages without data.
     pub sges: &'a [Sge],
 }
 
 impl<'a> RecvRequest<'a> {
-    /// A receive into these elements.
+    /// Returns a receive into these SGEs.
     pub fn new(wr_id: u64, sges: &'a [Sge]) -> Self {
         RecvRequest { wr_id, sges }
     }

@@ -1,9 +1,9 @@
-//! Queue pairs of datagrams by the ports that they serve (`RDMA_PS_UDP` of `rdma_cm(7)`).
+//! Resolution of ports to UD QPs (`RDMA_PS_UDP` of `rdma_cm(7)`).
 //!
-//! Nothing is connected: a program asks which queue pair serves a port ([`Qp::resolve`]), and one
-//! that listens there ([`Context::bind_datagrams`]) answers with the number and the Q_Key of one of
-//! its own, or says no. After that both send each other datagrams as they like. Ports are those of
-//! a space of their own, beside TCP's, at the addresses that the device's GIDs stand for.
+//! There is no connection. A program requests the QP of a port ([`Qp::resolve`]). A program that
+//! listens on that port ([`Context::bind_datagrams`]) replies with the number and the Q_Key of one
+//! of its QPs, or rejects the request. After that, both can send datagrams to each other. The ports
+//! are in their own port space, separate from that of TCP, at the addresses of the device's GIDs.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -21,15 +21,15 @@ use crate::inbox::deadline;
 use crate::listener::{BindOptions, ConnectionRequest, Listener};
 use crate::qp::Qp;
 
-/// How to ask for a queue pair (compare `struct rdma_conn_param` of `rdma_connect(3)`).
+/// Options for a resolution (compare `struct rdma_conn_param` of `rdma_connect(3)`).
 #[derive(Clone, Debug)]
 pub struct ResolveOptions {
-    /// Bytes for the program that is asked, at most 180. It receives as many, filled up with zeros.
+    /// Private data for the other program, at most 180 bytes; zero-padded to 180.
     pub private_data: Vec<u8>,
-    /// Source address, one that a GID of the device's stands for, if it matters.
+    /// Source address, which must belong to a GID of the device; `None` lets the daemon choose.
     pub local: Option<SocketAddr>,
-    /// How long [`Qp::resolve`] waits; default 40 s, `None` as long as the daemon's own deadline
-    /// lets it (`mpa.reply_deadline`).
+    /// Timeout of [`Qp::resolve`]; default 40 s. With `None`, only the daemon's own deadline
+    /// applies (`mpa.reply_deadline`).
     pub timeout: Option<Duration>,
 }
 
@@ -40,26 +40,26 @@ impl Default for ResolveOptions {
     }
 }
 
-/// A queue pair that serves a port.
+/// The QP of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolved {
-    /// Where datagrams for it go.
+    /// Destination for datagrams to the QP.
     pub address: DatagramAddress,
     /// Address and port of this end and of the peer.
     pub addresses: AddressPair,
-    /// Bytes of the program that answered, filled up with zeros to 136.
+    /// Private data of the reply, zero-padded to 136 bytes.
     pub private_data: Vec<u8>,
 }
 
 impl Context {
-    /// Binds an address of the port space of datagrams without listening (`rdma_bind_addr(3)` with
-    /// `RDMA_PS_UDP`). Port 0 lets the daemon choose. It listens, and its requests come, as those
-    /// of any [`Listener`]; they are answered by [`ConnectionRequest::accept_datagrams`].
+    /// Binds an address of the UD port space without listening (`rdma_bind_addr(3)` with
+    /// `RDMA_PS_UDP`). With port 0 the daemon chooses the port. The result is used like any
+    /// [`Listener`]; [`ConnectionRequest::accept_datagrams`] accepts its requests.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if no GID of the device's stands for the address, if it is in use, or if
-    /// a limit or a rule of the administrator is against it.
+    /// [`Error::Refused`] if the address does not belong to a GID of the device or is in use, or if
+    /// a limit or an administrator's rule forbids it.
     pub fn bind_datagrams(
         &self,
         address: impl ToSocketAddrs,
@@ -73,28 +73,29 @@ impl Context {
 }
 
 impl ConnectionRequest {
-    /// Answers that this queue pair of datagrams serves the port, with these bytes for the peer, at
-    /// most 136. It is in Rtr, Rts or Sqd, and may be the answer to any number of requests. Who
-    /// asked is told its Q_Key; no event follows. A rejection has as many bytes at most.
+    /// Replies that this UD QP serves the port, with at most 136 bytes of private data. The peer
+    /// also receives the QP's Q_Key. The QP must be in Rtr, Rts or Sqd, and may serve any number of
+    /// requests. No event follows. [`reject`](Self::reject) also takes at most 136 bytes here.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the time for an answer is over or the queue pair is in another state.
+    /// [`Error::Refused`] if the deadline for a reply has passed or the QP is in another state.
     pub fn accept_datagrams(self, qp: &Qp, private_data: &[u8]) -> Result<(), Error> {
-        self.decide_with(qp, (None, None), private_data)
+        self.decide_with(qp, None, None, private_data)
     }
 }
 
 impl Qp {
-    /// Asks which queue pair serves a port, and waits for the answer (`rdma_connect(3)` with
-    /// `RDMA_PS_UDP`). This queue pair is one of datagrams and stays as it is; it asks one question
-    /// at a time. Each address of a name is asked in turn, each for the time that the options say.
+    /// Requests the QP of a port and waits for the reply (`rdma_connect(3)` with `RDMA_PS_UDP`).
+    /// `self` must be a UD QP. Its state does not change, and it can have one resolution
+    /// outstanding. The addresses of a name are tried in turn, each with the timeout of the
+    /// options.
     ///
     /// # Errors
     ///
-    /// [`Error::Rejected`] has the bytes of a program that said no, filled up with zeros;
-    /// [`Error::Unreachable`] says why there is no answer, mostly that nobody listens. After
-    /// [`Error::TimedOut`] nothing more comes of it.
+    /// [`Error::Rejected`] with the rejection's private data, zero-padded; [`Error::Unreachable`]
+    /// with the reason, usually that no program listens on the port. After [`Error::TimedOut`] a
+    /// late reply is ignored.
     ///
     /// # Examples
     ///
@@ -124,24 +125,24 @@ impl Qp {
         match answer {
             Some(event) => outcome(event),
             None => match self.abort() {
-                // Refused if the answer has just come, which nobody reads any more.
+                // Refused if the reply has just arrived. The next resolution discards it.
                 Ok(()) | Err(Error::Refused { .. }) => {
-                    Err(Error::TimedOut { what: "the answer; it is not awaited any more" })
+                    Err(Error::TimedOut { what: "the reply; the resolution has been aborted" })
                 }
                 Err(error) => Err(error),
             },
         }
     }
 
-    /// Begins to ask. What comes of it is told by [`Context::next_event`]: [`Event::Resolved`],
-    /// [`Event::Rejected`] or [`Event::Unreachable`]; [`Qp::abort`] ends it.
+    /// Starts a resolution. [`Context::next_event`] returns the outcome: [`Event::Resolved`],
+    /// [`Event::Rejected`] or [`Event::Unreachable`]. [`Qp::abort`] cancels it.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if this queue pair asks already, if a rule is against it, or if there is
-    /// no way from the device to the peer.
+    /// [`Error::Refused`] if this QP already has a resolution outstanding, if a rule forbids it, or
+    /// if the device has no route to the peer.
     pub fn start_resolve(&self, peer: SocketAddr, options: &ResolveOptions) -> Result<(), Error> {
-        // What is left of an earlier question is no answer to this one.
+        // Events of an earlier resolution must not be taken for the outcome of this one.
         self.session().events.drain()?;
         self.session().events.with(|events| {
             while events.take(Subject::Qp(self.id()), settles_resolution).is_some() {}
@@ -166,6 +167,6 @@ fn outcome(answer: Event) -> Result<Resolved, Error> {
         }
         Event::Rejected { private_data, .. } => Err(Error::Rejected { private_data }),
         Event::Unreachable { reason, .. } => Err(Error::Unreachable { reason }),
-        other => Err(Error::protocol(format!("{other:?} answers no question"))),
+        other => Err(Error::protocol(format!("{other:?} does not answer a resolution"))),
     }
 }

@@ -1,9 +1,9 @@
-//! One lease on the device: the control connection, the arenas, the doorbells and the events.
+//! A session with the daemon: the control connection, the arenas, the doorbells and the events.
 //!
-//! Everything an application holds keeps its session alive; when the last of it is dropped the
-//! sockets close and the daemon takes back what is left. The session belongs to the process that
-//! opened it: a forked child has neither the queues (they are mapped `MADV_DONTFORK`) nor the right
-//! to speak on the control socket, where it would garble its parent's requests.
+//! Every object of the application keeps its session alive. When the last one is dropped, the
+//! sockets close and the daemon destroys all objects that are left. Only the process that opened
+//! the session may use it: in a forked child the queues are not mapped (`MADV_DONTFORK`), and the
+//! child's requests on the control socket would mix with those of the parent.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -23,37 +23,37 @@ use rnic_core::shm::wait::cpus;
 use rnic_core::types::SessionId;
 
 use crate::control::{Control, Welcome};
-use crate::copies::Copies;
+use crate::copies::CopyQueues;
 use crate::error::Error;
 use crate::events::Events;
 use crate::inbox::{Inbox, Sleep};
 use crate::lease::LocalKeys;
 
 pub(crate) struct Session {
-    /// Process that may use it.
+    /// Process that may use the session.
     owner: Owner,
     id: SessionId,
     features: Features,
-    /// CPUs the process could run on when it opened the session.
+    /// CPUs available to the process when it opened the session.
     cpus: usize,
     channel: Mutex<ControlChannel>,
-    /// Doorbell of each worker, by its number.
+    /// Doorbell of each worker, by worker number.
     doorbells: Box<[Arc<Doorbell>]>,
     pub(crate) events: Inbox<Events>,
-    /// STags of regions that are leased as slices.
+    /// STags of regions with leased bytes.
     pub(crate) local_keys: LocalKeys,
     attachment: Mutex<Attachment>,
-    /// Copies of this process's memory, if the daemon leaves them to the library.
-    copies: OnceLock<Copies>,
-    /// The daemon is known to be gone. Only ever set.
+    /// Copy queues, if the library copies this process's memory for the daemon.
+    copies: OnceLock<CopyQueues>,
+    /// The daemon is known to be gone. Never cleared.
     gone: AtomicBool,
 }
 
-/// The control connection with the arenas that its replies bring: one lock, because a reply may
-/// place a queue in an arena that came with the reply just before it.
+/// The control connection and the arenas from its replies. One lock protects both, because a reply
+/// may place a queue in the arena of an earlier reply.
 struct ControlChannel {
     control: Control,
-    /// Arenas that are mapped, each with its number in this session.
+    /// Mapped arenas with their numbers in this session.
     arenas: Vec<(u32, Arc<Mapping>)>,
 }
 
@@ -61,11 +61,11 @@ struct ControlChannel {
 #[derive(Default)]
 struct Attachment {
     is_made: bool,
-    /// Queues of copy jobs created so far, by worker. Empty once all exist.
+    /// Copy queues created so far, by worker. Moved to [`Session::copies`] once all exist.
     queues: Vec<QueueMemory>,
 }
 
-/// How one worker is woken.
+/// Doorbell of a worker.
 pub(crate) struct Doorbell {
     pub(crate) ringer: DoorbellRinger,
     pub(crate) eventfd: OwnedFd,
@@ -84,7 +84,7 @@ impl Doorbell {
 }
 
 impl Session {
-    /// Says hello on a connected control socket, as process `owner`.
+    /// Exchanges Hello on a connected control socket, for process `owner`.
     pub(crate) fn open(
         socket: OwnedFd,
         path: &Path,
@@ -109,7 +109,13 @@ impl Session {
             cpus: cpus(),
             channel: Mutex::new(ControlChannel { control, arenas: vec![(0, arena)] }),
             doorbells,
-            events: Inbox::new(events, MAX_MESSAGE, Events::new(), Events::sort, Sleep::Poll),
+            events: Inbox::new(
+                events,
+                MAX_MESSAGE,
+                Events::new(),
+                Events::handle_packet,
+                Sleep::Poll,
+            ),
             local_keys: LocalKeys::default(),
             attachment: Mutex::default(),
             copies: OnceLock::new(),
@@ -129,12 +135,12 @@ impl Session {
         self.cpus
     }
 
-    /// Asks the daemon; the answer carries no descriptor.
+    /// Sends a request without a descriptor and returns the reply.
     pub(crate) fn request(&self, body: RequestBody) -> Result<ReplyBody, Error> {
         self.request_with(body, None).map(|(reply, _)| reply)
     }
 
-    /// Asks the daemon for something that has no answer but done.
+    /// Sends a request and expects the reply `Done`.
     pub(crate) fn command(&self, body: RequestBody) -> Result<(), Error> {
         match self.request(body)? {
             ReplyBody::Done => Ok(()),
@@ -142,7 +148,8 @@ impl Session {
         }
     }
 
-    /// Asks the daemon, passing a descriptor; the answer may bring one.
+    /// Sends a request with an optional descriptor. Returns the reply and its descriptor, if any,
+    /// except that of a new arena, which is mapped here.
     pub(crate) fn request_with(
         &self,
         body: RequestBody,
@@ -152,7 +159,7 @@ impl Session {
         let mut channel = self.channel.lock();
         let answer = channel.control.request(body, descriptor);
         if channel.control.is_closed() {
-            self.lost();
+            self.mark_gone();
         }
         let (reply, descriptors) = answer?;
         let mut descriptor = descriptors.into_iter().next();
@@ -193,7 +200,7 @@ impl Session {
     }
 
     fn serve_copies(&self, queues: &mut Vec<QueueMemory>) -> Result<(), Error> {
-        check_copies().map_err(|e| Error::io("process_vm_readv of this process", e))?;
+        check_copies().map_err(|e| Error::io("process_vm_readv on this process", e))?;
         let made = if self.copies.get().is_some() { self.doorbells.len() } else { queues.len() };
         for worker in made..self.doorbells.len() {
             // A daemon has at most 64 workers.
@@ -203,20 +210,20 @@ impl Session {
         }
         let copies = self.copies.get_or_init(|| {
             let queues = queues.drain(..).zip(self.doorbells.iter().cloned());
-            Copies::new(self.owner, queues)
+            CopyQueues::new(self.owner, queues)
         });
         copies.start_threads().map_err(|e| Error::io("starting a thread", e))
     }
 
-    /// Makes copies that workers wait for, at most one for each.
+    /// Performs at most one pending copy job per worker.
     #[inline]
-    pub(crate) fn help(&self) {
+    pub(crate) fn try_copy(&self) {
         if let Some(copies) = self.copies.get() {
-            copies.help();
+            copies.try_copy();
         }
     }
 
-    /// A queue that the daemon made for us.
+    /// Opens a queue that the daemon has created.
     pub(crate) fn queue(&self, at: QueueLocation, kind: QueueKind) -> Result<QueueMemory, Error> {
         let channel = self.channel.lock();
         let (_, mapping) = channel
@@ -225,11 +232,11 @@ impl Session {
             .find(|(number, _)| *number == at.arena)
             .ok_or_else(|| Error::protocol(format!("a queue in unknown arena {}", at.arena)))?;
         QueueMemory::open(mapping.clone(), at.offset as usize, kind, at.shape)
-            .map_err(|e| Error::protocol(format!("a queue it made is unusable: {e}")))
+            .map_err(|e| Error::protocol(format!("a queue from the daemon is unusable: {e}")))
     }
 
-    /// Tells `worker` to look at the queues behind doorbell `index`, waking it only if it sleeps
-    /// (the entry and the producer index have been published before).
+    /// Rings doorbell `index` of `worker`, and wakes the worker only if it sleeps. The caller must
+    /// publish the entry and the producer index before.
     pub(crate) fn ring(&self, worker: u32, index: u32) -> Result<(), Error> {
         let Some(doorbell) = self.doorbells.get(worker as usize) else {
             return Err(Error::protocol(format!("a queue of unknown worker {worker}")));
@@ -238,14 +245,14 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the session, in which the daemon has done what this process cannot follow.
+    /// Ends the session because its state no longer matches that of the daemon.
     pub(crate) fn give_up(&self) {
-        self.channel.lock().control.give_up();
-        self.lost();
+        self.channel.lock().control.close();
+        self.mark_gone();
     }
 
     /// Records that the daemon is gone. No copy for it is in progress when this returns.
-    fn lost(&self) {
+    fn mark_gone(&self) {
         if let Some(copies) = self.copies.get() {
             copies.end();
         }
@@ -254,33 +261,30 @@ impl Session {
         self.gone.store(true, Ordering::Release);
     }
 
-    /// Records the end of the daemon if waiting for an event has failed with it.
+    /// Records that the daemon is gone if waiting for an event has failed for that reason.
     fn check_event<T>(&self, found: Result<T, Error>) -> Result<T, Error> {
         if matches!(found, Err(Error::DaemonGone)) {
-            self.lost();
+            self.mark_gone();
         }
         found
     }
 
-    /// Whether the daemon is still there, as far as is known without asking.
+    /// Fails if the daemon is known to be gone. Makes no system call.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        match self.gone.load(Ordering::Acquire) {
-            false => Ok(()),
-            true => Err(Error::DaemonGone),
-        }
+        if self.gone.load(Ordering::Acquire) { Err(Error::DaemonGone) } else { Ok(()) }
     }
 
-    /// Asks whether this is still the process that opened the session, and then the kernel whether
-    /// the daemon still holds the other end: one system call.
+    /// Fails if this is not the process that opened the session, or if the daemon has closed its
+    /// end. Makes one system call for the latter.
     pub(crate) fn check_thoroughly(&self) -> Result<(), Error> {
         self.check_owner()?;
         if self.events.is_closed() {
-            self.lost();
+            self.mark_gone();
         }
         self.check()
     }
 
-    /// Waits for what `take` finds among the events, at most until `deadline`.
+    /// Waits until `take` returns a value or `deadline` passes (`None`: no deadline).
     pub(crate) fn await_event<T>(
         &self,
         deadline: Option<Instant>,
@@ -290,23 +294,24 @@ impl Session {
         self.check_event(self.events.wait(deadline, take))
     }
 
-    /// As [`await_event`](Self::await_event), for a task, as long as it takes.
+    /// Same as [`await_event`](Self::await_event), for a task and without a deadline.
     #[cfg(feature = "tokio")]
     pub(crate) async fn task_event<T>(
         &self,
         take: impl FnMut(&mut Events) -> Option<T>,
     ) -> Result<T, Error> {
         self.check_owner()?;
-        self.check_event(crate::tasks::taken(&self.events, take).await)
+        self.check_event(crate::tasks::wait_for_packet(&self.events, take).await)
     }
 
-    /// Whether this is the process that opened the session.
+    /// Fails if this is not the process that opened the session.
     #[inline]
     pub(crate) fn check_owner(&self) -> Result<(), Error> {
         self.of_owner(self.owner.is_current())
     }
 
-    /// The same as far as it takes no system call.
+    /// Same as [`check_owner`](Self::check_owner), but without a system call, so it may miss a
+    /// fork.
     #[inline]
     pub(crate) fn check_owner_in_passing(&self) -> Result<(), Error> {
         self.of_owner(self.owner.may_be_current())
@@ -314,14 +319,11 @@ impl Session {
 
     #[inline]
     fn of_owner(&self, is_current: bool) -> Result<(), Error> {
-        match is_current {
-            true => Ok(()),
-            false => Err(Error::AfterFork { owner: self.owner.id() }),
-        }
+        if is_current { Ok(()) } else { Err(Error::AfterFork { owner: self.owner.id() }) }
     }
 }
 
-/// The answer to one request came to another one.
+/// Returns the error for a reply of the wrong type.
 pub(crate) fn unexpected(reply: &ReplyBody) -> Error {
     Error::protocol(format!("unexpected reply {reply:?}"))
 }

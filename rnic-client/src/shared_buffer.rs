@@ -14,10 +14,10 @@ use crate::error::Error;
 use crate::memory;
 use crate::session::{Session, unexpected};
 
-/// Zeroed memory that this process and the daemon share, out of which regions are registered.
+/// Zeroed memory shared by this process and the daemon, for regions.
 ///
-/// It is accessed through the regions, see [`Mr`](crate::Mr). Clones are the same shared buffer;
-/// the daemon lets go of it when the last clone and the last region have been dropped.
+/// Regions give access to it, see [`Mr`](crate::Mr). Clones refer to the same shared buffer. The
+/// daemon releases it when the last clone and the last region have been dropped.
 #[derive(Clone)]
 pub struct SharedBuffer {
     pub(crate) inner: Arc<SharedBufferInner>,
@@ -37,17 +37,17 @@ impl SharedBuffer {
         })
     }
 
-    /// Its handle in the daemon.
+    /// Returns the buffer's handle in the daemon.
     pub fn id(&self) -> SharedBufferId {
         self.inner.id
     }
 
-    /// Its bytes, whole pages.
+    /// Returns the length in bytes, a multiple of the page size.
     pub fn len(&self) -> u64 {
         self.inner.mapping.len() as u64
     }
 
-    /// Never: a shared buffer has at least one page.
+    /// Returns false: a shared buffer has at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -62,12 +62,13 @@ impl fmt::Debug for SharedBuffer {
     }
 }
 
-/// Memory of at least `len` bytes that the daemon has mapped. The only handle of it is returned.
+/// Allocates at least `len` bytes and shares them with the daemon. Returns the buffer's handle, of
+/// which the caller is the only owner.
 pub(crate) fn share(session: &Session, len: u64) -> Result<(SharedBufferId, Arc<Mapping>), Error> {
     let page = rustix::param::page_size();
     let size = usize::try_from(len.max(1)).ok().and_then(|n| n.checked_next_multiple_of(page));
     let size = size.ok_or(Error::OutOfRange { offset: 0, length: len, size: u64::MAX })?;
-    // The daemon's limits are asked before the machine's memory is taken.
+    // Must come before the allocation, so that a limit is reported before memory is used.
     let reserved =
         match session.request(RequestBody::ReserveSharedBuffer { length: size as u64 })? {
             ReplyBody::SharedBuffer { buffer: id } => Reserved { session, id },
@@ -81,7 +82,8 @@ pub(crate) fn share(session: &Session, len: u64) -> Result<(SharedBufferId, Arc<
     }
 }
 
-/// A shared buffer that the daemon counts and that has no memory yet; given back unless it is kept.
+/// A shared buffer that the daemon has reserved and that has no memory yet. Dropping it removes the
+/// reservation.
 struct Reserved<'a> {
     session: &'a Session,
     id: SharedBufferId,
@@ -100,7 +102,7 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// Memory of `size` bytes that exists, taken in steps as long as the machine has it.
+/// Allocates and populates `size` bytes in steps. Fails as soon as too little memory is available.
 fn populated(size: usize) -> Result<(Arc<Mapping>, OwnedFd), Error> {
     enum Failed {
         NotEnough(Error),
@@ -116,11 +118,12 @@ fn populated(size: usize) -> Result<(Arc<Mapping>, OwnedFd), Error> {
     });
     made.map_err(|failed| match failed {
         Failed::NotEnough(error) => error,
-        Failed::System(error) => Error::io("making a shared buffer", error),
+        Failed::System(error) => Error::io("creating a shared buffer", error),
     })
 }
 
-/// Start and length of a range of `size` bytes, if it lies inside.
+/// Returns start and length of a range in a buffer of `size` bytes. Fails if the range is not
+/// inside it.
 pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<(u64, u64), Error> {
     let (start, end) = ends(range, size);
     match end.checked_sub(start) {
@@ -129,8 +132,8 @@ pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<(u64, u
     }
 }
 
-/// Where a range of `size` bytes begins, and the first byte behind it, whether it lies inside or
-/// not.
+/// Returns start and end (exclusive) of a range in a buffer of `size` bytes. They may lie outside
+/// it.
 pub(crate) fn ends(range: impl RangeBounds<u64>, size: u64) -> (u64, u64) {
     let start = match range.start_bound() {
         Bound::Included(&n) => n,
@@ -147,7 +150,7 @@ pub(crate) fn ends(range: impl RangeBounds<u64>, size: u64) -> (u64, u64) {
 
 impl Drop for SharedBufferInner {
     fn drop(&mut self) {
-        // A session that has ended has let go of it already.
+        // If the session has ended, the buffer is released already.
         let _ = self.session.command(RequestBody::RemoveSharedBuffer { buffer: self.id });
     }
 }

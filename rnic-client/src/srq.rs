@@ -14,15 +14,15 @@ use crate::receive::ReceiveQueue;
 use crate::request::RecvRequest;
 use crate::session::{Session, unexpected};
 
-/// How to make a shared receive queue.
+/// Options for creating a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqOptions {
-    /// Receives outstanding; default 256, rounded up to a power of two.
+    /// Maximum outstanding receives, rounded up to a power of two; default 256.
     pub depth: u32,
-    /// Elements per receive; default 4.
+    /// Maximum SGEs per receive; default 4.
     pub max_sge: u8,
-    /// Limit event, as of [`Srq::arm_limit`], for the first message that leaves fewer receives than
-    /// this; default 0, none.
+    /// Arms the limit event ([`Srq::arm_limit`]) at creation, for the first message that leaves
+    /// fewer receives than this; default 0 (off).
     pub limit: u32,
     /// Returned in the queue's events; default 0.
     pub context: u64,
@@ -35,24 +35,24 @@ impl Default for SrqOptions {
 }
 
 /// A shared receive queue (`ibv_create_srq(3)`): receives for the messages of any number of QPs of
-/// its protection domain, taken in order by whichever message begins.
+/// its protection domain. Each new message consumes the oldest receive.
 ///
-/// A receive that a message has taken belongs to that message's QP until it completes; what no
-/// message has taken stays when a QP ends, and is gone with the queue. Any number of threads may
-/// post; a batch stays together. Clones are the same queue; the daemon destroys it when the last
-/// clone and the last QP that uses it have been dropped.
+/// A receive that a message has consumed belongs to that message's QP until it completes. The other
+/// receives remain when a QP ends, and are discarded with the queue. Any number of threads may
+/// post, and the receives of a batch stay together. Clones refer to the same queue. The daemon
+/// destroys it when the last clone and the last QP that uses it have been dropped.
 ///
-/// Its events come by [`Context::next_event`](crate::Context::next_event):
-/// [`Event::SrqLimit`](crate::Event::SrqLimit) when it runs low,
-/// [`Event::SrqUnfair`](crate::Event::SrqUnfair) when the peer of one QP uses up more than its fair
-/// share, [`Event::LastWqeReached`](crate::Event::LastWqeReached) when a QP in Error will take no
-/// more, and [`Event::SrqError`](crate::Event::SrqError) when its memory was scribbled over.
+/// [`Context::next_event`](crate::Context::next_event) returns its events:
+/// [`Event::SrqLimit`](crate::Event::SrqLimit) when the number of receives falls below the limit,
+/// [`Event::SrqUnfair`](crate::Event::SrqUnfair) when the peer of one QP uses more than its fair
+/// share, [`Event::LastWqeReached`](crate::Event::LastWqeReached) when a QP in Error takes no more
+/// receives, and [`Event::SrqError`](crate::Event::SrqError) when its memory is corrupted.
 ///
 /// ```no_run
 /// # use rnic_client::*;
 /// # fn serve(context: &Context, pd: &Pd, cq: &Cq, listener: &Listener)
 /// # -> Result<(), Box<dyn std::error::Error>> {
-/// // 256 receives of 4 KiB for a thousand peers, of which few send at a time.
+/// // 256 receives of 4 KiB for a thousand peers, if only few of them send at a time.
 /// const SLOT: u64 = 4096;
 /// let srq = pd.create_srq(&SrqOptions { depth: 256, limit: 64, ..SrqOptions::default() })?;
 /// let buffer = context.create_shared_buffer(256 * SLOT)?;
@@ -74,7 +74,7 @@ impl Default for SrqOptions {
 ///     cq.wait(&mut one, None)?;
 ///     let received = one[0].ok()?;
 ///     println!("{} bytes for QP {}", received.byte_len, received.qp);
-///     // The slot is free again, for a message to whichever QP comes next.
+///     // The slot is free again, for the next message to any QP.
 ///     post(received.wr_id)?;
 /// }
 /// # }
@@ -87,7 +87,7 @@ pub struct Srq {
 pub(crate) struct SrqInner {
     pub(crate) id: SrqId,
     queue: ReceiveQueue,
-    /// It outlives its queues.
+    /// Its session must outlive the queue.
     pd: Arc<PdInner>,
 }
 
@@ -104,17 +104,17 @@ impl Srq {
         Ok(Srq { inner: Arc::new(SrqInner { id, queue, pd: pd.clone() }) })
     }
 
-    /// Its handle: what completions and events name.
+    /// Returns the queue's handle, which completions and events contain.
     pub fn id(&self) -> SrqId {
         self.inner.id
     }
 
-    /// Handle of the protection domain whose regions its receives may name.
+    /// Returns the handle of the protection domain. Receives may use only regions of this domain.
     pub fn pd(&self) -> PdId {
         self.inner.pd.id
     }
 
-    /// Receives that it has room for, a power of two.
+    /// Returns the maximum number of outstanding receives, a power of two.
     pub fn capacity(&self) -> u32 {
         self.inner.queue.depth()
     }
@@ -123,20 +123,20 @@ impl Srq {
     ///
     /// # Errors
     ///
-    /// Those that can be known here: [`Error::QueueFull`] and [`Error::TooManySges`];
-    /// [`PostError::posted`] says how many receives before the wrong one have been posted.
+    /// [`Error::QueueFull`], [`Error::TooManySges`], [`Error::LeasedMemory`] and
+    /// [`Error::ReservedWrId`]; [`PostError::posted`] is the number of receives posted.
     pub fn post_recv(&self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         self.inner.queue.post(self.session(), requests)
     }
 
-    /// Asks for one [`Event::SrqLimit`](crate::Event::SrqLimit) when fewer receives than `limit`
-    /// are posted, at once if that is so already; 0 takes the request back (`ibv_modify_srq(3)`
-    /// with `IBV_SRQ_LIMIT`).
+    /// Requests one [`Event::SrqLimit`](crate::Event::SrqLimit) when fewer than `limit` receives
+    /// are posted, immediately if that is already the case (`ibv_modify_srq(3)` with
+    /// `IBV_SRQ_LIMIT`). 0 cancels the request.
     pub fn arm_limit(&self, limit: u32) -> Result<(), Error> {
         self.session().command(RequestBody::ArmSrq { srq: self.inner.id, limit })
     }
 
-    /// Receives posted and taken, the armed limit, QPs (compare `ibv_query_srq(3)`).
+    /// Queries receives posted and taken, the armed limit and the QPs (compare `ibv_query_srq(3)`).
     pub fn query(&self) -> Result<SrqRow, Error> {
         match self.session().request(RequestBody::QuerySrq { srq: self.inner.id })? {
             ReplyBody::SrqInfo(row) => Ok(row),
@@ -144,7 +144,7 @@ impl Srq {
         }
     }
 
-    /// Changes the context that its events carry.
+    /// Sets the context that the queue's events carry.
     pub fn set_context(&self, context: u64) -> Result<(), Error> {
         let object = ObjectRef::Srq(self.inner.id);
         self.session().command(RequestBody::SetContext { object, context })
@@ -168,9 +168,9 @@ impl fmt::Debug for Srq {
 impl Drop for SrqInner {
     fn drop(&mut self) {
         let session = &self.pd.session;
-        // A session that has ended has destroyed it already.
+        // If the session has ended, the SRQ is destroyed already.
         let _ = session.command(RequestBody::DestroySrq { srq: self.id });
-        // As with a QP: what was said of it before that reply is read while it has a place to go.
+        // As for a QP, reads the events that were sent before that reply while the subject is open.
         let _ = session.events.drain();
         session.events.with(|events| events.close(Subject::Srq(self.id)));
     }

@@ -1,8 +1,8 @@
-//! A connection as a stream of bytes, for tasks of a tokio runtime.
+//! A connection as a byte stream, for tasks of a tokio runtime.
 //!
-//! Each write is one Send of at most 16 KiB; messages have no meaning of their own. Both ends are a
-//! [`Stream`]. A sender that is faster than its peer waits: the peer's QP holds messages until it
-//! has posted a receive ([`RnrPolicy::Wait`]).
+//! Each write is one Send of at most 16 KiB; message boundaries have no meaning. Both ends must be
+//! a [`Stream`]. A sender that is faster than its peer waits: the peer's QP holds messages until a
+//! receive is posted ([`RnrPolicy::Wait`]).
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -28,14 +28,14 @@ use crate::listener::{AcceptOptions, ConnectionRequest};
 use crate::pd::Pd;
 use crate::qp::{Qp, QpOptions};
 
-/// A connection that carries bytes in both directions, as a [`tokio::net::TcpStream`] does.
+/// A connection that carries bytes in both directions, like a [`tokio::net::TcpStream`].
 ///
-/// Reads return 0 bytes after the peer has shut down. `shutdown` ends this direction only; the
-/// other one goes on. A stream that is dropped before both have ended is reset, and loses what the
-/// peer has not read: shut down, then read to the end.
+/// Reads return 0 bytes after the peer has shut down. `shutdown` ends this direction only. Dropping
+/// a stream before both directions have ended resets the connection, and bytes that the peer has
+/// not read are lost. To avoid this, shut down, then read to the end.
 ///
-/// A stream has a protection domain, two completion queues, a QP and 512 KiB of registered memory
-/// of its own. For other shapes use [`Qp::send`] and [`Qp::recv`].
+/// A stream has its own protection domain, two completion queues, a QP and 512 KiB of registered
+/// memory. For other configurations use [`Qp::send`] and [`Qp::recv`].
 ///
 /// ```no_run
 /// use rnic_client::{Context, Stream};
@@ -51,18 +51,18 @@ use crate::qp::{Qp, QpOptions};
 /// # }
 /// ```
 pub struct Stream {
-    // Before the QP: a destroyed QP loses its leases.
+    // Must be dropped before the QP, because a destroyed QP loses its leases.
     reader: Reader,
     writer: Writer,
     qp: Arc<Qp>,
 }
 
 impl Stream {
-    /// Connects to the stream that a peer accepts at an address. Each address of a name is tried.
+    /// Connects to a peer that accepts with [`Stream::accept`]. All addresses of a name are tried.
     ///
     /// # Errors
     ///
-    /// As of [`Qp::connect_async`].
+    /// Same as [`Qp::connect_async`].
     pub async fn connect(context: &Context, peer: impl ToSocketAddrs) -> Result<Stream, Error> {
         let stream = Stream::new(context)?;
         stream.qp.connect_async(peer, &ConnectOptions::default()).await?;
@@ -73,7 +73,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As of [`ConnectionRequest::accept_async`].
+    /// Same as [`ConnectionRequest::accept_async`].
     ///
     /// [`Listener::accept_request_async`]: crate::Listener::accept_request_async
     pub async fn accept(context: &Context, request: ConnectionRequest) -> Result<Stream, Error> {
@@ -82,12 +82,12 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The QP, to ask for its state, addresses and counters.
+    /// Returns the QP, for queries of its state, addresses and counters.
     pub fn qp(&self) -> &Qp {
         &self.qp
     }
 
-    /// Makes an unconnected stream whose receives are posted.
+    /// Creates an unconnected stream with all receives posted.
     fn new(context: &Context) -> Result<Stream, Error> {
         let pd = context.open_pd(None)?;
         let send_cq = context.create_cq(SLOTS, None)?;
@@ -138,20 +138,20 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<()>> {
         ready!(self.writer.poll_flush(task))?;
         self.writer.is_shut_down = true;
-        Poll::Ready(self.qp.finish_as_well().map_err(io::Error::other))
+        Poll::Ready(self.qp.finish_sending().map_err(io::Error::other))
     }
 }
 
-/// The incoming direction: receives of one slot each, in the order in which they were posted.
+/// The incoming direction: receives of one slot each, in posting order.
 struct Reader {
     qp: Arc<Qp>,
     posted: VecDeque<Posted>,
     completed: VecDeque<Completion>,
-    /// The oldest message and the part of it that has not been read.
+    /// Oldest message, and the range of it that has not been read.
     current: Option<(Lease, Range<usize>)>,
     more: Waiting<Vec<Completion>>,
     end: Waiting<Ending>,
-    /// The peer sends no more.
+    /// The peer has finished sending.
     is_at_end: bool,
 }
 
@@ -197,7 +197,8 @@ impl Reader {
         Poll::Ready(Ok(()))
     }
 
-    /// Copies what fits, and posts the slot again when all of it has been read.
+    /// Copies as much as fits into `buffer`. Posts the slot again once its message is read
+    /// completely.
     fn copy(
         &mut self,
         lease: Lease,
@@ -220,8 +221,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes the message of the oldest receive. Receives that the end of the connection flushes
-    /// have none; the end itself is an event.
+    /// Takes the message of the oldest receive. A flushed receive has no message, and an event
+    /// reports the end of the connection.
     fn take(&mut self, completion: Completion) -> io::Result<()> {
         let posted = self.posted.pop_front().and_then(|posted| posted.take().ok());
         let Some(lease) = posted else { return Err(io::Error::other(Error::DestroyedQp)) };
@@ -236,7 +237,8 @@ impl Reader {
         }
     }
 
-    /// Reads what came before the end: completions are written before the event is sent.
+    /// Polls the messages that arrived before the end. The daemon writes their completions before
+    /// it sends the event.
     fn end_with(&mut self, ending: Ending) -> io::Result<()> {
         match ending {
             Ending::PeerClosed | Ending::Ended(DisconnectReason::Orderly) => {}
@@ -257,7 +259,7 @@ impl Reader {
 struct Writer {
     qp: Arc<Qp>,
     region: LocalMr,
-    /// Slots by their offsets.
+    /// Free slots, by offset in bytes from the region's start.
     free: Vec<u64>,
     posted: VecDeque<(u64, Posted)>,
     more: Waiting<Vec<Completion>>,
@@ -317,10 +319,10 @@ impl Writer {
     }
 }
 
-/// A wait that goes on from one poll to the next.
+/// An asynchronous wait that is kept between polls.
 type Waiting<T> = Option<Pin<Box<dyn Future<Output = Result<T, Error>> + Send + Sync>>>;
 
-/// Polls a wait, which is begun if none is under way.
+/// Polls a wait. Starts it if none is in progress.
 fn poll_waiting<T>(
     waiting: &mut Waiting<T>,
     task: &mut Task<'_>,
@@ -338,15 +340,15 @@ fn completions(
     Box::pin(async move { cq.completions().await })
 }
 
-/// Waits until the peer sends no more or the connection has ended.
+/// Waits until the peer has finished sending or the connection has ended.
 async fn ending(qp: Arc<Qp>) -> Result<Ending, Error> {
     let _claim = Claim::new(qp.session(), Subject::Qp(qp.id()), concerns_end);
     qp.session().task_event(|events| events.ending(qp.id())).await
 }
 
-/// Messages that may be under way in each direction.
+/// Maximum outstanding messages in each direction.
 const SLOTS: u32 = 16;
-/// Bytes of the longest message.
+/// Maximum length of a message, in bytes.
 const SLOT: u64 = 16 << 10;
-/// Time for which a message waits for its reader: one hour, the most there is.
+/// Time for which a message waits for its reader, in milliseconds: one hour, the maximum.
 const RNR_TIMEOUT_MS: u32 = 3_600_000;

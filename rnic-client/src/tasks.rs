@@ -1,14 +1,14 @@
-//! The same waits for tasks of a tokio runtime, with the feature `tokio`.
+//! Waits for tasks of a tokio runtime (feature `tokio`).
 //!
-//! Posting and polling never wait, so tasks call them as they are. What waits has a counterpart
-//! here that gives the thread to other tasks meanwhile: for completions, for connections and their
-//! ends, for events. Tasks and blocking calls of other threads may wait for the same things at the
-//! same time.
+//! Posting and polling never wait, so tasks call the usual functions. Each blocking call for
+//! completions, connections, disconnections or events has a counterpart here that yields the thread
+//! to other tasks while it waits. Tasks and blocking calls of other threads may wait for the same
+//! objects at the same time.
 //!
-//! All of it runs inside of a tokio runtime with I/O enabled, and panics outside of one, as
-//! [`AsyncFd`] does. There are no timeouts: put [`tokio::time::timeout`] around it. A future that
-//! is dropped takes nothing along, unless its method says otherwise. The requests to the daemon
-//! that some of these begin with are answered within some microseconds, for which the thread waits.
+//! All functions require a tokio runtime with I/O enabled and panic outside one, as [`AsyncFd`]
+//! does. They have no timeouts: use [`tokio::time::timeout`]. Dropping a future only stops the
+//! wait, unless its method documents another effect. Some functions start with a request to the
+//! daemon, which blocks the thread for a few microseconds.
 //!
 //! ```no_run
 //! use rnic_client::*;
@@ -17,7 +17,8 @@
 //! let listener = context.listen("127.0.0.1:7471", 16)?;
 //! loop {
 //!     let request = listener.accept_request_async().await?;
-//!     let (context, pd) = (context.clone(), pd.clone());
+//!     let context = context.clone();
+//!     let pd = pd.clone();
 //!     tokio::spawn(async move {
 //!         let cq = context.create_cq(16, None)?;
 //!         let qp = pd.create_qp(&QpOptions::new(&cq))?;
@@ -50,20 +51,20 @@ use crate::connect::{Claim, ConnectOptions, Connected, outcome};
 use crate::context::Context;
 use crate::cq::{Cq, Watch};
 use crate::error::Error;
-use crate::events::{Ending, Subject, asks_to_connect, concerns_end, settles_connection};
+use crate::events::{Ending, Subject, concerns_end, is_connection_request, settles_connection};
 use crate::inbox::Inbox;
 use crate::listener::{AcceptOptions, ConnectionRequest, Listener};
 use crate::qp::Qp;
 
-/// Most completions that [`Cq::completions`] returns at once.
+/// Maximum number of completions that [`Cq::completions`] returns at once.
 const BATCH: usize = 64;
 
 impl Cq {
-    /// The next completions, oldest first, as soon as there are any: at least one, at most 64.
+    /// Waits for completions and returns 1 to 64 of them, oldest first.
     ///
-    /// Polls, and if there is nothing arms the CQ, polls again and sleeps until its event comes.
-    /// Several tasks and threads may wait; each completion goes to one of them. Dropping the future
-    /// loses no completion.
+    /// Polls the CQ. If it is empty, arms it, polls again and sleeps until its event. Several tasks
+    /// and threads may wait; each completion goes to one of them. Dropping the future loses no
+    /// completion.
     pub async fn completions(&self) -> Result<Vec<Completion>, Error> {
         loop {
             if let Some(some) = self.poll_some()? {
@@ -71,7 +72,7 @@ impl Cq {
             }
             let watch = Watch::begin(&self.inner);
             let seen = watch.prepare_sleep()?;
-            // From here on the arm is taken back unless its event has come.
+            // Dropping `armed` disarms the CQ unless its event has arrived.
             let armed = Armed::new(&watch);
             if let Some(some) = self.poll_some()? {
                 return Ok(some);
@@ -88,7 +89,7 @@ impl Cq {
     }
 }
 
-/// A CQ that was armed for a task, which may leave without the event.
+/// A CQ armed for a task. Disarms the CQ when dropped without the event.
 pub(crate) struct Armed<'a>(Option<&'a Watch<'a>>);
 
 impl<'a> Armed<'a> {
@@ -96,7 +97,7 @@ impl<'a> Armed<'a> {
         Armed(Some(watch))
     }
 
-    /// The event has come.
+    /// Leaves the CQ as it is, because its event has been received.
     pub(crate) fn fired(mut self) {
         self.0 = None;
     }
@@ -105,13 +106,13 @@ impl<'a> Armed<'a> {
 impl Drop for Armed<'_> {
     fn drop(&mut self) {
         if let Some(watch) = self.0 {
-            watch.left_armed();
+            watch.disarm();
         }
     }
 }
 
 impl Qp {
-    /// Connects an Idle QP, as [`Qp::connect`] does; names are resolved by the runtime, and
+    /// Connects an Idle QP like [`Qp::connect`]. The runtime resolves names, and
     /// [`ConnectOptions::timeout`] is ignored. Dropping the future aborts the attempt.
     pub async fn connect_async(
         &self,
@@ -130,25 +131,25 @@ impl Qp {
         Err(last)
     }
 
-    /// Waits until a connection that was begun stands or has failed, as [`Qp::wait_connected`]
-    /// does. Dropping the future aborts the attempt.
+    /// Waits for the outcome of a connection attempt like [`Qp::wait_connected`]. Dropping the
+    /// future aborts the attempt.
     pub async fn wait_connected_async(&self) -> Result<Connected, Error> {
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), settles_connection);
         self.settle_async().await
     }
 
-    /// Waits until the connection has ended, as [`Qp::wait_disconnected`] does.
+    /// Waits for the end of the connection like [`Qp::wait_disconnected`].
     pub async fn wait_disconnected_async(&self) -> Result<DisconnectReason, Error> {
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), concerns_end);
         loop {
             match self.session().task_event(|events| events.ending(self.id)).await? {
                 Ending::Ended(reason) => return Ok(reason),
-                Ending::PeerClosed => self.finish_as_well()?,
+                Ending::PeerClosed => self.finish_sending()?,
             }
         }
     }
 
-    /// Waits for the decision about an attempt; the caller has claimed it.
+    /// Waits for the outcome of an attempt. The caller must hold the claim.
     async fn settle_async(&self) -> Result<Connected, Error> {
         let attempt = Attempt(Some(self));
         let subject = Subject::Qp(self.id);
@@ -159,7 +160,7 @@ impl Qp {
     }
 }
 
-/// An attempt to connect whose outcome somebody awaits.
+/// A connection attempt that a task waits for. Aborts it when dropped without an outcome.
 struct Attempt<'a>(Option<&'a Qp>);
 
 impl Attempt<'_> {
@@ -171,29 +172,29 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if let Some(qp) = self.0 {
-            // Refused if it is over already, or the daemon is gone: as was wanted.
+            // Refused if the attempt is over already; then there is nothing to abort.
             let _ = qp.abort();
         }
     }
 }
 
 impl Listener {
-    /// Waits for a peer that asks to connect, as [`Listener::accept_request`] does. Several tasks
-    /// and threads may wait; each request goes to one of them.
+    /// Waits for a connection request like [`Listener::accept_request`]. Several tasks and threads
+    /// may wait; each request goes to one of them.
     pub async fn accept_request_async(&self) -> Result<ConnectionRequest, Error> {
         let subject = Subject::Listener(self.id());
-        let _claim = Claim::new(self.session(), subject, asks_to_connect);
+        let _claim = Claim::new(self.session(), subject, is_connection_request);
         let event =
-            self.session().task_event(|events| events.take(subject, asks_to_connect)).await?;
+            self.session().task_event(|events| events.take(subject, is_connection_request)).await?;
         ConnectionRequest::from_event(self.session(), event)
-            .map_err(|other| Error::protocol(format!("{other:?} asks for no connection")))
+            .map_err(|other| Error::protocol(format!("{other:?} is no connection request")))
     }
 }
 
 impl ConnectionRequest {
-    /// Accepts with an Idle QP and waits until the connection stands, as
-    /// [`ConnectionRequest::accept`] does; [`AcceptOptions::timeout`] is of no account. Dropping
-    /// the future ends the connection.
+    /// Accepts with an Idle QP and waits until the connection is established, like
+    /// [`ConnectionRequest::accept`]. [`AcceptOptions::timeout`] is ignored. Dropping the future
+    /// ends the connection.
     pub async fn accept_async(self, qp: &Qp, options: &AcceptOptions) -> Result<Connected, Error> {
         let _claim = Claim::new(qp.session(), Subject::Qp(qp.id), settles_connection);
         self.start_accept(qp, options)?;
@@ -202,24 +203,24 @@ impl ConnectionRequest {
 }
 
 impl Context {
-    /// The next connection or asynchronous event that no other call has claimed, as
-    /// [`Context::next_event`] has it.
+    /// Returns the next connection event or asynchronous event that no other call has claimed, like
+    /// [`Context::next_event`].
     pub async fn next_event_async(&self) -> Result<Event, Error> {
-        self.of_session().task_event(|events| events.take_any()).await
+        self.session_ref().task_event(|events| events.take_any()).await
     }
 }
 
-/// Waits until `take` finds something among the packets of an inbox.
+/// Waits until `take` finds a value among the packets of an inbox.
 ///
-/// The socket is registered with the runtime for the length of this wait, by a descriptor of its
-/// own: a queue or context belongs to no runtime, and any number of tasks may wait for it.
-pub(crate) async fn taken<S, T>(
+/// The socket is registered with the runtime only for this wait, through a duplicate descriptor,
+/// because a queue or context belongs to no runtime and several tasks may wait for it.
+pub(crate) async fn wait_for_packet<S, T>(
     inbox: &Inbox<S>,
     mut take: impl FnMut(&mut S) -> Option<T>,
 ) -> Result<T, Error> {
     let socket = inbox.as_fd().try_clone_to_owned();
-    // Deprecated for descriptors that may be closed while they are registered, in favour of an
-    // `unsafe` function; this one is owned by what registers it.
+    // Deprecated in favour of an `unsafe` function, because a descriptor might be closed while it
+    // is registered. Here the `AsyncFd` owns the descriptor.
     #[allow(deprecated)]
     let socket = socket.and_then(|socket| AsyncFd::with_interest(socket, Interest::READABLE));
     let socket = socket.map_err(|e| Error::io("registering with the runtime", e))?;
@@ -229,7 +230,7 @@ pub(crate) async fn taken<S, T>(
                 return Poll::Ready(found);
             }
             match socket.poll_read_ready(task) {
-                // Something came since the runtime was last asked; what it was is seen above.
+                // The socket has been readable since the last check. The next `poll_take` reads it.
                 Poll::Ready(Ok(mut ready)) => ready.clear_ready(),
                 Poll::Ready(Err(e)) => {
                     return Poll::Ready(Err(Error::io("waiting for the daemon", e)));

@@ -1,8 +1,8 @@
-//! Which daemons this process may share its memory with.
+//! Checks whether this process may share its memory with a daemon.
 //!
-//! The socket's path says nothing about the process that listens there, so the decision rests on
-//! the credentials that the kernel keeps for the connected socket (`SO_PEERCRED`): those of the
-//! process that called `listen(2)`, a service manager for an activated socket.
+//! The path of a socket does not identify the process that listens on it. The decision depends on
+//! the credentials that the kernel stores for the connected socket (`SO_PEERCRED`): those of the
+//! process that called `listen(2)`, or of the service manager if it created the socket.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,18 +15,18 @@ use rustix::process::{geteuid, getuid};
 
 use crate::paths::SERVICE_FOLDER;
 
-/// Users whose daemons a process accepts.
+/// Users that may run the daemon.
 #[derive(Debug, PartialEq, Eq)]
 struct Accepted {
     effective: u32,
-    /// Equal to `effective` if the program has more rights than the user who started it.
+    /// Real user ID; equal to `effective` in a program with elevated privileges.
     real: u32,
-    /// Owner of the folder of the system's daemon, if there is one.
+    /// Owner of the system daemon's directory; `None` if there is no such directory.
     service: Option<u32>,
 }
 
-/// Refuses a socket, connected by this path, whose listener runs as another user than root, this
-/// process's own, or the owner of `/run/rnicd`.
+/// Refuses a connected socket unless its listener runs as root, as this process's own user, or as
+/// the owner of `/run/rnicd`. `path` is the path that was used to connect.
 pub(crate) fn check(socket: impl AsFd, path: &Path) -> io::Result<()> {
     let daemon = socket_peercred(socket)?.uid.as_raw();
     Accepted::by_this_process().at(path).check(daemon)
@@ -41,8 +41,9 @@ impl Accepted {
         Accepted { effective, real, service }
     }
 
-    /// Users that the kernel shows by the overflow uid cannot be told apart. Only the owner of the
-    /// service's folder can have put a socket there, so its daemon is known by the path alone.
+    /// Removes the directory's owner if its uid is the overflow uid, which all unmapped users
+    /// share, unless `path` is directly in that directory: only the owner can have created the
+    /// socket there.
     fn at(mut self, path: &Path) -> Self {
         if path.parent() != Some(Path::new(SERVICE_FOLDER)) {
             self.service = self.service.filter(|owner| *owner != OVERFLOW);
@@ -62,11 +63,11 @@ impl Accepted {
         };
         let service = match service {
             Some(owner) => format!("the owner of {SERVICE_FOLDER} (user {owner})"),
-            None => format!("the owner of {SERVICE_FOLDER} (there is no such folder)"),
+            None => format!("the owner of {SERVICE_FOLDER} (no such directory)"),
         };
         let words = format!(
-            "the daemon there runs as user {daemon}; this process accepts only daemons of root, of \
-             its own {own}, and of {service}"
+            "the daemon at this socket runs as user {daemon}; this process accepts only daemons of \
+             root, of its own {own}, and of {service}"
         );
         Err(io::Error::new(io::ErrorKind::PermissionDenied, words))
     }
@@ -74,7 +75,7 @@ impl Accepted {
 
 const ROOT: u32 = 0;
 
-/// The uid by which the kernel names users that this user namespace does not map
+/// The uid that the kernel reports for users without a mapping in this user namespace
 /// (`/proc/sys/kernel/overflowuid`), unless an administrator has changed it.
 const OVERFLOW: u32 = 65_534;
 
@@ -96,7 +97,10 @@ mod tests {
         }
         let accepted = Accepted { effective: 1001, real: 1001, service: None };
         let words = accepted.check(990).unwrap_err().to_string();
-        assert!(words.contains("its own user 1001") && words.contains("no such folder"), "{words}");
+        assert!(
+            words.contains("its own user 1001") && words.contains("no such directory"),
+            "{words}"
+        );
     }
 
     #[test]
@@ -112,7 +116,7 @@ mod tests {
         for path in ["/tmp/rnicd.sock", "/run/rnicd/../rnicd.sock", "rnicd.sock"] {
             assert!(accepted(Some(OVERFLOW), path).is_err(), "{path}");
         }
-        // A mapped owner is known anywhere.
+        // A mapped owner is accepted at any path.
         let mapped = Accepted { effective: 1, real: 1, service: Some(990) };
         assert!(mapped.at(Path::new("/tmp/rnicd.sock")).check(990).is_ok());
     }

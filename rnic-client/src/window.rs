@@ -1,4 +1,4 @@
-//! Memory windows: a part of a region for a peer, given and taken away by send requests.
+//! Memory windows: send requests grant a peer access to part of a region and revoke it.
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -16,24 +16,24 @@ use crate::request::SendRequest;
 use crate::session::unexpected;
 use crate::shared_buffer::ends;
 
-/// What a window is to be bound to (`struct ibv_mw_bind_info` of `ibv_bind_mw(3)`).
+/// Binding of a window (`struct ibv_mw_bind_info` of `ibv_bind_mw(3)`).
 #[derive(Clone, Copy, Debug)]
 pub struct Bind<'a> {
-    /// The region; none unbinds a window of type 1.
+    /// The region; `None` unbinds a window of type 1.
     pub region: Option<&'a Mr>,
-    /// First address, as the region's elements have it.
+    /// First address, in the region's address space for SGEs ([`Mr::iova`]).
     pub address: u64,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub length: u64,
-    /// Any of `REMOTE_READ`, `REMOTE_WRITE` (which needs a region with `LOCAL_WRITE`) and
+    /// Any of `REMOTE_READ`, `REMOTE_WRITE` (which requires a region with `LOCAL_WRITE`) and
     /// `ZERO_BASED`.
     pub access: Access,
 }
 
 impl<'a> Bind<'a> {
-    /// A range of a region, in bytes from its start. The region needs [`Access::MW_BIND`]. The
-    /// daemon checks the rest when it carries the request out: what may not be bound completes as
-    /// `MwBind` and ends the connection.
+    /// Returns a binding to a range of a region, in bytes from its start. The region needs
+    /// [`Access::MW_BIND`]. The daemon checks all else when it executes the request: an invalid
+    /// binding completes with `MwBind` and ends the connection.
     pub fn new(region: &'a Mr, range: impl RangeBounds<u64>, access: Access) -> Self {
         let (start, end) = ends(range, region.len());
         Bind {
@@ -44,12 +44,12 @@ impl<'a> Bind<'a> {
         }
     }
 
-    /// To nothing: unbinds a window of type 1.
+    /// Returns a binding to no region, which unbinds a window of type 1.
     pub fn nothing() -> Self {
         Bind { region: None, address: 0, length: 0, access: Access::empty() }
     }
 
-    /// What a peer must know to use a window that is bound like this and has this STag.
+    /// Returns the description for the peer of a window with this binding and this STag.
     pub fn remote(&self, rkey: Stag) -> RemoteMr {
         let zero_based = self.access.contains(Access::ZERO_BASED);
         let addr = if zero_based { 0 } else { self.address };
@@ -57,29 +57,28 @@ impl<'a> Bind<'a> {
     }
 }
 
-/// A memory window: an STag that gives peers a part of a region (`ibv_alloc_mw(3)`).
+/// A memory window: an STag that gives peers access to part of a region (`ibv_alloc_mw(3)`).
 ///
-/// Registering is a request to the daemon; binding is a send request, which costs little and keeps
-/// its place among the others. A window of type 1 serves every QP of its domain and may be bound
-/// again at any time. One of type 2 serves the QP that has bound it and must be invalidated first:
-/// by [`unbind`](Self::unbind), or by the peer with a Send with Invalidate
-/// ([`Completion::invalidated`](crate::Completion::invalidated)).
+/// Registration is a request to the daemon. Binding is a send request, which costs less and is
+/// ordered with the other send requests. A window of type 1 is usable by all QPs of its domain and
+/// may be rebound at any time. A window of type 2 is usable only by the QP that bound it and must
+/// be invalidated before it is rebound: by [`unbind`](Self::unbind), or by the peer's Send with
+/// Invalidate ([`Completion::invalidated`](crate::Completion::invalidated)).
 ///
-/// Regions a window was bound to stay registered until it is bound elsewhere or dropped, even if
-/// their [`Mr`] is dropped. Dropping the window takes it back: when that returns, nothing is
-/// reached through it any more.
+/// A region stays registered until its window is bound elsewhere or dropped, even if its [`Mr`] is
+/// dropped. Dropping the window deallocates it and revokes the access.
 ///
 /// ```no_run
 /// # use rnic_client::*;
 /// # fn give(pd: &Pd, qp: &Qp, cq: &Cq, buffer: &SharedBuffer) -> Result<(), Error> {
 /// let region = pd.reg_mr(buffer, .., Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let window = pd.alloc_window(WindowKind::Type2)?;
-/// // 100 bytes for the peer of this QP, with the key 7.
+/// // 100 bytes for the peer of this QP, with key 7.
 /// let hundred = Bind::new(&region, 64..164, Access::REMOTE_WRITE);
 /// let remote = window.bind_with_key(qp, 1, &hundred, 7)?;
-/// // Behind the bind in the queue: when the peer has the message, the window is there.
+/// // Queued after the bind: the window is bound before the peer has the message.
 /// qp.post_send(&[SendRequest::send_inline(2, &remote.to_bytes())])?;
-/// // ... and when that has completed, they are the program's again.
+/// // ... After this has completed, the peer has no more access.
 /// window.unbind(qp, 3)?;
 /// # Ok(())
 /// # }
@@ -93,9 +92,9 @@ pub struct MemoryWindow {
 
 struct State {
     rkey: Stag,
-    /// What it was last bound to, unless it was unbound.
+    /// Description after the last posted bind; `None` if the window is unbound.
     remote: Option<RemoteMr>,
-    /// Regions it is or may still be bound to: the requests that change that may be under way.
+    /// Regions to which the window is bound, or may be bound once outstanding binds have completed.
     regions: Vec<Arc<Registration>>,
 }
 
@@ -110,43 +109,43 @@ impl MemoryWindow {
         }
     }
 
-    /// Its handle in the daemon.
+    /// Returns the window's handle in the daemon.
     pub fn id(&self) -> MwId {
         self.id
     }
 
-    /// Type of the window, fixed when it was made.
+    /// Returns the type of the window.
     pub fn kind(&self) -> WindowKind {
         self.kind
     }
 
-    /// Its STag as of the last bind that was posted. After a bind with [`SendRequest::bind`] tell
-    /// it by [`set_rkey`](Self::set_rkey).
+    /// Returns the STag after the last posted bind. A program that posts [`SendRequest::bind`]
+    /// itself must update it with [`set_rkey`](Self::set_rkey).
     pub fn rkey(&self) -> Stag {
         self.state.lock().rkey
     }
 
-    /// Says which STag it has: for programs that post binds of their own making.
+    /// Sets the current STag, for programs that post their own binds.
     pub fn set_rkey(&self, rkey: Stag) {
         self.state.lock().rkey = rkey;
     }
 
-    /// What a peer must know to use it, as of the last bind that was posted; `None` if it was
-    /// unbound since, or never bound.
+    /// Returns the description for the peer after the last posted bind; `None` if the window is
+    /// unbound.
     pub fn remote(&self) -> Option<RemoteMr> {
         self.state.lock().remote
     }
 
-    /// Type 1: posts a signaled request that binds it, under the next key (`ibv_bind_mw(3)`). The
-    /// peer may use what is returned when the request has completed, and can no longer use what it
-    /// had before.
+    /// Type 1: posts a signaled request that binds the window with the next key (`ibv_bind_mw(3)`).
+    /// After its completion, the peer can use the returned description, and the previous
+    /// description is invalid.
     pub fn bind(&self, qp: &Qp, wr_id: u64, bind: &Bind<'_>) -> Result<RemoteMr, Error> {
-        self.expect(WindowKind::Type1)?;
+        self.check_kind(WindowKind::Type1)?;
         self.post(qp, wr_id, bind, next_key)
     }
 
-    /// Type 2: posts a signaled request that binds it for the peer of this QP, under a key of the
-    /// caller's choice.
+    /// Type 2: posts a signaled request that binds the window for the peer of this QP with the
+    /// given key.
     pub fn bind_with_key(
         &self,
         qp: &Qp,
@@ -154,13 +153,13 @@ impl MemoryWindow {
         bind: &Bind<'_>,
         key: u8,
     ) -> Result<RemoteMr, Error> {
-        self.expect(WindowKind::Type2)?;
+        self.check_kind(WindowKind::Type2)?;
         self.post(qp, wr_id, bind, |present| Stag(present.0 & !0xFF | u32::from(key)))
     }
 
-    /// Posts a signaled request that unbinds it: a bind to nothing for type 1, a local invalidate
-    /// for type 2, which only the QP that has bound it can do. When it has completed, nothing is
-    /// reached through the window.
+    /// Posts a signaled request that unbinds the window: a bind to nothing for type 1, a local
+    /// invalidate for type 2, which must be posted on the QP that bound the window. After its
+    /// completion, the window grants no access.
     pub fn unbind(&self, qp: &Qp, wr_id: u64) -> Result<(), Error> {
         match self.kind {
             WindowKind::Type1 => {
@@ -176,19 +175,20 @@ impl MemoryWindow {
         Ok(())
     }
 
-    /// Takes it back (`ibv_dealloc_mw(3)`): when this returns, nothing is reached through it.
+    /// Deallocates the window (`ibv_dealloc_mw(3)`). After this returns, it grants no access.
     pub fn deallocate(self) {
         drop(self);
     }
 
-    fn expect(&self, kind: WindowKind) -> Result<(), Error> {
+    fn check_kind(&self, kind: WindowKind) -> Result<(), Error> {
         if self.kind == kind { Ok(()) } else { Err(Error::WrongWindow { kind: self.kind }) }
     }
 
     fn same_session(&self, other: &PdInner, what: &'static str) -> Result<(), Error> {
-        match Arc::ptr_eq(&other.session, &self.pd.session) {
-            true => Ok(()),
-            false => Err(Error::ForeignObject { what }),
+        if Arc::ptr_eq(&other.session, &self.pd.session) {
+            Ok(())
+        } else {
+            Err(Error::ForeignObject { what })
         }
     }
 
@@ -202,13 +202,14 @@ impl MemoryWindow {
         let registration = bind.region.map(Mr::registration);
         self.same_session(&qp.pd, "the QP")?;
         registration.map_or(Ok(()), |r| self.same_session(&r.pd, "the region"))?;
-        // Held while posting, so that binds stand in the queue in the order of their keys.
+        // Held while posting, so that binds are queued in the order of their keys.
         let mut state = self.state.lock();
         let new = key(state.rkey);
         qp.post_send(&[SendRequest::bind(wr_id, state.rkey, new, bind).signaled()])?;
         let remote = bind.remote(new);
-        (state.rkey, state.remote) = (new, bind.region.map(|_| remote));
-        // Regions whose `Mr` is gone and which the window has left.
+        state.rkey = new;
+        state.remote = bind.region.map(|_| remote);
+        // Deregisters regions to which the window is no longer bound and that have no `Mr`.
         state.regions.retain(|old| Arc::strong_count(old) > 1 || old.end().is_err());
         if let Some(new) = registration
             && !state.regions.iter().any(|old| Arc::ptr_eq(old, new))
@@ -230,14 +231,15 @@ impl fmt::Debug for MemoryWindow {
     }
 }
 
-/// The STag with its key advanced by one (`ibv_inc_rkey(3)`).
+/// Returns the STag with the next key (`ibv_inc_rkey(3)`).
 fn next_key(present: Stag) -> Stag {
     Stag(present.0 & !0xFF | present.0.wrapping_add(1) & 0xFF)
 }
 
 impl Drop for MemoryWindow {
     fn drop(&mut self) {
-        // A session that has ended has taken it back already. The regions go after this.
+        // If the session has ended, the window is deallocated already. Its regions are dropped
+        // after this.
         let _ = self.pd.session.command(RequestBody::DeallocWindow { window: self.id });
     }
 }

@@ -1,5 +1,4 @@
-//! The tables of `tests/conformance/requirements.toml`, for tests that walk through them row by
-//! row.
+//! Tables of `tests/conformance/requirements.toml`, for tests that check every row.
 
 use toml::{Table, Value};
 
@@ -11,7 +10,7 @@ const SUITE: &str =
 pub(crate) struct Row(Table);
 
 impl Row {
-    /// A text that every row has.
+    /// Returns the string with this key; panics if the row has none.
     pub fn text(&self, key: &str) -> &str {
         self.find_text(key).unwrap_or_else(|| panic!("no {key} in {:?}", self.0))
     }
@@ -20,7 +19,7 @@ impl Row {
         self.0.get(key).and_then(Value::as_str)
     }
 
-    /// A number that every row has.
+    /// Returns the number with this key; panics if the row has none.
     pub fn number(&self, key: &str) -> u64 {
         self.find_number(key).unwrap_or_else(|| panic!("no {key} in {:?}", self.0))
     }
@@ -34,7 +33,7 @@ impl Row {
     }
 }
 
-/// All rows of a table, at least one.
+/// Returns all rows of a table; panics if it is empty.
 pub(crate) fn table(name: &str) -> Vec<Row> {
     let suite: Table = SUITE.parse().unwrap();
     let rows = suite.get(name).and_then(Value::as_array).unwrap_or_else(|| panic!("no {name}"));
@@ -44,7 +43,7 @@ pub(crate) fn table(name: &str) -> Vec<Row> {
     rows
 }
 
-/// The value of a row of the table `limit`.
+/// Returns the value in the row `name` of the table `limit`.
 pub(crate) fn limit(name: &str) -> usize {
     let row = table("limit").into_iter().find(|row| row.text("name") == name);
     let row = row.unwrap_or_else(|| panic!("no limit {name:?}"));

@@ -1,13 +1,13 @@
-//! The RNIC itself, without the machine around it.
+//! RNIC without sockets, threads or clocks.
 //!
-//! This crate holds what the daemon and its clients must agree on ([`types`], [`abi`], [`shm`]),
-//! the iWARP wire formats ([`mpa`], [`ddp`], [`rdmap`]) with their sans-IO state machines
-//! ([`stream`]), the device model ([`device`]) and the [`engine`] in which wire and device meet.
-//! It refuses to know sockets, threads, clocks, users and configuration files: bytes, time and
-//! randomness come in as arguments, so that every layer runs alone in a test or a fuzzer.
-//! `rnicd` drives it; `rnic-client` uses only `types`, `abi` and `shm`.
+//! This crate holds the interface between the daemon and its clients ([`types`], [`abi`],
+//! [`shm`]), the wire formats of iWARP ([`mpa`], [`ddp`], [`rdmap`]) and their sans-IO state
+//! machines ([`stream`]), formats of RoCE v2 ([`roce`]), the device model ([`device`]) and the
+//! [`engine`], which connects wire and device. It uses no sockets, threads, clocks or configuration
+//! files: bytes, time and randomness are arguments, so that every layer can run alone in a test or
+//! fuzzer. `rnicd` drives the engine. `rnic-client` uses only `types`, `abi` and `shm`.
 
-// Each lossy cast says why nothing is lost. Tests may cast as they like.
+// Each lossy cast states the reason why no data are lost. Tests may cast freely.
 #![cfg_attr(
     not(test),
     warn(

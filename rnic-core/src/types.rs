@@ -1,7 +1,7 @@
-//! Words that every layer shares: identifiers, rights, states and results.
+//! Types shared by all layers: identifiers, access rights, states and results.
 //!
-//! Numbers follow verbs where an application sees them (`ibv_wc_status`, `ibv_access_flags`) and
-//! the RFCs where the wire does. Nothing here does anything; everybody calls it.
+//! Numbers that applications see are those of verbs (`ibv_wc_status`, `ibv_access_flags`); numbers
+//! in packets are those of the RFCs.
 
 pub mod address;
 mod atomic;
@@ -20,7 +20,7 @@ pub use self::codes::TerminateCode;
 pub use self::gid::Gid;
 pub(crate) use self::numbered::numbered;
 
-/// Defines `u32` identifiers that must not be mistaken for one another.
+/// Defines distinct types for `u32` identifiers.
 macro_rules! id32 {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {$(
         $(#[$doc])*
@@ -37,26 +37,25 @@ macro_rules! id32 {
 }
 
 id32! {
-    /// One client's lease on the device: from Hello to the end of its socket or process.
+    /// A session of a client, from its Hello until its socket is closed or its process ends.
     SessionId,
-    /// Whose a session is: the time of a worker is shared out among users, however many sessions
-    /// each of them has.
+    /// User of a session. A worker divides its time among users, not among sessions.
     UserId,
     /// A protection domain, private to a session or named in the configuration.
     PdId,
-    /// Memory a client shares with the daemon.
+    /// Memory that a client shares with the daemon.
     SharedBufferId,
-    /// A memory region: a named range of a shared buffer or of attached memory.
+    /// A memory region: a range of a shared buffer or of attached memory.
     MrId,
-    /// A completion queue; the number that asynchronous events name.
+    /// A completion queue; asynchronous events contain it, too.
     CqId,
-    /// A queue pair; the number applications see as `qp_num`.
+    /// A queue pair, `qp_num` for applications.
     QpId,
     /// A completion or event channel.
     ChannelId,
     /// A bound address, listening or not.
     ListenerId,
-    /// A connection request that waits for accept or reject.
+    /// A connection request, to accept or reject.
     RequestId,
     /// A shared receive queue.
     SrqId,
@@ -64,10 +63,11 @@ id32! {
     MwId,
 }
 
-/// A steering tag: names a memory region or window to the local and the remote RNIC (RFC 5041
+/// Steering tag: identifies a memory region or window to the local and the remote RNIC (RFC 5041
 /// section 2).
 ///
-/// The low 8 bits are the key an application may advance; 0 and `0xFFFF_FFFF` are never issued.
+/// The low 8 bits are the key, which an application may increment. 0 and `0xFFFF_FFFF` are never
+/// issued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Stag(pub u32);
@@ -84,16 +84,16 @@ impl fmt::Display for Stag {
     }
 }
 
-/// Message sequence number of an untagged queue, from 1, wrapping to 0 (RFC 5041 section 4.3).
+/// Message sequence number of an untagged queue. Starts at 1 and wraps to 0 (RFC 5041 section 4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Msn(pub u32);
 
 impl Msn {
-    /// The number of a queue's first message.
+    /// Number of a queue's first message.
     //= DDP-4.3-8
     pub const FIRST: Msn = Msn(1);
 
-    /// The number after this one.
+    /// Returns the next number.
     #[must_use]
     pub fn next(self) -> Msn {
         //= DDP-4.3-9
@@ -105,7 +105,7 @@ impl Msn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TaggedOffset(pub u64);
 
-/// Monotonic nanoseconds from an origin the caller chose; the core never reads a clock.
+/// Monotonic nanoseconds from an origin that the caller chooses. This crate reads no clock.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
@@ -113,13 +113,13 @@ pub struct TaggedOffset(pub u64);
 pub struct Time(pub u64);
 
 impl Time {
-    /// The time `d` later, at the end of time at the latest.
+    /// Returns the time `d` later, saturating.
     #[must_use]
     pub fn after(self, d: std::time::Duration) -> Time {
         Time(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// How long after `earlier` this is; zero if it is not.
+    /// Returns the duration since `earlier`; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Time) -> std::time::Duration {
         std::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -127,11 +127,11 @@ impl Time {
 }
 
 bitflags! {
-    /// Rights to a memory region, with the numbers of `ibv_access_flags`.
+    /// Access rights to a memory region, with the bits of `ibv_access_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(transparent)]
     pub struct Access: u32 {
-        /// Local receives and read responses may write.
+        /// Local requests may write: receives, RDMA Reads and results of atomic operations.
         const LOCAL_WRITE = 1;
         /// The peer may RDMA Write.
         const REMOTE_WRITE = 2;
@@ -139,69 +139,68 @@ bitflags! {
         const REMOTE_READ = 4;
         /// The peer may use atomic operations.
         const REMOTE_ATOMIC = 8;
-        /// Memory windows may be bound to it.
+        /// Memory windows may be bound to the region.
         const MW_BIND = 16;
         /// Remote offsets count from 0 instead of from the region's address.
         const ZERO_BASED = 32;
     }
 }
 
-/// Who may use a memory region's STag from the wire.
+/// QPs that may use a memory region, for themselves and for their peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 //= DDP-8.2-4
 pub enum Scope {
     /// Every QP of the region's protection domain.
     Pd,
-    /// One QP; only such an STag can be invalidated by its peer (RFC 5040 section 8.1.1).
+    /// One QP, whose peer can also invalidate the STag (RFC 5040 section 8.1.1).
     Qp(QpId),
 }
 
-/// What a memory window may be bound by and who may use it then (the two types of
-/// `ibv_alloc_mw(3)`).
+/// Type of a memory window (`ibv_alloc_mw(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WindowKind {
-    /// Bound by any QP of its domain, used by every QP of its domain.
+    /// Any QP of its domain may bind and use it.
     Type1,
-    /// Bound by one QP with a key of the application's choice, used by that QP only; its peer may
-    /// invalidate it.
+    /// One QP binds it with a key that the application chooses, and only this QP may use it. The
+    /// peer may invalidate it.
     Type2,
 }
 
-/// How a queue pair comes by its peer, and what its completions say.
+/// QP type (`ibv_qp_type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum QpType {
-    /// By connecting or accepting. A request is done when the lower layer has taken it, as RFC 5040
-    /// section 5.5 has it.
+    /// iWARP. The QP connects or accepts. A request completes when the lower layer has accepted
+    /// its data (RFC 5040 section 5.5).
     #[default]
-    Connected,
-    /// Wired by hand: the program says which GID and number its peer has (`IBV_QPT_RC` of a RoCE
-    /// adapter). A request is done when the peer has acknowledged it.
-    Wired,
-    /// Wired by hand, and without acknowledgements (`IBV_QPT_UC` of a RoCE adapter): Sends and RDMA
-    /// Writes only. A request is done when the lower layer has taken it; what the peer cannot take
-    /// in is lost, and neither end is told.
-    WiredUnreliable,
-    /// Datagrams (`IBV_QPT_UD` of a RoCE adapter): Sends only, each of one packet, to the queue
-    /// pair that the request names. A request is done when the packet is sent; one that nobody
-    /// takes in is lost, and neither end is told.
-    Datagrams,
+    Iwarp,
+    /// RC of the RoCE device (`IBV_QPT_RC`). The program sets the peer's GID and QP number. A
+    /// request completes when the peer has acknowledged it.
+    Rc,
+    /// UC of the RoCE device (`IBV_QPT_UC`): Sends and RDMA Writes without acknowledgements. A
+    /// request completes when the lower layer has accepted its data. A message that the peer
+    /// cannot receive is lost, and neither end is notified.
+    Uc,
+    /// UD of the RoCE device (`IBV_QPT_UD`): Sends of one packet each, to the QP in the request. A
+    /// request completes when the packet is sent. A packet that no QP receives is lost, and neither
+    /// end is notified.
+    Ud,
 }
 
 impl QpType {
-    /// Whether its program says who its peer is, once or with each request.
-    pub fn is_wired(self) -> bool {
-        matches!(self, QpType::Wired | QpType::WiredUnreliable | QpType::Datagrams)
+    /// Returns true for the types of the RoCE device: RC, UC and UD.
+    pub fn is_roce(self) -> bool {
+        matches!(self, QpType::Rc | QpType::Uc | QpType::Ud)
     }
 }
 
-/// What becomes of a Send that finds no receive posted.
+/// Handling of a Send for which no receive is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RnrPolicy {
-    /// The stream is terminated with DDP code 1/2/02, as RFC 5041 section 7.1 has it.
+    /// Terminates the stream with DDP code 1/2/02 (RFC 5041 section 7.1).
     Terminate,
-    /// The stream is held until a receive is posted, but at most so many milliseconds.
+    /// Holds the stream until a receive is posted, up to a time limit.
     Wait {
-        /// Longest wait; 0 for the device's default.
+        /// Time limit in milliseconds; 0 for the device's default.
         timeout_ms: u32,
     },
 }
@@ -214,104 +213,104 @@ numbered! {
         Idle = 0,
         /// Connected and ready to send.
         Rts = 1,
-        /// Disconnecting in order: the send queue runs dry, then the peer's FIN is awaited.
+        /// Graceful close: sends all posted requests, then waits for the peer's FIN.
         Closing = 2,
-        /// A Terminate was sent or received; everything posted has been or is being flushed.
+        /// A Terminate was sent or received. All requests are flushed.
         Terminate = 3,
-        /// Dead; everything posted is flushed.
+        /// Ended or failed. All requests are flushed.
         Error = 4,
-        /// Wired by hand and ready to receive; what is posted to send waits.
+        /// QP of the RoCE device, ready to receive. Posted sends wait.
         Rtr = 5,
-        /// Wired by hand, and begins no request that is posted to send.
+        /// QP of the RoCE device that starts no more send requests.
         Sqd = 6,
-        /// A send request of a UC or UD QP has failed: later ones are flushed, receives go on.
+        /// A send request of a UC or UD QP has failed. Later ones are flushed, receives continue.
         Sqe = 7,
     }
 }
 
 numbered! {
-    /// Outcome of one request, with the numbers of `ibv_wc_status`.
+    /// Result of a request, with the numbers of `ibv_wc_status`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub enum CompletionStatus: u8, from_u8 {
         /// The request was carried out (`IBV_WC_SUCCESS`).
         Success = 0,
         /// A local buffer is too short for the message.
         LocalLength = 1,
-        /// The request was malformed or not allowed in this QP.
+        /// The request was malformed or not allowed on this QP.
         LocalQpOperation = 2,
-        /// A local key did not cover the range with the right needed.
+        /// A local key did not cover the range or lacked the required right.
         LocalProtection = 4,
-        /// Flushed: the QP left the connected states before this request was done.
+        /// Flushed: the QP went to an error state before the request completed.
         WrFlush = 5,
         /// Binding a window failed.
         MwBind = 6,
-        /// The peer answered a read with something that was not its response.
+        /// The peer answered a read with an invalid response.
         BadResponse = 7,
-        /// A local region was revoked while the request was under way.
+        /// A local region was revoked during the request.
         LocalAccess = 8,
-        /// The peer called the request malformed.
+        /// The peer rejected the request as malformed.
         RemoteInvalidRequest = 9,
         /// The peer refused access to its memory.
         RemoteAccess = 10,
-        /// The peer could not carry the request out.
+        /// The peer could not carry out the request.
         RemoteOperation = 11,
         /// The connection was lost.
         TransportRetryExceeded = 12,
         /// The peer had no receive posted.
         ReceiverNotReady = 13,
-        /// The peer has sent its FIN and answers no request any more (`IBV_WC_REM_ABORT_ERR`).
+        /// The peer has sent its FIN and answers no further requests (`IBV_WC_REM_ABORT_ERR`).
         RemoteAborted = 16,
         /// The device failed (`IBV_WC_FATAL_ERR`).
         Fatal = 19,
-        /// An outcome that has no number of its own (`IBV_WC_GENERAL_ERR`).
+        /// Any other failure (`IBV_WC_GENERAL_ERR`).
         General = 21,
     }
 }
 
-/// What happened, in words.
+/// Describes the result, without a leading capital.
 impl fmt::Display for CompletionStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use CompletionStatus::*;
         f.write_str(match self {
             Success => "done",
             LocalLength => "the local buffer is too short for the message",
-            LocalQpOperation => "the request is malformed or not allowed in this QP",
-            LocalProtection => "a local key does not cover the range with the right needed",
-            WrFlush => "flushed: the connection ended before it was done",
+            LocalQpOperation => "the request is malformed or not allowed on this QP",
+            LocalProtection => "a local key does not cover the range or lacks the required right",
+            WrFlush => "flushed: the QP failed or was closed before the request completed",
             MwBind => "the window could not be bound",
-            BadResponse => "the peer answered with something that was not the response",
-            LocalAccess => "a local region was revoked while it was under way",
-            RemoteInvalidRequest => "the peer calls the request malformed",
+            BadResponse => "the peer sent an invalid response",
+            LocalAccess => "a local region was revoked during the request",
+            RemoteInvalidRequest => "the peer rejected the request as malformed",
             RemoteAccess => "the peer refuses access to its memory",
-            RemoteOperation => "the peer could not carry it out",
+            RemoteOperation => "the peer could not carry out the request",
             TransportRetryExceeded => "the connection was lost",
             ReceiverNotReady => "the peer had no receive posted",
-            RemoteAborted => "the peer aborted",
+            RemoteAborted => "the peer has closed the connection and answers no more requests",
             Fatal => "the device failed",
-            General => "it failed",
+            General => "unspecified failure",
         })
     }
 }
 
 numbered! {
-    /// What a completion completed, with the numbers of `ibv_wc_opcode`.
+    /// Operation of a completed request, with the numbers of `ibv_wc_opcode`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub enum CompletionOpcode: u8, from_u8 {
         /// A Send of any kind.
         Send = 0,
-        /// An RDMA Write that this side requested.
+        /// An RDMA Write of this side.
         RdmaWrite = 1,
-        /// An RDMA Read that this side requested, with or without invalidation of the sink STag.
+        /// An RDMA Read of this side, with or without invalidation of the sink STag.
         RdmaRead = 2,
-        /// An atomic compare and swap that this side requested.
+        /// An atomic compare and swap of this side.
         CompareSwap = 3,
-        /// An atomic fetch and add that this side requested.
+        /// An atomic fetch and add of this side.
         FetchAdd = 4,
         /// A bind of a memory window (`IBV_WR_BIND_MW`).
         BindMw = 5,
         /// The invalidation of a local STag (`IBV_WR_LOCAL_INV`).
         LocalInvalidate = 6,
-        /// A receive, of a QP's own queue or of a shared one.
+        /// A receive, from a QP's own queue or a shared one.
         Receive = 128,
     }
 }
@@ -332,16 +331,16 @@ impl fmt::Display for CompletionOpcode {
     }
 }
 
-/// Which side sent a Terminate.
+/// End that sent a Terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TerminateOrigin {
-    /// We found the fault.
+    /// This end, which found the fault.
     Local,
-    /// The peer found the fault; its Terminate arrived here.
+    /// The peer, which found the fault.
     Peer,
 }
 
-/// The two addresses of a connection.
+/// Addresses of both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AddressPair {
     /// Address and port of this end.

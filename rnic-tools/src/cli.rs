@@ -1,4 +1,4 @@
-//! Command-line manners shared by the programs: exit codes, output, sizes, progress bars.
+//! Command-line conventions of all programs: exit codes, output, sizes, progress bars.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -7,32 +7,32 @@ use std::time::Duration;
 
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
 
-/// What ends a program, in words.
+/// The error that ends a program.
 pub type Failure = Box<dyn std::error::Error>;
 
-/// The exit code of a program: 0, or 1 after saying on standard error what went wrong. (A wrong
-/// command line is 2, and clap's business.)
+/// Returns the exit code of a program: 0, or 1 after printing the error to standard error. A wrong
+/// command line exits with 2 (clap).
 pub fn exit_code<E: Display>(program: &str, result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            complain(program, &e);
+            print_error(program, &e);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Says something on standard error, if that takes it.
-pub fn complain(program: &str, what: impl Display) {
+/// Prints a line to standard error. Ignores errors.
+pub fn print_error(program: &str, what: impl Display) {
     let _ = writeln!(io::stderr(), "{program}: {what}");
 }
 
-/// Writes a line to standard output. A reader that has had enough is no error.
-pub fn say(line: impl Display) -> io::Result<()> {
+/// Prints a line to standard output. A closed pipe is not an error.
+pub fn print_line(line: impl Display) -> io::Result<()> {
     write(format!("{line}\n").as_bytes())
 }
 
-/// Writes to standard output, to the last byte. A reader that has had enough is no error.
+/// Writes all bytes to standard output. A closed pipe is not an error.
 pub fn write(bytes: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -52,55 +52,54 @@ pub fn size(text: &str) -> Result<u64, String> {
         "MiB" | "M" => 1 << 20,
         "GiB" | "G" => 1 << 30,
         "TiB" | "T" => 1 << 40,
-        _ => return Err(format!("{text:?} is no size; say 4096, 64KiB, 1MiB or 2GiB")),
+        _ => return Err(format!("{text:?} is not a size such as 4096, 64KiB, 1MiB or 2GiB")),
     };
-    let number: u64 =
-        number.parse().map_err(|e| format!("{text:?} does not begin with a number: {e}"))?;
-    number.checked_mul(scale).ok_or_else(|| format!("{text} is more than 2^64 bytes"))
+    let number: u64 = number.parse().map_err(|e| format!("{text:?} is not a valid size: {e}"))?;
+    number.checked_mul(scale).ok_or_else(|| format!("{text} does not fit in 64 bits"))
 }
 
-/// [`size`], for sizes that must fit 32 bits.
+/// Like [`size`], for sizes that must fit 32 bits.
 pub fn size32(text: &str) -> Result<u32, String> {
-    u32::try_from(size(text)?).map_err(|_| format!("{text} is above 4GiB"))
+    u32::try_from(size(text)?).map_err(|_| format!("{text} is too large: must be less than 4GiB"))
 }
 
 /// Parses a number of seconds above 0, which may have a fraction.
 pub fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|e| format!("{text:?} is no number: {e}"))?;
+    let seconds: f64 = text.parse().map_err(|e| format!("{text:?} is not a number: {e}"))?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(Duration::ZERO) => Err("it must be above 0".to_owned()),
         other => other.map_err(|e| format!("{text} seconds: {e}")),
     }
 }
 
-/// Parses a number of things of which there has to be one.
+/// Parses a number that is at least 1.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("it must be at least 1".to_owned()),
-        other => other.map_err(|e| format!("{text:?} is no number: {e}")),
+        other => other.map_err(|e| format!("{text:?} is not a valid count: {e}")),
     }
 }
 
-/// A bar for `total` bytes on standard error; nothing is drawn when that is no terminal.
+/// Returns a progress bar for `total` bytes on standard error, hidden if that is not a terminal.
 pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, BYTE_BAR)
 }
 
-/// A bar for `total` steps on standard error; nothing is drawn when that is no terminal.
+/// Returns a progress bar for `total` steps on standard error, hidden if that is not a terminal.
 pub fn step_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, STEP_BAR)
 }
 
-/// A bar for 100 percent on standard error; nothing is drawn when that is no terminal.
+/// Returns a progress bar for 100 percent on standard error, hidden if that is not a terminal.
 pub fn percent_bar(what: &str) -> ProgressBar {
     bar(100, what, PERCENT_BAR)
 }
 
-/// Bytes and seconds in words: `12.0 MiB in 0.01 s (1.17 GiB/s)`.
+/// Formats size, time and rate: `12.0 MiB in 0.01 s (1.17 GiB/s)`.
 pub fn throughput(bytes: u64, seconds: f64) -> String {
     let size = BinaryBytes(bytes);
     if seconds > 0.0 {
-        // Saturates; a rate above 2^64 bytes per second is of no interest.
+        // Saturates: rates above 2^64 bytes per second do not matter.
         let rate = BinaryBytes((bytes as f64 / seconds) as u64);
         format!("{size} in {seconds:.2} s ({rate}/s)")
     } else {
@@ -108,14 +107,14 @@ pub fn throughput(bytes: u64, seconds: f64) -> String {
     }
 }
 
-/// Text that a peer sent, without anything a terminal could take for a command.
+/// Replaces control characters in a text from a peer, so that it cannot control the terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }
 
 fn bar(total: u64, what: &str, template: &str) -> ProgressBar {
     let bar = ProgressBar::new(total).with_message(printable(what));
-    // The templates are the constants below, which a test parses.
+    // A test parses the templates, so this cannot fail.
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_cannot_talk_to_the_terminal() {
+    fn control_characters_are_replaced() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a\u{FFFD}[2Jb\u{FFFD}c");
     }
 

@@ -1,4 +1,4 @@
-//! Serving several connections at a time, one thread each.
+//! Serves several connections at a time, one thread each.
 
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rnic_client::{ConnectionRequest, Error, Listener};
 
-/// Serves every connection that comes, `most` at a time; more are rejected with `full` as private
-/// data. What goes wrong with one is told to `report` and harms no other. Returns only when the
-/// daemon is gone and all threads have ended.
+/// Serves all incoming connections, at most `most` at a time, and rejects further ones with `full`
+/// as private data. Passes errors of single connections to `report`. Returns only when the daemon
+/// is gone and all threads have ended.
 pub fn serve<E: Display>(
     listener: &Listener,
     most: usize,
@@ -22,14 +22,16 @@ pub fn serve<E: Display>(
             let request = listener.accept_request(None)?;
             let peer = request.peer();
             if active.load(Ordering::Relaxed) >= most {
-                // The peer may have gone already.
+                // Fails if the peer has already gone.
                 let _ = request.reject(full);
-                report(&format!("turned {peer} away: {most} are served already"));
+                report(&format!("rejected {peer}: {most} clients are already connected"));
                 continue;
             }
-            // Only this thread adds, so that the bound holds.
+            // Only this thread adds, so the limit holds.
             active.fetch_add(1, Ordering::Relaxed);
-            let (active, report, serve) = (&active, &report, &serve);
+            let active = &active;
+            let report = &report;
+            let serve = &serve;
             scope.spawn(move || {
                 let outcome = serve(request);
                 active.fetch_sub(1, Ordering::Relaxed);

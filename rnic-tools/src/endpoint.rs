@@ -1,21 +1,21 @@
-//! Where something is, as all programs name it: `HOST:PORT`.
+//! Network endpoints, in the form that all programs accept: `HOST:PORT`.
 //!
-//! A host is a name (`localhost`), an IPv4 address, or an IPv6 address in brackets, with its scope
-//! if it has one (`[fe80::1%eth0]`). A name may have several addresses: they are tried in turn, in
-//! the system's order, by those who connect and by those who listen.
+//! A host is a name (`localhost`), an IPv4 address, or an IPv6 address in brackets, with a scope
+//! if necessary (`[fe80::1%eth0]`). A name may have several addresses: clients and servers try them
+//! in the system's order.
 
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
-/// A host and a port, looked up when they are needed.
+/// A host and a port, resolved when needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     host: String,
     port: u16,
 }
 
-/// Why nothing came about with any address of an endpoint.
+/// Why no address of an endpoint could be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError<E: fmt::Display> {
     /// The name has no address.
@@ -23,28 +23,28 @@ pub enum EndpointError<E: fmt::Display> {
     Unknown {
         /// Host and port as given.
         endpoint: Endpoint,
-        /// Why, in the resolver's words.
+        /// Error of the resolver.
         why: String,
     },
-    /// The only attempt, or one that another address would not have helped.
+    /// The only attempt failed, or an attempt for which another address would not help.
     #[error("{0}")]
     Failed(Box<E>),
-    /// Each address was tried in vain.
-    #[error("cannot reach {endpoint}: {}", in_words(tried))]
+    /// All addresses failed.
+    #[error("cannot reach {endpoint}: {}", join_errors(tried))]
     Unreachable {
         /// Host and port as given.
         endpoint: Endpoint,
-        /// The attempts in their order.
+        /// The attempts in order.
         tried: Vec<E>,
     },
 }
 
 impl Endpoint {
-    /// Parses `HOST:PORT`. Whether there is such a host is seen later.
+    /// Parses `HOST:PORT` without resolving the host.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = |why: &str| format!("{text:?} is no HOST:PORT: {why}");
+        let wrong = |why: &str| format!("{text:?} is not HOST:PORT: {why}");
         let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("it has no port"))?;
-        let port = port.parse().map_err(|_| wrong("the port is no number from 0 to 65535"))?;
+        let port = port.parse().map_err(|_| wrong("the port is not a number from 0 to 65535"))?;
         let host = match host.strip_prefix('[').map(|rest| rest.strip_suffix(']')) {
             Some(Some(address)) if address.contains(':') => address,
             Some(_) => return Err(wrong("only IPv6 addresses are in brackets")),
@@ -59,7 +59,7 @@ impl Endpoint {
         }
     }
 
-    /// Every address it has, in the system's order.
+    /// Returns all addresses, in the system's order.
     pub fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
         let found = (self.host.as_str(), self.port).to_socket_addrs();
         let mut addresses: Vec<SocketAddr> = Vec::new();
@@ -69,20 +69,20 @@ impl Endpoint {
                 && a.scope_id() == 0
             {
                 let ip = a.ip();
-                return Err(format!("it is link-local: say on which interface, as in [{ip}%eth0]"));
+                return Err(format!("it is link-local: add the interface, as in [{ip}%eth0]"));
             }
-            // The resolver may name one for each type of socket.
+            // The resolver may return an address once for each socket type.
             if !addresses.contains(&address) {
                 addresses.push(address);
             }
         }
-        match addresses.is_empty() {
-            true => Err("it has no address".to_owned()),
-            false => Ok(addresses),
+        if addresses.is_empty() {
+            return Err("it has no address".to_owned());
         }
+        Ok(addresses)
     }
 
-    /// The resolver has one answer for a name and for an interface that do not exist.
+    /// Adds a hint to the resolver's error, which is the same for an unknown name and interface.
     fn not_found(&self, error: &io::Error) -> String {
         match self.host.split_once('%') {
             Some((_, zone)) => format!("is there a network interface {zone:?} here? {error}"),
@@ -90,15 +90,15 @@ impl Endpoint {
         }
     }
 
-    /// Does something with its addresses in turn, until it succeeds or fails for another reason
-    /// than that this address is not the right one, as `in_vain` knows.
+    /// Calls `attempt` with each address until one succeeds, or fails with an error for which
+    /// `may_try_next` returns false, so that another address would not help.
     pub fn try_each<T, E: fmt::Display>(
         &self,
         attempt: impl FnMut(SocketAddr) -> Result<T, E>,
-        in_vain: impl Fn(&E) -> bool,
+        may_try_next: impl Fn(&E) -> bool,
     ) -> Result<T, EndpointError<E>> {
         match self.addresses() {
-            Ok(addresses) => self.try_all(&addresses, attempt, in_vain),
+            Ok(addresses) => self.try_all(&addresses, attempt, may_try_next),
             Err(why) => Err(EndpointError::Unknown { endpoint: self.clone(), why }),
         }
     }
@@ -107,13 +107,13 @@ impl Endpoint {
         &self,
         addresses: &[SocketAddr],
         mut attempt: impl FnMut(SocketAddr) -> Result<T, E>,
-        in_vain: impl Fn(&E) -> bool,
+        may_try_next: impl Fn(&E) -> bool,
     ) -> Result<T, EndpointError<E>> {
         let mut tried = Vec::new();
         for address in addresses {
             match attempt(*address) {
                 Ok(done) => return Ok(done),
-                Err(e) if in_vain(&e) && addresses.len() > 1 => tried.push(e),
+                Err(e) if may_try_next(&e) && addresses.len() > 1 => tried.push(e),
                 Err(e) => return Err(EndpointError::Failed(Box::new(e))),
             }
         }
@@ -121,22 +121,23 @@ impl Endpoint {
     }
 }
 
-/// As it was written.
+/// The text that was parsed.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
         }
     }
 }
 
-fn in_words<E: fmt::Display>(tried: &[E]) -> String {
+fn join_errors<E: fmt::Display>(tried: &[E]) -> String {
     let each: Vec<String> = tried.iter().map(E::to_string).collect();
     each.join("; ")
 }
 
-/// Any port of the loopback address that this host has: of IPv4, or of IPv6 without that.
+/// Returns a loopback address with port 0: IPv4, or IPv6 on a host without IPv4.
 pub fn loopback() -> SocketAddr {
     let four = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     match UdpSocket::bind(four) {
@@ -161,7 +162,7 @@ mod tests {
         for text in ["127.0.0.1:80", "[::1]:80", "localhost:80", "[fe80::1%eth0]:80"] {
             assert_eq!(Endpoint::parse(text).unwrap().to_string(), text);
         }
-        // The loopback interface has the same number everywhere.
+        // The loopback interface has index 1 everywhere.
         let SocketAddr::V6(scoped) = addresses("[fe80::1%lo]:80")[0] else { panic!() };
         assert_eq!(scoped.scope_id(), 1);
         let SocketAddr::V6(scoped) = addresses("[fe80::1%2]:80")[0] else { panic!() };
@@ -172,17 +173,17 @@ mod tests {
     fn link_local_addresses_have_their_interface() {
         let wrong = |text| Endpoint::parse(text).unwrap().addresses().unwrap_err();
         let e = wrong("[fe80::1]:80");
-        assert!(e.contains("is link-local: say on which interface"), "{e}");
+        assert!(e.contains("is link-local: add the interface"), "{e}");
         let e = wrong("[fe80::1%no-such]:80");
         assert!(e.contains("is there a network interface \"no-such\" here?"), "{e}");
     }
 
     #[test]
-    fn what_is_no_host_and_port_is_refused_by_name() {
+    fn invalid_endpoints_are_refused() {
         for (text, why) in [
             ("127.0.0.1", "it has no port"),
-            ("127.0.0.1:99999", "the port is no number"),
-            ("localhost:", "the port is no number"),
+            ("127.0.0.1:99999", "the port is not a number"),
+            ("localhost:", "the port is not a number"),
             (":80", "it has no host"),
             ("::1:80", "needs brackets"),
             ("[::1:80", "only IPv6 addresses are in brackets"),
@@ -190,15 +191,15 @@ mod tests {
             ("", "it has no port"),
         ] {
             let e = Endpoint::parse(text).unwrap_err();
-            assert!(e.contains(&format!("{text:?} is no HOST:PORT: ")) && e.contains(why), "{e}");
+            assert!(e.contains(&format!("{text:?} is not HOST:PORT: ")) && e.contains(why), "{e}");
         }
     }
 
     #[test]
-    fn addresses_are_tried_in_turn_until_one_answers_or_something_else_fails() {
+    fn addresses_are_tried_in_turn() {
         let endpoint = Endpoint::parse("host:7").unwrap();
         let addresses = ["[::1]:7", "127.0.0.1:7", "127.0.0.2:7"].map(|a| a.parse().unwrap());
-        // Outcomes in the order of the addresses; how many were asked for, and what came of it.
+        // Outcomes by address; returns the number of attempts and the result.
         let tried = |outcomes: &[Result<u8, &'static str>]| {
             let mut asked = 0;
             let attempt = |address| {

@@ -1,6 +1,6 @@
-//! Reading the little-endian fields of messages that a peer sent.
+//! Parses the little-endian fields of messages from a peer.
 
-/// What is left to read of a message. Each method takes one field off the front; `None` means that
+/// The unread part of a message. Each method removes one field from the front, or returns `None` if
 /// the message is too short.
 pub(crate) struct Fields<'a>(pub &'a [u8]);
 
@@ -33,17 +33,17 @@ impl<'a> Fields<'a> {
         Some(bytes)
     }
 
-    /// Everything that is left.
+    /// Returns everything that is left.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }
 
-    /// Whether these constant bytes come next; takes them.
+    /// Removes these constant bytes. Returns `None` if other bytes come next.
     pub(crate) fn expect(&mut self, bytes: &[u8]) -> Option<()> {
         (self.bytes(bytes.len())? == bytes).then_some(())
     }
 
-    /// The end of the message, with nothing behind it.
+    /// Checks that the message ends here.
     pub(crate) fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }

@@ -1,41 +1,42 @@
-//! Times of many operations and their percentiles.
+//! Latencies of many operations, and their percentiles.
 
 use std::fmt;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Times between 1 ns and 100 s in three significant digits; longer ones count as 100 s.
+/// Histogram of times from 1 ns to 100 s with three significant digits. Longer times count as
+/// 100 s.
 #[derive(Clone, Debug)]
 pub struct Latencies {
     nanoseconds: Histogram<u64>,
 }
 
 impl Latencies {
-    /// A histogram without times.
+    /// Creates an empty histogram.
     pub fn new() -> Self {
         let nanoseconds = Histogram::new_with_bounds(1, LONGEST, 3)
-            .expect("1 to 10^11 in 3 digits is within what the histogram takes");
+            .expect("the histogram supports 1 to 10^11 in 3 digits");
         Latencies { nanoseconds }
     }
 
-    /// Adds the time of one operation.
+    /// Adds the time of an operation.
     pub fn record(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(LONGEST);
         self.nanoseconds.saturating_record(ns.clamp(1, LONGEST));
     }
 
-    /// Adds all times of another.
+    /// Adds all times of another histogram.
     pub fn merge(&mut self, other: &Latencies) {
         self.nanoseconds.add(&other.nanoseconds).expect("all have the same bounds");
     }
 
-    /// How many there are.
+    /// Returns the number of times.
     pub fn count(&self) -> u64 {
         self.nanoseconds.len()
     }
 
-    /// The time that this share of all does not exceed, in microseconds.
+    /// Returns the quantile for a share from 0 to 1, in microseconds.
     pub fn quantile_us(&self, share: f64) -> f64 {
         self.nanoseconds.value_at_quantile(share) as f64 / 1e3
     }
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_those_of_what_was_recorded() {
+    fn percentiles_match_the_recorded_times() {
         let mut one = Latencies::new();
         (1..=500).for_each(|us| one.record(Duration::from_micros(us)));
         let mut two = Latencies::new();

@@ -1,12 +1,11 @@
 //! Programs written against `rnic-client`: `pingpong`, `rcopy`, `rkv`, `rnic-perf`, and the tour of
 //! `rnicd demo`.
 //!
-//! The binaries only call the `main` of their module; what moves data is apart from the command
-//! lines, so that other programs may use it too ([`rcopy`] copies the file of `rnicd demo`).
-//! Everything is written against the public interface of the library, as in any application. The
-//! modules know nothing of the daemon but what that interface says, and trust the peer in nothing:
-//! messages are parsed in full before they are acted on, and what a connection may allocate is
-//! fixed when it is made.
+//! The binaries only call the `main` of their module. The code that moves data is separate from the
+//! command lines, so that other programs can use it too: `rnicd demo` copies a file with [`rcopy`].
+//! Like any application, all modules use only the public interface of the library. They do not
+//! trust the peer: they parse a message completely before they act on it, and allocate all memory
+//! of a connection when it is established.
 
 pub mod cli;
 pub mod clients;

@@ -1,7 +1,7 @@
-//! Why a conversation over a connection stopped, and how to end one.
+//! Connection errors for users, and the graceful close of a connection.
 //!
-//! A failed completion says only that a request did not happen; why is known from the event that
-//! ends the connection. [`LinkError::after`] puts the two together for a person to read.
+//! A failed completion only shows that a request was not carried out; the event that ends the
+//! connection contains the reason. [`LinkError::after`] combines both.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,58 +12,58 @@ use rnic_client::{ConnectOptions, Connected, Context, Fault, Listener, Terminate
 use crate::cli::printable;
 use crate::endpoint::{Endpoint, EndpointError};
 
-/// Why a conversation stopped.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The peer closed it in order, but too early.
+    /// The peer closed the connection gracefully, but too early.
     #[error("{peer} closed the connection before the work was done")]
     Closed {
         /// Address of the peer.
         peer: SocketAddr,
     },
-    /// TCP lost it: the peer, its daemon or the network is gone.
+    /// TCP lost the connection: the peer, its daemon or the network is gone.
     #[error("the connection with {peer} was lost: {why}")]
     Lost {
         /// Address of the peer.
         peer: SocketAddr,
-        /// In the daemon's words.
+        /// Reason given by the daemon.
         why: String,
     },
-    /// One side broke a rule of RDMA and was told by a Terminate.
-    #[error("the connection with {peer} was ended by Terminate {code} from {}", who(*origin))]
+    /// One side broke a rule of RDMA, and the side that noticed it sent a Terminate.
+    #[error("the connection with {peer} was ended by Terminate {code} from {}", origin_name(*origin))]
     Terminated {
         /// Address of the peer.
         peer: SocketAddr,
-        /// Rule that was broken, by layer, error type and error code.
+        /// The broken rule, by layer, error type and error code.
         code: TerminateCode,
-        /// Who found the fault.
+        /// The side that found the fault.
         origin: TerminateOrigin,
     },
-    /// The peer stopped talking.
+    /// The peer stopped sending.
     #[error("nothing heard from {peer} for {} s", after.as_secs_f64())]
     Silent {
         /// Address of the peer.
         peer: SocketAddr,
-        /// How long was waited.
+        /// Time waited.
         after: Duration,
     },
-    /// No connection came about.
+    /// The connection attempt failed.
     #[error("cannot connect to {peer}: {source}")]
     NotConnected {
-        /// Address to which the connection was to go.
+        /// Address of the peer.
         peer: SocketAddr,
-        /// What kept the connection from coming about.
+        /// Cause of the failure.
         source: Error,
     },
-    /// The peer does not want the connection.
+    /// The peer rejected the connection.
     #[error("{peer} refused: {}", printable(&String::from_utf8_lossy(private_data)))]
     Rejected {
         /// Address of the peer that rejected.
         peer: SocketAddr,
-        /// Why, in the terms of the program.
+        /// Reason given by the peer's program.
         private_data: Vec<u8>,
     },
-    /// The device failed or refused something.
+    /// The device failed or refused a call.
     #[error(transparent)]
     Rnic(#[from] Error),
 }
@@ -75,7 +75,7 @@ impl From<PostError> for LinkError {
 }
 
 impl LinkError {
-    /// The reason behind a failed request of a connected QP. Ends the connection if it stands.
+    /// Returns the reason for a failed request on a connected QP. Ends the connection.
     pub fn after(error: Error, qp: &Qp, peer: SocketAddr) -> LinkError {
         let flushed = matches!(
             error,
@@ -96,14 +96,14 @@ impl LinkError {
 }
 
 impl LinkError {
-    /// Whether no connection came about with this address, where another one may do.
+    /// Returns true if the connection attempt failed and another address may succeed.
     pub fn is_unreachable(&self) -> bool {
         let LinkError::NotConnected { source, .. } = self else { return false };
         matches!(source.fault(), Fault::Peer | Fault::Refusal)
     }
 }
 
-/// Listens at the first address of an endpoint that can be had.
+/// Listens on the first usable address of an endpoint.
 pub fn listen(
     context: &Context,
     endpoint: &Endpoint,
@@ -111,12 +111,12 @@ pub fn listen(
 ) -> Result<Listener, EndpointError<Error>> {
     endpoint.try_each(
         |address| context.listen(address, backlog),
-        // It names the address.
+        // The error contains the address.
         |e| e.fault() == Fault::Refusal,
     )
 }
 
-/// Connects, naming the peer in the error.
+/// Connects. Errors contain the peer's address.
 pub fn connect(
     qp: &Qp,
     peer: SocketAddr,
@@ -128,18 +128,18 @@ pub fn connect(
     })
 }
 
-/// Ends a connection in order: what has been posted is still delivered. Waits a moment for the
-/// peer's consent, and says how it ended if it did.
+/// Closes a connection gracefully: the daemon still sends the posted requests. Waits a few seconds
+/// for the peer's FIN. Returns how the connection ended, or `None` after the timeout.
 pub fn end(qp: &Qp) -> Option<DisconnectReason> {
-    // Refused when it has ended already.
+    // Fails if the connection has already ended.
     let _ = qp.disconnect();
     qp.wait_disconnected(Some(PATIENCE)).ok()
 }
 
-/// How long to wait for the peer's FIN.
+/// Time limit for the peer's FIN.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn who(origin: TerminateOrigin) -> &'static str {
+fn origin_name(origin: TerminateOrigin) -> &'static str {
     match origin {
         TerminateOrigin::Local => "this side",
         TerminateOrigin::Peer => "the peer",

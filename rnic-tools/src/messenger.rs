@@ -1,8 +1,8 @@
-//! Short messages over a queue pair: the control half of `rcopy` and `rkv`.
+//! Short messages over a queue pair: the control messages of `rcopy` and `rkv`.
 //!
-//! Owns a QP, its CQ and a small region with places for messages, and keeps every receive posted.
-//! It does not know what messages mean. Other requests may be posted on the same QP with a `wr_id`
-//! below [`OWN`]; their completions are handed out like messages.
+//! Owns a QP, its CQ and a small region with message buffers, and keeps every receive posted. It
+//! does not interpret messages. Other requests may be posted on the same QP with a `wr_id` below
+//! [`OWN`]; their completions are returned like messages.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,54 +15,54 @@ use rnic_client::{RecvRequest, SendRequest};
 
 use crate::link::LinkError;
 
-/// How much a messenger has room for.
+/// Capacities of a messenger.
 #[derive(Clone, Copy)]
 pub(crate) struct MessengerSizes {
-    /// Longest message in bytes, either way.
+    /// Longest message in bytes, in either direction.
     pub(crate) length: u32,
-    /// Messages that may arrive before the first of them is taken.
+    /// Messages that may arrive before the first of them is read.
     pub(crate) receives: u32,
-    /// Messages that may be under way to the peer.
+    /// Messages that may be in flight to the peer.
     pub(crate) sends: u32,
     /// Other requests that may be outstanding on the QP.
     pub(crate) others: u32,
 }
 
-/// One end of a conversation.
+/// One end of a connection for messages.
 pub(crate) struct Messenger {
     qp: Qp,
     cq: Cq,
-    /// Places for receives, then places for sends, each `stride` bytes.
+    /// Buffers for receives, then buffers for sends, each `stride` bytes.
     region: Mr,
     sizes: MessengerSizes,
     stride: u64,
     peer: SocketAddr,
     patience: Duration,
-    /// Free places for sends.
+    /// Free buffers for sends.
     free: Vec<u32>,
-    /// What has completed and was not handed out; at most all receives and other requests.
+    /// Completions not returned yet; at most all receives and other requests.
     arrived: VecDeque<Arrived>,
-    /// The first request that failed. Told after everything that arrived before.
+    /// The first request that failed. Reported after everything that arrived before it.
     failure: Option<Error>,
-    /// The message handed out last.
+    /// The last message returned.
     message: Vec<u8>,
 }
 
-/// What `next` hands out.
+/// Result of [`Messenger::next`].
 pub(crate) enum MessengerEvent<'a> {
-    /// A message of the peer.
+    /// A message from the peer.
     Message(&'a [u8]),
-    /// One of the other requests is done.
+    /// One of the other requests has completed.
     Done(u64),
 }
 
 enum Arrived {
-    Message { place: u32, length: u32 },
+    Message { slot: u32, length: u32 },
     Done(u64),
 }
 
 impl Messenger {
-    /// Makes the QP, Idle, with all receives posted.
+    /// Creates an unconnected QP with all receives posted.
     pub(crate) fn new(
         context: &Context,
         pd: &Pd,
@@ -81,7 +81,7 @@ impl Messenger {
         let qp = pd.create_qp(&options)?;
         let stride = u64::from(length).next_multiple_of(64);
         let buffer = context.create_shared_buffer(stride * u64::from(receives + sends))?;
-        // The peer has no right to this region: only its messages reach it.
+        // The peer has no rights to this region: it can only send messages.
         let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         let messenger = Messenger {
             qp,
@@ -96,7 +96,7 @@ impl Messenger {
             failure: None,
             message: Vec::with_capacity(length as usize),
         };
-        (0..receives).try_for_each(|place| messenger.post_receive(place))?;
+        (0..receives).try_for_each(|slot| messenger.post_receive(slot))?;
         Ok(messenger)
     }
 
@@ -104,32 +104,31 @@ impl Messenger {
         &self.qp
     }
 
-    /// Sends a message. Waits for a free place if there is none.
+    /// Sends a message. Waits if no buffer is free.
     pub(crate) fn send(&mut self, message: &[u8]) -> Result<(), LinkError> {
         self.send_after(None, message)
     }
 
-    /// Posts a request and a message after it, which the peer gets when it has got the former.
-    /// Waits for a free place if there is none.
+    /// Posts a request, and a message that reaches the peer after it. Waits if no buffer is free.
     pub(crate) fn send_after(
         &mut self,
         before: Option<SendRequest<'_>>,
         message: &[u8],
     ) -> Result<(), LinkError> {
-        let place = loop {
+        let slot = loop {
             match self.free.pop() {
-                Some(place) => break place,
+                Some(slot) => break slot,
                 None => self.pump()?,
             }
             if let Some(e) = self.failure.take() {
                 return Err(LinkError::after(e, &self.qp, self.peer));
             }
         };
-        let at = self.at(place);
+        let at = self.at(slot);
         self.region.write_at(at, message)?;
-        // Bounded by the region, whose messages have 32-bit lengths.
+        // The length fits: messages are at most `sizes.length` bytes.
         let sge = [self.region.sge(at, message.len() as u32)];
-        let send = SendRequest::send(OWN | SEND | u64::from(place), &sge).signaled();
+        let send = SendRequest::send(OWN | SEND | u64::from(slot), &sge).signaled();
         match before {
             Some(before) => self.qp.post_send(&[before, send])?,
             None => self.qp.post_send(&[send])?,
@@ -137,22 +136,22 @@ impl Messenger {
         Ok(())
     }
 
-    /// Posts requests that are no messages, as they are.
+    /// Posts requests that are not messages.
     pub(crate) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), LinkError> {
         Ok(self.qp.post_send(requests)?)
     }
 
-    /// Waits for the next message or completion, and posts the receive again before it hands a
-    /// message out. Whatever arrived before a failure comes before the failure.
+    /// Waits for the next message or completion. Posts the receive again before it returns a
+    /// message. Everything that arrived before a failure is returned before the failure.
     pub(crate) fn next(&mut self) -> Result<MessengerEvent<'_>, LinkError> {
         loop {
             match self.arrived.pop_front() {
                 Some(Arrived::Done(wr_id)) => return Ok(MessengerEvent::Done(wr_id)),
-                Some(Arrived::Message { place, length }) => {
+                Some(Arrived::Message { slot, length }) => {
                     self.message.resize(length as usize, 0);
-                    self.region.read_at(self.at(place), &mut self.message)?;
-                    // After a failure receives are flushed at once, which harms nobody.
-                    self.post_receive(place)?;
+                    self.region.read_at(self.at(slot), &mut self.message)?;
+                    // After a failure, receives are flushed at once, which does no harm.
+                    self.post_receive(slot)?;
                     return Ok(MessengerEvent::Message(&self.message));
                 }
                 None => {}
@@ -164,7 +163,7 @@ impl Messenger {
         }
     }
 
-    /// Waits until every message sent has left, then ends the connection in order.
+    /// Waits until all messages have been sent, then closes the connection gracefully.
     pub(crate) fn finish(mut self) {
         while self.free.len() < self.sizes.sends as usize && self.failure.is_none() {
             if self.pump().is_err() {
@@ -174,7 +173,7 @@ impl Messenger {
         super::link::end(&self.qp);
     }
 
-    /// Waits for at least one completion and sorts what there is.
+    /// Waits for at least one completion and sorts all completions found.
     fn pump(&mut self) -> Result<(), LinkError> {
         let mut completions = [Completion::default(); 16];
         let n = self.cq.wait(&mut completions, Some(self.patience))?;
@@ -188,31 +187,31 @@ impl Messenger {
     }
 
     fn sort(&mut self, completion: &Completion) {
-        // The place is in the lower half of the wr_id.
-        let place = completion.wr_id as u32;
+        // The lower half of the wr_id is the buffer.
+        let slot = completion.wr_id as u32;
         match completion.ok() {
             Err(e) => {
                 self.failure.get_or_insert(e);
             }
             Ok(c) if c.wr_id & OWN == 0 => self.arrived.push_back(Arrived::Done(c.wr_id)),
             Ok(c) if c.opcode == CompletionOpcode::Receive => {
-                self.arrived.push_back(Arrived::Message { place, length: c.byte_len });
+                self.arrived.push_back(Arrived::Message { slot, length: c.byte_len });
             }
-            Ok(_) => self.free.push(place),
+            Ok(_) => self.free.push(slot),
         }
     }
 
-    fn post_receive(&self, place: u32) -> Result<(), LinkError> {
-        let sge = [self.region.sge(self.at(place), self.sizes.length)];
-        Ok(self.qp.post_recv(&[RecvRequest::new(OWN | u64::from(place), &sge)])?)
+    fn post_receive(&self, slot: u32) -> Result<(), LinkError> {
+        let sge = [self.region.sge(self.at(slot), self.sizes.length)];
+        Ok(self.qp.post_recv(&[RecvRequest::new(OWN | u64::from(slot), &sge)])?)
     }
 
-    fn at(&self, place: u32) -> u64 {
-        u64::from(place) * self.stride
+    fn at(&self, slot: u32) -> u64 {
+        u64::from(slot) * self.stride
     }
 }
 
 /// Set in the `wr_id` of the messenger's own requests.
 pub(crate) const OWN: u64 = 1 << 63;
-/// Set in that of its sends, too.
+/// Also set in the `wr_id` of its sends.
 const SEND: u64 = 1 << 62;

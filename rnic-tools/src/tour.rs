@@ -1,9 +1,9 @@
-//! Every operation once, between two processes, each verified: what `rnicd demo` shows and what the
-//! end-to-end tests run.
+//! Performs and verifies every operation between two processes, for `rnicd demo` and the end-to-end
+//! tests.
 //!
-//! The guest ([`visit`]) drives. The host ([`host`]) lends a region and two more that only this
-//! connection may use, answers each message with what it saw (a `Sighting`), and decides nothing,
-//! so all verdicts are the guest's.
+//! The guest ([`visit`]) posts the operations. The host ([`host`]) provides one region, and two
+//! more that only this connection may use, and answers each message with a report of the data
+//! received (a `HostReport`). The guest alone verifies the results.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -11,57 +11,57 @@ use std::time::{Duration, Instant};
 
 use rnic_client::*;
 
-/// Bytes of the region the host lends, and of the largest message.
+/// Size of the host's region, and of the largest message, in bytes.
 pub const REGION: u32 = 1 << 20;
 const REPORT: u32 = 40;
 const RECEIVES: u32 = 64;
 const NO_SUCH_STAG: Stag = Stag(0x5ABA_D000);
 
-/// What went wrong on a tour.
+/// A failure of the tour.
 #[derive(Debug, thiserror::Error)]
 pub enum TourError {
     /// A call or a request failed.
     #[error("{step}: {source}")]
     Call {
-        /// The operation under way.
+        /// The current operation.
         step: &'static str,
-        /// Error of the call, or of the completion.
+        /// Error of the call or of the completion.
         source: Error,
     },
-    /// Something arrived that should have been different.
+    /// The verification of an operation failed.
     #[error("{step}: {what}")]
     Wrong {
-        /// The operation under way.
+        /// The current operation.
         step: &'static str,
-        /// What was found and expected.
+        /// The difference found.
         what: String,
     },
 }
 
-/// One operation that was carried out and verified.
+/// An operation that was performed and verified.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Its name, in RFC 5040's words.
+    /// Name of the operation, as in RFC 5040.
     pub name: &'static str,
-    /// What was verified, with numbers, in words.
+    /// Description of the verification, with numbers.
     pub detail: String,
-    /// How long it took, verification included.
+    /// Time taken, including verification.
     pub took: Duration,
 }
 
-/// What the host saw of one message.
+/// The host's report of a received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Sighting {
+struct HostReport {
     len: u32,
     solicited: bool,
     invalidated: Stag,
-    /// Immediate Data, as a big-endian number; 0 if there were none.
+    /// Immediate Data as a big-endian number; 0 if there was none.
     immediate: u64,
     message: u64,
     region: u64,
 }
 
-impl Sighting {
+impl HostReport {
     fn to_bytes(self) -> [u8; REPORT as usize] {
         let mut b = [0; REPORT as usize];
         b[..4].copy_from_slice(&self.len.to_le_bytes());
@@ -76,7 +76,7 @@ impl Sighting {
     fn from_bytes(b: &[u8; REPORT as usize]) -> Self {
         let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
         let u64_at = |i: usize| u64::from(u32_at(i)) | u64::from(u32_at(i + 4)) << 32;
-        Sighting {
+        HostReport {
             len: u32_at(0),
             solicited: b[4] != 0,
             invalidated: Stag(u32_at(8)),
@@ -87,7 +87,7 @@ impl Sighting {
     }
 }
 
-/// FNV-1a, 64 bits, over words of 8 bytes: enough to tell right from wrong.
+/// 64-bit FNV-1a over words of 8 bytes, which is sufficient for comparisons.
 fn digest(bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(0xCBF2_9CE4_8422_2325, |hash, chunk| {
         let mut word = [0; 8];
@@ -96,7 +96,7 @@ fn digest(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Bytes that no other message of the tour has.
+/// Returns bytes that no other message of the tour has.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut out = Vec::with_capacity(len + 8);
@@ -113,8 +113,8 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 // ---------------------------------------------------------------------------------------------
 // Host
 
-/// Receives guests until `guests` have come and gone. Each brings two connections: the tour, and
-/// one that ends in an error on purpose.
+/// Serves `guests` guests. Each makes two connections: the tour, and a second that ends in an
+/// intended error.
 pub fn host(
     context: &Context,
     listener: &Listener,
@@ -148,7 +148,7 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
         pd.reg_mr_with(&buffer, lent..lent + 1024, &only)?,
         pd.reg_mr_with(&buffer, lent + 1024..lent + 2048, &only)?,
     ];
-    // One large receive at a time would do, were there no batches: small ones stand in a row.
+    // The receives are small, so that enough of them can be posted for the batches.
     let small = 4096;
     let receive = |slot: u32| -> [Sge; 3] {
         let at = u64::from(slot * small);
@@ -177,7 +177,7 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
         }
         for c in &completions[..n] {
             if c.status == CompletionStatus::WrFlush {
-                // The guest has left, or its error has ended the connection, as it meant to.
+                // The guest has disconnected, or has caused the intended error.
                 qp.wait_disconnected(Some(timeout))?;
                 return Ok(());
             }
@@ -186,13 +186,13 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
                 continue;
             }
             let at = c.wr_id * u64::from(small);
-            // With Immediate Data the length is that of the Write, and nothing was received.
+            // With Immediate Data, `byte_len` is the length of the Write; the receive has no data.
             let received = if c.immediate.is_some() { 0 } else { c.byte_len };
             let message = &mut scratch[..received as usize];
             inbox.read_at(at, message)?;
             let message = digest(message);
             region.read_at(0, &mut scratch)?;
-            let sighting = Sighting {
+            let host_report = HostReport {
                 len: c.byte_len,
                 solicited: c.solicited,
                 invalidated: c.invalidated.unwrap_or(Stag(0)),
@@ -205,7 +205,7 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
             qp.post_recv(&[RecvRequest::new(c.wr_id, &sges)]).map_err(|e| e.source)?;
             let report_at = u64::from(slot_of_report * 64);
             slot_of_report = (slot_of_report + 1) % RECEIVES;
-            reports.write_at(report_at, &sighting.to_bytes())?;
+            reports.write_at(report_at, &host_report.to_bytes())?;
             let report = [reports.sge(report_at, REPORT)];
             qp.post_send(&[SendRequest::send(u64::MAX, &report).signaled()])
                 .map_err(|e| e.source)?;
@@ -216,7 +216,8 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
 // ---------------------------------------------------------------------------------------------
 // Guest
 
-/// Visits the host at `address`: every operation, the way out, then an error that is meant.
+/// Visits the host at `address`: performs every operation, disconnects, then causes an error on
+/// purpose.
 pub fn visit(
     context: &Context,
     address: SocketAddr,
@@ -249,8 +250,8 @@ struct Guest {
     host: RemoteMr,
     own: [Stag; 2],
     next_id: Cell<u64>,
-    seen: Vec<Sighting>,
-    /// What the host's region should contain.
+    seen: Vec<HostReport>,
+    /// Expected content of the host's region.
     expected: Vec<u8>,
 }
 
@@ -302,7 +303,7 @@ impl Guest {
         let greeting = connected.private_data;
         let (host, keys) =
             RemoteMr::from_bytes(&greeting).zip(greeting.get(RemoteMr::LEN..)).ok_or_else(
-                || guest.wrong(format!("{} bytes of private data are no greeting", greeting.len())),
+                || guest.wrong(format!("{} bytes of private data: no greeting", greeting.len())),
             )?;
         let [a0, a1, a2, a3, b0, b1, b2, b3] = *keys else {
             return Err(guest.wrong("the greeting lacks the keys".to_owned()));
@@ -330,7 +331,7 @@ impl Guest {
             }
             self.post(&[request])?;
             self.completed(1)?;
-            let s = self.sighting()?;
+            let s = self.host_report()?;
             self.check(
                 s.len == len && s.solicited == solicited && s.message == digest(&message),
                 &s,
@@ -340,7 +341,7 @@ impl Guest {
         self.begin("Send, gathered and inline");
         let message = pattern(77, 64);
         self.post_inline(&message)?;
-        let s = self.sighting()?;
+        let s = self.host_report()?;
         self.check(s.len == 64 && s.message == digest(&message), &s)?;
         let whole = pattern(78, 700);
         self.write_local(0, &whole[..300])?;
@@ -349,9 +350,9 @@ impl Guest {
         let sges = [self.memory.sge(0, 300), self.memory.sge(1000, 1), self.memory.sge(2000, 399)];
         self.post(&[SendRequest::send(self.id(), &sges).signaled()])?;
         self.completed(1)?;
-        let s = self.sighting()?;
+        let s = self.host_report()?;
         self.check(s.len == 700 && s.message == digest(&whole), &s)?;
-        self.done("64 bytes inline, 700 bytes from 3 elements into 3".to_owned());
+        self.done("64 bytes inline, 700 bytes from 3 SGEs into 3".to_owned());
         Ok(())
     }
 
@@ -375,12 +376,12 @@ impl Guest {
         self.done("41 bytes".to_owned());
 
         self.begin("RDMA Write of no bytes");
-        // STag and offset of a zero-length Write are not looked at (RFC 5041 section 5.2).
+        // STag and offset of a zero-length Write are ignored (RFC 5041 section 5.2).
         let nowhere = RemoteAddr { addr: u64::MAX, rkey: NO_SUCH_STAG };
         self.post(&[SendRequest::write(self.id(), &[], nowhere).signaled()])?;
         self.completed(1)?;
         self.region_is_as_expected()?;
-        self.done("to an STag that does not exist: ignored, as it must be".to_owned());
+        self.done("to an STag that does not exist: ignored, as required".to_owned());
         Ok(())
     }
 
@@ -401,14 +402,15 @@ impl Guest {
         self.post(&[SendRequest::read(self.id(), Sge::default(), nowhere).signaled()])?;
         let c = self.completed(1)?;
         self.check(c.byte_len == 0, &c)?;
-        self.done("from an STag that does not exist: answered, as it must be".to_owned());
+        self.done("from an STag that does not exist: answered, as required".to_owned());
 
         self.begin("RDMA Read, then a fenced RDMA Write");
         let before = self.expected[4096..8192].to_vec();
         let after = pattern(9, 4096);
         self.write_local(65536, &after)?;
         let sges = [self.memory.sge(65536, 4096)];
-        let (read, write) = (self.id(), self.id());
+        let read = self.id();
+        let write = self.id();
         self.post(&[
             SendRequest::read(read, self.memory.sge(0, 4096), self.host.at(4096)),
             SendRequest::write(write, &sges, self.host.at(4096)).fence().signaled(),
@@ -416,10 +418,10 @@ impl Guest {
         self.completed(1)?;
         let mut found = vec![0; 4096];
         self.read_local(0, &mut found)?;
-        self.check(found == before, &"the read saw the write behind its fence")?;
+        self.check(found == before, &"the Read returned data of the Write after it")?;
         self.expected[4096..8192].copy_from_slice(&after);
         self.region_is_as_expected()?;
-        self.done("the read saw the old bytes, the region has the new ones".to_owned());
+        self.done("the Read returned the old bytes, the region has the new ones".to_owned());
         Ok(())
     }
 
@@ -433,11 +435,11 @@ impl Guest {
         let request = SendRequest::write_with_imm(self.id(), &sges, self.host.at(0), immediate);
         self.post(&[request.signaled().solicited()])?;
         self.completed(1)?;
-        let s = self.sighting()?;
+        let s = self.host_report()?;
         let same = s.immediate == u64::from_be_bytes(immediate);
         self.check(same && s.len == 4096 && s.solicited, &s)?;
-        self.check(s.region == digest(&self.expected), &"the data came after their notice")?;
-        self.done("4 KiB, and 8 bytes that a receive of the host's was completed by".to_owned());
+        self.check(s.region == digest(&self.expected), &"the completion came before the data")?;
+        self.done("4 KiB, and 8 bytes in a receive completion of the host".to_owned());
         Ok(())
     }
 
@@ -459,7 +461,7 @@ impl Guest {
         let now = old.wrapping_add(24);
         self.expected[8192..8200].copy_from_slice(&now.to_ne_bytes());
         self.region_is_as_expected()?;
-        self.done("8 times 3 added, each saw what the one before left".to_owned());
+        self.done("added 3 eight times, each saw the result of the one before".to_owned());
 
         self.begin("Atomic CmpSwap");
         let swap = |id, sink, compare, new| {
@@ -472,7 +474,7 @@ impl Guest {
         self.check(seen == [now, 1], &seen)?;
         self.expected[8192..8200].copy_from_slice(&1u64.to_ne_bytes());
         self.region_is_as_expected()?;
-        self.done("the first of two swapped, the second found another word".to_owned());
+        self.done("the first of two swapped, the second found a different word".to_owned());
         Ok(())
     }
 
@@ -486,7 +488,7 @@ impl Guest {
             let request = SendRequest::send_invalidate(self.id(), &[], stag).signaled();
             self.post(&[if i == 1 { request.solicited() } else { request }])?;
             self.completed(1)?;
-            let s = self.sighting()?;
+            let s = self.host_report()?;
             self.check(s.invalidated == stag && s.solicited == (i == 1), &s)?;
             self.done(format!("the host saw its STag {stag} invalidated"));
         }
@@ -507,12 +509,12 @@ impl Guest {
         let region = region.map_err(|e| self.failed(e))?;
         self.post(&[SendRequest::local_invalidate(self.id(), region.rkey()).signaled()])?;
         self.completed(1)?;
-        self.done("an STag of the whole domain, on every worker".to_owned());
+        self.done("an STag that the whole PD may use, on every worker".to_owned());
         Ok(())
     }
 
     fn batches(&mut self) -> Result<(), TourError> {
-        self.begin("Batch: 31 silent RDMA Writes and a Send");
+        self.begin("Batch: 31 unsignaled RDMA Writes and a Send");
         let data: Vec<[u8; 8]> = (0..31u64).map(|i| (i * 0x0101_0101_0101).to_le_bytes()).collect();
         let mut requests = Vec::new();
         for (i, bytes) in data.iter().enumerate() {
@@ -523,13 +525,13 @@ impl Guest {
         requests.push(SendRequest::send_inline(self.id(), b"done").signaled());
         self.post(&requests)?;
         self.completed(1)?;
-        let s = self.sighting()?;
+        let s = self.host_report()?;
         self.check(s.region == digest(&self.expected), &"the Send overtook a Write")?;
         self.done("one doorbell, one completion, all Writes before the Send".to_owned());
         Ok(())
     }
 
-    /// A second connection that writes where it may not.
+    /// Makes a second connection and writes to an invalid STag.
     fn refused_write(&mut self, context: &Context, address: SocketAddr) -> Result<(), TourError> {
         self.begin("RDMA Write to an invalid STag");
         let call = |source| TourError::Call { step: "RDMA Write to an invalid STag", source };
@@ -549,7 +551,7 @@ impl Guest {
                 self.done(format!("refused by the host's RNIC with Terminate {code}"));
                 Ok(())
             }
-            other => Err(self.wrong(format!("ended: {other}; expected was Terminate {expected}"))),
+            other => Err(self.wrong(format!("ended: {other} instead of Terminate {expected}"))),
         }
     }
 
@@ -558,7 +560,7 @@ impl Guest {
         self.qp.disconnect().map_err(|e| self.failed(e))?;
         let reason = self.qp.wait_disconnected(Some(self.timeout)).map_err(|e| self.failed(e))?;
         self.check(reason == DisconnectReason::Orderly, &reason)?;
-        self.done("in order, a FIN each way".to_owned());
+        self.done("gracefully, with a FIN in each direction".to_owned());
         Ok(())
     }
 
@@ -607,7 +609,7 @@ impl Guest {
             .map_err(|e| self.failed(e.source))
     }
 
-    /// Waits for the completion of `n` requests of ours; reports that come meanwhile are kept.
+    /// Waits until `n` of our requests have completed. Keeps reports that arrive in between.
     fn completed(&mut self, n: usize) -> Result<Completion, TourError> {
         let mut last = None;
         let mut left = n;
@@ -622,7 +624,7 @@ impl Guest {
         last.ok_or_else(|| self.wrong("nothing completed".to_owned()))
     }
 
-    fn sighting(&mut self) -> Result<Sighting, TourError> {
+    fn host_report(&mut self) -> Result<HostReport, TourError> {
         while self.seen.is_empty() {
             self.wait()?;
         }
@@ -641,7 +643,7 @@ impl Guest {
             if c.opcode == CompletionOpcode::Receive {
                 let mut report = [0; REPORT as usize];
                 self.reports.read_at(c.wr_id * 64, &mut report).map_err(|e| self.failed(e))?;
-                self.seen.push(Sighting::from_bytes(&report));
+                self.seen.push(HostReport::from_bytes(&report));
                 self.post_report(c.wr_id as u32)?;
             }
             ours.push(c);
@@ -649,10 +651,10 @@ impl Guest {
         Ok(ours)
     }
 
-    /// Asks the host what its region looks like, by a Send behind everything written.
+    /// Verifies the digest of the host's region, which a Send after all Writes requests.
     fn region_is_as_expected(&mut self) -> Result<(), TourError> {
         self.post_inline(b"?")?;
-        let s = self.sighting()?;
+        let s = self.host_report()?;
         self.check(s.region == digest(&self.expected), &"the region differs")
     }
 

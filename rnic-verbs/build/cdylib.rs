@@ -1,17 +1,17 @@
-//! What both build scripts tell the linker. Shared as a file: a crate for it would be a third
-//! package.
+//! Linker arguments for the build scripts. A shared source file, because a crate would be an
+//! additional package.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
-/// Gives the library its SONAME and its version nodes.
+/// Sets the SONAME and the version nodes of the library.
 ///
-/// The nodes are empty here: a symbol names its node itself (`.symver`). rustc has a version script
-/// of its own, an anonymous one by which everything else becomes local. LLD accepts ours beside it
-/// as long as ours claims no symbols; GNU ld refuses any second script next to an anonymous one. So
-/// LLD it is, whatever the platform's default linker.
+/// The nodes are empty here, because each symbol contains the name of its node (`.symver`). rustc
+/// passes an anonymous version script, which makes all other symbols local. LLD accepts a second
+/// script if it claims no symbols. GNU ld refuses any script next to an anonymous one. Therefore
+/// LLD is required on every platform.
 pub fn versioned(soname: &str, nodes: &[&str]) {
     let mut script = String::new();
     let mut before = "";
@@ -20,31 +20,31 @@ pub fn versioned(soname: &str, nodes: &[&str]) {
         before = node;
     }
     let path = out_dir().join("nodes.map");
-    fs::write(&path, script).expect("cargo made OUT_DIR for us");
+    fs::write(&path, script).expect("OUT_DIR is writable");
 
     if let Some(directory) = lld_of_rustc() {
         link_arg(&format!("-B{}", directory.display()));
     } else if !in_path("ld.lld") {
         panic!(
-            "{soname} needs LLD as its linker: rustc here comes without one and there is no ld.lld \
-             in PATH (Debian package lld)"
+            "{soname} requires the linker LLD: this rustc does not include it, and there is no \
+             ld.lld in PATH (install the Debian package lld)"
         );
     }
     link_arg("-fuse-ld=lld");
-    // It has a thread, and handlers of forks: `dlclose(3)` must not take their code away.
+    // `dlclose(3)` must not unmap the code, because the library has a thread and fork handlers.
     link_arg("-Wl,-z,nodelete");
     link_arg(&format!("-Wl,-soname,{soname}"));
     link_arg(&format!("-Wl,--version-script={}", path.display()));
 }
 
-/// Makes `verbs/SONAME` in the directory of this profile, for LD_LIBRARY_PATH.
+/// Creates the link `verbs/SONAME` in the directory of this profile, for LD_LIBRARY_PATH.
 ///
-/// Cargo cannot name a library `lib*.so.1`, so this is a link to what it builds, there where it
-/// puts it first and in every case. The tests of a workspace build no `cdylib`: the link leads
-/// nowhere until `cargo build`.
+/// Cargo cannot name a library `lib*.so.1`, so this is a link to the library in `deps`, where cargo
+/// always builds it first. `cargo test` does not build a `cdylib`, so the link dangles until
+/// `cargo build`.
 pub fn named(built: &str, soname: &str) {
     // OUT_DIR is PROFILE/build/PACKAGE-HASH/out.
-    let profile = out_dir().ancestors().nth(3).expect("so cargo lays it out").to_path_buf();
+    let profile = out_dir().ancestors().nth(3).expect("OUT_DIR has this layout").to_path_buf();
     let directory = profile.join("verbs");
     fs::create_dir_all(&directory).expect("the target directory is writable");
     let link = directory.join(soname);
@@ -52,10 +52,10 @@ pub fn named(built: &str, soname: &str) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => panic!("{link:?}: {error}"),
         _ => {}
     }
-    symlink(Path::new("../deps").join(built), &link).expect("nothing else makes this link");
+    symlink(Path::new("../deps").join(built), &link).expect("no other process creates this link");
 }
 
-/// Where rustc keeps the LLD that it brings along, in the form that cc takes.
+/// Returns the directory of the LLD that rustc includes, for the compiler option `-B`.
 fn lld_of_rustc() -> Option<PathBuf> {
     let rustc = env::var_os("RUSTC")?;
     let printed = Command::new(rustc).args(["--print", "sysroot"]).output().ok()?.stdout;
@@ -75,5 +75,5 @@ pub fn link_arg(arg: &str) {
 }
 
 pub fn out_dir() -> PathBuf {
-    PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it for build scripts"))
+    PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR for build scripts"))
 }

@@ -1,5 +1,4 @@
-//! Asynchronous events (`ibv_get_async_event(3)`), and what has been handed out and not been
-//! acknowledged.
+//! Asynchronous events (`ibv_get_async_event(3)`), and the count of unacknowledged events.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -8,12 +7,12 @@ use crate::context::PORT;
 use crate::event_queue::EventQueue;
 use crate::object::Foreign;
 
-/// The asynchronous events of one context.
+/// Asynchronous events of one context.
 pub(crate) type AsyncEvents = EventQueue<AsyncEvent>;
 
-/// One of them.
+/// An asynchronous event.
 pub(crate) struct AsyncEvent {
-    /// The CQ, QP or SRQ that it is about; null if it is about the device.
+    /// The CQ, QP or SRQ of the event; null if the event is about the device.
     pub(crate) element: Foreign<libc::c_void>,
     pub(crate) kind: c::ibv_event_type,
 }
@@ -23,7 +22,7 @@ impl AsyncEvent {
         AsyncEvent { element: Foreign(element.0.cast()), kind }
     }
 
-    /// Of the one port of a device.
+    /// An event of the device's only port.
     pub(crate) fn of_port(kind: c::ibv_event_type) -> Self {
         // C reads it as the `port_num` of the union.
         let element = std::ptr::without_provenance_mut(PORT.into());
@@ -35,22 +34,22 @@ impl AsyncEvent {
     }
 }
 
-/// Events of one object that the program has and has not acknowledged: whoever destroys the object
-/// waits for them, because the program may still look at it.
+/// Counts events of one object that the program has fetched and not acknowledged. Destroying the
+/// object waits for them, because the program may still use the object.
 #[derive(Default)]
 pub(crate) struct Unacknowledged {
-    /// Handed out less acknowledged. Programs may acknowledge more than they got.
+    /// Fetched events minus acknowledged ones. Negative if a program acknowledges too many.
     count: Mutex<i64>,
     changed: Condvar,
 }
 
 impl Unacknowledged {
-    /// One was handed out.
+    /// Counts an event that the program has fetched.
     pub(crate) fn handed_out(&self) {
         *self.count.lock() += 1;
     }
 
-    /// So many were acknowledged.
+    /// Counts acknowledged events.
     pub(crate) fn acknowledge(&self, events: u32) {
         *self.count.lock() -= i64::from(events);
         self.changed.notify_all();
@@ -70,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_acknowledgements_than_events_hold_nobody_up() {
+    fn excess_acknowledgements_do_not_block() {
         let unacknowledged = Unacknowledged::default();
         unacknowledged.handed_out();
         unacknowledged.acknowledge(3);
@@ -78,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn destroying_waits_for_what_was_handed_out() {
+    fn wait_ends_after_the_last_acknowledgement() {
         let unacknowledged = Unacknowledged::default();
         unacknowledged.handed_out();
         unacknowledged.handed_out();

@@ -14,11 +14,11 @@ use crate::errno::Errno;
 use crate::object::{Body, Kind};
 use crate::system;
 
-/// A completion channel. Its descriptor is the one that the daemon writes to.
+/// A completion channel. The daemon writes events to its descriptor.
 pub(crate) struct ChannelBody {
     device: Arc<Device>,
     channel: CompletionChannel,
-    /// CQs on it.
+    /// Number of CQs that use it.
     cqs: AtomicI32,
 }
 
@@ -31,7 +31,7 @@ impl ChannelBody {
     pub(crate) fn create(context: &ContextBody) -> Result<Arc<ChannelBody>, Errno> {
         let device = context.device();
         let channel = device.context.create_completion_channel()?;
-        // Programs expect to sleep in `ibv_get_cq_event` until they change that themselves.
+        // Programs expect ibv_get_cq_event to block until they change the mode of the descriptor.
         rustix::io::ioctl_fionbio(&channel, false)?;
         Ok(Arc::new(ChannelBody { device: device.clone(), channel, cqs: AtomicI32::new(0) }))
     }
@@ -44,7 +44,7 @@ impl ChannelBody {
         self.channel.as_raw_fd()
     }
 
-    /// So many CQs more are on it.
+    /// Adds `more` to the number of CQs.
     pub(crate) fn count(&self, more: i32) {
         self.cqs.fetch_add(more, Ordering::Relaxed);
     }
@@ -53,7 +53,7 @@ impl ChannelBody {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if one does.
+    /// `EBUSY` otherwise.
     pub(crate) fn check_unused(&self) -> Result<(), Errno> {
         match self.cqs.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -61,17 +61,17 @@ impl ChannelBody {
         }
     }
 
-    /// The next CQ that has an event (`ibv_get_cq_event(3)`), in the descriptor's own mode.
+    /// Returns the next CQ that has an event (`ibv_get_cq_event(3)`). Waits for it unless the
+    /// descriptor is non-blocking.
     pub(crate) fn next(&self) -> Result<Arc<CqBody>, Errno> {
         loop {
             let mut record = [0; CompletionChannel::RECORD_LEN];
             let n = system::receive_packet(self.fd(), &mut record)?;
-            // Nothing is what a socket says whose other end is gone.
+            // A socket without a peer returns an empty packet.
             let cq = CompletionChannel::parse_record(&record[..n]).ok_or_else(|| {
                 Errno::new(libc::EIO, format_args!("the daemon has closed the completion channel"))
             })?;
-            // One that has been destroyed meanwhile concerns nobody; one that is about to be waits
-            // for what is counted.
+            // Skips events of destroyed CQs. Destroying a CQ waits for events that are counted.
             let counted = |cq: &Arc<CqBody>| {
                 cq.completion_events.handed_out();
                 cq.clone()

@@ -1,4 +1,4 @@
-//! Open devices (`ibv_open_device(3)`), and what they say about themselves.
+//! Open devices (`ibv_open_device(3)`) and their attributes.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::event_queue::EventQueue;
 use crate::net;
 use crate::object::zeroed;
 
-/// A context. All contexts of a process are of one session.
+/// A context. All contexts of a process share one session with the daemon.
 pub(crate) struct ContextBody {
     device: Arc<Device>,
-    /// Which of the two devices it is of.
+    /// Device of the context.
     kind: DeviceKind,
     async_events: Arc<AsyncEvents>,
 }
 
-/// Port of the device: it has one.
+/// Number of the device's only port.
 pub(crate) const PORT: u8 = 1;
-/// Largest path MTU that a QP may name (`max_mtu`): the stream below cuts segments of its own.
+/// Largest path MTU that a QP may request (`max_mtu`). The TCP stream has its own segment size.
 pub(crate) const MAX_MTU: c::ibv_mtu = c::IBV_MTU_4096;
 
 impl ContextBody {
@@ -37,7 +37,7 @@ impl ContextBody {
         Ok(ContextBody { device, kind, async_events })
     }
 
-    /// Which of the two devices it is of.
+    /// Returns the device of the context.
     pub(crate) fn kind(&self) -> DeviceKind {
         self.kind
     }
@@ -54,88 +54,89 @@ impl ContextBody {
         self.async_events.fd()
     }
 
-    /// Identity and limits (`ibv_query_device(3)`).
+    /// Returns identity and limits (`ibv_query_device(3)`).
     pub(crate) fn attributes(&self) -> c::ibv_device_attr {
         let has = &self.device.attributes;
-        let mut says: c::ibv_device_attr = zeroed();
-        copy_name(&mut says.fw_ver, &has.version);
-        says.node_guid = self.device.guid(self.kind);
-        says.sys_image_guid = self.device.guid(DeviceKind::Iwarp);
-        says.max_mr_size = u64::MAX;
-        // Any size from a page up.
-        says.page_size_cap = !(rustix::param::page_size() as u64 - 1);
-        (says.vendor_id, says.vendor_part_id) = match self.kind {
+        let mut attr: c::ibv_device_attr = zeroed();
+        copy_name(&mut attr.fw_ver, &has.version);
+        attr.node_guid = self.device.guid(self.kind);
+        attr.sys_image_guid = self.device.guid(DeviceKind::Iwarp);
+        attr.max_mr_size = u64::MAX;
+        // Every power of two from the page size up.
+        attr.page_size_cap = !(rustix::param::page_size() as u64 - 1);
+        (attr.vendor_id, attr.vendor_part_id) = match self.kind {
             DeviceKind::Iwarp => (has.vendor_id, has.vendor_part_id),
             DeviceKind::Roce => (has.wired_vendor_id, has.wired_part_id),
         };
-        says.hw_ver = has.hw_ver;
-        says.max_qp = int(has.max_qps);
-        says.max_qp_wr = int(has.max_wr_depth);
-        says.device_cap_flags = c::IBV_DEVICE_CURR_QP_STATE_MOD
+        attr.hw_ver = has.hw_ver;
+        attr.max_qp = int(has.max_qps);
+        attr.max_qp_wr = int(has.max_wr_depth);
+        attr.device_cap_flags = c::IBV_DEVICE_CURR_QP_STATE_MOD
             | c::IBV_DEVICE_MEM_WINDOW
             | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | c::IBV_DEVICE_MEM_MGT_EXTENSIONS;
-        says.max_sge = i32::from(has.max_sge);
-        says.max_sge_rd = match self.kind {
+        attr.max_sge = i32::from(has.max_sge);
+        attr.max_sge_rd = match self.kind {
             // RFC 5040 section 5.2: one sink for each Read.
             DeviceKind::Iwarp => 1,
-            DeviceKind::Roce => says.max_sge,
+            DeviceKind::Roce => attr.max_sge,
         };
-        says.max_cq = int(has.max_cqs);
-        says.max_cqe = int(has.max_cq_entries);
-        says.max_mr = int(has.max_mrs);
-        says.max_pd = int(has.max_pds);
-        says.max_qp_rd_atom = i32::from(has.max_ird);
-        says.max_res_rd_atom = i32::from(has.max_ird).saturating_mul(int(has.max_qps));
-        says.max_qp_init_rd_atom = i32::from(has.max_ord);
-        // In memory that is not shared the program's own instructions may come in between.
-        says.atomic_cap = c::IBV_ATOMIC_HCA;
-        says.max_mw = int(has.max_windows);
-        says.max_srq = int(has.max_srqs);
-        says.max_srq_wr = int(has.max_wr_depth);
-        says.max_srq_sge = i32::from(has.max_sge);
-        // The library's own, in the program's own memory.
-        says.max_ah = if self.gids().is_empty() { 0 } else { i32::from(u16::MAX) };
-        says.max_pkeys = 1;
-        says.phys_port_cnt = PORT;
-        says
+        attr.max_cq = int(has.max_cqs);
+        attr.max_cqe = int(has.max_cq_entries);
+        attr.max_mr = int(has.max_mrs);
+        attr.max_pd = int(has.max_pds);
+        attr.max_qp_rd_atom = i32::from(has.max_ird);
+        attr.max_res_rd_atom = i32::from(has.max_ird).saturating_mul(int(has.max_qps));
+        attr.max_qp_init_rd_atom = i32::from(has.max_ord);
+        // Not `IBV_ATOMIC_GLOB`: in private memory, instructions of the program can interrupt an
+        // atomic.
+        attr.atomic_cap = c::IBV_ATOMIC_HCA;
+        attr.max_mw = int(has.max_windows);
+        attr.max_srq = int(has.max_srqs);
+        attr.max_srq_wr = int(has.max_wr_depth);
+        attr.max_srq_sge = i32::from(has.max_sge);
+        // Address handles exist only in the memory of the program.
+        attr.max_ah = if self.gids().is_empty() { 0 } else { i32::from(u16::MAX) };
+        attr.max_pkeys = 1;
+        attr.phys_port_cnt = PORT;
+        attr
     }
 
-    /// As [`attributes`](Self::attributes), with what came later (`ibv_query_device_ex(3)`).
+    /// Like [`attributes`](Self::attributes), with later additions (`ibv_query_device_ex(3)`).
     pub(crate) fn attributes_ex(&self) -> c::ibv_device_attr_ex {
-        let mut says: c::ibv_device_attr_ex = zeroed();
-        says.orig_attr = self.attributes();
-        // Completions say when they were written, in nanoseconds.
-        says.device_cap_flags_ex = u64::from(says.orig_attr.device_cap_flags);
-        says.phys_port_cnt_ex = u32::from(PORT);
-        says
+        let mut attr: c::ibv_device_attr_ex = zeroed();
+        attr.orig_attr = self.attributes();
+        // There are no flags besides those of `device_cap_flags`.
+        attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+        attr.phys_port_cnt_ex = u32::from(PORT);
+        attr
     }
 
-    /// The port (`ibv_query_port(3)`).
+    /// Returns the attributes of the port (`ibv_query_port(3)`).
     pub(crate) fn port(&self, port: u8) -> Result<c::ibv_port_attr, Errno> {
         check_port(port)?;
-        let mut says: c::ibv_port_attr = zeroed();
-        says.state = c::IBV_PORT_ACTIVE;
-        says.max_mtu = MAX_MTU;
-        says.active_mtu = self.mtu();
-        says.gid_tbl_len = i32::try_from(self.gids().len().max(1)).unwrap_or(1);
-        says.max_msg_sz = 1 << 30;
-        says.pkey_tbl_len = 1;
-        says.max_vl_num = 1;
-        // 4x of 25 Gb/s: what a program makes of it is a number on a screen.
-        says.active_width = 2;
-        says.active_speed = 32;
-        says.phys_state = 5;
-        says.link_layer = c::IBV_LINK_LAYER_ETHERNET;
+        let mut attr: c::ibv_port_attr = zeroed();
+        attr.state = c::IBV_PORT_ACTIVE;
+        attr.max_mtu = MAX_MTU;
+        attr.active_mtu = self.mtu();
+        attr.gid_tbl_len = i32::try_from(self.gids().len().max(1)).unwrap_or(1);
+        attr.max_msg_sz = 1 << 30;
+        attr.pkey_tbl_len = 1;
+        attr.max_vl_num = 1;
+        // 4x of 25 Gb/s. Programs only display the value.
+        attr.active_width = 2;
+        attr.active_speed = 32;
+        attr.phys_state = 5;
+        attr.link_layer = c::IBV_LINK_LAYER_ETHERNET;
         if self.kind == DeviceKind::Roce {
-            says.port_cap_flags = CM_SUPPORTED | IP_BASED_GIDS;
-            says.flags = GRH_REQUIRED;
+            attr.port_cap_flags = CM_SUPPORTED | IP_BASED_GIDS;
+            attr.flags = GRH_REQUIRED;
         }
-        Ok(says)
+        Ok(attr)
     }
 
-    /// The size of packets as verbs number it: on Ethernet what fits a frame with the headers of
-    /// RoCE v2.
+    /// Returns the active MTU: on Ethernet, the largest verbs MTU for which packets with RoCE v2
+    /// headers fit into a frame.
     fn mtu(&self) -> c::ibv_mtu {
         let gids = self.gids();
         let bytes = gids.iter().filter(|row| !row.gid.is_zero()).map(GidRow::path_mtu).min();
@@ -148,12 +149,12 @@ impl ContextBody {
         })
     }
 
-    /// An entry of the table of GIDs, if the device has one.
+    /// Returns an entry of the GID table.
     pub(crate) fn gid_row(&self, port: u8, index: u32) -> Option<GidRow> {
         self.gids().get(usize::try_from(index).ok()?).filter(|_| port == PORT).cloned()
     }
 
-    /// The GID table: that of the RoCE device; the other one has none. Empty without a daemon.
+    /// Returns the GID table. It is empty for the iWARP device, and without a daemon.
     pub(crate) fn gids(&self) -> Arc<[GidRow]> {
         match self.kind {
             DeviceKind::Iwarp => Arc::new([]),
@@ -163,7 +164,7 @@ impl ContextBody {
         }
     }
 
-    /// A GID of the table (`ibv_query_gid(3)`).
+    /// Returns a GID of the table (`ibv_query_gid(3)`).
     pub(crate) fn gid(&self, port: u8, index: u32) -> Result<c::ibv_gid, Errno> {
         check_port(port)?;
         let of_iwarp = (self.kind == DeviceKind::Iwarp && index == 0).then(|| self.device.gid());
@@ -174,7 +175,7 @@ impl ContextBody {
         })
     }
 
-    /// Entries of the GID table.
+    /// Returns the number of entries in the GID table.
     pub(crate) fn gid_count(&self) -> u32 {
         match self.kind {
             DeviceKind::Iwarp => 1,
@@ -182,7 +183,7 @@ impl ContextBody {
         }
     }
 
-    /// A partition key of the table, in network byte order (`ibv_query_pkey(3)`).
+    /// Returns a partition key of the table, in network byte order (`ibv_query_pkey(3)`).
     pub(crate) fn pkey(&self, port: u8, index: i32) -> Result<u16, Errno> {
         check_port(port)?;
         match index {
@@ -210,7 +211,7 @@ const IP_BASED_GIDS: u32 = 1 << 26;
 /// `IBV_QPF_GRH_REQUIRED`.
 const GRH_REQUIRED: u8 = 1;
 
-/// A limit as C has it: a number that does not fit is as good as none.
+/// Converts a limit to `int`; saturates.
 fn int(n: u32) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }

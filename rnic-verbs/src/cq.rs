@@ -1,4 +1,4 @@
-//! Completion queues, and completions in the words of C.
+//! Completion queues, and the conversion of completions to C.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -21,40 +21,40 @@ use crate::section::Section;
 pub(crate) struct CqBody {
     device: Arc<Device>,
     cq: Cq,
-    /// What the program knows it by.
+    /// The program's pointer to the queue.
     head: OnceLock<Foreign<c::ibv_cq>>,
     channel: Option<Arc<ChannelBody>>,
     context_events: Arc<AsyncEvents>,
-    /// Of the channel.
+    /// Completion events (`ibv_get_cq_event(3)`).
     pub(crate) completion_events: Unacknowledged,
     pub(crate) async_events: Unacknowledged,
     poll: Mutex<PollState>,
-    /// From `ibv_start_poll(3)` to `ibv_end_poll(3)`, completions are one thread's.
+    /// Held from `ibv_start_poll(3)` to `ibv_end_poll(3)`: only one thread reads completions.
     pub(crate) polling: Section,
-    /// The completion that is being looked at.
-    looked_at: Mutex<c::ibv_wc>,
+    /// The completion that the program is reading (`ibv_start_poll(3)`).
+    current: Mutex<c::ibv_wc>,
 }
 
 struct PollState {
-    /// Completions on their way to the program.
+    /// Buffer for polled completions.
     batch: [Completion; BATCH],
-    /// Completions that were there when a queue pair was reset, and are not of it.
+    /// Completions of other QPs that were in the queue when a queue pair was reset.
     kept: VecDeque<Completion>,
-    /// The QP of the last completion: the next one is its as a rule.
+    /// QP of the last completion, which is usually also the QP of the next.
     last: Option<Arc<QpBody>>,
-    /// How often in a row nothing was there.
-    in_vain: u32,
+    /// Number of successive polls without a completion.
+    empty_polls: u32,
 }
 
-/// After so many looks in vain others may have the processor: the daemon and the peer, who make
-/// the completion that is waited for, may have none of their own.
-const PATIENCE: u32 = 64;
+/// Number of empty polls after which the thread yields its CPU: the daemon or the peer, which
+/// produce the awaited completion, may need this CPU.
+const EMPTY_POLLS: u32 = 64;
 
-/// Completions that are taken from the queue at once.
+/// Maximum number of completions polled at once.
 const BATCH: usize = 16;
 
-/// Entries of the smallest queue. Programs ask for one and have a send and a receive outstanding.
-const FEWEST_ENTRIES: u32 = 16;
+/// Minimum number of entries: programs request 1 and keep both a send and a receive outstanding.
+const MIN_ENTRIES: u32 = 16;
 
 impl Body for Arc<CqBody> {
     type Head = c::ibv_cq_ex;
@@ -62,7 +62,7 @@ impl Body for Arc<CqBody> {
 }
 
 impl CqBody {
-    /// Makes a queue (`ibv_create_cq(3)`).
+    /// Creates a queue (`ibv_create_cq(3)`).
     pub(crate) fn create(
         context: &ContextBody,
         entries: u32,
@@ -83,11 +83,8 @@ impl CqBody {
                 &silent
             }
         };
-        let options = CqOptions {
-            entries: entries.max(FEWEST_ENTRIES),
-            channel: Some(events_to),
-            context: 0,
-        };
+        let options =
+            CqOptions { entries: entries.max(MIN_ENTRIES), channel: Some(events_to), context: 0 };
         let cq = device.context.create_cq_with(&options)?;
         let body = Arc::new(CqBody {
             device: device.clone(),
@@ -98,12 +95,12 @@ impl CqBody {
             completion_events: Unacknowledged::default(),
             async_events: Unacknowledged::default(),
             polling: Section::new(),
-            looked_at: Mutex::default(),
+            current: Mutex::default(),
             poll: Mutex::new(PollState {
                 batch: [Completion::default(); BATCH],
                 kept: VecDeque::new(),
                 last: None,
-                in_vain: 0,
+                empty_polls: 0,
             }),
         });
         device.cqs.write().insert(body.cq.id(), body.clone());
@@ -113,12 +110,12 @@ impl CqBody {
         Ok(body)
     }
 
-    /// Says where the program finds it.
-    pub(crate) fn published(&self, head: Foreign<c::ibv_cq>) {
+    /// Stores the program's pointer to the queue.
+    pub(crate) fn set_head(&self, head: Foreign<c::ibv_cq>) {
         let _ = self.head.set(head);
     }
 
-    /// What the program knows it by.
+    /// Returns the program's pointer to the queue.
     pub(crate) fn head(&self) -> Foreign<c::ibv_cq> {
         self.head.get().copied().unwrap_or(Foreign::NULL)
     }
@@ -131,28 +128,28 @@ impl CqBody {
         &self.context_events
     }
 
-    /// Its number, and how many entries it has.
+    /// Returns the CQ number and the number of entries.
     pub(crate) fn size(&self) -> (u32, i32) {
         (self.cq.id().0, i32::try_from(self.cq.capacity()).unwrap_or(i32::MAX))
     }
 
-    /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`).
+    /// Polls up to `out.len()` completions (`ibv_poll_cq(3)`).
     pub(crate) fn poll(&self, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
         let mut poll = self.poll.lock();
         let n = self.take(&mut poll, out)?;
         if n > 0 {
-            poll.in_vain = 0;
+            poll.empty_polls = 0;
             return Ok(n);
         }
-        poll.in_vain += 1;
-        if poll.in_vain < PATIENCE {
+        poll.empty_polls += 1;
+        if poll.empty_polls < EMPTY_POLLS {
             return Ok(0);
         }
-        poll.in_vain = 0;
+        poll.empty_polls = 0;
         drop(poll);
         std::thread::yield_now();
-        // Much may have happened meanwhile, the end of a connection too: whoever hears of that
-        // next expects to have seen what came before it.
+        // Polls again: a connection may have ended in between, and a program that fetches that
+        // event expects to have polled all earlier completions.
         self.take(&mut self.poll.lock(), out)
     }
 
@@ -165,7 +162,7 @@ impl CqBody {
             let taken = match kept.len() {
                 0 => match self.cq.poll(&mut batch[..most]) {
                     Ok(taken) => taken,
-                    // Those before it are the program's; the next call fails.
+                    // Earlier completions go to the program; the next call fails.
                     Err(_) if n > 0 => break,
                     Err(error) => return Err(error.into()),
                 },
@@ -193,8 +190,8 @@ impl CqBody {
         Ok(n)
     }
 
-    /// Resets a queue pair by `reset`, and with it drops its completions that nobody has polled, as
-    /// adapters do: of what was posted before, nothing is heard any more.
+    /// Resets a queue pair by `reset`, and drops its unpolled completions, as adapters do: requests
+    /// posted before the reset must not complete any more.
     pub(crate) fn drop_with_reset(
         cqs: [&Arc<CqBody>; 2],
         of: QpId,
@@ -203,7 +200,8 @@ impl CqBody {
         let mut cqs = cqs.to_vec();
         cqs.sort_unstable_by_key(|cq| cq.cq.id());
         cqs.dedup_by_key(|cq| cq.cq.id());
-        // Nobody polls meanwhile, so that nobody gets one of before and takes it for a new one's.
+        // No thread may poll in between, or it would mistake a completion from before the reset for
+        // one of a new request.
         let polls: Vec<_> = cqs.iter().map(|cq| (cq, cq.poll.lock())).collect();
         reset()?;
         for (cq, mut poll) in polls {
@@ -219,8 +217,7 @@ impl CqBody {
         Ok(())
     }
 
-    /// Says why a request failed, if somebody wants to read that, with the number that the program
-    /// gave it.
+    /// Logs why a request failed, with the program's `wr_id`.
     fn explain(&self, completion: &Completion, wc: &c::ibv_wc) {
         let named = Completion { wr_id: wc.wr_id, ..*completion };
         let Err(error) = named.ok() else { return };
@@ -233,7 +230,7 @@ impl CqBody {
         });
     }
 
-    /// Nobody gets to see a completion; the receive that it is of is free again all the same.
+    /// Drops a completion. The slot of its SRQ receive must still be freed.
     fn drop_completion(&self, completion: &Completion) {
         if let Some(srq) = completion.srq
             && let Some(srq) = self.device.srqs.read().get(&srq)
@@ -242,28 +239,28 @@ impl CqBody {
         }
     }
 
-    /// The next completion, which is looked at from now on.
+    /// Moves on to the next completion and returns it.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is none.
-    pub(crate) fn look_at_next(&self) -> Result<c::ibv_wc, Errno> {
+    /// `ENOENT` if the queue is empty.
+    pub(crate) fn next_completion(&self) -> Result<c::ibv_wc, Errno> {
         let mut next = [c::ibv_wc::default()];
         match self.poll(&mut next)? {
             0 => Err(Errno::nothing_yet(libc::ENOENT)),
             _ => {
-                *self.looked_at.lock() = next[0];
+                *self.current.lock() = next[0];
                 Ok(next[0])
             }
         }
     }
 
-    /// The completion that is being looked at.
-    pub(crate) fn looked_at(&self) -> c::ibv_wc {
-        *self.looked_at.lock()
+    /// Returns the completion that the program is reading.
+    pub(crate) fn current(&self) -> c::ibv_wc {
+        *self.current.lock()
     }
 
-    /// Asks for an event (`ibv_req_notify_cq(3)`). Without a channel there is nowhere for it to go.
+    /// Requests an event (`ibv_req_notify_cq(3)`). Without a channel, there are no events.
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<(), Errno> {
         if self.channel.is_none() {
             return Ok(());
@@ -271,13 +268,13 @@ impl CqBody {
         Ok(self.cq.arm(if solicited_only { Arm::Solicited } else { Arm::Next })?)
     }
 
-    /// Changes its size (`ibv_resize_cq(3)`).
+    /// Resizes the queue (`ibv_resize_cq(3)`).
     pub(crate) fn resize(&self, entries: u32) -> Result<i32, Errno> {
         check_entries(entries, &self.device)?;
         let before = self.cq.capacity();
-        self.cq.resize(entries.max(FEWEST_ENTRIES))?;
-        // Counted after the daemon has answered: rdma-core's own test, which has just posted, gives
-        // its requests no more time than that.
+        self.cq.resize(entries.max(MIN_ENTRIES))?;
+        // Must follow the daemon's reply: rdma-core's own test posts right before the call, and
+        // leaves its requests only that much time to complete.
         let unpolled = self.poll.lock().kept.len() + self.cq.unpolled();
         if unpolled > entries as usize {
             self.cq.resize(before)?;
@@ -287,12 +284,12 @@ impl CqBody {
         Ok(self.size().1)
     }
 
-    /// Queues an asynchronous event about it.
-    pub(crate) fn tell(&self, kind: c::ibv_event_type) {
+    /// Queues an asynchronous event of this CQ.
+    pub(crate) fn push_event(&self, kind: c::ibv_event_type) {
         self.context_events.push(AsyncEvent::of(self.head(), kind));
     }
 
-    /// Forgets a QP that is being destroyed.
+    /// Drops the reference to a QP that is being destroyed.
     pub(crate) fn forget(&self, qp: &QpBody) {
         let mut poll = self.poll.lock();
         if poll.last.as_ref().is_some_and(|last| last.id() == qp.id()) {
@@ -300,7 +297,7 @@ impl CqBody {
         }
     }
 
-    /// Ends it (`ibv_destroy_cq(3)`), if no QP uses it.
+    /// Destroys the queue (`ibv_destroy_cq(3)`). Fails with `EBUSY` if a QP uses it.
     pub(crate) fn destroy(&self) -> Result<(), Errno> {
         let uses = |qp: &Arc<QpBody>| qp.uses_cq(self.cq.id());
         if self.device.qps.read().values().any(uses) {
@@ -313,14 +310,14 @@ impl CqBody {
         Ok(())
     }
 
-    /// Uses its channel no longer.
+    /// Stops using its channel.
     pub(crate) fn leave_channel(&self) {
         if let Some(channel) = &self.channel {
             channel.count(-1);
         }
     }
 
-    /// Takes it from the device; it ends when the last who looks at it is done.
+    /// Removes the CQ from the device. It is freed when the last thread has released its reference.
     pub(crate) fn detach(&self) {
         self.device.cqs.write().remove(&self.cq.id());
         let head = self.head();
@@ -337,23 +334,23 @@ impl CqBody {
 
 fn check_entries(entries: u32, device: &Device) -> Result<(), Errno> {
     let most = device.attributes.max_cq_entries;
-    match (1..=most).contains(&entries) {
-        true => Ok(()),
-        false => Err(Errno::invalid(format_args!("cqe {entries} is not in 1 to {most} (max_cqe)"))),
+    if !(1..=most).contains(&entries) {
+        return Err(Errno::invalid(format_args!("cqe {entries} is not in 1 to {most} (max_cqe)")));
     }
+    Ok(())
 }
 
-/// Interrupt vectors of the device.
+/// Number of completion vectors of the device.
 pub(crate) const VECTORS: u32 = 1;
 
-/// A completion as C has it; `qp` gives it the number that the program chose.
+/// Converts a completion to C; `qp` supplies the program's `wr_id`.
 fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
     let succeeded = completion.status == CompletionStatus::Success;
     let (wr_id, byte_len) = match completion.opcode {
         CompletionOpcode::Receive => (qp.receive_done(completion), completion.byte_len),
         _ => {
             let posted = qp.send_done(completion);
-            // As rxe and siw: the length of the request, Sends and Writes included.
+            // As in rxe and siw: the length of the request, also for Sends and Writes.
             (posted.wr_id, if succeeded { posted.length } else { completion.byte_len })
         }
     };
@@ -371,27 +368,27 @@ fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
         wc.wc_flags |= c::IBV_WC_WITH_INV;
     }
     if let Some([a, b, c, d, ..]) = completion.immediate {
-        // In network byte order, as it came.
+        // In network byte order, as received.
         wc.imm_data = u32::from_ne_bytes([a, b, c, d]);
         wc.wc_flags |= c::IBV_WC_WITH_IMM;
-        if !completion.beside {
+        if !completion.immediate_with_send {
             wc.opcode = c::IBV_WC_RECV_RDMA_WITH_IMM;
         }
     }
-    if completion.opcode == CompletionOpcode::Receive && qp.is_wired() {
-        // Over Ethernet each packet has a route header. Programs compare the flags as a whole.
+    if completion.opcode == CompletionOpcode::Receive && qp.is_roce() {
+        // On Ethernet, every packet has a GRH. Programs compare `wc_flags` as a whole.
         wc.wc_flags |= c::IBV_WC_GRH;
     }
     if let Some(grh) = completion.grh {
-        // As cards of Mellanox's say which header it is, and UCX takes it from there: a packet of
-        // UDP (8), of IPv6 (1) or IPv4 (2).
+        // Mellanox adapters encode the header type here, and UCX reads it: UDP (8) over IPv6 (1) or
+        // IPv4 (2).
         wc.sl = match grh {
             Grh::Ipv6 => 8 | 1,
             Grh::Ipv4 => 8 | 2,
         };
     }
     if !succeeded {
-        // The number for `rnicctl why`; they count from 1 for as long as the daemon lives.
+        // Number for `rnicctl why`. Numbers start at 1 when the daemon starts.
         wc.vendor_err = completion.diagnosis_id as u32;
     }
     wc

@@ -1,8 +1,7 @@
-//! The device of this process: one session with the daemon, and everything that it has been told
-//! to make.
+//! The device of this process: one session with the daemon, and all objects created with it.
 //!
-//! It lives as long as anything of it does: a device list, a context, an event channel, an id. A
-//! child made by `fork` starts without one, and leaves its parent's alone.
+//! It lives as long as anything that uses it: a device list, a context, an event channel, an id. A
+//! child created by `fork` starts without a device, and must not touch its parent's.
 
 use std::collections::HashMap;
 use std::ffi::c_char;
@@ -24,46 +23,46 @@ use crate::object::{Foreign, Kind, add, remove, zeroed};
 use crate::qp::QpBody;
 use crate::srq::SrqBody;
 
-/// A session, and what was made with it.
+/// A session with the daemon, and the objects created with it.
 pub(crate) struct Device {
-    /// Process that opened it.
+    /// Process that opened the device.
     owner: u32,
     pub(crate) context: Context,
     pub(crate) attributes: DeviceAttributes,
-    /// What C sees of its two devices, each in a block that other providers' libraries may look
-    /// behind: the one whose queue pairs connect, and the one whose queue pairs are wired by hand.
+    /// The C structures of the two devices, indexed by [`DeviceKind::index`].
     heads: [Box<DeviceBlock>; 2],
     contexts: Mutex<Vec<Weak<AsyncEvents>>>,
-    /// See [`silent_channel`](Self::silent_channel).
+    /// The channel of CQs without a channel, see [`silent_channel`](Self::silent_channel).
     silent: Mutex<Option<CompletionChannel>>,
-    /// Of the RoCE device.
+    /// GID table of the RoCE device.
     pub(crate) gids: GidTable,
     pub(crate) cqs: RwLock<HashMap<CqId, Arc<CqBody>>>,
     pub(crate) qps: RwLock<HashMap<QpId, Arc<QpBody>>>,
     pub(crate) srqs: RwLock<HashMap<SrqId, Arc<SrqBody>>>,
     pub(crate) ids: cm::Ids,
     pub(crate) regions: Regions,
-    /// What ids bring along for programs that bring nothing, by device; null until one is asked
-    /// for.
-    brought: [Brought; 2],
+    /// Default objects for ids, by device.
+    defaults: [Defaults; 2],
 }
 
-/// What ids of one of the devices bring along.
-pub(crate) struct Brought {
+/// Default objects of one device, for programs that use ids without creating their own. Null until
+/// first used.
+pub(crate) struct Defaults {
     pub(crate) context: Mutex<Foreign<c::ibv_context>>,
     pub(crate) pd: Mutex<Foreign<c::ibv_pd>>,
 }
 
-/// Providers of real devices recognise their own by a pointer behind the structure, 664 bytes from
-/// its start, which they read of any device: it must be there and be none of theirs.
+/// The C structure of a device, followed by padding. Provider libraries recognise their own devices
+/// by a pointer at offset 664, after the structure, and read it for any device. The padding makes
+/// it readable, and zeros match no provider.
 #[repr(C, align(32))]
 struct DeviceBlock {
     device: c::ibv_device,
-    behind: [u64; 16],
+    padding: [u64; 16],
 }
 
-// SAFETY: the block holds numbers, characters and null pointers, and nobody writes it after it has
-// been made.
+// SAFETY: the block holds numbers, characters and null pointers, and is not written after
+// construction.
 unsafe impl Send for DeviceBlock {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceBlock {}
@@ -71,7 +70,7 @@ unsafe impl Sync for DeviceBlock {}
 static CURRENT: Mutex<Option<(u32, Weak<Device>)>> = Mutex::new(None);
 
 impl Device {
-    /// The device of this process, opened if need be.
+    /// Returns the device of this process. Opens it if necessary.
     pub(crate) fn open() -> Result<Arc<Device>, Errno> {
         let owner = std::process::id();
         let mut current = CURRENT.lock();
@@ -84,8 +83,9 @@ impl Device {
         }
         let context = Context::open()?;
         let attributes = context.device()?;
-        let heads = KINDS
-            .map(|kind| Box::new(DeviceBlock { device: head(&attributes, kind), behind: [0; 16] }));
+        let heads = KINDS.map(|kind| {
+            Box::new(DeviceBlock { device: head(&attributes, kind), padding: [0; 16] })
+        });
         let device = Arc::new(Device {
             owner,
             context,
@@ -99,7 +99,7 @@ impl Device {
             srqs: RwLock::default(),
             ids: cm::Ids::default(),
             regions: Regions::default(),
-            brought: KINDS.map(|_| Brought {
+            defaults: KINDS.map(|_| Defaults {
                 context: Mutex::new(Foreign::NULL),
                 pd: Mutex::new(Foreign::NULL),
             }),
@@ -111,37 +111,37 @@ impl Device {
         Ok(device)
     }
 
-    /// The device of which C has this head, if it is the present one, and which of the two it is.
+    /// Returns the device and the kind for a C pointer, if it belongs to the current device.
     pub(crate) fn with_head(head: *const c::ibv_device) -> Option<(Arc<Device>, DeviceKind)> {
         let device = CURRENT.lock().as_ref().and_then(|(_, device)| device.upgrade())?;
         let kind = KINDS.into_iter().find(|kind| std::ptr::eq(device.head(*kind).0, head))?;
         Some((device, kind))
     }
 
-    /// Whether this is the process that opened it.
+    /// Returns true if this process opened the device.
     pub(crate) fn is_ours(&self) -> bool {
         self.owner == std::process::id()
     }
 
-    /// Whether the daemon is there still.
+    /// Returns true if this process opened the device and the daemon is alive.
     pub(crate) fn is_usable(&self) -> bool {
         self.is_ours() && self.context.is_alive()
     }
 
-    /// What C sees of the one of this kind.
+    /// Returns the C structure of a device.
     pub(crate) fn head(&self, kind: DeviceKind) -> Foreign<c::ibv_device> {
         let block = &self.heads[kind.index()];
         Foreign(std::ptr::from_ref(&block.device).cast_mut())
     }
 
-    /// What ids of the one of this kind bring along.
-    pub(crate) fn brought(&self, kind: DeviceKind) -> &Brought {
-        &self.brought[kind.index()]
+    /// Returns the default objects for ids of a device.
+    pub(crate) fn defaults(&self, kind: DeviceKind) -> &Defaults {
+        &self.defaults[kind.index()]
     }
 
-    /// The channel of all CQs that the program makes without one. They are never armed, so that no
-    /// event arrives there. One channel for each would use up `limits.session.channels`, and a
-    /// descriptor of the program's.
+    /// Returns the channel of all CQs that the program creates without one. These CQs are never
+    /// armed, so it gets no events. A channel for each CQ would count towards
+    /// `limits.session.channels` and cost the program a descriptor.
     pub(crate) fn silent_channel(&self) -> Result<CompletionChannel, Errno> {
         let mut silent = self.silent.lock();
         if let Some(channel) = &*silent {
@@ -151,17 +151,18 @@ impl Device {
         Ok(silent.insert(channel).clone())
     }
 
-    /// The 64-bit identifier of the one of this kind, in network byte order.
+    /// Returns the 64-bit GUID of a device, in network byte order.
     pub(crate) fn guid(&self, kind: DeviceKind) -> u64 {
         let guid = self.attributes.guid;
         match kind {
             DeviceKind::Iwarp => guid.to_be(),
-            // The bit that says that nobody has registered it tells the two apart.
+            // Flips the lowest bit, so that the two devices differ.
             DeviceKind::Roce => (guid ^ 1).to_be(),
         }
     }
 
-    /// The one GID that it has: an address of this host, mapped as RFC 4291 section 2.5.5.2 has it.
+    /// Returns the GID of the iWARP device: an address of this host, IPv4 addresses mapped to IPv6
+    /// (RFC 4291 section 2.5.5.2).
     pub(crate) fn gid(&self) -> c::ibv_gid {
         let address = match crate::net::own_address() {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -170,7 +171,7 @@ impl Device {
         c::ibv_gid { raw: address.octets() }
     }
 
-    /// Does something about a CQ before it can be taken from the device.
+    /// Calls `does` with a CQ. The CQ cannot be removed from the device during the call.
     pub(crate) fn with_cq<T>(&self, id: CqId, does: impl FnOnce(&Arc<CqBody>) -> T) -> Option<T> {
         self.cqs.read().get(&id).map(does)
     }
@@ -179,12 +180,12 @@ impl Device {
         self.qps.read().get(&id).cloned()
     }
 
-    /// As [`with_cq`](Self::with_cq), of a QP.
+    /// Like [`with_cq`](Self::with_cq), for a QP.
     pub(crate) fn with_qp<T>(&self, id: QpId, does: impl FnOnce(&Arc<QpBody>) -> T) -> Option<T> {
         self.qps.read().get(&id).map(does)
     }
 
-    /// As [`with_cq`](Self::with_cq), of an SRQ.
+    /// Like [`with_cq`](Self::with_cq), for an SRQ.
     pub(crate) fn with_srq<T>(
         &self,
         id: SrqId,
@@ -193,22 +194,22 @@ impl Device {
         self.srqs.read().get(&id).map(does)
     }
 
-    /// One more context has been opened, with these events.
+    /// Registers the event queue of a new context.
     pub(crate) fn opened(&self, events: &Arc<AsyncEvents>) {
         let mut contexts = self.contexts.lock();
         contexts.retain(|context| context.strong_count() > 0);
         contexts.push(Arc::downgrade(events));
     }
 
-    /// Tells all contexts that the device is of no more use.
-    pub(crate) fn has_died(&self) {
+    /// Queues `IBV_EVENT_DEVICE_FATAL` for all contexts.
+    pub(crate) fn push_device_fatal(&self) {
         for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
             events.push(AsyncEvent::of_device(c::IBV_EVENT_DEVICE_FATAL));
         }
     }
 
-    /// The daemon's GID table has changed: queues an event for each context in which none waits, as
-    /// a program may never fetch them.
+    /// Handles a change of the daemon's GID table. Queues an event for each context that does not
+    /// have one already: a program may never fetch them.
     pub(crate) fn gids_changed(&self) {
         self.gids.invalidate();
         for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
@@ -223,7 +224,7 @@ impl Drop for Device {
         for kind in KINDS {
             remove(Kind::Device, self.head(kind).0.addr());
         }
-        // The thread that reads events has the session open until then.
+        // Ends the event thread, which keeps the session open.
         if self.is_ours() {
             self.context.end_events();
         }
@@ -232,7 +233,7 @@ impl Drop for Device {
 
 fn head(attributes: &DeviceAttributes, kind: DeviceKind) -> c::ibv_device {
     let mut device: c::ibv_device = zeroed();
-    // As `uverbs` devices of the kernel are called.
+    // The file names follow the kernel's `uverbs` devices.
     let (node, transport, name, file) = match kind {
         DeviceKind::Iwarp => {
             (c::IBV_NODE_RNIC, c::IBV_TRANSPORT_IWARP, &attributes.name, "uverbs0")
@@ -241,7 +242,8 @@ fn head(attributes: &DeviceAttributes, kind: DeviceKind) -> c::ibv_device {
             (c::IBV_NODE_CA, c::IBV_TRANSPORT_IB, &attributes.wired_name, "uverbs1")
         }
     };
-    (device.node_type, device.transport_type) = (node, transport);
+    device.node_type = node;
+    device.transport_type = transport;
     copy_name(&mut device.name, name);
     copy_name(&mut device.dev_name, file);
     let tree = if attributes.tree.is_empty() { "/sys" } else { &attributes.tree };
@@ -250,12 +252,12 @@ fn head(attributes: &DeviceAttributes, kind: DeviceKind) -> c::ibv_device {
     device
 }
 
-/// Which of the two devices of the drop-in.
+/// The two devices of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceKind {
-    /// Its queue pairs connect.
+    /// The iWARP device, with QPs that connect.
     Iwarp,
-    /// Its queue pairs are wired by hand, as those of a RoCE adapter.
+    /// The RoCE device, with RC, UC and UD QPs.
     Roce,
 }
 
@@ -269,7 +271,7 @@ impl fmt::Display for DeviceKind {
 }
 
 impl DeviceKind {
-    /// Where it stands in [`KINDS`].
+    /// Position in [`KINDS`].
     fn index(self) -> usize {
         match self {
             DeviceKind::Iwarp => 0,
@@ -278,10 +280,10 @@ impl DeviceKind {
     }
 }
 
-/// Both.
+/// Both devices.
 pub(crate) const KINDS: [DeviceKind; 2] = [DeviceKind::Iwarp, DeviceKind::Roce];
 
-/// Copies a name into a field of C, cut off so that a zero byte ends it.
+/// Copies a name into a C field. Truncates it if necessary, so that a zero byte ends it.
 pub(crate) fn copy_name(field: &mut [c_char], name: &str) {
     let bytes = name.bytes().take(field.len().saturating_sub(1));
     for (to, from) in field.iter_mut().zip(bytes) {

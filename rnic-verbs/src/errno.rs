@@ -1,45 +1,45 @@
-//! Refusals of the C API: a number of `errno(3)` with its reason.
+//! Errors of the C API: an `errno(3)` number with its reason.
 //!
-//! An [`Errno`] cannot be made without a reason, and leaves this library only through the functions
-//! below, which log the reason where `RNIC_LOG` asks for it.
+//! Each [`Errno`] is created with a reason, and leaves this library only through the functions
+//! below, which log the reason if `RNIC_LOG` enables the log.
 
 use std::fmt;
 
-use rnic_client::{Admission, Error, Refusal};
+use rnic_client::{AdmissionError, Error, Refusal};
 
 use crate::{log, system};
 
-/// A failed call: a number of `errno(3)`, and which rule refused which value of which object.
+/// The error of a call: an `errno(3)` number, and the reason with the value and object at fault.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Errno {
     number: i32,
-    /// `None` if nobody reads it: the log is off, or the call found nothing to return yet.
+    /// `None` if it is not logged: the log is off, or there was nothing to return yet.
     reason: Option<Box<str>>,
 }
 
 impl Errno {
-    /// A refusal. The reason is formatted only if the log is on.
+    /// Creates an error. Formats the reason only if the log is enabled.
     pub(crate) fn new(number: i32, reason: fmt::Arguments<'_>) -> Errno {
         Errno { number, reason: log::is_on().then(|| reason.to_string().into()) }
     }
 
-    /// `EINVAL`.
+    /// Creates an `EINVAL`.
     pub(crate) fn invalid(reason: fmt::Arguments<'_>) -> Errno {
         Errno::new(libc::EINVAL, reason)
     }
 
-    /// `EOPNOTSUPP`.
+    /// Creates an `EOPNOTSUPP`.
     pub(crate) fn unsupported(reason: fmt::Arguments<'_>) -> Errno {
         Errno::new(libc::EOPNOTSUPP, reason)
     }
 
-    /// `EBUSY`.
+    /// Creates an `EBUSY`.
     pub(crate) fn busy(reason: fmt::Arguments<'_>) -> Errno {
         Errno::new(libc::EBUSY, reason)
     }
 
-    /// No refusal: an empty queue, or an interrupted wait. Polling programs see it all the time, so
-    /// it is not logged.
+    /// Creates an error for an empty queue or an interrupted wait. Not logged, because polling
+    /// programs get it all the time.
     pub(crate) fn nothing_yet(number: i32) -> Errno {
         Errno { number, reason: None }
     }
@@ -48,7 +48,7 @@ impl Errno {
         self.number
     }
 
-    /// The same refusal under another number.
+    /// Replaces the error number.
     pub(crate) fn with_number(self, number: i32) -> Errno {
         Errno { number, ..self }
     }
@@ -90,12 +90,12 @@ impl From<rustix::io::Errno> for Errno {
     }
 }
 
-/// A verb that returns a number of `errno(3)`, 0 for success.
+/// Converts the result of a function that returns an error number, 0 for success.
 pub(crate) fn status(result: Result<(), Errno>) -> i32 {
     result.map_or_else(Errno::report, |()| 0)
 }
 
-/// A call that returns -1 and sets `errno`.
+/// Converts the result of a function that returns -1 and sets `errno`.
 pub(crate) fn minus_one(result: Result<(), Errno>) -> i32 {
     match result {
         Ok(()) => 0,
@@ -106,7 +106,7 @@ pub(crate) fn minus_one(result: Result<(), Errno>) -> i32 {
     }
 }
 
-/// A call that returns the negative number of its error.
+/// Converts the result of a function that returns a negative error number.
 pub(crate) fn negative(result: Result<usize, Errno>) -> isize {
     match result {
         Ok(value) => value.cast_signed(),
@@ -114,7 +114,7 @@ pub(crate) fn negative(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// A call that returns a pointer, or null and sets `errno`.
+/// Converts the result of a function that returns a pointer, or null and sets `errno`.
 pub(crate) fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     result.unwrap_or_else(|errno| {
         errno.report();
@@ -128,7 +128,7 @@ fn number(error: &Error) -> i32 {
         Error::NotWritable { .. } => libc::EFAULT,
         Error::Refused { refusal, .. } => of_refusal(refusal),
         Error::NotAdmitted { why, .. } => match why {
-            Admission::NotAllowed => libc::EACCES,
+            AdmissionError::NotAllowed => libc::EACCES,
             _ => libc::EAGAIN,
         },
         Error::Rejected { .. } => libc::ECONNREFUSED,

@@ -1,9 +1,9 @@
-//! Events that a program waits for with a descriptor of its own.
+//! Event queues, each with a descriptor on which programs wait.
 //!
-//! The descriptor is an eventfd in semaphore mode: it is readable while events wait, for `poll(2)`
-//! and its kin, and a program that sets `O_NONBLOCK` on it gets `EAGAIN`. Whoever wants an event
-//! reads the descriptor first, without a lock, and so sleeps where the program's signals and
-//! `pthread_cancel(3)` find it.
+//! The descriptor is an eventfd in semaphore mode. It is readable while events wait, for `poll(2)`
+//! and similar calls, and returns `EAGAIN` if the program sets `O_NONBLOCK`. Readers read the
+//! descriptor first, without a lock, so that signals and `pthread_cancel(3)` reach a thread that
+//! sleeps there.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +15,7 @@ use rustix::io::{ReadWriteFlags, preadv2};
 
 use crate::system;
 
-/// A queue with a descriptor.
+/// An event queue with a descriptor.
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
     waiting: Mutex<VecDeque<T>>,
@@ -37,7 +37,7 @@ impl<T> EventQueue<T> {
         self.push_unless(event, |_| false);
     }
 
-    /// Adds an event, unless one waits for which `same` holds.
+    /// Adds an event, unless a waiting event matches `same`.
     pub(crate) fn push_unless(&self, event: T, same: impl Fn(&T) -> bool) {
         let mut waiting = self.waiting.lock();
         if waiting.iter().any(same) {
@@ -45,16 +45,16 @@ impl<T> EventQueue<T> {
         }
         waiting.push_back(event);
         drop(waiting);
-        // The count ends at 2^64 - 2 events.
+        // Cannot overflow: the limit is 2^64 - 2 events.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
-    /// The next event, in the descriptor's own mode. It passes by `count` before anybody can look
-    /// whether it is to be taken back, and so whether it has been counted.
+    /// Returns the next event. Waits for it unless the descriptor is non-blocking. Calls `count`
+    /// under the lock, so that `take_back` finds an event either queued or counted.
     ///
     /// # Errors
     ///
-    /// Those of `read(2)`, `EAGAIN` and `EINTR` among them.
+    /// The errors of `read(2)`, including `EAGAIN` and `EINTR`.
     pub(crate) fn next(&self, count: impl Fn(&T)) -> io::Result<T> {
         loop {
             system::read_count(self.fd())?;
@@ -63,24 +63,24 @@ impl<T> EventQueue<T> {
                 count(&event);
                 return Ok(event);
             }
-            // It was taken back after it had been counted.
+            // `take_back` has removed the event after the descriptor was read.
         }
     }
 
-    /// Number of waiting events for which `which` holds.
+    /// Returns the number of waiting events that match `which`.
     pub(crate) fn count(&self, which: impl Fn(&T) -> bool) -> usize {
         self.waiting.lock().iter().filter(|event| which(event)).count()
     }
 
-    /// Takes back the events for which `which` holds.
+    /// Removes and returns the waiting events that match `which`.
     pub(crate) fn take_back(&self, which: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut waiting = self.waiting.lock();
         let (gone, kept): (Vec<T>, Vec<T>) = waiting.drain(..).partition(which);
         *waiting = kept.into();
         drop(waiting);
         for _ in &gone {
-            // The program may have made the descriptor blocking, and a thread of it may have taken
-            // the count already: this must not wait for another.
+            // The descriptor may be in blocking mode, and another thread may already have read the
+            // count of a removed event: this read must not wait for a new event.
             let mut count = [0; 8];
             let mut into = [io::IoSliceMut::new(&mut count)];
             let _ = preadv2(&self.fd, &mut into, u64::MAX, ReadWriteFlags::NOWAIT);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_is_readable_as_long_as_events_wait() {
+    fn descriptor_is_readable_while_events_wait() {
         let queue = EventQueue::new().expect("an eventfd");
         assert!(!readable(&queue));
         queue.push(1);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn events_taken_back_are_not_counted_any_more() {
+    fn removed_events_are_not_counted() {
         let queue = EventQueue::new().expect("an eventfd");
         (0..4).for_each(|n| queue.push(n));
         assert_eq!(queue.take_back(|n| n % 2 == 0), [0, 2]);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_like_one_that_waits_is_not_added() {
+    fn a_duplicate_event_is_not_added() {
         let queue = EventQueue::new().expect("an eventfd");
         queue.push(1);
         queue.push_unless(2, |waiting| *waiting == 1);
@@ -134,20 +134,21 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_counted_before_others_find_it_gone() {
+    fn an_event_is_counted_under_the_lock() {
         let queue = EventQueue::new().expect("an eventfd");
         queue.push(1);
         let counted = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let event = queue.next(|_| {
                 let (told, seen) = std::sync::mpsc::channel();
-                let (queue, counted) = (&queue, &counted);
+                let queue = &queue;
+                let counted = &counted;
                 scope.spawn(move || {
-                    told.send(()).expect("somebody waits");
+                    told.send(()).expect("the receiver exists");
                     assert!(queue.take_back(|_| true).is_empty());
                     assert!(counted.load(std::sync::atomic::Ordering::SeqCst));
                 });
-                seen.recv().expect("it has begun");
+                seen.recv().expect("the thread has started");
                 counted.store(true, std::sync::atomic::Ordering::SeqCst);
             });
             assert_eq!(event.expect("an event"), 1);
@@ -155,10 +156,10 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_made_it_nonblocking_is_told_so() {
+    fn a_nonblocking_descriptor_returns_eagain() {
         let queue = EventQueue::<u32>::new().expect("an eventfd");
         rustix::io::ioctl_fionbio(&queue.fd, true).expect("a descriptor");
-        let error = queue.next(|_| ()).expect_err("there is none");
+        let error = queue.next(|_| ()).expect_err("no event waits");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 }

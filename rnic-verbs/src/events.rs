@@ -1,7 +1,8 @@
-//! The thread that brings events of the daemon to those whom they concern.
+//! The thread that receives events of the daemon and passes them to the objects concerned.
 //!
-//! The library starts this thread in a program, and those that copy for a daemon of another user.
-//! It blocks all signals and uses no object of the program except the descriptors created for it.
+//! The library starts this thread in the program, and copier threads for a daemon of another user.
+//! The event thread blocks all signals, and touches no objects of the program except descriptors
+//! created for it.
 
 use std::sync::{Arc, Weak};
 
@@ -11,7 +12,7 @@ use crate::device::Device;
 use crate::errno::Errno;
 use crate::{c, cm, log};
 
-/// Starts to listen to the daemon's events for a device, until it is dropped or the daemon gone.
+/// Starts the thread for a device. It ends when the device is dropped or the daemon is gone.
 pub(crate) fn listen(device: &Arc<Device>) -> Result<(), Errno> {
     let context = device.context.clone();
     let device = Arc::downgrade(device);
@@ -31,7 +32,7 @@ fn run(context: &Context, device: &Weak<Device>) {
             Ok(None) => {}
             Err(error) => {
                 log::debug(|| format!("no more events: {error}"));
-                return lost(&device);
+                return daemon_gone(&device);
             }
         }
     }
@@ -40,30 +41,30 @@ fn run(context: &Context, device: &Weak<Device>) {
 fn deliver(device: &Arc<Device>, event: Event) {
     match event {
         Event::CqError { cq, .. } => {
-            device.with_cq(cq, |cq| cq.tell(c::IBV_EVENT_CQ_ERR));
+            device.with_cq(cq, |cq| cq.push_event(c::IBV_EVENT_CQ_ERR));
         }
         Event::SrqLimit { srq, .. } => {
-            device.with_srq(srq, |srq| srq.tell(c::IBV_EVENT_SRQ_LIMIT_REACHED));
+            device.with_srq(srq, |srq| srq.push_event(c::IBV_EVENT_SRQ_LIMIT_REACHED));
         }
         Event::SrqError { srq, .. } => {
-            device.with_srq(srq, |srq| srq.tell(c::IBV_EVENT_SRQ_ERR));
+            device.with_srq(srq, |srq| srq.push_event(c::IBV_EVENT_SRQ_ERR));
         }
         Event::LastWqeReached { qp, .. } => {
-            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_QP_LAST_WQE_REACHED));
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_LAST_WQE_REACHED));
         }
         Event::QpFatal { qp, ref reason, .. } => {
             log::debug(|| format!("QP {qp}: {reason}"));
-            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_QP_FATAL));
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_FATAL));
             cm::deliver(device, event);
         }
         Event::CommunicationEstablished { qp, .. } => {
-            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_COMM_EST));
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_COMM_EST));
         }
         Event::AccessError { qp, .. } => {
-            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_QP_ACCESS_ERR));
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_ACCESS_ERR));
         }
         Event::RequestError { qp, .. } => {
-            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_QP_REQ_ERR));
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_REQ_ERR));
         }
         Event::SendQueueDrained { qp, .. } => {
             device.with_qp(qp, |qp| qp.drained());
@@ -73,7 +74,7 @@ fn deliver(device: &Arc<Device>, event: Event) {
         Event::EventsLost { count } => {
             log::debug(|| format!("{count} events were lost"));
             device.ids.events_lost();
-            // A change of the table may have been among them.
+            // They may have included a change of the table.
             device.gids.invalidate();
         }
         Event::Detached { reason } => log::debug(|| format!("memory was detached: {reason}")),
@@ -81,10 +82,10 @@ fn deliver(device: &Arc<Device>, event: Event) {
     }
 }
 
-/// The daemon is gone: every connection has ended, and the device is of no more use.
-fn lost(device: &Arc<Device>) {
-    // Asking makes it known to those who poll.
+/// Handles the end of the daemon: all connections have ended, and the device is unusable.
+fn daemon_gone(device: &Arc<Device>) {
+    // The check sets the state that polling threads read.
     let _ = device.is_usable();
-    device.has_died();
-    cm::lost(device);
+    device.push_device_fatal();
+    cm::daemon_gone(device);
 }

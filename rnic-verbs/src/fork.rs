@@ -1,7 +1,7 @@
-//! fork(2) and what used to be asked of the kernel's files.
+//! fork(2) support, and the path of sysfs.
 //!
-//! Real devices pin pages, which a fork would copy away from under them. Nothing is pinned here, so
-//! there is nothing to be prepared.
+//! Real devices pin pages, which copy-on-write after a fork would separate from the program. This
+//! device pins nothing, so no preparation is necessary.
 
 use std::ffi::CStr;
 
@@ -19,17 +19,17 @@ pub(crate) extern "C" fn ibv_is_fork_initialized() -> c_uint {
     IBV_FORK_UNNEEDED
 }
 
-/// Lets children see a range again; undocumented, but drivers called it.
+/// Makes a range visible to child processes again. Undocumented, but drivers called it.
 pub(crate) extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: size_t) -> c_int {
     0
 }
 
-/// Keeps a range from children; undocumented, but drivers called it.
+/// Hides a range from child processes. Undocumented, but drivers called it.
 pub(crate) extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: size_t) -> c_int {
     0
 }
 
-/// Where sysfs is mounted. Undocumented; MPI libraries look for `class/infiniband` below it.
+/// Returns the mount point of sysfs. Undocumented; MPI libraries look for `class/infiniband` there.
 pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     const PATH: &CStr = c"/sys";
     PATH.as_ptr()

@@ -1,4 +1,4 @@
-//! The GID table of the RoCE device, which follows the addresses of the host.
+//! The GID table of the RoCE device, which follows the host's addresses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use rnic_client::{Context, GidRow};
 
 use crate::errno::Errno;
 
-/// A copy of the daemon's table. It is read again after a change, by the next reader.
+/// A copy of the daemon's table. After a change, the next reader fetches it again.
 pub(crate) struct GidTable {
     rows: RwLock<Arc<[GidRow]>>,
     stale: AtomicBool,
@@ -21,17 +21,17 @@ impl Default for GidTable {
 }
 
 impl GidTable {
-    /// The table has changed.
+    /// Marks the copy as outdated.
     pub(crate) fn invalidate(&self) {
         self.stale.store(true, Ordering::Release);
     }
 
-    /// The rows by index. A row with a zero GID is an empty entry, of an address that has gone.
+    /// Returns the rows by index. A row with a zero GID is empty: its address no longer exists.
     pub(crate) fn rows(&self, context: &Context) -> Result<Arc<[GidRow]>, Errno> {
         if self.stale.load(Ordering::Acquire) {
-            // Other readers wait here for the new rows.
+            // Other readers wait for the new rows here.
             let mut rows = self.rows.write();
-            // Cleared before the daemon is asked, so that a change in between is seen next time.
+            // Cleared before the request to the daemon, so that a later change sets it again.
             if self.stale.swap(false, Ordering::AcqRel) {
                 match context.gids() {
                     Ok(new) => *rows = new.into(),

@@ -1,17 +1,17 @@
-//! Reasons of failures on stderr, if the environment has `RNIC_LOG=debug`. Without it, nothing is
-//! written: the program's output is its own.
+//! Reasons of failures on stderr, if the environment has `RNIC_LOG=debug`. Otherwise the library
+//! writes nothing, because stderr belongs to the program.
 
 use std::sync::OnceLock;
 
 use crate::system::variable;
 
-/// Returns true if lines are written.
+/// Returns true if the log is enabled.
 pub(crate) fn is_on() -> bool {
     static ON: OnceLock<bool> = OnceLock::new();
     *ON.get_or_init(|| variable(c"RNIC_LOG").is_some_and(|v| v == "debug" || v == "trace"))
 }
 
-/// Writes a line if the environment asks for it.
+/// Writes a line if the log is enabled.
 pub(crate) fn debug(line: impl FnOnce() -> String) {
     if is_on() {
         // A program may have closed its stderr.

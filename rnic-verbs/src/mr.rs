@@ -1,4 +1,4 @@
-//! Memory regions (`ibv_reg_mr(3)`): any range of the program's memory.
+//! Memory regions (`ibv_reg_mr(3)`), which may be any range of the program's memory.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) struct MrBody {
 
 struct Registered {
     mr: ProgramMr,
-    /// `IBV_ACCESS_...`, as asked for.
+    /// `IBV_ACCESS_...`, as requested.
     access: u32,
     pd: PdUser,
 }
@@ -29,16 +29,16 @@ impl Body for MrBody {
     const KIND: Kind = Kind::Mr;
 }
 
-/// A range of memory that a program wants registered.
-pub(crate) struct MrWanted {
+/// Parameters of a registration.
+pub(crate) struct MrParams {
     pub(crate) range: ProgramRange,
-    /// First address that elements and peers name it by; `None` for its own.
+    /// First address of the region in SGEs and remote addresses; `None` for that of `range`.
     pub(crate) iova: Option<u64>,
     /// `IBV_ACCESS_...`.
     pub(crate) access: u32,
 }
 
-/// Rights that mean something here.
+/// Access flags with an effect.
 const RIGHTS: u32 = c::IBV_ACCESS_LOCAL_WRITE
     | c::IBV_ACCESS_REMOTE_WRITE
     | c::IBV_ACCESS_REMOTE_READ
@@ -46,49 +46,49 @@ const RIGHTS: u32 = c::IBV_ACCESS_LOCAL_WRITE
     | c::IBV_ACCESS_MW_BIND
     | c::IBV_ACCESS_ZERO_BASED;
 
-/// Rights for which the pages must be writable, as the kernel's `ib_access_writable` has it: a
-/// window may be bound for writing.
+/// Access flags that require writable pages, as in the kernel's `ib_access_writable`: a window may
+/// be bound for writing.
 const WRITABLE: u32 = c::IBV_ACCESS_LOCAL_WRITE
     | c::IBV_ACCESS_REMOTE_WRITE
     | c::IBV_ACCESS_REMOTE_ATOMIC
     | c::IBV_ACCESS_MW_BIND;
 
-/// What may be asked for and makes no difference: pages are whatever they are; the upper ten are
-/// hints by definition.
+/// Access flags without an effect: the page size does not matter, and the upper ten flags are hints
+/// by definition.
 const HINTS: u32 = c::IBV_ACCESS_HUGETLB | c::IBV_ACCESS_OPTIONAL_RANGE;
 
 impl MrBody {
     /// Registers a range.
-    pub(crate) fn register(pd: &Arc<PdBody>, wanted: &MrWanted) -> Result<MrBody, Errno> {
+    pub(crate) fn register(pd: &Arc<PdBody>, wanted: &MrParams) -> Result<MrBody, Errno> {
         Ok(MrBody { registered: Mutex::new(Registered::new(pd, wanted)?) })
     }
 
-    /// Registers another range in place of it, or with other rights, under its key
-    /// (`ibv_rereg_mr(3)`).
-    pub(crate) fn replace(&self, pd: &Arc<PdBody>, wanted: &MrWanted) -> Result<(), Errno> {
+    /// Replaces the range, the PD or the rights. The key stays the same (`ibv_rereg_mr(3)`).
+    pub(crate) fn replace(&self, pd: &Arc<PdBody>, wanted: &MrParams) -> Result<(), Errno> {
         self.registered.lock().replace(pd, wanted)
     }
 
-    /// First address that elements and peers name it by.
+    /// Returns the first address of the region in SGEs and remote addresses.
     pub(crate) fn iova(&self) -> u64 {
         self.registered.lock().mr.iova()
     }
 
-    /// Its handle, and its local and remote key, which are one over iWARP.
+    /// Returns the handle and the key, which is both L_Key and R_Key.
     pub(crate) fn numbers(&self) -> (u32, u32) {
         let registered = self.registered.lock();
         (registered.mr.id().0, registered.mr.stag().0)
     }
 
-    /// `IBV_ACCESS_...`, as asked for.
+    /// Returns `IBV_ACCESS_...`, as requested.
     pub(crate) fn access(&self) -> u32 {
         self.registered.lock().access
     }
 
-    /// Takes it back (`ibv_dereg_mr(3)`): when this returns, nobody reads or writes it any more.
+    /// Deregisters the region (`ibv_dereg_mr(3)`). When this returns, the daemon no longer accesses
+    /// it.
     pub(crate) fn deregister(&self) -> Result<(), Errno> {
         match self.registered.lock().mr.deregister() {
-            // It has ended with the daemon.
+            // The region has ended with the daemon.
             Ok(()) | Err(rnic_client::Error::DaemonGone) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -96,14 +96,14 @@ impl MrBody {
 }
 
 impl Registered {
-    fn new(pd: &Arc<PdBody>, wanted: &MrWanted) -> Result<Registered, Errno> {
+    fn new(pd: &Arc<PdBody>, wanted: &MrParams) -> Result<Registered, Errno> {
         let mr = pd.client().reg_program_memory(&wanted.range, &wanted.options()?)?;
         let new = Registered { mr, access: wanted.access, pd: pd.user() };
         new.note(pd, wanted);
         Ok(new)
     }
 
-    fn replace(&mut self, pd: &Arc<PdBody>, wanted: &MrWanted) -> Result<(), Errno> {
+    fn replace(&mut self, pd: &Arc<PdBody>, wanted: &MrParams) -> Result<(), Errno> {
         self.mr.reregister(pd.client(), &wanted.range, &wanted.options()?)?;
         self.access = wanted.access;
         self.pd = pd.user();
@@ -111,8 +111,8 @@ impl Registered {
         Ok(())
     }
 
-    /// Notes where the bytes of the region lie.
-    fn note(&self, pd: &PdBody, wanted: &MrWanted) {
+    /// Records the location of the region.
+    fn note(&self, pd: &PdBody, wanted: &MrParams) {
         let region = Region {
             pd: pd.client().id(),
             iova: self.mr.iova(),
@@ -123,10 +123,11 @@ impl Registered {
     }
 }
 
-impl MrWanted {
-    /// Checks rights and page protection. Fails with `EFAULT` for a page that this program may not
-    /// access as wanted itself: a daemon that this process trusts with its memory writes through
-    /// `/proc/self/mem`, which ignores protection, as an adapter does with pages that are pinned.
+impl MrParams {
+    /// Checks access flags and page protection. Fails with `EFAULT` for a page that the program
+    /// itself may not access as requested. This check is necessary: a daemon that may access the
+    /// memory of this process writes through its `/proc/self/mem`, which ignores protection, as an
+    /// adapter does with pinned pages.
     fn options(&self) -> Result<MrOptions, Errno> {
         let unknown = self.access & !(RIGHTS | HINTS);
         if unknown != 0 {
@@ -134,7 +135,8 @@ impl MrWanted {
             return Err(Errno::invalid(reason));
         }
         let access = Access::from_bits_truncate(self.access & RIGHTS);
-        let (address, length) = (self.range.address(), self.range.len());
+        let address = self.range.address();
+        let length = self.range.len();
         let writes = self.access & WRITABLE != 0;
         let may = if writes { maps::is_writable } else { maps::is_readable };
         if !may(address, length)? {

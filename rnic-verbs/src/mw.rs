@@ -11,7 +11,7 @@ use crate::errno::Errno;
 use crate::object::{Body, Kind};
 use crate::pd::{PdBody, PdUser};
 
-/// A memory window. Which STag it has is written in the program's structure.
+/// A memory window. The program's structure holds its current R_Key.
 pub(crate) struct MwBody {
     window: MemoryWindow,
     key: WindowKey,
@@ -29,56 +29,56 @@ impl MwBody {
         let kind = match kind {
             c::IBV_MW_TYPE_1 => WindowKind::Type1,
             c::IBV_MW_TYPE_2 => WindowKind::Type2,
-            _ => return Err(Errno::invalid(format_args!("{kind} is no type of memory window"))),
+            _ => return Err(Errno::invalid(format_args!("{kind} is not a memory window type"))),
         };
         let window = pd.client().alloc_window(kind)?;
         let key = WindowKey::new(window.rkey().0);
         Ok(MwBody { window, key, kind, pd: pd.user() })
     }
 
-    /// Its handle, and its first remote key.
+    /// Returns the handle and the first R_Key.
     pub(crate) fn numbers(&self) -> (u32, u32) {
         (self.window.id().0, self.key.present())
     }
 
-    /// Checks what a bind asks for, as the kernel's `rxe_check_bind_mw` does. The device checks the
-    /// rights.
+    /// Checks the access flags of a bind as the kernel's `rxe_check_bind_mw` does. The daemon
+    /// checks the rights.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for an unknown access flag, and for a window of type 1 on the RoCE device that is
-    /// to be zero-based (IBTA specification, volume 1, section 10.6.7.2.3).
+    /// `EINVAL` for an unknown flag, and for a zero-based type 1 window on the RoCE device
+    /// (IBTA specification, volume 1, section 10.6.7.2.3).
     pub(crate) fn check_access(&self, access: u32) -> Result<(), Errno> {
         let unknown = access & !(ACCESS | c::IBV_ACCESS_OPTIONAL_RANGE);
         if unknown != 0 {
-            let reason = format_args!("mw_access_flags {unknown:#x}: no such flag of a window");
+            let reason = format_args!("mw_access_flags {unknown:#x}: not valid for a window");
             return Err(Errno::invalid(reason));
         }
         let zero_based = access & c::IBV_ACCESS_ZERO_BASED != 0;
         if zero_based && self.kind == WindowKind::Type1 && self.pd.kind() == DeviceKind::Roce {
-            let reason = format_args!("IBV_ACCESS_ZERO_BASED: only a window of type 2 is so bound");
+            let reason = format_args!("IBV_ACCESS_ZERO_BASED: only valid for type 2 windows");
             return Err(Errno::invalid(reason));
         }
         Ok(())
     }
 
-    /// Its key, for a request that binds it.
+    /// Returns the key state, for a request that binds the window.
     pub(crate) fn key(&self) -> WindowKey {
         self.key.clone()
     }
 }
 
-/// The remote key that a window will have after the binds that were posted. The requests that bind
-/// it share it.
+/// The R_Key of a window after all posted binds. The window shares it with the requests that bind
+/// it.
 #[derive(Clone, Debug)]
 pub(crate) struct WindowKey(Arc<Mutex<KeyState>>);
 
 #[derive(Debug)]
 struct KeyState {
     key: u32,
-    /// Binds posted.
+    /// Number of binds posted.
     posted: u64,
-    /// Those posted before this one have failed, or were flushed behind one that has.
+    /// Binds with a lower number have failed, or were flushed after a failed bind.
     failed_before: u64,
 }
 
@@ -91,13 +91,13 @@ impl WindowKey {
         self.0.lock().key
     }
 
-    /// The key that a bind gives the window. Of the key that the program asks for only the low
-    /// 8 bits count, as on adapters; the others are the window's.
+    /// Returns the key after a bind. Only the low 8 bits of `wanted` are used, as on adapters; the
+    /// window determines the other bits.
     pub(crate) fn next(&self, wanted: u32) -> u32 {
         self.present() & !TAG | wanted & TAG
     }
 
-    /// A bind that gives the window this key was posted.
+    /// Records that a bind to this key was posted.
     pub(crate) fn posted(&self, key: u32) -> PostedBind {
         let mut state = self.0.lock();
         let number = state.posted;
@@ -112,13 +112,13 @@ impl WindowKey {
 pub(crate) struct PostedBind {
     key: WindowKey,
     number: u64,
-    /// The window's key before it.
+    /// Key of the window before the bind.
     before: u32,
 }
 
 impl PostedBind {
-    /// The bind has failed: the window keeps the key that it had before. The binds posted after it
-    /// are flushed, which changes nothing more.
+    /// Restores the previous key after the bind has failed. Binds posted later are flushed and no
+    /// longer change the key.
     pub(crate) fn failed(&self) {
         let mut state = self.key.0.lock();
         if self.number >= state.failed_before {
@@ -128,7 +128,7 @@ impl PostedBind {
     }
 }
 
-/// Access flags that a program may name in a bind.
+/// Access flags of a bind.
 const ACCESS: u32 = c::IBV_ACCESS_LOCAL_WRITE
     | c::IBV_ACCESS_REMOTE_WRITE
     | c::IBV_ACCESS_REMOTE_READ
@@ -136,7 +136,7 @@ const ACCESS: u32 = c::IBV_ACCESS_LOCAL_WRITE
     | c::IBV_ACCESS_MW_BIND
     | c::IBV_ACCESS_ZERO_BASED;
 
-/// Bits of a remote key that its owner chooses.
+/// Bits of an R_Key that the program chooses.
 const TAG: u32 = 0xff;
 
 #[cfg(test)]

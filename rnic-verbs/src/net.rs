@@ -1,12 +1,13 @@
-//! What this host has for addresses, as far as a verbs program asks.
+//! Addresses and routes of this host, for programs of the verbs API.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use crate::c;
 
-/// The address that this host has towards others, or its loopback address if it has no others.
+/// Returns the address that this host uses towards other hosts, or a loopback address if it has no
+/// network.
 pub(crate) fn own_address() -> IpAddr {
-    // Documentation addresses (RFC 5737, RFC 3849): nothing is sent, the kernel looks for a route.
+    // Documentation addresses (RFC 5737, RFC 3849). Nothing is sent: the kernel only finds a route.
     let away: [(IpAddr, IpAddr); 2] = [
         (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
         (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()),
@@ -16,7 +17,7 @@ pub(crate) fn own_address() -> IpAddr {
     towards_others.or_else(interface_address).unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
-/// An address of a host that has no way to others than its own links.
+/// Returns an interface address, for a host that has no routes beyond its own links.
 fn interface_address() -> Option<IpAddr> {
     let found = if_addrs::get_if_addrs().ok()?;
     let mut addresses: Vec<IpAddr> = found.into_iter().map(|found| found.ip()).collect();
@@ -25,17 +26,18 @@ fn interface_address() -> Option<IpAddr> {
     addresses.first().copied()
 }
 
-/// The source address that the kernel chooses towards a peer, without sending anything.
+/// Returns the source address that the kernel chooses for a peer. Sends nothing.
 pub(crate) fn source_towards(from: SocketAddr, peer: SocketAddr) -> std::io::Result<SocketAddr> {
     let socket = UdpSocket::bind(SocketAddr::new(from.ip(), 0))?;
-    // The kernel takes no datagrams to port 0, but finds routes all the same.
+    // The kernel accepts no datagrams to port 0, but still finds a route.
     socket.connect(peer)?;
     socket.local_addr()
 }
 
-/// Returns true for a multicast or broadcast address. bind(2) takes those.
-pub(crate) fn is_of_many(ip: IpAddr) -> bool {
-    // Without SO_BROADCAST, a broadcast address of any network of this host is EACCES.
+/// Returns true for a multicast or broadcast address, which bind(2) would accept.
+pub(crate) fn is_multicast_or_broadcast(ip: IpAddr) -> bool {
+    // Without SO_BROADCAST, connecting to a broadcast address of this host's networks fails with
+    // EACCES.
     let is_broadcast = || {
         let connected = source_towards((Ipv4Addr::UNSPECIFIED, 0).into(), (ip, 9).into());
         connected.is_err_and(|error| error.raw_os_error() == Some(libc::EACCES))
@@ -43,7 +45,7 @@ pub(crate) fn is_of_many(ip: IpAddr) -> bool {
     ip.is_multicast() || ip.is_ipv4() && is_broadcast()
 }
 
-/// The size of packets as verbs number it. Over TCP the path decides, and nobody asks us.
+/// Returns the MTU that iWARP reports. TCP determines the segment size, so the value has no effect.
 pub(crate) fn verbs_mtu() -> c::ibv_mtu {
     c::IBV_MTU_1024
 }

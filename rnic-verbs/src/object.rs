@@ -1,15 +1,15 @@
-//! Objects of which C sees the head.
+//! Objects that C holds pointers to.
 //!
-//! A verbs object is a C structure that programs read, and in places write, followed by its body. C
-//! holds a pointer to the head; [`live`] turns it back into the body. Nothing forms a reference to
-//! a published head: the program may write it at any time.
+//! A verbs object is a C structure, the head, that programs read and partly write, followed by a
+//! body. C holds a pointer to the head; [`live`] returns the body. The library never forms a
+//! reference to a published head, because the program may write it at any time.
 //!
-//! [`handles`] lists the live objects. A pointer to a destroyed object, or to anything else, is
-//! refused and not followed, unless a new object of the same kind has the same address. [`remains`]
-//! keeps the memory of the objects destroyed last, so that their addresses are not used again soon.
+//! [`handles`] lists the live objects. The library refuses a pointer to anything else, destroyed
+//! objects included, and does not follow it. It cannot detect a new object of the same kind at the
+//! same address, so [`quarantine`] keeps the memory of the objects destroyed last.
 
 mod handles;
-mod remains;
+mod quarantine;
 
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
@@ -20,75 +20,75 @@ use crate::errno::Errno;
 
 pub(crate) use handles::{Kind, add, is_live, remove};
 
-/// The part of an object that C does not see.
+/// The part of an object that C does not access.
 pub(crate) trait Body {
     /// The C structure.
     type Head;
     const KIND: Kind;
 }
 
-/// A body whose head begins with the pointer to its context.
+/// A body whose head starts with the pointer to its context.
 ///
 /// # Safety
 ///
 /// The first field of the head, or of its first field, has type `*mut ibv_context`.
 pub(crate) unsafe trait OfContext: Body {}
 
-/// Aligned so that the low bits of its address are free for the kind (see [`handles`]).
+/// Aligned so that the low bits of the address are free for the kind (see [`handles`]).
 #[repr(C, align(32))]
 pub(crate) struct Object<B: Body> {
     head: UnsafeCell<B::Head>,
     body: B,
 }
 
-/// Puts an object where C can hold it.
+/// Allocates an object for C and adds it to the live objects.
 pub(crate) fn publish<B: Body>(head: B::Head, body: B) -> NonNull<B::Head> {
     let object = Box::new(Object { head: UnsafeCell::new(head), body });
-    // The head is at the start of the object, so they have one address.
+    // The head is at the start of the object, so both have the same address.
     let head: NonNull<B::Head> = NonNull::from(Box::leak(object)).cast();
     handles::add(B::KIND, head.as_ptr().expose_provenance());
     head
 }
 
-/// The live objects of this kind that were made with a context.
+/// Returns the live objects of this kind that were created with a context.
 pub(crate) fn all_of<B: OfContext>(context: *mut c::ibv_context) -> Vec<*mut B::Head> {
     let of_context = |address| {
         let head: *const *mut c::ibv_context = with_exposed_provenance(address);
-        // SAFETY: `publish` exposed the address of an object, which is not destroyed meanwhile; its
-        // head begins with the pointer to its context.
+        // SAFETY: `publish` exposed the address of an object, and `handles::all` keeps the object
+        // from being destroyed. Its head begins with the pointer to its context.
         std::ptr::eq(unsafe { head.read_volatile() }, context)
     };
     handles::all(B::KIND, of_context).into_iter().map(with_exposed_provenance_mut).collect()
 }
 
-/// The body of the object that a pointer of C names.
+/// Returns the body of the object that a C pointer refers to.
 ///
 /// # Errors
 ///
-/// `EINVAL` if the pointer is null, `ENOENT` if it names no live object of this kind.
+/// `EINVAL` if the pointer is null, `ENOENT` if it refers to no live object of this kind.
 ///
 /// # Safety
 ///
-/// No other thread destroys the object while the result is in use, as the manual pages demand.
+/// No other thread destroys the object while the result is in use, as the manual pages require.
 pub(crate) unsafe fn live<'a, B: Body>(head: *const B::Head) -> Result<&'a B, Errno> {
     check::<B>(head)?;
-    // SAFETY: `publish` made it, `withdraw` has not taken it, and by the caller's promise will not
-    // while the result is in use. Only the body is referenced, which C does not access.
+    // SAFETY: `publish` created it and `withdraw` has not taken it; the caller guarantees that this
+    // holds while the result is in use. Only the body is referenced, which C does not access.
     Ok(unsafe { &(*head.cast::<Object<B>>()).body })
 }
 
-/// As [`live`], of a pointer that may be null.
+/// Like [`live`], but accepts a null pointer.
 ///
 /// # Safety
 ///
-/// As of [`live`].
+/// The same as for [`live`].
 pub(crate) unsafe fn live_or_null<'a, B: Body>(
     head: *const B::Head,
 ) -> Result<Option<&'a B>, Errno> {
     if head.is_null() {
         return Ok(None);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees it.
     unsafe { live(head) }.map(Some)
 }
 
@@ -104,15 +104,15 @@ fn check<B: Body>(head: *const B::Head) -> Result<(), Errno> {
 }
 
 fn not_live(kind: Kind, address: usize) -> Errno {
-    let reason = format_args!("{address:#x} is no {kind}: it was destroyed, or never created");
+    let reason = format_args!("{address:#x} is not a {kind}: destroyed, or never created");
     Errno::new(libc::ENOENT, reason)
 }
 
-/// Takes an object away from C.
+/// Removes an object from the live objects and returns its body.
 ///
 /// # Errors
 ///
-/// Those of [`live`]. Of two threads that destroy one object, one gets `ENOENT`.
+/// The errors of [`live`]. If two threads destroy the same object, one of them gets `ENOENT`.
 ///
 /// # Safety
 ///
@@ -125,15 +125,16 @@ pub(crate) unsafe fn withdraw<B: Body>(head: *mut B::Head) -> Result<B, Errno> {
     const { assert!(!std::mem::needs_drop::<B::Head>(), "the head is not dropped") };
     let object = head.cast::<Object<B>>();
     // SAFETY: this is the box that `publish` leaked. `remove` returns true once for each object, so
-    // the body is moved out once, and the memory given to `remains` once.
+    // the body is moved out once, and the memory given to `quarantine` once.
     unsafe {
         let body = (&raw const (*object).body).read();
-        remains::keep(NonNull::new_unchecked(object.cast()), Layout::new::<Object<B>>());
+        quarantine::keep(NonNull::new_unchecked(object.cast()), Layout::new::<Object<B>>());
         Ok(body)
     }
 }
 
-/// A pointer that is C's: kept, compared and given back, and followed only at the boundary.
+/// A pointer of the program. The library stores, compares and returns it; only `boundary` follows
+/// it.
 #[derive(Debug)]
 pub(crate) struct Foreign<T>(pub(crate) *mut T);
 
@@ -159,22 +160,22 @@ impl<T> Foreign<T> {
     }
 }
 
-// SAFETY: it is an address and nothing else; whoever follows it says why that may be.
+// SAFETY: it is only an address; code that follows it justifies the access.
 unsafe impl<T> Send for Foreign<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Foreign<T> {}
 
-/// A structure of C of which zeros are a value.
+/// A C structure for which all zeros is a valid value.
 ///
 /// # Safety
 ///
-/// It consists of numbers, of pointers, of `Option`s of function pointers, and of such structures.
+/// The type consists of numbers, pointers, `Option`s of function pointers, and such structures.
 pub(crate) unsafe trait Plain {}
 
 macro_rules! plain {
     ($($name:ident),* $(,)?) => {
         $(
-            // SAFETY: a structure of the C API, of numbers, pointers and optional functions.
+            // SAFETY: a structure of the C API with numbers, pointers and optional functions only.
             unsafe impl Plain for c::$name {}
         )*
     };
@@ -205,8 +206,8 @@ plain!(
     verbs_context,
 );
 
-/// A structure of C with all bytes zero.
+/// Returns a C structure with all bytes zero.
 pub(crate) fn zeroed<T: Plain>() -> T {
-    // SAFETY: `Plain` says that zeros are a value of the structure.
+    // SAFETY: `Plain` guarantees that zeros are a valid value.
     unsafe { std::mem::zeroed() }
 }

@@ -15,9 +15,9 @@ use crate::object::{Body, Kind};
 pub(crate) struct PdBody {
     device: Arc<Device>,
     pd: Pd,
-    /// Queue pairs of which device are in it.
+    /// Device of its queue pairs.
     kind: DeviceKind,
-    /// Objects in it: it cannot be given back as long as there are any.
+    /// Number of objects in it. The PD cannot be deallocated before it is 0.
     users: AtomicUsize,
 }
 
@@ -38,7 +38,7 @@ impl PdBody {
         &self.device
     }
 
-    /// How its queue pairs come by their peers.
+    /// Returns the device of its queue pairs.
     pub(crate) fn kind(&self) -> DeviceKind {
         self.kind
     }
@@ -47,7 +47,7 @@ impl PdBody {
         &self.pd
     }
 
-    /// One more object is in it, as long as what is returned lives.
+    /// Counts an object of the PD until the result is dropped.
     pub(crate) fn user(self: &Arc<Self>) -> PdUser {
         self.users.fetch_add(1, Ordering::Relaxed);
         PdUser(self.clone())
@@ -57,7 +57,7 @@ impl PdBody {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if one does.
+    /// `EBUSY` otherwise.
     pub(crate) fn check_unused(&self) -> Result<(), Errno> {
         match self.users.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -66,7 +66,7 @@ impl PdBody {
     }
 }
 
-/// An object's place in its domain.
+/// Counts an object as a user of its PD.
 pub(crate) struct PdUser(Arc<PdBody>);
 
 impl std::ops::Deref for PdUser {

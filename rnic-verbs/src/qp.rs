@@ -1,8 +1,8 @@
-//! Queue pairs: making them, posting to them, and giving completions their numbers back.
+//! Queue pairs: creation, state changes, and posting.
 //!
-//! The daemon gets numbers of our own for requests, one after the other, because any number is the
-//! program's to use and what belongs to a request has to be found again. A slot is free again when
-//! the completion of its request, or of a later one, has been polled, as verbs have it.
+//! Programs may use any `wr_id`, so the library numbers requests consecutively and passes these
+//! numbers to the daemon. A completion returns the number, which identifies the request and its
+//! `wr_id`. As in verbs, polling a completion frees the slots of its request and of earlier ones.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,15 +23,15 @@ use crate::errno::Errno;
 use crate::mw::PostedBind;
 use crate::object::{Body, Foreign, Kind, zeroed};
 use crate::pd::{PdBody, PdUser};
+use crate::roce_states::{Allowed, RoceStates};
 use crate::section::Section;
 use crate::srq::SrqBody;
-use crate::states::{Consequence, States, state_name};
-use crate::wired_states::{Allowed, WiredStates};
+use crate::states::{DeviceAction, IwarpStates, state_name};
 use crate::work::{MAX_INLINE, ReceiveWork, SendKind, SendWork, elements};
 
-/// What becomes of messages that find no receive: they wait, because programs count on the RNR
-/// retries of other transports. Not for long: a program that has all it wants posts no receive any
-/// more, and learns only behind them that its peer has disconnected (qperf is patient for 5 s).
+/// Messages that find no posted receive wait, because programs rely on the RNR retries of other
+/// transports. The timeout is short, because the disconnect event follows the waiting messages, and
+/// a program that has received all its data posts no more receives (qperf waits 5 s for the event).
 const RNR_POLICY: RnrPolicy = RnrPolicy::Wait { timeout_ms: 3000 };
 
 /// A queue pair.
@@ -40,7 +40,7 @@ pub(crate) struct QpBody {
     qp: Qp,
     head: OnceLock<Foreign<c::ibv_qp>>,
     domain: PdId,
-    /// Its place in its domain, until it is destroyed.
+    /// Counts the QP as a user of its PD until the QP is destroyed.
     pd: Mutex<Option<PdUser>>,
     send_cq: Arc<CqBody>,
     recv_cq: Arc<CqBody>,
@@ -52,27 +52,27 @@ pub(crate) struct QpBody {
     pub(crate) async_events: Unacknowledged,
     sends: Mutex<Numbers>,
     receives: Mutex<Numbers>,
-    /// From `ibv_wr_start(3)` to `ibv_wr_complete(3)`, requests are built by one thread.
+    /// Held from `ibv_wr_start(3)` to `ibv_wr_complete(3)`: only one thread builds requests.
     pub(crate) building: Section,
-    /// Requests built since then.
+    /// Requests built since `ibv_wr_start(3)`.
     pub(crate) started: Mutex<Vec<SendWork>>,
-    pub(crate) states: Mutex<States>,
-    /// Its states, if it is wired by hand.
-    wired: Option<Mutex<WiredStates>>,
-    /// The program wants an event once the send queue is drained. It is not in `wired`: a thread
-    /// holds that lock while it waits for the daemon, and the thread that delivers events must not.
-    tells_when_drained: AtomicBool,
-    /// It has been moved to SQD, and requests that had begun before are not done. It is not in
-    /// `wired` for the same reason.
+    pub(crate) states: Mutex<IwarpStates>,
+    /// Attributes and state of a QP of the RoCE device.
+    roce: Option<Mutex<RoceStates>>,
+    /// The program has requested an event for when the send queue has drained. Not part of `roce`:
+    /// threads hold that lock while they wait for the daemon, so the event thread must not take it.
+    notify_when_drained: AtomicBool,
+    /// The QP is in SQD and earlier requests are still in progress. Not part of `roce`, for the
+    /// same reason.
     draining: AtomicBool,
-    /// It has neither acknowledgements nor responses.
-    unreliable: bool,
-    /// Each of its requests names where it goes.
-    datagrams: bool,
-    /// Programs can know that it is connected, if it connects.
+    /// A UC QP.
+    is_uc: bool,
+    /// A UD QP.
+    is_ud: bool,
+    /// The program can observe that the connection is established. Always true on the RoCE device.
     established: AtomicBool,
-    /// Sends may be posted on the iWARP device: either end has asked for a connection, or the
-    /// program has moved the QP to RTS or ERR. On the RoCE device, `wired` has the state.
+    /// Sends may be posted on the iWARP device: either end has requested a connection, or the
+    /// program has moved the QP to RTS or ERR. For QPs of the RoCE device, `roce` has the state.
     may_send: AtomicBool,
 }
 
@@ -81,31 +81,31 @@ impl Body for Arc<QpBody> {
     const KIND: Kind = Kind::Qp;
 }
 
-/// What a program wants of a queue pair.
-pub(crate) struct QpWanted {
+/// Attributes of a new queue pair (`ibv_qp_init_attr`).
+pub(crate) struct QpInitAttr {
     pub(crate) send_cq: Arc<CqBody>,
     pub(crate) recv_cq: Arc<CqBody>,
     pub(crate) srq: Option<Arc<SrqBody>>,
     pub(crate) cap: c::ibv_qp_cap,
     pub(crate) signal_all: bool,
-    /// Requests may be built call by call (`ibv_wr_start(3)`).
+    /// The program may build requests call by call (`ibv_wr_start(3)`).
     pub(crate) is_extended: bool,
-    /// How it comes by its peer.
+    /// QP type.
     pub(crate) kind: QpType,
 }
 
-/// Bytes that a request can always carry along: small messages are copied when they are posted.
+/// Minimum of `max_inline_data`: small messages are copied when they are posted.
 const INLINE_AT_LEAST: u32 = 256;
 
 impl QpBody {
-    /// Makes a queue pair (`ibv_create_qp(3)`).
-    pub(crate) fn create(pd: &Arc<PdBody>, wanted: QpWanted) -> Result<Arc<QpBody>, Errno> {
+    /// Creates a queue pair (`ibv_create_qp(3)`).
+    pub(crate) fn create(pd: &Arc<PdBody>, wanted: QpInitAttr) -> Result<Arc<QpBody>, Errno> {
         let device = pd.device();
         let most = &device.attributes;
         let mut cap = wanted.cap;
         let shared = wanted.srq.is_some();
         if shared {
-            // Ignored, as ibv_create_qp(3) has it: the receives are those of the shared queue.
+            // Ignored, as ibv_create_qp(3) documents: the QP uses the receives of the SRQ.
             cap.max_recv_wr = 0;
             cap.max_recv_sge = 0;
         }
@@ -117,7 +117,7 @@ impl QpBody {
         let fits = u16::try_from(inline).ok().filter(|&n| n <= most.max_inline);
         let max_inline = fits.ok_or_else(|| {
             let most = most.max_inline;
-            Errno::invalid(format_args!("max_inline_data {inline} is above the device's {most}"))
+            Errno::invalid(format_args!("max_inline_data {inline} is above the maximum, {most}"))
         })?;
         let options = QpOptions {
             srq: wanted.srq.as_deref().map(SrqBody::client),
@@ -160,20 +160,19 @@ impl QpBody {
             building: Section::new(),
             started: Mutex::default(),
             states: Mutex::default(),
-            wired: (pd.kind() == DeviceKind::Roce)
-                .then(|| Mutex::new(WiredStates::of(wanted.kind))),
-            tells_when_drained: AtomicBool::new(false),
+            roce: (pd.kind() == DeviceKind::Roce).then(|| Mutex::new(RoceStates::of(wanted.kind))),
+            notify_when_drained: AtomicBool::new(false),
             draining: AtomicBool::new(false),
-            unreliable: wanted.kind == QpType::WiredUnreliable,
-            datagrams: wanted.kind == QpType::Datagrams,
-            established: AtomicBool::new(wanted.kind != QpType::Connected),
+            is_uc: wanted.kind == QpType::Uc,
+            is_ud: wanted.kind == QpType::Ud,
+            established: AtomicBool::new(wanted.kind != QpType::Iwarp),
             may_send: AtomicBool::new(false),
         });
         device.qps.write().insert(body.id(), body.clone());
         Ok(body)
     }
 
-    /// Its number, in the daemon and for the program.
+    /// Returns the QP number, which is the same for the daemon and the program.
     pub(crate) fn id(&self) -> QpId {
         self.qp.id()
     }
@@ -182,7 +181,7 @@ impl QpBody {
         &self.qp
     }
 
-    /// What it can hold: at least what was asked for.
+    /// Returns the capacities, each at least the requested value.
     pub(crate) fn granted(&self) -> c::ibv_qp_cap {
         self.granted
     }
@@ -191,16 +190,16 @@ impl QpBody {
         self.signal_all
     }
 
-    /// Whether requests may be built call by call (`ibv_wr_start(3)`).
+    /// Returns true if the program may build requests call by call (`ibv_wr_start(3)`).
     pub(crate) fn is_extended(&self) -> bool {
         self.is_extended
     }
 
-    pub(crate) fn published(&self, head: Foreign<c::ibv_qp>) {
+    pub(crate) fn set_head(&self, head: Foreign<c::ibv_qp>) {
         let _ = self.head.set(head);
     }
 
-    /// What the program knows it by.
+    /// Returns the program's pointer to the QP.
     pub(crate) fn head(&self) -> Foreign<c::ibv_qp> {
         self.head.get().copied().unwrap_or(Foreign::NULL)
     }
@@ -213,13 +212,13 @@ impl QpBody {
         self.srq.as_ref().is_some_and(|used| used.id() == srq.id())
     }
 
-    /// Queues an asynchronous event about it.
-    pub(crate) fn tell(&self, kind: c::ibv_event_type) {
+    /// Queues an asynchronous event of this QP.
+    pub(crate) fn push_event(&self, kind: c::ibv_event_type) {
         self.context_events.push(AsyncEvent::of(self.head(), kind));
     }
 
-    /// Posts requests, as many as can be (`ibv_post_send(3)`). Returns how many were, with the
-    /// error of the one that was not.
+    /// Posts requests until one fails (`ibv_post_send(3)`). Returns the number of posted requests,
+    /// and the error of the request that failed.
     pub(crate) fn post_send<'w>(
         &self,
         work: impl Iterator<Item = Result<SendWork, Errno>> + 'w,
@@ -236,7 +235,7 @@ impl QpBody {
         for request in work {
             let done = request.and_then(|work| self.post_one(&mut posting, &mut numbers, &work));
             if let Err(errno) = done {
-                // Those before it go out all the same.
+                // The requests before it are still sent.
                 let _ = posting.finish();
                 return (posted, Err(errno));
             }
@@ -258,7 +257,8 @@ impl QpBody {
             _ => work.elements.gather(),
         };
         let copied = work.copied.as_deref().or(gathered.as_deref());
-        let (inline, bytes) = (copied.is_some(), copied.unwrap_or_default());
+        let inline = copied.is_some();
+        let bytes = copied.unwrap_or_default();
         let elements = work.elements.list();
         let mut bound = None;
         let mut request = match work.kind {
@@ -291,7 +291,7 @@ impl QpBody {
                 let at = RemoteAddr { addr: remote, rkey: Stag(rkey) };
                 SendRequest::atomic(number, read_sink(elements), at, operation)
             }
-            SendKind::Read { remote, rkey } if self.wired.is_some() => {
+            SendKind::Read { remote, rkey } if self.roce.is_some() => {
                 let from = RemoteAddr { addr: remote, rkey: Stag(rkey) };
                 SendRequest::read_scattered(number, elements, from)
             }
@@ -309,7 +309,8 @@ impl QpBody {
                     Stag(window.present()),
                     Stag(new),
                     Stag(bind.lkey),
-                    (bind.address, bind.length),
+                    bind.address,
+                    bind.length,
                     rnic_client::Access::from_bits_truncate(bind.access),
                 )
             }
@@ -331,46 +332,48 @@ impl QpBody {
         if let Some((window, key)) = bound {
             numbers.binds.push_back((number, window.posted(key)));
         }
-        // Every element was accepted, so the length is at most that of a message.
+        // The client library has accepted every SGE, so this is at most the maximum message size.
         numbers.push(work.wr_id, u32::try_from(work.bytes()).unwrap_or(u32::MAX));
         Ok(())
     }
 
-    /// Checks that a QP of this type, and with these capacities, serves a request.
+    /// Checks that a QP of this type and with these capacities supports the request.
     fn check_served(&self, work: &SendWork) -> Result<(), Errno> {
         if matches!(work.kind, SendKind::Unsupported) {
             return Err(unsupported());
         }
-        if self.unreliable && work.kind.needs_reliability() {
-            let reason = format_args!("a UC queue pair does no Reads, atomics and invalidations");
+        if self.is_uc && work.kind.needs_reliability() {
+            let reason = format_args!("a UC QP supports no Read, atomic or Send with Invalidate");
             return Err(Errno::invalid(reason));
         }
         let sends = matches!(work.kind, SendKind::Send | SendKind::SendImmediate { .. });
-        if self.datagrams && !(sends && work.to.is_some()) {
-            let reason = format_args!("a UD queue pair does Sends only, each to an address handle");
+        if self.is_ud && !(sends && work.to.is_some()) {
+            let reason = format_args!("a UD QP supports only Sends, each to an address handle");
             return Err(Errno::invalid(reason));
         }
-        if matches!(work.kind, SendKind::SendImmediate { .. }) && self.wired.is_none() {
-            let reason = format_args!("IBV_WR_SEND_WITH_IMM: the iWARP device has no such opcode");
+        if matches!(work.kind, SendKind::SendImmediate { .. }) && self.roce.is_none() {
+            let reason = format_args!("IBV_WR_SEND_WITH_IMM: the iWARP device lacks this opcode");
             return Err(Errno::invalid(reason));
         }
-        let (given, most) = (work.elements.list().len(), self.granted.max_send_sge);
+        let given = work.elements.list().len();
+        let most = self.granted.max_send_sge;
         if given > most as usize {
             let reason = format_args!("num_sge {given} is above max_send_sge {most}");
             return Err(Errno::invalid(reason));
         }
         let awaits_response = matches!(work.kind, SendKind::Read { .. } | SendKind::Atomic { .. });
         if work.is_inline() && awaits_response {
-            let reason = format_args!("IBV_SEND_INLINE with a request that places its response");
+            let reason = format_args!("IBV_SEND_INLINE is not valid for a Read or an atomic");
             return Err(Errno::invalid(reason));
         }
-        let scatters = matches!(work.kind, SendKind::Read { .. }) && self.wired.is_some();
+        let scatters = matches!(work.kind, SendKind::Read { .. }) && self.roce.is_some();
         if awaits_response && !scatters && given > 1 {
             return Err(Errno::invalid(format_args!(
-                "num_sge {given}: the response has one element"
+                "num_sge {given}: this request supports only one SGE"
             )));
         }
-        let (bytes, most) = (work.bytes(), self.granted.max_inline_data);
+        let bytes = work.bytes();
+        let most = self.granted.max_inline_data;
         if work.is_inline() && bytes > u64::from(most) {
             let reason = format_args!("{bytes} inline bytes, above max_inline_data {most}");
             return Err(Errno::invalid(reason));
@@ -378,41 +381,37 @@ impl QpBody {
         Ok(())
     }
 
-    /// Posts what was built since `ibv_wr_start(3)`, all of it or none.
+    /// Posts the requests built since `ibv_wr_start(3)`, all of them or none.
     pub(crate) fn post_started(&self) -> Result<(), Errno> {
         let started = std::mem::take(&mut *self.started.lock());
         started.iter().try_for_each(|work| self.check_served(work))?;
         let room = self.sends.lock().room();
         if room < started.len() {
-            let reason = format_args!("{} requests, room for {room}", started.len());
+            let reason = format_args!("{} requests, but room for {room}", started.len());
             return Err(Errno::new(libc::ENOMEM, reason));
         }
         self.post_send(started.into_iter().map(Ok)).1
     }
 
-    /// Changes its attributes, the state among them (`ibv_modify_qp(3)`).
+    /// Changes attributes and state (`ibv_modify_qp(3)`).
     pub(crate) fn modify(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<(), Errno> {
-        if let Some(wired) = &self.wired {
-            return self.modify_wired(&mut wired.lock(), attributes, mask);
+        if let Some(roce) = &self.roce {
+            return self.modify_roce(&mut roce.lock(), attributes, mask);
         }
-        match self.modify_connected(attributes, mask)? {
-            Consequence::Noted => Ok(()),
-            Consequence::ToError => Ok(self.qp.to_error()?),
-            Consequence::Disconnect => Ok(self.qp.disconnect()?),
+        match self.modify_iwarp(attributes, mask)? {
+            DeviceAction::Nothing => Ok(()),
+            DeviceAction::ToError => Ok(self.qp.to_error()?),
+            DeviceAction::Disconnect => Ok(self.qp.disconnect()?),
         }
     }
 
-    /// Modifies the states of a QP of the iWARP device.
-    fn modify_connected(
-        &self,
-        attributes: &c::ibv_qp_attr,
-        mask: i32,
-    ) -> Result<Consequence, Errno> {
+    /// Modifies a QP of the iWARP device.
+    fn modify_iwarp(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<DeviceAction, Errno> {
         let ids = &self.device.ids;
         let mut states = self.states.lock();
-        let known = states.by_attributes || ids.have_qp(self.id());
+        let known = states.by_attributes || ids.holds_qp(self.id());
         let to_rtr = mask & c::IBV_QP_STATE != 0 && attributes.qp_state == c::IBV_QPS_RTR;
-        let taken = to_rtr && !known && ids.take_attributes();
+        let taken = to_rtr && !known && ids.uncount_rtr_attrs();
         let modified = states.modify(attributes, mask, known || taken);
         match &modified {
             Ok(_) => {
@@ -421,177 +420,182 @@ impl QpBody {
                     self.may_send.store(true, Ordering::Relaxed);
                 }
             }
-            // They are for another step, or another QP.
-            Err(_) if taken => ids.gives_attributes(),
+            // The attributes are for another transition, or for another QP.
+            Err(_) if taken => ids.count_rtr_attrs(),
             Err(_) => {}
         }
         modified
     }
 
-    /// As [`modify`](Self::modify), of one that is wired by hand.
-    fn modify_wired(
+    /// Modifies a QP of the RoCE device.
+    fn modify_roce(
         &self,
-        states: &mut WiredStates,
+        states: &mut RoceStates,
         attributes: &c::ibv_qp_attr,
         mask: i32,
     ) -> Result<(), Errno> {
         states.follow(self.qp.query()?.state);
         let has = &self.device.attributes;
-        let (max_ird, max_ord) = (has.max_ird, has.max_ord);
+        let max_ird = has.max_ird;
+        let max_ord = has.max_ord;
         let gids = self.device.gids.rows(&self.device.context)?;
         let allowed = Allowed { gids: &gids, max_ird, max_ord };
         let next = states.after(attributes, mask, &allowed)?;
-        // Before the queue is drained, which may be told before this returns.
-        self.tells_when_drained.store(next.said().en_sqd_async_notify != 0, Ordering::Release);
+        // Must precede draining: the event can arrive before this function returns.
+        self.notify_when_drained.store(next.attr().en_sqd_async_notify != 0, Ordering::Release);
         match (states.state(), next.state()) {
             (_, c::IBV_QPS_RESET) => {
                 CqBody::drop_with_reset([&self.send_cq, &self.recv_cq], self.id(), || {
-                    let (mut sends, mut receives) = (self.sends.lock(), self.receives.lock());
+                    let mut sends = self.sends.lock();
+                    let mut receives = self.receives.lock();
                     self.qp.reset()?;
-                    sends.begin_anew();
-                    receives.begin_anew();
+                    sends.clear();
+                    receives.clear();
                     Ok(())
                 })?;
             }
             (c::IBV_QPS_ERR, c::IBV_QPS_ERR) => {}
             (_, c::IBV_QPS_ERR) => self.qp.to_error()?,
-            (c::IBV_QPS_INIT, c::IBV_QPS_RTR) if self.datagrams => {
-                self.qp.receive_datagrams(next.said().qkey)?;
+            (c::IBV_QPS_INIT, c::IBV_QPS_RTR) if self.is_ud => {
+                self.qp.receive_datagrams(next.attr().qkey)?;
             }
             (c::IBV_QPS_INIT, c::IBV_QPS_RTR) => self.qp.to_rtr(&next.wiring(&gids)?)?,
             (from, c::IBV_QPS_RTS) if from != c::IBV_QPS_RTS => {
-                self.tell_later(&next, mask)?;
+                self.send_changes(&next, mask)?;
                 self.qp.to_rts(&next.sending())?;
             }
             (c::IBV_QPS_RTS, c::IBV_QPS_SQD) => {
                 self.draining.store(true, Ordering::Release);
                 self.qp.drain_send_queue()?;
             }
-            (c::IBV_QPS_RTS, _) | (c::IBV_QPS_SQD, _) => self.tell_later(&next, mask)?,
+            (c::IBV_QPS_RTS, _) | (c::IBV_QPS_SQD, _) => self.send_changes(&next, mask)?,
             _ => {}
         }
         *states = next;
         Ok(())
     }
 
-    /// Tells the device what has changed of what it was told on the way to RTR.
-    fn tell_later(&self, next: &WiredStates, mask: i32) -> Result<(), Errno> {
+    /// Passes changed attributes to the device, for transitions after RTR.
+    fn send_changes(&self, next: &RoceStates, mask: i32) -> Result<(), Errno> {
         if mask & c::IBV_QP_ACCESS_FLAGS != 0 {
             self.qp.set_rights(next.rights())?;
         }
         if mask & c::IBV_QP_QKEY != 0 {
-            self.qp.set_q_key(next.said().qkey)?;
+            self.qp.set_q_key(next.attr().qkey)?;
         }
         if mask & c::IBV_QP_MIN_RNR_TIMER != 0 {
-            self.qp.set_min_rnr_timer(next.said().min_rnr_timer)?;
+            self.qp.set_min_rnr_timer(next.attr().min_rnr_timer)?;
         }
         Ok(())
     }
 
-    /// Accepts Sends from now on. They are sent once the connection is established.
-    pub(crate) fn begins_to_connect(&self) {
+    /// Accepts Sends from now on. The daemon sends them once the connection is established.
+    pub(crate) fn allow_sends(&self) {
         self.may_send.store(true, Ordering::Relaxed);
     }
 
-    /// Refuses Sends from now on: no connection is asked for any more.
-    pub(crate) fn awaits_no_connection(&self) {
+    /// Refuses Sends from now on: the connection attempt has ended.
+    pub(crate) fn refuse_sends(&self) {
         self.may_send.store(false, Ordering::Relaxed);
     }
 
-    /// Ends an attempt to connect. Moves the QP of an id to ERR, as librdmacm does; a QP that the
-    /// program made without the id is the program's to move.
-    pub(crate) fn fails_to_connect(&self, of_id: bool) {
+    /// Ends a connection attempt. Moves the QP of an id to ERR, as librdmacm does. A QP that the
+    /// program created without the id keeps its state.
+    pub(crate) fn connect_failed(&self, of_id: bool) {
         if !of_id {
-            return self.awaits_no_connection();
+            return self.refuse_sends();
         }
         self.states.lock().disconnected();
-        // Refused if it is in ERR already.
+        // Fails if the QP is in ERR already.
         let _ = self.qp.to_error();
     }
 
-    /// Checks that send requests may be posted: on the RoCE device not before RTS, on the iWARP
-    /// device not before a connection is asked for, as nothing would ever complete them.
+    /// Checks that send requests may be posted: on the RoCE device from RTS on, on the iWARP device
+    /// once a connection has been requested. Earlier requests would never complete.
     fn check_may_send(&self) -> Result<(), Errno> {
-        let Some(wired) = &self.wired else {
+        let Some(roce) = &self.roce else {
             if self.may_send.load(Ordering::Relaxed) {
                 return Ok(());
             }
             let id = self.id();
-            let reason = format_args!("QP {id} has no connection and none is asked for: no Sends");
+            let reason = format_args!("QP {id} is neither connected nor connecting: no Sends");
             return Err(Errno::invalid(reason));
         };
-        match wired.lock().state() {
+        match roce.lock().state() {
             c::IBV_QPS_RTS | c::IBV_QPS_SQD | c::IBV_QPS_SQE | c::IBV_QPS_ERR => Ok(()),
             state => {
-                let (id, state) = (self.id(), state_name(state));
-                Err(Errno::invalid(format_args!("QP {id} is in {state}: it sends from RTS on")))
+                let id = self.id();
+                let state = state_name(state);
+                let reason = format_args!("QP {id} is in {state}: Sends are allowed from RTS on");
+                Err(Errno::invalid(reason))
             }
         }
     }
 
-    /// Its domain, if its requests are datagrams.
-    pub(crate) fn sends_datagrams(&self) -> Option<PdId> {
-        self.datagrams.then_some(self.domain)
+    /// Returns the PD of a UD QP, and `None` for other types.
+    pub(crate) fn ud_pd(&self) -> Option<PdId> {
+        self.is_ud.then_some(self.domain)
     }
 
-    /// Whether it is wired by hand.
-    pub(crate) fn is_wired(&self) -> bool {
-        self.wired.is_some()
+    /// Returns true for a QP of the RoCE device.
+    pub(crate) fn is_roce(&self) -> bool {
+        self.roce.is_some()
     }
 
-    /// Whether it is wired by hand and in RESET.
+    /// Returns true for a QP of the RoCE device in RESET.
     fn is_reset(&self) -> bool {
-        self.wired.as_ref().is_some_and(|wired| wired.lock().state() == c::IBV_QPS_RESET)
+        self.roce.as_ref().is_some_and(|roce| roce.lock().state() == c::IBV_QPS_RESET)
     }
 
-    /// All requests that had begun before SQD are done.
+    /// Handles the end of draining: all requests begun before SQD have completed.
     pub(crate) fn drained(&self) {
         self.draining.store(false, Ordering::Release);
-        if self.tells_when_drained.load(Ordering::Acquire) {
-            self.tell(c::IBV_EVENT_SQ_DRAINED);
+        if self.notify_when_drained.load(Ordering::Acquire) {
+            self.push_event(c::IBV_EVENT_SQ_DRAINED);
         }
     }
 
-    /// Its state and what it can hold (`ibv_query_qp(3)`).
+    /// Returns state, attributes and capacities (`ibv_query_qp(3)`).
     pub(crate) fn query(&self) -> Result<c::ibv_qp_attr, Errno> {
         let row = self.qp.query()?;
-        if let Some(wired) = &self.wired {
-            let mut states = *wired.lock();
+        if let Some(roce) = &self.roce {
+            let mut states = *roce.lock();
             states.follow(row.state);
-            let mut says = states.said();
-            (says.cur_qp_state, says.cap) = (says.qp_state, self.granted);
+            let mut attr = states.attr();
+            attr.cur_qp_state = attr.qp_state;
+            attr.cap = self.granted;
             let drains = self.draining.load(Ordering::Acquire);
-            says.sq_draining = u8::from(says.qp_state == c::IBV_QPS_SQD && drains);
-            return Ok(says);
+            attr.sq_draining = u8::from(attr.qp_state == c::IBV_QPS_SQD && drains);
+            return Ok(attr);
         }
         let states = *self.states.lock();
-        let mut says: c::ibv_qp_attr = zeroed();
-        says.qp_state = match row.state {
-            // What the program has said is all there is to know.
+        let mut attr: c::ibv_qp_attr = zeroed();
+        attr.qp_state = match row.state {
+            // The daemon's state adds nothing to the state that the program has set.
             QpState::Idle | QpState::Rtr | QpState::Sqd | QpState::Sqe => states.state,
             QpState::Rts => c::IBV_QPS_RTS,
             QpState::Closing => c::IBV_QPS_SQD,
             QpState::Terminate | QpState::Error => c::IBV_QPS_ERR,
         };
-        says.cur_qp_state = says.qp_state;
-        says.qp_access_flags = states.access;
-        says.min_rnr_timer = states.min_rnr_timer;
-        says.timeout = states.timeout;
-        says.cap = self.granted;
-        says.path_mtu = crate::net::verbs_mtu();
-        says.port_num = crate::context::PORT;
-        let granted = |granted: u16, said: u8| match granted {
-            0 => said,
+        attr.cur_qp_state = attr.qp_state;
+        attr.qp_access_flags = states.access;
+        attr.min_rnr_timer = states.min_rnr_timer;
+        attr.timeout = states.timeout;
+        attr.cap = self.granted;
+        attr.path_mtu = crate::net::verbs_mtu();
+        attr.port_num = crate::context::PORT;
+        let granted = |granted: u16, asked: u8| match granted {
+            0 => asked,
             granted => u8::try_from(granted).unwrap_or(u8::MAX),
         };
-        says.max_dest_rd_atomic = granted(row.ird, states.inbound_reads);
-        says.max_rd_atomic = granted(row.ord, states.outbound_reads);
-        Ok(says)
+        attr.max_dest_rd_atomic = granted(row.ird, states.inbound_reads);
+        attr.max_rd_atomic = granted(row.ord, states.outbound_reads);
+        Ok(attr)
     }
 
-    /// Returns the bytes of a message that fits into its request, to save the daemon the system
-    /// call; `None` leaves the message to the daemon. A fenced message is left to it, because
-    /// Reads and atomics ahead of the message may still write its bytes.
+    /// Returns the bytes of a message that fits into its request, which saves the daemon the system
+    /// call; `None` leaves the copying to the daemon. Returns `None` for fenced messages, because
+    /// Reads and atomics before the message may still write its bytes.
     fn small_message(&self, work: &SendWork) -> Option<ArrayVec<u8, MAX_INLINE>> {
         let carries = matches!(
             work.kind,
@@ -609,7 +613,7 @@ impl QpBody {
         work.elements.fetch(|element| regions.locate(self.domain, element))
     }
 
-    /// Posts receives, as many as can be (`ibv_post_recv(3)`).
+    /// Posts receives until one fails (`ibv_post_recv(3)`).
     pub(crate) fn post_receive(
         &self,
         work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
@@ -621,7 +625,7 @@ impl QpBody {
         }
         if self.is_reset() {
             let id = self.id();
-            let reason = format_args!("QP {id} is in RESET: it takes receives from INIT on");
+            let reason = format_args!("QP {id} is in RESET: receives are allowed from INIT on");
             return (0, Err(Errno::invalid(reason)));
         }
         let mut numbers = self.receives.lock();
@@ -641,8 +645,8 @@ impl QpBody {
         (posted, Ok(()))
     }
 
-    /// Waits, before the first completion of a connection is shown, until the program can read that
-    /// the connection stands. A flushed request may never have had one.
+    /// Waits until the program can read the ESTABLISHED event of the connection. Called before the
+    /// first completion is returned. A flushed request may never have had a connection.
     #[inline]
     pub(crate) fn await_established(&self, completion: &Completion) {
         if !self.established.load(Ordering::Relaxed)
@@ -653,14 +657,14 @@ impl QpBody {
         }
     }
 
-    /// The send request that has completed, and with it all before it.
+    /// Returns the completed send request, and frees it and all requests before it.
     pub(crate) fn send_done(&self, completion: &Completion) -> Posted {
         let mut sends = self.sends.lock();
         sends.settle_binds(completion.wr_id, completion.status == CompletionStatus::Success);
         sends.done(completion.wr_id)
     }
 
-    /// The program's number of a receive that has completed.
+    /// Returns the `wr_id` of a completed receive.
     pub(crate) fn receive_done(&self, completion: &Completion) -> u64 {
         match (&self.srq, completion.srq) {
             (Some(srq), Some(_)) => srq.receive_done(completion),
@@ -668,14 +672,14 @@ impl QpBody {
         }
     }
 
-    /// Takes it from the device, and waits until its events are acknowledged.
+    /// Removes the QP from the device, and waits until its events are acknowledged.
     pub(crate) fn destroy(&self) {
         self.detach();
         self.async_events.wait();
     }
 
-    /// Takes it from the device: nothing of it completes any more, and it ends when the last who
-    /// looks at it is done.
+    /// Removes the QP from the device. Its remaining completions are dropped. The QP is freed when
+    /// the last thread has released its reference.
     pub(crate) fn detach(&self) {
         self.device.qps.write().remove(&self.id());
         self.device.ids.qp_destroyed(self.id());
@@ -683,92 +687,91 @@ impl QpBody {
         self.recv_cq.forget(self);
         let head = self.head();
         drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
-        // Others may look at it for a moment longer.
+        // Other threads may hold references a moment longer.
         self.qp.destroy();
         *self.pd.lock() = None;
     }
 }
 
-/// Immediate data as RFC 7306 has them: theirs are the first four of eight bytes.
+/// Encodes immediate data as in RFC 7306: the first four of eight bytes.
 fn on_the_wire(immediate: u32) -> [u8; 8] {
     let [a, b, c, d] = immediate.to_ne_bytes();
     [a, b, c, d, 0, 0, 0, 0]
 }
 
-/// The element that a response is placed in; of no bytes if there is none.
+/// Returns the first SGE, which receives the response, or an empty SGE if there is none.
 fn read_sink(elements: &[Sge]) -> Sge {
     elements.first().copied().unwrap_or(Sge { addr: 0, length: 0, lkey: 0 })
 }
 
 fn unsupported() -> Errno {
-    Errno::invalid(format_args!("the opcode of the request is none of this device's"))
+    Errno::invalid(format_args!("the device does not support the opcode of the request"))
 }
 
-/// The depth of a queue, at least 1.
+/// Checks the depth of a queue. Returns at least 1.
 fn depth(name: &str, asked: u32, most: u32) -> Result<u32, Errno> {
-    match asked <= most {
-        true => Ok(asked.max(1)),
-        false => Err(Errno::invalid(format_args!("{name} {asked} is above {most} (max_qp_wr)"))),
+    if asked > most {
+        return Err(Errno::invalid(format_args!("{name} {asked} is above {most} (max_qp_wr)")));
     }
+    Ok(asked.max(1))
 }
 
 /// An outstanding request, as the program posted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Posted {
     pub(crate) wr_id: u64,
-    /// Bytes of a send request.
+    /// Length in bytes of a send request.
     pub(crate) length: u32,
 }
 
-/// Numbers of requests that are outstanding, in order, each with the program's own.
+/// Outstanding requests in order, with the library's number and the program's `wr_id` of each.
 #[derive(Debug)]
 struct Numbers {
     posted: VecDeque<Posted>,
-    /// The binds among them, by number.
+    /// The outstanding binds, by number.
     binds: VecDeque<(u64, PostedBind)>,
-    /// Number of the first of them.
+    /// Number of the oldest outstanding request.
     first: u64,
-    /// Most that may be outstanding.
+    /// Maximum number of outstanding requests.
     most: usize,
 }
 
 impl Numbers {
     fn new(most: u32) -> Self {
-        // Filled as requests are posted: programs make deep queues and use little of them.
+        // Not preallocated: programs create deep queues and use a small part.
         Numbers { posted: VecDeque::new(), binds: VecDeque::new(), first: 0, most: most as usize }
     }
 
-    /// The number of the next request, if there is room for one.
+    /// Returns the number of the next request, or `ENOMEM` if the queue is full.
     fn next(&self) -> Result<u64, Errno> {
-        match self.posted.len() < self.most {
-            true => Ok(self.first + self.posted.len() as u64),
-            false => {
-                let most = self.most;
-                let reason = format_args!("the queue is full: {most} requests are outstanding");
-                Err(Errno::new(libc::ENOMEM, reason))
-            }
+        if self.posted.len() < self.most {
+            Ok(self.first + self.posted.len() as u64)
+        } else {
+            let most = self.most;
+            let reason = format_args!("the queue is full: {most} requests are outstanding");
+            Err(Errno::new(libc::ENOMEM, reason))
         }
     }
 
-    /// What is outstanding is gone.
-    fn begin_anew(&mut self) {
+    /// Drops all outstanding requests.
+    fn clear(&mut self) {
         self.first += self.posted.len() as u64;
         self.posted.clear();
         self.binds.clear();
     }
 
-    /// Requests that may still be posted.
+    /// Returns the number of requests that can still be posted.
     fn room(&self) -> usize {
         self.most - self.posted.len()
     }
 
-    /// The next request was posted.
+    /// Adds a request that was posted.
     fn push(&mut self, wr_id: u64, length: u32) {
         self.posted.push_back(Posted { wr_id, length });
     }
 
-    /// The request of this number has completed. The binds before it have succeeded: what fails
-    /// always completes.
+    /// Settles the binds up to a completed request. Binds before it have succeeded, because a
+    /// request that fails always completes.
     fn settle_binds(&mut self, number: u64, succeeded: bool) {
         while let Some((at, bind)) = self.binds.pop_front_if(|(at, _)| *at <= number) {
             if at == number && !succeeded {
@@ -777,7 +780,7 @@ impl Numbers {
         }
     }
 
-    /// The request of this number is done, and all before it. Returns it.
+    /// Frees a completed request and all requests before it. Returns the completed request.
     fn done(&mut self, number: u64) -> Posted {
         let mut done = Posted::default();
         while self.first <= number
@@ -795,7 +798,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_completion_frees_the_slots_of_unsignaled_requests_before_it() {
+    fn a_completion_frees_the_slots_before_it() {
         let mut numbers = Numbers::new(3);
         for wr_id in [70, 71, 72] {
             numbers.next().expect("room");

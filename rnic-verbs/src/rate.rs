@@ -1,8 +1,8 @@
-//! The rates of links as InfiniBand numbers them, in multiples of 2.5 Gbit/s and in Mbit/s.
+//! Link rates in InfiniBand's encoding, in multiples of 2.5 Gbit/s and in Mbit/s.
 
 use libc::{c_int, c_uint};
 
-/// A rate's number, its multiple where it has a whole one, and its Mbit/s.
+/// Encoded rate, its multiple if that is a whole number, and Mbit/s.
 const RATES: [(c_uint, Option<c_int>, c_int); 23] = [
     (2, Some(1), 2_500),
     (5, Some(2), 5_000),
@@ -29,7 +29,7 @@ const RATES: [(c_uint, Option<c_int>, c_int); 23] = [
     (24, Some(480), 1_275_000),
 ];
 
-/// What a number is converted to that stands for no rate, and the rate for no such number.
+/// Results for an unknown encoding, and for a rate without an encoding.
 const UNKNOWN: c_int = -1;
 const RATE_MAX: c_uint = 0;
 

@@ -1,4 +1,4 @@
-//! Critical sections that begin in one call of the API and end in another, where no guard can live.
+//! Critical sections that begin in one API call and end in another, where no guard can live.
 
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
@@ -11,7 +11,7 @@ impl Section {
         Section(RawMutex::INIT)
     }
 
-    /// Waits until no other thread is in it.
+    /// Waits until no other thread is in the section, and enters it.
     pub(crate) fn enter(&self) {
         self.0.lock();
     }
@@ -19,9 +19,9 @@ impl Section {
     /// Lets other threads enter.
     pub(crate) fn leave(&self) {
         if self.0.is_locked() {
-            // SAFETY: it is locked by this thread, unless the program leaves a section that it has
-            // not entered. Then two threads may be in it at once. Memory stays valid: the data that
-            // the section protects have locks of their own.
+            // SAFETY: this thread has locked it, unless the program leaves a section that it has
+            // not entered. Then two threads may be in it at once, which is memory-safe: the data
+            // that the section protects have their own locks.
             unsafe { self.0.unlock() };
         }
     }

@@ -25,7 +25,7 @@ pub(crate) struct SrqBody {
     max_sge: u8,
     context_events: Arc<AsyncEvents>,
     pub(crate) async_events: Unacknowledged,
-    /// The program's numbers of receives that are outstanding. They complete in any order.
+    /// `wr_id`s of outstanding receives. They may complete in any order.
     wr_ids: Mutex<Slab<u64>>,
 }
 
@@ -44,7 +44,8 @@ impl SrqBody {
         let most = &device.attributes;
         let max_sge = elements("max_sge", asked.max_sge, most.max_sge)?;
         if !(1..=most.max_srq_wr).contains(&asked.max_wr) {
-            let (wr, most) = (asked.max_wr, most.max_srq_wr);
+            let wr = asked.max_wr;
+            let most = most.max_srq_wr;
             let reason = format_args!("max_wr {wr} is not in 1 to {most} (max_srq_wr)");
             return Err(Errno::invalid(reason));
         }
@@ -72,28 +73,28 @@ impl SrqBody {
         &self.srq
     }
 
-    pub(crate) fn published(&self, head: Foreign<c::ibv_srq>) {
+    pub(crate) fn set_head(&self, head: Foreign<c::ibv_srq>) {
         let _ = self.head.set(head);
     }
 
-    /// What the program knows it by.
+    /// Returns the program's pointer to the SRQ.
     pub(crate) fn head(&self) -> Foreign<c::ibv_srq> {
         self.head.get().copied().unwrap_or(Foreign::NULL)
     }
 
-    /// Queues an asynchronous event about it.
-    pub(crate) fn tell(&self, kind: c::ibv_event_type) {
+    /// Queues an asynchronous event of this SRQ.
+    pub(crate) fn push_event(&self, kind: c::ibv_event_type) {
         self.context_events.push(AsyncEvent::of(self.head(), kind));
     }
 
-    /// What it can hold, and the limit that is armed (`ibv_query_srq(3)`).
+    /// Returns the size and the armed limit (`ibv_query_srq(3)`).
     pub(crate) fn attributes(&self) -> Result<c::ibv_srq_attr, Errno> {
         let row = self.srq.query()?;
-        Ok(self.says(row.limit))
+        Ok(self.attr(row.limit))
     }
 
-    /// What it can hold.
-    pub(crate) fn says(&self, limit: u32) -> c::ibv_srq_attr {
+    /// Returns the attributes with this limit.
+    pub(crate) fn attr(&self, limit: u32) -> c::ibv_srq_attr {
         c::ibv_srq_attr {
             max_wr: self.srq.capacity(),
             max_sge: self.max_sge.into(),
@@ -101,7 +102,7 @@ impl SrqBody {
         }
     }
 
-    /// Arms its limit (`ibv_modify_srq(3)`); its size stays.
+    /// Arms the limit (`ibv_modify_srq(3)`). The size is fixed.
     pub(crate) fn arm_limit(&self, limit: u32) -> Result<(), Errno> {
         if limit > self.srq.capacity() {
             let capacity = self.srq.capacity();
@@ -111,7 +112,7 @@ impl SrqBody {
         Ok(self.srq.arm_limit(limit)?)
     }
 
-    /// Posts receives, as many as can be (`ibv_post_srq_recv(3)`).
+    /// Posts receives until one fails (`ibv_post_srq_recv(3)`).
     pub(crate) fn post_receive(
         &self,
         work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
@@ -134,12 +135,12 @@ impl SrqBody {
         (posted, Ok(()))
     }
 
-    /// The program's number of a receive that has completed.
+    /// Returns the `wr_id` of a completed receive.
     pub(crate) fn receive_done(&self, completion: &Completion) -> u64 {
         self.wr_ids.lock().try_remove(completion.wr_id as usize).unwrap_or(0)
     }
 
-    /// Takes it from the device (`ibv_destroy_srq(3)`), if no QP uses it.
+    /// Destroys the SRQ (`ibv_destroy_srq(3)`). Fails with `EBUSY` if a QP uses it.
     pub(crate) fn destroy(&self) -> Result<(), Errno> {
         let uses = |qp: &Arc<QpBody>| qp.uses_srq(self);
         if self.device.qps.read().values().any(uses) {
@@ -150,7 +151,7 @@ impl SrqBody {
         Ok(())
     }
 
-    /// Takes it from the device; it ends when the last who looks at it is done.
+    /// Removes the SRQ from the device. The last thread that holds a reference frees it.
     pub(crate) fn detach(&self) {
         self.device.srqs.write().remove(&self.id());
         let head = self.head();

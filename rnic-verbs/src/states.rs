@@ -1,33 +1,33 @@
-//! The state of a queue pair as a program moves it (`ibv_modify_qp(3)`).
+//! State of an iWARP queue pair, as the program sees it (`ibv_modify_qp(3)`).
 //!
-//! An RNIC's queue pair is moved by its connection. Programs that wire their own move it step by
-//! step all the same, as `rdma_init_qp_attr(3)` tells them to, and those that ask want to see the
-//! step they made.
+//! Establishing the connection moves the QP to RTS. Programs that use `rdma_init_qp_attr(3)`
+//! nevertheless call `ibv_modify_qp(3)` for each transition, and expect a query to return the state
+//! that they have set.
 
 use crate::c;
 use crate::errno::Errno;
 
-/// What a program has said of a queue pair.
+/// Attributes that a program has set.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct States {
+pub(crate) struct IwarpStates {
     /// `IBV_QPS_...`.
     pub(crate) state: u32,
     pub(crate) access: u32,
     pub(crate) min_rnr_timer: u8,
-    /// What other transports wait for an acknowledgement; TCP has its own.
+    /// Acknowledgement timeout of other transports. Stored but not used: TCP has its own.
     pub(crate) timeout: u8,
     pub(crate) inbound_reads: u8,
     pub(crate) outbound_reads: u8,
-    /// It was moved to RTR by the attributes of an id (`rdma_init_qp_attr(3)`).
+    /// The transition to RTR used the attributes of an id (`rdma_init_qp_attr(3)`).
     pub(crate) by_attributes: bool,
 }
 
-impl Default for States {
+impl Default for IwarpStates {
     fn default() -> Self {
-        States {
-            // An RNIC has nothing before: receives may be posted at once.
+        IwarpStates {
+            // iWARP QPs start in INIT: receives may be posted at once.
             state: c::IBV_QPS_INIT,
-            // As siw shows them.
+            // As siw reports them.
             access: c::IBV_ACCESS_LOCAL_WRITE
                 | c::IBV_ACCESS_REMOTE_WRITE
                 | c::IBV_ACCESS_REMOTE_READ,
@@ -40,31 +40,32 @@ impl Default for States {
     }
 }
 
-/// What a change asks of the device.
+/// Action on the device that a modification requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Consequence {
-    /// Nothing: it was noted.
-    Noted,
-    /// The connection ends, and everything posted is flushed.
+pub(crate) enum DeviceAction {
+    /// No action: only the attributes change.
+    Nothing,
+    /// Ends the connection and flushes all posted requests.
     ToError,
-    /// The connection ends in order.
+    /// Closes the connection gracefully.
     Disconnect,
 }
 
-impl States {
-    /// Takes what a program says (`ibv_modify_qp(3)`).
+impl IwarpStates {
+    /// Applies `ibv_modify_qp(3)`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`, among others for the steps to RTR and RTS if `has_id` is false or the attributes
-    /// name a peer: a peer comes with the connection of an id, by no other way.
+    /// `EOPNOTSUPP` for unknown attributes, otherwise `EINVAL`: for example for a transition to RTR
+    /// or RTS if `has_id` is false or the attributes specify a peer, because an iWARP QP gets its
+    /// peer only from the connection of an id.
     pub(crate) fn modify(
         &mut self,
         attributes: &c::ibv_qp_attr,
         mask: i32,
         has_id: bool,
-    ) -> Result<Consequence, Errno> {
-        let mut consequence = Consequence::Noted;
+    ) -> Result<DeviceAction, Errno> {
+        let mut consequence = DeviceAction::Nothing;
         let unknown = mask & !c::IBV_QP_ATTR_STANDARD_BITS;
         if unknown != 0 {
             let reason = format_args!("attr_mask {unknown:#x}: the device has no such attribute");
@@ -72,7 +73,8 @@ impl States {
         }
         let current = attributes.cur_qp_state;
         if mask & c::IBV_QP_CUR_STATE != 0 && current != self.state {
-            let (current, state) = (state_name(current), state_name(self.state));
+            let current = state_name(current);
+            let state = state_name(self.state);
             let reason = format_args!("cur_qp_state {current}: the queue pair is in {state}");
             return Err(Errno::invalid(reason));
         }
@@ -91,7 +93,7 @@ impl States {
                     state_name(next)
                 )));
             }
-            consequence = self.may_become(next)?;
+            consequence = self.transition(next)?;
             self.state = attributes.qp_state;
         }
         if mask & c::IBV_QP_ACCESS_FLAGS != 0 {
@@ -112,41 +114,42 @@ impl States {
         Ok(consequence)
     }
 
-    /// A connection has moved it.
+    /// Records that the connection is established.
     pub(crate) fn connected(&mut self) {
         self.state = c::IBV_QPS_RTS;
     }
 
-    /// Its connection has ended.
+    /// Records that the connection has ended.
     pub(crate) fn disconnected(&mut self) {
         self.state = c::IBV_QPS_ERR;
     }
 
-    fn may_become(&self, next: u32) -> Result<Consequence, Errno> {
+    fn transition(&self, next: u32) -> Result<DeviceAction, Errno> {
         use c::{IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD};
         match (self.state, next) {
-            (_, IBV_QPS_ERR) => Ok(Consequence::ToError),
+            (_, IBV_QPS_ERR) => Ok(DeviceAction::ToError),
             (IBV_QPS_RESET | IBV_QPS_INIT, IBV_QPS_RESET | IBV_QPS_INIT)
             | (IBV_QPS_INIT, IBV_QPS_RTR)
-            | (IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS) => Ok(Consequence::Noted),
-            // As siw: the RDMAC verbs have Closing where InfiniBand has SQD.
-            (IBV_QPS_RTS, IBV_QPS_SQD) => Ok(Consequence::Disconnect),
-            (from, to) => Err(no_step(from, to)),
+            | (IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS) => Ok(DeviceAction::Nothing),
+            // As in siw: the RDMAC verbs have Closing where InfiniBand has SQD.
+            (IBV_QPS_RTS, IBV_QPS_SQD) => Ok(DeviceAction::Disconnect),
+            (from, to) => Err(no_transition(from, to)),
         }
     }
 }
 
-/// Attributes that name a peer, or the packets of a connection with it.
+/// Attributes that specify a peer or set up packets to it.
 const PEER: i32 =
     c::IBV_QP_AV | c::IBV_QP_DEST_QPN | c::IBV_QP_RQ_PSN | c::IBV_QP_SQ_PSN | c::IBV_QP_PATH_MTU;
 
-/// The refusal of a step that no queue pair makes.
-pub(crate) fn no_step(from: u32, to: u32) -> Errno {
-    let (from, to) = (state_name(from), state_name(to));
+/// Returns the error for an invalid transition.
+pub(crate) fn no_transition(from: u32, to: u32) -> Errno {
+    let from = state_name(from);
+    let to = state_name(to);
     Errno::invalid(format_args!("a queue pair in {from} cannot be moved to {to}"))
 }
 
-/// The name of a state, `IBV_QPS_...`.
+/// Returns the name of a state, `IBV_QPS_...`.
 pub(crate) fn state_name(state: u32) -> &'static str {
     match state {
         c::IBV_QPS_RESET => "RESET",

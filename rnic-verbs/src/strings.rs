@@ -1,5 +1,5 @@
-//! Names of the numbers of the API, as the functions of libibverbs return them: scripts and test
-//! suites compare them.
+//! Texts for the numbers of the API, identical to those of libibverbs: scripts and test suites
+//! compare them.
 
 use std::ffi::CStr;
 
@@ -124,9 +124,9 @@ mod tests {
     use super::*;
     use crate::c;
 
-    /// As a program reads what a function returns.
+    /// Reads a returned string as a program does.
     fn read(text: *const c_char) -> &'static str {
-        // SAFETY: all of them are texts of this program, which end in a zero byte.
+        // SAFETY: all are static strings that end in a zero byte.
         unsafe { CStr::from_ptr(text) }.to_str().unwrap_or_default()
     }
 

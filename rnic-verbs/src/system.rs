@@ -1,5 +1,4 @@
-//! Calls of the C library: those in which a thread of a program can be cancelled, the environment,
-//! and `errno`.
+//! Calls of the C library: cancellation points (pthreads(7)), the environment, and `errno`.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::io;
@@ -12,16 +11,16 @@ unsafe extern "C" {
     fn secure_getenv(name: *const libc::c_char) -> *const libc::c_char;
 }
 
-/// Returns the value of an environment variable, or `None` if it is unset or empty, or if the
-/// program is set-user-ID (`AT_SECURE`) and the environment another user's.
+/// Returns the value of an environment variable. Returns `None` if it is unset or empty, or if the
+/// program is set-user-ID (`AT_SECURE`), so that another user controls the environment.
 pub(crate) fn variable(name: &CStr) -> Option<OsString> {
-    // SAFETY: the name ends in a zero byte. Programs that change their environment while other
-    // threads read it break every other reader as well.
+    // SAFETY: the name ends in a zero byte. A program that changes its environment while other
+    // threads read it breaks every other reader as well.
     let value = unsafe { secure_getenv(name.as_ptr()) };
     if value.is_null() {
         return None;
     }
-    // SAFETY: a value of the environment ends in a zero byte.
+    // SAFETY: values of the environment end in a zero byte.
     let value = unsafe { CStr::from_ptr(value) };
     (!value.is_empty()).then(|| OsStr::from_bytes(value.to_bytes()).to_owned())
 }
@@ -29,38 +28,40 @@ pub(crate) fn variable(name: &CStr) -> Option<OsString> {
 /// `PTHREAD_CANCEL_DISABLE`.
 const CANCEL_DISABLE: libc::c_int = 1;
 
-/// Keeps this thread from being cancelled as long as it lives.
+/// Disables cancellation of this thread until dropped.
 pub(crate) struct Uncancelled {
     before: libc::c_int,
 }
 
-/// To be held by calls that may open, read or close a file by way of the C library, which is where
-/// threads are cancelled (pthreads(7)): this library is not made to be left half-way, and a thread
-/// that tries ends the program. It is cancelled in the next such place of the program's own.
+/// Disables cancellation of this thread. Held by calls that may open, read or close a file through
+/// the C library. These functions are cancellation points (pthreads(7)), and the code between them
+/// cannot be unwound: a cancelled thread would end the program. The thread is cancelled at the next
+/// cancellation point of the program.
 pub(crate) fn uncancelled() -> Uncancelled {
     let mut before = 0;
-    // SAFETY: it changes a state of this thread, and writes the old one to our number.
+    // SAFETY: it changes the state of this thread, and writes the old state to a live local.
     unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut before) };
     Uncancelled { before }
 }
 
 impl Drop for Uncancelled {
     fn drop(&mut self) {
-        // SAFETY: as above; the state is one that this thread had.
+        // SAFETY: as above, with a state that this thread had.
         unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
     }
 }
 
-/// Takes one from an eventfd, sleeping as its own mode says.
+/// Decrements an eventfd. Blocks while it is 0, unless the descriptor is non-blocking.
 pub(crate) fn read_count(fd: RawFd) -> io::Result<()> {
     let mut count = [0u8; 8];
-    // SAFETY: the buffer is valid for as many bytes. A thread that is cancelled here leaves
-    // nothing behind: there is no lock and nothing to be dropped.
+    // SAFETY: the buffer is valid for its length. A thread cancelled here leaves nothing to clean
+    // up: there is no lock and nothing to drop.
     let n = unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Takes one packet from a socket, sleeping as its own mode says; cut off at the end of `packet`.
+/// Receives one packet from a socket, truncated to the length of `packet`. Blocks unless the socket
+/// is non-blocking.
 pub(crate) fn receive_packet(fd: RawFd, packet: &mut [u8]) -> io::Result<usize> {
     // SAFETY: as above.
     let n = unsafe { libc::recv(fd, packet.as_mut_ptr().cast(), packet.len(), 0) };
@@ -69,6 +70,6 @@ pub(crate) fn receive_packet(fd: RawFd, packet: &mut [u8]) -> io::Result<usize> 
 
 /// Sets `errno` of this thread.
 pub(crate) fn set_errno(errno: i32) {
-    // SAFETY: the C library's own place for this thread.
+    // SAFETY: the location belongs to this thread.
     unsafe { *libc::__errno_location() = errno };
 }

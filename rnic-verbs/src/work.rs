@@ -1,4 +1,4 @@
-//! Work requests as the program posted them, copied out of its structures.
+//! Work requests, copied from the program's structures.
 
 use arrayvec::ArrayVec;
 use rnic_client::{AtomicOperation, DatagramAddress, Sge};
@@ -7,16 +7,16 @@ use crate::c;
 use crate::errno::Errno;
 use crate::mw::WindowKey;
 
-/// Most elements of a request.
+/// Maximum number of SGEs in a request.
 pub(crate) const MAX_SGE: usize = 16;
-/// Most bytes that are copied into a request.
+/// Maximum number of inline bytes in a request.
 pub(crate) const MAX_INLINE: usize = 1024;
 
-/// The number of elements per request of a queue, at least 1.
+/// Checks the maximum number of SGEs for the requests of a queue. Returns at least 1.
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is above `most`.
+/// `EINVAL` if the number is above `most`.
 pub(crate) fn elements(name: &str, asked: u32, most: u8) -> Result<u8, Errno> {
     u8::try_from(asked.max(1))
         .ok()
@@ -24,20 +24,20 @@ pub(crate) fn elements(name: &str, asked: u32, most: u8) -> Result<u8, Errno> {
         .ok_or_else(|| Errno::invalid(format_args!("{name} {asked} is above {most} (max_sge)")))
 }
 
-/// Memory of the program that a request names, element by element.
+/// The SGEs of a request, which refer to memory of the program.
 ///
-/// Whoever made it promised that the program lets the elements that are its own be read, or
-/// written, until the request completes.
+/// [`copied`](Self::copied) and [`push`](Self::push) require that memory of this program in the
+/// SGEs stays readable, or writable, until the request completes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Elements(ArrayVec<Sge, MAX_SGE>);
+pub(crate) struct SgeList(ArrayVec<Sge, MAX_SGE>);
 
-impl Elements {
-    /// Copies the elements of a request.
+impl SgeList {
+    /// Copies the SGEs of a request.
     ///
     /// # Safety
     ///
-    /// `list` points to `count` elements. Those that turn out to be readable (or writable) by this
-    /// program stay so until the request has completed, as `ibv_post_send(3)` demands.
+    /// `list` points to `count` SGEs. SGEs that refer to memory readable (or writable) by this
+    /// program stay so until the request has completed, as `ibv_post_send(3)` requires.
     pub(crate) unsafe fn copied(list: *const c::ibv_sge, count: i32) -> Result<Self, Errno> {
         let count =
             usize::try_from(count).ok().filter(|count| *count <= MAX_SGE).ok_or_else(|| {
@@ -45,35 +45,35 @@ impl Elements {
             })?;
         let mut elements = ArrayVec::new();
         for n in 0..count {
-            // SAFETY: the caller says that there are so many.
+            // SAFETY: the caller guarantees that there are `count` SGEs.
             let c::ibv_sge { addr, length, lkey } = unsafe { *list.add(n) };
             elements.push(Sge { addr, length, lkey });
         }
-        Ok(Elements(elements))
+        Ok(SgeList(elements))
     }
 
-    /// One element of no region, which is to be copied when it is posted.
+    /// Adds an SGE.
     ///
     /// # Safety
     ///
-    /// As of [`copied`](Self::copied).
+    /// The same as for [`copied`](Self::copied).
     pub(crate) unsafe fn push(&mut self, element: Sge) -> Result<(), Errno> {
         self.0
             .try_push(element)
-            .map_err(|_| Errno::invalid(format_args!("a request has more than {MAX_SGE} elements")))
+            .map_err(|_| Errno::invalid(format_args!("a request has more than {MAX_SGE} SGEs")))
     }
 
     pub(crate) fn list(&self) -> &[Sge] {
         &self.0
     }
 
-    /// Bytes of all elements.
+    /// Returns the total length of all SGEs in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.iter().map(|element| u64::from(element.length)).sum()
     }
 
-    /// Copies the bytes at the elements' own addresses (`IBV_SEND_INLINE`). Returns `None` if there
-    /// are more than a request holds.
+    /// Copies the bytes at the addresses of the SGEs (`IBV_SEND_INLINE`). Returns `None` if there
+    /// are more than [`MAX_INLINE`] bytes.
     pub(crate) fn gather(&self) -> Option<ArrayVec<u8, MAX_INLINE>> {
         let mut bytes = ArrayVec::new();
         for element in self.0.iter().filter(|element| element.length > 0) {
@@ -81,7 +81,7 @@ impl Elements {
             if length > bytes.remaining_capacity() {
                 return None;
             }
-            // SAFETY: the program posts the element inline, so it can be read until the call
+            // SAFETY: the program posts the SGE inline, so its memory stays readable until the call
             // returns (`copied`).
             let from = unsafe { std::slice::from_raw_parts(element.addr as *const u8, length) };
             bytes.try_extend_from_slice(from).ok()?;
@@ -89,11 +89,11 @@ impl Elements {
         Some(bytes)
     }
 
-    /// Copies the bytes of elements that lie in regions, at the addresses that `locate` returns.
+    /// Copies the bytes of SGEs in memory regions, from the addresses that `locate` returns.
     ///
-    /// The program may have unmapped or protected a page since it registered the region, so the
-    /// kernel copies them. Returns `None` if it refuses, if `locate` does, or if there are more
-    /// than a request holds.
+    /// The kernel performs the copy, because the program may have unmapped or protected a page
+    /// after registration. Returns `None` if the kernel or `locate` fails, or if there are more
+    /// than [`MAX_INLINE`] bytes.
     pub(crate) fn fetch(
         &self,
         locate: impl Fn(&Sge) -> Option<u64>,
@@ -108,8 +108,8 @@ impl Elements {
         let to = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
         let own = std::process::id().cast_signed();
         let from = pieces.as_ptr();
-        // SAFETY: `to` is room for `length` bytes, at most the capacity of `bytes`. `from` has as
-        // many pieces as stated; the kernel checks their addresses.
+        // SAFETY: `to` has room for `length` bytes, at most the capacity of `bytes`. `from` has
+        // `pieces.len()` entries, and the kernel checks their addresses.
         let copied =
             unsafe { libc::process_vm_readv(own, &raw const to, 1, from, pieces.len() as u64, 0) };
         if copied != length.cast_signed() {
@@ -128,22 +128,22 @@ pub(crate) struct SendWork {
     pub(crate) kind: SendKind,
     /// `IBV_SEND_...`.
     pub(crate) flags: u32,
-    pub(crate) elements: Elements,
-    /// Where it goes, if it is a datagram.
+    pub(crate) elements: SgeList,
+    /// Destination of a datagram.
     pub(crate) to: Option<DatagramAddress>,
-    /// Bytes that were copied already, in place of elements.
+    /// Inline data that has already been copied, in place of SGEs.
     pub(crate) copied: Option<Vec<u8>>,
-    /// That of the window, if it is a bind.
+    /// Key state of the window for a bind.
     pub(crate) window: Option<WindowKey>,
 }
 
 impl SendWork {
-    /// Whether its data are copied when it is posted, at the program's wish.
+    /// Returns true if the program requested inline data.
     pub(crate) fn is_inline(&self) -> bool {
         self.copied.is_some() || self.flags & c::IBV_SEND_INLINE != 0
     }
 
-    /// Bytes of its data.
+    /// Returns the length of the data in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match &self.copied {
             Some(bytes) => bytes.len() as u64,
@@ -151,11 +151,11 @@ impl SendWork {
         }
     }
 
-    /// Copies data that the program may change from now on.
+    /// Copies inline data. The program may change the data afterwards.
     ///
     /// # Safety
     ///
-    /// Each piece can be read, as many bytes as it says.
+    /// Each piece is readable for its length.
     pub(crate) unsafe fn set_inline(
         &mut self,
         pieces: &[(*const libc::c_void, usize)],
@@ -167,7 +167,7 @@ impl SendWork {
                 return Err(Errno::invalid(reason));
             }
             if length > 0 {
-                // SAFETY: the caller says so.
+                // SAFETY: the caller guarantees it.
                 bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from.cast(), length) });
             }
         }
@@ -176,11 +176,11 @@ impl SendWork {
     }
 }
 
-/// What is to be done, with the parameters of each.
+/// Operation of a send request, with its parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SendKind {
     Send,
-    /// With four bytes beside the message, in network byte order.
+    /// With four bytes of immediate data, in network byte order.
     SendImmediate {
         data: u32,
     },
@@ -206,12 +206,12 @@ pub(crate) enum SendKind {
         rkey: u32,
     },
     BindWindow(BindWork),
-    /// Nothing that this device does.
+    /// An operation that the device does not support.
     Unsupported,
 }
 
 impl SendKind {
-    /// Whether a queue pair needs responses for it, or has to know that it arrived.
+    /// Returns true if the request requires responses or guaranteed delivery.
     pub(crate) fn needs_reliability(&self) -> bool {
         matches!(
             self,
@@ -223,9 +223,9 @@ impl SendKind {
 /// Parameters of a bind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BindWork {
-    /// The key that the program asks for.
+    /// The requested key, of which only the low 8 bits are used.
     pub(crate) wanted: u32,
-    /// The region; 0 with no bytes unbinds.
+    /// L_Key of the region. 0 with length 0 unbinds the window.
     pub(crate) lkey: u32,
     pub(crate) address: u64,
     pub(crate) length: u64,
@@ -236,5 +236,5 @@ pub(crate) struct BindWork {
 #[derive(Clone, Debug)]
 pub(crate) struct ReceiveWork {
     pub(crate) wr_id: u64,
-    pub(crate) elements: Elements,
+    pub(crate) elements: SgeList,
 }

@@ -1,12 +1,12 @@
-//! What the daemon tells a client without being asked.
+//! Records that the daemon sends to a client without a request.
 //!
-//! Two kinds of `SOCK_SEQPACKET` socket pairs, one packet per record: the event channel of a
-//! session ([`EventSender`]) and the completion channels it makes ([`ChannelSender`]). The client
-//! holds the other end, may never read it, and may change whatever the two ends share; so every
-//! call here carries `MSG_DONTWAIT | MSG_NOSIGNAL`, and nothing is ever read. What does not fit is
-//! kept in bounded memory: events in order up to a limit and counted beyond it, completion records
-//! at most one per CQ. This module knows no session and no queue; the control thread and the
-//! workers send, and whoever was told that something is waiting watches the descriptor.
+//! Two kinds of `SOCK_SEQPACKET` socket pairs carry one packet per record: the event channel of a
+//! session ([`EventSender`]) and its completion channels ([`ChannelSender`]). The client holds the
+//! other end, may never read it, and may change all state that the two ends share. So every call
+//! here passes `MSG_DONTWAIT | MSG_NOSIGNAL`, and nothing is ever read. Records that do not fit the
+//! socket wait in bounded memory: events in order up to a limit, beyond which they are dropped and
+//! counted, and at most one completion record per CQ. The control thread and the workers send. A
+//! caller that gets [`Sent::Waiting`] must watch the descriptor.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -18,40 +18,40 @@ use rnic_core::abi::queue::ChannelRecord;
 use rnic_core::types::CqId;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
-/// What became of a record that was to be sent.
+/// Result of sending a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Sent {
-    /// It and everything before it is in the client's socket.
+    /// It and all earlier records are in the client's socket.
     Delivered,
-    /// Something waits here; watch the descriptor for writability, then flush.
+    /// A record waits here. Watch the descriptor for writability, then flush.
     Waiting,
-    /// The client's end is closed; nobody will ever read it.
+    /// The client's end is closed.
     Gone,
 }
 
 /// Sends the connection and asynchronous events of one session.
 ///
-/// Shared by the control thread and the workers; the lock covers one non-blocking system call.
+/// Shared by the control thread and the workers. The lock is held for one non-blocking system call.
 #[derive(Debug)]
 pub struct EventSender {
     socket: OwnedFd,
     state: Mutex<EventBacklog>,
 }
 
-/// Encoded events the socket did not take, and how many fitted nowhere.
+/// Encoded events that the socket did not take, and the number of lost events.
 #[derive(Debug)]
 struct EventBacklog {
     waiting: VecDeque<Vec<u8>>,
-    /// Most events in `waiting`, not counting the one that reports a loss.
+    /// Maximum events in `waiting`, not counting the report of a loss.
     bound: usize,
-    /// Events dropped since the last `EventsLost`; their place is behind all of `waiting`.
+    /// Events dropped since the last `EventsLost`, all after those in `waiting`.
     lost: u64,
     gone: bool,
 }
 
 impl EventSender {
-    /// Makes an event channel that keeps at most `bound` unsent events; the descriptor is the
+    /// Creates an event channel that keeps at most `bound` unsent events. The descriptor is the
     /// client's end.
     pub fn pair(bound: usize) -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = record_pair()?;
@@ -59,7 +59,7 @@ impl EventSender {
         Ok((EventSender { socket: ours, state: Mutex::new(state) }, theirs))
     }
 
-    /// Sends an event behind all earlier ones, or keeps it, or counts it as lost.
+    /// Sends an event after all earlier ones, or keeps it, or counts it as lost.
     pub fn send(&self, event: &Event) -> Sent {
         let Some(packet) = encode(event) else {
             return self.state.lock().lose(&self.socket);
@@ -78,12 +78,12 @@ impl EventSender {
         if state.keep(packet) { state.flush(&self.socket) } else { state.lose(&self.socket) }
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends waiting events as far as the socket accepts them.
     pub fn flush(&self) -> Sent {
         self.state.lock().flush(&self.socket)
     }
 
-    /// Whether something waits for the socket to become writable.
+    /// Returns true if events wait for the socket to become writable.
     pub fn wants_writable(&self) -> bool {
         let state = self.state.lock();
         !state.gone && (!state.waiting.is_empty() || state.lost > 0)
@@ -97,8 +97,7 @@ impl AsFd for EventSender {
 }
 
 impl EventBacklog {
-    /// Queues a packet, with the report of an earlier loss in front of it; false if there is no
-    /// room.
+    /// Queues a packet, after a report of earlier losses. Returns false if there is no room.
     fn keep(&mut self, packet: Vec<u8>) -> bool {
         if self.waiting.len() >= self.bound {
             return false;
@@ -148,8 +147,8 @@ impl EventBacklog {
 
 /// Sends the completion events of one completion channel.
 ///
-/// Arming is one-shot, so a CQ normally has at most one record unread. A client that arms again
-/// without reading fills the socket; from then on one record per CQ is remembered here.
+/// Arming is one-shot, so a CQ normally has at most one unread record. A client that arms again
+/// without reading fills the socket. From then on at most one record per CQ waits here.
 #[derive(Debug)]
 pub struct ChannelSender {
     socket: OwnedFd,
@@ -158,22 +157,22 @@ pub struct ChannelSender {
 
 #[derive(Debug, Default)]
 struct ChannelState {
-    /// Per CQ: records sent so far, and whether one waits.
+    /// Per CQ: number of records sent, and true if one waits.
     cqs: HashMap<CqId, (u64, bool)>,
-    /// CQs whose record waits, oldest first.
+    /// CQs with a waiting record, oldest first.
     waiting: VecDeque<CqId>,
     gone: bool,
 }
 
 impl ChannelSender {
-    /// Makes a completion channel; the descriptor is the client's end.
+    /// Creates a completion channel. The descriptor is the client's end.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = record_pair()?;
         Ok((ChannelSender { socket: ours, state: Mutex::default() }, theirs))
     }
 
-    /// Tells the client that `cq` fired. The record's sequence is given out here, under the lock,
-    /// so that it ascends on the socket whichever worker sends.
+    /// Sends the completion event of `cq`. The lock covers the record's sequence number and the
+    /// send, so numbers ascend on the socket with any number of workers.
     pub fn notify(&self, cq: CqId) -> Sent {
         let mut state = self.state.lock();
         if state.gone {
@@ -187,19 +186,19 @@ impl ChannelSender {
         state.flush(&self.socket)
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends waiting records as far as the socket accepts them.
     pub fn flush(&self) -> Sent {
         self.state.lock().flush(&self.socket)
     }
 
-    /// Forgets a CQ that is being destroyed; its waiting record is dropped.
+    /// Forgets a destroyed CQ and drops its waiting record.
     pub fn forget(&self, cq: CqId) {
         let mut state = self.state.lock();
         state.cqs.remove(&cq);
         state.waiting.retain(|w| *w != cq);
     }
 
-    /// Whether something waits for the socket to become writable.
+    /// Returns true if records wait for the socket to become writable.
     pub fn wants_writable(&self) -> bool {
         let state = self.state.lock();
         !state.gone && !state.waiting.is_empty()
@@ -234,7 +233,8 @@ impl ChannelState {
     }
 }
 
-/// A connected pair: our end non-blocking, the client's as an application expects it.
+/// Creates a connected pair: the daemon's end non-blocking, the client's blocking as applications
+/// expect.
 fn record_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -243,19 +243,20 @@ fn record_pair() -> io::Result<(OwnedFd, OwnedFd)> {
         None,
     )?;
     rustix::io::ioctl_fionbio(&ours, true)?;
-    // Nothing is ever read here, and descriptors in what a client sends would be closed with this
-    // end, which may take as long as their owner wants.
+    // Nothing is ever read here. Descriptors that a client sends would be closed with this end, and
+    // such a close can block for as long as their owner wants.
     rustix::net::shutdown(&ours, rustix::net::Shutdown::Read)?;
     Ok((ours, theirs))
 }
 
-/// Sends one packet whole: `Ok(false)` if the socket is full, an error if nobody can read it.
+/// Sends one whole packet. Returns `Ok(false)` if the socket is full, and an error if the peer's
+/// end is closed.
 fn send_packet(socket: &OwnedFd, packet: &[u8]) -> io::Result<bool> {
     loop {
         return match rustix::net::send(socket, packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(_) => Ok(true),
             Err(rustix::io::Errno::INTR) => continue,
-            // Full, or the kernel is out of buffers: both pass.
+            // A full socket or a lack of kernel buffers is temporary.
             Err(
                 rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::NOMEM,
             ) => Ok(false),
@@ -264,7 +265,7 @@ fn send_packet(socket: &OwnedFd, packet: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// The packet of an event; `None` if it does not encode within a message, which is a loss.
+/// Encodes an event. Returns `None` if it does not fit a message; then it counts as lost.
 fn encode(event: &Event) -> Option<Vec<u8>> {
     postcard::to_stdvec(event).ok().filter(|packet| packet.len() <= MAX_MESSAGE)
 }
@@ -292,21 +293,21 @@ mod tests {
         read(socket).map(|p| postcard::from_bytes(&p).expect("the sender encoded it"))
     }
 
-    /// Sends numbered events until one waits; returns the number of the first that did.
+    /// Sends numbered events until one waits. Returns the number of that event.
     fn fill(sender: &EventSender) -> u64 {
         let waits = |n: &u64| sender.send(&event(*n)) == Sent::Waiting;
         (0..MOST).find(waits).expect("a socket that takes no more")
     }
 
-    /// The same with records of one CQ.
+    /// Sends records of one CQ until one waits. Returns the number of records sent.
     fn fill_channel(sender: &ChannelSender) -> u64 {
         let waits = |_: &u64| sender.notify(CqId(1)) == Sent::Waiting;
         (0..MOST).find(waits).expect("a socket that takes no more")
     }
 
-    /// More packets than any socket takes.
+    /// More packets than any socket holds.
     const MOST: u64 = 1_000_000;
-    /// How long anything may take that should take a moment.
+    /// Time limit for operations that should finish quickly.
     const DEADLINE: std::time::Duration = std::time::Duration::from_secs(180);
 
     #[test]
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_counted_and_reported_where_it_happened() {
+    fn loss_is_reported_in_order() {
         let (sender, client) = EventSender::pair(4).expect("socket pair");
         let first = fill(&sender);
         for n in first + 1..first + 4 {
@@ -351,12 +352,13 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_clears_nonblocking_and_never_reads_blocks_nobody() {
+    fn blocking_client_end_does_not_block_sends() {
         let (sender, client) = EventSender::pair(2).expect("socket pair");
-        // The client can reach no flag of our end; ours being blocking would change nothing.
+        // The client cannot change flags of the daemon's end. A blocking one would make no
+        // difference.
         rustix::io::ioctl_fionbio(&client, false).expect("client end");
         rustix::io::ioctl_fionbio(&sender.socket, false).expect("our end");
-        // A call that blocks never returns, so another thread makes it.
+        // A blocking call never returns, so another thread makes it.
         let (done, sent) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             for n in 0..10_000 {
@@ -370,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_client_is_gone_and_costs_nothing_more() {
+    fn closed_client_is_reported_gone() {
         let (sender, client) = EventSender::pair(8).expect("socket pair");
         drop(client);
         assert_eq!(sender.send(&event(1)), Sent::Gone);

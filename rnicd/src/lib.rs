@@ -1,12 +1,12 @@
 //! The RNIC daemon: processes and policy around `rnic-core`.
 //!
-//! [`config`] says what is wanted, [`control`] talks to clients, [`resource`] alone decides who may
-//! have what. [`cm`] brings connections about, [`worker`] drives them, [`events`] tells clients of
-//! both; [`socket`] is what the two hand on. [`exec`] gives one program a daemon of its own,
-//! [`demo`] shows one to a person; [`cli`] is what a shell sees of all this. [`privilege`] asks the
-//! kernel about processes, [`system`] names what it refuses; [`clock`] reads clocks, [`reaper`]
-//! closes what may take its time to close, [`rate`] counts how often something happens, [`metrics`]
-//! writes figures to a file.
+//! [`config`] holds the configuration, [`control`] serves clients, and [`resource`] alone decides
+//! about permissions and limits. [`cm`] establishes connections, [`worker`] drives them over the
+//! [`socket`] that `cm` hands over, and [`events`] reports both to clients. [`exec`] runs a private
+//! daemon for one program, [`demo`] demonstrates one, and [`cli`] is the command line.
+//! [`privilege`] queries the kernel about processes and drops privileges, [`system`] converts
+//! system errors, [`clock`] reads clocks, [`reaper`] closes descriptors if the close may block,
+//! [`rate`] limits rates, and [`metrics`] writes metrics to a file.
 
 pub mod cli;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! The daemon.
+//! The binary of the daemon.
 
 use std::process::ExitCode;
 

@@ -1,9 +1,10 @@
-//! Figures in a file, in the text format of Prometheus, for the textfile collector of
-//! node_exporter: no port is opened for them.
+//! A metrics file in the text format of Prometheus, for the textfile collector of node_exporter.
+//! No port is opened.
 //!
 //! [`Page`] is the format, [`Writer`] a thread that replaces the file. The control thread renders
-//! and hands over; if the disk is slow it goes without, and a file that cannot be written is logged
-//! now and then and costs nothing else. Which figures there are is the resource manager's business.
+//! pages and passes them to the writer, and skips pages if the disk is slow. A failed write is
+//! logged at most every 10 minutes and has no other effect. The resource manager chooses the
+//! metrics.
 
 use std::fmt::{Display, Write as _};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -18,47 +19,47 @@ use crate::config::Seccomp;
 use crate::log::RateLimitedLog;
 use crate::privilege::{ThreadKind, spawn_confined};
 
-/// What a figure does.
+/// Metric type of Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
     /// Goes up and down.
     Gauge,
-    /// Only goes up, until the daemon is started again.
+    /// Only goes up, until the daemon restarts.
     Counter,
 }
 
-/// A page of figures.
+/// A page of metrics.
 #[derive(Debug, Default)]
 pub struct Page {
     text: String,
 }
 
 impl Page {
-    /// Begins a figure; its samples follow. `help` is one line.
-    pub fn figure(&mut self, name: &str, kind: MetricKind, help: &str) -> Figure<'_> {
+    /// Begins a metric. Its samples follow. `help` is one line.
+    pub fn metric(&mut self, name: &str, kind: MetricKind, help: &str) -> Metric<'_> {
         let kind = match kind {
             MetricKind::Gauge => "gauge",
             MetricKind::Counter => "counter",
         };
         // Writing to a string does not fail, here and below.
         let _ = writeln!(self.text, "# HELP rnicd_{name} {help}\n# TYPE rnicd_{name} {kind}");
-        Figure { text: &mut self.text, name: name.to_owned() }
+        Metric { text: &mut self.text, name: name.to_owned() }
     }
 
-    /// The page in the text format of Prometheus.
+    /// Returns the page in the text format of Prometheus.
     pub fn into_text(self) -> String {
         self.text
     }
 }
 
-/// One figure of a page.
-pub struct Figure<'p> {
+/// A metric of a page.
+pub struct Metric<'p> {
     text: &'p mut String,
     name: String,
 }
 
-impl Figure<'_> {
-    /// Its value for these labels.
+impl Metric<'_> {
+    /// Adds the value for these labels.
     pub fn sample(&mut self, labels: &[(&str, &dyn Display)], value: u64) -> &mut Self {
         let _ = write!(self.text, "rnicd_{}", self.name);
         for (n, (label, value)) in labels.iter().enumerate() {
@@ -71,34 +72,34 @@ impl Figure<'_> {
     }
 }
 
-/// A thread that writes pages to files. Dropping it waits until the pages that it was given are
-/// written: a process that ends in between would leave a temporary file behind.
+/// A thread that writes pages to files. The drop waits until all accepted pages are written,
+/// because a process that ends during a write would leave a temporary file behind.
 #[derive(Debug)]
 pub struct Writer {
-    /// Present until the drop.
+    /// `None` only during the drop.
     pages: Option<SyncSender<Vec<(PathBuf, String)>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
-    /// Starts the thread. It opens and renames files, as the control thread may, and nothing more.
+    /// Starts the thread, with the control thread's rights: it opens and renames files.
     pub fn start(name: &'static str, seccomp: Seccomp) -> io::Result<Self> {
         let (pages, inbox) = sync_channel::<Vec<(PathBuf, String)>>(1);
         let thread = spawn_confined(name, ThreadKind::Control, seccomp, move || {
-            let mut log_limit = RateLimitedLog::new(1, QUIET);
+            let mut log_limit = RateLimitedLog::new(1, LOG_EVERY);
             for (path, page) in inbox.into_iter().flatten() {
                 if let Err(error) = replace(&path, page.as_bytes())
                     && let Some(suppressed) = log_limit.count(Instant::now())
                 {
                     let path = path.display();
-                    tracing::warn!(%path, %error, suppressed, "cannot write figures");
+                    tracing::warn!(%path, %error, suppressed, "cannot write metrics");
                 }
             }
         })?;
         Ok(Writer { pages: Some(pages), thread: Some(thread) })
     }
 
-    /// Has files replaced by pages, unless those before still wait; whether it will.
+    /// Queues pages that replace files. Returns false if earlier pages still wait.
     pub fn write(&self, pages: Vec<(PathBuf, String)>) -> bool {
         self.pages.as_ref().is_some_and(|writer| writer.try_send(pages).is_ok())
     }
@@ -107,12 +108,12 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.pages = None;
-        // A thread that has panicked writes nothing any more, either.
+        // A thread that has panicked writes nothing either.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// Replaces a file at once: who reads sees the old or the new one, never a part.
+/// Replaces a file atomically: readers see the old or the new content, never a part.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let mut hidden = std::ffi::OsString::from(".");
@@ -120,15 +121,15 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     hidden.push(".tmp");
     let temporary = path.with_file_name(hidden);
     let mut file = match make(&temporary) {
-        // Left behind by a daemon that died, or put there by somebody: a link, in a folder in which
-        // others write too. It is removed, not written to.
+        // Left by a daemon that died, or a link of another user with write access to the folder.
+        // Remove it, do not write to it.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(&temporary)?;
             make(&temporary)?
         }
         made => made?,
     };
-    // The collector is another user, whatever the umask is.
+    // The collector runs as another user, so the umask must not apply.
     let written = file
         .set_permissions(Permissions::from_mode(0o644))
         .and_then(|()| file.write_all(bytes))
@@ -139,7 +140,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-/// A file that nobody else has made. Not even its owner's group may read it before it is complete.
+/// Creates a new file. No other user may read it before it is complete.
 fn make(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
@@ -148,8 +149,8 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// How long a failure is not spoken of again.
-const QUIET: Duration = Duration::from_secs(600);
+/// Minimum interval between log lines about failures.
+const LOG_EVERY: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests {
@@ -158,8 +159,8 @@ mod tests {
     #[test]
     fn a_page_is_in_the_text_format() {
         let mut page = Page::default();
-        page.figure("sessions", MetricKind::Gauge, "Sessions.").sample(&[], 3);
-        page.figure("objects", MetricKind::Counter, "Objects.")
+        page.metric("sessions", MetricKind::Gauge, "Sessions.").sample(&[], 3);
+        page.metric("objects", MetricKind::Counter, "Objects.")
             .sample(&[("uid", &1000), ("kind", &"qps")], 7)
             .sample(&[("uid", &"a\"b\\c\n"), ("kind", &"mrs")], 0);
         let expected = "# HELP rnicd_sessions Sessions.\n# TYPE rnicd_sessions gauge\n\
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_and_failures_leave_nothing() {
+    fn file_is_replaced_atomically() {
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let path = dir.path().join("rnicd.prom");
         for text in ["first and longer", "second"] {
@@ -187,9 +188,9 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).map(Iterator::count).ok(), Some(2));
     }
 
-    /// Long enough that a drop that does not wait is seen.
+    /// The page is long enough that a drop without waiting would fail.
     #[test]
-    fn a_drop_waits_for_the_pages_that_were_accepted() {
+    fn drop_waits_for_accepted_pages() {
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let path = dir.path().join("rnicd.prom");
         let page = "0123456789abcde\n".repeat(4 << 20);
@@ -200,9 +201,9 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).map(Iterator::count).ok(), Some(1));
     }
 
-    /// However long a page is and whenever it is read.
+    /// The page is long, and is read at arbitrary times.
     #[test]
-    fn a_reader_sees_an_old_page_or_a_new_one_and_never_a_part() {
+    fn reader_never_sees_a_partial_page() {
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let path = dir.path().join("rnicd.prom");
         let page = |n: usize| format!("{n:03}").repeat(100_000);
@@ -226,13 +227,13 @@ mod tests {
                 write(n);
             }
             done.store(true, std::sync::atomic::Ordering::Relaxed);
-            reader.join().unwrap_or_else(|_| panic!("what was read was no page"))
+            reader.join().unwrap_or_else(|_| panic!("the reader panicked"))
         });
         assert!(seen > 0);
     }
 
     #[test]
-    fn a_collector_of_another_user_may_read_it() {
+    fn other_users_can_read_the_file() {
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let path = dir.path().join("rnicd.prom");
         replace(&path, b"x").unwrap_or_else(|e| panic!("{e}"));
@@ -241,10 +242,11 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_the_place_of_the_temporary_file_is_not_written_to() {
+    fn temporary_file_is_never_followed() {
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let at = |name: &str| dir.path().join(name);
-        let (path, temporary) = (at("rnicd.prom"), at(".rnicd.prom.tmp"));
+        let path = at("rnicd.prom");
+        let temporary = at(".rnicd.prom.tmp");
         fs::write(at("secret"), "kept").unwrap_or_else(|e| panic!("{e}"));
         let links: [fn(&Path, &Path) -> io::Result<()>; 2] =
             [|from, to| std::os::unix::fs::symlink(from, to), |from, to| fs::hard_link(from, to)];
@@ -255,7 +257,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).ok().as_deref(), Some("new"));
             assert!(fs::symlink_metadata(&path).is_ok_and(|m| m.is_file()));
         }
-        // What cannot be removed stays, and nothing is written.
+        // A folder cannot be removed. It stays, and nothing is written.
         fs::create_dir(&temporary).unwrap_or_else(|e| panic!("{e}"));
         assert!(replace(&path, b"x").is_err());
         assert_eq!(fs::read_to_string(&path).ok().as_deref(), Some("new"));

@@ -1,10 +1,9 @@
-//! One packet of the control socket, without ever blocking and without taking descriptors that
-//! nobody asked for.
+//! Packets of the control socket, without blocking and without unwanted descriptors.
 //!
-//! A packet is first looked at without a control buffer: the kernel then says whether descriptors
-//! are attached but hands out none, and what is never installed is never closed by us either,
-//! which could block (a FUSE server decides when `close` returns). Only for a request that
-//! carries a descriptor is there a control buffer.
+//! A packet is first read with `MSG_PEEK` and without a control buffer. The kernel then reports
+//! whether descriptors are attached, but installs none. A descriptor that is not installed need not
+//! be closed by this process, and a close could block (a FUSE server decides when `close` returns).
+//! A control buffer is used only for a request that carries a descriptor.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,7 +18,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// What waits at the front of the socket.
+/// The front of the socket's queue.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Front {
     /// No packet has arrived yet.
@@ -28,14 +27,14 @@ pub enum Front {
     Packet {
         /// Bytes of the whole packet, which may be more than [`MAX_MESSAGE`].
         len: usize,
-        /// Whether descriptors are attached.
+        /// Descriptors are attached.
         descriptors: bool,
     },
-    /// The peer has gone (or sent an empty packet, which is no message).
+    /// The peer is gone, or sent an empty packet, which is no message.
     End,
 }
 
-/// Looks at the front packet and leaves it there.
+/// Reads the front packet and leaves it in the socket.
 pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> io::Result<Front> {
     let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
     let mut none = RecvAncillaryBuffer::new(&mut []);
@@ -52,16 +51,16 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> io::Resul
     }
 }
 
-/// Lets nothing more pass, either way. What was sent before still arrives.
+/// Shuts the socket down in both directions. Packets sent before still arrive.
 pub fn shut(socket: BorrowedFd<'_>) {
-    // It fails only if there is no peer any more, from whom nothing comes either.
+    // Fails only if the peer is gone, which then sends nothing either.
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }
 
-/// Whether there is a packet, be it an empty one. What it carries stays unknown: afterwards all
-/// packets look as if descriptors were attached.
+/// Returns true if there is a packet, even an empty one. Afterwards all packets look as if
+/// descriptors were attached, so that information is lost.
 pub fn is_waiting(socket: BorrowedFd<'_>) -> bool {
-    // With this every packet has something for a control buffer, and the end of the stream has not.
+    // With SO_PASSCRED every packet has control data, but the end of the stream has none.
     if rustix::net::sockopt::set_socket_passcred(socket, true).is_err() {
         return true;
     }
@@ -70,16 +69,16 @@ pub fn is_waiting(socket: BorrowedFd<'_>) -> bool {
         let mut none = RecvAncillaryBuffer::new(&mut []);
         match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut [0])], &mut none, flags) {
             Ok(got) => return got.flags.contains(ReturnFlags::CTRUNC),
-            // Told once, before what the peer sent.
+            // CONNRESET is reported once, before the packets of the peer.
             Err(Errno::CONNRESET | Errno::INTR) => {}
             Err(_) => return false,
         }
     }
 }
 
-/// Takes the front packet away, without its descriptors, of which the last ones are closed
-/// thereby. A packet with descriptors is not for a thread that may not wait: closing a TCP socket
-/// takes as long as its owner wants (`SO_LINGER`).
+/// Removes the front packet and drops its descriptors. A thread that must not block may not call
+/// this for a packet with descriptors: dropping the last reference to a TCP socket takes as long as
+/// its owner wants (`SO_LINGER`).
 pub fn take(socket: BorrowedFd<'_>) -> io::Result<()> {
     let mut none = RecvAncillaryBuffer::new(&mut []);
     let flags = RecvFlags::DONTWAIT;
@@ -87,11 +86,11 @@ pub fn take(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the front packet away and returns its descriptors, and whether there were more than this
-/// process can have. There is room for all that a packet carries, because the kernel closes the
-/// others as [`take`] does.
+/// Removes the front packet and returns its descriptors, and true if some were lost because this
+/// process can have no more. The buffer has room for all descriptors of a packet, because the
+/// kernel closes the others as [`take`] does.
 pub fn take_descriptors(socket: BorrowedFd<'_>) -> io::Result<(Vec<OwnedFd>, bool)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_TAKEN))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_TAKEN))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got =
@@ -108,28 +107,28 @@ pub fn take_descriptors(socket: BorrowedFd<'_>) -> io::Result<(Vec<OwnedFd>, boo
 /// A packet to send.
 #[derive(Debug)]
 pub struct OutgoingPacket {
-    /// Bytes of the packet, which one call sends.
+    /// Bytes of the packet, sent by one call.
     pub bytes: Vec<u8>,
-    /// Descriptors that go with it.
+    /// Descriptors that the packet carries.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl OutgoingPacket {
-    /// Sends it, if that is possible now.
+    /// Tries to send it without blocking.
     fn send(&self, socket: BorrowedFd<'_>) -> io::Result<Sent> {
         let borrowed: Vec<BorrowedFd<'_>> = self.descriptors.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !borrowed.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-            return Err(io::Error::other("more descriptors than a packet carries"));
+            return Err(io::Error::other("more descriptors than a packet can carry"));
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let bytes = [IoSlice::new(&self.bytes)];
         match rustix::net::sendmsg(socket, &bytes, &mut ancillary, flags) {
             Ok(_) => Ok(Sent::Done),
             Err(Errno::AGAIN) => Ok(Sent::NoRoom),
-            // TOOMANYREFS: clients of the daemon's user, any of them, have left too many
-            // descriptors unread.
+            // TOOMANYREFS: clients of the daemon's user have left too many descriptors unread, in
+            // any of their sockets.
             Err(Errno::INTR | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
                 Ok(Sent::NotNow)
             }
@@ -138,24 +137,24 @@ impl OutgoingPacket {
     }
 }
 
-/// What became of a packet that was to be sent.
+/// Result of sending a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     /// The peer has it.
     Done,
-    /// The peer must read first; then the socket becomes writable.
+    /// The peer must read first. Then the socket becomes writable.
     NoRoom,
-    /// The system refuses for now; nothing tells when it would not.
+    /// The kernel refuses for now, and no event reports when it would accept.
     NotNow,
 }
 
-/// Packets the peer has not had room for. Nothing more is read from a peer while any wait, which
-/// bounds it to the answers of one request.
+/// Packets that wait for the peer to make room. Nothing more is read from the peer while packets
+/// wait, so they are at most the replies to one request.
 #[derive(Debug, Default)]
 pub struct Outbox {
     waiting: VecDeque<OutgoingPacket>,
-    /// Nothing will tell when they can be sent.
-    untold: bool,
+    /// No event reports when the packets can be sent.
+    needs_retry: bool,
 }
 
 impl Outbox {
@@ -165,15 +164,15 @@ impl Outbox {
         self.flush(socket)
     }
 
-    /// Sends what can be sent.
+    /// Sends waiting packets as far as the kernel accepts them.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        self.untold = false;
+        self.needs_retry = false;
         while let Some(packet) = self.waiting.front() {
             match packet.send(socket)? {
                 Sent::Done => drop(self.waiting.pop_front()),
                 Sent::NoRoom => break,
                 Sent::NotNow => {
-                    self.untold = true;
+                    self.needs_retry = true;
                     break;
                 }
             }
@@ -181,23 +180,24 @@ impl Outbox {
         Ok(())
     }
 
-    /// Whether packets wait that are to be [flushed](Outbox::flush) after a while: the socket does
-    /// not tell when.
-    pub fn is_to_be_tried_again(&self) -> bool {
-        self.untold
+    /// Returns true if waiting packets need another [flush](Outbox::flush) after a pause, because
+    /// no event reports when they can be sent.
+    pub fn needs_retry(&self) -> bool {
+        self.needs_retry
     }
 
-    /// Whether everything has been sent.
+    /// Returns true if all packets have been sent.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 }
 
-/// Most descriptors of one packet: the Hello reply's arena, channel and one eventfd per worker.
-const MOST_DESCRIPTORS: usize = 80;
+/// Maximum descriptors to send with a packet: the arena, the event channel and one eventfd per
+/// worker in the Hello reply.
+const MAX_DESCRIPTORS: usize = 80;
 
-/// `SCM_MAX_FD`, the most that the kernel lets a packet carry.
-const MOST_TAKEN: usize = 253;
+/// `SCM_MAX_FD`, the kernel's maximum for one packet.
+const MAX_TAKEN: usize = 253;
 
 #[cfg(test)]
 mod tests {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_tells_length_and_descriptors_without_taking_them() {
+    fn peek_reports_length_and_descriptors() {
         let (a, b) = pair();
         let mut buffer = [0; MAX_MESSAGE];
         assert_eq!(peek(b.as_fd(), &mut buffer).ok(), Some(Front::Empty));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_from_packets_that_look_like_it() {
+    fn end_of_stream_differs_from_empty_packet() {
         for (bytes, descriptors) in [(b"x".as_slice(), 0), (b"", 0), (b"", 1)] {
             for gone in [false, true] {
                 let (a, b) = pair();
@@ -258,7 +258,7 @@ mod tests {
                 assert!(Outbox::default().send(a.as_fd(), outgoing(bytes, descriptors)).is_ok());
                 let mut a = Some(a);
                 if gone {
-                    // With a packet of ours unread, so that the end is a reset.
+                    // With an unread packet of this end, so that the end of the stream is a reset.
                     assert!(Outbox::default().send(b.as_fd(), outgoing(b"y", 0)).is_ok());
                     a = None;
                 }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_does_not_read_is_waited_for_without_blocking() {
+    fn unread_packets_wait_without_blocking() {
         let (a, b) = pair();
         let mut outbox = Outbox::default();
         let mut sent = 0;

@@ -1,8 +1,8 @@
-//! How often somebody may do something: a token bucket each, for a bounded number of somebodies.
+//! Rate limits: a token bucket per key, for a bounded number of keys.
 //!
-//! A bucket holds what its burst grants, and one token at least. When the table is full the one who
-//! asked longest ago is forgotten, so a crowd of new ones costs nobody memory; they get full
-//! buckets, which is why keys are to be things that nobody has many of. It reads no clock.
+//! A bucket holds as many tokens as its burst grants, and at least one. When the table is full, the
+//! least recently used key is evicted, so new keys cost no further memory. New keys get full
+//! buckets, which is why a client or peer must not have many keys. The module reads no clock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -11,19 +11,19 @@ use std::time::Duration;
 
 use rnic_core::types::Time;
 
-/// Token buckets, one for each key that has asked lately.
+/// Token buckets of the keys used most recently.
 #[derive(Debug)]
 pub struct Buckets<K> {
     capacity: usize,
-    /// Nanoseconds that a full bucket lasts: how far ahead of its rate a key may be.
+    /// Size of a bucket, as the time in nanoseconds in which the rate refills it.
     burst: u64,
     asked: u64,
     entries: HashMap<K, Bucket>,
-    /// Keys by when they asked last.
+    /// Keys by their last use.
     by_use: BTreeMap<u64, K>,
 }
 
-/// The key of a remote host. The addresses of an IPv6 /64 are one host's.
+/// Returns the key of a remote host. All addresses of an IPv6 /64 are one host.
 pub fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() & !u128::from(u64::MAX))),
@@ -33,26 +33,26 @@ pub fn host(address: IpAddr) -> IpAddr {
 
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
-    /// When it will be full again.
+    /// Time at which it is full again.
     full_at: Time,
     used: u64,
 }
 
 impl<K: Copy + Eq + Hash> Buckets<K> {
-    /// Buckets for so many keys, each of which saves up what falls into it in `burst`.
+    /// Creates buckets for up to `capacity` keys. Each saves up tokens for at most `burst`.
     pub fn new(capacity: usize, burst: Duration) -> Self {
         let burst = u64::try_from(burst.as_nanos()).unwrap_or(u64::MAX);
         Buckets { capacity, burst, asked: 0, entries: HashMap::new(), by_use: BTreeMap::new() }
     }
 
-    /// Whether a bucket into which `per_second` fall has a token.
+    /// Returns true if a bucket with the rate `per_second` has a token.
     pub fn has(&self, key: K, per_second: u32, now: Time) -> bool {
         let interval = interval(per_second);
         let full_at = self.entries.get(&key).map_or(now, |bucket| bucket.full_at.max(now));
         full_at.0.saturating_add(interval).saturating_sub(now.0) <= self.burst.max(interval)
     }
 
-    /// Takes a token of a bucket into which `per_second` fall; false if it is empty.
+    /// Takes a token from a bucket with the rate `per_second`. Returns false if it is empty.
     pub fn take(&mut self, key: K, per_second: u32, now: Time) -> bool {
         let old = self.entries.get(&key).copied();
         if let Some(old) = old {
@@ -74,7 +74,7 @@ impl<K: Copy + Eq + Hash> Buckets<K> {
     }
 }
 
-/// Nanoseconds in which one token falls.
+/// Returns the time per token in nanoseconds.
 fn interval(per_second: u32) -> u64 {
     SECOND / u64::from(per_second.max(1))
 }
@@ -87,23 +87,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_grants_what_it_says_and_then_the_rate_holds() {
+    fn bucket_grants_a_burst_then_the_rate() {
         let mut buckets = Buckets::new(4, Duration::from_secs(1));
         let start = Time(7 * SECOND);
         assert_eq!((0..100).filter(|_| buckets.take(1, 10, start)).count(), 10);
         assert!(!buckets.has(1, 10, start) && buckets.has(2, 10, start));
-        // Half a second later half of it has come back; another key has its own.
+        // Half a second later half of the tokens are back. Another key has its own.
         let later = Time(start.0 + SECOND / 2);
         assert!(buckets.has(1, 10, later));
         assert_eq!((0..100).filter(|_| buckets.take(1, 10, later)).count(), 5);
         assert_eq!((0..100).filter(|_| buckets.take(2, 1, later)).count(), 1);
-        // Long silence does not save up more than a second's worth.
+        // A long pause saves up no more than a second's worth.
         let late = Time(start.0 + 100 * SECOND);
         assert_eq!((0..100).filter(|_| buckets.take(1, 10, late)).count(), 10);
     }
 
     #[test]
-    fn a_short_burst_saves_up_little_and_one_at_least() {
+    fn short_burst_holds_at_least_one_token() {
         let mut buckets = Buckets::new(4, Duration::from_millis(100));
         let start = Time(7 * SECOND);
         assert_eq!((0..1000).filter(|_| buckets.take(1, 100, start)).count(), 10);
@@ -112,14 +112,14 @@ mod tests {
         assert!(!buckets.has(2, 2, later) && !buckets.take(2, 2, later));
         let later = Time(start.0 + SECOND / 2);
         assert!(buckets.has(2, 2, later) && buckets.take(2, 2, later));
-        // All of the rate is there for who takes each as it falls.
+        // The full rate is available to a key that takes each token when it arrives.
         let taken =
             (0..SECOND).step_by(5_000_000).filter(|n| buckets.take(3, 100, Time(start.0 + n)));
         assert_eq!(taken.count(), 109);
     }
 
     #[test]
-    fn a_crowd_displaces_who_asked_longest_ago_and_the_table_stays_small() {
+    fn full_table_forgets_least_recent_key() {
         let mut buckets = Buckets::new(3, Duration::from_secs(1));
         for key in 0..1000 {
             assert!(buckets.take(key, 1, Time(0)));

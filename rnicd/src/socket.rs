@@ -1,9 +1,9 @@
-//! The TCP socket of a connection: one of the daemon's own, or one that a client made and passed.
+//! The TCP socket of a connection: the daemon's own, or one that a client made and passed.
 //!
-//! A passed socket shares its file description with the client, who may keep its own descriptor.
-//! So `O_NONBLOCK` means nothing on it and every call is given flags; closing our descriptor tells
-//! the peer nothing, so an end is said aloud (`shutdown`, or disconnecting, which resets);
-//! and `SO_LINGER` is the client's, so the close itself is the reaper's. It knows no protocol;
+//! A passed socket shares its file description with the client, which may keep its own descriptor.
+//! So every call passes flags instead of relying on `O_NONBLOCK`. Closing our descriptor does not
+//! end the connection; that needs a `shutdown`, or a disconnect, which resets. The client controls
+//! `SO_LINGER`, so the close may block, and the reaper does it. The module knows no protocol.
 //! [`cm`](crate::cm) and [`worker`](crate::worker) use it.
 
 use std::io;
@@ -16,54 +16,53 @@ use socket2::{SockRef, TcpKeepalive};
 use crate::config::Tcp;
 use crate::reaper::Reaper;
 
-/// A connection's socket. Dropping it ends the connection in order, except that a passed socket
-/// which has been [`let_go`](Socket::let_go) stays as it is.
+/// The socket of a connection. Dropping it ends the connection gracefully, except for a passed
+/// socket before [`Socket::end_on_drop`] or after [`Socket::let_go`], which stays as it is.
 #[derive(Debug)]
 pub struct Socket {
-    /// Always there until it is dropped.
+    /// `None` only in `drop`.
     stream: Option<TcpStream>,
     passed: Option<Passed>,
 }
 
-/// What a client's socket needs besides.
+/// State of a passed socket.
 #[derive(Debug)]
 struct Passed {
     reaper: Reaper,
-    /// Whose client passed it.
+    /// User of the client that passed it.
     user: u32,
-    /// The connection is the daemon's to end.
-    engaged: bool,
-    /// How the client had it noticed that the peer is gone, if that was changed.
-    before: Option<Vigilance>,
+    /// Dropping the socket ends the connection.
+    ends_on_drop: bool,
+    /// Keepalive and timeout as set by the client, if they were changed.
+    before: Option<KeepaliveSettings>,
 }
 
 impl Socket {
-    /// One of the daemon's own.
+    /// Wraps a socket of the daemon's own.
     pub fn own(stream: TcpStream) -> Self {
         Socket { stream: Some(stream), passed: None }
     }
 
-    /// One that a client of this user passed. Nothing has been done with it: dropped now it stays
-    /// as it is.
+    /// Wraps a socket that a client of `user` passed. Dropping it now leaves the connection as it
+    /// is.
     pub fn passed(stream: TcpStream, user: u32, reaper: Reaper) -> Self {
         Socket {
             stream: Some(stream),
-            passed: Some(Passed { reaper, user, engaged: false, before: None }),
+            passed: Some(Passed { reaper, user, ends_on_drop: false, before: None }),
         }
     }
 
-    /// Whether a client may hold it as well.
+    /// Returns true if a client may hold it too.
     pub fn is_passed(&self) -> bool {
         self.passed.is_some()
     }
 
-    /// Has the kernel notice it if the peer is gone: asked whether it is there after some silence,
-    /// and not waited for without end when it acknowledges nothing. The connection fails then.
+    /// Sets keepalive and user timeout, so that the connection fails if the peer is gone.
     pub fn watch(&mut self, tcp: &Tcp) -> io::Result<()> {
         if let Some(passed) = &mut self.passed
             && let Some(stream) = &self.stream
         {
-            passed.before = Some(Vigilance::of(SockRef::from(stream))?);
+            passed.before = Some(KeepaliveSettings::of(SockRef::from(stream))?);
         }
         let socket = SockRef::from(&*self);
         if let Some(silence) = tcp.keepalive {
@@ -78,53 +77,54 @@ impl Socket {
         }
     }
 
-    /// From now on dropping it ends the connection.
-    pub fn engage(&mut self) {
+    /// Makes a later drop end the connection.
+    pub fn end_on_drop(&mut self) {
         if let Some(passed) = &mut self.passed {
-            passed.engaged = true;
+            passed.ends_on_drop = true;
         }
     }
 
     /// Leaves the connection to the client that passed it, as it is.
     pub fn let_go(mut self) {
         if let Some(passed) = &mut self.passed {
-            passed.engaged = false;
+            passed.ends_on_drop = false;
             if let (Some(before), Some(stream)) = (passed.before.take(), &self.stream) {
-                // Fails only where nothing is left to be watched.
+                // Fails only if the connection has ended.
                 let _ = before.restore(SockRef::from(stream));
             }
         }
     }
 
-    /// Ends the connection with a reset, so that nothing of it lingers in the kernel.
+    /// Ends the connection with a reset, so that none of its state stays in the kernel.
     pub fn reset(self) {
         match &self.passed {
-            // A close resets only if it is the last, so the connection is taken off the socket.
-            // That may fail (a thread of the client waits on it): then it ends with a FIN.
+            // Closing resets only if no other descriptor is open, so the socket is disconnected
+            // instead. That may fail (if a thread of the client waits on it). Then the connection
+            // ends with a FIN.
             Some(_) => drop(rustix::net::connect_unspec(&self)),
-            // As above, if it fails.
+            // If this fails, the connection ends with a FIN.
             None => drop(SockRef::from(&self).set_linger(Some(Duration::ZERO))),
         }
     }
 
-    /// Shuts down a direction, or both (`shutdown(2)`); the sending one ends with a FIN.
+    /// Shuts down one direction or both (`shutdown(2)`). Shutting down the sending one sends a FIN.
     pub fn shutdown(&self, how: Shutdown) -> std::io::Result<()> {
         SockRef::from(self).shutdown(how)
     }
 }
 
-/// What makes a socket notice that its peer is gone.
+/// Keepalive and user timeout of a socket.
 #[derive(Clone, Copy, Debug)]
-struct Vigilance {
+struct KeepaliveSettings {
     keepalive: bool,
     silence: Duration,
     interval: Duration,
     user_timeout: Option<Duration>,
 }
 
-impl Vigilance {
+impl KeepaliveSettings {
     fn of(socket: SockRef<'_>) -> io::Result<Self> {
-        Ok(Vigilance {
+        Ok(KeepaliveSettings {
             keepalive: socket.keepalive()?,
             silence: socket.tcp_keepalive_time()?,
             interval: socket.tcp_keepalive_interval()?,
@@ -133,7 +133,7 @@ impl Vigilance {
     }
 
     fn restore(self, socket: SockRef<'_>) -> io::Result<()> {
-        // Sets the times, and switches it on.
+        // Sets the times and turns keepalive on.
         let times = TcpKeepalive::new().with_time(self.silence).with_interval(self.interval);
         socket.set_tcp_keepalive(&times)?;
         socket.set_keepalive(self.keepalive)?;
@@ -141,7 +141,7 @@ impl Vigilance {
     }
 }
 
-/// The kernel counts in seconds here.
+/// Rounds up to whole seconds, the kernel's unit here.
 fn whole_seconds(time: Duration) -> Duration {
     Duration::from_secs(time.as_secs() + u64::from(time.subsec_nanos() > 0))
 }
@@ -150,21 +150,21 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.stream {
             Some(stream) => stream.as_fd(),
-            // Taken out only by `drop`.
-            None => unreachable!("a socket is there until it is dropped"),
+            // Taken only by `drop`.
+            None => unreachable!("the stream is taken only by drop"),
         }
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let (Some(stream), Some(Passed { reaper, user, engaged, .. })) =
+        let (Some(stream), Some(Passed { reaper, user, ends_on_drop, .. })) =
             (self.stream.take(), self.passed.take())
         else {
             return;
         };
-        if engaged {
-            // If it fails the connection has ended already.
+        if ends_on_drop {
+            // Fails only if the connection has ended already.
             let _ = stream.shutdown(Shutdown::Both);
         }
         reaper.close_socket(user, OwnedFd::from(stream));

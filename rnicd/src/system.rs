@@ -1,7 +1,7 @@
-//! What the operating system refuses, in words that name its limit.
+//! Refusals for system errors, with the name of the exhausted limit.
 //!
-//! Whoever asks the system for something on behalf of a client turns the failure into a refusal
-//! here, so that a daemon without descriptors or memory is told apart from a wrong request.
+//! Callers that use system resources for a client convert failures here, so that the client can
+//! distinguish a daemon without descriptors or memory from an invalid request.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// The refusal for `error`, which came of trying `what`.
+/// Returns the refusal for an `error` of the operation `what`.
 pub fn refusal(what: &str, error: &io::Error) -> Refusal {
     let key = match Errno::from_io_error(error) {
         Some(Errno::MFILE) => "RLIMIT_NOFILE of the daemon",
@@ -23,7 +23,7 @@ pub fn refusal(what: &str, error: &io::Error) -> Refusal {
     {
         return Refusal::Limit { key: key.to_owned(), limit, used: limit, wanted: 1 };
     }
-    system(what, error, format!("{key} is used up ({error})"))
+    system(what, error, format!("{key} exhausted ({error})"))
 }
 
 fn system(what: &str, error: &io::Error, words: String) -> Refusal {
@@ -33,20 +33,20 @@ fn system(what: &str, error: &io::Error, words: String) -> Refusal {
 /// Returns a random number from the kernel's generator, which no process can predict.
 pub fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
-    // So few bytes are returned at once or not at all.
+    // The kernel returns up to 256 bytes at once or not at all.
     rustix::io::retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// The system's number of an error; `EIO` for one that is not the system's.
+/// Returns the errno of an error, or `EIO` for an error that is not the system's.
 pub fn number(error: &io::Error) -> u16 {
     let errno = Errno::from_io_error(error).unwrap_or(Errno::IO).raw_os_error();
-    // Below 4096, as the kernel has them.
+    // Errno values are below 4096.
     u16::try_from(errno).unwrap_or(u16::MAX)
 }
 
-/// The first port that the kernel lets any user bind, in the network namespace of this thread.
-/// Where a service manager hides the setting, the kernel's default counts.
+/// Returns the first port that every user may bind, in the network namespace of this thread. If the
+/// setting is not readable, as under some service managers, returns the kernel's default.
 pub fn first_unprivileged_port() -> u16 {
     let setting = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
     setting.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(PROT_SOCK)
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn used_up_descriptors_are_a_limit_with_its_value() {
+    fn exhausted_descriptors_show_the_limit() {
         let error = io::Error::from(Errno::MFILE);
         let Refusal::Limit { key, limit, .. } = refusal("cannot do it", &error) else {
             panic!("not a limit");
@@ -70,10 +70,10 @@ mod tests {
     }
 
     #[test]
-    fn other_failures_are_named_after_what_was_tried() {
+    fn other_errors_name_the_operation() {
         let text = |errno: Errno| refusal("cannot do it", &errno.into()).to_string();
         assert!(
-            text(Errno::NOMEM).starts_with("cannot do it: memory or vm.max_map_count is used up")
+            text(Errno::NOMEM).starts_with("cannot do it: memory or vm.max_map_count exhausted")
         );
         assert!(text(Errno::ADDRINUSE).starts_with("cannot do it: Address already in use"));
     }

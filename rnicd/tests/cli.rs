@@ -1,4 +1,4 @@
-//! The binaries as a shell sees them: exit codes, signals, sockets and what is left behind.
+//! Tests of the binaries in a shell: exit codes, signals, sockets and leftover files.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -29,14 +29,14 @@ fn text(bytes: &[u8]) -> String {
 struct Daemon(Child);
 
 impl Daemon {
-    /// Starts one and waits until it says that it listens.
+    /// Starts a daemon and waits until it logs that it listens.
     fn start(socket: &Path) -> Daemon {
         let mut child =
             rnicd().arg("run").arg("--socket").arg(socket).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let line = lines.find(|l| l.as_ref().is_ok_and(|l| l.contains("listening")));
         assert!(line.is_some(), "the daemon ended");
-        // Somebody must go on reading, or the daemon would lose its standard error.
+        // Keep reading, or the daemon would lose its standard error.
         std::thread::spawn(move || lines.for_each(drop));
         Daemon(child)
     }
@@ -56,7 +56,7 @@ impl Drop for Daemon {
 
 #[test]
 fn signals_stop_in_order_and_leave_nothing() {
-    // SIGHUP ends a daemon that has no configuration file to read again.
+    // SIGHUP ends a daemon without a configuration file to reload.
     for signal in ["TERM", "INT", "HUP"] {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
@@ -69,7 +69,7 @@ fn signals_stop_in_order_and_leave_nothing() {
 }
 
 #[test]
-fn a_second_daemon_names_the_first_and_a_killed_one_is_replaced() {
+fn second_daemon_names_the_first() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let mut first = Daemon::start(&socket);
@@ -95,7 +95,7 @@ fn a_file_in_the_way_is_no_configuration_error() {
 }
 
 #[test]
-fn rnicctl_shows_tables_and_json_and_says_when_nobody_is_there() {
+fn rnicctl_prints_tables_and_json() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let alone = rnicctl(&socket, &["status"]);
@@ -125,7 +125,7 @@ fn rnicctl_shows_tables_and_json_and_says_when_nobody_is_there() {
 }
 
 #[test]
-fn configurations_are_printed_checked_and_refused_by_line() {
+fn configuration_is_printed_and_checked() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rnicd.toml");
     let printed = rnicd().arg("print-config").output().unwrap();
@@ -135,7 +135,7 @@ fn configurations_are_printed_checked_and_refused_by_line() {
     assert!(checked.status.success(), "{}", text(&checked.stderr));
     let said = text(&checked.stdout);
     assert!(said.contains("limits.session.qps") && said.contains("Worst case"), "{said}");
-    // The option may be left out, but not said twice.
+    // The option name may be omitted, but the file must not be given twice.
     let positional = rnicd().arg("check-config").arg(&file).output().unwrap();
     assert_eq!(text(&positional.stdout), said);
     let twice = rnicd().arg("check-config").arg(&file).arg("--config").arg(&file).output();

@@ -1,5 +1,6 @@
-//! The control socket as a hostile client sees it: what is malformed, foreign, too much or of the
-//! wrong kind is refused by name or ends that session, and nobody else notices.
+//! Tests of the control socket with a hostile client. A malformed request ends the session. Any
+//! other invalid request is refused with an error that reports the reason. Other clients are not
+//! affected.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -14,7 +15,7 @@ use rnic_core::abi::control::*;
 use rnic_core::types::*;
 use support::*;
 
-/// Few of everything.
+/// Low limits.
 const SMALL: &str = r#"
 [engine]
 workers = 2
@@ -39,33 +40,33 @@ qps = 2
 listeners = 2
 "#;
 
-/// A session of another client that must not notice anything.
+/// Opens a session of another client that must not be affected.
 fn bystander(socket: &std::path::Path) -> (Raw, PdId) {
     let mut raw = Raw::open(socket);
     let pd = raw.pd();
     (raw, pd)
 }
 
-/// Whether the daemon reads the Hello before it hangs up is a race; the answer is there in any
-/// case.
+/// The daemon may or may not read the Hello before it hangs up. The answer must arrive in both
+/// cases.
 #[test]
-fn a_client_beside_too_many_silent_ones_is_told_so() {
+fn excess_silent_clients_are_refused() {
     let daemon = daemon(SMALL);
     let silent: Vec<Raw> = (0..64).map(|_| Raw::connect(&daemon.socket())).collect();
     for _ in 0..200 {
         let error = rnic_client::Context::open_at(daemon.socket()).err().unwrap();
         let rnic_client::Error::NotAdmitted { why, .. } = &error else { panic!("{error}") };
-        assert_eq!(*why, rnic_client::Admission::Silent);
-        assert!(error.to_string().contains("of this user to its socket have said nothing yet"));
+        assert_eq!(*why, rnic_client::AdmissionError::TooManyUnauthenticated);
+        assert!(error.to_string().contains("too many unauthenticated connections from this user"));
     }
-    // One of them speaks, and there is room again.
+    // After one of them has sent its Hello, there is room again.
     let mut first = silent.into_iter().next().unwrap();
     assert_eq!(first.hello().unwrap().0.status, HelloStatus::Ok as u32);
     rnic_client::Context::open_at(daemon.socket()).unwrap();
 }
 
 #[test]
-fn garbage_instead_of_a_hello_ends_only_that_client() {
+fn invalid_hello_ends_only_that_client() {
     let daemon = daemon(SMALL);
     let (mut other, pd) = bystander(&daemon.socket());
     let hello = Hello { min_version: 1, max_version: 1, features: 0 }.to_bytes();
@@ -81,7 +82,7 @@ fn garbage_instead_of_a_hello_ends_only_that_client() {
 }
 
 #[test]
-fn versions_that_do_not_meet_are_told_the_daemons() {
+fn version_mismatch_names_the_daemons_version() {
     let daemon = daemon(SMALL);
     for (min_version, max_version) in [(2, 9), (0, 0), (5, 1)] {
         let raw = Raw::connect(&daemon.socket());
@@ -95,7 +96,7 @@ fn versions_that_do_not_meet_are_told_the_daemons() {
 }
 
 #[test]
-fn malformed_requests_are_named_and_end_the_session() {
+fn malformed_request_ends_the_session() {
     let daemon = daemon(SMALL);
     let (mut other, pd) = bystander(&daemon.socket());
     let whole = Request { id: 1, body: RequestBody::OpenPd { name: Some("x".repeat(40)) } };
@@ -119,7 +120,7 @@ fn malformed_requests_are_named_and_end_the_session() {
 }
 
 #[test]
-fn descriptors_nobody_asked_for_end_the_session() {
+fn unexpected_descriptors_end_the_session() {
     let daemon = daemon(SMALL);
     let (mut other, pd) = bystander(&daemon.socket());
     let memfd = memfd(4096);
@@ -136,7 +137,7 @@ fn descriptors_nobody_asked_for_end_the_session() {
 }
 
 #[test]
-fn a_shared_buffer_that_is_not_one_memfd_ends_the_session() {
+fn shared_buffer_without_one_memfd_is_malformed() {
     let daemon = daemon(SMALL);
     let (mut other, pd) = bystander(&daemon.socket());
     let (pipe, _end) = std::io::pipe().unwrap();
@@ -169,7 +170,7 @@ fn a_shared_buffer_that_is_not_one_memfd_ends_the_session() {
 }
 
 #[test]
-fn a_memfd_that_lies_is_refused_and_costs_nothing() {
+fn wrong_memfd_size_is_refused_for_free() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
     let sparse = rustix::fs::memfd_create("sparse", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
@@ -185,19 +186,24 @@ fn a_memfd_that_lies_is_refused_and_costs_nothing() {
 }
 
 #[test]
-fn handles_of_others_are_no_such_object() {
+fn foreign_handles_do_not_exist() {
     let daemon = daemon(SMALL);
     let mut owner = Raw::open(&daemon.socket());
-    let (pd, cq, channel) = (owner.pd(), owner.cq(8), owner.channel());
+    let pd = owner.pd();
+    let cq = owner.cq(8);
+    let channel = owner.channel();
     let buffer = owner.shared_buffer(4096);
     let (mr, _) = owner.mr(pd, buffer, 4096);
     let qp = owner.qp(pd, cq);
     let (listener, _) = owner.listener();
 
     let mut thief = Raw::open(&daemon.socket());
-    let (own_pd, own_cq) = (thief.pd(), thief.cq(8));
+    let own_pd = thief.pd();
+    let own_cq = thief.cq(8);
     let peer = ([127, 0, 0, 1], 1).into();
-    let (ird, ord, private_data) = (None, None, Vec::new());
+    let ird = None;
+    let ord = None;
+    let private_data = Vec::new();
     let requests = [
         RequestBody::ClosePd { pd },
         RequestBody::RemoveSharedBuffer { buffer },
@@ -240,7 +246,8 @@ fn handles_of_others_are_no_such_object() {
 fn each_limit_is_refused_by_its_name() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
-    let (pd, _) = (raw.pd(), raw.pd());
+    let pd = raw.pd();
+    raw.pd();
     let key = |text: String, key: &str| assert!(text.starts_with(key), "{text}");
     key(raw.refused(RequestBody::OpenPd { name: None }), "limits.session.pds = 2 reached");
 
@@ -258,12 +265,14 @@ fn each_limit_is_refused_by_its_name() {
     raw.mr(pd, buffer, 4096);
     key(raw.refused(reg_mr(pd, buffer, 1)), "limits.session.mrs = 2 reached");
 
-    let (_, _) = (raw.channel(), raw.channel());
+    raw.channel();
+    raw.channel();
     key(raw.refused(RequestBody::CreateChannel), "limits.session.channels = 2 reached");
 
     let create_cq = |entries| RequestBody::CreateCq { entries, channel: None, context: 0 };
     key(raw.refused(create_cq(65)), "entries = 65 is above limits.cq_entries = 64");
-    let (cq, _) = (raw.cq(64), raw.cq(1));
+    let cq = raw.cq(64);
+    raw.cq(1);
     key(raw.refused(create_cq(1)), "limits.session.cqs = 2 reached");
 
     let with = |change: fn(&mut QpRequest)| {
@@ -305,7 +314,7 @@ fn each_limit_is_refused_by_its_name() {
 }
 
 #[test]
-fn more_sessions_than_allowed_are_turned_away_by_name() {
+fn excess_sessions_are_refused_by_name() {
     let daemon = daemon("[limits]\nsessions = 3\n");
     let mut first = Raw::open(&daemon.socket());
     let _two = (Raw::open(&daemon.socket()), Raw::open(&daemon.socket()));
@@ -339,7 +348,8 @@ fn arena_memory_is_bounded_and_reused() {
 fn objects_in_use_stay() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
-    let (pd, channel) = (raw.pd(), raw.channel());
+    let pd = raw.pd();
+    let channel = raw.channel();
     let body = RequestBody::CreateCq { entries: 4, channel: Some(channel), context: 0 };
     let Ok(ReplyBody::Cq { cq, .. }) = raw.call(body) else { panic!("no CQ") };
     let buffer = raw.shared_buffer(4096);
@@ -372,7 +382,8 @@ fn objects_in_use_stay() {
 fn requests_sent_at_once_are_answered_in_order() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
-    let (pd, buffer) = (raw.pd(), raw.shared_buffer(4096));
+    let pd = raw.pd();
+    let buffer = raw.shared_buffer(4096);
     let mut ids = Vec::new();
     for _ in 0..200 {
         ids.push(raw.ask(reg_mr(pd, buffer, 4096), &[]));
@@ -387,18 +398,19 @@ fn requests_sent_at_once_are_answered_in_order() {
     }
 }
 
-/// The answers are more than the socket holds. Nothing is read while one waits, and it is sent when
-/// the client reads.
+/// The answers exceed the socket's buffer. While an answer waits for room, no further request is
+/// read. It is sent once the client reads.
 #[test]
 fn answers_wait_for_a_client_that_does_not_read() {
     let daemon = daemon("");
     let mut raw = Raw::open(&daemon.socket());
-    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let pd = raw.pd();
+    let cq = raw.cq(1);
     for _ in 0..PAGE_ROWS {
         raw.qp(pd, cq);
     }
     let list = RequestBody::List { what: ListKind::Qps, from: 0 };
-    // The kernel counts 768 bytes for a request and more than 1,024 for an answer of this length.
+    // The kernel accounts 768 bytes for a request and over 1,024 for an answer of this length.
     assert!(postcard::to_stdvec(&raw.call(list.clone())).unwrap().len() > 700);
     let room = rustix::net::sockopt::socket_send_buffer_size(&raw.socket).unwrap();
     let ids: Vec<u32> = (0..room / 1024).map(|_| raw.ask(list.clone(), &[])).collect();
@@ -416,13 +428,13 @@ fn answers_wait_for_a_client_that_does_not_read() {
 }
 
 #[test]
-fn the_session_ends_with_its_process_even_if_a_child_holds_the_socket() {
+fn session_ends_with_the_connecting_process() {
     let daemon = daemon(SMALL);
     let mut watcher = Raw::open(&daemon.socket());
-    // What counts is who connected, so the connecting process must be the one that goes: this test
-    // binary is run again for that.
+    // The session belongs to the process that connected, so that process must end. The test runs
+    // this test binary again for it.
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "connect_and_leave_the_socket_to_a_child", "--nocapture"])
+        .args(["--exact", "leave_the_socket_to_a_child", "--nocapture"])
         .env("RNICD_TEST_LEAVE", daemon.socket())
         .status()
         .unwrap();
@@ -434,25 +446,27 @@ fn the_session_ends_with_its_process_even_if_a_child_holds_the_socket() {
     }
 }
 
-/// Not a test of its own: the other process of the test above.
+/// Helper process of the test above.
 #[test]
-#[expect(clippy::zombie_processes, reason = "it is to outlive this process")]
-fn connect_and_leave_the_socket_to_a_child() {
+#[expect(clippy::zombie_processes, reason = "the child must outlive this process")]
+fn leave_the_socket_to_a_child() {
     let Some(socket) = std::env::var_os("RNICD_TEST_LEAVE") else { return };
     let raw = Raw::open(&std::path::PathBuf::from(socket));
     // The child reads the socket until the daemon closes it.
     let stdin = raw.socket.as_fd().try_clone_to_owned().unwrap();
-    let (out, err) = (Stdio::null(), Stdio::null());
+    let out = Stdio::null();
+    let err = Stdio::null();
     Command::new("cat").stdin(stdin).stdout(out).stderr(err).spawn().unwrap();
 }
 
 #[test]
-fn what_a_client_had_is_free_after_it() {
+fn ended_session_releases_its_objects() {
     let daemon = daemon(SMALL);
     let mut watcher = Raw::open(&daemon.socket());
     for _ in 0..20 {
         let mut raw = Raw::open(&daemon.socket());
-        let (pd, cq) = (raw.pd(), raw.cq(64));
+        let pd = raw.pd();
+        let cq = raw.cq(64);
         let buffer = raw.shared_buffer(65536);
         raw.mr(pd, buffer, 65536);
         raw.qp(pd, cq);
@@ -507,10 +521,12 @@ fn lists_come_in_pages() {
 }
 
 #[test]
-fn regions_that_make_no_sense_are_refused_by_field() {
+fn invalid_region_names_the_field() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
-    let (pd, other, cq) = (raw.pd(), raw.pd(), raw.cq(1));
+    let pd = raw.pd();
+    let other = raw.pd();
+    let cq = raw.cq(1);
     let buffer = raw.shared_buffer(8192);
     let qp = raw.qp(other, cq);
     let reg = |offset, length, iova, access, scope| {
@@ -562,7 +578,7 @@ fn srq_row(raw: &mut Raw, srq: SrqId) -> SrqRow {
 }
 
 #[test]
-fn every_limit_of_a_shared_receive_queue_is_named() {
+fn each_srq_limit_names_its_key() {
     let daemon = daemon(&SMALL.replace("[limits.session]", "srqs = 3\n[limits.session]"));
     let mut raw = Raw::open(&daemon.socket());
     let pd = raw.pd();
@@ -586,7 +602,7 @@ fn every_limit_of_a_shared_receive_queue_is_named() {
     let request = RequestBody::CreateSrq(srq_request(other_pd));
     key(other.refused(request), "limits.srqs = 3 reached");
 
-    // Others' objects do not exist.
+    // Objects of other sessions do not exist here.
     let foreign = format!("no SRQ {first} in this session");
     for body in [
         RequestBody::QuerySrq { srq: first },
@@ -601,7 +617,7 @@ fn every_limit_of_a_shared_receive_queue_is_named() {
     request.srq = Some(first);
     key(other.refused(RequestBody::CreateQp(request)), &foreign);
 
-    // What is refused costs nothing, and what is gone neither.
+    // Refused requests and closed sessions leave no charge.
     assert_eq!((raw.status().srqs, other.status().srqs), (3, 3));
     drop(other);
     let arm = |limit| RequestBody::ArmSrq { srq: first, limit };
@@ -610,10 +626,11 @@ fn every_limit_of_a_shared_receive_queue_is_named() {
 }
 
 #[test]
-fn a_shared_receive_queue_is_in_use_as_long_as_a_queue_pair_is() {
+fn srq_is_in_use_while_a_qp_exists() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
-    let (pd, other_pd) = (raw.pd(), raw.pd());
+    let pd = raw.pd();
+    let other_pd = raw.pd();
     let cq = raw.cq(8);
     let srq = srq(&mut raw, pd);
     let row = |qps| SrqRow {
@@ -629,11 +646,11 @@ fn a_shared_receive_queue_is_in_use_as_long_as_a_queue_pair_is() {
         unfair: 0,
     };
     let with = |pd| {
-        // What is said of a receive queue of its own is of no account.
+        // Receive queue parameters are ignored with an SRQ.
         QpRequest { srq: Some(srq), rq_depth: u32::MAX, max_recv_sge: 255, ..qp_request(pd, cq) }
     };
     let wrong = raw.refused(RequestBody::CreateQp(with(other_pd)));
-    assert_eq!(wrong, format!("srq: SRQ {srq} is of PD {pd}, the QP of PD {other_pd}"));
+    assert_eq!(wrong, format!("srq: SRQ {srq} belongs to PD {pd}, the QP to PD {other_pd}"));
     let qp = match raw.call(RequestBody::CreateQp(with(pd))) {
         Ok(ReplyBody::Qp { qp, rq: None, .. }) => qp,
         other => panic!("{other:?}"),
@@ -654,7 +671,7 @@ fn a_shared_receive_queue_is_in_use_as_long_as_a_queue_pair_is() {
     assert_eq!(raw.refused(destroy.clone()), format!("SRQ {srq} is in use by 1 QPs"));
     let closing = raw.refused(RequestBody::ClosePd { pd });
     assert_eq!(closing, format!("PD {pd} is in use by 1 QPs, 1 SRQs"));
-    // A QP in Error still uses it, and one that a worker has is given back by that worker.
+    // A QP in Error still uses the SRQ. A QP at a worker releases it when the worker is done.
     assert_eq!(raw.call(RequestBody::QpToError { qp }), Ok(ReplyBody::Done));
     assert_eq!(raw.refused(destroy.clone()), format!("SRQ {srq} is in use by 1 QPs"));
     assert_eq!(raw.call(RequestBody::DestroyQp { qp }), Ok(ReplyBody::Done));
@@ -667,7 +684,7 @@ fn a_shared_receive_queue_is_in_use_as_long_as_a_queue_pair_is() {
 }
 
 #[test]
-fn a_session_that_ends_gives_its_shared_receive_queues_back() {
+fn ended_session_releases_its_srqs() {
     let daemon = daemon(SMALL);
     let mut watcher = Raw::open(&daemon.socket());
     let before = watcher.status();
@@ -676,26 +693,27 @@ fn a_session_that_ends_gives_its_shared_receive_queues_back() {
     let cq = raw.cq(8);
     let srq = srq(&mut raw, pd);
     let mut request = qp_request(pd, cq);
-    (request.srq, request.rnr_policy) = (Some(srq), RnrPolicy::Wait { timeout_ms: 0 });
+    request.srq = Some(srq);
+    request.rnr_policy = RnrPolicy::Wait { timeout_ms: 0 };
     assert!(raw.call(RequestBody::CreateQp(request)).is_ok());
     assert_eq!(watcher.status().srqs, 1);
     drop(raw);
     let start = std::time::Instant::now();
     while watcher.status().arena_bytes != before.arena_bytes {
-        assert!(start.elapsed().as_secs() < 180, "it is not given back");
+        assert!(start.elapsed().as_secs() < 180, "the SRQ is still charged");
         std::thread::yield_now();
     }
     assert_eq!((watcher.status().srqs, watcher.status().qps), (0, 0));
 }
 
 #[test]
-fn a_reserved_shared_buffer_counts_before_it_has_memory_and_is_filled_once() {
+fn reserved_shared_buffer_is_charged() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
     let pd = raw.pd();
     let starts = |text: String, start: &str| assert!(text.starts_with(start), "{text}");
     let reserve = |length| RequestBody::ReserveSharedBuffer { length };
-    // Nothing of this size exists anywhere.
+    // No machine has a buffer of this size.
     starts(raw.refused(reserve(1 << 40)), "limits.session.shared_bytes = 65536 reached");
     starts(raw.refused(reserve(0)), "length");
     starts(raw.refused(reserve(4097)), "length");
@@ -710,19 +728,19 @@ fn a_reserved_shared_buffer_counts_before_it_has_memory_and_is_filled_once() {
     starts(raw.refused(reserve(36864)), "limits.session.shared_bytes = 65536 reached");
     starts(raw.refused(reg_mr(pd, buffer, 1)), "shared buffer: is reserved");
 
-    // What does not fit leaves it reserved.
+    // After a refusal the buffer is still reserved.
     let fill = |buffer| RequestBody::FillSharedBuffer { buffer };
     let refusal = raw.call_with(fill(buffer), &[memfd(4096).as_fd()]).unwrap_err().to_string();
     starts(refusal, "shared buffer: the memfd has 4096");
     assert_eq!(raw.call_with(fill(buffer), &[memfd(32768).as_fd()]), Ok(ReplyBody::Done));
     raw.mr(pd, buffer, 32768);
     let refusal = raw.call_with(fill(buffer), &[memfd(32768).as_fd()]).unwrap_err().to_string();
-    starts(refusal, "shared buffer: has its memory already");
+    starts(refusal, "shared buffer: already has memory");
     let stranger = SharedBufferId(buffer.0 + 1000);
     let refusal = raw.call_with(fill(stranger), &[memfd(4096).as_fd()]).unwrap_err().to_string();
     assert!(refusal.contains("shared buffer"), "{refusal}");
 
-    // It is given back by name, or with its session.
+    // The reservation is released by `RemoveSharedBuffer` or with the session.
     let other = reserved(&mut raw, 32768);
     assert_eq!(raw.call(RequestBody::RemoveSharedBuffer { buffer: other }), Ok(ReplyBody::Done));
     reserved(&mut raw, 32768);

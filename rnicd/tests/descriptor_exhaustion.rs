@@ -1,4 +1,5 @@
-//! Connection management without descriptors. Alone in its process, because it lowers the limit.
+//! Connection management without free descriptors. Alone in its process, because it lowers
+//! `RLIMIT_NOFILE`.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -61,7 +62,7 @@ impl Node {
         for e in &events {
             self.cm.handle_ready(e.token(), e.is_readable(), e.is_writable(), NOW);
         }
-        // A listener that has taken its share goes on a nanosecond later.
+        // A listener that has exhausted its share continues a nanosecond later.
         let next = Time(NOW.0 + 1);
         if self.cm.next_timeout().is_some_and(|at| at <= next) {
             self.cm.handle_timeout(next);
@@ -87,7 +88,7 @@ fn peer(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Whether the daemon has ended the connection.
+/// Returns true if the daemon has ended the connection.
 fn is_over(mut stream: &TcpStream) -> bool {
     match stream.read(&mut [0; 64]) {
         Ok(n) => n == 0,
@@ -97,17 +98,17 @@ fn is_over(mut stream: &TcpStream) -> bool {
 
 fn set_limit(current: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;
-    setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).expect("below it");
+    setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).expect("below maximum");
 }
 
-/// Leaves room for `count` more descriptors. The kernel holds numbers against the limit and hands
-/// out the lowest that is free, so gaps count, and what was inherited far above does not.
+/// Leaves room for `count` more descriptors. The kernel compares descriptor numbers with the limit
+/// and uses the lowest free one, so gaps count, and inherited descriptors above the limit do not.
 fn leave_descriptors(count: usize) {
     let is_free = |fd: &u64| !std::fs::exists(format!("/proc/self/fd/{fd}")).expect("proc");
     set_limit((0..).filter(is_free).nth(count).expect("endless"));
 }
 
-/// A request by hand: MPA revision 1 with CRC.
+/// Returns a raw request: MPA revision 1 with CRC.
 fn request() -> Vec<u8> {
     let mut frame = b"MPA ID Req Frame".to_vec();
     frame.extend([0x40, 1, 0, 0]);
@@ -115,7 +116,7 @@ fn request() -> Vec<u8> {
 }
 
 #[test]
-fn silent_connections_give_way_and_undecided_ones_are_kept() {
+fn oldest_silent_connections_are_evicted() {
     let before = getrlimit(Resource::Nofile).current.expect("a soft limit");
     let poll = Poll::new().expect("epoll");
     let registry = poll.registry().try_clone().expect("epoll");
@@ -124,30 +125,30 @@ fn silent_connections_give_way_and_undecided_ones_are_kept() {
     let address = node.cm.bind(SessionId(1), LISTENER, any_port.into()).expect("bind");
     node.cm.listen(LISTENER, 1000).expect("listen");
 
-    // Silent ones: the oldest give way, the newest stay.
+    // Silent connections: the oldest are ended, the newest stay.
     let silent: Vec<_> = (0..PEERS).map(|_| peer(address)).collect();
     leave_descriptors(LEFT);
-    // An old one gives way before the newcomer is taken, and the kernel may hand that one over in a
-    // later turn. The last descriptor is in use, and nobody gives way to nobody.
+    // An old connection is ended before a new one is accepted, which may happen in a later turn.
+    // The last descriptor is in use, and an empty listener ends nothing.
     node.until("the oldest are over and the newest are in", |n| {
         silent[..PEERS - LEFT].iter().all(is_over) && n.cm.startups() == LEFT
     });
     assert!(!silent[PEERS - LEFT..].iter().any(is_over));
 
-    // Those that wait for a decision do not give way to newcomers, which are turned away instead.
+    // Undecided requests stay, and new connections are refused instead.
     for mut stream in &silent[PEERS - LEFT..] {
         stream.write_all(&request()).expect("write");
     }
     node.until("all are requests", |n| n.requests == LEFT);
     set_limit(before);
     let late: Vec<_> = (0..PEERS).map(|_| peer(address)).collect();
-    // All of these were open before the limit came down, so no descriptor is left for accepting.
+    // All of these descriptors were open before the limit was lowered, so none is left to accept.
     leave_descriptors(0);
     node.until("all are turned away", |_| late.iter().all(is_over));
     assert_eq!(node.cm.startups(), LEFT);
     assert!(!silent[PEERS - LEFT..].iter().any(is_over));
 
-    // With descriptors, life goes on.
+    // With free descriptors, new connections are accepted again.
     set_limit(before);
     let mut last = peer(address);
     last.write_all(&request()).expect("write");

@@ -1,5 +1,5 @@
-//! `rnicd exec` and `rnicd demo` as a shell sees them: exit codes, signals, what they say, and that
-//! nothing is left behind, whoever is killed.
+//! Tests of `rnicd exec` and `rnicd demo` in a shell: exit codes, signals and output, and that
+//! nothing is left behind, whichever process is killed.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -25,11 +25,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Waits for something that comes by itself.
-fn wait_for(what: &str, mut come: impl FnMut() -> bool) {
+/// Waits until `condition` returns true.
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !come() {
-        assert!(Instant::now() < deadline, "not at the deadline: {what}");
+    while !condition() {
+        assert!(Instant::now() < deadline, "timeout: {what}");
         std::thread::yield_now();
     }
 }
@@ -38,25 +38,25 @@ fn is_empty(folder: &Path) -> bool {
     std::fs::read_dir(folder).unwrap().count() == 0
 }
 
-/// The state of a process that has not been waited for.
+/// Returns the state of a process, or `None` if it has been waited for.
 fn state(pid: &str) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(')').next()?.trim().chars().next()
 }
 
-/// Whether a process has ended, waited for or not.
+/// Returns true if a process has ended, waited for or not.
 fn has_ended(pid: &str) -> bool {
     matches!(state(pid), None | Some('Z' | 'X'))
 }
 
-/// Stops a process; whether that was before its end.
+/// Stops a process. Returns false if it ended before.
 fn stop(pid: &str) -> bool {
     signal("STOP", pid);
     wait_for("a stop or an end", || state(pid) == Some('T') || has_ended(pid));
     !has_ended(pid)
 }
 
-/// The child of a process whose command line has this word.
+/// Returns the child of a process that has this word in its command line.
 fn child_with(parent: &Child, word: &str) -> Option<String> {
     let parent = parent.id().to_string();
     std::fs::read_dir("/proc").unwrap().map_while(Result::ok).find_map(|entry| {
@@ -68,7 +68,7 @@ fn child_with(parent: &Child, word: &str) -> Option<String> {
     })
 }
 
-/// Sends a signal, also to whom it reaches too late.
+/// Sends a signal. Ignores errors, because the process may have ended.
 fn signal(name: &str, pid: &str) {
     Command::new("kill").args(["-s", name, pid]).stderr(Stdio::null()).status().unwrap();
 }
@@ -89,7 +89,7 @@ fn exec_passes_exit_codes_and_leaves_nothing() {
 }
 
 #[test]
-fn exec_dies_as_the_program_died_and_leaves_nothing() {
+fn exec_dies_by_the_signal_of_its_program() {
     let dir = tempfile::tempdir().unwrap();
     for (name, number) in [("KILL", 9), ("TERM", 15), ("SEGV", 11)] {
         let script = format!("kill -s {name} $$");
@@ -105,7 +105,7 @@ fn exec_dies_as_the_program_died_and_leaves_nothing() {
 
 #[test]
 fn exec_passes_signals_on() {
-    // Not SIGINT: where it is ignored from the start, as in a background job, no shell traps it.
+    // Not SIGINT: if it is ignored from the start, as in a background job, no shell traps it.
     for signal in ["TERM", "USR1", "USR2"] {
         let script = format!("sleep 600 & trap 'kill $!; exit 7' {signal}; echo ready; wait");
         let mut child = rnicd()
@@ -123,7 +123,7 @@ fn exec_passes_signals_on() {
 }
 
 #[test]
-fn exec_gives_the_program_the_loopback_it_asked_for() {
+fn exec_passes_the_loopback_option() {
     for way in ["tcp", "direct"] {
         let output = rnicd()
             .args(["exec", "--loopback", way, "--", env!("CARGO_BIN_EXE_rnicctl"), "status"])
@@ -137,13 +137,14 @@ fn exec_gives_the_program_the_loopback_it_asked_for() {
 }
 
 #[test]
-fn exec_has_the_exit_codes_of_programs_that_run_others() {
+fn exec_has_the_exit_codes_of_env() {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("script");
     std::fs::write(&script, "exit 0\n").unwrap();
     let wrong = dir.path().join("wrong.toml");
     std::fs::write(&wrong, "[limits]\nqqs = 4\n").unwrap();
-    let (script, wrong) = (script.to_str().unwrap(), wrong.to_str().unwrap());
+    let script = script.to_str().unwrap();
+    let wrong = wrong.to_str().unwrap();
     for (options, program, code, said) in [
         (&[][..], "/no/such/program", 127, "cannot run \"/no/such/program\": No such file"),
         (&[], "no-such-program", 127, "cannot run \"no-such-program\": No such file"),
@@ -162,7 +163,7 @@ fn exec_has_the_exit_codes_of_programs_that_run_others() {
 }
 
 #[test]
-fn a_daemon_that_does_not_start_says_why() {
+fn failed_daemon_start_has_a_reason() {
     let output = rnicd().args(["exec", "--", "true"]).env("TMPDIR", "/no/such/dir").output();
     let output = output.unwrap();
     assert_eq!(output.status.code(), Some(125));
@@ -178,9 +179,9 @@ fn a_daemon_that_does_not_start_says_why() {
     assert!(is_empty(&deep));
 }
 
-/// By `kill -9`, which it cannot notice.
+/// By SIGKILL, which it cannot catch.
 #[test]
-fn exec_killed_takes_program_daemon_and_folder_along() {
+fn killed_exec_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let script = "pid=$(\"$0\" status | sed -n 's/^pid *//p'); echo $$ $pid; exec sleep 600";
     let mut child = rnicd()
@@ -201,10 +202,10 @@ fn exec_killed_takes_program_daemon_and_folder_along() {
 }
 
 #[test]
-fn a_program_whose_daemon_died_has_not_succeeded() {
+fn exec_fails_if_the_daemon_died() {
     let dir = tempfile::tempdir().unwrap();
     let script = "kill -9 $(\"$0\" status | sed -n 's/^pid *//p'); exit $1";
-    // A failure of its own is passed on as it is.
+    // The program's own failure is returned unchanged.
     for (code, passed) in [("0", 125), ("7", 7)] {
         let output = rnicd()
             .args(["exec", "--", "sh", "-c", script, RNICCTL, code])
@@ -219,10 +220,10 @@ fn a_program_whose_daemon_died_has_not_succeeded() {
 }
 
 #[test]
-fn the_daemon_is_silent_on_the_programs_standard_error_unless_asked() {
+fn exec_daemon_logs_only_on_request() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("loud.toml");
-    // Which it warns of.
+    // The daemon warns about this.
     std::fs::write(&config, "[mpa]\ncrc = false\n[log]\nlevel = \"debug\"\n").unwrap();
     let config = config.to_str().unwrap();
     let log = dir.path().join("log");
@@ -240,7 +241,7 @@ fn the_daemon_is_silent_on_the_programs_standard_error_unless_asked() {
 
 #[test]
 fn signals_of_a_terminal_do_not_end_the_daemon() {
-    // To the whole process group, as Ctrl-C is; the program asks the daemon when it has got it.
+    // To the whole process group, like Ctrl-C. The program queries the daemon after the signal.
     let script = "trap '\"$0\" status >/dev/null; exit $?' TERM; kill -s TERM 0; wait";
     let mut command = rnicd();
     command.args(["exec", "--", "sh", "-c", script, RNICCTL]).process_group(0);
@@ -261,26 +262,26 @@ fn a_configuration_may_come_from_a_pipe() {
     assert!(text(&output.stdout).contains("piped0"), "{}", text(&output.stdout));
 }
 
-/// It need not ask who its clients are: nobody else comes as far as its socket.
+/// The daemon need not check its clients, because no other user can reach the socket.
 #[test]
-fn only_its_user_may_enter_the_folder_of_its_socket() {
+fn exec_socket_folder_is_private() {
     let script = "stat -c %a \"${RNIC_SOCKET%/*}\"";
     let mut command = Command::new("sh");
-    // Whatever the umask.
+    // With any umask.
     command.args(["-c", "umask 0; exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_rnicd"));
     let output = command.args(["exec", "--", "sh", "-c", script]).output().unwrap();
     assert_eq!(text(&output.stdout), "700\n", "{}", text(&output.stderr));
 }
 
 #[test]
-fn exec_says_whom_its_daemon_serves() {
+fn exec_help_names_the_served_users() {
     let help = rnicd().args(["exec", "--help"]).output().unwrap();
     let said = text(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(said.contains("there are no helper processes for their attached memory"), "{said}");
+    assert!(said.contains("Programs of other users cannot reach it"), "{said}");
     assert!(said.contains("127 if the program was not found"), "{said}");
 }
 
-/// A demo with little to copy, in a folder for its temporary files.
+/// Returns a demo with a small copy and its own folder for temporary files.
 fn demo(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = rnicd();
     command.arg("demo").args(arguments).env("TMPDIR", folder);
@@ -306,7 +307,7 @@ fn a_demo_whose_daemon_dies_fails() {
     assert!(is_empty(dir.path()));
 }
 
-/// Goes on when this is dropped, also by a test that fails.
+/// A stopped process. It continues when this is dropped, even in a failed test.
 struct Stopped(String);
 
 impl Drop for Stopped {
@@ -315,9 +316,9 @@ impl Drop for Stopped {
     }
 }
 
-/// All that it was to do was done and verified before.
+/// At this point all steps are complete and verified.
 #[test]
-fn a_demo_whose_daemon_dies_behind_the_last_step_fails() {
+fn demo_fails_if_daemon_dies_after_last_step() {
     let dir = tempfile::tempdir().unwrap();
     let demo = demo(dir.path(), &["--size", "1MiB"]).spawn().unwrap();
     let mut last = None;
@@ -325,7 +326,7 @@ fn a_demo_whose_daemon_dies_behind_the_last_step_fails() {
         last = child_with(&demo, "measure");
         last.is_some()
     });
-    // The step goes on, and nobody hears of its end yet.
+    // The step continues, and the demo does not see its end yet.
     let stopped = Stopped(demo.id().to_string());
     assert!(stop(&stopped.0));
     wait_for("the end of the last step", || has_ended(last.as_ref().unwrap()));
@@ -340,10 +341,10 @@ fn a_demo_whose_daemon_dies_behind_the_last_step_fails() {
 }
 
 #[test]
-fn a_demo_any_of_whose_parts_fails_fails() {
+fn demo_fails_if_any_part_fails() {
     for part in ["host", "visit", "receive", "send", "measure"] {
         let dir = tempfile::tempdir().unwrap();
-        // A part may be over before it is found, or before it can be stopped.
+        // The part may end before it is found or stopped.
         let hit = (0..20).find_map(|_| {
             let mut demo = demo(dir.path(), &["--size", "32MiB"]).spawn().unwrap();
             while demo.try_wait().unwrap().is_none() {
@@ -359,7 +360,7 @@ fn a_demo_any_of_whose_parts_fails_fails() {
         let output = hit.unwrap_or_else(|| panic!("{part} was never hit"));
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{part}: {said}");
-        // The other one of two that talk may be the first to be heard.
+        // The peer of this part may be reported first.
         assert!(said.contains(" process failed ("), "{part}: {said}");
         assert!(!text(&output.stdout).contains("verified in"), "{part}");
         assert!(is_empty(dir.path()), "{part}");
@@ -369,7 +370,7 @@ fn a_demo_any_of_whose_parts_fails_fails() {
 #[test]
 fn a_demo_whose_copy_fails_fails() {
     let dir = tempfile::tempdir().unwrap();
-    // It says that it is empty, and is not.
+    // The file has length 0 according to `stat`, but is not empty.
     let output = demo(dir.path(), &["/proc/version"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
     let said = text(&output.stderr);
@@ -379,9 +380,9 @@ fn a_demo_whose_copy_fails_fails() {
 }
 
 #[test]
-fn a_demo_of_a_file_that_cannot_be_copied_does_not_begin() {
+fn demo_refuses_an_unreadable_file() {
     let dir = tempfile::tempdir().unwrap();
-    for (file, why) in [("/no/such/file", "No such file"), ("/dev", "no regular file")] {
+    for (file, why) in [("/no/such/file", "No such file"), ("/dev", "not a regular file")] {
         let output = demo(dir.path(), &[file]).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let said = text(&output.stderr);
@@ -406,10 +407,10 @@ fn a_demo_that_is_killed_leaves_nothing() {
 }
 
 #[test]
-fn a_demo_that_nobody_watches_comes_to_its_verdict() {
+fn demo_finishes_with_closed_stdout() {
     let dir = tempfile::tempdir().unwrap();
     let mut demo = demo(dir.path(), &["--size", "1MiB"]).spawn().unwrap();
-    // Its first line is enough for the reader.
+    // The reader closes the pipe after the first line.
     let mut line = String::new();
     BufReader::new(demo.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let output = demo.wait_with_output().unwrap();

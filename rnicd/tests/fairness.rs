@@ -1,4 +1,4 @@
-//! What one user asks of the daemon beside another: how long the other waits for what he asks.
+//! Effect of one user's load on the response time of another user.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -12,21 +12,21 @@ use rnic_core::abi::control::*;
 use rnic_core::types::*;
 use support::*;
 
-/// A user who asks too much.
+/// A user with too many requests.
 const HOSTILE: u32 = 61_031;
-/// His sessions, each with as many records as it may leave.
+/// The user's sessions, each with the maximum number of records.
 const SESSIONS: usize = 48;
 const RECORDS: usize = 256;
-/// Requests that each of them has under way.
+/// Pending requests of each session.
 const UNDER_WAY: usize = 8;
-/// Longest time of a request beside a flood, on a quiet machine. Without turns by user it took
-/// seconds.
+/// Maximum time of a request during a flood, on a quiet machine. Before users were served
+/// round-robin, it was seconds.
 const SOON: Duration = Duration::from_millis(50);
 const ROUNDS: usize = 40;
-/// So that the flood comes round several times.
+/// Long enough for several rounds of the flood.
 const LONG_ENOUGH: Duration = Duration::from_millis(500);
 
-/// How long it takes to register a region and to withdraw it, but for the slowest tenth.
+/// Returns the time to register and deregister a region, as the 90th percentile.
 fn registering(raw: &mut Raw, pd: PdId, buffer: SharedBufferId) -> Duration {
     let mut took: Vec<Duration> = Vec::new();
     let began = Instant::now();
@@ -40,7 +40,7 @@ fn registering(raw: &mut Raw, pd: PdId, buffer: SharedBufferId) -> Duration {
     took[took.len() * 9 / 10]
 }
 
-/// Asks the same in all sessions, over and over.
+/// Sends the same request in all sessions, again and again.
 fn flood(sessions: &mut [Raw], body: &RequestBody, stop: &AtomicBool, answers: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) {
         for raw in &mut *sessions {
@@ -57,16 +57,17 @@ fn flood(sessions: &mut [Raw], body: &RequestBody, stop: &AtomicBool, answers: &
     }
 }
 
-/// Turns by user are counted in `control::turns`, and what a user spends in `control::budget`.
+/// `control::turns` tests that users take turns, `control::budget` the budget of a user.
 #[test]
-fn a_flood_of_questions_delays_no_other_user() {
-    if !timing("requests beside a flood of another user's") {
+fn flood_of_requests_delays_no_other_user() {
+    if !timing("requests during another user's flood") {
         return;
     }
     let Some(daemon) = for_others("") else { return };
     let socket = daemon.socket();
     let mut bystander = Raw::open(&socket);
-    let (pd, buffer) = (bystander.pd(), bystander.shared_buffer(4096));
+    let pd = bystander.pd();
+    let buffer = bystander.shared_buffer(4096);
     let mut hostile: Vec<Raw> = (0..SESSIONS).map(|_| open_as(&socket, HOSTILE, &[])).collect();
     for raw in &mut hostile {
         for _ in 0..RECORDS {
@@ -79,7 +80,8 @@ fn a_flood_of_questions_delays_no_other_user() {
         RequestBody::List { what: ListKind::Limits, from: 0 },
         RequestBody::QueryDevice,
     ] {
-        let (stop, answers) = (AtomicBool::new(false), AtomicU64::new(0));
+        let stop = AtomicBool::new(false);
+        let answers = AtomicU64::new(0);
         let during = std::thread::scope(|scope| {
             let flood = scope.spawn(|| flood(&mut hostile, &body, &stop, &answers));
             while answers.load(Ordering::Relaxed) == 0 && !flood.is_finished() {

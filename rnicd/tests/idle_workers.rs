@@ -1,4 +1,4 @@
-//! Workers without work do nothing at all. Alone in its process, so that all threads are known.
+//! Idle workers do not wake up. Alone in its process, so that all threads are known.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rnic_core::engine::{EngineOptions, MulpduPolicy};
 use rnic_core::shm::wait::WaitPolicy;
 use rnicd::worker::{WorkerOptions, Workers};
 
-/// Context switches of every worker thread so far.
+/// Returns the context switches of every worker thread.
 fn switches() -> BTreeMap<String, String> {
     std::fs::read_dir("/proc/self/task")
         .expect("proc")
@@ -50,7 +50,7 @@ fn idle_workers_do_not_wake() {
     let begun = Instant::now();
     loop {
         let before = switches();
-        // Nobody wakes us: this is the interval over which they are observed.
+        // Nothing wakes this poll: the timeout is the interval of observation.
         control.poll(&mut nothing, Some(Duration::from_millis(200))).expect("epoll");
         let after = switches();
         if before.len() == 3 && before == after {

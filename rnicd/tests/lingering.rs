@@ -1,5 +1,5 @@
-//! Descriptors that nobody takes: the last one of a TCP socket may close for as long as its owner
-//! said (`SO_LINGER`), and the thread that drops the packet it is in waits for that.
+//! Sockets in packets that are dropped unread. The last close of a TCP socket may linger as long as
+//! its owner has set (`SO_LINGER`), and blocks the thread that drops the packet.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -16,19 +16,20 @@ use rnic_core::abi::control::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use support::*;
 
-/// Descriptors are counted, those of all daemons in this process: one test at a time.
+/// Descriptors are counted for the whole process, so only one test runs at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
-    // A test that failed has left nothing that others stumble over but what they count anew.
+    // Ignore a poisoned lock: a failed test leaves only descriptors, and each test counts them at
+    // its start.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long a close takes, and a deadline for what does not wait for it.
+/// Duration of a lingering close, and the timeout for operations that must not wait for it.
 const LINGER: Duration = Duration::from_secs(900);
 const SOON: Duration = Duration::from_secs(180);
 
-/// A connection with bytes on their way that nobody reads, and its other end.
+/// Returns a connection with unread bytes in flight, and its other end.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -44,13 +45,13 @@ fn lingering() -> (TcpStream, TcpStream) {
     (stream, other)
 }
 
-/// Closes a socket of which the daemon has had another descriptor. If that one is closed already,
-/// this is the close that lingers, until the other end is dropped.
+/// Closes a socket in another thread. If the daemon has closed its descriptor already, this close
+/// lingers until the other end is dropped.
 fn close_elsewhere(stream: TcpStream) {
     std::thread::spawn(move || drop(stream));
 }
 
-/// Asks for something that the control thread does, and for something that the reaper does.
+/// Makes one request that the control thread completes, and one that the reaper completes.
 fn assert_alive(bystander: &mut Raw, what: &str) {
     let start = Instant::now();
     let buffer = bystander.shared_buffer(4096);
@@ -60,7 +61,7 @@ fn assert_alive(bystander: &mut Raw, what: &str) {
 }
 
 #[test]
-fn what_nobody_asked_for_keeps_nobody_waiting() {
+fn unexpected_sockets_delay_no_other_client() {
     let _alone = alone();
     let daemon = daemon("");
     let mut bystander = Raw::open(&daemon.socket());
@@ -85,7 +86,7 @@ fn what_nobody_asked_for_keeps_nobody_waiting() {
     assert!(matches!(raw.reply(), Some(Reply { result: Err(Refusal::Malformed { .. }), .. })));
     assert_alive(&mut bystander, "one of many");
 
-    // Behind what ends the client, even in packets of no bytes.
+    // After the packet that ends the client, even in empty packets.
     for (last, bytes) in [("a packet", b"x".as_slice()), ("an empty packet", b"")] {
         let raw = Raw::connect(&daemon.socket());
         let (stream, _other) = lingering();
@@ -100,7 +101,7 @@ fn what_nobody_asked_for_keeps_nobody_waiting() {
 }
 
 #[test]
-fn nothing_can_be_sent_to_the_daemon_on_an_event_channel() {
+fn event_channel_is_one_way() {
     let _alone = alone();
     let daemon = daemon("");
     let mut raw = Raw::connect(&daemon.socket());
@@ -117,7 +118,7 @@ fn nothing_can_be_sent_to_the_daemon_on_an_event_channel() {
     daemon.stop().unwrap();
 }
 
-/// How many descriptors this process has, the daemon in it included.
+/// Returns the number of descriptors of this process, which includes the daemon.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -130,34 +131,34 @@ fn shrinks_to(start: usize, what: &str) {
     }
 }
 
-/// Who has not even a session can pass descriptors, and so can who has one that is at its end.
+/// A client without a session can pass descriptors, and so can a client at the end of its session.
 #[test]
-fn sockets_that_nobody_takes_do_not_pile_up() {
+fn unread_sockets_do_not_accumulate() {
     let _alone = alone();
     let daemon = daemon("");
     let mut bystander = Raw::open(&daemon.socket());
-    // What this test holds itself, until the end: a peer that is gone would end the lingering.
+    // The test holds the other ends, because the end of a peer would end the lingering.
     let mut others = Vec::new();
     let start = descriptors();
     for n in 0..30 {
         let raw = Raw::connect(&daemon.socket());
         let (stream, other) = lingering();
         others.push(other);
-        // Not even the beginning of a Hello.
+        // Less than the start of a Hello.
         raw.send(b"x", &[stream.as_fd()]);
         close_elsewhere(stream);
         drop(raw);
         if n % 10 == 0 {
-            assert_alive(&mut bystander, "clients that say no Hello");
+            assert_alive(&mut bystander, "clients that send no Hello");
         }
     }
     shrinks_to(start + others.len(), "sockets in packets");
     daemon.stop().unwrap();
 }
 
-/// A refusal leaves the session, so it can pass one descriptor after the other.
+/// A session survives refusals, so it can pass many descriptors in turn.
 #[test]
-fn descriptors_that_are_refused_do_not_pile_up() {
+fn refused_descriptors_do_not_accumulate() {
     let _alone = alone();
     let daemon = daemon("");
     let mut bystander = Raw::open(&daemon.socket());
@@ -172,6 +173,6 @@ fn descriptors_that_are_refused_do_not_pile_up() {
         assert!(matches!(raw.reply(), Some(Reply { result: Err(_), .. })));
     }
     assert_alive(&mut bystander, "a session that passed many");
-    shrinks_to(start + others.len(), "sockets that are no memory");
+    shrinks_to(start + others.len(), "sockets passed as memory");
     daemon.stop().unwrap();
 }

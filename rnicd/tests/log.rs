@@ -1,4 +1,4 @@
-//! The log of a process whose stderr nobody reads.
+//! Log of a process with an unread standard error.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,9 +10,9 @@ use rnicd::config::{Log as LogConfig, Seccomp};
 use rnicd::log::Log;
 
 #[test]
-fn a_panic_ends_a_process_whose_stderr_nobody_reads() {
+fn panic_ends_a_process_with_full_stderr() {
     let (_unread, mut stderr) = std::io::pipe().unwrap();
-    // As full as it gets.
+    // Fill the pipe.
     let capacity = rustix::pipe::fcntl_setpipe_size(&stderr, 4096).unwrap();
     stderr.write_all(&vec![b'x'; capacity]).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -28,16 +28,16 @@ fn a_panic_ends_a_process_whose_stderr_nobody_reads() {
             Some(status) => break status,
             None if Instant::now() > deadline => {
                 child.kill().unwrap();
-                panic!("it waits for somebody to read its last words");
+                panic!("the process waits for a reader of its stderr");
             }
             None => std::thread::yield_now(),
         }
     };
-    // What the test runner makes of a panic that it has caught.
+    // Exit code of the test runner after a caught panic.
     assert_eq!(status.code(), Some(101));
 }
 
-/// The other half of the test above, in a process of its own.
+/// The other side of the test above, in a separate process.
 #[test]
 fn panics() {
     if std::env::var_os("PANIC").is_none() {

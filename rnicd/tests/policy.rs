@@ -1,5 +1,5 @@
-//! A raw control-socket client runs into every limit and every rule of the administrator, and is
-//! told by which.
+//! Tests of every limit and every rule of the administrator with a raw client of the control
+//! socket: each refusal reports the key.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -16,15 +16,15 @@ use rnicd::exec::PrivateDaemon;
 use rustix::net::RecvFlags;
 use support::*;
 
-/// How long anything may take that should take a moment.
+/// Timeout for operations that are usually immediate.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// What a Hello is answered with.
+/// Returns the daemon's answer to a Hello.
 fn greeting(mut raw: Raw) -> Option<HelloStatus> {
     HelloStatus::from_u32(raw.hello().unwrap().0.status)
 }
 
-/// Asks for more and more of a kind until it is refused; the refusal in words.
+/// Creates objects of a kind until a refusal, and returns its text.
 fn exhaust(raw: &mut Raw, kind: &str) -> String {
     let (pd, cq, buffer) = match kind {
         "mrs" => (raw.pd(), CqId(0), raw.shared_buffer(4096)),
@@ -61,11 +61,11 @@ fn exhaust(raw: &mut Raw, kind: &str) -> String {
             Err(refusal) => return refusal.to_string(),
         }
     }
-    panic!("{kind} has no end");
+    panic!("{kind} is unlimited");
 }
 
 #[test]
-fn every_limit_of_session_user_device_and_rule_is_hit_and_named() {
+fn each_limit_names_its_key() {
     let uid = uid();
     for (kind, value) in [
         ("pds", "2"),
@@ -102,7 +102,7 @@ fn every_limit_of_session_user_device_and_rule_is_hit_and_named() {
             let refusal = exhaust(&mut raw, kind);
             assert!(refusal.starts_with(&key), "{configuration}{refusal}");
             assert!(refusal.contains(" reached (asked for "), "{refusal}");
-            // The session goes on.
+            // The session continues.
             assert!(raw.status().refusals >= 1);
         }
     }
@@ -111,15 +111,18 @@ fn every_limit_of_session_user_device_and_rule_is_hit_and_named() {
 #[test]
 fn a_users_sessions_are_counted_together() {
     let daemon = one_worker("[limits.user]\nqps = 3\n");
-    let (mut a, mut b) = (Raw::open(&daemon.socket()), Raw::open(&daemon.socket()));
-    let (pd, cq) = (a.pd(), a.cq(1));
+    let mut a = Raw::open(&daemon.socket());
+    let mut b = Raw::open(&daemon.socket());
+    let pd = a.pd();
+    let cq = a.cq(1);
     a.qp(pd, cq);
     a.qp(pd, cq);
     let refusal = exhaust(&mut b, "qps");
     assert!(refusal.ends_with("= 3 reached (asked for 1 more, 3 in use)"), "{refusal}");
     drop(a);
-    // Given back when the session is gone.
-    let (pd, cq) = (b.pd(), b.cq(1));
+    // The limit is free again once the session is gone.
+    let pd = b.pd();
+    let cq = b.cq(1);
     let deadline = Instant::now() + DEADLINE;
     while b.call(RequestBody::CreateQp(qp_request(pd, cq))).is_err() {
         assert!(Instant::now() < deadline);
@@ -127,7 +130,7 @@ fn a_users_sessions_are_counted_together() {
 }
 
 #[test]
-fn sessions_of_a_user_and_of_the_device_are_refused_by_status() {
+fn session_limits_have_their_status() {
     for (configuration, status) in [
         ("[limits.user]\nsessions = 2\n".to_owned(), HelloStatus::UserSessions),
         (
@@ -138,19 +141,21 @@ fn sessions_of_a_user_and_of_the_device_are_refused_by_status() {
     ] {
         let daemon = one_worker(&configuration);
         let socket = daemon.socket();
-        let (first, _second) = (Raw::open(&socket), Raw::open(&socket));
+        let first = Raw::open(&socket);
+        let _second = Raw::open(&socket);
         assert_eq!(greeting(Raw::connect(&socket)), Some(status), "{configuration}");
         drop(first);
         let deadline = Instant::now() + DEADLINE;
         while greeting(Raw::connect(&socket)) != Some(HelloStatus::Ok) {
-            assert!(Instant::now() < deadline, "a place is never free again");
+            assert!(Instant::now() < deadline, "no session becomes available");
         }
     }
 }
 
-/// All diagnoses that the session may see.
+/// Returns all diagnoses that the session may read.
 fn diagnoses(raw: &mut Raw) -> Vec<Diagnosis> {
-    let (mut all, mut from) = (Vec::new(), 0);
+    let mut all = Vec::new();
+    let mut from = 0;
     loop {
         match raw.call(RequestBody::List { what: ListKind::Diagnoses, from }) {
             Ok(ReplyBody::Rows { rows: Rows::Diagnoses(rows), next, .. }) => {
@@ -180,7 +185,7 @@ fn rings_of_records_have_their_length() {
         assert_eq!(rows.iter().filter(|row| row.session == newest).count(), 2);
         drop(raw);
     }
-    // Records move to the ring of ended sessions when the workers have let go of their session.
+    // Records move to the ring of ended sessions once the workers have released the session.
     let deadline = Instant::now() + DEADLINE;
     while diagnoses(&mut watcher).len() != 3 {
         assert!(Instant::now() < deadline, "{} diagnoses are kept", diagnoses(&mut watcher).len());
@@ -201,9 +206,10 @@ fn unread_events_beyond_the_limit_are_dropped() {
     const ATTEMPTS: u64 = 900;
     let daemon = one_worker("[limits]\nevents = 16\n");
     let mut raw = Raw::open(&daemon.socket());
-    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let pd = raw.pd();
+    let cq = raw.cq(1);
     let qp = raw.qp(pd, cq);
-    // Bound but not listening: each attempt to connect ends with an event.
+    // Bound but not listening, so each attempt to connect ends with an event.
     let (_, address) = raw.listener();
     let deadline = Instant::now() + DEADLINE;
     for _ in 0..ATTEMPTS {
@@ -243,7 +249,7 @@ fn listeners_bind_only_addresses_of_the_device() {
     assert!(raw.call(bind("127.0.0.9")).is_ok());
 }
 
-/// A session with a listening address.
+/// Opens a session with a listening address.
 fn host(daemon: &PrivateDaemon) -> (Raw, SocketAddr) {
     let mut raw = Raw::open(&daemon.socket());
     let (listener, address) = raw.listener();
@@ -252,7 +258,7 @@ fn host(daemon: &PrivateDaemon) -> (Raw, SocketAddr) {
 }
 
 #[test]
-fn a_user_who_connects_too_often_is_told_so() {
+fn user_connect_rate_is_limited() {
     let daemon = one_worker("[limits.user]\nconnections_per_second = 2\n");
     let (mut raw, address) = host(&daemon);
     let pd = raw.pd();
@@ -260,7 +266,7 @@ fn a_user_who_connects_too_often_is_told_so() {
     let qps: Vec<QpId> = (0..100).map(|_| raw.qp(pd, cq)).collect();
     let started = Instant::now();
     let mut connected = 0;
-    // A slow machine grants more of them; a hundred in 50 s it has not to.
+    // A slow machine grants more, but not a hundred within 50 s.
     let refused = qps.iter().find_map(|qp| {
         let refused = raw.call(connect(*qp, address, None)).err();
         connected += u64::from(refused.is_none());
@@ -274,10 +280,11 @@ fn a_user_who_connects_too_often_is_told_so() {
 
 //= RDMAP-8.1.2-7
 #[test]
-fn reads_are_counted_over_all_connections_of_a_user() {
+fn user_read_limit_spans_connections() {
     let daemon = one_worker("[limits]\nird = 4\n[limits.user]\nird_total = 5\n");
     let (mut raw, address) = host(&daemon);
-    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let pd = raw.pd();
+    let cq = raw.cq(1);
     let qps: Vec<QpId> = (0..3).map(|_| raw.qp(pd, cq)).collect();
     let above = raw.refused(connect(qps[0], address, Some(5)));
     assert_eq!(above, "ird = 5 is above limits.ird = 4");
@@ -285,7 +292,7 @@ fn reads_are_counted_over_all_connections_of_a_user() {
     let key = format!("limits.user.ird_total (user {}) = 5 reached", uid());
     let refusal = raw.refused(connect(qps[1], address, Some(4)));
     assert!(refusal.starts_with(&key), "{refusal}");
-    // Without a wish it gets what is left, and nothing when nothing is left.
+    // Without an explicit depth it gets the rest, or a refusal if nothing is left.
     assert_eq!(raw.call(connect(qps[1], address, None)), Ok(ReplyBody::Done));
     let refusal = raw.refused(connect(qps[2], address, None));
     assert!(refusal.starts_with(&key), "{refusal}");
@@ -300,8 +307,10 @@ fn reads_are_counted_over_all_connections_of_a_user() {
 fn outbound_reads_of_a_user_are_limited() {
     let daemon = one_worker("[limits]\nord = 4\n[limits.user]\nord_total = 5\n");
     let (mut raw, peer) = host(&daemon);
-    let (pd, cq) = (raw.pd(), raw.cq(1));
-    let (first, second) = (raw.qp(pd, cq), raw.qp(pd, cq));
+    let pd = raw.pd();
+    let cq = raw.cq(1);
+    let first = raw.qp(pd, cq);
+    let second = raw.qp(pd, cq);
     let connect = |qp| RequestBody::Connect {
         qp,
         peer,
@@ -317,7 +326,8 @@ fn outbound_reads_of_a_user_are_limited() {
 }
 
 fn limits(raw: &mut Raw) -> Vec<LimitRow> {
-    let (mut all, mut from) = (Vec::new(), 0);
+    let mut all = Vec::new();
+    let mut from = 0;
     loop {
         match raw.call(RequestBody::List { what: ListKind::Limits, from }) {
             Ok(ReplyBody::Rows { rows: Rows::Limits(rows), total, next }) => {
@@ -340,7 +350,7 @@ fn pds(raw: &mut Raw) -> Vec<PdRow> {
     }
 }
 
-/// Waits until the daemon has ended a connection.
+/// Waits for the end of a connection. Returns true if the daemon has ended it.
 fn is_over(mut stream: &TcpStream) -> bool {
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
     match stream.read(&mut [0]) {
@@ -351,7 +361,7 @@ fn is_over(mut stream: &TcpStream) -> bool {
 }
 
 #[test]
-fn the_oldest_silent_connection_to_a_user_gives_way() {
+fn oldest_silent_connection_is_evicted() {
     let config = "[mpa]\nstartup_deadline = \"1h\"\n[limits.user]\nstartups = 2\n";
     let daemon = one_worker(config);
     let (mut raw, address) = host(&daemon);
@@ -369,8 +379,8 @@ fn the_oldest_silent_connection_to_a_user_gives_way() {
 fn a_host_that_connects_too_often_is_reset() {
     let daemon = one_worker("[limits.peer]\nconnections_per_second = 1\n");
     let (mut raw, address) = host(&daemon);
-    // A machine that needs seconds for this grants a few more.
-    // Whoever is turned away may be so before `connect` returns.
+    // A machine that needs seconds for this grants a few more. A refused connection may end before
+    // `connect` returns.
     let streams: Vec<_> = (0..20).map(|_| TcpStream::connect(address)).collect();
     let is_reset = |stream: &std::io::Result<TcpStream>| match stream {
         Ok(stream) => is_over(stream),
@@ -381,7 +391,7 @@ fn a_host_that_connects_too_often_is_reset() {
 }
 
 #[test]
-fn listening_and_connecting_need_a_rule_once_there_is_one() {
+fn listen_and_connect_need_a_matching_rule() {
     let uid = uid();
     let daemon = one_worker(&format!(
         "[[listen]]\nwho = {uid}\naddress = \"127.0.0.1\"\nports = \"1024-65535\"\n\
@@ -393,12 +403,13 @@ fn listening_and_connecting_need_a_rule_once_there_is_one() {
         let refusal = raw.refused(RequestBody::Bind { address, context: 0, v6_only: false });
         assert_eq!(refusal, format!("not allowed by listen: bind {other} as user {uid}"));
     }
-    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let pd = raw.pd();
+    let cq = raw.cq(1);
     let qp = raw.qp(pd, cq);
     let refusal = raw.refused(connect(qp, ([10, 0, 0, 1], 5000).into(), None));
     assert_eq!(refusal, format!("not allowed by connect: connect to 10.0.0.1:5000 as user {uid}"));
     assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
-    // A port that the kernel chose is no way around the rule.
+    // A port chosen by the kernel must not bypass the rule.
     let daemon =
         one_worker(&format!("[[listen]]\nwho = {uid}\naddress = \"127.0.0.1\"\nports = 1\n"));
     let mut raw = Raw::open(&daemon.socket());
@@ -417,14 +428,16 @@ fn open_pd(raw: &mut Raw, name: &str) -> Result<PdId, String> {
 }
 
 #[test]
-fn a_named_domain_is_one_for_all_its_sessions_and_has_limits_of_its_own() {
+fn named_domain_is_shared_and_limited() {
     let daemon = one_worker(&format!(
         "[[pd]]\nname = \"shared\"\nusers = [{}]\nmax_sessions = 2\nmrs = 2\nqps = 1\n\
          [[pd]]\nname = \"closed\"\nusers = [4711]\n",
         uid()
     ));
     let socket = daemon.socket();
-    let (mut a, mut b, mut c) = (Raw::open(&socket), Raw::open(&socket), Raw::open(&socket));
+    let mut a = Raw::open(&socket);
+    let mut b = Raw::open(&socket);
+    let mut c = Raw::open(&socket);
     let pd = open_pd(&mut a, "shared").unwrap();
     assert_eq!(open_pd(&mut b, "shared"), Ok(pd));
     let key = "pd.shared.max_sessions = 2 reached (asked for 1 more, 2 in use)";
@@ -433,11 +446,12 @@ fn a_named_domain_is_one_for_all_its_sessions_and_has_limits_of_its_own() {
     assert!(e.starts_with("not allowed by pd.closed: open protection domain"), "{e}");
     let e = open_pd(&mut c, "none").unwrap_err();
     assert_eq!(e, "not allowed by pd: there is no [[pd]] named \"none\"");
-    // A session that does not have it open cannot name it.
+    // A session cannot use a named domain that it has not opened.
     let buffer = c.shared_buffer(4096);
     assert_eq!(c.refused(reg_mr(pd, buffer, 4096)), format!("no PD {pd} in this session"));
 
-    let (of_a, of_b) = (a.shared_buffer(4096), b.shared_buffer(4096));
+    let of_a = a.shared_buffer(4096);
+    let of_b = b.shared_buffer(4096);
     a.mr(pd, of_a, 4096);
     let (mr, _) = b.mr(pd, of_b, 4096);
     let key = "pd.shared.mrs = 2 reached (asked for 1 more, 2 in use)";
@@ -452,17 +466,17 @@ fn a_named_domain_is_one_for_all_its_sessions_and_has_limits_of_its_own() {
     assert_eq!((shared.name.as_deref(), shared.session), (Some("shared"), None));
     assert_eq!((shared.sessions, shared.mrs, shared.qps), (2, 2, 1));
 
-    // The other's objects are not one's own.
+    // Objects of the other session do not exist here.
     assert_eq!(a.refused(RequestBody::DeregMr { mr }), format!("no MR {mr} in this session"));
     let refusal = b.refused(RequestBody::ClosePd { pd });
     assert_eq!(refusal, format!("PD {pd} is in use by 1 MRs"));
-    // Opened twice, it is closed twice.
+    // Opened twice, it must be closed twice.
     assert_eq!(open_pd(&mut b, "shared"), Ok(pd));
     assert_eq!(b.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
     assert_eq!(b.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
     assert_eq!(b.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
     assert_eq!(b.refused(RequestBody::ClosePd { pd }), format!("no PD {pd} in this session"));
-    // The end of a session gives back what it had in the domain, and the domain lives on.
+    // The end of a session releases its objects in the domain, and the domain stays.
     assert_eq!(open_pd(&mut c, "shared"), Ok(pd));
     drop(a);
     let deadline = Instant::now() + DEADLINE;
@@ -478,12 +492,15 @@ fn a_named_domain_is_one_for_all_its_sessions_and_has_limits_of_its_own() {
 }
 
 #[test]
-fn draining_refuses_what_is_new_and_lets_the_rest_go_on() {
+fn draining_refuses_only_new_objects() {
     let daemon = one_worker("");
     let (mut raw, address) = host(&daemon);
-    let (pd, cq) = (raw.pd(), raw.cq(1));
-    let (qp, buffer) = (raw.qp(pd, cq), raw.shared_buffer(4096));
-    let ((mr, _), channel) = (raw.mr(pd, buffer, 4096), raw.channel());
+    let pd = raw.pd();
+    let cq = raw.cq(1);
+    let qp = raw.qp(pd, cq);
+    let buffer = raw.shared_buffer(4096);
+    let (mr, _) = raw.mr(pd, buffer, 4096);
+    let channel = raw.channel();
     assert!(!raw.status().draining);
     assert_eq!(raw.call(RequestBody::Drain { on: true }), Ok(ReplyBody::Done));
     assert!(raw.status().draining);
@@ -500,14 +517,14 @@ fn draining_refuses_what_is_new_and_lets_the_rest_go_on() {
     }
     assert_eq!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
     assert_eq!(raw.call(RequestBody::DestroyChannel { channel }), Ok(ReplyBody::Done));
-    // Administrators come in, or nobody could end it.
+    // Administrators can still connect, because one of them must end the draining.
     let mut admin = Raw::open(&daemon.socket());
     assert_eq!(admin.call(RequestBody::Drain { on: false }), Ok(ReplyBody::Done));
     assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
 }
 
 #[test]
-fn a_draining_daemon_rejects_peers_in_their_own_language() {
+fn draining_daemon_sends_mpa_reject() {
     let daemon = one_worker("");
     let (mut raw, address) = host(&daemon);
     assert_eq!(raw.call(RequestBody::Drain { on: true }), Ok(ReplyBody::Done));
@@ -524,19 +541,20 @@ fn a_draining_daemon_rejects_peers_in_their_own_language() {
 }
 
 #[test]
-fn an_administrator_ends_connections_that_there_are() {
+fn administrator_disconnects_a_qp() {
     let daemon = one_worker("");
     let (mut raw, address) = host(&daemon);
-    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let pd = raw.pd();
+    let cq = raw.cq(1);
     let qp = raw.qp(pd, cq);
     let mut admin = Raw::open(&daemon.socket());
     let refusal = admin.refused(RequestBody::AdminDisconnect { qp });
-    assert!(refusal.starts_with(&format!("QP {qp} is in state Idle, needs ")), "{refusal}");
+    assert!(refusal.starts_with(&format!("QP {qp} is Idle, needs ")), "{refusal}");
     let refusal = admin.refused(RequestBody::AdminDisconnect { qp: QpId(4711) });
     assert_eq!(refusal, "no QP 4711 in this session");
     assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
     assert_eq!(admin.call(RequestBody::AdminDisconnect { qp }), Ok(ReplyBody::Done));
-    // It is Idle again, as after any attempt that failed.
+    // It is Idle again, as after any failed attempt.
     assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
 }
 
@@ -544,7 +562,8 @@ fn an_administrator_ends_connections_that_there_are() {
 fn limits_are_listed_with_what_is_used_of_them() {
     let daemon = one_worker("[limits.session]\nqps = 7\n");
     let mut raw = Raw::open(&daemon.socket());
-    let (pd, cq) = (raw.pd(), raw.cq(3));
+    let pd = raw.pd();
+    let cq = raw.cq(3);
     raw.qp(pd, cq);
     let rows = limits(&mut raw);
     let row = |key: &str| {
@@ -569,16 +588,16 @@ fn users_and_groups_have_rules_of_their_own() {
     let socket = daemon.socket();
     let mut alice = open_as(&socket, 4711, &[5000]);
     assert!(exhaust(&mut alice, "pds").starts_with("user.4711.session.pds = 1 reached"));
-    // The group's limit on sessions counts for each of its members by himself.
+    // The group's limit on sessions applies to each member separately.
     assert_eq!(greeting(connect_as(&socket, 4711, &[5000])), Some(HelloStatus::UserSessions));
     let mut bob = open_as(&socket, 4712, &[1, 5000]);
     assert!(exhaust(&mut bob, "pds").starts_with("group.5000.session.pds = 2 reached"));
     let mut carol = open_as(&socket, 4713, &[6000]);
-    // A third user who may not open what the others share.
+    // The third user may not open the domain that the others share.
     let e = open_pd(&mut bob, "shared").unwrap_err();
     assert_eq!(e, "not allowed by pd.shared: open protection domain \"shared\" as user 4712");
     assert!(open_pd(&mut carol, "shared").is_ok());
-    // One's own things only, and nobody else's.
+    // Only its own limits.
     assert!(limits(&mut carol).iter().all(|row| !row.scope.starts_with("device")));
     assert!(limits(&mut carol).iter().all(|row| row.scope != "user 4711"));
     let rows = pds(&mut carol);
@@ -603,7 +622,7 @@ fn only_administrators_drain_and_disconnect() {
     assert_eq!(greeting(connect_as(&socket, 4711, &[])), Some(HelloStatus::Draining));
     assert!(alice.status().draining);
     assert_eq!(root.call(RequestBody::Drain { on: false }), Ok(ReplyBody::Done));
-    // Whom the kernel cannot name is nobody's equal: no rule is his, not even that of everybody.
+    // No rule matches the overflow user, not even a rule for everyone.
     let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap();
     let mut nobody = open_as(&socket, overflow.trim().parse().unwrap(), &[]);
     let bind =

@@ -1,4 +1,4 @@
-//! Memory windows on the control socket: limits, lists, and what must not be closed or guessed.
+//! Memory windows on the control socket: limits, lists, and refusals.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -64,9 +64,10 @@ fn windows_are_counted_listed_and_limited() {
 }
 
 #[test]
-fn windows_and_domains_of_others_are_no_such_object() {
+fn foreign_windows_do_not_exist() {
     let daemon = daemon("");
-    let (mut owner, mut thief) = (Raw::open(&daemon.socket()), Raw::open(&daemon.socket()));
+    let mut owner = Raw::open(&daemon.socket());
+    let mut thief = Raw::open(&daemon.socket());
     let pd = owner.pd();
     let (window, _) = window(&mut owner, pd, WindowKind::Type2);
     for body in [RequestBody::DeallocWindow { window }, alloc(pd, WindowKind::Type1)] {
@@ -82,7 +83,7 @@ fn windows_of_a_session_that_ends_are_free_again() {
     for _ in 0..5 {
         let mut raw = Raw::open(&daemon.socket());
         let pd = raw.pd();
-        // Those of the session before count until it is gone.
+        // Windows of the previous session count until it is gone.
         let began = std::time::Instant::now();
         while raw.status().windows > 0 {
             assert!(began.elapsed() < std::time::Duration::from_secs(180), "never free");

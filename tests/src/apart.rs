@@ -1,4 +1,4 @@
-//! Two network namespaces joined by a link that can be cut: two hosts, as far as TCP can tell.
+//! Two network namespaces joined by a veth link that a test can cut. TCP sees them as two hosts.
 
 use std::io;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::daemon::{Binaries, Daemon};
 use crate::process::Process;
 
-/// One of the two hosts.
+/// A host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// 10.77.0.1 and fe80::1, on `va`.
@@ -16,7 +16,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Its end of the link.
+    /// Returns the name of the host's link interface.
     pub fn interface(self) -> &'static str {
         match self {
             Side::A => "va",
@@ -24,7 +24,7 @@ impl Side {
         }
     }
 
-    /// Its IPv4 address on the link.
+    /// Returns the host's IPv4 address on the link.
     pub fn ip(self) -> &'static str {
         match self {
             Side::A => "10.77.0.1",
@@ -32,7 +32,7 @@ impl Side {
         }
     }
 
-    /// Its link-local IPv6 address.
+    /// Returns the host's link-local IPv6 address.
     pub fn link_local(self) -> &'static str {
         match self {
             Side::A => "fe80::1",
@@ -41,38 +41,39 @@ impl Side {
     }
 }
 
-/// The namespaces. They are gone, and the link with them, when this is dropped and what runs in
-/// them has ended.
+/// The two namespaces. They and the link disappear when this value is dropped and all processes
+/// in them have ended.
 pub struct Apart {
     users: Users,
     a: Process,
     b: Process,
 }
 
-/// Which users there are on the two hosts.
+/// Users that exist on the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Users {
-    /// One, who is root there and here who started the test: in a user namespace.
+    /// One user namespace, in which the user that runs the test is root.
     One,
-    /// Those of this host, for which the test has to be root.
+    /// All users of this host. The test must run as root.
     All,
 }
 
 impl Apart {
-    /// Makes both; or why that is impossible here. There is one user on them, who is root there.
+    /// Creates both namespaces with one user, which is root in them.
     ///
     /// # Errors
     ///
-    /// What the kernel, or the lack of a program, said.
+    /// The error output of `unshare` if the kernel forbids namespaces, or an I/O error if a program
+    /// is missing.
     pub fn new() -> io::Result<Self> {
         Apart::with(Users::One)
     }
 
-    /// As [`Apart::new`], with all users of this host on them, which only root can do.
+    /// Like [`Apart::new`], with all users of this host. Requires root.
     ///
     /// # Errors
     ///
-    /// As above.
+    /// As for [`Apart::new`].
     pub fn with_all_users() -> io::Result<Self> {
         Apart::with(Users::All)
     }
@@ -86,7 +87,7 @@ impl Apart {
             command.arg("--net");
             command
         };
-        // What makes namespaces may be forbidden, which is known only by trying.
+        // Only an attempt shows whether the kernel allows namespaces.
         let probe = unshare().args(["ip", "link", "add", "x", "type", "veth"]).output()?;
         if !probe.status.success() {
             return Err(io::Error::other(String::from_utf8_lossy(&probe.stderr).into_owned()));
@@ -102,24 +103,25 @@ impl Apart {
         b.line_after("made");
         let apart = Apart { users, a, b };
         let peer = apart.b.id().to_string();
-        // Numbers of interfaces that differ, so that nobody can mistake one for the other.
+        // Distinct interface indexes, so that a test cannot confuse the two ends.
         let link = ["link", "add", "name", "va", "index", "7", "type", "veth"];
         let of_peer = ["peer", "name", "vb", "netns", &peer];
         apart.ip(Side::A, &[&link[..], &of_peer[..]].concat());
         for side in [Side::A, Side::B] {
-            let (dev, ip) = (side.interface(), format!("{}/24", side.ip()));
+            let dev = side.interface();
+            let ip = format!("{}/24", side.ip());
             apart.ip(side, &["addr", "add", &ip, "dev", dev]);
-            // The one link-local address that it gets by hand.
+            // Assign one known link-local address instead of a generated one.
             apart.ip(side, &["link", "set", dev, "addrgenmode", "none"]);
             apart.ip(side, &["link", "set", dev, "up"]);
             let ip = format!("{}/64", side.link_local());
-            // Nobody else can have it.
+            // No other host is on the link, so duplicate address detection is unnecessary.
             apart.ip(side, &["addr", "add", &ip, "dev", dev, "nodad"]);
         }
         Ok(apart)
     }
 
-    /// A daemon on one of the hosts.
+    /// Starts a daemon on one of the hosts.
     pub fn daemon(&self, side: Side, binaries: Binaries, config: &str) -> Daemon {
         let wrapper = self.on(side);
         let words: Vec<_> = [wrapper.get_program()]
@@ -127,33 +129,33 @@ impl Apart {
             .chain(wrapper.get_args())
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
-        // Two hosts reach each other by one port.
+        // Both hosts must use the same RoCE port to connect to each other.
         let port = if config.contains("[wired]") { "" } else { "\n[wired]\nport = 4791\n" };
         let on_host = format!("exec {} \"$0\" \"$@\"", words.join(" "));
         Daemon::start_limited(binaries, &format!("{config}{port}"), &on_host)
     }
 
-    /// What runs the program that follows on one of the hosts.
+    /// Returns a command that runs the program appended to it on one of the hosts.
     pub fn on(&self, side: Side) -> Command {
         inside(self.of(side), self.users)
     }
 
-    /// As [`Apart::on`], for what runs on one of the hosts already, and is of their users.
+    /// Like [`Apart::on`], for a caller that already runs in the user namespace of the hosts.
     pub fn from_within(&self, side: Side) -> Command {
         inside(self.of(side), Users::All)
     }
 
-    /// The number of a host's end of the link.
+    /// Returns the interface index of a host's end of the link.
     ///
     /// # Panics
     ///
-    /// If `ip` does not tell.
+    /// If the output of `ip` contains no index.
     pub fn index(&self, side: Side) -> u32 {
         let told = self.ip(side, &["-o", "link", "show", side.interface()]);
         told.split(':').next().and_then(|n| n.trim().parse().ok()).expect("a number first")
     }
 
-    /// Takes a host's end of the link down: to the other one it is as if that host were gone.
+    /// Takes a host's end of the link down. To the other host, that host is gone.
     pub fn cut(&self, side: Side) {
         self.ip(side, &["link", "set", side.interface(), "down"]);
     }
@@ -165,7 +167,7 @@ impl Apart {
         }
     }
 
-    /// Runs `ip` on a host; what it said.
+    /// Runs `ip` on a host and returns its standard output.
     fn ip(&self, side: Side, args: &[&str]) -> String {
         let output = self.on(side).arg("ip").args(args).output().expect("nsenter");
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -173,7 +175,7 @@ impl Apart {
     }
 }
 
-/// What runs the program that follows where another process is.
+/// Returns a command that runs the program appended to it in the namespaces of `process`.
 fn inside(process: &Process, users: Users) -> Command {
     let mut command = Command::new("nsenter");
     command.args(["--target", &process.id().to_string()]);

@@ -1,4 +1,4 @@
-//! Clients whose regions are attached memory: one that lends its memory to a guest, and the guest.
+//! Clients with attached memory: a lender, and a guest that uses the lent memory.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -23,10 +23,10 @@ use crate::raw::Raw;
 use crate::traffic::Failure;
 use crate::{Client, DEADLINE, Daemon, Process, READ_WRITE};
 
-/// Bytes lent: not whole pages, and more than a step of any copy.
+/// Length of the lent region: not a multiple of the page size, and larger than one copy step.
 pub const LENT: usize = (1 << 20) + 77;
 
-/// A region of this process's own memory that a peer may do anything with.
+/// Moves `bytes` into an attached buffer and registers it for remote reads and writes.
 pub fn region(pd: &Pd, bytes: Vec<u8>) -> Result<Mr, Failure> {
     let buffer = AttachedBuffer::from_vec(bytes)?;
     Ok(pd.reg_mr_attached(
@@ -36,37 +36,38 @@ pub fn region(pd: &Pd, bytes: Vec<u8>) -> Result<Mr, Failure> {
     )?)
 }
 
-/// Number of threads of a process that make copies for the daemon.
+/// Returns the number of threads of a process that copy data for the daemon.
 ///
 /// # Panics
 ///
 /// If the process is gone.
 pub fn copying_threads(process: u32) -> usize {
     let name = |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
-    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it lives").flatten();
-    // A thread may end while it is looked at.
+    let tasks =
+        std::fs::read_dir(format!("/proc/{process}/task")).expect("a running process").flatten();
+    // A thread may end between the listing and the read.
     tasks.filter(|task| name(task).is_ok_and(|name| name.trim() == "rnic-copies")).count()
 }
 
-/// A queue of copies in the hands of a client that speaks the control socket itself.
+/// A copy queue of a client that speaks the control protocol itself.
 #[derive(Debug)]
 pub struct CopyQueue {
     /// The client's end.
     pub consumer: CopyConsumer,
-    /// The first arena of the session or a later one.
+    /// The arena that holds the queue.
     pub arena: Arc<Mapping>,
-    /// The place of the queue in it.
+    /// The queue's location in the arena.
     pub location: QueueLocation,
     doorbell: DoorbellRinger,
     eventfd: OwnedFd,
 }
 
 impl CopyQueue {
-    /// Attaches the client's memory: one queue for each worker of the daemon.
+    /// Attaches the client's memory by creating one copy queue per worker of the daemon.
     ///
     /// # Errors
     ///
-    /// Refusals of the daemon, and those of the system.
+    /// Refusals of the daemon and system errors.
     pub fn of_each_worker(raw: &mut Raw) -> Result<Vec<CopyQueue>, Failure> {
         (0..raw.workers).map(|worker| CopyQueue::new(raw, worker)).collect()
     }
@@ -78,9 +79,10 @@ impl CopyQueue {
             answer => return Err(format!("{answer:?}").into()),
         };
         let arena = raw.arenas.get(location.arena as usize).ok_or("an unknown arena")?.clone();
-        let (offset, shape) = (location.offset as usize, location.shape);
+        let offset = location.offset as usize;
+        let shape = location.shape;
         let memory = QueueMemory::open(arena.clone(), offset, QueueKind::Copies, shape)?;
-        // After the first arena and the channel of events.
+        // Descriptors 0 and 1 are the first arena and the event channel.
         let eventfd = raw.descriptors.get(2 + usize::from(worker)).ok_or("no eventfd")?;
         Ok(CopyQueue {
             consumer: CopyConsumer::new(memory, Default::default()),
@@ -91,7 +93,7 @@ impl CopyQueue {
         })
     }
 
-    /// Makes the copies there are, and rings for them. Returns true if there were any.
+    /// Performs all pending copy jobs and rings the doorbell. Returns true if there were any.
     pub fn serve(&self) -> bool {
         let served = self.consumer.serve();
         if served {
@@ -100,8 +102,8 @@ impl CopyQueue {
         served
     }
 
-    /// Serves the queue as a library does, until the process ends.
-    pub fn serve_for_ever(self) {
+    /// Serves the queue, as the library does, until the process ends.
+    pub fn serve_forever(self) {
         loop {
             self.consumer.prepare_sleep();
             if !self.serve() {
@@ -110,15 +112,16 @@ impl CopyQueue {
         }
     }
 
-    /// Rings the worker's doorbell, and wakes it in any case.
+    /// Rings the worker's doorbell and always writes its eventfd.
     pub fn ring(&self) {
         let _ = self.doorbell.ring(self.consumer.doorbell());
-        // A full eventfd rings as well.
+        // A full eventfd also wakes the worker.
         let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
     }
 }
 
-/// Registers attached memory of a client that speaks the control socket itself, in a named domain.
+/// Registers attached memory in a named domain, for a client that speaks the control protocol
+/// itself.
 ///
 /// # Errors
 ///
@@ -132,7 +135,8 @@ pub fn register_raw(raw: &mut Raw, pd: &str, of: &Mapping) -> Result<(MrId, Remo
     let ReplyBody::Pd { pd } = call(RequestBody::OpenPd { name })? else {
         return Err("no domain".into());
     };
-    let (address, length) = (of.address(), of.len() as u64);
+    let address = of.address();
+    let length = of.len() as u64;
     let request = RequestBody::RegMr(MrRequest {
         pd,
         source: MrSource::Attached { address },
@@ -145,82 +149,84 @@ pub fn register_raw(raw: &mut Raw, pd: &str, of: &Mapping) -> Result<(MrId, Remo
     Ok((mr, RemoteMr { addr: address, len: length, rkey: stag }))
 }
 
-/// A client that is connected to itself by QPs of a named domain, and so reaches every region
-/// there.
+/// A client with two QPs of a named domain that are connected to each other, so that its requests
+/// reach every region of the domain.
 pub struct Insider {
-    /// The session, in that domain.
+    /// The session. Its `pd` is the named domain.
     pub client: Client,
-    /// The QP whose requests name regions of others.
+    /// The QP with which it accesses regions of other clients.
     pub qp: Qp,
-    /// Memory of its own, shared with the daemon.
+    /// The client's own region.
     pub own: Mr,
     _peer: Qp,
 }
 
 impl Insider {
-    /// Bytes of its own memory.
+    /// Length of the own region in bytes.
     pub const LEN: u32 = 4096;
 
-    /// Connects.
+    /// Opens the session and connects the QPs.
     ///
     /// # Panics
     ///
-    /// If the daemon refuses it.
+    /// If the daemon refuses a request.
     pub fn new(daemon: &Daemon, pd: &str) -> Insider {
         let client = Client::new(daemon).in_domain(pd);
-        let (qp, peer) = (client.qp(), client.qp());
+        let qp = client.qp();
+        let peer = client.qp();
         client.join(&qp, &peer);
         let own = client.region(Self::LEN.into(), READ_WRITE);
         Insider { client, qp, own, _peer: peer }
     }
 
-    /// Posts a Read of the first bytes of a region into its own memory.
+    /// Posts a Read from the start of a region into the own region.
     ///
     /// # Panics
     ///
-    /// If there is no room for it.
+    /// If the send queue is full.
     pub fn post_read(&self, of: RemoteMr) {
         let read = SendRequest::read(1, self.own.sge(0, Self::LEN), of.at(0)).signaled();
-        self.qp.post_send(&[read]).expect("room");
+        self.qp.post_send(&[read]).expect("room in the queue");
     }
 
-    /// Reads the first bytes of a region, which has to fail.
+    /// Reads from the start of a region and asserts that the Read fails.
     ///
     /// # Panics
     ///
-    /// If it succeeds.
+    /// If the Read succeeds.
     pub fn fails_to_read(&self, of: RemoteMr) {
         self.post_read(of);
         let completion = self.client.completion();
         assert!(completion.ok().is_err(), "{completion:?}");
     }
 
-    /// Its own memory.
+    /// Returns the contents of the own region.
     ///
     /// # Panics
     ///
     /// If it cannot be read.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; Self::LEN as usize];
-        self.own.read_at(0, &mut bytes).expect("it is its own");
+        self.own.read_at(0, &mut bytes).expect("access to own memory");
         bytes
     }
 }
 
-/// This process's memory, to be passed on.
+/// Opens this process's memory, to pass it to the daemon.
 ///
 /// # Errors
 ///
-/// Those of the system.
+/// System errors.
 pub fn own_memory() -> Result<OwnedFd, Failure> {
     Ok(File::options().read(true).write(true).open("/proc/self/mem")?.into())
 }
 
-/// Passes everything as its memory that is not.
+/// Tries to attach memory with descriptors that are not this process's memory.
 ///
 /// # Errors
 ///
-/// If anything is taken, or refused otherwise than by name.
+/// If the daemon accepts a descriptor, or refuses it for a reason other than an invalid `memory`
+/// field.
 pub fn offer_wrong_descriptors(raw: &mut Raw) -> Result<(), Failure> {
     let open = |path: &str| Ok::<OwnedFd, Failure>(File::open(path)?.into());
     let (pipe, other_end) = rustix::pipe::pipe()?;
@@ -236,7 +242,7 @@ pub fn offer_wrong_descriptors(raw: &mut Raw) -> Result<(), Failure> {
         ("a socket", raw.socket.try_clone()?),
         ("another file of /proc", open("/proc/self/maps")?),
         ("the memory of another process", others.into()),
-        ("its own memory, to be read only", open("/proc/self/mem")?),
+        ("its own memory, opened read-only", open("/proc/self/mem")?),
     ] {
         match raw.try_call(RequestBody::AttachMemory, &[descriptor.as_fd()]) {
             Some(Err(Refusal::Invalid { field, .. })) if field == "memory" => {}
@@ -247,11 +253,11 @@ pub fn offer_wrong_descriptors(raw: &mut Raw) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Accepts one guest and lends it memory.
+/// Accepts one guest and lends it a region of attached memory.
 ///
 /// # Errors
 ///
-/// Those of the library.
+/// Errors of the library.
 pub fn lend(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failure> {
     context.attach_memory()?;
     println!("attached");
@@ -264,11 +270,11 @@ pub fn lend(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failure>
     Ok((qp, region))
 }
 
-/// A guest with a region of its own, as large.
+/// A guest with a region as large as the lent one.
 pub struct Guest {
-    /// What it was lent.
+    /// The lent region.
     pub lent: RemoteMr,
-    /// Its own memory.
+    /// The guest's own region.
     pub own: Mr,
     /// The connection.
     pub qp: Qp,
@@ -276,11 +282,11 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Connects to who lends, with these bytes as attached memory.
+    /// Connects to the lender, with `bytes` as the guest's attached memory.
     ///
     /// # Errors
     ///
-    /// Those of the library.
+    /// Errors of the library.
     pub fn connect(
         context: &Context,
         address: SocketAddr,
@@ -292,24 +298,25 @@ impl Guest {
         let cq = context.create_cq(64, None)?;
         let qp = pd.create_qp(&QpOptions::new(&cq))?;
         let connected = qp.connect(address, &ConnectOptions::default())?;
-        let lent = RemoteMr::from_bytes(&connected.private_data).ok_or("nothing was lent")?;
+        let lent = RemoteMr::from_bytes(&connected.private_data)
+            .ok_or("the private data contains no region")?;
         Ok(Guest { lent, own, qp, cq })
     }
 
-    /// Posts a request.
+    /// Posts a signaled request.
     ///
     /// # Errors
     ///
-    /// Those of the library.
+    /// Errors of the library.
     pub fn post(&self, request: SendRequest<'_>) -> Result<(), Failure> {
         Ok(self.qp.post_send(&[request.signaled()])?)
     }
 
-    /// The next completion.
+    /// Waits for the next completion.
     ///
     /// # Errors
     ///
-    /// If there is none before the deadline.
+    /// If none arrives before the deadline.
     pub fn completion(&self) -> Result<Completion, Failure> {
         let mut one = [Completion::default()];
         match self.cq.wait(&mut one, Some(DEADLINE))? {
@@ -318,31 +325,31 @@ impl Guest {
         }
     }
 
-    /// Returns true if no request has completed that was not waited for.
+    /// Returns true if the CQ is empty.
     ///
     /// # Panics
     ///
     /// If the session has ended.
     pub fn has_no_completion(&self) -> bool {
-        self.cq.poll(&mut [Completion::default()]).expect("the session goes on") == 0
+        self.cq.poll(&mut [Completion::default()]).expect("the session is open") == 0
     }
 
-    /// Writes all of its memory to what it was lent, and waits until that is done.
+    /// Writes the whole own region to the lent one and waits for the completion.
     ///
     /// # Errors
     ///
-    /// Those of the library, and the completion's.
+    /// Errors of the library, or a failed completion.
     pub fn write(&self) -> Result<(), Failure> {
         self.post(SendRequest::write(1, &[self.own.sge(0, LENT as u32)], self.lent.at(0)))?;
         self.completion()?.ok()?;
         Ok(())
     }
 
-    /// Reads all that it was lent into its memory, and waits until that is done.
+    /// Reads the whole lent region into the own one and waits for the completion.
     ///
     /// # Errors
     ///
-    /// Those of the library, and the completion's.
+    /// Errors of the library, or a failed completion.
     pub fn read(&self) -> Result<(), Failure> {
         self.post(SendRequest::read(2, self.own.sge(0, LENT as u32), self.lent.at(0)))?;
         self.completion()?.ok()?;
@@ -350,17 +357,17 @@ impl Guest {
     }
 }
 
-/// Bytes that differ everywhere and from those of other seeds.
+/// Returns [`LENT`] pseudorandom bytes that depend on the seed.
 pub fn pattern(seed: u32) -> Vec<u8> {
     (0..LENT as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed as u8).collect()
 }
 
-/// Writes all of a guest's memory to the lender and gets it back, twice; the second time it is
-/// `pattern(3)`.
+/// Writes the guest's memory to the lender and reads it back, twice. Leaves `pattern(3)` in both
+/// regions.
 ///
 /// # Errors
 ///
-/// Those of the library, and if something else comes back.
+/// Errors of the library, or a mismatch of the bytes.
 pub fn there_and_back(guest: &Guest) -> Result<(), Failure> {
     for seed in [2, 3] {
         let sent = pattern(seed);
@@ -369,36 +376,36 @@ pub fn there_and_back(guest: &Guest) -> Result<(), Failure> {
         guest.own.fill(0, LENT, 0)?;
         guest.read()?;
         if bytes(&guest.own)? != sent {
-            return Err("something else came back".into());
+            return Err("the bytes read back differ".into());
         }
     }
     Ok(())
 }
 
-/// Bytes of a region.
+/// Returns the contents of a region of [`LENT`] bytes.
 ///
 /// # Errors
 ///
-/// Those of the library.
+/// Errors of the library.
 pub fn bytes(region: &Mr) -> Result<Vec<u8>, Failure> {
     let mut bytes = vec![0; LENT];
     region.read_at(0, &mut bytes)?;
     Ok(bytes)
 }
 
-/// Keeps what this process's descriptors name open across `exec`, as a program that is careless
-/// about them does.
+/// Duplicates all descriptors of this process without `FD_CLOEXEC`, like a program that leaks them
+/// across `exec`.
 ///
 /// # Errors
 ///
-/// Those of the system.
+/// System errors.
 pub fn keep_descriptors() -> Result<(), Failure> {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     let listed: Vec<_> = std::fs::read_dir("/proc/self/fd")?.collect::<Result<_, _>>()?;
     let numbers = listed.iter().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
     for number in numbers.filter(|n| *n > 2) {
-        // The one that lists the others is closed by now.
+        // The descriptor that listed the directory is closed by now.
         if let Ok(same) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) {
             rustix::io::fcntl_setfd(&same, rustix::io::FdFlags::empty())?;
             std::mem::forget(same);

@@ -1,4 +1,4 @@
-//! Many small Writes, and what posting them costs in system calls.
+//! Many small Writes and the number of system calls that posting them takes.
 
 use std::net::SocketAddr;
 
@@ -10,10 +10,10 @@ use rnic_client::{
 use crate::DEADLINE;
 use crate::traffic::Failure;
 
-/// Writes per batch, of which the last one is signaled.
+/// Writes per batch. The last one is signaled.
 const BATCH: u64 = 32;
 
-/// Accepts one guest and tells it where to write to.
+/// Accepts one guest and passes it the address of a region.
 pub fn accept(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failure> {
     let pd = context.open_pd(None)?;
     let buffer = context.create_shared_buffer(4096)?;
@@ -26,20 +26,22 @@ pub fn accept(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failur
     Ok((qp, region))
 }
 
-/// Posts so many Writes of 8 bytes; the calls of `read` and `write` that took.
+/// Posts `posts` Writes of 8 bytes. Returns the number of read and write system calls it took.
 pub fn post(context: &Context, address: SocketAddr, posts: u64) -> Result<u64, Failure> {
     let pd = context.open_pd(None)?;
     let cq = context.create_cq(1024, None)?;
     let qp = pd.create_qp(&QpOptions { sq_depth: 512, ..QpOptions::new(&cq) })?;
     let connected = qp.connect(address, &ConnectOptions::default())?;
-    let region = RemoteMr::from_bytes(&connected.private_data).ok_or("no region was named")?;
+    let region = RemoteMr::from_bytes(&connected.private_data)
+        .ok_or("the private data contains no region")?;
     let write = |n: u64| SendRequest::write_inline(n, b"8 bytes!", region.at(0));
     let mut batch: Vec<SendRequest<'_>> = (0..BATCH).map(write).collect();
     if let Some(last) = batch.last_mut() {
         *last = last.signaled();
     }
     let before = calls()?;
-    let (mut posted, mut done) = (0, 0);
+    let mut posted = 0;
+    let mut done = 0;
     while done < posts {
         if posted < posts && posted - done <= 512 - BATCH {
             qp.post_send(&batch)?;
@@ -60,7 +62,7 @@ pub fn post(context: &Context, address: SocketAddr, posts: u64) -> Result<u64, F
     Ok(after - before)
 }
 
-/// Calls of `read`, `write` and their kin of this process so far.
+/// Returns the number of read and write system calls of this process so far.
 fn calls() -> Result<u64, Failure> {
     let io = std::fs::read_to_string("/proc/self/io")?;
     let counts = io.lines().filter(|l| l.starts_with("syscr:") || l.starts_with("syscw:"));

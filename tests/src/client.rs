@@ -1,7 +1,7 @@
-//! Applications in the test's own process: one with what nearly every test needs of it, and the two
-//! ends of a connection.
+//! Applications in the test's own process: a session with common objects, and the two ends of a
+//! connection.
 //!
-//! All of this panics where the daemon refuses something or does not answer before [`DEADLINE`].
+//! All methods panic if the daemon refuses a request or does not answer before [`DEADLINE`].
 
 use std::ops::Deref;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use rnic_client::{
 
 use crate::{DEADLINE, Daemon};
 
-/// Rights of a region that its owner and his peers read and write.
+/// Access rights of a region that its owner and peers read and write.
 pub const READ_WRITE: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
@@ -21,104 +21,104 @@ pub const READ_WRITE: Access =
 pub struct Client {
     /// The session.
     pub context: Context,
-    /// A domain of its own, unless it asked for another one.
+    /// The protection domain, private unless [`Client::in_domain`] was called.
     pub pd: Pd,
-    /// Where all its requests complete.
+    /// The completion queue of all requests.
     pub cq: Cq,
 }
 
 impl Client {
-    /// A client of this daemon, with a session of its own.
+    /// Opens a new session with this daemon.
     pub fn new(daemon: &Daemon) -> Self {
         Client::of(&Context::open_at(daemon.socket()).unwrap())
     }
 
-    /// A domain and a completion queue in a session that there is.
+    /// Creates a domain and a completion queue in an existing session.
     pub fn of(context: &Context) -> Self {
         let pd = context.open_pd(None).unwrap();
         let cq = context.create_cq(256, None).unwrap();
         Client { context: context.clone(), pd, cq }
     }
 
-    /// With a completion queue of at least so many entries.
+    /// Replaces the completion queue with one of at least `entries` entries.
     #[must_use]
     pub fn with_cq(self, entries: u32) -> Self {
         let cq = self.context.create_cq(entries, None).unwrap();
         Client { cq, ..self }
     }
 
-    /// In a domain of the configuration.
+    /// Replaces the domain with a configured one.
     #[must_use]
     pub fn in_domain(self, name: &str) -> Self {
         let pd = self.context.open_pd(Some(name)).unwrap();
         Client { pd, ..self }
     }
 
-    /// Options of a QP whose requests complete here.
+    /// Returns QP options with this client's completion queue.
     pub fn options(&self) -> QpOptions<'_> {
         QpOptions::new(&self.cq)
     }
 
-    /// A QP with the default options.
+    /// Creates a QP with default options.
     pub fn qp(&self) -> Qp {
         self.pd.create_qp(&self.options()).unwrap()
     }
 
-    /// One of another kind, which is not connected.
+    /// Creates an unconnected QP of the given type.
     pub fn qp_of(&self, kind: QpType) -> Qp {
         self.pd.create_qp(&QpOptions { kind, ..self.options() }).unwrap()
     }
 
-    /// A listener on a port of the loopback interface that the kernel chooses.
+    /// Listens on a loopback port that the kernel chooses.
     pub fn listener(&self) -> Listener {
         self.listen("127.0.0.1:0")
     }
 
-    /// A listener on this address.
+    /// Listens on this address.
     pub fn listen(&self, address: &str) -> Listener {
         self.context.listen(address, 8).unwrap()
     }
 
-    /// Connects a QP, of this client or another one, to one of this client.
+    /// Connects `active`, which may belong to another client, to a QP of this client.
     pub fn join(&self, active: &Qp, own: &Qp) {
         join(&self.listener(), active, own);
     }
 
-    /// New memory.
+    /// Creates a shared buffer of new memory.
     pub fn shared_buffer(&self, len: u64) -> SharedBuffer {
         self.context.create_shared_buffer(len).unwrap()
     }
 
-    /// A region of new memory, for all QPs of the domain.
+    /// Registers new memory for all QPs of the domain.
     pub fn region(&self, len: u64, access: Access) -> Mr {
         self.region_for(Scope::Pd, len, access)
     }
 
-    /// A region of new memory, for those peers.
+    /// Registers new memory for the peers in `scope`.
     pub fn region_for(&self, scope: Scope, len: u64, access: Access) -> Mr {
         let buffer = self.shared_buffer(len);
         let options = MrOptions { access, scope, ..MrOptions::default() };
         self.pd.reg_mr_with(&buffer, .., &options).unwrap()
     }
 
-    /// The next completion, however its request ended.
+    /// Waits for the next completion, successful or not.
     pub fn completion(&self) -> Completion {
         self.completions(1)[0]
     }
 
-    /// The next completion, which is a success.
+    /// Waits for the next completion, which must be successful.
     pub fn success(&self) -> Completion {
         self.completion().ok().unwrap()
     }
 
-    /// The next completion, which is the success of this request.
+    /// Waits for the next completion, which must be successful and belong to this request.
     pub fn completes(&self, wr_id: u64, opcode: CompletionOpcode) -> Completion {
         let completion = self.success();
         assert_eq!((completion.wr_id, completion.opcode), (wr_id, opcode));
         completion
     }
 
-    /// The next completions, however their requests ended.
+    /// Waits for the next `count` completions, successful or not.
     pub fn completions(&self, count: usize) -> Vec<Completion> {
         let mut all = Vec::with_capacity(count);
         while all.len() < count {
@@ -131,18 +131,18 @@ impl Client {
         all
     }
 
-    /// The next completions, which are successes.
+    /// Waits for the next `count` completions, which must be successful.
     pub fn successes(&self, count: usize) -> Vec<Completion> {
         self.completions(count).into_iter().map(|c| c.ok().unwrap()).collect()
     }
 
-    /// Takes what completions there are.
+    /// Discards all pending completions.
     pub fn drain(&self) {
         let mut some = [Completion::default(); 64];
         while self.cq.poll(&mut some).unwrap() > 0 {}
     }
 
-    /// The next event of this kind, whatever comes before it.
+    /// Waits for the next event that matches `wanted` and discards the events before it.
     pub fn event(&self, wanted: impl Fn(&Event) -> bool) -> Event {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -150,7 +150,7 @@ impl Client {
             if wanted(&event) {
                 return event;
             }
-            assert!(Instant::now() < deadline, "the last one is {event:?}");
+            assert!(Instant::now() < deadline, "no such event in time, the last was {event:?}");
         }
     }
 }
@@ -158,20 +158,21 @@ impl Client {
 /// A client with a QP and memory: one end of a connection.
 pub struct End {
     client: Client,
-    /// What is connected.
+    /// The connected QP.
     pub qp: Qp,
-    /// A page that its peer may read and write.
+    /// A region of 4096 bytes that the peer may read and write.
     pub region: Mr,
 }
 
 impl End {
-    /// A client with a QP of the default options.
+    /// Creates a QP with default options and a region.
     pub fn new(client: Client) -> Self {
-        let (qp, region) = (client.qp(), client.region(4096, READ_WRITE));
+        let qp = client.qp();
+        let region = client.region(4096, READ_WRITE);
         End { client, qp, region }
     }
 
-    /// Two sessions of a daemon, connected: the one that asked and the one that accepted.
+    /// Connects two new sessions of a daemon. Returns the active end, then the passive one.
     pub fn pair(daemon: &Daemon) -> [End; 2] {
         End::joined([(); 2].map(|()| Client::new(daemon)))
     }
@@ -183,7 +184,7 @@ impl End {
         [active, passive]
     }
 
-    /// Connects to an end that listens for this connection alone.
+    /// Connects to an end, which listens for this connection only.
     pub fn connect(&self, passive: &End) {
         passive.join(&self.qp, &passive.qp);
     }
@@ -197,7 +198,7 @@ impl Deref for End {
     }
 }
 
-/// Connects `active` to `passive`, which answers at `listener`, both with the default options.
+/// Connects `active` to `passive` through `listener`, both with default options.
 pub fn join(listener: &Listener, active: &Qp, passive: &Qp) {
     active.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
     let request = listener.accept_request(Some(DEADLINE)).unwrap();

@@ -1,4 +1,4 @@
-//! A daemon of a test.
+//! A daemon under test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,8 @@ use tempfile::TempDir;
 
 use crate::process::{DEADLINE, Process, copy_files};
 
-/// Where this package's binaries are; only the tests know (`env!("CARGO_BIN_EXE_...")`).
+/// Paths of this package's binaries. Available only in integration tests, from
+/// `env!("CARGO_BIN_EXE_...")`.
 #[derive(Clone, Copy)]
 pub struct Binaries {
     /// The daemon.
@@ -19,7 +20,7 @@ pub struct Binaries {
     pub actor: &'static str,
 }
 
-/// This package's binaries, as only an integration test can name them.
+/// Returns this package's `Binaries`. For integration tests only.
 #[macro_export]
 macro_rules! binaries {
     () => {
@@ -30,40 +31,40 @@ macro_rules! binaries {
     };
 }
 
-/// The two ways between QPs of one daemon, as its configuration names them.
+/// The values of `engine.loopback`: the two paths between QPs of one daemon.
 pub const PATHS: [&str; 2] = ["direct", "tcp"];
 
-/// A configuration in which QPs of one daemon reach each other this way.
+/// Returns a configuration with this loopback path.
 pub fn on_path(path: &str) -> String {
     format!("[engine]\nloopback = \"{path}\"\n")
 }
 
-/// As [`on_path`], with so many workers. More keys of the engine, or other tables, may follow.
+/// Like [`on_path`], with a number of workers. More keys of `[engine]` or other tables may follow.
 pub fn engine(workers: u32, path: &str) -> String {
     format!("{}workers = {workers}\n", on_path(path))
 }
 
-/// Whether there is nothing but the session that asks.
+/// Returns true if the querying session is the only object left.
 fn nothing_left(s: &StatusInfo) -> bool {
     let objects =
         [s.pds, s.shared_buffers, s.mrs, s.windows, s.cqs, s.srqs, s.qps, s.listeners, s.startups];
     s.sessions == 1 && objects == [0; 9] && s.shared_bytes == 0
 }
 
-/// What the kernel holds for a daemon.
+/// Kernel resources of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub descriptors: usize,
-    /// Mappings of memory that clients share.
+    /// Number of mappings of memory shared with clients.
     pub mappings: usize,
     /// Resident memory in KiB.
     pub resident: usize,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
 }
 
-/// A running daemon with a directory of its own.
+/// A running daemon with its own directory.
 pub struct Daemon {
     binaries: Binaries,
     process: Option<Process>,
@@ -72,29 +73,29 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon with this configuration and waits until it serves.
+    /// Starts a daemon with this configuration and waits until it listens.
     ///
     /// # Panics
     ///
-    /// If it does not.
+    /// If the daemon does not listen.
     pub fn start(binaries: Binaries, config: &str) -> Self {
         Daemon::start_limited(binaries, config, "true")
     }
 
-    /// As [`Daemon::start`], after a command of the shell that limits it (`ulimit -n 100`).
+    /// Like [`Daemon::start`], after a shell command that limits the daemon (`ulimit -n 100`).
     ///
     /// # Panics
     ///
-    /// If it does not serve.
+    /// If the daemon does not listen.
     pub fn start_limited(binaries: Binaries, config: &str, limit: &str) -> Self {
         let dir = TempDir::with_prefix("rnic-test-").expect("a temporary directory");
         let socket = dir.path().join("rnicd.sock");
         let file = dir.path().join("rnicd.toml");
-        // Daemons of tests that run side by side would have one port of other daemons between them.
+        // Tests run in parallel. Without distinct ports, their RoCE devices would share port 4791.
         let port = if config.contains("[wired]") {
             String::new()
         } else {
-            format!("\n[wired]\nport = {}\n", crate::ports::of_nobody())
+            format!("\n[wired]\nport = {}\n", crate::ports::unused_port())
         };
         std::fs::write(&file, format!("{config}{port}")).expect("a file in a directory just made");
         let mut command = Command::new("sh");
@@ -105,63 +106,63 @@ impl Daemon {
         Daemon { binaries, process: Some(process), dir, socket }
     }
 
-    /// Its socket.
+    /// Returns the path of the daemon's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its directory.
+    /// Returns the daemon's directory.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Its process id.
+    /// Returns the daemon's process ID.
     pub fn pid(&self) -> u32 {
         self.process.as_ref().map_or(0, Process::id)
     }
 
-    /// A client process of this daemon that plays `part`.
+    /// Starts a client process of this daemon that plays `part`.
     pub fn actor(&self, part: &[&str]) -> Process {
         let mut command = Command::new(self.binaries.actor);
         command.env("RNIC_SOCKET", &self.socket).args(part);
         Process::start(command)
     }
 
-    /// As [`Daemon::actor`], as another user, which only root can do. The daemon's socket must be
-    /// open to everybody.
+    /// Like [`Daemon::actor`], as another user. Requires root. All users must have access to the
+    /// daemon's socket.
     ///
     /// # Panics
     ///
-    /// If the directory cannot be opened to others.
+    /// If the permissions of the directory cannot be changed.
     pub fn actor_as(&self, uid: u32, part: &[&str]) -> Process {
         let ids = [format!("--reuid={uid}"), format!("--regid={uid}")];
         self.actor_by(&["setpriv", &ids[0], &ids[1], "--clear-groups"], part)
     }
 
-    /// As [`Daemon::actor`], in user and network namespaces of its own, which only root can make
-    /// everywhere.
+    /// Like [`Daemon::actor`], in new user and network namespaces. Some hosts allow only root to
+    /// create them.
     ///
     /// # Panics
     ///
-    /// If the directory cannot be opened to others.
+    /// If the permissions of the directory cannot be changed.
     pub fn actor_contained(&self, part: &[&str]) -> Process {
         self.actor_by(&["unshare", "--user", "--map-root-user", "--net"], part)
     }
 
-    /// As [`Daemon::actor`], in a mount namespace of its own, which only root can make everywhere.
+    /// Like [`Daemon::actor`], in a new mount namespace. Some hosts allow only root to create it.
     ///
     /// # Panics
     ///
-    /// If the directory cannot be opened to others.
+    /// If the permissions of the directory cannot be changed.
     pub fn actor_unseen(&self, part: &[&str]) -> Process {
         self.actor_by(&["unshare", "--mount", "--propagation", "private"], part)
     }
 
-    /// A client process started by another program.
+    /// Starts a client process through another program.
     fn actor_by(&self, program: &[&str], part: &[&str]) -> Process {
         use std::os::unix::fs::PermissionsExt;
         let open = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(self.dir(), open).expect("a directory of our own");
+        std::fs::set_permissions(self.dir(), open).expect("the test owns the directory");
         let actor = self.dir().join("actor");
         if !actor.exists() {
             copy_files(self.binaries.actor, &actor);
@@ -171,7 +172,7 @@ impl Daemon {
         Process::start(command)
     }
 
-    /// Figures of the daemon, asked by a session of its own, which they count.
+    /// Returns the daemon's status, queried by a new session. The status includes that session.
     ///
     /// # Panics
     ///
@@ -181,12 +182,12 @@ impl Daemon {
         context.status().expect("the daemon answers")
     }
 
-    /// Asks for the status until `settled` is content with it.
+    /// Polls the status until `settled` returns true.
     ///
     /// # Panics
     ///
-    /// If it never is.
-    pub fn settles(&self, what: &str, settled: impl Fn(&StatusInfo) -> bool) -> StatusInfo {
+    /// If `settled` does not return true before the deadline.
+    pub fn wait_status(&self, what: &str, settled: impl Fn(&StatusInfo) -> bool) -> StatusInfo {
         let deadline = Instant::now() + DEADLINE;
         let context = Context::open_at(&self.socket).expect("the daemon answers");
         loop {
@@ -199,16 +200,16 @@ impl Daemon {
         }
     }
 
-    /// Waits until no session but the asking one and nothing of any session is left.
+    /// Waits until the querying session is the only object left.
     pub fn is_empty(&self) -> StatusInfo {
-        self.settles("empty", nothing_left)
+        self.wait_status("empty", nothing_left)
     }
 
-    /// What the kernel holds for the daemon when it has nothing but one session that asks.
+    /// Waits until the querying session is the only object left. Returns the daemon's footprint.
     ///
     /// # Panics
     ///
-    /// If it does not get there.
+    /// If other objects are left at the deadline.
     pub fn at_rest(&self) -> Footprint {
         let context = Context::open_at(&self.socket).expect("the daemon answers");
         self.at_rest_but_for(&context)
@@ -220,7 +221,7 @@ impl Daemon {
         loop {
             let status = context.status().expect("the daemon answers");
             let now = self.footprint();
-            // Sockets and mappings go a moment after the session that had them.
+            // The kernel frees sockets and mappings shortly after the end of their session.
             if nothing_left(&status) && last == Some((now.descriptors, now.mappings)) {
                 return now;
             }
@@ -229,31 +230,31 @@ impl Daemon {
         }
     }
 
-    /// Waits until it is at rest and holds no more descriptors and mappings than at the start; what
-    /// it holds then.
+    /// Waits until the daemon is at rest with no more descriptors and mappings than in `start`.
+    /// Returns its footprint.
     ///
     /// # Panics
     ///
-    /// If it keeps something.
+    /// If it leaks any.
     pub fn shrinks_to(&self, start: Footprint) -> Footprint {
         let deadline = Instant::now() + DEADLINE;
-        // One session: those that have ended count until they are gone.
+        // One session for all polls, because each ended session counts until the daemon removes it.
         let context = Context::open_at(&self.socket).expect("the daemon answers");
         loop {
             let now = self.at_rest_but_for(&context);
-            // The start may have met a thread of the daemon with a socket open for a moment.
+            // `start` may include a socket that a thread of the daemon had open briefly.
             if now.descriptors <= start.descriptors && now.mappings <= start.mappings {
                 return now;
             }
             assert!(
                 Instant::now() < deadline,
-                "{now:?} is left of {start:?}:\n{}",
+                "leaked: {now:?} after {start:?}:\n{}",
                 self.descriptors().join("\n")
             );
         }
     }
 
-    /// What its descriptors are, a line each; of a socket, the kernel's line about it.
+    /// Describes each descriptor in one line. Sockets include the kernel's table entry.
     fn descriptors(&self) -> Vec<String> {
         let proc = PathBuf::from(format!("/proc/{}", self.pid()));
         let read = |name: &str| std::fs::read_to_string(proc.join("net").join(name));
@@ -272,12 +273,12 @@ impl Daemon {
         open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).map(|to| of(&to)).collect()
     }
 
-    /// Time for which its threads have had a CPU.
+    /// Returns the CPU time of all threads of the daemon.
     ///
     /// # Panics
     ///
-    /// If it is gone.
-    pub fn worked(&self) -> Duration {
+    /// If the daemon is gone.
+    pub fn cpu_time(&self) -> Duration {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
         let of = |thread: std::io::Result<std::fs::DirEntry>| {
             let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
@@ -286,11 +287,11 @@ impl Daemon {
         threads.expect("the daemon lives").filter_map(of).sum()
     }
 
-    /// What the kernel holds for the daemon now.
+    /// Returns the daemon's current kernel resources.
     ///
     /// # Panics
     ///
-    /// If it is gone.
+    /// If the daemon is gone.
     pub fn footprint(&self) -> Footprint {
         let proc = PathBuf::from(format!("/proc/{}", self.pid()));
         let read = |name| std::fs::read_to_string(proc.join(name)).expect("the daemon lives");
@@ -307,49 +308,48 @@ impl Daemon {
         }
     }
 
-    /// Stops it with `SIGTERM` and insists on an orderly end; what it printed.
+    /// Stops the daemon with `SIGTERM`. Returns its output.
     ///
     /// # Panics
     ///
-    /// If it ends otherwise or leaves its socket behind.
+    /// If it exits with a failure or leaves its socket file behind.
     pub fn stop(mut self) -> Vec<String> {
-        self.stop_in_order()
+        self.stop_gracefully()
     }
 
-    /// Waits until it has printed a line with `text`; what comes after that in the line.
+    /// Waits for an output line with `text` and returns the rest of the line.
     ///
     /// # Panics
     ///
-    /// If it does not.
+    /// If none appears before the deadline.
     pub fn says(&mut self, text: &str) -> String {
-        self.process.as_mut().expect("it runs").line_after(text)
+        self.process.as_mut().expect("a running daemon").line_after(text)
     }
 
-    /// Sends it a signal.
+    /// Sends the daemon a signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(process) = &self.process {
             process.signal(signal);
         }
     }
 
-    /// Waits for the orderly end of a daemon that was told to stop and has given up its socket;
-    /// what it printed.
+    /// Waits until a daemon that is already stopping has exited. Returns its output.
     ///
     /// # Panics
     ///
-    /// If it ends otherwise or stays.
+    /// If it exits with a failure or does not exit before the deadline.
     pub fn ends(mut self) -> Vec<String> {
         self.process.take().map(Process::succeed).unwrap_or_default()
     }
 
-    /// Kills it.
+    /// Kills the daemon.
     pub fn kill(mut self) {
         if let Some(process) = self.process.take() {
             process.kill();
         }
     }
 
-    fn stop_in_order(&mut self) -> Vec<String> {
+    fn stop_gracefully(&mut self) -> Vec<String> {
         let Some(process) = self.process.take() else { return Vec::new() };
         process.signal(Signal::TERM);
         let (status, lines) = process.finish();
@@ -362,7 +362,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.stop_in_order();
+            self.stop_gracefully();
         }
     }
 }

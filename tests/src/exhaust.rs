@@ -1,4 +1,4 @@
-//! A client that takes all there is of one thing, keeps it, and goes on asking for more.
+//! A client that takes all of one resource, keeps it, and continues to request more.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -12,7 +12,7 @@ use rnic_client::{
 
 use crate::DEADLINE;
 
-/// What is taken.
+/// The resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum What {
     /// Sessions.
@@ -21,20 +21,20 @@ pub enum What {
     Memory,
     /// Memory regions.
     Regions,
-    /// Queue memory, by large completion queues.
+    /// Arena memory, by creating large completion queues.
     Arena,
     /// Queue pairs.
     QueuePairs,
-    /// Descriptors, by completion channels.
+    /// Descriptors, by creating completion channels.
     Channels,
     /// Bound addresses.
     Listeners,
-    /// Connections: QPs that are connected to each other.
+    /// Connections between two QPs of the session.
     Connections,
 }
 
-/// Takes until refused, tells `refused` the refusal, and asks on until `go_on` says otherwise.
-/// Returns how much there was.
+/// Creates objects until the daemon refuses one, passes the refusal to `refused`, and keeps trying
+/// while `go_on` returns true. Returns the number of objects created.
 pub fn exhaust(
     what: What,
     refused: impl FnOnce(&Error),
@@ -56,11 +56,11 @@ pub fn exhaust(
     Ok(hoard.len())
 }
 
-/// Has so many descriptors in flight, in packets that nobody reads, as long as the socket lives.
+/// Keeps `count` descriptors in flight, in unread packets, until the returned sockets are closed.
 ///
 /// # Errors
 ///
-/// Those of the system.
+/// System errors.
 pub fn in_flight(count: usize) -> io::Result<[OwnedFd; 2]> {
     use rustix::net::{
         AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
@@ -81,7 +81,7 @@ pub fn in_flight(count: usize) -> io::Result<[OwnedFd; 2]> {
     Ok([ours, theirs])
 }
 
-/// Descriptors of a packet.
+/// Maximum number of descriptors per packet.
 const PACKET: usize = 100;
 
 struct Taker {
@@ -121,14 +121,15 @@ impl Taker {
         self.pd.create_qp(&QpOptions::new(&self.cq))
     }
 
-    /// A connection between two QPs of this session.
+    /// Connects two QPs of this session.
     fn connect(&mut self) -> Result<[Qp; 2], Error> {
         let listener = match &mut self.listener {
             Some(listener) => listener,
             none => none.insert(self.context.listen("127.0.0.1:0", 16)?),
         };
         let address = listener.local_addr();
-        let (active, passive) = (self.qp()?, self.qp()?);
+        let active = self.qp()?;
+        let passive = self.qp()?;
         let options = ConnectOptions { ird: Some(1), ord: Some(1), ..ConnectOptions::default() };
         active.start_connect(address, &options)?;
         let request = self.listener.as_ref().map(|l| l.accept_request(Some(DEADLINE)));

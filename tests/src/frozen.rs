@@ -1,8 +1,8 @@
-//! A file system that takes questions and never answers some: whoever closes a file of it, or
-//! touches its pages, waits until the server is gone, past `SIGKILL`.
+//! A FUSE file system that leaves some requests unanswered. A process that closes its file or
+//! touches the file's pages blocks until the server is gone, even after `SIGKILL`.
 //!
-//! Mounted in a mount namespace of the server's own, so that nothing but descriptors and address
-//! spaces leads into it, and nothing of it is left behind.
+//! The file system is mounted in the server's own mount namespace. Only descriptors and address
+//! spaces refer to it, so nothing is left after a test.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -26,47 +26,46 @@ use crate::attached::{self, CopyQueue};
 use crate::raw::Raw;
 use crate::traffic::Failure;
 
-/// Bytes of the one file.
+/// Length of the only file in bytes.
 pub const LEN: usize = 65536;
 
-/// The name of the one file.
+/// Name of the only file.
 const NAME: &str = "frozen";
 const FILE: INodeNo = INodeNo(2);
-const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+const FOREVER: Duration = Duration::from_secs(1 << 30);
 
-/// How a client passes a descriptor of a frozen file.
+/// Requests with which a client can pass a descriptor of a frozen file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Passed {
     /// As a shared buffer.
     SharedBuffer,
-    /// As its memory.
+    /// As the client's memory.
     Memory,
     /// As a TCP socket.
     Socket,
-    /// With a request that carries none.
+    /// With a request that carries no descriptors.
     Unasked,
-    /// With its greeting.
+    /// With Hello.
     Hello,
 }
 
-/// Mounts the file system at a directory, and starts a client under its eyes, in the same mount
-/// namespace, as another user; returns when that has ended. Prints which questions are left
-/// unanswered.
+/// Mounts the file system at a directory and starts a client as another user in the same mount
+/// namespace. Returns when the client has ended. Prints the names of unanswered requests.
 ///
 /// # Errors
 ///
-/// Those of the system; a client that fails.
+/// System errors, or failure of the client.
 pub fn serve(directory: &Path, uid: u32, part: &[String]) -> Result<(), Failure> {
     let _mounted = mount(directory)?;
     println!("mounted");
     let mut client = Command::new("setpriv");
-    // It ends with its server: it cannot alone.
+    // Kill the client when the server dies. A client that is blocked on the file cannot exit.
     client.args(["--pdeathsig=KILL", "--clear-groups"]);
     client.args([format!("--reuid={uid}"), format!("--regid={uid}")]);
     client.arg(std::env::current_exe()?).args(part).arg(directory.join(NAME));
     match client.status()? {
         status if status.success() => Ok(()),
-        status => Err(format!("its client: {status}").into()),
+        status => Err(format!("the client failed: {status}").into()),
     }
 }
 
@@ -77,22 +76,22 @@ fn mount(directory: &Path) -> std::io::Result<BackgroundSession> {
     fuser::spawn_mount(Frozen, directory, &config)
 }
 
-/// Passes a descriptor of a frozen file to the daemon; prints the refusal.
+/// Passes a descriptor of a frozen file to the daemon and prints the refusal.
 ///
 /// # Errors
 ///
-/// If it is taken.
+/// If the daemon accepts it.
 pub fn pass(socket: &Path, how: Passed, file: &Path) -> Result<(), Failure> {
-    // Never closed here: it would be this process that waits.
+    // Never closed here, because this process would block in the close.
     let frozen = std::mem::ManuallyDrop::new(OwnedFd::from(File::open(file)?));
     let descriptor = [frozen.as_fd()];
     if how == Passed::Hello {
-        let raw = Raw::try_connect(socket).ok_or("the daemon is not there")?;
+        let raw = Raw::try_connect(socket).ok_or("cannot connect to the daemon")?;
         let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
         raw.send(&hello.to_bytes(), &descriptor);
         return match raw.receive() {
             None => Ok(()),
-            Some(_) => Err("it was greeted".into()),
+            Some(_) => Err("the daemon answered the Hello".into()),
         };
     }
     let mut raw = Raw::try_open(socket).ok_or("no session")?;
@@ -107,30 +106,30 @@ pub fn pass(socket: &Path, how: Passed, file: &Path) -> Result<(), Failure> {
         Some((bytes, _)) => postcard::from_bytes::<Reply>(&bytes)?.result.err(),
         None => None,
     };
-    println!("refused: {}", refusal.ok_or("it was taken")?);
+    println!("refused: {}", refusal.ok_or("the request was granted")?);
     Ok(())
 }
 
-/// A frozen file's pages, lent to everybody in a protection domain.
+/// Pages of a frozen file, lent to all members of a protection domain.
 pub struct Lent {
     _session: Raw,
     _pages: Arc<Mapping>,
 }
 
 impl Lent {
-    /// Attaches its memory and registers the pages in the named domain; prints address and STag.
-    /// Threads make the copies as those of the library do.
+    /// Attaches this process's memory, registers the pages in the named domain and prints their
+    /// address and STag. Threads serve the copy queues, as in the library.
     ///
     /// # Errors
     ///
-    /// Those of the system; refusals of the daemon.
+    /// System errors and refusals of the daemon.
     pub fn new(socket: &Path, pd: &str, file: &Path) -> Result<Self, Failure> {
         let file = File::options().read(true).write(true).open(file)?;
         let file = std::mem::ManuallyDrop::new(file);
         let pages = Mapping::map_arena(file.as_fd(), LEN)?;
         let mut raw = Raw::try_open(socket).ok_or("no session")?;
         for queue in CopyQueue::of_each_worker(&mut raw)? {
-            std::thread::spawn(|| queue.serve_for_ever());
+            std::thread::spawn(|| queue.serve_forever());
         }
         let (_, lent) = attached::register_raw(&mut raw, pd, &pages)?;
         println!("region {} {}", lent.addr, lent.rkey.0);
@@ -165,7 +164,7 @@ fn attributes(ino: INodeNo) -> FileAttr {
     }
 }
 
-/// Leaves a question without an answer; dropping the reply would be one.
+/// Leaves a request unanswered. Dropping the reply would send an error.
 fn leave(question: &str, reply: impl Sized) {
     println!("asked: {question}");
     std::mem::forget(reply);
@@ -173,14 +172,15 @@ fn leave(question: &str, reply: impl Sized) {
 
 impl Filesystem for Frozen {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match name == NAME {
-            true => reply.entry(&FOR_EVER, &attributes(FILE), Generation(0)),
-            false => reply.error(Errno::ENOENT),
+        if name == NAME {
+            reply.entry(&FOREVER, &attributes(FILE), Generation(0));
+        } else {
+            reply.error(Errno::ENOENT);
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&FOR_EVER, &attributes(ino));
+        reply.attr(&FOREVER, &attributes(ino));
     }
 
     fn read(

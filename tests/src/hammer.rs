@@ -1,5 +1,5 @@
-//! Clients that never stop: one writes through whatever STag it is given until that fails, one
-//! binds a window again and again.
+//! Clients that stress the daemon: one writes through each STag it receives until a Write fails,
+//! and one binds and unbinds windows.
 
 use std::net::SocketAddr;
 
@@ -11,12 +11,11 @@ use rnic_client::{
 use crate::DEADLINE;
 use crate::traffic::Failure;
 
-/// Writes under way at a time.
+/// Outstanding Writes.
 const DEPTH: u32 = 16;
 
-/// Connects to `host` again and again, and writes bytes of `0x11` all over the memory that its
-/// message names, until the host ends that connection. Returns how often, when nobody listens any
-/// more.
+/// Connects to `host` repeatedly, and each time fills the region in the host's message with `0x11`
+/// until a Write fails. When `host` no longer listens, returns the number of connections.
 pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
     let pd = context.open_pd(None)?;
     let cq = context.create_cq(256, None)?;
@@ -37,11 +36,11 @@ pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
         received[0].ok()?;
         let mut named = [0; RemoteMr::LEN];
         letter.read_at(0, &mut named)?;
-        let target = RemoteMr::from_bytes(&named).ok_or("no memory was named")?;
+        let target = RemoteMr::from_bytes(&named).ok_or("the message contains no region")?;
         let buffer = context.create_shared_buffer(target.len)?;
         let source = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         source.fill(0, target.len as usize, 0x11)?;
-        // A region fits into an element.
+        // The region fits into one SGE.
         let sges = [source.sge(0, target.len as u32)];
         let write = SendRequest::write(1, &sges, target.at(0));
         qp.post_send(&[write; DEPTH as usize])?;
@@ -65,11 +64,11 @@ pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
     Ok(0)
 }
 
-/// Two QPs of one domain that are connected to each other.
+/// Connects two QPs of one domain.
 pub fn couple(context: &Context, pd: &Pd, cq: &Cq) -> Result<(Qp, Qp), Failure> {
     let listener = context.listen("127.0.0.1:0", 1)?;
-    let (active, passive) =
-        (pd.create_qp(&QpOptions::new(cq))?, pd.create_qp(&QpOptions::new(cq))?);
+    let active = pd.create_qp(&QpOptions::new(cq))?;
+    let passive = pd.create_qp(&QpOptions::new(cq))?;
     active.start_connect(listener.local_addr(), &ConnectOptions::default())?;
     let request = listener.accept_request(Some(DEADLINE))?;
     request.accept(&passive, &AcceptOptions::default())?;
@@ -77,8 +76,8 @@ pub fn couple(context: &Context, pd: &Pd, cq: &Cq) -> Result<(Qp, Qp), Failure> 
     Ok((active, passive))
 }
 
-/// Binds windows of both types to one region and unbinds them, as fast as it can, for ever.
-pub fn bind_for_ever(context: &Context) -> Result<(), Failure> {
+/// Binds windows of both types to a region and unbinds them, as fast as it can, forever.
+pub fn bind_forever(context: &Context) -> Result<(), Failure> {
     let pd = context.open_pd(None)?;
     let cq = context.create_cq(256, None)?;
     let (qp, _peer) = couple(context, &pd, &cq)?;
@@ -86,7 +85,8 @@ pub fn bind_for_ever(context: &Context) -> Result<(), Failure> {
     let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE | Access::MW_BIND)?;
     let bind = Bind::new(&region, 8..16, Access::REMOTE_WRITE);
     loop {
-        let (one, two) = (pd.alloc_window(WindowKind::Type1)?, pd.alloc_window(WindowKind::Type2)?);
+        let one = pd.alloc_window(WindowKind::Type1)?;
+        let two = pd.alloc_window(WindowKind::Type2)?;
         for key in 0..4 {
             one.bind(&qp, 1, &bind)?;
             two.bind_with_key(&qp, 2, &bind, key)?;
@@ -104,7 +104,8 @@ pub fn bind_for_ever(context: &Context) -> Result<(), Failure> {
             }
         }
         println!("under way");
-        // Its bind is under way when it goes, and so is the region's when the process ends.
+        // Both windows are dropped, one of them bound. When the process ends, the region may be
+        // deregistered with a window bound to it.
         one.bind(&qp, 5, &bind)?;
         let mut last = [Completion::default()];
         cq.wait(&mut last, Some(DEADLINE))?;

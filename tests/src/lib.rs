@@ -1,9 +1,9 @@
-//! Harness of the end-to-end tests: daemons and clients as real processes.
+//! Harness of the end-to-end tests, which run daemons and clients as real processes.
 //!
-//! Every test has daemons of its own in a directory of its own, on ports that the kernel chooses
-//! for a socket that stays open, or that [`ports`] reserves. Nothing waits longer than
-//! [`DEADLINE`]; what is still alive then is killed and the test fails with what it printed.
-//! Dropping a [`Daemon`] stops it in order and fails the test if it left anything behind.
+//! Every test starts its own daemons in its own directory, on ports that the kernel chooses for a
+//! socket that stays open, or that [`ports`] reserves. Every wait ends at [`DEADLINE`]: the harness
+//! then kills the process and fails the test with the process's output. Dropping a [`Daemon`] stops
+//! it and fails the test if it exits with a failure or leaves its socket file behind.
 
 pub mod apart;
 pub mod attached;

@@ -1,4 +1,4 @@
-//! Two RC QPs of which one belongs to a process that is killed under traffic.
+//! Two RC QPs, one of which belongs to a process that the test kills under traffic.
 
 use rnic_client::{
     Access, Context, Gid, Qp, QpOptions, QpType, RecvRequest, RemoteMr, Sending, Wiring,
@@ -8,23 +8,23 @@ use rnic_core::types::QpId;
 use crate::traffic::Failure;
 use crate::{DEADLINE, attached};
 
-/// Bytes that the mortal end lends.
+/// Length of the lent region in bytes.
 pub const LENT: usize = 256 * 1024;
 
-/// Bytes of a receive at the mortal end.
+/// Length in bytes of each receive of the process to be killed.
 pub const RECEIVE: u32 = 4096;
 
-/// As few retries as there can be.
+/// Send attributes with the fewest retries.
 pub const HASTY: Sending = Sending { sq_psn: 7, timeout: 10, retry_count: 1, rnr_retry: 7, ord: 4 };
 
-/// Any time to send is enough.
+/// Send attributes with the longest timeout.
 const PATIENT: Sending = Sending { timeout: 31, retry_count: 7, ..HASTY };
 
-/// Wires a QP to one of the same device, for which it waits as long as it takes.
+/// Connects a QP to a QP of the same device, with the longest retry time.
 ///
 /// # Errors
 ///
-/// Those of the library.
+/// Errors of the library.
 pub fn wire(qp: &Qp, gid: Gid, peer: QpId) -> Result<(), Failure> {
     let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let wiring = Wiring {
@@ -41,17 +41,17 @@ pub fn wire(qp: &Qp, gid: Gid, peer: QpId) -> Result<(), Failure> {
     Ok(qp.to_rts(&PATIENT)?)
 }
 
-/// Prints the number of a QP and the memory that it lends.
+/// Prints a QP number and the lent region.
 fn offer(qp: QpId, lent: &RemoteMr) {
     let bytes: String = lent.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     println!("answers as {qp} {bytes}");
 }
 
-/// What the mortal end has printed.
+/// Parses the line that the process to be killed has printed.
 ///
 /// # Panics
 ///
-/// If it is something else.
+/// If the line is malformed.
 pub fn offered(line: &str) -> (QpId, RemoteMr) {
     let (qp, bytes) = line.split_once(' ').expect("a number and an address");
     let digits: Vec<char> = bytes.chars().collect();
@@ -61,18 +61,18 @@ pub fn offered(line: &str) -> (QpId, RemoteMr) {
     (QpId(qp.parse().expect("a number")), lent)
 }
 
-/// The mortal end: answers a peer until the process is killed.
+/// Runs the process to be killed: receives Sends from `peer` in an endless loop.
 ///
 /// # Errors
 ///
-/// Those of the library, and if nothing comes before the deadline.
+/// Errors of the library, or if no message arrives before the deadline.
 pub fn answer(context: &Context, peer: u32) -> Result<(), Failure> {
     context.attach_memory()?;
     let pd = context.open_pd(None)?;
     let lent = attached::region(&pd, vec![0; LENT])?;
     let inbox = attached::region(&pd, vec![0; RECEIVE as usize])?;
     let cq = context.create_cq(256, None)?;
-    let options = QpOptions { kind: QpType::Wired, rq_depth: 64, ..QpOptions::new(&cq) };
+    let options = QpOptions { kind: QpType::Rc, rq_depth: 64, ..QpOptions::new(&cq) };
     let qp = pd.create_qp(&options)?;
     let gid = context.gids()?[0].gid;
     let sges = [inbox.sge(0, RECEIVE)];

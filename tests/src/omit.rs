@@ -1,10 +1,11 @@
-//! Tests that do not run on this machine.
+//! Reports of tests that cannot run on this machine.
 
 use std::io::Write;
 
 /// Reports a test, or a part of it, that this machine cannot run.
 ///
-/// Writes to standard error itself, because the test runner hides the output of tests that pass.
+/// Writes to standard error directly, because the test runner captures the output of `eprintln!`
+/// in tests that pass.
 ///
 /// # Panics
 ///

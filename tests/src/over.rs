@@ -1,5 +1,5 @@
-//! Two ends that make a TCP connection themselves, talk plainly on it, and then hand both its ends
-//! to the daemon: as the client of a daemon in another network namespace has to.
+//! Two ends that connect over TCP themselves, exchange plain bytes, and then pass both sockets to
+//! the daemon, as a client outside the daemon's network namespace must do.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -12,10 +12,10 @@ use rnic_client::{
 use crate::DEADLINE;
 use crate::traffic::{Failure, Rng};
 
-/// Bytes written through the connection, and of plain TCP in each direction.
+/// Number of bytes written through the connection, and of plain bytes in each direction.
 const LEN: usize = 1 << 20;
 
-/// One end: a QP, and memory to write from and into.
+/// One end: a QP and a region for data.
 struct End {
     qp: Qp,
     cq: Cq,
@@ -43,10 +43,12 @@ impl End {
     }
 }
 
-/// Exchanges seeded bytes in both directions at once, in plain TCP.
-fn talk_plainly(stream: &TcpStream, ours: u64, theirs: u64) -> Result<(), Failure> {
+/// Exchanges seeded bytes in both directions at once over plain TCP.
+fn exchange_plain_bytes(stream: &TcpStream, ours: u64, theirs: u64) -> Result<(), Failure> {
     stream.set_read_timeout(Some(DEADLINE))?;
-    let (mut out, mut expected, mut found) = (vec![0; LEN], vec![0; LEN], vec![0; LEN]);
+    let mut out = vec![0; LEN];
+    let mut expected = vec![0; LEN];
+    let mut found = vec![0; LEN];
     Rng::new(ours).fill(&mut out);
     Rng::new(theirs).fill(&mut expected);
     std::thread::scope(|scope| {
@@ -56,30 +58,28 @@ fn talk_plainly(stream: &TcpStream, ours: u64, theirs: u64) -> Result<(), Failur
         });
         (&mut &*stream).read_exact(&mut found)?;
         writing.join().map_err(|_| "the writer panicked")??;
-        match found == expected {
-            true => Ok(()),
-            false => Err("plain bytes differ".into()),
-        }
+        if found == expected { Ok(()) } else { Err("plain bytes differ".into()) }
     })
 }
 
-/// The end that asks: turned away once, goes on in plain TCP, asks again and writes.
+/// The connecting end: is rejected once, returns to plain TCP, connects again and writes.
 fn initiate(context: &Context, stream: TcpStream) -> Result<(), Failure> {
     let end = End::new(context)?;
-    talk_plainly(&stream, 1, 2)?;
+    exchange_plain_bytes(&stream, 1, 2)?;
     let private_data = b"first".to_vec();
     let options = ConnectOptions { private_data, ..ConnectOptions::default() };
     let Err(refused) = end.qp.connect_over(stream, &options) else {
-        return Err("it was not rejected".into());
+        return Err("the request was not rejected".into());
     };
     match &refused.error {
         Error::Rejected { private_data } if private_data == b"later" => {}
         other => return Err(format!("not rejected but {other}").into()),
     }
-    let stream = refused.stream.ok_or("the socket did not come back")?;
-    talk_plainly(&stream, 3, 4)?;
+    let stream = refused.stream.ok_or("the socket was not returned")?;
+    exchange_plain_bytes(&stream, 3, 4)?;
     let connected = end.qp.connect_over(stream, &ConnectOptions::default())?;
-    let theirs = RemoteMr::from_bytes(&connected.private_data).ok_or("no region was named")?;
+    let theirs = RemoteMr::from_bytes(&connected.private_data)
+        .ok_or("the private data contains no region")?;
     let mut bytes = vec![0; LEN];
     Rng::new(5).fill(&mut bytes);
     end.region.write_at(0, &bytes)?;
@@ -94,29 +94,30 @@ fn initiate(context: &Context, stream: TcpStream) -> Result<(), Failure> {
     ended(&end.qp)
 }
 
-/// The end that is asked: turns the first request away, and with it in mind accepts the second.
+/// The accepting end: rejects the first request and accepts the second.
 fn respond(context: &Context, stream: TcpStream) -> Result<(), Failure> {
     let end = End::new(context)?;
-    talk_plainly(&stream, 2, 1)?;
+    exchange_plain_bytes(&stream, 2, 1)?;
     let request = context.serve_over(stream)?.accept_request(Some(DEADLINE))?;
     if request.request().private_data() != b"first" {
         return Err(format!("private data {:?}", request.request().private_data()).into());
     }
-    // What is written next stands right behind the MPA Reply.
+    // The next plain bytes follow the MPA Reply directly.
     let stream = request.reject(b"later")?;
-    talk_plainly(&stream, 4, 3)?;
+    exchange_plain_bytes(&stream, 4, 3)?;
     let request = context.serve_over(stream)?.accept_request(Some(DEADLINE))?;
     let private_data = end.region.remote().to_bytes().to_vec();
     request.accept(&end.qp, &AcceptOptions { private_data, ..AcceptOptions::default() })?;
     end.completes(CompletionOpcode::Receive)?;
-    let (mut expected, mut found) = (vec![0; LEN], vec![0; LEN]);
+    let mut expected = vec![0; LEN];
+    let mut found = vec![0; LEN];
     Rng::new(5).fill(&mut expected);
     end.region.read_at(0, &mut found)?;
     if found != expected {
-        return Err("what was written differs".into());
+        return Err("written bytes differ".into());
     }
     if end.qp.query()?.path != "tcp" {
-        return Err("the connection went another way than the socket".into());
+        return Err("the connection does not use the socket".into());
     }
     end.qp.post_send(&[SendRequest::send_inline(4, b"").signaled()])?;
     end.completes(CompletionOpcode::Send)?;
@@ -130,7 +131,7 @@ fn ended(qp: &Qp) -> Result<(), Failure> {
     }
 }
 
-/// Plays both ends, on a connection of this process's network namespace.
+/// Plays both ends over a connection in this process's network namespace.
 pub fn play(initiator: &Context, responder: &Context) -> Result<(), Failure> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let active = TcpStream::connect(listener.local_addr()?)?;

@@ -1,5 +1,5 @@
-//! Capture files out of what a relay carried: classic pcap with Ethernet, IP and TCP around it, as
-//! if it had been caught on a wire.
+//! Capture files of relayed connections: classic pcap with Ethernet, IP and TCP headers, as if
+//! captured on a network.
 
 use std::io::Write;
 use std::path::Path;
@@ -8,23 +8,23 @@ use etherparse::{PacketBuilder, TcpOptionElement};
 
 use crate::relay::{Record, Way, What};
 
-/// Port of the responder; no other protocol has it.
+/// Port of the responder. Wireshark assigns no other protocol to it over TCP.
 pub const PORT: u16 = 4791;
-/// Bytes of segments, one after the other, so that hardly an FPDU begins a segment. Wireshark does
-/// not take a segment for the beginning of an FPDU that holds only its first few bytes, so only the
-/// last one of a stream may be shorter than the smallest of these.
+/// Segment lengths, used in turn. Few segments start with an FPDU. Wireshark does not recognise
+/// an FPDU in a segment that holds only its first few bytes, so only the last segment of a stream
+/// may be shorter than the smallest of these.
 const SEGMENTS: [usize; 8] = [1448, 71, 49, 600, SMALLEST, 1448, 90, 1001];
 const SMALLEST: usize = 33;
 
-/// How bytes become segments.
+/// How the byte stream is cut into segments.
 pub enum Cuts {
-    /// Anywhere.
+    /// At any offset.
     Anywhere,
-    /// One segment for each FPDU, whose lengths these are, each way.
+    /// At FPDU boundaries. Contains the lengths of the FPDUs in each direction.
     Fpdus([Vec<usize>; 2]),
 }
 
-/// One end of the connection.
+/// An end of the connection.
 struct End {
     address: [u8; 4],
     port: u16,
@@ -34,7 +34,7 @@ struct End {
 /// Writes the connection to a file.
 pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
     let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
-    // Magic number with microseconds, version 2.4, longest packet, Ethernet.
+    // Magic number for microseconds, version 2.4, snapshot length, Ethernet.
     for word in [0xA1B2_C3D4, 0x0004_0002, 0, 0, 262_144, 1u32] {
         file.write_all(&word.to_le_bytes())?;
     }
@@ -69,8 +69,8 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
             let size = match cuts {
                 // The start-up frames.
                 _ if n < 2 => rest.len(),
-                // A read of the relay may end with the first bytes of an FPDU, which then begin
-                // the next segment.
+                // A read of the relay may end with the first bytes of an FPDU. Start the next
+                // segment with them.
                 Cuts::Anywhere if rest.len() < SMALLEST => {
                     kept[way as usize] = rest.to_vec();
                     break;
@@ -91,7 +91,7 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
     wire.file.flush()
 }
 
-/// Bytes that followed one another one way as one piece, but for the start-up frames.
+/// Joins consecutive bytes of one direction, except for the start-up frames.
 fn joined(record: &Record) -> Record {
     let mut all = record[..2].to_vec();
     for (way, what) in &record[2..] {
@@ -116,7 +116,7 @@ enum Flags {
 struct Wire<W> {
     ends: [End; 2],
     file: W,
-    /// Microseconds.
+    /// Time in microseconds.
     clock: u32,
 }
 
@@ -160,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// The payload of each segment, and whether the responder sent it.
+    /// Returns the payload of each segment, and true if the responder sent it.
     fn segments(file: &[u8]) -> Vec<(bool, Vec<u8>)> {
         let mut rest = &file[24..];
         let mut found = Vec::new();
@@ -176,9 +176,9 @@ mod tests {
         found
     }
 
-    /// Reads of the relay may have any length, and alternate between both ways.
+    /// Reads of the relay may have any length and alternate between the directions.
     #[test]
-    fn no_segment_but_the_last_holds_only_a_few_bytes() {
+    fn only_the_last_segment_is_short() {
         let bytes = |len: usize| What::Bytes((0..len).map(|n| n as u8).collect());
         let mut record = vec![(Way::Up, bytes(20)), (Way::Down, bytes(20))];
         for len in 1..200 {
@@ -202,7 +202,9 @@ mod tests {
                 .collect::<Vec<_>>()
                 .concat();
             assert_eq!(segments.concat(), carried);
-            let [_start_up, between @ .., _last] = &segments[..] else { panic!("few segments") };
+            let [_start_up, between @ .., _last] = &segments[..] else {
+                panic!("too few segments")
+            };
             assert!(between.iter().all(|segment| segment.len() >= SMALLEST), "{way:?}");
         }
     }

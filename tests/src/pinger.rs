@@ -1,4 +1,4 @@
-//! Two sessions that bounce a message, to see what others do to its time.
+//! Two sessions that bounce a message, to measure how other clients affect its latency.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,26 +7,26 @@ use rnic_client::{Context, Qp, RecvRequest, SendRequest};
 
 use crate::{Client, Daemon};
 
-/// A ping-pong of one thread over two sessions.
+/// A single-threaded ping-pong between two sessions.
 pub struct Pinger {
     ends: [(Client, Qp); 2],
 }
 
 impl Pinger {
-    /// Connects the two.
+    /// Connects two sessions.
     ///
     /// # Panics
     ///
-    /// If the daemon does not let it.
+    /// If the daemon refuses a request.
     pub fn new(daemon: &Daemon) -> Self {
         Pinger::at(daemon.socket())
     }
 
-    /// Connects the two at the daemon that serves this socket.
+    /// Connects two sessions at the daemon with this socket.
     ///
     /// # Panics
     ///
-    /// If the daemon does not let it.
+    /// If the daemon refuses a request.
     pub fn at(socket: &Path) -> Self {
         let ends = [(); 2].map(|()| {
             let client = Client::of(&Context::open_at(socket).expect("the daemon answers"));
@@ -38,7 +38,7 @@ impl Pinger {
         Pinger { ends }
     }
 
-    /// Median time of a round trip, of so many.
+    /// Returns the median time of `rounds` round trips.
     ///
     /// # Panics
     ///
@@ -55,7 +55,7 @@ impl Pinger {
         times[rounds / 2]
     }
 
-    /// Round trips per second, of as many as begin in this time.
+    /// Returns the number of round trips per second, measured for `time`.
     ///
     /// # Panics
     ///
@@ -70,7 +70,7 @@ impl Pinger {
         f64::from(rounds) / began.elapsed().as_secs_f64()
     }
 
-    /// So many round trips.
+    /// Runs `n` round trips.
     ///
     /// # Panics
     ///
@@ -79,13 +79,13 @@ impl Pinger {
         (0..n).for_each(|_| self.round());
     }
 
-    /// There and back.
+    /// Sends a message there and back.
     fn round(&self) {
         for (from, to) in [(0, 1), (1, 0)] {
             let (client, qp) = &self.ends[to];
-            qp.post_recv(&[RecvRequest::new(0, &[])]).expect("room");
+            qp.post_recv(&[RecvRequest::new(0, &[])]).expect("room in the queue");
             let ping = SendRequest::send_inline(1, b"");
-            self.ends[from].1.post_send(&[ping]).expect("room");
+            self.ends[from].1.post_send(&[ping]).expect("room in the queue");
             client.success();
         }
     }

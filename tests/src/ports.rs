@@ -1,4 +1,4 @@
-//! Ports that one test has to itself.
+//! Port numbers reserved for one test.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -11,19 +11,19 @@ use crate::DEADLINE;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 
-/// Returns a port of TCP and UDP that is free at all addresses. No other test gets it while this
-/// process lives, and the kernel gives it to no outgoing connection, because it is below
+/// Returns a TCP and UDP port that is free at all addresses. No other test gets it during the life
+/// of this process, and the kernel assigns it to no outgoing connection, because it is below
 /// `ip_local_port_range` (`ip(7)`).
 ///
 /// # Panics
 ///
-/// If there is none.
-pub fn of_nobody() -> u16 {
+/// If no port is free.
+pub fn unused_port() -> u16 {
     static TRIED: AtomicU16 = AtomicU16::new(0);
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let first = range.ok().and_then(|text| text.split_whitespace().next()?.parse().ok());
     let end: u16 = first.unwrap_or(32768).max(2 * PORTS);
-    // Processes that look at the same time begin at different ones.
+    // Concurrent processes start at different ports.
     let begin = (std::process::id() % u32::from(PORTS)) as u16;
     for _ in 0..PORTS {
         let nth = (begin + TRIED.fetch_add(1, Ordering::Relaxed)) % PORTS;
@@ -40,7 +40,7 @@ pub fn of_nobody() -> u16 {
 /// of the socket until it calls exec.
 fn is_in_use(port: u16) -> bool {
     ["tcp", "tcp6", "udp", "udp6"].iter().any(|protocol| {
-        // One of them is missing where there is no IPv6.
+        // The IPv6 tables are missing where IPv6 is disabled.
         let sockets = std::fs::read_to_string(format!("/proc/thread-self/net/{protocol}"));
         let is_there = |line: &str| {
             let local = line.split_whitespace().nth(1).and_then(|at| at.rsplit(':').next());
@@ -50,8 +50,8 @@ fn is_in_use(port: u16) -> bool {
     })
 }
 
-/// Listens at an address where this process has listened before. Waits while a process that another
-/// test is starting holds a copy of the former socket, until it calls exec.
+/// Listens on an address where this process has listened before. Retries while a process that
+/// another test is starting holds a copy of the former socket, until it calls exec.
 ///
 /// # Panics
 ///
@@ -68,9 +68,9 @@ pub fn listen_again(address: SocketAddr) -> TcpListener {
     }
 }
 
-/// Reserves a port among the processes that use this module, until this one ends. Returns false if
-/// it is reserved already. The name of an abstract socket is as wide as a port number: it belongs
-/// to a network namespace.
+/// Reserves a port among the processes that use this module, until this process ends. Returns false
+/// if it is reserved already. The name of the abstract socket has the same scope as a port number:
+/// the network namespace.
 fn reserve(port: u16) -> bool {
     static RESERVED: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
     let name = SocketAddrUnix::new_abstract_name(format!("rnic-tests port {port}").as_bytes());
@@ -79,12 +79,12 @@ fn reserve(port: u16) -> bool {
     let held = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).expect("a socket");
     let reserved = bind(&held, &name).is_ok();
     if reserved {
-        RESERVED.lock().expect("no panic while it is held").push(held);
+        RESERVED.lock().expect("no thread panics with the lock").push(held);
     }
     reserved
 }
 
-/// From so many ports one is chosen.
+/// Number of candidate ports.
 const PORTS: u16 = 8192;
 
 #[cfg(test)]
@@ -95,11 +95,11 @@ mod tests {
 
     #[test]
     fn a_reserved_port_is_given_out_once() {
-        let port = of_nobody();
+        let port = unused_port();
         assert!(!reserve(port));
-        assert_ne!(of_nobody(), port);
+        assert_ne!(unused_port(), port);
         // The port itself is free for its owner.
-        drop(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).expect("free"));
+        drop(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).expect("a free port"));
     }
 
     #[test]
@@ -111,6 +111,6 @@ mod tests {
                 assert!(is_in_use(at.expect("its address").port()));
             }
         }
-        assert!(!is_in_use(of_nobody()));
+        assert!(!is_in_use(unused_port()));
     }
 }

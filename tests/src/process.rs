@@ -1,4 +1,4 @@
-//! A child process whose output is read line by line, with a deadline on everything.
+//! A child process with line-by-line access to its output. Every wait has a deadline.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -7,34 +7,34 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Deadline of everything that should take a moment. It only ends a test that hangs.
+/// Time limit of every operation that should be short. Reached only by a test that hangs.
 pub const DEADLINE: Duration = Duration::from_secs(180);
 
-/// Lets this process have as many descriptors as its hard limit allows; the soft limit of a plain
+/// Raises the descriptor limit of this process to the hard limit. The soft limit of an unprivileged
 /// user is often 1024.
 pub fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
-    setrlimit(Resource::Nofile, raised).expect("the hard limit is allowed");
+    setrlimit(Resource::Nofile, raised).expect("a soft limit may reach the hard limit");
 }
 
-/// The most memory that this process has had at once so far, in KiB.
+/// Returns the peak resident memory of this process in KiB.
 ///
 /// # Errors
 ///
-/// If the kernel does not say.
-pub fn touched() -> std::io::Result<u64> {
+/// If `/proc/self/status` cannot be read or lacks the value.
+pub fn peak_memory_kib() -> std::io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let number = peak.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok());
     number.ok_or_else(|| std::io::Error::other("no VmHWM in /proc/self/status"))
 }
 
-/// Copies a program, or a folder with the targets of its links, to where other users may read it.
-/// Another process writes the copy: a descriptor of this process that is open for writing could be
-/// inherited by a child that another thread is starting, and a program would be busy (`ETXTBSY`)
-/// until that child calls exec.
+/// Copies a program, or a folder with the targets of its links, to a place that other users can
+/// read. A separate process writes the copy: a child that another thread is starting could inherit
+/// a writable descriptor of this process, and executing the copy would fail with `ETXTBSY` until
+/// that child calls exec.
 ///
 /// # Panics
 ///
@@ -47,23 +47,23 @@ pub fn copy_files(from: impl AsRef<Path>, to: &Path) {
     assert!(copied.success(), "{} cannot be copied to {}", from.display(), to.display());
 }
 
-/// A child process. Dropping it kills it if it is still alive.
+/// A child process. Dropping it kills it if it is still running.
 pub struct Process {
     name: String,
     child: Child,
     lines: Receiver<String>,
     seen: Vec<String>,
-    /// Its standard input, which tells an actor to go on as long as it is open.
+    /// Its standard input. An actor runs as long as this is open.
     input: Option<ChildStdin>,
 }
 
 impl Process {
-    /// Starts a command; its standard output and error are collected. Its standard input stays
-    /// open until [`Process::release`].
+    /// Starts a command and collects its standard output and error. Its standard input stays open
+    /// until [`Process::release`].
     ///
     /// # Panics
     ///
-    /// If it cannot be started.
+    /// If the command cannot be started.
     pub fn start(mut command: Command) -> Self {
         let name =
             command.get_program().to_string_lossy().rsplit('/').next().unwrap_or("").to_owned();
@@ -80,7 +80,7 @@ impl Process {
         ];
         for output in outputs.into_iter().flatten() {
             let sender = sender.clone();
-            // Ends when the child and whatever inherited its output have closed it.
+            // Ends when the child and all processes that inherited its output have closed it.
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
                     if sender.send(line).is_err() {
@@ -93,16 +93,16 @@ impl Process {
         Process { name, child, lines, seen: Vec::new(), input }
     }
 
-    /// Process id.
+    /// Returns the process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits for a line that contains `text` and returns what follows it.
+    /// Waits for a line that contains `text` and returns the rest of the line.
     ///
     /// # Panics
     ///
-    /// If none comes before the deadline or before the process ends.
+    /// If none appears before the deadline or the end of the process.
     pub fn line_after(&mut self, text: &str) -> String {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -122,8 +122,8 @@ impl Process {
         }
     }
 
-    /// What follows `text` in the latest line with it, of those that have come and were not asked
-    /// for before.
+    /// Returns the text after `text` in the latest available line that contains it. Consumes all
+    /// available lines.
     pub fn latest_after(&mut self, text: &str) -> Option<String> {
         let mut latest = None;
         while let Ok(line) = self.lines.try_recv() {
@@ -136,26 +136,26 @@ impl Process {
         latest
     }
 
-    /// Writes a line to its standard input, and waits for one that contains `text`; what follows
-    /// it.
+    /// Writes a line to its standard input, waits for a line that contains `text`, and returns the
+    /// rest of that line.
     ///
     /// # Panics
     ///
-    /// If it has ended, or does not answer before the deadline.
+    /// If the process has ended, or does not answer before the deadline.
     pub fn ask(&mut self, line: &str, text: &str) -> String {
         let said = self.input.as_mut().map(|input| writeln!(input, "{line}"));
         if !matches!(said, Some(Ok(()))) {
-            self.fail(&format!("cannot be told {line:?}"));
+            self.fail(&format!("cannot write {line:?} to its standard input"));
         }
         self.line_after(text)
     }
 
-    /// Closes its standard input: it is to come to an end.
+    /// Closes its standard input, which asks an actor to end.
     pub fn release(&mut self) {
         self.input = None;
     }
 
-    /// Whether it has ended.
+    /// Returns true if the process has ended.
     pub fn has_ended(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
@@ -163,12 +163,12 @@ impl Process {
     /// Sends a signal.
     pub fn signal(&self, signal: rustix::process::Signal) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            // A process that has ended in the meantime is what most signals are for.
+            // The process may have ended already.
             let _ = rustix::process::kill_process(pid, signal);
         }
     }
 
-    /// Waits for the end; its status and everything it printed.
+    /// Waits for the end. Returns the exit status and all output.
     ///
     /// # Panics
     ///
@@ -177,7 +177,7 @@ impl Process {
         self.finish_within(DEADLINE.as_secs())
     }
 
-    /// As [`Process::finish`], with a deadline of so many seconds.
+    /// Like [`Process::finish`], with a deadline in seconds.
     ///
     /// # Panics
     ///
@@ -190,7 +190,7 @@ impl Process {
         (status, std::mem::take(&mut self.seen))
     }
 
-    /// Waits for the end and insists on success; everything it printed.
+    /// Waits for the end, which must be a success. Returns all output.
     ///
     /// # Panics
     ///
@@ -207,8 +207,8 @@ impl Process {
         self.killed();
     }
 
-    /// Kills it (`SIGKILL`), with its process group if it has one of its own, and waits for its
-    /// end; how it ended, which it may have done by itself before, and everything it printed.
+    /// Kills the process (`SIGKILL`), and its process group if it leads one, and waits for the
+    /// end. Returns the exit status, which may be that of an earlier exit, and all output.
     pub fn killed(mut self) -> (ExitStatus, Vec<String>) {
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
@@ -218,10 +218,10 @@ impl Process {
         (status, lines)
     }
 
-    /// Waits for the end, at most so long, and says whether it has come.
+    /// Waits for the end for at most `patience`. Returns true if the process has ended.
     pub fn ends_within(&mut self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
-        // A pidfd becomes readable when the process ends: no polling, no missed end.
+        // A pidfd becomes readable when the process ends, so no polling is needed.
         let pid = rustix::process::Pid::from_child(&self.child);
         if let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
             let left = deadline.saturating_duration_since(Instant::now());

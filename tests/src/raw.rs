@@ -1,8 +1,8 @@
-//! A client that speaks the control socket by hand, so that nothing the library checks stands
-//! between a test and the daemon, and that keeps every descriptor it is given.
+//! A client that speaks the control protocol itself, without the library's checks, and keeps every
+//! descriptor it receives.
 //!
-//! The tests of the daemon's package include this file (`rnicd/tests/support`). What is called
-//! `try_` copes with a daemon that is not there or ends the session; the rest panics.
+//! The tests of the daemon's package include this file (`rnicd/tests/support`). Functions named
+//! `try_` return `None` if the daemon does not listen or ends the session. Others panic.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,38 +22,38 @@ use rustix::net::{
 };
 use rustix::process::Uid;
 
-/// A session spoken by hand.
+/// A session without the library.
 pub struct Raw {
     /// The control socket.
     pub socket: OwnedFd,
-    /// Its first arena's mapping, once there is a session.
+    /// Mappings of the arenas. The first one exists once the session is open.
     pub arenas: Vec<Arc<Mapping>>,
-    /// Descriptors that came: arenas, event channel, eventfds, completion channels.
+    /// Received descriptors: first arena, event channel, eventfds, completion channels.
     pub descriptors: Vec<OwnedFd>,
-    /// Workers of the daemon.
+    /// Number of workers of the daemon.
     pub workers: u16,
     next: u32,
 }
 
-/// A packet's bytes and descriptors, or nothing at the end of the session.
+/// Bytes and descriptors of a packet, or `None` at the end of the session.
 pub type Packet = Option<(Vec<u8>, Vec<OwnedFd>)>;
 
 impl Raw {
-    /// Connects and says nothing.
+    /// Connects without sending anything.
     ///
     /// # Panics
     ///
-    /// If the daemon is not there.
+    /// If the daemon does not listen.
     pub fn connect(path: &Path) -> Raw {
-        Raw::try_connect(path).expect("the daemon is there")
+        Raw::try_connect(path).expect("the daemon listens")
     }
 
-    /// As [`Raw::connect`]; `None` if the daemon is not there or does not answer.
+    /// Like [`Raw::connect`]. Returns `None` if the daemon does not listen or does not answer.
     pub fn try_connect(path: &Path) -> Option<Raw> {
         Raw::connect_within(path, WATCHDOG)
     }
 
-    /// As [`Raw::try_connect`], if the daemon takes it within this time.
+    /// Like [`Raw::try_connect`], with a time limit.
     fn connect_within(path: &Path, patience: Duration) -> Option<Raw> {
         let flags = SocketFlags::CLOEXEC;
         let socket =
@@ -63,9 +63,10 @@ impl Raw {
         rustix::net::sockopt::set_socket_timeout(&socket, which, Some(patience)).ok()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
         let which = rustix::net::sockopt::Timeout::Recv;
-        // A watchdog, so that a daemon that does not answer fails a test and does not hang it.
+        // A daemon that does not answer must fail the test instead of blocking it.
         rustix::net::sockopt::set_socket_timeout(&socket, which, Some(WATCHDOG)).ok()?;
-        let (arenas, descriptors) = (Vec::new(), Vec::new());
+        let arenas = Vec::new();
+        let descriptors = Vec::new();
         Some(Raw { socket, arenas, descriptors, workers: 0, next: 1 })
     }
 
@@ -73,20 +74,20 @@ impl Raw {
     ///
     /// # Panics
     ///
-    /// If the daemon is not there or does not admit it.
+    /// If the daemon does not listen or does not admit the client.
     pub fn open(path: &Path) -> Raw {
         Raw::try_open(path).expect("a session")
     }
 
-    /// As [`Raw::open`]; `None` if there is no session to be had.
+    /// Like [`Raw::open`]. Returns `None` if the daemon admits no session.
     pub fn try_open(path: &Path) -> Option<Raw> {
         let raw = Raw::try_connect(path)?;
         raw.send(&HELLO.to_bytes(), &[]);
-        raw.welcomed()
+        raw.finish_hello()
     }
 
-    /// As [`Raw::open`], as another user, which only root can be: identities belong to threads, and
-    /// a socket keeps the one it was connected with.
+    /// Like [`Raw::open`], as another user. Requires root. The credentials of a thread are its own,
+    /// and a socket keeps the credentials used in `connect`.
     ///
     /// # Panics
     ///
@@ -94,34 +95,35 @@ impl Raw {
     pub fn open_as(path: &Path, uid: u32) -> Raw {
         std::thread::scope(|scope| {
             let open = || {
-                rustix::thread::set_thread_groups(&[]).expect("root may");
-                rustix::thread::set_thread_uid(Uid::from_raw(uid)).expect("root may");
+                rustix::thread::set_thread_groups(&[]).expect("root may change credentials");
+                rustix::thread::set_thread_uid(Uid::from_raw(uid))
+                    .expect("root may change credentials");
                 Raw::open(path)
             };
             scope.spawn(open).join().expect("a session")
         })
     }
 
-    /// As [`Raw::try_open`], if the daemon answers within this time.
+    /// Like [`Raw::try_open`], with a time limit.
     pub fn open_within(path: &Path, patience: Duration) -> Option<Raw> {
         let raw = Raw::connect_within(path, patience)?;
         raw.send(&HELLO.to_bytes(), &[]);
-        raw.hears_within(patience).then(|| raw.welcomed()).flatten()
+        raw.has_input_within(patience).then(|| raw.finish_hello()).flatten()
     }
 
-    /// Says Hello and returns what came back, which is the caller's.
+    /// Sends Hello and returns the reply and its descriptors.
     ///
     /// # Panics
     ///
-    /// If it is no answer to a Hello.
+    /// If the reply is malformed.
     pub fn hello(&mut self) -> Option<(HelloReply, Vec<OwnedFd>)> {
         self.send(&HELLO.to_bytes(), &[]);
         let (bytes, descriptors) = self.receive()?;
         Some((HelloReply::from_bytes(&bytes).expect("a Hello reply"), descriptors))
     }
 
-    /// Takes the answer to a Hello.
-    fn welcomed(mut self) -> Option<Raw> {
+    /// Receives the reply to Hello and opens the session.
+    fn finish_hello(mut self) -> Option<Raw> {
         let raw = &mut self;
         let (bytes, descriptors) = raw.receive()?;
         let reply = HelloReply::from_bytes(&bytes)?;
@@ -135,13 +137,13 @@ impl Raw {
         Some(self)
     }
 
-    /// Whether something comes from the daemon within this time, be it the end.
-    pub fn hears_within(&self, patience: Duration) -> bool {
+    /// Returns true if a packet or the end of the session arrives within `patience`.
+    pub fn has_input_within(&self, patience: Duration) -> bool {
         readable_within(self.socket.as_fd(), patience)
     }
 
-    /// Ends the session and waits until nothing of it is left: then the last that the daemon gives
-    /// up is its end of the event channel. False if that takes longer than `patience`.
+    /// Ends the session and waits until the daemon has released all its objects. The daemon closes
+    /// its end of the event channel last. Returns false if that takes longer than `patience`.
     pub fn ends_within(self, patience: Duration) -> bool {
         let Raw { socket, mut descriptors, .. } = self;
         let events = descriptors.swap_remove(1);
@@ -161,7 +163,7 @@ impl Raw {
         }
     }
 
-    /// Sends a packet; whether the daemon was there to take it is seen when receiving.
+    /// Sends a packet. A failure shows only when receiving.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -169,16 +171,16 @@ impl Raw {
             ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
         }
         let bytes = [IoSlice::new(bytes)];
-        // Without waiting: a hostile client may have filled the socket itself.
+        // Nonblocking, because a hostile client may have filled its own socket.
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let _ = rustix::net::sendmsg(&self.socket, &bytes, &mut ancillary, flags);
     }
 
-    /// Receives a packet; `None` at the end of the session.
+    /// Receives a packet. Returns `None` at the end of the session.
     ///
     /// # Panics
     ///
-    /// If the daemon neither answers nor hangs up.
+    /// If the daemon neither answers nor disconnects.
     pub fn receive(&self) -> Packet {
         let mut bytes = vec![0; MAX_MESSAGE];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(80))];
@@ -201,7 +203,7 @@ impl Raw {
         Some((bytes, descriptors))
     }
 
-    /// Sends a request and returns its id.
+    /// Sends a request and returns its ID.
     pub fn ask(&mut self, body: RequestBody, descriptors: &[BorrowedFd<'_>]) -> u32 {
         let id = self.next;
         self.next += 1;
@@ -210,11 +212,11 @@ impl Raw {
         id
     }
 
-    /// Receives a reply and keeps what comes with it; `None` at the end of the session.
+    /// Receives a reply and keeps its descriptors. Returns `None` at the end of the session.
     ///
     /// # Panics
     ///
-    /// If it is no reply.
+    /// If the packet is not a reply.
     pub fn reply(&mut self) -> Option<Reply> {
         let (bytes, descriptors) = self.receive()?;
         let reply: Reply = postcard::from_bytes(&bytes).expect("a reply");
@@ -233,33 +235,33 @@ impl Raw {
         Some(reply)
     }
 
-    /// Asks and returns the answer.
+    /// Sends a request and returns the result.
     ///
     /// # Panics
     ///
-    /// If something else comes next, or the session ends.
+    /// If the next packet is not its reply, or the session ends.
     pub fn call(&mut self, body: RequestBody) -> Result<ReplyBody, Refusal> {
         self.call_with(body, &[])
     }
 
-    /// As [`Raw::call`], with descriptors.
+    /// Like [`Raw::call`], with descriptors.
     ///
     /// # Panics
     ///
-    /// If something else comes next, or the session ends.
+    /// If the next packet is not its reply, or the session ends.
     pub fn call_with(
         &mut self,
         body: RequestBody,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<ReplyBody, Refusal> {
         let id = self.ask(body, descriptors);
-        let reply = self.reply().expect("the session goes on");
+        let reply = self.reply().expect("the session is open");
         assert_eq!(reply.id, id);
         reply.result
     }
 
-    /// As [`Raw::call_with`], past the replies to what was asked before; `None` if the session
-    /// ends.
+    /// Like [`Raw::call_with`], but skips replies to earlier requests. Returns `None` if the
+    /// session ends.
     pub fn try_call(
         &mut self,
         body: RequestBody,
@@ -274,11 +276,11 @@ impl Raw {
         }
     }
 
-    /// Asks for what is to be refused, and returns the refusal in words.
+    /// Sends a request that the daemon must refuse and returns the text of the refusal.
     ///
     /// # Panics
     ///
-    /// If it is granted.
+    /// If the daemon grants it.
     pub fn refused(&mut self, body: RequestBody) -> String {
         match self.call(body) {
             Ok(body) => panic!("granted: {body:?}"),
@@ -287,9 +289,9 @@ impl Raw {
     }
 }
 
-/// What has to be granted. Each panics if it is not.
+/// Requests that the daemon must grant. Each method panics if it refuses.
 impl Raw {
-    /// A private domain.
+    /// Opens a private domain.
     pub fn pd(&mut self) -> PdId {
         match self.call(RequestBody::OpenPd { name: None }) {
             Ok(ReplyBody::Pd { pd }) => pd,
@@ -297,7 +299,7 @@ impl Raw {
         }
     }
 
-    /// A completion queue without a channel.
+    /// Creates a completion queue without a channel.
     pub fn cq(&mut self, entries: u32) -> CqId {
         match self.call(RequestBody::CreateCq { entries, channel: None, context: 0 }) {
             Ok(ReplyBody::Cq { cq, .. }) => cq,
@@ -305,14 +307,15 @@ impl Raw {
         }
     }
 
-    /// A queue pair that is wired by hand, in a domain and with a completion queue of its own.
-    pub fn wired_qp(&mut self) -> QpId {
-        self.qp_of(QpType::Wired)
+    /// Creates an RC QP in a new domain and with a new completion queue.
+    pub fn rc_qp(&mut self) -> QpId {
+        self.qp_of(QpType::Rc)
     }
 
-    /// A queue pair of any kind, likewise.
+    /// Creates a QP of any type in a new domain and with a new completion queue.
     pub fn qp_of(&mut self, kind: QpType) -> QpId {
-        let (pd, cq) = (self.pd(), self.cq(16));
+        let pd = self.pd();
+        let cq = self.cq(16);
         let request = QpRequest { kind, ..qp_request(pd, cq) };
         match self.call(RequestBody::CreateQp(request)) {
             Ok(ReplyBody::Qp { qp, .. }) => qp,
@@ -320,7 +323,7 @@ impl Raw {
         }
     }
 
-    /// A completion channel.
+    /// Creates a completion channel.
     pub fn channel(&mut self) -> ChannelId {
         match self.call(RequestBody::CreateChannel) {
             Ok(ReplyBody::Channel { channel }) => channel,
@@ -328,12 +331,12 @@ impl Raw {
         }
     }
 
-    /// A shared buffer of new memory.
+    /// Creates a shared buffer of new memory.
     pub fn shared_buffer(&mut self, length: usize) -> SharedBufferId {
         self.shared_buffer_of(memfd(length).as_fd(), length as u64)
     }
 
-    /// A shared buffer of this memory.
+    /// Creates a shared buffer of this memory.
     pub fn shared_buffer_of(&mut self, memory: BorrowedFd<'_>, length: u64) -> SharedBufferId {
         match self.call_with(RequestBody::AddSharedBuffer { length }, &[memory]) {
             Ok(ReplyBody::SharedBuffer { buffer }) => buffer,
@@ -341,7 +344,7 @@ impl Raw {
         }
     }
 
-    /// A region as [`reg_mr`] asks for it.
+    /// Registers a region as in [`reg_mr`].
     pub fn mr(&mut self, pd: PdId, buffer: SharedBufferId, length: u64) -> (MrId, Stag) {
         match self.call(reg_mr(pd, buffer, length)) {
             Ok(ReplyBody::Mr { mr, stag }) => (mr, stag),
@@ -349,7 +352,7 @@ impl Raw {
         }
     }
 
-    /// A QP as [`qp_request`] asks for it.
+    /// Creates a QP as in [`qp_request`].
     pub fn qp(&mut self, pd: PdId, cq: CqId) -> QpId {
         match self.call(RequestBody::CreateQp(qp_request(pd, cq))) {
             Ok(ReplyBody::Qp { qp, .. }) => qp,
@@ -357,7 +360,7 @@ impl Raw {
         }
     }
 
-    /// An address of the loopback interface, bound and not listened on.
+    /// Binds a loopback address without listening on it.
     pub fn listener(&mut self) -> (ListenerId, std::net::SocketAddr) {
         let address = ([127, 0, 0, 1], 0).into();
         match self.call(RequestBody::Bind { address, context: 0, v6_only: false }) {
@@ -366,7 +369,7 @@ impl Raw {
         }
     }
 
-    /// Figures of the daemon.
+    /// Queries the daemon's status.
     pub fn status(&mut self) -> StatusInfo {
         match self.call(RequestBody::Status) {
             Ok(ReplyBody::Status(status)) => status,
@@ -375,13 +378,13 @@ impl Raw {
     }
 }
 
-/// What a client of this version says first.
+/// The Hello of a client of this version.
 const HELLO: Hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
 
 /// Time after which a daemon that does not answer fails a test.
 const WATCHDOG: Duration = Duration::from_secs(180);
 
-/// Whether there is something to be read within this time, be it the end.
+/// Returns true if the socket becomes readable, or reaches its end, within `patience`.
 fn readable_within(socket: BorrowedFd<'_>, patience: Duration) -> bool {
     let patience =
         Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
@@ -389,8 +392,8 @@ fn readable_within(socket: BorrowedFd<'_>, patience: Duration) -> bool {
     rustix::event::poll(&mut ready, Some(&patience)).is_ok_and(|n| n > 0)
 }
 
-/// A request for a region of a whole shared buffer, from address 0x1000 on, that peers read and
-/// write.
+/// Returns a request to register a whole shared buffer at address 0x1000, with remote read and
+/// write access.
 pub fn reg_mr(pd: PdId, buffer: SharedBufferId, length: u64) -> RequestBody {
     RequestBody::RegMr(MrRequest {
         pd,
@@ -402,7 +405,7 @@ pub fn reg_mr(pd: PdId, buffer: SharedBufferId, length: u64) -> RequestBody {
     })
 }
 
-/// A request for a QP of modest size.
+/// Returns a request for an iWARP QP of modest size.
 pub fn qp_request(pd: PdId, cq: CqId) -> QpRequest {
     QpRequest {
         pd,
@@ -417,11 +420,11 @@ pub fn qp_request(pd: PdId, cq: CqId) -> QpRequest {
         signal_all: false,
         rnr_policy: RnrPolicy::Terminate,
         context: 0,
-        kind: QpType::Connected,
+        kind: QpType::Iwarp,
     }
 }
 
-/// A populated memfd as the library would share it.
+/// Returns a memfd with all pages populated, like those that the library shares.
 pub fn memfd(length: usize) -> OwnedFd {
     use rustix::fs::{MemfdFlags, memfd_create};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -1,5 +1,5 @@
-//! A TCP relay that keeps what it carries: client -> relay -> server, bytes and ends in the order
-//! in which they went by.
+//! A TCP relay between client and server that records all bytes and ends of stream in the order in
+//! which they pass.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,43 +8,44 @@ use std::thread::JoinHandle;
 
 use crate::{DEADLINE, wire};
 
-/// Which way something went.
+/// Direction of a record entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
-    /// To the server, which is the responder.
+    /// To the server, which is the MPA responder.
     Up,
     /// To the client.
     Down,
 }
 
-/// What went by.
+/// Content of a record entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
     /// These bytes.
     Bytes(Vec<u8>),
-    /// The end of what the sender has to say.
+    /// End of stream.
     Fin,
 }
 
-/// Everything that went over one connection: a start-up frame first, each way.
+/// Everything that passed through one connection. The first entry of each direction is its
+/// start-up frame.
 pub type Record = Vec<(Way, What)>;
 
-/// What becomes of the responder's start-up frame on its way.
+/// Edits the responder's start-up frame on its way.
 pub type Edit = fn(&mut Vec<u8>);
 
 /// A relay for one connection.
 pub struct Relay {
-    /// Where the client is to connect.
+    /// Address for the client to connect to.
     pub address: SocketAddr,
     carrier: JoinHandle<Record>,
 }
 
 impl Relay {
-    /// A relay to this server, which changes the Reply in passing.
+    /// Starts a relay to this server that edits the Reply on its way.
     ///
     /// # Panics
     ///
-    /// If no socket can be had.
+    /// If no socket is available.
     pub fn start(server: SocketAddr, edit: Edit) -> Relay {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("a bound socket");
@@ -56,13 +57,13 @@ impl Relay {
         Relay { address, carrier }
     }
 
-    /// Everything that was carried, once both ends have closed.
+    /// Waits until both ends have closed and returns the record.
     ///
     /// # Panics
     ///
     /// If a connection was reset or did not end.
     pub fn finish(self) -> Record {
-        self.carrier.join().expect("both ends closed in order")
+        self.carrier.join().expect("both ends closed gracefully")
     }
 }
 
@@ -72,7 +73,8 @@ fn carry(mut client: TcpStream, mut server: TcpStream, edit: Edit) -> Record {
     let request = frame(&mut client);
     let record = Arc::new(Mutex::new(vec![(Way::Up, What::Bytes(request.clone()))]));
     server.write_all(&request).expect("a server that listens");
-    let (from_client, to_server) = (both(&client), both(&server));
+    let from_client = both(&client);
+    let to_server = both(&server);
     let up = {
         let record = record.clone();
         std::thread::spawn(move || copy(Way::Up, from_client, to_server, &record))
@@ -80,13 +82,13 @@ fn carry(mut client: TcpStream, mut server: TcpStream, edit: Edit) -> Record {
     let mut reply = frame(&mut server);
     edit(&mut reply);
     record.lock().expect("no panic").push((Way::Down, What::Bytes(reply.clone())));
-    (&client).write_all(&reply).expect("a client that listens");
+    (&client).write_all(&reply).expect("a client that reads");
     copy(Way::Down, server, client, &record);
-    up.join().expect("the way up");
+    up.join().expect("the upstream thread");
     std::mem::take(&mut record.lock().expect("no panic"))
 }
 
-/// Reads a start-up frame (RFC 5044 section 7.1.1), so that it is on record by itself.
+/// Reads a start-up frame (RFC 5044 section 7.1.1), so that it has its own record entry.
 fn frame(stream: &mut TcpStream) -> Vec<u8> {
     let mut frame = wire::exactly(stream, 20);
     let private = usize::from(u16::from_be_bytes([frame[18], frame[19]]));
@@ -98,19 +100,19 @@ fn both(stream: &TcpStream) -> TcpStream {
     stream.try_clone().expect("a descriptor")
 }
 
-/// Carries one way. What is said is on record before it is passed on, so that an answer to it
-/// comes later.
+/// Relays one direction. Records bytes before it forwards them, so that the answer to them has a
+/// later entry.
 fn copy(way: Way, mut from: TcpStream, mut to: TcpStream, record: &Mutex<Record>) {
     let mut buffer = vec![0; 1 << 16];
     loop {
-        let n = from.read(&mut buffer).expect("bytes or an orderly end");
+        let n = from.read(&mut buffer).expect("bytes or the end of the stream");
         let what = if n == 0 { What::Fin } else { What::Bytes(buffer[..n].to_vec()) };
         record.lock().expect("no panic").push((way, what));
         if n == 0 {
-            // Whoever closed altogether does not mind.
+            // Fails harmlessly if the receiver has closed its socket.
             let _ = to.shutdown(Shutdown::Write);
             return;
         }
-        to.write_all(&buffer[..n]).expect("a peer that listens");
+        to.write_all(&buffer[..n]).expect("a peer that reads");
     }
 }

@@ -1,5 +1,5 @@
-//! A client of rping's server (`rping -s -P`), which first asks for what that server's device may
-//! not know: an atomic operation. Then it speaks as rping's own client does.
+//! A client of rping's server (`rping -s -P`). First it requests an atomic operation, which the
+//! server's device may not support, then it acts as rping's own client.
 
 use std::net::SocketAddr;
 
@@ -11,12 +11,13 @@ use rnic_client::{
 use crate::DEADLINE;
 use crate::traffic::Failure;
 
-/// Asks for an atomic operation; how its request ended and what ended the connection, in words.
+/// Requests an atomic operation. Returns the status of its completion and the reason for the
+/// disconnect.
 ///
 /// # Errors
 ///
-/// If there is no connection, or the request does not end.
-pub fn ask_for_an_atomic_operation(
+/// If the connection fails, or the request does not complete.
+pub fn request_atomic(
     context: &Context,
     server: SocketAddr,
 ) -> Result<(CompletionStatus, String), Failure> {
@@ -26,20 +27,20 @@ pub fn ask_for_an_atomic_operation(
     end.qp.post_send(&[request])?;
     // The receive is flushed, too.
     let done = [end.completion()?, end.completion()?];
-    let failed = done.iter().find(|one| one.wr_id == 1).ok_or("the request did not end")?;
+    let failed = done.iter().find(|one| one.wr_id == 1).ok_or("the request did not complete")?;
     let why = end.qp.wait_disconnected(Some(DEADLINE))?;
     Ok((failed.status, why.to_string()))
 }
 
-/// Offers bytes to be read, as `rping -c` does first; done when the server has read them.
+/// Offers bytes for a Read, as `rping -c` does first. Returns when the server has read them.
 ///
 /// # Errors
 ///
-/// If anything fails.
+/// If the connection or a request fails.
 pub fn offer_bytes(context: &Context, server: SocketAddr) -> Result<(), Failure> {
     let end = End::connect(context, server)?;
     end.region.write_at(0, b"rdma-ping-0: from rnicd\0")?;
-    // Where, by which STag, how many.
+    // Address, rkey and length.
     let remote = end.region.remote().at(0);
     let mut offer = remote.addr.to_be_bytes().to_vec();
     offer.extend(remote.rkey.0.to_be_bytes());
@@ -51,7 +52,7 @@ pub fn offer_bytes(context: &Context, server: SocketAddr) -> Result<(), Failure>
     Ok(())
 }
 
-/// A connection with a receive for what the server says.
+/// A connection with a receive for the server's message.
 struct End {
     _pd: Pd,
     cq: Cq,
@@ -80,5 +81,5 @@ impl End {
     }
 }
 
-/// As many as rping's server takes if it is not told otherwise.
+/// rping's default size.
 const BYTES: u64 = 64;

@@ -1,4 +1,4 @@
-//! A client for scripted peers to aim at, and clients whom nobody may disturb.
+//! A client as the target of scripted peers, and clients that the peers must not disturb.
 
 use std::net::TcpStream;
 use std::ops::Deref;
@@ -8,18 +8,18 @@ use rnic_client::{AcceptOptions, Access, CompletionStatus, Listener, Mr, Qp, Rec
 use crate::wire::{self, CRC, fpdu, tagged};
 use crate::{Client, DEADLINE, Daemon, Process};
 
-/// What the target's region holds as long as nobody has written to it.
+/// Initial fill of the target's region.
 pub const UNTOUCHED: u8 = 0xA5;
-/// Bytes of the region.
+/// Length of the region in bytes.
 pub const LEN: usize = 4096;
 
-/// A client whose region is aimed at, and a listener for those who aim.
+/// A client with a region as the target and a listener for its attackers.
 pub struct Target {
-    /// Where peers connect to.
+    /// Listener for the peers.
     pub listener: Listener,
-    /// What they aim at; [`LEN`] bytes that they may write.
+    /// The target region of [`LEN`] bytes, with remote write access.
     pub region: Mr,
-    /// Where their Sends go.
+    /// Buffer for incoming Sends.
     pub inbox: Mr,
     client: Client,
 }
@@ -33,11 +33,11 @@ impl Deref for Target {
 }
 
 impl Target {
-    /// A client of this daemon.
+    /// Opens a client of this daemon.
     ///
     /// # Panics
     ///
-    /// If the daemon does not serve.
+    /// If the daemon refuses a request.
     pub fn new(daemon: &Daemon) -> Self {
         let client = Client::new(daemon);
         let region = client.region(LEN as u64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
@@ -47,14 +47,14 @@ impl Target {
         Target { listener: listener.expect("the daemon serves"), region, inbox, client }
     }
 
-    /// A peer whose request has been accepted with a QP that has two receives.
+    /// Connects a scripted peer and accepts it with a QP that has two receives.
     ///
     /// # Panics
     ///
-    /// If the daemon does not serve.
+    /// If the daemon refuses a request.
     pub fn connected(&self) -> (TcpStream, Qp) {
         let mut peer = wire::dial(self.listener.local_addr());
-        wire::say(&mut peer, &wire::request(CRC, 1, b""));
+        wire::send_bytes(&mut peer, &wire::request(CRC, 1, b""));
         let qp = self.accept();
         wire::reply(&mut peer);
         (peer, qp)
@@ -64,7 +64,7 @@ impl Target {
     ///
     /// # Panics
     ///
-    /// If the daemon does not serve.
+    /// If the daemon refuses a request.
     pub fn accept(&self) -> Qp {
         let request = self.listener.accept_request(Some(DEADLINE)).expect("the daemon serves");
         let qp = self.qp();
@@ -75,40 +75,40 @@ impl Target {
         qp
     }
 
-    /// A peer whose first message has arrived.
+    /// Like [`Target::connected`], after the peer's first message has arrived.
     ///
     /// # Panics
     ///
-    /// If the daemon does not serve.
+    /// If the daemon refuses a request.
     pub fn open(&self) -> (TcpStream, Qp) {
         let (mut peer, qp) = self.connected();
-        wire::say(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
+        wire::send_bytes(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
         qp.wait_connected(Some(DEADLINE)).expect("the daemon serves");
         (peer, qp)
     }
 
-    /// A Write of these bytes to this place of the region.
+    /// Returns a Write of `payload` at this offset of the region.
     pub fn write(&self, offset: u64, payload: &[u8]) -> Vec<u8> {
         tagged(0, self.region.rkey().0, self.region.iova() + offset, payload)
     }
 
-    /// What the region holds.
+    /// Returns the contents of the region.
     ///
     /// # Panics
     ///
-    /// If the daemon does not serve.
+    /// If the region cannot be read.
     pub fn memory(&self) -> Vec<u8> {
         let mut bytes = vec![0; LEN];
         self.region.read_at(0, &mut bytes).expect("the daemon serves");
         bytes
     }
 
-    /// Whether nobody has written to it.
+    /// Returns true if the region has its initial contents.
     pub fn is_untouched(&self) -> bool {
         self.memory().iter().all(|byte| *byte == UNTOUCHED)
     }
 
-    /// Completions of the receives of a connection that is gone: all of them, each flushed.
+    /// Waits for `n` completions of receives, which must all be flushed.
     ///
     /// # Panics
     ///
@@ -120,31 +120,31 @@ impl Target {
     }
 }
 
-/// Two processes whose traffic nobody may disturb.
+/// Two processes with traffic that peers must not disturb.
 pub struct Bystanders {
     server: Process,
-    visitor: Process,
+    guest: Process,
 }
 
 impl Bystanders {
-    /// Starts them and waits until they are under way.
+    /// Starts both processes and waits until their traffic flows.
     pub fn start(daemon: &Daemon) -> Self {
         let mut server = daemon.actor(&["serve"]);
         let address = server.line_after("listening on ");
-        let mut visitor = daemon.actor(&["traffic", &address, "7"]);
-        visitor.line_after("under way");
-        Bystanders { server, visitor }
+        let mut guest = daemon.actor(&["traffic", &address, "7"]);
+        guest.line_after("under way");
+        Bystanders { server, guest }
     }
 
-    /// Ends them.
+    /// Ends both processes.
     ///
     /// # Panics
     ///
-    /// If they were disturbed.
+    /// If their traffic was disturbed.
     pub fn were_not_disturbed(self) {
-        let Bystanders { mut server, mut visitor } = self;
-        visitor.release();
-        let lines = visitor.succeed();
+        let Bystanders { mut server, mut guest } = self;
+        guest.release();
+        let lines = guest.succeed();
         let rounds = lines.iter().find_map(|l| l.strip_suffix(" rounds"));
         assert!(rounds.is_some_and(|n| n.parse::<u64>().is_ok_and(|n| n > 1)), "{lines:?}");
         server.line_after("ended after ");

@@ -1,9 +1,8 @@
-//! Checksummed traffic between two client processes: every byte that arrives is compared.
+//! Checksummed traffic between two client processes that compare every received byte.
 //!
-//! A guest connects to a host and then, round by round, writes a piece of a seeded pattern
-//! somewhere into the host's region, tells it by a Send what it should find there, waits for the
-//! host's verdict, and reads the piece back. Whatever else goes on at the daemon, no round may
-//! fail.
+//! A guest connects to a host. In each round it writes seeded data somewhere into the host's
+//! region, describes the data in a Send, waits for the host's verdict, and reads the data back. No
+//! round may fail, regardless of other load on the daemon.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,27 +13,27 @@ use rnic_client::{
     SendRequest,
 };
 
-/// What a failed round says.
+/// Error of a client process.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Bytes of the host's region.
+/// Length of the host's region in bytes.
 pub const REGION: usize = 256 * 1024;
-/// Bytes of a claim: where, how many, their CRC, and the round.
+/// Length in bytes of a claim, the Send that describes the data: offset and length, CRC, round.
 const CLAIM: usize = 24;
-/// Claims that may wait unread.
+/// Maximum number of unread claims.
 const CLAIMS: u64 = 4;
 
-/// A small generator of test data and choices; the same seed yields the same sequence.
+/// A small generator of test data and choices. The same seed yields the same sequence.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator for this seed.
+    /// Creates a generator with this seed.
     pub fn new(seed: u64) -> Self {
         Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// The next word (xorshift64*).
+    /// Returns the next word (xorshift64*).
     pub fn word(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -42,7 +41,7 @@ impl Rng {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// A number below `n`, which is not 0.
+    /// Returns a number below `n`, which must not be 0.
     pub fn below(&mut self, n: u64) -> u64 {
         (self.word() >> 11) % n
     }
@@ -56,7 +55,7 @@ impl Rng {
     }
 }
 
-/// One end: memory and a QP with room for claims.
+/// One end: a QP and a buffer for claims.
 struct End {
     qp: Qp,
     cq: Cq,
@@ -80,7 +79,7 @@ impl End {
         Ok(self.qp.post_recv(&[RecvRequest::new(slot, &sges)])?)
     }
 
-    /// The next completion, which must be a success.
+    /// Waits for the next completion, which must be a success.
     fn completion(&self) -> Result<Completion, Failure> {
         let mut one = [Completion::default()];
         match self.cq.wait(&mut one, Some(self.patience))? {
@@ -89,7 +88,7 @@ impl End {
         }
     }
 
-    /// The claim of a receive completion, whose buffer is posted again.
+    /// Returns the claim of a receive completion and posts its buffer again.
     fn claim(&self, completion: &Completion) -> Result<[u64; 3], Failure> {
         if completion.byte_len as usize != CLAIM {
             return Err(format!("a claim of {} bytes", completion.byte_len).into());
@@ -105,7 +104,7 @@ impl End {
     }
 }
 
-/// Receives `guests` guests, each on a thread of its own, and says how each connection ended.
+/// Serves `guests` guests, each on its own thread, and reports how each connection ended.
 pub fn host(
     context: &Context,
     listener: &Listener,
@@ -126,7 +125,8 @@ pub fn host(
     })
 }
 
-/// Serves one guest until its connection ends, which is no failure; how many rounds, and the end.
+/// Serves one guest until its connection ends. Returns the number of rounds and the disconnect
+/// reason.
 fn host_one(
     context: &Context,
     request: ConnectionRequest,
@@ -148,7 +148,8 @@ fn host_one(
                 continue;
             }
             let [place, crc, round] = end.claim(&completion)?;
-            let (offset, len) = (place >> 32, place as u32 as usize);
+            let offset = place >> 32;
+            let len = place as u32 as usize;
             let mut found = vec![0; len];
             region.read_at(offset, &mut found)?;
             let right = u64::from(crc32c::crc32c(&found)) == crc;
@@ -170,7 +171,8 @@ fn host_one(
     }
 }
 
-/// Visits a host for as many rounds as `go_on` allows; how many there were.
+/// Runs a guest of `host` while `go_on` returns true for the number of rounds so far. Returns the
+/// number of rounds.
 pub fn visit(
     context: &Context,
     host: SocketAddr,
@@ -185,7 +187,8 @@ pub fn visit(
     let end = End::new(context, &pd, patience)?;
     let options = ConnectOptions { timeout: Some(patience), ..ConnectOptions::default() };
     let connected = end.qp.connect(host, &options)?;
-    let region = RemoteMr::from_bytes(&connected.private_data).ok_or("no region was named")?;
+    let region = RemoteMr::from_bytes(&connected.private_data)
+        .ok_or("the private data contains no region")?;
     let mut rng = Rng::new(seed);
     let mut bytes = vec![0; REGION];
     let mut rounds = 0;
@@ -205,14 +208,15 @@ pub fn visit(
             SendRequest::send_inline(2, &claim),
             SendRequest::read(3, sink.sge(0, len as u32), region.at(offset)).signaled(),
         ])?;
-        let (mut judged, mut read) = (false, false);
+        let mut judged = false;
+        let mut read = false;
         while !(judged && read) {
             let completion = end.completion()?;
             match completion.opcode {
                 CompletionOpcode::Receive => {
                     let [round, right, _] = end.claim(&completion)?;
                     if (round, right) != (rounds, 1) {
-                        return Err(format!("the host found round {round} wrong").into());
+                        return Err(format!("the host reported wrong data in round {round}").into());
                     }
                     judged = true;
                 }

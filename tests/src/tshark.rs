@@ -1,64 +1,64 @@
-//! Wireshark's dissectors, asked what they make of a capture file.
+//! Dissection of capture files with Wireshark.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Severity from which on Wireshark warns (`PI_WARN`).
+/// Minimum severity of a warning in Wireshark (`PI_WARN`).
 const WARNING: u64 = 0x0060_0000;
 
-/// What it says of a capture.
+/// Wireshark's dissection of a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dissection {
     /// FPDUs in the order of the capture.
     pub fpdus: Vec<Fpdu>,
     /// Start-up frames.
     pub frames: Vec<Frame>,
-    /// What it calls malformed, wrong or worth a warning, with the number of the packet. TCP's own
-    /// affairs (full windows, resets) are left out; bytes that were lost are missed anyway.
+    /// Malformed packets, errors and warnings, with packet numbers. TCP's own warnings (full
+    /// windows, resets) are omitted. Lost bytes show as missing FPDUs.
     pub complaints: Vec<String>,
 }
 
-/// What it says of an FPDU.
+/// Wireshark's dissection of an FPDU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fpdu {
-    /// Port of its sender.
+    /// Source port.
     pub from: u16,
-    /// Bytes of the ULPDU.
+    /// Length of the ULPDU in bytes.
     pub len: u64,
-    /// Its verdict on the CRC, if it believes that there is one.
+    /// Result of the CRC check, if Wireshark expects a CRC.
     pub crc_is_good: Option<bool>,
-    /// Opcode, if it understood what is in it.
+    /// Opcode, if Wireshark decoded the ULPDU.
     pub opcode: Option<u8>,
-    /// Last of its message.
+    /// True for the last segment of a message.
     pub last: bool,
-    /// Markers in it.
+    /// Number of Markers.
     pub markers: usize,
-    /// Layer, type and code of a Terminate, and which of M, D and R are set.
+    /// Layer, type and code of a Terminate, then its M, D and R flags.
     pub terminate: Vec<u64>,
-    /// Bytes of each thing that it encloses: segment length, DDP header, Read Request header.
+    /// Lengths of the parts in a Terminate: segment length, DDP header, Read Request header.
     pub enclosed: Vec<u64>,
 }
 
-/// What it says of a start-up frame.
+/// Wireshark's dissection of a start-up frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
-    /// A Reply.
+    /// True for a Reply.
     pub reply: bool,
-    /// M, C and R.
+    /// Flags M, C and R.
     pub flags: [bool; 3],
     /// Revision.
     pub revision: u64,
-    /// Bytes of private data, enhanced data included.
+    /// Length of private data in bytes, including enhanced data.
     pub private_data: u64,
 }
 
-/// Whether there is a tshark. Says so if there is not; fails where the environment is that of CI.
+/// Returns true if tshark is installed. Otherwise reports that the test is omitted.
 ///
 /// # Panics
 ///
-/// If there is none and `CI` is set.
-pub fn is_there() -> bool {
+/// If tshark is missing and `CI` is set.
+pub fn is_available() -> bool {
     let asked = Command::new("tshark").arg("--version").stderr(Stdio::null()).output();
     if asked.is_ok_and(|output| output.status.success()) {
         return true;
@@ -68,14 +68,14 @@ pub fn is_there() -> bool {
     false
 }
 
-/// Asks for everything in a capture file.
+/// Dissects a capture file.
 ///
 /// # Panics
 ///
 /// If tshark fails.
 pub fn dissect(file: &Path) -> Dissection {
     let mut command = Command::new("tshark");
-    // Its guesser for RPC over RDMA takes short Sends for its own and calls them malformed.
+    // The heuristic dissector of RPC over RDMA claims short Sends and reports them as malformed.
     command.args(["-n", "--disable-protocol", "rpcordma", "-T", "pdml", "-r"]).arg(file);
     let output = command.output().expect("tshark");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -83,11 +83,11 @@ pub fn dissect(file: &Path) -> Dissection {
     read(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// A capture file of what came by UDP to an IPv4 address, and from where.
+/// Returns a capture file of UDP packets from the given sources to an IPv4 address.
 ///
 /// # Panics
 ///
-/// If one is of IPv6.
+/// If an address is IPv6.
 pub fn udp_capture(packets: &[(SocketAddr, Vec<u8>)], to: SocketAddr) -> Vec<u8> {
     let mut file = Vec::new();
     let words = [0xA1B2_C3D4u32, 2 | 4 << 16, 0, 0, 65_535, 1];
@@ -107,14 +107,14 @@ pub fn udp_capture(packets: &[(SocketAddr, Vec<u8>)], to: SocketAddr) -> Vec<u8>
     file
 }
 
-/// What it finds of these fields in packets of RoCE to this port of UDP, a line for each.
+/// Returns these fields of each RoCE packet to this UDP port, one line per packet.
 ///
 /// # Panics
 ///
 /// If tshark fails.
 pub fn udp_fields(file: &Path, port: u16, fields: &[&str]) -> Vec<String> {
     let mut command = Command::new("tshark");
-    // Its guesser for Ethernet over InfiniBand takes short datagrams for its own.
+    // The heuristic dissector of Ethernet over InfiniBand claims short datagrams.
     command.args(["--disable-protocol", "infiniband.eoib"]);
     command.args(["-n", "-d", &format!("udp.port=={port},infiniband"), "-r"]).arg(file);
     command.args(["-T", "fields", "-E", "separator=|"]);
@@ -127,11 +127,13 @@ pub fn udp_fields(file: &Path, port: u16, fields: &[&str]) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// Reads PDML, which has a tag on each line.
+/// Parses PDML, which has one tag per line.
 fn read(pdml: &str) -> Dissection {
     let mut found = Dissection::default();
-    let (mut packet, mut port) = (String::new(), 0);
-    let (mut protocol, mut message) = (String::new(), String::new());
+    let mut packet = String::new();
+    let mut port = 0;
+    let mut protocol = String::new();
+    let mut message = String::new();
     for line in pdml.lines().map(str::trim_start) {
         let Some(name) = attribute(line, "name") else { continue };
         let show = attribute(line, "show").unwrap_or_default();
@@ -145,7 +147,7 @@ fn read(pdml: &str) -> Dissection {
         match name {
             "frame.number" => packet = show.to_owned(),
             "tcp.srcport" => port = number(show) as u16,
-            // The message comes before its severity.
+            // The message precedes its severity.
             "_ws.expert.message" => message = show.to_owned(),
             "_ws.expert.severity" if number(show) >= WARNING && protocol != "tcp" => {
                 found.complaints.push(format!("packet {packet}: {protocol}: {message}"));
@@ -196,7 +198,7 @@ fn read(pdml: &str) -> Dissection {
     found
 }
 
-/// An attribute of a tag.
+/// Returns the value of an attribute of a tag.
 fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
     let at = tag.find(&format!(" {name}=\""))? + name.len() + 3;
     tag[at..].split('"').next()
@@ -209,7 +211,7 @@ fn number(show: &str) -> u64 {
     }
 }
 
-/// Newer versions show a flag as a word.
+/// Returns true if a flag is set. Newer versions print a word.
 fn is_set(show: &str) -> bool {
     matches!(show, "1" | "True" | "Set")
 }

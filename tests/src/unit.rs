@@ -1,8 +1,8 @@
-//! What `config/rnicd.service` asks of a service manager, done to a daemon without one.
+//! The sandbox of `config/rnicd.service`, applied to a daemon without a service manager.
 //!
-//! Every directive of `[Service]` is either applied, by the tools of util-linux and by filters of
-//! system calls, or named in `ARGUED` with the reason why it is not. One that is neither, or has a
-//! value that is not known here, fails the test.
+//! Every directive of `[Service]` is either applied, by the tools of util-linux and by seccomp
+//! filters, or listed in `ARGUED` with the reason why it is not. Any other directive or unknown
+//! value fails the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,24 +10,24 @@ use std::process::Command;
 
 use serde_json::{Map, Value, json};
 
-/// What is not applied, and why.
+/// Directives that are not applied, with reasons.
 const ARGUED: &[(&str, &str)] = &[
-    ("Type", "what is told to the manager is listened to"),
-    ("ExecStart", "the test starts it"),
-    ("ExecReload", "the test does both"),
-    ("Restart", "the manager's affair"),
-    ("RestartPreventExitStatus", "the exit codes have a test of their own"),
-    ("WatchdogSec", "the watchdog has a test of its own"),
-    ("User", "an id without an entry stands for it"),
-    ("Group", "the same"),
-    ("RuntimeDirectory", "the folder of the test stands for it"),
-    ("RuntimeDirectoryMode", "the same"),
-    ("RuntimeDirectoryPreserve", "the manager's affair when the daemon has ended"),
-    ("RemoveIPC", "the manager's affair when the daemon has ended"),
-    ("DevicePolicy", "takes a control group; PrivateDevices leaves no device to open"),
+    ("Type", "the test reads the notifications"),
+    ("ExecStart", "the test starts the daemon"),
+    ("ExecReload", "the test reloads the daemon"),
+    ("Restart", "done by the manager"),
+    ("RestartPreventExitStatus", "another test covers the exit codes"),
+    ("WatchdogSec", "another test covers the watchdog"),
+    ("User", "replaced by an ID without an entry"),
+    ("Group", "replaced by an ID without an entry"),
+    ("RuntimeDirectory", "replaced by the folder of the test"),
+    ("RuntimeDirectoryMode", "replaced by the folder of the test"),
+    ("RuntimeDirectoryPreserve", "done by the manager after the daemon has ended"),
+    ("RemoveIPC", "done by the manager after the daemon has ended"),
+    ("DevicePolicy", "needs a control group; PrivateDevices leaves no device to open"),
 ];
 
-/// The directives of a section, in order.
+/// Returns the directives of a section, in order.
 pub fn directives<'t>(unit: &'t str, section: &str) -> Vec<(&'t str, &'t str)> {
     let header = format!("[{section}]");
     let lines = unit.lines().skip_while(|line| *line != header).skip(1);
@@ -38,21 +38,21 @@ pub fn directives<'t>(unit: &'t str, section: &str) -> Vec<(&'t str, &'t str)> {
 /// The restrictions of a unit.
 #[derive(Default)]
 pub struct Sandbox {
-    /// Shell commands in a mount namespace; `$0` is the folder that holds everything of the test.
+    /// Shell commands in a mount namespace. `$0` is the folder of the test.
     mounts: String,
-    /// Options of `unshare`, besides `--mount`.
+    /// Options of `unshare` in addition to `--mount`.
     namespaces: Vec<&'static str>,
     /// Options of `prlimit`.
     limits: Vec<(&'static str, u64)>,
     umask: String,
     /// Options of `setpriv`.
     privileges: Vec<&'static str>,
-    /// By name, in the order in which they are put in force.
+    /// Seccomp filters by name, in the order in which they are installed.
     filters: Map<String, Value>,
 }
 
 impl Sandbox {
-    /// Takes in every directive of `[Service]`.
+    /// Collects every directive of `[Service]`.
     pub fn of(unit: &str) -> Sandbox {
         let mut sandbox = Sandbox { umask: "0022".to_owned(), ..Sandbox::default() };
         let mut calls: Option<BTreeSet<String>> = None;
@@ -86,15 +86,15 @@ impl Sandbox {
             }
             ("NoNewPrivileges", "yes") => self.privileges.push("--no-new-privs"),
             ("ProtectSystem", "strict") => {
-                // All of it read-only but for what is mounted afterwards.
+                // Everything becomes read-only except later mounts.
                 self.mount("mount --bind \"$0/run\" \"$0/run\"; mount -o remount,bind,ro /");
             }
             ("ProtectHome", "yes") => {
                 self.mount("for d in /home /root; do mount -t tmpfs -o ro,mode=0 none $d; done");
             }
             ("PrivateTmp", "yes") => {
-                // With the test's folder in it, which is likely to be there, read-only but for
-                // `run`.
+                // The new /tmp contains the test's folder, which probably lies below the old one.
+                // It is read-only except for `run`.
                 self.mount(
                     "mount --rbind \"$0\" /mnt; mount -t tmpfs -o mode=1777 none /tmp; \
                      mkdir -p \"$0\"; mount --rbind /mnt \"$0\"; umount -l /mnt; \
@@ -102,7 +102,7 @@ impl Sandbox {
                 );
             }
             ("PrivateDevices", "yes") => self.mount(
-                // `-n`: `mount` would note in /run, which is read-only, what it moved.
+                // `-n`: `mount` would otherwise record the move in /run, which is read-only.
                 "mount -t tmpfs -o mode=0755 none /mnt; \
                  for d in null zero full random urandom; do \
                  touch /mnt/$d; mount --bind /dev/$d /mnt/$d; done; \
@@ -133,7 +133,8 @@ impl Sandbox {
                 self.forbid("a-hostname", &["sethostname", "setdomainname"]);
             }
             ("MemoryDenyWriteExecute", "yes") => {
-                let (write, execute) = (2u64, 4u64);
+                let write = 2u64;
+                let execute = 4u64;
                 let rules = vec![
                     call("mmap", &[bits(2, write | execute)]),
                     call("mprotect", &[bits(2, execute)]),
@@ -147,7 +148,7 @@ impl Sandbox {
                 self.filter("a-personality", json!({ "errno": EPERM }), "allow", rules);
             }
             ("RestrictRealtime", "yes") => {
-                // Other, batch, idle.
+                // SCHED_OTHER, SCHED_BATCH, SCHED_IDLE.
                 let rules = vec![call("sched_setscheduler", &[not(1, 0), not(1, 3), not(1, 5)])];
                 self.filter("a-realtime", json!({ "errno": EPERM }), "allow", rules);
             }
@@ -166,7 +167,8 @@ impl Sandbox {
                 let rules =
                     NAMESPACES.iter().map(|flag| call("clone", &[bits(0, *flag)])).collect();
                 self.filter("b-namespaces", json!({ "errno": EPERM }), "allow", rules);
-                // Its flags are in memory: the C library takes the older call if this is not there.
+                // A filter cannot read the flags of `clone3`, which are in memory. When `clone3`
+                // fails with ENOSYS, libc falls back to `clone`.
                 let newer = vec![json!({ "syscall": "clone3" })];
                 self.filter("c-namespaces", json!({ "errno": ENOSYS }), "allow", newer);
             }
@@ -176,9 +178,9 @@ impl Sandbox {
                 let rules = vec![call("socket", &others.collect::<Vec<_>>())];
                 self.filter("a-families", json!({ "errno": EAFNOSUPPORT }), "allow", rules);
             }
-            // Each filter ends a process that makes calls of another one.
+            // seccomp already kills a process that calls through another architecture.
             ("SystemCallArchitectures", "native") => {}
-            _ => panic!("{key}={value} of rnicd.service is neither applied nor argued"),
+            _ => panic!("{key}={value} of rnicd.service is neither applied nor listed in ARGUED"),
         }
     }
 
@@ -207,20 +209,20 @@ impl Sandbox {
         assert!(self.filters.insert(name.to_owned(), filter).is_none(), "{name} twice");
     }
 
-    /// Filters that a process in it has besides its own.
+    /// Returns the number of filters that the sandbox adds to a process.
     pub fn filters(&self) -> usize {
         self.filters.len()
     }
 
-    /// A command that runs the program that is added to it in this sandbox, as this user; with a
-    /// socket at its standard input passed on as a service manager does. Without mounts, without
-    /// the user, as the caller can.
+    /// Returns a command that runs the program appended to it in this sandbox, as the configured
+    /// user. The command passes the socket that is its standard input on to the program, as a
+    /// service manager does. Omits mounts or the user if the caller lacks the privileges.
     pub fn command(&self, how: &How<'_>) -> Command {
         let filters = how.folder.join("filters.json");
         std::fs::write(&filters, Value::Object(self.filters.clone()).to_string())
             .unwrap_or_else(|e| panic!("{}: {e}", filters.display()));
         let Sandbox { mounts, umask, .. } = self;
-        // The socket comes as standard input, because only unsafe code can put it elsewhere.
+        // The socket arrives as standard input, because moving it elsewhere needs unsafe code.
         let start = format!(
             "exec 3<&0 </dev/null; umask {umask}; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\""
         );
@@ -248,17 +250,17 @@ impl Sandbox {
     }
 }
 
-/// What the caller of a [`Sandbox`] can do, and with what.
+/// Privileges and tools of the caller of a [`Sandbox`].
 pub struct How<'a> {
-    /// Holds everything of the test; of what is in it, `run` can be written to.
+    /// Folder with all files of the test. Only `run` in it is writable.
     pub folder: &'a Path,
-    /// The program `confine`.
+    /// Path of the program `confine`.
     pub confine: &'a Path,
-    /// Whether it may mount.
+    /// True if the caller may mount.
     pub mounts: bool,
-    /// Who the daemon is, if the caller can become somebody else.
+    /// User ID for the daemon, if the caller can change users.
     pub user: Option<u32>,
-    /// Most descriptors the caller may allow.
+    /// Maximum number of descriptors that the caller may allow.
     pub descriptors: u64,
 }
 
@@ -266,7 +268,7 @@ fn number(key: &str, value: &str) -> u64 {
     value.parse().unwrap_or_else(|e| panic!("{key}={value}: {e}"))
 }
 
-/// The calls that are allowed when a `SystemCallFilter=` has been added to those before it.
+/// Returns the allowed calls after another `SystemCallFilter=` is added to `before`.
 fn allowed(before: Option<BTreeSet<String>>, list: &str) -> BTreeSet<String> {
     let groups = call_groups();
     let (list, taken_away) = list.strip_prefix('~').map_or((list, false), |list| (list, true));
@@ -281,10 +283,10 @@ fn allowed(before: Option<BTreeSet<String>>, list: &str) -> BTreeSet<String> {
     if taken_away {
         all.retain(|call| !named.contains(call));
     } else {
-        // These are always allowed.
+        // systemd always allows these.
         expand("@default", &groups, &mut named);
         all.extend(named.into_iter().filter(|call| is_known(call)));
-        // What `confine` needs to go on.
+        // `confine` needs these after installing a filter.
         all.extend(["prctl".to_owned(), "seccomp".to_owned(), "execve".to_owned()]);
     }
     all
@@ -297,7 +299,8 @@ fn expand(name: &str, groups: &BTreeMap<String, Vec<String>>, all: &mut BTreeSet
     }
 }
 
-/// What `@system-service` and the like mean, as the systemd that is here says; nothing without one.
+/// Returns the members of `@system-service` and other groups according to the installed systemd.
+/// Empty without systemd.
 pub fn call_groups() -> BTreeMap<String, Vec<String>> {
     let Ok(output) = Command::new("systemd-analyze").arg("syscall-filter").output() else {
         return BTreeMap::new();
@@ -324,7 +327,7 @@ pub fn call_groups() -> BTreeMap<String, Vec<String>> {
     groups
 }
 
-/// Whether a system call of this name exists on this machine.
+/// Returns true if this machine has a system call of this name.
 fn is_known(call: &str) -> bool {
     let filter = json!({ "f": {
         "match_action": "allow", "mismatch_action": "trap", "filter": [{ "syscall": call }],
@@ -339,12 +342,12 @@ fn call(name: &str, conditions: &[Value]) -> Value {
     json!({ "syscall": name, "args": conditions })
 }
 
-/// All of these bits are set in an argument.
+/// Condition: all of these bits are set in an argument.
 fn bits(index: u8, bits: u64) -> Value {
     json!({ "index": index, "type": "qword", "op": { "masked_eq": bits }, "val": bits })
 }
 
-/// An argument, an `int`, is not this.
+/// Condition: an `int` argument differs from `value`.
 fn not(index: u8, value: u64) -> Value {
     json!({ "index": index, "type": "dword", "op": "ne", "val": value })
 }
@@ -359,7 +362,7 @@ fn address_family(name: &str) -> u64 {
     }
 }
 
-/// `CLONE_NEW*`: time, mount, control group, UTS, IPC, user, pid, network.
+/// `CLONE_NEW*` flags: time, mount, control group, UTS, IPC, user, pid, network.
 const NAMESPACES: [u64; 8] =
     [0x80, 0x2_0000, 0x200_0000, 0x400_0000, 0x800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000];
 const EPERM: u32 = 1;

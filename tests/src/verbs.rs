@@ -1,5 +1,5 @@
-//! libibverbs.so.1 and librdmacm.so.1, for programs that are linked to them, and what shows them
-//! the devices in files.
+//! libibverbs.so.1 and librdmacm.so.1 for programs that link to them, and the preload library that
+//! shows them the devices in files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,22 +7,22 @@ use std::sync::LazyLock;
 
 use crate::{Daemon, copy_files, omit};
 
-/// The directory with both libraries under their SONAMEs: the LD_LIBRARY_PATH of a program that
-/// shall run over `rnicd`.
+/// Returns the directory with the libraries under their SONAMEs, for the `LD_LIBRARY_PATH` of a
+/// program that runs over `rnicd`.
 ///
-/// Cargo builds no `cdylib` for the tests of a workspace, so they are built here, once per test
-/// executable, in the profile of the tests. That takes a moment if they are up to date.
+/// Cargo builds no `cdylib` for the tests of a workspace, so this builds them once per test
+/// executable, in the profile of the tests. That is quick if they are up to date.
 ///
 /// # Panics
 ///
-/// If they cannot be built.
+/// If the build fails.
 pub fn directory() -> &'static Path {
     static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(build);
     &DIRECTORY
 }
 
-/// Copies the [`directory`] to a daemon's directory, where every user can read it. The repository
-/// may be closed to other users.
+/// Copies the [`directory`] to a daemon's directory, where every user can read it. Other users may
+/// have no access to the repository.
 ///
 /// # Panics
 ///
@@ -36,21 +36,21 @@ pub fn directory_for_all(daemon: &Daemon) -> PathBuf {
     copy
 }
 
-/// Builds a C program from a file of the tests, with the headers of rdma-core and our libraries, in
-/// this folder; says so and returns nothing where there are no headers.
+/// Builds a C program of the tests in this folder, with the headers of rdma-core and this project's
+/// libraries. Without headers, reports an omission and returns `None`.
 ///
 /// # Panics
 ///
-/// If it cannot be built.
+/// If the build fails.
 pub fn program(source: &str, folder: &Path) -> Option<PathBuf> {
     program_with(source, folder, &[])
 }
 
-/// As [`program`], with options for the compiler.
+/// Like [`program`], with compiler options.
 ///
 /// # Panics
 ///
-/// If it cannot be built.
+/// If the build fails.
 pub fn program_with(source: &str, folder: &Path, options: &[&str]) -> Option<PathBuf> {
     if !Path::new("/usr/include/rdma/rdma_verbs.h").exists() {
         omit(&format!("no headers for {source} here: Debian package librdmacm-dev"));
@@ -69,7 +69,8 @@ pub fn program_with(source: &str, folder: &Path, options: &[&str]) -> Option<Pat
     Some(program)
 }
 
-/// A program of the C API over `daemon`, by our libraries and quietly.
+/// Returns a command that runs a C program over `daemon` with this project's libraries, without
+/// logs.
 pub fn command(program: &Path, daemon: &Daemon) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", directory());
@@ -78,10 +79,10 @@ pub fn command(program: &Path, daemon: &Daemon) -> Command {
 }
 
 fn build() -> PathBuf {
-    // The test is TARGET/PROFILE/deps/NAME.
-    let test = std::env::current_exe().expect("a test knows where it is");
-    let profile = test.ancestors().nth(2).expect("cargo put it there");
-    let target = profile.parent().expect("as above");
+    // The path of the test is TARGET/PROFILE/deps/NAME.
+    let test = std::env::current_exe().expect("the path of this test");
+    let profile = test.ancestors().nth(2).expect("a profile directory");
+    let target = profile.parent().expect("a target directory");
     let name = match profile.file_name().and_then(|name| name.to_str()) {
         Some("debug") => "dev",
         Some(other) => other,

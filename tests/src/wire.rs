@@ -1,5 +1,5 @@
-//! A peer that speaks TCP and nothing else: frames made by hand, so that a test can get any of
-//! their bytes wrong. It shares no code with the daemon.
+//! A peer that uses plain TCP and builds frames itself, so that a test can corrupt any byte. It
+//! shares no code with the daemon.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketType};
 
 use crate::DEADLINE;
 
-/// MPA start-up: key, flags, revision, length of private data (RFC 5044 section 7.1.1).
+/// Returns an MPA Request: key, flags, revision, length of private data (RFC 5044 section 7.1.1).
 pub fn request(flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
     let mut frame = b"MPA ID Req Frame".to_vec();
     frame.extend([flags, revision]);
@@ -18,10 +18,10 @@ pub fn request(flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// CRCs wanted (flag of a start-up frame).
+/// Flag of a start-up frame: CRCs are used.
 pub const CRC: u8 = 0x40;
 
-/// An FPDU without Markers around a ULPDU (RFC 5044 section 4).
+/// Returns an FPDU without Markers around a ULPDU (RFC 5044 section 4).
 pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     let mut bytes = (ulpdu.len() as u16).to_be_bytes().to_vec();
     bytes.extend(ulpdu);
@@ -31,7 +31,7 @@ pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A last tagged segment: RDMA Write is opcode 0.
+/// Returns a tagged segment with the Last flag. RDMA Write is opcode 0.
 pub fn tagged(opcode: u8, stag: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
     let mut ulpdu = vec![0xC1, 0x40 | opcode];
     ulpdu.extend(stag.to_be_bytes());
@@ -40,7 +40,7 @@ pub fn tagged(opcode: u8, stag: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
     ulpdu
 }
 
-/// A last untagged segment: Send is opcode 3 on queue 0.
+/// Returns an untagged segment with the Last flag. Send is opcode 3 on queue 0.
 pub fn untagged(opcode: u8, queue: u32, number: u32, payload: &[u8]) -> Vec<u8> {
     let mut ulpdu = vec![0x41, 0x40 | opcode, 0, 0, 0, 0];
     for word in [queue, number, 0] {
@@ -50,7 +50,7 @@ pub fn untagged(opcode: u8, queue: u32, number: u32, payload: &[u8]) -> Vec<u8> 
     ulpdu
 }
 
-/// A segment of a Send, from this offset of the message on.
+/// Returns a segment of a Send at this offset of the message.
 pub fn part(number: u32, offset: u32, last: bool, payload: &[u8]) -> Vec<u8> {
     let mut ulpdu = untagged(3, 0, number, payload);
     ulpdu[0] = if last { 0x41 } else { 0x01 };
@@ -58,33 +58,33 @@ pub fn part(number: u32, offset: u32, last: bool, payload: &[u8]) -> Vec<u8> {
     ulpdu
 }
 
-/// What a daemon said before it closed.
+/// How a connection ended, with the last bytes from the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It closed in order after these bytes.
+    /// The daemon closed the connection gracefully after these bytes.
     Fin(Vec<u8>),
-    /// It reset the connection, losing these bytes or not.
+    /// The daemon reset the connection after these bytes. Some may be lost.
     Reset(Vec<u8>),
-    /// It neither closed nor said more within the deadline.
+    /// The daemon neither closed nor sent more before the deadline.
     Silence(Vec<u8>),
 }
 
-/// Connects where the daemon may turn connections away: `None` if it has done so before `connect`
-/// returned, which is seldom and says no more than a reset afterwards does.
-pub fn knock(address: SocketAddr) -> Option<TcpStream> {
+/// Connects to a daemon that may refuse the connection. Returns `None` if it resets the connection
+/// before `connect` returns, which is rare and equivalent to a reset afterwards.
+pub fn try_dial(address: SocketAddr) -> Option<TcpStream> {
     match TcpStream::connect(address) {
         Ok(stream) => Some(with_deadlines(stream)),
         Err(e) if e.kind() == ErrorKind::ConnectionReset => None,
-        Err(e) => panic!("nobody listens on {address}: {e}"),
+        Err(e) => panic!("cannot connect to {address}: {e}"),
     }
 }
 
-/// Connects; everything after it has a deadline.
+/// Connects and sets deadlines for reads and writes.
 pub fn dial(address: SocketAddr) -> TcpStream {
     with_deadlines(TcpStream::connect(address).expect("a daemon that listens"))
 }
 
-/// As [`dial`], from an address of this host.
+/// Like [`dial`], from a given address of this host.
 pub fn dial_from(source: [u8; 4], to: SocketAddr) -> TcpStream {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
     let socket = socket.expect("a socket");
@@ -103,11 +103,11 @@ fn with_deadlines(stream: TcpStream) -> TcpStream {
 /// Reads exactly `n` bytes.
 pub fn exactly(stream: &mut TcpStream, n: usize) -> Vec<u8> {
     let mut bytes = vec![0; n];
-    stream.read_exact(&mut bytes).expect("bytes of the daemon");
+    stream.read_exact(&mut bytes).expect("bytes from the daemon");
     bytes
 }
 
-/// Reads the Reply frame; its bytes.
+/// Reads and returns the Reply frame.
 pub fn reply(stream: &mut TcpStream) -> Vec<u8> {
     let mut frame = exactly(stream, 20);
     assert_eq!(&frame[..16], b"MPA ID Rep Frame");
@@ -116,7 +116,7 @@ pub fn reply(stream: &mut TcpStream) -> Vec<u8> {
     frame
 }
 
-/// Reads one FPDU without Markers; its ULPDU.
+/// Reads an FPDU without Markers and returns its ULPDU.
 pub fn ulpdu(stream: &mut TcpStream) -> Vec<u8> {
     let length = exactly(stream, 2);
     let len = usize::from(u16::from_be_bytes([length[0], length[1]]));
@@ -125,19 +125,19 @@ pub fn ulpdu(stream: &mut TcpStream) -> Vec<u8> {
     rest[..len].to_vec()
 }
 
-/// Sends what the daemon takes of these bytes.
-pub fn say(stream: &mut TcpStream, bytes: &[u8]) {
-    // A daemon that has hung up meanwhile is what some tests are for; it shows when reading.
+/// Sends as many of these bytes as the daemon accepts.
+pub fn send_bytes(stream: &mut TcpStream, bytes: &[u8]) {
+    // In some tests the daemon has closed the connection already. The next read shows it.
     let _ = stream.write_all(bytes);
 }
 
-/// As [`ending`], with a deadline of its own.
+/// Like [`ending`], with its own deadline.
 pub fn ending_after(stream: &mut TcpStream, patience: Duration) -> Ending {
     stream.set_read_timeout(Some(patience)).expect("a deadline");
     ending(stream)
 }
 
-/// Everything up to the end of the connection.
+/// Reads until the end of the connection.
 pub fn ending(stream: &mut TcpStream) -> Ending {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
@@ -154,11 +154,11 @@ pub fn ending(stream: &mut TcpStream) -> Ending {
     }
 }
 
-/// The ULPDUs of these FPDUs, which are whole and without Markers; their CRCs are checked.
+/// Returns the ULPDUs of these whole FPDUs without Markers and checks their CRCs.
 ///
 /// # Panics
 ///
-/// If they are not.
+/// If an FPDU is malformed.
 pub fn ulpdus(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     while bytes.len() >= 2 {
@@ -173,7 +173,7 @@ pub fn ulpdus(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     found
 }
 
-/// Reads one FPDU; its ULPDU.
+/// Reads an FPDU and returns its ULPDU.
 pub fn next_ulpdu(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = exactly(stream, 2);
     let len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
@@ -181,11 +181,11 @@ pub fn next_ulpdu(stream: &mut TcpStream) -> Vec<u8> {
     ulpdus(&bytes).remove(0)
 }
 
-/// What came back, as a Terminate before an orderly end.
+/// Reads a Terminate and the end of the stream. Returns layer, type and code.
 ///
 /// # Panics
 ///
-/// If it is not that.
+/// If anything else arrives.
 pub fn terminated(peer: &mut TcpStream) -> [u8; 3] {
     match ending(peer) {
         Ending::Fin(bytes) => {
@@ -195,8 +195,7 @@ pub fn terminated(peer: &mut TcpStream) -> [u8; 3] {
     }
 }
 
-/// Layer, type and code of the Terminate at the end of these FPDUs, if there is one
-/// (RFC 5040 section 4.8).
+/// Returns layer, type and code of a Terminate at the end of these FPDUs (RFC 5040 section 4.8).
 pub fn terminate(mut bytes: &[u8]) -> Option<[u8; 3]> {
     let mut last = None;
     while bytes.len() >= 2 {

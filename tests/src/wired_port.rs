@@ -1,5 +1,5 @@
-//! The wired port of a host without a daemon, which answers ask-backs. Frames are made by hand,
-//! without code of the daemon.
+//! A listener on the RoCE port of a host without a daemon. It answers verification queries and
+//! builds frames itself, without code of the daemon.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,19 +10,19 @@ use std::thread::JoinHandle;
 
 use crate::{DEADLINE, ports, wire};
 
-/// An ask-back as bytes.
+/// A decoded verification query.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
-    /// GID and QP that were dialled.
+pub struct VerificationQuery {
+    /// GID and QP number of the QP that received the connection request.
     pub dialled: ([u8; 16], u32),
-    /// GID and QP of the alleged dialler.
+    /// GID and QP number of the QP that is said to have made the request.
     pub dialler: ([u8; 16], u32),
-    /// Number of the dial.
+    /// Number of the connection request.
     pub number: u64,
 }
 
-impl Question {
-    /// Decodes Private Data; `None` if they are no ask-back.
+impl VerificationQuery {
+    /// Decodes private data. Returns `None` if it is not a verification query.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != 56 || bytes[..8] != *b"RNWQ\x02\0\0\0" {
             return None;
@@ -30,10 +30,14 @@ impl Question {
         let gid = |at: usize| bytes[at..at + 16].try_into().unwrap();
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
         let number = u64::from_be_bytes(bytes[48..].try_into().unwrap());
-        Some(Question { dialled: (gid(8), word(40)), dialler: (gid(24), word(44)), number })
+        Some(VerificationQuery {
+            dialled: (gid(8), word(40)),
+            dialler: (gid(24), word(44)),
+            number,
+        })
     }
 
-    /// Private Data of this question.
+    /// Encodes the query as private data.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = b"RNWQ\x02\0\0\0".to_vec();
         bytes.extend(self.dialled.0);
@@ -45,72 +49,72 @@ impl Question {
     }
 }
 
-/// An MPA Reject with the answer to an ask-back.
+/// Returns an MPA Reject with the answer to a verification query.
 pub fn answer(is_pending: bool) -> Vec<u8> {
     reject(&[b"RNWQ\x02".as_slice(), &[u8::from(is_pending)]].concat())
 }
 
-/// An MPA Reject of revision 2 with these Private Data.
+/// Returns an MPA Reject of revision 2 with this private data.
 pub fn reject(private_data: &[u8]) -> Vec<u8> {
     let mut frame = wire::request(wire::CRC | 0x20, 2, private_data);
     frame[..16].copy_from_slice(b"MPA ID Rep Frame");
     frame
 }
 
-/// Reads the Private Data of an MPA Request, without the negotiation of reads; `None` if the
-/// connection ends first.
+/// Reads the private data of an MPA Request, without IRD and ORD. Returns `None` if the connection
+/// ends first.
 pub fn private_data(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut head = [0; 20];
     stream.read_exact(&mut head).ok()?;
     let mut data = vec![0; usize::from(u16::from_be_bytes([head[18], head[19]]))];
     stream.read_exact(&mut data).ok()?;
-    // Revision 2 begins with IRD and ORD (flag S, RFC 6581 section 9).
+    // In revision 2, IRD and ORD come first (flag S, RFC 6581 section 9).
     Some(data.split_off(if head[16] & 0x10 == 0 { 0 } else { 4 }))
 }
 
-/// Reads one ask-back and confirms it.
+/// Reads one verification query and confirms it.
 ///
 /// # Panics
 ///
-/// If the connection brings anything else.
-pub fn confirm(stream: &mut TcpStream) -> Question {
+/// If the connection carries anything else.
+pub fn confirm(stream: &mut TcpStream) -> VerificationQuery {
     stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
     let data = private_data(stream).expect("an MPA Request");
-    let question = Question::parse(&data).expect("an ask-back");
-    wire::say(stream, &answer(true));
+    let question = VerificationQuery::parse(&data).expect("a verification query");
+    wire::send_bytes(stream, &answer(true));
     question
 }
 
-/// A thread that listens on the wired port of an address until it is dropped.
+/// A thread that listens on the RoCE port of an address until it is dropped.
 pub struct WiredPort {
     address: SocketAddr,
-    questions: Arc<Mutex<Vec<Question>>>,
+    questions: Arc<Mutex<Vec<VerificationQuery>>>,
     stops: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl WiredPort {
-    /// Confirms every ask-back.
+    /// Confirms every verification query.
     pub fn confirming(address: SocketAddr) -> Self {
         WiredPort::on(ports::listen_again(address))
     }
 
-    /// As [`WiredPort::confirming`], with a socket that listens already.
+    /// Like [`WiredPort::confirming`], with a socket that already listens.
     pub fn on(listener: TcpListener) -> Self {
-        WiredPort::serve(listener, |stream, _| wire::say(stream, &answer(true)))
+        WiredPort::serve(listener, |stream, _| wire::send_bytes(stream, &answer(true)))
     }
 
-    /// Calls `reply` with the connection of every ask-back. Closes all other connections.
+    /// Calls `reply` with the connection of every verification query. Closes all other connections.
     pub fn replying(
         address: SocketAddr,
-        reply: impl Fn(&mut TcpStream, &Question) + Send + 'static,
+        reply: impl Fn(&mut TcpStream, &VerificationQuery) + Send + 'static,
     ) -> Self {
         WiredPort::serve(ports::listen_again(address), reply)
     }
 
     fn serve(
         listener: TcpListener,
-        reply: impl Fn(&mut TcpStream, &Question) + Send + 'static,
+        reply: impl Fn(&mut TcpStream, &VerificationQuery) + Send + 'static,
     ) -> Self {
         let address = listener.local_addr().expect("its address");
         let questions = Arc::new(Mutex::new(Vec::new()));
@@ -124,8 +128,10 @@ impl WiredPort {
                 }
                 stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
                 let data = private_data(&mut stream);
-                let Some(question) = data.and_then(|data| Question::parse(&data)) else { continue };
-                // Counted before the daemon can go on with the answer.
+                let Some(question) = data.and_then(|data| VerificationQuery::parse(&data)) else {
+                    continue;
+                };
+                // Recorded before the daemon can act on the answer.
                 asked.lock().expect("no panic").push(question.clone());
                 reply(&mut stream, &question);
             }
@@ -133,8 +139,8 @@ impl WiredPort {
         WiredPort { address, questions, stops, thread: Some(thread) }
     }
 
-    /// The ask-backs so far.
-    pub fn questions(&self) -> Vec<Question> {
+    /// Returns the verification queries received so far.
+    pub fn questions(&self) -> Vec<VerificationQuery> {
         self.questions.lock().expect("no panic").clone()
     }
 }
@@ -146,7 +152,7 @@ impl Drop for WiredPort {
         drop(TcpStream::connect(self.address));
         let ended = self.thread.take().map(JoinHandle::join);
         if !std::thread::panicking() {
-            assert!(matches!(ended, Some(Ok(()))), "the wired port of a test failed");
+            assert!(matches!(ended, Some(Ok(()))), "the listener on `wired.port` panicked");
         }
     }
 }

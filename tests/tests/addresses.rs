@@ -1,4 +1,4 @@
-//! Addresses of the host that come and go while the daemon runs, in a network namespace.
+//! Addresses of the host that appear and disappear while the daemon runs, in a network namespace.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -10,7 +10,7 @@ use rnic_client::{Context, Event, Gid, GidRow};
 use rnic_tests::{DEADLINE, Process, binaries, omit};
 use tempfile::TempDir;
 
-/// A daemon in a network namespace with one interface besides the loopback.
+/// A daemon in a network namespace with a loopback interface and one other interface.
 struct Host {
     dir: TempDir,
     daemon: Process,
@@ -26,7 +26,7 @@ impl Host {
         let mut command = Command::new("unshare");
         command.args(["--net", "sh", "-c", script, "sh", "true"]);
         if !command.output().is_ok_and(|output| output.status.success()) {
-            omit("network namespaces with interfaces take root");
+            omit("network namespaces with interfaces require root");
             return None;
         }
         let mut command = Command::new("unshare");
@@ -38,7 +38,7 @@ impl Host {
         Some(Host { dir, daemon, context })
     }
 
-    /// `ip addr` in the daemon's namespace.
+    /// Runs `ip addr` in the daemon's namespace.
     fn ip_addr(&self, arguments: &[&str]) {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.daemon.id()));
@@ -46,7 +46,7 @@ impl Host {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// Waits until the table has changed and is like this.
+    /// Waits for changes of the GID table until `is_so` returns true for it.
     fn gids(&self, is_so: impl Fn(&[GidRow]) -> bool) -> Vec<GidRow> {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -59,7 +59,7 @@ impl Host {
         }
     }
 
-    /// Waits until a file of the tree says this.
+    /// Waits until a file of the device tree contains this text.
     fn shows(&self, file: &str, text: &str) {
         let path = self.dir.path().join("rnicd.sock.tree/class/infiniband/rnicd1/ports/1");
         let deadline = Instant::now() + DEADLINE;
@@ -94,7 +94,7 @@ fn gids_follow_addresses_and_keep_their_index() {
     assert_eq!(gids[second].interface, "eth");
     host.shows(&format!("gids/{second}"), "0000:0000:0000:0000:0000:ffff:0a4e:0002");
     host.shows(&format!("gid_attrs/ndevs/{second}"), "eth");
-    // The port of other daemons follows, too.
+    // The RoCE listener follows, too.
     let status = host.context.status().unwrap();
     assert_eq!((&*status.wired_port_problem, status.gids as usize), ("", gids.len()));
     let at = SocketAddr::new("10.78.0.2".parse().unwrap(), status.wired_port);
@@ -104,11 +104,11 @@ fn gids_follow_addresses_and_keep_their_index() {
     let table = String::from_utf8(taken.output().unwrap().stdout).unwrap();
     assert!(table.contains(&format!("02004E0A:{:04X}", at.port())), "{table}");
 
-    // An empty entry is left, which the next address takes.
+    // The deleted address leaves an empty entry, which the next address takes.
     host.ip_addr(&["del", "10.78.0.1/24", "dev", "eth"]);
     let gids = host.gids(|gids| index_of(gids, "10.78.0.1").is_none());
     assert!(gids[first].gid.is_zero());
-    // Secondary addresses go with their primary one.
+    // The kernel deletes secondary addresses with their primary one.
     host.ip_addr(&["add", "10.79.0.3/24", "dev", "eth"]);
     let gids = host.gids(|gids| index_of(gids, "10.79.0.3").is_some());
     assert!([first, second].contains(&index_of(&gids, "10.79.0.3").unwrap()));
@@ -116,6 +116,6 @@ fn gids_follow_addresses_and_keep_their_index() {
     let Host { daemon, dir, context } = host;
     drop(context);
     daemon.succeed();
-    // The files that were added are gone as well.
+    // The daemon has removed the added files, too.
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

@@ -1,5 +1,5 @@
-//! Atomic operations of many connections, of several workers, of both paths and of the program
-//! itself on the same words: each is carried out once, and nothing comes in between.
+//! Atomic operations on the same words by many connections, with several workers, over both paths,
+//! and by the program itself. Each is executed exactly once and indivisibly.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -10,16 +10,16 @@ use rnic_client::{
 };
 use rnic_tests::{Client, DEADLINE, Daemon, READ_WRITE, binaries, engine};
 
-/// Words that all of them change.
+/// Number of words that all connections change.
 const WORDS: usize = 4;
-/// Connections that do, each with a session and a thread of its own.
+/// Number of connections, each with its own session and thread.
 const CONNECTIONS: usize = 8;
-/// Operations of a batch, each with a sink of its own.
+/// Operations per batch, each with its own sink.
 const BATCH: usize = 32;
 
 const ATOMIC: Access = READ_WRITE.union(Access::REMOTE_ATOMIC);
 
-/// A number for each operation: which word, and how it is changed.
+/// Returns a pseudorandom number that selects the word and the operation.
 fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -27,27 +27,29 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
-/// What came of a batch: each word with what it was before it was counted up.
+/// The successful operations of a batch: each word with its value before the increment.
 type Counted = Vec<(usize, u64)>;
 
-/// Counts words up, by FetchAdd or by CmpSwap with what was seen last, and says what they were.
+/// Increments words, by FetchAdd or by CmpSwap with the last known value. Returns the old values.
 fn count(client: &Client, qp: &Qp, words: RemoteMr, batches: usize, seed: u64) -> Counted {
     let sinks = client.region(8 * BATCH as u64, Access::LOCAL_WRITE);
-    let (mut state, mut last) = (seed, [0; WORDS]);
+    let mut state = seed;
+    let mut last = [0; WORDS];
     let mut counted = Counted::new();
     for _ in 0..batches {
         let plan: Vec<(usize, Option<u64>)> = (0..BATCH)
             .map(|_| {
                 let choice = next(&mut state);
                 let word = (choice >> 32) as usize % WORDS;
-                // Most guesses are wrong, and have to change nothing.
+                // Most guesses are wrong and must change nothing.
                 (word, choice.is_multiple_of(4).then_some(last[word]))
             })
             .collect();
         let requests: Vec<SendRequest<'_>> = (0..BATCH)
             .map(|n| {
                 let (word, guess) = plan[n];
-                let (sink, at) = (sinks.sge(8 * n as u64, 8), words.at(8 * word as u64));
+                let sink = sinks.sge(8 * n as u64, 8);
+                let at = words.at(8 * word as u64);
                 let request = match guess {
                     None => SendRequest::fetch_add(n as u64, sink, at, 1),
                     Some(guess) => SendRequest::compare_swap(n as u64, sink, at, guess, guess + 1),
@@ -72,7 +74,7 @@ fn count(client: &Client, qp: &Qp, words: RemoteMr, batches: usize, seed: u64) -
     counted
 }
 
-/// That each word was counted from 0 to what it is, each number once.
+/// Checks that each word was incremented from 0 to its present value, each increment exactly once.
 fn nothing_is_lost(all: Vec<Counted>, found: [u64; WORDS]) -> usize {
     let all = all.concat();
     for (word, found) in found.into_iter().enumerate() {
@@ -84,7 +86,8 @@ fn nothing_is_lost(all: Vec<Counted>, found: [u64; WORDS]) -> usize {
     all.len()
 }
 
-/// Connects clients to one that has the words, and lets all count at once; `own` counts as well.
+/// Connects clients to the owner of the words and lets all increment them at once. If `own` is set,
+/// the owner does so, too.
 fn all_count(
     daemon: &Daemon,
     server: &Client,
@@ -121,7 +124,7 @@ fn all_count(
     })
 }
 
-/// Counts as the program that has the words does, by the processor's own instructions.
+/// Increments the words as their owner, with atomic instructions of the processor.
 fn count_up(words: &Mr, times: usize) -> Counted {
     let mut state = 77;
     let add = |_| {
@@ -135,14 +138,14 @@ fn in_shared_memory(path: &str, batches: usize) -> usize {
     let daemon = Daemon::start(binaries!(), &engine(3, path));
     let server = Client::new(&daemon);
     let words = server.region(8 * WORDS as u64, ATOMIC);
-    // So many that they last about as long as the connections take.
+    // Enough to last about as long as the connections take.
     let own = || count_up(&words, CONNECTIONS * batches * BATCH / 8);
     let all = all_count(&daemon, &server, words.remote(), batches, own);
     let found = std::array::from_fn(|word| words.load_u64(8 * word as u64).unwrap());
     nothing_is_lost(all, found)
 }
 
-/// A million operations in all, and those that found another word than they guessed.
+/// A million operations in total, including failed compares.
 #[test]
 fn a_million_operations_lose_nothing() {
     let started = Instant::now();
@@ -152,9 +155,10 @@ fn a_million_operations_lose_nothing() {
     eprintln!("{direct} directly, {tcp} over TCP, in {:?}", started.elapsed());
 }
 
-/// In memory that is not shared the program's own instructions are another matter.
+/// Remote operations only. In memory that is not shared, they are not atomic with the program's own
+/// instructions.
 #[test]
-fn operations_on_attached_memory_lose_nothing_among_each_other() {
+fn concurrent_atomics_on_attached_memory() {
     for path in ["direct", "tcp"] {
         let daemon = Daemon::start(binaries!(), &engine(3, path));
         let context = Context::open_at(daemon.socket()).unwrap();

@@ -1,7 +1,7 @@
-//! Attached memory between processes: every way, and every way in which it can vanish.
-//!
-//! Workers copy from and to the memory of the daemon's own user, libraries theirs of every other
-//! user. Only root can play those.
+//! Attached memory between processes, over every path and through every way to lose it.
+//! Workers access the memory of processes of the daemon's own user. For other users, the library
+//! copies the data, which only root can test.
+//! copies. Only root can test those.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -22,18 +22,18 @@ use rnic_tests::raw::Raw;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};
 use rustix::process::Signal;
 
-/// A client of `host` that lends, and this process as a guest of it at `guest`.
+/// Starts a lender at `host`, and connects this process to it as a guest at `guest`.
 fn lent(host: &Daemon, guest: &Daemon, fate: &[&str]) -> (Process, Context, Guest) {
     let mut lender = host.actor(&[&["lend"], fate].concat());
     let address: SocketAddr = lender.line_after("listening on ").parse().expect("an address");
     let context = Context::open_at(guest.socket()).expect("the daemon answers");
-    let guest = Guest::connect(&context, address, pattern(1)).expect("somebody lends");
+    let guest = Guest::connect(&context, address, pattern(1)).expect("a lender");
     (lender, context, guest)
 }
 
 fn there_and_back(host: &Daemon, guest: &Daemon) {
     let (mut lender, _context, guest) = lent(host, guest, &[]);
-    rnic_tests::attached::there_and_back(&guest).expect("the same comes back");
+    rnic_tests::attached::there_and_back(&guest).expect("a correct round trip");
     lender.release();
     let checksum = format!("{:08x}", crc32c::crc32c(&pattern(3)));
     assert_eq!(lender.line_after("checksum "), checksum);
@@ -52,31 +52,31 @@ fn both_ends_over_both_paths() {
     there_and_back(&daemons[0], &daemons[1]);
 }
 
-/// Bytes are read when they are sent, and not when the request is posted.
+/// The daemon reads bytes when it sends them, not when the request is posted.
 #[test]
-fn what_is_written_after_posting_and_before_sending_is_sent() {
+fn data_written_before_transmission_is_sent() {
     let daemon = Daemon::start(binaries!(), "");
     let (mut lender, _context, guest) = lent(&daemon, &daemon, &[]);
-    // Behind a Read of everything, a fenced Write waits while its source changes.
+    // A fenced Write waits for a Read of everything, which changes its source.
     let all = guest.own.sge(0, LENT as u32);
     let read = SendRequest::read(1, all, guest.lent.at(0)).signaled();
     let small = [guest.own.sge(0, 64)];
     let write = SendRequest::write(2, &small, guest.lent.at(0)).signaled().fence();
-    guest.qp.post_send(&[read, write]).expect("room");
-    // The Read brings zeros over the pattern before the Write is sent.
-    guest.completion().and_then(|c| Ok(c.ok()?)).expect("read");
-    guest.completion().and_then(|c| Ok(c.ok()?)).expect("written");
+    guest.qp.post_send(&[read, write]).expect("room in the queue");
+    // The Read replaces the pattern by zeros before the Write is sent.
+    guest.completion().and_then(|c| Ok(c.ok()?)).expect("a completed Read");
+    guest.completion().and_then(|c| Ok(c.ok()?)).expect("a completed Write");
     lender.release();
     let checksum = format!("{:08x}", crc32c::crc32c(&vec![0; LENT]));
     assert_eq!(lender.line_after("checksum "), checksum);
 }
 
-/// Waits until a process has become another program.
+/// Waits until a process has executed another program.
 fn becomes(process: &Process, name: &str) {
     let deadline = Instant::now() + DEADLINE;
     let comm = format!("/proc/{}/comm", process.id());
-    while std::fs::read_to_string(&comm).expect("it lives").trim() != name {
-        assert!(Instant::now() < deadline, "it is still what it was");
+    while std::fs::read_to_string(&comm).expect("a running process").trim() != name {
+        assert!(Instant::now() < deadline, "the process did not exec");
         std::thread::yield_now();
     }
 }
@@ -86,10 +86,10 @@ fn a_program_that_execs_takes_its_session_along() {
     for config in ["", "[engine]\nloopback = \"tcp\"\n"] {
         let daemon = Daemon::start(binaries!(), config);
         let (mut lender, _context, guest) = lent(&daemon, &daemon, &["--exec"]);
-        guest.write().expect("it lends");
+        guest.write().expect("a write to lent memory");
         lender.release();
         becomes(&lender, "sleep");
-        // Whatever was under way, it ends; and the sleeper sleeps.
+        // The traffic fails, but the new program keeps running.
         while guest.write().is_ok() {}
         assert!(!lender.has_ended());
         lender.kill();
@@ -97,13 +97,13 @@ fn a_program_that_execs_takes_its_session_along() {
     }
 }
 
-/// Its session lives on, by the descriptors that it kept; its memory does not.
+/// The session survives in the inherited descriptors. The memory does not.
 #[test]
-fn memory_is_detached_when_its_program_is_replaced() {
+fn memory_is_detached_on_exec() {
     for config in ["", "[engine]\nworkers = 3\nloopback = \"tcp\"\n"] {
         let daemon = Daemon::start(binaries!(), config);
         let (mut lender, context, guest) = lent(&daemon, &daemon, &["--exec", "--keep"]);
-        guest.write().expect("it lends");
+        guest.write().expect("a write to lent memory");
         lender.release();
         becomes(&lender, "sleep");
         let ended = loop {
@@ -111,8 +111,8 @@ fn memory_is_detached_when_its_program_is_replaced() {
                 break e;
             }
         };
-        // By the Terminate of an RNIC that cannot reach its memory (RFC 5041 section 7.1).
-        let reason = guest.qp.wait_disconnected(Some(DEADLINE)).expect("it was told");
+        // A Terminate, as from an RNIC that cannot reach its memory (RFC 5041 section 7.1).
+        let reason = guest.qp.wait_disconnected(Some(DEADLINE)).expect("a disconnect");
         let code = TerminateCode { layer: 1, etype: 0, code: 0 };
         let by_peer = matches!(
             reason,
@@ -137,10 +137,12 @@ fn killed_under_traffic_nothing_is_left() {
             let (lender, context, guest) = lent(&daemon, &daemon, &[]);
             for id in 0..8 {
                 let all = [guest.own.sge(0, LENT as u32)];
-                guest.post(SendRequest::write(id, &all, guest.lent.at(0))).expect("room");
+                guest
+                    .post(SendRequest::write(id, &all, guest.lent.at(0)))
+                    .expect("room in the queue");
             }
             for _ in 0..round % 8 {
-                guest.completion().and_then(|c| Ok(c.ok()?)).expect("written");
+                guest.completion().and_then(|c| Ok(c.ok()?)).expect("a completed Write");
             }
             lender.kill();
             for _ in round % 8..8 {
@@ -160,14 +162,15 @@ fn nothing_but_its_own_memory_is_attached() {
     let pd = raw.pd();
     let register = |raw: &mut Raw, address: u64, length: u64| {
         let source = MrSource::Attached { address };
-        let (access, scope) = (Access::LOCAL_WRITE, Scope::Pd);
+        let access = Access::LOCAL_WRITE;
+        let scope = Scope::Pd;
         raw.call(RequestBody::RegMr(MrRequest { pd, source, length, iova: 0, access, scope }))
     };
     let early = register(&mut raw, 4096, 1).expect_err("nothing is attached");
     assert!(early.to_string().contains("has not attached"), "{early}");
 
-    rnic_tests::attached::offer_wrong_descriptors(&mut raw).expect("all are refused by name");
-    let own = rnic_tests::attached::own_memory().expect("it is there");
+    rnic_tests::attached::offer_wrong_descriptors(&mut raw).expect("refusals by name");
+    let own = rnic_tests::attached::own_memory().expect("a descriptor of own memory");
     let attached = raw.try_call(RequestBody::AttachMemory, &[own.as_fd()]);
     assert_eq!(attached, Some(Ok(ReplyBody::Done)));
     let again = raw.try_call(RequestBody::AttachMemory, &[own.as_fd()]);
@@ -184,7 +187,7 @@ fn nothing_but_its_own_memory_is_attached() {
         assert!(named, "{length} at {address:#x}: {refusal}");
     }
     let Ok(ReplyBody::Mr { mr, .. }) = register(&mut raw, 4096, 1 << 30) else {
-        panic!("what is mapped there is found out when it is used")
+        panic!("registration must not check that pages are mapped")
     };
     let listed = raw.try_call(RequestBody::List { what: ListKind::Mrs, from: 0 }, &[]);
     let Some(Ok(ReplyBody::Rows { rows: Rows::Mrs(rows), .. })) = listed else {
@@ -193,7 +196,7 @@ fn nothing_but_its_own_memory_is_attached() {
     assert_eq!(rows.iter().map(|r| (r.mr, r.buffer)).collect::<Vec<_>>(), [(mr, None)]);
     assert_eq!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
 
-    // The right number of descriptors, or the session ends.
+    // A wrong number of descriptors ends the session.
     let mut careless = Raw::open(daemon.socket());
     careless.try_call(RequestBody::AttachMemory, &[]);
     assert_eq!(careless.try_call(RequestBody::QueryDevice, &[]), None);
@@ -204,10 +207,10 @@ fn nothing_but_its_own_memory_is_attached() {
     daemon.shrinks_to(start);
 }
 
-/// User of the clients whose memory is closed to the daemon.
+/// User of clients with memory that the daemon cannot access.
 const STRANGER: u32 = 61_014;
 
-/// A daemon that serves everybody. Returns `None` if this test cannot be other users.
+/// Starts a daemon that serves all users. Returns `None` if this test cannot run as other users.
 fn open_to_all(config: &str) -> Option<Daemon> {
     use std::os::unix::fs::PermissionsExt;
     if !rustix::process::getuid().is_root() {
@@ -216,11 +219,11 @@ fn open_to_all(config: &str) -> Option<Daemon> {
     }
     let daemon = Daemon::start(binaries!(), &format!("[control]\nmode = \"0666\"\n{config}"));
     let all = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(daemon.dir(), all).expect("our own directory");
+    std::fs::set_permissions(daemon.dir(), all).expect("a writable directory");
     Some(daemon)
 }
 
-/// A lender of another user, and this process as a guest of it.
+/// Starts a lender of another user, and connects this process to it as a guest.
 fn lent_by_stranger(daemon: &Daemon, fate: &[&str]) -> (Process, Context, Guest) {
     let mut lender = daemon.actor_as(STRANGER, &[&["lend"], fate].concat());
     let address: SocketAddr = lender.line_after("listening on ").parse().expect("an address");
@@ -229,7 +232,7 @@ fn lent_by_stranger(daemon: &Daemon, fate: &[&str]) -> (Process, Context, Guest)
     (lender, context, guest)
 }
 
-/// Lends memory of another user to a client of this user, or of the same one.
+/// Lends memory of another user to a client of this user, or of that same other user.
 fn exchange_between_strangers(daemon: &Daemon, both: bool) {
     let mut lender = daemon.actor_as(STRANGER, &["lend"]);
     let address = lender.line_after("listening on ");
@@ -251,7 +254,7 @@ const PATHS: [&str; 3] = [
     "[engine]\nworkers = 1\nloopback = \"tcp\"\n[mpa]\ncrc = false\n",
 ];
 
-/// A configuration of [`PATHS`] with this deadline of copies.
+/// Returns a configuration of [`PATHS`] with this copy deadline.
 fn with_deadline(config: &str, deadline: &str) -> String {
     config.replacen("[engine]\n", &format!("[engine]\ncopy_deadline = \"{deadline}\"\n"), 1)
 }
@@ -268,9 +271,11 @@ fn libraries_copy_for_other_users() {
     }
 }
 
-/// Targets of the daemon's descriptors that are the memory of a process.
+/// Returns the targets of the daemon's descriptors that are the memory of a process.
 fn memories(daemon: &Daemon) -> Vec<String> {
-    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("it lives").flatten();
+    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid()))
+        .expect("a running process")
+        .flatten();
     let targets = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
     let targets = targets.map(|target| target.to_string_lossy().into_owned());
     targets.filter(|target| target.starts_with("/proc/") && target.ends_with("/mem")).collect()
@@ -291,7 +296,7 @@ fn memory_of_other_users_is_not_opened() {
     }
 }
 
-/// Descriptors of a daemon lead to memory of its clients, so it is no business of others.
+/// The daemon's descriptors give access to clients' memory, so its processes must be undumpable.
 #[test]
 fn a_daemon_is_closed_to_processes_of_its_user() {
     use std::os::unix::fs::MetadataExt;
@@ -304,14 +309,14 @@ fn a_daemon_is_closed_to_processes_of_its_user() {
     let daemon = Daemon::start_limited(binaries!(), &config, &owns_folder);
     let owner = |file: &str| {
         let file = format!("/proc/{}/{file}", daemon.pid());
-        std::fs::metadata(file).expect("it lives").uid()
+        std::fs::metadata(file).expect("a running process").uid()
     };
     assert_eq!(owner(""), PRIVATE);
-    // The kernel gives root the files of a process that others may not look into.
+    // The kernel assigns the files of an undumpable process to root.
     assert_eq!(owner("mem"), 0);
 }
 
-/// Waits until a process has so many threads that copy.
+/// Waits until a process has `count` copying threads.
 fn has_copying_threads(process: &Process, count: usize) {
     let deadline = Instant::now() + DEADLINE;
     while copying_threads(process.id()) != count {
@@ -320,9 +325,10 @@ fn has_copying_threads(process: &Process, count: usize) {
     }
 }
 
-/// Signals that the threads of a process that copy do not block, by number.
+/// Returns the numbers of the signals that the copying threads of a process do not block.
 fn unblocked(process: &Process) -> Vec<u32> {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).expect("it lives");
+    let tasks =
+        std::fs::read_dir(format!("/proc/{}/task", process.id())).expect("a running process");
     let status = tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("status")));
     let mut found = Vec::new();
     for status in status.map(|status| status.expect("the thread lives")) {
@@ -346,7 +352,7 @@ fn copying_threads_last_as_long_as_the_session() {
         assert_eq!(stranger.ask("now", "memory: "), "attached");
         has_copying_threads(&stranger, 3);
     }
-    // Of signals a program may block, they receive none.
+    // They block every signal that can be blocked.
     let never_blocked = [Signal::KILL, Signal::STOP].map(|signal| signal.as_raw() as u32);
     assert_eq!(unblocked(&stranger), [never_blocked; 3].concat());
     stranger.release();
@@ -363,7 +369,7 @@ fn copying_threads_last_as_long_as_the_session() {
 
 #[test]
 fn queues_of_copies_count_as_arena_bytes() {
-    // The queue of one worker has half a MiB.
+    // The copy queue of one worker takes half a MiB.
     let limit = "[engine]\nworkers = 3\n[limits.session]\narena_bytes = \"1MiB\"\n";
     let Some(daemon) = open_to_all(limit) else { return };
     let start = daemon.at_rest();
@@ -377,7 +383,7 @@ fn queues_of_copies_count_as_arena_bytes() {
     daemon.shrinks_to(start);
 }
 
-/// Stops a process and waits until every thread of it has stopped.
+/// Stops a process and waits until all its threads have stopped.
 fn stop(process: &Process) {
     process.signal(Signal::STOP);
     let deadline = Instant::now() + DEADLINE;
@@ -386,8 +392,8 @@ fn stop(process: &Process) {
         status.is_ok_and(|s| !s.lines().any(|line| line == "State:\tT (stopped)"))
     };
     let tasks = format!("/proc/{}/task", process.id());
-    while std::fs::read_dir(&tasks).expect("it lives").flatten().any(runs) {
-        assert!(Instant::now() < deadline, "it does not stop");
+    while std::fs::read_dir(&tasks).expect("a running process").flatten().any(runs) {
+        assert!(Instant::now() < deadline, "the process does not stop");
         std::thread::yield_now();
     }
 }
@@ -398,21 +404,23 @@ fn a_stopped_client_blocks_its_own_connections() {
         let Some(daemon) = open_to_all(&with_deadline(config, "1h")) else { return };
         let start = daemon.at_rest();
         let (mut lender, context, guest) = lent_by_stranger(&daemon, &[]);
-        guest.write().expect("it lends");
+        guest.write().expect("a write to lent memory");
         stop(&lender);
-        guest.own.fill(0, LENT, 0).expect("our own");
+        guest.own.fill(0, LENT, 0).expect("access to own memory");
         let all = guest.own.sge(0, LENT as u32);
-        guest.post(SendRequest::read(1, all, guest.lent.at(0))).expect("room");
+        guest.post(SendRequest::read(1, all, guest.lent.at(0))).expect("room in the queue");
         there_and_back(&daemon, &daemon);
         for both in [false, true] {
             exchange_between_strangers(&daemon, both);
         }
-        // These copies cannot have been made.
+        // The stopped lender cannot have made these copies.
         assert!(guest.has_no_completion());
         lender.signal(Signal::CONT);
-        guest.completion().and_then(|c| Ok(c.ok()?)).expect("read late");
-        assert!(rnic_tests::attached::bytes(&guest.own).expect("our own") == pattern(1));
-        rnic_tests::attached::there_and_back(&guest).expect("the same comes back");
+        guest.completion().and_then(|c| Ok(c.ok()?)).expect("a completed Read");
+        assert!(
+            rnic_tests::attached::bytes(&guest.own).expect("access to own memory") == pattern(1)
+        );
+        rnic_tests::attached::there_and_back(&guest).expect("a correct round trip");
         lender.release();
         let checksum = format!("{:08x}", crc32c::crc32c(&pattern(3)));
         assert_eq!(lender.line_after("checksum "), checksum);
@@ -429,7 +437,7 @@ fn a_copy_beyond_its_deadline_ends_the_session() {
             let Some(mut daemon) = open_to_all(&with_deadline(config, "5s")) else { return };
             let start = daemon.at_rest();
             let (lender, context, guest) = lent_by_stranger(&daemon, &[]);
-            guest.write().expect("it lends");
+            guest.write().expect("a write to lent memory");
             stop(&lender);
             let all = guest.own.sge(0, LENT as u32);
             let request = if reads {
@@ -437,14 +445,14 @@ fn a_copy_beyond_its_deadline_ends_the_session() {
             } else {
                 SendRequest::write(1, std::slice::from_ref(&all), guest.lent.at(0))
             };
-            guest.post(request).expect("room");
+            guest.post(request).expect("room in the queue");
             let completion = guest.completion().expect("every request completes");
-            let reason = guest.qp.wait_disconnected(Some(DEADLINE)).expect("it ends");
+            let reason = guest.qp.wait_disconnected(Some(DEADLINE)).expect("a disconnect");
             assert!(reason != DisconnectReason::Orderly, "{reason:?} after {completion:?}");
             let after = daemon.says("a copy of attached memory did not return in ");
             assert!(after.starts_with("5 s"), "{after}");
             drop((guest, context));
-            // The client is still stopped, and nothing of its session is left.
+            // The client is still stopped, but nothing of its session is left.
             daemon.is_empty();
             lender.kill();
             daemon.shrinks_to(start);
@@ -455,7 +463,7 @@ fn a_copy_beyond_its_deadline_ends_the_session() {
 #[test]
 fn strangers_killed_under_traffic_leave_nothing() {
     for config in PATHS {
-        // Time for the copies of a program that has been replaced and keeps its session.
+        // A short deadline, because a program that kept its session after `exec` makes no copies.
         let Some(daemon) = open_to_all(&with_deadline(config, "5s")) else { return };
         let start = daemon.at_rest();
         for round in 0..12 {
@@ -467,16 +475,18 @@ fn strangers_killed_under_traffic_leave_nothing() {
             let (mut lender, context, guest) = lent_by_stranger(&daemon, fate);
             for id in 0..8 {
                 let all = [guest.own.sge(0, LENT as u32)];
-                guest.post(SendRequest::write(id, &all, guest.lent.at(0))).expect("room");
+                guest
+                    .post(SendRequest::write(id, &all, guest.lent.at(0)))
+                    .expect("room in the queue");
             }
             for _ in 0..round % 8 {
-                guest.completion().and_then(|c| Ok(c.ok()?)).expect("written");
+                guest.completion().and_then(|c| Ok(c.ok()?)).expect("a completed Write");
             }
             if !fate.is_empty() {
                 lender.release();
                 becomes(&lender, "sleep");
                 while guest.write().is_ok() {}
-                guest.qp.wait_disconnected(Some(DEADLINE)).expect("it ends");
+                guest.qp.wait_disconnected(Some(DEADLINE)).expect("a disconnect");
                 assert!(!lender.has_ended());
             }
             lender.kill();
@@ -486,7 +496,7 @@ fn strangers_killed_under_traffic_leave_nothing() {
     }
 }
 
-/// Returns true if the daemon leaves copies to the library of this client.
+/// Returns true if the library of this client must copy.
 fn leaves_copies_to_the_library(raw: &Raw) -> bool {
     let features = raw.arenas[0].load_u64(arena_header::FEATURES).expect("the header");
     Features::from_bits_retain(features).contains(Features::LIBRARY_COPIES)
@@ -498,13 +508,13 @@ fn the_other_way_to_attach_is_refused_by_name() {
     let start = daemon.at_rest();
     let mut stranger = Raw::open_as(daemon.socket(), STRANGER);
     assert!(leaves_copies_to_the_library(&stranger));
-    rnic_tests::attached::offer_wrong_descriptors(&mut stranger).expect("all are refused by name");
-    let own = rnic_tests::attached::own_memory().expect("it is there");
+    rnic_tests::attached::offer_wrong_descriptors(&mut stranger).expect("refusals by name");
+    let own = rnic_tests::attached::own_memory().expect("a descriptor of own memory");
     let refused =
         stranger.call_with(RequestBody::AttachMemory, &[own.as_fd()]).expect_err("closed");
-    let why = "memory: this daemon takes the memory of trusted users only";
+    let why = "memory: the daemon accesses memory of trusted users only";
     assert!(refused.to_string().starts_with(why), "{refused}");
-    // The daemon closes them in a thread that may wait for it.
+    // The daemon closes the descriptors in a separate thread.
     let deadline = Instant::now() + DEADLINE;
     while !memories(&daemon).is_empty() {
         assert!(Instant::now() < deadline, "{:?} stay open", memories(&daemon));
@@ -513,7 +523,7 @@ fn the_other_way_to_attach_is_refused_by_name() {
 
     let mut trusted = Raw::open(daemon.socket());
     assert!(!leaves_copies_to_the_library(&trusted));
-    let why = "client: this daemon copies for it (AttachMemory)";
+    let why = "client: the daemon copies for it; use AttachMemory";
     for worker in [0, 1, u32::MAX] {
         assert_eq!(trusted.refused(RequestBody::ServeCopies { worker }), why);
     }
@@ -529,7 +539,8 @@ fn workers_are_served_once_and_in_order() {
     let mut raw = Raw::open_as(daemon.socket(), STRANGER);
     let out_of_order = |raw: &mut Raw, worker: u32| {
         let refused = raw.refused(RequestBody::ServeCopies { worker });
-        assert_eq!(refused, format!("worker: {worker}: each of 2 workers once, in order"));
+        let why = format!("worker: {worker}: serve each of the 2 workers once, from 0 on");
+        assert_eq!(refused, why);
     };
     for worker in [1, 2, u32::MAX] {
         out_of_order(&mut raw, worker);
@@ -541,18 +552,18 @@ fn workers_are_served_once_and_in_order() {
             out_of_order(&mut raw, again);
         }
     }
-    // Descriptors that were not asked for end a session.
-    let own = rnic_tests::attached::own_memory().expect("it is there");
+    // Unexpected descriptors end the session.
+    let own = rnic_tests::attached::own_memory().expect("a descriptor of own memory");
     raw.ask(RequestBody::ServeCopies { worker: 0 }, &[own.as_fd()]);
-    let unasked = raw.reply().expect("it is told why").result;
+    let unasked = raw.reply().expect("a refusal").result;
     assert!(matches!(unasked, Err(Refusal::Malformed { .. })), "{unasked:?}");
     assert_eq!(raw.reply(), None);
     drop(raw);
     daemon.shrinks_to(start);
 }
 
-/// A client that serves its queues of copies itself, and lends a page of its memory to the domain
-/// of an [`Insider`].
+/// A client that serves its copy queues itself, and lends a page of its memory to the domain of an
+/// [`Insider`].
 struct HandServed {
     raw: Raw,
     queues: Vec<CopyQueue>,
@@ -574,24 +585,24 @@ impl HandServed {
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.memory.len()];
-        self.memory.read(0, &mut bytes).expect("our own");
+        self.memory.read(0, &mut bytes).expect("access to own memory");
         bytes
     }
 }
 
-/// Waits until a copy is asked for. Returns the queue, from which the caller may take it.
+/// Waits for a pending copy. Returns its queue.
 fn wanted(queues: &[CopyQueue]) -> &CopyQueue {
     let deadline = Instant::now() + DEADLINE;
     loop {
         if let Some(queue) = queues.iter().find(|queue| queue.consumer.is_wanted()) {
             return queue;
         }
-        assert!(Instant::now() < deadline, "no copy is asked for");
+        assert!(Instant::now() < deadline, "no copy is pending");
         std::thread::yield_now();
     }
 }
 
-/// A daemon, on either path, with a domain for [`HandServed`] and [`Insider`].
+/// Starts a daemon on each path, with a domain for [`HandServed`] and [`Insider`].
 fn daemons_with_a_domain() -> impl Iterator<Item = Daemon> {
     let config = |path| {
         let engine = with_deadline(&rnic_tests::engine(2, path), "1h");
@@ -610,23 +621,23 @@ fn deregistration_waits_for_a_copy() {
         let queue = wanted(&lender.queues);
         let mr = lender.mr;
         let id = lender.raw.ask(RequestBody::DeregMr { mr }, &[]);
-        // Long enough for an answer that comes too early.
-        assert!(!lender.raw.hears_within(Duration::from_millis(200)));
+        // Long enough to catch a premature answer.
+        assert!(!lender.raw.has_input_within(Duration::from_millis(200)));
         assert!(queue.serve());
-        // What follows in the same Read may be copied as well, or not.
-        while !lender.raw.hears_within(Duration::from_millis(1)) {
+        // The rest of the Read may be copied or not.
+        while !lender.raw.has_input_within(Duration::from_millis(1)) {
             for queue in &lender.queues {
                 queue.serve();
             }
         }
         let reply = lender.raw.reply().expect("the session goes on");
         assert_eq!((reply.id, reply.result), (id, Ok(ReplyBody::Done)));
-        // Either was in time.
+        // Either is correct.
         let completion = insider.client.completion();
         if completion.ok().is_ok() {
             assert_eq!(insider.bytes(), lender.bytes());
         }
-        // From now on its memory is not asked for.
+        // From now on the daemon must not queue copies for this memory.
         Insider::new(&daemon, "shared").fails_to_read(lender.lent);
         assert!(lender.queues.iter().all(|queue| !queue.consumer.is_wanted()));
         drop((lender, insider));
@@ -638,7 +649,7 @@ fn deregistration_waits_for_a_copy() {
 fn an_impossible_consumer_index_ends_its_session() {
     for mut daemon in daemons_with_a_domain() {
         let start = daemon.at_rest();
-        // One more than there are copies, one less than before, and far away.
+        // One beyond the producer, one before the last index, and a distant one.
         for ahead in [2, u32::MAX, 1 << 31] {
             let mut lender = HandServed::new(daemon.socket());
             let bystander = HandServed::new(daemon.socket());
@@ -646,17 +657,17 @@ fn an_impossible_consumer_index_ends_its_session() {
             insider.post_read(lender.lent);
             let queue = wanted(&lender.queues);
             let at = queue.location.offset as usize + queue_header::CONSUMER;
-            queue.arena.store_u64(at, ahead.into()).expect("our arena");
+            queue.arena.store_u64(at, ahead.into()).expect("access to own arena");
             queue.ring();
             assert!(insider.client.completion().ok().is_err());
-            let said = daemon.says("its queue of copies: ");
+            let said = daemon.says("its copy queue: ");
             assert!(said.starts_with(&format!("consumer index {ahead} is not within")), "{said}");
             assert_eq!(lender.raw.reply(), None);
-            // Another session of that user has lost nothing.
+            // Another session of the same user is unaffected.
             let insider = Insider::new(&daemon, "shared");
             insider.post_read(bystander.lent);
             assert!(wanted(&bystander.queues).serve());
-            insider.client.completion().ok().expect("read");
+            insider.client.completion().ok().expect("a completed Read");
             assert_eq!(insider.bytes(), bystander.bytes());
         }
         daemon.shrinks_to(start);
@@ -668,27 +679,27 @@ fn a_lying_library_deceives_about_its_own_memory() {
     for daemon in daemons_with_a_domain() {
         let start = daemon.at_rest();
         let mut lender = HandServed::new(daemon.socket());
-        // Says that it has copied, with other bytes in the whole entry.
+        // The client reports a copy after filling the whole entry with other bytes.
         let insider = Insider::new(&daemon, "shared");
         insider.post_read(lender.lent);
         let queue = wanted(&lender.queues);
         let entry = queue.location.offset as usize + QUEUE_HEADER_LEN;
         let len = queue.location.shape.stride as usize;
-        queue.arena.write(entry, &vec![0xff; len]).expect("our arena");
+        queue.arena.write(entry, &vec![0xff; len]).expect("access to own arena");
         let outcome = entry + copy_entry::OUTCOME;
-        queue.arena.store_u64(outcome, copy_entry::COPIED).expect("our arena");
+        queue.arena.store_u64(outcome, copy_entry::COPIED).expect("access to own arena");
         let consumer = queue.location.offset as usize + queue_header::CONSUMER;
-        queue.arena.store_u64(consumer, 1).expect("our arena");
+        queue.arena.store_u64(consumer, 1).expect("access to own arena");
         queue.ring();
-        insider.client.completion().ok().expect("bytes that it had no better");
+        insider.client.completion().ok().expect("a completed Read");
         assert_eq!(insider.bytes(), [0xff; Insider::LEN as usize]);
 
-        // Says that nothing could be copied: that is the end of what names its memory.
+        // The client reports a failed copy, which ends the connection that accesses its memory.
         insider.post_read(lender.lent);
         let queue = wanted(&lender.queues);
         let entry = entry + len;
-        queue.arena.store_u64(entry + copy_entry::OUTCOME, 0).expect("our arena");
-        queue.arena.store_u64(consumer, 2).expect("our arena");
+        queue.arena.store_u64(entry + copy_entry::OUTCOME, 0).expect("access to own arena");
+        queue.arena.store_u64(consumer, 2).expect("access to own arena");
         queue.ring();
         assert!(insider.client.completion().ok().is_err());
         assert!(matches!(lender.raw.call(RequestBody::Status), Ok(ReplyBody::Status(_))));

@@ -1,14 +1,14 @@
-//! Every attack by which one user could take more than its share, beside a well-behaved pair of
-//! another user. All that the pair asks for is done, and the daemon's memory stays within what
-//! `check-config` says.
+//! Every attack by which one user could exceed its share, next to a well-behaved pair of another
+//! user. All requests of the pair must succeed, and the daemon's memory must stay within the bound
+//! that `check-config` prints.
 //!
-//! With `RNIC_TEST_TIMING=1`, on a machine that does nothing else, each attack is measured instead:
-//! the pair keeps a share of its rate, no command takes longer than 50 ms and no new session longer
-//! than 100 ms, or than the longest without an attack. The share is a third; beside a busy loop on
-//! the worker's CPU, where each hop of a round trip wakes the worker, it is a tenth, or 10,000
-//! round trips per second: one that had to wait for the loop's time to be over would leave less
-//! than 400. The figures before and beside each attack are printed, and collected in
-//! `target/attacks.txt`. `RNIC_TEST_LONG=1` plays each for longer.
+//! With `RNIC_TEST_TIMING=1`, on an otherwise idle machine, each attack is measured instead: the
+//! pair keeps a third of its rate, no command takes longer than 50 ms and no new session longer
+//! than 100 ms, or longer than the slowest one without an attack. Next to a busy loop on the
+//! worker's CPU, where each hop of a round trip wakes the worker, the pair keeps a tenth of its
+//! rate or 10,000 round trips per second. Waiting for the end of the loop's time slice would leave
+//! fewer than 400. The measurements before and during each attack are printed and collected in
+//! `target/attacks.txt`. `RNIC_TEST_LONG=1` runs each attack for longer.
 
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -19,14 +19,14 @@ use rnic_tests::attacks::stage::Case;
 use rnic_tests::attacks::{counted, stage};
 use rnic_tests::{Process, binaries, omit, timing};
 
-/// Measurements do not measure each other.
+/// Serialises the measurements, which would otherwise affect each other.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// KiB that the kernel may have for a hundred connections whose peers do not read: a MiB each, as
-/// `check-config` says, and what those peers have received.
+/// Kernel memory in KiB for a hundred connections to peers that do not read: 1 MiB per connection,
+/// as `check-config` prints, plus the receive buffers of those peers.
 const KERNEL: u64 = 100 * (1024 + 512);
 
-/// Plays a case with so many workers, each number after the other.
+/// Runs a case with each of these numbers of workers.
 fn attacked(test: &str, case: &Case, workers: &[u32]) {
     if let Some(measured) = std::env::var_os(INSIDE) {
         for workers in workers {
@@ -39,10 +39,10 @@ fn attacked(test: &str, case: &Case, workers: &[u32]) {
         return;
     }
     if !rustix::process::geteuid().is_root() {
-        return omit("only root can be several users");
+        return omit("only root can act as several users");
     }
     if cpus() < 2 {
-        return omit("one CPU is too few for an attacker and whoever is attacked");
+        return omit("the attacker and its victims need two CPUs");
     }
     let manner = if timing(test) { MEASURED } else { "counted" };
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,13 +54,13 @@ fn attacked(test: &str, case: &Case, workers: &[u32]) {
     assert!(status.success(), "{test}: {status}");
 }
 
-/// Says in which manner a process plays a case.
+/// Tells the child process how to run the case.
 const INSIDE: &str = "RNIC_TEST_ATTACKED";
 const MEASURED: &str = "measured";
 
-/// Has that process and all that it starts run before whatever else the machine does: the kernel
-/// shares CPUs out among the sessions of terminals first, if it is told to, and then among
-/// processes. Without the right to that they run like others.
+/// Raises the priority of the child process and its children above all other load: first the
+/// autogroup of its session, by which the kernel may distribute CPU time, then the processes.
+/// Without the privilege they run at normal priority.
 const FIRST: &str = "(echo -20 >/proc/$$/autogroup; renice -n -15 -p $$) >/dev/null 2>&1
 exec \"$0\" \"$@\"";
 
@@ -75,7 +75,7 @@ macro_rules! attacks {
     };
 }
 
-// What a worker does for one session, it does not do for others.
+// Load on a worker, which delays other sessions.
 attacks! {
     [1, 2],
     a_flush_of_sends_that_never_ends: Case::new(Attack::FlushedSends),
@@ -83,26 +83,26 @@ attacks! {
     a_flush_of_receives_that_never_ends: Case::new(Attack::FlushedReceives),
     binds_and_invalidates: Case::new(Attack::Binds),
     binds_and_invalidates_of_many_sessions: Case::new(Attack::BindsOfMany),
-    reads_behind_the_peers_end: Case::new(Attack::Reads),
-    reads_behind_the_peers_end_of_many_sessions: Case::new(Attack::ReadsOfMany),
+    reads_after_peer_end: Case::new(Attack::Reads),
+    reads_after_peer_end_of_many_sessions: Case::new(Attack::ReadsOfMany),
     connections_that_bring_the_shortest_fpdus: Case::new(Attack::ShortFpdus),
-    doorbells_rung_for_nothing: Case { qps: 8100, ..Case::new(Attack::Doorbells) },
+    doorbells_without_requests: Case { qps: 8100, ..Case::new(Attack::Doorbells) },
     sessions_of_one_user: Case::new(Attack::Sessions),
 }
 
-// What the control thread does for one client, or the kernel for the daemon.
+// Load on the control thread, or on the kernel on behalf of the daemon.
 attacks! {
     [1],
     lists_of_diagnoses: Case::new(Attack::Whys),
-    questions_about_the_device: Case::new(Attack::Questions),
-    requests_that_nobody_decides: Case {
+    repeated_device_queries: Case::new(Attack::Questions),
+    requests_without_a_decision: Case {
         limit: "ulimit -n 1500", peers: true, ..Case::new(Attack::Undecided)
     },
-    closes_that_take_their_time: Case {
+    closes_that_block: Case {
         limit: "ulimit -n 1500", after: 10_000, ..Case::new(Attack::SlowClose)
     },
     silent_connections: Case { peers: true, ..Case::new(Attack::Silent) },
-    wrong_stags_on_ones_own_connections: Case {
+    wrong_stags_on_own_connections: Case {
         peers: true,
         config: "[limits.peer]\nstag_guesses_per_minute = 30",
         ..Case::new(Attack::StagGuessLimiter)

@@ -1,6 +1,5 @@
-// Calls libibverbs and librdmacm as programs do that are not at their best: twice, too late, when
-// the daemon has died. Each part is named on the command line, and says "done" if all was as it
-// should be.
+// Calls libibverbs and librdmacm at bad moments: twice, too late, or after the daemon has died. The
+// command line names a part. Prints "done" if the part passed.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -63,7 +62,7 @@ enum { PORT_SPACE_TCP = 0x106, DEVICE_FATAL = 8, REMOTE_READ = 4 };
 static void check(int holds, const char *what)
 {
     if (!holds) {
-        printf("not so: %s (%s)\n", what, strerror(errno));
+        printf("failed: %s (%s)\n", what, strerror(errno));
         exit(1);
     }
 }
@@ -74,24 +73,24 @@ static struct ibv_context *context(void)
     struct ibv_device **list = ibv_get_device_list(&count);
     check(list && list[0] && count == 2, "there are two devices");
     struct ibv_context *context = ibv_open_device(list[0]);
-    check(context != NULL, "it opens");
+    check(context != NULL, "the device opens");
     return context;
 }
 
 static struct rdma_cm_id *new_id(void)
 {
     struct rdma_cm_id *id;
-    check(!rdma_create_id(NULL, &id, NULL, PORT_SPACE_TCP), "there is an id");
+    check(!rdma_create_id(NULL, &id, NULL, PORT_SPACE_TCP), "an id is created");
     return id;
 }
 
-// Bound to a device.
+// Creates an id that is bound to a device.
 static struct rdma_cm_id *resolved_id(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(1)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     struct rdma_cm_id *id = new_id();
-    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000), "it finds it");
+    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000), "address resolves");
     return id;
 }
 
@@ -106,55 +105,57 @@ static struct rdma_cm_id *listener, *server;
 static void *serve(void *nothing)
 {
     struct ibv_qp_init_attr wanted = small();
-    check(!rdma_get_request(listener, &server), "somebody asks");
-    check(!rdma_create_qp(server, NULL, &wanted), "it has a queue pair");
-    check(!rdma_accept(server, NULL), "it is accepted");
+    check(!rdma_get_request(listener, &server), "a request arrives");
+    check(!rdma_create_qp(server, NULL, &wanted), "the id gets a QP");
+    check(!rdma_accept(server, NULL), "the request is accepted");
     return nothing;
 }
 
-// Ends a connection that both ends have ended.
+// Disconnects a connection that both ends have already ended.
 static void twice(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     listener = new_id();
-    check(!rdma_bind_addr(listener, (struct sockaddr *)&address), "it binds");
-    check(!rdma_listen(listener, 1), "it listens");
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address), "the address is bound");
+    check(!rdma_listen(listener, 1), "the id listens");
     address.sin_port = rdma_get_src_port(listener);
     pthread_t thread;
     check(!pthread_create(&thread, NULL, serve, NULL), "a thread starts");
     struct rdma_cm_id *client = new_id();
-    check(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000), "it finds it");
-    check(!rdma_resolve_route(client, 1000), "it finds the way");
+    check(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000), "address resolves");
+    check(!rdma_resolve_route(client, 1000), "the route resolves");
     struct ibv_qp_init_attr wanted = small();
-    check(!rdma_create_qp(client, NULL, &wanted), "it has a queue pair");
-    check(!rdma_connect(client, NULL), "it connects");
+    check(!rdma_create_qp(client, NULL, &wanted), "the id gets a QP");
+    check(!rdma_connect(client, NULL), "the connection is established");
     pthread_join(thread, NULL);
-    check(!rdma_disconnect(client), "one end ends it");
-    check(!rdma_disconnect(server), "the other end learns of it");
-    check(!rdma_disconnect(client) && !rdma_disconnect(server), "it has ended");
+    check(!rdma_disconnect(client), "the client disconnects");
+    check(!rdma_disconnect(server), "the server disconnects");
+    check(!rdma_disconnect(client) && !rdma_disconnect(server), "disconnecting again succeeds");
     rdma_destroy_qp(client);
     rdma_destroy_qp(server);
-    check(!rdma_disconnect(client), "it has ended still");
-    check(!rdma_destroy_id(client) && !rdma_destroy_id(server), "it goes");
-    check(!rdma_destroy_id(listener), "nobody listens");
+    check(!rdma_disconnect(client), "disconnecting without a QP succeeds");
+    check(!rdma_destroy_id(client) && !rdma_destroy_id(server), "the id is destroyed");
+    check(!rdma_destroy_id(listener), "the listener is destroyed");
 }
 
-// Every context is told of the daemon's end, and told once.
+// Every context receives the event of the daemon's end exactly once.
 static void died(void)
 {
     struct ibv_context *busy = context(), *idle = context();
     check(ibv_create_cq(busy, 1, NULL, NULL, 0) && ibv_create_cq(busy, 1, NULL, NULL, 0),
-          "it has completion queues");
+          "completion queues are created");
     puts("ready");
     fflush(stdout);
     struct ibv_async_event event;
-    check(!ibv_get_async_event(idle, &event) && event.event_type == DEVICE_FATAL, "one is told");
-    check(!ibv_get_async_event(busy, &event) && event.event_type == DEVICE_FATAL, "so is another");
-    // The descriptor of events stands behind the device, operations and the one of commands.
+    check(!ibv_get_async_event(idle, &event) && event.event_type == DEVICE_FATAL,
+          "the idle context gets the event");
+    check(!ibv_get_async_event(busy, &event) && event.event_type == DEVICE_FATAL,
+          "the busy context gets the event");
+    // async_fd follows device, ops and cmd_fd in struct ibv_context.
     int fd = *(int *)((char *)busy + 268);
-    check(!fcntl(fd, F_SETFL, O_NONBLOCK), "it can be made to wait for nothing");
-    check(ibv_get_async_event(busy, &event) == -1 && errno == EAGAIN, "it is told once");
+    check(!fcntl(fd, F_SETFL, O_NONBLOCK), "the descriptor becomes nonblocking");
+    check(ibv_get_async_event(busy, &event) == -1 && errno == EAGAIN, "there is no second event");
 }
 
 static void *lose(void *id)
@@ -163,58 +164,58 @@ static void *lose(void *id)
     return NULL;
 }
 
-// The queue pair goes while a thread waits for its connection.
+// The QP is destroyed while a thread waits for its connection.
 static void lost(void)
 {
-    // Nobody listens, and there is some patience with that.
+    // The port has no listener, and the library retries for a while.
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(1)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     struct rdma_cm_id *id = new_id();
-    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000), "it finds it");
-    check(!rdma_resolve_route(id, 1000), "it finds the way");
+    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000), "address resolves");
+    check(!rdma_resolve_route(id, 1000), "the route resolves");
     struct ibv_qp_init_attr wanted = small();
-    check(!rdma_create_qp(id, NULL, &wanted), "it has a queue pair");
+    check(!rdma_create_qp(id, NULL, &wanted), "the id gets a QP");
     pthread_t thread;
     check(!pthread_create(&thread, NULL, lose, id), "a thread starts");
-    check(rdma_connect(id, NULL) == -1, "there is no connection");
+    check(rdma_connect(id, NULL) == -1, "the connection fails");
     pthread_join(thread, NULL);
-    check(!rdma_destroy_id(id), "it goes");
+    check(!rdma_destroy_id(id), "the id is destroyed");
 }
 
 static void *work(void *made)
 {
     struct rdma_cm_id *id = resolved_id();
-    check(!pthread_cancel(pthread_self()), "it is cancelled from here on");
+    check(!pthread_cancel(pthread_self()), "the cancellation is requested");
     struct ibv_pd *pd = ibv_alloc_pd(context());
     static char bytes[100];
-    check(pd != NULL, "there is a domain");
+    check(pd != NULL, "a domain is allocated");
     struct ibv_mr *mr = ibv_reg_mr(pd, bytes, sizeof bytes, REMOTE_READ);
-    check(mr && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd), "memory is registered and taken back");
+    check(mr && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd), "memory is registered and deregistered");
     struct ibv_qp_init_attr wanted = small();
-    check(!rdma_create_qp(id, NULL, &wanted), "it has a queue pair");
+    check(!rdma_create_qp(id, NULL, &wanted), "the id gets a QP");
     rdma_destroy_qp(id);
-    check(!rdma_destroy_id(id), "it goes");
+    check(!rdma_destroy_id(id), "the id is destroyed");
     *(int *)made = 1;
     pthread_testcancel();
     return made;
 }
 
-// A thread is cancelled while it makes and destroys things.
+// A thread is cancelled while it creates and destroys objects.
 static void cancelled(void)
 {
     int made = 0;
     void *result;
     pthread_t thread;
     check(!pthread_create(&thread, NULL, work, &made), "a thread starts");
-    check(!pthread_join(thread, &result), "it ends");
-    check(result == PTHREAD_CANCELED && made, "it ends where the program says");
+    check(!pthread_join(thread, &result), "the thread ends");
+    check(result == PTHREAD_CANCELED && made, "the thread ends at its cancellation point");
 }
 
 static void *resolves(void *id)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(1)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    check(!pthread_cancel(pthread_self()), "it is cancelled from here on");
+    check(!pthread_cancel(pthread_self()), "the cancellation is requested");
     rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000);
     return NULL;
 }
@@ -225,62 +226,62 @@ static void *connects(void *id)
     return NULL;
 }
 
-// A thread is cancelled while it waits for its peer, which never decides. It leaves no lock held.
+// A thread is cancelled while it waits for a peer that never decides. It must not hold a lock.
 static void waits(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     listener = new_id();
-    check(!rdma_bind_addr(listener, (struct sockaddr *)&address), "it binds");
-    check(!rdma_listen(listener, 1), "it listens");
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address), "the address is bound");
+    check(!rdma_listen(listener, 1), "the id listens");
     address.sin_port = rdma_get_src_port(listener);
     struct rdma_cm_id *client = new_id();
-    check(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000), "it finds it");
-    check(!rdma_resolve_route(client, 1000), "it finds the way");
+    check(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000), "address resolves");
+    check(!rdma_resolve_route(client, 1000), "the route resolves");
     struct ibv_qp_init_attr wanted = small();
-    check(!rdma_create_qp(client, NULL, &wanted), "it has a queue pair");
+    check(!rdma_create_qp(client, NULL, &wanted), "the id gets a QP");
     pthread_t thread;
     void *result;
-    // What it waits for has come, so the step was made whole.
+    // The awaited event has arrived, so the step must complete.
     struct rdma_cm_id *resolved = new_id();
     check(!pthread_create(&thread, NULL, resolves, resolved), "a thread starts");
-    check(!pthread_join(thread, &result) && result == PTHREAD_CANCELED, "it was cancelled");
+    check(!pthread_join(thread, &result) && result == PTHREAD_CANCELED, "the thread was cancelled");
     check(!rdma_resolve_route(resolved, 1000), "the address was resolved");
-    check(!rdma_destroy_id(resolved), "it goes");
+    check(!rdma_destroy_id(resolved), "the id is destroyed");
     check(!pthread_create(&thread, NULL, connects, client), "a thread starts");
-    check(!rdma_get_request(listener, &server), "somebody asks");
-    check(!pthread_cancel(thread) && !pthread_join(thread, &result), "it ends");
-    check(result == PTHREAD_CANCELED, "it was cancelled");
+    check(!rdma_get_request(listener, &server), "a request arrives");
+    check(!pthread_cancel(thread) && !pthread_join(thread, &result), "the thread ends");
+    check(result == PTHREAD_CANCELED, "the thread was cancelled");
     rdma_destroy_qp(client);
-    check(!rdma_destroy_id(client) && !rdma_destroy_id(server), "they go");
-    check(!rdma_destroy_id(listener), "nobody listens");
+    check(!rdma_destroy_id(client) && !rdma_destroy_id(server), "the id is destroyed");
+    check(!rdma_destroy_id(listener), "the listener is destroyed");
 }
 
-// A refusal leaves what the program handed in as it was, so that it may try for less.
+// A refusal must not change the attributes of the program, so that it can retry with less.
 static void refused(void)
 {
     struct rdma_cm_id *id = resolved_id();
     struct ibv_qp_init_attr wanted = small();
     wanted.cap.max_inline_data = 1 << 20;
-    check(rdma_create_qp(id, NULL, &wanted) == -1, "that is too much");
-    check(!wanted.send_cq && !wanted.recv_cq, "no queue is named that is gone");
+    check(rdma_create_qp(id, NULL, &wanted) == -1, "too much inline data is refused");
+    check(!wanted.send_cq && !wanted.recv_cq, "the attributes name no destroyed queue");
     wanted.cap.max_inline_data = 16;
-    check(!rdma_create_qp(id, NULL, &wanted), "that is not");
+    check(!rdma_create_qp(id, NULL, &wanted), "less inline data is granted");
     rdma_destroy_qp(id);
-    check(!rdma_destroy_id(id), "it goes");
+    check(!rdma_destroy_id(id), "the id is destroyed");
 }
 
-// What is not there, or may not be read, cannot be registered to be read.
+// Memory that is unmapped or unreadable cannot be registered.
 static void unreadable(void)
 {
     struct ibv_pd *pd = ibv_alloc_pd(context());
-    check(pd != NULL, "there is a domain");
+    check(pd != NULL, "a domain is allocated");
     char *hidden = mmap(NULL, 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    check(hidden != MAP_FAILED, "there is memory");
-    check(!ibv_reg_mr(pd, hidden, 8192, REMOTE_READ) && errno == EFAULT, "it may not be read");
-    check(!munmap(hidden, 8192), "it can go");
-    check(!ibv_reg_mr(pd, hidden, 8192, 0) && errno == EFAULT, "it is not there");
-    check(ibv_reg_mr(pd, (void *)"constant", 8, REMOTE_READ) != NULL, "constants may be read");
+    check(hidden != MAP_FAILED, "memory is mapped");
+    check(!ibv_reg_mr(pd, hidden, 8192, REMOTE_READ) && errno == EFAULT, "it is unreadable");
+    check(!munmap(hidden, 8192), "the memory is unmapped");
+    check(!ibv_reg_mr(pd, hidden, 8192, 0) && errno == EFAULT, "unmapped memory is refused");
+    check(ibv_reg_mr(pd, (void *)"constant", 8, REMOTE_READ) != NULL, "constants are readable");
 }
 
 int main(int count, char **words)
@@ -290,7 +291,7 @@ int main(int count, char **words)
         void (*run)(void);
     } parts[] = {{"twice", twice}, {"lost", lost}, {"cancelled", cancelled}, {"waits", waits},
                  {"died", died}, {"refused", refused}, {"unreadable", unreadable}};
-    check(count == 2, "one part is named");
+    check(count == 2, "the arguments name one part");
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) {
         if (!strcmp(parts[n].name, words[1])) {
             parts[n].run();

@@ -1,4 +1,4 @@
-//! Calls of the C verbs API that programs make at their worst moments.
+//! Calls of the C verbs API at bad moments.
 
 use std::process::Command;
 
@@ -28,7 +28,7 @@ fn start(part: &str, daemon: &Daemon) -> (TempDir, Process) {
     (scratch, Process::start(command))
 }
 
-/// Runs a part of the program, with a daemon of its own.
+/// Runs a part of the program with its own daemon.
 fn run(part: &str) {
     let daemon = Daemon::start(binaries!(), "");
     let (_scratch, process) = start(part, &daemon);
@@ -37,17 +37,17 @@ fn run(part: &str) {
 }
 
 #[test]
-fn a_connection_that_has_ended_may_be_ended_again() {
+fn ended_connection_may_be_disconnected_again() {
     run("twice");
 }
 
 #[test]
-fn a_queue_pair_that_goes_ends_the_attempt_to_connect() {
+fn destroyed_qp_ends_its_connect() {
     run("lost");
 }
 
 #[test]
-fn a_cancelled_thread_ends_behind_the_call_that_it_is_in() {
+fn cancelled_thread_ends_after_its_call() {
     run("cancelled");
 }
 
@@ -57,17 +57,17 @@ fn a_thread_is_cancelled_in_rdma_connect() {
 }
 
 #[test]
-fn a_refused_queue_pair_leaves_what_was_asked_for() {
+fn refused_qp_leaves_its_attributes_unchanged() {
     run("refused");
 }
 
 #[test]
-fn what_may_not_be_read_is_not_registered() {
+fn unreadable_memory_is_not_registered() {
     run("unreadable");
 }
 
 #[test]
-fn every_context_is_told_once_that_the_daemon_has_died() {
+fn every_context_gets_one_fatal_event() {
     let daemon = Daemon::start(binaries!(), "");
     let (_scratch, mut process) = start("died", &daemon);
     process.line_after("ready");

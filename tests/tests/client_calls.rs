@@ -1,4 +1,4 @@
-//! Calls of `rnic-client` that libraries and administrators need and few programs make.
+//! Calls of `rnic-client` for libraries and administrators, which few programs use.
 
 use std::os::fd::AsFd;
 
@@ -14,7 +14,7 @@ fn daemon() -> Daemon {
     Daemon::start(binaries!(), "")
 }
 
-/// Two connected QPs of a client.
+/// Connects two QPs of a client.
 fn pair(client: &Client) -> [Qp; 2] {
     let active = client.qp();
     let passive = client.qp();
@@ -52,7 +52,7 @@ fn a_posting_shows_its_requests_when_it_ends() {
     let mut done: Vec<u64> = client.successes(4).iter().map(|c| c.wr_id).collect();
     done.sort_unstable();
     assert_eq!(done, [1, 2, 3, 4]);
-    // Dropping it ends it as well.
+    // Dropping a posting finishes it, too.
     b.post_recv(&[RecvRequest::new(6, &[])]).unwrap();
     let mut posting = a.posting().unwrap();
     posting.push(&SendRequest::send_inline(7, b"")).unwrap();
@@ -65,7 +65,7 @@ fn inline_requests_carry_immediates_and_stags() {
     let daemon = daemon();
     let client = Client::new(&daemon);
     let [a, b] = pair(&client);
-    // A peer invalidates only what is for its own connection.
+    // A peer can invalidate only regions of its own connection.
     let region = client.region_for(Scope::Qp(b.id()), 4096, READ_WRITE);
     b.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
     let to = region.remote().at(8);
@@ -78,7 +78,7 @@ fn inline_requests_carry_immediates_and_stags() {
     a.post_send(&[SendRequest::send_invalidate_inline(4, b"", region.rkey())]).unwrap();
     let received = client.success();
     assert_eq!((received.wr_id, received.invalidated), (2, Some(region.rkey())));
-    // Nothing is placed through it any more.
+    // The invalidated STag accepts no more data.
     a.post_send(&[SendRequest::write_inline(5, b"late", to)]).unwrap();
     let end = b.wait_disconnected(Some(DEADLINE)).unwrap();
     assert!(matches!(end, DisconnectReason::Terminate { .. }), "{end:?}");
@@ -93,21 +93,21 @@ fn a_window_follows_binds_that_a_program_makes() {
     let window = client.pd.alloc_window(WindowKind::Type1).unwrap();
     let present = window.rkey();
     let next = rnic_client::Stag(present.0 ^ 1);
-    let range = (region.iova() + 16, 8);
+    let address = region.iova() + 16;
     let rights = Access::REMOTE_WRITE;
-    let bind = SendRequest::bind_range(1, present, next, region.lkey(), range, rights);
+    let bind = SendRequest::bind_range(1, present, next, region.lkey(), address, 8, rights);
     b.post_send(&[bind.signaled()]).unwrap();
     client.completes(1, CompletionOpcode::BindMw);
     window.set_rkey(next);
     assert_eq!(window.rkey(), next);
-    let to = rnic_client::RemoteAddr { rkey: next, addr: range.0 };
+    let to = rnic_client::RemoteAddr { rkey: next, addr: address };
     b.post_recv(&[RecvRequest::new(2, &[])]).unwrap();
     a.post_send(&[SendRequest::write_inline_with_imm(3, b"8 bytes.", to, [0; 8])]).unwrap();
     client.completes(2, CompletionOpcode::Receive);
     let mut bytes = [0; 8];
     region.read_at(16, &mut bytes).unwrap();
     assert_eq!(&bytes, b"8 bytes.");
-    // The library binds it from there on.
+    // The library posts the next bind.
     let bound = window.bind(&b, 4, &Bind::new(&region, 0..8, rights)).unwrap();
     client.completes(4, CompletionOpcode::BindMw);
     assert_ne!(bound.rkey, next);
@@ -182,7 +182,7 @@ fn an_administrator_disconnects_by_number() {
 fn the_rnr_timer_of_a_queue_pair_changes() {
     let daemon = daemon();
     let client = Client::new(&daemon);
-    let qp = client.qp_of(QpType::Wired);
+    let qp = client.qp_of(QpType::Rc);
     assert!(matches!(qp.set_min_rnr_timer(1), Err(Error::Refused { .. })), "it is Idle");
     let gids = client.context.gids().unwrap();
     let gid = gids.first().expect("a GID").gid;

@@ -1,4 +1,4 @@
-//! `[wired] compare`: PSNs and path MTUs of both ends must match, or need not.
+//! `[wired] compare`: the daemon compares the PSNs and path MTUs of both ends, or not.
 
 use std::net::IpAddr;
 
@@ -11,10 +11,10 @@ use rnic_tests::{Daemon, binaries, ports};
 
 const HOSTS: [[u8; 4]; 2] = [[127, 0, 62, 1], [127, 0, 62, 2]];
 
-/// Long enough for a stream on a busy machine.
+/// A timeout long enough for a connection on a busy machine.
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 0 };
 
-/// Fails after nine seconds, in which a busy machine finds the reason as well.
+/// Fails after nine seconds, which is enough to find the reason even on a busy machine.
 const QUICK: Sending = Sending { timeout: 18, ..SENDING };
 
 struct End {
@@ -26,7 +26,7 @@ struct End {
 impl End {
     fn new(daemon: &Daemon) -> Self {
         let client = Client::new(daemon);
-        let qp = client.qp_of(QpType::Wired);
+        let qp = client.qp_of(QpType::Rc);
         let gid = client.context.gids().unwrap()[0].gid;
         End { client, qp, gid }
     }
@@ -51,9 +51,9 @@ impl End {
     }
 }
 
-/// Two daemons, each at an address of its own.
+/// Starts two daemons, each with its own address.
 fn daemons(compare: [bool; 2]) -> [Daemon; 2] {
-    let port = ports::of_nobody();
+    let port = ports::unused_port();
     [0, 1].map(|n| {
         let address = IpAddr::from(HOSTS[n]);
         let compare = compare[n];
@@ -64,9 +64,11 @@ fn daemons(compare: [bool; 2]) -> [Daemon; 2] {
     })
 }
 
-/// Two ends of one daemon, and two of two; at once, as some wait for a request to fail.
+/// Runs `does` with two ends of one daemon and two ends of two daemons. In parallel, because some
+/// wait for a request to fail.
 fn on_both_paths(compare: bool, does: impl Fn([End; 2]) + Sync) {
-    let ([x, y], does) = (&daemons([compare; 2]), &does);
+    let [x, y] = &daemons([compare; 2]);
+    let does = &does;
     std::thread::scope(|scope| {
         for [a, b] in [[x, x], [x, y], [y, x]] {
             let ends = [End::new(a), End::new(b)];
@@ -91,7 +93,7 @@ fn refused([a, b]: [End; 2]) {
     assert!(!text.contains('\n'), "{text}");
 }
 
-/// The lower end dials: with each setting either the end that dials compares, or the other one.
+/// The end with the lower address connects. In one setting it compares, in the other its peer.
 #[test]
 fn it_is_enough_that_one_daemon_compares() {
     for compare in [[true, false], [false, true]] {

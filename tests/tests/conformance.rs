@@ -1,4 +1,4 @@
-//! Every requirement has a test or a reason, every MUST its code, and the summary says so.
+//! Every requirement has a test or a reason, every MUST has code, and the summary is up to date.
 
 use rnic_tests::conformance::{Record, SUMMARY, root, summary};
 

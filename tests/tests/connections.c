@@ -1,6 +1,6 @@
-// Makes and ends connections of librdmacm in every order, both ends in one process, with channels
-// of events. Each part is named on the command line, and says "done" if all was as it should be.
-// Built with the headers of rdma-core, whose inline functions it calls.
+// Opens and closes librdmacm connections in every order, both ends in one process, with event
+// channels. The command line names a part. Prints "done" if the part passed. Built with the headers
+// of rdma-core, because it calls their inline functions.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@
 #define check(holds)                                                                                \
     do {                                                                                            \
         if (!(holds)) {                                                                             \
-            printf("line %d, not so: %s (%s)\n", __LINE__, #holds, strerror(errno));                \
+            printf("line %d, failed: %s (%s)\n", __LINE__, #holds, strerror(errno));                \
             exit(1);                                                                                \
         }                                                                                           \
     } while (0)
@@ -39,7 +39,7 @@ struct end {
 static struct end active, passive;
 static struct rdma_cm_id *listener;
 
-// The next event, which must be this one.
+// Waits for the next event, which must be of this type.
 static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
 {
     struct rdma_cm_event *event;
@@ -65,7 +65,7 @@ static void expect(struct rdma_event_channel *channel, enum rdma_cm_event_type k
     check(status_of(channel, kind) == 0);
 }
 
-// Nothing has happened.
+// Checks that no event is pending.
 static void silent(struct rdma_event_channel *channel)
 {
     struct pollfd fd = {.fd = channel->fd, .events = POLLIN};
@@ -109,7 +109,7 @@ static struct rdma_cm_id *listening(struct rdma_event_channel *channel)
     return id;
 }
 
-// A queue pair with receives.
+// Creates a QP and posts receives.
 static void furnish(struct end *end)
 {
     struct ibv_qp_init_attr wanted = {.cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_RC};
@@ -120,20 +120,20 @@ static void furnish(struct end *end)
         check(!rdma_post_recv(end->id, end, end->memory, sizeof end->memory, end->mr));
 }
 
-// The id knows the way to a port, and has a queue pair.
+// Resolves address and route to a port, and creates a QP.
 static void resolved(struct end *end, uint16_t port)
 {
     struct sockaddr_in address = loopback(port);
     check(!rdma_resolve_addr(end->id, NULL, (struct sockaddr *)&address, 1000));
     expect(end->channel, RDMA_CM_EVENT_ADDR_RESOLVED);
-    // The id has a port from here on.
+    // From here on the id has a port.
     check(rdma_get_src_port(end->id) != 0);
     check(!rdma_resolve_route(end->id, 1000));
     expect(end->channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
     furnish(end);
 }
 
-// Asks to connect; the passive end has an id for the request, and a queue pair.
+// Sends a connection request. The passive end gets an id for it and a QP.
 static void ask(void)
 {
     passive.channel = channel();
@@ -150,7 +150,7 @@ static void ask(void)
     check(asked->private_data_len >= 7 && !memcmp(asked->private_data, "please", 7));
     passive.id = event->id;
     furnish(&passive);
-    // Until the event is acknowledged.
+    // The private data stays valid until the event is acknowledged.
     check(!memcmp(asked->private_data, "please", 7));
     check(!rdma_ack_cm_event(event));
 }
@@ -180,7 +180,7 @@ static enum ibv_qp_state state(struct end *end)
     return attributes.qp_state;
 }
 
-// The queue pair is in ERR: receives come back; sends fail.
+// Checks that the QP is in ERR: its receives are flushed, and sends fail.
 static void flushed(struct end *end)
 {
     check(state(end) == IBV_QPS_ERR);
@@ -193,7 +193,7 @@ static void flushed(struct end *end)
     check(rdma_get_send_comp(end->id, &wc) == 1 && wc.status == IBV_WC_WR_FLUSH_ERR);
 }
 
-// Its connection has ended: it is told so, once.
+// Checks that the end receives DISCONNECTED exactly once.
 static void ended(struct end *end)
 {
     expect(end->channel, RDMA_CM_EVENT_DISCONNECTED);
@@ -216,7 +216,7 @@ static void all_gone(void)
     rdma_destroy_event_channel(passive.channel);
 }
 
-// One end ends it, then the other; or both before either has been told.
+// One end disconnects, then the other.
 static void one_by_one(struct end *first, struct end *second)
 {
     connected();
@@ -251,7 +251,7 @@ static void at_once(void)
     all_gone();
 }
 
-// Before there is a connection: one that is being made ends once it is established, and an
+// Disconnects before the connection exists: an attempt ends once it is established, and an
 // undecided request can still be accepted.
 static void too_early(void)
 {
@@ -268,7 +268,7 @@ static void too_early(void)
     dissolve(&active);
     dissolve(&passive);
     all_gone();
-    // Without the other end's call.
+    // The same with the call of the passive end only.
     ask();
     check(!rdma_accept(passive.id, NULL) && !rdma_disconnect(passive.id));
     expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
@@ -278,7 +278,7 @@ static void too_early(void)
     dissolve(&active);
     dissolve(&passive);
     all_gone();
-    // A rejection is what comes of it all the same.
+    // A rejection is still delivered.
     ask();
     check(!rdma_disconnect(active.id) && !rdma_reject(passive.id, NULL, 0));
     check(status_of(active.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
@@ -288,7 +288,7 @@ static void too_early(void)
     all_gone();
 }
 
-// What was sent before it comes before the end.
+// Messages sent before a disconnect arrive before its event.
 static void behind_sends(void)
 {
     connected();
@@ -306,7 +306,7 @@ static void behind_sends(void)
     all_gone();
 }
 
-// An end that goes without a word.
+// An end is destroyed without a disconnect.
 static void without_a_word(void)
 {
     connected();
@@ -316,7 +316,7 @@ static void without_a_word(void)
     all_gone();
 }
 
-// A queue pair that goes before its id.
+// A QP is destroyed before its id.
 static void queue_pair_first(void)
 {
     connected();
@@ -341,7 +341,7 @@ static void errored(void)
     all_gone();
 }
 
-// The passive end is a child, which is killed.
+// The passive end is a child process, which is killed.
 static void killed(void)
 {
     int pipes[2];
@@ -373,7 +373,7 @@ static void killed(void)
     rdma_destroy_event_channel(active.channel);
 }
 
-// A forked child does not have its parent's completion queue, and is told so.
+// A forked child cannot use its parent's completion queue, and gets an error.
 static void forked(void)
 {
     connected();
@@ -408,7 +408,7 @@ static void rejected(void)
     all_gone();
 }
 
-// A request that nobody decides goes with its id.
+// An undecided request is rejected when its id is destroyed.
 static void undecided(void)
 {
     ask();
@@ -418,7 +418,7 @@ static void undecided(void)
     all_gone();
 }
 
-// A request that is withdrawn before it is accepted, or while it is.
+// A request is withdrawn before or during its acceptance.
 static void withdrawn(void)
 {
     ask();
@@ -432,7 +432,7 @@ static void withdrawn(void)
     all_gone();
 }
 
-// A request that poll(2) has announced stays to be fetched when its peer gives up.
+// A request that poll(2) has announced can still be fetched after its peer has given up.
 static void announced(void)
 {
     passive.channel = channel();
@@ -444,7 +444,7 @@ static void announced(void)
     struct pollfd fd = {.fd = passive.channel->fd, .events = POLLIN};
     check(poll(&fd, 1, -1) == 1);
     dissolve(&active);
-    // The request of a later connection comes after the news of the withdrawal.
+    // The request of a later connection arrives after the withdrawal.
     struct end later = {.channel = channel()};
     struct rdma_event_channel *of_later = channel();
     struct rdma_cm_id *second = listening(of_later);
@@ -469,7 +469,7 @@ static void announced(void)
     all_gone();
 }
 
-// Queue pairs of a connection are refused to other ids, and the connection stays as it is.
+// Other ids cannot use the QPs of a connection, which is unaffected.
 static void taken(void)
 {
     connected();
@@ -489,7 +489,7 @@ static void taken(void)
     check(!rdma_ack_cm_event(event));
     parameters.qp_num = passive.id->qp->qp_num;
     check(rdma_accept(asked, &parameters) == -1 && errno == EINVAL);
-    // Both ends of the connection go on.
+    // Both ends of the connection still work.
     struct ibv_wc wc;
     check(!rdma_post_send(passive.id, NULL, passive.memory, 1, passive.mr, IBV_SEND_SIGNALED));
     check(rdma_get_send_comp(passive.id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
@@ -517,8 +517,7 @@ static struct ibv_qp *rc_qp(struct ibv_pd *pd)
     return qp;
 }
 
-// Queue pairs of the RoCE device are none of a TCP id's. The listener of datagrams at the same port
-// gets no request.
+// A TCP id refuses QPs of the RoCE device. The UDP listener at the same port gets no request.
 static void foreign(void)
 {
     passive.channel = channel();
@@ -575,7 +574,7 @@ static void foreign(void)
     all_gone();
 }
 
-// The source port of an id is its own until it is destroyed.
+// The source port of an id is reserved until the id is destroyed.
 static void source_port(void)
 {
     for (int bound = 0; bound < 2; bound++) {
@@ -605,7 +604,7 @@ static void source_port(void)
             check(rdma_bind_addr(other, (struct sockaddr *)&everywhere) == -1);
             check(errno == EADDRNOTAVAIL);
             check(!rdma_destroy_id(other));
-            // Its own port is none of another one's.
+            // Even the id itself cannot bind its port again.
             check(rdma_bind_addr(active.id, (struct sockaddr *)&one) == -1 && errno == EINVAL);
         }
         dissolve(&active);
@@ -615,7 +614,7 @@ static void source_port(void)
     }
 }
 
-// A request that its program has fetched outlives the listener.
+// A fetched request survives its listener.
 static void listener_first(void)
 {
     ask();
@@ -640,7 +639,7 @@ static void listener_first(void)
     all_gone();
 }
 
-// Numbers of Reads: too many are refused; without parameters they are those of the request.
+// Outstanding Reads: too many are refused. Without parameters, the request's values apply.
 static void reads(void)
 {
     for (int with = 0; with < 2; with++) {
@@ -654,7 +653,7 @@ static void reads(void)
         struct rdma_cm_event *event = next(active.channel, RDMA_CM_EVENT_ESTABLISHED);
         check(event->param.conn.responder_resources == !with);
         check(event->param.conn.initiator_depth == 1);
-        // The transport does not carry the number of the peer's queue pair.
+        // iWARP does not carry the peer's QP number.
         check(event->param.conn.qp_num == 0 && !rdma_ack_cm_event(event));
         event = next(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
         check(event->param.conn.responder_resources == 1 && !rdma_ack_cm_event(event));
@@ -662,7 +661,7 @@ static void reads(void)
         struct ibv_qp_init_attr made;
         check(!ibv_query_qp(passive.id->qp, &attributes, IBV_QP_MAX_DEST_RD_ATOMIC, &made));
         check(attributes.max_dest_rd_atomic == 1);
-        // That is for queue pairs that a program makes without the id.
+        // rdma_establish() is only for QPs created without the id.
         check(rdma_establish(active.id) == -1 && errno == EINVAL);
         dissolve(&active);
         ended(&passive);
@@ -671,7 +670,7 @@ static void reads(void)
     }
 }
 
-// An endpoint may connect at once. Its request begins with the data of its address.
+// An endpoint can connect at once. The private data starts with that of its rdma_addrinfo.
 static void endpoint(void)
 {
     passive.channel = channel();
@@ -681,7 +680,7 @@ static void endpoint(void)
     struct rdma_addrinfo hints = {.ai_flags = RAI_NOROUTE, .ai_port_space = RDMA_PS_TCP}, *found;
     check(!rdma_getaddrinfo("127.0.0.1", port, &hints, &found));
     active.channel = channel();
-    // More private data than a request can have: no connection is asked for, so nothing is sent.
+    // Private data that is too long: the call fails and sends no request.
     char much[600] = "";
     found->ai_connect = much;
     found->ai_connect_len = sizeof much;
@@ -714,8 +713,8 @@ static void endpoint(void)
     all_gone();
 }
 
-// Bound to an address of a device, a listening endpoint has a domain: the one that is named, or
-// that of the device.
+// A listening endpoint bound to a device address has a protection domain: the named one, or the
+// default domain of the device.
 static void domain(void)
 {
     struct ifaddrs *all, *one;
@@ -725,7 +724,7 @@ static void domain(void)
             !(one->ifa_flags & IFF_LOOPBACK))
             break;
     }
-    // On a host with no address but those of the loopback there is nothing to be seen.
+    // A host with loopback addresses only has nothing to check.
     if (one) {
         struct rdma_addrinfo here = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP};
         here.ai_qp_type = IBV_QPT_RC;
@@ -743,9 +742,9 @@ static void domain(void)
     freeifaddrs(all);
 }
 
-static void nobody_listens(void)
+static void no_listener(void)
 {
-    // Somebody has the port all the same, so that it is nobody else's.
+    // The port is bound, so that no other process can listen on it.
     passive.channel = channel();
     listener = new_id(passive.channel);
     struct sockaddr_in address = loopback(0);
@@ -760,8 +759,8 @@ static void nobody_listens(void)
     all_gone();
 }
 
-// A peer that speaks no MPA: it takes the connection of TCP and says nothing.
-static void nobody_answers(void)
+// A peer without MPA accepts the TCP connection and sends nothing.
+static void no_answer(void)
 {
     int tcp = socket(AF_INET, SOCK_STREAM, 0);
     struct sockaddr_in address = loopback(0);
@@ -783,7 +782,7 @@ static void *is_rejected(void *id)
     return NULL;
 }
 
-// Without a channel: rejected, the request is acknowledged, and the listener may go first.
+// Without a channel: a rejection acknowledges the request, and the listener can be destroyed first.
 static void synchronous(void)
 {
     struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP}, *found;
@@ -807,7 +806,7 @@ static void synchronous(void)
     rdma_destroy_ep(active.id);
 }
 
-// Events go where the id goes, those that wait as well.
+// Events follow an id to its new channel, including pending ones.
 static void migrated(void)
 {
     passive.channel = channel();
@@ -826,7 +825,7 @@ static void migrated(void)
     expect(active.channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
     furnish(&active);
     check(!rdma_connect(active.id, NULL));
-    // The server gives each of its connections a channel.
+    // A server can give each connection its own channel.
     struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
     passive.id = event->id;
     check(!rdma_ack_cm_event(event));
@@ -839,7 +838,7 @@ static void migrated(void)
     expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
     silent(of_listener);
     rdma_destroy_event_channel(first);
-    // Without a channel its calls wait for their events themselves.
+    // Without a channel, calls wait for their events themselves.
     check(!rdma_migrate_id(active.id, NULL) && !rdma_disconnect(active.id));
     check(active.id->event && active.id->event->event == RDMA_CM_EVENT_DISCONNECTED);
     expect(passive.channel, RDMA_CM_EVENT_DISCONNECTED);
@@ -849,7 +848,7 @@ static void migrated(void)
     rdma_destroy_event_channel(of_listener);
 }
 
-// Whether a port that is free for IPv6 could be had for IPv4 as well.
+// Returns true if a port that is free for IPv6 is also free for IPv4.
 static int both_families_on_one_port(void)
 {
     int yes = 1;
@@ -868,8 +867,8 @@ static int both_families_on_one_port(void)
     return shared;
 }
 
-// Whether a port of both families takes IPv4, when RDMA_OPTION_ID_AFONLY is set and cleared after
-// its address is bound.
+// RDMA_OPTION_ID_AFONLY decides whether an IPv6 port accepts IPv4, even if it is set and cleared
+// after the bind.
 static void late_family(void)
 {
     struct sockaddr_in6 any = {.sin6_family = AF_INET6};
@@ -897,8 +896,8 @@ static void late_family(void)
     }
 }
 
-// A port that is another id's: EADDRINUSE at the same address, EADDRNOTAVAIL if either address is a
-// wildcard.
+// A port in use by another id: EADDRINUSE for the same address, EADDRNOTAVAIL if either address is
+// a wildcard.
 static void taken_ports(void)
 {
     struct sockaddr_in everywhere = {.sin_family = AF_INET}, one = loopback(0);
@@ -919,7 +918,7 @@ static void taken_ports(void)
     }
 }
 
-// Ids with RDMA_OPTION_ID_REUSEADDR share an address as long as none listens.
+// Ids with RDMA_OPTION_ID_REUSEADDR share an address as long as none of them listens.
 static void shared_port(void)
 {
     struct sockaddr_in address = loopback(0);
@@ -939,7 +938,7 @@ static void shared_port(void)
     check(!rdma_destroy_id(ids[0]) && !rdma_destroy_id(ids[2]));
 }
 
-// Several listeners on one channel, and both families on one port.
+// Several listeners on one channel, and both address families on one port.
 static void many_listeners(void)
 {
     passive.channel = channel();
@@ -963,7 +962,7 @@ static void many_listeners(void)
     taken_ports();
     late_family();
     shared_port();
-    // What is free in one family may be somebody else's in the other, seldom twice.
+    // A port that is free in one family may be in use in the other, but rarely twice.
     int shared = 0;
     for (int tries = 0; !shared && tries < 20; tries++)
         shared = both_families_on_one_port();
@@ -978,7 +977,7 @@ static void *destroy(void *id)
     return NULL;
 }
 
-// An id stays until the program has acknowledged its events.
+// rdma_destroy_id() blocks until the program has acknowledged the id's events.
 static void unacknowledged(void)
 {
     passive.channel = channel();
@@ -1001,7 +1000,7 @@ static void unacknowledged(void)
     all_gone();
 }
 
-// A listener's backlog counts the requests that its program has not fetched, and no others.
+// A listener's backlog counts only requests that the program has not fetched.
 static void backlog(void)
 {
     enum { BACKLOG = 2, ENDS = 2 * BACKLOG, MORE = ENDS + 1 };
@@ -1022,11 +1021,11 @@ static void backlog(void)
         check(!rdma_connect(ends[n].id, NULL));
     for (int n = 0; n < ENDS - BACKLOG; n++)
         check(status_of(shared, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
-    // Those that were fetched wait for a decision, and take no place of another one.
+    // Fetched requests await a decision and take no place in the backlog.
     for (int n = 0; n <= BACKLOG; n++) {
         if (n == BACKLOG) {
             check(!rdma_connect(ends[ENDS].id, NULL));
-            // A request comes, and no rejection.
+            // A request arrives, and no rejection.
             struct pollfd first[] = {{.fd = passive.channel->fd, .events = POLLIN},
                                      {.fd = shared->fd, .events = POLLIN}};
             check(poll(first, 2, -1) > 0 && first[0].revents == POLLIN);
@@ -1072,8 +1071,8 @@ int main(int count, char **words)
         {"reads", reads},
         {"endpoint", endpoint},
         {"domain", domain},
-        {"nobody listens", nobody_listens},
-        {"nobody answers", nobody_answers},
+        {"no listener", no_listener},
+        {"no answer", no_answer},
         {"synchronous", synchronous},
         {"migrated", migrated},
         {"many listeners", many_listeners},
@@ -1088,5 +1087,5 @@ int main(int count, char **words)
             return 0;
         }
     }
-    check(!"a part that there is");
+    check(!"the part is known");
 }

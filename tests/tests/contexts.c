@@ -1,5 +1,5 @@
-// Objects and the device context that they are made with: closing it destroys them, and those of
-// different contexts are not used together. Prints "done" if all of it holds.
+// Objects and the device context that creates them: closing it destroys them, and objects of
+// different contexts cannot be combined. Prints "done" if all checks passed.
 
 #include "refusals.h"
 #include <arpa/inet.h>
@@ -10,7 +10,7 @@ enum { LENGTH = 4096, MANY = 1100 };
 
 static char memory[LENGTH];
 
-// One object of each kind, made with one context.
+// One object of each kind, created with one context.
 struct objects {
     struct ibv_context *context;
     struct ibv_pd *pd;
@@ -69,8 +69,8 @@ static void destroy(struct objects *o)
     FINE(ibv_close_device(o->context));
 }
 
-// More often than a session has protection domains, with an event that is not acknowledged. A
-// completion channel has a descriptor of its own, and outlives the context.
+// Closes more contexts than a session can have protection domains, one with an unacknowledged
+// event. A completion channel has its own descriptor and outlives the context.
 static void closing(void)
 {
     for (int n = 0; n < MANY; n++) {
@@ -96,7 +96,7 @@ static void closing(void)
     }
 }
 
-// An id whose device is known.
+// Creates an id that is bound to a device.
 static struct rdma_cm_id *resolved(void)
 {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -132,7 +132,7 @@ static void mixing(int roce)
         extended.pd = a.pd;
         NONE(EINVAL, ibv_create_qp_ex(other->context, &extended));
     }
-    // The context of an id is its own.
+    // An id has its own context.
     struct rdma_cm_id *id = resolved();
     struct ibv_qp_init_attr with = {.qp_type = IBV_QPT_RC, .cap = {2, 2, 1, 1, 0}};
     MINUS(EINVAL, rdma_create_qp(id, a.pd, &with));
@@ -157,8 +157,8 @@ static int descriptors(void)
     return count;
 }
 
-// A CQ counts on its channel. One without a channel takes neither a channel of the session's nor a
-// descriptor, and is armed in vain.
+// A CQ holds a reference to its channel. A CQ without a channel uses neither a channel of the
+// session nor a descriptor, and arming it has no effect.
 static void channels(void)
 {
     struct objects o = make(1);
@@ -181,7 +181,7 @@ static void channels(void)
     destroy(&o);
 }
 
-// The daemon ends meanwhile: everything can be destroyed.
+// After the daemon's end, all objects can still be destroyed.
 static void orphaned(void)
 {
     struct objects o = make(1);

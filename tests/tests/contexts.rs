@@ -1,9 +1,9 @@
-//! Objects of the C API and the device context that they are made with.
+//! Objects of the C API and the device context that creates them.
 
 use rnic_tests::{Daemon, Process, binaries, verbs};
 use tempfile::TempDir;
 
-/// Starts the program, with a daemon of its own.
+/// Starts the program with its own daemon.
 fn start(arguments: &[&str]) -> Option<(TempDir, Daemon, Process)> {
     let scratch = tempfile::tempdir().unwrap();
     let program = verbs::program("tests/contexts.c", scratch.path())?;

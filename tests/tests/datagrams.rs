@@ -1,4 +1,4 @@
-//! Datagrams as applications, other daemons and a packet dissector see them.
+//! Datagrams as seen by applications, other daemons and a packet dissector.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use rnic_tests::{DEADLINE, Daemon, binaries, ports, tshark};
 const KEY: u32 = 0x0123_4567;
 const SENDING: Sending = Sending { sq_psn: 9, timeout: 0, retry_count: 0, rnr_retry: 0, ord: 0 };
 
-/// Where the daemon is, and another host as far as it can tell.
+/// Address of the daemon, and an address that it takes for that of another host.
 const OWN: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 
-/// A client with a queue pair of datagrams in Rts, and memory for them.
+/// A client with a UD QP in RTS.
 struct End {
     client: Client,
     qp: Qp,
@@ -28,7 +28,7 @@ struct End {
 impl End {
     fn new(daemon: &Daemon) -> Self {
         let client = Client::new(daemon);
-        let qp = client.qp_of(QpType::Datagrams);
+        let qp = client.qp_of(QpType::Ud);
         qp.receive_datagrams(KEY).unwrap();
         qp.to_rts(&SENDING).unwrap();
         End { client, qp }
@@ -41,9 +41,9 @@ impl End {
     }
 }
 
-/// The other host, for which this test sends and receives, at a port that is free everywhere.
+/// Returns the socket of the other host, played by this test, at a port that is free everywhere.
 fn other_host() -> UdpSocket {
-    let socket = UdpSocket::bind((OTHER, ports::of_nobody())).unwrap();
+    let socket = UdpSocket::bind((OTHER, ports::unused_port())).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();
     socket
 }
@@ -61,7 +61,7 @@ fn to_other(qp: u32) -> DatagramAddress {
 }
 
 #[test]
-fn a_datagram_that_leaves_is_one_of_roce_for_wireshark_too() {
+fn wireshark_dissects_sent_datagrams() {
     let other = other_host();
     let at = other.local_addr().unwrap();
     let daemon = daemon(at.port(), "");
@@ -91,7 +91,7 @@ fn a_datagram_that_leaves_is_one_of_roce_for_wireshark_too() {
         assert_eq!(datagram, expected);
         packets.push((from, bytes[..len].to_vec()));
     }
-    if !tshark::is_there() {
+    if !tshark::is_available() {
         return;
     }
     let scratch = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn a_datagram_that_leaves_is_one_of_roce_for_wireshark_too() {
 }
 
 #[test]
-fn what_another_host_sends_comes_and_what_claims_to_be_of_this_one_does_not() {
+fn spoofed_local_datagrams_are_dropped() {
     let other = other_host();
     let at = other.local_addr().unwrap();
     let daemon = daemon(at.port(), "");
@@ -136,20 +136,20 @@ fn what_another_host_sends_comes_and_what_claims_to_be_of_this_one_does_not() {
         solicited: false,
     };
     let send = |socket: &UdpSocket, datagram: &Datagram, data: &[u8]| {
-        let ports = (socket.local_addr().unwrap().port(), at.port());
-        socket.send_to(&packet::emit(datagram, data, ports), own).unwrap();
+        let from = socket.local_addr().unwrap().port();
+        socket.send_to(&packet::emit(datagram, data, from, at.port()), own).unwrap();
     };
-    // From an address of the daemon's own, as any program of this host could.
+    // From the daemon's own address, as any program of this host could send.
     let forger = UdpSocket::bind((OWN, 0)).unwrap();
     send(&forger, &datagram(OWN, KEY), b"forged");
-    // From a port of another host's that is not its daemon's.
+    // From a port of another host that is not its daemon's port.
     let stranger = UdpSocket::bind((OTHER, 0)).unwrap();
     send(&stranger, &datagram(OTHER, KEY), b"of a program");
-    // With a wrong checksum, to nobody, with another key, and no packet at all.
-    let mut spoilt = packet::emit(&datagram(OTHER, KEY), b"spoilt", (at.port(), at.port()));
+    // A wrong checksum, an unknown QP, a wrong Q_Key, and no packet at all.
+    let mut spoilt = packet::emit(&datagram(OTHER, KEY), b"spoilt", at.port(), at.port());
     spoilt[30] ^= 1;
     other.send_to(&spoilt, own).unwrap();
-    send(&other, &Datagram { qp: QpId(0xFFFFFF), ..datagram(OTHER, KEY) }, b"to nobody");
+    send(&other, &Datagram { qp: QpId(0xFFFFFF), ..datagram(OTHER, KEY) }, b"to no QP");
     send(&other, &datagram(OTHER, KEY ^ 1), b"with another key");
     other.send_to(b"?", own).unwrap();
     send(&other, &datagram(OTHER, KEY), b"as it should be");
@@ -164,10 +164,10 @@ fn what_another_host_sends_comes_and_what_claims_to_be_of_this_one_does_not() {
     let header: [u8; grh::LEN] = bytes[..GRH_LEN].try_into().unwrap();
     let [from, to] = [OTHER, OWN].map(|ip| Gid::from(IpAddr::from(ip)));
     assert_eq!(route_of(&header), Some((from, to)));
-    // What came with another key is the only one that was for this queue pair.
+    // Only the datagram with the wrong key reached this QP and counts as dropped.
     assert_eq!(end.qp.query().unwrap().counters.dropped, 1);
     assert_eq!(daemon.status().packets_dropped, 2, "those from ports of no daemon");
-    // Nobody was answered.
+    // None of the senders gets a reply.
     for socket in [&other, &forger, &stranger] {
         socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         assert!(socket.recv_from(&mut [0; 100]).is_err());
@@ -175,7 +175,7 @@ fn what_another_host_sends_comes_and_what_claims_to_be_of_this_one_does_not() {
 }
 
 #[test]
-fn the_rules_for_connections_hold_for_datagrams() {
+fn connection_rules_apply_to_datagrams() {
     let other = other_host();
     let at = other.local_addr().unwrap();
     let rules = format!("[[connect]]\nwho = \"*\"\nnetwork = \"{OWN}/32\"\nports = \"*\"\n");
@@ -195,17 +195,17 @@ fn the_rules_for_connections_hold_for_datagrams() {
     }
 }
 
-/// A program tells its peer of a queue pair once it is in Rtr: a datagram that is sent then has
-/// somewhere to go.
+/// A program announces a QP to its peer once it is in RTR, so a datagram sent after that must
+/// arrive.
 #[test]
-fn what_is_sent_once_a_queue_pair_receives_arrives() {
+fn datagrams_arrive_once_the_qp_receives() {
     let other = other_host();
     let daemon = daemon(other.local_addr().unwrap().port(), "");
     let sender = End::new(&daemon);
     let client = Client::new(&daemon);
     let mr = client.region(4096, Access::LOCAL_WRITE);
     for round in 0..2000 {
-        let receiver = client.qp_of(QpType::Datagrams);
+        let receiver = client.qp_of(QpType::Ud);
         receiver.post_recv(&[RecvRequest::new(round, &[mr.sge(0, 4096)])]).unwrap();
         receiver.receive_datagrams(KEY).unwrap();
         let to = DatagramAddress { gid: Gid::from(IpAddr::from(OWN)), ..to_other(receiver.id().0) };

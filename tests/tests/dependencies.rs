@@ -1,5 +1,5 @@
-//! What the workspace depends on, held to `deny.toml` without `cargo-deny` and without a network:
-//! licences, sources, and crates that are there in two versions. Advisories need `cargo deny`.
+//! Checks the dependencies of the workspace against `deny.toml` without `cargo-deny` and without a
+//! network: licences, sources, and duplicate versions. Advisories need `cargo deny`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ fn policy() -> toml::Table {
     std::fs::read_to_string(root().join("deny.toml")).unwrap().parse().unwrap()
 }
 
-/// Texts of a list in the policy.
+/// Returns the strings of a list in the policy.
 fn texts(policy: &toml::Table, section: &str, key: &str) -> Vec<String> {
     let list = policy[section][key].as_array().expect("a list");
     list.iter().map(|text| text.as_str().expect("a text").to_owned()).collect()
 }
 
-/// A crate that is depended on.
+/// A crate from outside the workspace.
 struct Dependency {
     name: String,
     version: String,
@@ -29,7 +29,7 @@ struct Dependency {
     source: String,
 }
 
-/// Everything from elsewhere that is built for Linux, for tests and with optional parts.
+/// Returns all external crates built for Linux, including dev-dependencies and optional features.
 fn dependencies() -> Vec<Dependency> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--offline", "--locked", "--format-version=1"])
@@ -51,8 +51,8 @@ fn dependencies() -> Vec<Dependency> {
     foreign.map(dependency).collect()
 }
 
-/// Whether an SPDX expression is met by licences of the list. `/` is an old way to write `OR`; an
-/// exception (`WITH`) is of the licence before it, and only gives more leave.
+/// Returns true if the allowed licences satisfy an SPDX expression. `/` is an old form of `OR`. An
+/// exception (`WITH`) belongs to the licence before it and only adds permissions.
 fn is_met(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -91,7 +91,7 @@ fn one(words: &mut Words<'_>, allowed: &[String]) -> bool {
 }
 
 #[test]
-fn every_dependency_has_a_licence_that_is_allowed() {
+fn every_dependency_has_an_allowed_licence() {
     let allowed = texts(&policy(), "licenses", "allow");
     let dependencies = dependencies();
     assert!(dependencies.len() > 50, "{}", dependencies.len());
@@ -104,7 +104,7 @@ fn every_dependency_has_a_licence_that_is_allowed() {
 }
 
 #[test]
-fn every_dependency_is_from_one_and_the_same_registry() {
+fn every_dependency_is_from_one_registry() {
     let policy = policy();
     for key in ["unknown-registry", "unknown-git"] {
         assert_eq!(policy["sources"][key].as_str(), Some("deny"), "{key}");
@@ -115,7 +115,7 @@ fn every_dependency_is_from_one_and_the_same_registry() {
 }
 
 #[test]
-fn nothing_is_there_in_two_versions_without_a_reason() {
+fn duplicate_versions_need_a_reason() {
     let policy = policy();
     let skipped = policy["bans"]["skip"].as_array().expect("a list");
     let mut skipped: BTreeMap<&str, &str> = skipped
@@ -129,7 +129,7 @@ fn nothing_is_there_in_two_versions_without_a_reason() {
     }
     let mut twice = Vec::new();
     for (name, mut versions) in versions {
-        // `name:1.2` in the policy is for all versions that begin so.
+        // `name:1.2` in the policy covers all versions that start with 1.2.
         versions.retain(|version| {
             let skip = skipped.keys().copied().find(|skip| {
                 skip.split_once(':').is_some_and(|(n, v)| {
@@ -147,7 +147,7 @@ fn nothing_is_there_in_two_versions_without_a_reason() {
 }
 
 #[test]
-fn licence_expressions_are_read_as_they_are_meant() {
+fn licence_expressions_are_parsed() {
     let allowed: Vec<String> = ["MIT", "Apache-2.0"].map(str::to_owned).into();
     for met in [
         "MIT",

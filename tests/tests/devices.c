@@ -1,4 +1,4 @@
-// Prints the name of each RDMA device, a line each.
+// Prints the names of all RDMA devices, one per line.
 
 #include <infiniband/verbs.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 // Calls libibverbs and librdmacm with arguments that they must refuse. Prints "done" if each call
-// returned the error that programs expect, and wrote its reason if RNIC_LOG=debug is set. Built
-// with the headers of rdma-core, whose inline functions it calls.
+// returned the expected error and, with RNIC_LOG=debug, logged its reason. Built with the headers
+// of rdma-core, because it calls their inline functions.
 
 #include "refusals.h"
 #include <arpa/inet.h>
@@ -83,7 +83,7 @@ static void regions(void)
     FINE(windowed == NULL || window == NULL);
     struct ibv_qp *qp = queue_pair();
     struct ibv_mw_bind bind = {.bind_info = {mr, (uintptr_t)memory, 1, IBV_ACCESS_REMOTE_READ}};
-    // A window of type 2 is bound by a request.
+    // A window of type 2 is bound by a work request.
     HEADER_RETURNS(EINVAL, ibv_bind_mw(qp, window, &bind));
     FINE(ibv_destroy_qp(qp));
     FINE(ibv_dealloc_mw(window));
@@ -113,7 +113,7 @@ static void queue_pairs(void)
     NONE(EOPNOTSUPP, ibv_create_qp(pd, &wanted));
     wanted.qp_type = IBV_QPT_XRC_SEND;
     NONE(EOPNOTSUPP, ibv_create_qp(pd, &wanted));
-    // No device has this type.
+    // A type that no device has.
     wanted.qp_type = 77;
     NONE(EINVAL, ibv_create_qp(pd, &wanted));
 
@@ -140,7 +140,7 @@ static void queue_pairs(void)
     RETURNS(ENOMEM, ibv_post_recv(qp, chain, &bad_receive));
     FINE(bad_receive != &chain[2]);
 
-    // Before there is a connection, no request is taken; in ERR, each that makes sense is.
+    // Without a connection, no request is accepted. In ERR, all valid ones are.
     struct ibv_send_wr send = {.sg_list = sge, .opcode = IBV_WR_SEND, .num_sge = 1}, *bad = NULL;
     RETURNS(EINVAL, ibv_post_send(qp, &send, &bad));
     FINE(bad != &send);
@@ -225,7 +225,7 @@ static void ids(void)
     MINUS(EINVAL, rdma_resolve_addr(id, NULL, (struct sockaddr *)&local, 1000));
     struct sockaddr_in address = {.sin_family = AF_INET};
     MINUS(EINVAL, rdma_resolve_addr(id, (struct sockaddr *)&local, (struct sockaddr *)&address, 1));
-    // No device yet.
+    // The id has no device yet.
     struct ibv_qp_init_attr wanted = small();
     struct ibv_srq_init_attr shared = {.attr = {.max_wr = 2, .max_sge = 1}};
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_INIT};
@@ -233,10 +233,10 @@ static void ids(void)
     MINUS(EINVAL, rdma_create_qp(id, pd, &wanted));
     MINUS(EINVAL, rdma_create_srq(id, NULL, &shared));
     MINUS(EINVAL, rdma_init_qp_attr(id, &attributes, &mask));
-    // Of TEST-NET-1: nobody's.
+    // An address of TEST-NET-1, which no host has.
     inet_pton(AF_INET, "192.0.2.1", &address.sin_addr);
     MINUS(EADDRNOTAVAIL, rdma_bind_addr(id, (struct sockaddr *)&address));
-    // bind(2) takes these, which are no host's.
+    // bind(2) accepts these, but they are not host addresses.
     const char *groups[] = {"224.0.0.1", "255.255.255.255", "127.255.255.255"};
     for (int n = 0; n < 3; n++) {
         inet_pton(AF_INET, groups[n], &address.sin_addr);
@@ -260,12 +260,12 @@ static void ids(void)
     MINUS(EINVAL, rdma_set_option(of_datagrams, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &value, 1));
     FINE(rdma_destroy_id(of_datagrams));
     MINUS(EFAULT, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, NULL, sizeof value));
-    // It listens already.
+    // The id already listens.
     MINUS(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &value, sizeof value));
     struct rdma_addrinfo hints = {.ai_port_space = RDMA_PS_TCP}, *found;
     FINE(rdma_getaddrinfo("127.0.0.1", "7", &hints, &found));
     rdma_freeaddrinfo(found);
-    // Nothing to be looked up is nothing found.
+    // Without a node and a service, the call succeeds without addresses.
     hints.ai_family = AF_INET;
     FINE(rdma_getaddrinfo(NULL, NULL, &hints, &found));
     CHECK(found->ai_family == AF_INET && !found->ai_src_addr && !found->ai_dst_addr);
@@ -292,7 +292,7 @@ static void ids(void)
     rdma_destroy_event_channel(channel);
 }
 
-// Calls of what the device does not have.
+// Calls for features that the device lacks.
 static void absent(void)
 {
     struct ibv_alloc_dm_attr memory_of_device = {.length = 64};
@@ -329,7 +329,7 @@ int main(void)
     cq = pd ? ibv_create_cq(context, 4, NULL, NULL, 0) : NULL;
     mr = cq ? ibv_reg_mr(pd, memory, PAGE, LOCAL) : NULL;
     if (!mr) {
-        perror("a device and what it takes");
+        perror("cannot create the device and its objects");
         return 1;
     }
     completion_queues();

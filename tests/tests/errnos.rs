@@ -1,5 +1,4 @@
-//! What the C API says to what it must refuse: the number of `errno(3)` that programs expect, and
-//! the request at which a list of them was refused.
+//! Errors of the C API: the expected `errno(3)` value, and the first refused request of a list.
 
 use rnic_tests::{Daemon, Process, binaries, verbs};
 

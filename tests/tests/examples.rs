@@ -1,11 +1,11 @@
-//! The library's examples run as they stand.
+//! The library's examples run unchanged.
 
 use std::process::Command;
 
 use rnic_tests::{Daemon, PATHS, Process, binaries, engine};
 
 #[test]
-fn an_event_loop_around_poll_serves_many_peers_with_one_thread() {
+fn poll_loop_serves_many_peers_in_one_thread() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let example = |arguments: &[&str]| {
@@ -17,7 +17,7 @@ fn an_event_loop_around_poll_serves_many_peers_with_one_thread() {
         let address = server.line_after("listening on ");
         let mut visitors: Vec<Process> = (0..6).map(|_| example(&["visit", &address])).collect();
         for visitor in &mut visitors {
-            let said = visitor.line_after("100 messages there and back: ");
+            let said = visitor.line_after("100 messages echoed: ");
             assert_eq!(said, "Orderly", "{path}");
         }
         visitors.into_iter().for_each(|visitor| drop(visitor.succeed()));
@@ -28,7 +28,7 @@ fn an_event_loop_around_poll_serves_many_peers_with_one_thread() {
 }
 
 #[test]
-fn a_get_reads_what_a_put_stored() {
+fn get_returns_the_stored_value() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let example = |arguments: &[&str]| {
@@ -67,7 +67,7 @@ fn streams_echo_more_than_they_can_hold() {
             sizes.iter().map(|size| example(&["visit", &address, size])).collect();
         for (visitor, size) in visitors.into_iter().zip(sizes) {
             let lines = visitor.succeed();
-            assert_eq!(lines, [format!("{size} bytes there and back")], "{path}");
+            assert_eq!(lines, [format!("{size} bytes echoed")], "{path}");
         }
         server.kill();
     }

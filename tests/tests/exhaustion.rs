@@ -1,5 +1,5 @@
-//! One client takes all there is of something: it is refused by name, others get the same results
-//! in the same time, and when it is gone the daemon has what it had.
+//! A client takes all of one resource. The refusal names the limit, other clients get the same
+//! results in the same time, and afterwards the daemon returns to its former footprint.
 
 use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
@@ -16,30 +16,28 @@ use rnic_tests::{DEADLINE, Daemon, Process, binaries, timing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
-/// One hoarder at a time: others' would be measured too.
+/// Serialises the tests, because several hoarders would disturb each other's measurements.
 static MEASURING: Mutex<()> = Mutex::new(());
 
-/// Round trips of one measurement.
+/// Round trips per measurement.
 const ROUNDS: usize = 1000;
 
-/// Workers of every daemon here.
+/// Workers of each daemon.
 const WORKERS: usize = 2;
 
-/// Pairs of measurements from which a verdict is tried; an odd number.
+/// Number of pairs of measurements before each verdict. Must be odd.
 const PAIRS: usize = 7;
 
-/// Runs the hoarder as another user where that is possible.
+/// Starts the hoarder, as another user if possible.
 fn hoarder(daemon: &Daemon, what: &str) -> Process {
     if !rustix::process::getuid().is_root() {
-        rnic_tests::omit(
-            "not root: the hoarder is of everybody else's user, and time is not measured",
-        );
+        rnic_tests::omit("not root: the hoarder runs as the same user, and time is not measured");
         return daemon.actor(&["exhaust", what]);
     }
     daemon.actor_as(61_001, &["exhaust", what])
 }
 
-/// Has somebody exhaust `what`, and expects every one of `named` in the refusal.
+/// Exhausts `what`, and expects every string of `named` in the refusal.
 fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
     let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
     let start = daemon.at_rest();
@@ -47,7 +45,7 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
     let address = server.line_after("listening on ");
     let mut visitor = daemon.actor(&["traffic", &address, "5"]);
     visitor.line_after("under way");
-    // The measurement is of this pair alone, beside the hoarder alone.
+    // Only the ping-pong pair and the hoarder run during the measurement.
     visitor.release();
     visitor.succeed();
 
@@ -58,7 +56,7 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
     for name in named {
         assert!(refusal.contains(name), "{what}: {refusal:?} does not name {name}");
     }
-    // A share is a user's: within one, who always asks may slow others down.
+    // Only users are isolated from each other. Busy clients of one user may slow each other down.
     let same_user = !rustix::process::getuid().is_root();
     if !same_user && timing(&format!("round trips beside a user who has exhausted {what}")) {
         let ratio = slowed_down(daemon, &pinger, &hoarder, what);
@@ -67,10 +65,10 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
         pinger.rounds(ROUNDS as u64);
     }
 
-    // What others have and do is what it was, also new traffic of those who were there before.
-    // A user may use up his own share of sessions and descriptors, so those of the same user have
-    // to wait. Nobody has a share of the daemon's address space: what somebody leaves of it is what
-    // is less than one more of his buffers, in which those of new traffic may fit or not.
+    // Other clients continue unaffected, including new traffic of existing clients. A user can
+    // exhaust its own share of sessions and descriptors, so other clients of that user have to
+    // wait. Address space has no shares: the rest is smaller than one more buffer of the hoarder,
+    // and the buffers of new traffic may or may not fit.
     let own_share = same_user && ["sessions", "channels", "connections"].contains(&what);
     if !own_share && !named.contains(&"vm.max_map_count") {
         daemon.actor(&["traffic", &address, "6", "20"]).succeed();
@@ -88,16 +86,16 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
     assert!(end.resident < start.resident + 8 * 1024, "{what}: {start:?} has become {end:?}");
 }
 
-/// How many times as long round trips take beside a hoarder: the median of measurements that take
-/// turns with some in which it is stopped, so that a moment in which the machine does something
-/// else decides nothing. Where that is not below 2, more are taken.
+/// Returns the ratio of round-trip times next to a hoarder and without it: the median of
+/// alternating measurements with the hoarder running and stopped, so that a short disturbance has
+/// no effect. Takes more measurements while the ratio is not below 2.
 ///
-/// The hoarder has one CPU, the round trips and the workers another: which CPU wakes whom decides
-/// about a round trip more than anything that the daemon does, and what the hoarder takes of a CPU
-/// itself is not what the daemon lets it take.
+/// The hoarder runs on one CPU, the round trips and the workers on another. Otherwise wake-ups
+/// between CPUs and the hoarder's own CPU time would dominate the measurement.
 fn slowed_down(daemon: &Daemon, pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
     let cpus = cpu::allowed();
-    let (&ours, &theirs) = (cpus.first().expect("a CPU"), cpus.last().expect("a CPU"));
+    let ours = *cpus.first().expect("a CPU");
+    let theirs = *cpus.last().expect("a CPU");
     cpu::confine(&[ours]);
     assert_eq!(cpu::confine_threads(daemon.pid(), "rnicd-worker", ours), WORKERS);
     cpu::confine_threads(hoarder.id(), "", theirs);
@@ -118,7 +116,7 @@ fn round_trips_beside(pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
         }
         ratios.sort_by(f64::total_cmp);
         let ratio = ratios[ratios.len() / 2];
-        // Nobody gets faster by company: then it was not the hoarder who was measured.
+        // A ratio far below 1 means that something else disturbed the measurement.
         if (0.3..2.0).contains(&ratio) {
             return ratio;
         }
@@ -126,7 +124,7 @@ fn round_trips_beside(pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
     }
 }
 
-/// Whoever writes files has one more descriptor now and then, which decides who gets the last one.
+/// Without the device tree, because writing its files needs one more descriptor from time to time.
 const NO_TREE: &str = "[device]\ntree = \"off\"\n";
 
 fn config(limits: &str) -> String {
@@ -175,7 +173,7 @@ fn bound_addresses() {
 
 #[test]
 fn connections() {
-    // Each end may read one thing at a time.
+    // Each end allows one outstanding Read.
     let daemon = daemon("[limits.user]\nird_total = 600\n");
     exhausted(&daemon, "connections", &["limits.user.ird_total", "= 600 reached"]);
 }
@@ -202,21 +200,21 @@ fn address_space_of_the_daemon() {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
     let size: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
-    // The hoarder takes 4 MiB at a time. What is left of the last step is for new sessions of
-    // others, so it must not depend on how much the daemon itself has mapped.
+    // The hoarder takes 4 MiB at a time. What is left of the last 4 MiB is for new sessions of
+    // other clients, so it must not depend on the daemon's own mappings.
     let limit = Some((size << 10) + (300 << 20) + (7 << 19));
     let pid = Pid::from_raw(daemon.pid() as i32);
     prlimit(pid, Resource::As, Rlimit { current: limit, maximum: limit }).unwrap();
     exhausted(&daemon, "memory", &["cannot map the shared buffer", "vm.max_map_count"]);
 }
 
-/// Clients without a Hello have descriptors that no limit counts. With one more or one less of
-/// them, the last one goes to a client's socket, or there is one left for what tells of its
-/// process's end: of two daemons that differ by one, one answers whom it cannot watch.
+/// Clients without Hello hold descriptors that no limit counts. The last descriptor is either a
+/// client's socket or the pidfd of its process, depending on parity. So of two daemons with limits
+/// that differ by one, one serves a client that it cannot watch.
 #[test]
-fn a_daemon_without_descriptors_says_so_and_takes_clients_in_again() {
+fn daemon_recovers_from_lack_of_descriptors() {
     let give_up = Instant::now() + DEADLINE;
-    // On a busy machine the Hello deadline may have passed before the answers are looked at.
+    // On a busy machine the Hello deadline may pass before the answers are read.
     for nofile in [120, 121].into_iter().cycle() {
         assert!(Instant::now() < give_up, "no client's socket took the last descriptor");
         let limit = format!("ulimit -n {nofile}");
@@ -235,7 +233,7 @@ fn a_daemon_without_descriptors_says_so_and_takes_clients_in_again() {
             assert!(Instant::now() < deadline, "{error}");
             std::thread::yield_now();
         }
-        // Later it has hung up on those who said no Hello.
+        // After the Hello deadline the daemon has closed the silent connections.
         if in_time && !heard.is_empty() {
             assert!(heard.iter().all(|s| *s == Some(HelloStatus::Resources as u32)), "{heard:?}");
             return;
@@ -243,11 +241,11 @@ fn a_daemon_without_descriptors_says_so_and_takes_clients_in_again() {
     }
 }
 
-/// Who connects while there is no descriptor is reset, and that counts like everything that is
-/// accepted.
+/// The daemon resets connections that arrive while it has no descriptor. The limits on the accept
+/// rate apply to them, too.
 #[test]
-fn connections_are_turned_away_no_faster_than_they_may_be_accepted() {
-    // With one more or one less the last descriptor goes to a client's socket, or is left.
+fn refusals_are_rate_limited_like_accepts() {
+    // Depending on parity, the last descriptor goes to a client's socket or stays free.
     for nofile in [120, 121] {
         let limit = format!("ulimit -n {nofile}");
         let rate = "[limits.user]\naccepts_per_second = 1\n";
@@ -259,13 +257,13 @@ fn connections_are_turned_away_no_faster_than_they_may_be_accepted() {
         daemon.says("cannot accept clients for now");
         let start = Instant::now();
         let peers: Vec<TcpStream> =
-            (0..100).filter_map(|_| wire::knock(listener.local_addr())).collect();
-        daemon.says("connections turned away");
+            (0..100).filter_map(|_| wire::try_dial(listener.local_addr())).collect();
+        daemon.says("connections rejected");
         let ended = |peer: &&TcpStream| {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             poll(&mut [PollFd::new(*peer, PollFlags::IN)], Some(&now)) == Ok(1)
         };
-        // Without a rate the last of them is gone in no time.
+        // Without a rate limit, all of them would be reset at once.
         while start.elapsed() < Duration::from_millis(500) {
             let turned_away = peers.iter().filter(ended).count();
             let most = 1 + start.elapsed().as_secs() as usize;
@@ -275,8 +273,8 @@ fn connections_are_turned_away_no_faster_than_they_may_be_accepted() {
     }
 }
 
-/// Configuration of a daemon that serves everybody as this user, and a command that limits its
-/// descriptors with `ulimit`. Only root can start it: `None`, otherwise.
+/// Returns the configuration of a daemon that serves all users as `user`, and a command that limits
+/// its descriptors with `ulimit`. Returns `None` if not root, which is required to start it.
 fn limited_as(user: u32, ulimit: &str) -> Option<(String, String)> {
     if !rustix::process::getuid().is_root() {
         rnic_tests::omit(
@@ -288,7 +286,7 @@ fn limited_as(user: u32, ulimit: &str) -> Option<(String, String)> {
     Some((config, format!("{ulimit}; chown {user} \"${{3%/*}}\"")))
 }
 
-/// A client with a Hello that is not answered yet.
+/// Connects a client that has sent Hello and not read the answer.
 fn greeting(daemon: &Daemon) -> Raw {
     let raw = Raw::connect(daemon.socket());
     let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
@@ -296,16 +294,17 @@ fn greeting(daemon: &Daemon) -> Raw {
     raw
 }
 
-/// Descriptors that clients leave unread count against the user of the daemon that sends more.
+/// Descriptors in unread answers count against the daemon's user (`RLIMIT_NOFILE` for descriptors
+/// in flight).
 #[test]
-fn unread_answers_leave_room_for_those_of_others() {
+fn unread_replies_leave_room_for_other_users() {
     let Some((config, limit)) = limited_as(61_020, "ulimit -Sn 256") else { return };
     let daemon = Daemon::start_limited(binaries!(), &config, &limit);
     let silent: Vec<Raw> = (0..110)
         .map(|_| {
             let raw = greeting(&daemon);
-            // The answer is there, and stays there.
-            assert!(raw.hears_within(DEADLINE));
+            // The answer has arrived and stays unread.
+            assert!(raw.has_input_within(DEADLINE));
             raw
         })
         .collect();
@@ -320,7 +319,7 @@ fn unread_answers_leave_room_for_those_of_others() {
     attaches();
 }
 
-/// No event tells when others have read enough for an answer with descriptors to be sent.
+/// The kernel reports no event when the descriptors in flight fall below the limit.
 #[test]
 fn an_answer_comes_when_others_have_read_theirs() {
     const FULL: u32 = 61_022;
@@ -330,25 +329,28 @@ fn an_answer_comes_when_others_have_read_theirs() {
     let mut holder = daemon.actor_as(FULL, &["in-flight", "400"]);
     holder.line_after("in flight");
     let raw = greeting(&daemon);
-    // It has a session, of which it has not received anything.
+    // The session exists, but the client has received nothing.
     let deadline = Instant::now() + DEADLINE;
     while watcher.status().expect("answers without descriptors come").sessions < 2 {
         assert!(Instant::now() < deadline, "no session was made");
         std::thread::yield_now();
     }
-    let (start, worked) = (Instant::now(), daemon.worked());
-    assert!(!raw.hears_within(Duration::from_secs(1)));
-    // The daemon tries again now and then and does not spin, which would take all of a CPU. Its
-    // other work in this second takes a tenth of it, on a busy machine as well.
-    let (worked, passed) = (daemon.worked() - worked, start.elapsed());
+    let start = Instant::now();
+    let worked = daemon.cpu_time();
+    assert!(!raw.has_input_within(Duration::from_secs(1)));
+    // The daemon retries periodically. Spinning would take a whole CPU. Its other work takes a
+    // tenth of this second, even on a busy machine.
+    let worked = daemon.cpu_time() - worked;
+    let passed = start.elapsed();
     assert!(worked < passed / 2, "{worked:?} of {passed:?}");
     holder.release();
     holder.succeed();
-    let (_, descriptors) = raw.receive().expect("it is answered");
+    let (_, descriptors) = raw.receive().expect("a reply");
     assert!(descriptors.len() > 2);
 }
 
-/// The status that a client was told, if it has heard anything; none if that was the end.
+/// Returns the status in the answer that a client has received. `None` if nothing has arrived,
+/// `Some(None)` at the end of the connection.
 fn heard(raw: &Raw) -> Option<Option<u32>> {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let heard = poll(&mut [PollFd::new(&raw.socket, PollFlags::IN)], Some(&now));

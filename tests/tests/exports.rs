@@ -1,6 +1,6 @@
-//! The dynamic linker takes our libraries for libibverbs.so.1 and librdmacm.so.1. Programs are
-//! linked to resolve every symbol at start, so one missing name is enough to keep them from
-//! running. Binutils read the libraries: they are there with the linker.
+//! The dynamic linker accepts this project's libraries as libibverbs.so.1 and librdmacm.so.1.
+//! Programs may resolve all symbols at start, so one missing symbol stops them. The tests read the
+//! libraries with binutils, which come with the linker.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ fn library(soname: &str) -> PathBuf {
 }
 
 #[test]
-fn both_have_the_names_that_programs_were_linked_with_and_no_others() {
+fn libraries_export_exactly_the_abi_symbols() {
     for (soname, golden) in [("libibverbs.so.1", LIBIBVERBS), ("librdmacm.so.1", LIBRDMACM)] {
         let exported = exported(&library(soname));
         let golden: Vec<&str> = golden.lines().collect();
@@ -28,8 +28,8 @@ fn both_have_the_names_that_programs_were_linked_with_and_no_others() {
     }
 }
 
-/// A second of our libraries would bring a second state, and a library of the system's might not
-/// be there.
+/// A second copy of a library of this project would have its own state, and a system library might
+/// be missing.
 #[test]
 fn they_need_the_c_library_and_each_other() {
     let c = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];
@@ -46,11 +46,12 @@ fn they_need_the_c_library_and_each_other() {
     }
 }
 
-/// Every jump from one library to the other has its target, and arguments arrive through it.
+/// Every call between the libraries resolves, and arguments arrive.
 #[test]
-fn a_program_that_resolves_all_symbols_at_start_starts() {
+fn program_with_bind_now_starts() {
     let scratch = tempfile::tempdir().unwrap();
-    let (source, program) = (scratch.path().join("program.c"), scratch.path().join("program"));
+    let source = scratch.path().join("program.c");
+    let program = scratch.path().join("program");
     let text = r#"
         #include <stdio.h>
         const char *rdma_event_str(int event);
@@ -65,13 +66,13 @@ fn a_program_that_resolves_all_symbols_at_start_starts() {
     assert_eq!(output(&mut program), "RDMA_CM_EVENT_ESTABLISHED active");
 }
 
-/// The symbols of a library that others can use, with their versions.
+/// Returns the exported symbols of a library, with their versions.
 fn exported(library: &Path) -> Vec<String> {
     let listing = output(Command::new("nm").args(["-D", "--defined-only"]).arg(library));
     listing.lines().filter_map(|line| line.split_whitespace().nth(2)).map(str::to_owned).collect()
 }
 
-/// The names that the dynamic section has under a tag.
+/// Returns the entries of the dynamic section with a tag.
 fn dynamic(library: &Path, tag: &str) -> Vec<String> {
     let section = output(Command::new("readelf").args(["-d", "-W"]).arg(library));
     let tag = format!("({tag})");

@@ -1,5 +1,5 @@
-//! What goes wrong outside of a client's and a peer's power, or by their mistake: the one concerned
-//! is told by name, nobody else loses anything, and nothing is left behind.
+//! Faults beyond the control of a client or peer, or caused by its mistake. The affected client
+//! gets a precise error, no other client loses anything, and nothing is left behind.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Stdio};
@@ -16,10 +16,8 @@ fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// Both paths, as configurations of one daemon.
-
 #[test]
-fn sigterm_under_load_stops_in_order_and_everybody_is_told() {
+fn sigterm_under_load_stops_in_order() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &on_path(path));
         let mut server = daemon.actor(&["serve"]);
@@ -34,7 +32,7 @@ fn sigterm_under_load_stops_in_order_and_everybody_is_told() {
         for visitor in visitors {
             let (status, lines) = visitor.finish();
             assert_eq!(status.code(), Some(1), "{lines:?}");
-            // One whose server's session ended first sees that.
+            // A guest may first see the end of the server's session.
             let told = ["daemon is gone", "flushed", "peer aborted", "was lost", "Terminate"];
             let said = |l: &String| told.iter().any(|word| l.contains(word));
             assert!(lines.iter().any(said), "{lines:?}");
@@ -45,7 +43,7 @@ fn sigterm_under_load_stops_in_order_and_everybody_is_told() {
 }
 
 #[test]
-fn exec_carries_processes_that_talk_and_leaves_nothing() {
+fn exec_runs_processes_and_leaves_nothing() {
     let temp = tempfile::tempdir().unwrap();
     let exec = |arguments: &[&str]| {
         let mut command = Command::new(binaries!().rnicd);
@@ -57,7 +55,7 @@ fn exec_carries_processes_that_talk_and_leaves_nothing() {
         assert!(status.success(), "{lines:?}");
         assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0);
     }
-    // A client that fails, in a daemon in a daemon.
+    // A failing client in a nested daemon.
     let inner = [binaries!().rnicd, "exec", "--", binaries!().actor, "visit", "127.0.0.1:1"];
     let (status, lines) = exec(&[&["--"], &inner[..]].concat());
     assert_eq!(status.code(), Some(1), "{lines:?}");
@@ -65,12 +63,13 @@ fn exec_carries_processes_that_talk_and_leaves_nothing() {
     assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0);
 }
 
-/// It is sent to the whole group in the foreground, so a program in it has had it from there. This
-/// one has a session of its own, and so must not have it at all.
+/// The terminal sends SIGWINCH to the whole foreground group, so the wrapper must not forward it.
+/// The program here is outside that group and must not receive it at all.
 #[test]
-fn what_a_terminal_tells_a_whole_group_is_not_passed_on_again() {
-    // The size changes, the daemon's wrapper is told, and has dealt with that when it has passed on
-    // two more signals: of several that wait, the program's shell sees all before it goes on.
+fn terminal_signals_are_not_forwarded_twice() {
+    // The wrapper gets SIGWINCH when the size changes. Two signals that it must forward
+    // follow, so that it has handled the first one by then. The shell sees all pending signals
+    // before it continues.
     let script = "trap told=yes WINCH; trap 'kill -s USR1 $PPID' TERM; trap done=yes USR1; \
                   stty rows 31 cols 101; kill -s TERM $PPID; \
                   while [ -z \"$done\" ]; do sleep 0.05; done; \
@@ -83,7 +82,7 @@ fn what_a_terminal_tells_a_whole_group_is_not_passed_on_again() {
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).stdin(Stdio::null());
     let output = match command.env("SHELL", "/bin/sh").output() {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            rnic_tests::omit("there is no program \"script\", which has a terminal to give");
+            rnic_tests::omit("the program \"script\", which provides a terminal, is missing");
             return;
         }
         output => output.unwrap(),
@@ -94,7 +93,7 @@ fn what_a_terminal_tells_a_whole_group_is_not_passed_on_again() {
 }
 
 #[test]
-fn a_log_that_cannot_be_written_stops_nobody() {
+fn unwritable_log_blocks_no_client() {
     let dir = tempfile::tempdir().unwrap();
     for log in ["/dev/full", "closed"] {
         let socket = dir.path().join("s");
@@ -127,7 +126,7 @@ fn a_log_that_cannot_be_written_stops_nobody() {
 }
 
 #[test]
-fn too_few_descriptors_turn_newcomers_away_and_nobody_else() {
+fn descriptor_shortage_affects_only_newcomers() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let mut command = Command::new("sh");
@@ -146,7 +145,7 @@ fn too_few_descriptors_turn_newcomers_away_and_nobody_else() {
         assert!(crowd.len() < 100, "200 descriptors do for 100 clients");
     };
     assert!(!crowd.is_empty() && matches!(refused, Error::NotAdmitted { .. }), "{refused}");
-    // Those who are in go on, and what needs a descriptor is refused by name.
+    // Admitted clients continue. A request that needs a descriptor gets a precise refusal.
     let cq = first.create_cq(16, None);
     match cq {
         Ok(cq) => drop(pd.create_qp(&QpOptions::new(&cq)).unwrap()),
@@ -164,9 +163,9 @@ fn too_few_descriptors_turn_newcomers_away_and_nobody_else() {
 }
 
 #[test]
-fn who_may_not_use_the_socket_is_told_why_and_not_to_start_another_daemon() {
+fn unusable_socket_is_reported_as_such() {
     if !rustix::process::geteuid().is_root() {
-        return rnic_tests::omit("only root can be several users");
+        return rnic_tests::omit("only root can act as several users");
     }
     let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0600\"\n");
     let (status, lines) = daemon.actor_as(65_534, &["clients"]).finish();
@@ -177,7 +176,7 @@ fn who_may_not_use_the_socket_is_told_why_and_not_to_start_another_daemon() {
 }
 
 #[test]
-fn who_cannot_be_reached_is_named_and_the_queue_pair_may_try_again() {
+fn unreachable_peer_is_named_and_qp_can_retry() {
     let config = "[mpa]\nstartup_deadline = \"50ms\"\ndecision_deadline = \"60s\"\n\
                   connect_deadline = \"300ms\"\nreply_deadline = \"3s\"\n";
     let daemon = Daemon::start(binaries!(), config);
@@ -192,19 +191,19 @@ fn who_cannot_be_reached_is_named_and_the_queue_pair_may_try_again() {
         Error::Unreachable { reason } => assert!(reason.contains(word), "{reason}"),
         other => panic!("{other}"),
     };
-    // A port that nobody listens on.
-    let nobody = SocketAddr::new(loopback().ip(), rnic_tests::ports::of_nobody());
+    // A port without a listener.
+    let nobody = SocketAddr::new(loopback().ip(), rnic_tests::ports::unused_port());
     fails(nobody, "refused");
-    // One who takes the connection and says nothing.
+    // A peer that accepts the connection and sends nothing.
     let silent = TcpListener::bind(loopback()).unwrap();
     fails(silent.local_addr().unwrap(), "no MPA reply");
-    // One who does not even take it: its queue of connections is full.
+    // A peer that does not accept the connection, because its queue is full.
     let full = socket_with_full_queue();
     fails(full.0.local_addr().unwrap(), "no TCP connection");
-    // A bound address of this daemon that does not listen.
+    // A bound address of this daemon without a listener.
     let bound = context.bind(loopback()).unwrap();
     fails(bound.local_addr(), "refused");
-    // And somebody who is there.
+    // The same address with a listener.
     bound.listen(1).unwrap();
     qp.start_connect(bound.local_addr(), &ConnectOptions::default()).unwrap();
     let other = pd.create_qp(&QpOptions::new(&cq)).unwrap();
@@ -213,10 +212,10 @@ fn who_cannot_be_reached_is_named_and_the_queue_pair_may_try_again() {
     qp.wait_connected(Some(DEADLINE)).unwrap();
 }
 
-/// A listener whose kernel drops further connections, and the ones that fill it.
+/// Returns a listener with a full accept queue, and the connections that fill it.
 fn socket_with_full_queue() -> (TcpListener, Vec<std::net::TcpStream>) {
     let listener = TcpListener::bind(loopback()).unwrap();
-    // The standard library asks for a longer queue; `listen` may be called again.
+    // The standard library sets a longer queue. `listen` can be called again.
     rustix::net::listen(&listener, 0).unwrap();
     let address = listener.local_addr().unwrap();
     let mut streams = Vec::new();
@@ -245,7 +244,7 @@ fn a_rejection_carries_its_reason_on_both_paths() {
                 Error::Rejected { private_data } => assert_eq!(private_data, why, "{path}"),
                 other => panic!("{path}: {other}"),
             };
-        // By the program, by its dropping the request, and by its queue of requests.
+        // Rejected by the program, by dropping the request, and by a full backlog.
         for qp in &qps[..2] {
             qp.start_connect(listener.local_addr(), &options).unwrap();
         }
@@ -265,7 +264,7 @@ fn a_rejection_carries_its_reason_on_both_paths() {
             .collect();
         said.sort();
         assert_eq!(said, [b"".to_vec(), b"not you".to_vec()], "{path}");
-        // The listener's end is a rejection, that of its owner too.
+        // Destroying the listener or its session also rejects.
         qps[0].start_connect(listener.local_addr(), &options).unwrap();
         let undecided = listener.accept_request(Some(DEADLINE)).unwrap();
         let address = listener.local_addr();
@@ -282,7 +281,7 @@ fn a_rejection_carries_its_reason_on_both_paths() {
 }
 
 #[test]
-fn an_undecided_request_has_its_deadline() {
+fn undecided_request_times_out() {
     for path in PATHS {
         let config = format!("{}[mpa]\ndecision_deadline = \"1s\"\n", on_path(path));
         let daemon = Daemon::start(binaries!(), &config);
@@ -314,17 +313,14 @@ fn a_client_that_gives_up_withdraws_its_request() {
             let guest = pd.create_qp(&QpOptions::new(&cq)).unwrap();
             guest.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
             let request = listener.accept_request(Some(DEADLINE)).unwrap();
-            let kept = match by_destroying {
-                true => {
-                    drop(guest);
-                    None
-                }
-                false => {
-                    guest.abort().unwrap();
-                    Some(guest)
-                }
+            let kept = if by_destroying {
+                drop(guest);
+                None
+            } else {
+                guest.abort().unwrap();
+                Some(guest)
             };
-            daemon.settles("without the request", |s| s.startups == 0);
+            daemon.wait_status("without the request", |s| s.startups == 0);
             let e = request.accept(&qp, &AcceptOptions::default()).unwrap_err();
             assert!(matches!(e, Error::Refused { .. }), "{path}: {e}");
             drop(kept);
@@ -333,7 +329,7 @@ fn a_client_that_gives_up_withdraws_its_request() {
 }
 
 #[test]
-fn a_full_completion_queue_is_its_owners_trouble_alone() {
+fn full_cq_affects_only_its_owner() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(3, path));
         let context = Context::open_at(daemon.socket()).unwrap();
@@ -356,7 +352,7 @@ fn a_full_completion_queue_is_its_owners_trouble_alone() {
             (qp, guest)
         };
         let (victim, sender) = connect(&options);
-        // It shares the CQ, and nothing else.
+        // The second QP shares only the CQ.
         let (second, second_guest) = connect(&options);
         let (spared, spared_guest) =
             connect(&QpOptions { recv_cq: &roomy, send_cq: &roomy, ..options });
@@ -374,11 +370,11 @@ fn a_full_completion_queue_is_its_owners_trouble_alone() {
                     break;
                 }
                 Some(_) => {}
-                None => panic!("{path}: no word of the CQ"),
+                None => panic!("{path}: no CQ error event"),
             }
             assert!(Instant::now() < deadline);
         }
-        // What was written before it was full can still be had.
+        // Completions written before the overflow are still available.
         let mut some = [Completion::default(); 8];
         let n = small.poll(&mut some).unwrap();
         assert!(some[..n].iter().filter(|c| c.status == CompletionStatus::Success).count() >= 3);
@@ -395,12 +391,12 @@ fn a_full_completion_queue_is_its_owners_trouble_alone() {
 }
 
 #[test]
-fn a_stopped_client_holds_nobody_up() {
+fn stopped_client_delays_no_other() {
     let daemon = Daemon::start(binaries!(), "[engine]\nworkers = 2\n[limits]\nevents = 16\n");
     let mut stopped = daemon.actor(&["serve"]);
     let address = stopped.line_after("listening on ");
     stopped.signal(Signal::STOP);
-    // It cannot read its events: more of them than the daemon keeps.
+    // The stopped client reads no events, and gets more of them than the daemon keeps.
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
     let cq = context.create_cq(16, None).unwrap();
@@ -409,7 +405,7 @@ fn a_stopped_client_holds_nobody_up() {
     for qp in &qps {
         qp.start_connect(address.parse().unwrap(), &ConnectOptions::default()).unwrap();
     }
-    // Its backlog is 64; the others are rejected.
+    // Its backlog is 64. All further requests are rejected.
     let deadline = Instant::now() + DEADLINE;
     let mut undecided: Vec<_> = qps.iter().collect();
     while rejected < 200 {

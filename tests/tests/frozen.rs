@@ -1,5 +1,5 @@
-//! Files and pages that never come: a FUSE server that takes what it is asked and never answers,
-//! so that whoever closes its file or touches its pages waits for it past `SIGKILL`.
+//! Files and pages that never load: a FUSE server leaves requests unanswered, so that a process
+//! that closes its file or touches the file's pages blocks, even after `SIGKILL`.
 
 use std::process::Command;
 use std::time::Instant;
@@ -8,10 +8,10 @@ use rnic_client::{DisconnectReason, RemoteMr, Stag};
 use rnic_tests::attached::Insider;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, frozen};
 
-/// The client that has the file: another user than the daemon, and than the one beside him.
+/// User of the client with the file. Differs from the daemon's user and from the bystander's.
 const HOSTILE: u32 = 61_013;
 
-/// A daemon that serves everybody, if anybody may mount a file system here.
+/// Starts a daemon that serves all users. Returns `None` if FUSE mounts are impossible.
 fn daemon(config: &str) -> Option<Daemon> {
     if !rustix::process::getuid().is_root() || !std::path::Path::new("/dev/fuse").exists() {
         rnic_tests::omit("not root, or no /dev/fuse: files that never answer are not tested");
@@ -20,15 +20,16 @@ fn daemon(config: &str) -> Option<Daemon> {
     Some(Daemon::start(binaries!(), &format!("[control]\nmode = \"0666\"\n{config}")))
 }
 
-/// A client that plays `part` with a frozen file, behind the server of that file.
+/// Starts the server of a frozen file and a client that plays `part` with the file.
 fn freeze(daemon: &Daemon, part: &[&str]) -> Process {
     freeze_as(HOSTILE, daemon, part)
 }
 
-/// The same of another user.
+/// Like [`freeze`], as another user.
 fn freeze_as(uid: u32, daemon: &Daemon, part: &[&str]) -> Process {
     let mount = tempfile::TempDir::new_in(daemon.dir()).expect("a directory").keep();
-    let (mount, uid) = (mount.to_string_lossy(), uid.to_string());
+    let mount = mount.to_string_lossy();
+    let uid = uid.to_string();
     let mut arguments = vec!["freeze", &mount, &uid, "--"];
     arguments.extend(part);
     let mut server = daemon.actor_unseen(&arguments);
@@ -46,14 +47,14 @@ fn says(process: &mut Process, all: &[&str]) {
 }
 
 #[test]
-fn a_descriptor_that_cannot_be_closed_delays_nobody() {
+fn stuck_close_delays_no_other_client() {
     let closed = "asked: flush";
-    // The last two it never takes.
+    // The daemon never takes the last two descriptors.
     for (how, told) in [
         ("shared-buffer", ["refused: malformed request: the descriptor is not a memfd", closed]),
         ("socket", ["refused: malformed request: the descriptor is not a socket", closed]),
-        ("memory", ["refused: memory: this daemon takes the memory of trusted users only", closed]),
-        ("unasked", ["refused: malformed request: a descriptor that nobody asked for", "passed"]),
+        ("memory", ["refused: memory: the daemon accesses memory of trusted users only", closed]),
+        ("unasked", ["refused: malformed request: an unexpected descriptor", "passed"]),
         ("hello", ["passed"; 2]),
     ] {
         let Some(daemon) = daemon("") else { return };
@@ -61,14 +62,14 @@ fn a_descriptor_that_cannot_be_closed_delays_nobody() {
         let mut hostile = freeze(&daemon, &["pass-frozen", how]);
         says(&mut hostile, &told);
         daemon.actor(&["duet"]).succeed();
-        // Of no file the daemon asks what it is: the answer might not come either.
+        // The daemon must not query the type of a file, because the reply might never arrive.
         let (_, lines) = hostile.killed();
         assert!(!lines.iter().any(|line| line.contains("asked: statfs")), "{lines:?}");
         daemon.shrinks_to(start);
     }
 }
 
-/// The daemon closes descriptors of a user one after the other: here the first blocks the rest.
+/// The daemon closes a user's descriptors in sequence, so the first one blocks the others.
 #[test]
 fn stuck_closes_block_no_attachment_of_others() {
     let Some(daemon) = daemon("") else { return };
@@ -80,7 +81,7 @@ fn stuck_closes_block_no_attachment_of_others() {
     daemon.shrinks_to(start);
 }
 
-/// Lets another user lend attached memory to a third one, and both end.
+/// Lends attached memory of one user to a client of another, and ends both.
 fn exchanges_with_attached_memory(daemon: &Daemon) {
     let mut lender = daemon.actor_as(HOSTILE + 1, &["lend"]);
     let address = lender.line_after("listening on ");
@@ -89,10 +90,10 @@ fn exchanges_with_attached_memory(daemon: &Daemon) {
     lender.succeed();
 }
 
-/// What is never closed counts against its user, who may pass no more, and keeps no other user's
-/// from being closed.
+/// Unfinished closes count against their user, which can pass no more descriptors. The daemon still
+/// closes descriptors of other users.
 #[test]
-fn whoever_passes_too_many_that_cannot_be_closed_is_refused_by_name() {
+fn too_many_stuck_closes_are_refused_by_name() {
     let Some(daemon) = daemon("[limits.user]\nclosing = 5\n") else { return };
     let start = daemon.at_rest();
     let mut hostile = [(); 5].map(|()| freeze(&daemon, &["pass-frozen", "shared-buffer"]));
@@ -100,7 +101,7 @@ fn whoever_passes_too_many_that_cannot_be_closed_is_refused_by_name() {
     let mut one_too_many = freeze(&daemon, &["pass-frozen", "shared-buffer"]);
     let limit = format!("limits.user.closing (user {HOSTILE}) = 5 reached");
     says(&mut one_too_many, &[&limit, "passed"]);
-    // Another user's is being closed all the same.
+    // The daemon still closes another user's descriptor.
     let mut other = freeze_as(HOSTILE + 2, &daemon, &["pass-frozen", "shared-buffer"]);
     says(&mut other, &["asked: flush"]);
     daemon.actor(&["duet"]).succeed();
@@ -121,7 +122,7 @@ fn gives_up_its_path(daemon: &Daemon) {
 }
 
 #[test]
-fn a_successor_need_not_wait_for_a_descriptor_that_cannot_be_closed() {
+fn next_daemon_starts_despite_a_stuck_close() {
     let Some(daemon) = daemon("") else { return };
     let mut hostile = freeze(&daemon, &["pass-frozen", "shared-buffer"]);
     hostile.line_after("asked: flush");
@@ -138,20 +139,21 @@ fn a_successor_need_not_wait_for_a_descriptor_that_cannot_be_closed() {
     assert!(!said.iter().any(|l| l.contains("ERROR")), "{said:?}");
 }
 
-/// A client that lends the pages of a frozen file, and a Read of them that the client's copy does
-/// not return from.
-fn read_of_pages_that_never_come(daemon: &Daemon) -> (Process, Insider) {
+/// Starts a client that lends the pages of a frozen file, and posts a Read of them, on which the
+/// client's copy blocks.
+fn read_from_pages_that_never_load(daemon: &Daemon) -> (Process, Insider) {
     let mut hostile = freeze(daemon, &["lend-frozen", "shared"]);
     let line = hostile.line_after("region ");
     let (addr, rkey) = line.split_once(' ').expect("address and STag");
-    let (addr, rkey) = (addr.parse().unwrap(), Stag(rkey.parse().unwrap()));
+    let addr = addr.parse().unwrap();
+    let rkey = Stag(rkey.parse().unwrap());
     let insider = Insider::new(daemon, "shared");
     insider.post_read(RemoteMr { addr, len: frozen::LEN as u64, rkey });
     hostile.line_after("asked: read");
     (hostile, insider)
 }
 
-/// Configuration of a daemon for [`read_of_pages_that_never_come`].
+/// Returns the configuration of a daemon for [`read_from_pages_that_never_load`].
 fn with_deadline(deadline: &str, loopback: &str) -> String {
     format!(
         "[engine]\nworkers = 1\ncopy_deadline = \"{deadline}\"\nloopback = \"{loopback}\"\n\
@@ -160,14 +162,14 @@ fn with_deadline(deadline: &str, loopback: &str) -> String {
 }
 
 #[test]
-fn pages_that_never_come_block_nobody_else() {
+fn missing_pages_block_no_other_session() {
     for loopback in rnic_tests::PATHS {
         let Some(daemon) = daemon(&with_deadline("1h", loopback)) else { return };
         let start = daemon.at_rest();
-        let (hostile, insider) = read_of_pages_that_never_come(&daemon);
+        let (hostile, insider) = read_from_pages_that_never_load(&daemon);
         daemon.actor(&["duet"]).succeed();
         exchanges_with_attached_memory(&daemon);
-        // The client's end is the end of the copy, however its thread is stuck.
+        // The end of the client ends the copy, although its thread is stuck.
         hostile.kill();
         assert!(insider.client.completion().ok().is_err());
         drop(insider);
@@ -176,22 +178,22 @@ fn pages_that_never_come_block_nobody_else() {
 }
 
 #[test]
-fn pages_that_never_come_end_their_session() {
+fn missing_pages_end_their_session() {
     for loopback in rnic_tests::PATHS {
         let Some(mut daemon) = daemon(&with_deadline("1s", loopback)) else { return };
         let start = daemon.at_rest();
         let ended = daemon.status().sessions_ended;
-        let (hostile, insider) = read_of_pages_that_never_come(&daemon);
+        let (hostile, insider) = read_from_pages_that_never_load(&daemon);
         assert!(insider.client.completion().ok().is_err());
         let reason = insider.qp.wait_disconnected(Some(DEADLINE)).unwrap();
         assert!(reason != DisconnectReason::Orderly, "{reason:?}");
-        daemon.settles("rid of the session", |s| s.sessions_ended > ended);
+        daemon.wait_status("rid of the session", |s| s.sessions_ended > ended);
         let after = daemon.says("a copy of attached memory did not return in ");
         assert!(after.starts_with("1 s"), "{after}");
         drop(insider);
-        // The client's thread still waits for a page, and nothing of the session is left.
+        // The client's thread still waits for a page, but nothing of the session is left.
         daemon.is_empty();
-        // Other processes of the same user are welcome.
+        // Other processes of the same user are still admitted.
         daemon.actor_as(HOSTILE, &["lend"]).line_after("attached");
         hostile.kill();
         daemon.shrinks_to(start);

@@ -1,4 +1,4 @@
-// Uses handles that were destroyed, are of another kind, or never existed. Prints "done" if every
+// Passes handles that were destroyed, are of another type, or never existed. Prints "done" if every
 // call refused them, with ENOENT, or EINVAL for null, and with a reason.
 
 #include "refusals.h"
@@ -26,7 +26,7 @@ static void queue_pairs(void)
     MUST(qp != NULL);
     FINE(ibv_destroy_qp(qp));
     RETURNS(ENOENT, ibv_destroy_qp(old));
-    // Its address is not used again at once.
+    // The address is not reused at once.
     qp = queue_pair(cq);
     MUST(qp != NULL && qp != old);
     RETURNS(ENOENT, ibv_destroy_qp(old));
@@ -161,7 +161,7 @@ int main(void)
     MUST(cq != NULL);
     ibv_free_device_list(list);
     ibv_free_device_list(list);
-    // The context keeps its device.
+    // The context keeps its device alive.
     CHECK(ibv_get_device_name(device) != NULL);
     NONE(ENODEV, ibv_get_device_name((struct ibv_device *)(uintptr_t)0xdead00));
     NONE(ENODEV, ibv_open_device((struct ibv_device *)(uintptr_t)0xdead00));

@@ -1,4 +1,4 @@
-//! Handles of the C API that were destroyed, are of another kind, or never existed: each call
+//! Handles of the C API that were destroyed, are of another type, or never existed. Each call
 //! refuses them.
 
 use rnic_tests::{Daemon, Process, binaries, verbs};

@@ -1,4 +1,4 @@
-//! Clients that obey nothing, beside clients whose every byte is checked.
+//! Hostile clients, next to clients that check every byte.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use rnic_core::types::QpType;
 use rnic_tests::raw::Raw;
 use rnic_tests::{Daemon, Process, binaries, hostile, ports};
 
-/// Seconds of each attack: three attackers on two daemons at once are enough for two cores.
+/// Duration of each attack in seconds. Three attackers on two daemons suffice for two cores.
 fn seconds() -> String {
     match std::env::var("RNIC_TEST_LONG") {
         Ok(_) => "3600".to_owned(),
@@ -14,7 +14,7 @@ fn seconds() -> String {
     }
 }
 
-/// A client process of somebody else, where this process may become somebody else.
+/// Starts a client process as another user, if possible.
 fn somebody(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
     if !rustix::process::getuid().is_root() {
         rnic_tests::omit("not root: all clients are of the same user");
@@ -22,24 +22,24 @@ fn somebody(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
     }
     match n % 3 {
         0 => daemon.actor_as(61_004, part),
-        // An attacker whom the daemon trusts more may try more.
+        // A trusted attacker can do more.
         1 => daemon.actor(part),
         _ => daemon.actor_contained(part),
     }
 }
 
 fn attack(config: &str, seeds: [u64; 3]) {
-    // The one in a namespace of its own is to get at the victim.
+    // The attacker in its own namespace needs access to the victim.
     let rule = "[[user]]\nwho = \"root\"\nhost_loopback = true\n";
-    // The attackers connect by the thousand: the kernel would give one of its own to them.
-    let port = ports::of_nobody();
+    // The attackers open thousands of connections, so a port of the kernel's choice could collide.
+    let port = ports::unused_port();
     let config = format!("[control]\nmode = \"0666\"\n{config}{rule}[wired]\nport = {port}\n");
     let began = Instant::now();
     let daemon = Daemon::start(binaries!(), &config);
-    // From the first queue pair that is wired by hand on, it listens for its peers; from the first
-    // one of datagrams on, it has the sockets for them.
-    Raw::open(daemon.socket()).wired_qp();
-    Raw::open(daemon.socket()).qp_of(QpType::Datagrams);
+    // The first RC QP opens the listener for peers, and the first UD QP opens their UDP sockets.
+    // Both belong to the initial footprint.
+    Raw::open(daemon.socket()).rc_qp();
+    Raw::open(daemon.socket()).qp_of(QpType::Ud);
     let start = daemon.at_rest();
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");
@@ -69,8 +69,8 @@ fn attack(config: &str, seeds: [u64; 3]) {
     assert_eq!(end.threads, start.threads);
     assert!(end.resident < start.resident + 16 * 1024, "{start:?} has become {end:?}");
     let said = daemon.stop();
-    // It says what happened without being made to fill a disk: ten lines a minute at the most, and
-    // a few of its own.
+    // The log must report the events without filling a disk: at most ten lines a minute, plus a few
+    // of its own.
     let minutes = began.elapsed().as_secs() as usize / 60 + 1;
     assert!(said.len() < 40 + 10 * minutes, "{} lines", said.len());
     assert!(!said.iter().any(|l| l.contains("panicked") || l.contains("ERROR")), "{said:?}");
@@ -86,7 +86,7 @@ fn beside_tcp_with_one_worker() {
     attack("[engine]\nworkers = 1\nloopback = \"tcp\"\n", [3, 4, 6]);
 }
 
-/// Clock ticks of CPU time that the daemon has used.
+/// Returns the daemon's CPU time in clock ticks.
 fn ticks(daemon: &Daemon) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
     let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2);
@@ -101,7 +101,7 @@ fn sessions_left_in_ruins_cost_no_cpu() {
             (0..20).filter_map(|seed| hostile::linger(daemon.socket(), seed)).collect();
         assert!(lingering.len() > 10);
         daemon.status();
-        // A worker that spins uses nearly all of the time, whatever else runs on this machine.
+        // A spinning worker would use nearly all of the time, regardless of other load.
         let window = Duration::from_millis(500);
         let used = (0..4)
             .map(|_| {

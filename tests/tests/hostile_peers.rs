@@ -1,6 +1,6 @@
-//! Peers that mean harm: frames that are nearly right at every phase, bytes that come one by one,
-//! FPDUs that never end, STags that are guessed, and ten thousand connections that say nothing.
-//! Others notice none of it, and afterwards the daemon holds what it held before.
+//! Hostile peers: nearly correct frames in every phase, single bytes, incomplete FPDUs, guessed
+//! STags, and ten thousand silent connections. Other clients are unaffected, and the daemon returns
+//! to its former footprint.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,12 +20,12 @@ fn daemon(config: &str) -> Daemon {
     Daemon::start(binaries!(), &format!("{}{config}", engine(2, "tcp")))
 }
 
-/// Rounds of a seeded test.
+/// Returns the number of rounds of a seeded test.
 fn rounds(short: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { 50 * short } else { short }
 }
 
-/// Gets some bytes of a valid frame wrong, in one of the ways in which bytes can be wrong.
+/// Corrupts some bytes of a valid frame in one of several ways.
 fn mutate(frame: &mut Vec<u8>, rng: &mut Rng) {
     let at = rng.below(frame.len() as u64) as usize;
     let some = 1 + rng.below(40) as usize;
@@ -50,14 +50,14 @@ fn mutate(frame: &mut Vec<u8>, rng: &mut Rng) {
     }
 }
 
-/// The same with a CRC that is right, so that what is wrong is seen behind it.
+/// Corrupts a ULPDU and adds a correct CRC, so that the error is detected after the CRC check.
 fn mutate_behind_crc(ulpdu: &mut Vec<u8>, rng: &mut Rng) -> Vec<u8> {
     mutate(ulpdu, rng);
     fpdu(ulpdu)
 }
 
-/// Ends a connection in one of the ways in which peers do. One that has only finished sending still
-/// awaits the other end.
+/// Closes a connection in one of several ways. Returns the stream if only the sending side is
+/// closed.
 fn part(peer: TcpStream, rng: &mut Rng) -> Option<TcpStream> {
     match rng.below(3) {
         0 => set_socket_linger(&peer, Some(Duration::ZERO)).unwrap(),
@@ -68,7 +68,7 @@ fn part(peer: TcpStream, rng: &mut Rng) -> Option<TcpStream> {
     None
 }
 
-/// Waits for the other end of a connection.
+/// Waits until the other end has closed the connection.
 fn parted(peer: Option<TcpStream>) {
     if let Some(mut peer) = peer {
         let said = wire::ending(&mut peer);
@@ -76,7 +76,7 @@ fn parted(peer: Option<TcpStream>) {
     }
 }
 
-/// Waits for the end of a connection, however it ends, and takes its completions.
+/// Waits for the end of a connection of any kind, and discards its completions.
 fn over(target: &Target, qp: Qp) {
     match qp.wait_connected(Some(DEADLINE)) {
         Ok(_) => drop(qp.wait_disconnected(Some(DEADLINE)).unwrap()),
@@ -89,12 +89,12 @@ fn over(target: &Target, qp: Qp) {
 }
 
 #[test]
-fn frames_that_are_nearly_right_harm_only_their_sender() {
+fn malformed_requests_harm_only_their_sender() {
     let daemon = daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
     let start = daemon.at_rest();
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
-    // Beside the region that may be written there is one that may not.
+    // Next to the writable region there is one without remote access.
     let context = Context::open_at(daemon.socket()).unwrap();
     let buffer = context.create_shared_buffer(LEN as u64).unwrap();
     let pd = context.open_pd(None).unwrap();
@@ -109,14 +109,15 @@ fn frames_that_are_nearly_right_harm_only_their_sender() {
         if phase == 0 {
             let mut peer = wire::dial(target.listener.local_addr());
             mutate(&mut request, &mut rng);
-            wire::say(&mut peer, &request);
-            // What is still a request stays undecided, and goes with its connection.
+            wire::send_bytes(&mut peer, &request);
+            // If the mutated request is still valid, it stays undecided and ends with its
+            // connection.
             set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
             continue;
         }
         let mut peer = wire::dial(target.listener.local_addr());
-        wire::say(&mut peer, &request);
-        // Requests of earlier rounds may be waiting whose peers are gone.
+        wire::send_bytes(&mut peer, &request);
+        // Skip requests of earlier rounds, which belong to closed connections.
         let qp = loop {
             let request = target.listener.accept_request(Some(DEADLINE)).unwrap();
             if request.peer() != peer.local_addr().unwrap() {
@@ -129,36 +130,36 @@ fn frames_that_are_nearly_right_harm_only_their_sender() {
             break qp;
         };
         wire::reply(&mut peer);
-        // The first FPDU, with and without a right CRC.
+        // The first FPDU, with a wrong or a correct CRC.
         if phase == 1 {
             let mut frame = fpdu(&first);
             mutate(&mut frame, &mut rng);
-            wire::say(&mut peer, &frame);
+            wire::send_bytes(&mut peer, &frame);
         } else if phase == 2 {
-            wire::say(&mut peer, &mutate_behind_crc(&mut first, &mut rng));
+            wire::send_bytes(&mut peer, &mutate_behind_crc(&mut first, &mut rng));
         } else {
-            wire::say(&mut peer, &fpdu(&first));
+            wire::send_bytes(&mut peer, &fpdu(&first));
         }
-        // In the middle of messages: a Write, and a Send of which this is not the last segment.
+        // In the middle of messages: a Write, and a Send without the Last flag.
         let mut send = untagged(3, 0, 1, &[bytes; 24]);
         send[0] &= !0x40;
         let mut next = [write, send, target.write(8, b"12345678")][rng.below(3) as usize].clone();
         match phase {
             3 => {
                 let mut frame = fpdu(&next);
-                wire::say(&mut peer, &frame);
+                wire::send_bytes(&mut peer, &frame);
                 mutate(&mut frame, &mut rng);
-                wire::say(&mut peer, &frame);
+                wire::send_bytes(&mut peer, &frame);
             }
             4 => {
-                wire::say(&mut peer, &fpdu(&next));
-                wire::say(&mut peer, &mutate_behind_crc(&mut next, &mut rng));
+                wire::send_bytes(&mut peer, &fpdu(&next));
+                wire::send_bytes(&mut peer, &mutate_behind_crc(&mut next, &mut rng));
             }
-            // After a Terminate everything is too late.
+            // Nothing may follow a Terminate.
             5 => {
-                wire::say(&mut peer, &fpdu(&untagged(7, 2, 1, &[0x11, 0x02, 0, 0])));
+                wire::send_bytes(&mut peer, &fpdu(&untagged(7, 2, 1, &[0x11, 0x02, 0, 0])));
                 mutate(&mut next, &mut rng);
-                wire::say(&mut peer, &[fpdu(&next), next].concat());
+                wire::send_bytes(&mut peer, &[fpdu(&next), next].concat());
             }
             _ => {}
         }
@@ -175,7 +176,7 @@ fn frames_that_are_nearly_right_harm_only_their_sender() {
 }
 
 #[test]
-fn replies_that_are_nearly_right_harm_only_their_sender() {
+fn malformed_replies_harm_only_their_sender() {
     let daemon = daemon("");
     let start = daemon.at_rest();
     let target = Target::new(&daemon);
@@ -185,7 +186,7 @@ fn replies_that_are_nearly_right_harm_only_their_sender() {
     for round in 0..rounds(150) {
         let qp = target.pd.create_qp(&QpOptions::new(&target.cq)).unwrap();
         let private_data = vec![0; 512];
-        // Revision 1, so that a connection that ends without a reply is not tried again.
+        // Revision 1, so that the library does not retry a connection without a reply.
         let options = ConnectOptions { private_data, ..ConnectOptions::default() };
         qp.start_connect(address, &options).unwrap();
         let (mut peer, _) = server.accept().unwrap();
@@ -193,22 +194,22 @@ fn replies_that_are_nearly_right_harm_only_their_sender() {
         let mut reply = wire::request(CRC, 1, b"welcome");
         reply[..16].copy_from_slice(b"MPA ID Rep Frame");
         match round % 4 {
-            // Gone before a word.
+            // Close before the reply.
             0 => {}
             1 => {
                 mutate(&mut reply, &mut rng);
-                wire::say(&mut peer, &reply);
+                wire::send_bytes(&mut peer, &reply);
             }
-            // An FPDU right behind the reply, and one cut off.
+            // An FPDU directly after the reply, both mutated, or a truncated FPDU.
             2 => {
                 reply.extend(fpdu(&target.write(0, &[1; 16])));
                 mutate(&mut reply, &mut rng);
-                wire::say(&mut peer, &reply);
+                wire::send_bytes(&mut peer, &reply);
             }
             _ => {
                 let write = fpdu(&target.write(0, &[1; 16]));
                 reply.extend(&write[..rng.below(write.len() as u64) as usize]);
-                wire::say(&mut peer, &reply);
+                wire::send_bytes(&mut peer, &reply);
             }
         }
         let peer = part(peer, &mut rng);
@@ -224,7 +225,7 @@ fn replies_that_are_nearly_right_harm_only_their_sender() {
 }
 
 #[test]
-fn bytes_that_come_one_by_one_are_in_nobodys_way() {
+fn single_byte_arrivals_delay_no_other_peer() {
     let daemon = daemon("");
     let start = daemon.at_rest();
     let bystanders = Bystanders::start(&daemon);
@@ -258,7 +259,7 @@ fn bytes_that_come_one_by_one_are_in_nobodys_way() {
     daemon.shrinks_to(start);
 }
 
-/// Anonymous memory of a daemon in KiB.
+/// Returns the anonymous memory of a daemon in KiB.
 fn anonymous(daemon: &Daemon) -> u64 {
     let rollup = format!("/proc/{}/smaps_rollup", daemon.pid());
     let rollup = std::fs::read_to_string(rollup).unwrap();
@@ -267,25 +268,25 @@ fn anonymous(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn a_thousand_halves_of_fpdus_cost_no_more_than_they_may() {
+fn thousand_partial_fpdus_stay_within_limits() {
     rnic_tests::process::raise_descriptor_limit();
     let daemon = daemon("[limits]\npartial_bytes = \"8MiB\"\nsession_partial_bytes = \"4MiB\"\n");
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
     let mut streams: Vec<_> = (0..1000).map(|_| target.open()).collect();
     let before = anonymous(&daemon);
-    // Of an FPDU of 64 KiB each sends half, which would be 32 MiB.
+    // Each peer sends half of an FPDU of 64 KiB, 32 MiB in total.
     let half = fpdu(&tagged(0, 0, 0, &vec![0; 64_000]))[..32_000].to_vec();
     for (peer, _) in &mut streams {
-        wire::say(peer, &half);
+        wire::send_bytes(peer, &half);
     }
-    // There is room for 2 pools of 16 and 4 MiB in buffers of 32 KiB; the others are told why they
-    // had to give way.
+    // There is room for 2 pools of 16 buffers, and for 4 MiB in buffers of 32 KiB. The other
+    // connections are evicted, with a reason.
     let mut left: Vec<_> = streams.iter().map(|(_, qp)| qp).collect();
     let deadline = Instant::now() + DEADLINE;
     while left.len() > 2 * 16 + 128 {
         assert!(Instant::now() < deadline, "{} are left", left.len());
-        // The end is told when every receive has been flushed, which takes room.
+        // DISCONNECTED follows the flushed receives, which need room in the CQ.
         let mut some = [Completion::default(); 64];
         while target.cq.poll(&mut some).unwrap() > 0 {}
         left.retain(|qp| match qp.wait_disconnected(Some(Duration::ZERO)) {
@@ -300,26 +301,26 @@ fn a_thousand_halves_of_fpdus_cost_no_more_than_they_may() {
     }
     assert!(left.len() > 100, "{} are left", left.len());
     let grown = anonymous(&daemon).saturating_sub(before);
-    // 4 MiB, 2 pools of 16 whole buffers, and what the allocator keeps in between.
+    // 4 MiB, 2 pools of 16 full buffers, and overhead of the allocator.
     assert!(grown < 14 * 1024, "{grown} KiB");
     bystanders.were_not_disturbed();
 }
 
-/// Bytes that TCP has taken from one end of a connection and the other has not, by the kernel's
-/// table.
+/// Returns the number of bytes in the send queue of a TCP connection, from the kernel's table.
 fn in_the_send_queue(local: SocketAddr, remote: SocketAddr) -> usize {
-    let (local, remote) = (format!(":{:04X}", local.port()), format!(":{:04X}", remote.port()));
+    let local = format!(":{:04X}", local.port());
+    let remote = format!(":{:04X}", remote.port());
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let row = table
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
         .find(|row| row.len() > 4 && row[1].ends_with(&local) && row[2].ends_with(&remote));
-    let queues = row.expect("the connection is there")[4].to_owned();
+    let queues = row.expect("a row for the connection")[4].to_owned();
     usize::from_str_radix(queues.split(':').next().unwrap(), 16).unwrap()
 }
 
 #[test]
-fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
+fn peer_that_does_not_read_is_bounded() {
     const CHUNK: usize = 64 << 10;
     let daemon = daemon("[limits]\nsocket_send_bytes = \"512KiB\"\n");
     let target = Target::new(&daemon);
@@ -331,8 +332,9 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
     let remote = peer.local_addr().unwrap();
     let queued = || in_the_send_queue(local, remote);
     let deadline = Instant::now() + DEADLINE;
-    // Until nothing more is taken: requests complete when TCP has their last byte.
-    let (mut posted, mut taken) = (0, 0);
+    // Post until TCP accepts no more. A request completes when TCP has its last byte.
+    let mut posted = 0;
+    let mut taken = 0;
     loop {
         while posted < taken + 8 {
             qp.post_send(&[SendRequest::send(1, &sges).signaled()]).unwrap();
@@ -340,7 +342,7 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
         }
         let mut some = [Completion::default(); 8];
         match target.cq.wait(&mut some, Some(Duration::from_millis(500))) {
-            // The worker may have had no CPU for so long.
+            // The worker may have had no CPU time.
             Ok(0) | Err(Error::TimedOut { .. }) if queued() < 64 << 10 => {
                 assert!(Instant::now() < deadline, "{} bytes after {taken} requests", queued());
             }
@@ -353,18 +355,18 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
         }
         assert!(taken * CHUNK < 64 << 20, "{taken} requests are taken");
     }
-    // Its window is closed, and the rest stands where it may.
+    // The window is closed, and the rest stays within the limit.
     assert!(queued() <= 512 << 10, "{} bytes after {taken} requests", queued());
     drop((peer, qp));
 }
 
 #[test]
-fn whoever_guesses_stags_is_turned_away_for_a_while() {
+fn stag_guesser_is_refused_for_a_while() {
     let daemon = daemon("[limits.peer]\nstag_guesses_per_minute = 5\n");
     let target = Target::new(&daemon);
     for guess in 0..5 {
         let (mut peer, qp) = target.open();
-        wire::say(&mut peer, &fpdu(&tagged(0, 0x5151_5100 + guess, 0, b"mine?")));
+        wire::send_bytes(&mut peer, &fpdu(&tagged(0, 0x5151_5100 + guess, 0, b"mine?")));
         match wire::ending(&mut peer) {
             Ending::Fin(bytes) => assert_eq!(wire::terminate(&bytes), Some([1, 1, 0])),
             other => panic!("{other:?}"),
@@ -372,21 +374,21 @@ fn whoever_guesses_stags_is_turned_away_for_a_while() {
         drop(peer);
         over(&target, qp);
     }
-    // The control thread may learn of the last guess a moment later.
+    // The control thread may process the last guess a moment later.
     let address = target.listener.local_addr();
     let deadline = Instant::now() + DEADLINE;
     loop {
-        let Some(mut peer) = wire::knock(address) else { break };
-        wire::say(&mut peer, &wire::request(CRC, 1, b""));
+        let Some(mut peer) = wire::try_dial(address) else { break };
+        wire::send_bytes(&mut peer, &wire::request(CRC, 1, b""));
         match wire::ending_after(&mut peer, Duration::from_millis(200)) {
-            // A reset that the request has run into is told there, and the rest reads as an end.
+            // A reset during the request surfaces there, and the rest reads as end of stream.
             Ending::Reset(bytes) | Ending::Fin(bytes) if bytes.is_empty() => break,
             other => assert!(Instant::now() < deadline, "{other:?}"),
         }
     }
-    // Another address of the same host is another peer.
+    // Another address of the same host counts as a different peer.
     let mut peer = wire::dial_from([127, 0, 0, 2], address);
-    wire::say(&mut peer, &wire::request(CRC, 1, b""));
+    wire::send_bytes(&mut peer, &wire::request(CRC, 1, b""));
     loop {
         let request = target.listener.accept_request(Some(DEADLINE)).unwrap();
         if request.peer() == peer.local_addr().unwrap() {
@@ -394,8 +396,7 @@ fn whoever_guesses_stags_is_turned_away_for_a_while() {
         }
     }
     let said = daemon.stop();
-    let told: Vec<_> =
-        said.iter().filter(|l| l.contains("limits.peer.stag_guesses_per_minute = 5")).collect();
+    let told: Vec<_> = said.iter().filter(|l| l.contains("used 5 invalid STags")).collect();
     assert_eq!(told.len(), 1, "{said:?}");
     assert!(told[0].contains("127.0.0.1"), "{told:?}");
 }
@@ -438,7 +439,7 @@ impl Player {
     }
 }
 
-/// Median of many round trips between two QPs of a session.
+/// Returns the median of many round trips between two QPs of a session.
 fn median_round_trip(ping: &Player, pong: &Player) -> Duration {
     const ROUNDS: usize = 2000;
     let mut times = Vec::with_capacity(ROUNDS);
@@ -461,7 +462,7 @@ fn median_round_trip(ping: &Player, pong: &Player) -> Duration {
 }
 
 #[test]
-fn ten_thousand_silent_connections_are_in_nobodys_way() {
+fn ten_thousand_silent_connections_are_harmless() {
     rnic_tests::process::raise_descriptor_limit();
     let Some(hard) = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum else {
         return silent_connections(10_000);
@@ -475,7 +476,7 @@ fn ten_thousand_silent_connections_are_in_nobodys_way() {
     silent_connections(room.min(10_000));
 }
 
-/// How many connections in start-up the daemon's user may have.
+/// Returns the limit on connections in start-up of the daemon's user.
 fn startups(context: &Context) -> usize {
     let mut from = Some(0);
     let mut least = usize::MAX;
@@ -490,7 +491,7 @@ fn startups(context: &Context) -> usize {
 }
 
 fn silent_connections(all: usize) {
-    // Fewer than there are, so that the oldest have to give way; descriptors may lower it further.
+    // Fewer than the connections, so that the oldest are evicted. Descriptors may lower the limit.
     let configured = all * 9 / 10;
     let daemon = daemon(&format!(
         "[mpa]\nstartup_deadline = \"3600s\"\n[limits]\nstartups = {configured}\n\
@@ -501,7 +502,8 @@ fn silent_connections(all: usize) {
     let context = Context::open_at(daemon.socket()).unwrap();
     let most = startups(&context);
     assert!((1..=configured).contains(&most), "{most} of {configured}");
-    let (ping, pong) = (Player::new(&context), Player::new(&context));
+    let ping = Player::new(&context);
+    let pong = Player::new(&context);
     let listener = context.listen("127.0.0.1:0", 4).unwrap();
     ping.qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
     let request = listener.accept_request(Some(DEADLINE)).unwrap();
@@ -515,11 +517,11 @@ fn silent_connections(all: usize) {
     let addresses = [target.listener.local_addr(), other.listener.local_addr()];
     let mut silent: Vec<_> =
         (0..all).map(|n| TcpStream::connect(addresses[n % 2]).unwrap()).collect();
-    // One more comes in and goes, and all before it have come to this listener.
+    // After one more connection, all earlier ones have reached this listener.
     drop(target.open());
     let full = most - 1..=most;
-    daemon.settles("full", |s| full.contains(&(s.startups as usize)));
-    // The oldest gave way and the newest did not.
+    daemon.wait_status("full", |s| full.contains(&(s.startups as usize)));
+    // The oldest connection was evicted and the newest was not.
     silent[0].set_read_timeout(Some(DEADLINE)).unwrap();
     let mut byte = [0];
     let gone = silent[0].read(&mut byte).unwrap_err();
@@ -527,12 +529,12 @@ fn silent_connections(all: usize) {
     let newest = silent.last_mut().unwrap();
     newest.set_nonblocking(true).unwrap();
     assert_eq!(newest.read(&mut byte).unwrap_err().kind(), ErrorKind::WouldBlock);
-    // Others connect to the same listeners and work.
+    // Other peers still connect to the same listeners.
     for target in [&target, &other] {
         for _ in 0..20 {
             let (mut peer, qp) = target.open();
-            wire::say(&mut peer, &fpdu(&target.write(0, b"works")));
-            wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+            wire::send_bytes(&mut peer, &fpdu(&target.write(0, b"works")));
+            wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
             target.completion();
             drop(peer);
             assert_eq!(qp.wait_disconnected(Some(DEADLINE)).unwrap(), DisconnectReason::Orderly);
@@ -541,13 +543,13 @@ fn silent_connections(all: usize) {
         }
         assert_eq!(&target.memory()[..5], b"works");
     }
-    // Another pair's messages come, and its latency is what it was.
+    // The latency of another pair is unaffected.
     let crowded = (0..3).map(|_| median_round_trip(&ping, &pong)).min().unwrap();
     assert!(!is_measured || crowded < alone * 2, "{crowded:?} instead of {alone:?}");
     let held = daemon.status().startups as usize;
     assert!(full.contains(&held), "{held} instead of {most}");
     drop(silent);
-    daemon.settles("rid of them", |s| s.startups == 0);
+    daemon.wait_status("rid of them", |s| s.startups == 0);
     drop((ping, pong, listener, target, other, context));
     daemon.shrinks_to(start);
     let kept = anonymous(&daemon).saturating_sub(memory);

@@ -1,5 +1,5 @@
-//! The stream of an RC QP goes to the QP of the daemon at the peer's wired port, and to no other
-//! program of that host, of a third host or of this one. Each attacker is a raw TCP client.
+//! The connection of an RC QP goes to the QP of the daemon at the peer's RoCE port, and to no other
+//! program of that host, of a third host or of this host. Each attacker is a raw TCP client.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -12,25 +12,25 @@ use rnic_client::{
 };
 use rnic_tests::client::Client;
 use rnic_tests::wire::{self, CRC, Ending};
-use rnic_tests::wired_port::{Question, WiredPort, answer, private_data, reject};
+use rnic_tests::wired_port::{VerificationQuery, WiredPort, answer, private_data, reject};
 use rnic_tests::{Daemon, binaries, ports, timing};
 
-/// Hosts, the lower ones of which dial [`HERE`].
+/// Host addresses. The hosts with an address below [`HERE`] connect to it.
 const FAR: [u8; 4] = [127, 0, 54, 1];
 const LOWER: [u8; 4] = [127, 0, 54, 2];
 const HERE: [u8; 4] = [127, 0, 54, 3];
 const HIGHER: [u8; 4] = [127, 0, 54, 4];
 const CROWD: [u8; 4] = [127, 0, 54, 9];
 
-/// QP number that a raw peer claims to have.
+/// QP number claimed by a raw peer.
 const THEIRS: u32 = 7777;
 
-/// Half a minute without an acknowledgement.
+/// Fails after half a minute without an acknowledgement.
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
 
-/// Private Data of a rejection without a confirmation: nothing of the QP.
+/// Private data of a rejection without a confirmation. Reveals nothing about the QP.
 const NOT_CONFIRMED: &[u8] = b"RNWD\x02\x0c";
-/// Private Data of a rejection because another daemon is meant.
+/// Private data of a rejection because the request is for another daemon.
 const OTHER_DAEMON: &[u8] = b"RNWD\x02\x0d";
 
 fn daemon(address: [u8; 4], port: u16, config: &str) -> Daemon {
@@ -52,7 +52,7 @@ struct End {
 impl End {
     fn new(daemon: &Daemon) -> Self {
         let client = Client::new(daemon);
-        let qp = client.qp_of(QpType::Wired);
+        let qp = client.qp_of(QpType::Rc);
         End { client, qp }
     }
 
@@ -89,7 +89,7 @@ impl End {
     }
 }
 
-/// Two QPs in RTS exchange a message.
+/// Exchanges a message between two QPs in RTS.
 fn exchange(from: &End, to: &End) {
     to.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
     from.qp.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();
@@ -97,7 +97,7 @@ fn exchange(from: &End, to: &End) {
     to.client.completes(1, CompletionOpcode::Receive);
 }
 
-/// An introduction as bytes.
+/// A decoded introduction.
 #[derive(Clone, Copy)]
 struct Introduction {
     from: [u8; 4],
@@ -106,12 +106,12 @@ struct Introduction {
     rq_psn: u32,
     sq_psn: Option<u32>,
     number: u64,
-    /// Instance number of the daemon that is meant; zero if it is unknown.
+    /// Instance number of the intended daemon, or zero if unknown.
     daemon: u64,
 }
 
 impl Introduction {
-    /// The introduction of [`THEIRS`] at an address, for a QP of [`HERE`].
+    /// Returns the introduction of [`THEIRS`] at an address, for a QP of [`HERE`].
     fn to(to_qp: u32, from: [u8; 4]) -> Self {
         Introduction {
             from,
@@ -133,7 +133,7 @@ impl Introduction {
         bytes.extend(self.to_qp.to_be_bytes());
         bytes.extend(4_u16.to_be_bytes());
         let sends = if self.sq_psn.is_some() { 2 } else { 0 };
-        // A path MTU of 1024 bytes is the third.
+        // Code 3 is a path MTU of 1024 bytes.
         bytes.extend([12, sends | 3 << 2]);
         bytes.extend(self.rq_psn.to_be_bytes());
         bytes.extend(self.number.to_be_bytes());
@@ -141,20 +141,20 @@ impl Introduction {
         bytes
     }
 
-    /// A connection to [`HERE`] that has sent it.
+    /// Connects to [`HERE`] and sends the introduction.
     fn dial(&self, port: u16) -> TcpStream {
         send(self.from, (HERE, port).into(), &self.bytes())
     }
 }
 
-/// A connection that has sent an MPA Request with these Private Data.
+/// Connects and sends an MPA Request with this private data.
 fn send(from: [u8; 4], to: SocketAddr, private_data: &[u8]) -> TcpStream {
     let mut stream = wire::dial_from(from, to);
-    wire::say(&mut stream, &wire::request(CRC, 2, private_data));
+    wire::send_bytes(&mut stream, &wire::request(CRC, 2, private_data));
     stream
 }
 
-/// The Private Data of the rejection; `None` if the connection was accepted.
+/// Returns the private data of a rejection, or `None` if the connection was accepted.
 fn rejection(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let reply = wire::reply(stream);
     if reply[16] & 0x20 == 0 {
@@ -165,8 +165,8 @@ fn rejection(stream: &mut TcpStream) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn unconfirmed_requests_get_no_stream_and_no_word() {
-    let port = ports::of_nobody();
+fn unconfirmed_requests_get_no_reply() {
+    let port = ports::unused_port();
     let daemon = daemon(HERE, port, "");
     let ends = [End::new(&daemon), End::new(&daemon), End::new(&daemon), End::new(&daemon)];
     let [reset, rtr, rts, failed] = &ends;
@@ -204,19 +204,20 @@ fn unconfirmed_requests_get_no_stream_and_no_word() {
     ];
     for (how, reply) in replies {
         let address = SocketAddr::from((LOWER, port));
-        let _denying = WiredPort::replying(address, move |peer, _| wire::say(peer, &reply()));
+        let _denying =
+            WiredPort::replying(address, move |peer, _| wire::send_bytes(peer, &reply()));
         attack(how);
     }
     for end in [rtr, rts] {
         assert!(!end.has_stream());
         assert_eq!(end.client.cq.poll(&mut [Completion::default()]).unwrap(), 0);
     }
-    // The request that the daemon there confirms is served.
+    // A request that the daemon there confirms is served.
     let peer = WiredPort::confirming((LOWER, port).into());
     let said =
         Introduction { number: 0xABCD_EF01_2345_6789, ..Introduction::to(rts.number(), LOWER) };
     assert_eq!(rejection(&mut said.dial(port)), None);
-    let expected = Question {
+    let expected = VerificationQuery {
         dialled: (gid(HERE).0, rts.number()),
         dialler: (gid(LOWER).0, THEIRS),
         number: said.number,
@@ -226,14 +227,14 @@ fn unconfirmed_requests_get_no_stream_and_no_word() {
 
 #[test]
 fn other_programs_of_a_peers_host_are_not_its_qp() {
-    let port = ports::of_nobody();
+    let port = ports::unused_port();
     let [here, there] = [HERE, FAR].map(|address| daemon(address, port, ""));
     let [a, b] = [End::new(&here), End::new(&there)];
     a.to_rtr(HERE, FAR, b.number());
     a.to_rts();
     let said = Introduction { qp: b.number(), ..Introduction::to(a.number(), FAR) };
     let attack = || rejection(&mut said.dial(port));
-    // Before the peer is in RTR, and beside its stream.
+    // Before the peer is in RTR, and while its connection exists.
     assert_eq!(attack().as_deref(), Some(NOT_CONFIRMED));
     assert!(!a.has_stream());
     b.to_rtr(FAR, HERE, a.number());
@@ -244,8 +245,8 @@ fn other_programs_of_a_peers_host_are_not_its_qp() {
 }
 
 #[test]
-fn a_dial_is_confirmed_once_and_to_its_peer_alone() {
-    let port = ports::of_nobody();
+fn dial_is_confirmed_once_to_its_peer() {
+    let port = ports::unused_port();
     let daemon = daemon(HERE, port, "");
     let peer = TcpListener::bind((IpAddr::from(HIGHER), port)).unwrap();
     let end = End::new(&daemon);
@@ -253,23 +254,26 @@ fn a_dial_is_confirmed_once_and_to_its_peer_alone() {
     let (mut dial, _) = peer.accept().unwrap();
     let said = private_data(&mut dial).unwrap();
     let number = u64::from_be_bytes(said[56..64].try_into().unwrap());
-    // Of another host's daemon nothing is known.
+    // The instance number of a remote daemon is unknown.
     assert_eq!(said[64..], [0; 8]);
-    let right =
-        Question { dialled: (gid(HIGHER).0, THEIRS), dialler: (gid(HERE).0, end.number()), number };
-    let ask = |from: [u8; 4], question: &Question| {
+    let right = VerificationQuery {
+        dialled: (gid(HIGHER).0, THEIRS),
+        dialler: (gid(HERE).0, end.number()),
+        number,
+    };
+    let ask = |from: [u8; 4], question: &VerificationQuery| {
         let answer = rejection(&mut send(from, (HERE, port).into(), &question.bytes())).unwrap();
         assert_eq!(answer[..5], *b"RNWQ\x02");
         answer[5]
     };
-    // Wrong questions do not use the number up.
+    // Wrong queries do not consume the number.
     let wrong = [
-        Question { number: number ^ 1, ..right.clone() },
-        Question { number: 0, ..right.clone() },
-        Question { dialled: (gid(HIGHER).0, THEIRS + 1), ..right.clone() },
-        Question { dialled: (gid(LOWER).0, THEIRS), ..right.clone() },
-        Question { dialler: (gid(HERE).0, end.number() + 1), ..right.clone() },
-        Question { dialler: (gid(HIGHER).0, end.number()), ..right.clone() },
+        VerificationQuery { number: number ^ 1, ..right.clone() },
+        VerificationQuery { number: 0, ..right.clone() },
+        VerificationQuery { dialled: (gid(HIGHER).0, THEIRS + 1), ..right.clone() },
+        VerificationQuery { dialled: (gid(LOWER).0, THEIRS), ..right.clone() },
+        VerificationQuery { dialler: (gid(HERE).0, end.number() + 1), ..right.clone() },
+        VerificationQuery { dialler: (gid(HIGHER).0, end.number()), ..right.clone() },
     ];
     for question in &wrong {
         assert_eq!(ask(HIGHER, question), 0, "{question:?}");
@@ -277,17 +281,18 @@ fn a_dial_is_confirmed_once_and_to_its_peer_alone() {
     assert_eq!(ask(LOWER, &right), 0, "from a third host");
     assert_eq!(ask(HIGHER, &right), 1);
     assert_eq!(ask(HIGHER, &right), 0, "a second time");
-    // A question is answered without another one: the next connection is the next dial.
+    // The daemon replies to each query and sends none in return, so the next connection is the next
+    // request.
     drop(dial);
     let (mut next, _) = peer.accept().unwrap();
     assert_eq!(private_data(&mut next).unwrap()[..5], *b"RNWD\x02");
-    // With its number the former dial is over.
+    // The number of the former request is no longer valid.
     assert_eq!(ask(HIGHER, &right), 0, "of a dial that is over");
 }
 
 #[test]
 fn each_dial_has_a_number_of_its_own() {
-    let port = ports::of_nobody();
+    let port = ports::unused_port();
     let daemon = daemon(HERE, port, "");
     let peer = TcpListener::bind((IpAddr::from(HIGHER), port)).unwrap();
     let ends: Vec<_> = (0..32).map(|_| End::new(&daemon)).collect();
@@ -301,32 +306,32 @@ fn each_dial_has_a_number_of_its_own() {
         dials.push(dial);
     }
     assert_eq!(numbers.len(), ends.len());
-    // Each bit is set in some and clear in others; the odds of a mistake are 2 to the -25.
+    // Each bit must be set in some and clear in others. A false failure has a probability of 2^-25.
     let all = numbers.iter().fold(u64::MAX, |all, number| all & number);
     let any = numbers.iter().fold(0, |any, number| any | number);
     assert_eq!((all, any), (0, u64::MAX));
 }
 
 #[test]
-fn daemons_of_one_host_do_not_answer_for_each_other() {
-    let port = ports::of_nobody();
+fn daemons_do_not_confirm_for_each_other() {
+    let port = ports::unused_port();
     let [first, second] = [(); 2].map(|()| daemon(HERE, port, "[engine]\nloopback = \"tcp\"\n"));
     let [a, b] = [End::new(&first), End::new(&first)];
     let [c, d] = [End::new(&second), End::new(&second)];
     assert_eq!([a.number(), b.number()], [c.number(), d.number()], "or the test shows nothing");
-    // The first daemon has the port; one of its QPs waits for a peer that is not in RTR.
+    // The first daemon has the port. One of its QPs waits for a peer that is not in RTR.
     b.to_rtr(HERE, HERE, a.number());
     b.to_rts();
     b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
-    // The second daemon refuses RTR, because it would reach the first one.
+    // The second daemon refuses RTR, because its request would reach the first one.
     let refusal = c.rtr(HERE, HERE, d.number()).unwrap_err().to_string();
     assert!(refusal.contains("wired.port"), "{refusal}");
-    // A daemon that has lost the port since dials all the same, and names itself.
+    // A daemon that has lost the port in the meantime still connects, with its instance number.
     let own = Introduction { qp: a.number(), daemon: 77, ..Introduction::to(b.number(), HERE) };
     assert_eq!(rejection(&mut own.dial(port)).as_deref(), Some(OTHER_DAEMON));
     assert!(!b.has_stream());
     assert_eq!(b.client.cq.poll(&mut [Completion::default()]).unwrap(), 0);
-    // Its own peer reaches it.
+    // The intended peer still reaches it.
     a.to_rtr(HERE, HERE, b.number());
     a.to_rts();
     a.qp.post_send(&[SendRequest::send_inline(3, b"").signaled()]).unwrap();
@@ -336,24 +341,24 @@ fn daemons_of_one_host_do_not_answer_for_each_other() {
 
 #[test]
 fn held_requests_give_way_by_host() {
-    let port = ports::of_nobody();
+    let port = ports::unused_port();
     let daemon = self::daemon(HERE, port, "[limits.user]\nstartups = 16\n");
     let far = self::daemon(FAR, port, "");
     let _peer = WiredPort::confirming((LOWER, port).into());
     let crowd = WiredPort::confirming((CROWD, port).into());
-    // A host with one request, then one with many for QPs that are never in RTR.
+    // A host with one request, and a host with many for QPs that never reach RTR.
     let held = End::new(&daemon);
     let mut honest = Introduction::to(held.number(), LOWER).dial(port);
-    daemon.settles("one is held", |s| s.startups == 1);
+    daemon.wait_status("one is held", |s| s.startups == 1);
     let idle = [End::new(&daemon), End::new(&daemon), End::new(&daemon)];
     let mut flood = Vec::new();
     for n in 0..60_u32 {
         let to_qp = idle[n as usize % idle.len()].number();
         flood.push(Introduction { qp: n, ..Introduction::to(to_qp, CROWD) }.dial(port));
-        daemon.settles("it was asked about", |_| crowd.questions().len() > n as usize);
+        daemon.wait_status("it was asked about", |_| crowd.questions().len() > n as usize);
     }
     assert!(daemon.status().startups <= 2 * 16);
-    // A QP that is wired needs no decision of its program and finds its place.
+    // A QP in RTS needs no further call of its program, so its request is not held.
     link(&daemon, &far);
     if timing("links beside held requests") {
         let to_qps = idle.each_ref().map(End::number);
@@ -371,9 +376,9 @@ fn held_requests_give_way_by_host() {
     drop(flood);
 }
 
-/// Dials these QPs until the receiver of `held` is dropped. The last 1,024 connections stay open;
-/// each one beyond that sends to `held`. At 2,000 dials a second the kernel's backlog stays empty
-/// (`limits.user.accepts_per_second` is 5,000).
+/// Connects to these QPs until the receiver of `held` is dropped. Keeps the last 1,024 connections
+/// open and sends to `held` for each further one. At 2,000 connections per second, the kernel's
+/// backlog stays empty (`limits.user.accepts_per_second` is 5,000).
 fn hold_requests(to_qps: &[u32], port: u16, held: mpsc::Sender<()>) {
     rnic_tests::process::raise_descriptor_limit();
     let mut open = VecDeque::new();
@@ -390,7 +395,7 @@ fn hold_requests(to_qps: &[u32], port: u16, held: mpsc::Sender<()>) {
     }
 }
 
-/// Links two new QPs. Returns the time from RTS to the completion of their first message.
+/// Connects two new QPs. Returns the time from RTS to the completion of their first message.
 fn link(here: &Daemon, far: &Daemon) -> Duration {
     let [a, b] = [End::new(here), End::new(far)];
     a.to_rtr(HERE, FAR, b.number());
@@ -404,7 +409,7 @@ fn link(here: &Daemon, far: &Daemon) -> Duration {
 
 #[test]
 fn dials_from_both_ends_meet() {
-    let port = ports::of_nobody();
+    let port = ports::unused_port();
     let daemons = [FAR, HERE].map(|address| daemon(address, port, ""));
     let pairs: Vec<_> = (0..40).map(|_| [End::new(&daemons[0]), End::new(&daemons[1])]).collect();
     for (n, [a, b]) in pairs.iter().enumerate() {

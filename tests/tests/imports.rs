@@ -1,12 +1,12 @@
-//! Who may know whom: the tables of `docs/architecture.md`, held against the sources.
+//! Checks the sources against the tables of permitted imports in `docs/extending.md`.
 //!
-//! Tests, and what comes after the first `mod tests` of a file, may import what they like.
+//! Tests, and code after the first `mod tests` of a file, may import anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The file with the tables.
-const TABLES: &str = "docs/architecture.md";
+const TABLES: &str = "docs/extending.md";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -16,7 +16,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The rows of the table with this heading: for each the quoted words of each cell.
+/// Returns the rows of the table with this heading. Each cell is a list of its words in backticks.
 fn table(heading: &str) -> Vec<Vec<Vec<String>>> {
     let text = read(&root().join(TABLES));
     let mut lines = text.lines().skip_while(|line| *line != heading);
@@ -26,8 +26,8 @@ fn table(heading: &str) -> Vec<Vec<Vec<String>>> {
     rows.map(|row| row.trim_matches('|').split('|').map(words).collect()).collect()
 }
 
-/// The sources of a part, which is a folder or a file without its ending, by path from the top of
-/// the repository; without tests.
+/// Returns the sources of a part, which is a folder or a file without its extension, keyed by path
+/// from the root of the repository. Excludes tests.
 fn sources(part: &str) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let file = root().join(format!("{part}.rs"));
@@ -48,10 +48,13 @@ fn walk(dir: &Path, found: &mut BTreeMap<PathBuf, String>) {
     let hidden: BTreeSet<String> = files.flat_map(|path| test_modules(&read(path))).collect();
     for path in entries {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        match path.is_dir() {
-            _ if hidden.contains(&name) => {}
-            true => walk(&path, found),
-            false => add(&path, found),
+        if hidden.contains(&name) {
+            continue;
+        }
+        if path.is_dir() {
+            walk(&path, found);
+        } else {
+            add(&path, found);
         }
     }
 }
@@ -63,7 +66,7 @@ fn add(path: &Path, found: &mut BTreeMap<PathBuf, String>) {
     }
 }
 
-/// Modules in files of their own that are there for tests and models only.
+/// Returns the modules in separate files that exist only for tests and loom models.
 fn test_modules(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let of_tests = |attribute: &str| {
@@ -77,20 +80,20 @@ fn test_modules(text: &str) -> Vec<String> {
     lines.windows(2).filter_map(module).collect()
 }
 
-/// What is compiled for the programs, without comments.
+/// Returns the code that is compiled into programs, without comments.
 fn production(text: &str) -> String {
     let text = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
     code.collect::<Vec<_>>().join("\n")
 }
 
-/// The paths that a source names after `start`, an opening brace spelled out: `a::{b, c::d}` is
+/// Returns the paths that a source names after `start`, with braces expanded: `a::{b, c::d}` is
 /// `a::b` and `a::c::d`.
 fn paths(text: &str, start: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices(start) {
         let before = text[..at].chars().next_back();
-        // How far something can be seen is no import.
+        // A visibility is not an import.
         let is_visibility = text[..at].ends_with("pub(in ");
         if !is_visibility && !before.is_some_and(|c| c.is_ascii_alphanumeric() || "_:".contains(c))
         {
@@ -134,13 +137,13 @@ fn first(path: &str) -> String {
     path.split("::").next().unwrap_or_default().to_owned()
 }
 
-/// The crate a part is of: its folder.
+/// Returns the folder of the crate that contains a part.
 fn crate_of(part: &str) -> &str {
     part.split("/src").next().unwrap_or(part)
 }
 
-/// The modules of its own crate, and the crates of this repository (with their modules), that a
-/// part imports.
+/// Returns the modules of its own crate, and the crates of this repository with their modules, that
+/// a part imports.
 fn imports(part: &str) -> BTreeSet<String> {
     let own = part.rsplit('/').next().unwrap_or_default();
     let mut all = BTreeSet::new();
@@ -156,7 +159,7 @@ fn imports(part: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_part_imports_what_its_row_says() {
+fn parts_import_only_their_table_row() {
     let rows = table("| part | imports of its own crate |");
     let mut wrong = Vec::new();
     let mut parts = BTreeSet::new();
@@ -175,7 +178,7 @@ fn every_part_imports_what_its_row_says() {
             }
         }
     }
-    // Every module has a row.
+    // Every module must have a row.
     for src in ["rnic-core/src", "rnicd/src"] {
         for path in sources(src).keys() {
             let path = path.strip_prefix(src).unwrap().components().next().unwrap();
@@ -191,7 +194,7 @@ fn every_part_imports_what_its_row_says() {
 }
 
 #[test]
-fn crates_import_of_others_what_their_row_says() {
+fn crates_import_only_their_table_row() {
     let mut wrong = Vec::new();
     for row in table("| crate | imports of other crates |") {
         for part in &row[0] {
@@ -209,9 +212,9 @@ fn crates_import_of_others_what_their_row_says() {
 }
 
 #[test]
-fn parts_do_without_what_they_must_not_know() {
+fn parts_do_not_use_forbidden_modules() {
     let mut wrong = Vec::new();
-    for row in table("| part | does without | but for |") {
+    for row in table("| part | does without | except |") {
         for part in &row[0] {
             for (path, text) in sources(part) {
                 let excepted = |except: &String| path.starts_with(except);
@@ -226,12 +229,12 @@ fn parts_do_without_what_they_must_not_know() {
     assert!(wrong.is_empty(), "{TABLES}:\n{}", wrong.join("\n"));
 }
 
-/// Whether a source names a word or a path, as it stands or with braces in it.
+/// Returns true if a source contains a word or a path, directly or with braces.
 fn names(text: &str, word: &str) -> bool {
     let part_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let whole = text.match_indices(word).any(|(at, _)| {
-        let (before, after) =
-            (text[..at].chars().next_back(), text[at + word.len()..].chars().next());
+        let before = text[..at].chars().next_back();
+        let after = text[at + word.len()..].chars().next();
         !before.is_some_and(part_of_a_name) && !after.is_some_and(part_of_a_name)
     });
     let spelled_out = word.split_once("::").is_some_and(|(start, rest)| {
@@ -251,7 +254,7 @@ fn no_files_import_each_other_in_a_circle() {
     }
 }
 
-/// A circle of files in a folder, if there is one.
+/// Returns a cycle of files in a folder, or an empty list.
 fn circle(folder: &str) -> Vec<String> {
     let files = sources(folder);
     let src = format!("{}/src", crate_of(folder));
@@ -261,7 +264,7 @@ fn circle(folder: &str) -> Vec<String> {
         .collect();
     let arrows: BTreeMap<&String, BTreeSet<String>> =
         modules.iter().map(|(module, text)| (module, targets(module, text, &modules))).collect();
-    // Whatever imports nothing that is left is in no circle.
+    // A file that imports none of the remaining files is in no cycle.
     let mut left: BTreeSet<&String> = modules.keys().collect();
     loop {
         let free: Vec<&String> = left
@@ -286,16 +289,16 @@ fn circle(folder: &str) -> Vec<String> {
     }
 }
 
-/// `a::b` for `a/b.rs` and `a/b/mod.rs`.
+/// Returns `a::b` for `a/b.rs` and `a/b/mod.rs`.
 fn module_of(path: &Path) -> String {
     let path = path.with_extension("");
     let names: Vec<_> = path.iter().map(|name| name.to_string_lossy().into_owned()).collect();
     names.into_iter().filter(|name| name != "mod").collect::<Vec<_>>().join("::")
 }
 
-/// The modules in which that stands which a module imports.
+/// Returns the modules that define the items imported by a module.
 fn targets(module: &str, text: &str, all: &BTreeMap<String, String>) -> BTreeSet<String> {
-    // What is only handed on is nothing this file needs, nor is whoever may see a name.
+    // Neither re-exports nor visibilities are imports.
     let text = text.split("pub(in ").map(|part| part.strip_prefix("crate::").unwrap_or(part));
     let text = text.collect::<Vec<_>>().join("pub(in ");
     let without_reexports: String =
@@ -320,7 +323,7 @@ fn targets(module: &str, text: &str, all: &BTreeMap<String, String>) -> BTreeSet
     resolved.filter(|to| to != module).collect()
 }
 
-/// The module in which a path's last name stands, through what modules hand on.
+/// Returns the module that defines the last name of a path, through re-exports.
 fn resolve(path: &str, all: &BTreeMap<String, String>) -> Option<String> {
     if all.contains_key(path) {
         return Some(path.to_owned());
@@ -341,7 +344,7 @@ fn resolve(path: &str, all: &BTreeMap<String, String>) -> Option<String> {
     Some(module.to_owned())
 }
 
-/// What a `pub use`, of whatever visibility, hands on.
+/// Returns the paths of a `pub use` of any visibility.
 fn handed_on(part: &str) -> Option<&str> {
     let rest = part.trim_start().strip_prefix("pub")?;
     let rest = rest.strip_prefix('(').map_or(Some(rest), |rest| Some(rest.split_once(')')?.1))?;
@@ -349,7 +352,7 @@ fn handed_on(part: &str) -> Option<&str> {
 }
 
 #[test]
-fn paths_are_spelled_out_and_comments_and_tests_left_out() {
+fn paths_are_expanded_without_comments_and_tests() {
     let text = "use crate::a::{b, c::{self, d}};\nuse crate::e; // crate::f\nlet x = crate::g::h();\n\
                 pub(in crate::j) fn k() {}\n\
                 #[cfg(test)]\nmod tests {\n    use crate::i;\n}\n";

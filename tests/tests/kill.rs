@@ -1,5 +1,5 @@
-//! Clients and daemons killed in the middle of checksummed traffic: nothing of a client is left,
-//! its partner learns it in clear words, and the others go on.
+//! Clients and daemons killed during checksummed traffic: nothing of a client is left, its peer
+//! gets a precise error, and other clients continue.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ fn rounds() -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { 500 } else { 40 }
 }
 
-/// Kills visitors and servers at random moments of their traffic.
+/// Kills guests and servers at random moments of their traffic.
 fn killed_in_the_middle(config: &str, seed: u64) {
     let config = format!("[control]\nmode = \"0666\"\n{config}");
     let daemon = Daemon::start(binaries!(), &config);
@@ -22,12 +22,12 @@ fn killed_in_the_middle(config: &str, seed: u64) {
     if !root {
         rnic_tests::omit("not root: all clients are of the same user");
     }
-    // Servers are of one user, visitors of two others.
-    let actor = |uid, part: &[&str]| match root {
-        true => daemon.actor_as(uid, part),
-        false => daemon.actor(part),
+    // Servers run as one user, guests as two others.
+    let actor = |uid, part: &[&str]| {
+        if root { daemon.actor_as(uid, part) } else { daemon.actor(part) }
     };
-    let (mut partners_told, mut under_way) = (0, 0);
+    let mut partners_told = 0;
+    let mut under_way = 0;
     for round in 0..rounds() {
         let mut server = actor(61_006, &["serve"]);
         let address = server.line_after("listening on ");
@@ -39,7 +39,7 @@ fn killed_in_the_middle(config: &str, seed: u64) {
             visitors[0].line_after("under way");
             under_way += 1;
         }
-        // The moment is what is random here; nothing depends on its length.
+        // Only randomises the moment. Nothing depends on the length of the sleep.
         std::thread::sleep(Duration::from_micros(rng.below(50_000)));
         if round % 2 == 0 {
             visitors.drain(..).for_each(Process::kill);
@@ -61,7 +61,7 @@ fn killed_in_the_middle(config: &str, seed: u64) {
             }
         }
         if round == 7 {
-            // What the daemon keeps for reuse, it has by now.
+            // By now the daemon has allocated everything that it keeps for reuse.
             let settled = daemon.shrinks_to(start);
             start.resident = settled.resident;
         }
@@ -74,7 +74,7 @@ fn killed_in_the_middle(config: &str, seed: u64) {
 }
 
 #[test]
-fn clients_killed_on_the_direct_path_leave_nothing() {
+fn killed_direct_path_clients_leave_nothing() {
     killed_in_the_middle("[engine]\nworkers = 3\n", 1);
 }
 
@@ -88,11 +88,11 @@ fn clients_killed_with_one_worker_leave_nothing() {
     killed_in_the_middle("[engine]\nworkers = 1\n", 3);
 }
 
-/// Kills a client while it makes and destroys objects as fast as it can, so that the kill meets
-/// requests on their way through the workers.
+/// Kills a client while it creates and destroys objects, so that workers still have its requests.
 #[test]
-fn clients_killed_while_making_objects_leave_nothing() {
-    // Records of the killed fill rings of a fixed size, which would look like a leak until then.
+fn client_killed_during_creation_leaves_nothing() {
+    // The records of killed clients fill rings of a fixed size. While the rings fill, the records
+    // would look like a leak.
     let config = "[engine]\nworkers = 3\n[limits]\ndiagnoses = 1\nevent_records = 16\n";
     let daemon = Daemon::start(binaries!(), config);
     let mut start = daemon.at_rest();
@@ -111,7 +111,7 @@ fn clients_killed_while_making_objects_leave_nothing() {
 }
 
 #[test]
-fn a_killed_daemon_is_noticed_by_those_who_wait_and_those_who_poll() {
+fn waiters_and_pollers_notice_a_killed_daemon() {
     let daemon = Daemon::start(binaries!(), "");
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");
@@ -176,10 +176,10 @@ fn a_killed_daemon_s_socket_is_taken_over() {
     drop(daemon);
 }
 
-/// A client that is killed with requests posted whose bytes it will never see leave: the other
-/// end of a Read is told, and what was being copied is let go.
+/// A client is killed with outstanding requests. The peer of a Read gets an error, and copies in
+/// progress end.
 #[test]
-fn a_partner_with_reads_outstanding_is_told() {
+fn peer_with_outstanding_reads_gets_an_error() {
     for loopback in PATHS {
         let daemon = Daemon::start(binaries!(), &on_path(loopback));
         let mut server = daemon.actor(&["serve"]);
@@ -196,14 +196,15 @@ fn a_partner_with_reads_outstanding_is_told() {
         let read = SendRequest::read(9, sink.sge(0, region.len as u32), region.at(0)).signaled();
         qp.post_send(&[read; 512]).unwrap();
         server.kill();
-        let (mut outstanding, mut failed) = (512, 0);
+        let mut outstanding = 512;
+        let mut failed = 0;
         while outstanding > 0 {
             let mut some = [Completion::default(); 64];
             let n = cq.wait(&mut some, Some(DEADLINE)).unwrap();
             assert_ne!(n, 0, "{loopback}: {outstanding} reads never completed");
             failed += some[..n].iter().filter(|c| c.ok().is_err()).count();
             outstanding -= n;
-            // The other end may have answered all of them before it died: then there are more.
+            // If the server answered all Reads before it died, post more.
             if failed == 0 {
                 qp.post_send(&vec![read; n]).unwrap();
                 outstanding += n;

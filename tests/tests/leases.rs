@@ -1,5 +1,5 @@
-//! Slices of registered memory in safe code, over both paths: what was leased and posted comes back
-//! with what the peer sent, and nobody but the program's own requests reaches it.
+//! Leased slices of registered memory in safe code, over both paths: a posted lease is returned
+//! with the peer's data, and only the program's own requests can access it.
 
 use rnic_client::{Access, CompletionStatus, Context, Lease, ListKind, Posted, Rows};
 use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, binaries, engine};
@@ -12,18 +12,19 @@ fn back(end: &End, posted: Posted) -> Lease {
     posted.take().unwrap()
 }
 
-/// Two ends in one session.
+/// Connects two ends in one session.
 fn pair(context: &Context) -> [End; 2] {
     End::joined([(); 2].map(|()| Client::of(context)))
 }
 
 #[test]
-fn slices_go_out_and_come_back_by_every_operation() {
+fn slices_are_leased_and_returned_by_every_op() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let [a, b] = pair(&context);
-        let (of_a, of_b) = (a.pd.reg_local(1 << 20).unwrap(), b.pd.reg_local(1 << 20).unwrap());
+        let of_a = a.pd.reg_local(1 << 20).unwrap();
+        let of_b = b.pd.reg_local(1 << 20).unwrap();
         for round in 0..100_u8 {
             let posted = b.qp.post_recv_leased(1, of_b.lease(500..100_500).unwrap()).unwrap();
             let mut out = of_a.lease(..100_000).unwrap();
@@ -47,7 +48,7 @@ fn slices_go_out_and_come_back_by_every_operation() {
 }
 
 #[test]
-fn peers_have_no_right_to_leased_memory_and_ended_requests_give_it_back() {
+fn peers_cannot_access_leased_memory() {
     let daemon = Daemon::start(binaries!(), "[engine]\nworkers = 2\n");
     let context = Context::open_at(daemon.socket()).unwrap();
     let [a, b] = pair(&context);
@@ -60,7 +61,7 @@ fn peers_have_no_right_to_leased_memory_and_ended_requests_give_it_back() {
     let waiting = b.qp.post_recv_leased(1, region.lease(2000..3000).unwrap()).unwrap();
     a.qp.abort().unwrap();
     b.qp.wait_disconnected(Some(DEADLINE)).unwrap();
-    // The receive is flushed, and its bytes are the program's again.
+    // The receive is flushed, and the program owns its memory again.
     assert_eq!(b.completion().status, CompletionStatus::WrFlush);
     assert_eq!(waiting.take().unwrap().len(), 1000);
 }

@@ -1,5 +1,5 @@
-// Looks for RDMA devices where the kernel has them, by every call that programs do so with. Says
-// "done" if it finds those of the daemon.
+// Looks for RDMA devices in /sys and /dev with every function that programs use. Prints "done" if
+// it finds the daemon's devices.
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -18,7 +18,7 @@ static int wrong;
     do {                                                                                            \
         errno = 0;                                                                                  \
         if (!(what)) {                                                                              \
-            printf("line %d: not so: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
             wrong++;                                                                                \
         }                                                                                           \
     } while (0)
@@ -34,7 +34,7 @@ int __openat64_2(int folder, const char *path, int flags);
 char *__realpath_chk(const char *path, char *to, size_t room);
 ssize_t __readlink_chk(const char *path, char *to, size_t size, size_t room);
 
-// Whether this descriptor is of the file that says what rnicd1 is.
+// Returns true if the descriptor is of the file with the node type of rnicd1.
 static int says_ca(int fd)
 {
     char text[16] = "";
@@ -66,7 +66,7 @@ static void opens(void)
     CHECK(says_ca(__open_2(TYPE, O_RDONLY)) && says_ca(__open64_2(TYPE, O_RDONLY)));
     CHECK(says_ca(__openat_2(at, TYPE, O_RDONLY)) && says_ca(__openat64_2(at, TYPE, O_RDONLY)));
     CHECK(file_says_ca(fopen(TYPE, "r")) && file_says_ca(fopen64(TYPE, "r")));
-    // Relative to a folder of it.
+    // Relative to a folder of the tree.
     int folder = open(FOLDER "/rnicd1", O_RDONLY | O_DIRECTORY);
     CHECK(folder >= 0 && says_ca(openat(folder, "node_type", O_RDONLY)));
     close(folder);
@@ -116,20 +116,20 @@ static void links(void)
     memset(to, 0, sizeof to);
     CHECK(readlinkat(AT_FDCWD, DEVICE, to, sizeof to) == 9 && !strcmp(to, "/dev/null"));
     CHECK(__readlink_chk(DEVICE, to, sizeof to, sizeof to) == 9);
-    // The way up leads to the device.
+    // The parent folders lead to the device.
     CHECK(ends_in(realpath(FOLDER "/rnicd1/../..", to), "/devices/rnicd/rnicd1"));
     CHECK(ends_in(__realpath_chk(FOLDER "/rnicd1", to, sizeof to), "/infiniband/rnicd1"));
     char *name = canonicalize_file_name(FOLDER "/rnicd1/device");
     CHECK(ends_in(name, "/devices/rnicd/rnicd1"));
     free(name);
-    // And so does what a link says, put behind where it is.
+    // So does the target of the link, appended to its folder.
     CHECK(access("/sys/devices/rnicd/rnicd1/numa_node", R_OK) == 0);
 }
 
 static void others(void)
 {
     struct stat a, b;
-    // Not below, though it begins alike; and nothing at all.
+    // A path with the same prefix that is not below the folder, and an empty path.
     CHECK(stat("/sys/class/infini", &a) == -1 && errno == ENOENT);
     CHECK(stat("/dev/null", &a) == 0 && fstatat(AT_FDCWD, "/dev/../dev/null", &b, 0) == 0);
     CHECK(a.st_rdev == b.st_rdev && a.st_ino == b.st_ino);
@@ -138,7 +138,7 @@ static void others(void)
     int fd = open("/dev/null", O_RDONLY);
     int file = open(TYPE, O_RDONLY);
     if (fd < 0 || file < 0 || errno != 77) {
-        puts("errno is not left alone");
+        puts("errno has changed");
         wrong++;
     }
     char name[] = "/tmp/rnic-looks-XXXXXX";

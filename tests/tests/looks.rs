@@ -1,11 +1,11 @@
-//! Programs that look for RDMA devices in `/sys` and `/dev`, and are shown the daemon's.
+//! Programs that look for RDMA devices in `/sys` and `/dev` find the daemon's devices.
 
 use std::process::Command;
 
 use rnic_tests::{Daemon, Process, binaries, verbs};
 
 #[test]
-fn every_call_that_takes_a_path_finds_the_devices() {
+fn every_path_call_finds_the_devices() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/looks.c", scratch.path()) else { return };
     let daemon = Daemon::start(binaries!(), "");
@@ -25,7 +25,7 @@ fn rnic_run_has_them_shown() {
     command.args(["--no-start", "--lib-dir"]).arg(verbs::directory()).arg(&program);
     command.env("RNIC_SOCKET", daemon.socket());
     assert_eq!(Process::start(command).succeed(), ["done"]);
-    // Where there is no tree, programs find what the kernel has.
+    // Without a tree, programs see the kernel's files.
     let daemon = Daemon::start(binaries!(), "[device]\ntree = \"off\"\n");
     let mut command = Command::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
     command.args(["--no-start", "--lib-dir"]).arg(verbs::directory());

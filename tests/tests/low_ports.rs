@@ -1,5 +1,5 @@
-//! Ports that the kernel keeps for root (`ip_unprivileged_port_start`), which a daemon of root
-//! could bind for anybody.
+//! Ports that the kernel reserves for root (`ip_unprivileged_port_start`). A daemon of root must
+//! not bind them for other users.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -10,7 +10,7 @@ use rnic_tests::{Daemon, binaries, omit};
 const USER: u32 = 65_519;
 const NAMED: u32 = 65_518;
 
-/// A low port that is free, and the next one.
+/// Returns a free low port.
 fn low_port() -> Option<u16> {
     let start = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
     let start: u16 = start.ok()?.trim().parse().ok()?;
@@ -42,7 +42,7 @@ fn low_ports_take_root_or_a_rule() {
         assert!(binds(NAMED, space).contains("bound"), "{space}: a rule names it");
         assert!(binds(0, space).contains("bound"), "{space}: root");
     }
-    // A port of one's own to come from is as good as one to listen at.
+    // A source port needs the same permission as a listening port.
     let said = binds(USER, "source");
     assert!(said.contains("connect from") && said.contains("not allowed by listen"), "{said}");
 }

@@ -1,5 +1,5 @@
-// Calls libibverbs where the manual pages leave no choice, and looks at the results. The argument
-// names a part; prints "done" if all of it is as programs expect.
+// Checks semantics of libibverbs that the manual pages prescribe. The argument names a part. Prints
+// "done" if the part passed.
 
 #include "refusals.h"
 #include <pthread.h>
@@ -40,7 +40,7 @@ static struct ibv_qp_init_attr wants(struct ibv_cq *cq, struct ibv_srq *srq)
     return wanted;
 }
 
-// Moves a RoCE queue pair to RTS, with itself or another one as its peer.
+// Moves a RoCE QP to RTS, with itself or another QP as its peer.
 static void wired(struct ibv_qp *qp, uint32_t peer)
 {
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1};
@@ -76,7 +76,7 @@ static struct ibv_wc next(struct ibv_cq *cq)
     return wc;
 }
 
-// Queries and changes of other attributes leave the state of the structure alone.
+// Queries and changes of other attributes leave the state in the structure alone.
 static void states(void)
 {
     opens(IBV_TRANSPORT_IB);
@@ -96,7 +96,7 @@ static void states(void)
     closes();
 }
 
-// With a shared receive queue, the receive capacities mean nothing.
+// With a shared receive queue, the receive capacities are ignored.
 static void ignored(enum ibv_transport_type transport)
 {
     opens(transport);
@@ -115,7 +115,7 @@ static void ignored(enum ibv_transport_type transport)
     closes();
 }
 
-// A successful request completes with its length, a Send or Write as well.
+// A successful Send or Write completes with its length.
 static void lengths(void)
 {
     static char memory[2 * BYTES];
@@ -173,7 +173,7 @@ static void acknowledged(void)
     ibv_ack_async_event(&event);
 }
 
-// Acknowledgements are counted in the structures of the objects.
+// The structures of the objects count acknowledgements.
 static void counts(void)
 {
     static char memory[64];
@@ -201,14 +201,14 @@ static void counts(void)
     CHECK(found == cq && cq->comp_events_completed == 0);
     ibv_ack_cq_events(cq, 1);
     CHECK(cq->comp_events_completed == 1);
-    // More than were delivered: programs that count themselves do that.
+    // More than were delivered: programs with their own counters do that.
     ibv_ack_cq_events(cq, 4);
     CHECK(cq->comp_events_completed == 5);
     // The SRQ is below its limit.
     CHECK(srq->events_completed == 0);
     acknowledged();
     CHECK(srq->events_completed == 1);
-    // The QP has taken its last receive.
+    // The QP has consumed its last receive.
     struct ibv_qp_attr error = {.qp_state = IBV_QPS_ERR};
     MUST(!ibv_modify_qp(qp, &error, IBV_QP_STATE));
     CHECK(qp->events_completed == 0);
@@ -219,7 +219,7 @@ static void counts(void)
     closes();
 }
 
-// ibv_rereg_mr(3) has codes of its own.
+// ibv_rereg_mr(3) has its own error codes.
 static void reregistered(void)
 {
     static char memory[BYTES];
@@ -244,7 +244,7 @@ static void reregistered(void)
     closes();
 }
 
-// As many and as large objects as ibv_query_device(3) promises.
+// Objects in the number and size that ibv_query_device(3) reports can be created.
 static void maxima(enum ibv_transport_type transport)
 {
     static char memory[8];
@@ -268,7 +268,7 @@ static void maxima(enum ibv_transport_type transport)
     MUST(srq != NULL && shared.attr.max_wr >= (uint32_t)device.max_srq_wr);
     CHECK(shared.attr.max_sge >= (uint32_t)device.max_srq_sge && ibv_destroy_srq(srq) == 0);
 
-    // The session's limits are small, and are what the device promises.
+    // The session's limits are small, and the device reports them.
     enum { MOST = 64 };
     void *made[MOST];
     MUST(device.max_pd < MOST && device.max_mr < MOST && device.max_cq < MOST);
@@ -310,7 +310,7 @@ static void maxima(enum ibv_transport_type transport)
     closes();
 }
 
-// A queue pair of the iWARP device gets a peer from a connection, not by ibv_modify_qp.
+// A QP of the iWARP device gets a peer by a connection, not by ibv_modify_qp().
 static void by_hand(void)
 {
     opens(IBV_TRANSPORT_IWARP);
@@ -321,7 +321,8 @@ static void by_hand(void)
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1};
     FINE(ibv_modify_qp(qp, &a,
                        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-    // Without a connection, receives wait, and Sends are refused: nothing would complete them.
+    // Without a connection, receives wait and Sends are refused, because nothing would complete
+    // them.
     struct ibv_send_wr send = {.opcode = IBV_WR_SEND}, *bad_send = NULL;
     struct ibv_recv_wr receive = {.wr_id = 1}, *bad_receive;
     FINE(ibv_post_recv(qp, &receive, &bad_receive));
@@ -332,7 +333,7 @@ static void by_hand(void)
     a.dest_qp_num = qp->qp_num;
     RETURNS(EINVAL, ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN));
     CHECK(qp->state == IBV_QPS_INIT);
-    // An id of the program's says how to move a queue pair for its connection.
+    // rdma_init_qp_attr() tells the program how to move a QP for the id's connection.
     struct rdma_cm_id *id;
     int mask;
     struct sockaddr_in there = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -340,7 +341,7 @@ static void by_hand(void)
     MUST(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&there, 1000));
     MUST(!rdma_init_qp_attr(id, &a, &mask));
     FINE(ibv_modify_qp(qp, &a, mask));
-    // What it says is for one queue pair, and for all the steps of that.
+    // Its attributes are valid for one QP and for all steps of that QP.
     struct ibv_qp *other = ibv_create_qp(pd, &wanted);
     MUST(other != NULL);
     RETURNS(EINVAL, ibv_modify_qp(other, &a, mask));
@@ -351,7 +352,7 @@ static void by_hand(void)
     FINE(ibv_modify_qp(qp, &a, mask));
     CHECK(qp->state == IBV_QPS_RTS && ibv_destroy_qp(other) == 0);
     FINE(rdma_destroy_id(id));
-    // In ERR each request is flushed, the one that waited and the new one.
+    // In ERR each request is flushed, the waiting one and the new one.
     a.qp_state = IBV_QPS_ERR;
     FINE(ibv_modify_qp(qp, &a, IBV_QP_STATE));
     FINE(ibv_post_send(qp, &send, &bad_send));
@@ -361,7 +362,7 @@ static void by_hand(void)
     closes();
 }
 
-// Names are those of rdma-core: scripts and suites compare them.
+// Names are those of rdma-core, because scripts and test suites compare them.
 static void named(void)
 {
     const struct {
@@ -407,7 +408,7 @@ static void writes(uint64_t wr_id, struct ibv_mr *mr)
     ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)mr->addr);
 }
 
-// Requests that are built are posted together or not at all, by one thread at a time.
+// Requests built together are posted together or not at all, by one thread at a time.
 static void built(void)
 {
     static char memory[2048];
@@ -455,7 +456,7 @@ static void built(void)
     closes();
 }
 
-// A queue keeps room for the completions that are not polled.
+// A CQ keeps entries for completions that are not polled.
 static void resized(void)
 {
     opens(IBV_TRANSPORT_IB);
@@ -483,7 +484,7 @@ static void resized(void)
     closes();
 }
 
-// What a type of queue pair, or a queue, does not serve is refused when it is made.
+// Operations that a QP type or CQ does not support are refused at its creation.
 static void unserved(void)
 {
     opens(IBV_TRANSPORT_IB);
@@ -539,7 +540,7 @@ int main(int argc, char **argv)
     else if (!strcmp(part, "unserved"))
         unserved();
     else
-        MUST(!"a part of this program");
+        MUST(!"the part is known");
     if (!wrong)
         puts("done");
     return wrong != 0;

@@ -1,8 +1,8 @@
-//! Semantics of the C API that the manual pages prescribe and that suites of others check.
+//! Semantics of the C API that the manual pages prescribe and external test suites check.
 
 use rnic_tests::{Daemon, PATHS, Process, binaries, engine, verbs};
 
-/// Runs a part of the program, over each path.
+/// Runs a part of the program over each path.
 fn run(part: &str, config: &str) {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/man_pages.c", scratch.path()) else { return };
@@ -41,17 +41,17 @@ fn reregistration_fails_by_its_own_codes() {
 }
 
 #[test]
-fn the_maxima_of_the_device_can_be_had() {
+fn device_maxima_are_usable() {
     run("maxima", SMALL_LIMITS);
 }
 
 #[test]
-fn iwarp_queue_pairs_get_no_peer_by_hand() {
+fn iwarp_qps_cannot_move_to_rtr() {
     run("by hand", "");
 }
 
 #[test]
-fn names_are_those_of_rdma_core() {
+fn enum_names_match_rdma_core() {
     run("named", "");
 }
 
@@ -70,7 +70,7 @@ fn unserved_operations_are_refused_at_creation() {
     run("unserved", "");
 }
 
-/// Limits of a session that a program reaches.
+/// Session limits that are small enough for a program to reach.
 const SMALL_LIMITS: &str = "
 [limits.session]
 pds = 4

@@ -1,5 +1,5 @@
-//! Tests that a toy would fail: system calls per post, what the direct path is made of, when
-//! memory is out of reach, and events that must not get lost.
+//! Mechanisms that a naive implementation lacks: few system calls per post, a direct path without
+//! sockets, revocation that blocks all later access, and events that are never lost.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,20 +19,18 @@ fn long(short: u64, long: u64) -> u64 {
 }
 
 fn daemon(workers: u32, loopback: &str) -> Daemon {
-    // Whoever writes on when a region is revoked has named a wrong STag, and connects again at
-    // once.
+    // A writer that continues after a revocation uses an invalid STag and reconnects at once.
     let config =
         format!("{}[limits.peer]\nstag_guesses_per_minute = 1000000\n", engine(workers, loopback));
     Daemon::start(binaries!(), &config)
 }
 
-/// A QP with room for all that the tests post at once.
+/// Creates a QP with enough depth for all requests that the tests post at once.
 fn qp(client: &Client) -> Qp {
     client.pd.create_qp(&QpOptions { sq_depth: 128, ..client.options() }).unwrap()
 }
 
-/// Calls of `read`, `write` and their kin that a process has made, which includes every ringing of
-/// an eventfd.
+/// Returns the number of read and write system calls of a process, including writes to eventfds.
 fn calls(pid: &str) -> u64 {
     let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
     let number = |key: &str| {
@@ -43,7 +41,7 @@ fn calls(pid: &str) -> u64 {
 }
 
 #[test]
-fn a_busy_batch_rings_no_bell_for_most_of_its_posts() {
+fn busy_batch_skips_most_doorbells() {
     for loopback in PATHS {
         let daemon = daemon(1, loopback);
         let posts = long(100_000, 1_000_000);
@@ -60,9 +58,10 @@ fn a_busy_batch_rings_no_bell_for_most_of_its_posts() {
             host.succeed();
             (client, daemon_calls)
         };
-        // Whoever is kept off the CPU by others has to be woken more often: the quietest of those
-        // that go by until the deadline.
-        let (mut tries, begun) = (Vec::<(u64, u64)>::new(), Instant::now());
+        // On a busy machine, sleeping threads need more wake-ups. Accept the quietest of several
+        // attempts.
+        let mut tries = Vec::<(u64, u64)>::new();
+        let begun = Instant::now();
         while !tries.iter().any(|(client, daemon)| *client.max(daemon) < posts / 100) {
             tries.push(burst());
             assert!(begun.elapsed() < DEADLINE, "{loopback}: calls for {posts} posts: {tries:?}");
@@ -70,7 +69,7 @@ fn a_busy_batch_rings_no_bell_for_most_of_its_posts() {
     }
 }
 
-/// Established TCP connections of this machine with this port at either end.
+/// Returns the number of established TCP connections of this machine with this port at either end.
 fn connections(port: u16) -> usize {
     let port = format!(":{port:04X}");
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -83,11 +82,13 @@ fn connections(port: u16) -> usize {
 }
 
 #[test]
-fn the_direct_path_has_no_socket_and_copies_each_byte_once() {
+fn direct_path_copies_each_byte_once() {
     for (loopback, sockets) in [("direct", 0), ("tcp", 2)] {
         let daemon = daemon(2, loopback);
-        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
-        let (qp_a, qp_b) = (qp(&a), qp(&b));
+        let a = Client::new(&daemon);
+        let b = Client::new(&daemon);
+        let qp_a = qp(&a);
+        let qp_b = qp(&b);
         let listener = b.listener();
         join(&listener, &qp_a, &qp_b);
         assert_eq!(connections(listener.local_addr().port()), sockets, "{loopback}");
@@ -100,7 +101,7 @@ fn the_direct_path_has_no_socket_and_copies_each_byte_once() {
         let sges = [source.sge(0, 1 << 20)];
         let write = SendRequest::write(1, &sges, sink.remote().at(0));
         qp_a.post_send(&[write, write, write.signaled()]).unwrap();
-        // A Send behind the Writes: when it is there, they are placed.
+        // A Send after the Writes: when it arrives, they are placed.
         qp_b.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
         qp_a.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
         a.success();
@@ -111,16 +112,17 @@ fn the_direct_path_has_no_socket_and_copies_each_byte_once() {
     }
 }
 
-/// Bytes of a Write under which a region is revoked: several steps of a copy.
+/// Length in bytes of a Write during which a region is revoked. Its copy takes several steps.
 const WRITE: u32 = 192 * 1024;
 
-/// Regions are revoked while two QPs write into them as fast as they can. Once a revocation is
-/// answered the memory is the owner's: what he then puts there stays.
+/// Revokes regions while two QPs write into them as fast as they can. After the answer to a
+/// revocation, the owner has exclusive access: its later data stays unchanged.
 fn revocation(workers: u32, loopback: &str, times: u64) {
     let daemon = daemon(workers, loopback);
-    let (owner, writer) = (Client::new(&daemon), Client::new(&daemon));
+    let owner = Client::new(&daemon);
+    let writer = Client::new(&daemon);
     let buffer = owner.context.create_shared_buffer(WRITE.into()).unwrap();
-    // The owner's own view, which is never revoked.
+    // The owner's own view is never revoked.
     let view = owner.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let source = writer.region(WRITE.into(), Access::empty());
     source.fill(0, WRITE as usize, 0x11).unwrap();
@@ -143,7 +145,7 @@ fn revocation(workers: u32, loopback: &str, times: u64) {
         for (qp, _) in &pairs {
             qp.post_send(&[write; 100]).unwrap();
         }
-        // Until writing is under way at a place of chance.
+        // Wait until a Write has reached a random offset.
         let at = rng.below(u64::from(WRITE) / 8) * 8;
         let began = Instant::now();
         while view.load_u64(at).unwrap() == 0 {
@@ -163,7 +165,7 @@ fn revocation(workers: u32, loopback: &str, times: u64) {
             completions += taken;
         }
         for (qp, _) in &pairs {
-            // All were written before the revocation, or the rest was refused.
+            // Either all Writes preceded the revocation, or the rest was refused.
             if failed > 0 && qp.query().unwrap().terminate.is_some() {
                 qp.wait_disconnected(Some(DEADLINE)).unwrap();
             }
@@ -175,21 +177,21 @@ fn revocation(workers: u32, loopback: &str, times: u64) {
 }
 
 #[test]
-fn nothing_lands_after_a_revocation_on_the_direct_path() {
+fn no_write_after_revocation_on_direct_path() {
     revocation(3, "direct", long(600, 60_000));
 }
 
 #[test]
-fn nothing_lands_after_a_revocation_with_one_worker() {
+fn no_write_after_revocation_with_one_worker() {
     revocation(1, "direct", long(200, 10_000));
 }
 
 #[test]
-fn nothing_lands_after_a_revocation_on_the_tcp_path() {
+fn no_write_after_revocation_over_tcp() {
     revocation(3, "tcp", long(200, 40_000));
 }
 
-/// One player of an event-driven ping-pong: arms, polls, and sleeps only if there was nothing.
+/// A player of an event-driven ping-pong: arms, polls, and sleeps only if the CQ is empty.
 struct Player {
     qp: Qp,
     cq: Cq,
@@ -206,14 +208,15 @@ impl Player {
         Player { qp, cq, channel, slept: 0 }
     }
 
-    /// Waits for the ball; returns false at the end of patience.
+    /// Waits for the message. Returns false at the deadline.
     fn catch(&mut self, rng: &mut Rng) -> bool {
         let mut one = [Completion::default()];
         let deadline = Instant::now() + DEADLINE;
-        // A channel that speaks without a reason is no reason to go on for ever.
+        // A channel with spurious events must not prolong the wait forever.
         while Instant::now() < deadline {
             self.cq.arm(Arm::Next).unwrap();
-            // So that the ball meets every instruction between arming and sleeping.
+            // A random delay, so that the message meets every instruction between arming and
+            // sleeping.
             for _ in 0..rng.below(200) {
                 std::hint::spin_loop();
             }
@@ -237,8 +240,10 @@ impl Player {
 
 fn no_event_is_lost(workers: u32, loopback: &str, balls: u64) {
     let daemon = daemon(workers, loopback);
-    let (a, b) = (Client::new(&daemon), Client::new(&daemon));
-    let (mut first, mut second) = (Player::new(&a), Player::new(&b));
+    let a = Client::new(&daemon);
+    let b = Client::new(&daemon);
+    let mut first = Player::new(&a);
+    let mut second = Player::new(&b);
     let listener = b.listener();
     join(&listener, &first.qp, &second.qp);
     std::thread::scope(|scope| {
@@ -257,7 +262,7 @@ fn no_event_is_lost(workers: u32, loopback: &str, balls: u64) {
             }
         });
     });
-    assert!(first.slept + second.slept > balls / 10, "nobody ever slept");
+    assert!(first.slept + second.slept > balls / 10, "neither player ever slept");
 }
 
 #[test]
@@ -276,9 +281,9 @@ fn no_event_is_lost_over_tcp() {
 }
 
 #[test]
-fn a_removed_shared_buffer_is_unmapped_when_the_answer_comes() {
+fn removed_buffer_is_unmapped_before_the_reply() {
     let daemon = daemon(1, "direct");
-    // Bare sessions: their arenas are counted, too.
+    // Contexts without other objects, because their arenas count, too.
     let context = Context::open_at(daemon.socket()).unwrap();
     let before = daemon.footprint().mappings;
     for n in 0..20 {
@@ -288,7 +293,7 @@ fn a_removed_shared_buffer_is_unmapped_when_the_answer_comes() {
         drop(shared_buffers);
         assert_eq!(daemon.footprint().mappings, before, "round {n}");
     }
-    // The same for sessions: one counts, with its memory, until that is gone.
+    // The same for sessions: a session counts, with its memory, until the daemon has released it.
     let limited = Daemon::start(binaries!(), "[limits]\nshared_buffers = 20\n");
     let other = Context::open_at(limited.socket()).unwrap();
     for round in 0..20 {
@@ -296,23 +301,24 @@ fn a_removed_shared_buffer_is_unmapped_when_the_answer_comes() {
         let shared_buffers: Vec<_> =
             (0..20).map_while(|_| crowd.create_shared_buffer(1 << 20).ok()).collect();
         let mapped = limited.footprint().mappings;
-        // 20 shared buffers, and arenas of the two that are here and the one that is leaving.
+        // 20 shared buffers, and the arenas of two sessions and of the one that ends.
         assert!(mapped <= 20 + 3, "round {round}: {mapped} mappings");
         drop(shared_buffers);
     }
     other.status().unwrap();
 }
 
-/// Regions are revoked while somebody writes into them, again and again, beside a pair that has
-/// nothing to do with them. They have one CPU, the pair and the workers another: which CPU wakes
-/// whom decides about a round trip more than any revocation.
+/// Revokes regions under writers repeatedly, next to an unrelated ping-pong pair. The revoking side
+/// runs on one CPU, the pair and the workers on another, because wake-ups between CPUs affect a
+/// round trip more than any revocation.
 #[test]
 fn revocations_do_not_slow_others_down() {
     let is_measured = timing("round trips beside revocations");
     let rounds = if is_measured { long(9, 199) } else { 3 };
     let daemon = daemon(3, "direct");
     let cpus = cpu::allowed();
-    let (&ours, &theirs) = (cpus.first().unwrap(), cpus.last().unwrap());
+    let ours = *cpus.first().unwrap();
+    let theirs = *cpus.last().unwrap();
     assert_eq!(cpu::confine_threads(daemon.pid(), "rnicd-worker", ours), 3);
     let pinger = Pinger::new(&daemon);
     let sides = [Client::new(&daemon), Client::new(&daemon)];
@@ -344,17 +350,17 @@ fn revocations_do_not_slow_others_down() {
     });
 }
 
-/// Somebody who revokes regions while they are written to, in turns with pauses.
+/// Revokes regions while they are written to, and pauses on request.
 #[derive(Default)]
 struct Revoker {
     paused: AtomicBool,
     stopped: AtomicBool,
-    /// Revocations that writers have met.
+    /// Number of revocations during a Write.
     revoked: AtomicU64,
 }
 
 impl Revoker {
-    /// Revokes until it is stopped.
+    /// Revokes regions until stopped.
     fn revoke(&self, [owner, writer]: [Client; 2]) {
         let buffer = owner.context.create_shared_buffer(WRITE.into()).unwrap();
         let source = writer.region(WRITE.into(), Access::empty());
@@ -366,19 +372,20 @@ impl Revoker {
             }
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             let region = owner.pd.reg_mr(&buffer, .., access).unwrap();
-            let (active, passive) = (qp(&writer), qp(&owner));
+            let active = qp(&writer);
+            let passive = qp(&owner);
             join(&listener, &active, &passive);
             let sges = [source.sge(0, WRITE)];
             let write = SendRequest::write(1, &sges, region.remote().at(0)).signaled();
             active.post_send(&[write; 100]).unwrap();
-            // One has arrived, and others follow.
+            // One Write has completed, and others follow.
             writer.success();
             region.deregister().unwrap();
             let mut left = 99;
             while left > 0 {
                 let mut some = [Completion::default(); 64];
                 let taken = writer.cq.wait(&mut some, Some(DEADLINE)).unwrap();
-                assert_ne!(taken, 0, "{left} of 100 Writes have no end");
+                assert_ne!(taken, 0, "{left} of 100 Writes did not complete");
                 left -= taken;
             }
             self.revoked.fetch_add(1, Ordering::Relaxed);
@@ -393,7 +400,7 @@ impl Revoker {
         self.revoked.load(Ordering::Relaxed)
     }
 
-    /// Waits until there were more revocations than so many.
+    /// Waits until the number of revocations exceeds `revoked`.
     fn goes_beyond(&self, revoked: u64) {
         let deadline = Instant::now() + DEADLINE;
         while self.revoked() <= revoked {
@@ -403,7 +410,7 @@ impl Revoker {
     }
 }
 
-/// Stops a revoker however a test ends.
+/// Stops a revoker even if the test fails.
 struct Stopped<'a>(&'a Revoker);
 
 impl Drop for Stopped<'_> {
@@ -412,10 +419,10 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// As many regions as there are users of large buffers, all in one shared buffer: more than a
-/// process may have mappings (`vm.max_map_count`), so none of them can take one.
+/// Registers more regions of one shared buffer than a process may have mappings
+/// (`vm.max_map_count`), so none of them can have its own.
 #[test]
-fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
+fn regions_of_one_buffer_share_a_mapping() {
     const REGIONS: u64 = 100_000;
     let daemon = daemon(2, "direct");
     let side = Client::new(&daemon);
@@ -425,9 +432,10 @@ fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
     let regions: Vec<Mr> =
         (0..REGIONS).map(|n| side.pd.reg_mr(&buffer, n..n + 1, access).unwrap()).collect();
     assert_eq!(daemon.footprint().mappings, before);
-    // Each is its own: the first, the last and one in between are written to through the wire, one
-    // byte each, and refuse a second one.
-    let (a, b) = (Client::new(&daemon), &side);
+    // Each region is separate. A peer can write one byte to the first, the last and one in between,
+    // but not a second byte.
+    let a = Client::new(&daemon);
+    let b = &side;
     let source = a.region(8, Access::LOCAL_WRITE);
     source.fill(0, 8, 0x33).unwrap();
     let listener = b.listener();
@@ -436,13 +444,14 @@ fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
         for (length, expected) in
             [(1, CompletionStatus::Success), (2, CompletionStatus::RemoteAccess)]
         {
-            let (active, passive) = (qp(&a), qp(b));
+            let active = qp(&a);
+            let passive = qp(b);
             join(&listener, &active, &passive);
             let sges = [source.sge(0, length)];
             active
                 .post_send(&[
                     SendRequest::write(1, &sges, region.remote().at(0)),
-                    // It comes back when the Write is there.
+                    // Its response shows that the Write is placed.
                     SendRequest::read(2, source.sge(0, 0), region.remote().at(0)).signaled(),
                 ])
                 .unwrap();
@@ -463,8 +472,8 @@ fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
     assert_eq!(written, [0, REGIONS / 2 + 1, REGIONS - 1]);
 }
 
-/// Clients of other users, and one in user and network namespaces of its own. Only root can become
-/// somebody else, so this says so and does nothing otherwise.
+/// Clients of other users, and one in its own user and network namespaces. Needs root to become
+/// other users.
 #[test]
 fn clients_may_be_of_any_user_and_namespace() {
     use std::os::unix::fs::PermissionsExt;
@@ -478,7 +487,7 @@ fn clients_may_be_of_any_user_and_namespace() {
     );
     let dir = daemon.dir();
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-    // Where others can run it.
+    // Copied to a place where other users can run it.
     let actor = dir.join("actor");
     copy_files(binaries!().actor, &actor);
     let actor = actor.to_str().unwrap();
@@ -497,7 +506,7 @@ fn clients_may_be_of_any_user_and_namespace() {
         run(guest, &["visit", &address]).succeed();
         hosting.succeed();
     }
-    // Everybody sees his own, administrators all.
+    // A user sees its own sessions. An administrator sees all.
     let mine = Context::open_at(daemon.socket()).unwrap();
     let counted = run(&nobody, &["clients"]).succeed();
     assert_eq!(counted, ["1 clients"]);

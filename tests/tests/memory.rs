@@ -1,10 +1,10 @@
-//! Shared buffers larger than what may be had, or than what there is: refused by name before a page
-//! of them exists. The actor may have 4 GiB of address space, so that a library that tries all the
-//! same fails here instead of taking the machine's memory.
+//! Shared buffers beyond the limit or beyond the machine's memory are refused by name before any of
+//! their pages exist. The actor has 4 GiB of address space, so that a library that allocates them
+//! all the same fails here instead of taking the machine's memory.
 
 use rnic_tests::{Daemon, binaries};
 
-/// Nobody has as much.
+/// More than any machine has, in bytes.
 const HUGE: &str = "1099511627776";
 
 fn refused(config: &str) -> (String, Daemon) {
@@ -26,12 +26,12 @@ fn the_limit_is_asked_before_memory_is_taken() {
 }
 
 #[test]
-fn what_the_machine_does_not_have_is_not_taken() {
+fn memory_beyond_the_machine_is_refused() {
     let all = "shared_bytes = \"4TiB\"\n";
     let (said, daemon) =
         refused(&format!("[limits]\n{all}[limits.user]\n{all}[limits.session]\n{all}"));
-    let start = "1099511627776 more bytes of memory wanted, but only about ";
+    let start = "not enough memory: 1099511627776 more bytes needed, but only about ";
     assert!(said.starts_with(start), "{said}");
-    // What was reserved for it is free again, while the session goes on.
+    // The refused reservation is released while the session continues.
     daemon.is_empty();
 }

@@ -1,5 +1,5 @@
-// Looks for RDMA devices by system calls alone, as a program that does not go through a shared C
-// library: linked statically. Says "done" if it finds those of the daemon beside what was there.
+// Looks for RDMA devices by system calls only, like a program without a shared C library
+// (statically linked). Prints "done" if it finds the daemon's devices next to the kernel's files.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@ static int wrong;
 static void check(int is_so, const char *what)
 {
     if (!is_so) {
-        printf("not so: %s\n", what);
+        printf("failed: %s\n", what);
         wrong++;
     }
 }

@@ -1,5 +1,4 @@
-//! Hosts that are gone, links that are cut, and clients whose network is another one than the
-//! daemon's: in network namespaces.
+//! Lost hosts, cut links, and clients outside the daemon's network namespace.
 
 use std::net::{SocketAddr, SocketAddrV6, TcpListener};
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use rnic_client::{
 use rnic_tests::apart::{Apart, Side};
 use rnic_tests::{Client, DEADLINE, Daemon, End, binaries, omit};
 
-/// Two hosts, unless namespaces are not to be had.
+/// Returns two hosts, or `None` if namespaces are unavailable.
 fn apart() -> Option<Apart> {
     match Apart::new() {
         Ok(apart) => Some(apart),
@@ -22,15 +21,15 @@ fn apart() -> Option<Apart> {
     }
 }
 
-/// An end with two receives of nothing.
+/// Creates an end with two receives without buffers.
 fn end(context: &Context) -> End {
     let end = End::new(Client::of(context));
     end.qp.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
     end
 }
 
-/// Connects an end of the first context to one of the second, which listens at an address of its
-/// host that the first one knows as `host`.
+/// Connects an end of the first context to an end of the second, which listens on `listen`. The
+/// first end reaches that address as `host`.
 fn connect(contexts: [&Context; 2], listen: SocketAddr, mut host: SocketAddr) -> [End; 2] {
     let ends = contexts.map(end);
     let listener = contexts[1].listen(listen, 1).unwrap();
@@ -42,7 +41,7 @@ fn connect(contexts: [&Context; 2], listen: SocketAddr, mut host: SocketAddr) ->
     ends
 }
 
-/// Waits until a daemon holds as many descriptors as before.
+/// Waits until a daemon has at most `before` descriptors.
 fn gives_back(daemon: &Daemon, before: usize) {
     let deadline = Instant::now() + DEADLINE;
     while daemon.footprint().descriptors > before {
@@ -51,8 +50,7 @@ fn gives_back(daemon: &Daemon, before: usize) {
     }
 }
 
-/// Cuts the link of a connection and sees both ends notice, with reads under way or without
-/// anything.
+/// Cuts the link of a connection and checks that both ends notice, with outstanding Reads or idle.
 fn notices(tcp: &str, reading: bool) {
     let Some(apart) = apart() else { return };
     let config = format!("[engine]\nworkers = 1\n[tcp]\n{tcp}");
@@ -81,8 +79,7 @@ fn notices(tcp: &str, reading: bool) {
         let ended = end.completions(expected);
         assert!(ended.iter().all(|c| c.status != CompletionStatus::Success), "{ended:?}");
         assert_eq!(end.qp.query().unwrap().state, QpState::Error);
-        // The socket, the one thing of the connection that the QP does not keep until it is
-        // destroyed.
+        // The socket is closed. The QP keeps all other resources until it is destroyed.
         gives_back(daemon, before - 1);
     }
     drop((a, b, contexts));
@@ -90,19 +87,19 @@ fn notices(tcp: &str, reading: bool) {
 }
 
 #[test]
-fn a_host_that_is_gone_is_noticed_while_something_is_outstanding() {
+fn lost_host_is_noticed_with_outstanding_data() {
     notices("keepalive = \"off\"\nuser_timeout = \"2s\"\n", true);
 }
 
 #[test]
-fn a_host_that_is_gone_is_noticed_while_nothing_is_said() {
+fn lost_host_is_noticed_while_idle() {
     notices("keepalive = \"1s\"\nkeepalive_interval = \"1s\"\nuser_timeout = \"2s\"\n", false);
 }
 
 #[test]
 fn link_local_addresses_keep_their_interface() {
     let Some(apart) = apart() else { return };
-    // This process is in neither of the namespaces, and nobody else's addresses are at stake.
+    // This process is in neither namespace, so it needs an explicit permission.
     let config = "[[user]]\nwho = 0\nhost_loopback = true\n";
     let daemons = [Side::A, Side::B].map(|side| apart.daemon(side, binaries!(), config));
     let contexts = daemons.each_ref().map(|d| Context::open_at(d.socket()).unwrap());
@@ -122,35 +119,32 @@ fn link_local_addresses_keep_their_interface() {
     assert!(same(addresses[0].peer, of(Side::B, Side::A)), "{addresses:?}");
     assert!(same(addresses[1].local, of(Side::B, Side::B)), "{addresses:?}");
     assert!(same(addresses[1].peer, of(Side::A, Side::B)), "{addresses:?}");
-    // A host reaches itself by it without a network.
+    // A host reaches itself by its link-local address without a network.
     let here = of(Side::B, Side::B);
     let [c, _d] = connect([&contexts[1], &contexts[1]], here, here);
     let row = c.qp.query().unwrap();
     assert_eq!(row.path, "direct");
     assert!(same(row.addresses.unwrap().peer, here), "{row:?}");
-    // Without its interface it is no address.
+    // Without a scope, a link-local address is invalid.
     let bare: SocketAddr = "[fe80::2]:0".parse().unwrap();
     assert!(matches!(contexts[1].listen(bare, 1), Err(Error::Refused { .. })));
 }
 
-/// What a client in another namespace wants, and whether it got it.
+/// Runs `part` in another namespace. Returns its output, or the error output if it fails.
 fn contained(daemon: &Daemon, part: &[&str]) -> Result<Vec<String>, String> {
     let (status, lines) = daemon.actor_contained(part).finish();
-    match status.success() {
-        true => Ok(lines),
-        false => Err(lines.join("\n")),
-    }
+    if status.success() { Ok(lines) } else { Err(lines.join("\n")) }
 }
 
 #[test]
-fn the_hosts_loopback_is_out_of_reach_from_another_network_namespace() {
+fn loopback_is_not_shared_between_namespaces() {
     if let Err(e) = Apart::new() {
         return omit(&format!("no network namespaces here: {e}"));
     }
     for path in ["direct", "tcp"] {
         let config = format!("[engine]\nloopback = \"{path}\"\n[mpa]\nreply_deadline = \"1s\"\n");
         let daemon = Daemon::start(binaries!(), &config);
-        // Something that is not meant for everybody, and a listener of this very daemon.
+        // Private services of the host, and a listener of the daemon itself.
         let services = ["127.0.0.1:0", "[::1]:0"].map(|at| TcpListener::bind(at).unwrap());
         let context = Context::open_at(daemon.socket()).unwrap();
         let listener = context.listen("127.0.0.1:0", 4).unwrap();
@@ -175,7 +169,7 @@ fn the_hosts_loopback_is_out_of_reach_from_another_network_namespace() {
             let said = contained(&daemon, &["host", "1", address]).unwrap_err();
             assert!(said.contains("not allowed by user.host_loopback: bind "), "{said}");
         }
-        // Nothing came through, not even for a moment.
+        // No connection was established, not even briefly.
         for service in &services {
             service.set_nonblocking(true).unwrap();
             let come = service.accept().map(drop).map_err(|e| e.kind());
@@ -183,7 +177,7 @@ fn the_hosts_loopback_is_out_of_reach_from_another_network_namespace() {
         }
         let came = listener.accept_request(Some(Duration::ZERO));
         assert!(matches!(came, Err(Error::TimedOut { .. })));
-        // A program of the daemon's own namespace may.
+        // A program in the daemon's own namespace may connect.
         let qp = end(&context).qp;
         let stranger = services[0].local_addr().unwrap();
         let error = qp.connect(stranger, &ConnectOptions::default()).unwrap_err();
@@ -192,10 +186,10 @@ fn the_hosts_loopback_is_out_of_reach_from_another_network_namespace() {
 }
 
 #[test]
-fn nobody_pretends_to_come_from_the_loopback() {
+fn loopback_sources_cannot_be_spoofed() {
     let Some(apart) = apart() else { return };
     let daemon = apart.daemon(Side::A, binaries!(), "");
-    // This process is of another namespace, and may go where its host may go.
+    // This process is in another namespace, but may connect wherever the host may.
     let context = Context::open_at(daemon.socket()).unwrap();
     let qp = end(&context).qp;
     let to: SocketAddr = format!("{}:7", Side::A.ip()).parse().unwrap();

@@ -1,8 +1,8 @@
-//! Every operation, between two processes, over both paths and every variant of the wire.
+//! Every operation between two processes, over both paths and every variant of the wire protocol.
 
 use rnic_tests::{Daemon, binaries};
 
-/// Operations a tour consists of, connect and disconnect included.
+/// Number of operations in a tour, including connect and disconnect.
 const STEPS: usize = 21;
 
 fn tour(host: &Daemon, guest: &Daemon) {

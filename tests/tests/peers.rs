@@ -1,5 +1,5 @@
-//! Scripted TCP peers: whatever bytes come, the one who sent them is told, memory stays as it was,
-//! and nobody else notices.
+//! Scripted TCP peers: whatever bytes arrive, their sender gets a precise answer, memory is
+//! unchanged, and other clients are unaffected.
 
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Instant;
@@ -25,19 +25,19 @@ fn local_end(qp: &Qp) -> DisconnectReason {
 //= MPA-8-9
 //= MPA-8-10
 #[test]
-fn a_corrupted_byte_anywhere_leaves_memory_alone_and_is_terminated() {
+fn corrupted_byte_is_terminated_not_placed() {
     let daemon = tcp_daemon();
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
     let good = fpdu(&target.write(8, b"eleven chars"));
-    // Bytes 0 and 1 are the length: a wrong one is a frame that never ends or ends elsewhere.
+    // Bytes 0 and 1 are the length. With a wrong length, the frame ends elsewhere or never.
     for at in 2..good.len() {
         let (mut peer, qp) = target.open();
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
-        // More behind it, which must be read and thrown away: unread bytes would make the
-        // kernel reset the connection and the Terminate be lost.
-        wire::say(&mut peer, &[bad, good.clone(), good.clone()].concat());
+        // Further frames, which the daemon must read and discard. Unread bytes would make the
+        // kernel reset the connection, and the Terminate would be lost.
+        wire::send_bytes(&mut peer, &[bad, good.clone(), good.clone()].concat());
         assert_eq!(terminated(&mut peer), [2, 0, 2], "byte {at}");
         drop(peer);
         match local_end(&qp) {
@@ -49,9 +49,9 @@ fn a_corrupted_byte_anywhere_leaves_memory_alone_and_is_terminated() {
         assert!(target.is_untouched(), "byte {at}");
         target.flushed(2);
     }
-    // The same bytes uncorrupted do arrive.
+    // The same bytes without corruption are placed.
     let (mut peer, qp) = target.open();
-    wire::say(&mut peer, &[good, fpdu(&untagged(3, 0, 1, b"there"))].concat());
+    wire::send_bytes(&mut peer, &[good, fpdu(&untagged(3, 0, 1, b"there"))].concat());
     target.completion();
     assert_eq!(&target.memory()[8..20], b"eleven chars");
     drop((peer, qp));
@@ -70,9 +70,9 @@ fn a_wrong_length_never_places_anything() {
         let (mut peer, qp) = target.open();
         let mut bad = good.clone();
         bad[..2].copy_from_slice(&(length as u16).to_be_bytes());
-        wire::say(&mut peer, &bad);
+        wire::send_bytes(&mut peer, &bad);
         peer.shutdown(Shutdown::Write).unwrap();
-        // Either the frame seemed whole (2/0/2) or the connection ended inside of it (2/0/1).
+        // Either the frame seemed complete (2/0/2) or the connection ended inside it (2/0/1).
         let code = terminated(&mut peer);
         assert!([[2, 0, 2], [2, 0, 1]].contains(&code), "length {length}: {code:?}");
         drop(peer);
@@ -83,17 +83,17 @@ fn a_wrong_length_never_places_anything() {
 }
 
 #[test]
-fn a_fin_at_every_position_of_a_message_is_no_more_than_an_end() {
+fn fin_anywhere_in_a_message_is_a_plain_end() {
     let daemon = tcp_daemon();
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
     let good = fpdu(&target.write(100, b"eleven chars"));
     for cut in 0..good.len() {
         let (mut peer, qp) = target.open();
-        wire::say(&mut peer, &good[..cut]);
+        wire::send_bytes(&mut peer, &good[..cut]);
         peer.shutdown(Shutdown::Write).unwrap();
         if cut == 0 {
-            // Between messages: an orderly end, if this side wants it too.
+            // Between messages: a graceful close, if this end agrees.
             assert_eq!(local_end(&qp), DisconnectReason::Orderly);
             assert_eq!(wire::ending(&mut peer), Ending::Fin(vec![]));
         } else {
@@ -114,13 +114,13 @@ fn start_up_and_messages_may_come_byte_by_byte() {
     let mut peer = wire::dial(target.listener.local_addr());
     let request = wire::request(CRC, 1, b"private");
     for byte in &request {
-        wire::say(&mut peer, &[*byte]);
+        wire::send_bytes(&mut peer, &[*byte]);
     }
     let qp = target.accept();
     wire::reply(&mut peer);
     let message = [fpdu(&target.write(3, b"drop by drop")), fpdu(&untagged(3, 0, 1, b"hello"))];
     for byte in message.concat() {
-        wire::say(&mut peer, &[byte]);
+        wire::send_bytes(&mut peer, &[byte]);
     }
     let received = target.completion();
     assert_eq!((received.status, received.byte_len), (CompletionStatus::Success, 5));
@@ -129,13 +129,13 @@ fn start_up_and_messages_may_come_byte_by_byte() {
 }
 
 #[test]
-fn a_fin_at_every_position_of_the_request_is_an_end_without_a_word() {
+fn fin_within_the_request_gets_no_reply() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     let request = wire::request(CRC, 1, b"data");
     for cut in 0..request.len() {
         let mut peer = wire::dial(target.listener.local_addr());
-        wire::say(&mut peer, &request[..cut]);
+        wire::send_bytes(&mut peer, &request[..cut]);
         peer.shutdown(Shutdown::Write).unwrap();
         match wire::ending(&mut peer) {
             Ending::Fin(said) | Ending::Reset(said) => {
@@ -144,7 +144,7 @@ fn a_fin_at_every_position_of_the_request_is_an_end_without_a_word() {
             other => panic!("cut at {cut}: {other:?}"),
         }
     }
-    daemon.settles("without half-open connections", |s| s.startups == 0);
+    daemon.wait_status("without half-open connections", |s| s.startups == 0);
     let (peer, qp) = target.open();
     drop((peer, qp));
 }
@@ -200,8 +200,8 @@ fn each_violation_has_its_terminate() {
     assert_eq!(end - base, LEN as u64);
     for (name, ulpdu, code) in cases {
         let (mut peer, qp) = target.open();
-        // Whatever else is under way behind it does not matter any more.
-        wire::say(&mut peer, &[fpdu(&ulpdu), fpdu(&target.write(0, b"late"))].concat());
+        // The data after the faulty segment must have no effect.
+        wire::send_bytes(&mut peer, &[fpdu(&ulpdu), fpdu(&target.write(0, b"late"))].concat());
         assert_eq!(terminated(&mut peer), code, "{name}");
         drop(peer);
         assert!(matches!(local_end(&qp), DisconnectReason::Terminate { .. }), "{name}");
@@ -213,23 +213,23 @@ fn each_violation_has_its_terminate() {
 }
 
 #[test]
-fn no_receive_is_a_terminate_and_so_is_the_end_of_a_message_that_has_none() {
+fn missing_receive_is_a_terminate() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     let (mut peer, qp) = target.open();
     let sends: Vec<u8> = (1..=3).flat_map(|n| fpdu(&untagged(3, 0, n, b"hello"))).collect();
-    wire::say(&mut peer, &sends);
+    wire::send_bytes(&mut peer, &sends);
     assert_eq!(terminated(&mut peer), [1, 2, 2]);
     drop(peer);
     assert!(matches!(local_end(&qp), DisconnectReason::Terminate { .. }));
 }
 
 #[test]
-fn a_terminate_of_the_peer_is_reported_and_not_answered() {
+fn peer_terminate_is_reported_and_not_answered() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     let (mut peer, qp) = target.open();
-    wire::say(&mut peer, &fpdu(&untagged(7, 2, 1, &[0x11, 0x02, 0, 0])));
+    wire::send_bytes(&mut peer, &fpdu(&untagged(7, 2, 1, &[0x11, 0x02, 0, 0])));
     assert_eq!(wire::ending(&mut peer), Ending::Fin(vec![]));
     peer.shutdown(Shutdown::Write).unwrap();
     match local_end(&qp) {
@@ -242,7 +242,7 @@ fn a_terminate_of_the_peer_is_reported_and_not_answered() {
 }
 
 #[test]
-fn random_bytes_in_every_phase_harm_only_their_sender() {
+fn random_bytes_harm_only_their_sender() {
     let daemon = tcp_daemon();
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
@@ -252,28 +252,28 @@ fn random_bytes_in_every_phase_harm_only_their_sender() {
         let mut noise = vec![0; 1 + rng.below(600) as usize];
         rng.fill(&mut noise);
         match round % 4 {
-            // Instead of a request, or at some place of a good one.
+            // Noise instead of a request, or in the middle of a valid one.
             0 => {
                 let mut peer = wire::dial(target.listener.local_addr());
                 let request = wire::request(CRC, 1, b"some private data");
                 let keep = rng.below(16) as usize;
-                wire::say(&mut peer, &[&request[..keep], &noise[..]].concat());
+                wire::send_bytes(&mut peer, &[&request[..keep], &noise[..]].concat());
                 peer.shutdown(Shutdown::Write).unwrap();
                 assert!(!matches!(wire::ending(&mut peer), Ending::Silence(_)));
             }
-            // Before the first message, after it, and well framed.
+            // Before the first message, after it, and with valid framing.
             phase => {
                 let (mut peer, qp) = if phase == 1 { target.connected() } else { target.open() };
                 if phase == 3 {
                     noise = fpdu(&noise);
                 }
-                wire::say(&mut peer, &noise);
-                // It may have been reset already.
+                wire::send_bytes(&mut peer, &noise);
+                // The connection may have been reset already.
                 let _ = peer.shutdown(Shutdown::Write);
                 let said = wire::ending(&mut peer);
                 assert!(!matches!(said, Ending::Silence(_)), "{said:?} to {noise:02x?}");
                 drop(peer);
-                // A connection that never stood is unreachable, and has no other end.
+                // A connection that was never established is unreachable and has no disconnect.
                 match qp.wait_connected(Some(DEADLINE)) {
                     Ok(_) if phase == 1 => drop(local_end(&qp)),
                     Err(Error::Unreachable { .. }) if phase == 1 => {}
@@ -291,7 +291,7 @@ fn random_bytes_in_every_phase_harm_only_their_sender() {
 }
 
 #[test]
-fn a_thousand_silent_connections_are_in_nobodys_way() {
+fn thousand_silent_connections_are_harmless() {
     rnic_tests::process::raise_descriptor_limit();
     let config = "[engine]\nworkers = 2\n[mpa]\nstartup_deadline = \"30s\"\n";
     let daemon = Daemon::start(binaries!(), config);
@@ -300,14 +300,14 @@ fn a_thousand_silent_connections_are_in_nobodys_way() {
     let before = daemon.footprint().resident;
     let silent: Vec<TcpStream> =
         (0..1000).map(|_| wire::dial(target.listener.local_addr())).collect();
-    let status = daemon.settles("aware of all", |s| s.startups >= 900);
+    let status = daemon.wait_status("aware of all", |s| s.startups >= 900);
     assert!(status.startups <= 1024, "{status:?}");
     let grown = daemon.footprint().resident.saturating_sub(before);
     assert!(grown < 1000 * 8, "{grown} KiB for 1000 silent connections");
-    // One that does speak is served while they are silent.
+    // A connection that sends is served while the others are silent.
     let (peer, qp) = target.open();
     drop((peer, qp));
-    daemon.settles("rid of them", |s| s.startups == 0);
+    daemon.wait_status("rid of them", |s| s.startups == 0);
     for mut stream in silent {
         assert!(!matches!(wire::ending(&mut stream), Ending::Silence(_)));
     }
@@ -315,7 +315,7 @@ fn a_thousand_silent_connections_are_in_nobodys_way() {
 }
 
 #[test]
-fn a_peer_that_begins_and_never_goes_on_is_given_up() {
+fn stalled_startup_times_out() {
     let config = "[engine]\nworkers = 1\n[mpa]\nfirst_fpdu_deadline = \"100ms\"\n";
     let daemon = Daemon::start(binaries!(), config);
     let target = Target::new(&daemon);
@@ -339,7 +339,7 @@ fn an_initiator_survives_any_reply() {
     let mut replies: Vec<Vec<u8>> = vec![
         vec![],
         b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
-        // A request where a reply belongs, a reply that is too long, one of revision 0 and 9.
+        // A request instead of a reply, a reply that is too long, revisions 0 and 9.
         wire::request(CRC, 1, b""),
         [&b"MPA ID Rep Frame\x40\x01"[..], &[0xFF, 0xFF], &[0; 600]].concat(),
         b"MPA ID Rep Frame\x40\x00\x00\x00".to_vec(),
@@ -357,10 +357,10 @@ fn an_initiator_survives_any_reply() {
         let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
         qp.start_connect(address, &Default::default()).unwrap();
         let (mut stream, _) = server.accept().unwrap();
-        wire::say(&mut stream, &reply);
+        wire::send_bytes(&mut stream, &reply);
         stream.shutdown(Shutdown::Write).unwrap();
         drop(stream);
-        // A peer that closes without a reply is asked again with revision 1.
+        // If a peer closes without a reply, the library retries with revision 1.
         if reply.is_empty() {
             drop(server.accept().unwrap());
         }
@@ -370,11 +370,11 @@ fn an_initiator_survives_any_reply() {
                 assert_eq!(private_data, b"no!");
             }
             (_, [.., b'n', b'o', b'!']) => panic!("{outcome:?}"),
-            // Some noise is a reply: then the connection ends at once.
+            // Some noise is a valid reply. Then the connection ends at once.
             (Ok(_), _) => {
                 local_end(&qp);
             }
-            (Err(Error::TimedOut { .. }), _) => panic!("{reply:02x?} was waited for"),
+            (Err(Error::TimedOut { .. }), _) => panic!("{reply:02x?} was not refused at once"),
             (Err(_), _) => {}
         }
     }

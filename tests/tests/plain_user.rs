@@ -1,5 +1,5 @@
-//! `rnic-run` for a user who has nothing but a home folder: how long he waits for a first program,
-//! and what programs see that look for devices themselves.
+//! `rnic-run` for a user with nothing but a home folder: the time to start a first program, and the
+//! view of programs that look for devices themselves.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -11,7 +11,7 @@ use rnic_tests::{DEADLINE, Process, binaries, copy_files, omit, ports, timing, v
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-/// Everything installed as README.md says, where any user can read it.
+/// Everything installed as described in README.md, readable by all users.
 struct Installed {
     folder: TempDir,
 }
@@ -36,7 +36,7 @@ impl Installed {
         self.folder.path().join(name)
     }
 
-    /// A program of the tests in C, or what the compiler says.
+    /// Compiles a C program of the tests. Returns the error output of the compiler on failure.
     fn compile(&self, source: &str, options: &[&str]) -> Result<PathBuf, String> {
         let program = self.at("bin").join(Path::new(source).file_stem().unwrap());
         let mut compiler = Command::new("cc");
@@ -48,7 +48,7 @@ impl Installed {
     }
 }
 
-/// A home folder of a user who may write nowhere else, which is left empty but for a log.
+/// Home folder of a user without other writable folders. Only a log is left in it.
 struct Home<'a> {
     installed: &'a Installed,
     name: &'static str,
@@ -68,7 +68,7 @@ impl<'a> Home<'a> {
         self.installed.at(self.name)
     }
 
-    /// A program as this user, with an empty environment.
+    /// Returns a command that runs a program as this user with an empty environment.
     fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = if geteuid().is_root() {
             let mut command = Command::new("setpriv");
@@ -80,7 +80,7 @@ impl<'a> Home<'a> {
         };
         command.env_clear().current_dir("/").env("PATH", std::env::var_os("PATH").unwrap());
         command.env("HOME", self.path()).env("TMPDIR", self.path());
-        // A daemon of the system's would be found by everybody, and refuse him.
+        // Avoids the system's daemon, which would refuse this user.
         if Path::new("/run/rnicd/rnicd.sock").exists() {
             command.env("RNIC_SOCKET", self.path().join("rnicd.sock"));
         }
@@ -93,7 +93,7 @@ impl<'a> Home<'a> {
         command
     }
 
-    /// Waits until the daemon is gone.
+    /// Waits until the daemon has stopped.
     fn is_left(&self) {
         let uid = if geteuid().is_root() { PLAIN } else { geteuid().as_raw() };
         let logs = [format!("rnicd-{uid}/rnicd.log"), "rnicd.log".to_owned()];
@@ -112,7 +112,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
 }
 
-/// Whether this user may have namespaces with mounts in them; says so if not.
+/// Returns true if this user can mount in new namespaces. Otherwise reports an omission.
 fn may_mount(home: &Home<'_>) -> bool {
     let mut probe = home.command("unshare");
     let output = probe.args(["--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs"]);
@@ -123,7 +123,7 @@ fn may_mount(home: &Home<'_>) -> bool {
     output.status.success()
 }
 
-/// A CI job pays this time with each program that is the first one.
+/// The first program of a CI job takes as long as this.
 #[test]
 fn a_first_program_starts_a_daemon_quickly() {
     let is_measured = timing("the time until a first program has its daemon");
@@ -152,7 +152,7 @@ fn a_first_program_starts_a_daemon_quickly() {
 }
 
 #[test]
-fn a_static_program_is_shown_the_devices_by_mounts() {
+fn static_program_sees_devices_by_mounts() {
     let installed = Installed::new();
     let home = Home::new(&installed, "home");
     if !may_mount(&home) {
@@ -166,19 +166,19 @@ fn a_static_program_is_shown_the_devices_by_mounts() {
     let output = home.rnic_run(&["--mount", program]).output().unwrap();
     let text = said(&output);
     assert!(output.status.success() && text.ends_with("done\n"), "{text}");
-    assert!(text.contains("no library of ours"), "{text}");
-    // Where the folders are there already, as on a machine with RDMA: ours are over those.
+    assert!(text.contains("cannot use rnicd's libraries"), "{text}");
+    // The folders already exist, as on a machine with RDMA. The mounts cover them.
     let own = installed.at("bin/rnic-run");
     let twice = ["--mount", own.to_str().unwrap(), "--mount", program];
     let text = said(&home.rnic_run(&twice).output().unwrap());
     assert!(text.ends_with("done\n"), "{text}");
-    // Nobody else sees them.
+    // Other processes do not see the mounts.
     assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains("rnic-run"));
     home.is_left();
 }
 
 #[test]
-fn every_call_finds_the_devices_by_mounts_and_queue_pairs_work() {
+fn mounted_devices_are_found_by_every_call() {
     let installed = Installed::new();
     let home = Home::new(&installed, "home");
     if !may_mount(&home) {
@@ -194,11 +194,11 @@ fn every_call_finds_the_devices_by_mounts_and_queue_pairs_work() {
     if Command::new("ibv_rc_pingpong").arg("--help").output().is_err() {
         return omit("ibv_rc_pingpong is not here (Debian package ibverbs-utils)");
     }
-    let port = ports::of_nobody().to_string();
+    let port = ports::unused_port().to_string();
     let common = ["--mount", "ibv_rc_pingpong", "-g", "0", "-p", &port];
     let mut server = Process::start(home.rnic_run(&common));
     let deadline = Instant::now() + DEADLINE;
-    // What it says is in a buffer until it ends: whether it listens is known by trying.
+    // Its output is buffered until it ends, so only a client can determine whether it listens.
     while !home.rnic_run(&[&common[..], &["127.0.0.1"]].concat()).output().unwrap().status.success()
     {
         assert!(Instant::now() < deadline && !server.has_ended(), "no ping-pong");
@@ -208,13 +208,13 @@ fn every_call_finds_the_devices_by_mounts_and_queue_pairs_work() {
 }
 
 #[test]
-fn namespaces_that_are_refused_are_said_with_who_refuses() {
+fn refused_namespaces_are_explained() {
     let installed = Installed::new();
     let home = Home::new(&installed, "home");
     if !may_mount(&home) {
         return;
     }
-    // In a user namespace of their own, users may refuse themselves more.
+    // In their own user namespace, users can lower their limits.
     let script = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$0\" --idle 5s --mount true";
     let mut command = home.command("unshare");
     command.args(["--user", "--map-root-user", "sh", "-c", script]);
@@ -230,7 +230,7 @@ fn namespaces_that_are_refused_are_said_with_who_refuses() {
 }
 
 #[test]
-fn without_files_of_the_devices_there_is_nothing_to_mount() {
+fn without_device_files_nothing_is_mounted() {
     let installed = Installed::new();
     let home = Home::new(&installed, "home");
     let config = home.path().join("rnicd.toml");
@@ -247,9 +247,9 @@ fn without_files_of_the_devices_there_is_nothing_to_mount() {
     assert!(text.contains("device.tree") && text.lines().count() == 1, "{text}");
 }
 
-/// As where root's jobs have started a daemon, or another user's daemon is the system's.
+/// A daemon of root or of another user has the system's socket.
 #[test]
-fn a_foreign_system_daemon_stops_nobody() {
+fn foreign_system_daemon_is_bypassed() {
     if !geteuid().is_root() {
         return omit("only root can mount a /run with a socket of its own");
     }
@@ -278,5 +278,5 @@ fn a_foreign_system_daemon_stops_nobody() {
     home.is_left();
 }
 
-/// A user and group that nobody has anything of.
+/// A user and group without any files or processes.
 const PLAIN: u32 = 1001;

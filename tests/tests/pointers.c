@@ -1,5 +1,5 @@
-// Calls each function that takes a path with pointers that are none, each call in a child of its own,
-// and prints the error of the call or the signal that ends the child.
+// Calls each function that takes a path with invalid pointers, each call in its own child process.
+// Prints the error of the call or the signal that kills the child.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,11 +21,11 @@
 
 typedef intptr_t word;
 
-static char room[1 << 16]; // for results: a stat, a path
+static char room[1 << 16]; // for results: a stat structure or a path
 
 enum { PATH_WORD = -1000, ROOM_WORD, MODE_WORD };
 
-// What a function is called with, and whether it returns a pointer.
+// Arguments of a function, and 1 if it returns a pointer.
 static const struct function {
     const char *name;
     int returns_pointer;
@@ -92,7 +92,7 @@ static word called(const struct function *f, const char *path)
     return failed ? errno : 0;
 }
 
-// Ends with the error of a call, or by the signal that the C library's own function ends with.
+// Prints the error of a call, or the signal that kills the child inside the C library.
 static void report(const struct function *f, const char *kind, const char *path)
 {
     fflush(stdout);
@@ -108,7 +108,7 @@ static void report(const struct function *f, const char *kind, const char *path)
         printf("%s, %s: %s\n", f->name, kind, strerrorname_np(WEXITSTATUS(status)));
 }
 
-// A path that begins in one page and ends in the next one.
+// Passes a path that starts in one page and ends in the next.
 static int devices(long page)
 {
     static const char path[] = "/sys/class/infiniband";
@@ -125,7 +125,7 @@ static int devices(long page)
     return 0;
 }
 
-// Refuses advice of madvise that kernels before 5.14 do not know, in this process from now on.
+// Refuses madvise() advice that kernels before 5.14 lack, in this process from now on.
 static int older(void)
 {
     enum { FIRST_UNKNOWN = 22 };
@@ -166,14 +166,14 @@ int main(int words, char **word)
         for (int bars = 0; bars < 2; bars++) {
             char *end = bars ? barred : gone;
             const char *kind = bars ? "runs into a barred page" : "runs into nothing";
-            // Each is cut where the page ends: in the prefix, behind it, and behind its slash.
+            // Cut at the end of the page: in the prefix, after it, and after its slash.
             static const char *const cut[] = {"/", "/sys/class/inf", "/sys/class/infiniband",
                                               "/sys/class/infiniband/x", "/dev/infiniband/", "/tmp"};
             for (size_t c = 0; c < sizeof cut / sizeof *cut; c++) {
                 memcpy(end - strlen(cut[c]), cut[c], strlen(cut[c]));
                 report(f, kind, end - strlen(cut[c]));
             }
-            // This one ends in time.
+            // This path ends with its page.
             memcpy(end - 6, "/none", 6);
             report(f, "ends with its page", end - 6);
         }

@@ -1,12 +1,11 @@
-//! Pointers that are no paths, to the functions that `librnic_preload.so` puts in front of the C
-//! library's.
+//! Invalid pointers, passed to the functions of the C library that `librnic_preload.so` interposes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rnic_tests::{Daemon, Process, binaries, verbs};
 
-/// Names of the functions in front of the C library's.
+/// Returns the names of the interposed functions.
 fn interposed() -> Vec<&'static str> {
     let source = include_str!("../../rnic-verbs/preload/src/lib.rs");
     let functions = source.lines().filter_map(|line| line.strip_prefix("    fn "));
@@ -26,7 +25,7 @@ fn built(folder: &Path) -> PathBuf {
     program
 }
 
-/// `rnic-run` and its options.
+/// Returns a command that runs `rnic-run` with options.
 fn rnic_run(daemon: &Daemon) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
     command.arg("--no-start").arg("--lib-dir").arg(verbs::directory());
@@ -51,7 +50,7 @@ fn paths_are_read_without_the_advice() {
     let mut command = rnic_run(&daemon);
     command.arg(&program).args(["devices", "older"]);
     assert_eq!(Process::start(command).succeed(), ["found"]);
-    // All pointers, tried without the advice and without the library.
+    // All pointers, with the preload library but without the advice, and without the library.
     let without = Process::start(Command::new(&program)).succeed();
     let mut command = rnic_run(&daemon);
     command.arg(&program).args(["all", "older"]);

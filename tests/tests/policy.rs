@@ -1,5 +1,5 @@
-//! The administrator's rules between real processes: domains that cross sessions, configurations
-//! that change under traffic, connections that an administrator ends.
+//! The administrator's rules between real processes: domains shared by sessions, configurations
+//! that change under traffic, and connections that an administrator ends.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
@@ -15,12 +15,12 @@ use rnic_tests::raw::Raw;
 use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, Process, binaries, engine, on_path};
 use rustix::process::{Signal, geteuid};
 
-/// Writes an end's bytes to somebody's region.
+/// Writes an end's bytes to a region and returns the status.
 fn write(from: &End, to: RemoteMr) -> CompletionStatus {
     from.region.write_at(0, b"rnic").unwrap();
     let sges = [from.region.sge(0, 4)];
     from.qp.post_send(&[SendRequest::write(7, &sges, to.at(0)).signaled()]).unwrap();
-    // A Write completes when it is sent; only a Read behind it tells what became of it.
+    // A Write completes when it is sent. Only a Read after it can show the result of the Write.
     let read = SendRequest::read(8, from.region.sge(8, 4), to.at(0)).signaled();
     let behind = from.qp.post_send(&[read]);
     let first = from.completion();
@@ -37,7 +37,7 @@ fn disconnected(end: &End) -> DisconnectReason {
     }
 }
 
-/// A writer connected to a session that holds `pd`.
+/// Connects a writer to a session with domain `pd`.
 fn pair(daemon: &Daemon, pd: Option<&str>) -> (End, End) {
     let mut target = Client::new(daemon);
     if let Some(name) = pd {
@@ -56,7 +56,7 @@ fn owner_in_the_domain(daemon: &Daemon) -> (Process, RemoteMr) {
 }
 
 #[test]
-fn a_region_in_a_named_domain_serves_the_queue_pairs_of_all_its_sessions() {
+fn named_domain_shares_regions_between_sessions() {
     for loopback in PATHS {
         let daemon = Daemon::start(
             binaries!(),
@@ -67,14 +67,14 @@ fn a_region_in_a_named_domain_serves_the_queue_pairs_of_all_its_sessions() {
             ),
         );
         let (mut owner, region) = owner_in_the_domain(&daemon);
-        // Through a queue pair of another session of the domain the owner's memory is reached.
+        // A QP of another session of the domain gives access to the owner's memory.
         let (writer, partner) = pair(&daemon, Some("shared"));
         assert_eq!(write(&writer, region), CompletionStatus::Success, "{loopback}");
-        // Through one of a private domain it is not.
+        // A QP of a private domain does not.
         let (stranger, _private) = pair(&daemon, None);
         let status = write(&stranger, region);
         assert!(status != CompletionStatus::Success, "{loopback}: {status:?}");
-        // What a partner names locally is to be his own all the same.
+        // Local SGEs must refer to the partner's own memory, even in the same domain.
         let foreign = [Sge { addr: region.addr, length: 4, lkey: region.rkey.0 }];
         partner.qp.post_send(&[SendRequest::send(9, &foreign).signaled()]).unwrap();
         assert_eq!(partner.completion().status, CompletionStatus::LocalProtection, "{loopback}");
@@ -85,7 +85,7 @@ fn a_region_in_a_named_domain_serves_the_queue_pairs_of_all_its_sessions() {
 }
 
 #[test]
-fn the_end_of_an_owner_is_a_remote_error_and_leaves_the_partners_their_own() {
+fn owner_end_is_a_remote_error_for_partners() {
     for loopback in PATHS {
         let daemon = Daemon::start(
             binaries!(),
@@ -100,8 +100,8 @@ fn the_end_of_an_owner_is_a_remote_error_and_leaves_the_partners_their_own() {
         let (second_writer, second_partner) = pair(&daemon, Some("shared"));
         assert_eq!(write(&writer, region), CompletionStatus::Success, "{loopback}");
         owner.kill();
-        // Three sessions are left besides the one that asks, and the domain.
-        daemon.settles("rid of the owner", |s| s.sessions == 5);
+        // Three sessions remain in addition to the querying one, and the domain.
+        daemon.wait_status("rid of the owner", |s| s.sessions == 5);
         let status = write(&writer, region);
         assert!(status != CompletionStatus::Success, "{loopback}: {status:?}");
         let reason = disconnected(&partner);
@@ -110,7 +110,7 @@ fn the_end_of_an_owner_is_a_remote_error_and_leaves_the_partners_their_own() {
             matches!(reason, DisconnectReason::Terminate { origin, .. } if ours(origin)),
             "{loopback}: {reason:?}"
         );
-        // The other partner's regions and connection in the same domain are as they were.
+        // The other partner's region and connection in the same domain are unaffected.
         let own = second_partner.context.open_pd(Some("shared")).unwrap();
         let buffer = second_partner.context.create_shared_buffer(4096).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
@@ -120,9 +120,9 @@ fn the_end_of_an_owner_is_a_remote_error_and_leaves_the_partners_their_own() {
 }
 
 #[test]
-fn a_user_who_is_not_named_may_not_open_the_domain() {
+fn unlisted_user_cannot_open_the_domain() {
     if geteuid().as_raw() != 0 {
-        rnic_tests::omit("only root can be several users");
+        rnic_tests::omit("only root can act as several users");
         return;
     }
     let daemon = Daemon::start(
@@ -132,7 +132,7 @@ fn a_user_who_is_not_named_may_not_open_the_domain() {
     let everybody = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir(), everybody).unwrap();
     let _mine = Context::open_at(daemon.socket()).unwrap().open_pd(Some("shared")).unwrap();
-    // Identities belong to threads.
+    // Credentials belong to threads.
     let socket = daemon.socket();
     let as_user = |uid, gids: &[u32]| {
         std::thread::scope(|scope| {
@@ -153,22 +153,22 @@ fn a_user_who_is_not_named_may_not_open_the_domain() {
     as_user(4711, &[4711, 5000]).unwrap();
 }
 
-/// What was refused, in words.
+/// Returns the text of a refusal.
 fn refusal<T>(result: Result<T, Error>) -> String {
     match result {
-        Ok(_) => panic!("granted"),
+        Ok(_) => panic!("access was granted"),
         Err(error) => error.to_string(),
     }
 }
 
-/// Writes another configuration and has it read.
+/// Writes another configuration and makes the daemon reload it.
 fn reload(daemon: &Daemon, config: &str) {
     std::fs::write(daemon.dir().join("rnicd.toml"), config).unwrap();
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
     rustix::process::kill_process(pid, Signal::HUP).unwrap();
 }
 
-/// Tries until something is granted, or until it is refused.
+/// Retries until the result is granted (`wanted` is true) or refused.
 fn until<T>(wanted: bool, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -183,7 +183,7 @@ fn until<T>(wanted: bool, mut attempt: impl FnMut() -> Result<T, Error>) -> Resu
 }
 
 #[test]
-fn limits_change_under_traffic_and_a_broken_file_changes_nothing() {
+fn reload_changes_limits_under_traffic() {
     let config = |qps: u32, workers: u32| {
         format!("[engine]\nworkers = {workers}\n[limits.session]\nqps = {qps}\n")
     };
@@ -206,12 +206,12 @@ fn limits_change_under_traffic_and_a_broken_file_changes_nothing() {
     assert!(refused.contains("limits.session.qps = 3 reached"), "{refused}");
 
     reload(&daemon, "[limits.session]\nqps = many\n");
-    // Two signals that come at once are one, and the file is only what it is then.
+    // Two signals in quick succession may cause only one reload, of the latest file.
     daemon.says("configuration not reloaded");
     let refused = refusal(create());
     assert!(refused.contains("limits.session.qps = 3 reached"), "{refused}");
 
-    // Below what there is: that stays, but nothing new comes before it is below the limit again.
+    // A limit below the present use keeps existing objects and refuses new ones.
     reload(&daemon, &config(1, 1));
     let mut refused = String::new();
     while !refused.contains("limits.session.qps = 1 reached") {
@@ -233,8 +233,8 @@ fn limits_change_under_traffic_and_a_broken_file_changes_nothing() {
     let lines = daemon.stop().join("\n");
     for line in [
         "reloaded: limits.session.qps: 2 -> 3",
-        "not changed before the next start: engine.workers: 1 -> 2",
-        "configuration not reloaded, the old one stays: ",
+        "takes effect after a restart: engine.workers: 1 -> 2",
+        "configuration not reloaded, the previous one remains: ",
         "rnicd.toml:2:7: limits.session.qps = many: ",
         "reloaded: limits.session.qps: 3 -> 1",
     ] {
@@ -243,7 +243,7 @@ fn limits_change_under_traffic_and_a_broken_file_changes_nothing() {
 }
 
 #[test]
-fn the_level_of_the_log_changes_while_the_daemon_runs() {
+fn log_level_changes_at_run_time() {
     if std::env::var_os("RUST_LOG").is_some() {
         rnic_tests::omit("RUST_LOG says what is logged");
         return;
@@ -260,12 +260,12 @@ fn the_level_of_the_log_changes_while_the_daemon_runs() {
     drop(context);
     let lines = daemon.stop();
     let at = |text: &str| lines.iter().position(|line| line.contains(text));
-    let reloaded = at("reloaded: log.level: info -> debug").expect("it is told");
+    let reloaded = at("reloaded: log.level: info -> debug").expect("a reload event");
     assert!(at("session opened").is_some_and(|opened| opened > reloaded), "{lines:?}");
 }
 
 #[test]
-fn a_device_is_what_the_configuration_calls_it_until_the_next_start() {
+fn device_identity_is_fixed_at_start() {
     let text = "[device]\nname = \"mlx\"\nvendor_id = 0x2c9\nvendor_part_id = 4119\nhw_ver = 3\n\
                 guid = \"02:00:5e:00:53:01:00:01\"\n[limits]\nqueue_depth = 512\nbacklog = 9\n";
     let daemon = Daemon::start(binaries!(), text);
@@ -284,17 +284,21 @@ fn a_device_is_what_the_configuration_calls_it_until_the_next_start() {
     drop(context);
     let lines = daemon.stop().join("\n");
     for key in ["device.name: mlx -> other", "device.vendor_id: 0x2c9 -> 0x1", "device.guid: "] {
-        let line = format!("not changed before the next start: {key}");
+        let line = format!("takes effect after a restart: {key}");
         assert!(lines.contains(&line), "{line}\n{lines}");
     }
 }
 
 #[test]
-fn a_device_that_nobody_described_is_unknown_and_the_same_each_time() {
+fn default_device_identity_is_stable() {
     let device = |daemon: &Daemon| Context::open_at(daemon.socket()).unwrap().device().unwrap();
     let start = |config: &str| Daemon::start(binaries!(), config);
-    let (first, again, other) = (start(""), start(""), start("[device]\nname = \"rnicd1\"\n"));
-    let (first, again, other) = (device(&first), device(&again), device(&other));
+    let first = start("");
+    let again = start("");
+    let other = start("[device]\nname = \"rnicd1\"\n");
+    let first = device(&first);
+    let again = device(&again);
+    let other = device(&other);
     assert_eq!((first.vendor_id, first.vendor_part_id, first.hw_ver), (0x02_524e, 0, 0));
     assert_eq!(first.guid, again.guid);
     assert_ne!(first.guid, other.guid);
@@ -313,7 +317,7 @@ fn rules_change_while_the_daemon_runs() {
     let pd = format!("[[pd]]\nname = \"late\"\nusers = [{uid}]\nmrs = 1\n");
     reload(&daemon, &pd);
     let late = until(true, open).unwrap();
-    // The rule goes, what is open stays, and nothing more gets in.
+    // Without the rule, open domains remain, but nothing new is allowed.
     reload(&daemon, &format!("[[listen]]\nwho = {uid}\naddress = \"10.9.8.7\"\n"));
     let refused = refusal(until(false, open));
     assert!(refused.contains("no [[pd]] named \"late\""), "{refused}");
@@ -328,11 +332,11 @@ fn rules_change_while_the_daemon_runs() {
 }
 
 #[test]
-fn an_administrator_ends_a_connection_and_its_owner_keeps_the_queue_pair() {
+fn admin_disconnect_keeps_the_qp() {
     for loopback in PATHS {
         let daemon = Daemon::start(binaries!(), &on_path(loopback));
         let (peer, victim) = pair(&daemon, None);
-        // Both ends have sent something, so that either may send a Terminate.
+        // Both ends have sent a message, so either may send a Terminate.
         for (to, from) in [(&victim, &peer), (&peer, &victim)] {
             let sges = [to.region.sge(64, 4)];
             to.qp.post_recv(&[RecvRequest::new(1, &sges), RecvRequest::new(2, &sges)]).unwrap();

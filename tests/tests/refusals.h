@@ -1,5 +1,5 @@
-// Checks of calls that fail: by the number of the error, and by the reason that the library writes
-// to standard error with RNIC_LOG=debug.
+// Checks of calls that fail: by the error number, and by the reason that the library logs to
+// standard error with RNIC_LOG=debug.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -11,10 +11,10 @@
 
 static int wrong;
 
-// Where the next reason will stand in the file that standard error goes to; -1 without RNIC_LOG.
+// Offset of the next reason in the file behind standard error; -1 without RNIC_LOG.
 static off_t reasons = -1;
 
-// Makes standard error a file, so that reasons can be counted.
+// Redirects standard error to a file, so that reasons can be found.
 __attribute__((unused)) static void read_reasons(void)
 {
     if (!getenv("RNIC_LOG"))
@@ -27,7 +27,7 @@ __attribute__((unused)) static void read_reasons(void)
     reasons = lseek(2, 0, SEEK_CUR);
 }
 
-// Forgets the reasons so far.
+// Skips the reasons logged so far.
 __attribute__((unused)) static void begin_call(void)
 {
     if (reasons >= 0)
@@ -35,7 +35,7 @@ __attribute__((unused)) static void begin_call(void)
     errno = 0;
 }
 
-// Demands a reason for the last call. EAGAIN is no refusal: nothing was there yet.
+// Requires a reason for the last call. EAGAIN is not a refusal.
 __attribute__((unused)) static void has_reason(int line, const char *call, int number)
 {
     char text[512] = "";
@@ -55,7 +55,7 @@ __attribute__((unused)) static void differs(int line, const char *call, int want
     wrong++;
 }
 
-// A call that returns the number of its error, or 0.
+// A call that returns its error number, or 0.
 #define RETURNS(number, call)                                                                       \
     do {                                                                                            \
         begin_call();                                                                               \
@@ -66,7 +66,7 @@ __attribute__((unused)) static void differs(int line, const char *call, int want
             has_reason(__LINE__, #call, said);                                                      \
     } while (0)
 
-// A call that an inline function of the C headers refuses.
+// A call that is refused by an inline function of the C headers.
 #define HEADER_RETURNS(number, call)                                                                \
     do {                                                                                            \
         int said = (call);                                                                          \
@@ -74,7 +74,7 @@ __attribute__((unused)) static void differs(int line, const char *call, int want
             differs(__LINE__, #call, number, said);                                                 \
     } while (0)
 
-// A call that returns a value for failure, with the number in errno.
+// A call that returns a special value on failure and sets errno.
 #define SETS(number, failed, call)                                                                  \
     do {                                                                                            \
         begin_call();                                                                               \
@@ -90,23 +90,23 @@ __attribute__((unused)) static void differs(int line, const char *call, int want
 #define NONE(number, call) SETS(number, NULL, call)
 #define FINE(call) RETURNS(0, call)
 
-// Holds. A call in it that was refused has a reason.
+// Must hold. A refused call in it must have a reason.
 #define CHECK(what)                                                                                 \
     do {                                                                                            \
         begin_call();                                                                               \
         if (!(what)) {                                                                              \
-            printf("line %d: not so: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
             wrong++;                                                                                \
         } else if (errno == EINVAL || errno == EOPNOTSUPP || errno == EBUSY || errno == ENOENT)     \
             has_reason(__LINE__, #what, errno);                                                     \
     } while (0)
 
-// Holds, or the program cannot go on.
+// Must hold, otherwise the program cannot continue.
 #define MUST(what)                                                                                  \
     do {                                                                                            \
         errno = 0;                                                                                  \
         if (!(what)) {                                                                              \
-            printf("line %d: not so: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
             exit(1);                                                                                \
         }                                                                                           \
     } while (0)

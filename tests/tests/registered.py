@@ -1,5 +1,5 @@
-# Registers memory through the C API and has workers forked beside it, each of which writes into its
-# copy and opens the device for itself.
+# Registers memory through the C API and forks workers next to it. Each worker writes to its copy of
+# the memory and opens the device itself.
 
 import ctypes
 import mmap

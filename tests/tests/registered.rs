@@ -1,4 +1,4 @@
-//! Memory of programs of the C verbs API: with and without a region, a program observes the same.
+//! Memory of programs of the C verbs API: a program observes the same with and without a region.
 //!
 //! The programs are in `registered/` and run under `rnic-run` with its defaults: as the daemon's
 //! user, for which workers copy, and as another user, for which the library copies. The latter
@@ -14,20 +14,20 @@ use rnic_tests::daemon::Daemon;
 use rnic_tests::{Process, binaries, copy_files, omit, verbs};
 use tempfile::TempDir;
 
-/// A program of `registered/` with a daemon of its own.
+/// A program of `registered/` with its own daemon.
 struct Scene {
     daemon: Daemon,
     /// `rnic-run`, and the libraries.
     run: PathBuf,
     libraries: PathBuf,
     program: PathBuf,
-    /// User of the program, if it is not the daemon's.
+    /// User of the program, if different from the daemon's.
     stranger: Option<u32>,
     scratch: TempDir,
 }
 
 const RUN: &str = env!("CARGO_BIN_EXE_rnic-run-under-test");
-/// A user who is not this one.
+/// A user that differs from this one.
 const STRANGER: u32 = 61_019;
 
 impl Scene {
@@ -37,12 +37,13 @@ impl Scene {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program(&format!("tests/registered/{source}"), scratch.path())?;
         let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
-        let (run, libraries) = (PathBuf::from(RUN), verbs::directory().to_owned());
+        let run = PathBuf::from(RUN);
+        let libraries = verbs::directory().to_owned();
         Some(Scene { daemon, run, libraries, program, stranger: None, scratch })
     }
 
-    /// As [`Scene::new`], with a program of another user. Returns `None` unless this test is
-    /// root's.
+    /// Like [`Scene::new`], with a program of another user. Returns `None` if this test does not
+    /// run as root.
     fn of_stranger(source: &str) -> Option<Scene> {
         if !rustix::process::getuid().is_root() {
             omit("not root: programs of other users are not tested");
@@ -57,12 +58,12 @@ impl Scene {
         Some(scene)
     }
 
-    /// A program of the daemon's user, and one of another user.
+    /// Returns a program of the daemon's user, and one of another user.
     fn both(source: &str) -> impl Iterator<Item = Scene> {
         Scene::new(source).into_iter().chain(Scene::of_stranger(source))
     }
 
-    /// The program under `rnic-run`, after `words` that start it.
+    /// Returns a command that runs the program under `rnic-run`, started by `words`.
     fn command(&self, words: &[&Path], part: &[&str]) -> Command {
         let ids = self.stranger.map(|id| [format!("--reuid={id}"), format!("--regid={id}")]);
         let user: Vec<&Path> = ids
@@ -148,7 +149,7 @@ fn pages_without_the_right_are_refused() {
 
 #[test]
 fn later_protection_does_not_bind_the_device() {
-    // Copies by the library keep to it.
+    // Copies by the library respect the protection, so only this case is tested.
     if let Some(scene) = Scene::new("pages.c") {
         scene.run(&["later_protection"]);
     }
@@ -163,8 +164,8 @@ fn random_operations_are_as_without_regions() {
     }
 }
 
-/// 600 MiB in a cgroup of 1 GiB, where one can be made; without one the program looks at its own
-/// resident memory only.
+/// 600 MiB in a cgroup of 1 GiB, if a cgroup can be created. Otherwise the program checks only its
+/// own resident memory.
 #[test]
 fn a_large_region_takes_no_memory() {
     let Some(scene) = Scene::new("pages.c") else { return };
@@ -179,13 +180,13 @@ fn a_large_region_takes_no_memory() {
     scene.run_command(scene.command(&words, &["large"]));
 }
 
-/// A control group with a limit of memory.
+/// A control group with a memory limit.
 struct Cgroup {
     folder: PathBuf,
 }
 
 impl Cgroup {
-    /// Makes a cgroup of version 2 or 1. Returns `None` where that is refused.
+    /// Creates a cgroup of version 2 or 1. Returns `None` if that is refused.
     fn new(bytes: u64) -> Option<Cgroup> {
         let name = format!("rnic-test-{}", std::process::id());
         let kinds = [("", "memory.max"), ("memory", "memory.limit_in_bytes")];
@@ -193,7 +194,7 @@ impl Cgroup {
             let folder = Path::new("/sys/fs/cgroup").join(hierarchy).join(&name);
             std::fs::create_dir(&folder).ok()?;
             let cgroup = Cgroup { folder };
-            // Not to be created: the folder may be none of a cgroup.
+            // Must not be created: the folder may belong to no cgroup hierarchy.
             let mut limit = std::fs::File::options().write(true).open(cgroup.at(limit)).ok()?;
             limit.write_all(bytes.to_string().as_bytes()).ok()?;
             Some(cgroup)
@@ -207,12 +208,12 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Fails while the kernel has not finished with its last process; then it stays, empty.
+        // Fails while the kernel still holds the last process. Then the empty cgroup remains.
         let _ = std::fs::remove_dir(&self.folder);
     }
 }
 
-/// A program that forks by itself: Python's `multiprocessing` with `fork`.
+/// A program that forks itself: Python's `multiprocessing` with `fork`.
 #[test]
 fn python_workers_are_forked_beside_a_region() {
     let daemon = Daemon::start(binaries!(), "");

@@ -1,5 +1,5 @@
-//! Completion queues that get another size while their queue pairs go on: nothing is lost, nothing
-//! comes twice, who sleeps is woken, and limits hold before and after.
+//! CQs that are resized while their QPs are active: no completion is lost or duplicated, sleeping
+//! waiters wake up, and limits hold before and after.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -16,15 +16,15 @@ use rnic_core::types::CqId;
 use rnic_tests::raw::Raw;
 use rnic_tests::{DEADLINE, Daemon, PATHS, binaries, engine, join};
 
-/// Pairs of queue pairs of the traffic.
+/// Number of QP pairs with traffic.
 const PAIRS: usize = 4;
-/// Requests and receives that each queue pair has outstanding.
+/// Outstanding requests and receives per QP.
 const DEPTH: u64 = 16;
-/// Sends of each pair in one round.
+/// Sends per pair and round.
 const ROUND: u64 = DEPTH / 2;
 
-/// A session in which queue pairs are connected to each other, and whose completion queues are all
-/// made by the test: they are counted.
+/// A session with QPs connected to each other. The test creates all of its CQs, because it counts
+/// them.
 struct Couples {
     context: Context,
     pd: Pd,
@@ -39,7 +39,7 @@ impl Couples {
         Couples { context, pd, listener }
     }
 
-    /// Two connected queue pairs: one sends, the other receives.
+    /// Connects two QPs: the first sends, the second receives.
     fn pair(&self, send_cq: &Cq, recv_cq: &Cq) -> (Qp, Qp) {
         let depth = DEPTH as u32;
         let options = QpOptions {
@@ -49,19 +49,19 @@ impl Couples {
             signal_all: true,
             ..QpOptions::new(send_cq)
         };
-        let (sender, receiver) =
-            (self.pd.create_qp(&options).unwrap(), self.pd.create_qp(&options).unwrap());
+        let sender = self.pd.create_qp(&options).unwrap();
+        let receiver = self.pd.create_qp(&options).unwrap();
         join(&self.listener, &sender, &receiver);
         (sender, receiver)
     }
 
-    /// What the daemon says of a queue.
+    /// Returns the daemon's row for a CQ.
     fn row(&self, cq: &Cq) -> CqRow {
         let Rows::Cqs(rows) = self.context.list(ListKind::Cqs, 0).unwrap().rows else { panic!() };
         rows.into_iter().find(|row| row.cq == cq.id()).unwrap()
     }
 
-    /// Waits until so many completions of a queue are unread.
+    /// Waits until a CQ has `unread` unread completions.
     fn fills(&self, cq: &Cq, unread: u32) {
         let deadline = Instant::now() + DEADLINE;
         while self.row(cq).unread != unread {
@@ -70,9 +70,10 @@ impl Couples {
         }
     }
 
-    /// Entries of completion queues that count against this session's limit.
+    /// Returns the number of CQ entries that count against this session's limit.
     fn entries_in_use(&self) -> u64 {
-        let (mut from, key) = (0, "limits.session.cq_entries_total");
+        let mut from = 0;
+        let key = "limits.session.cq_entries_total";
         loop {
             let page = self.context.list(ListKind::Limits, from).unwrap();
             let Rows::Limits(rows) = page.rows else { panic!() };
@@ -101,19 +102,19 @@ fn refusal(result: Result<(), Error>) -> String {
     }
 }
 
-/// How far the traffic is.
+/// Progress of the traffic.
 #[derive(Default)]
 struct Progress {
     /// Messages received, by pair.
     received: Mutex<[u64; PAIRS]>,
     more: Condvar,
     resized: AtomicBool,
-    /// Messages in all, once it is known.
+    /// Total number of messages, once known.
     total: AtomicU64,
 }
 
 impl Progress {
-    /// Waits until what was received is as wanted.
+    /// Waits until `wanted` returns true for the received messages.
     fn until(&self, wanted: impl Fn(&[u64; PAIRS]) -> bool) {
         let received = self.received.lock().unwrap();
         let waited = self.more.wait_timeout_while(received, DEADLINE, |r| !wanted(r)).unwrap();
@@ -125,7 +126,7 @@ impl Progress {
     }
 }
 
-/// Waits for completions, each of a request that is the next of its queue pair.
+/// Waits for completions, which must be successful and have this opcode.
 fn expect(cq: &Cq, some: &mut [Completion], opcode: CompletionOpcode) -> usize {
     let n = cq.wait(some, Some(DEADLINE)).unwrap();
     assert!(n > 0, "a completion or its event is lost: {cq:?}");
@@ -136,7 +137,7 @@ fn expect(cq: &Cq, some: &mut [Completion], opcode: CompletionOpcode) -> usize {
 }
 
 #[test]
-fn every_completion_comes_once_while_queues_shrink_and_grow_under_traffic() {
+fn resize_under_traffic_loses_no_completion() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let couples = Couples::new(&daemon);
@@ -148,7 +149,7 @@ fn every_completion_comes_once_while_queues_shrink_and_grow_under_traffic() {
         workers.sort();
         workers.dedup();
         assert_eq!(workers, [Some(0), Some(1)]);
-        // Before the first message, which would find none and end its stream.
+        // Before the first message, which would otherwise find no receive and end its connection.
         pairs.iter().for_each(|(_, receiver)| receive(receiver, 0, DEPTH));
         let progress = Progress::default();
         thread::scope(|scope| {
@@ -158,7 +159,7 @@ fn every_completion_comes_once_while_queues_shrink_and_grow_under_traffic() {
         });
         let total = progress.total.load(Ordering::Relaxed);
         assert_eq!(progress.sum(), total);
-        // Nothing is left, or promised to nobody, or was written twice.
+        // No completion is left or duplicated, and no entry is still reserved.
         for cq in [&send_cq, &recv_cq] {
             assert_eq!(cq.poll(&mut [Completion::default(); 4]).unwrap(), 0);
             let row = couples.row(cq);
@@ -172,10 +173,12 @@ fn every_completion_comes_once_while_queues_shrink_and_grow_under_traffic() {
 
 fn send_all(pairs: &[(Qp, Qp)], cq: &Cq, progress: &Progress) {
     let ids: Vec<_> = pairs.iter().map(|(sender, _)| sender.id()).collect();
-    let (mut sent, mut done, mut last) = (0, [0; PAIRS], false);
+    let mut sent = 0;
+    let mut done = [0; PAIRS];
+    let mut last = false;
     while !last {
         last = progress.resized.load(Ordering::Relaxed);
-        // Half of the receives may still be on their way back.
+        // Half of the receives may not be posted again yet.
         progress.until(|received| received.iter().all(|r| sent - r <= DEPTH - ROUND));
         let next = sent + ROUND;
         if last {
@@ -200,7 +203,7 @@ fn send_all(pairs: &[(Qp, Qp)], cq: &Cq, progress: &Progress) {
 fn receive_all(pairs: &[(Qp, Qp)], cq: &Cq, progress: &Progress) {
     let ids: Vec<_> = pairs.iter().map(|(_, receiver)| receiver.id()).collect();
     loop {
-        // Few at a time, so that others are unread when the queue moves.
+        // A few at a time, so that some are unread when the queue is resized.
         let mut some = [Completion::default(); 3];
         let n = expect(cq, &mut some, CompletionOpcode::Receive);
         for completion in &some[..n] {
@@ -219,11 +222,12 @@ fn receive_all(pairs: &[(Qp, Qp)], cq: &Cq, progress: &Progress) {
 }
 
 fn resize_again_and_again(send_cq: &Cq, recv_cq: &Cq, progress: &Progress) {
-    // Requests hold entries: with few of them workers wait, and go on when there are more. Receives
-    // hold none, so there are as many entries as receives.
+    // Requests reserve entries. With few entries workers wait, and continue when there are more.
+    // Receives reserve none, so the CQ needs at least as many entries as there are receives.
     let of_sends = [1, 32, 4, 256, 2, 16];
     let of_receives = [256, 64, 1024, 128];
-    let (mut accepted, mut refused) = (0, 0);
+    let mut accepted = 0;
+    let mut refused = 0;
     for n in 0..240 {
         let entries = of_sends[n % of_sends.len()];
         match send_cq.resize(entries) {
@@ -243,13 +247,13 @@ fn resize_again_and_again(send_cq: &Cq, recv_cq: &Cq, progress: &Progress) {
         let before = progress.sum();
         progress.until(|received| received.iter().sum::<u64>() > before);
     }
-    // Those that are larger than the one before.
+    // At least the changes to a larger size succeed.
     assert!(accepted >= 240 / 6, "{accepted} accepted, {refused} refused");
     progress.resized.store(true, Ordering::Relaxed);
 }
 
 #[test]
-fn what_is_unread_stays_in_order_and_is_not_cut_off() {
+fn resize_keeps_unread_completions_in_order() {
     let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
     let couples = Couples::new(&daemon);
     let send_cq = couples.context.create_cq(64, None).unwrap();
@@ -263,7 +267,8 @@ fn what_is_unread_stays_in_order_and_is_not_cut_off() {
     let mut two = [Completion::default(); 2];
     assert_eq!(send_cq.poll(&mut two).unwrap(), 2);
     let text = refusal(send_cq.resize(4));
-    let (start, end) = ("entries: 8 completions of CQ ", "which is more than 4");
+    let start = "entries: 8 completions of CQ ";
+    let end = "which is more than 4";
     assert!(text.starts_with(start) && text.contains(" 0 entries are reserved"), "{text}");
     assert!(text.ends_with(end), "{text}");
     assert_eq!((send_cq.capacity(), couples.row(&send_cq).capacity), (64, 64));
@@ -281,7 +286,7 @@ fn what_is_unread_stays_in_order_and_is_not_cut_off() {
 }
 
 #[test]
-fn workers_that_wait_for_entries_go_on_when_there_are_more() {
+fn growing_a_cq_wakes_waiting_workers() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let couples = Couples::new(&daemon);
@@ -291,7 +296,7 @@ fn workers_that_wait_for_entries_go_on_when_there_are_more() {
         receive(&receiver, 0, 8);
         send(&sender, 0, 8);
         couples.fills(&send_cq, 2);
-        // Nobody polls and nobody rings: the daemon itself tells its workers.
+        // The client neither polls nor rings, so the daemon must wake its workers.
         send_cq.resize(4).unwrap();
         couples.fills(&send_cq, 4);
         send_cq.resize(16).unwrap();
@@ -320,7 +325,7 @@ fn an_armed_queue_stays_armed_for_one_event() {
         assert_eq!(channel.recv(Some(Duration::ZERO)).unwrap(), None);
         send(&sender, round, round + 1);
         assert_eq!(channel.recv(Some(DEADLINE)).unwrap(), Some(recv_cq.id()));
-        // The arm is used up, wherever the queue goes.
+        // The CQ is no longer armed, even after another resize.
         recv_cq.resize(32).unwrap();
         let mut two = [Completion::default(); 2];
         assert_eq!(recv_cq.poll(&mut two).unwrap(), 1);
@@ -334,7 +339,7 @@ fn an_armed_queue_stays_armed_for_one_event() {
 }
 
 #[test]
-fn limits_are_named_and_what_is_given_up_is_given_back() {
+fn resize_reports_limits_and_frees_old_entries() {
     let limits = "[limits]\ncq_entries = 131072\n\
                   [limits.session]\ncq_entries_total = 100000\narena_bytes = \"1MiB\"\n";
     let daemon = Daemon::start(binaries!(), limits);
@@ -361,7 +366,7 @@ fn limits_are_named_and_what_is_given_up_is_given_back() {
         couples.context.status().unwrap().arena_bytes
     };
     assert_eq!(arena_bytes(2), arena_bytes(50), "old places are used again");
-    // The same size is no other place.
+    // The same size keeps the same memory.
     cq.resize(9).unwrap();
     assert_eq!((cq.capacity(), couples.entries_in_use()), (16, 16));
     drop(cq);
@@ -370,7 +375,7 @@ fn limits_are_named_and_what_is_given_up_is_given_back() {
     daemon.is_empty();
 }
 
-/// A client that keeps to no rules.
+/// A hostile client.
 struct Vandal {
     raw: Raw,
     cq: CqId,
@@ -402,15 +407,16 @@ impl Vandal {
 }
 
 #[test]
-fn a_client_that_scribbles_over_a_queue_it_resizes_harms_itself() {
+fn corrupted_cq_harms_only_its_client() {
     let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
     let couples = Couples::new(&daemon);
     let theirs = couples.context.create_cq(16, None).unwrap();
     let mut vandal = Vandal::open(&daemon);
     let refused = vandal.resize(theirs.id(), 64).unwrap_err().to_string();
     assert!(refused.contains("CQ") && theirs.capacity() == 16, "{refused}");
-    // All of a place it has left, and of the one it has but for the index that is looked at.
-    let (cq, mut place) = (vandal.cq, vandal.place);
+    // Overwrites all of its former queue, and the new one except for the consumer index.
+    let cq = vandal.cq;
+    let mut place = vandal.place;
     for entries in [64, 16, 1024, 32] {
         let new = vandal.resize(cq, entries).unwrap();
         assert_eq!(new.shape, QueueShape::completion(entries));
@@ -423,11 +429,11 @@ fn a_client_that_scribbles_over_a_queue_it_resizes_harms_itself() {
         }
         place = new;
     }
-    // The index is looked at.
+    // The daemon checks the consumer index.
     vandal.scribble(&place, queue_header::CONSUMER, 1);
     let refused = vandal.resize(cq, 64).unwrap_err().to_string();
-    assert!(refused.contains("is in state dead"), "{refused}");
-    daemon.settles("ended", |s| s.sessions_ended == 1);
+    assert!(refused.contains("is dead"), "{refused}");
+    daemon.wait_status("ended", |s| s.sessions_ended == 1);
     drop(vandal);
     let (sender, receiver) = couples.pair(&theirs, &theirs);
     receive(&receiver, 0, 1);

@@ -1,6 +1,6 @@
-// Ids of RDMA_PS_UDP, both ends in one process. Each part is named on the command line, and says
-// "done" if all was as it should be. Built with the headers of rdma-core, whose inline functions it
-// calls.
+// IDs of RDMA_PS_UDP, with both ends in one process. The command line names the part to run, which
+// prints "done" on success. Built with the headers of rdma-core, because it calls their inline
+// functions.
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -14,7 +14,7 @@
 #define check(holds)                                                                                \
     do {                                                                                            \
         if (!(holds)) {                                                                             \
-            printf("line %d, not so: %s (%s)\n", __LINE__, #holds, strerror(errno));                \
+            printf("line %d, failed: %s (%s)\n", __LINE__, #holds, strerror(errno));                \
             exit(1);                                                                                \
         }                                                                                           \
     } while (0)
@@ -97,7 +97,7 @@ static struct ibv_qp_init_attr wanted(enum ibv_qp_type type)
     return wanted;
 }
 
-// A queue pair of the id's, which is ready at once.
+// Creates a QP on the ID, which can be used at once.
 static void has_qp(struct rdma_cm_id *id)
 {
     struct ibv_qp_init_attr other = wanted(IBV_QPT_RC), attr = wanted(IBV_QPT_UD);
@@ -142,7 +142,7 @@ static void destroy(struct rdma_cm_id *id)
     check(!rdma_destroy_id(id));
 }
 
-// One datagram to where the event says.
+// Sends one datagram to the address in the event's parameters.
 static void sends(struct rdma_cm_id *from, struct rdma_ud_param *to, struct rdma_cm_id *receiver)
 {
     static char memory[2][128];
@@ -178,14 +178,14 @@ static void accepted(void)
     check(ud->qp_num == passive->qp->qp_num && ud->ah_attr.is_global && ud->ah_attr.port_num == 1);
     sends(active, ud, passive);
     check(!rdma_ack_cm_event(event));
-    // There is nothing to be ended, and nobody is told.
+    // There is no connection to end, and the peer gets no event.
     check(!rdma_disconnect(active));
     destroy(active);
     destroy(passive);
     destroy(listener);
 }
 
-// The program makes and moves the queue pairs itself, and answers with one to all.
+// The program creates and moves the QPs itself, and answers every request with the same QP.
 static void own_qp(void)
 {
     struct rdma_cm_id *listener = listening();
@@ -221,8 +221,8 @@ static void own_qp(void)
     check(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq));
 }
 
-// A lookup needs no queue pair: the id has none, loses it meanwhile, or names one that does not
-// exist.
+// A lookup needs no QP: the ID has none, destroys its QP during the lookup, or names one that does
+// not exist.
 static void without_qp(void)
 {
     struct rdma_cm_id *listener = listening();
@@ -256,7 +256,7 @@ static void rejected(void)
     has_qp(active);
     connects(active, "");
     struct rdma_cm_id *passive = asked(listener, "");
-    // An answer that is too long decides nothing.
+    // A reply with too much private data fails and leaves the request undecided.
     static const char most[136 + 1];
     struct rdma_conn_param param = {.private_data = most, .private_data_len = sizeof most};
     has_qp(passive);
@@ -264,13 +264,13 @@ static void rejected(void)
     check(rdma_reject(passive, most, sizeof most) == -1 && errno == EINVAL);
     check(!rdma_reject(passive, "no", 2));
     struct rdma_cm_event *event = next(RDMA_CM_EVENT_UNREACHABLE);
-    // As the kernel has it: the number of SIDR.
+    // The SIDR status, as in the kernel.
     check(event->status == 2);
     begins(event->param.ud.private_data, event->param.ud.private_data_len, "no", 136);
     check(!rdma_ack_cm_event(event));
     destroy(passive);
     destroy(active);
-    // One that is destroyed undecided says no as well.
+    // Destroying an undecided request rejects it as well.
     active = resolved(rdma_get_src_port(listener));
     has_qp(active);
     connects(active, "");
@@ -294,7 +294,7 @@ static void unreachable(int status, struct rdma_cm_id *active)
     destroy(active);
 }
 
-// Any address of 127.0.0.0/8 is the loopback's, to bind and to look up.
+// Any address in 127.0.0.0/8 can be bound and looked up.
 static void other_loopback(void)
 {
     struct sockaddr_in address = loopback(0), everywhere = {.sin_family = AF_INET};
@@ -324,12 +324,12 @@ static void other_loopback(void)
     }
 }
 
-static void nobody_listens(void)
+static void no_listener(void)
 {
     unreachable(1, resolved(htons(7)));
 }
 
-static void nobody_answers(void)
+static void no_answer(void)
 {
     struct rdma_cm_id *listener = listening();
     struct rdma_event_channel *unread = rdma_create_event_channel();
@@ -339,7 +339,7 @@ static void nobody_answers(void)
     rdma_destroy_event_channel(unread);
 }
 
-// A request that poll(2) has announced stays to be fetched when its peer gives up.
+// A request that poll(2) has reported can still be read after its peer gave up.
 static void announced(void)
 {
     struct rdma_cm_id *listener = listening(), *active = resolved(rdma_get_src_port(listener));
@@ -350,13 +350,13 @@ static void announced(void)
     struct pollfd fd = {.fd = unread->fd, .events = POLLIN};
     check(poll(&fd, 1, -1) == 1);
     destroy(active);
-    // The answer to a later lookup comes after the news of the withdrawal.
-    nobody_listens();
+    // The answer to a later lookup comes after the notice of the withdrawal.
+    no_listener();
     check(poll(&fd, 1, 0) == 1);
     events = unread;
     struct rdma_cm_id *passive = asked(listener, "");
     has_qp(passive);
-    // A request in packets is not taken back.
+    // Over UDP a request cannot be withdrawn.
     check(!rdma_accept(passive, NULL) || errno == ECONNRESET);
     destroy(passive);
     destroy(listener);
@@ -378,7 +378,7 @@ static void *connects_and_waits(void *id)
     return NULL;
 }
 
-// Ids without a channel, whose calls wait.
+// IDs without a channel, whose calls block.
 static void endpoints(void)
 {
     struct rdma_addrinfo *here = address(RAI_PASSIVE, "7611"), *there = address(0, "7611");
@@ -398,7 +398,7 @@ static void endpoints(void)
     check(active->event->event == RDMA_CM_EVENT_ESTABLISHED);
     sends(active, &active->event->param.ud, passive);
     check(!rdma_disconnect(active));
-    // Accepted, the request is acknowledged: the listener may go first.
+    // After accept the request is acknowledged, so the listener may be destroyed first.
     check(!passive->event);
     rdma_destroy_ep(listener);
     rdma_destroy_ep(passive);
@@ -417,8 +417,8 @@ int main(int argc, char **argv)
         {"own queue pair", own_qp},
         {"without a queue pair", without_qp},
         {"rejected", rejected},
-        {"nobody listens", nobody_listens},
-        {"nobody answers", nobody_answers},
+        {"no listener", no_listener},
+        {"no answer", no_answer},
         {"announced", announced},
         {"other loopback", other_loopback},
         {"endpoints", endpoints},

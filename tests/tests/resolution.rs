@@ -1,5 +1,5 @@
-//! Queue pairs of datagrams by the ports that they serve, as applications, other daemons and a
-//! packet dissector see it.
+//! Service ID resolution (SIDR) for UD QPs, as seen by applications, other daemons and a packet
+//! dissector.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -18,12 +18,12 @@ use rustix::io::Errno;
 const KEY: u32 = 0x0123_4567;
 const SENDING: Sending = Sending { sq_psn: 9, timeout: 0, retry_count: 0, rnr_retry: 0, ord: 0 };
 
-/// Where the daemon is, where another one is, and a host that tests speak for.
+/// Addresses of the daemon, of another daemon, and of a host that the tests play.
 const OWN: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const NEXT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 
-/// A client with a queue pair of datagrams in Rts.
+/// A client with a UD QP in RTS.
 struct End {
     client: Client,
     qp: Qp,
@@ -32,13 +32,13 @@ struct End {
 impl End {
     fn new(daemon: &Daemon) -> Self {
         let client = Client::new(daemon);
-        let qp = client.qp_of(QpType::Datagrams);
+        let qp = client.qp_of(QpType::Ud);
         qp.receive_datagrams(KEY).unwrap();
         qp.to_rts(&SENDING).unwrap();
         End { client, qp }
     }
 
-    /// Listens at an address, at a port that the daemon chooses.
+    /// Listens at an address, on a port that the daemon chooses.
     fn listens(&self, ip: impl Into<IpAddr>, backlog: u32) -> Listener {
         let address = SocketAddr::new(ip.into(), 0);
         let listener = self.client.context.bind_datagrams(address, BindOptions::default()).unwrap();
@@ -52,7 +52,7 @@ impl End {
         self.qp.start_resolve(peer, &options).unwrap();
     }
 
-    /// What came of it.
+    /// Returns the event that ends the lookup.
     fn answer(&self) -> Event {
         self.client.event(|event| {
             use Event::*;
@@ -73,9 +73,9 @@ fn daemon(ip: Ipv4Addr, port: u16, more: &str) -> Daemon {
     Daemon::start(binaries!(), &config)
 }
 
-/// The other host, for which this test sends and receives, at a port that is free everywhere.
+/// Opens the socket of the host that this test plays, on a port that is free on all addresses.
 fn other_host() -> UdpSocket {
-    let socket = UdpSocket::bind((OTHER, ports::of_nobody())).unwrap();
+    let socket = UdpSocket::bind((OTHER, ports::unused_port())).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();
     socket
 }
@@ -84,13 +84,13 @@ fn next_request(listener: &Listener) -> ConnectionRequest {
     listener.accept_request(Some(DEADLINE)).unwrap()
 }
 
-/// Private data as they come.
+/// Asserts that private data starts with these bytes and has this length.
 fn begins(data: &[u8], with: &[u8], len: usize) {
     assert_eq!((&data[..with.len()], data.len()), (with, len));
     assert!(data[with.len()..].iter().all(|byte| *byte == 0));
 }
 
-/// A question is asked and answered, and a datagram goes where the answer says.
+/// Resolves `passive`, and sends a datagram with the result.
 fn meet(active: &End, passive: &End, at: impl Into<IpAddr>) {
     let at = at.into();
     let listener = passive.listens(at, 2);
@@ -122,19 +122,20 @@ fn meet(active: &End, passive: &End, at: impl Into<IpAddr>) {
 
 #[test]
 fn within_a_daemon() {
-    let daemon = daemon(OWN, ports::of_nobody(), "");
-    let (active, passive) = (End::new(&daemon), End::new(&daemon));
+    let daemon = daemon(OWN, ports::unused_port(), "");
+    let active = End::new(&daemon);
+    let passive = End::new(&daemon);
     meet(&active, &passive, OWN);
-    // Both may be one, and a queue pair that serves asks, too.
+    // Both ends may be the same QP, and a listening QP may resolve, too.
     meet(&passive, &active, OWN);
 }
 
 #[test]
-fn within_a_daemon_by_way_of_packets_of_either_family() {
+fn resolution_by_packets_in_one_daemon() {
     for ip in [IpAddr::from(OWN), Ipv6Addr::LOCALHOST.into()] {
-        let port = ports::of_nobody();
+        let port = ports::unused_port();
         if UdpSocket::bind((ip, port)).is_err() {
-            omit(&format!("nothing can be bound to {ip} here"));
+            omit(&format!("cannot bind to {ip} on this host"));
             continue;
         }
         let config = format!("[device]\naddresses = [\"{ip}\"]\n[wired]\nport = {port}\n");
@@ -145,11 +146,13 @@ fn within_a_daemon_by_way_of_packets_of_either_family() {
 
 #[test]
 fn between_daemons() {
-    let port = ports::of_nobody();
-    let (a, b) = (daemon(OWN, port, ""), daemon(NEXT, port, ""));
-    let (active, passive) = (End::new(&a), End::new(&b));
+    let port = ports::unused_port();
+    let a = daemon(OWN, port, "");
+    let b = daemon(NEXT, port, "");
+    let active = End::new(&a);
+    let passive = End::new(&b);
     meet(&active, &passive, NEXT);
-    // Who says no, with his reasons, and who is not there.
+    // A rejection with its private data, and a host without a listener.
     let listener = passive.listens(NEXT, 2);
     active.asks(listener.local_addr(), b"");
     next_request(&listener).reject(b"no").unwrap();
@@ -165,15 +168,16 @@ fn between_daemons() {
     active.asks(peer, b"");
     assert_eq!(active.errno(), Errno::CONNREFUSED);
     match active.qp.resolve(peer, &ResolveOptions::default()) {
-        Err(Error::Unreachable { reason }) => assert!(reason.contains("listens"), "{reason}"),
+        Err(Error::Unreachable { reason }) => assert!(reason.contains("no listener"), "{reason}"),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn what_cannot_be_asked_or_answered_is_refused() {
-    let daemon = daemon(OWN, ports::of_nobody(), "");
-    let (active, passive) = (End::new(&daemon), End::new(&daemon));
+fn invalid_resolutions_and_replies_are_refused() {
+    let daemon = daemon(OWN, ports::unused_port(), "");
+    let active = End::new(&daemon);
+    let passive = End::new(&daemon);
     let listener = passive.listens(OWN, 2);
     let peer = listener.local_addr();
     let refused = |result: Result<(), Error>| match result {
@@ -182,30 +186,30 @@ fn what_cannot_be_asked_or_answered_is_refused() {
     };
     active.asks(peer, b"");
     let request = next_request(&listener);
-    // One question at a time.
+    // One lookup per QP at a time.
     let again = active.qp.start_resolve(peer, &ResolveOptions::default());
     assert!(matches!(refused(again), Refusal::WrongState { .. }));
-    // Only with a queue pair that receives datagrams.
-    let idle = passive.client.qp_of(QpType::Datagrams);
+    // Accepting requires a QP that can receive datagrams.
+    let idle = passive.client.qp_of(QpType::Ud);
     let refusal = refused(request.accept_datagrams(&idle, b""));
     assert!(matches!(refusal, Refusal::WrongState { .. }), "{refusal}");
     assert!(matches!(active.answer(), Event::Rejected { .. }));
-    // One that is given up is withdrawn.
+    // Aborting withdraws the request.
     active.asks(peer, b"");
     let request = next_request(&listener);
     active.qp.abort().unwrap();
     assert_eq!(active.errno(), Errno::CONNRESET);
     let refusal = refused(request.accept_datagrams(&passive.qp, b""));
     assert!(matches!(refusal, Refusal::NoSuchObject { .. }), "{refusal}");
-    // A queue pair that is gone asks nothing.
-    let short = active.client.qp_of(QpType::Datagrams);
+    // A destroyed QP sends no requests.
+    let short = active.client.qp_of(QpType::Ud);
     short.start_resolve(peer, &ResolveOptions::default()).unwrap();
     let request = next_request(&listener);
     drop(short);
     refused(request.accept_datagrams(&passive.qp, b""));
-    // There is nothing else to be ended, and a queue pair goes on as if nobody had tried.
+    // A UD QP has no connection to abort, and continues to work after the attempt.
     assert!(matches!(refused(passive.qp.abort()), Refusal::WrongState { .. }));
-    // What is told of the Q_Key is what the queue pair has.
+    // The reply carries the current Q_Key of the QP.
     passive.qp.set_q_key(5).unwrap();
     active.asks(peer, b"");
     next_request(&listener).accept_datagrams(&passive.qp, b"").unwrap();
@@ -213,8 +217,8 @@ fn what_cannot_be_asked_or_answered_is_refused() {
 }
 
 #[test]
-fn rules_hold_for_who_asks_and_who_is_asked() {
-    let port = ports::of_nobody();
+fn rules_apply_to_both_ends_of_a_resolution() {
+    let port = ports::unused_port();
     let rules = format!(
         "[[connect]]\nwho = \"*\"\nnetwork = \"{OWN}/32\"\nports = \"{port}\"\n\
          [[connect]]\nwho = \"*\"\nnetwork = \"{OWN}/32\"\nports = \"7000-7009\"\n\
@@ -229,7 +233,7 @@ fn rules_hold_for_who_asks_and_who_is_asked() {
     };
     ask(OWN, 7001).unwrap();
     assert_eq!(end.errno(), Errno::CONNREFUSED);
-    // Another port; another host; one where only the port of datagrams is forbidden.
+    // Another port, another host, and a rule that forbids only the RoCE port.
     for (ip, port) in [(OWN, 7010), (OTHER, 7001), (NEXT, 7001)] {
         match ask(ip, port) {
             Err(Error::Refused { refusal: Refusal::NotAllowed { rule, .. }, .. }) => {
@@ -245,7 +249,7 @@ fn rules_hold_for_who_asks_and_who_is_asked() {
     assert!(bind(7001).is_ok() && bind(7010).is_err() && bind(0).is_err());
 }
 
-/// A management datagram to or from the host that the test speaks for.
+/// Builds a management datagram to or from the host that the test plays.
 fn packet(from: Ipv4Addr, to: Ipv4Addr, mad: &sidr::Bytes, port: u16) -> Vec<u8> {
     let gid = |ip: Ipv4Addr| Gid::from(IpAddr::from(ip));
     let datagram = Datagram {
@@ -258,10 +262,10 @@ fn packet(from: Ipv4Addr, to: Ipv4Addr, mad: &sidr::Bytes, port: u16) -> Vec<u8>
         immediate: None,
         solicited: false,
     };
-    packet::emit(&datagram, mad, (port, port))
+    packet::emit(&datagram, mad, port, port)
 }
 
-/// What has come to the host that the test speaks for.
+/// Returns the next packet at the host that the test plays.
 fn message(socket: &UdpSocket) -> (Message, Vec<u8>) {
     let mut bytes = [0; packet::MAX_LEN];
     let (len, from) = socket.recv_from(&mut bytes).unwrap();
@@ -272,7 +276,7 @@ fn message(socket: &UdpSocket) -> (Message, Vec<u8>) {
 }
 
 #[test]
-fn on_the_wire_it_is_what_others_read() {
+fn sidr_packets_are_interoperable() {
     let other = other_host();
     let at = other.local_addr().unwrap();
     let port = at.port();
@@ -284,7 +288,7 @@ fn on_the_wire_it_is_what_others_read() {
     assert_eq!((asked.service, asked.to), (ServiceId(0x0111_1D2F), IpAddr::from(OTHER)));
     assert_eq!(asked.from.ip(), IpAddr::from(OWN));
     begins(&asked.private_data, b"hello", 180);
-    // Without an answer the same is sent again.
+    // Without a reply the same request is sent again.
     assert_eq!(message(&other).1, first);
     let reply = Reply {
         exchange: asked.exchange,
@@ -292,7 +296,7 @@ fn on_the_wire_it_is_what_others_read() {
         status: Status::VALID,
         qp: QpId(0x12_3456),
         q_key: 77,
-        private_data: sidr::filled_up(b"welcome").unwrap(),
+        private_data: sidr::zero_padded(b"welcome").unwrap(),
     };
     let own = SocketAddr::new(OWN.into(), port);
     other.send_to(&packet(OTHER, OWN, &reply.emit(), port), own).unwrap();
@@ -305,7 +309,7 @@ fn on_the_wire_it_is_what_others_read() {
         answer => panic!("{answer:?}"),
     }
 
-    // The other way round.
+    // The opposite direction.
     let listener = end.listens(OWN, 1);
     let asked = sidr::Request {
         service: ServiceId::of_port(listener.local_addr().port()),
@@ -321,10 +325,10 @@ fn on_the_wire_it_is_what_others_read() {
     let Message::Reply(answer) = answer else { panic!("{answer:?}") };
     assert_eq!((answer.status, answer.qp, answer.q_key), (Status::VALID, end.qp.id(), KEY));
     assert_eq!(answer.exchange, asked.exchange);
-    // No longer than what was asked.
+    // The reply is no longer than the request.
     assert_eq!(second.len(), first.len());
 
-    if !tshark::is_there() {
+    if !tshark::is_available() {
         return;
     }
     let scratch = tempfile::tempdir().unwrap();
@@ -346,7 +350,7 @@ fn on_the_wire_it_is_what_others_read() {
 }
 
 #[test]
-fn others_can_neither_fill_the_daemon_nor_use_it_against_a_third() {
+fn requests_neither_exhaust_nor_amplify() {
     let other = other_host();
     let port = other.local_addr().unwrap().port();
     let daemon = daemon(OWN, port, "[limits.peer]\nconnections_per_second = 100000\n");
@@ -363,7 +367,8 @@ fn others_can_neither_fill_the_daemon_nor_use_it_against_a_third() {
     let send = |mad: &sidr::Bytes| {
         other.send_to(&packet(OTHER, OWN, mad, port), own).unwrap();
     };
-    // What is no message, what is for another key, and who speaks for a third.
+    // Bytes that are no message, a message for another Q_Key, and a sender that claims to be a
+    // third host.
     send(&[0xFF; sidr::LEN]);
     let noise = &mut request(1).emit();
     noise[3] = 0x81;
@@ -376,7 +381,7 @@ fn others_can_neither_fill_the_daemon_nor_use_it_against_a_third() {
     }
     let requests: Vec<_> = (0..3).map(|_| next_request(&listener)).collect();
     assert!(listener.accept_request(Some(Duration::from_millis(50))).is_err());
-    // Nobody was answered meanwhile, and programs are served as ever.
+    // No reply was sent, and programs are still served.
     other.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     assert!(other.recv_from(&mut [0; 1000]).is_err());
     other.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -390,15 +395,15 @@ fn others_can_neither_fill_the_daemon_nor_use_it_against_a_third() {
 }
 
 #[test]
-fn one_that_nobody_answers_ends() {
+fn unanswered_resolution_times_out() {
     let other = other_host();
     let port = other.local_addr().unwrap().port();
     let daemon = daemon(OWN, port, "[mpa]\nreply_deadline = \"1s\"\n");
     let end = End::new(&daemon);
     end.asks(SocketAddr::new(OTHER.into(), 7471), b"");
     assert_eq!(end.errno(), Errno::TIMEDOUT);
-    // At most at once, after a quarter of a second, and half a second later; a busy machine leaves
-    // some out, which `cm::tests::sidr` counts under virtual time.
+    // Sent at most at once, after 250 ms, and 500 ms later. On a busy machine some may be missing.
+    // `cm::tests::sidr` counts them in virtual time.
     let sent = std::iter::from_fn(|| {
         other.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         other.recv_from(&mut [0; 1000]).ok()

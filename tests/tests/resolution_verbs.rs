@@ -1,16 +1,16 @@
-//! Ids of `RDMA_PS_UDP` of librdmacm, both ends in one program: the events, and what they bring.
+//! IDs of `RDMA_PS_UDP` in librdmacm, with both ends in one program: events and their contents.
 
 use rnic_tests::{Daemon, PATHS, Process, binaries, engine, ports, verbs};
 
-/// Runs a part of the program, with messages in memory and with packets.
+/// Runs a part of the program, once in memory and once with packets.
 fn run(part: &str) {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/resolution.c", scratch.path()) else { return };
     for path in PATHS {
-        // Only where no answer comes: elsewhere a busy machine may take longer.
-        let deadline = if part == "nobody answers" { "1s" } else { "60s" };
-        // The port of packets is this daemon's alone.
-        let port = ports::of_nobody();
+        // Short only for the part without an answer. For others, a busy machine may take longer.
+        let deadline = if part == "no answer" { "1s" } else { "60s" };
+        // No other daemon uses this packet port.
+        let port = ports::unused_port();
         let more = format!("[mpa]\nreply_deadline = \"{deadline}\"\n[wired]\nport = {port}\n");
         let config = engine(1, path) + &more;
         let daemon = Daemon::start(binaries!(), &config);
@@ -31,12 +31,12 @@ macro_rules! parts {
 }
 
 parts! {
-    who_connects_is_told_of_a_queue_pair: "accepted",
-    queue_pairs_may_be_the_programs_own: "own queue pair",
+    resolution_returns_a_qp: "accepted",
+    program_may_create_the_qps: "own queue pair",
     a_lookup_needs_no_queue_pair: "without a queue pair",
-    a_rejection_has_the_number_of_the_kernel: "rejected",
-    so_has_a_port_without_a_listener: "nobody listens",
-    a_program_that_does_not_answer_is_unreachable: "nobody answers",
+    rejection_status_matches_the_kernel: "rejected",
+    missing_listener_status_matches_the_kernel: "no listener",
+    a_program_that_does_not_answer_is_unreachable: "no answer",
     an_announced_request_stays: "announced",
     every_loopback_address_is_served: "other loopback",
     endpoints_wait: "endpoints",

@@ -1,5 +1,5 @@
-//! `rnic-run` as a shell sees it: which libraries a program gets, which daemon, and what it says of
-//! programs that cannot work. The libraries are small ones of this test.
+//! `rnic-run` from a shell: the libraries and the daemon that a program gets, and the diagnostics
+//! for programs that cannot work. The libraries are small ones made by this test.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use rnic_client::{Admission, Context, Error};
+use rnic_client::{AdmissionError, Context, Error};
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, copy_files, omit};
 use rustix::process::{Pid, Signal, geteuid, getsid, kill_process};
 use tempfile::TempDir;
 
-/// A folder with `rnic-run`, `rnicd` and libraries, as they are installed, and a place for a
+/// A folder with `rnic-run`, `rnicd` and libraries in their installed layout, and a place for a
 /// socket.
 struct Place {
     folder: TempDir,
@@ -42,7 +42,8 @@ impl Place {
 
     /// Runs the C compiler on `text`.
     fn compile(&self, text: &str, to: &str, options: &[&OsStr]) -> PathBuf {
-        let (source, to) = (self.at("source.c"), self.at(to));
+        let source = self.at("source.c");
+        let to = self.at(to);
         std::fs::write(&source, text).unwrap();
         let mut compiler = Command::new("cc");
         compiler.args(["-w", "-o"]).arg(&to).arg(&source).args(options);
@@ -60,7 +61,7 @@ impl Place {
         self.compile(text, to, &options);
     }
 
-    /// A program that is linked against both libraries and ends with what they say.
+    /// Builds a program that is linked against both libraries and exits with their results.
     fn program(&self, name: &str, options: &[&str]) -> PathBuf {
         let text = "int main(void) { return ibv_new() + rdma_do(); }";
         let verbs = self.at("bin/verbs/libibverbs.so.1").into_os_string();
@@ -70,7 +71,7 @@ impl Place {
         self.compile(text, &format!("programs/{name}"), &all)
     }
 
-    /// `rnic-run` with this socket alone, and daemons that do not stay for long.
+    /// Builds a command for `rnic-run` with only this socket, and daemons that exit soon when idle.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.at("bin/rnic-run"));
         command.args(arguments).env("RNIC_SOCKET", self.socket());
@@ -88,7 +89,7 @@ impl Place {
         self.at("run/rnicd.sock")
     }
 
-    /// Waits until no daemon is left; what it leaves behind is its log.
+    /// Waits until the daemon has ended. It leaves only its log.
     fn is_left(&self) {
         let deadline = Instant::now() + DEADLINE;
         let left = || {
@@ -108,14 +109,14 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
 }
 
-/// The process of the daemon that was started, if the text says so.
+/// Returns the process ID of the daemon, if the text reports that one was started.
 fn started(text: &str) -> Option<i32> {
     let (_, rest) = text.split_once("started a daemon (pid ")?;
     rest.split(')').next()?.parse().ok()
 }
 
 #[test]
-fn a_program_runs_with_our_libraries_and_a_daemon_that_ends_after_it() {
+fn program_runs_with_a_temporary_daemon() {
     let place = Place::new();
     let program = place.program("seven", &[]);
     let first = place.run(&["--idle", "5s", program.to_str().unwrap()]);
@@ -125,7 +126,7 @@ fn a_program_runs_with_our_libraries_and_a_daemon_that_ends_after_it() {
     assert!(started(&text).is_some() && text.contains(&*log.to_string_lossy()), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
     place.is_left();
-    // A daemon that is there is used, and nothing is said.
+    // A running daemon is used without a message.
     let daemon = Daemon::start(binaries!(), "");
     let mut command = place.command(&[program.to_str().unwrap()]);
     let second = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
@@ -133,7 +134,7 @@ fn a_program_runs_with_our_libraries_and_a_daemon_that_ends_after_it() {
 }
 
 #[test]
-fn the_program_takes_the_place_of_rnic_run_and_has_no_children() {
+fn program_replaces_rnic_run() {
     let place = Place::new();
     let script = "read children < /proc/$$/task/$$/children; echo \"$$ <$children> $1 $2\"; \
                   kill -TERM $$";
@@ -148,16 +149,16 @@ fn the_program_takes_the_place_of_rnic_run_and_has_no_children() {
 }
 
 #[test]
-fn the_daemon_keeps_nothing_of_whoever_started_it() {
+fn daemon_keeps_nothing_of_its_starter() {
     let place = Place::new();
     let script = "exec 9>&1 8</dev/zero; exec \"$0\" --idle 10min true";
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).arg(place.at("bin/rnic-run"));
-    // GitHub's runner ends the processes of a job by this variable.
+    // GitHub's runner finds the processes of a job by this variable and kills them.
     command.env("RUNNER_TRACKING_ID", "github_1");
     command.env("RNIC_SOCKET", place.socket()).env_remove("LD_LIBRARY_PATH");
     command.env("RNIC_VERBS_DIR", place.at("bin/verbs")).env_remove("RUST_LOG");
-    // Ends when nobody has the output open any more.
+    // Returns when no process has the output open.
     let text = Process::start(command).succeed().join("\n");
     let pid = started(&text).unwrap_or_else(|| panic!("{text}"));
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
@@ -175,7 +176,7 @@ fn the_daemon_keeps_nothing_of_whoever_started_it() {
     }
     assert!(!fds.iter().any(|(_, target)| target.ends_with("zero")), "{fds:?}");
     let process = Pid::from_raw(pid).unwrap();
-    // A session of its own.
+    // The daemon has its own session.
     assert_eq!(getsid(Some(process)), Ok(process));
     assert_eq!(std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap(), Path::new("/"));
     let environment = std::fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
@@ -218,7 +219,7 @@ fn in_login_session() -> bool {
     cgroups.split('/').any(|part| part.starts_with("session-"))
 }
 
-/// A cgroup below the root of the hierarchy, if this user may make one.
+/// Creates a cgroup below the root of the hierarchy. Returns `None` if this user may not.
 fn cgroup(name: &str) -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
@@ -228,7 +229,7 @@ fn cgroup(name: &str) -> Option<PathBuf> {
 }
 
 #[test]
-fn the_daemon_outlives_the_cgroup_of_its_first_job() {
+fn daemon_outlives_its_first_cgroup() {
     if Path::new("/run/systemd/system").exists() {
         return omit("systemd owns the cgroups here");
     }
@@ -245,7 +246,7 @@ fn the_daemon_outlives_the_cgroup_of_its_first_job() {
     let left = std::fs::read_to_string(job.join("cgroup.procs")).unwrap();
     std::fs::write(job.join("cgroup.kill"), "1").unwrap();
     let removed = std::fs::remove_dir(&job);
-    let context = Context::open_at(place.socket()).expect("it serves");
+    let context = Context::open_at(place.socket()).expect("the daemon serves");
     assert_eq!(i32::try_from(context.status().unwrap().pid), Ok(pid));
     assert!(left.is_empty() && removed.is_ok(), "{left} {removed:?}");
     drop(context);
@@ -254,7 +255,7 @@ fn the_daemon_outlives_the_cgroup_of_its_first_job() {
 }
 
 #[test]
-fn of_many_at_once_one_starts_a_daemon_and_all_have_it() {
+fn concurrent_runs_start_one_daemon() {
     let place = Place::new();
     let arguments = ["--idle", "5s", "sh", "-c", "test -S \"$RNIC_SOCKET\""];
     let all: Vec<Process> = (0..4).map(|_| Process::start(place.command(&arguments))).collect();
@@ -265,10 +266,9 @@ fn of_many_at_once_one_starts_a_daemon_and_all_have_it() {
     place.is_left();
 }
 
-/// Programs that come and go at the very moment at which the daemon wants to end: each is served,
-/// or finds no daemon.
+/// Programs that start while an idle daemon ends: each one is served, or finds no daemon.
 #[test]
-fn nobody_is_lost_when_the_daemon_ends() {
+fn idle_exit_loses_no_client() {
     let place = Place::new();
     for _ in 0..10 {
         let mut command = Command::new(binaries!().rnicd);
@@ -276,16 +276,17 @@ fn nobody_is_lost_when_the_daemon_ends() {
         let mut daemon = Process::start(command);
         while !daemon.has_ended() {
             match Context::open_at(place.socket()) {
-                Ok(context) => drop(context.status().expect("it serves who was let in")),
+                Ok(context) => {
+                    drop(context.status().expect("the daemon serves an admitted session"))
+                }
                 Err(Error::NoDaemon { tried }) => {
                     let (_, why) = &tried[0];
                     let kinds =
                         [std::io::ErrorKind::NotFound, std::io::ErrorKind::ConnectionRefused];
                     assert!(kinds.contains(&why.kind()), "{why}");
                 }
-                // On a busy machine sessions begin faster than the daemon takes back those that
-                // ended.
-                Err(Error::NotAdmitted { why: Admission::UserSessions, .. }) => {}
+                // On a busy machine sessions begin faster than the daemon frees ended ones.
+                Err(Error::NotAdmitted { why: AdmissionError::UserSessions, .. }) => {}
                 Err(error) => panic!("{error}"),
             }
         }
@@ -295,7 +296,7 @@ fn nobody_is_lost_when_the_daemon_ends() {
 }
 
 #[test]
-fn without_a_daemon_and_without_leave_to_start_one_it_says_so() {
+fn no_start_without_a_daemon_fails_with_advice() {
     let place = Place::new();
     let output = place.run(&["--no-start", "true"]);
     assert_eq!(output.status.code(), Some(125));
@@ -304,7 +305,7 @@ fn without_a_daemon_and_without_leave_to_start_one_it_says_so() {
         assert!(text.contains(word), "{word}: {text}");
     }
     assert_eq!(std::fs::read_dir(place.at("run")).unwrap().count(), 0);
-    // One that refuses is no reason to start another.
+    // If the daemon refuses a session, no other daemon is started.
     let daemon = Daemon::start(binaries!(), "[limits]\nsessions = 1\n");
     let _only = Context::open_at(daemon.socket()).unwrap();
     let mut command = place.command(&["true"]);
@@ -318,9 +319,10 @@ fn without_a_daemon_and_without_leave_to_start_one_it_says_so() {
 }
 
 #[test]
-fn failures_have_the_exit_codes_of_env_and_say_what_to_do() {
+fn failures_have_the_exit_codes_of_env() {
     let place = Place::new();
-    let (plain, script) = (place.at("programs/plain"), place.at("programs/script"));
+    let plain = place.at("programs/plain");
+    let script = place.at("programs/script");
     std::fs::write(&plain, "nothing").unwrap();
     std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -330,8 +332,8 @@ fn failures_have_the_exit_codes_of_env_and_say_what_to_do() {
         (&["/no/such/program"], 127, "/no/such/program: not found"),
         (&[plain.to_str().unwrap()], 126, "cannot be run"),
         (&[script.to_str().unwrap()], 127, "its interpreter is missing"),
-        (&["--lib-dir", "/usr", "true"], 125, "/usr has no libibverbs.so.1; name the folder"),
-        (&["--idle", "5", "true"], 2, "times are written like"),
+        (&["--lib-dir", "/usr", "true"], 125, "/usr has no libibverbs.so.1; set --lib-dir"),
+        (&["--idle", "5", "true"], 2, "not a duration"),
         (&["--device", "rnicd1", "true"], 2, "'--devices'"),
         (&["-d", "rnicd1", "true"], 2, "'--devices'"),
         (&["--no-starts", "true"], 2, "'--no-start'"),
@@ -356,7 +358,7 @@ fn failures_have_the_exit_codes_of_env_and_say_what_to_do() {
 }
 
 #[test]
-fn a_daemon_that_cannot_start_is_named_with_what_it_said() {
+fn failed_daemon_start_reports_its_output() {
     let place = Place::new();
     let broken = place.at("broken");
     std::fs::write(&broken, "#!/bin/sh\necho nothing works today >&2\nexit 3\n").unwrap();
@@ -364,7 +366,10 @@ fn a_daemon_that_cannot_start_is_named_with_what_it_said() {
     let output = place.run(&["--daemon", broken.to_str().unwrap(), "true"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(125), "{text}");
-    assert!(text.contains("(exit status: 3) before it served: nothing works today"), "{text}");
+    assert!(
+        text.contains("(exit status: 3) before it accepted clients: nothing works today"),
+        "{text}"
+    );
     std::fs::remove_file(place.at("bin/rnicd")).unwrap();
     let mut command = place.command(&["true"]);
     command.env("PATH", place.at("programs"));
@@ -403,7 +408,7 @@ fn the_environment_is_printed_for_any_shell() {
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0));
 }
 
-/// What `--check` says of a program.
+/// Returns the result of `--check` for a program.
 fn check(place: &Place, program: &Path) -> (bool, String) {
     let output = place.run(&["--check", program.to_str().unwrap()]);
     let text = said(&output);
@@ -413,21 +418,21 @@ fn check(place: &Place, program: &Path) -> (bool, String) {
 }
 
 #[test]
-fn programs_that_can_work_are_said_to() {
+fn check_accepts_working_programs() {
     let place = Place::new();
     let program = place.program("seven", &[]);
     let (works, text) = check(&place, &program);
     assert!(works, "{text}");
-    for fact in ["ok       libraries", "will be started", "2 that it needs of our libraries"] {
+    for fact in ["ok       libraries", "will be started", "have 2 symbols that it needs"] {
         assert!(text.contains(fact), "{fact}: {text}");
     }
     assert!(!place.socket().exists(), "nothing was started");
-    // Through a library of its own, and as a script.
+    // The program uses its own library, and is started by a script.
     let script = place.at("programs/script");
     std::fs::write(&script, format!("#!/usr/bin/env {}\n", program.display())).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let (works, text) = check(&place, &script);
-    assert!(works && text.contains("is a script of") && text.contains("2 that it"), "{text}");
+    assert!(works && text.contains("is a script of") && text.contains("2 symbols"), "{text}");
     let daemon = Daemon::start(binaries!(), "");
     let mut command = place.command(&["--check", "sh"]);
     let output = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
@@ -439,7 +444,7 @@ fn programs_that_can_work_are_said_to() {
 }
 
 #[test]
-fn programs_that_cannot_work_are_said_why() {
+fn check_reports_why_a_program_cannot_work() {
     let place = Place::new();
     let says = |program: &Path, word: &str| {
         let (works, text) = check(&place, program);
@@ -452,13 +457,13 @@ fn programs_that_cannot_work_are_said_why() {
     says(&place.program("musl", &musl), "libraries are for glibc");
     let nobody = ["-Wl,--dynamic-linker=/lib/ld-none.so.1"];
     says(&place.program("nobody", &nobody), "/lib/ld-none.so.1, which is not there");
-    // Another machine: the number in the header.
+    // Another architecture: `e_machine` in the ELF header.
     let foreign = place.program("foreign", &[]);
     let mut bytes = std::fs::read(&foreign).unwrap();
     bytes[18] ^= 0x55;
     std::fs::write(&foreign, bytes).unwrap();
     says(&foreign, "another kind of machine");
-    // Other libraries that the loader would take first.
+    // Other libraries, which the loader would find first.
     std::fs::create_dir(place.at("others")).unwrap();
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {
         std::fs::copy(place.at("bin/verbs").join(name), place.at("others").join(name)).unwrap();
@@ -467,7 +472,7 @@ fn programs_that_cannot_work_are_said_why() {
     says(&place.program("rpath", &[&rpath]), "which the loader searches before LD_LIBRARY_PATH");
     let runpath = format!("-Wl,--enable-new-dtags,-rpath,{}", place.at("others").display());
     assert!(check(&place, &place.program("runpath", &[&runpath])).0);
-    // A library that is gone, and a symbol that ours lack.
+    // A missing library, and a symbol that our libraries lack.
     let program = place.program("wants", &[]);
     let older = "IBVERBS_1.0 { global: ibv_old; local: *; };";
     place.library("bin/verbs/libibverbs.so.1", "int ibv_old(void) { return 1; }", older);
@@ -483,7 +488,7 @@ fn programs_that_cannot_work_are_said_why() {
 }
 
 #[test]
-fn a_program_that_gets_rights_at_its_start_is_named() {
+fn setuid_program_is_refused() {
     if !geteuid().is_root() {
         return omit("only root can give programs away");
     }
@@ -496,7 +501,7 @@ fn a_program_that_gets_rights_at_its_start_is_named() {
         let word = format!("is {name}, and the loader ignores LD_LIBRARY_PATH");
         assert!(!works && text.contains(&word), "{text}");
         assert!(is_refused(&place, &program).contains(&word));
-        // Who has the rights already is given none.
+        // The file's owner gains no rights.
         std::os::unix::fs::chown(&program, Some(0), Some(0)).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
         let output = place.run(&["--idle", "5s", program.to_str().unwrap()]);
@@ -507,7 +512,7 @@ fn a_program_that_gets_rights_at_its_start_is_named() {
 }
 
 #[test]
-fn a_program_with_capabilities_is_refused_to_those_who_lack_them() {
+fn program_with_file_capabilities_is_refused() {
     if !geteuid().is_root() {
         return omit("only root can give capabilities to files");
     }
@@ -528,16 +533,16 @@ fn a_program_with_capabilities_is_refused_to_those_who_lack_them() {
     let text = said(&output);
     assert_eq!(output.status.code(), Some(126), "{text}");
     assert!(text.contains("capable has file capabilities, and the loader ignores"), "{text}");
-    // Without new rights for anybody, they are not given, and it is loaded as any other.
+    // With no_new_privs no user gains rights, and the program is loaded normally.
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]);
     command.arg(place.at("bin/rnic-run")).args(["--no-start", "--check"]).arg(&program);
     let text = said(&command.env("RNIC_SOCKET", place.socket()).output().unwrap());
-    assert!(text.contains("it gets none at its start"), "{text}");
+    assert!(text.contains("it gains none at exec"), "{text}");
 }
 
 #[test]
-fn programs_that_the_libraries_cannot_serve_are_not_run() {
+fn unsupported_programs_are_not_run() {
     let place = Place::new();
     let alone = "void _start(void) { for (;;); }";
     let options = ["-static", "-nostdlib"].map(OsStr::new);
@@ -546,14 +551,14 @@ fn programs_that_the_libraries_cannot_serve_are_not_run() {
         let text = is_refused(&place, &alone);
         assert!(text.contains(word), "{word}: {text}");
     }
-    // Of a script it is the interpreter that counts.
+    // For a script, its interpreter decides.
     let script = place.at("programs/script");
     std::fs::write(&script, format!("#!{} -x\n", alone.display())).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     assert!(is_refused(&place, &script).contains("programs/static is linked statically"));
     let musl = place.program("musl", &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
     assert!(is_refused(&place, &musl).contains("rnicd's libraries are for glibc"));
-    // The loader is linked statically, and what it loads is given our libraries.
+    // The loader is statically linked, but the program that it loads gets our libraries.
     let program = place.program("seven", &[]);
     let found = std::fs::read_link("/proc/self/exe").unwrap();
     let loader = rnic_run::elf::Elf::read(&found).unwrap().interpreter.unwrap();
@@ -563,7 +568,7 @@ fn programs_that_the_libraries_cannot_serve_are_not_run() {
     place.is_left();
 }
 
-/// What is said of a program that is not run, in one line, and for which no daemon is started.
+/// Asserts that a program is refused in one line and that no daemon is started. Returns the line.
 fn is_refused(place: &Place, program: &Path) -> String {
     let output = place.run(&[program.to_str().unwrap()]);
     let text = said(&output);
@@ -576,9 +581,9 @@ fn is_refused(place: &Place, program: &Path) -> String {
 fn a_daemon_stays_while_it_is_used() {
     let place = Place::new();
     let deadline = Instant::now() + DEADLINE;
-    // On a busy machine a daemon may have ended before its first client has connected.
+    // On a busy machine a daemon may have ended before its first client connects.
     let (daemon, context) = loop {
-        assert!(Instant::now() < deadline, "no client comes in time");
+        assert!(Instant::now() < deadline, "no client connects in time");
         let mut command = Command::new(binaries!().rnicd);
         command.args(["run", "--exit-when-idle", "200ms", "--socket"]).arg(place.socket());
         let mut daemon = Process::start(command);
@@ -589,9 +594,9 @@ fn a_daemon_stays_while_it_is_used() {
         daemon.succeed();
     };
     let since = Instant::now();
-    // Longer than the daemon is without clients.
+    // Longer than the daemon's idle timeout.
     while since.elapsed() < Duration::from_millis(800) {
-        context.status().expect("it serves");
+        context.status().expect("the daemon serves");
         std::thread::yield_now();
     }
     drop(context);

@@ -1,5 +1,5 @@
-// A small program of the verbs API for sanitizers and valgrind: a thread waits for messages that the
-// main thread sends, and both use memory of the heap. With an argument it has one fault.
+// A small program of the verbs API for sanitizers and valgrind: a thread waits for messages from
+// the main thread, and both use heap memory. An argument selects one fault.
 
 #include "registered/rig.h"
 
@@ -9,7 +9,7 @@ enum { MESSAGES = 8, SIZE = 1000 };
 
 static unsigned char *inbox, *outbox;
 static struct ibv_mr *inbox_mr, *outbox_mr;
-static int taken; // of the receiving thread
+static int taken; // by the receiving thread
 
 static void post_receive(int slot)
 {
@@ -18,7 +18,7 @@ static void post_receive(int slot)
     CHECK(!ibv_post_recv(qps[1], &wr, &bad));
 }
 
-// Takes the completions of both queue pairs.
+// Takes the completions of both QPs.
 static void *receive(void *none)
 {
     for (int sent = 0, received = 0; sent < MESSAGES || received < MESSAGES; taken++) {

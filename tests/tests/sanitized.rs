@@ -1,5 +1,5 @@
-//! A program of the verbs API under AddressSanitizer, ThreadSanitizer and valgrind, by `rnic-run`:
-//! they accept what is right and find what is wrong.
+//! A program of the verbs API under AddressSanitizer, ThreadSanitizer and valgrind, with
+//! `rnic-run`: they accept correct use and find its faults.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::process::Command;
 use rnic_tests::{Daemon, Process, binaries, omit, verbs};
 use tempfile::TempDir;
 
-/// The program, built in one way, and a daemon of its own.
+/// The program, built with one set of options, and its own daemon.
 struct Built {
     daemon: Daemon,
     program: PathBuf,
@@ -24,7 +24,7 @@ impl Built {
         Some(Built { daemon, program, _scratch: scratch })
     }
 
-    /// Runs it under `rnic-run`, after `words`, with this fault. Returns its exit code and output.
+    /// Runs it under `rnic-run`, after `words`, with this fault. Returns the exit code and output.
     fn run(&self, words: &[&str], fault: &[&str], variables: &[(&str, &str)]) -> (i32, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
         command.arg("--no-start").arg("--lib-dir").arg(verbs::directory());
@@ -44,7 +44,7 @@ fn address_sanitizer_finds_faults_of_a_program() {
     let Some(built) = Built::new(&["-fsanitize=address"]) else { return };
     let (code, text) = built.run(&[], &[], &[]);
     assert_eq!((code, &*text), (0, "done"));
-    // From a shell, too, and with options of the user's.
+    // The same from a shell, and with the user's own options.
     let options = [("ASAN_OPTIONS", "detect_leaks=0")];
     let (code, text) = built.run(&["sh", "-c", "\"$0\""], &[], &options);
     assert_eq!((code, &*text), (0, "done"));
@@ -59,7 +59,7 @@ fn thread_sanitizer_finds_faults_of_a_program() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/tsan.supp");
     let options = format!("suppressions={}", file.display());
     let options = [("TSAN_OPTIONS", &*options)];
-    // Older runtimes find no room among addresses that are random in more than 28 bits.
+    // Older runtimes need addresses with at most 28 random bits.
     let bits = std::fs::read_to_string("/proc/sys/vm/mmap_rnd_bits").unwrap_or_default();
     let fixed: &[&str] = match bits.trim().parse() {
         Ok(0..=28) | Err(_) => &[],

@@ -1,5 +1,5 @@
-//! Segments of DDP over real TCP (RFC 5041): a scripted peer gets versions, numbers, offsets, sizes
-//! and STags right and wrong, and looks at what a daemon makes of long messages.
+//! DDP segments over real TCP (RFC 5041): a scripted peer sends valid and invalid versions,
+//! numbers, offsets, sizes and STags, and checks how the daemon segments long messages.
 
 use std::net::TcpStream;
 
@@ -10,16 +10,15 @@ use rnic_tests::target::{Bystanders, LEN, Target, UNTOUCHED};
 use rnic_tests::wire::{self, fpdu, part, tagged, terminated, untagged};
 use rnic_tests::{DEADLINE, Daemon, binaries, engine};
 
-/// Bytes of a receive of [`Target`].
+/// Length of a receive of [`Target`] in bytes.
 const ROOM: usize = 64;
 
 fn tcp_daemon() -> Daemon {
     Daemon::start(binaries!(), &engine(2, "tcp"))
 }
 
-/// The connection ended with this Terminate, as both ends know; its receives are taken back.
-fn ends_with(code: [u8; 3], target: &Target, peer: (TcpStream, Qp), what: &str) {
-    let (mut stream, qp) = peer;
+/// Asserts that the connection ended with this Terminate on both ends. Its receives are flushed.
+fn ends_with(code: [u8; 3], target: &Target, mut stream: TcpStream, qp: Qp, what: &str) {
     assert_eq!(terminated(&mut stream), code, "{what}");
     drop(stream);
     match qp.wait_disconnected(Some(DEADLINE)).unwrap() {
@@ -32,14 +31,14 @@ fn ends_with(code: [u8; 3], target: &Target, peer: (TcpStream, Qp), what: &str) 
     target.drain();
 }
 
-/// Ends a connection in which all is well. The receives that are left complete nothing, since the
-/// queue pair goes before it notices any end.
-fn leave((peer, qp): (TcpStream, Qp)) {
+/// Ends a healthy connection. The remaining receives do not complete, since the QP is destroyed
+/// before it notices the end.
+fn leave(peer: TcpStream, qp: Qp) {
     drop(qp);
     drop(peer);
 }
 
-/// What the target's inbox holds.
+/// Returns the contents of the target's inbox.
 fn inbox(target: &Target) -> Vec<u8> {
     let mut bytes = vec![0; 2 * ROOM];
     target.inbox.read_at(0, &mut bytes).unwrap();
@@ -54,7 +53,7 @@ fn with_control(mut ulpdu: Vec<u8>, change: impl Fn(u8) -> u8) -> Vec<u8> {
 //= DDP-4.1-9
 //= DDP-4.1-11
 #[test]
-fn one_version_all_along_and_reserved_bits_that_say_nothing() {
+fn one_ddp_version_and_ignored_reserved_bits() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     for dv in 0..4 {
@@ -62,21 +61,21 @@ fn one_version_all_along_and_reserved_bits_that_say_nothing() {
             ("tagged", target.write(0, b"x"), [1, 1, 4]),
             ("untagged", untagged(3, 0, 1, b"x"), [1, 2, 6]),
         ] {
-            // As the very first segment, and behind others of version 1.
+            // As the very first segment, and after others of version 1.
             for first in [true, false] {
                 target.region.fill(0, LEN, UNTOUCHED).unwrap();
                 let (mut peer, qp) = if first { target.connected() } else { target.open() };
                 let ulpdu = with_control(ulpdu.clone(), |byte| byte & !3 | dv | 0x3C);
-                wire::say(&mut peer, &fpdu(&ulpdu));
+                wire::send_bytes(&mut peer, &fpdu(&ulpdu));
                 if dv == 1 {
                     let number = if name == "tagged" { 1 } else { 2 };
-                    wire::say(&mut peer, &fpdu(&untagged(3, 0, number, b"done")));
+                    wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, number, b"done")));
                     let lengths: Vec<_> =
                         (0..number).map(|_| target.completion().ok().unwrap().byte_len).collect();
                     assert_eq!(lengths.last(), Some(&4), "{name}");
-                    leave((peer, qp));
+                    leave(peer, qp);
                 } else {
-                    ends_with(code, &target, (peer, qp), name);
+                    ends_with(code, &target, peer, qp, name);
                     assert!(target.is_untouched(), "{name}, version {dv}");
                 }
             }
@@ -88,17 +87,17 @@ fn one_version_all_along_and_reserved_bits_that_say_nothing() {
 //= DDP-5.4-3
 //= DDP-7.1-7
 #[test]
-fn parts_of_a_send_may_come_in_any_order_but_the_last_is_last_and_none_is_missing() {
+fn send_segments_may_arrive_in_any_order() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     let (mut peer, qp) = target.open();
     let parts = [(4, false, &b"4567"[..]), (0, false, b"0123"), (8, true, b"89")];
     for (offset, last, bytes) in parts {
-        wire::say(&mut peer, &fpdu(&part(1, offset, last, bytes)));
+        wire::send_bytes(&mut peer, &fpdu(&part(1, offset, last, bytes)));
     }
     let done = target.completion().ok().unwrap();
     assert_eq!((done.byte_len, &inbox(&target)[..10]), (10, &b"0123456789"[..]));
-    leave((peer, qp));
+    leave(peer, qp);
 
     type Parts = &'static [(u32, &'static [u8])];
     let bad: [(&str, Parts); 4] = [
@@ -110,31 +109,31 @@ fn parts_of_a_send_may_come_in_any_order_but_the_last_is_last_and_none_is_missin
     for (name, parts) in bad {
         let (mut peer, qp) = target.open();
         for (n, (offset, bytes)) in (1..).zip(parts) {
-            wire::say(&mut peer, &fpdu(&part(1, *offset, n == parts.len(), bytes)));
+            wire::send_bytes(&mut peer, &fpdu(&part(1, *offset, n == parts.len(), bytes)));
         }
-        ends_with([1, 2, 4], &target, (peer, qp), name);
+        ends_with([1, 2, 4], &target, peer, qp, name);
     }
 }
 
 //= DDP-4.3-7
 //= DDP-7.1-9
 #[test]
-fn each_queue_counts_its_own_messages_from_one() {
+fn each_ddp_queue_has_its_own_msn() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     let (mut peer, qp) = target.open();
-    wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"first")));
-    // A Read of nothing: it is answered whatever it names.
-    wire::say(&mut peer, &fpdu(&untagged(1, 1, 1, &[0; 28])));
-    wire::say(&mut peer, &fpdu(&untagged(3, 0, 2, b"second")));
+    wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"first")));
+    // A zero-length Read is answered regardless of its STag.
+    wire::send_bytes(&mut peer, &fpdu(&untagged(1, 1, 1, &[0; 28])));
+    wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 2, b"second")));
     assert_eq!(wire::ulpdu(&mut peer), tagged(2, 0, 0, b""));
     assert_eq!([5, 6].map(|_| target.completion().ok().unwrap().byte_len), [5, 6]);
-    wire::say(&mut peer, &fpdu(&untagged(1, 1, 3, &[0; 28])));
-    ends_with([1, 2, 3], &target, (peer, qp), "a Read was left out");
+    wire::send_bytes(&mut peer, &fpdu(&untagged(1, 1, 3, &[0; 28])));
+    ends_with([1, 2, 3], &target, peer, qp, "a Read was left out");
     for number in [0, 2, u32::MAX] {
         let (mut peer, qp) = target.open();
-        wire::say(&mut peer, &fpdu(&untagged(3, 0, number, b"x")));
-        ends_with([1, 2, 3], &target, (peer, qp), "not the first message");
+        wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, number, b"x")));
+        ends_with([1, 2, 3], &target, peer, qp, "not the first message");
     }
 }
 
@@ -142,7 +141,7 @@ fn each_queue_counts_its_own_messages_from_one() {
 //= DDP-7.1-6
 //= DDP-7.1-8
 #[test]
-fn a_send_fits_its_receive_or_is_refused_and_no_other_stream_notices() {
+fn oversized_send_ends_only_its_stream() {
     let daemon = tcp_daemon();
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
@@ -152,29 +151,29 @@ fn a_send_fits_its_receive_or_is_refused_and_no_other_stream_notices() {
     {
         target.inbox.fill(0, 2 * ROOM, UNTOUCHED).unwrap();
         let (mut peer, qp) = target.open();
-        // Exactly of its size; it is the second receive that is too short.
-        wire::say(&mut peer, &fpdu(&part(1, 0, true, &[1; ROOM])));
+        // Exactly as long as the receive. The second receive is too short.
+        wire::send_bytes(&mut peer, &fpdu(&part(1, 0, true, &[1; ROOM])));
         assert_eq!(target.completion().ok().unwrap().byte_len as usize, ROOM);
         let mut offset = 0;
         for len in parts {
             let last = offset + len == bytes;
-            wire::say(&mut peer, &fpdu(&part(2, offset as u32, last, &vec![2; len])));
+            wire::send_bytes(&mut peer, &fpdu(&part(2, offset as u32, last, &vec![2; len])));
             offset += len;
         }
-        ends_with([1, 2, 5], &target, (peer, qp), name);
+        ends_with([1, 2, 5], &target, peer, qp, name);
         assert_eq!(inbox(&target)[ROOM..], [UNTOUCHED; ROOM], "{name}");
         assert_eq!(inbox(&target)[ROOM - 4..ROOM], [1; 4], "{name}: not even what would fit");
     }
     // Two receives, three Sends.
     let (mut peer, qp) = target.open();
     for number in 1..=3 {
-        wire::say(&mut peer, &fpdu(&untagged(3, 0, number, b"hello")));
+        wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, number, b"hello")));
     }
-    ends_with([1, 2, 2], &target, (peer, qp), "no receive");
-    wire::say(&mut neighbour, &fpdu(&untagged(3, 0, 1, b"still here")));
+    ends_with([1, 2, 2], &target, peer, qp, "no receive");
+    wire::send_bytes(&mut neighbour, &fpdu(&untagged(3, 0, 1, b"still here")));
     let done = target.completion().ok().unwrap();
     assert_eq!((done.qp, done.byte_len), (neighbours_qp.id(), 10));
-    leave((neighbour, neighbours_qp));
+    leave(neighbour, neighbours_qp);
     bystanders.were_not_disturbed();
 }
 
@@ -183,20 +182,21 @@ fn a_send_fits_its_receive_or_is_refused_and_no_other_stream_notices() {
 //= DDP-7.1-14
 //= DDP-7.1-15
 #[test]
-fn a_write_is_placed_to_the_byte_or_not_at_all() {
+fn write_is_placed_exactly_or_refused() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
-    let (stag, base) = (target.region.rkey().0, target.region.iova());
+    let stag = target.region.rkey().0;
+    let base = target.region.iova();
     let (mut peer, qp) = target.open();
-    wire::say(&mut peer, &fpdu(&target.write(0, &[7; LEN])));
-    // Of no bytes, to anywhere.
+    wire::send_bytes(&mut peer, &fpdu(&target.write(0, &[7; LEN])));
+    // Zero-length Writes, with any address.
     for (stag, offset) in [(0, 0), (u32::MAX, u64::MAX), (stag ^ 0xFF, base), (stag, base - 1)] {
-        wire::say(&mut peer, &fpdu(&tagged(0, stag, offset, b"")));
+        wire::send_bytes(&mut peer, &fpdu(&tagged(0, stag, offset, b"")));
     }
-    wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"done")));
+    wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"done")));
     assert_eq!(target.completion().ok().unwrap().byte_len, 4);
     assert_eq!(target.memory(), [7; LEN]);
-    leave((peer, qp));
+    leave(peer, qp);
 
     target.region.fill(0, LEN, UNTOUCHED).unwrap();
     for (name, offset, len, code) in [
@@ -208,15 +208,18 @@ fn a_write_is_placed_to_the_byte_or_not_at_all() {
         ("up to 2^64 + 5", u64::MAX - 2, 8, [1, 1, 3]),
     ] {
         let (mut peer, qp) = target.open();
-        wire::say(&mut peer, &fpdu(&tagged(0, stag, offset, &vec![7; len])));
-        ends_with(code, &target, (peer, qp), name);
+        wire::send_bytes(&mut peer, &fpdu(&tagged(0, stag, offset, &vec![7; len])));
+        ends_with(code, &target, peer, qp, name);
         assert!(target.is_untouched(), "{name}");
     }
-    // The first of two segments stays, of the second nothing comes.
+    // The first of two segments is placed, the second is not.
     let (mut peer, qp) = target.open();
     let first = with_control(target.write(LEN as u64 - 8, b"first"), |byte| byte & !0x40);
-    wire::say(&mut peer, &[fpdu(&first), fpdu(&target.write(LEN as u64 - 3, b"then"))].concat());
-    ends_with([1, 1, 1], &target, (peer, qp), "the second segment");
+    wire::send_bytes(
+        &mut peer,
+        &[fpdu(&first), fpdu(&target.write(LEN as u64 - 3, b"then"))].concat(),
+    );
+    ends_with([1, 1, 1], &target, peer, qp, "the second segment");
     assert_eq!(target.memory()[LEN - 8..], *b"first\xA5\xA5\xA5");
 }
 
@@ -224,7 +227,7 @@ fn a_write_is_placed_to_the_byte_or_not_at_all() {
 //= DDP-7.1-12
 //= DDP-7.1-16
 #[test]
-fn a_write_to_what_is_not_this_streams_or_not_for_writing_is_refused() {
+fn write_without_access_is_refused() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     let region = |context: &Context, pd, access, scope| {
@@ -260,8 +263,8 @@ fn a_write_to_what_is_not_this_streams_or_not_for_writing_is_refused() {
     ];
     for (name, region, code) in &regions {
         let (mut peer, qp) = target.open();
-        wire::say(&mut peer, &fpdu(&tagged(0, region.rkey().0, region.iova(), b"x")));
-        ends_with(*code, &target, (peer, qp), name);
+        wire::send_bytes(&mut peer, &fpdu(&tagged(0, region.rkey().0, region.iova(), b"x")));
+        ends_with(*code, &target, peer, qp, name);
         let mut bytes = vec![0; LEN];
         region.read_at(0, &mut bytes).unwrap();
         assert_eq!(bytes, [UNTOUCHED; LEN], "{name}");
@@ -270,31 +273,31 @@ fn a_write_to_what_is_not_this_streams_or_not_for_writing_is_refused() {
     let ulpdu = tagged(0, gone.rkey().0, gone.iova(), b"x");
     gone.deregister().unwrap();
     let (mut other, qp) = target.open();
-    wire::say(&mut other, &fpdu(&ulpdu));
-    ends_with([1, 1, 0], &target, (other, qp), "revoked");
-    leave((peer, neighbour));
+    wire::send_bytes(&mut other, &fpdu(&ulpdu));
+    ends_with([1, 1, 0], &target, other, qp, "revoked");
+    leave(peer, neighbour);
 }
 
 //= DDP-4.4-1
 //= DDP-7.1-17
 #[test]
-fn a_segment_shorter_than_its_header_is_told_by_its_length() {
+fn segment_shorter_than_its_header_is_refused() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     for (first, len) in [(0x41, 0), (0x41, 1), (0xC1, 1), (0xC1, 13), (0x41, 13), (0x41, 17)] {
         let (mut peer, qp) = target.open();
         let ulpdu = vec![first; len];
-        wire::say(&mut peer, &fpdu(&ulpdu));
+        wire::send_bytes(&mut peer, &fpdu(&ulpdu));
         let told = wire::ulpdu(&mut peer);
-        // Unspecified, with M only.
+        // Unspecified error, with only M set.
         assert_eq!(told[18..], [0x02, 0xFF, 0x80, 0, 0, len as u8], "{len} bytes");
         drop((peer, qp));
         target.flushed(2);
     }
 }
 
-/// Reads a message; header of its last segment, and its payload. Checks what must hold of its
-/// segments: offsets without a gap, and all else the same but for L.
+/// Reads a message and returns the header of its last segment, and its payload. Asserts that the
+/// offsets have no gap, and that the headers otherwise differ only in L.
 fn message(peer: &mut TcpStream) -> (Vec<u8>, Vec<u8>) {
     let mut payload = Vec::new();
     let mut first: Option<Vec<u8>> = None;
@@ -321,7 +324,7 @@ fn message(peer: &mut TcpStream) -> (Vec<u8>, Vec<u8>) {
 //= DDP-4.1-3
 //= DDP-5.2-1
 #[test]
-fn long_messages_leave_in_segments_of_one_message_each() {
+fn segments_never_span_messages() {
     const LONG: usize = 300_000;
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
@@ -343,22 +346,22 @@ fn long_messages_leave_in_segments_of_one_message_each() {
     assert!(payload == bytes);
     assert_eq!(header[0] & 0xBF, 0x01);
     assert_eq!(header[1..], untagged(3, 0, 1, b"")[1..]);
-    // And as the answer to a Read: to where the Read says.
+    // And as a Read Response, to the address in the Read Request.
     let mut read = 0x8765_4321u32.to_be_bytes().to_vec();
     read.extend(9u64.to_be_bytes());
     read.extend((LONG as u32).to_be_bytes());
     read.extend(source.rkey().0.to_be_bytes());
     read.extend(source.iova().to_be_bytes());
-    wire::say(&mut peer, &fpdu(&untagged(1, 1, 1, &read)));
+    wire::send_bytes(&mut peer, &fpdu(&untagged(1, 1, 1, &read)));
     let (header, payload) = message(&mut peer);
     assert!(payload == bytes);
     assert_eq!(header[1..], tagged(2, 0x8765_4321, 9, b"")[1..]);
-    leave((peer, qp));
+    leave(peer, qp);
 }
 
 //= DDP-A-1
 #[test]
-fn a_peer_is_never_kept_from_sending_by_an_application_that_does_nothing() {
+fn idle_application_does_not_block_its_peer() {
     const ROUNDS: usize = 1000;
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
@@ -367,15 +370,15 @@ fn a_peer_is_never_kept_from_sending_by_an_application_that_does_nothing() {
     let region = target.pd.reg_mr(&buffer, .., access).unwrap();
     let (mut peer, qp) = target.open();
     let payload = vec![9; 60_000];
-    // Far more than sockets hold. The client makes no call meanwhile, and nobody answers the peer.
+    // Far more than the sockets buffer. The client makes no call, and the peer gets no reply.
     let write = fpdu(&tagged(0, region.rkey().0, region.iova(), &payload));
     for _ in 0..ROUNDS {
         std::io::Write::write_all(&mut peer, &write).expect("room in the window");
     }
-    wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+    wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
     assert_eq!(target.completion().status, CompletionStatus::Success);
     let mut found = vec![0; payload.len()];
     region.read_at(0, &mut found).unwrap();
     assert!(found == payload);
-    leave((peer, qp));
+    leave(peer, qp);
 }

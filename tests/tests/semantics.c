@@ -1,5 +1,6 @@
-// Checks on two ends in one process what the manual pages and chapters 10 and 11 of the IBTA
-// specification say. Each part is named on the command line; prints "done" if all of it holds.
+// Checks the semantics in the manual pages and in chapters 10 and 11 of the IBTA specification,
+// with two ends in one process. The command line names the part to run, which prints "done" on
+// success.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -18,7 +19,7 @@
     do {                                                                                            \
         errno = 0;                                                                                  \
         if (!(what)) {                                                                              \
-            printf("line %d: not so: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
             exit(1);                                                                                \
         }                                                                                           \
     } while (0)
@@ -36,7 +37,7 @@ enum {
     QKEY = 0x1234,
     DEPTH = 64,
     LENGTH = 4096,
-    DEADLINE = 120, // seconds, for what comes at once
+    DEADLINE = 120, // seconds, for events that should come at once
 };
 
 struct end {
@@ -81,7 +82,7 @@ static void make(struct end *e)
     MUST((e->mr = ibv_reg_mr(pd, e->bytes, LENGTH, ALL)) != NULL);
 }
 
-// A queue pair whose requests are built call by call.
+// Creates a QP for the ibv_wr_* calls.
 static struct ibv_qp *extended(struct end *e, int type, uint64_t operations)
 {
     struct ibv_qp_init_attr_ex a = {.send_cq = e->cq, .recv_cq = e->cq, .qp_type = type, .pd = pd};
@@ -182,7 +183,7 @@ static void post(struct end *e, struct ibv_send_wr *wr)
     MUST(ibv_post_send(e->qp, wr, &bad) == 0);
 }
 
-// A region of no bytes, and requests of no bytes whatever keys they name (section 9.7.4.1.5).
+// A zero-length region, and zero-length requests with any keys (section 9.7.4.1.5).
 static void zero_bytes(void)
 {
     struct end a, b;
@@ -213,7 +214,7 @@ static void zero_bytes(void)
     unmake(&b);
 }
 
-// Of the key that a bind of type 2 names, the low 8 bits count.
+// A bind of type 2 takes only the low 8 bits of the key it names.
 static void bind_window(void)
 {
     struct end a, b;
@@ -227,8 +228,8 @@ static void bind_window(void)
     wr.bind_mw.rkey = (~key & ~0xffu) | 0x5a;
     wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
         b.mr, (uintptr_t)b.bytes, 64, IBV_ACCESS_REMOTE_WRITE};
-    // One that is not posted leaves the window its key: the queue is full, or the program thinks
-    // better of it.
+    // A bind that is not posted leaves the window its key: the queue is full, or the program
+    // aborts the batch.
     struct ibv_sge eight = {(uintptr_t)b.bytes, 8, b.mr->lkey};
     struct ibv_send_wr full[DEPTH], refused = wr;
     for (int n = 0; n < DEPTH; n++) {
@@ -272,8 +273,8 @@ static int bound(struct end *e, struct ibv_mw *mw, struct ibv_mr *mr, int access
     return ibv_post_send(e->qp, &wr, &bad);
 }
 
-// A bind that fails leaves the window its key, and those that were flushed behind it change
-// nothing: the window is bound by another queue pair, as the program's own key has it.
+// A bind that fails leaves the window its key, and binds flushed after it change nothing: another
+// QP can bind the window under the key that the program holds.
 static void bind_again(void)
 {
     for (int type = IBV_MW_TYPE_1; type <= IBV_MW_TYPE_2; type++) {
@@ -290,7 +291,7 @@ static void bind_again(void)
             completes(&a, 7, IBV_WC_WR_FLUSH_ERR);
         MUST(bound(&c, mw, c.mr, IBV_ACCESS_REMOTE_WRITE) == 0);
         completes(&c, 7, IBV_WC_SUCCESS);
-        // Flags that no window has, and a window of type 1 whose addresses begin with 0.
+        // Flags that windows do not have, and a zero-based window of type 1.
         MUST(bound(&c, mw, c.mr, IBV_ACCESS_REMOTE_WRITE | 1 << 12) == EINVAL);
         if (type == IBV_MW_TYPE_1)
             MUST(bound(&c, mw, c.mr, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED) == EINVAL);
@@ -302,8 +303,7 @@ static void bind_again(void)
     }
 }
 
-// Requests are built call by call where the program has asked for it, and of the operations that
-// it has named.
+// The ibv_wr_* calls work only on QPs created for them, and only for the requested operations.
 static void operations(void)
 {
     struct end a;
@@ -327,7 +327,7 @@ static void *moves_to_error(void *end)
     return NULL;
 }
 
-// Each receive is flushed once, whether it is posted before, beside or after the step to ERR.
+// Each receive is flushed once, whether it is posted before, during or after the move to ERR.
 static void flush(void)
 {
     for (int n = 0; n < ROUNDS; n++) {
@@ -347,7 +347,7 @@ static void flush(void)
         for (int id = 0; id < POSTS; id++)
             completes(&a, id, IBV_WC_WR_FLUSH_ERR);
         MUST(pthread_join(thread, NULL) == 0);
-        // In ERR for sure.
+        // Certainly in ERR.
         struct ibv_sge sge = {(uintptr_t)a.bytes, 8, a.mr->lkey};
         struct ibv_send_wr wr = request(IBV_WR_SEND, &sge, &b);
         post(&a, &wr);
@@ -368,15 +368,15 @@ static void event_of(struct end *e, int type)
     do {
         MUST(readable(in->async_fd, DEADLINE) && ibv_get_async_event(in, &event) == 0);
         ibv_ack_async_event(&event);
-        // A first message may have come in RTR.
+        // The first message may have arrived in RTR.
     } while (event.event_type == IBV_EVENT_COMM_EST);
     if ((int)event.event_type != type)
         printf("%s\n", ibv_event_type_str(event.event_type));
     MUST((int)event.event_type == type && event.element.qp == e->qp);
 }
 
-// The responder of a refused request raises an event, and both ends are in ERR. Reads before that
-// request are answered.
+// The responder of a refused request raises an event, and both ends move to ERR. Earlier Reads are
+// answered.
 static void refused(void)
 {
     struct {
@@ -422,8 +422,8 @@ static void refused(void)
     MUST(!readable(context->async_fd, 0));
 }
 
-// A request that fails on this side fails once those before it are done: the first failure that a
-// program sees is the cause of the others.
+// A request that fails locally fails after the requests before it are done, so that the first
+// failure a program sees is the cause of the others.
 static void local_error(void)
 {
     enum { BEFORE = 8 };
@@ -453,8 +453,8 @@ static void local_error(void)
     }
 }
 
-// A fenced Send begins when the Reads ahead of it are done, and carries what they fetched. So do
-// short ones, which are copied at post if they have no fence.
+// A fenced Send begins after earlier Reads are done, and carries the data that they fetched. So do
+// short Sends, which without a fence are copied when posted.
 static void fence(void)
 {
     static const uint32_t lengths[] = {8, 64, LENGTH / 2};
@@ -483,7 +483,7 @@ static void fence(void)
     unmake(&b);
 }
 
-// A CQ that is armed for solicited completions is silent for others.
+// A CQ armed for solicited completions gets no event for others.
 static void solicited(void)
 {
     struct end a, b;
@@ -524,7 +524,7 @@ static int state_of(struct end *e)
     return attr.qp_state;
 }
 
-// Sends 8 bytes until they arrive: UC and UD may lose a message.
+// Sends 8 bytes until they arrive, since UC and UD may lose a message.
 static void passes(struct end *from, struct end *to, struct ibv_send_wr *wr)
 {
     MUST(receive(to, 77, LENGTH) == 0);
@@ -543,8 +543,8 @@ static void passes(struct end *from, struct end *to, struct ibv_send_wr *wr)
     }
 }
 
-// A send request of a UC or UD QP that fails on its own side moves the QP to SQE: later requests
-// are flushed, receives go on, and the step to RTS ends it (section 10.3.1.6).
+// A send request of a UC or UD QP that fails locally moves the QP to SQE: later requests are
+// flushed, receives continue, and the move to RTS clears it (section 10.3.1.6).
 static void send_queue_error(void)
 {
     int types[] = {IBV_QPT_UC, IBV_QPT_UD};
@@ -588,7 +588,7 @@ static void send_queue_error(void)
             post(&a, &later);
             completes(&a, 3, IBV_WC_WR_FLUSH_ERR);
             passes(&b, &a, &to_a);
-            // Not to SQD; to RTS as from SQE.
+                // The move to SQD is refused, the move from SQE to RTS succeeds.
             MUST(moved(&a, IBV_QPS_SQD, 0, NULL) == EINVAL);
             struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .cur_qp_state = IBV_QPS_SQE};
             MUST(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE) == 0);
@@ -645,7 +645,7 @@ struct link {
 
 static struct rdma_conn_param depths = {.responder_resources = 1, .initiator_depth = 1};
 
-// Asks for a connection, which the server has not accepted yet.
+// Requests a connection, which the server has not accepted yet.
 static void ask(struct link *l)
 {
     l->listens = rdma_create_event_channel();
@@ -678,8 +678,7 @@ static void part(struct link *l)
     rdma_destroy_event_channel(l->connects);
 }
 
-// The step to SQD ends an iWARP connection in order, as siw has it. Attributes that no device has
-// are refused.
+// As in siw, the move to SQD ends an iWARP connection gracefully. Unknown attributes are refused.
 static void closes_in_order(void)
 {
     struct link l;
@@ -702,7 +701,7 @@ static void closes_in_order(void)
     part(&l);
 }
 
-// An unreliable connection takes receives of a shared queue.
+// A UC QP can use a shared receive queue.
 static void unreliable_shared(void)
 {
     struct end a, b;
@@ -740,13 +739,13 @@ static void unreliable_shared(void)
     MUST(ibv_destroy_srq(srq) == 0);
 }
 
-// RDMA_CM_EVENT_ESTABLISHED can be read when the first completion can, at either end.
+// RDMA_CM_EVENT_ESTABLISHED can be read as soon as the first completion, on either end.
 static void established(void)
 {
     for (int n = 0; n < 60; n++) {
         struct link l;
         ask(&l);
-        // It goes out as soon as the connection stands.
+        // Sent as soon as the connection is established.
         struct ibv_sge sge = {(uintptr_t)l.b.bytes, 8, l.b.mr->lkey};
         struct ibv_send_wr wr = request(IBV_WR_SEND, &sge, &l.a);
         struct ibv_sge from = {(uintptr_t)l.a.bytes, 8, l.a.mr->lkey};
@@ -768,7 +767,7 @@ static void established(void)
     }
 }
 
-// The responder of an iWARP connection raises the events of an RC responder, as siw does.
+// As in siw, the responder of an iWARP connection raises the events of an RC responder.
 static void refused_iwarp(void)
 {
     struct {

@@ -1,14 +1,14 @@
-//! What the manual pages and the IBTA specification say of the C verbs API, by either path.
+//! Semantics of the C verbs API from the manual pages and the IBTA specification, on either path.
 
 use rnic_tests::{Daemon, Process, binaries, on_path, ports, verbs};
 
-/// Runs a part of the program over a daemon of its own, by the direct path and over TCP.
+/// Runs a part of the program with its own daemon, over the direct path and over TCP.
 fn run(part: &str) {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/semantics.c", scratch.path()) else { return };
     for loopback in ["direct", "tcp"] {
-        // A port of its own: daemons of one host that share one answer for each other.
-        let port = ports::of_nobody();
+        // Its own port, since daemons of one host that share a port confirm each other's requests.
+        let port = ports::unused_port();
         let config = format!("{}[wired]\nport = {port}\n", on_path(loopback));
         let daemon = Daemon::start(binaries!(), &config);
         let mut command = verbs::command(&program, &daemon);
@@ -49,7 +49,7 @@ fn requests_before_a_local_error_complete() {
 }
 
 #[test]
-fn a_failed_request_of_uc_and_ud_stops_sending_alone() {
+fn failed_uc_or_ud_send_moves_to_sqe() {
     run("sqe");
 }
 

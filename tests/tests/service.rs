@@ -1,10 +1,9 @@
-//! The daemon as a service: what a service manager does to it and is told by it, what it gives up,
-//! and what is left of its privileges.
+//! The daemon as a service: signals and notifications of a service manager, and the privileges that
+//! the daemon gives up and keeps.
 //!
-//! There is no systemd here (`systemd.rs` has one). `config/rnicd.service` and
-//! `config/rnicd.socket` are read for what they claim, and the same is done with `unshare`,
-//! `setpriv` and filters of system calls (`unit`). What takes root is left out without it, and
-//! said.
+//! No systemd is needed (`systemd.rs` runs one). The tests read the settings from
+//! `config/rnicd.service` and `config/rnicd.socket`, and apply them with `unshare`, `setpriv` and
+//! system call filters (`unit`). Parts that require root are skipped without it, with a message.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -24,7 +23,7 @@ use rnic_tests::{DEADLINE, Process, binaries, copy_files};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Resource, Signal, WaitOptions, getrlimit, kill_process, waitpid};
 
-/// Users and groups that have no entry anywhere.
+/// Users and groups without an entry in any database.
 const DAEMON: u32 = 65_533;
 const CLIENT: u32 = 65_532;
 const STRANGER: u32 = 65_531;
@@ -34,16 +33,16 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Says why a test does nothing.
+/// Returns true if this is root. Otherwise prints that `what` is skipped.
 fn needs_root(what: &str) -> bool {
     if !is_root() {
-        rnic_tests::omit(&format!("{what} takes root"));
+        rnic_tests::omit(&format!("{what} requires root"));
     }
     is_root()
 }
 
-/// A folder that everybody may enter, with the binaries in it: a checkout may be out of reach of
-/// other users.
+/// A folder that every user may enter, with the binaries in it, because other users may not reach a
+/// checkout.
 struct Stage {
     dir: tempfile::TempDir,
 }
@@ -72,11 +71,12 @@ impl Stage {
         path
     }
 
-    /// Two processes of this user that exchange every operation; whether they could.
+    /// Runs two processes of this user that exchange every operation. Returns true on success.
     fn duet(&self, user: u32, groups: &str) -> bool {
-        let mut command = match is_root() {
-            true => as_user(user, groups, &self.path("actor")),
-            false => Command::new(self.path("actor")),
+        let mut command = if is_root() {
+            as_user(user, groups, &self.path("actor"))
+        } else {
+            Command::new(self.path("actor"))
         };
         command.arg("duet").env("RNIC_SOCKET", self.socket());
         Process::start(command).finish().0.success()
@@ -94,7 +94,7 @@ fn as_user(user: u32, groups: &str, program: &Path) -> Command {
     command
 }
 
-/// A daemon without the harness's pipes. Killed if the test fails.
+/// A daemon without the harness's pipes. Killed when dropped.
 struct Service(Child);
 
 impl Service {
@@ -106,7 +106,7 @@ impl Service {
         status(&PathBuf::from(format!("/proc/{}/status", self.0.id())))
     }
 
-    /// Waits for the end; its exit code.
+    /// Waits for the end, and returns the exit code.
     fn ends(&mut self) -> Option<i32> {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -126,13 +126,13 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Fails if it has ended, as it should have.
+        // Fails if the daemon has already ended, which is the normal case.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The fields of a `status` file of `/proc`.
+/// Reads the fields of a `status` file in `/proc`.
 fn status(file: &Path) -> HashMap<String, String> {
     let text = std::fs::read_to_string(file).unwrap();
     let fields = text.lines().filter_map(|line| line.split_once(':'));
@@ -141,7 +141,8 @@ fn status(file: &Path) -> HashMap<String, String> {
         .collect()
 }
 
-/// Insists that every thread is confined and none has a capability or a way to one; their names.
+/// Asserts that every thread is confined and has no capabilities or means to gain them. Returns the
+/// names of the threads.
 fn threads_are_confined(pid: u32) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let mut names = Vec::new();
@@ -163,14 +164,14 @@ fn threads_are_confined(pid: u32) -> Vec<String> {
     names
 }
 
-/// Real, effective, saved and file system id.
+/// The real, effective, saved and file system ID in a `status` file.
 fn four_times(id: u32) -> String {
     format!("{id} {id} {id} {id}")
 }
 
 const NONE: &str = "0000000000000000";
 
-/// A service manager's end of the notifications.
+/// The service manager's end of the notification socket.
 struct Manager {
     socket: UnixDatagram,
     name: String,
@@ -185,22 +186,22 @@ impl Manager {
         Manager { socket, name: format!("@{name}") }
     }
 
-    /// The next message, which must begin like this.
-    fn hears(&self, expected: &str) {
+    /// Receives the next message, which must start with `expected`.
+    fn expect_message(&self, expected: &str) {
         let mut buffer = [0; 512];
         let len = self.socket.recv(&mut buffer).expect("a notification");
         let said = String::from_utf8_lossy(&buffer[..len]);
         assert!(said.starts_with(expected), "{said:?} instead of {expected:?}");
     }
 
-    /// Insists that nothing more was said.
-    fn hears_nothing(&self) {
+    /// Asserts that there are no more messages.
+    fn expect_no_message(&self) {
         self.socket.set_nonblocking(true).unwrap();
         assert!(self.socket.recv(&mut [0; 512]).is_err());
     }
 }
 
-/// A listening socket as `rnicd.socket` would have it.
+/// Creates a listening socket like that of `rnicd.socket`.
 fn activated(path: &Path, kind: SocketType) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::UNIX, kind, None).unwrap();
     rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
@@ -208,7 +209,7 @@ fn activated(path: &Path, kind: SocketType) -> OwnedFd {
     socket
 }
 
-/// Whether this root may mount something in a name space of its own; some containers forbid it.
+/// Returns true if root may mount in its own mount namespace. Some containers forbid it.
 fn may_mount(folder: &Path) -> bool {
     let mut command = Command::new("unshare");
     command.args(["--mount", "mount", "--bind"]).args([folder, folder]);
@@ -219,7 +220,7 @@ const SERVICE: &str = include_str!("../../config/rnicd.service");
 const SOCKET: &str = include_str!("../../config/rnicd.socket");
 const PORT_SOCKET: &str = include_str!("../../config/rnicd-port.socket");
 
-/// Whether a unit says this, and nothing else about it.
+/// Asserts that the service unit sets `key` to `value`, exactly once.
 fn says(key: &str, value: &str) {
     let all = unit::directives(SERVICE, "Service");
     let values: Vec<&str> = all.iter().filter(|(k, _)| *k == key).map(|(_, v)| *v).collect();
@@ -244,16 +245,16 @@ fn it_serves_under_the_restrictions_of_its_unit() {
 
     let mounts = is_root() && may_mount(&stage.path("run"));
     if !mounts {
-        rnic_tests::omit("private and read-only folders take root, and a container that mounts");
+        rnic_tests::omit("private and read-only folders require root and mounts");
     }
     if is_root() {
         chown(stage.socket(), None, Some(GROUP)).unwrap();
         chown(stage.path("run"), Some(DAEMON), None).unwrap();
     } else {
-        rnic_tests::omit("another user and an empty bounding set take root");
+        rnic_tests::omit("another user and an empty bounding set require root");
     }
     if unit::call_groups().is_empty() {
-        rnic_tests::omit("what @system-service allows, systemd-analyze must say");
+        rnic_tests::omit("no systemd-analyze here to list @system-service");
     }
     let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let user = is_root().then_some(DAEMON);
@@ -263,12 +264,12 @@ fn it_serves_under_the_restrictions_of_its_unit() {
     command.arg(stage.path("rnicd")).args(["run", "--config"]).arg(&config);
     command.env("NOTIFY_SOCKET", &manager.name).stdin(Stdio::from(socket));
     let mut daemon = Service(command.spawn().unwrap());
-    manager.hears("READY=1\nSTATUS=serving\n");
+    manager.expect_message("READY=1\nSTATUS=serving\n");
 
     let names = threads_are_confined(daemon.0.id());
     assert!(names.iter().filter(|n| n.starts_with("rnicd-worker")).count() == 2, "{names:?}");
     let fields = daemon.status();
-    // The unit's and the thread's own.
+    // The filters of the unit, and those of the thread.
     assert_eq!(fields["Seccomp_filters"], (sandbox.filters() + 1).to_string());
     assert_eq!(fields["Umask"], "0077");
     if is_root() {
@@ -277,7 +278,7 @@ fn it_serves_under_the_restrictions_of_its_unit() {
         let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.0.id())).unwrap();
         let core = limits.lines().find(|l| l.starts_with("Max core file size")).unwrap();
         assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
-        assert!(!stage.duet(STRANGER, ""), "somebody outside the group was served");
+        assert!(!stage.duet(STRANGER, ""), "a user outside the group was served");
     }
     if mounts {
         let mounts = std::fs::read_to_string(format!("/proc/{}/mounts", daemon.0.id())).unwrap();
@@ -289,18 +290,18 @@ fn it_serves_under_the_restrictions_of_its_unit() {
         assert!(last("/proc").contains("subset=pid"));
     }
     assert!(stage.duet(CLIENT, &GROUP.to_string()));
-    // Interfaces are read by netlink.
+    // The daemon reads interfaces over netlink.
     let status = Context::open_at(stage.socket()).unwrap().status().unwrap();
     assert!(status.gids > 0, "{}", status.gids_problem);
     assert_eq!(status.gids_problem, "");
-    // Whatever the umask: a collector is another user.
+    // The metrics must be readable regardless of the umask, since the collector is another user.
     let readable = || std::fs::metadata(&figures).is_ok_and(|m| m.mode() & 0o7777 == 0o644);
     kill_process(daemon.pid(), Signal::HUP).unwrap();
-    manager.hears("RELOADING=1\nMONOTONIC_USEC=");
-    manager.hears("READY=1\nSTATUS=serving\n");
-    until("a page of figures that all may read", readable);
+    manager.expect_message("RELOADING=1\nMONOTONIC_USEC=");
+    manager.expect_message("READY=1\nSTATUS=serving\n");
+    until("metrics that every user can read", readable);
 
-    // As its commands do: what is wrong does not get as far as the signal.
+    // As in the unit: the check rejects a wrong configuration before the signal is sent.
     let commands: Vec<&str> = unit::directives(SERVICE, "Service")
         .into_iter()
         .filter_map(|(key, value)| (key == "ExecReload").then_some(value))
@@ -319,28 +320,30 @@ fn it_serves_under_the_restrictions_of_its_unit() {
     let said = String::from_utf8_lossy(&wrong.stderr);
     assert_eq!(wrong.status.code(), Some(78), "{said}");
     assert!(said.contains("engine.workers"), "{said}");
-    // Who sends the signal all the same is told what came of it.
+    // Without the check, the daemon reports the outcome in its status.
     kill_process(daemon.pid(), Signal::HUP).unwrap();
-    manager.hears("RELOADING=1\nMONOTONIC_USEC=");
-    manager.hears("READY=1\nSTATUS=serving; configuration not reloaded, the old one stays: ");
+    manager.expect_message("RELOADING=1\nMONOTONIC_USEC=");
+    manager.expect_message(
+        "READY=1\nSTATUS=serving; configuration not reloaded, the previous one remains: ",
+    );
 
     assert_eq!(daemon.terminate(), Some(0));
-    manager.hears("STOPPING=1\n");
-    manager.hears_nothing();
+    manager.expect_message("STOPPING=1\n");
+    manager.expect_no_message();
     assert!(stage.socket().exists(), "the socket is the service manager's");
     std::fs::remove_file(figures).unwrap();
-    assert_eq!(std::fs::read_dir(stage.path("run")).unwrap().count(), 1, "nothing else was left");
+    assert_eq!(std::fs::read_dir(stage.path("run")).unwrap().count(), 1, "other files were left");
 }
 
 #[test]
-#[should_panic(expected = "PrivateUsers=yes of rnicd.service is neither applied nor argued")]
+#[should_panic(expected = "PrivateUsers=yes of rnicd.service is neither applied nor listed")]
 fn a_directive_that_is_not_known_fails_the_test() {
     Sandbox::of(&SERVICE.replace("RemoveIPC=yes", "PrivateUsers=yes"));
 }
 
-/// systemd's own opinion, where there is one.
+/// Lets systemd verify the units, where it is installed.
 #[test]
-fn the_units_are_what_systemd_takes() {
+fn systemd_verifies_the_units() {
     let stage = Stage::new();
     let rnicd = stage.path("rnicd");
     let service = SERVICE.replace("/usr/bin/rnicd", rnicd.to_str().unwrap());
@@ -350,18 +353,19 @@ fn the_units_are_what_systemd_takes() {
     let mut command = Command::new("systemd-analyze");
     command.args(["verify", "--man=no"]).arg(stage.path("rnicd.service"));
     let Ok(output) = command.output() else {
-        rnic_tests::omit("what systemd says of the units, systemd-analyze must say");
+        rnic_tests::omit("no systemd-analyze here to verify the units");
         return;
     };
     let said = String::from_utf8_lossy(&output.stderr);
-    // It may know less than the unit's systemd, and more of this machine than matters here.
+    // The installed systemd may not know all settings of the unit, and reports unrelated units,
+    // too.
     let about: Vec<&str> = said.lines().filter(|line| line.contains("rnicd.")).collect();
     assert!(output.status.success() && about.is_empty(), "{said}");
 }
 
-/// A service manager does not start again what would fail again.
+/// A service manager does not restart a daemon that would fail again.
 #[test]
-fn a_wrong_configuration_has_an_exit_code_of_its_own() {
+fn wrong_configuration_has_its_own_exit_code() {
     says("RestartPreventExitStatus", "78");
     let stage = Stage::new();
     let run = |config: &Path| {
@@ -378,7 +382,7 @@ fn a_wrong_configuration_has_an_exit_code_of_its_own() {
         assert_eq!(output.status.code(), Some(78), "{said}");
         assert!(said.contains(expected), "{said}");
     }
-    // What may pass is worth another try.
+    // A failure that may be temporary allows a restart.
     std::fs::write(stage.socket(), "in the way").unwrap();
     assert_eq!(run(&stage.config("")).status.code(), Some(1));
 }
@@ -397,21 +401,21 @@ fn a_watchdog_hears_that_it_is_alive() {
     let mut command = Command::new(stage.path("rnicd"));
     command.args(["run", "--socket"]).arg(stage.socket());
     command.env("NOTIFY_SOCKET", &manager.name).env("WATCHDOG_USEC", "200000");
-    // Before the start: this process may read the first messages late.
+    // Taken before the start, because this process may read the first messages late.
     let from = Instant::now();
     let mut daemon = Service(command.spawn().unwrap());
-    manager.hears("READY=1\n");
+    manager.expect_message("READY=1\n");
     for _ in 0..4 {
-        manager.hears("WATCHDOG=1\n");
+        manager.expect_message("WATCHDOG=1\n");
     }
-    // One at once, and then one each half of the time.
+    // One message at once, then one per half period.
     assert!(from.elapsed() >= Duration::from_millis(300), "{:?}", from.elapsed());
     assert_eq!(daemon.terminate(), Some(0));
 }
 
-/// Of such a client the kernel tells no process number.
+/// The kernel reports no process ID for such a client.
 #[test]
-fn clients_outside_of_its_pid_namespace_are_served() {
+fn clients_in_another_pid_namespace_are_served() {
     if !needs_root("a pid namespace") {
         return;
     }
@@ -422,7 +426,7 @@ fn clients_outside_of_its_pid_namespace_are_served() {
     command.arg(stage.path("rnicd")).args(["run", "--socket"]).arg(stage.socket());
     command.env("NOTIFY_SOCKET", &manager.name);
     let daemon = Service(command.spawn().unwrap());
-    manager.hears("READY=1\n");
+    manager.expect_message("READY=1\n");
     let context = Context::open_at(stage.socket()).unwrap();
     assert!(context.status().unwrap().sessions >= 1);
     let Rows::Clients(rows) = context.list(ListKind::Clients, 0).unwrap().rows else {
@@ -430,12 +434,12 @@ fn clients_outside_of_its_pid_namespace_are_served() {
     };
     assert_eq!((rows[0].pid, rows[0].uid), (0, 0));
     drop(context);
-    // Its death is noticed all the same, whoever holds its socket.
+    // The daemon notices the client's death even if another process holds its socket.
     assert!(stage.duet(0, ""));
     drop(daemon);
 }
 
-/// Waits for something that is about to be so.
+/// Waits until a condition holds.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !is_so() {
@@ -445,7 +449,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn sockets_that_it_cannot_serve_are_refused_by_name() {
+fn unusable_passed_sockets_are_refused_by_name() {
     let stage = Stage::new();
     let tries = [
         (SocketType::STREAM, None, "SOCK_SEQPACKET"),
@@ -465,11 +469,12 @@ fn sockets_that_it_cannot_serve_are_refused_by_name() {
     }
 }
 
-/// Whatever its variables say: it must not serve, nor close, what is not meant for it.
+/// Whatever its variables, the daemon must not serve or close a descriptor that was not passed
+/// to it.
 #[test]
-fn a_descriptor_of_its_own_is_not_taken_for_a_passed_socket() {
+fn own_descriptor_is_not_a_passed_socket() {
     let stage = Stage::new();
-    // The first that it opens itself has the number.
+    // The first descriptor that the daemon opens gets this number.
     let script = "exec 3<&-; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" run \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", script]).arg(stage.path("rnicd")).arg("--socket").arg(stage.socket());
@@ -481,18 +486,18 @@ fn a_descriptor_of_its_own_is_not_taken_for_a_passed_socket() {
 }
 
 #[test]
-fn started_as_root_it_becomes_the_user_it_is_told() {
+fn root_daemon_switches_to_the_configured_user() {
     if !needs_root("becoming another user") {
         return;
     }
     let stage = Stage::new();
-    // The configuration is root's alone: it is read before.
+    // Only root may read the configuration, which the daemon reads before it switches users.
     let config = stage
         .config(&format!("[control]\nuser = \"{DAEMON}\"\ngroup = \"{GROUP}\"\nmode = \"0660\"\n"));
     std::fs::set_permissions(&config, Permissions::from_mode(0o600)).unwrap();
     for folder_owner in [0, DAEMON, DAEMON] {
         chown(stage.path("run"), Some(folder_owner), None).unwrap();
-        // With groups of root's, which the user is no member of.
+        // With root's supplementary groups, which the user is not a member of.
         let mut command = Command::new("setpriv");
         command.arg(format!("--groups={GROUP},{STRANGER}")).arg(stage.path("rnicd"));
         command.args(["run", "--config"]).arg(&config).arg("--socket").arg(stage.socket());
@@ -512,19 +517,19 @@ fn started_as_root_it_becomes_the_user_it_is_told() {
             assert_eq!(fields["Groups"], "");
             assert_eq!(fields["CapBnd"], NONE);
         }
-        // Only root may read the file; the daemon is root no more, says so and goes on.
+        // Only root may read the file. The daemon, no longer root, logs the failure and continues.
         daemon.signal(Signal::HUP);
         daemon.line_after("configuration not reloaded");
         daemon.signal(Signal::TERM);
         let lines = daemon.succeed();
         assert!(!lines.iter().any(|l| l.contains("running as root")), "{lines:?}");
-        // Left behind where it must be; the next daemon takes the place all the same.
+        // Left behind if the folder is not writable. The next daemon replaces it.
         assert_eq!(stage.socket().exists(), folder_owner == 0);
     }
 }
 
 #[test]
-fn without_a_user_root_is_told_once_what_that_means() {
+fn root_without_a_user_is_warned_once() {
     if !needs_root("running as root") {
         return;
     }
@@ -543,11 +548,14 @@ fn without_a_user_root_is_told_once_what_that_means() {
 }
 
 #[test]
-fn a_plain_user_cannot_become_another_and_has_nothing_left() {
+fn plain_user_cannot_switch_users() {
     let stage = Stage::new();
-    let rnicd = || match is_root() {
-        true => as_user(DAEMON, "", &stage.path("rnicd")),
-        false => Command::new(stage.path("rnicd")),
+    let rnicd = || {
+        if is_root() {
+            as_user(DAEMON, "", &stage.path("rnicd"))
+        } else {
+            Command::new(stage.path("rnicd"))
+        }
     };
     if is_root() {
         chown(stage.path("run"), Some(DAEMON), None).unwrap();
@@ -571,7 +579,7 @@ fn a_plain_user_cannot_become_another_and_has_nothing_left() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_nobody() {
+fn unread_log_blocks_no_client() {
     let stage = Stage::new();
     let (unread, log) = std::io::pipe().unwrap();
     rustix::pipe::fcntl_setpipe_size(&unread, 4096).unwrap();
@@ -581,7 +589,7 @@ fn a_log_that_nobody_reads_stops_nobody() {
     drop(command);
     let deadline = Instant::now() + DEADLINE;
     let mut sessions = 0;
-    // More lines than pipe and queue hold.
+    // More lines than the pipe and the queue hold.
     while sessions < 2_500 {
         match Context::open_at(stage.socket()) {
             Ok(_) => sessions += 1,
@@ -592,6 +600,6 @@ fn a_log_that_nobody_reads_stops_nobody() {
     assert!(stage.duet(rustix::process::geteuid().as_raw(), ""));
     let asked = Instant::now();
     assert_eq!(daemon.terminate(), Some(0));
-    // It has waited for the reader, but not for long.
+    // The daemon has waited for the reader, but not for long.
     assert!(asked.elapsed() > Duration::from_millis(900));
 }

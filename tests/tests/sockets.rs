@@ -1,6 +1,5 @@
-//! Sockets that clients make and pass: from other network namespaces, with traffic of their own
-//! before and after, of every wrong kind, and with everything set on them that could make a daemon
-//! wait.
+//! Sockets that clients create and pass: from other network namespaces, with traffic before and
+//! after MPA, of every wrong kind, and with all options that could make a daemon block.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -21,7 +20,7 @@ fn daemon() -> Daemon {
     Daemon::start(binaries!(), "[engine]\nworkers = 2\n")
 }
 
-/// Both ends of a TCP connection.
+/// Returns both ends of a TCP connection.
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -37,7 +36,7 @@ fn pair() -> (TcpStream, TcpStream) {
 //= MPA-7.1.2-2d
 //= MPA-7.1.2-3b
 #[test]
-fn rejected_connections_go_on_in_plain_tcp_and_accepted_ones_in_mpa() {
+fn rejected_socket_continues_in_plain_tcp() {
     let daemon = daemon();
     let start = daemon.at_rest();
     let contexts = [(); 2].map(|()| Context::open_at(daemon.socket()).unwrap());
@@ -47,7 +46,7 @@ fn rejected_connections_go_on_in_plain_tcp_and_accepted_ones_in_mpa() {
 }
 
 #[test]
-fn a_client_in_another_network_namespace_passes_its_sockets() {
+fn client_in_another_netns_passes_sockets() {
     let daemon = daemon();
     let start = daemon.at_rest();
     let mut command = Command::new("unshare");
@@ -67,23 +66,24 @@ fn a_client_in_another_network_namespace_passes_its_sockets() {
 #[test]
 fn other_users_may_not_pass_sockets() {
     if !rustix::process::geteuid().is_root() {
-        rnic_tests::omit("only root can play another user");
+        rnic_tests::omit("only root can act as another user");
         return;
     }
-    // Trust in other things is none in this.
+    // Other rights do not include this one.
     for (right, may) in [("", false), ("trusted = true", false), ("sockets = true", true)] {
         let config = format!("[control]\nmode = \"0666\"\n[[user]]\nwho = {OTHER}\n{right}\n");
         let daemon = Daemon::start(binaries!(), &config);
         let (status, lines) = daemon.actor_as(OTHER, &["over"]).finish();
         assert_eq!(status.success(), may, "{right}: {lines:?}");
-        let why = format!("not allowed by user.sockets: a socket of user {OTHER}");
+        let why = format!("not allowed by user.sockets: pass a TCP socket as user {OTHER}");
         assert_eq!(lines.iter().any(|l| l.contains(&why)), !may, "{right}: {lines:?}");
-        // Neither end was touched: what the actor says last is the refusal, and nothing is left.
+        // Neither end was touched: the refusal is the last line of the actor, and no resource is
+        // left.
         daemon.is_empty();
     }
 }
 
-/// Somebody else.
+/// Another user.
 const OTHER: u32 = 61_004;
 
 #[test]
@@ -100,7 +100,7 @@ fn a_socket_that_is_not_taken_comes_back() {
     let mut ours = error.stream.unwrap();
     ours.write_all(b"still mine").unwrap();
     assert_eq!(wire::exactly(&mut theirs, 10), b"still mine");
-    // A peer that sends no request, and one that hangs up on one.
+    // A peer without an MPA request, and a peer that closes after its request.
     let serving = context.serve_over(ours).unwrap();
     theirs.write_all(b"GET / HTTP/1.1 and more").unwrap();
     match serving.accept_request(Some(DEADLINE)) {
@@ -116,8 +116,7 @@ fn a_socket_that_is_not_taken_comes_back() {
     assert!(error.stream.is_none());
 }
 
-/// Whoever may not connect or listen somewhere may not do so with a socket of his own making
-/// either.
+/// Rules for connecting and listening also apply to sockets that a program has created itself.
 #[test]
 fn rules_hold_for_passed_sockets() {
     let uid = rustix::process::geteuid().as_raw();
@@ -142,7 +141,7 @@ fn rules_hold_for_passed_sockets() {
             other => panic!("{rule}: {other:?}"),
         }
     }
-    // Where they allow it, the same is taken.
+    // Where a rule allows it, the same request is accepted.
     let here = daemon("127.0.0.0/8");
     let (mut raw, qp, _) = raw_with_qp(&here);
     let (ours, mut theirs) = pair();
@@ -153,10 +152,11 @@ fn rules_hold_for_passed_sockets() {
     assert!(matches!(serving, Some(Ok(ReplyBody::Listener { .. }))), "{serving:?}");
 }
 
-/// A session spoken by hand with a QP.
+/// Opens a session in the raw protocol, with a QP.
 fn raw_with_qp(daemon: &Daemon) -> (Raw, QpId, CqId) {
     let mut raw = Raw::open(daemon.socket());
-    let (pd, cq) = (raw.pd(), raw.cq(64));
+    let pd = raw.pd();
+    let cq = raw.cq(64);
     let qp = raw.qp(pd, cq);
     (raw, qp, cq)
 }
@@ -166,7 +166,7 @@ fn connect_over(qp: QpId) -> RequestBody {
 }
 
 #[test]
-fn other_descriptors_are_refused_by_name_or_end_the_session() {
+fn wrong_descriptors_are_refused_by_name() {
     let daemon = daemon();
     let start = daemon.at_rest();
     let (mut raw, qp, _) = raw_with_qp(&daemon);
@@ -186,9 +186,9 @@ fn other_descriptors_are_refused_by_name_or_end_the_session() {
     drop(peer);
     assert!(matches!(wire::ending(&mut gone.try_clone().unwrap()), Ending::Reset(_)));
     let sockets: [(&dyn AsFd, &str); 5] = [
-        (&udp, "it is no stream socket"),
-        (&unix, "it is of no Internet family"),
-        (&listening, "it listens"),
+        (&udp, "it is not a stream socket"),
+        (&unix, "it is not an IPv4 or IPv6 socket"),
+        (&listening, "it is a listening socket"),
         (&fresh, "it is not connected"),
         (&gone, "it is not connected"),
     ];
@@ -202,7 +202,7 @@ fn other_descriptors_are_refused_by_name_or_end_the_session() {
             }
         }
     }
-    // The listener still listens and the datagram socket still talks.
+    // The listener still listens, and the datagram socket still sends.
     TcpStream::connect(listening.local_addr().unwrap()).unwrap();
     udp.send(b"x").unwrap();
     drop(raw);
@@ -222,11 +222,11 @@ fn other_descriptors_are_refused_by_name_or_end_the_session() {
     daemon.shrinks_to(start);
 }
 
-/// How long a close of a trap takes.
+/// Time that closing a trap takes.
 const LINGER: Duration = Duration::from_secs(900);
 
-/// Passes a socket on which nothing is what it should be, gets a connection that has more to say
-/// than anybody reads, and leaves. The peer of the connection is kept, reading nothing.
+/// Passes a socket with adverse options, establishes a connection with more to send than the peer
+/// reads, and exits. Returns the peer's end, from which nothing is read.
 fn leave_a_trap(daemon: &Daemon) -> TcpStream {
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
@@ -239,10 +239,10 @@ fn leave_a_trap(daemon: &Daemon) -> TcpStream {
     set_socket_recv_buffer_size(&theirs, 4096).unwrap();
     let mine = ours.try_clone().unwrap();
     let serving = context.serve_over(ours).unwrap();
-    // After the daemon has it: it may have set what it likes.
+    // After the daemon took the socket, which may have set its own options.
     mine.set_nonblocking(false).unwrap();
     set_socket_linger(&mine, Some(LINGER)).unwrap();
-    wire::say(&mut theirs, &wire::request(CRC, 1, b""));
+    wire::send_bytes(&mut theirs, &wire::request(CRC, 1, b""));
     let request = serving.accept_request(Some(DEADLINE)).unwrap();
     let sges = [region.sge(0, 1 << 20)];
     let sends: Vec<_> = (0..8).map(|n| SendRequest::send(n, &sges)).collect();
@@ -250,12 +250,12 @@ fn leave_a_trap(daemon: &Daemon) -> TcpStream {
     let accepted = std::thread::scope(|scope| {
         let accepting = scope.spawn(|| request.accept(&qp, &AcceptOptions::default()));
         wire::reply(&mut theirs);
-        wire::say(&mut theirs, &fpdu(&untagged(3, 0, 1, b"")));
+        wire::send_bytes(&mut theirs, &fpdu(&untagged(3, 0, 1, b"")));
         accepting.join().unwrap()
     });
     accepted.unwrap();
     mine.set_nonblocking(false).unwrap();
-    // Until the daemon has filled the way to the peer.
+    // Waits until the daemon has filled the buffers to the peer.
     let deadline = Instant::now() + DEADLINE;
     let mut last = (0, Instant::now());
     while last.1.elapsed() < Duration::from_millis(20) {
@@ -279,7 +279,7 @@ fn a_daemon_waits_for_no_socket_of_a_client() {
     visitor.line_after("under way");
     let begun = Instant::now();
     let traps: Vec<_> = (0..8).map(|_| leave_a_trap(&daemon)).collect();
-    // Any of them would have held a thread for longer.
+    // Any trap would have blocked a thread for longer.
     assert!(begun.elapsed() < LINGER, "{:?}", begun.elapsed());
     visitor.release();
     visitor.succeed();

@@ -1,5 +1,5 @@
-//! Shared receive queues and held messages with real processes: what several queue pairs take from
-//! one queue, who is told what, and who pays for a program that breaks the rules.
+//! Shared receive queues and messages that wait for a receive, with real processes: several QPs on
+//! one queue, its events, and the cost of a program that breaks the rules.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,7 +17,7 @@ use rnic_core::types::{QpId, SrqId};
 use rnic_tests::raw::{Raw, qp_request};
 use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, engine, join};
 
-/// Both paths, with one worker and with three.
+/// Runs the test on both paths, with one worker and with three.
 fn each_daemon(test: impl Fn(&Daemon)) {
     for (path, workers) in PATHS.into_iter().flat_map(|path| [(path, 1), (path, 3)]) {
         let daemon = Daemon::start(binaries!(), &engine(workers, path));
@@ -26,7 +26,7 @@ fn each_daemon(test: impl Fn(&Daemon)) {
     }
 }
 
-/// A client whose completion queue takes what all its queue pairs receive.
+/// A client with a CQ for the completions of all its QPs.
 fn client(daemon: &Daemon) -> Client {
     Client::new(daemon).with_cq(1024)
 }
@@ -35,7 +35,7 @@ fn srq(client: &Client, depth: u32) -> Srq {
     client.pd.create_srq(&SrqOptions { depth, ..SrqOptions::default() }).unwrap()
 }
 
-/// Nothing has been said of a shared receive queue.
+/// Asserts that there is no event of a shared receive queue.
 fn no_event_of_an_srq(client: &Client) {
     while let Some(event) = client.context.next_event(Some(Duration::ZERO)).unwrap() {
         let of_srq = matches!(
@@ -46,7 +46,7 @@ fn no_event_of_an_srq(client: &Client) {
     }
 }
 
-/// Queue pairs of `host` on one shared receive queue, each connected to one of `guest`.
+/// Creates QPs of `host` on one shared receive queue, each connected to a QP of `guest`.
 fn connected(
     guest: &Client,
     host: &Client,
@@ -66,7 +66,7 @@ fn connected(
         .collect()
 }
 
-/// Receives of nothing.
+/// Returns receives of zero bytes.
 fn empty(count: usize) -> Vec<RecvRequest<'static>> {
     vec![RecvRequest::new(7, &[]); count]
 }
@@ -74,7 +74,8 @@ fn empty(count: usize) -> Vec<RecvRequest<'static>> {
 #[test]
 fn one_queue_pair_of_two_consumes_all_eight() {
     each_daemon(|daemon| {
-        let (guest, host) = (client(daemon), client(daemon));
+        let guest = client(daemon);
+        let host = client(daemon);
         let srq = srq(&host, 8);
         let pairs = connected(&guest, &host, &srq, RnrPolicy::Terminate, 2);
         srq.post_recv(&empty(8)).unwrap();
@@ -85,7 +86,7 @@ fn one_queue_pair_of_two_consumes_all_eight() {
         }
         let row = srq.query().unwrap();
         assert_eq!((row.posted, row.taken, row.qps, row.capacity), (0, 8, 2, 8));
-        // None is left for the other: its stream ends, as without a shared queue.
+        // No receive is left for the other QP: its connection ends, as without an SRQ.
         pairs[1].0.post_send(&[SendRequest::send_inline(9, b"")]).unwrap();
         let last = host.event(|e| matches!(e, Event::LastWqeReached { .. }));
         assert_eq!(last, Event::LastWqeReached { qp: pairs[1].1.id(), context: 0 });
@@ -99,14 +100,15 @@ fn one_queue_pair_of_two_consumes_all_eight() {
     });
 }
 
-/// Checksummed bytes of several senders into one pool of buffers, refilled from the completions.
+/// Checksummed messages of several senders into one pool of buffers, reposted after completion.
 #[test]
 fn messages_of_many_arrive_whole_in_one_pool() {
     const MESSAGES: u64 = 400;
     const SENDERS: usize = 5;
     const LEN: u64 = 6000;
     each_daemon(|daemon| {
-        let (guest, host) = (client(daemon), client(daemon));
+        let guest = client(daemon);
+        let host = client(daemon);
         let srq = srq(&host, 16);
         let hold = RnrPolicy::Wait { timeout_ms: 60_000 };
         let pairs = connected(&guest, &host, &srq, hold, SENDERS);
@@ -135,7 +137,7 @@ fn messages_of_many_arrive_whole_in_one_pool() {
                 }
                 guest.successes(MESSAGES as usize * SENDERS - done);
             });
-            // Late: by now all of them wait.
+            // Late: by now all messages wait.
             for (n, buffer) in buffers.iter().enumerate() {
                 srq.post_recv(&[RecvRequest::new(n as u64, buffer)]).unwrap();
             }
@@ -158,9 +160,10 @@ fn messages_of_many_arrive_whole_in_one_pool() {
 }
 
 #[test]
-fn the_limit_event_comes_once_and_may_be_armed_again() {
+fn srq_limit_event_is_one_shot() {
     each_daemon(|daemon| {
-        let (guest, host) = (client(daemon), client(daemon));
+        let guest = client(daemon);
+        let host = client(daemon);
         let options = SrqOptions { depth: 8, limit: 3, context: 77, ..SrqOptions::default() };
         let srq = host.pd.create_srq(&options).unwrap();
         let pairs = connected(&guest, &host, &srq, RnrPolicy::Terminate, 2);
@@ -177,7 +180,7 @@ fn the_limit_event_comes_once_and_may_be_armed_again() {
         assert_eq!(srq.query().unwrap().limit, 0);
         send(0);
         srq.set_context(78).unwrap();
-        // Fewer are posted already: at once.
+        // Fewer receives than the limit are posted: the event occurs at once.
         srq.arm_limit(5).unwrap();
         assert_eq!(limit(), Event::SrqLimit { srq: srq.id(), context: 78 });
         srq.post_recv(&empty(5)).unwrap();
@@ -189,9 +192,10 @@ fn the_limit_event_comes_once_and_may_be_armed_again() {
 }
 
 #[test]
-fn a_peer_that_takes_more_than_its_share_is_named() {
+fn unfair_srq_consumer_is_reported() {
     each_daemon(|daemon| {
-        let (guest, host) = (client(daemon), client(daemon));
+        let guest = client(daemon);
+        let host = client(daemon);
         let srq = srq(&host, 8);
         let pairs = connected(&guest, &host, &srq, RnrPolicy::Terminate, 2);
         for _ in 0..9 {
@@ -206,7 +210,7 @@ fn a_peer_that_takes_more_than_its_share_is_named() {
             other => panic!("{other:?}"),
         }
         assert_eq!(srq.query().unwrap().unfair, 1);
-        // It goes on all the same.
+        // Both QPs continue.
         srq.post_recv(&empty(1)).unwrap();
         pairs[0].0.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
         host.successes(1);
@@ -221,9 +225,10 @@ fn pair(guest: &Client, host: &Client, rnr_policy: RnrPolicy) -> (Qp, Qp) {
 }
 
 #[test]
-fn a_message_without_a_receive_is_held_until_there_is_one() {
+fn message_waits_for_a_receive() {
     each_daemon(|daemon| {
-        let (guest, host) = (client(daemon), client(daemon));
+        let guest = client(daemon);
+        let host = client(daemon);
         let (sender, receiver) = pair(&guest, &host, RnrPolicy::Wait { timeout_ms: 60_000 });
         let buffer = host.context.create_shared_buffer(4096).unwrap();
         let buffer = host.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
@@ -232,7 +237,7 @@ fn a_message_without_a_receive_is_held_until_there_is_one() {
             let text = format!("message {n}");
             sender.post_send(&[SendRequest::send_inline(n, text.as_bytes())]).unwrap();
             if n % 3 == 0 {
-                // Long enough for the worker to fall asleep over it.
+                // Long enough for the worker to fall asleep.
                 std::thread::sleep(Duration::from_millis(1));
             }
             receiver.post_recv(&[RecvRequest::new(n, &element)]).unwrap();
@@ -246,9 +251,10 @@ fn a_message_without_a_receive_is_held_until_there_is_one() {
 }
 
 #[test]
-fn a_held_message_ends_the_connection_at_its_deadline() {
+fn held_message_times_out() {
     each_daemon(|daemon| {
-        let (guest, host) = (client(daemon), client(daemon));
+        let guest = client(daemon);
+        let host = client(daemon);
         let held = Duration::from_millis(300);
         let timeout_ms = held.as_millis() as u32;
         let (sender, receiver) = pair(&guest, &host, RnrPolicy::Wait { timeout_ms });
@@ -267,17 +273,18 @@ fn a_held_message_ends_the_connection_at_its_deadline() {
 }
 
 #[test]
-fn the_end_of_a_peer_is_noticed_while_its_message_is_held() {
+fn peer_end_is_noticed_during_a_held_message() {
     each_daemon(|daemon| {
-        let (guest, host) = (client(daemon), client(daemon));
+        let guest = client(daemon);
+        let host = client(daemon);
         let (sender, receiver) = pair(&guest, &host, RnrPolicy::Wait { timeout_ms: 3_600_000 });
-        // More than any buffer on the way takes.
+        // More than all buffers between the two hold.
         let buffer = guest.context.create_shared_buffer(16 << 20).unwrap();
         let source = guest.pd.reg_mr(&buffer, .., Access::empty()).unwrap();
         let all = [source.sge(0, 16 << 20)];
         sender.post_send(&[SendRequest::send(1, &all), SendRequest::send(2, &all)]).unwrap();
-        // Let some of it arrive: the reset must be seen past bytes that nobody reads. Whether it is
-        // seen does not depend on how much.
+        // Let some of it arrive: the daemon must notice the reset behind unread bytes, regardless
+        // of their number.
         std::thread::sleep(Duration::from_millis(50));
         sender.to_error().unwrap();
         let end = receiver.wait_disconnected(Some(DEADLINE)).unwrap();
@@ -285,7 +292,7 @@ fn the_end_of_a_peer_is_noticed_while_its_message_is_held() {
     });
 }
 
-/// A shared receive queue with queue pairs on it, held by a client that keeps to no rule.
+/// A shared receive queue with QPs of a hostile client.
 struct Vandal {
     raw: Raw,
     srq: QueueLocation,
@@ -296,7 +303,8 @@ struct Vandal {
 impl Vandal {
     fn open(socket: &Path, peers: SocketAddr, hold: bool, count: usize) -> Vandal {
         let mut raw = Raw::open(socket);
-        let (pd, cq) = (raw.pd(), raw.cq(256));
+        let pd = raw.pd();
+        let cq = raw.cq(256);
         let request = SrqRequest { pd, depth: 64, max_sge: 1, limit: 0, context: 0 };
         let (id, srq) = match raw.try_call(RequestBody::CreateSrq(request), &[]) {
             Some(Ok(ReplyBody::Srq { srq, queue, .. })) => (srq, queue),
@@ -337,7 +345,7 @@ impl Vandal {
 }
 
 #[test]
-fn a_client_that_scribbles_over_its_ring_harms_nobody_else() {
+fn corrupted_srq_ring_harms_only_its_client() {
     each_daemon(|daemon| {
         let mut server = daemon.actor(&["serve"]);
         let address = server.line_after("listening on ");
@@ -358,7 +366,7 @@ fn a_client_that_scribbles_over_its_ring_harms_nobody_else() {
                     qp
                 })
                 .collect();
-            // Receives that are none, an index that goes nowhere, and both.
+            // Invalid receives, an index out of range, and both.
             let malformed = round % 3 == 0;
             if malformed {
                 for slot in 0..64 {
@@ -380,12 +388,12 @@ fn a_client_that_scribbles_over_its_ring_harms_nobody_else() {
             }
             let arm = RequestBody::ArmSrq { srq: vandal.id, limit: 5 };
             if malformed {
-                // That costs the requests only.
+                // Only the requests fail.
                 assert!(matches!(vandal.raw.call(arm), Ok(ReplyBody::Done)));
                 assert_eq!(vandal.qps.len(), 3);
             } else {
                 expected += 1;
-                daemon.settles("ended", |s| s.sessions_ended == expected);
+                daemon.wait_status("ended", |s| s.sessions_ended == expected);
             }
         }
         assert!(!visitor.has_ended());
@@ -404,16 +412,17 @@ fn an_arm_of_a_ring_scribbled_over_finds_it_out() {
     vandal.scribble(queue_header::PRODUCER, 65);
     let arm = RequestBody::ArmSrq { srq: vandal.id, limit: 5 };
     let answer = vandal.raw.call(arm);
-    assert!(answer.is_err_and(|e| e.to_string().contains("is in state dead")));
-    daemon.settles("ended", |s| s.sessions_ended == 1);
+    assert!(answer.is_err_and(|e| e.to_string().contains("is dead")));
+    daemon.wait_status("ended", |s| s.sessions_ended == 1);
     drop(vandal);
     daemon.is_empty();
 }
 
 #[test]
-fn receives_that_nobody_took_stay_for_the_others() {
+fn unused_srq_receives_stay_available() {
     each_daemon(|daemon| {
-        let (guest, host) = (client(daemon), client(daemon));
+        let guest = client(daemon);
+        let host = client(daemon);
         let srq = srq(&host, 8);
         let pairs = connected(&guest, &host, &srq, RnrPolicy::Terminate, 2);
         srq.post_recv(&empty(8)).unwrap();
@@ -428,7 +437,7 @@ fn receives_that_nobody_took_stay_for_the_others() {
     });
 }
 
-/// Clock ticks of CPU time that the daemon has used.
+/// Returns the CPU time of the daemon in clock ticks.
 fn ticks(daemon: &Daemon) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
     let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2);
@@ -438,7 +447,8 @@ fn ticks(daemon: &Daemon) -> u64 {
 #[test]
 fn holding_costs_no_cpu() {
     each_daemon(|daemon| {
-        let (guest, host) = (client(daemon), client(daemon));
+        let guest = client(daemon);
+        let host = client(daemon);
         let srq = srq(&host, 8);
         let hold = RnrPolicy::Wait { timeout_ms: 3_600_000 };
         let pairs = connected(&guest, &host, &srq, hold, 4);
@@ -453,7 +463,7 @@ fn holding_costs_no_cpu() {
             assert!(Instant::now() < deadline, "{:?}", srq.query());
             std::thread::yield_now();
         }
-        // A worker that spins uses nearly all of the time, whatever else runs on this machine.
+        // A worker that spins uses nearly all of the time, even on a busy machine.
         let window = Duration::from_millis(300);
         let used = (0..4).map(|_| {
             let before = ticks(daemon);

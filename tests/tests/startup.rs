@@ -1,5 +1,5 @@
-//! MPA start-up against scripted peers: who may speak first and how the initiator shows that it is
-//! ready (RFC 6581), and Markers as the peer asked for them (RFC 5044 section 4.3).
+//! MPA start-up with scripted peers: which end sends first, how the initiator shows that it is
+//! ready (RFC 6581), and Markers as the peer requested them (RFC 5044 section 4.3).
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,17 +10,17 @@ use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, fpdu, tagged, ulpdu, untagged};
 use rnic_tests::{Client, DEADLINE, Daemon, binaries};
 
-/// Enhanced data follows (flag of a start-up frame of revision 2).
+/// Flag of a revision 2 start-up frame: enhanced data follows.
 const ENHANCED: u8 = 0x10;
-/// Markers wanted.
+/// Flag of a start-up frame: Markers requested.
 const MARKERS: u8 = 0x80;
-/// Peer-to-peer model, and the three ways to be ready: Send, Write, Read.
+/// Peer-to-peer model, and three ready-to-receive messages: Send, Write, Read.
 const PEER_TO_PEER: u16 = 0x8000;
 const BY_SEND: u16 = 0x4000;
 const BY_WRITE: u16 = 0x8000;
 const BY_READ: u16 = 0x4000;
 
-/// IRD and ORD with their flags, as a start-up frame carries them.
+/// Encodes IRD and ORD with their flags as in a start-up frame.
 fn enhanced(ird: u16, ord: u16) -> Vec<u8> {
     [ird.to_be_bytes(), ord.to_be_bytes()].concat()
 }
@@ -31,12 +31,12 @@ fn reply(flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Whether a ULPDU is what was agreed upon.
+/// Returns true if a ULPDU is the agreed message.
 type IsIt = fn(&[u8]) -> bool;
 
-/// A client of a daemon, and a socket for the peer that it connects to.
+/// A client of a daemon, and a listener for the peer that it connects to.
 struct Initiator {
-    // Before the daemon, whose end looks for what is left.
+    // Dropped before the daemon, which checks for leaked resources.
     client: Client,
     peer: TcpListener,
     daemon: Daemon,
@@ -58,14 +58,15 @@ impl Initiator {
         Initiator { client, peer, daemon }
     }
 
-    /// A QP with two receives of nothing.
+    /// Creates a QP with two receives of zero bytes.
     fn ready(&self) -> Qp {
         let qp = self.qp();
         qp.post_recv(&[RecvRequest::new(1, &[]); 2]).unwrap();
         qp
     }
 
-    /// Connects; the peer has read the request, whose flags, revision and private data these are.
+    /// Connects. Returns the peer's TCP connection, and the flags, revision and private data of the
+    /// request.
     fn connecting(&self, qp: &Qp) -> (TcpStream, u8, u8, Vec<u8>) {
         let address: SocketAddr = self.peer.local_addr().unwrap();
         let options = ConnectOptions { private_data: b"me".into(), ..Default::default() };
@@ -79,7 +80,7 @@ impl Initiator {
         (stream, frame[16], frame[17], private)
     }
 
-    /// Ends the daemon; what it logged.
+    /// Stops the daemon and returns its log.
     fn stop(self) -> Vec<String> {
         let Initiator { client, daemon, .. } = self;
         drop(client);
@@ -88,9 +89,10 @@ impl Initiator {
 }
 
 #[test]
-fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
+fn initiator_sends_the_chosen_rtr_message() {
     let client = Initiator::new("");
-    // The first byte of a Read Request, a Write, a Send; and the Reply that asks for it.
+    // The ready-to-receive message, the IRD and ORD flags of the Reply that requests it, and a
+    // check of its first bytes.
     let ways: [(&str, u16, u16, IsIt); 4] = [
         ("Write", 0, BY_WRITE, |u| u == tagged(0, 0, 0, b"") || u[..2] == [0xC1, 0x40]),
         ("Read", 0, BY_READ, |u| u[..2] == [0x41, 0x41] && u.len() == 46 && u[30..34] == [0; 4]),
@@ -101,23 +103,25 @@ fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
         let qp = client.ready();
         let (mut peer, flags, revision, private) = client.connecting(&qp);
         assert_eq!((flags & (CRC | ENHANCED | MARKERS), revision), (CRC | ENHANCED, 2));
-        let (ird, ord) = (u16::from_be_bytes([private[0], private[1]]), [private[2], private[3]]);
+        let ird = u16::from_be_bytes([private[0], private[1]]);
+        let ord = [private[2], private[3]];
         assert_eq!(ird & (PEER_TO_PEER | BY_SEND), PEER_TO_PEER | BY_SEND);
         assert_eq!(u16::from_be_bytes(ord) & (BY_WRITE | BY_READ), BY_WRITE | BY_READ);
         assert_eq!(&private[4..], b"me");
         let agreed = enhanced(PEER_TO_PEER | in_ird | 4, in_ord | 4);
-        wire::say(&mut peer, &reply(CRC | ENHANCED, 2, &agreed));
+        wire::send_bytes(&mut peer, &reply(CRC | ENHANCED, 2, &agreed));
         let connected = qp.wait_connected(Some(DEADLINE)).unwrap();
         assert_eq!((connected.ird >= 4, connected.ord), (true, 4), "{way}");
-        // What shows that it is ready comes before all else, without having been asked for.
+        // The ready-to-receive message arrives first, without a work request.
         let first = ulpdu(&mut peer);
         assert!(is_it(&first), "{way}: {first:02x?}");
         if way == "Read" {
-            // It is answered like any other, and completes nothing at the other end.
-            let (stag, to) = (&first[18..22], &first[22..30]);
+            // The Read is answered as usual, and completes nothing at the other end.
+            let stag = &first[18..22];
+            let to = &first[22..30];
             let stag = u32::from_be_bytes(stag.try_into().unwrap());
             let to = u64::from_be_bytes(to.try_into().unwrap());
-            wire::say(&mut peer, &fpdu(&tagged(2, stag, to, b"")));
+            wire::send_bytes(&mut peer, &fpdu(&tagged(2, stag, to, b"")));
         }
         qp.post_send(&[SendRequest::send_inline(9, b"now").signaled()]).unwrap();
         assert_eq!(client.success().wr_id, 9, "{way}");
@@ -128,23 +132,23 @@ fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
 }
 
 #[test]
-fn an_initiator_that_cannot_do_what_the_responder_needs_says_so() {
+fn initiator_without_common_rtr_terminates() {
     let client = Initiator::new("");
     let qp = client.ready();
     let (mut peer, ..) = client.connecting(&qp);
-    // Peer-to-peer, but ready in no way at all (RFC 6581 section 9: Terminate 2/0/7).
-    wire::say(&mut peer, &reply(CRC | ENHANCED, 2, &enhanced(PEER_TO_PEER | 4, 4)));
+    // Peer-to-peer, but without a ready-to-receive message (RFC 6581 section 9: Terminate 2/0/7).
+    wire::send_bytes(&mut peer, &reply(CRC | ENHANCED, 2, &enhanced(PEER_TO_PEER | 4, 4)));
     let mut said = Vec::new();
     let e = qp.wait_connected(Some(DEADLINE)).unwrap_err();
     assert!(matches!(e, Error::Unreachable { .. }), "{e}");
-    // It closes after this side has.
+    // The peer closes after this end has closed.
     peer.shutdown(std::net::Shutdown::Write).unwrap();
     peer.read_to_end(&mut said).unwrap();
     assert_eq!(wire::terminate(&said), Some([2, 0, 7]), "{said:02x?}");
 }
 
 #[test]
-fn a_responder_may_speak_first_when_the_initiator_is_ready() {
+fn responder_may_send_first_after_rtr() {
     let client = Initiator::new("");
     let listener = client.listener();
     let read = {
@@ -160,26 +164,24 @@ fn a_responder_may_speak_first_when_the_initiator_is_ready() {
     for (way, ready, in_ird, in_ord) in ways {
         let mut peer = wire::dial(listener.local_addr());
         let wants = enhanced(PEER_TO_PEER | in_ird | 2, in_ord | 2);
-        wire::say(&mut peer, &wire::request(CRC | ENHANCED, 2, &wants));
+        wire::send_bytes(&mut peer, &wire::request(CRC | ENHANCED, 2, &wants));
         let request = listener.accept_request(Some(DEADLINE)).unwrap();
         assert!(request.peer_to_peer() && request.revision() == 2);
         let qp = client.ready();
-        // Posted before anything has come: it must wait for the initiator.
+        // Posted before the initiator sent anything: it must wait.
         qp.post_send(&[SendRequest::send_inline(9, b"hello").signaled()]).unwrap();
         request.start_accept(&qp, &AcceptOptions::default()).unwrap();
         let frame = wire::reply(&mut peer);
         assert_eq!((frame[16] & (CRC | ENHANCED), frame[17]), (CRC | ENHANCED, 2));
-        let (ird, ord) = (
-            u16::from_be_bytes([frame[20], frame[21]]),
-            u16::from_be_bytes([frame[22], frame[23]]),
-        );
+        let ird = u16::from_be_bytes([frame[20], frame[21]]);
+        let ord = u16::from_be_bytes([frame[22], frame[23]]);
         assert_eq!(ird & PEER_TO_PEER, PEER_TO_PEER);
         assert!(ird & in_ird == in_ird && ord & in_ord == in_ord, "{way}: {ird:04x} {ord:04x}");
         peer.set_nonblocking(true).unwrap();
         let early = peer.peek(&mut [0]).unwrap_err();
         assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock, "{way}");
         peer.set_nonblocking(false).unwrap();
-        wire::say(&mut peer, &fpdu(&ready));
+        wire::send_bytes(&mut peer, &fpdu(&ready));
         qp.wait_connected(Some(DEADLINE)).unwrap();
         assert_eq!(client.success().wr_id, 9, "{way}");
         let mut messages = vec![ulpdu(&mut peer)];
@@ -188,9 +190,9 @@ fn a_responder_may_speak_first_when_the_initiator_is_ready() {
             assert!(messages.contains(&tagged(2, 7, 0, b"")), "{messages:02x?}");
         }
         assert!(messages.contains(&untagged(3, 0, 1, b"hello")), "{way}: {messages:02x?}");
-        // A Send that only shows readiness takes no receive: the next one does.
+        // A Send that only shows readiness consumes no receive. The next Send consumes it.
         let number = if way == "Send" { 2 } else { 1 };
-        wire::say(&mut peer, &fpdu(&untagged(3, 0, number, b"")));
+        wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, number, b"")));
         assert_eq!(client.success().wr_id, 1, "{way}");
         drop(qp);
     }
@@ -202,36 +204,36 @@ fn a_responder_may_speak_first_when_the_initiator_is_ready() {
 //= MPA-4.4-4
 //= MPA-4.4-8
 #[test]
-fn crcs_are_wanted_unless_the_administrator_wrote_otherwise_and_no_client_can_tell() {
+fn crc_follows_the_configuration_only() {
     let mut seen = Vec::new();
     for (config, crc) in [("", CRC), ("[mpa]\ncrc = false\n", 0)] {
         let client = Initiator::new(config);
         let listener = client.listener();
         let mut of_client = Vec::new();
-        // As initiator, then as responder; the peer does not mind.
+        // As initiator, then as responder. The peer accepts both.
         for active in [true, false] {
             let qp = client.ready();
             let mut peer = if active {
                 let (mut peer, flags, ..) = client.connecting(&qp);
                 assert_eq!(flags & (CRC | MARKERS), crc, "{config:?}");
-                wire::say(&mut peer, &reply(0, 1, b"welcome"));
+                wire::send_bytes(&mut peer, &reply(0, 1, b"welcome"));
                 peer
             } else {
                 let mut peer = wire::dial(listener.local_addr());
-                wire::say(&mut peer, &wire::request(0, 1, b"please"));
+                wire::send_bytes(&mut peer, &wire::request(0, 1, b"please"));
                 let request = listener.accept_request(Some(DEADLINE)).unwrap();
                 assert_eq!(request.private_data(), b"please");
                 request.start_accept(&qp, &AcceptOptions::default()).unwrap();
                 assert_eq!(wire::reply(&mut peer)[16] & (CRC | MARKERS), crc, "{config:?}");
                 peer
             };
-            wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+            wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
             let mut connected = qp.wait_connected(Some(DEADLINE)).unwrap();
             assert_eq!(client.success().wr_id, 1);
             qp.post_send(&[SendRequest::send_inline(9, b"now").signaled()]).unwrap();
             assert_eq!(client.success().wr_id, 9);
-            // All that the program learns of its connection, but for numbers that are new each
-            // time.
+            // All attributes of its connection that the program can read, except for numbers that
+            // are new each time.
             let row = qp.query().unwrap();
             connected.addresses = row.addresses.unwrap();
             let ports = [connected.addresses.local, connected.addresses.peer];
@@ -239,9 +241,10 @@ fn crcs_are_wanted_unless_the_administrator_wrote_otherwise_and_no_client_can_te
             of_client.push(
                 ports.iter().fold(told, |told, a| told.replace(&a.to_string(), "an address")),
             );
-            // The peer sees the field in either case.
+            // The CRC field is present in either case.
             assert_eq!(wire::exactly(&mut peer, 28)[..2], [0, 21]);
-            // Before its peer, whose end would flush the other receive to the CQ they share.
+            // Dropped before the peer, because its end would flush the other receive to the CQ
+            // that they share.
             drop(qp);
         }
         seen.push(of_client);
@@ -256,10 +259,10 @@ fn crcs_are_wanted_unless_the_administrator_wrote_otherwise_and_no_client_can_te
 //= MPA-C.2.4-1
 //= MPA-C.2.5-1
 #[test]
-fn a_program_is_told_of_a_peer_of_revision_0_where_such_are_served() {
+fn revision_0_peer_is_reported() {
     let client = Initiator::new("[mpa]\nrdmac = true\n");
     let listener = client.listener();
-    // A zero-length Write of version 0, behind the first Marker.
+    // A zero-length Write of version 0, after the first Marker.
     let write = {
         let mut fpdu = vec![0, 0, 0, 0, 0, 14, 0xC0];
         fpdu.resize(4 + 2 + 14, 0);
@@ -271,11 +274,11 @@ fn a_program_is_told_of_a_peer_of_revision_0_where_such_are_served() {
         let mut peer = if active {
             let (mut peer, _, revision, _) = client.connecting(&qp);
             assert_eq!(revision, 1);
-            wire::say(&mut peer, &reply(CRC | MARKERS, 0, b""));
+            wire::send_bytes(&mut peer, &reply(CRC | MARKERS, 0, b""));
             peer
         } else {
             let mut peer = wire::dial(listener.local_addr());
-            wire::say(&mut peer, &wire::request(CRC | MARKERS, 0, b""));
+            wire::send_bytes(&mut peer, &wire::request(CRC | MARKERS, 0, b""));
             let request = listener.accept_request(Some(DEADLINE)).unwrap();
             assert_eq!(request.revision(), 0);
             request.start_accept(&qp, &AcceptOptions::default()).unwrap();
@@ -283,24 +286,26 @@ fn a_program_is_told_of_a_peer_of_revision_0_where_such_are_served() {
             assert_eq!((frame[16], frame[17]), (CRC | MARKERS, 0));
             peer
         };
-        wire::say(&mut peer, &write);
+        wire::send_bytes(&mut peer, &write);
         assert_eq!(qp.wait_connected(Some(DEADLINE)).unwrap().revision, 0);
         qp.post_send(&[SendRequest::send_inline(9, b"").signaled()]).unwrap();
         assert_eq!(client.success().wr_id, 9);
         // Marker, length, DV and RV 0.
         assert_eq!(wire::exactly(&mut peer, 8), [0, 0, 0, 0, 0, 18, 0x40, 0x03]);
-        // Before the peer is: its end would flush the receives into the queue of the next one.
+        // Dropped before the peer, because its end would flush the receives to the CQ of the
+        // next one.
         drop(qp);
     }
 }
 
-/// Takes Markers out of a stream whose first byte is at position 0, checking each; the FPDUs.
+/// Removes Markers from a stream that begins at position 0, and checks each. Returns the FPDUs.
 fn without_markers(stream: &[u8]) -> Vec<Vec<u8>> {
     let mut fpdus = Vec::new();
     let mut at = 0;
     while at < stream.len() {
-        // A Marker between FPDUs belongs to the one behind it, whose CRC begins with it.
-        let (mut covered, mut bare) = (Vec::new(), Vec::new());
+        // A Marker between FPDUs belongs to the following one, whose CRC covers it.
+        let mut covered = Vec::new();
+        let mut bare = Vec::new();
         let begin = at + if at % 512 == 0 { 4 } else { 0 };
         let mut whole = usize::MAX;
         while bare.len() < whole {
@@ -331,7 +336,7 @@ fn without_markers(stream: &[u8]) -> Vec<Vec<u8>> {
 
 //= MPA-4.3-2
 #[test]
-fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
+fn requested_markers_are_sent_in_every_phase() {
     for config in ["[mpa]\nmulpdu = \"mss\"\n", "[mpa]\nmulpdu = \"max\"\n"] {
         let client = Initiator::new(config);
         let listener = client.listener();
@@ -342,15 +347,15 @@ fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
         rng.fill(&mut data);
         source.write_at(0, &data).unwrap();
         let mut peer = wire::dial(listener.local_addr());
-        wire::say(&mut peer, &wire::request(CRC | MARKERS, 1, b""));
+        wire::send_bytes(&mut peer, &wire::request(CRC | MARKERS, 1, b""));
         let request = listener.accept_request(Some(DEADLINE)).unwrap();
         let qp = client.ready();
         request.start_accept(&qp, &AcceptOptions::default()).unwrap();
         wire::reply(&mut peer);
-        // The daemon wants none: its peer sends none.
-        wire::say(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
+        // The daemon requests no Markers, so its peer sends none.
+        wire::send_bytes(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
         qp.wait_connected(Some(DEADLINE)).unwrap();
-        // Every length up to two Markers' distance moves the phase by another step.
+        // Every length up to twice the Marker distance, so that every phase occurs.
         let lengths: Vec<u32> = (0..1100).chain([1460, 8960, 40_000]).collect();
         let sender = std::thread::scope(|scope| {
             let reader = scope.spawn(|| {

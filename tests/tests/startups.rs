@@ -1,5 +1,5 @@
-//! Connections that are not yet anybody's queue pair: one user's, whether silent or undecided, and
-//! whatever their peers try, are in no other user's way.
+//! Connections in start-up: silent or undecided ones of one user do not impede other users,
+//! whatever their peers try.
 
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -11,14 +11,14 @@ use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged};
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};
 use rustix::net::sockopt::set_socket_linger;
 
-/// Users, who exist by their numbers.
+/// Users without an entry in any database.
 const MALLORY: u32 = 61_001;
 const ALICE: u32 = 61_002;
 
-/// A daemon that all users may use, with this many descriptors.
+/// Starts a daemon for all users, with this limit on descriptors. Returns `None` if not root.
 fn daemon(limits: &str, descriptors: u32) -> Option<Daemon> {
     if !rustix::process::getuid().is_root() {
-        rnic_tests::omit("not root: nobody else can be played");
+        rnic_tests::omit("not root: no other user can be played");
         return None;
     }
     rnic_tests::process::raise_descriptor_limit();
@@ -27,7 +27,7 @@ fn daemon(limits: &str, descriptors: u32) -> Option<Daemon> {
     Some(Daemon::start_limited(binaries!(), &config, &format!("ulimit -n {descriptors}")))
 }
 
-/// Mallory's program with so many listeners, and where it listens.
+/// Starts Mallory's program with `listeners` listeners. Returns it and their addresses.
 fn mallory(daemon: &Daemon, listeners: usize) -> (Process, Vec<SocketAddr>) {
     let mut actor = daemon.actor_as(MALLORY, &["ignore", &listeners.to_string()]);
     let address = |_| actor.line_after("listening on ").parse().unwrap();
@@ -35,7 +35,7 @@ fn mallory(daemon: &Daemon, listeners: usize) -> (Process, Vec<SocketAddr>) {
     (actor, addresses)
 }
 
-/// Whether the daemon has ended a connection.
+/// Returns true if the daemon has ended a connection.
 fn is_over(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     match (&mut &*stream).read(&mut [0; 64]) {
@@ -45,15 +45,15 @@ fn is_over(stream: &TcpStream) -> bool {
 }
 
 #[test]
-fn undecided_requests_of_one_user_leave_descriptors_to_others() {
+fn undecided_requests_leave_descriptors_free() {
     let Some(daemon) = daemon("", 576) else { return };
-    // Of 512 descriptors 64 are for connections in start-up, half of them for one user.
+    // Of 512 descriptors 64 are for connections in start-up, and one user may use half of those.
     let (mut mallory, addresses) = mallory(&daemon, 20);
     let request = wire::request(CRC, 1, b"");
     let mut requests: Vec<TcpStream> = Vec::new();
     for round in 0..1000 {
-        if let Some(mut peer) = wire::knock(addresses[round % addresses.len()]) {
-            wire::say(&mut peer, &request);
+        if let Some(mut peer) = wire::try_dial(addresses[round % addresses.len()]) {
+            wire::send_bytes(&mut peer, &request);
             requests.push(peer);
         }
     }
@@ -63,38 +63,39 @@ fn undecided_requests_of_one_user_leave_descriptors_to_others() {
         std::thread::yield_now();
     }
     assert!(daemon.status().startups <= 32, "{:?}", daemon.status());
-    // Others come in, listen, connect over TCP and work, also as users of whom nothing is there
-    // yet.
+    // Others can connect to the daemon, listen, connect over TCP and send, even if they are new
+    // users.
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");
     daemon.actor(&["traffic", &address, "1", "20"]).succeed();
     daemon.actor_as(ALICE, &["traffic", &address, "2", "20"]).succeed();
-    // Those that were kept are told when their listeners go.
+    // The peers of kept connections see the end of the stream when their listeners are destroyed.
     mallory.release();
     mallory.succeed();
-    // The daemon waits for their peers to close.
+    // The daemon waits for these peers to close.
     drop(requests);
-    daemon.settles("rid of them", |s| s.startups == 0);
+    daemon.wait_status("rid of them", |s| s.startups == 0);
     server.release();
     server.succeed();
 }
 
 #[test]
-fn peers_far_away_get_in_beside_a_flood_of_silent_connections_to_another_user() {
+fn distant_peers_connect_despite_a_silent_flood() {
     let Some(daemon) = daemon("[limits]\nstartups = 64\n[limits.user]\nstartups = 64\n", 4096)
     else {
         return;
     };
     let (mallory, addresses) = mallory(&daemon, 1);
-    let (over, come) = (AtomicBool::new(false), AtomicU64::new(0));
+    let over = AtomicBool::new(false);
+    let come = AtomicU64::new(0);
     let target = Target::new(&daemon);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 let mut silent = std::collections::VecDeque::new();
                 while !over.load(Ordering::Relaxed) {
-                    if let Some(peer) = wire::knock(addresses[0]) {
-                        // Nothing of it is to linger in the kernel.
+                    if let Some(peer) = wire::try_dial(addresses[0]) {
+                        // So that no TIME_WAIT socket is left.
                         let _ = set_socket_linger(&peer, Some(Duration::ZERO));
                         silent.push_back(peer);
                     }
@@ -108,9 +109,10 @@ fn peers_far_away_get_in_beside_a_flood_of_silent_connections_to_another_user() 
         let honest = || {
             let mut peers: Vec<_> =
                 (0..26).map(|_| wire::dial(target.listener.local_addr())).collect();
-            // As long as their round trips take, and so much of the flood that everybody would have
-            // been pushed out many times.
-            let (begun, before) = (Instant::now(), come.load(Ordering::Relaxed));
+            // At least their round trip times, and enough of the flood to have evicted every
+            // connection many times.
+            let begun = Instant::now();
+            let before = come.load(Ordering::Relaxed);
             while begun.elapsed() < Duration::from_millis(150)
                 || come.load(Ordering::Relaxed) < before + 640
             {
@@ -118,7 +120,7 @@ fn peers_far_away_get_in_beside_a_flood_of_silent_connections_to_another_user() 
                 std::thread::sleep(Duration::from_millis(1));
             }
             for peer in &mut peers {
-                wire::say(peer, &wire::request(CRC, 1, b""));
+                wire::send_bytes(peer, &wire::request(CRC, 1, b""));
             }
             let qps: Vec<_> = peers.iter().map(|_| target.accept()).collect();
             for peer in &mut peers {
@@ -135,7 +137,7 @@ fn peers_far_away_get_in_beside_a_flood_of_silent_connections_to_another_user() 
 }
 
 #[test]
-fn guesses_at_ones_own_stags_bar_nobody_elses_peers() {
+fn self_guessed_stags_bar_no_other_peers() {
     let Some(daemon) = daemon("[limits.peer]\nstag_guesses_per_minute = 5\n", 4096) else { return };
     let mut bait = daemon.actor_as(MALLORY, &["bait"]);
     let address: SocketAddr = bait.line_after("listening on ").parse().unwrap();
@@ -143,21 +145,21 @@ fn guesses_at_ones_own_stags_bar_nobody_elses_peers() {
     let mut guess = 0;
     loop {
         assert!(Instant::now() < deadline, "{guess} guesses");
-        // Five times the guess is terminated; then it is not even asked for.
-        let Some(mut peer) = wire::knock(address) else { break };
-        wire::say(&mut peer, &wire::request(CRC, 1, b""));
-        // A reset that the request has run into is told there, and the rest reads as an end.
+        // Five guesses are terminated. After them, connections are refused.
+        let Some(mut peer) = wire::try_dial(address) else { break };
+        wire::send_bytes(&mut peer, &wire::request(CRC, 1, b""));
+        // If the request hits a reset, the next call fails, and further ones read an end.
         if !matches!(peer.peek(&mut [0]), Ok(1)) {
             break;
         }
         wire::reply(&mut peer);
         guess += 1;
-        wire::say(&mut peer, &fpdu(&tagged(0, 0x5151_5100 + guess, 0, b"mine?")));
+        wire::send_bytes(&mut peer, &fpdu(&tagged(0, 0x5151_5100 + guess, 0, b"mine?")));
         let ending = wire::ending(&mut peer);
         assert!(matches!(ending, Ending::Fin(_)), "{ending:?}");
     }
     assert!(guess >= 5, "{guess}");
-    // From the same address others' listeners are reached as before.
+    // Peers at the same address still reach listeners of other users.
     let target = Target::new(&daemon);
     for _ in 0..5 {
         drop(target.open());
@@ -166,7 +168,7 @@ fn guesses_at_ones_own_stags_bar_nobody_elses_peers() {
     bait.release();
     bait.succeed();
     let said = daemon.stop();
-    let told = said.iter().filter(|l| l.contains("limits.peer.stag_guesses_per_minute = 5"));
+    let told = said.iter().filter(|l| l.contains("used 5 invalid STags"));
     assert!(told.clone().all(|line| line.contains(&MALLORY.to_string())), "{said:?}");
     assert_eq!(told.count(), 1, "{said:?}");
 }

@@ -1,5 +1,5 @@
-//! The shipped units under a real systemd: process 1 of namespaces of this test, with no other
-//! units than these and empty targets.
+//! The shipped units under a real systemd, which runs as process 1 in namespaces of this test, with
+//! only these units and empty targets.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
 
-/// Enters a control group of its own, `$1`, then runs the rest.
+/// Enters the test's own control group `$1`, then runs the remaining arguments.
 const ENTER: &str = r#"
 set -e
 mount -t cgroup2 none /sys/fs/cgroup
@@ -21,14 +21,14 @@ shift
 exec "$@"
 "#;
 
-/// Removes that group, which is empty by then.
+/// Removes the control group, which is empty by then.
 const LEAVE: &str = r#"
 mount -t cgroup2 none /sys/fs/cgroup
 find /sys/fs/cgroup/"$1" -depth -type d -exec rmdir {} +
 "#;
 
-/// Prepares the namespaces and becomes systemd; `$1` is the folder of the test. What the units need
-/// of the machine is laid over it: their user, their program, no configuration.
+/// Prepares the namespaces and executes systemd. `$1` is the folder of the test. The user, the
+/// program and the missing configuration that the units expect are mounted over the machine's.
 const BOOT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -49,7 +49,7 @@ export container=other SYSTEMD_UNIT_PATH=/run/stage/units
 exec "$2" --system --unit=test.target --show-status=0
 "#;
 
-/// What programs find: the daemon's state, then a benchmark on each device. Ends with `done`.
+/// Checks from a client: the daemon's status, then a benchmark on each device. Ends with `done`.
 const PROBE: &str = r#"
 cd /run/stage
 exec > "$1" 2>&1
@@ -70,7 +70,7 @@ bench -d rnicd1 -x 0 -F -p 18516
 echo done
 "#;
 
-/// Whether namespaces and a control group of its own are to be had, and everything is installed.
+/// Returns true if namespaces and a control group can be created and all programs are installed.
 fn is_possible() -> bool {
     if !Path::new(SYSTEMD).exists() {
         omit("there is no systemd here (Debian package systemd)");
@@ -90,7 +90,7 @@ fn is_possible() -> bool {
     true
 }
 
-/// A shell in a mount namespace of its own, with the name of a control group.
+/// Builds a shell command in its own mount namespace, with the name of a control group.
 fn with_group(script: &str, group: &str) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script, "sh", group]).stdin(Stdio::null());
@@ -119,7 +119,7 @@ fn shipped_units_serve_both_devices() {
     }
     std::fs::create_dir(at("units")).unwrap();
     let unit = |name: &str, text: &str| std::fs::write(at("units").join(name), text).unwrap();
-    // The shipped units, but for where the program is.
+    // The shipped units, except for the path of the program.
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config");
     for name in ["rnicd.service", "rnicd.socket", "rnicd-port.socket"] {
         let text = std::fs::read_to_string(config.join(name)).unwrap();
@@ -130,7 +130,7 @@ fn shipped_units_serve_both_devices() {
     }
     std::fs::write(at("probe"), PROBE).unwrap();
     let result = at("result");
-    // SIGRTMIN+13 has process 1 of a container exit at once.
+    // SIGRTMIN+13 makes process 1 of a container exit at once.
     unit(
         "probe.service",
         &format!(
@@ -150,7 +150,7 @@ fn shipped_units_serve_both_devices() {
     command.args(["--net", "--ipc", "--uts", "--cgroup", "sh", "-c", BOOT, "sh"]);
     command.arg(dir.path()).arg(SYSTEMD);
     let (_, lines) = Process::start(command).finish();
-    // What is left of it harms nobody.
+    // Files left behind are harmless.
     let _ = with_group(LEAVE, group).status();
     let said = std::fs::read_to_string(&result).unwrap_or_default();
     let log = lines.join("\n");
@@ -161,7 +161,7 @@ fn shipped_units_serve_both_devices() {
     };
     assert_eq!(value("wired port").as_deref(), Some("4791"), "{said}");
     assert!(value("GIDs").is_some_and(|gids| gids != "0"), "{said}");
-    // A row of results of server and client of each device.
+    // One row of results for server and client of each device.
     let rows = said.lines().filter(|line| line.trim_start().starts_with("65536"));
     assert_eq!(rows.count(), 4, "{said}");
 }

@@ -1,5 +1,5 @@
-//! The library in tokio tasks: completions, connections and ends are awaited beside each other, in
-//! one thread or several, together with threads that block, and what is dropped loses nothing.
+//! The library in tokio tasks: completions, connections and disconnects are awaited concurrently,
+//! in one thread or several, alongside threads that block. Dropped futures lose nothing.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,16 +12,18 @@ use rnic_client::{
 use rnic_tests::{DEADLINE, Daemon, PATHS, binaries, engine, join};
 use tokio::runtime::Builder;
 
-/// Round trips of one pair.
+/// Number of round trips of a pair.
 const ROUNDS: u64 = 200;
 
-/// Runs a future to its end in one thread, or fails at the deadline.
+/// Runs a future to its end in one thread. Panics at the deadline.
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("in time") })
+    runtime.block_on(async {
+        tokio::time::timeout(DEADLINE, future).await.expect("completed before the deadline")
+    })
 }
 
-/// One end of a connection, with a buffer to receive in.
+/// One end of a connection, with a receive buffer.
 struct End {
     qp: Qp,
     cq: Cq,
@@ -41,7 +43,7 @@ impl End {
         self.qp.post_send(&[SendRequest::send_inline(1, &n.to_le_bytes())]).unwrap();
     }
 
-    /// What has come, and room for the next.
+    /// Returns the number of the received message, and reposts its receive.
     fn take(&self, completion: Completion) -> u64 {
         assert_eq!(completion.ok().unwrap().opcode, CompletionOpcode::Receive);
         let mut bytes = [0; 8];
@@ -50,7 +52,7 @@ impl End {
         u64::from_le_bytes(bytes)
     }
 
-    /// Completions of a CQ that is this end's alone.
+    /// Returns the next message on a CQ that only this end uses.
     async fn next(&self) -> Result<u64, Error> {
         let all = self.cq.completions().await?;
         assert_eq!(all.len(), 1);
@@ -75,8 +77,7 @@ impl End {
     }
 }
 
-/// `pairs` connections at once, each end a task; all completions of either side come on one
-/// channel.
+/// Opens `pairs` connections, with one task per end. All completions of a side use one channel.
 async fn pairs(daemon: &Daemon, pairs: usize) {
     let sides = [(); 2].map(|()| {
         let context = Context::open_at(daemon.socket()).unwrap();
@@ -129,7 +130,9 @@ fn many_pairs_of_tasks_run_on_several_threads() {
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let runtime = Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
     runtime.block_on(async {
-        tokio::time::timeout(DEADLINE, pairs(&daemon, 16)).await.expect("in time");
+        tokio::time::timeout(DEADLINE, pairs(&daemon, 16))
+            .await
+            .expect("completed before the deadline");
     });
 }
 
@@ -142,13 +145,13 @@ fn connected(context: &Context) -> (End, End) {
 }
 
 #[test]
-fn a_wait_that_is_given_up_loses_no_completion_and_leaves_no_event() {
+fn cancelled_wait_loses_no_completion() {
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let (a, b) = connected(&context);
     run(async {
         for n in 0..300 {
-            // Given up before, while and after the completion comes.
+            // Dropped before, during and after the arrival of the completion.
             let patience = Duration::from_micros(n % 100);
             let given_up = tokio::time::timeout(patience, b.cq.completions()).await;
             a.send(n);
@@ -168,12 +171,12 @@ fn a_wait_that_is_given_up_loses_no_completion_and_leaves_no_event() {
 }
 
 #[test]
-fn tasks_and_threads_wait_for_one_queue_and_each_completion_goes_to_one_of_them() {
+fn tasks_and_threads_share_one_cq() {
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let (a, b) = connected(&context);
     let b = Arc::new(b);
-    // One receive at a time, so that one message at a time is under way.
+    // One receive at a time, so that only one message is outstanding.
     let by_threads: Vec<_> = (0..2)
         .map(|_| {
             let b = b.clone();
@@ -209,7 +212,7 @@ fn tasks_and_threads_wait_for_one_queue_and_each_completion_goes_to_one_of_them(
                 })
             })
             .collect();
-        // Each of the four ends with one more.
+        // Each of the four tasks and threads ends with one more message.
         for n in 0..ROUNDS + 4 {
             a.send(n);
             assert_eq!(a.next().await.unwrap(), n);
@@ -227,12 +230,12 @@ fn tasks_and_threads_wait_for_one_queue_and_each_completion_goes_to_one_of_them(
 }
 
 #[test]
-fn an_attempt_that_is_given_up_is_aborted_and_the_end_of_the_daemon_is_told() {
+fn dropped_connect_is_aborted() {
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
     let end = End::new(&context, &pd, context.create_cq(16, None).unwrap());
-    // Nobody accepts.
+    // No accept call follows.
     let listener = context.listen("127.0.0.1:0", 4).unwrap();
     let options = ConnectOptions::default();
     run(async {
@@ -242,14 +245,14 @@ fn an_attempt_that_is_given_up_is_aborted_and_the_end_of_the_daemon_is_told() {
             done = attempt => panic!("{done:?}"),
             request = request => request.unwrap(),
         };
-        // The peer has gone: accepting it comes to nothing.
+        // The peer is gone, so accepting its request fails.
         let other = End::new(&context, &pd, context.create_cq(16, None).unwrap());
         let accepted = request.accept_async(&other.qp, &AcceptOptions::default()).await;
         assert!(accepted.is_err(), "{accepted:?}");
         let nobody = "127.0.0.1:1";
         let refused = other.qp.connect_async(nobody, &options).await;
         assert!(refused.is_err(), "{refused:?}");
-        // What no call claims comes as an event.
+        // The outcome of an attempt that no call waits for is reported by an event.
         let qp = pd.create_qp(&QpOptions::new(&end.cq)).unwrap();
         qp.start_connect(([127, 0, 0, 1], 1).into(), &options).unwrap();
         loop {
@@ -267,7 +270,7 @@ fn an_attempt_that_is_given_up_is_aborted_and_the_end_of_the_daemon_is_told() {
     };
     let (completions, event, ()) = run(waits);
     assert!(matches!(event, Err(Error::DaemonGone)), "{event:?}");
-    // The receive that was posted may be flushed by the abort.
+    // The abort may have flushed the posted receive.
     match completions {
         Err(Error::DaemonGone) => {}
         Ok(flushed) => assert!(flushed.iter().all(|c| c.ok().is_err()), "{flushed:?}"),
@@ -275,7 +278,7 @@ fn an_attempt_that_is_given_up_is_aborted_and_the_end_of_the_daemon_is_told() {
     }
 }
 
-/// Two connected QPs of one session, without receives.
+/// Connects two QPs of one session, without receives.
 fn bare_pair(context: &Context, pd: &Pd, cqs: [&Cq; 2]) -> [Qp; 2] {
     let listener = context.listen("localhost:0", 1).unwrap();
     let qps = cqs.map(|cq| pd.create_qp(&QpOptions::new(cq)).unwrap());
@@ -310,7 +313,7 @@ fn sends_and_receives_are_awaited_with_leases() {
             assert!(matches!(flushed, Err(Error::Failed { .. })), "{path}: {flushed:?}");
             assert_eq!(reason, DisconnectReason::Orderly, "{path}");
         });
-        // The bytes of the failed one are free again.
+        // The bytes of the failed Send are free again.
         assert!(region.lease(..).is_ok(), "{path}");
     }
 }
@@ -327,7 +330,7 @@ fn awaited_completions_go_to_no_poll() {
         for n in 0..ROUNDS {
             let polled = b.post_recv_leased(n, region.lease(0..64).unwrap()).unwrap();
             let message = region.lease(64..128).unwrap();
-            // Whichever of the two finds both completions.
+            // Either of the two may find both completions.
             let (sent, completions) = tokio::join!(a.send(message), cq.completions());
             assert_eq!(sent.unwrap().len(), 64);
             let completions = completions.unwrap();

@@ -1,4 +1,4 @@
-//! The folders in which the daemon shows its devices, as those who read them find them.
+//! The status tree: folders in which the daemon publishes its devices, as programs read them.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use rnic_client::{CompletionOpcode, SendRequest};
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, ports};
 
-/// Where it is if nothing else is said.
+/// Returns the default path of the tree.
 fn tree_of(daemon: &Daemon) -> PathBuf {
     daemon.socket().with_file_name("rnicd.sock.tree")
 }
@@ -21,13 +21,14 @@ fn counter(tree: &Path, name: &str) -> u64 {
     fs::read_to_string(&path).unwrap().trim_end().parse().unwrap()
 }
 
-/// Writes so many bytes from one queue pair of a client to another.
+/// Writes `len` bytes from one QP of a client to another.
 fn write_bytes(daemon: &Daemon, len: u32) {
     let client = Client::new(daemon);
-    let (a, b) = (client.qp(), client.qp());
+    let a = client.qp();
+    let b = client.qp();
     client.join(&a, &b);
-    let (source, target) =
-        (client.region(len.into(), READ_WRITE), client.region(len.into(), READ_WRITE));
+    let source = client.region(len.into(), READ_WRITE);
+    let target = client.region(len.into(), READ_WRITE);
     let sges = [source.sge(0, len)];
     a.post_send(&[SendRequest::write(1, &sges, target.remote().at(0)).signaled()]).unwrap();
     client.completes(1, CompletionOpcode::RdmaWrite);
@@ -42,7 +43,7 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn counters_follow_what_queue_pairs_do_and_stay_when_these_are_gone() {
+fn counters_survive_their_qps() {
     let daemon = Daemon::start(binaries!(), "");
     let tree = tree_of(&daemon);
     assert_eq!(counter(&tree, "counters/port_xmit_data"), 0);
@@ -56,10 +57,10 @@ fn counters_follow_what_queue_pairs_do_and_stay_when_these_are_gone() {
     assert_eq!(at, fs::canonicalize(&tree).unwrap().join("devices/rnicd/rnicd1"));
     assert_eq!(fs::read_to_string(at.join("numa_node")).unwrap(), "-1\n");
     daemon.stop();
-    assert!(!tree.exists(), "it is gone with the daemon");
+    assert!(!tree.exists(), "the tree is gone after the daemon");
 }
 
-/// How often threads of the daemon have gone to sleep.
+/// Returns how often threads of the daemon have gone to sleep.
 fn sleeps(daemon: &Daemon) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();
     let of = |status: String| {
@@ -69,15 +70,17 @@ fn sleeps(daemon: &Daemon) -> u64 {
     tasks.filter_map(|task| of(fs::read_to_string(task.path().join("status")).ok()?)).sum()
 }
 
-/// Nobody looks at counters that nobody changes, and everybody who changes them is noticed.
+/// The daemon does not wake for unchanged counters, but publishes every change.
 #[test]
 fn an_idle_daemon_with_queue_pairs_does_nothing() {
     let daemon = Daemon::start(binaries!(), "");
     let tree = tree_of(&daemon);
     let client = Client::new(&daemon);
-    let (a, b) = (client.qp(), client.qp());
+    let a = client.qp();
+    let b = client.qp();
     client.join(&a, &b);
-    let (source, target) = (client.region(400, READ_WRITE), client.region(400, READ_WRITE));
+    let source = client.region(400, READ_WRITE);
+    let target = client.region(400, READ_WRITE);
     for round in 1..=2 {
         let sges = [source.sge(0, 400)];
         a.post_send(&[SendRequest::write(round, &sges, target.remote().at(0)).signaled()]).unwrap();
@@ -86,7 +89,8 @@ fn an_idle_daemon_with_queue_pairs_does_nothing() {
             counter(&tree, "counters/port_xmit_data") == 100 * round
         });
         wait_for("nothing happens for longer than between two writings of the tree", || {
-            let (before, began) = (sleeps(&daemon), Instant::now());
+            let before = sleeps(&daemon);
+            let began = Instant::now();
             while began.elapsed() < Duration::from_millis(1500) {
                 std::thread::park_timeout(Duration::from_millis(100));
             }
@@ -96,7 +100,7 @@ fn an_idle_daemon_with_queue_pairs_does_nothing() {
 }
 
 #[test]
-fn what_a_killed_daemon_has_left_is_replaced() {
+fn leftovers_of_a_killed_daemon_are_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("sys");
     let config = format!("[device]\ntree = {:?}\n", tree.to_str().unwrap());
@@ -107,31 +111,34 @@ fn what_a_killed_daemon_has_left_is_replaced() {
     assert!(tree.exists());
     let second = Daemon::start(binaries!(), &config);
     assert_eq!(counter(&tree, "counters/port_xmit_data"), 0);
-    // Nobody else may take it meanwhile.
+    // No other daemon may take it in the meantime.
     assert!(refusal(&config).contains("belongs to a running daemon"));
     second.stop();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[test]
-fn a_place_that_cannot_be_taken_is_said_by_its_key() {
+fn unusable_tree_path_names_its_key() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("kept"), "kept").unwrap();
     let of = |path: &str| format!("[device]\ntree = {path:?}\n");
     let refused = refusal(&of(dir.path().to_str().unwrap()));
-    assert!(refused.contains("device.tree") && refused.contains("no tree"), "{refused}");
+    assert!(
+        refused.contains("device.tree") && refused.contains("is not a tree of rnicd"),
+        "{refused}"
+    );
     assert_eq!(fs::read_to_string(dir.path().join("kept")).unwrap(), "kept");
     let refused = refusal(&of("/no/such/folder"));
-    assert!(refused.contains("device.tree: cannot make /no/such/folder"), "{refused}");
+    assert!(refused.contains("device.tree: cannot create /no/such/folder"), "{refused}");
     assert!(refusal(&of("here")).contains("must be an absolute path, or \"off\""));
     assert!(refusal(&of(&format!("/{}", "x".repeat(200)))).contains("too long"));
-    // One that is not asked for is no reason not to start.
+    // A tree that is switched off does not prevent the start.
     let daemon = Daemon::start(binaries!(), &of("off"));
     assert!(!tree_of(&daemon).exists());
     daemon.stop();
 }
 
-/// What a daemon says that does not start.
+/// Returns the error of a daemon that does not start.
 fn refusal(config: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rnicd.toml");
@@ -144,7 +151,7 @@ fn refusal(config: &str) -> String {
     String::from_utf8(said.stderr).unwrap()
 }
 
-/// An exporter that knows the kernel's files and nothing of this daemon.
+/// An exporter that supports the kernel's files and has no support for this daemon.
 #[test]
 fn node_exporter_reads_it_as_it_is() {
     const EXPORTER: &str = "prometheus-node-exporter";
@@ -155,7 +162,7 @@ fn node_exporter_reads_it_as_it_is() {
     let tree = tree_of(&daemon);
     write_bytes(&daemon, 1 << 20);
     wait_for("it counts", || counter(&tree, "counters/port_xmit_data") == 1 << 18);
-    let address = SocketAddr::from(([127, 0, 0, 1], ports::of_nobody()));
+    let address = SocketAddr::from(([127, 0, 0, 1], ports::unused_port()));
     let mut command = Command::new(EXPORTER);
     command
         .args(["--collector.disable-defaults", "--collector.infiniband"])

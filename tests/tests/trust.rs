@@ -1,4 +1,4 @@
-//! Which daemons a program shares its memory with: several users of one host, as root plays them.
+//! The daemons that a program trusts with its memory. As root, the tests act as several users.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use rnic_tests::{Process, binaries, copy_files, omit, verbs};
 use tempfile::TempDir;
 
-/// Users without an entry anywhere.
+/// Users without an entry in any database.
 const OWNER: u32 = 65_520;
 const OTHER: u32 = 65_521;
 
@@ -23,7 +23,7 @@ struct Stage {
 impl Stage {
     fn new() -> Option<Stage> {
         if !rustix::process::geteuid().is_root() {
-            omit("several users take root");
+            omit("requires root to act as several users");
             return None;
         }
         let dir = TempDir::with_prefix("rnic-trust-").unwrap();
@@ -46,15 +46,15 @@ impl Stage {
         self.dir.path().join(name)
     }
 
-    /// A program that asks the daemon that its environment names for its status.
+    /// Builds a program that queries the status of the daemon selected by its environment.
     fn asks(&self, user: u32) -> Command {
         let mut command = as_user(user, &self.at("rnicctl"));
         command.arg("status").env("RNIC_SOCKET", self.at("run/rnicd.sock"));
         command
     }
 
-    /// The same command in a mount namespace whose `/run/rnicd` is `owner`'s and leads to the
-    /// daemon's socket.
+    /// Builds the same command in a mount namespace whose `/run/rnicd` belongs to `owner` and leads
+    /// to the daemon's socket.
     fn with_service_folder(&self, owner: u32, inner: &Command) -> Command {
         let script = "mount -t tmpfs none /run && mkdir /run/rnicd && chown \"$1\" /run/rnicd && \
                       ln -s \"$2\" /run/rnicd/rnicd.sock && shift 2 && exec \"$@\"";
@@ -98,7 +98,7 @@ fn is_served(mut command: Command) {
     assert!(output.status.success(), "{}", text(&output));
 }
 
-/// Returns why no daemon was reached.
+/// Returns the reason why no daemon was reached.
 fn is_refused(mut command: Command) -> String {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{}", text(&output));
@@ -114,7 +114,7 @@ fn daemons_of_other_users_are_refused_by_uid() {
         let parts = [format!("runs as user {OWNER}"), format!("of its own user {user}")];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
     }
-    // A socket that the program names itself is its own decision.
+    // A program may select any socket itself.
     let mut named = stage.asks(OTHER);
     named.env_remove("RNIC_SOCKET").arg("--socket").arg(stage.at("run/rnicd.sock"));
     is_served(named);
@@ -162,7 +162,7 @@ fn secure_execution_ignores_the_environment() {
         command.arg("status").env("RNIC_SOCKET", stage.at("run/rnicd.sock"));
         command
     };
-    // Not set-user-ID for its owner.
+    // The program gains no rights when its owner runs it.
     is_served(asks(OWNER));
     let said = text(&asks(OTHER).output().unwrap());
     assert!(!said.contains(stage.at("run").to_str().unwrap()), "{said}");
@@ -174,7 +174,7 @@ fn secure_execution_ignores_the_environment() {
 }
 
 #[test]
-fn secure_execution_of_verbs_programs_ignores_the_environment() {
+fn secure_execution_of_verbs_ignores_variables() {
     let Some(stage) = Stage::new() else { return };
     if !has_mount_namespaces() {
         return omit("mount namespaces are refused here");
@@ -184,7 +184,7 @@ fn secure_execution_of_verbs_programs_ignores_the_environment() {
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {
         std::fs::copy(verbs::directory().join(name), lib.join(name)).unwrap();
     }
-    // The loader ignores LD_LIBRARY_PATH as well.
+    // The loader also ignores LD_LIBRARY_PATH.
     let path = format!("-Wl,-rpath,{}", lib.display());
     let built = verbs::program_with("tests/devices.c", stage.dir.path(), &[&path]);
     let Some(program) = built else { return };
@@ -200,10 +200,10 @@ fn secure_execution_of_verbs_programs_ignores_the_environment() {
         let err = String::from_utf8(output.stderr).unwrap();
         (out, err)
     };
-    // Not set-user-ID for its owner.
+    // The program gains no rights when its owner runs it.
     let (out, err) = prints(OWNER);
     assert_eq!(out, "rnicd0\n", "{err}");
-    assert!(err.contains("RNIC_DEVICES names \"nonsense\""), "{err}");
+    assert!(err.contains("RNIC_DEVICES: no device \"nonsense\""), "{err}");
     assert_eq!(prints(OTHER), ("rnicd1\nrnicd0\n".to_owned(), String::new()));
     stage.ends();
 }

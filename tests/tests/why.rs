@@ -1,5 +1,5 @@
-//! Every class of error, provoked by real processes and explained by `rnicctl why --json`, found by
-//! the number that the completion or the refusal carried.
+//! Every class of error, provoked by real processes and explained by `rnicctl why --json`, looked
+//! up by the number in the completion or refusal.
 
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -32,7 +32,7 @@ fn json(socket: &Path, args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// The record with this number, as `rnicctl` tells it.
+/// Returns the record with this number from `rnicctl`.
 fn explained(daemon: &Daemon, id: u64) -> Value {
     assert_ne!(id, 0, "there is a record");
     let record = json(daemon.socket(), &["why", &id.to_string()]);
@@ -48,9 +48,10 @@ fn has(record: &Value, field: &str, words: &str) {
     assert!(text.contains(words), "no {words:?} in the {field} of {record:#}");
 }
 
-/// Two sessions of one daemon, connected; the second one's completion queue has this size.
+/// Connects two sessions of one daemon. The CQ of the second one has `cq_entries` entries.
 fn pair(daemon: &Daemon, cq_entries: u32) -> (End, End) {
-    let (a, b) = (end(daemon, 64), end(daemon, cq_entries));
+    let a = end(daemon, 64);
+    let b = end(daemon, cq_entries);
     a.connect(&b);
     (a, b)
 }
@@ -63,7 +64,7 @@ fn receive(end: &End, wr_id: u64, sge: Sge) {
     end.qp.post_recv(&[RecvRequest::new(wr_id, &[sge])]).unwrap();
 }
 
-/// The next completion that is an error.
+/// Returns the next completion with an error.
 fn failure(end: &End) -> Completion {
     loop {
         let completion = end.completion();
@@ -74,7 +75,7 @@ fn failure(end: &End) -> Completion {
     }
 }
 
-/// The newest record about an end's QP, which nothing may have named.
+/// Returns the newest record about an end's QP. No completion may refer to it.
 fn newest(end: &End, daemon: &Daemon) -> Value {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -88,7 +89,7 @@ fn newest(end: &End, daemon: &Daemon) -> Value {
 }
 
 #[test]
-fn a_request_with_a_wrong_local_key_and_what_it_flushes() {
+fn wrong_lkey_and_its_flushes_are_explained() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &on_path(path));
         let (a, b) = pair(&daemon, 64);
@@ -115,12 +116,15 @@ fn a_request_with_a_wrong_local_key_and_what_it_flushes() {
         let text = rnicctl(daemon.socket(), &["why", &failed.diagnosis_id.to_string()]);
         let text = String::from_utf8(text.stdout).unwrap();
         let what =
-            "what      LocalProtection of 7 (a local key does not cover the range with the\n";
+            "what      LocalProtection of 7 (a local key does not cover the range or lacks\n";
         assert!(text.contains(what), "{text}");
         assert!(text.lines().all(|line| line.len() < 80), "{text}");
         let error = failed.ok().unwrap_err();
         assert_eq!(error.diagnosis_id(), Some(failed.diagnosis_id));
-        assert!(error.to_string().ends_with(&format!("(why {})", failed.diagnosis_id)), "{error}");
+        assert!(
+            error.to_string().ends_with(&format!("`rnicctl why {}`)", failed.diagnosis_id)),
+            "{error}"
+        );
     }
 }
 
@@ -163,9 +167,10 @@ fn every_fault_of_a_remote_access_at_both_ends() {
                 b.qp.post_recv(&[RecvRequest::new(5, &[])]).unwrap();
                 a.qp.post_recv(&[RecvRequest::new(6, &[])]).unwrap();
                 let sge = a.region.sge(0, 16);
-                let request = match reads {
-                    true => SendRequest::read(7, sge, to),
-                    false => SendRequest::write(7, std::slice::from_ref(&sge), to),
+                let request = if reads {
+                    SendRequest::read(7, sge, to)
+                } else {
+                    SendRequest::write(7, std::slice::from_ref(&sge), to)
                 };
                 a.qp.post_send(&[request]).unwrap();
                 let code = if reads { read } else { write };
@@ -214,7 +219,7 @@ fn sends_that_find_no_receive_or_too_short_a_one() {
         assert_eq!((failed.wr_id, failed.status), (5, CompletionStatus::LocalLength));
         let record = explained(&daemon, failed.diagnosis_id);
         has(&record, "rule", "1/2/05");
-        has(&record, "text", "5 bytes long, the receive it met has 4");
+        has(&record, "text", "5 bytes long, but its receive has 4");
 
         let (a, b) = pair(&daemon, 64);
         receive(&b, 5, b.region(4096, Access::REMOTE_READ).sge(0, 4));
@@ -280,9 +285,9 @@ fn a_completion_queue_that_overflows() {
     }
 }
 
-/// Sessions begin and end while somebody watches.
+/// Sessions begin and end while `rnicctl events` runs.
 #[test]
-fn who_follows_the_events_sees_sessions_end() {
+fn followed_events_include_session_ends() {
     let daemon = Daemon::start(binaries!(), "");
     let mut command = Command::new(RNICCTL);
     command.args(["events", "--follow", "--json", "--socket"]).arg(daemon.socket());
@@ -302,13 +307,13 @@ fn who_follows_the_events_sees_sessions_end() {
 }
 
 #[test]
-fn a_refused_request_and_a_connection_that_did_not_come_about() {
+fn refusals_and_failed_connects_are_explained() {
     let daemon = Daemon::start(binaries!(), "[limits.session]\npds = 1\n");
     let end = end(&daemon, 8);
     let refused = end.context.open_pd(None).map(drop).unwrap_err();
     assert!(matches!(refused.refusal(), Some(Refusal::Limit { limit: 1, .. })), "{refused:?}");
     let id = refused.diagnosis_id().expect("a record");
-    assert!(refused.to_string().ends_with(&format!("(why {id})")), "{refused}");
+    assert!(refused.to_string().ends_with(&format!("`rnicctl why {id}`)")), "{refused}");
     let record = explained(&daemon, id);
     assert_eq!(record["what"], "Refused");
     assert_eq!(record["rule"], "limits.session.pds");
@@ -319,7 +324,7 @@ fn a_refused_request_and_a_connection_that_did_not_come_about() {
     let events = json(daemon.socket(), &["events"]);
     assert!(events.as_array().unwrap().iter().any(|e| e["kind"] == "limit_reached"), "{events:#}");
 
-    // A port that nobody listens on.
+    // A port without a listener.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = end.qp.connect(closed, &ConnectOptions::default()).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
@@ -327,7 +332,7 @@ fn a_refused_request_and_a_connection_that_did_not_come_about() {
     assert_eq!(record["what"], "Lost");
     has(&record, "rule", "RFC 5044");
 
-    // No record with such a number, and none that was never given.
+    // No record has one of these numbers.
     for id in [0, u64::MAX] {
         let error = end.context.diagnosis(id).unwrap_err();
         assert!(matches!(error.refusal(), Some(Refusal::NoSuchObject { .. })), "{error}");
@@ -360,31 +365,31 @@ fn bad_bytes_from_a_scripted_peer() {
     let crc: Play = |peer, mr| {
         let mut bad = fpdu(&tagged(0, mr.rkey().0, mr.iova(), b"x"));
         bad[8] ^= 1;
-        wire::say(peer, &bad);
+        wire::send_bytes(peer, &bad);
     };
     let guess: Play = |peer, mr| {
-        wire::say(peer, &fpdu(&tagged(0, mr.rkey().0 ^ 0x0F0F_0000, 0x1234, b"evil")));
+        wire::send_bytes(peer, &fpdu(&tagged(0, mr.rkey().0 ^ 0x0F0F_0000, 0x1234, b"evil")));
     };
     let cut: Play = |peer, _| {
-        wire::say(peer, &[0, 100, 1]);
+        wire::send_bytes(peer, &[0, 100, 1]);
         peer.shutdown(Shutdown::Write).unwrap();
     };
-    let opcode: Play = |peer, _| wire::say(peer, &fpdu(&tagged(15, 1, 0, b"x")));
+    let opcode: Play = |peer, _| wire::send_bytes(peer, &fpdu(&tagged(15, 1, 0, b"x")));
     for (play, rule, words) in [
-        (crc, "RFC 5044 section 8, 2/0/02: CRC mismatch", "wrong in itself"),
+        (crc, "RFC 5044 section 8, 2/0/02: CRC mismatch", "segment is invalid"),
         (guess, "RFC 5041 section 7.1, 1/1/00", "no region has STag"),
-        (cut, "2/0/01", "inside of an FPDU"),
+        (cut, "2/0/01", "inside an FPDU"),
         (opcode, "RFC 5040 section 7.2, 0/2/06", "tagged segment of 1 bytes"),
     ] {
         let end = end(&daemon, 8);
         receive(&end, 3, end.region.sge(0, 64));
         let listener = end.context.listen("127.0.0.1:0", 4).unwrap();
         let mut peer = wire::dial(listener.local_addr());
-        wire::say(&mut peer, &wire::request(CRC, 1, b""));
+        wire::send_bytes(&mut peer, &wire::request(CRC, 1, b""));
         let request = listener.accept_request(Some(DEADLINE)).unwrap();
         request.start_accept(&end.qp, &AcceptOptions::default()).unwrap();
         wire::reply(&mut peer);
-        wire::say(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
+        wire::send_bytes(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
         end.qp.wait_connected(Some(DEADLINE)).unwrap();
         play(&mut peer, &end.region);
         let record = explained(&daemon, failure(&end).diagnosis_id);
@@ -395,10 +400,10 @@ fn bad_bytes_from_a_scripted_peer() {
 }
 
 #[test]
-fn another_users_records_are_nobodys_business() {
-    // Other users are played by root alone.
+fn records_of_other_users_are_hidden() {
+    // Only root can act as other users.
     if !rustix::process::geteuid().is_root() {
-        rnic_tests::omit("needs root to be other users");
+        rnic_tests::omit("requires root to act as other users");
         return;
     }
     let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
@@ -411,12 +416,13 @@ fn another_users_records_are_nobodys_business() {
         let command = command.args(args).arg("--json").arg("--socket").arg(daemon.socket());
         command.uid(uid).gid(uid).current_dir("/").output().unwrap()
     };
-    // Each has one request refused; the records are kept when they have gone.
+    // Each user has one request refused. The records outlive their sessions.
     let mut ids = Vec::new();
     for uid in [4001, 4002] {
         let output = as_user(uid, &["why", "999999"]);
         let said = String::from_utf8(output.stderr).unwrap();
-        let id = said.trim().rsplit("(why ").next().unwrap().trim_end_matches(')').to_owned();
+        let id =
+            said.trim().rsplit("rnicctl why ").next().unwrap().trim_end_matches("`)").to_owned();
         assert!(id.parse::<u64>().is_ok(), "{said}");
         ids.push(id);
     }
@@ -438,7 +444,7 @@ fn another_users_records_are_nobodys_business() {
 }
 
 #[test]
-fn a_session_that_is_ended_for_what_it_sent() {
+fn session_ended_for_a_malformed_request() {
     let daemon = Daemon::start(binaries!(), "");
     let raw = Raw::open(daemon.socket());
     raw.send(&[0xFF; 40], &[]);
@@ -449,13 +455,13 @@ fn a_session_that_is_ended_for_what_it_sent() {
     let record = explained(&daemon, reply.diagnosis_id);
     assert_eq!(record["what"], "Ended");
     has(&record, "rule", "or the session ends");
-    has(&record, "text", "malformed message: no request");
+    has(&record, "text", "malformed message: invalid request");
     let events = json(daemon.socket(), &["events"]);
     assert!(events.as_array().unwrap().iter().any(|e| e["kind"] == "session_ended"), "{events:#}");
 }
 
 #[test]
-fn a_flood_of_failures_costs_the_daemon_nothing_and_displaces_nobody() {
+fn flood_of_failures_evicts_only_its_own_records() {
     let daemon = Daemon::start(binaries!(), "[limits.session]\ndiagnoses = 64\n");
     let quiet = end(&daemon, 8);
     let kept = quiet.context.diagnosis(0).unwrap_err().diagnosis_id().unwrap();
@@ -524,7 +530,7 @@ fn metrics_are_written_for_a_collector() {
         }
     };
     until(&wanted);
-    // What is gone still counts.
+    // Destroyed objects still count.
     drop((a, b));
     daemon.is_empty();
     until(&[

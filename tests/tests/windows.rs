@@ -1,5 +1,5 @@
-//! Memory windows and everything about the life of an STag, through `rnic-client`, against daemons
-//! that are processes: with one worker and with three, over both paths.
+//! Memory windows and the lifetime of STags, through `rnic-client`, with daemons as processes: one
+//! worker and three, on both paths.
 
 use std::time::Instant;
 
@@ -14,19 +14,19 @@ use rnic_tests::{Client, DEADLINE, Daemon, binaries, engine, hammer};
 
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Every number of workers and path that make a difference.
+/// Starts a daemon for each number of workers and each path.
 fn daemons() -> impl Iterator<Item = Daemon> {
     [(1, "direct"), (3, "direct"), (1, "tcp"), (3, "tcp")]
         .into_iter()
         .map(|(n, path)| Daemon::start(binaries!(), &engine(n, path)))
 }
 
-/// A QP all of whose requests write completions.
+/// Creates a QP with `signal_all`.
 fn qp(client: &Client) -> Qp {
     client.pd.create_qp(&QpOptions { signal_all: true, ..client.options() }).unwrap()
 }
 
-/// A region to bind windows to.
+/// Registers a region that windows can be bound to.
 fn bindable(client: &Client) -> Mr {
     client.region(4096, Access::LOCAL_WRITE | Access::MW_BIND)
 }
@@ -40,7 +40,7 @@ fn bound(client: &Client, window: &MemoryWindow, qp: &Qp, bind: &Bind<'_>) -> Re
     remote
 }
 
-/// What the daemon says of a session's windows.
+/// Returns the daemon's list of this session's windows.
 fn windows(client: &Client) -> Vec<WindowRow> {
     let Rows::Windows(rows) = client.context.list(ListKind::Windows, 0).unwrap().rows else {
         panic!("not windows")
@@ -48,7 +48,7 @@ fn windows(client: &Client) -> Vec<WindowRow> {
     rows.into_iter().filter(|row| row.session == client.context.session()).collect()
 }
 
-/// An owner of memory and his peer, connected.
+/// An owner of memory and its peer, connected.
 struct Pair {
     owner: Client,
     peer: Client,
@@ -58,12 +58,13 @@ struct Pair {
 
 impl Pair {
     fn new(daemon: &Daemon) -> Self {
-        let (owner, peer) = (Client::new(daemon), Client::new(daemon));
+        let owner = Client::new(daemon);
+        let peer = Client::new(daemon);
         let (owned, peering) = join(&owner, &peer);
         Pair { owner, peer, owned, peering }
     }
 
-    /// Has the peer write, and the owner receive a message behind it.
+    /// Lets the peer write, and the owner receive a message after it.
     fn write(&self, to: &RemoteMr, at: u64, bytes: &[u8]) {
         self.owned.post_recv(&[RecvRequest::new(70, &[])]).unwrap();
         self.peering
@@ -77,7 +78,7 @@ impl Pair {
         self.owner.completes(70, CompletionOpcode::Receive);
     }
 
-    /// Has the peer write where it may not: the owner's RNIC says why.
+    /// Lets the peer write without access, and checks the code that the owner's RNIC reports.
     fn write_refused(&self, to: &RemoteMr, at: u64, code: &str) {
         let write = SendRequest::write_inline(73, b"!", to.at(at));
         self.peering.post_send(&[write]).unwrap();
@@ -87,7 +88,8 @@ impl Pair {
 }
 
 fn join(owner: &Client, peer: &Client) -> (Qp, Qp) {
-    let (owned, peering) = (qp(owner), qp(peer));
+    let owned = qp(owner);
+    let peering = qp(peer);
     owner.join(&peering, &owned);
     (owned, peering)
 }
@@ -108,7 +110,7 @@ fn bytes(mr: &Mr, at: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_window_opens_what_it_is_bound_to_until_it_is_unbound() {
+fn window_gives_access_until_unbound() {
     for daemon in daemons() {
         for kind in [Type1, Type2] {
             let pair = Pair::new(&daemon);
@@ -148,7 +150,7 @@ fn a_window_opens_what_it_is_bound_to_until_it_is_unbound() {
 }
 
 #[test]
-fn a_window_ends_at_its_last_byte_and_at_its_rights() {
+fn window_bounds_and_rights_are_enforced() {
     for daemon in [
         Daemon::start(binaries!(), &engine(3, "direct")),
         Daemon::start(binaries!(), &engine(3, "tcp")),
@@ -179,12 +181,13 @@ fn a_window_ends_at_its_last_byte_and_at_its_rights() {
 }
 
 #[test]
-fn a_type_1_window_moves_and_the_old_key_goes_with_it() {
+fn rebound_type_1_window_invalidates_its_old_key() {
     for daemon in daemons() {
         let pair = Pair::new(&daemon);
-        // Another connection of the same domain, perhaps on another worker, does the binding.
+        // Another connection of the same domain, possibly on another worker, binds.
         let (other, _peering) = join(&pair.owner, &pair.peer);
-        let (first, second) = (bindable(&pair.owner), bindable(&pair.owner));
+        let first = bindable(&pair.owner);
+        let second = bindable(&pair.owner);
         let window = pair.owner.pd.alloc_window(Type1).unwrap();
         let old = bound(&pair.owner, &window, &other, &Bind::new(&first, .., REMOTE));
         pair.write(&old, 0, b"one");
@@ -201,7 +204,7 @@ fn a_type_1_window_moves_and_the_old_key_goes_with_it() {
 }
 
 #[test]
-fn the_peer_invalidates_a_type_2_window_and_it_is_bound_again() {
+fn invalidated_type_2_window_can_be_rebound() {
     for daemon in daemons() {
         let pair = Pair::new(&daemon);
         let Pair { owner, peer, owned, peering } = &pair;
@@ -221,7 +224,7 @@ fn the_peer_invalidates_a_type_2_window_and_it_is_bound_again() {
             assert_eq!(bytes(&region, 0, 1), [key + 1]);
             assert_eq!(windows(owner)[0].mr, None);
         }
-        // What is not limited to the stream it may not invalidate.
+        // The peer may not invalidate an STag that is not limited to its stream.
         let shared = owner.pd.alloc_window(Type1).unwrap();
         let open = bound(owner, &shared, owned, &bind);
         owned.post_recv(&[RecvRequest::new(4, &[])]).unwrap();
@@ -234,7 +237,7 @@ fn the_peer_invalidates_a_type_2_window_and_it_is_bound_again() {
 }
 
 #[test]
-fn what_may_not_be_bound_completes_as_such_and_ends_the_connection() {
+fn invalid_binds_end_the_connection() {
     let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
     let strange = Client::new(&daemon);
     let foreign = bindable(&strange);
@@ -251,7 +254,8 @@ fn what_may_not_be_bound_completes_as_such_and_ends_the_connection() {
         };
         let own = pair.peer.pd.reg_mr_with(&pair.peer.shared_buffer(4096), .., &own).unwrap();
         let window = owner.pd.alloc_window(kind).unwrap();
-        let (present, next) = (window.rkey(), rnic_client::Stag(window.rkey().0 ^ 1));
+        let present = window.rkey();
+        let next = rnic_client::Stag(window.rkey().0 ^ 1);
         let bind = match what {
             0 => Bind::new(&region, 4000..4097, REMOTE),
             1 => Bind::new(&plain, 0..8, REMOTE),
@@ -268,7 +272,7 @@ fn what_may_not_be_bound_completes_as_such_and_ends_the_connection() {
         ended(&pair.owned, TerminateOrigin::Local, "0/0/00");
         assert_eq!(windows(owner)[0].mr, None);
     }
-    // What belongs to another context the library refuses itself, and calls of the other type.
+    // The library itself refuses objects of another context, and calls for the other window type.
     let pair = Pair::new(&daemon);
     let window = pair.owner.pd.alloc_window(Type1).unwrap();
     let refused = window.bind(&pair.owned, 1, &Bind::new(&foreign, 0..8, REMOTE)).unwrap_err();
@@ -294,7 +298,7 @@ fn a_region_stays_while_windows_are_bound_to_it() {
             .map(|window| bound(owner, window, &pair.owned, &Bind::new(&region, ..8, REMOTE)));
         let refused = region.deregister().unwrap_err().to_string();
         assert!(refused.contains("is in use by 2 bound windows"), "{refused}");
-        // Nor does it go with its handle.
+        // Dropping its handle does not free it either.
         pair.write(&open[0], 0, b"1");
         pair.write(&open[1], 1, b"2");
         assert_eq!(bytes(&view, 0, 3), b"12\0");
@@ -302,7 +306,11 @@ fn a_region_stays_while_windows_are_bound_to_it() {
         drop(one);
         assert_eq!(owner.context.status().unwrap().mrs, 2);
         two.deallocate();
-        assert_eq!(owner.context.status().unwrap().mrs, 1, "it went with the last window");
+        assert_eq!(
+            owner.context.status().unwrap().mrs,
+            1,
+            "the region is freed with its last window"
+        );
         pair.write_refused(&open[1], 0, "1/1/00");
     }
 }
@@ -327,7 +335,7 @@ fn a_qp_that_goes_leaves_its_windows_unbound() {
 }
 
 #[test]
-fn a_region_invalidated_by_request_is_deregistered_without_fault() {
+fn invalidated_region_can_be_deregistered() {
     for daemon in daemons() {
         for own in [false, true] {
             let pair = Pair::new(&daemon);
@@ -336,7 +344,8 @@ fn a_region_invalidated_by_request_is_deregistered_without_fault() {
             let access = Access::LOCAL_WRITE | REMOTE;
             let options = MrOptions { access, scope, ..MrOptions::default() };
             let region = || owner.pd.reg_mr_with(&owner.shared_buffer(4096), .., &options).unwrap();
-            let (local, read) = (region(), region());
+            let local = region();
+            let read = region();
             let source = peer.pd.reg_mr(&peer.shared_buffer(4096), .., access).unwrap();
             source.write_at(0, b"placed").unwrap();
             pair.write(&local.remote(), 0, b"x");
@@ -381,7 +390,7 @@ fn regions_for_one_qp_and_from_zero() {
     assert_eq!((region.iova(), region.remote().addr, region.len()), (0, 0, 1000));
     pair.write(&region.remote(), 999, b"x");
     assert_eq!(bytes(&region, 998, 2), b"\0x");
-    // Another QP of the same domain it does not serve, and not every QP can be named.
+    // The region does not serve another QP of the domain, and not every QP can be named.
     let (other, peering) = join(owner, &pair.peer);
     let write = SendRequest::write_inline(1, b"!", region.remote().at(0));
     peering.post_send(&[write]).unwrap();
@@ -398,23 +407,23 @@ fn regions_for_one_qp_and_from_zero() {
     pair.write_refused(&region.remote(), 1000, "1/1/01");
 }
 
-/// How the owner takes the memory back.
+/// Ways in which the owner revokes access.
 #[derive(Clone, Copy, Debug)]
 enum Taking {
-    /// By a request on the QP that is being written to.
+    /// By a request on the QP that receives the Writes.
     Unbind,
-    /// By one on another QP.
+    /// By a request on another QP.
     UnbindElsewhere,
-    /// The window is bound to other memory.
+    /// By binding the window to other memory.
     Move,
     Dealloc,
 }
 
-/// Bytes under the window: several steps of a copy.
+/// Length of the window in bytes. A copy of this length takes several steps.
 const OPEN: u64 = 192 * 1024;
 
-/// Another process writes as fast as it can while the memory is taken away. What the owner then
-/// puts there stays.
+/// Revokes access while another process writes as fast as it can. Data that the owner writes after
+/// the revocation must stay unchanged.
 fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
     let owner = Client::new(owners);
     let listener = owner.listener();
@@ -443,7 +452,7 @@ fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
         let open = bound(&owner, &window, &qp, &bind);
         qp.post_send(&[SendRequest::send_inline(901, &open.to_bytes())]).unwrap();
         owner.completes(901, CompletionOpcode::Send);
-        // Until writing is under way at a place of chance.
+        // Waits until a Write has reached a random offset.
         let at = rng.below(OPEN / 8) * 8;
         let began = Instant::now();
         while region.load_u64(at).unwrap() == 0 {
@@ -460,7 +469,7 @@ fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
         }
         if !matches!(taking, Taking::Dealloc) {
             let done = owner.completion();
-            // The next Write may end the QP before it hears that every worker has unbound.
+            // The next Write may end the QP before every worker has confirmed the unbind.
             let flushed = done.qp == qp.id() && done.status == CompletionStatus::WrFlush;
             assert!(done.wr_id == 1 && (flushed || done.ok().is_ok()), "round {n}: {done:?}");
         }
@@ -483,34 +492,32 @@ fn long(short: u64, long: u64) -> u64 {
 }
 
 #[test]
-fn nothing_lands_after_a_window_is_closed_with_one_worker() {
+fn no_write_after_unbind_with_one_worker() {
     let daemon = Daemon::start(binaries!(), &engine(1, "direct"));
     revocation(&daemon, &daemon, long(60, 6000));
 }
 
 #[test]
-fn nothing_lands_after_a_window_is_closed_on_the_direct_path() {
+fn no_write_after_unbind_on_direct_path() {
     let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
     revocation(&daemon, &daemon, long(120, 6000));
 }
 
 #[test]
-fn nothing_lands_after_a_window_is_closed_on_the_tcp_path() {
+fn no_write_after_unbind_over_tcp() {
     let daemon = Daemon::start(binaries!(), &engine(3, "tcp"));
     revocation(&daemon, &daemon, long(60, 6000));
 }
 
 #[test]
-fn nothing_lands_after_a_window_is_closed_between_two_daemons() {
-    let (owners, writers) = (
-        Daemon::start(binaries!(), &engine(3, "direct")),
-        Daemon::start(binaries!(), &engine(1, "direct")),
-    );
+fn no_write_after_unbind_between_daemons() {
+    let owners = Daemon::start(binaries!(), &engine(3, "direct"));
+    let writers = Daemon::start(binaries!(), &engine(1, "direct"));
     revocation(&owners, &writers, long(60, 6000));
 }
 
 #[test]
-fn a_process_that_dies_in_the_middle_of_binding_leaves_nothing() {
+fn process_killed_during_bind_leaves_nothing() {
     let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
     let start = daemon.at_rest();
     let mut rng = Rng::new(3);

@@ -1,92 +1,92 @@
-//! What is run: a program, how its two ends are called, and what each must say.
+//! Cases: programs, the command lines of their ends, and the expected output.
 
-/// A program in one way of calling it.
+/// A program with one set of options.
 pub struct Case {
-    /// What the client, or the only process, is called with.
+    /// Command line of the client, or of the only process.
     pub client: &'static str,
-    /// What the server is called with; none if there is only one process.
+    /// The server, or `None` if there is only one process.
     pub server: Option<Server>,
-    /// What must be among the client's lines.
+    /// Texts that the client must print.
     pub client_says: &'static [&'static str],
-    /// Payload bytes that the daemons must have placed for it, at least.
+    /// Minimum number of payload bytes that the daemons must place.
     pub bytes: u64,
 }
 
 /// The server of a case.
 ///
-/// In commands, `{port}` is a port of the case's own and `{ip}` the server's address. A line with
-/// the words of what must be said, one space between any two, is what it takes; `^` stands for the
-/// start of the line.
+/// In commands, `{port}` is the port that the test chose, and `{ip}` the server's address. A line
+/// of the output must contain each expected text, after each run of white space in the line is
+/// replaced with one space. `^` matches the start of the line.
 pub struct Server {
-    /// What it is called with.
+    /// Command line of the server.
     pub command: &'static str,
-    /// What must be among its lines.
+    /// Texts that it must print.
     pub says: &'static [&'static str],
-    /// By what it is known to be ready.
+    /// How the test detects that the server is ready.
     pub ready: Ready,
-    /// How it comes to an end.
+    /// How the server ends.
     pub end: End,
 }
 
-/// By what a server is known to be ready.
+/// How the test detects that a server is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
     /// Its daemon lists a listener at the port.
     Listener,
-    /// At this port instead: the program has no choice.
+    /// Its daemon lists a listener at this port, which the program cannot choose.
     ListenerAt(u16),
-    /// It listens at the TCP port itself, to agree on everything else there.
+    /// It listens on the TCP port itself, to exchange connection data.
     Tcp,
 }
 
-/// How a server comes to an end.
+/// How a server ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// By itself, with success, when the client is done.
+    /// It exits with success after the client is done.
     Itself,
-    /// Never: it is killed when the client is done.
+    /// It is killed after the client is done.
     Killed,
 }
 
 /// Where both ends run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// One daemon, whose QPs are connected directly; one user.
+    /// One daemon, the direct path, and one user.
     Direct,
-    /// Two hosts, each with a daemon: TCP.
+    /// Two hosts, each with a daemon, over TCP.
     Tcp,
-    /// One daemon, two users, whose libraries copy from and to their memory.
+    /// One daemon and two users, whose libraries copy the data.
     Users,
 }
 
 impl Setting {
-    /// All of them.
+    /// All settings.
     pub const ALL: [Setting; 3] = [Setting::Direct, Setting::Tcp, Setting::Users];
 }
 
 /// Cases of one package, which share daemons.
 pub struct Group {
-    /// A program of the package, without which nothing is tested.
+    /// A program of the package. Without it the group is skipped.
     pub program: &'static str,
     /// The Debian package.
     pub package: &'static str,
-    /// What its cases have in common, for the heading; empty for nothing.
+    /// Property of all cases for the heading, or empty.
     pub manner: &'static str,
     /// Further configuration of the daemons.
     pub config: &'static str,
-    /// In this order.
+    /// Cases in the order in which they run.
     pub cases: &'static [Case],
 }
 
 impl Case {
-    /// A client of a server that ends by itself.
+    /// A client and a server that exits by itself.
     const fn pair(client: &'static str, server: &'static str) -> Self {
         let server =
             Server { command: server, says: &[], ready: Ready::Listener, end: End::Itself };
         Case { client, server: Some(server), client_says: &[], bytes: 1 }
     }
 
-    /// One process.
+    /// A single process.
     const fn alone(client: &'static str) -> Self {
         Case { client, server: None, client_says: &[], bytes: 0 }
     }
@@ -103,7 +103,7 @@ impl Case {
         self
     }
 
-    /// What both say.
+    /// Texts that both ends must print.
     const fn both_say(self, says: &'static [&'static str]) -> Self {
         self.client_says(says).server_says(says)
     }
@@ -120,7 +120,7 @@ impl Case {
         self
     }
 
-    /// Its server listens at this port.
+    /// Sets the port that the server listens on.
     const fn at(mut self, port: u16) -> Self {
         if let Some(server) = &mut self.server {
             server.ready = Ready::ListenerAt(port);
@@ -128,7 +128,7 @@ impl Case {
         self
     }
 
-    /// Its server agrees with the client over TCP.
+    /// The server exchanges connection data with the client over TCP.
     const fn over_tcp(mut self) -> Self {
         if let Some(server) = &mut self.server {
             server.ready = Ready::Tcp;
@@ -137,13 +137,22 @@ impl Case {
     }
 }
 
-/// Everything that is run.
+/// All groups.
 pub const GROUPS: &[&Group] = &[
-    &DEVICES, &STATUS, &RDMACM, &PERFTEST, &NEW_POST, &FIO, &QPERF, &FABRIC, &PINGPONG, &BY_HAND,
+    &DEVICES,
+    &STATUS,
+    &RDMACM,
+    &PERFTEST,
+    &NEW_POST,
+    &FIO,
+    &QPERF,
+    &FABRIC,
+    &PINGPONG,
+    &ROCE_PERFTEST,
     &UCX,
 ];
 
-/// Programs that look at devices.
+/// Programs that list devices.
 pub const DEVICES: Group = Group {
     program: "ibv_devinfo",
     package: "ibverbs-utils",
@@ -165,7 +174,7 @@ pub const DEVICES: Group = Group {
     ],
 };
 
-/// What reads the kernel's files of devices.
+/// Programs that read the kernel's device files.
 pub const STATUS: Group = Group {
     program: "ibstat",
     package: "infiniband-diags",
@@ -233,7 +242,8 @@ pub const RDMACM: Group = Group {
     ],
 };
 
-/// A benchmark of perftest: the same words at both ends, and a result row of both or the client.
+/// A benchmark of perftest: both ends get the same options, and the client or both print a result
+/// row.
 macro_rules! perftest {
     ($words:literal) => {
         Case::pair(
@@ -284,8 +294,8 @@ pub const PERFTEST: Group = Group {
     ],
 };
 
-/// The same programs on devices by whose numbers they choose `ibv_wr_start` and its like. They look
-/// at the first device, which is not the one that `-R` uses.
+/// The same programs with a vendor ID and part ID for which they use the `ibv_wr_*` calls. They
+/// check the first device, which is not the one that `-R` uses.
 pub const NEW_POST: Group = Group {
     program: "ib_write_bw",
     package: "perftest",
@@ -305,7 +315,7 @@ pub const NEW_POST: Group = Group {
     ],
 };
 
-/// An example of rdma-core, whose ends wire their queue pairs by hand.
+/// An example of rdma-core that connects RC, UC or UD QPs without a connection manager.
 macro_rules! pingpong {
     ($words:literal) => {
         Case::pair(
@@ -320,7 +330,7 @@ macro_rules! pingpong {
 pub const PINGPONG: Group = Group {
     program: "ibv_rc_pingpong",
     package: "ibverbs-utils",
-    manner: ", wired by hand",
+    manner: ", RoCE device",
     config: "",
     cases: &[
         pingpong!("rc_pingpong -n 200").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
@@ -332,8 +342,8 @@ pub const PINGPONG: Group = Group {
     ],
 };
 
-/// A benchmark of perftest whose ends wire their queue pairs by hand.
-macro_rules! by_hand {
+/// A benchmark of perftest that connects its QPs without a connection manager.
+macro_rules! roce_perftest {
     ($words:literal) => {
         Case::pair(
             concat!("ib_", $words, " -d rnicd1 -F -p {port} {ip}"),
@@ -344,41 +354,47 @@ macro_rules! by_hand {
 }
 
 /// Benchmarks of every operation, without a connection manager.
-pub const BY_HAND: Group = Group {
+pub const ROCE_PERFTEST: Group = Group {
     program: "ib_write_bw",
     package: "perftest",
-    manner: ", wired by hand",
+    manner: ", RoCE device",
     config: "",
     cases: &[
-        by_hand!("send_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
-        by_hand!("write_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
-        by_hand!("read_lat -n 100").client_says(&["^2 100 "]).bytes(100 * 2),
-        by_hand!("send_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
-        by_hand!("write_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
-        by_hand!("read_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
-        by_hand!("send_lat -c UC -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
-        by_hand!("send_bw -c UC -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
-        by_hand!("send_lat -c UD -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
-        by_hand!("send_lat -c UD -n 100 -e -s 1024").client_says(&["^1024 100 "]).bytes(200 << 10),
-        by_hand!("send_bw -c UD -n 100 -s 1024").both_say(&["^1024 100 "]).bytes(100 << 10),
-        by_hand!("send_bw -c UD -b -n 100 -s 1024").both_say(&["^1024 100 "]).bytes(200 << 10),
-        by_hand!("write_lat -c UC -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
-        by_hand!("write_bw -c UC -q 2 -n 100").both_say(&["^65536 200 "]).bytes(200 << 16),
-        by_hand!("send_bw -c RC -x 0 -a -n 50")
+        roce_perftest!("send_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        roce_perftest!("write_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        roce_perftest!("read_lat -n 100").client_says(&["^2 100 "]).bytes(100 * 2),
+        roce_perftest!("send_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        roce_perftest!("write_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        roce_perftest!("read_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        roce_perftest!("send_lat -c UC -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        roce_perftest!("send_bw -c UC -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        roce_perftest!("send_lat -c UD -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        roce_perftest!("send_lat -c UD -n 100 -e -s 1024")
+            .client_says(&["^1024 100 "])
+            .bytes(200 << 10),
+        roce_perftest!("send_bw -c UD -n 100 -s 1024").both_say(&["^1024 100 "]).bytes(100 << 10),
+        roce_perftest!("send_bw -c UD -b -n 100 -s 1024")
+            .both_say(&["^1024 100 "])
+            .bytes(200 << 10),
+        roce_perftest!("write_lat -c UC -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        roce_perftest!("write_bw -c UC -q 2 -n 100").both_say(&["^65536 200 "]).bytes(200 << 16),
+        roce_perftest!("send_bw -c RC -x 0 -a -n 50")
             .client_says(&["^2 50 ", "^8388608 50 "])
             .bytes(50 * (8 << 20)),
-        by_hand!("read_bw -a -n 50").client_says(&["^2 50 ", "^8388608 50 "]).bytes(50 * (8 << 20)),
-        by_hand!("send_lat -e -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
-        by_hand!("write_bw -q 4 -n 100").both_say(&["^65536 400 "]).bytes(400 << 16),
-        by_hand!("send_bw -b -n 100").both_say(&["^65536 100 "]).bytes(200 << 16),
-        by_hand!("send_bw --use-srq -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
-        by_hand!("atomic_lat -n 100").client_says(&["^8 100 "]).bytes(100 * 8),
-        by_hand!("atomic_bw -A CMP_AND_SWAP -e -n 100").both_say(&["^8 100 "]).bytes(100 * 8),
-        by_hand!("atomic_bw -b -q 4 -n 100").both_say(&["^8 400 "]).bytes(800 * 8),
+        roce_perftest!("read_bw -a -n 50")
+            .client_says(&["^2 50 ", "^8388608 50 "])
+            .bytes(50 * (8 << 20)),
+        roce_perftest!("send_lat -e -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        roce_perftest!("write_bw -q 4 -n 100").both_say(&["^65536 400 "]).bytes(400 << 16),
+        roce_perftest!("send_bw -b -n 100").both_say(&["^65536 100 "]).bytes(200 << 16),
+        roce_perftest!("send_bw --use-srq -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        roce_perftest!("atomic_lat -n 100").client_says(&["^8 100 "]).bytes(100 * 8),
+        roce_perftest!("atomic_bw -A CMP_AND_SWAP -e -n 100").both_say(&["^8 100 "]).bytes(100 * 8),
+        roce_perftest!("atomic_bw -b -q 4 -n 100").both_say(&["^8 400 "]).bytes(800 * 8),
     ],
 };
 
-/// A test of UCX's own benchmark over one of its transports.
+/// A test of UCX's own benchmark with one of its transports.
 macro_rules! ucx {
     ($transport:literal, $words:literal) => {
         Case::pair(
@@ -389,8 +405,7 @@ macro_rules! ucx {
     };
 }
 
-/// The same of what UCX offers to programs, which must say that it uses our device by the transport
-/// that is wanted.
+/// The same through UCX's public API. It must report that it uses our device with this transport.
 macro_rules! ucp {
     ($transports:literal, $words:literal) => {
         Case::pair(
@@ -407,7 +422,7 @@ macro_rules! ucp {
     };
 }
 
-/// UCX, which looks for a character device and for files of the kernel's.
+/// UCX, which checks for a character device and for kernel files.
 pub const UCX: Group = Group {
     program: "ucx_perftest",
     package: "ucx-utils",
@@ -441,7 +456,7 @@ pub const UCX: Group = Group {
         ucx!("ud_verbs", "-t am_bw -D bcopy -s 1000 -n 1000")
             .client_says(&["^Final: 1000 "])
             .bytes(1000 * 1000),
-        // UCX wires RC up by datagrams; `rc_verbs` alone leaves it without a way.
+        // UCX connects RC over UD, so `rc_verbs` alone cannot connect.
         ucp!("rc_verbs,ud_verbs:aux,self", "-t tag_bw -s 4096 -n 1000")
             .client_says(&["tag(rc_verbs/rnicd1:1)", "^Final: 1000 "])
             .bytes(4096 * 1000),
@@ -451,7 +466,7 @@ pub const UCX: Group = Group {
     ],
 };
 
-/// A job of fio: a client that moves 16 MiB in this way, and the server it names.
+/// An fio job: a client that moves 16 MiB with this verb, and its server.
 macro_rules! fio {
     ($verb:literal) => {
         Case::pair(
@@ -478,8 +493,8 @@ pub const FIO: Group = Group {
     cases: &[fio!("write"), fio!("read"), fio!("send")],
 };
 
-/// A test of qperf, which also ends its server. qperf runs for one second, and a busy machine
-/// completes few operations in that time: one message or ten atomics must suffice.
+/// A test of qperf, which also ends its server. qperf runs for one second, in which a busy machine
+/// completes few operations, so one message or ten atomics must suffice.
 macro_rules! qperf {
     ($test:literal, $says:literal) => {
         qperf!($test, $says, "-m 1000 ", 1000)
@@ -495,7 +510,7 @@ macro_rules! qperf {
     };
 }
 
-/// qperf connected by the connection manager.
+/// qperf with a connection manager.
 pub const QPERF: Group = Group {
     program: "qperf",
     package: "qperf",
@@ -512,13 +527,13 @@ pub const QPERF: Group = Group {
         qperf!("rc_rdma_write_bw", "^bw = ", "", 1000),
         qperf!("rc_fetch_add_mr", "^msg_rate = ", "", 80),
         qperf!("rc_compare_swap_mr", "^msg_rate = ", "", 80),
-        // These look at what comes back.
+        // These check the returned values.
         qperf!("ver_rc_fetch_add", "^msg_rate = ", "", 80),
         qperf!("ver_rc_compare_swap", "^msg_rate = ", "", 80),
     ],
 };
 
-/// fi_pingpong with this provider and this kind of endpoint.
+/// fi_pingpong with this provider and endpoint type.
 macro_rules! fabric {
     ($provider:literal, $kind:literal) => {
         Case::pair(
@@ -546,7 +561,7 @@ pub const FABRIC: Group = Group {
     ],
 };
 
-/// Traffic that goes on until it is killed, and the bytes after which it is.
+/// Programs that run until they are killed, and the bytes to move before that.
 pub const ENDLESS: &[Case] = &[
     perftest!("write_bw -D 30").bytes(10 << 20),
     perftest!("send_bw -D 30").bytes(10 << 20),

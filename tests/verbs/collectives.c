@@ -1,5 +1,5 @@
-/* Collectives of MPI whose results every rank compares with what they must be. With the argument
- * "forever" it goes on until it ends from outside, and says when it is under way. */
+/* MPI collectives. Every rank compares the results with the expected ones. With the argument
+* "forever" they run until the process is killed, after a line that reports the start. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

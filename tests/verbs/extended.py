@@ -1,4 +1,4 @@
-"""Asks for extended queue pairs as programs do; says "done" if each was as it should be."""
+"""Creates QPs for the ibv_wr_* calls as programs do, and prints "done" on success."""
 
 import errno
 
@@ -15,7 +15,7 @@ cq = CQ(context, 16, None, None, 0)
 
 
 def make(more, **wanted):
-    """A queue pair of which these attributes are said as well."""
+    """Creates a QP with these additional attributes."""
     wanted = QPInitAttrEx(
         qp_type=e.IBV_QPT_RC,
         scq=cq,
@@ -34,15 +34,15 @@ def refused(call, number):
     except PyverbsRDMAError as error:
         assert error.error_code == number, error
     else:
-        raise AssertionError("it is not refused")
+        raise AssertionError("the call is not refused")
 
 
-# No flags are none that could be refused.
+# Zero flags are accepted.
 make(e.IBV_QP_INIT_ATTR_CREATE_FLAGS, create_flags=0).close()
 flag = e.IBV_QP_CREATE_SCATTER_FCS
 refused(lambda: make(e.IBV_QP_INIT_ATTR_CREATE_FLAGS, create_flags=flag), errno.EOPNOTSUPP)
 
-# A Send with immediate data may be announced, and is refused when it is posted.
+# A Send with immediate data may be requested at creation, but is refused when posted.
 operations = (
     e.IBV_QP_EX_WITH_SEND
     | e.IBV_QP_EX_WITH_SEND_WITH_IMM
@@ -58,7 +58,7 @@ qp.wr_send_imm(7)
 refused(qp.wr_complete, errno.EINVAL)
 qp.close()
 
-# Of what no queue pair here has ever done, nothing is granted.
+# An operation that no QP of the daemon supports is refused at creation.
 tso = e.IBV_QP_EX_WITH_TSO
 refused(lambda: make(e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, send_ops_flags=tso), errno.EOPNOTSUPP)
 print("done")

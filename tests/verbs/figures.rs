@@ -1,4 +1,4 @@
-//! What a daemon has counted.
+//! Metrics of a daemon.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,24 +7,24 @@ use std::time::Instant;
 use rnic_tests::{DEADLINE, Daemon};
 use rustix::process::Signal;
 
-/// What a daemon has counted since its start, by name and labels.
-pub struct Figures(HashMap<String, u64>);
+/// Metrics of a daemon since its start, by name and labels.
+pub struct Metrics(HashMap<String, u64>);
 
-impl Figures {
-    /// Has a daemon write its figures to the file that its configuration names, and reads them.
+impl Metrics {
+    /// Lets a daemon write its metrics to the configured file, and reads them.
     pub fn read(daemon: &Daemon, file: &Path) -> Self {
         let deadline = Instant::now() + DEADLINE;
-        // That of the start, or the last one.
+        // Removes the file from the start or from the previous call.
         while std::fs::remove_file(file).is_err() {
             assert!(Instant::now() < deadline, "no {}", file.display());
             std::thread::yield_now();
         }
-        // Its configuration read again, a daemon writes its figures.
+        // A daemon writes its metrics when it reloads its configuration.
         daemon.signal(Signal::HUP);
         loop {
             if let Ok(text) = std::fs::read_to_string(file) {
-                // The next one removes it.
-                return Figures::parse(&text);
+                // The next call removes the file.
+                return Metrics::parse(&text);
             }
             assert!(Instant::now() < deadline, "no {}", file.display());
             std::thread::yield_now();
@@ -36,10 +36,10 @@ impl Figures {
             let (name, value) = line.rsplit_once(' ')?;
             Some((name.to_owned(), value.parse().ok()?))
         };
-        Figures(page.lines().filter(|line| !line.starts_with('#')).filter_map(figure).collect())
+        Metrics(page.lines().filter(|line| !line.starts_with('#')).filter_map(figure).collect())
     }
 
-    /// Nothing is counted of users who have not been there.
+    /// Returns a metric, or 0 if it is missing, as for users without sessions so far.
     pub fn of(&self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or(0)
     }

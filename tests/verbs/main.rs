@@ -1,9 +1,8 @@
-//! Programs that others have written for RDMA cards, as Debian builds them, over our
-//! libibverbs.so.1 and librdmacm.so.1.
+//! Third-party RDMA programs, as Debian builds them, over our libibverbs.so.1 and librdmacm.so.1.
 //!
-//! An exit code of 0 proves little: a program may have fallen back to something else, or have done
-//! nothing. Each must say by itself what it did, the daemons must have placed its bytes, and have
-//! nothing left of it afterwards.
+//! An exit code of 0 proves little: a program may have fallen back to another transport, or have
+//! done nothing. Each program must print its result, the daemons must have placed its bytes, and
+//! they must hold none of its objects afterwards.
 
 mod case;
 mod figures;
@@ -22,23 +21,23 @@ use stage::Stage;
 /// Held while a case runs.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs the cases of a group one after the other.
+/// Runs the cases of a group in order.
 fn all(setting: Setting, group: &Group) {
     let Some(mut stage) = Stage::new(setting, group) else { return };
     for case in group.cases {
-        // Most of them spin, at both ends: with another pair beside it a message takes as long as
-        // the kernel leaves the processor to a spinning one.
+        // Most programs spin at both ends. Next to a second pair, each message would wait for a
+        // time slice of the scheduler.
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let result = stage.run(case);
         drop(alone);
-        // Something of one that failed may be left: no other is run behind it.
+        // A failed case may leave objects behind, so no other case runs after it.
         if let Err(why) = result {
             panic!("{setting:?}\n== {}\n{}", case.client, why.replace("\\n", "\n"));
         }
     }
 }
 
-/// A test of each setting.
+/// Tests of each group in each setting.
 macro_rules! settings {
     ($($name:ident: $group:ident,)*) => {
         $(mod $name {
@@ -72,12 +71,12 @@ settings! {
     qperf: QPERF,
     fabric: FABRIC,
     pingpong: PINGPONG,
-    perftest_wired_by_hand: BY_HAND,
+    perftest_roce: ROCE_PERFTEST,
     ucx: UCX,
 }
 
 #[test]
-fn killed_in_the_middle_of_traffic_nothing_is_left() {
+fn programs_killed_under_traffic_leave_nothing() {
     for setting in Setting::ALL {
         let Some(mut stage) = Stage::new(setting, &case::PERFTEST) else { continue };
         for case in case::ENDLESS {

@@ -1,7 +1,7 @@
-//! Open MPI over UCX over our device. UCX 1.13 wires its RC queue pairs up by datagrams.
+//! Open MPI over UCX over the RoCE device. UCX 1.13 connects its RC QPs over UD.
 //!
-//! A run counts only if UCX itself has said that messages went by the transport that was meant, of
-//! our device, and the daemons have counted bytes of both ends.
+//! A run counts only if UCX itself reports that messages used the wanted transport of our device,
+//! and if the daemons have counted bytes at both ends.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -23,26 +23,26 @@ use crate::ALONE;
 use crate::case::{Group, Setting};
 use crate::stage::{Stage, in_path};
 
-/// What UCX may use, and what it must have said that it uses for messages.
+/// Values of `UCX_TLS`, and the transport that UCX must report for its messages.
 pub const TRANSPORTS: [(&str, &str); 2] = [
     ("rc_verbs,ud_verbs,self", "tag(rc_verbs/rnicd1:1)"),
     ("ud_verbs,self", "tag(ud_verbs/rnicd1:1)"),
 ];
 
-/// What is run, and with how many ranks.
+/// Programs and their numbers of ranks.
 pub const PROGRAMS: [(&str, usize); 3] = [
-    ("`NPopenmpi -u 16384`, of Debian's netpipe-openmpi", 2),
-    ("collectives whose results are compared (`tests/verbs/collectives.c`)", 4),
-    ("the same without end, one rank killed: the others end with an error, nothing is left", 4),
+    ("`NPopenmpi -u 16384` from Debian's netpipe-openmpi", 2),
+    ("collectives with checked results (`tests/verbs/collectives.c`)", 4),
+    ("the same in a loop, one rank killed: the others exit with an error, no objects are left", 4),
 ];
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/collectives.c");
 
-/// What is needed of a stage; the cases are those below.
+/// The group for [`Stage::new`]. Its cases are below.
 const GROUP: Group =
     Group { program: "mpirun", package: "openmpi-bin", manner: "", config: "", cases: &[] };
 
-/// Where ranks run: as many at one end of the stage as at the other.
+/// Ranks of a run, half of them at each end of the stage.
 struct Ranks {
     setting: Setting,
     stage: Stage,
@@ -60,36 +60,36 @@ impl Ranks {
         let stage = Stage::new(setting, &GROUP)?;
         let scratch = tempfile::tempdir().expect("a temporary directory");
         let open = Permissions::from_mode(0o755);
-        std::fs::set_permissions(scratch.path(), open).expect("a directory of our own");
+        std::fs::set_permissions(scratch.path(), open).expect("a writable directory");
         for end in ENDS {
             let files = files(&scratch, end);
-            std::fs::create_dir(&files).expect("a directory of our own");
-            chown(&files, stage.uid(end), stage.uid(end)).expect("root has several users");
+            std::fs::create_dir(&files).expect("a writable directory");
+            chown(&files, stage.uid(end), stage.uid(end)).expect("root may change the owner");
         }
         Some(Ranks { setting, stage, scratch })
     }
 
-    /// Runs a program with so many ranks; what it printed. Both ends must have moved bytes, and
-    /// nothing be left.
+    /// Runs a program with `ranks` ranks, and returns its output. Both ends must have moved bytes,
+    /// and no object may be left.
     fn succeed(&self, transports: &str, ranks: usize, program: &[&str]) -> Vec<String> {
         let before = self.stage.read_figures();
         let (status, lines) = self.start(transports, ranks, program).finish_within(300);
         assert!(status.success(), "{transports}: {status}\n{}", lines.join("\n"));
         self.are_gone();
         let after = self.stage.read_figures();
-        // They send far more.
+        // The programs send far more.
         if let Err(why) = self.stage.went_over(1 << 16, &before, &after) {
             panic!("{transports}: {why}\n{}", lines.join("\n"));
         }
         lines
     }
 
-    /// Starts a program with so many ranks, the first half of them at the first end.
+    /// Starts a program with `ranks` ranks, the first half of them at the first end.
     fn start(&self, transports: &str, ranks: usize, program: &[&str]) -> Process {
         let mut command = self.stage.apart.on(Side::A);
         command.args(["mpirun", "--oversubscribe", "-np", &ranks.to_string()]);
         match self.setting {
-            // All ranks are here: no remote shell is needed, or there.
+            // All ranks run here, without a remote shell.
             Setting::Direct => command.args(["--mca", "plm", "isolated"]),
             Setting::Tcp | Setting::Users => {
                 let hosts = ENDS.map(|end| format!("{}:{}", name(end), ranks / 2));
@@ -101,15 +101,15 @@ impl Ranks {
         command.args(["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any"]);
         command.args(["--mca", "opal_common_ucx_devices", "any"]);
         command.args(["-x", &format!("UCX_TLS={transports}"), "-x", "UCX_LOG_LEVEL=info"]);
-        // Whatever else ranks need they have of what starts them where they are.
+        // The launcher at each end sets the rest of the ranks' environment.
         command.args(program).envs(self.environment(0));
         command.current_dir(self.scratch.path()).process_group(0);
         Process::start(command)
     }
 
-    /// What stands for ssh: words of a command.
+    /// Writes the substitute for ssh, and returns its command line.
     fn agent(&self) -> String {
-        let mut script = String::from("# A name, then words for the shell of who has it.\n");
+        let mut script = String::from("# Arguments: a host name, then words for its shell.\n");
         script.push_str("name=$1; shift\ncase $name in\n");
         for end in ENDS {
             let set = |(name, value): (&str, PathBuf)| format!("{name}='{}' ", value.display());
@@ -117,20 +117,21 @@ impl Ranks {
             let enter = self.stage.apart.from_within(self.stage.side(end));
             let enter: Vec<_> = [enter.get_program()].into_iter().chain(enter.get_args()).collect();
             let enter = enter.join(OsStr::new(" "));
-            // Open MPI tells hosts apart by what they call themselves.
+            // Open MPI tells hosts apart by their own host names.
             let rename = "unshare --uts sh -c 'hostname \"$0\" && exec \"$@\"' \"$name\"";
-            let (name, user) = (name(end), self.stage.as_user(end).join(" "));
+            let name = name(end);
+            let user = self.stage.as_user(end).join(" ");
             let enter = enter.display();
             writeln!(script, "{name}) {environment}exec {enter} {rename} {user} sh -c \"$*\" ;;")
-                .expect("a string takes everything");
+                .expect("writing to a String succeeds");
         }
         script.push_str("esac\n");
         let file = self.scratch.path().join("agent");
-        std::fs::write(&file, script).expect("a directory of our own");
+        std::fs::write(&file, script).expect("a writable directory");
         format!("sh {}", file.display())
     }
 
-    /// The environment of what starts ranks at an end.
+    /// Returns the environment of the processes that start ranks at an end.
     fn environment(&self, end: usize) -> Vec<(&'static str, PathBuf)> {
         let of_root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
         let mut all = self.stage.environment(end).to_vec();
@@ -147,10 +148,10 @@ impl Ranks {
         program
     }
 
-    /// Waits until nothing is left of a run, in the daemons or beside them.
+    /// Waits until the daemons hold no objects of a run and its processes have ended.
     fn are_gone(&self) {
         self.stage.is_empty();
-        // What starts ranks elsewhere ends by itself, once it misses who has started it.
+        // Processes that start remote ranks end by themselves when they lose mpirun.
         let deadline = Instant::now() + DEADLINE;
         while let Some(pid) = processes().find(|pid| self.is_ours(*pid)) {
             let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
@@ -159,7 +160,7 @@ impl Ranks {
         }
     }
 
-    /// Whether a process is of a run: only those have a directory for their files here.
+    /// Returns true if a process belongs to a run, since only those have temporary files here.
     fn is_ours(&self, pid: i32) -> bool {
         let scratch = self.scratch.path().as_os_str().as_bytes();
         variable(pid, "TMPDIR").is_some_and(|files| files.starts_with(scratch))
@@ -169,12 +170,12 @@ impl Ranks {
 /// The ends of a stage.
 const ENDS: [usize; 2] = [0, 1];
 
-/// What Open MPI calls an end. No name service knows it, and none is needed.
+/// Returns the host name of an end for Open MPI. It need not be resolvable.
 fn name(end: usize) -> String {
     format!("rnicd-end-{end}")
 }
 
-/// Where an end has its temporary files.
+/// Returns the folder for the temporary files of an end.
 fn files(scratch: &TempDir, end: usize) -> PathBuf {
     scratch.path().join(end.to_string())
 }
@@ -183,7 +184,7 @@ fn says(lines: &[String], text: &str) {
     assert!(lines.iter().any(|line| line.contains(text)), "no {text:?} in\n{}", lines.join("\n"));
 }
 
-/// NetPIPE, which sends messages of many sizes to and fro.
+/// NetPIPE, which sends messages of many sizes back and forth.
 fn messages_of_every_size(setting: Setting) {
     let Some(ranks) = Ranks::new(setting) else { return };
     for (transports, tag) in TRANSPORTS {
@@ -201,7 +202,7 @@ fn collectives(setting: Setting) {
     let program = ranks.collectives();
     for (transports, tag) in TRANSPORTS {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let program = program.to_str().expect("a path in letters");
+        let program = program.to_str().expect("a UTF-8 path");
         let lines = ranks.succeed(transports, 4, &[program]);
         drop(alone);
         says(&lines, "4 ranks agree");
@@ -209,21 +210,21 @@ fn collectives(setting: Setting) {
     }
 }
 
-/// The others end with an error, and the daemons have nothing left of any.
+/// The other ranks exit with an error, and the daemons hold no objects of any rank.
 fn a_rank_is_killed(setting: Setting) {
     let Some(ranks) = Ranks::new(setting) else { return };
     let program = ranks.collectives();
     for (transports, _) in TRANSPORTS {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let program = program.to_str().expect("a path in letters");
+        let program = program.to_str().expect("a UTF-8 path");
         let mut run = ranks.start(transports, 4, &[program, "forever"]);
         run.line_after("4 ranks");
-        // Of two ends it is the second's.
+        // With two ends, the last rank runs at the second end.
         let is_last = |pid: &i32| {
             ranks.is_ours(*pid) && variable(*pid, "OMPI_COMM_WORLD_RANK").as_deref() == Some(b"3")
         };
-        let last = processes().find(is_last).and_then(Pid::from_raw).expect("it runs");
-        kill_process(last, Signal::KILL).expect("it is there");
+        let last = processes().find(is_last).and_then(Pid::from_raw).expect("the last rank runs");
+        kill_process(last, Signal::KILL).expect("the last rank runs");
         let (status, lines) = run.finish_within(300);
         drop(alone);
         assert!(!status.success(), "{transports}: {}", lines.join("\n"));
@@ -231,13 +232,13 @@ fn a_rank_is_killed(setting: Setting) {
     }
 }
 
-/// All processes.
+/// Returns all processes.
 fn processes() -> impl Iterator<Item = i32> {
-    let all = std::fs::read_dir("/proc").expect("processes").flatten();
+    let all = std::fs::read_dir("/proc").expect("a mounted /proc").flatten();
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// A variable of a process's environment.
+/// Returns a variable of a process's environment.
 fn variable(pid: i32, name: &str) -> Option<Vec<u8>> {
     let all = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
     let of = |one: &[u8]| Some(one.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
@@ -256,12 +257,12 @@ macro_rules! settings {
             }
 
             #[test]
-            fn four_ranks_agree_on_what_their_collectives_come_to() {
+            fn four_ranks_agree_on_collectives() {
                 collectives(Setting::$setting);
             }
 
             #[test]
-            fn when_a_rank_is_killed_the_others_end_and_nothing_is_left() {
+            fn killed_rank_ends_the_others() {
                 a_rank_is_killed(Setting::$setting);
             }
         })*

@@ -1,5 +1,4 @@
-// Connects queue pairs that it has made by itself and written into ids. Says "done" if all was as
-// it should be.
+// Connects QPs that it has created itself and stored in the IDs. Prints "done" on success.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -21,7 +20,7 @@ struct ibv_qp_init_attr {
     int signal_all;
 };
 
-// What it begins with.
+// The first members of the library's structure.
 struct rdma_cm_id {
     struct ibv_context *verbs;
     void *channel, *context;
@@ -55,12 +54,12 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *wanted)
 static void check(int holds, const char *what)
 {
     if (!holds) {
-        printf("not so: %s\n", what);
+        printf("failed: %s\n", what);
         exit(1);
     }
 }
 
-// The id of the next event, which is of this kind.
+// Returns the ID of the next event, which must have this type.
 static struct rdma_cm_id *next(void *channel, uint32_t kind, const char *what)
 {
     struct rdma_cm_event *event;
@@ -78,7 +77,7 @@ static void gets_a_queue_pair(struct rdma_cm_id *id)
         .max_recv_sge = 1, .type = RC,
     };
     id->qp = ibv_create_qp(ibv_alloc_pd(id->verbs), &wanted);
-    check(id->qp != NULL, "there is a queue pair");
+    check(id->qp != NULL, "a QP is created");
 }
 
 int main(void)
@@ -88,24 +87,24 @@ int main(void)
     };
     void *of_server = rdma_create_event_channel(), *of_client = rdma_create_event_channel();
     struct rdma_cm_id *listener, *client;
-    check(!rdma_create_id(of_server, &listener, NULL, TCP), "there is a listener");
-    check(!rdma_bind_addr(listener, (struct sockaddr *)&address), "it has an address");
-    check(!rdma_listen(listener, 1), "it listens");
+    check(!rdma_create_id(of_server, &listener, NULL, TCP), "a listener is created");
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address), "the listener is bound");
+    check(!rdma_listen(listener, 1), "the listener listens");
     address.sin_port = rdma_get_src_port(listener);
 
-    check(!rdma_create_id(of_client, &client, NULL, TCP), "there is a client");
-    check(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000), "it resolves");
+    check(!rdma_create_id(of_client, &client, NULL, TCP), "a client is created");
+    check(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000), "resolution starts");
     next(of_client, ADDRESS_RESOLVED, "the address is resolved");
-    check(!rdma_resolve_route(client, 1000), "it resolves the route");
+    check(!rdma_resolve_route(client, 1000), "route resolution starts");
     next(of_client, ROUTE_RESOLVED, "the route is resolved");
     gets_a_queue_pair(client);
-    check(!rdma_connect(client, NULL), "it connects");
+    check(!rdma_connect(client, NULL), "the client connects");
 
-    struct rdma_cm_id *server = next(of_server, REQUEST, "somebody asks");
+    struct rdma_cm_id *server = next(of_server, REQUEST, "a request arrives");
     gets_a_queue_pair(server);
-    check(!rdma_accept(server, NULL), "it is accepted");
+    check(!rdma_accept(server, NULL), "the request is accepted");
     next(of_server, ESTABLISHED, "the server is connected");
-    // Not CONNECT_RESPONSE: nothing is left for the program to do.
+    // Not CONNECT_RESPONSE, because the library itself moves a QP stored in an ID to RTS.
     next(of_client, ESTABLISHED, "the client is connected");
     puts("done");
     return 0;

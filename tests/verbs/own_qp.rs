@@ -1,4 +1,4 @@
-//! Programs that make their queue pairs without the ids that they connect them by.
+//! Programs that create QPs apart from the rdma_cm IDs that connect them.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use rnic_tests::{Daemon, Process, binaries, verbs};
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/own_qp.c");
 
 #[test]
-fn a_queue_pair_that_a_program_writes_into_an_id_is_the_one_to_connect() {
+fn qp_stored_in_an_id_connects() {
     let daemon = Daemon::start(binaries!(), "");
     let scratch = tempfile::tempdir().expect("a temporary directory");
     let program = scratch.path().join("own_qp");

@@ -1,4 +1,4 @@
-//! docs/programs.md: what was run, and what came of it. The tests hold every word of its tables.
+//! Generates docs/programs.md, the list of tested programs and their results, and checks it.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -7,35 +7,36 @@ use crate::case::{End, GROUPS, Group, Setting};
 use crate::{mpi, pyverbs, wires};
 
 const INTRODUCTION: &str = "\
-# Programs of others
+# Third-party programs
 
-Programs that were written for RDMA cards run on rnicd unchanged, over its libibverbs.so.1 and
-librdmacm.so.1. These are run by the tests (`cargo test -p rnic-tests --test verbs`), as Debian 12
-builds them:
+Programs that were written for RDMA adapters run unchanged on rnicd, over its libibverbs.so.1 and
+librdmacm.so.1. The tests (`cargo test -p rnic-tests --test verbs`) run the following programs, as
+Debian 12 builds them, in three settings:
 
-* *one daemon*: both ends are clients of one daemon and of one user, their QPs connected directly;
-* *two hosts*: each end in a network namespace of its own, with a daemon of its own: TCP;
-* *two users*: as one daemon, with each end another user, whose library makes the copies.
+* *one daemon*: both ends use one daemon as one user, and their QPs use the direct path;
+* *two hosts*: each end has its own network namespace and its own daemon, and uses TCP;
+* *two users*: one daemon, but each end runs as a different user, and its library copies the data.
 
-A program passes if it ends with success, an end that prints a result has printed it (the result row
-with the iterations asked for, the data of the ping), the daemons' metrics have gone up by the bytes
-asked for, at both ends, and no daemon has anything left of it. What is said to fail here must fail,
-or the test does. `{port}` is a port of its own, `{ip}` the server's address.
+A program passes if it exits with success, each end that has a result prints it (the result row with
+the requested iterations, or the data of the ping), the daemons' metrics have grown by the expected
+bytes on both ends, and no daemon holds objects of the program afterwards. Rows marked as failing
+must fail, otherwise the test fails. `{port}` is the port that the test chose, `{ip}` the server's
+address.
 
-`ib_send_bw -e` is not run: on an iWARP device its sender sleeps until a completion comes also when
-it lacks a credit of the receiver. If it has seen all its completions by then, none comes, though
-the credit lies in its memory meanwhile. It hangs like this in one run of six over TCP, in most
-without `-Q 1`.
+`ib_send_bw -e` is not run. On an iWARP device its sender sleeps until the next completion even if
+it only waits for a credit from the receiver. If it has already polled all its completions, it
+sleeps forever, although the credit has arrived in its memory. This happens in one of six runs over
+TCP, and in most runs without `-Q 1`.
 
-This page is the table of the tests, which says so when it differs; `RNIC_WRITE_DOCS=1` writes it.
+The tests check this page. `RNIC_WRITE_DOCS=1` rewrites it.
 ";
 
 #[test]
-fn the_page_is_what_is_tested() {
+fn programs_page_is_current() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/programs.md");
     let page = page();
     if std::env::var_os("RNIC_WRITE_DOCS").is_some() {
-        std::fs::write(&file, &page).expect("our own sources");
+        std::fs::write(&file, &page).expect("writable sources");
     }
     let there = std::fs::read_to_string(&file).unwrap_or_default();
     assert!(there == page, "docs/programs.md is stale: run this with RNIC_WRITE_DOCS=1");
@@ -44,17 +45,17 @@ fn the_page_is_what_is_tested() {
 fn page() -> String {
     let mut text = INTRODUCTION.to_owned();
     for group in GROUPS {
-        section(&mut text, group).expect("a string takes everything");
+        section(&mut text, group).expect("writing to a String succeeds");
     }
-    of_wires(&mut text).expect("as above");
-    of_mpi(&mut text).expect("as above");
-    of_rdma_core(&mut text).expect("as above");
+    of_wires(&mut text).expect("writing to a String succeeds");
+    of_mpi(&mut text).expect("writing to a String succeeds");
+    of_rdma_core(&mut text).expect("writing to a String succeeds");
     text + OF_CRATES
 }
 
 fn section(text: &mut String, group: &Group) -> std::fmt::Result {
     write!(text, "\n## {}{}", group.package, group.manner)?;
-    // Tables of a configuration, which have the same keys.
+    // All tables of the configuration must have the same keys.
     let tables: Vec<_> =
         group.config.split('[').skip(1).filter_map(|t| t.split_once('\n')).collect();
     if let [(_, keys), ..] = tables[..] {
@@ -79,19 +80,19 @@ fn section(text: &mut String, group: &Group) -> std::fmt::Result {
 }
 
 const OF_WIRES: &str = "\
-Not a program of others, but what may go wrong with any that wires its queue pairs by hand: two
-processes of plain libibverbs (`tests/verbs/wires.c`), in each setting above, and each way with
-either as the end that it is about. What fails does so as on a RoCE adapter: the oldest request,
-`timeout` and `retry_cnt` after it was posted, but not within a second (a fifth, if there had been a
-stream); the requests behind it and the receives are flushed, the queue pair is in ERR, the other
-end's stays in RTS if it was. `RNIC_LOG=debug` has one line on standard error that has the words
-below, as `rnicctl why` with the `vendor_err` of the completion does; `{qp}` and `{gid}` are
-what this end was told.
+Mistakes that any program can make when it connects RC QPs without a connection manager: two
+processes that use only libibverbs (`tests/verbs/wires.c`), in each setting above, and with the
+mistake on either end. The failure is that of a RoCE adapter: the oldest request fails when
+`retry_cnt` retries have timed out, but no sooner than after 1 s (0.2 s if the QP was connected
+before). Later requests and the receives are flushed, the QP moves to ERR, and the peer's QP stays
+in RTS if it was in RTS. With `RNIC_LOG=debug`, one line on standard error contains the message
+below. `rnicctl why` prints the same message for the `vendor_err` of the completion. `{qp}` and
+`{gid}` are the peer's attributes as given to this end.
 ";
 
 fn of_wires(text: &mut String) -> std::fmt::Result {
-    write!(text, "\n## Wired by hand, and wrong\n\n{OF_WIRES}\n")?;
-    writeln!(text, "| what is wrong | how it ends | says, in one daemon | says, on two hosts |")?;
+    write!(text, "\n## Mistakes when connecting RC QPs\n\n{OF_WIRES}\n")?;
+    writeln!(text, "| mistake | outcome | message, one daemon | message, two hosts |")?;
     writeln!(text, "| --- | --- | --- | --- |")?;
     for case in wires::CASES {
         let says = case.says.map(|says| match says {
@@ -107,11 +108,10 @@ fn of_wires(text: &mut String) -> std::fmt::Result {
 
 const OF_MPI: &str = "\
 Two or four ranks (`mpirun --mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices
-any`), in the settings above; on two hosts and with two users, as many ranks at one end as at the
-other, started there by what stands for ssh. A run passes if it ends with success, what is computed
-is right, UCX has said itself that messages went by the transport named, of `rnicd1`, and the
-daemons' metrics have gone up at both ends. UCX 1.13 wires its RC queue pairs up by datagrams, so
-`rc_verbs` needs `ud_verbs` beside it.
+any`), in the settings above. On two hosts and with two users, each end runs half of the ranks,
+started by a substitute for ssh. A run passes if it exits with success, the results are correct, UCX
+reports that messages used the given transport of `rnicd1`, and the daemons' metrics have grown on
+both ends. UCX 1.13 connects its RC QPs over UD, so `rc_verbs` also needs `ud_verbs`.
 ";
 
 fn of_mpi(text: &mut String) -> std::fmt::Result {
@@ -128,11 +128,11 @@ fn of_mpi(text: &mut String) -> std::fmt::Result {
 }
 
 const OF_RDMA_CORE: &str = "\
-The tests of rdma-core, which are written in Python. One process after the other runs those of a
-class on one daemon, whose QPs are connected directly, and again with the `loopback` of `[engine]`
-being `tcp`: what comes of them is the same but for one. Those of `test_rdmacm` fork both ends and
-have one address for them, so there is no going to two hosts. A test passes if it says `ok` itself;
-one that is skipped does not. The address of the device is told to them: they would look for it in
+The tests of rdma-core, which are written in Python. Each class runs in its own process on one
+daemon, first over the direct path and then with `loopback = \"tcp\"` in `[engine]`. The results are
+the same, with one exception. The tests of `test_rdmacm` fork both ends and use one address for
+both, so they cannot run on two hosts. A test passes if it reports `ok`; a skipped test does not
+pass. The tests get the device's address as an argument, since they would otherwise look for it in
 `/sys`.
 ";
 
@@ -147,7 +147,8 @@ fn of_rdma_core(text: &mut String) -> std::fmt::Result {
                 writeln!(text, "{start} {} | pass |", names(class.passes))?;
             }
             for fails in class.fails {
-                let (tests, outcome) = (names(fails.tests), fails.outcome.word());
+                let tests = names(fails.tests);
+                let outcome = fails.outcome.word();
                 writeln!(text, "{start} {tests} | fails ({outcome}): {} |", fails.why)?;
             }
         }
@@ -158,32 +159,32 @@ fn of_rdma_core(text: &mut String) -> std::fmt::Result {
     for (names_of, why) in pyverbs::NOT_RUN {
         writeln!(
             text,
-            "| | {} | what is not named above | fails (not run): {why} |",
+            "| | {} | all tests not named above | fails (not run): {why} |",
             names(names_of)
         )?;
     }
     Ok(())
 }
 
-/// What `tests/verbs/crates` has shown: building them takes minutes.
+/// Results of `tests/verbs/crates`, which takes minutes to build.
 const OF_CRATES: &str = "
 ## crates.io
 
-`tests/verbs/crates` fetches and builds these, and runs them on one daemon, by either path. It takes
-some minutes, Debian's cmake, libclang-dev, libibverbs-dev and librdmacm-dev, and is no part of the
-tests: what it found is written here by hand.
+`tests/verbs/crates` downloads and builds these crates, and runs them on one daemon, on either path.
+It takes some minutes, needs Debian's cmake, libclang-dev, libibverbs-dev and librdmacm-dev, and is
+not part of the tests: the results below were entered by hand.
 
-| crate | what | |
+| crate | program or tests | |
 | --- | --- | --- |
 | sideway 0.4.3 | `ibv_devinfo` | pass |
-| sideway 0.4.3 | `cmtime -c 10`, with and without `-q` (a queue pair of its own) | pass |
+| sideway 0.4.3 | `cmtime -c 10`, with and without `-q` (its own QP) | pass |
 | sideway 0.4.3 | `show_gids`, `rc_pingpong`, `rc_pingpong_split`, on `rnicd1` | pass |
-| sideway 0.4.3 | its tests (68), on `rnicd1` (`rnic-run --devices rnicd1`: they try every device) | pass, but for one |
+| sideway 0.4.3 | its tests (68), on `rnicd1` (`rnic-run --devices rnicd1`: they use every device) | pass, except for one |
 | sideway 0.4.3 | `test_query_gid_table_fallback` | fails: it reads network interfaces in `/sys` |
-| sideway 0.4.3 | `compiletest` | fails (not run): it compiles programs, and runs none |
+| sideway 0.4.3 | `compiletest` | fails (not run): it only compiles programs |
 | async-rdma 0.5.0 | `devices` | pass |
-| async-rdma 0.5.0 | `cm_server` and `cm_client`, on `rnicd0` (it takes the last device) | fails: it asks for the second GID of the port, and iWARP has one; with `.set_gid_index(0)` in the client, pass |
+| async-rdma 0.5.0 | `cm_server` and `cm_client`, on `rnicd0` (it takes the last device) | fails: it requests the second GID of the port, but iWARP has only one; with `.set_gid_index(0)` in the client, pass |
 | async-rdma 0.5.0 | `rpc`, `server` and `client`, on `rnicd1` | pass |
-| async-rdma 0.5.0 | its tests (52, of which it ignores one), on `rnicd1` | pass, but for one |
-| async-rdma 0.5.0 | `context::tests::test1` | fails: it asks `rdma link`, of the kernel, for the name of a device |
+| async-rdma 0.5.0 | its tests (52, one of them ignored), on `rnicd1` | pass, except for one |
+| async-rdma 0.5.0 | `context::tests::test1` | fails: it gets the device name from the kernel's `rdma link` |
 ";

@@ -1,7 +1,6 @@
 //! The tests of rdma-core, which are written in Python over libibverbs and librdmacm (pyverbs).
 //!
-//! Python's unittest succeeds when everything was skipped. Each test must itself have said that it
-//! is ok.
+//! Python's unittest succeeds even if it skips everything, so each test must report "ok" itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,35 +12,35 @@ use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, on_path, verbs};
 use tempfile::TempDir;
 
 use crate::ALONE;
-use crate::figures::Figures;
+use crate::figures::Metrics;
 
 /// The Debian package.
 pub const PACKAGE: &str = "python3-pyverbs";
 
-/// The Python that Debian's packages are for, which need not be the first one in the path.
+/// The Python of Debian's packages, which need not be the first one in the path.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Where the tests are, in one package or the other.
+/// Folders of the tests in either package.
 const TESTS: [&str; 2] = ["/usr/share/doc/rdma-core/tests", "/usr/share/doc/python3-pyverbs/tests"];
 
-/// What says what came of each test.
+/// Runs the tests and prints the outcome of each.
 const RUNNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/run_pyverbs.py");
 
-/// A program of our own.
+/// An additional test program of this project.
 const EXTENDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/extended.py");
 
-/// How long the tests of a class may take together.
+/// Time limit for all tests of a class together.
 const PATIENCE: Duration = DEADLINE;
 
-/// Tests of one class, which run one after the other in a process.
+/// Tests of one class, which run in one process.
 pub struct Class {
     /// Module and class.
     pub name: &'static str,
-    /// What is ok.
+    /// Names of tests that pass.
     pub passes: &'static [&'static str],
-    /// What is not, by the reason.
+    /// Tests that do not pass, by reason.
     pub fails: &'static [Fails],
-    /// Payload bytes that the daemon must have placed for them, at least.
+    /// Minimum number of payload bytes that the daemon must place.
     pub bytes: u64,
 }
 
@@ -49,23 +48,23 @@ pub struct Class {
 pub struct Fails {
     /// Their names.
     pub tests: &'static [&'static str],
-    /// How the tests themselves see it.
+    /// Outcome that unittest reports.
     pub outcome: Outcome,
-    /// Why.
+    /// Reason.
     pub why: &'static str,
 }
 
-/// What a test has said.
+/// Outcome of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It passed.
     Ok,
-    /// It found that the device cannot do it.
+    /// It was skipped because the device lacks a feature.
     Skipped,
 }
 
 impl Outcome {
-    /// The word for it.
+    /// The name that `run_pyverbs.py` prints.
     pub const fn word(self) -> &'static str {
         match self {
             Outcome::Ok => "ok",
@@ -78,19 +77,19 @@ const fn skipped(tests: &'static [&'static str], why: &'static str) -> Fails {
     Fails { tests, outcome: Outcome::Skipped, why }
 }
 
-const NO_DEVICE_MEMORY: &str = "the device has no memory of its own";
+const NO_DEVICE_MEMORY: &str = "the device has no device memory";
 const NO_MULTICAST: &str = "iWARP has no multicast";
-const NO_XRC: &str = "the device has no extended reliable connections (XRC)";
-const NO_DATAGRAMS: &str = "the device has no queue pairs for datagrams or raw packets";
-const NO_RAW_PACKETS: &str = "the device has no queue pairs for raw packets";
+const NO_XRC: &str = "the device has no XRC QPs";
+const NO_DATAGRAMS: &str = "the device has no UD or raw packet QPs";
+const NO_RAW_PACKETS: &str = "the device has no raw packet QPs";
 const NO_ATOMIC_WRITE: &str = "RFC 7306 has no atomic Write of eight bytes";
-const FULL_GIDS: &str = "it asks for an empty entry of the GID table, which is full";
+const FULL_GIDS: &str = "it queries an empty entry of the GID table, which is full";
 
-/// What is run, and on which devices.
+/// Classes and the devices that they run on.
 pub const RUNS: [(&[&str], &[Class]); 3] =
     [(&["rnicd0", "rnicd1"], BOTH), (&["rnicd0"], CONNECTED), (&["rnicd1"], WIRED)];
 
-/// What is the same on both devices.
+/// Classes with the same results on both devices.
 const BOTH: &[Class] = &[
     Class {
         name: "test_cq.CQAPITest",
@@ -136,7 +135,7 @@ const BOTH: &[Class] = &[
     },
 ];
 
-/// What is run on the device whose queue pairs connect.
+/// Classes for the iWARP device.
 const CONNECTED: &[Class] = &[
     Class {
         name: "test_qp.QPTest",
@@ -235,12 +234,12 @@ const CONNECTED: &[Class] = &[
             ],
             NO_MULTICAST,
         )],
-        // Four times ten messages either way, and ten Reads, of 1 KiB; Writes by one path.
+        // Four times ten messages in each direction, and ten Reads, of 1 KiB; Writes on one path.
         bytes: 4 * 2 * 10 * 1024 + 10 * 1024,
     },
 ];
 
-/// What is run on the device whose queue pairs are wired by hand.
+/// Classes for the RoCE device.
 const WIRED: &[Class] = &[
     Class {
         name: "test_qp.QPTest",
@@ -376,32 +375,32 @@ const WIRED: &[Class] = &[
     },
 ];
 
-/// What is run by the direct path only, and why.
+/// Tests that run only on the direct path, and the reason.
 pub const DIRECT_ONLY: (&str, &[&str], &str) = (
     "test_rdmacm.CMTestCase",
     &["test_rdmacm_async_write"],
-    "it looks for the bytes of Writes at the peer once they have completed here, which with iWARP \
-     does not mean that they are there (RFC 5040, section 5.5): over TCP they may be under way",
+    "it expects the bytes of a completed Write at the peer, which iWARP does not guarantee (RFC 5040 \
+     section 5.5): over TCP they may still be in flight",
 );
 
-/// What is not run, by module or class, and why. Where a class is named above as well, it is the
-/// rest of it.
+/// Tests that do not run, by module or class, and the reasons. For a class that is also listed
+/// above, this means its other tests.
 pub const NOT_RUN: &[(&[&str], &str)] = &[
     (
         &["test_parent_domain", "test_shared_pd"],
-        "parent domains, and objects of another process: they are skipped by themselves",
+        "parent domains and objects of another process; they skip themselves",
     ),
-    (&["test_flow", "test_rss_traffic"], "raw packets, which the device has none of"),
+    (&["test_flow", "test_rss_traffic"], "raw packets, which the device does not support"),
     (
         &["test_odp", "test_tag_matching", "test_mr.DeviceMemoryTest"],
-        "on-demand paging, tag matching, memory of the device: it has none of it, and they are \
-         skipped by themselves",
+        "on-demand paging, tag matching and device memory, which the device does not support; they \
+         skip themselves",
     ),
     (
         &["test_cuda_dmabuf", "test_mr.DmaBufMRTest", "test_mr.DmaBufTestCase"],
-        "memory of a graphics card, without which they are skipped",
+        "graphics card memory; skipped without such a card",
     ),
-    (&["test_efa*", "test_mlx5*"], "what only these devices have"),
+    (&["test_efa*", "test_mlx5*"], "features of these devices"),
 ];
 
 #[test]
@@ -414,9 +413,9 @@ fn between_processes_of_one_daemon_over_tcp() {
     runs("tcp");
 }
 
-/// What rdma-core's own tests leave to chance, or do not ask for.
+/// Behaviour that rdma-core's own tests leave to chance or do not test.
 #[test]
-fn extended_queue_pairs_are_asked_for_more_than_they_do() {
+fn extended_qps_refuse_unsupported_operations() {
     let Some(tests) = tests() else { return };
     let apart = match Apart::new() {
         Ok(apart) => apart,
@@ -427,7 +426,7 @@ fn extended_queue_pairs_are_asked_for_more_than_they_do() {
     assert!(said.iter().any(|line| line == "done"), "{}", said.join("\n"));
 }
 
-/// A test of rdma-core that nobody here knows would not be missed.
+/// A new module of rdma-core must not be overlooked.
 #[test]
 fn every_module_is_accounted_for() {
     let Some(tests) = tests() else { return };
@@ -440,8 +439,12 @@ fn every_module_is_accounted_for() {
             None => name.split('.').next() == Some(module),
         })
     };
-    for file in std::fs::read_dir(tests.path()).expect("just made") {
-        let file = file.expect("just made").file_name().into_string().expect("plain names");
+    for file in std::fs::read_dir(tests.path()).expect("a readable copy of the tests") {
+        let file = file
+            .expect("a readable copy of the tests")
+            .file_name()
+            .into_string()
+            .expect("UTF-8 names");
         let module = file.trim_end_matches(".py");
         assert!(!module.starts_with("test_") || accounted(module), "{module}");
     }
@@ -463,7 +466,7 @@ fn runs(path: &'static str) {
     assert!(wrong.is_empty(), "{path}\n{}", wrong.join("\n"));
 }
 
-/// The tests, unpacked, if they are here.
+/// Returns a copy of the tests, if they and pyverbs are installed.
 fn tests() -> Option<TempDir> {
     let pyverbs = Command::new(PYTHON).args(["-c", "import pyverbs.device"]).output();
     if !pyverbs.is_ok_and(|output| output.status.success()) {
@@ -480,22 +483,23 @@ fn tests() -> Option<TempDir> {
     let mut command = Command::new("sh");
     command.args(["-c", unpack, "unpack", packed]).arg(dir.path());
     Process::start(command).succeed();
-    // As later versions of rdma-core, whose Sends have a second to complete before the resize.
-    let (path, shrinks) = (dir.path().join("test_cq.py"), "        # Decrease the CQ size to less");
-    let test = std::fs::read_to_string(&path).expect("just made");
+    // As in later versions of rdma-core, Sends get a second to complete before the resize.
+    let path = dir.path().join("test_cq.py");
+    let shrinks = "        # Decrease the CQ size to less";
+    let test = std::fs::read_to_string(&path).expect("a readable copy of the tests");
     let patient = test.replace(shrinks, &format!("        __import__('time').sleep(1)\n{shrinks}"));
-    std::fs::write(path, patient).expect("just made");
+    std::fs::write(path, patient).expect("a readable copy of the tests");
     Some(dir)
 }
 
-/// Where classes run.
+/// The daemon and network namespace of a run.
 struct Stage {
     path: &'static str,
     daemon: Daemon,
     tests: TempDir,
-    /// The daemon's.
+    /// Metrics file of the daemon.
     figures: PathBuf,
-    /// Ends after the daemon on it.
+    /// Declared last, because it must be dropped after the daemon.
     apart: Apart,
 }
 
@@ -507,11 +511,11 @@ impl Stage {
         Stage { path, daemon, tests, figures, apart }
     }
 
-    /// Runs the tests of a class, or tells what was wrong.
+    /// Runs the tests of a class. Returns the failures as a text.
     fn run(&self, device: &str, class: &Class) -> Result<(), String> {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let placed = || {
-            let figures = Figures::read(&self.daemon, &self.figures);
+            let figures = Metrics::read(&self.daemon, &self.figures);
             figures.of("rnicd_placed_bytes_total")
         };
         let before = placed();
@@ -530,16 +534,17 @@ impl Stage {
         if placed < class.bytes {
             wrong.push(format!("{placed} bytes placed instead of {}", class.bytes));
         }
-        match wrong.is_empty() {
-            true => Ok(()),
-            false => Err(format!("== {device} {}: {wrong:#?}\n{}", class.name, said.join("\n"))),
+        if wrong.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("== {device} {}: {wrong:#?}\n{}", class.name, said.join("\n")))
         }
     }
 
-    /// A program of Python's, over our libraries.
+    /// Builds a command that runs a Python program over our libraries.
     fn python(&self, program: &str) -> Command {
         let mut command = self.apart.on(Side::A);
-        // Ends its children with it.
+        // timeout(1) also ends the program's children.
         command.args(["timeout", "--kill-after=5", &PATIENCE.as_secs().to_string()]);
         command.args([PYTHON, program]);
         command.env("LD_LIBRARY_PATH", verbs::directory());
@@ -547,7 +552,7 @@ impl Stage {
         command
     }
 
-    /// What a program has said; afterwards nothing of it is left.
+    /// Runs a program and returns its output. Waits until the daemon holds no objects of it.
     fn ends(&self, command: Command) -> Vec<String> {
         let mut process = Process::start(command);
         process.ends_within(PATIENCE + Duration::from_secs(10));
@@ -558,7 +563,7 @@ impl Stage {
 }
 
 impl Class {
-    /// Its tests that are run by this path, and what comes of each.
+    /// Returns the tests of this class that run on this path, and their expected outcomes.
     fn tests(&self, path: &str) -> impl Iterator<Item = (&'static str, Outcome)> {
         let everything = path == "direct" || self.name != DIRECT_ONLY.0;
         let passes = self.passes.iter().map(|&test| (test, Outcome::Ok));
@@ -568,7 +573,7 @@ impl Class {
     }
 }
 
-/// A test as unittest knows it.
+/// Returns a test's full name in unittest.
 fn full(class: &Class, test: &str) -> String {
     format!("tests.{}.{test}", class.name)
 }

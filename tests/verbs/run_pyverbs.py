@@ -1,6 +1,6 @@
-"""Runs tests of rdma-core, and says of each in a line what came of it.
+"""Runs tests of rdma-core and prints a line with the outcome of each.
 
-Called with the directory of the tests, a device, its address, and the names of what to run.
+Arguments: the folder of the tests, a device, its address, and the names of the tests to run.
 """
 
 import sys
@@ -9,27 +9,27 @@ import unittest
 
 
 class Lines(unittest.TestResult):
-    """A line of each test: a word, its name, and why it was skipped."""
+    """Prints a line for each test: outcome, name, and the reason if it was skipped."""
 
-    def say(self, word, test, why=""):
+    def report(self, word, test, why=""):
         print(f"= {word} {test.id()} {why}", flush=True)
 
     def addSuccess(self, test):
-        self.say("ok", test)
+        self.report("ok", test)
 
     def addSkip(self, test, reason):
-        self.say("skipped", test, reason)
+        self.report("skipped", test, reason)
 
     def addFailure(self, test, err):
         print(self._exc_info_to_string(err, test), flush=True)
-        self.say("failed", test)
+        self.report("failed", test)
 
     addError = addFailure
 
 
 directory, device, address, *names = sys.argv[1:]
 sys.path.insert(0, directory)
-# What is not asked for is not loaded: tests of other devices need libraries for these.
+# Other test modules are not loaded, since some need the libraries of other devices.
 tests = types.ModuleType("tests")
 tests.__path__ = [directory]
 sys.modules["tests"] = tests
@@ -41,7 +41,7 @@ parser.parse_args()
 
 from tests.base import RDMATestCase
 
-# The kernel would say in /sys which network interface is the device's.
+# The tests would look in /sys for the network interface of the device.
 RDMATestCase._get_ip_mac = lambda self, device, port, gid: self.args.append(
     [device, port, gid, address, None]
 )

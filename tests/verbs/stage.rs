@@ -1,4 +1,4 @@
-//! Daemons for programs of others, in network namespaces of their own; and a case run on them.
+//! Daemons for third-party programs, in separate network namespaces, and the execution of cases.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -11,32 +11,32 @@ use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, on_path, verbs};
 use tempfile::TempDir;
 
 use crate::case::{Case, End, Group, Ready, Server, Setting};
-use crate::figures::Figures;
+use crate::figures::Metrics;
 
-/// Users of the two ends, where they differ: of nobody else.
+/// Users of the two ends, where they differ. No other program uses them.
 const UIDS: [u32; 2] = [65_531, 65_532];
 
-/// The two ends of a case, which are also the places of what belongs to them.
+/// Indices of the two ends.
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
 
-/// Where cases run.
+/// Daemons and network namespaces for cases.
 pub struct Stage {
     setting: Setting,
-    /// The server's and the client's, or that of both.
+    /// The daemons of the server and the client, or the only one.
     daemons: Vec<Daemon>,
-    /// Figures of the daemons.
+    /// Metrics files of the daemons.
     figures: TempDir,
-    /// Both libraries.
+    /// Folder with both libraries.
     libraries: PathBuf,
-    /// The next case's, in namespaces where nobody else has any.
+    /// Port of the last case. Ports in the namespaces are all free.
     port: u16,
-    /// Ends after the daemons on it.
+    /// Declared last, because it must be dropped after the daemons.
     pub apart: Apart,
 }
 
 impl Stage {
-    /// A stage for these cases, unless the machine does not let a test have it.
+    /// Starts the daemons for these cases. Returns `None` if a program or a privilege is missing.
     pub fn new(setting: Setting, group: &Group) -> Option<Self> {
         if !in_path(group.program) {
             omit(&format!("no {} here: Debian package {}", group.program, group.package));
@@ -79,14 +79,14 @@ impl Stage {
         Some(Stage { setting, daemons, figures, libraries, port: 7000, apart })
     }
 
-    /// Runs a case; or what was wrong with it. Afterwards nothing of it is left, unless it failed.
+    /// Runs a case. Returns the reason if it failed; otherwise no object of it is left.
     pub fn run(&mut self, case: &Case) -> Result<(), String> {
         self.port += 10;
         let before = self.read_figures();
-        // Two programs that spin, beside whatever else the machine does.
+        // Both programs spin, and the machine may be busy.
         let patience = DEADLINE;
         match &case.server {
-            None => self.client_of(case).and_then(|client| ends(client, patience))?,
+            None => ends(self.start(CLIENT, case.client), case.client_says, patience)?,
             Some(server) => self.pair(case, server, patience)?,
         }
         self.is_empty();
@@ -94,12 +94,12 @@ impl Stage {
         self.went_over(case.bytes, &before, &after)
     }
 
-    /// Waits until the daemons have nothing left of any session.
+    /// Waits until the daemons hold no objects of any session.
     pub fn is_empty(&self) {
         self.daemons.iter().for_each(|daemon| drop(daemon.is_empty()));
     }
 
-    /// Kills both ends while bytes are under way, the first one first.
+    /// Kills both ends during a transfer, the end `first` first.
     pub fn kills(&mut self, case: &Case, first: usize) {
         self.port += 10;
         let server = case.server.as_ref().expect("two ends");
@@ -119,7 +119,7 @@ impl Stage {
         }
         drop(context);
         for n in [first, 1 - first] {
-            ends[n].take().expect("not yet").kill();
+            ends[n].take().expect("killed only once").kill();
         }
         self.is_empty();
     }
@@ -138,7 +138,7 @@ impl Stage {
         let (status, lines) = process.killed();
         let server_ended = match (server.end, by_itself) {
             (End::Itself, false) => Err(format!("does not end\n{}", lines.join("\n"))),
-            (End::Itself, true) => success((status, lines)),
+            (End::Itself, true) => success(status, lines),
             (End::Killed, _) => Ok(lines),
         };
         let server_ended = server_ended.and_then(|lines| says(&lines, server.says));
@@ -148,15 +148,16 @@ impl Stage {
         }
     }
 
-    /// Whether so many bytes are among those that the daemons have placed in the meantime.
+    /// Checks that the daemons have placed at least `bytes` bytes since `before`, and that each end
+    /// has moved some.
     pub fn went_over(
         &self,
         bytes: u64,
-        before: &[Figures],
-        after: &[Figures],
+        before: &[Metrics],
+        after: &[Metrics],
     ) -> Result<(), String> {
         let rose = |name: &str| -> Vec<u64> {
-            let of = |(before, after): (&Figures, &Figures)| after.of(name) - before.of(name);
+            let of = |(before, after): (&Metrics, &Metrics)| after.of(name) - before.of(name);
             before.iter().zip(after).map(of).collect()
         };
         let placed: u64 = rose("rnicd_placed_bytes_total").iter().sum();
@@ -179,26 +180,27 @@ impl Stage {
                 })
                 .collect(),
         };
-        match bytes > 0 && moved.contains(&0) {
-            true => Err(format!("bytes of only one end are counted: {moved:?}")),
-            false => Ok(()),
+        if bytes > 0 && moved.contains(&0) {
+            Err(format!("bytes of only one end are counted: {moved:?}"))
+        } else {
+            Ok(())
         }
     }
 
-    /// What the daemons have counted. Nobody may have a session.
-    pub fn read_figures(&self) -> Vec<Figures> {
+    /// Reads the metrics of the daemons. No session may exist.
+    pub fn read_figures(&self) -> Vec<Metrics> {
         let read = |(n, daemon): (usize, &Daemon)| {
-            Figures::read(daemon, &self.figures.path().join(n.to_string()))
+            Metrics::read(daemon, &self.figures.path().join(n.to_string()))
         };
         self.daemons.iter().enumerate().map(read).collect()
     }
 
-    /// The daemon of one of the ends.
+    /// Returns the daemon of an end.
     pub fn daemon(&self, end: usize) -> &Daemon {
         &self.daemons[end % self.daemons.len()]
     }
 
-    /// The host of one of the ends.
+    /// Returns the host of an end.
     pub fn side(&self, end: usize) -> Side {
         match (self.setting, end) {
             (Setting::Tcp, CLIENT) => Side::B,
@@ -210,23 +212,19 @@ impl Stage {
         self.start(SERVER, server.command)
     }
 
-    fn client_of(&self, case: &Case) -> Result<(Process, &'static [&'static str]), String> {
-        Ok((self.start(CLIENT, case.client), case.client_says))
-    }
-
-    /// What runs the program that follows as the user of an end.
+    /// Returns the command prefix that runs a program as the user of an end.
     pub fn as_user(&self, end: usize) -> Vec<String> {
         let Some(uid) = self.uid(end) else { return Vec::new() };
         let [user, group] = [format!("--reuid={uid}"), format!("--regid={uid}")];
         vec!["setpriv".to_owned(), user, group, "--clear-groups".to_owned()]
     }
 
-    /// The user of an end, where they differ.
+    /// Returns the user of an end, if the ends have different users.
     pub fn uid(&self, end: usize) -> Option<u32> {
         (self.setting == Setting::Users).then_some(UIDS[end])
     }
 
-    /// The environment of an end's programs, as `rnic-run` has it.
+    /// Returns the environment of an end's programs, as `rnic-run` sets it.
     pub fn environment(&self, end: usize) -> [(&'static str, PathBuf); 4] {
         let socket = self.daemon(end).socket();
         [
@@ -237,17 +235,18 @@ impl Stage {
         ]
     }
 
-    /// Starts one of the ends.
+    /// Starts a program at an end.
     pub fn start(&self, end: usize, words: &str) -> Process {
         let mut command = self.apart.on(self.side(end));
         command.args(self.as_user(end));
-        let (ip, port) = (self.side(SERVER).ip(), self.port.to_string());
+        let ip = self.side(SERVER).ip();
+        let port = self.port.to_string();
         let fill = |word: &str| word.replace("{ip}", ip).replace("{port}", &port);
         command.args(words.split_whitespace().map(fill));
         command.envs(self.environment(end));
-        // Why something was refused, should it be.
+        // Logs the reasons of refusals and failures.
         command.env("RNIC_LOG", "debug").env("RUST_BACKTRACE", "1").current_dir("/");
-        // Some fork: killed, they are to leave nobody behind.
+        // Some programs fork, and their children must be killed, too.
         command.process_group(0);
         Process::start(command)
     }
@@ -274,60 +273,56 @@ impl Stage {
                 return Err("the server does not listen".to_owned());
             }
             if server.has_ended() {
-                return Err("the server has ended before it listens".to_owned());
+                return Err("the server exited before it listened".to_owned());
             }
             std::thread::yield_now();
         }
         Ok(())
     }
 
-    /// Whether there is a TCP socket that listens at the port where this process is.
+    /// Returns true if a TCP socket listens on the port in the namespace of this process.
     fn listens(&self, table: &str, pid: u32) -> bool {
         let table = std::fs::read_to_string(format!("/proc/{pid}/net/{table}"));
         let port = format!(":{:04X}", self.port);
         table.unwrap_or_default().lines().any(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
-            // Number, local address, peer's, state: 0A is LISTEN.
+            // Number, local address, remote address, state: 0A is LISTEN.
             fields.len() > 3 && fields[1].ends_with(&port) && fields[3] == "0A"
         })
     }
 }
 
-/// Whether there is such a program.
+/// Returns true if a program is in the path.
 pub fn in_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-fn ends(
-    (client, wanted): (Process, &'static [&'static str]),
-    patience: Duration,
-) -> Result<(), String> {
+fn ends(client: Process, wanted: &[&str], patience: Duration) -> Result<(), String> {
     says(&ended(client, patience)?, wanted)
 }
 
-/// Waits for the end of a process that is to end with success; what it printed.
+/// Waits until a process exits with success, and returns its output.
 fn ended(mut process: Process, patience: Duration) -> Result<Vec<String>, String> {
-    match process.ends_within(patience) {
-        true => success(process.finish()),
-        false => Err(format!("does not end\n{}", process.killed().1.join("\n"))),
+    if process.ends_within(patience) {
+        let (status, lines) = process.finish();
+        success(status, lines)
+    } else {
+        Err(format!("does not end\n{}", process.killed().1.join("\n")))
     }
 }
 
-fn success((status, lines): (ExitStatus, Vec<String>)) -> Result<Vec<String>, String> {
-    match status.success() {
-        true => Ok(lines),
-        false => Err(format!("{status}\n{}", lines.join("\n"))),
-    }
+fn success(status: ExitStatus, lines: Vec<String>) -> Result<Vec<String>, String> {
+    if status.success() { Ok(lines) } else { Err(format!("{status}\n{}", lines.join("\n"))) }
 }
 
-/// Whether all that is wanted is among the lines.
+/// Checks that each text of `wanted` is in one of the lines.
 fn says(lines: &[String], wanted: &[&str]) -> Result<(), String> {
     let plain = |line: &String| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let plain: Vec<String> = lines.iter().map(|line| format!("^{} ", plain(line))).collect();
     let missing = wanted.iter().find(|text| !plain.iter().any(|line| line.contains(**text)));
     match missing {
-        Some(text) => Err(format!("does not say {text:?}\n{}", lines.join("\n"))),
+        Some(text) => Err(format!("does not print {text:?}\n{}", lines.join("\n"))),
         None => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
-// One end of a wire: makes queue pairs of rnicd1 and does with the newest what the lines of its
-// standard input say, each of which it answers with one line ("answer: " and what came of it). It
-// ends when there are no more of them, and destroys what it has made.
+// One end of an RC connection. Executes the commands of its standard input, mostly on its newest QP
+// of rnicd1, and answers each with one line ("answer: " and the result). At the end of the input it
+// destroys its objects and exits.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -21,11 +21,11 @@ enum {
             IBV_QP_MAX_QP_RD_ATOMIC,
     RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
     PATIENCE = 20, // seconds
-    MOST = 4,      // queue pairs
+    MOST = 4,      // QPs
     PART = 64,     // bytes of each part of the memory
 };
 
-// What the parts of the memory are for.
+// Parts of the memory: source, destination, and target of the peer.
 enum { FROM, INTO, PEERS, PARTS };
 
 static struct ibv_context *device;
@@ -40,7 +40,7 @@ static int count;
 static void check(int holds, const char *what)
 {
     if (!holds) {
-        printf("not so: %s (%s)\n", what, strerrorname_np(errno));
+        printf("failed: %s (%s)\n", what, strerrorname_np(errno));
         exit(1);
     }
 }
@@ -51,14 +51,14 @@ static void opens(void)
     for (int n = 0; list && list[n]; n++)
         if (!strcmp(ibv_get_device_name(list[n]), "rnicd1"))
             device = ibv_open_device(list[n]);
-    check(device != NULL, "there is rnicd1");
+    check(device != NULL, "rnicd1 is opened");
     ibv_free_device_list(list);
     pd = ibv_alloc_pd(device);
     channel = ibv_create_comp_channel(device);
-    check(pd && channel, "there are a domain and a channel");
+    check(pd && channel, "a PD and a channel are created");
     cq = ibv_create_cq(device, 64, NULL, channel, 0);
     mr = ibv_reg_mr(pd, memory, sizeof memory, RIGHTS);
-    check(cq && mr, "there are a completion queue and a region");
+    check(cq && mr, "a CQ and a region are created");
 }
 
 static int to_init(void)
@@ -67,18 +67,18 @@ static int to_init(void)
     return ibv_modify_qp(qp, &a, PLACE);
 }
 
-// Makes a queue pair in Init; says its number and a GID of the device.
+// Creates a QP in INIT, and prints its number and a GID of the device.
 static void make(void)
 {
     struct ibv_qp_init_attr wanted = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC};
     wanted.cap = (struct ibv_qp_cap){8, 8, 1, 1, 0};
     wanted.sq_sig_all = 1;
-    check(count < MOST, "there is room for it");
+    check(count < MOST, "the table of QPs has room");
     qps[count++] = qp = ibv_create_qp(pd, &wanted);
-    check(qp && to_init() == 0, "there is a queue pair");
+    check(qp && to_init() == 0, "a QP is created in INIT");
     union ibv_gid gid;
     char text[INET6_ADDRSTRLEN];
-    check(ibv_query_gid(device, 1, 0, &gid) == 0, "there is a GID");
+    check(ibv_query_gid(device, 1, 0, &gid) == 0, "the GID is queried");
     printf("answer: %u %s\n", qp->qp_num, inet_ntop(AF_INET6, gid.raw, text, sizeof text));
 }
 
@@ -89,7 +89,7 @@ static int to_rtr(uint32_t peer, const char *gid, uint32_t psn)
         .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
         .ah_attr = {.is_global = 1, .port_num = 1, .grh.hop_limit = 64},
     };
-    check(inet_pton(AF_INET6, gid, a.ah_attr.grh.dgid.raw) == 1, "that is a GID");
+    check(inet_pton(AF_INET6, gid, a.ah_attr.grh.dgid.raw) == 1, "the GID is valid");
     return ibv_modify_qp(qp, &a, PEER);
 }
 
@@ -113,7 +113,7 @@ static void state(void)
 {
     struct ibv_qp_attr a;
     struct ibv_qp_init_attr init;
-    check(ibv_query_qp(qp, &a, IBV_QP_STATE, &init) == 0, "it has a state");
+    check(ibv_query_qp(qp, &a, IBV_QP_STATE, &init) == 0, "the state is queried");
     printf("answer: %d\n", a.qp_state);
 }
 
@@ -124,7 +124,7 @@ static int receives(uint64_t wr_id)
     return ibv_post_recv(qp, &wr, &bad);
 }
 
-// A Send or Write of these bytes, or a Read.
+// Posts a Send or Write of these bytes, or a Read.
 static int sends(enum ibv_wr_opcode opcode, uint64_t wr_id, uint64_t there, uint32_t rkey)
 {
     struct ibv_sge sge = {(uintptr_t)memory[FROM], PART, mr->lkey};
@@ -140,16 +140,16 @@ static int comes(int fd, int ms)
     return poll(&one, 1, ms) == 1;
 }
 
-// The next completion: its request, status and vendor error.
+// Prints the next completion: request ID, status and vendor error.
 static void completion(void)
 {
     struct ibv_wc wc;
     time_t until = time(NULL) + PATIENCE;
     for (;;) {
-        // Armed before the last look: none is missed.
-        check(ibv_req_notify_cq(cq, 0) == 0, "it tells of a completion");
+        // Armed before the last poll, so that no completion is missed.
+        check(ibv_req_notify_cq(cq, 0) == 0, "the CQ is armed");
         int found = ibv_poll_cq(cq, 1, &wc);
-        check(found >= 0, "it is looked for");
+        check(found >= 0, "the CQ is polled");
         if (found == 1)
             break;
         if (!comes(channel->fd, PATIENCE * 1000) || time(NULL) > until) {
@@ -158,13 +158,13 @@ static void completion(void)
         }
         struct ibv_cq *of;
         void *context;
-        check(ibv_get_cq_event(channel, &of, &context) == 0, "it is told of");
+        check(ibv_get_cq_event(channel, &of, &context) == 0, "the event of the CQ is read");
         ibv_ack_cq_events(of, 1);
     }
     printf("answer: %" PRIu64 " %d %u\n", wc.wr_id, wc.status, wc.vendor_err);
 }
 
-// The next asynchronous event, which there is by now if it is not waited for.
+// Prints the next asynchronous event, or "none" if no event occurs within `ms` milliseconds.
 static void event(int ms)
 {
     struct ibv_async_event event;
@@ -172,7 +172,7 @@ static void event(int ms)
         puts("answer: none");
         return;
     }
-    check(ibv_get_async_event(device, &event) == 0, "there is an event");
+    check(ibv_get_async_event(device, &event) == 0, "the event is read");
     int is_own = event.element.qp == qp;
     printf("answer: %s\n", is_own ? ibv_event_type_str(event.event_type) : "of another");
     ibv_ack_async_event(&event);
@@ -217,7 +217,7 @@ static void does(char *line)
     } else if (!strcmp(verb, "quiet")) {
         event(0);
     } else {
-        check(0, "that is something to do");
+        check(0, "the command is known");
     }
 }
 
@@ -229,9 +229,9 @@ int main(void)
     while (fgets(line, sizeof line, stdin))
         does(line);
     while (count > 0)
-        check(ibv_destroy_qp(qps[--count]) == 0, "a queue pair goes");
-    check(ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0, "region and completion queue go");
-    check(ibv_destroy_comp_channel(channel) == 0 && ibv_dealloc_pd(pd) == 0, "the others go");
-    check(ibv_close_device(device) == 0, "the device goes");
+        check(ibv_destroy_qp(qps[--count]) == 0, "the QP is destroyed");
+    check(ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0, "region and CQ are destroyed");
+    check(ibv_destroy_comp_channel(channel) == 0 && ibv_dealloc_pd(pd) == 0, "both are destroyed");
+    check(ibv_close_device(device) == 0, "the device is closed");
     return 0;
 }

@@ -1,8 +1,8 @@
-//! Two processes that wire queue pairs by hand, in each wrong way: it ends as on a RoCE adapter,
-//! where the request that nobody acknowledges fails when its time is over, and one line says what
-//! was wrong.
+//! Two processes that connect RC QPs without a connection manager, with one mistake per case. The
+//! result is that of a RoCE adapter: a request without an acknowledgement fails at its timeout. In
+//! addition, one line gives the reason.
 //!
-//! Both are `wires.c` and do what they are told here, so that each step comes when it is its turn.
+//! Both processes are `wires.c` and execute the commands of this test, which orders their steps.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -15,158 +15,158 @@ use tempfile::TempDir;
 use crate::case::{Group, Setting};
 use crate::stage::Stage;
 
-/// What two ends are made to do, and what comes of it.
+/// Steps of two ends, and their outcome.
 pub struct Case {
-    /// What is wrong with it.
+    /// The mistake.
     pub what: &'static str,
-    /// How it ends.
+    /// The outcome.
     pub outcome: &'static str,
-    /// What `rnicctl why` says: within a daemon, and between two. In braces, what the end that it
-    /// is about was told of the other one (`qp`, `gid`, `rq_psn`), from which PSN it sends
-    /// (`sq_psn`), and from which the other one does (`theirs`), and which that awaits
-    /// (`awaited`).
+    /// Text of `rnicctl why`, within a daemon and between two. Braces stand for the peer's
+    /// attributes given to the failing end (`qp`, `gid`, `rq_psn`), the first PSN that this end
+    /// sends (`sq_psn`), the first PSN that the peer sends (`theirs`), and the PSN that the peer
+    /// expects (`awaited`).
     pub says: [&'static str; 2],
-    /// Does it, and says the rest: the first end is the one that it is about.
+    /// Runs the steps, and fills in the rest of the text. The first end has the mistake.
     does: fn(&mut End, &mut End, &str),
 }
 
-/// All of them.
+/// All cases.
 pub const CASES: &[Case] = &[
     Case {
-        what: "nothing",
-        outcome: "messages of both ends come, data are right",
+        what: "none",
+        outcome: "messages arrive in both directions with correct data",
         says: NOTHING,
         does: right,
     },
     Case {
-        what: "the number is of no queue pair",
+        what: "no QP has this number",
         outcome: FAILS,
         says: [
             "there is no queue pair {qp} at {gid}",
-            "queue pair {qp} at {gid}: there is no such queue pair that is wired by hand",
+            "queue pair {qp} at {gid}: there is no RC/UC QP with this number",
         ],
         does: |a, b, says| mistaken(a, b, says, |to| to.qp += 1000),
     },
     Case {
-        what: "the number is of a queue pair that has another peer",
+        what: "the QP with this number has another peer",
         outcome: FAILS,
         says: [
-            "queue pair {qp} at {gid} is wired to queue pair {qp} at {gid}, not to this one",
-            "queue pair {qp} at {gid}: it is wired to another one, not to this one",
+            "queue pair {qp} at {gid} has another peer: queue pair {qp} at {gid}",
+            "queue pair {qp} at {gid}: it has another peer",
         ],
         does: another,
     },
     Case {
-        what: "this end awaits another PSN than the other one sends from",
+        what: "this end's `rq_psn` differs from the peer's `sq_psn`",
         outcome: FAILS,
         says: [
-            "PSNs differ: queue pair {qp} would send from {theirs} on (sq_psn), this side awaits \
+            "PSNs differ: queue pair {qp} would send from {theirs} on (sq_psn), this side expects \
              {rq_psn} (rq_psn)",
-            "this side awaits {rq_psn} (rq_psn)",
+            "this side expects {rq_psn} (rq_psn)",
         ],
         does: |a, b, says| mistaken(a, b, says, |to| to.psn += 7),
     },
     Case {
-        what: "this end sends from another PSN than the other one awaits",
+        what: "this end's `sq_psn` differs from the peer's `rq_psn`",
         outcome: FAILS,
         says: [
-            "PSNs differ: this side would send from {sq_psn} on (sq_psn), queue pair {qp} awaits \
+            "PSNs differ: this side would send from {sq_psn} on (sq_psn), queue pair {qp} expects \
              {awaited} (rq_psn)",
-            "PSNs differ: this side would send from {sq_psn} on (sq_psn), queue pair {qp} awaits",
+            "PSNs differ: this side would send from {sq_psn} on (sq_psn), queue pair {qp} expects",
         ],
         does: sends_from_another_psn,
     },
     Case {
-        what: "the GID is of no network that the host knows",
+        what: "the host has no route to the GID",
         outcome: FAILS,
         says: [UNREACHABLE, UNREACHABLE],
-        does: |a, b, says| mistaken(a, b, says, |to| to.gid = NOWHERE.to_owned()),
+        does: |a, b, says| mistaken(a, b, says, |to| to.gid = UNROUTED_GID.to_owned()),
     },
     Case {
-        what: "the GID is nobody's in the network",
+        what: "no host in the network has the GID",
         outcome: FAILS,
         says: [UNANSWERED, UNANSWERED],
-        does: |a, b, says| mistaken(a, b, says, |to| to.gid = NOBODY.to_owned()),
+        does: |a, b, says| mistaken(a, b, says, |to| to.gid = UNUSED_GID.to_owned()),
     },
     Case {
-        what: "the other end is not in RTR when the first Send is posted, but later",
-        outcome: "the Send succeeds, the other end has `IBV_EVENT_COMM_EST`",
+        what: "the peer enters RTR after the first Send is posted",
+        outcome: "the Send succeeds, the peer gets `IBV_EVENT_COMM_EST`",
         says: NOTHING,
         does: late,
     },
     Case {
-        what: "the other end is never in RTR",
+        what: "the peer never enters RTR",
         outcome: FAILS,
         says: [
-            "queue pair {qp} at {gid} has not been wired (RTR) yet",
-            "queue pair {qp} at {gid} has not been wired (RTR) yet",
+            "queue pair {qp} at {gid} is not in RTR yet",
+            "queue pair {qp} at {gid} is not in RTR yet",
         ],
         does: never,
     },
     Case {
-        what: "the other end is killed before it is in RTR",
+        what: "the peer is killed before it enters RTR",
         outcome: FAILS,
         says: [
             "there is no queue pair {qp} at {gid}",
-            "queue pair {qp} at {gid}: there is no such queue pair that is wired by hand",
+            "queue pair {qp} at {gid}: there is no RC/UC QP with this number",
         ],
         does: killed_early,
     },
     Case {
-        what: "the other end is killed while a Send waits for its receive",
+        what: "the peer is killed while a Send waits for its receive",
         outcome: FAILS,
         says: [
             "there is no queue pair {qp} at {gid}",
-            "queue pair {qp} at {gid}: there is no such queue pair that is wired by hand",
+            "queue pair {qp} at {gid}: there is no RC/UC QP with this number",
         ],
         does: killed_late,
     },
     Case {
-        what: "the other end has made itself another queue pair, with another PSN",
-        outcome: "after RESET and another wiring messages come again",
+        what: "the peer replaces its QP by one with another PSN",
+        outcome: "messages arrive again after RESET and with new attributes",
         says: NOTHING,
         does: other_queue_pair,
     },
     Case {
-        what: "both ends are moved to RESET and wired again, with other PSNs",
-        outcome: "messages come again",
+        what: "both ends reset their QPs and connect them with other PSNs",
+        outcome: "messages arrive again",
         says: NOTHING,
-        does: both_anew,
+        does: both_reset,
     },
 ];
 
-/// How most of them end.
-const FAILS: &str = "`IBV_WC_RETRY_EXC_ERR` in time, the rest is flushed";
+/// Outcome of most cases.
+const FAILS: &str = "`IBV_WC_RETRY_EXC_ERR` at the timeout, the rest is flushed";
 const NOTHING: [&str; 2] = ["", ""];
 
 /// An address without a route.
-const NOWHERE: &str = "::ffff:192.0.2.9";
+const UNROUTED_GID: &str = "::ffff:192.0.2.9";
 const UNREACHABLE: &str = "queue pair {qp} at {gid}: connect: Network is unreachable";
-/// Nobody's address, in the network of both hosts.
-const NOBODY: &str = "::ffff:10.77.0.99";
-/// Until the kernel gives up asking for it, and then.
-const UNANSWERED: &str = "queue pair {qp} at {gid}: nobody there has taken a TCP connection or \
+/// An unused address in the network of both hosts.
+const UNUSED_GID: &str = "::ffff:10.77.0.99";
+/// Error before and after the kernel gives up resolving the address.
+const UNANSWERED: &str = "queue pair {qp} at {gid}: its host has accepted no TCP connection or \
                           queue pair {qp} at {gid}: connect: No route to host";
 
-/// What an end has to know of another.
+/// Attributes that the other end needs.
 #[derive(Clone)]
 struct Name {
     qp: u32,
     gid: String,
-    /// The PSN from which it sends.
+    /// The first PSN that it sends.
     psn: u32,
 }
 
-/// A process that wires.
+/// A process with RC QPs.
 struct End {
-    /// None once it was killed.
+    /// `None` after it was killed.
     process: Option<Process>,
     socket: PathBuf,
-    /// The newest queue pair.
+    /// The newest QP.
     name: Name,
-    /// What that was told of the other end.
+    /// Attributes of the peer that were given to this QP.
     told: Option<Name>,
-    /// Explanations of what failed here.
+    /// Diagnoses of the failures at this end.
     failures: Vec<String>,
 }
 
@@ -181,19 +181,19 @@ impl End {
     }
 
     fn ask(&mut self, line: &str) -> String {
-        self.process.as_mut().expect("it was not killed").ask(line, "answer: ")
+        self.process.as_mut().expect("the process runs").ask(line, "answer: ")
     }
 
-    /// Has it do something that succeeds.
+    /// Executes a command that must succeed.
     fn does(&mut self, line: &str) {
         assert_eq!(self.ask(line), "0", "{line}");
     }
 
-    /// Makes another queue pair, with another PSN.
+    /// Creates another QP, with another PSN.
     fn make(&mut self) {
         let made = self.ask("make");
         let (qp, gid) = made.split_once(' ').expect("number and GID");
-        let qp = qp.parse().expect("a number");
+        let qp = qp.parse().expect("a QP number");
         self.name = Name { qp, gid: gid.to_owned(), psn: self.name.psn + 1 };
     }
 
@@ -203,15 +203,14 @@ impl End {
     }
 
     fn ready_to_send(&mut self) {
-        let (timeout, retries) = (TIMEOUT, RETRIES);
-        self.does(&format!("rts {} {timeout} {retries}", self.name.psn));
+        self.does(&format!("rts {} {TIMEOUT} {RETRIES}", self.name.psn));
     }
 
     fn state(&mut self) -> String {
         self.ask("state")
     }
 
-    /// The next completion: its request, status and the number of the diagnosis.
+    /// Returns the next completion: request ID, status and number of the diagnosis.
     fn completion(&mut self) -> (u64, u32, u64) {
         let told = self.ask("completion");
         let words: Vec<u64> = told.split(' ').filter_map(|word| word.parse().ok()).collect();
@@ -229,7 +228,7 @@ impl End {
         context.diagnosis(id).map_or_else(|e| e.to_string(), |diagnosis| diagnosis.text)
     }
 
-    /// Posts a receive and two Sends; when that was.
+    /// Posts a receive and two Sends. Returns the time before the first Send.
     fn posts(&mut self) -> Instant {
         self.does("receive 9");
         let began = Instant::now();
@@ -238,8 +237,8 @@ impl End {
         began
     }
 
-    /// The first of the Sends that were posted fails when the time of the queue pair since then is
-    /// over, and says this; all else is flushed, then and later.
+    /// Asserts that the first posted Send fails at the QP's timeout since `began` with this
+    /// diagnosis, and that all other requests are flushed, including a later one.
     fn fails(&mut self, began: Instant, says: &str) {
         let (wr_id, status, why) = self.completion();
         let after = began.elapsed();
@@ -253,32 +252,32 @@ impl End {
         self.does("send 3 third");
         let (wr_id, status, _) = self.completion();
         assert_eq!((wr_id, status), (3, FLUSHED));
-        // The completions have said it.
+        // No asynchronous event, since the completions report the failure.
         assert_eq!(self.ask("quiet"), "none");
-        let told = self.told.clone().expect("it has been wired");
+        let told = self.told.clone().expect("the QP has a peer");
         let says = says
             .replace("{qp}", &told.qp.to_string())
             .replace("{gid}", &told.gid)
             .replace("{rq_psn}", &told.psn.to_string());
         assert!(
             says.split(" or ").any(|says| text.contains(says)),
-            "does not say {says:?}: {text}"
+            "does not contain {says:?}: {text}"
         );
         assert!(!text.contains('\n'), "{text}");
         self.failures.push(text);
     }
 
-    /// Nothing has come of the other end's failure.
+    /// Asserts that the other end's failure had no effect here.
     fn stays(&mut self) {
         assert_eq!(self.state(), RTS);
         assert_eq!(self.ask("quiet"), "none");
     }
 
     fn kill(&mut self) {
-        self.process.take().expect("once").kill();
+        self.process.take().expect("killed only once").kill();
     }
 
-    /// Lets it come to its end, and looks at what it has printed about what failed.
+    /// Lets the process exit, and checks the failures that it has printed.
     fn ends(self) {
         let Some(mut process) = self.process else { return };
         process.release();
@@ -291,7 +290,7 @@ impl End {
     }
 }
 
-/// Wires two to each other.
+/// Connects two ends.
 fn wire(a: &mut End, b: &mut End) {
     a.ready_to_receive(&b.name.clone());
     b.ready_to_receive(&a.name.clone());
@@ -299,7 +298,7 @@ fn wire(a: &mut End, b: &mut End) {
     b.ready_to_send();
 }
 
-/// A message from one to the other.
+/// Sends a message from one end to the other.
 fn message(from: &mut End, to: &mut End, text: &str) {
     to.does("receive 5");
     from.does(&format!("send 4 {text}"));
@@ -317,7 +316,7 @@ fn right(a: &mut End, b: &mut End, _: &str) {
         from.does(&format!("write 6 {there} written-{turn}"));
         from.completes(6);
         assert_eq!(to.ask("written"), format!("written-{turn}"));
-        // Something else is there in the meantime.
+        // Overwrites the message in the meantime.
         message(from, to, "other");
         from.does(&format!("read 7 {there}"));
         from.completes(7);
@@ -327,7 +326,7 @@ fn right(a: &mut End, b: &mut End, _: &str) {
     b.stays();
 }
 
-/// The first one is told something wrong of the other, which is told what is right.
+/// The first end gets wrong attributes of the other, which gets the right ones.
 fn mistaken(a: &mut End, b: &mut End, says: &str, spoil: fn(&mut Name)) {
     let mut to = b.name.clone();
     spoil(&mut to);
@@ -340,7 +339,7 @@ fn mistaken(a: &mut End, b: &mut End, says: &str, spoil: fn(&mut Name)) {
     b.stays();
 }
 
-/// The other end has two queue pairs, of which one is wired to itself.
+/// The other end has two QPs, and the first one is its own peer.
 fn another(a: &mut End, b: &mut End, says: &str) {
     let other = b.name.clone();
     b.ready_to_receive(&other);
@@ -404,7 +403,7 @@ fn killed_late(a: &mut End, b: &mut End, says: &str) {
     wire(a, b);
     message(a, b, "before");
     message(b, a, "before");
-    // There is no receive for them, which is waited for without end.
+    // The Sends wait for a receive without limit.
     a.posts();
     let killed = Instant::now();
     b.kill();
@@ -425,7 +424,7 @@ fn other_queue_pair(a: &mut End, b: &mut End, _: &str) {
     b.stays();
 }
 
-fn both_anew(a: &mut End, b: &mut End, _: &str) {
+fn both_reset(a: &mut End, b: &mut End, _: &str) {
     for round in 0..3 {
         wire(a, b);
         message(a, b, &format!("round-{round}"));
@@ -439,19 +438,19 @@ fn both_anew(a: &mut End, b: &mut End, _: &str) {
     }
 }
 
-/// How long a request may be without an acknowledgement.
+/// Returns the time after which an unacknowledged request fails.
 fn in_time() -> Duration {
     Duration::from_nanos(4096 << TIMEOUT) * (RETRIES + 1)
 }
 
-/// 17 seconds. The diagnosis needs a connection to the other end within this time, on a busy
-/// machine as well.
+/// `timeout` attribute: 4.096 µs << 19, or 17 s with all retries. The diagnosis needs a connection
+/// to the other end in this time, even on a busy machine.
 const TIMEOUT: u32 = 19;
 const RETRIES: u32 = 7;
-/// Half a minute.
+/// `timeout` attribute for 34 s with all retries.
 const LONG: u32 = 20;
 
-// Of `ibv_wc_status` and `ibv_qp_state`.
+// Values of `ibv_wc_status` and `ibv_qp_state`.
 const SUCCESS: u32 = 0;
 const FLUSHED: u32 = 5;
 const RETRY_EXCEEDED: u32 = 12;
@@ -460,15 +459,15 @@ const RTR: &str = "2";
 const RTS: &str = "3";
 const ERROR: &str = "6";
 
-/// What builds the program.
+/// The package that builds the program.
 const GROUP: Group = Group { program: "cc", package: "gcc", manner: "", config: "", cases: &[] };
 
 fn all(setting: Setting) {
     let scratch = folder();
     let Some(program) = verbs::program("verbs/wires.c", scratch.path()) else { return };
-    let program = program.to_str().expect("a path in letters");
+    let program = program.to_str().expect("a UTF-8 path");
     let Some(stage) = Stage::new(setting, &GROUP) else { return };
-    // All cases at once, because most of them take the whole time of a request.
+    // All cases at once, because most of them take a full timeout.
     std::thread::scope(|scope| {
         for case in CASES {
             for first in [0, 1] {
@@ -488,11 +487,11 @@ fn all(setting: Setting) {
     stage.is_empty();
 }
 
-/// A folder that all users can read.
+/// A folder that all users may enter.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let open = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(folder.path(), open).expect("a directory of our own");
+    std::fs::set_permissions(folder.path(), open).expect("a writable directory");
     folder
 }
 

@@ -20,8 +20,15 @@ fn peer() -> SocketAddr {
 
 fn established(qp: QpId, ird: u16) -> Event {
     let private_data = qp.0.to_le_bytes().to_vec();
-    let (context, addresses) = (0, addresses());
-    Event::Established { qp, context, addresses, ird, ord: 4, private_data, revision: 2 }
+    Event::Established {
+        qp,
+        context: 0,
+        addresses: addresses(),
+        ird,
+        ord: 4,
+        private_data,
+        revision: 2,
+    }
 }
 
 fn asks(listener: ListenerId, request: u32) -> Event {
@@ -42,7 +49,7 @@ fn ended(qp: QpId) -> Event {
     Event::Disconnected { qp, context: 0, reason: DisconnectReason::Orderly }
 }
 
-fn connect_asked(r: &Rig, qp: QpId) {
+fn await_connect(r: &Rig, qp: QpId) {
     r.daemon.await_request(|b| matches!(b, RequestBody::Connect { qp: q, .. } if *q == qp));
 }
 
@@ -59,9 +66,9 @@ fn each_of_several_threads_gets_its_own_outcome() {
         let accepting = scope.spawn(|| listener.accept_request(Some(PATIENCE)));
         let ending = scope.spawn(|| r.qp.wait_disconnected(Some(PATIENCE)));
         for qp in &qps {
-            connect_asked(&r, qp.id());
+            await_connect(&r, qp.id());
         }
-        // In another order than they were asked for.
+        // In a different order than requested.
         r.daemon.event(&Event::Unreachable {
             qp: qps[3].id(),
             context: 0,
@@ -93,17 +100,17 @@ fn each_of_several_threads_gets_its_own_outcome() {
         );
         assert_eq!((request.revision(), request.peer_to_peer()), (2, true));
         assert_eq!(ending.join().unwrap().unwrap(), DisconnectReason::Orderly);
-        // Only now: who reads everything may take what a thread that has not asked yet would want.
+        // Must come last: `next_event` may take events that a thread has not claimed yet.
         let event = r.context.next_event(Some(PATIENCE)).unwrap();
         assert_eq!(event, Some(Event::CqError { cq: r.cq.id(), context: 1 }));
     });
-    // Nothing is left over.
+    // No events are left over.
     assert_eq!(r.context.next_event(Some(Duration::ZERO)).unwrap(), None);
 }
 
-/// The daemon gives numbers out again.
+/// The daemon reuses QP numbers.
 #[test]
-fn what_was_said_of_a_queue_pair_that_is_gone_is_not_taken_for_news_of_its_successor() {
+fn events_of_destroyed_qp_skip_its_successor() {
     let Rig { daemon, context, pd, cq, qp } = rig();
     let id = qp.id();
     daemon.event(&ended(id));
@@ -133,7 +140,7 @@ fn a_connection_can_be_made_by_events_alone() {
 }
 
 #[test]
-fn accepting_waits_until_the_connection_stands() {
+fn accept_waits_for_establishment() {
     let r = rig();
     let listener = r.context.listen("127.0.0.1:0", 8).unwrap();
     r.daemon.event(&asks(listener.id(), 5));
@@ -165,7 +172,7 @@ fn a_peer_that_never_begins_ends_the_accept() {
         let reason = DisconnectReason::Lost { why: "reset".into() };
         r.daemon.event(&Event::Disconnected { qp: r.qp.id(), context: 0, reason });
         let error = accepting.join().unwrap().unwrap_err();
-        // The end of an earlier connection of this QP is not mistaken for that of this one.
+        // The event of an earlier connection of this QP must not end this one.
         assert!(matches!(error, Error::Disconnected(DisconnectReason::Lost { .. })), "{error}");
     });
 }
@@ -194,7 +201,7 @@ fn a_request_left_undecided_is_rejected() {
 }
 
 #[test]
-fn an_attempt_that_takes_too_long_is_aborted() {
+fn slow_connect_is_aborted() {
     let r = rig();
     let options =
         ConnectOptions { timeout: Some(Duration::from_millis(20)), ..ConnectOptions::default() };
@@ -205,7 +212,7 @@ fn an_attempt_that_takes_too_long_is_aborted() {
     });
 }
 
-/// A TCP connection of the program, and its peer's end.
+/// Returns a TCP connection of the program and its peer's end.
 fn tcp() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -213,7 +220,7 @@ fn tcp() -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn a_socket_comes_back_if_the_daemon_did_not_take_it_or_the_peer_rejected() {
+fn socket_returns_if_refused_or_rejected() {
     let options = ConnectOptions::default();
     let rejected = |qp| Event::Rejected { qp, context: 0, private_data: vec![] };
     let unreachable =
@@ -240,7 +247,7 @@ fn a_socket_comes_back_if_the_daemon_did_not_take_it_or_the_peer_rejected() {
 }
 
 #[test]
-fn waiting_without_result_ends_in_time() {
+fn waits_time_out() {
     let r = rig();
     let listener = r.context.listen("127.0.0.1:0", 8).unwrap();
     let short = Some(Duration::from_millis(5));
@@ -250,7 +257,7 @@ fn waiting_without_result_ends_in_time() {
 }
 
 #[test]
-fn too_much_private_data_is_refused_before_the_daemon_hears_of_it() {
+fn too_much_private_data_fails_locally() {
     let r = rig();
     let options = ConnectOptions { private_data: vec![0; 513], ..ConnectOptions::default() };
     let before = r.daemon.device().requests.len();
@@ -260,7 +267,7 @@ fn too_much_private_data_is_refused_before_the_daemon_hears_of_it() {
 }
 
 #[test]
-fn waiting_for_the_end_answers_a_peer_that_has_finished() {
+fn wait_disconnected_answers_peer_close() {
     let r = rig();
     r.daemon.event(&Event::PeerClosed { qp: r.qp.id(), context: 0 });
     thread::scope(|scope| {
@@ -284,14 +291,14 @@ fn a_refused_connect_waits_for_nothing() {
 }
 
 #[test]
-fn threads_that_wait_for_events_learn_that_the_daemon_is_gone() {
+fn event_waiters_see_daemon_gone() {
     let r = rig();
     let listener = r.context.listen("127.0.0.1:0", 8).unwrap();
     thread::scope(|scope| {
         let a = scope.spawn(|| listener.accept_request(None).err());
         let b = scope.spawn(|| r.qp.wait_disconnected(None).err());
         let c = scope.spawn(|| r.qp.connect(peer(), &ConnectOptions::default()).err());
-        connect_asked(&r, r.qp.id());
+        await_connect(&r, r.qp.id());
         r.daemon.hang_up();
         for thread in [a, b, c] {
             assert!(matches!(thread.join().unwrap(), Some(Error::DaemonGone)));
@@ -300,7 +307,7 @@ fn threads_that_wait_for_events_learn_that_the_daemon_is_gone() {
 }
 
 #[test]
-fn contexts_and_teardown_are_asked_of_the_daemon() {
+fn context_and_teardown_requests_are_sent() {
     let r = rig();
     r.qp.set_context(5).unwrap();
     r.cq.set_context(6).unwrap();

@@ -1,4 +1,4 @@
-//! Posting and polling through real rings, and who is rung for it.
+//! Posting and polling through real rings, and the doorbells rung for it.
 
 use rnic_core::abi::control::RequestBody;
 use rnic_core::abi::queue::{Cqe, SendFlags, SendOpcode};
@@ -8,7 +8,7 @@ use crate::*;
 
 const FAR: RemoteAddr = RemoteAddr { addr: 0x1000, rkey: Stag(0x77) };
 
-/// Binds the QP to worker 1, which then polls or sleeps.
+/// Binds the QP to worker 1, which polls or sleeps.
 fn bind(r: &Rig, sleeps: bool) {
     let mut device = r.daemon.device();
     device.qps[&r.qp.id()].sq.queue().set_worker(1);
@@ -23,7 +23,7 @@ fn sge(n: u64) -> Sge {
 }
 
 #[test]
-fn every_kind_of_request_arrives_as_it_was_meant() {
+fn all_requests_arrive_intact() {
     let r = rig();
     let pair = [sge(1), sge(2)];
     r.qp.post_send(&[
@@ -71,7 +71,7 @@ fn every_kind_of_request_arrives_as_it_was_meant() {
 }
 
 #[test]
-fn receives_arrive_as_they_were_meant() {
+fn receives_arrive_intact() {
     let r = rig();
     let pair = [sge(1), sge(2)];
     r.qp.post_recv(&[RecvRequest::new(1, &pair), RecvRequest::new(2, &[])]).unwrap();
@@ -85,7 +85,7 @@ fn receives_arrive_as_they_were_meant() {
 }
 
 #[test]
-fn nobody_is_rung_before_the_qp_is_bound() {
+fn unbound_qp_rings_no_doorbell() {
     let r = rig();
     for worker in 0..crate::fake::WORKERS {
         assert!(r.daemon.device().scanners[worker as usize].prepare_sleep());
@@ -100,7 +100,7 @@ fn nobody_is_rung_before_the_qp_is_bound() {
 }
 
 #[test]
-fn a_worker_that_looks_is_rung_without_a_system_call() {
+fn polling_worker_is_rung_without_syscall() {
     let r = rig();
     bind(&r, false);
     r.qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
@@ -112,7 +112,7 @@ fn a_worker_that_looks_is_rung_without_a_system_call() {
 }
 
 #[test]
-fn a_worker_that_sleeps_is_woken_once_per_sleep() {
+fn sleeping_worker_is_woken_once() {
     let r = rig();
     bind(&r, true);
     let batch = [SendRequest::send_inline(1, b"x"), SendRequest::send_inline(2, b"y")];
@@ -125,7 +125,7 @@ fn a_worker_that_sleeps_is_woken_once_per_sleep() {
 }
 
 #[test]
-fn an_empty_batch_rings_nobody() {
+fn empty_batch_rings_no_doorbell() {
     let r = rig();
     bind(&r, true);
     r.qp.post_send(&[]).unwrap();
@@ -136,7 +136,7 @@ fn an_empty_batch_rings_nobody() {
 }
 
 #[test]
-fn receives_ring_only_a_worker_that_waits_for_them() {
+fn receives_ring_only_waiting_workers() {
     let r = rig();
     bind(&r, true);
     r.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
@@ -150,7 +150,7 @@ fn receives_ring_only_a_worker_that_waits_for_them() {
 }
 
 #[test]
-fn receives_of_a_shared_queue_ring_every_worker_that_waits() {
+fn srq_receives_ring_all_waiting_workers() {
     let r = rig();
     let srq =
         r.pd.create_srq(&SrqOptions { depth: 4, max_sge: 1, ..SrqOptions::default() }).unwrap();
@@ -162,7 +162,7 @@ fn receives_of_a_shared_queue_ring_every_worker_that_waits() {
     assert!(matches!(error.unwrap_err(), PostError { posted: 1, .. }));
     for worker in 0..2 {
         r.daemon.device().srqs.get_mut(&srq.id()).unwrap().set_waits(worker);
-        // What the QP's header says is of no account.
+        // No worker waited for the first receive.
         assert!(r.daemon.device().rung(worker).is_empty());
     }
     srq.post_recv(&[RecvRequest::new(3, &[]), RecvRequest::new(4, &[])]).unwrap();
@@ -174,7 +174,7 @@ fn receives_of_a_shared_queue_ring_every_worker_that_waits() {
     drop(device);
     let error = srq.post_recv(&[RecvRequest::new(0, &[]); 5]).unwrap_err();
     assert!(matches!(error, PostError { posted: 4, source: Error::QueueFull { depth: 4 } }));
-    // The QP keeps it alive.
+    // The QP keeps the SRQ alive.
     drop(srq);
     drop(qp);
     let device = r.daemon.device();
@@ -207,7 +207,7 @@ fn polling_rings_the_workers_that_wait_for_room() {
 }
 
 #[test]
-fn a_full_queue_tells_how_far_the_batch_got() {
+fn full_queue_reports_posted_count() {
     let r = rig();
     bind(&r, true);
     let batch: Vec<_> = (0..6).map(|n| SendRequest::send_inline(n, b"x")).collect();
@@ -215,7 +215,7 @@ fn a_full_queue_tells_how_far_the_batch_got() {
     assert_eq!(error.posted, 4);
     assert!(matches!(error.source, Error::QueueFull { depth: 4 }));
     assert_eq!(Error::from(error).fault(), Fault::Application);
-    // What was posted is there, and was rung for.
+    // The posted requests are in the queue, and the doorbell was rung.
     let mut device = r.daemon.device();
     assert_eq!(device.wakes(1), 1);
     let qp = device.qps.get_mut(&r.qp.id()).unwrap();
@@ -229,7 +229,7 @@ fn a_full_queue_tells_how_far_the_batch_got() {
 }
 
 #[test]
-fn a_request_too_long_for_its_queue_stops_the_batch_before_it() {
+fn oversized_request_stops_batch() {
     let r = rig();
     let long = [0; 65];
     let many = [sge(0); 3];
@@ -252,7 +252,7 @@ fn completions_come_in_order_and_once() {
     let r = rig();
     let mut completions = [Completion::default(); 3];
     assert_eq!(r.cq.poll(&mut completions).unwrap(), 0);
-    // Three times around the ring.
+    // Goes around the ring three times.
     let mut next = 0;
     for round in 0..12u64 {
         for n in 0..4 {

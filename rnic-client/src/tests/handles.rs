@@ -1,11 +1,11 @@
-//! What every handle has: it may go to any thread, says what it is, and where it is announced.
+//! Properties of all handles: `Send` and `Sync`, `Debug`, and their descriptors.
 
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::*;
 
 #[test]
-fn everything_may_be_sent_to_and_shared_with_other_threads() {
+fn handles_are_send_and_sync() {
     fn both<T: Send + Sync>() {}
     both::<(Context, Pd, SharedBuffer, Mr, MemoryWindow, AttachedBuffer, RawBytes<'_>)>();
     both::<(Cq, CompletionChannel, Qp, Srq, Completion)>();
@@ -22,7 +22,7 @@ fn everything_may_be_sent_to_and_shared_with_other_threads() {
 
 #[cfg(feature = "tokio")]
 #[test]
-fn what_tasks_await_may_move_between_threads() {
+fn futures_are_send() {
     fn send<T: Send>(_: T) {}
     let r = rig();
     let listener = r.context.listen("127.0.0.1:0", 1).unwrap();
@@ -39,7 +39,7 @@ fn what_tasks_await_may_move_between_threads() {
 }
 
 #[test]
-fn every_handle_says_what_it_is() {
+fn handles_implement_debug() {
     let r = rig();
     let buffer = r.context.create_shared_buffer(4096).unwrap();
     let region = r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
@@ -66,7 +66,7 @@ fn every_handle_says_what_it_is() {
 }
 
 #[test]
-fn descriptors_are_those_on_which_things_are_announced() {
+fn descriptors_match_their_channels() {
     let r = rig();
     let channel = r.cq.channel();
     assert_eq!(r.cq.as_raw_fd(), channel.as_raw_fd());
@@ -75,7 +75,7 @@ fn descriptors_are_those_on_which_things_are_announced() {
     assert_ne!(r.context.as_raw_fd(), r.cq.as_raw_fd());
     let shared = r.context.create_cq(4, Some(&channel)).unwrap();
     assert_eq!(shared.channel().id(), channel.id());
-    // It is the one on which the event comes.
+    // The event arrives on this descriptor.
     r.cq.arm(Arm::Next).unwrap();
     assert_eq!(channel.recv(Some(Duration::ZERO)).unwrap(), None);
     r.daemon.device().fire(r.cq.id());
@@ -86,7 +86,7 @@ fn descriptors_are_those_on_which_things_are_announced() {
 }
 
 #[test]
-fn regions_are_copied_to_each_other_and_looked_at_in_place() {
+fn regions_copy_and_give_raw_access() {
     let r = rig();
     let [one, other] = [(); 2].map(|()| r.context.create_shared_buffer(8192).unwrap());
     let from = r.pd.reg_mr(&one, 100..200, Access::LOCAL_WRITE).unwrap();
@@ -96,7 +96,7 @@ fn regions_are_copied_to_each_other_and_looked_at_in_place() {
     let mut seen = [0; 18];
     to.read_at(50, &mut seen).unwrap();
     assert_eq!(&seen, b"from here to there");
-    // Within one region, over itself.
+    // Overlapping ranges of one region.
     to.copy_to(50, &to, 55, 13).unwrap();
     to.read_at(50, &mut seen).unwrap();
     assert_eq!(&seen, b"from from here to ");

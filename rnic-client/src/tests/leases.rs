@@ -1,10 +1,10 @@
-//! Leases: who has the bytes when.
+//! Leases: ownership of the bytes over time.
 
 use rnic_core::abi::queue::Cqe;
 
 use super::*;
 
-/// The shared buffer that the last region was made of, as the daemon sees it.
+/// Returns the daemon's mapping of the newest region's shared buffer.
 fn theirs(r: &Rig) -> std::sync::Arc<rnic_core::shm::Mapping> {
     let device = r.daemon.device();
     let last = device.shared_buffers.keys().max_by_key(|id| id.0).unwrap();
@@ -16,7 +16,7 @@ fn polled(r: &Rig) -> Option<Completion> {
     (r.cq.poll(&mut one).unwrap() == 1).then_some(one[0])
 }
 
-/// Completes what stands first in the receive queue.
+/// Completes the first receive of the queue.
 fn receive(r: &Rig, status: CompletionStatus) {
     let mut device = r.daemon.device();
     let rq = device.qps.get_mut(&r.qp.id()).unwrap().rq.as_mut().unwrap();
@@ -26,7 +26,7 @@ fn receive(r: &Rig, status: CompletionStatus) {
 }
 
 #[test]
-fn a_posted_lease_is_nobodys_until_its_completion_is_polled() {
+fn posted_lease_returns_when_polled() {
     let r = rig();
     let region = r.pd.reg_local(1).unwrap();
     assert_eq!(region.len(), 4096);
@@ -38,7 +38,7 @@ fn a_posted_lease_is_nobodys_until_its_completion_is_polled() {
     theirs(&r).write(100, b"hello").unwrap();
     let posted = posted.take().unwrap_err();
     receive(&r, CompletionStatus::Success);
-    // It is there and has not been polled.
+    // The completion is written but not polled.
     let posted = posted.take().unwrap_err();
     assert!(!posted.is_lost());
     let completion = polled(&r).unwrap();
@@ -71,7 +71,7 @@ fn requests_name_the_lease_and_always_complete() {
         assert_eq!(flags & 2, 2, "signaled");
         numbers.push(entry.header.wr_id);
     }
-    // In whatever order they complete, each gives back its own.
+    // Each completion must return its own lease, in any order.
     for number in numbers.iter().rev() {
         let status = CompletionStatus::WrFlush;
         let cqe = Cqe::new(r.qp.id().0, *number, CompletionOpcode::Send, status);
@@ -87,7 +87,7 @@ fn requests_name_the_lease_and_always_complete() {
 }
 
 #[test]
-fn what_cannot_be_posted_comes_back_with_its_bytes() {
+fn failed_post_returns_the_lease() {
     let r = rig();
     let region = r.pd.reg_local(4096).unwrap();
     let mut posted = Vec::new();
@@ -110,14 +110,14 @@ fn what_cannot_be_posted_comes_back_with_its_bytes() {
     assert!(matches!(refused.error, Error::ForeignObject { .. }), "{refused:?}");
     drop(refused);
     assert!(region.lease(10..20).is_ok());
-    for (range, is) in [(0..0, "outside"), (4096..4097, "outside"), (3..5, "leased already")] {
+    for (range, is) in [(0..0, "outside"), (4096..4097, "outside"), (3..5, "already leased")] {
         let refused = region.lease(range).unwrap_err().to_string();
         assert!(refused.contains(is), "{refused}");
     }
 }
 
 #[test]
-fn elements_and_numbers_made_by_hand_do_not_reach_leased_memory() {
+fn forged_elements_do_not_reach_leased_memory() {
     let r = rig();
     let region = r.pd.reg_local(4096).unwrap();
     let stag = region.lease(..1).unwrap().element().lkey;
@@ -132,7 +132,7 @@ fn elements_and_numbers_made_by_hand_do_not_reach_leased_memory() {
     assert!(r.qp.post_send(&[SendRequest::read(1, forged[0], from)]).is_err_and(says));
     let srq = r.pd.create_srq(&SrqOptions::default()).unwrap();
     assert!(srq.post_recv(&[RecvRequest::new(1, &forged)]).is_err_and(says));
-    // A number that a loan could have.
+    // Numbers that are reserved for loans.
     let reserved = |e: PostError| matches!(e.source, Error::ReservedWrId { .. });
     for wr_id in [0x1EA0_0000_0000_0000, 0x1EAF_FFFF_FFFF_FFFF] {
         assert!(r.qp.post_recv(&[RecvRequest::new(wr_id, &[])]).is_err_and(reserved));
@@ -141,19 +141,19 @@ fn elements_and_numbers_made_by_hand_do_not_reach_leased_memory() {
     for wr_id in [0x1E9F_FFFF_FFFF_FFFF, 0x1EB0_0000_0000_0000, u64::MAX] {
         r.qp.post_recv(&[RecvRequest::new(wr_id, &[])]).unwrap();
     }
-    // The key is free for others when the region is gone.
+    // Dropping the region releases its key for others.
     drop(region);
     r.qp.post_send(&[SendRequest::send(1, &forged)]).unwrap();
 }
 
 #[test]
-fn what_is_dropped_or_forgotten_is_given_back_by_its_completion_or_never() {
+fn dropped_lease_returns_with_its_completion() {
     let r = rig();
     let region = r.pd.reg_local(4096).unwrap();
     drop(r.qp.post_recv_leased(1, region.lease(0..10).unwrap()).unwrap());
     assert!(region.lease(0..10).is_err(), "the daemon may still write");
     receive(&r, CompletionStatus::WrFlush);
-    assert!(region.lease(0..10).is_err(), "nobody has read that it will not");
+    assert!(region.lease(0..10).is_err(), "its completion has not been polled");
     assert_eq!(polled(&r).unwrap().wr_id, 1);
     assert!(region.lease(0..10).is_ok());
     std::mem::forget(region.lease(20..30).unwrap());
@@ -161,11 +161,11 @@ fn what_is_dropped_or_forgotten_is_given_back_by_its_completion_or_never() {
     std::mem::forget(r.qp.post_recv_leased(2, region.lease(40..50).unwrap()).unwrap());
     receive(&r, CompletionStatus::Success);
     assert!(polled(&r).is_some());
-    assert!(region.lease(40..50).is_err(), "whoever was to have it is forgotten");
+    assert!(region.lease(40..50).is_err(), "the `Posted` is forgotten");
 }
 
 #[test]
-fn a_queue_pair_that_goes_first_loses_what_it_has_not_completed() {
+fn destroyed_qp_loses_uncompleted_leases() {
     let mut r = rig();
     let region = r.pd.reg_local(4096).unwrap();
     let early = r.qp.post_recv_leased(1, region.lease(0..10).unwrap()).unwrap();
@@ -175,13 +175,13 @@ fn a_queue_pair_that_goes_first_loses_what_it_has_not_completed() {
     let other = r.pd.create_qp(&options).unwrap();
     let elsewhere = other.post_recv_leased(3, region.lease(20..30).unwrap()).unwrap();
     drop(std::mem::replace(&mut r.qp, other));
-    assert!(!late.is_lost(), "its completion could have been written before");
+    assert!(!late.is_lost(), "its completion may be in the CQ");
     assert_eq!(polled(&r).unwrap().wr_id, 1);
     assert_eq!(early.take().unwrap().offset(), 0);
     assert!(!late.is_lost());
     assert_eq!(polled(&r), None);
     assert!(late.is_lost() && late.take().is_err());
-    assert!(region.lease(10..20).is_err(), "nobody knows what was written there");
+    assert!(region.lease(10..20).is_err(), "the daemon may have written there");
     let elsewhere = elsewhere.take().unwrap_err();
     receive(&r, CompletionStatus::Success);
     assert_eq!(polled(&r).unwrap().wr_id, 3);
@@ -189,7 +189,7 @@ fn a_queue_pair_that_goes_first_loses_what_it_has_not_completed() {
 }
 
 #[test]
-fn a_completion_that_lands_while_somebody_looks_for_it_is_found() {
+fn completion_during_take_is_found() {
     let r = rig();
     let region = r.pd.reg_local(4096).unwrap();
     let (send, given) = std::sync::mpsc::channel::<Posted>();
@@ -212,7 +212,7 @@ fn a_completion_that_lands_while_somebody_looks_for_it_is_found() {
         receive(&r, CompletionStatus::Success);
         assert_eq!(polled(&r).unwrap().wr_id, round);
         assert_eq!(leases.recv_timeout(PATIENCE), Ok(4096), "round {round}");
-        // The looker drops it after it has said so.
+        // The looker drops the lease after it has sent the length.
         until("region to be free", || region.lease(..).ok());
     }
     drop(send);

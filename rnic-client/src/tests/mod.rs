@@ -1,4 +1,4 @@
-//! The library against a daemon in the same process ([`crate::fake`]).
+//! Tests of the library against a daemon in the same process ([`crate::fake`]).
 
 mod connections;
 mod data;
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use crate::fake::FakeDaemon;
 use crate::*;
 
-/// Long enough for any machine; only a test that fails waits for it.
+/// Timeout of waits in tests, long enough for any machine. Only a failing test reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Looks again and again, letting other threads run, until there is something.
+/// Calls `look` until it returns something, and yields to other threads in between.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -29,7 +29,7 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A daemon with a context, a PD, a CQ and a QP, which most tests need.
+/// A daemon with a context, a PD, a CQ and a QP, as most tests need.
 struct Rig {
     daemon: FakeDaemon,
     context: Context,

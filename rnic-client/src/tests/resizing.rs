@@ -1,4 +1,4 @@
-//! A completion queue in another place: what was read, what is armed, and who waits.
+//! Resizing a CQ: unread completions, the arm, and waiting threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -15,7 +15,7 @@ fn entry(wr_id: u64) -> Cqe {
 }
 
 #[test]
-fn what_is_unread_and_the_arm_are_found_in_an_arena_that_is_new() {
+fn unread_entries_and_arm_survive_new_arena() {
     let r = rig();
     for wr_id in 0..3 {
         r.daemon.device().complete(r.cq.id(), &entry(wr_id));
@@ -37,7 +37,7 @@ fn what_is_unread_and_the_arm_are_found_in_an_arena_that_is_new() {
 }
 
 #[test]
-fn who_sleeps_on_a_queue_that_moves_is_woken_by_its_completion() {
+fn sleeper_wakes_after_cq_move() {
     let r = rig();
     for wr_id in 0..20 {
         let cq = r.cq.clone();
@@ -53,10 +53,10 @@ fn who_sleeps_on_a_queue_that_moves_is_woken_by_its_completion() {
     }
 }
 
-/// For each completion that is written there is a permit to poll one, so that who has a permit must
-/// find something, wherever the queue is.
+/// Each written completion adds one permit to poll. A thread with a permit must find a completion,
+/// wherever the queue is.
 #[test]
-fn threads_that_know_of_a_completion_find_it_while_the_queue_moves() {
+fn completions_are_found_while_cq_moves() {
     for _ in 0..40 {
         poll_by_permits(&rig());
     }
@@ -80,7 +80,7 @@ fn poll_by_permits(r: &Rig) {
         let poller = || (0..EACH).map(|_| poll_one()).collect::<Vec<_>>();
         let pollers: Vec<_> = (0..POLLERS).map(|_| scope.spawn(poller)).collect();
         for wr_id in 0..POLLERS * EACH {
-            // Those that have no permit any more may still be under way.
+            // Pollers without a permit may still be in `poll`.
             until("room", || (permits.load(Ordering::Relaxed) < 8).then_some(()));
             r.daemon.device().complete(r.cq.id(), &entry(wr_id));
             permits.fetch_add(1, Ordering::Release);
@@ -91,7 +91,7 @@ fn poll_by_permits(r: &Rig) {
         pollers.into_iter().flat_map(|poller| poller.join().unwrap()).collect::<Vec<_>>()
     });
     polled.sort_unstable();
-    assert!(polled.into_iter().eq(0..POLLERS * EACH), "each comes once");
+    assert!(polled.into_iter().eq(0..POLLERS * EACH), "each completion comes once");
     assert_eq!(r.cq.poll(&mut [Completion::default()]).unwrap(), 0);
 }
 
@@ -110,7 +110,7 @@ fn a_refused_resize_changes_nothing() {
 }
 
 #[test]
-fn a_place_that_cannot_be_followed_to_ends_the_session() {
+fn failed_cq_move_ends_session() {
     for arena in [None, Some(NewArena { arena: 7, length: 4096 })] {
         let r = rig();
         let id = r.daemon.device().requests.len() as u32 + 1;
@@ -121,7 +121,7 @@ fn a_place_that_cannot_be_followed_to_ends_the_session() {
         r.daemon.answer_next(Answer::Bytes(postcard::to_stdvec(&reply).unwrap()));
         let error = r.cq.resize(64).unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "{error}");
-        // Nobody waits for completions that go where he does not look.
+        // The session must end, because waiting threads would never see the completions.
         assert!(matches!(r.cq.arm(Arm::Next), Err(Error::DaemonGone)));
         assert!(matches!(r.cq.resize(64), Err(Error::DaemonGone)));
         assert!(matches!(r.context.status(), Err(Error::DaemonGone)));

@@ -18,25 +18,25 @@ fn limit() -> Refusal {
 }
 
 #[test]
-fn another_abi_version_is_refused_by_both_numbers() {
-    let daemon = FakeDaemon::answering(HelloStatus::Version, 9);
+fn abi_mismatch_names_both_versions() {
+    let daemon = FakeDaemon::with_hello_reply(HelloStatus::Version, 9);
     let error = Context::open_with(daemon.options()).err().unwrap();
     assert!(matches!(
         error,
-        Error::NotAdmitted { why: Admission::Version { daemon: 9, ours: ABI_VERSION }, .. }
+        Error::NotAdmitted { why: AdmissionError::Version { daemon: 9, ours: ABI_VERSION }, .. }
     ));
-    assert!(error.to_string().contains("it speaks ABI version 9"));
+    assert!(error.to_string().contains("it uses ABI version 9"));
 }
 
 #[test]
-fn a_daemon_that_welcomes_us_in_another_version_is_not_believed() {
-    let daemon = FakeDaemon::answering(HelloStatus::Ok, ABI_VERSION + 1);
+fn welcome_with_other_version_is_refused() {
+    let daemon = FakeDaemon::with_hello_reply(HelloStatus::Ok, ABI_VERSION + 1);
     let error = Context::open_with(daemon.options()).err().unwrap();
-    assert!(matches!(error, Error::NotAdmitted { why: Admission::Version { .. }, .. }));
+    assert!(matches!(error, Error::NotAdmitted { why: AdmissionError::Version { .. }, .. }));
 }
 
 #[test]
-fn the_reason_for_turning_a_session_away_is_named() {
+fn admission_reason_is_reported() {
     for (status, end) in [
         (HelloStatus::SessionLimit, "its limit on sessions (limits.sessions) is reached"),
         (
@@ -45,14 +45,14 @@ fn the_reason_for_turning_a_session_away_is_named() {
         ),
         (
             HelloStatus::Draining,
-            "it is draining: it takes no new sessions until `rnicctl drain off`",
+            "it is draining: it accepts no new sessions until `rnicctl drain off`",
         ),
         (
-            HelloStatus::Silent,
-            "too many connections of this user to its socket have said nothing yet; try again",
+            HelloStatus::TooManyUnauthenticated,
+            "too many unauthenticated connections from this user; try again",
         ),
     ] {
-        let daemon = FakeDaemon::answering(status, ABI_VERSION);
+        let daemon = FakeDaemon::with_hello_reply(status, ABI_VERSION);
         let error = Context::open_with(daemon.options()).err().unwrap();
         assert_eq!(error.fault(), Fault::Refusal);
         assert!(error.to_string().ends_with(end), "{error}");
@@ -60,15 +60,15 @@ fn the_reason_for_turning_a_session_away_is_named() {
 }
 
 #[test]
-fn without_a_daemon_every_socket_tried_is_named() {
+fn error_lists_all_tried_sockets() {
     let error = Context::open_at("/nonexistent/rnicd.sock").err().unwrap();
     assert_eq!(error.fault(), Fault::Daemon);
     assert!(error.to_string().starts_with("no RNIC daemon: /nonexistent/rnicd.sock: "), "{error}");
 }
 
-/// There is one: to start another would be the wrong advice.
+/// A daemon is running, so advice to start one would be wrong.
 #[test]
-fn whoever_is_kept_out_of_a_daemon_is_not_told_to_start_one() {
+fn denied_access_advises_no_new_daemon() {
     let tried = |kinds: &[io::ErrorKind]| {
         let tried = kinds.iter().map(|kind| ("/run/s".into(), (*kind).into())).collect();
         Error::NoDaemon { tried }.to_string()
@@ -80,7 +80,7 @@ fn whoever_is_kept_out_of_a_daemon_is_not_told_to_start_one() {
 }
 
 #[test]
-fn a_refusal_names_limit_value_and_key_and_costs_nothing_else() {
+fn refusal_names_the_limit() {
     let r = rig();
     let buffer = r.context.create_shared_buffer(1).unwrap();
     r.daemon.answer_next(Answer::Refuse(limit()));
@@ -90,7 +90,7 @@ fn a_refusal_names_limit_value_and_key_and_costs_nothing_else() {
 }
 
 #[test]
-fn a_daemon_that_dies_in_the_middle_of_a_request_is_gone_for_everything() {
+fn daemon_death_mid_request_ends_session() {
     let r = rig();
     r.daemon.answer_next(Answer::HangUp);
     assert!(matches!(r.context.status(), Err(Error::DaemonGone)));
@@ -103,7 +103,7 @@ fn a_daemon_that_dies_in_the_middle_of_a_request_is_gone_for_everything() {
 }
 
 #[test]
-fn a_program_that_only_polls_learns_that_the_daemon_is_gone() {
+fn polling_detects_daemon_gone() {
     let r = rig();
     r.daemon.hang_up();
     let mut completions = [Completion::default(); 4];
@@ -113,7 +113,7 @@ fn a_program_that_only_polls_learns_that_the_daemon_is_gone() {
 }
 
 #[test]
-fn a_reply_that_does_not_come_costs_the_session() {
+fn missing_reply_ends_session() {
     let daemon = FakeDaemon::start();
     let reply_timeout = Duration::from_millis(50);
     let context = Context::open_with(OpenOptions { reply_timeout, ..daemon.options() }).unwrap();
@@ -123,7 +123,7 @@ fn a_reply_that_does_not_come_costs_the_session() {
 }
 
 #[test]
-fn replies_that_make_no_sense_are_the_daemons_fault() {
+fn invalid_replies_are_protocol_errors() {
     for answer in [Answer::Bytes(vec![0xFF; 40]), Answer::WrongId] {
         let daemon = FakeDaemon::start();
         let context = daemon.open();
@@ -135,16 +135,16 @@ fn replies_that_make_no_sense_are_the_daemons_fault() {
 }
 
 #[test]
-fn an_answer_to_another_question_is_the_daemons_fault() {
+fn reply_of_wrong_type_is_protocol_error() {
     let daemon = FakeDaemon::start();
     let context = daemon.open();
-    // The fake says Done to what it does not know.
+    // The fake replies `Done` to unknown requests.
     assert!(matches!(context.status(), Err(Error::Protocol(_))));
     assert!(context.open_pd(None).is_ok());
 }
 
 #[test]
-fn a_forked_child_is_refused_and_does_not_disturb_its_parent() {
+fn forked_child_is_refused() {
     let daemon = FakeDaemon::start();
     let parent = std::process::id() + 1;
     let context = Context::open_as(daemon.options(), Owner::by_id(parent)).unwrap();
@@ -167,7 +167,7 @@ fn descriptors_are_closed_on_exec() {
 }
 
 #[test]
-fn a_shared_buffer_is_whole_pages_shared_with_the_daemon() {
+fn shared_buffer_is_shared_whole_pages() {
     let r = rig();
     let buffer = r.context.create_shared_buffer(5000).unwrap();
     assert_eq!(buffer.len(), 8192);
@@ -188,7 +188,7 @@ fn a_shared_buffer_is_whole_pages_shared_with_the_daemon() {
 }
 
 #[test]
-fn accesses_outside_of_a_region_are_refused_though_the_shared_buffer_goes_on() {
+fn access_outside_region_is_refused() {
     let r = rig();
     let buffer = r.context.create_shared_buffer(4096).unwrap();
     let region = r.pd.reg_mr(&buffer, 4..100, Access::LOCAL_WRITE).unwrap();
@@ -210,7 +210,7 @@ fn accesses_outside_of_a_region_are_refused_though_the_shared_buffer_goes_on() {
 }
 
 #[test]
-fn regions_count_from_where_they_were_told_to() {
+fn regions_use_the_requested_iova() {
     let r = rig();
     let buffer = r.context.create_shared_buffer(4096).unwrap();
     let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
@@ -236,7 +236,7 @@ fn regions_count_from_where_they_were_told_to() {
 }
 
 #[test]
-fn a_shared_buffer_asks_the_limit_before_it_takes_memory_and_gives_back_what_it_cannot_fill() {
+fn shared_buffer_checks_limit_before_allocating() {
     let r = rig();
     let limit = Refusal::Limit { key: "k".into(), limit: 1, used: 0, wanted: 4096 };
     r.daemon.device().requests.clear();
@@ -244,9 +244,9 @@ fn a_shared_buffer_asks_the_limit_before_it_takes_memory_and_gives_back_what_it_
     let refused = r.context.create_shared_buffer(1).unwrap_err();
     assert_eq!(refused.refusal(), Some(&limit));
     let asked = [RequestBody::ReserveSharedBuffer { length: 4096 }];
-    assert_eq!(r.daemon.device().requests, asked, "no memory was offered");
+    assert_eq!(r.daemon.device().requests, asked, "no memory was allocated");
 
-    // More than any machine has: nothing is taken, and the reservation is given back.
+    // More than any machine has: nothing is allocated, and the reservation is removed.
     r.daemon.device().requests.clear();
     let refused = r.context.create_shared_buffer(1 << 60).unwrap_err();
     let Error::NotEnoughMemory { wanted: 0x1000_0000_0000_0000, .. } = refused else {
@@ -273,14 +273,14 @@ fn a_queue_in_a_new_arena_is_found() {
 }
 
 #[test]
-fn objects_are_destroyed_in_an_order_that_the_daemon_accepts() {
+fn objects_are_destroyed_in_valid_order() {
     let mut r = rig();
     let buffer = r.context.create_shared_buffer(1).unwrap();
     let region = r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let listener = r.context.bind("127.0.0.1:0").unwrap();
     assert_eq!(listener.local_addr().port(), 7471);
     r.daemon.device().requests.clear();
-    // Parents first: what uses them keeps them alive.
+    // Parents first: their users keep them alive.
     drop((r.context, r.pd, r.cq, buffer));
     assert!(r.daemon.device().requests.is_empty());
     drop((r.qp, region, listener));
@@ -300,7 +300,7 @@ fn objects_are_destroyed_in_an_order_that_the_daemon_accepts() {
 }
 
 #[test]
-fn memory_is_attached_once_and_only_if_the_daemon_has_taken_it() {
+fn memory_attaches_once_when_accepted() {
     let r = rig();
     r.daemon.answer_next(Answer::Refuse(limit()));
     assert!(r.context.attach_memory().is_err());
@@ -313,24 +313,25 @@ fn memory_is_attached_once_and_only_if_the_daemon_has_taken_it() {
     drop(device);
 }
 
-/// The heap would make something else of them, and a peer would write there.
+/// A peer could write to them after the heap has reused them.
 #[test]
-fn bytes_of_the_heap_stay_where_a_region_of_them_may_still_be_written_to() {
+fn heap_stays_while_a_peer_may_write() {
     let r = rig();
     let buffers = [(); 2].map(|()| AttachedBuffer::new(100).unwrap());
     let regions =
         buffers.each_ref().map(|b| r.pd.reg_mr_attached(b, .., &MrOptions::default()).unwrap());
-    let [refused, granted] = buffers.map(|buffer| buffer.into_vec().expect_err("it has a region"));
+    let [refused, granted] =
+        buffers.map(|buffer| buffer.into_vec().expect_err("a region covers it"));
     let [first, second] = regions;
     r.daemon.answer_next(Answer::Refuse(limit()));
     drop(first);
-    assert!(refused.into_vec().is_err(), "nobody has said that nothing is written any more");
+    assert!(refused.into_vec().is_err(), "the peer may still write");
     drop(second);
     assert_eq!(granted.into_vec().expect("no region is left"), [0; 100]);
 }
 
 #[test]
-fn deregistering_tells_the_daemon_once() {
+fn deregistration_is_sent_once() {
     let r = rig();
     let buffer = r.context.create_shared_buffer(1).unwrap();
     let region = r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
@@ -343,7 +344,8 @@ fn deregistering_tells_the_daemon_once() {
 
 #[test]
 fn objects_of_two_contexts_do_not_mix() {
-    let (a, b) = (rig(), rig());
+    let a = rig();
+    let b = rig();
     let buffer = b.context.create_shared_buffer(1).unwrap();
     let channel = b.context.create_completion_channel().unwrap();
     let foreign = |e: Option<Error>| assert!(matches!(e, Some(Error::ForeignObject { .. })));
@@ -353,7 +355,7 @@ fn objects_of_two_contexts_do_not_mix() {
 }
 
 #[test]
-fn events_of_objects_reach_a_program_that_reads_them() {
+fn unclaimed_events_reach_next_event() {
     let r = rig();
     let error = Event::CqError { cq: r.cq.id(), context: 3 };
     r.daemon.event(&error);

@@ -1,4 +1,4 @@
-//! Sleeping for completions: arming, records, and several sleepers.
+//! Sleeping for completions: arming, channel records, and several waiting threads.
 
 use std::os::fd::AsFd;
 use std::sync::mpsc;
@@ -23,13 +23,13 @@ fn spins(r: &Rig, cq: &Cq) -> bool {
     r.daemon.device().cqs[&cq.id()].producer.client_spins()
 }
 
-/// Whether a thread of this process sleeps in a system call.
+/// Returns true if a thread of this process sleeps in a system call.
 fn sleeps(tid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
     stat.rsplit_once(") ").unwrap().1.starts_with('S')
 }
 
-/// Waits in a thread of its own, which tells its id and then its completions.
+/// Starts a thread that waits for completions. Returns its ID and handle.
 fn waiter(
     cq: &Cq,
     timeout: Option<Duration>,
@@ -50,7 +50,7 @@ fn asleep(r: &Rig, cq: &Cq, tid: i32) {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_the_record_of_its_completion() {
+fn sleeper_wakes_by_channel_record() {
     let r = rig();
     for wr_id in 0..20 {
         let (tid, thread) = waiter(&r.cq, Some(PATIENCE));
@@ -62,7 +62,7 @@ fn a_sleeper_is_woken_by_the_record_of_its_completion() {
 }
 
 #[test]
-fn an_iterator_waits_for_each_and_ends_after_an_error() {
+fn iterator_waits_and_ends_after_error() {
     let r = rig();
     (1..=3).for_each(|wr_id| r.daemon.device().complete(r.cq.id(), &entry(wr_id)));
     let mut all = r.cq.completions_iter();
@@ -77,7 +77,7 @@ fn an_iterator_waits_for_each_and_ends_after_an_error() {
 }
 
 #[test]
-fn a_wait_that_finds_something_arms_nothing() {
+fn successful_wait_does_not_arm() {
     let r = rig();
     r.daemon.device().complete(r.cq.id(), &entry(1));
     let mut completions = [Completion::default(); 4];
@@ -87,7 +87,7 @@ fn a_wait_that_finds_something_arms_nothing() {
 }
 
 #[test]
-fn a_wait_ends_empty_when_its_time_is_over_and_takes_its_arm_back() {
+fn timed_out_wait_disarms() {
     let r = rig();
     let mut completions = [Completion::default(); 4];
     let start = Instant::now();
@@ -99,10 +99,10 @@ fn a_wait_ends_empty_when_its_time_is_over_and_takes_its_arm_back() {
 }
 
 #[test]
-fn while_it_looks_the_daemon_may_skip_the_event() {
+fn spinning_lets_daemon_skip_events() {
     let r = rig();
     let mut seen = false;
-    // The window is some 50 us long; look at many of them.
+    // The thread spins for only about 50 us per wait, so check many waits.
     let deadline = Instant::now() + PATIENCE;
     while !seen && Instant::now() < deadline {
         let (_, thread) = waiter(&r.cq, Some(Duration::from_micros(40)));
@@ -133,28 +133,28 @@ fn two_sleepers_on_one_cq_both_get_their_share() {
 }
 
 #[test]
-fn who_leaves_without_a_completion_takes_no_arm_of_others_back() {
+fn leaving_waiter_keeps_arm_of_others() {
     let r = rig();
     let short = Some(Duration::from_millis(20));
     let (tid, other) = waiter(&r.cq, Some(PATIENCE));
     asleep(&r, &r.cq, tid);
     let (_, leaves) = waiter(&r.cq, short);
     assert_eq!(leaves.join().unwrap().unwrap(), [0; 0]);
-    assert!(armed(&r, &r.cq), "somebody sleeps");
+    assert!(armed(&r, &r.cq), "another thread sleeps");
     r.daemon.device().complete(r.cq.id(), &entry(1));
     assert_eq!(other.join().unwrap().unwrap(), [1]);
     r.cq.arm(Arm::Next).unwrap();
     let (_, leaves) = waiter(&r.cq, short);
     assert_eq!(leaves.join().unwrap().unwrap(), [0; 0]);
-    assert!(armed(&r, &r.cq), "the program awaits its event");
+    assert!(armed(&r, &r.cq), "the program has armed the CQ");
 }
 
 #[test]
-fn sleepers_on_two_cqs_of_one_channel_do_not_disturb_each_other() {
+fn sleepers_on_one_channel_are_independent() {
     let r = rig();
     let channel = r.context.create_completion_channel().unwrap();
     let cqs = [(); 2].map(|()| r.context.create_cq(4, Some(&channel)).unwrap());
-    // The first sleeper reads for both.
+    // The first sleeper is the reader for both.
     let (first, a) = waiter(&cqs[0], Some(PATIENCE));
     asleep(&r, &cqs[0], first);
     let (second, b) = waiter(&cqs[1], Some(PATIENCE));
@@ -162,7 +162,7 @@ fn sleepers_on_two_cqs_of_one_channel_do_not_disturb_each_other() {
     r.daemon.device().complete(cqs[1].id(), &entry(2));
     assert_eq!(b.join().unwrap().unwrap(), [2]);
     assert!(!a.is_finished());
-    // And when the reader leaves first, the other one takes over.
+    // If the reader leaves first, the other thread becomes the reader.
     let (second, b) = waiter(&cqs[1], Some(PATIENCE));
     asleep(&r, &cqs[1], second);
     r.daemon.device().complete(cqs[0].id(), &entry(1));
@@ -172,7 +172,7 @@ fn sleepers_on_two_cqs_of_one_channel_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_channel_says_which_cq_fired_and_its_descriptor_when() {
+fn channel_reports_the_fired_cq() {
     let r = rig();
     let channel = r.context.create_completion_channel().unwrap();
     let cqs = [(); 2].map(|()| r.context.create_cq(4, Some(&channel)).unwrap());
@@ -181,7 +181,7 @@ fn a_channel_says_which_cq_fired_and_its_descriptor_when() {
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
     };
     r.daemon.device().complete(cqs[0].id(), &entry(1));
-    assert!(!readable(), "nobody asked");
+    assert!(!readable(), "no CQ is armed");
     cqs[0].arm(Arm::Next).unwrap();
     cqs[1].arm(Arm::Solicited).unwrap();
     r.daemon.device().complete(cqs[1].id(), &entry(2));
@@ -191,13 +191,13 @@ fn a_channel_says_which_cq_fired_and_its_descriptor_when() {
     assert_eq!(channel.recv(None).unwrap(), Some(cqs[0].id()));
     assert!(!readable());
     assert_eq!(channel.recv(Some(Duration::ZERO)).unwrap(), None);
-    // Its events were one-shot.
+    // Each arm causes only one event.
     r.daemon.device().complete(cqs[0].id(), &entry(4));
     assert!(!readable());
 }
 
 #[test]
-fn a_queue_of_which_many_events_have_come_is_named_once() {
+fn many_events_of_a_cq_are_reported_once() {
     let r = rig();
     let channel = r.cq.channel();
     for _ in 0..100 {
@@ -209,7 +209,7 @@ fn a_queue_of_which_many_events_have_come_is_named_once() {
 }
 
 #[test]
-fn a_stray_event_wakes_nobody_for_good() {
+fn stray_event_does_not_end_wait() {
     let r = rig();
     let (tid, thread) = waiter(&r.cq, Some(PATIENCE));
     asleep(&r, &r.cq, tid);
@@ -220,7 +220,7 @@ fn a_stray_event_wakes_nobody_for_good() {
 }
 
 #[test]
-fn sleepers_learn_that_the_daemon_is_gone() {
+fn sleepers_see_daemon_gone() {
     let r = rig();
     let channel = r.context.create_completion_channel().unwrap();
     let (tid, thread) = waiter(&r.cq, None);
@@ -231,23 +231,23 @@ fn sleepers_learn_that_the_daemon_is_gone() {
     assert!(matches!(receiver.join().unwrap(), Err(Error::DaemonGone)));
 }
 
-/// The arm race: a daemon that completes as fast as it is asked, against a client that sleeps
-/// whenever it can. None may be lost and nobody may sleep for ever.
+/// The arm race: a daemon that completes as fast as possible against a client that sleeps whenever
+/// it can. No completion may be lost, and no thread may sleep forever.
 #[test]
-fn no_completion_is_lost_between_looking_and_sleeping() {
+fn no_completion_is_lost_before_sleep() {
     let r = rig();
     const COUNT: u64 = 20_000;
     thread::scope(|scope| {
         scope.spawn(|| {
             for n in 0..COUNT {
-                // Room for it, or the producer says full.
+                // `complete` requires room in the CQ.
                 until("room", || {
                     let device = r.daemon.device();
                     (device.cqs[&r.cq.id()].producer.unread() < 16).then_some(())
                 });
                 r.daemon.device().complete(r.cq.id(), &entry(n));
                 if n % 64 == 0 {
-                    // Let it fall asleep now and then.
+                    // Let the client fall asleep sometimes.
                     until("poll", || {
                         let device = r.daemon.device();
                         (device.cqs[&r.cq.id()].producer.unread() == 0).then_some(())

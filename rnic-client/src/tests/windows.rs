@@ -1,4 +1,4 @@
-//! Windows: the requests they post, the keys they count, the regions they keep.
+//! Memory windows: posted requests, keys, and regions that they keep.
 
 use rnic_core::abi::control::RequestBody;
 use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, WindowParams};
@@ -7,7 +7,7 @@ use super::{Rig, rig};
 use crate::fake::Answer;
 use crate::*;
 
-/// The next request in the send queue, done at once.
+/// Takes and retires the next request of the send queue.
 fn posted(r: &Rig) -> SendHeader {
     let mut device = r.daemon.device();
     let qp = device.qps.get_mut(&r.qp.id()).unwrap();
@@ -21,8 +21,8 @@ fn region(r: &Rig) -> Mr {
     r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE | Access::MW_BIND).unwrap()
 }
 
-/// Regions and windows that the daemon was asked to let go of, in order, as "MR" and "MW".
-fn let_go(r: &Rig) -> Vec<String> {
+/// Returns regions and windows that the client has asked to remove, in order, as "MR" and "MW".
+fn removed(r: &Rig) -> Vec<String> {
     let mut device = r.daemon.device();
     let told = device.requests.drain(..).filter_map(|body| match body {
         RequestBody::DeregMr { mr } => Some(format!("MR {mr}")),
@@ -33,19 +33,20 @@ fn let_go(r: &Rig) -> Vec<String> {
 }
 
 fn in_use() -> Answer {
-    let (kind, by) = ("MR".to_owned(), "1 bound windows".to_owned());
-    Answer::Refuse(Refusal::InUse { kind, handle: 0, by })
+    Answer::Refuse(Refusal::InUse {
+        kind: "MR".to_owned(),
+        handle: 0,
+        by: "1 bound windows".to_owned(),
+    })
 }
 
 #[test]
-fn binds_arrive_as_they_were_meant() {
+fn binds_arrive_intact() {
     let r = rig();
     let region = region(&r);
-    let (one, two) = (
-        r.pd.alloc_window(WindowKind::Type1).unwrap(),
-        r.pd.alloc_window(WindowKind::Type2).unwrap(),
-    );
-    // The fake's windows begin with key 0xFE.
+    let one = r.pd.alloc_window(WindowKind::Type1).unwrap();
+    let two = r.pd.alloc_window(WindowKind::Type2).unwrap();
+    // The fake's first key is 0xFE.
     let first = one.rkey();
     let bind = Bind::new(&region, 16..80, Access::REMOTE_READ);
     for key in [0xFF, 0x00] {
@@ -85,11 +86,11 @@ fn a_bind_that_is_not_posted_changes_nothing() {
     assert!(matches!(window.bind(&r.qp, 2, &bind), Err(Error::QueueFull { depth: 4 })));
     assert_eq!((window.rkey(), window.remote()), (before, None));
     drop(region);
-    assert_eq!(let_go(&r).len(), 1, "the window does not keep it");
+    assert_eq!(removed(&r).len(), 1, "the window does not keep the region");
 }
 
 #[test]
-fn a_region_goes_after_the_last_window_bound_to_it() {
+fn region_ends_after_its_last_window() {
     let r = rig();
     let region = region(&r);
     let mr = format!("MR {}", region.id());
@@ -98,35 +99,36 @@ fn a_region_goes_after_the_last_window_bound_to_it() {
         window.bind(&r.qp, 1, &Bind::new(&region, .., Access::REMOTE_READ)).unwrap();
     }
     drop(region);
-    assert_eq!(let_go(&r), [""; 0]);
+    assert_eq!(removed(&r), [""; 0]);
     let names = windows.each_ref().map(|w| format!("MW {}", w.id()));
     let [one, two] = windows;
     one.deallocate();
-    assert_eq!(let_go(&r), [names[0].clone()]);
+    assert_eq!(removed(&r), [names[0].clone()]);
     drop(two);
-    assert_eq!(let_go(&r), [names[1].clone(), mr]);
+    assert_eq!(removed(&r), [names[1].clone(), mr]);
 }
 
 #[test]
-fn a_window_that_moves_lets_go_of_what_it_has_left() {
+fn rebound_window_releases_old_regions() {
     let r = rig();
-    let (first, second) = (region(&r), region(&r));
+    let first = region(&r);
+    let second = region(&r);
     let mr = format!("MR {}", first.id());
     let window = r.pd.alloc_window(WindowKind::Type1).unwrap();
     window.bind(&r.qp, 1, &Bind::new(&first, .., Access::REMOTE_READ)).unwrap();
     drop(first);
-    // It may still be bound to the first one: the request is under way.
+    // The window may still be bound to the first region while the request is outstanding.
     r.daemon.device().script.push_back(in_use());
     window.bind(&r.qp, 2, &Bind::new(&second, .., Access::REMOTE_READ)).unwrap();
-    assert_eq!(let_go(&r), std::slice::from_ref(&mr));
+    assert_eq!(removed(&r), std::slice::from_ref(&mr));
     window.bind(&r.qp, 3, &Bind::new(&second, .., Access::REMOTE_READ)).unwrap();
-    assert_eq!(let_go(&r), [mr]);
+    assert_eq!(removed(&r), [mr]);
     window.unbind(&r.qp, 4).unwrap();
-    assert_eq!(let_go(&r), [""; 0]);
+    assert_eq!(removed(&r), [""; 0]);
 }
 
 #[test]
-fn a_refused_deregistration_is_made_up_for() {
+fn refused_deregistration_is_repeated() {
     let r = rig();
     let region = region(&r);
     let mr = format!("MR {}", region.id());
@@ -139,5 +141,5 @@ fn a_refused_deregistration_is_made_up_for() {
     ));
     let name = format!("MW {}", window.id());
     drop(window);
-    assert_eq!(let_go(&r), [mr.clone(), name, mr]);
+    assert_eq!(removed(&r), [mr.clone(), name, mr]);
 }

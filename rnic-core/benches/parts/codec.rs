@@ -1,4 +1,4 @@
-//! One FPDU of an RDMA Write with its CRC: header and payload into a buffer, and out of it.
+//! Encodes and decodes one FPDU of an RDMA Write with its CRC.
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -11,7 +11,7 @@ use rnic_core::types::{Stag, TaggedOffset};
 use crate::{Run, Subject, pattern};
 
 pub(crate) fn subjects() -> Vec<Subject> {
-    // A small one, one that fills a segment of Ethernet, the longest that is sent.
+    // A small payload, one that fills an Ethernet segment, and the longest that an FPDU carries.
     let payloads = [8, usize::from(mulpdu(1460, false)) - TaggedHeader::LEN, longest_payload()];
     let each = payloads.into_iter().flat_map(|len| {
         [
@@ -22,12 +22,12 @@ pub(crate) fn subjects() -> Vec<Subject> {
     each.collect()
 }
 
-/// Payload of the longest FPDU of a Write.
+/// Returns the size of the longest payload of a Write's FPDU, in bytes.
 pub(crate) fn longest_payload() -> usize {
     usize::from(MAX_MULPDU) - TaggedHeader::LEN
 }
 
-/// The FPDU of a whole Write.
+/// Writes the FPDU of a complete Write, and returns its length in bytes.
 pub(crate) fn frame(framer: &mut Framer, out: &mut [u8], to: u64, payload: &[u8]) -> usize {
     let mut bytes = [0; TaggedHeader::LEN];
     header(to).emit(&mut bytes);
@@ -49,7 +49,7 @@ fn encode(len: usize) -> Run {
     let mut out = vec![0; framer.fpdu_len(TaggedHeader::LEN + len)];
     let crc_at = out.len() - CRC_LEN;
     frame(&mut framer, &mut out, 64, &payload);
-    // Of the same bytes in one piece.
+    // CRC of the same bytes, computed in one call.
     let crc = crc32c::crc32c(&out[..crc_at]).to_le_bytes();
     let payload_at = LENGTH_LEN + TaggedHeader::LEN;
     assert_eq!(out[payload_at..payload_at + len], payload);
@@ -66,7 +66,7 @@ fn decode(len: usize) -> Run {
     let mut fpdu = vec![0; framer.fpdu_len(TaggedHeader::LEN + len)];
     frame(&mut framer, &mut fpdu, 64, &payload);
     let mut deframer = Deframer::new(false, true);
-    // It does look at all of it.
+    // A changed payload byte must cause a CRC mismatch.
     fpdu[LENGTH_LEN + TaggedHeader::LEN + len / 2] ^= 1;
     assert_eq!(deframer.take(&mut fpdu), Err(MpaFault::Crc));
     fpdu[LENGTH_LEN + TaggedHeader::LEN + len / 2] ^= 1;

@@ -1,4 +1,4 @@
-//! A stream of many FPDUs, taken apart as it comes in.
+//! Deframes a stream of many FPDUs.
 
 use std::hint::black_box;
 
@@ -10,7 +10,8 @@ use crate::{Run, Subject, codec, pattern};
 pub(crate) fn subjects() -> Vec<Subject> {
     let mut all = Vec::new();
     for (payload, count) in [(8, 1024), (1440, 128), (codec::longest_payload(), 4)] {
-        // Whole, and by what segments of Ethernet hold, of which most end within an FPDU.
+        // The whole stream at once, or in pieces of the size of an Ethernet segment, most of which
+        // end within an FPDU.
         for (how, piece) in [("whole", usize::MAX), ("pieces", 1448)] {
             let subject =
                 Subject::counted("deframer", format!("{how}/{payload}"), count, move || {
@@ -22,7 +23,7 @@ pub(crate) fn subjects() -> Vec<Subject> {
     all
 }
 
-/// FPDUs of Writes of so many bytes, of which `piece` bytes come at a time.
+/// Deframes `count` FPDUs of Writes of `payload` bytes each, `piece` bytes at a time.
 fn take_apart(payload: usize, count: u64, piece: usize) -> Run {
     let mut framer = Framer::new(false, true);
     let len = framer.fpdu_len(TaggedHeader::LEN + payload);
@@ -35,8 +36,9 @@ fn take_apart(payload: usize, count: u64, piece: usize) -> Run {
     let mut deframer = Deframer::new(false, true);
     Box::new(move || {
         let stream = black_box(&mut stream[..]);
-        // The bytes of an FPDU that has not come as a whole are `taken..have`.
-        let (mut taken, mut have) = (0, 0);
+        // The bytes of an incomplete FPDU are `taken..have`.
+        let mut taken = 0;
+        let mut have = 0;
         let mut found = (0, 0);
         while have < stream.len() {
             have = have.saturating_add(piece).min(stream.len());

@@ -1,18 +1,19 @@
-//! Messages from one queue pair to another, from the post to what its program sees.
+//! Sends messages from one QP to another. A run lasts from the post until the program sees the
+//! completion or the data.
 //!
-//! By the direct path within one engine, and by TCP between two: segments, FPDUs and CRCs are the
-//! real ones, and what the kernel does in between is two copies of the bytes.
+//! The two QPs are connected over the direct path within one engine, or over TCP between two
+//! engines. Segments, FPDUs and CRCs are real, and two copies of the bytes replace the kernel.
 
 use rnic_core::abi::queue::{SendFlags, SendOpcode};
 
 use crate::pair::{Pair, Path};
 use crate::{Run, Subject};
 
-/// Messages of a batch.
+/// Number of messages per batch.
 const BATCH: u64 = 32;
-/// Bytes of a small message.
+/// Size of a small message in bytes.
 const SMALL: usize = 8;
-/// Bytes of a long message.
+/// Size of a long message in bytes.
 const LONG: usize = 64 << 10;
 
 pub(crate) fn subjects() -> Vec<Subject> {
@@ -23,7 +24,7 @@ pub(crate) fn subjects() -> Vec<Subject> {
             let prepare = move || prepare(path);
             all.push(Subject::counted("engine", format!("{name}/{what}"), count, prepare));
         };
-        // Small messages are the same to either kind of TCP.
+        // Small messages do not depend on the MSS.
         if path != (Path::Tcp { emss: ETHERNET }) {
             add("write_8_batch_32", BATCH, small_writes);
             add("send_8", 1, small_send);
@@ -44,7 +45,7 @@ fn path_name(path: Path) -> &'static str {
     }
 }
 
-/// Writes to 32 places, of which the last one is signaled.
+/// Posts 32 Writes to different addresses. The last one is signaled.
 fn small_writes(path: Path) -> Run {
     let mut pair = Pair::new(path);
     let mut batch = 0u64;
@@ -69,7 +70,7 @@ fn small_writes(path: Path) -> Run {
     })
 }
 
-/// One Send, until both programs have their completions.
+/// Posts one Send and waits until both programs have their completions.
 fn small_send(path: Path) -> Run {
     let mut pair = Pair::new(path);
     let mut number = 0u64;
@@ -86,7 +87,7 @@ fn small_send(path: Path) -> Run {
     })
 }
 
-/// One Write, until its last bytes are there.
+/// Posts one Write and waits until its last bytes have arrived.
 fn long_write(path: Path) -> Run {
     let mut pair = Pair::new(path);
     let last = LONG - SMALL;
@@ -109,6 +110,6 @@ fn long_write(path: Path) -> Run {
     })
 }
 
-/// Effective MSS of the loopback interface, and that of Ethernet.
+/// Effective MSS of the loopback interface and of Ethernet, in bytes.
 const LOOPBACK: usize = 65_483;
 const ETHERNET: usize = 1460;

@@ -1,24 +1,25 @@
-//! How many instructions an operation takes, as valgrind's callgrind counts them.
+//! Counts the instructions of an operation with valgrind's callgrind.
 //!
-//! Times differ from run to run and from machine to machine; these do not, so a change that costs
-//! ten instructions is seen even where others use the CPUs. This program runs itself under
-//! callgrind, once for each subject: what was measured before has memory, and by where the rest
-//! lies copies take more instructions or fewer. Only what [`counted_runs`] calls is counted.
+//! Times vary between runs and machines. Instruction counts do not, so a change that costs ten
+//! instructions is visible even while other programs use the CPUs. This program runs itself under
+//! callgrind, once for each subject, because the memory of earlier subjects would change the
+//! addresses of later ones, and with them the instruction counts of copies. Only code called by
+//! [`counted_runs`] is counted.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use crate::{Run, Subject};
 
-/// What has instructions counted instead of time.
+/// Option for counting instructions instead of measuring time.
 pub(crate) const OPTION: &str = "--instructions";
-/// What this program is given when it runs under callgrind, before the name of a subject.
+/// Option with which this program runs itself under callgrind, followed by the name of a subject.
 pub(crate) const INSIDE: &str = "--under-callgrind";
 
-/// Runs that are counted, after one that is not: it has all memory there and all vectors grown.
+/// Number of counted runs. An earlier run, which is not counted, allocates all memory.
 const RUNS: u64 = 16;
 
-/// Counts, and prints a table.
+/// Counts the instructions of all subjects and prints a table.
 pub(crate) fn report(subjects: &[Subject]) -> ExitCode {
     println!("{:32}{:>14}{:>12}", "instructions", "per operation", "operations");
     for subject in subjects {
@@ -38,14 +39,15 @@ pub(crate) fn report(subjects: &[Subject]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What is counted.
+/// Runs a subject under callgrind.
 pub(crate) fn run(subject: &Subject) {
     let mut run = (subject.prepare)();
     run();
     counted_runs(&mut run);
 }
 
-/// Callgrind finds it by its name, so no other function may have this in its own.
+/// Calls `run` [`RUNS`] times. Callgrind selects this function by its name, so no other function
+/// name may contain this one.
 #[inline(never)]
 fn counted_runs(run: &mut Run) {
     for _ in 0..RUNS {
@@ -53,9 +55,11 @@ fn counted_runs(run: &mut Run) {
     }
 }
 
-/// Runs this program under callgrind for one subject; the instructions of all its runs.
+/// Runs this program under callgrind for one subject. Returns the number of instructions of all
+/// counted runs.
 fn count(name: &str) -> Result<u64, String> {
-    let me = std::env::current_exe().map_err(|e| format!("this program's own path: {e}"))?;
+    let me = std::env::current_exe()
+        .map_err(|e| format!("cannot find the path of this program: {e}"))?;
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("callgrind.out");
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--toggle-collect=*counted_runs*"])
@@ -63,17 +67,17 @@ fn count(name: &str) -> Result<u64, String> {
         .arg(me)
         .args([INSIDE, name])
         .output()
-        .map_err(|e| format!("valgrind (Debian package valgrind) cannot be run: {e}"))?;
+        .map_err(|e| format!("cannot run valgrind (Debian package valgrind): {e}"))?;
     if !output.status.success() {
         return Err(format!("{}\n{}", output.status, String::from_utf8_lossy(&output.stderr)));
     }
     match total(&file)? {
-        0 => Err("callgrind has not found what to count".to_owned()),
+        0 => Err("callgrind counted no instructions in `counted_runs`".to_owned()),
         total => Ok(total),
     }
 }
 
-/// Instructions in a file of callgrind's.
+/// Returns the total number of instructions in a callgrind output file.
 fn total(file: &Path) -> Result<u64, String> {
     let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
     let total = text.lines().find_map(|line| line.strip_prefix("totals: "));

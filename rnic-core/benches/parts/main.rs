@@ -1,15 +1,15 @@
-//! What the parts take by themselves: codec, deframer, queues, STags, and a pair of engines.
+//! Benchmarks of the crate's parts: codec, deframer, queues, STags, and a pair of engines.
 //!
 //! ```text
 //! cargo bench                             # times, by criterion
-//! cargo bench -- engine                   # of those whose name has this in it
-//! cargo bench -- --test                   # each once, to see that it works
-//! cargo bench -- --instructions engine    # instructions, by callgrind
+//! cargo bench -- engine                   # subjects whose name contains "engine"
+//! cargo bench -- --test                   # each once, to check that it works
+//! cargo bench -- --instructions engine    # instruction counts, by callgrind
 //! ```
 //!
-//! No sockets, no threads, no daemon. Every run asserts that what it is about has happened: bytes
-//! are where they belong, completions are there and successful. So a bench of something broken
-//! fails. Times and instructions are of the same runs.
+//! There are no sockets, no threads and no daemon. Every run asserts its result (bytes at the right
+//! addresses, successful completions), so a broken part fails its benchmark. The same
+//! runs are timed and have their instructions counted.
 
 mod codec;
 mod deframer;
@@ -24,23 +24,23 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput};
 
-/// What is measured, again and again. It panics if what it does does not come about.
+/// A measured operation, called repeatedly. Panics if its result is wrong.
 type Run = Box<dyn FnMut()>;
 
-/// One thing that is measured.
+/// A benchmark.
 struct Subject {
-    /// The part it is about, and what is done.
+    /// Part of the crate, and operation.
     name: (&'static str, String),
-    /// What one run moves.
+    /// Amount processed by one run.
     amount: Throughput,
-    /// FPDUs, entries, look-ups or messages in one run.
+    /// Number of FPDUs, entries, lookups or messages in one run.
     operations: u64,
-    /// Makes all that a run needs.
+    /// Prepares everything that a run needs.
     prepare: Box<dyn Fn() -> Run>,
 }
 
 impl Subject {
-    /// Of runs that handle so many of something.
+    /// Creates a subject each of whose runs handles this number of operations.
     fn counted(
         part: &'static str,
         what: impl Into<String>,
@@ -51,7 +51,7 @@ impl Subject {
         Subject { name: (part, what.into()), amount, operations, prepare: Box::new(prepare) }
     }
 
-    /// Of runs that are about so many bytes of payload.
+    /// Reports throughput in bytes of payload instead of operations.
     fn moving(self, bytes: usize) -> Self {
         Subject { amount: Throughput::Bytes(bytes as u64), ..self }
     }
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
     for subject in subjects() {
         let mut group = criterion.benchmark_group(subject.name.0);
         group.throughput(subject.amount.clone());
-        // Made when the filter has let it through, and once.
+        // Prepared once, and only if the filter selects the subject.
         let mut run = None;
         group.bench_function(&subject.name.1, |bencher| {
             bencher.iter(run.get_or_insert_with(|| (subject.prepare)()));
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Bytes of which no two neighbours are the same.
+/// Returns bytes in which no two neighbours are equal.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[1]).collect()
 }

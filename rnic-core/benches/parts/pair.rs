@@ -1,9 +1,7 @@
-//! Two queue pairs that are connected, the programs they belong to, and the workers that turn their
-//! engines.
+//! Two connected QPs with their programs, and the workers that drive their engines.
 //!
-//! It is driven as the daemon's worker drives an engine, and by nothing that the daemon cannot
-//! call. It knows only what goes well: anything else that an engine wants carried out is a failure
-//! of the bench.
+//! The engines are driven as a worker of the daemon drives them, through functions that the daemon
+//! can call. Only success is supported: any other output of an engine fails the benchmark.
 
 use std::io;
 use std::ops::Range;
@@ -15,7 +13,7 @@ use rnic_core::abi::queue::{
 };
 use rnic_core::device::{Cq, Memory, QpShared, StagEntry, StagKind};
 use rnic_core::engine::{
-    Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Receives, Work,
+    ConnectedEnd, Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Receives, Work,
 };
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
@@ -29,31 +27,31 @@ use rnic_core::types::{
     UserId,
 };
 
-/// How the two are connected.
+/// Connection of the two QPs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// Both are of one engine.
+    /// Both QPs belong to one engine.
     Direct,
-    /// Each is of an engine of its own; TCP has segments of so many bytes, and there are CRCs.
+    /// Each QP belongs to its own engine. TCP has this segment size, and CRCs are on.
     Tcp {
-        /// Effective MSS, of which the length of FPDUs follows.
+        /// Effective MSS in bytes, which determines the length of FPDUs.
         emss: usize,
     },
 }
 
-/// Two ends, of which the first one sends.
+/// Two connected ends. The first one sends.
 pub(crate) struct Pair {
     pub(crate) ends: [End; 2],
     engines: Vec<Engine>,
-    /// What one end has sent and the other one has not received, by sender.
+    /// Bytes that one end has sent and the other has not received yet, by sender.
     under_way: [Stream; 2],
     emss: usize,
     now: Time,
 }
 
-/// A program with a queue pair and a region.
+/// A program with a QP and a region, or one end of the connection.
 pub(crate) struct End {
-    /// Memory of its region, all of it.
+    /// Memory of its region.
     pub(crate) memory: Arc<Mapping>,
     stag: Stag,
     qp: QpId,
@@ -76,22 +74,27 @@ impl Pair {
         let of_b = engines.len() - 1;
         let (a, config_a) = End::new(1, 0, &mut engines, now);
         let (b, config_b) = End::new(2, of_b, &mut engines, now);
-        let active = (config_a, negotiated(Role::Initiator { rtr: None }), addresses());
-        let passive = (config_b, negotiated(Role::Responder { await_rtr: None }), addresses());
+        let end = |config, role| ConnectedEnd {
+            config,
+            negotiated: negotiated(role),
+            addresses: addresses(),
+        };
+        let active = end(config_a, Role::Initiator { rtr: None });
+        let passive = end(config_b, Role::Responder { await_rtr: None });
         match path {
             Path::Direct => engines[0].attach_direct(active, passive, now),
             Path::Tcp { .. } => {
-                engines[0].attach_tcp(active.0, active.1, active.2, now);
-                engines[1].attach_tcp(passive.0, passive.1, passive.2, now);
+                engines[0].attach_tcp(active.config, active.negotiated, active.addresses, now);
+                engines[1].attach_tcp(passive.config, passive.negotiated, passive.addresses, now);
             }
         }
         Pair { ends: [a, b], engines, under_way: Default::default(), emss, now }
     }
 
-    // --- What programs do
+    // --- Programs
 
-    /// A request of the first program, about what is at `at` of the second one's region if it is a
-    /// Write.
+    /// Returns a request of the first program. A Write has offset `at` in the second program's
+    /// region as its destination.
     pub(crate) fn request(
         &self,
         opcode: SendOpcode,
@@ -113,17 +116,17 @@ impl Pair {
             rkey,
             inv_rkey: 0,
             params: [0; 4],
-            spare_is_zero: true,
+            reserved_is_zero: true,
         }
     }
 
-    /// The first program posts a request whose data are this part of its region.
+    /// Writes a request of the first program into its queue. `data` is a range of its region.
     pub(crate) fn push(&mut self, header: &SendHeader, data: Range<usize>) {
         let a = &mut self.ends[0];
         a.sq.push(header, &[a.sge(data)], &[]).expect("there is room");
     }
 
-    /// The first program shows what it has posted.
+    /// Publishes the requests of the first program and rings the doorbell.
     pub(crate) fn ring(&mut self) {
         let a = &mut self.ends[0];
         a.sq.publish();
@@ -132,7 +135,7 @@ impl Pair {
         }
     }
 
-    /// The second program posts a receive into this part of its region.
+    /// Posts a receive of the second program. `sink` is a range of its region.
     pub(crate) fn post_receive(&mut self, wr_id: u64, sink: Range<usize>) {
         let b = &mut self.ends[1];
         b.rq.push(wr_id, &[b.sge(sink)]).expect("there is room");
@@ -142,8 +145,8 @@ impl Pair {
         }
     }
 
-    /// Lets workers turn until this program has its next completion, which is a successful one of
-    /// this request and length.
+    /// Runs the workers until this program has its next completion, which must be a success with
+    /// this `wr_id` and length.
     pub(crate) fn turn_until_completed(&mut self, end: usize, wr_id: u64, len: u32) {
         let mut completed = None;
         self.turn_until(|pair| {
@@ -170,9 +173,9 @@ impl Pair {
         }
     }
 
-    // --- What workers do
+    // --- Workers
 
-    /// Lets every worker have its rounds until something has come about.
+    /// Runs rounds of all workers until `is_done` returns true.
     pub(crate) fn turn_until(&mut self, mut is_done: impl FnMut(&mut Pair) -> bool) {
         for _ in 0..MANY {
             if is_done(self) {
@@ -183,7 +186,7 @@ impl Pair {
                 self.round(engine);
             }
         }
-        panic!("nothing comes of it");
+        panic!("the expected result did not occur in {MANY} rounds");
     }
 
     fn round(&mut self, at: usize) {
@@ -201,11 +204,11 @@ impl Pair {
             self.engines[at].handle_timeout(now);
         }
         while let Some(output) = self.engines[at].poll_output() {
-            assert!(matches!(output, Output::Event { .. }), "only that the connection stands");
+            assert!(matches!(output, Output::Event { .. }), "only `Established`");
         }
     }
 
-    /// What `sendmsg` does: all of it is taken.
+    /// Simulates a `sendmsg` that accepts all bytes.
     fn transmit(&mut self, at: usize, qp: QpId) {
         let Pair { engines, under_way, emss, now, ends } = self;
         let sender = usize::from(qp == ends[1].qp);
@@ -227,7 +230,7 @@ impl Pair {
         }
     }
 
-    /// What `recvmsg` does.
+    /// Simulates a `recvmsg`.
     fn receive(&mut self, at: usize, qp: QpId) {
         let Pair { engines, under_way, now, ends, .. } = self;
         let stream = &mut under_way[usize::from(qp == ends[0].qp)];
@@ -250,13 +253,16 @@ impl Pair {
 }
 
 impl End {
-    /// A program of session `n`, and its queue pair, to be taken over by its engine.
+    /// Creates a program of session `n`, and its QP, which is attached to its engine later.
     fn new(n: u32, engine: usize, engines: &mut [Engine], now: Time) -> (Self, Box<QpConfig>) {
-        let (arena, _fd) = Mapping::create_arena("bench", ARENA).expect("a little shared memory");
-        let (memory, _fd) = Mapping::create_arena("bench", REGION).expect("a little shared memory");
-        let (session, qp, pd, stag) = (SessionId(n), QpId(n), PdId(n), Stag(n << 8));
+        let (arena, _fd) = Mapping::create_arena("bench", ARENA).expect("memory for the arena");
+        let (memory, _fd) = Mapping::create_arena("bench", REGION).expect("memory for the region");
+        let session = SessionId(n);
+        let qp = QpId(n);
+        let pd = PdId(n);
+        let stag = Stag(n << 8);
         let scanner = DoorbellScanner::new(arena.clone(), 0).expect("it has such a page");
-        // Both programs are run by one user.
+        // The same user runs both programs.
         engines[engine].attach_session(session, UserId(1), scanner, now);
         engines[engine].install_stag(StagEntry {
             stag,
@@ -270,7 +276,7 @@ impl End {
             length: REGION as u64,
             memory: Memory::Shared { mapping: memory.clone(), offset: 0 },
         });
-        // Behind the header and one page of doorbells.
+        // After the header and one doorbell page.
         let mut next = 2 * PAGE;
         let mut queue = |kind, shape: QueueShape, bell| {
             let offset = next;
@@ -357,7 +363,7 @@ fn options() -> EngineOptions {
     }
 }
 
-/// What start-up agrees on between two daemons as they are by default.
+/// Returns the start-up parameters that two daemons with default settings negotiate.
 fn negotiated(role: Role) -> Negotiated {
     Negotiated {
         role,
@@ -383,13 +389,13 @@ fn addresses() -> AddressPair {
 
 const CQ_BELL: u32 = 1;
 const QP_BELL: u32 = 2;
-/// Requests of a queue.
+/// Capacity of the send and the receive queue.
 const DEPTH: u32 = 64;
 const ARENA: usize = 64 << 10;
 const REGION: usize = 64 << 10;
 /// First address of every region.
 const IOVA: u64 = 0x10_0000;
-/// Time that passes between two rounds.
+/// Simulated time between two rounds.
 const ROUND: Duration = Duration::from_micros(1);
-/// Rounds in which whatever is waited for comes about.
+/// Maximum number of rounds until a result.
 const MANY: usize = 1000;

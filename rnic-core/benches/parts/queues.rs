@@ -1,6 +1,6 @@
-//! Both ends of the queues in shared memory, without anybody between: what is posted is taken.
+//! Both ends of the queues in shared memory, without an engine: every posted entry is taken.
 //!
-//! One thread has both ends, so no cache line travels from one CPU to another.
+//! One thread uses both ends, so no cache line moves between CPUs.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use rnic_core::types::{CompletionOpcode, CompletionStatus};
 
 use crate::{Run, Subject};
 
-/// Entries of one run.
+/// Number of entries per run.
 const ENTRIES: u64 = 32;
-/// Entries of a queue.
+/// Capacity of a queue.
 const CAPACITY: u32 = 64;
 
 pub(crate) fn subjects() -> Vec<Subject> {
     let mut all = Vec::new();
-    // Entries that are shown, and looked for, at once.
+    // Number of entries that are published, and then taken, together.
     for (how, batch) in [("batch", ENTRIES), ("single", 1)] {
         let mut add = |queue: &str, prepare: fn(u64) -> Run| {
             let what = format!("{queue}/{how}");
@@ -34,10 +34,9 @@ pub(crate) fn subjects() -> Vec<Subject> {
     all
 }
 
-/// The daemon's and the client's end of a queue that is there alone.
+/// Creates a queue in its own arena and returns the daemon's and the client's end.
 fn queue(kind: QueueKind, shape: QueueShape) -> [QueueMemory; 2] {
-    let (arena, _fd) =
-        Mapping::create_arena("bench", shape.bytes()).expect("a little shared memory");
+    let (arena, _fd) = Mapping::create_arena("bench", shape.bytes()).expect("memory for the arena");
     let daemons = QueueMemory::format(Arc::clone(&arena), 0, kind, shape, 1, 1);
     let clients = QueueMemory::open(arena, 0, kind, shape);
     [daemons.expect("it fits"), clients.expect("it was just made")]
@@ -49,8 +48,10 @@ fn sge(n: u64) -> Sge {
 
 fn send(batch: u64) -> Run {
     let [daemons, clients] = queue(QueueKind::Send, QueueShape::send(CAPACITY, 1, 0));
-    let (mut consumer, mut producer) = (SendConsumer::new(daemons), SendProducer::new(clients));
-    let (mut posted, mut taken) = (0, 0);
+    let mut consumer = SendConsumer::new(daemons);
+    let mut producer = SendProducer::new(clients);
+    let mut posted = 0;
+    let mut taken = 0;
     let mut sges = SgeList::new();
     Box::new(move || {
         for _ in 0..ENTRIES / batch {
@@ -80,15 +81,16 @@ fn write(wr_id: u64) -> SendHeader {
         rkey: 0x8765_4321,
         inv_rkey: 0,
         params: [0; 4],
-        spare_is_zero: true,
+        reserved_is_zero: true,
     }
 }
 
 fn receive(batch: u64) -> Run {
     let [daemons, clients] = queue(QueueKind::Receive, QueueShape::receive(CAPACITY, 1));
-    let (mut consumer, mut producer) =
-        (ReceiveConsumer::new(daemons), ReceiveProducer::new(clients));
-    let (mut posted, mut taken) = (0, 0);
+    let mut consumer = ReceiveConsumer::new(daemons);
+    let mut producer = ReceiveProducer::new(clients);
+    let mut posted = 0;
+    let mut taken = 0;
     let mut entry = ReceiveEntry::default();
     Box::new(move || {
         for _ in 0..ENTRIES / batch {
@@ -108,9 +110,10 @@ fn receive(batch: u64) -> Run {
 
 fn completion(batch: u64) -> Run {
     let [daemons, clients] = queue(QueueKind::Completion, QueueShape::completion(CAPACITY));
-    let (mut producer, mut consumer) =
-        (CompletionProducer::new(daemons), CompletionConsumer::new(clients));
-    let (mut written, mut read) = (0, 0);
+    let mut producer = CompletionProducer::new(daemons);
+    let mut consumer = CompletionConsumer::new(clients);
+    let mut written = 0;
+    let mut read = 0;
     Box::new(move || {
         for _ in 0..ENTRIES / batch {
             for _ in 0..batch {

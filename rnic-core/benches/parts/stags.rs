@@ -1,4 +1,4 @@
-//! From an STag that a peer names to the memory it stands for, with all checks.
+//! Resolves an STag in a peer's request to its memory, with all checks.
 
 use std::hint::black_box;
 
@@ -9,11 +9,11 @@ use rnic_core::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
 use crate::{Run, Subject};
 
-/// Look-ups of one run.
+/// Number of lookups per run.
 const LOOK_UPS: usize = 1000;
-/// Bytes of a region.
+/// Size of a region in bytes.
 const REGION: usize = 64;
-const WHO: Principal = Principal { session: SessionId(1), pd: PdId(2), qp: QpId(3) };
+const PRINCIPAL: Principal = Principal { session: SessionId(1), pd: PdId(2), qp: QpId(3) };
 
 pub(crate) fn subjects() -> Vec<Subject> {
     let mut all = Vec::new();
@@ -27,10 +27,10 @@ pub(crate) fn subjects() -> Vec<Subject> {
     all
 }
 
-/// Looks for the first `among` of so many regions in turn, in no order that memory has.
+/// Looks up the first `among` of the regions in turn, in an order unrelated to their addresses.
 fn look_up(regions: usize, among: usize) -> Run {
     let (mapping, _fd) =
-        Mapping::create_arena("bench", regions * REGION).expect("a little shared memory");
+        Mapping::create_arena("bench", regions * REGION).expect("memory for the arena");
     let mut allocator = StagAllocator::new([7; 32]);
     let mut table = StagTable::default();
     let mut known: Vec<(Stag, usize)> = Vec::new();
@@ -40,8 +40,8 @@ fn look_up(regions: usize, among: usize) -> Run {
             stag,
             kind: StagKind::region(),
             mr: MrId(stag.0),
-            session: WHO.session,
-            pd: WHO.pd,
+            session: PRINCIPAL.session,
+            pd: PRINCIPAL.pd,
             scope: Scope::Pd,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             iova: 0x1000,
@@ -51,15 +51,15 @@ fn look_up(regions: usize, among: usize) -> Run {
         known.push((stag, offset));
     }
     assert_eq!(table.len(), regions);
-    assert!(table.remote(WHO, Stag(0), 0x1000, 8, Access::REMOTE_WRITE).is_err());
-    // A prime, so that all of them come, each once in a round.
+    assert!(table.remote(PRINCIPAL, Stag(0), 0x1000, 8, Access::REMOTE_WRITE).is_err());
+    // Multiplication by a prime visits each region once per round.
     let order: Vec<(Stag, usize)> = (0..among).map(|n| known[n * 99_991 % among]).collect();
     let mut next = 0;
     Box::new(move || {
         for _ in 0..LOOK_UPS {
             let (stag, offset) = order[next];
             next = if next + 1 == order.len() { 0 } else { next + 1 };
-            let found = table.remote(WHO, black_box(stag), 0x1008, 8, Access::REMOTE_WRITE);
+            let found = table.remote(PRINCIPAL, black_box(stag), 0x1008, 8, Access::REMOTE_WRITE);
             let place = found.ok().and_then(|target| target.shared());
             assert_eq!(place.map(|(_, at, len)| (at, len)), Some((offset + 8, 8)));
         }

@@ -1,16 +1,16 @@
-//! Queue of copy jobs between a worker and the library of a client whose memory the daemon cannot
+//! Copy queue: jobs from a worker for the library of a client whose memory the daemon cannot
 //! access.
 
 use super::queue::{QueueShape, SendOpcode};
 use crate::types::{AtomicOperation, numbered};
 
-/// Entries of a queue.
+/// Number of entries of a copy queue.
 pub const COPY_ENTRIES: u32 = 8;
-/// Maximum length of one copy, in bytes.
+/// Maximum number of bytes copied by a job.
 pub const MAX_COPY: usize = 64 * 1024;
 
 impl QueueShape {
-    /// Shape of a queue of copy jobs.
+    /// Returns the shape of a copy queue.
     #[expect(clippy::cast_possible_truncation, reason = "it is 65,856")]
     pub fn copies() -> Self {
         QueueShape { capacity: COPY_ENTRIES, stride: (copy_entry::DATA + MAX_COPY) as u32 }
@@ -21,37 +21,38 @@ impl QueueShape {
 pub mod copy_entry {
     /// [`super::CopyHeader`].
     pub const HEADER: usize = 0;
-    /// Written by the library: flags ([`COPIED`], [`IN_PASSING`]), then the original value of an
-    /// atomic operation.
+    /// Outcome, written by the library: a word of flags ([`COPIED`], [`BY_POLLER`]), then the
+    /// original value of an atomic operation.
     pub const OUTCOME: usize = 40;
-    /// Written by the daemon: 16 ranges of the program's memory, each an address and a length.
+    /// Written by the daemon: 16 ranges of the client's memory, each an address and a length.
     pub const PIECES: usize = 64;
-    /// Bytes of all ranges, written by the source of the copy.
+    /// Bytes of all ranges, written by the side that the data come from.
     pub const DATA: usize = PIECES + 16 * 16;
 
     /// Flag of an outcome: all bytes were copied.
     pub const COPIED: u64 = 1;
-    /// Flag of an outcome: a thread that polled a CQ made the copy.
-    pub const IN_PASSING: u64 = 2;
+    /// Flag of an outcome: the job was executed by a thread that polled a CQ.
+    pub const BY_POLLER: u64 = 2;
 }
 
 numbered! {
     /// Operation of a copy job.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum CopyKind: u8, from_u8 {
-        /// Copies from the program's memory to the entry.
+        /// Copies from the client's memory to the entry.
         Out = 0,
-        /// Copies from the entry to the program's memory.
+        /// Copies from the entry to the client's memory.
         In = 1,
         /// As `In`; the last word is written after the other bytes.
         InTailLast = 2,
-        /// Applies an atomic operation to the only range, a word of 8 bytes.
+        /// Applies an atomic operation to the only range, an 8-byte word.
         Update = 3,
     }
 }
 
-/// Header of an entry: kind (bits 0..8), number of ranges (8..16) and opcode of the atomic
-/// operation as in a send queue (16..24), then the four parameters of the operation.
+/// Header of an entry: a word with the kind (bits 0 to 7), the number of ranges (8 to 15) and the
+/// opcode of the atomic operation as in a send queue (16 to 23), then the operation's four
+/// parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyHeader {
     /// Operation of the job.
@@ -91,10 +92,10 @@ mod tests {
 
     /// A released layout never changes.
     #[test]
-    fn layout_is_that_of_the_document() {
+    fn copy_entry_layout() {
         assert_eq!(QueueShape::copies(), QueueShape { capacity: 8, stride: 65_856 });
         assert_eq!([copy_entry::OUTCOME, copy_entry::PIECES, copy_entry::DATA], [40, 64, 320]);
-        assert_eq!([copy_entry::COPIED, copy_entry::IN_PASSING], [1, 2]);
+        assert_eq!([copy_entry::COPIED, copy_entry::BY_POLLER], [1, 2]);
         let add = AtomicOperation::FetchAdd { add: 7, boundaries: 9 };
         let (opcode, params) = SendOpcode::of_operation(add);
         let kinds = [(CopyKind::Out, 0), (CopyKind::In, 1), (CopyKind::InTailLast, 2)];

@@ -1,7 +1,7 @@
-//! The bytes of every control message and event: a released encoding never changes.
+//! Encoded bytes of every control message and event. A released encoding never changes.
 //!
-//! Each list holds one value per variant, in order. A new variant is appended here as it is there;
-//! a line that has to change means that an older client would misread the daemon.
+//! Each list holds one value per variant, in order. A new variant is appended to its enum and to
+//! its list. An edit of an existing line means that older clients would misread the daemon.
 
 use std::net::{SocketAddr, SocketAddrV6};
 
@@ -11,8 +11,8 @@ use super::control::*;
 use super::queue::QueueShape;
 use crate::types::*;
 
-/// Compares each value with its bytes in hexadecimal, and checks that the enum's variants (the
-/// first byte of the encoding after `skip` others) are all there, in order.
+/// Compares each value with its bytes in hexadecimal. Checks that the list covers all variants in
+/// order. The byte at offset `skip` of an encoding is the variant.
 fn check<T: Serialize + std::fmt::Debug>(skip: usize, golden: &[(T, &str)]) {
     for (n, (value, bytes)) in golden.iter().enumerate() {
         let encoded = postcard::to_stdvec(value).unwrap();
@@ -121,7 +121,7 @@ fn requests() {
                     signal_all: true,
                     rnr_policy: RnrPolicy::Wait { timeout_ms: 5 },
                     context: 17,
-                    kind: QpType::Wired,
+                    kind: QpType::Rc,
                 })),
                 "ac020b070302008001400403c8010101051101",
             ),
@@ -233,7 +233,7 @@ fn requests() {
 }
 
 #[test]
-fn changes_of_queue_pairs() {
+fn qp_changes() {
     let rights = Access::REMOTE_READ;
     let wiring = Wiring {
         local: Gid([1; 16]),
@@ -554,7 +554,8 @@ fn refusals() {
 
 #[test]
 fn events() {
-    let (qp, context) = (QpId(6), 1 << 63);
+    let qp = QpId(6);
+    let context = 1 << 63;
     let ended = |reason| Event::Disconnected { qp, context: 0, reason };
     check(
         0,

@@ -1,9 +1,9 @@
-//! What the daemon and its clients agree on, and nothing else.
+//! Interface between the daemon and its clients.
 //!
-//! [`queue`] and [`copies`] are the layout of shared memory, [`control`] the messages of the Unix
-//! socket and of the event channels. All are append-only: a released number, field or enum position
-//! never changes its meaning, and golden-bytes tests hold us to it. This module knows neither
-//! memory nor sockets; `rnicd` and `rnic-client` both use it, `docs/abi.md` explains it.
+//! [`queue`] and [`copies`] define the layout of shared memory, and [`control`] the messages of the
+//! Unix socket and of the event channels. All are append-only: a released number, field or enum
+//! position never changes its meaning, which tests with literal bytes verify. This module accesses
+//! neither memory nor sockets. `rnicd` and `rnic-client` use it, and `docs/abi.md` describes it.
 
 pub mod control;
 pub mod copies;
@@ -11,5 +11,5 @@ pub mod copies;
 mod golden;
 pub mod queue;
 
-/// Version of everything in this module. A client and a daemon that share no version part in Hello.
+/// Version of the interface. The daemon refuses a client that does not support it.
 pub const ABI_VERSION: u16 = 1;

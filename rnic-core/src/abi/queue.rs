@@ -1,61 +1,65 @@
 //! Layout of arenas: doorbell pages and the send, receive and completion queues.
 //!
-//! Everything in shared memory is read and written as whole little-endian `u64` words (bulk payload
-//! apart), so an entry is an array of words and its codec shifts and masks: a hostile writer can
-//! make the numbers wrong but never make a Rust value invalid. Entries are copied out, decoded,
-//! and only the copy is used. Spare bits must be zero and are refused by name.
+//! All shared memory except bulk payload is read and written as whole little-endian `u64` words. An
+//! entry is an array of words, which its codec shifts and masks. A hostile writer can produce wrong
+//! numbers but no invalid Rust value. Entries are copied, and only the copy is decoded and used.
+//! Reserved bits must be zero; the daemon refuses an entry in which one is set.
 
 use crate::types::{AtomicOperation, CompletionOpcode, CompletionStatus, Gid, numbered};
 
-/// Bytes of a queue header: five cache lines, one writer each.
+/// Size of a queue header in bytes: five cache lines, of which each has one writer, except the flag
+/// line of a copy queue.
 pub const QUEUE_HEADER_LEN: usize = 320;
-/// Bytes of a cache line, the unit that separates writers.
+/// Size of a cache line in bytes. Words of different writers are on different lines.
 pub const CACHE_LINE: usize = 64;
 /// First word of every queue header: "RNICQUE1" read as a little-endian number.
 pub const QUEUE_MAGIC: u64 = u64::from_le_bytes(*b"RNICQUE1");
-/// First word of every arena: "RNICARE1".
+/// First word of every session's first arena: "RNICARE1" read as a little-endian number.
 pub const ARENA_MAGIC: u64 = u64::from_le_bytes(*b"RNICARE1");
 
 /// Byte offsets in a queue header. The entries follow at [`QUEUE_HEADER_LEN`].
 pub mod queue_header {
     /// Daemon, once: [`super::QUEUE_MAGIC`].
     pub const MAGIC: usize = 0;
-    /// Daemon, once: ABI version (bits 0..16), queue kind (16..24), log2 of the capacity (24..32),
-    /// bytes per entry (32..64).
+    /// Daemon, once: ABI version (bits 0 to 15), queue kind (16 to 23), log2 of the capacity (24
+    /// to 31), bytes per entry (32 to 63).
     pub const SHAPE: usize = 8;
-    /// Daemon, once: handle of the CQ, SRQ or QP (0..32), doorbell index (32..64).
+    /// Daemon, once: handle of the CQ, SRQ or QP, or worker number of a copy queue (bits 0 to 31),
+    /// doorbell index (32 to 63).
     pub const OWNER: usize = 16;
-    /// Daemon, when a QP is bound: `u32`, [`super::WORKER_NONE`] before, else the worker whose
-    /// doorbell page is to be rung. Posting before that rings nothing. A shared receive queue
-    /// belongs to no worker: who is to be rung stands in [`ENGINE_WAITS`].
+    /// Daemon, when a QP is bound to a worker: `u32`, the worker to ring. [`super::WORKER_NONE`]
+    /// before that: posting then rings no doorbell. A shared receive queue belongs to no worker;
+    /// its workers to ring are in [`ENGINE_WAITS`].
     pub const WORKER: usize = 24;
-    /// Producer's line: `u32` free-running count of entries published. Written by the client in
-    /// SQ and RQ, by the daemon in a CQ (there only a hint: the sequence word decides).
+    /// Producer's line: `u32` free-running count of published entries. Written by the client in an
+    /// SQ, RQ or SRQ, by the daemon in a copy queue and in a CQ, where it is a hint: the sequence
+    /// word of an entry decides.
     pub const PRODUCER: usize = 64;
-    /// Consumer's line: `u32` free-running count of entries given back. Written by the daemon in SQ
-    /// and RQ (the slots before it may be reused), by the client in a CQ.
+    /// Consumer's line: `u32` free-running count of consumed entries, whose slots the producer may
+    /// reuse. Written by the daemon in an SQ, RQ or SRQ, by the client in a CQ or copy queue.
     pub const CONSUMER: usize = 128;
-    /// Client's flag line (CQ): `u32` arm state, one of the `ARM_*` values.
+    /// Client's flag line: `u32`. In a CQ the arm state, one of the `ARM_*` values. In a copy queue
+    /// 1 while the library's thread sleeps on it; the daemon clears it.
     pub const ARM: usize = 192;
-    /// Client's flag line (CQ): `u32`, 1 while the client polls this CQ without sleeping.
+    /// Client's flag line, CQ only: `u32`, 1 while the client polls this CQ without sleeping.
     pub const CLIENT_SPINS: usize = 200;
-    /// Daemon's flag line: `u64`, a set of workers, bit `n` for worker `n`. In a CQ those with a QP
-    /// that waits for a slot; in a receive queue, shared or not, those with a message that waits
-    /// for a receive.
+    /// Daemon's flag line: `u64`, a set of workers, bit `n` for worker `n`. In a CQ: workers with a
+    /// QP that waits for a slot. In a receive queue, shared or not: workers that hold a message
+    /// until a receive is posted.
     pub const ENGINE_WAITS: usize = 256;
 }
 
-/// [`queue_header::WORKER`] of a QP that no worker owns yet.
+/// [`queue_header::WORKER`] of an SRQ, and of a QP that is not bound to a worker.
 pub const WORKER_NONE: u32 = u32::MAX;
 
-/// Not armed: no event is wanted.
+/// Not armed: the daemon sends no event.
 pub const ARM_NONE: u32 = 0;
 /// Armed for the next completion that is solicited or not successful.
 pub const ARM_SOLICITED: u32 = 1;
 /// Armed for the next completion of any kind.
 pub const ARM_NEXT: u32 = 2;
 
-/// What a queue is for.
+/// Kind of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QueueKind {
@@ -63,28 +67,29 @@ pub enum QueueKind {
     Send = 1,
     /// Receive queue of a QP.
     Receive = 2,
-    /// Completion queue (CQ), which QPs of several workers may share.
+    /// Completion queue (CQ). QPs of different workers may share it.
     Completion = 3,
     /// Shared receive queue (SRQ), from which several QPs take receives.
     SharedReceive = 4,
-    /// Copy jobs of one worker for the client's library ([`super::copies`]).
+    /// Copy queue of one worker ([`super::copies`]).
     Copies = 5,
 }
 
-/// Shape of one queue, fixed when it is made.
+/// Shape of a queue, fixed at its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct QueueShape {
-    /// Entries; a power of two, at most 2^24.
+    /// Number of entries; a power of two, at most 2^24.
     pub capacity: u32,
     /// Bytes per entry, a multiple of 16.
     pub stride: u32,
 }
 
 impl QueueShape {
-    /// Shape of a send queue for `depth` requests of at most `sges` elements and `inline` bytes.
+    /// Returns the shape of a send queue for `depth` requests with at most `sges` SGEs or `inline`
+    /// bytes each.
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "a stride is below 2^17: a header, and 255 elements or 64 Ki inline"
+        reason = "a stride is below 2^17: a header, and 255 SGEs or 64 Ki of inline data"
     )]
     pub fn send(depth: u32, sges: u8, inline: u16) -> Self {
         let body = (usize::from(sges) * SGE_LEN).max(usize::from(inline));
@@ -92,8 +97,8 @@ impl QueueShape {
         QueueShape { capacity: depth.max(1).next_power_of_two(), stride: stride as u32 }
     }
 
-    /// Shape of a receive queue for `depth` requests of at most `sges` elements.
-    #[expect(clippy::cast_possible_truncation, reason = "a header and 255 elements: 4096")]
+    /// Returns the shape of a receive queue for `depth` requests with at most `sges` SGEs each.
+    #[expect(clippy::cast_possible_truncation, reason = "a header and 255 SGEs: 4096")]
     pub fn receive(depth: u32, sges: u8) -> Self {
         let stride = RECEIVE_HEADER_LEN + usize::from(sges.max(1)) * SGE_LEN;
         QueueShape {
@@ -102,13 +107,13 @@ impl QueueShape {
         }
     }
 
-    /// Shape of a completion queue for `entries` completions.
+    /// Returns the shape of a completion queue for `entries` completions.
     #[expect(clippy::cast_possible_truncation, reason = "it is 64")]
     pub fn completion(entries: u32) -> Self {
         QueueShape { capacity: entries.max(1).next_power_of_two(), stride: COMPLETION_LEN as u32 }
     }
 
-    /// Bytes of the whole queue, header included.
+    /// Returns the size of the queue in bytes, including its header.
     pub fn bytes(self) -> usize {
         QUEUE_HEADER_LEN + self.capacity as usize * self.stride as usize
     }
@@ -117,9 +122,9 @@ impl QueueShape {
 // ---------------------------------------------------------------------------------------------
 // Arena and doorbells
 
-/// Bytes of a doorbell page and of the arena header: one page each.
+/// Size of the arena header and of a doorbell page in bytes: one page each.
 pub const PAGE: usize = 4096;
-/// Offset in the session's first arena of worker `w`'s doorbell page.
+/// Returns the offset of a worker's doorbell page in the session's first arena.
 pub const fn doorbell_offset(worker: u32) -> usize {
     PAGE * (1 + worker as usize)
 }
@@ -128,53 +133,56 @@ pub const fn doorbell_offset(worker: u32) -> usize {
 pub mod arena_header {
     /// [`super::ARENA_MAGIC`].
     pub const MAGIC: usize = 0;
-    /// ABI version (0..16), number of doorbell pages that follow (16..32), session id (32..64).
+    /// ABI version (bits 0 to 15), number of doorbell pages that follow (16 to 31), session ID (32
+    /// to 63).
     pub const SHAPE: usize = 8;
-    /// Engine generation: a random number per start of the daemon.
+    /// Engine generation: a random number, drawn at each start of the daemon.
     pub const GENERATION: usize = 16;
     /// Feature bits, see [`super::super::control::Features`].
     pub const FEATURES: usize = 24;
 }
 
-/// Byte offsets in a doorbell page: one page per (client, worker), shared with nobody else.
+/// Byte offsets in a doorbell page. Each (client, worker) pair has its own page.
 pub mod doorbell {
-    /// Daemon's line: `u32`, 1 while the worker no longer polls this page and wants the eventfd.
+    /// Daemon's line: `u32`, 1 while the worker does not scan this page and needs the eventfd.
     pub const ENGINE_SLEEPS: usize = 0;
-    /// Client's line: `u64`, bit `i` says that leaf line `i` has a bit set.
+    /// Client's line: `u64`; bit `i` is set if any bit of leaf line `i` is set.
     pub const SUMMARY: usize = 64;
-    /// Client's leaf lines: 512 bits each, bit `n` of the whole for doorbell index `n`.
+    /// Client's leaf lines of 512 bits each. Their bits are numbered consecutively; bit `n` is for
+    /// doorbell index `n`.
     pub const LEAVES: usize = 128;
     /// Number of leaf lines.
     pub const LEAF_LINES: usize = 62;
-    /// Number of doorbell indices: the bound on QPs, CQs and SRQs of one session.
+    /// Number of doorbell indices, an upper bound on the QPs, CQs, SRQs and copy queues of a
+    /// session.
     #[expect(clippy::cast_possible_truncation, reason = "it is 31,744")]
     pub const INDICES: u32 = (LEAF_LINES * 512) as u32;
 }
 
 // ---------------------------------------------------------------------------------------------
-// Scatter/gather elements
+// Scatter/gather elements (SGEs)
 
-/// Bytes of one element.
+/// Size of an SGE in bytes.
 pub const SGE_LEN: usize = 16;
 
-/// One scatter/gather element.
+/// Scatter/gather element (SGE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Sge {
-    /// Address in the region's own terms (`iova`).
+    /// First address, in the region's address range, which starts at its `iova`.
     pub addr: u64,
-    /// Bytes from `addr` on; may be 0.
+    /// Length in bytes; may be 0.
     pub length: u32,
     /// Local key: the region's STag.
     pub lkey: u32,
 }
 
 impl Sge {
-    /// The element as it stands in a queue.
+    /// Encodes the SGE.
     pub fn to_words(self) -> [u64; 2] {
         [self.addr, u64::from(self.length) | u64::from(self.lkey) << 32]
     }
 
-    /// Reads an element from the two words of a queue entry. Any words decode.
+    /// Decodes an SGE. Every value is valid.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; 2]) -> Self {
         Sge { addr: w[0], length: w[1] as u32, lkey: (w[1] >> 32) as u32 }
@@ -184,49 +192,48 @@ impl Sge {
 // ---------------------------------------------------------------------------------------------
 // Send queue entries
 
-/// Bytes before the elements or inline data of a send queue entry.
+/// Size of the header of a send queue entry in bytes. SGEs or inline data follow.
 pub const SEND_HEADER_LEN: usize = 64;
-/// [`SEND_HEADER_LEN`] in words.
+/// Number of words in [`SEND_HEADER_LEN`] bytes.
 pub const SEND_HEADER_WORDS: usize = SEND_HEADER_LEN / 8;
 
 numbered! {
-    /// Operation of a send request; numbers below 7 are those of `ibv_wr_opcode`.
+    /// Operation of a send request. Numbers up to 9 equal `ibv_wr_opcode`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     //= RDMAP-3.2-1
     pub enum SendOpcode: u8, from_u8 {
         /// RDMA Write: `IBV_WR_RDMA_WRITE`.
         Write = 0,
-        /// RDMA Write, then Immediate Data: `IBV_WR_RDMA_WRITE_WITH_IMM`. The first
-        /// parameter is its 8 bytes as a big-endian number, of which verbs use the first four.
+        /// RDMA Write, then Immediate Data: `IBV_WR_RDMA_WRITE_WITH_IMM`. The first parameter holds
+        /// 8 bytes of data as a big-endian number; verbs use the first four.
         WriteImmediate = 1,
         /// Send, untagged: `IBV_WR_SEND`.
         Send = 2,
-        /// Send with immediate data: `IBV_WR_SEND_WITH_IMM`, of queue pairs that are wired by hand.
-        /// The first parameter is its 8 bytes as a big-endian number, of which the first four
-        /// count.
+        /// Send with immediate data: `IBV_WR_SEND_WITH_IMM`, on QPs of the RoCE device. The first
+        /// parameter holds 8 bytes of data as a big-endian number; only the first four are sent.
         SendImmediate = 3,
-        /// RDMA Read into the local elements: `IBV_WR_RDMA_READ`.
+        /// RDMA Read into the request's SGEs: `IBV_WR_RDMA_READ`.
         Read = 4,
-        /// Atomic CmpSwap: `IBV_WR_ATOMIC_CMP_AND_SWP`. Parameters: compare, swap, and the mask of
-        /// either, which verbs have all ones. The one element has 8 bytes and receives what was
-        /// there before.
+        /// Atomic CmpSwap: `IBV_WR_ATOMIC_CMP_AND_SWP`. Parameters: compare, swap, compare mask,
+        /// swap mask; verbs set all mask bits. The request has one SGE of 8 bytes, which receives
+        /// the original value.
         CompareSwap = 5,
-        /// Atomic FetchAdd: `IBV_WR_ATOMIC_FETCH_AND_ADD`. Parameters: add, and the boundaries of
-        /// fields, which verbs have 0. The element as for `CompareSwap`.
+        /// Atomic FetchAdd: `IBV_WR_ATOMIC_FETCH_AND_ADD`. Parameters: addend, field boundaries;
+        /// verbs set no boundary. The SGE is as for `CompareSwap`.
         FetchAdd = 6,
-        /// Invalidate a local STag.
+        /// Invalidates a local STag: `IBV_WR_LOCAL_INV`.
         LocalInvalidate = 7,
-        /// Bind a memory window; see [`WindowParams`].
+        /// Binds a memory window: `IBV_WR_BIND_MW`; see [`WindowParams`].
         BindWindow = 8,
         /// Send with Invalidate of a remote STag: `IBV_WR_SEND_WITH_INV`.
         SendInvalidate = 9,
-        /// RDMA Read, then invalidate the local sink STag (iWARP).
+        /// RDMA Read, then invalidation of the local sink STag (iWARP only).
         ReadInvalidate = 32,
     }
 }
 
 impl SendOpcode {
-    /// Whether it waits for a response of the peer's, and counts to ORD.
+    /// Returns true if the request waits for a response from the peer and counts towards ORD.
     pub fn awaits_response(self) -> bool {
         match self {
             SendOpcode::Read
@@ -243,17 +250,17 @@ impl SendOpcode {
         }
     }
 
-    /// Whether a queue pair without acknowledgements lacks it.
+    /// Returns true if UC QPs do not support the operation.
     pub fn needs_reliability(self) -> bool {
         self.awaits_response() || self == SendOpcode::SendInvalidate
     }
 
-    /// Whether RFC 7306 has added it.
+    /// Returns true for operations of RFC 7306.
     pub fn is_extension(self) -> bool {
         matches!(self, SendOpcode::WriteImmediate | SendOpcode::CompareSwap | SendOpcode::FetchAdd)
     }
 
-    /// How many words of [`SendHeader::params`] it has, from the first on; the others are zero.
+    /// Returns the number of [`SendHeader::params`] in use. The others are zero.
     pub fn parameters(self) -> usize {
         match self {
             SendOpcode::WriteImmediate | SendOpcode::SendImmediate => 1,
@@ -264,7 +271,7 @@ impl SendOpcode {
         }
     }
 
-    /// The atomic operation that it is under these parameters, if it is one.
+    /// Returns the atomic operation with these parameters; `None` for other opcodes.
     pub fn operation(self, params: [u64; 4]) -> Option<AtomicOperation> {
         match (self, params) {
             (SendOpcode::FetchAdd, [add, boundaries, ..]) => {
@@ -277,7 +284,7 @@ impl SendOpcode {
         }
     }
 
-    /// The opcode and the parameters of an atomic operation.
+    /// Returns opcode and parameters of an atomic operation.
     pub fn of_operation(operation: AtomicOperation) -> (SendOpcode, [u64; 4]) {
         match operation {
             AtomicOperation::FetchAdd { add, boundaries } => {
@@ -289,7 +296,7 @@ impl SendOpcode {
         }
     }
 
-    /// What its completion is called.
+    /// Returns the opcode of the request's completion.
     pub fn completion(self) -> CompletionOpcode {
         match self {
             SendOpcode::Write | SendOpcode::WriteImmediate => CompletionOpcode::RdmaWrite,
@@ -306,53 +313,54 @@ impl SendOpcode {
 }
 
 bitflags::bitflags! {
-    /// Flags of a send request, with the numbers of `ibv_send_flags`.
+    /// Flags of a send request, with the values of `ibv_send_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct SendFlags: u16 {
-        /// Wait for all earlier reads of this QP.
+        /// Starts only after all earlier Reads and atomic operations of this QP have completed.
         const FENCE = 1;
-        /// Write a completion also on success.
+        /// Requests a completion even on success.
         const SIGNALED = 2;
-        /// Ask for the peer's solicited event.
+        /// Requests a solicited event at the peer.
         const SOLICITED = 4;
-        /// The data stand in the entry itself.
+        /// The data are in the entry itself; there are no SGEs.
         const INLINE = 8;
     }
 }
 
-/// Header of a send queue entry, decoded. Bytes in order: opcode 1, num_sge 1, flags 2,
-/// inline_len 2, spare 2, wr_id 8, remote_addr 8, rkey 4, inv_rkey 4, params 4 x 8.
+/// Decoded header of a send queue entry. Fields in order, with their sizes in bytes: opcode 1,
+/// num_sge 1, flags 2, inline_len 2, reserved 2, wr_id 8, remote_addr 8, rkey 4, inv_rkey 4,
+/// params 4 x 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 //= RDMAP-3.2-2, RDMAP-3.2-5
 pub struct SendHeader {
-    /// Operation; unknown numbers stay representable and fail the request by name.
+    /// A [`SendOpcode`]. Unknown numbers decode and fail the request.
     pub opcode: u8,
-    /// Elements that follow; 0 with inline data.
+    /// Number of SGEs that follow; 0 with inline data.
     pub num_sge: u8,
-    /// Request flags as written.
+    /// A [`SendFlags`], not validated.
     pub flags: u16,
-    /// Bytes of inline data that follow; 0 without [`SendFlags::INLINE`].
+    /// Number of bytes of inline data that follow; 0 without [`SendFlags::INLINE`].
     pub inline_len: u16,
-    /// The application's name for the request.
+    /// Work request ID chosen by the application.
     pub wr_id: u64,
-    /// Remote tagged offset of Write, Read and atomics.
+    /// Remote tagged offset of a Write, Read or atomic operation.
     //= DDP-5.2-7
     pub remote_addr: u64,
-    /// Remote STag of Write, Read and atomics; a window's present STag; the queue pair that a
-    /// datagram goes to.
+    /// Remote STag of a Write, Read or atomic operation; current STag of a window; destination QP
+    /// of a datagram.
     //= DDP-5.2-7, RDMAP-5.1-8, RDMAP-5.2.1-9
     pub rkey: u32,
-    /// STag to invalidate; the STag that a window is to have; the Q_Key of a datagram.
+    /// STag to invalidate; new STag of a window; Q_Key of a datagram.
     pub inv_rkey: u32,
-    /// Immediate Data, operands of atomics, [`WindowParams`] or [`DatagramParams`], by opcode; zero
-    /// where unused.
+    /// Immediate Data, operands of an atomic operation, [`WindowParams`] or [`DatagramParams`],
+    /// depending on the opcode; zero where unused.
     pub params: [u64; 4],
-    /// Whether every spare bit was zero.
-    pub spare_is_zero: bool,
+    /// True if all reserved bits are zero.
+    pub reserved_is_zero: bool,
 }
 
 impl SendHeader {
-    /// The header as it stands in a queue.
+    /// Encodes the header.
     pub fn to_words(&self) -> [u64; SEND_HEADER_WORDS] {
         [
             u64::from(self.opcode)
@@ -369,7 +377,7 @@ impl SendHeader {
         ]
     }
 
-    /// Reads the header from the words of a queue entry. Any words decode.
+    /// Decodes a header. Every value is decodable; the caller checks the fields.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; SEND_HEADER_WORDS]) -> Self {
         SendHeader {
@@ -382,57 +390,58 @@ impl SendHeader {
             rkey: w[3] as u32,
             inv_rkey: (w[3] >> 32) as u32,
             params: [w[4], w[5], w[6], w[7]],
-            spare_is_zero: w[0] >> 48 == 0,
+            reserved_is_zero: w[0] >> 48 == 0,
         }
     }
 }
 
-/// Parameters of [`SendOpcode::BindWindow`]: address 8, length 8, lkey 4, access 4.
+/// Parameters of [`SendOpcode::BindWindow`], with their sizes in bytes: address 8, length 8, lkey
+/// 4, access 4.
 ///
-/// The entry has no elements and no remote address. `rkey` is the window's present STag, `inv_rkey`
-/// the one it is to have, which differs in the low 8 bits only: for a window of type 1 it must
-/// differ, and the library advances it by one (`ibv_inc_rkey(3)`); for type 2 the application
-/// chooses it.
+/// The entry has no SGEs and no remote address. `rkey` is the window's current STag, `inv_rkey` its
+/// new one. The two differ in the low 8 bits only. For a type 1 window they must differ, and the
+/// library increments the key (`ibv_inc_rkey(3)`). For type 2 the application chooses the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WindowParams {
-    /// First address, in the region's own terms (`iova`).
+    /// First address, in the region's address range, which starts at its `iova`.
     pub address: u64,
-    /// Bytes; 0 unbinds a window of type 1, and the other parameters are of no account then.
+    /// Length in bytes; 0 unbinds a type 1 window, and the other parameters are then ignored.
     pub length: u64,
     /// The region's STag.
     pub lkey: u32,
-    /// Rights: [`Access`](crate::types::Access) as numbers, `REMOTE_READ`, `REMOTE_WRITE` and
-    /// `ZERO_BASED` only.
+    /// Rights as [`Access`](crate::types::Access) bits; only `REMOTE_READ`, `REMOTE_WRITE`,
+    /// `REMOTE_ATOMIC` and `ZERO_BASED` are allowed.
     pub access: u32,
 }
 
 impl WindowParams {
-    /// The parameters as they stand in [`SendHeader::params`].
+    /// Encodes the parameters for [`SendHeader::params`].
     pub fn to_params(self) -> [u64; 4] {
         [self.address, self.length, u64::from(self.lkey) | u64::from(self.access) << 32, 0]
     }
 
-    /// Reads the parameters from [`SendHeader::params`]. Any words decode.
+    /// Decodes the parameters of [`SendHeader::params`]. Every value is decodable.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_params([address, length, key, _]: [u64; 4]) -> Self {
         WindowParams { address, length, lkey: key as u32, access: (key >> 32) as u32 }
     }
 }
 
-/// Parameters of a [`SendOpcode::Send`] or [`SendOpcode::SendImmediate`] of a queue pair of
-/// datagrams, behind the first, which is the latter's: GID of the port that it goes to, 16 bytes in
-/// their order, and 8 bytes for the index of the port that it comes from. `rkey` is the queue pair
-/// that it goes to, `inv_rkey` its Q_Key, or a number with the high bit set for the sender's own.
+/// Parameters of a datagram: a [`SendOpcode::Send`] or [`SendOpcode::SendImmediate`] on a UD QP.
+///
+/// The first parameter is the immediate data, the second and third are the 16 bytes of the
+/// destination GID, and the fourth is the index of the source GID. `rkey` is the destination QP.
+/// `inv_rkey` is its Q_Key; any number with the high bit set selects the sender's own Q_Key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramParams {
-    /// Where it goes.
+    /// Destination GID.
     pub gid: Gid,
-    /// Index of the sender's port in the device's table of GIDs.
+    /// Index of the source GID in the device's GID table.
     pub source: u16,
 }
 
 impl DatagramParams {
-    /// The parameters as they stand in [`SendHeader::params`], with this first one.
+    /// Encodes the parameters for [`SendHeader::params`]. `first` is the first one.
     pub fn to_params(self, first: u64) -> [u64; 4] {
         let half = |at: usize| {
             let bytes: [u8; 8] = self.gid.0[at..at + 8].try_into().unwrap_or_default();
@@ -441,7 +450,7 @@ impl DatagramParams {
         [first, half(0), half(8), self.source.into()]
     }
 
-    /// Reads the parameters from [`SendHeader::params`]; none if spare bits are set.
+    /// Decodes the parameters of [`SendHeader::params`]. Returns `None` if reserved bits are set.
     pub fn from_params([_, low, high, source]: [u64; 4]) -> Option<Self> {
         let mut gid = [0; 16];
         gid[..8].copy_from_slice(&low.to_le_bytes());
@@ -450,82 +459,82 @@ impl DatagramParams {
     }
 }
 
-/// The bit of a datagram's Q_Key that asks for the sender's own (IBTA specification, volume 1,
-/// section 10.2.5).
+/// Q_Key bit that selects the sender's own Q_Key (IBTA specification, volume 1, section 10.2.5).
 pub const OWN_Q_KEY: u32 = 1 << 31;
 
 // ---------------------------------------------------------------------------------------------
 // Receive queue entries
 
-/// Bytes before the elements of a receive queue entry.
+/// Size of the header of a receive queue entry in bytes. SGEs follow.
 pub const RECEIVE_HEADER_LEN: usize = 16;
-/// [`RECEIVE_HEADER_LEN`] in words.
+/// Number of words in [`RECEIVE_HEADER_LEN`] bytes.
 pub const RECEIVE_HEADER_WORDS: usize = RECEIVE_HEADER_LEN / 8;
 
-/// Header of a receive queue entry, decoded. Bytes in order: num_sge 1, spare 7, wr_id 8.
+/// Decoded header of a receive queue entry. Fields in order, with their sizes in bytes: num_sge 1,
+/// reserved 7, wr_id 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveHeader {
-    /// Scatter elements that follow the header.
+    /// Number of SGEs that follow.
     pub num_sge: u8,
-    /// The application's name for the request.
+    /// Work request ID chosen by the application.
     pub wr_id: u64,
-    /// Whether every spare bit was zero.
-    pub spare_is_zero: bool,
+    /// True if all reserved bits are zero.
+    pub reserved_is_zero: bool,
 }
 
 impl ReceiveHeader {
-    /// The header as it stands in a queue.
+    /// Encodes the header.
     pub fn to_words(&self) -> [u64; RECEIVE_HEADER_WORDS] {
         [u64::from(self.num_sge), self.wr_id]
     }
 
-    /// Reads the header from the words of a queue entry. Any words decode.
+    /// Decodes a header. Every value is decodable; the caller checks the fields.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; RECEIVE_HEADER_WORDS]) -> Self {
-        ReceiveHeader { num_sge: w[0] as u8, wr_id: w[1], spare_is_zero: w[0] >> 8 == 0 }
+        ReceiveHeader { num_sge: w[0] as u8, wr_id: w[1], reserved_is_zero: w[0] >> 8 == 0 }
     }
 }
 
 // ---------------------------------------------------------------------------------------------
 // Completion queue entries
 
-/// Bytes of a completion queue entry.
+/// Size of a completion queue entry in bytes.
 pub const COMPLETION_LEN: usize = 64;
-/// [`COMPLETION_LEN`] in words.
+/// Number of words in [`COMPLETION_LEN`] bytes.
 pub const COMPLETION_WORDS: usize = COMPLETION_LEN / 8;
 
 bitflags::bitflags! {
     /// Flags of a completion.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct CompletionFlags: u16 {
-        /// The peer's message asked for a solicited event.
+        /// The peer requested a solicited event.
         const SOLICITED = 1;
         /// `imm_or_inv` holds immediate data.
         const WITH_IMM = 2;
         /// `imm_or_inv` holds the STag that the message invalidated.
         const WITH_INV = 4;
-        /// The immediate data came beside a Send, not behind an RDMA Write.
-        const BESIDE = 8;
-        /// The header of a datagram stands before its data.
+        /// The immediate data came with a Send, not with an RDMA Write.
+        const IMM_WITH_SEND = 8;
+        /// A 40-byte GRH precedes the data of the datagram.
         const GRH = 16;
-        /// That header is of IPv4, else of IPv6.
+        /// The GRH holds an IPv4 header, otherwise an IPv6 header.
         const IPV4 = 32;
     }
 }
 
-/// A completion queue entry without its sequence word. Bytes in order: wr_id 8, byte_len 4, qp 4,
-/// status 1, opcode 1, flags 2, detail 4, imm_or_inv 8, src_qp 4, srq 4, timestamp_ns 8,
-/// diagnosis_id 8, spare 4, sequence 4. The sequence of entry `n` (counted from 0) is `n + 1`
-/// modulo 2^32; its word is stored last, with release.
+/// A completion queue entry without its sequence word. Fields in order, with their sizes in bytes:
+/// wr_id 8, byte_len 4, qp 4, status 1, opcode 1, flags 2, detail 4, imm_or_inv 8, src_qp 4, srq 4,
+/// timestamp_ns 8, diagnosis_id 8, reserved 4, sequence 4. The sequence of entry `n` (from 0) is
+/// `n + 1` modulo 2^32. The last word, which contains it, is stored last, with release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 //= RDMAP-3.2-3
 pub struct Cqe {
-    /// The application's name for the request.
+    /// Work request ID chosen by the application.
     pub wr_id: u64,
-    /// Bytes received or read, 8 of an atomic operation; with Immediate Data, those of the RDMA
-    /// Write before it; 0 otherwise.
+    /// Number of bytes received or read, 8 for an atomic operation. With Immediate Data of an RDMA
+    /// Write, the length of that Write. 0 otherwise.
     pub byte_len: u32,
-    /// QP the request was posted to.
+    /// QP of the request.
     pub qp: u32,
     /// A [`CompletionStatus`].
     pub status: u8,
@@ -533,23 +542,23 @@ pub struct Cqe {
     pub opcode: u8,
     /// [`CompletionFlags`].
     pub flags: u16,
-    /// Terminate code of the failure: layer << 16 | etype << 8 | code; 0 if there is none.
+    /// Terminate code of the failure: layer << 16 | type << 8 | code; 0 if there was none.
     pub detail: u32,
-    /// Immediate Data, its 8 bytes as a big-endian number, or the invalidated STag, as the flags
-    /// say.
+    /// Immediate Data as a big-endian number of 8 bytes, or the invalidated STag, depending on
+    /// `flags`.
     pub imm_or_inv: u64,
-    /// Sending QP of a datagram; 0 of everything else.
+    /// Source QP of a datagram; 0 otherwise.
     pub src_qp: u32,
-    /// Shared receive queue the receive came from; 0 if none.
+    /// Shared receive queue of the receive; 0 for none.
     pub srq: u32,
-    /// When it was written, monotonic nanoseconds; 0 unless the device says it stamps.
+    /// Reserved for a timestamp in monotonic nanoseconds; always 0.
     pub timestamp_ns: u64,
-    /// The diagnosis that explains a failure; 0 if there is none.
+    /// Diagnosis that explains the failure; 0 for none.
     pub diagnosis_id: u64,
 }
 
 impl Cqe {
-    /// A completion with status and opcode and everything else zero.
+    /// Creates a completion. All fields except the parameters are zero.
     pub fn new(qp: u32, wr_id: u64, opcode: CompletionOpcode, status: CompletionStatus) -> Self {
         Cqe {
             wr_id,
@@ -567,7 +576,7 @@ impl Cqe {
         }
     }
 
-    /// The entry as it stands in a queue under this sequence number.
+    /// Encodes the entry with the given sequence number.
     pub fn to_words(&self, sequence: u32) -> [u64; COMPLETION_WORDS] {
         [
             self.wr_id,
@@ -584,7 +593,7 @@ impl Cqe {
         ]
     }
 
-    /// Reads an entry whose sequence has been checked.
+    /// Decodes an entry. The caller must have checked its sequence number.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; COMPLETION_WORDS]) -> Self {
         Cqe {
@@ -603,7 +612,7 @@ impl Cqe {
         }
     }
 
-    /// The sequence in an entry's last word.
+    /// Returns the sequence number in an entry's last word.
     pub fn sequence(last_word: u64) -> u32 {
         (last_word >> 32) as u32
     }
@@ -612,20 +621,21 @@ impl Cqe {
 // ---------------------------------------------------------------------------------------------
 // Completion channel records
 
-/// Bytes of a record on a completion channel.
+/// Size of a record on a completion channel in bytes.
 pub const CHANNEL_RECORD_LEN: usize = 16;
 
-/// One completion event: handle 4, kind 4 (1 = completion), sequence 8.
+/// Completion event. Fields in order, with their sizes in bytes: CQ 4, kind 4 (1 for a completion
+/// event), sequence 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelRecord {
-    /// The CQ that fired.
+    /// The CQ that raised the event.
     pub cq: u32,
-    /// Counts this CQ's events from 1.
+    /// Event number of this CQ, from 1.
     pub sequence: u64,
 }
 
 impl ChannelRecord {
-    /// The record as it is sent.
+    /// Encodes the record.
     pub fn to_bytes(self) -> [u8; CHANNEL_RECORD_LEN] {
         let mut b = [0; CHANNEL_RECORD_LEN];
         b[..4].copy_from_slice(&self.cq.to_le_bytes());
@@ -634,7 +644,7 @@ impl ChannelRecord {
         b
     }
 
-    /// Reads a record; `None` if its length or kind is not ours.
+    /// Decodes a record. Returns `None` if its length or kind is wrong.
     pub fn from_bytes(b: &[u8]) -> Option<Self> {
         let b: &[u8; CHANNEL_RECORD_LEN] = b.try_into().ok()?;
         let word =
@@ -663,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn send_header_bytes_stand_where_the_abi_says() {
+    fn send_header_layout() {
         let h = SendHeader {
             opcode: SendOpcode::Write as u8,
             num_sge: 3,
@@ -674,7 +684,7 @@ mod tests {
             rkey: 0xAABB_CCDD,
             inv_rkey: 0x0102_0304,
             params: [1, 2, 3, 4],
-            spare_is_zero: true,
+            reserved_is_zero: true,
         };
         let bytes: Vec<u8> = h.to_words().iter().flat_map(|w| w.to_le_bytes()).collect();
         assert_eq!(bytes[..8], [0, 3, 0x02, 0x01, 0x05, 0x04, 0, 0]);
@@ -685,11 +695,11 @@ mod tests {
         assert_eq!(SendHeader::from_words(h.to_words()), h);
         let mut spare = h.to_words();
         spare[0] |= 1 << 48;
-        assert!(!SendHeader::from_words(spare).spare_is_zero);
+        assert!(!SendHeader::from_words(spare).reserved_is_zero);
     }
 
     #[test]
-    fn operations_have_their_opcodes_and_parameters() {
+    fn atomic_operation_parameters() {
         for (operation, opcode, params) in [
             (AtomicOperation::FetchAdd { add: 1, boundaries: 2 }, 6, [1, 2, 0, 0]),
             (
@@ -708,7 +718,7 @@ mod tests {
     }
 
     #[test]
-    fn window_parameters_stand_where_the_abi_says() {
+    fn window_parameter_layout() {
         let p = WindowParams {
             address: 0x1122_3344_5566_7788,
             length: 9,
@@ -720,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn datagram_parameters_stand_where_the_abi_says() {
+    fn datagram_parameter_layout() {
         let gid = Gid(std::array::from_fn(|n| n as u8));
         let p = DatagramParams { gid, source: 0x0102 };
         let words = p.to_params(9);
@@ -741,7 +751,7 @@ mod tests {
     }
 
     #[test]
-    fn channel_record_round_trips_and_refuses_other_kinds() {
+    fn channel_record_round_trip() {
         let r = ChannelRecord { cq: 3, sequence: 1 << 40 };
         assert_eq!(ChannelRecord::from_bytes(&r.to_bytes()), Some(r));
         let mut other = r.to_bytes();

@@ -1,17 +1,17 @@
 //! DDP (RFC 5041): segment headers.
 //!
-//! Turns the first 14 or 18 bytes of a ULPDU into a [`Header`] and back. It knows no buffers and no
-//! messages: what the fields of successive segments must have to do with one another is checked by
-//! [`crate::stream::inbound`], what an STag means by the device. Nothing is refused here but a
-//! segment too short for its header, so that everything else can be reported. The order of section
-//! 5.3 is kept at the source by the engine's requester, at the sink by `stream::inbound` (what may
-//! arrive next) and the engine's `arrival` (what is placed and delivered).
+//! Turns the first 14 or 18 bytes of a ULPDU into a [`Header`] and back. Decoding fails only if the
+//! segment is shorter than its header, so that every other fault can be reported with the header.
+//! [`crate::stream::inbound`] checks the fields of successive segments, and the device checks
+//! STags. Section 5.3 prescribes an order: the engine's requester keeps it at the data source. At
+//! the data sink, `stream::inbound` checks which segment may arrive next, and the engine's
+//! `arrival` checks placement and delivery.
 
 use std::fmt;
 
 use crate::types::{Msn, Stag, TaggedOffset};
 
-/// Bytes of the longer of the two headers.
+/// Size of the longest header in bytes.
 pub const MAX_HEADER_LEN: usize = UntaggedHeader::LEN;
 
 /// Queue numbers that RDMAP uses (RFC 5040 section 3.1).
@@ -23,7 +23,7 @@ pub mod qn {
     /// Read Requests and Atomic Requests.
     //= RDMAP-5.2.1-6
     pub const READ_REQUEST: u32 = 1;
-    /// The Terminate.
+    /// Terminate.
     //= RDMAP-5.4-2
     pub const TERMINATE: u32 = 2;
     /// Atomic Responses (RFC 7306 section 5.2.2).
@@ -47,12 +47,12 @@ mod field {
     pub(super) const MO: Range<usize> = 14..18;
 }
 
-/// A segment that ends before its header does.
+/// The segment is shorter than its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("DDP segment too short for its header")]
 pub struct TooShort;
 
-/// A whole segment, known to be long enough for its header.
+/// A segment that is long enough for its header.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     bytes: &'a [u8],
@@ -60,7 +60,7 @@ pub struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// Accepts a ULPDU that holds at least the header its T bit asks for.
+    /// Checks that a ULPDU contains the complete header selected by its T bit.
     #[inline]
     pub fn new_checked(bytes: &'a [u8]) -> Result<Segment<'a>, TooShort> {
         let control = *bytes.first().ok_or(TooShort)?;
@@ -73,14 +73,14 @@ impl<'a> Segment<'a> {
         Ok(Segment { bytes, header_len })
     }
 
-    /// The header as it was received, reserved bits and all.
+    /// Returns the header as received, including reserved bits.
     #[inline]
     #[must_use]
     pub fn header_bytes(&self) -> &'a [u8] {
         &self.bytes[..self.header_len]
     }
 
-    /// What follows the header.
+    /// Returns the bytes after the header.
     #[inline]
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
@@ -102,7 +102,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Header of a segment that names its buffer.
+/// Header of a tagged segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaggedHeader {
     /// L: the last segment of its message.
@@ -113,11 +113,11 @@ pub struct TaggedHeader {
     pub rsvd_ulp: u8,
     /// STag of the buffer at the receiver.
     pub stag: Stag,
-    /// Where in the buffer the payload goes.
+    /// Tagged offset of the payload in the buffer.
     pub to: TaggedOffset,
 }
 
-/// Header of a segment for the receiver's next buffer of a queue.
+/// Header of an untagged segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UntaggedHeader {
     /// L: the last segment of its message.
@@ -126,17 +126,17 @@ pub struct UntaggedHeader {
     pub dv: u8,
     /// RsvdULP, first byte: the RDMAP control byte.
     pub rsvd_ulp: u8,
-    /// RsvdULP, the other four bytes: the STag to invalidate, for the opcodes that do.
+    /// RsvdULP, last four bytes: STag to invalidate or immediate data, depending on the opcode.
     pub inv_stag: Stag,
-    /// QN; see [`qn`] for those RDMAP knows.
+    /// QN: queue number; see [`qn`] for the queues of RDMAP.
     pub qn: u32,
     /// Message sequence number in the queue.
     pub msn: Msn,
-    /// Message offset: where in the message the payload goes, in bytes from its start.
+    /// Message offset of the payload, in bytes.
     pub mo: u32,
 }
 
-/// Header of a DDP segment (RFC 5041 section 4), by its T bit.
+/// Header of a DDP segment (RFC 5041 section 4), selected by its T bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
     /// T = 1.
@@ -151,8 +151,9 @@ impl Header {
     pub fn parse(ulpdu: &[u8]) -> Result<(Header, &[u8]), TooShort> {
         let segment = Segment::new_checked(ulpdu)?;
         let control = segment.control();
+        let last = control & LAST != 0;
         //= DDP-4.1-9
-        let (last, dv) = (control & LAST != 0, control & VERSION);
+        let dv = control & VERSION;
         let rsvd_ulp = segment.bytes[field::RSVD_ULP];
         let header = if control & TAGGED != 0 {
             //= DDP-4.2-1
@@ -179,8 +180,8 @@ impl Header {
         Ok((header, segment.payload()))
     }
 
-    /// Writes the header to the front of `out`, which has room for [`Header::len`] bytes, and
-    /// returns that length. Reserved bits are written as 0.
+    /// Writes the header to the front of `out` and returns its length. `out` must have at least
+    /// [`Header::len`] bytes. Reserved bits are 0.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         match self {
@@ -189,7 +190,7 @@ impl Header {
         }
     }
 
-    /// Bytes of the header.
+    /// Returns the length of the header in bytes.
     #[inline]
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "no header is empty")]
@@ -200,7 +201,7 @@ impl Header {
         }
     }
 
-    /// The RDMAP control byte.
+    /// Returns the RDMAP control byte.
     #[inline]
     #[must_use]
     pub fn rsvd_ulp(&self) -> u8 {
@@ -212,7 +213,7 @@ impl Header {
 }
 
 impl TaggedHeader {
-    /// Bytes of the header (section 4.2).
+    /// Size of the header in bytes (section 4.2).
     pub const LEN: usize = 14;
 
     /// Writes the header to the front of `out` and returns its length, 14.
@@ -231,7 +232,7 @@ impl TaggedHeader {
 }
 
 impl UntaggedHeader {
-    /// Bytes of the header (section 4.3).
+    /// Size of the header in bytes (section 4.3).
     pub const LEN: usize = 18;
 
     /// Writes the header to the front of `out` and returns its length, 18.
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn header_cut_at_every_byte_is_too_short() {
+    fn truncated_header_is_too_short() {
         for (first, len) in [(0xC1, TaggedHeader::LEN), (0x41, UntaggedHeader::LEN)] {
             let mut bytes = vec![0x55; len + 3];
             bytes[0] = first;
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_bits_are_ignored_and_kept_only_in_the_bytes() {
+    fn reserved_bits_are_not_emitted() {
         let mut bytes = [0x11; 20];
         bytes[0] = 0xFD;
         let segment = Segment::new_checked(&bytes).expect("long enough");
@@ -356,14 +357,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_header_survives(
+        fn any_header_round_trips(
             (tagged, last) in any::<(bool, bool)>(),
             dv in 0u8..4,
             rsvd_ulp in any::<u8>(),
             (stag, qn, msn, mo) in any::<(u32, u32, u32, u32)>(),
             to in any::<u64>(),
         ) {
-            let (stag, to) = (Stag(stag), TaggedOffset(to));
+            let stag = Stag(stag);
+            let to = TaggedOffset(to);
             let header = if tagged {
                 Header::Tagged(TaggedHeader { last, dv, rsvd_ulp, stag, to })
             } else {

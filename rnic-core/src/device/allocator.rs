@@ -1,7 +1,7 @@
-//! Steering tags: issuing them.
+//! Allocation of steering tags.
 //!
-//! [`StagAllocator`] lives with the resource manager and issues values that nobody can foretell
-//! (RFC 5042 section 8.1.1), neither a peer nor a client that has seen any number of them.
+//! The resource manager owns the [`StagAllocator`]. Its values cannot be predicted (RFC 5042
+//! section 8.1.1), neither by a peer nor by a client that has seen any number of them.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -10,40 +10,39 @@ use chacha20::rand_core::{Rng, SeedableRng};
 
 use crate::types::Stag;
 
-/// Issues STags: an index of 24 bits that no other object has, then a key of 8 bits, all of them
-/// drawn anew each time.
+/// Issues STags. An STag consists of a 24-bit index that no other object has, and an 8-bit key.
+/// Both are drawn at random each time.
 ///
-/// An index is drawn among those that are neither in use nor resting: one that is taken back rests
-/// until [`REST`] others have been. Nothing is remembered of an index that does so, least of all a
-/// key to count up, so there is no end to how often it may be used.
+/// An index is drawn from those that are neither in use nor resting. A released index rests until
+/// [`REST`] others have been released. No state such as a key counter is kept per index, so an
+/// index can be used any number of times.
 ///
-/// The key is the owner's to change where verbs say so (windows). The first and the last index are
-/// not used: every other STag, whatever its key, is neither 0 nor `0xFFFF_FFFF`.
+/// The owner may change the key where verbs allow it (windows). The first and the last index are
+/// not used, so that no STag, with any key, is 0 or `0xFFFF_FFFF`.
 ///
-/// At most half of all indices are in use, so two draws find a free one on average, however many
-/// there are, and even who holds or has seen all others can rule out little more than every second
-/// one.
+/// At most half of all indices are in use, so two draws find a free one on average, and even a
+/// client that holds or has seen all others can rule out only slightly more than half of them.
 pub struct StagAllocator {
     space: Space,
     random: ChaCha20Rng,
     used: HashSet<u32>,
     resting: HashSet<u32>,
-    /// Those that rest, in the order in which they were taken back.
+    /// Resting indices in the order of their release.
     returned: VecDeque<u32>,
 }
 
-/// Objects that may have an STag at once.
+/// Maximum number of objects with an STag.
 pub const MOST: u32 = Space::WHOLE.most();
-/// Indices that are taken back before one of them can be used again.
+/// Number of releases after which a released index can be used again.
 pub const REST: usize = Space::WHOLE.rest();
 
-/// [`MOST`] objects have STags.
+/// Error if [`MOST`] objects have an STag already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{MOST} STags are in use, which is half of all")]
+#[error("{MOST} STags are in use, the maximum")]
 pub struct StagsExhausted;
 
 impl StagAllocator {
-    /// An allocator whose sequence depends on 32 random bytes, and on what is asked of it.
+    /// Creates an allocator. Its sequence depends on the random seed and on the calls made.
     pub fn new(seed: [u8; 32]) -> Self {
         StagAllocator::within(Space::WHOLE, seed)
     }
@@ -58,13 +57,13 @@ impl StagAllocator {
         }
     }
 
-    /// Issues an STag that nothing has that was said before tells anything about.
+    /// Issues an STag that cannot be derived from any STag issued before.
     pub fn allocate(&mut self) -> Result<Stag, StagsExhausted> {
         if self.used.len() == self.space.most() as usize {
             return Err(StagsExhausted);
         }
         // At most half of the indices are in use and one of 256 rests, so each draw succeeds with
-        // nearly one half at least.
+        // a probability of nearly one half or more.
         loop {
             //= RDMAP-8.1.1-8
             let stag = self.space.stag(self.random.next_u32());
@@ -75,8 +74,7 @@ impl StagAllocator {
         }
     }
 
-    /// Takes back an STag that was issued, whatever its key is by now. One that is not in use is
-    /// ignored.
+    /// Releases an STag, with any key. Ignores an STag that is not in use.
     pub fn release(&mut self, stag: Stag) {
         let index = index(stag);
         if !self.used.remove(&index) {
@@ -92,14 +90,14 @@ impl StagAllocator {
     }
 }
 
-/// The part of an STag that stays when its key changes.
+/// Returns the part of an STag that does not depend on its key.
 pub(super) fn index(stag: Stag) -> u32 {
     stag.0 >> KEY_BITS
 }
 
 const KEY_BITS: u32 = 8;
 
-/// The indices there are: those of so many bits. Tests have small ones, to go through them often.
+/// The set of indices, given by their number of bits. Tests use small sets to exhaust them.
 #[derive(Clone, Copy)]
 struct Space {
     bits: u32,
@@ -120,12 +118,12 @@ impl Space {
         (self.indices() / 256) as usize
     }
 
-    /// As many random bits as an index and a key have.
+    /// Makes an STag from the high bits of `random`: as many as an index and a key have.
     fn stag(self, random: u32) -> Stag {
         Stag(random >> (Space::WHOLE.bits - self.bits))
     }
 
-    /// Whether an index is used at all.
+    /// Returns true if an index may be used.
     fn has(self, index: u32) -> bool {
         index != 0 && index < self.indices() - 1
     }

@@ -1,9 +1,9 @@
-//! Copy jobs for the library of a client whose memory the daemon cannot access.
+//! Copy jobs for client memory that the daemon cannot access. The client's library executes them.
 //!
-//! Workers and the resource manager share a [`Copier`]: its session and the number of jobs of each
-//! worker in progress. Jobs of one worker complete in the order in which they began, so two counts
-//! tell when all jobs that began before a given time have ended. A revocation is answered then,
-//! because a job no longer looks up its STag.
+//! Workers and the resource manager share a [`Copier`], which contains the session and, for each
+//! worker, two counts of jobs: begun and completed. Jobs of one worker complete in the order in
+//! which they began, so these counts show when all jobs begun before a given time have ended. A
+//! revocation is acknowledged then, because a job does not look up its STag again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -16,15 +16,15 @@ use crate::types::{AtomicOperation, SessionId};
 
 pub use crate::abi::copies::MAX_COPY;
 
-/// A copier, as far as it is shared.
+/// State shared by the workers and the resource manager.
 #[derive(Debug)]
 pub struct Copier {
     session: SessionId,
     /// Counts of jobs, by worker number.
     jobs: Box<[JobCount]>,
-    /// Somebody waits for jobs to end.
+    /// Set while a caller of [`Copier::mark`] waits for jobs to end.
     watched: AtomicBool,
-    /// It is being ended: nobody waits for its jobs.
+    /// Set when the session ends: then no caller waits for its jobs any more.
     ended: AtomicBool,
 }
 
@@ -34,12 +34,12 @@ struct JobCount {
     over: AtomicU64,
 }
 
-/// Jobs begun at some moment, by worker.
+/// Numbers of jobs begun at some moment, by worker.
 #[derive(Clone, Debug)]
 pub struct Mark(Vec<u64>);
 
 impl Copier {
-    /// The copier of a session, for so many workers.
+    /// Creates the copier of a session, for this number of workers.
     pub fn new(session: SessionId, workers: u32) -> Arc<Self> {
         Arc::new(Copier {
             session,
@@ -49,97 +49,98 @@ impl Copier {
         })
     }
 
-    /// Whose memory it reaches.
+    /// Returns the session that owns the memory.
     pub fn session(&self) -> SessionId {
         self.session
     }
 
-    /// A job of this worker begins.
+    /// Counts a new job of this worker.
     pub(crate) fn begin(&self, worker: u32) {
         if let Some(jobs) = self.jobs.get(worker as usize) {
             jobs.begun.fetch_add(1, SeqCst);
         }
     }
 
-    /// A job of this worker is over.
+    /// Counts a completed job of this worker.
     pub(crate) fn over(&self, worker: u32) {
         if let Some(jobs) = self.jobs.get(worker as usize) {
             jobs.over.fetch_add(1, SeqCst);
         }
     }
 
-    /// Jobs of this worker that are under way.
+    /// Returns the number of jobs in progress of this worker.
     pub(crate) fn under_way(&self, worker: u32) -> u64 {
         let jobs = self.jobs.get(worker as usize);
-        // Those that have begun are counted by the worker itself, which asks.
+        // Called by the worker itself, so no job begins between the two loads.
         jobs.map_or(0, |jobs| jobs.begun.load(SeqCst).saturating_sub(jobs.over.load(SeqCst)))
     }
 
-    /// Whether somebody waits for jobs to end, and is to be told when some are. Asked after they
-    /// are counted: the pair of [`mark`](Self::mark).
+    /// Returns true if a caller waits for jobs to end and must be notified. Must be called after
+    /// counting the completed jobs, see [`mark`](Self::mark).
     pub fn is_watched(&self) -> bool {
         self.watched.load(SeqCst)
     }
 
-    /// The jobs begun by now; from here on somebody waits for them. What ends after this is told:
-    /// either the worker's count is seen by [`has_passed`](Self::has_passed), which is asked
-    /// afterwards, or the worker sees that it is watched.
+    /// Returns the numbers of jobs begun so far, and declares that the caller waits for these jobs.
+    /// The caller learns of every job that ends later: either its next call of
+    /// [`has_passed`](Self::has_passed) sees the worker's count, or the worker sees that the copier
+    /// is watched.
     pub fn mark(&self) -> Mark {
         self.watched.store(true, SeqCst);
         Mark(self.jobs.iter().map(|jobs| jobs.begun.load(SeqCst)).collect())
     }
 
-    /// Whether all jobs begun before are over, or will never touch a living session's memory.
+    /// Returns true if all jobs before the mark have ended, or the session ends.
     pub fn has_passed(&self, mark: &Mark) -> bool {
         let over = self.jobs.iter().zip(&mark.0).all(|(jobs, m)| jobs.over.load(SeqCst) >= *m);
         over || self.ended.load(SeqCst)
     }
 
-    /// Nobody waits any more.
+    /// Declares that the caller no longer waits.
     pub fn unwatch(&self) {
         self.watched.store(false, SeqCst);
     }
 
-    /// It is being ended with its session.
+    /// Ends the copier with its session.
     pub fn end(&self) {
         self.ended.store(true, SeqCst);
     }
 }
 
-/// Ranges of addresses, in order.
+/// Address ranges, in order: start and length in bytes.
 pub type Pieces = ArrayVec<(u64, u32), MAX_SGE>;
 
-/// A copy for a copier to make.
+/// A copy job for a copier.
 #[derive(Debug)]
 pub struct CopyJob {
-    /// Its number, unique among those of its worker.
+    /// Job number, unique for its worker.
     pub id: u64,
-    /// The copier that is to carry it out.
+    /// The copier that executes the job.
     pub copier: Arc<Copier>,
-    /// Where in the address space.
+    /// Ranges in the client's address space.
     pub pieces: Pieces,
-    /// Whether bytes are read from the client's memory or written to it, and which.
+    /// Operation, and its data.
     pub direction: Direction,
 }
 
-/// Direction of a copy.
+/// Operation of a copy job.
 #[derive(Debug)]
 pub enum Direction {
-    /// Out of the address space: the answer brings the bytes of all pieces.
+    /// Copies out of the address space. The result contains the bytes of all pieces.
     Out,
-    /// Into the address space: a write to the client's memory.
+    /// Copies into the address space, that is, writes to the client's memory.
     In {
-        /// Bytes for all pieces, one after the other; as many as the pieces have together.
+        /// Bytes for all pieces, in order, as many as the pieces have together.
         bytes: Vec<u8>,
-        /// The last bytes become visible last.
+        /// True if the last bytes must become visible last.
         tail_last: bool,
     },
-    /// A change of the word that is the only piece: the answer brings what was there before, in the
-    /// order of the host.
+    /// Applies an atomic operation to the only piece, a word. The result is the old value in host
+    /// byte order.
     Update(AtomicOperation),
 }
 
-/// What came of a job: the bytes of [`Direction::Out`] and [`Direction::Update`], none of
+/// Result of a job: the bytes for [`Direction::Out`] and [`Direction::Update`], empty for
 /// [`Direction::In`].
 pub type CopyResult = Result<Vec<u8>, Unreachable>;
 
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_passed_when_every_worker_has_ended_what_it_had_begun() {
+    fn a_mark_is_passed_when_all_jobs_have_ended() {
         let copier = Copier::new(SessionId(1), 2);
         assert!(!copier.is_watched());
         let before = copier.mark();

@@ -1,10 +1,10 @@
-//! Completion queues, the daemon's end.
+//! The daemon's end of completion queues.
 //!
-//! A CQ may serve QPs of several workers, so its producer sits behind a short lock. The rule that
-//! keeps it honest (mechanism of RFC 5042 section 6.4.3.2): every request taken from a send queue
-//! holds a slot until it is retired, so send completions and flushes always fit; receives reserve
-//! nothing, and a receive completion without a slot is an overflow that kills this CQ and its QPs
-//! and nobody else.
+//! A CQ may serve QPs of several workers, so a lock, held briefly, protects its producer. This rule
+//! contains overflows (a mechanism of RFC 5042 section 6.4.3.2): every request taken from a send
+//! queue holds a slot until it is retired, so send completions and flushes always fit. Receives
+//! reserve nothing, and a receive completion without a free slot is an overflow, which kills this
+//! CQ and its QPs and no others.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -15,60 +15,60 @@ use crate::abi::queue::{CompletionFlags, Cqe};
 use crate::shm::queue::{CompletionProducer, MoveError, PublishError, QueueFault, QueueMemory};
 use crate::types::{CompletionStatus, CqId, SessionId};
 
-/// A completion queue, shared by the workers whose QPs complete to it.
+/// A completion queue, shared by the workers of its QPs.
 pub struct Cq {
     id: CqId,
     session: SessionId,
     doorbell: u32,
-    /// The application's context, returned in events; written by the control thread.
+    /// The application's context, returned in events. Written by the control thread.
     pub context: AtomicU64,
     /// QPs that use it, counted by the control thread.
     pub qps: AtomicU32,
     dead: AtomicBool,
-    /// Its event is on the way to its channel.
-    event_under_way: AtomicBool,
+    /// Set while an event of this CQ is on its way to the channel.
+    event_pending: AtomicBool,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     producer: CompletionProducer,
-    /// Workers that asked to be told of free slots, by bit; what the client sees is a copy.
+    /// Set of workers that wait for free slots (bit `n` for worker `n`). The client sees a copy.
     waiting: u64,
     completions: u64,
 }
 
-/// What the caller must do after publishing.
+/// Action required from the caller after publishing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "an armed client sleeps until its record comes"]
+#[must_use = "an armed client sleeps until it gets an event"]
 pub enum Published {
-    /// The CQ was not armed for this: nothing is to be sent.
+    /// Send nothing: the CQ was not armed for these completions.
     Quiet,
-    /// The CQ was armed for this: send one record on its channel.
+    /// Send one record on the CQ's channel: the CQ was armed.
     Notify,
 }
 
-/// Why a CQ keeps its size.
+/// Reason why a CQ was not resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeFault {
-    /// What is in use would not fit.
+    /// The entries in use do not fit.
     TooSmall {
         /// Entries published and not given back.
         unread: u32,
-        /// Entries reserved for requests under way.
+        /// Entries reserved for requests in progress.
         reserved: u32,
     },
-    /// It is dead, or is to be.
+    /// The CQ is dead, or has to be killed.
     Cq(CqFault),
 }
 
-/// Why a completion was not published.
+/// Reason why a completion was not published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CqFault {
-    /// No slot, and the completion held no reservation.
+    /// No slot is free, and none was reserved for the completion.
     Full,
-    /// The CQ died before, of an overflow or of what its client wrote.
+    /// The CQ died earlier, by an overflow or because its client corrupted the ring.
     Dead,
-    /// The client's consumer index is impossible.
+    /// The client's consumer index is invalid.
     BadIndex(QueueFault),
 }
 
@@ -82,7 +82,7 @@ impl Cq {
             context: AtomicU64::new(context),
             qps: AtomicU32::new(0),
             dead: AtomicBool::new(false),
-            event_under_way: AtomicBool::new(false),
+            event_pending: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 producer: CompletionProducer::new(queue),
                 waiting: 0,
@@ -91,58 +91,60 @@ impl Cq {
         }
     }
 
-    /// Handle of the CQ, which no other CQ of any session has.
+    /// Returns the handle, unique among the CQs of all sessions.
     pub fn id(&self) -> CqId {
         self.id
     }
 
-    /// Session that made the CQ.
+    /// Returns the session that created the CQ.
     pub fn session(&self) -> SessionId {
         self.session
     }
 
-    /// The doorbell index its client rings when it has freed slots somebody waits for.
+    /// Returns the doorbell index that the client rings when it has freed slots for a waiting
+    /// worker.
     pub fn doorbell(&self) -> u32 {
         self.doorbell
     }
 
-    /// Entries that the ring has, a power of two; a resize changes it.
+    /// Returns the number of entries, a power of two. A resize changes it.
     pub fn capacity(&self) -> u32 {
         self.inner.lock().producer.queue().shape().capacity
     }
 
-    /// Whether it has overflowed or was scribbled over.
+    /// Returns true if the CQ has overflowed or its client has corrupted the ring.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Relaxed)
     }
 
-    /// Marks it dead; whether this call was the first to.
+    /// Marks the CQ dead. Returns true if it was alive.
     pub fn kill(&self) -> bool {
         !self.dead.swap(true, Relaxed)
     }
 
-    /// Before an event is put on its way: whether none is. A client that arms faster than its
-    /// events are sent gets one for several, and cannot have them pile up.
+    /// Returns true if no event is on its way, so that the caller must send one. A client that arms
+    /// faster than its events are sent gets one event for several arms, so events cannot
+    /// accumulate.
     ///
     /// Pairs with [`Cq::event_sent`]. Here: write the completion, take the arm, swap. There: swap,
-    /// send. If we find an event on its way, its sender's swap comes after ours and so sees the
-    /// completion written; the event that it sends then is one for this arm as well.
+    /// send. If this call finds an event on its way, the sender's swap comes after this one, so the
+    /// sender sees the completion, and its event serves this arm as well.
     pub fn begin_event(&self) -> bool {
-        !self.event_under_way.swap(true, AcqRel)
+        !self.event_pending.swap(true, AcqRel)
     }
 
-    /// Its event is about to be sent: another may follow.
+    /// Allows the next event. Must be called just before an event is sent.
     pub fn event_sent(&self) {
-        self.event_under_way.swap(false, AcqRel);
+        self.event_pending.swap(false, AcqRel);
     }
 
-    /// Entries unread, entries reserved, entries ever written.
+    /// Returns the numbers of unread entries, of reserved slots, and of all entries ever written.
     pub fn usage(&self) -> (u32, u32, u64) {
         let inner = self.inner.lock();
         (inner.producer.unread(), inner.producer.reserved(), inner.completions)
     }
 
-    /// Reserves up to `wanted` slots; how many were.
+    /// Reserves up to `wanted` slots. Returns the number that it reserved.
     pub fn reserve(&self, wanted: u32) -> Result<u32, CqFault> {
         if self.is_dead() {
             return Err(CqFault::Dead);
@@ -162,9 +164,10 @@ impl Cq {
         Ok(got)
     }
 
-    /// Gives back reserved slots that will not be used. The result is the set of workers (by bit)
-    /// with a QP that waits for one: the client knows nothing of these slots and will not ring.
-    #[must_use = "the workers in this set wait to be told"]
+    /// Gives back reserved slots that will not be used. Returns the set of workers (bit `n` for
+    /// worker `n`) with a QP that waits for a slot: the client does not see these slots and will
+    /// not ring.
+    #[must_use = "the workers in this set must be notified"]
     pub fn unreserve(&self, n: u32) -> u64 {
         if n == 0 {
             return 0;
@@ -174,7 +177,7 @@ impl Cq {
         inner.waiting
     }
 
-    /// Publishes completions into reserved slots; an armed client gets one event for all of them.
+    /// Publishes completions into reserved slots. An armed client gets one event for all of them.
     pub fn publish_reserved(&self, cqes: &[Cqe]) -> Published {
         let mut inner = self.inner.lock();
         for cqe in cqes {
@@ -183,7 +186,7 @@ impl Cq {
         inner.published(cqes)
     }
 
-    /// Publishes a completion that holds no reservation.
+    /// Publishes a completion without a reservation.
     pub fn publish(&self, cqe: &Cqe) -> Result<Published, CqFault> {
         if self.is_dead() {
             return Err(CqFault::Dead);
@@ -194,16 +197,16 @@ impl Cq {
         Ok(inner.published(std::slice::from_ref(cqe)))
     }
 
-    /// Asks the client to ring `worker` when it has freed slots, and other workers to tell it when
-    /// they have. The caller must then try again once: the slots may have become free before the
-    /// request was visible.
+    /// Requests that the client rings `worker` when it has freed slots, and that other workers
+    /// notify it when they have. The caller must then try once more, because slots may have become
+    /// free before the request was visible.
     pub fn wait_for_space(&self, worker: u32) {
         let mut inner = self.inner.lock();
         inner.waiting |= 1 << (worker % u64::BITS);
         inner.producer.set_waits(worker);
     }
 
-    /// Whether what is unread and reserved has room in so many entries.
+    /// Checks that the unread and reserved entries fit into `capacity` entries.
     pub fn fits(&self, capacity: u32) -> Result<(), ResizeFault> {
         if self.is_dead() {
             return Err(ResizeFault::Cq(CqFault::Dead));
@@ -211,16 +214,16 @@ impl Cq {
         self.inner.lock().producer.fits(capacity).map_err(ResizeFault::from)
     }
 
-    /// Goes on in `place`, which was just made, with what is unread and reserved. The result is the
-    /// set of workers (by bit) with a QP that waits for a slot: there may be some now. They keep
-    /// this CQ and know nothing of its place.
+    /// Moves the CQ with its unread entries and reservations to `place`, which must be new. Returns
+    /// the set of workers (bit `n` for worker `n`) with a QP that waits for a slot, because slots
+    /// may be free now. The workers keep using this CQ and do not see its location.
     ///
-    /// The lock is held for what came since the look before, not for a copy of everything: workers
-    /// serve others than this client. Copying is faster than completing, so what is left becomes
-    /// less from look to look; after some looks it is copied however much it is.
+    /// Holds the lock only to copy entries added since the last check, not for all of them, because
+    /// workers also serve other clients. Copying is faster than completing, so fewer entries remain
+    /// at each check. After `MAX_CHECKS` checks all remaining entries are copied under the lock.
     ///
-    /// Called by the control thread alone, for one request of its client at a time.
-    #[must_use = "the workers in this set wait to be told"]
+    /// Called by the control thread only, for one request of the client at a time.
+    #[must_use = "the workers in this set must be notified"]
     pub fn resize(&self, place: QueueMemory) -> Result<u64, ResizeFault> {
         if self.is_dead() {
             return Err(ResizeFault::Cq(CqFault::Dead));
@@ -229,10 +232,10 @@ impl Cq {
         let begun = self.inner.lock().producer.begin_move(place);
         let mut moving = begun?;
         moving.prepare();
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_CHECKS {
             moving.copy();
             self.inner.lock().producer.catch_up(&mut moving)?;
-            if moving.rest() <= FEW {
+            if moving.rest() <= MAX_LAST_COPY {
                 break;
             }
         }
@@ -242,7 +245,7 @@ impl Cq {
         Ok(waiting)
     }
 
-    /// Withdraws [`Cq::wait_for_space`].
+    /// Cancels [`Cq::wait_for_space`].
     pub fn stop_waiting(&self, worker: u32) {
         let mut inner = self.inner.lock();
         inner.waiting &= !(1 << (worker % u64::BITS));
@@ -285,10 +288,10 @@ impl From<PublishError> for CqFault {
     }
 }
 
-/// How often a CQ that moves is looked at before the last look.
-const LOOKS: usize = 4;
-/// Entries that are copied while workers wait: some microseconds.
-const FEW: u32 = 64;
+/// Maximum number of checks before the last one, which copies the rest.
+const MAX_CHECKS: usize = 4;
+/// Number of entries that may be copied while workers wait: some microseconds.
+const MAX_LAST_COPY: u32 = 64;
 
 #[cfg(test)]
 mod tests {
@@ -303,7 +306,8 @@ mod tests {
 
     fn place(entries: u32) -> QueueMemory {
         let shape = QueueShape::completion(entries);
-        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
+        let (arena, _fd) =
+            Mapping::create_arena("test", shape.bytes()).expect("memory for the arena");
         QueueMemory::format(arena, 0, QueueKind::Completion, shape, 3, 9).expect("it fits")
     }
 
@@ -316,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_what_it_was_made_with() {
+    fn accessors_return_construction_values() {
         let cq = cq();
         assert_eq!((cq.id(), cq.session()), (CqId(3), SessionId(1)));
         assert_eq!((cq.doorbell(), cq.capacity(), cq.is_dead()), (9, 16, false));
@@ -325,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_given_back_are_told_to_who_still_waits_for_them() {
+    fn unreserve_returns_the_waiting_workers() {
         let cq = cq();
         assert_eq!(cq.reserve(20), Ok(16));
         assert_eq!(cq.unreserve(1), 0);
@@ -334,7 +338,7 @@ mod tests {
         cq.stop_waiting(40);
         assert_eq!(cq.unreserve(1), 0b1010);
         cq.stop_waiting(1);
-        // Nothing given back is nothing to be told of.
+        // Giving back no slot notifies no worker.
         assert_eq!((cq.unreserve(0), cq.unreserve(1)), (0, 0b1000));
         cq.stop_waiting(3);
         assert_eq!(cq.unreserve(1), 0);
@@ -342,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_place_has_room_for_who_waits() {
+    fn a_larger_queue_has_room_for_waiters() {
         let cq = cq();
         assert_eq!(cq.reserve(20), Ok(16));
         cq.wait_for_space(5);
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_place_is_refused_while_more_is_in_use() {
+    fn a_too_small_resize_is_refused() {
         let cq = cq();
         assert_eq!(cq.reserve(2), Ok(2));
         for n in 0..3 {
@@ -379,16 +383,17 @@ mod tests {
         assert_eq!(cq.fits(8), Err(ResizeFault::Cq(CqFault::Dead)));
     }
 
-    /// Two workers complete, one with reservations and one without, while the queue moves: from
-    /// each everything comes once and in its order, and an arm is answered by an event.
+    /// Two workers complete, one with reservations and one without, while the queue moves. The
+    /// completions of each arrive once and in order, and each arm causes an event.
     #[test]
-    fn what_two_workers_complete_comes_once_wherever_the_queue_is() {
+    fn a_moving_queue_with_two_workers() {
         const EACH: u64 = 5_000;
         let queue = place(16);
         let cq = Arc::new(Cq::new(CqId(3), SessionId(1), 7, queue.clone()));
         let events = Arc::new(AtomicU64::new(0));
         let workers = [0, 1].map(|worker| {
-            let (cq, events) = (cq.clone(), events.clone());
+            let cq = cq.clone();
+            let events = events.clone();
             std::thread::spawn(move || {
                 let mut n = 0;
                 while n < EACH {
@@ -410,7 +415,10 @@ mod tests {
             })
         });
         let mut client = CompletionConsumer::new(queue);
-        let (mut next, mut moves, mut arms, mut armed) = ([0; 2], 0, 0, false);
+        let mut next = [0; 2];
+        let mut moves = 0;
+        let mut arms = 0;
+        let mut armed = false;
         while next != [EACH; 2] {
             for _ in 0..7 {
                 let Some(cqe) = client.poll() else { break };
@@ -419,7 +427,7 @@ mod tests {
                 next[worker] += 1;
             }
             let _nobody_waits = client.release();
-            // As long as enough is to come that one of it takes the arm.
+            // Only while enough completions are still to come that one of them takes the arm.
             if !armed && next[0] + next[1] < EACH {
                 armed = true;
                 arms += 1;

@@ -1,12 +1,11 @@
-//! Diagnoses: the reasons of refusals, failures and losses, kept for those who ask.
+//! Diagnoses: stored reasons for refusals, failures and losses.
 //!
-//! One log is shared by all workers and the resource manager. It is asked for nothing on the way to
-//! success: who fails makes a record, and names it by number in a completion or a reply. Memory is
-//! fixed: a ring for each session, so that one session can displace only its own records, and a
-//! ring of the device for sessions that have ended, in which the owner with the most records gives
-//! way. Workers take the log's lock when something fails, so nobody holds it for longer than a
-//! record or a page takes. Who may read which record is decided by the caller. Clocks are the
-//! caller's too.
+//! All workers and the resource manager share one log. Successful requests do not use it. A failure
+//! adds a record, and the completion or reply contains the number of the record. Memory is bounded:
+//! there is a ring for each session, so that a session can evict only its own records, and one ring
+//! for all sessions that have ended, which evicts from the owner with the most records. Workers
+//! lock the log when a request fails, so no caller may hold the lock for longer than a record or a
+//! page takes. The caller checks the permission to read a record, and provides the time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,28 +16,28 @@ use super::records::{FairRing, Records};
 use crate::abi::control::Diagnosis;
 use crate::types::{SessionId, Time};
 
-/// Most records that each session keeps of flushes its own doing brought about.
+/// Maximum number of records per session for flushes that the session itself caused.
 pub const ROUTINE_RECORDS: usize = 16;
-/// Records kept of sessions that have ended, unless [`DiagnosisLog::keep_of_ended`] says otherwise.
+/// Default number of records of ended sessions ([`DiagnosisLog::set_ended_capacity`] changes it).
 const ENDED_RECORDS: usize = 1024;
-/// Bytes of a rule; a longer one is cut.
+/// Maximum length of a rule in bytes. A longer one is truncated.
 pub const MAX_RULE: usize = 200;
-/// Bytes of a text; a longer one is cut.
+/// Maximum length of a text in bytes. A longer one is truncated.
 pub const MAX_TEXT: usize = 500;
 
-/// A record as it is kept.
+/// A stored record.
 #[derive(Debug)]
-pub struct KeptDiagnosis {
-    /// When it was made, by the caller's clock.
+pub struct StoredDiagnosis {
+    /// Time of the record on the caller's clock.
     pub time: Time,
-    /// The account its session was opened for, as [`DiagnosisLog::open`] was told; none if it was
-    /// told of no such session.
+    /// Account of its session, as passed to [`DiagnosisLog::open`]; `None` if the session was not
+    /// known.
     pub owner: Option<u32>,
-    /// The record; its `time_ms` is 0, for the reader to fill in.
+    /// The record. Its `time_ms` is 0, and the reader must set it.
     pub record: Diagnosis,
 }
 
-/// All records. See the module's documentation.
+/// The log. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct DiagnosisLog {
     inner: Mutex<Inner>,
@@ -46,67 +45,67 @@ pub struct DiagnosisLog {
 
 #[derive(Debug)]
 struct Inner {
-    /// Number of the newest record; 0 before the first.
+    /// Number of the newest record, 0 before the first.
     last: u64,
     /// All records, by number and by owner.
-    records: Records<Owner, Arc<KeptDiagnosis>>,
+    records: Records<Owner, Arc<StoredDiagnosis>>,
     sessions: HashMap<SessionId, Rings>,
     ended: FairRing<Owner, u64>,
 }
 
-/// An account, if it is known.
+/// An account; `None` if it is unknown.
 type Owner = Option<u32>;
 
 /// Numbers of a session's records, oldest first.
 #[derive(Debug)]
 struct Rings {
     owner: Owner,
-    /// How many faults are kept.
+    /// Maximum number of records of faults.
     most: usize,
     faults: VecDeque<u64>,
     routine: VecDeque<u64>,
 }
 
-/// Whose records are asked for.
+/// Selects records by owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
-    /// Everybody's.
+pub enum OwnerFilter {
+    /// Records of all owners.
     All,
-    /// Those of sessions that were opened for this account, or for none that is known.
+    /// Records of sessions that were opened for this account, or with `None` for an unknown one.
     Of(Option<u32>),
 }
 
-impl Whose {
+impl OwnerFilter {
     fn owner(self) -> Option<Owner> {
         match self {
-            Whose::All => None,
-            Whose::Of(owner) => Some(owner),
+            OwnerFilter::All => None,
+            OwnerFilter::Of(owner) => Some(owner),
         }
     }
 }
 
 impl DiagnosisLog {
-    /// Keeps so many records of sessions that have ended, at least 1. To be said before there are
-    /// any.
-    pub fn keep_of_ended(&self, most: usize) {
+    /// Sets the number of records of ended sessions to keep, at least 1. Must be called before
+    /// there are any.
+    pub fn set_ended_capacity(&self, most: usize) {
         self.inner.lock().ended = FairRing::new(most);
     }
 
-    /// Prepares for a session that acts for `owner`, if that is known, and keeps at most `most`
-    /// records of faults. It costs memory only when something fails.
+    /// Opens a session that acts for `owner` and keeps at most `most` records of faults. Memory is
+    /// used for records only when a request fails.
     pub fn open(&self, session: SessionId, owner: Option<u32>, most: usize) {
         let rings = Rings { owner, most, faults: VecDeque::new(), routine: VecDeque::new() };
         let old = self.inner.lock().sessions.insert(session, rings);
         debug_assert!(old.is_none(), "session {session} was opened twice");
     }
 
-    /// Makes a record; its number, which is never 0 and never given again.
+    /// Adds a record. Returns its number, which is never 0 and never reused.
     pub fn record(&self, now: Time, record: Diagnosis) -> u64 {
         self.make(now, record, false)
     }
 
-    /// The same of what the session's own doing brings about all the time: such records displace
-    /// only their like.
+    /// Like [`record`](Self::record), for frequent failures that the session itself causes. Such
+    /// records evict only their own kind.
     pub fn record_routine(&self, now: Time, record: Diagnosis) -> u64 {
         self.make(now, record, true)
     }
@@ -122,17 +121,17 @@ impl DiagnosisLog {
         let id = record.id;
         let (owner, displaced) = match inner.sessions.get_mut(&session) {
             Some(rings) => (rings.owner, rings.push(id, routine)),
-            // The session has ended, but not yet for every worker.
+            // The session has ended, but a worker does not know it yet.
             None => (None, inner.ended.push(None, id)),
         };
-        inner.records.insert(id, owner, Arc::new(KeptDiagnosis { time: now, owner, record }));
+        inner.records.insert(id, owner, Arc::new(StoredDiagnosis { time: now, owner, record }));
         if let Some(displaced) = displaced {
             inner.records.remove(displaced);
         }
         id
     }
 
-    /// A session has ended: its records go to the ring of the device.
+    /// Moves the records of an ended session to the ring of ended sessions.
     pub fn end(&self, session: SessionId) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
@@ -146,33 +145,39 @@ impl DiagnosisLog {
         }
     }
 
-    /// The record with this number, unless newer ones have displaced it.
-    pub fn find(&self, id: u64) -> Option<Arc<KeptDiagnosis>> {
+    /// Returns the record with this number, unless it was evicted.
+    pub fn find(&self, id: u64) -> Option<Arc<StoredDiagnosis>> {
         self.inner.lock().records.get(id).cloned()
     }
 
-    /// At most `most` records with numbers below `before`, newest first.
-    pub fn newest(&self, whose: Whose, before: u64, most: usize) -> Vec<Arc<KeptDiagnosis>> {
-        self.inner.lock().records.newest(whose.owner(), before).take(most).cloned().collect()
+    /// Returns at most `most` records with numbers below `before`, newest first.
+    pub fn newest(
+        &self,
+        filter: OwnerFilter,
+        before: u64,
+        most: usize,
+    ) -> Vec<Arc<StoredDiagnosis>> {
+        self.inner.lock().records.newest(filter.owner(), before).take(most).cloned().collect()
     }
 
-    /// Records made so far.
+    /// Returns the number of records added so far.
     pub fn made(&self) -> u64 {
         self.inner.lock().last
     }
 
-    /// Records that are kept now, of those asked for.
-    pub fn kept(&self, whose: Whose) -> usize {
-        self.inner.lock().records.len(whose.owner())
+    /// Returns the number of stored records that the filter selects.
+    pub fn kept(&self, filter: OwnerFilter) -> usize {
+        self.inner.lock().records.len(filter.owner())
     }
 }
 
 impl Rings {
-    /// Adds a record; returns the one that makes room for it, which may be the new one itself.
+    /// Adds a record. Returns the evicted record, which may be the new one.
     fn push(&mut self, id: u64, routine: bool) -> Option<u64> {
-        let (ring, most) = match routine {
-            true => (&mut self.routine, self.most.min(ROUTINE_RECORDS)),
-            false => (&mut self.faults, self.most),
+        let (ring, most) = if routine {
+            (&mut self.routine, self.most.min(ROUTINE_RECORDS))
+        } else {
+            (&mut self.faults, self.most)
         };
         ring.push_back(id);
         if ring.len() > most { ring.pop_front() } else { None }
@@ -190,7 +195,7 @@ impl Default for Inner {
     }
 }
 
-/// Cuts a text to at most `most` bytes, between characters.
+/// Truncates a text to at most `most` bytes, at a character boundary.
 fn cut(text: &mut String, most: usize) {
     if text.len() > most {
         let mut end = most.saturating_sub('…'.len_utf8());
@@ -200,7 +205,7 @@ fn cut(text: &mut String, most: usize) {
         text.truncate(end);
         text.push('…');
     }
-    // What was formatted in pieces may hold twice what it needs.
+    // A text that was formatted in pieces may have twice the capacity that it needs.
     text.shrink_to_fit();
 }
 
@@ -216,13 +221,13 @@ mod tests {
     const SESSION_RECORDS: usize = 64;
 
     fn texts(log: &DiagnosisLog, session: u32) -> Vec<String> {
-        let all = log.newest(Whose::All, u64::MAX, usize::MAX);
+        let all = log.newest(OwnerFilter::All, u64::MAX, usize::MAX);
         let of = all.iter().filter(|kept| kept.record.session == SessionId(session));
         of.map(|kept| kept.record.text.clone()).collect()
     }
 
     #[test]
-    fn records_are_numbered_from_1_and_found_by_number() {
+    fn records_are_numbered_from_1() {
         let log = DiagnosisLog::default();
         log.open(SessionId(1), Some(1000), SESSION_RECORDS);
         assert_eq!(log.record(Time(5), refused(1, "first")), 1);
@@ -234,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_displaces_its_own_records_only() {
+    fn a_session_evicts_only_its_own_records() {
         let log = DiagnosisLog::default();
         log.open(SessionId(1), Some(1), SESSION_RECORDS);
         log.open(SessionId(2), Some(2), SESSION_RECORDS);
@@ -243,12 +248,12 @@ mod tests {
             assert_eq!(log.record(Time(0), refused(2, "flood")), kept + 1 + n);
         }
         assert!(log.find(kept).is_some());
-        assert_eq!(log.kept(Whose::All), 1 + SESSION_RECORDS);
+        assert_eq!(log.kept(OwnerFilter::All), 1 + SESSION_RECORDS);
         assert_eq!(log.made(), 10_001);
     }
 
     #[test]
-    fn what_happens_all_the_time_does_not_displace_faults() {
+    fn routine_records_do_not_evict_faults() {
         let log = DiagnosisLog::default();
         log.open(SessionId(1), Some(1), SESSION_RECORDS);
         let fault = log.record(Time(0), refused(1, "fault"));
@@ -256,11 +261,11 @@ mod tests {
             log.record_routine(Time(0), refused(1, "flushed"));
         }
         assert!(log.find(fault).is_some());
-        assert_eq!(log.kept(Whose::All), 1 + ROUTINE_RECORDS);
+        assert_eq!(log.kept(OwnerFilter::All), 1 + ROUTINE_RECORDS);
     }
 
     #[test]
-    fn records_outlive_their_session_and_floods_of_others() {
+    fn records_survive_floods_of_other_owners() {
         let log = DiagnosisLog::default();
         log.open(SessionId(1), Some(1), SESSION_RECORDS);
         let kept = log.record(Time(0), refused(1, "kept"));
@@ -273,52 +278,52 @@ mod tests {
             }
             log.end(SessionId(session));
         }
-        assert_eq!(log.kept(Whose::All), ENDED_RECORDS);
+        assert_eq!(log.kept(OwnerFilter::All), ENDED_RECORDS);
         assert_eq!(log.find(kept).map(|k| k.owner), Some(Some(1)));
-        // The newest of the flood are those that are left.
+        // The newest records of the flood are left.
         assert!(log.find(log.made()).is_some());
         assert!(log.find(kept + 1).is_none());
     }
 
     #[test]
-    fn a_record_of_a_session_that_is_gone_is_kept_for_administrators() {
+    fn records_of_unknown_sessions_are_kept() {
         let log = DiagnosisLog::default();
         for _ in 0..2 * ENDED_RECORDS {
             log.record(Time(0), refused(7, "late"));
         }
-        assert_eq!(log.kept(Whose::All), ENDED_RECORDS);
+        assert_eq!(log.kept(OwnerFilter::All), ENDED_RECORDS);
         assert_eq!(log.find(log.made()).map(|k| k.owner), Some(None));
     }
 
-    /// Who asks for his own looks at none of others', and in pages.
+    /// A reader of one owner's records sees no others, page by page.
     #[test]
-    fn pages_are_of_the_askers_own_records() {
+    fn pages_contain_only_the_owners_records() {
         let log = DiagnosisLog::default();
         for session in 1..=100 {
             log.open(SessionId(session), Some(session % 2), SESSION_RECORDS);
             log.record(Time(0), refused(session, "r"));
         }
-        // Half of the sessions are over: their records stand elsewhere, in the same order.
+        // Half of the sessions have ended. Their records are in another ring, in the same order.
         (1..=50).for_each(|session| log.end(SessionId(session)));
         log.record(Time(0), refused(1, "late"));
-        let page = |whose, before| -> Vec<u64> {
-            let page = log.newest(whose, before, 30);
+        let page = |filter, before| -> Vec<u64> {
+            let page = log.newest(filter, before, 30);
             page.iter().map(|kept| kept.record.id).collect()
         };
-        let first = page(Whose::Of(Some(1)), u64::MAX);
+        let first = page(OwnerFilter::Of(Some(1)), u64::MAX);
         assert!(first.iter().copied().eq((41..=99).rev().step_by(2)), "{first:?}");
-        let second = page(Whose::Of(Some(1)), 41);
+        let second = page(OwnerFilter::Of(Some(1)), 41);
         assert!(second.iter().copied().eq((1..=39).rev().step_by(2)), "{second:?}");
-        assert!(page(Whose::Of(Some(1)), 1).is_empty());
-        assert_eq!(page(Whose::Of(None), u64::MAX), [101]);
-        assert!(page(Whose::All, u64::MAX).into_iter().eq((72..=101).rev()));
-        let kept =
-            [Whose::All, Whose::Of(Some(0)), Whose::Of(Some(7))].map(|whose| log.kept(whose));
+        assert!(page(OwnerFilter::Of(Some(1)), 1).is_empty());
+        assert_eq!(page(OwnerFilter::Of(None), u64::MAX), [101]);
+        assert!(page(OwnerFilter::All, u64::MAX).into_iter().eq((72..=101).rev()));
+        let kept = [OwnerFilter::All, OwnerFilter::Of(Some(0)), OwnerFilter::Of(Some(7))]
+            .map(|filter| log.kept(filter));
         assert_eq!(kept, [101, 50, 0]);
     }
 
     #[test]
-    fn a_text_that_fits_exactly_is_whole() {
+    fn a_text_of_maximum_length_is_not_cut() {
         for (len, whole) in [(MAX_TEXT, true), (MAX_TEXT + 1, false)] {
             let mut text = "x".repeat(len);
             cut(&mut text, MAX_TEXT);
@@ -335,9 +340,9 @@ mod tests {
     }
 
     #[test]
-    fn as_many_are_kept_as_was_said() {
+    fn record_limits_are_configurable() {
         let log = DiagnosisLog::default();
-        log.keep_of_ended(3);
+        log.set_ended_capacity(3);
         for (session, most) in [(1, 0), (2, 2)] {
             log.open(SessionId(session), Some(1), most);
             for n in 0..5 {
@@ -349,8 +354,8 @@ mod tests {
                 assert_ne!(id, 0);
             }
         }
-        assert_eq!(log.kept(Whose::All), 4);
+        assert_eq!(log.kept(OwnerFilter::All), 4);
         log.end(SessionId(2));
-        assert_eq!(log.kept(Whose::All), 3);
+        assert_eq!(log.kept(OwnerFilter::All), 3);
     }
 }

@@ -1,26 +1,26 @@
-//! Why memory that was checked could not be reached after all.
+//! Reasons why an access to checked memory failed.
 
 use crate::shm::CopyFault;
 use crate::shm::attached::{AttachedFault, CopyEnd};
 use crate::types::SessionId;
 
-/// Memory that was checked could not be reached.
+/// A failed access to checked memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFault {
-    /// Whose memory it is: the one to blame.
+    /// Owner of the memory, which is at fault.
     pub owner: SessionId,
-    /// What is the matter with it.
+    /// Reason why the memory is not accessible.
     pub cause: Unreachable,
-    /// Which end of the copy it was.
+    /// The failed end of the copy.
     pub end: CopyEnd,
 }
 
-/// Why memory could not be reached.
+/// Reason why memory is not accessible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreachable {
-    /// Pages of a shared buffer were taken away under a copy, which only a client that breaks the
-    /// contract can do.
-    #[error("shared memory was truncated under a copy")]
+    /// Pages of a shared buffer were missing during a copy, which only a client that violates the
+    /// contract can cause.
+    #[error("shared memory was truncated during a copy")]
     Truncated,
     /// The attached address space has ended.
     #[error("the attached address space is gone")]
@@ -31,7 +31,7 @@ pub enum Unreachable {
 }
 
 impl From<CopyFault> for Unreachable {
-    /// Ranges have been checked, so pages that are gone are all that can be the matter.
+    /// The range has been checked, so a missing page is the only possible cause.
     fn from(_: CopyFault) -> Self {
         Unreachable::Truncated
     }

@@ -1,7 +1,8 @@
-//! What an STag names, and checked ranges of it.
+//! The memory to which an STag refers, and checked ranges of it.
 //!
-//! A [`Memory`] is where a region's bytes are, whatever its rights. A [`Target`] is a range of one
-//! that has been checked by the [`StagTable`](super::StagTable); only it can be read or written.
+//! A [`Memory`] is the location of a region's bytes, without access rights. A [`Target`] is a range
+//! of it that the [`StagTable`](super::StagTable) has checked. Only a `Target` can be read or
+//! written.
 
 use std::sync::Arc;
 
@@ -11,37 +12,38 @@ use crate::shm::Mapping;
 use crate::shm::attached::{AddressSpace, AttachedFault, CopyEnd};
 use crate::types::{ATOMIC_LEN, AtomicOperation, SessionId};
 
-/// Where the bytes of a region are. Clones name the same bytes.
+/// Location of the bytes of a region. Clones refer to the same bytes.
 #[derive(Clone, Debug)]
 pub enum Memory {
     /// In a shared buffer.
     Shared {
         /// Mapping of the shared buffer in the daemon.
         mapping: Arc<Mapping>,
-        /// Bytes from its start. With the region's length it stays within the mapping.
+        /// Offset in the mapping, in bytes. `offset` plus the region's length is within the
+        /// mapping.
         offset: usize,
     },
-    /// In its owner's own address space. A copy is a system call, and waits for the owner's pages.
+    /// In the owner's address space. A copy is a system call, and may block on the owner's pages.
     Attached {
-        /// The owner's address space, as it was attached.
+        /// The attached address space of the owner.
         space: Arc<AddressSpace>,
-        /// Where in it. With the region's length it stays below
+        /// Start address. With the region's length it stays below
         /// [`USER_END`](crate::shm::attached::USER_END).
         address: u64,
     },
-    /// In its owner's own address space, which only a copier may touch: a copy is a job for it, and
-    /// the QP waits.
+    /// In the owner's address space, which only a copier can access. The QP waits for the copier's
+    /// job to complete.
     ThroughCopier {
         /// The copier of the owner's session.
         copier: Arc<Copier>,
-        /// Where in it, as for `Attached`.
+        /// Start address, as for `Attached`.
         address: u64,
     },
 }
 
 impl Memory {
-    /// The memory `skip` bytes further on, as a window on a part of the region names it. The caller
-    /// keeps `skip` within the region.
+    /// Returns the memory from offset `skip`, for a window on a part of the region. `skip` must be
+    /// within the region.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "an offset within a mapping, whose length is a usize"
@@ -50,7 +52,7 @@ impl Memory {
         match self {
             Memory::Shared { mapping, offset } => Memory::Shared {
                 mapping: mapping.clone(),
-                // Within the region, hence within the mapping, whose length is a usize.
+                // Within the region, hence within the mapping, so it fits a usize.
                 offset: offset.wrapping_add(skip as usize),
             },
             Memory::Attached { space, address } => {
@@ -63,7 +65,8 @@ impl Memory {
         }
     }
 
-    /// The checked range of `len` bytes from `from` on, which the caller has bounded.
+    /// Returns the checked range of `len` bytes at offset `from`. The caller has checked that it is
+    /// within the region.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -72,10 +75,10 @@ impl Memory {
     pub(super) fn target(&self, from: u64, len: usize, owner: SessionId) -> Target<'_> {
         let place = match self {
             Memory::Shared { mapping, offset } => {
-                // Bounded by the region, so the sum lies within the mapping, hence within usize.
+                // Within the region, so the sum is within the mapping and fits a usize.
                 Location::Shared { mapping, offset: offset + from as usize }
             }
-            // Bounded by the region as well, hence below 2^64.
+            // Within the region, too, hence below 2^64.
             Memory::Attached { space, address } => {
                 Location::Attached { space, address: address + from }
             }
@@ -87,13 +90,13 @@ impl Memory {
     }
 }
 
-/// Memory that has been checked. It borrows the table it was checked against.
+/// A checked range of memory. Borrows the table that checked it.
 #[derive(Clone, Copy)]
 pub struct Target<'t> {
     place: Location<'t>,
     len: usize,
     owner: SessionId,
-    /// What is copied to it goes past the caches.
+    /// True if copies to it bypass the caches.
     past_caches: bool,
 }
 
@@ -111,23 +114,24 @@ enum Location<'t> {
         copier: &'t Arc<Copier>,
         address: u64,
     },
-    /// The daemon's own: what a copier has brought.
+    /// The daemon's own memory: bytes that a copier has read.
     Private(&'t [u8]),
 }
 
 impl<'t> Target<'t> {
-    /// Bytes from its start to its end.
+    /// Returns the number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// `len` bytes of it from `from` on, if they are inside.
+    /// Returns `len` bytes at offset `from`, or `None` if they are not within the target.
     pub fn part(&self, from: u64, len: usize) -> Option<Target<'t>> {
         let from = usize::try_from(from).ok()?;
         (len <= self.len.checked_sub(from)?).then(|| self.range(from, len))
     }
 
-    /// `len` bytes from `from` on, which the caller has bounded.
+    /// Returns `len` bytes at offset `from`. The caller has checked that they are within the
+    /// target.
     #[inline]
     fn range(&self, from: usize, len: usize) -> Target<'t> {
         let place = match self.place {
@@ -145,7 +149,7 @@ impl<'t> Target<'t> {
         Target { place, len, ..*self }
     }
 
-    /// Reads `dst.len()` bytes from `from` on; the range must be inside.
+    /// Reads `dst.len()` bytes at offset `from`, which must be within the target.
     #[inline]
     pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), MemoryFault> {
         debug_assert!(from + dst.len() <= self.len);
@@ -160,12 +164,12 @@ impl<'t> Target<'t> {
                 dst.copy_from_slice(&bytes[from..from + dst.len()]);
                 Ok(())
             }
-            // Nothing comes here that a copier has not brought before.
+            // Not reached: a copier has read such memory into `Private` before.
             Location::ThroughCopier { .. } => Err(self.source_fault(Unreachable::Unmapped)),
         }
     }
 
-    /// Writes all of it. With `tail_last` the final bytes become visible last.
+    /// Writes the whole target. With `tail_last` the last bytes become visible last.
     #[inline]
     fn write(&self, bytes: &[u8], tail_last: bool) -> Result<(), MemoryFault> {
         match self.place {
@@ -180,15 +184,15 @@ impl<'t> Target<'t> {
             Location::Attached { space, address } => {
                 space.write(address, bytes, tail_last).map_err(|e| self.sink_fault(e))
             }
-            // What a copier is to write goes to it as a job.
+            // Not reached: writes to such memory are jobs of the copier.
             Location::ThroughCopier { .. } | Location::Private(_) => {
                 Err(self.sink_fault(Unreachable::Unmapped))
             }
         }
     }
 
-    /// Copies all of it to a target of the same length: in one pass, but between two address
-    /// spaces, which takes two.
+    /// Copies the whole target to a target of the same length. Takes one pass, or two from one
+    /// address space to another.
     #[inline]
     pub(crate) fn copy_to(&self, to: &Target<'_>, tail_last: bool) -> Result<(), MemoryFault> {
         match (self.place, to.place) {
@@ -239,10 +243,10 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// Whether it begins where a word may.
+    /// Returns true if it starts at a multiple of 8 bytes, as atomic operations require.
     pub fn is_aligned(&self) -> bool {
         let start = match self.place {
-            // Mappings begin with a page.
+            // Mappings start at a page boundary.
             Location::Shared { offset, .. } => offset as u64,
             Location::Attached { address, .. } | Location::ThroughCopier { address, .. } => address,
             Location::Private(_) => 0,
@@ -250,9 +254,9 @@ impl<'t> Target<'t> {
         start.is_multiple_of(u64::from(ATOMIC_LEN))
     }
 
-    /// Carries out an atomic operation on the word that it is; what was there before. In shared
-    /// memory the processor does it in one piece, also for the client; in attached memory only for
-    /// others who do it by way of the same session.
+    /// Applies an atomic operation to the target, which must be an aligned word. Returns the old
+    /// value. In shared memory the operation is atomic for the client, too. In attached memory it
+    /// is atomic only with respect to operations through the same session.
     pub(crate) fn update(&self, operation: AtomicOperation) -> Result<u64, MemoryFault> {
         debug_assert!(self.len == ATOMIC_LEN as usize && self.is_aligned());
         let change = |old| operation.applied_to(old);
@@ -263,14 +267,14 @@ impl<'t> Target<'t> {
             Location::Attached { space, address } => {
                 space.update_u64(address, change).map_err(|e| self.sink_fault(e))
             }
-            // What a copier is to do goes to it as a job.
+            // Not reached: operations of a copier are jobs.
             Location::ThroughCopier { .. } | Location::Private(_) => {
                 Err(self.sink_fault(Unreachable::Unmapped))
             }
         }
     }
 
-    /// The copier that alone reaches it, and its address there.
+    /// Returns the copier and the address, if only a copier can access the memory.
     pub fn copier(&self) -> Option<(&'t Arc<Copier>, u64)> {
         match self.place {
             Location::ThroughCopier { copier, address } => Some((copier, address)),
@@ -278,7 +282,7 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// The mapping and the range in it, for gathering system calls; none for other memory.
+    /// Returns the mapping, offset and length, for gathering system calls. `None` for other memory.
     pub fn shared(&self) -> Option<(&'t Mapping, usize, usize)> {
         match self.place {
             Location::Shared { mapping, offset } => Some((mapping, offset, self.len)),
@@ -288,26 +292,26 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// With a wish for where copies to it go: past the caches, if they would hold none of it when
-    /// somebody comes back. From shared memory to shared memory, that is.
+    /// Sets whether copies to it bypass the caches, for data that would be evicted before their
+    /// next use. Has an effect only on copies within shared memory.
     pub(crate) fn past_caches(self, past_caches: bool) -> Self {
         Target { past_caches, ..self }
     }
 
-    /// Whether it is shared memory, of which a copy cannot wait for anybody.
+    /// Returns true if it is shared memory. A copy of shared memory cannot block.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.place, Location::Shared { .. })
     }
 
-    /// Bytes that a copier has brought from memory of `owner`.
+    /// Returns a target for bytes that a copier has read from memory of `owner`.
     pub(crate) fn private(owner: SessionId, bytes: &'t [u8]) -> Target<'t> {
         Target { place: Location::Private(bytes), len: bytes.len(), owner, past_caches: false }
     }
 
-    /// Inline data of a send queue entry: bytes of the client's own arena that
+    /// Returns a target for the inline data of a send queue entry: bytes of the client's arena that
     /// [`take`](crate::shm::queue::SendConsumer::take) or
-    /// [`look`](crate::shm::queue::SendConsumer::look) of the queue has bounded.
+    /// [`look`](crate::shm::queue::SendConsumer::look) of the queue has checked.
     pub(crate) fn inline(
         owner: SessionId,
         mapping: &'t Mapping,
@@ -317,12 +321,12 @@ impl<'t> Target<'t> {
         Target { place: Location::Shared { mapping, offset }, len, owner, past_caches: false }
     }
 
-    /// The session whose memory this is: the one to blame when the memory turns out to be gone.
+    /// Returns the session that owns the memory and is at fault if the memory is missing.
     pub fn owner(&self) -> SessionId {
         self.owner
     }
 
-    /// It could not be read.
+    /// Returns the fault of a failed read from the target.
     pub(crate) fn source_fault(&self, cause: impl Into<Unreachable>) -> MemoryFault {
         MemoryFault { owner: self.owner, cause: cause.into(), end: CopyEnd::Source }
     }
@@ -332,7 +336,7 @@ impl<'t> Target<'t> {
     }
 }
 
-/// Where a payload comes from: private bytes, or checked memory.
+/// Source of a payload: private bytes, or checked memory.
 #[derive(Clone, Copy)]
 pub enum Payload<'a> {
     /// Bytes in the daemon's own memory.
@@ -342,7 +346,7 @@ pub enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Bytes of the payload; of a gather, the sum of its ranges.
+    /// Returns the number of bytes; for a gather, the total of its ranges.
     pub(crate) fn len(&self) -> usize {
         match self {
             Payload::Bytes(b) => b.len(),
@@ -350,12 +354,13 @@ impl Payload<'_> {
         }
     }
 
-    /// Copies the bytes from `from` on out of this payload.
+    /// Copies `dst.len()` bytes of this payload, starting at offset `from`.
     pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), MemoryFault> {
         match self {
             Payload::Bytes(b) => dst.copy_from_slice(&b[from..from + dst.len()]),
             Payload::Gather(sources) => {
-                let (mut skip, mut done) = (from, 0);
+                let mut skip = from;
+                let mut done = 0;
                 for s in *sources {
                     let n = s.len.saturating_sub(skip).min(dst.len() - done);
                     if n > 0 {
@@ -369,9 +374,8 @@ impl Payload<'_> {
         Ok(())
     }
 
-    /// Copies the bytes `from..from + target.len()` of this payload to a target.
-    ///
-    /// With `tail_last` the final bytes become visible last: programs poll on them.
+    /// Copies the bytes `from..from + target.len()` of this payload to a target. With `tail_last`
+    /// the last bytes become visible last, for programs that poll them.
     pub fn place(
         &self,
         from: usize,
@@ -381,7 +385,8 @@ impl Payload<'_> {
         match self {
             Payload::Bytes(b) => target.write(&b[from..from + target.len], tail_last),
             Payload::Gather(sources) => {
-                let (mut skip, mut done) = (from, 0);
+                let mut skip = from;
+                let mut done = 0;
                 for s in *sources {
                     if done == target.len {
                         break;
@@ -409,8 +414,8 @@ mod tests {
     const OWNER: SessionId = SessionId(1);
 
     #[test]
-    fn a_gathered_payload_is_placed_from_and_up_to_anywhere() {
-        let (mapping, _fd) = Mapping::create_arena("test", 4096).expect("a little memory");
+    fn any_range_of_a_gather_is_placed() {
+        let (mapping, _fd) = Mapping::create_arena("test", 4096).expect("memory for the arena");
         let sources = [&b"abcde"[..], b"", b"fghijkl", b"mnop"].map(|o| Target::private(OWNER, o));
         let payload = Payload::Gather(&sources);
         let whole = b"abcdefghijklmnop";

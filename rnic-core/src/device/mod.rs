@@ -1,11 +1,11 @@
-//! The device model: what an RNIC owns on behalf of its clients.
+//! The device model: the objects that an RNIC holds for its clients.
 //!
-//! Steering tags ([`allocator`], [`stag`]) and the memory they name ([`memory`]), windows
-//! ([`window`]), completion queues ([`cq`]), shared receive queues ([`srq`]), the shared face of a
-//! queue pair ([`qp`]) and the reasons of failures ([`diagnoses`], [`records`]). It never sees the
-//! wire: the [`engine`](crate::engine) asks it whether a range may be touched and gets a token, or
-//! asks it to publish a completion. Who may create what is decided before, by the resource manager
-//! of the daemon.
+//! The objects are steering tags ([`allocator`], [`stag`]) and the memory they refer to
+//! ([`memory`]), windows ([`window`]), completion queues ([`cq`]), shared receive queues ([`srq`]),
+//! the shared state of QPs ([`qp`]), and diagnoses of failures ([`diagnoses`], [`records`]). The
+//! device never sees a packet. The [`engine`](crate::engine) asks it for access to a range, which
+//! returns a token, and publishes completions through it. The daemon's resource manager decides
+//! which session may create which object.
 
 pub mod allocator;
 pub mod copier;

@@ -1,7 +1,7 @@
-//! The face of a queue pair that its worker and the control thread share: state and counters.
+//! The state and counters of a QP that its worker and the control thread share.
 //!
-//! The worker that owns the QP is the only writer of all but the context; readers may see figures
-//! of different instants. Nothing here decides anything.
+//! The worker that owns the QP is the only writer of all fields except the context. Readers may see
+//! values from different instants.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -11,13 +11,13 @@ use crate::types::{QpState, TerminateCode, TerminateOrigin};
 /// State and counters of one QP.
 #[derive(Default)]
 pub struct QpShared {
-    /// The application's context, returned in events; written by the control thread.
+    /// The application's context, returned in events. Written by the control thread.
     pub context: AtomicU64,
-    /// The diagnosis of a QP that went to Error without a connection; 0 if there is none.
-    /// Written by the control thread before a worker is given the QP.
+    /// Diagnosis of a QP that entered Error without a connection, or 0. Written by the control
+    /// thread before a worker owns the QP.
     pub diagnosis: AtomicU64,
     state: AtomicU8,
-    /// 0 none; else origin (1 local, 2 peer) << 24 | layer << 16 | etype << 8 | code.
+    /// 0, or origin (1 local, 2 peer) << 24 | layer << 16 | etype << 8 | code.
     terminate: AtomicU32,
     pub(crate) sends_completed: Counter,
     pub(crate) receives_completed: Counter,
@@ -31,17 +31,17 @@ pub struct QpShared {
 }
 
 impl QpShared {
-    /// State as last published.
+    /// Returns the last published state.
     pub fn state(&self) -> QpState {
         QpState::from_u8(self.state.load(Relaxed)).unwrap_or(QpState::Error)
     }
 
-    /// Publishes a state: the worker's once a QP is bound, the control thread's before.
+    /// Publishes a state. Called by the control thread before the QP is bound, then by the worker.
     pub fn set_state(&self, state: QpState) {
         self.state.store(state as u8, Relaxed);
     }
 
-    /// The Terminate that ended the connection, if one did.
+    /// Returns the Terminate that ended the connection, if one did.
     pub fn terminate(&self) -> Option<(TerminateOrigin, TerminateCode)> {
         let t = self.terminate.load(Relaxed);
         let [origin, layer, etype, code] = t.to_be_bytes();
@@ -61,7 +61,7 @@ impl QpShared {
         self.terminate.store(o << 24 | terminate_detail(code), Relaxed);
     }
 
-    /// Counters as of about now.
+    /// Returns the counters. They are loaded one after another, not as a snapshot.
     pub fn counters(&self) -> QpCounters {
         QpCounters {
             sends_completed: self.sends_completed.value(),
@@ -77,12 +77,12 @@ impl QpShared {
     }
 }
 
-/// A Terminate code as a completion's `detail` shows it.
+/// Returns a Terminate code in the form of a completion's `detail`.
 pub(crate) fn terminate_detail(code: TerminateCode) -> u32 {
     u32::from(code.layer) << 16 | u32::from(code.etype) << 8 | u32::from(code.code)
 }
 
-/// A counter with one writer: a load and a store, no locked instruction.
+/// A counter with one writer, updated by a load and a store without a locked instruction.
 #[derive(Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_published_is_read() {
+    fn published_values_are_read() {
         let qp = QpShared::default();
         assert_eq!((qp.state(), qp.terminate()), (QpState::Idle, None));
         for state in (0..=u8::MAX).map_while(QpState::from_u8) {

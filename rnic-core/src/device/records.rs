@@ -1,9 +1,10 @@
-//! Numbered records of many owners, and who gives way when there are too many.
+//! Numbered records of many owners, and a ring that evicts fairly.
 //!
-//! [`Records`] finds a record by its number and gives the newest of one owner, or of all, a page at
-//! a time: no question looks at more than it answers with, however many records others have left.
-//! [`FairRing`] says which record makes room for a new one. Neither reads a clock or knows what a
-//! record says; [`DiagnosisLog`](super::DiagnosisLog) and the daemon's list of happenings use them.
+//! [`Records`] finds a record by its number and returns the newest records of one owner, or of all,
+//! in pages. A query visits only the records that it returns, however many others there are.
+//! [`FairRing`] selects the record that is evicted for a new one. Neither uses a clock or the
+//! contents of a record. [`DiagnosisLog`](super::DiagnosisLog) and the daemon's event list use
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::Hash;
@@ -22,14 +23,14 @@ impl<K, T> Default for Records<K, T> {
 }
 
 impl<K: Copy + Eq + Hash, T> Records<K, T> {
-    /// Adds a record under a number that none has.
+    /// Adds a record under an unused number.
     pub fn insert(&mut self, number: u64, owner: K, record: T) {
         self.owners.entry(owner).or_default().insert(number);
         let old = self.all.insert(number, (owner, record));
         debug_assert!(old.is_none(), "record {number} was made twice");
     }
 
-    /// Forgets the record with this number, if there is one.
+    /// Removes the record with this number, if it exists.
     pub fn remove(&mut self, number: u64) {
         let Some((owner, _)) = self.all.remove(&number) else { return };
         if let Some(numbers) = self.owners.get_mut(&owner) {
@@ -40,12 +41,12 @@ impl<K: Copy + Eq + Hash, T> Records<K, T> {
         }
     }
 
-    /// The record with this number.
+    /// Returns the record with this number.
     pub fn get(&self, number: u64) -> Option<&T> {
         self.all.get(&number).map(|(_, record)| record)
     }
 
-    /// Records with numbers below `before`, newest first: of one owner, or of all.
+    /// Returns the records with numbers below `before`, newest first, of one owner or of all.
     pub fn newest(&self, owner: Option<K>, before: u64) -> impl Iterator<Item = &T> {
         let of_all = match owner {
             None => Some(self.all.range(..before).rev().map(|(_, (_, record))| record)),
@@ -57,7 +58,7 @@ impl<K: Copy + Eq + Hash, T> Records<K, T> {
         of_all.into_iter().flatten().chain(of_one)
     }
 
-    /// How many there are: of one owner, or of all.
+    /// Returns the number of records of one owner or of all.
     pub fn len(&self, owner: Option<K>) -> usize {
         match owner {
             None => self.all.len(),
@@ -66,25 +67,26 @@ impl<K: Copy + Eq + Hash, T> Records<K, T> {
     }
 }
 
-/// A ring that several owners fill. When it is full, whoever has the most makes room, so that a
-/// flood displaces itself.
+/// A ring shared by several owners. When it is full, the owner with the most items loses its oldest
+/// one, so a flood of items evicts itself.
 #[derive(Debug)]
 pub struct FairRing<K, T> {
     most: usize,
     len: usize,
     queues: HashMap<K, VecDeque<T>>,
-    /// Owners by how much they have.
+    /// Owners, sorted by their number of items.
     sizes: BTreeSet<(usize, K)>,
 }
 
 impl<K: Copy + Eq + Hash + Ord, T> FairRing<K, T> {
-    /// A ring of at most `most` items, at least 1.
+    /// Creates a ring of at most `most` items, at least 1.
     pub fn new(most: usize) -> Self {
-        let (queues, sizes) = (HashMap::new(), BTreeSet::new());
+        let queues = HashMap::new();
+        let sizes = BTreeSet::new();
         FairRing { most: most.max(1), len: 0, queues, sizes }
     }
 
-    /// Adds the newest item; returns the one that makes room for it.
+    /// Adds the newest item. Returns the evicted item, if the ring was full.
     pub fn push(&mut self, owner: K, item: T) -> Option<T> {
         let displaced = if self.len >= self.most { self.pop() } else { None };
         let queue = self.queues.entry(owner).or_default();
@@ -95,14 +97,14 @@ impl<K: Copy + Eq + Hash + Ord, T> FairRing<K, T> {
         displaced
     }
 
-    /// The oldest item of the owner who has the most.
+    /// Removes and returns the oldest item of the owner with the most items.
     fn pop(&mut self) -> Option<T> {
-        let (_, richest) = self.sizes.pop_last()?;
-        let queue = self.queues.get_mut(&richest)?;
+        let (_, largest) = self.sizes.pop_last()?;
+        let queue = self.queues.get_mut(&largest)?;
         let oldest = queue.pop_front();
         match queue.len() {
-            0 => drop(self.queues.remove(&richest)),
-            len => drop(self.sizes.insert((len, richest))),
+            0 => drop(self.queues.remove(&largest)),
+            len => drop(self.sizes.insert((len, largest))),
         }
         self.len -= 1;
         oldest
@@ -113,9 +115,9 @@ impl<K: Copy + Eq + Hash + Ord, T> FairRing<K, T> {
 mod tests {
     use super::*;
 
-    /// Who has had many does not pay for it when others have more.
+    /// An owner that once had many items is not evicted while others have more.
     #[test]
-    fn whoever_has_the_most_now_makes_room() {
+    fn the_owner_with_the_most_is_evicted() {
         let mut ring = FairRing::new(5);
         let mut there: Vec<(usize, &str)> = Vec::new();
         let owners = ["a", "a", "a", "a", "a", "b", "b", "b", "c"];
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn each_owner_sees_his_own_newest_first_and_in_pages() {
+    fn pages_of_one_owner_newest_first() {
         let mut records = Records::default();
         for number in 1..=9 {
             records.insert(number, number % 2, number * 10);
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_is_in_no_index() {
+    fn a_removed_record_is_in_no_index() {
         let mut records = Records::default();
         records.insert(1, "a", ());
         records.remove(1);

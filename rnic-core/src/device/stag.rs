@@ -1,9 +1,9 @@
-//! Steering tags: turning (STag, offset, length) into memory.
+//! Steering tag tables, which resolve (STag, offset, length) to memory.
 //!
-//! Each worker owns a [`StagTable`] as plain data. The only way to memory is [`StagTable::local`]
-//! or [`StagTable::remote`], or for many in a row a [`RecentStag`](super::RecentStag): they check,
-//! and hand out a [`Target`] that borrows the table, so no check can outlive the next change of the
-//! table.
+//! Each worker owns a [`StagTable`] as plain data. Memory is accessible only through
+//! [`StagTable::local`] or [`StagTable::remote`], or for series of requests through a
+//! [`RecentStag`](super::RecentStag). They check the access and return a [`Target`] that borrows
+//! the table, so a check cannot outlive the next change of the table.
 
 mod bind;
 mod change;
@@ -34,8 +34,8 @@ pub struct StagTable {
 }
 
 impl StagTable {
-    /// Adds or replaces a region or a bound window. A window that has been taken back meanwhile is
-    /// not added.
+    /// Adds or replaces a region or a bound window. Does not add a window that has been
+    /// deallocated.
     //= DDP-8.3-1, DDP-8.3-2, DDP-8.3.1-4, DDP-8.3.1-5, RDMAP-8.1.1-4, RDMAP-8.1.1-5
     pub fn install(&mut self, entry: StagEntry) {
         if let StagKind::Window(binding) = &entry.kind
@@ -46,7 +46,7 @@ impl StagTable {
         self.entries.insert(entry.stag.0, entry);
     }
 
-    /// Removes a region or the entry of a window; whether it was there.
+    /// Removes a region or the entry of a window. Returns true if it was present.
     //= DDP-8.3-1, DDP-8.3-2, DDP-8.3.1-4, DDP-8.3.1-5, RDMAP-8.1.1-4, RDMAP-8.1.1-5
     pub fn revoke(&mut self, stag: Stag) -> bool {
         self.remove(stag).is_some()
@@ -61,26 +61,26 @@ impl StagTable {
         Some(entry)
     }
 
-    /// Removes everything a session owns.
+    /// Removes all entries and windows of a session.
     pub fn revoke_session(&mut self, session: SessionId) {
         self.entries.retain(|_, e| e.session != session);
         shrink_sparse(&mut self.entries);
         self.windows.forget_session(session);
     }
 
-    /// Makes a window known, so that it can be bound.
+    /// Adds a window, so that it can be bound.
     pub fn add_window(&mut self, window: Arc<Window>) {
         self.windows.add(window);
     }
 
-    /// Forgets a window, and what could be reached through it.
+    /// Removes a window and its entry.
     pub fn remove_window(&mut self, window: &Window) {
         if let Some(bound) = self.windows.remove(window) {
             self.remove(bound);
         }
     }
 
-    /// Carries out a change that another worker's QP, or one of this worker's, asked for.
+    /// Applies a change requested by a QP of this or another worker.
     pub fn change(&mut self, change: &StagChange) {
         if let Some(stag) = change.revoke {
             self.revoke(stag);
@@ -90,7 +90,7 @@ impl StagTable {
         }
     }
 
-    /// Unbinds a window of type 2: nothing is reached through it, and it may be bound again.
+    /// Unbinds a type 2 window. Afterwards it gives no access, and can be bound again.
     fn unbind(&mut self, stag: Stag) {
         let Some(entry) = self.remove(stag) else { return };
         if let StagKind::Window(binding) = &entry.kind
@@ -100,31 +100,31 @@ impl StagTable {
         }
     }
 
-    /// A QP is gone: the windows it has bound are bound to nothing.
+    /// Unbinds all windows that a QP has bound. Called when the QP has ended.
     pub fn unbind_all_of(&mut self, qp: QpId) {
         for stag in self.windows.take_of(qp) {
             self.unbind(stag);
         }
     }
 
-    /// A region or bound window by its STag, to be talked about; memory is reached by `local` and
-    /// `remote` alone, here and of [`RecentStag`](super::RecentStag).
+    /// Returns the entry of a region or bound window, for information only. Access to memory is
+    /// through `local` and `remote` of this type or of [`RecentStag`](super::RecentStag).
     pub fn get(&self, stag: Stag) -> Option<&StagEntry> {
         self.entries.get(&stag.0)
     }
 
-    /// Regions and bound windows known.
+    /// Returns the number of regions and bound windows.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none is known.
+    /// Returns true if there is no region and no bound window.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Whether all memory of these STags is shared memory, which the kernel can send from where it
-    /// lies.
+    /// Returns true if all memory of these STags is shared memory, from which the kernel can send
+    /// in place.
     pub fn all_shared(&self, mut stags: impl Iterator<Item = Stag>) -> bool {
         stags.all(|stag| {
             let entry = self.entries.get(&stag.0);
@@ -132,19 +132,20 @@ impl StagTable {
         })
     }
 
-    /// Whether this is the STag of a bound window, which is no local key.
+    /// Returns true if this is the STag of a bound window, which is not a valid local key.
     pub fn is_window(&self, stag: Stag) -> bool {
         self.entries.get(&stag.0).is_some_and(|e| matches!(e.kind, StagKind::Window(_)))
     }
 
-    /// Returns true if this is the STag of a region that `who` uses and shares with its domain.
-    pub fn is_ordinary_region(&self, who: Principal, stag: Stag) -> bool {
-        let owned = |e: &&StagEntry| e.session == who.session && e.pd == who.pd;
+    /// Returns true if this is the STag of a region that `principal` may use and that is shared by
+    /// its domain.
+    pub fn is_ordinary_region(&self, principal: Principal, stag: Stag) -> bool {
+        let owned = |e: &&StagEntry| e.session == principal.session && e.pd == principal.pd;
         let entry = self.entries.get(&stag.0).filter(owned);
         entry.is_some_and(|e| matches!((&e.kind, e.scope), (StagKind::Region(_), Scope::Pd)))
     }
 
-    /// The copier that alone reaches the memory of an STag.
+    /// Returns the copier, if the memory of this STag can be accessed only by a copier.
     pub fn copier_of(&self, stag: Stag) -> Option<Arc<Copier>> {
         match &self.entries.get(&stag.0)?.memory {
             Memory::ThroughCopier { copier, .. } => Some(copier.clone()),
@@ -152,23 +153,23 @@ impl StagTable {
         }
     }
 
-    /// Resolves a local element. `write` asks for the right to write it.
+    /// Resolves a local SGE. If `write` is true, the region must allow local writes.
     pub fn local(
         &self,
-        who: Principal,
+        principal: Principal,
         lkey: u32,
         addr: u64,
         len: u32,
         write: bool,
     ) -> Result<Target<'_>, LocalFault> {
         let entry = self.entries.get(&lkey).ok_or(LocalFault::InvalidKey)?;
-        entry.local(who, addr, len, write)
+        entry.local(principal, addr, len, write)
     }
 
-    /// Resolves a range that a peer names, asking for `right`.
+    /// Resolves a range in a peer's request. The entry must have `right`.
     pub fn remote(
         &self,
-        who: Principal,
+        principal: Principal,
         stag: Stag,
         to: u64,
         len: u64,
@@ -176,30 +177,30 @@ impl StagTable {
     ) -> Result<Target<'_>, RemoteFault> {
         //= DDP-7.1-11, RDMAP-7.2-7
         let entry = self.entries.get(&stag.0).ok_or(RemoteFault::InvalidStag)?;
-        entry.remote(who, to, len, right)
+        entry.remote(principal, to, len, right)
     }
 
-    /// Whether the peer of `who` may invalidate `stag` (RFC 5040 section 8.1.1: only if it is
-    /// limited to that stream).
-    pub fn may_invalidate(&self, who: Principal, stag: Stag) -> Result<(), InvalidateFault> {
+    /// Checks that the peer of `principal` may invalidate `stag`: only if the STag is limited to
+    /// that stream (RFC 5040 section 8.1.1).
+    pub fn may_invalidate(&self, principal: Principal, stag: Stag) -> Result<(), InvalidateFault> {
         //= RDMAP-7.2-4
         let e = self.entries.get(&stag.0).ok_or(InvalidateFault::NotAssociated)?;
         match e.scope {
             //= RDMAP-5.3-13, RDMAP-7.2-5
-            Scope::Qp(qp) if qp == who.qp && e.pd == who.pd => Ok(()),
+            Scope::Qp(qp) if qp == principal.qp && e.pd == principal.pd => Ok(()),
             //= RDMAP-8.1.1-7
-            Scope::Pd if e.pd == who.pd => Err(InvalidateFault::Shared),
+            Scope::Pd if e.pd == principal.pd => Err(InvalidateFault::Shared),
             _ => Err(InvalidateFault::NotAssociated),
         }
     }
 
-    /// Invalidates an STag for the peer of `who`: a region or a window of that QP alone.
+    /// Invalidates an STag for the peer of `principal`: a region or window limited to that QP.
     pub fn invalidate_by_peer(
         &mut self,
-        who: Principal,
+        principal: Principal,
         stag: Stag,
     ) -> Result<(), InvalidateFault> {
-        self.may_invalidate(who, stag)?;
+        self.may_invalidate(principal, stag)?;
         match self.entries.get(&stag.0).map(|e| &e.kind) {
             Some(StagKind::Region(windows)) => {
                 windows.withdraw().map_err(|_| InvalidateFault::Shared)?;
@@ -211,22 +212,22 @@ impl StagTable {
         Ok(())
     }
 
-    /// Invalidates an STag for `who` itself: a region without windows, or a window of type 2. What
-    /// has to happen on every worker before it is done is returned: nothing if only `who` uses it
-    /// and no copier does.
+    /// Invalidates an STag for `principal`: a region without windows, or a type 2 window. Returns
+    /// the change that every worker must apply first, or `None` if only `principal` uses the STag
+    /// and no copier accesses its memory.
     pub fn invalidate_by_owner(
         &mut self,
-        who: Principal,
+        principal: Principal,
         stag: Stag,
     ) -> Result<Option<StagChange>, LocalFault> {
         let e = self.entries.get(&stag.0).ok_or(LocalFault::InvalidKey)?;
-        if e.session != who.session || e.pd != who.pd || !e.serves(who.qp) {
+        if e.session != principal.session || e.pd != principal.pd || !e.serves(principal.qp) {
             return Err(LocalFault::InvalidKey);
         }
         let copier = self.copier_of(stag);
         match (&e.kind, e.scope) {
             (StagKind::Window(_), Scope::Qp(_)) => self.unbind(stag),
-            // Unbound by a bind of no bytes, as in the verbs.
+            // A type 1 window is unbound by a bind of length 0, as in verbs.
             (StagKind::Window(_), Scope::Pd) => return Err(LocalFault::InvalidKey),
             (StagKind::Region(windows), scope) => {
                 windows.withdraw().map_err(|_| LocalFault::HasWindows)?;
@@ -237,7 +238,7 @@ impl StagTable {
                 self.revoke(stag);
             }
         }
-        // Nothing changes elsewhere, but a copy may be under way here.
+        // No other worker is affected, but a copier may have a copy in progress.
         Ok(copier.map(|copier| StagChange { copier: Some(copier), ..StagChange::default() }))
     }
 }
@@ -250,7 +251,7 @@ mod tests {
     use crate::shm::Mapping;
     use crate::types::{MrId, PdId};
 
-    /// What a region is, as a set of bytes; everything else follows.
+    /// Model of a region as a set of bytes.
     #[derive(Clone, Debug)]
     struct Plain {
         session: u32,
@@ -262,11 +263,13 @@ mod tests {
     }
 
     impl Plain {
-        /// Whether the bytes `at..at + len` are all its own, one by one as integers without end.
+        /// Returns true if all bytes of `at..at + len`, as integers without wrapping, are in the
+        /// region.
         fn holds(&self, at: u64, len: u64) -> bool {
-            let (at, len) = (u128::from(at), u128::from(len));
-            let (from, to) =
-                (u128::from(self.iova), u128::from(self.iova) + u128::from(self.length));
+            let at = u128::from(at);
+            let len = u128::from(len);
+            let from = u128::from(self.iova);
+            let to = from + u128::from(self.length);
             at >= from && at + len <= to
         }
     }
@@ -286,7 +289,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every answer of the table against the plain set of bytes.
+        /// Compares the table's results with those for sets of bytes.
         #[test]
         fn resolving_agrees_with_sets_of_bytes(
             regions in prop::collection::vec(plain(), 1..6),
@@ -314,7 +317,7 @@ mod tests {
                 });
             }
             for (n, session, pd, qp, shift, len) in asks {
-                let who = Principal { session: SessionId(session), pd: PdId(pd), qp: QpId(qp) };
+                let principal = Principal { session: SessionId(session), pd: PdId(pd), qp: QpId(qp) };
                 let stag = Stag((n as u32 + 1) << 8);
                 let region = regions.get(n);
                 let base = region.map_or(0, |r| r.iova);
@@ -330,7 +333,7 @@ mod tests {
                         Some(r) if !r.holds(at, len) => Err(RemoteFault::Bounds),
                         Some(r) => Ok((n + 1) * 200 + (at - r.iova) as usize),
                     };
-                    let found = table.remote(who, stag, at, len, right);
+                    let found = table.remote(principal, stag, at, len, right);
                     prop_assert_eq!(found.map(|t| t.shared().map_or(0, |s| s.1)), expected);
                     if let Ok(t) = found {
                         prop_assert_eq!(t.len() as u64, len);
@@ -354,7 +357,7 @@ mod tests {
                         }
                         _ => Err(LocalFault::InvalidKey),
                     };
-                    let found = table.local(who, stag.0, at, short, write);
+                    let found = table.local(principal, stag.0, at, short, write);
                     prop_assert_eq!(found.map(|t| t.shared().map_or(0, |s| s.1)), expected);
                 }
                 let expected = match region {
@@ -362,7 +365,7 @@ mod tests {
                     Some(r) if r.pd == pd && r.only.is_none() => Err(InvalidateFault::Shared),
                     _ => Err(InvalidateFault::NotAssociated),
                 };
-                prop_assert_eq!(table.may_invalidate(who, stag), expected);
+                prop_assert_eq!(table.may_invalidate(principal, stag), expected);
             }
         }
     }
@@ -384,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_region_is_invalidated_by_its_owner_alone() {
-        let who =
+        let principal =
             |session, pd, qp| Principal { session: SessionId(session), pd: PdId(pd), qp: QpId(qp) };
         let (mapping, _fd) = Mapping::create_arena("test", 4096).unwrap();
         let memory = Memory::Shared { mapping, offset: 0 };
@@ -394,24 +397,24 @@ mod tests {
         table.install(entry(own, Scope::Qp(QpId(1)), memory));
         assert!(!table.is_empty() && table.len() == 2);
         for (stranger, stag) in [
-            (who(2, 1, 1), shared),
-            (who(1, 2, 1), shared),
-            (who(2, 1, 1), own),
-            (who(1, 2, 1), own),
-            (who(1, 1, 2), own),
+            (principal(2, 1, 1), shared),
+            (principal(1, 2, 1), shared),
+            (principal(2, 1, 1), own),
+            (principal(1, 2, 1), own),
+            (principal(1, 1, 2), own),
         ] {
             let refused = table.invalidate_by_owner(stranger, stag);
             assert!(matches!(refused, Err(LocalFault::InvalidKey)), "{refused:?}");
         }
-        let alone = table.invalidate_by_owner(who(1, 1, 1), own);
+        let alone = table.invalidate_by_owner(principal(1, 1, 1), own);
         assert!(matches!(alone, Ok(None)) && table.get(own).is_none(), "{alone:?}");
-        let everywhere = table.invalidate_by_owner(who(1, 1, 2), shared).unwrap().unwrap();
+        let everywhere = table.invalidate_by_owner(principal(1, 1, 2), shared).unwrap().unwrap();
         assert_eq!((everywhere.revoke, everywhere.copier.is_some()), (Some(shared), false));
     }
 
-    /// A copy may be under way in memory that only a copier reaches, whoever uses the STag.
+    /// A copier may have a copy in progress, for any scope of the STag.
     #[test]
-    fn invalidating_what_a_copier_reaches_waits_for_it() {
+    fn invalidation_waits_for_the_copier() {
         for scope in [Scope::Pd, Scope::Qp(QpId(1))] {
             let copier = Copier::new(SessionId(1), 1);
             let mut table = StagTable::default();
@@ -420,8 +423,8 @@ mod tests {
                 scope,
                 Memory::ThroughCopier { copier, address: 4096 },
             ));
-            let who = Principal { session: SessionId(1), pd: PdId(1), qp: QpId(1) };
-            let change = table.invalidate_by_owner(who, Stag(0x100)).unwrap().unwrap();
+            let principal = Principal { session: SessionId(1), pd: PdId(1), qp: QpId(1) };
+            let change = table.invalidate_by_owner(principal, Stag(0x100)).unwrap().unwrap();
             assert!(change.copier.is_some(), "{scope:?}");
         }
     }

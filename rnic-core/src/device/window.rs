@@ -1,14 +1,15 @@
-//! Memory windows: STags that give a part of a region to peers, bound and unbound by send requests.
+//! Memory windows: STags that give peers access to a part of a region. Send requests bind and
+//! unbind them.
 //!
-//! A [`Window`] is shared by the resource manager, which makes it and lists it, and the workers,
-//! which bind it. Its state stands behind a short lock, so of two QPs on two workers that bind it
-//! at once one wins. A window of type 1 serves every QP of its domain and so changes on every
-//! worker ([`StagChange`](super::StagChange)); one of type 2 serves the QP that bound it and lives
-//! on that QP's worker alone.
+//! The resource manager, which creates and lists a [`Window`], shares it with the workers, which
+//! bind it. A lock, held briefly, protects its state, so if two QPs on two workers bind it at the
+//! same time, one of them succeeds. A type 1 window serves every QP of its domain and therefore
+//! changes on every worker ([`StagChange`](super::StagChange)). A type 2 window serves only the QP
+//! that bound it and exists only on that QP's worker.
 //!
-//! A region with windows must stay. [`WindowCount`] is where both sides meet: binding counts up,
-//! withdrawing the region closes the count, and each is refused once the other has happened. So no
-//! window ever outlives its region, whatever is under way on which worker.
+//! A region with bound windows cannot be removed. [`WindowCount`] ensures this: binding increments
+//! the count, withdrawing the region closes it, and after either the other is refused. So no window
+//! ever outlives its region, whatever the workers do at the time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,22 +18,22 @@ use parking_lot::Mutex;
 
 use crate::types::{MrId, MwId, PdId, SessionId, Stag, WindowKind};
 
-/// Windows bound to one region, counted by whoever binds them; closed when the region goes.
+/// Number of windows bound to one region. Closed when the region is withdrawn.
 #[derive(Debug, Default)]
 pub struct WindowCount(AtomicU32);
 
-/// The count of a region that is gone or going. No limit allows so many windows.
+/// Value of the count for a withdrawn region. All limits are far below it.
 const CLOSED: u32 = u32::MAX;
 
 impl WindowCount {
-    /// Counts one more; false if the region is going.
+    /// Counts one more window. Returns false if the region is withdrawn.
     fn add(&self) -> bool {
         let add = |n| (n < CLOSED - 1).then(|| n + 1);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).is_ok()
     }
 
-    /// Closes the region for windows, for good; how many are bound if there are any. Closing twice
-    /// is closing once.
+    /// Closes the count permanently, so that no window can be bound to the region. If windows are
+    /// bound, returns their number as the error. May be called again.
     pub fn withdraw(&self) -> Result<(), u32> {
         match self.0.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) | Err(CLOSED) => Ok(()),
@@ -41,8 +42,8 @@ impl WindowCount {
     }
 }
 
-/// A window's hold on its region, from the request that binds it until nothing can be reached
-/// through it any more.
+/// Binding of a window. Keeps the region from the bind request until the window gives no more
+/// access to it.
 #[derive(Debug)]
 pub struct Binding {
     window: MwId,
@@ -64,13 +65,13 @@ impl Binding {
         Ok(Arc::new(Binding { window, region, count, ended: AtomicBool::new(false) }))
     }
 
-    /// The window that is bound.
+    /// Returns the bound window.
     pub(super) fn window(&self) -> MwId {
         self.window
     }
 
-    /// Lets go of the region. A worker that sleeps may still hold its copy of the entry, which it
-    /// drops before it looks at anything else; so this does not wait for the last copy to go.
+    /// Releases the region. Does not wait for the last copy of the entry to be dropped: a sleeping
+    /// worker may still hold one, but drops it before it does anything else.
     fn end(&self) {
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.count.0.fetch_sub(1, Ordering::AcqRel);
@@ -84,7 +85,7 @@ impl Drop for Binding {
     }
 }
 
-/// A memory window (MW) of type 1 or 2, as all workers and the control thread share it.
+/// A memory window (MW) of type 1 or 2, shared by all workers and the control thread.
 #[derive(Debug)]
 pub struct Window {
     id: MwId,
@@ -104,20 +105,20 @@ struct State {
 enum BindState {
     Nothing,
     To(Arc<Binding>),
-    /// Type 1: workers are being told; it was bound to this before.
+    /// Type 1: the workers are applying a change. Contains the previous binding.
     Changing(Option<Arc<Binding>>),
-    /// It has been taken back.
+    /// Deallocated.
     Gone,
 }
 
 impl Window {
-    /// A window that is bound to nothing and has this STag.
+    /// Creates an unbound window with this STag.
     pub fn new(id: MwId, session: SessionId, pd: PdId, kind: WindowKind, stag: Stag) -> Self {
         let state = Mutex::new(State { stag, bound: BindState::Nothing });
         Window { id, session, pd, kind, state }
     }
 
-    /// Handle of the window, which no other window of any session has.
+    /// Returns the handle, unique among the windows of all sessions.
     pub fn id(&self) -> MwId {
         self.id
     }
@@ -126,17 +127,18 @@ impl Window {
         self.session
     }
 
-    /// Protection domain of the window; only regions and QPs of this domain are bound with it.
+    /// Returns the protection domain. The window can be bound only to regions, and by QPs, of this
+    /// domain.
     pub fn pd(&self) -> PdId {
         self.pd
     }
 
-    /// Type of the window, fixed when it is made.
+    /// Returns the type, fixed at creation.
     pub fn kind(&self) -> WindowKind {
         self.kind
     }
 
-    /// Its STag as it was last bound or unbound, and the region it is bound to.
+    /// Returns the current STag, and the region to which the window is bound.
     pub fn view(&self) -> (Stag, Option<MrId>) {
         let state = self.state.lock();
         let region = match &state.bound {
@@ -146,7 +148,7 @@ impl Window {
         (state.stag, region)
     }
 
-    /// It has been taken back and no worker knows it: what it was bound to is free of it.
+    /// Releases the region. Called when the window is deallocated and no worker has it any more.
     pub fn close(&self) {
         let before = std::mem::replace(&mut self.state.lock().bound, BindState::Gone);
         if let BindState::To(binding) | BindState::Changing(Some(binding)) = before {
@@ -154,7 +156,7 @@ impl Window {
         }
     }
 
-    /// Type 1: starts a change; the STag that is to be revoked, if it is bound.
+    /// Type 1: starts a change. Returns the STag to revoke; `None` if the window is unbound.
     pub(super) fn begin(&self, present: Stag) -> Result<Option<Stag>, BindFault> {
         let mut state = self.state.lock();
         if state.stag != present {
@@ -171,7 +173,7 @@ impl Window {
         Ok(revoke)
     }
 
-    /// Type 1: every worker has carried out the change.
+    /// Type 1: completes a change that every worker has applied.
     pub(super) fn settle(&self, stag: Stag, to: Option<Arc<Binding>>) {
         let mut state = self.state.lock();
         match &state.bound {
@@ -182,7 +184,7 @@ impl Window {
                 state.stag = stag;
                 state.bound = to.map_or(BindState::Nothing, BindState::To);
             }
-            // Taken back meanwhile: the workers did not install it.
+            // Deallocated during the change: the workers have not installed the entry.
             BindState::Nothing | BindState::To(_) | BindState::Gone => {
                 if let Some(to) = to {
                     to.end();
@@ -191,7 +193,7 @@ impl Window {
         }
     }
 
-    /// Type 2: binds it, if nothing else has.
+    /// Type 2: binds the window, if it is unbound.
     pub(super) fn bind(&self, present: Stag, new: Stag, to: Arc<Binding>) -> Result<(), BindFault> {
         let mut state = self.state.lock();
         match state.bound {
@@ -205,7 +207,7 @@ impl Window {
         }
     }
 
-    /// Type 2: it was bound to this, and its entry is gone.
+    /// Type 2: unbinds the window after its entry was removed.
     pub(super) fn unbound(&self, from: &Arc<Binding>) {
         from.end();
         let mut state = self.state.lock();
@@ -215,60 +217,60 @@ impl Window {
     }
 }
 
-/// What a send request says about a window.
+/// Fields of a bind request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BindRequest {
-    /// The window's present STag.
+    /// Current STag of the window.
     pub window: Stag,
-    /// The STag it is to have.
+    /// New STag of the window.
     pub new: Stag,
-    /// First address, in the region's terms.
+    /// First address, in the region's address range.
     pub address: u64,
-    /// Bytes; 0 unbinds a window of type 1.
+    /// Length in bytes. 0 unbinds a type 1 window.
     pub length: u64,
-    /// Local key of the region to bind to, which is its STag.
+    /// Local key of the region to which it is bound, which is the region's STag.
     pub lkey: u32,
-    /// Rights as they were written.
+    /// Rights as written in the request.
     pub access: u32,
 }
 
-/// Why a window was not bound.
+/// Reason why a window was not bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindFault {
-    /// No such window, or it is another session's or domain's.
+    /// The window does not exist, or belongs to another session or domain.
     #[error("no such window in this domain")]
     NoWindow,
-    /// The STag given for the window is not its present one.
-    #[error("not the window's present STag")]
+    /// The given STag is not the window's current one.
+    #[error("not the window's current STag")]
     OldKey,
-    /// The new STag is another window's, reserved, or (type 1) the present one.
+    /// The new STag belongs to another window, is reserved, or is the current one (type 1).
     #[error("not a new STag of this window")]
     NewKey,
-    /// A window of type 2 must be invalidated before it is bound again.
+    /// A type 2 window must be invalidated before it is bound again.
     #[error("the window is bound")]
     Bound,
-    /// Another QP binds it at this moment.
-    #[error("another bind of the window is under way")]
+    /// Another QP is binding the window.
+    #[error("another bind of the window is in progress")]
     Busy,
-    /// No such region, or it is another session's, domain's or QP's, or it is going.
+    /// The region does not exist, is withdrawn, or belongs to another session, domain or QP.
     #[error("no such region in this domain")]
     NoRegion,
-    /// A window of type 1 would open a region of one QP to the whole domain.
-    #[error("a region of one QP takes no window of type 1")]
+    /// A type 1 window would give the whole domain access to a region of one QP.
+    #[error("a window of type 1 cannot be bound to a region of one QP")]
     RegionOfOneQp,
     /// The region lacks `MW_BIND`.
     #[error("the region does not allow windows")]
     NotBindable,
-    /// Rights that a window cannot have.
-    #[error("a window has remote rights only")]
+    /// The request contains rights that a window cannot have.
+    #[error("a window can have remote rights only")]
     Rights,
-    /// An RC or UC QP binds no window to a region registered with `ZERO_BASED`.
+    /// An RC or UC QP cannot bind a window to a region registered with `ZERO_BASED`.
     #[error("the region is zero-based")]
     ZeroBased,
-    /// Writing through the window needs a region that its owner may write.
-    #[error("remote writing needs a region with local writing")]
+    /// Remote writes and atomic operations need a region that its owner may write.
+    #[error("remote writes require a region with local write access")]
     NoLocalWrite,
-    /// The range is empty or leaves the region.
+    /// The range is empty or not within the region.
     #[error("outside the region")]
     Bounds,
 }
@@ -278,10 +280,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_counts_no_more_windows_than_it_can() {
+    fn the_window_count_is_bounded() {
         let count = WindowCount(AtomicU32::new(CLOSED - 2));
         assert!(count.add());
-        // One more would be a region that has gone.
+        // The next value would be that of a withdrawn region.
         assert!(!count.add());
         assert_eq!(count.withdraw(), Err(CLOSED - 1));
     }

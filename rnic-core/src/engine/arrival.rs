@@ -1,12 +1,13 @@
-//! What becomes of an arriving segment, whichever path it came by: [`Qp::segment_arrived`] finds
-//! its buffer, places it and completes what is complete.
+//! Handles an incoming segment from either path: [`Qp::segment_arrived`] finds its buffer, places
+//! the payload and completes the message or request that it finishes.
 //!
-//! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. All of them are
-//! passed before the first byte is placed.
+//! It makes the checks of RFC 5040 and RFC 5041 that need memory and buffers, all of them before
+//! the first byte is placed.
 
 use super::incoming::{Incoming, Origin};
 use super::qp::Qp;
 use super::qp_core::QpCore;
+use super::rc::Refusal;
 use super::reason::{PlacementError, Reason};
 use super::requester::Requester;
 use super::requester::in_flight::OutboundRequest;
@@ -14,7 +15,6 @@ use super::requester::inbound_request::InboundRequest;
 use super::requester::message::{Gather, GatherFault};
 use super::responder::placement::{Placed, ScatterFault, place, scatter};
 use super::state::EngineState;
-use super::wired::Refusal;
 use crate::abi::queue::CompletionFlags;
 use crate::device::cq::CqFault;
 use crate::device::memory::{MemoryFault, Payload, Unreachable};
@@ -27,12 +27,12 @@ use crate::stream::inbound::SendKind;
 use crate::stream::{Fault, InboundAtomic, InboundRead};
 use crate::types::{ATOMIC_LEN, Access, CompletionStatus, Stag, TerminateCode};
 
-/// Where the payload of an arriving segment is.
+/// Payload of an incoming segment.
 #[derive(Clone, Copy)]
 pub(super) enum PayloadSource<'a> {
-    /// In a buffer of ours.
+    /// In a buffer of the engine.
     Bytes(&'a [u8]),
-    /// In memory that the next so many bytes of another QP's message in progress come from.
+    /// The next `len` bytes of the message in progress of another QP, still in its memory.
     Sender { requester: &'a Requester, core: &'a QpCore, len: u32 },
 }
 
@@ -45,21 +45,21 @@ impl PayloadSource<'_> {
     }
 }
 
-/// What became of a segment.
+/// Outcome of an incoming segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SegmentFate {
     /// It was carried out, or is kept until it can be.
     Consumed,
-    /// Whoever sent it by the direct path keeps it: there is no buffer for it yet.
+    /// The sender on the direct path keeps it, because no receive is posted for it yet.
     LeftWithSender,
 }
 
-/// Why a segment was not carried out.
+/// Error of an incoming segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ArrivalError {
-    /// The memory of who sent it by the direct path cannot be had.
+    /// The memory of the sender on the direct path is not accessible.
     Sender(GatherFault),
-    /// The receiver refuses it, or its own memory cannot be had.
+    /// The receiver refuses the segment, or its own memory is not accessible.
     Placement(PlacementError),
 }
 
@@ -76,9 +76,9 @@ impl From<Reason> for ArrivalError {
 }
 
 impl Qp {
-    /// A segment that is well formed and in order: every one passes here, by either path, but those
-    /// of Writes that are carried out as they stand in the queue (`link/short_writes.rs`); one that
-    /// found no receive, again when there is one.
+    /// Handles a segment that is well formed and in order. Every segment of both paths passes here,
+    /// and passes again if it had to wait for a receive. The only exceptions are the Writes that
+    /// are carried out in the queue (`link/short_writes.rs`).
     #[inline]
     pub(super) fn segment_arrived(
         &mut self,
@@ -87,33 +87,33 @@ impl Qp {
         source: PayloadSource<'_>,
         origin: Origin<'_>,
     ) -> Result<SegmentFate, ArrivalError> {
-        if self.responder.is_losing(&segment) {
-            return Ok(self.segment_lost(segment, source.len())?);
+        if self.responder.is_dropping(&segment) {
+            return Ok(self.drop_segment(segment, source.len())?);
         }
-        // An error is long, and is not to be moved where there is none.
+        // `ArrivalError` is large. The early return avoids moving it on success.
         let error = match self.carry_out(engine, segment, source, origin) {
             Ok(fate) => return Ok(fate),
             Err(error) => error,
         };
         match error {
-            ArrivalError::Placement(error) if self.responder.is_loss(&error) => {
-                Ok(self.segment_lost(segment, source.len())?)
+            ArrivalError::Placement(error) if self.responder.only_drops(&error) => {
+                Ok(self.drop_segment(segment, source.len())?)
             }
             error => Err(error),
         }
     }
 
-    /// A segment of a queue pair without acknowledgements that nobody hears of.
-    fn segment_lost(
+    /// Drops a segment of a UC QP.
+    fn drop_segment(
         &mut self,
         segment: Incoming,
         len: usize,
     ) -> Result<SegmentFate, PlacementError> {
-        self.responder.lose(&segment);
-        // The stream counts it all the same.
+        self.responder.drop_segment(&segment);
+        // The stream still counts the segment.
         if let Incoming::Send { kind: SendKind { immediate: None, .. }, mo, last, total } = segment
         {
-            self.link.send_placed((mo, len, last), total)?;
+            self.link.send_placed(mo, len, last, total)?;
         }
         Ok(SegmentFate::Consumed)
     }
@@ -126,7 +126,7 @@ impl Qp {
         source: PayloadSource<'_>,
         origin: Origin<'_>,
     ) -> Result<SegmentFate, ArrivalError> {
-        // A request of the peer's: checked now, answered in its turn.
+        // A request of the peer is checked now and answered in its turn.
         let request = match segment {
             //= RDMAP-5.2.1-3
             Incoming::ReadRequest(read) => Some(self.read_requested(engine, read)?),
@@ -145,11 +145,11 @@ impl Qp {
             return Ok(SegmentFate::Consumed);
         }
 
-        // Its payload. A segment that cannot be gathered never reaches the peer.
+        // Gather the payload. A segment that cannot be gathered never reaches the peer.
         let mut memory = Gather::new();
         let original;
         let payload = if let Incoming::AtomicResponse(response) = &segment {
-            // On the wire it was big-endian, in memory it is a number.
+            // The original value is big-endian on the wire and native in memory.
             original = response.original.to_ne_bytes();
             Payload::Bytes(&original)
         } else {
@@ -164,17 +164,22 @@ impl Qp {
         };
         let len = payload.len();
 
-        // Its buffer: for a Send the receive in use, or the next one.
+        // Find the buffer: for a Send the receive in use, or the next one.
         //= RDMAP-5.3-11
         if is_send && !self.responder.take_receive(&self.core, engine.now, &mut engine.outputs)? {
             drop(memory);
             let awaits_response = self.requester.awaits_response();
-            let waiting = (segment, origin, len);
-            let found =
-                self.responder.await_receive(&self.core, engine, waiting, awaits_response)?;
+            let found = self.responder.await_receive(
+                &self.core,
+                engine,
+                segment,
+                origin,
+                len,
+                awaits_response,
+            )?;
             if !found {
-                let msn = self.responder.held_msn();
-                self.tell_of_wait(engine, msn);
+                let msn = self.responder.waiting_msn();
+                self.send_rnr_notice(engine, msn);
             }
             return match (found, source) {
                 (false, PayloadSource::Bytes(_)) => Ok(SegmentFate::Consumed),
@@ -185,16 +190,16 @@ impl Qp {
             };
         }
 
-        // Into memory, at once or by a copier.
+        // Place the payload, directly or by a copier.
         let stags = &engine.stags;
         //= DDP-5.2-5
         let placed = match segment {
             Incoming::Write { stag, to, last, stag_changed, total } => {
-                self.check_whole_write(stags, (stag, to), total, len)?;
-                self.place_write(stags, (stag, to), payload, last, stag_changed)?
+                self.check_whole_write(stags, stag, to, total, len)?;
+                self.place_write(stags, stag, to, payload, last, stag_changed)?
             }
             Incoming::ReadResponse { stag, to, last } => {
-                self.place_response(stags, (stag, to), payload, last)?
+                self.place_response(stags, stag, to, payload, last)?
             }
             Incoming::Send { mo, .. } => {
                 self.responder.place_send(&self.core, stags, mo, payload)?
@@ -204,7 +209,7 @@ impl Qp {
         };
         drop(memory);
 
-        // What is complete with it, now or when the copier is done.
+        // Complete the segment, now or when the copier is done.
         match placed {
             //= DDP-4.1-7, DDP-5.3-1, DDP-5.3-7
             Placed::Done => self.segment_placed(engine, segment, len)?,
@@ -218,8 +223,8 @@ impl Qp {
         Ok(SegmentFate::Consumed)
     }
 
-    /// Whether receives can still be taken and completed; a QP whose CQ or shared receive queue
-    /// died must not take messages.
+    /// Returns true if the QP can take and complete receives. Ends the QP if its receive CQ or SRQ
+    /// is dead.
     #[inline]
     fn can_receive(&mut self, engine: &mut EngineState) -> bool {
         if self.core.recv_cq.is_dead() {
@@ -237,7 +242,7 @@ impl Qp {
 
     // --- Requests ----------------------------------------------------------------------------
 
-    /// A complete Read Request (RFC 5040 section 5.2, RFC 5042 section 6.5.4).
+    /// Checks a complete Read Request (RFC 5040 section 5.2, RFC 5042 section 6.5.4).
     fn read_requested(
         &self,
         engine: &EngineState,
@@ -248,38 +253,41 @@ impl Qp {
         if request.size > 0 {
             self.check_ird()?;
             let len = u64::from(request.size);
-            let (stag, to) = (request.src_stag, request.src_to.0);
+            let stag = request.src_stag;
+            let to = request.src_to.0;
             self.core
-                .remote(&engine.stags, stag, (to, len), Access::REMOTE_READ)
+                .remote(&engine.stags, stag, to, len, Access::REMOTE_READ)
                 .map_err(|fault| Reason::Read { fault, stag, to, len })?;
         }
         Ok(InboundRequest::Read(read))
     }
 
-    /// Refuses a request to an RC QP with a `max_dest_rd_atomic` of 0, whose stream has room for
-    /// the questions for acknowledgements: Reads of no bytes.
+    /// Refuses a request to an RC QP with a `max_dest_rd_atomic` of 0. The stream of such a QP has
+    /// room only for acknowledgement requests, which are zero-length Reads.
     fn check_ird(&self) -> Result<(), Reason> {
-        match &self.wired {
-            Some(wired) if wired.takes_no_requests() => Err(Reason::RequestsFull { ird: 0 }),
+        match &self.rc {
+            Some(rc) if rc.takes_no_requests() => Err(Reason::RequestsFull { ird: 0 }),
             _ => Ok(()),
         }
     }
 
-    /// A complete Atomic Request (RFC 7306 section 5.2.1).
+    /// Checks a complete Atomic Request (RFC 7306 section 5.2.1).
     fn atomic_requested(
         &self,
         engine: &EngineState,
         atomic: InboundAtomic,
     ) -> Result<InboundRequest, Reason> {
         self.check_ird()?;
-        let (stag, to) = (atomic.request.stag, atomic.request.to.0);
-        let (len, right) = (u64::from(ATOMIC_LEN), Access::REMOTE_ATOMIC);
+        let stag = atomic.request.stag;
+        let to = atomic.request.to.0;
+        let len = u64::from(ATOMIC_LEN);
+        let right = Access::REMOTE_ATOMIC;
         //= 7306-5-7, 7306-5.2.1-6, 7306-9-2
         let target = self
             .core
-            .remote(&engine.stags, stag, (to, len), right)
+            .remote(&engine.stags, stag, to, len, right)
             .map_err(|fault| Reason::Atomic { fault, stag, to })?;
-        // It is the address that has to be aligned; offsets count from wherever the region says.
+        // The address must be aligned, not the offset, which is relative to the region's base.
         //= 7306-5.1.1-5, 7306-5.1.1-6, 7306-5.1.2-7, 7306-5.1.2-8, 7306-5.1.2-9, 7306-8.2-4
         if !target.is_aligned() {
             return Err(Reason::Misaligned { stag, to });
@@ -289,35 +297,37 @@ impl Qp {
 
     // --- Placing -----------------------------------------------------------------------------
 
-    /// Refuses an RDMA Write to an RC or UC QP with its first segment, of `len` bytes, if a later
-    /// one does not fit the region: an adapter finds the length in the first packet. Over TCP no
-    /// segment has it.
+    /// Refuses an RDMA Write to an RC or UC QP at its first segment, of `len` bytes, if a later
+    /// segment does not fit the region. A RoCE adapter takes the length from the first packet; over
+    /// TCP no segment carries it.
     #[inline]
     fn check_whole_write(
         &self,
         stags: &StagTable,
-        (stag, to): (Stag, u64),
+        stag: Stag,
+        to: u64,
         total: Option<u32>,
         len: usize,
     ) -> Result<(), PlacementError> {
         let Some(total) = total.map(u64::from).filter(|total| *total > len as u64) else {
             return Ok(());
         };
-        if self.is_wired() {
+        if self.is_rc_or_uc() {
             self.core
-                .remote(stags, stag, (to, total), Access::REMOTE_WRITE)
+                .remote(stags, stag, to, total, Access::REMOTE_WRITE)
                 .map_err(|fault| Reason::Write { fault, stag, to, len: total })?;
         }
         Ok(())
     }
 
-    /// Places an RDMA Write segment. `last` is the last segment of its message; `stag_changed` says
-    /// that an earlier one named another STag.
+    /// Places an RDMA Write segment. `last` marks the last segment of the message. `stag_changed`
+    /// is true if an earlier segment of the message has another STag.
     #[inline]
     fn place_write(
         &mut self,
         stags: &StagTable,
-        (stag, to): (Stag, u64),
+        stag: Stag,
+        to: u64,
         payload: Payload<'_>,
         last: bool,
         stag_changed: bool,
@@ -329,7 +339,7 @@ impl Qp {
         }
         let target = self
             .core
-            .remote(stags, stag, (to, len as u64), Access::REMOTE_WRITE)
+            .remote(stags, stag, to, len as u64, Access::REMOTE_WRITE)
             //= DDP-7.1-16, DDP-8.3-5
             .map_err(|fault| Reason::Write { fault, stag, to, len: len as u64 })?;
         if stag_changed {
@@ -344,7 +354,8 @@ impl Qp {
     fn place_response(
         &mut self,
         stags: &StagTable,
-        (stag, to): (Stag, u64),
+        stag: Stag,
+        to: u64,
         payload: Payload<'_>,
         last: bool,
     ) -> Result<Placed, PlacementError> {
@@ -367,7 +378,7 @@ impl Qp {
                         Ok(placed) => return Ok(placed),
                         Err(ScatterFault::Memory(fault)) => {
                             let segment = Incoming::ReadResponse { stag, to, last };
-                            return Err(self.unplaced(&segment, fault));
+                            return Err(self.placement_failed(&segment, fault));
                         }
                         Err(ScatterFault::Element(_)) => {
                             Reason::SinkGone { stag, to: read.to, size }
@@ -376,13 +387,13 @@ impl Qp {
                 }
                 _ => Reason::OutsideSink { stag, to, len: len as u64, size },
             }
-        // The sink must still be enabled before its bounds are of interest.
+        // The sink must still be enabled before its bounds are checked.
         } else if let Ok(sink) = stags.local(self.core.principal(), stag.0, read.to, size, true) {
             match to.checked_sub(read.to).and_then(|from| sink.part(from, len)) {
                 Some(target) => {
                     let target = self.responder.long_reads.sink(stag, to, target);
                     return place(&payload, target, last).map_err(|fault| {
-                        self.unplaced(&Incoming::ReadResponse { stag, to, last }, fault)
+                        self.placement_failed(&Incoming::ReadResponse { stag, to, last }, fault)
                     });
                 }
                 None => Reason::OutsideSink { stag, to, len: len as u64, size },
@@ -394,7 +405,7 @@ impl Qp {
         Err(reason.into())
     }
 
-    /// Places what an Atomic Response brings in the buffer of the oldest request.
+    /// Places the original value of an Atomic Response in the buffer of the oldest request.
     fn place_original(
         &mut self,
         stags: &StagTable,
@@ -411,13 +422,17 @@ impl Qp {
             return Err(reason.into());
         };
         place(original, sink, true).map_err(|fault| {
-            self.requester.response_unplaced();
+            self.requester.response_placement_failed();
             PlacementError::Memory(fault)
         })
     }
 
-    /// What it means that a segment's bytes could not be written.
-    pub(super) fn unplaced(&mut self, segment: &Incoming, fault: MemoryFault) -> PlacementError {
+    /// Maps a failed copy of a segment's bytes to its error.
+    pub(super) fn placement_failed(
+        &mut self,
+        segment: &Incoming,
+        fault: MemoryFault,
+    ) -> PlacementError {
         match (segment, fault.cause, fault.end) {
             (
                 Incoming::Send { .. },
@@ -425,7 +440,7 @@ impl Qp {
                 CopyEnd::Sink,
             ) => return PlacementError::Receive(Some(fault), Reason::Memory(fault)),
             (Incoming::ReadResponse { .. } | Incoming::AtomicResponse(_), _, CopyEnd::Sink) => {
-                self.requester.response_unplaced()
+                self.requester.response_placement_failed()
             }
             _ => {}
         }
@@ -434,7 +449,7 @@ impl Qp {
 
     // --- Completing --------------------------------------------------------------------------
 
-    /// All bytes of a segment are in place: what follows, by either path.
+    /// Completes a segment of either path after all its bytes have been placed.
     #[inline]
     pub(super) fn segment_placed(
         &mut self,
@@ -463,13 +478,13 @@ impl Qp {
                 }
                 Ok(())
             }
-            // Not placed anywhere, and whole.
+            // Immediate Data is a whole message and has no payload to place.
             Incoming::Send { kind: kind @ SendKind { immediate: Some(_), .. }, .. } => {
                 //= 7306-6.3-3, 7306-6.4-1, 7306-7-1, 7306-7-4
                 self.deliver_send(engine, kind, 0)
             }
             Incoming::Send { kind, mo, last, total } => {
-                match self.link.send_placed((mo, len, last), total)? {
+                match self.link.send_placed(mo, len, last, total)? {
                     //= RDMAP-5.3-5, RDMAP-5.5-16
                     Some(total) => self.deliver_send(engine, kind, total),
                     None => Ok(()),
@@ -478,19 +493,19 @@ impl Qp {
         }
     }
 
-    /// The last segment of a response has been placed: its request is done.
+    /// Completes the oldest request after the last segment of its response has been placed.
     fn finish_request(&mut self, engine: &mut EngineState) {
         if let Err(error) = self.requester.finish_request(&mut self.core, engine) {
             self.request_error(engine, error);
         }
         self.retire(engine);
-        self.watch_anew(engine);
-        // A fence or a full ORD may have held the queue.
+        self.restart_clock(engine);
+        // The queue may have waited for a fence or for room within ORD.
         engine.wake(&mut self.core);
     }
 
-    /// The last segment of a Send has been placed and the message is whole: invalidate, then
-    /// deliver (the STag is dead before the completion is visible).
+    /// Delivers a Send after its last segment has been placed. A Send with Invalidate first
+    /// invalidates its STag, so that the STag is invalid before the completion is visible.
     fn deliver_send(
         &mut self,
         engine: &mut EngineState,
@@ -528,8 +543,8 @@ impl Qp {
             cqe.imm_or_inv = data;
             cqe.byte_len = self.responder.take_written();
         }
-        if let Some(data) = kind.beside {
-            flags |= CompletionFlags::WITH_IMM | CompletionFlags::BESIDE;
+        if let Some(data) = kind.send_immediate {
+            flags |= CompletionFlags::WITH_IMM | CompletionFlags::IMM_WITH_SEND;
             cqe.imm_or_inv = u64::from(data) << 32;
         }
         cqe.flags = flags.bits();
@@ -543,8 +558,8 @@ impl Qp {
 
     // --- Failing -----------------------------------------------------------------------------
 
-    /// Ends the stream for a segment that was not carried out. `build` encloses the segment's
-    /// headers as the fault asks.
+    /// Ends the stream for a segment that was not carried out. `build` builds the Terminate payload
+    /// that encloses the segment's headers as the fault requires.
     pub(super) fn segment_failed(
         &mut self,
         engine: &mut EngineState,
@@ -553,7 +568,7 @@ impl Qp {
     ) {
         let error = match error.into() {
             ArrivalError::Placement(error) => error,
-            // Whoever hands over by the direct path deals with its own memory.
+            // The sender on the direct path handles errors of its own memory.
             ArrivalError::Sender(_) => return,
         };
         match error {
@@ -567,7 +582,7 @@ impl Qp {
             }
             PlacementError::Memory(fault) => {
                 engine.memory_unreachable(fault);
-                if self.ended_with_memory(engine, fault) {
+                if self.end_if_detached(engine, fault) {
                     return;
                 }
                 let reason = Reason::Memory(fault);
@@ -576,7 +591,7 @@ impl Qp {
             PlacementError::Receive(fault, reason) => {
                 if let Some(fault) = fault {
                     engine.memory_unreachable(fault);
-                    if self.ended_with_memory(engine, fault) {
+                    if self.end_if_detached(engine, fault) {
                         return;
                     }
                 }
@@ -593,8 +608,8 @@ impl Qp {
         }
     }
 
-    /// Ends the stream for what the peer has no part in. One that is wired by hand learns all the
-    /// same which of its requests it was. `receive` as in [`Refusal`].
+    /// Ends the stream for an error of this side's own memory. An RC or UC peer still learns which
+    /// of its requests failed. `receive` is as in [`Refusal`].
     fn end_for_own_memory(
         &mut self,
         engine: &mut EngineState,
@@ -603,16 +618,17 @@ impl Qp {
         receive: Option<u32>,
         build: impl FnOnce(Fault) -> Vec<u8>,
     ) {
-        let fault = match self.is_wired() {
-            true => Fault::segment(codes::DDP_LOCAL_CATASTROPHIC),
-            false => Fault::local(code),
+        let fault = if self.is_rc_or_uc() {
+            Fault::segment(codes::DDP_LOCAL_CATASTROPHIC)
+        } else {
+            Fault::local(code)
         };
         let payload = build(fault);
         self.refuse(engine, Refusal { code: fault.code, payload, reason, receive });
     }
 
-    /// What a datagram was to be written to cannot be: its receive fails, and the queue pair.
-    pub(super) fn receive_unwritten(
+    /// Fails the receive of a datagram that could not be written to it, and then the QP.
+    pub(super) fn datagram_write_failed(
         &mut self,
         engine: &mut EngineState,
         fault: MemoryFault,
@@ -624,7 +640,7 @@ impl Qp {
         self.end_for_own_memory(engine, reason, reason.fault().code, None, |_| Vec::new());
     }
 
-    /// The receive that a message was being placed into fails, with this detail.
+    /// Fails the receive in use, with `detail` in its CQE.
     pub(super) fn current_receive_failed(
         &mut self,
         engine: &mut EngineState,

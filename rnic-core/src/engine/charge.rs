@@ -1,17 +1,18 @@
-//! What streams hold of this engine's memory for their peers' sake, charged to sessions.
+//! Memory of this engine that streams hold because of their peers, charged to sessions.
 //!
-//! Two things of the [`link`](super::link) over TCP can grow by the will of peers: FPDUs that have
-//! not arrived in full, and bytes that TCP does not take. Each has limits, for a session and for
-//! all. Beyond the first, the session's stream that has held something for longest ends, because a
-//! working one holds nothing for long; beyond the second, that of the session that holds most, so
-//! that nobody's peers end a stream of who has less.
+//! Peers can make two parts of a TCP [`link`](super::link) grow: FPDUs that have not arrived in
+//! full, and bytes that TCP has not accepted. Each has a limit per session and one for all
+//! sessions. If a session exceeds its limit, the stream of that session that has held memory for
+//! longest ends, because a working stream holds none for long. If all sessions together exceed
+//! theirs, a stream of the session that holds the most ends, so that peers of one session cannot
+//! end a stream of a session that holds less.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::schedule::Key;
 use crate::types::SessionId;
 
-/// How many bytes streams may hold.
+/// Limits of the bytes that streams may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChargeLimits {
     /// Bytes of all sessions.
@@ -26,13 +27,13 @@ impl Default for ChargeLimits {
     }
 }
 
-/// Names of a kind of charge, for messages.
+/// Names of a kind of charge, for error texts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChargeNames {
-    /// Keys of the limits of all sessions and of one.
+    /// Config keys of the limit for all sessions and of the limit per session.
     pub device: &'static str,
     pub session: &'static str,
-    /// A thing that a stream holds.
+    /// Noun for the memory that a stream holds, followed by "was" or "were".
     pub thing: &'static str,
 }
 
@@ -42,38 +43,38 @@ pub(super) struct Owner {
     pub session: SessionId,
 }
 
-/// A stream that has to end because a limit is exceeded.
+/// A stream that must end because a limit is exceeded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Excess {
     pub victim: Key,
     pub why: String,
 }
 
-/// What one stream holds.
+/// Charge of one stream.
 #[derive(Debug, Default)]
 pub(super) struct StreamCharge {
     bytes: usize,
-    /// Its number among those that hold something.
+    /// Position by age among the streams that hold memory.
     number: u64,
 }
 
-/// What all streams of an engine hold of one kind.
+/// Charges of one kind of all streams of an engine.
 pub(super) struct Charges {
     limits: ChargeLimits,
     names: ChargeNames,
     used: usize,
-    sessions: HashMap<SessionId, OfSession>,
-    /// Sessions by what they hold.
+    sessions: HashMap<SessionId, SessionCharge>,
+    /// Sessions ordered by the bytes that they hold.
     most: BTreeSet<(usize, SessionId)>,
     numbered: u64,
 }
 
 #[derive(Default)]
-struct OfSession {
+struct SessionCharge {
     used: usize,
-    /// Streams that hold something, oldest first, but for those that have been told to end.
+    /// Streams that hold memory, oldest first, without those already returned in an [`Excess`].
     ages: BTreeMap<u64, Key>,
-    /// All streams of the session that hold something, those told to end included.
+    /// All streams of the session that hold memory.
     streams: usize,
 }
 
@@ -89,14 +90,14 @@ impl Charges {
         }
     }
 
-    /// Takes other limits. What is held already counts against them, and is kept until there is
-    /// more.
+    /// Replaces the limits. Memory already held counts against them, but no stream ends before a
+    /// stream's memory grows.
     pub(super) fn set_limits(&mut self, limits: ChargeLimits) {
         self.limits = limits;
     }
 
-    /// Notes that a stream holds so many bytes from now on. If that is more than before and exceeds
-    /// a limit, the stream to end is told; until it has, what it holds counts.
+    /// Notes that a stream now holds `bytes`. If that is more than before and exceeds a limit,
+    /// returns the stream that must end. Its memory counts until it has ended.
     pub(super) fn set(
         &mut self,
         charge: &mut StreamCharge,
@@ -128,9 +129,9 @@ impl Charges {
         if bytes > before { self.excess(owner.session) } else { None }
     }
 
-    /// Notes that a stream of this session holds nothing any more.
+    /// Notes that a stream of this session no longer holds memory.
     pub(super) fn release(&mut self, charge: &mut StreamCharge, session: SessionId) {
-        // Its key matters only to those who hold something.
+        // `set` uses the key only for streams that hold memory.
         let owner = Owner { key: Key::default(), session };
         self.set(charge, owner, 0);
     }
@@ -144,11 +145,11 @@ impl Charges {
         } else {
             return None;
         };
-        // Named once.
+        // Removed from `ages`, so that a stream is returned only once.
         let (_, victim) = self.sessions.get_mut(&session)?.ages.pop_first()?;
         let thing = self.names.thing;
         let why = format!(
-            "{key} is reached (this worker's share: {limit} bytes), and its {thing} the oldest"
+            "{key} is exceeded (this worker's share: {limit} bytes), and its {thing} the oldest"
         );
         Some(Excess { victim, why })
     }
@@ -158,13 +159,13 @@ impl Charges {
         self.used
     }
 
-    /// Bytes that a session holds.
+    /// Returns the number of bytes that a session holds.
     #[cfg(test)]
     pub(super) fn used_by(&self, session: SessionId) -> usize {
         self.sessions.get(&session).map_or(0, |s| s.used)
     }
 
-    /// Whether nothing is held, nor remembered.
+    /// Returns true if no memory is held and no session is tracked.
     #[cfg(test)]
     pub(super) fn is_unused(&self) -> bool {
         self.used == 0 && self.sessions.is_empty() && self.most.is_empty()
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_the_session_ends_and_is_named_once() {
+    fn oldest_stream_ends_and_is_named_once() {
         let mut c = charges(1000, 100);
         let mut charges: Vec<_> = (0..4).map(|_| StreamCharge::default()).collect();
         for (key, charge) in (0..3).zip(&mut charges) {
@@ -198,19 +199,20 @@ mod tests {
         assert_eq!(excess.victim, 0);
         assert_eq!(
             excess.why,
-            "limits.session_x is reached (this worker's share: 100 bytes), and its x was the oldest"
+            "limits.session_x is exceeded (this worker's share: 100 bytes), and its x was the \
+             oldest"
         );
         assert_eq!(c.set(&mut charges[1], owner(1, MINE), 42).expect("above").victim, 1);
-        // Who holds less than before asks for nothing.
+        // A stream that shrinks cannot exceed a limit.
         assert_eq!(c.set(&mut charges[1], owner(1, MINE), 41), None);
         assert_eq!(c.set(&mut charges[0], owner(0, MINE), 0), None);
         assert_eq!((c.used(), c.used_by(MINE)), (71, 71));
-        // Who begins anew is the youngest.
+        // A stream that holds memory again is the youngest.
         assert_eq!(c.set(&mut charges[0], owner(0, MINE), 30).expect("above 100").victim, 2);
     }
 
     #[test]
-    fn a_drained_stream_is_no_victim() {
+    fn drained_stream_is_not_a_victim() {
         let mut c = charges(1000, 100);
         let mut charges: Vec<_> = (0..3).map(|_| StreamCharge::default()).collect();
         assert_eq!(c.set(&mut charges[0], owner(0, MINE), 50), None);
@@ -220,16 +222,16 @@ mod tests {
     }
 
     #[test]
-    fn for_all_sessions_the_one_that_holds_most_loses_a_stream() {
+    fn session_with_most_bytes_loses_a_stream() {
         let mut c = charges(100, 80);
         let mut charges: Vec<_> = (0..4).map(|_| StreamCharge::default()).collect();
         assert_eq!(c.set(&mut charges[0], owner(0, MINE), 20), None);
         assert_eq!(c.set(&mut charges[1], owner(1, THEIRS), 40), None);
         assert_eq!(c.set(&mut charges[2], owner(2, THEIRS), 40), None);
-        // The oldest of all is mine, but I have less.
+        // The oldest stream is of MINE, which holds less than THEIRS.
         let excess = c.set(&mut charges[0], owner(0, MINE), 21).expect("above 100");
         assert_eq!(excess.victim, 1);
-        assert!(excess.why.starts_with("limits.x is reached"), "{}", excess.why);
+        assert!(excess.why.starts_with("limits.x is exceeded"), "{}", excess.why);
         for (key, session) in [(0, MINE), (1, THEIRS), (2, THEIRS)] {
             assert_eq!(c.set(&mut charges[key], owner(key as Key, session), 0), None);
         }

@@ -1,4 +1,4 @@
-//! Commands of the resource manager, which has authorised them.
+//! Commands of the resource manager, which has already authorised them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,9 +10,9 @@ use super::link::Link;
 use super::link::tcp::TcpLink;
 use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};
+use super::rc::PeerLimits;
 use super::schedule::Key;
 use super::state::Peer;
-use super::wired::PeerLimits;
 use crate::abi::control::{DisconnectMode, QpChange};
 use crate::device::{StagChange, StagEntry, Window};
 use crate::engine::numbers::count;
@@ -20,9 +20,19 @@ use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
 
+/// One end of a connection whose start-up is complete.
+pub struct ConnectedEnd {
+    /// The QP at this end.
+    pub config: Box<QpConfig>,
+    /// Result of the start-up negotiation.
+    pub negotiated: Negotiated,
+    /// Addresses as this end sees them.
+    pub addresses: AddressPair,
+}
+
 impl Engine {
-    /// Starts to serve a session's doorbells. Its QPs take turns with those of other sessions of
-    /// this user, and all of them with those of other users.
+    /// Starts to serve a session's doorbells. Its QPs share the turns of `user` with QPs of the
+    /// user's other sessions.
     pub fn attach_session(
         &mut self,
         session: SessionId,
@@ -30,36 +40,36 @@ impl Engine {
         scanner: DoorbellScanner,
         now: Time,
     ) {
-        let seat = self.state.schedule.join(user);
-        self.state.doorbells.attach(session, user, seat, scanner, now);
+        let slot = self.state.schedule.join(user);
+        self.state.doorbells.attach(session, user, slot, scanner, now);
     }
 
-    /// Makes a region known to this worker: from now on its STag and lkey resolve.
+    /// Adds a region to the STag table of this worker: its STag and lkey resolve from now on.
     pub fn install_stag(&mut self, entry: StagEntry) {
         self.state.stags.install(entry);
     }
 
-    /// Removes a region. When this has returned, no byte of it will be read or written.
+    /// Removes a region. After this returns, no byte of it is read or written.
     pub fn revoke_stag(&mut self, stag: Stag) {
         self.state.stags.revoke(stag);
     }
 
-    /// Makes a window known, so that QPs can bind it.
+    /// Adds a window to the STag table, so that QPs can bind it.
     pub fn add_window(&mut self, window: Arc<Window>) {
         self.state.stags.add_window(window);
     }
 
-    /// Forgets a window. When this has returned, nothing is reached through it.
+    /// Removes a window. After this returns, no access uses it.
     pub fn remove_window(&mut self, window: &Window) {
         self.state.stags.remove_window(window);
     }
 
-    /// Carries out a change that a QP of this or another worker asked for.
+    /// Carries out a change that a QP of this or another worker requested.
     pub fn change_stags(&mut self, change: &StagChange) {
         self.state.stags.change(change);
     }
 
-    /// Takes over a QP with its TCP connection, which has been through MPA start-up.
+    /// Takes over a QP with its TCP connection, which has completed MPA start-up.
     pub fn attach_tcp(
         &mut self,
         config: Box<QpConfig>,
@@ -93,17 +103,12 @@ impl Engine {
         });
     }
 
-    /// Takes over two QPs that are connected with each other by the direct path.
-    pub fn attach_direct(
-        &mut self,
-        active: (Box<QpConfig>, Negotiated, AddressPair),
-        passive: (Box<QpConfig>, Negotiated, AddressPair),
-        now: Time,
-    ) {
+    /// Takes over two QPs that are connected to each other by the direct path.
+    pub fn attach_direct(&mut self, active: ConnectedEnd, passive: ConnectedEnd, now: Time) {
         self.state.now = now;
-        let ids = [active.0.qp, passive.0.qp];
+        let ids = [active.config.qp, passive.config.qp];
         let mut ends = Vec::with_capacity(2);
-        for (config, negotiated, addresses) in [active, passive] {
+        for ConnectedEnd { config, negotiated, addresses } in [active, passive] {
             let key = self.insert(*config, Link::None);
             ends.push((key, negotiated, addresses));
         }
@@ -126,7 +131,7 @@ impl Engine {
         }
     }
 
-    /// Takes over a QP that is in Error without ever having been connected, to flush it.
+    /// Takes over a QP in Error that was never connected, and flushes it.
     pub fn attach_in_error(&mut self, config: Box<QpConfig>, now: Time) {
         self.state.now = now;
         let id = config.qp;
@@ -138,9 +143,9 @@ impl Engine {
         });
     }
 
-    /// Takes over a QP that is wired by hand, in Rtr: its stream may come, or its datagrams may.
-    /// All QPs of datagrams of a device belong to one engine.
-    pub fn attach_wired(&mut self, config: Box<QpConfig>, now: Time) {
+    /// Takes over an RC, UC or UD QP in RTR. An RC or UC QP waits for its stream. All UD QPs of a
+    /// device belong to one engine.
+    pub fn attach_roce(&mut self, config: Box<QpConfig>, now: Time) {
         self.state.now = now;
         let id = config.qp;
         let (link, phase) = match config.datagrams {
@@ -155,17 +160,17 @@ impl Engine {
         });
     }
 
-    /// Has a QP of datagrams keep to other rules of the administrator's.
+    /// Replaces the administrator's rules of a UD QP.
     pub fn set_datagram_rules(&mut self, qp: QpId, rules: Box<dyn DatagramRules>) {
         self.with(qp, |qp, _| qp.set_datagram_rules(rules));
     }
 
-    /// Gives a UD QP the device's ports as they are now.
+    /// Replaces the device's port table of a UD QP.
     pub fn set_datagram_port(&mut self, qp: QpId, port: &Arc<DatagramPort>) {
         self.with(qp, |qp, _| qp.set_datagram_port(port.clone()));
     }
 
-    /// Moves a QP that is wired by hand, or changes what it was told.
+    /// Changes the state or attributes of an RC, UC or UD QP.
     pub fn change_qp(&mut self, qp: QpId, change: &QpChange, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| match qp.datagrams {
@@ -174,14 +179,14 @@ impl Engine {
         });
     }
 
-    /// Says why a QP that is wired by hand has no stream.
-    pub fn set_unlinked_because(&mut self, qp: QpId, why: String) {
-        self.with(qp, |qp, _| qp.set_unlinked_because(why));
+    /// Sets the reason why an RC or UC QP has no stream, for its error texts.
+    pub fn set_unlinked_reason(&mut self, qp: QpId, why: String) {
+        self.with(qp, |qp, _| qp.set_unlinked_reason(why));
     }
 
-    /// Links two QPs of this engine that are wired to each other, or one to itself, by the direct
-    /// path; each with what the other one has said. If one of them has ended meanwhile, the other
-    /// one goes on without a stream, and that is said once more.
+    /// Links two RC or UC QPs of this engine (or one QP to itself) by the direct path, each with
+    /// the limits of its peer. If one of them has ended by now, reports the other as
+    /// [`Notification::Unlinked`] again.
     pub fn link_direct(&mut self, ends: [(QpId, PeerLimits); 2], now: Time) {
         self.state.now = now;
         let peer = |(id, _): &(QpId, PeerLimits)| {
@@ -206,23 +211,23 @@ impl Engine {
         }
     }
 
-    /// Whether a QP that is wired by hand is without a stream, and may get one.
+    /// Returns true if an RC or UC QP has no stream and may get one.
     pub fn is_unlinked(&mut self, qp: QpId) -> bool {
         self.with(qp, |qp, _| qp.life.phase() == StreamPhase::Unlinked).unwrap_or(false)
     }
 
-    /// Takes the stream from a QP that is wired by hand; it stays, and may get another one.
+    /// Ends the stream of an RC or UC QP. The QP stays and may get another stream.
     pub fn unlink(&mut self, qp: QpId, why: &str, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| {
-            if qp.is_wired() && qp.life.phase().is_linked() {
+            if qp.is_rc_or_uc() && qp.life.phase().is_linked() {
                 qp.unlink(engine, true, why);
             }
         });
     }
 
-    /// Links a QP that is wired by hand, and [has no stream](Self::is_unlinked), by a TCP
-    /// connection that has been through start-up.
+    /// Gives an RC or UC QP that [has no stream](Self::is_unlinked) a TCP connection that has
+    /// completed start-up.
     pub fn link_tcp(&mut self, qp: QpId, negotiated: Negotiated, peer: PeerLimits, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| {
@@ -241,36 +246,38 @@ impl Engine {
         });
     }
 
-    /// Ends a connection, in order or at once.
+    /// Ends a connection gracefully or immediately.
     pub fn disconnect(&mut self, qp: QpId, mode: DisconnectMode, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| qp.disconnect(engine, mode));
     }
 
-    /// Moves a QP to Error: its connection is aborted, everything posted is flushed.
+    /// Moves a QP to Error: aborts its connection and flushes everything posted.
     pub fn to_error(&mut self, qp: QpId, now: Time) {
         self.disconnect(qp, DisconnectMode::Abort, now);
     }
 
-    /// Ends a QP's connection for reasons of its administrator: with a Terminate where the stream
-    /// allows one, else with a reset. The QP stays in Error, and everything posted is flushed.
+    /// Ends a QP's connection at an administrator's request: with a Terminate where the stream
+    /// allows one, otherwise with a reset. The QP stays in Error, and everything posted is flushed.
     pub fn admin_disconnect(&mut self, qp: QpId, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| qp.admin_disconnect(engine));
     }
 
-    /// Takes other deadlines and another policy of FPDU sizes from now on. Deadlines that run are
-    /// not touched; the worker's number stays, and so does the log of reasons, which others read.
+    /// Replaces the deadlines, limits and the policy for FPDU sizes. Running deadlines do not
+    /// change. The worker's number and the shared log of diagnoses stay.
     pub fn set_options(&mut self, options: EngineOptions) {
         let state = &mut self.state;
-        let (worker, diagnoses) = (state.options.worker, state.options.diagnoses.clone());
+        let worker = state.options.worker;
+        let diagnoses = state.options.diagnoses.clone();
         state.partials.set_limits(options.partial);
         state.unsent.set_limits(options.unsent);
         state.options = EngineOptions { worker, diagnoses, ..options };
     }
 
-    /// Forgets a QP. Its peer is told by a Terminate where the stream allows it, else by a reset;
-    /// nothing of it completes any more.
+    /// Destroys a QP. The peer of an iWARP QP gets a Terminate where the stream allows it,
+    /// otherwise a reset. The stream of an RC or UC QP closes gracefully unless a message is partly
+    /// sent. No request or receive of the QP completes after this.
     pub fn destroy(&mut self, id: QpId, now: Time) {
         self.state.now = now;
         let Some(key) = self.by_id.remove(&id) else { return };
@@ -285,12 +292,12 @@ impl Engine {
             self.qps.push(None);
             count(self.qps.len() - 1)
         });
-        let seat = self.state.doorbells.seat(config.session);
-        let qp = Box::new(Qp::new(key, seat, config, link));
+        let slot = self.state.doorbells.slot(config.session);
+        let qp = Box::new(Qp::new(key, slot, config, link));
         self.by_id.insert(qp.core.id, key);
-        self.state.doorbells.route(seat, qp.core.doorbell, key);
-        // Posting rang nothing before this; from now on it does, and the caller scans both rings
-        // once.
+        self.state.doorbells.route(slot, qp.core.doorbell, key);
+        // Until now, posting to this QP rang no doorbell. From now on it does, and the caller
+        // checks both queues once.
         qp.requester.set_worker(self.state.worker);
         qp.responder.set_worker(self.state.worker);
         self.qps[key as usize] = Some(qp);

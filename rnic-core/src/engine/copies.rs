@@ -1,4 +1,4 @@
-//! Copies that a copier makes for this engine, by number.
+//! Copies that copiers perform for this engine, by number.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(super) struct PendingCopies {
     open: HashMap<u64, PendingCopy>,
 }
 
-/// A copy under way.
+/// A copy in progress.
 pub(super) struct PendingCopy {
     pub qp: QpId,
     pub copier: Arc<Copier>,
@@ -21,7 +21,7 @@ pub(super) struct PendingCopy {
 }
 
 impl PendingCopies {
-    /// A copy begins: its number.
+    /// Registers a copy that begins and returns its number.
     pub(super) fn open(
         &mut self,
         qp: QpId,
@@ -35,7 +35,7 @@ impl PendingCopies {
         self.last
     }
 
-    /// Forgets a copy, which is over or given up.
+    /// Removes a copy that is done or has timed out.
     pub(super) fn close(&mut self, id: u64, deadlines: &mut Deadlines) -> Option<PendingCopy> {
         let job = self.open.remove(&id)?;
         deadlines.clear(job.due, Due::Copy(id));

@@ -1,12 +1,11 @@
-//! Doorbells: which session rang for which QP, CQ or shared receive queue.
+//! Doorbells of sessions, which ring for QPs, CQs and SRQs.
 //!
-//! A session that rang lately is polled; one that has been silent for [`POLL_FOR`] is told to use
-//! its eventfd and is not looked at again until that fires. So a thousand idle clients cost
-//! nothing.
+//! A session that rang lately is polled. A session that has been silent for [`POLL_FOR`] is
+//! switched to its eventfd and not polled again until that fires, so idle clients cost nothing.
 //!
-//! What a scan looks at and finds is bounded for each user: of a user with many sessions it visits
-//! some, the next scan the next. QPs that wait for room in a CQ or for a receive may be thousands
-//! for one ring; they are woken some at a time.
+//! Each scan limits the sessions that it visits and the QPs that it finds for each user, and the
+//! next scan continues with the user's next session. Thousands of QPs may wait for room in one CQ
+//! or for receives of one SRQ, so each scan wakes only some of them.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,56 +18,56 @@ use crate::device::{Cq, Srq};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::types::{SessionId, Time, UserId};
 
-/// How long a session is polled after it last rang.
+/// Time for which a session is polled after it last rang.
 const POLL_FOR: Duration = Duration::from_micros(200);
-/// Sessions of a user that a scan visits.
+/// Sessions of a user that one scan visits.
 const SESSIONS_PER_SCAN: usize = 8;
-/// QPs of a user after which a scan looks for no more.
-const ENOUGH: usize = 64;
+/// QPs of a user after which a scan visits no more of its sessions.
+const MAX_READY: usize = 64;
 
 /// A session's doorbell page on this worker.
 struct Session {
     id: SessionId,
     scanner: DoorbellScanner,
-    /// QP by doorbell index.
+    /// QPs by doorbell index.
     targets: Vec<Option<Key>>,
-    /// QPs that wait for room in the CQ with this doorbell index.
+    /// Full CQs by doorbell index, with the QPs that wait for room.
     full: HashMap<u32, FullCq>,
-    /// Shared receive queues by doorbell index, with the number of QPs that wait for a receive.
+    /// SRQs by doorbell index, with the number of QPs that wait for a receive.
     awaited: HashMap<u32, (Arc<Srq>, u32)>,
-    /// When it rang last, while it is polled.
+    /// Time of the last ring, or `None` if the session is not polled.
     rang: Option<Time>,
 }
 
-/// A CQ without room.
+/// A full CQ.
 struct FullCq {
     cq: Arc<Cq>,
     qps: BTreeSet<Key>,
 }
 
 impl FullCq {
-    /// Its QPs may try again; those that fail will ask again to be woken.
-    fn release(self, worker: u32, late: &mut VecDeque<Key>) {
+    /// Queues its QPs to be woken. A QP that still finds no room waits again.
+    fn release(self, worker: u32, to_wake: &mut VecDeque<Key>) {
         self.cq.stop_waiting(worker);
-        late.extend(self.qps);
+        to_wake.extend(self.qps);
     }
 }
 
-/// What is to be looked at of a user.
+/// Polled sessions and QPs to be woken of one user.
 struct Watched {
     user: UserId,
-    /// Sessions that are polled, those first that have waited longest.
+    /// Polled sessions, longest unvisited first.
     polled: VecDeque<SessionSlot>,
-    /// QPs that may have got what they waited for, and are still to be woken.
-    late: VecDeque<Key>,
+    /// QPs still to be woken, because the slot or receive that they wait for may be available.
+    to_wake: VecDeque<Key>,
 }
 
 /// The doorbells of all sessions attached to this worker.
 #[derive(Default)]
 pub(super) struct Doorbells {
-    seats: Vec<Option<Session>>,
+    slots: Vec<Option<Session>>,
     by_id: HashMap<SessionId, SessionSlot>,
-    /// Users of whom something is to be looked at.
+    /// Users with polled sessions or QPs to be woken.
     watched: Vec<Watched>,
 }
 
@@ -77,7 +76,7 @@ impl Doorbells {
         &mut self,
         id: SessionId,
         user: UserId,
-        seat: SessionSlot,
+        slot: SessionSlot,
         scanner: DoorbellScanner,
         now: Time,
     ) {
@@ -89,54 +88,54 @@ impl Doorbells {
             awaited: HashMap::new(),
             rang: Some(now),
         };
-        if self.seats.len() <= seat.index() {
-            self.seats.resize_with(seat.index() + 1, || None);
+        if self.slots.len() <= slot.index() {
+            self.slots.resize_with(slot.index() + 1, || None);
         }
-        self.seats[seat.index()] = Some(session);
-        self.by_id.insert(id, seat);
-        self.watch(user).polled.push_back(seat);
+        self.slots[slot.index()] = Some(session);
+        self.by_id.insert(id, slot);
+        self.watch(user).polled.push_back(slot);
     }
 
-    /// What is watched of a user.
+    /// Returns the watched state of a user, and adds it if it is missing.
     fn watch(&mut self, user: UserId) -> &mut Watched {
         let at = self.watched.iter().position(|w| w.user == user).unwrap_or_else(|| {
-            self.watched.push(Watched { user, polled: VecDeque::new(), late: VecDeque::new() });
+            self.watched.push(Watched { user, polled: VecDeque::new(), to_wake: VecDeque::new() });
             self.watched.len() - 1
         });
         &mut self.watched[at]
     }
 
-    /// Looks at a session's doorbells no longer.
-    pub(super) fn close(&mut self, seat: SessionSlot) {
+    /// Stops polling the doorbells of a session.
+    pub(super) fn close(&mut self, slot: SessionSlot) {
         for watched in &mut self.watched {
-            watched.polled.retain(|s| *s != seat);
+            watched.polled.retain(|s| *s != slot);
         }
     }
 
-    pub(super) fn detach(&mut self, seat: SessionSlot) {
-        self.close(seat);
-        if let Some(s) = self.seats.get_mut(seat.index()).and_then(Option::take) {
+    pub(super) fn detach(&mut self, slot: SessionSlot) {
+        self.close(slot);
+        if let Some(s) = self.slots.get_mut(slot.index()).and_then(Option::take) {
             self.by_id.remove(&s.id);
         }
     }
 
-    /// The seat of a session.
-    pub(super) fn seat(&self, id: SessionId) -> SessionSlot {
+    /// Returns the slot of a session, or [`SessionSlot::NONE`] if it is not attached.
+    pub(super) fn slot(&self, id: SessionId) -> SessionSlot {
         self.by_id.get(&id).copied().unwrap_or(SessionSlot::NONE)
     }
 
-    /// The QP with this doorbell index, if there is one; `None` behind the last index.
-    pub(super) fn target(&self, seat: SessionSlot, index: usize) -> Option<Option<Key>> {
-        self.seats.get(seat.index())?.as_ref()?.targets.get(index).copied()
+    /// Returns the QP, if any, with this doorbell index, or the outer `None` beyond the last index.
+    pub(super) fn target(&self, slot: SessionSlot, index: usize) -> Option<Option<Key>> {
+        self.slots.get(slot.index())?.as_ref()?.targets.get(index).copied()
     }
 
-    fn at(&mut self, seat: SessionSlot) -> Option<&mut Session> {
-        self.seats.get_mut(seat.index())?.as_mut()
+    fn at(&mut self, slot: SessionSlot) -> Option<&mut Session> {
+        self.slots.get_mut(slot.index())?.as_mut()
     }
 
     /// Routes a doorbell index to a QP.
-    pub(super) fn route(&mut self, seat: SessionSlot, index: u32, key: Key) {
-        if let Some(s) = self.at(seat)
+    pub(super) fn route(&mut self, slot: SessionSlot, index: u32, key: Key) {
+        if let Some(s) = self.at(slot)
             && index < doorbell::INDICES
         {
             let at = index as usize;
@@ -147,11 +146,10 @@ impl Doorbells {
         }
     }
 
-    /// Forgets a QP, with the CQs it may wait for. A CQ for which it alone has waited is forgotten
-    /// as well: it may go next, and its doorbell index and its memory belong to something else
-    /// then.
+    /// Removes a QP and its waits for CQ space. A CQ with no other waiter is removed too, because
+    /// it may be destroyed next, and its doorbell index and memory reused.
     pub(super) fn unroute(&mut self, qp: &QpCore, worker: u32) {
-        if let Some(s) = self.at(qp.seat) {
+        if let Some(s) = self.at(qp.slot) {
             if let Some(t) = s.targets.get_mut(qp.doorbell as usize) {
                 *t = None;
             }
@@ -167,33 +165,34 @@ impl Doorbells {
         }
     }
 
-    /// Remembers that a QP waits for room in a CQ.
-    pub(super) fn await_space(&mut self, seat: SessionSlot, cq: &Arc<Cq>, key: Key) {
-        if let Some(s) = self.at(seat) {
+    /// Registers a QP that waits for room in a CQ.
+    pub(super) fn await_space(&mut self, slot: SessionSlot, cq: &Arc<Cq>, key: Key) {
+        if let Some(s) = self.at(slot) {
             let new = || FullCq { cq: cq.clone(), qps: BTreeSet::new() };
             s.full.entry(cq.doorbell()).or_insert_with(new).qps.insert(key);
         }
     }
 
-    /// A CQ has room again, by no doing of its client: the next scans wake who waits for it.
+    /// Wakes the QPs that wait for a CQ in which the daemon, not the client, has freed slots. The
+    /// next scans return them.
     pub(super) fn space_freed(&mut self, cq: &Cq, worker: u32, schedule: &Schedule) {
-        let seat = self.seat(cq.session());
-        let full = self.at(seat).and_then(|s| s.full.remove(&cq.doorbell()));
-        if let (Some(full), Some(user)) = (full, schedule.user(seat)) {
-            full.release(worker, &mut self.watch(user).late);
+        let slot = self.slot(cq.session());
+        let full = self.at(slot).and_then(|s| s.full.remove(&cq.doorbell()));
+        if let (Some(full), Some(user)) = (full, schedule.user(slot)) {
+            full.release(worker, &mut self.watch(user).to_wake);
         }
     }
 
-    /// Remembers that a QP waits for a receive of a shared queue.
-    pub(super) fn await_receive(&mut self, seat: SessionSlot, srq: &Arc<Srq>) {
-        if let Some(s) = self.at(seat) {
+    /// Registers a QP that waits for a receive of an SRQ.
+    pub(super) fn await_receive(&mut self, slot: SessionSlot, srq: &Arc<Srq>) {
+        if let Some(s) = self.at(slot) {
             s.awaited.entry(srq.doorbell()).or_insert_with(|| (srq.clone(), 0)).1 += 1;
         }
     }
 
-    /// A QP waits no longer.
-    pub(super) fn stop_awaiting(&mut self, seat: SessionSlot, srq: &Srq) {
-        if let Some(s) = self.at(seat)
+    /// Removes a QP that waited for a receive of an SRQ.
+    pub(super) fn stop_awaiting(&mut self, slot: SessionSlot, srq: &Srq) {
+        if let Some(s) = self.at(slot)
             && let Some((_, waiting)) = s.awaited.get_mut(&srq.doorbell())
         {
             *waiting -= 1;
@@ -203,30 +202,30 @@ impl Doorbells {
         }
     }
 
-    /// Receives of a shared queue may be had: the next scans wake the QPs they are for.
+    /// Wakes the QPs for which an SRQ has receives. The next scans return them.
     pub(super) fn receives_posted(&mut self, srq: &Srq, worker: u32, schedule: &mut Schedule) {
-        let seat = self.seat(srq.session());
-        if let Some(user) = schedule.user(seat) {
-            let late = &mut self.watch(user).late;
-            let steps = srq.ready(worker, |key| late.push_back(key));
-            schedule.charge(seat, steps * STEP_COST);
+        let slot = self.slot(srq.session());
+        if let Some(user) = schedule.user(slot) {
+            let to_wake = &mut self.watch(user).to_wake;
+            let steps = srq.ready(worker, |key| to_wake.push_back(key));
+            schedule.charge(slot, steps * STEP_COST);
         }
     }
 
-    /// The session's eventfd fired: poll it again.
+    /// Resumes polling a session after its eventfd fired.
     pub(super) fn rang(&mut self, id: SessionId, now: Time, schedule: &Schedule) {
-        let seat = self.seat(id);
-        let Some(s) = self.at(seat) else { return };
+        let slot = self.slot(id);
+        let Some(s) = self.at(slot) else { return };
         if s.rang.replace(now).is_none() {
             s.scanner.awake();
-            if let Some(user) = schedule.user(seat) {
-                self.watch(user).polled.push_back(seat);
+            if let Some(user) = schedule.user(slot) {
+                self.watch(user).polled.push_back(slot);
             }
         }
     }
 
-    /// Collects QPs that rang, whose CQ has room again, or whose shared receive queue has a receive
-    /// for them, into `ready`. What is left, the next scans find.
+    /// Collects into `ready` the QPs that rang, or that may now get a CQ slot or a receive of an
+    /// SRQ. The next scans return the rest.
     pub(super) fn scan(
         &mut self,
         now: Time,
@@ -234,17 +233,17 @@ impl Doorbells {
         schedule: &mut Schedule,
         ready: &mut Vec<Key>,
     ) {
-        let Doorbells { seats, watched, .. } = self;
+        let Doorbells { slots, watched, .. } = self;
         let mut at = 0;
-        while let Some(Watched { polled, late, .. }) = watched.get_mut(at) {
-            let enough = ready.len() + ENOUGH;
+        while let Some(Watched { polled, to_wake, .. }) = watched.get_mut(at) {
+            let enough = ready.len() + MAX_READY;
             for _ in 0..polled.len().min(SESSIONS_PER_SCAN) {
-                let Some(seat) = polled.pop_front() else { break };
-                let Some(s) = seats.get_mut(seat.index()).and_then(Option::as_mut) else {
+                let Some(slot) = polled.pop_front() else { break };
+                let Some(s) = slots.get_mut(slot.index()).and_then(Option::as_mut) else {
                     continue;
                 };
-                if schedule.owes(seat) || ready.len() >= enough {
-                    polled.push_front(seat);
+                if schedule.owes(slot) || ready.len() >= enough {
+                    polled.push_front(slot);
                     break;
                 }
                 let Session { scanner, targets, full, awaited, rang, .. } = s;
@@ -255,29 +254,29 @@ impl Doorbells {
                     } else if !full.is_empty()
                         && let Some(full) = full.remove(&index)
                     {
-                        full.release(worker, late);
+                        full.release(worker, to_wake);
                     } else if let Some((srq, _)) = awaited.get(&index) {
                         steps += REQUEST_COST / STEP_COST;
-                        steps += srq.ready(worker, |key| late.push_back(key));
+                        steps += srq.ready(worker, |key| to_wake.push_back(key));
                     }
                 });
                 if steps > 0 {
-                    schedule.charge(seat, steps * STEP_COST);
+                    schedule.charge(slot, steps * STEP_COST);
                 }
                 if any {
                     *rang = Some(now);
                 }
-                // An interval that began in the future (a clock of tests) is an interval of zero.
+                // A time in the future (the clock of a test) counts as now.
                 let silent = rang.is_none_or(|at| now.since(at) > POLL_FOR);
                 if silent && scanner.prepare_sleep() {
                     *rang = None;
                 } else {
-                    polled.push_back(seat);
+                    polled.push_back(slot);
                 }
             }
-            let some = late.len().min(enough.saturating_sub(ready.len()));
-            ready.extend(late.drain(..some));
-            if polled.is_empty() && late.is_empty() {
+            let some = to_wake.len().min(enough.saturating_sub(ready.len()));
+            ready.extend(to_wake.drain(..some));
+            if polled.is_empty() && to_wake.is_empty() {
                 watched.swap_remove(at);
             } else {
                 at += 1;
@@ -285,13 +284,13 @@ impl Doorbells {
         }
     }
 
-    /// Puts every polled session to sleep; false if one has rung in the meantime, or somebody is
-    /// still to be woken.
+    /// Switches every polled session to its eventfd. Returns false if one has rung since, or if QPs
+    /// are still to be woken.
     pub(super) fn prepare_sleep(&mut self) -> bool {
-        let Doorbells { seats, watched, .. } = self;
-        watched.retain_mut(|Watched { polled, late, .. }| {
-            polled.retain(|seat| {
-                let Some(s) = seats.get_mut(seat.index()).and_then(Option::as_mut) else {
+        let Doorbells { slots, watched, .. } = self;
+        watched.retain_mut(|Watched { polled, to_wake, .. }| {
+            polled.retain(|slot| {
+                let Some(s) = slots.get_mut(slot.index()).and_then(Option::as_mut) else {
                     return false;
                 };
                 let asleep = s.scanner.prepare_sleep();
@@ -300,7 +299,7 @@ impl Doorbells {
                 }
                 !asleep
             });
-            !polled.is_empty() || !late.is_empty()
+            !polled.is_empty() || !to_wake.is_empty()
         });
         watched.is_empty()
     }

@@ -1,4 +1,5 @@
-//! Completions of a queue pair, and the flush of what will never be done.
+//! Completes requests and receives of a QP, and flushes requests and receives that can no longer be
+//! carried out.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ impl Qp {
         self.requester.complete_finished(accepted, &mut self.core, &mut self.life, engine);
     }
 
-    /// Writes the completion of a receive to the receive CQ; a fault of the CQ is dealt with.
+    /// Writes the completion of a receive to the receive CQ, and handles a fault of that CQ.
     #[inline]
     pub(super) fn publish_receive(&mut self, engine: &mut EngineState, cqe: &Cqe) {
         if let Err(fault) = self.responder.publish(cqe, &self.core, engine) {
@@ -28,10 +29,10 @@ impl Qp {
         }
     }
 
-    /// Flushes what was posted and is not done: as much as a turn is worth, of what is there now;
-    /// the rest is for the next turns, and what is posted meanwhile rings for one. What finds no CQ
-    /// slot stays in its queue until there is one. All of it waits for a copier that is writing:
-    /// whoever gets a receive back, or a Read, may use its memory for something else at once.
+    /// Flushes posted entries that are not done, as many as one turn allows; later turns flush the
+    /// rest and later posts. An entry without a CQ slot stays in its queue until there is one. The
+    /// flush waits for a copier that is writing, because the program may reuse the memory of a
+    /// receive or Read as soon as it completes.
     pub(super) fn flush(&mut self, engine: &mut EngineState) {
         if self.responder.is_copying() || self.is_placing_datagrams() {
             self.life.flush_later();
@@ -49,14 +50,14 @@ impl Qp {
         self.responder.emit_last_wqe_reached(&self.core, self.life.phase(), engine);
         if self.life.phase() == StreamPhase::Ended
             && !self.life.is_flush_pending()
-            && !self.is_wired()
+            && !self.is_rc_or_uc()
             && self.datagrams.is_none()
         {
             self.life.emit_disconnected(&self.core, engine);
         }
     }
 
-    /// Goes on with a flush in the turn of its QP.
+    /// Continues a flush in a turn of its QP.
     pub(super) fn resume_flush(&mut self, engine: &mut EngineState) {
         if self.life.phase().flushes() {
             self.flush(engine);
@@ -67,7 +68,7 @@ impl Qp {
         }
     }
 
-    /// Flushes receives, as [`Responder::flush`](super::responder::Responder::flush) says.
+    /// Flushes receives as [`Responder::flush`](super::responder::Responder::flush) describes.
     pub(super) fn flush_receives(&mut self, engine: &mut EngineState) {
         let Qp { core, responder, life, .. } = self;
         if let Err(fault) = responder.flush(core, life, engine) {
@@ -80,13 +81,13 @@ impl Qp {
         self.cq_failed(engine, &cq, fault);
     }
 
-    /// A completion queue of this QP is dead: says so once, and ends its QPs.
+    /// Kills a CQ of this QP, reports that once, and ends the QPs that use it.
     pub(super) fn cq_failed(&mut self, engine: &mut EngineState, cq: &Arc<Cq>, fault: CqFault) {
         engine.cq_died(cq, fault);
         self.fail_locally(engine, Reason::Cq(cq.id(), fault));
     }
 
-    /// The shared receive queue of this QP is dead: says so once, and ends its QPs.
+    /// Kills the SRQ of this QP, reports that once, and ends the QPs that use it.
     pub(super) fn srq_failed(&mut self, engine: &mut EngineState, fault: SrqFault) {
         let Some(srq) = self.responder.srq() else { return };
         engine.srq_died(srq, fault);

@@ -1,4 +1,4 @@
-//! An arriving segment, as both paths hand it over, and what a Terminate about it gives back.
+//! An incoming segment in the form common to both paths, and the Terminate for a fault of it.
 
 use arrayvec::ArrayVec;
 
@@ -9,10 +9,10 @@ use crate::stream::inbound::{InboundAtomic, InboundRead, SendKind};
 use crate::stream::{Fault, terminate};
 use crate::types::Stag;
 
-/// A segment that is well formed and in order; its payload is apart.
+/// A segment that is well formed and in order, without its payload.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Incoming {
-    /// RDMA Write. With no payload, STag and offset are not looked at.
+    /// RDMA Write. STag and offset are ignored if the payload is empty.
     Write {
         stag: Stag,
         to: u64,
@@ -20,10 +20,10 @@ pub(super) enum Incoming {
         last: bool,
         /// An earlier segment of the message had another STag.
         stag_changed: bool,
-        /// Length of the message, if this is its first segment and has come by the direct path.
+        /// Length of the message, set on its first segment on the direct path.
         total: Option<u32>,
     },
-    /// RDMA Read Response. With no payload, STag and offset are not looked at.
+    /// RDMA Read Response. STag and offset are ignored if the payload is empty.
     ReadResponse {
         stag: Stag,
         to: u64,
@@ -33,11 +33,11 @@ pub(super) enum Incoming {
     /// A Send of any kind.
     Send {
         kind: SendKind,
-        /// Where in the message the payload goes.
+        /// Offset of the payload in the message.
         mo: u32,
         /// The message ends here.
         last: bool,
-        /// How long the message is, where the stream is not asked: on the direct path.
+        /// Length of the message, set on the direct path only. Over TCP the stream tracks it.
         total: Option<u32>,
     },
     /// A complete Read Request.
@@ -49,12 +49,12 @@ pub(super) enum Incoming {
 }
 
 impl Incoming {
-    /// Whether it is to be answered, and takes a slot within IRD.
+    /// Returns true if it is a request to be answered, which takes a slot within IRD.
     pub(super) fn awaits_response(&self) -> bool {
         matches!(self, Incoming::ReadRequest(_) | Incoming::AtomicRequest(_))
     }
 
-    /// The Read Request that it is, if it is one.
+    /// Returns the Read Request if this is one.
     pub(super) fn read_request(&self) -> Option<&InboundRead> {
         match self {
             Incoming::ReadRequest(read) => Some(read),
@@ -63,12 +63,12 @@ impl Incoming {
     }
 }
 
-/// Where a segment came from.
+/// Origin of a segment.
 #[derive(Clone, Copy)]
 pub(super) enum Origin<'a> {
-    /// From the wire: the ULPDU.
+    /// TCP, with the ULPDU.
     Wire(&'a [u8]),
-    /// From the other QP of the direct path.
+    /// The other QP of the direct path.
     Direct {
         header: Header,
         /// Bytes of header and payload.
@@ -77,10 +77,11 @@ pub(super) enum Origin<'a> {
 }
 
 impl Origin<'_> {
-    /// The Terminate for a fault of the segment; `read` is the Read Request that it completed.
+    /// Builds the Terminate for a fault of the segment. `read` is the Read Request that the segment
+    /// completed, if any.
     pub(super) fn terminate(&self, fault: Fault, read: Option<&InboundRead>) -> Vec<u8> {
         if let Some(InboundRead { request, header, segment_len }) = read {
-            // The request as a whole, even if it came in several segments.
+            // Encloses the request as a whole, even if it arrived in several segments.
             return terminate::build_from_bytes(fault, *segment_len, header, Some(request));
         }
         match self {
@@ -91,7 +92,7 @@ impl Origin<'_> {
         }
     }
 
-    /// What is kept of it while its bytes are on their way to memory.
+    /// Returns the headers to be kept while a copier writes the segment's bytes.
     pub(super) fn enclosure(&self) -> Enclosure {
         match self {
             Origin::Wire(ulpdu) => Enclosure {
@@ -109,14 +110,14 @@ impl Origin<'_> {
     }
 }
 
-/// A segment's header and length, should it have to go back.
+/// Header and length of a segment, kept for a Terminate that may enclose them.
 pub(super) struct Enclosure {
     header: ArrayVec<u8, MAX_HEADER_LEN>,
     segment_len: u16,
 }
 
 impl Enclosure {
-    /// The Terminate for a fault of the segment.
+    /// Builds the Terminate for a fault of the segment.
     pub(super) fn terminate(&self, fault: Fault) -> Vec<u8> {
         terminate::build_from_bytes(fault, self.segment_len, &self.header, None)
     }

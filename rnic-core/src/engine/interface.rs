@@ -1,5 +1,4 @@
-//! What passes between an engine and the worker that runs it: what it is told once, what it wants
-//! done, and what came of a call.
+//! Interface between an engine and the worker that runs it: options, outputs, and results of calls.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,119 +11,118 @@ use crate::device::copier::CopyJob;
 use crate::device::{Cq, DiagnosisLog, Srq, StagChange};
 use crate::types::{CqId, QpId, SessionId, SrqId, Time};
 
-/// What an engine is told once.
+/// Options of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Number of this worker, which clients' doorbell pages are counted by.
+    /// Number of this worker, the index of its page in clients' doorbell pages.
     pub worker: u32,
-    /// How long a Terminate may take to leave and the peer's FIN to follow it.
+    /// Time for a Terminate to leave and the peer's FIN to follow it.
     pub terminate_deadline: Duration,
-    /// How long a disconnect may take to finish what was posted and see the peer's FIN.
+    /// Time for a disconnect to finish posted requests and see the peer's FIN.
     pub close_deadline: Duration,
-    /// How long a copier may take for a copy.
+    /// Maximum time for one copy by a copier.
     pub copy_deadline: Duration,
-    /// How long a responder waits for the first FPDU.
+    /// Time for which a responder waits for the first FPDU.
     pub first_fpdu_deadline: Duration,
-    /// Where MULPDU comes from.
+    /// Source of the MULPDU.
     pub mulpdu: MulpduPolicy,
-    /// What incomplete FPDUs may cost, and how long they may take.
+    /// Limits for incomplete FPDUs: memory and time.
     pub partial: PartialLimits,
-    /// What bytes may cost that TCP does not take.
+    /// Limits on bytes that TCP has not accepted.
     pub unsent: ChargeLimits,
-    /// Where reasons of failures go.
+    /// Log of diagnoses.
     pub diagnoses: Arc<DiagnosisLog>,
 }
 
-/// Why MULPDU is what it is: the formula of RFC 5044 section 4.5, or all that DDP allows.
+/// Source of the MULPDU: the formula of RFC 5044 section 4.5, or the maximum that DDP allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MulpduPolicy {
     /// From the connection's effective MSS.
     Emss,
-    /// The largest, for peers known to cope; outside the RFC.
+    /// The maximum, for peers known to accept it; not allowed by RFC 5044.
     Max,
 }
 
-/// What the worker carries out for the engine.
+/// Actions that the worker carries out for the engine.
 pub enum Output {
     /// Put an event on a session's event channel.
     Event {
         /// The client's session.
         session: SessionId,
-        /// What it is told.
+        /// The event.
         event: Event,
     },
     /// Send one record on the channel of this CQ.
     NotifyCq(Arc<Cq>),
     /// Shut down the sending direction of the QP's socket.
     ShutdownWrite(QpId),
-    /// Hand these last bytes to the QP's socket if it takes them at once; `Close` follows.
+    /// Write these last bytes to the QP's socket if it accepts them at once. `Close` follows.
     FinalTerminate {
-        /// The QP, which is gone.
+        /// The QP, which no longer exists.
         qp: QpId,
-        /// An FPDU: a whole Terminate.
+        /// An FPDU that holds a whole Terminate.
         bytes: Vec<u8>,
     },
     /// Close the QP's socket.
     Close {
-        /// The QP whose socket it is.
+        /// QP that owns the socket.
         qp: QpId,
-        /// Reset the connection instead of closing it in order.
+        /// Reset the connection instead of closing it gracefully.
         reset: bool,
     },
-    /// Read the QP's socket again: [`Engine::receive`](super::Engine::receive) had said
+    /// Read the QP's socket again after [`Engine::receive`](super::Engine::receive) returned
     /// [`Receive::Blocked`].
     ReadAgain(QpId),
-    /// Send a datagram to another daemon, if its socket takes it at once; else it is lost.
+    /// Send a datagram to another daemon if the socket accepts it at once. Otherwise it is dropped.
     SendDatagram {
-        /// The address that it is sent from, one of the device's.
+        /// Source address, one of the device's.
         from: IpAddr,
-        /// The address that it goes to.
+        /// Destination address.
         to: IpAddr,
-        /// The payload of a packet of UDP.
+        /// UDP payload.
         packet: Vec<u8>,
     },
-    /// Hand a copy to its copier, then call [`Engine::handle_copied`](super::Engine::handle_copied)
-    /// with the answer, or when there will be none.
+    /// Pass a job to its copier, then call [`Engine::handle_copied`](super::Engine::handle_copied)
+    /// with the result, or with an error if there will be no result.
     Copy(CopyJob),
-    /// Something the operator should know about a client's program.
+    /// A warning about a client's program for the operator.
     Warning {
         /// The client's session.
         session: SessionId,
-        /// What the client's program did, as a sentence for the log.
+        /// A sentence for the log about the program's mistake.
         text: String,
     },
-    /// Tell the resource manager.
+    /// Pass this to the resource manager.
     Notification(Notification),
 }
 
-/// What an engine has the resource manager know or do.
+/// Notifications and requests of an engine for the resource manager.
 #[derive(Debug)]
 pub enum Notification {
-    /// Have every worker carry out a change of its STag table by
-    /// [`Engine::change_stags`](super::Engine::change_stags), wait for the copies that its
-    /// [copier](StagChange::copier) has by then, settle the change, then call
+    /// Change the STag table of every worker by
+    /// [`Engine::change_stags`](super::Engine::change_stags), wait for the copies that are then
+    /// pending in the change's [copier](StagChange::copier), settle the change, then call
     /// [`Engine::handle_stags_changed`](super::Engine::handle_stags_changed).
     ChangeStags {
         /// The QP that waits for it.
         qp: QpId,
-        /// What is revoked, installed and rebound, on every worker alike.
+        /// STags revoked, installed and rebound, the same on every worker.
         change: Box<StagChange>,
     },
-    /// A CQ died: every QP that uses it on another worker must go to Error; this engine's have.
+    /// A CQ died: QPs that use it on other workers must go to Error. This engine ends its own.
     CqFailed(CqId),
-    /// A shared receive queue died: every QP that uses it on another worker must go to Error; this
-    /// engine's have.
+    /// An SRQ died: QPs that use it on other workers must go to Error. This engine ends its own.
     SrqFailed(SrqId),
-    /// Slots of a CQ have become free, by no doing of its client: call
+    /// The daemon, not the client, has freed slots of a CQ: call
     /// [`Engine::handle_cq_space`](super::Engine::handle_cq_space) on these workers, which have QPs
-    /// that wait for one.
+    /// that wait for a slot.
     CqSpaceFreed {
         /// The CQ that has free slots again.
         cq: Arc<Cq>,
         /// Bit `n` for worker `n`.
         workers: u64,
     },
-    /// QPs that wait for a receive of a shared queue may get one, by no doing of its client: call
+    /// QPs may take a receive of an SRQ although the client has not posted one: call
     /// [`Engine::handle_receives_posted`](super::Engine::handle_receives_posted) on these workers.
     ReceivesFreed {
         /// The shared receive queue that QPs wait on.
@@ -132,46 +130,46 @@ pub enum Notification {
         /// Bit `n` for worker `n`.
         workers: u64,
     },
-    /// A peer named memory that it does not have, over TCP, be it an STag that is none of its or an
-    /// offset outside of the region: such guesses are to be limited.
+    /// A TCP peer addressed memory that it has no access to: an unknown STag or an offset outside
+    /// the region. The resource manager limits such guesses.
     StagGuessed {
-        /// The session whose QP was tried.
+        /// Session of the QP that received the segment.
         session: SessionId,
         /// The peer's address.
         peer: IpAddr,
-        /// Time at which the segment came, of the engine's clock.
+        /// Arrival time of the segment, by the engine's clock.
         at: Time,
     },
     /// A client broke the contract: its session must end.
     Misbehaved {
         /// The client's session.
         session: SessionId,
-        /// What it did, in words: the reason that the session's end is given.
+        /// Reason for the end of the session.
         why: String,
     },
-    /// A session's attached address space is gone: its regions there must be revoked and the client
-    /// told. May come more than once.
+    /// The address space that a session attached is gone: revoke its regions there and notify the
+    /// client. May be sent more than once.
     Detached {
         /// The session that attached the address space.
         session: SessionId,
     },
-    /// A QP that is wired by hand has no stream any more, and may get another one.
+    /// An RC or UC QP has lost its stream and may get another one.
     Unlinked {
-        /// The QP, in Rtr, Rts or Sqd.
+        /// The QP, in RTR, RTS or SQD.
         qp: QpId,
     },
-    /// Something that whoever watches the daemon may want to know.
+    /// An event for monitoring.
     Note {
-        /// The session whose doing or loss it is.
+        /// Session concerned.
         session: SessionId,
-        /// What kind, for programs: "qp_terminated", "connection_lost".
+        /// Kind, for programs: "qp_terminated", "connection_lost".
         kind: &'static str,
-        /// A sentence for people.
+        /// Description for operators.
         text: String,
     },
 }
 
-/// Work that needs the worker's hands.
+/// Work that needs a call by the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Call [`Engine::transmit`](super::Engine::transmit) for this QP.
@@ -179,36 +177,36 @@ pub enum Work {
     /// Call [`Engine::receive`](super::Engine::receive) for this QP, which is
     /// [readable](super::Engine::handle_readable).
     Receive(QpId),
-    /// None: the engine has taken the turn. It says so while several users have turns, for
-    /// [`Engine::turn_over`](super::Engine::turn_over).
+    /// The engine has taken the turn itself. Returned only while several users have turns, so that
+    /// the worker calls [`Engine::turn_over`](super::Engine::turn_over).
     TurnTaken,
 }
 
-/// What came of [`Engine::transmit`](super::Engine::transmit).
+/// Result of [`Engine::transmit`](super::Engine::transmit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transmit {
-    /// Nothing was to be sent.
+    /// Nothing to send.
     Idle,
     /// Bytes were accepted; the QP is scheduled again if it has more.
     More,
-    /// TCP takes no more: call [`Engine::handle_writable`](super::Engine::handle_writable) when it
-    /// does.
+    /// TCP accepts no more: call [`Engine::handle_writable`](super::Engine::handle_writable) when
+    /// it does.
     Blocked,
 }
 
-/// What came of [`Engine::receive`](super::Engine::receive).
+/// Result of [`Engine::receive`](super::Engine::receive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
-    /// Bytes were handled, or had to wait for the QP's turn; there may be more.
+    /// Bytes were handled, or must wait for the QP's turn. There may be more.
     Progress,
-    /// Bytes were handled, fewer than there was room for: wait until the socket is readable.
+    /// Fewer bytes were handled than there was room for: wait until the socket is readable.
     Emptied,
     /// The socket has nothing to read: wait until it is readable.
     WouldBlock,
-    /// Nothing more will come, or nothing more is wanted.
+    /// No more bytes will come, or the QP wants none.
     Closed,
-    /// Nothing was read and nothing is to be until [`Output::ReadAgain`]. The socket may have
-    /// failed already: look, and watch it for errors, for
+    /// Nothing was read, and nothing must be read until [`Output::ReadAgain`]. The socket may have
+    /// failed already: check it, and watch it for errors, for
     /// [`Engine::handle_socket_error`](super::Engine::handle_socket_error).
     Blocked,
 }

@@ -1,13 +1,14 @@
-//! The life of a queue pair's stream: its phase, why it ends, and what its owner is told of both.
+//! The life of a QP's stream: its phase, the reason for its end, and the events and records of
+//! both.
 //!
 //! The first fault of a stream is also the reason of every flush that follows, so the number of its
-//! record is kept here. What this side brings about itself is put aside in the log, where it
-//! displaces no fault.
+//! record is kept here. Records of ends that this side caused itself go to a separate part of the
+//! log, where they displace no fault.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::deadlines::Due;
-use super::explanation::{DATAGRAMS, Explanation, FLUSHED, LOST, SILENCE, about, rule_of};
+use super::explanation::{DATAGRAMS, Explanation, FLUSHED, LOST, RETRIES_EXCEEDED, about, rule_of};
 use super::interface::Notification;
 use super::phase::{StreamEvent, StreamPhase};
 use super::qp_core::QpCore;
@@ -17,35 +18,36 @@ use crate::abi::control::{Diagnosis, DiagnosisKind, DisconnectReason, Event};
 use crate::rdmap::{Layout, Terminate, codes};
 use crate::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
 
-/// What the system calls a connection that the peer lets go of (`errno(3)`).
+/// `ECONNRESET` of `errno(3)`.
 const CONNECTION_RESET: u16 = 104;
 
-/// Where a queue pair's stream is, and how it came there.
+/// Phase of a QP's stream, and how the stream got there.
 pub(super) struct LifeCycle {
     phase: StreamPhase,
-    /// When the phase has lasted as long as it may.
+    /// Deadline of the phase.
     deadline: Option<Time>,
     addresses: Option<AddressPair>,
-    /// MPA revision of start-up.
+    /// MPA revision agreed at start-up.
     revision: u8,
     /// The peer's FIN has been seen.
     peer_fin: bool,
-    /// The application was told that the peer's FIN is behind messages that wait for receives.
-    told_of_closing: bool,
-    /// Whoever disconnected has set a limit, past which the peer's FIN is not waited for.
+    /// The application was notified that the peer's FIN follows messages that wait for receives.
+    closing_reported: bool,
+    /// A disconnect with a time limit is under way. Past it, this side no longer waits for the
+    /// peer's FIN.
     leaves: bool,
-    /// The application was told that the connection stands, and must be told how it ends.
+    /// The application was notified of the connection, and must be notified of its end.
     announced: bool,
-    /// Reason for the end, once known: the first one counts.
+    /// Reason for the end, once known. The first one counts.
     end: Option<DisconnectReason>,
-    /// The record that says why the stream ends by a fault; 0 while it does not.
+    /// Record of the fault that ends the stream, or 0.
     diagnosis: u64,
-    /// The record of the request that stopped the send queue (SQE); 0 while it works.
+    /// Record of the request that stopped the send queue (SQE), or 0 while the queue works.
     send_error: u64,
-    /// The record for requests that are flushed otherwise, once there is one.
+    /// Record for requests flushed without a fault, or 0 if none was made yet.
     flush_diagnosis: u64,
-    /// Entries remain in the queues that could not be flushed for lack of CQ slots, or because of a
-    /// copier that is writing.
+    /// Entries remain in the queues that could not be flushed, because CQ slots are missing or a
+    /// copier is writing.
     flush_pending: bool,
 }
 
@@ -57,7 +59,7 @@ impl LifeCycle {
             addresses: None,
             revision: 0,
             peer_fin: false,
-            told_of_closing: false,
+            closing_reported: false,
             leaves: false,
             announced: false,
             end: None,
@@ -70,17 +72,18 @@ impl LifeCycle {
 
     // --- Phases ------------------------------------------------------------------------------
 
-    /// A connection has been through start-up.
+    /// Sets the addresses and MPA revision of a connection that has completed start-up.
     pub(super) fn connected(&mut self, addresses: AddressPair, revision: u8) {
-        (self.addresses, self.revision) = (Some(addresses), revision);
+        self.addresses = Some(addresses);
+        self.revision = revision;
     }
 
-    /// Past the deadline of its disconnect the peer's FIN is not waited for.
+    /// Makes this side stop waiting for the peer's FIN at the deadline of the disconnect.
     pub(super) fn leave_at_deadline(&mut self) {
         self.leaves = true;
     }
 
-    /// Whether the peer's FIN is not waited for past the deadline.
+    /// Returns true if this side stops waiting for the peer's FIN at the deadline.
     pub(super) fn leaves_at_deadline(&self) -> bool {
         self.leaves
     }
@@ -89,12 +92,11 @@ impl LifeCycle {
         self.phase
     }
 
-    /// The phase that an event leads to; `None` where it changes nothing.
+    /// Returns the phase that an event leads to, or `None` if it changes nothing.
     pub(super) fn after(&self, event: StreamEvent) -> Option<StreamPhase> {
         self.phase.after(event)
     }
 
-    /// Takes a phase.
     pub(super) fn enter(&mut self, phase: StreamPhase) {
         self.phase = phase;
     }
@@ -115,24 +117,24 @@ impl LifeCycle {
         }
     }
 
-    /// When the phase will have lasted as long as it may.
+    /// Returns the deadline of the phase.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.deadline
     }
 
-    /// The deadline was taken out of the set, because it has passed.
+    /// Notes that the deadline has passed and is no longer in the set.
     pub(super) fn deadline_passed(&mut self) {
         self.deadline = None;
     }
 
-    /// Notes the peer's FIN; whether it is the first.
+    /// Notes the peer's FIN. Returns true if it is the first.
     pub(super) fn see_peer_fin(&mut self) -> bool {
         !std::mem::replace(&mut self.peer_fin, true)
     }
 
-    /// Notes that the peer's FIN is behind messages that wait; whether for the first time.
+    /// Notes that the peer's FIN follows messages that wait. Returns true the first time.
     pub(super) fn see_peer_closing(&mut self) -> bool {
-        !std::mem::replace(&mut self.told_of_closing, true)
+        !std::mem::replace(&mut self.closing_reported, true)
     }
 
     pub(super) fn peer_fin(&self) -> bool {
@@ -143,17 +145,17 @@ impl LifeCycle {
         self.addresses
     }
 
-    /// The stream ends for this reason, unless there was one before.
-    pub(super) fn ends_by(&mut self, reason: DisconnectReason) {
+    /// Sets the reason for the end of the stream, unless there is one already.
+    pub(super) fn set_end_reason(&mut self, reason: DisconnectReason) {
         self.end.get_or_insert(reason);
     }
 
-    /// Something is left to be flushed.
+    /// Notes that entries are left to be flushed.
     pub(super) fn flush_later(&mut self) {
         self.flush_pending = true;
     }
 
-    /// Whether something was left to be flushed; from now on nothing is.
+    /// Returns true if entries were left to be flushed, and clears the flag.
     pub(super) fn take_flush_pending(&mut self) -> bool {
         std::mem::take(&mut self.flush_pending)
     }
@@ -164,12 +166,13 @@ impl LifeCycle {
 
     // --- Events for the owner ----------------------------------------------------------------
 
-    /// Tells the application that the connection stands, before any completion can.
+    /// Notifies the application of the connection. Must precede the first completion.
     pub(super) fn emit_established(
         &mut self,
         core: &QpCore,
         engine: &mut EngineState,
-        (ird, ord): (u16, u16),
+        ird: u16,
+        ord: u16,
         private_data: Vec<u8>,
     ) {
         let Some(addresses) = self.addresses else { return };
@@ -186,7 +189,7 @@ impl LifeCycle {
         engine.emit(core.session, event);
     }
 
-    /// Tells the owner of a QP in Error how its stream ended, once.
+    /// Notifies the owner of a QP in Error, once, of how its stream ended.
     pub(super) fn emit_disconnected(&mut self, core: &QpCore, engine: &mut EngineState) {
         self.set_deadline(core, engine, None);
         let context = core.shared.context.load(Relaxed);
@@ -197,7 +200,7 @@ impl LifeCycle {
         } else if let Some(end) = &self.end
             && self.addresses.is_some()
         {
-            // Accepted, but the first FPDU never came.
+            // The connection was accepted, but the first FPDU never arrived.
             let reason = match end {
                 DisconnectReason::Lost { why } => why.clone(),
                 DisconnectReason::Terminate { code, .. } => format!("terminated: {code}"),
@@ -213,12 +216,13 @@ impl LifeCycle {
 
     // --- Records -----------------------------------------------------------------------------
 
-    /// The stream has ended before, by what this record says.
+    /// Sets the record of the fault by which the stream ended before this worker took over the QP.
     pub(super) fn ended_before(&mut self, diagnosis: u64) {
         self.diagnosis = diagnosis;
     }
 
-    /// A request or receive fails, and with it the stream: the number for its completion.
+    /// Records the failure of a request or receive that ends the stream. Returns the record's
+    /// number for the completion.
     pub(super) fn record_failure(
         &mut self,
         core: &QpCore,
@@ -226,12 +230,13 @@ impl LifeCycle {
         wr_id: u64,
         reason: Reason,
     ) -> u64 {
-        let id = self.record_lone_failure(core, engine, wr_id, reason);
-        self.first(id)
+        let id = self.record_request_failure(core, engine, wr_id, reason);
+        self.keep_first(id)
     }
 
-    /// A request fails, and the stream goes on: the number for its completion.
-    pub(super) fn record_lone_failure(
+    /// Records the failure of a request that does not end the stream. Returns the record's number
+    /// for the completion.
+    pub(super) fn record_request_failure(
         &self,
         core: &QpCore,
         engine: &EngineState,
@@ -243,8 +248,8 @@ impl LifeCycle {
         self.record(core, engine, what, words)
     }
 
-    /// A request fails and stops the send queue: the number for its completion, and for those of
-    /// the requests that are flushed for it.
+    /// Records the failure of a request that stops the send queue. Returns the record's number for
+    /// its completion and for the completions of requests flushed because of it.
     pub(super) fn record_send_error(
         &mut self,
         core: &QpCore,
@@ -252,16 +257,16 @@ impl LifeCycle {
         wr_id: u64,
         reason: Reason,
     ) -> u64 {
-        self.send_error = self.record_lone_failure(core, engine, wr_id, reason);
+        self.send_error = self.record_request_failure(core, engine, wr_id, reason);
         self.send_error
     }
 
-    /// The send queue works again.
+    /// Notes that the send queue works again.
     pub(super) fn end_send_error(&mut self) {
         self.send_error = 0;
     }
 
-    /// The stream ends by a Terminate of this side with this header.
+    /// Records that the stream ends by a Terminate of this side. `payload` is its RDMAP header.
     pub(super) fn record_terminate(
         &mut self,
         core: &QpCore,
@@ -287,7 +292,8 @@ impl LifeCycle {
         self.note(core, engine, "qp_terminated", &format!("sent Terminate {code}"));
     }
 
-    /// The stream ends by a Terminate of the peer's, which may blame a request of this side.
+    /// Records that the stream ends by a Terminate of the peer. `request` is the request of this
+    /// side that it blames, if any.
     pub(super) fn record_peer_terminate(
         &mut self,
         core: &QpCore,
@@ -306,12 +312,12 @@ impl LifeCycle {
         let what = DiagnosisKind::Terminate { origin: TerminateOrigin::Peer, code };
         let words = about(t, Explanation::new(rule_of(code), text));
         let id = self.record(core, engine, what, words);
-        self.first(id);
+        self.keep_first(id);
         self.note(core, engine, "qp_terminated", &format!("received Terminate {code}"));
     }
 
-    /// Nobody has acknowledged a request: the number for its completion.
-    pub(super) fn record_silence(
+    /// Records that a request was not acknowledged. Returns the record's number for the completion.
+    pub(super) fn record_retry_exceeded(
         &mut self,
         core: &QpCore,
         engine: &EngineState,
@@ -320,12 +326,13 @@ impl LifeCycle {
     ) -> u64 {
         let status = CompletionStatus::TransportRetryExceeded;
         let what = DiagnosisKind::Completion { wr_id, status };
-        let words = Explanation::new(SILENCE, format!("nobody acknowledged the request: {why}"));
+        let words =
+            Explanation::new(RETRIES_EXCEEDED, format!("the request was not acknowledged: {why}"));
         let id = self.record(core, engine, what, words);
-        self.first(id)
+        self.keep_first(id)
     }
 
-    /// The connection is lost.
+    /// Records the loss of the connection.
     pub(super) fn record_loss(&mut self, core: &QpCore, engine: &mut EngineState, why: &str) {
         if self.diagnosis == 0 {
             self.diagnosis =
@@ -334,8 +341,8 @@ impl LifeCycle {
         }
     }
 
-    /// The number for a flushed request: the reason of the end, or a record of how else the stream
-    /// came to it.
+    /// Returns the number of the record for a flushed request: of the fault that ended the stream,
+    /// or of another cause.
     pub(super) fn flush_record(&mut self, core: &QpCore, engine: &EngineState, wr_id: u64) -> u64 {
         if self.diagnosis != 0 {
             return self.diagnosis;
@@ -347,42 +354,42 @@ impl LifeCycle {
             let text = match (&self.end, self.phase) {
                 _ if core.has_dead_cq() => "a completion queue of the queue pair is dead",
                 (Some(DisconnectReason::Aborted), _) => {
-                    "this side ended the connection at once, or moved the queue pair to Error"
+                    "this side aborted the connection, or moved the queue pair to Error"
                 }
-                (Some(_), StreamPhase::Ended) => "the connection was closed in order",
+                (Some(_), StreamPhase::Ended) => "the connection was closed gracefully",
                 (None, StreamPhase::Ended) => "the queue pair is in Error and not connected",
-                _ if self.peer_fin => "the peer has finished sending (FIN): no more Sends come",
+                _ if self.peer_fin => "the peer has finished sending (FIN): no Send will arrive",
                 _ => "the connection is being closed",
             };
             let status = CompletionStatus::WrFlush;
             let what = DiagnosisKind::Completion { wr_id, status };
-            self.flush_diagnosis = self.put_aside(core, engine, what, FLUSHED, text);
+            self.flush_diagnosis = self.record_routine(core, engine, what, FLUSHED, text);
         }
         self.flush_diagnosis
     }
 
-    /// The QP is destroyed while connected; its peer is told by a Terminate.
+    /// Records that the QP is destroyed while connected, with a Terminate to its peer.
     pub(super) fn record_destruction(&self, core: &QpCore, engine: &EngineState) {
         let code = codes::RDMA_LOCAL_CATASTROPHIC;
         let what = DiagnosisKind::Terminate { origin: TerminateOrigin::Local, code };
         let text = "the queue pair was destroyed, or its session ended, while it was connected";
-        self.put_aside(core, engine, what, &rule_of(code), text);
+        self.record_routine(core, engine, what, &rule_of(code), text);
     }
 
-    /// A datagram was dropped, the first one of its kind.
+    /// Records the first dropped datagram of its kind.
     pub(super) fn record_drop(&self, core: &QpCore, engine: &EngineState, text: &str) {
-        self.put_aside(core, engine, DiagnosisKind::Dropped, DATAGRAMS, text);
+        self.record_routine(core, engine, DiagnosisKind::Dropped, DATAGRAMS, text);
     }
 
-    /// The first record of a QP is the reason of its end.
-    fn first(&mut self, id: u64) -> u64 {
+    /// Keeps the first record of a QP as the reason of its end.
+    fn keep_first(&mut self, id: u64) -> u64 {
         if self.diagnosis == 0 {
             self.diagnosis = id;
         }
         id
     }
 
-    /// Keeps a record and returns its number.
+    /// Adds a record to the log and returns its number.
     fn record(
         &self,
         core: &QpCore,
@@ -403,8 +410,9 @@ impl LifeCycle {
         engine.options.diagnoses.record(engine.now, why)
     }
 
-    /// Keeps a record of what this side brought about itself, where it displaces no fault.
-    fn put_aside(
+    /// Adds a record of an event other than a fault to a separate part of the log, where it
+    /// displaces no fault.
+    fn record_routine(
         &self,
         core: &QpCore,
         engine: &EngineState,
@@ -421,7 +429,7 @@ impl LifeCycle {
         engine.options.diagnoses.record_routine(engine.now, why)
     }
 
-    /// Tells whoever watches the daemon.
+    /// Sends a note for monitoring.
     fn note(&self, core: &QpCore, engine: &mut EngineState, kind: &'static str, text: &str) {
         let text = format!("QP {}: {text} (why {})", core.id, self.diagnosis);
         engine.report(Notification::Note { session: core.session, kind, text });

@@ -1,17 +1,18 @@
-//! The engine: the one place where wire and device meet.
+//! The engine, which joins the wire protocols with device memory and queues.
 //!
-//! An [`Engine`] owns the queue pairs of one worker for life, a copy of the STag table, and nothing
-//! that waits. It never reads a clock, opens a socket or blocks, so two engines run back to back in
-//! a test under virtual time.
+//! An [`Engine`] owns the QPs of one worker until they are destroyed, and a copy of the STag table.
+//! It never blocks, reads a clock or opens a socket, so two engines run back to back in a test
+//! under virtual time.
 //!
-//! A queue pair (`qp`) has four parts: what it requests (`requester`), what it responds
-//! (`responder`), the life of its stream (`life`, `phase`) and its `link`: TCP, or another queue
-//! pair of this engine; or it has no stream and sends datagrams (`datagram`). What arrives by
-//! either passes `arrival`; what goes wrong is a `reason`, which `diagnosis` puts into words;
-//! `teardown` ends streams. What all queue pairs share is the `state`: the `schedule`, `doorbells`,
-//! `deadlines`, `copies` and what is charged for bytes held (`charge`).
+//! A QP (`qp`) has four parts: `requester` for its own requests, `responder` for incoming messages,
+//! the life of its stream (`life`, `phase`), and its `link`: TCP or another QP of this engine. A UD
+//! QP has no stream and sends datagrams (`datagram`). Segments of either link pass through
+//! `arrival`. An error is a `reason`, for which `explanation` has the text. `teardown` ends
+//! streams. All QPs share the `state`: `schedule`, `doorbells`, `deadlines`, `copies`, and the
+//! memory charged to sessions (`charge`).
 
 mod arrival;
+mod batch_teardown;
 mod change_requests;
 mod charge;
 mod commands;
@@ -19,46 +20,46 @@ mod copies;
 mod datagram;
 mod deadlines;
 mod doorbells;
-mod dying;
 mod explanation;
 mod flush;
 mod incoming;
 mod interface;
 mod life;
 mod link;
-mod mass_ends;
-mod notice;
 mod numbers;
 mod phase;
 mod qp;
 mod qp_core;
+mod rc;
 mod reason;
 mod requester;
 mod responder;
 mod responder_error;
 mod resume;
+mod rnr_notice;
 mod schedule;
 mod send_error;
 mod send_queue;
 mod state;
 mod teardown;
+mod teardown_queue;
 #[cfg(test)]
 mod tests;
 mod turns;
-mod wired;
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 
 pub use charge::ChargeLimits;
+pub use commands::ConnectedEnd;
 pub use datagram::{DatagramConfig, DatagramPort, DatagramRules};
 pub use interface::{EngineOptions, MulpduPolicy, Notification, Output, Receive, Transmit, Work};
 pub use link::tcp::TxBatch;
 pub use link::tcp::partial::PartialLimits;
 pub use qp::QpConfig;
-pub use requester::question::QUESTIONS;
+pub use rc::PeerLimits;
+pub use requester::ack_request::MAX_ACK_REQUESTS;
 pub use responder::receives::Receives;
-pub use wired::PeerLimits;
 
 use crate::device::copier::CopyResult;
 use crate::device::memory::Unreachable;
@@ -67,7 +68,7 @@ use crate::types::{QpId, SessionId, Time};
 use charge::Charges;
 use deadlines::Due;
 use link::tcp::TX_SLAB;
-use link::tcp::failure::in_words;
+use link::tcp::failure::socket_error_text;
 use link::tcp::slabs::RX_SLAB;
 use link::tcp::transmit::UNSENT;
 use qp::Qp;
@@ -76,21 +77,22 @@ use state::{EngineState, Peer};
 
 /// The engine of one worker.
 ///
-/// It speaks as quinn-proto does: [`handle_*`](Self::handle_readable) tells it what happened,
-/// [`poll_*`](Self::poll_output) asks what to carry out, and plain verbs
+/// The interface follows quinn-proto: [`handle_*`](Self::handle_readable) takes events,
+/// [`poll_*`](Self::poll_output) returns actions for the worker, and plain verbs
 /// ([`attach_tcp`](Self::attach_tcp), [`disconnect`](Self::disconnect), [`destroy`](Self::destroy))
-/// are commands of the resource manager, authorised already. A worker calls it in rounds:
+/// are commands of the resource manager, already authorised. A worker calls the engine in rounds:
 ///
-/// 1. the commands that have come;
+/// 1. the pending commands;
 /// 2. [`poll_doorbells`](Self::poll_doorbells), which begins the round;
-/// 3. [`poll_work`](Self::poll_work) until it says `None`: after each, [`transmit`](Self::transmit)
-///    or [`receive`](Self::receive) as it asks, then [`turn_over`](Self::turn_over);
+/// 3. [`poll_work`](Self::poll_work) until it returns `None`, each time followed by
+///    [`transmit`](Self::transmit) or [`receive`](Self::receive) as requested, then
+///    [`turn_over`](Self::turn_over);
 /// 4. [`handle_timeout`](Self::handle_timeout), if [`poll_timeout`](Self::poll_timeout) is due;
 /// 5. [`poll_session_end`](Self::poll_session_end) while [`is_ending`](Self::is_ending);
-/// 6. [`poll_output`](Self::poll_output) until it says `None`.
+/// 6. [`poll_output`](Self::poll_output) until it returns `None`.
 ///
-/// After a round without work: [`prepare_sleep`](Self::prepare_sleep), a sleep until something
-/// happens, and the `handle_*` for what did.
+/// After a round without work: [`prepare_sleep`](Self::prepare_sleep), a sleep until an event, and
+/// the `handle_*` of that event.
 pub struct Engine {
     qps: Vec<Option<Box<Qp>>>,
     free: Vec<Key>,
@@ -102,7 +104,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine without sessions.
+    /// Returns an engine without sessions.
     pub fn new(options: EngineOptions) -> Self {
         let unsent = Charges::new(options.unsent, UNSENT);
         Engine {
@@ -117,22 +119,22 @@ impl Engine {
     }
 
     // -----------------------------------------------------------------------------------------
-    // What happened
+    // Events
 
-    /// A session's eventfd fired: its doorbells are polled again.
+    /// Resumes polling the doorbells of a session after its eventfd fired.
     pub fn handle_doorbell(&mut self, session: SessionId, now: Time) {
         self.state.doorbells.rang(session, now, &self.state.schedule);
     }
 
-    /// A QP's socket may have something: it is read when it is the QP's turn ([`Work::Receive`]).
+    /// Schedules a QP to read its socket, which is readable, in its turn ([`Work::Receive`]).
     pub fn handle_readable(&mut self, qp: QpId) {
         self.with(qp, |qp, engine| {
             qp.core.turn.readable = true;
-            engine.line_up(&mut qp.core);
+            engine.enqueue(&mut qp.core);
         });
     }
 
-    /// A QP's socket takes bytes again.
+    /// Resumes sending on a QP after its socket has become writable.
     pub fn handle_writable(&mut self, qp: QpId) {
         self.with(qp, |qp, engine| {
             if qp.link.tcp_mut().is_some_and(|tcp| tcp.handle_writable()) {
@@ -141,62 +143,61 @@ impl Engine {
         });
     }
 
-    /// The socket of a QP that [is blocked](Receive::Blocked) has failed.
+    /// Handles a failed socket of a QP that [is blocked](Receive::Blocked).
     pub fn handle_socket_error(&mut self, qp: QpId, error: &io::Error, now: Time) {
         self.state.now = now;
-        self.with(qp, |qp, engine| qp.lost(engine, &in_words("receiving", error)));
+        self.with(qp, |qp, engine| qp.lost(engine, &socket_error_text("receiving", error)));
     }
 
-    /// The peer's FIN is in the socket of a QP that [is blocked](Receive::Blocked), behind bytes
-    /// that have not been read.
+    /// Handles a peer's FIN that is in the socket of a QP that [is blocked](Receive::Blocked),
+    /// after bytes that have not been read.
     pub fn handle_peer_closing(&mut self, qp: QpId, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| qp.peer_closing(engine));
     }
 
-    /// A copier has answered a copy of this engine, or is gone. Copies of one copier are answered
-    /// in the order in which they came.
+    /// Handles the result of a copy that this engine started, or an error if its copier is gone. A
+    /// copier returns its results in the order of the jobs.
     pub fn handle_copied(&mut self, copier: &Copier, job: u64, result: CopyResult, now: Time) {
         self.state.now = now;
         copier.over(self.state.worker);
-        // It may have been given up meanwhile.
+        // The copy may have timed out since.
         if let Some(of) = self.state.copies.close(job, &mut self.state.deadlines) {
             self.with(of.qp, |qp, engine| qp.copied(engine, job, result));
         }
     }
 
-    /// Every worker has carried out the change that this QP asked for
-    /// ([`Notification::ChangeStags`]); it asks for one at a time.
+    /// Handles a change that every worker has carried out at the request of this QP
+    /// ([`Notification::ChangeStags`]). A QP has at most one such request under way.
     pub fn handle_stags_changed(&mut self, qp: QpId, now: Time) {
         self.state.now = now;
-        let user = self.state.changes.answered(qp);
+        let user = self.state.changes.finish(qp);
         self.with(qp, |qp, engine| qp.stags_changed(engine));
-        // Others may have waited for this one. Who waits no longer has had his turn.
+        // Other QPs of the user may have waited. A QP that no longer needs a change is skipped.
         while let Some(next) = user.and_then(|user| self.state.changes.next(user)) {
-            self.with(next, |qp, engine| qp.requester.ask_at_last(&qp.core, engine));
+            self.with(next, |qp, engine| qp.requester.request_delayed_change(&qp.core, engine));
         }
     }
 
-    /// Another worker has freed slots of a CQ ([`Notification::CqSpaceFreed`]).
+    /// Wakes QPs that wait for slots of a CQ that another worker freed
+    /// ([`Notification::CqSpaceFreed`]).
     pub fn handle_cq_space(&mut self, cq: &Cq, now: Time) {
         self.state.now = now;
         self.state.space_freed(cq);
         self.deliver_pending();
     }
 
-    /// Receives of a shared queue may be taken by QPs of this worker
-    /// ([`Notification::ReceivesFreed`]).
+    /// Wakes QPs of this worker that may take receives of an SRQ ([`Notification::ReceivesFreed`]).
     pub fn handle_receives_posted(&mut self, srq: &Srq, now: Time) {
         self.state.now = now;
         self.state.receives_posted(srq);
         self.deliver_pending();
     }
 
-    /// Deadlines up to `now` have passed. Those of many QPs are handled some at a time, the others
-    /// when this is called again.
+    /// Handles deadlines up to `now`, a limited number in one call; the next calls handle the rest.
     pub fn handle_timeout(&mut self, now: Time) {
         self.state.now = now;
-        for _ in 0..DEADLINES {
+        for _ in 0..MAX_DEADLINES {
             match self.state.deadlines.pop_due(now) {
                 None => break,
                 Some(Due::Phase(key)) => {
@@ -206,17 +207,17 @@ impl Engine {
                     self.with_key(key, |qp, engine| qp.rnr_timeout_passed(engine));
                 }
                 Some(Due::Stall(key)) => {
-                    self.with_key(key, |qp, engine| qp.look_for_stall(engine));
+                    self.with_key(key, |qp, engine| qp.check_stall(engine));
                 }
-                Some(Due::Wired(key)) => {
-                    self.with_key(key, |qp, engine| qp.clock_ran_out(engine));
+                Some(Due::RcClock(key)) => {
+                    self.with_key(key, |qp, engine| qp.clock_expired(engine));
                 }
                 Some(Due::Copy(job)) => self.copy_timeout(job),
             }
         }
     }
 
-    /// A copy is given up, and with it the session whose memory it is of.
+    /// Gives up a copy, and ends the session that owns its memory.
     fn copy_timeout(&mut self, id: u64) {
         let Some(job) = self.state.copies.close(id, &mut self.state.deadlines) else { return };
         let span = self.state.options.copy_deadline.as_secs_f32();
@@ -234,9 +235,10 @@ impl Engine {
     }
 
     // -----------------------------------------------------------------------------------------
-    // What to carry out
+    // Actions
 
-    /// Sends what a QP has to send by `send`, one call. `emss` is the connection's effective MSS.
+    /// Sends the pending bytes of a QP with one call of `send`. `emss` is the connection's
+    /// effective MSS.
     pub fn transmit(
         &mut self,
         qp: QpId,
@@ -257,7 +259,8 @@ impl Engine {
         outcome.unwrap_or(Transmit::Idle)
     }
 
-    /// Reads from a QP's socket by `recv` (an end of stream is `Ok(0)`) and handles what came.
+    /// Reads from a QP's socket with one call of `recv` (end of stream is `Ok(0)`) and handles the
+    /// bytes.
     pub fn receive(
         &mut self,
         qp: QpId,
@@ -271,7 +274,7 @@ impl Engine {
         outcome.unwrap_or(Receive::Closed)
     }
 
-    /// The next thing to carry out for the engine.
+    /// Returns the next action for the worker.
     pub fn poll_output(&mut self) -> Option<Output> {
         let output = self.state.outputs.pop_front();
         if let Some(Output::NotifyCq(cq)) = &output {
@@ -280,20 +283,20 @@ impl Engine {
         output
     }
 
-    /// When [`Engine::handle_timeout`] is due.
+    /// Returns the time at which [`Engine::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.state.deadlines.next()
     }
 
-    /// Before the worker sleeps: from now on clients write their eventfd. False if one rang in the
-    /// meantime: poll the doorbells again.
+    /// Prepares the worker's sleep: from now on clients write their eventfd. Returns false if a
+    /// doorbell has rung since or work is left, so that the worker must poll the doorbells again.
     pub fn prepare_sleep(&mut self) -> bool {
         self.state.dying.is_empty()
             && self.state.ending.is_empty()
             && self.state.doorbells.prepare_sleep()
     }
 
-    /// QPs this engine owns.
+    /// Returns the number of QPs that this engine owns.
     pub fn qp_count(&self) -> usize {
         self.by_id.len()
     }
@@ -318,7 +321,7 @@ impl Engine {
         Some(result)
     }
 
-    /// Carries out what QPs did to each other: by the direct path, or by way of a CQ they share.
+    /// Carries out the effects of QPs on each other, by the direct path or by a CQ that they share.
     fn deliver_pending(&mut self) {
         let Engine { qps, state, .. } = self;
         loop {
@@ -330,7 +333,7 @@ impl Engine {
                     qp.handle_signal(state, &signal);
                     state.settle(&mut qp.core, before);
                 }
-            } else if let Some((key, why)) = state.crowded_out.pop() {
+            } else if let Some((key, why)) = state.evicted.pop() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
                     let before = qp.core.turn.deficit;
                     qp.lost(state, &why);
@@ -347,7 +350,7 @@ impl Engine {
     }
 }
 
-/// The QP that is meant, if it is there still.
+/// Returns the QP with this key, unless the key has been reused.
 fn find(qps: &mut [Option<Box<Qp>>], peer: Peer) -> Option<&mut Qp> {
     let qp = qps.get_mut(peer.key as usize)?.as_deref_mut()?;
     (qp.core.id == peer.id).then_some(qp)
@@ -355,11 +358,11 @@ fn find(qps: &mut [Option<Box<Qp>>], peer: Peer) -> Option<&mut Qp> {
 
 #[cfg(test)]
 impl Engine {
-    /// Bytes kept of streams that stand still.
+    /// Returns the bytes kept for streams with a blocked incoming direction.
     fn kept_bytes(&self) -> usize {
         self.qps.iter().flatten().map(|qp| qp.responder.kept_bytes()).sum()
     }
 }
 
-/// Deadlines that are handled in one call.
-const DEADLINES: usize = 16;
+/// Maximum number of deadlines handled in one call.
+const MAX_DEADLINES: usize = 16;

@@ -1,7 +1,7 @@
-//! Lengths as the numbers that queues, headers and costs have. Each says why nothing is lost.
+//! Conversions of lengths to the integer types of queues, headers and costs, each with the reason
+//! why the cast is valid.
 
-/// How many there are of something that queues, messages or tables have: all of these are bounded
-/// by 32-bit numbers.
+/// Converts the length of a queue, message or table, all of which are below 2^32.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "counts below 2^32, see above")]
 pub(super) const fn count(len: usize) -> u32 {
@@ -9,20 +9,20 @@ pub(super) const fn count(len: usize) -> u32 {
     len as u32
 }
 
-/// The low bits of a number that is only to tell some apart.
+/// Returns the low 32 bits of a number, for an identifier that need not be unique.
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "the rest is not wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "the high half is not needed")]
 pub(super) const fn low_half(number: u64) -> u32 {
     number as u32
 }
 
-/// The high bits of a number.
+/// Returns the high 32 bits of a number.
 #[inline]
 pub(super) const fn high_half(number: u64) -> u32 {
     (number >> 32) as u32
 }
 
-/// Length of a ULPDU or a part of one, which MPA carries in 16 bits.
+/// Converts the length of a ULPDU or of a part of one, which MPA carries in 16 bits.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "a ULPDU is shorter than 64 KiB")]
 pub(super) const fn ulpdu_len(len: usize) -> u16 {
@@ -30,9 +30,9 @@ pub(super) const fn ulpdu_len(len: usize) -> u16 {
     len as u16
 }
 
-/// What so many bytes or steps cost in a turn.
+/// Returns the cost of `amount` bytes or steps in a turn.
 #[inline]
-#[expect(clippy::cast_possible_wrap, reason = "no piece of memory has 2^63 bytes")]
+#[expect(clippy::cast_possible_wrap, reason = "no allocation has 2^63 bytes")]
 pub(super) const fn cost(amount: usize) -> i64 {
     amount as i64
 }

@@ -5,63 +5,64 @@
 //!                                 |                    |
 //!                                 +----Disconnect------+--> Closing --Drained--> FinSent
 //!
-//!  any but Terminating, Draining, Ended:
-//!      --Fault, and the peer can be told--> Terminating --TerminateWritten--> Draining
+//!  any but Unlinked, Terminating, Draining, Ended:
+//!      --Fault, if a Terminate can be sent--> Terminating --TerminateWritten--> Draining
 //!      --PeerTerminate, over TCP--> Draining
 //!      --Fault or PeerTerminate otherwise, Abort--> Ended
 //!
-//!  to Ended also: AwaitFirstFpdu by Disconnect, PeerFin or Deadline; Closing by Drained behind the
+//!  also to Ended: AwaitFirstFpdu by Disconnect, PeerFin or Deadline; Closing by Drained after the
 //!  peer's FIN, or by Deadline; FinSent, Draining by PeerFin or Deadline; Terminating by
-//!  TerminateWritten behind the peer's FIN, or by Deadline; any by Lost
+//!  TerminateWritten after the peer's FIN, or by Deadline; any but Unlinked by Lost; Unlinked by
+//!  Fault or Abort
 //! ```
 //!
-//! A queue pair that is wired by hand begins in Unlinked, and comes back to it from AwaitFirstFpdu
-//! and Open where others would be lost, half closed or, by a Terminate that blames no request of
-//! its own, draining ([`Qp::unlink`](super::qp::Qp::unlink)). An RC QP that owes responses to
-//! earlier requests goes from Open to Refusing when it refuses a request, and leaves it like Open,
-//! except by PeerFin and Deadline, which put the refusal into effect
-//! ([`Qp::put_refusal_into_effect`](super::qp::Qp::put_refusal_into_effect)).
+//! In `AwaitFirstFpdu` no Terminate can be sent. An RC or UC QP begins in `Unlinked`. It returns to
+//! `Unlinked` from `AwaitFirstFpdu` and `Open` where an iWARP QP would be lost, half closed or, by
+//! a Terminate that blames none of its requests, draining ([`Qp::unlink`](super::qp::Qp::unlink)).
+//! An RC QP that owes responses to earlier requests goes from `Open` to `Refusing` when it refuses
+//! a request. It leaves `Refusing` like `Open`, except by `PeerFin` and `Deadline`, which put the
+//! refusal into effect ([`Qp::complete_refusal`](super::qp::Qp::complete_refusal)).
 //!
-//! RFC 5040 section 6.2 and RFC 5044 section 7.1 have the rules behind it. Applications see the
-//! states of verbs ([`StreamPhase::state`]).
+//! The rules are in RFC 5040 section 6.2 and RFC 5044 section 7.1. Applications see the states of
+//! verbs ([`StreamPhase::state`]).
 
 use crate::types::QpState;
 
-/// Where a stream is. What may be sent and what becomes of arriving bytes follows from it alone.
+/// Phase of a stream, which alone decides what may be sent and how received bytes are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamPhase {
     /// Responder before its first valid FPDU: receives, sends nothing (RFC 5044 section 7.1.2).
     AwaitFirstFpdu,
-    /// Both directions run.
+    /// Both directions work.
     Open,
-    /// RC QP that has refused a request of its peer: sends the responses to earlier requests, then
-    /// the Terminate. Takes in nothing but responses and begins no request.
+    /// An RC QP has refused a request of its peer: sends the responses to earlier requests, then
+    /// the Terminate. Accepts only responses and begins no request.
     Refusing,
-    /// The peer has finished; this side may go on sending.
+    /// The peer has finished sending; this side may still send.
     HalfClosed,
-    /// The application disconnects: what was posted before is finished, then FIN.
+    /// The application disconnects: earlier requests are finished, then the FIN is sent.
     Closing,
-    /// FIN sent after everything else; the peer's is awaited.
+    /// FIN sent after everything else; waits for the peer's FIN.
     FinSent,
-    /// A Terminate is to be sent; nothing is received any more.
+    /// A Terminate must be sent; received bytes are dropped.
     Terminating,
-    /// Everything sent; the peer's FIN is awaited and its bytes are dropped, so that closing does
-    /// not reset the connection under our Terminate.
+    /// Everything is sent. Waits for the peer's FIN and drops its bytes, so that closing does not
+    /// reset the connection before the peer has read the Terminate.
     Draining,
-    /// Of a queue pair that is wired by hand: no stream, none yet or none any more; one may come.
+    /// An RC or UC QP without a stream, which may get one.
     Unlinked,
-    /// No stream: none yet, or none any more.
+    /// No stream: before the first one, or after its end.
     Ended,
 }
 
-/// What happens to a stream.
+/// Event of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamEvent {
-    /// The first FPDU came and is valid.
+    /// The first FPDU arrived and is valid.
     FirstFpdu,
-    /// The application disconnects in order.
+    /// The application disconnects gracefully.
     Disconnect,
-    /// The application disconnects at once.
+    /// The application aborts the connection.
     Abort,
     /// Everything posted before the disconnect is done and sent.
     Drained {
@@ -75,26 +76,26 @@ pub(super) enum StreamEvent {
         /// A Terminate can still be sent over the connection.
         can_send_terminate: bool,
     },
-    /// TCP has taken our Terminate.
+    /// TCP has accepted this side's Terminate.
     TerminateWritten {
         /// The peer's FIN has been seen.
         peer_fin: bool,
     },
-    /// The peer's Terminate came.
+    /// The peer's Terminate arrived.
     PeerTerminate {
-        /// Over a connection that is to be closed in order.
+        /// The connection is TCP, which must be closed gracefully.
         over_tcp: bool,
     },
-    /// The peer's FIN came, between two FPDUs.
+    /// The peer's FIN arrived between two FPDUs.
     PeerFin,
     /// The connection is gone.
     Lost,
-    /// The phase has lasted as long as it may.
+    /// The deadline of the phase has passed.
     Deadline,
 }
 
 impl StreamPhase {
-    /// The phase after an event; `None` where the event changes nothing.
+    /// Returns the phase after an event, or `None` if the event changes nothing.
     pub(super) fn after(self, event: StreamEvent) -> Option<StreamPhase> {
         use StreamEvent as E;
         use StreamPhase::{
@@ -105,7 +106,7 @@ impl StreamPhase {
             (AwaitFirstFpdu, E::FirstFpdu) => Some(Open),
             (_, E::FirstFpdu) => None,
 
-            // Nothing may be sent yet, so nothing can be finished in order.
+            // Nothing may be sent yet, so nothing can be finished gracefully.
             (AwaitFirstFpdu, E::Disconnect) => Some(Ended),
             //= RDMAP-6.2-1
             (Open | HalfClosed, E::Disconnect) => Some(Closing),
@@ -148,7 +149,7 @@ impl StreamPhase {
             (Terminating, E::TerminateWritten { peer_fin: true }) => Some(Ended),
             (_, E::TerminateWritten { .. }) => None,
 
-            // It is reported, never answered (RFC 5040 section 7.1).
+            // A Terminate is reported, never answered (RFC 5040 section 7.1).
             (
                 AwaitFirstFpdu | Open | Refusing | HalfClosed | Closing | FinSent,
                 E::PeerTerminate { over_tcp },
@@ -157,7 +158,7 @@ impl StreamPhase {
 
             (Open, E::PeerFin) => Some(HalfClosed),
             (AwaitFirstFpdu | FinSent | Draining, E::PeerFin) => Some(Ended),
-            // What is still to be sent goes on: all of it, or the Terminate.
+            // Pending data, or the Terminate, is still sent.
             (Refusing | HalfClosed | Closing | Terminating | Unlinked | Ended, E::PeerFin) => None,
 
             (Unlinked | Ended, E::Lost | E::Deadline) => None,
@@ -174,23 +175,23 @@ impl StreamPhase {
         self.sends() || self == StreamPhase::Refusing
     }
 
-    /// Whether requests and responses may be sent.
+    /// Returns true if requests and responses may be sent.
     pub(super) fn sends(self) -> bool {
         //= MPA-7.1.2-4, DDP-3-8a, RDMAP-5.4-9, RDMAP-7-3
         matches!(self, StreamPhase::Open | StreamPhase::HalfClosed | StreamPhase::Closing)
     }
 
-    /// Whether a stream stands by which messages come and go.
+    /// Returns true if messages can be sent and received over a stream.
     pub(super) fn is_linked(self) -> bool {
         matches!(self, StreamPhase::AwaitFirstFpdu | StreamPhase::Open)
     }
 
-    /// Whether TCP has everything that this side says, its FIN included.
-    pub(super) fn has_said_all(self) -> bool {
+    /// Returns true if TCP has accepted everything that this side sends, its FIN included.
+    pub(super) fn has_sent_all(self) -> bool {
         matches!(self, StreamPhase::FinSent | StreamPhase::Draining)
     }
 
-    /// Whether arriving segments are carried out; in Refusing, responses alone.
+    /// Returns true if incoming segments are carried out; in Refusing only responses.
     pub(super) fn receives(self) -> bool {
         //= DDP-3-8a, RDMAP-7-3
         matches!(
@@ -203,12 +204,12 @@ impl StreamPhase {
         )
     }
 
-    /// Whether new requests are flushed instead of carried out.
+    /// Returns true if new requests are flushed instead of carried out.
     pub(super) fn flushes(self) -> bool {
         matches!(self, StreamPhase::Terminating | StreamPhase::Draining | StreamPhase::Ended)
     }
 
-    /// The state that applications see.
+    /// Returns the QP state that applications see.
     pub(super) fn state(self) -> QpState {
         match self {
             StreamPhase::AwaitFirstFpdu
@@ -237,10 +238,11 @@ mod tests {
 
     /// Every phase against every event.
     #[test]
-    fn every_event_leads_from_every_phase_where_the_diagram_says() {
+    fn every_event_in_every_phase() {
         let phases =
             [AwaitFirstFpdu, Open, HalfClosed, Closing, FinSent, Terminating, Draining, Ended];
-        let (no, yes) = (None, Some(Ended));
+        let no = None;
+        let yes = Some(Ended);
         let table = [
             (FirstFpdu, [Some(Open), no, no, no, no, no, no, no]),
             (Disconnect, [yes, Some(Closing), Some(Closing), no, no, no, no, no]),
@@ -285,14 +287,14 @@ mod tests {
             for (phase, expected) in phases.into_iter().zip(expected) {
                 assert_eq!(phase.after(event), expected, "{phase:?}, {event:?}");
             }
-            // Without a stream only this side can bring about its end.
+            // Without a stream only this side can end the QP.
             let ends = matches!(event, Abort | Fault { .. });
             assert_eq!(Unlinked.after(event), ends.then_some(Ended), "{event:?}");
         }
     }
 
     #[test]
-    fn refusing_is_left_like_open_and_at_no_deadline() {
+    fn transitions_of_refusing() {
         for event in [
             Abort,
             Fault { can_send_terminate: true },
@@ -321,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_phase_allows() {
+    fn phase_properties() {
         let all = [
             (AwaitFirstFpdu, (false, true, false)),
             (Open, (true, true, false)),

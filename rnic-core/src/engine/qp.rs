@@ -1,10 +1,10 @@
-//! One queue pair as its worker owns it: what it requests, what it responds, the life of its
-//! stream, and its link.
+//! A QP as its worker owns it: its own requests, incoming messages, the life of its stream, and its
+//! link.
 //!
-//! The parts keep their own state. What concerns several of them stands beside the hop it belongs
-//! to: [`link`](super::link) sends and receives, [`arrival`](super::arrival) carries out what
-//! arrived, [`resume`](super::resume) goes on when what was awaited has come,
-//! [`flush`](super::flush) completes and flushes, [`teardown`](super::teardown) ends.
+//! Each part keeps its own state. Code that involves several parts has a module per task:
+//! [`link`](super::link) sends and receives, [`arrival`](super::arrival) carries out incoming
+//! segments, [`resume`](super::resume) continues after a wait, [`flush`](super::flush) completes
+//! and flushes, and [`teardown`](super::teardown) ends streams.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use super::life::LifeCycle;
 use super::link::Link;
 use super::phase::StreamPhase;
 use super::qp_core::{QpCore, SchedulingState};
+use super::rc::{ALL_RIGHTS, RcState};
 use super::reason::{Reason, revoked};
 use super::requester::inbound_request::AtomicError;
 use super::requester::message::{GatherFault, Message, MessageSource, Segment};
@@ -24,7 +25,6 @@ use super::responder::{MissingReceive, Responder};
 use super::schedule::{Key, SessionSlot};
 use super::send_queue::SendQueue;
 use super::state::EngineState;
-use super::wired::{ALL_RIGHTS, Wired};
 use crate::abi::control::{DisconnectMode, Wiring};
 use crate::device::memory::{MemoryFault, Unreachable};
 use crate::device::stag::RemoteFault;
@@ -34,34 +34,33 @@ use crate::shm::queue::{QueueFault, SendConsumer};
 use crate::stream::{InboundAtomic, terminate};
 use crate::types::{PdId, QpId, QpState, SessionId};
 
-/// A queue pair as the resource manager made it, before a worker owns it.
+/// Configuration of a QP, which the resource manager passes to a worker.
 pub struct QpConfig {
-    /// Number of the QP, which is its handle too.
+    /// QP number, which is also its handle.
     pub qp: QpId,
-    /// Session that made it, and whose events and records name it.
+    /// Session that created it. Its events and records go to this session.
     pub session: SessionId,
-    /// Protection domain: its requests and its peers reach only regions of this domain.
+    /// Protection domain. Its requests and its peers reach only regions of this domain.
     pub pd: PdId,
-    /// Its index in the owner's doorbell pages.
+    /// Doorbell index in the session's doorbell pages.
     pub doorbell: u32,
     /// Engine end of the send queue.
     pub sq: SendConsumer,
-    /// Where its receives come from.
+    /// Source of its receives.
     pub rq: Receives,
-    /// Where send completions go.
+    /// CQ of send completions.
     pub send_cq: Arc<Cq>,
-    /// Where receive completions go.
+    /// CQ of receive completions.
     pub recv_cq: Arc<Cq>,
-    /// Signal every send request.
+    /// Signal every send request (`sq_sig_all`).
     pub signal_all: bool,
-    /// How long a message that finds no receive waits for one; `None` if it ends the stream at
-    /// once.
+    /// Maximum time that a message waits for a receive. `None` ends the stream at once.
     pub rnr_timeout: Option<Duration>,
-    /// Who its peer is, if it is wired by hand.
+    /// Attributes of an RC or UC QP.
     pub wiring: Option<Wiring>,
-    /// It has no acknowledgements, if it is wired by hand.
+    /// UC instead of RC; ignored without `wiring`.
     pub unreliable: bool,
-    /// What it has to know, if it is one of datagrams.
+    /// Configuration of a UD QP.
     pub datagrams: Option<DatagramConfig>,
     /// State and counters, written by the worker and read by the control thread.
     pub shared: Arc<QpShared>,
@@ -74,43 +73,43 @@ pub(super) struct Qp {
     pub life: LifeCycle,
     pub link: Link,
     pub send_queue: SendQueue,
-    /// There if it is wired to a peer by hand.
-    pub wired: Option<Box<Wired>>,
-    /// There if it is one of datagrams.
+    /// Present on RC and UC QPs.
+    pub rc: Option<Box<RcState>>,
+    /// Present on UD QPs.
     pub datagrams: Option<Box<Datagrams>>,
 }
 
-/// An FPDU that leaves, or by the direct path the segment that would stand in it.
+/// An outgoing FPDU, or on the direct path the segment that it would carry.
 pub(super) enum OutgoingFpdu {
     /// The next segment of the message in progress.
     Segment(Segment),
-    /// By the direct path, several of them at once: as one, and how many they are.
+    /// On the direct path, `segments` segments sent at once as `run`.
     Run { run: Segment, segments: u32 },
-    /// By the direct path, messages of a segment each that were never in progress.
+    /// On the direct path, messages of one segment each that were never in progress.
     Writes { segments: u32, bytes: u64 },
-    /// The first FPDU of a peer-to-peer stream, no message of the application's.
+    /// The first FPDU of a peer-to-peer stream, which is not a message of the application.
     Rtr,
     /// The Terminate of this side.
     Terminate,
 }
 
-/// An FPDU that arrives, or by the direct path the segment that would stand in it.
+/// An incoming FPDU, or on the direct path the segment that it would carry.
 pub(super) enum IncomingFpdu {
-    /// With a valid CRC, and Markers where they belong; over TCP a Terminate as well.
+    /// An FPDU with a valid CRC, and Markers if they are used. Over TCP this includes a Terminate.
     Segment,
-    /// By the direct path, several of them at once.
+    /// On the direct path, several segments at once.
     Run { segments: u32 },
-    /// The peer's Terminate by the direct path.
+    /// The peer's Terminate on the direct path.
     Terminate,
 }
 
 impl Qp {
-    pub(super) fn new(key: Key, seat: SessionSlot, config: QpConfig, link: Link) -> Self {
+    pub(super) fn new(key: Key, slot: SessionSlot, config: QpConfig, link: Link) -> Self {
         let core = QpCore {
             key,
             id: config.qp,
             session: config.session,
-            seat,
+            slot,
             pd: config.pd,
             rights: config.wiring.map_or(ALL_RIGHTS, |wiring| wiring.rights),
             doorbell: config.doorbell,
@@ -120,9 +119,9 @@ impl Qp {
             turn: SchedulingState::default(),
         };
         let missing = match (config.wiring, config.rnr_timeout) {
-            (Some(_), _) if config.unreliable => MissingReceive::Loses,
-            _ if config.datagrams.is_some() => MissingReceive::Loses,
-            // The peer says how long it waits for a receive, not this side.
+            (Some(_), _) if config.unreliable => MissingReceive::Drops,
+            _ if config.datagrams.is_some() => MissingReceive::Drops,
+            // The peer decides how long it waits for a receive.
             (Some(_), _) => MissingReceive::Waits { time: Duration::MAX, passes: true },
             (None, Some(time)) => MissingReceive::Waits { time, passes: false },
             (None, None) => MissingReceive::Ends,
@@ -134,23 +133,23 @@ impl Qp {
             life: LifeCycle::new(),
             link,
             send_queue: SendQueue::default(),
-            wired: config.wiring.map(|wiring| Box::new(Wired::new(&wiring, config.unreliable))),
+            rc: config.wiring.map(|wiring| Box::new(RcState::new(&wiring, config.unreliable))),
             datagrams: config.datagrams.map(|config| Box::new(Datagrams::new(config))),
         }
     }
 
     /// Returns true for a UC or UD QP.
     pub(super) fn is_unreliable(&self) -> bool {
-        self.datagrams.is_some() || self.wired.as_ref().is_some_and(|wired| wired.is_unreliable())
+        self.datagrams.is_some() || self.rc.as_ref().is_some_and(|rc| rc.is_unreliable())
     }
 
     pub(super) fn enter(&mut self, phase: StreamPhase) {
         self.life.enter(phase);
-        let by_hand = self.wired.as_ref().map(|wired| wired.state());
-        let works = by_hand.or(self.datagrams.as_ref().map(|of| of.state()));
+        let rc_or_uc = self.rc.as_ref().map(|rc| rc.state());
+        let works = rc_or_uc.or(self.datagrams.as_ref().map(|of| of.state()));
         let fails = (self.send_queue == SendQueue::Failed).then_some(QpState::Sqe);
         let state = match fails.or(works) {
-            // Streams come and go; an adapter knows no state in which a Terminate is on its way.
+            // A RoCE QP outlives its streams and has no state for a pending Terminate.
             Some(state) if !phase.flushes() => state,
             Some(_) => QpState::Error,
             None => phase.state(),
@@ -163,15 +162,15 @@ impl Qp {
         }
     }
 
-    /// Tells the application that the connection stands, before any completion can.
+    /// Notifies the application of the connection. Must precede the first completion.
     pub(super) fn emit_established(&mut self, engine: &mut EngineState, private_data: Vec<u8>) {
-        let depths = self.requester.depths();
-        self.life.emit_established(&self.core, engine, depths, private_data);
+        let (ird, ord) = self.requester.depths();
+        self.life.emit_established(&self.core, engine, ird, ord, private_data);
     }
 
-    // --- What is sent ------------------------------------------------------------------------
+    // --- Sending -----------------------------------------------------------------------------
 
-    /// Makes sure that a message is ready to be segmented; false if there is none to send now.
+    /// Makes a message ready to be segmented. Returns false if no message can be sent now.
     #[inline]
     pub(super) fn next_message(&mut self, engine: &mut EngineState) -> bool {
         match self.requester.next_message(&mut self.core, &self.life, engine) {
@@ -183,9 +182,9 @@ impl Qp {
         }
     }
 
-    /// An FPDU is sent, or several: every one passes here once, by either path. Over TCP it is
-    /// framed, and `queued` is the number of bytes of the stream up to its end; what TCP has not
-    /// taken when the connection ends never leaves.
+    /// Accounts for one or more outgoing FPDUs. Each FPDU of either path passes here once. Over TCP
+    /// the FPDU is framed, and `queued` is the stream offset of its end in bytes. Bytes that TCP
+    /// has not accepted when the connection ends are never sent.
     #[inline]
     pub(super) fn fpdu_sent(&mut self, fpdu: &OutgoingFpdu, queued: Option<u64>) {
         let counters = &self.core.shared;
@@ -197,7 +196,7 @@ impl Qp {
                 counters.bytes_sent.add(*bytes);
                 return;
             }
-            // These are the stream's own, and counted nowhere.
+            // These belong to the stream and are not counted.
             OutgoingFpdu::Rtr | OutgoingFpdu::Terminate => return,
         };
         counters.segments_sent.add(u64::from(segments));
@@ -206,8 +205,8 @@ impl Qp {
         self.requester.segment_sent(&self.core, segment.len, queued);
     }
 
-    /// An FPDU has arrived, or several: every one passes here once, by either path, before its
-    /// headers are looked at over TCP, and when the sender is rid of it by the direct path.
+    /// Accounts for one or more incoming FPDUs. Each FPDU of either path passes here once: over TCP
+    /// before its headers are parsed, on the direct path once the receiver has consumed it.
     #[inline]
     pub(super) fn fpdu_received(&mut self, fpdu: IncomingFpdu) {
         match fpdu {
@@ -219,25 +218,21 @@ impl Qp {
         }
     }
 
-    /// Ends an RC or UC QP without a Terminate if its own address space is gone: its program has
-    /// been killed, and the peer of an adapter whose program is gone sees a QP that no longer
-    /// answers, not one that blames a request. Returns true if it has.
-    pub(super) fn ended_with_memory(
-        &mut self,
-        engine: &mut EngineState,
-        fault: MemoryFault,
-    ) -> bool {
+    /// Ends an RC or UC QP without a Terminate if its own address space is gone, because its
+    /// program was killed. On a RoCE adapter, the QP of a killed program no longer answers the peer
+    /// and blames no request. Returns true if the QP has ended.
+    pub(super) fn end_if_detached(&mut self, engine: &mut EngineState, fault: MemoryFault) -> bool {
         let own = fault.owner == self.core.session && fault.cause == Unreachable::Detached;
-        if own && self.is_wired() {
+        if own && self.is_rc_or_uc() {
             self.disconnect(engine, DisconnectMode::Abort);
         }
-        own && self.is_wired()
+        own && self.is_rc_or_uc()
     }
 
-    /// The memory of the message in progress could not be read.
+    /// Handles memory of the message in progress that could not be read.
     pub(super) fn memory_failed(&mut self, engine: &mut EngineState, fault: MemoryFault) {
         engine.memory_unreachable(fault);
-        if self.ended_with_memory(engine, fault) {
+        if self.end_if_detached(engine, fault) {
             return;
         }
         let reason = Reason::Memory(fault);
@@ -247,7 +242,7 @@ impl Qp {
                 self.fail_locally(engine, reason);
             }
             Unreachable::Unmapped => self.gather_failed(engine, GatherFault::Local(reason)),
-            // Its regions are as good as revoked.
+            // Regions of a detached address space count as revoked.
             Unreachable::Detached => {
                 let response = self.requester.message().is_some_and(Message::is_response);
                 let as_if =
@@ -257,7 +252,7 @@ impl Qp {
         }
     }
 
-    /// The memory of the message in progress cannot be had.
+    /// Handles memory of the message in progress that is not accessible.
     pub(super) fn gather_failed(&mut self, engine: &mut EngineState, fault: GatherFault) {
         let Some(message) = self.requester.take_message() else { return };
         match (fault, &message.source, message.seq) {
@@ -276,8 +271,8 @@ impl Qp {
                 }
             }
             (GatherFault::Revoked, MessageSource::ReadResponse(read), _) => {
-                // Revoked while the response was being sent: the header of the Read
-                // goes back, advanced by what was sent.
+                // Revoked while the response was being sent: the Terminate encloses the Read
+                // Request, advanced by the bytes sent.
                 let reason = revoked(read, message.sent);
                 let fault = reason.fault();
                 let payload = terminate::build_from_bytes(
@@ -288,7 +283,7 @@ impl Qp {
                 );
                 self.terminate(engine, fault.code, Some(payload), reason);
             }
-            // Requests alone have elements, responses alone regions.
+            // `Local` occurs only with requests, `Revoked` only with Read Responses.
             _ => {
                 let code = codes::RDMA_LOCAL_CATASTROPHIC;
                 self.terminate(engine, code, None, Reason::Segment);
@@ -296,19 +291,20 @@ impl Qp {
         }
     }
 
-    /// An atomic operation of the peer's that was to be carried out cannot be.
+    /// Handles an atomic operation of the peer that failed when it was executed.
     fn atomic_failed(
         &mut self,
         engine: &mut EngineState,
         atomic: &InboundAtomic,
         error: AtomicError,
     ) {
-        let (stag, to) = (atomic.request.stag, atomic.request.to.0);
+        let stag = atomic.request.stag;
+        let to = atomic.request.to.0;
         let reason = match error {
             AtomicError::Revoked(fault) => Reason::Atomic { fault, stag, to },
             AtomicError::Memory(fault) => {
                 engine.memory_unreachable(fault);
-                if self.ended_with_memory(engine, fault) {
+                if self.end_if_detached(engine, fault) {
                     return;
                 }
                 match fault.cause {
@@ -316,7 +312,7 @@ impl Qp {
                         return self.fail_locally(engine, Reason::Memory(fault));
                     }
                     Unreachable::Unmapped => Reason::Memory(fault),
-                    // Its regions are as good as revoked.
+                    // Regions of a detached address space count as revoked.
                     Unreachable::Detached => {
                         Reason::Atomic { fault: RemoteFault::InvalidStag, stag, to }
                     }
@@ -328,9 +324,9 @@ impl Qp {
         self.terminate(engine, fault.code, Some(payload), reason);
     }
 
-    // --- What fails on this side -------------------------------------------------------------
+    // --- Errors of this side -----------------------------------------------------------------
 
-    /// The next request did not become a message.
+    /// Handles an error of the next request.
     pub(super) fn request_error(&mut self, engine: &mut EngineState, error: RequestError) {
         match error {
             RequestError::Failed { seq, reason } => self.request_failed(engine, seq, reason),
@@ -343,9 +339,9 @@ impl Qp {
         }
     }
 
-    /// One of our own requests cannot be carried out: it completes with the reason's status, and
-    /// the stream ends (RFC 5040 section 7.1 rule 1: Terminate instead of the request, without
-    /// headers). On UC and UD the send queue stops instead.
+    /// Fails a request of this QP. It completes with the status of `reason`, and the stream ends
+    /// (RFC 5040 section 7.1 rule 1: a Terminate without headers instead of the request). On UC and
+    /// UD the send queue stops instead.
     fn request_failed(&mut self, engine: &mut EngineState, seq: u64, reason: Reason) {
         if self.is_unreliable() && !self.life.phase().flushes() {
             return self.fail_send_queue(engine, seq, reason);
@@ -354,11 +350,11 @@ impl Qp {
         let why = self.life.record_failure(&self.core, engine, wr_id, reason);
         self.requester.failed(seq, reason.status(), why);
         self.terminate(engine, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
-        // If the stream was ending already, the request completes all the same.
+        // If the stream was already ending, only the request completes.
         self.retire(engine);
     }
 
-    /// The client wrote an impossible index into one of its queues: that ends its session.
+    /// Ends the session of a client that wrote an impossible index into one of its queues.
     pub(super) fn queue_fault(
         &mut self,
         engine: &mut EngineState,

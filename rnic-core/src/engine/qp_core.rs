@@ -1,5 +1,4 @@
-//! What every part of a queue pair may ask: who it is, its counters, its completion queues, and how
-//! much of its turn is left.
+//! State that every part of a QP uses: identity, counters, CQs, and the remainder of its turn.
 
 use std::sync::Arc;
 
@@ -9,17 +8,17 @@ use crate::device::stag::{Principal, RemoteFault, StagTable};
 use crate::device::{Cq, QpShared};
 use crate::types::{Access, PdId, QpId, SessionId, Stag};
 
-/// Who a queue pair is, and its turn.
+/// Identity, queues and turn of a QP.
 pub(super) struct QpCore {
     pub key: Key,
     pub id: QpId,
     pub session: SessionId,
-    /// Where its session stands in the schedule.
-    pub seat: SessionSlot,
+    /// Slot of its session in the schedule.
+    pub slot: SessionSlot,
     pub pd: PdId,
-    /// What its peer may do to memory, where a region allows it.
+    /// Rights of its peer, further limited by each region.
     pub rights: Access,
-    /// Its index in the owner's doorbell pages.
+    /// Doorbell index in the session's doorbell pages.
     pub doorbell: u32,
     /// State and counters, which the control thread reads.
     pub shared: Arc<QpShared>,
@@ -28,60 +27,61 @@ pub(super) struct QpCore {
     pub turn: SchedulingState,
 }
 
-/// A QP's place among those that are ready.
+/// Scheduling state of a QP.
 #[derive(Default)]
 pub(super) struct SchedulingState {
-    /// It stands in the schedule: for a turn, to be read, or both.
+    /// The QP is in the schedule, for a turn, a read of its socket, or both.
     pub scheduled: bool,
-    /// It has something to do in its turn besides reading its socket.
+    /// It has work for its turn besides reading its socket.
     pub wanted: bool,
-    /// Its socket may have something.
+    /// Its socket may be readable.
     pub readable: bool,
-    /// What is left of its turn; what it owes, if negative.
+    /// Remainder of its turn, or its debt if negative.
     pub deficit: i64,
 }
 
 impl SchedulingState {
-    /// Takes the cost of something out of the turn.
+    /// Charges `cost` to the turn.
     pub(super) fn charge(&mut self, cost: i64) {
         self.deficit -= cost;
     }
 
-    /// What is left of it.
+    /// Returns the remainder of the turn.
     pub(super) fn left(&self) -> u64 {
         self.deficit.max(0).cast_unsigned()
     }
 
-    /// Nothing is left of it.
+    /// Returns true if nothing of the turn is left.
     pub(super) fn is_over(&self) -> bool {
         self.deficit <= 0
     }
 }
 
 impl QpCore {
-    /// The identity under which it uses memory.
+    /// Returns the identity that STag checks use.
     pub(super) fn principal(&self) -> Principal {
         Principal { session: self.session, pd: self.pd, qp: self.id }
     }
 
-    /// Memory that its peer names, for what it and the queue pair allow.
+    /// Resolves memory that its peer addresses, for an operation that needs `right`.
     #[inline]
     pub(super) fn remote<'t>(
         &self,
         stags: &'t StagTable,
         stag: Stag,
-        (to, len): (u64, u64),
+        to: u64,
+        len: u64,
         right: Access,
     ) -> Result<Target<'t>, RemoteFault> {
-        // Comes first: the operation is invalid whatever it names (IBTA specification, volume 1,
-        // section 9.7.4.1.2).
+        // This check comes first: the operation is invalid whatever it addresses (IBTA
+        // specification, volume 1, section 9.7.4.1.2).
         if !self.rights.contains(right) {
             return Err(RemoteFault::NotEnabled);
         }
         stags.remote(self.principal(), stag, to, len, right)
     }
 
-    /// Whether a completion queue of it is dead.
+    /// Returns true if one of its CQs is dead.
     pub(super) fn has_dead_cq(&self) -> bool {
         self.send_cq.is_dead() || self.recv_cq.is_dead()
     }

@@ -1,9 +1,8 @@
-//! Reasons: what was found wrong, and what follows from it: the status of a request, and the fault
-//! that the peer is told of.
+//! Errors: the cause, and from it the completion status and the Terminate for the peer.
 //!
-//! Checks return a [`Reason`], which is small and plain. Only when something fails is it put into
-//! words ([`explanation`](super::explanation)) and kept ([`life`](super::life)). Both paths come
-//! by here, so both ends of a connection leave the same records whether TCP is between them or not.
+//! Checks return a [`Reason`], which is small and `Copy`. Only a failure turns it into text
+//! ([`explanation`](super::explanation)) and keeps a record ([`life`](super::life)). TCP and the
+//! direct path use the same code, so both ends of a connection leave the same records on either.
 
 use std::net::IpAddr;
 
@@ -17,94 +16,93 @@ use crate::shm::queue::{Malformed, QueueFault};
 use crate::stream::{Fault, InboundRead};
 use crate::types::{CompletionStatus, CqId, SrqId, Stag, TerminateCode};
 
-/// What was found wrong.
+/// Cause of a failure.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reason {
     // A request or a receive of this side cannot be carried out.
-    /// An entry of a queue makes no sense.
+    /// An entry of a queue is malformed.
     Entry(Malformed),
     /// No operation has this number.
     Opcode(u8),
-    /// Bits are set, or parameters given, that the operation does not have.
-    SpareFlags(u32),
-    /// A read has more than one element, or inline data.
+    /// A flag or parameter that the operation does not support is set.
+    UnsupportedFlags(u32),
+    /// A Read has inline data, or several SGEs on iWARP or with invalidation.
     ReadSink { elements: usize },
-    /// An atomic operation has not one element of eight bytes.
+    /// An atomic operation does not have exactly one SGE of eight bytes.
     AtomicSink { elements: usize, bytes: u64 },
-    /// An atomic operation, or Immediate Data, to a peer of RDMAC's version.
+    /// An atomic operation or Immediate Data for a peer with the RDMAC version of RDMAP.
     NoExtensions,
-    /// A request for which a peer has to answer, on a QP whose peer acknowledges nothing.
+    /// A request that needs a reliable connection, on a UC QP.
     Unreliable,
-    /// A request that is no Send, on a QP of datagrams.
+    /// A request other than a Send or a Send with Immediate Data, on a UD QP.
     NoDatagram,
-    /// A datagram that is longer than a packet.
+    /// A datagram longer than the MTU.
     DatagramLength { len: u32, mtu: u32 },
-    /// A datagram from a port that the device does not have.
+    /// A datagram from a GID index that the device does not have.
     DatagramSource { index: u64 },
-    /// A datagram to where the administrator does not let its sender go.
+    /// A datagram to an address that the administrator does not allow.
     DatagramForbidden { to: IpAddr },
-    /// A Send with immediate data, to a peer that has not agreed on them.
+    /// A Send with Immediate Data on an iWARP QP.
     NoImmediateSends,
-    /// A read, or an atomic operation, on a QP that may have none outstanding.
+    /// A Read or atomic operation on a QP with an ORD of 0.
     NoOrd,
-    /// The elements are longer in sum than any message.
+    /// The SGEs exceed the maximum length of a message.
     MessageLength,
-    /// The message is longer than those of the RoCE device may be.
+    /// The message exceeds `max_msg_sz` of the RoCE device.
     MessageTooLong { len: u32, most: u32 },
-    /// A local element does not resolve.
+    /// A local SGE cannot be resolved.
     LocalKey { fault: LocalFault, lkey: u32, addr: u64, len: u32, write: bool },
-    /// The STag is not this QP's to invalidate.
+    /// The QP may not invalidate this STag.
     NotOwned { fault: LocalFault, stag: Stag },
-    /// A request to bind a window has elements, inline data or a remote address.
-    BindElements,
-    /// A window was not bound.
+    /// A request to bind a window has SGEs, inline data or a remote address.
+    BindSges,
+    /// Binding a window failed.
     Bind { fault: BindFault, window: Stag, address: u64, length: u64 },
-    /// A read, or an atomic operation, that cannot be answered any more, because the peer has sent
-    /// its FIN.
+    /// A Read or atomic operation that cannot be answered, because the peer has sent its FIN.
     PeerFinished,
 
-    /// Nobody has acknowledged the request, for as long as that may take.
+    /// The peer has not acknowledged the request in time.
     NoAcknowledgement,
-    /// The peer has had no receive, for as long as that may take.
+    /// The peer has posted no receive in time.
     ReceiverNotReady,
 
-    // The peer asked for what it may not have.
-    /// A segment of an RDMA Write, `len` payload bytes at `to`, that may not be placed there.
+    // The peer sent an invalid request or response.
+    /// A segment of an RDMA Write of `len` payload bytes at `to` that may not be placed there.
     Write { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
-    /// An RDMA Write that names another STag than its message began with.
+    /// An RDMA Write segment with another STag than an earlier segment of the message.
     StagChanged { stag: Stag, to: u64, len: u64 },
-    /// An RDMA Read Request for `len` bytes from `to` on, which may not be read.
+    /// An RDMA Read Request for `len` bytes at `to`, which the peer may not read.
     Read { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
-    /// An atomic operation on a word that may not be changed.
+    /// An atomic operation on a word that the peer may not change.
     Atomic { fault: RemoteFault, stag: Stag, to: u64 },
-    /// An atomic operation on something that is no word: its address is no multiple of eight.
+    /// An atomic operation at an address that is not a multiple of eight.
     Misaligned { stag: Stag, to: u64 },
-    /// The region of a read was revoked while it was being answered.
+    /// The region of a Read was revoked while it was being answered.
     Revoked { stag: Stag, to: u64, len: u64 },
-    /// More reads and atomic operations at once than were agreed.
+    /// More outstanding Reads and atomic operations than the IRD.
     RequestsFull { ird: u16 },
-    /// A Send with Invalidate.
+    /// A Send with Invalidate for an STag that the peer may not invalidate.
     Invalidate { fault: InvalidateFault, stag: Stag },
-    /// A Send that finds no receive, or none in time.
+    /// A Send that found no receive, or none in time.
     NoReceive { waited: bool },
-    /// An entry of a receive queue makes no sense.
+    /// An entry of a receive queue is malformed.
     MalformedReceive,
     /// A Send that does not fit the receive.
     TooLong { mo: u32, len: usize, capacity: u64 },
-    /// A Read Response, or else an Atomic Response, that answers nothing.
+    /// A Read Response (or, if `atomic`, an Atomic Response) without an outstanding request.
     NoRequest { atomic: bool },
-    /// A Read Response to another buffer than the read's.
+    /// A Read Response for another buffer than that of the Read.
     OtherSink { found: Stag, sink: Stag },
-    /// A Read Response outside of the read's buffer.
+    /// A Read Response outside the buffer of the Read.
     OutsideSink { stag: Stag, to: u64, len: u64, size: u32 },
-    /// A Read Response of another length than was asked for.
+    /// A Read Response of another length than requested.
     ResponseLength { received: u64, size: u32 },
-    /// The buffer of a read, or of an atomic operation, is not to be had any more.
+    /// The buffer of a Read or atomic operation is no longer accessible.
     SinkGone { stag: Stag, to: u64, size: u32 },
-    /// A segment that is wrong in itself, as its code says.
+    /// An invalid segment. Its Terminate code identifies the cause.
     Segment,
 
-    // Something that neither asked for.
+    // Failures that neither side's requests caused.
     /// Memory could not be reached.
     Memory(MemoryFault),
     /// A shared receive queue died.
@@ -113,14 +111,14 @@ pub(super) enum Reason {
     AdminDisconnect,
     /// A completion queue died.
     Cq(CqId, CqFault),
-    /// A client's queue index is impossible.
+    /// A client wrote an impossible queue index.
     Queue(&'static str, QueueFault),
-    /// TCP ended inside of an FPDU.
+    /// TCP ended inside an FPDU.
     CutShort,
 }
 
 impl Reason {
-    /// The outcome of a request or receive that this befell.
+    /// Returns the completion status of a request or receive that fails for this reason.
     pub(super) fn status(self) -> CompletionStatus {
         match self {
             Reason::MessageLength
@@ -143,7 +141,7 @@ impl Reason {
         }
     }
 
-    /// What the peer is told of it.
+    /// Returns the fault that is reported to the peer.
     pub(super) fn fault(self) -> Fault {
         match self {
             Reason::Write { fault, .. } => Fault::segment(write_code(fault)),
@@ -174,8 +172,8 @@ impl Reason {
         }
     }
 
-    /// The asynchronous error of an iWARP or RC responder that refuses a request of the peer.
-    /// Returns `None` if the peer asked for nothing that is wrong.
+    /// Returns the asynchronous error that an iWARP or RC responder raises when it refuses a
+    /// request of the peer, or `None` if the peer made no invalid request.
     pub(super) fn responder_error(self) -> Option<ResponderError> {
         match self {
             Reason::Write { fault: RemoteFault::NotEnabled, .. }
@@ -197,19 +195,20 @@ impl Reason {
         }
     }
 
-    /// What the owner of a QP is told that is useless because of it, and no peer's doing.
+    /// Returns the text of the event for the owner of a QP that fails through no fault of the peer.
     pub(super) fn qp_fatal(self) -> &'static str {
         match self {
             Reason::Cq(..) => "its completion queue is dead",
             Reason::Srq(..) => "its shared receive queue is dead",
-            Reason::Queue(..) => "a queue index is impossible",
-            Reason::Memory(_) => "shared memory vanished",
-            _ => "it cannot go on",
+            Reason::Queue(..) => "a queue index is invalid",
+            Reason::Memory(_) => "its memory is no longer accessible",
+            _ => "it cannot continue",
         }
     }
 
-    /// Whether the peer named memory that it does not have. Whoever tries STags, or offsets behind
-    /// an STag that is one, leaves nothing but these, and learns from each which of them it was.
+    /// Returns true if the peer addressed memory that it has no access to. A peer that guesses
+    /// STags, or offsets of a valid STag, causes only these reasons, and learns from each whether
+    /// the guess was right.
     pub(super) fn is_guess(self) -> bool {
         match self {
             Reason::Write { .. }
@@ -219,7 +218,7 @@ impl Reason {
             | Reason::Invalidate { .. }
             | Reason::OtherSink { .. }
             | Reason::OutsideSink { .. } => true,
-            // What was the peer's and is no more, or names no memory.
+            // The peer had access to the memory earlier, or addressed no memory.
             _ => false,
         }
     }
@@ -234,21 +233,21 @@ pub(super) enum ResponderError {
     Request,
 }
 
-/// Why a segment was not carried out.
+/// Error of an incoming segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PlacementError {
-    /// The peer is to blame, or must at least be told.
+    /// The peer is at fault, or must at least be informed.
     Fault(Fault, Reason),
-    /// The memory could not be reached: its owner is to blame.
+    /// The memory could not be reached. Its owner is at fault.
     Memory(MemoryFault),
-    /// A receive of ours cannot take the message: the owner of the QP is to blame. Its memory, if
-    /// that could not be written.
+    /// A receive of this QP cannot take the message, with the fault if its memory could not be
+    /// written. The owner of the QP is at fault.
     Receive(Option<MemoryFault>, Reason),
-    /// The next receive of ours, with this name, is none.
+    /// The next receive of this QP, with this `wr_id`, is malformed.
     MalformedReceive(u64, Reason),
-    /// The receive queue itself is nonsense.
+    /// The receive queue is corrupt.
     Queue(QueueFault),
-    /// The shared receive queue is.
+    /// The SRQ is corrupt or dead.
     Srq(SrqFault),
 }
 
@@ -264,14 +263,15 @@ impl From<Reason> for PlacementError {
     }
 }
 
-/// The part of a read that has not been answered yet.
+/// Returns the reason for the part of a Read that was revoked before it was sent. `sent` is the
+/// number of bytes already sent.
 pub(super) fn revoked(owed: &InboundRead, sent: u32) -> Reason {
     let rest = owed.request.advanced(sent);
     Reason::Revoked { stag: rest.src_stag, to: rest.src_to.0, len: rest.size.into() }
 }
 
-/// DDP's words for a Write that may not be placed (RFC 5041 section 7.1, which has no code for
-/// a missing right).
+/// Returns the DDP code for a Write that may not be placed (RFC 5041 section 7.1, which has no code
+/// for a missing right).
 fn write_code(fault: RemoteFault) -> TerminateCode {
     match fault {
         RemoteFault::InvalidStag | RemoteFault::NoRight => codes::TAGGED_INVALID_STAG,
@@ -282,8 +282,8 @@ fn write_code(fault: RemoteFault) -> TerminateCode {
     }
 }
 
-/// RDMAP's words for a Read that may not be answered (RFC 5040 section 7.2), and for an atomic
-/// operation (RFC 7306 has none of its own).
+/// Returns the RDMAP code for a Read (RFC 5040 section 7.2) or an atomic operation (RFC 7306 has no
+/// code of its own) that may not be carried out.
 fn read_code(fault: RemoteFault) -> TerminateCode {
     match fault {
         RemoteFault::InvalidStag => codes::PROTECTION_INVALID_STAG,

@@ -10,14 +10,14 @@ use crate::abi::control::Event;
 impl Qp {
     /// Raises the event of an iWARP or RC responder if the stream ends because it refuses a request
     /// of the peer. A refused Write, Read or atomic operation completes nothing on this side, so
-    /// without the event the program would not learn of it. UC and UD drop such a request.
+    /// the program would not learn of it otherwise. UC and UD drop such a request.
     pub(super) fn emit_responder_error(&self, engine: &mut EngineState, reason: Reason) {
         let Some(error) = reason.responder_error() else { return };
         if self.is_unreliable() {
             return;
         }
-        // A segment that breaks the protocol need not be of a request.
-        if !self.is_wired() && matches!(reason, Reason::Segment) {
+        // An invalid segment need not belong to a request.
+        if !self.is_rc_or_uc() && matches!(reason, Reason::Segment) {
             return;
         }
         let qp = self.core.id;

@@ -1,23 +1,23 @@
-//! A queue pair goes on when what it waited for has come: a receive, a copy, or a change of STags;
-//! or when it does not come.
+//! Resumes a QP after a wait for a receive, a copy or an STag change, or after the wait has timed
+//! out.
 
 use super::incoming::Origin;
 use super::link::Link;
 use super::phase::StreamPhase;
 use super::qp::Qp;
 use super::reason::Reason;
-use super::responder::held::{Held, HeldSegment};
+use super::responder::rnr_wait::{WaitingSegment, WaitingSend};
 use super::state::{EngineState, PeerSignal};
 use crate::device::copier::CopyResult;
 use crate::device::memory::MemoryFault;
 use crate::shm::attached::CopyEnd;
 
 impl Qp {
-    /// Takes the receive that is awaited, if it has come. Called in each turn; costs nothing unless
-    /// one is awaited.
+    /// Takes the awaited receive if it has been posted. Called in each turn; costs nothing unless a
+    /// Send waits.
     #[inline]
     pub(super) fn resume_receiving(&mut self, engine: &mut EngineState) {
-        // A response that has passed the Send may be with a copier.
+        // A copier may be writing a response that has passed the Send.
         if !self.responder.awaits_receive() || self.responder.is_copying() {
             return;
         }
@@ -29,31 +29,32 @@ impl Qp {
                 let Some(held) = self.release(engine) else { return };
                 self.link.refuse_waiting(engine);
                 self.segment_failed(engine, error, |fault| held.terminate(fault));
-                // Responses are taken in while earlier requests are answered.
-                self.read_behind(engine);
+                // A refusing QP still handles responses.
+                self.resume_reading(engine);
             }
         }
     }
 
-    /// There is a receive: places the segment that waited, then handles what was read behind it.
+    /// Places the waiting segment into the receive that was found, then handles the bytes that were
+    /// read after it.
     fn receive_found(&mut self, engine: &mut EngineState) {
         let Some(held) = self.release(engine) else { return };
-        // By the direct path its sender hands it over again.
-        let HeldSegment::Received { ulpdu, payload, segment } = &held.segment else { return };
+        // On the direct path the sender hands it over again.
+        let WaitingSegment::Received { ulpdu, payload, segment } = &held.segment else { return };
         self.wire_segment_arrived(engine, *segment, &ulpdu[*payload..], Origin::Wire(ulpdu));
-        self.read_behind(engine);
+        self.resume_reading(engine);
     }
 
-    /// Goes on with what was kept while the incoming direction stood still.
-    fn read_behind(&mut self, engine: &mut EngineState) {
-        while let Some(ulpdu) = self.responder.next_behind() {
+    /// Handles ULPDUs and bytes kept while the incoming direction was blocked.
+    fn resume_reading(&mut self, engine: &mut EngineState) {
+        while let Some(ulpdu) = self.responder.next_in_backlog() {
             self.ulpdu_arrived(engine, &ulpdu, false);
         }
         let unread = self.responder.take_unread();
         self.read_later(engine, unread, 0);
     }
 
-    /// No receive has come in time.
+    /// Ends the stream, because no receive was posted in time.
     pub(super) fn rnr_timeout_passed(&mut self, engine: &mut EngineState) {
         self.responder.warn_of_read(&self.core, engine, self.requester.awaits_response());
         let Some(held) = self.release(engine) else { return };
@@ -63,15 +64,15 @@ impl Qp {
         self.terminate(engine, fault.code, Some(held.terminate(fault)), reason);
     }
 
-    /// No receive is awaited any more; the Send that did.
-    pub(super) fn release(&mut self, engine: &mut EngineState) -> Option<Box<Held>> {
+    /// Ends the wait for a receive. Returns the Send that waited, if any.
+    pub(super) fn release(&mut self, engine: &mut EngineState) -> Option<Box<WaitingSend>> {
         let held = self.responder.release(&self.core, engine)?;
-        self.tell_of_wait(engine, None);
+        self.send_rnr_notice(engine, None);
         self.link.read_on(&self.core, engine);
         Some(held)
     }
 
-    /// A copier has answered.
+    /// Handles the result of a copy.
     pub(super) fn copied(&mut self, engine: &mut EngineState, job: u64, result: CopyResult) {
         if self.requester.is_staging(job) {
             if let Err(fault) = self.requester.staged(&self.core, result) {
@@ -88,16 +89,17 @@ impl Qp {
         } else if self.is_placing_datagrams() {
             self.datagram_placed(engine, job, result);
         }
-        // Otherwise what it was for has ended meanwhile.
+        // Otherwise the request or segment that needed the copy has ended.
     }
 
     fn placed_by_copier(&mut self, engine: &mut EngineState, result: CopyResult) {
         let Some(mut pending) = self.responder.copied() else { return };
         self.link.read_on(&self.core, engine);
         engine.wake(&mut self.core);
-        let (segment, len) = (pending.segment, pending.len);
+        let segment = pending.segment;
+        let len = pending.len;
         if self.life.phase().flushes() {
-            // The stream has ended meanwhile.
+            // The stream has ended since.
             return self.flush(engine);
         }
         let unlinked = self.life.phase() == StreamPhase::Unlinked;
@@ -106,43 +108,44 @@ impl Qp {
             Err(cause) => {
                 let owner = pending.copier.session();
                 let fault = MemoryFault { owner, cause, end: CopyEnd::Sink };
-                Err(self.unplaced(&segment, fault))
+                Err(self.placement_failed(&segment, fault))
             }
         };
         let deferred = std::mem::take(&mut pending.deferred);
         match outcome {
-            // Before the application, which has heard of it, can end the stream.
-            // To a peer whose request is being refused, it would acknowledge that one as well.
+            // Signals immediately, before the application, which sees the completion, can end the
+            // stream. A refusing QP sends no signal, because that would acknowledge the refused
+            // request too.
             Ok(()) if self.is_refusing() => {}
-            Ok(()) if self.is_wired() => self.link.tell_placed(engine),
+            Ok(()) if self.is_rc_or_uc() => self.link.signal_placed(engine),
             Ok(()) => {}
             Err(error) => {
                 self.segment_failed(engine, error, |fault| pending.enclosure.terminate(fault));
             }
         }
-        // By the direct path, or over TCP.
+        // Deferred signals exist only on the direct path, kept bytes only over TCP.
         for signal in deferred {
             self.handle_signal(engine, &signal);
         }
-        self.read_behind(engine);
+        self.resume_reading(engine);
         if unlinked {
-            self.unlinked_at_last(engine);
+            self.report_unlinked(engine);
         }
     }
 
-    /// Something that the other end of a direct connection did: whether it has its place behind a
-    /// segment that a copier is writing, and is kept there.
+    /// Keeps a signal of the other end of a direct connection if its place is after a segment that
+    /// a copier is writing. Returns the signal otherwise.
     pub(super) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
         let ends = matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Reset);
         self.responder.defer(signal)?;
         if ends {
-            // Who ends the stream is gone, and its key may soon be another QP's.
+            // The QP that ends the stream is gone, and its key may be reused.
             self.link = Link::None;
         }
         Ok(())
     }
 
-    /// Every worker has carried out the change that the oldest request waits for.
+    /// Completes the oldest request after every worker has carried out its STag change.
     pub(super) fn stags_changed(&mut self, engine: &mut EngineState) {
         if self.requester.stags_changed(&self.core, engine) {
             self.retire(engine);

@@ -1,22 +1,23 @@
-//! Who is served next: users in turn, of a user his sessions in turn, and of a session its ready
-//! QPs in turn.
+//! Schedules turns in round-robin order on three levels: users, the sessions of a user, and the
+//! ready QPs of a session.
 //!
-//! Deficit round robin (Shreedhar and Varghese 1996) on three levels. Costs are in bytes: what is
-//! moved costs its length, and everything that costs time without moving much costs as much as
-//! could have been moved in that time. A turn of a QP is worth [`QUANTUM`], and so is the turn of a
-//! session and that of a user, in which several QPs may be served one after the other. Whoever
-//! overdraws his turn repays it in his next ones. So who has a thousand busy QPs, or a hundred
-//! sessions, gets no more of a worker than who has one of each.
+//! The scheduler is deficit round robin (Shreedhar and Varghese 1996) on each level. Costs are in
+//! bytes: moved bytes cost their length, and work that takes time without moving much costs as many
+//! bytes as could have been moved in that time. A turn of a QP is worth [`QUANTUM`], and so is a
+//! turn of a session or user, in which several QPs may be served one after the other. An overdrawn
+//! turn is repaid in later turns. So a user with a thousand busy QPs or a hundred sessions gets no
+//! more of a worker than a user with one of each.
 //!
-//! Long turns are cheap, and others wait for their end: while several users have turns, each is
-//! worth [`SHORT_QUANTUM`]. Of a worker that has one busy user, while others have sessions, it is
-//! those on its CPU who wait, another worker or a program: turns are worth [`MIDDLE_QUANTUM`]. Who
-//! answers a message is not ready until he has got it, so to be served first would not help him
-//! against who always is: after a turn a user rests for as long as it took, if another had a turn a
-//! moment ago.
+//! Long turns are efficient, but other users wait for their end. While several users have turns,
+//! each turn is worth [`SHORT_QUANTUM`]. If one user is busy while others have sessions, their
+//! programs or workers may wait for this CPU, and turns are worth [`MIDDLE_QUANTUM`]. A
+//! latency-bound user is idle between messages, so short turns alone would favour bulk users.
+//! Therefore a user rests after its turn for as long as the turn took, if the users of two
+//! successive turns differed within the last `REST_FOR`.
 //!
-//! Work that is no QP's turn (looking at what rang, ending queue pairs) is charged here as well; a
-//! user who owes much for it is [not looked at](Schedule::owes) until he has repaid.
+//! Work outside of QPs' turns (handling doorbells, ending QPs) is charged here as well. The
+//! doorbells of a user with a large debt are [not scanned](Schedule::owes) until the debt is
+//! repaid.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -26,56 +27,57 @@ use crate::engine::numbers::count;
 use crate::types::{Time, UserId};
 
 /// Bytes that a user, a session and a QP may move per turn: some tens of microseconds. Of 128, 256
-/// and 512 KiB the last was the fastest with small requests, whose completions the client then sees
-/// in longer rows.
+/// and 512 KiB the last was the fastest with small requests, because the client then sees their
+/// completions in longer runs.
 pub(super) const QUANTUM: i64 = 512 * 1024;
-/// The same while several users have turns: a microsecond or two, for which everybody else waits.
+/// Quantum while several users have turns: one or two microseconds, for which all others wait.
 const SHORT_QUANTUM: i64 = 8 * 1024;
-/// The same while several users have sessions, and one of them all the turns: some microseconds.
+/// Quantum while several users have sessions and one of them has all turns: some microseconds.
 const MIDDLE_QUANTUM: i64 = 64 * 1024;
-/// How long after a change of users turns are short.
-const TOGETHER: Duration = Duration::from_millis(1);
-/// How long after a change of users each rests after a turn: some times as long as a program takes
-/// to answer a message. Who shares a worker with one that has little to do is hardly slowed down.
-const BESIDE: Duration = Duration::from_micros(200);
-/// The longest rest. A turn that took longer was interrupted by others on this CPU.
+/// Time after a turn of a different user for which turns are short.
+const SHORT_TURNS_FOR: Duration = Duration::from_millis(1);
+/// Time after a turn of a different user for which users rest after their turns: several times as
+/// long as a program takes to answer a message. It hardly slows down a user that shares a worker
+/// with a mostly idle user.
+const REST_FOR: Duration = Duration::from_micros(200);
+/// Maximum rest. A turn that took longer was interrupted by other load on this CPU.
 const LONGEST_REST: Duration = Duration::from_micros(100);
-/// What a request costs at least, whatever comes of it. One that becomes a message takes at least
-/// as long as the copy of this many bytes, some 100 ns.
+/// Minimum cost of a request. A request that becomes a message takes at least as long as a copy of
+/// this many bytes, some 100 ns.
 pub(super) const REQUEST_COST: i64 = 2048;
-/// The same of an RDMA Write that is carried out as it stands in the queue: 20 to 40 ns.
+/// Minimum cost of an RDMA Write that is carried out in the queue: 20 to 40 ns.
 pub(super) const SHORT_WRITE_COST: i64 = 1024;
-/// What an FPDU costs at least: the request that it belongs to is mostly paid for elsewhere.
+/// Minimum cost of an FPDU. The cost of its request is mostly charged separately.
 pub(super) const FPDU_COST: i64 = 1024;
-/// What passing over a QP costs that has yet to repay.
+/// Cost of passing over a QP in debt.
 pub(super) const PASS_COST: i64 = 512;
-/// What a turn costs at least, with nothing to do in it.
+/// Minimum cost of a turn, even without work.
 pub(super) const TURN_COST: i64 = 2048;
-/// What a system call costs besides what it moves.
+/// Cost of a system call, in addition to the bytes that it moves.
 pub(super) const CALL_COST: i64 = 8 * 1024;
-/// What the end of a stream costs: its record, its events, its socket.
+/// Cost of the end of a stream: its record, its events, its socket.
 pub(super) const END_COST: i64 = 16 * 1024;
-/// What a change of STags costs that all workers make, with the control thread between them.
+/// Cost of an STag change on all workers, coordinated by the control thread.
 pub(super) const CHANGE_COST: i64 = 64 * 1024;
-/// What a step along a list costs.
+/// Cost of visiting one entry of a list.
 pub(super) const STEP_COST: i64 = 64;
-/// Nobody owes more than this, so repaying takes a bounded number of steps.
-pub(super) const MOST_OWED: i64 = 16 * QUANTUM;
-/// What a session repays at least when it is passed over: its user, who repays what it is worth,
-/// waits for his turn meanwhile, and so does everybody else.
-const REPAID: i64 = 64 * 1024;
-/// Who owes more than this is not looked at until he has repaid.
-const MUCH_OWED: i64 = 128 * 1024;
+/// Maximum debt, so that repaying it takes a bounded number of steps.
+pub(super) const MAX_DEBT: i64 = 16 * QUANTUM;
+/// Minimum repayment of a session in debt while its user is at the front of the queue. It limits
+/// the number of steps, during which all users wait.
+const MIN_REPAYMENT: i64 = 64 * 1024;
+/// Debt of a user above which the doorbells of its sessions are not scanned until it is repaid.
+const SCAN_DEBT_LIMIT: i64 = 128 * 1024;
 
 /// Index of a QP in its engine.
 pub(super) type Key = u32;
 
-/// A session's place in the schedule.
+/// Slot of a session in the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SessionSlot(u32);
 
 impl SessionSlot {
-    /// Of a session that is not attached: its QPs have no turns.
+    /// Slot of a session that is not attached. Its QPs have no turns.
     pub(super) const NONE: SessionSlot = SessionSlot(u32::MAX);
 
     pub(super) fn index(self) -> usize {
@@ -83,26 +85,26 @@ impl SessionSlot {
     }
 }
 
-/// Ready QPs by session and user.
+/// Ready QPs by user and session.
 #[derive(Default)]
 pub(super) struct Schedule {
-    /// When the present round began, and whether turns are short in it.
+    /// Time of the current round, and whether its turns are short.
     now: Time,
     short: bool,
-    /// Whose turn the last one was, and until when turns are short because it had been another's.
+    /// User of the last turn, and the end of the short turns after the last change of users.
     last: u32,
     short_until: Time,
-    /// Until when users rest, for the same reason.
+    /// End of the rests after the last change of users.
     rest_until: Time,
-    /// Whoever is ready waits, because his last turn took long.
+    /// All users with ready QPs are resting.
     resting: bool,
-    /// Users with ready QPs, or in debt for other work, by index.
+    /// Users with ready QPs or with a debt for other work, by index.
     turns: VecDeque<u32>,
     users: Vec<User>,
     free_users: Vec<u32>,
     by_user: HashMap<UserId, u32>,
-    seats: Vec<Session>,
-    free_seats: Vec<u32>,
+    slots: Vec<Session>,
+    free_slots: Vec<u32>,
     /// QPs in all queues.
     ready: usize,
 }
@@ -110,16 +112,16 @@ pub(super) struct Schedule {
 struct User {
     id: UserId,
     credit: i64,
-    /// He has no turn before, if others have some.
+    /// Time before which the user has no turn, unless `Schedule::rest_until` is earlier.
     rests_until: Time,
     /// Sessions with ready QPs.
     turns: VecDeque<SessionSlot>,
     queued: bool,
-    /// It has what its turn is worth.
+    /// It has received the quantum of its current turn.
     paid: bool,
-    /// Sessions that have a seat.
+    /// Sessions that have a slot.
     sessions: u32,
-    /// Held by each receive slab that keeps unread bytes of this user's.
+    /// Held by each receive slab that keeps unread bytes of this user.
     slabs: Arc<()>,
 }
 
@@ -128,25 +130,25 @@ struct Session {
     credit: i64,
     ready: VecDeque<Key>,
     paid: bool,
-    /// Its QPs have turns.
+    /// The session has not been closed: its QPs have turns.
     open: bool,
 }
 
 impl Schedule {
-    /// A round of turns begins: what it costs at most, one turn more or less.
+    /// Begins a round of turns. Returns its maximum cost, give or take one turn.
     pub(super) fn begin_round(&mut self, now: Time) -> i64 {
         self.now = now;
         self.short = now < self.short_until;
-        // Of several users, who came while another had his turn has his in the same round.
+        // A user that becomes ready during another user's turn gets a turn in the same round.
         if self.short { 2 * SHORT_QUANTUM } else { self.quantum() }
     }
 
-    /// Whether several users had had turns lately when this round began.
+    /// Returns true if turns were short when this round began, because several users had turns.
     pub(super) fn is_shared(&self) -> bool {
         self.short
     }
 
-    /// What a turn is worth in this round.
+    /// Returns the value of a turn in this round.
     pub(super) fn quantum(&self) -> i64 {
         match (self.short, self.users()) {
             (true, _) => SHORT_QUANTUM,
@@ -155,7 +157,7 @@ impl Schedule {
         }
     }
 
-    /// A seat for a session of this user.
+    /// Adds a session of this user and returns its slot.
     pub(super) fn join(&mut self, id: UserId) -> SessionSlot {
         let Schedule { users, free_users, by_user, .. } = self;
         let user = *by_user.entry(id).or_insert_with(|| {
@@ -174,32 +176,32 @@ impl Schedule {
         users[user as usize].sessions += 1;
         let ready = VecDeque::new();
         let session = Session { user, credit: 0, ready, paid: false, open: true };
-        SessionSlot(place(&mut self.seats, &mut self.free_seats, session))
+        SessionSlot(place(&mut self.slots, &mut self.free_slots, session))
     }
 
-    /// No QP of this session has a turn any more.
-    pub(super) fn close(&mut self, seat: SessionSlot) {
-        let Some(session) = self.seats.get_mut(seat.index()).filter(|s| s.open) else { return };
+    /// Removes all QPs of this session from the schedule and accepts no more.
+    pub(super) fn close(&mut self, slot: SessionSlot) {
+        let Some(session) = self.slots.get_mut(slot.index()).filter(|s| s.open) else { return };
         session.open = false;
         self.ready -= session.ready.len();
         if !session.ready.is_empty() {
             session.ready = VecDeque::new();
-            // A user without sessions that are ready is forgotten when his turn comes.
-            self.users[session.user as usize].turns.retain(|s| *s != seat);
+            // A user without ready sessions leaves the queue in its next turn.
+            self.users[session.user as usize].turns.retain(|s| *s != slot);
         }
     }
 
-    /// Returns true if the QPs of this session have turns: it has not been closed.
-    pub(super) fn is_open(&self, seat: SessionSlot) -> bool {
-        self.seats.get(seat.index()).is_some_and(|session| session.open)
+    /// Returns true if this session has not been closed: its QPs have turns.
+    pub(super) fn is_open(&self, slot: SessionSlot) -> bool {
+        self.slots.get(slot.index()).is_some_and(|session| session.open)
     }
 
-    /// Takes back the seat of a session that has no QP any more.
-    pub(super) fn leave(&mut self, seat: SessionSlot) {
-        self.close(seat);
-        let Some(session) = self.seats.get(seat.index()) else { return };
+    /// Removes a session that has no QPs any more.
+    pub(super) fn leave(&mut self, slot: SessionSlot) {
+        self.close(slot);
+        let Some(session) = self.slots.get(slot.index()) else { return };
         let at = session.user;
-        self.free_seats.push(seat.0);
+        self.free_slots.push(slot.0);
         let user = &mut self.users[at as usize];
         user.sessions -= 1;
         if user.sessions == 0 {
@@ -211,24 +213,24 @@ impl Schedule {
         }
     }
 
-    /// Whose a seat is.
-    pub(super) fn user(&self, seat: SessionSlot) -> Option<UserId> {
-        self.seats.get(seat.index()).map(|s| self.users[s.user as usize].id)
+    /// Returns the user of a session.
+    pub(super) fn user(&self, slot: SessionSlot) -> Option<UserId> {
+        self.slots.get(slot.index()).map(|s| self.users[s.user as usize].id)
     }
 
-    /// What receive slabs hold that keep unread bytes of this session's user.
-    pub(super) fn slabs(&self, seat: SessionSlot) -> Option<&Arc<()>> {
-        self.seats.get(seat.index()).map(|s| &self.users[s.user as usize].slabs)
+    /// Returns the reference that receive slabs with unread bytes of this session's user hold.
+    pub(super) fn slabs(&self, slot: SessionSlot) -> Option<&Arc<()>> {
+        self.slots.get(slot.index()).map(|s| &self.users[s.user as usize].slabs)
     }
 
-    /// Adds a QP that is not in the schedule. Whether it has turns.
-    pub(super) fn push(&mut self, seat: SessionSlot, key: Key) -> bool {
-        let Some(session) = self.seats.get_mut(seat.index()).filter(|s| s.open) else {
+    /// Adds a QP that is not in the schedule. Returns true if its session has turns.
+    pub(super) fn push(&mut self, slot: SessionSlot, key: Key) -> bool {
+        let Some(session) = self.slots.get_mut(slot.index()).filter(|s| s.open) else {
             return false;
         };
         let user = &mut self.users[session.user as usize];
         if session.ready.is_empty() {
-            user.turns.push_back(seat);
+            user.turns.push_back(slot);
             session.paid = false;
         }
         session.ready.push_back(key);
@@ -238,7 +240,7 @@ impl Schedule {
         true
     }
 
-    /// A user stands at the end of the queue, if he is not in it.
+    /// Puts a user at the end of the queue, unless it is queued.
     fn queue(&mut self, at: u32) {
         let user = &mut self.users[at as usize];
         if !std::mem::replace(&mut user.queued, true) {
@@ -247,10 +249,11 @@ impl Schedule {
         }
     }
 
-    /// The QP whose turn it is; it leaves the schedule. It may be gone, or another's key, by now.
+    /// Takes the next QP out of the schedule, for its turn. The QP may have been destroyed, and its
+    /// key reused.
     pub(super) fn pop(&mut self) -> Option<Key> {
         let quantum = self.quantum();
-        // Nobody who rests leaves the queue here: whoever is the first of them is come by again.
+        // Resting users stay queued. Seeing the first one again ends the scan.
         let mut first = None;
         self.resting = false;
         while let Some(&at) = self.turns.front() {
@@ -268,13 +271,18 @@ impl Schedule {
                 self.turns.rotate_left(1);
                 continue;
             }
-            let Some(&seat) = user.turns.front() else {
+            let Some(&slot) = user.turns.front() else {
                 user.queued = false;
                 self.turns.pop_front();
                 continue;
             };
-            let session = &mut self.seats[seat.index()];
-            if !has_turn(&mut session.credit, &mut session.paid, quantum.max(REPAID), quantum) {
+            let session = &mut self.slots[slot.index()];
+            if !has_turn(
+                &mut session.credit,
+                &mut session.paid,
+                quantum.max(MIN_REPAYMENT),
+                quantum,
+            ) {
                 user.turns.rotate_left(1);
                 continue;
             }
@@ -289,8 +297,8 @@ impl Schedule {
             }
             if key.is_some() {
                 if std::mem::replace(&mut self.last, at) != at {
-                    self.short_until = self.now.after(TOGETHER);
-                    self.rest_until = self.now.after(BESIDE);
+                    self.short_until = self.now.after(SHORT_TURNS_FOR);
+                    self.rest_until = self.now.after(REST_FOR);
                 }
                 return key;
             }
@@ -298,55 +306,55 @@ impl Schedule {
         None
     }
 
-    /// The turn of whoever left the schedule last took so long.
+    /// Makes the user of the last turn rest for as long as the turn took.
     pub(super) fn turn_over(&mut self, began: Time, now: Time) {
         if let Some(user) = self.users.get_mut(self.last as usize) {
             user.rests_until = now.after(now.since(began).min(LONGEST_REST));
         }
     }
 
-    /// Whether all who are ready rest.
+    /// Returns true if all users with ready QPs are resting.
     pub(super) fn is_resting(&self) -> bool {
         self.resting
     }
 
-    /// The time has passed since the round began.
+    /// Advances the time within the round.
     pub(super) fn set_now(&mut self, now: Time) {
         self.now = now;
     }
 
-    /// Has a session and its user pay for work.
-    pub(super) fn charge(&mut self, seat: SessionSlot, cost: i64) {
-        let Some(session) = self.seats.get_mut(seat.index()) else { return };
-        session.credit = (session.credit - cost).max(-MOST_OWED);
+    /// Charges a session and its user for work.
+    pub(super) fn charge(&mut self, slot: SessionSlot, cost: i64) {
+        let Some(session) = self.slots.get_mut(slot.index()) else { return };
+        session.credit = (session.credit - cost).max(-MAX_DEBT);
         let at = session.user;
         let user = &mut self.users[at as usize];
-        user.credit = (user.credit - cost).max(-MOST_OWED);
-        if user.credit < -MUCH_OWED {
-            // He repays while others have turns, whether or not a QP of his is ready.
+        user.credit = (user.credit - cost).max(-MAX_DEBT);
+        if user.credit < -SCAN_DEBT_LIMIT {
+            // The user repays while others have turns, even without a ready QP.
             self.queue(at);
         }
     }
 
-    /// Whether the user of a session has yet to repay what took more than a turn.
-    pub(super) fn owes(&self, seat: SessionSlot) -> bool {
+    /// Returns true if the user of a session must repay a debt before its doorbells are scanned.
+    pub(super) fn owes(&self, slot: SessionSlot) -> bool {
         let user = |s: &Session| &self.users[s.user as usize];
-        self.seats.get(seat.index()).is_some_and(|s| user(s).credit < -MUCH_OWED)
+        self.slots.get(slot.index()).is_some_and(|s| user(s).credit < -SCAN_DEBT_LIMIT)
     }
 
-    /// Users with a session.
+    /// Returns the number of users with a session.
     pub(super) fn users(&self) -> usize {
         self.by_user.len()
     }
 
-    /// Whether nobody is ready.
+    /// Returns true if no QP is ready.
     pub(super) fn is_empty(&self) -> bool {
         self.ready == 0
     }
 }
 
-/// Who has come to the front gets so much, once, and has what a turn is worth at most; whether any
-/// of it is left. If not, he goes to the end.
+/// Adds `gets` to the credit of a user or session at the front of the queue, once per turn, up to
+/// the value of a turn. Returns true if it has credit left; otherwise it must go to the end.
 fn has_turn(credit: &mut i64, paid: &mut bool, gets: i64, quantum: i64) -> bool {
     if !*paid {
         *credit = (*credit + gets).min(quantum);
@@ -355,7 +363,7 @@ fn has_turn(credit: &mut i64, paid: &mut bool, gets: i64, quantum: i64) -> bool 
     *paid
 }
 
-/// Puts something into a list with holes: its index.
+/// Puts a value into a free slot of a list and returns its index.
 fn place<T>(list: &mut Vec<T>, free: &mut Vec<u32>, what: T) -> u32 {
     match free.pop() {
         Some(at) => {
@@ -373,8 +381,7 @@ fn place<T>(list: &mut Vec<T>, free: &mut Vec<u32>, what: T) -> u32 {
 mod tests {
     use super::*;
 
-    /// Serves ready QPs that always have more to do, each at this cost, and says how often each
-    /// was.
+    /// Serves ready QPs that always have more to do. Returns the total cost of each session.
     fn serve(
         s: &mut Schedule,
         turns: usize,
@@ -382,19 +389,20 @@ mod tests {
     ) -> HashMap<SessionSlot, i64> {
         let mut served = HashMap::new();
         for _ in 0..turns {
-            let key = s.pop().expect("ready");
-            let (seat, cost) = of(key);
-            s.charge(seat, cost);
-            *served.entry(seat).or_default() += cost;
-            assert!(s.push(seat, key));
+            let key = s.pop().expect("a ready QP");
+            let (slot, cost) = of(key);
+            s.charge(slot, cost);
+            *served.entry(slot).or_default() += cost;
+            assert!(s.push(slot, key));
         }
         served
     }
 
     #[test]
-    fn sessions_take_turns_however_many_qps_they_have() {
+    fn sessions_share_turns() {
         let mut s = Schedule::default();
-        let (one, two) = (s.join(UserId(1)), s.join(UserId(1)));
+        let one = s.join(UserId(1));
+        let two = s.join(UserId(1));
         for key in 0..10 {
             s.push(one, key);
         }
@@ -403,16 +411,16 @@ mod tests {
         for _ in 0..6 {
             let key = s.pop().unwrap();
             order.push(key);
-            let seat = if key == 100 { two } else { one };
-            s.charge(seat, QUANTUM);
-            s.push(seat, key);
+            let slot = if key == 100 { two } else { one };
+            s.charge(slot, QUANTUM);
+            s.push(slot, key);
         }
         assert_eq!(order, [0, 100, 1, 100, 2, 100]);
     }
 
     #[test]
-    fn users_share_however_many_sessions_they_have_and_however_small_their_turns_are() {
-        // Costs of a turn of the one with a single session, and of the one with twenty.
+    fn users_share_turns() {
+        // Cost of a turn of the user with one session, and of the user with twenty.
         for (one, many) in [
             (QUANTUM, QUANTUM),
             (QUANTUM, TURN_COST),
@@ -423,32 +431,35 @@ mod tests {
         ] {
             let mut s = Schedule::default();
             let alone = s.join(UserId(1));
-            let seats: Vec<SessionSlot> = (0..20).map(|_| s.join(UserId(2))).collect();
-            // Enough QPs to use up a turn, however little each needs.
+            let slots: Vec<SessionSlot> = (0..20).map(|_| s.join(UserId(2))).collect();
+            // Enough QPs to consume a turn, however little each one needs.
             for key in 0..256 {
                 s.push(alone, key);
             }
             for key in 256..2816 {
-                s.push(seats[key as usize % 20], key);
+                s.push(slots[key as usize % 20], key);
             }
-            let seat_of = |key: Key| match key {
+            let slot_of = |key: Key| match key {
                 0..256 => (alone, one),
-                _ => (seats[key as usize % 20], many),
+                _ => (slots[key as usize % 20], many),
             };
-            let served = serve(&mut s, 40_000, seat_of);
-            let (of_one, all) = (served[&alone], served.values().sum::<i64>());
+            let served = serve(&mut s, 40_000, slot_of);
+            let of_one = served[&alone];
+            let all = served.values().sum::<i64>();
             let share = of_one as f64 / all as f64;
             assert!((0.48..0.52).contains(&share), "{one} against {many}: {share}");
-            let of_many: Vec<i64> = seats.iter().map(|seat| served[seat]).collect();
-            let (least, most) = (of_many.iter().min().unwrap(), of_many.iter().max().unwrap());
+            let of_many: Vec<i64> = slots.iter().map(|slot| served[slot]).collect();
+            let least = of_many.iter().min().unwrap();
+            let most = of_many.iter().max().unwrap();
             assert!(least * 2 > *most - QUANTUM, "{one} against {many}: {of_many:?}");
         }
     }
 
     #[test]
-    fn turns_are_short_while_several_users_have_them() {
+    fn turns_are_short_while_users_share() {
         let mut s = Schedule::default();
-        let (one, two) = (s.join(UserId(1)), s.join(UserId(2)));
+        let one = s.join(UserId(1));
+        let two = s.join(UserId(2));
         assert_eq!(s.begin_round(Time(1)), MIDDLE_QUANTUM);
         s.push(one, 1);
         assert_eq!(s.pop(), Some(1));
@@ -457,7 +468,7 @@ mod tests {
         assert_eq!(s.pop(), Some(2));
         let ms = |n: u64| Time(1 + n * 1_000_000);
         assert_eq!(s.begin_round(Time(2)), 2 * SHORT_QUANTUM);
-        // Others wait as long as a few of his requests take.
+        // The other user waits for a few requests of this one.
         s.push(one, 1);
         s.push(one, 3);
         s.push(two, 2);
@@ -468,7 +479,7 @@ mod tests {
             before += 1;
         }
         assert_eq!(before, SHORT_QUANTUM / REQUEST_COST);
-        // Alone again.
+        // Only one user is active again.
         assert_eq!(s.begin_round(ms(2)), MIDDLE_QUANTUM);
         assert!(!s.is_shared());
         s.leave(two);
@@ -476,11 +487,12 @@ mod tests {
     }
 
     #[test]
-    fn who_had_a_turn_beside_others_rests_for_as_long_as_it_took() {
+    fn rest_lasts_as_long_as_the_turn() {
         let us = |n: u64| Time(1_000_000 + n * 1000);
         let mut s = Schedule::default();
-        let (one, two) = (s.join(UserId(1)), s.join(UserId(2)));
-        // Alone nobody rests.
+        let one = s.join(UserId(1));
+        let two = s.join(UserId(2));
+        // A single user never rests.
         s.begin_round(us(0));
         s.push(one, 1);
         assert_eq!(s.pop(), Some(1));
@@ -488,7 +500,7 @@ mod tests {
         s.set_now(us(20));
         s.push(one, 1);
         assert_eq!(s.pop(), Some(1));
-        // Now another comes.
+        // Now a second user becomes active.
         s.set_now(us(40));
         s.push(two, 2);
         assert_eq!(s.pop(), Some(2));
@@ -501,13 +513,13 @@ mod tests {
             s.set_now(us(now));
             assert_eq!((s.pop(), s.is_resting(), s.is_empty()), (None, true, false));
         }
-        // Who does not rest has his turn meanwhile.
+        // A user that does not rest has its turn.
         s.push(two, 2);
         assert_eq!((s.pop(), s.is_resting()), (Some(2), false));
         s.turn_over(us(80), us(81));
         s.set_now(us(81));
         assert_eq!(s.pop(), Some(1));
-        // An interruption is not his, and nobody rests for who has been away for long.
+        // A rest lasts at most `LONGEST_REST`, and ends `REST_FOR` after the last change of users.
         s.turn_over(us(81), us(9000));
         s.push(one, 1);
         s.rest_until = us(99_999);
@@ -525,19 +537,21 @@ mod tests {
     }
 
     #[test]
-    fn who_owes_repays_a_turn_at_a_time_beside_those_who_rest() {
+    fn debt_is_repaid_one_turn_at_a_time() {
         let us = |n: u64| Time(1_000_000 + n * 1000);
         let mut s = Schedule::default();
-        let (one, two, debtor) = (s.join(UserId(1)), s.join(UserId(2)), s.join(UserId(3)));
+        let one = s.join(UserId(1));
+        let two = s.join(UserId(2));
+        let debtor = s.join(UserId(3));
         s.set_now(us(0));
-        for (seat, key) in [(one, 1), (two, 2)] {
-            s.push(seat, key);
+        for (slot, key) in [(one, 1), (two, 2)] {
+            s.push(slot, key);
             assert_eq!(s.pop(), Some(key));
             s.turn_over(us(0), us(50));
         }
         s.push(one, 1);
         s.push(two, 2);
-        // The last in the queue, who leaves it with his last payment.
+        // The last user in the queue leaves it when its debt is repaid.
         s.charge(debtor, 3 * MIDDLE_QUANTUM + 1);
         for owes in [true, false, false, false] {
             assert_eq!((s.pop(), s.is_resting()), (None, true));
@@ -548,9 +562,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_overdrawn_is_repaid_and_no_longer_looked_at_until_then() {
+    fn debtor_is_not_scanned_until_repaid() {
         let mut s = Schedule::default();
-        let (debtor, other) = (s.join(UserId(1)), s.join(UserId(2)));
+        let debtor = s.join(UserId(1));
+        let other = s.join(UserId(2));
         s.push(debtor, 1);
         s.push(other, 2);
         s.charge(debtor, 9 * MIDDLE_QUANTUM);
@@ -563,7 +578,7 @@ mod tests {
         assert!(!s.owes(debtor));
         let next: Vec<_> = (0..4).map_while(|_| s.pop().inspect(|k| assert!(*k < 3))).collect();
         assert!(next.contains(&1), "{next:?}");
-        // Who has nothing ready repays as well, and keeps nobody busy.
+        // A user without ready QPs repays as well, and causes no other work.
         assert!(s.is_empty());
         s.charge(debtor, i64::MAX / 2);
         assert!(s.owes(debtor) && s.is_empty());
@@ -572,9 +587,10 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_session_is_not_served_and_a_seat_is_used_again() {
+    fn closed_session_is_not_served() {
         let mut s = Schedule::default();
-        let (one, two) = (s.join(UserId(1)), s.join(UserId(2)));
+        let one = s.join(UserId(1));
+        let two = s.join(UserId(2));
         s.push(one, 1);
         s.push(two, 2);
         s.close(one);

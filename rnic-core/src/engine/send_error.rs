@@ -1,9 +1,9 @@
 //! The send queue of a UC or UD QP after a request has failed (SQE; IBTA specification, volume 1,
 //! section 10.3.1.6).
 //!
-//! A request that fails on this side stops the send queue alone: later requests are flushed, and
-//! receives go on. The step to RTS ends that. Requests posted before the step are flushed even if
-//! the CQ has no room for them yet, those posted after it are carried out.
+//! A request that fails on this side stops only the send queue: later requests are flushed, and
+//! receives go on. The transition to RTS ends this state. Requests posted before the transition are
+//! flushed even if the CQ has no room for them yet. Those posted after it are carried out.
 
 use super::qp::Qp;
 use super::reason::Reason;
@@ -21,32 +21,32 @@ impl Qp {
         self.core.turn.charge(END_COST);
         self.send_queue = SendQueue::Failed;
         self.set_pace();
-        // Publishes the state.
+        // Publishes the QP state.
         self.enter(self.life.phase());
         self.flush_sends(engine);
     }
 
-    /// Leaves SQE. Requests posted before this step are still flushed.
+    /// Leaves SQE. Requests posted before this call are still flushed.
     pub(super) fn leave_send_error(&mut self) {
         if self.send_queue == SendQueue::Failed {
-            // A queue fault is found again when the queue works.
+            // A fault of the queue is found again when the queue works.
             let left = self.requester.posted().unwrap_or(0);
             self.send_queue = SendQueue::Flushes { left };
         }
     }
 
-    /// Begins posted requests or holds them back, as the state of the QP demands.
+    /// Begins posted requests or holds them back, as the state of the QP requires.
     pub(super) fn set_pace(&mut self) {
         let works = self.send_queue == SendQueue::Works;
-        if let Some(wired) = &self.wired {
-            self.requester.set_pace(works && wired.begins(), wired.ord());
+        if let Some(rc) = &self.rc {
+            self.requester.set_pace(works && rc.begins(), rc.ord());
         } else if let Some(datagrams) = &self.datagrams {
             self.requester.set_pace(works && datagrams.state() == QpState::Rts, 0);
         }
     }
 
-    /// Flushes send requests in and after SQE, at most as many as one turn is worth. Called in each
-    /// turn, and when TCP has accepted bytes of earlier requests, which complete first.
+    /// Flushes send requests during and after SQE, at most as many as one turn allows. Called in
+    /// each turn, and when TCP has accepted bytes of earlier requests, which complete first.
     pub(super) fn flush_sends(&mut self, engine: &mut EngineState) {
         let most = match self.send_queue {
             SendQueue::Works => return,

@@ -1,13 +1,13 @@
-//! Whether the send queue of a QP works, or has stopped at a request that failed.
+//! State of the send queue, which a failed request stops on UC and UD.
 
-/// What happens to posted send requests of a QP that works.
+/// Handling of posted send requests of a QP that works.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SendQueue {
-    /// They are carried out.
+    /// Requests are carried out.
     #[default]
     Works,
-    /// A request has failed (SQE): they are flushed.
+    /// A request has failed (SQE): requests are flushed.
     Failed,
-    /// In Rts again: the oldest `left` requests are flushed, later ones wait.
+    /// In RTS again: the oldest `left` requests are flushed, later ones wait.
     Flushes { left: u32 },
 }

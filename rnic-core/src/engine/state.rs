@@ -1,4 +1,4 @@
-//! What all queue pairs of an engine share. It is apart from them so that a queue pair and this can
+//! State shared by all QPs of an engine. It is separate from them so that a QP and this state can
 //! be borrowed at the same time.
 
 use std::collections::VecDeque;
@@ -10,12 +10,12 @@ use super::charge::{Charges, Excess};
 use super::copies::PendingCopies;
 use super::deadlines::Deadlines;
 use super::doorbells::Doorbells;
-use super::dying::{DyingQueue, EndingSession};
 use super::interface::{EngineOptions, Notification, Output};
 use super::link::tcp::partial::PartialBuffers;
 use super::link::tcp::slabs::Slabs;
 use super::qp_core::QpCore;
-use super::schedule::{Key, MOST_OWED, QUANTUM, Schedule};
+use super::schedule::{Key, MAX_DEBT, QUANTUM, Schedule};
+use super::teardown_queue::{DeadQueue, EndingSession};
 use crate::abi::control::Event;
 use crate::device::copier::{CopyJob, Direction, Pieces};
 use crate::device::cq::{CqFault, Published};
@@ -24,7 +24,7 @@ use crate::device::srq::SrqFault;
 use crate::device::{Copier, Cq, Srq, StagTable};
 use crate::types::{QpId, SessionId, Time};
 
-/// The shared state of an engine.
+/// Shared state of an engine.
 pub(super) struct EngineState {
     pub worker: u32,
     pub now: Time,
@@ -35,50 +35,49 @@ pub(super) struct EngineState {
     pub deadlines: Deadlines,
     pub copies: PendingCopies,
     pub partials: PartialBuffers,
-    /// Bytes that TCP has not taken.
+    /// Charges for bytes that TCP has not accepted.
     pub unsent: Charges,
     pub outputs: VecDeque<Output>,
     pub signals: VecDeque<(Peer, PeerSignal)>,
     /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may
     /// try again.
     pub awakened: Vec<Peer>,
-    /// QPs that have to give way to others, and for what reason.
-    pub crowded_out: Vec<(Key, String)>,
+    /// QPs to be disconnected because a limit is exceeded, with the reason.
+    pub evicted: Vec<(Key, String)>,
     /// Queues that died, with QPs of this engine still to be ended.
-    pub dying: VecDeque<DyingQueue>,
+    pub dying: VecDeque<DeadQueue>,
     /// Sessions that were closed, with QPs still to be ended.
     pub ending: VecDeque<EndingSession>,
     pub changes: ChangeRequests,
     pub slabs: Slabs,
-    /// What may still be done in this round.
+    /// Cost of the work that may still be done in this round.
     pub round: i64,
     pub turns: u64,
 }
 
-/// The other end of a direct connection. Its key may be another QP's one day; the number says whose
-/// it was.
+/// The other end of a direct connection. Its key may later belong to another QP, so `id` is
+/// compared too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
     pub key: Key,
     pub id: QpId,
 }
 
-/// What the other end of a direct connection does besides moving data.
+/// Action of the other end of a direct connection, other than moving data.
 pub(super) enum PeerSignal {
     Terminate(Vec<u8>),
-    /// The segment at hand has been taken, and refused: a Terminate follows.
+    /// The waiting segment was refused: a Terminate follows.
     SegmentTaken,
-    /// A copier has placed the segment before.
+    /// A copier has placed the last segment.
     Placed,
     Fin,
     Reset,
-    /// It has closed in order, whether its FIN has been looked at or not; its key may soon be
-    /// another QP's.
-    Left,
+    /// It has closed gracefully, whether or not its FIN has been handled. Its key may be reused.
+    Closed,
 }
 
 impl EngineState {
-    /// The state of an engine without sessions.
+    /// Returns the state of an engine without sessions.
     pub(super) fn new(options: EngineOptions, unsent: Charges) -> Self {
         let partials = PartialBuffers::new(options.partial);
         EngineState {
@@ -95,7 +94,7 @@ impl EngineState {
             outputs: VecDeque::new(),
             signals: VecDeque::new(),
             awakened: Vec::new(),
-            crowded_out: Vec::new(),
+            evicted: Vec::new(),
             dying: VecDeque::new(),
             ending: VecDeque::new(),
             changes: ChangeRequests::default(),
@@ -107,40 +106,40 @@ impl EngineState {
 
     // --- Turns -------------------------------------------------------------------------------
 
-    /// Puts a QP into the schedule, for a turn.
+    /// Schedules a QP for a turn.
     pub(super) fn wake(&mut self, core: &mut QpCore) {
         core.turn.wanted = true;
-        self.line_up(core);
+        self.enqueue(core);
     }
 
-    /// A QP stands in the schedule, if its session has turns.
-    pub(super) fn line_up(&mut self, core: &mut QpCore) {
+    /// Puts a QP into the schedule if its session has turns.
+    pub(super) fn enqueue(&mut self, core: &mut QpCore) {
         if !core.turn.scheduled {
-            core.turn.scheduled = self.schedule.push(core.seat, core.key);
+            core.turn.scheduled = self.schedule.push(core.slot, core.key);
         }
     }
 
-    /// Has a QP's session and user pay for what it has done since its deficit was `before`.
+    /// Charges a QP's session and user for the work since its deficit was `before`.
     pub(super) fn settle(&mut self, core: &mut QpCore, before: i64) {
         let cost = before - core.turn.deficit;
         if cost > 0 {
-            self.schedule.charge(core.seat, cost);
+            self.schedule.charge(core.slot, cost);
             self.round -= cost;
-            core.turn.deficit = core.turn.deficit.max(-MOST_OWED);
+            core.turn.deficit = core.turn.deficit.max(-MAX_DEBT);
         }
     }
 
-    // --- What concerns others ----------------------------------------------------------------
+    // --- Effects on others -------------------------------------------------------------------
 
-    /// Has something done to another QP of this engine, after whatever goes on.
+    /// Queues a signal to another QP of this engine, handled after the current call.
     pub(super) fn signal(&mut self, to: Peer, signal: PeerSignal) {
         self.signals.push_back((to, signal));
     }
 
-    /// Ends the stream that gives way to others, after whatever goes on.
-    pub(super) fn end_for_room(&mut self, excess: Option<Excess>) {
+    /// Queues the end of a stream that exceeds a limit, carried out after the current call.
+    pub(super) fn evict(&mut self, excess: Option<Excess>) {
         if let Some(Excess { victim, why }) = excess {
-            self.crowded_out.push((victim, why));
+            self.evicted.push((victim, why));
         }
     }
 
@@ -148,16 +147,17 @@ impl EngineState {
         self.outputs.push_back(Output::Event { session, event });
     }
 
-    /// Tells the resource manager.
+    /// Queues a notification for the resource manager.
     pub(super) fn report(&mut self, notification: Notification) {
         self.outputs.push_back(Output::Notification(notification));
     }
 
-    /// A session's memory could not be reached; what that costs the session.
+    /// Reports a session's memory that could not be reached, if that concerns the session as a
+    /// whole.
     pub(super) fn memory_unreachable(&mut self, fault: MemoryFault) {
         let MemoryFault { owner: session, cause, .. } = fault;
         match cause {
-            // It costs the request or the stream that named it.
+            // Fails only the request or the stream that used the memory.
             Unreachable::Unmapped => {}
             Unreachable::Detached => self.report(Notification::Detached { session }),
             Unreachable::Truncated => {
@@ -166,7 +166,7 @@ impl EngineState {
         }
     }
 
-    /// Has a copier make a copy: its number.
+    /// Hands a copy to a copier. Returns the number of the copy.
     pub(super) fn begin_copy(
         &mut self,
         qp: QpId,
@@ -188,14 +188,14 @@ impl EngineState {
 
     // --- Completion queues -------------------------------------------------------------------
 
-    /// Whoever waits for a completion is told, if what was published asks for it.
+    /// Notifies the waiter of a CQ if the published completion requires it.
     pub(super) fn notify(&mut self, published: Published, cq: &Arc<Cq>) {
         if published == Published::Notify && cq.begin_event() {
             self.outputs.push_back(Output::NotifyCq(cq.clone()));
         }
     }
 
-    /// Gives slots back, and tells those who wait for some.
+    /// Returns reserved CQ slots, and wakes QPs that wait for some.
     pub(super) fn unreserve(&mut self, cq: &Arc<Cq>, n: u32) {
         let waiting = cq.unreserve(n);
         if waiting == 0 {
@@ -216,7 +216,7 @@ impl EngineState {
         self.doorbells.space_freed(cq, self.worker, &self.schedule);
     }
 
-    /// A CQ is dead: says so once, and ends its QPs.
+    /// Handles a dead CQ: reports it once, and ends its QPs.
     pub(super) fn cq_died(&mut self, cq: &Cq, fault: CqFault) {
         if !cq.kill() {
             return;
@@ -224,7 +224,7 @@ impl EngineState {
         let context = cq.context.load(Relaxed);
         self.emit(cq.session(), Event::CqError { cq: cq.id(), context });
         self.report(Notification::CqFailed(cq.id()));
-        self.dying.push_back(DyingQueue::of_cq(cq));
+        self.dying.push_back(DeadQueue::of_cq(cq));
         if let CqFault::BadIndex(fault) = fault {
             let why = format!("completion queue {}: {fault}", cq.id());
             self.report(Notification::Misbehaved { session: cq.session(), why });
@@ -233,8 +233,7 @@ impl EngineState {
 
     // --- Shared receive queues ---------------------------------------------------------------
 
-    /// Receives of a shared queue are to be had by others than those who were called: tells the
-    /// workers in the set.
+    /// Wakes the waiters of an SRQ on `workers`, since they may now take a receive.
     pub(super) fn receives_freed(&mut self, srq: &Arc<Srq>, workers: u64) {
         let ours = 1 << (self.worker % u64::BITS);
         if workers & ours != 0 {
@@ -246,12 +245,12 @@ impl EngineState {
         }
     }
 
-    /// Wakes the QPs that may take a receive of a shared queue.
+    /// Wakes the QPs that may take a receive of an SRQ.
     pub(super) fn receives_posted(&mut self, srq: &Srq) {
         self.doorbells.receives_posted(srq, self.worker, &mut self.schedule);
     }
 
-    /// A shared receive queue is dead: says so once, and ends its QPs.
+    /// Handles a dead SRQ: reports it once, and ends its QPs.
     pub(super) fn srq_died(&mut self, srq: &Srq, fault: SrqFault) {
         if !srq.kill() {
             return;
@@ -259,7 +258,7 @@ impl EngineState {
         let context = srq.context.load(Relaxed);
         self.emit(srq.session(), Event::SrqError { srq: srq.id(), context });
         self.report(Notification::SrqFailed(srq.id()));
-        self.dying.push_back(DyingQueue::of_srq(srq));
+        self.dying.push_back(DeadQueue::of_srq(srq));
         if let SrqFault::BadIndex(fault) = fault {
             let why = format!("shared receive queue {}: {fault}", srq.id());
             self.report(Notification::Misbehaved { session: srq.session(), why });

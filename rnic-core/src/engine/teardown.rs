@@ -1,9 +1,8 @@
-//! How streams end: faults, Terminates, disconnects, FIN, loss.
+//! Ends of streams: faults, Terminates, disconnects, FIN, loss.
 //!
 //! The first fault wins: once a QP has left the phases in which it works, later faults are dropped.
-//! [`Qp::terminate`] is the one place where a fault of ours becomes a Terminate, completions and a
-//! state; [`Qp::finish`] the one place where a stream is gone. Which event leads where stands in
-//! [`phase`](super::phase).
+//! Only [`Qp::terminate`] turns a fault of this side into a Terminate, completions and a state.
+//! Every stream ends in [`Qp::finish`]. The transitions are in [`phase`](super::phase).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -22,7 +21,7 @@ use crate::stream::{Fault, terminate};
 use crate::types::{CompletionStatus, TerminateCode, TerminateOrigin};
 
 impl Qp {
-    /// Something of this side, not the peer's doing, makes the QP useless.
+    /// Ends a QP that fails through no fault of the peer.
     pub(super) fn fail_locally(&mut self, engine: &mut EngineState, reason: Reason) {
         if self.life.phase().flushes() {
             return;
@@ -34,8 +33,8 @@ impl Qp {
         self.terminate(engine, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
     }
 
-    /// Ends the stream with a Terminate of ours. `payload` is its RDMAP header; none for a
-    /// Terminate that encloses nothing. `reason` is put on record unless the fault is already.
+    /// Ends the stream with a Terminate of this side. `payload` is its RDMAP header, or `None` for
+    /// a Terminate that encloses nothing. `reason` is recorded unless a fault has been recorded.
     pub(super) fn terminate(
         &mut self,
         engine: &mut EngineState,
@@ -50,7 +49,7 @@ impl Qp {
         self.end_by_terminate(engine, code, payload, reason);
     }
 
-    /// As [`Qp::terminate`], for a fault of which [`Qp::report_guess`] has been called.
+    /// Like [`Qp::terminate`], for a fault for which [`Qp::report_guess`] has been called.
     pub(super) fn end_by_terminate(
         &mut self,
         engine: &mut EngineState,
@@ -70,9 +69,9 @@ impl Qp {
         self.core.shared.set_terminate(TerminateOrigin::Local, code);
         let origin = TerminateOrigin::Local;
         //= DDP-6.2.2-1, RDMAP-3.2-4
-        self.life.ends_by(DisconnectReason::Terminate { origin, code, headers });
+        self.life.set_end_reason(DisconnectReason::Terminate { origin, code, headers });
         let within = next == StreamPhase::Terminating;
-        self.blame_own(&payload);
+        self.blame_loopback(&payload);
         self.number_refused_write(&payload);
         //= RDMAP-3.2-4
         if self.link.terminate(payload, within, engine) {
@@ -82,7 +81,7 @@ impl Qp {
             self.finish(engine, mute);
             return;
         }
-        // A tagged message is cut here; an untagged one is finished first, since some peers do not
+        // A tagged message is cut short. An untagged one is finished first, since some peers do not
         // expect a Terminate inside one.
         if !self.requester.message().is_some_and(Message::is_untagged) {
             self.requester.drop_message();
@@ -95,26 +94,28 @@ impl Qp {
         engine.wake(&mut self.core);
     }
 
-    /// A peer that tries STags is counted, if it is one behind TCP.
+    /// Reports an access by a TCP peer to memory that it has no right to, which may be a guess.
     pub(super) fn report_guess(&self, engine: &mut EngineState, reason: Reason) {
-        let wired = self.wired.as_ref().map(|wired| wired.remote);
+        let rc = self.rc.as_ref().map(|rc| rc.remote);
         if reason.is_guess()
             && self.link.tcp().is_some()
-            && let Some(peer) = wired.or(self.life.addresses().map(|a| a.peer.ip()))
+            && let Some(peer) = rc.or(self.life.addresses().map(|a| a.peer.ip()))
         {
-            let (session, at) = (self.core.session, engine.now);
+            let session = self.core.session;
+            let at = engine.now;
             engine.report(Notification::StagGuessed { session, peer, at });
         }
     }
 
-    /// A Terminate arrived. It is reported, never answered (RFC 5040 section 7.1).
+    /// Handles a Terminate of the peer, which is reported and never answered (RFC 5040 section
+    /// 7.1).
     pub(super) fn terminate_received(&mut self, engine: &mut EngineState, t: &Terminate<'_>) {
-        if self.is_blameless(t) && self.life.phase().is_linked() {
-            let why = format!("the peer has ended the stream, by Terminate {}", t.code);
+        if self.blames_no_request(t) && self.life.phase().is_linked() {
+            let why = format!("the peer has ended the stream by Terminate {}", t.code);
             return self.unlink(engine, false, &why);
         }
-        if self.is_blameless(t) {
-            self.put_refusal_into_effect(engine);
+        if self.blames_no_request(t) {
+            self.complete_refusal(engine);
         }
         let over_tcp = self.link.tcp().is_some();
         let Some(next) = self.life.after(StreamEvent::PeerTerminate { over_tcp }) else { return };
@@ -122,17 +123,17 @@ impl Qp {
         self.core.shared.set_terminate(origin, t.code);
         let headers = t.to_vec().split_off(4);
         //= RDMAP-3.2-4, RDMAP-5.4-6, 7306-6.1-6
-        self.life.ends_by(DisconnectReason::Terminate { origin, code: t.code, headers });
-        // If it blames a Read or an atomic operation of ours, that request carries the blame; the
-        // rest is flushed.
-        let blamed = match self.is_wired() {
-            true => self.blame_acknowledged(t),
-            false => self.requester.blamed(t).and_then(|request| request.seq),
+        self.life.set_end_reason(DisconnectReason::Terminate { origin, code: t.code, headers });
+        // If it blames a request of this side, that request fails and the rest is flushed.
+        let blamed = if self.is_rc_or_uc() {
+            self.blame_acknowledged(t)
+        } else {
+            self.requester.blamed(t).and_then(|request| request.seq)
         };
         let request = blamed.and_then(|seq| self.requester.wr_id(seq));
         self.life.record_peer_terminate(&self.core, engine, t, request);
         if let Some(seq) = blamed
-            && !self.is_wired()
+            && !self.is_rc_or_uc()
         {
             let status = match (t.code.layer, t.code.etype) {
                 (0, 1) => CompletionStatus::RemoteAccess,
@@ -152,9 +153,9 @@ impl Qp {
         self.flush(engine);
     }
 
-    /// An administrator ends the connection.
+    /// Ends the connection at an administrator's request.
     pub(super) fn admin_disconnect(&mut self, engine: &mut EngineState) {
-        // Behind our FIN nothing can be sent, so no Terminate either.
+        // After the FIN nothing can be sent, not even a Terminate.
         match self.life.phase() {
             StreamPhase::FinSent => self.disconnect(engine, DisconnectMode::Abort),
             _ => {
@@ -164,7 +165,7 @@ impl Qp {
         }
     }
 
-    /// The application ends the connection, in order or at once.
+    /// Ends the connection at the application's request, gracefully or immediately.
     pub(super) fn disconnect(&mut self, engine: &mut EngineState, mode: DisconnectMode) {
         let abort = mode == DisconnectMode::Abort;
         let event = if abort { StreamEvent::Abort } else { StreamEvent::Disconnect };
@@ -172,7 +173,7 @@ impl Qp {
             return self.shorten_disconnect(engine, mode);
         };
         if !abort {
-            // What is in the queue now is sent; what is posted later is flushed.
+            // Requests now in the queue are sent, later ones flushed.
             self.requester.begin_closing();
         }
         let mut within = engine.options.close_deadline;
@@ -181,7 +182,7 @@ impl Qp {
             self.life.leave_at_deadline();
         }
         if next == StreamPhase::Ended {
-            self.life.ends_by(DisconnectReason::Aborted);
+            self.life.set_end_reason(DisconnectReason::Aborted);
             self.finish(engine, true);
             return;
         }
@@ -190,7 +191,7 @@ impl Qp {
         engine.wake(&mut self.core);
     }
 
-    /// A disconnect that is under way gets a limit.
+    /// Sets a time limit on a disconnect that is under way.
     fn shorten_disconnect(&mut self, engine: &mut EngineState, mode: DisconnectMode) {
         let DisconnectMode::OrderlyWithin { ms } = mode else { return };
         if !matches!(self.life.phase(), StreamPhase::Closing | StreamPhase::FinSent) {
@@ -202,11 +203,11 @@ impl Qp {
         self.life.set_deadline(&self.core, engine, Some(deadline));
     }
 
-    /// While disconnecting: sends the FIN once everything is done and sent. While refusing a
-    /// request: ends the stream once all responses are sent. Called after each turn.
+    /// While disconnecting, sends the FIN once everything is done and sent. While refusing a
+    /// request, ends the stream once all responses are sent. Called after each turn.
     pub(super) fn finish_if_drained(&mut self, engine: &mut EngineState) {
         if self.life.phase() == StreamPhase::Refusing && !self.requester.owes_response() {
-            return self.put_refusal_into_effect(engine);
+            return self.complete_refusal(engine);
         }
         if self.life.phase() != StreamPhase::Closing || !self.requester.is_drained() {
             return;
@@ -220,7 +221,7 @@ impl Qp {
                 match self.life.after(StreamEvent::Drained { peer_fin }) {
                     Some(StreamPhase::Ended) => {
                         //= DDP-3-9a
-                        self.life.ends_by(DisconnectReason::Orderly);
+                        self.life.set_end_reason(DisconnectReason::Orderly);
                         self.finish(engine, false);
                     }
                     Some(next) => self.enter(next),
@@ -230,12 +231,12 @@ impl Qp {
         }
     }
 
-    /// The peer's FIN arrived between two FPDUs.
+    /// Handles a FIN of the peer that arrived between two FPDUs.
     pub(super) fn fin_received(&mut self, engine: &mut EngineState) {
-        if self.is_wired() && self.life.phase().is_linked() {
+        if self.is_rc_or_uc() && self.life.phase().is_linked() {
             return self.unlink(engine, false, "the peer has closed the stream");
         }
-        self.put_refusal_into_effect(engine);
+        self.complete_refusal(engine);
         if !self.life.see_peer_fin() {
             return;
         }
@@ -256,21 +257,21 @@ impl Qp {
                     let event = Event::PeerClosed { qp: self.core.id, context };
                     engine.emit(self.core.session, event);
                 }
-                // Requests that waited for a Read may go on.
+                // Requests that waited for a Read may continue.
                 engine.wake(&mut self.core);
             }
             StreamPhase::FinSent => {
                 //= DDP-3-9a
-                self.life.ends_by(DisconnectReason::Orderly);
+                self.life.set_end_reason(DisconnectReason::Orderly);
                 self.finish(engine, false);
             }
-            // With our Terminate still unsent the outgoing half goes on until it is.
+            // The outgoing direction continues until the Terminate is sent.
             StreamPhase::Refusing | StreamPhase::Terminating => {}
             StreamPhase::Draining => self.finish(engine, false),
         }
     }
 
-    /// The peer's FIN has come, behind messages for which the application has posted no receive.
+    /// Notifies the owner of a FIN of the peer that follows messages without a receive.
     pub(super) fn peer_closing(&mut self, engine: &mut EngineState) {
         if self.responder.awaits_receive() && self.life.see_peer_closing() {
             let context = self.core.shared.context.load(Relaxed);
@@ -278,30 +279,30 @@ impl Qp {
         }
     }
 
-    /// The connection is gone: RST, timeout, or a peer that closed inside a message.
+    /// Handles the loss of the connection: RST, timeout, or a peer that closed inside a message.
     pub(super) fn lost(&mut self, engine: &mut EngineState, why: &str) {
-        if self.is_wired() && self.life.phase().is_linked() {
+        if self.is_rc_or_uc() && self.life.phase().is_linked() {
             return self.unlink(engine, true, why);
         }
-        self.put_refusal_into_effect(engine);
+        self.complete_refusal(engine);
         if self.life.after(StreamEvent::Lost).is_some() {
             self.life.record_loss(&self.core, engine, why);
             //= DDP-6.2.2-1
-            self.life.ends_by(DisconnectReason::Lost { why: why.to_owned() });
+            self.life.set_end_reason(DisconnectReason::Lost { why: why.to_owned() });
             self.finish(engine, true);
         }
     }
 
-    /// The deadline of the phase has passed.
+    /// Handles the deadline of the phase.
     pub(super) fn deadline_passed(&mut self, engine: &mut EngineState) {
         self.life.deadline_passed();
         let phase = self.life.phase();
         if phase == StreamPhase::Refusing {
-            return self.put_refusal_into_effect(engine);
+            return self.complete_refusal(engine);
         }
         if self.life.after(StreamEvent::Deadline).is_none() {
             if phase == StreamPhase::Ended {
-                // The last completions have found no room; their owner is told all the same.
+                // The last completions found no CQ slots. The owner is notified anyway.
                 self.life.emit_disconnected(&self.core, engine);
             }
             return;
@@ -311,8 +312,8 @@ impl Qp {
                 self.lost(engine, "the peer sent no FPDU before the deadline");
             }
             StreamPhase::FinSent if self.life.leaves_at_deadline() => {
-                self.life.ends_by(DisconnectReason::Orderly);
-                // A reset would take back what the peer has not yet read of ours.
+                self.life.set_end_reason(DisconnectReason::Orderly);
+                // A reset would discard bytes of this side that the peer has not read yet.
                 self.finish(engine, self.responder.is_blocked());
             }
             StreamPhase::Closing | StreamPhase::FinSent => {
@@ -322,7 +323,7 @@ impl Qp {
         }
     }
 
-    /// The stream is gone: flush, close the socket, and say how it ended when all is flushed.
+    /// Ends the stream: flushes, closes the socket, and notifies the owner when all is flushed.
     pub(super) fn finish(&mut self, engine: &mut EngineState, reset: bool) {
         if self.life.phase() == StreamPhase::Ended {
             return;
@@ -342,15 +343,15 @@ impl Qp {
         }
     }
 
-    /// Destroys the QP. Its peer learns of it by a Terminate where the stream allows one, by the
-    /// FIN that was sent already, else by a reset. The peer of a RoCE QP sees the stream close in
-    /// order: such a QP outlives its stream, so this is no fault.
+    /// Destroys the QP. Its peer gets a Terminate where the stream allows one, the FIN that was
+    /// already sent, or else a reset. The stream of an RC or UC QP closes gracefully, unless a
+    /// message is partly sent: such a QP outlives its stream, so this is no fault.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
         self.release(engine);
         self.stop_clock(engine);
-        // Not inside a message, and only where something may be sent.
+        // Not inside a message, and only if something may be sent.
         let inside = self.requester.message().is_some_and(|m| m.sent > 0);
-        let in_order = self.is_wired() && !inside;
+        let in_order = self.is_rc_or_uc() && !inside;
         let terminate = (!in_order && self.life.phase().sends() && !inside)
             .then(|| terminate::build(Fault::local(codes::RDMA_LOCAL_CATASTROPHIC), &[], None))
             .and_then(|payload| self.link.final_terminate(payload));
@@ -359,12 +360,12 @@ impl Qp {
             self.fpdu_sent(&OutgoingFpdu::Terminate, None);
         }
         //= RDMAP-6.2.1-4
-        let said_all = self.life.phase().has_said_all() && self.link.tcp().is_some();
-        self.link.destroy(terminate, in_order || said_all, &self.core, engine);
+        let sent_all = self.life.phase().has_sent_all() && self.link.tcp().is_some();
+        self.link.destroy(terminate, in_order || sent_all, &self.core, engine);
         engine.stags.unbind_all_of(self.core.id);
         self.life.set_deadline(&self.core, engine, None);
         engine.doorbells.unroute(&self.core, engine.worker);
-        // Slots of requests that will never complete must not shrink a CQ that lives on.
+        // Slots of requests that will never complete must not shrink a CQ that outlives the QP.
         let slots = self.requester.held_slots();
         engine.unreserve(&self.core.send_cq, slots);
     }

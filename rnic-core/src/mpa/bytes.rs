@@ -1,10 +1,9 @@
-//! What the framer writes and the deframer takes, against an encoder that goes byte by byte as the
-//! text of RFC 5044 does, and shares nothing with them.
+//! Compares framer and deframer with an independent encoder, which follows RFC 5044 byte by byte.
 
 use super::tests::{frame, pattern};
 use super::*;
 
-/// CRC32c bit by bit, as iSCSI defines it (RFC 3720 section 12.1).
+/// Computes CRC32c bit by bit, as iSCSI defines it (RFC 3720 section 12.1).
 fn crc(bytes: &[u8]) -> [u8; 4] {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -16,7 +15,7 @@ fn crc(bytes: &[u8]) -> [u8; 4] {
     (!crc).to_le_bytes()
 }
 
-/// A half connection: its position in the stream, and whether Markers and CRCs are on.
+/// One direction of a connection, with its position in the stream.
 struct Encoder {
     position: u64,
     markers: bool,
@@ -30,14 +29,15 @@ impl Encoder {
         while !plain.len().is_multiple_of(4) {
             plain.push(0);
         }
-        let (mut out, mut length_at) = (Vec::new(), None);
+        let mut out = Vec::new();
+        let mut length_at = None;
         for byte in plain {
             self.marker(&mut out, length_at);
             length_at.get_or_insert(self.position);
             out.push(byte);
             self.position += 1;
         }
-        // One between pad and CRC is the last thing that the CRC covers.
+        // The CRC also covers a Marker between pad and CRC.
         self.marker(&mut out, length_at);
         let crc = if self.crc { crc(&out) } else { [0; 4] };
         out.extend(crc);
@@ -45,7 +45,7 @@ impl Encoder {
         out
     }
 
-    /// A Marker, if one is due here: section 4.3.
+    /// Writes a Marker if one is due at this position (section 4.3).
     fn marker(&mut self, out: &mut Vec<u8>, length_at: Option<u64>) {
         if self.markers && self.position.is_multiple_of(512) {
             let back = length_at.map_or(0, |at| self.position - at);
@@ -82,7 +82,7 @@ impl Encoder {
 //= MPA-4.4-16
 //= MPA-4.4-17
 #[test]
-fn every_length_is_written_as_the_text_says() {
+fn framer_matches_reference_encoder() {
     for (markers, crc) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut encoder = Encoder { position: 0, markers, crc };
         let mut framer = Framer::new(markers, crc);
@@ -105,10 +105,10 @@ fn every_length_is_written_as_the_text_says() {
 //= MPA-6-2
 //= MPA-6-4
 #[test]
-fn what_the_text_says_is_read_at_every_place_of_the_stream() {
+fn deframer_reads_reference_at_every_phase() {
     for len in [0, 1, 2, 14, 18, 27, 240, 498, 502, 506, 700, 1100, 5000] {
         let ulpdu = pattern(len);
-        // Wherever the stream is, also where TCP's sequence numbers begin again.
+        // All phases, including where TCP's sequence numbers wrap.
         for position in (0..512).chain((1 << 32) - 512..1 << 32).step_by(4) {
             let mut encoder = Encoder { position, markers: true, crc: true };
             let mut fpdus = [encoder.fpdu(&ulpdu), encoder.fpdu(b"and the next")];

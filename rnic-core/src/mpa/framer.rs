@@ -1,4 +1,4 @@
-//! The outgoing half: ULPDUs become FPDUs (RFC 5044 sections 4.1 to 4.4).
+//! Outgoing direction: turns ULPDUs into FPDUs (RFC 5044 sections 4.1 to 4.4).
 
 use crc32c::crc32c_append;
 
@@ -7,17 +7,16 @@ use super::{
     unmarked_len,
 };
 
-/// Payload is filled and CRC'd in blocks of about this many bytes, so that the CRC reads what
-/// the fill left in the first-level cache. A multiple of 768, the stride of the CRC's three
-/// interleaved lanes.
+/// Approximate number of payload bytes that are filled and then checksummed together, so that the
+/// CRC reads them from the L1 cache. A multiple of `CRC_STRIDE`.
 pub const BLOCK: usize = 10 * CRC_STRIDE;
 
-/// Bytes the CRC consumes per round of its fast loop.
+/// Bytes per iteration of the CRC's fast loop, which has three interleaved lanes.
 const CRC_STRIDE: usize = 768;
 
 /// Frames the ULPDUs of one direction of a stream.
 ///
-/// Stream position 0 is the byte after the start-up frame sent in that direction.
+/// Stream position 0 is the byte after the start-up frame in that direction.
 #[derive(Debug)]
 pub struct Framer {
     markers: bool,
@@ -27,21 +26,21 @@ pub struct Framer {
 }
 
 impl Framer {
-    /// A framer at the start of Full Operation. `markers` if the peer declared M = 1, `crc` if
-    /// either side declared C = 1.
+    /// Creates a framer at the start of Full Operation. `markers` is true if the peer declared
+    /// M = 1, `crc` if either end declared C = 1.
     #[must_use]
     pub fn new(markers: bool, crc: bool) -> Self {
         //= MPA-4.3-9, MPA-7.1.2-7
         Framer { markers, crc, phase: 0 }
     }
 
-    /// One with Markers and CRCs at some other place in the stream.
+    /// Creates a framer with Markers and CRCs at the given phase.
     #[cfg(test)]
     pub(super) fn at_phase(phase: usize) -> Self {
         Framer { markers: true, crc: true, phase }
     }
 
-    /// Bytes the next FPDU takes in the stream for a ULPDU of `ulpdu_len` bytes, Markers included.
+    /// Returns the length of the next FPDU with a ULPDU of `ulpdu_len` bytes, Markers included.
     #[must_use]
     pub fn fpdu_len(&self, ulpdu_len: usize) -> usize {
         let unmarked = unmarked_len(ulpdu_len);
@@ -51,14 +50,14 @@ impl Framer {
 
     /// Writes the FPDU of one ULPDU to the front of `out` and returns its length.
     ///
-    /// The ULPDU is `header` followed by `payload_len` bytes that `fill(offset, block)` writes,
-    /// `offset` counting from the start of the payload; blocks come in order, are never empty and
-    /// stay about as small as [`BLOCK`]. If `fill` fails, nothing has been framed: the stream
-    /// position is unchanged and `out` holds junk.
+    /// The ULPDU is `header` followed by `payload_len` bytes, which `fill(offset, block)` writes in
+    /// order. `offset` counts from the start of the payload. Blocks are not empty and not much
+    /// larger than [`BLOCK`]. If `fill` fails, the stream position is unchanged and the contents of
+    /// `out` are undefined.
     ///
     /// # Panics
     ///
-    /// If `out` is shorter than [`Framer::fpdu_len`] of the ULPDU or the ULPDU longer than
+    /// If `out` is shorter than [`Framer::fpdu_len`] of the ULPDU, or the ULPDU is longer than
     /// [`MAX_ULPDU`].
     //= MPA-3-1
     pub fn frame<E>(
@@ -86,8 +85,8 @@ impl Framer {
         Ok(len)
     }
 
-    /// What stands before and behind a ULPDU that goes out from where it lies, without a copy:
-    /// the length field, and the pad with the unused CRC field. `None` if CRCs or Markers are on.
+    /// Returns the bytes around a ULPDU that is sent without being copied: the length field before
+    /// it, and the pad and unused CRC field after it. `None` if CRCs or Markers are on.
     #[must_use]
     pub fn length_and_trailer(&self, ulpdu_len: u16) -> Option<([u8; LENGTH_LEN], &'static [u8])> {
         if self.markers || self.crc {
@@ -114,10 +113,12 @@ impl Framer {
         //= MPA-4.1-3
         out[end..].fill(0);
 
-        // The first block ends where the following ones are aligned for the CRC's fast loop.
+        // The first block ends so that the later ones are aligned for the CRC's fast loop.
         let aligned = out.as_ptr().align_offset(8) % 8;
         let mut stop = end.min((aligned + BLOCK).max(start + CRC_STRIDE));
-        let (mut at, mut crc, mut summed) = (start, 0, 0);
+        let mut at = start;
+        let mut crc = 0;
+        let mut summed = 0;
         while at < end {
             fill(at - start, &mut out[at..stop])?;
             if self.crc && stop < end {
@@ -152,7 +153,9 @@ impl Framer {
         writer.put(&length);
         writer.put(header);
         //= MPA-4.3-1, MPA-4.4-16
-        let (mut crc, mut summed, mut filled) = (0, 0, 0);
+        let mut crc = 0;
+        let mut summed = 0;
+        let mut filled = 0;
         while filled < payload_len {
             let block = writer.block(payload_len - filled);
             let taken = block.len();
@@ -165,7 +168,7 @@ impl Framer {
         }
         //= MPA-4.1-3
         writer.put(&[0; 3][..pad]);
-        // A Marker between pad and CRC belongs to this FPDU and to what the CRC covers.
+        // A Marker between pad and CRC belongs to this FPDU and is covered by the CRC.
         writer.put(&[0; CRC_LEN]);
         debug_assert_eq!(writer.at, writer.out.len());
         if self.crc {
@@ -178,14 +181,14 @@ impl Framer {
     }
 }
 
-/// Writes an FPDU and puts Markers where they are due.
+/// Writes an FPDU and inserts Markers at their positions.
 struct MarkedWriter<'o> {
     out: &'o mut [u8],
-    /// Next byte to write.
+    /// Offset of the next byte to write.
     at: usize,
-    /// Where in `out` the next Marker is due.
+    /// Offset in `out` of the next Marker.
     marker: usize,
-    /// Where in `out` the ULPDU_Length field stands.
+    /// Offset in `out` of the ULPDU_Length field.
     start: usize,
 }
 
@@ -197,12 +200,12 @@ impl<'o> MarkedWriter<'o> {
         MarkedWriter { out, at: 0, marker, start }
     }
 
-    /// The next at most `wanted` bytes up to a Marker, to be written by the caller.
+    /// Reserves up to `wanted` bytes before the next Marker, for the caller to write.
     fn block(&mut self, wanted: usize) -> &mut [u8] {
         if self.at == self.marker {
-            // Between FPDUs the pointer is 0; inside it is below 64 Ki + Markers of one FPDU, and
-            // the field holds what fits: no FPDU we send is longer than MAX_MULPDU's.
-            #[expect(clippy::cast_possible_truncation, reason = "as said above")]
+            // Between FPDUs the pointer is 0. Inside an FPDU it is below 64 Ki, because
+            // MAX_MULPDU limits the FPDUs we send.
+            #[expect(clippy::cast_possible_truncation, reason = "below 64 Ki, see above")]
             //= MPA-4.2-6, MPA-4.3-5, MPA-4.3-11, MPA-4.3-12
             let pointer = self.at.saturating_sub(self.start) as u16;
             let [high, low] = pointer.to_be_bytes();

@@ -1,4 +1,4 @@
-//! The rows of the table `limit` that are MPA's, held against what the code does.
+//! Tests the rows of the table `limit` that concern MPA against the code.
 
 use std::convert::Infallible;
 
@@ -19,7 +19,7 @@ const OPTIONS: Options = Options {
     rtr: RtrKinds::all(),
 };
 
-/// A Request of revision 1 that claims so much Private Data; all of it, or the header alone.
+/// Returns a Request of revision 1 with this length of Private Data; only its header unless `all`.
 fn request(private_data: usize, all: bool) -> Vec<u8> {
     let mut bytes = b"MPA ID Req Frame\x40\x01".to_vec();
     bytes.extend((private_data as u16).to_be_bytes());
@@ -34,7 +34,7 @@ fn request(private_data: usize, all: bool) -> Vec<u8> {
 //= MPA-7.1.2-9
 //= MPA-7.1.2-9b
 #[test]
-fn private_data_ends_at_its_limit() {
+fn private_data_limit() {
     let most = limit("MPA Private Data, maximum");
     let header = limit("MPA startup frame header");
     for len in [0, 1, most - 1, most] {
@@ -43,7 +43,7 @@ fn private_data_ends_at_its_limit() {
             panic!("a Request with {len} bytes")
         };
         assert_eq!(frame.private_data(), vec![7; len]);
-        // The header alone tells how much is to come, and what follows is no part of it.
+        // The header alone determines the length. Later bytes are not part of the frame.
         let progress = Frame::check(FrameKind::Request, 1, &bytes[..header]);
         assert!(len == 0 || progress == Ok(Progress::NeedMore(header + len)));
         let more = [&bytes[..], b"more"].concat();
@@ -62,7 +62,7 @@ fn private_data_ends_at_its_limit() {
 }
 
 #[test]
-fn enhanced_data_takes_its_room_and_states_at_most_the_limit() {
+fn enhanced_data_limits() {
     let room =
         limit("MPA Private Data, maximum") - limit("enhanced connection data inside Private Data");
     let most = limit("IRD and ORD, maximum negotiable (0x3FFF means not negotiated)");
@@ -89,15 +89,15 @@ fn enhanced_data_takes_its_room_and_states_at_most_the_limit() {
 //= MPA-4.5-1
 //= MPA-4.5-2
 #[test]
-fn mulpdu_stays_inside_its_limits() {
-    let (least, most) =
-        (limit("MULPDU, minimum") as u16, limit("MULPDU and ULPDU sent, maximum") as u16);
+fn mulpdu_limits() {
+    let least = limit("MULPDU, minimum") as u16;
+    let most = limit("MULPDU and ULPDU sent, maximum") as u16;
     for markers in [false, true] {
         let all: Vec<u16> = (0..70_000).map(|emss| mulpdu(emss, markers)).collect();
         assert_eq!(all.iter().min(), Some(&least));
         assert_eq!(all.iter().max(), Some(&most));
         for (emss, mulpdu) in all.into_iter().enumerate() {
-            // Section 4.5, as it is printed.
+            // The formula of section 4.5.
             let marked = if markers { 4 * (emss as f64 / 512.0).ceil() as i64 } else { 0 };
             let formula = emss as i64 - (6 + marked + emss as i64 % 4);
             let expected = formula.clamp(i64::from(least), i64::from(most));
@@ -107,7 +107,7 @@ fn mulpdu_stays_inside_its_limits() {
 }
 
 #[test]
-fn a_length_field_tells_up_to_its_limit() {
+fn length_field_limit() {
     let most = limit("ULPDU_Length field, maximum");
     let mut out = vec![0; MAX_FPDU];
     let fill = |_: usize, block: &mut [u8]| {
@@ -122,11 +122,12 @@ fn a_length_field_tells_up_to_its_limit() {
 //= MPA-4.3-4
 //= MPA-4.3-9
 #[test]
-fn markers_stand_at_their_interval() {
+fn marker_interval() {
     let interval = limit("Marker interval");
     let mut framer = Framer::new(true, false);
-    let (mut stream, mut starts) = (Vec::new(), Vec::new());
-    // Nothing but Markers' RESERVED bytes and pad is 0 in here.
+    let mut stream = Vec::new();
+    let mut starts = Vec::new();
+    // In this stream only the RESERVED bytes of Markers and the pad are 0.
     for len in (1..40).map(|n| n * 37) {
         starts.push(stream.len());
         stream.extend(super::tests::frame(&mut framer, &[], &vec![0xEE; len]));
@@ -135,7 +136,7 @@ fn markers_stand_at_their_interval() {
         let marker = &stream[at..at + 4];
         assert_eq!(marker[..2], [0, 0], "position {at}");
         let fpdu = starts.iter().rev().find(|start| **start <= at).expect("the first is at 0");
-        // An FPDU whose first bytes are the Marker has its length field behind it.
+        // In an FPDU that starts with a Marker, the length field follows the Marker.
         let length_at = if fpdu.is_multiple_of(interval) { fpdu + 4 } else { *fpdu };
         let back = u16::from_be_bytes([marker[2], marker[3]]);
         assert_eq!(usize::from(back), at.saturating_sub(length_at), "position {at}");
@@ -143,7 +144,7 @@ fn markers_stand_at_their_interval() {
 }
 
 #[test]
-fn the_longest_fpdu_is_as_long_as_is_said() {
+fn longest_fpdu_has_max_fpdu_bytes() {
     let at = |phase| Framer::at_phase(phase).fpdu_len(MAX_ULPDU);
     assert_eq!((0..MARKER_INTERVAL).step_by(4).map(at).max(), Some(MAX_FPDU));
 }

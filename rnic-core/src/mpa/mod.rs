@@ -1,10 +1,9 @@
 //! MPA (RFC 5044): start-up frames, FPDU framing, Markers and CRC.
 //!
-//! Turns ULPDUs into the bytes of a TCP stream and back. [`Framer`] is one outgoing half of a
-//! connection, [`Deframer`] one incoming half; both know nothing but their phase in the Marker
-//! interval. What a ULPDU means, where its bytes come from or go to, and when anything is sent is
-//! none of their business: the engine's transmit and receive halves call them, and
-//! [`crate::stream::startup`] uses the frames in [`startup`] to negotiate what they are made with.
+//! Turns ULPDUs into the bytes of a TCP stream and back. [`Framer`] is the outgoing direction of a
+//! connection, [`Deframer`] the incoming one. Their only state is the phase: the position in the
+//! Marker interval. The engine's transmit and receive paths call them and interpret the ULPDUs.
+//! [`crate::stream::startup`] negotiates their parameters with the frames of [`startup`].
 
 #[cfg(test)]
 mod bytes;
@@ -19,27 +18,27 @@ pub(crate) mod tests;
 pub use deframer::Deframer;
 pub use framer::Framer;
 
-/// Distance between the starts of two Markers in the stream, Marker included (section 4.3).
+/// Distance between the starts of two Markers in the stream (section 4.3).
 pub const MARKER_INTERVAL: usize = 512;
-/// Bytes of a Marker: two reserved ones, then FPDUPTR.
+/// Size of a Marker in bytes: two reserved bytes, then FPDUPTR.
 pub const MARKER_LEN: usize = 4;
-/// Bytes of the ULPDU_Length field.
+/// Size of the ULPDU_Length field in bytes.
 pub const LENGTH_LEN: usize = 2;
-/// Bytes of the CRC field, present even when CRCs are off.
+/// Size of the CRC field in bytes. It is present even without CRCs.
 pub const CRC_LEN: usize = 4;
-/// Largest ULPDU the length field can tell.
+/// Maximum ULPDU in bytes that the length field can express.
 pub const MAX_ULPDU: usize = 0xFFFF;
-/// Smallest MULPDU (section 3).
+/// Minimum MULPDU in bytes (section 3).
 pub const MIN_MULPDU: u16 = 128;
-/// Largest MULPDU, and the largest ULPDU we send (section 3).
+/// Maximum MULPDU, and maximum ULPDU sent, in bytes (section 3).
 pub const MAX_MULPDU: u16 = 64768;
-/// Most bytes one FPDU can take in the stream: the largest ULPDU, its pad and all its Markers.
+/// Maximum FPDU in the stream, in bytes: the largest ULPDU with its pad and all its Markers.
 pub const MAX_FPDU: usize = {
     let data = (LENGTH_LEN + MAX_ULPDU).next_multiple_of(4) + CRC_LEN;
     data + data.div_ceil(MARKER_INTERVAL - MARKER_LEN) * MARKER_LEN
 };
 
-/// The largest ULPDU whose FPDU fits into one TCP segment of `emss` bytes at any Marker phase
+/// Returns the largest ULPDU whose FPDU fits one TCP segment of `emss` bytes at any Marker phase
 /// (section 4.5), clamped to [`MIN_MULPDU`]..=[`MAX_MULPDU`].
 #[must_use]
 //= MPA-3-2
@@ -53,7 +52,7 @@ pub fn mulpdu(emss: usize, markers: bool) -> u16 {
     u16::try_from(room).unwrap_or(MAX_MULPDU).clamp(MIN_MULPDU, MAX_MULPDU)
 }
 
-/// What is wrong with a received FPDU; nothing of it has been handed out.
+/// Fault of a received FPDU. None of its bytes has been delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MpaFault {
     /// The CRC does not match (error 2).
@@ -64,23 +63,23 @@ pub enum MpaFault {
     Marker,
 }
 
-/// Bytes of length field, ULPDU, pad and CRC field: everything of an FPDU but its Markers.
+/// Returns the length of an FPDU without its Markers: length field, ULPDU, pad and CRC field.
 /// Always a multiple of 4, so a Marker never splits a length or CRC field.
 const fn unmarked_len(ulpdu_len: usize) -> usize {
     //= MPA-4.1-5, MPA-4.4-12
     (LENGTH_LEN + ulpdu_len).next_multiple_of(4) + CRC_LEN
 }
 
-/// Bytes from `phase` to the next Marker: 0 if one is due now.
+/// Returns the number of bytes from `phase` to the next Marker; 0 if a Marker is due at `phase`.
 const fn to_marker(phase: usize) -> usize {
     (MARKER_INTERVAL - phase) % MARKER_INTERVAL
 }
 
-/// Bytes of Markers among `unmarked` other bytes that start at `phase`. One due right behind
-/// them belongs to the next FPDU.
+/// Returns the total size of the Markers that are inserted into `unmarked` bytes starting at
+/// `phase`. A Marker due at their end belongs to the next FPDU.
 const fn marker_bytes(phase: usize, unmarked: usize) -> usize {
-    let behind_first = unmarked.saturating_sub(to_marker(phase));
-    behind_first.div_ceil(MARKER_INTERVAL - MARKER_LEN) * MARKER_LEN
+    let after_first = unmarked.saturating_sub(to_marker(phase));
+    after_first.div_ceil(MARKER_INTERVAL - MARKER_LEN) * MARKER_LEN
 }
 
 #[cfg(test)]
@@ -102,7 +101,7 @@ mod arithmetic {
     //= MPA-3-4
     //= MPA-4.5-7
     #[test]
-    fn mulpdu_is_clamped_for_absurd_segments() {
+    fn mulpdu_is_clamped_for_extreme_emss() {
         for markers in [false, true] {
             for emss in [0, 1, 7, 100, 133] {
                 assert_eq!(mulpdu(emss, markers), 128);
@@ -113,7 +112,7 @@ mod arithmetic {
 
     //= MPA-5.1-1
     #[test]
-    fn fpdu_of_mulpdu_fits_the_segment_at_every_phase() {
+    fn mulpdu_fits_the_segment_at_every_phase() {
         for emss in (134..3000).chain([8960, 16344, 32741, 64000]) {
             for markers in [false, true] {
                 let ulpdu = usize::from(mulpdu(emss, markers));
@@ -133,7 +132,9 @@ mod arithmetic {
         for phase in (0..MARKER_INTERVAL).step_by(4) {
             for ulpdu in 0..1600 {
                 let unmarked = unmarked_len(ulpdu);
-                let (mut position, mut left, mut markers) = (phase, unmarked, 0);
+                let mut position = phase;
+                let mut left = unmarked;
+                let mut markers = 0;
                 while left > 0 {
                     if position % MARKER_INTERVAL == 0 {
                         markers += 1;

@@ -1,22 +1,22 @@
 //! Start-up frames (RFC 5044 section 7.1.1) and the enhanced data of RFC 6581 in them.
 //!
-//! One Request, one Reply, plain TCP bytes. [`Frame`] is a view of a complete one, [`Repr`] its
-//! meaning; who sends which when, and what follows from it, is [`crate::stream::startup`].
+//! A Request and a Reply are sent on TCP without framing. [`Frame`] is a view of a complete frame,
+//! [`Repr`] its contents. [`crate::stream::startup`] implements the exchange.
 
 use std::fmt;
 
 use bitflags::bitflags;
 
-/// Bytes before the Private Data.
+/// Number of bytes before the Private Data.
 pub const HEADER_LEN: usize = 20;
-/// Most Private Data a frame can carry.
+/// Maximum Private Data of a frame, in bytes.
 pub const MAX_PRIVATE_DATA: usize = 512;
-/// Bytes of the Private Data that the enhanced data takes.
+/// Size of the enhanced data, which precede the application's Private Data, in bytes.
 pub const ENHANCED_LEN: usize = 4;
-/// IRD or ORD that says: not negotiated here (RFC 6581 section 9.1).
+/// Value of IRD or ORD meaning that it is not negotiated (RFC 6581 section 9.1).
 pub const NOT_NEGOTIATED: u16 = 0x3FFF;
 
-/// Which of the two frames.
+/// Kind of a start-up frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     /// MPA Request Frame, from the Initiator.
@@ -26,7 +26,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// The bytes every frame of this kind begins with.
+    /// Returns the key: the first 16 bytes of every frame of this kind.
     #[must_use]
     pub const fn key(self) -> &'static [u8; 16] {
         match self {
@@ -39,7 +39,7 @@ impl FrameKind {
 }
 
 bitflags! {
-    /// Kinds of ready-to-receive message (RFC 6581 section 9.2).
+    /// Kinds of ready-to-receive (RTR) message (RFC 6581 section 9.2).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct RtrKinds: u8 {
         /// A zero-length Send.
@@ -51,16 +51,16 @@ bitflags! {
     }
 }
 
-/// The first four bytes of the Private Data if S is set (RFC 6581 section 9.1).
+/// Enhanced data: the first four bytes of the Private Data if S is set (RFC 6581 section 9.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enhanced {
-    /// A: either side may send first, made possible by an RTR from the Initiator.
+    /// A: peer-to-peer model: either side may send first, after an RTR from the Initiator.
     pub peer_to_peer: bool,
-    /// B, C, D: the RTRs the sender of the frame supports; without meaning if A is clear.
+    /// B, C, D: RTRs that the sender of the frame supports. Ignored if A is clear.
     pub rtr: RtrKinds,
-    /// Inbound RDMA Reads the sender of the frame can hold, 14 bits, or [`NOT_NEGOTIATED`].
+    /// Maximum inbound RDMA Reads (IRD) of the sender, 14 bits, or [`NOT_NEGOTIATED`].
     pub ird: u16,
-    /// Outbound RDMA Reads it wants to have under way, 14 bits, or [`NOT_NEGOTIATED`].
+    /// Desired outbound RDMA Reads (ORD) of the sender, 14 bits, or [`NOT_NEGOTIATED`].
     pub ord: u16,
 }
 
@@ -71,7 +71,7 @@ impl Enhanced {
     const FLAG_D: u16 = 0x4000;
     const NUMBER: u16 = 0x3FFF;
 
-    /// Reads the four bytes; every value means something.
+    /// Decodes the four bytes. Every value is valid.
     #[must_use]
     pub fn parse(bytes: [u8; ENHANCED_LEN]) -> Enhanced {
         let first = u16::from_be_bytes([bytes[0], bytes[1]]);
@@ -88,7 +88,7 @@ impl Enhanced {
         }
     }
 
-    /// The four bytes. B, C and D are sent as 0 if A is; numbers are cut to 14 bits.
+    /// Encodes the four bytes. B, C and D are 0 without A. Numbers are truncated to 14 bits.
     #[must_use]
     pub fn emit(self) -> [u8; ENHANCED_LEN] {
         let mut first = self.ird & Self::NUMBER;
@@ -98,37 +98,38 @@ impl Enhanced {
             first |= Self::FLAG_A | flag(RtrKinds::SEND, Self::FLAG_B);
             second |= flag(RtrKinds::WRITE, Self::FLAG_C) | flag(RtrKinds::READ, Self::FLAG_D);
         }
-        let ([a, b], [c, d]) = (first.to_be_bytes(), second.to_be_bytes());
+        let [a, b] = first.to_be_bytes();
+        let [c, d] = second.to_be_bytes();
         [a, b, c, d]
     }
 }
 
-/// Why bytes are no start-up frame; each costs the connection.
+/// Fault of a start-up frame. The connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The key is neither of the two, or differs from it in the bytes received so far.
+    /// The received bytes match neither key.
     #[error("not an MPA start-up frame")]
     NoKey,
-    /// A frame of the other kind: two Initiators or two Responders met.
+    /// The frame has the other kind: both ends are Initiators or both are Responders.
     #[error("an MPA start-up frame of the wrong kind")]
     WrongKind,
     /// PD_Length is above [`MAX_PRIVATE_DATA`].
     #[error("PD_Length {0} is above 512")]
     PrivateDataTooLong(u16),
-    /// Rev is above what is served.
-    #[error("MPA revision {0} is not served")]
+    /// Rev is higher than the maximum supported revision.
+    #[error("MPA revision {0} is not supported")]
     Revision(u8),
-    /// S is set, but PD_Length has no room for the enhanced data.
-    #[error("enhanced set-up data announced, but PD_Length is {0}")]
+    /// S is set, but PD_Length is too small for the enhanced data.
+    #[error("flag S announces enhanced data, but PD_Length is only {0}")]
     NoEnhancedData(u16),
 }
 
-/// What the bytes received so far amount to.
+/// Progress of decoding a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress<'a> {
-    /// Nothing wrong yet; the frame ends at this many bytes at least.
+    /// Valid so far. The frame has at least this total number of bytes.
     NeedMore(usize),
-    /// A complete frame and the bytes behind it.
+    /// A complete frame and the bytes after it.
     Complete(Frame<'a>, &'a [u8]),
 }
 
@@ -154,9 +155,9 @@ mod field {
 }
 
 impl<'a> Frame<'a> {
-    /// Looks for a frame of `kind` and a revision of at most `max_revision` at the front of
-    /// `bytes`. A wrong key is found at its first wrong byte, an impossible PD_Length or
-    /// revision as soon as the header is there.
+    /// Checks for a frame of `kind` with a revision of at most `max_revision` at the front of
+    /// `bytes`. Detects a wrong key at the first wrong byte, and an invalid PD_Length or revision
+    /// as soon as the header is complete.
     pub fn check(
         kind: FrameKind,
         max_revision: u8,
@@ -194,36 +195,37 @@ impl<'a> Frame<'a> {
             return Ok(Progress::NeedMore(len));
         }
         //= MPA-7.1.2-9b
-        let (bytes, behind) = bytes.split_at(len);
-        Ok(Progress::Complete(Frame { bytes }, behind))
+        let (bytes, trailing) = bytes.split_at(len);
+        Ok(Progress::Complete(Frame { bytes }, trailing))
     }
 
-    /// M: the sender of this frame wants Markers in what it receives.
+    /// M: returns true if the sender requires Markers in received data.
     #[must_use]
     pub fn markers(&self) -> bool {
         self.bytes[field::FLAGS] & field::MARKERS != 0
     }
 
-    /// C: the sender of this frame wants CRCs.
+    /// C: returns true if the sender requires CRCs.
     #[must_use]
     pub fn crc(&self) -> bool {
         self.bytes[field::FLAGS] & field::CRC != 0
     }
 
-    /// R: the Responder rejects. Without meaning in a Request.
+    /// R: returns true if the Responder rejects. Has no meaning in a Request.
     #[must_use]
     pub fn reject(&self) -> bool {
         self.bytes[field::FLAGS] & field::REJECT != 0
     }
 
-    /// S: enhanced data leads the Private Data. Below revision 2 the bit is reserved.
+    /// S: returns true if the Private Data start with enhanced data. The bit is reserved below
+    /// revision 2.
     #[must_use]
     pub fn is_enhanced(&self) -> bool {
         //= MPA-7.1.1-13
         self.revision() >= 2 && self.bytes[field::FLAGS] & field::ENHANCED != 0
     }
 
-    /// Rev: MPA revision of the frame, as it stands there.
+    /// Rev: returns the MPA revision of the frame, not validated.
     #[must_use]
     pub fn revision(&self) -> u8 {
         self.bytes[field::REVISION]
@@ -236,32 +238,32 @@ impl<'a> Frame<'a> {
         ])
     }
 
-    /// The Private Data as it stands in the frame, enhanced data included.
+    /// Returns the Private Data of the frame, including enhanced data.
     #[must_use]
     pub fn private_data(&self) -> &'a [u8] {
         &self.bytes[field::PRIVATE_DATA]
     }
 }
 
-/// The meaning of a start-up frame. Which kind it is, its place tells.
+/// Contents of a start-up frame of either kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr<'a> {
-    /// M: the sender wants Markers in what it receives.
+    /// M: the sender requires Markers in received data.
     pub markers: bool,
-    /// C: the sender wants CRCs.
+    /// C: the sender requires CRCs.
     pub crc: bool,
-    /// R: rejected; in a Request sent as false and not looked at.
+    /// R: true if the Responder rejects. False in a Request, where receivers ignore it.
     pub reject: bool,
     /// Rev: MPA revision of the frame.
     pub revision: u8,
-    /// Enhanced data; S is set if it is there.
+    /// Enhanced data; S is set if present.
     pub enhanced: Option<Enhanced>,
     /// The application's Private Data, without the enhanced data.
     pub private_data: &'a [u8],
 }
 
 impl<'a> Repr<'a> {
-    /// The meaning of a frame.
+    /// Decodes a frame.
     #[must_use]
     pub fn parse(frame: &Frame<'a>) -> Repr<'a> {
         let (enhanced, private_data) = match frame.private_data().split_first_chunk() {
@@ -278,7 +280,7 @@ impl<'a> Repr<'a> {
         }
     }
 
-    /// Bytes of the frame.
+    /// Returns the length of the frame in bytes.
     #[must_use]
     pub fn buffer_len(&self) -> usize {
         HEADER_LEN + self.pd_length()
@@ -288,11 +290,8 @@ impl<'a> Repr<'a> {
         self.enhanced.map_or(0, |_| ENHANCED_LEN) + self.private_data.len()
     }
 
-    /// Writes the frame to `out`, which is exactly as long as [`Repr::buffer_len`].
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "Private Data that does not fit is refused before"
-    )]
+    /// Writes the frame to `out`, which must be exactly [`Repr::buffer_len`] bytes long.
+    #[expect(clippy::cast_possible_truncation, reason = "callers check the length of Private Data")]
     pub fn emit(&self, kind: FrameKind, out: &mut [u8]) {
         out[field::KEY].copy_from_slice(kind.key());
         let mut flags = 0;
@@ -318,7 +317,7 @@ impl<'a> Repr<'a> {
         private.copy_from_slice(self.private_data);
     }
 
-    /// The frame as a buffer of its own.
+    /// Encodes the frame into a new buffer.
     #[must_use]
     pub fn to_vec(&self, kind: FrameKind) -> Vec<u8> {
         let mut out = vec![0; self.buffer_len()];
@@ -350,7 +349,7 @@ mod tests {
     use super::*;
     use crate::mpa::tests::hex;
 
-    /// A Request as siw sends it when told to ask for peer-to-peer.
+    /// A Request of siw that requests the peer-to-peer model.
     const REQUEST: &str = "4d504120 49442052 65712046 72616d65 10020004 8004c004";
 
     #[test]
@@ -379,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn frame_cut_at_every_byte_says_how_much_is_known_to_come() {
+    fn truncated_frame_returns_known_length() {
         let bytes = hex(REQUEST);
         for cut in 0..bytes.len() {
             let known = if cut < HEADER_LEN { HEADER_LEN } else { bytes.len() };
@@ -389,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn enhanced_data_of_every_word() {
+    fn every_word_of_enhanced_data() {
         for word in 0..=u16::MAX {
             let [high, low] = word.to_be_bytes();
             let first = Enhanced::parse([high, low, 0xC0, 0x07]);
@@ -404,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn rtr_kinds_are_sent_as_zero_without_peer_to_peer() {
+    fn rtr_bits_are_zero_without_peer_to_peer() {
         let rtr = RtrKinds::all();
         let enhanced = Enhanced { peer_to_peer: false, rtr, ird: 1, ord: 2 };
         assert_eq!(enhanced.emit(), [0, 1, 0, 2]);

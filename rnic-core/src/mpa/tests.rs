@@ -1,4 +1,4 @@
-//! Framing and deframing against each other and against literal bytes.
+//! Tests framer and deframer against each other and against literal bytes.
 
 use std::convert::Infallible;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Bytes written as hexadecimal digits, spaces for the eye.
+/// Decodes hexadecimal digits; spaces are ignored.
 pub(crate) fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text
         .chars()
@@ -16,7 +16,7 @@ pub(crate) fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
 }
 
-/// The FPDU of a ULPDU, framed into junk, with junk behind it left alone.
+/// Frames a ULPDU into a buffer of junk, and checks that the junk after the FPDU is unchanged.
 pub(crate) fn frame(framer: &mut Framer, header: &[u8], payload: &[u8]) -> Vec<u8> {
     let len = framer.fpdu_len(header.len() + payload.len());
     let mut out = vec![0xAA; len + 8];
@@ -29,12 +29,12 @@ pub(crate) fn frame(framer: &mut Framer, header: &[u8], payload: &[u8]) -> Vec<u
     out
 }
 
-/// Bytes without a period of any power of two.
+/// Returns bytes with a period of 251, so that no power of two is a period.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8).collect()
 }
 
-/// A receiver that collects bytes as they come and takes FPDUs as soon as they are whole.
+/// Receiver that collects bytes as they arrive and takes each FPDU as soon as it is complete.
 struct Collector {
     deframer: Deframer,
     have: Vec<u8>,
@@ -67,14 +67,14 @@ impl Collector {
 //= MPA-6-5
 //= MPA-A.4-1
 #[test]
-fn messages_of_every_length_with_markers_cut_at_every_byte() {
+fn fpdus_of_every_length_byte_by_byte() {
     let mut framer = Framer::new(true, true);
     let mut collector = Collector::new(true, true);
     for len in 0..=1100 {
         let ulpdu = pattern(len);
         let (header, payload) = ulpdu.split_at(len.min(18));
         for byte in frame(&mut framer, header, payload) {
-            collector.receive(&[byte]).expect("what we framed is valid");
+            collector.receive(&[byte]).expect("valid FPDU");
         }
         assert_eq!(collector.ulpdus.pop().as_ref(), Some(&ulpdu), "length {len}");
         assert!(collector.have.is_empty());
@@ -83,7 +83,7 @@ fn messages_of_every_length_with_markers_cut_at_every_byte() {
 
 //= MPA-6-5
 #[test]
-fn messages_at_every_phase_of_markers_cut_in_two_at_every_byte() {
+fn fpdus_split_at_every_marker_phase() {
     for phase in (0..MARKER_INTERVAL).step_by(4) {
         for len in [0, 1, 2, 14, 18, 27, 500, 502, 506, 1016, 1100] {
             let ulpdu = pattern(len);
@@ -100,7 +100,7 @@ fn messages_at_every_phase_of_markers_cut_in_two_at_every_byte() {
 
 //= MPA-4.3-11
 #[test]
-fn two_markers_in_one_fpdu_point_to_its_length_field() {
+fn two_markers_point_to_the_length_field() {
     let mut framer = Framer::new(true, true);
     frame(&mut framer, &pattern(18), &pattern(24));
     let fpdu = frame(&mut framer, &pattern(18), &pattern(1000));
@@ -115,7 +115,7 @@ fn two_markers_in_one_fpdu_point_to_its_length_field() {
 //= MPA-4.2-5
 //= MPA-4.3-8
 #[test]
-fn reserved_marker_bytes_and_low_pointer_bits_are_ignored() {
+fn reserved_marker_bits_are_ignored() {
     let mut fpdu = frame(&mut Framer::new(true, true), &pattern(18), &pattern(600));
     for at in [0, 512] {
         fpdu[at] = 0xFF;
@@ -131,7 +131,7 @@ fn reserved_marker_bytes_and_low_pointer_bits_are_ignored() {
 //= MPA-8-4
 //= MPA-8-5
 #[test]
-fn marker_that_is_off_by_four_is_error_3_even_with_a_correct_crc() {
+fn wrong_marker_pointer_is_error_3() {
     for (at, crc) in [(0, true), (512, true), (0, false), (512, false)] {
         let mut fpdu = frame(&mut Framer::new(true, crc), &pattern(18), &pattern(600));
         fpdu[at + 3] ^= 4;
@@ -142,7 +142,7 @@ fn marker_that_is_off_by_four_is_error_3_even_with_a_correct_crc() {
 
 //= MPA-4.1-4
 #[test]
-fn pad_that_is_not_zero_is_accepted_if_the_crc_covers_it() {
+fn nonzero_pad_is_accepted() {
     let mut fpdu = frame(&mut Framer::new(false, true), &pattern(15), &[]);
     let pad_at = 2 + 15;
     fpdu[pad_at..pad_at + 3].fill(0xEE);
@@ -156,7 +156,7 @@ fn pad_that_is_not_zero_is_accepted_if_the_crc_covers_it() {
 //= MPA-6-1
 //= MPA-6-3
 #[test]
-fn one_flipped_bit_anywhere_hands_nothing_out() {
+fn any_flipped_bit_is_detected() {
     for markers in [false, true] {
         let mut framer = Framer::new(markers, true);
         let fpdu = frame(&mut framer, &pattern(14), &pattern(520));
@@ -165,7 +165,7 @@ fn one_flipped_bit_anywhere_hands_nothing_out() {
             let mut stream = [&fpdu[..], &behind].concat();
             stream[bit / 8] ^= 0x80 >> (bit % 8);
             let mut collector = Collector::new(markers, true);
-            // A longer ULPDU_Length may wait for more; nothing else is not a fault.
+            // A longer ULPDU_Length may wait for more bytes. Every other flip is a fault.
             let waits = collector.receive(&stream).is_ok();
             assert!(!waits || collector.deframer.needed(&stream) > stream.len(), "bit {bit}");
             assert!(collector.ulpdus.is_empty(), "bit {bit}");
@@ -177,7 +177,7 @@ fn one_flipped_bit_anywhere_hands_nothing_out() {
 //= MPA-4.4-12
 //= MPA-7.1.1-9
 #[test]
-fn crc_field_is_present_but_never_checked_when_crcs_are_off() {
+fn crc_field_is_ignored_without_crc() {
     let mut fpdu = frame(&mut Framer::new(false, false), &pattern(18), &pattern(24));
     assert_eq!(fpdu.len(), 2 + 42 + 4);
     fpdu[44..].copy_from_slice(&[1, 2, 3, 4]);
@@ -186,7 +186,7 @@ fn crc_field_is_present_but_never_checked_when_crcs_are_off() {
 }
 
 #[test]
-fn without_markers_the_ulpdu_is_where_it_arrived() {
+fn ulpdu_stays_in_place_without_markers() {
     let mut fpdu = frame(&mut Framer::new(false, true), &pattern(18), &pattern(5000));
     let place = fpdu[2..].as_ptr();
     let ulpdu = Deframer::new(false, true).take(&mut fpdu).map(<[u8]>::as_ptr);
@@ -194,7 +194,7 @@ fn without_markers_the_ulpdu_is_where_it_arrived() {
 }
 
 #[test]
-fn bare_framing_gives_what_framing_writes() {
+fn length_and_trailer_match_frame() {
     let framer = Framer::new(false, false);
     for len in 0..=40 {
         let (prefix, trailer) = framer.length_and_trailer(len).expect("neither CRCs nor Markers");
@@ -207,7 +207,7 @@ fn bare_framing_gives_what_framing_writes() {
 }
 
 #[test]
-fn fill_that_fails_leaves_the_stream_where_it_was() {
+fn failed_fill_keeps_the_stream_position() {
     for markers in [false, true] {
         let mut framer = Framer::new(markers, true);
         frame(&mut framer, &pattern(18), &pattern(30));
@@ -226,7 +226,7 @@ fn fill_that_fails_leaves_the_stream_where_it_was() {
 }
 
 #[test]
-fn largest_ulpdu_survives_with_and_without_markers() {
+fn largest_ulpdu_round_trips() {
     for (markers, crc) in [(false, false), (false, true), (true, false), (true, true)] {
         let ulpdu = pattern(MAX_ULPDU);
         let mut fpdu = frame(&mut Framer::new(markers, crc), &ulpdu[..14], &ulpdu[14..]);
@@ -236,7 +236,7 @@ fn largest_ulpdu_survives_with_and_without_markers() {
 }
 
 #[test]
-fn payload_is_asked_for_in_order_and_in_small_blocks() {
+fn payload_is_filled_in_ordered_blocks() {
     for markers in [false, true] {
         let mut framer = Framer::new(markers, true);
         let mut out = vec![0; MAX_FPDU];
@@ -253,7 +253,7 @@ fn payload_is_asked_for_in_order_and_in_small_blocks() {
 }
 
 #[test]
-fn ulpdu_length_zero_is_an_fpdu_of_eight_bytes() {
+fn empty_ulpdu_takes_eight_bytes() {
     let mut fpdu = frame(&mut Framer::new(false, true), &[], &[]);
     assert_eq!(fpdu.len(), 8);
     assert_eq!(Deframer::new(false, true).take(&mut fpdu), Ok(&[][..]));
@@ -269,7 +269,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_messages_survive_any_cuts(
+    fn any_messages_round_trip_in_any_pieces(
         lens in prop::collection::vec((0usize..=60, 0usize..20_000), 1..8),
         cuts in prop::collection::vec(1usize..3000, 1..64),
         markers: bool,
@@ -280,7 +280,8 @@ proptest! {
         let mut stream = vec![0; misalign];
         let mut expected = Vec::new();
         for (header, payload) in lens {
-            let (header, payload) = (pattern(header), pattern(payload));
+            let header = pattern(header);
+            let payload = pattern(payload);
             stream.extend(frame(&mut framer, &header, &payload));
             expected.push([header, payload].concat());
         }
@@ -299,7 +300,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_no_reason_to_panic(
+    fn arbitrary_bytes_do_not_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..3000),
         markers: bool,
         crc: bool,

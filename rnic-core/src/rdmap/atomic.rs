@@ -1,14 +1,14 @@
-//! The Atomic Request and Response headers (RFC 7306 section 5.2).
+//! Atomic Request and Response headers (RFC 7306 section 5.2).
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::types::{AtomicOperation, Stag, TaggedOffset};
 
-/// Bytes of the Atomic Request header.
+/// Size of the Atomic Request header in bytes.
 //= 7306-4-1
 pub const ATOMIC_REQUEST_LEN: usize = 52;
-/// Bytes of the Atomic Response header: those of the figure; the text of section 4 says 32.
+/// Size of the Atomic Response header in bytes, by its figure; the text of section 4 gives 32.
 //= 7306-4-1
 pub const ATOMIC_RESPONSE_LEN: usize = 12;
 
@@ -27,21 +27,21 @@ mod field {
     pub(super) const ORIGINAL: Range<usize> = 4..12;
 }
 
-/// An operation that RFC 7306 does not have.
+/// An operation that RFC 7306 does not define.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("atomic operation {0}")]
+#[error("unknown atomic operation {0}")]
 pub struct UnknownOperation(pub u8);
 
-/// What an atomic operation asks for.
+/// Parameters of an atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicRequest {
-    /// What is done.
+    /// Operation with its operands.
     pub operation: AtomicOperation,
-    /// The requester's own number, which the response has as well.
+    /// ID chosen by the requester and repeated in the response.
     pub id: u32,
-    /// Buffer that it is done to.
+    /// Buffer that contains the operand.
     pub stag: Stag,
-    /// Where in it.
+    /// Offset of the operand in that buffer.
     pub to: TaggedOffset,
 }
 
@@ -49,7 +49,7 @@ impl AtomicRequest {
     const FETCH_ADD: u8 = 0;
     const COMPARE_SWAP: u8 = 2;
 
-    /// Reads the header; its 28 reserved bits are not looked at.
+    /// Decodes the header. Ignores its 28 reserved bits.
     pub fn parse(bytes: &[u8; ATOMIC_REQUEST_LEN]) -> Result<AtomicRequest, UnknownOperation> {
         let [data, mask] = [field::DATA, field::MASK].map(|range| u64_at(bytes, range));
         //= 7306-1.1-1, 7306-5-4, 7306-5.2.1-3, 7306-5.2.1-4
@@ -65,12 +65,13 @@ impl AtomicRequest {
             //= 7306-10.1-1
             other => return Err(UnknownOperation(other)),
         };
-        let (id, stag) = (u32_at(bytes, field::ID), Stag(u32_at(bytes, field::STAG)));
+        let id = u32_at(bytes, field::ID);
+        let stag = Stag(u32_at(bytes, field::STAG));
         Ok(AtomicRequest { operation, id, stag, to: TaggedOffset(u64_at(bytes, field::TO)) })
     }
 
-    /// The header's bytes, reserved bits 0. A FetchAdd compares nothing: data 0 under a mask of
-    /// ones.
+    /// Encodes the header with reserved bits 0. For a FetchAdd, the compare data are 0 and all bits
+    /// of the compare mask are set.
     #[must_use]
     pub fn emit(&self) -> [u8; ATOMIC_REQUEST_LEN] {
         let (number, data, mask, compare, compare_mask) = match self.operation {
@@ -108,23 +109,23 @@ impl fmt::Display for AtomicRequest {
     }
 }
 
-/// The answer to an [`AtomicRequest`].
+/// Response to an [`AtomicRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicResponse {
-    /// The number of the request.
+    /// ID of the request.
     pub id: u32,
-    /// What was there before.
+    /// Value before the operation.
     pub original: u64,
 }
 
 impl AtomicResponse {
-    /// Reads the header. Every value means something.
+    /// Decodes the header. Every value is valid.
     #[must_use]
     pub fn parse(bytes: &[u8; ATOMIC_RESPONSE_LEN]) -> AtomicResponse {
         AtomicResponse { id: u32_at(bytes, 0..4), original: u64_at(bytes, field::ORIGINAL) }
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     #[must_use]
     pub fn emit(self) -> [u8; ATOMIC_RESPONSE_LEN] {
         let mut out = [0; ATOMIC_RESPONSE_LEN];
@@ -179,7 +180,10 @@ mod tests {
         let swap = AtomicRequest { operation, ..ADD };
         bytes[3] = 2;
         bytes[28..52].fill(0);
-        (bytes[35], bytes[43], bytes[50], bytes[51]) = (0xFF, 0x11, 0xF0, 0xF0);
+        bytes[35] = 0xFF;
+        bytes[43] = 0x11;
+        bytes[50] = 0xF0;
+        bytes[51] = 0xF0;
         assert_eq!(swap.emit()[..], bytes);
         for request in [ADD, swap] {
             assert_eq!(AtomicRequest::parse(&request.emit()), Ok(request));
@@ -192,7 +196,7 @@ mod tests {
     //= 7306-5.2.1-4
     //= 7306-10.1-1
     #[test]
-    fn other_operations_are_refused_by_number_and_reserved_bits_ignored() {
+    fn unknown_atomic_operations_are_refused() {
         for number in 0..16 {
             let mut bytes = ADD.emit();
             bytes[..4].copy_from_slice(&[0xFF, 0xFF, 0xFF, 0xF0 | number]);
@@ -205,7 +209,7 @@ mod tests {
 
     //= 7306-5.2.1-12
     #[test]
-    fn what_an_addition_is_to_be_compared_with_is_ignored() {
+    fn compare_fields_of_fetch_add_are_ignored() {
         let mut bytes = ADD.emit();
         bytes[36..].copy_from_slice(&[0x5A; 16]);
         assert_eq!(AtomicRequest::parse(&bytes), Ok(ADD));

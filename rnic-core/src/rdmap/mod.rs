@@ -1,8 +1,8 @@
 //! RDMAP (RFC 5040): opcodes, Read Request and Terminate headers.
 //!
-//! The formats of the third layer and nothing else: which opcode may come where is checked by
-//! [`crate::stream::inbound`], what a request may touch by the device. Opcodes and error codes
-//! that nobody has assigned yet stay representable, so that they can be reported.
+//! Contains only the formats of the RDMAP layer. [`crate::stream::inbound`] checks the order of
+//! opcodes, and the device checks access to memory. Unassigned opcodes and error codes can be
+//! represented, so that they can be reported.
 
 mod atomic;
 mod read_request;
@@ -19,11 +19,11 @@ pub use terminate::{Layout, Terminate, TerminateTooShort};
 use crate::ddp::qn;
 pub use crate::types::codes;
 
-/// Bytes of Immediate Data (RFC 7306 section 6).
+/// Size of Immediate Data in bytes (RFC 7306 section 6).
 //= 7306-4-1
 pub const IMMEDIATE_LEN: usize = 8;
 
-/// Message types (section 4.1; RFC 7306 section 5 for 8 to B).
+/// Message type (section 4.1; RFC 7306 section 5 for types 8 to 11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Opcode {
     /// RDMA Write, tagged; any number of segments.
@@ -50,17 +50,17 @@ pub enum Opcode {
     AtomicRequest,
     /// Atomic Response (RFC 7306), untagged, on queue 3.
     AtomicResponse,
-    /// Send with Solicited Event and four bytes of immediate data, untagged, on queue 0; between
-    /// ends that agreed on it, in no RFC.
+    /// Send with Solicited Event and four bytes of immediate data, untagged, on queue 0. Not
+    /// defined by any RFC; both ends must have agreed to use it.
     SendSolicitedWithImmediate,
-    /// The same without Solicited Event.
+    /// Send with four bytes of immediate data, as above.
     SendWithImmediate,
-    /// Anything else in four bits.
+    /// Any other 4-bit number.
     Unknown(u8),
 }
 
 impl Opcode {
-    /// The opcode in the low four bits.
+    /// Returns the opcode for the low four bits.
     #[inline]
     #[must_use]
     pub fn from_bits(bits: u8) -> Opcode {
@@ -83,7 +83,7 @@ impl Opcode {
         }
     }
 
-    /// Its number, four bits.
+    /// Returns the 4-bit number of the opcode.
     #[inline]
     #[must_use]
     //= RDMAP-4.1-4, 7306-4.1-2, 7306-5.2-4
@@ -107,16 +107,15 @@ impl Opcode {
         }
     }
 
-    /// Whether its segments are tagged: they name the buffer that they go to (RFC 5040 section 4.1,
-    /// figure 4).
+    /// Returns true if segments of the message are tagged (RFC 5040 section 4.1, figure 4).
     #[inline]
     #[must_use]
     pub fn is_tagged(self) -> bool {
         matches!(self, Opcode::Write | Opcode::ReadResponse)
     }
 
-    /// The untagged queue on which it comes (RFC 5040 section 4.1, figure 4); none for those that
-    /// are tagged or unknown.
+    /// Returns the message's untagged queue (RFC 5040 section 4.1, figure 4); `None` for tagged and
+    /// unknown opcodes.
     #[inline]
     #[must_use]
     //= 7306-4.1-5
@@ -137,7 +136,7 @@ impl Opcode {
         }
     }
 
-    /// Whether it asks for the receiver's solicited event.
+    /// Returns true if the message requests a solicited event at the receiver.
     #[inline]
     #[must_use]
     pub fn solicits(self) -> bool {
@@ -150,43 +149,42 @@ impl Opcode {
         )
     }
 
-    /// Whether it invalidates an STag of the receiver's.
+    /// Returns true if the message invalidates an STag of the receiver.
     #[inline]
     #[must_use]
     pub fn invalidates(self) -> bool {
         matches!(self, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate)
     }
 
-    /// Whether it answers a request of the receiver's.
+    /// Returns true for a response to a request that the receiver sent.
     #[inline]
     #[must_use]
     pub fn is_response(self) -> bool {
         matches!(self, Opcode::ReadResponse | Opcode::AtomicResponse)
     }
 
-    /// Whether it is Immediate Data.
+    /// Returns true for Immediate Data.
     #[inline]
     #[must_use]
     pub fn is_immediate(self) -> bool {
         matches!(self, Opcode::Immediate | Opcode::ImmediateSolicited)
     }
 
-    /// Whether it is a Send with immediate data, which stand where others have an STag to
-    /// invalidate.
+    /// Returns true for a Send with immediate data. They take the place of the STag to invalidate.
     #[inline]
     #[must_use]
     pub fn has_immediate(self) -> bool {
         matches!(self, Opcode::SendWithImmediate | Opcode::SendSolicitedWithImmediate)
     }
 
-    /// Whether RFC 7306 has added it.
+    /// Returns true for opcodes of RFC 7306.
     #[inline]
     #[must_use]
     pub fn is_extension(self) -> bool {
         self.is_immediate() || matches!(self, Opcode::AtomicRequest | Opcode::AtomicResponse)
     }
 
-    /// The Send that does this much.
+    /// Returns the Send with these attributes.
     #[inline]
     #[must_use]
     pub fn send(solicited: bool, invalidate: bool) -> Opcode {
@@ -221,7 +219,7 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// The RDMAP control byte, first of DDP's RsvdULP bytes.
+/// RDMAP control byte, the first of DDP's RsvdULP bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control {
     /// RV, the RDMAP version: 1, or 0 with an RDMAC peer. Two bits.
@@ -233,7 +231,7 @@ pub struct Control {
 impl Control {
     const OPCODE: u8 = 0x0F;
 
-    /// Reads the byte; its two reserved bits are not looked at.
+    /// Decodes the byte. Ignores the two reserved bits.
     #[inline]
     #[must_use]
     pub fn parse(byte: u8) -> Control {
@@ -241,7 +239,7 @@ impl Control {
         Control { rv: byte >> 6, opcode: Opcode::from_bits(byte) }
     }
 
-    /// The byte, reserved bits 0.
+    /// Encodes the byte with reserved bits 0.
     #[inline]
     #[must_use]
     pub fn byte(self) -> u8 {
@@ -261,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_control_byte_survives_but_for_reserved_bits() {
+    fn every_control_byte_round_trips() {
         for byte in 0..=255 {
             let control = Control::parse(byte);
             assert_eq!(control.byte(), byte & !0x30, "{control}");
@@ -270,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn every_opcode_is_tagged_or_has_a_queue_if_it_is_known() {
+    fn buffer_model_and_queue_of_every_opcode() {
         for bits in 0..16 {
             let opcode = Opcode::from_bits(bits);
             let expected = match bits {
@@ -291,13 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn unassigned_opcodes_are_shown_as_numbers() {
+    fn unassigned_opcodes_display_as_numbers() {
         assert_eq!(Control::parse(0x4C).to_string(), "RDMAP1 opcode 0xc");
         assert_eq!(Control::parse(0x43).to_string(), "RDMAP1 Send");
     }
 
     #[test]
-    fn sends_are_named_by_what_they_do() {
+    fn send_opcode_of_attributes() {
         assert_eq!(Opcode::send(false, false).bits(), 3);
         assert_eq!(Opcode::send(false, true).bits(), 4);
         assert_eq!(Opcode::send(true, false).bits(), 5);

@@ -1,11 +1,11 @@
-//! The Read Request header (RFC 5040 section 4.4).
+//! Read Request header (RFC 5040 section 4.4).
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::types::{Stag, TaggedOffset};
 
-/// Bytes of the header.
+/// Size of the header in bytes.
 pub const READ_REQUEST_LEN: usize = 28;
 
 mod field {
@@ -18,24 +18,24 @@ mod field {
     pub(super) const SRC_TO: Range<usize> = 20..28;
 }
 
-/// What an RDMA Read asks for.
+/// Parameters of an RDMA Read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// Buffer the response goes to; the data source does not interpret it.
+    /// Destination buffer of the response. The responder does not interpret it.
     //= RDMAP-5.2.2-8
     pub sink_stag: Stag,
-    /// Where in it the response begins.
+    /// Offset of the response in the destination buffer.
     pub sink_to: TaggedOffset,
-    /// RDMARDSZ: bytes asked for; 0 is allowed.
+    /// RDMARDSZ: number of bytes to read; may be 0.
     pub size: u32,
-    /// Buffer the data comes from.
+    /// Source buffer.
     pub src_stag: Stag,
-    /// Where in it they begin.
+    /// Offset of the data in the source buffer.
     pub src_to: TaggedOffset,
 }
 
 impl ReadRequest {
-    /// Reads the header. Every value means something.
+    /// Decodes the header. Every value is valid.
     #[must_use]
     //= RDMAP-4.4-1
     pub fn parse(bytes: &[u8; READ_REQUEST_LEN]) -> ReadRequest {
@@ -56,7 +56,7 @@ impl ReadRequest {
         }
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     #[must_use]
     //= RDMAP-4.4-1
     pub fn emit(&self) -> [u8; READ_REQUEST_LEN] {
@@ -69,8 +69,8 @@ impl ReadRequest {
         out
     }
 
-    /// What is left of the request when `sent` bytes of the response are out, as a Terminate
-    /// tells it (section 4.8). Offsets wrap as the peer's own arithmetic would.
+    /// Returns the remaining request after `sent` bytes of the response, for a Terminate (section
+    /// 4.8). Offsets wrap, as in the peer's arithmetic.
     #[must_use]
     //= RDMAP-4.8-12
     pub fn advanced(&self, sent: u32) -> ReadRequest {
@@ -95,7 +95,7 @@ impl fmt::Display for ReadRequest {
 mod tests {
     use super::*;
 
-    /// The request in test vector V6.
+    /// The Read Request of test vector V6.
     const BYTES: [u8; READ_REQUEST_LEN] = [
         0xA1, 0xA2, 0xA3, 0xA4, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0x10, 0, 0xB1, 0xB2, 0xB3, 0xB4,
         0, 0, 0, 0, 0, 0, 0, 0x20,
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn advanced_request_names_what_is_left() {
+    fn advanced_request_covers_the_rest() {
         let request = ReadRequest::parse(&BYTES).advanced(1000);
         assert_eq!(request.sink_to, TaggedOffset(0x10 + 1000));
         assert_eq!(request.src_to, TaggedOffset(0x20 + 1000));

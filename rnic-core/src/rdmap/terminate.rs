@@ -1,4 +1,4 @@
-//! The Terminate header (RFC 5040 section 4.8).
+//! Terminate header (RFC 5040 section 4.8).
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::{READ_REQUEST_LEN, codes};
 use crate::ddp;
 use crate::types::TerminateCode;
 
-/// Bytes before the optional parts.
+/// Number of bytes before the optional headers.
 const CONTROL_LEN: usize = 4;
 const SEGMENT_LENGTH_LEN: usize = 2;
 
@@ -15,22 +15,22 @@ const DDP_HEADER: u8 = 0x40;
 const RDMA_HEADER: u8 = 0x20;
 const FLAGS: u8 = LENGTH_VALID | DDP_HEADER | RDMA_HEADER;
 
-/// How the first three bytes are laid out.
+/// Layout of the first three bytes of a Terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// As RFC 5040 figure 7 has it.
+    /// RFC 5040, figure 7.
     Rfc5040,
-    /// As Linux siw writes it on little-endian machines: Layer and EType have changed places, M, D
-    /// and R stand in the lowest bits of the third byte. Only ever received.
+    /// Linux siw on little-endian machines: Layer and EType are exchanged, and M, D and R are the
+    /// lowest bits of the third byte. Supported for received Terminates only.
     Siw,
 }
 
-/// A Terminate shorter than its flags say it is.
+/// The Terminate is shorter than its flags announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Terminate too short for the headers it announces")]
 pub struct TerminateTooShort;
 
-/// A Terminate's payload.
+/// Payload of a Terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terminate<'a> {
     /// Layer, error type and error code.
@@ -41,26 +41,28 @@ pub struct Terminate<'a> {
     pub ddp_header: Option<&'a [u8]>,
     /// R: the failing Read Request's header.
     pub read_request: Option<&'a [u8; READ_REQUEST_LEN]>,
-    /// How it was written.
+    /// Layout in which the Terminate was received.
     pub layout: Layout,
 }
 
 impl<'a> Terminate<'a> {
-    /// Most bytes a Terminate takes.
+    /// Maximum length of a Terminate in bytes.
     pub const MAX_LEN: usize =
         CONTROL_LEN + SEGMENT_LENGTH_LEN + ddp::MAX_HEADER_LEN + READ_REQUEST_LEN;
 
-    /// Reads a Terminate by its flags, whatever its code; siw's layout is recognised. Bytes
-    /// behind the announced headers are not looked at.
+    /// Decodes a Terminate according to its flags, with any code and in either layout. Ignores
+    /// bytes after the announced headers.
     pub fn parse(bytes: &'a [u8]) -> Result<Terminate<'a>, TerminateTooShort> {
-        let (control, rest) = bytes.split_first_chunk::<CONTROL_LEN>().ok_or(TerminateTooShort)?;
+        let (control, mut rest) =
+            bytes.split_first_chunk::<CONTROL_LEN>().ok_or(TerminateTooShort)?;
         let (code, flags, layout) = read_control(control, !rest.is_empty());
-        let (mut rest, mut segment_len, mut ddp_header) = (rest, None, None);
+        let mut segment_len = None;
+        let mut ddp_header = None;
         //= RDMAP-4.8-8
         if flags & (LENGTH_VALID | DDP_HEADER) != 0 {
-            let (length, behind) = rest.split_first_chunk().ok_or(TerminateTooShort)?;
+            let (length, after) = rest.split_first_chunk().ok_or(TerminateTooShort)?;
             segment_len = Some(u16::from_be_bytes(*length));
-            rest = behind;
+            rest = after;
         }
         //= RDMAP-4.8-9
         if flags & DDP_HEADER != 0 {
@@ -76,7 +78,7 @@ impl<'a> Terminate<'a> {
         Ok(Terminate { code, segment_len, ddp_header, read_request, layout })
     }
 
-    /// Bytes of the Terminate.
+    /// Returns the length of the Terminate in bytes.
     #[must_use]
     pub fn buffer_len(&self) -> usize {
         let length = if self.flags() & LENGTH_VALID != 0 { SEGMENT_LENGTH_LEN } else { 0 };
@@ -86,8 +88,8 @@ impl<'a> Terminate<'a> {
             + self.read_request.map_or(0, |r| r.len())
     }
 
-    /// The Terminate's bytes, always laid out as the RFC says. A DDP header implies the length
-    /// field, 0 if none is known.
+    /// Encodes the Terminate, always in the layout of the RFC. With a DDP header there is always a
+    /// length field, which is 0 if the length is unknown.
     #[must_use]
     //= RDMAP-4.8-1
     pub fn to_vec(&self) -> Vec<u8> {
@@ -103,8 +105,8 @@ impl<'a> Terminate<'a> {
         out
     }
 
-    /// What stands behind the code: segment length, DDP header and Read Request header, as far as
-    /// they are there. For reports.
+    /// Returns the bytes after the control word, for reports: segment length, DDP header and Read
+    /// Request header, if present.
     #[must_use]
     pub fn headers(&self) -> Vec<u8> {
         self.to_vec().split_off(CONTROL_LEN)
@@ -125,17 +127,19 @@ impl<'a> Terminate<'a> {
     }
 }
 
-/// Code and flags (as [`FLAGS`]) of a control word in either layout, with headers behind it or not.
+/// Decodes code and flags (as [`FLAGS`]) of the control word. `headers` is true if headers follow.
 ///
-/// It is siw's if the flags are where only siw puts them, or if the code exists only with Layer
-/// and EType exchanged. Where siw has its flags the RFC has reserved bits, which say nothing: a
-/// Terminate of the RFC without flags has no headers either, and one of siw with flags has some.
+/// The layout is siw's if the flags are in siw's position, or if the code is assigned only with
+/// Layer and EType exchanged. In the RFC's layout, siw's flags are reserved bits and may have any
+/// value. But without flags a Terminate of the RFC has no headers, whereas one of siw with flags
+/// has some.
 fn read_control(control: &[u8; CONTROL_LEN], headers: bool) -> (TerminateCode, u8, Layout) {
     //= RDMAP-4.8-2, RDMAP-4.8-6
     let [first, code, third, _] = *control;
     let plain = TerminateCode { layer: first >> 4, etype: first & 0x0F, code };
     let swapped = TerminateCode { layer: plain.etype, etype: plain.layer, code };
-    let (high, low) = (third & FLAGS, third & 0x07);
+    let high = third & FLAGS;
+    let low = third & 0x07;
     let low_as_high = (low & 1) << 7 | (low & 2) << 5 | (low & 4) << 3;
     let misplaced = high == 0 && low != 0 && headers;
     let only_swapped = codes::name(plain).is_none() && codes::name(swapped).is_some();
@@ -176,7 +180,7 @@ mod tests {
     const UNTAGGED: &str = "4141 00000000 00000001 00000001 00000000";
 
     #[test]
-    fn every_set_of_headers_survives_and_is_refused_one_byte_short() {
+    fn every_header_set_round_trips() {
         let code = codes::PROTECTION_ACCESS;
         let tagged = hex("c140 12345678 0000000000001000");
         let untagged = hex(UNTAGGED);
@@ -201,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_of_siw_is_recognised() {
+    fn siw_layout_is_recognised() {
         for (bytes, code, flags) in [
             ("21020300", codes::UNTAGGED_NO_BUFFER, 2),
             ("10000700", codes::PROTECTION_INVALID_STAG, 3),
@@ -209,21 +213,21 @@ mod tests {
             ("11010300", codes::TAGGED_BOUNDS, 2),
         ] {
             let bytes = [hex(bytes), hex("0000"), hex(UNTAGGED), hex(READ)].concat();
-            let t = Terminate::parse(&bytes).expect("as long as can be");
+            let t = Terminate::parse(&bytes).expect("long enough");
             assert_eq!((t.code, t.layout), (code, Layout::Siw));
             assert_eq!(t.segment_len, (flags > 0).then_some(0));
             assert_eq!(t.ddp_header.map(<[u8]>::to_vec), (flags > 1).then(|| hex(UNTAGGED)));
             assert_eq!(t.read_request.map(|r| r.to_vec()), (flags > 2).then(|| hex(READ)));
         }
-        // Each flag for itself.
+        // Each flag alone.
         let bytes = [hex("10000400"), hex(READ)].concat();
-        let t = Terminate::parse(&bytes).expect("as long as can be");
+        let t = Terminate::parse(&bytes).expect("long enough");
         assert_eq!((t.segment_len, t.ddp_header), (None, None));
         assert_eq!(t.read_request.map(|r| r.to_vec()), Some(hex(READ)));
     }
 
     #[test]
-    fn layout_of_the_rfc_is_not_mistaken_for_that_of_siw() {
+    fn rfc_layout_is_recognised() {
         for (bytes, code) in [
             ("1202c000", codes::UNTAGGED_NO_BUFFER),
             ("0100e000", codes::PROTECTION_INVALID_STAG),
@@ -232,21 +236,21 @@ mod tests {
             ("10000000", codes::DDP_LOCAL_CATASTROPHIC),
         ] {
             let bytes = [hex(bytes), hex("0000"), hex(UNTAGGED), hex(READ)].concat();
-            let t = Terminate::parse(&bytes).expect("as long as can be");
+            let t = Terminate::parse(&bytes).expect("long enough");
             assert_eq!((t.code, t.layout), (code, Layout::Rfc5040));
         }
     }
 
     //= RDMAP-4.8-6
     #[test]
-    fn reserved_bits_are_sent_as_zero_and_not_looked_at() {
+    fn reserved_terminate_bits_are_ignored() {
         let headers = [hex("0000"), hex(UNTAGGED), hex(READ)].concat();
         for control in ["1202c000", "0100e000", "20020000", "11018000", "10000000", "11000000"] {
             let control = hex(control);
-            // Without a flag nothing follows: that is how siw's layout is told from reserved bits.
+            // Without flags no headers follow, which distinguishes reserved bits from siw's flags.
             let headers = if control[2] == 0 { &[][..] } else { &headers[..] };
             let plain = [&control, headers].concat();
-            let expected = Terminate::parse(&plain).expect("as long as can be");
+            let expected = Terminate::parse(&plain).expect("long enough");
             assert_eq!(expected.to_vec()[2..4], control[2..4]);
             for reserved in 0..1u16 << 13 {
                 let [third, fourth] = reserved.to_be_bytes();
@@ -257,14 +261,14 @@ mod tests {
     }
 
     #[test]
-    fn code_nobody_assigned_is_kept_as_numbers() {
+    fn unassigned_code_is_kept() {
         let t = Terminate::parse(&[0xF7, 0x33, 0, 0]).expect("four bytes");
         assert_eq!(t.to_string(), "Terminate f/7/33");
         assert_eq!(t.to_vec(), [0xF7, 0x33, 0, 0]);
     }
 
     #[test]
-    fn printed_for_a_human() {
+    fn terminate_display() {
         let bytes = [hex("0102e000 002e"), hex(UNTAGGED), hex(READ)].concat();
         let t = Terminate::parse(&bytes).expect("complete");
         assert_eq!(
@@ -284,7 +288,7 @@ mod tests {
             if let Ok(t) = Terminate::parse(&bytes) {
                 prop_assert!(t.buffer_len() <= Terminate::MAX_LEN);
                 let again = t.to_vec();
-                let reread = Terminate::parse(&again).expect("what we emit is complete");
+                let reread = Terminate::parse(&again).expect("complete");
                 prop_assert_eq!(reread.ddp_header, t.ddp_header);
                 prop_assert_eq!(reread.read_request, t.read_request);
             }

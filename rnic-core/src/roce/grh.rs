@@ -1,8 +1,8 @@
-//! The 40 bytes that stand before the data of a received datagram: the global route header, or in
-//! its last 20 bytes the IPv4 header of the packet (IBTA specification, volume 1, annex A17.4.5).
+//! GRH: the 40 bytes before the data of a received datagram. They contain an IPv6 header, or in the
+//! last 20 bytes an IPv4 header (IBTA specification, volume 1, annex A17.4.5).
 //!
-//! Of a packet's IP header a program is told neither the type of service nor the hops left; here
-//! they have the values that are usual, whichever way the datagram came.
+//! The type of service and the hop limit of the received packet are unknown. These fields have
+//! fixed default values on every path.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,10 +11,10 @@ use super::ip::{HOPS, IPV4_FIRST, IPV4_LEN, UDP, UDP_LEN, checksum, ipv4};
 use super::packet;
 use crate::types::Gid;
 
-/// Bytes before the data.
+/// Size of the GRH in bytes.
 pub const LEN: usize = 40;
 
-/// The header of a datagram with so many bytes of data.
+/// Returns the GRH of a datagram with `data` bytes of data.
 #[expect(clippy::cast_possible_truncation, reason = "a packet is shorter than 64 KiB")]
 pub fn emit(datagram: &Datagram, data: usize) -> [u8; LEN] {
     let udp = UDP_LEN + packet::len(datagram, data);
@@ -26,7 +26,8 @@ pub fn emit(datagram: &Datagram, data: usize) -> [u8; LEN] {
         _ => {
             bytes[0] = 6 << 4;
             bytes[4..6].copy_from_slice(&(udp as u16).to_be_bytes());
-            (bytes[6], bytes[7]) = (UDP, HOPS);
+            bytes[6] = UDP;
+            bytes[7] = HOPS;
             bytes[8..24].copy_from_slice(&datagram.from.0);
             bytes[24..].copy_from_slice(&datagram.to.0);
         }
@@ -34,7 +35,8 @@ pub fn emit(datagram: &Datagram, data: usize) -> [u8; LEN] {
     bytes
 }
 
-/// Sender and receiver of the datagram with this header; none if the header is of neither kind.
+/// Returns source and destination GID of a GRH; `None` if it holds neither an IPv4 nor an IPv6
+/// header.
 pub fn parse(bytes: &[u8; LEN]) -> Option<(Gid, Gid)> {
     let ipv4 = &bytes[IPV4_AT..];
     if ipv4[0] == IPV4_FIRST && checksum(ipv4) == 0 {
@@ -51,7 +53,7 @@ pub fn parse(bytes: &[u8; LEN]) -> Option<(Gid, Gid)> {
     (bytes[0] >> 4 == 6).then(|| (address(8), address(24)))
 }
 
-/// Where in the 40 bytes an IPv4 header stands.
+/// Offset of the IPv4 header in the 40 bytes.
 const IPV4_AT: usize = LEN - IPV4_LEN;
 
 #[cfg(test)]
@@ -60,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_families_are_found_again() {
+    fn grh_round_trips_in_both_families() {
         for (from, to) in [("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")] {
             let datagram = datagram(from, to, None);
             let bytes = emit(&datagram, 10);
@@ -70,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_header_is_one() {
+    fn ipv4_header_is_valid() {
         let bytes = emit(&datagram("192.0.2.1", "192.0.2.2", Some(1)), 5);
         assert_eq!(bytes[..20], [0; 20]);
         let header = etherparse::Ipv4Header::from_slice(&bytes[20..]).expect("a header").0;

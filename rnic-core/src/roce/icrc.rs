@@ -1,5 +1,6 @@
-//! The invariant CRC of a packet: over all that no router changes (IBTA specification, volume 1,
-//! section 7.8.1; annex A17.3.3 for what stands in the place of the local route header).
+//! Invariant CRC (ICRC) of a packet, which covers the bytes that routers do not change (IBTA
+//! specification, volume 1, section 7.8.1; annex A17.3.3 for the replacement of the local route
+//! header).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,12 +8,12 @@ use crc32fast::Hasher;
 
 use super::ip::{self, UDP, UDP_LEN};
 
-/// Bytes of it, the last of a packet.
+/// Size of the ICRC at the end of a packet, in bytes.
 pub const LEN: usize = 4;
 
-/// The checksum of a packet between two addresses, without the bytes of the checksum itself. Fields
-/// that may change on the way count as ones. An IPv4 packet has the identification 0 and may not
-/// be fragmented.
+/// Computes the ICRC of a packet between two UDP addresses. `packet` contains the bytes between the
+/// UDP header and the ICRC. Fields that may change in transit count as all ones. An IPv4 header is
+/// assumed to have identification 0 and the don't-fragment flag.
 #[expect(clippy::cast_possible_truncation, reason = "a packet is shorter than 64 KiB")]
 pub fn of(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> [u8; LEN] {
     let udp = (UDP_LEN + packet.len() + LEN) as u16;
@@ -21,7 +22,8 @@ pub fn of(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> [u8; LEN] {
     match (from.ip(), to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let mut header = ip::ipv4(from, to, udp);
-            (header[TYPE_OF_SERVICE], header[TIME_TO_LIVE]) = (ONES, ONES);
+            header[TYPE_OF_SERVICE] = ONES;
+            header[TIME_TO_LIVE] = ONES;
             header[CHECKSUM..CHECKSUM + 2].fill(ONES);
             crc.update(&header);
         }
@@ -41,12 +43,12 @@ pub fn of(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> [u8; LEN] {
     crc.update(&to.port().to_be_bytes());
     crc.update(&udp.to_be_bytes());
     crc.update(&[ONES; 2]);
-    // Of the transport header the byte that congestion control uses.
+    // The byte of the transport header used for congestion control counts as all ones.
     let (before, rest) = packet.split_at(packet.len().min(CONGESTION));
     crc.update(before);
-    if let Some((_, behind)) = rest.split_first() {
+    if let Some((_, after)) = rest.split_first() {
         crc.update(&[ONES]);
-        crc.update(behind);
+        crc.update(after);
     }
     crc.finalize().to_le_bytes()
 }

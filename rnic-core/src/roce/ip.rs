@@ -1,16 +1,17 @@
-//! Headers of IP that are the same wherever a packet of UDP is looked at.
+//! IP headers for the ICRC and the GRH.
 
 use std::net::Ipv4Addr;
 
-/// An IPv4 header without options before `udp` bytes, which may not be fragmented. Its
-/// identification is 0, as Linux has it on such packets.
+/// Returns an IPv4 header without options for `udp` bytes of payload. It has the don't-fragment
+/// flag and identification 0, like the RoCE packets of Linux.
 #[expect(clippy::cast_possible_truncation, reason = "it is 20")]
 pub(super) fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp: u16) -> [u8; IPV4_LEN] {
     let mut bytes = [0; IPV4_LEN];
     bytes[0] = IPV4_FIRST;
     bytes[2..4].copy_from_slice(&(IPV4_LEN as u16 + udp).to_be_bytes());
     bytes[6] = DONT_FRAGMENT;
-    (bytes[8], bytes[9]) = (HOPS, UDP);
+    bytes[8] = HOPS;
+    bytes[9] = UDP;
     bytes[12..16].copy_from_slice(&from.octets());
     bytes[16..].copy_from_slice(&to.octets());
     let sum = checksum(&bytes);
@@ -18,7 +19,7 @@ pub(super) fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp: u16) -> [u8; IPV4_LEN] {
     bytes
 }
 
-/// The checksum of RFC 1071; 0 if the bytes have the right one among them.
+/// Computes the checksum of RFC 1071; 0 if the bytes include a valid checksum.
 #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
 pub(super) fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|pair| match *pair {
@@ -30,14 +31,14 @@ pub(super) fn checksum(bytes: &[u8]) -> u16 {
     !(((folded & 0xFFFF) + (folded >> 16)) as u16)
 }
 
-/// Number of UDP in the header.
+/// IP protocol number of UDP.
 pub(super) const UDP: u8 = 17;
-/// Hops that a packet has left, as far as it is told.
+/// Assumed hop limit.
 pub(super) const HOPS: u8 = 64;
-/// Bytes of an IPv4 header without options.
+/// Size of an IPv4 header without options, in bytes.
 pub(super) const IPV4_LEN: usize = 20;
-/// Bytes of a UDP header.
+/// Size of a UDP header in bytes.
 pub(super) const UDP_LEN: usize = 8;
-/// Version 4, five words.
+/// First byte of an IPv4 header without options.
 pub(super) const IPV4_FIRST: u8 = 0x45;
 const DONT_FRAGMENT: u8 = 0x40;

@@ -1,15 +1,15 @@
-//! A datagram as the payload of a UDP packet: base transport header, datagram extended transport
-//! header, immediate data if there are any, the data with padding, and the checksum (IBTA
-//! specification, volume 1, sections 9.2, 9.3.3 and 9.3.6).
+//! Encodes a datagram as the payload of a UDP packet: base transport header, datagram extended
+//! transport header, optional immediate data, data with padding, and the ICRC (IBTA specification,
+//! volume 1, sections 9.2, 9.3.3 and 9.3.6). Offsets in bytes:
 //!
 //! ```text
-//!  0  opcode                      12  Q_Key
-//!  1  event, migration, padding   16  zero
-//!  2  partition key               17  queue pair that sends
-//!  4  zero                        20  immediate data, or data
-//!  5  queue pair that is meant
+//!  0  opcode                         9  packet sequence number
+//!  1  solicited event, migration,   12  Q_Key
+//!     padding and version bits      16  zero
+//!  2  partition key                 17  source QP
+//!  4  zero                          20  immediate data, or data
+//!  5  destination QP
 //!  8  zero
-//!  9  packet sequence number
 //! ```
 
 use std::net::SocketAddr;
@@ -17,35 +17,35 @@ use std::net::SocketAddr;
 use super::{Datagram, MAX_DATA, icrc};
 use crate::types::{Gid, QpId};
 
-/// Bytes of the largest packet.
+/// Maximum length of a packet in bytes.
 pub const MAX_LEN: usize = HEADERS + IMMEDIATE + MAX_DATA + icrc::LEN;
 
-/// Why bytes are no datagram.
+/// Reason why bytes are not a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PacketFault {
-    /// There are fewer bytes than headers and checksum have, or more than a datagram has.
-    #[error("{0} bytes are no datagram's")]
+    /// Too short for headers and ICRC, or too long for a datagram.
+    #[error("{0} bytes are not a valid length of a datagram packet")]
     Length(usize),
-    /// It is of another transport, or another version.
-    #[error("opcode {0:#04x} is no datagram's")]
+    /// A different transport, opcode or header version.
+    #[error("not a UD SEND Only packet with header version 0 (opcode {0:#04x})")]
     Opcode(u8),
-    /// It is of a partition that this device is not in.
-    #[error("partition key {0:#06x} is not the default one")]
+    /// A partition other than the default one.
+    #[error("partition key {0:#06x} is not that of the default partition")]
     Partition(u16),
-    /// The checksum is of other bytes.
-    #[error("the ICRC is wrong")]
+    /// The ICRC does not match.
+    #[error("ICRC mismatch")]
     Checksum,
 }
 
-/// Bytes of the packet of a datagram with so many bytes of data.
+/// Returns the length of the packet for a datagram with `data` bytes of data.
 pub fn len(datagram: &Datagram, data: usize) -> usize {
     let immediate = if datagram.immediate.is_some() { IMMEDIATE } else { 0 };
     HEADERS + immediate + data.next_multiple_of(4) + icrc::LEN
 }
 
-/// The packet of a datagram between these ports of UDP.
+/// Encodes the packet of a datagram between two UDP ports.
 #[expect(clippy::cast_possible_truncation, reason = "padding has at most three bytes")]
-pub fn emit(datagram: &Datagram, data: &[u8], (from_port, to_port): (u16, u16)) -> Vec<u8> {
+pub fn emit(datagram: &Datagram, data: &[u8], from_port: u16, to_port: u16) -> Vec<u8> {
     let padding = data.len().next_multiple_of(4) - data.len();
     let opcode = match datagram.immediate {
         None => SEND_ONLY,
@@ -62,19 +62,19 @@ pub fn emit(datagram: &Datagram, data: &[u8], (from_port, to_port): (u16, u16)) 
     packet.extend(datagram.immediate.iter().flat_map(|data| data.to_be_bytes()));
     packet.extend(data);
     packet.resize(packet.len() + padding, 0);
-    let [from, to] = route(datagram, (from_port, to_port));
+    let [from, to] = route(datagram, from_port, to_port);
     let checksum = icrc::of(from, to, &packet);
     packet.extend(checksum);
     packet
 }
 
-/// The queue pair that a packet is for, if it has a header; nothing of it is checked.
+/// Returns the destination QP of a packet, without any other check; `None` if it is too short.
 pub fn destination(packet: &[u8]) -> Option<QpId> {
     let bytes = packet.get(4..8)?.try_into().ok()?;
     Some(QpId(u32::from_be_bytes(bytes) & LOW_24))
 }
 
-/// The datagram that came in a packet from one address to another, and its data.
+/// Decodes a packet between two UDP addresses into the datagram and its data.
 pub fn parse(
     from: SocketAddr,
     to: SocketAddr,
@@ -88,7 +88,8 @@ pub fn parse(
         let bytes: [u8; 4] = header[at..at + 4].try_into().unwrap_or_default();
         u32::from_be_bytes(bytes)
     };
-    let (opcode, bits) = (header[0], header[1]);
+    let opcode = header[0];
+    let bits = header[1];
     let immediate = match opcode {
         SEND_ONLY => None,
         SEND_ONLY_IMMEDIATE => {
@@ -106,7 +107,7 @@ pub fn parse(
     if data.len() > MAX_DATA || (data.len() + padding) % 4 != 0 {
         return Err(length());
     }
-    // The high bit says full membership, which a sender need not have.
+    // The high bit means full membership, which the sender need not have.
     if half(2) | FULL_MEMBER != DEFAULT_PARTITION {
         return Err(PacketFault::Partition(half(2)));
     }
@@ -126,20 +127,20 @@ pub fn parse(
     Ok((datagram, data))
 }
 
-/// The addresses of UDP that a datagram goes between.
-fn route(datagram: &Datagram, (from_port, to_port): (u16, u16)) -> [SocketAddr; 2] {
+/// Returns source and destination address of the UDP packet.
+fn route(datagram: &Datagram, from_port: u16, to_port: u16) -> [SocketAddr; 2] {
     let from = SocketAddr::new(datagram.from.address(), from_port);
     [from, SocketAddr::new(datagram.to.address(), to_port)]
 }
 
-/// Bytes of both headers.
+/// Total size of both transport headers, in bytes.
 const HEADERS: usize = 20;
 const IMMEDIATE: usize = 4;
-/// `UD SEND Only`, and with immediate data.
+/// `UD SEND Only`, without and with immediate data.
 const SEND_ONLY: u8 = 0x64;
 const SEND_ONLY_IMMEDIATE: u8 = 0x65;
 const SOLICITED: u8 = 0x80;
-/// The path is the one that was told first.
+/// `MigReq` bit, set in migration state `Migrated`, the only one here.
 const MIGRATED: u8 = 0x40;
 /// Version of the transport header, which is 0.
 const VERSION: u8 = 0x0F;

@@ -1,28 +1,28 @@
-//! Management datagrams that resolve service IDs ("SIDR"): which queue pair of datagrams serves a
-//! port. A request and its reply go between the queue pairs 1 of two ports, each as one datagram.
+//! Management datagrams for service ID resolution (SIDR), which find the UD QP of a port. A request
+//! and its reply are datagrams between QP 1 of one port and QP 1 of the other.
 //!
-//! It follows the IBTA specification, volume 1, sections 12.11.1 and 13.4.3, and annex A11 for the
-//! IP addresses that a request of rdma_cm begins its private data with. Nothing here knows who
-//! serves what. In every message, at
+//! The formats follow the IBTA specification, volume 1, sections 12.11.1 and 13.4.3. The IP
+//! addresses at the start of a request's private data (rdma_cm) follow annex A11. The caller
+//! answers the requests. All messages start with these fields (offsets in bytes):
 //!
 //! ```text
 //!   0  base version, class, class version, method
 //!   4  status, zero
-//!   8  transaction
-//!  16  attribute: which message it is; zero
+//!   8  transaction ID
+//!  16  attribute (message type), zero
 //! ```
 //!
-//! and then, in a request and in a reply,
+//! The remaining fields of a request (left) and of a reply (right):
 //!
 //! ```text
 //!  24  request ID                 24  request ID
 //!  28  partition key, zero        28  status, bytes of additional information, zero
-//!  32  service ID                 32  queue pair, zero
-//!  40  version of what follows    36  service ID
+//!  32  service ID                 32  QP, zero
+//!  40  version of the next fields 36  service ID
 //!  41  version of IP, 4 bits      44  Q_Key
 //!  42  port of the requester      48  additional information
-//!  44  its address               120  private data
-//!  60  the address it asks
+//!  44  address of the requester  120  private data
+//!  60  destination address
 //!  76  private data
 //! ```
 
@@ -30,119 +30,119 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::types::QpId;
 
-/// Bytes of a management datagram.
+/// Size of a management datagram in bytes.
 pub const LEN: usize = 256;
-/// The queue pair that sends and takes them, of every port.
+/// Number of the QP for management datagrams, the same on every port.
 pub const QP: QpId = QpId(1);
-/// The key that they have.
+/// Q_Key of management datagrams.
 pub const Q_KEY: u32 = 0x8001_0000;
-/// Bytes of private data in a request.
+/// Size of the private data of a request, in bytes.
 pub const REQUEST_DATA: usize = LEN - REQUEST_DATA_AT;
-/// Bytes of private data in a reply.
+/// Size of the private data of a reply, in bytes.
 pub const REPLY_DATA: usize = LEN - REPLY_DATA_AT;
 
-/// A message as it is sent.
+/// An encoded message.
 pub type Bytes = [u8; LEN];
 
-/// Either message.
+/// A request or a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Who serves a port?
+    /// Asks for the UD QP of a port.
     Request(Request),
-    /// A queue pair, or why there is none.
+    /// Returns the UD QP or a failure.
     Reply(Reply),
 }
 
-/// The question which queue pair serves a port (`SIDR_REQ`).
+/// Request for the UD QP that serves a port (`SIDR_REQ`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Tells its attempts, which are alike, from those of others.
+    /// IDs shared by all attempts of the request and by its reply.
     pub exchange: Exchange,
-    /// What is asked for.
+    /// Requested service.
     pub service: ServiceId,
-    /// Who asks, as it was asked to say.
+    /// Address and port that the requester claims.
     pub from: SocketAddr,
-    /// The address that it asks.
+    /// Destination address.
     pub to: IpAddr,
-    /// The program's, filled up with zeros.
+    /// Private data of the application, padded with zeros.
     pub private_data: [u8; REQUEST_DATA],
 }
 
-/// The answer (`SIDR_REP`).
+/// Answer to a request (`SIDR_REP`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// That of the request.
+    /// IDs of the request.
     pub exchange: Exchange,
-    /// That of the request.
+    /// Service of the request.
     pub service: ServiceId,
-    /// Whether the rest is of any account.
+    /// Result. Unless it is [`Status::VALID`], the QP and Q_Key have no meaning.
     pub status: Status,
-    /// The queue pair that serves, 24 bits.
+    /// UD QP that serves the port, 24 bits.
     pub qp: QpId,
-    /// Its key.
+    /// Q_Key of the QP.
     pub q_key: u32,
-    /// The program's, filled up with zeros.
+    /// Private data of the application, padded with zeros.
     pub private_data: [u8; REPLY_DATA],
 }
 
-/// A request, whose reply has the same numbers.
+/// IDs of a request, repeated in its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Exchange {
-    /// Number of the transaction, of which its sender alone knows the next one.
+    /// Transaction ID. Other hosts cannot predict it.
     pub transaction: u64,
-    /// Number of the request at its sender.
+    /// Request ID of the sender.
     pub id: u32,
 }
 
-/// A service ID.
+/// Service ID. It contains the port space and the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceId(pub u64);
 
-/// What a reply says. Numbers that are none of these stand for themselves.
+/// Status of a reply. Numbers other than the constants are possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u8);
 
-/// Why bytes are neither message.
+/// Reason why a datagram is not a SIDR message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MadFault {
-    /// There are more or fewer bytes than a management datagram has.
-    #[error("{0} bytes are no management datagram's")]
+    /// The length is not that of a management datagram.
+    #[error("{0} bytes instead of the 256 of a management datagram")]
     Length(usize),
-    /// It is not of the communication manager, or another version, or no message.
-    #[error("version, class and method {0:#010x} are not those of a message")]
+    /// A class other than communication management, or a different version or method.
+    #[error("version, class and method {0:#010x} are not those of communication management")]
     Class(u32),
-    /// It is of the communication manager, and resolves no service ID.
-    #[error("attribute {0:#06x} is of neither message")]
+    /// A message of communication management, but neither SIDR_REQ nor SIDR_REP.
+    #[error("attribute {0:#06x} is neither SIDR_REQ nor SIDR_REP")]
     Attribute(u16),
-    /// A request does not say who asks whom, as those of rdma_cm do.
-    #[error("the header with the IP addresses has version {0:#06x}")]
+    /// A request without the IP addresses of rdma_cm.
+    #[error("unsupported version {0:#06x} of the IP address header")]
     Addresses(u16),
 }
 
 impl Status {
-    /// There is a queue pair.
+    /// A QP serves the port.
     pub const VALID: Status = Status(0);
-    /// Nobody serves this.
+    /// No QP serves the port.
     pub const UNSUPPORTED: Status = Status(1);
-    /// The program says no.
+    /// The application rejects the request.
     pub const REJECTED: Status = Status(2);
 }
 
 impl ServiceId {
-    /// A port of `RDMA_PS_UDP`.
+    /// Returns the service ID of a port of `RDMA_PS_UDP`.
     pub fn of_port(port: u16) -> Self {
         ServiceId(PORT_SPACE | u64::from(port))
     }
 
-    /// The port, of a service of `RDMA_PS_UDP`.
+    /// Returns the port; `None` for a service outside `RDMA_PS_UDP`.
     pub fn port(self) -> Option<u16> {
-        // What is left has 16 bits, or it is none.
+        // Values above 16 bits belong to other port spaces.
         self.0.checked_sub(PORT_SPACE).and_then(|port| u16::try_from(port).ok())
     }
 }
 
 impl Request {
-    /// The message as it is sent.
+    /// Encodes the message.
     pub fn emit(&self) -> Bytes {
         let mut bytes = begin(REQUEST, self.exchange);
         bytes[PARTITION_AT..PARTITION_AT + 2].copy_from_slice(&DEFAULT_PARTITION.to_be_bytes());
@@ -161,7 +161,7 @@ impl Request {
 }
 
 impl Reply {
-    /// The message as it is sent.
+    /// Encodes the message.
     pub fn emit(&self) -> Bytes {
         let mut bytes = begin(REPLY, self.exchange);
         bytes[STATUS] = self.status.0;
@@ -173,11 +173,11 @@ impl Reply {
     }
 }
 
-/// Reads a management datagram.
+/// Decodes a management datagram.
 ///
 /// # Errors
 ///
-/// Says what it is instead. Who sends one that is neither message is owed no answer.
+/// Returns the reason if the datagram is not a SIDR message. It must not be answered then.
 pub fn parse(bytes: &[u8]) -> Result<Message, MadFault> {
     let bytes: &Bytes = bytes.try_into().map_err(|_| MadFault::Length(bytes.len()))?;
     let word = |at: usize| u32::from_be_bytes(part(bytes, at));
@@ -217,14 +217,14 @@ pub fn parse(bytes: &[u8]) -> Result<Message, MadFault> {
     }
 }
 
-/// Private data of a program, filled up with zeros; none if they are too long.
-pub fn filled_up<const N: usize>(data: &[u8]) -> Option<[u8; N]> {
+/// Pads private data with zeros; `None` if they are too long.
+pub fn zero_padded<const N: usize>(data: &[u8]) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     bytes.get_mut(..data.len())?.copy_from_slice(data);
     Some(bytes)
 }
 
-/// A message with its header.
+/// Returns a message with its header only.
 fn begin(attribute: u16, exchange: Exchange) -> Bytes {
     let mut bytes = [0; LEN];
     bytes[..4].copy_from_slice(&MESSAGE.to_be_bytes());
@@ -234,7 +234,7 @@ fn begin(attribute: u16, exchange: Exchange) -> Bytes {
     bytes
 }
 
-/// So many bytes of a message, which is longer than any place here and what stands there.
+/// Returns `N` bytes of a message. Callers use constant offsets within the message.
 fn part<const N: usize>(bytes: &Bytes, at: usize) -> [u8; N] {
     let mut part = [0; N];
     part.copy_from_slice(&bytes[at..at + N]);
@@ -275,7 +275,7 @@ const REPLY_SERVICE: usize = 36;
 const Q_KEY_AT: usize = 44;
 const REPLY_DATA_AT: usize = 120;
 
-/// `RDMA_PS_UDP`, which stands before the port.
+/// `RDMA_PS_UDP`: the bits of a service ID above the port.
 const PORT_SPACE: u64 = 0x0111 << 16;
 
 #[cfg(test)]
@@ -290,7 +290,7 @@ mod tests {
             service: ServiceId::of_port(7471),
             from: ([192, 0, 2, 1], 0xC123).into(),
             to: [192, 0, 2, 2].into(),
-            private_data: filled_up(b"hello").expect("it fits"),
+            private_data: zero_padded(b"hello").expect("it fits"),
         }
     }
 
@@ -301,7 +301,7 @@ mod tests {
             status: Status::VALID,
             qp: QpId(0x12_3456),
             q_key: 0x0123_4567,
-            private_data: filled_up(b"welcome").expect("it fits"),
+            private_data: zero_padded(b"welcome").expect("it fits"),
         }
     }
 
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_the_bytes_of_the_specification() {
+    fn sidr_messages_match_the_specification() {
         let header = |attribute: &str| {
             format!("010702030000000001020304050607080{attribute}0000000000000a0b0c0d")
         };
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_is_read_again() {
+    fn sidr_messages_round_trip() {
         let six = Request {
             from: "[2001:db8::1]:9".parse().expect("an address"),
             to: "2001:db8::2".parse().expect("an address"),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_told_apart() {
+    fn invalid_sidr_messages_are_refused() {
         for len in 0..LEN {
             assert_eq!(parse(&request().emit()[..len]), Err(MadFault::Length(len)));
             assert_eq!(parse(&reply().emit()[..len]), Err(MadFault::Length(len)));
@@ -361,12 +361,12 @@ mod tests {
         assert_eq!(spoilt(17, 0x10), Err(MadFault::Attribute(0x10)));
         assert_eq!(spoilt(40, 1), Err(MadFault::Addresses(0x0140)));
         assert_eq!(spoilt(41, 0x50), Err(MadFault::Addresses(0x0050)));
-        // The low bits of that byte are nobody's.
+        // The low bits of this byte are ignored.
         assert!(spoilt(41, 0x4F).is_ok());
     }
 
     #[test]
-    fn a_service_of_another_port_space_has_no_port() {
+    fn other_port_spaces_have_no_port() {
         assert_eq!(ServiceId::of_port(7471), ServiceId(0x0111_1D2F));
         for port in [0, 1, u16::MAX] {
             assert_eq!(ServiceId::of_port(port).port(), Some(port));
@@ -377,14 +377,14 @@ mod tests {
     }
 
     #[test]
-    fn private_data_are_filled_up_or_too_long() {
-        assert_eq!(filled_up::<3>(b"ab"), Some(*b"ab\0"));
-        assert_eq!(filled_up::<3>(b"abcd"), None);
+    fn private_data_are_padded_or_too_long() {
+        assert_eq!(zero_padded::<3>(b"ab"), Some(*b"ab\0"));
+        assert_eq!(zero_padded::<3>(b"abcd"), None);
     }
 
     proptest! {
         #[test]
-        fn whatever_is_read_is_what_was_meant(mut bytes in proptest::array::uniform32(any::<u8>()),
+        fn parsed_messages_round_trip(mut bytes in proptest::array::uniform32(any::<u8>()),
             kind in 0..3_u8) {
             let mut message = [0x5A; LEN];
             if kind > 0 {

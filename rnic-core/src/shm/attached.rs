@@ -1,15 +1,16 @@
-//! A client's own address space, reached through the `/proc/self/mem` that it opened and passed.
+//! A client's address space, accessed through the `/proc/self/mem` descriptor that the client
+//! opened and passed to the daemon.
 //!
-//! The descriptor names the address space itself, not a process id: after `exec` or exit it reads
-//! and writes nothing, whoever has the number by then. Who holds it has the right to use it, so
-//! nothing here needs a privilege. Two things follow for those who call:
+//! The descriptor refers to the address space, not to a process ID: after `exec` or exit, reads and
+//! writes transfer nothing, even if a new process has the same ID. Possession of the descriptor is
+//! the permission, so this module needs no privilege. Callers must observe two limitations:
 //!
-//! * A copy may wait for whoever serves the client's pages (userfaultfd, FUSE), for ever. Only
-//!   threads that may be kept waiting by that client call this.
-//! * Writing ignores the client's page protection. Whether it may be written is settled when memory
-//!   is registered, by the client's library.
+//! * A copy may block forever if the client's pages are served by userfaultfd or FUSE. Call this
+//!   module only on threads that this client may block.
+//! * Writes ignore the client's page protection. At registration the client's library checks that
+//!   memory may be written.
 //!
-//! Nothing is mapped, so a page that is not there is an error of the call and no signal.
+//! Nothing is mapped, so a missing page causes an error of the system call, not a signal.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -22,65 +23,66 @@ use rustix::io::Errno;
 
 use super::Mapping;
 
-/// The first address that no program can have, on any processor this runs on. Below it the kernel
-/// itself refuses what is not mapped.
+/// First address beyond the address space of any program, on all supported processors. The kernel
+/// rejects unmapped addresses below it.
 pub const USER_END: u64 = 1 << 56;
 
-/// Bytes moved by one system call at most.
+/// Maximum number of bytes per system call.
 pub const STEP: usize = 64 * 1024;
 
-/// An address space that its owner has handed to us.
+/// An address space that its owner has passed to this process.
 #[derive(Debug)]
 pub struct AddressSpace {
     file: OwnedFd,
-    /// A copy has found it gone; it does not come back.
+    /// Set when a copy finds that the address space has ended. Never cleared.
     gone: AtomicBool,
-    /// Held while a word is changed.
+    /// Held during [`update_u64`](Self::update_u64).
     changing: Mutex<()>,
 }
 
-/// Why a copy did not come about. What was written before it stays written.
+/// Reason why a copy failed. Bytes written before the failure stay written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachedFault {
-    /// The address space has ended, by `exec` or with its process.
+    /// The address space has ended, because of `exec` or with its process.
     #[error("the address space is gone")]
     Gone,
     /// Nothing is mapped at an address of the range.
     #[error("an address is not mapped")]
     Unmapped,
-    /// A page of the mapping at the other end of the copy was gone, and it is poisoned now.
-    #[error("a page of the mapping was gone")]
+    /// A page of the mapping at the other end of the copy was missing. The mapping is now poisoned.
+    #[error("a page of the mapping is missing")]
     Poisoned,
 }
 
-/// Why a descriptor is no address space.
+/// Reason why a descriptor was not accepted as an address space.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// Not a file of `/proc`: a pipe, a device, a directory, another file.
-    #[error("the descriptor is not of /proc")]
+    #[error("the descriptor does not refer to a file of /proc")]
     NotProcfs,
-    /// Another file of `/proc`.
+    /// A file of `/proc` other than the memory of the process.
     #[error("the descriptor is {path}, not /proc/{pid}/mem")]
     NotItsMemory {
-        /// Path of the descriptor's file, to which its link in `/proc/self/fd` points.
+        /// Path of the descriptor's file: the target of its link in `/proc/self/fd`.
         path: String,
-        /// The process whose memory was expected.
+        /// The expected process.
         pid: i32,
     },
-    /// It can be read only, or written only, or neither.
+    /// The descriptor is read-only, write-only, or neither.
     #[error("the descriptor is not open for reading and writing")]
     NotReadWrite,
-    /// The kernel refused to say what it is.
+    /// A system call that examines the descriptor failed.
     #[error("examining the descriptor failed: {0}")]
     Examine(#[source] io::Error),
 }
 
 impl AddressSpace {
-    /// Takes over the `/proc/PID/mem` of process `pid`, which must be open for both directions. On
-    /// error the descriptor comes back, to be closed where closing may take its time.
+    /// Takes over the `/proc/PID/mem` descriptor of process `pid`, which must be open for reading
+    /// and writing. On error it returns the descriptor, so that the caller can close it on a thread
+    /// that may block.
     ///
-    /// The file system that the descriptor is of is asked what it is, so this may wait for it: to
-    /// be called for clients only whose copies may be waited for as well.
+    /// This function accesses the file system of the descriptor and may block there. Call it only
+    /// on threads that may also block on copies for this client.
     pub fn adopt(file: OwnedFd, pid: i32) -> Result<Arc<Self>, (AttachError, OwnedFd)> {
         match examine(&file, pid) {
             Ok(()) => Ok(Arc::new(AddressSpace {
@@ -92,33 +94,33 @@ impl AddressSpace {
         }
     }
 
-    /// Whether a copy has found it gone.
+    /// Returns true if a copy found that the address space has ended.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Copies out of it.
+    /// Copies bytes out of the address space.
     pub fn read(&self, address: u64, dst: &mut [u8]) -> Result<(), AttachedFault> {
         // SAFETY: the bytes are exclusively borrowed for the call.
         unsafe { self.read_raw(address, dst.as_mut_ptr(), dst.len()) }
     }
 
-    /// Copies into it. With `tail_last` the last bytes, as far as they are one naturally aligned
-    /// word, are written last, in a call of their own: a program that polls on the end of its
-    /// buffer finds the rest in place.
+    /// Copies bytes into the address space. With `tail_last`, the longest naturally aligned word at
+    /// the end of the range is written last, by a separate call. A program that polls the end of
+    /// its buffer then finds the other bytes in place.
     pub fn write(&self, address: u64, src: &[u8], tail_last: bool) -> Result<(), AttachedFault> {
         // SAFETY: the bytes are borrowed for the call.
         unsafe { self.write_raw(address, src.as_ptr(), src.len(), tail_last) }
     }
 
-    /// Changes a word; what was there before. Nobody else's change by this function comes in
-    /// between, but the owner's own may.
+    /// Changes a word and returns its old value. Calls of this function exclude each other, but
+    /// stores of the owner may occur between the read and the write.
     pub fn update_u64(
         &self,
         address: u64,
         change: impl Fn(u64) -> u64,
     ) -> Result<u64, AttachedFault> {
-        // Whoever waits here waits for pages of the same owner.
+        // A thread that waits for this lock waits for pages of the same owner.
         //= 7306-5-1, 7306-5.3-1, 7306-5.4-2
         let _changing = self.changing.lock();
         let mut word = [0; 8];
@@ -132,7 +134,7 @@ impl AddressSpace {
         Ok(old)
     }
 
-    /// Copies out of it into shared memory, in one pass. `tail_last` as in
+    /// Copies bytes from the address space into shared memory, in one pass. For `tail_last`, see
     /// [`Mapping::write_tail_last`].
     pub fn read_into(
         &self,
@@ -145,8 +147,9 @@ impl AddressSpace {
         let tail = if tail_last { len.min(8) } else { 0 };
         let head = len - tail;
         let to = dst.range(offset, len).ok_or(AttachedFault::Unmapped)?;
-        // SAFETY: `to` is valid for `len` bytes (checked by `range`) as long as `dst` is borrowed.
-        // Only the kernel writes them, as any other process may at any time.
+        // SAFETY: `to` is valid for `len` bytes (checked by `range`) while `dst` is borrowed, and
+        // no reference covers them. Only the kernel writes them, as any other process may at any
+        // time.
         let result = unsafe { self.read_raw(address, to, head) };
         poison(result, dst)?;
         if tail > 0 {
@@ -158,7 +161,8 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Copies shared memory into it, in one pass. `tail_last` as in [`write`](Self::write).
+    /// Copies shared memory into the address space, in one pass. For `tail_last`, see
+    /// [`write`](Self::write).
     pub fn write_from(
         &self,
         address: u64,
@@ -168,16 +172,16 @@ impl AddressSpace {
         tail_last: bool,
     ) -> Result<(), AttachedFault> {
         let from = src.range(offset, len).ok_or(AttachedFault::Unmapped)?;
-        // SAFETY: `from` is valid for `len` bytes (checked by `range`) as long as `src` is
-        // borrowed. Only the kernel reads them, whatever they are at that instant.
+        // SAFETY: `from` is valid for `len` bytes (checked by `range`) while `src` is borrowed.
+        // Only the kernel reads them, with any value that they have at that instant.
         let result = unsafe { self.write_raw(address, from, len, tail_last) };
         poison(result, src)
     }
 
-    /// Copies from one address space to another, or within one (ranges of a step may overlap): two
-    /// copies, with a private buffer between them.
-    // Its buffer would be in the frame of whoever it is inlined into, each page of it touched there
-    // for copies of a few bytes.
+    /// Copies from one address space to another, or within one, through a private buffer of
+    /// [`STEP`] bytes. Ranges may overlap if they are not longer than the buffer.
+    // If this function were inlined, the buffer would be part of the caller's frame, and a copy of
+    // a few bytes would touch each of its pages.
     #[inline(never)]
     pub fn copy_to(
         &self,
@@ -191,7 +195,8 @@ impl AddressSpace {
         let mut done = 0;
         while done < len {
             let n = (len - done).min(STEP);
-            let (from, last) = (done as u64, tail_last && done + n == len);
+            let from = done as u64;
+            let last = tail_last && done + n == len;
             self.read(address + from, &mut buffer[..n]).map_err(|e| (CopyEnd::Source, e))?;
             to.write(to_address + from, &buffer[..n], last).map_err(|e| (CopyEnd::Sink, e))?;
             done += n;
@@ -200,17 +205,17 @@ impl AddressSpace {
     }
 
     /// # Safety
-    /// `to` is valid for `len` bytes that no reference covers but the caller's own.
+    /// `to` must be valid for writing `len` bytes, to which only the caller may hold a reference.
     unsafe fn read_raw(&self, address: u64, to: *mut u8, len: usize) -> Result<(), AttachedFault> {
         self.steps(address, len, |at, done, n| {
-            // SAFETY: `done + n` is at most `len`, for which the caller vouches; the kernel checks
-            // the foreign address.
+            // SAFETY: `done + n` is at most `len`, and the caller guarantees that `to` is valid for
+            // `len` bytes. The kernel checks the foreign address.
             unsafe { libc::pread(self.file.as_raw_fd(), to.add(done).cast(), n, at) }
         })
     }
 
     /// # Safety
-    /// `from` is valid for reading `len` bytes.
+    /// `from` must be valid for reading `len` bytes.
     unsafe fn write_raw(
         &self,
         address: u64,
@@ -221,14 +226,15 @@ impl AddressSpace {
         let head = if tail_last { len - tail_len(address, len) } else { len };
         for (start, end) in [(0, head), (head, len)] {
             self.steps(address + start as u64, end - start, |at, done, n| {
-                // SAFETY: as in `read_raw`.
+                // SAFETY: `start + done + n` is at most `len`, and the caller guarantees that
+                // `from` is valid for reading `len` bytes. The kernel checks the foreign address.
                 unsafe { libc::pwrite(self.file.as_raw_fd(), from.add(start + done).cast(), n, at) }
             })?;
         }
         Ok(())
     }
 
-    /// Calls `step(address, done, bytes)` until `len` bytes are done.
+    /// Calls `step(address, done, bytes)` for at most [`STEP`] bytes each, until `len` are done.
     fn steps(
         &self,
         address: u64,
@@ -243,12 +249,12 @@ impl AddressSpace {
             let at = address.checked_add(done as u64).and_then(|at| at.try_into().ok());
             let at = at.ok_or(AttachedFault::Unmapped)?;
             match usize::try_from(step(at, done, (len - done).min(STEP))) {
-                // Nothing of a range that is not empty: there is no address space any more.
+                // No byte of a non-empty range was transferred: the address space has ended.
                 Ok(0) => {
                     self.gone.store(true, Ordering::Relaxed);
                     return Err(AttachedFault::Gone);
                 }
-                // A short count means that the next page is missing, which the next call says.
+                // After a short count the next page is missing: the next call reports it.
                 Ok(n) => done += n,
                 Err(_) => match Errno::from_io_error(&io::Error::last_os_error()) {
                     Some(Errno::INTR) => {}
@@ -261,7 +267,7 @@ impl AddressSpace {
     }
 }
 
-/// The end of a copy between two address spaces that failed.
+/// The failed end of a copy between two address spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyEnd {
     /// The memory that was read.
@@ -270,8 +276,8 @@ pub enum CopyEnd {
     Sink,
 }
 
-/// Whether `file` is the memory of `pid`. Its flags are asked for first: that is answered without
-/// the file.
+/// Checks that `file` is the memory of process `pid`. Reads the open flags first, because that
+/// call does not access the file system.
 fn examine(file: &OwnedFd, pid: i32) -> Result<(), AttachError> {
     let os = |e: Errno| AttachError::Examine(e.into());
     let flags = rustix::fs::fcntl_getfl(file).map_err(os)?;
@@ -283,8 +289,8 @@ fn examine(file: &OwnedFd, pid: i32) -> Result<(), AttachError> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let path = rustix::fs::readlink(link, Vec::new()).map_err(os)?;
     let path = path.to_string_lossy().into_owned();
-    // Of a /proc that is mounted elsewhere only the end of the path is known, and its process
-    // numbers are those of another namespace: there, possession has to do.
+    // If `/proc` is mounted elsewhere, only the end of the path can be checked: the process IDs in
+    // the path belong to another namespace. Then possession must suffice.
     let inside = path.strip_prefix("/proc/");
     let its_own = match inside.map(|p| p.split('/').collect::<Vec<_>>()) {
         Some(parts) => match parts[..] {
@@ -300,7 +306,7 @@ fn examine(file: &OwnedFd, pid: i32) -> Result<(), AttachError> {
     }
 }
 
-/// Marks the mapping if the kernel met a missing page of it.
+/// Poisons the mapping if the kernel found that a page of it is missing.
 fn poison(result: Result<(), AttachedFault>, mapping: &Mapping) -> Result<(), AttachedFault> {
     if result == Err(AttachedFault::Poisoned) {
         mapping.poison();
@@ -308,7 +314,7 @@ fn poison(result: Result<(), AttachedFault>, mapping: &Mapping) -> Result<(), At
     result
 }
 
-/// Bytes of the naturally aligned word at the end of `len` bytes from `address`.
+/// Returns the size of the naturally aligned word at the end of `len` bytes from `address`.
 pub(super) fn tail_len(address: u64, len: usize) -> usize {
     if len == 0 {
         return 0;
@@ -336,9 +342,9 @@ mod tests {
         AddressSpace::adopt(open("/proc/self/mem", true), pid).expect("it is ours")
     }
 
-    /// Memory of this process that is reached both ways.
+    /// Memory of this process that a mapping and an [`AddressSpace`] both reach.
     fn memory(len: usize) -> Arc<Mapping> {
-        Mapping::create_shared_buffer(len).expect("a little memory").0
+        Mapping::create_shared_buffer(len).expect("memory for the buffer").0
     }
 
     fn contents(mapping: &Mapping, offset: usize, len: usize) -> Vec<u8> {
@@ -352,7 +358,7 @@ mod tests {
         AddressSpace::adopt(file, pid).expect_err("it is not our memory").0
     }
 
-    /// A process with an address space that can be ended.
+    /// Starts a process, so that the test can end its address space.
     fn cat() -> (Child, Arc<AddressSpace>) {
         let child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat");
         let memory = open(&format!("/proc/{}/mem", child.id()), true);
@@ -362,7 +368,8 @@ mod tests {
 
     #[test]
     fn bytes_go_both_ways() {
-        let (space, memory) = (own(), memory(3 * STEP));
+        let space = own();
+        let memory = memory(3 * STEP);
         let address = memory.address();
         let bytes: Vec<u8> = (0..2 * STEP + 77).map(|i| (i % 251) as u8).collect();
         for tail_last in [false, true] {
@@ -380,9 +387,10 @@ mod tests {
     //= 7306-5.3-1
     //= 7306-5.4-2
     #[test]
-    fn words_change_one_after_the_other() {
+    fn concurrent_word_updates_add_up() {
         const TIMES: u64 = 5_000;
-        let (space, memory) = (own(), memory(4096));
+        let space = own();
+        let memory = memory(4096);
         let word = memory.address() + 8;
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -398,8 +406,9 @@ mod tests {
 
     //= 7306-5.4-3
     #[test]
-    fn what_the_owner_changes_in_between_is_lost() {
-        let (space, memory) = (own(), memory(4096));
+    fn intervening_owner_stores_are_lost() {
+        let space = own();
+        let memory = memory(4096);
         let in_between = |old| {
             memory.store_u64(8, 100).expect("aligned");
             old + 1
@@ -409,8 +418,10 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_is_one_copy_away() {
-        let (space, one, two) = (own(), memory(8192), memory(8192));
+    fn copies_to_and_from_shared_memory() {
+        let space = own();
+        let one = memory(8192);
+        let two = memory(8192);
         for tail_last in [false, true] {
             for len in [1, 7, 8, 9, 4096] {
                 one.write(5, &vec![len as u8; len]).expect("in range");
@@ -426,8 +437,9 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_ranges_move_as_a_whole() {
-        let (space, memory) = (own(), memory(STEP));
+    fn overlapping_ranges_are_moved() {
+        let space = own();
+        let memory = memory(STEP);
         let bytes: Vec<u8> = (0..10_000).map(|i| (i % 241) as u8).collect();
         memory.write(0, &bytes).expect("in range");
         let address = memory.address();
@@ -454,8 +466,9 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_not_mapped_costs_that_copy_only() {
-        let (space, kept) = (own(), memory(4096));
+    fn an_unmapped_address_fails_only_its_copy() {
+        let space = own();
+        let kept = memory(4096);
         let mut bytes = [0; 8];
         for address in [0, USER_END - 8, USER_END, u64::MAX - 2] {
             assert_eq!(space.read(address, &mut bytes), Err(AttachedFault::Unmapped));
@@ -465,8 +478,9 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_buffer_without_pages_is_poisoned_and_the_memory_is_not_to_blame() {
-        let (space, kept) = (own(), memory(4096));
+    fn a_missing_page_poisons_the_shared_buffer() {
+        let space = own();
+        let kept = memory(4096);
         let gone = || {
             let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC)?;
             rustix::fs::ftruncate(&fd, 4096)?;
@@ -474,17 +488,17 @@ mod tests {
             rustix::fs::ftruncate(&fd, 0)?;
             io::Result::Ok(mapping)
         };
-        let m = gone().expect("a little memory");
+        let m = gone().expect("memory for the mapping");
         let fault = Err(AttachedFault::Poisoned);
         assert_eq!(space.read_into(kept.address(), &m, 0, 100, false), fault);
         assert!(m.is_poisoned());
-        let m = gone().expect("a little memory");
+        let m = gone().expect("memory for the mapping");
         assert_eq!(space.write_from(kept.address(), &m, 0, 100, false), fault);
         assert!(m.is_poisoned() && !space.is_gone());
     }
 
     #[test]
-    fn an_address_space_that_has_ended_is_gone_for_good() {
+    fn an_ended_address_space_stays_gone() {
         let (mut child, space) = cat();
         // Its first mapping: the program itself.
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).expect("its maps");
@@ -500,12 +514,12 @@ mod tests {
     }
 
     #[test]
-    fn after_fork_the_parents_memory_is_reached() {
+    fn after_fork_the_parents_memory_is_accessed() {
         let space = own();
         let memory = Mapping::from_vec(vec![1; 8192]).expect("a slot in the table");
         let address = memory.address();
-        // SAFETY: the child stores one byte of private memory and ends: nothing of this process's
-        // locks or other threads is used in it.
+        // SAFETY: the child stores one byte of private memory and exits. It uses no lock and no
+        // other thread of this process.
         let child = unsafe {
             let child = libc::fork();
             if child == 0 {
@@ -527,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_memory_of_that_process_is_taken() {
+    fn other_descriptors_are_refused() {
         let zero = refusal(open("/dev/zero", true));
         assert!(matches!(zero, AttachError::NotProcfs), "{zero}");
         let (pipe, _other) = rustix::pipe::pipe().expect("a pipe");
@@ -544,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn any_thread_of_the_process_may_have_opened_it() {
+    fn thread_self_mem_is_accepted() {
         let file = open("/proc/thread-self/mem", true);
         AddressSpace::adopt(file, std::process::id() as i32).expect("it is ours");
     }

@@ -1,14 +1,15 @@
-//! Shared memory in place, for callers who can promise what this crate cannot know.
+//! In-place access to shared memory, for callers that ensure the conditions this crate cannot
+//! check.
 
 use std::marker::PhantomData;
 
 use super::mapping::Mapping;
 
-/// A range of a mapping that is accessed where it lies.
+/// A range of a mapping that is accessed in place.
 ///
-/// Other processes may write there, which no type can rule out; so there are only a pointer and
-/// `unsafe` slices. Whoever can do with a copy needs neither ([`Mapping::read`],
-/// [`Mapping::write`]).
+/// Other processes may write there, which no type can prevent. Access is therefore possible only
+/// through a raw pointer and through `unsafe` slices. A caller that can work on a copy needs
+/// neither (see [`Mapping::read`] and [`Mapping::write`]).
 #[derive(Clone, Copy)]
 pub struct RawBytes<'a> {
     start: *mut u8,
@@ -16,58 +17,60 @@ pub struct RawBytes<'a> {
     mapping: PhantomData<&'a Mapping>,
 }
 
-// SAFETY: it is a range of a `Mapping`, which threads may share, and gives access to nothing
-// without an `unsafe` call whose obligations do not depend on the thread.
+// SAFETY: the value is a range of a `Mapping`, which threads may share. It accesses memory only in
+// `unsafe` calls, and their obligations do not depend on the thread.
 unsafe impl Send for RawBytes<'_> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for RawBytes<'_> {}
 
 impl<'a> RawBytes<'a> {
-    /// `len` bytes at `offset`, if they lie within.
+    /// Returns the `len` bytes at `offset`, or `None` if they are not within the mapping.
     pub fn new(mapping: &'a Mapping, offset: usize, len: usize) -> Option<Self> {
         let start = mapping.range(offset, len)?;
         Some(RawBytes { start, len, mapping: PhantomData })
     }
 
-    /// Where it starts. Valid for `len` bytes, for reading and writing, as long as the memory
-    /// exists.
+    /// Returns the address of the first byte. It is valid for reading and writing `len` bytes while
+    /// the mapping exists.
     pub fn as_ptr(self) -> *mut u8 {
         self.start
     }
 
-    /// Bytes of the range.
+    /// Returns the number of bytes.
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if the range is empty.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// The bytes as a slice.
+    /// Returns the bytes as a slice.
     ///
     /// # Safety
     ///
-    /// As long as the slice lives nobody writes to these bytes: no thread of this process through
-    /// the region or by other means, no peer (give it no right to write here, or know from its
-    /// messages that it is done), and not the daemon on behalf of a posted receive or RDMA Read
+    /// While the slice lives, these bytes must not be written: not by a thread of this process
+    /// through the region or by other means, not by a peer (it has no right to write here, or its
+    /// messages show that it has finished), and not by the daemon for a posted receive or RDMA Read
     /// (their completions have been polled).
     pub unsafe fn as_slice(self) -> &'a [u8] {
-        // SAFETY: the range lies within the mapping (`new`), which outlives `'a`; every value of a
-        // byte is valid; that nobody writes is the caller's obligation.
+        // SAFETY: the range lies within the mapping (`new`), which outlives `'a`. Every value of a
+        // byte is valid. The caller guarantees that the bytes are not written.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
-    /// The bytes as a slice to write to.
+    /// Returns the bytes as a mutable slice.
     ///
     /// # Safety
     ///
-    /// As [`as_slice`](Self::as_slice); and nobody in this process reads them meanwhile, by another
-    /// slice or through the region. What a peer or the daemon reads meanwhile (for a posted send or
-    /// RDMA Write, or an RDMA Read of the peer) is any mixture of old and new bytes.
+    /// As for [`as_slice`](Self::as_slice). In addition, this process must not read the bytes while
+    /// the slice lives, neither through another slice nor through the region. A peer or the daemon
+    /// may read them (for a posted send or RDMA Write, or an RDMA Read of the peer), and gets any
+    /// mixture of old and new bytes.
     pub unsafe fn as_mut_slice(self) -> &'a mut [u8] {
-        // SAFETY: as above; that nobody else reads or writes is the caller's obligation.
+        // SAFETY: as in `as_slice`. The caller guarantees that the bytes are neither read nor
+        // written by other means.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }
@@ -83,13 +86,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_the_memory_itself_and_lie_within() {
-        let (mapping, _fd) = Mapping::create_shared_buffer(8192).expect("a little memory");
+    fn slices_are_in_place_and_within_the_mapping() {
+        let (mapping, _fd) = Mapping::create_shared_buffer(8192).expect("memory for the buffer");
         mapping.write(4090, b"in place").expect("in range");
         let raw = RawBytes::new(&mapping, 4090, 8).expect("in range");
         assert_eq!((raw.as_ptr() as u64, raw.len()), (mapping.address() + 4090, 8));
         {
-            // SAFETY: nobody else knows this memory, and there is no other slice of it at a time.
+            // SAFETY: only this test has this memory, and no other slice of it exists.
             let slice = unsafe { raw.as_slice() };
             assert_eq!(slice, b"in place");
         }

@@ -1,18 +1,18 @@
-//! The one place that moves bytes in and out of shared memory.
+//! All copies of bytes into and out of shared memory.
 //!
-//! Another process may write the same bytes at the same time. There is no bulk atomic copy in the
-//! language, so we use `ptr::copy*` on raw pointers, as virtual machine monitors do for guest
-//! memory, and keep the three conditions under which that is sound in practice: nothing but bytes
-//! is copied (any value of them is valid), no reference to the foreign side ever exists, and a
-//! compiler fence after each copy keeps the compiler from going back to the foreign side for a
-//! value it has already copied. What was copied is a mixture of what both sides wrote, at worst.
+//! Another process may write the same bytes at the same time. The language has no bulk atomic copy,
+//! so this module uses `ptr::copy*` on raw pointers, as virtual machine monitors do for guest
+//! memory. It satisfies the three conditions under which that is sound in practice: only bytes are
+//! copied (any value of them is valid), no reference to foreign memory ever exists, and a compiler
+//! fence after each copy keeps the compiler from reading foreign memory again for a value that it
+//! has already copied. At worst the copy is a mixture of the bytes that both sides wrote.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::atomic::{compiler_fence, fence};
 
 use super::{Mapping, past_caches};
 
-/// Why a copy has no result.
+/// Reason why an access failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CopyFault {
     /// The range is not within the mapping.
@@ -21,55 +21,54 @@ pub enum CopyFault {
     /// An atomic word is not at a multiple of its size.
     #[error("the word is not aligned")]
     Misaligned,
-    /// A page of one of the mappings was gone; what was read is void.
-    #[error("a page of the mapping was gone")]
+    /// A page of one of the mappings was missing. The copied bytes are invalid.
+    #[error("a page of the mapping is missing")]
     Poisoned,
 }
 
 impl Mapping {
-    /// Copies out of the mapping.
+    /// Copies bytes out of the mapping.
     #[inline]
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<(), CopyFault> {
         let from = self.range(offset, dst.len()).ok_or(CopyFault::OutOfRange)?;
-        // SAFETY: `from` is valid for `dst.len()` bytes (checked by `range`); `dst` is private
-        // memory, so the two cannot overlap. Concurrent foreign writers: see the module.
+        // SAFETY: `from` is valid for `dst.len()` bytes (checked by `range`). `dst` is private
+        // memory, so the two cannot overlap. For concurrent foreign writers see the module.
         unsafe { std::ptr::copy_nonoverlapping(from, dst.as_mut_ptr(), dst.len()) };
-        self.sound()
+        self.check_poison()
     }
 
-    /// Copies into the mapping.
+    /// Copies bytes into the mapping.
     #[inline]
     pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), CopyFault> {
         let to = self.range(offset, src.len()).ok_or(CopyFault::OutOfRange)?;
-        // SAFETY: `to` is valid for `src.len()` bytes (checked by `range`); `src` is private
-        // memory, so the two cannot overlap. Concurrent foreign accesses: see the module.
+        // SAFETY: `to` is valid for `src.len()` bytes (checked by `range`). `src` is private
+        // memory, so the two cannot overlap. For concurrent foreign accesses see the module.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), to, src.len()) };
-        self.sound()
+        self.check_poison()
     }
 
-    /// Sets bytes of the mapping.
+    /// Sets `len` bytes of the mapping to `byte`.
     #[inline]
     pub fn fill(&self, offset: usize, len: usize, byte: u8) -> Result<(), CopyFault> {
         let to = self.range(offset, len).ok_or(CopyFault::OutOfRange)?;
         // SAFETY: `to` is valid for `len` bytes (checked by `range`).
         unsafe { std::ptr::write_bytes(to, byte, len) };
-        self.sound()
+        self.check_poison()
     }
 
     /// Like [`write`](Self::write), but the last bytes become visible last: a program that polls
-    /// on the end of its buffer finds the rest in place. The last bytes are the longest naturally
-    /// aligned word (8, 4, 2 or 1) at the end of the range, stored in one piece.
+    /// the end of its buffer then finds the other bytes in place. The last bytes are the longest
+    /// naturally aligned word (8, 4, 2 or 1 bytes) at the end of the range, stored at once.
     #[inline]
     pub fn write_tail_last(&self, offset: usize, src: &[u8]) -> Result<(), CopyFault> {
         let to = self.range(offset, src.len()).ok_or(CopyFault::OutOfRange)?;
         // SAFETY: `src` and `to` are both valid for `src.len()` bytes.
         unsafe { move_tail_last(src.as_ptr(), to, src.len()) };
-        self.sound()
+        self.check_poison()
     }
 
-    /// Copies `len` bytes from here to `dst`, with one pass over them. Within one mapping the
-    /// ranges may overlap (`memmove`). With `tail_last` as in
-    /// [`write_tail_last`](Self::write_tail_last).
+    /// Copies `len` bytes from this mapping to `dst` in one pass. Within one mapping the ranges may
+    /// overlap (`memmove`). For `tail_last`, see [`write_tail_last`](Self::write_tail_last).
     #[inline]
     pub fn copy_to(
         &self,
@@ -80,7 +79,7 @@ impl Mapping {
         tail_last: bool,
     ) -> Result<(), CopyFault> {
         self.copy_by(offset, dst, dst_offset, len, |from, to| {
-            // SAFETY: both are valid for `len` bytes (see `copy_by`); overlap is allowed.
+            // SAFETY: both are valid for `len` bytes (see `copy_by`). Overlap is allowed.
             unsafe {
                 if tail_last {
                     move_tail_last(from, to, len);
@@ -91,7 +90,7 @@ impl Mapping {
         })
     }
 
-    /// As [`copy_to`](Self::copy_to), past the caches unless the ranges overlap.
+    /// Like [`copy_to`](Self::copy_to), but bypasses the caches unless the ranges overlap.
     pub fn copy_past_caches_to(
         &self,
         offset: usize,
@@ -107,9 +106,9 @@ impl Mapping {
                 (false, true) => len - tail_len(to, len),
                 (false, false) => len,
             };
-            // SAFETY: both are valid for `len` bytes (see `copy_by`), and what goes past the caches
-            // does not overlap; two mappings of the same memory are as a concurrent foreign writer
-            // is, see the module.
+            // SAFETY: both are valid for `len` bytes (see `copy_by`), and the part that bypasses
+            // the caches does not overlap. If the two mappings share memory, the copy acts like a
+            // concurrent foreign writer (see the module).
             unsafe {
                 past_caches::copy(from, to, head);
                 if tail_last {
@@ -121,8 +120,8 @@ impl Mapping {
         })
     }
 
-    /// Lets `copy` move `len` bytes from here to `dst`: both addresses are valid for as many, in
-    /// memory of which this process holds no reference.
+    /// Calls `copy` with the addresses of `len` bytes in this mapping and in `dst`. Both are valid
+    /// for `len` bytes, in memory to which this process holds no reference.
     #[inline]
     fn copy_by(
         &self,
@@ -135,35 +134,36 @@ impl Mapping {
         let from = self.range(offset, len).ok_or(CopyFault::OutOfRange)?;
         let to = dst.range(dst_offset, len).ok_or(CopyFault::OutOfRange)?;
         copy(from, to);
-        self.sound()?;
-        dst.sound()
+        self.check_poison()?;
+        dst.check_poison()
     }
 
-    /// Loads an aligned word, with acquire.
+    /// Loads an aligned word with acquire ordering.
     #[inline]
     pub fn load_u64(&self, offset: usize) -> Result<u64, CopyFault> {
         let value = self.word(offset)?.load(Ordering::Acquire);
-        self.sound().map(|()| value)
+        self.check_poison().map(|()| value)
     }
 
-    /// Stores an aligned word, with release.
+    /// Stores an aligned word with release ordering.
     #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), CopyFault> {
         self.word(offset)?.store(value, Ordering::Release);
-        self.sound()
+        self.check_poison()
     }
 
-    /// Changes an aligned word, whoever else does at the same time; what was there before.
+    /// Changes an aligned word atomically and returns its old value.
     pub fn update_u64(&self, offset: usize, change: impl Fn(u64) -> u64) -> Result<u64, CopyFault> {
         let word = self.word(offset)?;
         let changed =
             //= 7306-5-1, 7306-5.1.1-8, 7306-5.3-1, 7306-5.4-2
             word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(change(old)));
         let (Ok(old) | Err(old)) = changed;
-        self.sound().map(|()| old)
+        self.check_poison().map(|()| old)
     }
 
-    /// Replaces an aligned word if it is `current`; the word that was found, either way.
+    /// Replaces an aligned word if it equals `current`. The inner result contains the old value:
+    /// `Ok` if the word was replaced, otherwise `Err`.
     #[inline]
     pub fn compare_exchange_u64(
         &self,
@@ -173,14 +173,14 @@ impl Mapping {
     ) -> Result<Result<u64, u64>, CopyFault> {
         let found =
             self.word(offset)?.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire);
-        self.sound().map(|()| found)
+        self.check_poison().map(|()| found)
     }
 
-    /// Adds to an aligned word, wrapping; the word that was there.
+    /// Adds to an aligned word, wrapping, and returns its old value.
     #[inline]
     pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64, CopyFault> {
         let found = self.word(offset)?.fetch_add(value, Ordering::AcqRel);
-        self.sound().map(|()| found)
+        self.check_poison().map(|()| found)
     }
 
     #[inline]
@@ -189,22 +189,23 @@ impl Mapping {
         if !(at as usize).is_multiple_of(8) {
             return Err(CopyFault::Misaligned);
         }
-        // SAFETY: valid for 8 bytes (`range`) and aligned (just checked) for as long as `self`
-        // is borrowed; any value is valid; other accesses from this process are atomic or raw.
+        // SAFETY: the word is valid for 8 bytes (`range`) and aligned (just checked) while `self`
+        // is borrowed. Any value is valid. Other accesses from this process are atomic or raw.
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
-    /// Ends every access: the verdict of the fault handler, which ran on this thread if at all.
+    /// Called at the end of each access. Checks that the fault handler, which would have run on
+    /// this thread, did not poison the mapping.
     #[inline]
-    fn sound(&self) -> Result<(), CopyFault> {
-        // Neither the copy nor what follows it moves across: the mark is read after the copy, and
-        // the compiler has to take the copied bytes as they are (see the module).
+    fn check_poison(&self) -> Result<(), CopyFault> {
+        // Keeps the copy before the load of the mark, and keeps the compiler from reading the
+        // foreign bytes again (see the module).
         compiler_fence(Ordering::SeqCst);
         if self.is_poisoned() { Err(CopyFault::Poisoned) } else { Ok(()) }
     }
 }
 
-/// Bytes of the naturally aligned word at the end of `len` bytes from `to`.
+/// Returns the length of the longest naturally aligned word at the end of `len` bytes from `to`.
 #[inline]
 fn tail_len(to: *mut u8, len: usize) -> usize {
     let end = (to as usize).wrapping_add(len);
@@ -218,22 +219,23 @@ fn tail_len(to: *mut u8, len: usize) -> usize {
     }
 }
 
-/// `memmove`, with the word that `tail_len` chooses stored last and in one piece.
+/// Copies like `memmove`, but stores the word that `tail_len` selects last and at once.
 ///
 /// # Safety
-/// `from` is valid for reading and `to` for writing `len` bytes, both in private or in shared
-/// memory, of which no other part of this process holds an exclusive reference.
+/// `from` must be valid for reading and `to` for writing `len` bytes, both in private or in shared
+/// memory to which no other part of this process holds an exclusive reference.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the word was widened from as many bytes")]
 unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
     let tail = tail_len(to, len);
     let head = len - tail;
-    // SAFETY: head and tail make up the range that the caller vouches for. The tail of `to` is
-    // aligned to its length, which `tail_len` chose for that; `from` is read unaligned. Only
-    // atomics and raw copies touch shared memory, and any value of a byte is valid.
+    // SAFETY: head and tail make up the range, for which the caller guarantees validity. The tail
+    // of `to` is aligned to its length (see `tail_len`). `from` is read unaligned. Only atomics and
+    // raw copies access shared memory, and any value of a byte is valid.
     unsafe {
-        let (source, target) = (from.add(head), to.add(head));
-        // The tail is read first: where the ranges overlap the head may run over it.
+        let source = from.add(head);
+        let target = to.add(head);
+        // The tail is read first: if the ranges overlap, copying the head may overwrite it.
         let word = match tail {
             8 => source.cast::<u64>().read_unaligned(),
             4 => u64::from(source.cast::<u32>().read_unaligned()),
@@ -264,7 +266,7 @@ mod tests {
     const LEN: usize = 8192;
 
     fn mapping() -> Arc<Mapping> {
-        let (mapping, _fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+        let (mapping, _fd) = Mapping::create_shared_buffer(LEN).expect("memory for the buffer");
         let pattern: Vec<u8> = (0..LEN).map(|n| (n % 251) as u8).collect();
         mapping.write(0, &pattern).expect("in range");
         mapping
@@ -312,10 +314,11 @@ mod tests {
     }
 
     #[test]
-    fn tail_last_copies_the_same_bytes_at_every_length_and_alignment() {
+    fn tail_last_copies_the_same_bytes() {
         for offset in 64..80 {
             for len in 0..40 {
-                let (m, n) = (mapping(), mapping());
+                let m = mapping();
+                let n = mapping();
                 let source: Vec<u8> = (0..len).map(|k| 200 - k as u8).collect();
                 let mut expected = contents(&m);
                 expected[offset..offset + len].copy_from_slice(&source);
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_the_longest_aligned_word_at_the_end() {
+    fn the_tail_is_the_longest_aligned_word() {
         let base = 0x1000 as *mut u8;
         let at = |offset: usize, len| tail_len(base.wrapping_add(offset), len);
         assert_eq!([at(0, 0), at(0, 1), at(1, 1), at(7, 1)], [0, 1, 1, 1]);
@@ -371,12 +374,12 @@ mod tests {
     //= 7306-5-2
     //= 7306-5.3-1
     //= 7306-5.4-2
-    /// By way of any mapping of the memory, and whether or not it is an atomic operation of a
-    /// peer's that changes them.
+    /// The accesses use different mappings of the memory, and atomic accesses other than a peer's
+    /// operations occur, too.
     #[test]
-    fn words_change_in_one_piece() {
+    fn word_updates_are_atomic() {
         const TIMES: u64 = 20_000;
-        let (one, fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+        let (one, fd) = Mapping::create_shared_buffer(LEN).expect("memory for the buffer");
         let other = Mapping::adopt_shared_buffer(fd.as_fd(), LEN as u64).expect("the same memory");
         std::thread::scope(|scope| {
             for mapping in [&one, &other, &one] {
@@ -391,7 +394,7 @@ mod tests {
             }
         });
         assert_eq!(one.load_u64(8), Ok(4 * TIMES));
-        // What comes in between is built upon.
+        // An intervening store is used as the old value.
         let in_between = |old| {
             if old == 4 * TIMES {
                 other.store_u64(8, 7).expect("aligned");
@@ -404,7 +407,8 @@ mod tests {
 
     #[test]
     fn a_poisoned_mapping_fails_every_access() {
-        let (m, other) = (mapping(), mapping());
+        let m = mapping();
+        let other = mapping();
         m.poison();
         let poisoned = Err(CopyFault::Poisoned);
         assert_eq!(m.read(0, &mut [0]), poisoned);

@@ -1,10 +1,11 @@
-//! Doorbells: how a client tells a worker which of its rings has something new.
+//! Doorbells, with which a client notifies a worker of new entries in its rings.
 //!
-//! One page per (client, worker): a bit per doorbell index in the leaf lines, a summary word with a
-//! bit per leaf line, and the worker's word that says it no longer looks. A busy pair exchanges
-//! only these bits; the eventfd is written once per sleep. No page is shared by two clients, so a
-//! client that writes nonsense here costs its own session some look-ups, and a scan visits at most
-//! `LINES_PER_SCAN` leaf lines (512 indices each) and finds hardly more than `ENOUGH` indices.
+//! There is one page per client and worker. It has one bit per doorbell index in the leaf lines, a
+//! summary word with one bit per leaf line, and a word that is set while the worker does not scan
+//! the page. While both sides are busy they exchange only these bits. The eventfd is written once
+//! per sleep. Clients do not share pages, so a client that writes garbage here costs only its own
+//! session some lookups. A scan visits at most `LINES_PER_SCAN` leaf lines (512 indices each) and
+//! finds fewer than twice `ENOUGH` indices.
 
 use std::sync::Arc;
 
@@ -21,27 +22,29 @@ pub struct DoorbellRinger {
 }
 
 impl DoorbellRinger {
-    /// The page of `worker` in the session's first arena.
+    /// Opens the page of `worker` in the session's first arena.
     pub fn new(arena: Arc<Mapping>, worker: u32) -> Result<Self, QueueError> {
         Ok(DoorbellRinger { page: page(arena, worker)? })
     }
 
-    /// Says that `index` (below `doorbell::INDICES`) has something new, after the producer index or
-    /// whatever else it is was stored. `true`: write the worker's eventfd.
+    /// Marks `index` (below `doorbell::INDICES`) as rung. Must be called after the store that the
+    /// worker has to see, such as that of the producer index. If it returns true, the caller must
+    /// write to the worker's eventfd.
     ///
     /// Pairs with [`DoorbellScanner::prepare_sleep`]. Here: set leaf and summary bits, fence, load
-    /// `engine_sleeps`. There: set `engine_sleeps`, fence, look at the summary. One fence is first:
-    /// if ours, the worker finds the summary bit and stays; if theirs, we see that it sleeps. And
-    /// with [`DoorbellScanner::scan`], which clears the summary before the leaf and the leaf before
-    /// it reads any producer index: a bit set too late for one step is found by the next scan.
-    /// Only one of several ringing threads takes `engine_sleeps` back and so writes the eventfd.
+    /// `engine_sleeps`. There: set `engine_sleeps`, fence, load the summary. One of the fences is
+    /// first. If this one, the worker finds the summary bit and stays awake. If the other, this
+    /// call sees that the worker sleeps. Also pairs with [`DoorbellScanner::scan`], which clears
+    /// the summary before the leaf, and the leaf before it reads any producer index: a bit that is
+    /// set too late for one of these reads is found by the next scan. If several threads ring, only
+    /// one of them clears `engine_sleeps` and writes to the eventfd.
     #[inline]
     #[must_use = "a worker that sleeps needs its eventfd written"]
     pub fn ring(&self, index: u32) -> bool {
         let index = (index % doorbell::INDICES) as usize;
         let leaf = self.page.u64(doorbell::LEAVES + index / 64 * 8);
-        // Release: whoever takes the bit sees what was stored before. Summary after leaf, so that
-        // whoever takes the summary bit finds the leaf bit.
+        // Release: the thread that takes the bit sees the earlier stores. The summary comes after
+        // the leaf, so that the thread that takes the summary bit finds the leaf bit.
         leaf.fetch_or(1 << (index % 64), Ordering::Release);
         self.page.u64(doorbell::SUMMARY).fetch_or(1 << (index / 512), Ordering::Release);
         fence(Ordering::SeqCst);
@@ -54,27 +57,28 @@ impl DoorbellRinger {
 #[derive(Debug)]
 pub struct DoorbellScanner {
     page: View,
-    /// Summary bits taken from the page whose lines have not been visited yet, or not to the end.
+    /// Summary bits taken from the page whose lines have not been visited completely.
     lines: u64,
-    /// The word of the first of these lines to visit next.
+    /// Next word to visit in the first of these lines.
     word: usize,
 }
 
 impl DoorbellScanner {
-    /// The page of `worker` in the session's first arena.
+    /// Opens the page of `worker` in the session's first arena.
     pub fn new(arena: Arc<Mapping>, worker: u32) -> Result<Self, QueueError> {
         Ok(DoorbellScanner { page: page(arena, worker)?, lines: 0, word: 0 })
     }
 
-    /// The other side of the very words that `ringer` rings.
+    /// Returns a scanner of the same words as `ringer`.
     #[cfg(all(test, loom))]
     pub(super) fn sharing(ringer: &DoorbellRinger) -> Self {
         DoorbellScanner { page: ringer.page.clone(), lines: 0, word: 0 }
     }
 
-    /// Calls `rung` for indices that were rung since the last scan; `false` if there were none.
-    /// Once it has called for `ENOUGH`, the rest waits for the next scan. The client may have rung
-    /// without reason, and any index: look it up, then look at its ring.
+    /// Calls `rung` for each index that was rung since the last scan. Returns false if there was
+    /// none. After about `ENOUGH` calls it leaves the rest to the next scan. The client may ring
+    /// without reason and with any index, so the caller must look the index up and then check its
+    /// ring.
     #[inline]
     pub fn scan(&mut self, rung: impl FnMut(u32)) -> bool {
         if self.lines == 0 {
@@ -88,7 +92,7 @@ impl DoorbellScanner {
         self.visit(rung)
     }
 
-    /// Takes the leaf bits of some words.
+    /// Takes the leaf bits of at most `LINES_PER_SCAN` lines.
     fn visit(&mut self, mut rung: impl FnMut(u32)) -> bool {
         let mut found = 0;
         for _ in 0..LINES_PER_SCAN {
@@ -101,7 +105,7 @@ impl DoorbellScanner {
                 if leaf.load(Ordering::Relaxed) == 0 {
                     continue;
                 }
-                // Acquire: what the client stored before it rang is visible to `rung`.
+                // Acquire: the client's stores before the ring are visible to `rung`.
                 let mut bits = leaf.swap(0, Ordering::Acquire);
                 while bits != 0 {
                     found += 1;
@@ -122,10 +126,11 @@ impl DoorbellScanner {
         found > 0
     }
 
-    /// Before the worker stops looking at this page: asks for the eventfd, then looks once more.
-    /// `false`: somebody rang meanwhile, go on scanning.
+    /// Requests the eventfd, then checks the page once more. Called by the worker before it stops
+    /// scanning this page. If it returns false, the client rang and the worker must continue
+    /// scanning.
     ///
-    /// The fence argument stands at [`DoorbellRinger::ring`].
+    /// For the fence argument see [`DoorbellRinger::ring`].
     #[must_use = "the worker may stop scanning only if this is true"]
     pub fn prepare_sleep(&mut self) -> bool {
         let sleeps = self.page.u32(doorbell::ENGINE_SLEEPS);
@@ -138,7 +143,7 @@ impl DoorbellScanner {
         false
     }
 
-    /// The worker looks at this page again; the eventfd is not wanted.
+    /// Declares that the worker scans this page again and needs no eventfd.
     #[inline]
     pub fn awake(&mut self) {
         self.page.u32(doorbell::ENGINE_SLEEPS).store(0, Ordering::Relaxed);
@@ -150,10 +155,10 @@ fn page(arena: Arc<Mapping>, worker: u32) -> Result<View, QueueError> {
     View::new(arena, offset, PAGE).ok_or(QueueError::OutOfRange)
 }
 
-/// Bounds on the work of one scan: lines looked at, and indices after which no further word is.
+/// Limits of one scan: lines visited, and number of indices after which the scan stops.
 const LINES_PER_SCAN: usize = 4;
 const ENOUGH: u32 = 64;
-/// Summary bits that stand for a line; the others mean nothing and are dropped.
+/// Summary bits that have a leaf line. The others are ignored.
 const ALL_LINES: u64 = (1 << doorbell::LEAF_LINES) - 1;
 
 #[cfg(all(test, not(loom)))]
@@ -161,7 +166,7 @@ mod tests {
     use super::*;
 
     fn pair() -> (DoorbellRinger, DoorbellScanner, Arc<Mapping>) {
-        let (arena, _fd) = Mapping::create_arena("test", 3 * PAGE).expect("a little memory");
+        let (arena, _fd) = Mapping::create_arena("test", 3 * PAGE).expect("memory for the arena");
         let ringer = DoorbellRinger::new(arena.clone(), 1).expect("within the arena");
         let scanner = DoorbellScanner::new(arena.clone(), 1).expect("within the arena");
         (ringer, scanner, arena)
@@ -185,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn one_scan_visits_a_bounded_number_of_lines_and_the_next_goes_on() {
+    fn a_scan_is_bounded_and_resumes() {
         let (ringer, mut scanner, arena) = pair();
         let indices: Vec<u32> = (0..62).map(|line| line * 512 + line).collect();
         for &index in &indices {
@@ -200,7 +205,7 @@ mod tests {
         }
         assert_eq!(rung, indices);
         assert_eq!(scan(&mut scanner), [0]);
-        // Whatever the client writes: a scan ends.
+        // A scan terminates, whatever the client writes.
         arena.fill(doorbell_offset(1), PAGE, 0xFF).expect("in range");
         for index in 0..62 * 8 {
             let word: Vec<u32> = (index * 64..index * 64 + 64).collect();
@@ -210,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn spare_summary_bits_mean_nothing() {
+    fn spare_summary_bits_are_ignored() {
         let (_ringer, mut scanner, arena) = pair();
         arena.store_u64(doorbell_offset(1) + doorbell::SUMMARY, 3 << 62).expect("in range");
         assert!(!scanner.prepare_sleep());
@@ -219,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeping_worker_is_woken_by_exactly_one_ring() {
+    fn exactly_one_ring_wakes_a_worker() {
         let (ringer, mut scanner, _arena) = pair();
         assert!(!ringer.ring(9));
         assert!(!scanner.prepare_sleep(), "rung before");

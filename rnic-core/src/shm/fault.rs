@@ -1,25 +1,27 @@
-//! What happens when a page of shared memory is gone: the shared buffer is poisoned, the process
-//! lives.
+//! Signal handler for missing pages of shared memory. It poisons the mapping and keeps the process
+//! alive.
 //!
-//! A client can make a page of its memory unusable (a truncated file, a failed memory bank) at any
-//! instant, also in the middle of our copy. The kernel then sends `SIGBUS` or `SIGSEGV` to the
-//! thread that touched it. The handler looks the address up in a fixed table of mapped ranges. On a
-//! hit it marks the range poisoned, lays an anonymous zero page over the missing one and returns,
-//! so the copy runs to its end; its caller tests the mark and discards the result. Without a hit
-//! the signal takes its default action: such a fault is our bug.
+//! A client can make a page of its memory unusable at any instant (by truncating the file), even
+//! during a copy of the daemon; so can a memory failure. The kernel then sends `SIGBUS` or
+//! `SIGSEGV` to the thread that accessed the page. The handler looks the address up in a fixed
+//! table of mapped ranges. If it finds a range, it marks the range poisoned, maps an anonymous zero
+//! page over the missing one and returns. The copy then runs to its end, and its caller checks the
+//! mark and discards the result. If there is no such range, the signal takes its default action:
+//! the fault is a bug of the daemon.
 //!
-//! The table is a process-wide static. It is made of atomics, nothing in it is ever locked, and the
-//! handler makes one system call, `mmap`.
+//! The table is a process-wide static. It consists of atomics and has no lock, and for a range that
+//! it finds the handler makes one system call, `mmap`.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 
-/// Ranges that can be registered: more than `vm.max_map_count` (65,530) lets a process map.
+/// Maximum number of registered ranges: more than `vm.max_map_count` (65,530) allows.
 const SLOTS: usize = 1 << 16;
 
 static TABLE: Table = Table::new();
 
-/// Installs the handler for `SIGBUS` and `SIGSEGV`, for the whole process; once is enough.
+/// Installs the handler for `SIGBUS` and `SIGSEGV` for the whole process. Further calls are
+/// harmless.
 ///
 /// The daemon calls this before it adopts the first shared buffer.
 pub fn install() -> io::Result<()> {
@@ -28,11 +30,11 @@ pub fn install() -> io::Result<()> {
         // SAFETY: an all-zero `sigaction` is a valid value of that C struct.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = on_fault as *const () as usize;
-        // On the alternate stack, so that a stack overflow still reaches its default action.
+        // On the alternate stack, so that a stack overflow still gets its default action.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: `action` is valid for the call, its handler has the three-argument signature that
-        // SA_SIGINFO asks for and does only what a signal handler may do; the old action is not
-        // asked for.
+        // SAFETY: `action` is valid for the call. Its handler has the three-argument signature that
+        // SA_SIGINFO requires and does only what a signal handler may do. The old action is not
+        // requested.
         if unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -40,25 +42,25 @@ pub fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// One mapped range in the table, from the mapping's birth to just before it is unmapped.
+/// A mapped range in the table, from the creation of the mapping until just before it is unmapped.
 #[derive(Debug)]
 pub(super) struct Registration {
     slot: usize,
 }
 
 impl Registration {
-    /// Enters `len` bytes from `start`; `None` if every slot is taken.
+    /// Registers `len` bytes at `start`. Returns `None` if no slot is free.
     pub(super) fn new(start: usize, len: usize) -> Option<Self> {
         TABLE.insert(start, len).map(|slot| Registration { slot })
     }
 
-    /// Whether a page of the range was missing once.
+    /// Returns true if a page of the range has been missing.
     #[inline]
     pub(super) fn is_poisoned(&self) -> bool {
         TABLE.slots[self.slot].poisoned.load(Ordering::Acquire)
     }
 
-    /// Marks the range: the kernel found a page missing on our behalf (`EFAULT`).
+    /// Marks the range poisoned after the kernel found a page missing in a system call (`EFAULT`).
     pub(super) fn poison(&self) {
         TABLE.slots[self.slot].poisoned.store(true, Ordering::Release);
     }
@@ -72,16 +74,17 @@ impl Drop for Registration {
 
 struct Table {
     slots: [Slot; SLOTS],
-    /// Slots below this number were used at some time: as far as the handler looks.
+    /// Number of slots that the handler searches: no slot from this number on has ever been used.
     used: AtomicUsize,
-    /// Where the search for a free slot starts.
+    /// Start of the search for a free slot.
     hint: AtomicUsize,
-    /// Bytes of a page, written by `install`.
+    /// Page size in bytes, written by `install`.
     page: AtomicUsize,
 }
 
 /// `version` counts in steps of four: `4k` free, `4k + 1` being filled, `4k + 2` live, `4k + 3`
-/// being emptied. Start and end are meaningful only between two equal live versions.
+/// being emptied. Start and end are valid only if the same live version is read before and after
+/// them.
 struct Slot {
     version: AtomicU32,
     poisoned: AtomicBool,
@@ -123,8 +126,8 @@ impl Table {
             claimed.then_some((index, version))
         })?;
         let slot = &self.slots[index];
-        // Pairs with the acquire fence in `find`: whoever sees one of the stores below also sees
-        // that the slot is no longer at the version it was.
+        // Pairs with the acquire fence in `find`: a thread that sees one of the stores below also
+        // sees that the slot's version has changed.
         fence(Ordering::Release);
         slot.poisoned.store(false, Ordering::Relaxed);
         slot.start.store(start, Ordering::Relaxed);
@@ -135,7 +138,7 @@ impl Table {
         Some(index)
     }
 
-    /// Only the owner of a live slot calls this, once.
+    /// Frees a live slot. Called once, by its owner.
     fn remove(&self, index: usize) {
         let slot = &self.slots[index];
         let version = slot.version.load(Ordering::Relaxed);
@@ -147,11 +150,11 @@ impl Table {
         self.hint.fetch_min(index, Ordering::Relaxed);
     }
 
-    /// The live slot that covers `address`.
+    /// Returns the live slot that covers `address`.
     ///
-    /// A thread faults on a mapping that it holds, so that mapping's slot was filled before and is
-    /// not emptied meanwhile: it is found. A slot that changes while we look belongs to someone
-    /// else and is passed over.
+    /// A thread faults on a mapping that it holds, so the slot of that mapping was filled earlier,
+    /// is not emptied during the search, and is found. A slot that changes during the search
+    /// belongs to another mapping and is skipped.
     fn find(&self, address: usize) -> Option<&Slot> {
         let used = self.used.load(Ordering::Acquire).min(SLOTS);
         self.slots[..used].iter().find(|slot| {
@@ -165,16 +168,16 @@ impl Table {
         })
     }
 
-    /// Makes a fault at `address` harmless; `false` if the address is none of ours.
+    /// Makes a fault at `address` harmless. Returns false if no registered range covers it.
     fn absorb(&self, address: usize) -> bool {
         let Some(slot) = self.find(address) else { return false };
-        // The mark comes first: another thread that reads the zero page finds it set.
+        // Mark first: another thread that reads the zero page must find the mark.
         slot.poisoned.store(true, Ordering::SeqCst);
         let page = self.page.load(Ordering::Acquire);
         // SAFETY: the page lies in a live mapping (mappings start and end at page boundaries), so
-        // MAP_FIXED replaces a page of that mapping and nothing else; it holds only foreign
+        // MAP_FIXED replaces a page of that mapping and nothing else. The page holds only foreign
         // memory, to which no Rust reference other than to atomics exists, and stays readable and
-        // writable. The mapping cannot be unmapped meanwhile, because the faulting thread holds it.
+        // writable. The mapping cannot be unmapped now, because the faulting thread holds it.
         let got = unsafe {
             libc::mmap(
                 (address & !(page - 1)) as *mut libc::c_void,
@@ -189,7 +192,8 @@ impl Table {
     }
 }
 
-/// The signal handler: no allocation, no lock, no panic; atomics, `mmap` and `sigaction` only.
+/// The signal handler: no allocation, no lock, no panic. Uses only atomics, `mmap`, `signal` and
+/// `raise`.
 extern "C" fn on_fault(
     signal: libc::c_int,
     info: *mut libc::siginfo_t,
@@ -197,13 +201,13 @@ extern "C" fn on_fault(
 ) {
     // SAFETY: `__errno_location` returns this thread's errno, always valid.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the kernel passes a valid `siginfo_t` to an SA_SIGINFO handler; for the two signals
-    // we are installed for, `si_addr` is a field of it (meaningless unless `si_code` > 0).
+    // SAFETY: the kernel passes a valid `siginfo_t` to an SA_SIGINFO handler. For these two signals
+    // `si_addr` is a field of it (meaningless unless `si_code` > 0).
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     if code <= 0 || !TABLE.absorb(address) {
-        // Not a fault in shared memory: the default action. A real fault comes again as soon as we
-        // return; a signal that somebody sent does not, and is sent again.
-        // SAFETY: SIG_DFL is a valid action; both calls are async-signal-safe.
+        // Not a fault in shared memory: restore the default action. A real fault recurs as soon as
+        // the handler returns. A signal sent by a process does not, so it is raised again. SAFETY:
+        // SIG_DFL is a valid action, and both calls are async-signal-safe.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             if code <= 0 {
@@ -211,7 +215,7 @@ extern "C" fn on_fault(
             }
         }
     }
-    // SAFETY: as above; the interrupted code must find the errno it had.
+    // SAFETY: errno is valid, as above. The interrupted code must find its old value.
     unsafe { *libc::__errno_location() = errno };
 }
 
@@ -228,17 +232,17 @@ mod tests {
 
     const LEN: usize = 16 * 4096;
 
-    /// A mapping that `adopt_shared_buffer` would have sealed: its owner can still pull it away.
+    /// Maps a memfd without seals: the test can still truncate it.
     fn unsealed() -> (Mapping, OwnedFd) {
         let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memfd");
         rustix::fs::ftruncate(&fd, LEN as u64).expect("grow");
-        (Mapping::map(fd.as_fd(), LEN).expect("a little memory"), fd)
+        (Mapping::map(fd.as_fd(), LEN).expect("memory for the mapping"), fd)
     }
 
     #[test]
-    fn a_copy_from_a_truncated_shared_buffer_is_poisoned_and_the_process_lives() {
+    fn a_copy_from_a_truncated_buffer_is_poisoned() {
         install().expect("handler");
-        // The one that is sound is known for longer.
+        // The intact mapping is registered first.
         let (other, _other_fd) = unsealed();
         let (buffer, fd) = unsealed();
         buffer.fill(0, LEN, 7).expect("still there");
@@ -253,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_into_a_truncated_shared_buffer_is_poisoned() {
+    fn a_copy_into_a_truncated_buffer_is_poisoned() {
         install().expect("handler");
         let (source, _source_fd) = unsealed();
         for offset in [0, 4095, LEN - 1] {
@@ -271,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_of_a_poisoned_mapping_is_clean_when_reused() {
+    fn a_reused_slot_is_not_poisoned() {
         install().expect("handler");
         for _ in 0..50 {
             let (buffer, fd) = unsealed();
@@ -282,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_map_and_unmap_do_not_disturb_each_others_faults() {
+    fn concurrent_mappings_and_faults() {
         install().expect("handler");
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -321,10 +325,10 @@ mod tests {
         assert_eq!(hit((1 << 40) + 1), None);
     }
 
-    /// A table made in place: two megabytes are too much for a test's stack.
+    /// Allocates a table in place: its two megabytes are too large for a test's stack.
     fn heap_table() -> Box<Table> {
         let mut table = Box::<Table>::new_uninit();
-        // SAFETY: `Table::new` is all zeros but for `page`, zeros are valid for all its atomics,
+        // SAFETY: `Table::new` is all zeros except for `page`, zeros are valid for all its atomics,
         // and `page` is used only by `absorb`, which these tests do not call on it.
         unsafe {
             table.as_mut_ptr().write_bytes(0, 1);
@@ -332,7 +336,7 @@ mod tests {
         }
     }
 
-    /// Runs one of the `child_` tests below in a process of its own; the signal that ended it.
+    /// Runs one of the `child_` tests below in its own process. Returns the signal that ended it.
     fn signal_that_ends(child: &str) -> Option<i32> {
         let program = std::env::current_exe().expect("our own path");
         let status = Command::new(program)
@@ -345,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_outside_of_shared_memory_takes_its_default_action() {
+    fn other_faults_take_the_default_action() {
         assert_eq!(signal_that_ends("child_faults_elsewhere"), Some(libc::SIGBUS));
         assert_eq!(
             signal_that_ends("child_touches_an_unmapped_shared_buffer"),
@@ -354,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_that_somebody_sends_takes_its_default_action() {
+    fn a_sent_signal_takes_the_default_action() {
         assert_eq!(signal_that_ends("child_sends_itself_a_signal"), Some(libc::SIGSEGV));
     }
 
@@ -366,12 +370,13 @@ mod tests {
         install().expect("handler");
         let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memfd");
         rustix::fs::ftruncate(&fd, 4096).expect("grow");
-        let (flags, protection) = (rustix::mm::MapFlags::SHARED, rustix::mm::ProtFlags::READ);
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        let flags = rustix::mm::MapFlags::SHARED;
+        let protection = rustix::mm::ProtFlags::READ;
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, protection, flags, &fd, 0) };
         rustix::fs::ftruncate(&fd, 0).expect("shrink");
-        // SAFETY: mapped above and aligned; that the page is gone ends this process, as intended.
-        unsafe { at.expect("a little memory").cast::<u8>().read_volatile() };
+        // SAFETY: mapped above and aligned. The missing page ends this process, as intended.
+        unsafe { at.expect("memory for the mapping").cast::<u8>().read_volatile() };
     }
 
     #[test]
@@ -393,7 +398,7 @@ mod tests {
             return;
         }
         install().expect("handler");
-        // SAFETY: sending oneself a signal has no conditions.
+        // SAFETY: raising a signal in this process has no preconditions.
         unsafe { libc::raise(libc::SIGSEGV) };
     }
 

@@ -1,8 +1,8 @@
 //! System calls that move bytes between a socket and shared memory without a private copy.
 //!
-//! `IoSlice` would need references to foreign memory, so the vectors are built from raw pointers
-//! here. Every call is made with `MSG_DONTWAIT | MSG_NOSIGNAL`: a socket that a client can also
-//! reach may have lost its `O_NONBLOCK` by now.
+//! `IoSlice` would need references to foreign memory, so this module builds the I/O vectors from
+//! raw pointers. Every call uses `MSG_DONTWAIT | MSG_NOSIGNAL`, because a client that shares the
+//! socket may have cleared its `O_NONBLOCK`.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,45 +10,48 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use super::Mapping;
 
-/// Pieces that one call takes; what is beyond is left for the next call, like a short write.
+/// Maximum number of pieces per call. Further pieces are left for the next call, as after a short
+/// write.
 pub const MAX_PIECES: usize = 256;
 
-/// Bytes to send, as one element of a `sendmsg(2)`.
+/// Bytes to send: one element of the I/O vector of `sendmsg(2)`.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// Bytes in this process's own memory.
+    /// Bytes in private memory of this process.
     Private(&'a [u8]),
-    /// Bytes of a mapping, which its owner may still write, or truncate.
+    /// Bytes of a mapping. The process that shares it may still write or truncate it.
     Shared {
-        /// The memory they are in.
+        /// Mapping that contains the bytes.
         mapping: &'a Mapping,
         /// Offset of the first byte in the mapping.
         offset: usize,
-        /// Bytes from `offset` on.
+        /// Number of bytes.
         len: usize,
     },
 }
 
-/// Room for bytes to receive.
+/// Buffer for received bytes: one element of the I/O vector of `recvmsg(2)`.
 #[derive(Debug)]
 pub enum PieceMut<'a> {
-    /// Room in this process's own memory.
+    /// Buffer in private memory of this process.
     Private(&'a mut [u8]),
-    /// Room in a mapping, which its owner may still write, or truncate.
+    /// Buffer in a mapping. The process that shares it may still write or truncate it.
     Shared {
-        /// The memory they are in.
+        /// Mapping that contains the buffer.
         mapping: &'a Mapping,
         /// Offset of the first byte in the mapping.
         offset: usize,
-        /// Bytes from `offset` on.
+        /// Number of bytes.
         len: usize,
     },
 }
 
-/// Sends the pieces in order; how many bytes the socket took.
+/// Sends the pieces in order. Returns the number of bytes that the socket accepted.
 ///
-/// `InvalidInput`: a piece is not within its mapping, nothing was sent. `EFAULT`: a page of a
-/// shared piece is gone, and the mappings of this call are poisoned (they are all of one session).
+/// # Errors
+///
+/// `InvalidInput`: a piece is not within its mapping; nothing was sent. `EFAULT`: a page of a
+/// shared piece is missing; all mappings of this call, which belong to one session, are poisoned.
 pub fn send_pieces(fd: impl AsFd, pieces: &[Piece<'_>]) -> io::Result<usize> {
     let mut vectors = Vectors::new();
     for piece in pieces.iter().take(MAX_PIECES) {
@@ -58,10 +61,10 @@ pub fn send_pieces(fd: impl AsFd, pieces: &[Piece<'_>]) -> io::Result<usize> {
         }
     }
     let message = vectors.message();
-    // SAFETY: the message and its vectors live until the call returns; the vectors cover private
-    // bytes that are borrowed for the call and ranges of live mappings, all valid for reading; the
-    // kernel does not write through them. That others write the shared ones meanwhile changes what
-    // is sent and nothing else.
+    // SAFETY: the message and its vectors live until the call returns. The vectors cover private
+    // bytes that are borrowed for the call and ranges of live mappings, all valid for reading. The
+    // kernel does not write through them. Concurrent writes to the shared ranges change only the
+    // bytes that are sent.
     let sent = unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &message, FLAGS) };
     finish(sent, || {
         for piece in pieces {
@@ -72,9 +75,12 @@ pub fn send_pieces(fd: impl AsFd, pieces: &[Piece<'_>]) -> io::Result<usize> {
     })
 }
 
-/// Receives into the pieces in order; how many bytes came, 0 at the end of the stream.
+/// Receives into the pieces in order. Returns the number of bytes received, 0 at the end of the
+/// stream.
 ///
-/// Errors are those of [`send_pieces`].
+/// # Errors
+///
+/// As for [`send_pieces`].
 pub fn recv_pieces(fd: impl AsFd, pieces: &mut [PieceMut<'_>]) -> io::Result<usize> {
     let mut vectors = Vectors::new();
     for piece in pieces.iter_mut().take(MAX_PIECES) {
@@ -86,9 +92,9 @@ pub fn recv_pieces(fd: impl AsFd, pieces: &mut [PieceMut<'_>]) -> io::Result<usi
         }
     }
     let mut message = vectors.message();
-    // SAFETY: the message and its vectors live until the call returns; the vectors cover private
+    // SAFETY: the message and its vectors live until the call returns. The vectors cover private
     // bytes that are exclusively borrowed for the call and ranges of live mappings, all valid for
-    // writing; no control buffer is given, so no descriptor can arrive.
+    // writing. Without a control buffer no descriptor can arrive.
     let got = unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &mut message, FLAGS) };
     finish(got, || {
         for piece in pieces {
@@ -109,7 +115,7 @@ fn finish(result: isize, poison: impl FnOnce()) -> io::Result<usize> {
     })
 }
 
-/// The vectors of one call, in place and without being zeroed first.
+/// I/O vectors of one call, in a fixed array that is not initialised first.
 struct Vectors {
     len: usize,
     vectors: [MaybeUninit<libc::iovec>; MAX_PIECES],
@@ -134,13 +140,13 @@ impl Vectors {
         Ok(())
     }
 
-    /// A message of these vectors, which must outlive it.
+    /// Returns a message that points to these vectors, which must outlive it.
     #[inline]
     fn message(&mut self) -> libc::msghdr {
         // SAFETY: an all-zero `msghdr` is a valid value of that C struct: no name, no control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.vectors.as_mut_ptr().cast();
-        // `size_t` in glibc, `int` in musl; at most `MAX_PIECES`.
+        // `msg_iovlen` is a `size_t` in glibc and an `int` in musl. It is at most `MAX_PIECES`.
         message.msg_iovlen = self.len as _;
         message
     }
@@ -158,7 +164,7 @@ mod tests {
     use super::*;
 
     fn shared_buffer() -> std::sync::Arc<Mapping> {
-        Mapping::create_shared_buffer(8192).expect("a little memory").0
+        Mapping::create_shared_buffer(8192).expect("memory for the buffer").0
     }
 
     fn contents(mapping: &Mapping, offset: usize, len: usize) -> Vec<u8> {
@@ -185,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_filled_in_order_and_the_end_is_zero() {
+    fn pieces_are_filled_in_order() {
         let (mut a, b) = UnixStream::pair().expect("socket pair");
         let m = shared_buffer();
         a.write_all(b"payloadheader").expect("room in the socket");
@@ -205,9 +211,9 @@ mod tests {
         assert_eq!(recv_pieces(&b, &mut pieces).expect("end of stream"), 0);
     }
 
-    /// Also the socket's own flags do not matter: these are blocking ones.
+    /// The socket's own flags do not matter: these sockets are in blocking mode.
     #[test]
-    fn a_full_socket_would_block_and_a_closed_one_does_not_signal() {
+    fn full_and_closed_sockets() {
         let (a, b) = UnixStream::pair().expect("socket pair");
         let block = vec![0; 1 << 16];
         let error = loop {
@@ -222,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_outside_of_its_mapping_sends_and_receives_nothing() {
+    fn a_range_outside_its_mapping_is_refused() {
         let (a, b) = UnixStream::pair().expect("socket pair");
         let m = shared_buffer();
         let bad = Piece::Shared { mapping: &m, offset: 8000, len: 193 };
@@ -236,14 +242,14 @@ mod tests {
     }
 
     #[test]
-    fn pieces_beyond_the_limit_are_left_for_the_next_call() {
+    fn at_most_max_pieces_per_call() {
         let (a, _b) = UnixStream::pair().expect("socket pair");
         let pieces = [Piece::Private(b"x"); MAX_PIECES + 10];
         assert_eq!(send_pieces(&a, &pieces).expect("room in the socket"), MAX_PIECES);
     }
 
     #[test]
-    fn a_page_that_is_gone_poisons_the_mapping() {
+    fn a_missing_page_poisons_the_mapping() {
         let (a, mut b) = UnixStream::pair().expect("socket pair");
         let gone = || {
             let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -252,12 +258,12 @@ mod tests {
             rustix::fs::ftruncate(&fd, 0)?;
             io::Result::Ok(mapping)
         };
-        let m = gone().expect("a little memory");
+        let m = gone().expect("memory for the mapping");
         let piece = Piece::Shared { mapping: &m, offset: 0, len: 100 };
         let error = send_pieces(&a, &[piece]).expect_err("no page");
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
         assert!(m.is_poisoned());
-        let m = gone().expect("a little memory");
+        let m = gone().expect("memory for the mapping");
         b.write_all(b"data").expect("room in the socket");
         let piece = PieceMut::Shared { mapping: &m, offset: 0, len: 100 };
         let error = recv_pieces(&a, &mut [piece]).expect_err("no page");

@@ -1,23 +1,23 @@
-//! Memory that is lent out as slices, and that the daemon may touch only while nobody has one.
+//! Shared memory lent out as slices. The daemon may access it only while no slice exists.
 //!
-//! A slice promises that nobody else writes. For memory shared with the daemon that takes three
-//! things, each of which a type stands for:
+//! A slice requires that nothing else writes to the memory. For memory shared with the daemon there
+//! are three conditions, each represented by a type:
 //!
-//! * No other access in this process: a [`Lendable`] owns its mapping, and gives out ranges that do
+//! * No other access in this process: a [`Lendable`] owns its mapping, and hands out ranges that do
 //!   not overlap, each as a [`Lease`].
-//! * No request that names the range while the slice can be had: whoever posts one gives the lease
-//!   away ([`Lease::lend`]) and keeps a [`Loan`], which gives access to nothing.
-//! * The lease comes back only when the daemon is done with that request: [`Loan::reclaim`] takes a
-//!   [`Done`], which only
-//!   [`CompletionConsumer::poll_loan`](super::queue::CompletionConsumer::poll_loan) makes, of a
-//!   completion that has the loan's own number. Numbers are used once in a process.
+//! * No request that uses the range while a slice may exist: a caller that posts a request gives
+//!   up the lease ([`Lease::lend`]) and keeps a [`Loan`], which allows no access.
+//! * A lease is returned only after the daemon has completed that request: [`Loan::reclaim`] takes
+//!   a [`Done`], which only
+//!   [`CompletionConsumer::poll_loan`](super::queue::CompletionConsumer::poll_loan) creates, from a
+//!   completion that has the number of this loan. A number is used only once in a process.
 //!
-//! What is left to the caller, `rnic-client`: that the region has no rights for peers, that no
-//! other request names it, and that no other request has a loan's number. The daemon is trusted to
-//! touch nothing that it was not asked to, as a kernel would be.
+//! The caller, `rnic-client`, must ensure that the region has no rights for peers, that no other
+//! request uses it, and that no other request has the number of a loan. The daemon is trusted, as a
+//! kernel would be, to access only the memory of a request.
 //!
-//! Nothing depends on a destructor: what is forgotten, or never completes, stays taken for as long
-//! as the memory exists.
+//! Nothing depends on a destructor: a range that is forgotten, or whose request never completes,
+//! stays taken while the memory exists.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -29,46 +29,47 @@ use rustix::mm::Advice;
 
 use super::mapping::Mapping;
 
-/// The high 12 bits of a `wr_id` that is the number of a loan.
+/// The high 12 bits of a `wr_id` that is a loan number.
 const MARK: u64 = 0x1EA;
 const MARK_SHIFT: u32 = 52;
 
-/// Whether a request of this `wr_id` could be taken for one that has memory on loan.
+/// Returns true if `wr_id` has the form of a loan number.
 #[inline]
 pub fn is_loan(wr_id: u64) -> bool {
     wr_id >> MARK_SHIFT == MARK
 }
 
-/// Memory that nobody in this process reaches but by a lease.
+/// Memory that this process accesses only by leases.
 #[derive(Debug)]
 pub struct Lendable {
     mapping: Mapping,
-    /// Ranges that are leased or on loan: start and end, in bytes from the mapping's start.
+    /// Ranges that are leased or on loan: start and end offset, in bytes.
     taken: Mutex<BTreeMap<usize, usize>>,
 }
 
 impl Lendable {
-    /// Takes over memory that nobody else has a handle of; gives it back otherwise.
+    /// Takes over a mapping. Returns it as the error if it has another owner.
     pub fn new(mapping: Arc<Mapping>) -> Result<Arc<Self>, Arc<Mapping>> {
         let mapping = Arc::try_unwrap(mapping)?;
-        // A child made by `fork` could write what its parent has a slice of. Where the kernel will
-        // not see to that, whoever forks has to: it takes `unsafe` code anyway.
+        // A child created by `fork` could write to memory while its parent has a slice of it. If
+        // the kernel does not support the advice, the caller of `fork`, which is `unsafe`, must
+        // prevent that.
         let _ = mapping.advise(Advice::LinuxDontFork);
         Ok(Arc::new(Lendable { mapping, taken: Mutex::new(BTreeMap::new()) }))
     }
 
-    /// Bytes of the memory, at least 1.
+    /// Returns the size of the memory in bytes, at least 1.
     pub fn len(&self) -> usize {
         self.mapping.len()
     }
 
-    /// Never: it has at least one byte.
+    /// Returns false: the memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Leases `len` bytes at `offset`, at least one; `None` if they do not lie within or one of
-    /// them is taken.
+    /// Leases `len` bytes at `offset`. Returns `None` if `len` is 0, the range is not within the
+    /// memory, or part of it is taken.
     pub fn lease(self: &Arc<Self>, offset: usize, len: usize) -> Option<Lease> {
         self.mapping.range(offset, len).filter(|_| len > 0)?;
         // Within the mapping, so it cannot overflow.
@@ -82,7 +83,7 @@ impl Lendable {
     }
 }
 
-/// A range that is its owner's alone, as a slice. Dropping it gives it back.
+/// Exclusive access to a range, as a slice. Dropping it frees the range.
 pub struct Lease {
     memory: Arc<Lendable>,
     offset: usize,
@@ -90,15 +91,16 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Bytes from the start of the memory.
+    /// Returns the offset from the start of the memory, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// For a request of this number, which may be shown to the daemon from now on.
+    /// Gives up access, for the request with this number. The caller may post the request only
+    /// after this call.
     pub fn lend(self, number: LoanNumber) -> Loan {
         let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, so this takes its only owned part out of it.
+        // SAFETY: `this` is not dropped, so its only owned field moves out exactly once.
         let memory = unsafe { std::ptr::read(&this.memory) };
         Loan { memory, offset: this.offset, len: this.len, number }
     }
@@ -113,16 +115,17 @@ impl Deref for Lease {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range lies within the mapping, which `self` keeps; nobody else in this
-        // process has it, since leased ranges do not overlap and the mapping is not reachable
-        // otherwise; the daemon has no request that names it, as the module explains.
+        // SAFETY: the range lies within the mapping, which `self` keeps alive. No other code in
+        // this process can access it, because leased ranges do not overlap and the mapping is not
+        // reachable in any other way. The daemon has no request that uses it, as the module
+        // explains.
         unsafe { std::slice::from_raw_parts(self.start(), self.len) }
     }
 }
 
 impl DerefMut for Lease {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed exclusively.
+        // SAFETY: as in `deref`, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.len) }
     }
 }
@@ -139,26 +142,27 @@ impl std::fmt::Debug for Lease {
     }
 }
 
-/// The number of one loan, which no other has.
+/// Unique number of a loan.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LoanNumber(u64);
 
 impl LoanNumber {
-    /// The next one; `None` after 2^52, which takes a hundred years at a million a second.
+    /// Returns the next number, or `None` after 2^52 numbers (more than a hundred years at a
+    /// million per second).
     pub fn next() -> Option<Self> {
-        // Process-wide, because what it must differ from is: completions of all sessions.
+        // Process-wide, because it must be unique among the completions of all sessions.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         (n >> MARK_SHIFT == 0).then_some(LoanNumber(MARK << MARK_SHIFT | n))
     }
 
-    /// As the request has it.
+    /// Returns the number as the `wr_id` of the request.
     pub fn wr_id(&self) -> u64 {
         self.0
     }
 }
 
-/// A range that a posted request names. Dropping it does not give it back.
+/// A range used by a posted request. Dropping it does not free the range.
 #[derive(Debug)]
 pub struct Loan {
     memory: Arc<Lendable>,
@@ -168,7 +172,7 @@ pub struct Loan {
 }
 
 impl Loan {
-    /// The lease again, if it is this request that is done.
+    /// Returns the lease if `done` belongs to this loan, otherwise the loan.
     pub fn reclaim(self, done: Done) -> Result<Lease, Loan> {
         if done.0 != self.number.0 {
             return Err(self);
@@ -178,18 +182,18 @@ impl Loan {
     }
 }
 
-/// That a request with memory on loan is done: read from a completion queue.
+/// Proof that a request with memory on loan is complete, created from its completion.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Done(u64);
 
 impl Done {
-    /// What a completion that was just read says.
+    /// Returns the proof for a completion that was just read, if its `wr_id` is a loan number.
     #[inline]
     pub(super) fn read(wr_id: u64) -> Option<Self> {
         is_loan(wr_id).then_some(Done(wr_id))
     }
 
-    /// The request's number.
+    /// Returns the number of the request.
     pub fn wr_id(&self) -> u64 {
         self.0
     }
@@ -200,8 +204,8 @@ mod tests {
     use super::*;
 
     fn lendable() -> Arc<Lendable> {
-        let (mapping, _fd) = Mapping::create_shared_buffer(8192).expect("a little memory");
-        Lendable::new(mapping).expect("nobody else has it")
+        let (mapping, _fd) = Mapping::create_shared_buffer(8192).expect("memory for the buffer");
+        Lendable::new(mapping).expect("there is no other owner")
     }
 
     #[test]
@@ -213,7 +217,8 @@ mod tests {
         for (offset, len) in [(100, 50), (149, 1), (99, 2), (0, 8192), (120, 5), (100, 1)] {
             assert!(memory.lease(offset, len).is_none(), "{len} at {offset}");
         }
-        let (before, behind) = (memory.lease(0, 100), memory.lease(150, 8042));
+        let before = memory.lease(0, 100);
+        let behind = memory.lease(150, 8042);
         assert!(before.as_ref().is_some_and(|l| l.iter().all(|b| *b == 0)));
         drop((before, behind, lease));
         assert!(memory.lease(0, 8192).is_some_and(|all| all[99..151].ends_with(&[7, 0])));
@@ -223,8 +228,8 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_that_nobody_else_has_is_lent() {
-        let (mapping, _fd) = Mapping::create_shared_buffer(4096).expect("a little memory");
+    fn only_exclusively_owned_memory_is_lendable() {
+        let (mapping, _fd) = Mapping::create_shared_buffer(4096).expect("memory for the buffer");
         let other = mapping.clone();
         let mapping = Lendable::new(mapping).expect_err("there is another owner");
         drop(other);
@@ -232,12 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn a_loan_ends_by_its_own_completion_only_and_stays_taken_otherwise() {
+    fn a_loan_ends_only_by_its_own_completion() {
         let memory = lendable();
-        let (one, other) = (LoanNumber::next().expect("few"), LoanNumber::next().expect("few"));
+        let one = LoanNumber::next().expect("few");
+        let other = LoanNumber::next().expect("few");
         assert_ne!(one, other);
         assert!(is_loan(one.wr_id()) && !is_loan(0) && !is_loan(u64::MAX));
-        let (done, wrong) = (Done::read(one.wr_id()), Done::read(other.wr_id()));
+        let done = Done::read(one.wr_id());
+        let wrong = Done::read(other.wr_id());
         let loan = memory.lease(0, 4096).expect("free").lend(one);
         assert!(memory.lease(4095, 1).is_none(), "on loan");
         let loan = loan.reclaim(wrong.expect("a loan's")).expect_err("of another request");
@@ -246,7 +253,7 @@ mod tests {
         drop(lease);
         let lost = memory.lease(0, 1).expect("it came back").lend(other);
         drop(lost);
-        assert!(memory.lease(0, 1).is_none(), "nobody knows what the daemon does to it");
+        assert!(memory.lease(0, 1).is_none(), "the daemon may still access it");
         assert_eq!(Done::read(7), None);
     }
 }

@@ -1,4 +1,5 @@
-//! Shared memory as objects: arenas (made by the daemon) and shared buffers (made by the client).
+//! Mappings of shared memory: arenas (created by the daemon) and shared buffers (created by the
+//! client).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,43 +11,44 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::fault::Registration;
 
-/// A range of memory shared with another process, unmapped when the last owner drops it.
+/// A range of memory shared with another process. Unmapped when the last owner drops it.
 ///
-/// Readable and writable by both sides at any time, so nothing here hands out a reference to its
-/// bytes: they are copied in and out (see the methods in this and the `copy` module) or accessed
-/// as atomic words.
+/// Both sides can read and write it at any time, so no method returns a reference to its bytes.
+/// They are copied in and out (see the methods in this and the `copy` module) or accessed as
+/// atomic words.
 pub struct Mapping {
-    // Dropped before `pages`, in this order: while an address is mapped for us it must never match
-    // the slot of a mapping that is gone.
+    // Dropped before `pages`: while an address is mapped, it must not match the slot of a mapping
+    // that no longer exists.
     registration: Registration,
     pages: Pages,
 }
 
-/// The address range itself.
+/// The address range of a mapping.
 struct Pages {
     base: NonNull<u8>,
     len: usize,
     origin: Origin,
 }
 
-/// Where the address range came from, and goes back to.
+/// Origin of the address range, which determines how it is released.
 #[derive(Clone, Copy)]
 enum Origin {
-    /// `mmap`.
+    /// Created by `mmap`.
     Mapped,
-    /// A vector of this capacity.
+    /// The memory of a vector with this capacity.
     Heap { capacity: usize },
 }
 
-// SAFETY: the pointer is to memory that belongs to the mapping, not to a thread; every access to it
-// goes through atomics or through copies that assume concurrent writers anyway.
+// SAFETY: the pointer is to memory that belongs to the mapping, not to a thread. Every access to it
+// uses atomics or copies that tolerate concurrent writers.
 unsafe impl Send for Pages {}
-// SAFETY: as above: shared access is what the type is for.
+// SAFETY: as for `Send`: the type exists for shared access.
 unsafe impl Sync for Pages {}
 
 impl Mapping {
-    /// Makes an arena of zeroed memory that exists now, not at the first touch: a machine without
-    /// memory refuses here. Nobody can change its size any more. Called by the daemon.
+    /// Creates an arena of zeroed memory. All of it is allocated now and not at the first access,
+    /// so a machine without free memory fails here. Its size cannot change later. Called by the
+    /// daemon.
     pub fn create_arena(name: &str, len: usize) -> io::Result<(Arc<Self>, OwnedFd)> {
         let fd = memfd(name)?;
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, nonzero(len)?)?;
@@ -54,27 +56,31 @@ impl Mapping {
         Ok((Arc::new(Self::map(fd.as_fd(), len)?), fd))
     }
 
-    /// Maps an arena that the daemon made. A child made by `fork` does not inherit it: two
-    /// processes on one end of a ring would corrupt each other. Called by the client.
+    /// Maps an arena that the daemon created. A child created by `fork` does not inherit it: two
+    /// processes on one end of a ring would corrupt each other's entries. Called by the client.
     pub fn map_arena(fd: BorrowedFd<'_>, len: usize) -> io::Result<Arc<Self>> {
         if rustix::fs::fstat(fd)?.st_size.cast_unsigned() != nonzero(len)? {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "arena has another size"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the arena does not have the announced size",
+            ));
         }
         let mapping = Self::map(fd, len)?;
         mapping.advise(Advice::LinuxDontFork)?;
         Ok(Arc::new(mapping))
     }
 
-    /// Makes a shared buffer, its pages populated and charged to this process, ready to be passed
-    /// to the daemon, which seals it. Called by the client.
+    /// Creates a shared buffer with its pages populated and charged to this process, for the daemon
+    /// to adopt and seal. Called by the client.
     pub fn create_shared_buffer(len: usize) -> io::Result<(Arc<Self>, OwnedFd)> {
         Self::create_shared_buffer_by_steps(len, |_| Ok(()))
     }
 
-    /// As [`create_shared_buffer`](Self::create_shared_buffer), [`POPULATE_STEP`] bytes at a time.
-    /// Before each step `go_on` is told how many bytes still have no memory; its error ends the
-    /// attempt and gives back what was taken. A kernel that runs out of memory does not refuse a
-    /// page, it kills somebody: whoever takes much has to look first.
+    /// Like [`create_shared_buffer`](Self::create_shared_buffer), in steps of [`POPULATE_STEP`]
+    /// bytes. Calls `go_on` before each step with the number of bytes that are not populated yet.
+    /// An error of `go_on` ends the attempt and frees all memory. In `go_on`, the caller of a large
+    /// allocation must check the free memory: a kernel that runs out of memory does not refuse a
+    /// page but kills a process.
     pub fn create_shared_buffer_by_steps<E: From<io::Error>>(
         len: usize,
         mut go_on: impl FnMut(usize) -> Result<(), E>,
@@ -92,49 +98,51 @@ impl Mapping {
         Ok((Arc::new(mapping), fd))
     }
 
-    /// Memory of this process alone, which others reach through its
-    /// [`AddressSpace`](super::AddressSpace): called by the client, to attach it. The bytes stay
-    /// where they are.
+    /// Wraps private memory of this process, which others access through its
+    /// [`AddressSpace`](super::AddressSpace). Called by the client to attach the memory. The bytes
+    /// are not moved.
     pub fn from_vec(bytes: Vec<u8>) -> io::Result<Arc<Self>> {
         let mut bytes = std::mem::ManuallyDrop::new(bytes);
-        let (len, origin) = (bytes.len(), Origin::Heap { capacity: bytes.capacity() });
+        let len = bytes.len();
+        let origin = Origin::Heap { capacity: bytes.capacity() };
         // A vector's pointer is never null.
         let base = NonNull::new(bytes.as_mut_ptr()).ok_or(io::ErrorKind::Other)?;
-        // Gives the vector back to the allocator if what follows fails.
+        // Returns the vector to the allocator if one of the following calls fails.
         let pages = Pages { base, len, origin };
         nonzero(len)?;
         let registration = register(base, len)?;
         Ok(Arc::new(Mapping { registration, pages }))
     }
 
-    /// Ends the life of memory from [`from_vec`](Self::from_vec) as such, if nobody else holds it;
-    /// gives it back otherwise.
+    /// Returns the vector passed to [`from_vec`](Self::from_vec) if there is no other owner,
+    /// otherwise the mapping.
     pub fn into_vec(self: Arc<Self>) -> Result<Vec<u8>, Arc<Self>> {
         let Origin::Heap { capacity } = self.pages.origin else { return Err(self) };
         let Mapping { registration, pages } = Arc::try_unwrap(self)?;
         drop(registration);
         let pages = std::mem::ManuallyDrop::new(pages);
         // SAFETY: pointer, length and capacity are those of the vector that `from_vec` took apart,
-        // and `pages` is not dropped. Nobody else has the mapping, so nothing derived from the
-        // pointer is used any more; an address space that others reach is no business of the
-        // language: they write it by system calls, as a debugger does.
+        // and `pages` is not dropped. The mapping has no other owner, so no pointer derived from
+        // this one is in use. Other processes with access to the address space write it by system
+        // calls, as a debugger does, which is outside the language's model.
         Ok(unsafe { Vec::from_raw_parts(pages.base.as_ptr(), pages.len, capacity) })
     }
 
-    /// Takes over a shared buffer that a client made, if it can no longer surprise us.
+    /// Adopts a shared buffer that a client created, after ensuring that the client can no longer
+    /// change its size or its pages.
     ///
-    /// The order matters. Reading the seals is the one question that no descriptor can delay, and
-    /// only a memfd answers it. The mapping comes before `F_SEAL_FUTURE_WRITE`, which would refuse
+    /// The order matters. Reading the seals is the only check that no descriptor can delay, and
+    /// only a memfd passes it. The mapping comes before `F_SEAL_FUTURE_WRITE`, which would refuse
     /// it. Size and holes are checked after the seals, because before them the client could still
     /// change both: `SHRINK`, `GROW` and `FUTURE_WRITE` together refuse truncation, hole punching
-    /// and writing through the descriptor, so that a page that is there stays there and no page is
-    /// ever charged to us. Nothing is touched through the mapping before all checks are done.
+    /// and writing through the descriptor, so that a present page stays present and no page is
+    /// ever charged to the daemon. The mapping is not accessed before all checks have passed.
     pub fn adopt_shared_buffer(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>, AdoptError> {
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| AdoptError::NotMemfd)?;
         if seals.contains(SealFlags::SEAL) {
             return Err(AdoptError::AlreadySealed);
         }
-        // A memfd of huge pages answers with another magic; its pool can be exhausted under us.
+        // A memfd of huge pages has another magic. Its page pool may run out later.
         let kind = rustix::fs::fstatfs(fd).map_err(AdoptError::os)?.f_type;
         if kind != TMPFS_MAGIC {
             return Err(AdoptError::HugePages);
@@ -158,37 +166,38 @@ impl Mapping {
         Ok(Arc::new(mapping))
     }
 
-    /// Bytes of the mapping, at least 1.
+    /// Returns the size of the mapping in bytes, at least 1.
     #[inline]
     pub fn len(&self) -> usize {
         self.pages.len
     }
 
-    /// Never: a mapping has at least one byte.
+    /// Returns false: a mapping has at least one byte.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.pages.len == 0
     }
 
-    /// Whether a page was missing once. What was read since may be zeros instead of the client's
-    /// data: the session is to be ended.
+    /// Returns true if a page has been missing. Bytes read since then may be zeros instead of the
+    /// client's data, so the caller must end the session.
     #[inline]
     pub fn is_poisoned(&self) -> bool {
         self.registration.is_poisoned()
     }
 
-    /// Where the mapping starts in this process, for a client that registers by its own addresses.
+    /// Returns the start address in this process. Used by a client that registers by its addresses.
     #[inline]
     pub fn address(&self) -> u64 {
         self.pages.base.as_ptr() as u64
     }
 
-    /// The kernel met a missing page on our behalf.
+    /// Marks the mapping poisoned after the kernel found a page missing in a system call.
     pub(super) fn poison(&self) {
         self.registration.poison();
     }
 
-    /// Address of `len` bytes at `offset`, if they lie within.
+    /// Returns the address of `len` bytes at `offset`, or `None` if they are not within the
+    /// mapping.
     #[inline]
     pub(super) fn range(&self, offset: usize, len: usize) -> Option<*mut u8> {
         if offset > self.pages.len || len > self.pages.len - offset {
@@ -199,7 +208,7 @@ impl Mapping {
         Some(unsafe { self.pages.base.as_ptr().add(offset) })
     }
 
-    /// Maps `len` bytes of `fd` for both sides to read and write.
+    /// Maps `len` bytes of `fd` shared, for reading and writing.
     pub(super) fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         nonzero(len)?;
         // SAFETY: the kernel chooses a free address range, so no existing memory is affected.
@@ -219,22 +228,23 @@ impl Mapping {
         Ok(Mapping { registration, pages })
     }
 
-    /// Has the kernel give every page of a range memory. `done` is a multiple of the page size, and
-    /// the range lies within.
+    /// Allocates every page of a range. `done` must be a multiple of the page size, and the range
+    /// within the mapping.
     fn populate(&self, done: usize, len: usize) -> io::Result<()> {
         let from = self.range(done, len).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the range is ours, and populating it changes none of its contents.
+        // SAFETY: the range belongs to this mapping, and populating it does not change its
+        // contents.
         unsafe { rustix::mm::madvise(from.cast(), len, Advice::LinuxPopulateWrite) }?;
         Ok(())
     }
 
-    /// Address of its first byte in this process.
+    /// Returns the address of the first byte in this process.
     pub(super) fn base(&self) -> *mut u8 {
         self.pages.base.as_ptr()
     }
 
     pub(super) fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is our mapping, and the advice used here does not change its contents.
+        // SAFETY: the range is this mapping, and the advice used here does not change its contents.
         unsafe { rustix::mm::madvise(self.pages.base.as_ptr().cast(), self.pages.len, advice) }?;
         Ok(())
     }
@@ -244,14 +254,14 @@ impl Drop for Pages {
     fn drop(&mut self) {
         match self.origin {
             Origin::Mapped => {
-                // SAFETY: `base` and `len` are what `mmap` took and returned, unmapped only here;
-                // pointers derived from them live only in values that hold an `Arc` of the mapping,
-                // all gone by now.
+                // SAFETY: `base` and `len` are those of the `mmap` call, unmapped only here.
+                // Pointers derived from them live only in values that hold an `Arc` of the mapping,
+                // and no such value exists any more.
                 let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
             }
             Origin::Heap { capacity } => {
-                // SAFETY: these are the parts of the vector that `from_vec` took apart; the rest as
-                // above.
+                // SAFETY: these are the parts of the vector that `from_vec` took apart. No derived
+                // pointer is in use, as above.
                 drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) });
             }
         }
@@ -260,7 +270,7 @@ impl Drop for Pages {
 
 fn register(base: NonNull<u8>, len: usize) -> io::Result<Registration> {
     Registration::new(base.as_ptr() as usize, len)
-        .ok_or_else(|| io::Error::other("no slot left in the table of shared mappings"))
+        .ok_or_else(|| io::Error::other("the table of shared mappings is full"))
 }
 
 impl std::fmt::Debug for Mapping {
@@ -273,46 +283,46 @@ impl std::fmt::Debug for Mapping {
     }
 }
 
-/// Why a shared buffer was refused. Honest clients meet only `Map`, when address space or the table
-/// of mappings is used up; each costs at worst that client's session.
+/// Reason why a shared buffer was refused. A correct client causes only `Map`, when address space
+/// or the table of mappings is exhausted. A refusal costs at most that client's session.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
-    /// The descriptor is something else: a file, a pipe, a directory, a socket.
+    /// The descriptor is not a memfd: a file, a pipe, a directory, a socket.
     #[error("the descriptor is not a memfd")]
     NotMemfd,
-    /// Made without `MFD_ALLOW_SEALING`, or with `F_SEAL_SEAL` already added.
+    /// The memfd was created without `MFD_ALLOW_SEALING`, or has `F_SEAL_SEAL` already.
     #[error("the memfd refuses further seals")]
     AlreadySealed,
-    /// A memfd of huge pages: not supported.
+    /// The memfd has huge pages, which are not supported.
     #[error("memfds of huge pages are not supported")]
     HugePages,
-    /// No address range has this length.
-    #[error("{len} bytes is no possible length of a shared buffer")]
+    /// The length is 0 or larger than an address range can be.
+    #[error("{len} bytes is not a valid length of a shared buffer")]
     BadLength {
-        /// The length that was asked for.
+        /// Requested length.
         len: u64,
     },
-    /// It could not be mapped for reading and writing.
+    /// Mapping for reading and writing failed.
     #[error("mapping the shared buffer failed: {0}")]
     Map(#[source] io::Error),
-    /// The seals were refused.
+    /// Adding the seals failed.
     #[error("sealing the shared buffer failed: {0}")]
     Seal(#[source] io::Error),
-    /// The memfd does not have the size that was announced.
+    /// The memfd does not have the announced size.
     #[error("the memfd has {actual} bytes, {said} were announced")]
     WrongSize {
-        /// Bytes that the client's request says.
+        /// Bytes according to the client's request.
         said: u64,
-        /// Bytes that `fstat(2)` says.
+        /// Bytes according to `fstat(2)`.
         actual: u64,
     },
-    /// A page was never populated: touching it would charge the daemon.
+    /// A page was never populated; an access would charge it to the daemon.
     #[error("the memfd is not populated at offset {offset}")]
     Hole {
-        /// Where the first hole starts.
+        /// Offset of the first hole.
         offset: u64,
     },
-    /// The kernel refused to answer a question about the descriptor.
+    /// A system call that examines the descriptor failed.
     #[error("examining the memfd failed: {0}")]
     Examine(#[source] io::Error),
 }
@@ -323,11 +333,11 @@ impl AdoptError {
     }
 }
 
-/// A memfd that can be sealed; never executable where the kernel knows how to say so.
+/// Creates a memfd that can be sealed and, where the kernel supports that, is never executable.
 fn memfd(name: &str) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Before Linux 6.3 the flag is unknown.
+        // Linux before 6.3 rejects the flag.
         Err(rustix::io::Errno::INVAL) => Ok(rustix::fs::memfd_create(name, flags)?),
         other => Ok(other?),
     }
@@ -340,11 +350,11 @@ fn nonzero(len: usize) -> io::Result<u64> {
     Ok(len as u64)
 }
 
-/// Bytes that a shared buffer grows by between two looks at what the machine has left: a multiple
-/// of every page size, and some 20 ms of zeroing.
+/// Bytes by which a shared buffer grows between two calls of `go_on`: a multiple of every page
+/// size, and about 20 ms of zeroing.
 pub const POPULATE_STEP: usize = 64 << 20;
 
-/// `TMPFS_MAGIC` of `linux/magic.h`: what a memfd of ordinary pages lives in.
+/// `TMPFS_MAGIC` of `linux/magic.h`: the file system of a memfd with ordinary pages.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 #[cfg(test)]
@@ -356,10 +366,10 @@ mod tests {
 
     const LEN: usize = 3 * 4096;
 
-    /// A memfd of `len` bytes with every page there.
+    /// Returns a memfd of `len` bytes with all pages populated.
     fn populated(len: usize) -> OwnedFd {
         let mut file = File::from(memfd("test").expect("memfd"));
-        file.write_all(&vec![1; len]).expect("a little memory");
+        file.write_all(&vec![1; len]).expect("memory for the file");
         file.into()
     }
 
@@ -367,10 +377,10 @@ mod tests {
         Mapping::adopt_shared_buffer(fd.as_fd(), len as u64).expect_err("must be refused")
     }
 
-    /// A child would ring, and post, in its parent's name.
+    /// Otherwise a child could ring and post like its parent.
     #[test]
     fn an_arena_is_not_inherited_by_fork() {
-        let (_daemons, fd) = Mapping::create_arena("test", LEN).expect("a little memory");
+        let (_daemons, fd) = Mapping::create_arena("test", LEN).expect("memory for the arena");
         let mapping = Mapping::map_arena(fd.as_fd(), LEN).expect("an arena");
         let maps = std::fs::read_to_string("/proc/self/smaps").expect("what this process maps");
         let begin = format!("{:08x}-", mapping.address());
@@ -381,8 +391,8 @@ mod tests {
     }
 
     #[test]
-    fn shared_buffer_of_a_client_is_adopted_and_shared() {
-        let (client, fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+    fn a_clients_shared_buffer_is_adopted() {
+        let (client, fd) = Mapping::create_shared_buffer(LEN).expect("memory for the buffer");
         let daemon =
             Mapping::adopt_shared_buffer(fd.as_fd(), LEN as u64).expect("an honest shared buffer");
         client.write(5000, b"both see it").expect("in range");
@@ -396,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_buffer_takes_no_more_memory_once_it_is_told_to_stop() {
+    fn an_error_stops_population() {
         let mut asked = Vec::new();
         let refused = Mapping::create_shared_buffer_by_steps(2 * POPULATE_STEP + 4096, |left| {
             asked.push(left);
@@ -413,7 +423,7 @@ mod tests {
             _ => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
         });
         assert!(made.is_ok());
-        // Nothing at all is made before the first question.
+        // No memory is allocated before the first call.
         let absurd = Mapping::create_shared_buffer_by_steps(usize::MAX, |_| {
             Err(io::Error::from(io::ErrorKind::OutOfMemory))
         });
@@ -421,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_keeps_its_bytes_and_comes_back_when_nobody_else_has_it() {
+    fn a_vector_is_returned_to_its_only_owner() {
         let mut bytes = Vec::with_capacity(100);
         bytes.extend_from_slice(b"bytes on the heap");
         let address = bytes.as_ptr() as u64;
@@ -435,13 +445,13 @@ mod tests {
         assert_eq!((&bytes[..], bytes.capacity()), (&b"BYTES on the heap"[..], 100));
         assert!(Mapping::from_vec(Vec::new()).is_err());
         drop(Mapping::from_vec(bytes));
-        let (buffer, _fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+        let (buffer, _fd) = Mapping::create_shared_buffer(LEN).expect("memory for the buffer");
         assert!(buffer.into_vec().is_err());
     }
 
     #[test]
-    fn length_need_not_be_whole_pages() {
-        let (_client, fd) = Mapping::create_shared_buffer(4097).expect("a little memory");
+    fn a_length_need_not_be_whole_pages() {
+        let (_client, fd) = Mapping::create_shared_buffer(4097).expect("memory for the buffer");
         let daemon =
             Mapping::adopt_shared_buffer(fd.as_fd(), 4097).expect("an honest shared buffer");
         assert!(daemon.write(4096, &[1]).is_ok());
@@ -449,9 +459,8 @@ mod tests {
     }
 
     #[test]
-    fn adopted_shared_buffer_can_be_neither_resized_nor_punched_nor_written_through_its_descriptor()
-    {
-        let (_client, fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+    fn an_adopted_buffer_is_sealed() {
+        let (_client, fd) = Mapping::create_shared_buffer(LEN).expect("memory for the buffer");
         Mapping::adopt_shared_buffer(fd.as_fd(), LEN as u64).expect("an honest shared buffer");
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let refused = Err(rustix::io::Errno::PERM);
@@ -464,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn unpopulated_shared_buffer_is_refused_with_the_offset_of_the_hole() {
+    fn an_unpopulated_buffer_is_refused() {
         let fd = memfd("test").expect("memfd");
         rustix::fs::ftruncate(&fd, LEN as u64).expect("grow");
         assert!(matches!(refusal(&fd, LEN), AdoptError::Hole { offset: 0 }));
@@ -474,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_buffer_of_another_size_is_refused_before_anything_is_touched() {
+    fn a_buffer_of_another_size_is_refused() {
         for size in [LEN - 4096, LEN + 4096] {
             let error = refusal(populated(size), LEN);
             let AdoptError::WrongSize { said, actual } = error else { panic!("{error:?}") };
@@ -489,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn memfd_that_takes_no_seals_is_refused() {
+    fn a_memfd_that_cannot_be_sealed_is_refused() {
         let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memfd");
         assert!(matches!(refusal(&fd, LEN), AdoptError::AlreadySealed));
         let fd = populated(LEN);
@@ -498,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_buffer_sealed_against_writing_cannot_be_mapped() {
+    fn a_write_sealed_buffer_cannot_be_mapped() {
         let fd = populated(LEN);
         rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE).expect("seal");
         assert!(matches!(refusal(&fd, LEN), AdoptError::Map(_)));
@@ -523,7 +532,7 @@ mod tests {
     #[test]
     fn shared_buffer_of_huge_pages_is_refused() {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
-        // A kernel built without huge pages cannot offend.
+        // The kernel may lack huge pages.
         if let Ok(fd) = rustix::fs::memfd_create("test", flags) {
             assert!(matches!(refusal(fd, 2 << 20), AdoptError::HugePages));
         }
@@ -531,7 +540,7 @@ mod tests {
 
     #[test]
     fn arena_has_a_fixed_size_and_is_zero() {
-        let (daemon, fd) = Mapping::create_arena("test", LEN).expect("a little memory");
+        let (daemon, fd) = Mapping::create_arena("test", LEN).expect("memory for the arena");
         let client = Mapping::map_arena(fd.as_fd(), LEN).expect("the daemon's arena");
         let mut bytes = [1; LEN];
         client.read(0, &mut bytes).expect("in range");
@@ -545,8 +554,8 @@ mod tests {
     }
 
     #[test]
-    fn arena_of_another_size_and_empty_memory_are_refused() {
-        let (_daemon, fd) = Mapping::create_arena("test", LEN).expect("a little memory");
+    fn wrong_size_and_empty_memory_are_refused() {
+        let (_daemon, fd) = Mapping::create_arena("test", LEN).expect("memory for the arena");
         assert!(Mapping::map_arena(fd.as_fd(), LEN + 4096).is_err());
         assert!(Mapping::map_arena(fd.as_fd(), 0).is_err());
         assert!(Mapping::create_arena("test", 0).is_err());

@@ -1,23 +1,22 @@
-//! Memory shared between the daemon and one client: mappings, queues, doorbells, and the sleeps
-//! and wakes between two processes.
+//! Memory shared between the daemon and one client: mappings, queues, doorbells, and the sleep and
+//! wake-up protocol between two processes.
 //!
-//! Both sides of every ring stand here side by side, so that a change to one is seen next to the
-//! other. Callers get safe functions only: a range is checked, foreign memory is copied or loaded
-//! word by word and never lent out as a reference, the other side's index is a hint that is
-//! bounded by the ring, and a shared buffer whose pages vanish is reported instead of killing us.
-//! This module refuses to know what a request means, who may post it, which thread sleeps on what
-//! descriptor, and what time it is. The engine and the workers use the daemon's ends,
-//! `rnic-client` the client's.
+//! Both sides of each ring are in the same file, so that a change to one is reviewed with the
+//! other. The functions for callers are safe, with few exceptions. Ranges are checked. Foreign
+//! memory is copied or loaded word by word, and never referenced. The other side's index is a hint
+//! that is bounded by the ring. A missing page of a shared buffer causes an error and does not end
+//! the process. This module does not depend on the meaning of a request, on permissions, on the
+//! descriptors on which threads sleep, or on time. The engine and the workers use the daemon's
+//! ends, and `rnic-client` the client's.
 //!
-//! The algorithms that need an argument about memory order (rings, arm and re-check, doorbells,
-//! parking) run over [`sync`]'s atomics through `view::View`, so that `loom` drives the very
-//! code that runs in production:
+//! The algorithms that depend on memory order (rings, arm and re-check, doorbells, parking) use the
+//! atomics of [`sync`] through `view::View`, so that `loom` tests the code that runs in production:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p rnic-core --lib --release loom_
 //! ```
 
-// The one place in this crate where unsafe code may live.
+// Unsafe code in this crate is allowed in this module only.
 #![allow(unsafe_code)]
 
 pub mod attached;

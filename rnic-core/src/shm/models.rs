@@ -1,9 +1,10 @@
-//! Loom models of everything here whose memory order is argued in prose: every interleaving, and
-//! every value that a relaxed load may return. The types are those of production, over modelled
-//! words. Each model ends with "nobody sleeps for ever" or "what was seen was whole".
+//! Loom models of all code in this module that depends on memory order. They cover every
+//! interleaving, and every value that a relaxed load may return. The types are those of production,
+//! with modelled words. Each model checks that no thread sleeps forever, or that no thread sees a
+//! partial entry.
 //!
-//! Loom runs loads in program order, so it cannot show what would happen if a slot were given back
-//! before it was read; the release stores of the consumer indices rest on their comments.
+//! Loom executes loads in program order, so it cannot show the effect of giving a slot back before
+//! it was read. For the release stores of the consumer indices, see their comments instead.
 
 use std::sync::Arc;
 
@@ -21,9 +22,9 @@ use super::queue::{
 use crate::abi::queue::{ARM_NEXT, ARM_SOLICITED, Cqe, QueueKind, QueueShape, Sge};
 use crate::types::{CompletionOpcode, CompletionStatus};
 
-/// Explores `model`; the arena only gives the queues a place, their words are loom's.
+/// Explores `model`. The arena only gives the queues a location: their words are loom's.
 fn explore(model: impl Fn(&Arc<Mapping>) + Sync + Send + 'static) {
-    let (arena, _fd) = Mapping::create_arena("model", 16384).expect("a little memory");
+    let (arena, _fd) = Mapping::create_arena("model", 16384).expect("memory for the arena");
     loom::model(move || model(&arena));
 }
 
@@ -52,8 +53,8 @@ fn sge(n: u64) -> Sge {
     Sge { addr: !n, length: n as u32, lkey: 1 }
 }
 
-/// What the client wrote before it published is what the engine takes, in order; a slot is not
-/// written again before the engine is done with it.
+/// The engine takes, in order, the entries that the client wrote before it published. A slot is not
+/// written again before the engine has finished with it.
 #[test]
 fn loom_ring_publish_and_take() {
     explore(|arena| {
@@ -85,7 +86,7 @@ fn loom_ring_publish_and_take() {
     });
 }
 
-/// A completion is seen whole or not at all, and its slot is reused only after it was read.
+/// A completion is seen completely or not at all, and its slot is reused only after it was read.
 #[test]
 fn loom_completion_publish_and_poll() {
     explore(|arena| {
@@ -105,7 +106,7 @@ fn loom_completion_publish_and_poll() {
             let Some(cqe) = consumer.poll() else { return false };
             assert_eq!(cqe, completion(read));
             read += 1;
-            assert_eq!(consumer.release(), 0, "nobody waits in this model");
+            assert_eq!(consumer.release(), 0, "no worker waits in this model");
             true
         };
         poll();
@@ -115,8 +116,8 @@ fn loom_completion_publish_and_poll() {
     });
 }
 
-/// Who looks without the consumer does not overlook a completion that nobody reads, though the one
-/// before it is read meanwhile and its slot written again.
+/// A check without the consumer does not miss an unread completion while another thread reads the
+/// completion before it and the engine overwrites that slot.
 #[test]
 fn loom_look_against_poll_and_publish() {
     explore(|arena| {
@@ -126,7 +127,7 @@ fn loom_look_against_poll_and_publish() {
         let look = consumer.look();
         let reader = thread::spawn(move || {
             assert_eq!(consumer.poll(), Some(completion(0)));
-            assert_eq!(consumer.release(), 0, "nobody waits in this model");
+            assert_eq!(consumer.release(), 0, "no worker waits in this model");
         });
         let engine = thread::spawn(move || match producer.publish(&completion(2)) {
             Ok(()) => {}
@@ -139,7 +140,7 @@ fn loom_look_against_poll_and_publish() {
     });
 }
 
-/// The same while the queue moves and others write where it was.
+/// Like the previous model, while the queue moves and its old location is overwritten.
 #[test]
 fn loom_look_against_move() {
     explore(|arena| {
@@ -148,14 +149,14 @@ fn loom_look_against_move() {
         let mut consumer = CompletionConsumer::new(here.clone());
         producer.publish(&completion(0)).expect("the ring is empty");
         assert!(consumer.poll().is_some());
-        assert_eq!(consumer.release(), 0, "nobody waits in this model");
+        assert_eq!(consumer.release(), 0, "no worker waits in this model");
         let look = consumer.look();
         assert!(look.is_empty());
         producer.publish(&completion(1)).expect("there is room");
         let there = queue(arena, QueueKind::Completion, 2);
         let mover = thread::spawn(move || {
-            assert_eq!(consumer.keep_still(), 0, "nobody waits in this model");
-            // What follows is the daemon's part.
+            assert_eq!(consumer.prepare_move(), 0, "no worker waits in this model");
+            // The following is the daemon's part.
             let moving = producer.begin_move(there.clone()).expect("it fits");
             producer.finish_move(moving, 0).expect("it fits");
             CompletionProducer::new(here).publish(&completion(9)).expect("it looks empty");
@@ -169,9 +170,9 @@ fn loom_look_against_move() {
     });
 }
 
-/// An engine that stalls for a slot is told when the client gives one back.
+/// An engine that stalls for a slot is notified when the client gives one back.
 #[test]
-fn loom_release_against_engine_waits_for_space() {
+fn loom_release_against_waiting_engine() {
     explore(|arena| {
         let (mut producer, mut consumer) = completions(arena, 1);
         producer.publish(&completion(0)).expect("the ring is empty");
@@ -197,7 +198,7 @@ fn loom_release_against_engine_waits_for_space() {
 /// A client that arms, finds nothing and sleeps gets its event.
 #[test]
 fn loom_arm_against_publish() {
-    // Whoever looks has the consumer, or has only a look.
+    // The thread that checks the queue has the consumer, or only a `CompletionCheck`.
     for (arm, without) in [(ARM_NEXT, false), (ARM_NEXT, true), (ARM_SOLICITED, false)] {
         explore(move |arena| {
             let (mut producer, mut consumer) = completions(arena, 2);
@@ -235,11 +236,11 @@ fn loom_stop_spinning_against_publish() {
     });
 }
 
-/// A thread that goes to sleep sees a new job, or the worker sees that it sleeps.
+/// A thread that is about to sleep sees a new job, or the worker sees that it sleeps.
 #[test]
 fn loom_copy_push_against_prepare_sleep() {
     let shape = QueueShape::copies();
-    let (arena, _fd) = Mapping::create_arena("model", shape.bytes()).expect("a little memory");
+    let (arena, _fd) = Mapping::create_arena("model", shape.bytes()).expect("memory for the arena");
     loom::model(move || {
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, 1, 0);
         let queue = queue.expect("fits the arena");
@@ -256,11 +257,11 @@ fn loom_copy_push_against_prepare_sleep() {
     });
 }
 
-/// A thread that goes to sleep sees the end of its session, or does not sleep.
+/// A thread that is about to sleep sees the end of its session, or does not sleep.
 #[test]
 fn loom_copy_end_against_prepare_sleep() {
     let shape = QueueShape::copies();
-    let (arena, _fd) = Mapping::create_arena("model", shape.bytes()).expect("a little memory");
+    let (arena, _fd) = Mapping::create_arena("model", shape.bytes()).expect("memory for the arena");
     loom::model(move || {
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, 1, 0);
         let queue = queue.expect("fits the arena");
@@ -277,7 +278,7 @@ fn loom_copy_end_against_prepare_sleep() {
     });
 }
 
-/// A worker that stops looking at a page is woken by a ring it did not see.
+/// A worker that stops scanning a page is woken by a ring that it did not see.
 #[test]
 fn loom_doorbell_ring_against_prepare_sleep() {
     explore(|arena| {
@@ -296,7 +297,7 @@ fn loom_doorbell_ring_against_prepare_sleep() {
     });
 }
 
-/// No ring is lost to a scan under way, and whoever sees the bit sees what was posted before it.
+/// A concurrent scan loses no ring, and the thread that finds the bit sees the earlier post.
 #[test]
 fn loom_doorbell_ring_against_scan() {
     for posts in [1, 2] {
@@ -313,7 +314,7 @@ fn ring_against_scan(arena: &Arc<Mapping>, posts: u32) {
         move || {
             for n in 1..=posts {
                 posted.store(n, Ordering::Relaxed);
-                assert!(!ringer.ring(5), "nobody sleeps in this model");
+                assert!(!ringer.ring(5), "no worker sleeps in this model");
             }
         }
     });
@@ -331,9 +332,9 @@ fn ring_against_scan(arena: &Arc<Mapping>, posts: u32) {
     assert_eq!(seen, posts);
 }
 
-/// An engine that holds a message for want of a receive is told when one is posted.
+/// An engine with a message that waits for a receive is notified when a receive is posted.
 #[test]
-fn loom_receive_post_against_engine_waits_for_receive() {
+fn loom_post_against_waiting_engine() {
     explore(|arena| {
         let (mut producer, mut consumer) = receives(arena, 2);
         let client = thread::spawn(move || {
@@ -348,11 +349,11 @@ fn loom_receive_post_against_engine_waits_for_receive() {
     });
 }
 
-/// The same for a shared queue with consumers on two workers, behind the lock they share: who finds
-/// nothing at the last look and waits is rung for, and no receive is left lying while somebody
-/// waits whose worker was not rung.
+/// Like the previous model, for an SRQ with consumers on two workers under one lock. A worker that
+/// finds nothing at its last check and waits is rung, and no receive stays in the queue while a
+/// worker that was not rung waits.
 #[test]
-fn loom_receive_post_against_two_workers_that_wait() {
+fn loom_post_against_two_waiting_workers() {
     explore(|arena| {
         let (mut producer, consumer) = receives(arena, 2);
         let consumer = Arc::new(loom::sync::Mutex::new(consumer));
@@ -367,7 +368,7 @@ fn loom_receive_post_against_two_workers_that_wait() {
         });
         let waits = [worker_awaits(&consumer, 0), other.join().expect("no panic")];
         let rung = client.join().expect("no panic");
-        // One receive for two: one gets it at once, or both wait and both are rung.
+        // One receive for two workers: one gets it at once, or both wait and both are rung.
         assert!(waits[0] || waits[1]);
         if waits[0] && waits[1] {
             assert_eq!(rung, 1 | 1 << 5);
@@ -377,7 +378,7 @@ fn loom_receive_post_against_two_workers_that_wait() {
     });
 }
 
-/// What `Srq::take_or_wait` does: whether the worker waits.
+/// Acts like `Srq::take_or_wait`. Returns true if the worker waits.
 fn worker_awaits(consumer: &loom::sync::Mutex<ReceiveConsumer>, worker: u32) -> bool {
     let mut consumer = consumer.lock().expect("no panic");
     consumer.set_waits(worker);
@@ -389,7 +390,7 @@ fn worker_awaits(consumer: &loom::sync::Mutex<ReceiveConsumer>, worker: u32) -> 
     false
 }
 
-/// Requests posted while the QP is being bound are found by the scan or rung for.
+/// Requests posted while the QP is being bound are found by the scan, or the client rings.
 #[test]
 fn loom_post_against_bind() {
     explore(|arena| {
@@ -409,8 +410,8 @@ fn loom_post_against_bind() {
     });
 }
 
-/// A revocation that was acknowledged for a sleeping worker is in force before that worker touches
-/// memory again, and after what it touched before.
+/// A revocation that was acknowledged for a sleeping worker takes effect before that worker touches
+/// memory again, and after its earlier accesses.
 #[test]
 fn loom_parker_against_revocation() {
     explore(|_| {
@@ -418,12 +419,14 @@ fn loom_parker_against_revocation() {
         let revoked = Arc::new(AtomicU32::new(0));
         let memory = Arc::new(UnsafeCell::new(()));
         let control = thread::spawn({
-            let (parker, revoked, memory) = (parker.clone(), revoked.clone(), memory.clone());
+            let parker = parker.clone();
+            let revoked = revoked.clone();
+            let memory = memory.clone();
             move || {
                 revoked.store(1, Ordering::Relaxed);
                 let acknowledged = parker.is_parked();
                 if acknowledged {
-                    // The range goes to somebody else; loom reports an access at the same time.
+                    // Another user now owns the range. Loom reports a concurrent access.
                     memory.with_mut(|_| ());
                 }
                 acknowledged
@@ -445,14 +448,15 @@ fn loom_parker_against_revocation() {
     });
 }
 
-/// A worker never sleeps over a command that nobody acknowledged for it.
+/// A worker never sleeps while a command has not been acknowledged for it.
 #[test]
 fn loom_parker_against_command() {
     explore(|_| {
         let parker = Arc::new(Parker::new());
         let command = Arc::new(AtomicU32::new(0));
         let control = thread::spawn({
-            let (parker, command) = (parker.clone(), command.clone());
+            let parker = parker.clone();
+            let command = command.clone();
             move || {
                 command.store(1, Ordering::Relaxed);
                 parker.is_parked()

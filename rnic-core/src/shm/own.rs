@@ -1,5 +1,5 @@
 //! Access to this process's own memory through the kernel, which returns an error for an unmapped
-//! or protected page where a load or store would raise a signal; and futexes in shared memory.
+//! or protected page, where a load or store would raise a signal. Also futexes in shared memory.
 
 use arrayvec::ArrayVec;
 
@@ -9,20 +9,21 @@ use super::queue::MAX_SGE;
 use super::sync::AtomicU32;
 use crate::types::AtomicOperation;
 
-/// Ranges of this process's addresses, in order.
+/// Address ranges of this process, in order: start and length in bytes.
 pub(super) type Pieces = ArrayVec<(u64, u32), MAX_SGE>;
 
-/// Copies all pieces to offset `at` of the mapping. Returns false if an address is not mapped; some
-/// bytes may have been copied then.
+/// Copies all pieces to the mapping, starting at offset `at`. Returns false if an address is not
+/// mapped; some bytes may have been copied then.
 pub(super) fn read(mapping: &Mapping, at: usize, pieces: &Pieces) -> bool {
     copy(mapping, at, pieces, libc::process_vm_readv)
 }
 
-/// Copies bytes from offset `at` of the mapping to all pieces. With `tail_last`, the longest
-/// aligned word at the end is written by a second call, after the other bytes: a program may poll
-/// on the end of its buffer. Returns false as [`read`] does.
+/// Copies bytes from the mapping, starting at offset `at`, to all pieces. With `tail_last`, the
+/// longest aligned word at the end is written by a second call, after the other bytes, because a
+/// program may poll the end of its buffer. Returns false as [`read`] does.
 pub(super) fn write(mapping: &Mapping, at: usize, pieces: &Pieces, tail_last: bool) -> bool {
-    let (mut first, mut tail) = (pieces.clone(), Pieces::new());
+    let mut first = pieces.clone();
+    let mut tail = Pieces::new();
     if tail_last && let Some((address, len)) = first.last_mut() {
         // At most 8.
         let word = u32::try_from(tail_len(*address, *len as usize)).unwrap_or(0);
@@ -35,7 +36,7 @@ pub(super) fn write(mapping: &Mapping, at: usize, pieces: &Pieces, tail_last: bo
 }
 
 /// Applies an atomic operation to the word at an address. Returns its original value, or `None` if
-/// the address is not mapped. The caller must serialize calls. Stores of the program may come
+/// the address is not mapped. The caller must serialize calls. Stores of the program may occur
 /// between the read and the write.
 pub(super) fn update(
     mapping: &Mapping,
@@ -91,20 +92,21 @@ fn copy(mapping: &Mapping, at: usize, pieces: &Pieces, call: Call) -> bool {
     let own = std::process::id().cast_signed();
     // SAFETY: `ours` lies within a live shared mapping, to which Rust holds no reference. The
     // kernel checks the addresses of the pieces, whose number is the length of the list. The
-    // daemon, which the program trusts, names only addresses in regions that the program has
-    // registered for access by others, so no Rust reference may exist there.
+    // daemon, which the program trusts, uses only addresses in regions that the program has
+    // registered for access by others, so no Rust reference to these bytes may exist.
     let copied = unsafe { call(own, &raw const ours, 1, program.as_ptr(), program.len() as _, 0) };
     copied == len.cast_signed()
 }
 
-/// Checks that `process_vm_readv(2)` and `process_vm_writev(2)` work on this process. A container's
-/// seccomp filter may forbid them.
+/// Checks that `process_vm_readv(2)` and `process_vm_writev(2)` work on this process. The seccomp
+/// filter of a container may forbid them.
 ///
 /// # Errors
 ///
 /// The error of the system call that failed.
 pub fn check_copies() -> std::io::Result<()> {
-    let (from, mut to) = (7u64, 0u64);
+    let from = 7u64;
+    let mut to = 0u64;
     let source = libc::iovec { iov_base: (&raw const from).cast_mut().cast(), iov_len: 8 };
     let sink = libc::iovec { iov_base: (&raw mut to).cast(), iov_len: 8 };
     let own = std::process::id().cast_signed();
@@ -116,11 +118,11 @@ pub fn check_copies() -> std::io::Result<()> {
     if read == 8 && write() == 8 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Wakes one thread that waits for the word, in any process. Not all of them: a client could make
-/// any number wait.
+/// Wakes one thread, of any process, that waits for the word. Does not wake all of them, because a
+/// client could make any number wait.
 #[cfg(not(loom))]
 pub(super) fn futex_wake(word: &AtomicU32) {
-    // SAFETY: the kernel looks at the address of a live word and writes nothing.
+    // SAFETY: the kernel uses the address of a live word and writes nothing.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
 }
 
@@ -132,7 +134,7 @@ pub(super) fn futex_wait(word: &AtomicU32, value: u32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, forever) };
 }
 
-/// In a loom model no thread sleeps.
+/// Does nothing: in a loom model no thread sleeps.
 #[cfg(loom)]
 pub(super) fn futex_wake(_word: &AtomicU32) {}
 
@@ -152,7 +154,7 @@ pub fn without_signals<T>(run: impl FnOnce() -> T) -> T {
         before
     };
     let result = run();
-    // SAFETY: as above; the set is the one that was in force.
+    // SAFETY: as above; the set is the previous one.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     result
 }
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_are_started_without_signals_have_none() {
+    fn threads_started_without_signals_block_them() {
         let blocked = |file: &str| {
             let status = std::fs::read_to_string(file).expect("procfs");
             let mask =

@@ -1,15 +1,15 @@
-//! Whether this is still the process that made something, at the price of a load.
+//! Detects a fork at the cost of a load.
 //!
-//! Sockets that a child inherits are its parent's, the parent's queues it does not even have
-//! (`MADV_DONTFORK`), and to ask the kernel at each use who
-//! we are costs more than the use. So there is a page of which the kernel gives a child an empty
-//! one (`MADV_WIPEONFORK`, Linux 4.14), whoever makes the child: also one by clone(2), which runs
-//! no handlers of forks. In it stands a number that an [`Owner`] keeps too. A child finds 0, and
-//! gives itself another number than any of its forebears had before it may own something.
+//! Sockets that a child inherits belong to its parent, and the parent's queues are not even mapped
+//! in it (`MADV_DONTFORK`). Asking the kernel for the process ID at each use costs more than the
+//! use itself. Instead this module maps a page that the kernel replaces by an empty one in a child
+//! (`MADV_WIPEONFORK`, Linux 4.14), however the child was created: even by clone(2), which runs no
+//! fork handlers. The page contains a number, which each [`Owner`] stores too. A child finds 0 and
+//! takes a number that none of its ancestors had, before it can own anything.
 //!
-//! Where there is no such page an owner is known by its process id. A child that shares all of its
-//! parent's memory (`CLONE_VM`, as that of vfork(2)) is taken for it by the page only; it has until
-//! exec(2), and the parent's queues are where it finds them.
+//! If such a page is not available, an owner is identified by its process ID. A child that shares
+//! all of its parent's memory (`CLONE_VM`, like that of vfork(2)) has the parent's page and is
+//! taken for its parent. It runs only until exec(2), and the parent's queues are mapped in it.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -18,27 +18,27 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::abi::queue::PAGE;
 
-/// A process that made something. Copies of it in a child are still of the parent.
+/// The process that created an object. In a child, copies of an `Owner` still mean the parent.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
-    /// The word in the page and what stood there, if there is such a page.
+    /// The word in the page and its value at creation; `None` without such a page.
     sign: Option<(&'static AtomicU64, u64)>,
     id: u32,
 }
 
 impl Owner {
-    /// This process.
+    /// Returns the calling process.
     pub fn current() -> Self {
         let sign = word().map(|word| (word, number(word)));
         Owner { sign, id: std::process::id() }
     }
 
-    /// The process of this id, for which the kernel is asked each time.
+    /// Returns the process with this ID. Each check asks the kernel for the process ID.
     pub fn by_id(id: u32) -> Self {
         Owner { sign: None, id }
     }
 
-    /// Whether it is the calling process.
+    /// Returns true if this is the calling process.
     #[inline]
     pub fn is_current(&self) -> bool {
         match self.sign {
@@ -47,23 +47,24 @@ impl Owner {
         }
     }
 
-    /// Whether it is the calling process, as far as the page tells: always, where there is none.
+    /// Returns false only if the page shows that this is not the calling process. Always returns
+    /// true without a page.
     #[inline]
     pub fn may_be_current(&self) -> bool {
-        // Relaxed: a process had its number before it could make an owner of it, and in a child
-        // there is nothing but the zeros of the kernel until it gives itself one.
+        // Relaxed: a process takes its number before it can create an owner with it, and a child
+        // finds only the kernel's zeros until it takes a number.
         self.sign.is_none_or(|(word, number)| word.load(Ordering::Relaxed) == number)
     }
 
-    /// Its process id.
+    /// Returns the process ID.
     pub fn id(&self) -> u32 {
         self.id
     }
 }
 
-/// The number of this process, which is given one if it is a child that has none.
+/// Returns the number of this process. A child without a number takes one.
 fn number(word: &AtomicU64) -> u64 {
-    /// How many have been given, by this process and its forebears: this is not wiped.
+    /// Count of numbers taken by this process and its ancestors. This word is not wiped.
     static GIVEN: AtomicU64 = AtomicU64::new(0);
     match word.load(Ordering::Relaxed) {
         0 => {
@@ -77,7 +78,8 @@ fn number(word: &AtomicU64) -> u64 {
     }
 }
 
-/// The word that a child finds to be 0. No lock is taken, which a child might find taken for ever.
+/// Returns the word that is 0 in a child. Takes no lock, because a child might find it locked
+/// forever.
 fn word() -> Option<&'static AtomicU64> {
     static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
     let mut at = WORD.load(Ordering::Acquire);
@@ -93,25 +95,26 @@ fn word() -> Option<&'static AtomicU64> {
             }
         };
     }
-    // SAFETY: it points to the start of a page from `wiped_page`, which is mapped for good once it
-    // stands in `WORD`, in a child too; it is aligned as pages are, any value is valid, and nobody
-    // accesses it but as this atomic word.
+    // SAFETY: `at` points to the start of a page from `wiped_page`, which stays mapped forever once
+    // it is in `WORD`, even in a child. It is aligned like a page, any value is valid, and all
+    // accesses are to this atomic word.
     Some(unsafe { &*at })
 }
 
-/// A page of zeros that will be one in a child too.
+/// Maps a page of zeros that is set to zero again in a child.
 fn wiped_page() -> Option<NonNull<u8>> {
-    let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let rights = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE;
     // SAFETY: the kernel chooses a free address range, so no existing memory is affected.
     let page = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE, rights, flags) };
     let page = NonNull::new(page.ok()?.cast::<u8>())?;
-    // SAFETY: the page is ours and empty, and no advice changes that.
+    // SAFETY: the page belongs to this function and is empty, and no advice changes that.
     let advised =
         unsafe { rustix::mm::madvise(page.as_ptr().cast(), PAGE, Advice::LinuxWipeOnFork) };
-    // An emulator may say yes to whatever it is asked, and do nothing.
-    // SAFETY: as above; there is no such advice.
-    let believable = unsafe { libc::madvise(page.as_ptr().cast(), PAGE, -1) } != 0;
-    if advised.is_ok() && believable {
+    // An emulator may accept any advice and do nothing.
+    // SAFETY: as above. This advice does not exist.
+    let rejects_unknown = unsafe { libc::madvise(page.as_ptr().cast(), PAGE, -1) } != 0;
+    if advised.is_ok() && rejects_unknown {
         return Some(page);
     }
     unmap(page);
@@ -119,7 +122,7 @@ fn wiped_page() -> Option<NonNull<u8>> {
 }
 
 fn unmap(page: NonNull<u8>) {
-    // SAFETY: it is a page from `wiped_page` that nobody else has heard of.
+    // SAFETY: it is a page from `wiped_page` to which no other reference exists.
     let _ = unsafe { rustix::mm::munmap(page.as_ptr().cast(), PAGE) };
 }
 
@@ -127,12 +130,12 @@ fn unmap(page: NonNull<u8>) {
 mod tests {
     use super::*;
 
-    /// What `ask` says in a child that `start` makes, which ends without having done anything else.
+    /// Returns the result of `ask` in a child created by `start`. The child does nothing else.
     fn in_child(start: impl Fn() -> i64, ask: impl Fn() -> bool) -> bool {
         let child = start();
         if child == 0 {
             let status = if ask() { 10 } else { 11 };
-            // SAFETY: ends the child at once: nothing of its parent's is run or written.
+            // SAFETY: ends the child at once: it runs and writes nothing of its parent's.
             unsafe { libc::_exit(status) };
         }
         assert!(child > 0, "no child");
@@ -149,18 +152,18 @@ mod tests {
     }
 
     fn by_fork() -> i64 {
-        // SAFETY: the child does what `in_child` says: no locks, no memory of the heap.
+        // SAFETY: the child only runs the code in `in_child`, which uses no lock and no heap.
         i64::from(unsafe { libc::fork() })
     }
 
-    /// No handlers of forks are run, nor does the C library learn of the child.
+    /// Runs no fork handlers, and the C library does not notice the child.
     fn by_clone() -> i64 {
-        // SAFETY: as above; without a stack of its own and without shared memory clone(2) is fork.
+        // SAFETY: as above. Without a stack and without shared memory clone(2) acts like fork.
         unsafe { libc::syscall(libc::SYS_clone, i64::from(libc::SIGCHLD), 0, 0, 0, 0) }
     }
 
     #[test]
-    fn a_child_is_not_its_parent_however_it_was_made() {
+    fn a_child_is_not_its_parent() {
         let by_id = Owner::by_id(std::process::id());
         let current = Owner::current();
         assert!(current.sign.is_some(), "this kernel can wipe a page");
@@ -169,15 +172,15 @@ mod tests {
             for start in [by_fork, by_clone] {
                 assert!(owner.is_current());
                 assert!(!in_child(start, || owner.is_current()));
-                let is_told = owner.sign.is_some();
-                assert_eq!(!in_child(start, || owner.may_be_current()), is_told);
+                let has_page = owner.sign.is_some();
+                assert_eq!(!in_child(start, || owner.may_be_current()), has_page);
                 assert!(owner.is_current());
             }
         }
     }
 
     #[test]
-    fn a_child_that_owns_something_is_none_of_its_forebears() {
+    fn a_child_owner_is_none_of_its_ancestors() {
         let parent = Owner::current();
         let differs = || {
             let child = Owner::current();

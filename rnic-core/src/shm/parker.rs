@@ -1,33 +1,36 @@
-//! Whether a worker sleeps, so that the control thread can acknowledge a command in its place.
+//! A flag that tells the control thread that a worker sleeps, so that it can acknowledge a command
+//! on the worker's behalf.
 //!
-//! A revocation is answered when every worker has acknowledged it. A sleeping worker touches no
-//! memory, so waking it only to say so would be waste: it publishes that it is parked, and looks at
-//! its commands before anything else when it wakes.
+//! A revocation is complete when every worker has acknowledged it. A sleeping worker accesses no
+//! memory, so it need not be woken for this. It publishes that it is parked, and processes its
+//! commands before anything else when it wakes.
 
 use super::sync::{AtomicU32, Ordering, fence};
 
-/// One per worker, shared with the control thread.
+/// State of one worker, shared with the control thread.
 #[derive(Debug)]
 pub struct Parker {
     parked: AtomicU32,
 }
 
 impl Parker {
-    /// Of a worker that is awake.
+    /// Creates the state of a worker that is awake.
     pub fn new() -> Self {
         Parker { parked: AtomicU32::new(0) }
     }
 
-    /// Worker, before it sleeps: says so, then asks `idle` whether there is still no command. If it
-    /// returns `true` the worker may sleep and must call [`unpark`](Self::unpark) on waking.
+    /// Publishes that the worker parks, then calls `idle`, which returns true if there is still no
+    /// command. Called by the worker before it sleeps. If this returns true, the worker may sleep,
+    /// and must call [`unpark`](Self::unpark) when it wakes.
     ///
-    /// Pairs with [`is_parked`](Self::is_parked). Here: store `parked`, fence, look for commands.
-    /// There: push the command, fence, load `parked`. Of the two fences one comes first in the
-    /// single order of all SeqCst fences. If ours does, the control thread sees `parked`; if theirs
-    /// does, `idle` sees the command. Never do both miss.
+    /// Pairs with [`is_parked`](Self::is_parked). Here: store `parked`, fence, check for commands.
+    /// There: push the command, fence, load `parked`. The two SeqCst fences have a single order. If
+    /// this one is first, the control thread sees `parked`. If the other is first, `idle` sees the
+    /// command. Both cannot miss.
     #[must_use = "the worker may sleep only if this is true"]
     pub fn park(&self, idle: impl FnOnce() -> bool) -> bool {
-        // Release: what the worker did to memory before it parked is done for whoever sees this.
+        // Release: the worker's accesses to memory before it parked are complete for a thread that
+        // loads this value.
         self.parked.store(1, Ordering::Release);
         fence(Ordering::SeqCst);
         if idle() {
@@ -37,19 +40,22 @@ impl Parker {
         false
     }
 
-    /// Worker, on waking, before it touches anything: it must look at its commands next.
+    /// Clears the flag. Called by the worker when it wakes, before it accesses any memory. The
+    /// worker must then process its commands before anything else.
     ///
-    /// Pairs with [`is_parked`](Self::is_parked). Here: clear `parked`, fence, look for commands.
-    /// If the control thread still saw `parked` and acknowledged for us, then its load came before
-    /// our store, its fence before ours, and its command, pushed before that fence, is there to be
-    /// found now: it takes effect before the worker copies a single byte.
+    /// Pairs with [`is_parked`](Self::is_parked). Here: clear `parked`, fence, check for commands.
+    /// If the control thread still saw `parked` and acknowledged for the worker, its load came
+    /// before this store and its fence before this one. The worker then finds the command, which
+    /// was pushed before that fence. So the command takes effect before the worker copies a single
+    /// byte.
     pub fn unpark(&self) {
         self.parked.store(0, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Control thread, after it pushed a command: whether to acknowledge it for the worker. If not,
-    /// the worker sees the command by itself, before it sleeps.
+    /// Returns true if the control thread must acknowledge a command for the worker. Called after
+    /// pushing the command. If it returns false, the worker itself sees the command before it
+    /// sleeps.
     #[must_use]
     pub fn is_parked(&self) -> bool {
         fence(Ordering::SeqCst);

@@ -1,30 +1,29 @@
-//! Copies whose result goes to memory past the caches: for so many bytes that the caches would hold
-//! none of them when somebody comes back for them.
+//! Copies whose writes bypass the caches, for data that would be evicted before their next use.
 //!
-//! An ordinary store first reads the line that it is about to replace, and writes it to memory when
-//! it is evicted. Non-temporal stores do neither, which nearly doubles the rate of a copy that is
-//! larger than the caches and costs a third of that of one that is not.
+//! An ordinary store first reads the line that it replaces, and writes it to memory on eviction.
+//! A non-temporal store does neither. That nearly doubles the throughput of a copy that is larger
+//! than the caches, but reduces that of a smaller one by a third.
 
-/// Copies `len` bytes. They are in place, for all who see a later store of this thread, when it
-/// returns.
+/// Copies `len` bytes. Threads that see a later store of this thread also see the copied bytes.
 ///
 /// # Safety
-/// `from` is valid for reading and `to` for writing `len` bytes, in shared memory of which no part
-/// of this process holds a reference, and the two ranges do not overlap.
+/// `from` must be valid for reading and `to` for writing `len` bytes, in shared memory to which no
+/// part of this process holds a reference, and the two ranges must not overlap.
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
     let head = to.align_offset(LINE).min(len);
     let lines = (len - head) / LINE * LINE;
-    // SAFETY: the three parts make up the range that the caller vouches for. `to` is at a multiple
-    // of a line where the lines begin, so every store there is aligned; loads need not be. SSE2 is
-    // part of the architecture. The fence is what orders these stores before later ones.
+    // SAFETY: the three parts make up the range, for which the caller guarantees validity. `to`
+    // plus `head` is a multiple of a line, so every store in the loop is aligned. Loads need not
+    // be. SSE2 is part of the architecture. The fence orders these stores before later ones.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         let mut at = head;
         while at < head + lines {
-            let (source, sink) = (from.add(at).cast::<__m128i>(), to.add(at).cast::<__m128i>());
+            let source = from.add(at).cast::<__m128i>();
+            let sink = to.add(at).cast::<__m128i>();
             let line = [
                 _mm_loadu_si128(source),
                 _mm_loadu_si128(source.add(1)),
@@ -41,17 +40,18 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// The same on other architectures, by way of the caches.
+/// Copies `len` bytes through the caches, on other architectures.
 ///
 /// # Safety
-/// As above.
+/// `from` must be valid for reading and `to` for writing `len` bytes, in shared memory to which no
+/// part of this process holds a reference, and the two ranges must not overlap.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: as the caller vouches for.
+    // SAFETY: the caller guarantees the same.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
 }
 
-/// Bytes of a cache line, which is written as a whole.
+/// Size of a cache line in bytes.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
@@ -60,15 +60,16 @@ mod tests {
     use crate::shm::Mapping;
 
     #[test]
-    fn every_length_and_alignment_arrives_and_nothing_beside() {
+    fn every_length_and_alignment_is_copied() {
         const LEN: usize = 1 << 14;
-        let (source, _fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+        let (source, _fd) = Mapping::create_shared_buffer(LEN).expect("memory for the buffer");
         let bytes: Vec<u8> = (0..LEN).map(|n| (n % 251) as u8).collect();
         source.write(0, &bytes).expect("in range");
         for (from, to) in [(0, 0), (1, 0), (0, 1), (63, 65), (17, 48), (100, 163)] {
             for len in (0..200).chain([4095, 4096, 5000]) {
                 for tail_last in [false, true] {
-                    let (sink, _fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+                    let (sink, _fd) =
+                        Mapping::create_shared_buffer(LEN).expect("memory for the buffer");
                     sink.fill(0, LEN, 0xEE).expect("in range");
                     source.copy_past_caches_to(from, &sink, to, len, tail_last).expect("in range");
                     let mut expected = vec![0xEE; LEN];
@@ -82,8 +83,8 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_checked_and_overlapping_ones_moved() {
-        let (m, _fd) = Mapping::create_shared_buffer(8192).expect("a little memory");
+    fn ranges_are_checked_and_may_overlap() {
+        let (m, _fd) = Mapping::create_shared_buffer(8192).expect("memory for the buffer");
         assert!(m.copy_past_caches_to(0, &m, 4096, 4097, false).is_err());
         assert!(m.copy_past_caches_to(4096, &m, 0, 4097, true).is_err());
         let bytes: Vec<u8> = (0..8192).map(|n| (n % 251) as u8).collect();
@@ -99,9 +100,9 @@ mod tests {
     }
 
     #[test]
-    fn a_poisoned_mapping_fails_it() {
-        let (m, _fd) = Mapping::create_shared_buffer(4096).expect("a little memory");
-        let (other, _fd) = Mapping::create_shared_buffer(4096).expect("a little memory");
+    fn a_poisoned_mapping_fails_the_copy() {
+        let (m, _fd) = Mapping::create_shared_buffer(4096).expect("memory for the buffer");
+        let (other, _fd) = Mapping::create_shared_buffer(4096).expect("memory for the buffer");
         m.poison();
         assert!(m.copy_past_caches_to(0, &other, 0, 4096, true).is_err());
         assert!(other.copy_past_caches_to(0, &m, 0, 4096, true).is_err());

@@ -1,9 +1,9 @@
-//! Memory that a program has by its own means and registers as it lies.
+//! Memory that a program allocated itself and registers in place.
 
-/// A range of the calling process's memory that the daemon may be told to read and write.
+/// A range of the calling process's memory that the daemon may read and write on request.
 ///
-/// Nothing in this process touches the bytes through it. What it stands for is a promise, so that
-/// what takes one can be safe to call.
+/// This process does not access the bytes through this value. It represents the promise made in
+/// [`new`](Self::new), so that functions that take a range can be safe.
 #[derive(Debug)]
 pub struct ProgramRange {
     address: u64,
@@ -11,31 +11,32 @@ pub struct ProgramRange {
 }
 
 impl ProgramRange {
-    /// `len` bytes from `address` on. `None` if they end beyond the last address, or if there are
-    /// none and no address either.
+    /// Creates the range of `len` bytes at `address`. Returns `None` if `address + len` overflows,
+    /// or if both are 0.
     ///
     /// # Safety
     ///
-    /// From its registration until that has been taken back (also if taking it back fails: until
-    /// the session ends), others write the range at any time where the registration gives that
-    /// right. Until then nothing in it may be what the language forbids others to change: no
-    /// reference, no value of this program whose bytes mean something to its compiler.
+    /// From its registration until its deregistration (until the end of the session if that
+    /// fails), other processes may read and write the range at any time, as the registration
+    /// permits. During that time the range must not contain anything that the language forbids
+    /// others to change: no reference to it, and no value of this program whose bytes have a
+    /// meaning to its compiler.
     pub unsafe fn new(address: u64, len: u64) -> Option<ProgramRange> {
         address.checked_add(len)?;
         (len > 0 || address > 0).then_some(ProgramRange { address, len })
     }
 
-    /// Its first address.
+    /// Returns the first address.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes of the range.
+    /// Returns the number of bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Returns true if it has no bytes.
+    /// Returns true if the range is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

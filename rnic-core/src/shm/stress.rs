@@ -1,6 +1,6 @@
-//! A million sleeps and wakes through real shared memory: the daemon's end over one mapping of a
-//! memfd, the client's end over another, a thread each. Whoever finds nothing sleeps until it is
-//! woken; a lost event is a sleep that only the watchdog ends.
+//! A million sleeps and wake-ups through real shared memory. Two threads access the daemon's and
+//! the client's end, each through its own mapping of a memfd. A thread that finds nothing sleeps
+//! until it is woken. After a lost event, only the watchdog ends the sleep.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::Mapping;
 use super::doorbell::{DoorbellRinger, DoorbellScanner};
 use super::queue::{
-    CompletionConsumer, CompletionLook, CompletionProducer, QueueMemory, ReceiveConsumer,
+    CompletionCheck, CompletionConsumer, CompletionProducer, QueueMemory, ReceiveConsumer,
     ReceiveProducer, SendConsumer, SendProducer, SgeList,
 };
 use super::sync::Ordering;
@@ -23,21 +23,21 @@ use crate::abi::queue::{
 use crate::types::{CompletionOpcode, CompletionStatus};
 
 const CYCLES: u64 = 1_000_000;
-/// Far beyond what a million cycles take on a busy machine.
+/// Much longer than a million cycles take, even on a busy machine.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
-/// What a sleeper waits on: an eventfd or a channel record, in production.
+/// Replaces the eventfd or channel message that wakes a sleeper in production.
 fn bell() -> (Sender<()>, impl Fn(&str)) {
     let (ring, wait): (Sender<()>, Receiver<()>) = channel();
     (ring, move |who: &str| {
-        assert!(wait.recv_timeout(WATCHDOG).is_ok(), "{who} sleeps for ever");
+        assert!(wait.recv_timeout(WATCHDOG).is_ok(), "{who} was not woken");
     })
 }
 
 /// One arena, mapped twice.
 fn arena() -> (Arc<Mapping>, Arc<Mapping>) {
     let len = doorbell_offset(1) + 4 * PAGE;
-    let (daemon, fd) = Mapping::create_arena("test", len).expect("a little memory");
+    let (daemon, fd) = Mapping::create_arena("test", len).expect("memory for the arena");
     let client = Mapping::map_arena(fd.as_fd(), len).expect("the daemon's arena");
     (daemon, client)
 }
@@ -49,9 +49,9 @@ fn queue(kind: QueueKind, shape: QueueShape) -> (QueueMemory, QueueMemory) {
     (made, QueueMemory::open(client, offset, kind, shape).expect("just made"))
 }
 
-/// The client arms, looks and sleeps; the engine stalls for slots.
+/// The client arms, checks the queue and sleeps. The engine stalls until slots are free.
 #[test]
-fn a_million_completions_lose_neither_an_event_nor_a_slot() {
+fn a_million_completions_lose_no_event_or_slot() {
     let (daemon, client) = queue(QueueKind::Completion, QueueShape::completion(8));
     let (event, wait_for_event) = bell();
     let (space, wait_for_space) = bell();
@@ -86,7 +86,7 @@ fn a_million_completions_lose_neither_an_event_nor_a_slot() {
                 assert_eq!(cqe.wr_id, read);
                 read += 1;
                 if consumer.release() != 0 {
-                    // The engine may be done already, and no longer listen.
+                    // The engine may have finished, and dropped its receiver.
                     let _ = space.send(());
                 }
             }
@@ -94,10 +94,10 @@ fn a_million_completions_lose_neither_an_event_nor_a_slot() {
     });
 }
 
-/// Threads share a consumer, and each looks before it takes the lock. For each completion that is
-/// written there is a permit to read one, so that who has a permit must find something.
+/// Threads share a consumer, and each checks the queue before it takes the lock. Each written
+/// completion gives a permit to read one completion, so a thread with a permit must find one.
 #[test]
-fn who_knows_of_a_completion_does_not_look_in_vain() {
+fn a_permit_guarantees_a_completion() {
     const READERS: u64 = 3;
     const EACH: u64 = 50_000;
     let (daemon, client) = queue(QueueKind::Completion, QueueShape::completion(2));
@@ -124,10 +124,10 @@ fn who_knows_of_a_completion_does_not_look_in_vain() {
     assert!(look.is_empty());
 }
 
-/// Takes a permit, then what it stands for.
+/// Takes a permit, then reads a completion.
 fn read_one(
     permits: &AtomicUsize,
-    look: &CompletionLook,
+    look: &CompletionCheck,
     consumer: &Mutex<CompletionConsumer>,
 ) -> u64 {
     let take = || {
@@ -142,7 +142,7 @@ fn read_one(
     cqe.wr_id
 }
 
-/// Tries again and again, letting others run.
+/// Repeats `done` until it returns true, and yields between the calls.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -151,7 +151,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The client posts and rings; the worker stops looking whenever it finds nothing.
+/// The client posts and rings. The worker sleeps whenever it finds no request.
 #[test]
 fn a_million_posts_lose_no_doorbell() {
     let (daemon_arena, client_arena) = arena();
@@ -179,7 +179,7 @@ fn a_million_posts_lose_no_doorbell() {
                         assert_eq!(entry.header.wr_id, taken);
                         taken += 1;
                         consumer.retire(1);
-                        // The client may be done posting, and no longer listen.
+                        // The client may have finished posting, and dropped its receiver.
                         let _ = space.send(());
                     }
                 });
@@ -207,9 +207,9 @@ fn a_million_posts_lose_no_doorbell() {
     });
 }
 
-/// The engine waits for each receive; the client rings only when told to.
+/// The engine waits for each receive. The client rings only if `waits` is not empty.
 #[test]
-fn a_million_receives_lose_no_waiting_message() {
+fn a_million_receives_wake_every_message() {
     let (daemon, client) = queue(QueueKind::Receive, QueueShape::receive(8, 1));
     let (doorbell, wait_for_doorbell) = bell();
     let (space, wait_for_space) = bell();
@@ -228,7 +228,7 @@ fn a_million_receives_lose_no_waiting_message() {
                     consumer.clear_waits(0);
                 };
                 assert_eq!(entry.wr_id, wr_id);
-                // The client may be done posting, and no longer listen.
+                // The client may have finished posting, and dropped its receiver.
                 let _ = space.send(());
             }
         });
@@ -239,7 +239,7 @@ fn a_million_receives_lose_no_waiting_message() {
             }
             producer.publish();
             if producer.waits() != 0 {
-                // The engine may have found the last one by itself.
+                // The engine may have found the last one without a doorbell.
                 let _ = doorbell.send(());
             }
         }

@@ -1,4 +1,5 @@
-//! The atomics of everything that two processes share: `core`'s, or `loom`'s under `cfg(loom)`.
+//! Atomics for memory that two processes share: those of `core`, or those of `loom` under
+//! `cfg(loom)`.
 
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};

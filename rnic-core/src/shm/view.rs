@@ -1,7 +1,7 @@
-//! A checked range of a mapping whose words are atomics: what queues and doorbells are made of.
+//! A checked range of a mapping, accessed as atomic words. Queues and doorbells use it.
 //!
-//! Under `cfg(loom)` the words live on the heap as `loom`'s atomics instead, so that everything
-//! above this file runs unchanged in a model.
+//! Under `cfg(loom)` the words are `loom`'s atomics on the heap, so that all code above this file
+//! runs unchanged in a model.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) use modelled::View;
 pub(super) use real::View;
 
 impl View {
-    /// Loads `N` words, each once.
+    /// Loads `N` words, each once, with relaxed ordering.
     #[inline]
     pub(super) fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
         let mut words = [0; N];
@@ -25,7 +25,7 @@ impl View {
         words
     }
 
-    /// Stores words; whoever publishes them adds the order.
+    /// Stores words with relaxed ordering. The caller orders these stores when it publishes them.
     #[inline]
     pub(super) fn store_words(&self, offset: usize, words: &[u64]) {
         for (to, word) in self.words(offset, words.len()).iter().zip(words) {
@@ -33,39 +33,41 @@ impl View {
         }
     }
 
-    /// Has the first two lines of `count` words from `offset` brought here to be written, while
-    /// this goes on. Nothing depends on it.
+    /// Prefetches for writing the first two cache lines of the `count` words at `offset`. This is a
+    /// hint: correctness does not depend on it.
     #[inline]
     pub(super) fn fetch_to_write(&self, offset: usize, count: usize) {
         self.first_lines(offset, count).for_each(fetch_line);
     }
 
-    /// The same to be read.
+    /// Like [`fetch_to_write`](Self::fetch_to_write), but prefetches the lines for reading.
     #[inline]
     pub(super) fn fetch_to_read(&self, offset: usize, count: usize) {
         self.first_lines(offset, count).for_each(fetch_line_to_read);
     }
 
-    /// The first word of each of the first two lines of `count` words.
+    /// Returns the first word of each of the first two cache lines of `count` words.
     #[inline]
     fn first_lines(&self, offset: usize, count: usize) -> impl Iterator<Item = &AtomicU64> {
         self.words(offset, count).iter().step_by(CACHE_LINE / 8).take(2)
     }
 
-    /// The word at `offset`.
+    /// Returns the word at `offset`.
     #[inline]
     pub(super) fn u64(&self, offset: usize) -> &AtomicU64 {
         &self.words(offset, 1)[0]
     }
 }
 
-/// Not by `_mm_prefetch`, which only reads where a compiler does not know what the processor can
-/// do: a line that another CPU has read is here already, and is not to be read but taken from it.
+/// Prefetches a line for writing. `_mm_prefetch` would only prefetch for reading, unless the
+/// compiler may assume a processor with this feature. A line that another CPU has only read is in
+/// this CPU's cache already, but this CPU needs it exclusively.
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 #[inline]
 fn fetch_line(word: &AtomicU64) {
-    // SAFETY: a hint, which changes no memory, no register and no flag, and never faults;
-    // processors that do not know it take it for no operation, as the architecture reserves it.
+    // SAFETY: `prefetchw` is a hint, which changes no memory, no register and no flag, and never
+    // faults. The encoding is architecturally reserved, so processors without support treat it as a
+    // no-op.
     unsafe {
         std::arch::asm!(
             "prefetchw [{}]",
@@ -79,7 +81,7 @@ fn fetch_line(word: &AtomicU64) {
 #[inline]
 fn fetch_line_to_read(word: &AtomicU64) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a hint, which changes no memory and never faults.
+    // SAFETY: a prefetch is a hint, which changes no memory and never faults.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(word.as_ptr().cast()) }
 }
 
@@ -102,15 +104,15 @@ mod real {
         mapping: Arc<Mapping>,
     }
 
-    // SAFETY: `base` points into `mapping`, which is Send and Sync and kept alive by the `Arc`; it
+    // SAFETY: `base` points into `mapping`, which is Send and Sync and kept alive by the `Arc`. It
     // is used for atomic accesses only.
     unsafe impl Send for View {}
-    // SAFETY: as above.
+    // SAFETY: as for `Send`.
     unsafe impl Sync for View {}
 
     impl View {
-        /// `len` bytes at `offset`, if they lie within the mapping and `offset` is a multiple of
-        /// 8.
+        /// Returns the `len` bytes at `offset`, or `None` if they are not within the mapping or
+        /// `offset` is not a multiple of 8.
         pub(in super::super) fn new(
             mapping: Arc<Mapping>,
             offset: usize,
@@ -120,31 +122,32 @@ mod real {
             offset.is_multiple_of(8).then_some(View { base, len, mapping })
         }
 
-        /// The mapping that it is a part of.
+        /// Returns the mapping that contains the view.
         #[inline]
         pub(in super::super) fn mapping(&self) -> &Arc<Mapping> {
             &self.mapping
         }
 
-        /// The 32-bit word at `offset`.
+        /// Returns the 32-bit word at `offset`.
         #[inline]
         pub(in super::super) fn u32(&self, offset: usize) -> &AtomicU32 {
             assert!(offset.is_multiple_of(4) && self.len >= 4 && offset <= self.len - 4);
-            // SAFETY: within the view (asserted) and so within the mapping, which outlives the
-            // borrow of `self`; `base` is aligned to 8 (page + multiple of 8), `offset` to 4; any
-            // value is valid; the only other accesses in this process are atomic or raw copies.
+            // SAFETY: the word is within the view (asserted) and so within the mapping, which
+            // outlives the borrow of `self`. `base` is aligned to 8 (page start plus a multiple of
+            // 8) and `offset` to 4. Any value is valid. All other accesses in this process are
+            // atomic or raw copies.
             unsafe { AtomicU32::from_ptr(self.base.add(offset).cast()) }
         }
 
-        /// `count` words from `offset`.
+        /// Returns `count` words from `offset`.
         #[inline]
         pub(in super::super) fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
             assert!(
                 offset.is_multiple_of(8) && offset <= self.len && count <= (self.len - offset) / 8
             );
-            // SAFETY: as for `u32`, with 8 for the alignment; `AtomicU64` has the size and
-            // alignment of `u64` and is made for shared mutation, so a shared slice of it claims
-            // nothing about who writes the memory.
+            // SAFETY: as for `u32`, with alignment 8. `AtomicU64` has the size and alignment of
+            // `u64` and permits shared mutation, so a shared slice of it does not assume that the
+            // memory is unchanged.
             unsafe { std::slice::from_raw_parts(self.base.add(offset).cast(), count) }
         }
 
@@ -161,7 +164,7 @@ mod real {
 mod modelled {
     use super::*;
 
-    /// See the module. Clones share their words; a word is used as 32 or as 64 bits, never as both.
+    /// Model of a `View`. Clones share their words. A word is used either as 32 or as 64 bits.
     /// Only the first words exist: models use small rings and low doorbell indices.
     #[derive(Clone, Debug)]
     pub(in super::super) struct View {

@@ -1,28 +1,28 @@
-//! How long to look for work before sleeping: the same for clients and workers.
+//! Decides how long a client or a worker polls for work before it sleeps.
 //!
-//! A handful of looks in a row catch an answer that is already on its way; yielding then lets the
-//! other side run where CPUs are few; and after some 50 microseconds without work a sleep is
-//! cheaper than going on. Where CPUs are fewer than those who look (two programs and a worker, for
-//! a connection inside one machine), a spin only keeps the other side from running: on two CPUs,
-//! half a round trip of small Sends took 7 to 15 us with a hundred spins and 1.3 to 1.6 us without.
-//! Spinning without yields was measured at 10 ms per hop.
+//! A few polls in a row catch a reply that is already on its way. Yielding then lets the other side
+//! run where CPUs are few. After some 50 microseconds without work, sleeping costs less. If polling
+//! threads outnumber the CPUs (two programs and a worker, for a connection within one machine), a
+//! spin only keeps the other side from running: on two CPUs, half a round trip of small Sends took
+//! 7 to 15 us with a hundred spins and 1.3 to 1.6 us without. Spinning without yields was measured
+//! at 10 ms per hop.
 //!
-//! Who yields all the time has no claim on the CPU: if somebody computes there, each yield lasts as
-//! long as the scheduler lets him run, some milliseconds. Who sleeps has one: woken, it runs at
-//! once. So a yield that lasted longer than any of those who look could have taken (`CROWDED`) ends
-//! yielding for a while, and for longer each time that it happens again at once; until then it is
-//! sleep at the first empty look.
+//! The scheduler gives a thread that yields no priority over a compute-bound thread: each yield
+//! lasts for that thread's time slice, some milliseconds. A thread that sleeps runs at once when it
+//! is woken. So a yield that lasted longer than any polling thread could have taken (`CROWDED`)
+//! disables yields for a while, and for longer each time this is repeated soon. During that time
+//! the waiter sleeps instead of yielding.
 
 use std::time::Duration;
 
 use crate::types::Time;
 
-/// The numbers, from the configuration.
+/// Limits on polling, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPolicy {
-    /// Looks in a row before the first yield; none on fewer than four CPUs.
+    /// Polls in a row before the first yield. Not used on fewer than four CPUs.
     pub spins: u32,
-    /// How long after the last work yields go on.
+    /// Time after the last work during which the waiter yields.
     pub yield_for: Duration,
 }
 
@@ -32,39 +32,40 @@ impl Default for WaitPolicy {
     }
 }
 
-/// What to do before looking for work again.
+/// Step to take before polling again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// `std::hint::spin_loop`.
     Spin,
     /// `std::thread::yield_now`.
     Yield,
-    /// Arm whatever wakes us, look once more, and sleep.
+    /// Arm the wake-up, poll once more, and sleep.
     Sleep,
 }
 
-/// One wait, or a worker's whole life of waits.
+/// State of one wait, or of all waits of a worker.
 #[derive(Clone, Debug)]
 pub struct Waiter {
     policy: WaitPolicy,
     spun: u32,
     last_work: Time,
-    /// When the yield began that may still be going on.
+    /// Start of the last yield, if its duration has not been checked yet.
     yielded: Option<Time>,
-    /// Until when there are no yields, and how long that was in all.
+    /// End of the current or last period without yields.
     crowded_until: Time,
+    /// Length of that period.
     crowded_for: Duration,
-    /// Yields since the last one that took long.
+    /// Short yields since the last long one.
     short_yields: u32,
-    /// When the last yield was over.
+    /// Time at which the last yield ended.
     shared: Time,
 }
 
 impl Waiter {
-    /// For a process that may run on `cpus` CPUs (see [`cpus`]). Call [`progress`](Self::progress)
-    /// when the wait starts.
+    /// Creates a waiter for a process that may run on `cpus` CPUs (see [`cpus`]). Call
+    /// [`progress`](Self::progress) when the wait starts.
     pub fn new(cpus: usize, policy: WaitPolicy) -> Self {
-        let spins = if cpus > LOOKERS { policy.spins } else { 0 };
+        let spins = if cpus > POLLERS { policy.spins } else { 0 };
         Waiter {
             policy: WaitPolicy { spins, ..policy },
             spun: 0,
@@ -77,10 +78,10 @@ impl Waiter {
         }
     }
 
-    /// For a busy worker that serves several users: whether to yield before it goes on, so that
-    /// programs on this CPU see soon what was done for them, and not when its slice is over. Not
-    /// where somebody computes: he would have the CPU for milliseconds, and the scheduler knows
-    /// what is fair between him and the worker. With `at_once` the worker has nothing better to do.
+    /// Returns true if a busy worker that serves several users should yield before it continues,
+    /// so that programs on this CPU see their completions before its time slice ends. Returns false
+    /// while a compute-bound thread shares the CPU: that thread would run for milliseconds, and the
+    /// scheduler already divides the CPU fairly. `at_once` is true if the worker has no work left.
     #[inline]
     #[must_use]
     pub fn shares(&mut self, now: Time, at_once: bool) -> bool {
@@ -91,25 +92,25 @@ impl Waiter {
         due
     }
 
-    /// Whether somebody computes on this CPU, so that there are no yields for now.
+    /// Returns true while yields are disabled because another thread computes on this CPU.
     #[inline]
     pub fn is_crowded(&self, now: Time) -> bool {
         now < self.crowded_until
     }
 
-    /// There was work at `now`: the patience starts anew.
+    /// Records work at `now` and restarts the wait.
     #[inline]
     pub fn progress(&mut self, now: Time) {
-        self.look_back(now);
+        self.check_last_yield(now);
         self.spun = 0;
         self.last_work = now;
     }
 
-    /// There was no work at `now`: what to do before the next look.
+    /// Records a poll without work at `now`. Returns the step to take before the next poll.
     #[inline]
     #[must_use]
     pub fn step(&mut self, now: Time) -> Step {
-        self.look_back(now);
+        self.check_last_yield(now);
         if self.spun < self.policy.spins {
             self.spun += 1;
             Step::Spin
@@ -121,22 +122,22 @@ impl Waiter {
         }
     }
 
-    /// What the last yield, if there was one, says about others on this CPU.
+    /// Evaluates the duration of the last yield, unless this was done before.
     #[inline]
-    fn look_back(&mut self, now: Time) {
+    fn check_last_yield(&mut self, now: Time) {
         let Some(yielded) = self.yielded.take() else { return };
         self.shared = now;
         if now.since(yielded) >= CROWDED {
-            self.make_room(now);
+            self.disable_yields(now);
         } else {
             self.short_yields = self.short_yields.saturating_add(1);
         }
     }
 
-    /// Somebody else wants the CPU.
+    /// Disables yields, because another thread needs the CPU.
     #[cold]
-    fn make_room(&mut self, now: Time) {
-        let again = now.since(self.crowded_until) < FORGET && self.short_yields < ALONE;
+    fn disable_yields(&mut self, now: Time) {
+        let again = now.since(self.crowded_until) < FORGET && self.short_yields < MANY_SHORT_YIELDS;
         self.short_yields = 0;
         let longer = if again { self.crowded_for * 2 } else { Duration::ZERO };
         self.crowded_for = longer.clamp(FIRST, LAST);
@@ -144,22 +145,23 @@ impl Waiter {
     }
 }
 
-/// How long a busy worker goes on between two yields: a few turns of its users.
+/// Minimum interval between two yields of a busy worker: a few turns of its users.
 const SHARE_EVERY: Duration = Duration::from_micros(5);
-/// A yield that takes this long has made room for more than another who looks for work.
+/// A yield of at least this duration must have let a thread run that does more than poll for work.
 const CROWDED: Duration = Duration::from_micros(500);
-/// How long there are no yields, the first time and at most.
+/// Shortest and longest period without yields.
 const FIRST: Duration = Duration::from_millis(2);
 const LAST: Duration = Duration::from_millis(256);
-/// How long after that another such yield counts as the same crowd, if there were fewer short ones
-/// in between than this: a program that computes and communicates by turns is not a crowd.
+/// A long yield within this time after such a period doubles the next period, unless at least
+/// `MANY_SHORT_YIELDS` short yields came between: a program that alternates between computing and
+/// communicating must not cause longer and longer periods.
 const FORGET: Duration = Duration::from_secs(1);
-const ALONE: u32 = 16;
+const MANY_SHORT_YIELDS: u32 = 16;
 
-/// Threads that look for work on behalf of one connection inside a machine.
-const LOOKERS: usize = 3;
+/// Number of threads that poll for one connection within a machine.
+const POLLERS: usize = 3;
 
-/// CPUs that the calling thread may run on, at least 1.
+/// Returns the number of CPUs that the calling thread may run on, at least 1.
 pub fn cpus() -> usize {
     rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count().max(1) as usize)
 }
@@ -188,8 +190,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_spins_on_fewer_cpus_than_look() {
-        for cpus in 1..=LOOKERS {
+    fn no_spins_on_few_cpus() {
+        for cpus in 1..=POLLERS {
             let mut waiter = Waiter::new(cpus, WaitPolicy::default());
             waiter.progress(Time(0));
             assert!(!steps(&mut waiter, 0, 200).contains(&Step::Spin), "{cpus} CPUs");
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_yield_that_took_long_makes_room_for_a_while_and_for_longer_each_time() {
+    fn long_yields_disable_yields_exponentially() {
         const US: u64 = 1000;
         const MS: u64 = 1000 * US;
         let mut waiter = Waiter::new(2, WaitPolicy::default());
@@ -207,7 +209,7 @@ mod tests {
             assert_eq!(waiter.step(Time(now)), Step::Yield);
             now += 2 * US;
         }
-        // Whether or not there is work after the long yield.
+        // With and without work after the long yield.
         for (took_ms, work, room_ms) in
             [(3, false, 2), (1, true, 4), (4, false, 8), (4, true, 16), (4, true, 32)]
         {
@@ -225,7 +227,7 @@ mod tests {
             }
             now += room_ms * MS;
         }
-        // It has an upper end, and is forgotten when yields are short.
+        // The period has an upper limit, and short yields reset it.
         for _ in 0..10 {
             waiter.progress(Time(now));
             assert_eq!(waiter.step(Time(now)), Step::Yield);
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_computes_now_and_then_makes_no_longer_room_each_time() {
+    fn short_yields_reset_the_back_off() {
         const US: u64 = 1000;
         let mut waiter = Waiter::new(2, WaitPolicy::default());
         let mut now = 1_000_000 * US;
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_busy_for_several_users_yields_in_between_unless_somebody_computes() {
+    fn a_busy_worker_yields_unless_crowded() {
         let us = |n: u64| Time(1_000_000_000 + n * 1000);
         let mut waiter = Waiter::new(2, WaitPolicy::default());
         assert!(waiter.shares(us(0), false));
@@ -279,7 +281,7 @@ mod tests {
         waiter.progress(us(2));
         assert!(!waiter.shares(us(6), false));
         assert!(waiter.shares(us(7), false));
-        // This one took so long that somebody else computes: no more for 2 ms.
+        // This yield was so long that another thread computes: no more yields for 2 ms.
         waiter.progress(us(4007));
         assert!(!waiter.shares(us(4100), false) && !waiter.shares(us(6006), false));
         assert!(waiter.is_crowded(us(6006)) && !waiter.is_crowded(us(6007)));
@@ -287,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_without_patience_sleeps_at_once() {
+    fn a_zero_policy_sleeps_at_once() {
         let mut waiter = Waiter::new(8, policy(0, 0));
         waiter.progress(Time(5));
         assert_eq!(waiter.step(Time(5)), Step::Sleep);
     }
 
     #[test]
-    fn there_is_a_cpu_to_run_on() {
+    fn at_least_one_cpu() {
         assert!(cpus() >= 1);
     }
 }

@@ -1,9 +1,9 @@
-//! Receive validation: what every ULPDU must satisfy before anything of it is placed.
+//! Receive validation of ULPDUs, before any of their payload is placed.
 //!
-//! The checks of DDP and RDMAP that need neither memory nor buffers, in the one order in which the
-//! first failure is the one reported (RFC 5041 section 7, RFC 5040 section 7). The engine makes
-//! the others in between: STag and bounds of a Write, the outstanding request of a Read Response,
-//! the posted buffer of a Send.
+//! This module contains the checks of DDP and RDMAP that need neither memory nor buffers. They run
+//! in a fixed order, and the first failure is reported (RFC 5041 section 7, RFC 5040 section 7).
+//! The engine makes the other checks in between: STag and bounds of a Write, the outstanding
+//! request of a Read Response, the posted buffer of a Send.
 
 use super::Fault;
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
@@ -13,22 +13,22 @@ use crate::rdmap::{
 };
 use crate::types::{Msn, Stag, TaggedOffset};
 
-/// What a Send does besides delivering its payload.
+/// Attributes of a Send other than its payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendKind {
-    /// It asks for the receiver's solicited event.
+    /// Requests a solicited event at the receiver.
     pub solicited: bool,
-    /// It asks for this STag to be invalidated before it is delivered.
+    /// STag to invalidate before the message is delivered.
     pub invalidate: Option<Stag>,
-    /// It is Immediate Data: this, as a big-endian number, and no payload (RFC 7306 section 6).
+    /// Immediate Data as a big-endian number, without payload (RFC 7306 section 6).
     pub immediate: Option<u64>,
-    /// It is a Send, and has this for the receiver beside its payload, as a big-endian number.
-    pub beside: Option<u32>,
+    /// Immediate data of a Send, in addition to its payload, as a big-endian number.
+    pub send_immediate: Option<u32>,
 }
 
 impl SendKind {
-    /// What a Send with this opcode does; `stag` is what it invalidates if it does that, or the
-    /// number that it has beside its payload.
+    /// Returns the attributes of a Send with this opcode. `stag` is the STag to invalidate or the
+    /// immediate data, depending on the opcode.
     #[inline]
     #[must_use]
     pub fn of(opcode: Opcode, stag: Stag) -> Self {
@@ -36,125 +36,124 @@ impl SendKind {
             solicited: opcode.solicits(),
             invalidate: opcode.invalidates().then_some(stag),
             immediate: None,
-            beside: opcode.has_immediate().then_some(stag.0),
+            send_immediate: opcode.has_immediate().then_some(stag.0),
         }
     }
 }
 
-/// A complete Read Request, with what a Terminate about it needs.
+/// A complete Read Request, with the fields that a Terminate about it encloses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboundRead {
-    /// What is asked for.
+    /// Parameters of the request.
     pub request: ReadRequest,
-    /// DDP header of its (last) segment as received.
+    /// DDP header of its last segment, as received.
     pub header: [u8; UntaggedHeader::LEN],
-    /// Length of that segment.
+    /// Length of that segment's ULPDU in bytes.
     pub segment_len: u16,
 }
 
-/// A complete Atomic Request, with what a Terminate about it needs.
+/// A complete Atomic Request, with the fields that a Terminate about it encloses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboundAtomic {
-    /// What is asked for.
+    /// Parameters of the request.
     pub request: AtomicRequest,
-    /// DDP header of its (last) segment as received.
+    /// DDP header of its last segment, as received.
     pub header: [u8; UntaggedHeader::LEN],
-    /// Length of that segment.
+    /// Length of that segment's ULPDU in bytes.
     pub segment_len: u16,
 }
 
-/// A segment that passed, with its payload where the ULPDU is.
+/// A valid segment. Its payload is a slice of the ULPDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival<'p> {
-    /// RDMA Write. With no payload, STag and TO are not to be looked at.
+    /// RDMA Write. Without payload, STag and TO must not be checked.
     Write {
-        /// Buffer to place into.
+        /// Destination buffer.
         stag: Stag,
         /// Tagged offset at which the payload begins.
         to: TaggedOffset,
         /// Payload of the segment.
         payload: &'p [u8],
-        /// The message ends here.
+        /// True for the last segment of the message.
         last: bool,
-        /// An earlier segment of the message had another STag: 1/1/00, if every check of the
-        /// STag itself passes.
+        /// True if an earlier segment of the message had a different STag: fault 1/1/00, unless a
+        /// check of the STag itself fails first.
         stag_changed: bool,
     },
-    /// RDMA Read Response. With no payload, STag and TO are not to be looked at.
+    /// RDMA Read Response. Without payload, STag and TO must not be checked.
     ReadResponse {
-        /// Buffer to place into: the sink of the oldest outstanding Read.
+        /// Destination buffer, the sink of the oldest outstanding Read.
         stag: Stag,
         /// Tagged offset at which the payload begins.
         to: TaggedOffset,
         /// Payload of the segment.
         payload: &'p [u8],
-        /// The message ends here.
+        /// True for the last segment of the message.
         last: bool,
     },
-    /// A Send of any kind. Check the buffer with [`send_fits`], place, then tell
-    /// [`Inbound::sent_placed`]; or Immediate Data, which are whole and placed already.
+    /// A Send of any kind. The caller checks the buffer with [`send_fits`], places the payload and
+    /// calls [`Inbound::sent_placed`]. Immediate Data are complete and already placed.
     Send {
-        /// What else it does.
+        /// Other attributes of the Send.
         kind: SendKind,
         /// Message sequence number of the Send on queue 0.
         msn: Msn,
-        /// Where in the message the payload goes.
+        /// Offset of the payload in the message.
         mo: u32,
         /// Payload of the segment.
         payload: &'p [u8],
-        /// The message ends here.
+        /// True for the last segment of the message.
         last: bool,
-        /// The message begins here: it takes the next posted buffer.
+        /// True for the first segment of the message, which takes the next posted buffer.
         first_of_message: bool,
     },
     /// A complete Read Request.
     ReadRequest(InboundRead),
     /// A complete Atomic Request.
     AtomicRequest(InboundAtomic),
-    /// A complete Atomic Response. Whether a request awaits it is the engine's to know.
+    /// A complete Atomic Response. The engine checks that a request awaits it.
     AtomicResponse(AtomicResponse),
-    /// Part of a request, of an Atomic Response or of Immediate Data that a peer cut up; the rest
-    /// is to come.
+    /// An incomplete request, Atomic Response or Immediate Data message, which the peer sends in
+    /// several segments.
     Part,
     /// The peer ends the stream.
     Terminate(Terminate<'p>),
-    /// The peer ends the stream with a message that is not understood. Like any Terminate it is
-    /// never answered.
+    /// The peer ends the stream with an invalid message. Like any Terminate, it is never answered.
     MalformedTerminate(MalformedTerminate),
 }
 
-/// What is wrong with a received Terminate; for the local report only.
+/// Defect of a received Terminate, for local reports only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedTerminate {
-    /// Not the first message of queue 2.
+    /// It is not the first message of queue 2.
     #[error("Terminate with MSN {0}")]
     Msn(u32),
-    /// Not one whole segment.
+    /// It is not a single segment.
     #[error("Terminate in more than one segment")]
     InParts,
-    /// Shorter than 4 bytes or than its flags say.
+    /// It is shorter than 4 bytes or than the headers that its flags announce.
     #[error("Terminate too short for the headers it announces")]
     TooShort,
 }
 
-/// A tagged message under way.
+/// A partly received tagged message.
 #[derive(Clone, Copy, Debug)]
 struct TaggedMessage {
     opcode: Opcode,
-    /// STag of its first segment that had payload.
+    /// STag of its first segment with payload.
     stag: Option<Stag>,
 }
 
-/// State of one untagged queue of the receiver.
+/// Receive state of an untagged queue.
 #[derive(Clone, Copy, Debug)]
 struct Queue {
-    /// The message in progress, or the next one.
+    /// Number of the message in progress, or of the next one.
     msn: Msn,
     /// Opcode of the message in progress.
     opcode: Option<Opcode>,
-    /// Bytes of it received.
+    /// Number of bytes received of this message.
     received: u64,
-    /// One past the highest byte of it received.
+    /// Highest end offset among the segments received of this message.
     end: u64,
 }
 
@@ -166,35 +165,35 @@ impl Queue {
         self.end = self.end.max(u64::from(mo) + len as u64);
     }
 
-    /// The message ended; the next one may begin.
+    /// Ends the message.
     fn finish(&mut self) {
         *self = Queue { msn: self.msn.next(), ..Queue::NEW };
     }
 }
 
-/// Receive state of one stream.
+/// Receive state of a stream.
 ///
-/// After a fault or a Terminate the stream receives no more; nothing else may be given to it.
+/// After a fault or a Terminate the stream must receive no further segments.
 #[derive(Debug)]
 pub struct Inbound {
     version: u8,
-    /// Both ends have agreed on Sends with immediate data.
+    /// True if both ends have agreed on Sends with immediate data.
     immediate_sends: bool,
     tagged: Option<TaggedMessage>,
     sends: Queue,
-    /// The Immediate Data in progress, as much of them as has come.
+    /// Immediate Data received so far of the message in progress.
     immediate: [u8; IMMEDIATE_LEN],
     requests: Queue,
-    /// The request in progress, as much of it as has come.
+    /// Bytes received so far of the request in progress.
     request: [u8; ATOMIC_REQUEST_LEN],
     atomic_responses: Queue,
-    /// The Atomic Response in progress.
+    /// Bytes received so far of the Atomic Response in progress.
     atomic_response: [u8; ATOMIC_RESPONSE_LEN],
 }
 
 impl Inbound {
-    /// A stream at its first segment, with the DDP and RDMAP version negotiated (1, or 0 with an
-    /// RDMAC peer).
+    /// Creates the state of a stream before its first segment, with the negotiated version of DDP
+    /// and RDMAP (1, or 0 with an RDMAC peer).
     #[must_use]
     pub fn new(version: u8) -> Inbound {
         Inbound {
@@ -210,21 +209,21 @@ impl Inbound {
         }
     }
 
-    /// Both ends have agreed on Sends with immediate data.
+    /// Accepts Sends with immediate data. Called if both ends have agreed on them.
     pub fn allow_immediate_sends(&mut self) {
         self.immediate_sends = true;
     }
 
-    /// Lets the next message of each queue have this number, as after so many.
+    /// Sets the MSN of the next message on each queue.
     #[cfg(test)]
-    pub(crate) fn number_from(&mut self, msn: Msn) {
+    pub(crate) fn set_next_msn(&mut self, msn: Msn) {
         for queue in [&mut self.sends, &mut self.requests, &mut self.atomic_responses] {
             queue.msn = msn;
         }
     }
 
-    /// Validates one ULPDU. `ird_free` says that a slot for another inbound request is free; it is
-    /// looked at only when one begins.
+    /// Validates a ULPDU. `ird_free` is true if a slot for another inbound request is free; it
+    /// matters only for the first segment of a request.
     #[inline]
     //= RDMAP-7.2-1, RDMAP-7.2-6, 7306-8.2-1
     pub fn handle<'p>(&mut self, ulpdu: &'p [u8], ird_free: bool) -> Result<Arrival<'p>, Fault> {
@@ -281,7 +280,7 @@ impl Inbound {
         if header.dv != self.version {
             return Err(Fault::segment(codes::UNTAGGED_VERSION));
         }
-        // RDMAC's version has no extensions.
+        // Version 0 (RDMAC) has no extensions.
         let queues = if self.version == 0 { qn::TERMINATE } else { qn::ATOMIC_RESPONSE };
         //= DDP-7.1-1, 7306-10.2-1
         if header.qn > queues {
@@ -305,7 +304,7 @@ impl Inbound {
         }
     }
 
-    /// The opcode, if the RDMAP version is the negotiated one.
+    /// Returns the opcode, if the RDMAP version is the negotiated one.
     #[inline]
     fn opcode(&self, rsvd_ulp: u8) -> Result<Opcode, Fault> {
         let Control { rv, opcode } = Control::parse(rsvd_ulp);
@@ -335,23 +334,24 @@ impl Inbound {
         //= RDMAP-4.1-10, 7306-4.1-4
         let mut kind = SendKind::of(opcode, inv_stag);
         if opcode.is_immediate() {
-            // The RFC has no code for fewer bytes.
+            // The RFC defines no error code for Immediate Data with fewer bytes.
             //= 7306-6.2-1, 7306-6.3-7
             if !collect(&mut self.sends, &header, payload, &mut self.immediate)? {
                 return Ok(Arrival::Part);
             }
             kind.immediate = Some(u64::from_be_bytes(self.immediate));
-            let (mo, first_of_message) = (0, true);
+            let mo = 0;
+            let first_of_message = true;
             return Ok(Arrival::Send { kind, msn, mo, payload: &[], last, first_of_message });
         }
         Ok(Arrival::Send { kind, msn, mo, payload, last, first_of_message })
     }
 
-    /// Notes that a Send segment has been placed. On the last one, checks that the message is
-    /// whole and returns its length.
+    /// Records that a Send segment has been placed. For the last one, checks that the message is
+    /// complete and returns its length.
     ///
-    /// The order of earlier segments is free, but the last one ends the message and as many bytes
-    /// have come as the message is long, so that nothing stale is delivered in a gap.
+    /// Earlier segments may arrive in any order. The last one must end the message, and the number
+    /// of received bytes must equal the length, so that no gap with stale data is delivered.
     #[inline]
     pub fn sent_placed(&mut self, mo: u32, len: usize, last: bool) -> Result<Option<u32>, Fault> {
         let sends = &mut self.sends;
@@ -364,7 +364,7 @@ impl Inbound {
         let whole = total == sends.end && total == sends.received;
         //= DDP-5.3-6
         sends.finish();
-        // No buffer is longer than 2^32 - 1 bytes, so no message that fitted one is either.
+        // No buffer has more than 2^32 - 1 bytes, so no message that fits a buffer does.
         match u32::try_from(total) {
             //= DDP-5.4-3, RDMAP-3.1-5
             Ok(total) if whole => Ok(Some(total)),
@@ -438,8 +438,8 @@ impl Inbound {
     }
 }
 
-/// Copies a segment of a message of a fixed length to its place in `whole`; whether all of it has
-/// come.
+/// Copies a segment of a message of fixed length to its position in `whole`. Returns true if the
+/// message is complete.
 fn collect(
     queue: &mut Queue,
     header: &UntaggedHeader,
@@ -447,7 +447,7 @@ fn collect(
     whole: &mut [u8],
 ) -> Result<bool, Fault> {
     send_fits(header.mo, payload.len(), whole.len() as u64)?;
-    // `send_fits` bounds both sums by the length of the whole.
+    // `send_fits` bounds both sums by the length of `whole`.
     let from = header.mo as usize;
     whole[from..from + payload.len()].copy_from_slice(payload);
     queue.place(header.mo, payload.len());
@@ -461,8 +461,8 @@ fn collect(
     Ok(true)
 }
 
-/// Checks that a segment of an untagged message lies inside the buffer of `buffer_len` bytes that
-/// its message was given: its offset first, then its end.
+/// Checks that a segment of an untagged message fits a buffer of `buffer_len` bytes: first its
+/// offset, then its end.
 #[inline]
 pub fn send_fits(mo: u32, len: usize, buffer_len: u64) -> Result<(), Fault> {
     //= DDP-7.1-7

@@ -1,21 +1,22 @@
-//! Messages between daemons about RC and UC queue pairs, in the Private Data of MPA start-up: the
-//! introduction of an end that connects or accepts, and the ask-back with which a daemon that is
-//! dialled checks that the peer's daemon began the connection.
+//! Messages between daemons about RC and UC queue pairs, in the Private Data of MPA start-up. With
+//! an introduction, an end that connects or accepts identifies itself. With a verification query, a
+//! daemon that has received a connection request checks that the peer's daemon sent it.
 
 use crate::types::{Gid, QpId};
 
-/// The QP and its limits, sent by both ends of a stream. All numbers are big-endian.
+/// The QP and its limits, sent by both ends of a stream. All numbers are big-endian, and offsets
+/// are in bytes.
 ///
 /// ```text
-///  0  "RNWD"           40  own number              51  flags
-///  4  version          44  number of the peer      52  first PSN to receive
-///  5  first PSN sent   48  inbound reads           56  number of the dial
-///  8  own GID          50  minimum RNR NAK timer   64  daemon that is meant
+///  0  "RNWD"           40  own QP number           51  flags
+///  4  version          44  QP number of the peer   52  first PSN to receive
+///  5  first PSN sent   48  inbound reads           56  number of the request
+///  8  own GID          50  minimum RNR NAK timer   64  daemon to reach
 /// 24  GID of the peer
 /// ```
 ///
-/// Flags are 1 for UC and 2 if the PSN at 5 is set, which is zero otherwise. Bits 2 to 4 are the
-/// path MTU as verbs number it: 1 is 256 bytes, 5 is 4096.
+/// Bit 0 of the flags means UC. Bit 1 means that the PSN at 5 is set; otherwise it is zero. Bits 2
+/// to 4 are the path MTU as numbered by verbs: 1 is 256 bytes, 5 is 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
     /// GID of the sender.
@@ -26,7 +27,7 @@ pub struct Introduction {
     pub to_gid: Gid,
     /// QP number of the peer.
     pub to_qp: QpId,
-    /// Maximum requests that the sender takes without an answer, excluding acknowledgement
+    /// Maximum number of unanswered requests that the sender accepts, excluding acknowledgement
     /// requests.
     pub ird: u16,
     /// Code of the minimum RNR NAK timer, 0 to 31.
@@ -39,9 +40,10 @@ pub struct Introduction {
     pub rq_psn: u32,
     /// First PSN that the sender uses, 24 bits; `None` before RTS.
     pub sq_psn: Option<u32>,
-    /// Random number of this dial, which an [`AskBack`] repeats; zero in the reply.
+    /// Random number of this connection request, which an [`VerificationQuery`] repeats; zero in
+    /// the reply.
     pub dial: u64,
-    /// Instance number of the daemon that the dialling daemon means; zero if it is unknown.
+    /// Instance number of the daemon that the request is for; zero if it is unknown.
     pub daemon: u64,
 }
 
@@ -64,8 +66,8 @@ impl Introduction {
         bytes
     }
 
-    /// Decodes an introduction; ignores trailing bytes, which later versions may add. Returns
-    /// `None` for another magic, another version or missing bytes.
+    /// Decodes an introduction. Ignores trailing bytes, which later versions may add. Returns
+    /// `None` for a different magic or version, or if bytes are missing.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.first_chunk()?;
         let ends = parse_ends(bytes, INTRODUCTION)?;
@@ -87,69 +89,70 @@ impl Introduction {
     }
 }
 
-/// The question of a daemon that was dialled, sent to the port of the daemon at the GID that
-/// dialled: is this dial pending there? The daemon answers it with an MPA Reject.
+/// Verification query: is this connection request pending? The daemon that received the request
+/// sends the query to the daemon at the GID that the request claims to come from. That daemon
+/// answers with an MPA Reject. All numbers are big-endian, and offsets are in bytes.
 ///
 /// ```text
-///  0  "RNWQ"           24  GID that dialled     48  number of the dial
-///  4  version          40  QP that was dialled
-///  8  GID dialled      44  QP that dialled
+///  0  "RNWQ"                 24  GID of the caller        48  number of the request
+///  4  version                40  QP number called
+///  8  GID called             44  QP number of the caller
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AskBack {
-    /// GID that was dialled, of the daemon that asks.
+pub struct VerificationQuery {
+    /// GID called, which belongs to the daemon that sends the query.
     pub gid: Gid,
-    /// QP number that was dialled.
+    /// QP number called.
     pub qp: QpId,
-    /// GID that the dial claims to come from, of the daemon that is asked.
+    /// GID of the caller as claimed by the request, which belongs to the daemon that answers.
     pub to_gid: Gid,
-    /// QP number that the dial claims to come from.
+    /// QP number of the caller as claimed by the request.
     pub to_qp: QpId,
-    /// Number of the dial, from its introduction.
+    /// Number of the connection request, from its introduction.
     pub dial: u64,
 }
 
-impl AskBack {
+impl VerificationQuery {
     /// Encoded length in bytes.
     pub const LEN: usize = 56;
 
-    /// Returns the question about a dial.
+    /// Returns the query about a connection request.
     pub fn about(dial: &Introduction) -> Self {
         let Introduction { gid, qp, to_gid, to_qp, dial, .. } = *dial;
-        AskBack { gid: to_gid, qp: to_qp, to_gid: gid, to_qp: qp, dial }
+        VerificationQuery { gid: to_gid, qp: to_qp, to_gid: gid, to_qp: qp, dial }
     }
 
-    /// Returns the encoded question.
+    /// Returns the encoded query.
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        emit_ends(&mut bytes, ASK_BACK, [self.gid, self.to_gid], [self.qp, self.to_qp]);
+        emit_ends(&mut bytes, VERIFICATION_QUERY, [self.gid, self.to_gid], [self.qp, self.to_qp]);
         bytes[48..].copy_from_slice(&self.dial.to_be_bytes());
         bytes
     }
 
-    /// Decodes a question as [`Introduction::parse`] does an introduction.
+    /// Decodes a query. Ignores and rejects the same bytes as [`Introduction::parse`].
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.first_chunk()?;
-        let Ends { gid, qp, to_gid, to_qp } = parse_ends(bytes, ASK_BACK)?;
-        Some(AskBack { gid, qp, to_gid, to_qp, dial: long(bytes, 48) })
+        let Ends { gid, qp, to_gid, to_qp } = parse_ends(bytes, VERIFICATION_QUERY)?;
+        Some(VerificationQuery { gid, qp, to_gid, to_qp, dial: long(bytes, 48) })
     }
 
-    /// Returns the Private Data of an answer.
+    /// Returns the Private Data of the answer.
     pub fn answer(is_pending: bool) -> [u8; 6] {
         let mut bytes = [0; 6];
-        bytes[..4].copy_from_slice(ASK_BACK);
+        bytes[..4].copy_from_slice(VERIFICATION_QUERY);
         bytes[4] = VERSION;
         bytes[5] = u8::from(is_pending);
         bytes
     }
 
-    /// Returns true if these Private Data confirm the dial.
+    /// Returns true if these Private Data confirm the connection request.
     pub fn is_confirmed_by(answer: &[u8]) -> bool {
         answer.starts_with(&Self::answer(true))
     }
 }
 
-/// The fields that both messages have in the same place.
+/// The fields at the same offsets in both messages.
 struct Ends {
     gid: Gid,
     qp: QpId,
@@ -166,7 +169,7 @@ fn emit_ends(bytes: &mut [u8], magic: &[u8; 4], gids: [Gid; 2], qps: [QpId; 2]) 
     bytes[44..48].copy_from_slice(&qps[1].0.to_be_bytes());
 }
 
-/// Both callers pass at least 56 bytes.
+/// Decodes the fields that both messages have. `bytes` must have at least 56 bytes.
 fn parse_ends(bytes: &[u8], magic: &[u8; 4]) -> Option<Ends> {
     let gid = |at: usize| Gid(bytes[at..at + 16].try_into().unwrap_or_default());
     let is_one = bytes.starts_with(magic) && bytes[4] == VERSION;
@@ -187,17 +190,17 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 }
 
 const INTRODUCTION: &[u8; 4] = b"RNWD";
-const ASK_BACK: &[u8; 4] = b"RNWQ";
-/// Version 1 had no ask-back.
+const VERIFICATION_QUERY: &[u8; 4] = b"RNWQ";
+/// Version of both messages. Version 1 had no verification query.
 const VERSION: u8 = 2;
-/// Flag of an introduction with a first PSN to send.
+/// Flag of an introduction that contains the first PSN sent.
 const SENDS: u8 = 2;
-/// Place of the path MTU among the flags.
+/// Position of the path MTU in the flags.
 const MTU_SHIFT: u8 = 2;
-/// Largest number of a path MTU there.
+/// Mask of the path MTU in the flags, after shifting.
 const MTU_CODES: u8 = 7;
 
-/// Number of a path MTU (`ibv_mtu`): 1 to 5 for 256 to 4096 bytes, 0 for less.
+/// Returns the number of a path MTU (`ibv_mtu`): 1 to 5 for 256 to 4096 bytes, 0 for less.
 fn mtu_code(bytes: u16) -> u8 {
     match bytes {
         0..256 => 0,
@@ -232,45 +235,46 @@ mod tests {
 
     #[test]
     fn introduction_round_trips() {
-        let said = introduction();
-        let bytes = said.emit();
+        let sent = introduction();
+        let bytes = sent.emit();
         assert_eq!(bytes[..8], *b"RNWD\x02\x0C\x0D\x0E");
         assert_eq!(bytes[8..40], [[1; 16], [2; 16]].concat());
         assert_eq!(bytes[40..56], [1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 3 | 3 << 2, 0, 9, 10, 11]);
         let numbers = [17, 18, 19, 20, 21, 22, 23, 24, 33, 34, 35, 36, 37, 38, 39, 40];
         assert_eq!(bytes[56..], numbers);
-        assert_eq!(Introduction::parse(&bytes), Some(said));
-        let before_rts = Introduction { sq_psn: None, ..said };
+        assert_eq!(Introduction::parse(&bytes), Some(sent));
+        let before_rts = Introduction { sq_psn: None, ..sent };
         assert_eq!(before_rts.emit()[5..8], [0; 3]);
         assert_eq!(Introduction::parse(&before_rts.emit()), Some(before_rts));
         for path_mtu in [256, 512, 2048, 4096] {
-            let other = Introduction { path_mtu, ..said };
+            let other = Introduction { path_mtu, ..sent };
             assert_eq!(Introduction::parse(&other.emit()), Some(other));
         }
     }
 
     #[test]
     fn ask_back_round_trips() {
-        let question = AskBack::about(&introduction());
+        let question = VerificationQuery::about(&introduction());
         let bytes = question.emit();
         assert_eq!(bytes[..8], *b"RNWQ\x02\0\0\0");
         assert_eq!(bytes[8..40], [[2; 16], [1; 16]].concat());
         assert_eq!(bytes[40..48], [0, 0, 0, 5, 1, 2, 3, 4]);
         assert_eq!(bytes[48..], [17, 18, 19, 20, 21, 22, 23, 24]);
-        assert_eq!(AskBack::parse(&bytes), Some(question));
-        assert_eq!(AskBack::answer(true), *b"RNWQ\x02\x01");
-        assert!(AskBack::is_confirmed_by(&AskBack::answer(true)));
-        for other in [&AskBack::answer(false)[..], b"", b"RNWQ\x02", b"RNWD\x02\x01"] {
-            assert!(!AskBack::is_confirmed_by(other), "{other:?}");
+        assert_eq!(VerificationQuery::parse(&bytes), Some(question));
+        assert_eq!(VerificationQuery::answer(true), *b"RNWQ\x02\x01");
+        assert!(VerificationQuery::is_confirmed_by(&VerificationQuery::answer(true)));
+        for other in [&VerificationQuery::answer(false)[..], b"", b"RNWQ\x02", b"RNWD\x02\x01"] {
+            assert!(!VerificationQuery::is_confirmed_by(other), "{other:?}");
         }
     }
 
     #[test]
     fn other_bytes_are_neither_message() {
         let introduction = introduction().emit().to_vec();
-        let ask_back = AskBack::about(&self::introduction()).emit().to_vec();
-        let is_either =
-            |bytes: &[u8]| Introduction::parse(bytes).is_some() || AskBack::parse(bytes).is_some();
+        let ask_back = VerificationQuery::about(&self::introduction()).emit().to_vec();
+        let is_either = |bytes: &[u8]| {
+            Introduction::parse(bytes).is_some() || VerificationQuery::parse(bytes).is_some()
+        };
         for message in [introduction, ask_back] {
             for cut in 0..message.len() {
                 assert!(!is_either(&message[..cut]), "{cut}");

@@ -1,11 +1,11 @@
-//! The sans-IO iWARP stream: start-up machines and receive validation.
+//! Sans-IO iWARP streams: start-up machines and receive validation.
 //!
-//! Between the wire formats ([`crate::mpa`], [`crate::ddp`], [`crate::rdmap`]) and whoever has
-//! memory and sockets. [`startup`] turns the bytes of a new connection into [`Negotiated`], for
-//! the daemon's connection manager; [`inbound`] turns ULPDUs into checked [`Arrival`]s and
-//! [`terminate`] a [`Fault`] into the message that tells the peer, for the engine. [`introduction`]
-//! is what daemons say to each other about queue pairs that are wired by hand. No clocks, no
-//! buffers, no STags: a deadline or a bad STag is its owner's to notice.
+//! This module connects the wire formats ([`crate::mpa`], [`crate::ddp`], [`crate::rdmap`]) with
+//! the owners of memory and sockets. For the daemon's connection manager, [`startup`] turns the
+//! first bytes of a connection into [`Negotiated`]. For the engine, [`inbound`] turns ULPDUs into
+//! checked [`Arrival`]s, and [`terminate`] turns a [`Fault`] into a Terminate. [`introduction`]
+//! contains the messages between daemons about RC and UC QPs. There are no clocks, buffers or STags
+//! here: callers enforce deadlines and check STags.
 
 pub mod inbound;
 pub mod introduction;
@@ -23,12 +23,12 @@ use crate::mpa::MpaFault;
 use crate::rdmap::codes;
 use crate::types::TerminateCode;
 
-/// How much of the failing segment a Terminate gives back (RFC 5040 section 4.8, figure 10).
+/// Part of the failing segment that a Terminate encloses (RFC 5040 section 4.8, figure 10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enclose {
-    /// Nothing: the error has no segment, or its header is not to be trusted.
+    /// Nothing: the fault has no segment, or its header cannot be trusted.
     None,
-    /// Its length (M): too short for a header.
+    /// Its length (M): the segment is too short for a header.
     Length,
     /// Length and DDP header (M, D).
     Segment,
@@ -36,17 +36,17 @@ pub enum Enclose {
     SegmentAndRead,
 }
 
-/// The first thing wrong with a stream: what a Terminate will say of it.
+/// First fault of a stream, which a Terminate reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Layer, type and code.
     pub code: TerminateCode,
-    /// What goes with it.
+    /// Part of the failing segment that the Terminate encloses.
     pub enclose: Enclose,
 }
 
 impl Fault {
-    /// A fault that no incoming message is to blame for.
+    /// Creates a fault that no incoming message caused.
     #[inline]
     #[must_use]
     //= RDMAP-4.8-10, RDMAP-7.1-2, 7306-8.1-1
@@ -54,7 +54,8 @@ impl Fault {
         Fault { code, enclose: Enclose::None }
     }
 
-    /// A fault of a segment: DDP errors, and RDMAP errors of Writes, Read Responses and Sends.
+    /// Creates a fault of a segment: DDP errors, and RDMAP errors of Writes, Read Responses and
+    /// Sends.
     #[inline]
     #[must_use]
     //= RDMAP-3.1-8, RDMAP-7.1-3, 7306-8.1-2
@@ -62,7 +63,7 @@ impl Fault {
         Fault { code, enclose: Enclose::Segment }
     }
 
-    /// A fault of a complete Read Request.
+    /// Creates a fault of a complete Read Request.
     #[inline]
     #[must_use]
     //= RDMAP-7.1-4
@@ -70,7 +71,7 @@ impl Fault {
         Fault { code, enclose: Enclose::SegmentAndRead }
     }
 
-    /// A segment too short for its header.
+    /// Fault of a segment too short for its header.
     pub const TOO_SHORT: Fault =
         Fault { code: codes::OPERATION_UNSPECIFIED, enclose: Enclose::Length };
 }

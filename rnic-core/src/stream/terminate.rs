@@ -1,19 +1,20 @@
-//! What a Terminate says of a [`Fault`] (RFC 5040 section 4.8).
+//! Builds the Terminate message for a [`Fault`] (RFC 5040 section 4.8).
 //!
-//! Three ways to name the failing segment: its bytes as received, its header bytes kept for
-//! later, or a typed header where no bytes ever existed (the direct path).
+//! The failing segment is given by its bytes as received, by stored header bytes, or on the direct
+//! path, where there are no bytes, by a typed header.
 
 use super::{Enclose, Fault};
 use crate::ddp;
 use crate::rdmap::{Layout, READ_REQUEST_LEN, ReadRequest, Terminate};
 
-/// The Terminate's payload for a fault of the ULPDU `failing` (empty if there is none).
+/// Returns the payload of a Terminate for a fault of the ULPDU `failing`, which is empty if there
+/// is none.
 ///
-/// `read` takes the place of the Read Request in the ULPDU: for one of several segments, or one
-/// whose response was partly sent ([`ReadRequest::advanced`]).
+/// `read` replaces the Read Request in the ULPDU, if the request had several segments or its
+/// response was partly sent ([`ReadRequest::advanced`]).
 #[must_use]
 pub fn build(fault: Fault, failing: &[u8], read: Option<&ReadRequest>) -> Vec<u8> {
-    // A ULPDU cannot be longer than its length field says.
+    // The length field of an FPDU limits the ULPDU to 65,535 bytes.
     //= RDMAP-4.8-7
     let len = u16::try_from(failing.len()).unwrap_or(u16::MAX);
     let Ok(segment) = ddp::Segment::new_checked(failing) else {
@@ -24,7 +25,7 @@ pub fn build(fault: Fault, failing: &[u8], read: Option<&ReadRequest>) -> Vec<u8
     build_from_bytes(fault, len, segment.header_bytes(), read.or(own.as_ref()))
 }
 
-/// The same for a segment that never was bytes.
+/// Like [`build`], for a segment of the direct path.
 #[must_use]
 pub fn build_from_header(
     fault: Fault,
@@ -37,8 +38,8 @@ pub fn build_from_header(
     build_from_bytes(fault, segment_len, &bytes[..len], read)
 }
 
-/// The same from a DDP header kept as bytes and the length of the segment it came with. Without
-/// `read`, a fault that would enclose a Read Request encloses the segment only.
+/// Like [`build`], from the bytes of a DDP header and the length of its segment. Without `read`, a
+/// Terminate for a Read Request encloses only the segment's length and DDP header.
 #[must_use]
 pub fn build_from_bytes(
     fault: Fault,
@@ -66,10 +67,10 @@ mod tests {
     use crate::rdmap::codes;
 
     #[test]
-    fn of_a_segment_without_a_whole_header_only_the_length_is_told() {
+    fn truncated_header_encloses_only_the_length() {
         let fault = Fault::segment(codes::OPERATION_UNSPECIFIED);
         let bytes = build(fault, &[0x41, 0x43, 0], None);
-        let t = Terminate::parse(&bytes).expect("as long as can be");
+        let t = Terminate::parse(&bytes).expect("complete Terminate");
         assert_eq!((t.segment_len, t.ddp_header, t.read_request), (Some(3), None, None));
         assert_eq!(bytes.len(), 6);
     }

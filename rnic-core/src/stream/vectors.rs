@@ -1,5 +1,5 @@
-//! The literal FPDUs V1 to V11, encoded and decoded byte for byte through every layer. V1 and V2
-//! are figures 5 and 6 of RFC 5044.
+//! Encodes and decodes the literal FPDUs V1 to V11 through every layer. V1 and V2 are figures 5 and
+//! 6 of RFC 5044.
 
 use super::inbound::{Arrival, Inbound, InboundRead, SendKind};
 use super::{Fault, terminate};
@@ -35,7 +35,7 @@ fn write(stag: u32, to: u64) -> Header {
     })
 }
 
-/// Both directions of one half connection and what RDMAP makes of it.
+/// Both ends of one direction of a connection, with the receive state of RDMAP.
 struct Bench {
     framer: Framer,
     deframer: Deframer,
@@ -51,7 +51,7 @@ impl Bench {
         }
     }
 
-    /// Encodes, compares, decodes, and hands what arrived to `check`.
+    /// Encodes, compares and decodes an FPDU, and passes the result to `check`.
     fn pass(
         &mut self,
         header: Header,
@@ -75,9 +75,9 @@ impl Bench {
         }
     }
 
-    /// Passes an FPDU that only takes up room.
+    /// Passes an FPDU as filler, without further checks.
     fn pass_filler(&mut self, mut fpdu: Vec<u8>) {
-        let ulpdu = self.deframer.take(&mut fpdu).expect("what we framed is valid");
+        let ulpdu = self.deframer.take(&mut fpdu).expect("valid FPDU");
         let Ok(Arrival::Send { mo, payload, last, .. }) = self.inbound.handle(ulpdu, true) else {
             panic!("the filler is a Send");
         };
@@ -92,7 +92,8 @@ fn is_send(
 ) -> impl FnOnce(Result<Arrival<'_>, Fault>) {
     move |arrival| {
         let kind = SendKind { invalidate, ..SendKind::default() };
-        let (msn, payload) = (Msn(msn), bytes);
+        let msn = Msn(msn);
+        let payload = bytes;
         let first_of_message = true;
         let expected = Arrival::Send { kind, msn, mo: 0, payload, last: true, first_of_message };
         assert_eq!(arrival, Ok(expected));
@@ -101,7 +102,7 @@ fn is_send(
 
 //= MPA-4.4-13
 #[test]
-fn v1_and_v2_sends_with_markers_before_and_inside() {
+fn v1_and_v2_sends_with_markers() {
     let mut bench = Bench::new(true);
     let v1 = hex(&format!(
         "00000000 002a4143 00000000 00000000 00000001 00000000 {} 52239983",
@@ -137,7 +138,8 @@ fn v3_send_without_markers() {
 fn v4_write_with_pad() {
     let v4 = hex("0013c140 12345678 00000000 00001000 68656c6c 6f000000 4bf8eb4a");
     Bench::new(false).pass(write(0x1234_5678, 0x1000), b"hello", &v4, |arrival| {
-        let (stag, to) = (Stag(0x1234_5678), TaggedOffset(0x1000));
+        let stag = Stag(0x1234_5678);
+        let to = TaggedOffset(0x1000);
         let expected =
             Arrival::Write { stag, to, payload: &b"hello"[..], last: true, stag_changed: false };
         assert_eq!(arrival, Ok(expected));
@@ -148,7 +150,9 @@ fn v4_write_with_pad() {
 fn v5_zero_length_write() {
     let v5 = hex("000ec140 00000000 00000000 00000000 a30572ab");
     Bench::new(false).pass(write(0, 0), &[], &v5, |arrival| {
-        let (stag, to, payload) = (Stag(0), TaggedOffset(0), &[][..]);
+        let stag = Stag(0);
+        let to = TaggedOffset(0);
+        let payload = &[][..];
         let expected = Arrival::Write { stag, to, payload, last: true, stag_changed: false };
         assert_eq!(arrival, Ok(expected));
     });
@@ -190,7 +194,7 @@ fn v7_terminate_for_a_crc_error() {
 }
 
 #[test]
-fn v8_terminate_that_gives_a_read_request_back() {
+fn v8_terminate_with_read_request() {
     let v8 =
         hex("00464147 00000000 00000002 00000001 00000000 0102e000 002e4141 00000000 00000001 \
          00000001 00000000 a1a2a3a4 00000000 00000010 00001000 b1b2b3b4 00000000 00000020 \
@@ -223,7 +227,7 @@ fn v9_marker_between_pad_and_crc() {
 //= MPA-4.3-7
 //= MPA-4.4-16
 #[test]
-fn v10_fpdu_that_ends_where_a_marker_is_due() {
+fn v10_fpdu_ends_at_a_marker() {
     let payload: Vec<u8> = (0..484).map(|i| i as u8).collect();
     let mut first = hex("00000000 01f64143 00000000 00000000 00000001 00000000");
     first.extend_from_slice(&payload);

@@ -1,22 +1,21 @@
 //! Socket addresses in messages.
 //!
-//! `serde` writes an IPv6 address without its scope, and a link-local address means nothing without
-//! the interface it is on. Here the scope follows the port; people read the usual text
-//! (`[fe80::1%2]:7471`).
+//! `serde` omits the scope of an IPv6 address, without which a link-local address is unusable. This
+//! encoding appends the scope. Human-readable formats use the usual text (`[fe80::1%2]:7471`).
 
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// An address as it travels.
+/// Encoding of an address.
 #[derive(Serialize, Deserialize)]
 enum Wire {
     V4([u8; 4], u16),
     V6([u8; 16], u16, u32),
 }
 
-/// For `#[serde(with = "...")]` on a [`SocketAddr`].
+/// Serializer for `#[serde(with = "...")]` on a [`SocketAddr`].
 pub fn serialize<S: Serializer>(address: &SocketAddr, s: S) -> Result<S::Ok, S::Error> {
     if s.is_human_readable() {
         return s.collect_str(address);
@@ -28,7 +27,7 @@ pub fn serialize<S: Serializer>(address: &SocketAddr, s: S) -> Result<S::Ok, S::
     wire.serialize(s)
 }
 
-/// For `#[serde(with = "...")]` on a [`SocketAddr`].
+/// Deserializer for `#[serde(with = "...")]` on a [`SocketAddr`].
 pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<SocketAddr, D::Error> {
     if d.is_human_readable() {
         return String::deserialize(d)?.parse().map_err(D::Error::custom);
@@ -39,7 +38,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<SocketAddr, D::Err
     })
 }
 
-/// For `#[serde(with = "...")]` on an `Option<SocketAddr>`.
+/// Module for `#[serde(with = "...")]` on an `Option<SocketAddr>`.
 pub mod optional {
     use super::*;
 
@@ -63,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_comes_out_as_it_went_in_with_its_scope() {
+    fn address_round_trips_with_its_scope() {
         for (local, peer) in [
             ("[fe80::1%7]:80", "[fe80::2%4294967295]:65535"),
             ("192.0.2.1:0", "[2001:db8::1]:1"),
@@ -74,7 +73,7 @@ mod tests {
             let bytes = postcard::to_stdvec(&pair).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(postcard::from_bytes::<AddressPair>(&bytes).ok(), Some(pair));
         }
-        // Family 0 or 1 and nothing else; whole or not at all.
+        // Families other than 0 and 1 and truncated addresses are refused.
         assert!(postcard::from_bytes::<Wire>(&[2, 0, 0, 0, 0, 0]).is_err());
         assert!(postcard::from_bytes::<Wire>(&[0, 1, 2, 3, 4]).is_err());
     }

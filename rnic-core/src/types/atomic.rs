@@ -1,40 +1,39 @@
-//! What atomic operations do (RFC 7306 section 5.1).
+//! Semantics of atomic operations (RFC 7306 section 5.1).
 
-/// Bytes that an operation reads and writes, at a multiple of as many.
+/// Size and alignment of the operand in memory, in bytes.
 pub const ATOMIC_LEN: u32 = 8;
 
-/// What an atomic operation does to 64 bits. Numbers are in the order of the host that has the
-/// memory; on the wire they are big-endian.
+/// Atomic operation on 64 bits. Numbers in memory have the byte order of the host that owns it;
+/// in messages they are big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOperation {
-    /// Adds.
+    /// Adds to one field or to several.
     FetchAdd {
-        /// What is added, in each field.
+        /// Addends of all fields.
         add: u64,
-        /// The top bit of each field that is added to by itself; its carry is lost. 0 for one field
-        /// of 64 bits.
+        /// Top bit of each field. A carry out of a field is lost. 0 means one 64-bit field.
         boundaries: u64,
     },
-    /// Swaps bits if others are as expected.
+    /// Replaces some bits if others have an expected value.
     CompareSwap {
-        /// The bits to be there afterwards.
+        /// New value of the bits.
         swap: u64,
-        /// Which bits are swapped.
+        /// Bits to swap.
         swap_mask: u64,
-        /// The bits that are expected.
+        /// Expected value of the bits.
         compare: u64,
-        /// Which bits are compared.
+        /// Bits to compare.
         compare_mask: u64,
     },
 }
 
 impl AtomicOperation {
-    /// What is there afterwards, of what was there before.
+    /// Returns the new value for the original value `old`.
     #[must_use]
     pub fn applied_to(self, old: u64) -> u64 {
         match self {
             AtomicOperation::FetchAdd { add, boundaries } => {
-                // Without their top bits no field carries into the next one.
+                // With the top bits masked, no field carries into the next.
                 //= 7306-5.1.1-1, 7306-5.1.1-3
                 let below = (old & !boundaries).wrapping_add(add & !boundaries);
                 //= 7306-5.1.1-2
@@ -59,9 +58,10 @@ mod tests {
 
     use super::*;
 
-    /// Field by field, as section 5.2.1 describes it.
+    /// Adds field by field, as RFC 7306 section 5.2.1 describes.
     fn added(old: u64, add: u64, boundaries: u64) -> u64 {
-        let (mut sum, mut carry) = (0, 0);
+        let mut sum = 0;
+        let mut carry = 0;
         for bit in 0..64 {
             let total = (old >> bit & 1) + (add >> bit & 1) + carry;
             sum |= (total & 1) << bit;
@@ -75,7 +75,7 @@ mod tests {
         //= 7306-5.1.1-2
         //= 7306-5.1.1-3
         #[test]
-        fn fields_are_added_to_by_themselves(old: u64, add: u64, boundaries: u64) {
+        fn fetch_add_fields_are_independent(old: u64, add: u64, boundaries: u64) {
             for boundaries in [boundaries, 0, u64::MAX, 1 << 63, 0x8000_8000_8000_8000] {
                 let operation = AtomicOperation::FetchAdd { add, boundaries };
                 prop_assert_eq!(operation.applied_to(old), added(old, add, boundaries));
@@ -89,7 +89,7 @@ mod tests {
         //= 7306-5.1.2-3
         //= 7306-5.1.2-5
         #[test]
-        fn only_bits_of_the_mask_are_swapped_and_only_if_those_compared_are_equal(
+        fn compare_swap_masks(
             old: u64, swap: u64, swap_mask: u64, compare: u64, compare_mask: u64,
         ) {
             for compare in [compare, old, old ^ !compare_mask, old ^ compare_mask] {

@@ -1,31 +1,31 @@
-//! Terminate codes that are assigned (RFC 5040 section 4.8, RFC 5041 section 7.2, RFC 5044 section
-//! 8, RFC 6580, RFC 6581), with the words for them.
+//! Assigned Terminate codes and their names (RFC 5040 section 4.8, RFC 5041 section 7.2, RFC 5044
+//! section 8, RFC 6580, RFC 6581).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A Terminate as it was sent or received: layer, error type and code (wire format of RFC 5040
-/// section 4.8). Codes we do not know are shown as numbers.
+/// Layer, error type and error code of a Terminate (RFC 5040 section 4.8). Unassigned codes are
+/// displayed as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TerminateCode {
     /// 0 RDMAP, 1 DDP, 2 LLP (MPA).
     pub layer: u8,
     /// Error type within the layer, 4 bits.
     pub etype: u8,
-    /// Error code within the type.
+    /// Error code within the error type.
     pub code: u8,
 }
 
 impl TerminateCode {
-    /// Layer, type and code as the RFCs write them: `1/2/02`.
+    /// Returns layer, type and code as the RFCs write them: `1/2/02`.
     #[must_use]
     pub fn number(self) -> String {
         format!("{:x}/{:x}/{:02x}", self.layer, self.etype, self.code)
     }
 }
 
-/// The numbers, and what the RFC that assigned them calls it: `1/2/02 (untagged buffer: ...)`.
+/// Displays the numbers and the name of the code: `1/2/02 (untagged buffer: ...)`.
 impl fmt::Display for TerminateCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.number())?;
@@ -44,7 +44,7 @@ macro_rules! codes {
                 TerminateCode { layer: $layer, etype: $etype, code: $code };
         )+
 
-        /// What a code means, if anybody has assigned it.
+        /// Returns the name of an assigned code.
         #[must_use]
         pub fn name(code: TerminateCode) -> Option<&'static str> {
             match (code.layer, code.etype, code.code) {
@@ -64,7 +64,7 @@ macro_rules! codes {
 //= DDP-7.2-1, RDMAP-4.8-3
 codes! {
     RDMA_LOCAL_CATASTROPHIC = 0 / 0 / 0x00,
-        "RDMA local catastrophic error, its program or device failed";
+        "RDMA local catastrophic error: the sender's program or device failed";
     PROTECTION_INVALID_STAG = 0 / 1 / 0x00, "RDMA protection: invalid STag";
     PROTECTION_BOUNDS = 0 / 1 / 0x01, "RDMA protection: base or bounds violation";
     PROTECTION_ACCESS = 0 / 1 / 0x02, "RDMA protection: access rights violation";
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_assigned_code_has_a_name_and_only_those() {
+    fn only_assigned_codes_have_names() {
         let mut named = 0;
         for layer in 0..16 {
             for etype in 0..16 {

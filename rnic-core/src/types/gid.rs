@@ -1,12 +1,12 @@
-//! Addresses of ports as queue pairs that are wired by hand name them.
+//! GIDs of the RoCE device.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
-/// A GID as RoCE v2 has it: an IPv6 address, or an IPv4 address mapped to one (RFC 4291 section
-/// 2.5.5.2), its first byte the most significant one.
+/// GID of RoCE v2: an IPv6 address, or an IPv4 address mapped to one (RFC 4291 section 2.5.5.2).
+/// The first byte is the most significant one.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Returns true for the GID of an empty entry of a table.
+    /// Returns true for the zero GID, which marks an empty table entry.
     pub fn is_zero(self) -> bool {
         self == Gid::default()
     }
 
-    /// The address that it is; an IPv4 address if one is mapped.
+    /// Returns the IP address: IPv4 if the GID is a mapped IPv4 address, otherwise IPv6.
     pub fn address(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
     }
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv4_address_is_mapped_and_found_again() {
+    fn ipv4_address_is_mapped() {
         for address in ["192.0.2.7", "2001:db8::7"] {
             let address: IpAddr = address.parse().unwrap();
             assert_eq!(Gid::from(address).address(), address);

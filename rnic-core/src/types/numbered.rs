@@ -1,6 +1,6 @@
-//! Enumerations that are written as numbers.
+//! Enumerations whose variants have numbers, in shared memory or in packets.
 
-/// Defines an enumeration with the number of each variant, and the way back from a number.
+/// Defines an enumeration with a number for each variant and a conversion from numbers.
 macro_rules! numbered {
     (
         $(#[$meta:meta])*
@@ -15,7 +15,7 @@ macro_rules! numbered {
         }
 
         impl $name {
-            /// The one with this number, if there is one.
+            /// Returns the variant with this number; `None` for unassigned numbers.
             pub fn $from(n: $number) -> Option<Self> {
                 match n {
                     $($n => Some($name::$variant),)+

@@ -1,4 +1,4 @@
-//! Sends messages there and back, checks them and times them; see `pingpong --help`.
+//! Sends messages back and forth, checks and times them; see `pingpong --help`.
 
 fn main() -> std::process::ExitCode {
     rnic_tools::pingpong::main()

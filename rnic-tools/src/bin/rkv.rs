@@ -1,4 +1,4 @@
-//! A key-value store whose GETs are RDMA Reads; see `rkv --help`.
+//! A key-value store with GETs by RDMA Read; see `rkv --help`.
 
 fn main() -> std::process::ExitCode {
     rnic_tools::rkv::main()

@@ -1,4 +1,4 @@
-//! Measures an RNIC beside raw TCP and memcpy; see `rnic-perf --help`.
+//! Measures an RNIC and compares it with raw TCP and memcpy; see `rnic-perf --help`.
 
 fn main() -> std::process::ExitCode {
     rnic_tools::perf::main()

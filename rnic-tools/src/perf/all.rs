@@ -6,33 +6,34 @@ use super::bench::{Amount, Bench, Measured, Subject};
 use super::calls::calls;
 use super::daemon::Setup;
 use super::error::PerfError;
-use super::footprint::{IDLE, UseOfMemory, idle_cpu};
+use super::footprint::{IDLE, MemoryUse, idle_cpu};
 use super::goals::{goals, subjects};
-use super::only::Only;
+use super::only::TitleFilter;
 use super::report::{Figure, Goal, Measure, Outcome, Row};
 use super::site::{Site, words};
 use super::spec::{Flow, Op, Spec, Wait};
 
-/// Which daemon is measured with how many QPs, and how long.
+/// Options of `rnic-perf all`.
 pub struct AllOptions<'a> {
     /// The daemon's binary.
     pub rnicd: &'a Path,
-    /// QPs of each daemon in the rows about many.
+    /// QPs of each daemon in the rows about many QPs.
     pub qps: u32,
-    /// Only with daemons of which this is said.
+    /// Selects daemons by a part of their title.
     pub only: &'a str,
-    /// Per round and subject.
+    /// Length of a round of each subject.
     pub amount: Amount,
-    /// Rounds; the median counts.
+    /// Number of rounds; the result is the median.
     pub rounds: u32,
 }
 
-/// Measures everything. What cannot be measured is a row that says why.
+/// Measures everything. A failed measurement is a row with the reason.
 pub fn all(
     options: &AllOptions<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, PerfError> {
-    let (mut rows, mut only) = (Vec::new(), Only::new(options.only));
+    let mut rows = Vec::new();
+    let mut only = TitleFilter::new(options.only);
     for (setup, daemons) in [
         (Setup::TCP, 2),
         (Setup::TCP, 1),
@@ -41,7 +42,7 @@ pub fn all(
         (Setup::DIRECT, 1),
     ] {
         let words = words(setup, daemons);
-        if !only.takes(&title(setup, &words)) {
+        if !only.selects(&title(setup, &words)) {
             continue;
         }
         progress(&words);
@@ -64,7 +65,7 @@ pub fn all(
     }
     for (setup, daemons) in [(Setup::DIRECT, 1), (Setup::TCP, 2)] {
         let words = words(setup, daemons);
-        if !only.takes(&title(setup, &words)) {
+        if !only.selects(&title(setup, &words)) {
             continue;
         }
         progress(&format!("{words}: {} QPs", options.qps));
@@ -80,24 +81,24 @@ pub fn all(
     Ok(rows)
 }
 
-/// What daemons of this kind are called.
+/// Returns the title of a configuration, for `--only`.
 fn title(setup: Setup, words: &str) -> String {
     let path = if setup.loopback_tcp { "tcp" } else { "direct" };
     format!("{path}: {words}")
 }
 
-/// What is measured with daemons of one kind.
+/// Returns the measurements of a configuration.
 fn measurements(setup: Setup, daemons: u32) -> Vec<(Measure, Spec)> {
     let bulk = |op, working_set| {
         (Measure::Bw, Spec::new(op, Flow::Stream, 1 << 20).stream(16, 4, working_set))
     };
-    let ball = |wait| (Measure::Lat, Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) });
+    let ping_pong = |wait| (Measure::Lat, Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) });
     let small = |op| (Measure::Rate, Spec::new(op, Flow::Stream, 8).stream(256, 32, 8 * 256));
-    let by_hand = |(kind, spec)| (kind, Spec { wired: true, ..spec });
+    let rc = |(kind, spec)| (kind, Spec { rc: true, ..spec });
     let mut all = match setup {
         Setup { crc: false, .. } => return vec![bulk(Op::Write, STREAM)],
-        // In caches as well as out of them. Two CPUs have room for a driver that looks all the
-        // time, which the worker need not wake; two workers over TCP leave none.
+        // Inside the caches and outside. Two CPUs have room for a driver that polls all the time,
+        // so that the worker need not wake it; two workers over TCP leave no such room.
         Setup { loopback_tcp: false, .. } => {
             [(Op::Write, TWO), (Op::Write, STREAM), (Op::Read, TWO), (Op::Read, STREAM)]
                 .map(|(op, working_set)| bulk(op, working_set))
@@ -106,10 +107,15 @@ fn measurements(setup: Setup, daemons: u32) -> Vec<(Measure, Spec)> {
         }
         Setup { crc: true, .. } => vec![bulk(Op::Write, STREAM)],
     };
-    all.extend([ball(Wait::Polled), ball(Wait::Event), small(Op::Write), small(Op::FetchAdd)]);
-    // Two daemons of one host have the same GIDs.
+    all.extend([
+        ping_pong(Wait::Polled),
+        ping_pong(Wait::Event),
+        small(Op::Write),
+        small(Op::FetchAdd),
+    ]);
+    // Not between two daemons of one host, which have the same GIDs.
     if daemons == 1 {
-        all.extend([by_hand(ball(Wait::Polled)), by_hand(small(Op::Write))]);
+        all.extend([rc(ping_pong(Wait::Polled)), rc(small(Op::Write))]);
     }
     all
 }
@@ -126,14 +132,14 @@ fn measure(
         let mut ends = site.open()?;
         let mut subjects = subjects(kind, spec);
         if setup.loopback_tcp {
-            // The limit of what goes through one daemon, not of the wire.
+            // A relay bounds the latency within one daemon, not over TCP.
             subjects.retain(|subject| !matches!(subject, Subject::Relay(_)));
         }
         let mut bench = Bench::new(&ends.context, &mut ends.peer, spec, &subjects)?;
         let all = bench.measure(options.amount, options.rounds, &mut |_, _| ())?;
         let mut goals = goals(kind, spec, bench.path());
         if !setup.crc {
-            // Against UCX, which has no checksums either: in `compare`.
+            // UCX has no checksums either, so `compare` has the goals for this setup.
             goals = Vec::new();
         }
         Ok(Row::new(kind, spec, bench.path(), words, &all, &goals))
@@ -143,35 +149,37 @@ fn measure(
     })
 }
 
-/// Cost per operation with many connected QPs against few, measured in turn on daemons of their
-/// own, and what the daemon with many needs for them.
+/// Measures the cost per operation with many and with few connected QPs, in turn on separate
+/// daemons, and the resources that the daemon with many QPs needs.
 fn many_qps(
     options: &AllOptions<'_>,
     setup: Setup,
     daemons: u32,
     words: &str,
 ) -> Result<Vec<Row>, PerfError> {
-    // Both ends of a connection may be in one daemon.
+    // With one daemon, both ends of a connection are in it.
     let per_connection = 3 - daemons;
     let connections = |qps: u32| (qps / per_connection).max(1);
     let setup = Setup { qps: options.qps.max(FEW) + 16, ..setup };
-    let ball = Spec::new(Op::Write, Flow::Stream, 8).stream(DEPTH, 1, 8 * u64::from(DEPTH));
+    let ping_pong = Spec::new(Op::Write, Flow::Stream, 8).stream(DEPTH, 1, 8 * u64::from(DEPTH));
     let active = connections(FEW);
-    let spec = |qps| Spec { qps: connections(qps).max(active), active, ..ball.clone() };
+    let spec = |qps| Spec { qps: connections(qps).max(active), active, ..ping_pong.clone() };
 
     let few_site = Site::start(options.rnicd, setup, daemons)?;
     let many_site = Site::start(options.rnicd, setup, daemons)?;
-    let (mut few_ends, mut many_ends) = (few_site.open()?, many_site.open()?);
-    let before = UseOfMemory::of(&many_ends.context)?;
+    let mut few_ends = few_site.open()?;
+    let mut many_ends = many_site.open()?;
+    let before = MemoryUse::of(&many_ends.context)?;
     let subjects = [Subject::Rdma];
     let many_spec = spec(options.qps);
     let mut few = Bench::new(&few_ends.context, &mut few_ends.peer, &spec(FEW), &subjects)?;
     let mut many = Bench::new(&many_ends.context, &mut many_ends.peer, &many_spec, &subjects)?;
-    let after = UseOfMemory::of(&many_ends.context)?;
+    let after = MemoryUse::of(&many_ends.context)?;
     let path = many.path().to_owned();
 
     let warm = |bench: &mut Bench<'_>| bench.prepare(Subject::Rdma, options.amount);
-    let (mut of_few, mut of_many) = (warm(&mut few)?, warm(&mut many)?);
+    let mut of_few = warm(&mut few)?;
+    let mut of_many = warm(&mut many)?;
     for _ in 0..options.rounds {
         few.round(&mut of_few)?;
         many.round(&mut of_many)?;
@@ -232,12 +240,12 @@ fn failed(title: &str, kind: Measure, words: &str, e: &PerfError) -> Row {
     Row::failed(title.to_owned(), kind, words, e.to_string())
 }
 
-/// Working sets of bulk transfers: two messages, which caches hold, and a stream.
+/// Working sets of bulk transfers: two messages, which fit the caches, and a stream.
 const TWO: u64 = 2 << 20;
 const STREAM: u64 = 64 << 20;
-/// QPs with traffic in the rows about many QPs.
+/// QPs with traffic, in the rows about many QPs.
 const FEW: u32 = 10;
-/// Depth of all queues in the rows about many QPs.
+/// Depth of all queues, in the rows about many QPs.
 const DEPTH: u32 = 16;
 
 #[cfg(test)]
@@ -245,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_of_the_design_is_measured_and_makes_sense() {
+    fn every_design_goal_is_measured() {
         let off = Setup { crc: false, ..Setup::TCP };
         let of = |setup| measurements(setup, 1).into_iter().map(|(k, s)| (k, s.op, s.wait));
         let direct: Vec<_> = of(Setup::DIRECT).collect();
@@ -264,14 +272,13 @@ mod tests {
             }
         }
         assert_eq!(measurements(off, 2).len(), 1);
-        let by_hand = |daemons| {
-            measurements(Setup::TCP, daemons).iter().filter(|(_, spec)| spec.wired).count()
-        };
-        assert_eq!((by_hand(1), by_hand(2)), (2, 0));
+        let rc =
+            |daemons| measurements(Setup::TCP, daemons).iter().filter(|(_, spec)| spec.rc).count();
+        assert_eq!((rc(1), rc(2)), (2, 0));
     }
 
     #[test]
-    fn a_binary_that_is_no_daemon_is_a_failed_row_and_no_panic() {
+    fn a_wrong_binary_fails_every_row() {
         let options = AllOptions {
             rnicd: Path::new("/bin/false"),
             qps: 20,

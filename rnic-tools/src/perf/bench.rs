@@ -1,4 +1,4 @@
-//! One measurement: RDMA and its yardsticks in turn, round by round, in the same two processes.
+//! A measurement: RDMA and its yardsticks in turn, round by round, in the same two processes.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -10,91 +10,91 @@ use super::end::{End, RemoteMemory, Role};
 use super::error::PerfError;
 use super::peer::{Peer, relay_program, unexpected};
 use super::placement::Placement;
-use super::raw::{Manner, RawEnd};
-use super::relay::{Relay, Seats};
+use super::protocol::{Command, Reply};
+use super::raw::{RawEnd, TcpMode};
+use super::relay::{Relay, RelayPlacement};
 use super::spec::{Op, Spec};
 use super::stats::{Series, Times};
-use super::talk::{Command, Reply};
 
-/// What is measured in a round.
+/// Subject of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// The operation through the RNIC.
+    /// The operation over the RNIC.
     Rdma,
-    /// The same with both processes held on CPUs, the daemon running where it likes.
+    /// The same with the processes pinned to CPUs.
     Placed(Placement),
-    /// The same over QPs that are wired by hand.
-    Wired,
+    /// The same over RC QPs.
+    Rc,
     /// RDMA Reads of the same size.
     Reads,
-    /// The same messages over a TCP connection of the two processes.
-    Tcp(Manner),
-    /// Balls through a process between them.
-    Relay(Seats),
-    /// The same bytes copied in the driver.
+    /// The same messages over a TCP connection between the two processes.
+    Tcp(TcpMode),
+    /// A ping-pong through a process in the middle.
+    Relay(RelayPlacement),
+    /// The same bytes, copied by the driver.
     Memcpy,
-    /// The same bytes summed up in the driver.
+    /// The CRC32C of the same bytes, computed by the driver.
     Crc,
 }
 
 impl Subject {
-    /// What is measured of it, if it passes the RNIC.
+    /// Returns the parameters of an RNIC subject with its own QPs.
     fn spec(self, spec: &Spec) -> Option<Spec> {
         match self {
-            Subject::Rdma => Some(Spec { wired: false, ..spec.clone() }),
-            Subject::Wired => Some(Spec { wired: true, ..spec.clone() }),
-            Subject::Reads => Some(Spec { op: Op::Read, wired: false, ..spec.clone() }),
-            // Over the QPs of the first one.
+            Subject::Rdma => Some(Spec { rc: false, ..spec.clone() }),
+            Subject::Rc => Some(Spec { rc: true, ..spec.clone() }),
+            Subject::Reads => Some(Spec { op: Op::Read, rc: false, ..spec.clone() }),
+            // Uses the QPs of the first subject.
             Subject::Placed(_) => None,
             Subject::Tcp(_) | Subject::Relay(_) | Subject::Memcpy | Subject::Crc => None,
         }
     }
 }
 
-/// How long a round of one subject is.
+/// Length of a round of a subject.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Amount {
-    /// About so long; the number of messages is found in the warm-up.
+    /// About this time. The warm-up determines the number of messages.
     Time(Duration),
-    /// So many messages, or round trips.
+    /// This number of messages or round trips.
     Messages(u64),
 }
 
-/// What one subject has done in all rounds.
+/// Results of a subject over all rounds.
 pub struct Measured {
-    /// RDMA, or which yardstick.
+    /// RDMA or a yardstick.
     pub subject: Subject,
-    /// Messages, or round trips, per round.
+    /// Messages or round trips per round.
     pub count: u64,
     /// Messages per second of each round.
     pub rates: Series,
-    /// Medians of the round trips of each round, in microseconds; empty for a stream.
+    /// Median round trip of each round, in microseconds; empty for a stream.
     pub medians_us: Series,
     /// Each round trip of all rounds; empty for a stream.
     pub times: Times,
 }
 
-/// Everything that a measurement needs in the driver, connected.
+/// The driver's side of a measurement, connected.
 pub struct Bench<'a> {
     peer: &'a mut Peer,
-    /// Process of the driver's daemon.
+    /// PID of the driver's daemon.
     daemon: u32,
     spec: Spec,
     subjects: Vec<Subject>,
-    /// Of those subjects that pass the RNIC.
+    /// The RNIC subjects.
     ends: Vec<Rdma>,
     yardsticks: Yardsticks,
     path: String,
 }
 
-/// What the others need, as far as they are measured.
+/// The resources of the other subjects, where needed.
 struct Yardsticks {
     raw: Option<RawEnd>,
     relay: Option<Relay>,
     copies: Option<Copies>,
 }
 
-/// What a subject that passes the RNIC needs.
+/// The resources of an RNIC subject.
 struct Rdma {
     subject: Subject,
     end: End,
@@ -102,7 +102,7 @@ struct Rdma {
 }
 
 impl<'a> Bench<'a> {
-    /// Makes both ends of all `subjects`, of which the first one passes the RNIC.
+    /// Creates both ends of all `subjects`, of which the first must be an RNIC subject.
     pub fn new(
         context: &Context,
         peer: &'a mut Peer,
@@ -115,9 +115,10 @@ impl<'a> Bench<'a> {
             Ok((ends, yardsticks)) => {
                 let first = ends.first().ok_or_else(not_prepared)?;
                 let path = first.end.path()?;
-                let (spec, mut subjects) = (spec.clone(), subjects.to_vec());
+                let spec = spec.clone();
+                let mut subjects = subjects.to_vec();
                 let daemon = context.status()?.pid;
-                // Only this daemon's, and only one of the same user.
+                // Only works for a daemon of the same user that both processes share.
                 if path != "direct" || Placement::WithWorkers.pin_workers(daemon).is_err() {
                     subjects.retain(|s| *s != Subject::Placed(Placement::WithWorkers));
                 }
@@ -169,8 +170,8 @@ impl<'a> Bench<'a> {
         RawEnd::new(stream, spec.clone())
     }
 
-    /// Makes both ends of a subject, the peer's being its `n`th. Says how long it took to connect
-    /// their QPs.
+    /// Creates both ends of a subject; the peer's end gets number `n`. Returns the time that
+    /// connecting their QPs has taken.
     fn link(
         context: &Context,
         peer: &mut Peer,
@@ -179,7 +180,7 @@ impl<'a> Bench<'a> {
         n: usize,
     ) -> Result<(Rdma, Duration), PerfError> {
         let end = End::new(context, Role::Driver, spec)?;
-        let places = if spec.wired { end.places(context)? } else { Vec::new() };
+        let places = if spec.rc { end.places(context)? } else { Vec::new() };
         let sink = end.sink();
         peer.command(&Command::Link { end: n, spec: spec.clone(), sink, places })?;
         let reply = peer.reply()?;
@@ -189,7 +190,7 @@ impl<'a> Bench<'a> {
                 end.connect(peer.reach(address)?)?;
                 RemoteMemory { source: Some(source), sink }
             }
-            Reply::Wired { places, source, sink } => {
+            Reply::Rc { places, source, sink } => {
                 end.wire(context, &places)?;
                 RemoteMemory { source: Some(source), sink }
             }
@@ -199,32 +200,32 @@ impl<'a> Bench<'a> {
         Ok((Rdma { subject, end, remote }, start.elapsed()))
     }
 
-    /// Connects the QPs of one more measurement, one after the other, and ends them. Connections
-    /// per second, each established at both ends.
+    /// Connects the QPs of an additional measurement, one after the other, and destroys them.
+    /// Returns connections per second, each established at both ends.
     pub fn connect_more(&mut self, context: &Context, spec: &Spec) -> Result<f64, PerfError> {
         let n = self.ends.len();
         let mut link = |spec: &Spec| Self::link(context, self.peer, Subject::Rdma, spec, n);
         let connected = link(spec).and_then(|(_, spent)| {
-            // The peer's are gone when it has made the next ones.
+            // Creating the next end destroys the peer's QPs.
             link(&Spec { qps: 1, active: 1, ..spec.clone() })?;
             Ok(f64::from(spec.qps) / spent.as_secs_f64())
         });
         connected.map_err(|e| self.peer.explain(e))
     }
 
-    /// The driver's end of the first subject, and what it may reach at the peer's.
+    /// Returns the driver's end of the first subject, and the peer's memory that it may access.
     pub fn driver(&mut self) -> Result<(&mut End, &RemoteMemory), PerfError> {
         let first = self.ends.first_mut().ok_or_else(not_prepared)?;
         Ok((&mut first.end, &first.remote))
     }
 
-    /// The path of the connections: `direct` or `tcp`.
+    /// Returns the path of the connections: `direct` or `tcp`.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Warms up, then measures all subjects in turn, `rounds` times. Says before each what it
-    /// does.
+    /// Warms up, then measures all subjects in turn, `rounds` times. Calls `progress` before each
+    /// step.
     pub fn measure(
         &mut self,
         amount: Amount,
@@ -245,7 +246,7 @@ impl<'a> Bench<'a> {
         Ok(all)
     }
 
-    /// Warms a subject up and finds how many messages a round of it has.
+    /// Warms up a subject and determines its number of messages per round.
     pub fn prepare(&mut self, subject: Subject, amount: Amount) -> Result<Measured, PerfError> {
         Ok(Measured {
             subject,
@@ -256,7 +257,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// One more round of a subject.
+    /// Measures another round of a subject.
     pub fn round(&mut self, measured: &mut Measured) -> Result<(), PerfError> {
         let mut times = Times::new();
         let elapsed = self.run(measured.subject, measured.count, &mut times)?;
@@ -269,14 +270,14 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Runs until it is warm; returns how many messages a round has.
+    /// Runs until warm. Returns the number of messages per round.
     fn warm_up(&mut self, subject: Subject, amount: Amount) -> Result<u64, PerfError> {
         let batch = u64::from(self.spec.batch);
         let (time, most) = match amount {
             Amount::Time(time) => (time, u64::MAX),
             Amount::Messages(count) => (WARM, count.max(1)),
         };
-        // Each run is four times as long as the one before, so that the last one dominates.
+        // Each run is four times as long as the previous one, so that the last one dominates.
         let mut count = batch.min(most);
         let spent = loop {
             let spent = self.run(subject, count, &mut Times::new())?;
@@ -298,13 +299,13 @@ impl<'a> Bench<'a> {
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
         let ran = match subject {
-            Subject::Rdma | Subject::Wired | Subject::Reads => {
+            Subject::Rdma | Subject::Rc | Subject::Reads => {
                 self.run_rdma(subject, Placement::Free, count, times)
             }
             Subject::Placed(placement) => self.run_rdma(Subject::Rdma, placement, count, times),
             Subject::Tcp(manner) => self.run_tcp(count, manner, times),
-            Subject::Relay(seats) => match &mut self.yardsticks.relay {
-                Some(relay) => relay.drive(self.peer, seats, count, times),
+            Subject::Relay(placement) => match &mut self.yardsticks.relay {
+                Some(relay) => relay.drive(self.peer, placement, count, times),
                 None => Err(not_prepared()),
             },
             Subject::Memcpy | Subject::Crc => match &mut self.yardsticks.copies {
@@ -336,12 +337,12 @@ impl<'a> Bench<'a> {
     fn run_tcp(
         &mut self,
         count: u64,
-        manner: Manner,
+        manner: TcpMode,
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
         let Some(raw) = &mut self.yardsticks.raw else { return Err(not_prepared()) };
         let _pin = manner.placement.pin_driver()?;
-        raw.set_manner(manner)?;
+        raw.set_mode(manner)?;
         self.peer.command(&Command::Tcp { count, manner })?;
         self.peer.await_reply(&Reply::Ready)?;
         let elapsed = raw.drive(count, times)?;
@@ -351,16 +352,16 @@ impl<'a> Bench<'a> {
 }
 
 fn not_prepared() -> PerfError {
-    PerfError::Arguments("measured without having been prepared".to_owned())
+    PerfError::Arguments("the subject was not prepared".to_owned())
 }
 
-/// Messages that take about `time` if `count` took `spent`.
+/// Returns the number of messages that takes about `time` if `count` messages took `spent`.
 fn messages_for(time: Duration, count: u64, spent: Duration) -> u64 {
     let per_message = spent.as_secs_f64().max(1e-9) / count.max(1) as f64;
     ((time.as_secs_f64() / per_message) as u64).max(1)
 }
 
-/// Longest warm-up of a measurement that is counted in messages.
+/// Longest warm-up of a measurement with a given number of messages.
 const WARM: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

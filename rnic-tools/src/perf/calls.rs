@@ -1,12 +1,11 @@
-//! How long the two calls take that a program makes all the time: `post_send` of one request, and
-//! `poll_cq` on a CQ that is empty.
+//! Cost of the two calls that programs make most often: `post_send` of one request, and `poll_cq`
+//! on an empty CQ.
 //!
-//! In this process alone, against a connected QP whose peer has nothing to do. Requests are posted
-//! one by one until half of the send queue is full; then the clock stops until they have completed.
-//! A round is the median of such runs, so that those that the scheduler interrupts do not count.
-//! The daemon is held on the first CPU and the program on the same or on the last one: a worker
-//! that takes requests meanwhile on another CPU fetches the lines that are being written, and that
-//! is a part of the price there.
+//! Measured in this process, on a connected QP with an idle peer. Requests are posted one by one
+//! until half of the send queue is full; then the clock stops until they have completed. A round is
+//! the median of such runs, so that runs interrupted by the scheduler do not count. The daemon is
+//! pinned to the first CPU, and the program to the same or to the last one. A worker on another CPU
+//! fetches the cache lines while the program writes them, which is a part of the cost there.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -24,7 +23,7 @@ use super::site::Site;
 use super::spec::{Flow, Op, Spec, Wait};
 use super::stats::Series;
 
-/// A row for each of the two, with a daemon of its own.
+/// Measures both calls with a private daemon. Returns a row for each.
 pub fn calls(
     rnicd: &Path,
     amount: Amount,
@@ -32,7 +31,7 @@ pub fn calls(
     words: &str,
 ) -> Result<Vec<Row>, PerfError> {
     let site = {
-        // Who is started inherits it.
+        // The daemon inherits the CPU affinity.
         let _pin = Pin::first()?;
         Site::start(rnicd, Setup::DIRECT, 1)?
     };
@@ -42,7 +41,7 @@ pub fn calls(
     let mut bench = Bench::new(&ends.context, &mut ends.peer, &spec, &[Subject::Rdma])?;
     let path = bench.path().to_owned();
     let (mut apart, mut together, mut polls) = <(Series, Series, Series)>::default();
-    // The first one warms up.
+    // The first round warms up.
     for round in 0..=rounds {
         let pin = Pin::last()?;
         let far = median(amount, || post_one_by_one(&mut bench))?;
@@ -84,7 +83,7 @@ pub fn calls(
     ])
 }
 
-/// Nanoseconds per call of half a send queue.
+/// Returns nanoseconds per call for half a send queue.
 fn post_one_by_one(bench: &mut Bench<'_>) -> Result<f64, PerfError> {
     let (end, remote) = bench.driver()?;
     let to = remote.sink.at(0);
@@ -116,7 +115,7 @@ fn per_call(elapsed: Duration) -> f64 {
     elapsed.as_secs_f64() * 1e9 / f64::from(RUN)
 }
 
-/// The median of as many runs as fit a round.
+/// Returns the median of as many runs as fit a round.
 fn median(
     amount: Amount,
     mut run: impl FnMut() -> Result<f64, PerfError>,
@@ -135,7 +134,7 @@ fn median(
     }
 }
 
-/// Of the send queue.
+/// Depth of the send queue.
 const DEPTH: u32 = 1024;
 /// Calls in a run.
 const RUN: u32 = DEPTH / 2;

@@ -20,17 +20,17 @@ use super::neighbours::{NeighbourOptions, neighbours};
 use super::peer::{Peer, open, peer_program, serve, serve_hosts, serve_relay};
 use super::report::{Measure, Report, Row, daemon_in_words};
 use super::scale::{ScaleOptions, scale};
-use super::smoke::{SmokeOptions, complaint, smoke};
+use super::smoke::{SmokeOptions, failure_message, smoke};
 use super::spec::{Flow, Op, Spec, Wait};
 use super::table::parse_bytes;
 use crate::cli;
 use crate::endpoint::Endpoint;
 
-/// How fast the RNIC is, beside raw TCP and memcpy measured in the same run.
+/// Measures the RNIC, and raw TCP and memcpy in the same run.
 ///
-/// Starts a second process; both use the daemon that RNIC_SOCKET or --socket names. With
-/// --peer-socket the second one uses another daemon, and the two daemons talk TCP. Between two
-/// hosts: `rnic-perf serve` on one, `bw`, `lat` or `rate` with --to HOST on the other.
+/// Starts a second process; both use the daemon at RNIC_SOCKET or --socket. With --peer-socket the
+/// second process uses another daemon, and the two daemons communicate over TCP.
+/// Between two hosts: `rnic-perf serve` on one, `bw`, `lat` or `rate` with --to HOST on the other.
 ///
 /// Exit codes: 0 everything was measured; 1 something failed; 2 wrong usage.
 #[derive(Debug, Parser)]
@@ -42,35 +42,35 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Bandwidth of a stream, against a raw TCP stream and memcpy.
+    /// Bandwidth of a stream, compared with a raw TCP stream and memcpy.
     Bw {
-        /// What carries the bytes.
+        /// Operation.
         #[arg(long, value_delimiter = ',', default_value = "write")]
         op: Vec<Op>,
         /// Bytes per message.
         #[arg(long, value_parser = bytes_u32, default_value = "1MiB")]
         size: u32,
-        /// Requests outstanding.
+        /// Outstanding requests.
         #[arg(long, default_value_t = 16)]
         depth: u32,
-        /// Requests per post, of which the last one is signaled [default: a quarter of --depth].
+        /// Requests per post, of which the last is signaled [default: a quarter of --depth].
         #[arg(long)]
         batch: Option<u32>,
-        /// Memory that messages go through at each end of RDMA, TCP and memcpy: one message, as
-        /// UCX and libfabric measure, if it is no more than --size.
+        /// Memory used by the messages at each end of RDMA, TCP and memcpy: one message, as in UCX
+        /// and libfabric, if it is no more than --size.
         #[arg(long, value_parser = parse_bytes, default_value = "64MiB")]
         working_set: u64,
-        /// Look for completions all the time instead of sleeping after 50 us without any. Whoever
-        /// sleeps has to be woken by the daemon; whoever looks takes a CPU.
+        /// Poll for completions instead of sleeping after 50 us without any. The daemon must wake a
+        /// process that sleeps; a process that polls occupies a CPU.
         #[arg(long)]
         polled: bool,
         #[command(flatten)]
         common: Common,
     },
-    /// Latency of a ping-pong, against a blocking raw TCP ping-pong.
+    /// Latency of a ping-pong, compared with a raw TCP ping-pong.
     Lat {
-        /// What carries the ball. The peer of a Write looks at its memory; a Read or a FetchAdd is
-        /// measured from post to completion.
+        /// Operation. The peer of a Write polls its memory; a Read or a FetchAdd is measured from
+        /// post to completion.
         #[arg(long, value_delimiter = ',', default_value = "send")]
         op: Vec<Op>,
         /// Bytes per message.
@@ -82,18 +82,18 @@ enum What {
         #[command(flatten)]
         common: Common,
     },
-    /// Rate of small messages posted in batches, against one TCP write per message.
+    /// Rate of small messages posted in batches, compared with one TCP write per message.
     Rate {
-        /// What carries the messages.
+        /// Operation.
         #[arg(long, value_delimiter = ',', default_value = "write")]
         op: Vec<Op>,
         /// Bytes per message.
         #[arg(long, value_parser = bytes_u32, default_value = "8")]
         size: u32,
-        /// Requests outstanding per QP.
+        /// Outstanding requests per QP.
         #[arg(long, default_value_t = 256)]
         depth: u32,
-        /// Requests per post, of which the last one is signaled.
+        /// Requests per post, of which the last is signaled.
         #[arg(long, default_value_t = 32)]
         batch: u32,
         /// Connected QPs.
@@ -102,107 +102,107 @@ enum What {
         /// QPs with traffic [default: all].
         #[arg(long)]
         active: Option<u32>,
-        /// Memory that messages go through at each end [default: as many as are outstanding].
+        /// Memory used by the messages at each end [default: --size times --depth].
         #[arg(long, value_parser = parse_bytes)]
         working_set: Option<u64>,
         #[command(flatten)]
         common: Common,
     },
-    /// Be the second process for `bw --to`, `lat --to` and `rate --to` of other hosts, one after
-    /// the other. There is no authentication: for networks that are trusted.
+    /// Run the second process for `bw --to`, `lat --to` and `rate --to` on other hosts, for one
+    /// host at a time. There is no authentication: use it in trusted networks only.
     Serve {
-        /// Where to listen: HOST:PORT.
+        /// Address to listen on: HOST:PORT.
         #[arg(default_value = "0.0.0.0:7472", value_parser = Endpoint::parse)]
         address: Endpoint,
-        /// Control socket of the daemon [default: RNIC_SOCKET, else where daemons usually listen].
+        /// Control socket of the daemon [default: RNIC_SOCKET, or the daemon's default path].
         #[arg(long)]
         socket: Option<PathBuf>,
     },
-    /// Every row of the table of design goals, with private daemons in each configuration.
+    /// All design goals, measured with private daemons in each configuration.
     All {
-        /// The rnicd to start [default: the one beside this program].
+        /// Path of rnicd [default: in the folder of this program].
         #[arg(long)]
         rnicd: Option<PathBuf>,
         /// QPs of a daemon in the rows about many QPs.
         #[arg(long, default_value_t = 10_000)]
         qps: u32,
-        /// Only with daemons of which this is said, as in "direct" or "tcp: 2 daemons, CRC on".
+        /// Only daemons whose title contains this, such as "direct" or "tcp: 2 daemons, CRC on".
         #[arg(long, default_value = "")]
         only: String,
         #[command(flatten)]
         rounds: Rounds,
     },
-    /// What grows with idle objects: a Write beside many QPs, regions and sessions, connecting
-    /// beside many connections; and two workers against one. Private daemons.
+    /// Costs that grow with idle objects: a Write beside many QPs, regions and sessions, and
+    /// connecting beside many connections; also two workers compared with one. Private daemons.
     Scale {
-        /// The rnicd to start [default: the one beside this program].
+        /// Path of rnicd [default: in the folder of this program].
         #[arg(long)]
         rnicd: Option<PathBuf>,
-        /// Most QPs of a daemon; ten times as many regions, a tenth as many sessions.
+        /// Maximum QPs of a daemon; ten times as many regions, a tenth as many sessions.
         #[arg(long, default_value_t = MOST_QPS, value_parser = clap::value_parser!(u32).range(QPS))]
         qps: u32,
-        /// Only parts of which this is said: "qps", "regions", "sessions", "connections",
+        /// Only parts whose title contains this: "qps", "regions", "sessions", "connections" or
         /// "workers", as in "qps, direct" or "tcp".
         #[arg(long, default_value = "")]
         only: String,
         #[command(flatten)]
         rounds: Rounds,
     },
-    /// Latency of a ping-pong while another user's program (root: as uid 65534) writes 1 MiB
-    /// messages as fast as it can, by one worker and by two. Private daemons.
+    /// Latency of a ping-pong while a program of another user (as root: uid 65534) writes 1 MiB
+    /// messages as fast as it can, with one worker and with two. Private daemons.
     Neighbours {
-        /// The rnicd to start [default: the one beside this program].
+        /// Path of rnicd [default: in the folder of this program].
         #[arg(long)]
         rnicd: Option<PathBuf>,
-        /// Only with daemons of which this is said, as in "direct" or "one worker".
+        /// Only daemons whose title contains this, such as "direct" or "one worker".
         #[arg(long, default_value = "")]
         only: String,
         #[command(flatten)]
         rounds: Rounds,
     },
-    /// Whether anything is much slower than it should be, in half a minute, for CI. Private
-    /// daemons.
+    /// Detect large slowdowns in half a minute, for CI. Private daemons.
     ///
-    /// A handful of ratios with generous bounds. What misses is measured again, up to two times;
-    /// exit code 1 if it misses each time.
+    /// Measures a few ratios with generous bounds. A ratio that misses its bound is measured again,
+    /// up to two times. Exit code 1 if it misses each time.
     Smoke {
-        /// The rnicd to start [default: the one beside this program].
+        /// Path of rnicd [default: in the folder of this program].
         #[arg(long)]
         rnicd: Option<PathBuf>,
-        /// How long a round of each subject is.
+        /// Length of a round of each subject.
         #[arg(long, default_value = "0.15", value_parser = seconds)]
         seconds: Duration,
-        /// Print every figure, the parameters and the machine as JSON.
+        /// Print all results, the parameters and the machine as JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Beside other people's benchmarks (ucx_perftest, fi_pingpong), run in turn with ours.
+    /// Compare with benchmarks of other projects (ucx_perftest, fi_pingpong), run in turn with
+    /// ours.
     Compare {
-        /// The rnicd to start [default: the one beside this program].
+        /// Path of rnicd [default: in the folder of this program].
         #[arg(long)]
         rnicd: Option<PathBuf>,
         /// Bytes per message [default: from 8 to 1MiB].
         #[arg(long, value_delimiter = ',', value_parser = bytes_u32)]
         sizes: Vec<u32>,
-        /// Only what has one of these in its title, as in "tcp path" or "send, bandwidth".
+        /// Only comparisons whose title contains this, such as "tcp path" or "send, bandwidth".
         #[arg(long, default_value = "")]
         only: String,
-        /// Write plots of latency and bandwidth by size into this folder.
+        /// Folder for plots of latency and bandwidth by size.
         #[arg(long)]
         svg: Option<PathBuf>,
         #[command(flatten)]
         rounds: Rounds,
     },
-    /// The second process; started by the first one.
+    /// The second process; started by the first.
     #[command(hide = true)]
     Peer {
         #[arg(long)]
         socket: Option<PathBuf>,
     },
-    /// The second process of a relay; started by the first one.
+    /// The second process of a relay; started by the first.
     #[command(hide = true)]
     Relay,
-    /// Traffic of another program; started by the first one.
+    /// Traffic of another program; started by the first.
     #[command(hide = true)]
     Load {
         #[arg(long)]
@@ -214,44 +214,43 @@ enum What {
 
 #[derive(Clone, Debug, Args)]
 struct Common {
-    /// Control socket of the daemon [default: RNIC_SOCKET, else where daemons usually listen].
+    /// Control socket of the daemon [default: RNIC_SOCKET, or the daemon's default path].
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Control socket of the peer's daemon [default: the same daemon].
     #[arg(long)]
     peer_socket: Option<PathBuf>,
-    /// The host where `rnic-perf serve` runs: HOST or HOST:PORT; the port is 7472 otherwise.
+    /// The host that runs `rnic-perf serve`: HOST or HOST:PORT [default port: 7472].
     #[arg(long, value_name = "HOST", conflicts_with = "peer_socket", value_parser = host)]
     to: Option<Endpoint>,
     /// Messages or round trips per round, instead of a time.
     #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
-    /// QPs that are wired by hand, against QPs that connect.
+    /// Measure RC QPs of the RoCE device, compared with QPs of the iWARP device.
     #[arg(long)]
-    wired: bool,
+    rc: bool,
     #[command(flatten)]
     rounds: Rounds,
 }
 
 #[derive(Clone, Debug, Args)]
 struct Rounds {
-    /// How long a round of RDMA, TCP or memcpy is.
+    /// Length of a round of RDMA, TCP or memcpy.
     #[arg(long, default_value = "0.5", value_parser = seconds)]
     seconds: Duration,
-    /// Rounds; the median counts.
+    /// Number of rounds; the result is the median.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Print every figure, the parameters and the machine as JSON.
+    /// Print all results, the parameters and the machine as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// `rnic-perf`: reads the command line, measures, prints. The exit code tells whether everything
-/// could be measured.
+/// Runs `rnic-perf`. The exit code is 0 only if everything was measured.
 pub fn main() -> ExitCode {
     let done = match Arguments::parse().what {
         What::Peer { socket } => {
-            // The driver has been told what was wrong.
+            // The driver has already received the error.
             return serve(socket.as_deref()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
         }
         What::Relay => {
@@ -277,25 +276,25 @@ pub fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {
-            cli::complain("rnic-perf", e);
+            cli::print_error("rnic-perf", e);
             ExitCode::FAILURE
         }
     }
 }
 
-/// A line that changes while a measurement runs; none if nobody watches.
+/// Returns a status line for the terminal; hidden if standard error is not a terminal.
 pub fn progress_line() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let line = ProgressBar::new_spinner();
-    // Changed only by messages: a thread that draws would disturb what is measured.
+    // Drawn only on messages: a drawing thread would disturb the measurement.
     line.with_style(
         ProgressStyle::with_template("{msg}").unwrap_or(ProgressStyle::default_spinner()),
     )
 }
 
-/// What `bw`, `lat` or `rate` measure.
+/// Parameters of `bw`, `lat` or `rate`.
 #[derive(Debug)]
 struct Run {
     kind: Measure,
@@ -340,8 +339,8 @@ impl Run {
                 return Err(PerfError::Arguments("measures no single operation".to_owned()));
             }
         };
-        let wired = common.wired;
-        let specs: Vec<_> = specs.into_iter().map(|spec| Spec { wired, ..spec }).collect();
+        let rc = common.rc;
+        let specs: Vec<_> = specs.into_iter().map(|spec| Spec { rc, ..spec }).collect();
         specs.iter().try_for_each(Spec::check)?;
         Ok(Run { kind, specs, common })
     }
@@ -358,7 +357,7 @@ impl Run {
             daemons += &daemon_in_words(&open(Some(other))?.status()?);
         }
         if let Some(host) = to {
-            daemons += &format!(" and that of {host}");
+            daemons += &format!(" and the daemon of {host}");
         }
         let mut peer = match to {
             Some(host) => Peer::connect(host)?,
@@ -390,7 +389,7 @@ fn run_all(
     only: &str,
     rounds: &Rounds,
 ) -> Result<bool, PerfError> {
-    let rows = with_daemons(rnicd, rounds, all_of_it, |rnicd, amount, progress| {
+    let rows = with_daemons(rnicd, rounds, render_all, |rnicd, amount, progress| {
         all(&AllOptions { rnicd, qps, only, amount, rounds: rounds.rounds }, progress)
     })?;
     Ok(rows.iter().all(|row| row.failure.is_none()))
@@ -402,7 +401,7 @@ fn run_scale(
     only: &str,
     rounds: &Rounds,
 ) -> Result<bool, PerfError> {
-    let rows = with_daemons(rnicd, rounds, all_of_it, |rnicd, amount, progress| {
+    let rows = with_daemons(rnicd, rounds, render_all, |rnicd, amount, progress| {
         let options = ScaleOptions { rnicd, qps, only, amount, rounds: rounds.rounds };
         scale(&options, progress)
     })?;
@@ -410,7 +409,7 @@ fn run_scale(
 }
 
 fn run_neighbours(rnicd: Option<PathBuf>, only: &str, rounds: &Rounds) -> Result<bool, PerfError> {
-    let rows = with_daemons(rnicd, rounds, all_of_it, |rnicd, amount, progress| {
+    let rows = with_daemons(rnicd, rounds, render_all, |rnicd, amount, progress| {
         neighbours(&NeighbourOptions { rnicd, only, amount, rounds: rounds.rounds }, progress)
     })?;
     Ok(rows.iter().all(|row| row.failure.is_none()))
@@ -420,13 +419,13 @@ fn run_smoke(rnicd: Option<PathBuf>, rounds: &Rounds) -> Result<bool, PerfError>
     let rows = with_daemons(rnicd, rounds, Report::render_summary, |rnicd, amount, progress| {
         Ok(smoke(&SmokeOptions { rnicd, amount, rounds: rounds.rounds }, progress))
     })?;
-    let complaints: Vec<String> = rows.iter().filter_map(complaint).collect();
-    complaints.iter().for_each(|complaint| cli::complain("rnic-perf", complaint));
-    Ok(complaints.is_empty())
+    let failures: Vec<String> = rows.iter().filter_map(failure_message).collect();
+    failures.iter().for_each(|failure_message| cli::print_error("rnic-perf", failure_message));
+    Ok(failures.is_empty())
 }
 
-/// Each row as a table, then all as one.
-fn all_of_it(report: &Report) -> String {
+/// Renders each row as a table, then all rows as one.
+fn render_all(report: &Report) -> String {
     report.render() + "\n" + &report.render_summary()
 }
 
@@ -460,7 +459,8 @@ fn run_compare(
     let rnicd = daemon::find(rnicd)?;
     let machine = Machine::this();
     let sizes = if sizes.is_empty() { &SIZES } else { sizes };
-    let (time, rounds_of) = (rounds.seconds, rounds.rounds);
+    let time = rounds.seconds;
+    let rounds_of = rounds.rounds;
     let options = CompareOptions { rnicd: &rnicd, sizes, only, time, rounds: rounds_of };
     let compared = compare(&options, &mut |what| line.set_message(what.to_owned()))?;
     line.finish_and_clear();
@@ -481,25 +481,26 @@ fn print(
     json: bool,
     render: impl FnOnce(&Report) -> String,
 ) -> Result<(), PerfError> {
-    let text = match json {
-        true => serde_json::to_string_pretty(report)
-            .map_err(|e| PerfError::Arguments(format!("a report that is no JSON: {e}")))?,
-        false => render(report),
+    let text = if json {
+        serde_json::to_string_pretty(report)
+            .map_err(|e| PerfError::Arguments(format!("cannot write the report as JSON: {e}")))?
+    } else {
+        render(report)
     };
-    cli::say(text.trim_end()).map_err(PerfError::io("printing"))
+    cli::print_line(text.trim_end()).map_err(PerfError::io("printing"))
 }
 
-/// QPs of a daemon that leave descriptors for all else.
+/// Maximum QPs of a daemon, which leaves descriptors for everything else.
 const MOST_QPS: u32 = 10_000;
 const QPS: std::ops::RangeInclusive<i64> = 10..=MOST_QPS as i64;
-/// Of the smoke test.
+/// Rounds of the smoke test.
 const SMOKE_ROUNDS: u32 = 3;
 
 fn bytes_u32(text: &str) -> Result<u32, String> {
-    u32::try_from(parse_bytes(text)?).map_err(|_| "is more than 4 GiB".to_owned())
+    u32::try_from(parse_bytes(text)?).map_err(|_| "must be less than 4 GiB".to_owned())
 }
 
-/// A host with the port of `serve` unless there is another one.
+/// Parses a host, with the default port of `serve` if it has none.
 fn host(text: &str) -> Result<Endpoint, String> {
     Endpoint::parse(text).or_else(|_| Endpoint::parse(&format!("{text}:7472")))
 }
@@ -540,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn several_operations_are_measured_one_after_the_other() {
+    fn several_operations_make_several_specs() {
         let ops: Vec<_> = run("rate --op send,write,read,fetch-add")
             .unwrap()
             .specs
@@ -551,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_a_port_of_its_own_or_the_usual_one() {
+    fn a_host_has_a_default_port() {
         for (text, said) in
             [("host", "host:7472"), ("192.0.2.7:5", "192.0.2.7:5"), ("[::1]", "[::1]:7472")]
         {
@@ -560,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_name() {
+    fn invalid_options_are_named() {
         for (line, said) in [
             ("bw --size 0", "--size"),
             ("bw --op fetch-add", "--size 8"),

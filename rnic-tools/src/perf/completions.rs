@@ -1,4 +1,4 @@
-//! Waiting for completions and for words in memory, in the three ways that are compared.
+//! Three ways of waiting for completions, and polling for a value in memory.
 
 use std::time::{Duration, Instant};
 
@@ -8,19 +8,19 @@ use super::error::PerfError;
 use super::machine::cpus;
 use super::spec::Wait;
 
-/// A CQ, how its completions are awaited, and those that were taken last.
+/// A CQ, its way of waiting, and the completions polled last.
 pub struct Completions {
     cq: Cq,
     channel: CompletionChannel,
     wait: Wait,
     cpus: usize,
-    /// It was armed for a sleep that was not needed: its event is still to come.
+    /// The CQ was armed without a sleep, so one event must be skipped.
     stray: bool,
     taken: Box<[Completion]>,
 }
 
 impl Completions {
-    /// A CQ of at least `entries` entries.
+    /// Creates a CQ with at least `entries` entries.
     pub fn new(context: &Context, entries: u32, wait: Wait) -> Result<Self, PerfError> {
         let channel = context.create_completion_channel()?;
         let cq = context.create_cq(entries, Some(&channel))?;
@@ -32,13 +32,14 @@ impl Completions {
         &self.cq
     }
 
-    /// At least one completion. A failed request is an error.
+    /// Waits for at least one completion. A failed request is an error.
     #[inline]
     pub fn next(&mut self) -> Result<&[Completion], PerfError> {
         let n = match self.wait {
             Wait::Polled => {
-                let (cq, taken) = (&self.cq, &mut self.taken);
-                look(self.cpus, || {
+                let cq = &self.cq;
+                let taken = &mut self.taken;
+                poll_until(self.cpus, || {
                     let n = cq.poll(taken)?;
                     Ok((n > 0).then_some(n))
                 })?
@@ -52,7 +53,7 @@ impl Completions {
         }
     }
 
-    /// As event-driven programs do: arm, look once more, sleep (`ibv_get_cq_event(3)`).
+    /// Waits as event-driven programs do: arm, poll again, sleep (`ibv_get_cq_event(3)`).
     fn sleep(&mut self) -> Result<usize, PerfError> {
         loop {
             let n = self.cq.poll(&mut self.taken)?;
@@ -68,8 +69,8 @@ impl Completions {
                 self.stray = true;
                 return Ok(n);
             }
-            // Without a deadline that is one system call. A peer that is gone ends its connection,
-            // which completes what is posted.
+            // Without a deadline this is a single system call. If the peer is gone, its connection
+            // ends, which completes the posted requests.
             self.channel.recv(None)?;
         }
     }
@@ -83,18 +84,18 @@ impl Completions {
     }
 }
 
-/// Waits until the word at `offset` is `wanted`, as the peer of a Write does.
+/// Polls until the word at `offset` is `wanted`, like the peer of a Write.
 pub fn await_word(mr: &Mr, offset: u64, wanted: u64) -> Result<(), PerfError> {
-    look(cpus(), || Ok((mr.load_u64(offset)? == wanted).then_some(())))
+    poll_until(cpus(), || Ok((mr.load_u64(offset)? == wanted).then_some(())))
 }
 
-/// Looks until there is something, with yields but no sleep between.
+/// Calls `find` until it returns a value, with yields but without sleeping.
 #[inline]
-pub fn look<T>(
+pub fn poll_until<T>(
     cpus: usize,
     mut find: impl FnMut() -> Result<Option<T>, PerfError>,
 ) -> Result<T, PerfError> {
-    let mut spins = if cpus > LOOKERS { SPINS } else { 0 };
+    let mut spins = if cpus > POLLERS { SPINS } else { 0 };
     let start = Instant::now();
     loop {
         if let Some(found) = find()? {
@@ -115,12 +116,12 @@ fn stuck(what: &'static str) -> PerfError {
     PerfError::Stuck { what, seconds: PATIENCE.as_secs() }
 }
 
-/// Looks in a row before the first yield, as many as in `Cq::wait`.
+/// Polls before the first yield, as many as in `Cq::wait`.
 const SPINS: u32 = 100;
-/// The two ends and a worker look for work: on no more CPUs than these, a spin only keeps one of
-/// them from running.
-const LOOKERS: usize = 3;
-/// Completions taken at once.
+/// Number of threads that poll: the two ends and a worker. With no more CPUs than this, spinning
+/// only keeps another one from running.
+const POLLERS: usize = 3;
+/// Maximum number of completions per poll.
 const TAKE: usize = 64;
-/// How long nothing may happen.
+/// Time after which a wait fails.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -1,7 +1,7 @@
-//! The yardsticks without another process: memcpy, and CRC32C of the same bytes.
+//! The yardsticks within one process: memcpy, and CRC32C of the same bytes.
 //!
-//! Both go through memory of the same kind as the measured buffers', pages of a memfd that the
-//! daemon has mapped, too, through a working set of the same size, and in pieces of the same size.
+//! Both use memory of the same kind as the measured buffers (pages of a memfd that the daemon has
+//! mapped too), a working set of the same size, and messages of the same size.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use rnic_client::{Context, Lease};
 use super::error::PerfError;
 use super::spec::Spec;
 
-/// Two working sets of one process.
+/// Two working sets of this process.
 pub struct Copies {
     from: Lease,
     to: Lease,
@@ -19,23 +19,24 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Memory for this measurement, all of it touched.
+    /// Allocates the memory for a measurement and touches all pages.
     pub fn new(context: &Context, spec: &Spec) -> Result<Self, PerfError> {
         let pd = context.open_pd(None)?;
         let len = spec.working_set();
         let memory = || pd.reg_local(len)?.lease(..len);
-        let (mut from, mut to) = (memory()?, memory()?);
+        let mut from = memory()?;
+        let mut to = memory()?;
         touch(&mut from);
         touch(&mut to);
         Ok(Copies { from, to, size: spec.size as usize })
     }
 
-    /// Copies `count` messages from one working set to the other.
+    /// Copies `count` messages from one working set to the other. Returns the time.
     pub fn copy(&mut self, count: u64) -> Duration {
         copy(&self.from, &mut self.to, self.size, count)
     }
 
-    /// Sums up `count` messages as the wire does.
+    /// Computes the CRC32C of `count` messages. Returns the time.
     pub fn sum(&self, count: u64) -> Duration {
         sum(&self.from, self.size, count)
     }
@@ -58,12 +59,12 @@ fn sum(from: &[u8], size: usize, count: u64) -> Duration {
     start.elapsed()
 }
 
-/// The pieces of the working set in turn, without end.
+/// Returns the message slots of the working set in rotation, endlessly.
 fn slots(memory: &[u8], size: usize) -> impl Iterator<Item = usize> + use<> {
     (0..(memory.len() / size).max(1)).cycle()
 }
 
-/// Different bytes everywhere, so that every page is there.
+/// Writes every page, with varying bytes.
 fn touch(memory: &mut [u8]) {
     memory.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
 }

@@ -1,4 +1,4 @@
-//! Private daemons in the configurations that are compared.
+//! Private daemons in the measured configurations.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -11,25 +11,25 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::error::PerfError;
 
-/// What differs from the daemon's defaults.
+/// Settings that differ from the daemon's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// Connections inside the daemon go over TCP, too.
+    /// Even connections within the daemon use TCP.
     pub loopback_tcp: bool,
-    /// Connections over TCP have CRCs (`mpa.crc`).
+    /// TCP connections use CRCs (`mpa.crc`).
     pub crc: bool,
-    /// Most QPs of the daemon and of one session.
+    /// Maximum QPs of the daemon and of a session.
     pub qps: u32,
-    /// Threads that move data (`engine.workers`); `None` leaves it to the daemon.
+    /// Number of workers (`engine.workers`); `None` leaves it to the daemon.
     pub workers: Option<u32>,
-    /// Most sessions of the daemon and of one user.
+    /// Maximum sessions of the daemon and of a user.
     pub sessions: u32,
-    /// Other users than its own may use it.
+    /// Other users may use the daemon.
     pub others: bool,
 }
 
 impl Setup {
-    /// The direct path, checksums elsewhere, few QPs.
+    /// The direct path, with checksums on TCP connections and few QPs.
     pub const DIRECT: Setup = Setup {
         loopback_tcp: false,
         crc: true,
@@ -39,16 +39,16 @@ impl Setup {
         others: false,
     };
 
-    /// The same over TCP.
+    /// The same with all connections over TCP.
     pub const TCP: Setup = Setup { loopback_tcp: true, ..Setup::DIRECT };
 
-    /// Text of the configuration file.
+    /// Returns the text of the configuration file.
     fn config(self) -> String {
         let loopback = if self.loopback_tcp { "tcp" } else { "direct" };
         let Setup { crc, qps, sessions, .. } = self;
         let workers = self.workers.map_or("\"auto\"".to_owned(), |n| n.to_string());
         let mode = if self.others { "0666" } else { "0600" };
-        // How fast connections are made may be what is measured.
+        // Connection rates are unlimited, because some measurements measure them.
         format!(
             "[control]\nmode = \"{mode}\"\n\
              [engine]\nloopback = \"{loopback}\"\nworkers = {workers}\n\
@@ -72,14 +72,14 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `rnicd` and waits until it answers.
+    /// Starts `rnicd` and waits until it accepts sessions.
     pub fn start(rnicd: &Path, setup: Setup) -> Result<Self, PerfError> {
         let folder = tempfile::Builder::new()
             .prefix("rnic-perf-")
             .tempdir()
             .map_err(PerfError::io("making a temporary folder"))?;
         if setup.others {
-            // They have to get to the socket.
+            // Other users must be able to reach the socket.
             fs::set_permissions(folder.path(), Permissions::from_mode(0o711))
                 .map_err(PerfError::io("opening a temporary folder to others"))?;
         }
@@ -91,7 +91,7 @@ impl Daemon {
         let child = Command::new(rnicd)
             .args(["run".as_ref(), "--config".as_ref(), config.as_os_str()])
             .args(["--socket".as_ref(), socket.as_os_str()])
-            // If this program is killed, nobody else stops it.
+            // Stops the daemon if this program is killed.
             .args(["--exit-when-idle", "60s"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -103,7 +103,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Path of the control socket.
+    /// Returns the path of the control socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -117,7 +117,7 @@ impl Daemon {
                 Some(status) => format!("ended with {status}"),
                 None if start.elapsed() > START => format!("does not answer: {e}"),
                 None => {
-                    std::thread::sleep(LOOK);
+                    std::thread::sleep(POLL_INTERVAL);
                     continue;
                 }
             };
@@ -129,9 +129,9 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // In order if it can, so that its socket and its memory go, too.
+        // Tries a graceful stop, so that the daemon removes its socket and shared memory.
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // Fails only if it has ended, which `wait` then tells.
+            // Fails only if the daemon has ended, which `try_wait` reports.
             let _ = kill_process(pid, Signal::TERM);
         }
         let start = Instant::now();
@@ -141,36 +141,35 @@ impl Drop for Daemon {
                 let _ = self.child.wait();
                 return;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
-/// The `rnicd` binary: the one that was named, else the one beside this program.
+/// Returns the path of `rnicd`: `named`, or `rnicd` in the folder of this program.
 pub fn find(named: Option<PathBuf>) -> Result<PathBuf, PerfError> {
     if let Some(path) = named {
         return Ok(path);
     }
     let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
     let beside = own.with_file_name("rnicd");
-    match beside.is_file() {
-        true => Ok(beside),
-        false => Err(PerfError::Arguments(format!(
-            "there is no {}: build it with `cargo build --release -p rnicd`, or name one with \
-             --rnicd",
-            beside.display()
-        ))),
+    if beside.is_file() {
+        return Ok(beside);
     }
+    Err(PerfError::Arguments(format!(
+        "there is no {}: build it with `cargo build --release -p rnicd`, or pass --rnicd PATH",
+        beside.display()
+    )))
 }
 
-/// Connections per second that no limit is to be in the way of.
+/// Connections per second, more than any measurement reaches.
 const RATE: u32 = 1_000_000;
-/// How long a daemon may take to answer.
+/// Time limit for the start of a daemon.
 const START: Duration = Duration::from_secs(10);
-/// How long it may take to stop in order.
+/// Time limit for a graceful stop.
 const STOP: Duration = Duration::from_secs(10);
-/// Between two looks at one that starts or stops.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval between checks of a daemon that starts or stops.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests {
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_binary_is_named_with_the_way_to_get_it() {
+    fn a_missing_binary_is_named() {
         let e = find(None).unwrap_err().to_string();
         assert!(e.contains("--rnicd"), "{e}");
         let e = Daemon::start(Path::new("/nonexistent/rnicd"), Setup::DIRECT).err().unwrap();

@@ -1,8 +1,8 @@
-//! One end of the RDMA connections: memory, queues and the two parts that are played with them.
+//! An end of the RDMA connections: memory, queues, and the roles of driver and peer.
 //!
-//! The driver posts the messages and holds the clock; the peer answers. A stream ends when the
-//! peer has all of it: it acknowledges the end of Writes, and Sends by the credits that also keep
-//! the driver from sending more than the peer has receives for.
+//! The driver posts the messages and measures the time; the peer answers. A stream ends when the
+//! peer has all of it. The peer acknowledges the end of a stream of Writes. For Sends it returns
+//! credits, which also keep the driver from sending more than the peer has receives for.
 
 use std::net::SocketAddr;
 use std::slice::from_ref;
@@ -15,53 +15,53 @@ use rnic_client::{
 
 use super::completions::{Completions, await_word};
 use super::error::PerfError;
+use super::protocol::QpAddress;
 use super::spec::{Flow, INLINE, Op, SMALL_RECEIVES, Spec};
 use super::stats::Times;
-use super::talk::Place;
 
-/// Which process an end belongs to.
+/// The process of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The process that measures the time and tells the other what to do.
+    /// The process that measures the time and sends commands to the other.
     Driver,
-    /// The process that answers the driver.
+    /// The process that follows the driver.
     Peer,
 }
 
-/// The memory of the other end.
+/// Memory of the other end.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteMemory {
-    /// To read from; the driver needs none of the peer's role.
+    /// Region to read from; `None` in the peer, which reads nothing.
     pub source: Option<RemoteMr>,
-    /// Region that this end may write to.
+    /// Region to write to.
     pub sink: RemoteMr,
 }
 
-/// One end of all connections of a measurement.
+/// An end of all connections of a measurement.
 pub struct End {
     role: Role,
     spec: Spec,
-    /// With and without traffic.
+    /// All QPs, with and without traffic.
     qps: Vec<Qp>,
-    /// Positions of those with traffic.
+    /// Indices of the QPs with traffic.
     active: Vec<usize>,
     completions: Completions,
-    /// Where messages come from.
+    /// Source of messages.
     source: Mr,
-    /// Where messages go: what the other end writes or sends.
+    /// Destination of messages: written by the other end, or by receives.
     sink: Mr,
-    /// Where credits and acknowledgements go, 8 bytes each.
+    /// Buffers for credits and acknowledgements, 8 bytes each.
     notes: Mr,
-    /// Receives posted so far, which are spread over the sink.
+    /// Number of receives posted. They use the slots of the sink in rotation.
     posted: u64,
-    /// Balls played so far by Writes.
-    balls: u64,
-    /// Regions that nobody uses.
+    /// Number of ping-pong messages sent by Writes.
+    ping_pongs: u64,
+    /// Unused regions.
     _idle: Vec<Mr>,
 }
 
 impl End {
-    /// Memory and QPs, receives posted, nothing connected.
+    /// Creates memory and QPs, and posts receives. Connects nothing.
     pub fn new(context: &Context, role: Role, spec: &Spec) -> Result<Self, PerfError> {
         let pd = context.open_pd(None)?;
         let memory = |used: bool, access: Access| -> Result<Mr, PerfError> {
@@ -90,7 +90,7 @@ impl End {
             max_send_sge: 1,
             max_recv_sge: 1,
             max_inline: INLINE as u16,
-            kind: if spec.wired { QpType::Wired } else { QpType::Connected },
+            kind: if spec.rc { QpType::Rc } else { QpType::Iwarp },
             ..QpOptions::new(completions.cq())
         };
         let qps = (0..spec.qps).map(|_| pd.create_qp(&options)).collect::<Result<Vec<_>, _>>()?;
@@ -104,7 +104,7 @@ impl End {
             sink,
             notes,
             posted: 0,
-            balls: 0,
+            ping_pongs: 0,
             _idle: idle,
         };
         for at in 0..end.active.len() {
@@ -115,12 +115,12 @@ impl End {
         Ok(end)
     }
 
-    /// What the other end may read, or change.
+    /// Returns the region that the other end may read or change.
     pub fn source(&self) -> RemoteMr {
         self.source.remote()
     }
 
-    /// What the other end may write.
+    /// Returns the region that the other end may write.
     pub fn sink(&self) -> RemoteMr {
         self.sink.remote()
     }
@@ -141,17 +141,18 @@ impl End {
         Ok(())
     }
 
-    /// The QPs, for the other end to be wired to.
-    pub fn places(&self, context: &Context) -> Result<Vec<Place>, PerfError> {
+    /// Returns GID and number of all QPs, for the other end to connect RC QPs to.
+    pub fn places(&self, context: &Context) -> Result<Vec<QpAddress>, PerfError> {
         let gids = context.gids()?;
         let row = gids.first().ok_or_else(|| PerfError::Daemon("has no GID".to_owned()))?;
-        Ok(self.qps.iter().map(|qp| Place { gid: row.gid, qp: qp.id() }).collect())
+        Ok(self.qps.iter().map(|qp| QpAddress { gid: row.gid, qp: qp.id() }).collect())
     }
 
-    /// Wires all QPs by hand, each to the one of the same number.
-    pub fn wire(&self, context: &Context, peers: &[Place]) -> Result<(), PerfError> {
+    /// Connects all RC QPs, each to the peer's QP with the same index.
+    pub fn wire(&self, context: &Context, peers: &[QpAddress]) -> Result<(), PerfError> {
         let device = context.device()?;
-        let (ird, ord) = (device.max_ird.min(WIRED_READS), device.max_ord.min(WIRED_READS));
+        let ird = device.max_ird.min(WIRED_READS);
+        let ord = device.max_ord.min(WIRED_READS);
         let sending = Sending { sq_psn: 0, timeout: 20, retry_count: 7, rnr_retry: 7, ord };
         for ((qp, own), peer) in self.qps.iter().zip(self.places(context)?).zip(peers) {
             qp.to_rtr(&Wiring {
@@ -169,17 +170,17 @@ impl End {
         Ok(())
     }
 
-    /// The first QP with traffic, and where its completions come.
+    /// Returns the first QP with traffic, and its completions.
     pub fn parts(&mut self) -> (&Qp, &mut Completions) {
         (&self.qps[self.active[0]], &mut self.completions)
     }
 
-    /// The path of its connections, in the daemon's words.
+    /// Returns the path of the connections, as the daemon names it.
     pub fn path(&self) -> Result<String, PerfError> {
         Ok(self.active_qp(0).query()?.path)
     }
 
-    /// The driver's part of `count` messages or round trips; notes the times of round trips.
+    /// Runs the driver's part of `count` messages or round trips. Records times of round trips.
     pub fn drive(
         &mut self,
         remote: &RemoteMemory,
@@ -190,44 +191,47 @@ impl End {
         match (self.spec.flow, self.spec.op) {
             (Flow::Stream, _) => return self.stream(remote, count),
             (Flow::PingPong, Op::Read | Op::FetchAdd) => {
-                self.answered_balls(remote, count, times)?
+                self.drive_answered(remote, count, times)?
             }
-            (Flow::PingPong, Op::Send) => self.serve_balls(count, times)?,
-            (Flow::PingPong, Op::Write) => self.write_balls(remote, count, times)?,
+            (Flow::PingPong, Op::Send) => self.drive_ping_pong(count, times)?,
+            (Flow::PingPong, Op::Write) => self.drive_write_ping_pong(remote, count, times)?,
         }
         Ok(start.elapsed())
     }
 
-    /// The peer's part.
+    /// Runs the peer's part.
     pub fn follow(&mut self, remote: &RemoteMemory, count: u64) -> Result<(), PerfError> {
         match (self.spec.flow, self.spec.op) {
             (_, Op::Read | Op::FetchAdd) => Ok(()),
             (Flow::Stream, Op::Send) => self.take_sends(count),
             (Flow::Stream, Op::Write) => self.acknowledge_end(),
-            (Flow::PingPong, Op::Send) => self.return_balls(count),
-            (Flow::PingPong, Op::Write) => self.write_balls_back(remote, count),
+            (Flow::PingPong, Op::Send) => self.follow_ping_pong(count),
+            (Flow::PingPong, Op::Write) => self.follow_write_ping_pong(remote, count),
         }
     }
 
     // Streams.
 
-    /// Posts `count` messages, rounded up to whole batches, as room comes.
+    /// Posts `count` messages, rounded up to whole batches, as slots become free.
     fn stream(&mut self, remote: &RemoteMemory, count: u64) -> Result<Duration, PerfError> {
         let Spec { op, size, slots, batch, depth, .. } = self.spec;
         let local = if op.is_answered() { &self.sink } else { &self.source };
         let place = |slot| local.sge(u64::from(slot) * u64::from(size), size);
         let places: Vec<Sge> = (0..slots).map(place).collect();
         let inline = vec![0x5A; if self.spec.inline() { size as usize } else { 0 }];
-        // Every batch there is, made once: posting is what is measured.
+        // All batches are built in advance, so that only posting is measured.
         let batches = make_batches(&self.spec, remote, &places, &inline)?;
         let window = u64::from(receives(Role::Peer, &self.spec));
         let mut flows = vec![StreamState::default(); self.active.len()];
-        let (mut turn, mut outstanding, mut sent, mut credited) = (0, 0, 0, 0);
+        let mut turn = 0;
+        let mut outstanding = 0;
+        let mut sent = 0;
+        let mut credited = 0;
         let count = self.whole_batches(count);
 
         let start = Instant::now();
         while sent < count || outstanding > 0 {
-            // All the room there is: who waits for a completion after each batch has one under way.
+            // Fills all queues before waiting, so that a batch is in flight during each wait.
             let mut full = 0;
             while full < flows.len() {
                 let flow = &mut flows[turn];
@@ -252,7 +256,7 @@ impl End {
             credited = credited.max(arrived.note);
         }
         match op {
-            // The peer credits the last one when it has come.
+            // The peer sends credit for the last message when it has arrived.
             Op::Send => {
                 while credited < count {
                     credited = credited.max(self.progress(|_| ())?.note);
@@ -264,12 +268,12 @@ impl End {
         Ok(start.elapsed())
     }
 
-    /// Messages in whole batches, at least `count`.
+    /// Rounds `count` up to whole batches.
     fn whole_batches(&self, count: u64) -> u64 {
         count.next_multiple_of(self.spec.batch.into())
     }
 
-    /// Tells the peer on every QP that this was all, and waits until it has heard of all.
+    /// Sends a note on every QP after the last message, and waits until the peer has received them.
     fn end_stream(&mut self) -> Result<(), PerfError> {
         for at in 0..self.active.len() {
             self.send_note(at, 0)?;
@@ -277,7 +281,7 @@ impl End {
         self.progress(|_| ()).map(drop)
     }
 
-    /// The other side of `end_stream`.
+    /// The peer's part of `end_stream`.
     fn acknowledge_end(&mut self) -> Result<(), PerfError> {
         let mut ends = 0;
         while ends < self.active.len() as u64 {
@@ -286,11 +290,12 @@ impl End {
         self.send_note(0, 0)
     }
 
-    /// Takes the Sends of a stream and gives credit for each quarter of the receives.
+    /// Receives the Sends of a stream, and returns credits after each quarter of the receives.
     fn take_sends(&mut self, count: u64) -> Result<(), PerfError> {
         let count = self.whole_batches(count);
         let quarter = u64::from(receives(self.role, &self.spec)) / 4;
-        let (mut taken, mut credited) = (0, 0);
+        let mut taken = 0;
+        let mut credited = 0;
         while taken < count {
             taken += self.progress(|_| ())?.messages;
             if taken - credited >= quarter || taken == count {
@@ -303,10 +308,10 @@ impl End {
 
     // Ping-pong.
 
-    fn serve_balls(&mut self, count: u64, times: &mut Times) -> Result<(), PerfError> {
+    fn drive_ping_pong(&mut self, count: u64, times: &mut Times) -> Result<(), PerfError> {
         let mut then = Instant::now();
         for _ in 0..count {
-            self.send_ball()?;
+            self.send_message()?;
             self.progress(|_| ())?;
             let now = Instant::now();
             times.record(now - then);
@@ -315,25 +320,26 @@ impl End {
         Ok(())
     }
 
-    fn return_balls(&mut self, count: u64) -> Result<(), PerfError> {
+    fn follow_ping_pong(&mut self, count: u64) -> Result<(), PerfError> {
         for _ in 0..count {
             self.progress(|_| ())?;
-            self.send_ball()?;
+            self.send_message()?;
         }
         Ok(())
     }
 
-    fn send_ball(&self) -> Result<(), PerfError> {
+    fn send_message(&self) -> Result<(), PerfError> {
         let size = self.spec.size;
         let place = self.source.sge(0, size);
-        let request = match self.spec.inline() {
-            true => SendRequest::send_inline(0, &[0x5A; INLINE as usize][..size as usize]),
-            false => SendRequest::send(0, from_ref(&place)),
+        let request = if self.spec.inline() {
+            SendRequest::send_inline(0, &[0x5A; INLINE as usize][..size as usize])
+        } else {
+            SendRequest::send(0, from_ref(&place))
         };
         Ok(self.active_qp(0).post_send(&[request])?)
     }
 
-    fn write_balls(
+    fn drive_write_ping_pong(
         &mut self,
         remote: &RemoteMemory,
         count: u64,
@@ -341,9 +347,9 @@ impl End {
     ) -> Result<(), PerfError> {
         let mut then = Instant::now();
         for _ in 0..count {
-            self.balls += 1;
-            self.write_ball(remote)?;
-            await_word(&self.sink, u64::from(self.spec.size) - 8, self.balls)?;
+            self.ping_pongs += 1;
+            self.write_message(remote)?;
+            await_word(&self.sink, u64::from(self.spec.size) - 8, self.ping_pongs)?;
             let now = Instant::now();
             times.record(now - then);
             then = now;
@@ -351,20 +357,24 @@ impl End {
         Ok(())
     }
 
-    fn write_balls_back(&mut self, remote: &RemoteMemory, count: u64) -> Result<(), PerfError> {
+    fn follow_write_ping_pong(
+        &mut self,
+        remote: &RemoteMemory,
+        count: u64,
+    ) -> Result<(), PerfError> {
         for _ in 0..count {
-            self.balls += 1;
-            await_word(&self.sink, u64::from(self.spec.size) - 8, self.balls)?;
-            self.write_ball(remote)?;
+            self.ping_pongs += 1;
+            await_word(&self.sink, u64::from(self.spec.size) - 8, self.ping_pongs)?;
+            self.write_message(remote)?;
         }
         Ok(())
     }
 
-    /// Writes a ball whose last word is its number. The place it comes from is free, because the
-    /// ball before has come back.
-    fn write_ball(&self, remote: &RemoteMemory) -> Result<(), PerfError> {
+    /// Writes a message with its number as the last word. The source buffer is free, because the
+    /// previous message has been answered.
+    fn write_message(&self, remote: &RemoteMemory) -> Result<(), PerfError> {
         let size = self.spec.size as usize;
-        let number = self.balls.to_ne_bytes();
+        let number = self.ping_pongs.to_ne_bytes();
         let mut inline = [0x5A; INLINE as usize];
         let place = self.source.sge(0, self.spec.size);
         let to = remote.sink.at(0);
@@ -378,7 +388,7 @@ impl End {
         Ok(self.active_qp(0).post_send(&[request])?)
     }
 
-    fn answered_balls(
+    fn drive_answered(
         &mut self,
         remote: &RemoteMemory,
         count: u64,
@@ -403,8 +413,8 @@ impl End {
 
     // Receives.
 
-    /// Waits for completions. Says of each send request which QP with traffic it was of, posts a
-    /// receive for each one used up, and returns what they brought.
+    /// Waits for completions. Calls `completed` for each send request with the index of its QP, and
+    /// posts a receive for each completed one. Returns the messages and notes that have arrived.
     fn progress(&mut self, mut completed: impl FnMut(usize)) -> Result<Arrived, PerfError> {
         let mut arrived = Arrived::default();
         let mut used = Vec::new();
@@ -416,7 +426,7 @@ impl End {
                 continue;
             }
             arrived.messages += 1;
-            if !messages_come(self.role, &self.spec) {
+            if !receives_messages(self.role, &self.spec) {
                 let mut bytes = [0; 8];
                 self.notes.read_at(note_place(completion.wr_id), &mut bytes)?;
                 arrived.note = arrived.note.max(u64::from_le_bytes(bytes));
@@ -427,20 +437,21 @@ impl End {
         Ok(arrived)
     }
 
-    /// Sends 8 bytes about other messages.
+    /// Sends an 8-byte note.
     fn send_note(&self, at: usize, number: u64) -> Result<(), PerfError> {
         let bytes = number.to_le_bytes();
         Ok(self.active_qp(at).post_send(&[SendRequest::send_inline(0, &bytes)])?)
     }
 
-    /// Posts a receive on the QP with traffic number `at`.
+    /// Posts a receive on the active QP with index `at`.
     fn post_receive(&mut self, at: usize) -> Result<(), PerfError> {
         let n = self.posted;
         self.posted += 1;
         let size = u64::from(self.spec.size);
-        let place = match messages_come(self.role, &self.spec) {
-            true => self.sink.sge(n % u64::from(self.spec.slots) * size, self.spec.size),
-            false => self.notes.sge(note_place(n), 8),
+        let place = if receives_messages(self.role, &self.spec) {
+            self.sink.sge(n % u64::from(self.spec.slots) * size, self.spec.size)
+        } else {
+            self.notes.sge(note_place(n), 8)
         };
         Ok(self.active_qp(at).post_recv(&[RecvRequest::new(n, from_ref(&place))])?)
     }
@@ -450,25 +461,25 @@ impl End {
     }
 }
 
-/// A QP with traffic, during a stream.
+/// State of a QP with traffic during a stream.
 #[derive(Clone, Copy, Default)]
 struct StreamState {
     /// Requests posted and not completed.
     outstanding: u32,
-    /// Number of its next batch, of those made.
+    /// Index of its next batch.
     next: usize,
 }
 
-/// What came with the completions of one look.
+/// Messages and notes that have arrived.
 #[derive(Clone, Copy, Default)]
 struct Arrived {
-    /// Messages received since the last look.
+    /// Messages received.
     messages: u64,
-    /// The highest note among them.
+    /// The highest note received.
     note: u64,
 }
 
-/// So many regions of one byte each, side by side in one buffer.
+/// Registers `count` regions of one byte each, side by side in one buffer.
 pub fn many_regions(context: &Context, pd: &Pd, count: u32) -> Result<Vec<Mr>, PerfError> {
     let buffer = context.create_shared_buffer(u64::from(count).max(1))?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -476,7 +487,7 @@ pub fn many_regions(context: &Context, pd: &Pd, count: u32) -> Result<Vec<Mr>, P
     (0..u64::from(count)).map(region).collect()
 }
 
-/// Requests for the places in turn, in batches whose last one is signaled.
+/// Builds requests for the slots in rotation, in batches of which the last request is signaled.
 fn make_batches<'a>(
     spec: &Spec,
     remote: &RemoteMemory,
@@ -500,7 +511,7 @@ fn make_batches<'a>(
         };
         Ok(if signaled { request.signaled() } else { request })
     };
-    // Until the places come round, and whole batches.
+    // As many whole batches as cover all slots.
     (0..u64::from(slots.div_ceil(batch)))
         .map(|b| {
             let first = b * u64::from(batch);
@@ -510,27 +521,26 @@ fn make_batches<'a>(
 }
 
 fn readable(remote: &RemoteMemory) -> Result<RemoteMr, PerfError> {
-    remote.source.ok_or_else(|| PerfError::Peer("has nothing to read from".to_owned()))
+    remote.source.ok_or_else(|| PerfError::Peer("has no region to read from".to_owned()))
 }
 
-/// Whether the messages themselves come to the receives of this end, and not notes about them.
-fn messages_come(role: Role, spec: &Spec) -> bool {
+/// Returns true if this end receives the messages themselves, not notes about them.
+fn receives_messages(role: Role, spec: &Spec) -> bool {
     spec.op == Op::Send && (spec.flow == Flow::PingPong || role == Role::Peer)
 }
 
-/// Receives posted per QP with traffic.
+/// Returns the number of receives posted per QP with traffic.
 fn receives(role: Role, spec: &Spec) -> u32 {
-    if messages_come(role, spec) { spec.receives() } else { SMALL_RECEIVES }
+    if receives_messages(role, spec) { spec.receives() } else { SMALL_RECEIVES }
 }
 
-/// Where the note of a receive goes: far more places than notes are under way on one QP, and those
-/// of several QPs all say the same.
+/// Returns the offset of a note's buffer. There are far more buffers than notes in flight on a QP,
+/// and if notes of several QPs share one, they have the same content.
 fn note_place(receive: u64) -> u64 {
     receive % (MEMORY / 8) * 8
 }
 
-/// Reads and atomic operations that may be outstanding on a QP that is wired by hand, if the device
-/// takes as many: as adapters do.
+/// Outstanding Reads and atomics of an RC QP, as on adapters; fewer if the device supports fewer.
 const WIRED_READS: u16 = 16;
-/// Bytes of the memory of an end that has no part in carrying messages, and of the notes.
+/// Size in bytes of the notes, and of a memory region that carries no messages.
 const MEMORY: u64 = 4096;

@@ -1,13 +1,13 @@
-//! Why a measurement could not be made.
+//! Errors of measurements.
 
 use std::io;
 
 use rnic_client::{Error, PostError};
 
-/// Why a measurement could not be made. Whose fault it was stands in the texts.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PerfError {
-    /// The arguments make no sense together.
+    /// The arguments are not valid together.
     #[error("{0}")]
     Arguments(String),
     /// The RNIC's library failed.
@@ -16,9 +16,9 @@ pub enum PerfError {
     /// Nothing has completed for a long time.
     #[error("no {what} for {seconds} s")]
     Stuck {
-        /// What was awaited, in words.
+        /// The awaited event.
         what: &'static str,
-        /// How long was waited, in seconds.
+        /// Time waited, in seconds.
         seconds: u64,
     },
     /// The process at the other end failed.
@@ -27,10 +27,10 @@ pub enum PerfError {
     /// A private daemon could not be used.
     #[error("the private daemon: {0}")]
     Daemon(String),
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// The operation that failed, in words.
+        /// The operation that failed.
         what: &'static str,
         /// The system's error.
         source: io::Error,
@@ -38,7 +38,7 @@ pub enum PerfError {
 }
 
 impl PerfError {
-    /// For `map_err`: the system's error in what was tried.
+    /// Returns a function for `map_err` that adds the failed operation to the system's error.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> PerfError {
         move |source| PerfError::Io { what, source }
     }

@@ -1,4 +1,4 @@
-//! What a daemon takes of the machine: memory, and CPU time while it has nothing to do.
+//! Resources used by a daemon: memory, and CPU time while it is idle.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -8,24 +8,24 @@ use rnic_client::Context;
 use super::error::PerfError;
 use super::machine::{anonymous_memory, cpu_use, tick};
 
-/// Bytes that a daemon has.
+/// Memory of a daemon in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UseOfMemory {
-    /// Anonymous memory, its own alone.
+pub struct MemoryUse {
+    /// Private anonymous memory.
     pub anonymous: u64,
     /// Rings of its clients.
     pub arenas: u64,
 }
 
-impl UseOfMemory {
-    /// Of the daemon of this session.
+impl MemoryUse {
+    /// Returns the memory used by the daemon of this session.
     pub fn of(context: &Context) -> Result<Self, PerfError> {
         let status = context.status()?;
-        Ok(UseOfMemory { anonymous: anonymous_memory(status.pid)?, arenas: status.arena_bytes })
+        Ok(MemoryUse { anonymous: anonymous_memory(status.pid)?, arenas: status.arena_bytes })
     }
 }
 
-/// Milliseconds of CPU time and the thread switches of a daemon that has nothing to do.
+/// Returns milliseconds of CPU time and the thread switches of an idle daemon.
 pub fn idle_cpu(context: &Context) -> Result<(f64, f64), PerfError> {
     let pid = context.status()?.pid;
     sleep(SETTLE);
@@ -37,7 +37,7 @@ pub fn idle_cpu(context: &Context) -> Result<(f64, f64), PerfError> {
     Ok((ticks as f64 * tick().as_secs_f64() * 1e3, switches as f64))
 }
 
-/// How long an idle daemon is watched.
+/// Time for which an idle daemon is observed.
 pub const IDLE: Duration = Duration::from_secs(3);
-/// How long it has to become idle.
+/// Time that a daemon gets to become idle.
 const SETTLE: Duration = Duration::from_millis(500);

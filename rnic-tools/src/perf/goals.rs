@@ -1,27 +1,27 @@
-//! What a measurement is compared with, and what should come of it.
+//! The yardsticks of each measurement, and its design goals.
 
 use super::bench::Subject;
 use super::placement::Placement;
-use super::raw::Manner;
-use super::relay::Seats;
+use super::raw::TcpMode;
+use super::relay::RelayPlacement;
 use super::report::{Goal, Measure};
 use super::spec::{Op, Spec, Wait};
 
-/// What a goal is about: one subject, or whichever of its kind is best on this machine.
+/// Yardstick of a goal: one subject, or the best of a kind on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Yardstick {
-    /// This one.
+    /// This subject.
     Of(Subject),
-    /// The best raw TCP, in whatever way and place.
+    /// The best raw TCP, in any mode and placement.
     BestTcp,
-    /// The best raw TCP that sleeps while it waits.
+    /// The best raw TCP with blocking calls.
     BestBlocking,
     /// The best relay.
     BestRelay,
 }
 
 impl Yardstick {
-    /// Whether a subject is one of these.
+    /// Returns true if the yardstick includes a subject.
     pub fn includes(self, subject: Subject) -> bool {
         match (self, subject) {
             (Yardstick::Of(one), subject) => one == subject,
@@ -34,37 +34,37 @@ impl Yardstick {
     }
 }
 
-/// What a measurement is compared with, behind itself.
+/// Returns the subjects of a measurement, the measured one first.
 pub fn subjects(kind: Measure, spec: &Spec) -> Vec<Subject> {
-    use Subject::{Crc, Memcpy, Placed, Rdma, Reads, Relay, Tcp, Wired};
+    use Subject::{Crc, Memcpy, Placed, Rc, Rdma, Reads, Relay, Tcp};
     let tcp = |polled, placements: &[Placement]| {
-        placements.iter().map(|&placement| Tcp(Manner { polled, placement })).collect::<Vec<_>>()
+        placements.iter().map(|&placement| Tcp(TcpMode { polled, placement })).collect::<Vec<_>>()
     };
     let all = [Placement::Free, Placement::Together, Placement::Apart];
     let pinned = &all[1..];
     let placed = [Placement::Together, Placement::Apart, Placement::WithWorkers];
     let placed = placed.map(Placed).to_vec();
     match (kind, spec.op, spec.wait) {
-        _ if spec.wired => vec![Wired, Rdma],
+        _ if spec.rc => vec![Rc, Rdma],
         (Measure::Bw, ..) => [vec![Rdma], tcp(false, &all), vec![Memcpy, Crc]].concat(),
         (Measure::Lat, _, Wait::Event) => [vec![Rdma], placed, tcp(false, pinned)].concat(),
         (Measure::Lat, ..) => {
-            let relays = Seats::ALL.map(Relay).to_vec();
+            let relays = RelayPlacement::ALL.map(Relay).to_vec();
             [vec![Rdma], placed, tcp(true, pinned), tcp(false, pinned), relays].concat()
         }
-        (_, Op::FetchAdd, _) => vec![Rdma, Reads, Tcp(Manner::BLOCKING)],
+        (_, Op::FetchAdd, _) => vec![Rdma, Reads, Tcp(TcpMode::BLOCKING)],
         _ => [vec![Rdma], tcp(false, &all)].concat(),
     }
 }
 
-/// The subjects that two hosts can measure: without a process between the two ends, and without
-/// CPUs that both share.
+/// Returns the subjects that two hosts can measure: without a process in the middle, and without
+/// CPUs shared by both.
 pub fn between_hosts(subjects: &[Subject]) -> Vec<Subject> {
     let mut all = Vec::new();
     for subject in subjects {
         let subject = match *subject {
             Subject::Relay(_) | Subject::Placed(_) => continue,
-            Subject::Tcp(manner) => Subject::Tcp(Manner { placement: Placement::Free, ..manner }),
+            Subject::Tcp(manner) => Subject::Tcp(TcpMode { placement: Placement::Free, ..manner }),
             other => other,
         };
         if !all.contains(&subject) {
@@ -74,20 +74,21 @@ pub fn between_hosts(subjects: &[Subject]) -> Vec<Subject> {
     all
 }
 
-/// The design goals of a measurement. Whether checksums are on is not known here: the goals are
-/// those with. What is measured against other programs has its goals in `compare`.
+/// Returns the design goals of a measurement with checksums. `compare` has the goals relative to
+/// other programs.
 pub fn goals(kind: Measure, spec: &Spec, path: &str) -> Vec<(Yardstick, Goal)> {
     use Yardstick::{BestBlocking, BestRelay, BestTcp, Of};
     let direct = path == "direct";
     let bulk = spec.size == 1 << 20;
     let small = spec.size == 8;
     match (kind, spec.op) {
-        // What it may cost that completions are acknowledged: 1.3, and 1.1 of a ping-pong.
-        (Measure::Rate, _) if spec.wired && small => {
+        // On RC QPs, acknowledged completions may cost 1.3 times as much, and 1.1 times in a
+        // ping-pong.
+        (Measure::Rate, _) if spec.rc && small => {
             vec![(Of(Subject::Rdma), Goal::AtLeast(0.77))]
         }
-        (Measure::Lat, _) if spec.wired && small => vec![(Of(Subject::Rdma), Goal::AtMost(1.1))],
-        _ if spec.wired => Vec::new(),
+        (Measure::Lat, _) if spec.rc && small => vec![(Of(Subject::Rdma), Goal::AtMost(1.1))],
+        _ if spec.rc => Vec::new(),
         (Measure::Rate, Op::FetchAdd) => vec![(Of(Subject::Reads), Goal::AtLeast(0.6))],
         (Measure::Bw, Op::Write | Op::Read) if direct && bulk => {
             vec![(Of(Subject::Memcpy), Goal::AtLeast(0.95))]
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     fn tcp(polled: bool, placement: Placement) -> Subject {
-        Subject::Tcp(Manner { polled, placement })
+        Subject::Tcp(TcpMode { polled, placement })
     }
 
     #[test]
@@ -120,12 +121,13 @@ mod tests {
 
     #[test]
     fn the_best_is_chosen_among_those_of_its_kind() {
-        let (sleeps, looks) = (tcp(false, Placement::Apart), tcp(true, Placement::Apart));
+        let sleeps = tcp(false, Placement::Apart);
+        let looks = tcp(true, Placement::Apart);
         for (yardstick, subject, included) in [
             (Yardstick::BestTcp, looks, true),
             (Yardstick::BestBlocking, looks, false),
             (Yardstick::BestBlocking, sleeps, true),
-            (Yardstick::BestRelay, Subject::Relay(Seats::Free), true),
+            (Yardstick::BestRelay, Subject::Relay(RelayPlacement::Free), true),
             (Yardstick::BestRelay, sleeps, false),
             (Yardstick::Of(Subject::Memcpy), Subject::Memcpy, true),
             (Yardstick::Of(sleeps), looks, false),
@@ -137,18 +139,18 @@ mod tests {
     #[test]
     fn every_goal_has_its_yardstick_in_the_same_run() {
         let bulk = |op| Spec::new(op, Flow::Stream, 1 << 20).stream(16, 4, 2 << 20);
-        let ball = |wait| Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) };
+        let ping_pong = |wait| Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) };
         let small = |op| Spec::new(op, Flow::Stream, 8).stream(256, 32, 8 * 256);
         let mut with_goals = 0;
         for (kind, spec) in [
             (Measure::Bw, bulk(Op::Write)),
             (Measure::Bw, bulk(Op::Read)),
-            (Measure::Lat, ball(Wait::Polled)),
-            (Measure::Lat, ball(Wait::Event)),
+            (Measure::Lat, ping_pong(Wait::Polled)),
+            (Measure::Lat, ping_pong(Wait::Event)),
             (Measure::Rate, small(Op::Write)),
             (Measure::Rate, small(Op::FetchAdd)),
-            (Measure::Lat, Spec { wired: true, ..ball(Wait::Polled) }),
-            (Measure::Rate, Spec { wired: true, ..small(Op::Write) }),
+            (Measure::Lat, Spec { rc: true, ..ping_pong(Wait::Polled) }),
+            (Measure::Rate, Spec { rc: true, ..small(Op::Write) }),
         ] {
             let subjects = subjects(kind, &spec);
             for path in ["direct", "tcp"] {
@@ -163,10 +165,10 @@ mod tests {
     }
 
     #[test]
-    fn a_polled_ping_pong_has_four_kinds_of_tcp_and_an_event_driven_one_the_two_that_sleep() {
-        let ball = |wait| Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) };
+    fn a_polled_ping_pong_has_four_tcp_subjects() {
+        let ping_pong = |wait| Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) };
         let count = |wait| {
-            let of = subjects(Measure::Lat, &ball(wait));
+            let of = subjects(Measure::Lat, &ping_pong(wait));
             of.iter().filter(|s| Yardstick::BestTcp.includes(**s)).count()
         };
         assert_eq!((count(Wait::Polled), count(Wait::Event)), (4, 2));

@@ -1,8 +1,8 @@
-//! Work for a daemon while something else is measured: a pair of processes of its own that streams
-//! from the moment it is told to until it is told to rest.
+//! Load on a daemon during a measurement: a separate pair of processes that streams until it
+//! receives the command to stop.
 //!
-//! It may be of another user than the one who measures. Its first process is told by the same
-//! messages as a peer, and starts the second one itself.
+//! The processes may run as another user. The first one receives the same kind of messages as a
+//! peer, and starts the second one itself.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -14,17 +14,17 @@ use rnic_client::Context;
 use super::bench::{Amount, Bench, Subject};
 use super::error::PerfError;
 use super::peer::{Peer, load_program, open, peer_program, unexpected};
+use super::protocol::{Command, Reply, read_msg, write_msg};
 use super::site::Site;
 use super::spec::Spec;
-use super::talk::{Command, Reply, hear, say};
 
-/// A running load; ended when dropped.
+/// A running load. Ends when dropped.
 pub struct Load {
     process: Peer,
 }
 
 impl Load {
-    /// Starts its processes as `user`, if one is named, and connects them.
+    /// Starts the processes, as `user` if given, and connects them.
     pub fn start(site: &Site, spec: &Spec, user: Option<u32>) -> Result<Self, PerfError> {
         let program = load_program(site.socket(), site.peer_socket(), user)?;
         let mut process = Peer::start(program)?;
@@ -33,18 +33,18 @@ impl Load {
         Ok(Load { process })
     }
 
-    /// Streams from now on.
+    /// Starts streaming.
     pub fn go(&mut self) -> Result<(), PerfError> {
         self.process.command(&Command::Go)?;
         self.process.await_reply(&Reply::Ready)
     }
 
-    /// Stops. Several are to be told before the first one is asked.
-    pub fn rest(&mut self) -> Result<(), PerfError> {
-        self.process.command(&Command::Rest)
+    /// Stops streaming. With several loads, stop all before the first call of [`rate`](Self::rate).
+    pub fn stop(&mut self) -> Result<(), PerfError> {
+        self.process.command(&Command::Stop)
     }
 
-    /// Messages per second since `go`, after `rest`.
+    /// Returns messages per second between `go` and `stop`.
     pub fn rate(&mut self) -> Result<f64, PerfError> {
         match self.process.reply()? {
             Reply::Streamed { rate } => {
@@ -56,31 +56,31 @@ impl Load {
     }
 }
 
-/// What the first process of a load does: carries out commands from standard input until its end.
-/// Returns an error that has been reported already.
+/// Runs the first process of a load: carries out commands from standard input until its end. The
+/// error returned has already been reported.
 pub fn serve_load(socket: Option<&Path>, peer_socket: Option<&Path>) -> Result<(), PerfError> {
     let mut output = std::io::stdout();
     let served = open(socket)
         .map_err(PerfError::from)
-        .and_then(|context| obey(&context, peer_socket, &mut output));
+        .and_then(|context| carry_out(&context, peer_socket, &mut output));
     if let Err(e) = &served {
-        // Who started this and is gone needs no report.
-        let _ = say(&mut output, &Reply::Failed { why: e.to_string() });
+        // Fails if the parent process is gone, which needs no report.
+        let _ = write_msg(&mut output, &Reply::Failed { why: e.to_string() });
     }
     served
 }
 
-fn obey(
+fn carry_out(
     context: &Context,
     peer_socket: Option<&Path>,
     output: &mut impl Write,
 ) -> Result<(), PerfError> {
-    // What comes while it streams is to be noticed without waiting for it.
-    let (tell, told) = channel();
+    // A separate thread reads commands, so that streaming need not wait for them.
+    let (forward, commands) = channel();
     std::thread::spawn(move || {
-        listen(&mut std::io::stdin().lock(), |heard| tell.send(heard).is_ok())
+        listen(&mut std::io::stdin().lock(), |received| forward.send(received).is_ok())
     });
-    let spec = match next(&told)? {
+    let spec = match next(&commands)? {
         Some(Command::Load { spec }) => spec,
         Some(other) => return Err(unexpected(&other)),
         None => return Ok(()),
@@ -88,26 +88,26 @@ fn obey(
     let mut peer = Peer::start(peer_program(peer_socket)?)?;
     let mut bench = Bench::new(context, &mut peer, &spec, &[Subject::Rdma])?;
     let mut measured = bench.prepare(Subject::Rdma, Amount::Time(PIECE))?;
-    say(output, &Reply::Done)?;
-    while let Some(command) = next(&told)? {
+    write_msg(output, &Reply::Done)?;
+    while let Some(command) = next(&commands)? {
         if !matches!(command, Command::Go) {
             return Err(unexpected(&command));
         }
-        say(output, &Reply::Ready)?;
+        write_msg(output, &Reply::Ready)?;
         measured.rates.rounds.clear();
-        let rest = loop {
+        let stop = loop {
             bench.round(&mut measured)?;
-            match told.try_recv() {
+            match commands.try_recv() {
                 Ok(command) => break command?,
                 Err(TryRecvError::Empty) => {}
-                // Nobody measures any more.
+                // The parent process is gone.
                 Err(TryRecvError::Disconnected) => return Ok(()),
             }
         };
-        match rest {
-            Command::Rest => {
-                say(output, &Reply::Streamed { rate: mean_rate(&measured.rates.rounds) })?;
-                say(output, &Reply::Done)?;
+        match stop {
+            Command::Stop => {
+                write_msg(output, &Reply::Streamed { rate: mean_rate(&measured.rates.rounds) })?;
+                write_msg(output, &Reply::Done)?;
             }
             other => return Err(unexpected(&other)),
         }
@@ -115,28 +115,29 @@ fn obey(
     Ok(())
 }
 
-/// Hears commands until their end, or until nobody wants them.
-fn listen(input: &mut impl BufRead, mut tell: impl FnMut(Result<Command, PerfError>) -> bool) {
-    while let Some(heard) = hear(input).transpose() {
-        let failed = heard.is_err();
-        if !tell(heard) || failed {
+/// Reads commands and passes them to `forward`, until the end of the input or until `forward`
+/// returns false.
+fn listen(input: &mut impl BufRead, mut forward: impl FnMut(Result<Command, PerfError>) -> bool) {
+    while let Some(received) = read_msg(input).transpose() {
+        let failed = received.is_err();
+        if !forward(received) || failed {
             break;
         }
     }
 }
 
-/// The next command; `None` at their end.
-fn next(told: &Receiver<Result<Command, PerfError>>) -> Result<Option<Command>, PerfError> {
-    told.recv().ok().transpose()
+/// Returns the next command, or `None` at the end.
+fn next(commands: &Receiver<Result<Command, PerfError>>) -> Result<Option<Command>, PerfError> {
+    commands.recv().ok().transpose()
 }
 
-/// Of pieces of the same number of messages: the rate of all of them together.
+/// Returns the mean rate over rounds with the same number of messages.
 fn mean_rate(rates: &[f64]) -> f64 {
     let time: f64 = rates.iter().map(|rate| 1.0 / rate).sum();
     rates.len() as f64 / time
 }
 
-/// How long a piece of the stream is; between two, the ends agree that all has come.
+/// Length of a round. Between rounds, both ends wait until everything has arrived.
 const PIECE: Duration = Duration::from_millis(40);
 
 #[cfg(test)]
@@ -144,20 +145,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_of_the_same_size_have_the_rate_of_their_times() {
-        // A second and a third of one for as many messages each.
+    fn the_mean_rate_weighs_the_times() {
+        // One second and a third of a second for the same number of messages.
         assert!((mean_rate(&[1.0, 3.0]) - 1.5).abs() < 1e-9);
     }
 
     #[test]
-    fn commands_are_heard_until_one_makes_no_sense() {
+    fn commands_are_read_until_an_invalid_one() {
         let mut said = Vec::new();
-        listen(&mut &b"\"Go\"\n\"Rest\"\nwhat\n\"Go\"\n"[..], |heard| {
-            said.push(heard.map(|c| format!("{c:?}")).map_err(|e| e.to_string()));
+        listen(&mut &b"\"Go\"\n\"Stop\"\nwhat\n\"Go\"\n"[..], |received| {
+            said.push(received.map(|c| format!("{c:?}")).map_err(|e| e.to_string()));
             true
         });
         assert_eq!(said.len(), 3);
-        assert_eq!((said[0].as_deref(), said[1].as_deref()), (Ok("Go"), Ok("Rest")));
+        assert_eq!((said[0].as_deref(), said[1].as_deref()), (Ok("Go"), Ok("Stop")));
         assert!(said[2].as_ref().unwrap_err().contains("what"));
     }
 }

@@ -1,4 +1,4 @@
-//! Facts about this machine and about processes of it, from `/proc`.
+//! Data about this machine and its processes, from `/proc`.
 
 use std::fs;
 use std::time::Duration;
@@ -9,21 +9,22 @@ use serde::Serialize;
 
 use super::error::PerfError;
 
-/// The machine that the figures are of.
+/// The machine of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
-    /// CPUs this process may use.
+    /// CPUs that this process may use.
     pub cpus: usize,
-    /// Their model; empty if unknown.
+    /// CPU model; empty if unknown.
     pub model: String,
-    /// Release of the kernel; empty if unknown.
+    /// Kernel release; empty if unknown.
     pub kernel: String,
-    /// Part of the CPUs that others used shortly before the first measurement, 0 to 1.
+    /// Share of CPU time used by other programs shortly before the first measurement, 0 to 1.
     pub busy: f64,
 }
 
 impl Machine {
-    /// This one. Watches it for a moment, in which nothing of ours should run.
+    /// Returns the data of this machine. Measures the load for [`MOMENT`], during which our own
+    /// processes must be idle.
     pub fn this() -> Self {
         let before = cpu_times();
         std::thread::sleep(MOMENT);
@@ -41,27 +42,27 @@ impl Machine {
     }
 }
 
-/// CPUs that this thread may run on, at least 1.
+/// Returns the number of CPUs that this thread may run on, at least 1.
 pub fn cpus() -> usize {
     sched_getaffinity(None).map_or(1, |set| set.count().max(1) as usize)
 }
 
-/// Bytes of anonymous memory that a process has, its own alone (`smaps_rollup` of `proc(5)`).
+/// Returns the private anonymous memory of a process in bytes (`smaps_rollup` of `proc(5)`).
 pub fn anonymous_memory(pid: u32) -> Result<u64, PerfError> {
     let text = read(pid, "smaps_rollup")?;
     anonymous(&text).ok_or_else(|| unknown("smaps_rollup"))
 }
 
-/// What a process has used of the CPUs so far.
+/// CPU usage of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuUse {
     /// User and system time, in clock ticks.
     pub ticks: u64,
-    /// Times that its threads have gone to sleep or have been interrupted.
+    /// Context switches of its threads, voluntary and involuntary.
     pub switches: u64,
 }
 
-/// What a process has used of the CPUs so far, all threads that it has now.
+/// Returns the CPU usage of a process so far. `switches` counts only threads that still exist.
 pub fn cpu_use(pid: u32) -> Result<CpuUse, PerfError> {
     let ticks = cpu_ticks(&read(pid, "stat")?).ok_or_else(|| unknown("stat"))?;
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))
@@ -74,21 +75,21 @@ pub fn cpu_use(pid: u32) -> Result<CpuUse, PerfError> {
     Ok(CpuUse { ticks, switches })
 }
 
-/// Keeps this thread on one CPU until it is dropped.
+/// Pins this thread to one CPU until dropped.
 ///
-/// A blocking ping-pong is fast when the scheduler puts both processes on one CPU and slow when
-/// it wakes an idle one for each message: 2.6 and 30 us seen in the same minute.
+/// A blocking ping-pong is fast when the scheduler puts both processes on one CPU, and slow when it
+/// wakes an idle CPU for each message: 2.6 and 30 us were measured within a minute.
 pub struct Pin {
     before: CpuSet,
 }
 
 impl Pin {
-    /// On the first CPU that it may use.
+    /// Pins the thread to the first CPU that it may use.
     pub fn first() -> Result<Self, PerfError> {
         Pin::to(|set| (0..CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu)))
     }
 
-    /// On the last one.
+    /// Pins the thread to the last CPU that it may use.
     pub fn last() -> Result<Self, PerfError> {
         Pin::to(|set| (0..CpuSet::MAX_CPU).rev().find(|cpu| set.is_set(*cpu)))
     }
@@ -107,22 +108,22 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        // It was allowed before; if no longer, the thread stays where it is.
+        // The previous set was allowed. If it no longer is, the thread stays pinned.
         let _ = sched_setaffinity(None, &self.before);
     }
 }
 
-/// Keeps the workers of a daemon on one CPU until it is dropped.
+/// Pins the workers of a daemon to one CPU until dropped.
 pub struct WorkersPin {
     before: Vec<(Pid, CpuSet)>,
 }
 
 impl WorkersPin {
-    /// On the first CPU that this thread may use.
+    /// Pins the workers to the first CPU that this thread may use.
     ///
     /// # Errors
     ///
-    /// The daemon is another user's, or gone.
+    /// Fails if the daemon runs as another user or is gone.
     pub fn first(daemon: u32) -> Result<Self, PerfError> {
         let io = |e: rustix::io::Errno| PerfError::io("choosing the CPU of a worker")(e.into());
         let own = sched_getaffinity(None).map_err(io)?;
@@ -153,28 +154,35 @@ impl Drop for WorkersPin {
     }
 }
 
-/// How long a clock tick is.
+/// Returns the length of a clock tick.
 pub fn tick() -> Duration {
     Duration::from_secs(1) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100)
 }
 
-/// Ticks of all CPUs since boot, idle ones and all; zeros if unknown.
-fn cpu_times() -> (u64, u64) {
+/// Ticks of all CPUs since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct CpuTimes {
+    idle: u64,
+    total: u64,
+}
+
+/// Returns the ticks of all CPUs since boot; zeros if unknown.
+fn cpu_times() -> CpuTimes {
     all_cpu_ticks(&fs::read_to_string("/proc/stat").unwrap_or_default()).unwrap_or_default()
 }
 
-/// The first line of `/proc/stat`: fields 4 and 5 are idle and waiting for a disk, which is idle,
-/// too; from field 9 on, time of guests that is counted elsewhere.
-fn all_cpu_ticks(stat: &str) -> Option<(u64, u64)> {
+/// Parses the first line of `/proc/stat`. Fields 4 and 5 are idle time and I/O wait, which counts
+/// as idle. Fields from 9 on are guest time, which earlier fields include.
+fn all_cpu_ticks(stat: &str) -> Option<CpuTimes> {
     let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().take(8);
     let ticks = fields.map(str::parse).collect::<Result<Vec<u64>, _>>().ok()?;
     let idle = ticks.get(3)?.checked_add(*ticks.get(4)?)?;
-    Some((idle, ticks.iter().sum()))
+    Some(CpuTimes { idle, total: ticks.iter().sum() })
 }
 
-fn busy(before: (u64, u64), after: (u64, u64)) -> f64 {
-    let idle = after.0.saturating_sub(before.0) as f64;
-    let all = after.1.saturating_sub(before.1).max(1) as f64;
+fn busy(before: CpuTimes, after: CpuTimes) -> f64 {
+    let idle = after.idle.saturating_sub(before.idle) as f64;
+    let all = after.total.saturating_sub(before.total).max(1) as f64;
     (1.0 - idle / all).clamp(0.0, 1.0)
 }
 
@@ -184,7 +192,7 @@ fn read(pid: u32, file: &str) -> Result<String, PerfError> {
 }
 
 fn unknown(file: &str) -> PerfError {
-    PerfError::Daemon(format!("its /proc/PID/{file} is not as proc(5) says"))
+    PerfError::Daemon(format!("/proc/PID/{file} does not have the format of proc(5)"))
 }
 
 fn anonymous(smaps_rollup: &str) -> Option<u64> {
@@ -193,8 +201,8 @@ fn anonymous(smaps_rollup: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Fields 14 and 15 of `stat`; the second one is a name that may contain anything but ends with
-/// the last parenthesis.
+/// Parses fields 14 and 15 of `stat`. The second field is a name that may contain any characters
+/// and ends with the last parenthesis.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;
@@ -209,7 +217,7 @@ fn context_switches(status: &str) -> u64 {
     status.lines().filter_map(number).sum()
 }
 
-/// How long others are watched: some 60 ticks of two CPUs.
+/// Duration of the load measurement: about 60 ticks of two CPUs.
 const MOMENT: Duration = Duration::from_millis(300);
 
 #[cfg(test)]
@@ -226,14 +234,16 @@ mod tests {
         assert_eq!(cpu_ticks(stat), Some(42));
         assert_eq!(cpu_ticks("42 (a) S 1"), None);
         let all = "cpu  100 0 50 800 40 5 5 0 0 0\ncpu0 1 2 3\n";
-        assert_eq!(all_cpu_ticks(all), Some((840, 1000)));
-        assert!((busy((840, 1000), (890, 1100)) - 0.5).abs() < 1e-9);
+        let before = CpuTimes { idle: 840, total: 1000 };
+        assert_eq!(all_cpu_ticks(all), Some(before));
+        let after = CpuTimes { idle: 890, total: 1100 };
+        assert!((busy(before, after) - 0.5).abs() < 1e-9);
         let status = "Name:\ta\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t5\n";
         assert_eq!(context_switches(status), 12);
     }
 
     #[test]
-    fn a_pinned_thread_has_one_cpu_and_gets_the_others_back() {
+    fn a_pin_is_undone_when_dropped() {
         let before = cpus();
         let pin = Pin::last().unwrap();
         assert_eq!(cpus(), 1);

@@ -1,7 +1,8 @@
-//! What becomes of a ping-pong while another user's program writes as much as it can.
+//! Latency of a ping-pong while another user's program writes as much as it can.
 //!
-//! Both are clients of the same daemons. The writer is a pair of processes of its own, run as
-//! another user where this one may do so. Each round measures the ping-pong without and with it.
+//! Both are clients of the same daemons. The writer is a separate pair of processes, which runs as
+//! another user if this process is root. Each round measures the ping-pong with and without the
+//! writer.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -13,38 +14,39 @@ use super::bench::{Amount, Bench, Measured, Subject};
 use super::daemon::Setup;
 use super::error::PerfError;
 use super::load::Load;
-use super::only::Only;
+use super::only::TitleFilter;
 use super::report::{Figure, Goal, Measure, Outcome, Row, figure};
 use super::site::{Ends, Site, words};
 use super::spec::{Flow, Op, Spec, Wait};
 use super::stats::Series;
 
-/// Which daemon is measured, and how long.
+/// Options of `rnic-perf neighbours`.
 pub struct NeighbourOptions<'a> {
     /// The daemon's binary.
     pub rnicd: &'a Path,
-    /// Only with daemons of which this is said.
+    /// Selects daemons by a part of their title.
     pub only: &'a str,
-    /// Per round and subject.
+    /// Length of a round of each subject.
     pub amount: Amount,
-    /// Rounds; the median counts.
+    /// Number of rounds; the result is the median.
     pub rounds: u32,
 }
 
-/// Measures both paths, with one worker and with two. What cannot be measured is a row that says
-/// why.
+/// Measures both paths, with one worker and with two. A failed measurement is a row with the
+/// reason.
 pub fn neighbours(
     options: &NeighbourOptions<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, PerfError> {
-    let (mut rows, mut only) = (Vec::new(), Only::new(options.only));
+    let mut rows = Vec::new();
+    let mut only = TitleFilter::new(options.only);
     for (setup, daemons) in [(Setup::DIRECT, 1), (Setup::TCP, 2)] {
         for workers in [1, 2] {
             let setup = Setup { workers: Some(workers), others: true, ..setup };
             let path = if setup.loopback_tcp { "tcp" } else { "direct" };
             let words = words(setup, daemons);
             let title = format!("{path}: {words}");
-            if !only.takes(&title) {
+            if !only.selects(&title) {
                 continue;
             }
             progress(&title);
@@ -72,38 +74,43 @@ fn measure(
     let mut writer = Load::start(&site, &bulk(), user)?;
     let waits = [Wait::Polled, Wait::Event];
     let mut ends = [site.open()?, site.open()?];
-    let mut balls = Vec::new();
+    let mut ping_pongs = Vec::new();
     for (wait, ends) in waits.into_iter().zip(&mut ends) {
-        balls.push(Ball::new(wait, ends, options.amount)?);
+        ping_pongs.push(PingPong::new(wait, ends, options.amount)?);
     }
-    // A round beside the writer has fewer balls if each takes longer.
+    // Beside the writer, each round trip takes longer, so a round has fewer of them.
     writer.go()?;
-    balls.iter_mut().try_for_each(|ball| ball.warm_up_beside(options.amount))?;
-    writer.rest()?;
+    ping_pongs.iter_mut().try_for_each(|ping_pong| ping_pong.warm_up_beside(options.amount))?;
+    writer.stop()?;
     writer.rate()?;
 
     let time = match options.amount {
         Amount::Time(time) => time,
         Amount::Messages(_) => SHORT,
     };
-    let (mut beside, mut alone) = (Series::default(), Series::default());
+    let mut beside = Series::default();
+    let mut alone = Series::default();
     for _ in 0..options.rounds {
-        balls.iter_mut().try_for_each(|ball| ball.bench.round(&mut ball.alone))?;
+        ping_pongs
+            .iter_mut()
+            .try_for_each(|ping_pong| ping_pong.bench.round(&mut ping_pong.alone))?;
         writer.go()?;
-        balls.iter_mut().try_for_each(|ball| ball.bench.round(&mut ball.beside))?;
-        writer.rest()?;
+        ping_pongs
+            .iter_mut()
+            .try_for_each(|ping_pong| ping_pong.bench.round(&mut ping_pong.beside))?;
+        writer.stop()?;
         beside.push(writer.rate()? * BULK);
         writer.go()?;
         sleep(time);
-        writer.rest()?;
+        writer.stop()?;
         alone.push(writer.rate()? * BULK);
     }
 
     let whose = match user {
         Some(_) => "of another user",
-        None => "of the same user, as only root runs programs of others",
+        None => "of the same user, because only root can run programs of other users",
     };
-    let path = balls[0].bench.path().to_owned();
+    let path = ping_pongs[0].bench.path().to_owned();
     let row = |subject: String, kind, spec: &Spec, figures: Vec<Figure>, goal| Row {
         subject,
         manner: String::new(),
@@ -121,15 +128,16 @@ fn measure(
         failure: None,
     };
     let mut rows = Vec::new();
-    for ball in &balls {
-        let how = if ball.spec.wait == Wait::Polled { "polled" } else { "event-driven" };
+    for ping_pong in &ping_pongs {
+        let how = if ping_pong.spec.wait == Wait::Polled { "polled" } else { "event-driven" };
         let named = |what: &str, measured: &Measured| Figure {
             what: what.to_owned(),
-            ..figure(Measure::Lat, &ball.spec, measured)
+            ..figure(Measure::Lat, &ping_pong.spec, measured)
         };
-        let figures = vec![named("beside the writer", &ball.beside), named("alone", &ball.alone)];
+        let figures =
+            vec![named("beside the writer", &ping_pong.beside), named("alone", &ping_pong.alone)];
         let subject = format!("Send 8 B, half round trip, {how}, beside Writes of 1 MiB {whose}");
-        rows.push(row(subject, Measure::Lat, &ball.spec, figures, Some(Goal::AtMost(3.0))));
+        rows.push(row(subject, Measure::Lat, &ping_pong.spec, figures, Some(Goal::AtMost(3.0))));
     }
     let figures = vec![
         Figure::new("beside the ping-pongs", "GB/s", 1, beside),
@@ -140,21 +148,21 @@ fn measure(
     Ok(rows)
 }
 
-/// A ping-pong of one kind.
-struct Ball<'a> {
+/// A ping-pong with one way of waiting.
+struct PingPong<'a> {
     spec: Spec,
     bench: Bench<'a>,
     alone: Measured,
     beside: Measured,
 }
 
-impl<'a> Ball<'a> {
+impl<'a> PingPong<'a> {
     fn new(wait: Wait, ends: &'a mut Ends, amount: Amount) -> Result<Self, PerfError> {
         let spec = Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) };
         let mut bench = Bench::new(&ends.context, &mut ends.peer, &spec, &[Subject::Rdma])?;
         let alone = bench.prepare(Subject::Rdma, amount)?;
         let beside = Measured { count: 0, ..bench.prepare(Subject::Rdma, Amount::Messages(1))? };
-        Ok(Ball { spec, bench, alone, beside })
+        Ok(PingPong { spec, bench, alone, beside })
     }
 
     fn warm_up_beside(&mut self, amount: Amount) -> Result<(), PerfError> {
@@ -163,16 +171,16 @@ impl<'a> Ball<'a> {
     }
 }
 
-/// As much as one connection takes.
+/// Returns the parameters of the writer: as much as one connection can carry.
 fn bulk() -> Spec {
     Spec::new(Op::Write, Flow::Stream, 1 << 20).stream(16, 4, 64 << 20)
 }
 
-/// Gigabytes of a message of the writer.
+/// Gigabytes per message of the writer.
 const BULK: f64 = (1 << 20) as f64 / 1e9;
-/// Who owns nothing.
+/// An unprivileged user.
 const NOBODY: u32 = 65534;
-/// A round of the writer alone, if rounds are counted in messages.
+/// Length of a round of the writer alone, if rounds are counted in messages.
 const SHORT: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -180,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_binary_that_is_no_daemon_is_a_failed_row_for_each_kind() {
+    fn a_wrong_binary_fails_every_kind() {
         let options = NeighbourOptions {
             rnicd: Path::new("/bin/false"),
             only: "",

@@ -1,37 +1,37 @@
-//! Parts that are measured by themselves (`--only`).
+//! Selection of parts by title (`--only`).
 
 use super::error::PerfError;
 
-/// Which parts are wanted, and those that were passed over.
-pub struct Only<'a> {
+/// The selection, and the titles that it skipped.
+pub struct TitleFilter<'a> {
     text: &'a str,
-    passed_over: Vec<String>,
+    skipped: Vec<String>,
     any: bool,
 }
 
-impl<'a> Only<'a> {
-    /// Parts that have this in their title.
+impl<'a> TitleFilter<'a> {
+    /// Selects the parts whose title contains `text`.
     pub fn new(text: &'a str) -> Self {
-        Only { text, passed_over: Vec::new(), any: false }
+        TitleFilter { text, skipped: Vec::new(), any: false }
     }
 
-    /// Whether this one is wanted.
-    pub fn takes(&mut self, title: &str) -> bool {
+    /// Returns true if the part with this title is selected.
+    pub fn selects(&mut self, title: &str) -> bool {
         let wanted = title.contains(self.text);
         self.any |= wanted;
-        if !wanted && !self.passed_over.iter().any(|other| other == title) {
-            self.passed_over.push(title.to_owned());
+        if !wanted && !self.skipped.iter().any(|other| other == title) {
+            self.skipped.push(title.to_owned());
         }
         wanted
     }
 
-    /// That there was one that was.
+    /// Checks that at least one part was selected.
     pub fn check(self) -> Result<(), PerfError> {
         if self.any {
             return Ok(());
         }
-        let titles = self.passed_over.join("\n");
-        Err(PerfError::Arguments(format!("--only {:?} is in none of:\n{titles}", self.text)))
+        let titles = self.skipped.join("\n");
+        Err(PerfError::Arguments(format!("no title contains --only {:?}:\n{titles}", self.text)))
     }
 }
 
@@ -40,13 +40,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_nowhere_is_refused_with_what_there_is() {
-        let mut only = Only::new("tcp");
-        assert!(!only.takes("qps, direct") && only.takes("qps, tcp"));
+    fn an_unknown_title_is_refused() {
+        let mut only = TitleFilter::new("tcp");
+        assert!(!only.selects("qps, direct") && only.selects("qps, tcp"));
         assert!(only.check().is_ok());
-        let mut only = Only::new("udp");
-        assert!(!only.takes("qps, direct") && !only.takes("qps, tcp"));
+        let mut only = TitleFilter::new("udp");
+        assert!(!only.selects("qps, direct") && !only.selects("qps, tcp"));
         let error = only.check().unwrap_err().to_string();
-        assert!(error.contains("--only \"udp\" is in none of:\nqps, direct\nqps, tcp"), "{error}");
+        let expected = "no title contains --only \"udp\":\nqps, direct\nqps, tcp";
+        assert!(error.contains(expected), "{error}");
     }
 }

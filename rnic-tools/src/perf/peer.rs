@@ -1,4 +1,4 @@
-//! The process at the other end: the handle that the driver has, and what runs in it.
+//! The peer process: the driver's handle, and the code that the process runs.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,29 +11,28 @@ use rnic_client::{Context, Error, OpenOptions, RemoteMr};
 
 use super::end::{End, RemoteMemory, Role};
 use super::error::PerfError;
+use super::protocol::{Command, QpAddress, Reply, read_msg, write_msg};
 use super::raw::RawEnd;
 use super::relay::{Member, Page};
 use super::spec::Spec;
-use super::talk::{Command, Place, Reply, hear, say};
 use crate::cli;
 use crate::endpoint::{Endpoint, loopback};
 
-/// A running peer process, or one of another host that [`serve_hosts`] runs. It ends its part when
-/// this is dropped.
+/// A running peer process, on this host or run by [`serve_hosts`] on another. Ends when dropped.
 pub struct Peer {
     process: Process,
     commands: Option<Box<dyn Write + Send>>,
     replies: Box<dyn BufRead + Send>,
 }
 
-/// What runs the peer's part.
+/// The process behind a peer.
 enum Process {
     Child(Child),
     Host(TcpStream),
 }
 
 impl Peer {
-    /// Starts `program`, which must call [`serve`] with nothing else on its standard output.
+    /// Starts `program`, which must call [`serve`] and write nothing else to its standard output.
     pub fn start(mut program: Program) -> Result<Self, PerfError> {
         let mut child = program
             .stdin(Stdio::piped())
@@ -46,7 +45,7 @@ impl Peer {
                 let replies = Box::new(BufReader::new(replies));
                 Ok(Peer { process: Process::Child(child), commands: Some(commands), replies })
             }
-            // Both were asked for.
+            // Both are set to pipes above, so this cannot happen.
             _ => Err(PerfError::Peer("has no standard input or output".to_owned())),
         }
     }
@@ -72,7 +71,7 @@ impl Peer {
     pub fn reach(&self, listener: SocketAddr) -> Result<SocketAddr, PerfError> {
         match &self.process {
             Process::Child(_) => Ok(listener),
-            // With the scope that a link-local address has here.
+            // Keeps the scope of a link-local address on this host.
             Process::Host(stream) => {
                 let mut address =
                     stream.peer_addr().map_err(PerfError::io("finding the peer's address"))?;
@@ -85,21 +84,21 @@ impl Peer {
     /// Sends a command to the peer.
     pub fn command(&mut self, command: &Command) -> Result<(), PerfError> {
         match &mut self.commands {
-            Some(pipe) => say(pipe, command),
+            Some(pipe) => write_msg(pipe, command),
             None => Err(PerfError::Peer("has ended".to_owned())),
         }
     }
 
-    /// The next reply; a failure of the peer is an error here.
+    /// Waits for the next reply. A failure reported by the peer is an error.
     pub fn reply(&mut self) -> Result<Reply, PerfError> {
-        match hear(&mut self.replies)? {
+        match read_msg(&mut self.replies)? {
             Some(Reply::Failed { why }) => Err(PerfError::Peer(why)),
             Some(reply) => Ok(reply),
-            None => Err(PerfError::Peer("ended without a word".to_owned())),
+            None => Err(PerfError::Peer("ended without an error message".to_owned())),
         }
     }
 
-    /// Waits for `Ready` or `Done`, whichever is `wanted`.
+    /// Waits for a reply of the same kind as `wanted`.
     pub fn await_reply(&mut self, wanted: &Reply) -> Result<(), PerfError> {
         match self.reply()? {
             reply if std::mem::discriminant(&reply) == std::mem::discriminant(wanted) => Ok(()),
@@ -107,12 +106,12 @@ impl Peer {
         }
     }
 
-    /// After a failure on this side: ends the peer and adds what it has to say of it.
+    /// Handles a failure on this side: ends the peer, and adds the peer's error to the failure.
     pub fn explain(&mut self, failure: PerfError) -> PerfError {
         self.commands = None;
         let ended = self.process.end();
         loop {
-            match hear(&mut self.replies) {
+            match read_msg(&mut self.replies) {
                 Ok(Some(Reply::Failed { why })) => {
                     return PerfError::Peer(format!("{why} (on this side: {failure})"));
                 }
@@ -129,8 +128,8 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // The end of its commands ends it; if it is stuck in one, the signal does. Neither can fail
-        // in a way that matters now.
+        // The peer exits when its commands end. The signal ends it if it is stuck in a command.
+        // Both may fail if it has already exited.
         self.commands = None;
         match &mut self.process {
             Process::Child(child) => {
@@ -143,16 +142,16 @@ impl Drop for Peer {
 }
 
 impl Process {
-    /// Ends it after its commands have ended. Returns the status of a child that ended by itself.
+    /// Ends the process after its commands have ended. Returns the status of a child that exited.
     fn end(&mut self) -> Option<ExitStatus> {
         match self {
             Process::Child(child) => {
-                // It may be about to end by itself, with a reason that a signal of ours would hide.
+                // The child may exit on its own; an early signal would hide the reason.
                 let start = Instant::now();
                 let mut ended = None;
                 while ended.is_none() && start.elapsed() < GRACE {
                     ended = child.try_wait().ok().flatten();
-                    std::thread::sleep(LOOK);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
                 let _ = child.kill();
                 ended
@@ -166,22 +165,22 @@ impl Process {
     }
 }
 
-/// What a peer process does: carries out commands from standard input until its end. `socket` is
-/// that of its daemon. Returns an error that has been reported to the driver already.
+/// Runs a peer process: carries out commands from standard input until its end. `socket` is the
+/// socket of its daemon. The error returned has already been reported to the driver.
 pub fn serve(socket: Option<&Path>) -> Result<(), PerfError> {
     let served = open(socket).map_err(PerfError::from).and_then(|context| {
         let mut input = std::io::stdin().lock();
         let mut output = std::io::stdout().lock();
-        obey(&context, true, loopback().ip(), &mut input, &mut output)
+        carry_out(&context, true, loopback().ip(), &mut input, &mut output)
     });
     if let Err(e) = &served {
-        // A driver that is gone needs no report.
-        let _ = say(&mut std::io::stdout(), &Reply::Failed { why: e.to_string() });
+        // Fails if the driver is gone, which needs no report.
+        let _ = write_msg(&mut std::io::stdout(), &Reply::Failed { why: e.to_string() });
     }
     served
 }
 
-/// Plays the peer for drivers of other hosts, one after the other. Ends only if it cannot listen
+/// Runs the peer for drivers on other hosts, one after the other. Returns only if it cannot listen
 /// or has no daemon.
 pub fn serve_hosts(socket: Option<&Path>, listen: &Endpoint) -> Result<(), PerfError> {
     open(socket)?;
@@ -189,12 +188,12 @@ pub fn serve_hosts(socket: Option<&Path>, listen: &Endpoint) -> Result<(), PerfE
         |address: SocketAddr| TcpListener::bind(address).map_err(|e| format!("{address}: {e}"));
     let listener = listen.try_each(bind, |_| true).map_err(|e| PerfError::Peer(e.to_string()))?;
     let address = listener.local_addr().map_err(PerfError::io("finding the address"))?;
-    cli::say(format!("listening on {address}")).map_err(PerfError::io("printing"))?;
+    cli::print_line(format!("listening on {address}")).map_err(PerfError::io("printing"))?;
     loop {
         let (stream, driver) = listener.accept().map_err(PerfError::io("accepting a driver"))?;
-        // A driver that fails ends its own measurement only.
+        // A failure only ends the measurement of this driver.
         if let Err(e) = serve_host(socket, &stream) {
-            cli::complain("rnic-perf", format!("{driver}: {e}"));
+            cli::print_error("rnic-perf", format!("{driver}: {e}"));
         }
     }
 }
@@ -202,26 +201,26 @@ pub fn serve_hosts(socket: Option<&Path>, listen: &Endpoint) -> Result<(), PerfE
 fn serve_host(socket: Option<&Path>, stream: &TcpStream) -> Result<(), PerfError> {
     let io = PerfError::io;
     stream.set_nodelay(true).map_err(io("setting TCP_NODELAY"))?;
-    // A silent driver keeps the others waiting.
+    // A silent driver must not block the others.
     stream.set_read_timeout(Some(LONGEST_ROUND)).map_err(io("setting a timeout"))?;
     let ip = stream.local_addr().map_err(io("finding the address"))?.ip();
     let mut output = stream;
-    let served = open(socket)
-        .map_err(PerfError::from)
-        .and_then(|context| obey(&context, false, ip, &mut BufReader::new(stream), &mut output));
+    let served = open(socket).map_err(PerfError::from).and_then(|context| {
+        carry_out(&context, false, ip, &mut BufReader::new(stream), &mut output)
+    });
     if let Err(e) = &served {
-        let _ = say(&mut output, &Reply::Failed { why: e.to_string() });
+        let _ = write_msg(&mut output, &Reply::Failed { why: e.to_string() });
     }
     served
 }
 
-/// Opens the device behind `socket`, or the one that the environment names.
+/// Connects to the daemon at `socket`, or at the default path of the environment.
 pub fn open(socket: Option<&Path>) -> Result<Context, Error> {
     let socket = socket.map(Path::to_path_buf);
     Context::open_with(OpenOptions { socket, ..OpenOptions::default() })
 }
 
-/// The program of the second process.
+/// Returns the command of the second process.
 pub fn peer_program(socket: Option<&Path>) -> Result<Program, PerfError> {
     let mut program = this_program("peer")?;
     if let Some(socket) = socket {
@@ -230,20 +229,20 @@ pub fn peer_program(socket: Option<&Path>) -> Result<Program, PerfError> {
     Ok(program)
 }
 
-/// The program of the second process of a relay.
+/// Returns the command of the second process of a relay.
 pub fn relay_program() -> Result<Program, PerfError> {
     this_program("relay")
 }
 
 fn this_program(part: &str) -> Result<Program, PerfError> {
     let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
-    // A load of another user may run what lies in a folder that is closed to it.
+    // A load of another user may be unable to see the path of the program.
     let mut program = Program::new(if own.exists() { own } else { THIS.into() });
     program.arg(part);
     Ok(program)
 }
 
-/// The program of a load; it is run as that user, if one is named.
+/// Returns the command of a load, run as `user` if given.
 pub fn load_program(
     socket: Option<&Path>,
     peer_socket: Option<&Path>,
@@ -265,14 +264,14 @@ pub fn load_program(
     Ok(program)
 }
 
-/// An error for a message at the wrong time.
+/// Returns the error for an unexpected message.
 pub fn unexpected(message: &impl std::fmt::Debug) -> PerfError {
     PerfError::Peer(format!("did not expect {message:?} now"))
 }
 
-/// Carries out commands until their end, with listeners at `ip`. A driver over TCP may have no
-/// relay, which names a file of this host.
-fn obey(
+/// Carries out commands until their end, with listeners at `ip`. Relay commands are only allowed
+/// for a child, because they name a file of this host.
+fn carry_out(
     context: &Context,
     is_child: bool,
     ip: IpAddr,
@@ -282,11 +281,11 @@ fn obey(
     let mut ends = Vec::new();
     let mut tcp = None;
     let mut page = None;
-    while let Some(command) = hear(input)? {
+    while let Some(command) = read_msg(input)? {
         match command {
             Command::Link { end, spec, sink, places } => {
                 spec.check()?;
-                // First the memory of those before goes.
+                // Frees the memory of earlier ends first.
                 ends.truncate(end);
                 ends.push(link(context, ip, &spec, sink, &places, output)?);
             }
@@ -298,14 +297,14 @@ fn obey(
             Command::Rdma { end, count, placement } => {
                 let (end, remote) = ends.get_mut(end).ok_or_else(|| unexpected(&"Rdma"))?;
                 let _pin = placement.pin_peer()?;
-                say(output, &Reply::Ready)?;
+                write_msg(output, &Reply::Ready)?;
                 End::follow(end, remote, count)?;
             }
             Command::Tcp { count, manner } => {
                 let end = tcp.as_mut().ok_or_else(|| unexpected(&"Tcp"))?;
                 let _pin = manner.placement.pin_peer()?;
-                RawEnd::set_manner(end, manner)?;
-                say(output, &Reply::Ready)?;
+                RawEnd::set_mode(end, manner)?;
+                write_msg(output, &Reply::Ready)?;
                 RawEnd::follow(end, count)?;
             }
             command @ (Command::RelayLink { .. } | Command::Relay { .. }) if is_child => {
@@ -313,33 +312,32 @@ fn obey(
             }
             command => return Err(unexpected(&command)),
         }
-        say(output, &Reply::Done)?;
+        write_msg(output, &Reply::Done)?;
     }
     Ok(())
 }
 
-/// What the second process of a relay does: passes on what it is told to until the end of its
-/// commands.
+/// Runs the second process of a relay: carries out relay commands until their end.
 pub fn serve_relay() -> Result<(), PerfError> {
     let mut input = std::io::stdin().lock();
     let mut output = std::io::stdout().lock();
-    let mut obey = || {
+    let mut carry_out = || {
         let mut page = None;
-        while let Some(command) = hear(&mut input)? {
+        while let Some(command) = read_msg(&mut input)? {
             pass_on(&mut page, Member::Second, command, &mut output)?;
-            say(&mut output, &Reply::Done)?;
+            write_msg(&mut output, &Reply::Done)?;
         }
         Ok(())
     };
-    let served = obey();
+    let served = carry_out();
     if let Err(e) = &served {
-        // A driver that is gone needs no report.
-        let _ = say(&mut output, &Reply::Failed { why: PerfError::to_string(e) });
+        // Fails if the driver is gone, which needs no report.
+        let _ = write_msg(&mut output, &Reply::Failed { why: PerfError::to_string(e) });
     }
     served
 }
 
-/// The commands about a relay.
+/// Carries out a relay command.
 fn pass_on(
     page: &mut Option<Page>,
     member: Member,
@@ -348,10 +346,10 @@ fn pass_on(
 ) -> Result<(), PerfError> {
     match command {
         Command::RelayLink { memory } => *page = Some(Page::open(&memory)?),
-        Command::Relay { count, seats } => {
+        Command::Relay { count, placement } => {
             let page = page.as_ref().ok_or_else(|| unexpected(&"Relay"))?;
-            let _pin = seats.pin(member)?;
-            say(output, &Reply::Ready)?;
+            let _pin = placement.pin(member)?;
+            write_msg(output, &Reply::Ready)?;
             page.follow(member, count)?;
         }
         other => return Err(unexpected(&other)),
@@ -364,20 +362,21 @@ fn link(
     ip: IpAddr,
     spec: &Spec,
     sink: RemoteMr,
-    peers: &[Place],
+    peers: &[QpAddress],
     output: &mut impl Write,
 ) -> Result<(End, RemoteMemory), PerfError> {
     let end = End::new(context, Role::Peer, spec)?;
-    let (source, own) = (end.source(), end.sink());
-    if spec.wired {
+    let source = end.source();
+    let own = end.sink();
+    if spec.rc {
         end.wire(context, peers)?;
         let places = end.places(context)?;
-        say(output, &Reply::Wired { places, source, sink: own })?;
+        write_msg(output, &Reply::Rc { places, source, sink: own })?;
         return Ok((end, RemoteMemory { source: None, sink }));
     }
     let listener = context.listen(SocketAddr::new(ip, 0), BACKLOG)?;
     let address = listener.local_addr();
-    say(output, &Reply::Listening { address, source, sink: own })?;
+    write_msg(output, &Reply::Listening { address, source, sink: own })?;
     end.accept(&listener)?;
     Ok((end, RemoteMemory { source: None, sink }))
 }
@@ -386,22 +385,22 @@ fn raw_link(ip: IpAddr, spec: Spec, output: &mut impl Write) -> Result<RawEnd, P
     let io = PerfError::io;
     let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(io("binding a TCP socket"))?;
     let address = listener.local_addr().map_err(io("the address of a TCP socket"))?;
-    say(output, &Reply::RawListening { address })?;
+    write_msg(output, &Reply::RawListening { address })?;
     let stream: TcpStream = listener.accept().map_err(io("accepting a TCP connection"))?.0;
     RawEnd::new(stream, spec)
 }
 
-/// The program that runs, whoever runs it and wherever it lies.
+/// The running program. This path works without access to the program's folder.
 const THIS: &str = "/proc/self/exe";
-/// How long a peer may take to end after a failure on this side.
+/// Time that a peer gets to exit after a failure on this side.
 const GRACE: Duration = Duration::from_millis(200);
-/// How long a peer on another host may take to say why it failed.
+/// Time that a peer on another host gets to report why it failed.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// How long a driver of another host may say nothing: as long as a round at most.
+/// Time that a driver on another host may send nothing: the longest round.
 const LONGEST_ROUND: Duration = Duration::from_secs(4000);
-/// Between two looks at it.
-const LOOK: Duration = Duration::from_millis(5);
-/// Connections come one at a time.
+/// Interval between checks of an exiting peer.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Connections arrive one at a time.
 const BACKLOG: u32 = 8;
 
 #[cfg(test)]
@@ -415,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_of_the_peer_is_told_here() {
+    fn a_failure_of_the_peer_is_an_error() {
         let mut peer = shell(r#"echo '"Ready"'; echo '{"Failed":{"why":"no daemon"}}'"#);
         peer.await_reply(&Reply::Ready).unwrap();
         let e = peer.await_reply(&Reply::Done).unwrap_err();
@@ -423,13 +422,13 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_peer_is_no_reply() {
+    fn the_end_of_the_peer_is_an_error() {
         let e = shell("exit 3").reply().unwrap_err();
-        assert_eq!(e.to_string(), "the peer process: ended without a word");
+        assert_eq!(e.to_string(), "the peer process: ended without an error message");
     }
 
     #[test]
-    fn a_failure_here_tells_what_the_peer_said_of_it() {
+    fn explain_adds_the_error_of_the_peer() {
         let stuck = || PerfError::Stuck { what: "completion", seconds: 20 };
         // The line is read after the reply before it, so it is there when the peer is killed.
         let mut peer =

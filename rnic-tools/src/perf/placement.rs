@@ -1,29 +1,29 @@
-//! On which CPUs the processes of a yardstick run.
+//! CPU placement of the measured processes.
 //!
-//! On a small machine this decides more than anything else: a blocking ping-pong takes 2.6 us if
-//! both processes share a CPU, and 30 us if the scheduler wakes an idle CPU for each message. So a
-//! yardstick is measured in every placement, and its best one counts.
+//! On a small machine this matters more than anything else: a blocking ping-pong takes 2.6 us if
+//! both processes share a CPU, and 30 us if the scheduler wakes an idle CPU for each message. So
+//! each yardstick is measured in every placement, and the best result is used.
 
 use serde::{Deserialize, Serialize};
 
 use super::error::PerfError;
 use super::machine::{Pin, WorkersPin};
 
-/// Where two processes run.
+/// Placement of two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Placement {
-    /// Where the scheduler puts them.
+    /// Chosen by the scheduler.
     Free,
     /// Both on the first CPU.
     Together,
-    /// The driver on the first CPU, the peer on the last one.
+    /// The driver on the first CPU, the peer on the last.
     Apart,
-    /// Both on the first CPU, and their daemon's workers, too.
+    /// Both on the first CPU, together with the workers of their daemon.
     WithWorkers,
 }
 
 impl Placement {
-    /// Holds this thread, which is the driver's.
+    /// Pins this thread to the driver's CPU.
     pub fn pin_driver(self) -> Result<Option<Pin>, PerfError> {
         match self {
             Placement::Free => Ok(None),
@@ -33,7 +33,7 @@ impl Placement {
         }
     }
 
-    /// Holds this thread, which is the peer's.
+    /// Pins this thread to the peer's CPU.
     pub fn pin_peer(self) -> Result<Option<Pin>, PerfError> {
         match self {
             Placement::Free => Ok(None),
@@ -42,7 +42,7 @@ impl Placement {
         }
     }
 
-    /// Holds the workers of the daemon that both use.
+    /// Pins the workers of the daemon, if the placement includes them.
     pub fn pin_workers(self, daemon: u32) -> Result<Option<WorkersPin>, PerfError> {
         match self {
             Placement::Free | Placement::Together | Placement::Apart => Ok(None),
@@ -50,7 +50,7 @@ impl Placement {
         }
     }
 
-    /// In words that follow the name of a yardstick.
+    /// Returns a suffix for the name of a subject.
     pub fn words(self) -> &'static str {
         match self {
             Placement::Free => "",
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_placed_has_one_cpu_and_the_others_all() {
+    fn a_pinned_process_has_one_cpu() {
         let all = cpus();
         for placement in
             [Placement::Free, Placement::Together, Placement::Apart, Placement::WithWorkers]

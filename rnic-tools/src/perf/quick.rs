@@ -7,19 +7,19 @@ use std::time::Duration;
 use super::bench::{Amount, Bench, Measured, Subject};
 use super::error::PerfError;
 use super::peer::{Peer, open};
-use super::raw::Manner;
+use super::raw::TcpMode;
 use super::spec::{Flow, Op, Spec, Wait};
 
-/// Which daemon is measured, and by which programs.
+/// The daemon to measure, and the program of the second process.
 pub struct QuickOptions<'a> {
-    /// Socket of the daemon; `None` for the one that the environment names.
+    /// Socket of the daemon; `None` for the default path of the environment.
     pub socket: Option<&'a Path>,
-    /// Program and arguments of the second process, which must do nothing but call
-    /// [`serve`](super::serve) with the socket of its daemon.
+    /// Program and arguments of the second process, which must only call [`serve`](super::serve)
+    /// with the socket of its daemon.
     pub peer: Command,
 }
 
-/// What came of it. Medians of three rounds, measured in turn.
+/// Results: medians of three rounds, measured in turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quick {
     /// The path of the connections: `direct` or `tcp`.
@@ -48,19 +48,19 @@ pub fn quick(options: QuickOptions<'_>) -> Result<Quick, PerfError> {
         Ok::<_, PerfError>((measured, bench.path().to_owned()))
     };
     let stream = |op| Spec::new(op, Flow::Stream, CHUNK).stream(DEPTH, DEPTH / 4, WORKING_SET);
-    let tcp = Subject::Tcp(Manner::BLOCKING);
+    let tcp = Subject::Tcp(TcpMode::BLOCKING);
     let (writes, path) = measure(&stream(Op::Write), &[Subject::Rdma, tcp, Subject::Memcpy])?;
     let (reads, _) = measure(&stream(Op::Read), &[Subject::Rdma])?;
-    let ball = Spec { wait: Wait::Polled, ..Spec::new(Op::Send, Flow::PingPong, 8) };
-    let (balls, _) = measure(&ball, &[Subject::Rdma, tcp])?;
+    let ping_pong = Spec { wait: Wait::Polled, ..Spec::new(Op::Send, Flow::PingPong, 8) };
+    let (ping_pongs, _) = measure(&ping_pong, &[Subject::Rdma, tcp])?;
     Ok(Quick {
         path,
         write_bandwidth: bandwidth(&writes, 0),
         read_bandwidth: bandwidth(&reads, 0),
         tcp_bandwidth: bandwidth(&writes, 1),
         memcpy_bandwidth: bandwidth(&writes, 2),
-        latency: half_round_trip(&balls, 0),
-        tcp_latency: half_round_trip(&balls, 1),
+        latency: half_round_trip(&ping_pongs, 0),
+        tcp_latency: half_round_trip(&ping_pongs, 1),
     })
 }
 
@@ -72,7 +72,8 @@ fn half_round_trip(measured: &[Measured], subject: usize) -> Duration {
     Duration::from_secs_f64(measured[subject].medians_us.median().unwrap_or(0.0) / 2e6)
 }
 
-/// Six subjects, each a warm-up of at most a third of this and three rounds: some two seconds.
+/// Six subjects, each with a warm-up of at most a third of a round and three rounds, take about two
+/// seconds.
 const ROUND: Amount = Amount::Time(Duration::from_millis(90));
 const ROUNDS: u32 = 3;
 const CHUNK: u32 = 1 << 20;

@@ -1,6 +1,6 @@
-//! The yardstick of everything that goes between processes: raw TCP between the same two.
+//! The yardstick of communication between processes: raw TCP between the same two processes.
 //!
-//! It goes through a working set of the same size as the RDMA ends' and in pieces of the same size.
+//! It uses a working set and messages of the same sizes as the RDMA ends.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -15,48 +15,48 @@ use super::stats::Times;
 
 /// How raw TCP is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manner {
-    /// Both ends look for what has come, again and again, and never sleep.
+pub struct TcpMode {
+    /// Both ends poll and never sleep.
     pub polled: bool,
-    /// Where both processes run.
+    /// Placement of both processes.
     pub placement: Placement,
 }
 
-impl Manner {
-    /// As most programs do.
-    pub const BLOCKING: Manner = Manner { polled: false, placement: Placement::Free };
+impl TcpMode {
+    /// Blocking, as in most programs.
+    pub const BLOCKING: TcpMode = TcpMode { polled: false, placement: Placement::Free };
 }
 
-/// One end of a raw TCP connection, without delay (`TCP_NODELAY`).
+/// An end of a raw TCP connection with `TCP_NODELAY`.
 pub struct RawEnd {
     stream: TcpStream,
-    /// How it is used just now.
-    manner: Manner,
+    /// Current mode.
+    manner: TcpMode,
     spec: Spec,
-    /// As large as the working set, and at least as one read of small messages.
+    /// At least as large as the working set, and as one read of small messages.
     memory: Vec<u8>,
 }
 
 impl RawEnd {
-    /// For a connection that stands.
+    /// Creates an end of an established connection.
     pub fn new(stream: TcpStream, spec: Spec) -> Result<Self, PerfError> {
         stream.set_nodelay(true).map_err(PerfError::io("TCP_NODELAY"))?;
         let memory = touched(spec.working_set().max(READ_AT_ONCE as u64) as usize);
-        Ok(RawEnd { stream, manner: Manner::BLOCKING, spec, memory })
+        Ok(RawEnd { stream, manner: TcpMode::BLOCKING, spec, memory })
     }
 
-    /// Changes how it is used from now on.
-    pub fn set_manner(&mut self, manner: Manner) -> Result<(), PerfError> {
+    /// Changes the mode.
+    pub fn set_mode(&mut self, manner: TcpMode) -> Result<(), PerfError> {
         self.stream.set_nonblocking(manner.polled).map_err(PerfError::io("O_NONBLOCK"))?;
         self.manner = manner;
         Ok(())
     }
 
-    /// The driver's part: streams `count` messages, or plays so many round trips and notes each.
+    /// Runs the driver's part of `count` messages or round trips. Records times of round trips.
     pub fn drive(&mut self, count: u64, times: &mut Times) -> Result<Duration, PerfError> {
         let start = Instant::now();
         match (self.spec.flow, self.spec.op) {
-            (Flow::PingPong, _) => self.serve_balls(count, times),
+            (Flow::PingPong, _) => self.drive_ping_pong(count, times),
             (Flow::Stream, op) if op.is_answered() => {
                 self.mark().and_then(|()| self.read_messages(count))
             }
@@ -66,10 +66,10 @@ impl RawEnd {
         Ok(start.elapsed())
     }
 
-    /// The peer's part.
+    /// Runs the peer's part.
     pub fn follow(&mut self, count: u64) -> Result<(), PerfError> {
         match (self.spec.flow, self.spec.op) {
-            (Flow::PingPong, _) => self.return_balls(count),
+            (Flow::PingPong, _) => self.follow_ping_pong(count),
             (Flow::Stream, op) if op.is_answered() => {
                 self.await_mark().and_then(|()| self.write_messages(count))
             }
@@ -78,7 +78,7 @@ impl RawEnd {
         .map_err(PerfError::io("raw TCP"))
     }
 
-    /// One write call per message.
+    /// Writes messages, one call each.
     fn write_messages(&mut self, count: u64) -> std::io::Result<()> {
         let size = self.spec.size as usize;
         let mut slots = self.memory[..size * self.spec.slots as usize].chunks_exact(size).cycle();
@@ -88,7 +88,7 @@ impl RawEnd {
         })
     }
 
-    /// Large messages each to their place, small ones as they come.
+    /// Reads messages: each large one into its slot, small ones together as they arrive.
     fn read_messages(&mut self, count: u64) -> std::io::Result<()> {
         let size = self.spec.size as usize;
         if size >= READ_AT_ONCE {
@@ -109,13 +109,13 @@ impl RawEnd {
         Ok(())
     }
 
-    fn serve_balls(&mut self, count: u64, times: &mut Times) -> std::io::Result<()> {
+    fn drive_ping_pong(&mut self, count: u64, times: &mut Times) -> std::io::Result<()> {
         let RawEnd { stream, manner, spec, memory } = self;
-        let ball = &mut memory[..spec.size as usize];
+        let message = &mut memory[..spec.size as usize];
         let mut then = Instant::now();
         for _ in 0..count {
-            send(stream, *manner, ball)?;
-            receive(stream, *manner, ball)?;
+            send(stream, *manner, message)?;
+            receive(stream, *manner, message)?;
             let now = Instant::now();
             times.record(now - then);
             then = now;
@@ -123,17 +123,17 @@ impl RawEnd {
         Ok(())
     }
 
-    fn return_balls(&mut self, count: u64) -> std::io::Result<()> {
+    fn follow_ping_pong(&mut self, count: u64) -> std::io::Result<()> {
         let RawEnd { stream, manner, spec, memory } = self;
-        let ball = &mut memory[..spec.size as usize];
+        let message = &mut memory[..spec.size as usize];
         for _ in 0..count {
-            receive(stream, *manner, ball)?;
-            send(stream, *manner, ball)?;
+            receive(stream, *manner, message)?;
+            send(stream, *manner, message)?;
         }
         Ok(())
     }
 
-    /// Says that everything has arrived, or that the stream may start.
+    /// Sends a byte: everything has arrived, or the stream may start.
     fn mark(&mut self) -> std::io::Result<()> {
         self.stream.write_all(&[1])
     }
@@ -143,32 +143,32 @@ impl RawEnd {
     }
 }
 
-fn send(stream: &mut TcpStream, manner: Manner, mut bytes: &[u8]) -> std::io::Result<()> {
+fn send(stream: &mut TcpStream, manner: TcpMode, mut bytes: &[u8]) -> std::io::Result<()> {
     if !manner.polled {
         return stream.write_all(bytes);
     }
     while !bytes.is_empty() {
-        let n = again_and_again(manner, || stream.write(bytes))?;
+        let n = retry_until_ready(manner, || stream.write(bytes))?;
         bytes = &bytes[n..];
     }
     Ok(())
 }
 
-fn receive(stream: &mut TcpStream, manner: Manner, bytes: &mut [u8]) -> std::io::Result<()> {
+fn receive(stream: &mut TcpStream, manner: TcpMode, bytes: &mut [u8]) -> std::io::Result<()> {
     if !manner.polled {
         return stream.read_exact(bytes);
     }
     let mut got = 0;
     while got < bytes.len() {
-        got += again_and_again(manner, || stream.read(&mut bytes[got..]))?;
+        got += retry_until_ready(manner, || stream.read(&mut bytes[got..]))?;
     }
     Ok(())
 }
 
-/// Tries until some bytes have gone. Who shares a CPU with the other end lets it run in between;
-/// who has one alone would lose time by that.
-fn again_and_again(
-    manner: Manner,
+/// Repeats a call until it transfers some bytes. Yields in between if both ends may share a CPU.
+/// Spins if each has its own CPU, where yields would only cost time.
+fn retry_until_ready(
+    manner: TcpMode,
     mut attempt: impl FnMut() -> std::io::Result<usize>,
 ) -> std::io::Result<usize> {
     let mut start = None;
@@ -191,16 +191,16 @@ fn again_and_again(
     }
 }
 
-/// Memory whose pages exist.
+/// Allocates memory and touches all pages.
 fn touched(len: usize) -> Vec<u8> {
     (0..len).map(|i| i as u8).collect()
 }
 
-/// How much a reader of small messages asks for at once, as programs do.
+/// Bytes per read of small messages, as in usual programs.
 const READ_AT_ONCE: usize = 64 << 10;
-/// Attempts between two looks at the clock.
+/// Attempts between two checks of the clock.
 const TRIES: u32 = 1000;
-/// How long nothing may come.
+/// Time after which a wait fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[cfg(test)]
@@ -210,8 +210,8 @@ mod tests {
     use super::super::spec::Op;
     use super::*;
 
-    /// Both ends play `count` messages; the driver's times.
-    fn play(spec: &Spec, manner: Manner, count: u64) -> Times {
+    /// Runs both ends for `count` messages. Returns the driver's times.
+    fn play(spec: &Spec, manner: TcpMode, count: u64) -> Times {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut times = Times::new();
@@ -219,33 +219,33 @@ mod tests {
             scope.spawn(|| {
                 let stream = listener.accept().unwrap().0;
                 let mut end = RawEnd::new(stream, spec.clone()).unwrap();
-                end.set_manner(manner).unwrap();
+                end.set_mode(manner).unwrap();
                 end.follow(count).unwrap();
             });
             let stream = TcpStream::connect(address).unwrap();
             let mut end = RawEnd::new(stream, spec.clone()).unwrap();
-            end.set_manner(manner).unwrap();
+            end.set_mode(manner).unwrap();
             assert!(end.drive(count, &mut times).unwrap() > Duration::ZERO);
         });
         times
     }
 
     #[test]
-    fn streams_end_for_both_whatever_their_direction_and_size() {
+    fn streams_end_in_both_directions() {
         for op in [Op::Write, Op::Read, Op::FetchAdd] {
             for size in [1, 8, 70_000] {
                 let spec = Spec::new(op, Flow::Stream, size).stream(4, 2, 4 * u64::from(size));
-                assert_eq!(play(&spec, Manner::BLOCKING, 33).percentiles().count, 0);
+                assert_eq!(play(&spec, TcpMode::BLOCKING, 33).percentiles().count, 0);
             }
         }
     }
 
     #[test]
-    fn every_round_trip_is_noted() {
+    fn every_round_trip_is_recorded() {
         let spec = Spec::new(Op::Send, Flow::PingPong, 8);
         for placement in [Placement::Together, Placement::Apart] {
             for polled in [false, true] {
-                let manner = Manner { polled, placement };
+                let manner = TcpMode { polled, placement };
                 assert_eq!(play(&spec, manner, 100).percentiles().count, 100);
             }
         }

@@ -1,14 +1,13 @@
-//! The yardstick of every design with a daemon in the path: three processes that pass a cache line
-//! from the first through the second to the third, and back.
+//! A lower bound for the latency of designs with a daemon in the path: three processes that pass a
+//! cache line from the first through the second to the third, and back.
 //!
-//! The first is the driver, the third the peer, and the second one, started for this alone, stands
-//! where the daemon does. They share a page, look for the next line as the ends of a polled
-//! ping-pong do (and a daemon's worker that has had work a moment ago), and do nothing else: no
-//! queues, no checks, no completions. Half a round trip is from the first process to the third. No
-//! RNIC whose requests pass a daemon can be faster on this machine, and what it needs on top is the
-//! price of what it does.
+//! The first is the driver, the third the peer. The second, started only for this, plays the role
+//! of the daemon. They share a page, poll like the ends of a polled ping-pong (and like a worker
+//! that has just had work), and do nothing else: no queues, no checks, no completions. Half a round
+//! trip is the time from the first process to the third. No RNIC with requests through a daemon can
+//! be faster on this machine; any additional time is the cost of its functions.
 //!
-//! On which CPUs the three are best is not known, so there are several ways to place them.
+//! The best placement on CPUs is not known in advance, so there are several.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -19,74 +18,78 @@ use std::time::{Duration, Instant};
 use rnic_core::shm::{CopyFault, Mapping};
 use serde::{Deserialize, Serialize};
 
-use super::completions::look;
+use super::completions::poll_until;
 use super::error::PerfError;
 use super::machine::{Pin, cpus};
 use super::peer::Peer;
+use super::protocol::{Command, Reply};
 use super::stats::Times;
-use super::talk::{Command, Reply};
 
-/// Where the three processes run.
+/// CPU placement of the three processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Seats {
-    /// Where the scheduler puts them.
+pub enum RelayPlacement {
+    /// Chosen by the scheduler.
     Free,
     /// All on the first CPU.
     Together,
-    /// The first and the third on the first CPU, the second on the last one.
+    /// The first and the third on the first CPU, the second on the last.
     MiddleAlone,
-    /// The first on the first CPU, the others on the last one.
+    /// The first on the first CPU, the others on the last.
     FirstAlone,
 }
 
-/// Who of the three.
+/// One of the three processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member {
-    /// Plays the balls and has the clock.
+    /// Starts each round trip and measures the time.
     First,
-    /// Passes them on.
+    /// Forwards in both directions.
     Second,
-    /// Plays them back.
+    /// Returns each message.
     Third,
 }
 
-impl Seats {
-    /// All of them.
-    pub const ALL: [Seats; 4] =
-        [Seats::Free, Seats::Together, Seats::MiddleAlone, Seats::FirstAlone];
+impl RelayPlacement {
+    /// All placements.
+    pub const ALL: [RelayPlacement; 4] = [
+        RelayPlacement::Free,
+        RelayPlacement::Together,
+        RelayPlacement::MiddleAlone,
+        RelayPlacement::FirstAlone,
+    ];
 
-    /// Holds this thread, which is a member's.
+    /// Pins this thread to the CPU of `member`.
     pub fn pin(self, member: Member) -> Result<Option<Pin>, PerfError> {
         let on_first = match (self, member) {
-            (Seats::Free, _) => return Ok(None),
-            (Seats::Together, _) | (Seats::FirstAlone, Member::First) => true,
-            (Seats::MiddleAlone, member) => member != Member::Second,
-            (Seats::FirstAlone, _) => false,
+            (RelayPlacement::Free, _) => return Ok(None),
+            (RelayPlacement::Together, _) | (RelayPlacement::FirstAlone, Member::First) => true,
+            (RelayPlacement::MiddleAlone, member) => member != Member::Second,
+            (RelayPlacement::FirstAlone, _) => false,
         };
         if on_first { Pin::first() } else { Pin::last() }.map(Some)
     }
 
-    /// In words that follow the name of the yardstick.
+    /// Returns a suffix for the name of the yardstick.
     pub fn words(self) -> &'static str {
         match self {
-            Seats::Free => "",
-            Seats::Together => ", one CPU",
-            Seats::MiddleAlone => ", the second alone",
-            Seats::FirstAlone => ", the first alone",
+            RelayPlacement::Free => "",
+            RelayPlacement::Together => ", one CPU",
+            RelayPlacement::MiddleAlone => ", the second alone",
+            RelayPlacement::FirstAlone => ", the first alone",
         }
     }
 }
 
-/// The driver's part: the page, and the second process.
+/// The driver's side: the page, and the second process.
 pub struct Relay {
     page: Page,
-    /// Kept open for the others to open it, too.
+    /// Kept open, so that the other processes can open it.
     memory: OwnedFd,
     second: Peer,
 }
 
 impl Relay {
-    /// Makes the page; `second` is started and shares it.
+    /// Creates the page, and starts the process `second`, which shares it.
     pub fn start(second: std::process::Command) -> Result<Self, PerfError> {
         let (mapping, memory) = Mapping::create_arena("rnic-perf relay", PAGE)
             .map_err(PerfError::io("making a page"))?;
@@ -97,23 +100,24 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Where the others find the page, as long as this exists.
+    /// Returns the path by which the other processes open the page while this exists.
     pub fn memory(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.memory.as_raw_fd())
     }
 
-    /// The driver's part of `count` round trips with a `peer` that has the page; notes each.
+    /// Runs the driver's part of `count` round trips with a `peer` that has opened the page.
+    /// Records the times.
     pub fn drive(
         &mut self,
         peer: &mut Peer,
-        seats: Seats,
+        placement: RelayPlacement,
         count: u64,
         times: &mut Times,
     ) -> Result<Duration, PerfError> {
-        let _pin = seats.pin(Member::First)?;
+        let _pin = placement.pin(Member::First)?;
         self.page.clear()?;
         for process in [&mut self.second, &mut *peer] {
-            process.command(&Command::Relay { count, seats })?;
+            process.command(&Command::Relay { count, placement })?;
             process.await_reply(&Reply::Ready)?;
         }
         let elapsed = self.page.play(count, times)?;
@@ -124,11 +128,11 @@ impl Relay {
     }
 }
 
-/// A page that the three share: four lines, one for each hop of a round trip.
+/// A page shared by the three processes: four cache lines, one for each hop of a round trip.
 pub struct Page(Arc<Mapping>);
 
 impl Page {
-    /// The one that another process made.
+    /// Opens the page that the driver has created.
     pub fn open(memory: &str) -> Result<Self, PerfError> {
         let io = PerfError::io;
         let file = File::options()
@@ -140,7 +144,7 @@ impl Page {
         Ok(Page(mapping))
     }
 
-    /// The part of the second or the third process.
+    /// Runs the part of the second or the third process.
     pub fn follow(&self, member: Member, count: u64) -> Result<(), PerfError> {
         match member {
             Member::Second => self.pass_on(count),
@@ -154,7 +158,7 @@ impl Page {
         let start = Instant::now();
         let mut then = start;
         for n in 1..=count {
-            self.put(Line::FirstToSecond, &[0x5A; BALL], n)?;
+            self.put(Line::FirstToSecond, &[0x5A; MESSAGE], n)?;
             self.take(Line::SecondToFirst, n)?;
             let now = Instant::now();
             times.record(now - then);
@@ -163,17 +167,18 @@ impl Page {
         Ok(start.elapsed())
     }
 
-    /// Looks at both lines that may bring something, as a daemon has to, and passes on what came.
+    /// Polls both incoming lines, as a daemon must, and forwards the messages.
     fn pass_on(&self, count: u64) -> Result<(), PerfError> {
-        let (mut there, mut back) = (0, 0);
+        let mut there = 0;
+        let mut back = 0;
         while back < count {
-            look(cpus(), || {
+            poll_until(cpus(), || {
                 if self.number(Line::FirstToSecond)? == there + 1 {
                     there += 1;
-                    self.put(Line::SecondToThird, &self.ball(Line::FirstToSecond)?, there)?;
+                    self.put(Line::SecondToThird, &self.message(Line::FirstToSecond)?, there)?;
                 } else if self.number(Line::ThirdToSecond)? == back + 1 {
                     back += 1;
-                    self.put(Line::SecondToFirst, &self.ball(Line::ThirdToSecond)?, back)?;
+                    self.put(Line::SecondToFirst, &self.message(Line::ThirdToSecond)?, back)?;
                 } else {
                     return Ok(None);
                 }
@@ -183,41 +188,41 @@ impl Page {
         Ok(())
     }
 
-    /// Takes ball `n` from one line and puts it into another.
+    /// Takes message `n` from one line and puts it into another.
     fn hop(&self, from: Line, to: Line, n: u64) -> Result<(), PerfError> {
-        let ball = self.take(from, n)?;
-        self.put(to, &ball, n)
+        let message = self.take(from, n)?;
+        self.put(to, &message, n)
     }
 
-    /// Waits for ball `n`.
-    fn take(&self, line: Line, n: u64) -> Result<[u8; BALL], PerfError> {
-        look(cpus(), || Ok((self.number(line)? == n).then_some(())))?;
-        self.ball(line)
+    /// Waits for message `n`.
+    fn take(&self, line: Line, n: u64) -> Result<[u8; MESSAGE], PerfError> {
+        poll_until(cpus(), || Ok((self.number(line)? == n).then_some(())))?;
+        self.message(line)
     }
 
-    fn ball(&self, line: Line) -> Result<[u8; BALL], PerfError> {
-        let mut ball = [0; BALL];
-        self.0.read(line.at(), &mut ball).map_err(outside)?;
-        Ok(ball)
+    fn message(&self, line: Line) -> Result<[u8; MESSAGE], PerfError> {
+        let mut message = [0; MESSAGE];
+        self.0.read(line.at(), &mut message).map_err(outside)?;
+        Ok(message)
     }
 
     fn number(&self, line: Line) -> Result<u64, PerfError> {
-        self.0.load_u64(line.at() + BALL).map_err(outside)
+        self.0.load_u64(line.at() + MESSAGE).map_err(outside)
     }
 
-    /// Its number last: who sees that has the ball.
-    fn put(&self, line: Line, ball: &[u8; BALL], n: u64) -> Result<(), PerfError> {
-        self.0.write(line.at(), ball).map_err(outside)?;
-        self.0.store_u64(line.at() + BALL, n).map_err(outside)
+    /// Stores a message, then its number, so that a reader that sees the number gets the message.
+    fn put(&self, line: Line, message: &[u8; MESSAGE], n: u64) -> Result<(), PerfError> {
+        self.0.write(line.at(), message).map_err(outside)?;
+        self.0.store_u64(line.at() + MESSAGE, n).map_err(outside)
     }
 
-    /// Before the others look.
+    /// Clears the page. Must precede the start of the other processes.
     fn clear(&self) -> Result<(), PerfError> {
         self.0.fill(0, PAGE, 0).map_err(outside)
     }
 }
 
-/// Which hop.
+/// A hop of a round trip.
 #[derive(Clone, Copy, Debug)]
 enum Line {
     FirstToSecond,
@@ -236,9 +241,9 @@ fn outside(fault: CopyFault) -> PerfError {
     PerfError::Arguments(format!("the page of the relay: {fault:?}"))
 }
 
-/// Bytes of a line before its number, with which it is a cache line.
-const BALL: usize = 56;
-/// From one line to the next: caches fetch lines in pairs.
+/// Bytes of a message; with its number it fills a cache line.
+const MESSAGE: usize = 56;
+/// Distance of two lines, because caches fetch lines in pairs.
 const APART: usize = 128;
 const PAGE: usize = 4096;
 
@@ -247,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_ball_goes_through_the_second_to_the_third_and_back() {
+    fn messages_pass_all_three_members() {
         let (mapping, memory) = Mapping::create_arena("test", PAGE).unwrap();
         let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
         let first = Page(mapping);
@@ -263,25 +268,25 @@ mod tests {
         assert_eq!(times.percentiles().count, 100);
         for line in [Line::FirstToSecond, Line::SecondToThird, Line::ThirdToSecond] {
             assert_eq!(first.number(line).unwrap(), 100);
-            assert_eq!(first.ball(line).unwrap(), [0x5A; BALL]);
+            assert_eq!(first.message(line).unwrap(), [0x5A; MESSAGE]);
         }
     }
 
     #[test]
-    fn members_are_seated_as_said() {
+    fn members_are_pinned() {
         let all = cpus();
-        for (seats, member) in
-            [(Seats::Together, Member::Third), (Seats::FirstAlone, Member::First)]
+        for (placement, member) in
+            [(RelayPlacement::Together, Member::Third), (RelayPlacement::FirstAlone, Member::First)]
         {
-            let pin = seats.pin(member).unwrap();
+            let pin = placement.pin(member).unwrap();
             assert!(pin.is_some() && cpus() == 1);
         }
-        assert!(Seats::Free.pin(Member::Second).unwrap().is_none());
+        assert!(RelayPlacement::Free.pin(Member::Second).unwrap().is_none());
         assert_eq!(cpus(), all);
     }
 
     #[test]
-    fn a_page_that_is_not_there_is_no_panic() {
+    fn a_missing_page_is_an_error() {
         assert!(Page::open("/proc/self/fd/9999").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What has been measured, as JSON and as tables of text.
+//! Results of measurements, as JSON and as text tables.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use super::spec::{Op, Spec, Wait};
 use super::stats::{Percentiles, Series};
 use super::table::{Table, bytes, digits};
 
-/// Everything of one run.
+/// The results of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Version of this program.
     pub version: &'static str,
-    /// CPUs, model, kernel and load of the machine it ran on.
+    /// CPUs, model, kernel and load of the machine.
     pub machine: Machine,
     /// Rounds of each measurement.
     pub rounds: u32,
@@ -25,7 +25,7 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-/// What kind of figures a measurement has.
+/// Kind of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Measure {
@@ -35,80 +35,80 @@ pub enum Measure {
     Lat,
     /// Messages per second, in millions.
     Rate,
-    /// Time per message of a stream.
+    /// Time per message of a stream, in nanoseconds.
     Cost,
-    /// Something of the daemon itself.
+    /// A resource used by the daemon.
     Daemon,
-    /// Time of one call of the library.
+    /// Time of a library call.
     Call,
 }
 
-/// One measurement, with the figures of all its subjects.
+/// A measurement, with the results of all its subjects.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// What was measured, in words.
+    /// Description of the measurement.
     pub subject: String,
-    /// How it was measured, in words that follow the subject: depth, working set and QPs.
+    /// Depth, working set and QPs, as a suffix of `subject`.
     pub manner: String,
-    /// What kind of figures it has.
+    /// Kind of the results.
     pub kind: Measure,
-    /// The path of the connections: `direct` or `tcp`; empty if there was none.
+    /// The path of the connections: `direct` or `tcp`; empty without connections.
     pub path: String,
-    /// How the daemons were set up, in words.
+    /// Description of the daemons.
     pub daemons: String,
-    /// The parameters; none for rows about the daemon itself.
+    /// The parameters; `None` for some rows about the daemon itself.
     pub spec: Option<Spec>,
-    /// The figures, RDMA first.
+    /// The results, RDMA first.
     pub figures: Vec<Figure>,
-    /// What they come to.
+    /// Ratios or values, compared with goals.
     pub outcomes: Vec<Outcome>,
-    /// Why there are no figures, if it could not be measured.
+    /// Reason for a failed measurement, which has no results.
     pub failure: Option<String>,
 }
 
-/// The figures of one subject.
+/// The results of one subject.
 #[derive(Debug, Serialize)]
 pub struct Figure {
-    /// Name of the subject, in words.
+    /// Name of the subject.
     pub what: String,
-    /// Unit of the figures.
+    /// Unit of the results.
     pub unit: &'static str,
     /// Messages or round trips per round.
     pub count: u64,
     /// Median of the rounds.
     pub median: f64,
-    /// The figure of each round.
+    /// The result of each round.
     #[serde(flatten)]
     pub series: Series,
-    /// For latency: of all messages of all rounds.
+    /// Summary of all messages of all rounds, for latencies.
     pub times: Option<Percentiles>,
 }
 
-/// A figure that is compared with a goal.
+/// A ratio or value, with its goal if it has one.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
-    /// Of what, as in `1.5 of raw TCP`.
+    /// Name of the yardstick, as in `1.5 of raw TCP`.
     pub of: String,
-    /// Which figure of the row it is about: with a goal, that of our best placement, because the
-    /// yardstick is at its best one, too.
+    /// Index of our result in `figures`. With a goal, this is our best placement, because the
+    /// yardstick is the best of its kind too.
     pub ours: usize,
-    /// The figure, in `unit`.
+    /// The ratio or value.
     pub value: f64,
-    /// Its unit; empty for a ratio.
+    /// Unit of the value; empty for a ratio.
     pub unit: &'static str,
-    /// What it should be.
+    /// The goal.
     pub goal: Option<Goal>,
-    /// Whether the goal is met; `None` without a goal.
+    /// True if the goal is met; `None` without a goal.
     pub met: Option<bool>,
 }
 
-/// What a figure should be.
+/// Goal for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Goal {
-    /// The figure should be this or more.
+    /// The value should be this or more.
     AtLeast(f64),
-    /// The figure should be this or less.
+    /// The value should be this or less.
     AtMost(f64),
 }
 
@@ -131,7 +131,7 @@ impl fmt::Display for Goal {
 }
 
 impl Outcome {
-    /// A figure and its goal.
+    /// Creates an outcome and compares it with its goal.
     pub fn new(of: impl Into<String>, value: f64, unit: &'static str, goal: Option<Goal>) -> Self {
         let met = goal.map(|goal| goal.is_met(value));
         Outcome { of: of.into(), ours: 0, value, unit, goal, met }
@@ -151,13 +151,13 @@ impl Outcome {
 }
 
 impl Figure {
-    /// A figure of one round.
+    /// Creates the result of a single round.
     pub fn single(what: impl Into<String>, unit: &'static str, value: f64) -> Self {
         let series = Series { rounds: vec![value] };
         Figure { what: what.into(), unit, count: 1, median: value, series, times: None }
     }
 
-    /// Figures of all rounds in `unit`.
+    /// Creates the result of all rounds.
     pub fn new(what: impl Into<String>, unit: &'static str, count: u64, series: Series) -> Self {
         let median = series.median().unwrap_or(0.0);
         Figure { what: what.into(), unit, count, median, series, times: None }
@@ -165,8 +165,9 @@ impl Figure {
 }
 
 impl Row {
-    /// A measurement of `kind` whose yardsticks are all but the first of `measured`. A goal is for
-    /// the ratio of ours, in its best placement, to the best of those that it is about.
+    /// Creates the row of a measurement. The first of `measured` is the subject, the others are
+    /// yardsticks. A goal applies to the ratio of our best placement to the best yardstick of the
+    /// kind.
     pub fn new(
         kind: Measure,
         spec: &Spec,
@@ -207,7 +208,7 @@ impl Row {
         }
     }
 
-    /// A measurement that could not be made.
+    /// Creates the row of a failed measurement.
     pub fn failed(subject: String, kind: Measure, daemons: &str, why: String) -> Self {
         Row {
             subject,
@@ -222,7 +223,7 @@ impl Row {
         }
     }
 
-    /// The row as a table of its own, with a line above it.
+    /// Renders the row as a table with a title line.
     pub fn render(&self) -> String {
         let mut text = format!("{}{}: {}\n", self.subject, self.manner, self.place());
         if let Some(why) = &self.failure {
@@ -230,19 +231,12 @@ impl Row {
         }
         let latency = self.figures.iter().any(|f| f.times.is_some());
         let unit = self.figures.first().map_or("", |f| f.unit);
-        let mut table = match latency {
-            true => Table::new(&[
+        let mut table = if latency {
+            Table::new(&[
                 "  us", "median", "mean", "p50", "p99", "p99.9", "longest", "ratio", "goal", "",
-            ]),
-            false => Table::new(&[
-                &format!("  {unit}"),
-                "median",
-                "lowest",
-                "highest",
-                "ratio",
-                "goal",
-                "",
-            ]),
+            ])
+        } else {
+            Table::new(&[&format!("  {unit}"), "median", "lowest", "highest", "ratio", "goal", ""])
         };
         for (n, figure) in self.figures.iter().enumerate() {
             let mut cells = vec![format!("  {}", figure.what), digits(figure.median)];
@@ -256,8 +250,8 @@ impl Row {
                         .map(|x| x.map_or_else(String::new, digits)),
                 ),
             }
-            // The first figure is what the others are yardsticks for; one about the daemon or the
-            // library is judged itself.
+            // The first result is compared with the others. A result about the daemon or the
+            // library has its own goal.
             let judged = match self.kind {
                 Measure::Daemon | Measure::Call => Some(n),
                 _ => n.checked_sub(1),
@@ -283,31 +277,31 @@ impl Row {
 }
 
 impl Report {
-    /// A report of what was measured on this machine.
+    /// Creates the report of a run on this machine.
     pub fn new(machine: Machine, rounds: u32, rows: Vec<Row>) -> Self {
         Report { version: env!("CARGO_PKG_VERSION"), machine, rounds, rows }
     }
 
-    /// The machine, and each row as a table.
+    /// Renders the machine, and each row as a table.
     pub fn render(&self) -> String {
         let rows: Vec<String> = self.rows.iter().map(Row::render).collect();
         format!("{}\n\n{}", self.head(), rows.join("\n"))
     }
 
-    /// All rows as one table: a line for each outcome that has a goal, and one for each row without
-    /// any.
+    /// Renders all rows as one table: a line for each outcome with a goal, and one for each row
+    /// without goals.
     pub fn render_summary(&self) -> String {
         self.summary(true)
     }
 
-    /// The same without the rows that have no goal.
+    /// Like [`render_summary`](Self::render_summary), without rows that have no goal.
     pub fn render_goals(&self) -> String {
         self.summary(false)
     }
 
     fn summary(&self, with_others: bool) -> String {
         let mut table =
-            Table::new(&["what", "measured", "yardstick", "ratio or figure", "goal", ""]);
+            Table::new(&["what", "measured", "yardstick", "ratio or value", "goal", ""]);
         for row in &self.rows {
             let what = format!("{}{}, {}", row.subject, row.manner, row.place());
             if let Some(why) = row.failure.as_ref().filter(|_| with_others) {
@@ -323,7 +317,7 @@ impl Report {
                     figure.map_or_else(String::new, |f| format!("{} {}", digits(f.median), f.unit))
                 };
                 let yardstick = of(row.figures.get(n + 1)) + " " + &outcome.of;
-                // A figure about a call is its own, and has no yardstick.
+                // A call is compared with its goal only, not with a yardstick.
                 let (measured, yardstick) = match row.kind {
                     Measure::Call => (of(row.figures.get(n)), outcome.of.clone()),
                     _ => (of(row.figures.get(outcome.ours)), yardstick.trim().to_owned()),
@@ -357,16 +351,16 @@ impl Report {
     }
 }
 
-/// A daemon in words.
+/// Describes a daemon.
 pub fn daemon_in_words(status: &StatusInfo) -> String {
     let StatusInfo { version, pid, workers, loopback, .. } = status;
     format!("rnicd {version} (pid {pid}, workers {workers}, loopback {loopback})")
 }
 
-/// Use of the CPUs by others that is worth a warning.
+/// Share of CPU time used by other programs above which the report contains a warning.
 const NOTICED: f64 = 0.05;
 
-/// The figure of a subject in the unit of its kind.
+/// Returns the result of a subject in the unit of its kind.
 pub fn figure(kind: Measure, spec: &Spec, measured: &Measured) -> Figure {
     let (unit, series) = match kind {
         Measure::Bw => ("GB/s", scaled(&measured.rates, f64::from(spec.size) / 1e9)),
@@ -382,13 +376,12 @@ pub fn figure(kind: Measure, spec: &Spec, measured: &Measured) -> Figure {
     figure
 }
 
-/// The position of the best of those that a goal is about: the fastest, whether its figure is a
-/// time or a rate.
+/// Returns the index of the best yardstick of a kind: the fastest, by time or by rate.
 fn best(of: Yardstick, measured: &[Measured], figures: &[Figure]) -> Option<usize> {
     best_of(figures, |n| of.includes(measured[n].subject))
 }
 
-/// The best of the figures that are wanted.
+/// Returns the index of the best of the wanted results.
 fn best_of(figures: &[Figure], wanted: impl Fn(usize) -> bool) -> Option<usize> {
     let speed = |figure: &Figure| match figure.unit {
         "us" | "ns" => -figure.median,
@@ -398,7 +391,8 @@ fn best_of(figures: &[Figure], wanted: impl Fn(usize) -> bool) -> Option<usize> 
     candidates.max_by(|(_, a), (_, b)| speed(a).total_cmp(&speed(b))).map(|(n, _)| n)
 }
 
-/// A ball goes there and back; what is answered is done when it is back.
+/// Returns the factor from a round trip to the reported latency: 0.5 for a ping-pong, 1 for an
+/// operation that the peer's RNIC answers.
 fn one_way(spec: &Spec) -> f64 {
     if spec.op.is_answered() { 1.0 } else { 0.5 }
 }
@@ -409,10 +403,10 @@ fn scaled(series: &Series, by: f64) -> Series {
 
 fn what(kind: Measure, spec: &Spec, subject: Subject) -> String {
     match (subject, kind) {
-        (Subject::Rdma, _) if spec.wired => format!("{}, connected", spec.op),
+        (Subject::Rdma, _) if spec.rc => format!("{}, iWARP", spec.op),
         (Subject::Rdma, _) => spec.op.to_string(),
         (Subject::Placed(placement), _) => format!("{}{}", spec.op, placement.words()),
-        (Subject::Wired, _) => format!("{}, wired by hand", spec.op),
+        (Subject::Rc, _) => format!("{}, RC", spec.op),
         (Subject::Reads, _) => Op::Read.to_string(),
         (Subject::Tcp(manner), kind) => {
             let what = match (kind, manner.polled) {
@@ -423,22 +417,22 @@ fn what(kind: Measure, spec: &Spec, subject: Subject) -> String {
             };
             format!("{what}{}", manner.placement.words())
         }
-        (Subject::Relay(seats), _) => format!("relay{}", seats.words()),
+        (Subject::Relay(placement), _) => format!("relay{}", placement.words()),
         (Subject::Memcpy, _) => "memcpy".to_owned(),
         (Subject::Crc, _) => "CRC32C alone".to_owned(),
     }
 }
 
 fn subject(kind: Measure, spec: &Spec) -> String {
-    let by_hand = if spec.wired { ", wired by hand" } else { "" };
-    let message = format!("{} {}{by_hand}", spec.op, bytes(u64::from(spec.size)));
+    let rc = if spec.rc { ", RC" } else { "" };
+    let message = format!("{} {}{rc}", spec.op, bytes(u64::from(spec.size)));
     let waits = match spec.wait {
         Wait::Polled => ", polled",
         Wait::Event => ", event-driven",
         Wait::Adaptive => "",
     };
     match kind {
-        Measure::Lat if spec.op.is_answered() => format!("{message}, there and back{waits}"),
+        Measure::Lat if spec.op.is_answered() => format!("{message}, round trip{waits}"),
         Measure::Lat => format!("{message}, half round trip{waits}"),
         Measure::Bw => message + waits,
         Measure::Rate | Measure::Cost => format!("{message} in batches of {}", spec.batch),
@@ -467,7 +461,7 @@ mod tests {
 
     use super::*;
     use crate::perf::placement::Placement;
-    use crate::perf::raw::Manner;
+    use crate::perf::raw::TcpMode;
     use crate::perf::spec::Flow;
     use crate::perf::stats::Times;
 
@@ -483,7 +477,7 @@ mod tests {
     }
 
     fn tcp(placement: Placement) -> Subject {
-        Subject::Tcp(Manner { polled: false, placement })
+        Subject::Tcp(TcpMode { polled: false, placement })
     }
 
     fn bandwidth() -> Row {
@@ -502,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_is_about_our_best_placement_against_theirs() {
+    fn goals_compare_the_best_placements() {
         let spec = Spec { wait: Wait::Event, ..Spec::new(Op::Send, Flow::PingPong, 8) };
         let all = [
             measured(Subject::Rdma, &[1e5; 3]),
@@ -523,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_those_of_the_medians_and_are_judged() {
+    fn ratios_of_medians_are_compared_with_goals() {
         let row = bandwidth();
         assert!((row.outcomes[0].value - 0.75).abs() < 1e-4);
         let met: Vec<_> = row.outcomes.iter().map(|outcome| outcome.met).collect();
@@ -567,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_says_why() {
+    fn a_failed_row_has_its_reason() {
         let why = "refused: limits.qps = 5 reached".to_owned();
         let row = Row::failed("10,000 QPs".to_owned(), Measure::Daemon, "one daemon", why);
         let report = Report::new(Machine::this(), 5, vec![row, bandwidth()]);

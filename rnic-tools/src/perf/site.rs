@@ -13,16 +13,16 @@ pub struct Site {
     daemons: Vec<Daemon>,
 }
 
-/// Sessions of both processes with the daemons of a site.
+/// Sessions of both processes with the daemons.
 pub struct Ends {
-    /// The driver's.
+    /// Session of the driver.
     pub context: Context,
-    /// The second process, with the peer's.
+    /// The second process, with its session.
     pub peer: Peer,
 }
 
 impl Site {
-    /// Starts the daemons and waits until they answer.
+    /// Starts the daemons and waits until they accept sessions.
     pub fn start(rnicd: &Path, setup: Setup, daemons: u32) -> Result<Self, PerfError> {
         let start = |_| Daemon::start(rnicd, setup);
         Ok(Site { daemons: (0..daemons).map(start).collect::<Result<_, _>>()? })
@@ -35,18 +35,18 @@ impl Site {
         Ok(Ends { context, peer })
     }
 
-    /// Of the driver's daemon.
+    /// Returns the socket of the driver's daemon.
     pub fn socket(&self) -> Option<&Path> {
         self.daemons.first().map(Daemon::socket)
     }
 
-    /// Of the peer's daemon.
+    /// Returns the socket of the peer's daemon.
     pub fn peer_socket(&self) -> Option<&Path> {
         self.daemons.last().map(Daemon::socket)
     }
 }
 
-/// How the daemons are set up.
+/// Describes the daemons and their setup.
 pub fn words(setup: Setup, daemons: u32) -> String {
     let crc = if setup.crc { "on" } else { "off" };
     let all = match (setup.loopback_tcp, daemons) {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_say_what_differs() {
+    fn words_describe_the_setup() {
         let two = Setup { workers: Some(2), ..Setup::DIRECT };
         let one = Setup { workers: Some(1), crc: false, ..Setup::TCP };
         for (setup, daemons, said) in [

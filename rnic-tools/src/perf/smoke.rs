@@ -1,8 +1,8 @@
-//! Whether anything has become much slower, in half a minute and on a machine that others use.
+//! Detects large slowdowns in half a minute, even on a machine with other load.
 //!
-//! A handful of ratios within one run, with bounds so far away from what is usual that noise does
-//! not reach them. What misses is measured again before it counts: a bound that is missed three
-//! times in a row is missed by the code.
+//! Measures a few ratios within one run. The bounds are so far from the usual values that noise
+//! does not reach them. A ratio that misses its bound is measured again: noise does not explain
+//! three misses in a row.
 
 use std::path::Path;
 
@@ -13,30 +13,31 @@ use super::footprint::{IDLE, idle_cpu};
 use super::goals::Yardstick;
 use super::machine::tick;
 use super::placement::Placement;
-use super::raw::Manner;
-use super::relay::Seats;
+use super::raw::TcpMode;
+use super::relay::RelayPlacement;
 use super::report::{Figure, Goal, Measure, Outcome, Row};
 use super::scale::{Place, few_and_many};
 use super::site::{Site, words};
 use super::spec::{Flow, Op, Spec, Wait};
 
-/// Which daemon is measured, and how long.
+/// Options of `rnic-perf smoke`.
 pub struct SmokeOptions<'a> {
     /// The daemon's binary.
     pub rnicd: &'a Path,
-    /// Per round and subject.
+    /// Length of a round of each subject.
     pub amount: Amount,
-    /// Rounds; the median counts.
+    /// Number of rounds; the result is the median.
     pub rounds: u32,
 }
 
-/// Measures every ratio, those that miss up to three times.
+/// Measures every ratio, up to three times if it misses its bound.
 pub fn smoke(options: &SmokeOptions<'_>, progress: &mut dyn FnMut(&str)) -> Vec<Row> {
-    let (direct, tcp) = (Place::DIRECT, Place::TCP);
-    let ball = Spec { wait: Wait::Polled, ..Spec::new(Op::Send, Flow::PingPong, 8) };
+    let direct = Place::DIRECT;
+    let tcp = Place::TCP;
+    let ping_pong = Spec { wait: Wait::Polled, ..Spec::new(Op::Send, Flow::PingPong, 8) };
     let bulk = Spec::new(Op::Write, Flow::Stream, 1 << 20).stream(16, 4, 64 << 20);
     let small = Spec::new(Op::Write, Flow::Stream, 8).stream(256, 32, 8 * 256);
-    let stream = |placement| Subject::Tcp(Manner { polled: false, placement });
+    let stream = |placement| Subject::Tcp(TcpMode { polled: false, placement });
     let streams = [Placement::Free, Placement::Together, Placement::Apart].map(stream);
     let best_tcp = |least| (Yardstick::BestTcp, Goal::AtLeast(least));
     let memcpy = (Yardstick::Of(Subject::Memcpy), Goal::AtLeast(0.3));
@@ -56,20 +57,21 @@ pub fn smoke(options: &SmokeOptions<'_>, progress: &mut dyn FnMut(&str)) -> Vec<
         }),
         again("rate, direct", &|| ratio(direct, Measure::Rate, &small, &streams, best_tcp(4.0))),
         again("latency, direct", &|| {
-            ratio(direct, Measure::Lat, &ball, &Seats::ALL.map(Subject::Relay), relay)
+            ratio(direct, Measure::Lat, &ping_pong, &RelayPlacement::ALL.map(Subject::Relay), relay)
         }),
         again("bandwidth, tcp", &|| ratio(tcp, Measure::Bw, &bulk, &streams, best_tcp(0.3))),
         again("rate, tcp", &|| ratio(tcp, Measure::Rate, &small, &streams, best_tcp(4.0))),
         again("many QPs, direct", &|| {
-            let (amount, rounds) = (options.amount, options.rounds);
+            let amount = options.amount;
+            let rounds = options.rounds;
             few_and_many(options.rnicd, direct, &[10, 1000], Goal::AtMost(2.0), amount, rounds)
         }),
         again("idle daemon", &|| idle(options, direct)),
     ]
 }
 
-/// What is said of a row that has failed, and by how much; nothing of one that has not.
-pub fn complaint(row: &Row) -> Option<String> {
+/// Returns an error message for a row that has failed or missed its bound, or `None`.
+pub fn failure_message(row: &Row) -> Option<String> {
     let what = format!("{}{}: {} path", row.subject, row.manner, row.path);
     if let Some(why) = &row.failure {
         return Some(format!("{}: not measured: {why}", row.subject));
@@ -86,13 +88,13 @@ pub fn complaint(row: &Row) -> Option<String> {
     Some(format!("{what}: {value:.3}{unit} ({of}), must be {goal}: missed by a factor of {by:.2}"))
 }
 
-/// Measures until every goal is met, three times at most. A failure counts as a miss.
+/// Measures until every goal is met, at most three times. A failed measurement counts as a miss.
 fn judged(what: &str, mut measure: impl FnMut(u32) -> Result<Row, PerfError>) -> Row {
     let mut attempt = 1;
     loop {
         let mut row = measure(attempt)
             .unwrap_or_else(|e| Row::failed(what.to_owned(), Measure::Daemon, "", e.to_string()));
-        if complaint(&row).is_none() || attempt == ATTEMPTS {
+        if failure_message(&row).is_none() || attempt == ATTEMPTS {
             if attempt > 1 {
                 row.manner += &format!(", attempt {attempt} of {ATTEMPTS}");
             }
@@ -102,7 +104,7 @@ fn judged(what: &str, mut measure: impl FnMut(u32) -> Result<Row, PerfError>) ->
     }
 }
 
-/// An operation against its yardsticks, of which one has a bound.
+/// Compares an operation with its yardsticks, of which one has a bound.
 fn ratio(
     options: &SmokeOptions<'_>,
     Place { setup, daemons }: Place,
@@ -119,7 +121,7 @@ fn ratio(
     Ok(Row::new(kind, spec, bench.path(), &words(setup, daemons), &all, &[goal]))
 }
 
-/// A daemon with two clients that are connected and have nothing to do.
+/// Measures a daemon with two connected idle clients.
 fn idle(options: &SmokeOptions<'_>, Place { setup, daemons }: Place) -> Result<Row, PerfError> {
     let site = Site::start(options.rnicd, Setup { qps: 128, ..setup }, daemons)?;
     let mut ends = site.open()?;
@@ -127,7 +129,7 @@ fn idle(options: &SmokeOptions<'_>, Place { setup, daemons }: Place) -> Result<R
     let bench = Bench::new(&ends.context, &mut ends.peer, &spec, &[Subject::Rdma])?;
     let path = bench.path().to_owned();
     let (time, switches) = idle_cpu(&ends.context)?;
-    // A tick may be charged to whom it finds running.
+    // A tick of other work may be charged to the daemon.
     let most = Goal::AtMost(2.0 * tick().as_secs_f64() * 1e3);
     Ok(Row {
         subject: format!("CPU of an idle daemon, {} s", IDLE.as_secs()),
@@ -145,7 +147,7 @@ fn idle(options: &SmokeOptions<'_>, Place { setup, daemons }: Place) -> Result<R
     })
 }
 
-/// Times that what misses is measured.
+/// Maximum number of measurements of a ratio.
 const ATTEMPTS: u32 = 3;
 
 #[cfg(test)]
@@ -165,17 +167,17 @@ mod tests {
     }
 
     #[test]
-    fn what_misses_once_and_is_met_then_passes() {
+    fn a_ratio_that_misses_once_passes() {
         let values = [0.1, 0.7];
         let passed = judged("", |n| Ok(row(values[n as usize - 1], Goal::AtLeast(0.3))));
-        assert_eq!(complaint(&passed), None);
+        assert_eq!(failure_message(&passed), None);
         assert_eq!(passed.manner, ", attempt 2 of 3");
         let at_once = judged("", |_| Ok(row(0.3, Goal::AtLeast(0.3))));
-        assert_eq!((complaint(&at_once), at_once.manner.as_str()), (None, ""));
+        assert_eq!((failure_message(&at_once), at_once.manner.as_str()), (None, ""));
     }
 
     #[test]
-    fn what_misses_every_time_fails_with_name_and_size() {
+    fn a_ratio_that_always_misses_fails() {
         let mut attempts = 0;
         let failed = judged("", |_| {
             attempts += 1;
@@ -183,22 +185,22 @@ mod tests {
         });
         assert_eq!(attempts, ATTEMPTS);
         assert_eq!(
-            complaint(&failed).unwrap(),
+            failure_message(&failed).unwrap(),
             "RDMA Write 1 MiB, attempt 3 of 3: direct path: 0.100 (memcpy), must be ≥ 0.3: missed \
              by a factor of 3.00"
         );
-        let slow = complaint(&row(12.0, Goal::AtMost(6.0))).unwrap();
+        let slow = failure_message(&row(12.0, Goal::AtMost(6.0))).unwrap();
         assert!(slow.contains("≤ 6") && slow.contains("factor of 2.00"), "{slow}");
     }
 
     #[test]
-    fn what_cannot_be_measured_has_failed() {
+    fn a_failed_measurement_is_a_failure() {
         let options =
             SmokeOptions { rnicd: Path::new("/bin/false"), amount: Amount::Messages(1), rounds: 1 };
         let rows = smoke(&options, &mut |_| ());
         assert_eq!(rows.len(), 7);
         for row in &rows {
-            assert!(complaint(row).unwrap().contains("not measured"), "{row:?}");
+            assert!(failure_message(row).unwrap().contains("not measured"), "{row:?}");
         }
     }
 }

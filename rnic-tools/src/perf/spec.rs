@@ -1,4 +1,4 @@
-//! What is measured, in the terms that both processes understand.
+//! Parameters of a measurement, shared by both processes.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether the peer's RNIC answers, and its program has nothing to do.
+    /// Returns true if the peer's RNIC responds without the peer's program.
     pub fn is_answered(self) -> bool {
         matches!(self, Op::Read | Op::FetchAdd)
     }
@@ -40,13 +40,13 @@ impl fmt::Display for Op {
     }
 }
 
-/// How messages follow each other.
+/// Order of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flow {
-    /// As many as may be outstanding, one way.
+    /// In one direction, with several outstanding.
     Stream,
-    /// One at a time, there and back; a Read or an atomic operation alone is there and back.
+    /// One at a time, back and forth. A Read or an atomic is a round trip by itself.
     PingPong,
 }
 
@@ -54,44 +54,44 @@ pub enum Flow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
-    /// Looks and yields, never sleeps.
+    /// Polls and yields, never sleeps.
     Polled,
     /// Arms the CQ and sleeps on its channel.
     Event,
-    /// `Cq::wait`: looks for some 50 us, then sleeps.
+    /// `Cq::wait`: polls for about 50 us, then sleeps.
     Adaptive,
 }
 
-/// One measurement: what is transferred, how and over how many QPs.
+/// Parameters of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
-    /// RDMA operation that is measured.
+    /// Measured operation.
     pub op: Op,
     /// Stream or ping-pong.
     pub flow: Flow,
     /// Payload bytes per message.
     pub size: u32,
-    /// Places of `size` bytes at each end that the messages go through in turn, at both the RDMA
-    /// and the TCP ends and for memcpy: together the working set.
+    /// Number of buffers of `size` bytes at each end, which the messages use in rotation (RDMA, TCP
+    /// and memcpy). Together they are the working set.
     pub slots: u32,
-    /// Send requests outstanding per QP.
+    /// Outstanding send requests per QP.
     pub depth: u32,
-    /// Requests per post; the last one of each is signaled.
+    /// Requests per post, of which the last is signaled.
     pub batch: u32,
-    /// QPs that are connected.
+    /// Connected QPs.
     pub qps: u32,
-    /// QPs of these that have traffic.
+    /// Connected QPs with traffic.
     pub active: u32,
     /// How both ends wait.
     pub wait: Wait,
-    /// Whether the QPs are wired by hand instead of being connected.
-    pub wired: bool,
-    /// Memory regions of one byte that the peer has besides.
+    /// Uses RC QPs of the RoCE device instead of iWARP QPs.
+    pub rc: bool,
+    /// Additional memory regions of the peer, one byte each.
     pub regions: u32,
 }
 
 impl Spec {
-    /// One QP and no more requests outstanding than there are places.
+    /// Creates parameters with one QP and one outstanding request.
     pub fn new(op: Op, flow: Flow, size: u32) -> Self {
         Spec {
             op,
@@ -103,37 +103,38 @@ impl Spec {
             qps: 1,
             active: 1,
             wait: Wait::Adaptive,
-            wired: false,
+            rc: false,
             regions: 0,
         }
     }
 
-    /// Depth, batch and the working set of a stream.
+    /// Sets depth, batch and working set of a stream.
     #[must_use]
     pub fn stream(mut self, depth: u32, batch: u32, working_set: u64) -> Self {
         let slots = working_set / u64::from(self.size.max(1));
-        (self.depth, self.batch) = (depth, batch);
+        self.depth = depth;
+        self.batch = batch;
         self.slots = u32::try_from(slots).unwrap_or(u32::MAX).max(1);
         self
     }
 
-    /// Bytes that the messages go through at each end.
+    /// Returns the bytes used by the messages at each end.
     pub fn working_set(&self) -> u64 {
         u64::from(self.size) * u64::from(self.slots)
     }
 
-    /// Whether small messages travel in the request itself.
+    /// Returns true if the messages are sent inline.
     pub fn inline(&self) -> bool {
         !self.op.is_answered() && self.size <= INLINE
     }
 
-    /// Entries of a send queue. The note at the end of a round holds one until the peer has
-    /// acknowledged it, which may be in the next round.
+    /// Returns the depth of a send queue. The note at the end of a round takes an entry until the
+    /// peer has acknowledged it, which may be in the next round.
     pub fn sq_depth(&self) -> u32 {
         (self.depth + 1).max(SMALL_RECEIVES)
     }
 
-    /// Receives posted per QP, at the end that gets the messages.
+    /// Returns the number of receives posted per QP at the end that receives the messages.
     pub fn receives(&self) -> u32 {
         match (self.op, self.flow) {
             (Op::Send, Flow::Stream) => (2 * self.depth).max(SMALL_RECEIVES),
@@ -141,14 +142,14 @@ impl Spec {
         }
     }
 
-    /// Refuses what cannot be measured, in words that name the options.
+    /// Checks the parameters. Errors contain the command-line option.
     pub fn check(&self) -> Result<(), PerfError> {
         let refuse = |why: String| Err(PerfError::Arguments(why));
         if self.size == 0 || self.size > MAX_SIZE {
             return refuse(format!("--size must be from 1 to {}", bytes(MAX_SIZE.into())));
         }
         if self.op == Op::FetchAdd && self.size != 8 {
-            return refuse("--op fetch-add is of words: it needs --size 8".into());
+            return refuse("--op fetch-add is for 8-byte words: it needs --size 8".into());
         }
         if self.working_set() > MAX_WORKING_SET {
             return refuse(format!("--working-set must be up to {}", bytes(MAX_WORKING_SET)));
@@ -184,7 +185,7 @@ impl Spec {
         if self.flow == Flow::PingPong && self.op == Op::Write {
             if !self.size.is_multiple_of(8) {
                 return refuse(
-                    "lat --op write needs a --size that is a multiple of 8: the peer looks at the \
+                    "lat --op write needs a --size that is a multiple of 8: the peer polls the \
                      last 8 bytes"
                         .into(),
                 );
@@ -198,24 +199,25 @@ impl Spec {
         Ok(())
     }
 
-    /// Entries for all requests that can be outstanding at one end.
+    /// Returns the CQ entries for all requests that can be outstanding at one end.
     pub fn cq_entries(&self) -> u64 {
         u64::from(self.active) * (u64::from(self.sq_depth()) + u64::from(self.receives()))
     }
 
-    /// The positions of the QPs with traffic, spread evenly over all. A daemon deals its QPs out to
-    /// its workers in turn: the distance between two is odd where it can be, so that those with
-    /// traffic are not all the same worker's.
+    /// Returns the indices of the QPs with traffic, spread evenly over all. A daemon assigns its
+    /// QPs to its workers round robin, so an even distance between two indices would give all
+    /// traffic to one of two workers. The offset makes most distances odd.
     pub fn active_positions(&self) -> impl Iterator<Item = usize> + use<> {
-        let (qps, active) = (u64::from(self.qps), u64::from(self.active));
+        let qps = u64::from(self.qps);
+        let active = u64::from(self.active);
         let distance = qps / active;
         (0..active).map(move |i| (i * qps / active + i % distance) as usize)
     }
 }
 
-/// Bytes of inline data per request.
+/// Maximum inline bytes per request.
 pub const INLINE: u32 = 64;
-/// Receives for acknowledgements, credits and balls.
+/// Receives for acknowledgements, credits and ping-pong messages.
 pub const SMALL_RECEIVES: u32 = 16;
 const MAX_SIZE: u32 = 1 << 30;
 const MAX_WORKING_SET: u64 = 4 << 30;
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused_by_the_name_of_its_option() {
+    fn invalid_parameters_name_their_option() {
         let good = Spec::new(Op::Write, Flow::Stream, 8).stream(16, 4, 8 * 16);
         assert_eq!((good.slots, refusal(&good).as_str()), (16, "accepted"));
         let cases: [(Spec, &str); 8] = [
@@ -252,11 +254,11 @@ mod tests {
 
     #[test]
     fn a_write_ping_pong_needs_a_word_to_look_at() {
-        let ball = Spec::new(Op::Write, Flow::PingPong, 12);
-        assert!(refusal(&ball).contains("multiple of 8"));
-        let ball = Spec { size: 16, wait: Wait::Event, ..ball };
-        assert!(refusal(&ball).contains("--event"));
-        assert_eq!(refusal(&Spec { wait: Wait::Polled, ..ball }), "accepted");
+        let ping_pong = Spec::new(Op::Write, Flow::PingPong, 12);
+        assert!(refusal(&ping_pong).contains("multiple of 8"));
+        let ping_pong = Spec { size: 16, wait: Wait::Event, ..ping_pong };
+        assert!(refusal(&ping_pong).contains("--event"));
+        assert_eq!(refusal(&Spec { wait: Wait::Polled, ..ping_pong }), "accepted");
     }
 
     #[test]

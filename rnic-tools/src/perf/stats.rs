@@ -5,20 +5,20 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// One figure per round, in the order measured.
+/// A result for each round, in the order measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Series {
-    /// The figures, one per round.
+    /// The results, one per round.
     pub rounds: Vec<f64>,
 }
 
 impl Series {
-    /// Adds the figure of a round.
+    /// Adds the result of a round.
     pub fn push(&mut self, figure: f64) {
         self.rounds.push(figure);
     }
 
-    /// The middle one, or the mean of the middle two; `None` before the first round.
+    /// Returns the median, or `None` before the first round.
     pub fn median(&self) -> Option<f64> {
         let mut sorted = self.rounds.clone();
         sorted.sort_by(f64::total_cmp);
@@ -30,42 +30,42 @@ impl Series {
         }
     }
 
-    /// The smallest figure; `None` before the first round.
+    /// Returns the smallest result, or `None` before the first round.
     pub fn lowest(&self) -> Option<f64> {
         self.rounds.iter().copied().min_by(f64::total_cmp)
     }
 
-    /// The largest figure; `None` before the first round.
+    /// Returns the largest result, or `None` before the first round.
     pub fn highest(&self) -> Option<f64> {
         self.rounds.iter().copied().max_by(f64::total_cmp)
     }
 }
 
-/// Times of single operations, to three digits.
+/// Histogram of the times of single operations, with three digits.
 #[derive(Clone)]
 pub struct Times {
     nanoseconds: Histogram<u64>,
 }
 
-/// What is told of many times, in microseconds.
+/// Summary of many times, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
-    /// How many times were taken.
+    /// Number of times.
     pub count: u64,
     /// Mean of all times.
     pub mean_us: f64,
-    /// Half of them are below.
+    /// Half of the times are below.
     pub p50_us: f64,
-    /// One in a hundred is above.
+    /// One time in a hundred is above.
     pub p99_us: f64,
-    /// One in a thousand is above.
+    /// One time in a thousand is above.
     pub p999_us: f64,
-    /// The longest of them.
+    /// The longest time.
     pub max_us: f64,
 }
 
 impl Percentiles {
-    /// These figures with all times multiplied by `by`.
+    /// Returns the summary with all times multiplied by `by`.
     #[must_use]
     pub fn scaled(self, by: f64) -> Self {
         Percentiles {
@@ -80,27 +80,27 @@ impl Percentiles {
 }
 
 impl Times {
-    /// A histogram without times.
+    /// Creates an empty histogram.
     pub fn new() -> Self {
         let nanoseconds = Histogram::new_with_bounds(1, LONGEST_NS, 3);
         // Fails only for bounds in the wrong order or more than five digits.
-        Times { nanoseconds: nanoseconds.expect("constant bounds and digits") }
+        Times { nanoseconds: nanoseconds.expect("bounds and digits are valid constants") }
     }
 
-    /// Adds a time; one beyond a minute counts as a minute.
+    /// Adds a time. A time above a minute counts as a minute.
     #[inline]
     pub fn record(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.nanoseconds.saturating_record(ns.clamp(1, LONGEST_NS));
     }
 
-    /// Adds all of another's.
+    /// Adds all times of another histogram.
     pub fn add(&mut self, other: &Times) {
-        // Fails only if a value of one is out of the other's bounds, which are the same.
-        self.nanoseconds.add(&other.nanoseconds).expect("histograms of the same bounds");
+        // Fails only if the bounds differ.
+        self.nanoseconds.add(&other.nanoseconds).expect("histograms have the same bounds");
     }
 
-    /// What there is to tell.
+    /// Returns the summary.
     pub fn percentiles(&self) -> Percentiles {
         let at = |q| self.nanoseconds.value_at_quantile(q) as f64 / 1e3;
         if self.nanoseconds.is_empty() {
@@ -123,7 +123,7 @@ impl Default for Times {
     }
 }
 
-/// A minute in nanoseconds; longer times count as this.
+/// Nanoseconds in a minute, the longest time.
 const LONGEST_NS: u64 = 60_000_000_000;
 
 #[cfg(test)]
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bad_round_of_five_does_not_move_the_median_far() {
+    fn the_median_ignores_a_bad_round() {
         let s = series(&[10.0, 11.0, 0.1, 10.5, 10.2]);
         assert_eq!(s.median(), Some(10.2));
         assert_eq!((s.lowest(), s.highest()), (Some(0.1), Some(11.0)));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn times_beyond_all_bounds_are_kept_as_the_longest() {
+    fn times_beyond_the_bounds_are_clamped() {
         let mut times = Times::new();
         times.record(Duration::ZERO);
         times.record(Duration::MAX);
@@ -177,7 +177,8 @@ mod tests {
 
     #[test]
     fn added_times_count_together() {
-        let (mut a, mut b) = (Times::new(), Times::new());
+        let mut a = Times::new();
+        let mut b = Times::new();
         a.record(Duration::from_micros(10));
         b.record(Duration::from_micros(30));
         a.add(&b);

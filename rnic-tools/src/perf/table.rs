@@ -1,23 +1,23 @@
-//! Tables of text, and numbers with their units.
+//! Text tables, and numbers with units.
 
-/// A table: the first column is text and stands left, the others are figures and stand right.
+/// A table. The first column is left-aligned text, the others are right-aligned numbers.
 pub struct Table {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these column titles and no rows.
+    /// Creates a table with these column titles and no rows.
     pub fn new(head: &[&str]) -> Self {
         Table { head: head.iter().map(|s| (*s).to_owned()).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row; cells that are missing at its end are empty.
+    /// Adds a row. Missing cells at its end are empty.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 
-    /// The table as lines, without spaces at their ends.
+    /// Renders the table as lines without trailing spaces.
     pub fn render(&self) -> String {
         let all = || std::iter::once(&self.head).chain(&self.rows);
         let columns = all().map(Vec::len).max().unwrap_or(0);
@@ -46,12 +46,12 @@ impl Table {
     }
 }
 
-/// Characters as a terminal counts them; all that is printed here is one wide.
+/// Returns the width of a cell. All characters printed here have width one.
 fn len(cell: &str) -> usize {
     cell.chars().count()
 }
 
-/// Three significant digits, at most three of them behind the point: `0.123`, `12.3`, `1234`.
+/// Formats three significant digits, at most three after the point: `0.123`, `12.3`, `1234`.
 pub fn digits(x: f64) -> String {
     match x.abs() {
         0.0 => "0".to_owned(),
@@ -62,7 +62,7 @@ pub fn digits(x: f64) -> String {
     }
 }
 
-/// Bytes in the largest binary unit that divides them: `1 MiB`, `1500 B`.
+/// Formats bytes in the largest binary unit that divides them: `1 MiB`, `1500 B`.
 pub fn bytes(n: u64) -> String {
     for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if n != 0 && n.is_multiple_of(1 << shift) {
@@ -72,7 +72,7 @@ pub fn bytes(n: u64) -> String {
     format!("{n} B")
 }
 
-/// Reads a size in bytes as options give it: `8`, `4k`, `1MiB`, `64 KiB`; units are binary.
+/// Parses a size in bytes: `8`, `4k`, `1MiB`, `64 KiB`. Units are binary.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -82,10 +82,11 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         "k" | "kib" => 10,
         "m" | "mib" => 20,
         "g" | "gib" => 30,
-        _ => return Err(format!("'{unit}' is no unit of bytes; use KiB, MiB or GiB")),
+        _ => return Err(format!("'{unit}' is not a unit of bytes; use KiB, MiB or GiB")),
     };
-    let number: u64 = number.parse().map_err(|_| "is no number of bytes like 1MiB".to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "is more than can be counted".to_owned())
+    let number: u64 =
+        number.parse().map_err(|_| "is not a number of bytes like 1MiB".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "is 2^64 bytes or more".to_owned())
 }
 
 #[cfg(test)]

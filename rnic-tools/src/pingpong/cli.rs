@@ -6,17 +6,17 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use rnic_client::{ConnectionRequest, Context};
 
-use super::{Match, PingpongError, Waiting, play, serve};
+use super::{Params, PingpongError, Waiting, run_client, serve};
 use crate::cli::Failure;
 use crate::endpoint::Endpoint;
 use crate::{cli, clients, link};
 
-/// Sends messages there and back between two processes, checks each and prints how long they took.
+/// Sends messages back and forth between two processes, and checks and times them.
 ///
 /// Start `pingpong server`, then `pingpong client HOST:PORT`. Both need a running `rnicd`;
-/// RNIC_SOCKET names its socket.
+/// RNIC_SOCKET is the path of its socket.
 ///
-/// Exit codes: 0 every ball was right; 1 something failed; 2 wrong usage.
+/// Exit codes: 0 every message was correct; 1 something failed; 2 wrong usage.
 #[derive(Parser)]
 #[command(name = "pingpong", version)]
 struct Cli {
@@ -26,25 +26,25 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Returns what clients send.
+    /// Answers the messages of clients.
     Server(Server),
-    /// Sends, waits, checks and measures.
+    /// Sends messages, checks the replies and prints the times.
     Client(Client),
 }
 
 #[derive(Args)]
 struct Server {
-    /// Address to listen on; port 0 takes a free one, which is printed.
+    /// Address to listen on; port 0 selects a free port, which is printed.
     #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:7471",
           value_parser = Endpoint::parse)]
     address: Endpoint,
-    /// Serve one client, then exit: successfully if nothing went wrong.
+    /// Serve one client, then exit; the exit code is 0 if nothing failed.
     #[arg(long)]
     once: bool,
-    /// Largest message; clients that want more are refused.
+    /// Largest message; clients that propose larger ones are rejected.
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = cli::size32)]
     max_size: u32,
-    /// Clients at the same time; more are turned away.
+    /// Maximum number of clients at a time; further clients are rejected.
     #[arg(long, value_name = "N", default_value = "16", value_parser = cli::at_least_one)]
     clients: usize,
     #[command(flatten)]
@@ -53,14 +53,14 @@ struct Server {
 
 #[derive(Args)]
 struct Client {
-    /// Where the server is.
+    /// Address of the server.
     #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:7471",
           value_parser = Endpoint::parse)]
     server: Endpoint,
-    /// Bytes of a message.
+    /// Message size in bytes.
     #[arg(long, short, value_name = "SIZE", default_value = "64", value_parser = cli::size32)]
     size: u32,
-    /// Times there and back.
+    /// Number of round trips.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 10_000,
           value_parser = clap::value_parser!(u64).range(1..))]
     iterations: u64,
@@ -70,13 +70,13 @@ struct Client {
 
 #[derive(Args)]
 struct Wait {
-    /// Wait by looking all the time [default: look for 50 us, then sleep].
+    /// Poll for messages [default: poll for 50 us, then sleep].
     #[arg(long)]
     poll: bool,
-    /// Wait by sleeping at once.
+    /// Sleep until a message arrives, without polling first.
     #[arg(long, conflicts_with = "poll")]
     event: bool,
-    /// Seconds the other side may be silent.
+    /// Seconds without a message from the other side before giving up.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = cli::seconds)]
     timeout: Duration,
 }
@@ -91,7 +91,7 @@ impl Wait {
     }
 }
 
-/// `pingpong`: reads the command line and plays. The exit code tells whether every ball was right.
+/// Runs `pingpong` and returns its exit code.
 pub fn main() -> ExitCode {
     cli::exit_code(
         "pingpong",
@@ -106,11 +106,11 @@ impl Client {
     fn run(self) -> Result<(), Failure> {
         let Client { server, size, iterations, wait } = self;
         let context = Context::open()?;
-        let bar = cli::step_bar(iterations, "there and back");
-        let game = Match { size, iterations };
+        let bar = cli::step_bar(iterations, "round trips");
+        let params = Params { size, iterations };
         let outcome = server.try_each(
             |address| {
-                play(&context, address, game, wait.how(), wait.timeout, |done| {
+                run_client(&context, address, params, wait.how(), wait.timeout, |done| {
                     if done.is_multiple_of(256) {
                         bar.set_position(done);
                     }
@@ -119,15 +119,15 @@ impl Client {
             |e| matches!(e, PingpongError::Link(e) if e.is_unreachable()),
         );
         bar.finish_and_clear();
-        let score = outcome?;
-        let seconds = score.elapsed.as_secs_f64();
+        let results = outcome?;
+        let seconds = results.elapsed.as_secs_f64();
         let rate = iterations as f64 / seconds.max(1e-9);
-        cli::say(format_args!(
-            "{iterations} times {size} bytes there and back, all as sent, by the {} path \
+        cli::print_line(format_args!(
+            "{iterations} round trips of {size} bytes, all verified, over the {} path \
              in {seconds:.2} s ({rate:.0}/s)",
-            score.path
+            results.path
         ))?;
-        Ok(cli::say(format_args!("round trip  {}", score.round_trips))?)
+        Ok(cli::print_line(format_args!("round trip  {}", results.round_trips))?)
     }
 }
 
@@ -135,11 +135,11 @@ impl Server {
     fn run(self) -> Result<(), Failure> {
         let context = Context::open()?;
         let listener = link::listen(&context, &self.address, BACKLOG)?;
-        cli::say(format_args!("waiting for clients at {}", listener.local_addr()))?;
+        cli::print_line(format_args!("waiting for clients at {}", listener.local_addr()))?;
         if self.once {
             return Ok(self.serve(&context, listener.accept_request(None)?)?);
         }
-        let report = |line: &str| cli::complain("pingpong", line);
+        let report = |line: &str| cli::print_error("pingpong", line);
         clients::serve(&listener, self.clients, b"too many clients", report, |request| {
             self.serve(&context, request)
         })?;
@@ -149,15 +149,17 @@ impl Server {
     fn serve(&self, context: &Context, request: ConnectionRequest) -> Result<(), PingpongError> {
         let peer = request.peer();
         let wait = &self.wait;
-        let Match { size, iterations } =
+        let Params { size, iterations } =
             serve(context, request, self.max_size, wait.how(), wait.timeout)?;
-        // That somebody reads it is no condition of serving.
-        let _ = cli::say(format_args!("{peer}: {iterations} times {size} bytes, all as sent"));
+        // A failure to print must not end the server.
+        let _ = cli::print_line(format_args!(
+            "{peer}: {iterations} round trips of {size} bytes, all verified"
+        ));
         Ok(())
     }
 }
 
-/// Clients that may wait while others are looked at.
+/// Maximum number of pending connection requests.
 const BACKLOG: u32 = 64;
 
 #[cfg(test)]

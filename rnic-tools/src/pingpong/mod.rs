@@ -1,9 +1,10 @@
-//! Messages there and back, checked and timed: the first thing to try on a new device.
+//! Sends checked and timed messages back and forth: a first test of a new device.
 //!
-//! The client says in its private data how large the ball is and how often it flies. Every ball has
-//! a content of its own in either direction, and each side checks each ball it gets. Two receives
-//! are posted at any time, so that the next ball finds room while the last one is looked at; the
-//! checks of one side take place while the other side has the ball, or after the clock was read.
+//! The private data of the client contains the message size and the number of round trips. Every
+//! message has its own content in each direction, and each side checks each message that it
+//! receives. Two receives are posted at any time, so that the next message can arrive while the
+//! previous one is checked. The server checks a message after it has sent its reply, the client
+//! after it has read the clock.
 
 mod cli;
 
@@ -20,61 +21,61 @@ use crate::link::{self, LinkError};
 
 pub use cli::main;
 
-/// A match, as the client proposes it.
+/// Parameters of a run, proposed by the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Match {
-    /// Bytes of the ball.
+pub struct Params {
+    /// Message size in bytes.
     pub size: u32,
-    /// Times there and back.
+    /// Number of round trips.
     pub iterations: u64,
 }
 
-/// How a side waits for the ball.
+/// How a side waits for a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
-    /// Looks for a while, then sleeps: [`Cq::wait`].
+    /// Polls for a while, then sleeps: [`Cq::wait`].
     #[default]
     Adaptive,
-    /// Looks all the time, yielding the CPU between looks.
+    /// Polls all the time, with yields in between.
     Poll,
-    /// Sleeps on the completion channel at once.
+    /// Sleeps on the completion channel without polling first.
     Event,
 }
 
-/// Why a match was broken off.
+/// Why a run was aborted.
 #[derive(Debug, thiserror::Error)]
 pub enum PingpongError {
-    /// A ball was not what the other side had sent.
-    #[error("ball {number} from {peer} is damaged from byte {at} on")]
+    /// The content of a message differs from what the other side sent.
+    #[error("message {number} from {peer} is damaged from byte {at} on")]
     Damaged {
         /// Address of the other side.
         peer: SocketAddr,
-        /// Which ball, from 0.
+        /// Number of the message, from 0.
         number: u64,
         /// First byte that differs.
         at: usize,
     },
-    /// A ball had another size.
-    #[error("ball {number} from {peer} has {bytes} bytes instead of {size}")]
+    /// A message has the wrong size.
+    #[error("message {number} from {peer} has {bytes} bytes instead of {size}")]
     Size {
         /// Address of the other side.
         peer: SocketAddr,
-        /// Which ball, from 0.
+        /// Number of the message, from 0.
         number: u64,
-        /// Bytes that the ball has.
+        /// Size of the message in bytes.
         bytes: u32,
-        /// Bytes that both sides agreed on.
+        /// Agreed size in bytes.
         size: u32,
     },
-    /// The server does not play this.
-    #[error("refused a match with {peer}: {why}")]
+    /// The server rejected the proposal.
+    #[error("rejected {peer}: {why}")]
     Refused {
         /// Address of the client.
         peer: SocketAddr,
-        /// What the server does not play, in words.
+        /// Reason for the rejection.
         why: String,
     },
-    /// The connection failed before the match was over.
+    /// The connection failed before the run was over.
     #[error(transparent)]
     Link(#[from] LinkError),
 }
@@ -85,84 +86,86 @@ impl From<Error> for PingpongError {
     }
 }
 
-/// What a client learned.
+/// Results of the client.
 #[derive(Clone, Debug)]
-pub struct Score {
-    /// Time of each round trip.
+pub struct Results {
+    /// Times of all round trips.
     pub round_trips: Latencies,
-    /// "direct" or "tcp".
+    /// Path of the connection: "direct" or "tcp".
     pub path: String,
-    /// From the first ball to the last.
+    /// Time from the first message to the last.
     pub elapsed: Duration,
 }
 
-/// Plays a match as client. `progress` is called with the number of balls that have returned.
-pub fn play(
+/// Runs the client. Calls `progress` with the number of messages that have returned.
+pub fn run_client(
     context: &Context,
     peer: SocketAddr,
-    game: Match,
+    params: Params,
     waiting: Waiting,
     patience: Duration,
     mut progress: impl FnMut(u64),
-) -> Result<Score, PingpongError> {
-    let mut table = Table::new(context, game, waiting, peer, patience)?;
-    let options = ConnectOptions { private_data: game.to_bytes(), ..ConnectOptions::default() };
-    link::connect(&table.qp, peer, &options)?;
-    let path = table.qp.query()?.path;
+) -> Result<Results, PingpongError> {
+    let mut session = Session::new(context, params, waiting, peer, patience)?;
+    let options = ConnectOptions { private_data: params.to_bytes(), ..ConnectOptions::default() };
+    link::connect(&session.qp, peer, &options)?;
+    let path = session.qp.query()?.path;
     let mut round_trips = Latencies::new();
     let start = Instant::now();
-    for number in 0..game.iterations {
-        table.prepare(number, Side::Client)?;
+    for number in 0..params.iterations {
+        session.prepare(number, Side::Client)?;
         let served = Instant::now();
-        table.send(number)?;
-        table.await_ball(number)?;
+        session.send(number)?;
+        session.await_message(number)?;
         round_trips.record(served.elapsed());
-        table.check(number, Side::Server)?;
+        session.check(number, Side::Server)?;
         progress(number + 1);
     }
     let elapsed = start.elapsed();
-    link::end(&table.qp);
-    Ok(Score { round_trips, path, elapsed })
+    link::end(&session.qp);
+    Ok(Results { round_trips, path, elapsed })
 }
 
-/// Plays one match as server; matches with larger balls than `max_size` are refused.
+/// Serves one run. Rejects messages larger than `max_size`.
 pub fn serve(
     context: &Context,
     request: ConnectionRequest,
     max_size: u32,
     waiting: Waiting,
     patience: Duration,
-) -> Result<Match, PingpongError> {
+) -> Result<Params, PingpongError> {
     let peer = request.peer();
-    let game = match Match::parse(request.private_data()) {
-        Ok(game) if game.size <= max_size => game,
+    let params = match Params::parse(request.private_data()) {
+        Ok(params) if params.size <= max_size => params,
         other => {
             let why = match other {
-                Ok(game) => format!("{} bytes are more than {max_size}", game.size),
+                Ok(params) => {
+                    format!("message size {} is above the maximum, {max_size}", params.size)
+                }
                 Err(why) => why.to_owned(),
             };
             request.reject(why.as_bytes())?;
             return Err(PingpongError::Refused { peer, why });
         }
     };
-    let mut table = Table::new(context, game, waiting, peer, patience)?;
-    if game.iterations > 0 {
-        table.prepare(0, Side::Server)?;
+    let mut session = Session::new(context, params, waiting, peer, patience)?;
+    if params.iterations > 0 {
+        session.prepare(0, Side::Server)?;
     }
     request
-        .accept(&table.qp, &AcceptOptions::default())
+        .accept(&session.qp, &AcceptOptions::default())
         .map_err(|source| LinkError::NotConnected { peer, source })?;
-    for number in 0..game.iterations {
-        table.await_ball(number)?;
-        table.send(number)?;
-        table.check(number, Side::Client)?;
-        table.prepare(number + 1, Side::Server)?;
+    for number in 0..params.iterations {
+        session.await_message(number)?;
+        session.send(number)?;
+        session.check(number, Side::Client)?;
+        session.prepare(number + 1, Side::Server)?;
     }
-    link::end(&table.qp);
-    Ok(game)
+    link::end(&session.qp);
+    Ok(params)
 }
 
-impl Match {
+impl Params {
     fn to_bytes(self) -> Vec<u8> {
         let mut b = MAGIC.to_vec();
         b.extend(self.size.to_le_bytes());
@@ -172,44 +175,44 @@ impl Match {
 
     fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let mut f = Fields(bytes);
-        f.expect(MAGIC).ok_or("it is no pingpong of this version")?;
-        let game = (|| {
-            let game = Match { size: f.u32()?, iterations: f.u64()? };
+        f.expect(MAGIC).ok_or("not the pingpong protocol of this version")?;
+        let params = (|| {
+            let params = Params { size: f.u32()?, iterations: f.u64()? };
             f.end()?;
-            Some(game)
+            Some(params)
         })();
-        game.ok_or("the proposal has a wrong length")
+        params.ok_or("the proposal has a wrong length")
     }
 }
 
-/// Which side a ball comes from, as its bytes say.
+/// Side that sends a message; determines its content.
 #[derive(Clone, Copy)]
 enum Side {
     Client = 0,
     Server = 1,
 }
 
-/// One side's end of a match: two places for balls that come and two for balls that go.
-struct Table {
+/// One side of a run, with two buffers for incoming and two for outgoing messages.
+struct Session {
     qp: Qp,
     cq: Cq,
     channel: CompletionChannel,
     region: Mr,
-    game: Match,
+    params: Params,
     waiting: Waiting,
     peer: SocketAddr,
     patience: Duration,
-    /// Bytes from one place to the next.
+    /// Distance between two buffers in bytes.
     stride: u64,
-    /// Bytes as they should be, and as they are.
+    /// Expected and received content of the last message.
     expected: Vec<u8>,
     found: Vec<u8>,
 }
 
-impl Table {
+impl Session {
     fn new(
         context: &Context,
-        game: Match,
+        params: Params,
         waiting: Waiting,
         peer: SocketAddr,
         patience: Duration,
@@ -218,63 +221,63 @@ impl Table {
         let cq = context.create_cq(8, Some(&channel))?;
         let pd = context.open_pd(None)?;
         let mut options = QpOptions::new(&cq);
-        // Sends are not signaled: the ball that comes back says that the last one has arrived.
+        // Sends are not signaled: the reply shows that the message has arrived.
         options.sq_depth = 4;
         options.rq_depth = 2;
         let qp = pd.create_qp(&options)?;
-        let stride = u64::from(game.size.max(1)).next_multiple_of(64);
+        let stride = u64::from(params.size.max(1)).next_multiple_of(64);
         let buffer = context.create_shared_buffer(4 * stride)?;
         let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
-        let table = Table {
+        let session = Session {
             qp,
             cq,
             channel,
             region,
-            game,
+            params,
             waiting,
             peer,
             patience,
             stride,
-            expected: vec![0; game.size as usize],
-            found: vec![0; game.size as usize],
+            expected: vec![0; params.size as usize],
+            found: vec![0; params.size as usize],
         };
-        table.post_receive(0)?;
-        table.post_receive(1)?;
-        Ok(table)
+        session.post_receive(0)?;
+        session.post_receive(1)?;
+        Ok(session)
     }
 
-    /// Writes our ball of this number into its place.
+    /// Writes the outgoing message of this number into its buffer.
     fn prepare(&mut self, number: u64, side: Side) -> Result<(), PingpongError> {
-        paint(&mut self.expected, number, side);
+        fill(&mut self.expected, number, side);
         Ok(self.region.write_at(self.outgoing(number), &self.expected)?)
     }
 
     fn send(&self, number: u64) -> Result<(), PingpongError> {
-        let sge = [self.region.sge(self.outgoing(number), self.game.size)];
+        let sge = [self.region.sge(self.outgoing(number), self.params.size)];
         self.qp.post_send(&[SendRequest::send(number, &sge)]).map_err(LinkError::from)?;
         Ok(())
     }
 
-    /// Waits for the peer's ball of this number.
-    fn await_ball(&self, number: u64) -> Result<(), PingpongError> {
+    /// Waits for the peer's message of this number.
+    fn await_message(&self, number: u64) -> Result<(), PingpongError> {
         let completion = self.completion()?;
         let completion = completion.ok().map_err(|e| LinkError::after(e, &self.qp, self.peer))?;
-        // Sends complete only when they fail, so this is a ball, and balls come in order.
+        // Sends complete only if they fail, so this is a message, and messages arrive in order.
         debug_assert_eq!(completion.opcode, CompletionOpcode::Receive);
         match completion.byte_len {
-            bytes if bytes == self.game.size => Ok(()),
+            bytes if bytes == self.params.size => Ok(()),
             bytes => {
-                let Match { size, .. } = self.game;
+                let Params { size, .. } = self.params;
                 Err(PingpongError::Size { peer: self.peer, number, bytes, size })
             }
         }
     }
 
-    /// Compares the peer's ball with what it should be and makes its place free.
+    /// Compares the peer's message with the expected content, and posts the receive again.
     fn check(&mut self, number: u64, side: Side) -> Result<(), PingpongError> {
         self.region.read_at(self.incoming(number), &mut self.found)?;
         self.post_receive(number)?;
-        paint(&mut self.expected, number, side);
+        fill(&mut self.expected, number, side);
         if self.found == self.expected {
             return Ok(());
         }
@@ -298,18 +301,18 @@ impl Table {
 
     fn poll(&self, place: &mut [Completion]) -> Result<usize, Error> {
         let start = Instant::now();
-        let mut looks = 0_u32;
+        let mut polls = 0_u32;
         loop {
             let n = self.cq.poll(place)?;
             if n > 0 {
                 return Ok(n);
             }
-            looks = looks.wrapping_add(1);
-            if !looks.is_multiple_of(LOOKS_PER_YIELD) {
+            polls = polls.wrapping_add(1);
+            if !polls.is_multiple_of(POLLS_PER_YIELD) {
                 std::hint::spin_loop();
                 continue;
             }
-            // Whoever has the ball may need this CPU to return it.
+            // The process that must reply may need this CPU.
             std::thread::yield_now();
             if start.elapsed() > self.patience {
                 return Ok(0);
@@ -320,7 +323,7 @@ impl Table {
     fn sleep(&self, place: &mut [Completion]) -> Result<usize, Error> {
         let start = Instant::now();
         loop {
-            // First arm, then look: a ball that comes in between is seen or told.
+            // Arms before polling, so that a message in between is polled or causes an event.
             self.cq.arm(Arm::Next)?;
             let n = self.cq.poll(place)?;
             if n > 0 {
@@ -334,7 +337,7 @@ impl Table {
     }
 
     fn post_receive(&self, number: u64) -> Result<(), PingpongError> {
-        let sge = [self.region.sge(self.incoming(number), self.game.size)];
+        let sge = [self.region.sge(self.incoming(number), self.params.size)];
         self.qp.post_recv(&[RecvRequest::new(number, &sge)]).map_err(LinkError::from)?;
         Ok(())
     }
@@ -348,8 +351,8 @@ impl Table {
     }
 }
 
-/// Fills a ball with what only this ball holds.
-fn paint(bytes: &mut [u8], number: u64, side: Side) {
+/// Fills a message with content that no other message has.
+fn fill(bytes: &mut [u8], number: u64, side: Side) {
     let mut word =
         number.wrapping_mul(2).wrapping_add(side as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     for chunk in bytes.chunks_mut(8) {
@@ -359,35 +362,35 @@ fn paint(bytes: &mut [u8], number: u64, side: Side) {
     }
 }
 
-/// Name and version of the protocol, first in every proposal.
+/// Name and version of the protocol, at the start of every proposal.
 const MAGIC: &[u8] = b"pingpong\x01";
-/// Looks between two yields.
-const LOOKS_PER_YIELD: u32 = 100;
+/// Polls between two yields.
+const POLLS_PER_YIELD: u32 = 100;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn proposals_come_back_as_they_were_and_cuts_are_refused() {
-        let game = Match { size: 64, iterations: 1 << 40 };
-        let bytes = game.to_bytes();
-        assert_eq!(Match::parse(&bytes), Ok(game));
+    fn proposals_round_trip_and_cuts_are_refused() {
+        let params = Params { size: 64, iterations: 1 << 40 };
+        let bytes = params.to_bytes();
+        assert_eq!(Params::parse(&bytes), Ok(params));
         for n in 0..bytes.len() {
-            assert!(Match::parse(&bytes[..n]).is_err());
+            assert!(Params::parse(&bytes[..n]).is_err());
         }
-        assert!(Match::parse(&[&bytes[..], &[0]].concat()).is_err());
+        assert!(Params::parse(&[&bytes[..], &[0]].concat()).is_err());
     }
 
     #[test]
-    fn every_ball_differs_from_the_others_and_from_its_answer() {
-        let ball = |number, side| {
+    fn every_message_has_its_own_content() {
+        let message = |number, side| {
             let mut bytes = vec![0; 13];
-            paint(&mut bytes, number, side);
+            fill(&mut bytes, number, side);
             bytes
         };
-        assert_eq!(ball(7, Side::Client), ball(7, Side::Client));
-        assert_ne!(ball(7, Side::Client), ball(7, Side::Server));
-        assert_ne!(ball(7, Side::Client), ball(8, Side::Client));
+        assert_eq!(message(7, Side::Client), message(7, Side::Client));
+        assert_ne!(message(7, Side::Client), message(7, Side::Server));
+        assert_ne!(message(7, Side::Client), message(8, Side::Client));
     }
 }

@@ -16,10 +16,10 @@ use crate::{cli, clients, link};
 
 /// Copies files to other processes and hosts by RDMA Write, and verifies their SHA-256.
 ///
-/// Start `rcopy serve` at the receiver, then `rcopy send FILE HOST:PORT` at the sender. Both need a
-/// running `rnicd`; RNIC_SOCKET names its socket.
+/// Start `rcopy serve` on the receiver, then `rcopy send FILE HOST:PORT` on the sender. Both need a
+/// running `rnicd`; RNIC_SOCKET is the path of its socket.
 ///
-/// Exit codes: 0 copied and verified; 1 something failed, and there is no half file; 2 wrong usage.
+/// Exit codes: 0 copied and verified; 1 something failed, without a partial file; 2 wrong usage.
 #[derive(Parser)]
 #[command(name = "rcopy", version)]
 struct Cli {
@@ -31,30 +31,30 @@ struct Cli {
 enum Command {
     /// Receives files.
     Serve(Serve),
-    /// Sends one file; succeeds when the receiver has verified and stored it.
+    /// Sends a file; succeeds when the receiver has verified and stored it.
     Send(Send),
 }
 
 #[derive(Args)]
 struct Serve {
-    /// Address to listen on; port 0 takes a free one, which is printed. Everybody who reaches it
-    /// may send files.
+    /// Address to listen on; port 0 selects a free port, which is printed. There is no
+    /// authentication: every peer that can connect may send files.
     #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:7472",
           value_parser = Endpoint::parse)]
     address: Endpoint,
-    /// Folder the files go to; it must be there.
+    /// Folder for the files; must exist.
     #[arg(long, default_value = ".")]
     dir: PathBuf,
-    /// Receive one file, then exit: successfully if it arrived.
+    /// Receive one file, then exit; the exit code is 0 if it arrived.
     #[arg(long)]
     once: bool,
-    /// Replace files of the same name instead of refusing.
+    /// Replace files of the same name instead of rejecting new ones.
     #[arg(long)]
     replace: bool,
-    /// Largest file accepted, as in 10GiB [default: what fits the disk].
+    /// Largest file accepted, such as 10GiB [default: the free space of the disk].
     #[arg(long, value_name = "SIZE", value_parser = cli::size)]
     max_size: Option<u64>,
-    /// Files received at the same time; more senders are turned away.
+    /// Maximum number of files received at a time; further senders are rejected.
     #[arg(long, value_name = "N", default_value = "4", value_parser = cli::at_least_one)]
     clients: usize,
     #[command(flatten)]
@@ -65,7 +65,7 @@ struct Serve {
 struct Send {
     /// File to send.
     file: PathBuf,
-    /// Receiver, and the name the file shall have there [default: the name it has here].
+    /// Receiver, and the name of the file there [default: the same name].
     #[arg(value_name = "HOST:PORT[/NAME]", value_parser = destination)]
     to: (Endpoint, Option<String>),
     #[command(flatten)]
@@ -74,20 +74,20 @@ struct Send {
 
 #[derive(Args)]
 struct Ring {
-    /// Bytes per RDMA Write, at most 64MiB; the smaller wish of both sides counts.
+    /// Bytes per RDMA Write, at most 64MiB; the smaller value of both sides applies.
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = chunk)]
     chunk: u32,
-    /// Chunks under way at a time; the smaller wish of both sides counts. Each costs both sides a
-    /// chunk of memory.
+    /// Chunks in flight; the smaller value of both sides applies. Each uses the memory of one chunk
+    /// on both sides.
     #[arg(long, value_name = "N", default_value_t = 16,
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     chunks: u16,
-    /// Seconds the other side may be silent.
+    /// Seconds without a message from the other side before giving up.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = cli::seconds)]
     timeout: Duration,
 }
 
-/// `rcopy`: reads the command line and copies. The exit code tells whether all went well.
+/// Runs `rcopy` and returns its exit code.
 pub fn main() -> ExitCode {
     cli::exit_code(
         "rcopy",
@@ -117,8 +117,8 @@ impl Send {
         );
         bar.finish_and_clear();
         let Report { name, peer, bytes, seconds, sha256 } = outcome?;
-        cli::say(format_args!("{name}: {} to {peer}", cli::throughput(bytes, seconds)))?;
-        Ok(cli::say(format_args!("SHA-256 {sha256}, verified and stored by the receiver"))?)
+        cli::print_line(format_args!("{name}: {} to {peer}", cli::throughput(bytes, seconds)))?;
+        Ok(cli::print_line(format_args!("SHA-256 {sha256}, verified and stored by the receiver"))?)
     }
 }
 
@@ -135,13 +135,14 @@ impl Serve {
         let context = Context::open()?;
         let listener = link::listen(&context, &self.address, BACKLOG)?;
         let bars = MultiProgress::new();
-        let (dir, address) = (self.dir.display(), listener.local_addr());
-        cli::say(format_args!("receiving files into {dir} at {address}"))?;
+        let dir = self.dir.display();
+        let address = listener.local_addr();
+        cli::print_line(format_args!("receiving files into {dir} at {address}"))?;
         if self.once {
             let request = listener.accept_request(None)?;
             return Ok(self.receive(&context, request, &options, &bars)?);
         }
-        let report = |line: &str| bars.suspend(|| cli::complain("rcopy", line));
+        let report = |line: &str| bars.suspend(|| cli::print_error("rcopy", line));
         clients::serve(&listener, self.clients, &refusal(BUSY), report, |request| {
             self.receive(&context, request, &options, &bars)
         })?;
@@ -166,8 +167,8 @@ impl Serve {
         let Report { name, peer, bytes, seconds, sha256 } = outcome?;
         let size = cli::throughput(bytes, seconds);
         let line = format!("{name}: {size} from {peer}, SHA-256 {sha256}");
-        // The file is there, whether or not somebody reads that.
-        let _ = bars.suspend(|| cli::say(line));
+        // A failure to print does not matter: the file has been stored.
+        let _ = bars.suspend(|| cli::print_line(line));
         Ok(())
     }
 }
@@ -183,11 +184,11 @@ fn destination(text: &str) -> Result<(Endpoint, Option<String>), String> {
 fn chunk(text: &str) -> Result<u32, String> {
     match cli::size32(text)? {
         chunk @ 1..=0x400_0000 => Ok(chunk),
-        _ => Err("a chunk has 1 byte to 64MiB".to_owned()),
+        _ => Err("a chunk must be from 1 byte to 64MiB".to_owned()),
     }
 }
 
-/// Senders that may wait while others are looked at.
+/// Maximum number of pending connection requests.
 const BACKLOG: u32 = 64;
 const BUSY: &str = "too many files are being received already; try again later";
 

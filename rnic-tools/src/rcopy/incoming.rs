@@ -1,8 +1,8 @@
-//! A file that gets its name only when it is whole.
+//! A file that gets its name only when it is complete.
 //!
-//! Where the file system can do it (`O_TMPFILE`), the file has no name at all until then, so that
-//! even `kill -9` leaves nothing behind. Elsewhere it is called `.rcopy-...` and is removed when
-//! the copy fails, which only a kill can prevent. Names are checked before they come here.
+//! If the file system supports `O_TMPFILE`, the file has no name until then, so that even `kill -9`
+//! leaves nothing behind. Otherwise it has a name `.rcopy-...`, and is removed if the copy fails,
+//! unless the process is killed. Callers check the final name.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,13 +14,13 @@ use tempfile::{Builder, NamedTempFile};
 
 use super::{CopyError, FileName};
 
-/// A file under way. Dropping it leaves nothing behind.
+/// A file being received. Dropping it removes the file.
 pub(super) struct Incoming {
     folder: PathBuf,
     name: FileName,
     replace: bool,
     content: Content,
-    /// Bytes written since they were last brought to the disk.
+    /// Bytes written since the last sync.
     unsynced: u64,
 }
 
@@ -30,7 +30,8 @@ enum Content {
 }
 
 impl Incoming {
-    /// A new file in `folder`, which will be called `name`, in place of an old one if `replace`.
+    /// Creates a file in `folder` with the final name `name`. An existing file is only allowed, and
+    /// replaced, if `replace` is true.
     pub(super) fn create(folder: &Path, name: FileName, replace: bool) -> io::Result<Self> {
         let content = match nameless(folder) {
             Some(file) => Content::Nameless(file),
@@ -49,19 +50,19 @@ impl Incoming {
         }
     }
 
-    /// What the file will be called.
+    /// Returns the final path of the file.
     pub(super) fn path(&self) -> PathBuf {
         self.folder.join(self.name.as_str())
     }
 
-    /// Bytes that the file system can still take.
+    /// Returns the free space of the file system in bytes.
     pub(super) fn room(&self) -> io::Result<u64> {
         let v = rustix::fs::statvfs(&self.folder)?;
         Ok(v.f_bavail.saturating_mul(v.f_frsize))
     }
 
-    /// Appends. Brings the bytes to the disk every now and then, so that `commit` has little left
-    /// to wait for while the sender hears nothing.
+    /// Appends bytes. Syncs from time to time, so that `commit` has little left to write while the
+    /// sender waits.
     pub(super) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file().write_all(bytes)?;
         self.unsynced += bytes.len() as u64;
@@ -72,13 +73,13 @@ impl Incoming {
         Ok(())
     }
 
-    /// Brings everything to the disk and only then gives the file its name.
+    /// Syncs the file, then gives it its name.
     pub(super) fn commit(mut self) -> io::Result<()> {
         self.file().sync_all()?;
         let path = self.path();
         match self.content {
             Content::Nameless(file) if self.replace => {
-                // A link cannot replace a file, only a rename can.
+                // linkat(2) cannot replace a file, so it needs a temporary name.
                 builder()
                     .make_in(&self.folder, |p| link(&file, p))?
                     .into_temp_path()
@@ -104,7 +105,7 @@ impl Incoming {
     }
 }
 
-/// Checks that files can be put into a folder, by making one there that goes at once.
+/// Checks that files can be created in a folder, by creating a temporary file.
 pub fn check_folder(folder: &Path) -> Result<(), CopyError> {
     let failed = |source| CopyError::Folder { folder: folder.to_path_buf(), source };
     if !std::fs::metadata(folder).map_err(failed)?.is_dir() {
@@ -114,13 +115,13 @@ pub fn check_folder(folder: &Path) -> Result<(), CopyError> {
         Some(_) => Ok(()),
         None => match builder().tempfile_in(folder) {
             Ok(_) => Ok(()),
-            // Without the name that it would have had.
+            // Drops the error context, which contains the temporary name.
             Err(e) => Err(failed(e.raw_os_error().map_or(e, io::Error::from_raw_os_error))),
         },
     }
 }
 
-/// A file without a name, if the system can make one and name it later.
+/// Creates a file without a name. Returns `None` if the system cannot create or link one.
 fn nameless(folder: &Path) -> Option<File> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(0o666)).ok()?);
@@ -131,7 +132,8 @@ fn link(file: &File, path: &Path) -> io::Result<()> {
     Ok(rustix::fs::linkat(CWD, proc_path(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }
 
-/// By this path a file without a name can be linked without privileges (open(2), `O_TMPFILE`).
+/// Returns a path by which a file without a name can be linked without privileges (open(2),
+/// `O_TMPFILE`).
 fn proc_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
@@ -158,7 +160,7 @@ mod tests {
         entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// Both kinds of content: without and with a name.
+    /// Creates both kinds of content: without and with a temporary name.
     fn both(folder: &Path, replace: bool) -> Vec<io::Result<Incoming>> {
         let named = builder().tempfile_in(folder).unwrap();
         vec![
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_appears_with_the_last_byte_and_not_before() {
+    fn a_file_gets_its_name_on_commit() {
         for i in 0..2 {
             let folder = tempfile::tempdir().unwrap();
             let mut incoming = both(folder.path(), false).swap_remove(i).unwrap();
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_given_up_leaves_nothing_behind() {
+    fn an_aborted_copy_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         for incoming in both(folder.path(), false) {
             let mut incoming = incoming.unwrap();
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_appears_meanwhile_is_not_overwritten() {
+    fn a_file_created_in_between_is_kept() {
         for i in 0..2 {
             let folder = tempfile::tempdir().unwrap();
             let incoming = both(folder.path(), false).swap_remove(i).unwrap();
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_neither_followed_nor_a_folder_replaced() {
+    fn links_are_not_followed_nor_folders_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let outside = tempfile::tempdir().unwrap();
         let target = outside.path().join("target");

@@ -1,15 +1,16 @@
-//! Copying a file of any size to another process by RDMA Write.
+//! Copies a file of any size to another process by RDMA Write.
 //!
-//! The receiver lends the sender a ring of chunks in registered memory. The sender writes each
-//! chunk of the file into the next free place by RDMA Write and says so in a Send, which arrives
-//! after it; the receiver appends the chunk to a file that has no name yet and gives the place back
-//! in a Send. So memory is bounded by the ring, whatever the size of the file. At the end the
-//! sender tells the SHA-256 of what it read; only if that of what was written is the same, and the
-//! file is safe on the disk, does it get its name. [`send_file`] and [`receive_file`] do one copy
-//! each; [`serve_one`] waits for one. `wire` has the messages, `incoming` the file without a name.
+//! The receiver grants the sender a ring of chunks in registered memory. The sender writes each
+//! chunk of the file into the next free slot of the ring by RDMA Write and announces it in a Send,
+//! which arrives after the Write. The receiver appends the chunk to a file that has no name yet,
+//! and returns the slot in a Send. So the ring limits the memory, whatever the size of the file. At
+//! the end the sender transmits the SHA-256 of the bytes it has read. The file gets its name only
+//! if the SHA-256 of the written bytes is the same and the file has been synced to the disk.
+//! [`send_file`] and [`receive_file`] perform one copy each; [`serve_one`] waits for a sender.
+//! `wire` defines the messages, `incoming` the file without a name.
 //!
-//! The sender may write into the ring at any time. A chunk is therefore copied out once, and the
-//! copy is both hashed and written: whatever the sender scribbles, the file is what was hashed.
+//! The sender can write into the ring at any time. So the receiver copies a chunk out once, and
+//! both hashes and writes the copy: the file always has the content that was hashed.
 
 mod cli;
 mod incoming;
@@ -39,13 +40,13 @@ pub use wire::refusal;
 /// Parameters of the sender.
 #[derive(Clone, Debug)]
 pub struct SendOptions {
-    /// Name the file shall have at the receiver; `None` for the name it has here.
+    /// Name of the file at the receiver; `None` for the same name.
     pub name: Option<String>,
-    /// Bytes per RDMA Write, at most; the receiver may want less. Default 1 MiB.
+    /// Maximum bytes per RDMA Write; the receiver may require less. Default 1 MiB.
     pub chunk: u32,
-    /// Chunks under way, at most; the receiver may want less. Default 16.
+    /// Maximum chunks in flight; the receiver may require less. Default 16.
     pub chunks: u16,
-    /// How long the receiver may be silent. Default 60 s.
+    /// Time without a message from the receiver before giving up. Default 60 s.
     pub patience: Duration,
 }
 
@@ -58,16 +59,16 @@ impl Default for SendOptions {
 /// Parameters of the receiver.
 #[derive(Clone, Debug)]
 pub struct ReceiveOptions {
-    /// Whether a file of the same name is replaced. Default no: the copy is refused.
+    /// Replaces a file of the same name. Default: false, which rejects the copy.
     pub replace: bool,
-    /// Largest file accepted, in bytes. Default: what fits the disk.
+    /// Largest file accepted, in bytes. Default: the free space of the disk.
     pub max_size: Option<u64>,
-    /// Bytes per chunk, at most. Default 1 MiB.
+    /// Maximum bytes per chunk. Default 1 MiB.
     pub chunk: u32,
-    /// Chunks of the ring, at most. A copy takes `chunk * chunks` bytes of shared memory and
-    /// `chunk` more. Default 16.
+    /// Maximum chunks of the ring. A copy needs `chunk * chunks` bytes of shared memory and another
+    /// `chunk` bytes. Default 16.
     pub chunks: u16,
-    /// How long the sender may be silent. Default 60 s.
+    /// Time without a message from the sender before giving up. Default 60 s.
     pub patience: Duration,
 }
 
@@ -83,25 +84,25 @@ impl Default for ReceiveOptions {
     }
 }
 
-/// How far a copy is.
+/// Progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes the receiver has.
+    /// Bytes received by the receiver.
     pub done: u64,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub total: u64,
 }
 
-/// A copy that succeeded.
+/// A successful copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Name at the receiver.
     pub name: String,
     /// Address of the other side.
     pub peer: SocketAddr,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// From the connection to the verdict, hashing and writing to the disk included.
+    /// Time from the connection to the result, including hashing and writing to the disk.
     pub seconds: f64,
     /// SHA-256, equal on both sides.
     pub sha256: Digest,
@@ -123,7 +124,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// Why a copy failed. The receiver then has no file of the name, or still the one it had before.
+/// Why a copy failed. The receiver then has either no file of this name or the previous one.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The file to send could not be read.
@@ -135,7 +136,7 @@ pub enum CopyError {
         source: io::Error,
     },
     /// The file to send is a directory, device or pipe.
-    #[error("{path} is no regular file", path = path.display())]
+    #[error("{path} is not a regular file", path = path.display())]
     NotRegular {
         /// Path of the file to send.
         path: PathBuf,
@@ -145,7 +146,7 @@ pub enum CopyError {
     Changed {
         /// Path of the file to send.
         path: PathBuf,
-        /// How it changed, in words: it became longer or shorter.
+        /// The change: the file became longer or shorter.
         how: &'static str,
     },
     /// The file could not be written at the receiver.
@@ -156,7 +157,7 @@ pub enum CopyError {
         /// The system's error.
         source: io::Error,
     },
-    /// The folder takes no files.
+    /// No files can be created in the folder.
     #[error("cannot put files into {folder}: {source}", folder = folder.display())]
     Folder {
         /// Path of the folder.
@@ -167,26 +168,28 @@ pub enum CopyError {
     /// The name cannot be used at the receiver.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// This receiver does not accept the file; the sender has been told.
-    #[error("refused {name:?} of {peer}: {why}")]
+    /// This receiver rejected the file and informed the sender.
+    #[error("rejected {name:?} from {peer}: {why}")]
     Refused {
         /// Address of the sender.
         peer: SocketAddr,
         /// Name of the file.
         name: String,
-        /// What kept the file from being stored, in words.
+        /// Reason for the rejection.
         why: String,
     },
-    /// The other side refused or gave up, and said why.
-    #[error("{peer} says: {}", printable(why))]
+    /// The other side rejected the copy or gave up, with a reason.
+    #[error("{peer} reports: {}", printable(why))]
     Peer {
         /// Address of the other side.
         peer: SocketAddr,
-        /// Reason in the other side's words, which may hold any characters.
+        /// Reason given by the other side; may contain any characters.
         why: String,
     },
-    /// What arrived is not what was sent.
-    #[error("SHA-256 was {sent} at {peer}, but here it is {arrived}: the copy was thrown away")]
+    /// The received content differs from the sent content.
+    #[error(
+        "{peer} sent a file with SHA-256 {sent}, but {arrived} arrived: the copy was discarded"
+    )]
     Digest {
         /// Address of the sender.
         peer: SocketAddr,
@@ -195,8 +198,8 @@ pub enum CopyError {
         /// The receiver's digest.
         arrived: Digest,
     },
-    /// The receiver says that it has stored something else.
-    #[error("{peer} stored a file of SHA-256 {stored}, but {sent} was sent")]
+    /// The receiver reports a different content.
+    #[error("{peer} stored a file with SHA-256 {stored}, but {sent} was sent")]
     StoredOther {
         /// Address of the receiver.
         peer: SocketAddr,
@@ -205,12 +208,12 @@ pub enum CopyError {
         /// The receiver's digest.
         stored: Digest,
     },
-    /// The other side does not keep to the protocol of `rcopy`.
-    #[error("{peer} does not keep to the protocol: {why}")]
+    /// The other side violates the protocol of `rcopy`.
+    #[error("{peer} violates the protocol: {why}")]
     Protocol {
         /// Address of the other side.
         peer: SocketAddr,
-        /// What the other side did, in words.
+        /// Description of the violation.
         why: String,
     },
     /// The connection failed before the copy was over.
@@ -225,16 +228,16 @@ impl From<Error> for CopyError {
 }
 
 impl CopyError {
-    /// What the other side is told of it: nothing if it cannot be told, or knows.
+    /// Returns the error text for the other side, or `None` if it cannot be sent or is known there.
     fn for_peer(&self) -> Option<String> {
         match self {
             CopyError::Link(_) | CopyError::Peer { .. } | CopyError::StoredOther { .. } => None,
-            // Where the file is, which errors may tell, is no business of the other side.
+            // The path of the file may be confidential, so it is omitted.
             CopyError::Read { source, .. } => Some(format!("cannot read it: {}", source.kind())),
             CopyError::Write { source, .. } | CopyError::Folder { source, .. } => {
                 Some(format!("cannot write it: {}", source.kind()))
             }
-            CopyError::NotRegular { .. } => Some("it is no regular file".to_owned()),
+            CopyError::NotRegular { .. } => Some("it is not a regular file".to_owned()),
             CopyError::Changed { how, .. } => Some(format!("the file {how} while it was copied")),
             CopyError::Name(e) => Some(e.to_string()),
             CopyError::Refused { name, why, .. } => Some(format!("{name:?} is refused: {why}")),
@@ -246,9 +249,9 @@ impl CopyError {
     }
 }
 
-/// How long the other side may be silent, by default.
+/// Default time without a message from the other side before giving up.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Largest chunk, in bytes: what one side may ask of the other's memory at a time.
+/// Maximum size of a chunk in bytes, to limit the memory that the other side can request.
 const MAX_CHUNK: u32 = 64 << 20;
-/// Most chunks of a ring.
+/// Maximum number of chunks of a ring.
 const MAX_CHUNKS: u16 = 1024;

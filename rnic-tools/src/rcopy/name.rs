@@ -1,27 +1,27 @@
-//! Names of files that a peer may choose.
+//! File names that a peer may choose.
 
 use std::fmt;
 
-/// A name that stays in its folder: one component, not hidden, printable.
+/// A name that stays within its folder: a single component, not hidden, printable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileName(String);
 
-/// Why a name was refused.
+/// Why a name was rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the name {name:?} cannot be used: it {why}")]
 pub struct NameError {
-    /// The name, cut to 255 bytes.
+    /// The name, truncated to 255 bytes.
     pub name: String,
-    /// What is wrong with it.
+    /// The problem.
     pub why: &'static str,
 }
 
 impl FileName {
-    /// Most bytes: what Linux file systems take, and what fits the field on the wire.
+    /// Maximum length in bytes: the limit of Linux file systems, and of the field in the message.
     pub const MAX: usize = 255;
 
-    /// Takes a name that is a single file name: no slash, no leading dot, at most [`Self::MAX`]
-    /// bytes.
+    /// Checks that a name is a single visible file name: no slash, no leading dot, no control
+    /// characters, at most [`Self::MAX`] bytes.
     pub fn new(name: &str) -> Result<Self, NameError> {
         let why = if name.is_empty() {
             "is empty"
@@ -40,19 +40,19 @@ impl FileName {
         Err(NameError { name: cut.to_owned(), why })
     }
 
-    /// Checks a name of the wire.
+    /// Checks a name from a message.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, NameError> {
         match std::str::from_utf8(bytes) {
             Ok(name) => Self::new(name),
             Err(_) => {
                 let name = String::from_utf8_lossy(bytes);
                 let name = name.floor_char_boundary_at(Self::MAX).to_owned();
-                Err(NameError { name, why: "is no UTF-8" })
+                Err(NameError { name, why: "is not UTF-8" })
             }
         }
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -64,7 +64,7 @@ impl fmt::Display for FileName {
     }
 }
 
-/// The longest start of a text within some bytes that cuts no character.
+/// Truncation of text at a character boundary.
 pub(super) trait Cut {
     fn floor_char_boundary_at(&self, bytes: usize) -> &str;
 }
@@ -84,14 +84,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ordinary_names_are_taken_as_they_are() {
+    fn ordinary_names_are_accepted() {
         for name in ["a", "a.txt", "two words", "grüße", "a..b", "-rf", &"x".repeat(255)] {
             assert_eq!(FileName::new(name).map(|n| n.to_string()), Ok(name.to_owned()));
         }
     }
 
     #[test]
-    fn names_cannot_leave_the_folder_or_hide_or_trick_a_terminal() {
+    fn unsafe_names_are_refused() {
         for name in [
             "",
             ".",
@@ -110,7 +110,7 @@ mod tests {
         ] {
             assert!(FileName::new(name).is_err(), "{name:?}");
         }
-        assert_eq!(FileName::from_bytes(b"a\xFF").unwrap_err().why, "is no UTF-8");
+        assert_eq!(FileName::from_bytes(b"a\xFF").unwrap_err().why, "is not UTF-8");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The receiving side.
+//! The receiving side of a copy.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::messenger::{Messenger, MessengerEvent, MessengerSizes};
 
 /// Waits for one sender and receives its file into `folder`; see [`receive_file`].
 ///
-/// `timeout` is for the wait alone (`None` waits as long as it takes).
+/// `timeout` limits only the wait for the sender; `None` waits forever.
 pub fn serve_one(
     context: &Context,
     listener: &Listener,
@@ -33,8 +33,8 @@ pub fn serve_one(
 
 /// Receives the file that a connection request offers into `folder`.
 ///
-/// The file appears under its name whole or not at all. `progress` is called with its name after
-/// each step. What cannot be accepted is rejected in words that the sender sees.
+/// The file gets its name only if it is complete. `progress` is called with the name after each
+/// step. Rejects the connection, with a reason for the sender, if it cannot accept the file.
 pub fn receive_file(
     context: &Context,
     request: ConnectionRequest,
@@ -54,7 +54,7 @@ pub fn receive_file(
         Ok(accepted) => accepted,
         Err(e) => {
             let why = e.for_peer().unwrap_or_else(|| "the receiver lacks resources".to_owned());
-            // The sender may have gone meanwhile; our own error says more.
+            // Fails if the sender has gone. The local error is more useful.
             let _ = request.reject(&refusal(&why));
             return Err(e);
         }
@@ -79,7 +79,7 @@ pub fn receive_file(
     };
     match receiver.copy(&mut |done| progress(&name, done)) {
         Ok(sha256) => {
-            // The file has its name, whether or not the sender still hears of it.
+            // The file has been stored, even if the sender does not get the message.
             if messenger.send(&Message::Stored { digest: sha256 }.to_bytes()).is_ok() {
                 messenger.finish();
             }
@@ -97,7 +97,7 @@ pub fn receive_file(
     }
 }
 
-/// Decides about an offer and makes the file without a name.
+/// Checks an offer, and creates the file without a name.
 fn examine(
     private_data: &[u8],
     peer: SocketAddr,
@@ -123,19 +123,19 @@ fn examine(
         Ok(room) if room < offer.size => {
             Err(refused(format!("{} bytes do not fit the {room} that are free", offer.size)))
         }
-        // A file system that does not tell its room says no when it is full.
+        // If the free space is unknown, a full file system causes an error later.
         _ => Ok((offer, name, incoming)),
     }
 }
 
-/// The memory that is lent to the sender.
+/// Memory granted to the sender.
 struct Ring {
     region: Mr,
     grant: Grant,
 }
 
 impl Ring {
-    /// Makes a ring no larger than both sides want, and the QP that alone may write into it.
+    /// Creates a ring no larger than either side allows, and the only QP that may write into it.
     fn lend(
         context: &Context,
         offer: &Offer,
@@ -149,7 +149,7 @@ impl Ring {
         let places = u32::from(chunks) + SPARE;
         let sizes = MessengerSizes {
             length: MAX_MESSAGE as u32,
-            // A note for each chunk of the ring, and the end.
+            // A message for each chunk of the ring, and the end.
             receives: places,
             sends: places,
             others: 0,
@@ -167,7 +167,7 @@ impl Ring {
     }
 }
 
-/// A copy under way.
+/// A copy in progress.
 struct Receiver<'a> {
     messenger: &'a mut Messenger,
     ring: &'a Ring,
@@ -192,7 +192,7 @@ impl Receiver<'_> {
                         && length > 0
                         && u64::from(length) == chunk.min(self.size - done) =>
                 {
-                    // Not longer than the buffer, as was just seen.
+                    // At most the size of the buffer, as checked above.
                     self.take(&mut buffer[..length as usize])?;
                     done += u64::from(length);
                     progress(Progress { done, total: self.size });
@@ -201,18 +201,18 @@ impl Receiver<'_> {
                     return self.store(digest);
                 }
                 other => {
-                    let why = format!("{other:?} after {done} of {} bytes", self.size);
+                    let why = format!("unexpected {other:?} after {done} of {} bytes", self.size);
                     return Err(CopyError::Protocol { peer: self.peer, why });
                 }
             }
         }
     }
 
-    /// Takes the next chunk out of the ring and gives its place back.
+    /// Copies the next chunk out of the ring and returns its slot to the sender.
     fn take(&mut self, bytes: &mut [u8]) -> Result<(), CopyError> {
         let grant = self.ring.grant;
         let place = self.received % u64::from(grant.chunks);
-        // The sender may scribble at any time: from here on only the copy counts.
+        // The sender can write to the ring at any time, so only the copy is used from here on.
         self.ring.region.read_at(place * u64::from(grant.chunk), bytes)?;
         self.received += 1;
         let credit = Message::Credit { taken: self.received };
@@ -221,16 +221,17 @@ impl Receiver<'_> {
         self.incoming.append(bytes).map_err(|source| self.cannot_write(source))
     }
 
-    /// Gives the file its name if it is what was sent.
+    /// Gives the file its name if its digest matches.
     fn store(mut self, sent: Digest) -> Result<Digest, CopyError> {
         let arrived = Digest(self.hash.finalize_reset().into());
         if arrived != sent {
             return Err(CopyError::Digest { peer: self.peer, sent, arrived });
         }
-        let (path, peer) = (self.incoming.path(), self.peer);
+        let path = self.incoming.path();
+        let peer = self.peer;
         match self.incoming.commit() {
             Ok(()) => Ok(arrived),
-            // Somebody else was faster.
+            // Another process has created the file in between.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 Err(CopyError::Refused { peer, name, why: EXISTS.to_owned() })
@@ -239,7 +240,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// The next message; an abort is an error.
+    /// Waits for the next message. An abort is an error.
     fn message(&mut self) -> Result<Message, CopyError> {
         let peer = self.peer;
         match self.messenger.next()? {
@@ -248,9 +249,9 @@ impl Receiver<'_> {
                 Some(message) => Ok(message),
                 None => Err(CopyError::Protocol { peer, why: "a malformed message".to_owned() }),
             },
-            // Nothing but messages is posted here.
+            // Only messages are posted here.
             MessengerEvent::Done(request) => {
-                let why = format!("request {request} that nobody made is done");
+                let why = format!("completion of unknown request {request}");
                 Err(CopyError::Protocol { peer, why })
             }
         }
@@ -261,8 +262,8 @@ impl Receiver<'_> {
     }
 }
 
-const EXISTS: &str = "there is one of this name already";
-/// Messages that belong to no chunk: the end, or an abort.
+const EXISTS: &str = "a file of this name already exists";
+/// Messages in addition to one per chunk: the end, or an abort.
 const SPARE: u32 = 2;
 
 #[cfg(test)]
@@ -279,12 +280,12 @@ mod tests {
 
     fn refusal_of(private_data: &[u8], folder: &Path, options: &ReceiveOptions) -> String {
         let outcome = examine(private_data, peer(), folder, options);
-        let e = outcome.err().expect("it is refused");
-        e.for_peer().expect("the sender is told")
+        let e = outcome.err().expect("the offer is refused");
+        e.for_peer().expect("the sender gets the reason")
     }
 
     #[test]
-    fn what_cannot_be_stored_is_refused_before_it_is_sent() {
+    fn files_that_cannot_be_stored_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let options = ReceiveOptions { max_size: Some(100), ..ReceiveOptions::default() };
         assert!(examine(&offer("a", 100), peer(), folder.path(), &options).is_ok());
@@ -301,7 +302,7 @@ mod tests {
         let said = refusal_of(&[offer("", 1), b"../b".to_vec()].concat(), folder.path(), &options);
         assert!(said.contains("has a slash"), "{said}");
         let said = refusal_of(b"GET /", folder.path(), &options);
-        assert!(said.contains("no rcopy"), "{said}");
+        assert!(said.contains("does not run rcopy"), "{said}");
         let said = refusal_of(&offer("b", 1), &folder.path().join("gone"), &options);
         assert!(said.contains("cannot write it") && !said.contains("gone"), "{said}");
     }

@@ -1,4 +1,4 @@
-//! The sending side.
+//! The sending side of a copy.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,9 +14,9 @@ use super::{CopyError, Digest, FileName, NameError, Progress, Report, SendOption
 use crate::link::{self, LinkError};
 use crate::messenger::{Messenger, MessengerEvent, MessengerSizes};
 
-/// Copies the file at `path` to the receiver at `peer` and returns when the receiver has stored it.
+/// Copies the file at `path` to the receiver at `peer`. Returns when the receiver has stored it.
 ///
-/// `progress` is called after each step. The connection is over when this returns.
+/// `progress` is called after each step. The connection has ended when this returns.
 pub fn send_file(
     context: &Context,
     path: &Path,
@@ -41,11 +41,11 @@ pub fn send_file(
     let places = u32::from(offer.chunks) + SPARE;
     let sizes = MessengerSizes {
         length: MAX_MESSAGE as u32,
-        // A credit for each chunk under way, and the verdict.
+        // A credit for each chunk in flight, and the result.
         receives: places,
-        // A note for each chunk under way, and the end.
+        // A message for each chunk in flight, and the end.
         sends: places,
-        // The chunk before each note.
+        // The Write before each message.
         others: places,
     };
     let messenger = Messenger::new(context, &pd, sizes, peer, options.patience)?;
@@ -53,7 +53,7 @@ pub fn send_file(
     let reply = link::connect(messenger.qp(), peer, &connect).map_err(refused)?;
     let grant = Grant::parse(&reply.private_data, &offer)
         .map_err(|why| CopyError::Protocol { peer, why })?;
-    // Our half of the ring: as many places, of the size that was agreed on.
+    // The sender's copy of the ring: as many slots, of the agreed size.
     let buffer = context.create_shared_buffer(grant.ring.len)?;
     let ring = pd.reg_mr(&buffer, ..grant.ring.len, Access::empty())?;
     let mut sender = Sender { messenger, ring, grant, peer, sent: 0, taken: 0 };
@@ -84,13 +84,13 @@ struct SourceFile<'a> {
 
 struct Sender {
     messenger: Messenger,
-    /// Where chunks wait to be sent; each place has its counterpart in the receiver's ring.
+    /// Chunks to be sent, at the same offsets as in the receiver's ring.
     ring: Mr,
     grant: Grant,
     peer: SocketAddr,
-    /// Chunks sent so far.
+    /// Number of chunks sent.
     sent: u64,
-    /// Chunks of those that the receiver has taken; never more than `sent`.
+    /// Number of chunks taken by the receiver; never more than `sent`.
     taken: u64,
 }
 
@@ -107,7 +107,7 @@ impl Sender {
             while self.sent - self.taken == u64::from(self.grant.chunks) {
                 self.await_credit()?;
             }
-            // At most a chunk.
+            // At most the size of a chunk.
             let length = chunk.min(source.size - self.sent * chunk) as u32;
             let bytes = &mut buffer[..length as usize];
             source.read(bytes)?;
@@ -134,8 +134,8 @@ impl Sender {
         }
     }
 
-    /// Writes one chunk into its place and notes that it is there. The place is free on both sides:
-    /// the receiver gives it back only after what was in it has arrived.
+    /// Writes a chunk into its slot and announces it. The slot is free on both sides, because the
+    /// receiver returns it only after its previous content has arrived.
     fn send_chunk(&mut self, bytes: &[u8], length: u32) -> Result<(), CopyError> {
         let place = self.sent % u64::from(self.grant.chunks);
         let at = place * u64::from(self.grant.chunk);
@@ -157,14 +157,17 @@ impl Sender {
 
     fn credit(&mut self, taken: u64) -> Result<(), CopyError> {
         if taken <= self.taken || taken > self.sent {
-            let why = format!("took {taken} chunks of {} after {}", self.sent, self.taken);
+            let why = format!(
+                "credit for {taken} chunks, but {} were sent and {} credited before",
+                self.sent, self.taken
+            );
             return Err(CopyError::Protocol { peer: self.peer, why });
         }
         self.taken = taken;
         Ok(())
     }
 
-    /// The next message; an abort is an error.
+    /// Waits for the next message. An abort is an error.
     fn message(&mut self) -> Result<Message, CopyError> {
         let peer = self.peer;
         loop {
@@ -182,11 +185,11 @@ impl Sender {
     }
 
     fn unexpected(&self, message: &Message) -> CopyError {
-        CopyError::Protocol { peer: self.peer, why: format!("{message:?} has no place here") }
+        CopyError::Protocol { peer: self.peer, why: format!("{message:?} was not expected") }
     }
 
     fn progress(&self, total: u64) -> Progress {
-        // Chunks exist only up to the end of the file, so that this is below its size and a chunk.
+        // Cannot overflow: `taken` chunks are less than the size of the file plus one chunk.
         Progress { done: (self.taken * u64::from(self.grant.chunk)).min(total), total }
     }
 }
@@ -194,7 +197,7 @@ impl Sender {
 impl<'a> SourceFile<'a> {
     fn open(path: &'a Path) -> Result<Self, CopyError> {
         let failed = |source| CopyError::Read { path: path.to_path_buf(), source };
-        // A pipe without a writer would hold up `open`.
+        // Opening a pipe without a writer would block.
         let metadata = std::fs::metadata(path).map_err(failed)?;
         if !metadata.is_file() {
             return Err(CopyError::NotRegular { path: path.to_path_buf() });
@@ -204,7 +207,7 @@ impl<'a> SourceFile<'a> {
         Ok(SourceFile { path, file, size, hash: Sha256::new() })
     }
 
-    /// Reads and hashes the next bytes, all of them.
+    /// Reads and hashes the next bytes.
     fn read(&mut self, bytes: &mut [u8]) -> Result<(), CopyError> {
         self.file.read_exact(bytes).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => self.changed("became shorter"),
@@ -228,7 +231,7 @@ impl<'a> SourceFile<'a> {
     }
 }
 
-/// The last component of a path.
+/// Returns the file name of a path.
 fn own_name(path: &Path) -> Result<FileName, NameError> {
     match path.file_name() {
         Some(name) => FileName::from_bytes(name.as_encoded_bytes()),
@@ -236,7 +239,7 @@ fn own_name(path: &Path) -> Result<FileName, NameError> {
     }
 }
 
-/// The receiver's words, if it refused.
+/// Converts a rejection to the receiver's reason.
 fn refused(e: LinkError) -> CopyError {
     if let LinkError::Rejected { peer, private_data } = &e
         && let Some(why) = wire::parse_refusal(private_data)
@@ -246,7 +249,7 @@ fn refused(e: LinkError) -> CopyError {
     e.into()
 }
 
-/// Messages that belong to no chunk: the end, or an abort.
+/// Messages in addition to one per chunk: the end, or an abort.
 const SPARE: u32 = 2;
 
 #[cfg(test)]
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_is_not_passed_off_as_a_copy() {
+    fn a_file_that_changes_fails_the_copy() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"12345678").unwrap();
         let path = file.path().to_path_buf();

@@ -1,6 +1,6 @@
-//! What the two sides say to each other. All fields are little-endian.
+//! Messages of `rcopy`. All fields are little-endian.
 //!
-//! | what | where | bytes |
+//! | message | carried in | fields and their bytes |
 //! | --- | --- | --- |
 //! | [`Offer`] | private data of the connection request | magic 5, version 1, size 8, chunk 4, chunks 2, name |
 //! | [`Grant`] | private data of the reply | magic 5, version 1, chunk 4, chunks 2, region 20 |
@@ -13,51 +13,51 @@ use super::name::{Cut, FileName, NameError};
 use super::{Digest, MAX_CHUNK, MAX_CHUNKS};
 use crate::fields::Fields;
 
-/// What the sender would like to copy.
+/// The sender's proposal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     pub(super) size: u64,
     pub(super) chunk: u32,
     pub(super) chunks: u16,
-    /// Not checked yet: a refused name is answered in words.
+    /// An invalid name is kept, so that the rejection can contain the reason.
     pub(super) name: Result<FileName, NameError>,
 }
 
-/// Where the receiver would like to have it.
+/// The receiver's reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grant {
-    /// Bytes of one place of the ring.
+    /// Size of a chunk in bytes.
     pub(super) chunk: u32,
-    /// Places of the ring.
+    /// Number of chunks in the ring.
     pub(super) chunks: u16,
     pub(super) ring: RemoteMr,
 }
 
-/// A message after the connection stands.
+/// A message on the established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// Sender: this chunk, numbered from 0, is in its place and has this many bytes.
+    /// Sender: the chunk with this index, from 0, is in the ring and has this length in bytes.
     Filled { index: u64, length: u32 },
-    /// Sender: that was all.
+    /// Sender: all chunks have been sent.
     Finished { size: u64, digest: Digest },
-    /// Receiver: so many chunks in all have been taken out of the ring.
+    /// Receiver: total number of chunks taken out of the ring.
     Credit { taken: u64 },
-    /// Receiver: the file has its name.
+    /// Receiver: the file has been stored.
     Stored { digest: Digest },
-    /// Either: gives up.
+    /// Either side: gives up.
     Abort { why: String },
 }
 
-/// Longest message, in bytes.
+/// Maximum length of a message in bytes.
 pub(super) const MAX_MESSAGE: usize = 256;
-/// Longest text of a refusal or abort, in bytes.
+/// Maximum length of the text in a rejection or abort, in bytes.
 const MAX_TEXT: usize = 250;
 const MAGIC: &[u8] = b"rcopy";
 const VERSION: u8 = 1;
 
 impl Offer {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut b = hello();
+        let mut b = header();
         b.extend(self.size.to_le_bytes());
         b.extend(self.chunk.to_le_bytes());
         b.extend(self.chunks.to_le_bytes());
@@ -68,7 +68,7 @@ impl Offer {
     }
 
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let mut f = greeted(bytes)?;
+        let mut f = parse_header(bytes)?;
         let offer = (|| {
             Some(Offer {
                 size: f.u64()?,
@@ -85,18 +85,19 @@ impl Offer {
 
 impl Grant {
     pub(super) fn to_bytes(self) -> Vec<u8> {
-        let mut b = hello();
+        let mut b = header();
         b.extend(self.chunk.to_le_bytes());
         b.extend(self.chunks.to_le_bytes());
         b.extend(self.ring.to_bytes());
         b
     }
 
-    /// Reads the answer to an offer; a ring larger than was offered makes no sense.
+    /// Parses the reply to an offer. The ring must not be larger than offered.
     pub(super) fn parse(bytes: &[u8], offer: &Offer) -> Result<Self, String> {
-        let mut f = greeted(bytes)?;
+        let mut f = parse_header(bytes)?;
         let grant = (|| {
-            let (chunk, chunks) = (f.u32()?, f.u16()?);
+            let chunk = f.u32()?;
+            let chunks = f.u16()?;
             let ring = RemoteMr::from_bytes(f.bytes(RemoteMr::LEN)?)?;
             f.end()?;
             Some(Grant { chunk, chunks, ring })
@@ -108,22 +109,22 @@ impl Grant {
         }
         let bytes = u64::from(grant.chunk) * u64::from(grant.chunks);
         if grant.ring.len != bytes || grant.ring.addr.checked_add(bytes).is_none() {
-            return Err(format!("a ring of {bytes} bytes in {} of them", grant.ring.len));
+            return Err(format!("a ring of {bytes} bytes in a region of {}", grant.ring.len));
         }
         Ok(grant)
     }
 }
 
-/// Private data for a rejection that the sender shows to its user; cut to 250 bytes.
+/// Returns private data for a rejection that the sender shows to its user, truncated to 250 bytes.
 pub fn refusal(why: &str) -> Vec<u8> {
-    let mut b = hello();
+    let mut b = header();
     b.extend(why.floor_char_boundary_at(MAX_TEXT).as_bytes());
     b
 }
 
-/// The text of a rejection, if it is one of `rcopy`.
+/// Returns the text of a rejection by `rcopy`, or `None` for other private data.
 pub(super) fn parse_refusal(bytes: &[u8]) -> Option<String> {
-    greeted(bytes).ok().map(|mut f| String::from_utf8_lossy(f.rest()).into_owned())
+    parse_header(bytes).ok().map(|mut f| String::from_utf8_lossy(f.rest()).into_owned())
 }
 
 impl Message {
@@ -146,7 +147,7 @@ impl Message {
         b
     }
 
-    /// `None` for anything that is not exactly one message.
+    /// Parses exactly one message. Returns `None` for anything else.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let mut f = Fields(bytes);
         let message = match f.u8()? {
@@ -181,18 +182,18 @@ const CREDIT: u8 = 3;
 const STORED: u8 = 4;
 const ABORT: u8 = 5;
 
-fn hello() -> Vec<u8> {
+fn header() -> Vec<u8> {
     let mut b = MAGIC.to_vec();
     b.push(VERSION);
     b
 }
 
-fn greeted(bytes: &[u8]) -> Result<Fields<'_>, String> {
+fn parse_header(bytes: &[u8]) -> Result<Fields<'_>, String> {
     let mut f = Fields(bytes);
-    f.expect(MAGIC).ok_or("it is no rcopy")?;
+    f.expect(MAGIC).ok_or("the peer does not run rcopy")?;
     match f.u8() {
         Some(VERSION) => Ok(f),
-        version => Err(format!("it speaks version {version:?} of rcopy, we speak {VERSION}")),
+        version => Err(format!("the peer has rcopy version {version:?} instead of {VERSION}")),
     }
 }
 
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn offers_and_grants_come_back_as_they_were() {
+    fn offers_and_grants_round_trip() {
         assert_eq!(Offer::parse(&offer().to_bytes()), Ok(offer()));
         assert_eq!(Grant::parse(&grant().to_bytes(), &offer()), Ok(grant()));
     }
@@ -240,7 +241,7 @@ mod tests {
         for n in 0..fixed {
             assert!(Offer::parse(&whole[..n]).is_err(), "{n}");
         }
-        // Without a name, or with half a character, the offer is whole but the name is not.
+        // Without a name, or with half a character, the offer is valid but the name is not.
         assert!(Offer::parse(&whole[..fixed]).unwrap().name.is_err());
         assert!(Offer::parse(&whole[..fixed + 3]).unwrap().name.is_err());
         let whole = grant().to_bytes();
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_offer_fits_the_private_data_of_rfc_6581() {
+    fn the_longest_offer_fits_the_private_data() {
         let name = FileName::new(&"x".repeat(255));
         assert!(Offer { name, ..offer() }.to_bytes().len() <= 508);
         assert!(refusal(&"x".repeat(9999)).len() <= 508);
@@ -274,17 +275,18 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_other_versions_are_told_apart() {
+    fn other_protocols_and_versions_are_refused() {
         let mut other = offer().to_bytes();
         other[5] = 9;
         assert!(Offer::parse(&other).unwrap_err().contains("version"));
-        assert_eq!(Offer::parse(b"GET / HTTP/1.1"), Err("it is no rcopy".to_owned()));
+        let e = Offer::parse(b"GET / HTTP/1.1");
+        assert_eq!(e, Err("the peer does not run rcopy".to_owned()));
         assert_eq!(parse_refusal(b"no"), None);
         assert_eq!(parse_refusal(&refusal("full")), Some("full".to_owned()));
     }
 
     #[test]
-    fn messages_come_back_as_they_were_and_fit() {
+    fn messages_round_trip_and_fit() {
         for m in messages() {
             let bytes = m.to_bytes();
             assert!(bytes.len() <= MAX_MESSAGE);

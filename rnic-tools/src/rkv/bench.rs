@@ -1,4 +1,4 @@
-//! A load of GETs and PUTs from several connections at a time, with every value checked.
+//! A load of GETs and PUTs over several connections, with every value checked.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,53 +9,53 @@ use rnic_client::Context;
 use super::{Client, KvError};
 use crate::latency::Latencies;
 
-/// Parameters of the load: server, table and duration.
+/// Parameters of the load.
 #[derive(Clone, Copy, Debug)]
 pub struct Bench {
-    /// Where the server is.
+    /// Address of the server.
     pub server: SocketAddr,
-    /// Connections, one thread each.
+    /// Number of connections, one thread each.
     pub connections: u32,
-    /// Different keys that are used.
+    /// Number of different keys.
     pub keys: u64,
-    /// Bytes of a value, at least [`Bench::MIN_VALUE`].
+    /// Value size in bytes, at least [`Bench::MIN_VALUE`].
     pub value: u32,
-    /// GETs of a hundred operations; the others are PUTs.
+    /// Percentage of GETs; the other operations are PUTs.
     pub gets: u8,
-    /// How long the load runs, filling the table not included.
+    /// Duration of the load, excluding the time to fill the table.
     pub duration: Duration,
-    /// How long the server may take for one answer.
+    /// Time limit for a reply from the server.
     pub patience: Duration,
 }
 
-/// Operations of one kind.
+/// Results of the GETs or the PUTs.
 #[derive(Clone, Debug, Default)]
 pub struct Operations {
-    /// How long each took.
+    /// Latencies of the operations.
     pub latencies: Latencies,
-    /// Bytes of the values.
+    /// Total bytes of the values.
     pub bytes: u64,
 }
 
-/// What came of it.
+/// Results of a load.
 #[derive(Clone, Debug, Default)]
 pub struct BenchReport {
     /// All GETs of the load.
     pub gets: Operations,
-    /// All PUTs, without those that filled the table at first.
+    /// All PUTs after the table was filled.
     pub puts: Operations,
-    /// Reads that caught a slot while it changed and were repeated.
+    /// Number of Reads that found a torn slot and were repeated.
     pub torn: u64,
-    /// From the first operation to the last.
+    /// Time from the first operation to the last.
     pub elapsed: Duration,
 }
 
 impl Bench {
-    /// Least bytes of a value: which key and which PUT it comes from.
+    /// Minimum size of a value, which contains the number of its key and of its PUT.
     pub const MIN_VALUE: u32 = 16;
 
-    /// Fills the table, then runs the load. `progress` is called now and then with the share of the
-    /// time that is over. The first error ends all connections.
+    /// Fills the table, then runs the load. Calls `progress` from time to time with the elapsed
+    /// share of the duration. The first error ends all connections.
     pub fn run(
         &self,
         context: &Context,
@@ -63,7 +63,7 @@ impl Bench {
     ) -> Result<BenchReport, KvError> {
         let mut first = Client::connect(context, self.server, self.patience)?;
         for key in 0..self.keys {
-            if let Err(e) = first.put(&name(key), &self.paint(key, 0)) {
+            if let Err(e) = first.put(&name(key), &self.make_value(key, 0)) {
                 first.close();
                 return Err(e);
             }
@@ -80,7 +80,8 @@ impl Bench {
                 .into_iter()
                 .zip(1..)
                 .map(|(mut client, seed)| {
-                    let (stop, puts) = (&stop, &puts);
+                    let stop = &stop;
+                    let puts = &puts;
                     scope.spawn(move || {
                         let outcome = self.one(&mut client, seed, start, stop, puts);
                         stop.fetch_or(outcome.is_err(), Ordering::Relaxed);
@@ -90,7 +91,9 @@ impl Bench {
                 .collect();
             while start.elapsed() < self.duration && !stop.load(Ordering::Relaxed) {
                 progress(start.elapsed().as_secs_f64() / self.duration.as_secs_f64());
-                std::thread::sleep(BREATH.min(self.duration.saturating_sub(start.elapsed())));
+                std::thread::sleep(
+                    PROGRESS_INTERVAL.min(self.duration.saturating_sub(start.elapsed())),
+                );
             }
             threads
                 .into_iter()
@@ -118,7 +121,7 @@ impl Bench {
         }
     }
 
-    /// One connection's share.
+    /// Runs the operations of one connection.
     fn one(
         &self,
         client: &mut Client,
@@ -139,7 +142,7 @@ impl Bench {
                 &mut report.gets
             } else {
                 let put = puts.fetch_add(1, Ordering::Relaxed);
-                client.put(&name(key), &self.paint(key, put))?;
+                client.put(&name(key), &self.make_value(key, put))?;
                 &mut report.puts
             };
             let then = std::mem::replace(&mut now, Instant::now());
@@ -149,8 +152,8 @@ impl Bench {
         Ok(report)
     }
 
-    /// A value that only this PUT of this key can have written.
-    fn paint(&self, key: u64, put: u64) -> Vec<u8> {
+    /// Returns the value that only this PUT of this key writes.
+    fn make_value(&self, key: u64, put: u64) -> Vec<u8> {
         let mut random = Random(key ^ put.rotate_left(32));
         let mut value = Vec::with_capacity(self.value as usize + 8);
         value.extend(key.to_le_bytes());
@@ -167,10 +170,10 @@ impl Bench {
             let key = String::from_utf8_lossy(&name(key)).into_owned();
             Err(KvError::Wrong { key, why })
         };
-        let Some(value) = value else { return wrong("it is not there".to_owned()) };
+        let Some(value) = value else { return wrong("it does not exist".to_owned()) };
         match value.split_at_checked(8).and_then(|(_, rest)| rest.first_chunk()) {
-            Some(put) if self.paint(key, u64::from_le_bytes(*put)) == value => Ok(()),
-            _ => wrong(format!("{} bytes that no put has written", value.len())),
+            Some(put) if self.make_value(key, u64::from_le_bytes(*put)) == value => Ok(()),
+            _ => wrong(format!("no PUT has written these {} bytes", value.len())),
         }
     }
 }
@@ -182,12 +185,12 @@ impl Operations {
     }
 }
 
-/// Key number `key`.
+/// Returns the key with this number.
 fn name(key: u64) -> Vec<u8> {
     format!("bench-{key:08}").into_bytes()
 }
 
-/// splitmix64: good enough to choose keys and to tell values apart.
+/// splitmix64: good enough to choose keys and to distinguish values.
 struct Random(u64);
 
 impl Random {
@@ -199,8 +202,8 @@ impl Random {
     }
 }
 
-/// Time between two calls of `progress`.
-const BREATH: Duration = Duration::from_millis(100);
+/// Interval of calls to `progress`.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -222,7 +225,7 @@ mod tests {
     fn a_value_is_only_right_for_its_own_key_and_put() {
         for size in [16, 17, 100] {
             let b = bench(size);
-            let value = b.paint(3, 9);
+            let value = b.make_value(3, 9);
             assert_eq!(value.len(), size as usize);
             assert!(b.check(3, Some(&value)).is_ok());
             assert!(b.check(4, Some(&value)).is_err());
@@ -231,8 +234,8 @@ mod tests {
             assert!(b.check(3, None).is_err());
         }
         let b = bench(64);
-        let mut mixed = b.paint(3, 9);
-        mixed[32..].copy_from_slice(&b.paint(3, 10)[32..]);
+        let mut mixed = b.make_value(3, 9);
+        mixed[32..].copy_from_slice(&b.make_value(3, 10)[32..]);
         assert!(b.check(3, Some(&mixed)).is_err());
     }
 }

@@ -12,12 +12,12 @@ use crate::cli::Failure;
 use crate::endpoint::Endpoint;
 use crate::{cli, clients, link};
 
-/// A key-value store whose GETs are RDMA Reads that the server's process does not see.
+/// A key-value store whose GETs are RDMA Reads, without work for the server process.
 ///
-/// Start `rkv server`, then put and get. Everything needs a running `rnicd`; RNIC_SOCKET names its
-/// socket.
+/// Start `rkv server`, then put and get. All commands need a running `rnicd`; RNIC_SOCKET is the
+/// path of its socket.
 ///
-/// Exit codes: 0 done; 1 failed, or there is no such key; 2 wrong usage.
+/// Exit codes: 0 done; 1 failed, or the key does not exist; 2 wrong usage.
 #[derive(Parser)]
 #[command(name = "rkv", version)]
 struct Cli {
@@ -27,7 +27,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Keeps a table in memory and lets clients at it.
+    /// Keeps a table in memory and serves clients.
     Server(Serve),
     /// Writes the value of a key to standard output.
     Get(Get),
@@ -41,12 +41,12 @@ enum Command {
 
 #[derive(Args)]
 struct Serve {
-    /// Address to listen on; port 0 takes a free one, which is printed. Everybody who reaches it
-    /// may read and write.
+    /// Address to listen on; port 0 selects a free port, which is printed. There is no
+    /// authentication: every peer that can connect may read and write.
     #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:7473",
           value_parser = Endpoint::parse)]
     address: Endpoint,
-    /// Slots of the table; each holds one key and value.
+    /// Number of slots in the table; each holds one key and value.
     #[arg(long, value_name = "N", default_value_t = 16384)]
     slots: u64,
     /// Longest key in bytes, at most 4096.
@@ -55,25 +55,26 @@ struct Serve {
     /// Longest value, at most 4MiB.
     #[arg(long, value_name = "SIZE", default_value = "1KiB", value_parser = cli::size32)]
     max_value: u32,
-    /// Slots where a key may be. More let the table become fuller and make searches longer.
+    /// Number of slots in which a key may be. More slots allow a fuller table and make searches
+    /// longer.
     #[arg(long, value_name = "N", default_value_t = 16)]
     probes: u32,
-    /// Clients at the same time; more are turned away. Each costs eight times the longest key and
-    /// value.
+    /// Maximum number of clients at a time; further clients are rejected. Each uses memory for
+    /// eight of the longest keys and values.
     #[arg(long, value_name = "N", default_value = "64", value_parser = cli::at_least_one)]
     clients: usize,
-    /// Send clients away that have stored and deleted nothing for so many seconds [default: never].
+    /// Disconnect clients that have sent no PUT or DELETE for this many seconds [default: never].
     #[arg(long, value_name = "SECONDS", value_parser = cli::seconds)]
     idle: Option<Duration>,
 }
 
 #[derive(Args)]
 struct Connection {
-    /// Where the server is.
+    /// Address of the server.
     #[arg(long, short, value_name = "HOST:PORT", default_value = "127.0.0.1:7473",
           value_parser = Endpoint::parse)]
     server: Endpoint,
-    /// Seconds the server may take for an answer.
+    /// Time limit for a reply from the server, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = cli::seconds)]
     timeout: Duration,
 }
@@ -108,27 +109,27 @@ struct Del {
 struct Load {
     #[command(flatten)]
     connection: Connection,
-    /// Connections at the same time.
+    /// Number of connections.
     #[arg(long, short, value_name = "N", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     connections: u32,
-    /// Different keys.
+    /// Number of different keys.
     #[arg(long, value_name = "N", default_value_t = 1000,
           value_parser = clap::value_parser!(u64).range(1..))]
     keys: u64,
-    /// Bytes of a value, at least 16.
+    /// Value size in bytes, at least 16.
     #[arg(long, value_name = "SIZE", default_value = "256", value_parser = value_size)]
     value: u32,
-    /// GETs of a hundred operations; the others are PUTs.
+    /// Percentage of GETs; the other operations are PUTs.
     #[arg(long, value_name = "PERCENT", default_value_t = 95,
           value_parser = clap::value_parser!(u8).range(..=100))]
     gets: u8,
-    /// How long.
+    /// Duration in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = cli::seconds)]
     seconds: Duration,
 }
 
-/// `rkv`: reads the command line and does what it says. The exit code tells whether it was done.
+/// Runs `rkv` and returns its exit code.
 pub fn main() -> ExitCode {
     cli::exit_code(
         "rkv",
@@ -149,13 +150,13 @@ impl Serve {
         let context = Context::open()?;
         let server = Server::new(&context, ServerOptions { geometry, idle: self.idle })?;
         let listener = link::listen(&context, &self.address, BACKLOG)?;
-        cli::say(format_args!(
+        cli::print_line(format_args!(
             "{slots} slots of {} bytes, {} in all, at {}",
             geometry.slot_size(),
             indicatif::BinaryBytes(geometry.bytes()),
             listener.local_addr()
         ))?;
-        let report = |line: &str| cli::complain("rkv", line);
+        let report = |line: &str| cli::print_error("rkv", line);
         clients::serve(&listener, self.clients, b"too many clients", report, |request| {
             server.serve(request).map(drop)
         })?;
@@ -176,7 +177,7 @@ impl Connection {
     }
 }
 
-/// Whether another address of the server may do.
+/// Returns true if another address of the server may work.
 fn unreachable(e: &KvError) -> bool {
     matches!(e, KvError::Link(e) if e.is_unreachable())
 }
@@ -197,7 +198,7 @@ impl Put {
         let mut value = self.value.into_bytes();
         if value == b"-" {
             value.clear();
-            // One byte more than fits is enough to see that it does not.
+            // One byte above the limit is enough to detect a value that is too long.
             let most = u64::from(client.geometry().max_value) + 1;
             let read = std::io::stdin().take(most).read_to_end(&mut value);
             read.map_err(|e| format!("cannot read the value: {e}"))?;
@@ -205,7 +206,7 @@ impl Put {
         let version = client.put(self.key.as_bytes(), &value);
         client.close();
         let version = version?;
-        Ok(cli::say(format_args!("stored {} bytes, version {version}", value.len()))?)
+        Ok(cli::print_line(format_args!("stored {} bytes, version {version}", value.len()))?)
     }
 }
 
@@ -214,10 +215,7 @@ impl Del {
         let mut client = self.connection.open()?;
         let there = client.delete(self.key.as_bytes());
         client.close();
-        match there? {
-            true => Ok(()),
-            false => Err(self.connection.without(&self.key)),
-        }
+        if there? { Ok(()) } else { Err(self.connection.without(&self.key)) }
     }
 }
 
@@ -238,12 +236,12 @@ impl Load {
         bar.finish_and_clear();
         let report = outcome?;
         let elapsed = report.elapsed.as_secs_f64();
-        cli::say(format_args!(
-            "{connections} connections, {keys} keys, values of {value} bytes, all as stored"
+        cli::print_line(format_args!(
+            "{connections} connections, {keys} keys, values of {value} bytes, all verified"
         ))?;
-        cli::say(operations("GET", &report.gets, elapsed))?;
-        cli::say(operations("PUT", &report.puts, elapsed))?;
-        Ok(cli::say(format_args!("torn reads, detected and repeated: {}", report.torn))?)
+        cli::print_line(operations("GET", &report.gets, elapsed))?;
+        cli::print_line(operations("PUT", &report.puts, elapsed))?;
+        Ok(cli::print_line(format_args!("torn reads, detected and repeated: {}", report.torn))?)
     }
 }
 
@@ -256,11 +254,11 @@ fn operations(name: &str, operations: &Operations, seconds: f64) -> String {
 fn value_size(text: &str) -> Result<u32, String> {
     match cli::size32(text)? {
         size if size >= Bench::MIN_VALUE => Ok(size),
-        _ => Err(format!("a value needs {} bytes to be checked", Bench::MIN_VALUE)),
+        _ => Err(format!("a value must have at least {} bytes", Bench::MIN_VALUE)),
     }
 }
 
-/// Clients that may wait while others are looked at.
+/// Maximum number of pending connection requests.
 const BACKLOG: u32 = 64;
 
 #[cfg(test)]

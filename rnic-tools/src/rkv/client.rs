@@ -1,4 +1,4 @@
-//! The client: GETs by RDMA Read, everything else by asking.
+//! The client: GETs by RDMA Read, everything else by requests.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -16,31 +16,31 @@ pub struct Client {
     messenger: Messenger,
     table: Table,
     peer: SocketAddr,
-    /// Where a slot is read to, and behind it a request to send.
+    /// Buffer for Reads of a slot, followed by a buffer for a request.
     region: Mr,
-    /// A private copy of the slot, which no late Read can change.
+    /// A private copy of the slot, which a late Read cannot change.
     slot: Vec<u8>,
     torn: u64,
 }
 
-/// A value that was found.
+/// The result of a successful GET.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The value as it was stored.
+    /// The stored value.
     pub value: Vec<u8>,
-    /// Version of its slot; grows with every change.
+    /// Version of the slot; increases with every change.
     pub version: u64,
 }
 
 impl Client {
-    /// Connects to the server at `peer`, which may take `patience` for each answer.
+    /// Connects to the server at `peer`; `patience` is the time limit for each reply.
     pub fn connect(
         context: &Context,
         peer: SocketAddr,
         patience: Duration,
     ) -> Result<Self, KvError> {
         let pd = context.open_pd(None)?;
-        // Requests go out of a region of their own: how long they may be is not known yet.
+        // Requests have a separate buffer, because their maximum length is not known yet.
         let sizes = MessengerSizes { length: REPLY, receives: 1, sends: 0, others: 2 };
         let messenger = Messenger::new(context, &pd, sizes, peer, patience)?;
         let options =
@@ -52,7 +52,7 @@ impl Client {
             let why = "no RDMA Reads were granted".to_owned();
             return Err(KvError::Protocol { peer, why });
         }
-        // Bounded by what a geometry may be.
+        // Bounded by the limits of a geometry.
         let slot = table.geometry.slot_size();
         let bytes = u64::from(slot) + u64::from(Request::max(table.geometry));
         let buffer = context.create_shared_buffer(bytes)?;
@@ -60,17 +60,17 @@ impl Client {
         Ok(Client { messenger, table, peer, region, slot: vec![0; slot as usize], torn: 0 })
     }
 
-    /// Geometry of the server's table.
+    /// Returns the geometry of the server's table.
     pub fn geometry(&self) -> Geometry {
         self.table.geometry
     }
 
-    /// Slots that were read while they changed, and read again, since the connection was made.
+    /// Returns the number of torn Reads, which were repeated, on this connection.
     pub fn torn(&self) -> u64 {
         self.torn
     }
 
-    /// Reads the value of a key, without the server's process.
+    /// Reads the value of a key by RDMA Read, without the server process.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Found>, KvError> {
         self.check_key(key)?;
         let geometry = self.table.geometry;
@@ -81,14 +81,14 @@ impl Client {
                     return Ok(Some(Found { value: value.to_vec(), version }));
                 }
                 Slot::Empty => return Ok(None),
-                // `read_whole` has seen to it that it is not torn.
+                // `read_whole` has excluded torn slots.
                 Slot::Entry { .. } | Slot::Deleted { .. } | Slot::Torn => {}
             }
         }
         Ok(None)
     }
 
-    /// Stores a value under a key and returns its version.
+    /// Stores a value under a key. Returns its version.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<u64, KvError> {
         self.check_key(key)?;
         let max = self.table.geometry.max_value;
@@ -98,26 +98,26 @@ impl Client {
         match self.ask(Request::Put { key, value })? {
             Reply::Done { version } => Ok(version),
             Reply::Full => Err(KvError::Full { probes: self.table.geometry.probes }),
-            other => Err(self.protocol(format!("{other:?} to a put"))),
+            other => Err(self.protocol(format!("reply {other:?} to a PUT"))),
         }
     }
 
-    /// Deletes a key; says whether it was there.
+    /// Deletes a key. Returns true if it existed.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         self.check_key(key)?;
         match self.ask(Request::Delete { key })? {
             Reply::Done { .. } => Ok(true),
             Reply::Absent => Ok(false),
-            other => Err(self.protocol(format!("{other:?} to a delete"))),
+            other => Err(self.protocol(format!("reply {other:?} to a DELETE"))),
         }
     }
 
-    /// Ends the connection in order.
+    /// Closes the connection gracefully.
     pub fn close(self) {
         self.messenger.finish();
     }
 
-    /// Copies a slot, again and again until it is not torn.
+    /// Copies a slot repeatedly until the copy is not torn.
     fn read_whole(&mut self, slot: u64) -> Result<(), KvError> {
         let geometry = self.table.geometry;
         let length = geometry.slot_size();
@@ -125,7 +125,7 @@ impl Client {
         let mut reads = 0;
         while reads < LEAST_READS || began.elapsed() < PATIENCE {
             if reads >= READS_IN_A_ROW {
-                // The server may need this CPU to finish what it writes.
+                // The server may need this CPU to finish its write.
                 std::thread::yield_now();
             }
             let from = self.table.region.at(geometry.at(slot));
@@ -133,7 +133,7 @@ impl Client {
             self.messenger.post(&[read])?;
             match self.messenger.next()? {
                 MessengerEvent::Done(READ) => {}
-                _ => return Err(self.protocol("a reply to no request".to_owned())),
+                _ => return Err(self.protocol("a reply without a request".to_owned())),
             }
             self.region.read_at(0, &mut self.slot)?;
             if Slot::read(&self.slot) != Slot::Torn {
@@ -145,17 +145,17 @@ impl Client {
         Err(KvError::Torn { slot, reads })
     }
 
-    /// Sends a request and waits for its reply.
+    /// Sends a request and waits for the reply.
     fn ask(&mut self, request: Request<'_>) -> Result<Reply, KvError> {
         let bytes = request.to_bytes();
         let at = self.table.geometry.slot_size().into();
         self.region.write_at(at, &bytes)?;
-        // Not longer than the longest request, which fits 32 bits.
+        // At most the maximum length of a request, which fits 32 bits.
         let sge = [self.region.sge(at, bytes.len() as u32)];
         self.messenger.post(&[SendRequest::send(REQUEST, &sge).signaled()])?;
         let mut reply = None;
         let mut sent = false;
-        // Their order is open: the Send completes when its bytes may be reused.
+        // The order is not fixed: the Send completes when its buffer may be reused.
         while !sent || reply.is_none() {
             match self.messenger.next()? {
                 MessengerEvent::Done(_) => sent = true,
@@ -184,14 +184,14 @@ impl Client {
     }
 }
 
-/// Names of the requests posted.
+/// `wr_id`s of the posted requests.
 const READ: u64 = 1;
 const REQUEST: u64 = 2;
-/// Bytes of a place for replies.
+/// Size of the buffer for a reply, in bytes.
 const REPLY: u32 = 64;
 /// Reads of a torn slot before the first yield.
 const READS_IN_A_ROW: u32 = 16;
-/// Reads of a torn slot before giving up, at least: some have to fall between two writes.
+/// Minimum Reads of a torn slot before giving up: some must fall between two writes.
 const LEAST_READS: u32 = 1000;
-/// How long a slot is read before giving up, at least: its writer may have lost its CPU.
+/// Minimum time for Reads of a torn slot before giving up: the writer may have lost its CPU.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! Slots: their bytes, what a reader may conclude from them, and which ones a key may be in.
+//! Slots: their format, the interpretation of a copy, and the slots of a key.
 //!
 //! All fields are little-endian. A slot is `slot_size` bytes, a multiple of 64:
 //!
@@ -14,37 +14,38 @@
 //! | last 8 | 8 | version again |
 //!
 //! The server makes the first version odd, writes the rest with the new even version at the end,
-//! and then makes the first version that too. An RDMA Read may copy the slot in any order while
-//! that happens. The two versions catch nearly every mixture cheaply; the checksum, which covers
-//! the version, catches the others: those from a reader that is overtaken twice, too.
+//! and then makes the first version equal to it. An RDMA Read during such a write may copy the slot
+//! in any order. The two versions detect nearly every mixture cheaply. The checksum, which covers
+//! the version, detects the others, including copies during two successive writes.
 //!
-//! A key may be in any of `probes` slots from its home slot on, and goes into the first that is
-//! empty or deleted. A search ends at the first slot that was never used. Entries never move.
+//! A key may be in any of `probes` slots, starting at its home slot. It is stored in the first slot
+//! that is empty or deleted. A search ends at the first slot that was never used. Entries never
+//! move.
 
 use rnic_client::RemoteMr;
 
-/// How large a table is, and its slots.
+/// Size of a table and of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Number of slots of the table.
+    /// Number of slots.
     pub slots: u64,
-    /// Slots where a key may be, from its home slot on.
+    /// Number of slots in which a key may be, starting at its home slot.
     pub probes: u32,
-    /// Longest key, in bytes.
+    /// Maximum length of a key in bytes.
     pub max_key: u16,
-    /// Longest value, in bytes.
+    /// Maximum length of a value in bytes.
     pub max_value: u32,
 }
 
-/// Longest key of any table, in bytes.
+/// Maximum of `max_key`.
 pub const MAX_KEY: u16 = 4096;
-/// Longest value of any table, in bytes.
+/// Maximum of `max_value`.
 pub const MAX_VALUE: u32 = 4 << 20;
-/// Most slots where a key may be.
+/// Maximum of `probes`.
 pub const MAX_PROBES: u32 = 1024;
 
 impl Geometry {
-    /// Checks that such a table can be; says why if not.
+    /// Checks the limits of a geometry. The error states the limit.
     pub fn check(self) -> Result<Self, String> {
         let Geometry { slots, probes, max_key, max_value } = self;
         if !(1..=MAX_KEY).contains(&max_key) {
@@ -54,55 +55,55 @@ impl Geometry {
         } else if !(1..=MAX_PROBES).contains(&probes) || u64::from(probes) > slots {
             Err(format!("{probes} probes of {slots} slots; 1 to {MAX_PROBES} are possible"))
         } else if slots.checked_mul(self.slot_size().into()).is_none() {
-            Err(format!("{slots} slots are more than 2^64 bytes"))
+            Err(format!("{slots} slots exceed 2^64 bytes"))
         } else {
             Ok(self)
         }
     }
 
-    /// Bytes of a slot.
+    /// Returns the size of a slot in bytes.
     pub fn slot_size(self) -> u32 {
-        // Both are bounded, so that the sum is far below 2^32.
+        // Both lengths are bounded, so the sum is far below 2^32.
         (HEAD as u32 + u32::from(self.max_key) + self.max_value + TAIL as u32).next_multiple_of(64)
     }
 
-    /// Bytes of the table.
+    /// Returns the size of the table in bytes.
     pub fn bytes(self) -> u64 {
         self.slots.saturating_mul(self.slot_size().into())
     }
 
-    /// Bytes from the start of the table to a slot.
+    /// Returns the offset of a slot in bytes.
     pub(super) fn at(self, slot: u64) -> u64 {
         slot * u64::from(self.slot_size())
     }
 
-    /// Whether a region of a peer can hold the table.
+    /// Returns true if a region of a peer can hold the table.
     pub(super) fn fits(self, region: RemoteMr) -> bool {
         region.len == self.bytes() && region.addr.checked_add(region.len).is_some()
     }
 
-    /// The slots where a key may be, in order.
+    /// Returns the slots in which a key may be, in order.
     pub(super) fn candidates(self, key: &[u8]) -> impl Iterator<Item = u64> {
         let home = hash(key) % self.slots;
         (0..u64::from(self.probes)).map(move |n| (home + n) % self.slots)
     }
 }
 
-/// What a copy of a slot says.
+/// Content of a copied slot.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Slot<'a> {
-    /// Never used: the search ends here.
+    /// Never used; a search ends here.
     Empty,
-    /// Its entry was deleted: the search goes on.
+    /// The entry was deleted; a search continues.
     Deleted { version: u64 },
-    /// An entry: its version, key and value.
+    /// An entry with version, key and value.
     Entry { version: u64, key: &'a [u8], value: &'a [u8] },
-    /// The copy is a mixture, or was made while the server wrote: read again.
+    /// The copy is a mixture or was made during a write; read it again.
     Torn,
 }
 
 impl<'a> Slot<'a> {
-    /// Reads a copy of a slot, trusting no byte of it.
+    /// Parses a copy of a slot without trusting any byte.
     pub(super) fn read(bytes: &'a [u8]) -> Slot<'a> {
         Self::whole(bytes).unwrap_or(Slot::Torn)
     }
@@ -132,25 +133,26 @@ impl<'a> Slot<'a> {
     }
 }
 
-/// Who is in a slot, read from the server's own table: its version, and its key if it has one.
-/// `bytes` are the slot's first [`HEAD`] bytes and as many as the longest key has.
+/// Returns version and key of a slot in the server's own table. `bytes` must be the first [`HEAD`]
+/// bytes of the slot and at least `max_key` more.
 pub(super) fn occupant(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
     let length = usize::from(u16::from_le_bytes([head[8], head[9]]));
     Some((word(&head[..8]), rest.get(..length)?))
 }
 
-/// The bytes of a slot from offset 8 on, after which its first word may become `version`. Key and
-/// value fit the geometry; an empty key makes a deleted entry.
+/// Returns the bytes of a slot from offset 8 on. After writing them, the first word may become
+/// `version`. Key and value must fit the geometry; an empty key marks the entry as deleted.
 pub(super) fn write_rest(geometry: Geometry, version: u64, key: &[u8], value: &[u8]) -> Vec<u8> {
     let mut slot = vec![0; geometry.slot_size() as usize];
     slot[..8].copy_from_slice(&version.to_le_bytes());
-    // Within max_key and max_value, which are of these widths.
+    // The lengths fit: they are at most max_key and max_value, which have these types.
     slot[8..10].copy_from_slice(&(key.len() as u16).to_le_bytes());
     slot[12..16].copy_from_slice(&(value.len() as u32).to_le_bytes());
     let sum = checksum(&slot[..16], key, value);
     slot[16..20].copy_from_slice(&sum.to_le_bytes());
-    let (key_end, value_end) = (HEAD + key.len(), HEAD + key.len() + value.len());
+    let key_end = HEAD + key.len();
+    let value_end = key_end + value.len();
     slot[HEAD..key_end].copy_from_slice(key);
     slot[key_end..value_end].copy_from_slice(value);
     let tail = slot.len() - TAIL;
@@ -159,18 +161,18 @@ pub(super) fn write_rest(geometry: Geometry, version: u64, key: &[u8], value: &[
     slot
 }
 
-/// Offset of the key.
+/// Size in bytes of the head of a slot, which is the offset of the key.
 pub(super) const HEAD: usize = 24;
-/// Bytes of the second version.
+/// Size in bytes of the second version.
 const TAIL: usize = 8;
 
 fn checksum(head: &[u8], key: &[u8], value: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(head), key), value)
 }
 
-/// FNV-1a of 64 bits with a last mix, so that the low bits depend on every byte. Both sides need
-/// the same one for ever; it does not protect against keys that were chosen to collide, which cost
-/// only room.
+/// 64-bit FNV-1a with a final mix, so that the low bits depend on every byte. Clients and servers
+/// of all builds must use the same function. It does not resist keys chosen to collide, which only
+/// waste space.
 fn hash(key: &[u8]) -> u64 {
     let fnv = key
         .iter()
@@ -196,23 +198,23 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_says_what_was_written() {
+    fn a_slot_round_trips() {
         let bytes = slot(4, b"key", b"value");
         assert_eq!(bytes.len(), SMALL.slot_size() as usize);
         let entry = Slot::Entry { version: 4, key: b"key", value: b"value" };
         assert_eq!(Slot::read(&bytes), entry);
         assert_eq!(Slot::read(&slot(6, b"", b"")), Slot::Deleted { version: 6 });
         assert_eq!(Slot::read(&[0; 192]), Slot::Empty);
-        let (key, value) = ([7; 16], [8; 100]);
+        let key = [7; 16];
+        let value = [8; 100];
         let full = slot(2, &key, &value);
         assert_eq!(Slot::read(&full), Slot::Entry { version: 2, key: &key, value: &value });
     }
 
-    /// Every state a reader can catch while `new` is written over `old`: the first word odd, any
-    /// part of the rest new, in any order of 8-byte pieces; and the same with the old first word,
-    /// since an RDMA Read may have copied that before.
+    /// Tests states that a reader can see while `new` is written over `old`: any of the 8-byte
+    /// pieces new, with the first word odd, old or new.
     #[test]
-    fn no_mixture_of_two_versions_is_taken_for_an_entry() {
+    fn a_mixture_of_two_versions_is_torn() {
         let old = slot(4, b"key", &[b'o'; 90]);
         let new = slot(6, b"key", &[b'n'; 90]);
         let pieces = old.len() / 8;
@@ -220,7 +222,7 @@ mod tests {
         let mut torn = 0;
         for round in 0..20_000 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            // Half of the rounds cut the slot in two, the others mix at random.
+            // Half of the rounds cut the slot in two, the others mix pieces at random.
             let mask = match round % 2 {
                 0 => u64::MAX << ((random >> 33) % pieces as u64),
                 _ => random >> 20,
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_taken_into_use_is_not_read_half() {
+    fn a_half_written_new_slot_is_torn() {
         let empty = vec![0; SMALL.slot_size() as usize];
         let new = slot(2, b"key", b"value");
         for cut in 0..=new.len() {
@@ -267,7 +269,7 @@ mod tests {
             for bit in 0..8 {
                 let mut bad = good.clone();
                 bad[at] ^= 1 << bit;
-                // Spare bytes and those behind the value are not covered.
+                // Unused bytes and the bytes after the value are not covered.
                 let used = at < 20 || (24..32).contains(&at) || at >= good.len() - TAIL;
                 let read = Slot::read(&bad);
                 let entry = Slot::Entry { version: 4, key: b"key", value: b"value" };
@@ -305,7 +307,7 @@ mod tests {
             assert_eq!(slots.len(), 3);
             assert!(slots.windows(2).all(|w| w[1] == (w[0] + 1) % 8));
         }
-        // Fixed for ever: clients and servers of different builds must agree.
+        // Must not change: clients and servers of different builds must agree.
         assert_eq!(hash(b"key"), 0x65ff_fa96_0ea4_d92b);
     }
 }

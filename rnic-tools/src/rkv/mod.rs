@@ -1,15 +1,15 @@
-//! A key-value store whose reads cost the server nothing.
+//! A key-value store whose reads take no CPU time of the server process.
 //!
-//! The table is an array of slots of one size in a region that clients may read. A GET is one RDMA
-//! Read per slot looked at, and the server's process does not run for it. PUT and DELETE are Sends
-//! that the server answers. A Read is not atomic against the server's own stores, so a slot carries
-//! its version at both ends and a checksum over all of it: a reader that caught a mixture of two
-//! versions sees that and reads again. `layout` has the bytes of a slot and where keys go, `wire`
-//! what is said, `store` the server's table, `bench` the load of `rkv bench`.
+//! The table is an array of slots of equal size in a region that clients may read. A GET is one
+//! RDMA Read for each slot examined, without work for the server process. PUT and DELETE are Sends
+//! that the server answers. A Read is not atomic with regard to the server's stores, so a slot has
+//! its version at both ends and a checksum over all of it: a reader detects a mixture of two
+//! versions and reads again. `layout` defines the bytes of a slot and the slots of a key, `wire`
+//! the messages, `store` the server's table, `bench` the load of `rkv bench`.
 //!
-//! Clients learn place and geometry of the table from the private data of the server's accept. They
-//! do not trust it further than their own memory goes; the server trusts clients in nothing, and
-//! its table cannot be written from the wire.
+//! The private data of the server's accept contains the location and the geometry of the table.
+//! Clients check them before they allocate memory. The server does not trust clients, and peers
+//! cannot write to its table.
 
 mod bench;
 mod cli;
@@ -34,53 +34,53 @@ pub use server::{Server, ServerOptions};
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum KvError {
-    /// The key has no bytes, or more than the table takes.
-    #[error("a key of {bytes} bytes; this table takes 1 to {max}")]
+    /// The key is empty, or longer than the table allows.
+    #[error("the key has {bytes} bytes; this table allows 1 to {max}")]
     KeyLength {
-        /// Bytes of the key.
+        /// Length of the key in bytes.
         bytes: usize,
-        /// Most bytes of a key that the table takes.
+        /// Maximum length of a key in bytes.
         max: u16,
     },
-    /// The value has more bytes than the table takes.
-    #[error("a value of {bytes} bytes; this table takes at most {max}")]
+    /// The value is longer than the table allows.
+    #[error("the value has {bytes} bytes; this table allows at most {max}")]
     ValueLength {
-        /// Bytes of the value.
+        /// Length of the value in bytes.
         bytes: usize,
-        /// Most bytes of a value that the table takes.
+        /// Maximum length of a value in bytes.
         max: u32,
     },
-    /// All slots where the key may go hold other keys.
+    /// All slots in which the key may be hold other keys.
     #[error("no room for this key: its {probes} slots hold other keys")]
     Full {
-        /// Slots where a key may be.
+        /// Number of slots in which a key may be.
         probes: u32,
     },
-    /// A slot was torn in every one of many reads.
+    /// A slot was torn in each of many Reads.
     #[error("slot {slot} was torn in {reads} reads in a row")]
     Torn {
         /// Number of the slot, from 0.
         slot: u64,
-        /// Reads of the slot that were tried.
+        /// Number of Reads.
         reads: u32,
     },
-    /// A value was not what had been stored under its key.
+    /// A value is not what was stored under its key.
     #[error("the value of {key:?} is not what was stored: {why}")]
     Wrong {
-        /// The key whose value it is.
+        /// The key of the value.
         key: String,
-        /// What is wrong with it.
+        /// The difference.
         why: String,
     },
-    /// The table that was asked for makes no sense.
-    #[error("such a table cannot be: {0}")]
+    /// The requested geometry is invalid.
+    #[error("invalid table: {0}")]
     Geometry(String),
-    /// The other side does not keep to the protocol of `rkv`.
-    #[error("{peer} does not keep to the protocol: {why}")]
+    /// The other side violates the protocol of `rkv`.
+    #[error("{peer} violates the protocol: {why}")]
     Protocol {
         /// Address of the other side.
         peer: SocketAddr,
-        /// What the other side did, in words.
+        /// Description of the violation.
         why: String,
     },
     /// The connection failed before the operation was over.

@@ -1,4 +1,4 @@
-//! The server: one table, and one conversation per client.
+//! The server: one table, and one connection for each client.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::messenger::{Messenger, MessengerEvent, MessengerSizes};
 pub struct ServerOptions {
     /// Geometry of the table.
     pub geometry: Geometry,
-    /// Clients that ask for nothing for so long are sent away; GETs do not count, because the
-    /// server does not see them. `None` keeps them.
+    /// Clients without a request for this time are disconnected. GETs do not count, because the
+    /// server does not see them. `None`: no limit.
     pub idle: Option<Duration>,
 }
 
-/// A table and what is needed to let clients at it. Several threads may serve clients.
+/// A table, and the resources for serving clients. Several threads may serve clients.
 pub struct Server {
     context: Context,
     pd: Pd,
@@ -32,12 +32,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes an empty table.
+    /// Creates an empty table.
     pub fn new(context: &Context, options: ServerOptions) -> Result<Self, KvError> {
         let geometry = options.geometry.check().map_err(KvError::Geometry)?;
         let pd = context.open_pd(None)?;
         let buffer = context.create_shared_buffer(geometry.bytes())?;
-        // Only this process writes it.
+        // Peers can only read the region; only this process writes it.
         let rights = Access::REMOTE_READ | Access::ZERO_BASED;
         let region = pd.reg_mr(&buffer, ..geometry.bytes(), rights)?;
         let table = Table { geometry, region: region.remote() };
@@ -45,11 +45,11 @@ impl Server {
         Ok(Server { context: context.clone(), pd, store, table, idle: options.idle })
     }
 
-    /// Serves one client until it leaves; returns how many requests it sent.
+    /// Serves a client until it disconnects. Returns the number of its requests.
     pub fn serve(&self, request: ConnectionRequest) -> Result<u64, KvError> {
         let peer = request.peer();
         if let Err(why) = wire::check_greeting(request.private_data()) {
-            // The client may have gone already.
+            // Fails if the client has already gone.
             let _ = request.reject(why.as_bytes());
             return Err(KvError::Protocol { peer, why });
         }
@@ -87,5 +87,5 @@ impl Server {
     }
 }
 
-/// Requests a client may send before it has the reply to the first of them.
+/// Requests that a client may send before it has received the reply to the first.
 const REQUESTS: u32 = 4;

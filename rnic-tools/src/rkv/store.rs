@@ -1,50 +1,50 @@
-//! The server's table: the only place that writes slots.
+//! The server's table. Only this module writes slots.
 
 use rnic_client::{Error, Mr};
 
 use super::layout::{self, Geometry, HEAD};
 use super::wire::{Reply, Request};
 
-/// The table in a region of the server's own, which clients may read and nobody else may write.
+/// The table, in a region that clients may read and only the server may write.
 pub(super) struct Store {
     region: Mr,
     geometry: Geometry,
-    /// Where slots are looked at.
+    /// Buffer for the start of a slot.
     buffer: Vec<u8>,
 }
 
-/// Who is in a slot.
+/// State of a slot in the search for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Occupant {
-    /// The slot was never used.
-    Nobody,
-    /// An entry that was deleted.
+enum SlotContent {
+    /// Never used.
+    Unused,
+    /// A deleted entry.
     Deleted { version: u64 },
-    /// The key that is looked for.
+    /// An entry with this key.
     Key { version: u64 },
-    /// An entry with another key than is looked for.
+    /// An entry with another key.
     Other,
 }
 
-/// Where a key is, or may go.
+/// Position of a key, or a free slot for it.
 #[derive(Debug, PartialEq, Eq)]
 enum Lookup {
-    /// The key is in this slot.
+    /// The slot that contains the key.
     Found { slot: u64, version: u64 },
-    /// The key is nowhere, and this slot is free.
+    /// The key does not exist, and this slot is free.
     Free { slot: u64, version: u64 },
-    /// The key is nowhere, and no slot is free.
+    /// The key does not exist, and no slot is free.
     Full,
 }
 
 impl Store {
-    /// An empty table; the region is zeroed and as large as the geometry says.
+    /// Creates an empty table. The region must be zeroed and `geometry.bytes()` long.
     pub(super) fn new(region: Mr, geometry: Geometry) -> Self {
         let buffer = vec![0; HEAD + usize::from(geometry.max_key)];
         Store { region, geometry, buffer }
     }
 
-    /// Carries out what a client asked for.
+    /// Carries out a request of a client.
     pub(super) fn apply(&mut self, request: Request<'_>) -> Result<Reply, Error> {
         let (key, value) = match request {
             Request::Put { key, value } => (key, Some(value)),
@@ -57,9 +57,9 @@ impl Store {
         }
         let Store { region, geometry, buffer } = self;
         let place = find(*geometry, key, |slot| {
-            // No slot is shorter than this: the value and the second version come after it.
+            // Every slot is longer than the buffer: value and second version follow.
             region.read_at(geometry.at(slot), buffer)?;
-            Ok::<_, Error>(Occupant::of(buffer, key))
+            Ok::<_, Error>(SlotContent::of(buffer, key))
         })?;
         match (place, value) {
             (Lookup::Found { slot, version } | Lookup::Free { slot, version }, Some(value)) => {
@@ -81,36 +81,36 @@ impl Store {
     }
 }
 
-impl Occupant {
+impl SlotContent {
     fn of(bytes: &[u8], key: &[u8]) -> Self {
         match layout::occupant(bytes) {
-            Some((0, _)) => Occupant::Nobody,
-            Some((version, [])) => Occupant::Deleted { version },
-            Some((version, there)) if there == key => Occupant::Key { version },
-            _ => Occupant::Other,
+            Some((0, _)) => SlotContent::Unused,
+            Some((version, [])) => SlotContent::Deleted { version },
+            Some((version, there)) if there == key => SlotContent::Key { version },
+            _ => SlotContent::Other,
         }
     }
 }
 
-/// Looks for a key, or else for the first slot it may go into.
+/// Searches for a key, or for the first free slot for it.
 fn find<E>(
     geometry: Geometry,
     key: &[u8],
-    mut look: impl FnMut(u64) -> Result<Occupant, E>,
+    mut look: impl FnMut(u64) -> Result<SlotContent, E>,
 ) -> Result<Lookup, E> {
     let mut free = None;
     for slot in geometry.candidates(key) {
         match look(slot)? {
-            Occupant::Key { version } => return Ok(Lookup::Found { slot, version }),
-            // The key may still come behind a deleted entry.
-            Occupant::Deleted { version } => {
+            SlotContent::Key { version } => return Ok(Lookup::Found { slot, version }),
+            // The key may be in a slot after the deleted entry.
+            SlotContent::Deleted { version } => {
                 free.get_or_insert(Lookup::Free { slot, version });
             }
-            Occupant::Nobody => {
+            SlotContent::Unused => {
                 free.get_or_insert(Lookup::Free { slot, version: 0 });
                 break;
             }
-            Occupant::Other => {}
+            SlotContent::Other => {}
         }
     }
     Ok(free.unwrap_or(Lookup::Full))
@@ -123,7 +123,7 @@ mod tests {
 
     const GEOMETRY: Geometry = Geometry { slots: 16, probes: 3, max_key: 8, max_value: 8 };
 
-    fn place(key: &[u8], slots: [Occupant; 3]) -> (usize, Lookup) {
+    fn place(key: &[u8], slots: [SlotContent; 3]) -> (usize, Lookup) {
         let mut looks = 0;
         let place = find(GEOMETRY, key, |_| {
             looks += 1;
@@ -134,20 +134,21 @@ mod tests {
 
     #[test]
     fn keys_are_found_and_places_chosen_in_order() {
-        use Occupant::*;
+        use SlotContent::*;
         let [a, b, c] = GEOMETRY.candidates(b"k").collect::<Vec<_>>()[..] else { panic!() };
-        let (deleted, there) = (Deleted { version: 6 }, Key { version: 4 });
+        let deleted = Deleted { version: 6 };
+        let there = Key { version: 4 };
         let free = |slot, version| Lookup::Free { slot, version };
         let found = |slot| Lookup::Found { slot, version: 4 };
         for (slots, looks, expected) in [
-            ([Nobody, there, there], 1, free(a, 0)),
-            ([there, Nobody, Nobody], 1, found(a)),
-            ([Other, there, Nobody], 2, found(b)),
-            // A deleted entry neither ends the search nor is passed over for a new one.
+            ([Unused, there, there], 1, free(a, 0)),
+            ([there, Unused, Unused], 1, found(a)),
+            ([Other, there, Unused], 2, found(b)),
+            // A deleted entry does not end the search, and can hold a new key.
             ([deleted, Other, there], 3, found(c)),
-            ([Other, deleted, Nobody], 3, free(b, 6)),
+            ([Other, deleted, Unused], 3, free(b, 6)),
             ([Other, deleted, deleted], 3, free(b, 6)),
-            ([Other, Other, Nobody], 3, free(c, 0)),
+            ([Other, Other, Unused], 3, free(c, 0)),
             ([Other, Other, Other], 3, Lookup::Full),
         ] {
             assert_eq!(place(b"k", slots), (looks, expected), "{slots:?}");
@@ -155,16 +156,16 @@ mod tests {
     }
 
     #[test]
-    fn occupants_are_told_apart() {
+    fn occupants_are_distinguished() {
         let slot = |version: u64, key: &[u8]| {
             let rest = layout::write_rest(GEOMETRY, version, key, b"value");
             let mut bytes = version.to_le_bytes().to_vec();
             bytes.extend(&rest[..HEAD + 8 - 8]);
             bytes
         };
-        assert_eq!(Occupant::of(&[0; HEAD + 8], b"k"), Occupant::Nobody);
-        assert_eq!(Occupant::of(&slot(4, b"k"), b"k"), Occupant::Key { version: 4 });
-        assert_eq!(Occupant::of(&slot(4, b"kk"), b"k"), Occupant::Other);
-        assert_eq!(Occupant::of(&slot(4, b""), b"k"), Occupant::Deleted { version: 4 });
+        assert_eq!(SlotContent::of(&[0; HEAD + 8], b"k"), SlotContent::Unused);
+        assert_eq!(SlotContent::of(&slot(4, b"k"), b"k"), SlotContent::Key { version: 4 });
+        assert_eq!(SlotContent::of(&slot(4, b"kk"), b"k"), SlotContent::Other);
+        assert_eq!(SlotContent::of(&slot(4, b""), b"k"), SlotContent::Deleted { version: 4 });
     }
 }

@@ -1,6 +1,6 @@
-//! What clients and server say to each other. All fields are little-endian.
+//! Messages of `rkv`. All fields are little-endian.
 //!
-//! | what | where | bytes |
+//! | message | carried in | fields and their bytes |
 //! | --- | --- | --- |
 //! | greeting | private data of the connection request | magic 3, version 1 |
 //! | [`Table`] | private data of the reply | magic 3, version 1, slots 8, probes 4, longest key 2, longest value 4, region 20 |
@@ -12,46 +12,46 @@ use rnic_client::RemoteMr;
 use super::layout::Geometry;
 use crate::fields::Fields;
 
-/// Where the table is and how it is divided.
+/// Location and geometry of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Table {
     pub(super) geometry: Geometry,
     pub(super) region: RemoteMr,
 }
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request<'a> {
     Put { key: &'a [u8], value: &'a [u8] },
     Delete { key: &'a [u8] },
 }
 
-/// What became of it.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
-    /// Done; the entry has this version now.
+    /// Done; the entry now has this version.
     Done { version: u64 },
-    /// There was nothing to delete.
+    /// The key to delete does not exist.
     Absent,
-    /// No slot for the key is free.
+    /// No slot is free for the key.
     Full,
-    /// Key or value are of a wrong length.
+    /// The length of the key or of the value is wrong.
     Length,
 }
 
 const MAGIC: &[u8] = b"rkv";
 const VERSION: u8 = 1;
 
-/// What a client says first.
+/// Returns the first message of a client.
 pub(super) fn greeting() -> Vec<u8> {
     let mut b = MAGIC.to_vec();
     b.push(VERSION);
     b
 }
 
-/// Checks what a client said first.
+/// Checks the first message of a client.
 pub(super) fn check_greeting(bytes: &[u8]) -> Result<(), String> {
-    let f = greeted(bytes)?;
+    let f = parse_header(bytes)?;
     f.end().ok_or_else(|| "the greeting is too long".to_owned())
 }
 
@@ -67,9 +67,10 @@ impl Table {
         b
     }
 
-    /// Reads the server's reply; what it allows to allocate is within the bounds of [`Geometry`].
+    /// Parses the server's reply. The limits of [`Geometry`] bound the memory that a client
+    /// allocates for it.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let mut f = greeted(bytes)?;
+        let mut f = parse_header(bytes)?;
         let table = (|| {
             let geometry = Geometry {
                 slots: f.u64()?,
@@ -81,11 +82,11 @@ impl Table {
             f.end()?;
             Some(Table { geometry, region })
         })();
-        let table = table.ok_or("the description of the table has a wrong length")?;
+        let table = table.ok_or("the table description has a wrong length")?;
         table.geometry.check()?;
         if !table.geometry.fits(table.region) {
             return Err(format!(
-                "a table of {} bytes in {} of them",
+                "a table of {} bytes in a region of {}",
                 table.geometry.bytes(),
                 table.region.len
             ));
@@ -95,12 +96,12 @@ impl Table {
 }
 
 impl<'a> Request<'a> {
-    /// Longest request of a table, in bytes.
+    /// Returns the maximum length of a request in bytes.
     pub(super) fn max(geometry: Geometry) -> u32 {
         3 + u32::from(geometry.max_key) + geometry.max_value
     }
 
-    /// The key fits 16 bits: callers check against the geometry.
+    /// Encodes the request. The length of the key must fit 16 bits; callers check the geometry.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let (operation, key, value) = match self {
             Request::Put { key, value } => (PUT, key, value),
@@ -142,7 +143,8 @@ impl Reply {
 
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let mut f = Fields(bytes);
-        let (outcome, version) = (f.u8()?, f.u64()?);
+        let outcome = f.u8()?;
+        let version = f.u64()?;
         f.end()?;
         match (outcome, version) {
             (0, version) => Some(Reply::Done { version }),
@@ -157,12 +159,12 @@ impl Reply {
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 
-fn greeted(bytes: &[u8]) -> Result<Fields<'_>, String> {
+fn parse_header(bytes: &[u8]) -> Result<Fields<'_>, String> {
     let mut f = Fields(bytes);
-    f.expect(MAGIC).ok_or("it is no rkv")?;
+    f.expect(MAGIC).ok_or("the peer does not run rkv")?;
     match f.u8() {
         Some(VERSION) => Ok(f),
-        version => Err(format!("it speaks version {version:?} of rkv, we speak {VERSION}")),
+        version => Err(format!("the peer has rkv version {version:?} instead of {VERSION}")),
     }
 }
 
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptions_of_tables_come_back_as_they_were_and_cuts_are_refused() {
+    fn tables_round_trip_and_cuts_are_refused() {
         let bytes = table().to_bytes();
         assert_eq!(Table::parse(&bytes), Ok(table()));
         for n in 0..bytes.len() {
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_cannot_be_are_refused() {
+    fn invalid_tables_are_refused() {
         let mut t = table();
         t.region.len += 1;
         assert!(Table::parse(&t.to_bytes()).is_err());
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_come_back_as_they_were_and_cuts_do_not_pass() {
+    fn requests_round_trip_and_cuts_are_refused() {
         let put = Request::Put { key: b"key", value: b"value" };
         assert_eq!(Request::parse(&put.to_bytes()), Some(put));
         let delete = Request::Delete { key: b"key" };
@@ -223,7 +225,7 @@ mod tests {
         }
         assert_eq!(Request::parse(&[&bytes[..], &[0]].concat()), None);
         assert_eq!(Request::parse(b"\x09\x01\x00k"), None);
-        // A length beyond the message.
+        // A length beyond the end of the message.
         assert_eq!(Request::parse(b"\x01\xFF\xFFk"), None);
     }
 

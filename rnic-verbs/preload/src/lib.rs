@@ -1,11 +1,12 @@
-//! `librnic_preload.so`: programs that look for RDMA devices in `/sys` and `/dev` find those of the
-//! daemon, whose tree `RNIC_TREE` names.
+//! `librnic_preload.so`: shows the daemon's devices to programs that look for RDMA devices in
+//! `/sys` and `/dev`. `RNIC_TREE` contains the path of the daemon's tree.
 //!
-//! The dynamic loader puts these functions in front of the C library's (`LD_PRELOAD`, ld.so(8)).
-//! Each passes its arguments on, except for a path below those of the tree (`path`). A pointer that
-//! cannot be read is passed on as well and fails as without this library. The functions allocate
-//! nothing, take no lock and leave `errno` as the C library sets it, so they may be called wherever
-//! the C library's may, signal handlers included.
+//! The dynamic loader puts these functions before those of the C library (`LD_PRELOAD`, ld.so(8)).
+//! Each function calls the next one of its name with the same arguments, but replaces a path that
+//! belongs to the tree (`path`). A pointer that cannot be read is passed on unchanged, so that the
+//! call fails as it would without this library. The functions do not allocate, take no lock and
+//! leave `errno` as the C library sets it. They may be called wherever the C library's functions
+//! may, including signal handlers.
 
 #![allow(unsafe_code)] // Functions of the C library.
 
@@ -17,16 +18,16 @@ use libc::{DIR, FILE, c_char, c_int, c_long, c_uint, c_void, mode_t, size_t, ssi
 use next::Next;
 use path::mapped;
 
-/// Functions of the C library: what stands before the path that they are called with, and behind
-/// it, and what they return if the library has none of that name.
+/// Defines functions of the C library. Each definition lists the arguments before the path and
+/// after it, and the result if no other library has a function of that name.
 macro_rules! interpose {
     ($(fn $name:ident [$($before:ident: $first:ty),*] ($($after:ident: $then:ty),*)
         -> $returns:ty, else $failed:expr;)*) => {$(
-        /// As the C library's function of this name.
+        /// Same as the C library's function of this name.
         ///
         /// # Safety
         ///
-        /// As the C library's.
+        /// Same as for the C library's function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             $($before: $first,)* path: *const c_char $(, $after: $then)*
@@ -34,19 +35,19 @@ macro_rules! interpose {
             type Call = unsafe extern "C" fn($($first,)* *const c_char $(, $then)*) -> $returns;
             static NEXT: Next = Next::of(concat!(stringify!($name), "\0"));
             let Some(next) = NEXT.find() else { return $failed };
-            // SAFETY: it is the function of this name. Those that take arguments by need (`open`
-            // its mode) find them where a call with all of them puts them, on the machines that
-            // this is built for.
+            // SAFETY: the pointer must be to a function of this type, and it was found by this
+            // name. Functions with optional arguments (the mode of `open`) find them where a call
+            // with all arguments puts them, on the machines that this library is built for.
             let next = unsafe { std::mem::transmute::<*const c_void, Call>(next) };
             mapped(path, |path| {
-                // SAFETY: the caller promises what the C library asks for.
+                // SAFETY: the caller fulfils the requirements of the C library's function.
                 unsafe { next($($before,)* path $(, $after)*) }
             })
         }
     )*};
 }
 
-/// What `scandir(3)` is called with.
+/// Function pointer arguments of `scandir(3)`.
 type Filter = *const c_void;
 
 interpose! {
@@ -54,7 +55,7 @@ interpose! {
     fn open64 [] (flags: c_int, mode: mode_t) -> c_int, else -1;
     fn openat [folder: c_int] (flags: c_int, mode: mode_t) -> c_int, else -1;
     fn openat64 [folder: c_int] (flags: c_int, mode: mode_t) -> c_int, else -1;
-    // With `_FORTIFY_SOURCE` programs call these.
+    // Called by programs built with `_FORTIFY_SOURCE`.
     fn __open_2 [] (flags: c_int) -> c_int, else -1;
     fn __open64_2 [] (flags: c_int) -> c_int, else -1;
     fn __openat_2 [folder: c_int] (flags: c_int) -> c_int, else -1;
@@ -68,7 +69,7 @@ interpose! {
     fn fstatat [folder: c_int] (to: *mut c_void, flags: c_int) -> c_int, else -1;
     fn fstatat64 [folder: c_int] (to: *mut c_void, flags: c_int) -> c_int, else -1;
     fn statx [folder: c_int] (flags: c_int, mask: c_uint, to: *mut c_void) -> c_int, else -1;
-    // Programs that were built with a C library before 2.33 call these.
+    // Called by programs built with a C library before 2.33.
     fn __xstat [version: c_int] (to: *mut c_void) -> c_int, else -1;
     fn __xstat64 [version: c_int] (to: *mut c_void) -> c_int, else -1;
     fn __lxstat [version: c_int] (to: *mut c_void) -> c_int, else -1;

@@ -1,4 +1,4 @@
-//! Paths that lead to the kernel's RDMA devices lead into the tree.
+//! Maps paths of the kernel's RDMA devices to paths in the daemon's tree.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -12,20 +12,20 @@ unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
 }
 
-/// Longest path, its zero byte included, that is mapped; what is longer is handed on as it is.
+/// Maximum length of a mapped path including its zero byte. Longer paths are passed on unchanged.
 const ROOM: usize = libc::PATH_MAX as usize;
 
-/// What the tree stands for: paths that begin like this, and how much of that goes.
+/// Prefixes of paths that the tree replaces, with the number of leading bytes that are removed.
 const PREFIXES: [(&[u8], usize); 3] = [
-    // `infiniband_verbs` and its like, too.
+    // Matches `infiniband_verbs` and similar too.
     (b"/sys/class/infiniband", b"/sys".len()),
-    // Where the links in these lead.
+    // Target of the links in these directories.
     (b"/sys/devices/rnicd/", b"/sys".len()),
     (b"/dev/infiniband", 0),
 ];
 
-/// Calls with the path, or with its counterpart in the tree. The path may be any pointer: one that
-/// cannot be read is passed on, for the C library and the kernel to refuse.
+/// Calls `call` with the path, or with its counterpart in the tree. The path may be any pointer: an
+/// unreadable pointer is passed on, and the C library and the kernel reject it.
 pub(crate) fn mapped<T>(path: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
     let mut whole = [const { MaybeUninit::<u8>::uninit() }; ROOM];
     match fill(path, &mut whole) {
@@ -34,17 +34,17 @@ pub(crate) fn mapped<T>(path: *const c_char, call: impl FnOnce(*const c_char) ->
     }
 }
 
-/// Writes the counterpart of a path in the tree, with its zero byte. Returns `None` if there is
-/// none.
+/// Writes the counterpart of a path in the tree, with its zero byte. Returns `None` if the path has
+/// no counterpart or if it is too long.
 fn fill(path: *const c_char, whole: &mut [MaybeUninit<u8>; ROOM]) -> Option<()> {
     let cut = cut_of(path)?;
-    // SAFETY: the name ends in a zero byte. Programs that change their environment while other
-    // threads read it break every other reader as well.
+    // SAFETY: the name must end in a zero byte. The environment must not change during the call;
+    // programs that change it while other threads read it break every other reader as well.
     let root = unsafe { secure_getenv(c"RNIC_TREE".as_ptr()) };
     if root.is_null() {
         return None;
     }
-    // SAFETY: a value of the environment ends in a zero byte.
+    // SAFETY: values in the environment end in a zero byte.
     let root = unsafe { CStr::from_ptr(root) }.to_bytes();
     if root.is_empty() || root.len() >= ROOM {
         return None;
@@ -64,7 +64,7 @@ fn fill(path: *const c_char, whole: &mut [MaybeUninit<u8>; ROOM]) -> Option<()> 
     None
 }
 
-/// Returns the length of the prefix that the tree replaces, if the path leads into it.
+/// Returns the length of the prefix that the tree replaces, or `None` for other paths.
 fn cut_of(path: *const c_char) -> Option<usize> {
     let mut start = Bytes::of(path);
     if !start.is_readable() {

@@ -1,4 +1,4 @@
-//! The functions of librdmacm.so.1 by version node.
+//! Functions of librdmacm.so.1 by version node.
 
 pub const NODES: [(&str, &[&str]); 5] = [
     (

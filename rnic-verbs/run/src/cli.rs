@@ -9,58 +9,58 @@ use std::process::{Command, ExitCode, Stdio};
 use clap::Parser;
 
 use crate::check::{self, Obstacle};
-use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, Started, Starting};
+use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, StartOptions, StartedDaemon};
 use crate::libraries::{self, LibrariesError, PATH_VARIABLE};
 use crate::mount::{self, MountError};
 use crate::options;
 use crate::preload::{self, LIST_VARIABLE, SANITIZER_VARIABLE, TREE_VARIABLE};
-use crate::shell::quoted;
+use crate::shell::quote;
 
-/// Run a program of the C verbs API (libibverbs, librdmacm) on an RNIC of rnicd.
+/// Run a program that uses libibverbs or librdmacm on an RNIC of rnicd.
 ///
-/// The program is run as it is, in the place of this one, with rnicd's libibverbs.so.1 and
-/// librdmacm.so.1 in front of LD_LIBRARY_PATH; where it looks for devices in /sys/class/infiniband
-/// and /dev/infiniband, it finds those of the daemon (LD_PRELOAD). If no daemon serves this user
-/// (RNIC_SOCKET, else $XDG_RUNTIME_DIR/rnicd.sock, the user's own folder in the temp dir,
-/// /run/rnicd/rnicd.sock), one is started with the built-in configuration; it ends when nobody has
-/// used it for a while.
+/// rnic-run replaces itself with the unmodified program, with rnicd's libibverbs.so.1 and
+/// librdmacm.so.1 first in LD_LIBRARY_PATH. A preloaded library (LD_PRELOAD) shows the program the
+/// daemon's devices in /sys/class/infiniband and /dev/infiniband. If no daemon serves this user
+/// (RNIC_SOCKET, else $XDG_RUNTIME_DIR/rnicd.sock, the user's own directory in the temporary
+/// directory, /run/rnicd/rnicd.sock), rnic-run starts one with the built-in configuration, which
+/// exits when it has been idle for a while.
 ///
-/// Exit codes: the program's; 127 it was not found; 126 it cannot be run, or not with these
-/// libraries (it is linked statically, or gets rights at its start); 125 something else failed.
-/// --check: 0 the program can work, 1 it cannot. 2 wrong usage.
+/// Exit status: that of the program; 127 it was not found; 126 it cannot be run, or not with these
+/// libraries (it is linked statically, or is setuid, setgid or has capabilities); 125 any other
+/// failure. With --check: 0 the program can work, 1 it cannot. 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "rnic-run", version, override_usage = USAGE, after_help = EXAMPLES)]
 struct Cli {
-    /// Folder with libibverbs.so.1 and librdmacm.so.1 [default: RNIC_VERBS_DIR, else `verbs` beside
-    /// this program, `../lib/rnicd` from there, /usr/lib/rnicd].
+    /// Directory with libibverbs.so.1 and librdmacm.so.1 [default: RNIC_VERBS_DIR, else `verbs`
+    /// beside this program, `../lib/rnicd` from there, /usr/lib/rnicd].
     #[arg(long, value_name = "FOLDER")]
     lib_dir: Option<PathBuf>,
-    /// The daemon to start if there is none [default: rnicd beside this program, else in PATH].
+    /// Daemon to start if none serves [default: rnicd beside this program, else in PATH].
     #[arg(long, value_name = "RNICD")]
     daemon: Option<PathBuf>,
-    /// Devices that the program sees, in this order ("rnicd0,rnicd1") [default: RNIC_DEVICES, else
-    /// all, the RoCE device first].
+    /// Devices for the program, in this order ("rnicd0,rnicd1") [default: RNIC_DEVICES, else all,
+    /// the RoCE device first].
     #[arg(long, value_name = "NAMES")]
     devices: Option<OsString>,
-    /// How long a daemon that is started stays without programs that use it ("60s", "5min").
+    /// Time without clients after which a started daemon exits ("60s", "5min").
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     idle: String,
-    /// Show the daemon's devices to the program by mounts of its own on /sys/class and /dev rather
-    /// than by LD_PRELOAD: also to one that does not call the C library for files (Go) or is linked
-    /// statically, whose verbs are its own. It keeps user and group; takes user and mount
+    /// Show the daemon's devices by private mounts on /sys/class and /dev instead of LD_PRELOAD.
+    /// This also works for a program that does not open files through the C library (Go), or that
+    /// is linked statically. The program keeps its user and group. Requires user and mount
     /// namespaces.
     #[arg(long, conflicts_with_all = ["check", "print_env"])]
     mount: bool,
-    /// Start no daemon: fail if there is none.
+    /// Fail if no daemon serves, instead of starting one.
     #[arg(long)]
     no_start: bool,
-    /// Print what to set in a shell, for `eval "$(rnic-run --print-env)"`, and run nothing.
+    /// Print shell commands for `eval "$(rnic-run --print-env)"` and run nothing.
     #[arg(long, conflicts_with_all = ["check", "program"])]
     print_env: bool,
-    /// Say whether everything is there, and whether PROGRAM can work; start and run nothing.
+    /// Check whether all parts are installed and whether PROGRAM can work. Starts and runs nothing.
     #[arg(long)]
     check: bool,
-    /// What starts a daemon and ends when it serves.
+    /// Start a daemon and exit when it accepts clients (internal).
     #[arg(long, hide = true, conflicts_with_all = ["check", "program", "print_env"])]
     start_daemon: bool,
     /// The program and its arguments.
@@ -84,19 +84,19 @@ Examples:
   rnic-run --mount ls /sys/class/infiniband
   eval \"$(rnic-run --print-env)\"";
 
-/// Why the program was not run.
+/// Reason why the program was not run.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
     #[error(transparent)]
     Libraries(#[from] LibrariesError),
     #[error(transparent)]
     Daemon(#[from] DaemonError),
-    /// The helper has said why.
+    /// The helper process has already printed the reason.
     #[error("no daemon was started")]
     NotStarted,
     #[error("{what}: {error}")]
     System { what: &'static str, error: io::Error },
-    #[error("{}: not found{}", program.display(), nowhere(is_path))]
+    #[error("{}: not found{}", program.display(), path_hint(is_path))]
     NotFound { program: PathBuf, is_path: bool },
     #[error("{}: its interpreter is missing: {error}", program.display())]
     NoInterpreter { program: PathBuf, error: io::Error },
@@ -111,7 +111,7 @@ enum RunError {
 }
 
 impl RunError {
-    /// As `env` and `timeout` have them.
+    /// Returns the exit status for this error, by the convention of `env` and `timeout`.
     fn exit_code(&self) -> u8 {
         match self {
             RunError::NotFound { .. } | RunError::NoInterpreter { .. } => 127,
@@ -121,7 +121,7 @@ impl RunError {
     }
 }
 
-/// Does what this process's arguments say.
+/// Runs `rnic-run` with the arguments of this process.
 pub fn main() -> ExitCode {
     let cli = options::parse::<Cli>();
     let done = match &cli {
@@ -134,17 +134,17 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             if !matches!(error, RunError::NotStarted) {
-                say(&error.to_string());
+                print_message(&error.to_string());
             }
             ExitCode::from(error.exit_code())
         }
     }
 }
 
-/// Becomes the program.
+/// Replaces this process with the program.
 fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
     let folder = libraries::folder(cli.lib_dir.as_deref())?;
-    // What cannot be run needs no daemon.
+    // Before a daemon is started, check that the program can be run.
     let Some((program, arguments)) = cli.program.split_first() else {
         return Err(RunError::NotFound { program: PathBuf::new(), is_path: false });
     };
@@ -156,8 +156,8 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
         Some(refusal) if !cli.mount || matches!(refusal.obstacle, Obstacle::Rights(_)) => {
             return Err(refusal.into());
         }
-        Some(refusal) => say(&format!(
-            "{} is given no library of ours: --mount shows it the devices' files, and no verbs",
+        Some(refusal) => print_message(&format!(
+            "{} cannot use rnicd's libraries: with --mount it sees the device files, but no verbs",
             refusal.path.display()
         )),
         None => {}
@@ -177,7 +177,7 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
     })
 }
 
-/// What a program finds libraries and devices by.
+/// Returns the environment through which a program finds libraries and devices.
 fn environment(cli: &Cli, folder: &Path, tree: Option<PathBuf>) -> Vec<(&'static str, OsString)> {
     let has = |name: &str| std::env::var_os(name);
     let mut all =
@@ -195,14 +195,14 @@ fn environment(cli: &Cli, folder: &Path, tree: Option<PathBuf>) -> Vec<(&'static
     all
 }
 
-/// Prints the environment in which programs find libraries and daemon.
+/// Prints the environment through which programs find libraries and daemon.
 fn print_env(cli: &Cli) -> Result<(), RunError> {
     let folder = libraries::folder(cli.lib_dir.as_deref())?;
     let tree = serving_tree(cli)?;
     let socket = std::env::var_os(SOCKET_VARIABLE).filter(|value| !value.is_empty());
     let mut out = io::stdout().lock();
     let mut export = |name: &str, value: &OsStr| {
-        let line = [OsStr::new("export "), OsStr::new(name), OsStr::new("="), &quoted(value)];
+        let line = [OsStr::new("export "), OsStr::new(name), OsStr::new("="), &quote(value)];
         let line: OsString = line.into_iter().collect();
         out.write_all(line.as_encoded_bytes()).and_then(|()| out.write_all(b";\n"))
     };
@@ -212,23 +212,23 @@ fn print_env(cli: &Cli) -> Result<(), RunError> {
     printed.map_err(|error| RunError::System { what: "cannot write to standard output", error })
 }
 
-/// Says what would become of the program.
+/// Prints whether the program can work.
 fn examine(cli: &Cli) -> ExitCode {
-    let report = check::examine(&check::Question {
+    let report = check::examine(&check::CheckOptions {
         folder: libraries::folder(cli.lib_dir.as_deref()),
         daemon: daemon::program(cli.daemon.as_deref()),
         may_start: !cli.no_start,
         program: cli.program.first().map(OsString::as_os_str),
     });
-    // Whoever has read enough knows the rest by the exit code.
+    // Ignores a closed pipe. The exit status contains the result.
     let _ = write!(io::stdout(), "{report}");
     if report.can_work() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Ensures that a daemon serves this user and has the devices of `--devices`. Returns the folder in
-/// which it shows them.
+/// Ensures that a daemon serves this user and has the devices of `--devices`. Returns the directory
+/// with its device files.
 fn serving_tree(cli: &Cli) -> Result<Option<PathBuf>, RunError> {
-    // A daemon that has ended again is for the program to find out.
+    // If the daemon has exited again, the program itself reports the error.
     let Some((tree, devices)) = ensure_daemon(cli)? else { return Ok(None) };
     let wanted = cli.devices.as_ref().map(|names| names.to_string_lossy());
     let mut names = wanted.iter().flat_map(|names| names.split(',')).map(str::trim);
@@ -238,10 +238,10 @@ fn serving_tree(cli: &Cli) -> Result<Option<PathBuf>, RunError> {
     Ok(tree)
 }
 
-/// Folder in which a daemon shows its devices, if there is one, and their names.
+/// Directory with a daemon's device files, if there is one, and the names of its devices.
 type Serving = (Option<PathBuf>, [String; 2]);
 
-/// Ensures that a daemon serves this user. Returns `None` if it has ended again.
+/// Ensures that a daemon serves this user. Returns `None` if it has exited again.
 fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     match daemon::probe() {
         Probe::Serves { tree, devices, .. } => return Ok(Some((tree, devices))),
@@ -249,10 +249,12 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
         Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) if cli.no_start => {
             return Err(DaemonError::Absent(why).into());
         }
-        Probe::Foreign(why) => say(&format!("{why}; starting a daemon of this user's own")),
+        Probe::Foreign(why) => {
+            print_message(&format!("{why}; starting a daemon of this user's own"))
+        }
         Probe::Absent(_) | Probe::Ending(_) => {}
     }
-    // In a process of its own, whose child the daemon is: that of the program it must not be.
+    // The helper process becomes the daemon's parent. The program must not be its parent.
     let mut helper = Command::new("/proc/self/exe");
     helper.arg("--start-daemon").arg("--idle").arg(&cli.idle);
     if let Some(program) = &cli.daemon {
@@ -260,7 +262,8 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     }
     helper.stdin(Stdio::null()).stdout(Stdio::null());
     let status = helper.status();
-    let status = status.map_err(|error| RunError::System { what: "cannot start myself", error })?;
+    let status =
+        status.map_err(|error| RunError::System { what: "cannot run rnic-run itself", error })?;
     if !status.success() {
         return Err(RunError::NotStarted);
     }
@@ -270,35 +273,36 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     }
 }
 
-/// The helper: starts a daemon and ends when it serves.
+/// Runs as the helper process: starts a daemon and returns when it accepts clients.
 fn start(cli: &Cli) -> Result<(), RunError> {
-    let started = daemon::start(&Starting { program: cli.daemon.as_deref(), idle: &cli.idle })?;
-    if let Some(Started { pid, log }) = started {
-        let (idle, log) = (&cli.idle, log.display());
-        say(&format!(
+    let started = daemon::start(&StartOptions { program: cli.daemon.as_deref(), idle: &cli.idle })?;
+    if let Some(StartedDaemon { pid, log }) = started {
+        let idle = &cli.idle;
+        let log = log.display();
+        print_message(&format!(
             "started a daemon (pid {pid}), which ends {idle} after its last client; log: {log}"
         ));
     }
     Ok(())
 }
 
-/// A program that is named as a path, for a process that starts in another folder.
+/// Returns the absolute path of a program, for a process with another working directory.
 fn absolute(program: &Path) -> Result<PathBuf, RunError> {
     std::path::absolute(program)
-        .map_err(|error| RunError::System { what: "cannot find out the current folder", error })
+        .map_err(|error| RunError::System { what: "cannot find the current directory", error })
 }
 
-/// What is to be said of a program that was not named as a path.
-fn nowhere(is_path: &bool) -> &'static str {
+/// Returns the addition to "not found" for a program without a path.
+fn path_hint(is_path: &bool) -> &'static str {
     if *is_path { "" } else { ", neither here nor in PATH" }
 }
 
-/// Says something on standard error, if that takes it.
-fn say(what: &str) {
+/// Prints a line to standard error. Ignores failures.
+fn print_message(what: &str) {
     let _ = writeln!(io::stderr(), "rnic-run: {what}");
 }
 
-/// A time as `rnicd` reads it, and long enough for a program to begin.
+/// Parses a duration in the syntax of `rnicd`, at least 1 s. Returns it as text.
 fn duration(text: &str) -> Result<String, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -309,13 +313,13 @@ fn duration(text: &str) -> Result<String, String> {
     match number.parse::<u64>() {
         Ok(number) if ["ms", "s", "min", "h"].contains(&unit) && is_long(number) => Ok(text.into()),
         Ok(0..) if ["ms", "s", "min", "h"].contains(&unit) => Err("must be at least 1s".into()),
-        _ => Err("times are written like \"60s\" (ms, s, min, h)".into()),
+        _ => Err("not a duration: write a number and a unit, as in \"60s\" (ms, s, min, h)".into()),
     }
 }
 
-/// Says to the libraries which devices there are.
+/// Environment variable with the devices for the libraries.
 const DEVICES_VARIABLE: &str = "RNIC_DEVICES";
-/// Exit code of a failure of this program.
+/// Exit status for a failure of this program itself.
 const FAILED: u8 = 125;
 
 #[cfg(test)]
@@ -330,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_program_is_its_own() {
+    fn arguments_after_program_are_its_own() {
         let parsed = |line: &str| Cli::try_parse_from(line.split(' '));
         let cli = parsed("rnic-run --no-start rping -s --help --idle 5").expect("a program");
         assert!(cli.no_start && cli.program == ["rping", "-s", "--help", "--idle", "5"]);
@@ -350,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_those_of_the_daemon_and_not_too_short() {
+    fn idle_durations_are_at_least_1s() {
         for good in ["60s", "1000ms", "5min", "1h"] {
             assert_eq!(duration(good).as_deref(), Ok(good));
         }

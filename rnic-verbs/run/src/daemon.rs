@@ -1,9 +1,9 @@
-//! A daemon for this user: whether one serves, and a new one if there is none.
+//! Finds a daemon for this user, and starts one if there is none.
 //!
-//! Nobody is left between the program and a daemon that was started for it: a helper process
-//! ([`start`]) starts it, waits until it serves and ends, so that the daemon is nobody's child but
-//! `init`'s. Of two that start one at the same time, the lock beside the socket lets one daemon
-//! live; who was second goes on with that one.
+//! The daemon must not become a child of the program. A helper process ([`start`]) starts it,
+//! waits until it accepts clients, and then exits itself, so that `init` adopts the daemon. If two
+//! helpers start a daemon at the same time, the lock beside the socket lets only one run, and both
+//! programs use that one.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,116 +12,116 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rnic_client::{Admission, Context, Error, StatusInfo};
+use rnic_client::{AdmissionError, Context, Error, StatusInfo};
 
 use crate::outlive;
 
-/// Environment variable that names the daemon's socket.
+/// Environment variable with the path of the daemon's socket.
 pub const SOCKET_VARIABLE: &str = "RNIC_SOCKET";
 
-/// What became of looking for a daemon.
+/// Result of the search for a daemon. The texts are error messages of the library.
 #[derive(Debug)]
 pub enum Probe {
-    /// One serves this user.
+    /// A daemon serves this user.
     Serves {
-        /// Its process.
+        /// Process of the daemon.
         pid: u32,
-        /// Folder in which it shows its devices in files, if there is one.
+        /// Directory with its device files, if there is one.
         tree: Option<PathBuf>,
         /// Names of its devices.
         devices: [String; 2],
-        /// What it says of itself.
+        /// Its status.
         status: Box<StatusInfo>,
     },
-    /// There is none, in the library's words.
+    /// No daemon is running.
     Absent(String),
-    /// There is one that is about to end, in the library's words.
+    /// The daemon is stopping.
     Ending(String),
-    /// Only the system's daemon is there and it does not serve this user, in the library's words.
+    /// Only the system's daemon is running, and it does not serve this user.
     Foreign(String),
-    /// There is one that does not serve this user, in the library's words.
+    /// A daemon refuses this user.
     Refuses(String),
 }
 
-/// Why there is no daemon for the program.
+/// Reason why there is no daemon for the program.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// There is one, which refuses.
+    /// A daemon refuses this user.
     #[error("{0}")]
     Refuses(String),
-    /// There is none, and none may be started.
-    #[error("{0}; without --no-start one would be started")]
+    /// No daemon is running, and `--no-start` forbids starting one.
+    #[error("{0}; omit --no-start to let rnic-run start one")]
     Absent(String),
-    /// The daemon's program is nowhere.
+    /// The program `rnicd` was not found.
     #[error(
-        "{why}, and there is no rnicd to start, neither beside {} nor in PATH; install it or name \
-         it by --daemon", own.display()
+        "{why}, and there is no rnicd to start, neither in {} nor in PATH; install it or set its \
+         path with --daemon", own.display()
     )]
     NoProgram {
-        /// What the library says.
+        /// The library's error message.
         why: String,
-        /// This program's folder.
+        /// Directory of this program.
         own: PathBuf,
     },
-    /// It was started and ended.
-    #[error("{} ended ({status}) before it served: {said}; its log is {}", program.display(), log.display())]
+    /// The daemon exited before it accepted clients.
+    #[error("{} exited ({status}) before it accepted clients: {said}; see its log, {}", program.display(), log.display())]
     Ended {
-        /// The daemon's program.
+        /// Program of the daemon.
         program: PathBuf,
-        /// How it ended.
+        /// Exit status of the daemon.
         status: ExitStatus,
-        /// The end of its log.
+        /// Last line of its log.
         said: String,
-        /// Where it logs.
+        /// Path of its log.
         log: PathBuf,
     },
-    /// It takes too long.
-    #[error("no daemon serves after {}s: {why}; the log of the one that was started is {}", patience.as_secs(), log.display())]
+    /// The daemon did not accept clients in time.
+    #[error("no daemon accepts clients after {} s: {why}; see the log of the started daemon, {}", timeout.as_secs(), log.display())]
     Late {
-        /// How long it was waited for.
-        patience: Duration,
-        /// What the library says.
+        /// Time limit.
+        timeout: Duration,
+        /// The library's error message.
         why: String,
-        /// Where it logs.
+        /// Path of the daemon's log.
         log: PathBuf,
     },
-    /// The folder for socket and log is not safe to use.
-    #[error("{} is not a folder of this user with mode 0700; remove it, or set XDG_RUNTIME_DIR", path.display())]
+    /// The directory for socket and log is not safe to use.
+    #[error("{} is not a directory of this user with mode 0700; remove it, or set XDG_RUNTIME_DIR", path.display())]
     UnsafeFolder {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("{what} {}: {error}", path.display())]
     System {
-        /// The operation that failed, in words.
+        /// The operation that failed, for display.
         what: &'static str,
-        /// The file it was about.
+        /// File of the operation.
         path: PathBuf,
         /// The system's error.
         error: io::Error,
     },
 }
 
-/// A daemon to be started.
+/// Options for starting a daemon.
 #[derive(Debug)]
-pub struct Starting<'a> {
-    /// Its program, if it was named.
+pub struct StartOptions<'a> {
+    /// Program of the daemon, if the user specified one.
     pub program: Option<&'a Path>,
-    /// How long it is to stay without clients, as `rnicd` reads it.
+    /// Time without clients after which it exits, in the syntax of `rnicd`.
     pub idle: &'a str,
 }
 
-/// A daemon that was started.
+/// A daemon that this process has started.
 #[derive(Debug)]
-pub struct Started {
-    /// Its process.
+pub struct StartedDaemon {
+    /// Process of the daemon.
     pub pid: u32,
-    /// Where it logs.
+    /// Path of its log.
     pub log: PathBuf,
 }
 
-/// Looks for a daemon as the libraries will.
+/// Searches for a daemon in the same way as the libraries.
 pub fn probe() -> Probe {
     let asked = Context::open().and_then(|context| Ok((context.status()?, context.device()?)));
     match asked {
@@ -135,8 +135,8 @@ pub fn probe() -> Probe {
     }
 }
 
-/// Classifies a failure to open the device. A daemon at the socket `foreign` need not serve this
-/// user, who can have another one.
+/// Classifies a failure to open the device. If the daemon at the socket `foreign` does not serve
+/// this user, that is no error, because the user can have its own daemon.
 fn refused(error: &Error, foreign: &Option<PathBuf>) -> Probe {
     let words = error.to_string();
     let is_foreign = |path: &PathBuf| foreign.as_ref() == Some(path);
@@ -150,27 +150,28 @@ fn refused(error: &Error, foreign: &Option<PathBuf>) -> Probe {
             Probe::Foreign(words)
         }
         Error::NotAdmitted { path, .. } if is_foreign(path) => Probe::Foreign(words),
-        Error::NotAdmitted { why: Admission::Stopping, .. } | Error::DaemonGone => {
+        Error::NotAdmitted { why: AdmissionError::Stopping, .. } | Error::DaemonGone => {
             Probe::Ending(words)
         }
         _ => Probe::Refuses(words),
     }
 }
 
-/// Returns the socket of the system's daemon if the user's own daemon has another one.
+/// Returns the socket of the system's daemon, unless that would be this user's own daemon or the
+/// environment specifies the socket.
 fn foreign_socket() -> Option<PathBuf> {
     let is_named = std::env::var_os(SOCKET_VARIABLE).is_some_and(|value| !value.is_empty());
     let is_own = rustix::process::geteuid().is_root();
     (!is_named && !is_own).then(|| PathBuf::from(SERVICE_SOCKET))
 }
 
-/// Whether a socket is not there, or was left over by a daemon that is gone.
+/// Returns true if a socket does not exist or belongs to a daemon that is gone.
 fn is_absent(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-/// The daemon's program: the one that was named, else the one beside this program, else the first
-/// in `PATH`.
+/// Returns the daemon's program: the specified one, else the one beside this program, else the
+/// first in `PATH`.
 pub fn program(named: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
         return Some(named.to_owned());
@@ -180,7 +181,7 @@ pub fn program(named: Option<&Path>) -> Option<PathBuf> {
     folders.map(|folder| folder.join("rnicd")).find(|program| is_executable(program))
 }
 
-/// Whether this process may run a file.
+/// Returns true if this process may execute a file.
 pub fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
@@ -189,33 +190,33 @@ fn own_folder() -> Option<PathBuf> {
     std::env::current_exe().ok()?.parent().map(Path::to_owned)
 }
 
-/// Starts a daemon that outlives this process, unless another one is faster, and waits until one
-/// serves. `None` if that is another one.
-pub fn start(what: &Starting<'_>) -> Result<Option<Started>, DaemonError> {
+/// Starts a daemon that outlives this process, unless another process is faster, and waits until a
+/// daemon serves this user. Returns `None` if that is not the daemon started here.
+pub fn start(what: &StartOptions<'_>) -> Result<Option<StartedDaemon>, DaemonError> {
     let socket = named_socket()?;
     let log = log_file(socket.as_deref())?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     let mut child: Option<(PathBuf, Child, u64)> = None;
     loop {
         let why = match probe() {
             Probe::Serves { pid, .. } => {
                 let ours = child.is_some_and(|(_, child, _)| child.id() == pid);
-                return Ok(ours.then_some(Started { pid, log }));
+                return Ok(ours.then_some(StartedDaemon { pid, log }));
             }
             Probe::Refuses(why) => return Err(DaemonError::Refuses(why)),
             Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) => why,
         };
         if Instant::now() >= deadline {
-            return Err(DaemonError::Late { patience: PATIENCE, why, log });
+            return Err(DaemonError::Late { timeout: START_TIMEOUT, why, log });
         }
         child = match child {
             None => Some(spawn(what, socket.as_deref(), &log, why)?),
             Some((program, mut running, logged)) => {
                 match running.try_wait().map_err(system("cannot wait for", &program))? {
                     None => Some((program, running, logged)),
-                    // Another one has the socket: it will serve, or it is ending, and then it is
-                    // this one's turn again.
-                    Some(status) if status.code() == Some(LOST) => None,
+                    // Another daemon holds the socket. Either it will accept clients, or it is
+                    // stopping and the loop starts a daemon again.
+                    Some(status) if status.code() == Some(ANOTHER_SERVES) => None,
                     Some(status) => {
                         let said = last_line(&log, logged);
                         return Err(DaemonError::Ended { program, status, said, log });
@@ -227,9 +228,9 @@ pub fn start(what: &Starting<'_>) -> Result<Option<Started>, DaemonError> {
     }
 }
 
-/// Starts a daemon: its program, the process, and how long the log was before.
+/// Starts a daemon. Returns its program, the process, and the previous length of the log.
 fn spawn(
-    what: &Starting<'_>,
+    what: &StartOptions<'_>,
     socket: Option<&Path>,
     log: &Path,
     why: String,
@@ -244,35 +245,37 @@ fn spawn(
     if let Some(socket) = socket {
         command.arg("--socket").arg(socket);
     }
-    // No folder is kept from being unmounted by a daemon that was started there.
+    // Any other working directory would keep its file system from being unmounted.
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
     let child = command.spawn().map_err(system("cannot run", &program))?;
     Ok((program, child, logged))
 }
 
-/// The socket that the environment names. The daemon starts in another folder than this.
+/// Returns the socket from the environment as an absolute path, because the daemon runs in a
+/// different directory.
 fn named_socket() -> Result<Option<PathBuf>, DaemonError> {
     let named = std::env::var_os(SOCKET_VARIABLE).filter(|value| !value.is_empty());
     let absolute = |path: PathBuf| {
-        std::path::absolute(&path).map_err(system("cannot find out the folder of", &path))
+        std::path::absolute(&path).map_err(system("cannot find the directory of", &path))
     };
     named.map(|path| absolute(path.into())).transpose()
 }
 
-/// Where a daemon that is started logs: beside its socket, wherever that will be.
+/// Returns the path for the log of a new daemon: beside its socket.
 fn log_file(socket: Option<&Path>) -> Result<PathBuf, DaemonError> {
     if let Some(socket) = socket {
         return Ok(socket.with_extension("log"));
     }
     let uid = rustix::process::geteuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    // Another user's folder is left over from before `su`; daemon and library skip it as well.
+    // After `su`, the variable still contains the previous user's directory. The daemon and the
+    // library skip it too.
     let is_own = |folder: &Path| std::fs::metadata(folder).is_ok_and(|found| found.uid() == uid);
     let folder = match runtime.filter(|folder| folder.is_absolute() && is_own(folder)) {
         _ if uid == 0 => {
             let folder = PathBuf::from("/run/rnicd");
             let made = DirBuilder::new().mode(0o755).recursive(true).create(&folder);
-            made.map_err(system("cannot make folder", &folder))?;
+            made.map_err(system("cannot create directory", &folder))?;
             folder
         }
         Some(folder) => folder,
@@ -281,28 +284,30 @@ fn log_file(socket: Option<&Path>) -> Result<PathBuf, DaemonError> {
     Ok(folder.join("rnicd.log"))
 }
 
-/// This user's folder in the temp dir, as the daemon and the library look for it: anybody may write
-/// to the temp dir, so what lies there may be somebody else's.
+/// Creates this user's directory in the temporary directory, where the daemon and the library
+/// search for it. Fails if it belongs to another user, because any user may write to the temporary
+/// directory.
 fn folder_in_temp(temp: &Path, uid: u32) -> Result<PathBuf, DaemonError> {
     let path = temp.join(format!("rnicd-{uid}"));
     match DirBuilder::new().mode(0o700).create(&path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(system("cannot make folder", &path)(error));
+            return Err(system("cannot create directory", &path)(error));
         }
         _ => {}
     }
-    let found = std::fs::symlink_metadata(&path).map_err(system("cannot look at", &path))?;
-    match found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0 {
-        true => Ok(path),
-        false => Err(DaemonError::UnsafeFolder { path }),
+    let found = std::fs::symlink_metadata(&path).map_err(system("cannot examine", &path))?;
+    if found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0 {
+        Ok(path)
+    } else {
+        Err(DaemonError::UnsafeFolder { path })
     }
 }
 
-/// The log, to be written to at its end. One that has grown long is begun anew.
+/// Opens the log for appending. Truncates it if it is longer than [`LONG_LOG`].
 fn open_log(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600);
-    // Not what somebody's link leads to.
+    // Does not follow a link that another user may have placed.
     let log = options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed()).open(path)?;
     if log.metadata()?.len() > LONG_LOG {
         log.set_len(0)?;
@@ -310,7 +315,7 @@ fn open_log(path: &Path) -> io::Result<File> {
     Ok(log)
 }
 
-/// The last line of what was logged after the first `before` bytes.
+/// Returns the last line of the log after the first `before` bytes.
 fn last_line(log: &Path, before: u64) -> String {
     let read = || -> io::Result<String> {
         let mut log = File::open(log)?;
@@ -320,7 +325,7 @@ fn last_line(log: &Path, before: u64) -> String {
         Ok(String::from_utf8_lossy(&text).into_owned())
     };
     let text = read().unwrap_or_default();
-    text.lines().last().unwrap_or("it said nothing").to_owned()
+    text.lines().last().unwrap_or("no output").to_owned()
 }
 
 fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DaemonError {
@@ -328,15 +333,15 @@ fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DaemonEr
     move |error| DaemonError::System { what, path, error }
 }
 
-/// Socket of the daemon as a service.
+/// Socket of the system's daemon.
 const SERVICE_SOCKET: &str = "/run/rnicd/rnicd.sock";
-/// Exit code of a daemon whose socket another one has.
-const LOST: i32 = 75;
-/// How long a daemon may take until it serves.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Between two looks.
+/// Exit status of a daemon that finds another daemon on its socket.
+const ANOTHER_SERVES: i32 = 75;
+/// Maximum time until a new daemon accepts clients.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time between two probes.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Bytes of a log that is begun anew.
+/// Length in bytes above which a log is truncated.
 const LONG_LOG: u64 = 1 << 20;
 
 #[cfg(test)]
@@ -346,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_foreign_system_daemon_is_passed_over() {
+    fn foreign_system_daemon_is_ignored() {
         let own = || (PathBuf::from("/run/user/7/rnicd.sock"), io::ErrorKind::NotFound.into());
         let denied = |path: &str| (PathBuf::from(path), io::ErrorKind::PermissionDenied.into());
         let foreign = Some(PathBuf::from(SERVICE_SOCKET));
@@ -358,13 +363,13 @@ mod tests {
         let absent = Error::NoDaemon { tried: vec![own()] };
         assert!(matches!(refused(&absent, &foreign), Probe::Absent(_)));
         let not_admitted =
-            |path: &str| Error::NotAdmitted { path: path.into(), why: Admission::NotAllowed };
+            |path: &str| Error::NotAdmitted { path: path.into(), why: AdmissionError::NotAllowed };
         assert!(matches!(refused(&not_admitted(SERVICE_SOCKET), &foreign), Probe::Foreign(_)));
         assert!(matches!(refused(&not_admitted("/x"), &foreign), Probe::Refuses(_)));
     }
 
     #[test]
-    fn a_folder_of_somebody_else_is_not_used() {
+    fn folder_of_other_user_is_not_used() {
         let temp = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let uid = rustix::process::geteuid().as_raw();
         let folder = folder_in_temp(temp.path(), uid).unwrap_or_else(|e| panic!("{e}"));
@@ -376,16 +381,13 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_appended_to_until_it_is_long_and_never_by_a_link() {
+    fn log_is_appended_then_truncated() {
         let temp = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let path = temp.path().join("log");
         let length = || open_log(&path).and_then(|log| log.metadata()).map(|found| found.len());
         std::fs::write(&path, "one\ntwo\n").unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(length().ok(), Some(8));
-        assert_eq!(
-            (last_line(&path, 0), last_line(&path, 8)),
-            ("two".into(), "it said nothing".into())
-        );
+        assert_eq!((last_line(&path, 0), last_line(&path, 8)), ("two".into(), "no output".into()));
         std::fs::write(&path, vec![b'x'; LONG_LOG as usize + 1]).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(length().ok(), Some(0));
         let link = temp.path().join("link");

@@ -1,5 +1,5 @@
-//! What the program loader reads of a file: for which machine it is, by whom it is loaded, what it
-//! needs and what it offers.
+//! Reads the parts of an ELF file that the dynamic loader uses: target machine, interpreter, needed
+//! libraries and symbols.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -11,10 +11,10 @@ use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionTable, Sym};
 use object::read::{ReadCache, ReadRef};
 
-/// Why a file is no program and no library.
+/// Reason why a file is not a program or a library.
 #[derive(Debug, thiserror::Error)]
 pub enum ElfError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{} cannot be read: {error}", path.display())]
     Read {
         /// The file.
@@ -22,18 +22,18 @@ pub enum ElfError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// It is something else.
+    /// The file is not ELF.
     #[error("{} is no ELF file", path.display())]
     NotElf {
         /// The file.
         path: PathBuf,
     },
-    /// It is damaged.
+    /// The file is invalid.
     #[error("{} is damaged: {error}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         error: object::read::Error,
     },
 }
@@ -41,48 +41,48 @@ pub enum ElfError {
 /// A program or a library.
 #[derive(Debug)]
 pub struct Elf {
-    /// For which machine it is.
+    /// Target machine.
     pub target: Target,
-    /// The program that loads it; none for libraries and static programs.
+    /// Its dynamic loader; `None` for libraries and static programs.
     pub interpreter: Option<PathBuf>,
-    /// Libraries that are loaded with it.
+    /// Names of needed libraries (`DT_NEEDED`).
     pub needed: Vec<String>,
-    /// `DT_RPATH`: where its libraries, and theirs, are looked for first.
+    /// `DT_RPATH`: first search path for its libraries and for the libraries that those need.
     pub rpath: Option<String>,
-    /// `DT_RUNPATH`: where its libraries are looked for after `LD_LIBRARY_PATH`.
+    /// `DT_RUNPATH`: search path for its libraries after `LD_LIBRARY_PATH`.
     pub runpath: Option<String>,
-    /// Symbols that must come from elsewhere.
+    /// Undefined symbols.
     pub imports: Vec<Import>,
-    /// What others can take from it: names, and the versions they have.
+    /// Names of defined symbols with their versions.
     pub exports: HashSet<(String, Option<String>)>,
 }
 
-/// A kind of machine.
+/// Target machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// `e_machine`.
     pub machine: elf::Machine,
-    /// 64 bits rather than 32.
+    /// True for 64 bits, false for 32.
     pub wide: bool,
-    /// The most significant byte first.
+    /// True if the most significant byte comes first.
     pub big_endian: bool,
 }
 
-/// A symbol that must come from elsewhere.
+/// An undefined symbol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Import {
-    /// Its name.
+    /// Name of the symbol.
     pub name: String,
-    /// The version that was there when it was linked.
+    /// Version at link time.
     pub version: Option<String>,
-    /// The library that had it then, by its SONAME.
+    /// SONAME of the library that defined it at link time.
     pub library: Option<String>,
-    /// Whether it may be missing.
+    /// True if the symbol may be missing at run time.
     pub weak: bool,
 }
 
 impl Elf {
-    /// Reads of a file what the loader would: programs may have gigabytes that it does not.
+    /// Reads only the parts of a file that the loader uses, because programs can be gigabytes long.
     pub fn read(path: &Path) -> Result<Self, ElfError> {
         let owned = || path.to_owned();
         let mut start = Vec::new();
@@ -104,12 +104,13 @@ impl Elf {
         parsed.map_err(|error| ElfError::Damaged { path: owned(), error })
     }
 
-    /// Whether it is the program that loads others (ld.so(8)), which has what debuggers look for.
+    /// Returns true if the file is a dynamic loader (ld.so(8)), which exports a symbol for
+    /// debuggers.
     pub fn is_loader(&self) -> bool {
         self.interpreter.is_none() && self.exports.iter().any(|(name, _)| name == "_r_debug")
     }
 
-    /// The machine that this process runs on, as its own program has it.
+    /// Returns the target machine of this process's own program.
     pub fn here() -> Result<Target, ElfError> {
         Elf::read(Path::new("/proc/self/exe")).map(|own| own.target)
     }
@@ -153,7 +154,7 @@ fn parse<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(
     Ok(found)
 }
 
-/// Sorts the dynamic symbols into what is imported and what is exported.
+/// Sorts the dynamic symbols into imports and exports.
 fn symbols<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(
     sections: &SectionTable<'data, H, R>,
     endian: Endianness,
@@ -166,10 +167,8 @@ fn symbols<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(
         let name = text(symbol.name(endian, table.strings())?);
         let number = versions.version_index(endian, index);
         let version = versions.version(number.index())?;
-        let (version, library) = (
-            version.map(|version| text(version.name())),
-            version.and_then(|version| version.file()).map(text),
-        );
+        let library = version.and_then(|version| version.file()).map(text);
+        let version = version.map(|version| text(version.name()));
         if symbol.is_undefined(endian) {
             let weak = symbol.st_bind() == elf::STB_WEAK;
             found.imports.push(Import { name, version, library, weak });
@@ -184,7 +183,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Bytes at a file's begin that say what it is: `e_ident`.
+/// Length of `e_ident`, the identification at the start of a file, in bytes.
 const IDENTITY: u64 = 16;
 
 #[cfg(test)]
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_said_to_be_no_programs() {
+    fn other_files_are_not_elf() {
         let file = tempfile::NamedTempFile::new().unwrap_or_else(|e| panic!("{e}"));
         let read = |text: &[u8]| {
             std::fs::write(file.path(), text).unwrap_or_else(|e| panic!("{e}"));
@@ -212,7 +211,7 @@ mod tests {
         assert!(matches!(read(b"#!/bin/sh\n"), Err(ElfError::NotElf { .. })));
         assert!(matches!(read(b"\x7fELF"), Err(ElfError::Damaged { .. })));
         assert!(matches!(Elf::read(Path::new("/no/such/file")), Err(ElfError::Read { .. })));
-        // Cut anywhere, it is damaged or has less in it.
+        // A truncated file is damaged or incomplete.
         let own = std::fs::read("/proc/self/exe").unwrap_or_else(|e| panic!("{e}"));
         for end in (0..512).chain([4096, own.len() / 2, own.len() - 1]) {
             let _ = read(&own[..end]);

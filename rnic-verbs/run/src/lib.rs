@@ -1,12 +1,12 @@
-//! `rnic-run`: programs of the C verbs API, as they are, on an RNIC of rnicd.
+//! `rnic-run`: runs unmodified programs of the C verbs API on an RNIC of rnicd.
 //!
-//! It puts the folder with our `libibverbs.so.1` and `librdmacm.so.1` in front of the program
-//! loader's path ([`libraries`]) and a library that shows the daemon's devices in `/sys` and `/dev`
-//! on its list (`preload`), or mounts them (`mount`), sees that a daemon serves this user
-//! ([`daemon`], `outlive`), and becomes the program. [`check`] says beforehand whether that will
-//! work, by what the loader would do ([`loader`]) with what is in the files ([`elf`]). It knows
-//! nothing of verbs and asks the daemon nothing but who it is: all of that is between the libraries
-//! and the daemon.
+//! It performs these steps in order. It puts the directory with rnicd's `libibverbs.so.1` and
+//! `librdmacm.so.1` first in the dynamic loader's path ([`libraries`]). It ensures that a daemon
+//! serves this user ([`daemon`], `outlive`). It shows the daemon's devices in `/sys` and `/dev`, by
+//! a preloaded library (`preload`) or by mounts (`mount`). Then it executes the program in its own
+//! process. [`check`] predicts whether the program will work: it simulates the loader ([`loader`])
+//! on the contents of the files ([`elf`]). This crate does not use verbs. It queries only the
+//! daemon's status and device; all other communication is between the libraries and the daemon.
 
 pub mod check;
 mod cli;

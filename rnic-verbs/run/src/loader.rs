@@ -1,41 +1,41 @@
-//! Which files the program loader would take (`ld.so(8)`), found out without running anything.
+//! Predicts the files that the dynamic loader would load (`ld.so(8)`), without running anything.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use crate::elf::{Elf, Target};
 
-/// The loader's search, as it will be with our folder in front of `LD_LIBRARY_PATH`.
+/// A simulation of the loader's search, with rnicd's directory first in `LD_LIBRARY_PATH`.
 #[derive(Debug)]
 pub struct Loader {
     target: Target,
     /// `LD_LIBRARY_PATH`.
     path: Vec<PathBuf>,
-    /// `/etc/ld.so.cache`: files by name.
+    /// Files in `/etc/ld.so.cache`, by name.
     cache: HashMap<String, Vec<PathBuf>>,
 }
 
-/// A file that is loaded.
+/// A file that the loader would load.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What is in it.
+    /// Contents of the file.
     pub elf: Elf,
-    /// The `DT_RPATH` by which it was found, and whose that is.
+    /// The `DT_RPATH` through which it was found, and the file that contains it.
     pub by_rpath: Option<(String, PathBuf)>,
 }
 
-/// Everything that is loaded with a program.
+/// All libraries that are loaded with a program.
 #[derive(Debug, Default)]
 pub struct Closure {
-    /// Libraries by the names under which they are needed.
+    /// Libraries, by the names under which other files need them.
     pub libraries: BTreeMap<String, Loaded>,
-    /// Names that nothing was found for, and who needs them.
+    /// Names of missing libraries, and the files that need them.
     pub missing: Vec<(String, PathBuf)>,
 }
 
-/// Folders of a `DT_RPATH`, and whose that is.
+/// Directories of a `DT_RPATH`, and the file that contains it.
 #[derive(Clone)]
 struct Rpath {
     text: String,
@@ -44,15 +44,15 @@ struct Rpath {
 }
 
 impl Loader {
-    /// A search for libraries of this machine.
+    /// Creates a search for libraries of this target machine. `path` is `LD_LIBRARY_PATH`.
     pub fn new(target: Target, path: &std::ffi::OsStr) -> Self {
         let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
         let path = std::env::split_paths(path).collect();
         Loader { target, path, cache: entries(&cache).unwrap_or_default() }
     }
 
-    /// What is loaded with `program`, breadth first as the loader does it: each name once, for
-    /// whoever needs it first.
+    /// Returns all libraries loaded with `program`. Searches breadth first as the loader does, and
+    /// once per name, with the search paths of the first file that needs it.
     pub fn closure(&self, path: &Path, program: &Elf) -> Closure {
         let mut closure = Closure::default();
         let mut waiting = VecDeque::new();
@@ -74,8 +74,8 @@ impl Loader {
         closure
     }
 
-    /// Queues what a file needs, with the paths that count for it. A `DT_RPATH` counts for the
-    /// libraries of libraries as well, unless who needs one has a `DT_RUNPATH`.
+    /// Queues the libraries that a file needs, with their search paths. A `DT_RPATH` also applies
+    /// to indirectly needed libraries, unless the file that needs them has a `DT_RUNPATH`.
     fn needs(
         &self,
         path: &Path,
@@ -109,12 +109,12 @@ impl Loader {
         });
         let by_path = self.path.iter().chain(runpath).map(|folder| (folder.join(name), None));
         let cached = self.cache.get(name).into_iter().flatten().map(|path| (path.clone(), None));
-        let usual = USUAL.iter().map(|folder| (Path::new(folder).join(name), None));
+        let usual = DEFAULT_FOLDERS.iter().map(|folder| (Path::new(folder).join(name), None));
         let mut all = by_rpath.chain(by_path).chain(cached).chain(usual);
         all.find_map(|(path, rpath)| self.load(&path, rpath))
     }
 
-    /// Reads a file if it is a library for this machine; the loader passes over others.
+    /// Reads a file if it is a library for this target machine. The loader ignores other files.
     fn load(&self, path: &Path, rpath: Option<&Rpath>) -> Option<Loaded> {
         let elf = path.exists().then(|| Elf::read(path).ok()).flatten()?;
         let by_rpath = rpath.map(|rpath| (rpath.text.clone(), rpath.owner.clone()));
@@ -122,16 +122,18 @@ impl Loader {
     }
 }
 
-/// The folders of a list in which `$ORIGIN` is the folder of the file with the list.
+/// Returns the directories of a search path. `$ORIGIN` is the directory of the file that contains
+/// it.
 fn folders(list: &str, origin: &Path) -> Vec<PathBuf> {
     let origin = origin.to_string_lossy();
     let spelled = list.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin);
     spelled.split(':').filter(|folder| !folder.is_empty()).map(PathBuf::from).collect()
 }
 
-/// The files of the loader's cache by name, in their order; none if it is not as glibc writes it.
+/// Parses the loader's cache into files by name, in order. Returns `None` if it is not in glibc's
+/// format.
 fn entries(cache: &[u8]) -> Option<HashMap<String, Vec<PathBuf>>> {
-    // An older format may stand before this one, whose offsets count from its own begin.
+    // An older format may precede this one. Offsets count from the start of the newer one.
     let start = cache.windows(CACHE_MAGIC.len()).position(|bytes| bytes == CACHE_MAGIC)?;
     let cache = &cache[start..];
     let number = |at: usize| -> Option<usize> {
@@ -146,27 +148,28 @@ fn entries(cache: &[u8]) -> Option<HashMap<String, Vec<PathBuf>>> {
     let mut found: HashMap<String, Vec<PathBuf>> = HashMap::new();
     for n in 0..number(CACHE_MAGIC.len())? {
         let entry = CACHE_HEADER + n * CACHE_ENTRY;
-        let (name, path) = (text(number(entry + 4)?)?, text(number(entry + 8)?)?);
+        let name = text(number(entry + 4)?)?;
+        let path = text(number(entry + 8)?)?;
         found.entry(name).or_default().push(path.into());
     }
     Some(found)
 }
 
-/// Begin of the cache's part that is in use since glibc 2.2.
+/// Magic of the cache format since glibc 2.2.
 const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
-/// Bytes before its first entry.
+/// Length of the header before the first entry, in bytes.
 const CACHE_HEADER: usize = 48;
-/// Bytes of an entry: flags, name, path, and what the machine must be able to do.
+/// Length of an entry in bytes: flags, name, path, and the required hardware capabilities.
 const CACHE_ENTRY: usize = 24;
-/// Where libraries are that no cache names.
-const USUAL: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+/// Default directories, which the loader searches after the cache.
+const DEFAULT_FOLDERS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_this_test_needs_is_found_where_the_loader_found_it() {
+    fn closure_matches_the_real_loader() {
         let exe = Path::new("/proc/self/exe");
         let own = Elf::read(exe).unwrap_or_else(|e| panic!("{e}"));
         let loader = Loader::new(own.target, std::ffi::OsStr::new(""));
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_is_cut_is_as_good_as_none() {
+    fn truncated_cache_is_ignored() {
         let mut cache = [CACHE_MAGIC, &1u32.to_le_bytes(), &[0; 24]].concat();
         let strings = (CACHE_HEADER + CACHE_ENTRY) as u32;
         for word in [0u32, strings, strings + 4, 0, 0, 0] {

@@ -1,10 +1,10 @@
-//! The daemon's devices in `/sys/class` and `/dev` for this process and what it becomes, whether
-//! that calls the C library or not: in a mount namespace of its own.
+//! Shows the daemon's devices in `/sys/class` and `/dev` by mounts in a private mount namespace.
 //!
-//! Nobody can make a folder in `/sys`, and few in `/dev`. So where a folder of ours is not there, a
-//! new file system is mounted over its parent, with all that the parent had, each entry bound, and
-//! ours beside it. What ours hold are links into the daemon's tree, which lead to a daemon that is
-//! started again, too.
+//! This also works for a program that does not open files through the C library. Directories cannot
+//! be created in `/sys`, and rarely in `/dev`. If a directory of the tree is missing there, a new
+//! file system is mounted over its parent. It contains bind mounts of all entries of the parent,
+//! and the new directory. The new directories contain links into the daemon's tree, which remain
+//! valid after the daemon is restarted.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirEntry, File};
@@ -22,67 +22,68 @@ use rustix::mount::{
 use rustix::process::{getegid, geteuid};
 use rustix::thread::UnshareFlags;
 
-/// Why nothing is shown.
+/// Reason why the devices cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// There is nothing to show.
+    /// The daemon has no tree.
     #[error(
-        "the daemon has no files of its devices (its device.tree is \"off\", or its log says \
-             why); run it without --mount"
+        "the daemon has no device files (its device.tree is \"off\", or its log contains the \
+             reason); run the program without --mount"
     )]
     NoTree,
-    /// There is no namespace to be had.
+    /// The system refuses a namespace.
     #[error(
         "--mount: a user and mount namespace is refused: {what}: {error} ({refuser}); {WITHOUT}"
     )]
     NoNamespace {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
         /// The system's error.
         error: io::Error,
-        /// Who refuses it, as far as that can be known.
+        /// Probable reason for the refusal.
         refuser: String,
     },
-    /// There is one, and something in it is refused.
+    /// A system call in the new namespace failed.
     #[error("--mount: cannot {what} {}: {error} ({}); {WITHOUT}", path.display(), refuser(error))]
     System {
-        /// What was tried, in words.
+        /// The operation that failed, for display.
         what: &'static str,
-        /// The file it was about.
+        /// File of the operation.
         path: PathBuf,
         /// The system's error.
         error: io::Error,
     },
 }
 
-/// What can be done.
-const WITHOUT: &str = "without --mount, programs that call the C library are shown the same files";
+/// Alternative to `--mount`, for error messages.
+const WITHOUT: &str = "without --mount, programs that use the C library see the same files";
 
-/// Shows this process, and it alone, what is in a tree. It must have one thread.
+/// Shows the devices of a tree to this process only. The process must be single-threaded.
 pub fn show(tree: &Path) -> Result<(), MountError> {
-    separate()?;
-    // What the system mounts from now on comes here, too, and nothing goes there.
+    enter_namespace()?;
+    // Later mounts of the system still propagate to this namespace, but not in reverse.
     let propagation = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     let root = Path::new("/");
     mount_change(root, propagation).map_err(system("separate the mounts of", root))?;
-    // The links in `class` lead to `devices`, as the kernel's.
+    // The links in `class` point to `devices`, as in the kernel's tree.
     for (place, ours) in [("/sys/devices", "devices"), ("/sys/class", "class"), ("/dev", "dev")] {
         add(Path::new(place), &tree.join(ours))?;
     }
     Ok(())
 }
 
-/// Gives this process a mount namespace of its own, and where that takes rights that it has not, a
-/// user namespace with its own user and group in it.
-fn separate() -> Result<(), MountError> {
-    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+/// Moves this process to a new mount namespace. If it lacks the privilege for that, also moves it
+/// to a new user namespace that maps its own user and group.
+fn enter_namespace() -> Result<(), MountError> {
+    let uid = geteuid().as_raw();
+    let gid = getegid().as_raw();
     match unshare(UnshareFlags::NEWNS) {
         Err(Errno::PERM) => {}
         done => return done.map_err(refused("unshare(CLONE_NEWNS)")),
     }
     let both = UnshareFlags::NEWUSER | UnshareFlags::NEWNS;
     unshare(both).map_err(refused("unshare(CLONE_NEWUSER | CLONE_NEWNS)"))?;
-    // Only who cannot leave groups that refuse him something may map his own.
+    // The kernel requires `deny`, because dropping a group could otherwise grant access.
     for (what, path, text) in [
         ("writing setgroups", "/proc/self/setgroups", "deny".to_owned()),
         ("writing uid_map", "/proc/self/uid_map", format!("{uid} {uid} 1")),
@@ -93,14 +94,14 @@ fn separate() -> Result<(), MountError> {
     Ok(())
 }
 
-#[allow(unsafe_code)] // A call whose other uses are unsafe.
+#[allow(unsafe_code)] // A safe use of a call that is otherwise unsafe.
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
     debug_assert!(!flags.contains(UnshareFlags::FILES));
-    // SAFETY: the table of descriptors stays as it is and stays shared.
+    // SAFETY: the call must not unshare the descriptor table, and the flags do not include FILES.
     unsafe { rustix::thread::unshare_unsafe(flags) }
 }
 
-/// Puts the folders of `ours` into the folder `place`.
+/// Adds the directories of `ours` to the directory `place`.
 fn add(place: &Path, ours: &Path) -> Result<(), MountError> {
     let folders = entries(ours)?;
     if folders.iter().all(|folder| place.join(folder.file_name()).is_dir()) {
@@ -112,7 +113,7 @@ fn add(place: &Path, ours: &Path) -> Result<(), MountError> {
         }
         return Ok(());
     }
-    // Leads to what will be covered.
+    // Keeps the directory accessible after it is covered.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let before = rustix::fs::open(place, flags, Mode::empty()).map_err(system("open", place))?;
     let before = PathBuf::from(format!("/proc/self/fd/{}", before.as_raw_fd()));
@@ -120,54 +121,56 @@ fn add(place: &Path, ours: &Path) -> Result<(), MountError> {
     cover(place)?;
     let is_ours = |name: &OsStr| folders.iter().any(|folder| folder.file_name() == name);
     for entry in kept.iter().filter(|entry| !is_ours(&entry.file_name())) {
-        let (from, to) = (entry.path(), place.join(entry.file_name()));
+        let from = entry.path();
+        let to = place.join(entry.file_name());
         match keep(entry, &to) {
-            // It is gone since.
+            // The entry has been removed in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             done => done.map_err(system("keep", &from))?,
         }
     }
     for folder in folders {
         let at = place.join(folder.file_name());
-        fs::create_dir(&at).map_err(system("make", &at))?;
+        fs::create_dir(&at).map_err(system("create", &at))?;
         link(&folder.path(), &at)?;
     }
     close(place)
 }
 
-/// Mounts an empty file system over a folder.
+/// Mounts an empty file system over a directory.
 fn cover(place: &Path) -> Result<(), MountError> {
     let data = c"mode=0755,size=1m";
     mount("rnic-run", place, "tmpfs", FLAGS, data).map_err(system("mount over", place))
 }
 
-/// Lets nobody write to it any more.
+/// Remounts a covered directory read-only.
 fn close(place: &Path) -> Result<(), MountError> {
     let flags = FLAGS | MountFlags::BIND | MountFlags::RDONLY;
-    mount_remount(place, flags, c"").map_err(system("close", place))
+    mount_remount(place, flags, c"").map_err(system("remount", place))
 }
 
-/// Has an entry of a covered folder at its place again.
+/// Makes an entry of a covered directory available at `to`.
 fn keep(entry: &DirEntry, to: &Path) -> io::Result<()> {
-    let (from, kind) = (entry.path(), entry.file_type()?);
+    let from = entry.path();
+    let kind = entry.file_type()?;
     if kind.is_symlink() {
         return symlink(fs::read_link(from)?, to);
     }
     if kind.is_dir() {
         fs::create_dir(to)?;
-        // What is mounted in it may not be uncovered.
+        // Recursive, because the kernel does not allow a bind mount to uncover other mounts.
         return Ok(mount_bind_recursive(from, to)?);
     }
     File::create(to)?;
     Ok(mount_bind(from, to)?)
 }
 
-/// Has the entries of a folder of the tree in another one: links as they are, others by links.
+/// Fills `from` with links to the entries of `folder`. Copies an entry that is itself a link.
 fn link(folder: &Path, from: &Path) -> Result<(), MountError> {
     for entry in entries(folder)? {
         let to = fs::read_link(entry.path()).unwrap_or_else(|_| entry.path());
         let at = from.join(entry.file_name());
-        symlink(to, &at).map_err(system("make", &at))?;
+        symlink(to, &at).map_err(system("create", &at))?;
     }
     Ok(())
 }
@@ -189,7 +192,7 @@ fn system<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E)
     move |error| MountError::System { what, path, error: error.into() }
 }
 
-/// Who refuses namespaces here: a setting that can be read, else who may be.
+/// Returns the setting that refuses namespaces if it can be read, otherwise probable reasons.
 fn refuser(error: &io::Error) -> String {
     let setting = |name: &str| {
         let path = Path::new("/proc/sys").join(name.replace('.', "/"));
@@ -202,20 +205,20 @@ fn refuser(error: &io::Error) -> String {
         return settings.join(", ");
     }
     match Errno::from_io_error(error) {
-        Some(Errno::NOSPC) => "as many as user.max_user_namespaces allows are there".to_owned(),
+        Some(Errno::NOSPC) => "the limit user.max_user_namespaces is reached".to_owned(),
         Some(Errno::PERM | Errno::ACCESS) => {
-            "a container's seccomp filter, a chroot or a security module may do that".to_owned()
+            "possibly by a container's seccomp filter, a chroot or a security module".to_owned()
         }
-        _ => "no setting is known to do that".to_owned(),
+        _ => "no setting is known to refuse this".to_owned(),
     }
 }
 
-/// Settings that refuse namespaces to users, and their values then.
+/// Settings that refuse namespaces to users, with the values that do so.
 const SETTINGS: [(&str, &str); 4] = [
     ("kernel.unprivileged_userns_clone", "0"),
     ("kernel.apparmor_restrict_unprivileged_userns", "1"),
     ("user.max_user_namespaces", "0"),
     ("user.max_mnt_namespaces", "0"),
 ];
-/// Of what is mounted over folders; the files in it are others'.
+/// Flags of the file systems mounted over directories. Bind mounts in them have their own flags.
 const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);

@@ -1,4 +1,4 @@
-//! Options that do not exist: names those that are meant.
+//! Suggestions for unknown options.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
@@ -8,8 +8,8 @@ pub fn parse<Cli: Parser>() -> Cli {
     Cli::try_parse().unwrap_or_else(|error| with_tip::<Cli>(error).exit())
 }
 
-/// Adds the long options with the same initial to the error of an unknown short option. `clap`
-/// itself suggests only for long ones.
+/// Adds the long options with the same initial to the error about an unknown short option. `clap`
+/// itself makes suggestions only for long options.
 pub fn with_tip<Cli: CommandFactory>(mut error: clap::Error) -> clap::Error {
     let command = Cli::command();
     let unknown = match error.get(ContextKind::InvalidArg) {

@@ -1,16 +1,17 @@
-//! Starts a daemon so that it outlives the job that came first: outside of the job's cgroup where
-//! the system allows that, and without the environment variables by which CI systems find the
-//! processes of a job (`RUNNER_TRACKING_ID` of GitHub Actions, `JENKINS_NODE_COOKIE`).
+//! Starts a daemon so that it outlives the job that started it.
 //!
-//! With systemd the daemon gets a scope of its own. Without it root moves to the root of the cgroup
-//! hierarchy. Everybody else stays in the job's cgroup: the next `rnic-run` starts another daemon.
+//! The daemon runs outside the job's cgroup if the system allows that, and without the environment
+//! variables by which CI systems find the processes of a job (`RUNNER_TRACKING_ID` of GitHub
+//! Actions, `JENKINS_NODE_COOKIE`). With systemd it gets its own scope. Without systemd, a daemon
+//! of root is moved to the root of the cgroup hierarchy. A daemon of another user stays in the
+//! job's cgroup, and if it is killed with the job, the next `rnic-run` starts another daemon.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Returns a command for `program` with the environment that a daemon needs and no more. May move
-/// the calling process to another cgroup, so that the program starts there.
+/// Returns a command for `program` with only the environment that a daemon needs. May move the
+/// calling process to another cgroup, so that the program starts there.
 pub fn command(program: &Path) -> Command {
     let mut command = if let Some(mut scope) = scope() {
         scope.arg("--").arg(program);
@@ -38,9 +39,9 @@ fn scope() -> Option<Command> {
     succeeds(probe.spawn().ok()?).then(systemd_run)
 }
 
-/// Returns options of `systemd-run`, or `None` to stay in this cgroup. A user's login session
-/// (`session-2.scope`) outlives the user's service manager, which ends with the last login, so a
-/// daemon stays there.
+/// Returns options for `systemd-run`, or `None` if the daemon must stay in this cgroup. In a user's
+/// login session (`session-2.scope`) it must stay there: the session outlives the user's service
+/// manager, which exits with the last login.
 fn scope_options(cgroups: &str, is_root: bool) -> Option<&'static [&'static str]> {
     let is_session = |line: &str| line.split('/').any(|part| part.starts_with("session-"));
     if is_root {
@@ -52,9 +53,9 @@ fn scope_options(cgroups: &str, is_root: bool) -> Option<&'static [&'static str]
     }
 }
 
-/// Returns true if a process succeeds within [`PATIENCE`]. Kills it otherwise.
+/// Returns true if a process succeeds within [`PROBE_TIMEOUT`]. Kills it otherwise.
 fn succeeds(mut child: Child) -> bool {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PROBE_TIMEOUT;
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return status.success(),
@@ -67,8 +68,8 @@ fn succeeds(mut child: Child) -> bool {
     false
 }
 
-/// Moves this process to the root of the cgroup v2 hierarchy if root runs it and no systemd owns
-/// that hierarchy. A failure leaves it where it is.
+/// Moves this process to the root of the cgroup v2 hierarchy if root runs it and systemd does not
+/// manage that hierarchy. On failure the process stays where it is.
 fn leave_cgroup() {
     let has_systemd = Path::new("/run/systemd/system").is_dir();
     if has_systemd || !rustix::process::geteuid().is_root() {
@@ -76,7 +77,7 @@ fn leave_cgroup() {
     }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     if let Some(mount) = cgroup_mount(&mounts) {
-        // 0 is the process that writes (cgroups(7)).
+        // 0 means the writing process (cgroups(7)).
         let _ = std::fs::write(mount.join("cgroup.procs"), "0");
     }
 }
@@ -109,9 +110,9 @@ const KEPT: [&str; 7] = [
     "RUST_LOG",
     "RUST_BACKTRACE",
 ];
-/// Time that `systemd-run` has for a program that does nothing.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two looks at it.
+/// Time limit for `systemd-run` with a program that does nothing.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time between two checks of that program.
 const PAUSE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_login_session_is_not_left() {
+    fn login_session_is_kept() {
         let job = "0::/system.slice/ci.service\n";
         let session = "1:name=systemd:/user.slice/user-7.slice/session-2.scope\n0::/\n";
         let manager = "0::/user.slice/user-7.slice/user@7.service/app.slice/job.scope\n";
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mount_of_the_whole_hierarchy_is_found() {
+    fn whole_cgroup_mount_is_found() {
         let part = "41 31 0:38 /job /part rw - cgroup2 cgroup2 rw\n";
         let old = "40 31 0:37 / /old rw - cgroup cgroup rw,cpu\n";
         let whole = "42 31 0:38 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";

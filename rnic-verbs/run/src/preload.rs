@@ -1,33 +1,33 @@
-//! The library that shows programs the daemon's devices in `/sys` and `/dev`, and the loader's list
-//! with it in front.
+//! The preloaded library that shows the daemon's devices in `/sys` and `/dev`, and `LD_PRELOAD`
+//! with it first.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Its name, in the folder of the others.
+/// File name of the library, in the directory of the others.
 const LIBRARY: &str = "librnic_preload.so";
-/// Environment variable that names the tree to it.
+/// Environment variable with the daemon's tree, for the library.
 pub const TREE_VARIABLE: &str = "RNIC_TREE";
-/// Environment variable of the program loader.
+/// Environment variable with the program loader's preload list.
 pub const LIST_VARIABLE: &str = "LD_PRELOAD";
 
 /// Environment variable with the options of AddressSanitizer.
 pub const SANITIZER_VARIABLE: &str = "ASAN_OPTIONS";
-/// Keeps AddressSanitizer from refusing a library that is loaded before its runtime. Its functions
-/// are still called: ours pass their calls on to the next library.
+/// Permits a library that is loaded before AddressSanitizer's runtime. The sanitizer's functions
+/// are still called, because this library passes its calls on to the next library.
 const ANY_ORDER: &str = "verify_asan_link_order=0";
 
-/// The library, if it is there and the loader can be told of it: its list is separated by blanks,
-/// too.
+/// Returns the library if it exists and its path can be in `LD_PRELOAD`, whose entries are
+/// separated by colons and white space.
 pub fn library(folder: &Path) -> Option<PathBuf> {
     let path = folder.join(LIBRARY);
     let blank = |byte: &u8| byte.is_ascii_whitespace() || *byte == b':';
-    let speakable = !path.as_os_str().as_bytes().iter().any(blank);
-    Some(path).filter(|path| speakable && path.exists())
+    let is_valid = !path.as_os_str().as_bytes().iter().any(blank);
+    Some(path).filter(|path| is_valid && path.exists())
 }
 
-/// The loader's list as it is, with this library before all others.
+/// Returns `LD_PRELOAD` with this library first.
 pub fn list_with(library: &Path, list: Option<&OsStr>) -> OsString {
     let mut with = library.as_os_str().to_owned();
     let blank = |byte: &u8| byte.is_ascii_whitespace() || *byte == b':';
@@ -39,7 +39,8 @@ pub fn list_with(library: &Path, list: Option<&OsStr>) -> OsString {
     with
 }
 
-/// The options of AddressSanitizer with ours before all others: the last one of a name counts.
+/// Returns AddressSanitizer's options with [`ANY_ORDER`] first. If an option occurs twice, the last
+/// one applies, so the user's options win.
 pub fn sanitizer_options(options: Option<&OsStr>) -> OsString {
     let mut with = OsString::from(ANY_ORDER);
     if let Some(other) = options.filter(|options| !options.is_empty() && *options != ANY_ORDER) {
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_of_the_user_count_more_than_ours() {
+    fn user_sanitizer_options_win() {
         let with = |options: Option<&str>| sanitizer_options(options.map(OsStr::new));
         assert_eq!(with(None), ANY_ORDER);
         assert_eq!(with(Some("")), ANY_ORDER);
@@ -63,14 +64,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_preloaded_before_stays() {
+    fn previous_preloads_remain() {
         let with = |list: Option<&str>| list_with(Path::new("/ours.so"), list.map(OsStr::new));
         assert_eq!(with(None), "/ours.so");
         assert_eq!(with(Some("/a.so  /b.so:/ours.so")), "/ours.so:/a.so:/b.so");
     }
 
     #[test]
-    fn a_folder_that_the_loader_cannot_be_told_of_has_none() {
+    fn folder_with_separator_has_no_preload() {
         let parent = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         for (name, has) in [("plain", true), ("with blank", false), ("with:colon", false)] {
             let folder = parent.path().join(name);

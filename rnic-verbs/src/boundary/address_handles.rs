@@ -20,22 +20,24 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(
     pd: *mut ibv_pd,
     attributes: *mut ibv_ah_attr,
 ) -> *mut ibv_ah {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `create` has the contract of this function.
     pointer(unsafe { create(pd, attributes) })
 }
 
 unsafe fn create(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `pd` during the call, and `live` finds it before its
+    // context is read. `attributes` is null or valid (ibv_create_ah(3)).
     let (found, attributes, of) = unsafe {
         let found = live::<Arc<PdBody>>(pd)?;
         (found, argument(attributes, "attr")?, (*pd).context)
     };
-    // SAFETY: as the module says: a domain has the context that it was made of.
+    // SAFETY: the caller does not close the context of `pd` during the call.
     let gids = unsafe { context(of) }?.gids();
     let ah = AhBody::new(found.user(), attributes, &gids)?;
     let mut head: ibv_ah = zeroed();
-    (head.context, head.pd) = (of, pd);
+    head.context = of;
+    head.pd = pd;
     Ok(publish(head, ah).as_ptr())
 }
 
@@ -47,10 +49,10 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attributes: *mut ibv_ah_attr,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `attributes_of` has the contract of this function.
     let found = unsafe { attributes_of(of, port, wc, grh) };
-    // SAFETY: as the module says.
+    // SAFETY: `attributes` is null or has room for an `ibv_ah_attr` (ibv_init_ah_from_wc(3)).
     let to = unsafe { argument_mut(attributes, "ah_attr") };
     minus_one(found.and_then(|found| to.map(|to| *to = found)))
 }
@@ -62,8 +64,9 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `attributes_of` and `create` have the contract of this function, and `live` finds
+    // `pd` before its context is read.
     pointer(unsafe {
         live::<Arc<PdBody>>(pd)
             .and_then(|_| attributes_of((*pd).context, port, wc, grh))
@@ -71,14 +74,15 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     })
 }
 
-/// The attributes of a handle to who sent what completed so.
+/// Returns the attributes of a handle to the sender of a completed receive.
 unsafe fn attributes_of(
     of: *mut ibv_context,
     port: u8,
     wc: *mut ibv_wc,
     grh: *mut ibv_grh,
 ) -> Result<ibv_ah_attr, Errno> {
-    // SAFETY: as the module says: with the flag, 40 bytes stand there.
+    // SAFETY: `wc` and `grh` are null or valid (ibv_create_ah_from_wc(3)). With `IBV_WC_GRH`, `grh`
+    // has 40 bytes. The caller does not close `of` during the call.
     let (context, header) = unsafe {
         let wc = argument(wc, "wc")?;
         if wc.wc_flags & IBV_WC_GRH == 0 {
@@ -93,15 +97,15 @@ unsafe fn attributes_of(
     back_to_sender(&header, &context.gids())
 }
 
-/// The route of a handle, for a queue pair in this domain.
+/// Returns the route of a handle, for a queue pair in this PD.
 pub(super) unsafe fn route(ah: *mut ibv_ah, pd: PdId) -> Result<Route, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `ah` during the call.
     unsafe { live::<AhBody>(ah) }.and_then(|ah| ah.route(pd))
 }
 
 /// ibv_destroy_ah(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: no other thread uses `ah`, now or later (ibv_destroy_ah(3)).
     status(unsafe { withdraw::<AhBody>(ah) }.map(drop))
 }

@@ -6,9 +6,9 @@ use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6};
 
 use crate::c::rdma_sockaddr;
 
-/// Reads an address; `None` if there is none, or of another family.
+/// Reads an address. Returns `None` for a null pointer and for families other than IPv4 and IPv6.
 pub(super) unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
-    // SAFETY: as the module says: an address is as long as its family has it.
+    // SAFETY: `from` is null or points to an address with the size and alignment of its family.
     unsafe {
         match i32::from(from.as_ref()?.sa_family) {
             AF_INET => {
@@ -18,7 +18,8 @@ pub(super) unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
             }
             AF_INET6 => {
                 let from = &*from.cast::<sockaddr_in6>();
-                let (ip, port) = (from.sin6_addr.s6_addr.into(), u16::from_be(from.sin6_port));
+                let ip = from.sin6_addr.s6_addr.into();
+                let port = u16::from_be(from.sin6_port);
                 let address = SocketAddrV6::new(ip, port, from.sin6_flowinfo, from.sin6_scope_id);
                 Some(address.into())
             }
@@ -27,7 +28,7 @@ pub(super) unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// An address as C has it.
+/// Returns the C form of an address.
 pub(super) fn in_c(address: SocketAddr) -> rdma_sockaddr {
     // SAFETY: zeros are an address of no family.
     let mut to: rdma_sockaddr = unsafe { std::mem::zeroed() };
@@ -53,7 +54,7 @@ pub(super) fn in_c(address: SocketAddr) -> rdma_sockaddr {
     to
 }
 
-/// Bytes that an address takes.
+/// Returns the length of an address in bytes.
 pub(super) fn length(address: SocketAddr) -> u32 {
     let length = match address {
         SocketAddr::V4(_) => size_of::<sockaddr_in>(),

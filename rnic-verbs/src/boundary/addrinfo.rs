@@ -1,4 +1,4 @@
-//! Translating names.
+//! Name resolution (`rdma_getaddrinfo(3)`).
 
 use std::ffi::{CStr, c_char, c_int};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::{log, system};
 
 use super::addresses;
 
-/// A list with one entry, and room for its addresses.
+/// A result list with one entry, and the storage of its addresses.
 #[repr(C)]
 struct Answer {
     head: rdma_addrinfo,
@@ -22,7 +22,7 @@ struct Answer {
     destination: rdma_sockaddr,
 }
 
-/// Marks address lists as objects of C: all they have is in the head.
+/// Body of a result list. The head holds all the data.
 struct AddressList;
 
 impl Body for AddressList {
@@ -37,8 +37,9 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     to: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `node` and `service` are null or C strings, `hints` is null or valid, and `to` has
+    // room for a pointer (rdma_getaddrinfo(3)).
     unsafe {
         let (Ok(node), Ok(service)) = (text(node), text(service)) else {
             log::debug(|| "rdma_getaddrinfo: node or service is not UTF-8".to_owned());
@@ -62,12 +63,12 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     }
 }
 
-/// A string of C's; none if there is none.
+/// Returns the text of a C string, or `None` for a null pointer.
 unsafe fn text<'a>(from: *const c_char) -> Result<Option<&'a str>, std::str::Utf8Error> {
     if from.is_null() {
         return Ok(None);
     }
-    // SAFETY: as the module says.
+    // SAFETY: `from` is not null, so it is a C string, which does not change during the call.
     unsafe { CStr::from_ptr(from) }.to_str().map(Some)
 }
 
@@ -75,10 +76,11 @@ unsafe fn known(hints: Option<&rdma_addrinfo>) -> Hints {
     let Some(hints) = hints else { return Hints::default() };
     let address = |at: *mut sockaddr, length| match length {
         0 => None,
-        // SAFETY: as the module says: a length says that there is an address.
+        // SAFETY: a length other than 0 means that `at` points to an address (rdma_getaddrinfo(3)).
         _ => unsafe { addresses::read(at) },
     };
-    let (stream, datagrams) = (libc::SOCK_STREAM, libc::SOCK_DGRAM);
+    let stream = libc::SOCK_STREAM;
+    let datagrams = libc::SOCK_DGRAM;
     let socktype = match (hints.ai_qp_type.cast_unsigned(), hints.ai_port_space.cast_unsigned()) {
         (IBV_QPT_UD, _) => datagrams,
         (0, RDMA_PS_UDP) => 0,
@@ -121,8 +123,9 @@ fn answer(
     answer.head.ai_flags = hints.map_or(0, |hints| hints.ai_flags);
     let [tcp, udp] = [RDMA_PS_TCP, RDMA_PS_UDP].map(|space| space.cast_signed());
     let [rc, ud] = [IBV_QPT_RC, IBV_QPT_UD].map(|kind| kind.cast_signed());
-    // Each follows from the other.
-    let (kind, space) = (asked(|hints| hints.ai_qp_type), asked(|hints| hints.ai_port_space));
+    // Port space and QP type imply each other.
+    let kind = asked(|hints| hints.ai_qp_type);
+    let space = asked(|hints| hints.ai_port_space);
     answer.head.ai_qp_type = kind.unwrap_or(if space == Some(udp) { ud } else { rc });
     answer.head.ai_port_space = space.unwrap_or(if kind == Some(ud) { udp } else { tcp });
     let answer = publish(answer, AddressList).as_ptr();
@@ -145,7 +148,7 @@ fn answer(
 /// rdma_freeaddrinfo(3).
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
     if !list.is_null() {
-        // SAFETY: as the module says.
+        // SAFETY: no other thread uses `list`, now or later (rdma_freeaddrinfo(3)).
         let withdrawn = unsafe { withdraw::<AddressList>(list.cast()) };
         withdrawn.map_or_else(|errno| errno.log(), drop);
     }

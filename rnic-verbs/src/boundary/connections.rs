@@ -1,4 +1,4 @@
-//! Binding, resolving, listening, connecting, and queue pairs of ids.
+//! Binding, resolving, listening, connecting, and the queue pairs of ids.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -7,16 +7,16 @@ use std::sync::Arc;
 use libc::sockaddr;
 
 use crate::c::*;
-use crate::cm::{ConnectWanted, IdBody, Phase};
+use crate::cm::{ConnectParams, IdBody, Phase};
 use crate::device::{Device, KINDS};
 use crate::errno::{Errno, minus_one, pointer};
 use crate::object::{Body, Kind, live, publish, withdraw, zeroed};
 use crate::pd::PdBody;
-use crate::{system, visible};
+use crate::{device_filter, system};
 
 use super::context::check_same;
 use super::events::{self, completed};
-use super::id::{IdShown, context_of, default_pd, show_addresses, shown};
+use super::id::{CmIdBody, cm_id, context_of, default_pd, show_addresses};
 use super::{addresses, argument_mut, cq, qp, srq};
 
 /// rdma_bind_addr(3).
@@ -24,15 +24,16 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
     id: *mut rdma_cm_id,
     address: *mut sockaddr,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `bind` has the contract of this function.
     minus_one(unsafe { bind(id, address) })
 }
 
 pub(super) unsafe fn bind(id: *mut rdma_cm_id, address: *const sockaddr) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `cm_id` finds `id`, which the caller does not destroy during the call. `address` is
+    // null or valid (rdma_bind_addr(3)).
     unsafe {
-        let found = shown(id)?;
+        let found = cm_id(id)?;
         found.id.bind(addresses::read(address).ok_or_else(no_address)?)?;
         show_addresses(id, &found.id)
     }
@@ -42,14 +43,14 @@ fn no_address() -> Errno {
     Errno::invalid(format_args!("the address is null, or its family is not AF_INET or AF_INET6"))
 }
 
-/// rdma_resolve_addr(3). The answer is there at once, so no time can pass.
+/// rdma_resolve_addr(3). The result is available at once, so the timeout is not used.
 pub(crate) unsafe extern "C-unwind" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
     source: *mut sockaddr,
     peer: *mut sockaddr,
     _timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `resolve_address` has the contract of this function.
     minus_one(unsafe { resolve_address(id, source, peer) })
 }
 
@@ -58,9 +59,10 @@ pub(super) unsafe fn resolve_address(
     source: *const sockaddr,
     peer: *const sockaddr,
 ) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `completed` and `cm_id` have the contract of this function, and `source` and `peer`
+    // are null or valid addresses (rdma_resolve_addr(3)).
     unsafe {
-        shown(id)?;
+        cm_id(id)?;
         let peer = addresses::read(peer).ok_or_else(no_address)?;
         let from = addresses::read(source);
         if from.is_none() && !source.is_null() {
@@ -75,15 +77,15 @@ pub(crate) unsafe extern "C-unwind" fn rdma_resolve_route(
     id: *mut rdma_cm_id,
     _timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `completed` has the contract of this function.
     minus_one(unsafe { completed(id, |of| of.resolve_route()) })
 }
 
 /// rdma_listen(3).
 pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `cm_id` finds `id`, which is not destroyed during the call (rdma_listen(3)).
     unsafe {
-        let listens = shown(id).and_then(|found| {
+        let listens = cm_id(id).and_then(|found| {
             found.id.listen(backlog)?;
             show_addresses(id, &found.id)
         });
@@ -96,10 +98,11 @@ pub(crate) unsafe extern "C-unwind" fn rdma_connect(
     id: *mut rdma_cm_id,
     parameters: *mut rdma_conn_param,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `completed` finds `id`, which is live while the closure runs, and `parameters` is
+    // null or valid (rdma_connect(3)).
     unsafe {
         minus_one(completed(id, |of| {
-            has_what_it_shows(id, of);
+            adopt_qp(id, of);
             of.connect(wanted(parameters))
         }))
     }
@@ -110,47 +113,51 @@ pub(crate) unsafe extern "C-unwind" fn rdma_accept(
     id: *mut rdma_cm_id,
     parameters: *mut rdma_conn_param,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `cm_id` finds `id`, which the caller does not destroy before an event follows.
+    // `parameters` is null or valid (rdma_accept(3)).
     unsafe {
         let accept = |of: &Arc<IdBody>| {
-            has_what_it_shows(id, of);
+            adopt_qp(id, of);
             of.accept(&wanted(parameters))
         };
-        minus_one(shown(id).and_then(|found| match found.id.is_of_datagrams() {
-            // No event follows.
-            true => accept(&found.id).map(|()| decided(id, found)),
-            false => completed(id, accept),
+        minus_one(cm_id(id).and_then(|found| {
+            if found.id.is_ud() {
+                // No event follows.
+                accept(&found.id).map(|()| decided(id, found))
+            } else {
+                completed(id, accept)
+            }
         }))
     }
 }
 
-/// Acknowledges the request that `rdma_get_request(3)` left in a synchronous id: the listener
-/// cannot be destroyed before.
-unsafe fn decided(id: *mut rdma_cm_id, of: &IdShown) {
+/// Acknowledges the event that `rdma_get_request(3)` has left in a synchronous id. Otherwise the
+/// listener could not be destroyed.
+unsafe fn decided(id: *mut rdma_cm_id, of: &CmIdBody) {
     if of.is_synchronous() {
-        // SAFETY: as the module says.
+        // SAFETY: callers have found `id` with `cm_id`, and it is not destroyed during the call.
         unsafe { events::acknowledge_own(id) }
     }
 }
 
-/// The queue pair that an id shows is its own, whoever put it there.
-unsafe fn has_what_it_shows(id: *mut rdma_cm_id, of: &IdBody) {
-    // SAFETY: as the module says.
-    if let Ok(shown) = unsafe { qp::qp((*id).qp) } {
-        of.has_qp(shown);
+/// Makes `id->qp` the QP of the id, even if the program set the field itself.
+unsafe fn adopt_qp(id: *mut rdma_cm_id, of: &IdBody) {
+    // SAFETY: `id` is live in all callers, and its QP is not destroyed during the call.
+    if let Ok(found) = unsafe { qp::qp((*id).qp) } {
+        of.set_qp(found);
     }
 }
 
-/// What a program wants of a connection; without parameters, as much as possible.
-unsafe fn wanted(parameters: *const rdma_conn_param) -> ConnectWanted {
-    // SAFETY: as the module says.
+/// Returns the parameters of a connection. A null pointer requests the maximum number of Reads.
+unsafe fn wanted(parameters: *const rdma_conn_param) -> ConnectParams {
+    // SAFETY: `parameters` is null or points to an `rdma_conn_param` (rdma_connect(3)).
     let Some(parameters) = (unsafe { parameters.as_ref() }) else {
-        return ConnectWanted::default();
+        return ConnectParams::default();
     };
     let reads = |n: u8| (n != RDMA_MAX_RESP_RES).then_some(u16::from(n));
-    // SAFETY: as the module says.
+    // SAFETY: `private_data` is null or points to `private_data_len` bytes (rdma_connect(3)).
     let private_data = unsafe { data(parameters.private_data, parameters.private_data_len.into()) };
-    ConnectWanted {
+    ConnectParams {
         private_data: private_data.to_vec(),
         inbound: reads(parameters.responder_resources),
         outbound: reads(parameters.initiator_depth),
@@ -162,7 +169,8 @@ pub(super) unsafe fn data<'a>(from: *const c_void, length: usize) -> &'a [u8] {
     if from.is_null() || length == 0 {
         return &[];
     }
-    // SAFETY: as the module says.
+    // SAFETY: `from` is not null, so it points to `length` bytes, which do not change while the
+    // result is in use.
     unsafe { std::slice::from_raw_parts(from.cast(), length) }
 }
 
@@ -172,10 +180,11 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     private_data: *const c_void,
     length: u8,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `cm_id` finds `id`, which the caller does not destroy during the call. `private_data`
+    // is null or points to `length` bytes (rdma_reject(3)).
     unsafe {
-        minus_one(shown(id).and_then(|found| {
+        minus_one(cm_id(id).and_then(|found| {
             found.id.reject(data(private_data, length.into()))?;
             decided(id, found);
             Ok(())
@@ -183,15 +192,16 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     }
 }
 
-/// rdma_disconnect(3). No event follows for an undecided request, nor for a connection whose end
-/// the program has seen.
+/// rdma_disconnect(3). Queues no event for an id with an undecided request, for a UD id, or after
+/// the program has fetched the event for the end of the connection.
 pub(crate) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `id` before an event follows, or, if none follows, during
+    // the call (rdma_disconnect(3)).
     unsafe {
-        match shown(id) {
-            Ok(found) if found.id.phase() == Phase::Asked => minus_one(found.id.disconnect()),
+        match cm_id(id) {
+            Ok(found) if found.id.phase() == Phase::Undecided => minus_one(found.id.disconnect()),
             Ok(found) if found.id.phase() == Phase::Ended && !found.id.has_events() => 0,
-            Ok(found) if found.id.is_of_datagrams() => minus_one(found.id.disconnect()),
+            Ok(found) if found.id.is_ud() => minus_one(found.id.disconnect()),
             _ => minus_one(completed(id, |of| of.disconnect())),
         }
     }
@@ -199,55 +209,61 @@ pub(crate) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c
 
 /// rdma_establish(3).
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: as the module says.
-    minus_one(unsafe { shown(id) }.and_then(|s| {
-        // SAFETY: as the module says.
-        match unsafe { (*id).qp.is_null() } {
-            true => s.id.establish(),
-            false => Err(Errno::invalid(format_args!("the id has a queue pair, and moves it"))),
+    // SAFETY: the caller does not destroy `id` during the call (rdma_establish(3)).
+    minus_one(unsafe { cm_id(id) }.and_then(|s| {
+        // SAFETY: `cm_id` has found `id`.
+        if unsafe { (*id).qp.is_null() } {
+            s.id.establish()
+        } else {
+            Err(Errno::invalid(format_args!("rdma_establish: the id has a queue pair of its own")))
         }
     }))
 }
 
-/// rdma_notify(3): the daemon has seen the event before the program. As in the kernel, an id that
-/// neither listens nor has begun to connect gets none.
+/// rdma_notify(3). Does nothing: the daemon has already handled the event. As in the kernel, the
+/// call fails for an id that neither listens nor has begun to connect.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: ibv_event_type) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `id` during the call (rdma_notify(3)).
     let notified = unsafe { of_device(id) }.and_then(|found| match found.id.phase() {
         phase @ (Phase::Idle | Phase::Bound | Phase::AddressResolved | Phase::RouteResolved) => {
             Err(Errno::invalid(format_args!("rdma_notify of an id in phase {phase:?}")))
         }
-        Phase::Listening | Phase::Asked | Phase::Connecting | Phase::Connected | Phase::Ended => {
-            Ok(())
-        }
+        Phase::Listening
+        | Phase::Undecided
+        | Phase::Connecting
+        | Phase::Connected
+        | Phase::Ended => Ok(()),
     });
     minus_one(notified)
 }
 
-/// rdma_init_qp_attr(3): the connection does what the attributes would say.
+/// rdma_init_qp_attr(3). On the iWARP device, the connection sets up the QP and the attributes have
+/// no effect.
 pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     id: *mut rdma_cm_id,
     attributes: *mut ibv_qp_attr,
     mask: *mut c_int,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `id` during the call, and `attributes` and `mask` are
+    // null or valid (rdma_init_qp_attr(3)).
     unsafe {
         minus_one(of_device(id).and_then(|found| {
-            let says = argument_mut(attributes, "qp_attr")?;
+            let attr = argument_mut(attributes, "qp_attr")?;
             let mask = argument_mut(mask, "qp_attr_mask")?;
-            let state = says.qp_state;
-            *says = zeroed();
-            says.qp_state = state;
-            *mask = match found.id.is_of_datagrams() {
-                true => datagram_attributes(says)?,
-                false => connection_attributes(says, &found.id)?,
+            let state = attr.qp_state;
+            *attr = zeroed();
+            attr.qp_state = state;
+            *mask = if found.id.is_ud() {
+                ud_attributes(attr)?
+            } else {
+                connection_attributes(attr, &found.id)?
             };
             Ok(())
         }))
     }
 }
 
-/// Fills in the attributes of an iWARP QP that the program made without its id. Returns their mask.
+/// Fills in the attributes of an iWARP QP that was created without the id. Returns their mask.
 fn connection_attributes(to: &mut ibv_qp_attr, id: &IdBody) -> Result<c_int, Errno> {
     to.port_num = crate::context::PORT;
     to.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -255,16 +271,16 @@ fn connection_attributes(to: &mut ibv_qp_attr, id: &IdBody) -> Result<c_int, Err
         IBV_QPS_INIT => Ok(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT),
         IBV_QPS_RTR | IBV_QPS_RTS => {
             if to.qp_state == IBV_QPS_RTR && !id.knows_qp() {
-                id.device().ids.gives_attributes();
+                id.device().ids.count_rtr_attrs();
             }
             Ok(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS)
         }
-        state => Err(no_step(state)),
+        state => Err(no_transition(state)),
     }
 }
 
-fn no_step(state: ibv_qp_state) -> Errno {
-    Errno::invalid(format_args!("qp_state {state}: rdma_init_qp_attr knows INIT, RTR and RTS"))
+fn no_transition(state: ibv_qp_state) -> Errno {
+    Errno::invalid(format_args!("qp_state {state}: rdma_init_qp_attr supports INIT, RTR and RTS"))
 }
 
 /// rdma_set_option(3).
@@ -275,20 +291,20 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     value: *mut c_void,
     length: usize,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `id` during the call, and `value` points to `length`
+    // bytes (rdma_set_option(3)), which each arm compares with the size of its option.
     let done = unsafe {
-        shown(id).and_then(|found| match (level, name, length) {
+        cm_id(id).and_then(|found| match (level, name, length) {
             _ if value.is_null() => {
                 Err(Errno::new(libc::EFAULT, format_args!("rdma_set_option: optval is null")))
             }
             (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, 4) => {
                 found.id.set_family_only(*value.cast::<c_int>() != 0)
             }
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) if found.id.is_of_datagrams() => {
-                Err(Errno::invalid(format_args!("a UD QP waits for no acknowledgements")))
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) if found.id.is_ud() => {
+                Err(Errno::invalid(format_args!("a UD QP has no acknowledgement timeout")))
             }
-            // How TCP waits for acknowledgements is the administrator's to say. A program sees what
-            // it said.
+            // The host's TCP settings determine the timeout. `ibv_query_qp(3)` reports this value.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) => {
                 found.id.set_ack_timeout(*value.cast::<u8>());
                 Ok(())
@@ -296,7 +312,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4) => {
                 found.id.set_reuses_address(*value.cast::<c_int>() != 0)
             }
-            // So is how it marks its packets.
+            // The host's settings determine the TOS as well.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
             (
                 RDMA_OPTION_ID,
@@ -313,7 +329,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 Err(Errno::invalid(reason))
             }
             _ => {
-                let reason = format_args!("no option {name} of level {level} with {length} bytes");
+                let reason = format_args!("option {name} of level {level} is not supported");
                 Err(Errno::new(libc::ENOSYS, reason))
             }
         })
@@ -330,8 +346,8 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `create_qp` has the contract of this function.
     minus_one(unsafe { create_qp(id, pd, wanted) })
 }
 
@@ -340,18 +356,19 @@ pub(super) unsafe fn create_qp(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `check_type` finds `id`. `wanted` is null or valid, and the caller destroys neither
+    // `id`, `pd` nor the queues in `wanted` during the call (rdma_create_qp(3)).
     unsafe {
         let w = argument_mut(wanted, "qp_init_attr")?;
         check_type(id, w.qp_type)?;
         let asked = (w.send_cq, w.recv_cq, w.srq);
-        let made = prepare(id, pd, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
+        let made = prepare(id, pd, &mut w.send_cq, &mut w.recv_cq, &w.cap, &mut w.srq);
         let made = made.and_then(|pd| {
             let made = qp::create(pd, wanted).inspect_err(|_| destroy_cqs(id))?;
-            has_qp(id, pd, made)
+            set_qp(id, pd, made)
         });
         made.inspect_err(|_| {
-            // The program may try for less with it, and what was made is gone.
+            // The program may retry with the same structure, and the CQs created here are gone.
             ((*wanted).send_cq, (*wanted).recv_cq, (*wanted).srq) = asked;
         })
     }
@@ -362,23 +379,25 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
     id: *mut rdma_cm_id,
     wanted: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `create_qp_ex` has the contract of this function.
     minus_one(unsafe { create_qp_ex(id, wanted) })
 }
 
 unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `check_type` finds `id` and `prepare` finds `pd`. `wanted` is null or valid, and the
+    // caller destroys neither `id` nor its objects during the call (rdma_create_qp_ex(3)).
     unsafe {
         let w = argument_mut(wanted, "qp_init_attr")?;
         check_type(id, w.qp_type)?;
         let named = if w.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
         let asked = (w.send_cq, w.recv_cq, w.srq);
-        let made = prepare(id, named, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
+        let made = prepare(id, named, &mut w.send_cq, &mut w.recv_cq, &w.cap, &mut w.srq);
         let made = made.and_then(|pd| {
-            ((*wanted).pd, (*wanted).comp_mask) = (pd, (*wanted).comp_mask | IBV_QP_INIT_ATTR_PD);
+            (*wanted).pd = pd;
+            (*wanted).comp_mask |= IBV_QP_INIT_ATTR_PD;
             let made = qp::create_ex((*pd).context, wanted).inspect_err(|_| destroy_cqs(id))?;
-            has_qp(id, pd, made)
+            set_qp(id, pd, made)
         });
         made.inspect_err(|_| {
             ((*wanted).send_cq, (*wanted).recv_cq, (*wanted).srq) = asked;
@@ -386,32 +405,33 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) ->
     }
 }
 
-/// Refuses a queue pair of another type than the id's where those are datagrams.
+/// Refuses QP types other than UD for ids of `RDMA_PS_UDP`.
 unsafe fn check_type(id: *mut rdma_cm_id, wanted: ibv_qp_type) -> Result<(), Errno> {
-    // SAFETY: as the module says.
-    match unsafe { shown(id) }?.id.is_of_datagrams() && wanted != IBV_QPT_UD {
-        true => {
-            let reason = format_args!("qp_type {wanted}: ids of RDMA_PS_UDP have UD queue pairs");
-            Err(Errno::invalid(reason))
-        }
-        false => Ok(()),
+    // SAFETY: the caller does not destroy `id` during the call.
+    let found = unsafe { cm_id(id) }?;
+    if found.id.is_ud() && wanted != IBV_QPT_UD {
+        let reason = format_args!("qp_type {wanted}: ids of RDMA_PS_UDP have UD QPs");
+        return Err(Errno::invalid(reason));
     }
+    Ok(())
 }
 
-/// Makes what is missing for a queue pair of an id, and shows it in the id: a domain, completion
-/// queues with channels of their own.
+/// Returns the PD for a new QP of an id, and sets the missing CQs and SRQ. Creates each missing CQ
+/// with its own channel and stores it in the id.
 unsafe fn prepare(
     id: *mut rdma_cm_id,
     pd: *mut ibv_pd,
-    (send_cq, recv_cq): (&mut *mut ibv_cq, &mut *mut ibv_cq),
+    send_cq: &mut *mut ibv_cq,
+    recv_cq: &mut *mut ibv_cq,
     cap: &ibv_qp_cap,
     srq: &mut *mut ibv_srq,
 ) -> Result<*mut ibv_pd, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `of_device` finds `id` and `live` finds `pd` before they are followed, and the caller
+    // destroys neither during the call.
     unsafe {
         let found = of_device(id)?;
         if !(*id).qp.is_null() {
-            return Err(Errno::invalid(format_args!("the id has a queue pair already")));
+            return Err(Errno::invalid(format_args!("the id already has a queue pair")));
         }
         let pd = match (pd.is_null(), (*id).pd.is_null()) {
             (false, _) => pd,
@@ -443,7 +463,7 @@ unsafe fn make_cq(
     entries: u32,
     id: *mut rdma_cm_id,
 ) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `context` is never closed (`context_of`), and no other thread has the new channel.
     unsafe {
         let channel = cq::make_channel(context)?;
         match cq::make_cq(context, entries.max(1), id.cast(), channel, 0) {
@@ -456,9 +476,10 @@ unsafe fn make_cq(
     }
 }
 
-/// Destroys the completion queues that were made for an id.
+/// Destroys the completion queues that the library has created for an id.
 unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
-    // SAFETY: as the module says.
+    // SAFETY: callers have found `id` with `cm_id`, and no other thread uses the CQs that `prepare`
+    // created for it, now or later.
     unsafe {
         for (channel, made) in [
             (&mut (*id).send_cq_channel, &mut (*id).send_cq),
@@ -476,34 +497,35 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
     }
 }
 
-unsafe fn has_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+unsafe fn set_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Result<(), Errno> {
+    // SAFETY: `cm_id` finds `id`, which the caller does not destroy during the call, and no other
+    // thread has `made` yet.
     unsafe {
-        let found = shown(id)?;
-        if found.id.is_of_datagrams() {
+        let found = cm_id(id)?;
+        if found.id.is_ud() {
             to_rts(made).inspect_err(|_| {
                 qp::ibv_destroy_qp(made);
                 destroy_cqs(id);
             })?;
         } else {
-            // As after the first step of those who make theirs without an id.
+            // As after the transition to INIT of a QP that is created without an id.
             (*made).state = IBV_QPS_INIT;
         }
         (*id).pd = pd;
         (*id).qp = made;
         let body = qp::qp(made)?;
-        found.id.has_qp(body);
+        found.id.set_qp(body);
     }
     Ok(())
 }
 
-/// Moves a queue pair of datagrams through all its states: it is ready once it has been made.
+/// Moves a UD QP through all states up to RTS, so that it is usable at once.
 unsafe fn to_rts(made: *mut ibv_qp) -> Result<(), Errno> {
     for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
         let mut attributes: ibv_qp_attr = zeroed();
         attributes.qp_state = state;
-        let mask = datagram_attributes(&mut attributes)?;
-        // SAFETY: as the module says.
+        let mask = ud_attributes(&mut attributes)?;
+        // SAFETY: `qp::qp` finds `made`, which no other thread has yet.
         unsafe {
             let found = qp::qp(made)?;
             found.modify(&attributes, mask)?;
@@ -513,31 +535,32 @@ unsafe fn to_rts(made: *mut ibv_qp) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Fills in what a queue pair of datagrams is to be told on its way to the state that the
-/// attributes have; which ones they are.
-fn datagram_attributes(to: &mut ibv_qp_attr) -> Result<c_int, Errno> {
-    (to.port_num, to.qkey) = (crate::context::PORT, RDMA_UDP_QKEY);
+/// Fills in the attributes of a UD QP for the transition to `qp_state`. Returns their mask.
+fn ud_attributes(to: &mut ibv_qp_attr) -> Result<c_int, Errno> {
+    to.port_num = crate::context::PORT;
+    to.qkey = RDMA_UDP_QKEY;
     match to.qp_state {
         IBV_QPS_INIT => Ok(IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
         IBV_QPS_RTR => Ok(IBV_QP_STATE),
         IBV_QPS_RTS => Ok(IBV_QP_STATE | IBV_QP_SQ_PSN),
-        state => Err(no_step(state)),
+        state => Err(no_transition(state)),
     }
 }
 
 /// rdma_destroy_qp(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `cm_id` finds `id`, and no other thread uses its QP or CQs, now or later
+    // (rdma_destroy_qp(3)).
     unsafe {
-        let found = match shown(id) {
+        let found = match cm_id(id) {
             Ok(found) => found,
             Err(errno) => return errno.log(),
         };
         let made = std::mem::replace(&mut (*id).qp, null_mut());
         if !made.is_null() {
             qp::ibv_destroy_qp(made);
-            found.id.loses_qp();
+            found.id.clear_qp();
         }
         destroy_cqs(id);
     }
@@ -549,8 +572,9 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     pd: *mut ibv_pd,
     wanted: *mut ibv_srq_init_attr,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `pd_for_srq` finds `id`, and the caller destroys neither `id` nor `pd` during the
+    // call. `wanted` is null or valid (rdma_create_srq(3)).
     unsafe {
         let made = pd_for_srq(id, pd).and_then(|pd| srq::make(pd, wanted).map(|made| (pd, made)));
         minus_one(made.map(|made| ((*id).pd, (*id).srq) = made))
@@ -562,8 +586,9 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     id: *mut rdma_cm_id,
     wanted: *mut ibv_srq_init_attr_ex,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `wanted` is null or valid (rdma_create_srq_ex(3)). `pd_for_srq` finds `id`, and the
+    // caller destroys neither `id` nor the PD during the call.
     unsafe {
         let made = argument_mut(wanted, "srq_init_attr").and_then(|w| {
             if w.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
@@ -572,32 +597,34 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
             }
             let named = if w.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
             let pd = pd_for_srq(id, named)?;
-            (w.pd, w.comp_mask) = (pd, w.comp_mask | IBV_SRQ_INIT_ATTR_PD);
+            w.pd = pd;
+            w.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
             srq::make_ex(wanted).map(|made| (pd, made))
         });
         minus_one(made.map(|made| ((*id).pd, (*id).srq) = made))
     }
 }
 
-/// What stands behind an id that is bound to a device.
-unsafe fn of_device<'a>(id: *mut rdma_cm_id) -> Result<&'a IdShown, Errno> {
-    // SAFETY: as the module says.
+/// Returns the body of an id that is bound to a device.
+unsafe fn of_device<'a>(id: *mut rdma_cm_id) -> Result<&'a CmIdBody, Errno> {
+    // SAFETY: `cm_id` finds `id`, which the caller does not destroy while the result is in use.
     unsafe {
-        let found = shown(id)?;
-        match (*id).verbs.is_null() {
-            true => Err(Errno::invalid(format_args!("the id is not bound to a device yet"))),
-            false => Ok(found),
+        let found = cm_id(id)?;
+        if (*id).verbs.is_null() {
+            return Err(Errno::invalid(format_args!("the id is not bound to a device yet")));
         }
+        Ok(found)
     }
 }
 
-/// The domain for an SRQ of an id: the one that is named, or the id's, or the device's.
+/// Returns the PD for an SRQ of an id: `named`, or the id's, or the default PD of the device.
 unsafe fn pd_for_srq(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `of_device` finds `id` and `live` finds `named` before they are followed, and the
+    // caller destroys neither during the call.
     unsafe {
         let found = of_device(id)?;
         if !(*id).srq.is_null() {
-            return Err(Errno::invalid(format_args!("the id has a shared receive queue already")));
+            return Err(Errno::invalid(format_args!("the id already has a shared receive queue")));
         }
         match (named.is_null(), (*id).pd.is_null()) {
             (false, _) => {
@@ -614,10 +641,11 @@ unsafe fn pd_for_srq(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv
 
 /// rdma_destroy_srq(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `cm_id` finds `id`, and no other thread uses its SRQ, now or later
+    // (rdma_destroy_srq(3)).
     unsafe {
-        if let Err(errno) = shown(id) {
+        if let Err(errno) = cm_id(id) {
             return errno.log();
         }
         let made = std::mem::replace(&mut (*id).srq, null_mut());
@@ -627,46 +655,46 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     }
 }
 
-/// rdma_get_src_port(3): in network byte order.
+/// rdma_get_src_port(3), in network byte order.
 pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: as the module says.
-    unsafe { shown(id).map_or(0, |_| port(&(*id).route.addr.src)) }
+    // SAFETY: `cm_id` finds `id`, which is not destroyed during the call (rdma_get_src_port(3)).
+    unsafe { cm_id(id).map_or(0, |_| port(&(*id).route.addr.src)) }
 }
 
-/// rdma_get_dst_port(3): in network byte order.
+/// rdma_get_dst_port(3), in network byte order.
 pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: as the module says.
-    unsafe { shown(id).map_or(0, |_| port(&(*id).route.addr.dst)) }
+    // SAFETY: `cm_id` finds `id`, which is not destroyed during the call (rdma_get_dst_port(3)).
+    unsafe { cm_id(id).map_or(0, |_| port(&(*id).route.addr.dst)) }
 }
 
 unsafe fn port(of: &rdma_sockaddr) -> u16 {
-    // SAFETY: as the module says.
+    // SAFETY: `of` is zero or an address, and the union has room for each family.
     unsafe { addresses::read(&of.addr) }.map_or(0, |address| address.port().to_be())
 }
 
 /// rdma_get_devices(3).
 pub(crate) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    let _whole = system::uncancelled();
+    let _guard = system::uncancelled();
     let mut list: Contexts = [null_mut(); KINDS.len() + 1];
     let found = list_devices(&mut list);
     if !count.is_null() {
-        // SAFETY: as the module says.
+        // SAFETY: `count` is not null, so it points to an `int` (rdma_get_devices(3)).
         unsafe { *count = found.as_ref().map_or(0, |found| *found as c_int) };
     }
     pointer(found.map(|_| publish(list, ContextList).as_ptr().cast()))
 }
 
-/// Fills in the contexts of the devices that the program is to see, as `ibv_get_device_list` has
-/// them: how many there are.
+/// Fills in the contexts of the devices that the program may see, in the order of
+/// `ibv_get_device_list`. Returns their number.
 fn list_devices(list: &mut Contexts) -> Result<usize, Errno> {
     let device = Device::open()?;
-    let kinds = visible::kinds(&device);
+    let kinds = device_filter::kinds(&device);
     for (place, kind) in list.iter_mut().zip(&kinds) {
         *place = context_of(&device, *kind)?;
     }
     match kinds.len() {
         0 => {
-            let reason = format_args!("RNIC_DEVICES names no device that exists");
+            let reason = format_args!("no device matches RNIC_DEVICES");
             Err(Errno::new(libc::ENODEV, reason))
         }
         n => Ok(n),
@@ -676,7 +704,7 @@ fn list_devices(list: &mut Contexts) -> Result<usize, Errno> {
 /// The list that `rdma_get_devices` returns, null-terminated.
 type Contexts = [*mut ibv_context; KINDS.len() + 1];
 
-/// Marks such lists as objects of C: all they have is in the head.
+/// Body of such a list. The head holds all the data.
 struct ContextList;
 
 impl Body for ContextList {
@@ -687,7 +715,7 @@ impl Body for ContextList {
 /// rdma_free_devices(3).
 pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     if !list.is_null() {
-        // SAFETY: as the module says.
+        // SAFETY: no other thread uses `list`, now or later (rdma_free_devices(3)).
         let withdrawn = unsafe { withdraw::<ContextList>(list.cast()) };
         withdrawn.map_or_else(|errno| errno.log(), drop);
     }
@@ -698,26 +726,29 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_request(
     listener: *mut rdma_cm_id,
     to: *mut *mut rdma_cm_id,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `get_request` has the contract of this function, and `to` has room for a pointer
+    // (rdma_get_request(3)).
     minus_one(unsafe { get_request(listener).map(|id| to.write(id)) })
 }
 
 unsafe fn get_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `cm_id` finds `listener`, and the caller destroys neither it nor the objects of its
+    // endpoint during the call. No other thread has `event` or its new id yet.
     unsafe {
-        let found = shown(listener)?;
+        let found = cm_id(listener)?;
         if !found.is_synchronous() {
             let reason = format_args!("rdma_get_request: the id has an event channel");
             return Err(Errno::invalid(reason));
         }
         events::acknowledge_own(listener);
         let event = events::fetch((*listener).channel)?;
-        let _whole = system::uncancelled();
+        let _guard = system::uncancelled();
         if (*event).status != 0 || (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
-            let (kind, status) = ((*event).event, (*event).status);
+            let kind = (*event).event;
+            let status = (*event).status;
             events::rdma_ack_cm_event(event);
             return Err(match status {
-                0 => Errno::invalid(format_args!("event {kind} is no connection request")),
+                0 => Errno::invalid(format_args!("event {kind} is not a connection request")),
                 _ => events::failed_event(kind, status),
             });
         }

@@ -18,11 +18,11 @@ use crate::object::{Body, Kind, OfContext, all_of, is_live, live, publish, withd
 use crate::pd::PdBody;
 use crate::qp::QpBody;
 use crate::srq::SrqBody;
-use crate::{system, visible};
+use crate::{device_filter, system};
 
 use super::{argument_mut, cq, cq_ex, memory, qp, qp_ex, srq};
 
-/// A device list. It keeps its devices.
+/// A device list. It keeps its devices open.
 struct DeviceList {
     _device: Arc<Device>,
 }
@@ -38,25 +38,27 @@ impl Body for ContextBody {
     const KIND: Kind = Kind::Context;
 }
 
-/// The context that C names by a pointer into the middle of the structure.
+/// Returns the context for a C pointer, which points to the last field of the structure.
 pub(super) unsafe fn context<'a>(context: *mut ibv_context) -> Result<&'a ContextBody, Errno> {
-    // SAFETY: as the module says; every context that we hand out is inside of a `verbs_context`.
+    // SAFETY: each context of this library is inside a `verbs_context`. The caller does not close
+    // it while the result is in use.
     unsafe { live(if context.is_null() { null_mut() } else { start(context) }) }
 }
 
-/// Checks that an object is of the context that it is to be used with.
+/// Checks that an object belongs to the same context as the object that uses it.
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is of another one. The kernel knows the objects of each open descriptor only.
+/// `EINVAL` otherwise. The kernel likewise accepts only objects of the same file descriptor.
 pub(super) fn check_same(
     what: Kind,
     of: *mut ibv_context,
     expected: *mut ibv_context,
 ) -> Result<(), Errno> {
-    match of == expected {
-        true => Ok(()),
-        false => Err(Errno::invalid(format_args!("the {what} is of another device context"))),
+    if of == expected {
+        Ok(())
+    } else {
+        Err(Errno::invalid(format_args!("the {what} belongs to another device context")))
     }
 }
 
@@ -76,7 +78,7 @@ pub(super) fn open(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_co
     head.create_qp_ex = Some(qp::create_qp_ex);
     head.get_srq_num = Some(srq::get_srq_num);
     head.create_srq_ex = Some(srq::create_srq_ex);
-    refuse_the_rest(&mut head);
+    set_unsupported(&mut head);
     head.sz = size_of::<verbs_context>();
     let context = &mut head.context;
     context.device = device.head(kind).0;
@@ -98,9 +100,9 @@ pub(super) fn open(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_co
     Ok(unsafe { &raw mut (*head).context })
 }
 
-/// Fills in the operations that the device lacks and that need no object of their own: without a
-/// function, the inline functions of the C headers would return `EOPNOTSUPP` without a reason.
-fn refuse_the_rest(head: &mut verbs_context) {
+/// Sets the unsupported operations, except those that take an object which cannot exist. With null
+/// pointers, the inline functions of the C headers would return `EOPNOTSUPP` without a reason.
+fn set_unsupported(head: &mut verbs_context) {
     head.alloc_null_mr = Some(absent::ibv_alloc_null_mr);
     head.create_counters = Some(absent::ibv_create_counters);
     head.alloc_dm = Some(absent::ibv_alloc_dm);
@@ -119,14 +121,14 @@ fn refuse_the_rest(head: &mut verbs_context) {
 
 /// ibv_get_device_list(3).
 pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let _whole = system::uncancelled();
+    let _guard = system::uncancelled();
     let found = Device::open();
-    let kinds = found.as_ref().map_or(Vec::new(), |device| visible::kinds(device));
+    let kinds = found.as_ref().map_or(Vec::new(), |device| device_filter::kinds(device));
     if !count.is_null() {
-        // SAFETY: as the module says.
+        // SAFETY: `count` is not null, so it points to an `int` (ibv_get_device_list(3)).
         unsafe { *count = kinds.len() as c_int };
     }
-    // `ENOSYS` is the answer of a machine without RDMA: programs that have other ways ask as well.
+    // `ENOSYS` means no RDMA on this machine: programs with other transports go on without it.
     pointer(found.map_err(|errno| errno.with_number(libc::ENOSYS)).map(|device| {
         let mut devices = [null_mut(); KINDS.len() + 1];
         devices.iter_mut().zip(kinds).for_each(|(place, kind)| *place = device.head(kind).0);
@@ -136,9 +138,9 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *
 
 /// ibv_free_device_list(3).
 pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
-    let _whole = system::uncancelled();
+    let _guard = system::uncancelled();
     if !list.is_null() {
-        // SAFETY: as the module says.
+        // SAFETY: no other thread uses `list`, now or later (ibv_free_device_list(3)).
         let withdrawn = unsafe { withdraw::<DeviceList>(list.cast()) };
         withdrawn.map_or_else(|errno| errno.log(), drop);
     }
@@ -150,44 +152,44 @@ pub(crate) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> 
         no_device(device).report();
         return std::ptr::null();
     }
-    // SAFETY: as the module says.
+    // SAFETY: `is_live` has found `device`, and the caller does not free the list that keeps it
+    // open during the call (ibv_get_device_name(3)).
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// ibv_get_device_guid(3): in network byte order.
+/// ibv_get_device_guid(3), in network byte order.
 pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     Device::with_head(device).map_or(0, |(device, kind)| device.guid(kind))
 }
 
 /// ibv_open_device(3).
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let _whole = system::uncancelled();
+    let _guard = system::uncancelled();
     let found = Device::with_head(device).ok_or_else(|| no_device(device));
     pointer(found.and_then(|(device, kind)| open(&device, kind)))
 }
 
 fn no_device(device: *mut ibv_device) -> Errno {
-    let reason =
-        format_args!("{device:p} is no device of a list that ibv_get_device_list returned");
-    Errno::new(libc::ENODEV, reason)
+    Errno::new(libc::ENODEV, format_args!("{device:p} is not from ibv_get_device_list"))
 }
 
 /// ibv_close_device(3). The context that ids share stays open.
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `context` finds the context, and no other thread uses it, now or later
+    // (ibv_close_device(3)).
     status(unsafe { self::context(context).and_then(|found| close(context, found)) })
 }
 
 unsafe fn close(context: *mut ibv_context, found: &ContextBody) -> Result<(), Errno> {
     let device = found.device();
-    if device.brought(found.kind()).context.lock().0 == context {
-        // Every id of the process uses it, and the next one will.
+    if device.defaults(found.kind()).context.lock().0 == context {
+        // Current and later ids of the process use it.
         return Ok(());
     }
-    // SAFETY: as the module says.
+    // SAFETY: the caller has found `context`, and no other thread uses it or its objects any more.
     unsafe {
-        // A child made by fork leaves its parent's objects alone.
+        // A forked child must not destroy objects of its parent.
         if device.is_ours() {
             destroy_objects(context);
         }
@@ -196,10 +198,11 @@ unsafe fn close(context: *mut ibv_context, found: &ContextBody) -> Result<(), Er
 }
 
 /// Destroys the objects of a context, as the kernel does when the descriptor of the context is
-/// closed. Objects go before the objects that they use, and unacknowledged events are not waited
-/// for. Completion channels stay: each has a descriptor of its own.
+/// closed. Destroys each object before the objects that it uses, and does not wait for
+/// unacknowledged events. Completion channels remain: each has its own descriptor.
 unsafe fn destroy_objects(of: *mut ibv_context) {
-    // SAFETY: as the module says.
+    // SAFETY: no other thread uses the objects of a context that is being closed
+    // (ibv_close_device(3)).
     unsafe {
         destroy_each::<Arc<QpBody>>(of, |qp| qp.detach());
         destroy_each::<Arc<SrqBody>>(of, |srq| srq.detach());
@@ -227,8 +230,8 @@ of_context!(Arc<PdBody>, MrBody, MwBody, Arc<CqBody>, Arc<SrqBody>, Arc<QpBody>,
 
 unsafe fn destroy_each<B: OfContext>(of: *mut ibv_context, detach: impl Fn(&B)) {
     for head in all_of::<B>(of) {
-        // SAFETY: as the module says: no other thread uses objects of a context that is being
-        // closed. Calls of real libraries read the context, which is freed.
+        // SAFETY: no other thread uses objects of a context that is being closed. With other verbs
+        // libraries, such a use would read the freed context.
         unsafe {
             live::<B>(head).map_or_else(|errno| errno.log(), &detach);
             withdraw::<B>(head).map_or_else(|errno| errno.log(), drop);
@@ -241,7 +244,8 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
     of: *mut ibv_context,
     attributes: *mut ibv_device_attr,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not close `of` during the call, and `attributes` is null or has room
+    // for an `ibv_device_attr` (ibv_query_device(3)).
     status(unsafe {
         context(of).and_then(|context| {
             *argument_mut(attributes, "device_attr")? = context.attributes();
@@ -256,8 +260,8 @@ unsafe extern "C" fn query_device_ex(
     attributes: *mut ibv_device_attr_ex,
     length: usize,
 ) -> c_int {
-    // SAFETY: as the module says: `length` bytes are the program's structure, which may be older
-    // or newer than ours.
+    // SAFETY: the caller does not close `of` during the call, and `input` is null or valid.
+    // `attributes` has room for `length` bytes, the size of an older or newer structure.
     status(unsafe {
         context(of).and_then(|context| {
             let comp_mask = input.as_ref().map_or(0, |input| input.comp_mask);
@@ -271,24 +275,25 @@ unsafe extern "C" fn query_device_ex(
     })
 }
 
-/// Writes as much of a structure as the program has room for, and zeros behind it.
+/// Copies as much of a structure as fits, and fills the rest of `length` with zeros.
 unsafe fn write_prefix<T>(value: &T, to: *mut u8, length: usize) {
     let common = length.min(size_of::<T>());
-    // SAFETY: as the module says of `to`; the value is as long as its type.
+    // SAFETY: `to` has room for `length` bytes, as the caller guarantees, and `common` is at most
+    // the size of `value`.
     unsafe {
         std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast(), to, common);
         to.add(common).write_bytes(0, length - common);
     }
 }
 
-/// ibv_query_port(3), as programs call it that were built before 2018: the structure ended with
-/// `flags` then.
+/// ibv_query_port(3), called by programs built before 2018, when the structure ended with `flags`.
 pub(crate) unsafe extern "C" fn ibv_query_port(
     of: *mut ibv_context,
     port: u8,
     attributes: *mut ibv_port_attr,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `query_port` has the contract of this function, and the structure of these programs
+    // ends before `port_cap_flags2`.
     unsafe { query_port(of, port, attributes, offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
 
@@ -298,15 +303,16 @@ unsafe extern "C" fn query_port(
     attributes: *mut ibv_port_attr,
     length: usize,
 ) -> c_int {
-    // SAFETY: as the module says: `length` bytes are the program's structure.
+    // SAFETY: the caller does not close `of` during the call, and `attributes` has room for
+    // `length` bytes, the size of its structure.
     unsafe {
-        let says = context(of).and_then(|context| context.port(port));
-        status(says.map(|says| write_prefix(&says, attributes.cast(), length)))
+        let attr = context(of).and_then(|context| context.port(port));
+        status(attr.map(|attr| write_prefix(&attr, attributes.cast(), length)))
     }
 }
 
 unsafe extern "C" fn query_rt_values(_of: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `values` is null or points to an `ibv_values_ex` (ibv_query_rt_values_ex(3)).
     let values = match unsafe { argument_mut(values, "values") } {
         Ok(values) => values,
         Err(errno) => return errno.report(),
@@ -327,29 +333,29 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: the caller does not close `of` during the call, and `gid` has room for a GID
+    // (ibv_query_gid(3)).
     unsafe {
-        // A negative index is beyond every table.
+        // A negative index is out of range for every table.
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         let found = context(of).and_then(|context| context.gid(port, index));
         minus_one(found.map(|found| gid.write(found)))
     }
 }
 
-/// `ibv_query_gid_type`, which is private and which tools call.
+/// `ibv_query_gid_type`, a private function that tools call.
 pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     of: *mut ibv_context,
     port: u8,
     index: u32,
     kind: *mut u32,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: the caller does not close `of` during the call, and `kind` has room for a `u32`.
     unsafe {
         let found = context(of).and_then(|context| entry_of(context, port, index));
-        // As files of the kernel name them: there is one kind of RoCE's first version and of all
-        // others, and one of its second.
+        // As in the kernel's files: 1 is RoCE v2, 0 is RoCE v1 and everything else.
         minus_one(found.map(|entry| kind.write(u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2))))
     }
 }
@@ -363,8 +369,9 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     length: usize,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says: `length` bytes are the program's structure.
+    let _guard = system::uncancelled();
+    // SAFETY: the caller does not close `of` during the call, and `entry` has room for `length`
+    // bytes, the size of its structure (ibv_query_gid_ex(3)).
     unsafe {
         let port = u8::try_from(port).unwrap_or(0);
         let found = no_flags(flags).and_then(|()| context(of));
@@ -381,12 +388,13 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     length: usize,
 ) -> isize {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says: there is room for so many structures of `length` bytes.
+    let _guard = system::uncancelled();
+    // SAFETY: the caller does not close `of` during the call, and `entries` has room for `room`
+    // structures of `length` bytes (ibv_query_gid_table(3)), of which at most `room` are written.
     unsafe {
         let found = no_flags(flags).and_then(|()| context(of));
         negative(found.and_then(|context| {
-            // Empty entries of the table are left out.
+            // The result omits empty entries of the table.
             let rows = (0..context.gid_count()).filter_map(|n| entry_of(context, PORT, n).ok());
             let rows: Vec<_> = rows.collect();
             let count = rows.len();
@@ -405,7 +413,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
 fn no_flags(flags: u32) -> Result<(), Errno> {
     match flags {
         0 => Ok(()),
-        _ => Err(Errno::unsupported(format_args!("flags {flags:#x} of a GID query: none exist"))),
+        _ => Err(Errno::unsupported(format_args!("GID query flags {flags:#x} are not 0"))),
     }
 }
 
@@ -434,7 +442,8 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
     index: c_int,
     pkey: *mut u16,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not close `of` during the call, and `pkey` has room for a `u16`
+    // (ibv_query_pkey(3)).
     unsafe {
         let found = context(of).and_then(|context| context.pkey(port, index));
         minus_one(found.map(|found| pkey.write(found)))
@@ -447,13 +456,13 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(
     port: u8,
     pkey: u16,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not close `of` during the call (ibv_get_pkey_index(3)).
     let found = unsafe { context(of) }.and_then(|context| context.pkey(port, 0));
-    minus_one(found.and_then(|found| match found == pkey {
-        true => Ok(()),
-        false => {
-            let pkey = u16::from_be(pkey);
-            Err(Errno::invalid(format_args!("P_Key {pkey:#06x} is not in the table of the port")))
+    minus_one(found.and_then(|found| {
+        if found == pkey {
+            return Ok(());
         }
+        let pkey = u16::from_be(pkey);
+        Err(Errno::invalid(format_args!("P_Key {pkey:#06x} is not in the table of the port")))
     }))
 }

@@ -14,16 +14,17 @@ use super::context::{check_same, context};
 use super::cq_ex;
 use super::events::count;
 
-/// Makes a completion channel.
+/// Creates a completion channel.
 pub(super) unsafe fn make_channel(of: *mut ibv_context) -> Result<*mut ibv_comp_channel, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not close `of` during the call.
     let channel = ChannelBody::create(unsafe { context(of) }?)?;
     let mut head: ibv_comp_channel = zeroed();
-    (head.context, head.fd) = (of, channel.fd());
+    head.context = of;
+    head.fd = channel.fd();
     Ok(publish(head, channel).as_ptr())
 }
 
-/// Makes a completion queue.
+/// Creates a completion queue.
 pub(super) unsafe fn make_cq(
     of: *mut ibv_context,
     entries: u32,
@@ -31,33 +32,35 @@ pub(super) unsafe fn make_cq(
     channel: *mut ibv_comp_channel,
     vector: u32,
 ) -> Result<*mut ibv_cq_ex, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `channel` during the call.
     let of_channel = unsafe { live_or_null::<Arc<ChannelBody>>(channel)? };
     if of_channel.is_some() {
-        // SAFETY: as the module says.
+        // SAFETY: `live_or_null` has found `channel`.
         check_same(Kind::CompletionChannel, unsafe { (*channel).context }, of)?;
     }
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not close `of` during the call.
     let cq = CqBody::create(unsafe { context(of) }?, entries, of_channel, vector)?;
     let mut head: ibv_cq_ex = zeroed();
     let base = &mut head.cq_base;
-    (base.context, base.channel, base.cq_context) = (of, channel, program);
+    base.context = of;
+    base.channel = channel;
+    base.cq_context = program;
     (base.handle, base.cqe) = cq.size();
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
     cq_ex::operations(&mut head);
     let at = publish(head, cq.clone()).as_ptr();
-    cq.published(Foreign(at.cast()));
+    cq.set_head(Foreign(at.cast()));
     if of_channel.is_some() {
-        // SAFETY: as the module says.
+        // SAFETY: `live_or_null` has found `channel`, which is not destroyed during the call.
         unsafe { count((&raw mut (*channel).refcnt).cast(), 1) };
     }
     Ok(at)
 }
 
-/// The queue that C names.
+/// Returns the queue of a C pointer.
 pub(super) unsafe fn cq<'a>(cq: *mut ibv_cq) -> Result<&'a Arc<CqBody>, Errno> {
-    // SAFETY: as the module says; every queue is the head of an extended one.
+    // SAFETY: each queue is an `ibv_cq_ex`, and it is not destroyed while the result is in use.
     unsafe { live::<Arc<CqBody>>(cq.cast()) }
 }
 
@@ -65,15 +68,15 @@ pub(super) unsafe fn cq<'a>(cq: *mut ibv_cq) -> Result<&'a Arc<CqBody>, Errno> {
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
     of: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `make_channel` has the contract of this function.
     pointer(unsafe { make_channel(of) })
 }
 
 /// ibv_destroy_comp_channel(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: no other thread uses `channel`, now or later (ibv_destroy_comp_channel(3)).
     status(unsafe {
         live::<Arc<ChannelBody>>(channel)
             .and_then(|found| found.check_unused())
@@ -90,18 +93,18 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
-    let _whole = system::uncancelled();
-    // A negative number is refused as 0 entries, and as a vector beyond the last one.
+    let _guard = system::uncancelled();
+    // Negative arguments are refused like 0 entries and like a vector out of range.
     let entries = u32::try_from(entries).unwrap_or(0);
     let vector = u32::try_from(vector).unwrap_or(u32::MAX);
-    // SAFETY: as the module says.
+    // SAFETY: `make_cq` has the contract of this function.
     pointer(unsafe { make_cq(of, entries, program, channel, vector) }).cast()
 }
 
 /// ibv_resize_cq(3).
 pub(crate) unsafe extern "C" fn ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `cq` finds `of`, which is not destroyed during the call (ibv_resize_cq(3)).
     unsafe {
         let resized = cq(of).and_then(|cq| cq.resize(u32::try_from(entries).unwrap_or(0)));
         status(resized.map(|entries| (*of).cqe = entries))
@@ -110,14 +113,15 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -
 
 /// ibv_destroy_cq(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(of: *mut ibv_cq) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `cq` finds `of` and `live_or_null` its channel before they are followed, and no other
+    // thread uses `of`, now or later (ibv_destroy_cq(3)).
     status(unsafe {
         cq(of).and_then(|cq| cq.destroy()).and_then(|()| {
             let channel = (*of).channel;
             withdraw::<Arc<CqBody>>(of.cast())?;
             if let Ok(Some(_)) = live_or_null::<Arc<ChannelBody>>(channel) {
-                // Minus one.
+                // Subtracts 1.
                 count((&raw mut (*channel).refcnt).cast(), u32::MAX);
             }
             Ok(())
@@ -125,13 +129,14 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(of: *mut ibv_cq) -> c_int {
     })
 }
 
-/// ibv_get_cq_event(3). A thread may be cancelled in it: nothing is held meanwhile.
+/// ibv_get_cq_event(3). A cancellation point: the call holds no resources while it waits.
 pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     of: *mut *mut ibv_cq,
     program: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `channel` during the call, and `of` and `program` have
+    // room for pointers (ibv_get_cq_event(3)). `CqBody::destroy` waits for the counted event.
     unsafe {
         let next = live::<Arc<ChannelBody>>(channel).and_then(|channel| channel.next());
         minus_one(next.map(|cq| {
@@ -144,10 +149,11 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 
 /// ibv_ack_cq_events(3).
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(of: *mut ibv_cq, events: u32) {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` before it has acknowledged its events
+    // (ibv_ack_cq_events(3)).
     match unsafe { cq(of) } {
         Ok(cq) => {
-            // SAFETY: as the module says.
+            // SAFETY: `cq` has found `of`.
             unsafe { count(&raw mut (*of).comp_events_completed, events) };
             cq.completion_events.acknowledge(events);
         }
@@ -158,8 +164,8 @@ pub(crate) unsafe extern "C" fn ibv_ack_cq_events(of: *mut ibv_cq, events: u32) 
 /// ibv_poll_cq(3).
 pub(super) unsafe extern "C" fn poll_cq(of: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
     let room = usize::try_from(room).unwrap_or(0);
-    // SAFETY: as the module says: there is room for so many, which the program may not have
-    // initialised; `ibv_wc` has no invalid values but its padding, which nobody reads.
+    // SAFETY: `of` is not destroyed during the call. `to` has room for `room` entries
+    // (ibv_poll_cq(3)), maybe uninitialised: fields accept every value, and padding is never read.
     unsafe {
         negative(cq(of).and_then(|cq| match room {
             0 => Ok(0),
@@ -170,6 +176,6 @@ pub(super) unsafe extern "C" fn poll_cq(of: *mut ibv_cq, room: c_int, to: *mut i
 
 /// ibv_req_notify_cq(3).
 pub(super) unsafe extern "C" fn req_notify_cq(of: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call (ibv_req_notify_cq(3)).
     status(unsafe { cq(of) }.and_then(|cq| cq.arm(solicited_only != 0)))
 }

@@ -1,4 +1,4 @@
-//! Extended completion queues (`ibv_create_cq_ex(3)`): completions are looked at one by one.
+//! Extended completion queues (`ibv_create_cq_ex(3)`): programs read completions one by one.
 
 use std::ffi::{c_int, c_uint};
 
@@ -10,7 +10,7 @@ use crate::system;
 use super::argument;
 use super::cq::{cq, make_cq};
 
-/// What of a completion can be asked for.
+/// Completion fields that a program can request.
 const READABLE: u64 = IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_IMM
     | IBV_WC_EX_WITH_QP_NUM
@@ -19,10 +19,10 @@ const READABLE: u64 = IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_SL
     | IBV_WC_EX_WITH_DLID_PATH_BITS;
 
-/// How a queue may be used, which makes no difference here.
+/// Hints about the use of a queue, which have no effect.
 const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
 
-/// Puts the operations into a queue that is being made.
+/// Sets the operations of a new queue.
 pub(super) fn operations(head: &mut ibv_cq_ex) {
     head.start_poll = Some(start_poll);
     head.next_poll = Some(next_poll);
@@ -44,26 +44,27 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     of: *mut ibv_context,
     wanted: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `wanted` is null or valid, and the caller destroys neither `of` nor the channel
+    // during the call (ibv_create_cq_ex(3)).
     let made = unsafe {
         argument(wanted, "cq_attr").and_then(|w| {
             let fields = w.wc_flags & !READABLE;
             if fields != 0 {
-                let reason = format_args!("wc_flags {fields:#x}: completions lack these fields");
+                let reason = format_args!("wc_flags {fields:#x} are not supported");
                 return Err(Errno::unsupported(reason));
             }
-            // The flags say how the queue is used.
+            // Without IBV_CQ_INIT_ATTR_MASK_FLAGS the field is not set.
             let has_flags = w.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
             let flags = if has_flags { w.flags & !FLAGS } else { 0 };
             if flags != 0 {
-                let reason = format_args!("flags {flags:#x} of the completion queue");
+                let reason = format_args!("completion queue flags {flags:#x} are not supported");
                 return Err(Errno::unsupported(reason));
             }
-            // There are no parent domains.
+            // Parent domains (IBV_CQ_INIT_ATTR_MASK_PD) are not supported.
             let mask = w.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS;
             if mask != 0 {
-                let reason = format_args!("comp_mask {mask:#x} of the completion queue");
+                let reason = format_args!("completion queue comp_mask {mask:#x} is not supported");
                 return Err(Errno::unsupported(reason));
             }
             make_cq(of, w.cqe, w.cq_context, w.channel, w.comp_vector)
@@ -72,18 +73,19 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     pointer(made)
 }
 
-/// The queue, and the completion that is being looked at.
-unsafe fn looked_at<T>(of: *mut ibv_cq_ex, read: impl FnOnce(&ibv_wc) -> T) -> T {
-    // SAFETY: as the module says: between `ibv_start_poll` and `ibv_end_poll`.
-    let wc = unsafe { cq(of.cast()) }.map(|cq| cq.looked_at()).unwrap_or_default();
+/// Reads a field of the current completion of a queue.
+unsafe fn current<T>(of: *mut ibv_cq_ex, read: impl FnOnce(&ibv_wc) -> T) -> T {
+    // SAFETY: the caller does not destroy `of` between `ibv_start_poll` and `ibv_end_poll`
+    // (ibv_create_cq_ex(3)).
+    let wc = unsafe { cq(of.cast()) }.map(|cq| cq.current()).unwrap_or_default();
     read(&wc)
 }
 
-/// Moves on to the next completion: 0, or the error.
+/// Moves on to the next completion. Returns 0 or the error.
 unsafe fn advance(of: *mut ibv_cq_ex, cq: &CqBody) -> c_int {
-    match cq.look_at_next() {
+    match cq.next_completion() {
         Ok(wc) => {
-            // SAFETY: as the module says.
+            // SAFETY: callers have found `of` with `cq`, and it is not destroyed during the call.
             unsafe {
                 (*of).wr_id = wc.wr_id;
                 (*of).status = wc.status;
@@ -95,7 +97,8 @@ unsafe fn advance(of: *mut ibv_cq_ex, cq: &CqBody) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(of: *mut ibv_cq_ex, wanted: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `wanted` is null or valid, and `cq` finds `of`, which the caller does not destroy
+    // during the call (ibv_create_cq_ex(3)).
     unsafe {
         let comp_mask = wanted.as_ref().map_or(0, |wanted| wanted.comp_mask);
         if comp_mask != 0 {
@@ -109,7 +112,7 @@ unsafe extern "C" fn start_poll(of: *mut ibv_cq_ex, wanted: *mut ibv_poll_cq_att
         cq.polling.enter();
         let done = advance(of, cq);
         if done != 0 {
-            // There is no `ibv_end_poll` after this.
+            // No `ibv_end_poll` follows an error.
             cq.polling.leave();
         }
         done
@@ -117,12 +120,13 @@ unsafe extern "C" fn start_poll(of: *mut ibv_cq_ex, wanted: *mut ibv_poll_cq_att
 }
 
 unsafe extern "C" fn next_poll(of: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `cq` finds `of`, which the caller does not destroy before `ibv_end_poll`
+    // (ibv_create_cq_ex(3)).
     unsafe { cq(of.cast()).map_or_else(Errno::report, |cq| advance(of, cq)) }
 }
 
 unsafe extern "C" fn end_poll(of: *mut ibv_cq_ex) {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call (ibv_create_cq_ex(3)).
     match unsafe { cq(of.cast()) } {
         Ok(cq) => cq.polling.leave(),
         Err(errno) => errno.log(),
@@ -133,8 +137,8 @@ macro_rules! read {
     ($($name:ident: $type:ty = |$wc:ident| $value:expr;)*) => {
         $(
             unsafe extern "C" fn $name(of: *mut ibv_cq_ex) -> $type {
-                // SAFETY: as the module says.
-                unsafe { looked_at(of, |$wc| $value) }
+                // SAFETY: `current` has the contract of this function.
+                unsafe { current(of, |$wc| $value) }
             }
         )*
     };

@@ -1,4 +1,4 @@
-//! Endpoints: an id with all that it takes (`rdma_create_ep(3)`).
+//! Endpoints: an id with its queue pair and other resources (`rdma_create_ep(3)`).
 
 use std::ffi::c_int;
 
@@ -10,7 +10,7 @@ use crate::system;
 use super::argument;
 use super::connections::{self, bind, create_qp, resolve_address};
 use super::events::completed;
-use super::id::{self, Endpoint, shown};
+use super::id::{self, Endpoint, cm_id};
 
 /// rdma_create_ep(3).
 pub(crate) unsafe extern "C" fn rdma_create_ep(
@@ -19,9 +19,10 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // What it waits for is there at once.
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    // Not a cancellation point: its waits end at once.
+    let _guard = system::uncancelled();
+    // SAFETY: `create` has the contract of this function, and `to` has room for a pointer
+    // (rdma_create_ep(3)).
     minus_one(unsafe { create(found, pd, wanted).map(|id| to.write(id)) })
 }
 
@@ -30,7 +31,8 @@ unsafe fn create(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> Result<*mut rdma_cm_id, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `found` and `wanted` are null or valid, the caller does not destroy `pd` during the
+    // call (rdma_create_ep(3)), and no other thread has `id` yet.
     unsafe {
         let found = argument(found, "res")?;
         let space = found.ai_port_space.cast_unsigned();
@@ -53,19 +55,20 @@ unsafe fn listen_on(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: no other thread has `id` yet, and `wanted` and the address in `found` are null or
+    // valid (rdma_create_ep(3)).
     unsafe {
         bind(id, found.ai_src_addr)?;
-        // Bound to a device, the id has its default domain.
+        // Binding to a device has set the default PD.
         if !pd.is_null() {
             (*id).pd = pd;
         }
         let endpoint = wanted.as_mut().map(|w| {
-            // The one that there is, whatever the program has said.
+            // The id's own type, whatever the program has requested.
             w.qp_type = (*id).qp_type;
             Endpoint { pd: Foreign(pd), wanted: *w }
         });
-        *shown(id)?.endpoint.lock() = endpoint;
+        *cm_id(id)?.endpoint.lock() = endpoint;
     }
     Ok(())
 }
@@ -76,14 +79,15 @@ unsafe fn connect_to(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: no other thread has `id` yet. The pointers in `found` and `wanted` are null or valid,
+    // and the caller does not destroy `pd` during the call (rdma_create_ep(3)).
     unsafe {
         resolve_address(id, found.ai_src_addr, found.ai_dst_addr)?;
         completed(id, |of| of.resolve_route())?;
         let data = connections::data(found.ai_connect, found.ai_connect_len);
-        shown(id)?.id.set_connect_data(data);
+        cm_id(id)?.id.set_connect_data(data);
         if !wanted.is_null() {
-            // As above.
+            // As in `listen_on`.
             (*wanted).qp_type = (*id).qp_type;
             create_qp(id, pd, wanted)?;
         }
@@ -93,10 +97,11 @@ unsafe fn connect_to(
 
 /// rdma_destroy_ep(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `cm_id` finds `id`, and no other thread uses it, its QP or its SRQ, now or later
+    // (rdma_destroy_ep(3)).
     unsafe {
-        if let Err(errno) = shown(id) {
+        if let Err(errno) = cm_id(id) {
             return errno.log();
         }
         if !(*id).qp.is_null() {

@@ -1,4 +1,4 @@
-//! Fetching and acknowledging events, of ids and of devices.
+//! Fetching and acknowledging events of ids and devices.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::address_handle::attributes_to;
 use crate::async_events::{AsyncEvent, Unacknowledged};
 use crate::c::*;
-use crate::cm::{Arrived, IdBody};
+use crate::cm::{CmEvent, IdBody};
 use crate::cq::CqBody;
 use crate::device::DeviceKind;
 use crate::errno::{Errno, minus_one};
@@ -20,35 +20,36 @@ use crate::system;
 
 use super::argument_mut;
 use super::context::context;
-use super::id::{self, channel, shown};
+use super::id::{self, channel, cm_id};
 
-/// What stands behind an event that a program has fetched.
-struct EventShown {
-    /// Whose it is: of a connection request, the listener.
+/// The body of an event that a program has fetched.
+struct CmEventBody {
+    /// The id of the event, or the listener of a connection request.
     id: Arc<IdBody>,
-    /// The program may look at it until it acknowledges.
+    /// Valid until the program acknowledges the event.
     _private_data: Vec<u8>,
 }
 
-impl Body for EventShown {
+impl Body for CmEventBody {
     type Head = rdma_cm_event;
     const KIND: Kind = Kind::CmEvent;
 }
 
-/// rdma_get_cm_event(3). A thread may be cancelled in it: nothing is held meanwhile.
+/// rdma_get_cm_event(3). A cancellation point: the call holds no resources while it waits.
 pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     from: *mut rdma_event_channel,
     to: *mut *mut rdma_cm_event,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `to` is null or has room for a pointer, and the caller does not destroy `from` during
+    // the call (rdma_get_cm_event(3)).
     minus_one(unsafe {
         argument_mut(to, "event").and_then(|to| fetch(from).map(|event| *to = event))
     })
 }
 
-/// As [`rdma_get_cm_event`].
+/// Like [`rdma_get_cm_event`].
 pub(super) unsafe fn fetch(from: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `from` during the call. `next` has counted the event.
     unsafe {
         let arrived = channel(from)?.next()?;
         let listener = arrived.id.clone();
@@ -56,21 +57,23 @@ pub(super) unsafe fn fetch(from: *mut rdma_event_channel) -> Result<*mut rdma_cm
     }
 }
 
-/// Makes an event into a structure of C, and its id look as it is since.
-unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
+/// Turns an event into its C structure, and updates the C structure of its id.
+unsafe fn show(mut arrived: CmEvent) -> Result<*mut rdma_cm_event, Errno> {
     let mut head: rdma_cm_event = zeroed();
-    (head.event, head.status) = (arrived.kind, arrived.status);
+    head.event = arrived.kind;
+    head.status = arrived.status;
     let of = arrived.id.head().0;
-    // SAFETY: as the module says: an id is not destroyed while its events are fetched.
+    // SAFETY: `of` is live, because `IdBody::destroy` waits until the event that `next` has counted
+    // is acknowledged. No other thread has the new id yet.
     unsafe {
         match arrived.request.take() {
             Some(request) => {
-                let synchronous = shown(of)?.is_synchronous();
+                let synchronous = cm_id(of)?.is_synchronous();
                 let channel = if synchronous { null_mut() } else { (*of).channel };
                 let body = |on| IdBody::with_request(&arrived.id, on, request);
                 head.listen_id = of;
                 head.id = id::make(arrived.id.device(), channel, (*of).context, (*of).ps, body)?;
-                id::show_addresses(head.id, &shown(head.id)?.id)?;
+                id::show_addresses(head.id, &cm_id(head.id)?.id)?;
             }
             None => {
                 head.id = of;
@@ -96,7 +99,8 @@ unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
     head.param = match arrived.id.kind() {
         DeviceKind::Iwarp => rdma_cm_event_param { conn },
         DeviceKind::Roce => {
-            let (private_data, private_data_len) = (conn.private_data, conn.private_data_len);
+            let private_data = conn.private_data;
+            let private_data_len = conn.private_data_len;
             rdma_cm_event_param {
                 ud: match connection.address {
                     Some(to) => rdma_ud_param {
@@ -111,20 +115,20 @@ unsafe fn show(mut arrived: Arrived) -> Result<*mut rdma_cm_event, Errno> {
             }
         }
     };
-    Ok(publish(head, EventShown { id: arrived.id, _private_data: private_data }).as_ptr())
+    Ok(publish(head, CmEventBody { id: arrived.id, _private_data: private_data }).as_ptr())
 }
 
 /// rdma_ack_cm_event(3).
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
-    let shown = unsafe { withdraw::<EventShown>(event) };
-    minus_one(shown.map(|shown| shown.id.unacknowledged.acknowledge(1)))
+    let _guard = system::uncancelled();
+    // SAFETY: no other thread uses `event`, now or later (rdma_ack_cm_event(3)).
+    let fetched = unsafe { withdraw::<CmEventBody>(event) };
+    minus_one(fetched.map(|event| event.id.unacknowledged.acknowledge(1)))
 }
 
-/// Acknowledges the event that a synchronous id shows.
+/// Acknowledges the event in the C structure of a synchronous id.
 pub(super) unsafe fn acknowledge_own(id: *mut rdma_cm_id) {
-    // SAFETY: as the module says.
+    // SAFETY: callers have found `id` with `cm_id`, and no other thread uses the event in it.
     unsafe {
         let event = std::mem::replace(&mut (*id).event, null_mut());
         if !event.is_null() {
@@ -133,29 +137,32 @@ pub(super) unsafe fn acknowledge_own(id: *mut rdma_cm_id) {
     }
 }
 
-/// Begins something, and if the id is synchronous waits for what comes of it; the event stands in
-/// the id until the next one. An id that is not synchronous is not looked at once it has begun:
-/// whoever fetches the event may destroy it. A thread may be cancelled while it waits.
+/// Begins an operation. If the id is synchronous, waits for its event, which stays in the id until
+/// the next one. Otherwise the id is not accessed after `begin`, because another thread may fetch
+/// the event and destroy the id. The wait is a cancellation point.
 pub(super) unsafe fn completed(
     id: *mut rdma_cm_id,
     begin: impl FnOnce(&Arc<IdBody>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `cm_id` finds `id`, which the caller does not destroy before its event follows. A
+    // synchronous id gets its event in this call and is not destroyed during it.
     unsafe {
-        let found = shown(id)?;
-        let whole = system::uncancelled();
-        let (of, waits) = (found.id.clone(), found.is_synchronous());
+        let found = cm_id(id)?;
+        let guard = system::uncancelled();
+        let of = found.id.clone();
+        let waits = found.is_synchronous();
         begin(&of)?;
-        // While it waits, nothing is held.
+        // No resources may be held during the wait.
         drop(of);
-        drop(whole);
+        drop(guard);
         if waits { complete(id) } else { Ok(()) }
     }
 }
 
 /// Waits for the next event of a synchronous id.
 unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `completed` has found `id`, which is synchronous and not destroyed during the call.
+    // No other thread has the new event yet.
     unsafe {
         acknowledge_own(id);
         (*id).event = fetch((*id).channel)?;
@@ -166,7 +173,7 @@ unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
     }
 }
 
-/// The failure of a synchronous call whose event has this status.
+/// Returns the error of a synchronous call with this event status.
 pub(super) fn failed_event(kind: rdma_cm_event_type, status: c_int) -> Errno {
     let number = if status < 0 { -status } else { libc::ECONNREFUSED };
     // SAFETY: the names of events are static strings of C.
@@ -174,16 +181,17 @@ pub(super) fn failed_event(kind: rdma_cm_event_type, status: c_int) -> Errno {
     Errno::new(number, format_args!("{name} with status {status}"))
 }
 
-/// ibv_get_async_event(3). A thread may be cancelled in it: nothing is held meanwhile.
+/// ibv_get_async_event(3). A cancellation point: the call holds no resources while it waits.
 pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     of: *mut ibv_context,
     to: *mut ibv_async_event,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not close `of` during the call, and `to` has room for an event
+    // (ibv_get_async_event(3)). An object with a queued event is live (see `detach`).
     unsafe {
         let counted = |event: &AsyncEvent| {
             if let Some(element) = Element::of(event.kind) {
-                // An object that is being destroyed takes back its events, or waits for them.
+                // Destroying an object removes its queued events, and waits for fetched ones.
                 let _ = element.unacknowledged(event.element.0).map(|events| events.handed_out());
             }
         };
@@ -204,7 +212,8 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 
 /// ibv_ack_async_event(3).
 pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: as the module says.
+    // SAFETY: `event` is null or valid, and the caller has not acknowledged it before
+    // (ibv_ack_async_event(3)). A kind with an `Element` has a pointer in the union.
     unsafe {
         if let Some(event) = event.as_ref()
             && let Some(element) = Element::of(event.event_type)
@@ -224,7 +233,7 @@ enum Element {
 }
 
 impl Element {
-    /// Returns `None` for events about the device.
+    /// Returns the kind of object of an event, or `None` for events about the device.
     fn of(kind: ibv_event_type) -> Option<Element> {
         match kind {
             IBV_EVENT_CQ_ERR => Some(Element::Cq),
@@ -239,12 +248,12 @@ impl Element {
         }
     }
 
-    /// The events of the object that the program has not acknowledged.
+    /// Returns the counter of the object's unacknowledged events.
     unsafe fn unacknowledged<'a>(
         self,
         element: *mut libc::c_void,
     ) -> Result<&'a Unacknowledged, Errno> {
-        // SAFETY: as the module says.
+        // SAFETY: the caller does not destroy the object while the result is in use.
         unsafe {
             Ok(match self {
                 Element::Cq => &live::<Arc<CqBody>>(element.cast())?.async_events,
@@ -254,9 +263,10 @@ impl Element {
         }
     }
 
-    /// Counts an acknowledgement, in the program's structure as well.
+    /// Counts an acknowledgement, in the library and in the C structure.
     unsafe fn acknowledge(self, element: *mut libc::c_void) -> Result<(), Errno> {
-        // SAFETY: as the module says; the object is live, and of this kind.
+        // SAFETY: `unacknowledged` finds a live object of this kind, which is not destroyed before
+        // this event is acknowledged.
         unsafe {
             let unacknowledged = self.unacknowledged(element)?;
             let counter = match self {
@@ -271,7 +281,7 @@ impl Element {
     }
 }
 
-/// Adds to a counter in a structure of the program, which may read it at any time.
+/// Adds to a counter in a C structure, which the program may read at any time.
 ///
 /// # Safety
 ///

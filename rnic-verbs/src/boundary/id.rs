@@ -17,120 +17,118 @@ use crate::system;
 
 use super::{addresses, context, events, memory};
 
-/// What stands behind an id of C.
-pub(super) struct IdShown {
+/// The body of an `rdma_cm_id`.
+pub(super) struct CmIdBody {
     pub(super) id: Arc<IdBody>,
-    /// The channel of a synchronous id, which was made for it; null otherwise.
+    /// The channel created for a synchronous id; null for other ids.
     own_channel: Mutex<Foreign<rdma_event_channel>>,
-    /// How queue pairs are to be made for peers that connect (`rdma_create_ep(3)`).
+    /// Attributes of queue pairs for peers that connect (`rdma_create_ep(3)`).
     pub(super) endpoint: Mutex<Option<Endpoint>>,
-    /// The path that the structure of C points to, once the route of a datagram id is resolved.
+    /// The path record that the C structure points to, once the route of a UD id is resolved.
     path: Mutex<Option<Box<ibv_sa_path_rec>>>,
 }
 
-/// A domain and what queue pairs in it are to be.
+/// A PD and the attributes of queue pairs in it.
 pub(super) struct Endpoint {
     pub(super) pd: Foreign<ibv_pd>,
     pub(super) wanted: ibv_qp_init_attr,
 }
 
-// SAFETY: the pointers in it are the program's, kept for it and followed at the boundary alone.
+// SAFETY: its pointers are stored for the program, and followed only in `boundary`.
 unsafe impl Send for Endpoint {}
 
-impl Body for IdShown {
+impl Body for CmIdBody {
     type Head = rdma_cm_id;
     const KIND: Kind = Kind::Id;
 }
 
-/// What stands behind an id.
-pub(super) unsafe fn shown<'a>(id: *mut rdma_cm_id) -> Result<&'a IdShown, Errno> {
-    // SAFETY: as the module says.
-    unsafe { live::<IdShown>(id) }
+/// Returns the body of an id.
+pub(super) unsafe fn cm_id<'a>(id: *mut rdma_cm_id) -> Result<&'a CmIdBody, Errno> {
+    // SAFETY: the caller does not destroy `id` while the result is in use.
+    unsafe { live::<CmIdBody>(id) }
 }
 
-impl IdShown {
-    /// Whether its calls wait for what comes of them.
+impl CmIdBody {
+    /// Returns true if calls on the id wait for their result.
     pub(super) fn is_synchronous(&self) -> bool {
         !self.own_channel.lock().is_null()
     }
 }
 
-/// The context that ids of a device bring along. It and the device stay until the process ends:
-/// programs keep what they made with it.
+/// Returns the context shared by all ids of a device. Context and device stay open until the
+/// process ends, because programs keep objects of them.
 pub(super) fn context_of(
     device: &Arc<Device>,
     kind: DeviceKind,
 ) -> Result<*mut ibv_context, Errno> {
-    let mut kept = device.brought(kind).context.lock();
+    let mut kept = device.defaults(kind).context.lock();
     if kept.is_null() {
         *kept = Foreign(context::open(device, kind)?);
     }
     Ok(kept.0)
 }
 
-/// The domain of queue pairs for which a program names none; it stays as well.
+/// Returns the PD of QPs that a program creates without one. It also lasts until the process ends.
 pub(super) fn default_pd(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_pd, Errno> {
     let context = context_of(device, kind)?;
-    let mut kept = device.brought(kind).pd.lock();
+    let mut kept = device.defaults(kind).pd.lock();
     if kept.is_null() {
-        // SAFETY: the context has just been found.
+        // SAFETY: the context was found above.
         *kept = Foreign(unsafe { memory::allocate_pd(context)? });
     }
     Ok(kept.0)
 }
 
-/// Makes an event channel.
+/// Creates an event channel.
 fn make_channel(device: Arc<Device>) -> Result<*mut rdma_event_channel, Errno> {
     let channel = EventChannel::create(device)?;
     let head = rdma_event_channel { fd: channel.fd() };
     Ok(publish(head, channel).as_ptr())
 }
 
-/// The channel behind a pointer of C's.
+/// Returns the channel of a C pointer.
 pub(super) unsafe fn channel<'a>(
     channel: *mut rdma_event_channel,
 ) -> Result<&'a Arc<EventChannel>, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `channel` while the result is in use.
     unsafe { live::<Arc<EventChannel>>(channel) }
 }
 
 /// rdma_create_event_channel(3).
 pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    let _whole = system::uncancelled();
+    let _guard = system::uncancelled();
     pointer(open_device().and_then(make_channel))
 }
 
-/// The device; `ENODEV` if there is none, whatever the reason.
+/// Opens the device. Returns `ENODEV` on every failure.
 fn open_device() -> Result<Arc<Device>, Errno> {
     Device::open().map_err(|errno| errno.with_number(libc::ENODEV))
 }
 
 /// rdma_destroy_event_channel(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    let _whole = system::uncancelled();
+    let _guard = system::uncancelled();
     if !channel.is_null() {
-        // SAFETY: as the module says.
+        // SAFETY: no other thread uses `channel`, now or later (rdma_destroy_event_channel(3)).
         let withdrawn = unsafe { withdraw::<Arc<EventChannel>>(channel) };
         withdrawn.map_or_else(|errno| errno.log(), drop);
     }
 }
 
-/// A channel for an id: the one that is named, or one of its own.
+/// Returns the channel for an id: `named`, or a new channel owned by the id.
 unsafe fn channel_for(
     device: &Arc<Device>,
     named: *mut rdma_event_channel,
 ) -> Result<(*mut rdma_event_channel, Foreign<rdma_event_channel>), Errno> {
-    match named.is_null() {
-        false => Ok((named, Foreign::NULL)),
-        true => {
-            let own = make_channel(device.clone())?;
-            Ok((own, Foreign(own)))
-        }
+    if !named.is_null() {
+        return Ok((named, Foreign::NULL));
     }
+    let own = make_channel(device.clone())?;
+    Ok((own, Foreign(own)))
 }
 
-/// Makes an id on a channel, or a synchronous one if that is null; `body` makes what stands behind
-/// it.
+/// Creates an id on a channel, or a synchronous id if `named` is null; `body` creates the
+/// [`IdBody`].
 pub(super) unsafe fn make(
     device: &Arc<Device>,
     named: *mut rdma_event_channel,
@@ -138,40 +136,43 @@ pub(super) unsafe fn make(
     port_space: rdma_port_space,
     body: impl FnOnce(Arc<EventChannel>) -> Arc<IdBody>,
 ) -> Result<*mut rdma_cm_id, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `channel_for` does not follow `named`.
     let (at, own) = unsafe { channel_for(device, named)? };
-    // SAFETY: it is the program's, or has just been made.
+    // SAFETY: it is the program's channel, or a new one.
     let id = body(unsafe { channel(at)? }.clone());
     let mut head: rdma_cm_id = zeroed();
-    (head.channel, head.context, head.ps) = (at, program, port_space);
+    head.channel = at;
+    head.context = program;
+    head.ps = port_space;
     head.qp_type = match id.kind() {
         DeviceKind::Iwarp => IBV_QPT_RC,
         DeviceKind::Roce => IBV_QPT_UD,
     };
-    let shown = IdShown {
+    let cm_id = CmIdBody {
         id: id.clone(),
         own_channel: Mutex::new(own),
         endpoint: Mutex::default(),
         path: Mutex::default(),
     };
-    let head = publish(head, shown).as_ptr();
-    id.published(Foreign(head));
+    let head = publish(head, cm_id).as_ptr();
+    id.set_head(Foreign(head));
     Ok(head)
 }
 
-/// Shows a program the addresses of its id as far as they are known, and the device once they are
-/// of one. Bound to a loopback address an id is of no device yet, as with the kernel: libfabric
-/// listens at the device's address then.
+/// Writes the known addresses of an id to the C structure, and the device once they determine it.
+/// As in the kernel, an id bound to a loopback address has no device yet; libfabric then listens on
+/// the device's address.
 pub(super) unsafe fn show_addresses(to: *mut rdma_cm_id, id: &IdBody) -> Result<(), Errno> {
     let (source, peer) = id.addresses();
-    // SAFETY: as the module says.
+    // SAFETY: callers have found `to` with `cm_id`, have created it, or hold an unacknowledged
+    // event of it, so it stays live during the call.
     unsafe {
         if let Some(source) = source {
             (*to).route.addr.src = addresses::in_c(source);
             let of_none = source.ip().is_unspecified() || source.ip().is_loopback();
             if peer.is_some() || !of_none {
                 (*to).verbs = context_of(id.device(), id.kind())?;
-                // For queue pairs that a program makes without the id.
+                // For queue pairs that a program creates without the id.
                 if (*to).pd.is_null() {
                     (*to).pd = default_pd(id.device(), id.kind())?;
                 }
@@ -190,13 +191,14 @@ pub(super) unsafe fn show_addresses(to: *mut rdma_cm_id, id: &IdBody) -> Result<
     Ok(())
 }
 
-/// Shows a program the path of its id, whose route is resolved: one for the RoCE device, which has
-/// the fields that the kernel gives it, and none for the iWARP device.
+/// Writes the path of an id to the C structure after route resolution. The RoCE device has one
+/// path, with the fields that the kernel sets; the iWARP device has none.
 pub(super) unsafe fn show_path(to: *mut rdma_cm_id) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `cm_id` finds `to`, which is not destroyed before its event is acknowledged. The
+    // context of ids is never closed (`context_of`).
     unsafe {
-        let found = shown(to)?;
-        if !found.id.is_of_datagrams() {
+        let found = cm_id(to)?;
+        if !found.id.is_ud() {
             return Ok(());
         }
         let ends = (*to).route.addr.addr;
@@ -229,14 +231,14 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
     program: *mut c_void,
     port_space: rdma_port_space,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `create` has the contract of this function.
     let made = unsafe { create(channel, program, port_space) };
-    // SAFETY: as the module says.
+    // SAFETY: `to` has room for a pointer (rdma_create_id(3)).
     minus_one(made.map(|id| unsafe { to.write(id) }))
 }
 
-/// As [`rdma_create_id`].
+/// Like [`rdma_create_id`].
 pub(super) unsafe fn create(
     channel: *mut rdma_event_channel,
     program: *mut c_void,
@@ -244,32 +246,33 @@ pub(super) unsafe fn create(
 ) -> Result<*mut rdma_cm_id, Errno> {
     let kind = match port_space {
         RDMA_PS_TCP => DeviceKind::Iwarp,
-        // Only its queue pairs send datagrams.
+        // Only the RoCE device has UD QPs.
         RDMA_PS_UDP => DeviceKind::Roce,
-        // Multicast, and addresses of InfiniBand.
+        // Multicast, and InfiniBand addresses.
         RDMA_PS_IPOIB | RDMA_PS_IB => {
-            let reason = format_args!("port space {port_space:#x}: only TCP and UDP are served");
+            let reason = format_args!("port space {port_space:#x}: only TCP and UDP are supported");
             return Err(Errno::new(libc::EPROTONOSUPPORT, reason));
         }
-        _ => return Err(Errno::invalid(format_args!("{port_space:#x} is no port space"))),
+        _ => return Err(Errno::invalid(format_args!("{port_space:#x} is not a port space"))),
     };
     let device = open_device()?;
     let of_device = device.clone();
     let body = |channel| IdBody::create(of_device, kind, channel);
-    // SAFETY: as the module says.
+    // SAFETY: `channel` is null, or the caller does not destroy it during the call
+    // (rdma_create_id(3)).
     unsafe { make(&device, channel, program, port_space, body) }
 }
 
 /// rdma_destroy_id(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `cm_id` finds `id`, and no other thread uses it, now or later (rdma_destroy_id(3)).
     minus_one(unsafe {
-        shown(id).and_then(|found| {
+        cm_id(id).and_then(|found| {
             events::acknowledge_own(id);
             found.id.destroy();
-            let shown = withdraw::<IdShown>(id)?;
-            rdma_destroy_event_channel(shown.own_channel.into_inner().0);
+            let cm_id = withdraw::<CmIdBody>(id)?;
+            rdma_destroy_event_channel(cm_id.own_channel.into_inner().0);
             Ok(())
         })
     })
@@ -280,21 +283,22 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     id: *mut rdma_cm_id,
     to: *mut rdma_event_channel,
 ) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `migrate` has the contract of this function.
     minus_one(unsafe { migrate(id, to) })
 }
 
-/// As [`rdma_migrate_id`].
+/// Like [`rdma_migrate_id`].
 pub(super) unsafe fn migrate(
     id: *mut rdma_cm_id,
     to: *mut rdma_event_channel,
 ) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `cm_id` finds `id`, and the caller destroys neither `id` nor `to` during the call
+    // (rdma_migrate_id(3)). No other thread uses the old channel of a synchronous id.
     unsafe {
-        let found = shown(id)?;
+        let found = cm_id(id)?;
         if to.is_null() && found.is_synchronous() {
-            return Err(Errno::invalid(format_args!("the id has no event channel already")));
+            return Err(Errno::invalid(format_args!("the id is already synchronous")));
         }
         let (at, own) = channel_for(found.id.device(), to)?;
         events::acknowledge_own(id);
@@ -306,11 +310,11 @@ pub(super) unsafe fn migrate(
     Ok(())
 }
 
-/// The partition that every port is in. It looks alike in either byte order.
+/// Default partition of every port. The value is the same in either byte order.
 const DEFAULT_PKEY: u16 = 0xFFFF;
-/// The limit of the kernel where no route has another one.
+/// The kernel's default hop limit.
 const HOP_LIMIT: u8 = 64;
-/// `IB_SA_EQ`: the field that the selector is of has exactly this value.
+/// `IB_SA_EQ`: the field of the selector has exactly this value.
 const EXACTLY: u8 = 2;
-/// `CMA_IBOE_PACKET_LIFETIME`: 4.096 us times two to this power, as the kernel assumes of RoCE.
+/// `CMA_IBOE_PACKET_LIFETIME`: the kernel's value for RoCE, 4.096 us times two to this power.
 const PACKET_LIFE_TIME: u8 = 16;

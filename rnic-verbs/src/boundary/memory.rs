@@ -7,7 +7,7 @@ use rnic_client::ProgramRange;
 
 use crate::c::*;
 use crate::errno::{Errno, pointer, status};
-use crate::mr::{MrBody, MrWanted};
+use crate::mr::{MrBody, MrParams};
 use crate::mw::MwBody;
 use crate::object::{Kind, live, publish, withdraw, zeroed};
 use crate::pd::PdBody;
@@ -15,9 +15,9 @@ use crate::system;
 
 use super::context::{check_same, context};
 
-/// Makes a protection domain of a context.
+/// Allocates a protection domain.
 pub(super) unsafe fn allocate_pd(of: *mut ibv_context) -> Result<*mut ibv_pd, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not close `of` during the call.
     let pd = PdBody::allocate(unsafe { context(of) }?)?;
     let mut head: ibv_pd = zeroed();
     head.context = of;
@@ -27,15 +27,15 @@ pub(super) unsafe fn allocate_pd(of: *mut ibv_context) -> Result<*mut ibv_pd, Er
 
 /// ibv_alloc_pd(3).
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(of: *mut ibv_context) -> *mut ibv_pd {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `allocate_pd` has the contract of this function.
     pointer(unsafe { allocate_pd(of) })
 }
 
 /// ibv_dealloc_pd(3).
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: no other thread uses `pd`, now or later (ibv_dealloc_pd(3)).
     status(unsafe {
         live::<Arc<PdBody>>(pd)
             .and_then(|found| found.check_unused())
@@ -44,7 +44,7 @@ pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     })
 }
 
-/// Registers a range for a program.
+/// Registers a memory range.
 unsafe fn register(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -52,30 +52,33 @@ unsafe fn register(
     iova: Option<u64>,
     access: c_uint,
 ) -> Result<*mut ibv_mr, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `pd` during the call.
     let found = unsafe { live::<Arc<PdBody>>(pd) }?;
-    let mr = MrBody::register(found, &MrWanted { range: range(address, length)?, iova, access })?;
+    let mr = MrBody::register(found, &MrParams { range: range(address, length)?, iova, access })?;
     let mut head: ibv_mr = zeroed();
     fill(&mut head, &mr, address, length);
-    // SAFETY: as the module says.
+    // SAFETY: `live` has found `pd`.
     head.context = unsafe { (*pd).context };
     head.pd = pd;
     Ok(publish(head, mr).as_ptr())
 }
 
 fn range(address: *mut c_void, length: usize) -> Result<ProgramRange, Errno> {
-    // SAFETY: the program says that others may write there, by registering it; the bytes are its
-    // own and not this library's.
+    // SAFETY: by registering the range, the program allows others to write it; it is memory of the
+    // program and not of this library.
     unsafe { ProgramRange::new(address as u64, length as u64) }.ok_or_else(|| {
-        let reason = format_args!("{length} bytes at {address:p} are no range of memory");
+        let reason = format_args!("{length} bytes at {address:p} are not a valid memory range");
         Errno::invalid(reason)
     })
 }
 
 fn fill(head: &mut ibv_mr, mr: &MrBody, address: *mut c_void, length: usize) {
-    (head.addr, head.length) = (address, length);
+    head.addr = address;
+    head.length = length;
     let (handle, key) = mr.numbers();
-    (head.handle, head.lkey, head.rkey) = (handle, key, key);
+    head.handle = handle;
+    head.lkey = key;
+    head.rkey = key;
 }
 
 /// ibv_reg_mr(3).
@@ -85,8 +88,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `register` has the contract of this function.
     pointer(unsafe { register(pd, address, length, None, access.cast_unsigned()) })
 }
 
@@ -98,12 +101,12 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `register` has the contract of this function.
     pointer(unsafe { register(pd, address, length, Some(iova), access.cast_unsigned()) })
 }
 
-/// ibv_reg_mr(3), as programs call it that were built since 2020 and know hints.
+/// ibv_reg_mr(3), called by programs built since 2020, which may pass hints.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -111,14 +114,14 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `register` has the contract of this function.
     pointer(unsafe { register(pd, address, length, Some(iova), access) })
 }
 
-/// ibv_rereg_mr(3): the region keeps its keys. A failure that a check here finds has the code
-/// `IBV_REREG_MR_ERR_INPUT`, a refusal of the device `IBV_REREG_MR_ERR_CMD`; either way the old
-/// region stays as it was.
+/// ibv_rereg_mr(3). The region keeps its keys. Returns `IBV_REREG_MR_ERR_INPUT` if `mr` is invalid
+/// or [`check_change`] fails, and `IBV_REREG_MR_ERR_CMD` for all other errors. After either, the
+/// old region is unchanged.
 pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -127,9 +130,10 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    let _whole = system::uncancelled();
+    let _guard = system::uncancelled();
     let flags = flags.cast_unsigned();
-    // SAFETY: as the module says.
+    // SAFETY: `live` finds `mr` and `new_pd` before they are followed, and the caller destroys
+    // neither during the call (ibv_rereg_mr(3)).
     unsafe {
         let checked = live::<MrBody>(mr).and_then(|old| {
             check_change(flags, address, length, access)?;
@@ -154,10 +158,10 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         let replaced = live::<Arc<PdBody>>(new_pd).and_then(|found| {
             check_same(Kind::Pd, (*new_pd).context, (*mr).context)?;
             if flags == 0 {
-                return Err(Errno::invalid(format_args!("flags 0: nothing to change")));
+                return Err(Errno::invalid(format_args!("ibv_rereg_mr flags are 0")));
             }
             let range = range(address, length)?;
-            old.replace(found, &MrWanted { range, iova, access })
+            old.replace(found, &MrParams { range, iova, access })
         });
         match replaced {
             Ok(()) => {
@@ -173,7 +177,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     }
 }
 
-/// The checks of libibverbs, before the device sees the change.
+/// Performs the checks that libibverbs itself performs before it calls the device.
 fn check_change(
     flags: c_uint,
     address: *mut c_void,
@@ -182,15 +186,15 @@ fn check_change(
 ) -> Result<(), Errno> {
     let unknown = flags & !IBV_REREG_MR_FLAGS_SUPPORTED;
     if unknown != 0 {
-        let reason = format_args!("flags {flags:#x}: {unknown:#x} is no IBV_REREG_MR_CHANGE_*");
+        let reason = format_args!("ibv_rereg_mr flags {flags:#x}: {unknown:#x} is unknown");
         return Err(Errno::invalid(reason));
     }
     if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 && (address.is_null() || length == 0) {
-        let reason = format_args!("{length} bytes at {address:p} with ..._CHANGE_TRANSLATION");
+        let reason = format_args!("CHANGE_TRANSLATION with {length} bytes at {address:p}");
         return Err(Errno::invalid(reason));
     }
     if flags & IBV_REREG_MR_CHANGE_ACCESS == 0 && access != 0 {
-        let reason = format_args!("access {access:#x} without IBV_REREG_MR_CHANGE_ACCESS");
+        let reason = format_args!("access {access:#x}, but flags lack IBV_REREG_MR_CHANGE_ACCESS");
         return Err(Errno::invalid(reason));
     }
     Ok(())
@@ -198,8 +202,8 @@ fn check_change(
 
 /// ibv_dereg_mr(3).
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: no other thread uses `mr`, now or later (ibv_dereg_mr(3)).
     status(unsafe {
         live::<MrBody>(mr)
             .and_then(|found| found.deregister())
@@ -208,7 +212,7 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
-/// `ibv_advise_mr(3)`: advice is for devices with page tables of their own.
+/// `ibv_advise_mr(3)`, which is for devices with their own page tables.
 pub(super) unsafe extern "C" fn advise_mr(
     _pd: *mut ibv_pd,
     _advice: c_uint,
@@ -216,17 +220,17 @@ pub(super) unsafe extern "C" fn advise_mr(
     _list: *mut ibv_sge,
     _count: u32,
 ) -> c_int {
-    status(Err(Errno::unsupported(format_args!("ibv_advise_mr: no region has pages on demand"))))
+    status(Err(Errno::unsupported(format_args!("ibv_advise_mr: the device has no page tables"))))
 }
 
 /// ibv_alloc_mw(3).
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: the caller does not destroy `pd` during the call (ibv_alloc_mw(3)).
     let found = unsafe { live::<Arc<PdBody>>(pd) };
     pointer(found.and_then(|found| MwBody::allocate(found, kind)).map(|mw| {
         let mut head: ibv_mw = zeroed();
-        // SAFETY: as the module says.
+        // SAFETY: `live` has found `pd`.
         head.context = unsafe { (*pd).context };
         head.pd = pd;
         (head.handle, head.rkey) = mw.numbers();
@@ -237,7 +241,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
 
 /// ibv_dealloc_mw(3).
 pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: no other thread uses `mw`, now or later (ibv_dealloc_mw(3)).
     status(unsafe { withdraw::<MwBody>(mw) }.map(drop))
 }

@@ -1,33 +1,45 @@
-//! The functions that programs call: each turns what C hands in into what the rest of the crate
-//! takes, makes one call, and turns the answer back.
+//! The functions that programs call. Each converts the C arguments, makes one call into the rest of
+//! the crate, and converts the result.
 //!
 //! # Safety
 //!
-//! What all of them rely on is what the manual pages say of a program: a pointer is null where that
-//! is allowed, or points to what the page names; objects came from the function that makes them and
-//! have not been destroyed; nobody destroys an object that another thread is using; memory that a
-//! request names stays until it has completed. A program that breaks this breaks itself, as with
-//! any library of C; to the daemon and to others it can do no more than it could do without. Blocks
-//! that rely on nothing else say "as the module says".
+//! All functions rely on the rules of the manual pages for programs: a pointer is null where that
+//! is allowed, or points to the object that the page describes; an object came from the function
+//! that creates it and has not been destroyed; no thread destroys an object while another thread
+//! uses it; memory that a request refers to stays valid until the request has completed. A program
+//! that breaks a rule breaks itself, as with any C library. It gains no access to the daemon or to
+//! other programs.
+//!
+//! The comment on each unsafe block names the rule that the block relies on. In these comments, the
+//! caller is the program, or a function that passes its arguments on, and a pointer is valid if it
+//! refers to the object that the manual page describes.
 
-// Each function has the contract of its manual page, and of the module.
+// Each function has the contract of its manual page and of this module.
 #![allow(clippy::missing_safety_doc)]
 
 use crate::errno::Errno;
 
-/// A structure that C hands in.
+/// Returns a structure passed by C.
 ///
 /// # Errors
 ///
 /// `EINVAL` if the pointer is null.
+///
+/// # Safety
+///
+/// The pointer is null or valid while the result is in use.
 unsafe fn argument<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller guarantees that `pointer` is null or refers to a `T`.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(name))
 }
 
-/// As [`argument`], of a structure that is written.
+/// Like [`argument`], for a structure that is written.
+///
+/// # Safety
+///
+/// The same as for [`argument`], and no other thread uses the structure.
 unsafe fn argument_mut<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller guarantees that `pointer` is null or refers to an unshared `T`.
     unsafe { pointer.as_mut() }.ok_or_else(|| null(name))
 }
 

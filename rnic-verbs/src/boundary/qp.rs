@@ -10,7 +10,7 @@ use crate::device::DeviceKind;
 use crate::errno::{Errno, pointer, status};
 use crate::object::{Foreign, Kind, live, live_or_null, publish, withdraw, zeroed};
 use crate::pd::PdBody;
-use crate::qp::{QpBody, QpWanted};
+use crate::qp::{QpBody, QpInitAttr};
 use crate::srq::SrqBody;
 use crate::system;
 
@@ -20,7 +20,7 @@ use super::qp_ex;
 use super::work::{Chain, nth_receive, nth_send};
 use super::{argument, argument_mut};
 
-/// What a queue pair is to be, in either form that C has for it.
+/// Attributes of a new queue pair, from either of the two C structures.
 pub(super) struct Attributes {
     pub(super) program: *mut c_void,
     pub(super) pd: *mut ibv_pd,
@@ -33,31 +33,32 @@ pub(super) struct Attributes {
     pub(super) send_ops_flags: u64,
 }
 
-/// Makes a queue pair; returns what it can hold as well.
+/// Creates a queue pair. Returns it and its capacities.
 pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_cap), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy the PD during the call.
     let pd = unsafe { live::<Arc<PdBody>>(wanted.pd)? };
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy the send CQ during the call.
     let send_cq = unsafe { cq(wanted.send_cq)? };
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy the receive CQ during the call.
     let recv_cq = unsafe { cq(wanted.recv_cq)? };
-    // SAFETY: as the module says.
+    // SAFETY: the SRQ is null, or the caller does not destroy it during the call.
     let srq = unsafe { live_or_null::<Arc<SrqBody>>(wanted.srq)? };
     let kind = match (pd.kind(), wanted.kind) {
-        (DeviceKind::Iwarp, IBV_QPT_RC) => QpType::Connected,
-        (DeviceKind::Roce, IBV_QPT_RC) => QpType::Wired,
-        (DeviceKind::Roce, IBV_QPT_UC) => QpType::WiredUnreliable,
-        (DeviceKind::Roce, IBV_QPT_UD) => QpType::Datagrams,
+        (DeviceKind::Iwarp, IBV_QPT_RC) => QpType::Iwarp,
+        (DeviceKind::Roce, IBV_QPT_RC) => QpType::Rc,
+        (DeviceKind::Roce, IBV_QPT_UC) => QpType::Uc,
+        (DeviceKind::Roce, IBV_QPT_UD) => QpType::Ud,
         (device, kind) => {
             let reason = format_args!("qp_type {kind}: the {device} device has {}", types(device));
-            // As the kernel: a type that no device has is invalid.
-            return Err(match OTHER_TYPES.contains(&kind) {
-                true => Errno::unsupported(reason),
-                false => Errno::invalid(reason),
+            // As in the kernel: a type that verbs does not define is invalid, not unsupported.
+            return Err(if VERBS_QP_TYPES.contains(&kind) {
+                Errno::unsupported(reason)
+            } else {
+                Errno::invalid(reason)
             });
         }
     };
-    // SAFETY: as the module says.
+    // SAFETY: `live` has found the PD, `cq` both CQs, and `live_or_null` the SRQ if there is one.
     unsafe {
         let of = (*wanted.pd).context;
         check_same(Kind::Cq, (*wanted.send_cq).context, of)?;
@@ -66,7 +67,7 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
             check_same(Kind::Srq, (*wanted.srq).context, of)?;
         }
     }
-    let parts = QpWanted {
+    let parts = QpInitAttr {
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
         srq: srq.cloned(),
@@ -78,23 +79,28 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
     let qp = QpBody::create(pd, parts)?;
     let mut head: ibv_qp_ex = zeroed();
     let base = &mut head.qp_base;
-    // SAFETY: as the module says.
+    // SAFETY: `live` has found the PD.
     base.context = unsafe { (*wanted.pd).context };
-    (base.qp_context, base.pd, base.srq) = (wanted.program, wanted.pd, wanted.srq);
-    (base.send_cq, base.recv_cq) = (wanted.send_cq, wanted.recv_cq);
-    (base.handle, base.qp_num) = (qp.id().0, qp.id().0);
-    // What it has just been made with: where an RNIC begins, it says when it is asked.
-    (base.state, base.qp_type) = (IBV_QPS_RESET, wanted.kind);
+    base.qp_context = wanted.program;
+    base.pd = wanted.pd;
+    base.srq = wanted.srq;
+    base.send_cq = wanted.send_cq;
+    base.recv_cq = wanted.recv_cq;
+    base.handle = qp.id().0;
+    base.qp_num = qp.id().0;
+    // The state that programs expect of a new QP. ibv_query_qp returns the device's state.
+    base.state = IBV_QPS_RESET;
+    base.qp_type = wanted.kind;
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
     qp_ex::operations(&mut head, wanted.send_ops_flags);
     let at: *mut ibv_qp = publish(head, qp.clone()).as_ptr().cast();
-    qp.published(Foreign(at));
+    qp.set_head(Foreign(at));
     Ok((at, qp.granted()))
 }
 
-/// The types of queue pairs that other devices have as well.
-const OTHER_TYPES: [ibv_qp_type; 7] = [
+/// QP types that exist in verbs.
+const VERBS_QP_TYPES: [ibv_qp_type; 7] = [
     IBV_QPT_RC,
     IBV_QPT_UC,
     IBV_QPT_UD,
@@ -111,9 +117,9 @@ fn types(device: DeviceKind) -> &'static str {
     }
 }
 
-/// The queue pair that C names.
+/// Returns the queue pair of a C pointer.
 pub(super) unsafe fn qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<QpBody>, Errno> {
-    // SAFETY: as the module says; every queue pair is the head of an extended one.
+    // SAFETY: each QP is an `ibv_qp_ex`, and it is not destroyed while the result is in use.
     unsafe { live::<Arc<QpBody>>(qp.cast()) }
 }
 
@@ -122,17 +128,18 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `create` has the contract of this function.
     pointer(unsafe { create(pd, wanted) })
 }
 
-/// As [`ibv_create_qp`], and writes back what was granted.
+/// Like [`ibv_create_qp`]. Writes back the granted capacities.
 pub(super) unsafe fn create(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> Result<*mut ibv_qp, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `wanted` is null or valid, and the caller destroys neither `pd` nor the queues in
+    // `wanted` during the call (ibv_create_qp(3)).
     unsafe {
         let wanted = argument_mut(wanted, "qp_init_attr")?;
         let (made, granted) = make(&Attributes {
@@ -156,39 +163,41 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     of: *mut ibv_context,
     wanted: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `create_ex` has the contract of this function.
     pointer(unsafe { create_ex(of, wanted) })
 }
 
-/// As [`create_qp_ex`].
+/// Like [`create_qp_ex`].
 pub(super) unsafe fn create_ex(
     of: *mut ibv_context,
     wanted: *mut ibv_qp_init_attr_ex,
 ) -> Result<*mut ibv_qp, Errno> {
     const SERVED: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    // SAFETY: as the module says.
+    // SAFETY: `wanted` is null or valid, and `live` finds its PD before it is followed. The caller
+    // destroys no object in `wanted` during the call (ibv_create_qp_ex(3)).
     unsafe {
         let wanted = argument_mut(wanted, "qp_init_attr_ex")?;
         let unknown = wanted.comp_mask & !SERVED;
         if unknown != 0 {
-            let reason = format_args!("comp_mask {unknown:#x} of a queue pair");
+            let reason = format_args!("QP comp_mask {unknown:#x} is not supported");
             return Err(Errno::unsupported(reason));
         }
         if wanted.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
             return Err(Errno::invalid(format_args!("comp_mask lacks IBV_QP_INIT_ATTR_PD")));
         }
-        // There are flags for what other kinds of queue pairs can do; none is ours.
+        // The device supports none of the flags.
         if wanted.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && wanted.create_flags != 0 {
-            let reason = format_args!("create_flags {:#x} of a queue pair", wanted.create_flags);
+            let reason =
+                format_args!("QP create_flags {:#x} are not supported", wanted.create_flags);
             return Err(Errno::unsupported(reason));
         }
         let has_flags = wanted.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
         let send_ops_flags = if has_flags { wanted.send_ops_flags } else { 0 };
         let unknown = send_ops_flags & !qp_ex::served(wanted.qp_type);
         if unknown != 0 {
-            let reason = format_args!("send_ops_flags {unknown:#x}: not of this type of QP");
+            let reason = format_args!("send_ops_flags {unknown:#x}: not supported by the QP type");
             return Err(Errno::unsupported(reason));
         }
         live::<Arc<PdBody>>(wanted.pd)?;
@@ -211,8 +220,8 @@ pub(super) unsafe fn create_ex(
 
 /// ibv_destroy_qp(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(of: *mut ibv_qp) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: no other thread uses `of`, now or later (ibv_destroy_qp(3)).
     status(unsafe {
         qp(of)
             .map(|found| found.destroy())
@@ -227,7 +236,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     attributes: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `qp` finds `of`, which the caller does not destroy during the call. `attributes` is
+    // null or valid (ibv_modify_qp(3)).
     unsafe {
         status(qp(of).and_then(|found| {
             let attributes = argument(attributes, "qp_attr")?;
@@ -247,16 +257,17 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `qp` finds `of`, which the caller does not destroy during the call. `attributes` and
+    // `init` are null or have room for their structures (ibv_query_qp(3)).
     unsafe {
         let queried = qp(of).and_then(|found| Ok((found, found.query()?)));
-        let (found, says) = match queried {
+        let (found, attr) = match queried {
             Ok(queried) => queried,
             Err(errno) => return errno.report(),
         };
-        // Programs compare the field with the state that they have set themselves.
+        // Programs compare this field with the state that they have set themselves.
         if mask & IBV_QP_STATE != 0 {
-            (*of).state = says.qp_state;
+            (*of).state = attr.qp_state;
         }
         if !init.is_null() {
             init.write(ibv_qp_init_attr {
@@ -270,14 +281,14 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
             });
         }
         if !attributes.is_null() {
-            attributes.write(says);
+            attributes.write(attr);
         }
     }
     0
 }
 
-/// ibv_query_qp_data_in_order(3): the bytes of a message may be placed in any order but for the
-/// last few.
+/// ibv_query_qp_data_in_order(3). Returns 0: the bytes of a message may be placed in any order, but
+/// the last few of them last.
 pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     _of: *mut ibv_qp,
     _opcode: ibv_wr_opcode,
@@ -292,11 +303,12 @@ pub(super) unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call, `wr` is a chain that `Chain::new`
+    // accepts, and `bad` is null or has room for a pointer (ibv_post_send(3)).
     unsafe {
         let (posted, result) = match qp(of) {
             Ok(qp) => {
-                let chain = Chain::<ibv_send_wr>::new(wr).with_datagrams(qp.sends_datagrams());
+                let chain = Chain::<ibv_send_wr>::new(wr).with_ud_pd(qp.ud_pd());
                 qp.post_send(chain)
             }
             Err(errno) => (0, Err(errno)),
@@ -314,7 +326,8 @@ pub(super) unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call, `wr` is a chain that `Chain::new`
+    // accepts, and `bad` is null or has room for a pointer (ibv_post_recv(3)).
     unsafe {
         let (posted, result) = match qp(of) {
             Ok(qp) => qp.post_receive(Chain::<ibv_recv_wr>::new(wr)),

@@ -1,4 +1,4 @@
-//! The newer way to post (`ibv_wr_start(3)`): requests are built call by call and posted together.
+//! Posting by `ibv_wr_start(3)`: requests are built call by call and posted together.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -9,15 +9,15 @@ use crate::c::*;
 use crate::errno::{Errno, status};
 use crate::mw::{MwBody, WindowKey};
 use crate::object::live;
-use crate::work::{Elements, SendKind, SendWork};
+use crate::work::{SendKind, SendWork, SgeList};
 
 use super::argument;
 use super::qp::qp;
 use super::work::{Chain, bind_work, compare_swap, destination, fetch_add};
 
-/// The `send_ops_flags` that a queue pair of this type serves (`ibv_wr_post(3)`). Programs name
-/// more than they use, so the flag of Send with immediate data is served on the iWARP device too;
-/// the request is refused when it is posted, as by `ibv_post_send(3)`.
+/// Returns the `send_ops_flags` that a QP type supports (`ibv_wr_post(3)`). Programs set more flags
+/// than they use, so Send with immediate data is allowed on the iWARP device too. Posting such a
+/// request fails, as with `ibv_post_send(3)`.
 pub(super) fn served(kind: ibv_qp_type) -> u64 {
     const UD: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     const UC: u64 = UD
@@ -37,8 +37,8 @@ pub(super) fn served(kind: ibv_qp_type) -> u64 {
     }
 }
 
-/// Puts the operations that these `send_ops_flags` name into a queue pair that is being made, and
-/// those that every extended queue pair has.
+/// Sets the operations that `flags` (`send_ops_flags`) selects for a new QP, and the operations
+/// common to all extended QPs. Sets none if `flags` is 0.
 pub(super) fn operations(head: &mut ibv_qp_ex, flags: u64) {
     if flags == 0 {
         return;
@@ -67,9 +67,9 @@ pub(super) fn operations(head: &mut ibv_qp_ex, flags: u64) {
     head.wr_abort = Some(wr_abort);
 }
 
-/// `ibv_qp_to_qp_ex(3)`: null for a queue pair that was made without `send_ops_flags`.
+/// `ibv_qp_to_qp_ex(3)`. Returns null for a queue pair created without `send_ops_flags`.
 pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(of: *mut ibv_qp) -> *mut ibv_qp_ex {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call.
     match unsafe { qp(of) } {
         Ok(found) if found.is_extended() => of.cast(),
         Ok(_) => null_mut(),
@@ -80,23 +80,24 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(of: *mut ibv_qp) -> *mut ibv_qp_
     }
 }
 
-/// Begins a request, which takes its number and flags from the structure.
+/// Begins a request with the `wr_id` and flags of the C structure.
 unsafe fn begin(of: *mut ibv_qp_ex, kind: SendKind) {
-    // SAFETY: as the module says.
+    // SAFETY: `begin_with` has the contract of this function.
     unsafe { begin_with(of, kind, None) };
 }
 
-/// As [`begin`], with the key of the window of a bind.
+/// Like [`begin`], with the key of the window for a bind.
 unsafe fn begin_with(of: *mut ibv_qp_ex, kind: SendKind, window: Option<WindowKey>) {
-    // SAFETY: as the module says.
+    // SAFETY: `qp` finds `of`, which is not destroyed during the call (ibv_wr_post(3)).
     unsafe {
         if let Ok(qp) = qp(of.cast()) {
-            let (wr_id, flags) = ((*of).wr_id, (*of).wr_flags);
+            let wr_id = (*of).wr_id;
+            let flags = (*of).wr_flags;
             qp.started.lock().push(SendWork {
                 wr_id,
                 kind,
                 flags,
-                elements: Elements::default(),
+                elements: SgeList::default(),
                 to: None,
                 copied: None,
                 window,
@@ -105,9 +106,9 @@ unsafe fn begin_with(of: *mut ibv_qp_ex, kind: SendKind, window: Option<WindowKe
     }
 }
 
-/// Gives the last request its data.
+/// Sets the data of the last request.
 unsafe fn set(of: *mut ibv_qp_ex, data: impl FnOnce(&mut SendWork) -> Result<(), Errno>) {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call (ibv_wr_post(3)).
     if let Ok(qp) = unsafe { qp(of.cast()) }
         && let Some(work) = qp.started.lock().last_mut()
         && let Err(errno) = data(work)
@@ -119,33 +120,33 @@ unsafe fn set(of: *mut ibv_qp_ex, data: impl FnOnce(&mut SendWork) -> Result<(),
 }
 
 unsafe extern "C" fn wr_send(of: *mut ibv_qp_ex) {
-    // SAFETY: as the module says.
+    // SAFETY: `begin` has the contract of this function.
     unsafe { begin(of, SendKind::Send) };
 }
 
 unsafe extern "C" fn wr_send_inv(of: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: as the module says.
+    // SAFETY: `begin` has the contract of this function.
     unsafe { begin(of, SendKind::SendInvalidate { rkey }) };
 }
 
 unsafe extern "C" fn wr_rdma_write(of: *mut ibv_qp_ex, rkey: u32, remote: u64) {
-    // SAFETY: as the module says.
+    // SAFETY: `begin` has the contract of this function.
     unsafe { begin(of, SendKind::Write { remote, rkey, immediate: None }) };
 }
 
 unsafe extern "C" fn wr_send_imm(of: *mut ibv_qp_ex, data: u32) {
-    // SAFETY: as the module says.
+    // SAFETY: `begin` has the contract of this function.
     unsafe { begin(of, SendKind::SendImmediate { data }) };
 }
 
 unsafe extern "C" fn wr_rdma_write_imm(of: *mut ibv_qp_ex, rkey: u32, remote: u64, data: u32) {
-    // SAFETY: as the module says.
+    // SAFETY: `begin` has the contract of this function.
     unsafe { begin(of, SendKind::Write { remote, rkey, immediate: Some(data) }) };
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(of: *mut ibv_qp_ex, rkey: u32, remote: u64, add: u64) {
     let operation = fetch_add(add);
-    // SAFETY: as the module says.
+    // SAFETY: `begin` has the contract of this function.
     unsafe { begin(of, SendKind::Atomic { remote, rkey, operation }) };
 }
 
@@ -157,17 +158,17 @@ unsafe extern "C" fn wr_atomic_cmp_swp(
     swap: u64,
 ) {
     let operation = compare_swap(compare, swap);
-    // SAFETY: as the module says.
+    // SAFETY: `begin` has the contract of this function.
     unsafe { begin(of, SendKind::Atomic { remote, rkey, operation }) };
 }
 
 unsafe extern "C" fn wr_rdma_read(of: *mut ibv_qp_ex, rkey: u32, remote: u64) {
-    // SAFETY: as the module says.
+    // SAFETY: `begin` has the contract of this function.
     unsafe { begin(of, SendKind::Read { remote, rkey }) };
 }
 
 unsafe extern "C" fn wr_local_inv(of: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: as the module says.
+    // SAFETY: `begin` has the contract of this function.
     unsafe { begin(of, SendKind::LocalInvalidate { rkey }) };
 }
 
@@ -177,7 +178,8 @@ unsafe extern "C" fn wr_bind_mw(
     rkey: u32,
     info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: as the module says.
+    // SAFETY: `info` is null or valid, and the caller destroys neither `of`, `mw` nor the region in
+    // `info` during the call (ibv_wr_post(3)).
     unsafe {
         match argument(info, "bind_info").and_then(|info| bind_work(mw, rkey, info)) {
             Ok((kind, window)) => begin_with(of, kind, Some(window)),
@@ -190,9 +192,9 @@ unsafe extern "C" fn wr_bind_mw(
 }
 
 unsafe extern "C" fn wr_set_ud_addr(of: *mut ibv_qp_ex, ah: *mut ibv_ah, qp: u32, q_key: u32) {
-    // SAFETY: as the module says.
+    // SAFETY: the caller destroys neither `of` nor `ah` during the call (ibv_wr_post(3)).
     unsafe {
-        let domain = self::qp(of.cast()).map(|qp| qp.sends_datagrams());
+        let domain = self::qp(of.cast()).map(|qp| qp.ud_pd());
         set(of, |work| {
             if let Some(pd) = domain? {
                 work.to = Some(destination(pd, ah, qp, q_key)?);
@@ -203,24 +205,27 @@ unsafe extern "C" fn wr_set_ud_addr(of: *mut ibv_qp_ex, ah: *mut ibv_ah, qp: u32
 }
 
 unsafe extern "C" fn wr_set_sge(of: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call, and the memory of the SGE stays
+    // accessible until the request has completed (ibv_wr_post(3)).
     unsafe { set(of, |work| work.elements.push(Sge { addr, length, lkey })) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(of: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: as the module says: there are so many.
+    // SAFETY: the caller does not destroy `of` during the call, and `list` has `count` SGEs, whose
+    // memory stays accessible until the request has completed (ibv_wr_post(3)).
     unsafe {
         set(of, |work| {
-            // A number that does not fit is above every limit.
+            // A count that does not fit is above every limit.
             let count = i32::try_from(count).unwrap_or(i32::MAX);
-            work.elements = Elements::copied(list, count)?;
+            work.elements = SgeList::copied(list, count)?;
             Ok(())
         });
     }
 }
 
 unsafe extern "C" fn wr_set_inline_data(of: *mut ibv_qp_ex, from: *mut c_void, length: usize) {
-    // SAFETY: as the module says: the program may reuse the data at once, so it is copied now.
+    // SAFETY: the caller does not destroy `of` during the call, and `from` points to `length` bytes
+    // (ibv_wr_post(3)). It may reuse them at once, so they are copied now.
     unsafe { set(of, |work| work.set_inline(&[(from.cast_const(), length)])) };
 }
 
@@ -229,7 +234,8 @@ unsafe extern "C" fn wr_set_inline_data_list(
     count: usize,
     list: *const ibv_data_buf,
 ) {
-    // SAFETY: as the module says: there are so many.
+    // SAFETY: the caller does not destroy `of` during the call, and `list` has `count` buffers,
+    // each readable for its length (ibv_wr_post(3)).
     unsafe {
         let list = if count == 0 { &[] } else { std::slice::from_raw_parts(list, count) };
         let pieces: Vec<_> = list.iter().map(|b| (b.addr.cast_const(), b.length)).collect();
@@ -238,15 +244,15 @@ unsafe extern "C" fn wr_set_inline_data_list(
 }
 
 unsafe extern "C" fn wr_start(of: *mut ibv_qp_ex) {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call (ibv_wr_post(3)).
     if let Ok(qp) = unsafe { qp(of.cast()) } {
         qp.building.enter();
     }
 }
 
-/// Posts them all, or none.
+/// Posts all requests or none.
 unsafe extern "C" fn wr_complete(of: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call (ibv_wr_post(3)).
     status(unsafe { qp(of.cast()) }.and_then(|qp| {
         let posted = qp.post_started();
         qp.building.leave();
@@ -255,20 +261,20 @@ unsafe extern "C" fn wr_complete(of: *mut ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn wr_abort(of: *mut ibv_qp_ex) {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call (ibv_wr_post(3)).
     if let Ok(qp) = unsafe { qp(of.cast()) } {
         qp.started.lock().clear();
         qp.building.leave();
     }
 }
 
-/// ibv_bind_mw(3), of windows of type 1: the library chooses the next key.
+/// ibv_bind_mw(3), for type 1 windows: the library chooses the next key.
 pub(super) unsafe extern "C" fn bind_mw(
     of: *mut ibv_qp,
     mw: *mut ibv_mw,
     bind: *mut ibv_mw_bind,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: `bind_type_1` has the contract of this function.
     status(unsafe { bind_type_1(of, mw, bind) })
 }
 
@@ -277,13 +283,14 @@ unsafe fn bind_type_1(
     mw: *mut ibv_mw,
     bind: *mut ibv_mw_bind,
 ) -> Result<(), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `live` finds `mw` before it is followed, and the caller destroys no object during the
+    // call. `bind` is null or valid (ibv_bind_mw(3)). Zeros are a valid `ibv_send_wr`.
     unsafe {
         let qp = qp(of)?;
         live::<MwBody>(mw)?;
         let bind = argument(bind, "mw_bind")?;
         if (*mw).type_ != IBV_MW_TYPE_1 {
-            let reason = format_args!("ibv_bind_mw: windows of type 2 are bound by IBV_WR_BIND_MW");
+            let reason = format_args!("ibv_bind_mw: bind type 2 windows with IBV_WR_BIND_MW");
             return Err(Errno::invalid(reason));
         }
         let present = (*mw).rkey;

@@ -14,25 +14,28 @@ use super::context::context;
 use super::work::{Chain, nth_receive};
 use super::{argument, argument_mut};
 
-/// Makes a shared receive queue, and writes back what was granted.
+/// Creates a shared receive queue. Writes back the granted attributes.
 pub(super) unsafe fn make(
     pd: *mut ibv_pd,
     wanted: *mut ibv_srq_init_attr,
 ) -> Result<*mut ibv_srq, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `wanted` is null or valid, and `live` finds `pd` before it is followed. The caller
+    // does not destroy `pd` or close its context during the call (ibv_create_srq(3)).
     unsafe {
         let wanted = argument_mut(wanted, "srq_init_attr")?;
         let found = live::<Arc<PdBody>>(pd)?;
         let of = (*pd).context;
         let srq = SrqBody::create(found, context(of)?, &wanted.attr)?;
-        wanted.attr = srq.says(0);
+        wanted.attr = srq.attr(0);
         let mut head: ibv_srq = zeroed();
-        (head.context, head.srq_context, head.pd) = (of, wanted.srq_context, pd);
+        head.context = of;
+        head.srq_context = wanted.srq_context;
+        head.pd = pd;
         head.handle = srq.id().0;
         head.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         head.cond = libc::PTHREAD_COND_INITIALIZER;
         let at = publish(head, srq.clone()).as_ptr();
-        srq.published(Foreign(at));
+        srq.set_head(Foreign(at));
         Ok(at)
     }
 }
@@ -42,8 +45,8 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
     pd: *mut ibv_pd,
     wanted: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `make` has the contract of this function.
     pointer(unsafe { make(pd, wanted) })
 }
 
@@ -52,24 +55,25 @@ pub(super) unsafe extern "C" fn create_srq_ex(
     _of: *mut ibv_context,
     wanted: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: `make_ex` has the contract of this function.
     pointer(unsafe { make_ex(wanted) })
 }
 
-/// As [`create_srq_ex`]: the basic kind in a domain, which is all there is.
+/// Like [`create_srq_ex`]. Only basic SRQs with a PD are supported.
 pub(super) unsafe fn make_ex(wanted: *mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: `wanted` is null or valid, and the caller does not destroy its PD during the call
+    // (ibv_create_srq_ex(3)).
     unsafe {
         let w = argument_mut(wanted, "srq_init_attr_ex")?;
         let basic = w.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || w.srq_type == IBV_SRQT_BASIC;
         if !basic {
-            let reason = format_args!("srq_type {}: only IBV_SRQT_BASIC is served", w.srq_type);
+            let reason = format_args!("srq_type {}: only IBV_SRQT_BASIC is supported", w.srq_type);
             return Err(Errno::unsupported(reason));
         }
         let mask = w.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD);
         if mask != 0 {
-            let reason = format_args!("comp_mask {mask:#x} of a shared receive queue");
+            let reason = format_args!("SRQ comp_mask {mask:#x} is not supported");
             return Err(Errno::unsupported(reason));
         }
         if w.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
@@ -83,22 +87,24 @@ pub(super) unsafe fn make_ex(wanted: *mut ibv_srq_init_attr_ex) -> Result<*mut i
     }
 }
 
-/// ibv_modify_srq(3): the limit; the size stays as it was made.
+/// ibv_modify_srq(3). Sets the limit only: the size of an SRQ is fixed.
 pub(crate) unsafe extern "C" fn ibv_modify_srq(
     of: *mut ibv_srq,
     attributes: *mut ibv_srq_attr,
     mask: c_int,
 ) -> c_int {
     let mask = mask.cast_unsigned();
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call, and `attributes` is null or valid
+    // (ibv_modify_srq(3)).
     status(unsafe {
         live::<Arc<SrqBody>>(of).and_then(|srq| {
-            let says = argument(attributes, "srq_attr")?;
+            let attr = argument(attributes, "srq_attr")?;
             match mask {
                 0 => Ok(()),
-                IBV_SRQ_LIMIT => srq.arm_limit(says.srq_limit),
+                IBV_SRQ_LIMIT => srq.arm_limit(attr.srq_limit),
                 _ => {
-                    let reason = format_args!("srq_attr_mask {mask:#x}: only IBV_SRQ_LIMIT");
+                    let reason =
+                        format_args!("srq_attr_mask {mask:#x}: only IBV_SRQ_LIMIT is supported");
                     Err(Errno::unsupported(reason))
                 }
             }
@@ -111,7 +117,8 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(
     of: *mut ibv_srq,
     attributes: *mut ibv_srq_attr,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call, and `attributes` is null or has
+    // room for an `ibv_srq_attr` (ibv_query_srq(3)).
     unsafe {
         status(live::<Arc<SrqBody>>(of).and_then(|srq| {
             *argument_mut(attributes, "srq_attr")? = srq.attributes()?;
@@ -122,8 +129,8 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(
 
 /// ibv_destroy_srq(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(of: *mut ibv_srq) -> c_int {
-    let _whole = system::uncancelled();
-    // SAFETY: as the module says.
+    let _guard = system::uncancelled();
+    // SAFETY: no other thread uses `of`, now or later (ibv_destroy_srq(3)).
     status(unsafe {
         live::<Arc<SrqBody>>(of)
             .and_then(|srq| srq.destroy())
@@ -132,9 +139,10 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(of: *mut ibv_srq) -> c_int {
     })
 }
 
-/// `ibv_get_srq_num(3)`: the number that completions do not name, as they do with XRC.
+/// `ibv_get_srq_num(3)`. Unlike with XRC, completions do not contain the number.
 pub(super) unsafe extern "C" fn get_srq_num(of: *mut ibv_srq, number: *mut u32) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call, and `number` has room for a `u32`
+    // (ibv_get_srq_num(3)).
     unsafe { status(live::<Arc<SrqBody>>(of).map(|srq| number.write(srq.id().0))) }
 }
 
@@ -144,7 +152,8 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: the caller does not destroy `of` during the call, `wr` is a chain that `Chain::new`
+    // accepts, and `bad` is null or has room for a pointer (ibv_post_srq_recv(3)).
     unsafe {
         let (posted, result) = match live::<Arc<SrqBody>>(of) {
             Ok(srq) => srq.post_receive(Chain::<ibv_recv_wr>::new(wr)),

@@ -1,4 +1,4 @@
-//! Chains of work requests, one at a time.
+//! Conversion of chains of C work requests.
 
 use std::marker::PhantomData;
 
@@ -11,28 +11,30 @@ use crate::errno::Errno;
 use crate::mr::MrBody;
 use crate::mw::{MwBody, WindowKey};
 use crate::object::{live, live_or_null};
-use crate::work::{BindWork, Elements, ReceiveWork, SendKind, SendWork};
+use crate::work::{BindWork, ReceiveWork, SendKind, SendWork, SgeList};
 
-/// The requests of a chain, copied out as they are asked for.
+/// Iterator over the requests of a chain. Copies each request when it is reached.
 pub(super) struct Chain<W> {
     next: *mut W,
-    /// Domain of the queue pair, if each names where it goes.
+    /// PD of a UD QP. Its requests contain a destination.
     datagrams: Option<PdId>,
     work: PhantomData<W>,
 }
 
 impl<W> Chain<W> {
-    /// A chain that begins with this request.
+    /// Creates a chain that starts with this request.
     ///
     /// # Safety
     ///
-    /// As the module says, for every request of the chain, until it has been walked.
+    /// `first` is null or starts a chain of valid requests, which null ends (`ibv_post_send(3)`).
+    /// The chain, and the objects in it, remain until the iteration ends; memory that a request
+    /// refers to stays accessible until the request has completed.
     pub(super) unsafe fn new(first: *mut W) -> Self {
         Chain { next: first, datagrams: None, work: PhantomData }
     }
 
-    /// The same of a queue pair of datagrams in this domain, or of another one.
-    pub(super) fn with_datagrams(self, datagrams: Option<PdId>) -> Self {
+    /// Sets the PD of a UD QP; `None` for other types.
+    pub(super) fn with_ud_pd(self, datagrams: Option<PdId>) -> Self {
         Chain { datagrams, ..self }
     }
 }
@@ -41,10 +43,10 @@ impl Iterator for Chain<ibv_send_wr> {
     type Item = Result<SendWork, Errno>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // SAFETY: `new` was promised that requests can be read, and null ends them.
+        // SAFETY: the caller of `new` guarantees that each request can be read, and null ends them.
         let wr = unsafe { self.next.as_ref() }?;
         self.next = wr.next;
-        // SAFETY: as above, for what the request points to.
+        // SAFETY: as above, for the memory that the request points to.
         Some(unsafe { send_work(wr, self.datagrams) })
     }
 }
@@ -57,21 +59,21 @@ impl Iterator for Chain<ibv_recv_wr> {
         let wr = unsafe { self.next.as_ref() }?;
         self.next = wr.next;
         // SAFETY: as above.
-        let elements = unsafe { Elements::copied(wr.sg_list, wr.num_sge) };
+        let elements = unsafe { SgeList::copied(wr.sg_list, wr.num_sge) };
         Some(elements.map(|elements| ReceiveWork { wr_id: wr.wr_id, elements }))
     }
 }
 
-/// The request of a chain that was not posted, after `posted` that were.
+/// Returns the request at which posting failed, after `posted` successful ones.
 pub(super) unsafe fn nth_send(mut wr: *mut ibv_send_wr, posted: usize) -> *mut ibv_send_wr {
     for _ in 0..posted {
-        // SAFETY: as the module says; so many requests of the chain have been walked.
+        // SAFETY: `Chain` has read the first `posted` requests, of which `wr` is one.
         wr = unsafe { (*wr).next };
     }
     wr
 }
 
-/// As [`nth_send`], of receives.
+/// Like [`nth_send`], for receives.
 pub(super) unsafe fn nth_receive(mut wr: *mut ibv_recv_wr, posted: usize) -> *mut ibv_recv_wr {
     for _ in 0..posted {
         // SAFETY: as above.
@@ -82,7 +84,8 @@ pub(super) unsafe fn nth_receive(mut wr: *mut ibv_recv_wr, posted: usize) -> *mu
 
 unsafe fn send_work(wr: &ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork, Errno> {
     let mut window = None;
-    // SAFETY: as the module says; which member of the union holds is said by the opcode.
+    // SAFETY: the opcode determines the valid member of the union, and `Chain::new` requires that
+    // the SGEs and objects of `wr` are valid.
     let (kind, elements) = unsafe {
         let remote = || (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
         let kind = match wr.opcode {
@@ -116,64 +119,66 @@ unsafe fn send_work(wr: &ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork
             _ => SendKind::Unsupported,
         };
         let elements = match wr.opcode {
-            IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => Elements::default(),
-            _ => Elements::copied(wr.sg_list, wr.num_sge)?,
+            IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => SgeList::default(),
+            _ => SgeList::copied(wr.sg_list, wr.num_sge)?,
         };
         (kind, elements)
     };
     let sends = matches!(kind, SendKind::Send | SendKind::SendImmediate { .. });
     let to = match datagram.filter(|_| sends) {
-        // SAFETY: as the module says: with such a queue pair and opcode this member of the union
-        // holds.
+        // SAFETY: with a UD QP and this opcode, `ud` is the valid member of the union
+        // (ibv_post_send(3)). The program does not destroy the address handle during the call.
         Some(pd) => unsafe {
             Some(destination(pd, wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey)?)
         },
         None => None,
     };
-    let (wr_id, flags) = (wr.wr_id, wr.send_flags);
+    let wr_id = wr.wr_id;
+    let flags = wr.send_flags;
     Ok(SendWork { wr_id, kind, flags, elements, to, copied: None, window })
 }
 
-/// Where a datagram of a queue pair in this domain goes.
+/// Returns the destination of a datagram from a UD QP in this PD.
 ///
 /// # Safety
 ///
-/// As the module says.
+/// No thread destroys `ah` during the call.
 pub(super) unsafe fn destination(
     pd: PdId,
     ah: *mut ibv_ah,
     qp: u32,
     q_key: u32,
 ) -> Result<DatagramAddress, Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller guarantees that no thread destroys `ah` during the call.
     let Route { source, gid } = unsafe { route(ah, pd) }?;
     Ok(DatagramAddress { source, gid, qp: QpId(qp), q_key })
 }
 
-/// What a 64-bit fetch and add of verbs does.
+/// Returns the 64-bit fetch and add of verbs.
 pub(super) fn fetch_add(add: u64) -> AtomicOperation {
     AtomicOperation::FetchAdd { add, boundaries: 0 }
 }
 
-/// What a 64-bit compare and swap of verbs does.
+/// Returns the 64-bit compare and swap of verbs.
 pub(super) fn compare_swap(compare: u64, swap: u64) -> AtomicOperation {
-    let (compare_mask, swap_mask) = (u64::MAX, u64::MAX);
+    let compare_mask = u64::MAX;
+    let swap_mask = u64::MAX;
     AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask }
 }
 
-/// A bind of a window under a new key, of which `wanted` has the low 8 bits, and the window's key.
-/// The owner's right to write is the region's; programs ask for it again all the same, and adapters
-/// let them.
+/// Returns a bind of a window to a new key, with `wanted` as the low 8 bits, and the window's key.
+/// Removes `IBV_ACCESS_LOCAL_WRITE`, which has no effect on windows: programs request it
+/// nevertheless, and adapters allow that.
 ///
 /// # Safety
 ///
-/// As the module says.
+/// No thread destroys `mw`, or the region in `info`, during the call.
 pub(super) unsafe fn bind_work(
     mw: *mut ibv_mw,
     wanted: u32,
     info: &ibv_mw_bind_info,
 ) -> Result<(SendKind, WindowKey), Errno> {
-    // SAFETY: as the module says.
+    // SAFETY: the caller guarantees that no thread destroys `mw` or the region during the call.
     let (mw, lkey) = unsafe {
         let mw = live::<MwBody>(mw)?;
         mw.check_access(info.mw_access_flags)?;

@@ -1,4 +1,4 @@
-//! `<rdma/rdma_cma.h>`: identifiers, their events, and addresses.
+//! `<rdma/rdma_cma.h>`: ids, their events, and addresses.
 
 use libc::{
     c_char, c_int, c_uint, c_void, size_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
@@ -32,12 +32,12 @@ pub const RDMA_PS_TCP: rdma_port_space = 0x0106;
 pub const RDMA_PS_UDP: rdma_port_space = 0x0111;
 pub const RDMA_PS_IB: rdma_port_space = 0x013f;
 
-/// The Q_Key of queue pairs of [`RDMA_PS_UDP`].
+/// Q_Key of the QPs of [`RDMA_PS_UDP`].
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 
-/// `responder_resources` of [`rdma_conn_param`]: as many as possible.
+/// `responder_resources` of [`rdma_conn_param`]: the device's maximum.
 pub const RDMA_MAX_RESP_RES: u8 = 0xff;
-/// `initiator_depth` of [`rdma_conn_param`]: as many as possible.
+/// `initiator_depth` of [`rdma_conn_param`]: the device's maximum.
 pub const RDMA_MAX_INIT_DEPTH: u8 = 0xff;
 
 // rdma_set_option(3).
@@ -81,7 +81,7 @@ pub struct rdma_cm_id {
     pub qp_type: ibv_qp_type,
 }
 
-/// The route of an [`rdma_cm_id`]. Programs reach its addresses by rdma_get_local_addr(3) and
+/// The route of an [`rdma_cm_id`]. Programs read its addresses by rdma_get_local_addr(3) and
 /// rdma_get_peer_addr(3), which are inline.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -154,7 +154,7 @@ pub struct rdma_conn_param {
     pub qp_num: u32,
 }
 
-/// rdma_get_cm_event(3), of datagram queue pairs only.
+/// rdma_get_cm_event(3), for UD QPs only.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct rdma_ud_param {

@@ -1,10 +1,10 @@
-//! Sizes and offsets that programs were compiled with, on x86-64. Each line is checked when this
-//! crate is compiled, and again against the installed C headers by the tests below.
+//! Sizes and offsets that programs were compiled with, on x86-64. The compiler checks each line,
+//! and the tests below compare them with the installed C headers.
 
 use super::*;
 
-/// Per structure its size and, per field, its offset. A field whose name differs from the one in C
-/// is written `rust = c`.
+/// Checks the size of each structure and the offset of each field. A field with another
+/// name in C is written `rust = c`.
 macro_rules! layout {
     ($($name:ident $size:literal {
         $($($field:ident).+ $(= $($c:ident).+)? : $offset:literal),* $(,)?
@@ -13,7 +13,7 @@ macro_rules! layout {
             const _: () = assert!(size_of::<$name>() == $size);
             $(const _: () = assert!(std::mem::offset_of!($name, $($field).+) == $offset);)*
         )*
-        /// The same, for the tests: the name of a structure, its size, and its fields.
+        /// The same data for the tests: name and size of each structure, and its fields.
         #[cfg(test)]
         const LAYOUT: &[(&str, usize, &[(&str, usize)])] = &[
             $((stringify!($name), $size, &[$((
@@ -214,7 +214,8 @@ mod tests {
 
     use super::LAYOUT;
 
-    /// Prints `NAME SIZE` and `NAME.FIELD OFFSET` lines, as the C compiler sees the headers.
+    /// Prints `NAME SIZE` and `NAME.FIELD OFFSET` lines, as the C compiler computes them from the
+    /// headers.
     fn program() -> String {
         let mut c = String::from(
             "#include <stddef.h>\n#include <stdio.h>\n#include <rdma/rdma_cma.h>\nint main(void) {\n",
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn is_that_of_the_c_headers() {
+    fn layout_matches_the_c_headers() {
         if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
             let why = "there is no <rdma/rdma_cma.h> (Debian package librdmacm-dev)";
             assert!(std::env::var_os("RNIC_TEST_ALL").is_none(), "RNIC_TEST_ALL is set, but {why}");

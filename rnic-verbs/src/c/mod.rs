@@ -1,12 +1,12 @@
 //! The types and constants of `<infiniband/verbs.h>`, `<infiniband/sa.h>` and `<rdma/rdma_cma.h>`,
-//! with the layout of rdma-core 44. Programs were compiled against that layout and reach into it
-//! with inline functions, so a size or an offset here is a promise; `layout` checks each.
+//! with the layout of rdma-core 44. Programs were compiled against that layout and access it with
+//! inline functions, so sizes and offsets must not change. `layout` checks each of them.
 //!
-//! Nothing here has behaviour.
+//! This module defines no functions.
 
-// The names are those of the C headers, so that a reader who knows verbs finds them.
+// The names come from the C headers.
 #![allow(non_camel_case_types)]
-// Structures name their manual page; their fields are described there.
+// The manual page that each structure names describes the fields.
 #![allow(missing_docs)]
 
 pub mod cm;

@@ -1,19 +1,19 @@
-//! Translating names (`rdma_getaddrinfo(3)`).
+//! Name resolution (`rdma_getaddrinfo(3)`).
 
 use std::net::SocketAddr;
 
 use dns_lookup::{AddrInfoHints, getaddrinfo};
 
-/// What a program knows already (`struct rdma_addrinfo`).
+/// Hints of the program (`struct rdma_addrinfo`).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hints {
-    /// For listening.
+    /// The address is for listening.
     pub(crate) passive: bool,
     /// `SOCK_STREAM` or `SOCK_DGRAM` for the QP type; 0 for any.
     pub(crate) socktype: i32,
     /// `IPPROTO_TCP` or `IPPROTO_UDP` for the port space; 0 for any.
     pub(crate) protocol: i32,
-    /// The node is an address and no name.
+    /// The node is a numeric address, not a name.
     pub(crate) numeric: bool,
     /// `AF_INET` or `AF_INET6`; 0 for any.
     pub(crate) family: i32,
@@ -21,19 +21,19 @@ pub(crate) struct Hints {
     pub(crate) destination: Option<SocketAddr>,
 }
 
-/// What was found.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) source: Option<SocketAddr>,
     pub(crate) destination: Option<SocketAddr>,
 }
 
-/// Looks a node and a service up; either may be missing. Without both, the addresses are those of
-/// the hints, or none.
+/// Looks up a node and a service, either of which may be missing. Without both, returns the
+/// addresses of the hints, if any.
 ///
 /// # Errors
 ///
-/// Those of `getaddrinfo(3)`, `EAI_...`.
+/// The error of `getaddrinfo(3)`, `EAI_...`.
 pub(crate) fn look_up(
     node: Option<&str>,
     service: Option<&str>,
@@ -56,9 +56,10 @@ pub(crate) fn look_up(
         };
         let addresses = getaddrinfo(node, service, Some(asked)).map_err(|e| e.error_num())?;
         let first = addresses.flatten().next().ok_or(libc::EAI_NONAME)?.sockaddr;
-        match hints.passive {
-            true => found.source = Some(first),
-            false => found.destination = Some(first),
+        if hints.passive {
+            found.source = Some(first);
+        } else {
+            found.destination = Some(first);
         }
     }
     Ok(found)

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use super::{Arrived, IdBody};
+use super::{CmEvent, IdBody};
 use crate::c;
 use crate::device::Device;
 use crate::errno::Errno;
@@ -12,9 +12,9 @@ use crate::object::{Body, Kind};
 
 /// An event channel.
 pub(crate) struct EventChannel {
-    /// It lives as long as there is a channel.
+    /// Keeps the device open.
     _device: Arc<Device>,
-    queue: EventQueue<Arrived>,
+    queue: EventQueue<CmEvent>,
 }
 
 impl Body for Arc<EventChannel> {
@@ -31,28 +31,28 @@ impl EventChannel {
         self.queue.fd()
     }
 
-    pub(super) fn push(&self, arrived: Arrived) {
+    pub(super) fn push(&self, arrived: CmEvent) {
         self.queue.push(arrived);
     }
 
-    /// The next event, in the descriptor's own mode.
-    pub(crate) fn next(&self) -> Result<Arrived, Errno> {
+    /// Returns the next event. Waits for it unless the descriptor is non-blocking.
+    pub(crate) fn next(&self) -> Result<CmEvent, Errno> {
         Ok(self.queue.next(|arrived| arrived.id.unacknowledged.handed_out())?)
     }
 
-    /// Returns true if an event of an id has not been fetched.
+    /// Returns true if an event of the id waits to be fetched.
     pub(super) fn has(&self, id: &IdBody) -> bool {
         self.queue.count(|arrived| std::ptr::eq(&*arrived.id, id)) > 0
     }
 
-    /// Number of connection requests of a listener that have not been fetched.
+    /// Returns the number of connection requests of a listener that wait to be fetched.
     pub(super) fn requests(&self, listener: &IdBody) -> usize {
-        let asks = |a: &Arrived| a.request.is_some() && std::ptr::eq(&*a.id, listener);
+        let asks = |a: &CmEvent| a.request.is_some() && std::ptr::eq(&*a.id, listener);
         self.queue.count(asks)
     }
 
-    /// Takes back what has not been fetched of an id.
-    pub(super) fn take_back(&self, id: &IdBody) -> Vec<Arrived> {
+    /// Removes and returns the events of an id that wait to be fetched.
+    pub(super) fn take_back(&self, id: &IdBody) -> Vec<CmEvent> {
         self.queue.take_back(|arrived| std::ptr::eq(&*arrived.id, id))
     }
 }

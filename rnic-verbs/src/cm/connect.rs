@@ -7,31 +7,31 @@ use rnic_client::{ConnectOptions, QpId, ResolveOptions};
 
 use super::id::State;
 use super::retry::Attempt;
-use super::{IdBody, LAST_SENDS, Phase};
+use super::{DISCONNECT_GRACE, IdBody, Phase};
 use crate::device::DeviceKind;
 use crate::errno::Errno;
 use crate::qp::QpBody;
 
-/// What a program wants of a connection (`struct rdma_conn_param`).
+/// Parameters of a connection, given by the program (`struct rdma_conn_param`).
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ConnectWanted {
+pub(crate) struct ConnectParams {
     pub(crate) private_data: Vec<u8>,
-    /// Reads that the peer may have outstanding; `None` for as many as possible.
+    /// Maximum number of outstanding Reads from the peer; `None` for the device's maximum.
     pub(crate) inbound: Option<u16>,
-    /// Reads that this end may have outstanding; `None` for as many as possible.
+    /// Maximum number of outstanding Reads to the peer; `None` for the device's maximum.
     pub(crate) outbound: Option<u16>,
-    /// The program's own queue pair, if the id has none.
+    /// A QP that the program created without the id. Used if the id has none.
     pub(crate) qp: Option<QpId>,
 }
 
 impl IdBody {
-    /// Asks the peer for a connection (`rdma_connect(3)`).
-    pub(crate) fn connect(self: &Arc<Self>, mut wanted: ConnectWanted) -> Result<(), Errno> {
+    /// Requests a connection to the peer (`rdma_connect(3)`).
+    pub(crate) fn connect(self: &Arc<Self>, mut wanted: ConnectParams) -> Result<(), Errno> {
         {
             let mut state = self.state.lock();
             state.expect(&[Phase::RouteResolved])?;
             wanted.private_data.splice(..0, state.connect_data.iter().copied());
-            let qp = if self.is_of_datagrams() {
+            let qp = if self.is_ud() {
                 let lookup = self.device.ids.lookups.create_qp(&self.device.context)?;
                 state.lookup.insert(Arc::new(lookup)).id()
             } else {
@@ -39,11 +39,12 @@ impl IdBody {
             };
             self.device.ids.claim_qp(qp, self)?;
             if let Some(qp) = self.device.qp(qp) {
-                qp.begins_to_connect();
+                qp.allow_sends();
             }
-            // A port that was bound for it is free for its connection.
+            // Frees the bound port, because the connection uses it.
             drop(state.listener.take());
-            (state.qp, state.phase) = (Some(qp), Phase::Connecting);
+            state.qp = Some(qp);
+            state.phase = Phase::Connecting;
             state.attempt = Some(Attempt::new(&wanted));
             state.ends_at_once = false;
         }
@@ -57,12 +58,12 @@ impl IdBody {
             let Some(qp) = qp else { return };
             self.device.ids.forget_qp(qp, self);
             if let Some(qp) = self.device.qp(qp) {
-                qp.awaits_no_connection();
+                qp.refuse_sends();
             }
         })
     }
 
-    /// Asks once more, nobody having listened.
+    /// Repeats a connection request that was refused.
     pub(super) fn connect_again(self: &Arc<Self>) {
         let wanted = {
             let state = self.state.lock();
@@ -77,8 +78,8 @@ impl IdBody {
         }
     }
 
-    /// Without the lock: what comes of it may be told before this returns.
-    fn start(&self, wanted: &ConnectWanted) -> Result<(), Errno> {
+    /// Starts to connect. Called without the lock, because events may arrive before this returns.
+    fn start(&self, wanted: &ConnectParams) -> Result<(), Errno> {
         let (qp, lookup, peer, local) = {
             let state = self.state.lock();
             (state.qp, state.lookup.clone(), state.peer, state.local())
@@ -101,7 +102,7 @@ impl IdBody {
             qp.client().start_connect(peer, &options).map_err(Errno::from)
         };
         connect(local).or_else(|errno| {
-            // The daemon may run where the reserved port is another one's: any other will do.
+            // The reserved port may be in use where the daemon runs. Any other port will do.
             if errno.number() != libc::EADDRINUSE || !self.state.lock().release_port() {
                 return Err(errno);
             }
@@ -110,14 +111,14 @@ impl IdBody {
         })
     }
 
-    /// The program has moved its own queue pair on (`rdma_establish(3)`).
+    /// Checks that the id is connected (`rdma_establish(3)`). The program has moved its own QP.
     pub(crate) fn establish(&self) -> Result<(), Errno> {
         self.state.lock().expect(&[Phase::Connected])
     }
 
     /// Ends the connection (`rdma_disconnect(3)`). Posted requests are sent for at most
-    /// [`LAST_SENDS`]. A connection that is being made ends once it is established. An undecided
-    /// request stays undecided. Ids of datagrams have no connection to end.
+    /// [`DISCONNECT_GRACE`]. A connection in progress ends once it is established. An undecided
+    /// request stays undecided. Ids of `RDMA_PS_UDP` have no connection to end.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
         let qp = {
             let mut state: MutexGuard<'_, State> = self.state.lock();
@@ -127,16 +128,16 @@ impl IdBody {
                     state.ends_at_once = true;
                     return Ok(());
                 }
-                Phase::Asked | Phase::Ended => return Ok(()),
+                Phase::Undecided | Phase::Ended => return Ok(()),
                 phase => {
                     let reason = format_args!("the id has no connection: its phase is {phase:?}");
                     return Err(Errno::invalid(reason));
                 }
             }
         };
-        match qp.filter(|_| !self.is_of_datagrams()).and_then(|qp| self.device.qp(qp)) {
-            // Refused if it has ended meanwhile, which is told by its event.
-            Some(qp) => match qp.client().disconnect_within(LAST_SENDS) {
+        match qp.filter(|_| !self.is_ud()).and_then(|qp| self.device.qp(qp)) {
+            // Refused if the connection has already ended. Its event reports that.
+            Some(qp) => match qp.client().disconnect_within(DISCONNECT_GRACE) {
                 Ok(()) | Err(rnic_client::Error::Refused { .. }) => Ok(()),
                 Err(error) => Err(error.into()),
             },
@@ -144,26 +145,26 @@ impl IdBody {
         }
     }
 
-    /// The queue pair that `rdma_create_qp(3)` made, or the one that the program names: an iWARP QP
-    /// for an id of `RDMA_PS_TCP`, a UD QP for one of `RDMA_PS_UDP`.
+    /// Returns the QP created by `rdma_create_qp(3)`, or else the QP of `conn_param`. It must be an
+    /// iWARP QP for an id of `RDMA_PS_TCP`, and a UD QP for an id of `RDMA_PS_UDP`.
     pub(super) fn qp_to_connect(
         &self,
         state: &State,
-        wanted: &ConnectWanted,
+        wanted: &ConnectParams,
     ) -> Result<Arc<QpBody>, Errno> {
         let qp = state.own_qp.or(wanted.qp).ok_or_else(no_qp)?;
         let found = self.device.qp(qp).ok_or_else(|| {
             Errno::invalid(format_args!(
-                "the id has no queue pair, and conn_param.qp_num {qp} is none"
+                "the id has no queue pair, and conn_param.qp_num {qp} does not exist"
             ))
         })?;
         let (serves, wanted) = match self.kind() {
-            DeviceKind::Iwarp => (!found.is_wired(), "an iWARP QP"),
-            DeviceKind::Roce => (found.sends_datagrams().is_some(), "a UD QP"),
+            DeviceKind::Iwarp => (!found.is_roce(), "an iWARP QP"),
+            DeviceKind::Roce => (found.ud_pd().is_some(), "a UD QP"),
         };
         if !serves {
             let reason =
-                format_args!("QP {qp} is not {wanted}, which the port space of the id needs");
+                format_args!("QP {qp} is not {wanted}, which the port space of the id requires");
             return Err(Errno::invalid(reason));
         }
         Ok(found)
@@ -171,5 +172,5 @@ impl IdBody {
 }
 
 fn no_qp() -> Errno {
-    Errno::invalid(format_args!("the id has no queue pair, and conn_param names none"))
+    Errno::invalid(format_args!("the id has no queue pair, and conn_param specifies none"))
 }

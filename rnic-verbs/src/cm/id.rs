@@ -1,4 +1,4 @@
-//! Ids (`rdma_create_id(3)`) and what becomes of them.
+//! Ids (`rdma_create_id(3)`): their state and the effect of events.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use rnic_client::{AddressPair, ConnectionRequest, Listener, Qp, QpId};
 
 use super::port::ReservedPort;
 use super::retry::Attempt;
-use super::{Arrived, EventChannel, Parameters};
+use super::{CmEvent, EventChannel, Parameters};
 use crate::async_events::Unacknowledged;
 use crate::c;
 use crate::device::{Device, DeviceKind};
@@ -17,82 +17,83 @@ use crate::log;
 use crate::object::Foreign;
 use crate::qp::QpBody;
 
-/// An id: one end of a connection to be, or a listener.
+/// An id: one end of a connection, or a listener.
 pub(crate) struct IdBody {
     pub(super) device: Arc<Device>,
-    /// Of which device it is: that of connections, or that of datagrams.
+    /// Device of the id: iWARP for `RDMA_PS_TCP`, RoCE for `RDMA_PS_UDP`.
     kind: DeviceKind,
     head: OnceLock<Foreign<c::rdma_cm_id>>,
-    /// Where its events go; nowhere once it is destroyed.
+    /// The channel of its events; `None` once the id is destroyed.
     channel: Mutex<Option<Arc<EventChannel>>>,
     /// Events that the program has fetched and not acknowledged.
     pub(crate) unacknowledged: Unacknowledged,
     pub(super) state: Mutex<State>,
 }
 
-/// How far an id has come.
+/// State of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Made.
+    /// Created.
     Idle,
-    /// Has an address.
+    /// Bound to an address.
     Bound,
-    /// Knows its own address and the peer's.
+    /// The addresses of both ends are known.
     AddressResolved,
-    /// May connect.
+    /// Ready to connect.
     RouteResolved,
-    /// Takes connection requests.
+    /// Accepts connection requests.
     Listening,
-    /// Was made by a connection request that is not decided yet.
-    Asked,
-    /// Has asked, or accepted, and waits for the peer.
+    /// Created by a connection request that is not decided yet.
+    Undecided,
+    /// Has requested or accepted a connection and waits for the peer.
     Connecting,
-    /// Has a connection.
+    /// Connected.
     Connected,
-    /// Had one, or did not get one.
+    /// The connection, or the attempt, has ended.
     Ended,
 }
 
 pub(super) struct State {
     pub(super) phase: Phase,
-    /// Its own address, once it is known.
+    /// Local address, if known.
     pub(super) source: Option<SocketAddr>,
-    /// Whether the program chose that.
+    /// The program chose the local address.
     pub(super) source_chosen: bool,
     pub(super) peer: Option<SocketAddr>,
-    /// The daemon's bound address. An id with an undecided request shares that of its listener:
-    /// closing it rejects the request.
+    /// The address bound in the daemon. An id with an undecided request shares it with its
+    /// listener, because closing the address rejects the request.
     pub(super) listener: Option<Arc<Listener>>,
-    /// Connection requests that may wait to be fetched, of a listener.
+    /// For a listener: maximum number of connection requests that wait to be fetched.
     pub(super) backlog: usize,
-    /// The port that `rdma_resolve_addr(3)` chose, until there is a connection.
+    /// The port chosen by `rdma_resolve_addr(3)`, held until there is a connection.
     pub(super) port: Option<ReservedPort>,
     pub(super) request: Option<ConnectionRequest>,
-    /// Whether a connection request made it.
+    /// A connection request created the id.
     pub(super) passive: bool,
-    /// The queue pair that `rdma_create_qp(3)` made for it.
+    /// The queue pair that `rdma_create_qp(3)` created for the id.
     pub(super) own_qp: Option<QpId>,
-    /// The queue pair of its connection, or that of `lookup`.
+    /// The queue pair of the connection, or of `lookup`.
     pub(super) qp: Option<QpId>,
-    /// The QP of a datagram lookup that has no answer yet.
+    /// The QP of a UD lookup that has no reply yet.
     pub(super) lookup: Option<Arc<Qp>>,
-    /// Precedes the private data of its connection request (`ai_connect` of `rdma_create_ep(3)`).
+    /// Data that precedes the private data of the connection request (`ai_connect` of
+    /// `rdma_create_ep(3)`).
     pub(super) connect_data: Vec<u8>,
-    /// What it asks its peer for, while it connects.
+    /// The connection attempt, for retries.
     pub(super) attempt: Option<Attempt>,
-    /// `rdma_disconnect(3)` has been called before there was a connection: it ends as soon as it is
+    /// `rdma_disconnect(3)` was called while connecting: the connection ends as soon as it is
     /// established.
     pub(super) ends_at_once: bool,
-    /// Only its own address family, on a wildcard address.
+    /// Restricted to its own address family on a wildcard address.
     pub(super) family_only: bool,
-    /// Shares its address with others that do as well (`RDMA_OPTION_ID_REUSEADDR`).
+    /// Shares its address with other ids that have this option (`RDMA_OPTION_ID_REUSEADDR`).
     pub(super) reuses_address: bool,
-    /// What `ibv_query_qp(3)` says of the queue pair that is made for it.
+    /// Timeout reported by `ibv_query_qp(3)` for the queue pair of the id.
     ack_timeout: Option<u8>,
 }
 
 impl IdBody {
-    /// A new id whose events come on this channel.
+    /// Creates an id with this event channel.
     pub(crate) fn create(
         device: Arc<Device>,
         kind: DeviceKind,
@@ -101,7 +102,7 @@ impl IdBody {
         Self::make(device, kind, channel, None, None)
     }
 
-    /// The id of a peer that asks a listener to connect.
+    /// Creates the id of a connection request.
     pub(crate) fn with_request(
         listener: &IdBody,
         channel: Arc<EventChannel>,
@@ -121,7 +122,7 @@ impl IdBody {
     ) -> Arc<IdBody> {
         let addresses = request.as_ref().map(ConnectionRequest::addresses);
         let state = State {
-            phase: if request.is_some() { Phase::Asked } else { Phase::Idle },
+            phase: if request.is_some() { Phase::Undecided } else { Phase::Idle },
             source: addresses.map(|a| a.local),
             source_chosen: false,
             peer: addresses.map(|a| a.peer),
@@ -158,54 +159,54 @@ impl IdBody {
         self.kind
     }
 
-    /// Whether it is of the port space of datagrams: nothing is connected.
-    pub(crate) fn is_of_datagrams(&self) -> bool {
+    /// Returns true for an id of `RDMA_PS_UDP`, which makes no connections.
+    pub(crate) fn is_ud(&self) -> bool {
         self.kind == DeviceKind::Roce
     }
 
-    pub(crate) fn published(&self, head: Foreign<c::rdma_cm_id>) {
+    pub(crate) fn set_head(&self, head: Foreign<c::rdma_cm_id>) {
         let _ = self.head.set(head);
     }
 
-    /// What the program knows it by.
+    /// Returns the program's pointer to the id.
     pub(crate) fn head(&self) -> Foreign<c::rdma_cm_id> {
         self.head.get().copied().unwrap_or(Foreign::NULL)
     }
 
-    /// Its own address and the peer's, as far as they are known.
+    /// Returns the local and the peer address, as far as known.
     pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let state = self.state.lock();
         (state.source, state.peer)
     }
 
-    /// Whether it has a queue pair, or the connection of one.
+    /// Returns true if the id has a queue pair, its own or that of its connection.
     pub(crate) fn knows_qp(&self) -> bool {
         let state = self.state.lock();
         state.own_qp.is_some() || state.qp.is_some()
     }
 
-    /// How far it has come.
+    /// Returns the state of the id.
     pub(crate) fn phase(&self) -> Phase {
         self.state.lock().phase
     }
 
-    /// Says that this queue pair is its own: mostly `rdma_create_qp(3)` made it.
-    pub(crate) fn has_qp(&self, qp: &QpBody) {
+    /// Sets the id's own QP, which `rdma_create_qp(3)` has usually created.
+    pub(crate) fn set_qp(&self, qp: &QpBody) {
         let (timeout, is_asked) = {
             let mut state = self.state.lock();
             state.own_qp = Some(qp.id());
             (state.ack_timeout, state.passive)
         };
         if is_asked {
-            // Servers post their first Sends before they accept.
-            qp.begins_to_connect();
+            // Some servers post their first Sends before they accept.
+            qp.allow_sends();
         }
         if let Some(timeout) = timeout {
             qp.states.lock().timeout = timeout;
         }
     }
 
-    /// Remembers how long its queue pair should wait for acknowledgements
+    /// Sets the acknowledgement timeout that its queue pair reports
     /// (`RDMA_OPTION_ID_ACK_TIMEOUT`).
     pub(crate) fn set_ack_timeout(&self, timeout: u8) {
         let own_qp = {
@@ -218,12 +219,12 @@ impl IdBody {
         }
     }
 
-    /// Remembers data that its connection request begins with.
+    /// Sets data to send before the private data of the connection request.
     pub(crate) fn set_connect_data(&self, data: &[u8]) {
         self.state.lock().connect_data = data.to_vec();
     }
 
-    /// Has it share its address with others until it listens (`RDMA_OPTION_ID_REUSEADDR`).
+    /// Lets the id share its address with others until it listens (`RDMA_OPTION_ID_REUSEADDR`).
     pub(crate) fn set_reuses_address(&self, on: bool) -> Result<(), Errno> {
         let mut state = self.state.lock();
         if state.phase == Phase::Listening || !on {
@@ -237,19 +238,19 @@ impl IdBody {
         self.state.lock().reuses_address
     }
 
-    /// Its own address, unless an id that `reuses` addresses may share it.
-    pub(super) fn source_beside(&self, reuses: bool) -> Option<SocketAddr> {
+    /// Returns the local address, or `None` if this id may share it with an id that `reuses`.
+    pub(super) fn exclusive_source(&self, reuses: bool) -> Option<SocketAddr> {
         let state = self.state.lock();
         state.source.filter(|_| !(reuses && state.reuses_address))
     }
 
-    /// The queue pair that was made for it is about to be destroyed.
-    pub(crate) fn loses_qp(&self) {
+    /// Forgets the queue pair that was created for the id and is about to be destroyed.
+    pub(crate) fn clear_qp(&self) {
         self.state.lock().own_qp = None;
     }
 
-    /// The queue pair of its connection is gone: the daemon will say nothing of it any more.
-    pub(super) fn loses_connection(self: &Arc<Self>, qp: QpId) {
+    /// Handles the destruction of the connection's QP. The daemon sends no more events for it.
+    pub(super) fn connection_lost(self: &Arc<Self>, qp: QpId) {
         let was = {
             let mut state = self.state.lock();
             if state.qp != Some(qp) {
@@ -261,11 +262,11 @@ impl IdBody {
         self.ended(was);
     }
 
-    /// Moves it to another channel, with the events that have not been fetched
-    /// (`rdma_migrate_id(3)`). Waits until those that have been are acknowledged.
+    /// Moves the id and its unfetched events to another channel (`rdma_migrate_id(3)`). Waits until
+    /// the fetched events are acknowledged.
     pub(crate) fn migrate(self: &Arc<Self>, to: &Arc<EventChannel>) {
         let from = {
-            // Held until the old channel is empty of it, so that events stay in order.
+            // Held until the old channel has none of the id's events, so that they stay in order.
             let mut channel = self.channel.lock();
             let from = channel.replace(to.clone());
             let waiting = from.as_ref().map(|from| from.take_back(self));
@@ -276,7 +277,7 @@ impl IdBody {
         self.unacknowledged.wait();
     }
 
-    /// Ends it (`rdma_destroy_id(3)`): its connection, its listener, its events.
+    /// Destroys the id with its connection, listener and events (`rdma_destroy_id(3)`).
     pub(crate) fn destroy(self: &Arc<Self>) {
         let (listener, request, qp, lookup) = {
             let mut state = self.state.lock();
@@ -290,69 +291,69 @@ impl IdBody {
             let listener = state.listener.take();
             if let Some(listener) = listener.as_ref().filter(|_| listens) {
                 self.device.ids.forget_listener(listener.id());
-                self.device.ids.may_be_reused(self.kind, false, listener);
+                self.device.ids.allow_reuse(self.kind, false, listener);
             }
             (listener, state.request.take(), qp.filter(|_| connected), state.lookup.take())
         };
-        // An undecided request is rejected on the wire, and a lookup ends.
+        // Rejects an undecided request, and ends a lookup.
         drop((listener, request, lookup));
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
-            // It may have ended meanwhile.
+            // Fails if the connection has already ended.
             let _ = qp.client().abort();
         }
         self.device.ids.forget_source(self);
         self.device.ids.wake_pollers();
-        // What is about to arrive is nobody's from here on.
+        // Discards later events.
         let channel = self.channel.lock().take();
         drop(channel.map(|channel| channel.take_back(self)));
         self.unacknowledged.wait();
     }
 
-    /// Whether the program has not fetched all of its events.
+    /// Returns true if events of the id wait to be fetched.
     pub(crate) fn has_events(&self) -> bool {
         self.channel.lock().as_ref().is_some_and(|channel| channel.has(self))
     }
 
     /// Queues an event.
     pub(crate) fn push(self: &Arc<Self>, kind: c::rdma_cm_event_type, status: i32) {
-        self.push_arrived(Arrived::new(self, kind, status));
+        self.push_event(CmEvent::new(self, kind, status));
     }
 
-    fn push_arrived(&self, arrived: Arrived) {
+    fn push_event(&self, arrived: CmEvent) {
         if let Some(channel) = &*self.channel.lock() {
             channel.push(arrived);
         }
     }
 
-    // --- What the daemon says --------------------------------------------------------------
+    // --- Events of the daemon --------------------------------------------------------------
 
-    /// A peer asks to connect. Rejects it if the backlog is full: that counts the requests that the
-    /// program has not fetched, as the kernel's does.
-    pub(super) fn asked(self: &Arc<Self>, request: ConnectionRequest) {
+    /// Handles a connection request. Rejects it if the backlog is full. As in the kernel, the
+    /// backlog counts the requests that the program has not fetched.
+    pub(super) fn handle_request(self: &Arc<Self>, request: ConnectionRequest) {
         let backlog = self.state.lock().backlog;
         let waiting = self.channel.lock().as_ref().map_or(0, |channel| channel.requests(self));
         if waiting >= backlog {
             log::debug(|| {
                 let peer = request.peer();
-                format!("rejected {peer}: backlog {backlog} of rdma_listen is not fetched")
+                format!("rejected {peer}: the backlog of {backlog} is full")
             });
-            // Undecided, it is rejected on the wire.
+            // Dropping an undecided request rejects it.
             return;
         }
-        let mut arrived = Arrived::new(self, c::RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+        let mut arrived = CmEvent::new(self, c::RDMA_CM_EVENT_CONNECT_REQUEST, 0);
         arrived.addresses = Some(request.addresses());
         arrived.connection = Some(Parameters {
             private_data: request.private_data().to_vec(),
-            // What the peer wants of us is what it may have outstanding, and the other way round.
+            // The peer's outbound Reads are inbound here, and vice versa.
             inbound: request.peer_ord().unwrap_or(0),
             outbound: request.peer_ird().unwrap_or(0),
             ..Parameters::default()
         });
         arrived.request = Some(request);
-        self.push_arrived(arrived);
+        self.push_event(arrived);
     }
 
-    /// The connection stands.
+    /// Handles the establishment of the connection.
     pub(super) fn established(self: &Arc<Self>, addresses: AddressPair, connection: Parameters) {
         let (kind, own, ends) = {
             let mut state = self.state.lock();
@@ -361,28 +362,29 @@ impl IdBody {
             }
             state.phase = Phase::Connected;
             state.port = None;
-            (state.source, state.peer) = (Some(addresses.local), Some(addresses.peer));
-            // A program that wires its queue pair itself has to move it on first.
+            state.source = Some(addresses.local);
+            state.peer = Some(addresses.peer);
+            // A program that created its QP without the id must move the QP to RTS itself first.
             let kind = match (state.own_qp, state.passive) {
                 (None, false) => c::RDMA_CM_EVENT_CONNECT_RESPONSE,
                 _ => c::RDMA_CM_EVENT_ESTABLISHED,
             };
             (kind, state.own_qp.is_some(), state.ends_at_once)
         };
-        // A queue pair of the program's own is the program's to move.
+        // The program itself moves a QP that it created without the id.
         if own && let Some(qp) = connection.qp.and_then(|qp| self.device.qp(qp)) {
             qp.states.lock().connected();
         }
-        let mut arrived = Arrived::new(self, kind, 0);
+        let mut arrived = CmEvent::new(self, kind, 0);
         arrived.addresses = Some(addresses);
         arrived.connection = Some(connection);
-        self.push_arrived(arrived);
+        self.push_event(arrived);
         if ends && let Err(errno) = self.disconnect() {
             errno.log();
         }
     }
 
-    /// A queue pair of datagrams serves the peer's port.
+    /// Handles the reply to a UD lookup: a UD QP serves the peer's port.
     pub(super) fn resolved(self: &Arc<Self>, addresses: AddressPair, found: Parameters) {
         let lookup = {
             let mut state = self.state.lock();
@@ -390,41 +392,43 @@ impl IdBody {
                 return;
             }
             state.phase = Phase::Connected;
-            (state.source, state.peer) = (Some(addresses.local), Some(addresses.peer));
+            state.source = Some(addresses.local);
+            state.peer = Some(addresses.peer);
             if let Some(qp) = state.qp.take() {
                 self.device.ids.forget_qp(qp, self);
             }
             state.lookup.take()
         };
         drop(lookup);
-        let mut arrived = Arrived::new(self, c::RDMA_CM_EVENT_ESTABLISHED, 0);
+        let mut arrived = CmEvent::new(self, c::RDMA_CM_EVENT_ESTABLISHED, 0);
         arrived.addresses = Some(addresses);
         arrived.connection = Some(found);
-        self.push_arrived(arrived);
+        self.push_event(arrived);
     }
 
-    /// The peer's program has said no.
+    /// Handles the rejection by the peer's program.
     pub(super) fn rejected(self: &Arc<Self>, qp: QpId, private_data: Vec<u8>) {
         if !self.attempt_ended() {
             return;
         }
-        let (kind, status) = match self.is_of_datagrams() {
-            true => (c::RDMA_CM_EVENT_UNREACHABLE, SIDR_REJECTED),
-            false => (c::RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED),
+        let (kind, status) = if self.is_ud() {
+            (c::RDMA_CM_EVENT_UNREACHABLE, SIDR_REJECTED)
+        } else {
+            (c::RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED)
         };
-        let mut arrived = Arrived::new(self, kind, status);
+        let mut arrived = CmEvent::new(self, kind, status);
         arrived.connection =
             Some(Parameters { private_data, qp: Some(qp), ..Parameters::default() });
-        self.push_arrived(arrived);
+        self.push_event(arrived);
     }
 
-    /// No connection came about.
+    /// Handles a failed connection attempt.
     pub(super) fn unreachable(self: &Arc<Self>, errno: i32, reason: &str) {
         let passive = {
             let state = self.state.lock();
             if errno == libc::ECONNREFUSED
                 && state.phase == Phase::Connecting
-                && state.attempt.as_ref().is_some_and(Attempt::may_go_on)
+                && state.attempt.as_ref().is_some_and(Attempt::can_retry)
             {
                 return self.device.ids.retries.add(self);
             }
@@ -434,7 +438,7 @@ impl IdBody {
         if !self.attempt_ended() {
             return;
         }
-        if self.is_of_datagrams() {
+        if self.is_ud() {
             let status = if errno == libc::ECONNREFUSED { SIDR_UNSUPPORTED } else { -errno };
             return self.push(c::RDMA_CM_EVENT_UNREACHABLE, status);
         }
@@ -449,17 +453,17 @@ impl IdBody {
         self.push(kind, -errno);
     }
 
-    /// The peer has finished sending: so do we, and the connection ends. Programs that have posted
-    /// no receive for its last messages will seldom do so later.
+    /// Handles a graceful close by the peer: closes this end too, which ends the connection. A
+    /// program that has not yet posted receives for the last messages rarely does so later.
     pub(super) fn peer_closed(&self) {
         let qp = self.state.lock().qp;
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
-            // Refused if it has ended meanwhile.
-            let _ = qp.client().disconnect_within(super::LAST_SENDS);
+            // Fails if the connection has already ended.
+            let _ = qp.client().disconnect_within(super::DISCONNECT_GRACE);
         }
     }
 
-    /// The connection has ended.
+    /// Handles the end of the connection.
     pub(super) fn disconnected(self: &Arc<Self>, reason: &str) {
         log::debug(|| format!("disconnected: {reason}"));
         let (was, qp) = {
@@ -475,7 +479,7 @@ impl IdBody {
         self.ended(was);
     }
 
-    /// Tells of the end of a connection, or of an attempt.
+    /// Queues the event for the end of a connection or an attempt.
     fn ended(self: &Arc<Self>, was: Phase) {
         match was {
             Phase::Connected => self.push(c::RDMA_CM_EVENT_DISCONNECTED, 0),
@@ -484,51 +488,52 @@ impl IdBody {
         }
     }
 
-    /// The queue pair has died.
+    /// Handles a fatal error of the queue pair.
     pub(super) fn fatal(self: &Arc<Self>, reason: &str) {
-        log::debug(|| format!("the queue pair died: {reason}"));
+        log::debug(|| format!("fatal error of the queue pair: {reason}"));
         if self.state.lock().phase == Phase::Connecting && self.attempt_ended() {
             self.push(c::RDMA_CM_EVENT_CONNECT_ERROR, -libc::EIO);
         }
     }
 
-    /// Ends an attempt to connect, before its event is pushed. Returns false if there is none.
+    /// Ends a connection attempt before its event is queued. Returns false if there was none.
     pub(super) fn attempt_ended(&self) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Connecting {
             return false;
         }
         state.phase = Phase::Ended;
-        if self.is_of_datagrams() {
+        if self.is_ud() {
             if let Some(qp) = state.qp.take() {
                 self.device.ids.forget_qp(qp, self);
             }
             let lookup = state.lookup.take();
-            // The daemon is asked to destroy it without the lock.
+            // Destroying it calls the daemon, which must not happen under the lock.
             drop(state);
             drop(lookup);
             return true;
         }
-        let (qp, own_qp) = (state.qp, state.own_qp);
+        let qp = state.qp;
+        let own_qp = state.own_qp;
         if let Some(qp) = qp {
             self.device.ids.release_qp(qp, self);
         }
-        // The daemon is asked without the lock.
+        // The daemon must not be called under the lock.
         drop(state);
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
-            qp.fails_to_connect(own_qp == Some(qp.id()));
+            qp.connect_failed(own_qp == Some(qp.id()));
         }
         true
     }
 }
 
-/// Why there is no queue pair of datagrams, by the numbers of SIDR (IBTA specification, volume 1,
-/// section 12.11.2.3), as the kernel tells it: nobody listens; the program says no.
+/// Status codes of a failed UD lookup, as SIDR defines them (IBTA specification, volume 1, section
+/// 12.11.2.3) and the kernel reports them: no program listens, or the program rejects.
 const SIDR_UNSUPPORTED: i32 = 1;
 const SIDR_REJECTED: i32 = 2;
 
 impl State {
-    /// The local address that a connection has to have; `None` leaves it to the daemon.
+    /// Returns the local address of a new connection; `None` leaves the choice to the daemon.
     pub(super) fn local(&self) -> Option<SocketAddr> {
         let chosen = self.source.filter(|_| self.source_chosen);
         match (&self.port, self.peer) {
@@ -540,7 +545,7 @@ impl State {
         }
     }
 
-    /// Gives up the reserved port. Returns false if there is none.
+    /// Releases the reserved port. Returns false if there was none.
     pub(super) fn release_port(&mut self) -> bool {
         let released = self.port.take().is_some();
         if let Some(source) = self.source.as_mut().filter(|_| released) {
@@ -549,14 +554,12 @@ impl State {
         released
     }
 
-    /// Demands a phase.
+    /// Checks that the phase is one of `phases`. Returns `EINVAL` otherwise.
     pub(super) fn expect(&self, phases: &[Phase]) -> Result<(), Errno> {
-        match phases.contains(&self.phase) {
-            true => Ok(()),
-            false => {
-                let phase = self.phase;
-                Err(Errno::invalid(format_args!("the id is in phase {phase:?}, not {phases:?}")))
-            }
+        if phases.contains(&self.phase) {
+            return Ok(());
         }
+        let phase = self.phase;
+        Err(Errno::invalid(format_args!("the id is in phase {phase:?}, not {phases:?}")))
     }
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use rnic_client::AcceptOptions;
 
-use super::{ConnectWanted, IdBody, Phase};
+use super::{ConnectParams, IdBody, Phase};
 use crate::errno::Errno;
 
-/// The largest backlog, and that of programs that leave it open.
+/// The largest backlog, and the default.
 const BACKLOG: u32 = 1024;
 
 impl IdBody {
-    /// Takes connection requests from now on (`rdma_listen(3)`).
+    /// Starts to listen (`rdma_listen(3)`).
     pub(crate) fn listen(self: &Arc<Self>, backlog: i32) -> Result<(), Errno> {
         if self.phase() == Phase::Idle {
             self.bind(SocketAddr::from(([0; 4], 0)))?;
@@ -24,9 +24,10 @@ impl IdBody {
             _ => BACKLOG as usize,
         };
         let Some(listener) = &state.listener else { return Err(no_longer("is not bound")) };
-        // The daemon counts the requests that the program has fetched and not decided as well.
+        // The daemon's backlog also counts requests that were fetched but neither accepted nor
+        // rejected.
         let undecided = BACKLOG.min(self.device.attributes.max_backlog);
-        self.device.ids.listens(listener.id(), self)?;
+        self.device.ids.claim_listener(listener.id(), self)?;
         if let Err(error) = listener.listen(undecided) {
             self.device.ids.forget_listener(listener.id());
             return Err(error.into());
@@ -35,38 +36,39 @@ impl IdBody {
         Ok(())
     }
 
-    /// Accepts the peer that asked (`rdma_accept(3)`).
-    pub(crate) fn accept(self: &Arc<Self>, wanted: &ConnectWanted) -> Result<(), Errno> {
+    /// Accepts the connection request (`rdma_accept(3)`).
+    pub(crate) fn accept(self: &Arc<Self>, wanted: &ConnectParams) -> Result<(), Errno> {
         let (request, qp) = {
             let mut state = self.state.lock();
-            state.expect(&[Phase::Asked])?;
+            state.expect(&[Phase::Undecided])?;
             self.check(wanted)?;
             let qp = self.qp_to_connect(&state, wanted)?;
-            if !self.is_of_datagrams() {
-                // Before the request is spent: the program may name another QP.
+            if !self.is_ud() {
+                // Before the request is taken: on failure, the program may retry with another QP.
                 self.device.ids.claim_qp(qp.id(), self)?;
             }
             let Some(request) = state.request.take() else {
                 return Err(no_longer("has no connection request"));
             };
-            if self.is_of_datagrams() {
-                // There is nothing to be waited for.
+            if self.is_ud() {
+                // There is no connection to wait for.
                 state.phase = Phase::Connected;
             } else {
-                qp.begins_to_connect();
-                (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
+                qp.allow_sends();
+                state.qp = Some(qp.id());
+                state.phase = Phase::Connecting;
             }
             (request, qp)
         };
-        // Without the lock: what comes of it may be told before this returns.
-        let accepted = if self.is_of_datagrams() {
+        // Called without the lock, because events may arrive before this returns.
+        let accepted = if self.is_ud() {
             let answered = request.accept_datagrams(qp.client(), &wanted.private_data);
             answered.inspect_err(|_| self.state.lock().phase = Phase::Ended)
         } else {
             let most = self.device.attributes.max_ird;
             let options = AcceptOptions {
                 private_data: wanted.private_data.clone(),
-                // As the request has it, unless the program says otherwise.
+                // The value of the request, unless the program gives one.
                 ird: wanted.inbound.or(request.peer_ord().map(|wanted| wanted.min(most))),
                 ord: wanted.outbound,
                 timeout: None,
@@ -79,21 +81,21 @@ impl IdBody {
         self.decided(accepted)
     }
 
-    /// The request no longer needs its listener.
+    /// Releases the listener, which the request no longer needs.
     fn decided(&self, answered: Result<(), rnic_client::Error>) -> Result<(), Errno> {
         let listener = self.state.lock().listener.take();
         drop(listener);
         answered.map_err(|error| match Errno::from(error) {
-            // The peer has given up meanwhile.
+            // The peer has already given up.
             errno if errno.number() == libc::ENOENT => errno.with_number(libc::ECONNRESET),
             errno => errno,
         })
     }
 
-    /// Refuses parameters that could not be granted, so that the request can still be decided.
-    fn check(&self, wanted: &ConnectWanted) -> Result<(), Errno> {
+    /// Checks the parameters first, so that a request whose parameters are refused stays undecided.
+    fn check(&self, wanted: &ConnectParams) -> Result<(), Errno> {
         let has = &self.device.attributes;
-        if self.is_of_datagrams() {
+        if self.is_ud() {
             return self.check_answer(&wanted.private_data);
         }
         for (name, wanted, most) in [
@@ -101,7 +103,7 @@ impl IdBody {
             ("initiator_depth", wanted.outbound, has.max_ord),
         ] {
             if let Some(wanted) = wanted.filter(|&wanted| wanted > most) {
-                let reason = format_args!("{name} {wanted} is above the device's {most}");
+                let reason = format_args!("{name} {wanted} is above the maximum, {most}");
                 return Err(Errno::invalid(reason));
             }
         }
@@ -110,20 +112,18 @@ impl IdBody {
 
     fn check_answer(&self, private_data: &[u8]) -> Result<(), Errno> {
         let length = private_data.len();
-        match self.is_of_datagrams() && length > MOST_IN_ANSWER {
-            true => {
-                let reason = format_args!("private_data_len {length} is above {MOST_IN_ANSWER}");
-                Err(Errno::invalid(reason))
-            }
-            false => Ok(()),
+        if self.is_ud() && length > MAX_ANSWER_DATA {
+            let reason = format_args!("private_data_len {length} is above {MAX_ANSWER_DATA}");
+            return Err(Errno::invalid(reason));
         }
+        Ok(())
     }
 
-    /// Turns the peer away that asked (`rdma_reject(3)`).
+    /// Rejects the connection request (`rdma_reject(3)`).
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<(), Errno> {
         let request = {
             let mut state = self.state.lock();
-            state.expect(&[Phase::Asked])?;
+            state.expect(&[Phase::Undecided])?;
             self.check_answer(private_data)?;
             state.phase = Phase::Ended;
             state.request.take()
@@ -133,8 +133,8 @@ impl IdBody {
     }
 }
 
-/// The most private data that an answer to a lookup of datagrams carries (rdma_accept(3)).
-const MOST_IN_ANSWER: usize = 136;
+/// Maximum private data in the reply to a UD lookup (rdma_accept(3)), in bytes.
+const MAX_ANSWER_DATA: usize = 136;
 
 fn no_longer(what: &str) -> Errno {
     Errno::invalid(format_args!("the id {what}"))

@@ -1,18 +1,18 @@
-//! The QPs that lookups of `RDMA_PS_UDP` are made with (`rdma_connect(3)`).
+//! QPs for the lookups of `RDMA_PS_UDP` (`rdma_connect(3)`).
 //!
-//! In the daemon a lookup belongs to a QP. An id needs none for it: programs make their QP later,
-//! destroy it before the answer, or have one QP for several ids. So each lookup has a QP that the
-//! program does not see and that carries no datagrams.
+//! In the daemon a lookup belongs to a QP. In librdmacm an id needs no QP for it: programs create
+//! their QP later, destroy it before the reply, or use one QP for several ids. So each lookup has a
+//! QP that the program does not see and that carries no datagrams.
 
 use parking_lot::Mutex;
 use rnic_client::{Context, Cq, CqOptions, Error, Pd, Qp, QpOptions, QpType};
 
-/// The PD and the CQ of such QPs, once there is a lookup.
+/// The PD and the CQ of these QPs, created by the first lookup.
 #[derive(Default)]
 pub(super) struct Lookups(Mutex<Option<(Pd, Cq)>>);
 
 impl Lookups {
-    /// Makes a QP for a lookup.
+    /// Creates a QP for a lookup.
     pub(super) fn create_qp(&self, context: &Context) -> Result<Qp, Error> {
         let mut kept = self.0.lock();
         let (pd, cq) = match kept.take() {
@@ -29,7 +29,7 @@ impl Lookups {
             max_send_sge: 1,
             max_recv_sge: 1,
             max_inline: 0,
-            kind: QpType::Datagrams,
+            kind: QpType::Ud,
             ..QpOptions::new(cq)
         })
     }

@@ -1,16 +1,15 @@
-//! Connection management (`rdma_cm(7)`): ids, their event channels, and what the daemon's events
-//! mean to them.
+//! Connection management (`rdma_cm(7)`): ids, their event channels, and the effect of the daemon's
+//! events on them.
 //!
-//! An id is an [`IdBody`]. What happens to it is queued on its [`EventChannel`] and takes effect on
-//! the structure of C when the program fetches the event: the thread that brings events never
-//! touches what the program reads.
+//! An id is an [`IdBody`]. Its events wait on its [`EventChannel`]. They change the C structure
+//! when the program fetches them, so the event thread never writes memory that the program reads.
 //!
-//! Ids of `RDMA_PS_UDP` are of the device that has queue pairs of datagrams. Nothing is connected:
-//! `rdma_connect(3)` asks which queue pair serves the peer's port.
+//! Ids of `RDMA_PS_UDP` belong to the RoCE device, which has UD QPs. They make no connections:
+//! `rdma_connect(3)` looks up the QP that serves the peer's port.
 
 mod addrinfo;
-mod arrived;
 mod channel;
+mod cm_event;
 mod connect;
 mod id;
 mod listen;
@@ -34,71 +33,72 @@ use crate::device::{Device, DeviceKind};
 use crate::errno::Errno;
 
 pub(crate) use addrinfo::{Hints, look_up};
-pub(crate) use arrived::{Arrived, Parameters};
 pub(crate) use channel::EventChannel;
-pub(crate) use connect::ConnectWanted;
+pub(crate) use cm_event::{CmEvent, Parameters};
+pub(crate) use connect::ConnectParams;
 pub(crate) use id::{IdBody, Phase};
 use lookup::Lookups;
 pub(crate) use retry::Retries;
 
-/// How long a connection that ends may take to send what was posted. RNICs flush it at once, so
-/// programs wait for what matters to them before they disconnect; but some count on the order of
-/// their messages, and peers may be slow to take them. Programs that wait for the end are seldom
-/// patient for longer than some seconds.
-const LAST_SENDS: Duration = Duration::from_millis(500);
+/// Time allowed for sending outstanding requests after `rdma_disconnect(3)`. An RNIC flushes them
+/// at once, so most programs wait for their completions first. Some disconnect right after the last
+/// post and rely on its delivery, and the peer may be slow to receive it. Programs that wait for
+/// `RDMA_CM_EVENT_DISCONNECTED` rarely wait longer than a few seconds.
+const DISCONNECT_GRACE: Duration = Duration::from_millis(500);
 
-/// Ids by what the daemon's events name.
+/// Ids, by the QP or listener whose events they receive.
 #[derive(Default)]
 pub(crate) struct Ids {
     by_qp: Mutex<HashMap<QpId, Holder>>,
     by_listener: Mutex<HashMap<ListenerId, Arc<IdBody>>>,
     /// Bound addresses that other ids may share.
     reusable: Mutex<Vec<Reusable>>,
-    /// Ids that have a peer's address, and with it a source port, by where they are in memory.
+    /// Ids that have resolved a peer, and so have a source port, by their address in memory.
     sources: Mutex<HashMap<usize, Weak<IdBody>>>,
-    /// Held while an event of the daemon takes effect: an id changes its phase and gets its event
-    /// in one step. True once the daemon has dropped events.
-    delivery: Mutex<bool>,
-    /// An event has taken effect, or a QP is gone.
+    /// Held while an event takes effect, so that an id changes its phase and gets its event
+    /// atomically. True once the daemon has dropped events.
+    events_lost: Mutex<bool>,
+    /// Signals that an event has taken effect, or that a QP is gone.
     delivered: Condvar,
     pub(crate) retries: Retries,
     lookups: Lookups,
-    /// How often `rdma_init_qp_attr(3)` has returned attributes for the step to RTR, less the steps
-    /// that QPs have made with them. An id that knows its QP is not counted.
-    given_attributes: AtomicUsize,
+    /// Number of `rdma_init_qp_attr(3)` calls for the transition to RTR, minus the transitions made
+    /// since. Ids with a known QP are not counted.
+    rtr_attr_count: AtomicUsize,
 }
 
-/// The id that gets the events of a QP.
+/// The id that receives the events of a QP.
 struct Holder {
     id: Arc<IdBody>,
-    /// Its connection, or its attempt to connect, has ended: another id may take the QP.
+    /// The connection, or the attempt, has ended: another id may take the QP.
     has_ended: bool,
 }
 
 /// A bound address that other ids of the program may share.
 struct Reusable {
     kind: DeviceKind,
-    /// Only with `RDMA_OPTION_ID_REUSEADDR`. Without, undecided requests alone keep it open.
-    by_option: bool,
+    /// If true, only ids with `RDMA_OPTION_ID_REUSEADDR` may share the address. If false, only
+    /// pending connection requests keep the address bound, and any id may take it.
+    reuse_addr: bool,
     listener: Weak<Listener>,
 }
 
 impl Ids {
-    /// Gives the events of a QP to an id.
+    /// Routes the events of a QP to an id.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the QP has the connection of another id.
+    /// `EINVAL` if another id is connected or connecting with the QP.
     fn claim_qp(&self, qp: QpId, id: &Arc<IdBody>) -> Result<(), Errno> {
         let mut by_qp = self.by_qp.lock();
         if by_qp.get(&qp).is_some_and(|held| !held.has_ended && !Arc::ptr_eq(&held.id, id)) {
-            return Err(Errno::invalid(format_args!("QP {qp} has the connection of another id")));
+            return Err(Errno::invalid(format_args!("QP {qp} is already used by another id")));
         }
         by_qp.insert(qp, Holder { id: id.clone(), has_ended: false });
         Ok(())
     }
 
-    /// Lets another id take a QP whose connection has ended, or did not come about.
+    /// Lets another id take a QP after its connection, or attempt, has ended.
     fn release_qp(&self, qp: QpId, id: &IdBody) {
         let mut by_qp = self.by_qp.lock();
         if let Some(held) = by_qp.get_mut(&qp).filter(|held| std::ptr::eq(&*held.id, id)) {
@@ -106,7 +106,7 @@ impl Ids {
         }
     }
 
-    /// Takes the events of a QP from an id, if it gets them.
+    /// Stops routing the events of a QP to an id.
     fn forget_qp(&self, qp: QpId, id: &IdBody) {
         let mut by_qp = self.by_qp.lock();
         if by_qp.get(&qp).is_some_and(|held| std::ptr::eq(&*held.id, id)) {
@@ -114,99 +114,101 @@ impl Ids {
         }
     }
 
-    /// A queue pair is being destroyed, and with it its connection.
+    /// Ends the connection of a QP that is being destroyed.
     pub(crate) fn qp_destroyed(&self, qp: QpId) {
         let held = self.by_qp.lock().remove(&qp);
         if let Some(held) = held {
-            held.id.loses_connection(qp);
+            held.id.connection_lost(qp);
         }
         self.wake_pollers();
     }
 
-    /// Waits until the connection of a QP is no longer being made: its `RDMA_CM_EVENT_ESTABLISHED`
-    /// can be read then. Call it for a QP with a completion that only an established connection can
-    /// have: the daemon has sent the event before that, so the wait ends.
+    /// Waits until the QP is no longer connecting: the program can then read its
+    /// `RDMA_CM_EVENT_ESTABLISHED`. Call it only with a completion that requires an established
+    /// connection: the daemon has sent the event before the completion, so the wait ends.
     pub(crate) fn await_established(&self, qp: QpId) {
         let connecting = |id: Arc<IdBody>| id.phase() == Phase::Connecting;
-        let mut events_lost = self.delivery.lock();
+        let mut events_lost = self.events_lost.lock();
         while !*events_lost && self.of_qp(qp).is_some_and(connecting) {
             self.delivered.wait(&mut events_lost);
         }
     }
 
-    /// Lets threads in [`await_established`](Self::await_established) look again. Not for the
-    /// thread that delivers events.
+    /// Wakes the threads in [`await_established`](Self::await_established). Must not be called by
+    /// the event thread.
     fn wake_pollers(&self) {
-        drop(self.delivery.lock());
+        drop(self.events_lost.lock());
         self.delivered.notify_all();
     }
 
-    /// The daemon has dropped events, possibly one that a thread waits for.
+    /// Ends all waits, because the daemon has dropped events, possibly an awaited one.
     pub(crate) fn events_lost(&self) {
-        *self.delivery.lock() = true;
+        *self.events_lost.lock() = true;
         self.delivered.notify_all();
     }
 
-    /// Notes that a program moves one QP of its own to RTR by the attributes of an id
-    /// (`rdma_init_qp_attr(3)`). Which QP that is becomes known when the id connects.
-    pub(crate) fn gives_attributes(&self) {
-        self.given_attributes.fetch_add(1, Ordering::Relaxed);
+    /// Counts a call of `rdma_init_qp_attr(3)` for the transition to RTR of a QP that the program
+    /// created without the id. The library learns which QP it is when the id connects.
+    pub(crate) fn count_rtr_attrs(&self) {
+        self.rtr_attr_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A QP that has no id yet makes the step. Returns false if all attributes are used up.
-    pub(crate) fn take_attributes(&self) -> bool {
+    /// Decrements the count for one transition to RTR. Returns false if it is already zero.
+    pub(crate) fn uncount_rtr_attrs(&self) -> bool {
         let less = |given: usize| given.checked_sub(1);
-        self.given_attributes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+        self.rtr_attr_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    /// Returns true if this QP has the connection of an id, or is about to get one.
-    pub(crate) fn have_qp(&self, qp: QpId) -> bool {
+    /// Returns true if the events of this QP are routed to an id.
+    pub(crate) fn holds_qp(&self, qp: QpId) -> bool {
         self.by_qp.lock().contains_key(&qp)
     }
 
-    /// Events of this listener are for this id from now on, unless they are for another one.
-    fn listens(&self, listener: ListenerId, id: &Arc<IdBody>) -> Result<(), Errno> {
+    /// Routes the events of a listener to an id. Fails with `EADDRINUSE` if they already have one.
+    fn claim_listener(&self, listener: ListenerId, id: &Arc<IdBody>) -> Result<(), Errno> {
         match self.by_listener.lock().entry(listener) {
             Entry::Vacant(free) => {
                 free.insert(id.clone());
                 Ok(())
             }
             Entry::Occupied(_) => {
-                let reason = format_args!("another id with RDMA_OPTION_ID_REUSEADDR listens here");
+                let reason = format_args!(
+                    "another id with RDMA_OPTION_ID_REUSEADDR listens on this address"
+                );
                 Err(Errno::new(libc::EADDRINUSE, reason))
             }
         }
     }
 
-    /// Other ids of the program may share this address while none listens.
-    fn may_be_reused(&self, kind: DeviceKind, by_option: bool, listener: &Arc<Listener>) {
+    /// Lets other ids of the program share this address until one of them listens.
+    fn allow_reuse(&self, kind: DeviceKind, reuse_addr: bool, listener: &Arc<Listener>) {
         let mut reusable = self.reusable.lock();
         reusable.retain(|one| one.listener.strong_count() > 0);
-        reusable.push(Reusable { kind, by_option, listener: Arc::downgrade(listener) });
+        reusable.push(Reusable { kind, reuse_addr, listener: Arc::downgrade(listener) });
     }
 
-    /// The bound address that an id shares.
+    /// Returns a bound address that an id may share, or `None`.
     fn reusable(
         &self,
         kind: DeviceKind,
-        by_option: bool,
+        reuse_addr: bool,
         address: SocketAddr,
     ) -> Option<Arc<Listener>> {
         let mut reusable = self.reusable.lock();
         let at = reusable.iter().position(|one| {
             let is_free =
                 |l: Arc<Listener>| l.local_addr() == address && self.of_listener(l.id()).is_none();
-            let may_be = one.kind == kind && (by_option || !one.by_option);
+            let may_be = one.kind == kind && (reuse_addr || !one.reuse_addr);
             may_be && one.listener.upgrade().is_some_and(is_free)
         })?;
-        if reusable[at].by_option {
+        if reusable[at].reuse_addr {
             return reusable[at].listener.upgrade();
         }
-        // For one id.
+        // Only one id may take it.
         reusable.swap_remove(at).listener.upgrade()
     }
 
-    /// Keeps the source port of an id until it is destroyed.
+    /// Records the source port of an id until the id is destroyed.
     fn keep_source(&self, id: &Arc<IdBody>) {
         self.sources.lock().insert(Arc::as_ptr(id).addr(), Arc::downgrade(id));
     }
@@ -215,8 +217,9 @@ impl Ids {
         self.sources.lock().remove(&std::ptr::from_ref(id).addr());
     }
 
-    /// Refuses an address at the source port of another id of this program, as the kernel does for
-    /// all programs: the daemon does not know such ports between connections.
+    /// Refuses an address that conflicts with the source port of another id of this program. The
+    /// kernel does this for all programs, but the daemon has no record of such ports between
+    /// connections.
     fn check_sources(&self, id: &IdBody, address: SocketAddr) -> Result<(), Errno> {
         if address.port() == 0 {
             return Ok(());
@@ -226,7 +229,7 @@ impl Ids {
         let mut others =
             ids.iter().filter(|of| !std::ptr::eq(&***of, id) && of.kind() == id.kind());
         others.try_for_each(|of| {
-            let Some(source) = of.source_beside(reuses).filter(|s| s.port() == address.port())
+            let Some(source) = of.exclusive_source(reuses).filter(|s| s.port() == address.port())
             else {
                 return Ok(());
             };
@@ -237,7 +240,7 @@ impl Ids {
                 }
                 _ => return Ok(()),
             };
-            Err(Errno::new(number, format_args!("another id connects from {source}")))
+            Err(Errno::new(number, format_args!("another id uses the source address {source}")))
         })
     }
 
@@ -254,11 +257,11 @@ impl Ids {
     }
 }
 
-/// Tells an id what has happened to its listener or its queue pair.
+/// Passes an event to the id of its listener or QP.
 pub(crate) fn deliver(device: &Device, event: Event) {
-    let whole = device.ids.delivery.lock();
+    let guard = device.ids.events_lost.lock();
     take_effect(device, event);
-    drop(whole);
+    drop(guard);
     device.ids.delivered.notify_all();
 }
 
@@ -266,20 +269,24 @@ fn take_effect(device: &Device, event: Event) {
     match event {
         Event::ConnectionRequest { listener, .. } => {
             let id = device.ids.of_listener(listener);
-            // Without a listener it is dropped, and so rejected on the wire.
+            // Without an id the request is dropped, which rejects it.
             if let (Ok(request), Some(id)) = (device.context.connection_request(event), id) {
-                id.asked(request);
+                id.handle_request(request);
             }
         }
-        // poll(2) may have announced the request, so its event stays. Accepting or rejecting it
+        // The request remains, because poll(2) may have announced it. Accepting or rejecting it
         // fails with ECONNRESET.
         Event::RequestWithdrawn { .. } => {}
         Event::Established { qp, addresses, ird, ord, private_data, .. } => {
             if let Some(id) = device.ids.of_qp(qp) {
                 let qp = Some(qp);
-                let (inbound, outbound) = (ird, ord);
-                let connection =
-                    Parameters { private_data, inbound, outbound, qp, ..Parameters::default() };
+                let connection = Parameters {
+                    private_data,
+                    inbound: ird,
+                    outbound: ord,
+                    qp,
+                    ..Parameters::default()
+                };
                 id.established(addresses, connection);
             }
         }
@@ -320,8 +327,8 @@ fn take_effect(device: &Device, event: Event) {
     }
 }
 
-/// The daemon is gone: no connection is left.
-pub(crate) fn lost(device: &Device) {
+/// Ends all connections, because the daemon is gone.
+pub(crate) fn daemon_gone(device: &Device) {
     device.ids.events_lost();
     let connected: Vec<_> = device.ids.by_qp.lock().values().map(|held| held.id.clone()).collect();
     connected.iter().for_each(|id| id.disconnected("the daemon is gone"));

@@ -1,7 +1,7 @@
-//! The source port of an id, from `rdma_resolve_addr(3)` until it has a connection.
+//! Reserves the source port of an id, from `rdma_resolve_addr(3)` until it has a connection.
 //!
-//! A socket of the program holds the port. It does not listen, and allows its address to be reused,
-//! so the daemon can connect from the port in the meantime.
+//! A socket of the program holds the port. It does not listen and has `SO_REUSEADDR`, so the daemon
+//! can connect from the port.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -9,20 +9,20 @@ use std::os::fd::OwnedFd;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 
-/// A port that no other program gets from the kernel.
+/// A reserved port, which the kernel assigns to no other program.
 pub(super) struct ReservedPort {
     number: u16,
     _socket: OwnedFd,
 }
 
 impl ReservedPort {
-    /// Reserves a free port of the family of `peer`, of TCP, or of UDP for datagrams.
+    /// Reserves a free TCP port (UDP for `datagrams`) in the address family of `peer`.
     pub(super) fn reserve(peer: SocketAddr, datagrams: bool) -> std::io::Result<ReservedPort> {
         let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let kind = if datagrams { SocketType::DGRAM } else { SocketType::STREAM };
         let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
         bind(&socket, &any(peer, 0))?;
-        // After the kernel has chosen: it would share a port that others allow to be reused.
+        // Set after bind, otherwise the kernel may choose a port of another socket with the option.
         set_socket_reuseaddr(&socket, true)?;
         let bound = SocketAddr::try_from(getsockname(&socket)?)?;
         Ok(ReservedPort { number: bound.port(), _socket: socket })
@@ -32,13 +32,14 @@ impl ReservedPort {
         self.number
     }
 
-    /// The local address of a connection to `peer` from this port; the kernel chooses the host.
+    /// Returns the local address for a connection to `peer` from this port. The kernel chooses the
+    /// host address.
     pub(super) fn local(&self, peer: SocketAddr) -> SocketAddr {
         any(peer, self.number)
     }
 }
 
-/// The unspecified address of the family of `peer`.
+/// Returns the unspecified address of the family of `peer`.
 fn any(peer: SocketAddr, port: u16) -> SocketAddr {
     match peer {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, port).into(),

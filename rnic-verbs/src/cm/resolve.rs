@@ -1,4 +1,4 @@
-//! Finding out one's own address and the peer's (`rdma_bind_addr(3)`, `rdma_resolve_addr(3)`).
+//! Local and peer addresses (`rdma_bind_addr(3)`, `rdma_resolve_addr(3)`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::errno::Errno;
 use crate::{log, net};
 
 impl IdBody {
-    /// Binds it to an address (`rdma_bind_addr(3)`); port 0 chooses one.
+    /// Binds the id to an address (`rdma_bind_addr(3)`). Port 0 selects a free port.
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
         self.device.ids.check_sources(self, address)?;
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle])?;
-        if net::is_of_many(address.ip()) {
+        if net::is_multicast_or_broadcast(address.ip()) {
             let reason = format_args!("{} is a multicast or broadcast address", address.ip());
             return Err(Errno::new(libc::EADDRNOTAVAIL, reason));
         }
@@ -28,15 +28,17 @@ impl IdBody {
             .or_else(|error| ids.reusable(self.kind(), state.reuses_address, address).ok_or(error));
         let listener = listener.map_err(|error| {
             let errno = Errno::from(error);
-            // As in the kernel: a port with a wildcard address beside another address is not
-            // available. The daemon says so of its own listeners; others hold the port here.
-            match errno.number() == libc::EADDRINUSE && address.ip().is_unspecified() {
-                true => errno.with_number(libc::EADDRNOTAVAIL),
-                false => errno,
+            // As in the kernel, binding a wildcard address fails with EADDRNOTAVAIL if another
+            // address has the same port. The daemon returns that for its own listeners; here, a
+            // socket of another program holds the port.
+            if errno.number() == libc::EADDRINUSE && address.ip().is_unspecified() {
+                errno.with_number(libc::EADDRNOTAVAIL)
+            } else {
+                errno
             }
         })?;
         if state.reuses_address {
-            ids.may_be_reused(self.kind(), true, &listener);
+            ids.allow_reuse(self.kind(), true, &listener);
         }
         state.source = Some(listener.local_addr());
         state.source_chosen = true;
@@ -49,40 +51,43 @@ impl IdBody {
     fn claim(&self, address: SocketAddr, v6_only: bool) -> Result<Listener, rnic_client::Error> {
         let context = &self.device.context;
         let options = BindOptions { v6_only };
-        if self.is_of_datagrams() {
+        if self.is_ud() {
             context.bind_datagrams(address, options)
         } else {
             context.bind_with(address, options)
         }
     }
 
-    /// Restricts the id to its own address family on a wildcard address, or to none
-    /// (`RDMA_OPTION_ID_AFONLY`). A bound IPv6 wildcard is bound again, at the same port.
+    /// Restricts the id to its own address family on a wildcard address, or lifts the restriction
+    /// (`RDMA_OPTION_ID_AFONLY`). An id bound to the IPv6 wildcard address is bound again, to the
+    /// same port.
     ///
     /// # Errors
     ///
-    /// Those of binding, for instance if the port is in use in the other family. The id then keeps
-    /// its address. It has none any more if another program has taken the port meanwhile.
+    /// The errors of binding, for instance if the port is in use in the other family. The id then
+    /// keeps its address, unless another program has taken the port in between.
     pub(crate) fn set_family_only(&self, on: bool) -> Result<(), Errno> {
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle, Phase::Bound])?;
         let before = std::mem::replace(&mut state.family_only, on);
         let both = |bound: &mut Arc<Listener>| {
             let address = bound.local_addr();
-            // Other ids may share it (`RDMA_OPTION_ID_REUSEADDR`): then it stays.
+            // An address shared with other ids remains bound (`RDMA_OPTION_ID_REUSEADDR`).
             let changes = address.is_ipv6() && address.ip().is_unspecified() && before != on;
             changes && Arc::strong_count(bound) == 1
         };
         let Some(bound) = state.listener.take_if(both) else { return Ok(()) };
         let address = bound.local_addr();
-        // Closed first: the daemon binds a port once.
+        // Closed first, because the daemon binds a port only once.
         drop(bound);
         let (bound, refused) = match self.claim(address, on) {
             Ok(bound) => (bound, None),
             Err(error) => {
                 state.family_only = before;
                 let Ok(bound) = self.claim(address, before) else {
-                    (state.phase, state.source, state.source_chosen) = (Phase::Idle, None, false);
+                    state.phase = Phase::Idle;
+                    state.source = None;
+                    state.source_chosen = false;
                     return Err(error.into());
                 };
                 (bound, Some(error))
@@ -90,14 +95,14 @@ impl IdBody {
         };
         let bound = Arc::new(bound);
         if state.reuses_address {
-            self.device.ids.may_be_reused(self.kind(), true, &bound);
+            self.device.ids.allow_reuse(self.kind(), true, &bound);
         }
         state.listener = Some(bound);
         refused.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Finds the way to a peer (`rdma_resolve_addr(3)`). The kernel's routes are asked, so the
-    /// answer is there at once.
+    /// Finds the route to a peer (`rdma_resolve_addr(3)`). The kernel's routing table contains it,
+    /// so the result is available at once.
     pub(crate) fn resolve_address(
         self: &Arc<Self>,
         source: Option<SocketAddr>,
@@ -128,14 +133,15 @@ impl IdBody {
             })?;
             let bound = state.source.map_or(0, |source| source.port());
             if bound == 0 {
-                match ReservedPort::reserve(peer, self.is_of_datagrams()) {
+                match ReservedPort::reserve(peer, self.is_ud()) {
                     Ok(port) => state.port = Some(port),
-                    // The daemon chooses one when it connects.
+                    // The daemon then chooses a port when it connects.
                     Err(error) => log::debug(|| format!("no source port reserved: {error}")),
                 }
             }
             found.set_port(state.port.as_ref().map_or(bound, ReservedPort::number));
-            (state.source, state.peer) = (Some(found), Some(peer));
+            state.source = Some(found);
+            state.peer = Some(peer);
             state.source_chosen = chosen;
             state.phase = Phase::AddressResolved;
         }
@@ -144,7 +150,7 @@ impl IdBody {
         Ok(())
     }
 
-    /// Finds the route (`rdma_resolve_route(3)`), which over TCP is the kernel's business.
+    /// Resolves the route (`rdma_resolve_route(3)`), which `resolve_address` has already found.
     pub(crate) fn resolve_route(self: &Arc<Self>) -> Result<(), Errno> {
         {
             let mut state = self.state.lock();

@@ -1,40 +1,41 @@
-//! Connecting again where nobody listened a moment ago.
+//! Repeats connection requests that were refused.
 //!
-//! A server that closes one listener and opens the next on the same port leaves a gap, which on the
-//! network is rarely met and within one machine often. Programs that fail there fail at random
-//! (perftest does so with every connection), so a refusal counts only when it has lasted.
+//! A server that closes one listener and opens the next on the same port, as perftest does for each
+//! connection, is unreachable for a moment. Peers on the network rarely notice, but peers on the
+//! same host often do, and programs that give up at the first refusal then fail at random. So the
+//! library reports a refusal only if it persists.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{ConnectWanted, IdBody};
+use super::{ConnectParams, IdBody};
 
-/// How long nobody may listen before that is told.
+/// Time after which a refusal is reported.
 const GRACE: Duration = Duration::from_millis(500);
-/// From a refusal to the next attempt.
+/// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What an id asks its peer for, and since when.
+/// A connection attempt and its deadline.
 #[derive(Clone)]
 pub(super) struct Attempt {
-    pub(super) wanted: ConnectWanted,
+    pub(super) wanted: ConnectParams,
     until: Instant,
 }
 
 impl Attempt {
-    pub(super) fn new(wanted: &ConnectWanted) -> Self {
+    pub(super) fn new(wanted: &ConnectParams) -> Self {
         Attempt { wanted: wanted.clone(), until: Instant::now() + GRACE }
     }
 
-    /// Whether a refusal is not worth telling yet.
-    pub(super) fn may_go_on(&self) -> bool {
+    /// Returns true if it is too early to report a refusal.
+    pub(super) fn can_retry(&self) -> bool {
         Instant::now() + PAUSE < self.until
     }
 }
 
-/// Ids that are to connect again, each at its time, earliest first.
+/// Ids that will connect again, ordered by due time.
 #[derive(Default)]
 pub(crate) struct Retries {
     waiting: Mutex<Vec<(Instant, Weak<IdBody>)>>,
@@ -45,13 +46,13 @@ impl Retries {
         self.waiting.lock().push((Instant::now() + PAUSE, Arc::downgrade(id)));
     }
 
-    /// How long until the next one is due; `None` if there is none.
+    /// Returns the time until the next attempt is due, or `None` if there are none.
     pub(crate) fn due_in(&self) -> Option<Duration> {
         let first = self.waiting.lock().first().map(|(at, _)| *at);
         first.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Has those connect that are due.
+    /// Repeats the attempts that are due.
     pub(crate) fn run(&self) {
         let now = Instant::now();
         let due: Vec<_> = self.waiting.lock().extract_if(.., |(at, _)| *at <= now).collect();

@@ -1,8 +1,8 @@
-//! Calls that an RNIC of ours never serves: they have the error of their kind.
+//! Functions that the device does not support. Each one reports an error as its API specifies.
 //!
-//! None of them declares the parameters it is called with. By the calling conventions of x86-64 and
-//! AArch64 the caller places arguments and removes them, so a function that reads none can be
-//! called with any, also as a variadic one (`__verbs_log`), which Rust could not define otherwise.
+//! They declare no parameters. In the calling conventions of x86-64 and AArch64, the caller passes
+//! and removes arguments, so a function that reads none can be called with any arguments, even as a
+//! variadic one (`__verbs_log`), which Rust could not define otherwise.
 
 use std::ptr;
 
@@ -10,11 +10,12 @@ use libc::{c_int, c_void};
 
 use crate::errno::Errno;
 
-/// Defines functions that do nothing but fail, by what they return:
+/// Defines functions that only fail, by their result:
 /// - `pointer`: null, with `errno`;
-/// - `number`: the number of the error, as most of libibverbs;
-/// - `minus_one`: -1, with `errno`, as all of librdmacm. As wide as a register, because some return
-///   `ssize_t` or `off_t`; who expects an `int` looks at half of it, which is -1 too;
+/// - `number`: the error number, as in most of libibverbs;
+/// - `minus_one`: -1, with `errno`, as in all of librdmacm. The result has register width, because
+///   some functions return `ssize_t` or `off_t`; a caller that expects `int` reads the lower half,
+///   which is -1 too;
 /// - `nothing`.
 macro_rules! absent {
     ($(pointer: $($pointer:ident),* ;)? $(number: $($number:ident),* ;)?
@@ -40,8 +41,7 @@ macro_rules! absent {
     };
 }
 
-// Multicast, device memory, memory of other devices, and objects of another
-// process.
+// Multicast, device memory, memory of other devices, and objects of another process.
 absent! {
     pointer: ibv_import_device, ibv_import_dm, ibv_import_mr,
         ibv_import_pd, ibv_reg_dmabuf_mr, ibv_alloc_dmah, ibv_reg_mr_ex, ibv_alloc_buf,
@@ -60,14 +60,14 @@ absent! {
     number: ibv_modify_qp_rate_limit, ibv_modify_cq, ibv_post_srq_ops;
 }
 
-// Structures of the kernel's interface. Only the real librdmacm has any of these to convert; what
-// the caller wants filled stays as it is.
+// Conversions of kernel structures, which only the real librdmacm uses. The result structure is
+// left unchanged.
 absent! {
     nothing: ibv_copy_ah_attr_from_kern, ibv_copy_path_rec_from_kern, ibv_copy_path_rec_to_kern,
         ibv_copy_qp_attr_from_kern;
 }
 
-// Multicast and enhanced connection establishment of librdmacm, and what its 1.4 added.
+// Multicast and enhanced connection establishment of librdmacm, and additions of version 1.4.
 absent! {
     minus_one: rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast,
         rdma_set_local_ece, rdma_get_remote_ece, rdma_reject_ece, rdma_query_addrinfo,
@@ -81,8 +81,8 @@ absent! {
         rselect, rsend, rsendmsg, rsendto, rsetsockopt, rshutdown, rsocket, rwrite, rwritev;
 }
 
-// What drivers of real devices find in libibverbs. Some programs are linked to such drivers, which
-// register themselves when they are loaded; there is never a device for them.
+// Functions of libibverbs for provider drivers. Some programs are linked to such drivers, which
+// register themselves when they are loaded; none of them ever finds a device.
 absent! {
     pointer: _verbs_init_and_alloc_context, verbs_open_device;
     number: __ioctl_final_num_attrs, execute_ioctl, ibv_cmd_advise_mr, ibv_cmd_alloc_dm,

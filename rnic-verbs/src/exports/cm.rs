@@ -1,6 +1,6 @@
-//! What librdmacm.so.1 calls. It has no state and no code of its own: each of its functions jumps
-//! to the one published here as `rnicd_cm_NAME`. The node keeps the pair together: with another
-//! libibverbs.so.1 our librdmacm.so.1 is refused at start.
+//! The functions behind librdmacm.so.1. That library has no state and no code of its own: each of
+//! its functions jumps to the function published here as `rnicd_cm_NAME`. The version node keeps
+//! the pair together: with another libibverbs.so.1, the loader refuses our librdmacm.so.1.
 
 use super::absent::*;
 use super::publish;

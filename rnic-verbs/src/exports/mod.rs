@@ -1,10 +1,11 @@
-//! What the dynamic linker sees: the names of libibverbs.so.1 with their version nodes, and for
-//! librdmacm.so.1 those of a node of our own.
+//! Exported symbols: the names of libibverbs.so.1 with their version nodes, and a node of our own
+//! for librdmacm.so.1.
 //!
-//! A function of the C API is written anywhere in this crate, under its own name and as plain
-//! `pub(crate) unsafe extern "C" fn`: no `no_mangle`. A table here publishes it, found through the
-//! imports of the table's file. Programs are linked to resolve every symbol at start, so all names
-//! of the real libraries must be there: [`absent`] has those that no RNIC serves.
+//! A function of the C API may be defined anywhere in this crate, under its own name and as plain
+//! `pub(crate) unsafe extern "C" fn`, without `no_mangle`. A table in one of these modules
+//! publishes it, and the imports of the module determine its path. Programs may be linked to
+//! resolve every symbol at start, so the tables contain all names of the real libraries: [`absent`]
+//! has the unsupported functions.
 
 pub(crate) mod absent;
 mod cm;
@@ -13,13 +14,13 @@ mod public;
 
 /// Publishes functions in a version node: `publish! { "NODE": name, ... }`.
 ///
-/// With `also`, the name is not what a program gets that is linked now: a name can be in several
-/// nodes, one of which is its default. With `as`, the published name has a prefix.
+/// With `also`, this version of the name is not the default: a name can be in several nodes, and
+/// programs linked today get the default one. With `as`, the published name has a prefix.
 ///
-/// What is published is a jump to the function. The function itself cannot carry the version: it
-/// would have to be exported by rustc too, under a second name, and `.symver` would have to stand
-/// in the object file where the compiler happens to put the function. The name that `.symver` needs
-/// for the jump is `remove`d, so nothing but the versioned name remains.
+/// The exported symbol is a jump to the function. The function itself cannot carry the version:
+/// rustc would have to export it under a second name too, and `.symver` must be in the object file
+/// in which the compiler happens to put the function. The name that `.symver` needs for the jump is
+/// `remove`d, so only the versioned name remains.
 macro_rules! publish {
     ($node:literal: $($name:ident),* $(,)?) => { publish! { "@@" $node "" $($name)* } };
     ($node:literal also: $($name:ident),* $(,)?) => { publish! { "@" $node "" $($name)* } };

@@ -1,12 +1,12 @@
-//! The names that drivers of real devices use. Their node is renamed whenever one of them changes,
-//! so that a driver works with its own release only; as none of them does anything here, one list
-//! serves all.
+//! The names that provider drivers use. Their version node is renamed whenever one of them changes,
+//! so a driver works only with its own release. As the functions do nothing here, one list serves
+//! all releases.
 
 use super::absent::*;
 use super::publish;
 use crate::boundary::context::ibv_query_gid_type;
 
-/// In the node of rdma-core 34 to 56, and in those of 57, 59 and 64.
+/// Publishes names in the nodes of rdma-core 34 to 56, 57, 59 and 64.
 macro_rules! publish_private {
     ($($name:ident),* $(,)?) => {
         publish! { "IBVERBS_PRIVATE_34": $($name),* }
@@ -47,8 +47,8 @@ publish! { "IBVERBS_PRIVATE_64" also:
     ibv_cmd_create_cq_ex2, ibv_cmd_alloc_dmah, ibv_cmd_free_dmah, ibv_cmd_reg_mr_ex,
 }
 
-// The one datum among them, a C `bool` that drivers set: may their objects be destroyed after the
-// device is gone?
+// The only variable, a C `bool` that drivers set: objects may be destroyed after the device is
+// gone.
 #[cfg(not(test))]
 std::arch::global_asm!(
     ".pushsection .bss.verbs_allow_disassociate_destroy,\"aw\",@nobits",

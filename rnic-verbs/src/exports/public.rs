@@ -1,4 +1,4 @@
-//! The names that programs use, by the release of the interface that brought them.
+//! The names that programs use, by the version node that introduced them.
 
 use super::absent::*;
 use super::publish;

@@ -1,7 +1,7 @@
 //! Page protection of this process, from `/proc/self/maps` (`proc_pid_maps(5)`).
 //!
-//! Single mappings are queried by an ioctl on that file, `PROCMAP_QUERY`. Kernels before Linux 6.11
-//! lack it, so the whole file is read there.
+//! An ioctl on that file, `PROCMAP_QUERY`, returns the mapping of an address. Kernels before Linux
+//! 6.11 lack it, so the library reads the whole file there.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -46,15 +46,15 @@ impl Maps {
     }
 
     fn read(mut file: File) -> io::Result<Maps> {
-        // Each read searches the mappings again, so few large ones are cheaper.
+        // Each read searches the mappings from the start, so few large reads are cheaper.
         let mut text = Vec::with_capacity(64 * 1024);
         file.read_to_end(&mut text)?;
-        // File names may have any bytes.
+        // File names may contain any bytes.
         let text = String::from_utf8_lossy(&text);
         Ok(Maps::Read(text.lines().filter_map(parse).collect()))
     }
 
-    /// Returns the mapping in which an address lies.
+    /// Returns the mapping that contains an address.
     fn at(&self, address: u64) -> io::Result<Option<Mapping>> {
         match self {
             Maps::Queried(file) => query(file, address),
@@ -66,7 +66,7 @@ impl Maps {
     }
 }
 
-/// Returns true if every byte of a range lies in a mapping for which `fits` holds.
+/// Returns true if every byte of a range lies in a mapping that matches `fits`.
 fn covered(
     maps: &Maps,
     address: u64,
@@ -113,7 +113,7 @@ const WRITABLE: u64 = 2;
 
 const _: () = assert!(size_of::<ProcmapQuery>() == 0x68);
 
-/// Asks the kernel for the mapping in which an address lies.
+/// Queries the kernel for the mapping that contains an address.
 fn query(maps: &File, address: u64) -> io::Result<Option<Mapping>> {
     let mut query = ProcmapQuery {
         size: size_of::<ProcmapQuery>() as u64,
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn this_program_may_write_its_heap_and_not_its_code() {
+    fn heap_is_writable_and_code_is_not() {
         let here = vec![0u8; 100_000];
         assert_eq!(is_writable(here.as_ptr() as u64, 100_000), Ok(true));
         let code = is_writable as *const () as u64;
@@ -189,9 +189,9 @@ mod tests {
         assert_eq!(is_readable(0, 1), Ok(false));
     }
 
-    /// Compares both ways on kernels with the ioctl. Other tests map and unmap other memory.
+    /// Compares both ways on kernels with the ioctl. Other tests change other mappings.
     #[test]
-    fn a_query_finds_what_the_file_has() {
+    fn query_and_file_agree() {
         let file = || File::open("/proc/self/maps").expect("procfs");
         if let Err(error) = query(&file(), 0) {
             assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));

@@ -1,4 +1,4 @@
-//! Memory of the program: what may be registered, and where each region lies.
+//! Memory of the program: page protection, and the location of regions.
 
 pub(crate) mod maps;
 pub(crate) mod regions;

@@ -1,7 +1,7 @@
-//! The regions of this process by key, to find the address of an element.
+//! The memory regions of this process by key, to find the address of an SGE.
 //!
-//! Only small messages need this: their bytes are copied into the request when it is posted, which
-//! saves the daemon a system call. The daemon checks every element itself.
+//! Only small messages need this: posting copies their bytes into the request, which saves the
+//! daemon a system call. The daemon itself checks every SGE.
 
 use std::collections::HashMap;
 
@@ -18,9 +18,9 @@ pub(crate) struct Regions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) pd: PdId,
-    /// First address that elements name.
+    /// First address of the region in SGEs.
     pub(crate) iova: u64,
-    /// The same byte in this process.
+    /// Address of the same byte in this process.
     pub(crate) address: u64,
     /// Length in bytes.
     pub(crate) length: u64,
@@ -35,7 +35,7 @@ impl Regions {
         self.by_key.write().remove(&key);
     }
 
-    /// Returns the address of an element that lies within a region of this domain.
+    /// Returns the address of an SGE in this process, if it lies within a region of this PD.
     pub(crate) fn locate(&self, pd: PdId, element: &Sge) -> Option<u64> {
         let region = *self.by_key.read().get(&element.lkey)?;
         let offset = element.addr.checked_sub(region.iova)?;
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_are_found_inside_of_regions_of_their_domain_alone() {
+    fn locate_checks_bounds_and_pd() {
         let regions = Regions::default();
         let region = Region { pd: PdId(3), iova: 0x100, address: 0x7000, length: 16 };
         regions.insert(9, region);

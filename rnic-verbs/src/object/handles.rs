@@ -1,7 +1,7 @@
 //! The live objects of this process, by kind and address.
 //!
-//! Every call looks up each of its handles, data-path calls included. Most lookups find their
-//! handle in [`RECENT`], with one load; the others take the lock of [`LIVE`].
+//! Every call looks up each of its handles, on the data path too. Most lookups find the handle in
+//! [`RECENT`] with one load; the others take the lock of [`LIVE`].
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
 
-/// Kind of an object that C holds.
+/// Kind of an object that C holds a pointer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Device,
@@ -54,15 +54,14 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Address and kind in one word: addresses are multiples of 32, and there are 16 kinds.
+/// Packs address and kind into one word: addresses are multiples of 32, and there are 16 kinds.
 fn word(kind: Kind, address: usize) -> usize {
     address | kind as usize
 }
 
 static LIVE: LazyLock<RwLock<HashSet<usize>>> = LazyLock::new(RwLock::default);
 
-/// A direct-mapped cache of [`LIVE`]: each object is written to its slot when it is made, and
-/// displaces the one that was there.
+/// A direct-mapped cache of [`LIVE`]. A new object displaces the previous entry of its slot.
 static RECENT: [AtomicUsize; 1 << SLOT_BITS] = [const { AtomicUsize::new(0) }; 1 << SLOT_BITS];
 
 const SLOT_BITS: u32 = 12;
@@ -73,13 +72,13 @@ fn slot(address: usize) -> &'static AtomicUsize {
     &RECENT[(product >> (u64::BITS - SLOT_BITS)) as usize]
 }
 
-/// Adds an object that was made.
+/// Adds a new object.
 pub(crate) fn add(kind: Kind, address: usize) {
     LIVE.write().insert(word(kind, address));
     slot(address).store(word(kind, address), Ordering::Release);
 }
 
-/// Removes an object that is being destroyed. Returns true if it was live.
+/// Removes an object before it is destroyed. Returns true if it was live.
 pub(crate) fn remove(kind: Kind, address: usize) -> bool {
     let word = word(kind, address);
     // Another object may have displaced it.
@@ -87,8 +86,8 @@ pub(crate) fn remove(kind: Kind, address: usize) -> bool {
     LIVE.write().remove(&word)
 }
 
-/// The addresses of the live objects of this kind for which `which` holds. No object is destroyed
-/// while `which` looks at it.
+/// Returns the addresses of the live objects of this kind that match `which`. No object is
+/// destroyed while `which` reads it.
 pub(crate) fn all(kind: Kind, which: impl Fn(usize) -> bool) -> Vec<usize> {
     let live = LIVE.read();
     let of_kind = live.iter().filter(|word| **word % ALIGNMENT == kind as usize);
@@ -97,7 +96,7 @@ pub(crate) fn all(kind: Kind, which: impl Fn(usize) -> bool) -> Vec<usize> {
 
 /// Returns true if an object of this kind is live at the address.
 pub(crate) fn is_live(kind: Kind, address: usize) -> bool {
-    // An unaligned address would read as another one with another kind.
+    // The low bits of an unaligned address would be mistaken for a kind.
     if !address.is_multiple_of(ALIGNMENT) {
         return false;
     }
@@ -111,7 +110,7 @@ const ALIGNMENT: usize = 32;
 mod tests {
     use super::*;
 
-    /// Far from every real object.
+    /// Far from the address of any real object.
     const BASE: usize = 0xFFFF_0000_0000_0000;
 
     #[test]

@@ -1,4 +1,4 @@
-//! Asks the daemon what it knows, and tells it what administrators want.
+//! Shows the state of the daemon and carries out commands of administrators.
 
 use std::process::ExitCode;
 

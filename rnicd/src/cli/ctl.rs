@@ -1,4 +1,4 @@
-//! `rnicctl`: asks the daemon what it knows, and tells it what administrators want.
+//! `rnicctl`: shows the state of the daemon and runs commands of administrators.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,23 +10,23 @@ use serde::Serialize;
 use super::table::{of_rows, of_status};
 use super::{follow, why};
 
-/// Show what rnicd knows, and have it do what administrators may ask.
+/// Show the state of rnicd, and run commands of administrators.
 ///
-/// Administrators see everybody's objects, others their own.
+/// Administrators see the objects of all users, other users only their own.
 ///
-/// Exit codes: 0 done; 1 the daemon refused or failed; 2 wrong usage; 3 no daemon was reached.
+/// Exit codes: 0 done; 1 refused or failed; 2 wrong usage; 3 no connection to a daemon.
 #[derive(Debug, Parser)]
 #[command(name = "rnicctl", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
-    how: How,
+    common: CommonArgs,
 }
 
 #[derive(Debug, Args)]
-struct How {
-    /// Control socket of the daemon; otherwise RNIC_SOCKET and the usual places.
+struct CommonArgs {
+    /// Control socket of the daemon [default: RNIC_SOCKET or the usual paths].
     #[arg(long, value_name = "PATH", global = true)]
     socket: Option<PathBuf>,
     /// Print JSON instead of text.
@@ -36,7 +36,7 @@ struct How {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Figures of the daemon.
+    /// Summary of the daemon.
     Status,
     /// Sessions of programs.
     Clients,
@@ -54,32 +54,33 @@ enum Command {
     Pds,
     /// Bound addresses.
     Listeners,
-    /// Limits, and how much of each is in use.
+    /// Limits and their current use.
     Limits,
-    /// Notable happenings, newest first.
+    /// Notable events, newest first.
     Events {
-        /// Show them as they happen, oldest first, until interrupted.
+        /// Show new events too, oldest first, until interrupted.
         #[arg(long)]
         follow: bool,
     },
-    /// Why something was refused or failed.
+    /// Why a request was refused or an operation failed.
     ///
     /// Every refused request, failed completion, Terminate and lost connection leaves a record. A
-    /// completion names its record by `diagnosis_id`, an error of the library as "(why 17)".
+    /// completion contains the record's number in `diagnosis_id`, and the text of a library error
+    /// ends with it.
     Why {
-        /// Number of a record; without it, all records there are, newest first.
+        /// Number of a record; without it, all records, newest first.
         id: Option<u64>,
     },
-    /// End a queue pair's connection, whoever owns it (administrators).
+    /// End the connection of a queue pair of any user (administrators).
     Disconnect {
-        /// Number of the queue pair, as `rnicctl qps` shows it.
+        /// Number of the queue pair, as shown by `rnicctl qps`.
         qp: u32,
     },
-    /// Refuse new sessions, objects and connections, or take them again (administrators).
+    /// Refuse new sessions, objects and connections, or accept them again (administrators).
     ///
-    /// What exists goes on. `rnicctl status` shows whether the daemon drains.
+    /// Existing ones are not affected. `rnicctl status` shows whether the daemon is draining.
     Drain {
-        /// Whether to refuse.
+        /// Start or stop draining.
         #[arg(value_enum)]
         switch: Switch,
     },
@@ -87,16 +88,16 @@ enum Command {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Switch {
-    /// Take nothing new.
+    /// Refuse new ones.
     On,
-    /// Take new things again.
+    /// Accept new ones again.
     Off,
 }
 
 /// Runs `rnicctl` with the arguments of this process.
 pub fn main() -> ExitCode {
-    let Cli { command, how } = Cli::parse();
-    match carry_out(&command, &how) {
+    let Cli { command, common } = Cli::parse();
+    match run_command(&command, &common) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             super::complain(&format!("rnicctl: {error}"));
@@ -108,16 +109,16 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn carry_out(command: &Command, how: &How) -> Result<(), Box<dyn std::error::Error>> {
-    let context = match &how.socket {
+fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std::error::Error>> {
+    let context = match &common.socket {
         Some(path) => Context::open_at(path)?,
         None => Context::open()?,
     };
-    let list = |kind| show_rows(&context, kind, how.json);
+    let list = |kind| show_rows(&context, kind, common.json);
     match *command {
         Command::Status => {
             let status = context.status()?;
-            print(how.json, &status, &of_status(&status))
+            print(common.json, &status, &of_status(&status))
         }
         Command::Clients => list(ListKind::Clients),
         Command::Qps => list(ListKind::Qps),
@@ -130,20 +131,20 @@ fn carry_out(command: &Command, how: &How) -> Result<(), Box<dyn std::error::Err
         Command::Limits => list(ListKind::Limits),
         Command::Events { follow: false } => list(ListKind::Events),
         Command::Events { follow: true } => {
-            follow::follow(&context, how.json, &mut std::io::stdout())
+            follow::follow(&context, common.json, &mut std::io::stdout())
         }
         Command::Why { id: None } => list(ListKind::Diagnoses),
         Command::Why { id: Some(id) } => {
             let record = context.diagnosis(id)?;
-            print(how.json, &record, &why::explain(&record))
+            print(common.json, &record, &why::explain(&record))
         }
         Command::Disconnect { qp } => {
             context.admin_disconnect(QpId(qp))?;
-            done(how.json)
+            done(common.json)
         }
         Command::Drain { switch } => {
             context.drain(matches!(switch, Switch::On))?;
-            done(how.json)
+            done(common.json)
         }
     }
 }
@@ -170,7 +171,7 @@ fn show_rows(
     }
 }
 
-/// All pages of a list. Objects come and go meanwhile, so the sum is true of no one instant.
+/// Returns all pages of a list. Objects may change between pages, so the result is no snapshot.
 fn all_rows(context: &Context, kind: ListKind) -> Result<Rows, Error> {
     let Page { rows: mut all, mut next, .. } = context.list(kind, 0)?;
     while let Some(from) = next {
@@ -188,14 +189,14 @@ fn all_rows(context: &Context, kind: ListKind) -> Result<Rows, Error> {
             (Rows::Limits(all), Rows::Limits(page)) => all.extend(page),
             (Rows::Diagnoses(all), Rows::Diagnoses(page)) => all.extend(page),
             (Rows::Events(all), Rows::Events(page)) => all.extend(page),
-            // A daemon that answers with other rows than asked for has nothing more to say.
+            // The daemon answered with rows of another kind. Stop here.
             _ => return Ok(all),
         }
     }
     Ok(all)
 }
 
-/// What was asked for has been done, and there is nothing to show.
+/// Reports success of a command without output.
 fn done(json: bool) -> Result<(), Box<dyn std::error::Error>> {
     if json { print(json, &serde_json::json!({ "done": true }), &"") } else { Ok(()) }
 }

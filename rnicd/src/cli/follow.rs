@@ -1,14 +1,14 @@
-//! `rnicctl events --follow`: happenings as they come, the oldest first.
+//! `rnicctl events --follow`: new events, oldest first.
 //!
-//! The daemon is asked twice a second for what is newer than what was shown; it keeps so many that
-//! only a storm of them gets lost in between, as it would later.
+//! Queries the daemon twice a second for events after the last one shown. Events are lost only if
+//! more of them occur between two queries than the daemon's ring holds.
 
 use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
 use rnic_client::{Context, Error, EventRecord, ListKind, Page, Rows};
 
-/// Writes what there is, then what comes, until the reader or the daemon is gone.
+/// Writes all existing events, then new ones, until the reader or the daemon is gone.
 pub(super) fn follow(
     context: &Context,
     json: bool,
@@ -28,8 +28,8 @@ pub(super) fn follow(
     }
 }
 
-/// Happenings after number `seen`, the oldest first. `list` gives pages, the newest first, and says
-/// where the next one begins.
+/// Returns events after number `seen`, oldest first. `list` returns pages, newest first, with the
+/// start of the next page.
 fn newer(
     seen: u64,
     mut list: impl FnMut(u64) -> Result<Page, Error>,
@@ -38,7 +38,7 @@ fn newer(
     let mut from = Some(0);
     while let Some(place) = from {
         let page = list(place)?;
-        // Another daemon's idea of an answer is none.
+        // Rows of another kind: stop here.
         let Rows::Events(rows) = page.rows else { break };
         from = page.next.filter(|_| rows.last().is_some_and(|last| last.sequence > seen));
         all.extend(rows.into_iter().filter(|record| record.sequence > seen));
@@ -47,16 +47,18 @@ fn newer(
     Ok(all)
 }
 
-/// A happening for people, with the time of day in UTC.
+/// Formats an event as text, with the time of day in UTC.
 fn line(record: &EventRecord) -> String {
     let seconds = record.time_ms / 1000;
-    let (hours, minutes, seconds) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let hours = seconds / 3600 % 24;
+    let minutes = seconds / 60 % 60;
+    let seconds = seconds % 60;
     let session = record.session.map_or_else(|| "-".to_owned(), |session| session.to_string());
     let EventRecord { sequence, kind, text, .. } = record;
     format!("{sequence} {hours:02}:{minutes:02}:{seconds:02}Z {session} {kind} {text}")
 }
 
-/// Time between two questions to the daemon.
+/// Time between two requests to the daemon.
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
@@ -75,8 +77,8 @@ mod tests {
         }
     }
 
-    /// A daemon with so many records, of which one more happens after each page. Pages begin at a
-    /// number, or at the newest.
+    /// Pages of a daemon with `last` records. One more is added after each page. Pages begin at a
+    /// number, or at the newest for 0.
     fn pages(mut last: u64, most: usize) -> impl FnMut(u64) -> Result<Page, Error> {
         move |from| {
             let newest = if from == 0 { last } else { from };
@@ -89,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn each_happening_comes_once_and_in_order() {
+    fn each_event_is_shown_once_in_order() {
         for most in [1, 2, 3, 100] {
             for seen in [0, 4, 9, 10] {
                 let all = newer(seen, pages(10, most)).unwrap_or_else(|e| panic!("{e}"));
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_asked_for_than_is_new() {
+    fn only_new_pages_are_requested() {
         let mut asked = 0;
         let mut pages = pages(10, 3);
         let all = newer(8, |from| {
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_when_who_and_what() {
+    fn line_has_time_session_and_kind() {
         assert_eq!(line(&record(1)), "1 01:01:01Z 7 session_ended why");
         assert_eq!(line(&record(2)), "2 01:01:01Z - session_ended why");
     }

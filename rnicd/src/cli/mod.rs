@@ -1,7 +1,7 @@
 //! The command line of `rnicd`.
 //!
-//! Each command is a function from its arguments to an exit code; what it does lives elsewhere.
-//! The binary calls [`main`].
+//! Each command is a function from its arguments to an exit code. The work itself is done in other
+//! modules. The binary calls [`main`].
 
 pub mod ctl;
 mod follow;
@@ -29,7 +29,7 @@ use crate::resource::{Capacity, PassedPort, Policy};
 
 /// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
 ///
-/// Exit codes: 0 done; 1 failed; 2 wrong usage. `exec` has those of the program it runs.
+/// Exit codes: 0 done; 1 failed; 2 wrong usage. `exec` returns the exit code of its program.
 #[derive(Debug, Parser)]
 #[command(name = "rnicd", version, propagate_version = true)]
 struct Cli {
@@ -41,31 +41,31 @@ struct Cli {
 enum Command {
     /// Run the daemon in the foreground until SIGTERM or SIGINT.
     ///
-    /// Exit codes: 0 stopped; 1 failed; 2 wrong usage; 75 another daemon has the socket; 78 the
-    /// configuration is wrong, and starting again is of no use before it is changed.
+    /// Exit codes: 0 stopped; 1 failed; 2 wrong usage; 75 another daemon uses the socket; 78 the
+    /// configuration is invalid, and a restart does not help.
     Run(Run),
-    /// Explain every effective value of a configuration and the memory it may cost.
+    /// Print every effective value of a configuration, its meaning, and the worst-case memory.
     ///
-    /// Exit codes: 0 it is right; 78 it is wrong; 2 wrong usage.
+    /// Exit codes: 0 valid; 78 invalid; 2 wrong usage.
     CheckConfig(Check),
-    /// Print the default configuration, every key with its meaning.
+    /// Print the default configuration with an explanation of every key.
     PrintConfig,
-    /// Run a program with a daemon of its own, and end both together.
+    /// Run a program with a private daemon, which ends with it.
     ///
-    /// The daemon's socket is in a folder that only this user may enter: programs that run as other
-    /// users cannot reach it, so there are no helper processes for their attached memory. Signals
-    /// are passed on. If this process is killed by SIGKILL, so is the program, and the daemon ends.
+    /// The daemon's socket is in a folder that only this user can enter. Programs of other users
+    /// cannot reach it. Signals are forwarded to the program. If this process is killed by SIGKILL,
+    /// so is the program, and the daemon ends.
     ///
-    /// Exit code: the program's, or its signal's end; 127 if the program was not found, 126 if it
-    /// cannot be run, 125 if something else failed or the daemon died while the program succeeded;
-    /// 2 wrong usage.
+    /// Exit code: that of the program, which may have been ended by a signal; 127 if the program
+    /// was not found, 126 if it cannot be executed, 125 if anything else failed or the daemon died
+    /// while the program succeeded; 2 wrong usage.
     Exec(Exec),
-    /// See RDMA happen: every operation between two processes, a file copied, figures.
+    /// Demonstrate RDMA: every operation between two processes, a file copy, and measurements.
     Demo(Demo),
-    /// The daemon of `exec` and `demo`: serves as long as its standard input is open.
+    /// The daemon of `exec` and `demo`. Serves until its standard input is closed.
     #[command(hide = true)]
     PrivateDaemon {
-        /// Where its socket is to be; removed at its end.
+        /// Folder for its socket, removed at its end.
         #[arg(long)]
         folder: PathBuf,
         /// Overrides engine.loopback.
@@ -82,16 +82,16 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Configured {
-    /// Configuration file; the built-in default without it.
+    /// Configuration file [default: the built-in configuration].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Use the built-in default if the configuration file does not exist.
+    /// Use the built-in configuration if the file does not exist.
     #[arg(long, requires = "config")]
     config_optional: bool,
 }
 
 impl Configured {
-    /// The file to be read, if any.
+    /// Returns the file to read, if any.
     fn file(&self) -> Option<&Path> {
         self.config.as_deref().filter(|file| !self.config_optional || is_there(file))
     }
@@ -104,15 +104,15 @@ fn is_there(file: &Path) -> bool {
 
 #[derive(Debug, Args)]
 struct Check {
-    /// Configuration file; the built-in default without it.
+    /// Configuration file [default: the built-in configuration].
     file: Option<PathBuf>,
-    /// The same.
+    /// Configuration file, as an option.
     #[arg(long, value_name = "FILE", conflicts_with = "file")]
     config: Option<PathBuf>,
-    /// Use the built-in default if the file does not exist.
+    /// Use the built-in configuration if the file does not exist.
     #[arg(long, requires = "config")]
     config_optional: bool,
-    /// Say nothing of a configuration that is right.
+    /// Print nothing if the configuration is valid.
     #[arg(long)]
     quiet: bool,
 }
@@ -124,11 +124,11 @@ struct Run {
     /// Control socket; overrides control.socket of the configuration.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Stop in order once there has been no client for this long ("60s", "5min").
+    /// Stop gracefully after this time without a client ("60s", "5min").
     #[arg(long, value_name = "DURATION", value_parser = Span::parse)]
     exit_when_idle: Option<Span>,
-    /// For programs that start a daemon and go on: leave their session and terminal, and close
-    /// every descriptor but the standard ones.
+    /// Detach from the session and terminal of the caller, and close all descriptors except stdin,
+    /// stdout and stderr. For programs that start a daemon and continue.
     #[arg(long)]
     detached: bool,
 }
@@ -137,36 +137,36 @@ struct Run {
 struct Exec {
     #[command(flatten)]
     configured: Configured,
-    /// How queue pairs of this daemon talk to each other; overrides engine.loopback.
+    /// Path between queue pairs of this daemon; overrides engine.loopback.
     #[arg(long, value_name = "WAY")]
     loopback: Option<LoopbackArg>,
-    /// Write the daemon's log to this file, or to standard error if it is `-` [default: keep it,
+    /// Write the daemon's log to this file, or to standard error for `-` [default: keep the log,
     /// and show its last lines if the daemon dies].
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// The program and its arguments. RNIC_SOCKET in its environment names the daemon.
+    /// The program and its arguments. Its environment variable RNIC_SOCKET is the daemon's socket.
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
 struct Demo {
-    /// File to copy; one is made without it.
+    /// File to copy. Without it the demo creates one.
     file: Option<PathBuf>,
-    /// Size of the file that is made.
+    /// Size of the created file.
     #[arg(long, default_value = "256MiB", conflicts_with = "file", value_parser = Size::parse)]
     size: Size,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LoopbackArg {
-    /// From memory to memory.
+    /// From buffer to buffer.
     Direct,
-    /// Over TCP, like strangers.
+    /// Over TCP, as between hosts.
     Tcp,
 }
 
-/// `control.seccomp`, as it is said to the daemon of `exec` and `demo`.
+/// `control.seccomp`, as passed to the daemon of `exec` and `demo`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum SeccompArg {
     Enforce,
@@ -196,7 +196,7 @@ impl From<LoopbackArg> for Loopback {
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     let command = Cli::parse().command;
-    // The exit code of a failure, where it is not 1.
+    // Maps a failure to an exit code.
     let code: fn(&Failure) -> ExitCode = match command {
         Command::Exec(_) => exec_failed,
         _ => failed,
@@ -220,12 +220,13 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Says what is wrong on standard error, if that takes it: the exit code tells in any case.
+/// Writes an error to standard error. Failed writes are ignored: the exit code reports the failure
+/// too.
 pub(crate) fn complain(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", error_text(text));
 }
 
-/// The exit code of other commands that failed.
+/// Returns the exit code for a failure of all commands except `exec`.
 fn failed(error: &Failure) -> ExitCode {
     match error.downcast_ref::<SocketError>() {
         Some(SocketError::Taken { .. }) => ExitCode::from(EX_TEMPFAIL),
@@ -234,7 +235,7 @@ fn failed(error: &Failure) -> ExitCode {
     }
 }
 
-/// Whether it failed for what the configuration says, so that it will fail again.
+/// Returns true if the configuration caused the failure, so that a restart would fail too.
 fn is_configuration(error: &Failure) -> bool {
     let socket = match error.downcast_ref::<StartError>() {
         Some(StartError::NoFilters { .. }) => return true,
@@ -249,12 +250,12 @@ fn is_configuration(error: &Failure) -> bool {
         )
 }
 
-/// `EX_CONFIG` of `sysexits.h`, by which a service manager knows that it need not try again.
+/// `EX_CONFIG` of `sysexits.h`. Tells a service manager not to restart the daemon.
 const EX_CONFIG: u8 = 78;
-/// `EX_TEMPFAIL`: by which whoever starts daemons knows that somebody else was faster.
+/// `EX_TEMPFAIL` of `sysexits.h`. Tells the caller that another daemon was started first.
 const EX_TEMPFAIL: u8 = 75;
 
-/// What a user is told when a command fails.
+/// Error of a failed command, shown to the user.
 pub(crate) type Failure = Box<dyn std::error::Error>;
 
 fn run(args: &Run) -> Result<ExitCode, Failure> {
@@ -264,7 +265,8 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     let config = Config::load_or_default(args.configured.file())?;
     let mut log = start_log(&config);
     let signals = Signals::take(SignalSet::Daemon)?;
-    let (socket, control) = (args.socket.as_deref(), &config.control);
+    let socket = args.socket.as_deref();
+    let control = &config.control;
     let PassedSockets { control: passed, ports } = sort_sockets(&config)?;
     let socket = match passed {
         Some(passed) => ControlSocket::passed(passed, socket, control)?,
@@ -287,19 +289,19 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a service manager passed.
+/// Sockets from a service manager.
 struct PassedSockets {
     control: Option<OwnedFd>,
     ports: Vec<PassedPort>,
 }
 
-/// Tells the control socket and sockets of `wired.port` apart by what they are.
+/// Sorts the passed sockets into the control socket and sockets of `wired.port`.
 fn sort_sockets(config: &Config) -> Result<PassedSockets, Failure> {
     let mut sockets = PassedSockets { control: None, ports: Vec::new() };
     for fd in privilege::passed_sockets()? {
-        if !PassedPort::is_of_internet(&fd) {
+        if !PassedPort::is_inet(&fd) {
             if sockets.control.replace(fd).is_some() {
-                return Err(SocketError::Passed("one control socket is enough".to_owned()).into());
+                return Err(SocketError::Passed("more than one control socket".to_owned()).into());
             }
         } else {
             let port = PassedPort::new(fd, config.wired.port).map_err(SocketError::Passed)?;
@@ -309,24 +311,26 @@ fn sort_sockets(config: &Config) -> Result<PassedSockets, Failure> {
     Ok(sockets)
 }
 
-/// Everything that took privileges is done: none is needed from here on, and no thread runs yet.
+/// Gives up all privileges. None are needed from here on, and no other thread runs yet.
 fn give_up_privileges(control: &Control, socket: &ControlSocket) -> Result<(), Failure> {
-    match privilege::account_to_become(control.user.as_deref())? {
+    match privilege::account_to_switch_to(control.user.as_deref())? {
         Some(account) => {
             socket.give_to(account.uid)?;
-            privilege::become_account(&account)?;
-            let (uid, gid, groups) = (account.uid, account.gid, &account.groups);
+            privilege::switch_to_account(&account)?;
+            let uid = account.uid;
+            let gid = account.gid;
+            let groups = &account.groups;
             tracing::info!(uid, gid, ?groups, "dropped privileges");
         }
         None if privilege::own_user() == 0 => tracing::warn!(
-            "running as root: whoever takes over the daemon takes over the machine; \
+            "running as root: an attacker who controls the daemon controls the machine; \
              set control.user"
         ),
         None => privilege::renounce()?,
     }
     if !socket.can_be_removed() {
         let path = socket.path().display();
-        tracing::info!(%path, "the socket will be left behind: its folder is not this user's");
+        tracing::info!(%path, "the socket will be left behind: this user cannot remove it");
     }
     Ok(())
 }
@@ -339,17 +343,17 @@ fn check_config(args: &Check) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let in_force = Capacity::of_this_process(&config).in_force();
-    let in_force = InForce { guid: Some(config.device.guid_here()), ..in_force };
+    let in_force = InForce { guid: Some(config.device.effective_guid()), ..in_force };
     print(&explain(&config, &in_force, Policy::new(&config).unknown()))
 }
 
 fn exec(args: &Exec) -> Result<ExitCode, Failure> {
-    // Read once, and before anything is started: it may come from a pipe.
+    // Read once, before anything is started: the file may be a pipe.
     let text = Config::read_or_default(args.configured.file())?;
     let overrides =
         Overrides { loopback: args.loopback.map(Loopback::from), ..Overrides::default() };
     let log = match &args.log {
-        None => LogTo::Nobody,
+        None => LogTo::TempFile,
         Some(path) if path.as_os_str() == "-" => LogTo::Stderr,
         Some(path) => LogTo::File(path.clone()),
     };
@@ -358,18 +362,18 @@ fn exec(args: &Exec) -> Result<ExitCode, Failure> {
     Ok(exec::end_as(exec::run(daemon, &args.program, &signals)?))
 }
 
-/// The exit code of an `exec` that could not do what was asked.
+/// Returns the exit code for a failure of `exec`.
 fn exec_failed(error: &Failure) -> ExitCode {
     let known = error.downcast_ref::<ExecError>().map(ExecError::exit_code);
     known.unwrap_or(ExitCode::from(exec::FAILED))
 }
 
 fn show(args: Demo) -> Result<ExitCode, Failure> {
-    let cargo = match args.file {
-        Some(path) => demo::Cargo::File(path),
-        None => demo::Cargo::Made(args.size.0),
+    let payload = match args.file {
+        Some(path) => demo::Payload::File(path),
+        None => demo::Payload::Generated(args.size.0),
     };
-    Ok(demo::run(&cargo)?)
+    Ok(demo::run(&payload)?)
 }
 
 fn start_log(config: &Config) -> Log {
@@ -380,7 +384,7 @@ fn start_log(config: &Config) -> Log {
     log
 }
 
-/// Writes to standard output; a reader that has had enough is no error.
+/// Writes to standard output. A closed pipe is not an error.
 pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -1,5 +1,5 @@
-//! Tables of `rnicctl`: columns as wide as their widest cell, numbers to the right. A table that is
-//! wider than a terminal of 80 columns is shown as one block per record.
+//! Tables of `rnicctl`: columns as wide as their widest cell, with numbers aligned right. A table
+//! wider than an 80-column terminal is shown as one block per record.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use rnic_core::types::{Access, Scope, TerminateOrigin, WindowKind};
 use super::why::{age, explain};
 use crate::config::Size;
 
-/// Rows of cells under a head.
+/// Rows of cells under a heading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     head: Vec<&'static str>,
@@ -36,10 +36,12 @@ impl fmt::Display for Table {
         let line = |cells: &mut dyn Iterator<Item = &str>| {
             let mut line = String::new();
             for (column, cell) in cells.enumerate() {
-                let (width, fill) = (widths[column], widths[column] - cell.chars().count());
-                let cell = match numeric[column] {
-                    true => format!("{}{cell}", " ".repeat(fill)),
-                    false => format!("{cell:<width$}"),
+                let width = widths[column];
+                let fill = widths[column] - cell.chars().count();
+                let cell = if numeric[column] {
+                    format!("{}{cell}", " ".repeat(fill))
+                } else {
+                    format!("{cell:<width$}")
                 };
                 line.push_str(&cell);
                 line.push_str("  ");
@@ -61,8 +63,8 @@ impl fmt::Display for Table {
     }
 }
 
-/// Returns a record as its cells with their names, filled into lines of at most [`WIDTH`] columns.
-/// Lines after the first are indented; a longer cell is broken between words.
+/// Formats a record as cells with their names, in lines of at most [`WIDTH`] columns. Lines after
+/// the first are indented. A long cell is broken between words.
 fn block(head: &[&'static str], row: &[String]) -> String {
     let mut lines = vec![String::new()];
     for (name, cell) in head.iter().zip(row) {
@@ -88,10 +90,10 @@ fn block(head: &[&'static str], row: &[String]) -> String {
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;
-/// Spaces before the second and later lines of a record.
+/// Indentation of the second and later lines of a record.
 const INDENT: usize = 4;
 
-/// Figures of the daemon, one a line.
+/// Returns the summary of the daemon, one value per line.
 pub fn of_status(s: &StatusInfo) -> Table {
     let rows = [
         ("device", s.device.clone()),
@@ -118,7 +120,7 @@ pub fn of_status(s: &StatusInfo) -> Table {
         ("draining", if s.draining { "yes" } else { "no" }.to_owned()),
         ("wired port", with_problem(s.wired_port.into(), &s.wired_port_problem)),
         ("GIDs", with_problem(s.gids, &s.gids_problem)),
-        ("packets of no daemon", s.packets_dropped.to_string()),
+        ("unknown packets dropped", s.packets_dropped.to_string()),
     ];
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
     Table { head: Vec::new(), rows }
@@ -128,7 +130,7 @@ fn with_problem(value: u32, problem: &str) -> String {
     if problem.is_empty() { value.to_string() } else { format!("{value}: {problem}") }
 }
 
-/// Returns a list of objects as text.
+/// Formats a list of objects.
 pub fn of_rows(rows: &Rows) -> String {
     match rows {
         Rows::Diagnoses(rows) => rows.iter().map(explain).collect::<Vec<_>>().join("\n\n"),
@@ -138,7 +140,7 @@ pub fn of_rows(rows: &Rows) -> String {
 
 fn table_of(rows: &Rows) -> Table {
     match rows {
-        // Long texts: one record after the other.
+        // Their texts are long, so `of_rows` formats them without a table.
         Rows::Diagnoses(_) => Table::default(),
         Rows::Clients(rows) => Table {
             head: vec![
@@ -368,22 +370,23 @@ fn table_of(rows: &Rows) -> Table {
     }
 }
 
-/// An amount of what a key limits: bytes with a unit, rounded; everything else as it is.
+/// Formats an amount of a limit: bytes with a unit, rounded, and other amounts as they are.
 fn of_limit(key: &str, amount: u64) -> String {
     if key.ends_with("_bytes") { readable(amount) } else { amount.to_string() }
 }
 
-/// Bytes in the largest unit of which there is one, rounded to a tenth.
+/// Formats bytes in the largest unit that does not exceed them, rounded to a tenth.
 fn readable(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let Some((shift, unit)) = units.into_iter().find(|(shift, _)| bytes >> shift > 0) else {
         return format!("{bytes} B");
     };
     let whole = bytes >> shift;
-    match bytes == whole << shift {
-        true => format!("{whole} {unit}"),
+    if bytes == whole << shift {
+        format!("{whole} {unit}")
+    } else {
         // Exact enough: the mantissa has 53 bits.
-        false => format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64),
+        format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64)
     }
 }
 
@@ -408,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_numbers_stand_to_the_right() {
+    fn columns_align_with_numbers_on_the_right() {
         let table = Table {
             head: vec!["QP", "STATE", "SENT"],
             rows: vec![
@@ -420,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_on_bytes_have_units_and_others_none() {
+    fn byte_limits_have_units_others_do_not() {
         let row = |key: &str, limit, used| rnic_core::abi::control::LimitRow {
             key: key.to_owned(),
             scope: "device".to_owned(),
@@ -448,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_is_its_head() {
+    fn empty_list_shows_its_heading() {
         let table = of_rows(&Rows::Cqs(Vec::new()));
         assert!(table.starts_with("CQ  SESSION  ENTRIES"));
     }
@@ -471,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_blocks_of_80_columns() {
+    fn diagnoses_are_blocks_of_80_columns() {
         use rnic_core::abi::control::{Diagnosis, DiagnosisKind};
         let record = |id| Diagnosis {
             id,

@@ -1,4 +1,4 @@
-//! One diagnosis for people: what happened, the rule, the explanation, and the figures.
+//! Text of a diagnosis: the event, the rule, the explanation and the values.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,16 +6,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rnic_core::abi::control::{Diagnosis, DiagnosisKind};
 use rnic_core::types::TerminateOrigin;
 
-/// Columns a line is filled up to.
+/// Maximum columns of a line.
 const WIDTH: usize = 78;
-/// Columns of the names of fields.
+/// Columns for the names of fields.
 const NAMES: usize = 10;
 
-/// The record as lines, each a field; long texts go on below themselves.
+/// Formats a record as lines, one field each. Long texts continue below their start.
 pub fn explain(record: &Diagnosis) -> String {
     let mut out = String::new();
     field(&mut out, "why", &format!("{}, {}", record.id, age(record.time_ms)));
-    field(&mut out, "what", &happened(&record.what));
+    field(&mut out, "what", &describe_event(&record.what));
     field(&mut out, "rule", &record.rule);
     field(&mut out, "because", &record.text);
     let qp = record.qp.map(|qp| format!(", QP {qp}")).unwrap_or_default();
@@ -31,15 +31,15 @@ pub fn explain(record: &Diagnosis) -> String {
         field(&mut out, "length", &format!("{length} bytes"));
     }
     if let Some(addresses) = record.addresses {
-        let text = format!("{} here, {} the peer", addresses.local, addresses.peer);
+        let text = format!("local {}, peer {}", addresses.local, addresses.peer);
         field(&mut out, "addresses", &text);
     }
     out.truncate(out.trim_end().len());
     out
 }
 
-/// What a record explains, in a few words.
-fn happened(what: &DiagnosisKind) -> String {
+/// Describes the event of a record in a few words.
+fn describe_event(what: &DiagnosisKind) -> String {
     match what {
         DiagnosisKind::Refused => "refused".to_owned(),
         DiagnosisKind::Completion { wr_id, status } => format!("{status:?} of {wr_id} ({status})"),
@@ -53,7 +53,7 @@ fn happened(what: &DiagnosisKind) -> String {
     }
 }
 
-/// How long ago a time in milliseconds since 1970 is, in words.
+/// Formats the time since `time_ms`, in milliseconds since 1970.
 pub fn age(time_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let ms = now.saturating_sub(u128::from(time_ms));
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_from_top_to_bottom_and_no_line_is_long() {
+    fn record_has_all_fields_in_short_lines() {
         let record = Diagnosis {
             id: 17,
             time_ms: 0,
@@ -109,8 +109,8 @@ mod tests {
         let text = explain(&record);
         assert!(text.starts_with("why       17, "), "{text}");
         assert!(text.contains(
-            "what      LocalProtection of 7 (a local key does not cover the range with the\n\
-             \x20         right needed)\nrule      a rule\nbecause   words"
+            "what      LocalProtection of 7 (a local key does not cover the range or lacks\n\
+             \x20         the required right)\nrule      a rule\nbecause   words"
         ));
         assert!(text.contains("whose     session 3, QP 9\nSTag      0x000000ab\n"), "{text}");
         assert!(text.ends_with("offset    0x1000\nlength    64 bytes"), "{text}");

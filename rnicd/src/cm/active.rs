@@ -1,18 +1,18 @@
-//! Connecting over TCP: I-idle and I-wait of the start-up state machine.
+//! Connects over TCP: the states I-idle and I-wait of the MPA start-up state machine.
 //!
-//! A peer that closes without a word may not know revision 2 (RFC 6581 section 9.2): it is tried
-//! once more with revision 1 on a new TCP connection.
+//! A peer that closes without a reply may not support revision 2 (RFC 6581 section 9.2). The
+//! manager tries once more with revision 1 on a new TCP connection.
 
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
 use rnic_core::abi::control::Refusal;
-use rnic_core::stream::startup::{EofVerdict, Initiator, InitiatorStep, Negotiated, Options};
+use rnic_core::stream::startup::{EofAction, Initiator, InitiatorStep, Negotiated, Options};
 use rnic_core::types::{AddressPair, Time};
 
+use super::connect_failure::ConnectFailure;
 use super::net::OutgoingBytes;
-use super::no_connection::NoConnection;
 use super::{CmEvent, CmOptions, ConnectParams, ConnectionManager, Slot, net, too_long, with_code};
 use crate::config::{Span, Tcp};
 use crate::socket::Socket;
@@ -26,37 +26,37 @@ pub(super) struct Active {
     initiator: Initiator,
     stream: Socket,
     phase: ActivePhase,
-    /// When the attempt ends at the latest, the second one included.
+    /// Deadline of the whole attempt, with the retry as revision 1.
     until: Time,
-    /// What became of the first attempt, if this is the second.
+    /// Failure of the first attempt, if this is the second.
     first: Option<String>,
 }
 
 #[derive(Debug)]
 enum ActivePhase {
-    /// TCP is on its way.
+    /// The TCP handshake is in progress.
     AwaitTcp,
-    /// Our request is on its way or with the peer.
+    /// Sends our request and waits for the reply.
     AwaitReply(OutgoingBytes),
 }
 
-/// What driving an attempt came to.
+/// Result of driving an attempt.
 pub(super) enum Step {
-    /// Nothing for now; the flag says that the phase has just changed.
+    /// Waits for readiness. `entered_reply` is true if TCP has just connected.
     Wait {
         entered_reply: bool,
     },
     Accepted(Box<Negotiated>),
     Rejected(Vec<u8>),
-    /// Try again as revision 1, since the first attempt came to this.
+    /// The first attempt failed for this reason. The second attempt uses revision 1.
     Retry(String),
-    Failed(NoConnection),
-    /// As `Failed`, but the peer is to be told so first.
-    Part(Vec<u8>, NoConnection),
+    Failed(ConnectFailure),
+    /// As `Failed`, after sending these bytes to the peer.
+    FailedWithReply(Vec<u8>, ConnectFailure),
 }
 
 impl Active {
-    /// An attempt over a connection that exists.
+    /// Starts an attempt on an established connection.
     pub(super) fn over(
         params: ConnectParams,
         options: Options,
@@ -72,38 +72,38 @@ impl Active {
         &self.stream
     }
 
-    /// Whether the peer cannot know of it.
-    pub(super) fn is_unheard(&self) -> bool {
+    /// Returns true if the peer has seen nothing of this attempt.
+    pub(super) fn is_unseen_by_peer(&self) -> bool {
         matches!(self.phase, ActivePhase::AwaitTcp) && self.first.is_none()
     }
 
-    /// The connection is ours to end from now on.
-    pub(super) fn engage(&mut self) {
-        self.stream.engage();
+    /// Makes a later drop of the attempt close the connection.
+    pub(super) fn end_on_drop(&mut self) {
+        self.stream.end_on_drop();
     }
 
-    /// A peer that is gone is to be noticed.
+    /// Enables keepalive and timeouts on the connection.
     pub(super) fn watch(&mut self, tcp: &Tcp) -> io::Result<()> {
         self.stream.watch(tcp)
     }
 
-    /// What is missing, in words.
-    pub(super) fn awaited(&self, options: &CmOptions) -> NoConnection {
-        NoConnection::timed_out(match self.phase {
+    /// Returns the failure for a passed deadline.
+    pub(super) fn awaited(&self, options: &CmOptions) -> ConnectFailure {
+        ConnectFailure::timed_out(match self.phase {
             ActivePhase::AwaitTcp => format!(
                 "no TCP connection before the deadline (mpa.connect_deadline = {})",
                 Span(options.connect_deadline)
             ),
             ActivePhase::AwaitReply(_) => format!(
-                "TCP was accepted, but no MPA reply came before the deadline (mpa.reply_deadline = \
-                 {}): does an iWARP device listen there?",
+                "the peer accepted TCP, but sent no MPA reply before the deadline \
+                 (mpa.reply_deadline = {}): does an iWARP device listen there?",
                 Span(options.reply_deadline)
             ),
         })
     }
 
-    /// Why both attempts failed, the first one first: that is what the peer made of what was meant.
-    fn with_first(&mut self, mut why: NoConnection) -> NoConnection {
+    /// Prepends the failure of the first attempt, which used the requested revision.
+    fn with_first(&mut self, mut why: ConnectFailure) -> ConnectFailure {
         if let Some(first) = self.first.take() {
             why.reason = format!("{first}; as MPA revision 1: {}", why.reason);
         }
@@ -116,7 +116,7 @@ impl Active {
             match net::connected(&self.stream) {
                 Ok(false) => return Step::Wait { entered_reply },
                 Ok(true) => {}
-                Err(e) => return Step::Failed(NoConnection::system("connect", &e)),
+                Err(e) => return Step::Failed(ConnectFailure::system("connect", &e)),
             }
             self.phase =
                 ActivePhase::AwaitReply(OutgoingBytes::new(self.initiator.request().to_vec()));
@@ -125,14 +125,15 @@ impl Active {
         if let ActivePhase::AwaitReply(request) = &mut self.phase
             && let Err(e) = request.send(&self.stream)
         {
-            return Step::Failed(NoConnection::system("sending the MPA request", &e));
+            return Step::Failed(ConnectFailure::system("sending the MPA request", &e));
         }
         loop {
-            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section
-            // 7.1.2).
-            let most = match self.stream.is_passed() {
-                true => self.initiator.missing().min(scratch.len()),
-                false => scratch.len(),
+            // Bytes after a rejection belong to the program that passed the socket (RFC 5044
+            // section 7.1.2).
+            let most = if self.stream.is_passed() {
+                self.initiator.missing().min(scratch.len())
+            } else {
+                scratch.len()
             };
             match net::receive(&self.stream, &mut scratch[..most]) {
                 Ok(0) => return self.closed(None),
@@ -145,33 +146,34 @@ impl Active {
                         return Step::Rejected(private_data);
                     }
                     Err(e) => {
-                        let why = NoConnection::protocol(with_code(&e, e.code()));
+                        let why = ConnectFailure::protocol(with_code(&e, e.code()));
                         return match e.last_frame() {
                             [] => Step::Failed(why),
-                            words => Step::Part(words.to_vec(), why),
+                            final_bytes => Step::FailedWithReply(final_bytes.to_vec(), why),
                         };
                     }
                 },
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     return Step::Wait { entered_reply };
                 }
-                // A peer that closes before it has read all of our request resets.
+                // A peer that closes before it has read all of our request sends a reset.
                 Err(e) => return self.closed(Some(e)),
             }
         }
     }
 
-    /// Begins again as revision 1.
+    /// Starts the second attempt, as revision 1.
     fn start_over(&mut self, options: &CmOptions) -> io::Result<()> {
         self.options.revision = 1;
         // Revision 1 has room for more private data, so this does not fail.
         self.initiator =
             Initiator::new(&self.options, &self.params.private_data).map_err(io::Error::other)?;
-        let (local, peer) = (self.params.local, self.params.peer);
+        let local = self.params.local;
+        let peer = self.params.peer;
         let next = net::outgoing(local, peer, options.buffers)?;
         let next = Socket::own(TcpStream::from(OwnedFd::from(next)));
-        // Two ports have one connection, and those of an id stay: the first must be gone from the
-        // kernel before the second begins.
+        // The first socket must be closed before the second connects: TCP allows one connection for
+        // each pair of addresses and ports, and an rdma_cm id keeps its ports.
         std::mem::replace(&mut self.stream, next).reset();
         net::begin(&self.stream, peer)?;
         self.stream.watch(&options.tcp)?;
@@ -181,22 +183,22 @@ impl Active {
 
     fn closed(&mut self, error: Option<io::Error>) -> Step {
         match (self.initiator.handle_eof(), error) {
-            // There is no other connection to try it on.
-            (EofVerdict::RetryRevision1, _) if self.stream.is_passed() => Step::Failed(
-                NoConnection::reset("the peer closed the connection without an MPA reply"),
+            // A socket that a client passed has no second connection to try.
+            (EofAction::RetryRevision1, _) if self.stream.is_passed() => Step::Failed(
+                ConnectFailure::reset("the peer closed the connection without an MPA reply"),
             ),
-            (EofVerdict::RetryRevision1, error) => {
+            (EofAction::RetryRevision1, error) => {
                 let how = error.map(|e| format!(" ({e})")).unwrap_or_default();
                 Step::Retry(format!(
-                    "TCP was accepted, and closed without an MPA reply{how}: does an iWARP device \
-                     listen there?"
+                    "the peer accepted TCP, and closed it without an MPA reply{how}: does an iWARP \
+                     device listen there?"
                 ))
             }
-            (EofVerdict::Fail(e), None) => {
-                Step::Failed(NoConnection::reset(with_code(&e, e.code())))
+            (EofAction::Fail(e), None) => {
+                Step::Failed(ConnectFailure::reset(with_code(&e, e.code())))
             }
-            (EofVerdict::Fail(_), Some(e)) => {
-                Step::Failed(NoConnection::system("before the MPA reply", &e))
+            (EofAction::Fail(_), Some(e)) => {
+                Step::Failed(ConnectFailure::system("before the MPA reply", &e))
             }
         }
     }
@@ -225,20 +227,20 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Starts a TCP connection to the peer. The outer error is about our end, the inner one says
-    /// that the peer cannot be reached.
+    /// Starts a TCP connection to the peer. The outer error is a failure of the local end; the
+    /// inner error means that the peer is unreachable.
     pub(super) fn begin_connect(
         &self,
         params: ConnectParams,
         now: Time,
-    ) -> Result<Result<Active, NoConnection>, Refusal> {
+    ) -> Result<Result<Active, ConnectFailure>, Refusal> {
         let options = self.initiator_options(&params);
         let initiator = new_initiator(&options, &params.private_data)?;
         let what = || format!("connect {}", params.peer);
         let buffers = self.options.buffers;
         let mut stream = match net::start_connect(params.local, params.peer, buffers) {
             Ok(Ok(stream)) => Socket::own(stream),
-            Ok(Err(e)) => return Ok(Err(NoConnection::system("connect", &e))),
+            Ok(Err(e)) => return Ok(Err(ConnectFailure::system("connect", &e))),
             Err(e) => return Err(system::refusal(&what(), &e)),
         };
         stream.watch(&self.options.tcp).map_err(|e| system::refusal(&what(), &e))?;
@@ -247,7 +249,7 @@ impl ConnectionManager {
         Ok(Ok(Active { params, options, initiator, stream, phase, until, first: None }))
     }
 
-    /// The device's options with what this connection wants.
+    /// Returns the device's options with the parameters of this connect.
     pub(super) fn initiator_options(&self, params: &ConnectParams) -> Options {
         let mut options = self.options.startup;
         options.ird = params.ird.unwrap_or(options.ird);
@@ -278,20 +280,23 @@ impl ConnectionManager {
             Step::Retry(first) => self.retry(key, first, now),
             //= MPA-7.1.1-4, MPA-7.1.2-3a, MPA-7.1.2-5, MPA-8-7
             Step::Failed(why) => self.fail_active(key, why),
-            Step::Part(words, why) => {
+            Step::FailedWithReply(final_bytes, why) => {
                 if let Some(Slot::Active(mut active)) = self.remove(key) {
-                    let (qp, why) = (active.params.qp, active.with_first(why));
+                    let qp = active.params.qp;
+                    let why = active.with_first(why);
                     self.events.push_back(CmEvent::Unreachable { qp, why });
-                    let whose = (active.params.session, active.params.peer.ip());
-                    self.close_after(active.stream, words, whose, now);
+                    let session = active.params.session;
+                    let peer = active.params.peer.ip();
+                    self.close_after(active.stream, final_bytes, session, peer, now);
                 }
             }
         }
     }
 
-    pub(super) fn fail_active(&mut self, key: usize, why: NoConnection) {
+    pub(super) fn fail_active(&mut self, key: usize, why: ConnectFailure) {
         if let Some(Slot::Active(mut active)) = self.remove(key) {
-            let (qp, why) = (active.params.qp, active.with_first(why));
+            let qp = active.params.qp;
+            let why = active.with_first(why);
             self.events.push_back(CmEvent::Unreachable { qp, why });
         }
     }
@@ -302,13 +307,13 @@ impl ConnectionManager {
         let local = match net::local_address(&stream) {
             Ok(local) => local,
             Err(e) => {
-                let why = NoConnection::system("after the MPA reply", &e);
+                let why = ConnectFailure::system("after the MPA reply", &e);
                 self.events.push_back(CmEvent::Unreachable { qp: params.qp, why });
                 return;
             }
         };
         self.deregister(&stream);
-        // A socket that the program passed is connected to where it says.
+        // A client connected a passed socket itself, so its port is not mapped.
         let peer = net::canonical(params.peer);
         let peer = if stream.is_passed() { peer } else { self.options.ports.named(peer) };
         let addresses = AddressPair { local, peer };
@@ -320,7 +325,7 @@ impl ConnectionManager {
         });
     }
 
-    /// Starts over with revision 1; the slot, and with it the token, stays.
+    /// Starts the second attempt, as revision 1. The slot and its token stay.
     fn retry(&mut self, key: usize, first: String, now: Time) {
         let Slot::Active(active) = &mut self.slots[key].slot else { return };
         active.first = Some(first);
@@ -334,13 +339,13 @@ impl ConnectionManager {
             Ok(()) => {
                 self.set_deadline(key, Some(at));
             }
-            // The peer has ended the first: that is the outcome.
-            Err(e) => self.fail_active(key, NoConnection::reset(format!("connect: {e}"))),
+            // The peer closed the first connection, so the failure counts as a reset.
+            Err(e) => self.fail_active(key, ConnectFailure::reset(format!("connect: {e}"))),
         }
     }
 }
 
-/// The start-up machine of a connection, unless its private data cannot be carried.
+/// Returns the state machine of the initiator. Fails if the private data is too long.
 pub(super) fn new_initiator(options: &Options, private_data: &[u8]) -> Result<Initiator, Refusal> {
     //= MPA-7.1-7
     Initiator::new(options, private_data).map_err(too_long)

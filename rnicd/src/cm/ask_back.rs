@@ -1,8 +1,8 @@
-//! Connections that ask a peer's daemon whether it began a request: an MPA Request with the
-//! question, which that daemon answers with an MPA Reject.
+//! Verifies a connection request with the daemon at the peer's address. A second connection carries
+//! an MPA Request with a query, and that daemon answers with an MPA Reject.
 //!
-//! The request waits undecided for the answer. Both connections are charged to the session of the
-//! question as start-ups, and the question ends with the request.
+//! The request stays undecided until the answer arrives. The session that verifies it is charged
+//! for both connections as start-ups. The query ends with the request.
 
 use rnic_core::abi::control::Refusal;
 use rnic_core::types::{RequestId, Time};
@@ -11,16 +11,16 @@ use super::active::{Active, Step};
 use super::startups::WaitsFor;
 use super::{CmEvent, ConnectParams, ConnectionManager, Slot};
 
-/// A question about a request.
+/// A query to a peer's daemon about a request.
 #[derive(Debug)]
-pub(super) struct Question {
+pub(super) struct RequestCheck {
     pub(super) request: RequestId,
     pub(super) active: Active,
 }
 
 impl ConnectionManager {
-    /// Connects to `params.peer` and sends `params.private_data` as a question about an undecided
-    /// request; the answer is a [`CmEvent::Answered`]. From now on the user of `params.session` is
+    /// Connects to `params.peer` and sends `params.private_data` as a query about an undecided
+    /// request. The answer is a [`CmEvent::Answered`]. From now on the user of `params.session` is
     /// charged for the request too. No event follows an error or the end of the request.
     pub fn ask_back(
         &mut self,
@@ -28,15 +28,15 @@ impl ConnectionManager {
         mut params: ConnectParams,
         now: Time,
     ) -> Result<(), Refusal> {
-        params.peer = self.options.ports.on_wire(params.peer);
+        params.peer = self.options.ports.tcp_address(params.peer);
         let session = params.session;
         let peer = params.peer.ip();
-        // Without a charge the request cannot give way to itself.
+        // The request is not charged now, so its own query cannot evict it.
         self.credit(self.undecided(request)?);
         self.room_for_start_up(session, peer, now)?;
         self.charge(self.undecided(request)?, session, peer, WaitsFor::Peer);
         self.room_for_start_up(session, peer, now)?;
-        // With room for a single start-up the request gave way.
+        // With room for only one start-up, the request was evicted.
         self.undecided(request)?;
         let active = match self.begin_connect(params, now)? {
             Ok(active) => active,
@@ -45,36 +45,36 @@ impl ConnectionManager {
                 return Ok(());
             }
         };
-        let key = self.insert(Slot::Question(Box::new(Question { request, active })));
-        self.questions.insert(request, key);
+        let key = self.insert(Slot::RequestCheck(Box::new(RequestCheck { request, active })));
+        self.request_checks.insert(request, key);
         self.charge(key, session, peer, WaitsFor::Peer);
         self.set_deadline(key, Some(now.after(self.options.connect_deadline)));
-        let Slot::Question(question) = &self.slots[key].slot else { return Ok(()) };
-        if let Err(e) = self.register(key, question.active.stream()) {
-            self.end_question(key, Err(e.to_string()));
+        let Slot::RequestCheck(check) = &self.slots[key].slot else { return Ok(()) };
+        if let Err(e) = self.register(key, check.active.stream()) {
+            self.end_request_check(key, Err(e.to_string()));
         }
         Ok(())
     }
 
-    pub(super) fn drive_question(&mut self, key: usize, now: Time) {
-        let Slot::Question(question) = &mut self.slots[key].slot else { return };
-        let answer = match question.active.drive(&mut self.scratch[..]) {
+    pub(super) fn drive_request_check(&mut self, key: usize, now: Time) {
+        let Slot::RequestCheck(check) = &mut self.slots[key].slot else { return };
+        let answer = match check.active.drive(&mut self.scratch[..]) {
             Step::Wait { entered_reply: false } => return,
             Step::Wait { entered_reply: true } => {
                 return self.set_deadline(key, Some(now.after(self.options.reply_deadline)));
             }
             Step::Rejected(private_data) => Ok(private_data),
-            Step::Accepted(_) => Err("the question was accepted like a connection".to_owned()),
+            Step::Accepted(_) => Err("the peer accepted the query as a connection".to_owned()),
             Step::Retry(why) => Err(why),
-            Step::Failed(why) | Step::Part(_, why) => Err(why.reason),
+            Step::Failed(why) | Step::FailedWithReply(_, why) => Err(why.reason),
         };
-        self.end_question(key, answer);
+        self.end_request_check(key, answer);
     }
 
-    /// Closes the connection of a question and reports the answer.
-    pub(super) fn end_question(&mut self, key: usize, answer: Result<Vec<u8>, String>) {
-        let Some(Slot::Question(question)) = self.remove(key) else { return };
-        let request = question.request;
+    /// Closes the connection of a query and reports the answer.
+    pub(super) fn end_request_check(&mut self, key: usize, answer: Result<Vec<u8>, String>) {
+        let Some(Slot::RequestCheck(check)) = self.remove(key) else { return };
+        let request = check.request;
         self.events.push_back(CmEvent::Answered { request, answer });
     }
 }

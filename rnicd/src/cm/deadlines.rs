@@ -1,11 +1,11 @@
-//! Deadlines in order, so that ten thousand waiting connections cost nothing per event.
+//! Deadlines, sorted by time, so that waiting connections cost nothing per event.
 
 use std::collections::BTreeSet;
 
 use rnic_core::types::Time;
 
-/// A set of (time, slot); each slot stands in it at most once, which its owner sees to by keeping
-/// the time it put in.
+/// A set of (time, slot). Each slot is in the set at most once: its owner stores the inserted time,
+/// and removes that entry before it inserts another.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines(BTreeSet<(Time, usize)>);
 
@@ -18,12 +18,12 @@ impl Deadlines {
         self.0.remove(&(at, slot));
     }
 
-    /// The earliest, if any.
+    /// Returns the earliest deadline, if any.
     pub(super) fn first(&self) -> Option<(Time, usize)> {
         self.0.first().copied()
     }
 
-    /// Takes the earliest if its time has come.
+    /// Removes and returns the slot with the earliest deadline if it has passed.
     pub(super) fn pop_due(&mut self, now: Time) -> Option<usize> {
         let (at, slot) = self.first()?;
         (at <= now).then(|| {

@@ -1,9 +1,9 @@
-//! Connecting to a listener of this same daemon, without a TCP connection.
+//! Connects to a listener of the same daemon without a TCP connection.
 //!
-//! Taken only if the destination's port belongs to a listener here that really listens, and its
-//! address is that listener's or, for a wildcard listener, one the kernel calls local. The start-up
-//! frames are made and read by the same machines as over TCP, so that private data, IRD and ORD,
-//! CRC and the kind of first message come out the same.
+//! Used only if a listener of this daemon has the destination's port and either the same address or
+//! a wildcard address; then the kernel's routes must show that the destination is local. The state
+//! machines are the same as over TCP, so private data, IRD and ORD, CRC and the RTR frame are
+//! negotiated in the same way.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use rnic_core::stream::startup::{
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::active::new_initiator;
-use super::no_connection::NoConnection;
+use super::connect_failure::ConnectFailure;
 use super::passive::request_event;
 use super::{
     AcceptParams, CmEvent, ConnectParams, ConnectionManager, DirectEnd, Slot, answer_refused, net,
@@ -24,19 +24,19 @@ use crate::system;
 /// An undecided request between two QPs of this daemon.
 #[derive(Debug)]
 pub(super) struct Direct {
-    /// Of the end that connects.
+    /// Session of the initiator.
     pub(super) session: SessionId,
     pub(super) qp: QpId,
     initiator: Initiator,
     pub(super) listener: ListenerId,
     pub(super) request: RequestId,
     responder: Responder,
-    /// As the connecting end sees them.
+    /// Addresses as the initiator sees them.
     addresses: AddressPair,
 }
 
 impl ConnectionManager {
-    /// The listener a connect would reach inside this daemon, and the address it would come from.
+    /// Returns the listener of this daemon that a connect reaches, and the source address.
     pub(super) fn direct_target(
         &self,
         params: &ConnectParams,
@@ -55,7 +55,7 @@ impl ConnectionManager {
         Ok(source.map(|source| (*listener, source)))
     }
 
-    /// Brings a request to a listener of this daemon.
+    /// Sends a request to a listener of this daemon.
     pub(super) fn connect_direct(
         &mut self,
         params: ConnectParams,
@@ -69,9 +69,9 @@ impl ConnectionManager {
         let qp = params.qp;
         let step = responder.handle_input(initiator.request());
         let Ok(ResponderStep::Request(request)) = step else {
-            // Only a machine in permissive RDMAC mode is this picky, about itself.
+            // Only the permissive RDMAC mode can refuse its own request.
             let why = step.err().map_or("incomplete MPA request".into(), |e| e.to_string());
-            let why = NoConnection::protocol(why);
+            let why = ConnectFailure::protocol(why);
             self.unreachable(qp, why);
             return Ok(());
         };
@@ -87,9 +87,9 @@ impl ConnectionManager {
             addresses,
         })));
         self.qps.insert(qp, key);
-        if !self.takes(listener) {
+        if !self.can_queue(listener) {
             // An empty rejection always fits.
-            let _ = self.turn_away_direct(key, &[]);
+            let _ = self.send_direct_rejection(key, &[]);
             return Ok(());
         }
         let id = self.new_request(key);
@@ -123,7 +123,8 @@ impl ConnectionManager {
             l.pending -= 1;
             l.accepted += 1;
         }
-        let (qp, addresses) = (direct.qp, direct.addresses);
+        let qp = direct.qp;
+        let addresses = direct.addresses;
         self.remove(key);
         let why = match answer {
             Ok(InitiatorStep::Accepted(of_active)) => {
@@ -140,9 +141,9 @@ impl ConnectionManager {
                 return Ok(());
             }
             Ok(InitiatorStep::NeedMore | InitiatorStep::Rejected { .. }) => {
-                NoConnection::protocol("the MPA reply was not understood")
+                ConnectFailure::protocol("the MPA reply was not understood")
             }
-            Err(e) => NoConnection::protocol(e),
+            Err(e) => ConnectFailure::protocol(e),
         };
         self.unreachable(qp, why.clone());
         self.unreachable(params.qp, why);
@@ -157,18 +158,23 @@ impl ConnectionManager {
     ) -> Result<(), ResponderError> {
         let Slot::Direct(direct) = &self.slots[key].slot else { return Ok(()) };
         let listener = direct.listener;
-        self.turn_away_direct(key, private_data)?;
+        self.send_direct_rejection(key, private_data)?;
         if let Some(l) = self.listeners.get_mut(&listener) {
             l.pending -= 1;
         }
         Ok(())
     }
 
-    fn turn_away_direct(&mut self, key: usize, private_data: &[u8]) -> Result<(), ResponderError> {
+    fn send_direct_rejection(
+        &mut self,
+        key: usize,
+        private_data: &[u8],
+    ) -> Result<(), ResponderError> {
         let Slot::Direct(direct) = &mut self.slots[key].slot else { return Ok(()) };
         let reply = direct.responder.reject(private_data)?;
         let answer = direct.initiator.handle_input(&reply);
-        let (qp, listener) = (direct.qp, direct.listener);
+        let qp = direct.qp;
+        let listener = direct.listener;
         if let Some(l) = self.listeners.get_mut(&listener) {
             l.rejected += 1;
         }
@@ -178,10 +184,10 @@ impl ConnectionManager {
                 self.events.push_back(CmEvent::Rejected { qp, private_data });
             }
             Ok(InitiatorStep::NeedMore | InitiatorStep::Accepted(_)) => {
-                let why = NoConnection::protocol("the MPA reply was not understood");
+                let why = ConnectFailure::protocol("the MPA reply was not understood");
                 self.unreachable(qp, why);
             }
-            Err(e) => self.unreachable(qp, NoConnection::protocol(e)),
+            Err(e) => self.unreachable(qp, ConnectFailure::protocol(e)),
         }
         Ok(())
     }
@@ -189,17 +195,17 @@ impl ConnectionManager {
     pub(super) fn expire_direct(&mut self, key: usize) {
         if let Some(Slot::Direct(direct)) = self.remove(key) {
             self.withdraw(direct.listener, direct.request, "the deadline passed");
-            let why = NoConnection::timed_out("no answer to the request before the deadline");
+            let why = ConnectFailure::timed_out("no answer to the request before the deadline");
             self.unreachable(direct.qp, why);
         }
     }
 
-    fn unreachable(&mut self, qp: QpId, why: NoConnection) {
+    fn unreachable(&mut self, qp: QpId, why: ConnectFailure) {
         self.events.push_back(CmEvent::Unreachable { qp, why });
     }
 }
 
-/// Whether two addresses are one host; link-local ones only within one link.
+/// Returns true if two addresses have the same IP. Link-local ones must have the same scope.
 fn same_host(a: SocketAddr, b: SocketAddr) -> bool {
     match (a, b) {
         (SocketAddr::V6(a), SocketAddr::V6(b)) => a.ip() == b.ip() && a.scope_id() == b.scope_id(),
@@ -207,7 +213,7 @@ fn same_host(a: SocketAddr, b: SocketAddr) -> bool {
     }
 }
 
-/// The same connection seen from its other end.
+/// Returns the addresses as the other end sees them.
 fn swapped(addresses: AddressPair) -> AddressPair {
     AddressPair { local: addresses.peer, peer: addresses.local }
 }

@@ -1,9 +1,10 @@
-//! Bound and listening addresses, and what happens when too many knock.
+//! Bound and listening addresses, and limits on incoming connections.
 //!
-//! Connections that say nothing, or that nobody decides about, must not keep others out. They are
-//! counted by user, and who has most gives way when the count or the descriptors run out; if there
-//! is none to give way, one connection is taken with a descriptor kept for that purpose and reset.
-//! Neither spins: a listener that can do nothing for now is tried again a little later.
+//! Connections without a request and undecided requests must not exhaust the descriptors. They are
+//! counted per user. At the limit, or without descriptors, a connection of the user with the most
+//! is evicted. If none can be evicted, one connection is accepted with a spare descriptor and
+//! reset. If that is not possible either, the listener is tried again after a pause, so the thread
+//! does not spin.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,13 +21,13 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use super::passive::Passive;
-use super::sidr::asked::Answers;
+use super::sidr::server::RecentReplies;
 use super::startups::WaitsFor;
 use super::{ConnectionManager, DAEMON, Slot, net};
 use crate::config::PortMap;
 use crate::{socket, system};
 
-/// A bound address, of either port space, or the one connection that `ServeOver` passed.
+/// A bound address of either port space, or the connection of a `ServeOver` request.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) session: SessionId,
@@ -34,37 +35,37 @@ pub(super) struct Listener {
     pub(super) address: SocketAddr,
     v6_only: bool,
     key: usize,
-    /// Requests that may wait undecided; 0 while only bound.
+    /// Maximum undecided requests; 0 while only bound.
     pub(super) backlog: u32,
     pub(super) pending: u32,
     pub(super) accepted: u64,
     pub(super) rejected: u64,
-    /// It takes requests while the daemon drains.
+    /// Accepts requests while the daemon drains.
     pub(super) ignores_draining: bool,
 }
 
-/// Where the requests of a listener come from.
+/// Source of a listener's requests.
 #[derive(Debug)]
 enum Source {
-    /// Connections to a socket that the daemon has bound.
+    /// Connections to a TCP socket that the daemon has bound.
     Tcp(Socket),
     /// One connection that a client passed.
     Passed,
-    /// Messages that ask for queue pairs of datagrams; with what was answered lately.
-    Datagrams(Answers),
+    /// SIDR requests for UD QPs. The field holds recent replies.
+    Datagrams(RecentReplies),
 }
 
-/// An address to be bound.
+/// An address to bind.
 #[derive(Clone, Copy, Debug)]
 pub struct BindTo {
     /// The address; port 0 lets the kernel choose.
     pub address: SocketAddr,
-    /// An IPv6 wildcard takes IPv4 as well unless this is set.
+    /// If false, an IPv6 wildcard takes IPv4 connections too.
     pub v6_only: bool,
 }
 
 impl BindTo {
-    /// Whether connections to any address come to it.
+    /// Returns true for a wildcard of both address families.
     fn covers_all(self) -> bool {
         self.address.is_ipv6() && self.address.ip().is_unspecified() && !self.v6_only
     }
@@ -77,14 +78,14 @@ impl From<SocketAddr> for BindTo {
 }
 
 impl Listener {
-    /// One that serves a connection that a client passed, under slot `key`.
-    pub(super) fn of_passed(session: SessionId, address: SocketAddr, key: usize) -> Self {
+    /// Creates the listener of a connection that a client passed, in slot `key`.
+    pub(super) fn new_passed(session: SessionId, address: SocketAddr, key: usize) -> Self {
         Listener { backlog: 1, ..Self::bound(session, Source::Passed, address.into(), key) }
     }
 
-    /// One that is asked for queue pairs of datagrams, under slot `key`.
-    pub(super) fn of_datagrams(session: SessionId, to: BindTo, key: usize) -> Self {
-        Self::bound(session, Source::Datagrams(Answers::default()), to, key)
+    /// Creates a listener for UD QPs, in slot `key`.
+    pub(super) fn new_ud(session: SessionId, to: BindTo, key: usize) -> Self {
+        Self::bound(session, Source::Datagrams(RecentReplies::default()), to, key)
     }
 
     fn bound(session: SessionId, source: Source, to: BindTo, key: usize) -> Self {
@@ -103,7 +104,7 @@ impl Listener {
         }
     }
 
-    /// The socket, if the daemon has bound one.
+    /// Returns the TCP socket that the daemon has bound, if any.
     fn socket(&self) -> Option<&Socket> {
         match &self.source {
             Source::Tcp(socket) => Some(socket),
@@ -111,33 +112,33 @@ impl Listener {
         }
     }
 
-    /// Whether the daemon has bound its address for connections.
+    /// Returns true if the daemon has bound a TCP socket for it.
     pub(super) fn is_bound(&self) -> bool {
         self.socket().is_some()
     }
 
-    /// What was answered lately, if that is of datagrams.
-    pub(super) fn answers(&self) -> Option<&Answers> {
+    /// Returns the recent replies of a listener for UD QPs.
+    pub(super) fn answers(&self) -> Option<&RecentReplies> {
         match &self.source {
             Source::Datagrams(answers) => Some(answers),
             Source::Tcp(_) | Source::Passed => None,
         }
     }
 
-    pub(super) fn answers_mut(&mut self) -> Option<&mut Answers> {
+    pub(super) fn answers_mut(&mut self) -> Option<&mut RecentReplies> {
         match &mut self.source {
             Source::Datagrams(answers) => Some(answers),
             Source::Tcp(_) | Source::Passed => None,
         }
     }
 
-    /// Whether what is meant for this address and port is meant for it.
-    pub(super) fn takes_those_to(&self, to: SocketAddr) -> bool {
+    /// Returns true if requests to this address and port belong to this listener.
+    pub(super) fn serves_address(&self, to: SocketAddr) -> bool {
         let its_own = self.address.ip() == to.ip() || self.is_wildcard_for(to);
         self.address.port() == to.port() && its_own
     }
 
-    /// Whether it and another one of its kind could not both listen.
+    /// Returns true if it and a listener of the same kind at `other` cannot both listen.
     pub(super) fn overlaps(&self, other: BindTo) -> bool {
         overlaps(self.bound_to(), other)
     }
@@ -146,14 +147,14 @@ impl Listener {
         BindTo { address: self.address, v6_only: self.v6_only }
     }
 
-    /// Whether it is a wildcard that takes connections to `peer`.
+    /// Returns true if it is a wildcard that takes connections to `peer`.
     pub(super) fn is_wildcard_for(&self, peer: SocketAddr) -> bool {
         let of_family = self.address.is_ipv4() == peer.is_ipv4();
         self.address.ip().is_unspecified() && (of_family || self.bound_to().covers_all())
     }
 
     pub(super) fn row(&self, listener: ListenerId, ports: &PortMap) -> ListenerRow {
-        // That of a passed socket is as the program made it, and datagrams have no other ports.
+        // Passed sockets keep the program's own port, and ports for UD QPs are not mapped.
         let address = if self.is_bound() { ports.named(self.address) } else { self.address };
         ListenerRow {
             listener,
@@ -166,14 +167,14 @@ impl Listener {
         }
     }
 
-    /// Whether one more request may wait.
+    /// Returns true if the backlog has room for another request.
     pub(super) fn has_room(&self) -> bool {
         self.pending < self.backlog
     }
 }
 
 impl ConnectionManager {
-    /// Binds an address without listening; returns it with the port the kernel chose.
+    /// Binds an address without listening. Returns it with the port that the kernel chose.
     pub fn bind(
         &mut self,
         session: SessionId,
@@ -181,15 +182,15 @@ impl ConnectionManager {
         to: BindTo,
     ) -> Result<SocketAddr, Refusal> {
         let named = to.address;
-        let to = BindTo { address: self.options.ports.on_wire(named), ..to };
+        let to = BindTo { address: self.options.ports.tcp_address(named), ..to };
         let address = to.address;
-        // The kernel would allow it until one of the two listens.
+        // The kernel would allow both binds until one of them listens.
         if address.port() != 0
             && let Some(other) = self.listeners.values().find(|l| l.is_bound() && l.overlaps(to))
         {
             return Err(in_use(named, self.options.ports.named(other.address)));
         }
-        // In the port of the wire: who holds it is no program of this daemon's.
+        // The error shows the TCP port, because the port's owner is not a client of this daemon.
         let what = || format!("bind {address}");
         let socket =
             net::bound(to).map_err(|e| tcp_refusal(session, "bind", named, address, &e))?;
@@ -202,7 +203,7 @@ impl ConnectionManager {
         Ok(self.options.ports.named(bound))
     }
 
-    /// Takes a socket that a service manager has bound.
+    /// Adopts a socket that a service manager has bound.
     pub fn adopt(
         &mut self,
         session: SessionId,
@@ -222,7 +223,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Listens on a bound address, or changes the backlog of one that listens.
+    /// Listens on a bound address, or changes the backlog of a listener.
     pub fn listen(&mut self, id: ListenerId, backlog: u32) -> Result<(), Refusal> {
         let listener = self.listeners.get_mut(&id).ok_or_else(|| no_listener(id))?;
         if backlog == 0 {
@@ -235,7 +236,7 @@ impl ConnectionManager {
             return Err(Refusal::WrongState {
                 kind: "listener".into(),
                 handle: id.0,
-                state: "serving a connection that was passed".into(),
+                state: "serving a passed connection".into(),
                 needs: "bound".into(),
             });
         }
@@ -256,26 +257,26 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Returns true if connections to the listener's port at this address come to the listener.
+    /// Returns true if connections to the listener's port at this address reach the listener.
     pub fn listens_at(&self, id: ListenerId, ip: IpAddr) -> bool {
         let listener = self.listeners.get(&id);
-        listener.is_some_and(|l| l.takes_those_to(SocketAddr::new(ip, l.address.port())))
+        listener.is_some_and(|l| l.serves_address(SocketAddr::new(ip, l.address.port())))
     }
 
-    /// Has a listener take requests while the daemon drains.
+    /// Lets a listener accept requests while the daemon drains.
     pub fn ignore_draining(&mut self, id: ListenerId) {
         if let Some(listener) = self.listeners.get_mut(&id) {
             listener.ignores_draining = true;
         }
     }
 
-    /// Closes a bound address. Undecided requests are rejected; connections without a request end.
+    /// Closes a listener: rejects undecided requests, and drops connections that have sent none.
     pub fn close_listener(&mut self, id: ListenerId, now: Time) -> Result<(), Refusal> {
         let key = self.listeners.get(&id).ok_or_else(|| no_listener(id))?.key;
         for key in self.of_listener.of(&id) {
             let Some(slot) = self.slots.get(key).map(|entry| &entry.slot) else { continue };
             match slot {
-                // Accepted already.
+                // Already accepted.
                 Slot::Passive(p) if p.qp().is_some() => {}
                 slot if slot.request().is_some() => {
                     // An empty rejection always fits.
@@ -291,7 +292,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Takes what the kernel has for a listener, a bounded number at a time.
+    /// Accepts a bounded number of a listener's connections from the kernel.
     pub(super) fn accept_ready(&mut self, id: ListenerId, now: Time) {
         let Some(key) = self.listeners.get(&id).map(|l| l.key) else { return };
         self.set_deadline(key, None);
@@ -311,27 +312,28 @@ impl ConnectionManager {
                 }
                 Err(e) => match Errno::from_io_error(&e) {
                     Some(Errno::AGAIN) => return,
-                    Some(Errno::MFILE | Errno::NFILE) if !net::someone_waits(socket) => return,
-                    Some(Errno::MFILE | Errno::NFILE) if self.make_descriptor(id, now) => {}
+                    Some(Errno::MFILE | Errno::NFILE) if !net::has_pending(socket) => return,
+                    Some(Errno::MFILE | Errno::NFILE) if self.free_descriptor(id, now) => {}
                     Some(
                         Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::PERM,
                     ) => {
                         let later = now.after(ACCEPT_PAUSE);
                         return self.set_deadline(key, Some(later));
                     }
-                    // accept(2) also reports errors of the connection it would have returned.
+                    // accept(2) also reports errors of the connection that it would have returned.
                     _ => {}
                 },
             }
         }
-        // More may wait, and no new edge will tell; others get their turn first.
+        // More connections may wait, but the edge-triggered poll does not report them again. Other
+        // listeners run first.
         self.set_deadline(key, Some(Time(now.0.saturating_add(1))));
     }
 
-    /// Starts start-up on an accepted connection.
+    /// Starts MPA start-up on an accepted connection.
     fn admit(&mut self, id: ListenerId, stream: TcpStream, now: Time) {
         let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
-            return; // It is gone already.
+            return; // Closed already.
         };
         let stream = socket::Socket::own(stream);
         let Some(session) = self.listeners.get(&id).map(|l| l.session) else { return };
@@ -341,18 +343,17 @@ impl ConnectionManager {
             self.shedding.note("limits.peer.connections_per_second", rate as usize, now);
             return stream.reset();
         }
-        if self.guesses.turns_away(user, peer.ip(), now) || !self.make_room(session, peer.ip(), now)
-        {
+        if self.guesses.rejects(user, peer.ip(), now) || !self.make_room(session, peer.ip(), now) {
             return stream.reset();
         }
         let local = self.options.ports.named(net::canonical(local));
         let addresses = AddressPair { local, peer: net::canonical(peer) };
-        // If it cannot be polled it is closed.
+        // Without a poll registration the connection is closed.
         let _ = self.begin(session, id, stream, addresses, now);
     }
 
-    /// Lets another connection in start-up give way if there is no room for one more of this
-    /// session's user from this peer; false if there is still none.
+    /// Makes room for one more start-up of this session's user from this peer, by evicting another
+    /// one if necessary. Returns false if there is still no room.
     pub(super) fn make_room(&mut self, session: SessionId, peer: IpAddr, now: Time) -> bool {
         let user = self.quotas.user(session);
         let (victim, key, limit) = match self.quotas.of(session) {
@@ -367,14 +368,14 @@ impl ConnectionManager {
             _ => return true,
         };
         self.shedding.note(key, limit, now);
-        let why = victim.map(|slot| (slot, format!("it gave way to a newer connection ({key})")));
+        let why = victim.map(|slot| (slot, format!("evicted for a newer connection ({key})")));
         if let Some((slot, why)) = &why {
             self.evict(*slot, why);
         }
         why.is_some()
     }
 
-    /// As [`make_room`](Self::make_room); a refusal names the limit.
+    /// Like [`make_room`](Self::make_room), but returns a refusal with the limit that was reached.
     pub(super) fn room_for_start_up(
         &mut self,
         session: SessionId,
@@ -401,7 +402,7 @@ impl ConnectionManager {
         })
     }
 
-    /// WaitsFor a request on a connection.
+    /// Waits for a request on a connection.
     pub(super) fn begin(
         &mut self,
         session: SessionId,
@@ -416,7 +417,7 @@ impl ConnectionManager {
         self.charge(key, session, peer, WaitsFor::Peer);
         self.set_deadline(key, Some(now.after(self.options.request_deadline)));
         let Slot::Passive(passive) = &mut self.slots[key].slot else { return Ok(()) };
-        passive.stream.engage();
+        passive.stream.end_on_drop();
         let watched = passive.stream.watch(&self.options.tcp);
         let Slot::Passive(passive) = &self.slots[key].slot else { return Ok(()) };
         let registered = watched.and_then(|()| self.register(key, &passive.stream));
@@ -426,14 +427,14 @@ impl ConnectionManager {
         registered
     }
 
-    /// Makes a descriptor free, or sheds one connection; false if neither is possible now. Who
-    /// waits to be accepted may be from anywhere.
-    fn make_descriptor(&mut self, id: ListenerId, now: Time) -> bool {
+    /// Frees a descriptor or sheds one connection. Returns false if neither is possible now. The
+    /// peer's address is unknown before the accept.
+    fn free_descriptor(&mut self, id: ListenerId, now: Time) -> bool {
         let Some(listener) = self.listeners.get(&id) else { return false };
         let user = self.quotas.user(listener.session);
         let made = match self.startups.victim(user, IpAddr::from([0; 4])) {
             Some(slot) => {
-                self.evict(slot, "it gave way to a newer connection (RLIMIT_NOFILE)");
+                self.evict(slot, "evicted for a newer connection (RLIMIT_NOFILE)");
                 true
             }
             None if self.shedding.shed(listener) => {
@@ -448,7 +449,7 @@ impl ConnectionManager {
         made
     }
 
-    /// Ends a connection in start-up at once, so that its descriptor is free.
+    /// Ends a connection in start-up at once, so its descriptor is free on return.
     fn evict(&mut self, key: usize, why: &str) {
         match self.slots.get(key).map(|entry| &entry.slot) {
             Some(Slot::Passive(_)) => {
@@ -462,21 +463,23 @@ impl ConnectionManager {
                     closing.stream.reset();
                 }
             }
-            Some(Slot::Asked(_)) => self.withdraw_asked(key, why),
-            Some(Slot::Question(_)) => self.end_question(key, Err(why.to_owned())),
-            // Nobody is charged for these.
-            Some(Slot::Listener { .. } | Slot::Active(_) | Slot::Direct(_) | Slot::Asking(_))
+            Some(Slot::SidrRequest(_)) => self.withdraw_sidr_request(key, why),
+            Some(Slot::RequestCheck(_)) => self.end_request_check(key, Err(why.to_owned())),
+            // These hold no charge.
+            Some(
+                Slot::Listener { .. } | Slot::Active(_) | Slot::Direct(_) | Slot::SidrResolution(_),
+            )
             | None => {}
         }
     }
 }
 
-/// Turns connections away when nothing else helps, and says so without flooding the log.
+/// Sheds connections when there are no descriptors, and limits the log of rejected connections.
 #[derive(Debug)]
 pub(super) struct Shedding {
-    /// Held so that there is a descriptor to accept with when there is none.
+    /// Open descriptor that is closed for an accept when all others are in use.
     spare: Option<File>,
-    /// By limit, how many connections it has turned away unreported, and when it was reported last.
+    /// By limit: connections rejected since the last report, and the time of that report.
     limits: HashMap<String, (u64, Option<Time>)>,
 }
 
@@ -489,7 +492,7 @@ impl Shedding {
     fn shed(&mut self, listener: &Listener) -> bool {
         let Some(listener) = listener.socket() else { return false };
         if self.spare.take().is_none() {
-            // It was lost to another thread's open; it may be there again.
+            // Another thread's open took the spare descriptor. Try to get one again.
             self.spare = open_spare();
             return false;
         }
@@ -501,7 +504,7 @@ impl Shedding {
     fn note(&mut self, limit: &str, value: usize, now: Time) {
         let over = |at: &Option<Time>| at.is_none_or(|at| now.since(at) >= REPORT_PAUSE);
         if !self.limits.contains_key(limit) {
-            // Those that nothing is to be said about are forgotten.
+            // Remove limits with nothing left to report.
             self.limits.retain(|_, (unreported, at)| *unreported > 0 || !over(at));
             self.limits.insert(limit.to_owned(), (0, None));
         }
@@ -509,7 +512,7 @@ impl Shedding {
         *unreported += 1;
         if over(reported) {
             let connections = std::mem::take(unreported);
-            tracing::warn!(connections, "{limit} = {value} reached: connections turned away");
+            tracing::warn!(connections, "{limit} = {value} reached: connections rejected");
             *reported = Some(now);
         }
     }
@@ -519,45 +522,45 @@ fn open_spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// Whether two addresses could not both listen.
+/// Returns true if two addresses cannot both listen.
 fn overlaps(a: BindTo, b: BindTo) -> bool {
-    let (a_ip, b_ip) = (a.address.ip(), b.address.ip());
+    let a_ip = a.address.ip();
+    let b_ip = b.address.ip();
     let either_any = a_ip.is_unspecified() || b_ip.is_unspecified();
     let of_family = a_ip.is_ipv4() == b_ip.is_ipv4();
     a.address.port() == b.address.port()
         && (a_ip == b_ip || either_any && (of_family || a.covers_all() || b.covers_all()))
 }
 
-/// Returns the refusal for an address that the kernel does not let the daemon have. Names the key
-/// that gives an RDMA port another TCP port if this one is in use; the daemon's own port has a key
-/// of its own.
+/// Returns the refusal for a TCP address that the kernel does not grant. For a TCP port in use, the
+/// text suggests an entry in `ports.map`. The daemon's own port has a key of its own.
 fn tcp_refusal(
     session: SessionId,
     what: &str,
     named: SocketAddr,
-    on_wire: SocketAddr,
+    tcp_address: SocketAddr,
     error: &io::Error,
 ) -> Refusal {
-    let mut refusal = system::refusal(&format!("{what} {on_wire}"), error);
+    let mut refusal = system::refusal(&format!("{what} {tcp_address}"), error);
     if Errno::from_io_error(error) == Some(Errno::ADDRINUSE)
         && session != DAEMON
         && let Refusal::System { error, .. } = &mut refusal
     {
         let rdma = named.port();
-        // In the upper part of the port space there is another port below.
-        let other = on_wire.port().checked_add(10_000).unwrap_or(on_wire.port() / 2);
+        // Suggest a lower port if port + 10000 does not fit.
+        let other = tcp_address.port().checked_add(10_000).unwrap_or(tcp_address.port() / 2);
         error.push_str(&format!(
-            "; RDMA port {rdma} needs a TCP port, and another program has TCP port {}: give it a \
-             free one by [ports] map in the configuration of each daemon that uses it, \
+            "; RDMA port {rdma} needs a TCP port, but another program uses TCP port {}: map it \
+             to a free one with [ports] map in the configuration of each daemon that uses it, \
              `ports.map = {{ {rdma} = {other} }}`",
-            on_wire.port()
+            tcp_address.port()
         ));
     }
     refusal
 }
 
 pub(super) fn in_use(address: SocketAddr, other: SocketAddr) -> Refusal {
-    // Programs tell the two apart by their numbers of errno(3).
+    // The kind determines the errno(3) that programs get.
     let any = address.ip().is_unspecified() || other.ip().is_unspecified();
     let kind = if any { "wildcard address" } else { "address" };
     Refusal::InUse {
@@ -571,15 +574,16 @@ pub(super) fn no_listener(id: ListenerId) -> Refusal {
     Refusal::NoSuchObject { kind: "listener".into(), handle: id.0 }
 }
 
-/// Connections the kernel holds until we take them, which is soon; requests wait with us.
+/// Maximum connections that wait in the kernel until the daemon accepts them, which is soon.
+/// Requests wait in the daemon.
 const KERNEL_BACKLOG: i32 = 1024;
-/// Connections taken from one listener before others have a turn.
+/// Maximum connections to accept from one listener before other listeners run.
 const ACCEPT_BUDGET: usize = 64;
-/// Before a listener that lacks descriptors or memory is tried again.
+/// Delay before a listener without descriptors or memory is tried again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Before a listener whose user has taken as many connections as it may is tried again.
+/// Delay before a listener is tried again after its user has reached the accept rate.
 const RATE_PAUSE: Duration = Duration::from_millis(10);
-/// Between two reports of connections turned away.
+/// Minimum time between two reports of the same limit.
 const REPORT_PAUSE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -587,7 +591,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_limit_is_reported_at_most_once_a_second_and_none_silences_another() {
+    fn each_limit_is_reported_once_a_second() {
         let mut shedding = Shedding::new();
         let start = Time(7_000_000_000);
         for _ in 0..3 {
@@ -600,7 +604,7 @@ mod tests {
         let later = start.after(REPORT_PAUSE);
         shedding.note("limits.startups", 1, later);
         assert_eq!(of(&shedding, "limits.startups"), Some((0, Some(later))));
-        // What has been said is forgotten.
+        // Entries without unreported connections are removed.
         shedding.note("another", 1, later);
         assert_eq!(of(&shedding, "descriptors (RLIMIT_NOFILE)"), None);
     }

@@ -1,24 +1,23 @@
-//! Connection management: from an address to a connection a worker can drive.
+//! Connection management: from an address to a connection that a worker can drive.
 //!
-//! The [`ConnectionManager`] binds and listens, connects, and carries every TCP connection through
-//! MPA start-up with the state machines of [`rnic_core::stream::startup`]; a connection request is
-//! an object here before any QP is named for it. A connect whose destination is one of this
-//! daemon's own listeners needs no TCP connection: the same machines then exchange their frames in
-//! memory, so that both paths negotiate alike. Queue pairs of datagrams are not connected: which
-//! one serves a port is asked and answered by messages (`sidr`), with the same listeners and
-//! requests. What comes out are [`CmEvent`]s.
+//! The [`ConnectionManager`] binds, listens and connects, and takes every TCP connection through
+//! MPA start-up with the state machines of [`rnic_core::stream::startup`]. A connection request is
+//! an object here before a QP is chosen for it. A connect to one of this daemon's own listeners
+//! needs no TCP connection: the same state machines exchange their frames in memory, so both paths
+//! negotiate in the same way. UD QPs are not connected; messages resolve which QP serves a port
+//! (`sidr`), with the same listeners and requests. The results are [`CmEvent`]s.
 //!
-//! It refuses to know who may do what, sessions' object tables, and QPs beyond their number; limits
-//! are plain numbers in [`CmOptions`]. It reads no clock and never blocks: the control thread, its
-//! only caller, hands it readiness and time. Every phase has a deadline.
+//! This module knows no permissions, no object tables of sessions, and QPs only by their numbers.
+//! Limits are plain numbers in [`CmOptions`]. The manager reads no clock and never blocks: the
+//! control thread, its only caller, passes readiness and time. Every phase has a deadline.
 
 mod active;
 mod ask_back;
+mod connect_failure;
 mod deadlines;
 mod direct;
 mod listener;
 mod net;
-mod no_connection;
 mod passed;
 mod passive;
 mod quota;
@@ -42,11 +41,11 @@ use rnic_core::stream::startup::{Negotiated, Options, PrivateDataTooLong, Respon
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, TerminateCode, Time};
 use slab::Slab;
 
+pub use connect_failure::ConnectFailure;
 use deadlines::Deadlines;
 pub use listener::BindTo;
 use listener::{Listener, Shedding};
 pub use net::SocketBuffers;
-pub use no_connection::NoConnection;
 pub use passed::examine;
 pub use quota::Quota;
 use quota::Quotas;
@@ -58,152 +57,154 @@ use startups::Startups;
 use crate::config::{PortMap, Tcp};
 use crate::socket::Socket;
 
-/// The session of the daemon itself, which no client has.
+/// Session of the daemon itself. No client has this number.
 pub const DAEMON: SessionId = SessionId(0);
 
-/// Numbers the connection manager works within.
+/// Limits and deadlines of the connection manager.
 #[derive(Clone, Debug)]
 pub struct CmOptions {
-    /// What to offer and to ask for in MPA start-up; IRD and ORD are the device's defaults.
+    /// Offers and requests in MPA start-up. IRD and ORD are the device's defaults.
     pub startup: Options,
-    /// Most inbound and outbound reads an accepted connection may get.
+    /// Maximum IRD of an accepted connection.
     pub max_ird: u16,
-    /// Most outbound reads that an accepted connection may get.
+    /// Maximum ORD of an accepted connection.
     pub max_ord: u16,
-    /// How soon a peer that is gone is noticed, of connections that begin from now on.
+    /// Keepalive and timeouts of connections that begin from now on.
     pub tcp: Tcp,
-    /// Ports of the addresses that programs name, and of those on the wire. What comes in and goes
-    /// out of here are the former.
+    /// Maps between RDMA ports, which programs use, and TCP ports. Addresses in the API of this
+    /// module have RDMA ports.
     pub ports: PortMap,
-    /// Whether connects to this daemon's own listeners stay in memory.
+    /// Connects to this daemon's own listeners use no TCP connection.
     pub direct: bool,
-    /// Connections in start-up that hold a descriptor and no QP, of all users. Who has most gives
-    /// way to a new one.
+    /// Maximum connections of all users in start-up that hold a descriptor and no QP. Above it, a
+    /// connection of the user with the most is evicted for a new one.
     pub startups: usize,
-    /// The key that says so.
+    /// Configuration key of `startups`.
     pub startups_key: String,
-    /// What the kernel may keep for a connection of the daemon's own.
+    /// Kernel buffer sizes of the daemon's own connections.
     pub buffers: SocketBuffers,
-    /// Connections that one remote host may begin per second to one user; more are reset.
+    /// Connections per second that one remote host may open to the listeners of one user. Further
+    /// ones are reset.
     pub peer_connections_per_second: u32,
-    /// Wrong STags of one user's that a peer's address may name in a minute before that user's
-    /// listeners turn it away.
+    /// Invalid STags of one user that a peer's address may use within a minute before that user's
+    /// listeners reset its connections.
     pub stag_guesses_per_minute: u32,
-    /// For a TCP connection to come about.
+    /// Time limit for the TCP handshake.
     pub connect_deadline: Duration,
-    /// For the peer's reply, once our request is on its way.
+    /// Time limit for the peer's reply, from the time our request is sent.
     pub reply_deadline: Duration,
-    /// For a peer's request, once it is connected.
+    /// Time limit for the peer's request, from the time its connection is accepted.
     pub request_deadline: Duration,
-    /// For the application to accept or reject a request.
+    /// Time limit for the application to accept or reject a request.
     pub decision_deadline: Duration,
-    /// For the peer to close after a rejection.
+    /// Time limit for the peer to close after a rejection.
     pub close_deadline: Duration,
 }
 
-/// What a QP is to be connected to, and how.
+/// Parameters of a connect.
 #[derive(Clone, Debug)]
 pub struct ConnectParams {
     /// Owner of the QP.
     pub session: SessionId,
-    /// The QP to connect, which is Idle.
+    /// The QP to connect, in state Idle.
     pub qp: QpId,
     /// Address and port of the peer.
     pub peer: SocketAddr,
-    /// From where, if it matters.
+    /// Local address, if the application chose one.
     pub local: Option<SocketAddr>,
-    /// Inbound reads to offer; `None` for the device's default.
+    /// IRD to offer; `None` for the device's default.
     pub ird: Option<u16>,
-    /// Outbound reads wanted; `None` for the device's default.
+    /// ORD to request; `None` for the device's default.
     pub ord: Option<u16>,
-    /// For the peer's application.
+    /// Private data for the peer's application.
     pub private_data: Vec<u8>,
-    /// Ask for the peer-to-peer model (RFC 6581 section 8).
+    /// Asks for the peer-to-peer model (RFC 6581 section 8).
     pub peer_to_peer: bool,
 }
 
-/// How a connection request is accepted.
+/// Parameters of an accept.
 #[derive(Clone, Debug)]
 pub struct AcceptParams {
-    /// The request, as its event named it; undecided so far.
+    /// The undecided request, from its event.
     pub request: RequestId,
     /// The QP to connect.
     pub qp: QpId,
-    /// Inbound reads to offer; `None` for as many as the peer wants, within the maximum.
+    /// IRD to offer; `None` for the ORD that the peer requests, within the maximum.
     pub ird: Option<u16>,
-    /// Outbound reads wanted; `None` for as many as the peer offers, within the maximum.
+    /// ORD to request; `None` for the IRD that the peer offers, within the maximum.
     pub ord: Option<u16>,
-    /// For the peer's application.
+    /// Private data for the peer's application.
     pub private_data: Vec<u8>,
 }
 
-/// What came of binding, listening, connecting and accepting.
+/// Results of binding, listening, connecting and accepting.
 #[derive(Debug)]
 pub enum CmEvent {
     /// A peer asks to connect.
     Request {
-        /// The listener it came to.
+        /// The listener that received it.
         listener: ListenerId,
-        /// To be accepted or rejected.
+        /// The request to accept or reject.
         request: RequestId,
-        /// Our end, that of the listener, and the peer.
+        /// The listener's end and the peer.
         addresses: AddressPair,
-        /// Inbound reads the peer offers, if negotiated.
+        /// IRD that the peer offers, if negotiated.
         peer_ird: Option<u16>,
-        /// Outbound reads the peer wants, if negotiated.
+        /// ORD that the peer requests, if negotiated.
         peer_ord: Option<u16>,
         /// MPA revision of the request.
         revision: u8,
-        /// Whether the peer asked for the peer-to-peer model.
+        /// The peer asked for the peer-to-peer model.
         peer_to_peer: bool,
         /// The peer's private data.
         private_data: Vec<u8>,
     },
-    /// A request is gone undecided.
+    /// An undecided request has ended.
     Withdrawn {
-        /// The listener it came to.
+        /// The listener that received it.
         listener: ListenerId,
         /// The request, no longer valid.
         request: RequestId,
-        /// What ended it, in words: the peer, a deadline, or an error of the socket.
+        /// Why it ended: the peer, a deadline, or a socket error.
         reason: String,
     },
-    /// No request will come on a connection that was passed.
+    /// No request will arrive on a connection that a client passed.
     NoRequest {
         /// The listener that serves it.
         listener: ListenerId,
-        /// What came instead of a request, in words.
+        /// Reason why there is no request.
         reason: String,
     },
-    /// A rejection that was [`Rejection::Sending`] is with the kernel, or its connection has ended.
+    /// The kernel has taken the rest of a rejection that was [`Rejection::Sending`], or its
+    /// connection has ended.
     Returned {
         /// The session that rejected.
         session: SessionId,
     },
-    /// The answer to a question about a request ([`ConnectionManager::ask_back`]).
+    /// The result of [`ConnectionManager::ask_back`].
     Answered {
         /// The request, still undecided.
         request: RequestId,
-        /// Private Data of the answer, or the reason why there is none.
+        /// Private data of the answer, or why there is no answer.
         answer: Result<Vec<u8>, String>,
     },
-    /// TCP has been accepted, and our request is on its way.
+    /// TCP is connected, and the MPA request is being sent.
     Reached {
         /// The QP that connects.
         qp: QpId,
     },
-    /// Start-up is done on a TCP connection, as initiator or as responder.
+    /// Start-up has finished on a TCP connection, as initiator or as responder.
     ConnectedTcp {
         /// The QP that connected or accepted.
         qp: QpId,
-        /// The connection, registered nowhere.
+        /// The connection, deregistered from the manager's poll.
         stream: Socket,
-        /// What both ends agreed on in start-up.
+        /// Parameters that both ends agreed on.
         negotiated: Box<Negotiated>,
         /// Our end and the peer.
         addresses: AddressPair,
     },
-    /// Start-up is done between two QPs of this daemon.
+    /// Start-up has finished between two QPs of this daemon.
     ConnectedDirect {
         /// The end that connected.
         active: Box<DirectEnd>,
@@ -217,46 +218,46 @@ pub enum CmEvent {
         /// The peer's private data.
         private_data: Vec<u8>,
     },
-    /// No connection came about.
+    /// Connecting failed.
     Unreachable {
         /// The QP that connected or accepted.
         qp: QpId,
-        /// What failed: TCP, MPA or a deadline.
-        why: NoConnection,
+        /// The failure: TCP, MPA or a deadline.
+        why: ConnectFailure,
     },
-    /// A queue pair of datagrams serves the port that was asked for.
+    /// A UD QP serves the requested port.
     Resolved {
-        /// The QP that asked.
+        /// The QP that resolves the port.
         qp: QpId,
         /// Our end and the peer.
         addresses: AddressPair,
-        /// Index of the device's GID that the peer knows us by.
+        /// Index of the device's GID that the peer uses for us.
         source: u16,
-        /// The queue pair that serves.
+        /// The UD QP that serves the port.
         remote_qp: QpId,
-        /// Its key.
+        /// Q_Key of that QP.
         q_key: u32,
         /// The peer's private data.
         private_data: Vec<u8>,
     },
-    /// A management datagram is to be sent between the queue pairs 1 of two ports.
+    /// Sends a management datagram (MAD) between the QPs 1 of two ports.
     Management {
         /// The device's own address.
         from: IpAddr,
-        /// Address of the other port.
+        /// Address of the destination port.
         to: IpAddr,
-        /// What it says.
+        /// The datagram.
         mad: Box<Mad>,
     },
 }
 
-/// How far a rejection is.
+/// Progress of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
-    /// Nothing of it is left to be done, as far as the one who rejected is concerned.
+    /// The caller has nothing to wait for.
     Done,
-    /// The kernel has not taken all of the reply on a socket that was passed, which is not the
-    /// client's again before [`CmEvent::Returned`].
+    /// The kernel has not taken all of the reply on a socket that a client passed. The client may
+    /// use the socket again after [`CmEvent::Returned`].
     Sending,
 }
 
@@ -265,7 +266,7 @@ pub enum Rejection {
 pub struct DirectEnd {
     /// The QP at this end.
     pub qp: QpId,
-    /// What both ends agreed on, as this end sees it.
+    /// Parameters that both ends agreed on, as this end sees them.
     pub negotiated: Negotiated,
     /// Addresses as this end sees them.
     pub addresses: AddressPair,
@@ -285,15 +286,15 @@ pub struct ConnectionManager {
     startups: Startups,
     /// Slots of the undecided requests.
     requests: HashMap<RequestId, usize>,
-    /// Slots of the questions about undecided requests.
-    questions: HashMap<RequestId, usize>,
-    /// QPs that connect or whose acceptance is on its way.
+    /// Slots of the queries to peers about undecided requests.
+    request_checks: HashMap<RequestId, usize>,
+    /// QPs that connect, resolve a port, or have accepted and still send the reply.
     qps: HashMap<QpId, usize>,
     next_request: u32,
     events: VecDeque<CmEvent>,
     shedding: Shedding,
     quotas: Quotas,
-    /// Requests of peers are turned away.
+    /// Rejects requests of peers.
     draining: bool,
     guesses: StagGuessLimiter,
     sidr: Sidr,
@@ -301,7 +302,7 @@ pub struct ConnectionManager {
 }
 
 impl ConnectionManager {
-    /// A manager that registers its sockets with `registry` under `first_token` and above.
+    /// Creates a manager that registers its sockets with `registry` under `first_token` and above.
     pub fn new(registry: Registry, first_token: usize, options: CmOptions) -> Self {
         let guesses = StagGuessLimiter::new(options.stag_guesses_per_minute);
         ConnectionManager {
@@ -316,7 +317,7 @@ impl ConnectionManager {
             deadlines: Deadlines::default(),
             startups: Startups::default(),
             requests: HashMap::new(),
-            questions: HashMap::new(),
+            request_checks: HashMap::new(),
             qps: HashMap::new(),
             next_request: 1,
             events: VecDeque::new(),
@@ -328,27 +329,27 @@ impl ConnectionManager {
         }
     }
 
-    /// Works with other numbers from now on; what is under way keeps its deadlines.
+    /// Replaces the options. Deadlines that are already set stay.
     pub fn set_options(&mut self, options: CmOptions) {
         self.guesses.set_limit(options.stag_guesses_per_minute);
         self.options = options;
     }
 
-    /// Says whose a session is, and how much its user may have half open.
+    /// Sets the owner of a session and the start-up quota of that user.
     pub fn set_quota(&mut self, session: SessionId, quota: Quota) {
         self.quotas.set(session, quota);
     }
 
-    /// Turns requests of peers away from now on, or takes them again. Those that wait for a
-    /// decision go on waiting. [`ConnectionManager::ignore_draining`] excludes a listener.
+    /// Rejects requests of peers from now on, or accepts them again. Undecided requests stay.
+    /// [`ConnectionManager::ignore_draining`] exempts a listener.
     pub fn set_draining(&mut self, on: bool) {
         self.draining = on;
     }
 
-    /// Connects a QP. The outcome is an event, unless our own end already makes it impossible.
+    /// Connects a QP. The result is an event; errors are failures of the local end.
     pub fn connect(&mut self, mut params: ConnectParams, now: Time) -> Result<(), Refusal> {
         self.check_idle(params.qp)?;
-        params.peer = self.options.ports.on_wire(params.peer);
+        params.peer = self.options.ports.tcp_address(params.peer);
         if self.options.direct
             && let Some((listener, source)) = self.direct_target(&params)?
         {
@@ -357,18 +358,19 @@ impl ConnectionManager {
         self.connect_tcp(params, now)
     }
 
-    /// Whether a QP connects, asks for a peer, or has accepted and waits.
+    /// Returns true if a QP connects, resolves a port, or has accepted and still sends the reply.
     pub fn is_busy(&self, qp: QpId) -> bool {
         self.qps.contains_key(&qp)
     }
 
-    /// Whether the peer that a QP connects to cannot know of that: there is no TCP connection yet.
-    pub fn is_unheard(&self, qp: QpId) -> bool {
+    /// Returns true if a QP is connecting and its peer has seen nothing of it: there is no TCP
+    /// connection yet.
+    pub fn is_unseen_by_peer(&self, qp: QpId) -> bool {
         let slot = self.qps.get(&qp).and_then(|key| self.slots.get(*key));
-        slot.is_some_and(|entry| matches!(&entry.slot, Slot::Active(a) if a.is_unheard()))
+        slot.is_some_and(|entry| matches!(&entry.slot, Slot::Active(a) if a.is_unseen_by_peer()))
     }
 
-    /// Accepts a request: the reply is on its way, an event follows.
+    /// Accepts a request and starts to send the reply. An event follows.
     pub fn accept(&mut self, params: AcceptParams, now: Time) -> Result<(), Refusal> {
         let key = self.undecided(params.request)?;
         self.check_idle(params.qp)?;
@@ -378,7 +380,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Rejects a request, with Private Data for the peer's application.
+    /// Rejects a request with private data for the peer's application.
     pub fn reject(
         &mut self,
         request: RequestId,
@@ -389,24 +391,24 @@ impl ConnectionManager {
         self.reject_slot(key, private_data, true, now)
     }
 
-    /// Gives up connecting or having accepted a QP; no event about it follows.
+    /// Cancels connecting or accepting on a QP. No event for that QP follows.
     pub fn cancel(&mut self, qp: QpId) {
         let Some(key) = self.qps.get(&qp).copied() else { return };
         match self.remove(key) {
             Some(Slot::Direct(direct)) => {
                 self.withdraw(direct.listener, direct.request, "the initiator gave up");
             }
-            Some(Slot::Asking(asking)) => self.give_up_asking(&asking),
+            Some(Slot::SidrResolution(asking)) => self.cancel_resolution(&asking),
             _ => {}
         }
     }
 
-    /// Ends everything a session bound, connects or has accepted; the other ends learn of it, the
-    /// session itself is told nothing.
+    /// Ends all listeners, connects and accepts of a session. Peers see a close or a rejection; the
+    /// session gets no events.
     pub fn drop_session(&mut self, session: SessionId, now: Time) {
         for key in self.of_session.of(&session) {
             if let Some(Slot::Listener { id, .. }) = self.slots.get(key).map(|e| &e.slot) {
-                // It exists: its slot does.
+                // The slot exists, so the listener does.
                 let _ = self.close_listener(*id, now);
             }
         }
@@ -419,7 +421,7 @@ impl ConnectionManager {
         self.quotas.forget(session);
     }
 
-    /// Handles readiness of one of its tokens; false if the token is not one of its own.
+    /// Handles readiness of a token. Returns false if the token does not belong to the manager.
     pub fn handle_ready(
         &mut self,
         token: Token,
@@ -428,73 +430,76 @@ impl ConnectionManager {
         now: Time,
     ) -> bool {
         let Some(key) = token.0.checked_sub(self.first_token) else { return false };
-        // A token may be that of a slot emptied or filled anew since the event was collected; then
-        // this finds nothing, or tries a socket in vain.
+        // The slot may have been emptied or reused since the event was collected. In that
+        // case no arm matches, or an I/O call returns EAGAIN.
         match self.slots.get(key).map(|e| &e.slot) {
             Some(Slot::Listener { id, .. }) => self.accept_ready(*id, now),
             Some(Slot::Active(_)) => self.drive_active(key, now),
             Some(Slot::Passive(_)) => self.drive_passive(key, now),
             Some(Slot::Closing(_)) if readable || writable => self.drive_closing(key),
             Some(Slot::Returning(_)) => self.drive_returning(key),
-            Some(Slot::Question(_)) => self.drive_question(key, now),
-            Some(Slot::Closing(_) | Slot::Direct(_) | Slot::Asking(_) | Slot::Asked(_)) | None => {}
+            Some(Slot::RequestCheck(_)) => self.drive_request_check(key, now),
+            Some(
+                Slot::Closing(_) | Slot::Direct(_) | Slot::SidrResolution(_) | Slot::SidrRequest(_),
+            )
+            | None => {}
         }
         true
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) wants to be called.
+    /// Returns the time of the next [`handle_timeout`](Self::handle_timeout) call.
     pub fn next_timeout(&self) -> Option<Time> {
         self.deadlines.first().map(|(at, _)| at)
     }
 
-    /// Ends what has waited too long.
+    /// Handles all deadlines up to `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(key) = self.deadlines.pop_due(now) {
             let Some(entry) = self.slots.get_mut(key) else { continue };
             entry.deadline = None;
             match entry.slot {
                 Slot::Listener { id, .. } => self.accept_ready(id, now),
-                Slot::Asking(_) => self.ask_again(key, now),
+                Slot::SidrResolution(_) => self.retry_resolution(key, now),
                 _ => self.expire(key),
             }
         }
     }
 
-    /// A peer's stream with a session has ended for an STag that it may not use.
+    /// Counts a stream that ended because `peer` used an STag of `session` without a right to it.
     pub fn stag_guessed(&mut self, session: SessionId, peer: IpAddr, at: Time) {
-        // With its session, the STags that were guessed at are gone.
+        // Without its session, the guessed STags are gone too.
         if let Some(quota) = self.quotas.of(session) {
-            self.guesses.note(quota.user, peer, at);
+            self.guesses.record(quota.user, peer, at);
         }
     }
 
-    /// Whether the user of a session has had too many wrong STags from an address.
+    /// Returns true if an address has guessed too many STags of the session's user.
     pub fn is_guesser(&mut self, session: SessionId, peer: IpAddr, now: Time) -> bool {
         let user = self.quotas.user(session);
-        self.guesses.turns_away(user, peer, now)
+        self.guesses.rejects(user, peer, now)
     }
 
-    /// What is to be told to sessions or carried out, oldest first.
+    /// Returns the next event, oldest first.
     pub fn poll_event(&mut self) -> Option<CmEvent> {
         self.events.pop_front()
     }
 
-    /// Connections in start-up, of either direction, undecided requests included.
+    /// Returns the number of connections in start-up in both directions, with undecided requests.
     pub fn in_startup(&self) -> usize {
         self.slots.len() - self.listeners.len()
     }
 
-    /// Those of them that hold a descriptor and no QP, which `limits.startups` bounds.
+    /// Returns the number of start-ups that hold a descriptor and no QP (limit: `limits.startups`).
     pub fn startups(&self) -> usize {
         self.startups.total()
     }
 
-    /// Those of them that a user is charged for.
+    /// Returns the number of start-ups charged to a user.
     pub fn startups_of(&self, user: u32) -> usize {
         self.startups.of(user)
     }
 
-    /// A listener as lists show it.
+    /// Returns the row of a listener for `rnicctl` lists.
     pub fn listener(&self, id: ListenerId) -> Option<ListenerRow> {
         self.listeners.get(&id).map(|l| l.row(id, &self.options.ports))
     }
@@ -506,14 +511,16 @@ impl ConnectionManager {
                 self.fail_active(key, why);
             }
             Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
-            Slot::Question(question) => {
-                let why = question.active.awaited(&self.options).reason;
-                self.end_question(key, Err(why));
+            Slot::RequestCheck(check) => {
+                let why = check.active.awaited(&self.options).reason;
+                self.end_request_check(key, Err(why));
             }
             Slot::Direct(_) => self.expire_direct(key),
             Slot::Returning(_) => self.end_returning(key),
-            Slot::Asked(_) => self.withdraw_asked(key, "the deadline passed"),
-            Slot::Closing(_) | Slot::Listener { .. } | Slot::Asking(_) => drop(self.remove(key)),
+            Slot::SidrRequest(_) => self.withdraw_sidr_request(key, "the deadline passed"),
+            Slot::Closing(_) | Slot::Listener { .. } | Slot::SidrResolution(_) => {
+                drop(self.remove(key))
+            }
         }
     }
 
@@ -522,9 +529,9 @@ impl ConnectionManager {
         self.registry.register(&mut SourceFd(&net::raw(stream)), self.token(key), interest)
     }
 
-    /// Takes a stream out of our poll, so that another thread can have it.
+    /// Removes a stream from our poll before another thread gets it.
     fn deregister(&self, stream: &impl AsFd) {
-        // It is registered; the kernel has no other reason to refuse.
+        // The stream is registered, so this does not fail.
         let _ = self.registry.deregister(&mut SourceFd(&net::raw(stream)));
     }
 
@@ -551,7 +558,7 @@ impl ConnectionManager {
         })
     }
 
-    /// A number no undecided request has.
+    /// Returns a request number that is not in use.
     fn new_request(&mut self, key: usize) -> RequestId {
         loop {
             let id = RequestId(self.next_request);
@@ -563,8 +570,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Whether a request that comes to a listener now may wait.
-    fn takes(&self, listener: ListenerId) -> bool {
+    /// Returns true if a listener can queue one more request now.
+    fn can_queue(&self, listener: ListenerId) -> bool {
         let listener = self.listeners.get(&listener);
         listener.is_some_and(|l| l.has_room() && (l.ignores_draining || !self.draining))
     }
@@ -576,7 +583,8 @@ impl ConnectionManager {
         self.events.push_back(CmEvent::Withdrawn { listener, request, reason: reason.into() });
     }
 
-    /// Rejects an undecided request, of either path; `awaited` if somebody waits for it.
+    /// Rejects an undecided request of any kind. `awaited` is true if a client waits for the
+    /// result.
     fn reject_slot(
         &mut self,
         key: usize,
@@ -585,8 +593,8 @@ impl ConnectionManager {
         now: Time,
     ) -> Result<Rejection, Refusal> {
         let slot = &self.slots[key].slot;
-        if let Slot::Asked(_) = slot {
-            return self.reject_datagrams(key, private_data, now).map(|()| Rejection::Done);
+        if let Slot::SidrRequest(_) = slot {
+            return self.reject_ud(key, private_data, now).map(|()| Rejection::Done);
         }
         let request = slot.request().unwrap_or(RequestId(0));
         let rejected = match slot {
@@ -597,7 +605,7 @@ impl ConnectionManager {
     }
 }
 
-/// A failure of start-up in words, with the number that RFC 5044 section 8 has for it.
+/// Formats a start-up failure with its error code of RFC 5044 section 8.
 fn with_code(what: &impl std::fmt::Display, code: Option<TerminateCode>) -> String {
     match code {
         Some(code) => format!("{what}: {code}"),
@@ -609,12 +617,12 @@ fn too_long(e: PrivateDataTooLong) -> Refusal {
     Refusal::AboveMaximum {
         field: "private_data".into(),
         value: e.len as u64,
-        key: "bytes that an MPA frame carries".into(),
+        key: "maximum bytes in an MPA frame".into(),
         limit: e.limit as u64,
     }
 }
 
-/// What to tell an application whose answer the start-up machine did not take.
+/// Converts an error of the responder into a refusal for the application.
 fn answer_refused(e: ResponderError, request: RequestId) -> Refusal {
     match e {
         ResponderError::PrivateData(e) => too_long(e),
@@ -627,5 +635,5 @@ fn answer_refused(e: ResponderError, request: RequestId) -> Refusal {
     }
 }
 
-/// Bytes read at once during start-up: a frame is at most 532.
+/// Size of the read buffer during start-up, in bytes. A frame has at most 532 bytes.
 const SCRATCH: usize = 2048;

@@ -1,7 +1,7 @@
-//! The few socket calls connection management needs, all non-blocking.
+//! The socket calls of connection management, all non-blocking.
 //!
-//! Flags are given with every call instead of relying on `O_NONBLOCK`: a socket that a client made
-//! shares its file description with the client.
+//! Reads and writes pass `MSG_DONTWAIT` instead of relying on `O_NONBLOCK`, because a socket that a
+//! client passed shares its file description with the client.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -13,42 +13,42 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-/// Memory of the kernel for one connection, in bytes. Without bounds the kernel lets a connection
-/// whose peer does not read have megabytes; whole speed takes less (measured on loopback: with half
-/// a megabyte to send and one to receive, more than with what the kernel chooses).
+/// Kernel memory for one connection, in bytes. Without a limit a connection takes megabytes if its
+/// peer does not read. Half a megabyte for sends and one megabyte for receives reach full speed
+/// (measured on loopback: faster than with the kernel's own sizes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketBuffers {
-    /// For what is still to be sent.
+    /// Limit for bytes that the peer has not acknowledged.
     pub send: u32,
-    /// For what has been received.
+    /// Limit for bytes that the daemon has not read.
     pub receive: u32,
 }
 
 impl SocketBuffers {
-    /// Bounds a socket that is not yet connected, and those that it accepts.
+    /// Sets the limits on an unconnected socket. Accepted sockets inherit them.
     pub(super) fn bound(self, socket: &Socket) -> io::Result<()> {
-        // The kernel doubles what it is told, for its bookkeeping.
+        // The kernel doubles these values for its bookkeeping.
         socket.set_send_buffer_size(self.send as usize / 2)?;
         socket.set_recv_buffer_size(self.receive as usize / 2)
     }
 }
 
-/// A TCP socket that is bound, not listening.
+/// Returns a bound TCP socket that does not listen yet.
 pub(super) fn bound(to: BindTo) -> io::Result<Socket> {
     let BindTo { address, v6_only } = to;
     let socket = tcp_socket(address)?;
     if address.is_ipv6() {
-        // Whatever net.ipv6.bindv6only makes of those that say nothing.
+        // Overrides the net.ipv6.bindv6only sysctl.
         socket.set_only_v6(v6_only)?;
     }
-    // A restarted server need not wait for its old connections; live listeners still exclude.
+    // A restarted server must not wait for TIME_WAIT. Live listeners still exclude each other.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     Ok(socket)
 }
 
-/// Starts a connection; the result shows when the socket becomes writable. The outer error is about
-/// our end, the inner one says that the peer cannot be reached.
+/// Starts a connection. The socket becomes writable when the result is known. The outer error is a
+/// failure of the local end; the inner error means that the peer is unreachable.
 pub(super) fn start_connect(
     local: Option<SocketAddr>,
     peer: SocketAddr,
@@ -58,7 +58,7 @@ pub(super) fn start_connect(
     Ok(begin(&socket, peer).map(|()| TcpStream::from(OwnedFd::from(socket))))
 }
 
-/// A TCP socket for a connection from this address to `peer`.
+/// Returns a TCP socket for a connection from `local` to `peer`.
 pub(super) fn outgoing(
     local: Option<SocketAddr>,
     peer: SocketAddr,
@@ -75,7 +75,7 @@ pub(super) fn outgoing(
     Ok(socket)
 }
 
-/// Starts the connection of a socket, as [`start_connect`] does.
+/// Starts to connect a socket, as [`start_connect`] does.
 pub(super) fn begin(socket: impl AsFd, peer: SocketAddr) -> io::Result<()> {
     match SockRef::from(&socket).connect(&peer.into()) {
         Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => Ok(()),
@@ -83,7 +83,7 @@ pub(super) fn begin(socket: impl AsFd, peer: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// Whether a connection that was started stands; `Ok(false)` if it is still on its way.
+/// Returns true if a connection is established, or false while it is in progress.
 pub(super) fn connected(stream: impl AsFd) -> io::Result<bool> {
     let stream = SockRef::from(&stream);
     if let Some(e) = stream.take_error()? {
@@ -96,25 +96,25 @@ pub(super) fn connected(stream: impl AsFd) -> io::Result<bool> {
     }
 }
 
-/// Takes one connection from a listening socket.
+/// Accepts one connection from a listening socket.
 pub(super) fn accept(listener: &Socket) -> io::Result<TcpStream> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     Ok(TcpStream::from(rustix::net::accept_with(listener, flags)?))
 }
 
-/// Whether a connection waits to be accepted. accept(2) does not tell when descriptors are short:
-/// it takes the descriptor first and fails with `EMFILE` even if nobody waits.
-pub(super) fn someone_waits(listener: &Socket) -> bool {
+/// Returns true if a connection waits to be accepted. Without a free descriptor accept(2) fails
+/// with `EMFILE` before it checks the queue, even if that is empty.
+pub(super) fn has_pending(listener: &Socket) -> bool {
     let mut listeners = [PollFd::new(listener, PollFlags::IN)];
     poll(&mut listeners, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// Reads what is there; `Ok(0)` is the peer's FIN.
+/// Reads available bytes; `Ok(0)` is the peer's FIN.
 pub(super) fn receive(stream: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     receive_with(stream, buffer, RecvFlags::empty())
 }
 
-/// Reads what is there and leaves it there; `Ok(0)` is the peer's FIN.
+/// Reads available bytes and leaves them in the socket; `Ok(0)` is the peer's FIN.
 pub(super) fn peek(stream: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     receive_with(stream, buffer, RecvFlags::PEEK)
 }
@@ -129,13 +129,13 @@ fn receive_with(stream: impl AsFd, buffer: &mut [u8], how: RecvFlags) -> io::Res
     }
 }
 
-/// The address of our end.
+/// Returns the local address of a socket.
 pub(super) fn local_address(stream: impl AsFd) -> io::Result<SocketAddr> {
     let address = SockRef::from(&stream).local_addr()?.as_socket();
     address.map(canonical).ok_or_else(|| Errno::AFNOSUPPORT.into())
 }
 
-/// Bytes on their way to the peer.
+/// Bytes that are being sent to the peer.
 #[derive(Debug, Default)]
 pub(super) struct OutgoingBytes {
     bytes: Vec<u8>,
@@ -147,7 +147,7 @@ impl OutgoingBytes {
         OutgoingBytes { bytes, sent: 0 }
     }
 
-    /// Sends on; true when everything is with the kernel.
+    /// Sends as many bytes as the kernel accepts. Returns true when it has all of them.
     pub(super) fn send(&mut self, stream: impl AsFd) -> io::Result<bool> {
         while let Some(rest @ [_, ..]) = self.bytes.get(self.sent..) {
             match rustix::net::send(&stream, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -161,7 +161,7 @@ impl OutgoingBytes {
     }
 }
 
-/// The address an application would write: IPv4 seen through an IPv6 socket becomes IPv4 again.
+/// Converts an IPv4-mapped IPv6 address to IPv4, as an application would write it.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(v4) => SocketAddr::new(IpAddr::V4(v4), address.port()),
@@ -169,10 +169,10 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The address this host would connect to `peer` from, if `peer` is an address of this host.
+/// Returns the source address of a connect to `peer` if `peer` is an address of this host.
 ///
-/// The kernel is asked, as it would be for a real connection: the route to an own address has that
-/// very address as source. The port is one that was free just now; no connection will hold it.
+/// The kernel's route decides, as for a real connection: a route to a local address has that
+/// address as its source. The returned port is free at this moment; no socket reserves it.
 pub(super) fn source_if_local(
     local: Option<SocketAddr>,
     peer: SocketAddr,
@@ -210,7 +210,7 @@ fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
     Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))
 }
 
-/// The descriptor is borrowed for `mio`, which wants a raw one.
+/// Returns the raw descriptor that `mio` needs, without ownership.
 pub(super) fn raw(fd: &impl AsFd) -> std::os::fd::RawFd {
     std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd())
 }

@@ -1,9 +1,9 @@
-//! Start-up on TCP connections that a client made and passed.
+//! MPA start-up on TCP connections that a client made and passed.
 //!
 //! Such a connection may have carried other traffic before ("delayed" start-up, RFC 5044 section
-//! 7.1.2) and goes on with it after a rejection. So start-up reads to the end of the peer's frame
-//! and not a byte further, and after a rejection the daemon lets go of the socket as it is. There
-//! is no second attempt as revision 1, which would need a second connection, and no direct path.
+//! 7.1.2) and may continue with it after a rejection. So start-up reads no byte beyond the peer's
+//! frame, and after a rejection the daemon releases the socket as it is. There is no retry as
+//! revision 1, which would need a second connection, and no direct path.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -23,24 +23,24 @@ use super::{CmEvent, ConnectParams, ConnectionManager, Rejection, Slot};
 use crate::socket::Socket;
 use crate::system;
 
-/// The addresses of a socket that a client passed, which must be a connected TCP socket.
+/// Returns the addresses of a socket that a client passed, which must be a connected TCP socket.
 pub fn examine(socket: impl AsFd) -> Result<AddressPair, Refusal> {
     let refuse = |why: &str| Refusal::Invalid { field: "socket".into(), why: why.into() };
     let failed = |e: std::io::Error| system::refusal("examine the socket", &e);
     let kind = sockopt::socket_type(&socket).map_err(|e| failed(e.into()))?;
     if kind != SocketType::STREAM {
-        return Err(refuse("it is no stream socket"));
+        return Err(refuse("it is not a stream socket"));
     }
     let family = sockopt::socket_domain(&socket).map_err(|e| failed(e.into()))?;
     if family != AddressFamily::INET && family != AddressFamily::INET6 {
-        return Err(refuse("it is of no Internet family"));
+        return Err(refuse("it is not an IPv4 or IPv6 socket"));
     }
     let protocol = sockopt::socket_protocol(&socket).map_err(|e| failed(e.into()))?;
     if protocol != Some(ipproto::TCP) {
         return Err(refuse("its protocol is not TCP"));
     }
     if sockopt::socket_acceptconn(&socket).map_err(|e| failed(e.into()))? {
-        return Err(refuse("it listens"));
+        return Err(refuse("it is a listening socket"));
     }
     let peer = SockRef::from(&socket).peer_addr().ok().and_then(|a| a.as_socket());
     let peer = peer.ok_or_else(|| refuse("it is not connected"))?;
@@ -49,8 +49,8 @@ pub fn examine(socket: impl AsFd) -> Result<AddressPair, Refusal> {
 }
 
 impl ConnectionManager {
-    /// Connects a QP over a connection that a client passed, whose peer expects an MPA Request.
-    /// The outcome is an event, unless our own end already makes it impossible.
+    /// Connects a QP over a connection that a client passed. The peer must expect an MPA Request.
+    /// The result is an event; errors are failures of the local end.
     pub fn connect_over(
         &mut self,
         params: ConnectParams,
@@ -67,17 +67,17 @@ impl ConnectionManager {
         self.register(key, active.stream()).map_err(|e| system::refusal("poll the socket", &e))?;
         if let Err(e) = active.watch(&self.options.tcp) {
             self.deregister(active.stream());
-            return Err(system::refusal("watch the socket", &e));
+            return Err(system::refusal("set timeouts of the socket", &e));
         }
-        active.engage();
+        active.end_on_drop();
         self.insert(Slot::Active(Box::new(active)));
         self.qps.insert(qp, key);
         self.set_deadline(key, Some(until));
         Ok(())
     }
 
-    /// WaitsFor a request on a connection that a client passed. It comes to listener `id`, which is
-    /// good for this one connection.
+    /// Waits for a request on a connection that a client passed. The request arrives at listener
+    /// `id`, which serves only this connection.
     pub fn serve_over(
         &mut self,
         session: SessionId,
@@ -90,7 +90,7 @@ impl ConnectionManager {
             return Err(self.no_room(session));
         }
         let key = self.insert(Slot::Listener { id, session });
-        self.listeners.insert(id, Listener::of_passed(session, addresses.local, key));
+        self.listeners.insert(id, Listener::new_passed(session, addresses.local, key));
         self.begin(session, id, socket, addresses, now).map_err(|e| {
             self.remove(key);
             self.listeners.remove(&id);
@@ -98,7 +98,7 @@ impl ConnectionManager {
         })
     }
 
-    /// Whose start-ups leave no room for another one.
+    /// Returns the refusal for the start-up limit that was reached.
     fn no_room(&self, session: SessionId) -> Refusal {
         let (key, limit, used) = match self.quotas.of(session) {
             Some(q) if self.startups.of(q.user) >= q.startups as usize => {
@@ -109,10 +109,11 @@ impl ConnectionManager {
         Refusal::Limit { key: key.clone(), limit: limit as u64, used: used as u64, wanted: 1 }
     }
 
-    /// Sends a rejection on a connection that a client passed, then lets go of it.
+    /// Sends a rejection on a connection that a client passed, then releases the socket.
     pub(super) fn give_back(
         &mut self,
-        (session, peer): (SessionId, IpAddr),
+        session: SessionId,
+        peer: IpAddr,
         stream: Socket,
         reply: Vec<u8>,
         awaited: bool,
@@ -133,7 +134,7 @@ impl ConnectionManager {
                 }
                 self.remove(key);
             }
-            // The connection is lost, which the client finds out.
+            // The connection is lost. The client will notice.
             Err(_) => {}
         }
         Rejection::Done
@@ -153,7 +154,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Gives up sending a rejection; half a reply is no stream to go on with, so it ends.
+    /// Gives up sending a rejection. Half a reply cannot be continued, so the connection ends.
     pub(super) fn end_returning(&mut self, key: usize) {
         if let Some(Slot::Returning(returning)) = self.remove(key) {
             self.returned(&returning);
@@ -167,12 +168,12 @@ impl ConnectionManager {
     }
 }
 
-/// A rejected connection whose reply the kernel has not taken in full, because the streaming-mode
-/// traffic before it has not been read.
+/// A rejected connection with a pending reply: the kernel's send buffer is full, because the peer
+/// has not read the streaming-mode data before it.
 #[derive(Debug)]
 pub(super) struct Returning {
     session: SessionId,
-    /// The client waits for it.
+    /// A client waits for [`CmEvent::Returned`].
     awaited: bool,
     stream: Socket,
     reply: OutgoingBytes,
@@ -188,6 +189,6 @@ impl Returning {
     }
 }
 
-/// How long a peer may take to make room for a rejection. The client waits for it and asks nothing
-/// else meanwhile.
+/// Maximum time for the peer to make room for a rejection. The client cannot send other requests
+/// during this time.
 const RETURN_DEADLINE: Duration = Duration::from_secs(10);

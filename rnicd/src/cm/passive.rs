@@ -1,5 +1,5 @@
-//! Being connected to over TCP: R-wait and R-decide of the start-up state machine, and the orderly
-//! end of a connection that was rejected.
+//! The passive side of connecting over TCP: R-wait and R-decide of the start-up state machine, and
+//! the graceful close of a rejected connection.
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
@@ -10,15 +10,15 @@ use rnic_core::stream::startup::{
 };
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
+use super::connect_failure::ConnectFailure;
 use super::net::OutgoingBytes;
-use super::no_connection::NoConnection;
 use super::startups::WaitsFor;
 use super::{
     AcceptParams, CmEvent, ConnectionManager, Rejection, Slot, answer_refused, net, with_code,
 };
 use crate::socket::Socket;
 
-/// A connection that came to a listener.
+/// A connection that a listener accepted.
 #[derive(Debug)]
 pub(super) struct Passive {
     pub(super) session: SessionId,
@@ -31,22 +31,22 @@ pub(super) struct Passive {
 
 #[derive(Debug)]
 enum PassivePhase {
-    /// The peer's request is not complete.
+    /// The peer's request is incomplete.
     AwaitRequest,
-    /// The application has to decide; a byte from the peer now is one too early.
+    /// The application must decide. The peer must not send anything in this phase.
     AwaitDecision(RequestId),
     /// Accepted; the kernel has not taken all of the reply.
     Replying { qp: QpId, reply: OutgoingBytes, negotiated: Box<Negotiated> },
 }
 
-/// What driving a connection came to.
+/// Result of driving a connection.
 enum Step {
     Wait,
     Request(ConnectRequest),
-    /// The reply is with the kernel.
+    /// The kernel has the reply.
     Replied,
     Failed(String),
-    /// As `Failed`, but the peer is to be told so first.
+    /// As `Failed`, after sending these bytes to the peer.
     Answer(Vec<u8>, String),
 }
 
@@ -77,7 +77,7 @@ impl Passive {
         }
     }
 
-    /// The QP that accepted it.
+    /// Returns the QP that accepted it.
     pub(super) fn qp(&self) -> Option<QpId> {
         match self.phase {
             PassivePhase::Replying { qp, .. } => Some(qp),
@@ -88,7 +88,7 @@ impl Passive {
     fn drive(&mut self, scratch: &mut [u8]) -> Step {
         match &mut self.phase {
             PassivePhase::AwaitRequest => self.read_request(scratch),
-            PassivePhase::AwaitDecision(_) => match self.quiet() {
+            PassivePhase::AwaitDecision(_) => match self.check_quiet() {
                 Ok(()) => Step::Wait,
                 Err(why) => Step::Failed(why),
             },
@@ -102,18 +102,19 @@ impl Passive {
 
     fn read_request(&mut self, scratch: &mut [u8]) -> Step {
         loop {
-            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section
-            // 7.1.2).
-            let most = match self.stream.is_passed() {
-                true => self.responder.missing().min(scratch.len()),
-                false => scratch.len(),
+            // Bytes after a rejection belong to the program that passed the socket (RFC 5044
+            // section 7.1.2).
+            let most = if self.stream.is_passed() {
+                self.responder.missing().min(scratch.len())
+            } else {
+                scratch.len()
             };
             match net::receive(&self.stream, &mut scratch[..most]) {
                 Ok(0) => return Step::Failed("the peer closed inside its MPA request".into()),
                 Ok(n) => match self.responder.handle_input(&scratch[..n]) {
                     Ok(ResponderStep::NeedMore) => {}
                     Ok(ResponderStep::Request(request)) => {
-                        return match self.quiet() {
+                        return match self.check_quiet() {
                             Ok(()) => Step::Request(request),
                             Err(why) => Step::Failed(why),
                         };
@@ -122,7 +123,7 @@ impl Passive {
                         let why = with_code(&e, e.code());
                         return match e.last_frame() {
                             [] => Step::Failed(why),
-                            words => Step::Answer(words.to_vec(), why),
+                            final_bytes => Step::Answer(final_bytes.to_vec(), why),
                         };
                     }
                 },
@@ -132,8 +133,8 @@ impl Passive {
         }
     }
 
-    /// Checks that the peer keeps still until it has our reply (RFC 5044 section 7.1.2).
-    fn quiet(&self) -> Result<(), String> {
+    /// Checks that the peer sends nothing before it has our reply (RFC 5044 section 7.1.2).
+    fn check_quiet(&self) -> Result<(), String> {
         match net::peek(&self.stream, &mut [0; 1]) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(e) => Err(e.to_string()),
@@ -156,29 +157,33 @@ impl ConnectionManager {
                 tracing::debug!(peer = %passive.addresses.peer, "MPA start-up: {why}");
                 if let Some(Slot::Passive(passive)) = self.remove(key) {
                     self.no_request(&passive, &why);
-                    let (session, peer) = (passive.session, passive.addresses.peer.ip());
-                    self.close_after(passive.stream, reply, (session, peer), now);
+                    let session = passive.session;
+                    let peer = passive.addresses.peer.ip();
+                    self.close_after(passive.stream, reply, session, peer, now);
                 }
             }
         }
     }
 
-    /// Tells whoever passed the socket that no request will come on it; nobody awaits a particular
-    /// connection of a listener.
+    /// Reports that no request will arrive on a connection that a client passed. For other
+    /// connections of a listener no client waits.
     pub(super) fn no_request(&mut self, passive: &Passive, why: &str) {
         if passive.stream.is_passed() {
-            let (listener, reason) = (passive.listener, why.into());
+            let listener = passive.listener;
+            let reason = why.into();
             self.events.push_back(CmEvent::NoRequest { listener, reason });
         }
     }
 
-    /// Makes a complete request known, if the backlog has room.
+    /// Reports a complete request, or rejects it if the backlog is full.
     fn announce(&mut self, key: usize, request: ConnectRequest, now: Time) {
         let Slot::Passive(passive) = &self.slots[key].slot else { return };
-        let (session, listener, addresses) = (passive.session, passive.listener, passive.addresses);
-        if !self.takes(listener) {
+        let session = passive.session;
+        let listener = passive.listener;
+        let addresses = passive.addresses;
+        if !self.can_queue(listener) {
             // An empty rejection always fits.
-            let _ = self.turn_away(key, &[], false, now);
+            let _ = self.send_rejection(key, &[], false, now);
             return;
         }
         let id = self.new_request(key);
@@ -192,13 +197,13 @@ impl ConnectionManager {
         self.events.push_back(request_event(listener, id, addresses, request));
     }
 
-    /// Ends a connection that will not be; what is told depends on how far it got.
+    /// Ends a connection in start-up. The event depends on its phase.
     pub(super) fn fail_passive(&mut self, key: usize, why: &str) {
-        // Dropped, it ends in order.
+        // Dropping the stream closes it gracefully.
         drop(self.end_passive(key, why));
     }
 
-    /// As [`fail_passive`](Self::fail_passive), with its stream still to be ended.
+    /// As [`fail_passive`](Self::fail_passive), but returns the stream for the caller to end.
     pub(super) fn end_passive(&mut self, key: usize, why: &str) -> Option<Socket> {
         let Some(Slot::Passive(passive)) = self.remove(key) else { return None };
         match passive.phase {
@@ -208,7 +213,7 @@ impl ConnectionManager {
             }
             PassivePhase::AwaitDecision(request) => self.withdraw(passive.listener, request, why),
             PassivePhase::Replying { qp, .. } => {
-                let why = NoConnection::reset(why);
+                let why = ConnectFailure::reset(why);
                 self.events.push_back(CmEvent::Unreachable { qp, why });
             }
         }
@@ -224,12 +229,13 @@ impl ConnectionManager {
         let Slot::Passive(passive) = &mut self.slots[key].slot else {
             return self.undecided(params.request).map(drop);
         };
-        if let Err(why) = passive.quiet() {
-            // The event of this was under way.
+        if let Err(why) = passive.check_quiet() {
+            // The poll has not reported this yet.
             self.fail_passive(key, &why);
             return self.undecided(params.request).map(drop);
         }
-        let (ird, ord) = (params.ird, params.ord);
+        let ird = params.ird;
+        let ord = params.ord;
         let limits = (self.options.max_ird, self.options.max_ord);
         let (reply, negotiated) = passive
             .responder
@@ -246,7 +252,7 @@ impl ConnectionManager {
         }
         self.requests.remove(&params.request);
         self.qps.insert(params.qp, key);
-        // Its descriptor is the QP's from now on.
+        // Now its descriptor belongs to the QP.
         self.credit(key);
         self.set_deadline(key, Some(now.after(self.options.reply_deadline)));
         self.drive_passive(key, now);
@@ -276,16 +282,16 @@ impl ConnectionManager {
     ) -> Result<Rejection, ResponderError> {
         let Slot::Passive(passive) = &self.slots[key].slot else { return Ok(Rejection::Done) };
         let listener = passive.listener;
-        let rejection = self.turn_away(key, private_data, awaited, now)?;
+        let rejection = self.send_rejection(key, private_data, awaited, now)?;
         if let Some(l) = self.listeners.get_mut(&listener) {
             l.pending -= 1;
         }
         Ok(rejection)
     }
 
-    /// Sends a rejection and closes when the peer has, or leaves the connection to the client that
-    /// passed it.
-    fn turn_away(
+    /// Sends a rejection. Closes the connection after the peer has closed it, or releases it to the
+    /// client that passed it.
+    fn send_rejection(
         &mut self,
         key: usize,
         private_data: &[u8],
@@ -299,34 +305,39 @@ impl ConnectionManager {
         }
         match self.remove(key) {
             Some(Slot::Passive(p)) if p.stream.is_passed() => {
-                let whose = (p.session, p.addresses.peer.ip());
+                let peer = p.addresses.peer.ip();
                 //= MPA-7.1.2-2d
-                return Ok(self.give_back(whose, p.stream, reply, awaited, now));
+                return Ok(self.give_back(p.session, peer, p.stream, reply, awaited, now));
             }
             Some(Slot::Passive(p)) => {
-                let whose = (p.session, p.addresses.peer.ip());
-                self.close_after(p.stream, reply, whose, now);
+                let peer = p.addresses.peer.ip();
+                self.close_after(p.stream, reply, p.session, peer, now);
             }
             _ => {}
         }
         Ok(Rejection::Done)
     }
 
-    /// Sends last words on a stream that is still registered, under a slot of its own, which this
-    /// session's user is charged for. Without room for it the words are not said.
+    /// Sends final bytes on a stream that is still registered, in a slot of its own, charged to the
+    /// session's user. Without room for that slot the stream is reset.
     pub(super) fn close_after(
         &mut self,
         stream: Socket,
-        words: Vec<u8>,
-        (session, peer): (SessionId, IpAddr),
+        final_bytes: Vec<u8>,
+        session: SessionId,
+        peer: IpAddr,
         now: Time,
     ) {
         self.deregister(&stream);
         if !self.make_room(session, peer, now) {
             return stream.reset();
         }
-        let closing =
-            Closing { stream, words: OutgoingBytes::new(words), shut: false, discarded: 0 };
+        let closing = Closing {
+            stream,
+            final_bytes: OutgoingBytes::new(final_bytes),
+            shut: false,
+            discarded: 0,
+        };
         let key = self.insert(Slot::Closing(closing));
         self.charge(key, session, peer, WaitsFor::Peer);
         self.set_deadline(key, Some(now.after(self.options.close_deadline)));
@@ -347,27 +358,27 @@ impl ConnectionManager {
     }
 }
 
-/// A connection that has been refused: its last words are sent, then it waits for the peer's FIN,
-/// because closing with unread bytes would reset it and could destroy the words on their way.
+/// A rejected connection. It sends the final bytes and then waits for the peer's FIN: closing with
+/// unread bytes would reset the connection and could destroy the final bytes in flight.
 #[derive(Debug)]
 pub(super) struct Closing {
     pub(super) stream: Socket,
-    words: OutgoingBytes,
+    final_bytes: OutgoingBytes,
     shut: bool,
     discarded: usize,
 }
 
 impl Closing {
-    /// True when there is nothing left to do.
+    /// Returns true when nothing is left to do.
     fn drive(&mut self, scratch: &mut [u8]) -> bool {
         if !self.shut {
-            match self.words.send(&self.stream) {
+            match self.final_bytes.send(&self.stream) {
                 Ok(true) => self.shut = self.stream.shutdown(Shutdown::Write).is_ok(),
                 Ok(false) => return false,
                 Err(_) => return true,
             }
         }
-        while self.shut && self.discarded < DISCARD {
+        while self.shut && self.discarded < MAX_DISCARDED {
             match net::receive(&self.stream, scratch) {
                 Ok(n @ 1..) => self.discarded += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
@@ -396,5 +407,5 @@ pub(super) fn request_event(
     }
 }
 
-/// Bytes of a refused peer that are read and thrown away before it is cut off.
-const DISCARD: usize = 64 * 1024;
+/// Maximum bytes from a rejected peer to read and discard before its connection is closed.
+const MAX_DISCARDED: usize = 64 * 1024;

@@ -1,5 +1,5 @@
-//! Whose a session is, how much of the start-up of connections its user may take up, how often one
-//! remote host may connect, and how many connections are taken for one user.
+//! Quotas of users in connection management: concurrent start-ups, connections per second from one
+//! remote host, and accepted connections per second.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,26 +9,26 @@ use rnic_core::types::{SessionId, Time};
 
 use crate::rate::{Buckets, host};
 
-/// Whose a session is.
+/// The user of a session and its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// User id of the session's owner.
     pub user: u32,
-    /// Connections in start-up that the user may have.
+    /// Maximum connections in start-up.
     pub startups: u32,
-    /// The key that says so.
+    /// Configuration key of `startups`.
     pub startups_key: String,
-    /// Connections that are taken from the kernel for the user's listeners, per second.
+    /// Connections per second that the daemon accepts for the user's listeners.
     pub accepts_per_second: u32,
 }
 
-/// The quotas of all sessions, and how often peers connect.
+/// Quotas of all sessions, and connection rates.
 #[derive(Debug)]
 pub(super) struct Quotas {
     sessions: HashMap<SessionId, Quota>,
-    /// By the user whose listeners they come to: no user's peers use up what others' may.
+    /// By listening user and remote host, so peers of one user do not consume another user's rate.
     peers: Buckets<(u32, IpAddr)>,
-    /// By the user whose listeners take connections.
+    /// By listening user.
     accepts: Buckets<u32>,
 }
 
@@ -55,37 +55,37 @@ impl Quotas {
         self.sessions.get(&session)
     }
 
-    /// The user of a session.
+    /// Returns the user of a session.
     pub(super) fn user(&self, session: SessionId) -> u32 {
-        self.of(session).map_or(NOBODY, |quota| quota.user)
+        self.of(session).map_or(NO_USER, |quota| quota.user)
     }
 
-    /// Whether a connection may be taken from the kernel for a session's listener.
+    /// Returns true if a connection may be accepted for a session's listener.
     pub(super) fn may_accept(&self, session: SessionId, now: Time) -> bool {
         let Some(quota) = self.of(session) else { return true };
         self.accepts.has(quota.user, quota.accepts_per_second, now)
     }
 
-    /// Counts one that was.
+    /// Counts an accepted connection.
     pub(super) fn count_accept(&mut self, session: SessionId, now: Time) {
         if let Some(Quota { user, accepts_per_second, .. }) = self.sessions.get(&session) {
             self.accepts.take(*user, *accepts_per_second, now);
         }
     }
 
-    /// Counts a connection of a remote host to a user's listeners; false if there were too many
-    /// lately.
+    /// Counts a connection of a remote host to a user's listeners. Returns false if the host is
+    /// above its rate.
     pub(super) fn take_rate(&mut self, user: u32, peer: IpAddr, most: u32, now: Time) -> bool {
         self.peers.take((user, host(peer)), most, now)
     }
 }
 
-/// Whose sessions are that no quota was set for. It is the number that means no user.
-const NOBODY: u32 = u32::MAX;
-/// For so much of the time a user's listeners save up connections to be taken at once: that many at
-/// its rate occupy the control thread for about a tenth of this.
+/// User ID of sessions without a quota: the kernel's invalid user ID, -1.
+const NO_USER: u32 = u32::MAX;
+/// Time for which an idle user's listeners save up accepts. Accepting all of them at once takes the
+/// control thread about a tenth of this time.
 const ACCEPT_BURST: Duration = Duration::from_millis(100);
-/// Users whose rate of accepting is remembered: more than have sessions.
+/// Maximum users whose accept rate is tracked.
 const USERS_REMEMBERED: usize = 4096;
-/// Remote hosts, by user, whose rate is remembered.
+/// Maximum pairs of user and remote host whose rate is tracked.
 const PEERS_REMEMBERED: usize = 4096;

@@ -1,5 +1,5 @@
-//! What stands behind the tokens: one slot each, with its deadline, its charge, and the indices by
-//! which a session's or a listener's are found without looking at anybody else's.
+//! Slots: one object per poll token, with its deadline and charge. Indices find the slots of a
+//! session or listener without a scan of all slots.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -9,21 +9,21 @@ use rnic_core::types::{ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::ConnectionManager;
 use super::active::Active;
-use super::ask_back::Question;
+use super::ask_back::RequestCheck;
 use super::direct::Direct;
 use super::passed::Returning;
 use super::passive::{Closing, Passive};
-use super::sidr::asked::Asked;
-use super::sidr::asking::Asking;
+use super::sidr::client::SidrResolution;
+use super::sidr::server::SidrRequest;
 use super::startups::{Charge, WaitsFor};
 use crate::socket::Socket;
 
-/// What stands behind one token.
+/// The object of one token.
 #[derive(Debug)]
 pub(super) struct SlotEntry {
     pub(super) slot: Slot,
     pub(super) deadline: Option<Time>,
-    /// While it holds a descriptor and no QP.
+    /// Set while it holds a descriptor and no QP.
     charge: Option<Charge>,
 }
 
@@ -35,12 +35,12 @@ pub(super) enum Slot {
     Direct(Box<Direct>),
     Closing(Closing),
     Returning(Returning),
-    Asking(Box<Asking>),
-    Asked(Box<Asked>),
-    Question(Box<Question>),
+    SidrResolution(Box<SidrResolution>),
+    SidrRequest(Box<SidrRequest>),
+    RequestCheck(Box<RequestCheck>),
 }
 
-/// Slots by what they belong to.
+/// Slots by owner.
 #[derive(Debug)]
 pub(super) struct Index<K>(HashMap<K, BTreeSet<usize>>);
 
@@ -64,7 +64,7 @@ impl<K: Eq + Hash> Index<K> {
         }
     }
 
-    /// Those of one owner, as they are now.
+    /// Returns the current slots of one owner.
     pub(super) fn of(&self, owner: &K) -> Vec<usize> {
         self.0.get(owner).into_iter().flatten().copied().collect()
     }
@@ -72,7 +72,8 @@ impl<K: Eq + Hash> Index<K> {
 
 impl ConnectionManager {
     pub(super) fn insert(&mut self, slot: Slot) -> usize {
-        let (session, listener) = (slot.session(), slot.listener());
+        let session = slot.session();
+        let listener = slot.listener();
         let key = self.slots.insert(SlotEntry { slot, deadline: None, charge: None });
         if let Some(session) = session {
             self.of_session.add(session, key);
@@ -83,7 +84,7 @@ impl ConnectionManager {
         key
     }
 
-    /// Empties a slot and forgets its deadline, charge, request and QP. Dropping a stream closes
+    /// Empties a slot and removes its deadline, charge, request and QP. Dropping a stream closes
     /// it.
     pub(super) fn remove(&mut self, key: usize) -> Option<Slot> {
         self.set_deadline(key, None);
@@ -95,23 +96,23 @@ impl ConnectionManager {
         if let Some(listener) = slot.listener() {
             self.of_listener.remove(&listener, key);
         }
-        // Closing our descriptor would not take it out of the poll if the client holds one as well.
+        // Closing our descriptor does not deregister the socket if the client holds it too.
         if let Some(stream) = slot.stream().filter(|s| s.is_passed()) {
             self.deregister(stream);
         }
         if let Some(request) = slot.request() {
             self.requests.remove(&request);
-            if let Some(question) = self.questions.remove(&request) {
-                self.remove(question);
+            if let Some(check) = self.request_checks.remove(&request) {
+                self.remove(check);
             }
         }
-        if let Slot::Question(question) = &slot {
-            self.questions.remove(&question.request);
+        if let Slot::RequestCheck(check) = &slot {
+            self.request_checks.remove(&check.request);
         }
         if let Some(qp) = slot.qp() {
             self.qps.remove(&qp);
         }
-        if let Slot::Asked(asked) = &slot {
+        if let Slot::SidrRequest(asked) = &slot {
             self.sidr.forget(asked.from, asked.exchange);
         }
         Some(slot)
@@ -129,7 +130,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Charges a session's user for a slot from now on.
+    /// Charges a session's user for a slot. Replaces an earlier charge.
     pub(super) fn charge(
         &mut self,
         key: usize,
@@ -144,7 +145,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Charges nobody for a slot any more.
+    /// Removes the charge of a slot.
     pub(super) fn credit(&mut self, key: usize) {
         if let Some(charge) = self.slots.get_mut(key).and_then(|entry| entry.charge.take()) {
             self.startups.credit(charge);
@@ -157,9 +158,9 @@ impl Slot {
         match self {
             Slot::Passive(p) => p.request(),
             Slot::Direct(d) => Some(d.request),
-            Slot::Asked(a) => Some(a.request),
-            Slot::Listener { .. } | Slot::Active(_) | Slot::Asking(_) => None,
-            Slot::Closing(_) | Slot::Returning(_) | Slot::Question(_) => None,
+            Slot::SidrRequest(a) => Some(a.request),
+            Slot::Listener { .. } | Slot::Active(_) | Slot::SidrResolution(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) => None,
         }
     }
 
@@ -168,35 +169,35 @@ impl Slot {
             Slot::Active(a) => Some(a.params.qp),
             Slot::Passive(p) => p.qp(),
             Slot::Direct(d) => Some(d.qp),
-            Slot::Asking(a) => Some(a.qp),
-            Slot::Listener { .. } | Slot::Asked(_) => None,
-            Slot::Closing(_) | Slot::Returning(_) | Slot::Question(_) => None,
+            Slot::SidrResolution(a) => Some(a.qp),
+            Slot::Listener { .. } | Slot::SidrRequest(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) => None,
         }
     }
 
-    /// The session that it belongs to, as one that listens or as one that connects.
+    /// Returns the session that listens or connects.
     fn session(&self) -> Option<SessionId> {
         match self {
             Slot::Active(a) => Some(a.params.session),
             Slot::Passive(p) => Some(p.session),
             Slot::Direct(d) => Some(d.session),
             Slot::Returning(r) => Some(r.session()),
-            Slot::Asking(a) => Some(a.session),
-            Slot::Asked(a) => Some(a.session),
+            Slot::SidrResolution(a) => Some(a.session),
+            Slot::SidrRequest(a) => Some(a.session),
             Slot::Listener { session, .. } => Some(*session),
-            // A question ends with its request.
-            Slot::Closing(_) | Slot::Question(_) => None,
+            // A query ends with its request.
+            Slot::Closing(_) | Slot::RequestCheck(_) => None,
         }
     }
 
-    /// The listener that it came to.
+    /// Returns the listener that received it.
     fn listener(&self) -> Option<ListenerId> {
         match self {
             Slot::Passive(p) => Some(p.listener),
             Slot::Direct(d) => Some(d.listener),
-            Slot::Asked(a) => Some(a.listener),
-            Slot::Listener { .. } | Slot::Active(_) | Slot::Asking(_) => None,
-            Slot::Closing(_) | Slot::Returning(_) | Slot::Question(_) => None,
+            Slot::SidrRequest(a) => Some(a.listener),
+            Slot::Listener { .. } | Slot::Active(_) | Slot::SidrResolution(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) => None,
         }
     }
 
@@ -206,8 +207,11 @@ impl Slot {
             Slot::Passive(p) => Some(&p.stream),
             Slot::Closing(c) => Some(&c.stream),
             Slot::Returning(r) => Some(r.stream()),
-            Slot::Question(q) => Some(q.active.stream()),
-            Slot::Listener { .. } | Slot::Direct(_) | Slot::Asking(_) | Slot::Asked(_) => None,
+            Slot::RequestCheck(q) => Some(q.active.stream()),
+            Slot::Listener { .. }
+            | Slot::Direct(_)
+            | Slot::SidrResolution(_)
+            | Slot::SidrRequest(_) => None,
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Peers that try one STag after the other.
+//! Rate limit for peers that guess STags.
 //!
-//! A wrong STag ends the stream, so whoever guesses has to connect again and again. An address that
-//! has named too many STags of one user's within a minute is turned away by that user's listeners
-//! for the rest of it, and by nobody else's: what a user's own connections are made to guess is his
-//! affair alone. Each user's table is bounded: when it is full his oldest minute is forgotten,
-//! which at worst forgives a guesser that has a thousand addresses and would need no forgiveness.
+//! An invalid STag ends the stream, so a guesser must connect again and again. When an address has
+//! used too many invalid STags on one user's connections within a minute, that user's listeners
+//! reject it for the rest of the minute. Other users' listeners do not: a user can provoke guesses
+//! on its own connections only. Each user's table is bounded. A full table evicts the user's oldest
+//! entry. Only a peer with more than a thousand addresses gains from that.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -14,73 +14,73 @@ use rnic_core::types::Time;
 
 use crate::rate::host;
 
-/// Wrong STags, by the user whose STags were meant and by address.
+/// Guesses by owner of the STags and by remote address.
 #[derive(Debug)]
 pub(super) struct StagGuessLimiter {
     limit: u32,
     users: HashMap<u32, Peers>,
-    /// When which user's oldest minute began, oldest first.
-    ages: BTreeSet<(Time, u32)>,
+    /// Start time of each user's oldest entry, oldest first.
+    by_start: BTreeSet<(Time, u32)>,
 }
 
-/// Those at one user's.
+/// Guesses at one user's STags.
 #[derive(Debug, Default)]
 struct Peers {
-    /// Since when, and how many.
+    /// By address: start of its minute, and number of guesses since then.
     counts: HashMap<IpAddr, (Time, u32)>,
-    /// The same by age.
-    ages: BTreeSet<(Time, IpAddr)>,
+    /// The same addresses by the start of their minute.
+    by_start: BTreeSet<(Time, IpAddr)>,
 }
 
 impl StagGuessLimiter {
     pub(super) fn new(limit: u32) -> Self {
-        StagGuessLimiter { limit, users: HashMap::new(), ages: BTreeSet::new() }
+        StagGuessLimiter { limit, users: HashMap::new(), by_start: BTreeSet::new() }
     }
 
-    /// How many a minute may have from now on.
+    /// Sets the number of guesses allowed per minute.
     pub(super) fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
     }
 
-    /// Counts one at a user's STags.
-    pub(super) fn note(&mut self, user: u32, peer: IpAddr, now: Time) {
+    /// Counts a guess of `peer` at a user's STags.
+    pub(super) fn record(&mut self, user: u32, peer: IpAddr, now: Time) {
         let peer = host(peer);
         self.forget(now);
         let peers = self.users.entry(user).or_default();
         let oldest = peers.oldest();
-        let count = peers.note(peer, now);
+        let count = peers.record(peer, now);
         if peers.oldest() != oldest {
-            self.ages.extend(peers.oldest().map(|at| (at, user)));
-            oldest.map(|at| self.ages.remove(&(at, user)));
+            self.by_start.extend(peers.oldest().map(|at| (at, user)));
+            oldest.map(|at| self.by_start.remove(&(at, user)));
         }
         if count == self.limit {
             tracing::warn!(
                 %peer,
                 user,
-                "limits.peer.stag_guesses_per_minute = {} wrong STags: new connections from there \
-                 to listeners of this user are reset until the minute is over",
+                "peer used {} invalid STags within a minute (limits.peer.stag_guesses_per_minute): \
+                 its new connections to this user's listeners are reset until the minute is over",
                 self.limit
             );
         }
     }
 
-    /// Whether an address has guessed too often to be let in by a user's listeners.
-    pub(super) fn turns_away(&mut self, user: u32, peer: IpAddr, now: Time) -> bool {
+    /// Returns true if a user's listeners must reject an address.
+    pub(super) fn rejects(&mut self, user: u32, peer: IpAddr, now: Time) -> bool {
         self.forget(now);
         let counts = self.users.get(&user).map(|peers| &peers.counts);
         counts.and_then(|c| c.get(&host(peer))).is_some_and(|(_, count)| *count >= self.limit)
     }
 
-    /// Drops minutes that are over.
+    /// Removes expired entries.
     fn forget(&mut self, now: Time) {
-        while let Some((since, user)) = self.ages.first().copied()
+        while let Some((since, user)) = self.by_start.first().copied()
             && now.since(since) >= MINUTE
         {
-            self.ages.pop_first();
+            self.by_start.pop_first();
             let Some(peers) = self.users.get_mut(&user) else { continue };
             peers.forget_oldest();
             match peers.oldest() {
-                Some(at) => drop(self.ages.insert((at, user))),
+                Some(at) => drop(self.by_start.insert((at, user))),
                 None => drop(self.users.remove(&user)),
             }
         }
@@ -89,16 +89,16 @@ impl StagGuessLimiter {
 
 impl Peers {
     fn oldest(&self) -> Option<Time> {
-        self.ages.first().map(|(since, _)| *since)
+        self.by_start.first().map(|(since, _)| *since)
     }
 
-    fn note(&mut self, peer: IpAddr, now: Time) -> u32 {
-        if self.counts.len() >= MOST && !self.counts.contains_key(&peer) {
+    fn record(&mut self, peer: IpAddr, now: Time) -> u32 {
+        if self.counts.len() >= MAX_PEERS && !self.counts.contains_key(&peer) {
             self.forget_oldest();
         }
-        let ages = &mut self.ages;
+        let by_start = &mut self.by_start;
         let (_, count) = self.counts.entry(peer).or_insert_with(|| {
-            ages.insert((now, peer));
+            by_start.insert((now, peer));
             (now, 0)
         });
         *count = count.saturating_add(1);
@@ -106,15 +106,15 @@ impl Peers {
     }
 
     fn forget_oldest(&mut self) {
-        if let Some((_, peer)) = self.ages.pop_first() {
+        if let Some((_, peer)) = self.by_start.pop_first() {
             self.counts.remove(&peer);
         }
     }
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Addresses remembered at once, for each user.
-const MOST: usize = 1024;
+/// Maximum number of addresses tracked per user.
+const MAX_PEERS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -133,56 +133,59 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_turned_away_for_the_rest_of_its_minute() {
+    fn guesser_is_rejected_until_its_minute_ends() {
         let mut g = StagGuessLimiter::new(2);
-        g.note(ME, peer("192.0.2.1"), Time(0));
-        assert!(!g.turns_away(ME, peer("192.0.2.1"), Time(SECOND)));
-        g.note(ME, peer("::ffff:192.0.2.1"), Time(SECOND));
-        assert!(g.turns_away(ME, peer("192.0.2.1"), Time(59 * SECOND)));
-        assert!(!g.turns_away(ME, peer("192.0.2.2"), Time(59 * SECOND)));
-        assert!(!g.turns_away(ME, peer("192.0.2.1"), Time(60 * SECOND)));
-        assert_eq!((g.users.len(), g.ages.len()), (0, 0));
+        g.record(ME, peer("192.0.2.1"), Time(0));
+        assert!(!g.rejects(ME, peer("192.0.2.1"), Time(SECOND)));
+        g.record(ME, peer("::ffff:192.0.2.1"), Time(SECOND));
+        assert!(g.rejects(ME, peer("192.0.2.1"), Time(59 * SECOND)));
+        assert!(!g.rejects(ME, peer("192.0.2.2"), Time(59 * SECOND)));
+        assert!(!g.rejects(ME, peer("192.0.2.1"), Time(60 * SECOND)));
+        assert_eq!((g.users.len(), g.by_start.len()), (0, 0));
     }
 
     #[test]
-    fn guesses_at_one_users_stags_are_that_users_affair() {
+    fn guesses_count_only_for_the_stag_owner() {
         let mut g = StagGuessLimiter::new(2);
         for _ in 0..10 {
-            g.note(ME, peer("192.0.2.1"), Time(0));
+            g.record(ME, peer("192.0.2.1"), Time(0));
         }
-        g.note(OTHER, peer("192.0.2.1"), Time(1));
-        assert!(g.turns_away(ME, peer("192.0.2.1"), Time(2)));
-        assert!(!g.turns_away(OTHER, peer("192.0.2.1"), Time(2)));
-        // Each minute ends by itself.
-        g.note(OTHER, peer("192.0.2.1"), Time(30 * SECOND));
-        assert!(g.turns_away(OTHER, peer("192.0.2.1"), Time(60 * SECOND)));
-        assert_eq!((g.users.len(), g.ages.len()), (1, 1));
-        assert!(!g.turns_away(OTHER, peer("192.0.2.1"), Time(61 * SECOND)));
-        assert_eq!((g.users.len(), g.ages.len()), (0, 0));
+        g.record(OTHER, peer("192.0.2.1"), Time(1));
+        assert!(g.rejects(ME, peer("192.0.2.1"), Time(2)));
+        assert!(!g.rejects(OTHER, peer("192.0.2.1"), Time(2)));
+        // Each user's entry expires independently.
+        g.record(OTHER, peer("192.0.2.1"), Time(30 * SECOND));
+        assert!(g.rejects(OTHER, peer("192.0.2.1"), Time(60 * SECOND)));
+        assert_eq!((g.users.len(), g.by_start.len()), (1, 1));
+        assert!(!g.rejects(OTHER, peer("192.0.2.1"), Time(61 * SECOND)));
+        assert_eq!((g.users.len(), g.by_start.len()), (0, 0));
     }
 
     #[test]
     fn an_ipv6_host_is_its_network() {
         let mut g = StagGuessLimiter::new(2);
-        g.note(ME, peer("2001:db8::1"), Time(0));
-        g.note(ME, peer("2001:db8::2:3"), Time(0));
-        assert!(g.turns_away(ME, peer("2001:db8::4"), Time(0)));
-        assert!(!g.turns_away(ME, peer("2001:db8:0:1::4"), Time(0)));
+        g.record(ME, peer("2001:db8::1"), Time(0));
+        g.record(ME, peer("2001:db8::2:3"), Time(0));
+        assert!(g.rejects(ME, peer("2001:db8::4"), Time(0)));
+        assert!(!g.rejects(ME, peer("2001:db8:0:1::4"), Time(0)));
     }
 
     #[test]
-    fn a_users_table_is_bounded_keeps_the_newest_and_displaces_nobody_elses() {
+    fn full_table_forgets_only_its_users_oldest() {
         let mut g = StagGuessLimiter::new(1);
-        g.note(OTHER, nth(0), Time(0));
+        g.record(OTHER, nth(0), Time(0));
         for n in 0..10_000 {
-            g.note(ME, nth(n), Time(u64::from(n)));
+            g.record(ME, nth(n), Time(u64::from(n)));
         }
         let mine = &g.users[&ME];
-        assert_eq!((mine.counts.len(), mine.ages.len(), g.ages.len()), (MOST, MOST, 2));
-        assert!(g.turns_away(ME, nth(9_999), Time(10_000)));
-        assert!(!g.turns_away(ME, nth(0), Time(10_000)));
-        assert!(g.turns_away(OTHER, nth(0), Time(10_000)));
-        assert!(!g.turns_away(ME, nth(9_999), Time(61 * SECOND)));
-        assert_eq!((g.users.len(), g.ages.len()), (0, 0));
+        assert_eq!(
+            (mine.counts.len(), mine.by_start.len(), g.by_start.len()),
+            (MAX_PEERS, MAX_PEERS, 2)
+        );
+        assert!(g.rejects(ME, nth(9_999), Time(10_000)));
+        assert!(!g.rejects(ME, nth(0), Time(10_000)));
+        assert!(g.rejects(OTHER, nth(0), Time(10_000)));
+        assert!(!g.rejects(ME, nth(9_999), Time(61 * SECOND)));
+        assert_eq!((g.users.len(), g.by_start.len()), (0, 0));
     }
 }

@@ -1,11 +1,12 @@
-//! Connections in start-up that hold a descriptor and no QP: whose they are, and who gives way.
+//! Connections in start-up that hold a descriptor and no QP: charges of users, and eviction.
 //!
-//! Each is charged to the user whose listener it came to, or whose program connected. When there
-//! is no room for one more, somebody gives way who has most: the user with most connections, and of
-//! those the remote host with most, its oldest first. Whoever asks for more counts as having it
-//! already, so nobody pushes out others who have no more than himself. Connections that wait for
-//! their peer go before requests that wait for the user's program, and those only for another
-//! user's sake: his own newcomers are turned away instead, as by a full backlog.
+//! Each is charged to the user of the listener or of the connecting program. If there is no room
+//! for another, a connection is evicted: of the user with the most connections, and of those the
+//! oldest from the remote host with the most. The requester counts as if it had one more,
+//! so a user never evicts others that have no more than itself. Connections that wait for their
+//! peer are evicted before requests that wait for the user's program. Such requests are evicted
+//! only for another user: the user's own new connections are rejected instead, as with a full
+//! backlog.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -13,16 +14,16 @@ use std::net::IpAddr;
 
 use crate::rate::host;
 
-/// What a connection in start-up waits for.
+/// The event that a connection in start-up waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitsFor {
-    /// Its peer: a request, a FIN, or room for a rejection.
+    /// Waits for its peer: a request, a FIN, or room for a rejection.
     Peer,
-    /// The program that listens: a decision.
+    /// Waits for the listening program's decision.
     Decision,
 }
 
-/// A charge, for whoever gives it back.
+/// A charge. [`Startups::credit`] removes it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Charge {
     user: u32,
@@ -36,27 +37,27 @@ pub(super) struct Charge {
 pub(super) struct Startups {
     users: HashMap<u32, Share>,
     most: Ranking<u32>,
-    /// Charges ever made, which is the `age` of the newest.
+    /// Number of charges ever made, which is the `age` of the newest one.
     aged: u64,
     total: usize,
 }
 
-/// What one user has.
+/// Charges of one user.
 #[derive(Debug, Default)]
 struct Share {
-    peer: Line,
-    decision: Line,
+    peer: HostSlots,
+    decision: HostSlots,
 }
 
 /// Slots by host and age.
 #[derive(Debug, Default)]
-struct Line {
+struct HostSlots {
     hosts: HashMap<IpAddr, BTreeMap<u64, usize>>,
     most: Ranking<IpAddr>,
 }
 
 impl Startups {
-    /// Charges a user for the connection in `slot` with a remote address.
+    /// Charges a user for the connection in `slot` with this remote address.
     pub(super) fn charge(
         &mut self,
         user: u32,
@@ -74,7 +75,7 @@ impl Startups {
         charge
     }
 
-    /// Gives a charge back.
+    /// Removes a charge. A second call has no effect.
     pub(super) fn credit(&mut self, charge: Charge) {
         let Charge { user, host, awaits, age } = charge;
         let Some(share) = self.users.get_mut(&user) else { return };
@@ -94,24 +95,24 @@ impl Startups {
         }
     }
 
-    /// Connections of all users.
+    /// Returns the number of charges of all users.
     pub(super) fn total(&self) -> usize {
         self.total
     }
 
-    /// Connections of a user.
+    /// Returns the number of charges of a user.
     pub(super) fn of(&self, user: u32) -> usize {
         self.most.of(user)
     }
 
-    /// The slot that gives way to one more of this user from this peer, if only his own may.
+    /// Returns the slot of this user to evict for one more from this peer.
     pub(super) fn own_victim(&self, user: u32, peer: IpAddr) -> Option<usize> {
         self.users.get(&user)?.peer.oldest_of_most(Some(host(peer)))
     }
 
-    /// The slot that gives way to one more of this user from this peer, whosoever it is.
+    /// Returns the slot of any user to evict for one more of this user from this peer.
     pub(super) fn victim(&self, user: u32, peer: IpAddr) -> Option<usize> {
-        let most = self.most.first_before(Some(user))?;
+        let most = self.most.largest_with(Some(user))?;
         if most == user {
             return self.own_victim(user, peer);
         }
@@ -121,7 +122,7 @@ impl Startups {
 }
 
 impl Share {
-    fn line(&mut self, awaits: WaitsFor) -> &mut Line {
+    fn line(&mut self, awaits: WaitsFor) -> &mut HostSlots {
         match awaits {
             WaitsFor::Peer => &mut self.peer,
             WaitsFor::Decision => &mut self.decision,
@@ -129,14 +130,14 @@ impl Share {
     }
 }
 
-impl Line {
+impl HostSlots {
     fn oldest_of_most(&self, newcomer: Option<IpAddr>) -> Option<usize> {
-        let host = self.most.first_before(newcomer)?;
+        let host = self.most.largest_with(newcomer)?;
         self.hosts.get(&host)?.first_key_value().map(|(_, slot)| *slot)
     }
 }
 
-/// Who has how many, and who has most.
+/// Counts by key, and the keys in order of their count.
 #[derive(Debug)]
 struct Ranking<K> {
     counts: HashMap<K, usize>,
@@ -172,8 +173,9 @@ impl<K: Copy + Eq + Hash + Ord> Ranking<K> {
         }
     }
 
-    /// Who has most, once `newcomer` has one more; itself only if it has something already.
-    fn first_before(&self, newcomer: Option<K>) -> Option<K> {
+    /// Returns the key with the highest count, as if `newcomer` had one more. Returns `newcomer`
+    /// itself only if it has one already.
+    fn largest_with(&self, newcomer: Option<K>) -> Option<K> {
         let (count, key) = *self.order.last()?;
         let of_newcomer = newcomer.map(|key| (self.of(key), key));
         match of_newcomer {
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_most_gives_way_and_of_that_the_host_with_most_and_of_that_the_oldest() {
+    fn eviction_picks_top_user_top_host_oldest() {
         let mut s = Startups::default();
         for (slot, user, host) in [(0, B, 9), (1, A, 1), (2, A, 2), (3, A, 2), (4, A, 1), (5, A, 2)]
         {
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_pushes_out_who_has_no_more_than_himself() {
+    fn user_does_not_evict_its_equals() {
         let mut s = Startups::default();
         for slot in 0..3 {
             s.charge(A, peer(1), WaitsFor::Peer, slot);
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_give_way_after_all_others_and_only_for_other_users() {
+    fn requests_are_evicted_last_and_by_others() {
         let mut s = Startups::default();
         s.charge(A, peer(1), WaitsFor::Decision, 0);
         s.charge(A, peer(1), WaitsFor::Decision, 1);
@@ -239,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_leaves_nothing() {
+    fn credited_charges_leave_no_state() {
         let mut s = Startups::default();
         let charges: Vec<_> = (0..100)
             .map(|n| s.charge(A + n % 3, peer(n as u8 % 7), WaitsFor::Peer, n as usize))
             .collect();
         for charge in &charges {
             s.credit(*charge);
-            // A second time it changes nothing.
+            // A second credit changes nothing.
             s.credit(*charge);
         }
         assert_eq!((s.total(), s.users.len(), s.most.order.len()), (0, 0, 0));

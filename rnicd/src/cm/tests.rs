@@ -1,4 +1,4 @@
-//! Both ends in one process, and peers that are played by hand byte by byte.
+//! Connections between two managers in one process, and with hand-written peers.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -11,10 +11,10 @@ use super::*;
 
 mod ask_back;
 mod frames;
+mod keepalive;
 mod passed;
 mod sidr;
 mod startups;
-mod watched;
 
 const SESSION: SessionId = SessionId(1);
 const OTHER: SessionId = SessionId(2);
@@ -22,7 +22,7 @@ const LISTENER: ListenerId = ListenerId(10);
 const ACTIVE: QpId = QpId(100);
 const PASSIVE: QpId = QpId(200);
 const START: Time = Time(1_000_000_000);
-/// Real time after which a test is stuck.
+/// Real time after which a test counts as stuck.
 const WATCHDOG: Duration = Duration::from_secs(180);
 
 fn options() -> CmOptions {
@@ -55,7 +55,7 @@ fn options() -> CmOptions {
     }
 }
 
-/// A connection manager with its poll, under a clock the test moves.
+/// A connection manager with its poll and a clock that the test advances.
 struct Node {
     cm: ConnectionManager,
     poll: Poll,
@@ -73,7 +73,7 @@ impl Node {
         Node::new(CmOptions { direct: true, ..options() })
     }
 
-    /// Listens on a port of its own choice.
+    /// Listens on a port that the kernel chooses.
     fn listen(&mut self, ip: &str, backlog: u32) -> SocketAddr {
         let address = SocketAddr::new(ip.parse().expect("an address"), 0);
         let bound = self.cm.bind(SESSION, LISTENER, address.into()).expect("bind");
@@ -85,7 +85,7 @@ impl Node {
         self.start(qp, peer, None, private_data);
     }
 
-    /// Connects from this address.
+    /// Connects from a local address.
     fn connect_from(&mut self, qp: QpId, peer: SocketAddr, local: SocketAddr) {
         self.start(qp, peer, Some(local), &[]);
     }
@@ -116,7 +116,7 @@ impl Node {
         self.cm.accept(params, self.now)
     }
 
-    /// Handles what is ready, waiting for it up to `wait`.
+    /// Handles readiness, after a wait of up to `wait`.
     fn turn(&mut self, wait: Duration) {
         let mut events = Events::with_capacity(256);
         self.poll.poll(&mut events, Some(wait)).expect("epoll");
@@ -128,12 +128,12 @@ impl Node {
         }
     }
 
-    /// Runs until something happens.
+    /// Runs until there is an event.
     fn event(&mut self) -> CmEvent {
         let begun = Instant::now();
         loop {
             match self.cm.poll_event() {
-                // Which may come before any outcome.
+                // This event may precede any result.
                 Some(CmEvent::Reached { .. }) => continue,
                 Some(event) => return event,
                 None => {}
@@ -147,7 +147,7 @@ impl Node {
     fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
         let begun = Instant::now();
         while !done(self) {
-            assert!(begun.elapsed() < WATCHDOG, "the condition does not come true");
+            assert!(begun.elapsed() < WATCHDOG, "the condition did not become true");
             self.turn(Duration::from_millis(5));
         }
     }
@@ -176,7 +176,7 @@ impl Node {
                 peer_to_peer,
                 private_data,
             },
-            other => panic!("no request but {other:?}"),
+            other => panic!("expected a request, got {other:?}"),
         }
     }
 
@@ -186,7 +186,7 @@ impl Node {
                 let stream = stream.as_fd().try_clone_to_owned().expect("a descriptor").into();
                 Connected { qp, stream, negotiated: *negotiated, addresses }
             }
-            other => panic!("not connected but {other:?}"),
+            other => panic!("expected a connection, got {other:?}"),
         }
     }
 
@@ -194,22 +194,22 @@ impl Node {
         self.no_connection().reason
     }
 
-    fn no_connection(&mut self) -> NoConnection {
+    fn no_connection(&mut self) -> ConnectFailure {
         match self.event() {
             CmEvent::Unreachable { qp: ACTIVE, why } => why,
-            other => panic!("not unreachable but {other:?}"),
+            other => panic!("expected Unreachable, got {other:?}"),
         }
     }
 
     fn withdrawn(&mut self, request: RequestId) -> String {
         match self.event() {
             CmEvent::Withdrawn { listener: LISTENER, request: r, reason } if r == request => reason,
-            other => panic!("not withdrawn but {other:?}"),
+            other => panic!("expected Withdrawn, got {other:?}"),
         }
     }
 
     fn row(&self) -> ListenerRow {
-        self.cm.listener(LISTENER).expect("the listener is there")
+        self.cm.listener(LISTENER).expect("the listener exists")
     }
 }
 
@@ -229,7 +229,7 @@ struct Connected {
     addresses: AddressPair,
 }
 
-/// A start-up frame by hand (RFC 5044 section 7.1.1).
+/// A hand-made start-up frame (RFC 5044 section 7.1.1).
 fn frame(reply: bool, flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
     let mut f = if reply { *b"MPA ID Rep Frame" } else { *b"MPA ID Req Frame" }.to_vec();
     f.extend([flags, revision]);
@@ -250,7 +250,7 @@ fn raw_listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Takes the next connection while the node runs.
+/// Accepts the next connection while the node runs.
 fn take(listener: &TcpListener, node: &mut Node) -> TcpStream {
     listener.set_nonblocking(true).expect("flag");
     let mut taken = None;
@@ -263,7 +263,7 @@ fn take(listener: &TcpListener, node: &mut Node) -> TcpStream {
     stream
 }
 
-/// Reads exactly this much while the node runs.
+/// Reads exactly `bytes` bytes while the node runs.
 fn read(stream: &mut TcpStream, bytes: usize, node: &mut Node) -> Vec<u8> {
     stream.set_nonblocking(true).expect("flag");
     let mut all = Vec::new();
@@ -278,7 +278,8 @@ fn read(stream: &mut TcpStream, bytes: usize, node: &mut Node) -> Vec<u8> {
     all
 }
 
-/// Waits until the node has closed the connection, in order or with a reset; what came before.
+/// Waits until the node has closed the connection, gracefully or with a reset. Returns the bytes
+/// before that.
 fn closed(stream: &mut TcpStream, node: &mut Node) -> Vec<u8> {
     stream.set_nonblocking(true).expect("flag");
     let mut all = Vec::new();
@@ -298,7 +299,8 @@ fn closed(stream: &mut TcpStream, node: &mut Node) -> Vec<u8> {
 
 #[test]
 fn two_ends_connect_over_tcp() {
-    let (mut a, mut b) = (Node::new(options()), Node::new(options()));
+    let mut a = Node::new(options());
+    let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 1);
     a.connect(ACTIVE, address, b"hello");
     a.turn(Duration::from_millis(100));
@@ -320,20 +322,22 @@ fn two_ends_connect_over_tcp() {
     assert_eq!((b.row().pending, b.row().accepted), (0, 1));
     assert_eq!((a.cm.in_startup(), b.cm.in_startup()), (0, 0));
     assert_eq!((a.cm.next_timeout(), b.cm.next_timeout()), (None, None));
-    // The streams are ours now and carry bytes.
+    // The test owns the streams now, and they carry bytes.
     (&active.stream).write_all(b"x").expect("write");
     assert_eq!(read(&mut { passive.stream }, 1, &mut b), b"x");
 }
 
 #[test]
-fn the_direct_path_negotiates_like_tcp_and_opens_no_connection() {
-    let (mut a, mut b) = (Node::new(options()), Node::new(options()));
+fn direct_path_negotiates_like_tcp() {
+    let mut a = Node::new(options());
+    let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 1);
     a.connect(ACTIVE, address, b"hello");
     a.turn(Duration::from_millis(100));
     let request = b.request();
     b.accept(request.id, b"welcome").expect("accept");
-    let (tcp_passive, tcp_active) = (b.connected(), a.connected());
+    let tcp_passive = b.connected();
+    let tcp_active = a.connected();
 
     let mut d = Node::direct();
     let address = d.listen("127.0.0.1", 1);
@@ -353,7 +357,7 @@ fn the_direct_path_negotiates_like_tcp_and_opens_no_connection() {
 }
 
 #[test]
-fn the_direct_path_is_taken_only_if_the_kernel_would_lead_here() {
+fn direct_path_needs_a_local_listener() {
     let mut d = Node::direct();
     let address = d.listen("127.0.0.1", 1);
     // Another address of this host, to which this listener is not bound.
@@ -369,7 +373,7 @@ fn the_direct_path_is_taken_only_if_the_kernel_would_lead_here() {
     w.accept(request.id, &[]).expect("accept");
     assert!(matches!(w.event(), CmEvent::ConnectedDirect { .. }));
 
-    // An address that is bound and does not listen takes nobody.
+    // A bound address that does not listen takes no connections.
     let mut b = Node::direct();
     let bound =
         b.cm.bind(SESSION, LISTENER, SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bind");
@@ -378,8 +382,9 @@ fn the_direct_path_is_taken_only_if_the_kernel_would_lead_here() {
 }
 
 #[test]
-fn a_rejection_carries_private_data_on_both_paths() {
-    let (mut a, mut b) = (Node::new(options()), Node::new(options()));
+fn rejection_has_private_data_on_both_paths() {
+    let mut a = Node::new(options());
+    let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 1);
     a.connect(ACTIVE, address, &[]);
     a.turn(Duration::from_millis(100));
@@ -405,7 +410,7 @@ fn a_rejection_carries_private_data_on_both_paths() {
 }
 
 #[test]
-fn requests_beyond_the_backlog_are_rejected_on_the_wire() {
+fn requests_beyond_the_backlog_are_rejected() {
     let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 2);
     let mut peers: Vec<_> = (0..2).map(|_| raw(address)).collect();
@@ -457,10 +462,11 @@ fn every_phase_has_a_deadline() {
     b.pass(options().decision_deadline);
     assert!(b.withdrawn(request).contains("deadline"));
     assert_eq!((b.row().pending, b.cm.in_startup()), (0, 0));
-    // A peer that does not close after it was rejected.
+    // A peer that does not close after a rejection.
     let mut peer = raw(address);
     peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
-    let (request, now) = (b.request().id, b.now);
+    let request = b.request().id;
+    let now = b.now;
     b.cm.reject(request, &[], now).expect("reject");
     assert_eq!(b.cm.in_startup(), 1);
     b.pass(options().close_deadline);
@@ -473,11 +479,11 @@ fn every_phase_has_a_deadline() {
     a.until(|a| a.cm.next_timeout() == Some(START.after(options().reply_deadline)));
     a.pass(options().reply_deadline);
     assert!(a.unreachable().contains("reply"));
-    // TCP that does not come about.
+    // A TCP connection that is never established.
     a.connect(ACTIVE, address, &[]);
     a.pass(options().connect_deadline);
     assert!(a.unreachable().contains("TCP"));
-    // The direct path: the shorter one of reply and decision.
+    // The direct path: the shorter of the reply and decision deadlines.
     let mut d = Node::direct();
     let address = d.listen("127.0.0.1", 1);
     d.connect(ACTIVE, address, &[]);
@@ -500,19 +506,19 @@ fn a_thousand_silent_connections_expire_together() {
             b.until(|b| b.cm.in_startup() == n);
         }
     }
-    // Others get through meanwhile.
+    // Other connections still get through.
     let mut peer = raw(address);
     peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
     let request = b.request().id;
     b.accept(request, &[]).expect("accept");
     b.connected();
-    // Some were accepted a nanosecond later, after others had their turn.
+    // Some were accepted a nanosecond later, after other listeners had run.
     b.pass(options().request_deadline + Duration::from_nanos(1));
     assert_eq!((b.cm.in_startup(), b.cm.next_timeout()), (0, None));
 }
 
 #[test]
-fn the_oldest_silent_connection_gives_way() {
+fn oldest_silent_connection_is_evicted() {
     let mut b = Node::new(CmOptions { startups: 10, ..options() });
     let address = b.listen("127.0.0.1", 1);
     let mut silent = Vec::new();
@@ -529,7 +535,7 @@ fn the_oldest_silent_connection_gives_way() {
 }
 
 #[test]
-fn closing_a_listener_rejects_what_is_undecided() {
+fn closed_listener_rejects_undecided_requests() {
     let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 1);
     let mut decided_never = raw(address);
@@ -547,7 +553,7 @@ fn closing_a_listener_rejects_what_is_undecided() {
 }
 
 #[test]
-fn the_end_of_a_session_ends_both_its_roles() {
+fn session_end_closes_listeners_and_connects() {
     let mut d = Node::direct();
     let address = d.listen("127.0.0.1", 2);
     d.connect(ACTIVE, address, &[]);
@@ -564,7 +570,7 @@ fn the_end_of_a_session_ends_both_its_roles() {
 }
 
 #[test]
-fn a_cancelled_attempt_says_nothing_more() {
+fn cancelled_connect_sends_no_event() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
     a.connect(ACTIVE, address, &[]);

@@ -1,4 +1,4 @@
-//! `[[listen]]` and `[[connect]]`: who may listen where and connect to whom.
+//! `[[listen]]` and `[[connect]]`: addresses that users may listen on and connect to.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,24 +7,24 @@ use super::addresses::{Network, Ports};
 use super::file_rules::{ConnectTable, ListenTable};
 use super::subjects::Subjects;
 
-/// Some subjects may use some addresses.
+/// Allows some users to use some addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressRule {
     /// Users and groups that the rule permits.
     pub who: Subjects,
     /// Addresses that they may use.
     pub network: Network,
-    /// Which ports of them.
+    /// Ports of these addresses.
     pub ports: Ports,
 }
 
 impl AddressRule {
-    /// Whether it is about this address, whoever asks.
+    /// Returns true if the rule covers this address and port. The user is not checked.
     pub fn covers(&self, address: SocketAddr) -> bool {
         self.network.contains(address.ip()) && self.ports.contains(address.port())
     }
 
-    /// Whether it is about this address, at whichever port.
+    /// Returns true if the rule covers this IP address, with any port.
     pub fn covers_host(&self, address: SocketAddr) -> bool {
         self.network.contains(address.ip())
     }

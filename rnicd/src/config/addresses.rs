@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Addresses: all, one, or those with a common prefix.
+/// All addresses, one address, or a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
     /// `"*"`
@@ -25,16 +25,17 @@ impl Network {
             return Ok(Network::Prefix(address.to_canonical().into()));
         }
         let net: IpNet = text.parse().map_err(|_| {
-            format!("{text:?} is no address, no network like \"10.0.0.0/8\" and not \"*\"")
+            format!("{text:?} is not an address, a network like \"10.0.0.0/8\", or \"*\"")
         })?;
         match net.trunc() {
             exact if exact == net => Ok(Network::Prefix(net)),
-            shorter => Err(format!("{text:?} has bits beyond its prefix; is {shorter} meant?")),
+            shorter => Err(format!("{text:?} has bits beyond its prefix; did you mean {shorter}?")),
         }
     }
 
-    /// Whether an address is meant. An unspecified one stands for every address of its family, and
-    /// the IPv6 one for those of IPv4 as well, as a socket bound to it takes both.
+    /// Returns true if the network contains an address. An unspecified one needs a network that
+    /// contains all addresses of its family. The IPv6 one needs [`Network::Any`], because a socket
+    /// bound to it takes IPv4 too.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self, address.to_canonical()) {
             (Network::Any, _) => true,
@@ -82,16 +83,16 @@ impl Ports {
         let ports = first.trim().parse().ok().zip(last.trim().parse().ok());
         match ports {
             Some((first, last)) if first <= last => Ok(Ports { first, last }),
-            _ => Err(format!("{text:?} is no port, no range like \"1024-65535\" and not \"*\"")),
+            _ => Err(format!("{text:?} is not a port, a range like \"1024-65535\", or \"*\"")),
         }
     }
 
-    /// Returns true for `"*"`, which names no port in particular.
+    /// Returns true for `"*"`.
     pub fn are_all(&self) -> bool {
         *self == Ports::default()
     }
 
-    /// Whether a port is meant.
+    /// Returns true if the range contains a port.
     pub fn contains(&self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_contain_what_their_prefix_says() {
+    fn networks_match_by_prefix() {
         for (network, inside, outside) in [
             ("10.0.0.0/8", "10.255.0.1", "11.0.0.1"),
             ("127.0.0.1", "127.0.0.1", "127.0.0.2"),
@@ -166,7 +167,7 @@ mod tests {
             assert!(Network::parse(bad).is_err(), "{bad}");
         }
         let e = Network::parse("10.0.0.1/8").unwrap_err();
-        assert!(e.contains("is 10.0.0.0/8 meant?"), "{e}");
+        assert!(e.contains("did you mean 10.0.0.0/8?"), "{e}");
     }
 
     #[test]

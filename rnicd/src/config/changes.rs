@@ -1,4 +1,4 @@
-//! What a new configuration changes, by key: for the log of a reload.
+//! Changes between two configurations, by key, for the log of a reload.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,14 +8,14 @@ use super::explain::values;
 use super::in_force::InForce;
 use super::rule_text::rule_text;
 
-/// A key whose value is another one now.
+/// A changed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The key, or the name of a rule.
     pub key: String,
-    /// Its value before, empty if there was none.
+    /// Value before the change, empty if there was no value.
     pub before: String,
-    /// Its value now, empty if there is none.
+    /// Value after the change, empty if there is no value.
     pub now: String,
 }
 
@@ -26,10 +26,10 @@ impl fmt::Display for Change {
     }
 }
 
-/// Everything that differs, in the order of the file.
+/// Returns all differences in the order of the file.
 pub fn changes(before: &Config, now: &Config) -> Vec<Change> {
     let mut all: Vec<Change> = Vec::new();
-    // Where each key is among them: a file may have tens of thousands of rules.
+    // Index of each key in `all`: a file may have tens of thousands of rules.
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut place = |all: &mut Vec<Change>, key: &str| {
         *places.entry(key.to_owned()).or_insert_with(|| {
@@ -49,7 +49,7 @@ pub fn changes(before: &Config, now: &Config) -> Vec<Change> {
     all
 }
 
-/// Adds one more value of a key that has several.
+/// Appends a further value of a key that has several.
 fn append(values: &mut String, value: &str) {
     if !values.is_empty() {
         values.push(' ');
@@ -58,7 +58,7 @@ fn append(values: &mut String, value: &str) {
 }
 
 fn rows(config: &Config) -> Vec<(String, String)> {
-    // As written, not as this machine lowers it.
+    // The configured values, not those that this machine lowers.
     let mut rows: Vec<(String, String)> = values(config, &InForce::as_written(config))
         .into_iter()
         .map(|(key, value, _)| (key, value))
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changed_keys_and_rules_are_named_and_nothing_else() {
+    fn only_changed_keys_and_rules_are_listed() {
         let parse = |text: &str| {
             Config::parse(std::path::Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"))
         };

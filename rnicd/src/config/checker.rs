@@ -1,4 +1,4 @@
-//! Turns fields into values and complaints into errors with their place.
+//! Checks fields of the file. Returns values, or errors with file and line.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -8,19 +8,19 @@ use super::error::ConfigError;
 use super::field::Field;
 use super::units::{Span, SpanOrOff};
 
-/// A file and its text, to say where something stands.
+/// A file and its text, for the positions of errors.
 pub(super) struct Checker<'a> {
     pub(super) file: &'a Path,
     pub(super) text: &'a str,
 }
 
 impl Checker<'_> {
-    /// An error about what stands at byte `offset`.
+    /// Returns an error about the text at byte `offset`.
     pub(super) fn wrong(&self, offset: usize, why: impl Into<String>) -> ConfigError {
         ConfigError::at(self.file, self.text, offset, why)
     }
 
-    /// A field's value if `check` has nothing against it, or the default.
+    /// Returns a field's value if `check` accepts it, or the default if the file does not set it.
     pub(super) fn checked<T>(
         &self,
         field: Field<T>,
@@ -95,9 +95,10 @@ fn in_range<T: PartialOrd + std::fmt::Display>(
     value: &T,
     range: &RangeInclusive<T>,
 ) -> Result<(), String> {
-    match range.contains(value) {
-        true => Ok(()),
-        false => Err(format!("must be from {} to {}", range.start(), range.end())),
+    if range.contains(value) {
+        Ok(())
+    } else {
+        Err(format!("must be from {} to {}", range.start(), range.end()))
     }
 }
 

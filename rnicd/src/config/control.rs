@@ -1,4 +1,4 @@
-//! `[control]`: the control socket, and who administers.
+//! `[control]`: the control socket, administrators, and the daemon's user.
 
 use std::path::PathBuf;
 
@@ -10,28 +10,34 @@ use super::subjects::Subjects;
 /// `[control]`
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Control {
-    /// Path of the socket; by default chosen by who runs the daemon.
+    /// Path of the socket; the default depends on the daemon's user.
     pub socket: Option<PathBuf>,
-    /// Permissions of the socket; by default 0660 for root and 0600 otherwise.
+    /// Permissions of the socket; default 0660 for root and 0600 otherwise.
     pub mode: Option<u32>,
-    /// Group that owns the socket; by default the daemon's own.
+    /// Group that owns the socket; by default the daemon's group.
     pub group: Option<String>,
-    /// Who sees everybody's objects and may drain and disconnect, as root and the daemon's user do.
+    /// Administrators. They see the objects of all users, end connections and drain the daemon.
+    /// Root and the daemon's user are always administrators.
     pub admins: Subjects,
-    /// Whom to become when started as root, by name or number; by default nobody else.
+    /// User to switch to when started as root, by name or number; by default the daemon stays root.
     pub user: Option<String>,
-    /// What happens to system calls that a thread has no need of; default enforce.
+    /// Treatment of system calls that a thread does not need; default enforce.
     pub seccomp: Seccomp,
 }
 
 impl Checker<'_> {
-    /// Checks `[control]` and fills in what the file does not say.
+    /// Checks `[control]` and applies the defaults.
     pub(super) fn control(&self, s: file::ControlSection) -> Result<Control, ConfigError> {
-        let socket = self.optional(s.socket, |path| match path.is_absolute() {
-            // The kernel holds 108 bytes of a Unix socket's path, the last one a zero.
-            true if path.as_os_str().len() < 104 => Ok(()),
-            true => Err("is too long for a Unix socket (103 bytes)".to_owned()),
-            false => Err("must be an absolute path".to_owned()),
+        let socket = self.optional(s.socket, |path| {
+            if !path.is_absolute() {
+                return Err("must be an absolute path".to_owned());
+            }
+            // The kernel holds 108 bytes of a Unix socket's path, with the terminating zero.
+            if path.as_os_str().len() < 104 {
+                Ok(())
+            } else {
+                Err("is too long for a Unix socket (at most 103 bytes)".to_owned())
+            }
         })?;
         let parse_mode = |text: &String| {
             u32::from_str_radix(text, 8).ok().filter(|m| m & !0o777 == 0 && m & 0o600 == 0o600)
@@ -40,16 +46,17 @@ impl Checker<'_> {
             Some(_) => Ok(()),
             None => Err("must be octal and let the owner read and write, like \"0660\"".to_owned()),
         })?;
-        let not_empty = |text: &String| match text.is_empty() {
-            true => Err("must not be empty".to_owned()),
-            false => Ok(()),
+        let not_empty = |text: &String| {
+            if text.is_empty() { Err("must not be empty".to_owned()) } else { Ok(()) }
         };
         let group = self.optional(s.group, not_empty)?;
-        let admins =
-            self.checked(s.admins, Subjects::default(), |subjects| match subjects.everyone {
-                true => Err("not everybody can be an administrator".to_owned()),
-                false => Ok(()),
-            })?;
+        let admins = self.checked(s.admins, Subjects::default(), |subjects| {
+            if subjects.everyone {
+                Err("not everybody can be an administrator".to_owned())
+            } else {
+                Ok(())
+            }
+        })?;
         let user = self.optional(s.user, not_empty)?;
         let seccomp = s.seccomp.map_or(Seccomp::default(), toml::Spanned::into_inner);
         let mode = mode.as_ref().and_then(parse_mode);

@@ -14,37 +14,36 @@ use super::guid::Guid;
 pub struct Device {
     /// Name shown to programs; default `rnicd0`.
     pub name: String,
-    /// Addresses programs may bind; empty (the default) for any.
+    /// Addresses that programs may bind; empty (the default) for any.
     pub addresses: Vec<IpAddr>,
-    /// Who is said to have made the device, an OUI; default 0x02524e, which is
-    /// nobody's.
+    /// Vendor ID, a 24-bit OUI; default 0x02524e, which no vendor has.
     pub vendor_id: u32,
-    /// Which device of its maker it is said to be; default 0.
+    /// Part ID of the vendor; default 0.
     pub vendor_part_id: u32,
-    /// Version of the hardware; default 0.
+    /// Hardware version; default 0.
     pub hw_ver: u32,
-    /// Its GUID, unless it follows from name and host.
+    /// GUID; derived from the name and the host if not set.
     pub guid: Option<Guid>,
-    /// Where the devices are shown in files; default beside the control socket.
+    /// Folder that shows the devices; by default beside the control socket.
     pub tree: TreeAt,
 }
 
-/// Where the devices are shown in files, as the kernel shows them in `/sys`.
+/// Location of the folder that shows the devices as the kernel does in `/sys`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TreeAt {
-    /// In a folder beside the control socket, if one can be made there.
+    /// Beside the control socket, if the folder can be created there.
     #[default]
     BesideSocket,
-    /// In this folder.
+    /// At this path.
     Path(PathBuf),
-    /// They are not.
-    Nowhere,
+    /// No folder.
+    Off,
 }
 
 impl Device {
-    /// The GUID of this device on this host, whose name it asks for. Threads that are confined
-    /// cannot.
-    pub fn guid_here(&self) -> Guid {
+    /// Returns the GUID of this device on this host. Reads the host name, which the seccomp filter
+    /// denies to confined threads.
+    pub fn effective_guid(&self) -> Guid {
         self.guid.unwrap_or_else(|| Guid::derived(&self.name, &host()))
     }
 }
@@ -64,15 +63,15 @@ impl Default for Device {
 }
 
 impl Checker<'_> {
-    /// Checks `[device]` and fills in what the file does not say.
+    /// Checks `[device]` and applies the defaults.
     pub(super) fn device(&self, s: file::DeviceSection) -> Result<Device, ConfigError> {
         let default = Device::default();
-        let name = self.checked(s.name, default.name, |name| plain_name(name))?;
+        let name = self.checked(s.name, default.name, |name| check_name(name))?;
         let addresses = s.addresses.map_or(default.addresses, toml::Spanned::into_inner);
         Ok(Device {
             name,
             addresses,
-            vendor_id: self.number(s.vendor_id, default.vendor_id, 0..=MOST_VENDOR)?,
+            vendor_id: self.number(s.vendor_id, default.vendor_id, 0..=MAX_VENDOR_ID)?,
             vendor_part_id: self.number(s.vendor_part_id, default.vendor_part_id, 0..=u32::MAX)?,
             hw_ver: self.number(s.hw_ver, default.hw_ver, 0..=u32::MAX)?,
             guid: self.optional(s.guid, |_| Ok(()))?,
@@ -88,24 +87,25 @@ impl Checker<'_> {
             path if !Path::new(path).is_absolute() => {
                 Err("must be an absolute path, or \"off\"".to_owned())
             }
-            path if path.len() > LONGEST_TREE => {
-                Err(format!("is too long for programs to read (at most {LONGEST_TREE} bytes)"))
+            path if path.len() > MAX_TREE_PATH => {
+                Err(format!("is too long for programs to read (at most {MAX_TREE_PATH} bytes)"))
             }
             _ => Ok(()),
         })?;
         Ok(match said.as_deref() {
             None => TreeAt::BesideSocket,
-            Some("off") => TreeAt::Nowhere,
+            Some("off") => TreeAt::Off,
             Some(path) => TreeAt::Path(path.into()),
         })
     }
 }
 
-/// Programs have 256 bytes for the folder of a device below it.
-const LONGEST_TREE: usize = 160;
+/// Maximum length of the folder's path in bytes. `ibv_device::ibdev_path` holds 256 bytes
+/// (`IBV_SYSFS_PATH_MAX`) including the device's path below it.
+const MAX_TREE_PATH: usize = 160;
 
-/// Whether programs can take this for the name of a device.
-pub(super) fn plain_name(name: &str) -> Result<(), String> {
+/// Checks the length and the characters of a device name.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if (1..=64).contains(&name.len()) && name.chars().all(plain) {
         Ok(())
@@ -114,17 +114,17 @@ pub(super) fn plain_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// What tells this host from others: the number of its installation, which copies of one image may
-/// share, and its name, which containers have one each of.
+/// Returns bytes that differ between hosts: the machine ID, which copies of one image may share,
+/// and the host name, which differs between containers.
 fn host() -> Vec<u8> {
     let mut host = std::fs::read("/etc/machine-id").unwrap_or_default();
     host.extend(rustix::system::uname().nodename().to_bytes());
     host
 }
 
-/// An OUI has 24 bits.
-pub(super) const MOST_VENDOR: u32 = (1 << 24) - 1;
+/// Maximum vendor ID: an OUI has 24 bits.
+pub(super) const MAX_VENDOR_ID: u32 = (1 << 24) - 1;
 
-/// An OUI of nobody (locally administered): test suites want one that is not 0, and no program
-/// takes it for a device that it knows.
+/// A locally administered OUI, which no vendor has. Test suites require a nonzero vendor ID, and no
+/// program mistakes this one for a device it has special handling for.
 const OWN_VENDOR: u32 = 0x02_524e;

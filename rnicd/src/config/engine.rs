@@ -1,4 +1,4 @@
-//! `[engine]`: workers, paths and deadlines.
+//! `[engine]`: worker threads, the loopback path and deadlines.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use super::file::{self, Loopback, WorkersValue};
 /// `[engine]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// Worker threads; `None` (the default) derives them from the CPUs.
+    /// Number of worker threads; `None` (the default) derives it from the CPUs.
     pub workers: Option<u32>,
-    /// How QPs of this daemon talk to each other; default direct.
+    /// Path between two QPs of this daemon; default direct.
     pub loopback: Loopback,
-    /// Looks at the queues before an idle worker yields; default 100.
+    /// Polls of its queues before an idle worker yields; default 100.
     pub spins: u32,
-    /// How long an idle worker yields before it sleeps; default 50 us.
+    /// Time that an idle worker yields before it sleeps; default 50 us.
     pub yield_for: Duration,
-    /// How long a Terminate may take to leave and the peer to close after it; default 5 s.
+    /// Time limit to send a Terminate and for the peer to close after it; default 5 s.
     pub terminate_deadline: Duration,
-    /// How long an orderly end of a connection may take; default 60 s.
+    /// Time limit for a graceful close; default 60 s.
     pub close_deadline: Duration,
-    /// How long a copy by a client's library may take before the client is detached; default 10 s.
+    /// Time limit for a copy by a client's library; then the client's session ends. Default 10 s.
     pub copy_deadline: Duration,
 }
 
@@ -40,7 +40,7 @@ impl Default for Engine {
 }
 
 impl Checker<'_> {
-    /// Checks `[engine]` and fills in what the file does not say.
+    /// Checks `[engine]` and applies the defaults.
     pub(super) fn engine(&self, s: file::EngineSection) -> Result<Engine, ConfigError> {
         let default = Engine::default();
         let workers = self.checked(s.workers, WorkersValue::Auto, |value| match value {
@@ -64,5 +64,5 @@ impl Checker<'_> {
     }
 }
 
-/// Doorbell pages and eventfds per session bound the workers.
+/// The doorbell pages and eventfds of a session limit the number of workers.
 const MAX_WORKERS: u32 = 64;

@@ -1,4 +1,4 @@
-//! Errors that say where: file, line, key and value, found again from a byte offset.
+//! Configuration errors with file, line, key and value, all derived from a byte offset.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ pub enum ConfigError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// A line is wrong.
+    /// A value is invalid.
     #[error("{file}:{line}:{column}: {key} = {value}: {why}")]
     Value {
         /// Path of the configuration file.
@@ -24,12 +24,12 @@ pub enum ConfigError {
         column: usize,
         /// Key with its section, like `limits.qps`.
         key: String,
-        /// The value as the file has it.
+        /// The value as written in the file.
         value: String,
-        /// What is wrong with it.
+        /// Description of the error.
         why: String,
     },
-    /// A line is not TOML, or names a section that does not exist.
+    /// A line is not TOML, or has an unknown section.
     #[error("{file}:{line}:{column}: {why}")]
     Line {
         /// Path of the configuration file.
@@ -38,13 +38,13 @@ pub enum ConfigError {
         line: usize,
         /// Column in characters, from 1.
         column: usize,
-        /// What is wrong with it.
+        /// Description of the error.
         why: String,
     },
 }
 
 impl ConfigError {
-    /// An error about what stands at byte `offset` of `text`.
+    /// Returns an error about the text at byte `offset`.
     pub fn at(file: &Path, text: &str, offset: usize, why: impl Into<String>) -> Self {
         let file = file.to_owned();
         let offset = floor_char_boundary(text, offset);
@@ -59,7 +59,7 @@ impl ConfigError {
     }
 }
 
-/// The assignment that contains `offset`: its key with the section, and its value.
+/// Returns key (with its section) and value of the assignment that contains `offset`.
 fn assignment_at(text: &str, offset: usize) -> Option<(String, String)> {
     let lines: Vec<&str> = text.lines().collect();
     let at = text[..offset].matches('\n').count();
@@ -68,7 +68,8 @@ fn assignment_at(text: &str, offset: usize) -> Option<(String, String)> {
     for line in lines[..lines.len().min(at + 1)].iter().rev() {
         let line = line.trim();
         if let Some(name) = line.strip_prefix('[').filter(|_| line.contains(']')) {
-            // A line that starts with a bracket may also continue an array: those have no letters.
+            // A line that starts with a bracket may instead continue an array. Those do not start
+            // with a letter.
             let name = name.split(']').next().unwrap_or("").trim_start_matches('[').trim();
             if name.starts_with(|c: char| c.is_ascii_alphabetic()) {
                 section = name;

@@ -1,5 +1,5 @@
-//! The file as it is written: every key optional, unknown keys refused, each value with the place
-//! where it stood so that a later range check can point at it.
+//! The file format: every key is optional, unknown keys are errors, and each value has its position
+//! for errors of later checks.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -57,17 +57,17 @@ pub struct File {
 pub struct DeviceSection {
     /// Name shown to programs.
     pub name: Field<String>,
-    /// Addresses programs may bind.
+    /// Addresses that programs may bind.
     pub addresses: Field<Vec<IpAddr>>,
-    /// Who is said to have made the device.
+    /// Vendor ID of the device.
     pub vendor_id: Field<u32>,
-    /// Which device of its maker it is said to be.
+    /// Part ID of the vendor.
     pub vendor_part_id: Field<u32>,
-    /// Its version.
+    /// Hardware version.
     pub hw_ver: Field<u32>,
-    /// Its GUID.
+    /// GUID of the device.
     pub guid: Field<Guid>,
-    /// Where the devices are shown in files.
+    /// Path of the folder that shows the devices, or `"off"`.
     pub tree: Field<String>,
 }
 
@@ -77,13 +77,13 @@ pub struct DeviceSection {
 pub struct WiredSection {
     /// Name shown to programs.
     pub name: Field<String>,
-    /// Who is said to have made the device.
+    /// Vendor ID of the device.
     pub vendor_id: Field<u32>,
-    /// Which device of its maker it is said to be.
+    /// Part ID of the vendor.
     pub vendor_part_id: Field<u32>,
-    /// Where daemons find each other.
+    /// TCP and UDP port for other daemons.
     pub port: Field<u16>,
-    /// Whether PSNs and path MTUs are compared.
+    /// Compare PSNs and path MTUs of both ends.
     pub compare: Field<bool>,
 }
 
@@ -97,11 +97,11 @@ pub struct ControlSection {
     pub mode: Field<String>,
     /// Group that owns the socket.
     pub group: Field<String>,
-    /// Users and groups who see everybody's objects and may drain and disconnect.
+    /// Administrators: users and groups.
     pub admins: Field<Subjects>,
-    /// Whom to become when started as root.
+    /// User to switch to when started as root.
     pub user: Field<String>,
-    /// What happens to system calls that a thread has no need of.
+    /// Treatment of system calls that a thread does not need.
     pub seccomp: Field<Seccomp>,
 }
 
@@ -113,22 +113,22 @@ pub struct EngineSection {
     pub workers: Field<WorkersValue>,
     /// Path of connections inside the daemon.
     pub loopback: Field<Loopback>,
-    /// Looks at the queues before the worker yields.
+    /// Polls of its queues before an idle worker yields.
     pub spins: Field<u32>,
-    /// How long an idle worker yields before it sleeps.
+    /// Time that an idle worker yields before it sleeps.
     pub yield_for: Field<Span>,
-    /// How long a Terminate may take.
+    /// Time limit for a Terminate.
     pub terminate_deadline: Field<Span>,
-    /// How long an orderly end may take.
+    /// Time limit for a graceful close.
     pub close_deadline: Field<Span>,
-    /// How long a copy by a client's library may take.
+    /// Time limit for a copy by a client's library.
     pub copy_deadline: Field<Span>,
 }
 
 /// `engine.workers`: a number or `"auto"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkersValue {
-    /// As many threads as half the CPUs, but at least as many as the loopback path needs.
+    /// Half as many threads as CPUs, but at least as many as the loopback path needs.
     Auto,
     /// This many threads.
     Count(u32),
@@ -162,17 +162,17 @@ impl<'de> Deserialize<'de> for WorkersValue {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Seccomp {
-    /// Refused, or the end of the daemon for those that only an attacker makes.
+    /// They fail. Calls that only an attacker would make kill the daemon.
     #[default]
     Enforce,
-    /// Carried out, and noted in the kernel's log.
+    /// They succeed, and the kernel logs them.
     Log,
     /// System calls are not filtered.
     Off,
 }
 
 impl Seccomp {
-    /// As it is written in the file.
+    /// Returns the name in the file.
     pub fn name(self) -> &'static str {
         match self {
             Seccomp::Enforce => "enforce",
@@ -188,12 +188,12 @@ impl Seccomp {
 pub enum Loopback {
     /// One copy from buffer to buffer.
     Direct,
-    /// Over the wire, through the kernel's loopback.
+    /// Over TCP, through the kernel's loopback.
     Tcp,
 }
 
 impl Loopback {
-    /// The word in the file.
+    /// Returns the name in the file.
     pub fn name(self) -> &'static str {
         match self {
             Loopback::Direct => "direct",
@@ -206,9 +206,9 @@ impl Loopback {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mulpdu {
-    /// From the connection's effective segment size (RFC 5044 section 5).
+    /// From the connection's effective maximum segment size (RFC 5044 section 5).
     Mss,
-    /// The largest a length field allows; outside the RFC.
+    /// The largest that the length field allows, which violates the RFC.
     Max,
 }
 
@@ -216,7 +216,7 @@ pub enum Mulpdu {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MpaSection {
-    /// Whether CRCs are asked for, by the C bit of start-up (RFC 5044 section 7.1).
+    /// Ask for CRCs with the C bit of start-up (RFC 5044 section 7.1).
     pub crc: Field<bool>,
     /// Ask peers for Markers.
     pub markers: Field<bool>,
@@ -226,21 +226,21 @@ pub struct MpaSection {
     pub peer_to_peer: Field<bool>,
     /// Serve revision 0 peers.
     pub rdmac: Field<bool>,
-    /// Where MULPDU comes from: the connection's MSS, or the largest there is.
+    /// Source of MULPDU: the connection's MSS, or the maximum.
     pub mulpdu: Field<Mulpdu>,
-    /// How long a TCP connection may take to be established.
+    /// Time limit for the TCP handshake.
     pub connect_deadline: Field<Span>,
-    /// Start-up frames.
+    /// Time limit for a peer's request.
     pub startup_deadline: Field<Span>,
-    /// The peer's reply.
+    /// Time limit for the peer's reply.
     pub reply_deadline: Field<Span>,
-    /// The application's decision.
+    /// Time limit for the application's decision.
     pub decision_deadline: Field<Span>,
-    /// First FPDU after the reply.
+    /// Time limit for the first FPDU after the reply.
     pub first_fpdu_deadline: Field<Span>,
-    /// A message without a receive.
+    /// Time limit for a message without a receive.
     pub rnr_timeout: Field<Span>,
-    /// A pause inside an FPDU.
+    /// Time limit for a pause inside an FPDU.
     pub stall_deadline: Field<Span>,
 }
 
@@ -248,11 +248,11 @@ pub struct MpaSection {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TcpSection {
-    /// Silence before a probe.
+    /// Idle time before a keepalive probe.
     pub keepalive: Field<SpanOrOff>,
     /// Time between two probes.
     pub keepalive_interval: Field<Span>,
-    /// How long sent bytes may go without an acknowledgement.
+    /// Time limit for unacknowledged bytes.
     pub user_timeout: Field<SpanOrOff>,
 }
 
@@ -268,7 +268,7 @@ pub struct PortsSection {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogSection {
-    /// What is logged: a level, or directives of `tracing`.
+    /// Log filter: a level, or directives of `tracing`.
     pub level: Field<String>,
 }
 
@@ -276,8 +276,8 @@ pub struct LogSection {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsSection {
-    /// File that is written anew each time.
+    /// File that is replaced at each update.
     pub file: Field<PathBuf>,
-    /// Time between two writings.
+    /// Time between two updates.
     pub interval: Field<Span>,
 }

@@ -1,5 +1,4 @@
-//! `[limits]` and its sections as they are written: for each key of the table its value, with the
-//! place where it stood.
+//! `[limits]` and its sections in the file: the value of each key, with its position.
 
 use std::fmt;
 
@@ -9,21 +8,21 @@ use toml::Spanned;
 use super::kind::{Kind, Scope, Unit};
 use super::units::Size;
 
-/// What one section sets, in no room if it sets nothing.
+/// Values that one section sets. Takes no memory if it sets none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fields(Vec<Option<Written>>);
 
-/// A value, and the byte of the file at which it stands.
+/// A value and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// A number, or a number of bytes.
+    /// A count, or a number of bytes.
     pub value: u64,
-    /// Byte of the file at which the value begins.
+    /// Byte offset of the value in the file.
     pub at: usize,
 }
 
 impl Fields {
-    /// What is set for a kind, if anything is.
+    /// Returns the value of a kind, if it is set.
     pub fn of(&self, kind: Kind) -> Option<Written> {
         self.0.get(kind as usize).copied().flatten()
     }
@@ -73,17 +72,17 @@ pub fn limits<'de, D: Deserializer<'de>>(d: D) -> Result<LimitsSection, D::Error
     Section(Scope::Device).deserialize(d)
 }
 
-/// Reads what a rule sets instead of `[limits.user]`.
+/// Reads the values that a rule sets instead of `[limits.user]`.
 pub fn of_user<'de, D: Deserializer<'de>>(d: D) -> Result<Fields, D::Error> {
     Ok(Section(Scope::User).deserialize(d)?.user)
 }
 
-/// Reads what a rule sets instead of `[limits.session]`.
+/// Reads the values that a rule sets instead of `[limits.session]`.
 pub fn of_session<'de, D: Deserializer<'de>>(d: D) -> Result<Fields, D::Error> {
     Ok(Section(Scope::Session).deserialize(d)?.session)
 }
 
-/// A section of this scope. That of the device has the others in it.
+/// A section of this scope. The section of the device contains the others.
 #[derive(Clone, Copy)]
 struct Section(Scope);
 
@@ -149,7 +148,8 @@ impl<'de> DeserializeSeed<'de> for Section {
     }
 }
 
-/// Reads a key. Here and not where its value is read, so that an error points at it.
+/// Reads a key. An unknown key fails here, so that the error is located at the key and not at its
+/// value.
 struct KeyOf(Section);
 
 impl<'de> DeserializeSeed<'de> for KeyOf {

@@ -1,4 +1,4 @@
-//! Rules as they are written: arrays of tables that may occur any number of times.
+//! Rules in the file: arrays of tables.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -8,22 +8,22 @@ use super::field::Field;
 use super::file_limits::{self, Fields};
 use super::subjects::{Id, Subjects};
 
-/// `[[user]]` and `[[group]]`: other limits and rights for some.
+/// `[[user]]` and `[[group]]`: different limits and rights for a user or a group.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverrideTable {
     /// The user or group to which the table applies.
     pub who: Spanned<Id>,
-    /// Whether the daemon may copy in the user's own address space by itself.
+    /// Workers may copy from and to the user's attached memory themselves.
     pub trusted: Option<bool>,
-    /// Whether the user may pass TCP sockets of its own.
+    /// The user may pass its own TCP sockets.
     pub sockets: Option<bool>,
-    /// Whether programs in other network namespaces may use addresses that stay on the host.
+    /// Programs in other network namespaces may use addresses that stay on the host.
     pub host_loopback: Option<bool>,
-    /// Instead of `[limits.session]`.
+    /// Values that replace `[limits.session]`.
     #[serde(default, deserialize_with = "file_limits::of_session")]
     pub session: Fields,
-    /// Instead of `[limits.user]`.
+    /// Values that replace `[limits.user]`.
     #[serde(default, deserialize_with = "file_limits::of_user")]
     pub user: Fields,
 }
@@ -34,21 +34,21 @@ pub struct OverrideTable {
 pub struct PdTable {
     /// Name by which clients open the domain.
     pub name: Spanned<String>,
-    /// Users who may open it.
+    /// Users that may open it.
     #[serde(default)]
     pub users: Vec<Id>,
-    /// Groups whose members may open it.
+    /// Groups; their members may open it.
     #[serde(default)]
     pub groups: Vec<Id>,
-    /// Sessions that may have it open.
+    /// Maximum sessions that have it open.
     pub max_sessions: Field<u32>,
-    /// Memory regions in it.
+    /// Maximum memory regions in it.
     pub mrs: Field<u32>,
-    /// Queue pairs in it.
+    /// Maximum QPs in it.
     pub qps: Field<u32>,
 }
 
-/// `[[listen]]`: who may listen where.
+/// `[[listen]]`: allows users to listen on addresses.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenTable {
@@ -56,12 +56,12 @@ pub struct ListenTable {
     pub who: Subjects,
     /// Addresses on which they may listen.
     pub address: Network,
-    /// Ports; any without it.
+    /// Ports; default any.
     #[serde(default)]
     pub ports: Ports,
 }
 
-/// `[[connect]]`: who may connect where.
+/// `[[connect]]`: allows users to connect to addresses.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConnectTable {
@@ -69,7 +69,7 @@ pub struct ConnectTable {
     pub who: Subjects,
     /// Addresses of peers to which they may connect.
     pub network: Network,
-    /// Ports of peers; any without it.
+    /// Ports of peers; default any.
     #[serde(default)]
     pub ports: Ports,
 }

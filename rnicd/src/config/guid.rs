@@ -1,16 +1,16 @@
-//! The number by which programs tell devices apart: an EUI-64.
+//! The GUID of a device, an EUI-64.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer};
 
-/// A GUID, its first byte as written the most significant one. Neither of its halves is zero:
-/// programs take a port address that ends in zeros for one that is not set.
+/// A GUID; the first byte as written is the most significant. Neither half is zero, because
+/// programs treat a port address that ends in zeros as unset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guid(u64);
 
 impl Guid {
-    /// Reads sixteen hexadecimal digits, with or without colons between bytes.
+    /// Parses sixteen hexadecimal digits, with or without colons between bytes.
     pub fn parse(text: &str) -> Result<Self, String> {
         let digits = match text.len() {
             23 if text.bytes().skip(2).step_by(3).all(|c| c == b':') => text.replace(':', ""),
@@ -18,7 +18,7 @@ impl Guid {
         };
         let plain = digits.len() == 16 && digits.bytes().all(|c| c.is_ascii_hexdigit());
         let number = u64::from_str_radix(&digits, 16).ok().filter(|_| plain).ok_or_else(|| {
-            format!("{text:?} is not eight bytes in hexadecimal, like \"02:00:5e:00:53:01:00:01\"")
+            format!("{text:?} is not eight hexadecimal bytes like \"02:00:5e:00:53:01:00:01\"")
         })?;
         match (number >> 32, number & LOW_HALF) {
             (0, _) | (_, 0) => Err(format!("{text:?} has a half that is zero")),
@@ -26,22 +26,22 @@ impl Guid {
         }
     }
 
-    /// The same one each time for a device of this name on this host, and most likely another one
-    /// for any other.
+    /// Derives a GUID from the device's name and the host's bytes. Equal inputs give equal GUIDs;
+    /// different ones almost certainly differ.
     pub fn derived(name: &str, host: &[u8]) -> Self {
         let parts = [name.as_bytes(), &[0], host];
         let hash = parts
             .into_iter()
             .flatten()
             .fold(FNV_OFFSET, |hash: u64, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
-        // FNV leaves names that differ in their last byte with numbers that begin alike.
+        // FNV hashes of names that differ only in the last byte have equal first bytes.
         let hash = (hash ^ hash >> 32).wrapping_mul(SPREAD);
         let hash = hash ^ hash >> 29;
-        // A number of nobody's range that names one device: locally administered, not a group.
+        // Locally administered, and no group address, so it is in no vendor's range.
         Guid((hash | LOCAL) & !GROUP | u64::from(hash & LOW_HALF == 0))
     }
 
-    /// As a number, of which the most significant byte is written first.
+    /// Returns the GUID as a number. Its most significant byte is written first.
     pub fn number(self) -> u64 {
         self.0
     }
@@ -62,13 +62,13 @@ impl<'de> Deserialize<'de> for Guid {
 }
 
 const LOW_HALF: u64 = u32::MAX as u64;
-/// Bit of the first byte for numbers that nobody assigned.
+/// Bit of the first byte: locally administered.
 const LOCAL: u64 = 0x02 << 56;
-/// Bit of the first byte for numbers of groups.
+/// Bit of the first byte: group address.
 const GROUP: u64 = 0x01 << 56;
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
-/// An odd number without a pattern.
+/// Odd multiplier that spreads the bits (from the golden ratio).
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[cfg(test)]
@@ -96,8 +96,8 @@ mod tests {
     }
 
     #[test]
-    fn derived_ones_stay_the_same_and_differ_by_name_and_host() {
-        // Programs may remember it: another number is another device to them.
+    fn derived_guids_are_stable_and_distinct() {
+        // The value must not change: programs may remember it, and a new one means a new device.
         let guid = Guid::derived("rnicd0", b"host");
         assert_eq!(guid.to_string(), "72:85:6c:6a:e2:f6:0f:d8");
         let of_names = (0..1000).map(|n| Guid::derived(&format!("rnicd{n}"), b"host"));
@@ -106,7 +106,7 @@ mod tests {
         let low: std::collections::BTreeSet<u64> = numbers.iter().map(|n| n & LOW_HALF).collect();
         assert!(low.len() == 2000 && !low.contains(&0));
         assert!(numbers.iter().all(|n| n & LOCAL != 0 && n & GROUP == 0));
-        // What goes before the host cannot be mistaken for a part of it.
+        // The separator keeps name and host apart.
         assert_ne!(Guid::derived("a", b"b"), Guid::derived("ab", b""));
     }
 }

@@ -1,26 +1,26 @@
-//! What a machine leaves of a configuration.
+//! The effective values of a configuration on this machine.
 
 use super::Config;
 use super::guid::Guid;
 use super::kind::Kind;
 
-/// What this process makes of a configuration, on its machine.
+/// Effective values of a configuration in this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InForce {
-    /// Worker threads that are started.
+    /// Number of worker threads.
     pub workers: u32,
-    /// Queue pairs of the device.
+    /// Limit for QPs of the device.
     pub qps: u32,
-    /// Connections in start-up.
+    /// Limit for connections in start-up.
     pub startups: u32,
-    /// What lowers the limits on them, in words.
+    /// Reason why `qps` and `startups` are lower than configured.
     pub reason: String,
-    /// The device's GUID, if it is known: a thread that is confined cannot ask for the host's name.
+    /// The device's GUID, if known. A thread confined by seccomp cannot read the host name.
     pub guid: Option<Guid>,
 }
 
 impl InForce {
-    /// As it is written, on a machine that has enough of everything and one CPU.
+    /// Returns the values as written, for a machine with enough resources and one CPU.
     pub(super) fn as_written(config: &Config) -> Self {
         let device = &config.limits.device;
         InForce {

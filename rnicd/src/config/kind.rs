@@ -1,32 +1,32 @@
-//! Every limit there is: the one table of them.
+//! The table of all limits.
 //!
-//! Reading the file, its ranges, `check-config`, warnings, rules, the worst case, what is counted
-//! and what `rnicctl limits` lists follow from the table, and tests hold `config/rnicd.toml` and
-//! the code to it. So who adds a limit adds a row here, and the line that charges or checks. What
-//! is counted is charged by a line that names the kind alone (`account.charge(Kind::Qps, 1)`);
-//! `resource/ledger.rs` (`Books::charge`) then asks the limits of session, user and device.
+//! The file's keys and ranges, `check-config`, warnings, rules, the worst case, accounting and
+//! `rnicctl limits` all use this table. Tests compare it with `config/rnicd.toml` and the code. A
+//! new limit needs a row here and the line that charges or checks it. Code that charges a counted
+//! kind passes only the kind (`account.charge(Kind::Qps, 1)`); `resource/ledger.rs`
+//! (`Books::charge`) then checks the limits of session, user and device.
 
 use rnic_core::abi::queue::doorbell;
 use rnic_core::device::allocator;
 
-/// Whose a limit is: the section of the file in which its key stands.
+/// Scope of a limit, and the section of the file that contains its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// `[limits]`: of the whole device, or a maximum of single objects.
+    /// `[limits]`: the whole device, or a maximum of single objects.
     Device,
-    /// `[limits.user]`: of all sessions of a user together.
+    /// `[limits.user]`: all sessions of a user together.
     User,
-    /// `[limits.session]`: of one session.
+    /// `[limits.session]`: one session.
     Session,
-    /// `[limits.peer]`: of one remote host.
+    /// `[limits.peer]`: one remote host.
     Peer,
 }
 
 impl Scope {
-    /// From the outermost in.
+    /// All scopes, outermost first.
     pub const ALL: [Scope; 4] = [Scope::Device, Scope::Peer, Scope::User, Scope::Session];
 
-    /// Name of the section in the configuration file, without brackets.
+    /// Returns the name of the section in the configuration file, without brackets.
     pub fn section(self) -> &'static str {
         match self {
             Scope::Device => "limits",
@@ -36,9 +36,9 @@ impl Scope {
         }
     }
 
-    fn whose(self) -> &'static str {
+    fn owner(self) -> &'static str {
         match self {
-            Scope::Device => "all sessions",
+            Scope::Device => "the device",
             Scope::User => "one user",
             Scope::Session => "one session",
             Scope::Peer => "one remote host (an IPv6 /64)",
@@ -46,23 +46,23 @@ impl Scope {
     }
 }
 
-/// What a value of a limit is a number of.
+/// Unit of a limit's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Things, or happenings in a time that the key names.
+    /// Objects, or events per second or minute, as the key states.
     Count,
-    /// Bytes; written with a unit.
+    /// Bytes, written with a unit.
     Bytes,
 }
 
-/// What one of a kind costs at worst in the daemon, its queues apart, in bytes.
+/// Maximum memory of the daemon for one object of a kind, without its queues, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cost {
-    /// Next to nothing, or what is said elsewhere.
+    /// Negligible, or counted elsewhere.
     Little,
-    /// So many bytes for each.
+    /// This many bytes for each.
     Each(u64),
-    /// So much in every worker.
+    /// This many bytes for each, in every worker.
     EachPerWorker(u64),
 }
 
@@ -71,28 +71,28 @@ pub enum Cost {
 pub struct Row {
     /// The key in each of its sections.
     pub key: &'static str,
-    /// What is limited, in words that `of one session` may follow.
+    /// The limited objects, as a noun phrase that can precede `of one session`.
     pub what: &'static str,
-    /// What its values are numbers of.
+    /// Unit of its values.
     pub unit: Unit,
-    /// Whose limit it is, with the value where the file has none.
+    /// Scopes that have the limit, with the default.
     pub defaults: &'static [(Scope, u64)],
-    /// The least and the most that may be written.
+    /// Minimum and maximum in the file.
     pub range: (u64, u64),
-    /// The most for one session, if that is less.
+    /// Maximum for one session, if lower.
     pub most_of_session: u64,
-    /// Whether a rule may leave a user none, while everybody cannot be left without.
+    /// A rule may set 0 for a user, although `[limits.user]` may not.
     pub rules_may_forbid: bool,
-    /// Whether there is an account of it: it is charged when it is made and credited when it is
-    /// gone. Other limits bound single objects and rates, or are kept by whoever has the things.
+    /// The ledger has an account of it: each object is charged when it is created and credited when
+    /// it ends. Other limits bound single objects or rates, or their owner checks them.
     pub counted: bool,
-    /// Memory that one of the kind costs the daemon at worst.
+    /// Maximum memory of the daemon for one object.
     pub cost: Cost,
-    /// The file below `rnicd/src` that charges it or checks it.
+    /// File in `rnicd/src` that charges or checks it.
     pub charged_in: &'static str,
 }
 
-/// What most rows have in common.
+/// Values that most rows share.
 const ROW: Row = Row {
     key: "",
     what: "",
@@ -106,7 +106,7 @@ const ROW: Row = Row {
     charged_in: "",
 };
 
-/// A row of what is charged.
+/// Base of the counted rows.
 const COUNTED: Row = Row { counted: true, ..ROW };
 
 macro_rules! kinds {
@@ -118,7 +118,7 @@ macro_rules! kinds {
         }
 
         impl Kind {
-            /// Each kind, in the order of its number.
+            /// All kinds, in the order of their numbers.
             pub const ALL: [Kind; TABLE.len()] = [$(Kind::$name,)*];
         }
 
@@ -128,17 +128,17 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Sessions, which is programs that are connected at once.
+    /// Sessions: connected programs.
     Sessions = Row {
         key: "sessions",
-        what: "programs at once",
+        what: "sessions",
         defaults: &[(Scope::Device, 256), (Scope::User, 128)],
         range: (1, 65_535),
         rules_may_forbid: true,
         charged_in: "resource/session/open.rs",
         ..COUNTED
     };
-    /// Protection domains that are open.
+    /// Open protection domains.
     Pds = Row {
         key: "pds",
         what: "protection domains",
@@ -146,10 +146,10 @@ kinds! {
         charged_in: "resource/domain/requests.rs",
         ..COUNTED
     };
-    /// Shared buffers, reserved ones included.
+    /// Shared buffers, including reserved ones.
     SharedBuffers = Row {
         key: "shared_buffers",
-        what: "pieces of shared memory",
+        what: "shared buffers",
         defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
         range: (0, MAPPINGS),
         charged_in: "resource/memory/shared_buffers.rs",
@@ -158,14 +158,14 @@ kinds! {
     /// Bytes of shared buffers.
     SharedBytes = Row {
         key: "shared_bytes",
-        what: "bytes of shared memory",
+        what: "bytes of shared buffers",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 30), (Scope::User, 32 << 30), (Scope::Session, 16 << 30)],
         range: (0, MEMORY),
         charged_in: "resource/memory/shared_buffers.rs",
         ..COUNTED
     };
-    /// Memory regions that are registered.
+    /// Registered memory regions.
     Mrs = Row {
         key: "mrs",
         what: "memory regions",
@@ -182,7 +182,7 @@ kinds! {
         what: "memory windows",
         defaults: &[(Scope::Device, 65_536), (Scope::User, 32_768), (Scope::Session, 32_768)],
         range: (0, STAGS),
-        // Bound, in a worker's tables, with its share of what all workers have.
+        // Bound windows: entries in a worker's tables, and a share of the tables of all workers.
         cost: Cost::EachPerWorker(320),
         charged_in: "resource/memory/windows.rs",
         ..COUNTED
@@ -196,7 +196,7 @@ kinds! {
         charged_in: "resource/queue/channels.rs",
         ..COUNTED
     };
-    /// Completion queues; their entries are limited on their own.
+    /// Completion queues. Their entries have a limit of their own.
     Cqs = Row {
         key: "cqs",
         what: "completion queues",
@@ -222,7 +222,7 @@ kinds! {
         defaults: &[(Scope::Device, 32_768), (Scope::User, 16_384), (Scope::Session, 16_384)],
         range: (0, OBJECTS),
         most_of_session: DOORBELLS,
-        // Connected and idle.
+        // A connected, idle QP.
         cost: Cost::Each(8 << 10),
         charged_in: "resource/qp/requests.rs",
         ..COUNTED
@@ -234,7 +234,7 @@ kinds! {
         defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
         range: (0, OBJECTS),
         most_of_session: DOORBELLS,
-        // The last takings.
+        // The record of the receives taken last.
         cost: Cost::Each(17 << 10),
         charged_in: "resource/queue/srqs.rs",
         ..COUNTED
@@ -248,18 +248,18 @@ kinds! {
         charged_in: "resource/listener/requests.rs",
         ..COUNTED
     };
-    /// Bytes of the arenas in which queues and doorbell pages are.
+    /// Bytes of the arenas that hold queues and doorbell pages.
     ArenaBytes = Row {
         key: "arena_bytes",
-        what: "bytes of queues",
+        what: "bytes of queue memory",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 1 << 30), (Scope::User, 512 << 20), (Scope::Session, 256 << 20)],
-        // A session's first arena must fit whatever the number of workers.
+        // A session's first arena must fit for any number of workers.
         range: (1 << 20, MEMORY),
         charged_in: "resource/queue/arena.rs",
         ..COUNTED
     };
-    /// Inbound reads granted to connections.
+    /// IRD of all connections together.
     IrdTotal = Row {
         key: "ird_total",
         what: "inbound reads of all connections",
@@ -268,7 +268,7 @@ kinds! {
         charged_in: "resource/qp/reads.rs",
         ..COUNTED
     };
-    /// Outbound reads granted to connections.
+    /// ORD of all connections together.
     OrdTotal = Row {
         key: "ord_total",
         what: "outbound reads of all connections",
@@ -280,47 +280,47 @@ kinds! {
     /// Connections in start-up that hold a descriptor and no QP.
     Startups = Row {
         key: "startups",
-        what: "connections in start-up, undecided requests included,",
+        what: "connections in start-up (including undecided requests)",
         defaults: &[(Scope::Device, 2_048), (Scope::User, 1_024)],
         charged_in: "resource/capacity.rs",
         ..ROW
     };
-    /// Descriptors of clients that wait to be closed.
+    /// Descriptors that clients passed and that wait to be closed.
     Closing = Row {
         key: "closing",
-        what: "descriptors, passed and not closed yet,",
+        what: "passed descriptors that wait to be closed",
         defaults: &[(Scope::Device, 512), (Scope::User, 128)],
         charged_in: "resource/listener/passed.rs",
         ..ROW
     };
-    /// Connections that are taken from the kernel for listeners, per second.
+    /// Accepted connections per second.
     AcceptsPerSecond = Row {
         key: "accepts_per_second",
-        what: "connections taken for the listeners",
+        what: "connections accepted for the listeners",
         defaults: &[(Scope::User, 5_000)],
         range: (1, RATE),
         charged_in: "resource/capacity.rs",
         ..ROW
     };
-    /// Connections that are begun, per second.
+    /// Connects per second.
     ConnectionsPerSecond = Row {
         key: "connections_per_second",
-        what: "connections begun",
+        what: "connections started",
         defaults: &[(Scope::User, 10_000), (Scope::Peer, 10_000)],
         range: (1, RATE),
         charged_in: "resource/qp/connect.rs",
         ..ROW
     };
-    /// Wrong STags named, per minute.
+    /// Invalid STags per minute.
     StagGuessesPerMinute = Row {
         key: "stag_guesses_per_minute",
-        what: "wrong STags named",
+        what: "invalid STags used",
         defaults: &[(Scope::Peer, 600)],
         range: (1, RATE),
         charged_in: "resource/options.rs",
         ..ROW
     };
-    /// Diagnoses: those of one session, and of sessions that have ended.
+    /// Diagnoses: of one session, and of ended sessions.
     Diagnoses = Row {
         key: "diagnoses",
         what: "diagnoses",
@@ -329,69 +329,69 @@ kinds! {
         charged_in: "resource/session/open.rs",
         ..ROW
     };
-    /// Records of notable happenings.
+    /// Records of notable events.
     EventRecords = Row {
         key: "event_records",
-        what: "records of happenings",
+        what: "event records",
         defaults: &[(Scope::Device, 1_024)],
         range: (16, RECORDS),
         charged_in: "resource/mod.rs",
         ..ROW
     };
-    /// Bytes of FPDUs that have not arrived in full.
+    /// Bytes of incomplete FPDUs.
     PartialBytes = Row {
         key: "partial_bytes",
-        what: "bytes of FPDUs that have not arrived in full",
+        what: "bytes of incomplete FPDUs",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 256 << 20)],
-        range: HELD,
+        range: BUFFER_RANGE,
         charged_in: "resource/options.rs",
         ..ROW
     };
-    /// The same of one session.
+    /// Bytes of incomplete FPDUs of one session.
     SessionPartialBytes = Row {
         key: "session_partial_bytes",
-        what: "the same, of one session",
+        what: "bytes of incomplete FPDUs of one session",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 20)],
-        range: HELD,
+        range: BUFFER_RANGE,
         charged_in: "resource/options.rs",
         ..ROW
     };
-    /// Bytes that TCP has not taken.
+    /// Bytes of FPDUs that do not fit TCP's send buffer.
     UnsentBytes = Row {
         key: "unsent_bytes",
-        what: "bytes that TCP has not taken",
+        what: "bytes of unsent FPDUs",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 256 << 20)],
-        range: HELD,
+        range: BUFFER_RANGE,
         charged_in: "resource/options.rs",
         ..ROW
     };
-    /// The same of one session.
+    /// Bytes of unsent FPDUs of one session.
     SessionUnsentBytes = Row {
         key: "session_unsent_bytes",
-        what: "the same, of one session",
+        what: "bytes of unsent FPDUs of one session",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 20)],
-        range: HELD,
+        range: BUFFER_RANGE,
         charged_in: "resource/options.rs",
         ..ROW
     };
-    /// Bytes of kernel memory for what one connection has to send.
+    /// Bytes of kernel memory for the send buffer of one connection.
     SocketSendBytes = Row {
         key: "socket_send_bytes",
-        what: "kernel memory of one connection for what it has to send, at most net.core.wmem_max twice",
+        what: "kernel memory for sends of one connection, at most twice net.core.wmem_max",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 512 << 10)],
         range: SOCKET,
         charged_in: "resource/options.rs",
         ..ROW
     };
-    /// The same for what it has received.
+    /// Bytes of kernel memory for the receive buffer of one connection.
     SocketReceiveBytes = Row {
         key: "socket_receive_bytes",
-        what: "kernel memory of one connection for what it has received, at most net.core.rmem_max twice",
+        what: "kernel memory for receives of one connection, at most twice net.core.rmem_max",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 1 << 20)],
         range: SOCKET,
@@ -407,36 +407,36 @@ kinds! {
         charged_in: "resource/queue/cqs.rs",
         ..ROW
     };
-    /// Requests of one queue.
+    /// Work requests of one queue.
     QueueDepth = Row {
         key: "queue_depth",
-        what: "requests of one queue",
+        what: "work requests of one queue",
         defaults: &[(Scope::Device, 16_384)],
         range: (1, 1 << 16),
         charged_in: "resource/qp/requests.rs",
         ..ROW
     };
-    /// Elements of one request.
+    /// SGEs of one work request.
     Sges = Row {
         key: "sge",
-        what: "elements of one request",
+        what: "scatter/gather elements of one work request",
         defaults: &[(Scope::Device, 16)],
-        // As many as a work request can hold.
+        // As many as a work request holds.
         range: (1, 16),
         charged_in: "resource/qp/requests.rs",
         ..ROW
     };
-    /// Inline bytes of one request.
+    /// Inline bytes of one work request.
     InlineBytes = Row {
         key: "inline",
-        what: "inline data of one request",
+        what: "inline data of one work request",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 1_024)],
         range: (0, 4_096),
         charged_in: "resource/qp/requests.rs",
         ..ROW
     };
-    /// Inbound reads of one QP.
+    /// IRD of one QP.
     Ird = Row {
         key: "ird",
         what: "inbound reads of one QP",
@@ -445,7 +445,7 @@ kinds! {
         charged_in: "resource/qp/connect.rs",
         ..ROW
     };
-    /// Outbound reads of one QP.
+    /// ORD of one QP.
     Ord = Row {
         key: "ord",
         what: "outbound reads of one QP",
@@ -475,40 +475,40 @@ kinds! {
 }
 
 impl Kind {
-    /// How many there are.
+    /// Number of kinds.
     pub const COUNT: usize = TABLE.len();
 
-    /// What the table says.
+    /// Returns the row of the kind.
     pub fn row(self) -> &'static Row {
         &TABLE[self as usize]
     }
 
-    /// The key in each of its sections.
+    /// Returns the key, which is the same in all of its sections.
     pub fn key(self) -> &'static str {
         self.row().key
     }
 
-    /// The limit with this key in this section.
+    /// Returns the kind with this key in this section.
     pub fn with_key(scope: Scope, key: &str) -> Option<Kind> {
         Kind::of_scope(scope).find(|kind| kind.key() == key)
     }
 
-    /// The limits of one section, in the order of the table.
+    /// Returns the kinds that a section limits, in the order of the table.
     pub fn of_scope(scope: Scope) -> impl Iterator<Item = Kind> {
         Kind::ALL.into_iter().filter(move |kind| kind.default(scope).is_some())
     }
 
-    /// What is charged and credited.
+    /// Returns the kinds that the ledger charges and credits.
     pub fn counted() -> impl Iterator<Item = Kind> {
         Kind::ALL.into_iter().filter(|kind| kind.row().counted)
     }
 
-    /// The value where the file has none; none if there is no such limit.
+    /// Returns the default of a section, or `None` if the section has no such limit.
     pub fn default(self, scope: Scope) -> Option<u64> {
         self.row().defaults.iter().find(|(of, _)| *of == scope).map(|(_, value)| *value)
     }
 
-    /// The least and the most that may be written in a section.
+    /// Returns the minimum and maximum that a section accepts.
     pub fn range(self, scope: Scope) -> (u64, u64) {
         let Row { range: (least, most), most_of_session, .. } = *self.row();
         match scope {
@@ -517,36 +517,36 @@ impl Kind {
         }
     }
 
-    /// What a limit of this section limits.
+    /// Returns the text that explains a limit of this section.
     pub fn sentence(self, scope: Scope) -> String {
         match self.row().what {
-            // Of one object, which the words name.
+            // The text already mentions the single object.
             what if what.contains(" of one ") => what.to_owned(),
-            what => format!("{what} of {}", scope.whose()),
+            what => format!("{what} of {}", scope.owner()),
         }
     }
 }
 
-/// Most objects of a kind.
+/// Maximum objects of a kind.
 const OBJECTS: u64 = 1 << 20;
 /// `vm.max_map_count` is 65,530 unless the administrator raised it.
 const MAPPINGS: u64 = 60_000;
-/// More than any machine has.
+/// More memory than any machine has.
 const MEMORY: u64 = 1 << 50;
-/// Regions and windows together: each has an STag.
+/// Maximum regions and windows together: each has an STag.
 pub const STAGS: u64 = allocator::MOST as u64;
-/// Maximum number of queues of a session. The other doorbells are those of its queues of copy jobs,
-/// one for each of 64 workers.
+/// Maximum queues of a session. The remaining doorbells are for its copy queues, one for each of up
+/// to 64 workers.
 pub const DOORBELLS: u64 = doorbell::INDICES as u64 - 64;
-/// Connections per second; more cannot be told apart from no limit.
+/// Connections per second. A higher rate has the same effect as no limit.
 const RATE: u64 = 10_000_000;
-/// Records of a ring.
+/// Maximum records of a ring.
 const RECORDS: u64 = 1 << 20;
-/// IRD and ORD are 14-bit fields (RFC 6581 section 9).
+/// IRD and ORD are 14-bit fields, in which 0x3FFF is reserved (RFC 6581 section 9).
 const READS: u64 = (1 << 14) - 2;
-/// Every worker's share should hold a few FPDUs of 64 KiB.
-const HELD: (u64, u64) = (1 << 20, 1 << 50);
-/// A few FPDUs of 64 KiB, and what the kernel can name twice.
+/// Every worker's share must hold a few FPDUs of 64 KiB.
+const BUFFER_RANGE: (u64, u64) = (1 << 20, 1 << 50);
+/// From a few FPDUs of 64 KiB to the largest size that the kernel can double.
 const SOCKET: (u64, u64) = (256 << 10, 1 << 30);
 
 #[cfg(test)]
@@ -554,11 +554,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_unique_and_defaults_in_range_and_counts_fit_32_bits() {
+    fn table_of_limits_is_consistent() {
         for (n, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, n);
             let Row { defaults, unit, .. } = kind.row();
-            assert!(!defaults.is_empty(), "{kind:?} is nobody's limit");
+            assert!(!defaults.is_empty(), "{kind:?} has no scope");
             for (scope, default) in *defaults {
                 let (least, most) = kind.range(*scope);
                 assert!((least..=most).contains(default), "{kind:?} in {scope:?}");
@@ -568,9 +568,9 @@ mod tests {
         }
     }
 
-    /// What nobody checks is no limit.
+    /// A limit that no code checks has no effect.
     #[test]
-    fn every_limit_is_checked_where_the_table_says() {
+    fn every_limit_is_checked_in_the_named_file() {
         for kind in Kind::ALL {
             let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
             let file = file.join(kind.row().charged_in);

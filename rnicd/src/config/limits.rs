@@ -1,4 +1,4 @@
-//! `[limits]`: how much of everything there may be.
+//! `[limits]`: quotas and maxima.
 
 use super::checker::Checker;
 use super::error::ConfigError;
@@ -6,41 +6,41 @@ use super::file_limits::{Fields, LimitsSection};
 use super::kind::{DOORBELLS, Kind, STAGS, Scope, Unit};
 use super::units::Size;
 
-/// Where a kind has no limit.
+/// The value of a kind without a limit.
 pub const UNLIMITED: u64 = u64::MAX;
 
 /// `[limits]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of the whole device, and maxima of single objects.
+    /// The whole device, and maxima of single objects.
     pub device: Values,
-    /// The sum of a user's sessions.
+    /// All sessions of a user together.
     pub user: Values,
-    /// Of one session; a `[[user]]` or `[[group]]` may have others.
+    /// One session. `[[user]]` and `[[group]]` rules may set different values.
     pub session: Values,
-    /// Of one remote host.
+    /// One remote host.
     pub peer: Values,
 }
 
-/// Values of some kinds. Most rules of a long file set none: those take no room.
+/// Values of some kinds. Takes no memory if it has none, as in most rules of a long file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Values(Vec<Option<u64>>);
 
 impl Values {
-    /// Values of no kind: every limit is [`UNLIMITED`].
+    /// No values: every limit is [`UNLIMITED`].
     pub const NONE: Values = Values(Vec::new());
 
-    /// The value of a kind, if it has one.
+    /// Returns the value of a kind, if it has one.
     pub fn set(&self, kind: Kind) -> Option<u64> {
         self.0.get(kind as usize).copied().flatten()
     }
 
-    /// The limit of a kind.
+    /// Returns the limit of a kind, or [`UNLIMITED`].
     pub fn of(&self, kind: Kind) -> u64 {
         self.set(kind).unwrap_or(UNLIMITED)
     }
 
-    /// The limit of a kind that is counted in things; the table bounds those to 32 bits.
+    /// Returns the limit of a kind that counts objects. The table limits those to 32 bits.
     pub fn count(&self, kind: Kind) -> u32 {
         u32::try_from(self.of(kind)).unwrap_or(u32::MAX)
     }
@@ -51,12 +51,12 @@ impl Values {
         self.0[kind as usize] = Some(value);
     }
 
-    /// Each kind that has a value, with it.
+    /// Returns all kinds that have a value, with the value.
     pub fn each(&self) -> impl Iterator<Item = (Kind, u64)> {
         Kind::ALL.into_iter().filter_map(|kind| Some((kind, self.set(kind)?)))
     }
 
-    /// These, with what others set.
+    /// Returns a copy in which the values that `others` sets replace these.
     #[must_use]
     pub fn with(&self, others: &Values) -> Values {
         Values(Kind::ALL.map(|kind| others.set(kind).or(self.set(kind))).to_vec())
@@ -64,7 +64,7 @@ impl Values {
 }
 
 impl Limits {
-    /// The limits of a scope.
+    /// Returns the limits of a scope.
     pub fn of(&self, scope: Scope) -> &Values {
         match scope {
             Scope::Device => &self.device,
@@ -74,9 +74,9 @@ impl Limits {
         }
     }
 
-    /// Inbound and outbound reads of one QP.
+    /// Returns the maximum IRD and ORD of one QP.
     pub fn reads_of_qp(&self) -> (u16, u16) {
-        // In range of u16 because they are 14-bit fields.
+        // Fits u16: both are 14-bit fields.
         let most = |kind| u16::try_from(self.device.of(kind)).unwrap_or(u16::MAX);
         (most(Kind::Ird), most(Kind::Ord))
     }
@@ -106,12 +106,13 @@ impl Checker<'_> {
             peer: all(Scope::Peer)?,
         };
         let kinds = [Kind::Qps, Kind::Cqs, Kind::Srqs];
-        // Each at most as many as a page has, so the sum does not wrap; nor does the next.
+        // Each is at most the doorbells of a page, so the sum does not wrap. The same holds for
+        // STags below.
         let doorbells: u64 = kinds.iter().map(|kind| limits.session.of(*kind)).sum();
         if doorbells > DOORBELLS {
             let why = format!(
-                "limits.session.qps + cqs + srqs = {doorbells} is above {DOORBELLS}, the doorbells \
-                 of a page"
+                "limits.session.qps + cqs + srqs = {doorbells} is above {DOORBELLS}, the number of \
+                 doorbells of a session"
             );
             return Err(self.wrong(place(&s.session, &kinds), why));
         }
@@ -119,15 +120,15 @@ impl Checker<'_> {
         let stags: u64 = kinds.iter().map(|kind| limits.device.of(*kind)).sum();
         if stags > STAGS {
             let why = format!(
-                "limits.mrs + windows = {stags} is above {STAGS}, half of the STags there are; the \
-                 other half keeps them from being guessed"
+                "limits.mrs + windows = {stags} is above {STAGS}, half of the STag space; the \
+                 other half must stay unused, so that STags are hard to guess"
             );
             return Err(self.wrong(place(&s.device, &kinds), why));
         }
         Ok(limits)
     }
 
-    /// Validates what a section sets, or a rule instead of it.
+    /// Checks the values of a section or of a rule.
     pub(super) fn values(
         &self,
         scope: Scope,
@@ -140,7 +141,8 @@ impl Checker<'_> {
             let (least, most) = kind.range(scope);
             let least = if of_rule && kind.row().rules_may_forbid { 0 } else { least };
             if !(least..=most).contains(&written.value) {
-                let (least, most) = (amount(kind, least), amount(kind, most));
+                let least = amount(kind, least);
+                let most = amount(kind, most);
                 return Err(self.wrong(written.at, format!("must be from {least} to {most}")));
             }
             values.put(kind, written.value);
@@ -149,12 +151,12 @@ impl Checker<'_> {
     }
 }
 
-/// Where the first of these stands that is written.
+/// Returns the position of the first of these kinds that the file sets.
 fn place(fields: &Fields, kinds: &[Kind]) -> usize {
     kinds.iter().find_map(|kind| fields.of(*kind)).map_or(0, |written| written.at)
 }
 
-/// A value of a kind, with its unit if it counts bytes.
+/// Formats a value of a kind, with a unit if it counts bytes.
 pub(super) fn amount(kind: Kind, value: u64) -> String {
     match kind.row().unit {
         Unit::Bytes => Size(value).to_string(),

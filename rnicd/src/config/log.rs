@@ -1,4 +1,4 @@
-//! `[log]`
+//! `[log]`: the log filter.
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -21,23 +21,23 @@ impl Default for Log {
 }
 
 impl Checker<'_> {
-    /// Checks `[log]` and fills in what the file does not say.
+    /// Checks `[log]` and applies the defaults.
     pub(super) fn log(&self, s: file::LogSection) -> Result<Log, ConfigError> {
         let check = |level: &String| {
-            if level.len() > MOST_FILTER {
-                return Err(format!("must have at most {MOST_FILTER} bytes"));
+            if level.len() > MAX_FILTER_LEN {
+                return Err(format!("must have at most {MAX_FILTER_LEN} bytes"));
             }
             log_filter(level).map(drop)
         };
         let level = self.checked(s.level, Log::default().level, check)?;
-        // It has just been checked.
+        // The check above accepted it.
         Ok(Log { level: log_filter(&level).unwrap_or(level) })
     }
 }
 
-/// What an administrator wrote of what is to be logged, as `tracing` takes it. A word that stands
-/// alone must be a level: `tracing` would take any other for the name of a module, and log nothing
-/// else. Without a word that stands alone, errors of what is not named are logged all the same.
+/// Converts an administrator's filter to one of `tracing`. A directive without a target must be a
+/// level: `tracing` would treat any other word as a module and log nothing else. If there is no
+/// such level, all other modules log errors.
 pub fn log_filter(text: &str) -> Result<String, String> {
     let mut directives = Vec::new();
     let mut general = false;
@@ -57,36 +57,33 @@ pub fn log_filter(text: &str) -> Result<String, String> {
     }
     let filter = directives.join(",");
     EnvFilter::try_new(&filter)
-        .map_err(|e| format!("is no log filter like \"info\" or \"rnicd=debug\": {e}"))?;
+        .map_err(|e| format!("is not a log filter like \"info\" or \"rnicd=debug\": {e}"))?;
     Ok(filter)
 }
 
 fn level(word: &str) -> Result<LevelFilter, String> {
     named(word).parse().map_err(|_| {
         format!(
-            "is no log filter like \"info\" or \"rnicd=debug\": {word:?} is none of the levels off, \
-             error, warn, info, debug and trace, and a module needs one (\"{word}=debug\")"
+            "is not a log filter like \"info\" or \"rnicd=debug\": {word:?} is not a level (off, \
+             error, warn, info, debug, trace); a module needs a level (\"{word}=debug\")"
         )
     })
 }
 
-/// A level by its other name.
+/// Replaces `warning`, an alias, by `warn`.
 fn named(level: &str) -> &str {
-    match level.eq_ignore_ascii_case("warning") {
-        true => "warn",
-        false => level,
-    }
+    if level.eq_ignore_ascii_case("warning") { "warn" } else { level }
 }
 
-/// Bytes of a filter: every line that is logged is compared with each of its parts.
-const MOST_FILTER: usize = 1024;
+/// Maximum bytes of a filter. Every log line is compared with each of its directives.
+const MAX_FILTER_LEN: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn no_word_silences_the_log_but_off() {
+    fn only_off_silences_the_log() {
         for (written, filter) in [
             ("info", "info"),
             ("warning", "warn"),
@@ -102,8 +99,8 @@ mod tests {
         }
         for wrong in ["verbose", "warnings", "rnicd", "info,rnicd", "a=b=c", "rnicd=loud"] {
             let why = log_filter(wrong).unwrap_err();
-            assert!(why.starts_with("is no log filter like"), "{why}");
+            assert!(why.starts_with("is not a log filter like"), "{why}");
         }
-        assert!(log_filter("verbose").unwrap_err().contains("\"verbose\" is none of the levels"));
+        assert!(log_filter("verbose").unwrap_err().contains("\"verbose\" is not a level (off, "));
     }
 }

@@ -1,4 +1,4 @@
-//! `[metrics]`: figures in a file, for a collector to read.
+//! `[metrics]`: metrics in a file, for a collector.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use super::file;
 /// `[metrics]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metrics {
-    /// File that is written anew each time; by default there is none.
+    /// File that is replaced at each update; default none.
     pub file: Option<PathBuf>,
-    /// Time between two writings; default 15 s.
+    /// Time between two updates; default 15 s.
     pub interval: Duration,
 }
 
@@ -23,11 +23,10 @@ impl Default for Metrics {
 }
 
 impl Checker<'_> {
-    /// Checks `[metrics]` and fills in what the file does not say.
+    /// Checks `[metrics]` and applies the defaults.
     pub(super) fn metrics(&self, s: file::MetricsSection) -> Result<Metrics, ConfigError> {
-        let file = self.optional(s.file, |path| match path.is_absolute() {
-            true => Ok(()),
-            false => Err("must be an absolute path".to_owned()),
+        let file = self.optional(s.file, |path| {
+            if path.is_absolute() { Ok(()) } else { Err("must be an absolute path".to_owned()) }
         })?;
         let interval =
             self.span(s.interval, Metrics::default().interval, SECOND..=SECOND * 86_400)?;

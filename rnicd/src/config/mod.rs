@@ -1,9 +1,10 @@
 //! The configuration: TOML in, a validated [`Config`] out.
 //!
-//! `file` is what may be written; here is what the rest of the daemon sees, a file per section:
-//! every value in range, every default filled in. It refuses to know sockets, the engine and who
-//! users are; [`explain()`] puts it in words for `rnicd check-config`, [`changes()`] what a new one
-//! changes. The binaries, the control thread and the tests call it.
+//! `file` is the file format. The other modules, one per section, are the validated form that the
+//! rest of the daemon uses: every value in range, every default applied. This module knows no
+//! sockets, no engine and no users of the system. [`explain()`] prints a configuration for `rnicd
+//! check-config`, and [`changes()`] lists the differences to a new one. The binaries, the control
+//! thread and the tests call this module.
 
 mod address_rules;
 mod addresses;
@@ -68,57 +69,59 @@ pub use units::{Size, Span, SpanOrOff};
 pub use warnings::warnings;
 pub use wired::Wired;
 
-/// `config/rnicd.toml`: every key, its default and what it costs.
+/// `config/rnicd.toml`: every key with its default and cost.
 pub const ANNOTATED_DEFAULT: &str = include_str!("../../../config/rnicd.toml");
 
-/// A validated configuration, with the defaults of what the file does not say.
+/// A validated configuration, with defaults for keys that the file does not set.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Config {
     /// Identity of the device.
     pub device: Device,
-    /// `[wired]`: the device whose queue pairs are wired by hand.
+    /// `[wired]`: the RoCE device.
     pub wired: Wired,
-    /// `[control]`: the control socket and who may use it.
+    /// `[control]`: the control socket and its users.
     pub control: Control,
     /// `[engine]`: worker threads, the loopback path and deadlines.
     pub engine: Engine,
-    /// Connection start-up and framing.
+    /// `[mpa]`: connection start-up and framing.
     pub mpa: Mpa,
-    /// How soon a peer that is gone is noticed.
+    /// `[tcp]`: keepalive and timeouts.
     pub tcp: Tcp,
-    /// `[ports]`: RDMA ports that are other ports of TCP.
+    /// `[ports]`: RDMA ports that use a different TCP port.
     pub ports: PortMap,
     /// `[limits]` and its subsections.
     pub limits: Limits,
-    /// `[[user]]`: other limits and trust for some users.
+    /// `[[user]]`: different limits and rights for users.
     pub users: Vec<Override>,
-    /// `[[group]]`: the same for members of some groups, in the order of the file.
+    /// `[[group]]`: different limits and rights for members of groups, in the order of the file.
     pub groups: Vec<Override>,
     /// `[[pd]]`: protection domains that sessions may share.
     pub pds: Vec<NamedPd>,
-    /// `[[listen]]`: who may listen where; without any everybody may anywhere.
+    /// `[[listen]]`: addresses that users may listen on. Without rules, every user may listen on
+    /// every address.
     pub listen: Vec<AddressRule>,
-    /// `[[connect]]`: who may connect where; without any everybody may anywhere.
+    /// `[[connect]]`: addresses that users may connect to. Without rules, every user may connect to
+    /// every address.
     pub connect: Vec<AddressRule>,
-    /// Figures in a file.
+    /// `[metrics]`: metrics in a file.
     pub metrics: Metrics,
-    /// `[log]`: what is logged.
+    /// `[log]`: the log filter.
     pub log: Log,
 }
 
 impl Config {
-    /// Reads and validates a file: a regular one of at most 1 MiB.
+    /// Reads and validates a regular file of at most 1 MiB.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         Config::parse(path, &text::read(path)?)
     }
 
-    /// The configuration of `path` if there is one, else the built-in default.
+    /// Loads the configuration of `path`, or returns the default without a path.
     pub fn load_or_default(path: Option<&Path>) -> Result<Self, ConfigError> {
         path.map_or_else(|| Ok(Config::default()), Config::load)
     }
 
-    /// Returns the validated text of `path`, a file or a pipe, or an empty text without a path: for
-    /// a process that is started with it.
+    /// Returns the validated text of `path`, a file or a pipe, or an empty text without a path. The
+    /// text is passed to a child process.
     pub fn read_or_default(path: Option<&Path>) -> Result<String, ConfigError> {
         let Some(path) = path else { return Ok(String::new()) };
         let text = text::read_or_wait(path)?;
@@ -126,7 +129,7 @@ impl Config {
         Ok(text)
     }
 
-    /// Validates `text`, which came from `file`.
+    /// Validates `text`, which was read from `file`.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let parsed: File = toml::from_str(text).map_err(|error| {
             ConfigError::at(file, text, error.span().map_or(0, |s| s.start), error.message())

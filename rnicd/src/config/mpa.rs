@@ -10,31 +10,32 @@ use super::file::{self, Mulpdu};
 /// `[mpa]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mpa {
-    /// Checksums; off only if the peer agrees. Default on.
+    /// CRC32C on every FPDU; `false` takes effect only if the peer agrees. Default true.
     pub crc: bool,
     /// Ask peers to send Markers; default off.
     pub markers: bool,
-    /// Revision to start with, 1 or 2; default 2.
+    /// Revision of the first attempt to connect, 1 or 2; default 2.
     pub revision: u8,
     /// Ask for the peer-to-peer model (RFC 6581); default on.
     pub peer_to_peer: bool,
-    /// Serve revision 0 peers instead of turning them away; default off.
+    /// Serve revision 0 peers instead of rejecting them; default off.
     pub rdmac: bool,
-    /// Largest FPDU payload; default from the segment size.
+    /// Maximum payload of an FPDU; by default derived from the segment size.
     pub mulpdu: Mulpdu,
-    /// For the TCP connection; default 10 s.
+    /// Time limit for the TCP handshake; default 10 s.
     pub connect_deadline: Duration,
-    /// For the start-up frame of a peer; default 10 s.
+    /// Time limit for the request of a peer that connects; default 10 s.
     pub startup_deadline: Duration,
-    /// For a peer's reply once TCP stands, its program's decision included; default 20 s.
+    /// Time limit for a peer's MPA reply, including its program's decision; default 20 s.
     pub reply_deadline: Duration,
-    /// For an application's decision on a connection request; default 60 s.
+    /// Time limit for an application's decision on a request; default 60 s.
     pub decision_deadline: Duration,
-    /// For the initiator's first FPDU after the reply; default 10 s.
+    /// Time limit for the initiator's first FPDU after the reply; default 10 s.
     pub first_fpdu_deadline: Duration,
-    /// For a receive, where a program holds messages and names no time; default 10 s.
+    /// Time limit for a posted receive, if a program lets messages wait and sets no time; default
+    /// 10 s.
     pub rnr_timeout: Duration,
-    /// For the next byte of an FPDU that has begun; default 120 s.
+    /// Time limit for the next byte of an incomplete FPDU; default 120 s.
     pub stall_deadline: Duration,
 }
 
@@ -60,7 +61,7 @@ impl Default for Mpa {
 }
 
 impl Checker<'_> {
-    /// Checks `[mpa]` and fills in what the file does not say.
+    /// Checks `[mpa]` and applies the defaults.
     pub(super) fn mpa(&self, s: file::MpaSection) -> Result<Mpa, ConfigError> {
         let default = Mpa::default();
         let flag = |field: Field<bool>, default| field.map_or(default, toml::Spanned::into_inner);

@@ -11,15 +11,16 @@ use super::subjects::Subjects;
 /// A protection domain with a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPd {
-    /// What programs open it by.
+    /// Name by which programs open it.
     pub name: String,
-    /// Who may open it.
+    /// Users that may open it.
     pub who: Subjects,
-    /// Sessions that may have it open at once; by default as many as there are.
+    /// Maximum sessions that have it open; by default only the limits of sessions apply.
     pub max_sessions: Option<u32>,
-    /// Memory regions in it, of all sessions; by default only the sessions' own limits apply.
+    /// Maximum memory regions in it, of all sessions; by default only the sessions' own limits
+    /// apply.
     pub mrs: Option<u32>,
-    /// Queue pairs in it, of all sessions; by default only the sessions' own limits apply.
+    /// Maximum QPs in it, of all sessions; by default only the sessions' own limits apply.
     pub qps: Option<u32>,
 }
 
@@ -29,7 +30,8 @@ impl Checker<'_> {
         let mut pds: Vec<NamedPd> = Vec::new();
         let mut names = BTreeSet::new();
         for table in tables {
-            let (at, name) = (table.name.span().start, table.name.into_inner());
+            let at = table.name.span().start;
+            let name = table.name.into_inner();
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             if !(1..=64).contains(&name.len()) || !name.chars().all(plain) {
                 return Err(self.wrong(at, "must be 1 to 64 letters, digits, '-', '_' or '.'"));
@@ -39,7 +41,7 @@ impl Checker<'_> {
             }
             let who = Subjects { everyone: false, users: table.users, groups: table.groups };
             if who.is_empty() {
-                return Err(self.wrong(at, "nobody may open it: give users or groups"));
+                return Err(self.wrong(at, "no user may open it: add users or groups"));
             }
             pds.push(NamedPd {
                 name,
@@ -53,9 +55,9 @@ impl Checker<'_> {
     }
 }
 
-/// As many as the device may have.
+/// Returns the device's range for a kind.
 fn range_of(kind: Kind) -> std::ops::RangeInclusive<u32> {
     let (least, most) = kind.range(Scope::Device);
-    // The table bounds what is counted in things to 32 bits.
+    // The table limits counts of objects to 32 bits.
     least as u32..=most as u32
 }

@@ -1,4 +1,4 @@
-//! `[[user]]` and `[[group]]`: other limits and trust for some.
+//! `[[user]]` and `[[group]]`: different limits and rights for users and groups.
 
 use std::collections::BTreeSet;
 
@@ -9,33 +9,34 @@ use super::kind::Scope;
 use super::limits::Values;
 use super::subjects::Id;
 
-/// What one rule changes. Keys that it does not set stay as they are without it.
+/// Changes of one rule. Keys that it does not set keep their values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// The user, or the group of which it speaks.
+    /// The user or group that it applies to.
     pub who: Id,
-    /// Whether the daemon may copy in the user's own address space by itself.
+    /// Workers may copy from and to the user's attached memory themselves.
     pub trusted: Option<bool>,
-    /// Whether the user may pass TCP sockets of its own.
+    /// The user may pass its own TCP sockets.
     pub sockets: Option<bool>,
-    /// Whether the user's programs in other network namespaces may use the loopback and link-local
-    /// addresses of the daemon's.
+    /// The user's programs in other network namespaces may use the daemon's loopback and link-local
+    /// addresses.
     pub host_loopback: Option<bool>,
-    /// Instead of `[limits.session]`.
+    /// Values that replace `[limits.session]`.
     pub session: Values,
-    /// Instead of `[limits.user]`.
+    /// Values that replace `[limits.user]`.
     pub user: Values,
 }
 
 impl Checker<'_> {
-    /// Validates all `[[user]]` or all `[[group]]` tables.
+    /// Checks all `[[user]]` or all `[[group]]` tables.
     pub(super) fn overrides(
         &self,
         tables: Vec<OverrideTable>,
     ) -> Result<Vec<Override>, ConfigError> {
         let mut seen = BTreeSet::new();
         let one = |table: OverrideTable| {
-            let (at, who) = (table.who.span().start, table.who.into_inner());
+            let at = table.who.span().start;
+            let who = table.who.into_inner();
             if !seen.insert(who.clone()) {
                 return Err(self.wrong(at, format!("there are two rules for {who}")));
             }

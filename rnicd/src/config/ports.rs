@@ -1,8 +1,8 @@
-//! `[ports]`: RDMA ports that are other ports of TCP.
+//! `[ports]`: RDMA ports that use a different TCP port.
 //!
-//! A card has ports of its own: a program may listen on TCP port 3260 and on RDMA port 3260. Here
-//! both are TCP, so that the second would be in use. What the map names is another port on the
-//! wire; programs, rules and lists have the RDMA port throughout.
+//! An RDMA adapter has its own ports: a program may listen on TCP port 3260 and on RDMA port 3260.
+//! Here both are TCP ports, and the second would be in use. A mapped RDMA port uses a different TCP
+//! port. Programs, rules and lists always use the RDMA port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,25 +12,24 @@ use super::checker::Checker;
 use super::error::ConfigError;
 use super::file;
 
-/// Which TCP port an RDMA port is; the same one unless the map says otherwise.
+/// TCP port of each RDMA port: the same number, unless the map contains a different one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortMap {
-    /// RDMA ports with their TCP ports. None is there on both sides, so that an address has one
-    /// meaning.
+    /// TCP ports by RDMA port. No number is on both sides, so each address has one meaning.
     tcp: BTreeMap<u16, u16>,
 }
 
 impl PortMap {
-    /// The address on the wire of one that a program names.
-    pub fn on_wire(&self, named: SocketAddr) -> SocketAddr {
+    /// Converts an address with an RDMA port to the address with the TCP port.
+    pub fn tcp_address(&self, named: SocketAddr) -> SocketAddr {
         with_port(named, self.tcp.get(&named.port()).copied())
     }
 
-    /// The address that programs name, of one on the wire.
-    pub fn named(&self, on_wire: SocketAddr) -> SocketAddr {
+    /// Converts an address with a TCP port to the address with the RDMA port.
+    pub fn named(&self, tcp_address: SocketAddr) -> SocketAddr {
         let mut all = self.tcp.iter();
-        let named = all.find(|(_, tcp)| **tcp == on_wire.port()).map(|(rdma, _)| *rdma);
-        with_port(on_wire, named)
+        let named = all.find(|(_, tcp)| **tcp == tcp_address.port()).map(|(rdma, _)| *rdma);
+        with_port(tcp_address, named)
     }
 }
 
@@ -58,23 +57,23 @@ impl Checker<'_> {
     }
 }
 
-/// The map with numbers for keys, which TOML does not have.
+/// Returns the map with keys as numbers, which TOML does not have.
 fn parsed(map: &BTreeMap<String, u16>) -> Result<BTreeMap<u16, u16>, String> {
     let mut tcp = BTreeMap::new();
     let mut taken = BTreeSet::new();
     for (key, port) in map {
         let rdma = key.parse::<u16>().ok().filter(|rdma| *rdma != 0);
-        let rdma = rdma.ok_or_else(|| format!("{key:?} is no port from 1 to 65535"))?;
+        let rdma = rdma.ok_or_else(|| format!("{key:?} is not a port from 1 to 65535"))?;
         if *port == 0 {
-            return Err(format!("{key} has no port of TCP: 0 is none"));
+            return Err(format!("RDMA port {key} needs a TCP port from 1 to 65535, not 0"));
         }
         if !taken.insert(*port) {
-            return Err(format!("two RDMA ports cannot both be TCP port {port}"));
+            return Err(format!("two RDMA ports cannot both use TCP port {port}"));
         }
         tcp.insert(rdma, *port);
     }
     match tcp.values().find(|port| tcp.contains_key(port)) {
-        Some(port) => Err(format!("{port} is an RDMA port of the map, and cannot be a TCP port")),
+        Some(port) => Err(format!("{port} is an RDMA port of the map and cannot be a TCP port")),
         None => Ok(tcp),
     }
 }
@@ -90,33 +89,34 @@ mod tests {
     }
 
     #[test]
-    fn what_the_map_names_is_another_port_on_the_wire_and_back() {
+    fn mapped_ports_convert_both_ways() {
         let map = ports("{ 3260 = 13260, \"7\" = 10007 }").unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(map.to_string(), "7 -> 10007, 3260 -> 13260");
-        for (named, on_wire) in [
+        for (named, tcp_address) in [
             ("[::1]:3260", "[::1]:13260"),
             ("10.0.0.1:7", "10.0.0.1:10007"),
             ("1.2.3.4:9", "1.2.3.4:9"),
         ] {
             let address = |text: &str| text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
-            let (named, on_wire) = (address(named), address(on_wire));
-            assert_eq!((map.on_wire(named), map.named(on_wire)), (on_wire, named));
+            let named = address(named);
+            let tcp_address = address(tcp_address);
+            assert_eq!((map.tcp_address(named), map.named(tcp_address)), (tcp_address, named));
         }
         let none = "0.0.0.0:0".parse().unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(map.on_wire(none), none);
+        assert_eq!(map.tcp_address(none), none);
         assert_eq!(ports("{}").map(|map| map.to_string()).as_deref(), Ok("-"));
     }
 
     #[test]
-    fn maps_with_two_meanings_are_refused() {
+    fn ambiguous_port_maps_are_refused() {
         for (map, why) in [
-            ("{ 0 = 5 }", "\"0\" is no port"),
-            ("{ x = 5 }", "\"x\" is no port"),
-            ("{ 65536 = 5 }", "\"65536\" is no port"),
-            ("{ 5 = 0 }", "5 has no port of TCP"),
+            ("{ 0 = 5 }", "\"0\" is not a port"),
+            ("{ x = 5 }", "\"x\" is not a port"),
+            ("{ 65536 = 5 }", "\"65536\" is not a port"),
+            ("{ 5 = 0 }", "RDMA port 5 needs a TCP port"),
             ("{ 5 = 5 }", "5 is an RDMA port of the map"),
             ("{ 5 = 6, 6 = 7 }", "6 is an RDMA port of the map"),
-            ("{ 5 = 7, 6 = 7 }", "cannot both be TCP port 7"),
+            ("{ 5 = 7, 6 = 7 }", "cannot both use TCP port 7"),
             ("{ 5 = 70000 }", "70000"),
         ] {
             let said = ports(map).map(|map| map.to_string());

@@ -1,9 +1,9 @@
-//! Rules in words: one sentence for each thing that a rule changes.
+//! Rules as text: one sentence for each change.
 
 use super::limits::amount;
 use super::{AddressRule, Config, NamedPd, Override, Values};
 
-/// Every rule's sentences, each with a key that names the rule.
+/// Returns the sentences of all rules, each with a key that identifies the rule.
 pub(super) fn rule_text(config: &Config) -> Vec<(String, String)> {
     let mut all = Vec::new();
     for (kind, rules) in [("user", &config.users), ("group", &config.groups)] {
@@ -23,7 +23,7 @@ pub(super) fn rule_text(config: &Config) -> Vec<(String, String)> {
             all.push((format!("{kind}.{n}"), format!("{} may {verb} {rule}.", capital(who))));
         }
         if !rules.is_empty() {
-            all.push((format!("{kind}.else"), format!("Nobody else may {verb} anything.")));
+            all.push((format!("{kind}.else"), format!("No other user may {verb} any address.")));
         }
     }
     all
@@ -42,18 +42,18 @@ fn of_override(config: &Config, kind: &str, rule: &Override) -> Vec<String> {
         lines.push(format!("Sessions of {one} may have {}.", of_session.join(", ")));
     }
     if !of_user.is_empty() {
-        lines.push(format!("{each} may have, all sessions together, {}.", of_user.join(", ")));
+        lines.push(format!("{each} may have {} in all sessions together.", of_user.join(", ")));
     }
     match rule.trusted {
-        Some(true) => {
-            lines.push(format!("{each} is trusted: the daemon itself copies in attached memory."))
-        }
+        Some(true) => lines.push(format!(
+            "{each} is trusted: the daemon itself copies from and to attached memory."
+        )),
         Some(false) => lines.push(format!("{each} is not trusted.")),
         None => {}
     }
     match rule.sockets {
-        Some(true) => lines.push(format!("{each} may pass TCP sockets of its own.")),
-        Some(false) => lines.push(format!("{each} may pass no TCP sockets.")),
+        Some(true) => lines.push(format!("{each} may pass its own TCP sockets.")),
+        Some(false) => lines.push(format!("{each} may not pass TCP sockets.")),
         None => {}
     }
     let where_from = "from other network namespaces";
@@ -64,18 +64,19 @@ fn of_override(config: &Config, kind: &str, rule: &Override) -> Vec<String> {
         None => {}
     }
     if lines.is_empty() {
-        lines.push(format!("{each} has the limits of everybody."));
+        lines.push(format!("{each} has the default limits and rights."));
     }
     lines
 }
 
-/// What a rule changes.
+/// Returns the values that a rule changes.
 fn differences(without: &Values, rule: &Values) -> Vec<String> {
     let changed = rule.each().map(|(kind, is)| (kind, without.of(kind), is));
     changed
         .filter(|(_, was, is)| was != is)
         .map(|(kind, was, is)| {
-            let (was, is) = (amount(kind, was), amount(kind, is));
+            let was = amount(kind, was);
+            let is = amount(kind, is);
             format!("{} = {is} (instead of {was})", kind.key())
         })
         .collect()
@@ -87,19 +88,20 @@ fn of_pd(pd: &NamedPd) -> String {
             .into_iter()
             .filter_map(|(what, limit)| Some(format!("{} {what}", limit?)))
             .collect();
-    let within = match limits.is_empty() {
-        true => "within the limits of their sessions".to_owned(),
-        false => format!("with at most {}", limits.join(", ")),
+    let within = if limits.is_empty() {
+        "within the limits of their sessions".to_owned()
+    } else {
+        format!("with at most {}", limits.join(", "))
     };
     format!("{} may share the protection domain {:?}, {within}.", capital(&pd.who), pd.name)
 }
 
-/// Subjects at the start of a sentence.
+/// Formats subjects for the start of a sentence.
 fn capital(who: &super::Subjects) -> String {
     let text = who.to_string();
     match text.as_str() {
-        "everybody" => "Everybody".to_owned(),
-        "nobody" => "Nobody".to_owned(),
+        "every user" => "Every user".to_owned(),
+        "no user" => "No user".to_owned(),
         _ => text,
     }
 }

@@ -1,4 +1,4 @@
-//! Users and groups as they are named in the configuration. Who they are is looked up elsewhere.
+//! Users and groups of the configuration, by name or number. This module does not look them up.
 
 use std::fmt;
 
@@ -15,15 +15,16 @@ pub enum Id {
 }
 
 impl Id {
-    /// A name, or a number in digits.
+    /// Parses a name, or a number in digits.
     fn parse(text: &str) -> Result<Self, String> {
         if let Ok(number) = text.parse() {
             return Ok(Id::Number(number));
         }
         let fits = |c: char| !c.is_whitespace() && !c.is_control() && !":,@*".contains(c);
-        match !text.is_empty() && text.chars().all(fits) {
-            true => Ok(Id::Name(text.to_owned())),
-            false => Err(format!("{text:?} is no name or number of a user or group")),
+        if !text.is_empty() && text.chars().all(fits) {
+            Ok(Id::Name(text.to_owned()))
+        } else {
+            Err(format!("{text:?} is not a name or number of a user or group"))
         }
     }
 }
@@ -56,14 +57,14 @@ impl<'de> Deserialize<'de> for Id {
     }
 }
 
-/// Users and groups: `"*"`, `"alice"`, `"@group"`, a number, or a list of such.
+/// Users and groups: `"*"`, `"alice"`, `"@group"`, a number, or a list of these.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Subjects {
-    /// Everybody whom the kernel can name.
+    /// Every user with an id of its own: not the overflow user.
     pub everyone: bool,
-    /// Users who are meant, by name or number.
+    /// Users by name or number.
     pub users: Vec<Id>,
-    /// Groups whose members are meant, supplementary ones included.
+    /// Groups of the client's process, including supplementary groups.
     pub groups: Vec<Id>,
 }
 
@@ -77,7 +78,7 @@ impl Subjects {
         Ok(())
     }
 
-    /// Whether nobody is meant.
+    /// Returns true if it contains no users.
     pub fn is_empty(&self) -> bool {
         !self.everyone && self.users.is_empty() && self.groups.is_empty()
     }
@@ -86,10 +87,10 @@ impl Subjects {
 impl fmt::Display for Subjects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.everyone {
-            return f.write_str("everybody");
+            return f.write_str("every user");
         }
         if self.is_empty() {
-            return f.write_str("nobody");
+            return f.write_str("no user");
         }
         let users = self.users.iter().map(ToString::to_string);
         let groups = self.groups.iter().map(|g| format!("@{g}"));

@@ -1,4 +1,4 @@
-//! `[tcp]`: how soon a peer that is gone is noticed.
+//! `[tcp]`: keepalive and timeouts of connections.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use super::file;
 /// `[tcp]`, for every connection of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tcp {
-    /// Silence after which the peer's host is asked whether it is there; default 20 s. `None`:
-    /// never, or as whoever made the socket had it.
+    /// Idle time before a keepalive probe; default 20 s. `None` sends no probes, or leaves a passed
+    /// socket as it is.
     pub keepalive: Option<Duration>,
-    /// Between two such questions; default 10 s.
+    /// Time between two probes; default 10 s.
     pub keepalive_interval: Duration,
-    /// How long what was sent, a question included, may stay unacknowledged; default 60 s. `None`
-    /// leaves it to the kernel.
+    /// Time limit for unacknowledged bytes and probes; default 60 s. `None` leaves the limit to the
+    /// kernel.
     pub user_timeout: Option<Duration>,
 }
 
@@ -30,10 +30,10 @@ impl Default for Tcp {
 }
 
 impl Checker<'_> {
-    /// Checks `[tcp]` and fills in what the file does not say.
+    /// Checks `[tcp]` and applies the defaults.
     pub(super) fn tcp(&self, s: file::TcpSection) -> Result<Tcp, ConfigError> {
         let default = Tcp::default();
-        // The kernel takes whole seconds, 32767 at most.
+        // The kernel takes whole seconds, at most 32767.
         let range = SECOND..=SECOND * 3600;
         Ok(Tcp {
             keepalive: self.span_or_off(s.keepalive, default.keepalive, range.clone())?,

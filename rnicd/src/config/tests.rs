@@ -1,4 +1,4 @@
-//! The file format as an administrator meets it.
+//! Tests of the file format from an administrator's view.
 
 use std::path::Path;
 
@@ -15,15 +15,15 @@ fn refused(text: &str) -> String {
 }
 
 #[test]
-fn the_annotated_file_says_exactly_the_defaults() {
+fn annotated_file_has_exactly_the_defaults() {
     let parsed = Config::parse(Path::new("config/rnicd.toml"), ANNOTATED_DEFAULT);
     assert_eq!(parsed.map_err(|e| e.to_string()), Ok(Config::default()));
 }
 
 #[test]
 fn the_annotated_file_shows_every_key() {
-    // Each commented or live assignment of the annotated file, uncommented, must be a known
-    // key; and every field of the file format must occur.
+    // Each assignment in the annotated file, uncommented if necessary, must have a known key, and
+    // every field of the file format must occur.
     let mut live = String::new();
     for line in ANNOTATED_DEFAULT.lines() {
         let bare = line.strip_prefix("#: ").unwrap_or(line);
@@ -31,13 +31,14 @@ fn the_annotated_file_shows_every_key() {
         live.push('\n');
     }
     let mut file: File = toml::from_str(&live).unwrap_or_else(|e| panic!("{e}"));
-    // Rules set what they change; of limits a few examples are enough.
+    // Rules contain only changes, and a few limits are enough as examples.
     assert!(!(file.user.is_empty() || file.group.is_empty() || file.pd.is_empty()));
     let OverrideTable { who: _, trusted, sockets, host_loopback, session: _, user: _ } =
         &file.user[0];
     assert!([trusted, sockets, host_loopback].iter().all(|key| key.is_some()), "{:?}", file.user);
     assert!(!(file.listen.is_empty() || file.connect.is_empty()));
-    (file.user, file.group) = (Vec::new(), Vec::new());
+    file.user = Vec::new();
+    file.group = Vec::new();
     for scope in Scope::ALL {
         for kind in Kind::of_scope(scope) {
             let written = file.limits.of(scope).of(kind);
@@ -92,7 +93,7 @@ fn values_out_of_range_are_named_with_the_range() {
 }
 
 #[test]
-fn queues_of_a_session_must_fit_its_doorbell_page() {
+fn session_queues_must_fit_the_doorbell_page() {
     let e = refused("[limits.session]\nqps = 31680\ncqs = 1\n");
     assert!(e.starts_with("test.toml:2:7: limits.session.qps = 31680: "), "{e}");
     assert!(e.contains("31680"), "{e}");
@@ -122,7 +123,7 @@ fn wrong_words_and_paths_are_refused() {
         ("[device]\nname = \"a b\"\n", "test.toml:2:8: device.name = \"a b\": must be 1 to 64"),
         ("[device]\nname = \"\"\n", "test.toml:2:8: device.name = \"\": must be 1 to 64"),
         ("[device]\naddresses = [\"x\"]\n", "test.toml:2:14: device.addresses = [\"x\"]: "),
-        ("[log]\nlevel = \"a=b=c\"\n", "test.toml:2:9: log.level = \"a=b=c\": is no log filter"),
+        ("[log]\nlevel = \"a=b=c\"\n", "test.toml:2:9: log.level = \"a=b=c\": is not a log filter"),
         ("[device\n", "test.toml:1:8: "),
         ("[mpa]\ncrc = 1\n", "test.toml:2:7: mpa.crc = 1: "),
     ] {
@@ -135,7 +136,11 @@ fn wrong_words_and_paths_are_refused() {
 fn long_values_are_refused() {
     let x = |n| "x".repeat(n);
     for (key, longest, why) in [
-        ("control.socket", format!("/{}", x(102)), "is too long for a Unix socket (103 bytes)"),
+        (
+            "control.socket",
+            format!("/{}", x(102)),
+            "is too long for a Unix socket (at most 103 bytes)",
+        ),
         ("device.tree", format!("/{}", x(159)), "is too long for programs to read"),
         ("device.name", x(64), "must be 1 to 64 letters"),
         ("log.level", format!("{}=info", x(1019)), "must have at most 1024 bytes"),
@@ -149,13 +154,13 @@ fn long_values_are_refused() {
 }
 
 #[test]
-fn times_of_tcp_have_units_bounds_and_an_end() {
+fn tcp_times_have_units_and_bounds() {
     let text = "[tcp]\nkeepalive = \"off\"\nkeepalive_interval = \"3s\"\nuser_timeout = \"2min\"\n";
     let config = Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
     let minutes = |n: u64| Some(std::time::Duration::from_secs(60 * n));
     assert_eq!((config.tcp.keepalive, config.tcp.user_timeout), (None, minutes(2)));
     assert_eq!(config.tcp.keepalive_interval.as_secs(), 3);
-    // On, if nothing is written.
+    // On by default.
     assert!(Tcp::default().keepalive.is_some() && Tcp::default().user_timeout == minutes(1));
     let e = refused("[tcp]\nkeepalive = \"0s\"\n");
     assert_eq!(e, "test.toml:2:13: tcp.keepalive = \"0s\": must be from 1s to 1h, or \"off\"");
@@ -170,16 +175,16 @@ fn times_of_tcp_have_units_bounds_and_an_end() {
 }
 
 #[test]
-fn a_program_hears_from_the_daemon_before_it_gives_up_itself() {
+fn daemon_times_out_before_the_library() {
     let mpa = Mpa::default();
     let patience = rnic_client::ConnectOptions::default().timeout;
     assert!(patience.is_some_and(|most| most > mpa.connect_deadline + mpa.reply_deadline));
-    // A wrong port is no matter of minutes.
+    // A wrong port fails within seconds, not minutes.
     assert!(mpa.connect_deadline + mpa.reply_deadline <= std::time::Duration::from_secs(30));
 }
 
 #[test]
-fn keys_change_what_they_say() {
+fn keys_set_their_values() {
     let text = "[engine]\nworkers = 3\nloopback = \"tcp\"\n[mpa]\ncrc = false\n\
                 [limits]\nqps = 7\n[limits.session]\nqps = 3\n[control]\nmode = \"0660\"\n";
     let config = Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
@@ -190,8 +195,8 @@ fn keys_change_what_they_say() {
     assert_eq!(config.control.mode, Some(0o660));
 }
 
-/// Each key outside of limits and rules, with a value that is no default, as it is written and as
-/// it is shown.
+/// Each key that is not a limit or a rule, with a value that is not its default: as written, and as
+/// shown.
 pub(crate) const OTHER_VALUES: &[(&str, &str, &str)] = &[
     ("device.name", "\"other0\"", "other0"),
     ("device.addresses", "[\"127.0.0.9\"]", "127.0.0.9"),
@@ -240,7 +245,7 @@ pub(crate) const OTHER_VALUES: &[(&str, &str, &str)] = &[
     ("log.level", "\"debug\"", "debug"),
 ];
 
-/// A configuration in which one key has this value.
+/// Returns a configuration that sets one key.
 fn with(key: &str, written: &str) -> Config {
     let (section, key) = key.rsplit_once('.').unwrap_or_else(|| panic!("{key}"));
     let text = format!("[{section}]\n{key} = {written}\n");
@@ -315,14 +320,14 @@ fn rules_are_read_in_the_order_of_the_file() {
 }
 
 #[test]
-fn rules_that_make_no_sense_are_refused_with_their_place() {
+fn invalid_rules_are_refused_with_position() {
     for (text, start) in [
         ("[[user]]\ntrusted = true\n", "test.toml:1:1: missing field `who`"),
         ("[[user]]\nwho = 1\n[[user]]\nwho = \"1\"\n", "test.toml:4:7: user.who = \"1\": there"),
         ("[[user]]\nwho = \"a b\"\n", "test.toml:2:7: user.who = \"a b\": "),
         ("[[group]]\nwho = 1\nuser = { qps = -1 }\n", "test.toml:3:16: group.user = { qps"),
         ("[[group]]\nwho = 1\nuser = { pds = 0 }\n", "test.toml:3:16: group.user = { pds"),
-        ("[[pd]]\nname = \"a\"\n", "test.toml:2:8: pd.name = \"a\": nobody may open it"),
+        ("[[pd]]\nname = \"a\"\n", "test.toml:2:8: pd.name = \"a\": no user may open it"),
         ("[[pd]]\nname = \"é\"\nusers = [1]\n", "test.toml:2:8: pd.name = \"é\": must"),
         ("[[listen]]\nwho = 1\naddress = \"x\"\n", "test.toml:3:11: listen.address = \"x\": "),
         ("[[connect]]\nwho = 1\nnetwork = \"*\"\nports = \"9-1\"\n", "test.toml:4:9: connect"),
@@ -335,10 +340,10 @@ fn rules_that_make_no_sense_are_refused_with_their_place() {
 }
 
 #[test]
-fn contradictions_are_warned_of_if_they_were_written() {
+fn only_written_contradictions_cause_warnings() {
     let config = |text: &str| Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(warnings(&Config::default()), Vec::<String>::new());
-    // The defaults of a user are above this, but nobody has written them.
+    // The defaults of a user are above this, but the administrator did not write them.
     assert_eq!(warnings(&config("[limits]\nqps = 5\n")), Vec::<String>::new());
     let said = warnings(&config("[mpa]\ncrc = false\n"));
     assert!(said.len() == 1 && said[0].contains("IPsec"), "{said:?}");

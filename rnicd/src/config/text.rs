@@ -1,7 +1,8 @@
-//! The text of a configuration file, read without waiting and without growing.
+//! Reads the text of a configuration file with limited memory and, for a daemon, without blocking.
 //!
-//! The path may name anything: a FIFO would block the reader, `/dev/zero` has no end. So the file
-//! is opened without blocking, must be a regular one, and has a largest size.
+//! The path may refer to any file: opening a FIFO could block the reader, and `/dev/zero` has no
+//! end. So [`read`] opens the file without blocking and requires a regular file of limited size.
+//! [`read_or_wait`] accepts pipes too.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
@@ -12,18 +13,18 @@ use rustix::fs::OFlags;
 
 use super::error::ConfigError;
 
-/// Bytes of a configuration file, at most.
-pub(super) const MOST_BYTES: u64 = 1 << 20;
+/// Maximum size of a configuration file in bytes.
+pub(super) const MAX_BYTES: u64 = 1 << 20;
 
 /// Reads a regular file.
 pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
-    open(path).and_then(|file| bounded(file, MOST_BYTES)).map_err(|error| failed(path, error))
+    open(path).and_then(|file| bounded(file, MAX_BYTES)).map_err(|error| failed(path, error))
 }
 
-/// Reads a file or, waiting for its writer, a pipe.
+/// Reads a file or a pipe. For a pipe it waits for the writer.
 pub(super) fn read_or_wait(path: &Path) -> Result<String, ConfigError> {
     let opened = File::open(path);
-    opened.and_then(|file| bounded(file, MOST_BYTES)).map_err(|error| failed(path, error))
+    opened.and_then(|file| bounded(file, MAX_BYTES)).map_err(|error| failed(path, error))
 }
 
 fn failed(path: &Path, error: io::Error) -> ConfigError {
@@ -32,7 +33,7 @@ fn failed(path: &Path, error: io::Error) -> ConfigError {
 
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-    // The bits fit: the kernel takes them as an `int`.
+    // The cast fits: open(2) takes the flags as an `int`.
     let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_file() {
@@ -56,18 +57,18 @@ fn name_of(kind: FileType) -> &'static str {
     }
 }
 
-/// Reads to the end of a file that has at most so many bytes.
+/// Reads a file to its end. Fails if it has more than `most` bytes.
 fn bounded(file: impl Read, most: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
-    // One more, which tells a file of this size from a larger one, whatever size it claims.
+    // One byte more shows that the file is too large, even if its stated size is wrong.
     file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        let why = format!("it has more than {most} bytes (1 MiB), the most that is read");
+        let why = format!("it has more than {most} bytes (1 MiB), the maximum");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        let why = format!("it is not UTF-8 text: byte {at} fits no character");
+        let why = format!("it is not UTF-8 text: byte {at} is invalid");
         io::Error::new(io::ErrorKind::InvalidData, why)
     })
 }
@@ -101,13 +102,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_a_largest_size() {
+    fn file_size_is_limited() {
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let path = dir.path().join("large");
         let write = |bytes: &[u8]| std::fs::write(&path, bytes).unwrap_or_else(|e| panic!("{e}"));
-        write(&vec![b'\n'; MOST_BYTES as usize]);
-        assert_eq!(read(&path).map(|text| text.len() as u64).ok(), Some(MOST_BYTES));
-        write(&vec![b'\n'; MOST_BYTES as usize + 1]);
+        write(&vec![b'\n'; MAX_BYTES as usize]);
+        assert_eq!(read(&path).map(|text| text.len() as u64).ok(), Some(MAX_BYTES));
+        write(&vec![b'\n'; MAX_BYTES as usize + 1]);
         assert!(said(&path).contains("it has more than 1048576 bytes (1 MiB)"), "{}", said(&path));
         assert!(read_or_wait(&path).is_err());
         write(b"# \xff");

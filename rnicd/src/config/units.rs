@@ -1,4 +1,4 @@
-//! Values with units as they stand in the configuration file: `"64MiB"`, `"5s"`.
+//! Sizes and times with units in the configuration file: `"64MiB"`, `"5s"`.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 pub struct Size(pub u64);
 
 impl Size {
-    /// Reads a size; the error says what is wrong in words.
+    /// Parses a size. The error explains the format.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (number, unit) = split(text)?;
         let factor = SIZE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, f)| *f);
@@ -47,7 +47,7 @@ impl<'de> Deserialize<'de> for Size {
 pub struct Span(pub Duration);
 
 impl Span {
-    /// Reads a span of time; the error says what is wrong in words.
+    /// Parses a time. The error explains the format.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (number, unit) = split(text)?;
         let micros = SPAN_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, f)| *f);
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_need_a_unit_and_print_as_the_largest_whole_one() {
+    fn sizes_need_a_unit_and_print_the_largest() {
         assert_eq!(Size::parse("64MiB"), Ok(Size(64 << 20)));
         assert_eq!(Size::parse("3 KiB"), Ok(Size(3 << 10)));
         assert_eq!(Size::parse("0B"), Ok(Size(0)));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_need_a_unit_and_print_as_the_largest_whole_one() {
+    fn spans_need_a_unit_and_print_the_largest() {
         assert_eq!(Span::parse("5s"), Ok(Span(Duration::from_secs(5))));
         assert_eq!(Span::parse("50us"), Ok(Span(Duration::from_micros(50))));
         for bad in ["5", "s", "5sec", "", "1.5s", "18446744073709551615h"] {

@@ -1,40 +1,47 @@
-//! What is allowed in a configuration and yet deserves a word: limits that others make void, and
-//! doing without checksums.
+//! Warnings about valid configurations: limits that another limit makes ineffective, no CRCs, and
+//! timeouts that conflict.
 
 use super::kind::{Kind, Scope};
 use super::limits::amount;
 use super::{Config, Limits, Network, Span, Values};
 
-/// What an administrator should be told, in sentences.
+/// Returns the warnings as sentences.
 pub fn warnings(config: &Config) -> Vec<String> {
     let limits = &config.limits;
     let default = Limits::default();
-    let named = |scope: Scope| (scope.section().to_owned(), limits.of(scope).clone());
-    let (device, user, session) = (named(Scope::Device), named(Scope::User), named(Scope::Session));
+    let named =
+        |scope: Scope| Named { name: scope.section().to_owned(), values: limits.of(scope).clone() };
+    let device = named(Scope::Device);
+    let user = named(Scope::User);
+    let session = named(Scope::Session);
     let mut all = Vec::new();
     if !config.mpa.crc {
         all.push(
-            "mpa.crc = false is for connections that something else protects as well as CRC32C \
-             from end to end, such as IPsec (RFC 5044 section 4.4)"
+            "mpa.crc = false is only for connections that have other end-to-end protection as \
+             strong as CRC32C, such as IPsec (RFC 5044 section 4.4)"
                 .to_owned(),
         );
     }
     if let Some(most) = config.tcp.user_timeout.filter(|most| *most <= config.mpa.rnr_timeout) {
         all.push(format!(
             "mpa.rnr_timeout = {} is not below tcp.user_timeout = {}: a peer with the same \
-             timeout gives up while a message is held",
+             timeout closes the connection while a message waits",
             Span(config.mpa.rnr_timeout),
             Span(most)
         ));
     }
-    // A default that a lowered limit makes void is no contradiction: nobody has written it.
+    // Defaults above a lowered limit are no contradiction, because the administrator did not write
+    // them.
     all.extend(above(&session, &user, &default.session));
     all.extend(above(&user, &device, &default.user));
     for (kind, rules) in [("user", &config.users), ("group", &config.groups)] {
         for rule in rules {
             let name = format!("{kind}.{}", rule.who);
-            let user = (format!("{name}.user"), limits.user.with(&rule.user));
-            let session = (format!("{name}.session"), limits.session.with(&rule.session));
+            let user = Named { name: format!("{name}.user"), values: limits.user.with(&rule.user) };
+            let session = Named {
+                name: format!("{name}.session"),
+                values: limits.session.with(&rule.session),
+            };
             all.extend(above(&session, &user, &limits.session));
             all.extend(above(&user, &device, &limits.user));
         }
@@ -43,7 +50,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
         for (kind, inner) in [(Kind::Mrs, pd.mrs), (Kind::Qps, pd.qps)] {
             let outer = limits.device.of(kind);
             if let Some(inner) = inner.map(u64::from).filter(|inner| *inner > outer) {
-                all.push(void(kind, (&format!("pd.{}", pd.name), inner), ("limits", outer)));
+                all.push(ineffective(kind, &format!("pd.{}", pd.name), inner, "limits", outer));
             }
         }
     }
@@ -58,19 +65,27 @@ pub fn warnings(config: &Config) -> Vec<String> {
     all
 }
 
-/// A prefix of keys, and values.
-type Named = (String, Values);
+/// Limits of a section.
+struct Named {
+    /// Prefix of the keys.
+    name: String,
+    values: Values,
+}
 
-/// Values that were set and are above what encloses them.
-fn above((name, inner): &Named, (outer_name, outer): &Named, unset: &Values) -> Vec<String> {
-    let set = inner.each().filter(|(kind, value)| *value != unset.of(*kind));
-    set.filter(|(kind, value)| *value > outer.of(*kind))
-        .map(|(kind, value)| void(kind, (name, value), (outer_name, outer.of(kind))))
+/// Returns warnings for values that were set and are above an enclosing limit.
+fn above(inner: &Named, outer: &Named, unset: &Values) -> Vec<String> {
+    let set = inner.values.each().filter(|(kind, value)| *value != unset.of(*kind));
+    set.filter(|(kind, value)| *value > outer.values.of(*kind))
+        .map(|(kind, value)| {
+            ineffective(kind, &inner.name, value, &outer.name, outer.values.of(kind))
+        })
         .collect()
 }
 
-/// The limit of this kind that is void, and the one that is reached before.
-fn void(kind: Kind, (inner, value): (&str, u64), (outer, first): (&str, u64)) -> String {
-    let (key, value, first) = (kind.key(), amount(kind, value), amount(kind, first));
+/// Returns the warning about an ineffective limit and the limit that is reached first.
+fn ineffective(kind: Kind, inner: &str, value: u64, outer: &str, first: u64) -> String {
+    let key = kind.key();
+    let value = amount(kind, value);
+    let first = amount(kind, first);
     format!("{inner}.{key} = {value} is above {outer}.{key} = {first}, which is reached first")
 }

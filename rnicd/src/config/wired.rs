@@ -1,7 +1,7 @@
-//! `[wired]`: the device whose queue pairs programs wire by hand.
+//! `[wired]`: the RoCE device.
 
 use super::checker::Checker;
-use super::device::{MOST_VENDOR, plain_name};
+use super::device::{MAX_VENDOR_ID, check_name};
 use super::error::ConfigError;
 use super::file;
 
@@ -10,13 +10,13 @@ use super::file;
 pub struct Wired {
     /// Name shown to programs; default `rnicd1`.
     pub name: String,
-    /// Who is said to have made the device; default that of `[device]`.
+    /// Vendor ID, a 24-bit OUI; default that of `[device]`.
     pub vendor_id: u32,
-    /// Which device of its maker it is said to be; default 0.
+    /// Part ID of the vendor; default 0.
     pub vendor_part_id: u32,
-    /// TCP port at which daemons find each other, and UDP port of datagrams; default 4791.
+    /// TCP port for the daemons of other hosts, and UDP port of UD QPs; default 4791.
     pub port: u16,
-    /// Whether both ends must name the same PSNs and path MTU; default yes.
+    /// The PSNs and path MTUs of both ends must match; default true.
     pub compare: bool,
 }
 
@@ -26,7 +26,7 @@ impl Default for Wired {
             name: "rnicd1".to_owned(),
             vendor_id: super::Device::default().vendor_id,
             vendor_part_id: 0,
-            // RoCE v2 has this number of UDP.
+            // UDP port of RoCE v2.
             port: 4791,
             compare: true,
         }
@@ -34,12 +34,12 @@ impl Default for Wired {
 }
 
 impl Checker<'_> {
-    /// Checks `[wired]` and fills in what the file does not say.
+    /// Checks `[wired]` and applies the defaults.
     pub(super) fn wired(&self, s: file::WiredSection) -> Result<Wired, ConfigError> {
         let default = Wired::default();
         Ok(Wired {
-            name: self.checked(s.name, default.name, |name| plain_name(name))?,
-            vendor_id: self.number(s.vendor_id, default.vendor_id, 0..=MOST_VENDOR)?,
+            name: self.checked(s.name, default.name, |name| check_name(name))?,
+            vendor_id: self.number(s.vendor_id, default.vendor_id, 0..=MAX_VENDOR_ID)?,
             vendor_part_id: self.number(s.vendor_part_id, default.vendor_part_id, 0..=u32::MAX)?,
             port: self.number(s.port, default.port, 1..=u16::MAX)?,
             compare: self.checked(s.compare, default.compare, |_| Ok(()))?,

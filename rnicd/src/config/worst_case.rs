@@ -1,4 +1,4 @@
-//! What may be used if every limit is reached at once.
+//! Maximum memory and descriptors, with every limit reached at once.
 
 use rnic_core::abi::queue::{PAGE, QueueShape};
 
@@ -6,7 +6,7 @@ use super::in_force::InForce;
 use super::kind::{Cost, Kind};
 use super::{Config, Values};
 
-/// Memory of a session, of a user and of the whole daemon.
+/// Returns lines about the memory of a session, of a user and of the whole daemon.
 pub(super) fn worst_case(config: &Config, in_force: &InForce) -> Vec<String> {
     let limits = &config.limits;
     let device = &limits.device;
@@ -42,8 +42,9 @@ pub(super) fn worst_case(config: &Config, in_force: &InForce) -> Vec<String> {
     let slabs = workers * WORKER_SLABS;
     let rings = (device.of(Kind::Diagnoses) + device.of(Kind::EventRecords)) * RECORD;
     lines.push(format!(
-        "besides: {} for FPDUs that have not arrived in full, {} for bytes that TCP has not taken, {} if every connection holds a message \
-         for want of a receive or while its client's library copies, {} for connections in start-up, {} for slabs of workers, {} for records",
+        "also: {} for incomplete FPDUs, {} for unsent FPDUs, {} if every connection holds a \
+         message that waits for a receive or for a copy by its client's library, {} for \
+         connections in start-up, {} for buffers of workers, {} for records",
         human(device.of(Kind::PartialBytes)),
         human(device.of(Kind::UnsentBytes)),
         human(u64::from(in_force.qps) * HELD),
@@ -53,8 +54,8 @@ pub(super) fn worst_case(config: &Config, in_force: &InForce) -> Vec<String> {
     ));
     let socket = device.of(Kind::SocketSendBytes) + device.of(Kind::SocketReceiveBytes);
     lines.push(format!(
-        "in the kernel, for sockets whose peers or programs do not read: {} each, {} for one user and {} \
-         for the device, of what net.ipv4.tcp_mem allows",
+        "in the kernel, for sockets whose peers or programs do not read: {} each, {} for one user \
+         and {} for the device, limited by net.ipv4.tcp_mem",
         human(socket),
         human(limits.user.of(Kind::Qps).min(in_force.qps.into()) * socket),
         human(u64::from(in_force.qps) * socket)
@@ -79,13 +80,13 @@ fn human(bytes: u64) -> String {
     }
 }
 
-/// Bytes kept of a connection that waits: one FPDU of the largest size.
+/// Bytes kept for a connection with a waiting message: one FPDU of maximum size.
 const HELD: u64 = 64 << 10;
-/// Bytes of a connection in start-up: its frame and bookkeeping.
+/// Bytes of a connection in start-up: its frame and state.
 const HALF_OPEN: u64 = 2 << 10;
-/// Bytes of an unread event, private data included.
+/// Bytes of an unread event, with private data.
 const EVENT: u64 = 1 << 10;
-/// Bytes of a diagnosis or a record of a happening, with its places in the indexes.
+/// Bytes of a diagnosis or event record, with its index entries.
 const RECORD: u64 = 1280;
 /// Bytes of a worker's receive slab, transmit slab and pool.
 const WORKER_SLABS: u64 = 4 << 20;

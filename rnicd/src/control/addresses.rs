@@ -1,9 +1,9 @@
 //! Follows the addresses of this host's interfaces.
 //!
-//! The kernel announces changes on a netlink socket, which the control loop watches. What changed
-//! is not parsed: all addresses are read again, by a thread that may make the sockets which that
-//! takes and nothing else. Announcements that are lost (`ENOBUFS`) are changes as well. A reading
-//! that fails, for example for want of descriptors, is repeated with growing pauses.
+//! The kernel announces changes on a netlink socket in the control thread's poll. The content is
+//! not parsed: a separate thread reads all addresses again. Its seccomp filter allows only the
+//! sockets that this needs. Lost announcements (`ENOBUFS`) count as changes. A failed read, for
+//! example without free descriptors, is repeated with growing pauses.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 use crate::config::Seccomp;
 use crate::privilege::{ThreadKind, spawn_confined};
 
-/// The addresses of this host. The thread ends when this is dropped.
+/// The addresses of this host. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Addresses {
     announcements: OwnedFd,
@@ -29,37 +29,37 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Listens for changes from now on, so that no later one is missed. `waker` is woken when
-    /// addresses have been read.
+    /// Subscribes to changes before the first read, so that none is missed. Wakes `waker` after
+    /// each read.
     pub(super) fn follow(waker: Arc<Waker>, seccomp: Seccomp) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // Protocol 0 is `NETLINK_ROUTE`.
         let announcements = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&announcements, &SocketAddrNetlink::new(0, GROUPS))?;
-        // One that waits is begun after all changes so far.
+        // Capacity 1: a request in the channel starts after all changes so far.
         let (wanted, inbox) = sync_channel::<()>(1);
         let (tell, found) = channel();
         spawn_confined("rnicd-addresses", ThreadKind::Addresses, seccomp, move || {
             read_on_request(&inbox, if_addrs::get_if_addrs, |found| {
                 // The receiver lives as long as the sender of `inbox`.
                 let _ = tell.send(found);
-                // Fails only if it rings already.
+                // Fails only if the wake-up is already pending.
                 let _ = waker.wake();
             });
         })?;
         let addresses = Addresses { announcements, wanted, found };
-        // Repeats the daemon's first reading if that failed.
+        // Repeats the daemon's first read if that failed.
         addresses.read_again();
         Ok(addresses)
     }
 
-    /// Has the addresses read once more.
+    /// Requests another read of the addresses.
     pub(super) fn read_again(&self) {
-        // Full if a reading is about to begin, or if the thread is gone.
+        // Full if a read is about to start; closed if the thread is gone.
         let _ = self.wanted.try_send(());
     }
 
-    /// Takes announcements, a bounded number, and has the addresses read again.
+    /// Drains a bounded number of announcements and requests a read.
     pub(super) fn handle_readable(&self) {
         let mut any = false;
         for _ in 0..ANNOUNCEMENTS {
@@ -74,7 +74,7 @@ impl Addresses {
         }
     }
 
-    /// What the last reading found, if one has ended.
+    /// Returns the result of the last read, if one has finished.
     pub(super) fn poll(&self) -> Option<io::Result<Vec<Interface>>> {
         self.found.try_iter().last()
     }
@@ -86,8 +86,8 @@ impl AsFd for Addresses {
     }
 }
 
-/// Reads once for each request, and again after a failure until a reading succeeds. Ends with the
-/// sender of requests.
+/// Reads once for each request, and again after a failure until a read succeeds. Returns when the
+/// sender of requests is dropped.
 fn read_on_request<T>(
     inbox: &Receiver<()>,
     mut read: impl FnMut() -> io::Result<T>,
@@ -106,7 +106,7 @@ fn read_on_request<T>(
         pause = match (&found, pause) {
             (Ok(_), _) => None,
             (Err(_), None) => Some(FIRST_PAUSE),
-            (Err(_), Some(pause)) => Some(LONGEST_PAUSE.min(pause * 2)),
+            (Err(_), Some(pause)) => Some(MAX_PAUSE.min(pause * 2)),
         };
         tell(found);
     }
@@ -114,18 +114,18 @@ fn read_on_request<T>(
 
 /// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`.
 const GROUPS: u32 = 0x10 | 0x100;
-/// More than the socket holds.
+/// More announcements than the socket holds.
 const ANNOUNCEMENTS: usize = 4096;
-/// Before a reading that failed is repeated; each pause is twice the one before.
+/// Pause before a failed read is repeated. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn failed_reading_is_repeated_until_it_succeeds() {
+    fn failed_read_is_repeated_until_it_succeeds() {
         let (wanted, inbox) = sync_channel(1);
         let (tell, found) = channel();
         let thread = std::thread::spawn(move || {
@@ -139,7 +139,7 @@ mod tests {
         wanted.send(()).unwrap();
         let next = || found.recv_timeout(Duration::from_secs(180)).unwrap();
         assert_eq!([next(), next(), next()], [None, None, Some(3)]);
-        // Only a request causes another reading.
+        // Only a request starts another read.
         wanted.send(()).unwrap();
         assert_eq!(next(), Some(4));
         drop(wanted);

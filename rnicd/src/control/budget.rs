@@ -1,29 +1,29 @@
-//! How much of the control thread's time a user may have.
+//! CPU budgets of users on the control thread.
 //!
-//! A question costs whoever asks less than whoever answers. Where others have sessions as well, a
-//! user's requests are carried out for at most half of the time, after a [`BURST`]; the rest of it
-//! is for others, and for programs on the CPU that the thread is on.
+//! A request costs its client less than the daemon. If other users have sessions, a user's requests
+//! may take at most half of the control thread's time, beyond a [`BURST`]. The rest is for other
+//! users, and for programs on the thread's CPU.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use rnic_core::types::Time;
 
-/// What users have left of their time.
+/// Remaining CPU time of users.
 #[derive(Debug, Default)]
 pub(super) struct Budgets(HashMap<u32, Budget>);
 
 #[derive(Clone, Copy, Debug)]
 struct Budget {
-    /// Nanoseconds, at most [`BURST`]; what was overdrawn is below zero, as much at most: while he
-    /// was alone he may have had all of the time for hours.
+    /// Nanoseconds, at most [`BURST`]. Overdrawn time is negative, down to minus [`BURST`]: a user
+    /// that was alone may have used all of the time for hours.
     left: i64,
-    /// When it was that much.
+    /// Time at which `left` was computed.
     at: Time,
 }
 
 impl Budgets {
-    /// What a user's clients wanted has just had a CPU for so long.
+    /// Charges a user for CPU time that its clients used.
     pub(super) fn spend(&mut self, user: u32, took: Duration, now: Time) {
         if !self.0.contains_key(&user) {
             self.0.retain(|_, budget| budget.at(now).left < FULL);
@@ -33,7 +33,7 @@ impl Budgets {
         budget.left = budget.left.saturating_sub_unsigned(took.as_nanos() as u64).max(-FULL);
     }
 
-    /// When a user's requests are to be carried out again, if that is not now.
+    /// Returns the time until which a user's requests must wait, if its budget is overdrawn.
     pub(super) fn rests_until(&self, user: u32, now: Time) -> Option<Time> {
         let left = self.0.get(&user)?.at(now).left;
         let overdrawn = u64::try_from(-left).ok().filter(|over| *over > 0)?;
@@ -42,16 +42,16 @@ impl Budgets {
 }
 
 impl Budget {
-    /// What it is later.
+    /// Returns the budget at a later time.
     fn at(self, now: Time) -> Budget {
         let gained = now.since(self.at).as_nanos() as u64 / SHARE;
         Budget { left: self.left.saturating_add_unsigned(gained).min(FULL), at: now }
     }
 }
 
-/// One part in so many of the time is a user's.
+/// A user gets at most 1/`SHARE` of the time.
 const SHARE: u64 = 2;
-/// What who was quiet may have at once: some thousand requests.
+/// Time that a user may take at once after a quiet period: some thousand requests.
 const BURST: Duration = Duration::from_millis(20);
 const FULL: i64 = BURST.as_nanos() as i64;
 
@@ -62,9 +62,10 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn who_always_asks_has_half_of_the_time_and_others_all_of_theirs() {
+    fn busy_user_gets_half_of_the_time() {
         let mut budgets = Budgets::default();
-        let (mut now, mut had) = (Time(1), Duration::ZERO);
+        let mut now = Time(1);
+        let mut had = Duration::ZERO;
         let end = now.after(1000 * MS);
         while now < end {
             now = now.after(MS);
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_quiet_has_a_burst_and_no_more_however_long_he_was() {
+    fn quiet_user_saves_up_only_one_burst() {
         for quiet in [0, 20, 40, 3_600_000] {
             let mut budgets = Budgets::default();
             let mut now = Time(1);
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_all_of_the_time_while_he_was_alone_does_not_repay_all_of_it() {
+    fn overdraft_of_a_lone_user_is_bounded() {
         let mut budgets = Budgets::default();
         let mut now = Time(1);
         for _ in 0..1000 {
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn users_who_have_all_of_it_are_forgotten() {
+    fn users_with_full_budgets_are_forgotten() {
         let mut budgets = Budgets::default();
         let mut now = Time(1);
         for user in 0..1000 {

@@ -1,8 +1,8 @@
-//! One client's end of the control socket: from its Hello to its end, one request at a time.
+//! One client on the control socket: from its Hello to its end, one request at a time.
 //!
-//! Length is checked before decoding, and that a descriptor is wanted before one is taken.
-//! Nothing is read while an answer is owed or unread, so a client can neither reorder nor pile up.
-//! The server drives it; it decides nothing about resources.
+//! The length is checked before a packet is decoded, and the request before a descriptor is taken.
+//! Nothing is read while a reply is pending or unread, so a client can neither reorder requests nor
+//! queue them in the daemon. The server drives it; the resource manager executes the requests.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,73 +22,73 @@ use crate::resource::{Refused, Response};
 /// A connected client, with or without a session, as the control thread serves it.
 pub struct Connection {
     socket: OwnedFd,
-    /// Process, user and groups of the client, as the kernel tells them.
+    /// Process, user and groups of the client, from the kernel.
     pub peer: Peer,
-    /// How far it is.
+    /// Current stage.
     pub stage: Stage,
     outbox: Outbox,
-    /// Its event channel, once it has a session.
+    /// Its event channel, if it has a session.
     pub events: Option<Arc<EventSender>>,
-    /// Whether a packet may wait in the socket.
+    /// A packet may wait in the socket.
     pub readable: bool,
-    /// Whether it stands in the server's queue.
+    /// It is in the server's queue.
     pub queued: bool,
 }
 
-/// How far a client is: what is awaited.
-#[expect(clippy::enum_variant_names, reason = "states say what is awaited")]
+/// Event that a client's connection waits for.
+#[expect(clippy::enum_variant_names, reason = "states are named after the awaited event")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Its Hello is awaited.
+    /// Its Hello.
     AwaitHello {
-        /// Time at which a client that has sent none is turned away.
+        /// Time at which a client without a Hello is rejected.
         deadline: Time,
     },
-    /// A request is awaited.
+    /// A request.
     AwaitRequest(SessionId),
-    /// The workers' acknowledgement is awaited, to answer a request.
+    /// The workers' acknowledgement, after which a request is answered.
     AwaitWorkers {
-        /// Session of the client that asked.
+        /// Session of the client.
         session: SessionId,
         /// Id of the request.
         request: u32,
     },
 }
 
-/// What came from a client.
+/// Input from a client.
 #[derive(Debug)]
 pub enum Incoming {
-    /// Nothing to be done now.
+    /// Nothing to do now.
     Nothing,
     /// Hello, the client's first packet.
     Hello(Hello),
-    /// A request, with the descriptor that came with it if it carries one: a memfd, a socket, or
-    /// what the client says is its memory, which nobody has touched. It lacks that if this process
-    /// has no descriptor left.
+    /// A request, and the descriptor that it carries: a memfd, a socket, or the client's memory,
+    /// none of them checked so far. `None` if the request carries none, or if this process had no
+    /// descriptor left for it.
     Request(Request, Option<Passed>),
-    /// The connection has come to its end, and the session with it.
+    /// The connection has ended, and the session with it.
     End(End),
 }
 
-/// Why a client's session ends.
+/// Reasons for the end of a client's session.
 #[derive(Debug, thiserror::Error)]
 pub enum End {
     /// The client closed its socket.
     #[error("closed by the client")]
     Closed,
-    /// The client's process is gone, whoever holds its socket now.
+    /// The client's process has exited, even if another process still has its socket.
     #[error("the process has exited")]
     Exited,
-    /// The client broke the protocol of the control socket.
+    /// The client violated the protocol of the control socket.
     #[error("malformed message: {0}")]
     Malformed(String),
-    /// The client passed a descriptor while too many of its user's wait to be closed.
-    #[error("passes descriptors faster than they can be closed: {0}")]
+    /// The client passed a descriptor while its user has too many that wait to be closed.
+    #[error("passed descriptors faster than the daemon can close them: {0}")]
     Crowded(Refusal),
-    /// No Hello came in time.
-    #[error("said nothing")]
+    /// No Hello before the deadline.
+    #[error("sent no Hello in time")]
     Silent,
-    /// The client broke the rules of shared memory.
+    /// The client violated the rules of shared memory.
     #[error("misbehaved: {0}")]
     Misbehaved(String),
     /// A call to the client's socket failed.
@@ -100,7 +100,7 @@ pub enum End {
 }
 
 impl End {
-    /// What happened, without the particulars.
+    /// Returns the kind of end, without details.
     pub fn kind(&self) -> &'static str {
         match self {
             End::Closed => "closed",
@@ -114,14 +114,14 @@ impl End {
         }
     }
 
-    /// Whether the client is to blame.
+    /// Returns true if the client caused the end by violating the protocol or a limit.
     pub fn is_hostile(&self) -> bool {
         matches!(self, End::Malformed(_) | End::Misbehaved(_) | End::Crowded(_) | End::Silent)
     }
 }
 
 impl Connection {
-    /// A client that has just connected.
+    /// Creates a client that has just connected.
     pub fn new(socket: OwnedFd, peer: Peer, deadline: Time) -> Self {
         Connection {
             socket,
@@ -134,7 +134,7 @@ impl Connection {
         }
     }
 
-    /// Its session, if it has one.
+    /// Returns its session, if it has one.
     pub fn session(&self) -> Option<SessionId> {
         match self.stage {
             Stage::AwaitHello { .. } => None,
@@ -142,8 +142,8 @@ impl Connection {
         }
     }
 
-    /// Takes the next packet, if it may be taken now. One with a descriptor is left where it is if
-    /// `may_pass` refuses: there it costs nothing more, and it goes with the client.
+    /// Takes the next packet, if the stage allows it. A packet with a descriptor stays in the
+    /// socket if `may_pass` refuses: there it costs nothing more, and it is closed with the client.
     pub fn receive(
         &mut self,
         buffer: &mut [u8; MAX_MESSAGE],
@@ -169,7 +169,7 @@ impl Connection {
         let taken = match buffer.get(..len) {
             Some(bytes) => self.decode(bytes, descriptors, reaper, may_pass),
             None => {
-                let why = format!("{len} bytes, at most {MAX_MESSAGE} are allowed");
+                let why = format!("{len} bytes, but the maximum is {MAX_MESSAGE}");
                 Err(End::Malformed(why))
             }
         };
@@ -187,7 +187,7 @@ impl Connection {
         let incoming = match self.stage {
             Stage::AwaitHello { .. } => {
                 let hello = Hello::from_bytes(bytes);
-                Incoming::Hello(hello.ok_or_else(|| malformed("no Hello of this protocol"))?)
+                Incoming::Hello(hello.ok_or_else(|| malformed("not a Hello of this protocol"))?)
             }
             _ => Incoming::Request(decode_request(bytes).map_err(End::Malformed)?, None),
         };
@@ -204,7 +204,7 @@ impl Connection {
             (Some(wanted), false, _) => {
                 Err(malformed(&format!("the descriptor of {} is missing", wanted.name())))
             }
-            (None, true, _) => Err(malformed("a descriptor that nobody asked for")),
+            (None, true, _) => Err(malformed("an unexpected descriptor")),
             (_, _, incoming) => {
                 packet::take(self.socket.as_fd()).map_err(End::Failed)?;
                 Ok(incoming)
@@ -212,9 +212,9 @@ impl Connection {
         }
     }
 
-    /// Takes the front packet with its descriptor, which must be one of the wanted kind; every
-    /// other is closed where closing may take for ever. None if the kernel dropped it because this
-    /// process has no descriptor left, which is no fault of the client.
+    /// Takes the front packet with its descriptor, which must be one of the wanted kind. All others
+    /// are closed by the reaper, because a close may block forever. Returns `None` if the kernel
+    /// dropped the descriptor because this process had none left, which is not the client's fault.
     fn take_wanted(&self, wanted: Wanted, reaper: &Reaper) -> Result<Option<Passed>, String> {
         let (descriptors, more) =
             packet::take_descriptors(self.socket.as_fd()).map_err(|e| e.to_string())?;
@@ -227,9 +227,10 @@ impl Connection {
         if right.len() == 1 && others.is_empty() && !more {
             return Ok(right.pop());
         }
-        Err(match others.is_empty() {
-            true => "one descriptor is expected, more came".to_owned(),
-            false => format!("the descriptor is not {}", wanted.name()),
+        Err(if others.is_empty() {
+            "more than one descriptor".to_owned()
+        } else {
+            format!("the descriptor is not {}", wanted.name())
         })
     }
 
@@ -239,7 +240,7 @@ impl Connection {
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
-    /// Sends the reply to request `id`: what was done or a refusal.
+    /// Sends the reply to request `id`: a response or a refusal.
     pub fn reply(&mut self, id: u32, result: Result<Response, Refused>) -> io::Result<()> {
         let (result, diagnosis_id, descriptors) = match result {
             Ok(Response { body, descriptors }) => (Ok(body), 0, descriptors),
@@ -250,14 +251,14 @@ impl Connection {
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
-    /// StagKind what ends this client, as the last thing it is told.
-    pub fn complain(&mut self, refusal: Refusal, diagnosis_id: u64) {
-        // The id, if there was one, is part of what may not be readable; and who has gone already
-        // need not be told.
+    /// Sends the reason for the client's end, as its last message.
+    pub fn send_last_refusal(&mut self, refusal: Refusal, diagnosis_id: u64) {
+        // The request may be unreadable, so its id is unknown. The client may be gone, so errors
+        // are ignored.
         let _ = self.reply(0, Err(Refused { refusal, diagnosis_id }));
     }
 
-    /// Closes it, where that may take its time.
+    /// Closes it through the reaper, because a close may block.
     pub fn close(self, reaper: &Reaper) {
         let Connection { socket, peer, outbox, events, .. } = self;
         let user = peer.uid;
@@ -265,13 +266,13 @@ impl Connection {
         reaper.drop_later(user, (peer, outbox, events));
     }
 
-    /// Whether what waits is to be [flushed](Connection::flush) after a while, because nothing
-    /// tells when it can be sent.
-    pub fn is_to_be_tried_again(&self) -> bool {
-        self.outbox.is_to_be_tried_again()
+    /// Returns true if pending packets need another [flush](Connection::flush) after a pause,
+    /// because no event reports when they can be sent.
+    pub fn needs_retry(&self) -> bool {
+        self.outbox.needs_retry()
     }
 
-    /// Sends what waited for the client to read.
+    /// Sends packets that waited for the client to read.
     pub fn flush(&mut self) -> io::Result<()> {
         self.outbox.flush(self.socket.as_fd())
     }
@@ -283,21 +284,21 @@ impl AsFd for Connection {
     }
 }
 
-/// Answers the Hello of a client that is not served and of whom nothing is known.
-pub fn turn_away(socket: BorrowedFd<'_>, reply: HelloReply) {
+/// Answers the Hello of a client that is rejected before its identity is known.
+pub fn reject_client(socket: BorrowedFd<'_>, reply: HelloReply) {
     let packet = OutgoingPacket { bytes: reply.to_bytes().to_vec(), descriptors: Vec::new() };
-    // It is turned away whether or not it hears why.
+    // The client is rejected even if the reply cannot be sent.
     let _ = Outbox::default().send(socket, packet);
 }
 
-/// The kind of descriptor that a request carries.
+/// Kind of descriptor that a request carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
-    /// Of a shared buffer.
+    /// Memory of a shared buffer.
     Memfd,
     /// The client's `/proc/self/mem`.
     AddressSpace,
-    /// Which kind of socket it is, and refuses others by name, is seen by whoever uses it.
+    /// A socket. The request that uses it checks the kind of socket, and its refusal states it.
     Socket,
 }
 
@@ -316,7 +317,7 @@ impl Wanted {
     fn is_met_by(self, kind: PassedKind) -> bool {
         match self {
             Wanted::Memfd => kind == PassedKind::Memfd,
-            // More than that cannot be asked here: it may be safe to do so, or not.
+            // Anything. A further check may be unsafe here.
             Wanted::AddressSpace => true,
             Wanted::Socket => kind == PassedKind::Socket,
         }
@@ -331,24 +332,24 @@ impl Wanted {
     }
 }
 
-/// Reads a request; bytes after it are as bad as bytes missing.
+/// Decodes a request. Trailing bytes are an error, as are missing ones.
 fn decode_request(bytes: &[u8]) -> Result<Request, String> {
     match postcard::take_from_bytes::<Request>(bytes) {
         Ok((request, [])) => Ok(request),
         Ok((_, rest)) => Err(format!("{} bytes after the request", rest.len())),
-        Err(error) => Err(format!("no request: {error}")),
+        Err(error) => Err(format!("invalid request: {error}")),
     }
 }
 
-/// A reply's packet. Replies are bounded by their types and by pages; one that is longer all the
-/// same, or that does not encode, becomes a refusal, which is short.
+/// Encodes a reply. Types and pages limit its length. If it is too long or cannot be encoded, a
+/// short refusal replaces it.
 fn encode(reply: Reply) -> Vec<u8> {
     let id = reply.id;
     let encoded = postcard::to_stdvec(&reply).ok().filter(|bytes| bytes.len() <= MAX_MESSAGE);
     encoded.unwrap_or_else(|| {
         tracing::error!(id, "a reply does not fit a message");
         let refusal = Refusal::System {
-            what: "cannot answer".to_owned(),
+            what: "cannot send the reply".to_owned(),
             error: "the reply does not fit a message".to_owned(),
             errno: crate::system::number(&rustix::io::Errno::MSGSIZE.into()),
         };
@@ -365,7 +366,7 @@ mod tests {
 
     use super::*;
 
-    /// A client with a session, and its own end.
+    /// A client with a session, and its own end of the socket.
     fn connection() -> (Connection, OwnedFd) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -383,9 +384,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_from_a_client_that_is_owed_an_answer_or_has_not_read_one() {
+    fn no_request_is_read_while_a_reply_is_pending() {
         let (mut connection, theirs) = connection();
-        let (reaper, mut buffer) = (Reaper::without_threads(), [0; MAX_MESSAGE]);
+        let reaper = Reaper::without_threads();
+        let mut buffer = [0; MAX_MESSAGE];
         ask(&theirs, RequestBody::Status, Vec::new());
         let session = SessionId(1);
         connection.stage = Stage::AwaitWorkers { session, request: 7 };
@@ -404,9 +406,10 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_of_a_user_with_too_many_stays_where_it_is() {
+    fn refused_descriptor_stays_in_the_socket() {
         let (mut connection, theirs) = connection();
-        let (reaper, mut buffer) = (Reaper::without_threads(), [0; MAX_MESSAGE]);
+        let reaper = Reaper::without_threads();
+        let mut buffer = [0; MAX_MESSAGE];
         let memfd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC);
         let memfd = memfd.unwrap_or_else(|e| panic!("{e}"));
         ask(&theirs, RequestBody::AddSharedBuffer { length: 4096 }, vec![memfd]);
@@ -421,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read_whole_or_refused_at_every_cut() {
+    fn truncated_requests_are_refused() {
         let request =
             Request { id: 300, body: RequestBody::OpenPd { name: Some("shared".to_owned()) } };
         let bytes = postcard::to_stdvec(&request).unwrap_or_default();

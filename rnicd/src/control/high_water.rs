@@ -1,20 +1,20 @@
-//! When memory goes back to the kernel: the allocator keeps what a burst of objects has freed, so
-//! it is asked to give that up some time after most of them have gone.
+//! Decides when to return memory to the kernel. The allocator keeps the memory of freed objects;
+//! some time after most objects of a burst have gone, the daemon asks it to return that memory.
 
 use std::time::Duration;
 
 use rnic_core::types::Time;
 
-/// Objects that there are, and were.
+/// Current and maximum number of objects.
 #[derive(Debug, Default)]
 pub(super) struct HighWater {
-    /// The most since memory was last given back.
+    /// Maximum since memory was last returned.
     most: u64,
     due: Option<Time>,
 }
 
 impl HighWater {
-    /// Takes note of the number of objects.
+    /// Records the number of objects.
     pub(super) fn observe(&mut self, objects: u64, now: Time) {
         self.most = self.most.max(objects);
         let is_burst = self.most - objects >= BURST && objects < self.most / 2;
@@ -23,13 +23,14 @@ impl HighWater {
         }
     }
 
-    /// When memory is to be given back, if it is.
+    /// Returns the time to return memory, if it is set.
     pub(super) fn due(&self) -> Option<Time> {
         self.due
     }
 
-    /// Returns true, once, when memory is to be given back. `objects` are those that there are.
-    pub(super) fn is_over(&mut self, objects: u64, now: Time) -> bool {
+    /// Returns true once when it is time to return memory. `objects` is the current number of
+    /// objects.
+    pub(super) fn take_due(&mut self, objects: u64, now: Time) -> bool {
         let over = self.due.is_some_and(|due| due <= now);
         if over {
             self.due = None;
@@ -39,9 +40,9 @@ impl HighWater {
     }
 }
 
-/// Objects that must have gone.
+/// Minimum number of objects that must have gone.
 const BURST: u64 = 256;
-/// Until the last of them have been dropped. Bursts that follow each other are one.
+/// Delay, in which the last of them are dropped. Bursts within this time count as one.
 const PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
@@ -62,9 +63,9 @@ mod tests {
         water.observe(4_000, at(3));
         assert_eq!(water.due(), Some(at(5)));
         water.observe(100, at(4));
-        assert!(!water.is_over(100, at(4)));
-        assert!(water.is_over(100, at(5)));
-        assert!(!water.is_over(100, at(6)));
+        assert!(!water.take_due(100, at(4)));
+        assert!(water.take_due(100, at(5)));
+        assert!(!water.take_due(100, at(6)));
         water.observe(100, at(7));
         water.observe(0, at(8));
         assert_eq!(water.due(), None);

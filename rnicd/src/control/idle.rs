@@ -1,51 +1,50 @@
-//! For how long the daemon may be without a client, and since when it is.
+//! The idle timeout: how long the daemon may be without a client, and the start of that time.
 
 use std::time::Duration;
 
 use rnic_core::types::Time;
 
-/// The patience of a daemon with nobody.
+/// Idle timeout of the daemon.
 #[derive(Debug)]
 pub(super) struct Idle {
     most: Duration,
-    /// Since when it has had no client.
+    /// Time since which it has no client.
     since: Option<Time>,
-    /// It is about to end: nobody can connect any more.
-    leaving: bool,
+    /// The daemon is about to end and accepts no new connections.
+    ending: bool,
 }
 
 impl Idle {
-    /// To end after so long without a client.
+    /// Ends the daemon after `most` without a client.
     pub(super) fn new(most: Duration) -> Self {
-        Idle { most, since: None, leaving: false }
+        Idle { most, since: None, ending: false }
     }
 
-    /// How long it may be without a client.
     pub(super) fn most(&self) -> Duration {
         self.most
     }
 
-    /// When that is over, unless there is a client or it is over already.
+    /// Returns the deadline, unless there is a client or the daemon already ends.
     pub(super) fn deadline(&self) -> Option<Time> {
-        let since = self.since.filter(|_| !self.leaving)?;
+        let since = self.since.filter(|_| !self.ending)?;
         Some(since.after(self.most))
     }
 
-    /// Whether the daemon is about to end. It is for good.
-    pub(super) fn is_leaving(&self) -> bool {
-        self.leaving
+    /// Returns true if the daemon is about to end. It does not change back.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending
     }
 
-    /// Whether it is from now on.
-    pub(super) fn begins_to_leave(&mut self, has_clients: bool, now: Time) -> bool {
-        if self.leaving {
+    /// Returns true if the daemon begins to end with this call.
+    pub(super) fn begins_to_end(&mut self, has_clients: bool, now: Time) -> bool {
+        if self.ending {
             return false;
         }
         if has_clients {
             self.since = None;
             return false;
         }
-        self.leaving = now >= self.since.get_or_insert(now).after(self.most);
-        self.leaving
+        self.ending = now >= self.since.get_or_insert(now).after(self.most);
+        self.ending
     }
 }

@@ -1,18 +1,18 @@
 //! The control plane: one thread, one poll, every socket that is not a data connection.
 //!
-//! Clients talk to it over a Unix socket; the kernel says who they are, and a session lasts until
-//! its socket or its process ends. What they ask goes to the [resource manager](crate::resource),
-//! which alone decides; readiness and time go to the connection manager; workers wake it when they
-//! have acknowledged. Nothing here blocks, waits for a client, or moves payload. `rnicd run` and
-//! `rnicd exec` start it.
+//! Clients connect to a Unix socket. The kernel provides their identity, and a session lasts until
+//! its socket or its process ends. Requests go to the [resource manager](crate::resource), which
+//! alone decides about them; readiness and time go to the connection manager; workers wake the
+//! thread when they acknowledge commands. The control thread does not block, wait for a client, or
+//! move payload. `rnicd run` and `rnicd exec` start it.
 
 mod addresses;
 mod budget;
 mod connection;
-mod greetings;
 mod high_water;
 mod idle;
 mod notify;
+mod pending_hellos;
 mod reload;
 mod server;
 mod socket;

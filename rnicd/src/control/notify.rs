@@ -1,8 +1,8 @@
-//! What a service manager is told (`sd_notify(3)`): ready, reloading, stopping, a line of status,
-//! and if it waits for that (`WATCHDOG_USEC`), that the daemon is alive.
+//! Notifications to a service manager (`sd_notify(3)`): ready, reloading, stopping, a status line,
+//! and the watchdog's keep-alive (`WATCHDOG_USEC`).
 //!
-//! By hand and not with the crate `sd-notify`: that one does not reach abstract sockets, and its
-//! sends wait for a manager that does not read.
+//! The crate `sd-notify` is not used: it does not support abstract sockets, and its sends block if
+//! the manager does not read.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,24 +14,24 @@ use rnic_core::types::Time;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The way to the service manager, if there is one.
+/// Connection to the service manager, if there is one.
 #[derive(Debug, Default)]
 pub struct Notifier {
     socket: Option<OwnedFd>,
     watchdog: Option<Watchdog>,
 }
 
-/// A manager that ends a daemon of which it hears nothing for a time.
+/// Watchdog of the manager, which kills the daemon if it gets no keep-alive for a time.
 #[derive(Debug)]
 struct Watchdog {
-    /// Half of that time.
+    /// Half of the watchdog's time.
     every: Duration,
-    /// When to ask the workers; not before they have answered the last time.
+    /// Time to ask the workers again; `None` until they have answered.
     due: Option<Time>,
 }
 
 impl Watchdog {
-    /// As `WATCHDOG_USEC` and `WATCHDOG_PID` say, if they are meant for this process.
+    /// Returns the watchdog of `WATCHDOG_USEC` and `WATCHDOG_PID`, if it is for this process.
     fn of(usec: Option<&str>, pid: Option<&str>, own: u32) -> Option<Self> {
         let usec = usec?.parse::<u64>().ok().filter(|usec| *usec > 0)?;
         if pid.is_some_and(|pid| pid.parse() != Ok(own)) {
@@ -42,7 +42,7 @@ impl Watchdog {
 }
 
 impl Notifier {
-    /// For a daemon that a service manager may have started: connects to `NOTIFY_SOCKET`.
+    /// Connects to `NOTIFY_SOCKET`, if a service manager has started the daemon.
     pub fn from_environment() -> io::Result<Self> {
         match std::env::var_os("NOTIFY_SOCKET") {
             None => Ok(Notifier::default()),
@@ -52,61 +52,62 @@ impl Notifier {
                     io::Error::new(error.kind(), format!("NOTIFY_SOCKET={name}: {error}"))
                 })?;
                 let variable = |name| std::env::var(name).ok();
-                let (usec, pid) = (variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"));
+                let usec = variable("WATCHDOG_USEC");
+                let pid = variable("WATCHDOG_PID");
                 let watchdog = Watchdog::of(usec.as_deref(), pid.as_deref(), std::process::id());
                 Ok(Notifier { socket: Some(socket), watchdog })
             }
         }
     }
 
-    /// Clients are served from now on, or again after [`Notifier::reloading`].
+    /// Reports that the daemon serves clients: after its start, or after a reload.
     pub fn ready(&self, status: &str) {
-        self.tell(&format!("READY=1\nSTATUS={}\n", Notifier::line(status)));
+        self.send(&format!("READY=1\nSTATUS={}\n", Notifier::line(status)));
     }
 
-    /// The configuration is being read again; [`Notifier::ready`] follows.
+    /// Reports that the daemon reads its configuration again. [`Notifier::ready`] must follow.
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
-        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading\n"));
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading\n"));
     }
 
-    /// When the workers are to be asked whether they are alive, if they are.
-    pub fn next_question(&self) -> Option<Time> {
+    /// Returns the time of the next check of the workers, if there is a watchdog.
+    pub fn next_keepalive(&self) -> Option<Time> {
         self.watchdog.as_ref().and_then(|watchdog| watchdog.due)
     }
 
-    /// Whether to ask them now; [`Notifier::alive`] is to follow when all have answered, and no
-    /// other question comes before.
-    pub fn asks(&mut self, now: Time) -> bool {
+    /// Returns true if the workers must be checked now. The caller must then call
+    /// [`Notifier::send_keepalive`] when all have answered. Returns false until that call.
+    pub fn is_keepalive_due(&mut self, now: Time) -> bool {
         let due = self.watchdog.as_mut().map(|watchdog| &mut watchdog.due);
         due.is_some_and(|due| due.take_if(|due| *due <= now).is_some())
     }
 
-    /// This thread and all workers do their work.
-    pub fn alive(&mut self, now: Time) {
+    /// Sends a keep-alive: this thread and all workers make progress.
+    pub fn send_keepalive(&mut self, now: Time) {
         if let Some(watchdog) = &mut self.watchdog {
             watchdog.due = Some(now.after(watchdog.every));
-            self.tell("WATCHDOG=1\n");
+            self.send("WATCHDOG=1\n");
         }
     }
 
-    /// The daemon is about to end.
+    /// Reports that the daemon is about to end.
     pub fn stopping(&self, status: &str) {
-        self.tell(&format!("STOPPING=1\nSTATUS={status}\n"));
+        self.send(&format!("STOPPING=1\nSTATUS={status}\n"));
     }
 
-    /// What is told is lines: a status must be one.
+    /// Joins the lines of a status. A line break would end it.
     fn line(status: &str) -> String {
         status.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    fn tell(&self, state: &str) {
+    fn send(&self, state: &str) {
         let Some(socket) = &self.socket else { return };
-        // A manager that does not read holds nobody up.
+        // Never block on a manager that does not read.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if let Err(error) = rustix::net::send(socket, state.as_bytes(), flags) {
-            tracing::warn!(%error, "cannot tell the service manager");
+            tracing::warn!(%error, "cannot notify the service manager");
         }
     }
 }
@@ -115,7 +116,7 @@ fn connect(name: &OsStr) -> io::Result<OwnedFd> {
     let address = match name.as_bytes() {
         [b'@', rest @ ..] => SocketAddrUnix::new_abstract_name(rest)?,
         [b'/', ..] => SocketAddrUnix::new(name)?,
-        _ => return Err(io::Error::new(io::ErrorKind::Unsupported, "neither a path nor abstract")),
+        _ => return Err(io::Error::new(io::ErrorKind::Unsupported, "not a path or abstract name")),
     };
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_and_abstract_names_are_reached() {
+    fn notifies_paths_and_abstract_names() {
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let path = dir.path().join("n");
         let by_path = UnixDatagram::bind(&path).unwrap_or_else(|e| panic!("{e}"));
@@ -158,14 +159,14 @@ mod tests {
             assert!(next().starts_with("RELOADING=1\nMONOTONIC_USEC="));
             notifier.stopping("2 sessions");
             assert_eq!(next(), "STOPPING=1\nSTATUS=2 sessions\n");
-            // More than the manager's queue holds: what does not fit is not waited for.
+            // More than the manager's queue holds: the rest is dropped, without blocking.
             (0..10_000).for_each(|_| notifier.ready("serving"));
         }
         assert!(connect(OsStr::new("vsock:2:1")).is_err());
     }
 
     #[test]
-    fn nobody_is_told_that_it_is_alive_before_all_have_answered() {
+    fn keepalive_waits_for_all_workers() {
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let path = dir.path().join("n");
         let manager = UnixDatagram::bind(&path).unwrap_or_else(|e| panic!("{e}"));
@@ -180,14 +181,14 @@ mod tests {
         let watchdog = Watchdog::of(Some("2000000"), None, 7);
         let mut notifier = Notifier { socket: connect(path.as_os_str()).ok(), watchdog };
         let at = |seconds| Time(0).after(Duration::from_secs(seconds));
-        assert!(notifier.asks(at(5)), "at once");
-        // However long it takes: they are asked once, and nothing is said.
-        assert!(!notifier.asks(at(6)) && !notifier.asks(at(60)));
-        assert_eq!((notifier.next_question(), heard()), (None, None));
-        notifier.alive(at(61));
+        assert!(notifier.is_keepalive_due(at(5)), "at once");
+        // The workers are asked only once, and no keep-alive is sent before they answer.
+        assert!(!notifier.is_keepalive_due(at(6)) && !notifier.is_keepalive_due(at(60)));
+        assert_eq!((notifier.next_keepalive(), heard()), (None, None));
+        notifier.send_keepalive(at(61));
         assert_eq!(heard().as_deref(), Some("WATCHDOG=1\n"));
-        assert_eq!(notifier.next_question(), Some(at(62)), "half of the time that is allowed");
-        assert!(!notifier.asks(at(61)) && notifier.asks(at(62)));
+        assert_eq!(notifier.next_keepalive(), Some(at(62)), "half of the time that is allowed");
+        assert!(!notifier.is_keepalive_due(at(61)) && notifier.is_keepalive_due(at(62)));
     }
 
     #[test]

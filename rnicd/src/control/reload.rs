@@ -1,9 +1,8 @@
-//! SIGHUP: the configuration file is read again. Everything or nothing: a file that is wrong in one
-//! place changes nothing.
+//! SIGHUP reads the configuration file again. A file with any error changes nothing.
 //!
-//! A thread of its own reads, parses and checks, so that no client waits for a file, whatever its
-//! size and however slow its disk. The control thread takes the result over in bounded time. One
-//! reload is under way at a time; a SIGHUP that comes meanwhile has the file read once more.
+//! A separate thread reads, parses and checks the file, so no client waits for a large file or a
+//! slow disk. The control thread applies the result in bounded time. Only one reload runs at a
+//! time; a SIGHUP during a reload starts another one.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,21 +18,21 @@ use crate::log::Level;
 use crate::privilege::{ThreadKind, spawn_confined};
 use crate::resource::{Manager, Reload, Replaced};
 
-/// Reloads one configuration file. Its thread ends, unwaited for, when this is dropped.
+/// Reloads one configuration file. Dropping it ends its thread without waiting for it.
 pub(super) struct Reloader {
     file: PathBuf,
-    /// None if `RUST_LOG` says what is logged.
+    /// `None` if `RUST_LOG` sets the log filter.
     level: Option<Level>,
     orders: Sender<Order>,
     checked: Receiver<Result<Box<Reload>, String>>,
     stage: Stage,
-    /// SIGHUP has come since the file was last opened.
+    /// A SIGHUP has arrived since the file was last opened.
     again: bool,
 }
 
-/// An order for the thread.
+/// A command to the thread.
 enum Order {
-    /// Reads the file and compares it with the configuration in force.
+    /// Reads the file and compares it with this configuration, which is in force.
     Read(Arc<Config>),
     Drop(Box<Replaced>),
 }
@@ -42,12 +41,12 @@ enum Order {
 enum Stage {
     Idle,
     AwaitChecked,
-    /// Sessions get their new rights.
+    /// The rights of sessions are being renewed.
     Renewing,
 }
 
 impl Reloader {
-    /// Starts the thread, which wakes the control thread by `waker`.
+    /// Starts the thread, which wakes the control thread through `waker`.
     pub(super) fn start(
         file: PathBuf,
         level: Option<Level>,
@@ -65,7 +64,7 @@ impl Reloader {
                         let checked = wanted.map(|w| Box::new(Reload::prepare(w, &running)));
                         // The receiver lives until the process ends.
                         let _ = results.send(checked);
-                        // An eventfd of our own: writing fails only when it rings already.
+                        // Our own eventfd: fails only if the wake-up is already pending.
                         let _ = waker.wake();
                     }
                     Order::Drop(replaced) => drop(replaced),
@@ -75,24 +74,24 @@ impl Reloader {
         Ok(Reloader { file, level, orders, checked, stage: Stage::Idle, again: false })
     }
 
-    /// Asks for a reload, which begins by [`begin`](Self::begin).
+    /// Requests a reload, which [`begin`](Self::begin) starts.
     pub(super) fn ask(&mut self) {
         self.again = true;
     }
 
-    /// Begins a reload if one was asked for and none is under way. Returns true if it has.
+    /// Begins a requested reload if none is in progress. Returns true if it has begun.
     pub(super) fn begin(&mut self, manager: &Manager) -> bool {
         let begins = self.again && self.stage == Stage::Idle;
         if begins {
             self.again = false;
             self.stage = Stage::AwaitChecked;
-            // That the thread has ended is seen when its result is awaited.
+            // If the thread has ended, `poll` notices that.
             let _ = self.orders.send(Order::Read(manager.config().clone()));
         }
         begins
     }
 
-    /// Goes on with a reload for a bounded time. Returns its outcome when it is over; the error is
+    /// Continues a reload for a bounded time. Returns its result when it has finished. The error is
     /// the text for a service manager.
     pub(super) fn poll(&mut self, manager: &mut Manager) -> Option<Result<(), String>> {
         match self.stage {
@@ -102,7 +101,7 @@ impl Reloader {
                     Ok(checked) => checked,
                     Err(TryRecvError::Empty) => return None,
                     Err(TryRecvError::Disconnected) => {
-                        Err("the thread that reads it has ended".to_owned())
+                        Err("the thread that reads the file has ended".to_owned())
                     }
                 };
                 match checked {
@@ -113,8 +112,9 @@ impl Reloader {
                     }
                     Err(error) => {
                         self.stage = Stage::Idle;
-                        let text =
-                            format!("configuration not reloaded, the old one stays: {error}");
+                        let text = format!(
+                            "configuration not reloaded, the previous one remains: {error}"
+                        );
                         tracing::error!("{text}");
                         Some(Err(text))
                     }
@@ -127,18 +127,19 @@ impl Reloader {
     fn take_over(&self, reload: Reload, manager: &mut Manager) {
         log_first(&reload.changed, |change| tracing::info!("reloaded: {change}"));
         log_first(&reload.kept, |change| {
-            tracing::warn!("not changed before the next start: {change}");
+            tracing::warn!("takes effect after a restart: {change}");
         });
         log_first(&reload.warnings, |warning| tracing::warn!("configuration: {warning}"));
-        let (changed, kept) = (reload.changed.len(), reload.kept.len());
+        let changed = reload.changed.len();
+        let kept = reload.kept.len();
         let has_level = reload.changed.iter().any(|change| change.key == "log.level");
         let replaced = manager.reload(reload);
-        // A thread that has ended drops nothing; then it is dropped here.
+        // If the thread has ended, the send fails and drops the value here.
         let _ = self.orders.send(Order::Drop(Box::new(replaced)));
         tracing::info!(file = %self.file.display(), changed, kept, "configuration reloaded");
-        // Last, so that these lines are logged as before.
+        // Last, so that the old filter applies to the lines above.
         if has_level && !self.level.as_ref().is_some_and(|l| l.set(&manager.config().log)) {
-            tracing::warn!("log.level stays: RUST_LOG overrides it");
+            tracing::warn!("log.level has no effect: RUST_LOG overrides it");
         }
     }
 
@@ -155,15 +156,15 @@ impl Reloader {
     }
 }
 
-/// Logs the first of many lines, and how many there are more.
+/// Logs the first lines of a list, and the number of the others.
 fn log_first<T>(all: &[T], log: impl Fn(&T)) {
-    all.iter().take(MOST_LINES).for_each(log);
-    if let Some(more) = all.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
+    all.iter().take(MAX_LINES).for_each(log);
+    if let Some(more) = all.len().checked_sub(MAX_LINES).filter(|more| *more > 0) {
         tracing::info!("and {more} more like this");
     }
 }
 
-/// How long sessions get their new rights before clients have their turns.
+/// Maximum time to renew sessions' rights before clients have their turns.
 const TURN: Duration = Duration::from_millis(1);
-/// Lines of one kind about one reload.
-const MOST_LINES: usize = 50;
+/// Maximum log lines of one kind per reload.
+const MAX_LINES: usize = 50;

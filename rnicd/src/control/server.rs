@@ -21,10 +21,10 @@ use slab::Slab;
 use super::addresses::Addresses;
 use super::budget::Budgets;
 use super::connection::{Connection, End, Incoming, Stage};
-use super::greetings::Greetings;
 use super::high_water::HighWater;
 use super::idle::Idle;
 use super::notify::Notifier;
+use super::pending_hellos::PendingHellos;
 use super::reload::Reloader;
 use super::socket::{ControlSocket, SocketError};
 use super::turns::Turns;
@@ -41,34 +41,34 @@ use crate::resource::{
 use crate::tree::{StartTreeError, Tree};
 use crate::worker::Workers;
 
-/// Why the daemon did not start.
+/// Reasons why the daemon did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The control socket could not be taken.
+    /// The control socket could not be opened.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The kernel has no filters of system calls.
-    #[error("control.seccomp = {value:?}: this kernel cannot: {error}; set it to \"off\"")]
+    /// The kernel does not support seccomp filters.
+    #[error("control.seccomp = {value:?}: this kernel lacks seccomp: {error}; set it to \"off\"")]
     NoFilters {
         /// The value as configured.
         value: &'static str,
         /// The system's error.
         error: io::Error,
     },
-    /// The tree of the devices could not be made where the configuration says.
+    /// The tree of the devices could not be created at the configured path.
     #[error(transparent)]
     Tree(#[from] StartTreeError),
-    /// The operating system refused something else.
+    /// Another operation failed.
     #[error("{what}: {error}")]
     System {
-        /// The operation that failed, in words.
+        /// The failed operation.
         what: &'static str,
         /// The system's error.
         error: io::Error,
     },
 }
 
-/// The daemon, listening. [`Server::run`] makes it work.
+/// The daemon, ready to serve clients with [`Server::run`].
 pub struct Server {
     poll: Poll,
     socket: Option<ControlSocket>,
@@ -80,51 +80,51 @@ pub struct Server {
     reaper: Reaper,
     connections: Slab<Connection>,
     by_session: HashMap<SessionId, usize>,
-    /// Connections that may have something to read.
+    /// Connections that may have input.
     ready: Turns,
     budgets: Budgets,
-    /// The thread's time on a CPU when the last turn ended.
+    /// CPU time of the thread at the end of the last turn.
     served: Duration,
-    /// Connections without a session.
-    greetings: Greetings,
-    /// When to look for clients again after descriptors ran out.
+    /// Connections that have not sent their Hello.
+    pending_hellos: PendingHellos,
+    /// Time of the next accept after descriptors ran out.
     accept_again: Option<Time>,
-    /// Clients to whom something is to be sent again, and when.
-    again: BTreeSet<usize>,
-    again_at: Option<Time>,
-    /// Clients that were to blame for their end, or were turned away.
+    /// Clients with pending packets that need another attempt, and the time of that attempt.
+    retry_clients: BTreeSet<usize>,
+    retry_at: Option<Time>,
+    /// Clients that ended by their own fault or were rejected.
     hostile: u64,
-    said: RateLimitedLogs,
+    log_limits: RateLimitedLogs,
     buffer: Box<[u8; MAX_MESSAGE]>,
-    /// Reads the configuration again; none without a file.
+    /// Reads the configuration again; `None` without a file.
     reloader: Option<Reloader>,
     stopping: Option<Time>,
-    /// Nothing if it waits for clients for ever.
+    /// `None` if the daemon waits for clients forever.
     idle: Option<Idle>,
     metrics: Metrics,
     tree: Option<LiveTree>,
     memory: HighWater,
-    /// Nothing if the kernel does not tell of changes.
+    /// `None` if the kernel does not announce changes.
     addresses: Option<Addresses>,
 }
 
-/// The tree of the devices, which follows their counters.
+/// The tree of the devices, with counters that are updated.
 struct LiveTree {
     tree: Tree,
-    /// When it is written next.
+    /// Time of the next update.
     due: Time,
-    /// It shows what there is, and no worker has done anything since.
+    /// It is up to date, and no worker has done anything since.
     is_still: bool,
 }
 
-/// Figures that are written to a file, if the configuration names one.
+/// Metrics in a file, if the configuration has one.
 struct Metrics {
     writer: Writer,
-    /// When they are written next.
+    /// Time of the next update.
     due: Time,
 }
 
-/// Tells a server from another thread to stop.
+/// Stops a server from another thread.
 #[derive(Clone)]
 pub struct Stopper {
     asked: Arc<AtomicBool>,
@@ -132,23 +132,22 @@ pub struct Stopper {
 }
 
 impl Stopper {
-    /// Asks it to stop in order.
+    /// Requests a graceful stop.
     pub fn stop(&self) {
         self.asked.store(true, Ordering::Release);
-        // An eventfd of our own: writing fails only when it rings already.
+        // Our own eventfd: fails only if the wake-up is already pending.
         let _ = self.waker.wake();
     }
 }
 
-/// Whether this kernel has the filters that `control.seccomp` asks for.
+/// Checks that this kernel supports the filters of `control.seccomp`.
 pub fn check_filters(seccomp: Seccomp) -> Result<(), StartError> {
     check_available(seccomp).map_err(|error| StartError::NoFilters { value: seccomp.name(), error })
 }
 
 impl Server {
-    /// Starts the workers of a daemon that serves `socket`. Signals are for a server that is told
-    /// by them to stop. Threads are started here, so what they are not to inherit is given up
-    /// before.
+    /// Starts the workers of a daemon that serves `socket`. `signals` stop the server. The caller
+    /// must first drop all privileges that the threads started here must not inherit.
     pub fn start(
         config: Config,
         socket: ControlSocket,
@@ -159,7 +158,7 @@ impl Server {
         check_filters(seccomp)?;
         let capacity = Capacity::of_this_process(&config);
         rnic_core::shm::fault::install().map_err(system("cannot install the fault handler"))?;
-        let poll = Poll::new().map_err(system("cannot make a poll"))?;
+        let poll = Poll::new().map_err(system("cannot create a poll"))?;
         let registry = poll.registry();
         let registered = || -> io::Result<Arc<Waker>> {
             let interest = Interest::READABLE;
@@ -184,11 +183,12 @@ impl Server {
             Reaper::start(waker.clone(), seccomp).map_err(system("cannot start the reaper"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
         let writer = Writer::start("rnicd-metrics", seccomp)
-            .map_err(system("cannot start the writer of metrics"))?;
+            .map_err(system("cannot start the metrics writer"))?;
         let metrics = Metrics { writer, due: clock::now() };
-        // Before the manager reads them for the first time.
+        // Before the manager reads the addresses for the first time.
         let addresses = follow_addresses(&poll, &waker, seccomp);
-        let (tree_at, path) = (config.device.tree.clone(), socket.path());
+        let tree_at = config.device.tree.clone();
+        let path = socket.path();
         let mut manager =
             Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
         let tree = Tree::start(&tree_at, path, &manager.tree_facts(), seccomp)?;
@@ -208,12 +208,12 @@ impl Server {
             ready: Turns::default(),
             budgets: Budgets::default(),
             served: Duration::ZERO,
-            greetings: Greetings::default(),
+            pending_hellos: PendingHellos::default(),
             accept_again: None,
-            again: BTreeSet::new(),
-            again_at: None,
+            retry_clients: BTreeSet::new(),
+            retry_at: None,
             hostile: 0,
-            said: RateLimitedLogs::new(10, Duration::from_secs(60)),
+            log_limits: RateLimitedLogs::new(10, Duration::from_secs(60)),
             buffer: Box::new([0; MAX_MESSAGE]),
             reloader: None,
             stopping: None,
@@ -225,13 +225,13 @@ impl Server {
         })
     }
 
-    /// Takes the port of other daemons (`wired.port`) before the first client. A daemon that is not
-    /// told to takes it with the first QP of the RoCE device.
+    /// Binds the port for other daemons (`wired.port`) before the first client. Without this call
+    /// it is bound with the first QP of the RoCE device.
     pub fn take_wired_port(&mut self, passed: Vec<PassedPort>) {
         self.manager.take_wired_port(passed);
     }
 
-    /// Has it read this file again when SIGHUP comes, which ends it otherwise.
+    /// Makes SIGHUP reload this file. Without a file SIGHUP stops the daemon.
     pub fn reload_from(&mut self, file: PathBuf, level: Option<Level>) -> Result<(), StartError> {
         let reloader = Reloader::start(file, level, self.stop.waker.clone(), self.seccomp)
             .map_err(system("cannot start the thread that reads the configuration"))?;
@@ -239,21 +239,21 @@ impl Server {
         Ok(())
     }
 
-    /// Has it stop in order once it has been without a client for so long.
+    /// Makes the server stop gracefully after `most` without a client.
     pub fn exit_when_idle(&mut self, most: Duration) {
         self.idle = Some(Idle::new(most));
     }
 
-    /// Something to stop it with.
+    /// Returns a handle that stops the server.
     pub fn stopper(&self) -> Stopper {
         self.stop.clone()
     }
 
-    /// Works until told to stop. Confines the thread that calls it to what that takes, for good.
+    /// Serves clients until the server is stopped. Confines the calling thread permanently.
     pub fn run(mut self) -> io::Result<()> {
         confine(ThreadKind::Control, self.seccomp)?;
         self.served = clock::on_cpu();
-        // Not before: whoever reads this may look whether it is confined.
+        // Logged after `confine`: readers of this line may check that the thread is confined.
         if let Some(socket) = &self.socket {
             for warning in crate::config::warnings(self.manager.config()) {
                 tracing::warn!("configuration: {warning}");
@@ -283,14 +283,14 @@ impl Server {
                 self.begin_stop(now);
             }
             self.handle_timeouts(now);
-            if self.notifier.asks(now) {
-                self.manager.ask_workers();
+            if self.notifier.is_keepalive_due(now) {
+                self.manager.probe_workers();
             }
             self.follow_addresses();
             self.manager.settle();
-            self.go_on_reloading(now);
+            self.continue_reload(now);
             if self.manager.poll_alive() {
-                self.notifier.alive(now);
+                self.notifier.send_keepalive(now);
             }
             self.serve(now);
             self.handle_idleness(now);
@@ -301,28 +301,28 @@ impl Server {
     }
 
     fn has_stopped(&self) -> bool {
-        // Sessions that a worker does not let go in time are left to the end of the process.
+        // Sessions that a worker does not release in time end with the process.
         self.stopping.is_some_and(|by| self.manager.sessions() == 0 || clock::now() >= by)
     }
 
-    /// How long the poll may sleep.
+    /// Returns how long the poll may sleep.
     fn patience(&mut self) -> Option<Duration> {
         if !self.ready.is_empty() || self.manager.has_outdated_rights() {
             return Some(Duration::ZERO);
         }
-        let greeting = self.greetings.first().map(|(deadline, _)| deadline);
+        let greeting = self.pending_hellos.first().map(|(deadline, _)| deadline);
         let cm = self.manager.connections().next_timeout();
         let dial = self.manager.next_dial();
         let port = self.manager.next_port_retry();
         let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
-        let watchdog = self.notifier.next_question();
+        let watchdog = self.notifier.next_keepalive();
         let next = greeting
             .into_iter()
             .chain(cm)
             .chain(dial)
             .chain(port)
             .chain(self.accept_again)
-            .chain(self.again_at)
+            .chain(self.retry_at)
             .chain(self.stopping)
             .chain(self.idle.as_ref().and_then(Idle::deadline))
             .chain(metrics)
@@ -331,7 +331,7 @@ impl Server {
             .chain(self.ready.next_wake())
             .chain(watchdog);
         let next = next.min()?;
-        // Rounded up, so that nothing is due just after waking for nothing.
+        // Rounded up, so the thread does not wake up just before the deadline.
         Some(next.since(clock::now()) + Duration::from_millis(1))
     }
 
@@ -351,13 +351,14 @@ impl Server {
                 }
             }
             Token(n) if n >= FIRST_CM.0 => {
-                let (readable, writable) = (event.is_readable(), event.is_writable());
+                let readable = event.is_readable();
+                let writable = event.is_writable();
                 self.manager.connections().handle_ready(token, readable, writable, now);
             }
             Token(n) => {
                 let n = n - FIRST_CLIENT;
-                // The client may be another than when the event was collected: everything here
-                // looks before it believes.
+                // The slot may hold a different client since the event was collected. All handlers
+                // check the state again.
                 self.handle_client(n / SOURCES, n % SOURCES, event.is_writable(), now);
             }
         }
@@ -369,9 +370,9 @@ impl Server {
         match source {
             SOCKET => {
                 client.readable = true;
-                // A send that the system has refused makes the socket writable once more, so that
-                // the next one would be refused at once, and so on: time tells when to try again.
-                if writable && !client.is_to_be_tried_again() {
+                // The kernel reports the socket as writable after each send that it has refused, so
+                // sending here would loop. A timer determines the next attempt.
+                if writable && !client.needs_retry() {
                     self.flush(key, now);
                 }
                 self.enqueue(key);
@@ -383,14 +384,14 @@ impl Server {
             }
             _ => {
                 if let Some(events) = &client.events {
-                    // A channel that nobody reads any more is the client's loss.
+                    // If the client does not read its channel, it loses events.
                     let _ = events.flush();
                 }
             }
         }
     }
 
-    /// Sends what a client was owed.
+    /// Sends pending packets of a client.
     fn flush(&mut self, key: usize, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
         match client.flush() {
@@ -399,15 +400,14 @@ impl Server {
         }
     }
 
-    /// Something was sent to a client, or waits: if nothing will tell when it can be sent, time
-    /// does.
+    /// Handles a sent or pending packet. Sets a timer if no event reports when it can be sent.
     fn sent(&mut self, key: usize, now: Time) {
         let Some(client) = self.connections.get(key) else { return };
-        if client.is_to_be_tried_again() {
-            self.again.insert(key);
-            self.again_at.get_or_insert(now.after(SEND_PAUSE));
+        if client.needs_retry() {
+            self.retry_clients.insert(key);
+            self.retry_at.get_or_insert(now.after(SEND_PAUSE));
         } else {
-            // What it asked while it was owed something may be there.
+            // A request may have arrived while a reply was pending.
             self.enqueue(key);
         }
     }
@@ -420,7 +420,7 @@ impl Server {
                 libc::SIGHUP if self.reloader.is_some() => {
                     self.reloader.iter_mut().for_each(Reloader::ask);
                 }
-                // Without a file it means what it means to other programs: the terminal is gone.
+                // Without a file SIGHUP has its usual meaning: the terminal was closed.
                 libc::SIGHUP if signals.ignores_hangup() => {}
                 number => {
                     tracing::info!(signal = number, "stopping");
@@ -431,15 +431,15 @@ impl Server {
         if stop {
             match self.stopping {
                 None => self.begin_stop(now),
-                // Asked twice: whoever asks does not want to wait.
+                // The second signal: stop without waiting.
                 Some(_) => self.stopping = Some(now),
             }
         }
         Ok(())
     }
 
-    /// Begins a reload that was asked for, and goes on with one that is under way.
-    fn go_on_reloading(&mut self, now: Time) {
+    /// Begins a requested reload, and continues the one in progress.
+    fn continue_reload(&mut self, now: Time) {
         let Some(reloader) = &mut self.reloader else { return };
         if self.stopping.is_some() {
             return;
@@ -456,28 +456,28 @@ impl Server {
         let status =
             reloaded.map_or_else(|why| format!("{SERVING}; {why}"), |()| SERVING.to_owned());
         self.notifier.ready(&status);
-        // One that was asked for meanwhile begins now: nothing else would wake this thread for it.
+        // A reload requested during this one begins now. No other event would wake this thread.
         if reloader.begin(&self.manager) {
             self.notifier.reloading();
         }
     }
 
-    /// Gives up path and lock, and the tree before them: who takes the place finds nothing there.
-    fn leave_place(&mut self) {
+    /// Removes the tree, then path and lock, so the next daemon finds none of them.
+    fn release_path(&mut self) {
         self.tree = None;
         if let Some(socket) = self.socket.take() {
             let _ = self.poll.registry().deregister(&mut SourceFd(&socket.as_fd().as_raw_fd()));
         }
     }
 
-    /// Gives up its place before anything else, then ends every session.
+    /// Removes path, lock and tree before anything else, then ends every session.
     fn begin_stop(&mut self, now: Time) {
         if self.stopping.is_some() {
             return;
         }
         self.stopping = Some(now.after(STOP_DEADLINE));
         self.notifier.stopping(&format!("ending {} sessions", self.manager.sessions()));
-        self.leave_place();
+        self.release_path();
         self.accept_again = None;
         let keys: Vec<usize> = self.connections.iter().map(|(key, _)| key).collect();
         for key in keys {
@@ -493,9 +493,9 @@ impl Server {
             self.manager.dial_due(now);
         }
         self.manager.retry_wired_port(now);
-        if self.again_at.is_some_and(|at| at <= now) {
-            self.again_at = None;
-            for key in std::mem::take(&mut self.again) {
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.retry_at = None;
+            for key in std::mem::take(&mut self.retry_clients) {
                 self.flush(key, now);
             }
         }
@@ -510,7 +510,7 @@ impl Server {
             self.metrics.due = now.after(metrics.interval);
             self.metrics.writer.write(vec![(file.clone(), self.manager.metrics())]);
         }
-        while let Some((deadline, key)) = self.greetings.first()
+        while let Some((deadline, key)) = self.pending_hellos.first()
             && deadline <= now
         {
             self.end(key, End::Silent, now);
@@ -518,12 +518,12 @@ impl Server {
         self.show_counters(now);
         let objects = self.manager.objects();
         self.memory.observe(objects, now);
-        if self.memory.is_over(objects, now) {
+        if self.memory.take_due(objects, now) {
             self.reaper.return_memory_later(privilege::own_user());
         }
     }
 
-    /// Brings the GID table and its files up to date after addresses have been read again.
+    /// Updates the GID table and its files after the addresses were read again.
     fn follow_addresses(&mut self) {
         let Some(found) = self.addresses.as_ref().and_then(Addresses::poll) else { return };
         self.manager.addresses_read(found);
@@ -533,13 +533,13 @@ impl Server {
         }
     }
 
-    /// Writes the counters to the tree, as long as workers change them.
+    /// Writes the counters to the tree if workers have changed them.
     fn show_counters(&mut self, now: Time) {
         let Some(live) = &mut self.tree else { return };
         live.is_still &= self.manager.workers_still_sleep();
         if live.due <= now && !live.is_still {
             live.due = now.after(TREE_INTERVAL);
-            // Before the counters are looked at: who changes them later says so.
+            // Before the counters are read, so that later changes are noticed.
             live.is_still = self.manager.watch_workers();
             live.tree.show(self.manager.sums());
         }
@@ -554,20 +554,21 @@ impl Server {
         }
     }
 
-    /// Answers what is due, then gives users their turns, for a bounded time: whoever is not
-    /// reached is the first in the next round.
+    /// Sends pending replies, then gives users their turns for a bounded time. Users that get no
+    /// turn are first in the next round.
     fn serve(&mut self, now: Time) {
         self.settle_clients(now);
         self.ready.wake(now);
         let began = clock::now();
         for _ in 0..self.ready.users() {
             let Some(user) = self.ready.begin() else { return };
-            // He may have had his time already, by clients that were taken in.
+            // Accepting clients may have exhausted the user's budget.
             if let Some(until) = self.rest(user, now) {
                 self.ready.rest(user, until);
                 continue;
             }
-            let (turn, had) = (clock::now(), clock::on_cpu());
+            let turn = clock::now();
+            let had = clock::on_cpu();
             let mut over = turn;
             while let Some(key) = self.ready.client(user) {
                 self.serve_client(key, now);
@@ -576,11 +577,13 @@ impl Server {
                     break;
                 }
             }
-            // Nobody pays for what others did to this CPU meanwhile, or for a daemon that was
-            // stopped.
-            let (led, took) = (had.saturating_sub(self.served), clock::on_cpu() - had);
+            // CPU time, not wall time, so a user does not pay for other load on this CPU or for a
+            // stopped daemon.
+            let led = had.saturating_sub(self.served);
+            let took = clock::on_cpu() - had;
             self.served = had + took;
-            // That requests are heard of costs as well, and mostly for whom there are many.
+            // Polling costs time too, most of it for users with many requests. So the time before
+            // the turn is charged as well, up to the duration of the turn itself.
             self.budgets.spend(user, took + led.min(took), now);
             match self.rest(user, now) {
                 Some(until) => self.ready.rest(user, until),
@@ -592,24 +595,26 @@ impl Server {
         }
     }
 
-    /// Until when a user is not served, because others have sessions and he has had his time.
+    /// Returns the time until which a user must wait: its budget is overdrawn and other users have
+    /// sessions.
     fn rest(&self, user: u32, now: Time) -> Option<Time> {
         self.budgets.rests_until(user, now).filter(|_| self.manager.has_others(user))
     }
 
-    /// Carries out one request of a client, which then stands behind others of its user.
+    /// Handles one request of a client, then queues the client after the others of its user.
     fn serve_client(&mut self, key: usize, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
         client.queued = false;
-        let (uid, session) = (client.peer.uid, client.session());
+        let uid = client.peer.uid;
+        let session = client.session();
         let may_pass = || self.manager.may_pass(uid, session);
         match client.receive(&mut self.buffer, &self.reaper, may_pass) {
             Incoming::Nothing => return,
-            Incoming::Hello(hello) => self.greet(key, hello, now),
+            Incoming::Hello(hello) => self.handle_hello(key, hello, now),
             Incoming::Request(request, descriptor) => {
                 let Some(session) = client.session() else { return };
                 let id = request.id;
-                // Before the answer, which may be there at once.
+                // Set before the request runs, because it may be answered at once.
                 client.stage = Stage::AwaitWorkers { session, request: id };
                 match self.manager.request(session, request.body, descriptor, now) {
                     Ok(Outcome::Later) => {}
@@ -623,7 +628,7 @@ impl Server {
         self.enqueue(key);
     }
 
-    /// Passes on answers that the workers were waited for, and ends sessions that misbehaved.
+    /// Sends replies that waited for workers, and ends misbehaving sessions.
     fn settle_clients(&mut self, now: Time) {
         while let Some((session, granted)) = self.manager.poll_answer() {
             self.answer(session, Ok(granted), now);
@@ -646,7 +651,7 @@ impl Server {
         }
     }
 
-    fn greet(&mut self, key: usize, hello: Hello, now: Time) {
+    fn handle_hello(&mut self, key: usize, hello: Hello, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
         let opened = if self.stopping.is_some() {
             Err(HelloStatus::Stopping)
@@ -658,9 +663,9 @@ impl Server {
         let (session, SessionOpened { reply, descriptors, events }) = match opened {
             Ok(opened) => opened,
             Err(status) => {
-                tracing::debug!(pid = client.peer.pid, ?status, "turned away");
-                // It is turned away whether or not it hears why.
-                let _ = client.welcome(turned_away(status), Vec::new());
+                tracing::debug!(pid = client.peer.pid, ?status, "client rejected");
+                // The client is rejected even if the reply cannot be sent.
+                let _ = client.welcome(rejection(status), Vec::new());
                 self.remove(key);
                 return;
             }
@@ -673,7 +678,7 @@ impl Server {
             "session opened"
         );
         if let Stage::AwaitHello { deadline } = client.stage {
-            self.greetings.remove(deadline, key, client.peer.uid);
+            self.pending_hellos.remove(deadline, key, client.peer.uid);
         }
         client.stage = Stage::AwaitRequest(session);
         let channel = events.as_fd().as_raw_fd();
@@ -689,10 +694,12 @@ impl Server {
         }
     }
 
-    /// Ends a client and whatever it owned.
+    /// Ends a client and all that it owns.
     fn end(&mut self, key: usize, end: End, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
-        let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
+        let pid = client.peer.pid;
+        let uid = client.peer.uid;
+        let session = client.session();
         let why = end.to_string();
         if let Some(live) = &mut self.tree {
             live.is_still = false;
@@ -707,10 +714,10 @@ impl Server {
             if let Some(refusal) = refusal
                 && session.is_some()
             {
-                client.complain(refusal, diagnosis_id);
+                client.send_last_refusal(refusal, diagnosis_id);
             }
             self.hostile += 1;
-            if let Some(suppressed) = self.said.count(end.kind(), Instant::now()) {
+            if let Some(suppressed) = self.log_limits.count(end.kind(), Instant::now()) {
                 let command = &client.peer.command;
                 let reason = end;
                 tracing::warn!(pid, uid, command, suppressed, why = diagnosis_id, %reason, "client ended");
@@ -732,7 +739,7 @@ impl Server {
         }
         match client.stage {
             Stage::AwaitHello { deadline } => {
-                self.greetings.remove(deadline, key, client.peer.uid);
+                self.pending_hellos.remove(deadline, key, client.peer.uid);
             }
             Stage::AwaitRequest(session) | Stage::AwaitWorkers { session, .. } => {
                 self.by_session.remove(&session);
@@ -741,14 +748,14 @@ impl Server {
         let events = client.events.as_ref().map(|e| e.as_fd().as_raw_fd());
         let sources = [client.as_fd().as_raw_fd(), client.peer.process.as_raw_fd()];
         for fd in sources.into_iter().chain(events) {
-            // All are registered; workers may hold the event channel a little longer.
+            // All are registered. Workers may keep the event channel open a little longer.
             let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
         }
         client.close(&self.reaper);
     }
 }
 
-fn turned_away(status: HelloStatus) -> HelloReply {
+fn rejection(status: HelloStatus) -> HelloReply {
     HelloReply {
         status: status as u32,
         version: ABI_VERSION,
@@ -759,7 +766,7 @@ fn turned_away(status: HelloStatus) -> HelloReply {
     }
 }
 
-/// Follows the addresses of this host, if the kernel tells of changes.
+/// Subscribes to address changes, if the kernel announces them.
 fn follow_addresses(poll: &Poll, waker: &Arc<Waker>, seccomp: Seccomp) -> Option<Addresses> {
     let followed = Addresses::follow(waker.clone(), seccomp).and_then(|addresses| {
         let fd = addresses.as_fd().as_raw_fd();
@@ -767,12 +774,12 @@ fn follow_addresses(poll: &Poll, waker: &Arc<Waker>, seccomp: Seccomp) -> Option
         Ok(addresses)
     });
     let report = |error: &io::Error| {
-        tracing::warn!(%error, "changes of the host's addresses are not followed (AF_NETLINK)");
+        tracing::warn!(%error, "cannot follow changes of the host's addresses (AF_NETLINK)");
     };
     followed.inspect_err(report).ok()
 }
 
-/// Why a client ends to which nothing can be sent.
+/// Returns the reason for the end of a client to which a send failed.
 fn ended_by(error: io::Error) -> End {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => End::Closed,
@@ -791,26 +798,26 @@ const LISTENER: Token = Token(0);
 const SIGNALS: Token = Token(1);
 const WAKER: Token = Token(2);
 const ADDRESSES: Token = Token(3);
-/// Clients have [`SOURCES`] tokens each from here on.
+/// First token of clients, which have [`SOURCES`] tokens each.
 const FIRST_CLIENT: usize = 16;
 const SOURCES: usize = 3;
 const SOCKET: usize = 0;
 const PROCESS: usize = 1;
 const EVENTS: usize = 2;
-/// The connection manager's tokens; no slab of clients grows that long.
+/// First token of the connection manager. No slab of clients grows that large.
 const FIRST_CM: Token = Token(1 << 32);
 
-/// How long a client may take for its Hello.
+/// Time limit for a client's Hello.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-/// How long to wait before something is sent again that the system refused to take.
+/// Pause before another attempt to send a packet that the kernel refused.
 const SEND_PAUSE: Duration = Duration::from_millis(10);
-/// How long one user's requests are carried out before others have their turn.
+/// Maximum duration of one user's turn.
 const TURN: Duration = Duration::from_millis(1);
-/// How long turns are given before the poll is asked for who else is there.
+/// Maximum duration of a round of turns, then the thread polls again.
 const ROUND: Duration = Duration::from_millis(4);
-/// Time between two writings of the tree's counters.
+/// Minimum time between two updates of the tree's counters.
 const TREE_INTERVAL: Duration = Duration::from_secs(1);
-/// How long sessions may take to end when the daemon stops.
+/// Time limit for sessions to end when the daemon stops.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

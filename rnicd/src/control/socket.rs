@@ -1,9 +1,8 @@
-//! The control socket's place in the file system: which path, who owns it, who may connect.
+//! Path, owner and permissions of the control socket.
 //!
-//! A lock file beside the socket decides who owns the path; a socket that is left over is removed
-//! only by the owner of the lock. Both are gone when the [`ControlSocket`] is. A socket that a
-//! service manager opened and passed is its own affair: path, mode and group are as it made them,
-//! and stay.
+//! A lock file beside the socket decides which daemon owns the path. Only the owner of the lock
+//! removes a stale socket. Dropping the [`ControlSocket`] removes both files. A socket that a
+//! service manager opened and passed stays as it is, with its path, mode and group.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
@@ -23,46 +22,46 @@ use rustix::process::{Gid, Uid};
 use crate::config::Control;
 use crate::privilege;
 
-/// Why the daemon could not take its socket.
+/// Reasons why the daemon could not open its socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Another daemon has it.
+    /// Another daemon uses the path.
     #[error("{path} belongs to a running daemon (pid {pid}); stop it or choose another --socket")]
     Taken {
         /// Path of the socket.
         path: PathBuf,
-        /// Who has it, as it wrote down itself.
+        /// Process ID of that daemon, from its lock file.
         pid: String,
     },
-    /// Something else lies there.
-    #[error("{path} exists and is no socket; remove it or choose another --socket")]
+    /// The path is not a socket.
+    #[error("{path} exists and is not a socket; remove it or choose another --socket")]
     NotASocket {
-        /// Path at which something else lies.
+        /// The path.
         path: PathBuf,
     },
     /// The folder in the temp dir is not safe to use.
-    #[error("{path} is not a folder of this user with mode 0700: {why}")]
+    #[error("{path} is not a private folder of this user: {why}; remove it or use --socket")]
     UnsafeFolder {
         /// Path of the folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the problem.
         why: String,
     },
-    /// A group of the configuration does not exist.
+    /// The group `control.group` does not exist.
     #[error("control.group = {group:?}: no such group")]
     NoSuchGroup {
         /// The group as configured.
         group: String,
     },
-    /// What a service manager passed is of no use.
+    /// A socket that a service manager passed cannot be used.
     #[error("socket activation: {0}")]
     Passed(String),
-    /// The operating system refused.
+    /// Another operation failed.
     #[error("{what} {path}: {error}")]
     System {
-        /// The operation that failed, in words.
+        /// The failed operation.
         what: &'static str,
-        /// Path of the file it was about.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         error: io::Error,
@@ -74,19 +73,19 @@ pub enum SocketError {
 pub struct ControlSocket {
     socket: OwnedFd,
     path: PathBuf,
-    /// Unless a service manager opened the socket.
+    /// `None` if a service manager opened the socket.
     lock: Option<Lock>,
 }
 
 #[derive(Debug)]
 struct Lock {
     path: PathBuf,
-    /// Held for its lock.
+    /// Holds the lock while it is open.
     file: File,
 }
 
 impl ControlSocket {
-    /// Takes `path`, or the place that suits whoever runs the daemon, and listens there.
+    /// Opens `path`, or the default path of the daemon's user, and listens there.
     pub fn open(path: Option<&Path>, control: &Control) -> Result<Self, SocketError> {
         let path = match path.or(control.socket.as_deref()) {
             Some(path) => path.to_owned(),
@@ -104,7 +103,7 @@ impl ControlSocket {
         let own = [0, privilege::own_user(), account.unwrap_or(0)];
         if let Some(who) = path.parent().and_then(|folder| others_who_may_replace(folder, own)) {
             let path = path.display();
-            tracing::warn!(%path, "{who} can put another socket in the place of this one");
+            tracing::warn!(%path, "{who} can replace this socket with another one");
         }
         let opened = remove_stale(&path).and_then(|()| listen(&path, control));
         match opened {
@@ -113,15 +112,15 @@ impl ControlSocket {
                 Ok(ControlSocket { socket, path, lock })
             }
             Err(error) => {
-                // Ours to remove: we hold the lock.
+                // This daemon holds the lock, so the file is its own.
                 let _ = std::fs::remove_file(&lock_path);
                 Err(error)
             }
         }
     }
 
-    /// Takes a socket that a service manager passed, if it is one to serve clients on and not
-    /// another than `path` or the configuration name.
+    /// Adopts a socket that a service manager passed. It must be suitable for clients, and its path
+    /// must be `path` and the configured one, if these are set.
     pub fn passed(
         socket: OwnedFd,
         path: Option<&Path>,
@@ -131,7 +130,7 @@ impl ControlSocket {
         let refused = |why: &str| SocketError::Passed(why.to_owned());
         let kind = || Ok((socket_domain(&socket)?, socket_type(&socket)?));
         let kind =
-            kind().map_err(|_: rustix::io::Errno| refused("what was passed is no socket"))?;
+            kind().map_err(|_: rustix::io::Errno| refused("the descriptor is not a socket"))?;
         if kind != (AddressFamily::UNIX, SocketType::SEQPACKET) {
             return Err(refused(
                 "the socket is not of the type SOCK_SEQPACKET (ListenSequentialPacket=)",
@@ -147,9 +146,10 @@ impl ControlSocket {
         };
         for (key, wanted) in [("--socket", path), ("control.socket", control.socket.as_deref())] {
             if let Some(wanted) = wanted.filter(|wanted| *wanted != bound) {
-                let (bound, wanted) = (bound.display(), wanted.display());
+                let bound = bound.display();
+                let wanted = wanted.display();
                 return Err(SocketError::Passed(format!(
-                    "{bound} was passed, but {key} = {wanted}; name the same or leave it out"
+                    "{bound} was passed, but {key} = {wanted}; set the same path or none"
                 )));
             }
         }
@@ -158,48 +158,48 @@ impl ControlSocket {
         Ok(ControlSocket { path: bound.to_owned(), socket, lock: None })
     }
 
-    /// Gives path and lock to the user whom the daemon is about to become, so that it can remove
-    /// them: in a folder with the sticky bit only their owner can. The folder is given as well if
-    /// it is the default one, which is there for nothing else.
+    /// Changes the owner of path and lock to the user that the daemon switches to, so that it can
+    /// remove them: in a folder with the sticky bit only the owner can. Also changes the owner of
+    /// the default folder, which has no other use.
     pub fn give_to(&self, uid: u32) -> Result<(), SocketError> {
         let Some(lock) = &self.lock else { return Ok(()) };
         let owner = Some(Uid::from_raw(uid));
         fchown(&lock.file, owner, None)
-            .map_err(|e| system("cannot give away", &lock.path)(e.into()))?;
+            .map_err(|e| system("cannot change the owner of", &lock.path)(e.into()))?;
         let give = |there| Ok(chownat(there, c"", owner, None, AtFlags::EMPTY_PATH)?);
-        hold(&self.path).and_then(give).map_err(system("cannot give away", &self.path))?;
+        let given = hold(&self.path).and_then(give);
+        given.map_err(system("cannot change the owner of", &self.path))?;
         if self.path.parent() == Some(Path::new(DEFAULT_FOLDER)) {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let folder = rustix::fs::open(DEFAULT_FOLDER, flags, Mode::empty());
             let given = folder.and_then(|f| chownat(&f, c"", owner, None, AtFlags::EMPTY_PATH));
-            given.map_err(|e| system("cannot give away", Path::new(DEFAULT_FOLDER))(e.into()))?;
+            let failed = system("cannot change the owner of", Path::new(DEFAULT_FOLDER));
+            given.map_err(|e| failed(e.into()))?;
         }
         Ok(())
     }
 
-    /// Whether this process, as it is now, may remove the path when it ends, if that is for it to
-    /// do.
+    /// Returns true if this process can remove the path at its end, or does not have to.
     pub fn can_be_removed(&self) -> bool {
         let Some(folder) = self.path.parent().filter(|_| self.lock.is_some()) else { return true };
         accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).is_ok()
     }
 
-    /// Path at which clients connect.
+    /// Returns the path at which clients connect.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Has the kernel refuse who connects from now on; who has connected can still be accepted. A
-    /// socket that a service manager passed stays open: whoever connects to it starts the next
-    /// daemon.
-    pub fn close_to_newcomers(&self) {
+    /// Makes the kernel refuse new clients. Clients that have connected can still be accepted. A
+    /// socket that a service manager passed stays open: the next client starts the next daemon.
+    pub fn refuse_new_clients(&self) {
         if self.lock.is_some() {
-            // A socket that listens can be shut down, whatever it is told.
+            // Does not fail on a listening socket.
             let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
         }
     }
 
-    /// The next client, if one waits.
+    /// Accepts the next client, if one waits.
     pub fn accept(&self) -> io::Result<Option<OwnedFd>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.socket, flags) {
@@ -220,9 +220,8 @@ impl AsFd for ControlSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         let Some(lock) = &self.lock else { return };
-        // The lock is held until both are gone, so no other daemon's files are removed here. A
-        // file that somebody else removed already is as good as removed, and one that may not be
-        // removed is what the next owner of the lock expects.
+        // The lock is held until both are removed, so no other daemon's files are removed here.
+        // Errors are ignored: the file is already gone, or the next owner of the lock removes it.
         let _ = std::fs::remove_file(&self.path);
         let _ = std::fs::remove_file(&lock.path);
     }
@@ -232,10 +231,10 @@ fn default_path() -> Result<PathBuf, SocketError> {
     if privilege::own_user() == 0 {
         let folder = Path::new(DEFAULT_FOLDER);
         let made = std::fs::DirBuilder::new().mode(0o755).recursive(true).create(folder);
-        made.map_err(system("cannot make folder", folder))?;
+        made.map_err(system("cannot create folder", folder))?;
         return Ok(folder.join("rnicd.sock"));
     }
-    // The library skips another user's folder as well: it is left over from before `su`.
+    // The client library ignores another user's folder too. `su` keeps the variable as it was.
     let is_own = |folder: &Path| {
         std::fs::metadata(folder).is_ok_and(|found| found.uid() == privilege::own_user())
     };
@@ -245,19 +244,19 @@ fn default_path() -> Result<PathBuf, SocketError> {
     }
 }
 
-/// This user's folder in `temp`, made if it is not there, checked if it is: anybody may write to
-/// the temp dir, so what lies there under our name may be somebody else's.
+/// Returns this user's folder in `temp`. Creates it if it is missing, and otherwise checks it:
+/// every user can write to the temp dir, so the folder may belong to another user.
 fn own_folder(temp: &Path) -> Result<PathBuf, SocketError> {
     let user = privilege::own_user();
     let path = temp.join(format!("rnicd-{user}"));
     match std::fs::DirBuilder::new().mode(0o700).create(&path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(system("cannot make folder", &path)(error)),
+        Err(error) => return Err(system("cannot create folder", &path)(error)),
     }
     let found = std::fs::symlink_metadata(&path).map_err(system("cannot look at", &path))?;
     let why = if !found.is_dir() {
-        "it is something else".to_owned()
+        "it is not a folder".to_owned()
     } else if found.uid() != user {
         format!("it belongs to user {}", found.uid())
     } else if found.mode() & 0o077 != 0 {
@@ -283,7 +282,7 @@ fn take_lock(path: &Path, lock_path: &Path) -> Result<File, SocketError> {
             Ok(()) => {}
             Err(rustix::io::Errno::AGAIN) => {
                 let mut pid = String::new();
-                // A lock file we cannot read still says that somebody is there.
+                // Another daemon has the lock, even if its pid cannot be read.
                 let _ = lock.take(32).read_to_string(&mut pid);
                 let pid = match pid.trim() {
                     "" => "unknown".to_owned(),
@@ -293,13 +292,13 @@ fn take_lock(path: &Path, lock_path: &Path) -> Result<File, SocketError> {
             }
             Err(error) => return Err(system("cannot lock", lock_path)(error.into())),
         }
-        // The owner before us removes the file before it lets the lock go: then we hold the lock
-        // of a file that nobody else will find.
+        // The previous owner removes the file before it releases the lock. In that case this lock
+        // is on a removed file, which no other daemon can find.
         let held = lock.metadata().map_err(system("cannot look at lock file", lock_path))?;
         let there = std::fs::symlink_metadata(lock_path);
         if there.is_ok_and(|there| held.dev() == there.dev() && held.ino() == there.ino()) {
             if !held.is_file() || held.nlink() != 1 {
-                let error = io::Error::other("it is another file as well");
+                let error = io::Error::other("it is not a regular file, or links to another file");
                 return Err(system("cannot write lock file", lock_path)(error));
             }
             let write = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
@@ -309,11 +308,11 @@ fn take_lock(path: &Path, lock_path: &Path) -> Result<File, SocketError> {
     }
 }
 
-/// Removes the socket of a daemon that is gone. The caller holds the lock.
+/// Removes the socket of a daemon that has exited. The caller holds the lock.
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => {
-            tracing::info!(path = %path.display(), "removing the socket of a daemon that is gone");
+            tracing::info!(path = %path.display(), "removing the socket of a daemon that exited");
             std::fs::remove_file(path).map_err(system("cannot remove stale socket", path))
         }
         Ok(_) => Err(SocketError::NotASocket { path: path.to_owned() }),
@@ -335,8 +334,8 @@ fn listen(path: &Path, control: &Control) -> Result<OwnedFd, SocketError> {
     let bound = || -> rustix::io::Result<OwnedFd> {
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        // The path gets the mode of the unbound socket, less the umask: at no time does it allow
-        // more than it should.
+        // The path gets the mode of the unbound socket without the bits of the umask, so it never
+        // has more permissions than it should.
         fchmod(&socket, Mode::from_raw_mode(mode))?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(socket)
@@ -345,22 +344,22 @@ fn listen(path: &Path, control: &Control) -> Result<OwnedFd, SocketError> {
     let listening = open_to_clients(path, mode, group)
         .and_then(|()| Ok(rustix::net::listen(&socket, BACKLOG)?));
     listening.map_err(|error| {
-        // Ours, as we hold the lock and have bound it.
+        // This daemon holds the lock and has bound it.
         let _ = std::fs::remove_file(path);
-        system("cannot open to clients", path)(error)
+        system("cannot set up", path)(error)
     })?;
     Ok(socket)
 }
 
-/// Gives the socket at `path` its mode, which the umask may have narrowed, and its group.
+/// Sets mode and group of the socket at `path`. The umask may have cleared bits of the mode.
 fn open_to_clients(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
     let there = hold(path)?;
     if group.is_some() {
         chownat(&there, c"", None, group.map(Gid::from_raw), AtFlags::EMPTY_PATH)?;
     }
     if fstat(&there)?.st_mode & 0o7777 != mode {
-        // Not by the descriptor itself, which before Linux 6.6 nothing can do. This is a link to
-        // what it holds and to nothing else.
+        // Before Linux 6.6, fchmod(2) does not accept an O_PATH descriptor. This link refers to
+        // exactly the file that the descriptor holds.
         let held = format!("/proc/self/fd/{}", there.as_raw_fd());
         std::fs::set_permissions(&held, Permissions::from_mode(mode)).map_err(|error| {
             let why = format!("changing its mode to {mode:04o} (control.mode) by {held}: {error}");
@@ -370,9 +369,9 @@ fn open_to_clients(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()>
     Ok(())
 }
 
-/// The socket that this process has bound at `path`, held while it is looked at and changed: who
-/// can write to the folder may put something else there meanwhile, a link to a file of root's or
-/// another socket of this user's with a second name.
+/// Opens the socket that this process has bound at `path`, to check and change it. A user with
+/// write access to the folder may have replaced it, for example by a symbolic link to a file of
+/// root or by a hard link to another socket of this user.
 fn hold(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let there = rustix::fs::open(path, flags, Mode::empty())?;
@@ -384,18 +383,21 @@ fn hold(path: &Path) -> io::Result<OwnedFd> {
     Ok(there)
 }
 
-/// Who else than these users can take away and make anew what this process puts into a folder.
+/// Returns the users other than `own` that can remove and replace files in a folder.
 fn others_who_may_replace(folder: &Path, own: [u32; 3]) -> Option<String> {
-    // What cannot be looked at cannot be bound in.
+    // If stat(2) fails, bind(2) fails too.
     let found = std::fs::metadata(folder).ok()?;
-    let (mode, owner) = (found.mode(), found.uid());
+    let mode = found.mode();
+    let owner = found.uid();
     if !own.contains(&owner) {
-        return Some(format!("user {owner}, to whom {} belongs,", folder.display()));
+        return Some(format!("user {owner}, the owner of {},", folder.display()));
     }
-    // With the sticky bit everybody removes only what is his own.
+    // With the sticky bit, users can only remove their own files.
     let sticky = mode & 0o1000 != 0;
-    (mode & 0o022 != 0 && !sticky)
-        .then(|| format!("whoever may write to {} (mode {:04o})", folder.display(), mode & 0o7777))
+    let may_write = mode & 0o022 != 0 && !sticky;
+    let folder = folder.display();
+    may_write
+        .then(|| format!("every user with write access to {folder} (mode {:04o})", mode & 0o7777))
 }
 
 fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketError {
@@ -403,9 +405,9 @@ fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketEr
     move |error| SocketError::System { what, path, error }
 }
 
-/// Where a daemon of the system has its socket.
+/// Folder of the system daemon's socket.
 const DEFAULT_FOLDER: &str = "/run/rnicd";
-/// Clients that may wait to be accepted.
+/// Maximum clients that wait to be accepted.
 const BACKLOG: i32 = 128;
 
 #[cfg(test)]
@@ -421,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_and_lock_are_gone_after_it() {
+    fn socket_and_lock_are_removed_on_drop() {
         let dir = folder();
         let path = dir.path().join("s");
         let socket = open(&path).unwrap_or_else(|e| panic!("{e}"));
@@ -458,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_daemon_is_told_who_has_it() {
+    fn second_daemon_reports_the_pid_of_the_first() {
         let dir = folder();
         let path = dir.path().join("s");
         let _first = open(&path).unwrap_or_else(|e| panic!("{e}"));
@@ -487,9 +489,9 @@ mod tests {
         assert!(!dir.path().join("s.lock").exists());
     }
 
-    /// Whoever can write to the folder puts something else there between two steps.
+    /// A user with write access to the folder replaces the socket between two steps.
     #[test]
-    fn what_has_been_put_in_the_place_of_the_socket_keeps_its_mode() {
+    fn replaced_socket_path_keeps_its_mode() {
         let dir = folder();
         let at = |name: &str| dir.path().join(name);
         let mode = |path: &Path| std::fs::symlink_metadata(path).map(|m| m.mode() & 0o7777).ok();
@@ -511,14 +513,14 @@ mod tests {
         assert!(open_to_clients(&at("second"), 0o666, None).is_err(), "another name of a socket");
         assert_eq!((mode(&at("secret")), mode(&at("other"))), (Some(0o600), Some(0o600)));
         std::fs::remove_file(at("second")).unwrap_or_else(|e| panic!("{e}"));
-        // The socket itself gets what it is to have.
+        // The socket itself gets its mode.
         open_to_clients(&at("other"), 0o666, None).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(mode(&at("other")), Some(0o666));
         if own == 0 {
             open_to_clients(&at("other"), 0o660, Some(65_534)).unwrap_or_else(|e| panic!("{e}"));
             let found = std::fs::metadata(at("other")).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!((found.gid(), found.uid(), found.mode() & 0o7777), (65_534, 0, 0o660));
-            // One that is somebody else's.
+            // A socket of another user.
             std::os::unix::fs::lchown(at("other"), Some(65_534), None)
                 .unwrap_or_else(|e| panic!("{e}"));
             assert!(open_to_clients(&at("other"), 0o666, None).is_err());
@@ -526,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_file_that_is_another_file_as_well_is_left_alone() {
+    fn hard_linked_lock_file_is_left_alone() {
         let dir = folder();
         let precious = dir.path().join("precious");
         std::fs::write(&precious, "kept").unwrap_or_else(|e| panic!("{e}"));
@@ -537,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_in_which_others_may_replace_the_socket_are_named() {
+    fn folders_writable_by_others_are_reported() {
         let dir = folder();
         let who = |mode| {
             std::fs::set_permissions(dir.path(), Permissions::from_mode(mode))
@@ -548,13 +550,13 @@ mod tests {
             assert_eq!(who(safe), None, "{safe:o}");
         }
         for unsafe_mode in [0o777, 0o775, 0o702] {
-            assert!(who(unsafe_mode).is_some_and(|who| who.starts_with("whoever may write")));
+            assert!(who(unsafe_mode).is_some_and(|who| who.starts_with("every user with write")));
         }
         if privilege::own_user() == 0 {
             std::os::unix::fs::chown(dir.path(), Some(65_534), None)
                 .unwrap_or_else(|e| panic!("{e}"));
             assert!(who(0o755).is_some_and(|who| who.starts_with("user 65534")));
-            // Given to the user that the daemon becomes.
+            // Owned by the user that the daemon switches to.
             std::os::unix::fs::chown(dir.path(), Some(65_533), None)
                 .unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(who(0o755), None);
@@ -578,7 +580,7 @@ mod tests {
             .unwrap_or_else(|e| panic!("{e}"));
         let error = own_folder(dir.path()).err().map(|e| e.to_string()).unwrap_or_default();
         assert!(error.contains("its mode is 0755"), "{error}");
-        // A link to one that would do.
+        // A link to a suitable folder.
         let elsewhere = dir.path().join("elsewhere");
         std::fs::rename(&made, &elsewhere).unwrap_or_else(|e| panic!("{e}"));
         std::fs::set_permissions(&elsewhere, Permissions::from_mode(0o700))

@@ -1,24 +1,24 @@
-//! Whose turn it is: users in rotation, and within a user's turn his clients in rotation.
+//! Round-robin order of turns: of users, and of each user's clients within the user's turns.
 //!
-//! A user with a thousand clients has one turn like everybody else. How long a turn lasts, and who
-//! has had so much that he is to rest, is decided by who gives it; [`Turns`] only keeps the order.
+//! A user with a thousand clients gets one turn like every other user. The caller decides how long
+//! a turn lasts and when a user must rest; [`Turns`] only keeps the order.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use rnic_core::types::Time;
 
-/// Clients that may have something to say, by user.
+/// Clients that may have input, by user.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// Users of whom a client waits, the one whose turn is next first.
+    /// Users with waiting clients, next first.
     users: VecDeque<u32>,
     clients: HashMap<u32, VecDeque<usize>>,
-    /// Users who have no turn for now, and until when.
+    /// Users that must rest before their next turn, by the end of their rest.
     resting: BTreeSet<(Time, u32)>,
 }
 
 impl Turns {
-    /// A client waits behind all others of its user. It is not to wait already.
+    /// Adds a client after all others of its user. It must not be queued yet.
     pub(super) fn add(&mut self, user: u32, client: usize) {
         let clients = self.clients.entry(user).or_insert_with(|| {
             self.users.push_back(user);
@@ -27,25 +27,25 @@ impl Turns {
         clients.push_back(client);
     }
 
-    /// A client that waits is gone.
+    /// Removes a client, queued or not.
     pub(super) fn remove(&mut self, user: u32, client: usize) {
         if let Some(clients) = self.clients.get_mut(&user) {
             clients.retain(|waiting| *waiting != client);
         }
     }
 
-    /// Begins the next user's turn. It has to be ended, by [`end`](Turns::end) or
+    /// Begins the next user's turn. The caller must end it with [`end`](Turns::end) or
     /// [`rest`](Turns::rest).
     pub(super) fn begin(&mut self) -> Option<u32> {
         self.users.pop_front()
     }
 
-    /// The next client in a user's turn.
+    /// Removes and returns the next client in a user's turn.
     pub(super) fn client(&mut self, user: u32) -> Option<usize> {
         self.clients.get_mut(&user)?.pop_front()
     }
 
-    /// Ends a user's turn: if clients of his still wait, it comes again after everybody else's.
+    /// Ends a user's turn. If clients of the user still wait, its next turn is after all others.
     pub(super) fn end(&mut self, user: u32) {
         match self.clients.get(&user) {
             Some(clients) if !clients.is_empty() => self.users.push_back(user),
@@ -53,12 +53,12 @@ impl Turns {
         }
     }
 
-    /// Ends a user's turn, who has the next one not before then.
+    /// Ends a user's turn. Its next turn is not before `until`.
     pub(super) fn rest(&mut self, user: u32, until: Time) {
         self.resting.insert((until, user));
     }
 
-    /// Users who have rested have turns again.
+    /// Queues users that have rested until `now`.
     pub(super) fn wake(&mut self, now: Time) {
         while self.next_wake().is_some_and(|until| until <= now)
             && let Some((_, user)) = self.resting.pop_first()
@@ -67,17 +67,17 @@ impl Turns {
         }
     }
 
-    /// When somebody has rested.
+    /// Returns the time at which the next rest ends.
     pub(super) fn next_wake(&self) -> Option<Time> {
         self.resting.first().map(|(until, _)| *until)
     }
 
-    /// Users whose turn it is in this round.
+    /// Returns the number of users with a turn in this round.
     pub(super) fn users(&self) -> usize {
         self.users.len()
     }
 
-    /// Whether nobody waits for a turn that he may have now.
+    /// Returns true if no user may have a turn now.
     pub(super) fn is_empty(&self) -> bool {
         self.users.is_empty()
     }
@@ -87,7 +87,7 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// Gives turns of `clients` clients each, all of whom want to go on; returns who was served.
+    /// Gives turns of `clients` clients each. All clients stay queued. Returns the served clients.
     fn serve(turns: &mut Turns, users: usize, clients: usize) -> Vec<(u32, usize)> {
         let mut served = Vec::new();
         for _ in 0..users {
@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_nothing_more_to_say_gives_his_turn_up() {
+    fn user_without_waiting_clients_ends_its_turn() {
         let mut turns = Turns::default();
         turns.add(1, 7);
         turns.add(2, 8);
         assert_eq!((turns.begin(), turns.client(1), turns.client(1)), (Some(1), Some(7), None));
         turns.end(1);
         assert_eq!(turns.users(), 1);
-        // He comes again, behind those who wait.
+        // The user's next turn is after those of the waiting users.
         turns.add(1, 7);
         assert_eq!(serve(&mut turns, 2, 1), [(2, 8), (1, 7)]);
         assert_eq!((turns.begin(), turns.client(2)), (Some(2), Some(8)));
@@ -129,7 +129,7 @@ mod tests {
         assert!(turns.is_empty() && turns.clients.is_empty());
     }
     #[test]
-    fn who_rests_has_no_turn_until_then_whatever_his_clients_do() {
+    fn resting_user_gets_no_turn() {
         let mut turns = Turns::default();
         turns.add(1, 7);
         turns.add(2, 8);
@@ -143,7 +143,7 @@ mod tests {
         turns.wake(Time(50));
         assert_eq!((turns.users(), turns.next_wake()), (2, None));
         assert_eq!(serve(&mut turns, 3, 1), [(2, 8), (1, 7), (2, 8)]);
-        // Nobody is left of whoever rests.
+        // A resting user without clients leaves no entry.
         assert_eq!(turns.begin(), Some(1));
         turns.rest(1, Time(60));
         turns.remove(1, 7);

@@ -1,7 +1,7 @@
-//! The demo's child processes and the lines they write.
+//! Child processes of the demo, and their output.
 //!
-//! A child plays one part of `parts` and writes lines of the form `kind TAB rest`. It is killed if
-//! it is dropped before it has ended, so nothing stays behind whatever fails.
+//! A child runs one part of `parts` and writes lines of the form `kind TAB rest`. Dropping it kills
+//! it if it still runs, so no process is left after a failure.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Lines};
@@ -9,31 +9,31 @@ use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 
 use crate::exec::DaemonProcess;
 
-/// Why a child is of no use.
+/// Failures of a child process.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
     /// It did not start, or its output could not be read.
     #[error("the {part} process: {error}")]
     System {
-        /// Name of the part that the child plays.
+        /// Name of the child's part.
         part: String,
         /// The system's error.
         error: std::io::Error,
     },
-    /// It failed; it has said why on standard error.
+    /// It failed. Its standard error has the reason.
     #[error("the {part} process failed ({status})")]
     Failed {
-        /// Name of the part that the child plays.
+        /// Name of the child's part.
         part: String,
         /// Exit status of the process.
         status: ExitStatus,
     },
-    /// It did not say what it should have.
-    #[error("the {part} process ended before it told its {wanted}")]
+    /// It ended without the expected line.
+    #[error("the {part} process ended without its {wanted} line")]
     Silent {
-        /// Name of the part that the child plays.
+        /// Name of the child's part.
         part: String,
-        /// The kind of line that was awaited.
+        /// Kind of the expected line.
         wanted: &'static str,
     },
 }
@@ -45,11 +45,11 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts this program again to play a part as a client of `daemon`.
+    /// Starts this program again to run a part as a client of `daemon`.
     pub(super) fn start(daemon: &DaemonProcess, part: &[&OsStr]) -> Result<Self, ChildError> {
         let name = part.first().copied().unwrap_or_default().to_string_lossy().into_owned();
         let failed = |error| ChildError::System { part: name.clone(), error };
-        // The running file itself, even if another one has its name by now.
+        // The running executable itself, even if its path now has a different file.
         let mut process = Command::new("/proc/self/exe")
             .arg("demo-part")
             .args(part)
@@ -66,13 +66,13 @@ impl Child {
         self.process.id()
     }
 
-    /// The next line; none when the child has closed its output.
+    /// Returns the next line, or `None` after the child has closed its output.
     pub(super) fn next_line(&mut self) -> Result<Option<String>, ChildError> {
         let line = self.lines.as_mut().and_then(Iterator::next).transpose();
         line.map_err(|error| ChildError::System { part: self.part.clone(), error })
     }
 
-    /// The rest of the next line of this kind.
+    /// Skips to the next line of this kind and returns its rest.
     pub(super) fn line(&mut self, wanted: &'static str) -> Result<String, ChildError> {
         while let Some(line) = self.next_line()? {
             if let Some((kind, rest)) = line.split_once('\t')
@@ -81,12 +81,12 @@ impl Child {
                 return Ok(rest.to_owned());
             }
         }
-        // If it failed, that is the better reason.
+        // If the child failed, that is the better error.
         self.wait()?;
         Err(ChildError::Silent { part: self.part.clone(), wanted })
     }
 
-    /// Waits for its end and insists on success.
+    /// Waits for its end. Fails if the child failed.
     pub(super) fn finish(mut self) -> Result<(), ChildError> {
         self.wait()
     }
@@ -95,9 +95,10 @@ impl Child {
         let waited = self.process.wait();
         let status =
             waited.map_err(|error| ChildError::System { part: self.part.clone(), error })?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(ChildError::Failed { part: self.part.clone(), status }),
+        if status.success() {
+            Ok(())
+        } else {
+            Err(ChildError::Failed { part: self.part.clone(), status })
         }
     }
 }

@@ -1,10 +1,9 @@
-//! `rnicd demo`: RDMA between two unprivileged processes, seen with one command.
+//! `rnicd demo`: RDMA between two unprivileged processes, with one command.
 //!
-//! For each path, a private daemon, a process of its own, serves two child processes of this
-//! program. They exchange every operation (`rnic_tools::tour`), copy a file with `rcopy`'s transfer
-//! code and measure themselves beside raw TCP and memcpy. [`parts`] is what the children do; here
-//! is who starts them and what a person is told. Every verdict comes from a child's exit code, and
-//! this process's repeats it.
+//! For each path, a private daemon in its own process serves two child processes of this program.
+//! They run every operation (`rnic_tools::tour`), copy a file with the code of `rcopy`, and compare
+//! the path with raw TCP and memcpy. [`parts`] is the code of the children; this module starts them
+//! and prints the report. If a child fails, so does the demo.
 
 mod children;
 pub mod parts;
@@ -21,7 +20,7 @@ use crate::privilege::check_available;
 use children::{Child, ChildError};
 use report::Report;
 
-/// Why the demo failed.
+/// Reasons why the demo failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     /// The private daemon did not start or stop.
@@ -30,31 +29,31 @@ pub enum DemoError {
     /// A child process failed.
     #[error(transparent)]
     Child(#[from] ChildError),
-    /// The system refused something.
+    /// Another operation failed.
     #[error("{what}: {error}")]
     System {
-        /// The operation that failed, in words.
+        /// The failed operation.
         what: String,
         /// The system's error.
         error: io::Error,
     },
-    /// The copy arrived under another digest or length.
-    #[error("the copy of {0} differs from it")]
+    /// The copy has a different digest.
+    #[error("the copy of {0} differs from the original")]
     Differs(PathBuf),
 }
 
 /// The file that the demo copies.
-pub enum Cargo {
-    /// A file of the user's, which is only read.
+pub enum Payload {
+    /// A file of the user, which is only read.
     File(PathBuf),
-    /// A file of this many bytes, made for the purpose.
-    Made(u64),
+    /// A file of this many bytes, created for the demo.
+    Generated(u64),
 }
 
-/// Runs the demo and tells how it went on standard output.
-pub fn run(cargo: &Cargo) -> Result<ExitCode, DemoError> {
-    if let Cargo::File(path) = cargo {
-        // Before anything is started: a copy that cannot be would come late.
+/// Runs the demo and prints its progress to standard output.
+pub fn run(payload: &Payload) -> Result<ExitCode, DemoError> {
+    if let Payload::File(path) = payload {
+        // Before anything is started, so a missing file fails early.
         check(path)?;
     }
     let mut report = Report::begin();
@@ -63,13 +62,13 @@ pub fn run(cargo: &Cargo) -> Result<ExitCode, DemoError> {
         (Loopback::Tcp, "TCP path: iWARP with CRC on the loopback interface"),
     ] {
         report.section(title);
-        // Some sandboxes have no filters; a demo has no configuration to say so in.
+        // Some sandboxes have no seccomp, and the demo has no configuration to turn it off.
         let filters = check_available(Config::default().control.seccomp).is_ok();
         let seccomp = (!filters).then_some(Seccomp::Off);
         let overrides = Overrides { loopback: Some(loopback), seccomp };
-        let daemon = DaemonProcess::start("", overrides, LogTo::Nobody)?;
-        if let Err(error) = steps(&daemon, cargo, &mut report) {
-            // The reason behind whatever failed, if it died.
+        let daemon = DaemonProcess::start("", overrides, LogTo::TempFile)?;
+        if let Err(error) = steps(&daemon, payload, &mut report) {
+            // If the daemon died, that is the cause.
             return Err(daemon.stop().map_or_else(DemoError::from, |()| error));
         }
         daemon.stop()?;
@@ -78,11 +77,13 @@ pub fn run(cargo: &Cargo) -> Result<ExitCode, DemoError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn steps(daemon: &DaemonProcess, cargo: &Cargo, report: &mut Report) -> Result<(), DemoError> {
+fn steps(daemon: &DaemonProcess, payload: &Payload, report: &mut Report) -> Result<(), DemoError> {
     tour(daemon, report)?;
-    let file = match cargo {
-        Cargo::File(path) => path.clone(),
-        Cargo::Made(len) => make(daemon.folder(), *len).map_err(system("cannot make the file"))?,
+    let file = match payload {
+        Payload::File(path) => path.clone(),
+        Payload::Generated(len) => {
+            make(daemon.folder(), *len).map_err(system("cannot create the file"))?
+        }
     };
     copy(daemon, &file, report)?;
     measure(daemon, report)
@@ -92,7 +93,7 @@ fn check(path: &Path) -> Result<(), DemoError> {
     let cannot_read = || format!("cannot read {}", path.display());
     let metadata = std::fs::metadata(path).map_err(system(&cannot_read()))?;
     if !metadata.is_file() {
-        let error = io::Error::other("it is no regular file");
+        let error = io::Error::other("it is not a regular file");
         return Err(DemoError::System { what: cannot_read(), error });
     }
     File::open(path).map(drop).map_err(system(&cannot_read()))
@@ -112,9 +113,9 @@ fn tour(daemon: &DaemonProcess, report: &mut Report) -> Result<(), DemoError> {
 }
 
 fn copy(daemon: &DaemonProcess, file: &Path, report: &mut Report) -> Result<(), DemoError> {
-    // In the daemon's folder, so that it goes with it.
+    // In the daemon's folder, which is removed with it.
     let folder = daemon.folder().join("received");
-    std::fs::create_dir(&folder).map_err(system("cannot make a folder"))?;
+    std::fs::create_dir(&folder).map_err(system("cannot create a folder"))?;
     let mut receiver = Child::start(daemon, &["receive".as_ref(), folder.as_ref()])?;
     let address = receiver.line("address")?;
     let part = ["send".as_ref(), file.as_os_str(), address.as_ref()];
@@ -128,20 +129,20 @@ fn copy(daemon: &DaemonProcess, file: &Path, report: &mut Report) -> Result<(), 
         return Err(DemoError::Differs(file.to_owned()));
     }
     report.copied(file, &sent);
-    // Room for the other path's.
+    // Makes room for the copy over the other path.
     std::fs::remove_dir_all(&folder).map_err(system("cannot remove the copy"))
 }
 
 fn measure(daemon: &DaemonProcess, report: &mut Report) -> Result<(), DemoError> {
     let mut child = Child::start(daemon, &["measure".as_ref()])?;
     while let Some(line) = child.next_line()? {
-        report.figure(&line);
+        report.measurement(&line);
     }
     child.finish()?;
     Ok(())
 }
 
-/// Makes a file that does not compress, like real data.
+/// Creates a file of incompressible data.
 fn make(folder: &Path, len: u64) -> io::Result<PathBuf> {
     let path = folder.join("demo-data");
     let mut file = File::create(&path)?;

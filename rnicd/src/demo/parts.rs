@@ -1,5 +1,5 @@
-//! What the demo's child processes do. They are ordinary clients: `rnic-client`, and
-//! programs written against it.
+//! The parts of the demo's child processes. They are ordinary clients that use `rnic-client` and
+//! the tools written with it.
 
 use std::error::Error;
 use std::io::Write;
@@ -13,26 +13,26 @@ use rnic_client::Context;
 use rnic_tools::endpoint::loopback;
 use rnic_tools::{perf, rcopy, tour};
 
-/// A part of the demo, played by a child process.
+/// A part of the demo, run by a child process.
 #[derive(Debug, Subcommand)]
 pub enum Part {
-    /// Hosts a tour of all operations.
+    /// Serves one client, which runs all operations.
     Host,
-    /// Goes on it.
+    /// Runs all operations as the client.
     Visit {
-        /// The host.
+        /// Address of the server.
         address: SocketAddr,
     },
     /// Receives a file.
     Receive {
-        /// Where to.
+        /// Folder for the file.
         folder: PathBuf,
     },
     /// Sends a file.
     Send {
         /// The file.
         file: PathBuf,
-        /// The receiver.
+        /// Address of the receiver.
         address: SocketAddr,
     },
     /// Measures this path, raw TCP and memcpy.
@@ -41,7 +41,7 @@ pub enum Part {
     MeasurePeer,
 }
 
-/// Plays a part: one line per result, `kind TAB rest`.
+/// Runs a part and writes one line per result, `kind TAB rest`.
 pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
     if let Part::MeasurePeer = part {
         return Ok(perf::serve(None)?);
@@ -49,8 +49,10 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
     if let Part::Measure = part {
         let mut peer = Command::new("/proc/self/exe");
         peer.args(["demo-part", "measure-peer"]);
-        for figure in figures(&perf::quick(perf::QuickOptions { socket: None, peer })?) {
-            writeln!(std::io::stdout(), "figure\t{figure}")?;
+        for measurement in
+            format_measurements(&perf::quick(perf::QuickOptions { socket: None, peer })?)
+        {
+            writeln!(std::io::stdout(), "figure\t{measurement}")?;
         }
         return Ok(());
     }
@@ -102,8 +104,8 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What was measured, for people.
-fn figures(q: &perf::Quick) -> Vec<String> {
+/// Formats the measurements.
+fn format_measurements(q: &perf::Quick) -> Vec<String> {
     let bandwidth = |name: &str, bytes_per_second: f64| {
         format!(
             "{name:<28} {:>6.2} GB/s   {:.2} x raw TCP   {:.2} x memcpy",
@@ -113,14 +115,15 @@ fn figures(q: &perf::Quick) -> Vec<String> {
         )
     };
     let latency = |name: &str, us: f64| format!("{name:<28} {us:>6.2} us");
-    let (ours, tcp) = (q.latency.as_secs_f64() * 1e6, q.tcp_latency.as_secs_f64() * 1e6);
+    let ours = q.latency.as_secs_f64() * 1e6;
+    let tcp = q.tcp_latency.as_secs_f64() * 1e6;
     vec![
         bandwidth("RDMA Write, 1 MiB", q.write_bandwidth),
         bandwidth("RDMA Read, 1 MiB", q.read_bandwidth),
         bandwidth("raw TCP stream, 1 MiB", q.tcp_bandwidth),
         bandwidth("memcpy, 1 MiB", q.memcpy_bandwidth),
-        format!("{}   {:.2} x raw TCP", latency("Send there, 8 bytes, polled", ours), ours / tcp),
-        latency("raw TCP there, 8 bytes", tcp),
+        format!("{}   {:.2} x raw TCP", latency("Send, 8 bytes, one way, poll", ours), ours / tcp),
+        latency("raw TCP, 8 bytes, one way", tcp),
     ]
 }
 

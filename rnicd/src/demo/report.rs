@@ -1,17 +1,17 @@
-//! What a person sees of the demo.
+//! The printed report of the demo.
 
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// Prints a line. A reader that has had enough is no reason to stop: the exit code is the verdict.
-macro_rules! say {
+/// Prints a line. A closed pipe is no reason to stop, because the exit code is the result.
+macro_rules! print_line {
     ($($line:tt)*) => {{
         let _ = writeln!(std::io::stdout(), $($line)*);
     }};
 }
 
-/// Prints as things happen.
+/// Prints the report as the demo proceeds.
 pub(super) struct Report {
     began: Instant,
     verified: u32,
@@ -19,19 +19,19 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn begin() -> Self {
-        say!("rnicd {}: an RDMA NIC in a daemon (iWARP)", env!("CARGO_PKG_VERSION"));
+        print_line!("rnicd {}: an RDMA NIC in a daemon (iWARP)", env!("CARGO_PKG_VERSION"));
         Report { began: Instant::now(), verified: 0 }
     }
 
     pub(super) fn section(&mut self, title: &str) {
-        say!("\n{title}");
+        print_line!("\n{title}");
     }
 
     pub(super) fn pair(&mut self, host: u32, guest: u32) {
-        say!("  processes {host} (host) and {guest} (guest) exchange every operation:");
+        print_line!("  processes {host} (server) and {guest} (client) run every operation:");
     }
 
-    /// A line of the guest: name, what was verified, microseconds.
+    /// Prints a line of the client: name, verified detail, microseconds.
     pub(super) fn step(&mut self, line: &str) {
         let mut fields = line.split('\t');
         let (Some(name), Some(detail), Some(took)) = (fields.next(), fields.next(), fields.next())
@@ -39,10 +39,10 @@ impl Report {
             return;
         };
         self.verified += 1;
-        say!("    ok  {name:<42} {took:>7} us  {detail}");
+        print_line!("    ok  {name:<42} {took:>7} us  {detail}");
     }
 
-    /// A line of the sender: bytes, digest, seconds.
+    /// Prints a line of the sender: bytes, digest, seconds.
     pub(super) fn copied(&mut self, file: &Path, line: &str) {
         let mut fields = line.split('\t');
         let bytes: f64 = fields.next().and_then(|f| f.parse().ok()).unwrap_or_default();
@@ -50,24 +50,24 @@ impl Report {
         let seconds: f64 = fields.next().and_then(|f| f.parse().ok()).unwrap_or_default();
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
         self.verified += 1;
-        say!(
+        print_line!(
             "    ok  rcopy of {name}: {:.0} MiB in {seconds:.2} s, {:.0} MB/s \
              with hashing and disk",
             bytes / f64::from(1 << 20),
             bytes / seconds / 1e6,
         );
-        say!("        SHA-256 {digest} on both sides");
+        print_line!("        SHA-256 {digest} on both sides");
     }
 
-    /// A line of the measuring process.
-    pub(super) fn figure(&mut self, line: &str) {
-        if let Some((_, figure)) = line.split_once('\t') {
-            say!("        {figure}");
+    /// Prints a line of the measuring process.
+    pub(super) fn measurement(&mut self, line: &str) {
+        if let Some((_, measurement)) = line.split_once('\t') {
+            print_line!("        {measurement}");
         }
     }
 
     pub(super) fn end(&self) {
         let seconds = self.began.elapsed().as_secs_f64();
-        say!("\nAll {} steps verified in {seconds:.1} s.", self.verified);
+        print_line!("\nAll {} steps verified in {seconds:.1} s.", self.verified);
     }
 }

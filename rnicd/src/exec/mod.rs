@@ -1,14 +1,14 @@
-//! A daemon for one program: started before it, gone after it.
+//! A private daemon for one program, started before it and stopped after it.
 //!
-//! The daemon is a process of its own ([`DaemonProcess`]), on a socket in a folder of its own; the
-//! program is a child of this process that finds it through `RNIC_SOCKET`. Signals sent to this
-//! process are passed on, except those the kernel sent to the whole foreground group, which the
-//! program has got already. This process ends as the program ended: with its exit code, or by the
-//! signal that killed it.
+//! The daemon is a process of its own ([`DaemonProcess`]) with its socket in its own folder. The
+//! program is a child of this process and finds the socket in `RNIC_SOCKET`. Signals to this
+//! process are forwarded to the program, except those that the kernel sends to the whole foreground
+//! process group, which the program receives itself. This process ends as the program did: with its
+//! exit code, or by its signal.
 //!
-//! If this process is killed (`SIGKILL`), the kernel kills the program likewise, and the daemon
-//! ends by itself and takes its folder along. The program's own children are then nobody's; those
-//! that are clients lose their sessions.
+//! If this process is killed (`SIGKILL`), the kernel kills the program too, and the daemon ends on
+//! its own and removes its folder. The program's own children are not killed; clients among them
+//! lose their sessions.
 
 mod private;
 mod process;
@@ -27,16 +27,16 @@ use crate::privilege::{self, Signals};
 pub use private::{Overrides, PrivateDaemon, PrivateError, serve};
 pub use process::{DaemonProcess, Death, LogTo};
 
-/// Why a program was not run to its end with a daemon.
+/// Reasons why a program did not run to completion with a daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
     /// The daemon did not start.
     #[error("the daemon did not start: {0}")]
     NotStarted(String),
-    /// The daemon ended before it was told to.
+    /// The daemon ended before the program.
     #[error("{0}")]
     Died(Death),
-    /// The file for the log cannot be written.
+    /// The log file cannot be written.
     #[error("cannot write the log {path}: {error}", path = path.display())]
     Log {
         /// Path of the log file.
@@ -52,10 +52,10 @@ pub enum ExecError {
         /// The system's error.
         error: io::Error,
     },
-    /// The operating system refused something else.
+    /// Another operation failed.
     #[error("{what}: {error}")]
     System {
-        /// The operation that failed, in words.
+        /// The failed operation.
         what: &'static str,
         /// The system's error.
         error: io::Error,
@@ -63,8 +63,8 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// The exit code of a program that runs others, as shells, `env` and `timeout` have it: 127 if
-    /// the program was not found, 126 if it cannot be run, 125 if something else failed.
+    /// Returns the exit code that shells, `env` and `timeout` use too: 127 if the program was not
+    /// found, 126 if it cannot be executed, 125 if anything else failed.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             ExecError::Spawn { error, .. } if error.kind() == io::ErrorKind::NotFound => 127,
@@ -78,12 +78,12 @@ impl ExecError {
     }
 }
 
-/// Exit code if something other than the program failed.
+/// Exit code for all failures except the program's own.
 pub const FAILED: u8 = 125;
 
-/// Runs `program` (with its arguments) as a client of `daemon`; returns how it ended, when the
-/// daemon is gone. `signals` were taken before any thread was started. A program that succeeded
-/// while its daemon died did not: that is the error.
+/// Runs `program` (with its arguments) as a client of `daemon`. Returns its exit status after the
+/// daemon has ended. `signals` must be taken before any thread is started. If the program succeeded
+/// but the daemon died, the result is an error.
 pub fn run(
     mut daemon: DaemonProcess,
     program: &[OsString],
@@ -96,12 +96,12 @@ pub fn run(
     }
 }
 
-/// Ends as the program ended: gives its exit code, or does not return if a signal killed it.
+/// Ends as the program did: returns its exit code, or kills this process with its signal.
 pub fn end_as(status: ExitStatus) -> ExitCode {
     match (status.code(), status.signal()) {
         // Exit codes have 8 bits.
         (Some(code), _) => ExitCode::from(code as u8),
-        (None, Some(signal)) => privilege::die_of(signal),
+        (None, Some(signal)) => privilege::exit_by_signal(signal),
         (None, None) => ExitCode::FAILURE,
     }
 }
@@ -118,27 +118,27 @@ fn run_child(
     let mut command = Command::new(name);
     command.args(args).env("RNIC_SOCKET", daemon.socket());
     let mut child = signals
-        .spawn_to_die_with_us(&mut command)
+        .spawn_with_parent_death_signal(&mut command)
         .map_err(|error| ExecError::Spawn { program: name.clone(), error })?;
     let waited = wait(&mut child, daemon, signals);
     waited.map_err(ExecError::system("cannot wait for the program"))
 }
 
-/// Waits for the child's end and passes signals on until then.
+/// Waits for the child's end and passes on signals until then.
 fn wait(
     child: &mut Child,
     daemon: &mut DaemonProcess,
     signals: &Signals,
 ) -> io::Result<ExitStatus> {
-    let mut mourned = false;
+    let mut reported = false;
     loop {
-        // Before sleeping: its end may be one of several signals that were merged.
+        // Checked before each sleep, because SIGCHLD may be merged with an earlier one.
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        // The program sees it, too, and decides what that means to it.
-        if !mourned && let Some(death) = daemon.has_died() {
-            mourned = true;
+        // Only reported: the program also sees that the daemon has died, and may continue.
+        if !reported && let Some(death) = daemon.has_died() {
+            reported = true;
             crate::cli::complain(&format!("rnicd: {death}"));
         }
         match poll(&mut [PollFd::new(&signals.as_fd(), PollFlags::IN)], None) {

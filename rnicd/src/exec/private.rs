@@ -1,8 +1,8 @@
-//! A daemon on a socket of its own, in a folder that goes with it.
+//! A daemon with a private socket, in a folder that is removed with it.
 //!
-//! [`PrivateDaemon`] runs in threads of whoever starts it. [`serve`] is a process around one: it
-//! lives as long as its standard input, so that it also ends, in order and with its folder, when
-//! whoever started it is killed.
+//! [`PrivateDaemon`] runs in threads of the calling process. [`serve`] runs one as a process, until
+//! its standard input is closed. So it also stops gracefully, and removes its folder, when its
+//! parent is killed.
 
 use std::fs::Permissions;
 use std::io::{self, BufRead, Write};
@@ -16,22 +16,22 @@ use crate::control::{ControlSocket, Notifier, Server, StartError, Stopper};
 use crate::log::Log;
 use crate::privilege;
 
-/// Why there is no daemon.
+/// Reasons why the daemon did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivateError {
     /// It did not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// Its configuration is wrong.
+    /// Its configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Privileges could not be given up.
     #[error(transparent)]
     Privileges(#[from] privilege::RenounceError),
-    /// The operating system refused something else.
+    /// Another operation failed.
     #[error("{what}: {error}")]
     System {
-        /// The operation that failed, in words.
+        /// The failed operation.
         what: &'static str,
         /// The system's error.
         error: io::Error,
@@ -46,9 +46,9 @@ pub struct PrivateDaemon {
 }
 
 impl PrivateDaemon {
-    /// Starts it in a new folder that only this user may enter.
+    /// Starts a daemon with a new folder that only this user can enter.
     pub fn start(config: Config) -> Result<Self, PrivateError> {
-        let folder = Folder::new().map_err(system("cannot make a folder for the socket"))?;
+        let folder = Folder::new().map_err(system("cannot create a folder for the socket"))?;
         PrivateDaemon::start_in(config, folder)
     }
 
@@ -64,18 +64,18 @@ impl PrivateDaemon {
         Ok(PrivateDaemon { folder, stopper, thread: Some(thread) })
     }
 
-    /// Its socket, for `RNIC_SOCKET`.
+    /// Returns the path of its socket, for `RNIC_SOCKET`.
     pub fn socket(&self) -> PathBuf {
         self.folder.socket()
     }
 
-    /// Stops it in order and removes its folder.
+    /// Stops it gracefully and removes its folder.
     pub fn stop(mut self) -> io::Result<()> {
         self.stopper.stop();
         self.join()
     }
 
-    /// Waits until it has been stopped and removes its folder.
+    /// Waits until it is stopped, and removes its folder.
     pub fn wait(mut self) -> io::Result<()> {
         self.join()
     }
@@ -89,19 +89,19 @@ impl PrivateDaemon {
 impl Drop for PrivateDaemon {
     fn drop(&mut self) {
         self.stopper.stop();
-        // Not stopped in order; whoever drops it has an error of its own to tell.
+        // Dropped instead of stopped: the caller already reports another error.
         let _ = self.join();
     }
 }
 
-/// A folder for a daemon's socket, which is removed with this and with everything in it.
+/// A folder for a daemon's socket. Dropping it removes it with its contents.
 #[derive(Debug)]
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// A new one that only this user may enter.
+    /// Creates a folder that only this user can enter.
     pub(super) fn new() -> io::Result<Self> {
-        // Otherwise it would have what the umask leaves of everybody's rights.
+        // The default mode would be 0777 without the bits of the umask.
         let own = Permissions::from_mode(0o700);
         let mut builder = tempfile::Builder::new();
         Ok(Folder(builder.prefix("rnicd-exec-").permissions(own).tempdir()?.keep()))
@@ -118,12 +118,12 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // It is gone already if a daemon of another process had it as well.
+        // The daemon's process may have removed it already.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// What is different from the configuration.
+/// Values that override the configuration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Overrides {
     /// `engine.loopback`.
@@ -132,23 +132,23 @@ pub struct Overrides {
     pub seccomp: Option<Seccomp>,
 }
 
-/// The process of a private daemon, whose socket is in `folder`: made by whoever started it, and
-/// removed by who of the two ends last in order. Its configuration comes on standard input, with a
-/// zero byte behind it; the daemon serves until the input ends. One line on standard output says
-/// where, or why not: `ready` or `failed`, a tabulator, and the socket or the reason.
+/// Runs a private daemon in this process. Its socket is in `folder`, which the parent has created;
+/// both remove it when they end. The configuration arrives on standard input, followed by a zero
+/// byte. The daemon serves until the input is closed. It writes one line to standard output:
+/// `ready` or `failed`, a tab, and the socket or the reason.
 pub fn serve(folder: PathBuf, overrides: Overrides) -> ExitCode {
     match start(Folder(folder), overrides) {
         Ok((daemon, log)) => {
             let ended = daemon.wait();
             if let Err(error) = &ended {
-                tracing::error!(%error, "did not stop in order");
+                tracing::error!(%error, "the daemon did not stop gracefully");
             }
             drop(log);
             ended.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
         }
         Err(error) => {
-            // Who is gone need not be told.
-            let _ = tell(FAILED, error.to_string().replace('\n', "; ").as_bytes());
+            // Fails if the parent is gone.
+            let _ = write_line(FAILED, error.to_string().replace('\n', "; ").as_bytes());
             ExitCode::FAILURE
         }
     }
@@ -160,7 +160,7 @@ fn start(folder: Folder, overrides: Overrides) -> Result<(PrivateDaemon, Log), P
     input.read_until(0, &mut text).map_err(system("cannot read the configuration"))?;
     drop(input);
     text.pop();
-    // Whoever sent it has named the file in its own errors.
+    // The parent has already reported errors with the name of the file.
     let mut config = Config::parse(Path::new("configuration"), &String::from_utf8_lossy(&text))?;
     config.engine.loopback = overrides.loopback.unwrap_or(config.engine.loopback);
     config.control.seccomp = overrides.seccomp.unwrap_or(config.control.seccomp);
@@ -178,18 +178,18 @@ fn start(folder: Folder, overrides: Overrides) -> Result<(PrivateDaemon, Log), P
     std::thread::Builder::new()
         .name("rnicd-lifeline".to_owned())
         .spawn(move || {
-            // Nothing more is said: whatever comes is the end, and so is an error.
+            // The input has no more data. Its end and errors both mean stop.
             let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
             stopper.stop();
         })
         .map_err(system("cannot start a thread"))?;
     let socket = daemon.socket();
-    tell(READY, socket.as_os_str().as_encoded_bytes())
-        .map_err(system("cannot say where the socket is"))?;
+    write_line(READY, socket.as_os_str().as_encoded_bytes())
+        .map_err(system("cannot write the path of the socket"))?;
     Ok((daemon, log))
 }
 
-fn tell(kind: &[u8], what: &[u8]) -> io::Result<()> {
+fn write_line(kind: &[u8], what: &[u8]) -> io::Result<()> {
     io::stdout().write_all(&[kind, b"\t", what, b"\n"].concat())
 }
 
@@ -197,8 +197,8 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> PrivateError {
     move |error| PrivateError::System { what, error }
 }
 
-/// What a private daemon writes when it serves.
+/// Start of the line that a serving daemon writes.
 pub(super) const READY: &[u8] = b"ready";
-/// The daemon did not start.
+/// Start of the line that a daemon writes if it did not start.
 pub(super) const FAILED: &[u8] = b"failed";
 const SOCKET: &str = "rnicd.sock";

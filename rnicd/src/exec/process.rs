@@ -1,9 +1,8 @@
-//! A private daemon as a process of its own.
+//! A private daemon as a child process.
 //!
-//! It holds on to a pipe of this process and ends with it, however this process ends: `kill -9`
-//! leaves neither a daemon nor its folder. It is in a process group of its own, so that signals of
-//! a terminal reach the program alone, and it is quiet: its log goes to a file, of which the last
-//! lines are told if it dies.
+//! The daemon holds a pipe to this process and ends when this process does, even after `kill -9`,
+//! so neither daemon nor folder is left behind. It is in its own process group, so signals of a
+//! terminal reach only the program. Its log goes to a file. If it dies, the last lines are shown.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -18,43 +17,43 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use super::ExecError;
 use super::private::{FAILED, Folder, Overrides, READY};
 
-/// Where the log of a private daemon goes.
+/// Destination of a private daemon's log.
 #[derive(Clone, Debug, Default)]
 pub enum LogTo {
-    /// To a file without a name: its end is told if the daemon dies.
+    /// An unnamed temporary file. Its end is shown if the daemon dies.
     #[default]
-    Nobody,
-    /// To the standard error of this process.
+    TempFile,
+    /// The standard error of this process.
     Stderr,
-    /// To the file at this path.
+    /// The file at this path.
     File(PathBuf),
 }
 
-/// A private daemon that lives as long as this.
+/// A private daemon, stopped when this is dropped.
 pub struct DaemonProcess {
     child: Child,
-    /// Closed to end it.
+    /// Closed to stop the daemon.
     lifeline: Option<ChildStdin>,
-    /// Removed last, also for a daemon that was killed and could not.
+    /// Removed last, even if the daemon was killed and could not remove it.
     folder: Folder,
     socket: PathBuf,
-    /// What it said, if nobody else can tell.
+    /// Its log, if it goes to an unnamed file.
     log: Option<File>,
 }
 
-/// How a daemon died, and its last words if nobody else heard them.
+/// Exit status of a daemon that died, and the end of its log.
 #[derive(Clone, Debug)]
 pub struct Death {
     /// Exit status of the process.
     pub status: ExitStatus,
-    /// The last lines of its log.
-    pub last_words: String,
+    /// The last lines of its log, if it goes to an unnamed file.
+    pub log_end: String,
 }
 
 impl fmt::Display for Death {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the daemon died ({})", self.status)?;
-        match self.last_words.as_str() {
+        match self.log_end.as_str() {
             "" => Ok(()),
             words => write!(f, "; the end of its log:\n{words}"),
         }
@@ -62,12 +61,12 @@ impl fmt::Display for Death {
 }
 
 impl DaemonProcess {
-    /// Starts one with this configuration, which has been checked, and waits until it serves.
+    /// Starts a daemon with this valid configuration, and waits until it serves.
     pub fn start(config: &str, overrides: Overrides, log: LogTo) -> Result<Self, ExecError> {
         let system = ExecError::system;
         let (stderr, log) = match log {
             LogTo::Stderr => (Stdio::inherit(), None),
-            LogTo::Nobody => {
+            LogTo::TempFile => {
                 let path = std::env::temp_dir();
                 let file = tempfile::tempfile_in(&path);
                 let file = file.map_err(|error| ExecError::Log { path, error })?;
@@ -79,8 +78,8 @@ impl DaemonProcess {
                 (file.map_err(|error| ExecError::Log { path, error })?.into(), None)
             }
         };
-        let folder = Folder::new().map_err(system("cannot make a folder for the socket"))?;
-        // The running file itself, even if another one has its name by now.
+        let folder = Folder::new().map_err(system("cannot create a folder for the socket"))?;
+        // The running executable itself, even if its path now has a different file.
         let mut command = Command::new("/proc/self/exe");
         command.arg("private-daemon").arg("--folder").arg(folder.path()).process_group(0);
         if let Some(loopback) = overrides.loopback {
@@ -91,18 +90,18 @@ impl DaemonProcess {
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
         let mut child =
-            command.spawn().map_err(system("cannot start the daemon, /proc/self/exe"))?;
+            command.spawn().map_err(system("cannot start the daemon (/proc/self/exe)"))?;
         let output = child.stdout.take();
         let lifeline = child.stdin.take();
         let mut daemon = DaemonProcess { child, lifeline, folder, socket: PathBuf::new(), log };
         if let Some(input) = &mut daemon.lifeline {
-            // Fails only if it is gone, of which there is more to say below.
+            // Fails only if the daemon is gone, which is handled below.
             let _ = input.write_all(config.as_bytes()).and_then(|()| input.write_all(&[0]));
         }
         let mut line = Vec::new();
         if let Some(output) = output {
             let read = BufReader::new(output).read_until(b'\n', &mut line);
-            read.map_err(system("cannot hear the daemon"))?;
+            read.map_err(system("cannot read from the daemon"))?;
         }
         let mut fields = line.strip_suffix(b"\n").unwrap_or_default().splitn(2, |b| *b == b'\t');
         match (fields.next(), fields.next()) {
@@ -120,46 +119,43 @@ impl DaemonProcess {
         }
     }
 
-    /// Its socket, for `RNIC_SOCKET`.
+    /// Returns the path of its socket, for `RNIC_SOCKET`.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its folder, which goes with it, and with everything in it.
+    /// Returns the path of its folder, which is removed with it and its contents.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// How it died, if it has.
+    /// Returns how it died, if it has.
     pub fn has_died(&mut self) -> Option<Death> {
         let status = self.child.try_wait().ok().flatten()?;
         Some(self.death(status))
     }
 
-    /// Stops it in order and waits until its folder is gone.
+    /// Stops it gracefully and waits until its folder is removed.
     pub fn stop(mut self) -> Result<(), ExecError> {
         self.lifeline = None;
         let status = self.child.wait().map_err(ExecError::system("cannot wait for the daemon"))?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(ExecError::Died(self.death(status))),
-        }
+        if status.success() { Ok(()) } else { Err(ExecError::Died(self.death(status))) }
     }
 
     fn death(&self, status: ExitStatus) -> Death {
-        Death { status, last_words: self.log.as_ref().map(last_lines).unwrap_or_default() }
+        Death { status, log_end: self.log.as_ref().map(last_lines).unwrap_or_default() }
     }
 }
 
 impl Drop for DaemonProcess {
     fn drop(&mut self) {
         self.lifeline = None;
-        // Its folder is not to go before it.
+        // The folder must not be removed before the daemon ends.
         let _ = self.child.wait();
     }
 }
 
-/// The last lines of a log.
+/// Returns the last lines of a log.
 fn last_lines(log: &File) -> String {
     let len = log.metadata().map_or(0, |metadata| metadata.len());
     let mut end = vec![0; LAST_BYTES];
@@ -169,9 +165,9 @@ fn last_lines(log: &File) -> String {
     lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }
 
-/// How much of a log is looked at.
+/// Bytes of the log's end to read.
 const LAST_BYTES: usize = 4096;
-/// Lines of it that are told.
+/// Maximum number of lines to show.
 const LAST_LINES: usize = 10;
 
 #[cfg(test)]
@@ -187,7 +183,7 @@ mod tests {
         }
         let said = last_lines(&log);
         assert!(said.starts_with("line 990\n") && said.ends_with("\nline 999"), "{said}");
-        let words = Death { status: ExitStatus::default(), last_words: "a\nb".to_owned() };
+        let words = Death { status: ExitStatus::default(), log_end: "a\nb".to_owned() };
         assert!(words.to_string().ends_with("the end of its log:\na\nb"), "{words}");
     }
 }

@@ -1,8 +1,8 @@
 //! Priorities of lines for systemd's journal.
 //!
-//! A service whose standard error is a stream of the journal may begin each line with a priority in
-//! angle brackets (`sd-daemon(3)`); the journal takes it off again. Anywhere else lines stay as
-//! they are.
+//! If the standard error of a service is a stream of the journal, each line may begin with a
+//! priority in angle brackets (`sd-daemon(3)`), which the journal removes. For other streams lines
+//! stay as they are.
 
 use std::io::{self, Write};
 
@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::queue::Queue;
 
-/// Makes the writer of each line.
+/// Creates the writer of each line.
 pub(super) struct Lines {
     queue: Queue,
     to_journal: bool,
@@ -57,7 +57,7 @@ impl Write for Line {
     }
 }
 
-/// Returns the text of an error as standard error takes it: with its priority for the journal.
+/// Returns the text of an error for standard error, with a priority for the journal.
 pub fn error_text(text: &str) -> String {
     if is_journal() {
         let text = with_priority(text.as_bytes(), priority_of(Level::ERROR));
@@ -67,8 +67,8 @@ pub fn error_text(text: &str) -> String {
     }
 }
 
-/// Returns true if standard error is the stream that `JOURNAL_STREAM` names by device and inode: a
-/// service may pass the variable on with another standard error.
+/// Returns true if standard error is the stream of `JOURNAL_STREAM`, by device and inode. A process
+/// may have inherited the variable together with a different standard error.
 fn is_journal() -> bool {
     let Ok(named) = std::env::var("JOURNAL_STREAM") else { return false };
     fstat(io::stderr()).is_ok_and(|found| names(&named, found.st_dev, found.st_ino))
@@ -88,7 +88,7 @@ fn priority_of(level: Level) -> u8 {
     }
 }
 
-/// Puts the priority before each line of a text: the journal takes one line at a time.
+/// Puts the priority before each line of a text, because the journal reads single lines.
 fn with_priority(text: &[u8], priority: u8) -> Vec<u8> {
     let prefix = format!("<{priority}>");
     let lines = text.split_inclusive(|byte| *byte == b'\n');

@@ -1,8 +1,7 @@
-//! Logging to stderr, and a log_limit for what hostile clients and peers can cause at will.
+//! The log to stderr, with a rate limit for events that hostile clients and peers can cause.
 //!
-//! Structured fields go through `tracing`; who calls is the binary at its start. [`RateLimitedLog`]
-//! counts always and speaks seldom: a client that misbehaves a million times costs a few lines a
-//! minute.
+//! Structured fields go through `tracing`. The binary starts the log. [`RateLimitedLog`] counts
+//! every event and logs few: a client that misbehaves a million times causes a few lines a minute.
 
 mod journal;
 mod queue;
@@ -18,32 +17,32 @@ use journal::Lines;
 pub use journal::error_text;
 use queue::{Drain, Queue};
 
-/// The log of this process. What is queued when it goes is written, if stderr takes it.
+/// The log of this process. Dropping it writes the queued lines, if stderr accepts them.
 pub struct Log {
     queue: Queue,
-    /// Until the thread has it.
+    /// `None` after the thread has taken it.
     drain: Option<Drain>,
-    /// Until it is taken, unless `RUST_LOG` says what is logged.
+    /// `None` after the caller has taken it, or if `RUST_LOG` sets the filter.
     level: Option<Level>,
 }
 
-/// Changes what is logged.
+/// Changes the log filter.
 pub struct Level(Box<dyn Fn(EnvFilter) -> bool + Send>);
 
 impl Level {
-    /// Logs at the configured level from now on; false if that is impossible.
+    /// Logs with the configured filter from now on. Returns false if that fails.
     pub fn set(&self, log: &config::Log) -> bool {
         (self.0)(configured(log))
     }
 }
 
 impl Log {
-    /// Starts logging to stderr at the configured level, unless `RUST_LOG` says otherwise. Also
-    /// returns what was wrong with `RUST_LOG`, if it was not usable. A panic is told the same way,
-    /// so that a full pipe cannot keep the process from ending.
+    /// Starts to log to stderr with the configured filter, or with `RUST_LOG`. Also returns the
+    /// error of an invalid `RUST_LOG`. Panics go to the log too, so that a full pipe cannot keep
+    /// the process from ending.
     pub fn start(log: &config::Log) -> (Self, Option<String>) {
         let (filter, problem, fixed) = match std::env::var("RUST_LOG") {
-            // Also of the variable no wrong word may mean silence.
+            // An invalid variable must not silence the log.
             Ok(text) => match config::log_filter(&text) {
                 Ok(filter) => (EnvFilter::new(filter), None, true),
                 Err(error) => (configured(log), Some(format!("RUST_LOG={text} {error}")), false),
@@ -55,20 +54,20 @@ impl Log {
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(lines)
-            // A line that cannot be written is lost: saying so on the same stream would panic.
+            // Write errors are ignored: reporting them on the same stream would panic.
             .log_internal_errors(false)
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
             .with_filter_reloading();
         let handle = subscriber.reload_handle();
         let level = Level(Box::new(move |filter| handle.reload(filter).is_ok()));
-        // Fails only if this process logs already, as tests in one process may.
+        // Fails only if this process already logs, as tests in one process may.
         let _ = subscriber.try_init();
         let lines = queue.clone();
         std::panic::set_hook(Box::new(move |panic| {
             let thread = std::thread::current();
             let name = thread.name().unwrap_or("unnamed").to_owned();
             let trace = std::backtrace::Backtrace::capture();
-            // All of it is one entry of the queue.
+            // One entry of the queue, so that other lines cannot interleave.
             let _ =
                 lines.clone().write(format!("rnicd: thread {name}: {panic}\n{trace}\n").as_bytes());
             let _ = lines.flush_within(FLUSH_DEADLINE);
@@ -77,13 +76,13 @@ impl Log {
         (Log { queue, drain: Some(drain), level }, problem)
     }
 
-    /// What changes the level later, once; nothing if `RUST_LOG` says what is logged.
+    /// Returns, once, the handle that changes the filter. Returns `None` if `RUST_LOG` sets it.
     pub fn level(&mut self) -> Option<Level> {
         self.level.take()
     }
 
-    /// Starts the thread that writes; until then lines are kept. Not before privileges are
-    /// dropped: a thread keeps those it was started with.
+    /// Starts the thread that writes. Until then lines are queued. Call this after privileges are
+    /// dropped, because a thread keeps the privileges it was started with.
     pub fn start_writing(&mut self, seccomp: Seccomp) -> io::Result<()> {
         let Some(drain) = self.drain.clone() else { return Ok(()) };
         privilege::spawn_confined("rnicd-log", ThreadKind::Log, seccomp, move || {
@@ -97,7 +96,7 @@ impl Log {
 impl Drop for Log {
     fn drop(&mut self) {
         match self.drain.take() {
-            // Nothing was started, so nobody is kept from anything by waiting here.
+            // No thread was started, so a wait here blocks nothing.
             Some(drain) => drain.write_queued(io::stderr()),
             None => drop(self.queue.flush_within(FLUSH_DEADLINE)),
         }
@@ -108,66 +107,68 @@ fn configured(log: &config::Log) -> EnvFilter {
     EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"))
 }
 
-/// Lines that may wait to be written.
+/// Maximum lines that wait to be written.
 const LINES: usize = 4096;
-/// How long the end of the process waits for its last lines to be written.
+/// Maximum wait for the last lines at the end of the process.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Lets a few messages of a kind through per interval and counts the rest.
+/// Passes a few messages per interval and counts the rest.
 #[derive(Debug)]
 pub struct RateLimitedLog {
     burst: u32,
     interval: Duration,
     began: Option<Instant>,
-    spoken: u32,
+    logged: u32,
     suppressed: u64,
     total: u64,
 }
 
 impl RateLimitedLog {
-    /// `burst` messages per `interval`.
+    /// Allows `burst` messages per `interval`.
     pub fn new(burst: u32, interval: Duration) -> Self {
-        RateLimitedLog { burst, interval, began: None, spoken: 0, suppressed: 0, total: 0 }
+        RateLimitedLog { burst, interval, began: None, logged: 0, suppressed: 0, total: 0 }
     }
 
-    /// Counts one; whether to log it, and then how many were not logged since the last one.
+    /// Counts a message. Returns `None` if it must not be logged, otherwise the number of messages
+    /// suppressed since the last logged one.
     pub fn count(&mut self, now: Instant) -> Option<u64> {
         self.total += 1;
         if self.began.is_none_or(|began| now.duration_since(began) >= self.interval) {
             self.began = Some(now);
-            self.spoken = 0;
+            self.logged = 0;
         }
-        if self.spoken < self.burst {
-            self.spoken += 1;
+        if self.logged < self.burst {
+            self.logged += 1;
             return Some(std::mem::take(&mut self.suppressed));
         }
         self.suppressed += 1;
         None
     }
 
-    /// How many there were in all.
+    /// Returns the number of all messages.
     pub fn total(&self) -> u64 {
         self.total
     }
 }
 
-/// A [`RateLimitedLog`] for each kind of message, so that a flood of one silences no other.
+/// A [`RateLimitedLog`] for each kind of message, so a flood of one kind silences no other.
 #[derive(Debug)]
 pub struct RateLimitedLogs {
     burst: u32,
     interval: Duration,
-    /// One for each kind that was ever counted: kinds are words of the program.
+    /// One for each kind counted so far. The kinds are string constants, so their number is
+    /// bounded.
     kinds: Vec<(&'static str, RateLimitedLog)>,
 }
 
 impl RateLimitedLogs {
-    /// `burst` messages of each kind per `interval`.
+    /// Allows `burst` messages of each kind per `interval`.
     pub fn new(burst: u32, interval: Duration) -> Self {
         RateLimitedLogs { burst, interval, kinds: Vec::new() }
     }
 
-    /// Counts one of a kind; whether to log it, and then how many of that kind were not logged
-    /// since the last one.
+    /// Counts a message of a kind. Returns `None` if it must not be logged, otherwise the number of
+    /// messages of that kind suppressed since the last logged one.
     pub fn count(&mut self, kind: &'static str, now: Instant) -> Option<u64> {
         let place = self.kinds.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
             self.kinds.push((kind, RateLimitedLog::new(self.burst, self.interval)));
@@ -176,7 +177,7 @@ impl RateLimitedLogs {
         self.kinds[place].1.count(now)
     }
 
-    /// How many of a kind there were in all.
+    /// Returns the number of all messages of a kind.
     pub fn total(&self, kind: &'static str) -> u64 {
         let of_kind = self.kinds.iter().find(|(known, _)| *known == kind);
         of_kind.map_or(0, |(_, log_limit)| log_limit.total())
@@ -191,8 +192,8 @@ mod tests {
     fn a_flood_of_one_kind_silences_no_other() {
         let mut log_limits = RateLimitedLogs::new(2, Duration::from_secs(60));
         let start = Instant::now();
-        let spoken = (0..1000).filter(|_| log_limits.count("one", start).is_some()).count();
-        assert_eq!((spoken, log_limits.count("other", start)), (2, Some(0)));
+        let logged = (0..1000).filter(|_| log_limits.count("one", start).is_some()).count();
+        assert_eq!((logged, log_limits.count("other", start)), (2, Some(0)));
         assert_eq!(log_limits.count("one", start + Duration::from_secs(61)), Some(998));
         assert_eq!(["one", "other", "never"].map(|k| log_limits.total(k)), [1001, 1, 0]);
     }
@@ -201,8 +202,8 @@ mod tests {
     fn a_flood_is_counted_and_mostly_silent() {
         let mut log_limit = RateLimitedLog::new(2, Duration::from_secs(60));
         let start = Instant::now();
-        let spoken = (0..1000).filter(|_| log_limit.count(start).is_some()).count();
-        assert_eq!((spoken, log_limit.total()), (2, 1000));
+        let logged = (0..1000).filter(|_| log_limit.count(start).is_some()).count();
+        assert_eq!((logged, log_limit.total()), (2, 1000));
         assert_eq!(log_limit.count(start + Duration::from_secs(61)), Some(998));
         assert_eq!(log_limit.count(start + Duration::from_secs(61)), Some(0));
         assert_eq!(log_limit.count(start + Duration::from_secs(62)), None);

@@ -1,8 +1,8 @@
-//! The way of a log line to stderr: a bounded queue and a thread that alone may block.
+//! Queue of log lines to stderr. Only the thread that writes them may block.
 //!
-//! Whoever logs must never wait for a reader of stderr: a full pipe would stop the control thread
-//! and every worker. Lines for which there is no room are counted, and the count is written when
-//! there is room again. The thread starts late, after privileges were dropped; lines wait for it.
+//! Other threads must never wait for a reader of stderr: a full pipe would stop the control thread
+//! and every worker. Lines that do not fit are counted, and the count is written when there is room
+//! again. The thread starts late, after privileges are dropped; lines wait for it.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
-/// The sending half: a line per `write`, never waiting.
+/// The sending half. Takes one line per `write` and never blocks.
 #[derive(Clone, Debug)]
 pub struct Queue {
     lines: Sender<LogEntry>,
     lost: Arc<AtomicU64>,
 }
 
-/// The receiving half, which takes the lines out and writes them.
+/// The receiving half, which writes the lines.
 #[derive(Clone, Debug)]
 pub struct Drain {
     lines: Receiver<LogEntry>,
@@ -28,11 +28,11 @@ pub struct Drain {
 #[derive(Debug)]
 enum LogEntry {
     Line(Vec<u8>),
-    /// Dropped by the drain when everything before it is written.
+    /// The drain drops the sender when all earlier lines are written.
     Flush(Sender<()>),
 }
 
-/// Both halves, with room for so many lines.
+/// Creates both halves, with room for `lines` lines.
 pub fn queue(lines: usize) -> (Queue, Drain) {
     let (sender, receiver) = bounded(lines);
     let lost = Arc::new(AtomicU64::new(0));
@@ -40,8 +40,8 @@ pub fn queue(lines: usize) -> (Queue, Drain) {
 }
 
 impl Queue {
-    /// Waits until everything is written that was queued before, but no longer than `patience`;
-    /// whether it is.
+    /// Waits until all lines queued so far are written, for at most `patience`. Returns true if
+    /// they are.
     pub fn flush_within(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let (held, written) = bounded(0);
@@ -56,9 +56,9 @@ impl Queue {
 }
 
 impl Write for Queue {
-    /// Queues one line, cut to [`LONGEST`].
+    /// Queues one line, cut to [`MAX_LINE`].
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut kept = line[..line.len().min(LONGEST)].to_vec();
+        let mut kept = line[..line.len().min(MAX_LINE)].to_vec();
         if kept.len() < line.len() {
             kept.extend_from_slice(b"...\n");
         }
@@ -74,35 +74,35 @@ impl Write for Queue {
 }
 
 impl Drain {
-    /// Writes what is queued now.
+    /// Writes all lines that are queued now.
     pub fn write_queued(&self, mut out: impl Write) {
         for entry in self.lines.try_iter() {
             if let LogEntry::Line(line) = entry {
                 let _ = out.write_all(&line);
             }
         }
-        self.tell_lost(&mut out);
+        self.report_lost(&mut out);
     }
 
-    /// Writes lines to `out` until the last [`Queue`] is gone.
+    /// Writes lines to `out` until the last [`Queue`] is dropped.
     pub fn write_all(&self, mut out: impl Write) {
         for entry in &self.lines {
-            // A line that cannot be written is lost: there is nowhere to say so.
+            // Errors are ignored: there is no other place to report them.
             match entry {
                 LogEntry::Line(line) => drop(out.write_all(&line)),
                 LogEntry::Flush(held) => {
-                    self.tell_lost(&mut out);
+                    self.report_lost(&mut out);
                     drop(held);
                 }
             }
-            // At the end of what was there: the lines that found no room came after those.
+            // Lines are lost only while the queue is full, so after all lines written so far.
             if self.lines.is_empty() {
-                self.tell_lost(&mut out);
+                self.report_lost(&mut out);
             }
         }
     }
 
-    fn tell_lost(&self, out: &mut impl Write) {
+    fn report_lost(&self, out: &mut impl Write) {
         let lost = self.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
             let _ = writeln!(out, "rnicd: {lost} log lines were lost: stderr was not read in time");
@@ -110,14 +110,14 @@ impl Drain {
     }
 }
 
-/// Bytes of a line that are kept.
-const LONGEST: usize = 8 << 10;
+/// Maximum bytes of a line. The rest is cut off.
+const MAX_LINE: usize = 8 << 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A stream that takes what it gets once it is told to.
+    /// A stream that accepts bytes after a message from the test.
     struct Gate(Receiver<()>, Sender<Vec<u8>>);
 
     impl Write for Gate {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_does_not_read_costs_lines_and_no_time() {
+    fn unread_stderr_loses_lines_without_blocking() {
         let (mut lines, drain) = queue(4);
         let (open, closed) = bounded(0);
         let (out, seen) = crossbeam_channel::unbounded();
@@ -161,11 +161,11 @@ mod tests {
     #[test]
     fn a_line_is_bounded() {
         let (mut lines, drain) = queue(1);
-        let long = vec![b'x'; 2 * LONGEST];
+        let long = vec![b'x'; 2 * MAX_LINE];
         assert_eq!(lines.write(&long).ok(), Some(long.len()));
         drop(lines);
         let mut out = Vec::new();
         drain.write_all(&mut out);
-        assert_eq!(out.len(), LONGEST + 4);
+        assert_eq!(out.len(), MAX_LINE + 4);
     }
 }

@@ -1,21 +1,21 @@
-//! Users and groups as `/etc/passwd` and `/etc/group` have them.
+//! Users and groups of `/etc/passwd` and `/etc/group`.
 
 use std::collections::HashMap;
 
-/// A user to become.
+/// A user to switch to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
     /// User id.
     pub uid: u32,
-    /// Group id of the user's own group.
+    /// Primary group id.
     pub gid: u32,
-    /// The groups it is a member of besides.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
 }
 
 impl Account {
-    /// The user of this name or number. A number need not be in `/etc/passwd`: then its group has
-    /// the same number.
+    /// Returns the user with this name or number. A number that is missing from `/etc/passwd` is
+    /// also used as the group ID.
     pub fn find(name: &str) -> Option<Self> {
         let read = |file| std::fs::read_to_string(file).unwrap_or_default();
         Account::find_in(name, &read("/etc/passwd"), &read("/etc/group"))
@@ -42,32 +42,32 @@ impl Account {
     }
 }
 
-/// The number of a user given by name or number, from `/etc/passwd`.
+/// Returns the id of a user given by name or number, from `/etc/passwd`.
 pub fn user_id(name: &str) -> Option<u32> {
     name.parse().ok().or_else(|| Names::of_users().id(name))
 }
 
-/// The number of a group given by name or number, from `/etc/group`.
+/// Returns the id of a group given by name or number, from `/etc/group`.
 pub fn group_id(name: &str) -> Option<u32> {
     name.parse().ok().or_else(|| Names::of_groups().id(name))
 }
 
-/// Numbers of users or of groups by name, read once for any number of look-ups.
+/// Ids of users or groups by name, read once for any number of look-ups.
 #[derive(Debug, Default)]
 pub struct Names(HashMap<String, u32>);
 
 impl Names {
-    /// Those of `/etc/passwd`.
+    /// Reads the users of `/etc/passwd`.
     pub fn of_users() -> Self {
         Names::read("/etc/passwd")
     }
 
-    /// Those of `/etc/group`.
+    /// Reads the groups of `/etc/group`.
     pub fn of_groups() -> Self {
         Names::read("/etc/group")
     }
 
-    /// The number of a name.
+    /// Returns the id of a name.
     pub fn id(&self, name: &str) -> Option<u32> {
         self.0.get(name).copied()
     }
@@ -78,7 +78,7 @@ impl Names {
         for line in text.lines() {
             let mut fields = line.split(':');
             if let (Some(name), Some(Ok(id))) = (fields.next(), fields.nth(1).map(str::parse)) {
-                // Of two lines with one name the first counts.
+                // The first of several lines with the same name applies.
                 ids.entry(name.to_owned()).or_insert(id);
             }
         }

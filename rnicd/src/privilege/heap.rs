@@ -1,10 +1,10 @@
-//! Memory that the allocator keeps.
+//! Free memory of the allocator.
 
-/// Gives the pages back to the kernel that hold nothing allocated, of every thread's heap. Threads
-/// that allocate meanwhile wait for their heap.
+/// Returns the unused pages of all threads' heaps to the kernel. Threads that allocate at the same
+/// time wait for their heap.
 pub fn return_free_memory() {
-    // SAFETY: the allocator gives up pages that no allocation covers, under its own locks; nothing
-    // that is allocated moves or changes.
+    // SAFETY: the allocator releases only pages that no allocation covers, under its own locks.
+    // No allocation moves or changes.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::malloc_trim(0)

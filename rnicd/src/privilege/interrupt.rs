@@ -1,41 +1,42 @@
-//! Cutting short what a thread waits for in the kernel.
+//! Interrupts a thread's waits in the kernel.
 //!
-//! Closing a TCP socket waits as long as its owner said (`SO_LINGER`), also where it is closed
-//! with a packet it was passed in and nobody can look at it before. That wait ends when the thread
-//! has a signal: this gives it one every moment. A file system that does not answer is not to be
-//! hurried like this.
+//! Closing a TCP socket may wait for the time that its owner has set with `SO_LINGER`. This is also
+//! true for a socket in a discarded packet, whose options cannot be changed. A signal to the thread
+//! ends that wait, so a timer sends one at short intervals. This does not help with a file system
+//! that does not respond.
 
 use std::io;
 use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::time::Duration;
 
-/// How long a wait lasts at most.
-const PATIENCE: Duration = Duration::from_millis(1);
+/// Maximum duration of a wait.
+const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Taken by nobody else, and without effect where nobody takes it.
+/// No other code of the daemon uses this signal, and by default it is ignored.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
-/// Interrupts the thread that made it.
+/// Interrupts the thread that created it.
 #[derive(Debug)]
 pub struct Interrupter {
-    /// A pointer or a number, by C library; it makes this stay in its thread.
+    /// A pointer or a number, depending on the C library. Keeps this type in its thread (not
+    /// `Send`).
     timer: libc::timer_t,
 }
 
 impl Interrupter {
-    /// For the calling thread. To be made once for each.
+    /// Creates the interrupter of the calling thread. Must be called at most once per thread.
     ///
     /// # Errors
     ///
-    /// Those of the system: timers count against `RLIMIT_SIGPENDING`.
+    /// Errors of the system calls: timers count against `RLIMIT_SIGPENDING`.
     pub fn of_this_thread() -> io::Result<Self> {
         // SAFETY: an all-zero `sigaction` is a valid value of that C struct.
         let mut action: libc::sigaction = unsafe { zeroed() };
         action.sa_sigaction = on_signal as *const () as usize;
-        // SAFETY: `action` is initialised and lives through the call; the handler touches nothing,
-        // so it may run at any instant on any thread. Without SA_RESTART calls end with EINTR,
-        // which everything here expects. Nobody else takes this signal.
+        // SAFETY: `action` is initialised and outlives the call. The handler touches nothing, so it
+        // may run at any time on any thread. Without SA_RESTART system calls end with EINTR, which
+        // all code here handles. No other code uses this signal.
         if unsafe { libc::sigaction(SIGNAL, &raw const action, null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -55,32 +56,32 @@ impl Interrupter {
         Ok(Interrupter { timer })
     }
 
-    /// Does something in which no wait that a signal ends lasts longer than a moment.
+    /// Runs `something`. No interruptible wait in it lasts longer than `INTERVAL`.
     pub fn during<R>(&self, something: impl FnOnce() -> R) -> R {
-        self.set(PATIENCE);
+        self.set(INTERVAL);
         let result = something();
         self.set(Duration::ZERO);
         result
     }
 
-    /// Interrupts from now on at this interval, or no more.
+    /// Sets the interval of interruptions, or stops them if it is zero.
     fn set(&self, every: Duration) {
         let every = libc::timespec { tv_sec: 0, tv_nsec: every.subsec_nanos().into() };
         let setting = libc::itimerspec { it_interval: every, it_value: every };
-        // SAFETY: the timer is there until this is dropped, `setting` is initialised and lives
-        // through the call, and no old setting is asked for. It fails for wrong arguments only.
+        // SAFETY: the timer exists until `self` is dropped, `setting` is initialised and outlives
+        // the call, and no old setting is requested. It fails only for invalid arguments.
         unsafe { libc::timer_settime(self.timer, 0, &raw const setting, null_mut()) };
     }
 }
 
 impl Drop for Interrupter {
     fn drop(&mut self) {
-        // SAFETY: the timer was made by `of_this_thread` and is not used after this.
+        // SAFETY: the timer was created by `of_this_thread` and is not used after this.
         unsafe { libc::timer_delete(self.timer) };
     }
 }
 
-/// That it was called is all.
+/// Empty: the delivery of the signal is enough to interrupt a wait.
 extern "C" fn on_signal(_: libc::c_int) {}
 
 #[cfg(test)]
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_wait_is_cut_short_and_only_within() {
+    fn waits_are_interrupted_only_within() {
         let interrupter = Interrupter::of_this_thread().unwrap_or_else(|e| panic!("{e}"));
         let (_ours, theirs) =
             std::os::unix::net::UnixStream::pair().unwrap_or_else(|e| panic!("{e}"));
@@ -99,7 +100,7 @@ mod tests {
         let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
         let interrupted = Err(rustix::io::Errno::INTR);
         assert_eq!(interrupter.during(|| [(); 3].map(|()| wait(minute))), [interrupted; 3]);
-        // A signal may have come last between the wait and the end.
+        // A last signal may have arrived between the wait and the end.
         let moment = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
         assert_eq!(wait(moment), Ok(0));
     }

@@ -1,9 +1,9 @@
-//! What the daemon is to the kernel, and what the kernel knows about others.
+//! The daemon's privileges, and the kernel's information about other processes.
 //!
-//! Who a peer is and whether it lives, which signals came, what a service manager passed; and the
-//! giving up of what is not needed: user, capabilities, system calls. The one place of the daemon
-//! with `unsafe` code, so that a reader can check all of it at once. It decides nothing: `control`
-//! asks who is there, `exec` passes signals on, `cli` says what to give up, threads confine
+//! Peer credentials and pidfds, signals, sockets passed by a service manager, and dropping of the
+//! root user, capabilities and system calls. This is the only module of the daemon with `unsafe`
+//! code, so that a reader can check all of it at once. It makes no decisions: `control` queries
+//! peers, `exec` forwards signals, `cli` chooses which privileges to drop, and threads confine
 //! themselves.
 #![allow(unsafe_code)]
 
@@ -24,40 +24,42 @@ pub use heap::return_free_memory;
 pub use interrupt::Interrupter;
 pub use network::Network;
 pub use peer::Peer;
-pub use renounce::{RenounceError, account_to_become, become_account, renounce};
+pub use renounce::{RenounceError, account_to_switch_to, renounce, switch_to_account};
 pub use seccomp::{ThreadKind, check_available, confine, spawn_confined};
-pub use signals::{Signal, SignalSet, Signals, die_of, send_signal};
+pub use signals::{Signal, SignalSet, Signals, exit_by_signal, send_signal};
 pub use slice::set_short_slices;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit on descriptors to the hard one; returns the limit in force.
+/// Raises the soft limit on descriptors to the hard limit. Returns the limit in force.
 pub fn raise_descriptor_limit() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
     match setrlimit(Resource::Nofile, raised) {
-        // No limit at all is more than the kernel ever gives.
+        // `None` means unlimited.
         Ok(()) => maximum.unwrap_or(u64::MAX),
         Err(error) => {
-            tracing::warn!(%error, "could not raise the soft limit on descriptors");
+            tracing::warn!(%error, "cannot raise the soft limit on descriptors (RLIMIT_NOFILE)");
             current.unwrap_or(u64::MAX)
         }
     }
 }
 
-/// Leaves the session of whoever started this process, and with it his terminal, and closes every
-/// descriptor it was started with but the standard ones. To be called before anything else opens
-/// one.
+/// Leaves the session and the terminal of the process that started this one, and closes all
+/// inherited descriptors except the standard ones. Must run before anything else opens a
+/// descriptor.
 pub fn detach() {
-    // Only the leader of a process group cannot: that is in no session that would end it.
+    // Fails only for the leader of a process group, which signals to the parent's group do not
+    // reach.
     let _ = rustix::process::setsid();
-    let (first, last) = (3 as libc::c_uint, libc::c_uint::MAX);
-    // SAFETY: closes descriptors that nothing of this process has taken over: it has opened none
-    // yet, and knows none of those that it was started with. Touches no memory.
+    let first = 3 as libc::c_uint;
+    let last = libc::c_uint::MAX;
+    // SAFETY: closes only descriptors that no code of this process owns: the process has opened
+    // none yet, and uses none of the inherited ones. Touches no memory.
     unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
 }
 
-/// The user the daemon runs as.
+/// Returns the effective user id of the daemon.
 pub fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }

@@ -1,11 +1,10 @@
-//! Which network namespace a socket belongs to.
+//! The network namespace of a socket.
 //!
-//! The kernel gives every network namespace a number of its own (`SO_NETNS_COOKIE`), never used
-//! again before the next start of the machine, and tells it of every socket without any privilege.
-//! A connection that was accepted on a Unix socket belongs to the namespace in which the
-//! *connecting* end's socket was made. So a client can neither choose the number nor change it,
-//! whatever becomes of its process: it would need a socket that somebody in the other namespace
-//! made for it.
+//! The kernel gives every network namespace a number (`SO_NETNS_COOKIE`) that is unique until the
+//! next boot, and reports it for every socket without any privilege. An accepted Unix connection
+//! belongs to the namespace in which the *connecting* end's socket was created. So a client can
+//! neither choose nor change the number, whatever it does with its process: it would need a socket
+//! created in the other namespace by another process.
 
 use std::io;
 use std::mem::size_of;
@@ -13,17 +12,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-/// The number of a network namespace.
+/// Cookie of a network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network(u64);
 
 impl Network {
-    /// The namespace of a socket; of an accepted Unix socket, that of the client.
+    /// Returns the namespace of a socket. For an accepted Unix socket, it is the client's.
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let mut cookie = 0u64;
         let mut len = size_of::<u64>() as libc::socklen_t;
         // SAFETY: getsockopt writes at most `len` bytes to `cookie`, a live local of exactly that
-        // size and alignment, for which every bit pattern is valid; `len` is initialised to its
+        // size and alignment, for which every bit pattern is valid. `len` is initialised to its
         // size, and both outlive the call. The socket is borrowed, so its descriptor is open.
         let result = unsafe {
             libc::getsockopt(
@@ -41,7 +40,7 @@ impl Network {
         }
     }
 
-    /// The namespace in which this thread makes sockets.
+    /// Returns the namespace in which this thread creates sockets.
     pub fn own() -> io::Result<Self> {
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -49,7 +48,7 @@ impl Network {
     }
 }
 
-/// Since Linux 5.14.
+/// Available since Linux 5.14.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 #[cfg(test)]
@@ -60,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_socket_of_this_process_is_of_its_namespace() {
+    fn own_sockets_are_in_the_own_namespace() {
         let own = Network::own().unwrap_or_else(|e| panic!("{e}"));
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let path = dir.path().join("s");

@@ -1,4 +1,4 @@
-//! The process at the other end of a Unix socket, as the kernel recorded it at `connect`.
+//! The process at the other end of a Unix socket, as recorded by the kernel at `connect`.
 
 use std::io;
 use std::mem::size_of;
@@ -8,40 +8,40 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::Network;
 
-/// Identity of a peer, and a descriptor that becomes readable when it exits.
+/// Identity of a peer, and a descriptor that becomes readable when the process exits.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its process id in our namespace; 0 if it is not visible there.
+    /// Process id in the daemon's pid namespace, 0 if it is not visible there.
     pub pid: i32,
-    /// Effective user id, in our user namespace, when it connected.
+    /// Effective user id at connect, in the daemon's user namespace.
     pub uid: u32,
-    /// Effective group id, in our user namespace, when it connected.
+    /// Effective group id at connect, in the daemon's user namespace.
     pub gid: u32,
-    /// Its effective group and supplementary ones.
+    /// Effective and supplementary groups.
     pub groups: Vec<u32>,
-    /// Its command name, printable.
+    /// Command name, printable.
     pub command: String,
-    /// The network namespace in which it made its socket; none if the kernel does not say.
+    /// Network namespace of its socket, `None` if the kernel does not report it.
     pub network: Option<Network>,
-    /// A pidfd of the process, readable when it has exited.
+    /// Pidfd of the process, readable once the process has exited.
     pub process: OwnedFd,
 }
 
 impl Peer {
-    /// Asks the kernel who connected `socket`.
+    /// Returns the process that has connected `socket`.
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let libc::ucred { pid, uid, gid } = peer_credentials(socket)?;
-        // None for a process that has no number in our namespace.
+        // `None` for a process that has no pid in the daemon's namespace.
         let visible = Pid::from_raw(pid.max(0));
         let process = match (peer_pidfd(socket), visible) {
             (Ok(process), _) => process,
             // Kernels before 6.5. The pid may have been reused since connect, but only if the
-            // peer is gone already; then the socket's end tells as well.
+            // peer has exited already, and then the socket has hung up too.
             (Err(_), Some(pid)) => pidfd_open(pid, PidfdFlags::NONBLOCK)?,
             (Err(error), None) => {
                 let why = format!(
-                    "a client of user {uid} runs outside of the daemon's pid namespace, where this \
-                     kernel cannot tell of its end ({error}); that takes Linux 6.5"
+                    "a client of user {uid} runs outside the daemon's pid namespace, where this \
+                     kernel cannot report its exit ({error}); this needs Linux 6.5"
                 );
                 return Err(io::Error::new(io::ErrorKind::Unsupported, why));
             }
@@ -52,7 +52,7 @@ impl Peer {
         Ok(Peer { pid: pid.max(0), uid, gid, groups, command, network, process })
     }
 
-    /// Whether the process has exited.
+    /// Returns true if the process has exited.
     pub fn has_exited(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -61,13 +61,12 @@ impl Peer {
     }
 }
 
-/// `SO_PEERCRED`, as the kernel has it: the process is 0 if it is in a pid namespace outside of
-/// ours.
+/// Returns `SO_PEERCRED`. The pid is 0 if the process is in a pid namespace outside the daemon's.
 fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: getsockopt writes at most `len` bytes to `credentials`, a live local of exactly that
-    // size, of which every pattern of bits is a value; `len` is initialised to its size, and both
+    // size, for which every bit pattern is valid. `len` is initialised to its size, and both
     // outlive the call. The socket is borrowed, so its descriptor is open.
     let result = unsafe {
         libc::getsockopt(
@@ -84,7 +83,7 @@ fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     Ok(credentials)
 }
 
-/// `SO_PEERPIDFD`: names the process that connected, whatever became of its number.
+/// Returns `SO_PEERPIDFD`, a pidfd of the process that connected, even if its pid was reused.
 fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut fd: libc::c_int = -1;
@@ -104,20 +103,20 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     if result != 0 || fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor for us (with O_CLOEXEC), nobody else
-    // knows its number, and it is not negative.
+    // SAFETY: the kernel has just made this descriptor for us (with O_CLOEXEC), no other code
+    // owns it, and it is not negative.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `SO_PEERGROUPS`: supplementary groups at connect, after the effective one. Nothing is looked up
-/// for the client, whose memberships the kernel knows better than any data base.
+/// Returns the effective group and `SO_PEERGROUPS`, the supplementary groups at connect. The kernel
+/// is a better source for the client's groups than any database.
 fn peer_groups(socket: BorrowedFd<'_>, gid: u32) -> io::Result<Vec<u32>> {
     const SO_PEERGROUPS: libc::c_int = 59;
     let mut groups = vec![0u32; 64];
     loop {
         let mut len = (groups.len() * size_of::<u32>()) as libc::socklen_t;
         // SAFETY: getsockopt writes at most `len` bytes to the vector, which has that many
-        // initialised ones and is not touched otherwise during the call; `len` is a live local.
+        // initialised bytes and is not accessed otherwise during the call. `len` is a live local.
         // The socket is borrowed, so its descriptor is open.
         let result = unsafe {
             libc::getsockopt(
@@ -136,7 +135,7 @@ fn peer_groups(socket: BorrowedFd<'_>, gid: u32) -> io::Result<Vec<u32>> {
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            // The kernel says how many there are, at most NGROUPS_MAX.
+            // The kernel returns the size needed, for at most NGROUPS_MAX groups.
             Some(libc::ERANGE) if (groups.len() + 1..=MAX_GROUPS).contains(&count) => {
                 groups.resize(count, 0);
             }
@@ -148,7 +147,7 @@ fn peer_groups(socket: BorrowedFd<'_>, gid: u32) -> io::Result<Vec<u32>> {
 /// `NGROUPS_MAX` of Linux.
 const MAX_GROUPS: usize = 65_536;
 
-/// The command name of `pid`, without characters that could trouble a terminal.
+/// Returns the command name of `pid`, without control characters that could affect a terminal.
 fn command(pid: Pid) -> String {
     let path = format!("/proc/{}/comm", pid.as_raw_nonzero());
     let raw = std::fs::read(path).unwrap_or_default();
@@ -177,10 +176,10 @@ mod tests {
         assert!(!peer.has_exited());
     }
 
-    /// More of them than there is room for at first. On a thread of its own, which has groups of
-    /// its own as long as it lives.
+    /// More groups than there is room for at first. Uses a separate thread, because groups belong
+    /// to a thread.
     #[test]
-    fn clients_of_many_groups_are_known_by_all_of_them() {
+    fn peer_has_all_its_groups() {
         let many: Vec<u32> = (61_000..61_200).collect();
         let groups: Vec<_> = many.iter().map(|g| rustix::process::Gid::from_raw(*g)).collect();
         let known = std::thread::spawn(move || {
@@ -188,18 +187,18 @@ mod tests {
             let (a, _b) = UnixStream::pair()?;
             Peer::of(a.as_fd())
         });
-        match known.join().unwrap_or_else(|_| panic!("a thread of ours")) {
+        match known.join().unwrap_or_else(|_| panic!("the thread panicked")) {
             Ok(peer) => assert_eq!(peer.groups, [vec![peer.gid], many].concat()),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                assert!(std::env::var_os("RNIC_TEST_ALL").is_none(), "groups take root");
-                eprintln!("NOT TESTED: groups take root");
+                assert!(std::env::var_os("RNIC_TEST_ALL").is_none(), "setgroups needs root");
+                eprintln!("NOT TESTED: setgroups needs root");
             }
             Err(e) => panic!("{e}"),
         }
     }
 
     #[test]
-    fn whoever_has_exited_is_known_to_have() {
+    fn exited_peer_is_reported() {
         let (a, _b) = UnixStream::pair().unwrap_or_else(|e| panic!("{e}"));
         let mut peer = Peer::of(a.as_fd()).unwrap_or_else(|e| panic!("{e}"));
         let mut other = std::process::Command::new("cat");
@@ -209,7 +208,7 @@ mod tests {
         let process = pidfd_open(Pid::from_child(&other), flags);
         peer.process = process.unwrap_or_else(|e| panic!("{e}"));
         assert!(!peer.has_exited());
-        // Whether or not somebody has waited for it.
+        // Before and after it is waited for.
         drop(other.stdin.take());
         let mut end = [rustix::event::PollFd::new(&peer.process, rustix::event::PollFlags::IN)];
         assert_eq!(rustix::event::poll(&mut end, None), Ok(1));
@@ -218,12 +217,12 @@ mod tests {
         assert!(peer.has_exited());
     }
 
-    /// A client chooses its name, and administrators list it.
+    /// A client chooses its command name, which administrators see in lists.
     #[test]
-    fn the_name_of_a_program_cannot_talk_to_a_terminal() {
+    fn command_name_has_no_control_characters() {
         let own = rustix::process::getpid();
         let before = command(own);
-        // The kernel has no room for the last one.
+        // The kernel truncates the second name.
         for (name, shown) in
             [("a\x1b[2Jb\rc", "a?[2Jb?c"), ("0123456789abcdefg", "0123456789abcde")]
         {

@@ -1,18 +1,17 @@
-//! Work of many users for a few threads: no user's work takes up more than some of them, whatever
-//! becomes of it.
+//! Distributes the work of many users over a few threads. One user's work occupies only some of the
+//! threads, even if it never ends.
 //!
-//! Each user has a lane of things that wait, in their order. Threads take from the lanes in turn; a
-//! lane in which as many are being worked on as one user may have at once is passed over until one
-//! of them is done, which may be never.
+//! Each user has a lane, which is a FIFO queue. Threads take items from the lanes round-robin. A
+//! lane is skipped while `at_once` of its items are in work, which may be forever.
 
 use std::collections::{HashMap, VecDeque};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Things to be worked on, by user.
+/// Queued work, by user.
 #[derive(Debug)]
 pub(super) struct Lanes<T> {
-    /// Things of one user that may be worked on at once.
+    /// Maximum number of items of one user in work at the same time.
     at_once: usize,
     state: Mutex<State<T>>,
     work: Condvar,
@@ -21,7 +20,7 @@ pub(super) struct Lanes<T> {
 #[derive(Debug)]
 struct State<T> {
     lanes: HashMap<u32, Lane<T>>,
-    /// Users of whom something may be taken.
+    /// Users with an item that can be taken.
     turns: VecDeque<u32>,
     total: usize,
     closed: bool,
@@ -31,7 +30,7 @@ struct State<T> {
 struct Lane<T> {
     waiting: VecDeque<T>,
     taken: usize,
-    /// Whether its user stands among the turns.
+    /// The user is in `turns`.
     has_turn: bool,
 }
 
@@ -42,35 +41,36 @@ impl<T> Lane<T> {
 }
 
 impl<T> Lanes<T> {
-    /// No work yet, of which `at_once` things of one user may be worked on at once.
+    /// Creates empty lanes, with at most `at_once` items of one user in work at once.
     pub(super) fn new(at_once: usize) -> Self {
-        let (lanes, turns) = (HashMap::new(), VecDeque::new());
+        let lanes = HashMap::new();
+        let turns = VecDeque::new();
         let state = State { lanes, turns, total: 0, closed: false };
         Lanes { at_once, state: Mutex::new(state), work: Condvar::new() }
     }
 
-    /// Puts something into a user's lane.
-    pub(super) fn add(&self, user: u32, thing: T) {
+    /// Adds an item to a user's lane.
+    pub(super) fn add(&self, user: u32, item: T) {
         let mut state = self.state.lock();
         state.total += 1;
         let fresh = || Lane { waiting: VecDeque::new(), taken: 0, has_turn: false };
-        state.lanes.entry(user).or_insert_with(fresh).waiting.push_back(thing);
+        state.lanes.entry(user).or_insert_with(fresh).waiting.push_back(item);
         self.give_turn(&mut state, user);
     }
 
-    /// Waits for something to do; [`done`](Lanes::done) is to be called with that user after it.
-    /// Nothing once all work is taken that there was when the lanes were [closed](Lanes::close).
+    /// Waits for an item. After the work, the caller must call [`done`](Lanes::done) with that
+    /// user. Returns `None` after [`close`](Lanes::close), once no item can be taken.
     pub(super) fn take(&self) -> Option<(u32, T)> {
         let mut state = self.state.lock();
         loop {
             if let Some(user) = state.turns.pop_front()
                 && let Some(lane) = state.lanes.get_mut(&user)
-                && let Some(thing) = lane.waiting.pop_front()
+                && let Some(item) = lane.waiting.pop_front()
             {
                 lane.taken += 1;
                 lane.has_turn = false;
                 self.give_turn(&mut state, user);
-                return Some((user, thing));
+                return Some((user, item));
             }
             if state.closed && state.turns.is_empty() {
                 return None;
@@ -79,7 +79,7 @@ impl<T> Lanes<T> {
         }
     }
 
-    /// Something that was taken of a user is done.
+    /// Marks an item taken from this user's lane as done.
     pub(super) fn done(&self, user: u32) {
         let mut state = self.state.lock();
         state.total -= 1;
@@ -92,18 +92,18 @@ impl<T> Lanes<T> {
         self.give_turn(&mut state, user);
     }
 
-    /// How much of a user's is not done.
+    /// Returns the number of a user's items that are not done.
     pub(super) fn of(&self, user: u32) -> usize {
         let state = self.state.lock();
         state.lanes.get(&user).map_or(0, |lane| lane.waiting.len() + lane.taken)
     }
 
-    /// How much of everybody's is not done.
+    /// Returns the number of all items that are not done.
     pub(super) fn total(&self) -> usize {
         self.state.lock().total
     }
 
-    /// Nothing more will come.
+    /// Makes [`take`](Lanes::take) return `None` once no item can be taken.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.work.notify_all();
@@ -126,13 +126,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_take_turns_and_none_has_more_than_his_part_of_the_threads() {
+    fn users_take_turns_with_a_bounded_share() {
         let lanes = Lanes::new(2);
         (0..5).for_each(|n| lanes.add(1, n));
         lanes.add(2, 10);
         assert_eq!((lanes.take(), lanes.take()), (Some((1, 0)), Some((2, 10))));
         assert_eq!(lanes.take(), Some((1, 1)));
-        // Both things of the first user are never done: others go on.
+        // Both items of the first user are never done. Other users continue.
         lanes.add(3, 20);
         assert_eq!(lanes.take(), Some((3, 20)));
         assert_eq!((lanes.of(1), lanes.of(2), lanes.of(4), lanes.total()), (5, 1, 0, 7));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_was_at_the_end_is_still_done() {
+    fn work_queued_before_close_is_done() {
         let lanes = Lanes::new(1);
         lanes.add(1, 0);
         lanes.add(2, 1);

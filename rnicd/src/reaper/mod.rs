@@ -1,18 +1,18 @@
-//! Threads that do the closing, so that nobody who must stay quick ever does.
+//! Threads that close descriptors and drop large objects for threads that must not wait.
 //!
-//! Unmapping gigabytes takes time, and `close` of a descriptor that a client made may take for
-//! ever (a FUSE server answers the flush). There are three kinds of work, each with threads of its
-//! own, and in each kind a user has a lane of his own (`lanes`):
+//! Unmapping gigabytes takes time, and `close` of a client's descriptor may never return (a FUSE
+//! server must answer the flush). There are three kinds of work. Each kind has its own threads, and
+//! a lane for each user (`lanes`):
 //!
-//! * what is ours and takes its time: mappings, buffers, what a session had;
-//! * what a client made and what ends, at the latest when the thread is interrupted: TCP sockets,
-//!   which may linger, memfds, and control sockets with packets that nobody has taken;
-//! * what a client made and nobody knows, which may never end. Two threads at most are lost to one
-//!   user like this.
+//! * the daemon's own objects, whose drop takes time: mappings, buffers, the remains of a session;
+//! * descriptors of clients that close in bounded time, or once the thread is interrupted: TCP
+//!   sockets, which may linger, memfds, and control sockets with unread packets;
+//! * descriptors of clients of unknown kind, which may never close. One user can block at most two
+//!   threads with them.
 //!
-//! What is not closed yet holds one of the daemon's descriptors. It is counted for its user, and
-//! whoever decides who may pass more asks for the count. No thread is waited for when the daemon
-//! ends.
+//! A descriptor that waits to be closed is still one of the daemon's descriptors. It is counted for
+//! its user, and this count limits how many descriptors the user may pass. The daemon exits without
+//! waiting for these threads.
 
 mod lanes;
 mod passed;
@@ -33,41 +33,41 @@ use crate::privilege::{Interrupter, ThreadKind, return_free_memory, spawn_confin
 use lanes::Lanes;
 pub use passed::{Passed, PassedKind};
 
-/// Where things go to be dropped.
+/// Closes descriptors and drops objects on its own threads.
 #[derive(Clone, Debug)]
 pub struct Reaper {
     work: Arc<Work>,
     gone: Receiver<Receipt>,
 }
 
-/// What waits, until the last who may bring something is gone.
+/// The waiting work. Its threads end after the last `Reaper` is dropped.
 #[derive(Debug)]
 struct Work {
-    ours: Arc<Lanes<Ours>>,
-    clients: Arc<Lanes<Foreign>>,
+    ours: Arc<Lanes<OwnObject>>,
+    clients: Arc<Lanes<ClientDescriptor>>,
     unknown: Arc<Lanes<OwnedFd>>,
     last: AtomicU64,
 }
 
-/// Something of the daemon's own.
-struct Ours {
-    thing: Box<dyn Any + Send>,
+/// An object of the daemon.
+struct OwnObject {
+    item: Box<dyn Any + Send>,
     receipt: Option<Receipt>,
 }
 
-/// What a client made and what ends.
+/// A client's descriptor that closes in bounded time.
 #[derive(Debug)]
-enum Foreign {
-    /// A TCP socket, which a close may leave to linger.
+enum ClientDescriptor {
+    /// A TCP socket. Its close may linger.
     Socket(OwnedFd),
-    /// A memfd of a client's, whose pages a close may have to free.
+    /// A client's memfd. Its close may have to free pages.
     Memfd(OwnedFd),
-    /// The daemon's end of a control socket, with packets from the client that nobody has taken:
-    /// the descriptors in them are closed with it.
+    /// The daemon's end of a control socket with unread packets from the client. The close also
+    /// closes the descriptors in them.
     Client(OwnedFd),
 }
 
-/// The memory that the allocator keeps, which goes when this is dropped.
+/// Returns the allocator's free memory to the kernel when dropped.
 struct FreeMemory;
 
 impl Drop for FreeMemory {
@@ -76,26 +76,29 @@ impl Drop for FreeMemory {
     }
 }
 
-/// StagKind a thing whose end is of interest.
+/// Identifies an object whose drop is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Receipt(u64);
 
 impl Reaper {
-    /// Starts the threads. `control` is woken when something with a receipt is gone.
+    /// Starts the threads. They wake `control` when an object with a receipt has been dropped.
     pub fn start(control: Arc<Waker>, seccomp: Seccomp) -> io::Result<Self> {
         let (gone_out, gone) = unbounded();
         let work = Work::default();
-        for _ in 0..OURS {
-            let (lanes, gone, control) = (work.ours.clone(), gone_out.clone(), control.clone());
+        for _ in 0..OWN_THREADS {
+            let lanes = work.ours.clone();
+            let gone = gone_out.clone();
+            let control = control.clone();
             start("reaper", seccomp, lanes, move || {
-                let (gone, control) = (gone.clone(), control.clone());
-                move |ours| drop_ours(ours, &gone, &control)
+                let gone = gone.clone();
+                let control = control.clone();
+                move |ours| drop_own(ours, &gone, &control)
             })?;
         }
-        for _ in 0..CLIENTS {
+        for _ in 0..CLIENT_THREADS {
             start("reaper-clients", seccomp, work.clients.clone(), || {
                 let interrupter = Interrupter::of_this_thread()
-                    .inspect_err(|error| tracing::warn!(%error, "sockets of clients may linger"))
+                    .inspect_err(|error| tracing::warn!(%error, "closing client sockets may block"))
                     .ok();
                 move |foreign| match &interrupter {
                     Some(interrupter) => interrupter.during(|| close(foreign)),
@@ -103,52 +106,51 @@ impl Reaper {
                 }
             })?;
         }
-        for _ in 0..UNKNOWN {
+        for _ in 0..UNKNOWN_THREADS {
             start("reaper-unknown", seccomp, work.unknown.clone(), || drop::<OwnedFd>)?;
         }
         Ok(Reaper { work: Arc::new(work), gone })
     }
 
-    /// Drops something of ours, on a user's behalf: mappings, buffers, sockets.
-    pub fn drop_later(&self, user: u32, thing: impl Any + Send) {
-        self.work.ours.add(user, Ours { thing: Box::new(thing), receipt: None });
+    /// Drops an object of the daemon on a user's behalf: mappings, buffers, sockets.
+    pub fn drop_later(&self, user: u32, item: impl Any + Send) {
+        self.work.ours.add(user, OwnObject { item: Box::new(item), receipt: None });
     }
 
-    /// Drops something of ours that counts against a limit until it is gone, which
-    /// [`Reaper::poll_gone`] tells: a client must not be able to outrun the unmapping of what it
-    /// gave back.
-    pub fn drop_counted(&self, user: u32, thing: impl Any + Send) -> Receipt {
+    /// Drops an object that counts against a limit until [`Reaper::poll_gone`] reports it, because
+    /// a client must not be able to allocate faster than its freed memory is unmapped.
+    pub fn drop_counted(&self, user: u32, item: impl Any + Send) -> Receipt {
         let receipt = Receipt(self.work.last.fetch_add(1, Ordering::Relaxed));
-        self.work.ours.add(user, Ours { thing: Box::new(thing), receipt: Some(receipt) });
+        self.work.ours.add(user, OwnObject { item: Box::new(item), receipt: Some(receipt) });
         receipt
     }
 
-    /// Gives memory back to the kernel, after what this user has brought before is dropped.
+    /// Returns free memory to the kernel, after the user's earlier objects are dropped.
     pub fn return_memory_later(&self, user: u32) {
         self.drop_later(user, FreeMemory);
     }
 
-    /// Something that is gone.
+    /// Takes the receipt of a dropped object.
     pub fn poll_gone(&self) -> Option<Receipt> {
         self.gone.try_recv().ok()
     }
 
-    /// Descriptors of a user's clients that are not closed yet.
+    /// Returns the number of descriptors of a user's clients that are not closed yet.
     pub fn closing(&self, user: u32) -> usize {
         self.work.clients.of(user) + self.work.unknown.of(user)
     }
 
-    /// Descriptors of all clients that are not closed yet.
+    /// Returns the number of descriptors of all clients that are not closed yet.
     pub fn closing_of_all(&self) -> usize {
         self.closing_soon() + self.work.unknown.total()
     }
 
-    /// Those of them that will be, in a moment.
+    /// Returns the number of descriptors of all clients that close in bounded time.
     pub fn closing_soon(&self) -> usize {
         self.work.clients.total()
     }
 
-    /// Closes a descriptor that a client of this user made and that is not of a known kind.
+    /// Closes a client's descriptor of unknown kind.
     pub fn close_unknown(&self, user: u32, descriptor: OwnedFd) {
         self.work.unknown.add(user, descriptor);
     }
@@ -156,26 +158,27 @@ impl Reaper {
     /// Closes the daemon's end of a control socket.
     pub fn close_client(&self, user: u32, socket: OwnedFd) {
         packet::shut(socket.as_fd());
-        match packet::is_waiting(socket.as_fd()) {
-            true => self.work.clients.add(user, Foreign::Client(socket)),
-            false => self.drop_later(user, socket),
+        if packet::is_waiting(socket.as_fd()) {
+            self.work.clients.add(user, ClientDescriptor::Client(socket));
+        } else {
+            self.drop_later(user, socket);
         }
     }
 
-    /// Closes a TCP socket that a client made.
+    /// Closes a client's TCP socket.
     pub fn close_socket(&self, user: u32, socket: OwnedFd) {
-        self.work.clients.add(user, Foreign::Socket(socket));
+        self.work.clients.add(user, ClientDescriptor::Socket(socket));
     }
 
-    /// Closes a memfd that a client made, which may free gigabytes.
+    /// Closes a client's memfd, which may free gigabytes.
     pub fn close_memfd(&self, user: u32, memfd: OwnedFd) {
-        self.work.clients.add(user, Foreign::Memfd(memfd));
+        self.work.clients.add(user, ClientDescriptor::Memfd(memfd));
     }
 }
 
 #[cfg(test)]
 impl Reaper {
-    /// One that closes nothing.
+    /// Returns a reaper that closes nothing.
     pub(super) fn without_threads() -> Self {
         Reaper { work: Arc::default(), gone: unbounded().1 }
     }
@@ -186,7 +189,7 @@ impl Default for Work {
         Work {
             ours: Arc::new(Lanes::new(1)),
             clients: Arc::new(Lanes::new(1)),
-            unknown: Arc::new(Lanes::new(UNKNOWN_OF_ONE)),
+            unknown: Arc::new(Lanes::new(UNKNOWN_THREADS_PER_USER)),
             last: AtomicU64::new(0),
         }
     }
@@ -200,13 +203,13 @@ impl Drop for Work {
     }
 }
 
-impl fmt::Debug for Ours {
+impl fmt::Debug for OwnObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ours").field("receipt", &self.receipt).finish_non_exhaustive()
     }
 }
 
-/// Starts a thread that does what there is in lanes, as `prepare` says once it is on that thread.
+/// Starts a thread that runs the work in `lanes`, with a function that `prepare` makes there.
 fn start<T, F>(
     name: &str,
     seccomp: Seccomp,
@@ -219,47 +222,47 @@ where
 {
     let body = move || {
         let mut work = prepare();
-        while let Some((user, thing)) = lanes.take() {
-            work(thing);
+        while let Some((user, item)) = lanes.take() {
+            work(item);
             lanes.done(user);
         }
     };
     spawn_confined(name, ThreadKind::Reaper, seccomp, body).map(drop)
 }
 
-fn drop_ours(Ours { thing, receipt }: Ours, gone: &Sender<Receipt>, control: &Waker) {
-    drop(thing);
+fn drop_own(OwnObject { item, receipt }: OwnObject, gone: &Sender<Receipt>, control: &Waker) {
+    drop(item);
     if let Some(receipt) = receipt {
-        // Nobody who asked is left when the daemon ends.
+        // Fails only if the daemon is exiting.
         let _ = gone.send(receipt);
         let _ = control.wake();
     }
 }
 
-fn close(foreign: Foreign) {
+fn close(foreign: ClientDescriptor) {
     match foreign {
-        // Without waiting for what it has still to send. The client may set `SO_LINGER` again in
-        // between: then this waits until it is interrupted.
-        Foreign::Socket(socket) => drop(socket2::SockRef::from(&socket).set_linger(None)),
-        Foreign::Memfd(memfd) => drop(memfd),
-        // Closing it with unread packets would take back from the client what it was told last. It
-        // ends, as nothing comes any more. What the packets carry is never this process's, and so
-        // no file system is asked about its end; TCP sockets in them may linger until this is
-        // interrupted.
-        Foreign::Client(socket) => {
+        // Close without waiting for unsent bytes. If the client sets `SO_LINGER` again in between,
+        // the close waits until it is interrupted.
+        ClientDescriptor::Socket(socket) => drop(socket2::SockRef::from(&socket).set_linger(None)),
+        ClientDescriptor::Memfd(memfd) => drop(memfd),
+        // Read the packets first: a close with unread packets would discard the daemon's last
+        // messages to the client. The loop ends, because the socket is shut and no more packets
+        // arrive. Descriptors in the packets are never installed in this process, so their close
+        // reaches no file system. TCP sockets among them may linger until this is interrupted.
+        ClientDescriptor::Client(socket) => {
             while packet::is_waiting(socket.as_fd()) && packet::take(socket.as_fd()).is_ok() {}
         }
     }
 }
 
-/// Threads for what is ours; a user may have one of them.
-const OURS: usize = 3;
-/// Threads for what ends; a user may have one of them.
-const CLIENTS: usize = 2;
-/// Threads for what may never end.
-const UNKNOWN: usize = 8;
-/// How many of them a user may have.
-const UNKNOWN_OF_ONE: usize = 2;
+/// Threads for the daemon's objects. A user occupies at most one.
+const OWN_THREADS: usize = 3;
+/// Threads for clients' descriptors that close in bounded time. A user occupies at most one.
+const CLIENT_THREADS: usize = 2;
+/// Threads for descriptors that may never close.
+const UNKNOWN_THREADS: usize = 8;
+/// Maximum number of these threads that one user occupies.
+const UNKNOWN_THREADS_PER_USER: usize = 2;
 
 #[cfg(test)]
 mod tests {
@@ -278,8 +281,8 @@ mod tests {
         Reaper::start(Arc::new(waker), Seccomp::Off).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// A connection with bytes on their way that nobody reads, whose close waits for an hour; and
-    /// its other end.
+    /// Returns a connection with unread bytes in flight and a linger time of an hour, and its
+    /// other end.
     fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap_or_else(|e| panic!("{e}"));
         let address = listener.local_addr().unwrap_or_else(|e| panic!("{e}"));
@@ -305,9 +308,9 @@ mod tests {
             .unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// A client that goes on sending would keep the thread at it that takes its packets away.
+    /// Otherwise a client that keeps sending would occupy the thread that reads its packets.
     #[test]
-    fn what_is_to_be_closed_takes_nothing_more() {
+    fn closing_socket_receives_nothing_more() {
         let reaper = Reaper::without_threads();
         let (ours, theirs) = control_socket();
         let say = || {
@@ -321,21 +324,21 @@ mod tests {
     }
 
     #[test]
-    fn of_the_threads_that_may_never_come_back_a_user_has_a_part() {
+    fn user_blocks_a_bounded_number_of_threads() {
         let file =
             || OwnedFd::from(std::fs::File::open("/dev/null").unwrap_or_else(|e| panic!("{e}")));
         let work = Work::default();
-        (0..2 * UNKNOWN).for_each(|_| work.unknown.add(1000, file()));
+        (0..2 * UNKNOWN_THREADS).for_each(|_| work.unknown.add(1000, file()));
         work.unknown.add(1001, file());
         work.unknown.close();
-        // Nothing of it is ever done.
+        // None of the taken work is ever done.
         let taken = std::iter::from_fn(|| work.unknown.take()).map(|(user, _)| user);
         assert_eq!(taken.collect::<Vec<_>>(), [1000, 1001, 1000]);
     }
 
-    /// What is in a packet cannot be told not to linger before it is closed with it.
+    /// `SO_LINGER` of a socket in a packet cannot be cleared before the close.
     #[test]
-    fn sockets_in_packets_that_nobody_took_do_not_linger() {
+    fn sockets_in_unread_packets_do_not_linger() {
         let reaper = reaper();
         let mut others = Vec::new();
         for _ in 0..20 {

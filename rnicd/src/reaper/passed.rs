@@ -1,7 +1,7 @@
-//! A descriptor that a client passed, on its way to whoever uses it.
+//! A descriptor that a client has passed, until it is used or refused.
 //!
-//! Closing it may take its time, whichever way it is refused on. So it is never simply dropped:
-//! what is not [taken out](Passed::into_inner) goes to the [`Reaper`], by its kind.
+//! Closing it may take long, and every refusal must close it. So it is never closed in place:
+//! unless [taken out](Passed::into_inner), it goes to the [`Reaper`] when dropped.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -10,26 +10,26 @@ use super::Reaper;
 /// A client's descriptor.
 #[derive(Debug)]
 pub struct Passed {
-    /// Always there until it is taken out or dropped.
+    /// `None` only after it has been taken out or dropped.
     descriptor: Option<OwnedFd>,
     kind: PassedKind,
     user: u32,
     reaper: Reaper,
 }
 
-/// What a descriptor is, as far as that can be asked without waiting.
+/// Kind of a descriptor, as far as system calls that cannot block can determine it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassedKind {
-    /// A memfd: it answers `F_GET_SEALS`.
+    /// A memfd: `F_GET_SEALS` succeeds.
     Memfd,
-    /// A socket, of whatever family: it answers `SO_TYPE`.
+    /// A socket of any family: `SO_TYPE` succeeds.
     Socket,
-    /// Anything else: no call on it is safe.
+    /// Any other file. No call on it is safe.
     Unknown,
 }
 
 impl PassedKind {
-    /// Asks two questions that no file of another kind answers, and none can delay.
+    /// Determines the kind with two calls that fail on other files and that no file can delay.
     fn of(descriptor: BorrowedFd<'_>) -> Self {
         if rustix::fs::fcntl_get_seals(descriptor).is_ok() {
             PassedKind::Memfd
@@ -42,23 +42,23 @@ impl PassedKind {
 }
 
 impl Passed {
-    /// Takes charge of a descriptor that a client of this user passed.
+    /// Takes ownership of a descriptor that a client of this user has passed.
     pub fn new(descriptor: OwnedFd, user: u32, reaper: &Reaper) -> Self {
         let kind = PassedKind::of(descriptor.as_fd());
         Passed { descriptor: Some(descriptor), kind, user, reaper: reaper.clone() }
     }
 
-    /// What the descriptor was found to be when it was taken.
+    /// Returns the kind of the descriptor, as determined by [`Passed::new`].
     pub fn kind(&self) -> PassedKind {
         self.kind
     }
 
-    /// Takes the descriptor out: from here on somebody else sees to its end.
+    /// Takes the descriptor out. The caller must close it.
     pub fn into_inner(mut self) -> OwnedFd {
         match self.descriptor.take() {
             Some(descriptor) => descriptor,
-            // Taken only here and by `drop`, both of which end this.
-            None => unreachable!("a passed descriptor is there until it is taken out"),
+            // Only this method and `drop` take it, and both consume the value.
+            None => unreachable!("the descriptor is present until it is taken out"),
         }
     }
 }
@@ -67,7 +67,7 @@ impl AsFd for Passed {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.descriptor {
             Some(descriptor) => descriptor.as_fd(),
-            None => unreachable!("a passed descriptor is there until it is taken out"),
+            None => unreachable!("the descriptor is present until it is taken out"),
         }
     }
 }
@@ -87,9 +87,9 @@ impl Drop for Passed {
 mod tests {
     use super::*;
 
-    /// Whoever holds one may have no time for closing it, so dropping it does not.
+    /// A thread that holds the descriptor may have no time to close it.
     #[test]
-    fn what_is_dropped_is_closed_elsewhere_whatever_it_is() {
+    fn dropped_descriptor_goes_to_the_reaper() {
         let reaper = Reaper::without_threads();
         let file =
             || OwnedFd::from(std::fs::File::open("/dev/null").unwrap_or_else(|e| panic!("{e}")));

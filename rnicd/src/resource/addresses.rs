@@ -1,4 +1,4 @@
-//! Addresses of this host that come and go while the daemon runs.
+//! Addresses of this host that change while the daemon runs.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use super::{Manager, gids};
 use crate::config::Config;
 
 impl Manager {
-    /// The interfaces have been read again after a change, or could not be.
+    /// Updates the GID table after the interfaces were read again.
     pub fn addresses_read(&mut self, found: io::Result<Vec<Interface>>) {
         let found = match found {
             Ok(found) => found,
@@ -44,9 +44,9 @@ impl Manager {
 
     pub(super) fn gids_unknown(&mut self, error: &io::Error) {
         let problem = format!("cannot read the addresses of this host (getifaddrs): {error}");
-        // The next attempt may fail as this one did.
+        // Log once, because later attempts may fail in the same way.
         if self.gids_problem != problem {
-            tracing::warn!("{problem}; a service manager must allow AF_NETLINK");
+            tracing::warn!("{problem}; check that the service manager allows AF_NETLINK");
         }
         self.gids_problem = problem;
     }
@@ -56,7 +56,7 @@ impl Manager {
         !gid.is_zero() && self.gids.iter().any(|row| row.gid == gid)
     }
 
-    /// Entries of the table that are not empty.
+    /// Returns the number of entries that are not empty.
     pub(super) fn gid_count(&self) -> usize {
         self.gids.iter().filter(|row| !row.gid.is_zero()).count()
     }

@@ -1,28 +1,28 @@
-//! What administrators may do to everybody: refuse everything new, end a connection.
+//! Requests of administrators that affect other users: draining, and ending a connection.
 
 use rnic_core::abi::control::{QpChange, Refusal, RequestBody};
 use rnic_core::types::*;
 
 use super::qp::{QpPhase, wrong_state};
 use super::{Answer, Manager, Outcome, find, refuse};
-use crate::cm::NoConnection;
+use crate::cm::ConnectFailure;
 
 impl Manager {
-    /// Refuses everything new from now on, or takes it again. What exists goes on.
+    /// Starts or ends draining, which refuses new objects. Existing objects are not affected.
     pub(super) fn drain(&mut self, id: SessionId, on: bool) -> Answer {
         self.check_admin(id, "drain")?;
         if self.draining != on {
             self.draining = on;
             self.cm.set_draining(on);
             tracing::info!(session = %id, draining = on, "draining changed");
-            let text = if on { "nothing new is taken" } else { "new things are taken again" };
+            let text =
+                if on { "new objects are refused" } else { "new objects are accepted again" };
             self.note("draining", Some(id), text.to_owned());
         }
         Outcome::done()
     }
 
-    /// Ends a connection, whoever owns it. Its QP stays with its owner, in Error, and the owner is
-    /// told.
+    /// Ends a connection of any user. Its QP stays in Error with its owner, which gets an event.
     pub(super) fn admin_disconnect(&mut self, id: SessionId, qp: QpId) -> Answer {
         self.check_admin(id, "disconnect a queue pair")?;
         let (owner, object) = self.qp_of(qp).ok_or_else(|| refuse::no_such("QP", qp.0))?;
@@ -30,7 +30,7 @@ impl Manager {
             QpPhase::Bound(worker) => self.workers.admin_disconnect(worker, qp),
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
                 self.cm.cancel(qp);
-                self.unreachable(qp, NoConnection::reset("ended by an administrator"));
+                self.unreachable(qp, ConnectFailure::reset("ended by an administrator"));
             }
             QpPhase::Idle(_) | QpPhase::Leaving => {
                 return Err(wrong_state(qp, object.phase.name(), "connecting or connected"));
@@ -42,27 +42,25 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Refuses what makes something new while draining.
+    /// Refuses requests that create objects while draining.
     pub(super) fn check_draining(&self, body: &RequestBody) -> Result<(), Refusal> {
-        match self.draining && makes_something(body) {
-            true => Err(Refusal::Draining),
-            false => Ok(()),
-        }
+        if self.draining && creates_objects(body) { Err(Refusal::Draining) } else { Ok(()) }
     }
 
     fn check_admin(&mut self, id: SessionId, verb: &str) -> Result<(), Refusal> {
         let client = &find(&mut self.sessions, id)?.client;
-        match client.admin {
-            true => Ok(()),
-            false => Err(Refusal::NotAllowed {
+        if client.admin {
+            Ok(())
+        } else {
+            Err(Refusal::NotAllowed {
                 rule: "control.admins".to_owned(),
                 what: format!("{verb} as user {}", client.identity.uid),
-            }),
+            })
         }
     }
 }
 
-fn makes_something(body: &RequestBody) -> bool {
+fn creates_objects(body: &RequestBody) -> bool {
     use RequestBody as R;
     match body {
         R::OpenPd { .. }
@@ -107,9 +105,9 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::AdminDisconnect { .. }
         | R::Drain { .. }
         | R::Diagnosis { .. }
-        // What was reserved before.
+        // The buffer exists: it was reserved earlier.
         | R::FillSharedBuffer { .. }
-        // What exists goes on, as it needs to.
+        // Existing objects stay fully usable.
         | R::ResizeCq { .. } => false,
         R::ModifyQp { change, .. } => {
             matches!(change, QpChange::ReadyToReceive(_) | QpChange::ReceiveDatagrams { .. })

@@ -1,4 +1,4 @@
-//! What becomes of a request: something done, at once or later, or a refusal.
+//! Results of requests: an answer, at once or later, or a refusal.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -6,15 +6,15 @@ use std::os::fd::OwnedFd;
 use rnic_core::abi::control::{Refusal, ReplyBody};
 use rnic_core::types::SessionId;
 
-/// What a request came to: something given, or a refusal by name.
+/// Result of a request.
 pub type Answer = Result<Outcome, Refusal>;
 
-/// An answer with the descriptors that go with it.
+/// An answer with its descriptors.
 #[derive(Debug)]
 pub struct Response {
-    /// What was done, to be sent as the reply's result.
+    /// Result for the reply.
     pub body: ReplyBody,
-    /// In the order in which the message names them.
+    /// Descriptors, in the order in which `body` refers to them.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -24,39 +24,39 @@ impl From<ReplyBody> for Response {
     }
 }
 
-/// What a client gets, and when.
+/// A successful result.
 #[derive(Debug)]
 pub enum Outcome {
-    /// An answer that is sent at once.
+    /// The answer is available at once.
     Now(Box<Response>),
-    /// An answer when the workers are done, from
-    /// [`Manager::poll_answer`](super::Manager::poll_answer).
+    /// The answer follows from [`Manager::poll_answer`](super::Manager::poll_answer) when the
+    /// workers are done.
     Later,
 }
 
 impl Outcome {
-    /// Done, and that is all.
+    /// Answers at once, without descriptors.
     pub(super) fn now(body: ReplyBody) -> Answer {
         Outcome::with(body, Vec::new())
     }
 
-    /// The answer that a request was carried out, with descriptors for the client.
+    /// Answers at once, with descriptors.
     pub(super) fn with(body: ReplyBody, descriptors: Vec<OwnedFd>) -> Answer {
         Ok(Outcome::Now(Box::new(Response { body, descriptors })))
     }
 
-    /// Done, without anything to tell.
+    /// Answers at once, without a result.
     pub(super) fn done() -> Answer {
         Outcome::now(ReplyBody::Done)
     }
 
-    /// The answer that workers are to be waited for.
+    /// Answers after the workers are done.
     pub(super) fn later() -> Answer {
         Ok(Outcome::Later)
     }
 }
 
-/// What others are to be told and have not fetched yet.
+/// Messages for sessions that the control thread has not taken yet.
 #[derive(Default)]
 pub struct Outbox {
     answers: VecDeque<(SessionId, Response)>,
@@ -64,22 +64,22 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// What a session was promised.
+    /// Queues a deferred answer.
     pub fn answer(&mut self, session: SessionId, body: ReplyBody) {
         self.answers.push_back((session, body.into()));
     }
 
-    /// It is to be closed, because of this.
+    /// Queues a session to be closed, with the reason.
     pub fn end(&mut self, session: SessionId, why: String) {
         self.ended.push_back((session, why));
     }
 
-    /// Takes the next answer that a session was promised, if there is one.
+    /// Takes the next deferred answer.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
         self.answers.pop_front()
     }
 
-    /// The next session that is to be closed.
+    /// Takes the next session to close.
     pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
         self.ended.pop_front()
     }
@@ -88,8 +88,8 @@ impl Outbox {
 /// A refusal with the number of its record.
 #[derive(Debug)]
 pub struct Refused {
-    /// What was refused, and why.
+    /// The refused request and the reason.
     pub refusal: Refusal,
-    /// Number of the diagnosis; 0 if there is none.
+    /// Number of the diagnosis, or 0.
     pub diagnosis_id: u64,
 }

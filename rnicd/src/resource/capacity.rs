@@ -1,4 +1,4 @@
-//! What this process can really give: limits of the configuration met with those of the machine.
+//! Limits in force: the configured limits, lowered to the available descriptors.
 
 use super::policy::Rights;
 use crate::cm::Quota;
@@ -9,29 +9,31 @@ use crate::config::{Config, InForce, Kind, Loopback};
 pub struct Capacity {
     /// Worker threads: as configured, or half the CPUs.
     pub workers: u32,
-    /// Queue pairs of the device: as configured, or what the descriptors allow.
+    /// QPs of the device: as configured, or as many as the descriptors allow.
     pub qps: u32,
-    /// Connections in start-up that hold a descriptor and no QP: the same.
+    /// Connections in start-up that hold a descriptor and no QP: as configured, or as many as the
+    /// descriptors allow.
     pub startups: u32,
-    /// Those of one user: half of them where descriptors have lowered them, unless the daemon is
-    /// his.
+    /// Maximum number of connections in start-up of one user: half of `startups` if descriptors
+    /// have lowered it. Does not apply to the user that the daemon runs as.
     startups_of_user: u32,
     /// The soft limit on descriptors, after it was raised.
     pub nofile: u64,
-    /// Descriptors of clients that may wait to be closed: as configured, or what the others leave.
+    /// Descriptors of clients that may wait to be closed: as configured, or at most a quarter of
+    /// the descriptors that are not for connections.
     pub closing: u64,
 }
 
 impl Capacity {
-    /// Raises the soft limit on descriptors to the hard one and derives what follows from it.
+    /// Raises the soft limit on descriptors to the hard limit and derives the capacity from it.
     pub fn of_this_process(config: &Config) -> Self {
         Capacity::derive(config, crate::privilege::raise_descriptor_limit(), cpus())
     }
 
-    /// What `nofile` descriptors and `cpus` CPUs allow.
+    /// Derives the capacity from `nofile` descriptors and `cpus` CPUs.
     pub fn derive(config: &Config, nofile: u64, cpus: u32) -> Self {
-        // With both ends of a connection in this daemon and TCP between them, one worker would take
-        // turns at either end: on two CPUs, two moved 0.7 of what raw TCP does, one 0.36.
+        // If both ends of a TCP connection are in this daemon, a single worker would serve them
+        // alternately. On two CPUs, two workers reach 0.7 of the throughput of plain TCP, one 0.36.
         let least = match config.engine.loopback {
             Loopback::Direct => 1,
             Loopback::Tcp => cpus.clamp(1, 2),
@@ -42,7 +44,7 @@ impl Capacity {
         nothing.with_limits_of(config)
     }
 
-    /// The same machine under other limits.
+    /// Returns the capacity with the limits of `config` and the same workers and descriptors.
     #[must_use]
     pub fn with_limits_of(&self, config: &Config) -> Self {
         let lowered = |configured: u32, room: u64| {
@@ -51,42 +53,41 @@ impl Capacity {
         let limits = &config.limits;
         let configured = limits.device.count(Kind::Startups);
         let startups = lowered(configured, self.startups().max(1));
-        let startups_of_user = match startups < configured {
-            true => (startups / 2).max(1),
-            false => u32::MAX,
-        };
+        let startups_of_user = if startups < configured { (startups / 2).max(1) } else { u32::MAX };
         let qps = lowered(limits.device.count(Kind::Qps), self.room());
         let closing = limits.device.of(Kind::Closing);
         let closing = closing.min((self.not_for_connections() / 4).max(LEAST_CLOSING));
         Capacity { qps, startups, startups_of_user, closing, ..*self }
     }
 
-    /// What `check-config` says of it.
+    /// Returns the limits in force for `check-config`.
     pub fn in_force(&self) -> InForce {
         let Capacity { workers, qps, startups, .. } = *self;
         InForce { workers, qps, startups, reason: self.reason(), guid: None }
     }
 
-    /// Where the descriptors come from, in words.
+    /// Describes how the descriptors are divided.
     fn reason(&self) -> String {
         let Capacity { nofile, closing, .. } = self;
         let room = self.room();
         format!(
-            "RLIMIT_NOFILE = {nofile} leaves {room} for connections, {closing} for what clients passed and is not closed yet"
+            "RLIMIT_NOFILE = {nofile} allows {room} connections, and {closing} passed descriptors \
+             that wait to be closed"
         )
     }
 
-    /// The key to name when QPs run out: the configured one, or what lowered it.
+    /// Returns the limit to report when QPs run out: the configured key, with the limit that
+    /// lowered it.
     pub fn qps_key(&self, configured: u32) -> String {
         self.key("limits.qps".to_owned(), self.qps < configured)
     }
 
-    /// The key to name when there is no room for another connection in start-up.
+    /// Returns the limit to report when there is no room for another connection in start-up.
     pub fn startups_key(&self, configured: u32) -> String {
         self.key("limits.startups".to_owned(), self.startups < configured)
     }
 
-    /// What the start-up of a user's connections may take up.
+    /// Returns a user's limits on connections in start-up.
     pub fn quota(&self, rights: &Rights) -> Quota {
         let most = if rights.own { self.startups } else { self.startups_of_user };
         let configured = rights.user_count(Kind::Startups);
@@ -100,27 +101,26 @@ impl Capacity {
     }
 
     fn key(&self, name: String, lowered: bool) -> String {
-        match lowered {
-            true => format!("{name} (lowered by RLIMIT_NOFILE = {})", self.nofile),
-            false => name,
-        }
+        if lowered { format!("{name} (lowered by RLIMIT_NOFILE = {})", self.nofile) } else { name }
     }
 
-    /// Descriptors for sessions, channels and bound addresses together.
-    pub fn rest(&self) -> u64 {
+    /// Returns the number of descriptors for sessions, channels and bound addresses together.
+    pub fn control_descriptors(&self) -> u64 {
         self.not_for_connections().saturating_sub(self.closing)
     }
 
-    /// The key to name when too many descriptors wait to be closed: the configured one, or what
-    /// lowered it.
+    /// Returns the limit to report when too many descriptors wait to be closed: the configured key,
+    /// with the limit that lowered it.
     pub fn closing_key(&self, configured: u32) -> String {
-        match self.closing < u64::from(configured) {
-            true => format!("limits.closing (lowered by RLIMIT_NOFILE = {})", self.nofile),
-            false => "limits.closing".to_owned(),
+        if self.closing < u64::from(configured) {
+            format!("limits.closing (lowered by RLIMIT_NOFILE = {})", self.nofile)
+        } else {
+            "limits.closing".to_owned()
         }
     }
 
-    /// How many of one user's may wait, given his own limit: half of them at most.
+    /// Returns how many descriptors of one user may wait to be closed: at most `limit`, and half of
+    /// the device's.
     pub fn closing_of_user(&self, limit: u32) -> u64 {
         u64::from(limit).min(self.closing.div_ceil(2))
     }
@@ -129,15 +129,16 @@ impl Capacity {
         self.nofile.saturating_sub(RESERVED) - self.room() - self.startups()
     }
 
-    /// Descriptors of a session without objects: its socket, its process, its event channel, and an
-    /// eventfd per worker.
+    /// Returns the number of descriptors of a session without objects: socket, pidfd, event
+    /// channel, and an eventfd per worker.
     pub fn per_session(&self) -> u64 {
         3 + u64::from(self.workers)
     }
 
-    /// A connected QP holds one descriptor. A quarter stays for sessions, channels, bound addresses
-    /// and what waits to be closed, an eighth for connections in start-up. All of them are counted,
-    /// so that none of them takes the descriptors of another.
+    /// Returns the number of descriptors for connected QPs, which use one each: five eighths. One
+    /// eighth is for connections in start-up, and a quarter for sessions, channels, bound addresses
+    /// and descriptors that wait to be closed. Each use has its own limit, so that none can exhaust
+    /// the descriptors of another.
     fn room(&self) -> u64 {
         self.nofile.saturating_sub(RESERVED) / 8 * 5
     }
@@ -147,13 +148,13 @@ impl Capacity {
     }
 }
 
-/// CPUs this process may run on.
+/// Returns the number of CPUs this process may run on.
 fn cpus() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
 
-/// Descriptors that may wait to be closed however few there are: with fewer, whoever only just
-/// passed one would be refused another.
+/// Minimum number of descriptors that may wait to be closed. With a lower limit, a client that has
+/// just passed one could not pass the next.
 const LEAST_CLOSING: u64 = 8;
 
 /// Descriptors of the daemon itself.
@@ -164,10 +165,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_descriptors_lower_the_queue_pairs_and_say_so() {
+    fn few_descriptors_lower_the_qp_limit() {
         let config = Config::default();
         let small = Capacity::derive(&config, 1024, 2);
-        assert_eq!((small.qps, small.startups, small.rest()), (600, 120, 180));
+        assert_eq!((small.qps, small.startups, small.control_descriptors()), (600, 120, 180));
         let key = small.qps_key(config.limits.device.count(Kind::Qps));
         assert_eq!(key, "limits.qps (lowered by RLIMIT_NOFILE = 1024)");
         let large = Capacity::derive(&config, 1 << 20, 2);
@@ -181,17 +182,20 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_to_be_closed_takes_no_session_s_descriptors() {
+    fn closing_descriptors_are_limited() {
         let config = Config::default();
         let small = Capacity::derive(&config, 1024, 2);
-        assert_eq!((small.closing, small.rest()), (60, 180));
+        assert_eq!((small.closing, small.control_descriptors()), (60, 180));
         assert_eq!((small.closing_of_user(128), small.closing_of_user(7)), (30, 7));
         assert_eq!(small.closing_key(512), "limits.closing (lowered by RLIMIT_NOFILE = 1024)");
         let large = Capacity::derive(&config, 1 << 20, 2);
         assert_eq!((large.closing, large.closing_of_user(128)), (512, 128));
         assert_eq!(large.closing_key(512), "limits.closing");
         let tiny = Capacity::derive(&config, 10, 1);
-        assert_eq!((tiny.closing, tiny.rest(), tiny.closing_of_user(128)), (8, 0, 4));
+        assert_eq!(
+            (tiny.closing, tiny.control_descriptors(), tiny.closing_of_user(128)),
+            (8, 0, 4)
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a client asks goes to what carries it out, and what others report to what it concerns.
+//! Dispatches requests of clients and reports of workers and the connection manager.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,12 +11,12 @@ use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome, Refused};
 use crate::resource::listener::PortSpace as Space;
 use crate::resource::qp::ConnectOver;
-use crate::resource::records::Asked;
+use crate::resource::records::RequestSubject;
 use crate::resource::{Manager, Pending, find, refuse};
 
 impl Manager {
-    /// Carries out a request. `descriptor` is the one that came with it: that of a shared buffer is
-    /// known to be of a kind that is safe to use, that of attached memory is unknown.
+    /// Carries out a request. `descriptor` was passed with it. Its type has been checked for a
+    /// shared buffer, but not for attached memory.
     pub fn request(
         &mut self,
         id: SessionId,
@@ -25,7 +25,7 @@ impl Manager {
         now: Time,
     ) -> Result<Outcome, Refused> {
         self.renew_outdated(id);
-        let asked = Asked::of(&body);
+        let asked = RequestSubject::of(&body);
         if !body.is_query() {
             self.note_opening(id);
         }
@@ -67,7 +67,7 @@ impl Manager {
             R::DestroyQp { qp } => self.destroy_qp(id, qp),
             R::QueryQp { qp } => self.query_qp(id, qp),
             R::Bind { address, context, v6_only } => {
-                self.bind(id, (Space::Connections, BindTo { address, v6_only }), context, now)
+                self.bind(id, Space::Connections, BindTo { address, v6_only }, context, now)
             }
             R::Listen { listener, backlog } => self.listen(id, listener, backlog),
             R::CloseListener { listener } => self.close_listener(id, listener, now),
@@ -122,11 +122,11 @@ impl Manager {
             R::QueryGids => self.query_gids(),
             R::ReregMr { mr, to } => self.rereg_mr(id, mr, &to),
             R::BindDatagrams { address, context, v6_only } => {
-                // Requests may come from other daemons.
-                if !self.wired_port.is_tried() {
+                // Other daemons may send requests for this port.
+                if !self.wired_port.was_attempted() {
                     self.open_wired_port();
                 }
-                self.bind(id, (Space::Datagrams, BindTo { address, v6_only }), context, now)
+                self.bind(id, Space::Datagrams, BindTo { address, v6_only }, context, now)
             }
         }
     }
@@ -142,7 +142,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Takes in what workers and the connection manager have to say.
+    /// Processes reports of the workers and the connection manager.
     pub fn settle(&mut self) {
         self.take_management();
         while let Some(event) = self.cm.poll_event() {
@@ -156,7 +156,7 @@ impl Manager {
                 }
                 Notification::CqFailed(cq) => {
                     let owner = self.handles.cqs.owner(cq.0);
-                    self.note("cq_failed", owner, format!("completion queue {cq} is dead"));
+                    self.note("cq_failed", owner, format!("completion queue {cq} has failed"));
                     self.cq_failed(cq);
                 }
                 Notification::Note { session, kind, text } => {
@@ -164,12 +164,13 @@ impl Manager {
                 }
                 Notification::SrqFailed(srq) => {
                     let owner = self.handles.srqs.owner(srq.0);
-                    self.note("srq_failed", owner, format!("shared receive queue {srq} is dead"));
+                    let text = format!("shared receive queue {srq} has failed");
+                    self.note("srq_failed", owner, text);
                     self.srq_failed(srq);
                 }
                 Notification::Detached { session } => self.memory_gone(session),
                 Notification::Unlinked { qp } => self.unlinked(qp),
-                // The workers have carried these out among themselves.
+                // The workers have handled these.
                 Notification::ChangeStags { .. }
                 | Notification::CqSpaceFreed { .. }
                 | Notification::ReceivesFreed { .. } => {}
@@ -182,13 +183,13 @@ impl Manager {
                 }
                 Some(Pending::DeregMr { session, mr }) => self.mr_revoked(session, mr),
                 Some(Pending::ReregMr { session, mr, next }) => {
-                    self.mr_becomes(session, mr, *next);
+                    self.install_next_region(session, mr, *next);
                 }
                 Some(Pending::DestroyQp { session, qp }) => {
                     self.qp_gone(session, qp);
                     self.outbox.answer(session, ReplyBody::Done);
                 }
-                Some(Pending::ResetQp { session, qp }) => self.qp_left(session, qp),
+                Some(Pending::ResetQp { session, qp }) => self.qp_was_reset(session, qp),
                 Some(Pending::ModifyQp { session }) => {
                     self.outbox.answer(session, ReplyBody::Done);
                 }

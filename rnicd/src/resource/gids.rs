@@ -1,4 +1,4 @@
-//! The GID table of the RoCE device: one entry for every address of this host that programs may
+//! The GID table of the RoCE device, with an entry for every address of this host that programs may
 //! use.
 
 use std::collections::BTreeMap;
@@ -12,18 +12,18 @@ use rnic_core::types::Gid;
 
 use crate::config::{Config, Loopback};
 
-/// The table for these interfaces, or as the configuration has it. Addresses that others reach come
-/// first, IPv4 before IPv6; those of the loopback are last.
+/// Returns the GID table for these interfaces, or for the configured addresses. Addresses that
+/// other hosts can reach come first, IPv4 before IPv6, and loopback addresses last.
 pub fn table(config: &Config, found: &[Interface]) -> Vec<GidRow> {
     let named = &config.device.addresses;
     let addresses: Vec<IpAddr> = if named.is_empty() {
-        found.iter().map(Interface::ip).filter(|ip| names_a_host(*ip)).collect()
+        found.iter().map(Interface::ip).filter(|ip| can_be_gid(*ip)).collect()
     } else {
         named.clone()
     };
     let mut rows = BTreeMap::new();
     for address in addresses {
-        // The whole of 127.0.0.0/8 is the loopback's.
+        // All of 127.0.0.0/8 belongs to the loopback interface.
         let has_it = |i: &&Interface| i.ip() == address || address.is_loopback() && i.is_loopback();
         let interface = found.iter().find(has_it);
         let name = interface.map_or("", |i| &i.name);
@@ -39,8 +39,8 @@ pub fn table(config: &Config, found: &[Interface]) -> Vec<GidRow> {
     rows.into_values().take(MOST).collect()
 }
 
-/// Brings `table` up to date. Entries keep their index: that of an address that has gone becomes
-/// empty, and an address that has come takes the first empty one.
+/// Updates `table`. Entries keep their index: the entry of a removed address becomes empty, and a
+/// new address takes the first empty entry.
 pub fn update(table: &mut Vec<GidRow>, now: Vec<GidRow>) {
     for row in table.iter_mut() {
         match now.iter().find(|new| new.gid == row.gid) {
@@ -64,7 +64,7 @@ fn empty() -> GidRow {
     GidRow { gid: Gid::default(), interface: String::new(), interface_index: 0, mtu: 0 }
 }
 
-/// The ports of the device, as datagrams use them.
+/// Returns the device's parameters for UD QPs: GIDs, MTU, UDP port and loopback path.
 pub fn datagram_port(gids: &[GidRow], udp: u16, loopback: Loopback) -> Arc<DatagramPort> {
     let taken = gids.iter().filter(|row| !row.gid.is_zero());
     Arc::new(DatagramPort {
@@ -75,24 +75,25 @@ pub fn datagram_port(gids: &[GidRow], udp: u16, loopback: Loopback) -> Arc<Datag
     })
 }
 
-/// Whether an address can be a port's: link-local ones name no host without an interface.
-fn names_a_host(address: IpAddr) -> bool {
+/// Returns true if this address can be a GID. A link-local address identifies no host without its
+/// interface.
+fn can_be_gid(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => !address.is_link_local(),
         IpAddr::V6(address) => !address.is_unicast_link_local(),
     }
 }
 
-/// Bytes of a packet on an interface.
+/// Returns the MTU of an interface in bytes, or [`UNKNOWN_MTU`].
 fn mtu(interface: &str) -> u32 {
     let said = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"));
     said.ok().and_then(|mtu| mtu.trim().parse().ok()).unwrap_or(UNKNOWN_MTU)
 }
 
-/// Entries of the table, which has to fit a message.
+/// Maximum number of entries. The table must fit in one control message.
 const MOST: usize = 64;
 
-/// That of Ethernet.
+/// Assumed MTU if it cannot be read: that of Ethernet, in bytes.
 const UNKNOWN_MTU: u32 = 1500;
 
 #[cfg(test)]
@@ -120,7 +121,7 @@ mod tests {
         let mut table = vec![row(1), row(2), row(3)];
         update(&mut table, vec![row(1), row(3)]);
         assert_eq!(table, [row(1), empty(), row(3)]);
-        // The first empty entry is taken again, then the table grows.
+        // The first empty entry is reused, then the table grows.
         update(&mut table, vec![row(4), row(5), row(3), row(1)]);
         assert_eq!(table, [row(1), row(4), row(3), row(5)]);
         let wider = GidRow { mtu: 9000, ..row(4) };

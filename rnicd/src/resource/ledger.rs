@@ -1,14 +1,13 @@
-//! Who has how much: counts per session, per user and for the device, and the limits they may not
-//! pass.
+//! Usage per session, per user and for the device, and the limits on it.
 //!
-//! A session has an [`Account`]. What is charged to it is charged to its user and to the device as
-//! well, before anything is made, and comes as a [`Charge`], which the object that is made holds. A
-//! charge is credited when it is dropped, on whatever path and thread that happens: with the
-//! object, or with the request that failed to make it. Nobody credits by hand, so nobody can forget
-//! to. The manager calls this module, which knows kinds and numbers, not objects.
+//! A session has an [`Account`]. A charge to the account is also a charge to its user and to the
+//! device. The amount is charged before the object is created, and the object then owns the
+//! [`Charge`]. Dropping the charge credits the amount, on any thread: with the object, or with the
+//! request that failed to create it. There is no explicit credit that code could forget. The
+//! manager calls this module, which handles kinds and amounts, not objects.
 //!
-//! The reaper drops what sessions had on threads of its own, so the books are locked. No lock
-//! leaves this file, and those of the books are taken before that of an account.
+//! The reaper drops objects of sessions on its own threads, so the ledger needs locks. No lock
+//! guard leaves this file. Lock order: the ledger before an account.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use super::policy::Rights;
 pub use crate::config::Kind;
 use crate::config::{Limits, UNLIMITED};
 
-/// An amount of every kind.
+/// One amount for each kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Amounts([u64; Kind::COUNT]);
 
@@ -32,7 +31,7 @@ impl Default for Amounts {
 }
 
 impl Amounts {
-    /// How much of `kind` there is.
+    /// Returns the amount of `kind`.
     pub fn of(&self, kind: Kind) -> u64 {
         self.0[kind as usize]
     }
@@ -50,7 +49,7 @@ impl Amounts {
     }
 }
 
-/// The counts of the device and of its users, and the limits of the device.
+/// The usage of the device and of its users, and the limits of the device.
 #[derive(Clone, Debug)]
 pub struct Ledger(Arc<Mutex<Books>>);
 
@@ -58,28 +57,28 @@ pub struct Ledger(Arc<Mutex<Books>>);
 struct Books {
     device: [u64; Kind::COUNT],
     qps_key: String,
-    /// Queue pairs of one user, where descriptors have lowered those of the device.
+    /// Maximum number of QPs of one user if a lack of descriptors has lowered the device's limit.
     qps_of_user: u64,
     descriptors: Descriptors,
     used: Amounts,
-    /// Users who have something.
+    /// Users with any usage.
     users: BTreeMap<u32, UserAccount>,
 }
 
-/// What a user has, and may have.
+/// Usage and rights of a user.
 #[derive(Clone, Debug)]
 pub struct UserAccount {
-    /// The sum of his sessions.
+    /// Sum over the user's sessions.
     pub used: Amounts,
-    /// As of his last charge or the last reload.
+    /// Rights at the user's first charge, or since the last [`Account::set_rights`].
     pub rights: Arc<Rights>,
 }
 
-/// What a session has, and what it may have.
+/// Usage and rights of a session.
 #[derive(Debug)]
 pub struct Account {
     ledger: Ledger,
-    /// Whose session it is; that never changes, whatever his rights.
+    /// Owner of the session. It never changes, even if the rights do.
     user: u32,
     own: Mutex<Own>,
 }
@@ -90,9 +89,9 @@ struct Own {
     rights: Arc<Rights>,
 }
 
-/// So much of a kind counts as long as this is there.
+/// A charged amount. Dropping it credits the amount.
 #[derive(Debug)]
-#[must_use = "what is dropped is credited at once"]
+#[must_use = "a dropped charge is credited at once"]
 pub struct Charge {
     account: Arc<Account>,
     kind: Kind,
@@ -100,39 +99,42 @@ pub struct Charge {
 }
 
 impl Account {
-    /// Charges `amount` to the session, its user and the device, or names the limit that forbids
-    /// it.
+    /// Charges `amount` to the session, its user and the device. The error reports the limit that
+    /// would be exceeded.
     pub fn charge(self: &Arc<Self>, kind: Kind, amount: u64) -> Result<Charge, Refusal> {
-        let (mut books, mut own) = (self.ledger.0.lock(), self.own.lock());
+        let mut books = self.ledger.0.lock();
+        let mut own = self.own.lock();
         books.charge(&mut own, kind, amount)?;
         Ok(Charge { account: self.clone(), kind, amount })
     }
 
-    /// What remains of `kind` for the session.
+    /// Returns the amount of `kind` that the session can still be charged.
     pub fn room(&self, kind: Kind) -> u64 {
-        let (books, own) = (self.ledger.0.lock(), self.own.lock());
+        let books = self.ledger.0.lock();
+        let own = self.own.lock();
         books.room(&own, kind)
     }
 
-    /// How much of `kind` the session has.
+    /// Returns how much of `kind` the session uses.
     pub fn used(&self, kind: Kind) -> u64 {
         self.own.lock().used.of(kind)
     }
 
-    /// How much of everything it has.
+    /// Returns the session's usage of every kind.
     pub fn amounts(&self) -> Amounts {
         self.own.lock().used.clone()
     }
 
-    /// What it may have.
+    /// Returns the session's rights.
     pub fn rights(&self) -> Arc<Rights> {
         self.own.lock().rights.clone()
     }
 
-    /// It may have something else from now on, and so may its user. What it has stays, even above
-    /// that.
+    /// Replaces the rights of the session and its user. Existing charges stay, even above the new
+    /// limits.
     pub fn set_rights(&self, rights: &Arc<Rights>) {
-        let (mut books, mut own) = (self.ledger.0.lock(), self.own.lock());
+        let mut books = self.ledger.0.lock();
+        let mut own = self.own.lock();
         own.rights = rights.clone();
         if let Some(user) = books.users.get_mut(&self.user) {
             user.rights = rights.clone();
@@ -141,19 +143,19 @@ impl Account {
 }
 
 impl Charge {
-    /// How much of its kind is charged.
+    /// Returns the charged amount.
     pub fn amount(&self) -> u64 {
         self.amount
     }
 
-    /// Credits what is above `amount`.
+    /// Credits the part above `amount`.
     pub fn reduce_to(&mut self, amount: u64) {
         let more = self.amount.saturating_sub(amount);
         self.amount -= more;
         self.account.credit(self.kind, more);
     }
 
-    /// Takes over another charge of the same kind to the same session.
+    /// Merges another charge of the same kind and session into this one.
     pub fn add(&mut self, mut other: Charge) {
         debug_assert!(self.kind == other.kind && Arc::ptr_eq(&self.account, &other.account));
         self.amount += std::mem::take(&mut other.amount);
@@ -168,7 +170,8 @@ impl Drop for Charge {
 
 impl Account {
     fn credit(&self, kind: Kind, amount: u64) {
-        let (mut books, mut own) = (self.ledger.0.lock(), self.own.lock());
+        let mut books = self.ledger.0.lock();
+        let mut own = self.own.lock();
         own.used.subtract(kind, amount);
         books.used.subtract(kind, amount);
         if let Some(user) = books.users.get_mut(&self.user) {
@@ -181,7 +184,7 @@ impl Account {
 }
 
 impl Ledger {
-    /// A ledger in which nobody uses anything yet.
+    /// Creates a ledger without any usage.
     pub fn new(limits: &Limits, capacity: &Capacity) -> Self {
         let mut books = Books {
             device: [UNLIMITED; Kind::COUNT],
@@ -195,24 +198,24 @@ impl Ledger {
         Ledger(Arc::new(Mutex::new(books)))
     }
 
-    /// Other limits of the device. What exists stays, even above them.
+    /// Replaces the limits of the device. Existing charges stay, even above the new limits.
     pub fn set_limits(&self, limits: &Limits, capacity: &Capacity) {
         self.0.lock().set_limits(limits, capacity);
     }
 
-    /// The account of a new session: nothing yet.
+    /// Returns a new account for a session, without any usage.
     pub fn open(&self, rights: Arc<Rights>) -> Arc<Account> {
         let user = rights.uid;
         let own = Mutex::new(Own { used: Amounts::default(), rights });
         Arc::new(Account { ledger: self.clone(), user, own })
     }
 
-    /// How much the device has given.
+    /// Returns the usage of the device.
     pub fn used(&self) -> Amounts {
         self.0.lock().used.clone()
     }
 
-    /// Objects of all sessions, of the kinds that cost the daemon memory.
+    /// Returns the number of sessions, MRs, MWs, CQs, QPs, SRQs and start-ups of all users.
     pub fn objects(&self) -> u64 {
         let used = &self.0.lock().used;
         let kinds = [
@@ -227,40 +230,40 @@ impl Ledger {
         kinds.iter().map(|kind| used.of(*kind)).sum()
     }
 
-    /// How much the device may give.
+    /// Returns the device's limit.
     pub fn device_limit(&self, kind: Kind) -> u64 {
         self.0.lock().device[kind as usize]
     }
 
-    /// The most of `kind` that a client could ever have.
+    /// Returns the maximum of `kind` that a client with these rights can ever use.
     pub fn most(&self, rights: &Rights, kind: Kind) -> u64 {
         let books = self.0.lock();
         let own = rights.session_limit(kind).min(books.user_limit(rights, kind));
         own.min(books.device[kind as usize])
     }
 
-    /// The limits of the device with what is in use.
+    /// Returns the limits and the usage of the device.
     pub fn device_rows(&self) -> Vec<LimitRow> {
         self.0.lock().device_rows()
     }
 
-    /// The limits of a user with what is in use.
+    /// Returns the limits and the usage of a user.
     pub fn user_rows(&self, rights: &Rights) -> Vec<LimitRow> {
         self.0.lock().user_rows(rights)
     }
 
-    /// The first user who has something, from a number on.
+    /// Returns the first user with any usage whose user ID is at least `uid`.
     pub fn user_from(&self, uid: u32) -> Option<(u32, UserAccount)> {
         let books = self.0.lock();
         books.users.range(uid..).next().map(|(uid, account)| (*uid, account.clone()))
     }
 
-    /// How many users have something.
+    /// Returns the number of users with any usage.
     pub fn users(&self) -> usize {
         self.0.lock().users.len()
     }
 
-    /// Whether users other than this one have something.
+    /// Returns true if any other user has any usage.
     pub fn has_others(&self, uid: u32) -> bool {
         self.0.lock().users.keys().any(|user| *user != uid)
     }
@@ -270,13 +273,11 @@ impl Books {
     fn set_limits(&mut self, limits: &Limits, capacity: &Capacity) {
         let configured = limits.device.count(Kind::Qps);
         self.qps_key = capacity.qps_key(configured);
-        self.qps_of_user = match capacity.qps < configured {
-            true => u64::from(capacity.qps) / 2,
-            false => UNLIMITED,
-        };
+        self.qps_of_user =
+            if capacity.qps < configured { u64::from(capacity.qps) / 2 } else { UNLIMITED };
         self.descriptors = Descriptors {
             nofile: capacity.nofile,
-            limit: capacity.rest(),
+            limit: capacity.control_descriptors(),
             per_session: capacity.per_session(),
         };
         self.device = Kind::ALL.map(|kind| match kind {
@@ -337,8 +338,8 @@ impl Books {
         self.users.get(&uid).map_or(0, |account| account.used.of(kind))
     }
 
-    /// Returns a user's limit: as configured, but at most half of the queue pairs that there are
-    /// descriptors for, unless the daemon runs as this user.
+    /// Returns a user's limit. If a lack of descriptors has lowered the device's QP limit, it is at
+    /// most half of that limit, unless the daemon runs as this user.
     fn user_limit(&self, rights: &Rights, kind: Kind) -> u64 {
         let configured = rights.user_limit(kind);
         match kind {
@@ -348,9 +349,10 @@ impl Books {
     }
 
     fn user_key(&self, rights: &Rights, kind: Kind) -> String {
-        match self.user_limit(rights, kind) < rights.user_limit(kind) {
-            true => format!("half of {} for user {}", self.qps_key, rights.uid),
-            false => rights.user_key(kind),
+        if self.user_limit(rights, kind) < rights.user_limit(kind) {
+            format!("half of {} for user {}", self.qps_key, rights.uid)
+        } else {
+            rights.user_key(kind)
         }
     }
 
@@ -362,9 +364,9 @@ impl Books {
     }
 }
 
-/// The daemon's descriptors, apart from those of connections. They are no key of the
-/// configuration, but without them nobody gets in: so one user gets half of them at most, unless
-/// the daemon is his.
+/// Limit on the daemon's descriptors for sessions, channels and listeners. It has no configuration
+/// key. No client can connect when they are exhausted, so one user gets at most half of them,
+/// unless the daemon runs as this user.
 #[derive(Debug, Default)]
 struct Descriptors {
     nofile: u64,
@@ -430,7 +432,7 @@ mod tests {
         Config::parse(std::path::Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// Rules of a daemon that runs as [`OWN`], whichever user runs the tests.
+    /// Returns the rules of a daemon that runs as [`OWN`], regardless of the user of the tests.
     fn policy(config: &Config) -> Policy {
         Policy::for_system(config, Overflow { uid: 65_534, gid: 65_534 }, OWN)
     }
@@ -459,7 +461,7 @@ mod tests {
         account.charge(kind, amount).map_or_else(|e| e.to_string(), |charge| panic!("{charge:?}"))
     }
 
-    /// User of the daemon: none of those that the tests name.
+    /// User of the daemon, different from all users in the tests.
     const OWN: u32 = 999;
 
     const FEW: &str = "[limits]\npds = 5\n[limits.user]\npds = 3\n[limits.session]\npds = 2\n";
@@ -467,7 +469,9 @@ mod tests {
     #[test]
     fn the_limit_of_session_user_or_device_is_named() {
         let f = fixture(1 << 20, FEW);
-        let (a, b, c) = (f.session(1000), f.session(1000), f.session(1001));
+        let a = f.session(1000);
+        let b = f.session(1000);
+        let c = f.session(1001);
         let of_a = granted(&a, Kind::Pds, 2);
         let text = "limits.session.pds = 2 reached (asked for 1 more, 2 in use)";
         assert_eq!(refused(&a, Kind::Pds, 1), text);
@@ -483,15 +487,17 @@ mod tests {
         assert_eq!(b.room(Kind::Pds), 1);
         drop((of_b, of_c));
         assert_eq!(f.ledger.used(), Amounts::default());
-        assert_eq!(f.ledger.users(), 0, "users who have nothing are forgotten");
+        assert_eq!(f.ledger.users(), 0, "users without usage are removed");
     }
 
     #[test]
-    fn descriptors_are_shared_out_and_named() {
-        // 136 descriptors, of which 34 are not for connections, and 8 of these for what is being
-        // closed; 4 a session.
+    fn descriptor_limits_name_nofile() {
+        // 136 unreserved descriptors: 34 of them are not for connections, and 8 of these are for
+        // closing. A session uses 4.
         let f = fixture(200, "");
-        let (a, b, c) = (f.session(1000), f.session(1001), f.session(1002));
+        let a = f.session(1000);
+        let b = f.session(1001);
+        let c = f.session(1002);
         let of_a = (granted(&a, Kind::Sessions, 1), granted(&a, Kind::Channels, 9));
         let text = "half of the descriptors for sessions, channels and listeners (RLIMIT_NOFILE = \
                     200) for user 1000 = 13 reached (asked for 1 more, 13 in use)";
@@ -509,7 +515,8 @@ mod tests {
         let rules = "[[user]]\nwho = 1000\nsession = { qps = 1 }\nuser = { mrs = 1 }\n\
                      [[group]]\nwho = 1001\nsession = { qps = 0 }\nuser = { mrs = 0 }\n";
         let f = fixture(1 << 20, rules);
-        let (a, b) = (f.session(1000), f.session(1001));
+        let a = f.session(1000);
+        let b = f.session(1001);
         let _have = (granted(&a, Kind::Qps, 1), granted(&a, Kind::Mrs, 1));
         for (account, kind, start) in [
             (&a, Kind::Qps, "user.1000.session.qps = 1 reached"),
@@ -523,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_charge_changes_nothing_and_sums_do_not_wrap() {
+    fn refused_charge_changes_nothing() {
         let f = fixture(1 << 20, FEW);
         let own = f.session(1000);
         let _have = granted(&own, Kind::SharedBytes, 4096);
@@ -533,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_pairs_lowered_by_descriptors_are_refused_by_that_name() {
+    fn qps_lowered_by_nofile_name_it() {
         let f = fixture(72, FEW);
         let own = f.session(1000);
         let _have = granted(&own, Kind::Qps, 2);
@@ -541,7 +548,8 @@ mod tests {
         let key = "half of limits.qps (lowered by RLIMIT_NOFILE = 72) for user 1000 = 2 reached";
         assert!(e.starts_with(key), "{e}");
         assert_eq!(own.room(Kind::Qps), 0);
-        let (second, third) = (f.session(1001), f.session(1002));
+        let second = f.session(1001);
+        let third = f.session(1002);
         let _have = (granted(&second, Kind::Qps, 2), granted(&third, Kind::Qps, 1));
         let e = refused(&third, Kind::Qps, 1);
         assert!(e.contains("RLIMIT_NOFILE = 72"), "{e}");
@@ -556,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn above_a_lowered_limit_nothing_new_is_given_until_enough_is_back() {
+    fn lowered_limit_refuses_new_charges() {
         let f = fixture(1 << 20, "");
         let own = f.session(1000);
         let mut have = granted(&own, Kind::Qps, 3);
@@ -574,9 +582,9 @@ mod tests {
         assert_eq!(f.ledger.used(), Amounts::default());
     }
 
-    /// The reaper drops what a session had, after the manager has forgotten the session.
+    /// The reaper drops objects of a session after the manager has removed the session.
     #[test]
-    fn a_charge_is_credited_on_whatever_thread_it_ends() {
+    fn charge_is_credited_on_any_thread() {
         let f = fixture(1 << 20, "");
         let account = f.session(1000);
         let charges: Vec<Charge> = (0..8).map(|_| granted(&account, Kind::Mrs, 1)).collect();

@@ -1,12 +1,11 @@
-//! The resource manager: decides who may have what, alone.
+//! The resource manager: all decisions about access and limits.
 //!
-//! It owns the sessions' object tables, counts against the limits, allocates handles, STags and
-//! memory for queues, and commands workers and the connection manager, who therefore need not ask
-//! again (RFC 5042's Privileged Resource Manager). Every handle is looked up among the asking
-//! session's own objects. It refuses to know sockets of the control plane, bytes of messages and
-//! the protocol. The control thread calls it: [`Manager::request`] for what a client asked,
-//! [`Manager::settle`] when others have something to say, [`Manager::poll_answer`] and
-//! [`Manager::poll_ended`] for what became of it.
+//! It owns the sessions' object tables, enforces the limits, allocates handles, STags and memory
+//! for queues, and commands workers and the connection manager, which need no checks of their own
+//! (RFC 5042's Privileged Resource Manager). Every handle is looked up among the session's own
+//! objects. The manager handles no control sockets, no message bytes and no protocol. The control
+//! thread calls [`Manager::request`] for a client's request, [`Manager::settle`] after other
+//! threads have reported, and [`Manager::poll_answer`] and [`Manager::poll_ended`] for the results.
 
 mod addresses;
 mod admin;
@@ -69,23 +68,23 @@ pub struct Manager {
     capacity: Capacity,
     policy: Policy,
     named_pds: NamedPds,
-    /// How often users connect.
+    /// Rate limit of connects per user.
     connects: Buckets<u32>,
-    /// Nothing new is taken.
+    /// Requests for new objects are refused.
     draining: bool,
-    /// Where the daemon makes its sockets; clients of other namespaces are foreign.
+    /// Network namespace of the daemon's sockets. Clients in other namespaces are foreign.
     network: Option<Network>,
     generation: u64,
-    /// The device's, which does not change with the host's name.
+    /// GUID of the device. It does not change with the host's name.
     guid: Guid,
-    /// Addresses as verbs name them. Entries keep their index.
+    /// GID table. Entries keep their index.
     gids: Vec<GidRow>,
-    /// Why they could not be read; empty if they could.
+    /// Error of the last attempt to read the host's addresses. Empty if it succeeded.
     gids_problem: String,
-    /// The same, as datagrams use it.
+    /// GIDs, MTU and UDP port of the device, for UD QPs.
     datagram_port: Arc<DatagramPort>,
     wired_port: WiredPort,
-    /// Where the devices are shown in files, if they are.
+    /// Root of the device tree, if there is one.
     tree: Option<PathBuf>,
     rendezvous: Rendezvous,
     started: Instant,
@@ -93,23 +92,23 @@ pub struct Manager {
     handles: AllHandles,
     stags: Stags,
     sessions: BTreeMap<SessionId, Session>,
-    /// Sessions whose rights are those of an earlier configuration.
+    /// Sessions that still have the rights of an earlier configuration.
     outdated: BTreeSet<SessionId>,
     leaving: HashMap<SessionId, Session>,
     workers: Workers,
     cm: ConnectionManager,
     reaper: Reaper,
     pending: HashMap<Ticket, Pending>,
-    /// Shared buffers that the reaper has yet to unmap, and sessions that wait for that.
+    /// Shared buffers that the reaper has yet to unmap, with the sessions they count against.
     unmapping: HashMap<Receipt, SessionId>,
     outbox: Outbox,
     records: Records,
-    /// All workers have answered the last question.
+    /// All workers have answered since the last [`Manager::probe_workers`].
     alive: bool,
     said: RateLimitedLogs,
 }
 
-/// Handles of every kind.
+/// Handles of all kinds.
 #[derive(Default)]
 struct AllHandles {
     sessions: Handles,
@@ -124,7 +123,7 @@ struct AllHandles {
     srqs: Handles,
 }
 
-/// What waits for the workers.
+/// A request that waits for the workers.
 enum Pending {
     RegMr { session: SessionId, mr: MrId, stag: Stag },
     DeregMr { session: SessionId, mr: MrId },
@@ -139,7 +138,7 @@ enum Pending {
 }
 
 impl Manager {
-    /// A manager without sessions.
+    /// Creates a manager without sessions.
     pub fn new(
         config: Arc<Config>,
         capacity: Capacity,
@@ -151,7 +150,7 @@ impl Manager {
         let policy = Policy::new(&config);
         policy.report_unknown();
         let diagnoses = workers.diagnoses().clone();
-        diagnoses.keep_of_ended(config.limits.device.count(Kind::Diagnoses) as usize);
+        diagnoses.set_ended_capacity(config.limits.device.count(Kind::Diagnoses) as usize);
         let most_notes = config.limits.device.count(Kind::EventRecords) as usize;
         let found = if_addrs::get_if_addrs();
         let gids = gids::table(&config, found.as_deref().unwrap_or_default());
@@ -164,7 +163,7 @@ impl Manager {
             draining: false,
             network: Network::own().ok(),
             generation: random.generation,
-            guid: config.device.guid_here(),
+            guid: config.device.effective_guid(),
             datagram_port,
             wired_port: WiredPort::default(),
             gids,
@@ -196,62 +195,62 @@ impl Manager {
         manager
     }
 
-    /// Number of worker threads, which are numbered from 0.
+    /// Returns the number of worker threads, which are numbered from 0.
     pub fn workers(&self) -> u32 {
         self.capacity.workers
     }
 
-    /// Has workers wake the control thread when they are woken; whether all of them sleep.
+    /// Requests a wake-up from each worker. Returns true if all are asleep.
     pub fn watch_workers(&self) -> bool {
         self.workers.watch()
     }
 
-    /// Whether all workers that slept when they were watched have slept since.
+    /// Returns true if no worker has woken up since [`Manager::watch_workers`] returned true.
     pub fn workers_still_sleep(&self) -> bool {
         self.workers.still_sleep()
     }
 
-    /// Asks all workers whether they take commands; [`Manager::poll_alive`] says when they have.
-    pub fn ask_workers(&mut self) {
-        let ticket = self.workers.ask();
+    /// Checks that all workers still run commands. [`Manager::poll_alive`] returns the result.
+    pub fn probe_workers(&mut self) {
+        let ticket = self.workers.probe();
         self.pending.insert(ticket, Pending::Alive);
     }
 
-    /// Whether all workers have answered since this was last asked.
+    /// Returns true once all workers have answered [`Manager::probe_workers`].
     pub fn poll_alive(&mut self) -> bool {
         std::mem::take(&mut self.alive)
     }
 
-    /// An answer that was promised for later.
+    /// Takes a deferred answer.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
         self.outbox.poll_answer()
     }
 
-    /// A session that a worker found misbehaving, and why; it is to be closed.
+    /// Takes a session that misbehaved, and the reason. The caller must close it.
     pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
         self.outbox.poll_ended()
     }
 
-    /// The connection manager, to hand it readiness and time. [`Manager::settle`] is due after.
+    /// Returns the connection manager, for readiness and timeouts. Call [`Manager::settle`] after.
     pub fn connections(&mut self) -> &mut ConnectionManager {
         &mut self.cm
     }
 }
 
-/// Randomness of one start of the daemon.
+/// Random numbers for one start of the daemon.
 pub struct Random {
-    /// Told to clients in the arena header.
+    /// Given to clients in the arena header.
     pub generation: u64,
-    /// Decides which STags are issued.
+    /// Seed of the STags.
     pub stag_seed: [u8; 32],
 }
 
 impl Random {
-    /// From the kernel, once it has gathered enough; `/dev/urandom` would not wait for that.
+    /// Reads from the kernel, once its generator is initialised (`/dev/urandom` would not wait).
     pub fn from_system() -> io::Result<Self> {
         use rustix::rand::{GetRandomFlags, getrandom};
         let mut bytes = [0u8; 40];
-        // So few come at once or not at all.
+        // `getrandom` returns up to 256 bytes in full.
         rustix::io::retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))?;
         let (generation, seed) = bytes.split_at(8);
         let mut random = Random { generation: 0, stag_seed: [0; 32] };
@@ -261,13 +260,13 @@ impl Random {
     }
 }
 
-/// Users whose rate of connecting is remembered.
+/// Number of users that the rate limit of connects tracks.
 const USERS_REMEMBERED: usize = 1024;
 
-/// For so long what users may do in vain is saved up.
+/// Time over which a user's unused rate accumulates.
 const BURST: Duration = Duration::from_secs(1);
 
-/// A session that is not being taken down.
+/// Returns a session that is not being closed.
 fn find(
     sessions: &mut BTreeMap<SessionId, Session>,
     id: SessionId,

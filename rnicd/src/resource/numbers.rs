@@ -1,7 +1,7 @@
-//! Numbers: handles that are unique on the device, STags, and doorbell indices that are unique in a
-//! session. The manager calls it; it knows nothing about what they name.
+//! Allocates numbers: handles and STags, which are unique on the device, and doorbell indices,
+//! which are unique in a session.
 //!
-//! Whoever has a number holds it, and gives it back by being dropped, on whatever thread.
+//! Each number is owned by a value that frees it when dropped, on any thread.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -15,36 +15,36 @@ use rnic_core::types::{SessionId, Stag};
 
 use super::refuse;
 
-/// Handles of one kind in use, and whose they are.
+/// Handles of one kind in use, with their owners.
 #[derive(Clone, Debug, Default)]
 pub struct Handles(Arc<Mutex<Numbers>>);
 
 #[derive(Debug, Default)]
 struct Numbers {
-    /// Numbers up to here are nobody's.
+    /// Numbers up to this one are reserved.
     kept: u32,
     last: u32,
     owners: HashMap<u32, SessionId>,
 }
 
-/// A handle that nothing else has.
+/// A unique handle.
 #[derive(Debug)]
-#[must_use = "what is dropped is given back at once"]
+#[must_use = "a dropped handle is freed at once"]
 pub struct Handle {
     number: u32,
     of: Handles,
 }
 
 impl Handles {
-    /// Handles from 2 on: queue pairs 0 and 1 are those of a fabric's management.
+    /// Returns the handles of QPs, which start at 2, because QPs 0 and 1 are for management.
     pub fn of_queue_pairs() -> Self {
         Handles(Arc::new(Mutex::new(Numbers { kept: 1, last: 1, ..Numbers::default() })))
     }
 
-    /// A handle that nothing has, late after it was last given back.
+    /// Allocates a free handle. A handle is reused only after all others.
     pub fn allocate(&self, owner: SessionId) -> Handle {
         let numbers = &mut *self.0.lock();
-        // Ends: configured limits keep far fewer objects than there are numbers.
+        // Terminates: the configured limits allow far fewer objects than there are numbers.
         loop {
             numbers.last = (numbers.last % LAST).max(numbers.kept) + 1;
             if let Entry::Vacant(free) = numbers.owners.entry(numbers.last) {
@@ -54,14 +54,14 @@ impl Handles {
         }
     }
 
-    /// Whose object this is.
+    /// Returns the owner of an object.
     pub fn owner(&self, handle: u32) -> Option<SessionId> {
         self.0.lock().owners.get(&handle).copied()
     }
 }
 
 impl Handle {
-    /// As clients know it.
+    /// Returns the number that clients use.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -71,34 +71,34 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let owners = &mut self.of.0.lock().owners;
         owners.remove(&self.number);
-        // A burst of objects leaves no large table behind.
+        // A burst of objects must not leave a large table behind.
         if owners.capacity() > MOST_SPARE && owners.len() < owners.capacity() / 8 {
             owners.shrink_to(owners.len() * 2);
         }
     }
 }
 
-/// Handles are 24-bit numbers, from 1: that is how wide verbs programs expect a `qp_num`.
+/// Handles are 24-bit numbers from 1, because verbs programs expect a `qp_num` of this width.
 const LAST: u32 = (1 << 24) - 1;
 
 /// STags of the device.
 #[derive(Clone)]
 pub struct Stags(Arc<Mutex<StagAllocator>>);
 
-/// An STag that nothing else has, whatever its key is by now.
-#[must_use = "what is dropped is given back at once"]
+/// A unique STag, with any key.
+#[must_use = "a dropped STag is freed at once"]
 pub struct IssuedStag {
     stag: Stag,
     of: Stags,
 }
 
 impl Stags {
-    /// Issues from `allocator`, which has issued none yet.
+    /// Issues STags of `allocator`, which has issued none yet.
     pub fn new(allocator: StagAllocator) -> Self {
         Stags(Arc::new(Mutex::new(allocator)))
     }
 
-    /// Issues an STag that no region or window has; it is given back when it is dropped.
+    /// Issues an STag that no region or window uses.
     pub fn issue(&self) -> Result<IssuedStag, Refusal> {
         let issued = self.0.lock().allocate();
         let stag = issued.map_err(|error| refuse::system("cannot issue an STag", &error))?;
@@ -107,7 +107,7 @@ impl Stags {
 }
 
 impl IssuedStag {
-    /// As it was issued.
+    /// Returns the STag as issued.
     pub fn stag(&self) -> Stag {
         self.stag
     }
@@ -119,7 +119,8 @@ impl Drop for IssuedStag {
     }
 }
 
-/// Doorbell indices of one session, the lowest free one first: a busy page has few leaf lines.
+/// Doorbell indices of one session. The lowest free index is used first, so that few lines of the
+/// page are in use.
 #[derive(Clone, Debug, Default)]
 pub struct Doorbells(Arc<Mutex<Indices>>);
 
@@ -129,16 +130,16 @@ struct Indices {
     free: BTreeSet<u32>,
 }
 
-/// The index of one queue or pair of queues.
+/// The doorbell index of a queue or a pair of queues.
 #[derive(Debug)]
-#[must_use = "what is dropped is given back at once"]
+#[must_use = "a dropped index is freed at once"]
 pub struct Doorbell {
     index: u32,
     of: Doorbells,
 }
 
 impl Doorbells {
-    /// An index nothing uses, if the page has one.
+    /// Allocates the lowest free index. Returns an error if the page has none.
     pub fn allocate(&self) -> Result<Doorbell, Refusal> {
         let index = self.0.lock().allocate().ok_or_else(|| Refusal::Limit {
             key: "doorbells of a session".to_owned(),
@@ -163,7 +164,7 @@ impl Indices {
 }
 
 impl Doorbell {
-    /// As it stands in the page.
+    /// Returns the index in the page.
     pub fn index(&self) -> u32 {
         self.index
     }
@@ -175,7 +176,7 @@ impl Drop for Doorbell {
     }
 }
 
-/// Handles for which a table may keep room.
+/// Number of handles below which a table does not shrink.
 const MOST_SPARE: usize = 1024;
 
 #[cfg(test)]
@@ -183,22 +184,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_comes_back_only_after_all_others() {
+    fn handle_is_reused_after_all_others() {
         let handles = Handles::default();
         handles.0.lock().last = LAST - 1;
         let a = SessionId(1);
-        let (last, first) = (handles.allocate(a), handles.allocate(a));
+        let last = handles.allocate(a);
+        let first = handles.allocate(a);
         assert_eq!((last.number(), first.number()), (LAST, 1));
         drop(last);
         handles.0.lock().last = LAST - 1;
         handles.0.lock().owners.insert(2, a);
-        let (last, third) = (handles.allocate(a), handles.allocate(a));
+        let last = handles.allocate(a);
+        let third = handles.allocate(a);
         assert_eq!((last.number(), third.number()), (LAST, 3));
         assert_eq!((handles.owner(3), handles.owner(4)), (Some(a), None));
     }
 
     #[test]
-    fn no_queue_pair_has_the_numbers_of_a_fabrics_management() {
+    fn qp_numbers_start_at_2() {
         let handles = Handles::of_queue_pairs();
         assert_eq!(handles.allocate(SessionId(1)).number(), 2);
         handles.0.lock().last = LAST;

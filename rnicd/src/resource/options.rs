@@ -1,4 +1,4 @@
-//! The configuration as the connection manager and the workers take it: plain numbers.
+//! Options of the connection manager and the workers, derived from the configuration.
 
 use rnic_core::engine::{ChargeLimits, EngineOptions, MulpduPolicy, PartialLimits};
 use rnic_core::shm::wait::WaitPolicy;
@@ -9,9 +9,10 @@ use crate::cm::{CmOptions, SocketBuffers};
 use crate::config::{Config, Kind, Loopback, Mulpdu};
 use crate::worker::WorkerOptions;
 
-/// For the connection manager.
+/// Returns the options of the connection manager.
 pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
-    let (mpa, limits) = (&config.mpa, &config.limits.device);
+    let mpa = &config.mpa;
+    let limits = &config.limits.device;
     let peer = &config.limits.peer;
     let (ird, ord) = config.limits.reads_of_qp();
     CmOptions {
@@ -33,7 +34,7 @@ pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
         startups: capacity.startups as usize,
         startups_key: capacity.startups_key(limits.count(Kind::Startups)),
         buffers: SocketBuffers {
-            // The table bounds them to 1 GiB.
+            // At most 1 GiB each, by the table of limits.
             send: limits.count(Kind::SocketSendBytes),
             receive: limits.count(Kind::SocketReceiveBytes),
         },
@@ -47,10 +48,10 @@ pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
     }
 }
 
-/// For the workers and their engines.
+/// Returns the options of the workers and their engines.
 pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
     let limits = &config.limits.device;
-    // Streams belong to workers for life, and are spread evenly.
+    // Streams are spread evenly over the workers and never change their worker.
     let share =
         |bytes: u64| usize::try_from(bytes / u64::from(workers.max(1))).unwrap_or(usize::MAX);
     let limits = |device, session| ChargeLimits {
@@ -59,7 +60,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
     };
     WorkerOptions {
         engine: EngineOptions {
-            // Filled in for each worker.
+            // Each worker fills in its number.
             worker: 0,
             terminate_deadline: config.engine.terminate_deadline,
             close_deadline: config.engine.close_deadline,
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
     use crate::config::Tcp;
 
-    /// All keys that become options, each with a value of its own.
+    /// All keys that become options, each with a different value.
     const KEYS: &str = "
 [engine]
 loopback = \"tcp\"
@@ -183,7 +184,7 @@ stag_guesses_per_minute = 25
             user_timeout: Some(ms(13_000)),
         };
         assert_eq!(tcp, times);
-        assert_eq!((ports.on_wire(address).port(), direct), (13_260, false));
+        assert_eq!((ports.tcp_address(address).port(), direct), (13_260, false));
         assert_eq!((startups, startups_key.as_str()), (21, "limits.startups"));
         assert_eq!((buffers.send, buffers.receive), (256 << 10, 257 << 10));
         assert_eq!((peer_connections_per_second, stag_guesses_per_minute), (24, 25));

@@ -1,4 +1,4 @@
-//! Refusals in few words.
+//! Constructors of refusals.
 
 use rnic_core::abi::control::Refusal;
 
@@ -14,19 +14,19 @@ pub fn in_use(kind: &str, handle: u32, by: impl Into<String>) -> Refusal {
     Refusal::InUse { kind: kind.to_owned(), handle, by: by.into() }
 }
 
-/// Something of the machine is used up, memory as a rule.
+/// Returns the refusal for an exhausted resource of the machine, with errno ENOMEM.
 pub fn system(what: &str, error: &dyn std::fmt::Display) -> Refusal {
     let errno = crate::system::number(&rustix::io::Errno::NOMEM.into());
     Refusal::System { what: what.to_owned(), error: error.to_string(), errno }
 }
 
-/// The descriptor of a request did not arrive: a client that sends none has been ended before, so
-/// this process has none left.
+/// Returns the refusal for a request whose descriptor was lost. The control thread ends a client
+/// that sends none, so this process must be out of descriptors.
 pub fn lost_descriptor() -> Refusal {
     crate::system::refusal("cannot take the descriptor", &rustix::io::Errno::MFILE.into())
 }
 
-/// Refuses a value of one object that is above the configured maximum.
+/// Returns a refusal if a value of one object is above the configured maximum.
 pub fn at_most(field: &str, value: u64, key: &str, limit: u64) -> Result<(), Refusal> {
     if value <= limit {
         return Ok(());

@@ -1,9 +1,9 @@
-//! Another configuration while the daemon runs: what can change at once does, what cannot stays as
-//! it was. Connections are not touched; what exists above a lowered limit stays.
+//! Reload of the configuration. Keys that can change at run time do, others keep their value.
+//! Connections are not affected, and objects above a lowered limit stay.
 //!
-//! [`Reload::prepare`] does all that grows with the file, on a thread that no client waits for.
-//! [`Manager::reload`] takes its result over in bounded time, and sessions get their new rights
-//! some at a time, each before anything else that it asks for.
+//! [`Reload::prepare`] does all work that grows with the file, on a thread that no client waits
+//! for. [`Manager::reload`] applies its result in bounded time. Sessions get their new rights one
+//! by one, each before its next request.
 
 use std::sync::Arc;
 
@@ -12,21 +12,21 @@ use rnic_core::types::SessionId;
 use super::{Manager, Policy, options};
 use crate::config::{Change, Config, Device, Engine, Kind, changes, warnings};
 
-/// A configuration that has been checked, ready to be taken over.
+/// A checked configuration, ready to be applied.
 pub struct Reload {
     /// The configuration that will be in force.
     pub config: Arc<Config>,
     policy: Policy,
-    /// Keys whose new values will be in force.
+    /// Keys with new values that take effect now.
     pub changed: Vec<Change>,
-    /// Keys whose new values wait for the next start.
+    /// Keys with new values that need a restart.
     pub kept: Vec<Change>,
-    /// Contradictions within it, in sentences.
+    /// Contradictions in the configuration, as sentences.
     pub warnings: Vec<String>,
 }
 
 impl Reload {
-    /// Compares a configuration with the one in force and looks up the names in its rules.
+    /// Compares a configuration with the running one and looks up the names in its rules.
     pub fn prepare(wanted: Config, running: &Config) -> Self {
         let effective = with_what_stays(wanted.clone(), running);
         Reload {
@@ -39,7 +39,7 @@ impl Reload {
     }
 }
 
-/// What a reload has replaced. Dropping it takes time that grows with the file it came from.
+/// Data replaced by a reload. The time to drop it grows with the file.
 pub struct Replaced {
     _config: Arc<Config>,
     _policy: Policy,
@@ -48,12 +48,12 @@ pub struct Replaced {
 }
 
 impl Manager {
-    /// The configuration in force.
+    /// Returns the configuration in force.
     pub fn config(&self) -> &Arc<Config> {
         &self.config
     }
 
-    /// Takes over a configuration. Sessions get their rights by [`Manager::renew_rights`].
+    /// Applies a configuration. [`Manager::renew_rights`] updates the sessions.
     pub fn reload(&mut self, reload: Reload) -> Replaced {
         let Reload { config, policy, changed, kept, warnings } = reload;
         self.capacity = self.capacity.with_limits_of(&config);
@@ -78,14 +78,14 @@ impl Manager {
         !self.outdated.is_empty()
     }
 
-    /// Gives one of the sessions that have earlier ones the rights of the configuration in force.
+    /// Updates the rights of one session to the configuration in force.
     pub fn renew_rights(&mut self) {
         if let Some(id) = self.outdated.pop_first() {
             self.renew_rights_of(id);
         }
     }
 
-    /// Gives a session the rights of the configuration in force, if it has earlier ones.
+    /// Updates the rights of this session to the configuration in force.
     pub(super) fn renew_outdated(&mut self, id: SessionId) {
         if self.outdated.remove(&id) {
             self.renew_rights_of(id);
@@ -95,7 +95,8 @@ impl Manager {
     fn renew_rights_of(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let rights = self.policy.rights(&session.client.identity);
-        (session.client.admin, session.client.trusted) = (rights.admin, rights.trusted);
+        session.client.admin = rights.admin;
+        session.client.trusted = rights.trusted;
         session.client.sockets = rights.sockets;
         self.cm.set_quota(session.id, self.capacity.quota(&rights));
         session.account.set_rights(&rights);
@@ -103,12 +104,12 @@ impl Manager {
     }
 }
 
-/// `wanted`, except for what only a start can change.
+/// Returns `wanted` with the running values of keys that need a restart.
 fn with_what_stays(mut wanted: Config, running: &Config) -> Config {
-    // Programs that have asked what the device is are not told again.
+    // Programs query the device only once.
     wanted.wired = running.wired.clone();
     wanted.device = Device { addresses: wanted.device.addresses, ..running.device.clone() };
-    // Listeners are called by the ports that were asked for.
+    // Listeners are identified by their requested ports.
     wanted.ports.clone_from(&running.ports);
     wanted.control.socket.clone_from(&running.control.socket);
     wanted.control.mode = running.control.mode;

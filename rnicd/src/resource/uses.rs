@@ -1,4 +1,4 @@
-//! Who uses an object: it cannot go as long as anybody does.
+//! Counts the users of an object. It cannot be destroyed while there are any.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -6,19 +6,19 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_core::device::{Cq, Srq};
 
-/// Something that counts its users.
+/// An object that counts its users.
 pub trait Used {
-    /// How many there are.
+    /// Returns the counter.
     fn users(&self) -> &AtomicU32;
 }
 
-/// One use of it, over when this is dropped.
+/// A counted use of an object, until dropped.
 #[derive(Debug)]
-#[must_use = "what is dropped is no use any more"]
+#[must_use = "a dropped use is no longer counted"]
 pub struct Use<T: Used>(Arc<T>);
 
 impl<T: Used> Use<T> {
-    /// Counts one user more.
+    /// Counts one more user.
     pub fn of(used: &Arc<T>) -> Self {
         used.users().fetch_add(1, Relaxed);
         Use(used.clone())
@@ -31,17 +31,17 @@ impl<T: Used> Drop for Use<T> {
     }
 }
 
-/// The users of one kind that an object has.
+/// A counter of an object's users of one kind.
 #[derive(Debug, Default)]
 pub struct Users(Arc<AtomicU32>);
 
 impl Users {
-    /// How many there are.
+    /// Returns the number of users.
     pub fn count(&self) -> u32 {
         self.0.load(Relaxed)
     }
 
-    /// Counts one more user, until what is returned is dropped.
+    /// Counts one more user, until the result is dropped.
     pub fn add(&self) -> Use<AtomicU32> {
         Use::of(&self.0)
     }
@@ -72,7 +72,8 @@ mod tests {
     #[test]
     fn a_use_counts_until_it_is_dropped() {
         let users = Users::default();
-        let (first, second) = (users.add(), users.add());
+        let first = users.add();
+        let second = users.add();
         assert_eq!(users.count(), 2);
         drop(first);
         assert_eq!(users.count(), 1);

@@ -1,15 +1,15 @@
-//! Counters by the names and in the units of the kernel (`ABI/stable/sysfs-class-infiniband`): for
-//! all ports those of the InfiniBand architecture, and beside them those of the drivers for
-//! adapters of the same kind, as far as the daemon counts the same thing.
+//! Counters with the kernel's names and units (`ABI/stable/sysfs-class-infiniband`): the port
+//! counters of the InfiniBand architecture, and those driver-specific counters of similar adapters
+//! for which the daemon has the same statistic.
 
 use std::path::PathBuf;
 
 use rnic_core::abi::control::QpCounters;
 
-/// What all queue pairs of a device have counted since the start, those that are gone included.
+/// Sums over all QPs of a device since the start, including destroyed QPs.
 pub type Sums = QpCounters;
 
-/// What the port of a device shows.
+/// A counter of a device's port.
 struct Counter {
     name: &'static str,
     of: fn(&Sums) -> u64,
@@ -21,7 +21,8 @@ const fn counter(name: &'static str, of: fn(&Sums) -> u64) -> Counter {
 
 const NONE: fn(&Sums) -> u64 = |_| 0;
 
-/// Those in `counters`. Data are in units of 4 bytes. Of what has no meaning here there is nothing.
+/// Counters in `counters`. Data counters are in units of 4 bytes. Counters without a meaning here
+/// are zero.
 const COUNTERS: [Counter; 21] = [
     counter("VL15_dropped", NONE),
     counter("excessive_buffer_overrun_errors", NONE),
@@ -46,14 +47,13 @@ const COUNTERS: [Counter; 21] = [
     counter("unicast_xmit_packets", |sums| sums.segments_sent),
 ];
 
-/// Those in `hw_counters`, as mlx5 has them, and as irdma has them: requests of peers that were
-/// answered.
+/// Counters in `hw_counters`: Read requests answered, under the names of mlx5 and irdma.
 const DRIVERS: [Counter; 2] = [
     counter("rx_read_requests", |sums| sums.reads_answered),
     counter("iwInRdmaReads", |sums| sums.reads_answered),
 ];
 
-/// Files below the root of the tree, with what stands in them.
+/// Returns the counter files with their text, by path below the root of the tree.
 pub(super) fn files(device: &str, sums: &Sums) -> Vec<(PathBuf, String)> {
     let port = port_folder(device);
     let file = |folder: &str, counter: &Counter| {
@@ -64,7 +64,7 @@ pub(super) fn files(device: &str, sums: &Sums) -> Vec<(PathBuf, String)> {
     common.chain(DRIVERS.iter().map(|counter| file("hw_counters", counter))).collect()
 }
 
-/// Where the port of a device is.
+/// Returns the path of a device's port below the root of the tree.
 pub(super) fn port_folder(device: &str) -> String {
     format!("devices/rnicd/{device}/infiniband/{device}/ports/1")
 }

@@ -1,8 +1,8 @@
-//! The tree on disk: made anew, replaced where a daemon that is gone has left one, and removed.
+//! The tree on disk: creates it, replaces the tree of a daemon that has died, and removes it.
 //!
-//! Its parent may be a folder in which others write, too: nothing there is followed that might be a
-//! link, and nothing is removed that is not a tree. Inside, only the daemon writes: everything is
-//! made relative to the descriptor of the root, whatever takes the place of its path.
+//! Other users may be able to write to the parent folder, so links there are not followed, and only
+//! a tree is removed. Inside the tree only the daemon writes. Everything is created relative to the
+//! descriptor of the root, even if another file takes the place of its path.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -17,70 +17,70 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::layout::{Entry, What};
+use super::layout::{Content, Entry};
 
-/// Why a tree could not be made.
+/// Reason why a tree cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
-    /// Something else lies there.
+    /// The path exists and is not a tree.
     #[error(
-        "device.tree: {path} exists and is no tree of a daemon; remove it or name another path"
+        "device.tree: {path} exists and is not a tree of rnicd; remove it or choose another path"
     )]
-    NoTree {
-        /// Path at which it lies.
+    NotATree {
+        /// The existing path.
         path: PathBuf,
     },
-    /// Another daemon has it.
-    #[error("device.tree: {path} belongs to a running daemon; name another path")]
+    /// Another daemon uses the tree.
+    #[error("device.tree: {path} belongs to a running daemon; choose another path")]
     Taken {
         /// Path of the tree.
         path: PathBuf,
     },
-    /// The operating system refused.
+    /// A system call failed.
     #[error("device.tree: cannot {what} {path}: {error}")]
     System {
-        /// What was to be done.
+        /// The failed operation.
         what: &'static str,
-        /// To what.
+        /// Its object.
         path: PathBuf,
         /// The system's error.
         error: io::Error,
     },
 }
 
-/// The root of a tree, which is removed with this.
+/// The root of a tree. The tree is removed on drop.
 pub(super) struct Folder {
     root: PathBuf,
     /// The folder at `root`.
     dir: OwnedFd,
-    /// Says that it is a tree, and by its lock that it is in use.
+    /// Marks the folder as a tree. Its lock marks the tree as in use.
     _mark: File,
-    /// Folders in it.
+    /// Folders in the tree.
     folders: HashSet<PathBuf>,
-    /// What is in it, in the order in which it was made.
+    /// Files and folders in the tree, in the order of their creation.
     made: Vec<Made>,
 }
 
-/// Something in the tree, by its path below the root.
+/// A file or folder in the tree, by its path below the root.
 struct Made {
     path: PathBuf,
     is_folder: bool,
 }
 
-/// Name of the file that says that a folder is a tree.
+/// Name of the file that marks a folder as a tree.
 const MARK: &str = ".rnicd";
 
 impl Folder {
-    /// Makes it and all that is in it.
+    /// Creates the tree and all its entries.
     pub(super) fn make(root: PathBuf, entries: &[Entry]) -> Result<Self, TreeError> {
         remove_stale(&root)?;
-        let dir = new_folder(CWD, &root).map_err(system("make", &root))?;
+        let dir = new_folder(CWD, &root).map_err(system("create", &root))?;
         let mark = PathBuf::from(MARK);
         let locked = new_file(&dir, &mark, "").and_then(|file| {
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             Ok(file)
         });
-        let file = locked.map_err(|error| system("make", &root.join(MARK))(error))?;
+        let file = locked.map_err(|error| system("create", &root.join(MARK))(error))?;
         let made = vec![Made { path: mark, is_folder: false }];
         let mut folder = Folder { root, dir, _mark: file, folders: HashSet::new(), made };
         for entry in entries {
@@ -93,7 +93,7 @@ impl Folder {
         &self.root
     }
 
-    /// Makes an entry, unless it was made before.
+    /// Creates an entry unless it already exists.
     pub(super) fn ensure(&mut self, entry: &Entry) -> Result<(), TreeError> {
         let path = Path::new(&entry.path);
         if self.made.iter().any(|made| made.path == path) {
@@ -105,7 +105,7 @@ impl Folder {
     fn add(&mut self, entry: &Entry) -> Result<(), TreeError> {
         let path = PathBuf::from(&entry.path);
         let above: Vec<&Path> = path.ancestors().skip(1).collect();
-        // From the root down, whose own path below itself is empty.
+        // From the root down. The first ancestor is the root itself, with an empty path.
         for at in above.into_iter().rev().skip(1) {
             if self.folders.insert(at.to_owned()) {
                 new_folder(&self.dir, at).map_err(|error| self.cannot_make(at, error))?;
@@ -113,8 +113,8 @@ impl Folder {
             }
         }
         match &entry.what {
-            What::File(text) => new_file(&self.dir, &path, text).map(drop),
-            What::Link(to) => symlinkat(to, &self.dir, &path).map_err(io::Error::from),
+            Content::File(text) => new_file(&self.dir, &path, text).map(drop),
+            Content::Link(to) => symlinkat(to, &self.dir, &path).map_err(io::Error::from),
         }
         .map_err(|error| self.cannot_make(&path, error))?;
         self.made.push(Made { path, is_folder: false });
@@ -122,13 +122,13 @@ impl Folder {
     }
 
     fn cannot_make(&self, path: &Path, error: io::Error) -> TreeError {
-        system("make", &self.root.join(path))(error)
+        system("create", &self.root.join(path))(error)
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // With calls that a confined thread may make. What somebody else removed is gone as well.
+        // Only system calls that a confined thread may make. Missing files do not matter.
         for Made { path, is_folder } in self.made.iter().rev() {
             let flags = if *is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             let _ = unlinkat(&self.dir, path, flags);
@@ -137,13 +137,13 @@ impl Drop for Folder {
     }
 }
 
-/// Removes what a daemon that is gone has left.
+/// Removes the tree of a daemon that has died.
 fn remove_stale(root: &Path) -> Result<(), TreeError> {
     let found = match fs::symlink_metadata(root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found.map_err(system("look at", root))?,
+        found => found.map_err(system("examine", root))?,
     };
-    let no_tree = || TreeError::NoTree { path: root.to_owned() };
+    let no_tree = || TreeError::NotATree { path: root.to_owned() };
     if !found.is_dir() {
         return Err(no_tree());
     }
@@ -155,12 +155,12 @@ fn remove_stale(root: &Path) -> Result<(), TreeError> {
         Err(Errno::WOULDBLOCK) => return Err(TreeError::Taken { path: root.to_owned() }),
         Err(error) => return Err(system("lock", root)(error.into())),
     }
-    // It follows no link, not even one that takes a folder's place meanwhile.
+    // Follows no link, even if a link replaces a folder during the removal.
     fs::remove_dir_all(root).map_err(system("remove", root))
 }
 
-/// Makes a folder that everybody may look into, whatever the umask is. Its mode is changed by its
-/// descriptor, and only if the folder is this user's: something else may lie at the path by then.
+/// Creates a folder that all users may read, regardless of the umask. Sets its mode through its
+/// descriptor, and only if this user owns it, because another folder may have taken its place.
 fn new_folder(below: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     mkdirat(below.as_fd(), path, Mode::from_raw_mode(0o755))?;
     open_own(below, path)
@@ -179,7 +179,7 @@ fn open_own(below: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Makes a file that everybody may read.
+/// Creates a file that all users may read.
 fn new_file(below: impl AsFd, path: &Path, text: &str) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o644);
@@ -200,8 +200,9 @@ mod tests {
     use super::*;
 
     fn entries() -> Vec<Entry> {
-        let file = |path: &str| Entry { path: path.to_owned(), what: What::File("x\n".to_owned()) };
-        let link = Entry { path: "class/c".to_owned(), what: What::Link("../a/b".to_owned()) };
+        let file =
+            |path: &str| Entry { path: path.to_owned(), what: Content::File("x\n".to_owned()) };
+        let link = Entry { path: "class/c".to_owned(), what: Content::Link("../a/b".to_owned()) };
         vec![file("a/b/one"), file("a/two"), link]
     }
 
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_made_and_nothing_is_left_of_it() {
+    fn tree_is_made_and_removed() {
         let parent = tempfile::tempdir().unwrap();
         let root = parent.path().join("tree");
         let folder = make(&root).unwrap();
@@ -223,11 +224,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_before_is_not_made_again() {
+    fn existing_entries_are_not_made_again() {
         let parent = tempfile::tempdir().unwrap();
         let root = parent.path().join("tree");
         let mut folder = make(&root).unwrap();
-        let more = Entry { path: "a/three".to_owned(), what: What::File("y\n".to_owned()) };
+        let more = Entry { path: "a/three".to_owned(), what: Content::File("y\n".to_owned()) };
         for entry in entries().iter().chain([&more, &more]) {
             folder.ensure(entry).unwrap();
         }
@@ -237,12 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_left_is_replaced() {
+    fn tree_of_a_dead_daemon_is_replaced() {
         let parent = tempfile::tempdir().unwrap();
         let root = parent.path().join("tree");
         let folder = make(&root).unwrap();
         fs::write(root.join("a/b/more"), "of a later version").unwrap();
-        // As a process that is killed lets go of its locks, and of nothing else.
+        // Like the death of a process, which releases its locks and removes nothing.
         let Folder { _mark, made, root, .. } = &folder;
         flock(_mark, FlockOperation::Unlock).unwrap();
         assert!(made.len() > 3);
@@ -254,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_its_place_is_left_alone() {
+    fn file_at_the_path_of_the_root_is_left_alone() {
         let parent = tempfile::tempdir().unwrap();
         let root = parent.path().join("tree");
         let other = parent.path().join("other");
         fs::create_dir(&other).unwrap();
         fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
         let mut folder = Folder::make(root.clone(), &[]).unwrap();
-        // Another folder lies at the path by the time the rest is made, and at the end.
+        // Another folder is at the path while the rest is created, and at the end.
         fs::rename(&root, parent.path().join("moved")).unwrap();
         symlink(&other, &root).unwrap();
         for entry in entries() {
@@ -275,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_somebody_else_keeps_its_mode() {
+    fn folder_behind_a_link_keeps_its_mode() {
         let parent = tempfile::tempdir().unwrap();
         let other = parent.path().join("other");
         fs::create_dir(&other).unwrap();
         fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
         let link = parent.path().join("link");
         symlink(&other, &link).unwrap();
-        // A link where the folder was made is not followed.
+        // A link in the place of the folder is not followed.
         assert!(open_own(CWD, &link).is_err());
         assert_eq!(fs::metadata(&other).unwrap().permissions().mode() & 0o777, 0o700);
         open_own(CWD, &other).unwrap();
@@ -290,24 +291,25 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_removed_or_followed() {
+    fn only_trees_are_removed() {
         let parent = tempfile::tempdir().unwrap();
-        let (root, other) = (parent.path().join("tree"), parent.path().join("other"));
+        let root = parent.path().join("tree");
+        let other = parent.path().join("other");
         fs::create_dir(&other).unwrap();
         fs::write(other.join("kept"), "kept").unwrap();
-        // Somebody's folder, a link to it, a file; a folder whose mark is a link.
+        // Another user's folder, a link to it, a file, and a folder with a link as its mark.
         symlink(&other, &root).unwrap();
-        assert!(matches!(make(&root), Err(TreeError::NoTree { .. })));
-        assert!(matches!(make(&other), Err(TreeError::NoTree { .. })));
+        assert!(matches!(make(&root), Err(TreeError::NotATree { .. })));
+        assert!(matches!(make(&other), Err(TreeError::NotATree { .. })));
         fs::remove_file(&root).unwrap();
         fs::write(&root, "").unwrap();
-        assert!(matches!(make(&root), Err(TreeError::NoTree { .. })));
+        assert!(matches!(make(&root), Err(TreeError::NotATree { .. })));
         fs::remove_file(&root).unwrap();
         fs::create_dir(&root).unwrap();
         symlink(other.join("kept"), root.join(MARK)).unwrap();
-        assert!(matches!(make(&root), Err(TreeError::NoTree { .. })));
+        assert!(matches!(make(&root), Err(TreeError::NotATree { .. })));
         assert_eq!(fs::read_to_string(other.join("kept")).unwrap(), "kept");
         let nowhere = make(&parent.path().join("no/such/folder"));
-        assert!(nowhere.is_err_and(|e| e.to_string().starts_with("device.tree: cannot make")));
+        assert!(nowhere.is_err_and(|e| e.to_string().starts_with("device.tree: cannot create")));
     }
 }

@@ -1,8 +1,8 @@
-//! What stands where, as in the kernel's `/sys/class` and `/dev`.
+//! The files of the tree, as in the kernel's `/sys/class` and `/dev`.
 //!
-//! A device is a folder of its own below `devices`, with what a bus would say of it; the folders of
-//! `class` have links to it. So the way up from `class/infiniband/NAME` leads to the device, as
-//! programs that look for its place in the machine expect.
+//! Each device has a folder below `devices`, with the attributes of a PCI device. `class` contains
+//! links into these folders. Programs resolve `class/infiniband/NAME` and read the attributes of
+//! the device from its parent folders.
 
 use std::fmt::Write;
 
@@ -14,51 +14,51 @@ use super::counters::{self, Sums, port_folder};
 /// A file or a link of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Below the root.
+    /// Path below the root.
     pub path: String,
-    pub what: What,
+    pub what: Content,
 }
 
-/// What an entry is.
+/// Content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum Content {
     /// A file with this text.
     File(String),
-    /// A symbolic link to this.
+    /// A symbolic link with this target.
     Link(String),
 }
 
-/// What the tree shows of the daemon.
+/// Attributes of the daemon and its devices, for the tree.
 pub struct Facts {
     /// Version of the daemon.
     pub version: String,
-    /// The device whose queue pairs connect, and the one whose queue pairs are wired by hand.
+    /// The iWARP device and the RoCE device.
     pub ports: [Port; 2],
 }
 
-/// What it shows of one device, which has one port.
+/// Attributes of one device, which has one port.
 pub struct Port {
-    /// Its name.
+    /// Device name.
     pub name: String,
-    /// Its queue pairs are wired by hand, as those of a RoCE adapter.
-    pub wired: bool,
-    /// Tells devices apart, the most significant byte first.
+    /// True for the RoCE device.
+    pub roce: bool,
+    /// Node GUID, as a number in host byte order.
     pub guid: u64,
-    /// Who made it.
+    /// Vendor ID (24-bit OUI).
     pub vendor_id: u32,
-    /// Which of his devices it is.
+    /// Part ID of the vendor.
     pub part_id: u32,
-    /// Version of the hardware.
+    /// Hardware version.
     pub hw_ver: u32,
-    /// Its table.
+    /// GID table.
     pub gids: Vec<GidRow>,
 }
 
-/// Everything, but for the folders.
+/// Returns all entries except folders.
 pub(super) fn entries(facts: &Facts) -> Vec<Entry> {
     let mut all = vec![
         file("class/infiniband_verbs/abi_version", "6"),
-        // The tools of infiniband-diags begin by that.
+        // The tools of infiniband-diags read this file first.
         file("class/infiniband_mad/abi_version", "5"),
     ];
     let guid = facts.ports[0].guid;
@@ -72,7 +72,7 @@ fn device(all: &mut Vec<Entry>, number: usize, port: &Port, image: u64, version:
     let name = &port.name;
     let at = format!("devices/rnicd/{name}");
     let node = format!("{at}/infiniband/{name}");
-    // As a bus has it.
+    // Attributes of a PCI device.
     for (what, value) in [
         ("vendor", format!("{:#06x}", port.vendor_id & 0xFFFF)),
         ("device", format!("{:#06x}", port.part_id & 0xFFFF)),
@@ -82,7 +82,7 @@ fn device(all: &mut Vec<Entry>, number: usize, port: &Port, image: u64, version:
         all.push(file(&format!("{at}/{what}"), &value));
     }
     for (what, value) in [
-        ("node_type", if port.wired { "1: CA" } else { "4: RNIC" }.to_owned()),
+        ("node_type", if port.roce { "1: CA" } else { "4: RNIC" }.to_owned()),
         ("node_guid", guid_text(port.guid)),
         ("sys_image_guid", guid_text(image)),
         ("node_desc", "rnicd".to_owned()),
@@ -100,11 +100,11 @@ fn device(all: &mut Vec<Entry>, number: usize, port: &Port, image: u64, version:
     let verbs = format!("{at}/infiniband_verbs/{uverbs}");
     all.push(file(&format!("{verbs}/ibdev"), name));
     all.push(file(&format!("{verbs}/abi_version"), "1"));
-    // The kernel's number for such files.
+    // Device number that the kernel uses for uverbs devices.
     all.push(file(&format!("{verbs}/dev"), &format!("231:{}", 192 + number)));
     all.push(link(&format!("{verbs}/device"), "../.."));
     all.push(link(&format!("class/infiniband_verbs/{uverbs}"), &format!("../../{verbs}")));
-    // Some look whether it can be read and written, nobody does either.
+    // Some programs check that the file is readable and writable. None reads or writes it.
     all.push(link(&format!("dev/infiniband/{uverbs}"), "/dev/null"));
 
     let at = port_folder(name);
@@ -125,19 +125,20 @@ fn device(all: &mut Vec<Entry>, number: usize, port: &Port, image: u64, version:
     all.extend(gid_files(port));
     for (path, value) in counters::files(name, &Sums::default()) {
         let path = path.to_string_lossy().into_owned();
-        all.push(Entry { path, what: What::File(value) });
+        all.push(Entry { path, what: Content::File(value) });
     }
 }
 
-/// The files of a device's GID table. An empty entry has a zero GID, no type and no interface.
+/// Returns the files of a device's GID table. An empty entry has a zero GID, no type and no
+/// interface.
 fn gid_files(port: &Port) -> impl Iterator<Item = Entry> {
     let at = port_folder(&port.name);
     port.gids.iter().enumerate().flat_map(move |(index, row)| {
         let kind = if row.gid.is_zero() { "" } else { "RoCE v2" };
-        let of_wired = file(&format!("{at}/gid_attrs/types/{index}"), kind);
+        let type_file = file(&format!("{at}/gid_attrs/types/{index}"), kind);
         [
             Some(file(&format!("{at}/gids/{index}"), &gid_text(row.gid))),
-            port.wired.then_some(of_wired),
+            port.roce.then_some(type_file),
             Some(file(&format!("{at}/gid_attrs/ndevs/{index}"), &row.interface)),
         ]
         .into_iter()
@@ -145,26 +146,26 @@ fn gid_files(port: &Port) -> impl Iterator<Item = Entry> {
     })
 }
 
-/// The files of the GID tables of both devices.
+/// Returns the files of the GID tables of both devices.
 pub(super) fn all_gid_files(facts: &Facts) -> impl Iterator<Item = Entry> {
     facts.ports.iter().flat_map(gid_files)
 }
 
 fn file(path: &str, line: &str) -> Entry {
-    Entry { path: path.to_owned(), what: What::File(format!("{line}\n")) }
+    Entry { path: path.to_owned(), what: Content::File(format!("{line}\n")) }
 }
 
 fn link(path: &str, to: &str) -> Entry {
-    Entry { path: path.to_owned(), what: What::Link(to.to_owned()) }
+    Entry { path: path.to_owned(), what: Content::Link(to.to_owned()) }
 }
 
-/// Four groups of four digits.
+/// Formats a GUID as four groups of four hex digits.
 fn guid_text(guid: u64) -> String {
     let [a, b, c, d] = [48, 32, 16, 0].map(|shift| (guid >> shift) & 0xFFFF);
     format!("{a:04x}:{b:04x}:{c:04x}:{d:04x}")
 }
 
-/// Eight groups of four digits.
+/// Formats a GID as eight groups of four hex digits.
 fn gid_text(gid: Gid) -> String {
     let mut text = String::new();
     for (at, pair) in gid.0.chunks(2).enumerate() {
@@ -182,17 +183,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_are_written_as_the_kernel_writes_them() {
+    fn guids_and_gids_have_the_kernels_format() {
         assert_eq!(guid_text(0x0200_5e00_5301_0001), "0200:5e00:5301:0001");
         let gid = Gid::from(std::net::IpAddr::from(Ipv4Addr::new(192, 0, 2, 7)));
         assert_eq!(gid_text(gid), "0000:0000:0000:0000:0000:ffff:c000:0207");
     }
 
     #[test]
-    fn links_lead_to_what_is_there() {
-        let port = |name: &str, wired| Port {
+    fn links_have_existing_targets() {
+        let port = |name: &str, roce| Port {
             name: name.to_owned(),
-            wired,
+            roce,
             guid: 1,
             vendor_id: 0x02_524e,
             part_id: 0,
@@ -203,7 +204,7 @@ mod tests {
         let all = entries(&Facts { version: "1".to_owned(), ports });
         let mut links = 0;
         for Entry { path, what } in &all {
-            let What::Link(to) = what else { continue };
+            let Content::Link(to) = what else { continue };
             links += 1;
             if to.starts_with('/') {
                 assert_eq!(to, "/dev/null");

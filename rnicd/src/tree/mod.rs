@@ -1,11 +1,12 @@
-//! Folders and files like those that the kernel shows of RDMA devices in `/sys` and `/dev`, for
-//! programs that look there besides calling verbs, and for exporters of counters.
+//! Folders and files like the kernel's for RDMA devices in `/sys` and `/dev`, for programs that
+//! read them in addition to calling verbs, and for exporters of counters.
 //!
-//! `layout` says what there is, `counters` what of it changes, `folder` makes it and takes it away.
+//! `layout` lists the files, `counters` the files that change, and `folder` creates and removes the
+//! tree.
 //!
-//! It is built when the daemon starts and is gone when that ends in order; what a daemon that
-//! was killed has left, the next one replaces. Readers need no right to use the daemon, as with the
-//! kernel's: every file may be read by everybody who may enter the folder that it is in.
+//! The daemon creates the tree when it starts and removes it when it ends. If a daemon was killed,
+//! the next one replaces its tree. Readers need no right to use the daemon, as with the kernel's
+//! files: a user with access to the folder can read every file.
 
 mod counters;
 mod folder;
@@ -19,37 +20,37 @@ use std::path::{Path, PathBuf};
 pub use counters::Sums;
 use folder::Folder;
 pub use folder::TreeError;
-use layout::What;
+use layout::Content;
 pub use layout::{Facts, Port};
 
 use crate::config::{Seccomp, TreeAt};
 use crate::metrics::Writer;
 
-/// The tree of a daemon. It is removed with this.
+/// The tree of a daemon. It is removed on drop.
 pub struct Tree {
-    /// Before the folder, so that what it is writing is complete when the folder is removed.
+    /// Declared before `folder`, so that the writer finishes before the folder is removed.
     writer: Writer,
     folder: Folder,
-    /// What stands in the files that change.
+    /// Last content of the files that change.
     shown: HashMap<PathBuf, String>,
-    /// What is to stand in those of the GID tables, once a table has changed.
+    /// New content of the GID files, once a table has changed.
     gids: Vec<(PathBuf, String)>,
 }
 
-/// Why there is no tree.
+/// Reason why the tree cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartTreeError {
-    /// It could not be made.
+    /// The tree cannot be created.
     #[error(transparent)]
     Folder(#[from] TreeError),
-    /// The thread that writes it could not be started.
-    #[error("cannot start the writer of the tree: {0}")]
+    /// The thread that writes the files cannot start.
+    #[error("cannot start the writer thread of the device tree: {0}")]
     Thread(io::Error),
 }
 
 impl Tree {
-    /// Makes it where the configuration says: none if it says so, or if the place beside the socket
-    /// that is taken otherwise cannot be had, which is logged.
+    /// Creates the tree at the configured path. Returns `None` if the configuration disables it, or
+    /// if it cannot be created at the default path beside the socket, which is logged.
     pub fn start(
         at: &TreeAt,
         socket: &Path,
@@ -57,15 +58,15 @@ impl Tree {
         seccomp: Seccomp,
     ) -> Result<Option<Self>, StartTreeError> {
         let (path, wanted) = match at {
-            TreeAt::Nowhere => return Ok(None),
+            TreeAt::Off => return Ok(None),
             TreeAt::Path(path) => (path.clone(), true),
-            TreeAt::BesideSocket => (beside(socket), false),
+            TreeAt::BesideSocket => (default_path(socket), false),
         };
         let folder = match Folder::make(path, &layout::entries(facts)) {
             Ok(folder) => folder,
             Err(error) if wanted => return Err(error.into()),
             Err(error) => {
-                tracing::warn!(%error, "no tree of the devices (device.tree)");
+                tracing::warn!(%error, "cannot create the device tree; set device.tree");
                 return Ok(None);
             }
         };
@@ -73,25 +74,25 @@ impl Tree {
         Ok(Some(Tree { writer, folder, shown: HashMap::new(), gids: Vec::new() }))
     }
 
-    /// Where it is.
+    /// Returns the path of the root.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Shows other GID tables from the next [`show`](Self::show) on. A file that cannot be made is
+    /// Sets the GID tables for the next [`show`](Self::show). A file that cannot be created is
     /// logged and left out.
     pub fn set_gids(&mut self, facts: &Facts) {
         self.gids.clear();
         for entry in layout::all_gid_files(facts) {
             match (self.folder.ensure(&entry), entry.what) {
-                (Ok(()), What::File(text)) => self.gids.push((entry.path.into(), text)),
-                (Err(error), _) => tracing::warn!(%error, "a GID is not shown"),
-                (Ok(()), What::Link(_)) => {}
+                (Ok(()), Content::File(text)) => self.gids.push((entry.path.into(), text)),
+                (Err(error), _) => tracing::warn!(%error, "cannot create a file of the GID table"),
+                (Ok(()), Content::Link(_)) => {}
             }
         }
     }
 
-    /// Has it show these sums and the GID tables, as far as they are not shown.
+    /// Writes the changed sums and GID tables to their files.
     pub fn show(&mut self, devices: [(&str, Sums); 2]) {
         let counters = devices.iter().flat_map(|(name, sums)| counters::files(name, sums));
         let mut changed: Vec<_> = counters.chain(self.gids.iter().cloned()).collect();
@@ -106,8 +107,8 @@ impl Tree {
     }
 }
 
-/// Beside a socket, under its name.
-fn beside(socket: &Path) -> PathBuf {
+/// Returns the default path of the tree, beside the socket.
+fn default_path(socket: &Path) -> PathBuf {
     let mut path: OsString = socket.into();
     path.push(".tree");
     path.into()

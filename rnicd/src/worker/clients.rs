@@ -1,4 +1,4 @@
-//! Where a worker tells clients something: event senders by session, channels by CQ.
+//! Destinations of a worker's messages to clients: event senders by session, channels by CQ.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,8 +43,13 @@ impl Clients {
         self.channels.remove(&cq);
     }
 
-    /// Tells a session; what its socket does not take is sent when it does.
-    pub(super) fn tell(&self, session: SessionId, event: &Event, connections: &mut Connections) {
+    /// Sends an event to a session. If its socket is full, the event is sent later.
+    pub(super) fn send_event(
+        &self,
+        session: SessionId,
+        event: &Event,
+        connections: &mut Connections,
+    ) {
         if let Some(sender) = self.events.get(&session)
             && sender.send(event) == Sent::Waiting
         {
@@ -52,7 +57,7 @@ impl Clients {
         }
     }
 
-    /// Says on its channel, if it has one, that a CQ fired.
+    /// Notifies the channel of a CQ, if it has one.
     pub(super) fn notify(&self, cq: CqId, connections: &mut Connections) {
         if let Some((session, channel)) = self.channels.get(&cq)
             && channel.notify(cq) == Sent::Waiting

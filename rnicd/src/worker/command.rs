@@ -1,4 +1,4 @@
-//! What the control thread tells a worker. Everything here has been authorised.
+//! Commands of the control thread to a worker, all authorised.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -6,27 +6,19 @@ use std::sync::Arc;
 
 use rnic_core::abi::control::{DisconnectMode, QpChange};
 use rnic_core::device::{Copier, Cq, Srq, StagChange, StagEntry, Window};
-use rnic_core::engine::{DatagramPort, DatagramRules, EngineOptions, PeerLimits, QpConfig};
+use rnic_core::engine::{
+    ConnectedEnd, DatagramPort, DatagramRules, EngineOptions, PeerLimits, QpConfig,
+};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::queue::CopyProducer;
 use rnic_core::stream::startup::Negotiated;
-use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag, UserId};
+use rnic_core::types::{CqId, QpId, SessionId, Stag, UserId};
 
 use super::Ticket;
 use crate::events::{ChannelSender, EventSender};
 use crate::socket::Socket;
 
-/// One end of a connection about to be bound.
-pub struct ConnectedEnd {
-    /// The QP at this end.
-    pub config: Box<QpConfig>,
-    /// What start-up agreed on.
-    pub negotiated: Negotiated,
-    /// Addresses as this end sees them.
-    pub addresses: AddressPair,
-}
-
-/// A command with the ticket it answers, if somebody waits.
+/// A command, with its ticket if the control thread waits for it.
 pub(super) struct TicketedCommand {
     pub(super) ticket: Option<Ticket>,
     pub(super) command: Command,
@@ -51,18 +43,18 @@ pub(super) enum Command {
     RevokeStag(Stag),
     AddWindow(Arc<Window>),
     RemoveWindow(Arc<Window>),
-    /// A QP of some worker wants this of all.
+    /// Changes STags on all workers, for a QP of one of them.
     ChangeStags(StagChange),
-    /// Every worker has carried out the change that this QP asked for.
+    /// Every worker has carried out the change that this QP requested.
     StagsChanged(QpId),
     /// Adds a session's queue of copy jobs.
     AddCopyQueue {
         copier: Arc<Copier>,
         queue: CopyProducer,
     },
-    /// Another worker has freed slots of this CQ, for which QPs of this one wait.
+    /// Slots are free again in a CQ for which QPs of this worker wait.
     SpaceFreed(Arc<Cq>),
-    /// QPs of this worker that wait for a receive of this SRQ may get one.
+    /// The SRQ may have a receive for QPs of this worker that wait for one.
     ReceivesPosted(Arc<Srq>),
     AttachTcp {
         end: ConnectedEnd,
@@ -73,36 +65,36 @@ pub(super) enum Command {
         passive: ConnectedEnd,
     },
     AttachInError(Box<QpConfig>),
-    /// A QP that is wired by hand.
-    AttachWired(Box<QpConfig>),
-    /// A socket of UDP by which datagrams go.
+    /// An RC, UC or UD QP.
+    AttachRoce(Box<QpConfig>),
+    /// Adds a UDP socket for datagrams.
     AddDatagramSocket {
         socket: UdpSocket,
         at: SocketAddr,
     },
-    /// The host no longer has this address.
+    /// Removes the socket of an address that the host no longer has.
     RemoveDatagramSocket {
         at: SocketAddr,
     },
-    /// The table of the device's GIDs has changed.
+    /// Updates a UD QP after a change of the device's GID table.
     DatagramPort {
         qp: QpId,
         port: Arc<DatagramPort>,
     },
-    /// A packet leaves from one address for another.
+    /// Sends a packet from one of the device's addresses.
     SendDatagram {
         from: IpAddr,
         to: IpAddr,
         packet: Vec<u8>,
     },
-    /// The administrator has changed the rules that it keeps to.
+    /// Replaces a UD QP's rules, which the administrator has changed.
     DatagramRules {
         qp: QpId,
         rules: Box<dyn DatagramRules>,
     },
-    /// Two of them, wired to each other.
+    /// Links two RC or UC QPs of this worker.
     LinkDirect([(QpId, PeerLimits); 2]),
-    /// One of them gets a stream.
+    /// Gives an RC or UC QP its stream.
     LinkTcp {
         qp: QpId,
         negotiated: Box<Negotiated>,
@@ -113,12 +105,12 @@ pub(super) enum Command {
         qp: QpId,
         change: QpChange,
     },
-    /// Why it has no stream.
+    /// Sets the reason why an RC or UC QP has no stream.
     UnlinkedBecause {
         qp: QpId,
         why: String,
     },
-    /// The stream of a QP that is wired by hand ends, and it stays.
+    /// Ends the stream of an RC or UC QP, which stays.
     Unlink {
         qp: QpId,
         why: String,
@@ -128,17 +120,17 @@ pub(super) enum Command {
         mode: DisconnectMode,
     },
     ToError(QpId),
-    /// Ends the connection as destruction would, but keeps the QP.
+    /// Ends the connection like [`Command::Destroy`], but keeps the QP.
     AdminDisconnect(QpId),
     SetOptions(EngineOptions),
     Destroy(QpId),
-    /// Nothing but the answer is of interest.
+    /// Does nothing. The sender only needs the ticket.
     Answer,
     Stop,
 }
 
 impl Command {
-    /// How a worker that sleeps takes it.
+    /// Returns how soon a sleeping worker must run the command.
     pub(super) fn urgency(&self) -> Urgency {
         match self {
             Command::Answer
@@ -146,8 +138,8 @@ impl Command {
             | Command::AddWindow(_)
             | Command::RegisterCq { .. }
             | Command::SetOptions(_) => Urgency::Later,
-            // A sleeping worker uses no STag, so the revocation holds; its share of the mapping is
-            // to go all the same.
+            // A sleeping worker uses no STag, so the revocation takes effect at once. The worker
+            // wakes up to release its reference to the mapping.
             Command::RevokeStag(_)
             | Command::RemoveWindow(_)
             | Command::ChangeStags(_)
@@ -158,7 +150,7 @@ impl Command {
             | Command::AttachTcp { .. }
             | Command::AttachDirect { .. }
             | Command::AttachInError(_)
-            | Command::AttachWired(_)
+            | Command::AttachRoce(_)
             | Command::AddDatagramSocket { .. }
             | Command::RemoveDatagramSocket { .. }
             | Command::DatagramPort { .. }
@@ -181,13 +173,13 @@ impl Command {
     }
 }
 
-/// How a worker that sleeps takes a command.
+/// How soon a sleeping worker must run a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Urgency {
-    /// It is as good as done: the worker looks at its commands before anything else.
+    /// Counts as done: the worker runs its commands before anything else when it wakes up.
     Later,
-    /// As good as done, and the worker is woken.
+    /// Counts as done, and wakes the worker.
     Wake,
-    /// Only the worker can do it: it is woken.
+    /// Wakes the worker, which must acknowledge the command.
     Now,
 }

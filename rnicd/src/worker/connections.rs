@@ -1,4 +1,4 @@
-//! The descriptors a worker polls, and the sockets of its QPs among them.
+//! The descriptors that a worker polls, including the sockets of its QPs.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,14 +22,15 @@ use crate::socket::Socket;
 /// The worker's own waker.
 pub(super) const WAKER: Token = Token(usize::MAX);
 
-/// Something a worker polls.
+/// A polled object.
 #[derive(Debug)]
 pub(super) enum Polled {
     /// A QP's connection.
     Connection(Connection),
-    /// A client's eventfd. Never read: the client shares its flags, and edges are enough.
+    /// A client's eventfd. It is never read: a read may block, because the client shares the
+    /// descriptor's flags, and edges are enough.
     Bell { session: SessionId, eventfd: OwnedFd },
-    /// The socket of this number among those of datagrams, which are kept elsewhere.
+    /// A datagram socket, by its number in `DatagramSockets`, which owns it.
     Datagrams { number: usize, fd: RawFd },
     /// A client's socket that was full.
     Sender { session: SessionId, sender: FullSender },
@@ -63,24 +64,25 @@ impl FullSender {
 pub(super) struct Connection {
     pub(super) qp: QpId,
     pub(super) stream: Socket,
-    /// The engine wants nothing more from it.
+    /// The engine needs nothing more from the connection.
     pub(super) ended: bool,
-    /// The last send found no room.
+    /// The last send returned `EWOULDBLOCK`.
     pub(super) blocked: bool,
-    /// The engine wants nothing from it until it says so.
+    /// The engine reads nothing from the connection until [`Connections::read_again`].
     pub(super) paused: bool,
-    /// A FIN or an error is in it, of which the kernel says nothing again: it is read to its end.
+    /// The socket has a FIN or an error, for which epoll reports no further edge, so it is read to
+    /// its end.
     pub(super) closing: bool,
-    /// Effective maximum segment size, and when it was asked for.
+    /// Effective maximum segment size, and the time it was read.
     emss: Option<(usize, Time)>,
 }
 
 impl Connection {
-    /// The engine does not read it for now. Bytes and a FIN wait in it, in their order; an error is
-    /// passed on past them, and that there is a FIN. Whether there was an error.
+    /// Stops reading. Bytes and a FIN stay queued in their order, but the engine is notified of an
+    /// error or a FIN at once. Returns true if there was an error.
     pub(super) fn pause(&mut self, engine: &mut Engine, now: Time) -> bool {
         self.paused = true;
-        // What was seen before this is not announced again.
+        // An edge that was already reported is not reported again.
         let mut ready = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         if !rustix::event::poll(&mut ready, Some(&at_once)).is_ok_and(|n| n > 0) {
@@ -95,12 +97,12 @@ impl Connection {
         error.is_some()
     }
 
-    /// The effective maximum segment size. It changes while the kernel learns about the path, so it
-    /// is asked for again now and then (RFC 5044 section 4.5).
+    /// Returns the effective maximum segment size. The kernel changes it as it learns about the
+    /// path, so it is read again from time to time (RFC 5044 section 4.5).
     //= MPA-4.5-6
     pub(super) fn emss(&mut self, now: Time) -> usize {
         match self.emss {
-            Some((emss, at)) if now.since(at) < EMSS_FOR => emss,
+            Some((emss, at)) if now.since(at) < EMSS_VALID_FOR => emss,
             earlier => {
                 let known = earlier.map_or(EMSS_DEFAULT, |(emss, _)| emss);
                 let emss = SockRef::from(&self.stream).tcp_mss().map_or(known, |mss| mss as usize);
@@ -111,7 +113,7 @@ impl Connection {
     }
 }
 
-/// Everything a worker polls besides its waker.
+/// Everything that a worker polls, except its waker.
 #[derive(Debug)]
 pub(super) struct Connections {
     registry: Registry,
@@ -119,7 +121,7 @@ pub(super) struct Connections {
     by_qp: HashMap<QpId, usize>,
     /// Full senders by descriptor.
     full: HashMap<RawFd, usize>,
-    /// Connections that had something lately, newest last: worth a try before sleeping.
+    /// Keys of recently active connections, newest last. They are tried before the worker sleeps.
     hot: Vec<usize>,
 }
 
@@ -134,11 +136,10 @@ impl Connections {
         }
     }
 
-    /// Takes a QP's connection. On error it is closed.
+    /// Adds a QP's connection. Closes it on error.
     pub(super) fn add(&mut self, qp: QpId, stream: Socket) -> io::Result<()> {
         SockRef::from(&stream).set_tcp_nodelay(true)?;
-        // Writable edges come only after a send found no room, so both are asked for once and for
-        // all.
+        // Writable edges occur only after a send found no room, so one registration covers both.
         let interest = Interest::READABLE | Interest::WRITABLE;
         let fd = stream.as_fd().as_raw_fd();
         let connection = Connection {
@@ -161,12 +162,12 @@ impl Connections {
         self.register(fd, Interest::READABLE, Polled::Bell { session, eventfd }).map(drop)
     }
 
-    /// Watches a socket of datagrams.
+    /// Watches a datagram socket.
     pub(super) fn add_datagrams(&mut self, number: usize, fd: RawFd) -> io::Result<()> {
         self.register(fd, Interest::READABLE, Polled::Datagrams { number, fd }).map(drop)
     }
 
-    /// Ends watching a socket of datagrams, which is about to be closed.
+    /// Stops watching a datagram socket, which is about to be closed.
     pub(super) fn remove_datagrams(&mut self, number: usize) {
         let found = self.polled.iter().find_map(|(key, polled)| match polled {
             Polled::Datagrams { number: of, fd } if *of == number => Some((key, *fd)),
@@ -174,18 +175,18 @@ impl Connections {
         });
         if let Some((key, fd)) = found {
             self.polled.remove(key);
-            // Closing it does the same.
+            // If this fails, closing the socket has the same effect.
             let _ = self.registry.deregister(&mut SourceFd(&fd));
         }
     }
 
-    /// Watches a sender that is full, until it is not.
+    /// Watches a full sender until it has room.
     pub(super) fn watch(&mut self, session: SessionId, sender: FullSender) {
         let fd = sender.fd();
         if self.full.contains_key(&fd) {
             return;
         }
-        // If this fails for lack of memory, the next record tries again.
+        // If this fails for lack of memory, the next event tries again.
         let interest = Interest::WRITABLE;
         if let Ok(key) = self.register(fd, interest, Polled::Sender { session, sender }) {
             self.full.insert(fd, key);
@@ -212,7 +213,7 @@ impl Connections {
         }
     }
 
-    /// The QP whose connection this is, if the engine wants to read it.
+    /// Returns the QP of a connection if the engine may read it.
     pub(super) fn wanted(&self, token: Token) -> Option<QpId> {
         match self.polled.get(token.0) {
             Some(Polled::Connection(c)) if !c.ended && !c.paused => Some(c.qp),
@@ -220,12 +221,13 @@ impl Connections {
         }
     }
 
-    /// The engine reads a QP's connection again, if it did not before. Edges were lost meanwhile.
+    /// Resumes reading. Returns true if the connection was paused, because edges may have been
+    /// lost.
     pub(super) fn read_again(&mut self, qp: QpId) -> bool {
         self.of_qp(qp).is_some_and(|c| std::mem::take(&mut c.paused) && !c.ended)
     }
 
-    /// A QP's connection, to be read.
+    /// Returns a QP's connection if the engine may read it.
     pub(super) fn readable(&mut self, qp: QpId) -> Option<(Token, &mut Connection)> {
         let key = *self.by_qp.get(&qp)?;
         match self.polled.get_mut(key) {
@@ -234,7 +236,7 @@ impl Connections {
         }
     }
 
-    /// Notes that a connection is active, so that it is tried before sleeping.
+    /// Marks a connection as recently active.
     pub(super) fn keep_hot(&mut self, token: Token) {
         if self.hot.last() == Some(&token.0) {
             return;
@@ -246,22 +248,22 @@ impl Connections {
         self.hot.push(token.0);
     }
 
-    /// The active connections, to be tried once more.
+    /// Returns the QPs of recently active connections, to try them once more.
     pub(super) fn hot(&self) -> impl Iterator<Item = QpId> {
         self.hot.iter().filter_map(|key| self.wanted(Token(*key)))
     }
 
-    /// Whether more than one is active.
+    /// Returns true if more than one connection is recently active.
     pub(super) fn several_hot(&self) -> bool {
         self.hot.len() > 1
     }
 
-    /// Forgets which connections were active.
+    /// Forgets which connections were recently active.
     pub(super) fn cool(&mut self) {
         self.hot.clear();
     }
 
-    /// Flushes a sender that was full, and stops watching it if it is no longer.
+    /// Flushes a sender, and stops watching it if nothing is left to send.
     pub(super) fn flush_sender(&mut self, token: Token) {
         let Some(Polled::Sender { sender, .. }) = self.polled.get(token.0) else { return };
         if sender.flush() != Sent::Waiting {
@@ -269,25 +271,25 @@ impl Connections {
         }
     }
 
-    /// Says FIN to a QP's peer.
+    /// Sends a FIN to a QP's peer.
     pub(super) fn shutdown(&mut self, qp: QpId) {
         if let Some(connection) = self.of_qp(qp) {
-            // If it fails the connection is gone, which the next receive shows.
+            // If this fails, the connection is gone and the next receive fails too.
             //= MPA-7.2-1
             let _ = connection.stream.shutdown(Shutdown::Write);
         }
     }
 
-    /// Sends a QP's last bytes, if its connection takes them now.
+    /// Sends a QP's last bytes if the socket has room for them now.
     pub(super) fn send_last(&mut self, qp: QpId, bytes: &[u8]) {
         if let Some(connection) = self.of_qp(qp) {
-            // A peer that does not read is not waited for.
+            // Do not wait for a peer that does not read.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let _ = rustix::net::send(&connection.stream, bytes, flags);
         }
     }
 
-    /// Closes a QP's connection, in order or with a reset.
+    /// Closes a QP's connection, gracefully or with a reset.
     pub(super) fn close(&mut self, qp: QpId, reset: bool) {
         let Some(key) = self.by_qp.get(&qp).copied() else { return };
         if let Some(Polled::Connection(c)) = self.remove(key)
@@ -297,7 +299,7 @@ impl Connections {
         }
     }
 
-    /// Forgets the descriptors of a session; its QPs' connections have been closed.
+    /// Removes the descriptors of a session. Its QPs' connections have been closed.
     pub(super) fn remove_session(&mut self, session: SessionId) {
         let of_session = |polled: &Polled| match polled {
             Polled::Bell { session: s, .. } | Polled::Sender { session: s, .. } => *s == session,
@@ -325,18 +327,17 @@ impl Connections {
                 sender.fd()
             }
         };
-        // A client or another thread may hold the same file open, so closing would not be enough.
+        // A client or another thread may hold the same file open, so closing is not enough.
         let _ = self.registry.deregister(&mut SourceFd(&fd));
         Some(polled)
     }
 }
 
-/// Connections worth a try before sleeping.
+/// Maximum number of connections that count as recently active.
 const HOT: usize = 8;
-/// How long an answer about the segment size is good.
-const EMSS_FOR: Duration = Duration::from_millis(20);
-/// Segment size of a socket that does not tell: what every IPv4 host takes (RFC 9293 section
-/// 3.7.1).
+/// Time after which the segment size is read again.
+const EMSS_VALID_FOR: Duration = Duration::from_millis(20);
+/// Segment size if the socket reports none: every IPv4 host accepts it (RFC 9293 section 3.7.1).
 const EMSS_DEFAULT: usize = 536;
 
 #[cfg(test)]
@@ -349,26 +350,26 @@ mod tests {
     //= MPA-5.1-2
     //= MPA-5.1-4
     #[test]
-    fn segments_are_of_the_size_that_tcp_names_and_go_out_as_they_are() {
+    fn emss_follows_the_mss_of_tcp() {
         let poll = mio::Poll::new().expect("epoll");
         let registry = poll.registry().try_clone().expect("epoll");
         let mut connections = Connections::new(registry);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
-        // Path and peer allow for much more.
+        // The path and the peer allow much larger segments.
         SockRef::from(&listener).set_tcp_mss(700).expect("an MSS to announce");
         let address = listener.local_addr().expect("bound");
         let stream = TcpStream::connect(address).expect("connect");
         let socket = stream.try_clone().expect("a descriptor");
         connections.add(QpId(7), Socket::own(stream)).expect("watched");
-        // Held back bytes would be joined with the next FPDU's.
+        // Without TCP_NODELAY, TCP would join the bytes with the next FPDU's.
         assert!(SockRef::from(&socket).tcp_nodelay().expect("an option"));
         let connection = connections.of_qp(QpId(7)).expect("just added");
         let now = Time(1_000_000_000);
         let emss = connection.emss(now);
         assert!(emss <= 700 && emss != EMSS_DEFAULT, "{emss}");
-        // What was asked for once is good for a while, and no longer.
+        // The value is reused until EMSS_VALID_FOR has passed.
         connection.emss = Some((1, now));
-        let later = now.after(EMSS_FOR);
+        let later = now.after(EMSS_VALID_FOR);
         assert_eq!(connection.emss(Time(later.0 - 1)), 1);
         assert_eq!(connection.emss(later), emss);
     }

@@ -1,6 +1,6 @@
-//! A worker's queues of copy jobs for the libraries of clients, by session.
+//! A worker's copy queues, one per session. The client's library performs the copies.
 //!
-//! The worker wakes the library's thread if it sleeps. If threads that poll a CQ have made the last
+//! The worker wakes the library's thread if it sleeps. If threads that poll a CQ performed the last
 //! copies, the worker waits for [`GRACE`] first, which usually saves the wake-up.
 
 use std::collections::{HashMap, VecDeque};
@@ -13,28 +13,28 @@ use rnic_core::device::memory::Unreachable;
 use rnic_core::shm::queue::{CopyOutcome, CopyProducer, CopyTask, QueueFault};
 use rnic_core::types::{SessionId, Time};
 
-/// The queue of one session.
+/// The copy queue of one session.
 #[derive(Debug)]
 struct Queue {
     copier: Arc<Copier>,
     producer: CopyProducer,
     /// Ids and results of published jobs, oldest first.
-    sent: VecDeque<(u64, Brings)>,
+    sent: VecDeque<(u64, JobOutput)>,
     /// Jobs that wait for room in the queue.
     unsent: VecDeque<CopyJob>,
     /// Time before the library's thread is woken for a new job.
     grace: Duration,
     /// Time at which the library's thread is woken, if it sleeps.
     wake_at: Option<Time>,
-    /// The library has written an invalid index. No job is answered before the session has ended,
-    /// because each answer may end a QP, and the engine ends them some at a time.
+    /// The library has written an invalid index. Its jobs then stay unanswered until the session
+    /// has ended, because each answer may end a QP, and the engine ends a session's QPs in batches.
     broken: bool,
 }
 
 /// Result of a completed job.
 #[derive(Clone, Copy, Debug)]
-enum Brings {
-    /// Number of bytes in the entry.
+enum JobOutput {
+    /// Number of bytes to read from the queue entry.
     Bytes(usize),
     /// Original value of an atomic operation.
     Word,
@@ -52,7 +52,7 @@ pub(super) struct CopyQueues {
 #[derive(Default)]
 pub(super) struct Polled {
     pub answers: Vec<Answer>,
-    /// Sessions whose library has written an invalid index.
+    /// Sessions with an invalid index, written by their library.
     pub faults: Vec<(SessionId, QueueFault)>,
     /// Jobs were completed or published; more may follow.
     pub worked: bool,
@@ -104,12 +104,12 @@ impl CopyQueues {
         !self.busy.is_empty()
     }
 
-    /// Takes completed jobs and publishes waiting ones: of at most [`LOOKS`] sessions, and about
-    /// [`BYTES`].
+    /// Takes completed jobs and publishes waiting ones, for at most [`SESSIONS_PER_POLL`] sessions
+    /// and about [`BYTES`] bytes.
     pub(super) fn poll(&mut self, now: Time) -> Polled {
         let mut polled = Polled::default();
         let mut budget = BYTES;
-        for _ in 0..self.busy.len().min(LOOKS) {
+        for _ in 0..self.busy.len().min(SESSIONS_PER_POLL) {
             let Some(session) = self.busy.pop_front() else { break };
             let Some(queue) = self.of.get_mut(&session) else { continue };
             if let Err(fault) = queue.poll(now, &mut budget, &mut polled.answers) {
@@ -128,9 +128,10 @@ impl CopyQueues {
         polled
     }
 
-    /// Number of [polls](Self::poll) without result that cover all sessions.
+    /// Returns the number of [polls](Self::poll) in which every busy session is polled once, if
+    /// none of them has a result.
     pub(super) fn rounds(&self) -> usize {
-        self.busy.len().div_ceil(LOOKS)
+        self.busy.len().div_ceil(SESSIONS_PER_POLL)
     }
 
     /// Wakes all threads that still have a grace period, because the worker is about to sleep.
@@ -162,12 +163,12 @@ impl Queue {
             && let Some(job) = self.unsent.front()
         {
             let len = job.pieces.iter().map(|(_, len)| *len as usize).sum();
-            let (task, brings) = match &job.direction {
-                Direction::Out => (CopyTask::Out, Brings::Bytes(len)),
+            let (task, output) = match &job.direction {
+                Direction::Out => (CopyTask::Out, JobOutput::Bytes(len)),
                 Direction::In { bytes, tail_last } => {
-                    (CopyTask::In { bytes, tail_last: *tail_last }, Brings::Bytes(0))
+                    (CopyTask::In { bytes, tail_last: *tail_last }, JobOutput::Bytes(0))
                 }
-                Direction::Update(operation) => (CopyTask::Update(*operation), Brings::Word),
+                Direction::Update(operation) => (CopyTask::Update(*operation), JobOutput::Word),
             };
             if !self.producer.push(&job.pieces, task) {
                 return;
@@ -175,7 +176,7 @@ impl Queue {
             if let Direction::In { bytes, .. } = &job.direction {
                 *budget = budget.saturating_sub(bytes.len());
             }
-            self.sent.push_back((job.id, brings));
+            self.sent.push_back((job.id, output));
             self.unsent.pop_front();
             if self.grace.is_zero() {
                 self.wake();
@@ -202,16 +203,16 @@ impl Queue {
         while *budget > 0
             && let Some(outcome) = self.producer.poll()?
         {
-            let Some((id, brings)) = self.sent.pop_front() else { break };
-            self.grace = if outcome.in_passing { GRACE } else { Duration::ZERO };
-            if let Brings::Bytes(len) = brings {
+            let Some((id, output)) = self.sent.pop_front() else { break };
+            self.grace = if outcome.by_poller { GRACE } else { Duration::ZERO };
+            if let JobOutput::Bytes(len) = output {
                 *budget = budget.saturating_sub(len);
             }
-            answers.push((self.copier.clone(), id, self.result(&outcome, brings)));
+            answers.push((self.copier.clone(), id, self.result(&outcome, output)));
             self.producer.retire();
         }
         if answers.len() > before {
-            // The thread that made these copies is awake and takes the next jobs as well.
+            // The thread that performed these copies is awake and takes the next jobs, too.
             self.wake_at = (!self.sent.is_empty()).then(|| now.after(self.grace));
         }
         self.flush(now, budget);
@@ -221,11 +222,11 @@ impl Queue {
         Ok(())
     }
 
-    fn result(&self, outcome: &CopyOutcome, brings: Brings) -> CopyResult {
-        match brings {
+    fn result(&self, outcome: &CopyOutcome, output: JobOutput) -> CopyResult {
+        match output {
             _ if !outcome.copied => Err(Unreachable::Unmapped),
-            Brings::Word => Ok(outcome.old.to_ne_bytes().to_vec()),
-            Brings::Bytes(len) => {
+            JobOutput::Word => Ok(outcome.old.to_ne_bytes().to_vec()),
+            JobOutput::Bytes(len) => {
                 let mut bytes = vec![0; len];
                 self.producer.read(outcome, &mut bytes);
                 Ok(bytes)
@@ -235,7 +236,7 @@ impl Queue {
 }
 
 /// Maximum number of sessions in a poll.
-const LOOKS: usize = 16;
+const SESSIONS_PER_POLL: usize = 16;
 
 /// Number of bytes after which a poll ends.
 const BYTES: usize = 2 * MAX_COPY;
@@ -255,7 +256,8 @@ mod tests {
     /// Adds a session. Returns the consumer side of its queue.
     fn session(queues: &mut CopyQueues, id: u32) -> (Arc<Copier>, CopyConsumer) {
         let shape = QueueShape::copies();
-        let (arena, _) = Mapping::create_arena("copies", shape.bytes()).expect("a little memory");
+        let (arena, _) =
+            Mapping::create_arena("copies", shape.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena, 0, QueueKind::Copies, shape, 0, 0).expect("fits");
         let copier = Copier::new(SessionId(id), 1);
         queues.add(copier.clone(), CopyProducer::new(queue.clone()));
@@ -264,16 +266,18 @@ mod tests {
 
     #[test]
     fn one_call_moves_a_bounded_number_of_bytes() {
-        let (mut queues, now) = (CopyQueues::default(), Time::default());
+        let mut queues = CopyQueues::default();
+        let now = Time::default();
         let mut program = vec![7; MAX_COPY];
         let at = program.as_mut_ptr().expose_provenance() as u64;
         let sessions = [1, 2, 3].map(|id| session(&mut queues, id));
         let into = |id| id % 2 == 1;
         for (copier, _) in &sessions {
             for id in 0..2 * u64::from(COPY_ENTRIES) {
-                let direction = match into(id) {
-                    true => Direction::In { bytes: vec![7; MAX_COPY], tail_last: false },
-                    false => Direction::Out,
+                let direction = if into(id) {
+                    Direction::In { bytes: vec![7; MAX_COPY], tail_last: false }
+                } else {
+                    Direction::Out
                 };
                 let pieces = [(at, MAX_COPY as u32)].into_iter().collect();
                 let job = CopyJob { copier: copier.clone(), id, pieces, direction };
@@ -292,13 +296,14 @@ mod tests {
                 let of = &mut answered[copier.session().0 as usize - 1];
                 assert_eq!(id, *of, "in order");
                 *of += 1;
-                let bytes = result.expect("the program's");
+                let bytes = result.expect("a completed copy");
                 assert_eq!(bytes.len(), if into(id) { 0 } else { MAX_COPY });
                 brought += bytes.len();
             }
             assert!(brought <= BYTES, "{brought} bytes");
-            let (least, most) = (answered.iter().min(), answered.iter().max());
-            let apart = most.expect("three") - least.expect("three");
+            let least = answered.iter().min();
+            let most = answered.iter().max();
+            let apart = most.expect("three sessions") - least.expect("three sessions");
             assert!(apart <= COPY_ENTRIES.into(), "in turns: {answered:?}");
         }
         assert_eq!(answered, [2 * u64::from(COPY_ENTRIES); 3]);
@@ -306,17 +311,20 @@ mod tests {
         drop(program);
     }
 
-    /// An answer may end a QP. The engine ends those of the session some at a time.
+    /// An answer may end a QP, and the engine ends the QPs of a session in batches.
     #[test]
     fn jobs_of_a_broken_queue_wait_for_the_end() {
-        let (mut queues, now) = (CopyQueues::default(), Time::default());
+        let mut queues = CopyQueues::default();
+        let now = Time::default();
         let shape = QueueShape::copies();
-        let (arena, _) = Mapping::create_arena("copies", shape.bytes()).expect("a little memory");
+        let (arena, _) =
+            Mapping::create_arena("copies", shape.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, 0, 0);
         let copier = Copier::new(SessionId(1), 1);
         queues.add(copier.clone(), CopyProducer::new(queue.expect("fits")));
         let job = |id| {
-            let (copier, pieces) = (copier.clone(), [(4096, 8)].into_iter().collect());
+            let copier = copier.clone();
+            let pieces = [(4096, 8)].into_iter().collect();
             CopyJob { copier, id, pieces, direction: Direction::Out }
         };
         assert!(queues.submit(job(0), now).is_none());

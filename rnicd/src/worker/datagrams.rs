@@ -1,10 +1,9 @@
-//! The sockets of UDP by which datagrams come from other daemons and leave for them: one for each
-//! address of the device.
+//! The UDP sockets that exchange datagrams with other daemons, one for each address of the device.
 //!
-//! What the kernel does not take at once is lost, as on a wire. What comes is read a few at a time,
-//! so that floods keep nobody from his turn; what does not fit the kernel's buffer meanwhile is
-//! lost. Packets from another port than that of daemons are dropped and counted. What is for the
-//! management of a port is checked here and then the control thread's, see `management`.
+//! Packets that the kernel does not accept at once are lost, as on a network. Each call reads a
+//! bounded number of packets, so that a flood does not delay other work, and packets that overflow
+//! the kernel's buffer are lost. Packets whose source port is not `wired.port` are dropped and
+//! counted. Management packets are checked here and passed to the control thread, see `management`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -17,12 +16,12 @@ use slab::Slab;
 
 use super::management::{Management, ManagementDatagram};
 
-/// All of them.
+/// All datagram sockets of a worker.
 #[derive(Debug)]
 pub(super) struct DatagramSockets {
-    /// By number. A socket that is closed leaves its place to the next one.
+    /// By number. The number of a closed socket is reused.
     sockets: Slab<DatagramSocket>,
-    /// Number of the one that is read first next time.
+    /// Number of the socket that the next call reads first.
     first: usize,
     packet: Box<[u8]>,
 }
@@ -31,61 +30,62 @@ pub(super) struct DatagramSockets {
 struct DatagramSocket {
     socket: UdpSocket,
     at: SocketAddr,
-    /// It may have something.
+    /// The socket may have packets.
     readable: bool,
-    /// It had something lately, and is tried before the worker sleeps.
+    /// The socket had packets recently, and is tried before the worker sleeps.
     hot: bool,
 }
 
 impl Default for DatagramSockets {
     fn default() -> Self {
-        // One byte more than the longest has: what is longer is none.
+        // One byte more than the longest packet, so that a longer one is not truncated to a valid
+        // one.
         let packet = vec![0; MAX_LEN + 1].into();
         DatagramSockets { sockets: Slab::new(), first: 0, packet }
     }
 }
 
 impl DatagramSockets {
-    /// Takes a socket that does not block: its number.
+    /// Adds a non-blocking socket. Returns its number.
     pub(super) fn add(&mut self, socket: UdpSocket, at: SocketAddr) -> usize {
         self.sockets.insert(DatagramSocket { socket, at, readable: true, hot: false })
     }
 
-    /// Returns the socket of an address, with its number, which is free from now on.
+    /// Removes the socket of an address. Returns it with its number, which is free from now on.
     pub(super) fn remove(&mut self, at: SocketAddr) -> Option<(usize, UdpSocket)> {
         let (number, _) = self.sockets.iter().find(|(_, socket)| socket.at == at)?;
         Some((number, self.sockets.remove(number).socket))
     }
 
-    /// Something has come.
+    /// Records that a socket has become readable.
     pub(super) fn handle_readable(&mut self, number: usize) {
         if let Some(socket) = self.sockets.get_mut(number) {
             socket.readable = true;
         }
     }
 
-    /// Those that had something lately are tried once more.
+    /// Marks recently active sockets as readable, to try them once more.
     pub(super) fn retry_hot(&mut self) {
         for (_, socket) in self.sockets.iter_mut().filter(|(_, socket)| socket.hot) {
             socket.readable = true;
         }
     }
 
-    /// Forgets which had something lately.
+    /// Forgets which sockets were recently active.
     pub(super) fn cool(&mut self) {
         for (_, socket) in &mut self.sockets {
             socket.hot = false;
         }
     }
 
-    /// Whether one may have something.
+    /// Returns true if a socket may have packets.
     pub(super) fn has_some(&self) -> bool {
         self.sockets.iter().any(|(_, socket)| socket.readable)
     }
 
-    /// Reads at most so many packets, of one socket after the other and the next time from where
-    /// this ended. `wake` is called if the control thread must look at `management`. Returns true
-    /// if any packets came.
+    /// Reads at most `most` packets, one socket after the other. The next call continues with the
+    /// next socket. Calls `wake` if the control thread must take datagrams from `management`.
+    /// Returns true if any packets were received.
     pub(super) fn receive(
         &mut self,
         engine: &mut Engine,
@@ -105,8 +105,10 @@ impl DatagramSockets {
                 left -= 1;
                 match socket.socket.recv_from(packet) {
                     Ok((len, from)) => {
-                        (any, socket.hot) = (true, true);
-                        let (from, packet) = (unscoped(from), &packet[..len]);
+                        any = true;
+                        socket.hot = true;
+                        let from = unscoped(from);
+                        let packet = &packet[..len];
                         if from.port() != socket.at.port() {
                             management.count_dropped();
                         } else if destination(packet) != Some(sidr::QP) {
@@ -119,7 +121,7 @@ impl DatagramSockets {
                             management.count_dropped();
                         }
                     }
-                    // That nobody was there for what was sent is no news.
+                    // ECONNREFUSED for an earlier packet is expected here.
                     Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
                     Err(_) => socket.readable = false,
                 }
@@ -132,26 +134,27 @@ impl DatagramSockets {
         any
     }
 
-    /// Sends a packet from one address, if it is one of these, to the same port of another.
+    /// Sends a packet from one of the sockets' addresses to the same port of another address.
     pub(super) fn send(&self, from: IpAddr, to: IpAddr, packet: &[u8]) {
         if let Some(socket) =
             self.sockets.iter().map(|(_, socket)| socket).find(|socket| socket.at.ip() == from)
         {
             let to = SocketAddr::new(to, socket.at.port());
-            // Nobody waits for what is lost.
+            // Datagrams may get lost.
             let _ = socket.socket.send_to(packet, to);
         }
     }
 }
 
-/// Returns the management datagram in a packet, or `None` if it is not of another port's queue pair
-/// 1, is no message, or does not name the addresses that it came from and to. Its key says little:
-/// any queue pair may be given it.
+/// Returns the management datagram in a packet, or `None` if its source is not QP 1, it is not a
+/// valid message, or the addresses in a request are not those of the packet. The Q_Key proves
+/// little, because any QP may use it.
 fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<ManagementDatagram> {
     let (datagram, data) = parse(from, to, packet).ok()?;
     let of_management = datagram.source == sidr::QP && datagram.q_key == sidr::Q_KEY;
     let mad = data.try_into().ok().filter(|_| of_management)?;
-    let (from, to) = (from.ip(), to.ip());
+    let from = from.ip();
+    let to = to.ip();
     match sidr::parse(data).ok()? {
         Message::Request(request) if (request.from.ip(), request.to) != (from, to) => None,
         Message::Request(_) | Message::Reply(_) => {
@@ -160,7 +163,7 @@ fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<Man
     }
 }
 
-/// An address without the scope of a link, which no packet has.
+/// Returns an address without the scope of a link, which packets do not carry.
 fn unscoped(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip(), address.port())
 }
@@ -175,15 +178,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nonsense_is_dropped_before_it_waits() {
+    fn invalid_management_packets_are_dropped() {
         let [from, to]: [SocketAddr; 2] =
             [([192, 0, 2, 1], 4791).into(), ([192, 0, 2, 2], 4791).into()];
         let packet = |source, q_key, data: &[u8]| {
             let [from, to] = [from, to].map(|at| Gid::from(at.ip()));
             let qp = sidr::QP;
-            let (psn, immediate, solicited) = (0, None, false);
+            let psn = 0;
+            let immediate = None;
+            let solicited = false;
             let datagram = Datagram { from, source, to, qp, q_key, psn, immediate, solicited };
-            emit(&datagram, data, (4791, 4791))
+            emit(&datagram, data, 4791, 4791)
         };
         let request = |from: SocketAddr, to: IpAddr| {
             let exchange = Exchange { transaction: 7, id: 8 };

@@ -1,8 +1,9 @@
 //! Management datagrams on their way from the workers to the control thread.
 //!
-//! The control thread takes them more slowly than a host can send them, so few wait, and each host
-//! has an equal share of the places: hosts take turns, and a datagram of a host with fewer waiting
-//! displaces the newest one of the host with most.
+//! A host can send them faster than the control thread handles them, so the queue is short and
+//! every host gets an equal share of it: hosts are served round-robin, and if the queue is full, a
+//! datagram of a host with fewer waiting datagrams displaces the newest one of the host with the
+//! most.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -13,18 +14,18 @@ use rnic_core::roce::sidr;
 
 use crate::rate::host;
 
-/// A datagram for the management of a port: queue pair 1 of one has sent it to that of another.
+/// A management datagram, sent by QP 1 of one port to QP 1 of another.
 #[derive(Debug)]
 pub struct ManagementDatagram {
-    /// The address that it comes from.
+    /// Source address.
     pub from: IpAddr,
-    /// The device's address that it came to.
+    /// Destination address, one of the device's.
     pub to: IpAddr,
-    /// The message, which parses.
+    /// The message, already validated.
     pub mad: Box<sidr::Bytes>,
 }
 
-/// The datagrams that wait, and what workers have dropped before they could.
+/// The waiting datagrams, and the number of packets that workers have dropped before queueing.
 #[derive(Debug, Default)]
 pub(super) struct Management {
     waiting: Mutex<Waiting>,
@@ -33,40 +34,41 @@ pub(super) struct Management {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Hosts with at least one datagram, in the order of their turns. At most [`MOST`].
+    /// Hosts with at least one datagram, in the order of their turns. At most [`MAX_WAITING`].
     hosts: VecDeque<(IpAddr, VecDeque<ManagementDatagram>)>,
     /// Sum over all hosts.
     count: usize,
-    /// The control thread has been woken and has not looked since.
-    told: bool,
+    /// The control thread has been woken and has not taken the datagrams since.
+    control_woken: bool,
 }
 
 impl Management {
     /// Queues a datagram or drops it. Returns true if the control thread must be woken.
     pub(super) fn push(&self, datagram: ManagementDatagram) -> bool {
         let mut waiting = self.waiting();
-        waiting.push(datagram) && !std::mem::replace(&mut waiting.told, true)
+        waiting.push(datagram) && !std::mem::replace(&mut waiting.control_woken, true)
     }
 
-    /// Takes all that wait, at most [`MOST`], from one host after the other. A later datagram wakes
-    /// the control thread again.
+    /// Takes all waiting datagrams, at most [`MAX_WAITING`], in round-robin order of the hosts. The
+    /// next datagram wakes the control thread again.
     pub(super) fn take(&self) -> Vec<ManagementDatagram> {
         let mut waiting = self.waiting();
-        waiting.told = false;
+        waiting.control_woken = false;
         std::iter::from_fn(|| waiting.pop()).collect()
     }
 
-    /// Counts a packet that is of no daemon.
+    /// Counts a packet that cannot be from a daemon: its source port or its message is wrong.
     pub(super) fn count_dropped(&self) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Packets dropped so far because they are of no daemon.
+    /// Returns the number of packets dropped because they cannot be from a daemon.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Held for a few steps by either thread. A panic in between would have ended the process.
+    /// Locks the queue. Poisoning is impossible, because a panic with the lock held ends the
+    /// process.
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,13 +79,13 @@ impl Waiting {
     fn push(&mut self, datagram: ManagementDatagram) -> bool {
         let from = host(datagram.from);
         let own = self.hosts.iter().position(|(host, _)| *host == from);
-        if self.count >= MOST {
+        if self.count >= MAX_WAITING {
             let lengths = self.hosts.iter().map(|(_, queue)| queue.len()).enumerate();
             let Some((longest, most)) = lengths.max_by_key(|(_, len)| *len) else { return false };
             if own.is_some_and(|own| self.hosts[own].1.len() + 1 >= most) || most == 1 {
                 return false;
             }
-            // It keeps at least one, so its turn stays where it is.
+            // That host keeps at least one datagram, so it stays in `hosts`.
             self.hosts[longest].1.pop_back();
             self.count -= 1;
         }
@@ -106,8 +108,8 @@ impl Waiting {
     }
 }
 
-/// Datagrams that wait for the control thread, of all hosts.
-const MOST: usize = 64;
+/// Maximum number of waiting datagrams of all hosts.
+const MAX_WAITING: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -132,15 +134,15 @@ mod tests {
             management.push(datagram(1, number));
         }
         management.push(datagram(2, 7));
-        // The flood goes on, and displaces nothing of the other host.
+        // The flood continues, and displaces nothing of the other host.
         for number in 0..=255 {
             management.push(datagram(1, number));
         }
         let all = taken(&management);
-        assert_eq!(all.len(), MOST);
+        assert_eq!(all.len(), MAX_WAITING);
         // The other host's turn is the second.
         assert_eq!(all[1], ([192, 0, 2, 2].into(), 7));
-        assert_eq!(all.iter().filter(|(from, _)| *from == all[0].0).count(), MOST - 1);
+        assert_eq!(all.iter().filter(|(from, _)| *from == all[0].0).count(), MAX_WAITING - 1);
     }
 
     #[test]
@@ -154,9 +156,9 @@ mod tests {
         let all = taken(&management);
         for host in 1..=4 {
             let from = IpAddr::from([192, 0, 2, host]);
-            assert_eq!(all.iter().filter(|(of, _)| *of == from).count(), MOST / 4, "{from}");
+            assert_eq!(all.iter().filter(|(of, _)| *of == from).count(), MAX_WAITING / 4, "{from}");
         }
-        // One of each in a round.
+        // Each host has one datagram per round.
         let round: std::collections::BTreeSet<_> = all[..4].iter().map(|(of, _)| *of).collect();
         assert_eq!(round.len(), 4);
     }
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wake_up_for_all_that_wait() {
+    fn waiting_datagrams_cause_one_wake_up() {
         let management = Management::default();
         assert!(management.push(datagram(1, 0)));
         assert!(!management.push(datagram(1, 1)) && !management.push(datagram(2, 0)));

@@ -1,12 +1,14 @@
 //! Workers: the threads that drive the engine.
 //!
 //! Each worker owns an [`Engine`](rnic_core::engine::Engine), the sockets of its QPs and a `mio`
-//! poll; [`Workers`] is the control thread's handle on all of them. A worker never waits for
-//! another thread, and takes what it is told (commands, already authorised) before it does anything
-//! else. Commands with a [`Ticket`] are answered when every worker has carried them out; for one
-//! that sleeps the control thread answers itself. This module knows neither who may do what nor the
-//! protocol: it moves bytes between sockets and the engine and carries out what the engine says.
-//! A worker that panics takes the daemon with it, because its state is suspect.
+//! poll. [`Workers`] is the control thread's handle to all of them. Workers move bytes between
+//! sockets and the engine and carry out the engine's outputs. They contain no policy (commands are
+//! already authorised) and no protocol.
+//!
+//! A worker never waits for another thread, and runs its commands before anything else. A command
+//! with a [`Ticket`] is done when every worker has carried it out. The control thread acknowledges
+//! some commands on behalf of sleeping workers. A panic in a worker aborts the daemon, because the
+//! worker's state is suspect.
 
 mod clients;
 mod command;
@@ -33,7 +35,7 @@ use rnic_core::abi::control::{DisconnectMode, QpChange};
 use rnic_core::device::copier::Mark;
 use rnic_core::device::{Copier, Cq, DiagnosisLog, StagChange, StagEntry, Window};
 use rnic_core::engine::{
-    DatagramPort, DatagramRules, EngineOptions, Notification, PeerLimits, QpConfig,
+    ConnectedEnd, DatagramPort, DatagramRules, EngineOptions, Notification, PeerLimits, QpConfig,
 };
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
@@ -46,7 +48,6 @@ use crate::config::Seccomp;
 use crate::events::{ChannelSender, EventSender};
 use crate::privilege::{ThreadKind, spawn_confined};
 use crate::socket::Socket;
-pub use command::ConnectedEnd;
 use command::{Command, TicketedCommand, Urgency};
 use management::Management;
 pub use management::ManagementDatagram;
@@ -54,18 +55,18 @@ use run::Worker;
 pub use ticket::Ticket;
 use ticket::Tickets;
 
-/// Options that all workers have alike.
+/// Options common to all workers.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
-    /// For each worker's engine; the worker's number is filled in.
+    /// Options of each worker's engine. Each worker fills in its own number.
     pub engine: EngineOptions,
-    /// What happens to system calls that a worker has no need of.
+    /// Reaction to system calls that a worker does not need.
     pub seccomp: Seccomp,
     /// When to spin, yield and sleep.
     pub wait: WaitPolicy,
 }
 
-/// All workers, as the control thread sees them.
+/// The control thread's handle to all workers.
 #[derive(Debug)]
 pub struct Workers {
     workers: Vec<Handle>,
@@ -74,26 +75,26 @@ pub struct Workers {
     diagnoses: Arc<DiagnosisLog>,
     notifications: VecDeque<Notification>,
     done: VecDeque<Ticket>,
-    /// Tickets of changes a QP waits for, with that QP and its worker.
+    /// Tickets of the STag changes that QPs wait for, each with its QP and the QP's worker.
     changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
-    /// Tickets that all workers must carry out before what copiers are at is waited for.
+    /// Tickets that wait for all workers, and then for the copier's jobs of that moment.
     awaiting_workers: HashMap<Ticket, Arc<Copier>>,
-    /// Tickets that wait for copiers.
+    /// Tickets that only wait for a copier's jobs up to the mark.
     awaiting_copiers: Vec<(Ticket, Arc<Copier>, Mark)>,
 }
 
-/// What a worker sends to the control thread.
+/// A worker's report to the control thread.
 #[derive(Debug)]
 enum Report {
-    /// The engine of this worker has something known or done.
+    /// A notification from this worker's engine.
     Engine { worker: u32, notification: Notification },
-    /// A copier that somebody waits for has answered.
+    /// A copier that a ticket waits for has completed a job.
     Copied,
-    /// This worker holds nothing any more of the session whose end has this ticket.
+    /// This worker has released all resources of the session that this ticket detaches.
     Gone { worker: usize, ticket: Ticket },
 }
 
-/// One worker, as the control thread sees it.
+/// The control thread's handle to one worker.
 #[derive(Debug)]
 struct Handle {
     orders: Sender<TicketedCommand>,
@@ -101,24 +102,25 @@ struct Handle {
     thread: JoinHandle<()>,
 }
 
-/// What a worker and the control thread share besides the command queue.
+/// State shared by a worker and the control thread, in addition to the command queue.
 #[derive(Debug)]
 struct WorkerShared {
     parker: Parker,
     waker: Waker,
     /// The last ticket carried out.
     carried_out: AtomicU64,
-    /// QPs bound or on their way: the control thread adds, the worker subtracts.
+    /// Number of QPs that the worker has or is about to get. The control thread adds to it, the
+    /// worker subtracts.
     load: AtomicU32,
-    /// The control thread wants to be woken when the worker is: set by the one, cleared by the
-    /// other.
+    /// The control thread wants to be woken when this worker wakes up. The control thread sets it,
+    /// the worker clears it.
     watched: AtomicBool,
     /// Management datagrams for the control thread.
     management: Management,
 }
 
 impl Workers {
-    /// Starts `count` workers. `control` is woken when tickets are done or reports are there.
+    /// Starts `count` workers. They wake `control` when tickets are done or reports are queued.
     pub fn start(count: u32, options: &WorkerOptions, control: Arc<Waker>) -> io::Result<Self> {
         let (report, inbox) = unbounded();
         let workers = (0..count)
@@ -137,27 +139,27 @@ impl Workers {
         })
     }
 
-    /// How many there are.
+    /// Returns the number of workers.
     pub fn count(&self) -> u32 {
         self.workers.len() as u32
     }
 
-    /// Where the engines put reasons of failures.
+    /// Returns the log in which the engines record reasons of failures.
     pub fn diagnoses(&self) -> &Arc<DiagnosisLog> {
         &self.diagnoses
     }
 
-    /// The worker with the fewest QPs.
+    /// Returns the number of the worker with the fewest QPs.
     pub fn least_loaded(&self) -> u32 {
         let load = |w: &Handle| w.shared.load.load(Ordering::Relaxed);
         (0..).zip(&self.workers).min_by_key(|(_, w)| load(w)).map_or(0, |(number, _)| number)
     }
 
-    /// Has every worker wake the control thread when it is woken; whether all of them sleep.
+    /// Requests a wake-up from each worker. Returns true if all are asleep.
     ///
     /// Pairs with the end of a worker's sleep. Here: store `watched`, fence, load `parked`. There:
-    /// clear `parked`, fence, load `watched`. Of the two fences one comes first: if ours does, the
-    /// worker sees that it is watched; if theirs does, we see that it does not sleep.
+    /// clear `parked`, fence, load `watched`. One of the two fences comes first: if ours does, the
+    /// worker sees `watched`, otherwise we see that the worker is awake.
     pub fn watch(&self) -> bool {
         for worker in &self.workers {
             worker.shared.watched.store(true, Ordering::Relaxed);
@@ -165,13 +167,13 @@ impl Workers {
         self.workers.iter().all(|worker| worker.shared.parker.is_parked())
     }
 
-    /// Whether all of them have slept since they were [watched](Self::watch), if they did then.
+    /// Returns true if no worker has woken up since [`watch`](Self::watch) returned true.
     pub fn still_sleep(&self) -> bool {
         self.workers.iter().all(|worker| worker.shared.watched.load(Ordering::Acquire))
     }
 
-    /// Makes a session known to every worker: its doorbell pages and eventfds, one per worker.
-    /// Workers share their time out among users.
+    /// Adds a session to every worker, with its doorbell pages and eventfds (one per worker).
+    /// Workers share their time among users.
     pub fn attach_session(
         &mut self,
         session: SessionId,
@@ -186,7 +188,8 @@ impl Workers {
         }
     }
 
-    /// Tells every worker where events of a CQ go. To come before the CQ's first QP is bound.
+    /// Sets the channel for a CQ's events on every worker. Must precede the bind of the CQ's first
+    /// QP.
     pub fn register_cq(&mut self, cq: CqId, session: SessionId, channel: &Arc<ChannelSender>) {
         for worker in &self.workers {
             let channel = Arc::clone(channel);
@@ -201,119 +204,121 @@ impl Workers {
         }
     }
 
-    /// Tells workers (by bit) that slots of a CQ may be had, by no doing of its client.
+    /// Notifies the workers in the bit mask `workers` that a CQ has free slots, for which its
+    /// client rings no doorbell.
     pub fn space_freed(&mut self, cq: &Arc<Cq>, workers: u64) {
         for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
             self.one(worker, None, Command::SpaceFreed(cq.clone()));
         }
     }
 
-    /// Makes a memory region usable; done when every worker knows it.
+    /// Makes a memory region usable. Done when every worker has installed it.
     pub fn install_stag(&mut self, entry: StagEntry) -> Ticket {
         self.all(|| Command::InstallStag(entry.clone()))
     }
 
-    /// Withdraws a memory region; when done, no worker touches it any more.
+    /// Withdraws a memory region. When done, no worker accesses it any more.
     //= DDP-8.3.1-6, RDMAP-8.1.1-6
     pub fn revoke_stag(&mut self, stag: Stag) -> Ticket {
         self.all(|| Command::RevokeStag(stag))
     }
 
-    /// Makes a memory window known; done when every worker's QPs can bind it.
+    /// Adds a memory window. Done when the QPs of every worker can bind it.
     pub fn add_window(&mut self, window: &Arc<Window>) -> Ticket {
         self.all(|| Command::AddWindow(window.clone()))
     }
 
-    /// Withdraws a memory window; when done, nothing is reached through it.
+    /// Withdraws a memory window. When done, no access through it is possible.
     pub fn remove_window(&mut self, window: &Arc<Window>) -> Ticket {
         self.all(|| Command::RemoveWindow(window.clone()))
     }
 
-    /// Has a ticket done only when also the jobs are over that this copier has when all workers
-    /// have carried it out. To be asked before [`poll_done`](Self::poll_done) is.
+    /// Delays a ticket: after all workers have carried it out, it also waits for the jobs that the
+    /// copier has at that time. Must precede the next [`poll_done`](Self::poll_done).
     pub fn await_copies(&mut self, ticket: Ticket, copier: Option<Arc<Copier>>) {
         self.awaiting_workers.extend(copier.map(|copier| (ticket, copier)));
     }
 
-    /// Makes the queue of copies of a session known to a worker.
+    /// Gives a worker a session's queue of copy jobs.
     pub fn add_copies(&mut self, worker: u32, copier: &Arc<Copier>, queue: CopyProducer) {
         if let Some(worker) = self.workers.get(worker as usize) {
             worker.send(None, Command::AddCopyQueue { copier: copier.clone(), queue });
         }
     }
 
-    /// Ends all of a session's QPs and forgets it. What is asked for later may be done earlier:
-    /// workers end QPs between turns of others.
+    /// Ends all QPs of a session and removes it. Tickets issued later may be done earlier, because
+    /// workers end these QPs between turns of other QPs.
     pub fn detach_session(&mut self, session: SessionId) -> Ticket {
         let ticket = self.tickets.issue();
         let waiting = (0..self.workers.len()).collect();
-        self.tickets.open_apart(ticket, waiting);
+        self.tickets.open_separate(ticket, waiting);
         for worker in &self.workers {
             worker.send(Some(ticket), Command::Detach(session));
         }
         ticket
     }
 
-    /// Gives a QP to a worker, with its TCP connection.
+    /// Gives a worker a QP and its TCP connection.
     //= MPA-7.1-5
     pub fn attach_tcp(&mut self, worker: u32, end: ConnectedEnd, stream: Socket) {
         self.bind(worker, 1, Command::AttachTcp { end, stream });
     }
 
-    /// Gives two QPs that are connected to each other to a worker.
+    /// Gives a worker two QPs that are connected to each other.
     pub fn attach_direct(&mut self, worker: u32, active: ConnectedEnd, passive: ConnectedEnd) {
         self.bind(worker, 2, Command::AttachDirect { active, passive });
     }
 
-    /// Gives an unconnected QP to a worker, only to flush what is posted to it; done when the QP
-    /// is in Error.
+    /// Gives a worker an unconnected QP, only to flush its work requests. Done when the QP is in
+    /// Error.
     pub fn attach_in_error(&mut self, worker: u32, config: Box<QpConfig>) -> Ticket {
         self.load(worker, 1);
-        self.ticketed(worker, Command::AttachInError(config))
+        self.send_ticketed(worker, Command::AttachInError(config))
     }
 
-    /// Gives a QP that is wired by hand to a worker, in Rtr.
-    pub fn attach_wired(&mut self, worker: u32, config: Box<QpConfig>) {
-        self.bind(worker, 1, Command::AttachWired(config));
+    /// Gives a worker an RC or UC QP, in RTR.
+    pub fn attach_roce(&mut self, worker: u32, config: Box<QpConfig>) {
+        self.bind(worker, 1, Command::AttachRoce(config));
     }
 
-    /// Gives a QP of datagrams to a worker, in Rtr; when done, what is sent to it is its own.
+    /// Gives a worker a UD QP, in RTR. When done, the QP receives the datagrams sent to it.
     pub fn attach_datagrams(&mut self, worker: u32, config: Box<QpConfig>) -> Ticket {
         self.load(worker, 1);
-        self.ticketed(worker, Command::AttachWired(config))
+        self.send_ticketed(worker, Command::AttachRoce(config))
     }
 
-    /// Gives a worker a socket of UDP by which datagrams go, and the address that it is bound to.
+    /// Gives a worker a UDP socket for datagrams, and the address it is bound to.
     pub fn add_datagram_socket(&mut self, worker: u32, socket: UdpSocket, at: SocketAddr) {
         self.one(worker, None, Command::AddDatagramSocket { socket, at });
     }
 
-    /// Takes the socket of an address from a worker, and closes it.
+    /// Takes the socket with this address from a worker and closes it.
     pub fn remove_datagram_socket(&mut self, worker: u32, at: SocketAddr) {
         self.one(worker, None, Command::RemoveDatagramSocket { at });
     }
 
-    /// Gives a UD QP the device's ports as they are now.
+    /// Updates a UD QP's view of the device's ports.
     pub fn set_datagram_port(&mut self, worker: u32, qp: QpId, port: Arc<DatagramPort>) {
         self.one(worker, None, Command::DatagramPort { qp, port });
     }
 
-    /// Sends a packet of a datagram from one of the device's addresses.
+    /// Sends a datagram packet from one of the device's addresses.
     pub fn send_datagram(&mut self, worker: u32, from: IpAddr, to: IpAddr, packet: Vec<u8>) {
         self.one(worker, None, Command::SendDatagram { from, to, packet });
     }
 
-    /// Takes the datagrams that have come for the management of ports, a bounded number.
+    /// Takes the queued management datagrams, a bounded number.
     pub fn take_management(&mut self) -> Vec<ManagementDatagram> {
         self.workers.iter().flat_map(|worker| worker.shared.management.take()).collect()
     }
 
-    /// Packets that workers have dropped because they are of no daemon.
+    /// Returns the number of packets that workers have dropped because they cannot be from a
+    /// daemon.
     pub fn dropped_packets(&self) -> u64 {
         self.workers.iter().map(|worker| worker.shared.management.dropped()).sum()
     }
 
-    /// Has a QP of datagrams keep to other rules.
+    /// Replaces the rules of a UD QP.
     pub fn set_datagram_rules(
         &mut self,
         worker: u32,
@@ -323,12 +328,12 @@ impl Workers {
         self.one(worker, None, Command::DatagramRules { qp, rules: Box::new(rules) });
     }
 
-    /// Links two QPs of a worker that are wired to each other, each with what the other has said.
+    /// Links two QPs of the same worker to each other, each with the limits of the other.
     pub fn link_direct(&mut self, worker: u32, ends: [(QpId, PeerLimits); 2]) {
         self.one(worker, None, Command::LinkDirect(ends));
     }
 
-    /// Gives a QP that is wired by hand a stream to its peer, with what that has said.
+    /// Gives an RC or UC QP a stream to its peer, and the peer's limits.
     pub fn link_tcp(
         &mut self,
         worker: u32,
@@ -340,18 +345,18 @@ impl Workers {
         self.one(worker, None, Command::LinkTcp { qp, negotiated, peer, stream });
     }
 
-    /// Moves an RC, UC or UD QP to another state or changes its attributes; done when the QP has
-    /// the change.
+    /// Moves an RC, UC or UD QP to another state or changes its attributes. Done when the change
+    /// has taken effect.
     pub fn change_qp(&mut self, worker: u32, qp: QpId, change: QpChange) -> Ticket {
-        self.ticketed(worker, Command::Change { qp, change })
+        self.send_ticketed(worker, Command::Change { qp, change })
     }
 
-    /// Says why a QP that is wired by hand has no stream.
-    pub fn unlinked_because(&mut self, worker: u32, qp: QpId, why: String) {
+    /// Sets the reason why an RC or UC QP has no stream.
+    pub fn set_unlinked_reason(&mut self, worker: u32, qp: QpId, why: String) {
         self.one(worker, None, Command::UnlinkedBecause { qp, why });
     }
 
-    /// Takes the stream from a QP that is wired by hand.
+    /// Ends the stream of an RC or UC QP. `why` becomes the reason why it has no stream.
     pub fn unlink(&mut self, worker: u32, qp: QpId, why: String) {
         self.one(worker, None, Command::Unlink { qp, why });
     }
@@ -361,66 +366,67 @@ impl Workers {
         self.one(worker, None, Command::Disconnect { qp, mode });
     }
 
-    /// Ends a QP's connection with a Terminate where the stream allows one; the QP stays in Error.
+    /// Ends a QP's connection, with a Terminate where the stream allows one. The QP stays in Error.
     pub fn admin_disconnect(&mut self, worker: u32, qp: QpId) {
         self.one(worker, None, Command::AdminDisconnect(qp));
     }
 
-    /// Gives every engine other deadlines; its number stays.
+    /// Replaces the options of every engine. Its number and the shared log of diagnoses stay.
     pub fn set_options(&mut self, options: &EngineOptions) {
         for worker in &self.workers {
             worker.send(None, Command::SetOptions(options.clone()));
         }
     }
 
-    /// Moves a QP to Error; done when the QP reads and writes no more memory, except by jobs of a
-    /// copier.
+    /// Moves a QP to Error. Done when the QP no longer accesses memory, except by jobs of a copier.
     pub fn to_error(&mut self, worker: u32, qp: QpId) -> Ticket {
-        self.ticketed(worker, Command::ToError(qp))
+        self.send_ticketed(worker, Command::ToError(qp))
     }
 
-    /// Destroys a QP; when done, the worker holds nothing of it.
+    /// Destroys a QP. When done, the worker no longer uses it.
     pub fn destroy_qp(&mut self, worker: u32, qp: QpId) -> Ticket {
-        self.ticketed(worker, Command::Destroy(qp))
+        self.send_ticketed(worker, Command::Destroy(qp))
     }
 
-    /// Done when every worker has come to its commands, or sleeps.
-    pub fn ask(&mut self) -> Ticket {
+    /// Returns a ticket that is done when every worker has reached this command, or sleeps.
+    pub fn probe(&mut self) -> Ticket {
         self.all(|| Command::Answer)
     }
 
-    /// A ticket that is done. To be asked after issuing one, because sleeping workers are answered
-    /// for at once, and whenever the control thread is woken.
+    /// Takes a ticket that is done. Must be called after each new ticket, because tickets for
+    /// sleeping workers can be done at once, and whenever the control thread wakes up.
     pub fn poll_done(&mut self) -> Option<Ticket> {
         self.settle();
         self.done.pop_front()
     }
 
-    /// What an engine has the resource manager know. What workers do among themselves (changes of
-    /// STags, slots and receives that are free again) is carried out here, and not among it.
+    /// Takes a notification for the resource manager. Notifications between workers (STag changes,
+    /// freed CQ slots and receives) are carried out here and never returned.
     pub fn poll_notification(&mut self) -> Option<Notification> {
         self.settle();
         self.notifications.pop_front()
     }
 
-    /// Ends all connections and waits for the threads.
+    /// Ends all connections and joins the threads.
     pub fn stop(self) {
         for worker in &self.workers {
             worker.send(None, Command::Stop);
         }
         for worker in self.workers {
-            // It cannot have panicked: that would have ended the process.
+            // A panic would have ended the process.
             let _ = worker.thread.join();
         }
     }
 
-    /// Takes in what workers say. Changes of STags that all workers know begin and end here: every
-    /// worker carries the change out, then the QP that asked goes on.
+    /// Processes the workers' reports and finished tickets. An STag change starts and ends here:
+    /// every worker carries it out, then the QP that requested it continues.
     fn settle(&mut self) {
         while let Ok(report) = self.inbox.try_recv() {
             match report {
-                Report::Engine { worker, notification } => self.notified(worker, notification),
-                // What waits is looked at below.
+                Report::Engine { worker, notification } => {
+                    self.handle_notification(worker, notification)
+                }
+                // Handled below, with the other waiting tickets.
                 Report::Copied => {}
                 Report::Gone { worker, ticket } => self.tickets.answered(ticket, worker),
             }
@@ -430,7 +436,7 @@ impl Workers {
             let carried_out = |w: usize| workers[w].shared.carried_out.load(Ordering::Acquire);
             let Some(ticket) = self.tickets.poll(carried_out) else { break };
             match self.awaiting_workers.remove(&ticket) {
-                // From now on no job can begin there: those that have are waited for.
+                // From here on, no new job can use the revoked memory. Wait for the current jobs.
                 Some(copier) => {
                     let mark = copier.mark();
                     self.awaiting_copiers.push((ticket, copier, mark));
@@ -448,11 +454,11 @@ impl Workers {
         }
     }
 
-    /// Carries out what an engine wants of other workers, and keeps the rest for the manager.
-    fn notified(&mut self, worker: u32, notification: Notification) {
+    /// Carries out a notification for other workers. Queues any other for the manager.
+    fn handle_notification(&mut self, worker: u32, notification: Notification) {
         match notification {
-            // If it comes behind the command that ends its session, the workers do not know its
-            // window any more and install nothing.
+            // If the QP's session has been detached in between, the workers no longer have its
+            // window and install nothing.
             Notification::ChangeStags { qp, change } => {
                 let ticket = self.all(|| Command::ChangeStags(StagChange::clone(&change)));
                 self.await_copies(ticket, change.copier().cloned());
@@ -483,7 +489,7 @@ impl Workers {
         self.one(worker, None, command);
     }
 
-    /// So many QPs are on their way to a worker.
+    /// Adds to the number of QPs of a worker.
     fn load(&self, worker: u32, qps: u32) {
         if let Some(w) = self.workers.get(worker as usize) {
             w.shared.load.fetch_add(qps, Ordering::Relaxed);
@@ -491,14 +497,14 @@ impl Workers {
     }
 
     /// Sends to one worker under a new ticket.
-    fn ticketed(&mut self, worker: u32, command: Command) -> Ticket {
+    fn send_ticketed(&mut self, worker: u32, command: Command) -> Ticket {
         let ticket = self.tickets.issue();
         let waits = self.one(worker, Some(ticket), command);
         self.tickets.open(ticket, waits.then_some(worker as usize).into_iter().collect());
         ticket
     }
 
-    /// Sends to one worker; whether it has to answer.
+    /// Sends to one worker. Returns true if the worker must answer.
     fn one(&mut self, worker: u32, ticket: Option<Ticket>, command: Command) -> bool {
         self.workers.get(worker as usize).is_some_and(|w| w.send(ticket, command))
     }
@@ -546,21 +552,22 @@ impl Handle {
         Ok(Handle { orders, shared, thread })
     }
 
-    /// Queues a command; whether the worker has to answer for it, rather than being answered for.
+    /// Queues a command. Returns true if the worker must answer, false if the command counts as
+    /// done.
     fn send(&self, ticket: Option<Ticket>, command: Command) -> bool {
         let urgency = command.urgency();
-        // The receiver lives until the thread has ended, which only `stop` makes it do.
+        // The receiver lives as long as the thread, which only `stop` ends.
         let _ = self.orders.send(TicketedCommand { ticket, command });
         if !self.shared.parker.is_parked() {
             return true;
         }
         if urgency != Urgency::Later || self.orders.len() > SLEEPER_BACKLOG {
-            // Writing to an eventfd of our own fails only when its counter is full: then it rings.
+            // Fails only if the eventfd's counter is full, and then the waker has fired already.
             let _ = self.shared.waker.wake();
         }
         urgency == Urgency::Now
     }
 }
 
-/// Commands that may wait for a worker that sleeps.
+/// Number of commands that may wait for a sleeping worker.
 const SLEEPER_BACKLOG: usize = 64;

@@ -1,11 +1,11 @@
-//! The life of a worker thread.
+//! The main loop of a worker thread.
 //!
-//! One round: commands, doorbells, some turns of QPs (sending and receiving), deadlines, and what
-//! the engine wants carried out; rounds are short, so that nobody waits long for any of it. After a
-//! round without work it spins a little, yields a little, and sleeps (by the same `Waiter` as in
-//! the client); while it waits it tries the sockets that were active lately before it asks the
-//! kernel about all of them. A sleep ends with a look at the commands before anything else, because
-//! the control thread may have answered for the sleeper.
+//! A round runs commands, doorbells, some turns of QPs (sending and receiving) and deadlines, and
+//! carries out the engine's outputs. Rounds are short, so that none of these waits long. After a
+//! round without work the worker spins, then yields, then sleeps (with the same `Waiter` as the
+//! client). While it waits, it tries the recently active sockets before it polls all of them. After
+//! a sleep it runs the commands first, because the control thread may have acknowledged some on its
+//! behalf.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender};
 use mio::{Events, Poll, Waker};
 use rnic_core::abi::control::Event;
 use rnic_core::engine::{
-    Engine, EngineOptions, Notification, Output, PeerLimits, Receive, Transmit, Work,
+    ConnectedEnd, Engine, EngineOptions, Notification, Output, PeerLimits, Receive, Transmit, Work,
 };
 use rnic_core::shm::io::send_pieces;
 use rnic_core::shm::wait::{Step, Waiter, cpus};
@@ -36,7 +36,7 @@ use crate::log::RateLimitedLog;
 use crate::privilege::set_short_slices;
 use crate::socket::Socket;
 
-use super::{ConnectedEnd, Report, Ticket, WorkerOptions, WorkerShared};
+use super::{Report, Ticket, WorkerOptions, WorkerShared};
 
 /// One worker, on its own thread.
 pub(super) struct Worker {
@@ -47,22 +47,22 @@ pub(super) struct Worker {
     copy_queues: CopyQueues,
     datagrams: DatagramSockets,
     waiter: Waiter,
-    /// It has short slices, because somebody computes on its CPU.
-    crowded: bool,
+    /// The worker has short time slices, because other threads compete for its CPU.
+    short_slices: bool,
     poll: Poll,
     events: Events,
-    /// When the kernel was last asked what is ready.
+    /// Time of the last poll for readiness.
     polled: Time,
     inbox: Receiver<TicketedCommand>,
     shared: Arc<WorkerShared>,
     control: Arc<Waker>,
     reports: Sender<Report>,
     stopping: bool,
-    /// Commands are left that could not be carried out with the last ones.
-    behind: bool,
-    /// Who waits for the end of which session.
+    /// Commands remain from the last call of `run_commands`.
+    backlogged: bool,
+    /// Tickets of sessions that are being detached.
     detaching: HashMap<SessionId, Ticket>,
-    /// Log lines that clients can bring about as often as they like.
+    /// Rate limits of log lines that clients can cause: this field and the next two.
     warnings: RateLimitedLog,
     unfair: RateLimitedLog,
     unpolled: RateLimitedLog,
@@ -87,7 +87,7 @@ impl Worker {
             copy_queues: CopyQueues::default(),
             datagrams: DatagramSockets::default(),
             waiter: Waiter::new(cpus(), options.wait),
-            crowded: false,
+            short_slices: false,
             poll,
             events: Events::with_capacity(EVENTS),
             polled: Time(0),
@@ -96,7 +96,7 @@ impl Worker {
             control,
             reports,
             stopping: false,
-            behind: false,
+            backlogged: false,
             detaching: HashMap::new(),
             warnings: RateLimitedLog::new(WARNINGS, WARN_EVERY),
             unfair: RateLimitedLog::new(WARNINGS, WARN_EVERY),
@@ -104,7 +104,7 @@ impl Worker {
         })
     }
 
-    /// Works until it is told to stop.
+    /// Runs until it receives [`Command::Stop`].
     pub(super) fn run(mut self) {
         let _guard = AbortOnPanic;
         let mut idle_rounds = 0u32;
@@ -117,10 +117,10 @@ impl Worker {
             if self.round(now) {
                 idle_rounds = 0;
                 self.waiter.progress(now);
-                self.look_around(now);
+                self.poll_sockets(now);
                 if self.engine.users() > 1 {
                     let now = clock::now();
-                    self.mind_the_crowd(now);
+                    self.adjust_slice(now);
                     if self.waiter.shares(now, self.engine.is_resting()) {
                         std::thread::yield_now();
                     }
@@ -135,14 +135,14 @@ impl Worker {
                     }
                     std::hint::spin_loop();
                 }
-                // What this worker has just sent may be for another QP of its own: a look takes
-                // less than a yield.
+                // This worker may just have sent to another QP of its own. A try takes less time
+                // than a yield.
                 Step::Yield if idle_rounds == 1 && self.connections.several_hot() => {
                     self.retry_hot();
                 }
                 Step::Yield => {
                     self.retry_hot();
-                    self.look_around(now);
+                    self.poll_sockets(now);
                     std::thread::yield_now();
                 }
                 Step::Sleep => self.sleep(now),
@@ -150,14 +150,14 @@ impl Worker {
         }
     }
 
-    /// Some of what there is to do, as long as commands and doorbells can wait for it; whether
-    /// there was anything.
+    /// Does a bounded amount of work, so that commands and doorbells do not wait long. Returns true
+    /// if there was any.
     fn round(&mut self, now: Time) -> bool {
         let mut worked = self.engine.poll_doorbells(now);
         if self.datagrams.has_some() {
             let most = if self.engine.is_shared() { FEW_DATAGRAMS } else { DATAGRAMS };
             let management = &self.shared.management;
-            // Fails only if the control thread is being woken already.
+            // Fails only if the control thread has been woken already.
             let wake = || drop(self.control.wake());
             worked |= self.datagrams.receive(&mut self.engine, management, wake, now, most);
         }
@@ -168,34 +168,35 @@ impl Worker {
             worked = true;
         }
         if self.engine.is_ending() {
-            self.end_some(now);
+            self.end_sessions(now);
             worked = true;
         }
-        self.carry_out();
+        self.run_outputs();
         worked
     }
 
-    /// Whether a command waits: then a round is cut short, so that whoever waits for the
-    /// acknowledgement gets it soon. With more commands than can be obeyed at once they take turns
-    /// with rounds as they are.
+    /// Returns true if a command waits. The round is then cut short, so that the command is
+    /// acknowledged soon. While there are more commands than fit between two rounds, rounds keep
+    /// their length.
     fn interrupted(&self) -> bool {
-        !self.behind && !self.inbox.is_empty()
+        !self.backlogged && !self.inbox.is_empty()
     }
 
-    /// Serves QPs in their turns until nobody is ready, or the round ends: by the work done, as the
-    /// engine counts it, or by time, where what is done takes longer than counted.
+    /// Serves QPs in turns until no QP is ready or the round ends: by the engine's count of work,
+    /// or by time if the work takes longer than counted.
     fn serve(&mut self, begun: Time) -> bool {
         let before = self.engine.turns();
-        let round = round_of(self.engine.is_shared(), self.engine.users());
-        let (mut now, mut worked) = (begun, false);
+        let round = round_length(self.engine.is_shared(), self.engine.users());
+        let mut now = begun;
+        let mut worked = false;
         while let Some(work) = self.engine.poll_work(now) {
             match work {
                 Work::Transmit(qp) => self.transmit(qp, now),
                 Work::TurnTaken => {}
                 Work::Receive(qp) => {
                     worked |= self.receive(qp, now);
-                    // That a connection stands is told before anything completes that came behind.
-                    self.carry_out();
+                    // The event for the connection must precede completions of later messages.
+                    self.run_outputs();
                 }
             }
             let began = std::mem::replace(&mut now, clock::now());
@@ -208,7 +209,7 @@ impl Worker {
     }
 
     fn transmit(&mut self, qp: QpId, now: Time) {
-        // The engine closes a connection by an output, so one without a socket is about to go.
+        // A connection without a socket is about to end: an output of the engine has closed it.
         if let Some(connection) = self.connections.of_qp(qp) {
             let emss = connection.emss(now);
             let stream = &connection.stream;
@@ -218,7 +219,7 @@ impl Worker {
         }
     }
 
-    /// Reads a connection once; whether anything came.
+    /// Reads a connection once. Returns true if anything arrived.
     fn receive(&mut self, qp: QpId, now: Time) -> bool {
         let Some((token, connection)) = self.connections.readable(qp) else { return false };
         let stream = &connection.stream;
@@ -250,7 +251,7 @@ impl Worker {
         }
     }
 
-    /// Has the connections that were active lately tried once more.
+    /// Marks the recently active sockets as readable, so that the next round tries them.
     fn retry_hot(&mut self) {
         for qp in self.connections.hot() {
             self.engine.handle_readable(qp);
@@ -258,8 +259,8 @@ impl Worker {
         self.datagrams.retry_hot();
     }
 
-    /// Carries out what the engine wants.
-    fn carry_out(&mut self) {
+    /// Carries out the engine's outputs.
+    fn run_outputs(&mut self) {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Event { session, event } => {
@@ -270,7 +271,7 @@ impl Worker {
                             %session, %srq, %qp, taken, of_last, held_back, "unfair share of an SRQ"
                         );
                     }
-                    self.clients.tell(session, &event, &mut self.connections);
+                    self.clients.send_event(session, &event, &mut self.connections);
                 }
                 Output::NotifyCq(cq) => self.clients.notify(cq.id(), &mut self.connections),
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
@@ -290,7 +291,7 @@ impl Worker {
                     }
                 }
                 Output::Warning { session, text } => {
-                    // As many as clients bring about: most go without a line.
+                    // Clients can cause any number of warnings. Most are not logged.
                     if let Some(held_back) = self.warnings.count(Instant::now()) {
                         tracing::warn!(%session, held_back, "{text}");
                     }
@@ -302,7 +303,7 @@ impl Worker {
         }
     }
 
-    /// Passes results of copy jobs to the engine, and reports them if a revocation waits.
+    /// Passes results of copy jobs to the engine, and reports them if a revocation waits for them.
     fn copied(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
         for (copier, job, result) in answers {
             self.engine.handle_copied(&copier, job, result, now);
@@ -320,16 +321,16 @@ impl Worker {
         let polled = self.copy_queues.poll(now);
         self.copied(polled.answers, now);
         for (session, fault) in polled.faults {
-            self.misbehaved(session, format!("its queue of copies: {fault}"));
+            self.report_misbehaviour(session, format!("its copy queue: {fault}"));
         }
         if polled.worked {
-            self.carry_out();
+            self.run_outputs();
         }
         polled.worked
     }
 
-    /// A session cannot be served as it should be, and is to end.
-    fn misbehaved(&self, session: SessionId, why: String) {
+    /// Reports a session that cannot be served and must end.
+    fn report_misbehaviour(&self, session: SessionId, why: String) {
         let notification = Notification::Misbehaved { session, why };
         self.report(Report::Engine { worker: self.number, notification });
     }
@@ -337,15 +338,16 @@ impl Worker {
     fn report(&self, report: Report) {
         // The receiver lives until all threads have ended.
         let _ = self.reports.send(report);
-        // As with the ticket's wake below: this fails only if it rings already.
+        // Fails only if the waker has fired already.
         let _ = self.control.wake();
     }
 
     // --- Commands ----------------------------------------------------------------------------
 
-    /// Carries out commands and says which: at least so many, then as long as rounds can wait.
+    /// Runs at least `at_least` commands, and further ones until [`COMMAND_TIME`] has passed.
+    /// Publishes the last ticket.
     fn run_commands(&mut self, now: Time, at_least: usize) {
-        self.behind = false;
+        self.backlogged = false;
         if self.inbox.is_empty() {
             return;
         }
@@ -353,53 +355,53 @@ impl Worker {
         let mut carried = 0;
         while let Ok(TicketedCommand { ticket, command }) = self.inbox.try_recv() {
             match (&command, ticket) {
-                // That takes its time: it is answered for by itself.
+                // Detaching takes several rounds and has its own report.
                 (Command::Detach(session), Some(ticket)) => {
                     self.detaching.insert(*session, ticket);
                 }
                 _ => last = ticket.or(last),
             }
             let before = self.engine.qp_count();
-            self.carry(command, now);
+            self.run_command(command, now);
             self.unload(before);
             carried += 1;
             if carried >= at_least
-                && carried % COMMANDS_PER_LOOK == 0
-                && clock::now().since(now) >= OBEY
+                && carried % COMMANDS_PER_CLOCK_READ == 0
+                && clock::now().since(now) >= COMMAND_TIME
             {
-                self.behind = !self.inbox.is_empty();
+                self.backlogged = !self.inbox.is_empty();
                 break;
             }
         }
-        // Sockets and descriptors of what went must be gone before anybody is told that it is.
-        self.carry_out();
+        // Sockets and descriptors must be closed before the ticket that removes them is done.
+        self.run_outputs();
         if let Some(Ticket(number)) = last {
             self.shared.carried_out.store(number, Ordering::Release);
             let _ = self.control.wake();
         }
     }
 
-    /// There were so many QPs before, and may be fewer now.
+    /// Subtracts the QPs that have ended from the load. `before` is their earlier number.
     fn unload(&self, before: usize) {
         let gone = before.saturating_sub(self.engine.qp_count());
-        // A count of QPs of one worker fits.
+        // The number of QPs of one worker fits.
         self.shared.load.fetch_sub(gone as u32, Ordering::Relaxed);
     }
 
-    /// Ends some QPs of sessions that are over, and says so when a session is gone.
-    fn end_some(&mut self, begun: Time) {
+    /// Ends some QPs of detached sessions, and reports each session that is gone.
+    fn end_sessions(&mut self, begun: Time) {
         while self.engine.is_ending() {
             let now = clock::now();
             let before = self.engine.qp_count();
             let ended = self.engine.poll_session_end(now);
             self.unload(before);
-            self.carry_out();
+            self.run_outputs();
             if let Some(session) = ended {
                 self.clients.detach(session);
                 self.connections.remove_session(session);
                 let left = self.copy_queues.remove(session);
                 self.copied(left, now);
-                self.carry_out();
+                self.run_outputs();
                 if let Some(ticket) = self.detaching.remove(&session) {
                     self.report(Report::Gone { worker: self.number as usize, ticket });
                 }
@@ -410,16 +412,16 @@ impl Worker {
         }
     }
 
-    fn carry(&mut self, command: Command, now: Time) {
+    fn run_command(&mut self, command: Command, now: Time) {
         match command {
             Command::Attach { session, user, scanner, eventfd, events } => {
                 self.engine.attach_session(session, user, scanner, now);
                 self.clients.attach(session, events);
                 if let Err(e) = self.connections.add_bell(session, eventfd) {
-                    self.misbehaved(session, format!("its eventfd cannot be polled: {e}"));
+                    self.report_misbehaviour(session, format!("its eventfd cannot be polled: {e}"));
                 }
             }
-            // The rest is done in rounds.
+            // `end_sessions` does the rest.
             Command::Detach(session) => self.engine.close_session(session, now),
             Command::RegisterCq { cq, session, channel } => {
                 self.clients.register_cq(cq, session, channel);
@@ -441,22 +443,21 @@ impl Worker {
                 self.engine.attach_tcp(config, negotiated, addresses, now);
                 if let Err(e) = added {
                     if let Some(held_back) = self.unpolled.count(Instant::now()) {
-                        tracing::warn!(%qp, held_back, "its connection cannot be polled: {e}");
+                        tracing::warn!(%qp, held_back, "cannot poll the QP's connection: {e}");
                     }
                     self.engine.to_error(qp, now);
                 }
             }
             Command::AttachDirect { active, passive } => {
-                let parts = |end: ConnectedEnd| (end.config, end.negotiated, end.addresses);
-                self.engine.attach_direct(parts(active), parts(passive), now);
+                self.engine.attach_direct(active, passive, now);
             }
             Command::AttachInError(config) => self.engine.attach_in_error(config, now),
-            Command::AttachWired(config) => self.engine.attach_wired(config, now),
+            Command::AttachRoce(config) => self.engine.attach_roce(config, now),
             Command::AddDatagramSocket { socket, at } => {
                 let fd = socket.as_raw_fd();
                 let number = self.datagrams.add(socket, at);
                 if let Err(e) = self.connections.add_datagrams(number, fd) {
-                    tracing::warn!("no datagrams are received at {at}: {e}");
+                    tracing::warn!("cannot receive datagrams at {at}: {e}");
                 }
             }
             Command::RemoveDatagramSocket { at } => {
@@ -472,7 +473,7 @@ impl Worker {
                 self.link_tcp(qp, *negotiated, peer, stream, now);
             }
             Command::Change { qp, change } => self.engine.change_qp(qp, &change, now),
-            Command::UnlinkedBecause { qp, why } => self.engine.set_unlinked_because(qp, why),
+            Command::UnlinkedBecause { qp, why } => self.engine.set_unlinked_reason(qp, why),
             Command::Unlink { qp, why } => self.engine.unlink(qp, &why, now),
             Command::Disconnect { qp, mode } => self.engine.disconnect(qp, mode, now),
             Command::ToError(qp) => self.engine.to_error(qp, now),
@@ -489,8 +490,7 @@ impl Worker {
         }
     }
 
-    /// Gives a QP that is wired by hand its stream. One that has a stream, or has ended, wants no
-    /// other, which is closed.
+    /// Gives an RC or UC QP its stream. Closes the stream if the QP already has one or has ended.
     fn link_tcp(
         &mut self,
         qp: QpId,
@@ -505,50 +505,51 @@ impl Worker {
         let added = self.connections.add(qp, stream);
         self.engine.link_tcp(qp, negotiated, peer, now);
         if let Err(e) = added {
-            self.engine.unlink(qp, &format!("its connection cannot be polled: {e}"), now);
+            self.engine.unlink(qp, &format!("cannot poll its connection: {e}"), now);
         }
     }
 
-    /// Detaches all sessions and ends what is left of their QPs.
+    /// Detaches all sessions and ends their remaining QPs.
     fn end(&mut self, now: Time) {
         for session in self.clients.sessions() {
-            self.carry(Command::Detach(session), now);
+            self.run_command(Command::Detach(session), now);
         }
-        self.end_some(now);
+        self.end_sessions(now);
     }
 
     // --- Waiting -----------------------------------------------------------------------------
 
-    /// Asks the kernel what is ready, unless that was a moment ago.
-    fn look_around(&mut self, now: Time) {
-        if now.since(self.polled) >= LOOK_EVERY {
+    /// Polls for readiness, unless the last poll was less than [`POLL_EVERY`] ago.
+    fn poll_sockets(&mut self, now: Time) {
+        if now.since(self.polled) >= POLL_EVERY {
             self.poll(Some(Duration::ZERO));
             self.handle_ready(now);
         }
     }
 
-    /// Where somebody computes on this CPU, who is woken is to run at once: short slices do that.
-    fn mind_the_crowd(&mut self, now: Time) {
-        let crowded = self.waiter.is_crowded(now);
-        if crowded != self.crowded {
-            self.crowded = crowded;
-            if let Err(error) = set_short_slices(crowded) {
-                tracing::debug!(%error, "the slices of a worker stay as they are");
+    /// Sets short time slices while other threads compete for this CPU, so that woken threads run
+    /// at once.
+    fn adjust_slice(&mut self, now: Time) {
+        let short_slices = self.waiter.is_crowded(now);
+        if short_slices != self.short_slices {
+            self.short_slices = short_slices;
+            if let Err(error) = set_short_slices(short_slices) {
+                tracing::debug!(%error, "cannot change the time slice of a worker");
             }
         }
     }
 
-    /// Sleeps until a socket, a client, the control thread or a deadline wants something.
+    /// Sleeps until a socket, a client, the control thread or a deadline needs the worker.
     fn sleep(&mut self, now: Time) {
         self.connections.cool();
         self.datagrams.cool();
-        self.mind_the_crowd(now);
-        // Nobody will say again that a socket is readable: it counts as work.
+        self.adjust_slice(now);
+        // A readable UDP socket counts as work, because epoll reports its edge only once.
         if self.engine.has_work() || self.datagrams.has_some() || !self.engine.prepare_sleep() {
             return;
         }
-        // A library that completes a job from here on rings the doorbell. These polls find jobs
-        // that were completed before.
+        // From here on, a library that completes a job rings the doorbell. These polls find the
+        // jobs completed before.
         self.copy_queues.wake_all();
         for _ in 0..self.copy_queues.rounds() {
             if self.poll_copies(now) {
@@ -562,14 +563,14 @@ impl Worker {
         }
         self.poll(timeout);
         self.shared.parker.unpark();
-        // The other side of `Workers::watch`.
+        // Pairs with `Workers::watch`.
         if self.shared.watched.load(Ordering::Relaxed) {
             self.shared.watched.store(false, Ordering::Release);
-            // As with the ticket's wake above: this fails only if it rings already.
+            // Fails only if the waker has fired already.
             let _ = self.control.wake();
         }
         let now = clock::now();
-        // Those that came while this slept were answered for: all of them precede everything else.
+        // Run all commands queued during the sleep, because some have been acknowledged already.
         self.run_commands(now, self.inbox.len());
         self.waiter.progress(now);
         self.handle_ready(now);
@@ -579,12 +580,12 @@ impl Worker {
         match self.poll.poll(&mut self.events, timeout) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::Interrupted => self.events.clear(),
-            // The epoll descriptor and the buffer are ours: nothing else is left to go wrong.
+            // The epoll descriptor and the buffer are valid, so no other error is possible.
             Err(e) => panic!("epoll: {e}"),
         }
     }
 
-    /// Passes on what the kernel said.
+    /// Passes readiness events to the engine and the sockets.
     fn handle_ready(&mut self, now: Time) {
         self.polled = now;
         let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
@@ -612,7 +613,7 @@ impl Worker {
                 Some(Polled::Bell { session, .. }) => self.engine.handle_doorbell(*session, now),
                 Some(Polled::Datagrams { number, .. }) => self.datagrams.handle_readable(*number),
                 Some(Polled::Sender { .. }) => self.connections.flush_sender(token),
-                // Removed since the event was collected.
+                // Removed since the poll.
                 None => {}
             }
         }
@@ -620,7 +621,7 @@ impl Worker {
     }
 }
 
-/// Ends the process if a worker panics: its state is suspect, and others rely on it.
+/// Aborts the process if a worker panics: its state is suspect, and other threads rely on it.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -631,10 +632,11 @@ impl Drop for AbortOnPanic {
     }
 }
 
-/// Readiness events taken at once.
+/// Maximum number of readiness events per poll.
 const EVENTS: usize = 256;
-/// How long a round takes: of users with turns (`shared`) or one of `users` with sessions.
-fn round_of(shared: bool, users: usize) -> Duration {
+/// Returns the length of a round if `users` users have sessions. `shared` is true if several of
+/// them have turns.
+fn round_length(shared: bool, users: usize) -> Duration {
     match users {
         _ if shared => SHORT_ROUND,
         0 | 1 => ROUND,
@@ -642,41 +644,40 @@ fn round_of(shared: bool, users: usize) -> Duration {
     }
 }
 
-/// How long a round takes, with the turn in which it ends.
+/// Length of a round, including the turn in which it ends.
 const ROUND: Duration = Duration::from_micros(100);
-/// The same while several users have sessions: a program of another one, or the worker that serves
-/// it, may wait for this CPU, and between rounds there is a yield.
+/// Length of a round while several users have sessions. Another user's program, or the worker that
+/// serves it, may wait for this CPU, and the worker yields between rounds.
 const MIDDLE_ROUND: Duration = Duration::from_micros(10);
-/// The same while several users have turns: each waits for the other's.
+/// Length of a round while several users have turns, each of which waits for the others.
 const SHORT_ROUND: Duration = Duration::from_micros(5);
-/// Packets with datagrams that are read in a round, and while several users have turns.
+/// Maximum number of datagrams read per round, normally and while several users have turns.
 const DATAGRAMS: u32 = 32;
 const FEW_DATAGRAMS: u32 = 4;
-/// How long commands are carried out between two rounds, and how many before the next look at the
-/// clock.
-const OBEY: Duration = Duration::from_micros(200);
-const COMMANDS_PER_LOOK: usize = 4;
-/// Log lines of one kind about what clients bring about, in so long.
+/// Maximum time for commands between two rounds, and number of commands between two clock reads.
+const COMMAND_TIME: Duration = Duration::from_micros(200);
+const COMMANDS_PER_CLOCK_READ: usize = 4;
+/// Maximum number of log lines of one kind that clients cause, per [`WARN_EVERY`].
 const WARNINGS: u32 = 5;
 const WARN_EVERY: Duration = Duration::from_secs(60);
-/// Spins between two tries of the active sockets: a try is a system call.
+/// Spins between two tries of the active sockets. Each try is a system call.
 const SPINS_PER_TRY: u32 = 16;
-/// How long what the kernel said about readiness is good while there is work.
-const LOOK_EVERY: Duration = Duration::from_micros(20);
+/// Interval between polls for readiness while there is work.
+const POLL_EVERY: Duration = Duration::from_micros(20);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Commands and doorbells wait for the end of a round, on every worker.
+    /// Commands and doorbells wait for the end of a round.
     #[test]
-    fn rounds_are_short_and_shorter_in_company() {
-        let alone = round_of(false, 1);
-        assert_eq!(alone, round_of(false, 0));
+    fn rounds_are_shorter_with_several_users() {
+        let alone = round_length(false, 1);
+        assert_eq!(alone, round_length(false, 0));
         assert!(alone <= Duration::from_micros(200));
-        assert!(round_of(false, 2) <= alone / 5);
+        assert!(round_length(false, 2) <= alone / 5);
         for users in 0..4 {
-            assert!(round_of(true, users) <= round_of(false, 2));
+            assert!(round_length(true, users) <= round_length(false, 2));
         }
     }
 }

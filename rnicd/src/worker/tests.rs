@@ -24,15 +24,15 @@ use rnic_core::types::{
 
 use super::*;
 
-mod crowded;
+mod busy_cpu;
 
 const PD: PdId = PdId(1);
 const ARENA: usize = 1 << 20;
 const BUFFER: usize = 4 << 20;
-/// Real time after which a test is stuck.
+/// Timeout in real time.
 const WATCHDOG: Duration = Duration::from_secs(180);
 
-/// Spins until `done` with the processor left to others.
+/// Yields until `done` returns true.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -41,7 +41,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Workers and the control thread's end of them.
+/// Workers and the control thread's handle to them.
 struct Rig {
     workers: Workers,
     control: Poll,
@@ -70,7 +70,7 @@ impl Rig {
         Rig { workers, control }
     }
 
-    /// Waits for a ticket as the control thread does: asks, then sleeps until it is woken.
+    /// Waits for a ticket like the control thread: polls, then sleeps until it is woken.
     fn done(&mut self, ticket: Ticket) {
         while self.workers.poll_done() != Some(ticket) {
             self.woken();
@@ -102,7 +102,7 @@ impl Rig {
     }
 }
 
-/// A client: its arena, its memory, and the far ends of its descriptors.
+/// A client: its arena, its memory, and its ends of the descriptors.
 struct Client {
     session: SessionId,
     arena: Arc<Mapping>,
@@ -153,7 +153,7 @@ impl Client {
         client
     }
 
-    /// All of its memory as a region that anybody in the domain may use.
+    /// Returns a region of all its memory that every QP of the PD may use.
     fn region(&self) -> StagEntry {
         StagEntry {
             stag: self.stag,
@@ -179,7 +179,8 @@ impl Client {
     }
 
     fn make_qp(&mut self, id: u32) -> (Qp, Box<QpConfig>) {
-        let (cq_index, index) = (self.indices, self.indices + 1);
+        let cq_index = self.indices;
+        let index = self.indices + 1;
         self.indices += 2;
         let [cq, cq_client] =
             self.queue(QueueKind::Completion, QueueShape::completion(64), cq_index);
@@ -236,7 +237,7 @@ impl Client {
         qp.rq.publish();
     }
 
-    /// The next event, waiting for it.
+    /// Waits for the next event.
     fn event(&self) -> Event {
         let mut found = None;
         until("an event", || {
@@ -288,7 +289,7 @@ fn header(opcode: SendOpcode, wr_id: u64) -> SendHeader {
         rkey: 0,
         inv_rkey: 0,
         params: [0; 4],
-        spare_is_zero: true,
+        reserved_is_zero: true,
     }
 }
 
@@ -296,7 +297,7 @@ fn write_to(client: &Client, wr_id: u64, at: u64) -> SendHeader {
     SendHeader { remote_addr: at, rkey: client.stag.0, ..header(SendOpcode::Write, wr_id) }
 }
 
-/// What start-up agrees on in the peer-to-peer model.
+/// Result of a start-up negotiation in peer-to-peer mode.
 fn negotiated(role: Role) -> Negotiated {
     Negotiated {
         role,
@@ -324,7 +325,7 @@ fn end(config: Box<QpConfig>, role: Role) -> ConnectedEnd {
 const INITIATOR: Role = Role::Initiator { rtr: Some(Rtr::Write) };
 const RESPONDER: Role = Role::Responder { await_rtr: Some(RtrKinds::WRITE) };
 
-/// Two QPs connected by TCP, on the first and the last worker.
+/// Connects two QPs by TCP, on the first and the last worker.
 fn connect_tcp(rig: &mut Rig, a: Box<QpConfig>, b: Box<QpConfig>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
     let active = TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
@@ -354,9 +355,9 @@ fn workers_start_and_stop() {
 fn sleeping_workers_are_answered_for() {
     let mut rig = Rig::start(3);
     let client = Client::attach(1, &mut rig);
-    // A wake for an earlier command may still be on its way to a worker that is parked, so not
-    // every round finds all of them asleep; that one does shows that nobody had to wake up for it.
-    until("a region that no worker has installed yet is answered for", || {
+    // The wake-up of an earlier command may still be on its way to a parked worker, so not every
+    // round finds all of them asleep. One round that does is enough.
+    until("workers are asleep and the region's ticket is done", || {
         rig.wait_parked();
         let ticket = rig.workers.install_stag(client.region());
         let at_once = rig.workers.poll_done() == Some(ticket);
@@ -372,7 +373,7 @@ fn sleeping_workers_are_answered_for() {
 }
 
 #[test]
-fn a_revoked_mapping_is_let_go_by_sleepers_too() {
+fn sleeping_workers_release_revoked_memory() {
     let mut rig = Rig::start(2);
     let client = Client::attach(1, &mut rig);
     rig.wait_parked();
@@ -391,7 +392,7 @@ fn commands_for_a_sleeper_are_bounded() {
         let stag = Stag(0x1000_0000 + n);
         let ticket = rig.workers.install_stag(StagEntry { stag, ..client.region() });
         rig.done(ticket);
-        until("few enough wait", || rig.waiting_orders(0) <= SLEEPER_BACKLOG);
+        until("few enough commands wait", || rig.waiting_orders(0) <= SLEEPER_BACKLOG);
     }
     rig.workers.stop();
 }
@@ -425,7 +426,7 @@ fn busy_workers_answer_while_traffic_runs() {
 }
 
 #[test]
-fn a_direct_connection_carries_messages_and_notifies() {
+fn direct_connection_carries_messages() {
     let mut rig = Rig::start(1);
     let mut client = Client::attach(1, &mut rig);
     let (mut a, a_config) = client.make_qp(1);
@@ -433,7 +434,8 @@ fn a_direct_connection_carries_messages_and_notifies() {
     let (channel, channel_client) = ChannelSender::pair().expect("socket pair");
     let b_cq = b_config.recv_cq.id();
     rig.workers.register_cq(b_cq, client.session, &Arc::new(channel));
-    // Posted before anybody owns the QP: rings nothing, is found when it is bound.
+    // This request is posted before a worker owns the QP. It rings no doorbell, and is found when
+    // the worker binds the QP.
     client.post_receive(&mut b, 7, 4096, 100);
     assert_eq!(b.sq.queue().worker(), None);
     b.cq.arm(ARM_NEXT);
@@ -457,7 +459,7 @@ fn a_direct_connection_carries_messages_and_notifies() {
 }
 
 #[test]
-fn a_tcp_connection_carries_more_than_the_socket_holds() {
+fn tcp_transfer_exceeds_the_socket_buffer() {
     let mut rig = Rig::start(2);
     let mut one = Client::attach(1, &mut rig);
     let mut two = Client::attach(2, &mut rig);
@@ -474,7 +476,7 @@ fn a_tcp_connection_carries_more_than_the_socket_holds() {
     for round in 0..8 {
         a.completes(round);
     }
-    // Both clients have been silent long enough for the workers to sleep: bells wake them.
+    // Both clients have been idle long enough for the workers to sleep. Doorbells wake them.
     rig.wait_parked();
     two.post_receive(&mut b, 5, 0, 64);
     one.post(&mut a, &header(SendOpcode::Send, 9), &[one.sge(0, 16)]);
@@ -483,7 +485,7 @@ fn a_tcp_connection_carries_more_than_the_socket_holds() {
     let mut arrived = vec![0; BUFFER];
     two.memory.read(0, &mut arrived).expect("in range");
     assert!(arrived == pattern);
-    // Back the other way, by Read.
+    // The other direction, by Read.
     let read = SendHeader { rkey: one.stag.0, ..header(SendOpcode::Read, 6) };
     two.post(&mut b, &read, &[two.sge(1 << 20, 1 << 20)]);
     b.completes(6);
@@ -520,7 +522,7 @@ fn disconnecting_is_orderly_on_both_sides() {
 }
 
 #[test]
-fn a_write_to_memory_nobody_registered_terminates_both_ends() {
+fn write_with_unknown_stag_terminates_both_ends() {
     let mut rig = Rig::start(2);
     let mut one = Client::attach(1, &mut rig);
     let mut two = Client::attach(2, &mut rig);
@@ -548,7 +550,7 @@ fn a_write_to_memory_nobody_registered_terminates_both_ends() {
 }
 
 #[test]
-fn the_end_of_a_session_lets_everything_of_it_go() {
+fn detached_session_is_released() {
     let mut rig = Rig::start(3);
     let mut one = Client::attach(1, &mut rig);
     let mut two = Client::attach(2, &mut rig);
@@ -562,7 +564,7 @@ fn the_end_of_a_session_lets_everything_of_it_go() {
     let ticket = rig.workers.detach_session(one.session);
     rig.done(ticket);
     one.ringers.clear();
-    // Nothing but this test holds the memory of the session.
+    // Only this test still holds the session's memory.
     assert_eq!((Arc::strong_count(&one.arena), Arc::strong_count(&one.memory)), (1, 1));
     match two.event() {
         Event::Disconnected { qp, .. } => assert_eq!(qp, b.id),
@@ -586,7 +588,7 @@ fn an_invalidation_waits_for_all_workers() {
     client.post(&mut a, &invalidate, &[]);
     let begun = Instant::now();
     let completed = loop {
-        // What the control thread does whenever it is woken.
+        // The control thread does the same whenever it is woken.
         assert_eq!(rig.workers.poll_done(), None);
         assert!(rig.workers.poll_notification().is_none());
         if let Some(cqe) = a.cq.poll() {
@@ -599,11 +601,12 @@ fn an_invalidation_waits_for_all_workers() {
     rig.workers.stop();
 }
 
-/// Queues of copies of a client, one per worker, as its library has them.
+/// Creates the library's ends of a client's copy queues, one per worker.
 fn serve_copies(rig: &mut Rig, copier: &Arc<Copier>, workers: u32) -> Vec<CopyQueue> {
     let shape = QueueShape::copies();
     let make = |worker| {
-        let (arena, _) = Mapping::create_arena("copies", shape.bytes()).expect("a little memory");
+        let (arena, _) =
+            Mapping::create_arena("copies", shape.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, worker, COPIES);
         let queue = queue.expect("fits");
         rig.workers.add_copies(worker, copier, CopyProducer::new(queue.clone()));
@@ -612,16 +615,16 @@ fn serve_copies(rig: &mut Rig, copier: &Arc<Copier>, workers: u32) -> Vec<CopyQu
     (0..workers).map(make).collect()
 }
 
-/// A library's end of one.
+/// The library's end of a copy queue.
 struct CopyQueue {
     arena: Arc<Mapping>,
     consumer: CopyConsumer,
 }
 
-/// The number that is rung for a queue of copies.
+/// Doorbell index of the copy queues.
 const COPIES: u32 = 900;
 
-/// A job of a library counts as a use of the region: who revokes it is answered when the job is.
+/// A library's copy job counts as a use of the region: a revocation is done after the job.
 #[test]
 fn a_revocation_waits_for_the_library() {
     for workers in [1, 3] {
@@ -648,13 +651,13 @@ fn a_revocation_waits_for_the_library() {
         let sge = Sge { addr: 0, length: 6, lkey: stag.0 };
         client.post(&mut a, &write_to(&client, 1, 500), &[sge]);
         let library = &queues[last as usize].consumer;
-        until("a job comes", || library.is_wanted());
+        until("a job arrives", || library.is_wanted());
 
         let ticket = rig.workers.revoke_stag(stag);
         rig.workers.await_copies(ticket, Some(copier.clone()));
         let other = rig.workers.revoke_stag(Stag(0x4000_0000));
-        // Whatever else is asked goes on, also on other QPs. The Write itself may have failed by
-        // now, if the worker has looked at it again, and its connection ended.
+        // Other commands and QPs continue. The Write itself may have failed by now, and its
+        // connection ended, if the worker has polled the queue again.
         rig.done(other);
         client.post(&mut c, &write_to(&client, 2, 600), &[client.sge(0, 4)]);
         c.completes(2);
@@ -662,7 +665,7 @@ fn a_revocation_waits_for_the_library() {
         assert!(library.serve());
         client.ring(last, COPIES);
         rig.done(ticket);
-        // What it brought is of a region that is none any more.
+        // The bytes belong to a region that no longer exists.
         let cqe = a.completion();
         assert_eq!((cqe.wr_id, cqe.status), (1, CompletionStatus::LocalProtection as u8));
         assert!(!copier.is_watched());
@@ -671,7 +674,7 @@ fn a_revocation_waits_for_the_library() {
 }
 
 #[test]
-fn a_library_that_scribbles_over_its_queue_of_copies_is_reported() {
+fn invalid_copy_queue_index_is_reported() {
     let mut rig = Rig::start(1);
     let mut client = Client::attach(1, &mut rig);
     let copier = Copier::new(client.session, 1);
@@ -685,7 +688,7 @@ fn a_library_that_scribbles_over_its_queue_of_copies_is_reported() {
     rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
     expect_established(&client, a.id);
     client.post(&mut a, &write_to(&client, 1, 500), &[Sge { addr: 0, length: 6, lkey: stag.0 }]);
-    until("a job comes", || queues[0].consumer.is_wanted());
+    until("a job arrives", || queues[0].consumer.is_wanted());
     let index = rnic_core::abi::queue::queue_header::CONSUMER;
     queues[0].arena.write(index, &77u32.to_le_bytes()).expect("in range");
     client.ring(0, COPIES);
@@ -697,12 +700,12 @@ fn a_library_that_scribbles_over_its_queue_of_copies_is_reported() {
         }
     };
     assert_eq!(session, client.session);
-    assert!(why.starts_with("its queue of copies: "), "{why}");
+    assert!(why.starts_with("its copy queue: "), "{why}");
     rig.workers.stop();
 }
 
 #[test]
-fn a_client_that_scribbles_over_an_index_is_reported() {
+fn invalid_send_queue_index_is_reported() {
     let mut rig = Rig::start(1);
     let mut client = Client::attach(1, &mut rig);
     let (a, a_config) = client.make_qp(1);
@@ -710,7 +713,7 @@ fn a_client_that_scribbles_over_an_index_is_reported() {
     let producer = a_config.sq.queue().clone();
     rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
     expect_established(&client, a.id);
-    // Find the producer index by its queue's place: the second queue made, after the CQ's page.
+    // The queue is the second one in the arena, after the CQ, so its producer index is known.
     let cq = QueueShape::completion(64).bytes().next_multiple_of(PAGE);
     let at = doorbell_offset(1).next_multiple_of(PAGE) + cq;
     assert_eq!(producer.kind(), QueueKind::Send);
@@ -730,7 +733,7 @@ fn a_client_that_scribbles_over_an_index_is_reported() {
 }
 
 #[test]
-fn a_session_with_many_queue_pairs_ends_without_holding_up_commands() {
+fn detaching_many_qps_does_not_delay_commands() {
     let mut rig = Rig::start(1);
     let mut many = Client::attach(1, &mut rig);
     let other = Client::attach(2, &mut rig);
@@ -744,7 +747,7 @@ fn a_session_with_many_queue_pairs_ends_without_holding_up_commands() {
     until("all are bound", || qps.iter().all(|qp| qp.shared.state() == QpState::Rts));
     let detach = rig.workers.detach_session(many.session);
     let after = rig.workers.install_stag(StagEntry { stag: Stag(0x5000), ..other.region() });
-    // Each is answered for by itself, in whatever order.
+    // Each has its own answer, in any order.
     let mut done = Vec::new();
     while done.len() < 2 {
         match rig.workers.poll_done() {

@@ -1,5 +1,5 @@
-//! A daemon in this process and a client that speaks the control socket by hand, so that nothing
-//! the client library checks stands between a test and the daemon.
+//! A daemon in this process and a raw client of its control socket, which has none of the checks of
+//! the client library.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -14,29 +14,29 @@ mod omit;
 #[path = "../../../tests/src/raw.rs"]
 mod raw;
 
-#[allow(unused_imports, reason = "few of the tests measure")]
+#[allow(unused_imports, reason = "few tests measure time")]
 pub use omit::timing;
 
-#[allow(unused_imports, reason = "not all of the tests ask for each of these")]
+#[allow(unused_imports, reason = "not every test uses all of these")]
 pub use raw::{Raw, memfd, qp_request, reg_mr};
 
-/// A daemon with a configuration of the test's choice.
+/// Starts a daemon with this configuration.
 pub fn daemon(configuration: &str) -> PrivateDaemon {
     let config = Config::parse(Path::new("test.toml"), configuration).expect("configuration");
     PrivateDaemon::start(config).expect("daemon")
 }
 
-/// The user these tests run as.
+/// Returns the user id of the tests.
 pub fn uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// A daemon with one worker and this configuration.
+/// Starts a daemon with one worker and this configuration.
 pub fn one_worker(configuration: &str) -> PrivateDaemon {
     daemon(&format!("[engine]\nworkers = 1\n{configuration}"))
 }
 
-/// A daemon that other users reach as well; none if this test cannot be other users.
+/// Starts a daemon that other users can reach. Returns `None` unless the test runs as root.
 pub fn for_others(configuration: &str) -> Option<PrivateDaemon> {
     if uid() != 0 {
         omit::omit("only root can be several users");
@@ -48,8 +48,8 @@ pub fn for_others(configuration: &str) -> Option<PrivateDaemon> {
     Some(daemon)
 }
 
-/// Connects as another user: identities belong to threads, and a socket keeps the one it was
-/// connected with.
+/// Connects as another user: ids belong to threads, and a socket keeps the ids from its
+/// connect.
 pub fn connect_as(socket: &Path, user: u32, groups: &[u32]) -> Raw {
     std::thread::scope(|scope| {
         let connect = || {

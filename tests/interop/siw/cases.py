@@ -1,9 +1,9 @@
-"""What is run, and what must come of it: the table of `harness.py`.
+"""The table of cases of `harness.py`: commands to run and their expected outcomes.
 
-A command names the address and the port of the server {to} and {port}. Host commands are run by
-HOST_RUN with a daemon of their own; those with {bin} speak to the daemon themselves and are
-run without it. Servers in the guest are reached through a port of loopback, those on the host
-under the address that the guest has for it; everything passes QEMU's user network as plain TCP.
+A command contains {to} and {port} for the address and the port of the server. HOST_RUN runs host
+commands, each with its own daemon. Host commands with {bin} use the daemon directly and run without
+HOST_RUN. Servers in the guest are reached through a loopback port, servers on the host through the
+guest's address for it. All traffic passes QEMU's user network as plain TCP.
 """
 
 import dataclasses
@@ -17,18 +17,18 @@ class Case:
     name: str
     server: tuple  # ("guest" or "host", command)
     client: tuple
-    server_says: str = ""  # what must be in the output, a regular expression for some line
+    server_says: str = ""  # regular expression that some output line must match
     client_says: str = ""
-    client_complains: str = ""  # the same of its standard error
-    server_ends: str = "well"  # "badly": a code other than 0; "anyhow": stopped if it runs
+    client_complains: str = ""  # the same for its standard error
+    server_ends: str = "well"  # "badly": a code other than 0; "anyhow": stopped if still running
     client_ends: str = "well"
     config: str = ""  # of the host's daemon; built-in values if empty
     siw: dict = dataclasses.field(default_factory=dict)  # parameters that differ from SIW
-    crc: bool = None  # whether CRCs are in force: if either side wants them
+    crc: bool = None  # True if CRCs must be used: either side requires them
     revision: int = 2  # of MPA, in all start-up frames
-    fpdus: tuple = ()  # (side, name): such FPDUs must have been seen
-    terminate: tuple = None  # (side, "layer/type/code"): must have been seen
-    tolerated: tuple = ()  # Terminates that may have been seen; no others
+    fpdus: tuple = ()  # (side, name) of FPDUs that must occur
+    terminate: tuple = None  # (side, "layer/type/code") that must occur
+    tolerated: tuple = ()  # Terminates that may occur; all others fail the case
     seconds: int = 60
 
     def needs_host_run(self):
@@ -40,12 +40,12 @@ class Case:
 
 OTHER = {"host": "guest", "guest": "host"}
 
-# siw as it is, and what cases change.
+# Default parameters of siw, which cases can change.
 SIW = {"mpa_crc_required": "N", "mpa_crc_strict": "N", "peer_to_peer": "N", "mpa_version": "2"}
 
 
 def rping(name, size, server, client, **more):
-    """rping checks what it gets: Send, RDMA Read and RDMA Write, ten times."""
+    """rping checks the data it receives by Send, RDMA Read and RDMA Write, ten times."""
     both = f"-p {{port}} -v -V -C 10 -S {size}"
     return Case(
         name=name,
@@ -57,15 +57,15 @@ def rping(name, size, server, client, **more):
     )
 
 
-# What rnicd says when a connected queue pair is destroyed, as perftest does in the end with that of
-# its control connection. siw says nothing.
+# The Terminate that rnicd sends when a connected QP is destroyed, as perftest does at the end with
+# the QP of its control connection. siw sends nothing.
 DESTROYED = ("host", "0/0/00")
 
 
 def perftest(name, program, size, server, client, **more):
-    """A program of perftest, 100 messages. The server prints figures of what it has posted or
-    received, if anything. What they are does not matter: in an emulated machine that is short of
-    time, perftest finds no frequency for its clock, and has `inf` for all of them."""
+    """A program of perftest, 100 messages. The server prints figures if it posts or receives
+    messages. Their values do not matter: in a slow emulated machine, perftest cannot determine the
+    frequency of its clock and prints `inf`."""
     both = f"{program} -R -F -n 100 -s {size} -p {{port}}"
     figures = rf"^ *{size} +100 +([0-9.]+|inf) "
     posts = program.startswith("ib_send") or program == "ib_write_lat"
@@ -81,9 +81,9 @@ def perftest(name, program, size, server, client, **more):
 
 
 def both_ways():
-    """Everything, with the client on either side; CRCs on, as the daemon wants them."""
+    """All programs, with the client on either side and with CRCs, which the daemon requires."""
     for client, server in (("host", "guest"), ("guest", "host")):
-        for size in (100, 65535):  # more it does not take
+        for size in (100, 65535):  # rping's maximum is 65535
             yield rping(f"rping-{size}-from-{client}", size, server, client, crc=True)
         for program in (
             "ib_send_bw",
@@ -95,9 +95,9 @@ def both_ways():
         ):
             more = {}
             if program == "ib_write_lat" and client == "guest":
-                # Its server writes first, and its client waits for that. A responder may do so in
-                # the peer-to-peer model only (RFC 5044 section 7.1.2), which siw does not ask for
-                # unless told to.
+                # Its server writes first, and its client waits for that. A responder may do so only
+                # in the peer-to-peer model (RFC 5044 section 7.1.2), which siw uses only if
+                # configured.
                 more["siw"] = {"peer_to_peer": "Y"}
             for size in (64, 65536):
                 yield perftest(
@@ -105,15 +105,15 @@ def both_ways():
                 )
 
 
-# The ways in which two sides can come to terms: name, who may be the client, and the rest of a
-# case. As they are, the daemon wants CRCs and the peer-to-peer model, and siw goes along.
+# The possible outcomes of a negotiation: name, sides that may be the client, and the rest of a
+# case. By default the daemon requires CRCs and the peer-to-peer model, and siw accepts both.
 TERMS = [
     ("no-crc", ("host", "guest"), {"config": "[mpa]\ncrc = false\n", "crc": False}),
     ("siw-wants-crc", ("guest",), {"siw": {"mpa_crc_required": "Y"}, "crc": True}),
     ("only-siw-wants-crc", ("guest",), {
         "config": "[mpa]\ncrc = false\n", "siw": {"mpa_crc_required": "Y"}, "crc": True,
     }),
-    # A siw that wants CRCs says so in its Request, but not in its Reply.
+    # A siw that requires CRCs sets the flag in its Request, but not in its Reply.
     ("siw-does-not-say-crc", ("host",), {
         "config": "[mpa]\ncrc = false\n", "siw": {"mpa_crc_required": "Y"}, "crc": False,
     }),
@@ -124,7 +124,7 @@ TERMS = [
 
 
 def start_ups():
-    """Each of the terms with rping, CRCs off with more."""
+    """Each of the terms with rping. Without CRCs, perftest runs as well."""
     for terms, clients, more in TERMS:
         for client in clients:
             yield rping(f"{terms}-rping-from-{client}", 1000, OTHER[client], client, **more)
@@ -133,7 +133,7 @@ def start_ups():
                     yield perftest(
                         f"{terms}-{{}}-from-{client}", program, 65536, OTHER[client], client, **more
                     )
-    # As the responder of revision 1 siw grants itself no Reads, so rping cannot work.
+    # As a responder of revision 1, siw allows itself no Reads, so rping cannot work.
     yield perftest(
         "host-starts-with-revision-1-{}-from-host", "ib_send_bw", 4096, "guest", "host",
         config="[mpa]\nrevision = 1\n", crc=True, revision=1,
@@ -141,9 +141,9 @@ def start_ups():
 
 
 def terminates():
-    """A Send that is longer than the receive it meets. RFC 5041 has 1/2/05 for it, siw 1/2/02. The
-    Sends are so long that not all of them can be under way when the Terminate comes: without any
-    left that fails, perftest's client would wait for good."""
+    """A Send that is longer than the receive it meets. RFC 5041 requires 1/2/05, siw sends 1/2/02.
+    The Sends are so long that some are unsent when the Terminate arrives. Without a failing Send,
+    perftest's client would wait forever."""
     for client, server, code in (("host", "guest", "1/2/02"), ("guest", "host", "1/2/05")):
         yield Case(
             name=f"send-too-long-from-{client}",
@@ -160,11 +160,11 @@ def terminates():
 
 
 def native():
-    """A program of our own with an unmodified one that was not made for it: what both understand is
-    iWARP. These need no HOST_RUN."""
+    """A program of this project with an unmodified program for other servers. Their only common
+    language is iWARP. These cases need no HOST_RUN."""
     for terms, clients, more in [("default", ("host", "guest"), {"crc": True}), *TERMS]:
         if "guest" in clients:
-            yield Case(  # whose private data the server does not like
+            yield Case(  # the server rejects its private data
                 name=f"native-{terms}-rejected-from-guest",
                 server=("host", "{bin}/pingpong server --once 0.0.0.0:{port}"),
                 client=("guest", "rping -c -a {to} -p {port} -v -C 1"),
@@ -174,7 +174,7 @@ def native():
                 **more,
             )
         if "host" in clients:
-            # rping takes 16 bytes for an advertisement and reads what it says.
+            # rping treats 16 bytes as an advertisement and reads the advertised memory.
             yield Case(
                 name=f"native-{terms}-read-refused-from-host",
                 server=("guest", "rping -s -p {port} -v"),
@@ -186,8 +186,8 @@ def native():
                 terminate=("host", "0/1/00"),
                 **more,
             )
-    # rping wants no more than 16 bytes. Not with the peer-to-peer model, of which the kernel does
-    # not survive that: see docs/interop.md.
+    # rping accepts at most 16 bytes. Without the peer-to-peer model, because there the kernel
+    # crashes: see docs/interop-siw.md.
     yield Case(
         name="native-send-too-long-from-host",
         server=("guest", "rping -s -p {port} -v"),
@@ -198,8 +198,8 @@ def native():
         config="[mpa]\npeer_to_peer = false\n",
         terminate=("guest", "1/2/02"),
     )
-    # siw knows no atomic operations. It says so, by 0/2/06 with Layer and EType exchanged (see
-    # docs/interop.md), and serves who comes next.
+    # siw has no atomic operations. It replies 0/2/06 with Layer and EType exchanged (see
+    # docs/interop.md), and serves the next client.
     yield Case(
         name="native-atomic-from-host",
         server=("guest", "rping -s -P -p {port} -v"),
@@ -214,7 +214,7 @@ def native():
 
 
 def both_in_guest(case):
-    """The same with siw on both sides: shows that a case asks for what these programs do."""
+    """The same with siw on both sides, which shows that the programs can pass the case."""
     return dataclasses.replace(
         case,
         name=f"self-{case.name}",
@@ -231,7 +231,7 @@ INSIDE = [
 ]
 CASES = [*INSIDE, *BETWEEN]
 
-# The short run: data of every kind and a Terminate each way, CRCs on and off, every kind of terms.
+# The short run: data of every kind and a Terminate each way, with and without CRCs, and all terms.
 QUICK = [
     "self-rping-100-from-guest",
     "native-default-rejected-from-guest",
@@ -258,8 +258,8 @@ def quick():
 
 
 def faults(case, server, client, seen):
-    """What is not as it must be, in words. `seen` is what went over the wire, None if it was not
-    caught (inside of the guest)."""
+    """Returns the deviations from the case as text. `seen` is the traffic on the wire, or None if it
+    was not captured (inside the guest)."""
     for side, ended, ends, says in (
         ("server", server, case.server_ends, case.server_says),
         ("client", client, case.client_ends, case.client_says),
@@ -285,7 +285,7 @@ def faults(case, server, client, seen):
     if case.crc is not None and crc != case.crc:
         yield f"CRCs are {'on' if crc else 'off'}"
     for side, crcs in seen.crcs.items():
-        # Without CRCs both leave their fields zero.
+        # Without CRCs both sides leave the fields zero.
         if wrong := crcs.total() - crcs["good" if crc else "zero"]:
             yield f"{wrong} FPDUs of {side} with a CRC that is not {'good' if crc else 'zero'}"
     for side, name in case.fpdus:
@@ -296,6 +296,6 @@ def faults(case, server, client, seen):
     for side, code in set(seen.terminates) - {case.terminate, *case.tolerated}:
         yield f"Terminate {code} from {side}"
     for side in seen.unread:
-        # Whoever is told by a Terminate may have been in the middle of an FPDU.
+        # The receiver of a Terminate may have been in the middle of an FPDU.
         if case.terminate is None or side != OTHER[case.terminate[0]]:
             yield f"a stream of {side} is not FPDUs throughout"

@@ -1,4 +1,4 @@
-"""The virtual machine, and commands that run in it; `init` is the other side."""
+"""The virtual machine, and commands that run in it. `init` is its counterpart."""
 
 import base64
 import os
@@ -9,18 +9,18 @@ import threading
 import time
 
 ADDRESS = "10.0.2.15"  # the guest's, in QEMU's user network
-HOST = "10.0.2.2"  # what the guest calls the machine it runs on
-PORT = 18515  # of servers in the guest; forwarded from a port of loopback here
-# Before a command: it is killed when this process is gone, however that came.
+HOST = "10.0.2.2"  # the guest's address for the host
+PORT = 18515  # of servers in the guest; forwarded from a loopback port of the host
+# Prefix of a command that must die with this process, whatever ends it.
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
 
 
 class GuestError(Exception):
-    """The machine did not do what it was to do."""
+    """The machine did not behave as expected."""
 
 
 class Ended:
-    """What came of a command."""
+    """The result of a command."""
 
     def __init__(self, code, out, err):
         self.code = code
@@ -38,7 +38,7 @@ class Job:
         self.ended = None
 
     def poll(self, seconds=0.0):
-        """What came of it, or None if it still runs after this time."""
+        """Returns the result, or None if the command still runs after this time."""
         if self.ended is None:
             try:
                 self.ended = self.answer.get(timeout=max(seconds, 0.001))
@@ -47,7 +47,7 @@ class Job:
         return self.ended
 
     def stop(self):
-        """Kills it, and what it has started."""
+        """Kills the command and its children."""
         self.guest.say(f"stop {self.number}")
         if self.poll(20) is None:
             raise GuestError(f"command {self.number} survives its end")
@@ -55,7 +55,7 @@ class Job:
 
 
 class Guest:
-    """A machine that has booted; `end` ends it, and so does the end of this process."""
+    """A booted machine. It ends with `end` or with this process."""
 
     def __init__(self, vm, log, forwarded):
         self.log = log
@@ -101,7 +101,7 @@ class Guest:
         self.process.wait()
 
     def listen(self):
-        """Reads what `init` says."""
+        """Reads the messages of `init`."""
         for line in self.process.stdout:
             word, *rest = line.decode("ascii", errors="replace").rstrip("\n").split(" ")
             if word == "ready":
@@ -117,7 +117,7 @@ class Guest:
         self.process.stdin.flush()
 
     def trouble(self):
-        """What the kernel says of trouble of its own; the machine is good for nothing then."""
+        """Returns a kernel error of the machine, which is unusable afterwards."""
         with open(self.console, errors="replace") as console:
             said = re.search(r"(kernel BUG at .*|BUG: .*|WARNING: .*|Oops: .*)", console.read())
         return said and said[1].strip()
@@ -127,7 +127,7 @@ class Guest:
             raise GuestError(f"the machine has ended: see {self.console}")
 
     def start(self, command, seconds):
-        """Starts a shell command, which is killed after this time."""
+        """Starts a shell command, which is killed after `seconds`."""
         self.numbers += 1
         number = self.numbers
         job = self.jobs[number] = Job(self, number)
@@ -135,7 +135,7 @@ class Guest:
         return job
 
     def run(self, command, seconds=30):
-        """The output of a command that has to succeed."""
+        """Returns the output of a command that must succeed."""
         ended = self.start(command, seconds).poll(seconds + 10)
         if ended is None:
             raise GuestError(f"no answer from the guest to: {command}")
@@ -144,7 +144,7 @@ class Guest:
         return ended.out
 
     def listens(self):
-        """Whether a program in the guest waits for connections."""
+        """Returns True if a program in the guest listens."""
         return re.search(rf":{PORT}\s", self.run("netstat -ltn")) is not None
 
     def set_parameters(self, parameters):
@@ -154,7 +154,7 @@ class Guest:
 
 
 def has_kvm():
-    """Whether the processor can help. A /dev/kvm alone does not mean it."""
+    """Returns True if KVM is usable. A /dev/kvm alone does not imply it."""
     with open("/proc/cpuinfo") as info:
         flags = re.search(r"^flags.*\b(vmx|svm)\b", info.read(), re.M)
     return bool(flags) and os.access("/dev/kvm", os.R_OK | os.W_OK)

@@ -1,4 +1,4 @@
-"""Boots the machine, runs the cases of `cases.py`, and says how each went. `run` calls it."""
+"""Boots the machine, runs the cases of `cases.py`, and reports the results. `run` calls it."""
 
 import argparse
 import fnmatch
@@ -18,7 +18,7 @@ from guest import ADDRESS, DIES_WITH_US, HOST, PORT, Ended, Guest, GuestError, J
 
 
 class HostJob:
-    """A command here, with a daemon of its own, in a process group of its own."""
+    """A command on the host, with its own daemon and process group."""
 
     def __init__(self, case, side, command, log):
         bin_folder = os.environ["RNIC_BIN"]
@@ -43,8 +43,8 @@ class HostJob:
         return Ended(self.process.returncode, out, err)
 
     def stop(self):
-        """Ends it as a user would, so that daemon and program say what they have to; then by
-        force."""
+        """Ends it with SIGTERM, so that daemon and program print their messages, then with
+        SIGKILL."""
         for by in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, by)
@@ -62,7 +62,7 @@ def free_port():
 
 
 def host_listens(port):
-    """Whether anything here waits for connections at this port."""
+    """Returns True if a socket on the host listens at this port."""
     for name in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(name).read_text().splitlines()[1:]:
             _, local, _, state = line.split()[:4]
@@ -72,7 +72,7 @@ def host_listens(port):
 
 
 class Harness:
-    """Runs cases in a machine, in a new one if a case has broken it."""
+    """Runs cases in a machine, and boots a new one after a case has broken it."""
 
     def __init__(self, vm, log):
         self.vm = vm
@@ -101,13 +101,13 @@ class Harness:
             raise GuestError(f"siw0 is not there:\n{devices}")
 
     def run(self, case):
-        """Runs a case; returns what is not as it must be."""
+        """Runs a case. Returns the deviations."""
         if self.guest is None:
             self.boot()
         broken = None
         try:
-            # perftest listens anew for its second connection, a little late at times. QEMU has
-            # accepted that by then, so nobody here can know it for a refusal.
+            # perftest listens again for its second connection, sometimes a little late. QEMU has
+            # accepted that connection by then, so the host cannot recognise the refusal.
             for _ in range(3):
                 faults, refused = self.run_booted(case)
                 if not faults or not refused:
@@ -126,7 +126,7 @@ class Harness:
         return self.guest.start(f"exec {command}", case.seconds + 30)
 
     def run_booted(self, case):
-        """What is not as it must be, and whether the guest refused a connection."""
+        """Returns the deviations, and the number of connections that the guest refused."""
         log = self.log / case.name
         log.mkdir(exist_ok=True)
         self.guest.set_parameters(cases.SIW | case.siw)
@@ -143,7 +143,7 @@ class Harness:
         return list(cases.faults(case, server, client, seen)), seen and seen.refused
 
     def pair(self, case, log):
-        """Lets server and client run; what came of both. One that was stopped has no code."""
+        """Runs server and client. Returns both results. A stopped program has no exit code."""
         listening = PORT if case.server[0] == "guest" else free_port()
         where, command = case.server
         server = self.start(case, "server", where, fill(command, "", listening), log)
@@ -162,7 +162,7 @@ class Harness:
             server_ended = server.poll(10 if client_ended else 1)
         finally:
             for job in sorted(filter(None, (client, server)), key=lambda job: isinstance(job, Job)):
-                if not job.poll():  # ours first: that of a broken guest cannot be stopped
+                if not job.poll():  # host jobs first: a job of a broken guest cannot be stopped
                     job.stop().code = None
         return server_ended or server.poll(), client_ended or client.poll()
 
@@ -175,7 +175,7 @@ class Harness:
         return False
 
     def caught(self, began, log):
-        """What went over the wire since, which also becomes a capture file of its own."""
+        """Returns the traffic since `began`, and writes it to its own capture file."""
         with open(self.guest.capture, "rb") as every, open(log / "wire.pcap", "wb") as own:
             own.write(every.read(wire.HEADER))
             every.seek(began)
@@ -239,7 +239,7 @@ def main():
             for side, (where, command) in (("server", case.server), ("client", case.client)):
                 print(f"    {side} on {where}: {command}")
         return 0
-    # A deadline or Ctrl-C ends the machine and the programs, too: the `with` and `finally` run.
+    # On SIGTERM or Ctrl-C the `with` and `finally` blocks end the machine and the programs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
     try:

@@ -1,7 +1,7 @@
-"""What went over the wire in a capture: start-up frames, messages, CRCs, Terminates.
+"""Summary of a capture: start-up frames, messages, CRCs, Terminates.
 
-Knows as much of MPA, DDP and RDMAP as it takes to count; Markers it does not know. `host` is what
-came from this machine, `guest` what came from siw.
+Decodes only as much of MPA, DDP and RDMAP as counting needs, without Markers. `host` is traffic
+from this machine, `guest` is traffic from siw.
 """
 
 import struct
@@ -21,19 +21,19 @@ OPCODES = [
 ]
 FLAGS = {0x80: "M", 0x40: "C", 0x20: "R", 0x10: "S"}  # of start-up frames
 HEADER = 24  # of a classic pcap file
-CHECKED = 64 * 1024  # bytes of each direction of a connection whose CRCs are computed
+CHECKED = 64 * 1024  # bytes per direction of a connection for which CRCs are computed
 
 
 class Seen:
-    """What was seen."""
+    """The summary."""
 
     def __init__(self):
         self.startups = []  # (side, "Request" or "Reply", letters of the flags, revision)
         self.fpdus = {"host": Counter(), "guest": Counter()}
         self.crcs = {"host": Counter(), "guest": Counter()}  # "good", "zero" or "bad"
         self.terminates = []  # (side, "layer/type/code")
-        self.refused = 0  # connections at whose port nobody listened
-        self.unread = []  # the sides of streams of which a part could not be read
+        self.refused = 0  # connections to a port without a listener
+        self.unread = []  # sides of streams with undecodable parts
 
     def __str__(self):
         lines = [f"{side}: {frame}, revision {revision}, flags {flags or 'none'}"
@@ -59,7 +59,7 @@ def read(path):
 
 
 def streams(path, seen):
-    """The bytes that went each way of each connection, in the order of first appearance."""
+    """Returns the bytes of each direction of each connection, in the order of first appearance."""
     segments = {}
     with open(path, "rb") as file:
         data = file.read()
@@ -76,7 +76,7 @@ def streams(path, seen):
         key = (address(ip[12:16]), source, address(ip[16:20]), to)
         if tcp[13] & 2:  # SYN: a new connection, of the same ports perhaps
             segments[key] = [sequence + 1, {}]
-        elif tcp[13] & 4 and key not in segments:  # RST where a SYN was to come
+        elif tcp[13] & 4 and key not in segments:  # RST in answer to a SYN
             seen.refused += 1
         elif key in segments and (payload := tcp[(tcp[12] >> 4) * 4 :]):
             first, pieces = segments[key]
@@ -91,7 +91,7 @@ def address(raw):
 
 
 def joined(pieces):
-    """Segments put together, as far as there is no gap; what was sent again counts once."""
+    """Joins segments up to the first gap, without retransmissions."""
     stream = bytearray()
     for offset, payload in sorted(pieces.items()):
         if offset > len(stream):
@@ -101,7 +101,7 @@ def joined(pieces):
 
 
 def mpa(seen, side, stream):
-    """Takes the start-up frame and the FPDUs of one direction."""
+    """Decodes the start-up frame and the FPDUs of one direction."""
     frames = {b"MPA ID Req Frame": "Request", b"MPA ID Rep Frame": "Reply"}
     if stream[:16] not in frames:
         if stream:
@@ -125,7 +125,7 @@ def mpa(seen, side, stream):
 
 
 def crc(covered, field):
-    """Whether the CRC of an FPDU is that of its bytes (RFC 5044 section 4.4)."""
+    """Compares the CRC field of an FPDU with its bytes (RFC 5044 section 4.4)."""
     value = 0xFFFFFFFF
     for byte in covered:
         value = CRC32C[(value ^ byte) & 0xFF] ^ value >> 8
@@ -148,7 +148,7 @@ def ulpdu(seen, side, data):
     seen.fpdus[side][OPCODES[opcode] if opcode < len(OPCODES) else f"opcode {opcode}"] += 1
     if opcode == OPCODES.index("Terminate"):
         what, code, flags = data[18:21]
-        # siw exchanges layer and type, and has the flags at the wrong end of their byte.
+        # siw exchanges layer and type, and sets the flags at the wrong end of their byte.
         swapped = flags & 0xE0 == 0 and flags & 7 != 0
         layer, kind = (what & 15, what >> 4) if swapped else (what >> 4, what & 15)
         seen.terminates.append((side, f"{layer}/{kind}/{code:02x}"))

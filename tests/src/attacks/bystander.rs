@@ -1,6 +1,6 @@
-//! Somebody who behaves well, and whose figures show what others do to it: a pair that bounces a
-//! message, the commands that every worker has to acknowledge, new sessions and their ends, and
-//! connections from peers that take their time.
+//! A well-behaved client that measures the effect of an attack: a ping-pong pair, commands
+//! that every worker must acknowledge, sessions that open and close, and connections from slow
+//! peers.
 
 use std::io::{Lines, StdinLock, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,21 +17,25 @@ use crate::raw::Raw;
 use crate::traffic::Failure;
 use crate::wire::{self, CRC};
 
-/// Peers that connect at a time.
+/// Number of peers that connect at the same time.
 const PEERS: usize = 8;
-/// How long they take for their request: a round trip around the world.
+/// Delay before a peer sends its MPA Request: a round trip around the world.
 const START: Duration = Duration::from_millis(150);
-/// What takes longer while it is measured has failed.
+/// Time limit of an operation during a measurement.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Answers each line of `asked` with a line of figures: `pair MS` with round trips per second,
-/// `commands MS` and `sessions MS` with the longest times of one in microseconds, `peers MS` with
-/// how many of how many peers were served within this time, `counted N` with N after as many round
-/// trips, sets of commands and sessions.
+/// Takes a measurement for each line of `asked` and prints the results in one line:
+///
+/// - `pair MS`: round trips per second;
+/// - `commands MS`: the longest times of a registration, a deregistration and the destruction of a
+///   QP, in microseconds;
+/// - `sessions MS`: the longest times to open and to end a session, in microseconds;
+/// - `peers MS`: the number of peers served within this time, and the number of peers;
+/// - `counted N`: N, after N round trips, N sets of commands and N sessions.
 ///
 /// # Errors
 ///
-/// If the daemon refuses what anybody may have.
+/// If the daemon refuses an ordinary request.
 pub fn serve(socket: &Path, asked: Lines<StdinLock<'_>>) -> Result<(), Failure> {
     let pinger = Pinger::at(socket);
     let mut own = Own::new(socket)?;
@@ -61,7 +65,7 @@ pub fn serve(socket: &Path, asked: Lines<StdinLock<'_>>) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Returns true so many times.
+/// Returns a closure that returns true `n` times.
 fn times(n: u64) -> impl FnMut() -> bool {
     let mut left = n;
     move || {
@@ -92,7 +96,7 @@ impl Own {
         Ok(Own { session, cq, buffer, address })
     }
 
-    /// The longest registration, deregistration and destruction of a QP.
+    /// Returns the longest times of a registration, a deregistration and the destruction of a QP.
     fn commands(&mut self, mut goes_on: impl FnMut() -> bool) -> Result<[Duration; 3], Failure> {
         let mut longest = [Duration::ZERO; 3];
         let mut timed = |session: &mut Intruder, n: usize, body| -> Result<ReplyBody, Failure> {
@@ -115,7 +119,7 @@ impl Own {
             };
             timed(&mut self.session, 1, RequestBody::DeregMr { mr })?;
             let qp = self.session.qp(self.cq, 1)?.qp;
-            // Now a worker has it.
+            // Assigns the QP to a worker.
             self.session.call(RequestBody::QpToError { qp })?;
             timed(&mut self.session, 2, RequestBody::DestroyQp { qp })?;
         }
@@ -123,7 +127,7 @@ impl Own {
         Ok(longest)
     }
 
-    /// How many of some peers are served that leave the daemon waiting for their request a while.
+    /// Connects peers that send their MPA Request late. Returns the number of peers served.
     fn peers(&mut self, patience: Duration) -> Result<usize, Failure> {
         self.session.forget_events();
         let dial = |_| TcpStream::connect_timeout(&self.address, patience).ok();
@@ -143,14 +147,14 @@ impl Own {
             let Event::ConnectionRequest { request, addresses, .. } = event else { continue };
             served += usize::from(waiting.contains(&addresses.peer));
             let private_data = Vec::new();
-            // It may have been withdrawn.
+            // The peer may have withdrawn the request.
             let _ = self.session.raw.try_call(RequestBody::Reject { request, private_data }, &[]);
         }
         Ok(served)
     }
 }
 
-/// The longest that it took to open a session, and to end one.
+/// Returns the longest time to open a session and the longest time to end a session.
 fn sessions(
     socket: &Path,
     patience: Duration,

@@ -1,5 +1,6 @@
-//! Descriptors whose close takes its time: TCP sockets that linger on a closed window, passed
-//! before there is a session, and clients that end with a packet unread behind them.
+//! Descriptors that close slowly: TCP sockets that linger because the peer's window is closed,
+//! passed before the session exists, and clients that disconnect with unread packets in their
+//! socket.
 
 use std::convert::Infallible;
 use std::io::{ErrorKind, Write};
@@ -16,23 +17,23 @@ use super::progress::Progress;
 use crate::raw::Raw;
 use crate::traffic::Failure;
 
-/// Sockets that linger: more than there are pauses, because a signal to the daemon ends such a
-/// wait.
+/// Number of lingering sockets. Must exceed the number of times that the test stops the daemon,
+/// because a signal ends a linger wait.
 const LINGERING: usize = 48;
 
-/// Passes the sockets, then comes and goes with unread packets, for ever.
+/// Passes the sockets, then connects and disconnects forever, leaving unread packets.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let mut far = Vec::new();
     for _ in 0..LINGERING {
         let (near, kept) = closed_window()?;
-        let raw = Raw::try_connect(socket).ok_or("the daemon is not there")?;
+        let raw = Raw::try_connect(socket).ok_or("cannot connect to the daemon")?;
         raw.send(b"no Hello", &[near.as_fd()]);
         far.push(kept);
     }
     let progress = Progress::begin();
     loop {
         if let Some(raw) = Raw::try_connect(socket) {
-            // The first ends it, and the others are unread then.
+            // The first packet ends the connection, so the others stay unread.
             for _ in 0..3 {
                 raw.send(b"no Hello", &[]);
             }
@@ -41,11 +42,11 @@ pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     }
 }
 
-/// A connection whose one end has more to send than the other takes, and waits for that when it is
-/// closed; and that other end.
+/// Returns both ends of a connection. The first has more unsent data than the second accepts, and
+/// lingers on close.
 pub(super) fn closed_window() -> Result<(TcpStream, TcpStream), Failure> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
-    // Neither end takes much.
+    // Small buffers on both ends.
     set_socket_recv_buffer_size(&listener, 4096)?;
     let mut near = TcpStream::connect(listener.local_addr()?)?;
     set_socket_send_buffer_size(&near, 4096)?;

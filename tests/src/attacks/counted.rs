@@ -1,5 +1,5 @@
-//! An attack beside a bystander that counts instead of measuring: a busy machine makes it slower
-//! and changes no verdict.
+//! An attack next to a bystander that counts operations instead of measuring time. A busy machine
+//! slows it down but cannot change the verdict.
 
 use std::time::Instant;
 
@@ -10,13 +10,13 @@ use super::Attack;
 use super::cpu;
 use super::stage::{Case, LINES, Stage, allowed, anonymous, tcp_memory};
 
-/// Plays a case against a daemon with so many workers. While the attack goes on, every round trip,
-/// command and session of the bystander ends, and its peers are served; the daemon's memory, the
-/// kernel's and the log stay within their bounds.
+/// Runs a case against a daemon with `workers` workers. During the attack, every round trip,
+/// command and session of the bystander must complete, its peers must be served, and the daemon's
+/// memory, the kernel's memory and the log must stay within their bounds.
 ///
 /// # Panics
 ///
-/// If one of these does not hold, or the attack does not get anywhere.
+/// If one of these conditions fails, or the attack makes no progress.
 pub fn play(binaries: Binaries, case: &Case, workers: u32) {
     let cpus = cpu::allowed();
     let here = cpus[0];
@@ -26,14 +26,14 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) {
     let attacker = if is_on_worker { here } else { there };
     let mut stage = Stage::new(binaries, case, workers, [here, pair]);
     let allowed = allowed(binaries, &stage.daemon);
-    // What is made once exists from here on.
+    // The first pass allocates everything that is allocated only once.
     stage.counted(OPERATIONS);
     let memory = anonymous(&stage.daemon);
     let kernel = tcp_memory();
     let part = ["overload", &case.attack.name(), &attacker.to_string()];
     let mut attacker = stage.daemon.actor_as(61_102, &part);
     attacker.line_after("under way");
-    gets_somewhere(&mut attacker);
+    wait_progress(&mut attacker);
     for _ in 0..TURNS {
         stage.counted(OPERATIONS);
         let grown = anonymous(&stage.daemon).saturating_sub(memory);
@@ -41,21 +41,21 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) {
         let kernel = tcp_memory().saturating_sub(kernel);
         assert!(kernel <= case.kernel, "{kernel} KiB in the kernel, not {}", case.kernel);
     }
-    assert!(!attacker.has_ended(), "the attacker has given up");
+    assert!(!attacker.has_ended(), "the attacker has exited");
     attacker.kill();
     let lines = stage.end().len();
     assert!(lines <= LINES, "{lines} lines in the log");
 }
 
-/// Waits until the attack is under way.
-fn gets_somewhere(attacker: &mut Process) {
+/// Waits until the attack makes progress.
+fn wait_progress(attacker: &mut Process) {
     let deadline = Instant::now() + DEADLINE;
     while attacker.line_after("done ") == "0" {
-        assert!(Instant::now() < deadline, "the attacker gets nowhere");
+        assert!(Instant::now() < deadline, "the attack makes no progress");
     }
 }
 
-/// Times that the bystander works beside the attack, and the bounds are checked.
+/// Number of passes of the bystander during the attack. The bounds are checked after each.
 const TURNS: u32 = 3;
-/// Round trips, sets of commands and sessions of each turn.
+/// Round trips, sets of commands and sessions per pass.
 const OPERATIONS: u64 = 20;

@@ -1,4 +1,4 @@
-//! Which CPU runs what: the worker and a well-behaved pair share one, attackers have another.
+//! CPU affinity: the worker and a well-behaved pair share one CPU, attackers run on another.
 
 use std::path::PathBuf;
 
@@ -6,22 +6,23 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// CPUs that this process may run on.
+/// Returns the CPUs that this process may run on.
 pub fn allowed() -> Vec<usize> {
-    let set = sched_getaffinity(None).expect("one's own CPUs");
+    let set = sched_getaffinity(None).expect("the CPU mask of this process");
     (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
 }
 
-/// Confines the calling thread, and those it starts from now on, to these CPUs.
+/// Confines the calling thread, and all threads it starts later, to these CPUs.
 pub fn confine(cpus: &[usize]) {
     sched_setaffinity(None, &only(cpus)).expect("CPUs that are allowed");
 }
 
-/// Confines the threads of a process whose names begin so to one CPU; how many there are.
+/// Confines the threads of a process with names that start with `name` to one CPU. Returns
+/// their number.
 ///
 /// # Panics
 ///
-/// If the process is gone, or belongs to somebody else.
+/// If the process is gone or belongs to another user.
 pub fn confine_threads(process: u32, name: &str, cpu: usize) -> usize {
     let tasks = PathBuf::from(format!("/proc/{process}/task"));
     let mut confined = 0;
@@ -33,7 +34,7 @@ pub fn confine_threads(process: u32, name: &str, cpu: usize) -> usize {
         }
         match sched_setaffinity(thread, &only(&[cpu])) {
             Ok(()) => confined += 1,
-            // It has ended since.
+            // The thread has ended since it was listed.
             Err(Errno::SRCH) => {}
             Err(e) => panic!("{name} cannot be confined to CPU {cpu}: {e}"),
         }
@@ -41,7 +42,7 @@ pub fn confine_threads(process: u32, name: &str, cpu: usize) -> usize {
     confined
 }
 
-/// Clock ticks for which the first thread of a process has had a CPU.
+/// Returns the CPU time of a process's main thread in clock ticks.
 ///
 /// # Panics
 ///
@@ -54,7 +55,7 @@ pub fn ticks(process: u32) -> u64 {
     fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum()
 }
 
-/// Clock ticks of a second, as the kernel shows them to everybody.
+/// Clock ticks per second in `/proc` (`USER_HZ`).
 pub const TICKS: f64 = 100.0;
 
 fn only(cpus: &[usize]) -> CpuSet {

@@ -1,4 +1,4 @@
-//! One user with as many sessions as it may have, all of them busy.
+//! One user with its maximum number of sessions, all busy.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -11,12 +11,12 @@ use super::intruder::{Completions, End, Intruder};
 use super::progress::Progress;
 use crate::traffic::Failure;
 
-/// Entries of each send queue.
+/// Depth of each send queue.
 const DEPTH: u32 = 64;
-/// Bytes of a Write.
+/// Length of a Write in bytes.
 const LEN: usize = 64 * 1024;
 
-/// A session with a QP that writes to another one of the same session.
+/// A session with a QP that writes to another QP of the session.
 struct Busy {
     intruder: Intruder,
     end: End,
@@ -24,7 +24,7 @@ struct Busy {
     _other: End,
 }
 
-/// Keeps every send queue of so many sessions full, for ever.
+/// Keeps the send queues of `sessions` sessions full forever.
 pub fn run(socket: &Path, sessions: usize) -> Result<Infallible, Failure> {
     let busy = (0..sessions).map(|_| Busy::new(socket)).collect::<Result<Vec<_>, _>>()?;
     let progress = Progress::begin();
@@ -44,7 +44,8 @@ impl Busy {
     fn new(socket: &Path) -> Result<Self, Failure> {
         let mut intruder = Intruder::open(socket)?;
         let completions = intruder.cq(2 * DEPTH, false)?;
-        let (end, other) = (intruder.qp(completions.cq, DEPTH)?, intruder.qp(completions.cq, 1)?);
+        let end = intruder.qp(completions.cq, DEPTH)?;
+        let other = intruder.qp(completions.cq, 1)?;
         let (_, address) = intruder.listen(1)?;
         intruder.couple(address, &end, &other)?;
         let region = intruder.region(LEN, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -53,7 +54,7 @@ impl Busy {
     }
 }
 
-/// A Write of a region into itself.
+/// Encodes a Write of a region into itself.
 fn write(region: Stag, n: u32) -> Vec<u64> {
     let none = SendFlags::empty();
     let header = SendHeader { num_sge: 1, rkey: region.0, ..send(SendOpcode::Write, none, n) };

@@ -1,4 +1,4 @@
-//! A flush that never ends: the QP is in Error, and whatever is flushed is posted anew at once.
+//! An endless flush: the QP is in Error, and every flushed request is posted again at once.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -10,10 +10,10 @@ use super::intruder::{Completions, End, Intruder};
 use super::progress::Progress;
 use crate::traffic::Failure;
 
-/// Entries of each queue: as many as may be.
+/// Depth of each queue: the maximum.
 const DEPTH: u32 = 16_384;
 
-/// Which queue is flushed.
+/// The queue that is flushed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The send queue.
@@ -22,14 +22,14 @@ pub enum Side {
     Receives,
 }
 
-/// Refills the queue and empties the CQ for ever, arming it anew all the time if it is `armed`.
+/// Refills the queue and empties the CQ forever. Rearms the CQ each time if `armed` is set.
 pub fn run(socket: &Path, side: Side, armed: bool) -> Result<Infallible, Failure> {
     let mut intruder = Intruder::open(socket)?;
     let completions = intruder.cq(2 * DEPTH, armed)?;
     let end = intruder.qp(completions.cq, DEPTH)?;
     end.sq.fill(|n| send(SendOpcode::Write, SendFlags::SIGNALED, n).to_words().to_vec());
     end.rq.fill(|n| {
-        ReceiveHeader { num_sge: 0, wr_id: n.into(), spare_is_zero: true }.to_words().to_vec()
+        ReceiveHeader { num_sge: 0, wr_id: n.into(), reserved_is_zero: true }.to_words().to_vec()
     });
     intruder.call(RequestBody::QpToError { qp: end.qp })?;
     let progress = Progress::begin();
@@ -51,7 +51,7 @@ fn turn(intruder: &Intruder, end: &End, all: &Completions, side: Side, armed: bo
     new
 }
 
-/// A request without data.
+/// Returns the header of a request without data.
 pub(super) fn send(opcode: SendOpcode, flags: SendFlags, wr_id: u32) -> SendHeader {
     SendHeader {
         opcode: opcode as u8,
@@ -63,6 +63,6 @@ pub(super) fn send(opcode: SendOpcode, flags: SendFlags, wr_id: u32) -> SendHead
         rkey: 0,
         inv_rkey: 0,
         params: [0; 4],
-        spare_is_zero: true,
+        reserved_is_zero: true,
     }
 }

@@ -1,4 +1,4 @@
-//! Many connections that bring the shortest FPDUs there are, as fast as TCP carries them.
+//! Many connections that carry FPDUs of the minimum length as fast as TCP allows.
 
 use std::convert::Infallible;
 use std::io::{ErrorKind, Write};
@@ -10,10 +10,10 @@ use super::progress::Progress;
 use crate::traffic::Failure;
 use crate::wire::{self, CRC, fpdu, tagged};
 
-/// Connections.
+/// Number of connections.
 const CONNECTIONS: usize = 64;
 
-/// Writes without data (20 bytes each), on every connection that takes them, for ever.
+/// Sends Writes without data (20 bytes each) on every writable connection, forever.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let mut intruder = Intruder::open(socket)?;
     let cq = intruder.cq(64, false)?.cq;
@@ -47,5 +47,5 @@ pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     }
 }
 
-/// FPDUs of one call: as many bytes as the daemon reads at once.
+/// FPDUs per `write`: as many bytes as the daemon reads at once.
 const BURST: usize = 256 * 1024 / 20;

@@ -1,5 +1,5 @@
-//! Requests that make no message: binds and local invalidates of a window of one's own, and Reads
-//! behind the peer's FIN, as fast as they are taken, from one session or from many.
+//! Requests that send no message: binds and local invalidates of the attacker's own window, and
+//! Reads after the peer's FIN. One session or many post them as fast as the daemon takes them.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -13,23 +13,22 @@ use super::intruder::{Completions, End, Intruder};
 use super::progress::Progress;
 use crate::traffic::Failure;
 
-/// Entries of each send queue: as many as may be, and even, so that binds and invalidates stay
-/// paired.
+/// Depth of each send queue: the maximum. Must be even, so that binds and invalidates stay paired.
 const DEPTH: u32 = 16_384;
 
-/// What is posted.
+/// The requests that are posted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// Binds of a window, and its invalidation.
+    /// Binds and invalidates of a window.
     Binds,
-    /// Reads that fail because the peer has finished.
+    /// Reads that fail because the peer has sent FIN.
     Reads,
 }
 
 /// A session, its QP and its CQ.
 struct Busy(Intruder, End, Completions);
 
-/// Posts from so many sessions, for ever.
+/// Posts requests from `sessions` sessions, forever.
 pub fn run(socket: &Path, what: What, sessions: usize) -> Result<Infallible, Failure> {
     let open = || match what {
         What::Binds => binds(socket),
@@ -78,12 +77,12 @@ fn reads(socket: &Path) -> Result<Busy, Failure> {
     let (mut intruder, end, completions) = coupled(socket)?;
     let sink = intruder.region(4096, Access::LOCAL_WRITE)?;
     end.sq.fill(|n| read(sink, n));
-    // The other end finishes sending, and this one does not.
+    // The other end has sent FIN. This end stays open.
     while !matches!(intruder.event()?, Event::PeerClosed { .. }) {}
     Ok(Busy(intruder, end, completions))
 }
 
-/// A Read of a few bytes into this region.
+/// Encodes a Read of a few bytes into this region.
 fn read(sink: Stag, n: u32) -> Vec<u64> {
     let header = SendHeader { num_sge: 1, ..send(SendOpcode::Read, SendFlags::SIGNALED, n) };
     let mut words = header.to_words().to_vec();
@@ -91,11 +90,12 @@ fn read(sink: Stag, n: u32) -> Vec<u64> {
     words
 }
 
-/// A QP that is connected to another one of its session; that one has finished sending.
+/// Connects two QPs of a new session. The second one has sent FIN.
 fn coupled(socket: &Path) -> Result<(Intruder, End, Completions), Failure> {
     let mut intruder = Intruder::open(socket)?;
     let completions = intruder.cq(2 * DEPTH, false)?;
-    let (end, other) = (intruder.qp(completions.cq, DEPTH)?, intruder.qp(completions.cq, 1)?);
+    let end = intruder.qp(completions.cq, DEPTH)?;
+    let other = intruder.qp(completions.cq, 1)?;
     let (_, address) = intruder.listen(1)?;
     intruder.couple(address, &end, &other)?;
     intruder.call(RequestBody::Disconnect { qp: other.qp, mode: DisconnectMode::Orderly })?;

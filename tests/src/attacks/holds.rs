@@ -1,5 +1,5 @@
-//! Messages that are held for want of a receive until their deadline passes, in front of the
-//! response to a Read: each would be worth a line in the log.
+//! Messages without a receive that wait until their RNR deadline passes, ahead of a Read Response.
+//! Each could cause a log line.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use super::progress::Progress;
 use crate::raw::qp_request;
 use crate::traffic::Failure;
 
-/// Has connections end like that, for ever, by one session after the other if it takes more than
+/// Lets connections fail in this way, forever. Opens a new session when the daemon ends the old
 /// one.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let progress = Progress::begin();
@@ -29,10 +29,10 @@ pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     }
 }
 
-/// Connections at a time.
+/// Number of connections at the same time.
 const PAIRS: u64 = 32;
 
-/// A session with what all its connections need.
+/// A session and the objects that all its connections share.
 struct Holding {
     intruder: Intruder,
     completions: Completions,
@@ -50,7 +50,8 @@ impl Holding {
         Ok(Holding { intruder, completions, address, region })
     }
 
-    /// Connects, sends where no receive is and reads from there, and waits for the end.
+    /// Connects, sends without a posted receive, reads in the other direction, and destroys the
+    /// QPs.
     fn hold(&mut self) -> Result<(), Failure> {
         let Holding { intruder, completions, address, region } = self;
         let mut pairs = Vec::new();
@@ -58,7 +59,8 @@ impl Holding {
             let holds = RnrPolicy::Wait { timeout_ms: 5 };
             let holding =
                 QpRequest { rnr_policy: holds, ..qp_request(intruder.pd, completions.cq) };
-            let (sending, holding) = (intruder.qp(completions.cq, 1)?, intruder.qp_with(holding)?);
+            let sending = intruder.qp(completions.cq, 1)?;
+            let holding = intruder.qp_with(holding)?;
             sending.sq.fill(|n| send(SendOpcode::Send, SendFlags::empty(), n).to_words().to_vec());
             intruder.couple(*address, &sending, &holding)?;
             holding.sq.fill(|n| {

@@ -1,5 +1,5 @@
-//! A session of an attacker: the queues in shared memory are within its reach, and no library keeps
-//! it from using them otherwise than they are meant.
+//! An attacker's session. It accesses the queues in shared memory directly, without the
+//! checks of the library.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -19,13 +19,13 @@ use crate::DEADLINE;
 use crate::raw::{Raw, memfd, qp_request};
 use crate::traffic::Failure;
 
-/// A session with one domain.
+/// A session with one protection domain.
 pub struct Intruder {
-    /// The control socket and what came through it.
+    /// The control socket and everything received through it.
     pub raw: Raw,
     /// The domain.
     pub pd: PdId,
-    /// How long it waits for anything.
+    /// Time limit for each answer and event.
     pub patience: Duration,
     bells: Vec<DoorbellRinger>,
 }
@@ -53,7 +53,7 @@ impl Intruder {
     ///
     /// # Errors
     ///
-    /// If there is none to be had.
+    /// If the daemon admits no session.
     pub fn open(socket: &Path) -> Result<Self, Failure> {
         let mut raw = Raw::try_open(socket).ok_or("no session")?;
         let bells = (0..u32::from(raw.workers))
@@ -65,20 +65,20 @@ impl Intruder {
         Ok(Intruder { raw, pd, patience: DEADLINE, bells })
     }
 
-    /// Asks for something that has to be granted.
+    /// Sends a request that the daemon must grant.
     ///
     /// # Errors
     ///
-    /// If it is not.
+    /// If the daemon refuses it.
     pub fn call(&mut self, body: RequestBody) -> Result<ReplyBody, Failure> {
         granted(&mut self.raw, body)
     }
 
-    /// Makes a completion queue, with a channel if it is to be armed.
+    /// Creates a completion queue, with a channel if `armed` is set.
     ///
     /// # Errors
     ///
-    /// If that is refused.
+    /// If the daemon refuses it.
     pub fn cq(&mut self, entries: u32, armed: bool) -> Result<Completions, Failure> {
         let channel = match armed.then(|| self.call(RequestBody::CreateChannel)).transpose()? {
             Some(ReplyBody::Channel { channel }) => Some(channel),
@@ -91,11 +91,11 @@ impl Intruder {
         }
     }
 
-    /// Makes a QP with queues of this depth.
+    /// Creates a QP with queues of this depth.
     ///
     /// # Errors
     ///
-    /// If that is refused.
+    /// If the daemon refuses it.
     pub fn qp(&mut self, cq: CqId, depth: u32) -> Result<End, Failure> {
         let request = QpRequest {
             sq_depth: depth,
@@ -108,11 +108,11 @@ impl Intruder {
         self.qp_with(request)
     }
 
-    /// Makes a QP with a receive queue of its own.
+    /// Creates a QP with its own receive queue.
     ///
     /// # Errors
     ///
-    /// If that is refused.
+    /// If the daemon refuses it.
     pub fn qp_with(&mut self, request: QpRequest) -> Result<End, Failure> {
         match self.call(RequestBody::CreateQp(request))? {
             ReplyBody::Qp { qp, sq, rq: Some(rq), .. } => {
@@ -122,15 +122,16 @@ impl Intruder {
         }
     }
 
-    /// Registers so many bytes of new memory at address 0.
+    /// Registers `length` bytes of new memory at address 0.
     ///
     /// # Errors
     ///
-    /// If that is refused.
+    /// If the daemon refuses it.
     pub fn region(&mut self, length: usize, access: Access) -> Result<Stag, Failure> {
         let buffer = self.shared_buffer(length)?;
         let source = MrSource::Shared { buffer, offset: 0 };
-        let (pd, length) = (self.pd, length as u64);
+        let pd = self.pd;
+        let length = length as u64;
         let body =
             RequestBody::RegMr(MrRequest { pd, source, length, iova: 0, access, scope: Scope::Pd });
         match self.call(body)? {
@@ -139,11 +140,11 @@ impl Intruder {
         }
     }
 
-    /// Shares so many bytes of new memory.
+    /// Shares `length` bytes of new memory.
     ///
     /// # Errors
     ///
-    /// If that is refused.
+    /// If the daemon refuses it.
     pub fn shared_buffer(&mut self, length: usize) -> Result<SharedBufferId, Failure> {
         let memory = memfd(length);
         let add = RequestBody::AddSharedBuffer { length: length as u64 };
@@ -153,11 +154,11 @@ impl Intruder {
         }
     }
 
-    /// Listens at a port of the kernel's choice.
+    /// Listens on a loopback port that the kernel chooses.
     ///
     /// # Errors
     ///
-    /// If that is refused.
+    /// If the daemon refuses it.
     pub fn listen(&mut self, backlog: u32) -> Result<(ListenerId, SocketAddr), Failure> {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         match self.call(RequestBody::Bind { address, context: 0, v6_only: false })? {
@@ -169,58 +170,68 @@ impl Intruder {
         }
     }
 
-    /// Connects two QPs of this session, one of which listens there.
+    /// Connects two QPs of this session through its listener at `at`.
     ///
     /// # Errors
     ///
-    /// If that does not come about.
+    /// If the connection fails.
     pub fn couple(&mut self, at: SocketAddr, active: &End, passive: &End) -> Result<(), Failure> {
-        let (qp, peer, local, ird, ord) = (active.qp, at, None, None, None);
-        let private_data = Vec::new();
-        self.call(RequestBody::Connect { qp, peer, local, ird, ord, private_data })?;
+        self.call(RequestBody::Connect {
+            qp: active.qp,
+            peer: at,
+            local: None,
+            ird: None,
+            ord: None,
+            private_data: Vec::new(),
+        })?;
         self.accept(passive)?;
         active.sq.wait_for_worker(self.patience)
     }
 
-    /// Accepts the next connection with this QP, and waits until a worker has it.
+    /// Accepts the next connection with this QP and waits until a worker has taken the QP.
     ///
     /// # Errors
     ///
-    /// If none comes, or it fails.
+    /// If no request arrives, or the connection fails.
     pub fn accept(&mut self, end: &End) -> Result<(), Failure> {
         self.accept_within(end, self.patience)
     }
 
-    /// As [`Intruder::accept`], if a request comes soon.
+    /// Like [`Intruder::accept`], with a time limit.
     ///
     /// # Errors
     ///
-    /// If none comes in this time, or it fails.
+    /// If no request arrives in this time, or the connection fails.
     pub fn accept_within(&mut self, end: &End, patience: Duration) -> Result<(), Failure> {
         let request = loop {
             if let Event::ConnectionRequest { request, .. } = self.event_within(patience)? {
                 break request;
             }
         };
-        let (qp, ird, ord, private_data) = (end.qp, None, None, Vec::new());
-        self.call(RequestBody::Accept { request, qp, ird, ord, private_data })?;
+        self.call(RequestBody::Accept {
+            request,
+            qp: end.qp,
+            ird: None,
+            ord: None,
+            private_data: Vec::new(),
+        })?;
         end.sq.wait_for_worker(patience)
     }
 
-    /// The next event.
+    /// Waits for the next event.
     ///
     /// # Errors
     ///
-    /// If none comes.
+    /// If none arrives.
     pub fn event(&self) -> Result<Event, Failure> {
         self.event_within(self.patience)
     }
 
-    /// The next event, if it comes soon.
+    /// Waits for the next event for at most `patience`.
     ///
     /// # Errors
     ///
-    /// If none comes in this time.
+    /// If none arrives in this time.
     pub fn event_within(&self, patience: Duration) -> Result<Event, Failure> {
         let events = self.raw.descriptors.get(1).ok_or("no event channel")?;
         let patience =
@@ -234,12 +245,12 @@ impl Intruder {
         Ok(postcard::from_bytes(&bytes[..n])?)
     }
 
-    /// Takes all events that are there, unread.
+    /// Discards all pending events.
     pub fn forget_events(&self) {
         while self.event_within(Duration::ZERO).is_ok() {}
     }
 
-    /// Rings for a queue of a QP that a worker has.
+    /// Rings the doorbell for a queue of a QP that a worker has taken.
     pub fn ring_for(&self, ring: &Ring) {
         let worker = ring.header(queue_header::WORKER) as u32;
         self.ring_index(worker, (ring.header(queue_header::OWNER) >> 32) as u32);
@@ -262,7 +273,7 @@ impl Intruder {
     }
 
     fn ring(&self, queue: QueueLocation) -> Result<Ring, Failure> {
-        let arena = self.raw.arenas.get(queue.arena as usize).ok_or("an arena that never came")?;
+        let arena = self.raw.arenas.get(queue.arena as usize).ok_or("an arena not received")?;
         Ok(Ring { arena: arena.clone(), at: queue.offset as usize, shape: queue.shape })
     }
 }
@@ -288,12 +299,12 @@ impl Ring {
         for entry in 0..self.shape.capacity {
             let at = self.at + QUEUE_HEADER_LEN + (entry * self.shape.stride) as usize;
             for (n, word) in words(entry).into_iter().enumerate() {
-                self.arena.store_u64(at + 8 * n, word).expect("an arena of its own");
+                self.arena.store_u64(at + 8 * n, word).expect("access to own arena");
             }
         }
     }
 
-    /// Publishes everything again that the daemon has given back; how many entries that were.
+    /// Publishes all consumed entries again. Returns their number.
     pub fn refill(&self) -> u32 {
         let consumed = self.header(queue_header::CONSUMER) as u32;
         let produced = self.header(queue_header::PRODUCER) as u32;
@@ -302,7 +313,7 @@ impl Ring {
         new.wrapping_sub(produced)
     }
 
-    /// Takes all completions without a look at them, and arms the queue; how many they were.
+    /// Discards all completions and arms the queue. Returns the number of completions.
     pub fn drain(&self, arm: u32) -> u32 {
         let produced = self.header(queue_header::PRODUCER) as u32;
         let consumed = self.header(queue_header::CONSUMER) as u32;
@@ -311,7 +322,7 @@ impl Ring {
         produced.wrapping_sub(consumed)
     }
 
-    /// Waits until a worker has the QP.
+    /// Waits until a worker has taken the QP.
     fn wait_for_worker(&self, patience: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + patience;
         while self.header(queue_header::WORKER) as u32 == WORKER_NONE {
@@ -324,10 +335,10 @@ impl Ring {
     }
 
     fn header(&self, field: usize) -> u64 {
-        self.arena.load_u64(self.at + field).expect("an arena of its own")
+        self.arena.load_u64(self.at + field).expect("access to own arena")
     }
 
     fn store(&self, field: usize, word: u64) {
-        self.arena.store_u64(self.at + field, word).expect("an arena of its own");
+        self.arena.store_u64(self.at + field, word).expect("access to own arena");
     }
 }

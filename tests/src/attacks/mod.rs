@@ -1,9 +1,9 @@
-//! What one user can do to take more than its share: each attack is played by a process of another
-//! user, beside a well-behaved pair that is measured.
+//! Attacks by which one user tries to exceed its share. Each attack runs as one user, next to a
+//! well-behaved pair of another user, which is measured.
 //!
-//! [`Attack`] is the table, [`play`] an attacker's life, [`bystander`] the pair and the commands
-//! that are measured, [`stage`] the daemon, the CPUs, the measurement and the verdict, and
-//! [`counted`] the same without a clock.
+//! [`Attack`] lists the attacks and [`play`] runs one. [`bystander`] holds the measured pair and
+//! its commands. [`stage`] sets up the daemon and the CPUs, measures, and checks the bounds.
+//! [`counted`] does the same without a clock.
 
 pub mod bystander;
 mod closing;
@@ -35,62 +35,62 @@ use progress::Progress;
 /// An attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Attack {
-    /// A send queue in Error that is refilled while it is flushed.
+    /// The send queue of a QP in ERR, refilled while it is flushed.
     FlushedSends,
-    /// The same with a CQ that is armed anew all the time.
+    /// The same, with a CQ that is rearmed each time.
     FlushedSendsArmed,
-    /// A receive queue in Error that is refilled while it is flushed.
+    /// The receive queue of a QP in ERR, refilled while it is flushed.
     FlushedReceives,
-    /// Binds and local invalidates of one session.
+    /// Binds and local invalidates from one session.
     Binds,
-    /// The same of 32 sessions.
+    /// The same from 32 sessions.
     BindsOfMany,
-    /// Reads behind the peer's FIN.
+    /// Reads after the peer's FIN.
     Reads,
-    /// The same of 32 sessions.
+    /// The same from 32 sessions.
     ReadsOfMany,
-    /// 64 connections that bring FPDUs of 20 bytes.
+    /// 64 connections that carry FPDUs of 20 bytes.
     ShortFpdus,
-    /// 8,000 QPs rung for nothing every 2 ms.
+    /// Idle doorbells: 8,000 QPs rung every 2 ms without any work.
     Doorbells,
     /// 128 busy sessions of one user.
     Sessions,
-    /// Lists of diagnoses beside sessions that have as many as may be.
+    /// Lists of diagnoses, from sessions that have the maximum number of them.
     Whys,
-    /// Questions about the device.
+    /// Device queries.
     Questions,
-    /// Connection requests that nobody decides.
+    /// Connection requests that the listener neither accepts nor rejects.
     Undecided,
-    /// Sockets whose close takes its time.
+    /// Sockets that close slowly.
     SlowClose,
-    /// 20,000 silent connections a second.
+    /// 20,000 connections a second that send nothing.
     Silent,
     /// Wrong STags on the attacker's own QPs.
     StagGuessLimiter,
-    /// Connections whose peers read nothing.
+    /// Connections to peers that do not read.
     ClosedWindows,
-    /// Memory that is no memory, attached again and again.
+    /// Repeated attempts to attach a descriptor that is not memory.
     WrongMemory,
-    /// Gigabytes that are refused.
+    /// Shared buffers of several GiB, which the daemon refuses.
     RefusedMemory,
     /// A busy loop on the worker's CPU.
     BusyLoop,
-    /// Messages held until their deadline.
+    /// Messages without a receive, held until their RNR deadline passes.
     Holds,
 }
 
 impl Attack {
-    /// Its name on command lines and in reports.
+    /// Returns the attack's name on command lines and in reports.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
-/// Plays an attack for ever.
+/// Runs an attack forever.
 ///
 /// # Errors
 ///
-/// If it cannot even begin, or is stopped by the daemon.
+/// If the attack cannot start, or the daemon stops it.
 pub fn play(attack: Attack, socket: &Path) -> Result<Infallible, Failure> {
     use Attack::*;
     use flush::Side;
@@ -122,7 +122,7 @@ pub fn play(attack: Attack, socket: &Path) -> Result<Infallible, Failure> {
     }
 }
 
-/// Uses a CPU.
+/// Uses a whole CPU.
 fn spin() -> Result<Infallible, Failure> {
     let progress = Progress::begin();
     loop {

@@ -1,16 +1,16 @@
-//! How far an attack is, told to whoever measures beside it.
+//! Progress reports of an attack to the test that measures next to it.
 
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Counts what an attack does, and prints the count again and again.
+/// Counts the operations of an attack and prints the count periodically.
 #[derive(Clone)]
 pub struct Progress(Arc<AtomicU64>);
 
 impl Progress {
-    /// Says that the attack is under way, and from now on how far it is, until nobody listens.
+    /// Prints that the attack has started, then its progress until standard output is closed.
     pub fn begin() -> Self {
         let count = Arc::new(AtomicU64::new(0));
         let counted = count.clone();
@@ -18,21 +18,21 @@ impl Progress {
         std::thread::spawn(move || {
             loop {
                 let line = format!("done {}\n", counted.load(Ordering::Relaxed));
-                // Whoever started the attack is gone: so is its purpose.
+                // The test is gone. End the attack, too.
                 if std::io::stdout().write_all(line.as_bytes()).is_err() {
                     std::process::exit(0);
                 }
-                std::thread::sleep(EVERY);
+                std::thread::sleep(INTERVAL);
             }
         });
         Progress(count)
     }
 
-    /// So much more was done.
+    /// Adds `n` operations.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 }
 
-/// How often the count is printed.
-const EVERY: Duration = Duration::from_millis(10);
+/// Interval between two reports.
+const INTERVAL: Duration = Duration::from_millis(10);

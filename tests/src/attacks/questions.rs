@@ -1,4 +1,4 @@
-//! Questions that cost the control thread more than they cost whoever asks.
+//! Requests that cost the control thread more than they cost the client.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -11,19 +11,19 @@ use super::progress::Progress;
 use crate::raw::Raw;
 use crate::traffic::Failure;
 
-/// What is asked.
+/// The request that is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// Lists of diagnoses, of which there are as many as may be.
+    /// Lists of diagnoses, each with the maximum number of entries.
     Whys,
-    /// What the device can do.
+    /// Device attributes.
     Device,
 }
 
-/// Requests that are under way in each session.
+/// Outstanding requests per session.
 const DEPTH: usize = 32;
 
-/// Asks in so many sessions at once, for ever.
+/// Sends requests from `sessions` sessions forever. Each session first causes `records` diagnoses.
 pub fn run(
     socket: &Path,
     question: Question,
@@ -33,7 +33,7 @@ pub fn run(
     let mut raws = Vec::new();
     for _ in 0..sessions {
         let mut raw = Raw::try_open(socket).ok_or("no session")?;
-        // Each refusal leaves a record.
+        // Each refusal leaves a diagnosis.
         for _ in 0..records {
             let body = RequestBody::DestroyQp { qp: QpId(u32::MAX) };
             let _refused = raw.try_call(body, &[]).ok_or("no answer")?;

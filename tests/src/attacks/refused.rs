@@ -1,4 +1,4 @@
-//! Requests that are refused, and cost the daemon more than whoever made them.
+//! Refused requests that cost the daemon more than they cost the client.
 
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +12,7 @@ use super::progress::Progress;
 use crate::raw::Raw;
 use crate::traffic::Failure;
 
-/// Attaches memory that is not its own, over and over.
+/// Repeatedly tries to attach a descriptor that is not this process's memory.
 pub fn attach(socket: &Path) -> Result<Infallible, Failure> {
     let progress = Progress::begin();
     loop {
@@ -24,12 +24,11 @@ pub fn attach(socket: &Path) -> Result<Infallible, Failure> {
     }
 }
 
-/// Shares memory with a hole at its end: refused, and gigabytes are freed by whoever closes it
-/// last. So that this is the daemon, it is kept from reading by answers that wait, and finds a
-/// memfd that nobody else has.
+/// Shares memory with a hole at its end, which the daemon refuses. The process that closes the
+/// memfd last must free 3 GiB. Unread replies delay the daemon, so that it closes the memfd last.
 pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
     const LEN: u64 = 3 << 30;
-    /// More than a socket holds answers.
+    /// More answers than a socket buffer holds.
     const QUESTIONS: usize = 320;
     let progress = Progress::begin();
     loop {
@@ -37,13 +36,13 @@ pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
         let buffer = holed(LEN)?;
         for _ in 0..QUESTIONS {
             raw.ask(RequestBody::Status, &[]);
-            // At the pace of whoever answers, as long as he does.
+            // Matches the daemon's pace while it still answers.
             std::thread::sleep(Duration::from_micros(50));
         }
         let body = RequestBody::AddSharedBuffer { length: LEN + HOLE };
         raw.ask(body, &[buffer.as_fd()]);
         drop(buffer);
-        // The last answer is the one to that; the session may have ended before.
+        // Reads up to the refusal of the buffer. The session may have ended before.
         while raw.receive().is_some_and(|(bytes, _)| {
             postcard::from_bytes::<Reply>(&bytes).is_ok_and(|reply| reply.result.is_ok())
         }) {}
@@ -51,7 +50,7 @@ pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
     }
 }
 
-/// Bytes of the hole.
+/// Length of the hole in bytes.
 const HOLE: u64 = 4096;
 
 fn holed(length: u64) -> Result<OwnedFd, Failure> {

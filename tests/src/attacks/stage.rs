@@ -1,9 +1,10 @@
-//! A daemon, an attacker on one CPU, a bystander on another, and what is measured of the bystander;
-//! and another daemon without an attacker, whose bystander is measured in between.
+//! A daemon with an attacker on one CPU and a measured bystander on another, and a second daemon
+//! without an attacker as the baseline.
 //!
-//! Windows of the two take turns: while one is measured, the other and its attacker are stopped.
-//! Rates count by their medians over all windows, so a machine that is slow for a while is slow for
-//! both; times count by the longest. Where a verdict is not clear, more windows are taken.
+//! The measurement windows of the two alternate. While the baseline is measured, the attacked
+//! daemon and the attacker are stopped. Rates are judged by the median of all windows, so that a
+//! temporarily slow machine affects both. Times are judged by the maximum. An unclear verdict
+//! extends the measurement.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,34 +18,34 @@ use super::{Attack, cpu};
 use crate::daemon::Binaries;
 use crate::{DEADLINE, Daemon, Process};
 
-/// An attack and what it takes to play it.
+/// An attack and its setup and bounds.
 #[derive(Clone, Copy)]
 pub struct Case {
     /// The attack.
     pub attack: Attack,
-    /// More of the configuration.
+    /// Additional configuration.
     pub config: &'static str,
-    /// A command of the shell that limits the daemon.
+    /// Shell command that limits the daemon.
     pub limit: &'static str,
-    /// Whether peers that take their time are measured as well.
+    /// True if slow peers are measured as well.
     pub peers: bool,
-    /// The least share of its rate that the pair keeps, on a machine that does nothing else.
+    /// Minimum share of the baseline rate that the pair must keep.
     pub share: f64,
-    /// Round trips per second that are enough, however many there are without the attacker: where
-    /// the pace is the kernel's scheduler's, which a faster processor does not change.
+    /// Round trips per second that suffice regardless of the baseline, for attacks where the
+    /// kernel's scheduler sets the pace and a faster processor does not help.
     pub enough: f64,
-    /// The most of the kernel's memory for TCP, in KiB.
+    /// Maximum growth of the kernel's TCP memory, in KiB.
     pub kernel: u64,
-    /// QPs of one user.
+    /// QP limit per user.
     pub qps: u32,
-    /// Milliseconds for which commands and sessions are measured at a time, beside the attacker.
+    /// Length of a window of commands and sessions next to the attacker, in milliseconds.
     pub window: u32,
-    /// How much of the attack precedes the first window, unless it comes to a halt.
+    /// Operations of the attack before the first window. The wait takes at most `HEAD_START`.
     pub after: u64,
 }
 
 impl Case {
-    /// An attack under the bounds that hold for all.
+    /// A case with the default bounds.
     pub const fn new(attack: Attack) -> Self {
         Case {
             attack,
@@ -61,23 +62,24 @@ impl Case {
     }
 }
 
-/// The longest that is waited for an attack to come into effect.
+/// Time limit for the attack to take effect.
 const HEAD_START: Duration = Duration::from_secs(5);
-/// The least window: long enough for hundreds of commands.
+/// Default window in milliseconds: long enough for hundreds of commands.
 const WINDOW: u32 = 30;
-/// The share of its rate that a pair keeps.
+/// Default share of the baseline rate that the pair must keep.
 const SHARE: f64 = 1.0 / 3.0;
-/// The longest that a command, or the end of a session, takes.
+/// Maximum time of a command or of the end of a session.
 const COMMAND: Duration = Duration::from_millis(50);
-/// The longest that a new session takes.
+/// Maximum time to open a session.
 const SESSION: Duration = Duration::from_millis(100);
-/// Lines that a daemon may log during an attack.
+/// Maximum number of log lines during an attack.
 pub(super) const LINES: usize = 60;
 
-/// A configuration under which each attack can be as strong as it is meant to be, and whose worst
-/// case is small enough for a growth without bound to be seen in seconds.
+/// Returns a configuration under which each attack reaches its full strength, with limits low
+/// enough to show unbounded growth within seconds.
 fn config(case: &Case, workers: u32) -> String {
-    let (qps, more) = (case.qps, case.config);
+    let qps = case.qps;
+    let more = case.config;
     format!(
         "
 [control]
@@ -110,18 +112,19 @@ srqs = 32
     )
 }
 
-/// Figures of one window, or of many together.
+/// Measurements of one window, or a summary of many.
 #[derive(Clone, Debug, Default)]
-struct Figures {
+struct Measurements {
     /// Round trips per second.
     rate: f64,
-    /// Longest registration, deregistration, destruction, opening of a session and end of one.
+    /// Longest registration, deregistration, destruction, opening of a session and end of a
+    /// session.
     longest: [Duration; 5],
-    /// The share of peers that were served.
+    /// Share of the peers that were served.
     served: f64,
 }
 
-/// What [`Figures::longest`] is of.
+/// Names and limits of [`Measurements::longest`].
 const TIMED: [(&str, Duration); 5] = [
     ("register", COMMAND),
     ("deregister", COMMAND),
@@ -130,23 +133,23 @@ const TIMED: [(&str, Duration); 5] = [
     ("end of a session", COMMAND),
 ];
 
-/// What was measured of an attack.
+/// Results of an attack.
 pub struct Outcome {
     name: String,
     workers: u32,
-    /// Of the daemon that nobody attacks.
-    alone: Figures,
-    beside: Figures,
-    /// Median of the ratios of neighbouring windows.
+    /// Measurements of the daemon without an attacker.
+    alone: Measurements,
+    beside: Measurements,
+    /// Median of the ratios of adjacent windows.
     ratio: f64,
     windows: usize,
-    /// What the attacker did, per second of windows beside it.
+    /// Operations of the attacker per second, during the windows of the attacked daemon.
     done: f64,
-    /// The part of the windows beside the attacker in which the control thread had a CPU.
+    /// CPU share of the control thread during the windows of the attacked daemon.
     control: f64,
-    /// KiB by which the daemon's own memory has grown at most, and by how much it may.
+    /// Maximum growth of the daemon's own memory in KiB, and its limit.
     grown: (u64, u64),
-    /// KiB of the kernel's for TCP, at most, and before.
+    /// TCP memory of the kernel in KiB: the maximum, and the value before the attack.
     kernel: (u64, u64),
     lines: usize,
 }
@@ -158,17 +161,18 @@ pub(super) struct Stage {
     peers: bool,
 }
 
-/// Plays a case against a daemon with so many workers. With one worker, that and the pair have a
-/// CPU of their own; with several, rates are measured and not judged, since any of them may share a
+/// Runs a case against a daemon with `workers` workers. A single worker shares a CPU with the
+/// pair. With several workers, rates are measured but not judged, because any of them may share a
 /// CPU with the attacker.
 ///
 /// # Panics
 ///
-/// If the attack has more effect than it may have, or none because it does not get anywhere.
+/// If the attack exceeds its bounds, or makes no progress.
 pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
     let cpus = cpu::allowed();
-    let (here, there) = (cpus[0], *cpus.last().expect("a CPU to run on"));
-    // An attack on the worker's CPU leaves the other one to the pair.
+    let here = cpus[0];
+    let there = *cpus.last().expect("a CPU to run on");
+    // An attack on the worker's CPU leaves the other CPU to the pair.
     let (pair, attacker) = match case.attack {
         Attack::BusyLoop => (there, here),
         _ => (here, there),
@@ -176,18 +180,19 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
     let [mut quiet, mut stage] =
         [(); 2].map(|()| Stage::new(binaries, case, workers, [here, pair]));
     let allowed = allowed(binaries, &stage.daemon);
-    // Whatever is made once is there.
+    // The first window allocates everything that is allocated only once.
     stage.all(WINDOW);
     quiet.all(WINDOW);
-    let (memory, kernel) = (anonymous(&stage.daemon), tcp_memory());
+    let memory = anonymous(&stage.daemon);
+    let kernel = tcp_memory();
     let part = ["overload", &case.attack.name(), &attacker.to_string()];
     let mut attacker = stage.daemon.actor_as(61_102, &part);
     attacker.line_after("under way");
     let mut outcome = Outcome {
         name: case.attack.name(),
         workers,
-        alone: Figures::default(),
-        beside: Figures::default(),
+        alone: Measurements::default(),
+        beside: Measurements::default(),
         ratio: 0.0,
         windows: 0,
         done: 0.0,
@@ -200,8 +205,11 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
     while attacker.line_after("done ").parse().unwrap_or(0u64) < case.after
         && Instant::now() < halted
     {}
-    let (mut alone, mut beside, mut time) = (Vec::new(), Vec::new(), Duration::ZERO);
-    let (mut done, mut control) = (0, 0);
+    let mut alone = Vec::new();
+    let mut beside = Vec::new();
+    let mut time = Duration::ZERO;
+    let mut done = 0;
+    let mut control = 0;
     let began = Instant::now();
     loop {
         attacker.signal(Signal::STOP);
@@ -209,7 +217,8 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
         alone.push(quiet.all(WINDOW));
         stage.daemon.signal(Signal::CONT);
         attacker.signal(Signal::CONT);
-        let (window, ticks) = (Instant::now(), cpu::ticks(stage.daemon.pid()));
+        let window = Instant::now();
+        let ticks = cpu::ticks(stage.daemon.pid());
         let before = attacker.line_after("done ").parse().unwrap_or(0u64);
         beside.push(stage.all(case.window));
         let after = attacker.latest_after("done ").and_then(|n| n.parse().ok());
@@ -241,7 +250,7 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
 }
 
 impl Outcome {
-    /// What is not as it has to be.
+    /// Returns the violated bounds, one line each.
     fn failures(&self, case: &Case) -> Vec<String> {
         let mut failures = Vec::new();
         let mut check = |holds: bool, what: String| {
@@ -249,7 +258,7 @@ impl Outcome {
                 failures.push(what);
             }
         };
-        check(self.done > 0.0, "the attacker gets nowhere".to_owned());
+        check(self.done > 0.0, "the attack makes no progress".to_owned());
         if self.workers == 1 {
             let ratio = self.ratio;
             let share = case.share;
@@ -261,7 +270,7 @@ impl Outcome {
         }
         for (n, (what, most)) in TIMED.into_iter().enumerate() {
             let took = self.beside.longest[n];
-            // What the machine itself does to a command, it does without an attack as well.
+            // The machine's own delays also occur without an attack.
             let most = most.max(self.alone.longest[n]);
             check(took <= most, format!("{what} takes {took:?}, at most {most:?} is allowed"));
         }
@@ -275,7 +284,7 @@ impl Outcome {
         failures
     }
 
-    /// Prints the table of this attack, and adds it to `target/attacks.txt`.
+    /// Prints the results of this attack and adds them to `target/attacks.txt`.
     fn report(&self, binaries: Binaries) {
         println!("{self}");
         let target = Path::new(binaries.rnicd).ancestors().nth(2).unwrap_or(Path::new("."));
@@ -312,13 +321,14 @@ impl fmt::Display for Outcome {
             writeln!(f, "  {:<28}{:>14}{:>14}", format!("longest {what}"), times[0], times[1])?;
         }
         if beside.served < 1.0 || alone.served < 1.0 {
-            let (alone, beside) = (alone.served, beside.served);
+            let alone = alone.served;
+            let beside = beside.served;
             writeln!(f, "  {:<28}{alone:>14.2}{beside:>14.2}", "peers served")?;
         }
         let (grown, allowed) = self.grown;
         writeln!(f, "  {:<28}{grown:>28}  {allowed} allowed", "KiB more in the daemon")?;
         let (most, before) = self.kernel;
-        writeln!(f, "  {:<28}{before:>14}{most:>14}", "KiB of the kernel for TCP")?;
+        writeln!(f, "  {:<28}{before:>14}{most:>14}", "kernel TCP memory in KiB")?;
         writeln!(f, "  {:<28}{:>28.2}", "CPU of the control thread", self.control)?;
         writeln!(f, "  {:<28}{:>28.0}", "attacks per second", self.done)?;
         writeln!(f, "  {:<28}{:>28}", "lines in the log", self.lines)
@@ -326,7 +336,8 @@ impl fmt::Display for Outcome {
 }
 
 impl Stage {
-    /// A daemon whose worker has a CPU of its own if it has only one, and a bystander on another.
+    /// Starts a daemon and a bystander. A single worker is confined to CPU `worker`, the bystander
+    /// to CPU `pair`.
     pub(super) fn new(
         binaries: Binaries,
         case: &Case,
@@ -342,35 +353,34 @@ impl Stage {
         Stage { daemon, bystander, peers: case.peers }
     }
 
-    /// All figures of a window.
-    fn all(&mut self, window: u32) -> Figures {
+    /// Takes all measurements of a window.
+    fn all(&mut self, window: u32) -> Measurements {
         let window = window.to_string();
         let commands = self.figures("commands", &window);
         let sessions = self.figures("sessions", &window);
-        // Last: by now the scheduler has found CPUs for what has just been continued.
+        // Last, because the scheduler has then placed the processes that have just been continued.
         let rate = self.figures("pair", "50")[0] as f64;
         let longest = [commands[0], commands[1], commands[2], sessions[0], sessions[1]];
-        let served = match self.peers {
-            true => {
-                let figures = self.figures("peers", &PATIENCE.as_millis().to_string());
-                figures[0] as f64 / figures[1] as f64
-            }
-            false => 1.0,
+        let served = if self.peers {
+            let figures = self.figures("peers", &PATIENCE.as_millis().to_string());
+            figures[0] as f64 / figures[1] as f64
+        } else {
+            1.0
         };
-        Figures { rate, longest: longest.map(Duration::from_micros), served }
+        Measurements { rate, longest: longest.map(Duration::from_micros), served }
     }
 
     fn figures(&mut self, what: &str, time: &str) -> Vec<u64> {
         let said = self.bystander.ask(&format!("{what} {time}"), &format!("{what}: "));
-        said.split_whitespace().map(|n| n.parse().expect("a figure")).collect()
+        said.split_whitespace().map(|n| n.parse().expect("a number")).collect()
     }
 
-    /// Has the bystander do so many round trips, sets of commands and sessions, and serve its peers
-    /// if the case has some.
+    /// Runs `operations` round trips, sets of commands and sessions of the bystander, and serves
+    /// its peers if the case has some.
     ///
     /// # Panics
     ///
-    /// If one of them does not end.
+    /// If an operation does not complete.
     pub(super) fn counted(&mut self, operations: u64) {
         assert_eq!(self.figures("counted", &operations.to_string()), [operations]);
         if self.peers {
@@ -379,7 +389,7 @@ impl Stage {
         }
     }
 
-    /// Ends both in order; what the daemon has logged.
+    /// Stops both. Returns the daemon's log.
     pub(super) fn end(mut self) -> Vec<String> {
         self.bystander.release();
         self.bystander.succeed();
@@ -388,9 +398,9 @@ impl Stage {
     }
 }
 
-/// The median of rates and shares, and the longest times of all windows.
-fn summary(of: &[Figures]) -> Figures {
-    Figures {
+/// Returns the median rate and share and the maximum times of all windows.
+fn summary(of: &[Measurements]) -> Measurements {
+    Measurements {
         rate: middle(of.iter().map(|f| f.rate).collect()),
         longest: std::array::from_fn(|n| of.iter().map(|f| f.longest[n]).max().unwrap_or_default()),
         served: middle(of.iter().map(|f| f.served).collect()),
@@ -402,24 +412,24 @@ fn middle(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-/// KiB of memory that the daemon has for itself.
+/// Returns the daemon's anonymous resident memory in KiB.
 pub(super) fn anonymous(daemon: &Daemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid()));
-    let status = status.expect("the daemon lives");
+    let status = status.expect("the daemon runs");
     let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
-    line.trim().trim_end_matches(" kB").trim().parse().expect("a figure of the kernel")
+    line.trim().trim_end_matches(" kB").trim().parse().expect("a number from the kernel")
 }
 
-/// KiB that the kernel has for the sockets of this network namespace.
+/// Returns the kernel's TCP memory of this network namespace in KiB.
 pub(super) fn tcp_memory() -> u64 {
     let stat = std::fs::read_to_string("/proc/net/sockstat").unwrap_or_default();
     let line = stat.lines().find_map(|l| l.strip_prefix("TCP:")).unwrap_or_default();
     let pages = line.split_once(" mem ").map_or("0", |(_, pages)| pages.trim());
-    pages.parse::<u64>().expect("a figure of the kernel") * 4
+    pages.parse::<u64>().expect("a number from the kernel") * 4
 }
 
-/// KiB by which the daemon's own memory may grow on account of one user, as `check-config` says:
-/// what that may have, and what is bounded for all users together.
+/// Returns by how many KiB one user may grow the daemon's own memory, from the output of
+/// `check-config`: the user's bookkeeping plus the amounts bounded for all users together.
 pub(super) fn allowed(binaries: Binaries, daemon: &Daemon) -> u64 {
     let mut command = Command::new(binaries.rnicd);
     command.arg("check-config").arg("--config").arg(daemon.dir().join("rnicd.toml"));
@@ -430,13 +440,13 @@ pub(super) fn allowed(binaries: Binaries, daemon: &Daemon) -> u64 {
         line.unwrap_or_else(|| panic!("no {begin:?} in {said}")).to_owned()
     };
     let user = line("one user:");
-    // Queues stand before it, and shared memory behind it.
-    let (user, _) = user.split_once(" of bookkeeping").expect("what a user may have");
+    // Queues precede this amount, and shared memory follows it.
+    let (user, _) = user.split_once(" of bookkeeping").expect("a line about one user");
     let own = amounts(user).pop().expect("an amount");
-    (own + amounts(&line("besides:")).iter().sum::<u64>()) >> 10
+    (own + amounts(&line("also:")).iter().sum::<u64>()) >> 10
 }
 
-/// The amounts of bytes in a sentence.
+/// Parses the amounts of bytes in a sentence.
 fn amounts(sentence: &str) -> Vec<u64> {
     let words: Vec<&str> = sentence.split([' ', ',']).collect();
     let amount = |pair: &[&str]| {
@@ -446,7 +456,7 @@ fn amounts(sentence: &str) -> Vec<u64> {
     words.windows(2).filter_map(amount).collect()
 }
 
-/// Windows of which there are at least so many.
+/// Returns the minimum number of windows.
 fn min_windows() -> usize {
     if is_long() { 20 * MIN_WINDOWS } else { MIN_WINDOWS }
 }
@@ -455,7 +465,7 @@ fn is_long() -> bool {
     std::env::var_os("RNIC_TEST_LONG").is_some()
 }
 
-/// The same, in the short form.
+/// Minimum number of windows without `RNIC_TEST_LONG`.
 const MIN_WINDOWS: usize = 5;
-/// The share of peers that are served: a machine with other work may lose one of many.
+/// Minimum share of served peers. On a busy machine, a few peers may be served too late.
 const SERVED: f64 = 0.9;

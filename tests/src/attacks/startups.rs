@@ -1,5 +1,5 @@
-//! Connections to listeners of the attacker's own, made by peers of the attacker's own, that never
-//! become any: undecided requests, silent ones, and ones that name wrong STags.
+//! Connections from the attacker's own peers to its own listeners that are never established:
+//! undecided requests, silent connections, and requests with wrong STags.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -19,8 +19,7 @@ use super::progress::Progress;
 use crate::traffic::Failure;
 use crate::wire::{self, CRC, fpdu, tagged};
 
-/// Requests that are complete and never decided, as many as one can have, to listeners that allow
-/// as many as they may.
+/// Keeps 4,000 complete requests undecided, at listeners with the maximum backlog.
 pub fn undecided(socket: &Path) -> Result<Infallible, Failure> {
     const LISTENERS: usize = 8;
     const MOST: usize = 4000;
@@ -31,7 +30,7 @@ pub fn undecided(socket: &Path) -> Result<Infallible, Failure> {
     let mut peers = VecDeque::new();
     let progress = Progress::begin();
     for n in 0.. {
-        // Addresses enough for any rate.
+        // `dial_from` varies the source address, so that the ports suffice at any rate.
         if let Some(mut peer) = dial_from(n, addresses[n % LISTENERS]) {
             let _ = peer.write_all(&wire::request(CRC, 1, b"never"));
             peers.push_back(peer);
@@ -42,10 +41,10 @@ pub fn undecided(socket: &Path) -> Result<Infallible, Failure> {
             peers.pop_front();
         }
     }
-    Err("numbers have ended".into())
+    Err("the counter has overflowed".into())
 }
 
-/// Connections that say nothing, 20,000 a second.
+/// Opens 20,000 connections a second that send nothing.
 pub fn silent(socket: &Path) -> Result<Infallible, Failure> {
     const RATE: u64 = 20_000;
     const KEPT: usize = 2000;
@@ -59,7 +58,7 @@ pub fn silent(socket: &Path) -> Result<Infallible, Failure> {
         if peers.len() > KEPT
             && let Some(oldest) = peers.pop_front()
         {
-            // Nothing of it stays behind.
+            // A reset leaves no TIME_WAIT socket.
             set_socket_linger(&oldest, Some(Duration::ZERO))?;
         }
         progress.add(1);
@@ -70,18 +69,18 @@ pub fn silent(socket: &Path) -> Result<Infallible, Failure> {
             std::thread::sleep(early);
         }
     }
-    Err("numbers have ended".into())
+    Err("the counter has overflowed".into())
 }
 
-/// Peers that name STags nobody has, on QPs of the attacker's own, from the address that others use
-/// as well.
+/// Sends Writes with unknown STags to the attacker's own QPs, from an address that other clients
+/// share.
 pub fn guesses(socket: &Path) -> Result<Infallible, Failure> {
     let mut intruder = Intruder::open(socket)?;
     let cq = intruder.cq(64, false)?.cq;
     let (_, address) = intruder.listen(64)?;
     let progress = Progress::begin();
     loop {
-        // It may have been turned away.
+        // The daemon may have refused the connection.
         if guess(&mut intruder, cq, address).is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -91,29 +90,30 @@ pub fn guesses(socket: &Path) -> Result<Infallible, Failure> {
 
 fn guess(intruder: &mut Intruder, cq: CqId, address: SocketAddr) -> Option<()> {
     let mut peer = TcpStream::connect(address).ok()?;
-    peer.set_read_timeout(Some(SOON)).ok()?;
+    peer.set_read_timeout(Some(STEP_TIMEOUT)).ok()?;
     peer.write_all(&wire::request(CRC, 1, b"")).ok()?;
     let end = intruder.qp(cq, 1).ok()?;
-    let taken = intruder.accept_within(&end, SOON).ok().and_then(|()| {
+    let taken = intruder.accept_within(&end, STEP_TIMEOUT).ok().and_then(|()| {
         let mut reply = [0; 20];
         std::io::Read::read_exact(&mut peer, &mut reply).ok()?;
         peer.write_all(&fpdu(&tagged(0, 0x5151_5100, 0, b"mine?"))).ok()?;
-        // A Terminate, and the end.
-        wire::ending_after(&mut peer, SOON);
+        // A Terminate and the FIN.
+        wire::ending_after(&mut peer, STEP_TIMEOUT);
         Some(())
     });
     intruder.call(RequestBody::DestroyQp { qp: end.qp }).ok()?;
     taken
 }
 
-/// How long a guesser waits for anything.
-const SOON: Duration = Duration::from_millis(200);
+/// Time limit of each step of a guess.
+const STEP_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Connects from one of many addresses of this host, if that succeeds.
+/// Connects from one of many addresses of this host. Returns `None` on failure.
 fn dial_from(n: usize, to: SocketAddr) -> Option<TcpStream> {
     let source = [127, 1, (n / 200 % 40) as u8, 1 + (n % 200) as u8];
-    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
-    // Nobody is waited for: inside of a host the connection stands when the call returns.
+    let family = AddressFamily::INET;
+    let kind = SocketType::STREAM;
+    // Nonblocking: within a host the connection exists when `connect` returns.
     let stream = rustix::net::socket_with(family, kind, SocketFlags::NONBLOCK, None).ok()?;
     rustix::net::bind(&stream, &SocketAddr::from((source, 0))).ok()?;
     match rustix::net::connect(&stream, &to) {

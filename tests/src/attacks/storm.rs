@@ -1,4 +1,4 @@
-//! Doorbells that are rung for nothing, thousands at a time.
+//! Thousands of doorbells rung without any work.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -10,19 +10,20 @@ use super::intruder::Intruder;
 use super::progress::Progress;
 use crate::traffic::Failure;
 
-/// QPs, which are connected to each other.
+/// Number of QPs, connected in pairs.
 const QPS: u32 = 8000;
-/// How often all doorbells are rung.
-const EVERY: Duration = Duration::from_millis(2);
+/// Interval at which all doorbells are rung.
+const INTERVAL: Duration = Duration::from_millis(2);
 
-/// Rings for all QPs again and again, none of which has anything to do.
+/// Rings the doorbells of all QPs repeatedly. None has any work.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let mut intruder = Intruder::open(socket)?;
     let cq = intruder.cq(64, false)?.cq;
     let (_, address) = intruder.listen(1)?;
     let mut ends = Vec::new();
     for _ in 0..QPS / 2 {
-        let (one, two) = (intruder.qp(cq, 1)?, intruder.qp(cq, 1)?);
+        let one = intruder.qp(cq, 1)?;
+        let two = intruder.qp(cq, 1)?;
         intruder.couple(address, &one, &two)?;
         intruder.forget_events();
         ends.push((one, two));
@@ -37,7 +38,7 @@ pub fn run(socket: &Path) -> Result<Infallible, Failure> {
             }
         }
         progress.add(u64::from(QPS));
-        next += EVERY;
+        next += INTERVAL;
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }

@@ -1,4 +1,4 @@
-//! Peers that never read what is sent to them.
+//! Peers that never read.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -14,14 +14,14 @@ use super::progress::Progress;
 use crate::traffic::Failure;
 use crate::wire::{self, CRC, fpdu, tagged};
 
-/// Connections.
+/// Number of connections.
 pub const CONNECTIONS: usize = 100;
-/// Bytes of a Write.
+/// Length of a Write in bytes.
 const LEN: usize = 1 << 20;
-/// Entries of each send queue.
+/// Depth of each send queue.
 const DEPTH: u32 = 16;
 
-/// Writes through every connection as much as it takes, for ever.
+/// Writes as much as each connection accepts, forever.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let mut intruder = Intruder::open(socket)?;
     let completions = intruder.cq(4096, false)?;

@@ -1,4 +1,4 @@
-//! A client process of a test: plays the part its arguments name, through `rnic-client` alone.
+//! A client process of a test. Its arguments select the part that it plays.
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
@@ -25,18 +25,18 @@ struct Args {
     part: Part,
 }
 
-/// What an address is bound for.
+/// Purpose of a bound address.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum PortSpace {
-    /// To be connected to (`RDMA_PS_TCP`).
+    /// To accept connections (`RDMA_PS_TCP`).
     Connections,
-    /// To be asked for UD QPs (`RDMA_PS_UDP`).
+    /// To accept UD requests (`RDMA_PS_UDP`).
     Datagrams,
     /// To connect from.
     Source,
 }
 
-/// Begins to connect from an address.
+/// Starts to connect from an address.
 fn connects_from(context: &Context, address: SocketAddr) -> Result<(), Error> {
     let client = rnic_tests::Client::of(context);
     let options = ConnectOptions { local: Some(address), ..ConnectOptions::default() };
@@ -45,178 +45,179 @@ fn connects_from(context: &Context, address: SocketAddr) -> Result<(), Error> {
 
 #[derive(Subcommand)]
 enum Part {
-    /// Hosts tours; prints the address it listens on.
+    /// Serves the tour of a number of guests; prints the address it listens on.
     Host {
-        /// How many guests to receive.
+        /// Number of guests to receive.
         guests: u32,
         /// Address to listen on.
         #[arg(default_value = "127.0.0.1:0")]
         address: SocketAddr,
     },
-    /// Serves checksummed traffic to visitors until its standard input closes; prints the address
-    /// it listens on and how each connection ended.
+    /// Serves checksummed traffic to guests until its standard input closes; prints the address it
+    /// listens on and how each connection ended.
     Serve {
         /// Address to listen on.
         #[arg(default_value = "127.0.0.1:0")]
         address: SocketAddr,
     },
     /// Exchanges checksummed traffic with a server, until its standard input closes or for a
-    /// number of rounds; prints when it has begun and how many rounds there were.
+    /// number of rounds; prints when it has started and the number of rounds.
     Traffic {
         /// The server's address.
         address: SocketAddr,
         /// Seed of data and sizes.
         #[arg(default_value_t = 1)]
         seed: u64,
-        /// Rounds; 0 for as many as there is time for.
+        /// Rounds; 0 for no limit.
         #[arg(default_value_t = 0)]
         rounds: u64,
     },
-    /// Makes and destroys objects until it is killed; prints when it has begun.
+    /// Creates and destroys objects until it is killed; prints when it has started.
     Churn,
-    /// Lets others write into a region until its standard input closes; prints its address.
+    /// Lets peers write into a region until its standard input closes; prints its address.
     Sink,
-    /// Lends attached memory to one guest; prints its address, and when its standard input closes
-    /// a checksum of what is in it.
+    /// Lends attached memory to one guest; prints its address, and a checksum of the memory when
+    /// its standard input closes.
     Lend {
-        /// Becomes another program instead, which sleeps.
+        /// When its standard input closes, executes `sleep` instead of printing the checksum.
         #[arg(long)]
         exec: bool,
-        /// That program has its descriptors.
+        /// Leaks its descriptors to `sleep`.
         #[arg(long)]
         keep: bool,
     },
-    /// Is the RC QP of a peer of the same device: lends it attached memory, whose address
-    /// it prints with its own number, and posts receives until it is killed.
+    /// Connects an RC QP to a peer of the same device and lends it attached memory; prints its
+    /// QP number and the address; posts receives until it is killed.
     Answer {
         /// The peer's QP.
         peer: u32,
     },
-    /// Attaches its memory whenever its standard input says so and prints the result. When that
-    /// closes, ends the session and prints when no thread of the process copies any more.
+    /// Attaches its memory for each line of its standard input and prints the result. At end of
+    /// input, ends the session and prints when the process has no more copying threads.
     Attach,
-    /// Writes and reads memory that a lender lends, from and to attached memory of its own.
+    /// Writes and reads the memory of a lender, from and to its own attached memory.
     Borrow {
         /// The lender's address.
         address: SocketAddr,
     },
-    /// Makes a shared buffer of so many bytes, with 4 GiB of address space; prints why it cannot,
-    /// and how much memory it has touched.
+    /// Creates a shared buffer of the given length with 4 GiB of address space; prints the error
+    /// and the amount of memory touched.
     Take {
-        /// Bytes.
+        /// Length in bytes.
         bytes: u64,
     },
-    /// Asks the server of `rping -s -P` for an atomic operation, then offers it bytes as rping's
-    /// client does; prints what became of both.
+    /// Requests an atomic operation from the server of `rping -s -P`, then offers it bytes as the
+    /// client of rping does; prints the result of both.
     Rping {
         /// The server's address.
         address: SocketAddr,
     },
-    /// Posts small Writes in batches as fast as they are taken; prints how many calls of `read`
-    /// and `write` that cost.
+    /// Posts small Writes in batches as fast as possible; prints the number of read and write
+    /// system calls that this takes.
     Burst {
         /// The sink's address.
         address: SocketAddr,
-        /// Writes.
+        /// Number of Writes.
         posts: u64,
     },
-    /// Lets others write into a region of a named protection domain until its standard input
-    /// closes; prints where it is, and its first bytes at the end.
+    /// Lets peers write into a region of a named protection domain until its standard input
+    /// closes; prints its location, and its first bytes at the end.
     Share {
         /// The domain's name.
         pd: String,
     },
-    /// Writes into the memory that a host names, connecting again whenever that is ended; prints
-    /// each end, and how many there were when nobody listens any more.
+    /// Writes into the region that a host's message describes and reconnects after each disconnect;
+    /// prints each disconnect, and their number when the host no longer listens.
     Hammer {
         /// The host's address.
         address: SocketAddr,
     },
-    /// Listens at so many addresses, which it prints, and decides about no request until its
-    /// standard input closes.
+    /// Listens on the given number of addresses, prints them, and leaves all requests undecided
+    /// until its standard input closes.
     Ignore {
-        /// Addresses.
+        /// Number of addresses.
         listeners: usize,
     },
-    /// Accepts whoever comes, and does nothing else, until its standard input closes; prints where.
+    /// Accepts all connections until its standard input closes; prints its address.
     Bait,
-    /// Binds windows until it is killed; prints when it has begun.
+    /// Binds windows until it is killed; prints when it has started.
     Binds,
-    /// Prints how many sessions it may see.
+    /// Prints the number of sessions it can list.
     Clients,
-    /// Breaks every rule for a number of seconds; prints how many sessions that took.
+    /// Violates the protocol in many ways for a number of seconds; prints the number of sessions
+    /// used.
     Attack {
         /// Seed of its choices.
         seed: u64,
-        /// Seconds.
+        /// Duration in seconds.
         seconds: u64,
-        /// Somebody to connect to.
+        /// Address of a victim to connect to.
         victim: Option<SocketAddr>,
     },
-    /// Takes more than its share in one way, until its standard input closes; prints how far it is.
+    /// Runs an attack until its standard input closes; prints its progress.
     Overload {
-        /// In which way.
+        /// The attack.
         #[arg(value_enum)]
         attack: attacks::Attack,
-        /// The CPU it keeps to.
+        /// CPU to run on.
         cpu: usize,
     },
-    /// Measures itself whenever its standard input says so.
+    /// Takes a measurement for each line of its standard input.
     Bystand {
-        /// The CPU it keeps to.
+        /// CPU to run on.
         cpu: usize,
     },
-    /// Takes all there is of something, prints the refusal, and asks on until its standard input
-    /// closes.
+    /// Creates objects until the daemon refuses one, prints the refusal, and keeps trying until its
+    /// standard input closes.
     Exhaust {
-        /// Of what.
+        /// The resource.
         #[arg(value_enum)]
         what: exhaust::What,
     },
-    /// Visits a host in a process of its own.
+    /// Starts a host as another process and tours it.
     Duet,
     /// Connects two sessions over sockets of its own network namespace.
     Over,
-    /// Binds an address; prints that it is bound, or the refusal.
+    /// Binds an address; prints success or the refusal.
     Bind {
-        /// As what.
+        /// Purpose of the address.
         #[arg(value_enum)]
         space: PortSpace,
         /// The address.
         address: SocketAddr,
     },
-    /// Has so many descriptors in flight until its standard input closes; prints when it has.
+    /// Keeps descriptors in flight until its standard input closes; prints when they are.
     InFlight {
-        /// How many.
+        /// Number of descriptors.
         count: usize,
     },
-    /// Serves a file system that never answers, and starts a client in front of it.
+    /// Serves a file system that never answers, and starts a client that uses it.
     Freeze {
-        /// Where to mount it.
+        /// Mount point.
         directory: PathBuf,
         /// The client's user.
         uid: u32,
-        /// The part it plays, with the frozen file as its last argument.
+        /// The client's part. The frozen file is appended as its last argument.
         part: Vec<String>,
     },
-    /// Passes a descriptor of a frozen file to the daemon, and stays until its standard input
+    /// Passes a descriptor of a frozen file to the daemon and waits until its standard input
     /// closes.
     PassFrozen {
-        /// As what.
+        /// The request that carries the descriptor.
         #[arg(value_enum)]
         how: frozen::Passed,
         /// The file.
         file: PathBuf,
     },
     /// Lends the pages of a frozen file to a named protection domain until its standard input
-    /// closes; prints where they are.
+    /// closes; prints their location.
     LendFrozen {
         /// The domain's name.
         pd: String,
         /// The file.
         file: PathBuf,
     },
-    /// Goes on a tour of every operation.
+    /// Performs and verifies every operation with a host.
     Visit {
         /// The host's address.
         address: SocketAddr,
@@ -233,13 +234,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns when whoever started this actor wants it to end, or is gone.
+/// Blocks until the parent releases this actor or is gone.
 fn wait_for_release() {
-    // Whatever the error, there is nobody left to wait for.
+    // Any error also means that the parent is gone.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
-/// Becomes true when whoever started this actor wants it to end, or is gone.
+/// Returns a flag that becomes true when the parent releases this actor or is gone.
 fn released() -> Arc<AtomicBool> {
     let released = Arc::new(AtomicBool::new(false));
     let release = released.clone();
@@ -250,7 +251,7 @@ fn released() -> Arc<AtomicBool> {
     released
 }
 
-/// The daemon's socket, for those who speak to it by hand.
+/// Returns the path of the daemon's socket, for parts that speak the control protocol themselves.
 fn socket() -> Result<PathBuf, traffic::Failure> {
     Ok(std::env::var_os("RNIC_SOCKET").ok_or("RNIC_SOCKET is not set")?.into())
 }
@@ -258,10 +259,11 @@ fn socket() -> Result<PathBuf, traffic::Failure> {
 fn play(part: Part) -> Result<(), traffic::Failure> {
     match part {
         Part::Attack { seed, seconds, victim } => {
-            let (socket, time) = (socket()?, Duration::from_secs(seconds));
+            let socket = socket()?;
+            let time = Duration::from_secs(seconds);
             let sessions = hostile::attack(&socket, seed, time, victim);
             println!("{sessions} sessions");
-            // In the middle of a session it becomes a program that knows nothing of it.
+            // Executes another program in the middle of a session.
             Err(hostile::exec_in_a_session(&socket, seed, &mut Command::new("true")).into())
         }
         Part::Overload { attack, cpu } => {
@@ -306,7 +308,7 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
     }
 }
 
-/// Plays a part that has a session of the library.
+/// Plays a part that uses a session of the library.
 fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
     match part {
         Part::Attack { .. }
@@ -408,7 +410,7 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             println!("the same came back");
         }
         Part::Rping { address } => {
-            let (status, why) = rping::ask_for_an_atomic_operation(&context, address)?;
+            let (status, why) = rping::request_atomic(&context, address)?;
             println!("{status:?}; {why}");
             rping::offer_bytes(&context, address)?;
             println!("the next connection works");
@@ -431,17 +433,20 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             use rustix::process::{Resource, Rlimit, setrlimit};
             let most = Some(4 << 30);
             setrlimit(Resource::As, Rlimit { current: most, maximum: most })?;
-            let before = rnic_tests::process::touched()?;
+            let before = rnic_tests::process::peak_memory_kib()?;
             match context.create_shared_buffer(bytes) {
                 Ok(buffer) => return Err(format!("made {buffer:?}").into()),
                 Err(error) => println!("refused: {error}"),
             }
-            println!("KiB touched: {}", rnic_tests::process::touched()?.saturating_sub(before));
+            println!(
+                "KiB touched: {}",
+                rnic_tests::process::peak_memory_kib()?.saturating_sub(before)
+            );
         }
         Part::Hammer { address } => {
             println!("{} times", hammer::hammer(&context, address)?);
         }
-        Part::Binds => hammer::bind_for_ever(&context)?,
+        Part::Binds => hammer::bind_forever(&context)?,
         Part::Ignore { listeners } => {
             let all = (0..listeners).map(|_| context.listen("127.0.0.1:0", 1024));
             let all = all.collect::<Result<Vec<_>, _>>()?;
@@ -451,14 +456,15 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
         Part::Bait => {
             let listener = context.listen("127.0.0.1:0", 64)?;
             println!("listening on {}", listener.local_addr());
-            let (pd, cq) = (context.open_pd(None)?, context.create_cq(1024, None)?);
+            let pd = context.open_pd(None)?;
+            let cq = context.create_cq(1024, None)?;
             let released = released();
             let mut taken = Vec::new();
             while !released.load(Ordering::Relaxed) {
                 match listener.accept_request(Some(Duration::from_millis(100))) {
                     Ok(request) => {
                         let qp = pd.create_qp(&QpOptions::new(&cq))?;
-                        // Its peer may be gone.
+                        // The peer may be gone.
                         if request.start_accept(&qp, &AcceptOptions::default()).is_ok() {
                             taken.push(qp);
                         }

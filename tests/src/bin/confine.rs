@@ -1,6 +1,6 @@
-//! Puts filters of system calls in force, in the order of their names, and becomes a program.
+//! Installs seccomp filters, in the order of their names, and executes a program.
 //!
-//! `confine FILTERS PROGRAM...`; the filters are a file in the JSON of the crate `seccompiler`.
+//! Usage: `confine FILTERS PROGRAM...`, where FILTERS is a JSON file of the crate `seccompiler`.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;

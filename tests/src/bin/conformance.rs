@@ -1,5 +1,5 @@
-//! Writes `docs/conformance.md` and `target/conformance.md`: which code does what is required, and
-//! which test shows it. Or checks that nothing is missing.
+//! Writes `docs/conformance.md` and `target/conformance.md`: the code that implements each
+//! requirement and the tests that verify it. With `--check`, checks that nothing is missing.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

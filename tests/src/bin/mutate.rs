@@ -1,6 +1,5 @@
-//! Puts faults into a copy of the tree, one after the other, and sees whether the tests that cite
-//! the broken requirements notice (`tests/conformance/mutations.toml`), or those of a promise
-//! (`tests/conformance/promises/`).
+//! Applies the faults of `tests/conformance/mutations.toml` and `tests/conformance/promises/` to a
+//! copy of the tree, one after the other, and checks that the named tests detect them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -12,20 +11,20 @@ use clap::Parser;
 use rnic_tests::conformance::{self, Mutation, NOTICED, Notice, Record};
 use serde::Serialize;
 
-/// Seconds that tests may take, which normally take a few. Longer than their own deadlines (180 s),
-/// so that the test that waits in vain is named.
+/// Time limit of a test run in seconds. Longer than the deadlines in the tests (180 s), so that a
+/// test that waits in vain fails by name.
 const DEADLINE: &str = "240";
 
-/// The target that stands for the models of a library.
+/// The target that means the loom models of a library.
 const LOOM: &str = "loom";
 
-/// What a file of notices begins with.
-const HEAD: &str = "# What noticed the faults of mutations.toml and promises/. Written by \
+/// Header of the file of notices.
+const HEAD: &str = "# Tests that detected the faults of mutations.toml and promises/. Written by \
 `cargo run -p rnic-tests --bin mutate`.\n\n";
 
 #[derive(Parser)]
 struct Args {
-    /// Only faults whose file, text, requirements or promise contain this.
+    /// Only faults with this text in their file, source, requirements or promise.
     only: Option<String>,
     /// Only faults that have not been noticed yet.
     #[arg(long)]
@@ -54,7 +53,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The number of faults that nothing noticed.
+/// Returns the number of undetected faults.
 fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
     let record = Record::read(&args.root)?;
     let chosen: Vec<&Mutation> = record
@@ -83,7 +82,9 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
         if by.is_empty() {
             unnoticed += 1;
         } else {
-            let (file, from, to) = (m.file.clone(), m.from.clone(), m.to.clone());
+            let file = m.file.clone();
+            let from = m.from.clone();
+            let to = m.to.clone();
             noticed.push(Notice { file, from, to, by });
         }
         noticed.sort_by_key(|n| record.mutations.iter().position(|m| n.is_of(m)));
@@ -101,21 +102,22 @@ fn concerns(m: &Mutation, part: &str) -> bool {
     m.file.contains(part) || m.from.contains(part) || m.broken().contains(part)
 }
 
-/// How tests ended.
+/// Result of a test run.
 enum Outcome {
     Passed,
     Failed(Vec<String>),
     Endless,
 }
 
-/// A copy of the tree, with a build directory of its own; both are kept for the next time.
+/// A copy of the tree with its own build directory. Both are kept for the next run.
 struct Copy {
     tree: PathBuf,
     target: PathBuf,
 }
 
 impl Copy {
-    /// Brings the copy up to date; what is the same keeps its time, so that it is not built again.
+    /// Updates the copy. Unchanged files keep their timestamps, so that cargo does not rebuild
+    /// them.
     fn of(root: &Path) -> Result<Copy, Box<dyn Error>> {
         let base = root.join("target/mutations");
         let copy = Copy { tree: base.join("tree"), target: base.join("target") };
@@ -127,8 +129,9 @@ impl Copy {
         let names: BTreeSet<&str> = listed.split_terminator('\0').collect();
         copy.forget_others(&names)?;
         for name in names {
-            let (from, to) = (root.join(name), copy.tree.join(name));
-            // What is deleted and not committed is listed still.
+            let from = root.join(name);
+            let to = copy.tree.join(name);
+            // `git ls-files` still lists a deleted file until the deletion is committed.
             let Ok(new) = std::fs::read(&from) else {
                 std::fs::remove_file(&to).or_else(may_be_missing)?;
                 continue;
@@ -141,8 +144,7 @@ impl Copy {
         Ok(copy)
     }
 
-    /// Removes what was copied before and is not in the tree any more: a module would be there
-    /// twice.
+    /// Removes files that have left the tree. Otherwise a moved module would exist twice.
     fn forget_others(&self, names: &BTreeSet<&str>) -> Result<(), Box<dyn Error>> {
         let mut folders = vec![self.tree.clone()];
         while let Some(folder) = folders.pop() {
@@ -163,7 +165,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Checks that the tests pass as things are.
+    /// Checks that the tests pass without a fault.
     fn pass(&self, chosen: &[&Mutation]) -> Result<(), Box<dyn Error>> {
         let mut all: BTreeMap<(&str, &str), BTreeSet<String>> = BTreeMap::new();
         for m in chosen {
@@ -180,7 +182,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Does something while the fault is in the copy.
+    /// Calls `act` while the fault is in the copy.
     fn with<T>(&self, m: &Mutation, act: impl FnOnce() -> T) -> Result<T, Box<dyn Error>> {
         let file = self.tree.join(&m.file);
         let right = std::fs::read_to_string(&file)?;
@@ -209,10 +211,10 @@ impl Copy {
             let why = String::from_utf8_lossy(&build.stderr);
             return Err(format!("{package} {target} does not build:\n{why}").into());
         }
-        // It ends its whole group of processes, also those that the tests have started.
+        // `timeout` ends its whole process group, including processes that the tests have started.
         let mut run = self.cargo("timeout", target);
         run.args(["--kill-after=5", DEADLINE, "cargo"]).args(&chosen).arg("--").args(tests);
-        // Not through a pipe: a program that a fault leaves behind would hold it open.
+        // A file, not a pipe: a program that a fault leaves running would hold the pipe open.
         let output = self.target.with_extension("said");
         let ended = run.stdout(File::create(&output)?).stderr(Stdio::null()).status()?;
         let said = String::from_utf8_lossy(&std::fs::read(&output)?).into_owned();
@@ -224,17 +226,17 @@ impl Copy {
             said.lines().filter_map(of).collect()
         };
         let failed = names(" ... FAILED");
-        match ended.success() {
-            true if names(" ... ok").is_empty() => {
-                Err(format!("{package} {target} has no tests like {tests:?}").into())
-            }
-            true => Ok(Outcome::Passed),
-            false => Ok(Outcome::Failed(failed)),
+        if !ended.success() {
+            Ok(Outcome::Failed(failed))
+        } else if names(" ... ok").is_empty() {
+            Err(format!("{package} {target} has no tests like {tests:?}").into())
+        } else {
+            Ok(Outcome::Passed)
         }
     }
 
-    /// A command that builds or runs a target; models are built apart, as they need another
-    /// standard library of atomics.
+    /// Returns a command that builds or runs a target. Loom models are built separately, because
+    /// they replace the atomics of the standard library.
     fn cargo(&self, program: &str, target: &str) -> Command {
         let mut command = self.command(program);
         if target == LOOM {

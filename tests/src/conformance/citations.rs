@@ -1,35 +1,35 @@
-//! Citations in the sources: `//= MPA-7.1.2-4` above a test that shows a requirement, or above the
-//! line of production code that does what it asks for.
+//! Citations in the sources: `//= MPA-7.1.2-4` above a test that verifies a requirement, or above
+//! the line of production code that implements it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::{Unreadable, read_text};
 
-/// What a citation begins with; ids follow, with commas in between.
+/// Prefix of a citation. IDs follow, separated by commas.
 const MARK: &str = "//=";
 
 /// A test that cites a requirement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Citation {
-    /// From the top of the repository.
+    /// Path from the root of the repository.
     pub file: String,
-    /// Where its name stands, from 1.
+    /// Line of the test's name, from 1.
     pub line: usize,
     /// Name of the test.
     pub test: String,
 }
 
-/// A line of production code that cites a requirement: it does what is asked for.
+/// A line of production code that cites a requirement because it implements it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Line {
-    /// From the top of the repository.
+    /// Path from the root of the repository.
     pub file: String,
-    /// From 1.
+    /// Line number, from 1.
     pub line: usize,
 }
 
-/// What was found in sources.
+/// Results of a search of the sources.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub tests: BTreeMap<String, Vec<Citation>>,
@@ -38,8 +38,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Searches the directories of sources, and those below them. What lies below `production` and
-    /// is not compiled for tests only is production code.
+    /// Searches the source directories recursively. Code below `production` counts as production
+    /// code unless it is compiled only for tests.
     pub fn search(
         &mut self,
         root: &Path,
@@ -74,7 +74,7 @@ impl Found {
             if let Some(ids) = line.strip_prefix(MARK) {
                 pending.cited.extend(ids.split(',').map(|id| (id.trim(), n)));
             } else if pending.cited.is_empty() || line.starts_with("//") {
-                // Nothing is cited, or a comment in between.
+                // No pending citation, or a comment between citation and code.
             } else if line.starts_with("#[") {
                 pending.is_test |= line.starts_with("#[test]");
                 pending.is_ignored |= line.starts_with("#[ignore");
@@ -86,7 +86,7 @@ impl Found {
         self.settle(file, pending, None, false);
     }
 
-    /// Files citations under what follows them.
+    /// Assigns pending citations to the code that follows them.
     fn settle(
         &mut self,
         file: &str,
@@ -99,7 +99,7 @@ impl Found {
             next.and_then(|(n, line)| Some((n, line.strip_prefix("fn ")?.split('(').next()?)));
         match (test, next) {
             (Some(_), _) if pending.is_ignored => {
-                self.misplaced.push(format!("{file}:{first}: the test that cites is not run"));
+                self.misplaced.push(format!("{file}:{first}: the citing test is not run"));
             }
             (Some((line, test)), _) if pending.is_test => {
                 for (id, _) in pending.cited {
@@ -116,7 +116,7 @@ impl Found {
                 let ids: Vec<&str> = pending.cited.iter().map(|(id, _)| *id).collect();
                 let what = if is_production { "code" } else { "test" };
                 self.misplaced.push(format!(
-                    "{file}:{first}: {} cited, but what follows is no {what}",
+                    "{file}:{first}: {} cited, but no {what} follows",
                     ids.join(", ")
                 ));
             }
@@ -124,7 +124,7 @@ impl Found {
     }
 }
 
-/// Citations whose test or code has not been reached.
+/// Citations waiting for the test or code below them.
 #[derive(Default)]
 struct Pending<'a> {
     cited: Vec<(&'a str, usize)>,
@@ -132,12 +132,12 @@ struct Pending<'a> {
     is_ignored: bool,
 }
 
-/// Whether a line does something: neither empty nor only the end of a block.
+/// Returns true if a line contains code: it is neither empty nor only the end of a block.
 fn is_code(line: &str) -> bool {
     line.chars().any(char::is_alphanumeric)
 }
 
-/// Follows the lines of a source through `#[cfg(test)] mod tests { ... }`.
+/// Tracks whether a line of a source is inside `#[cfg(test)] mod tests { ... }`.
 #[derive(Default)]
 struct TestModule {
     is_announced: bool,
@@ -145,7 +145,7 @@ struct TestModule {
 }
 
 impl TestModule {
-    /// Whether the next line is inside of such a module.
+    /// Returns true if the next line is inside such a module.
     fn holds(&mut self, line: &str) -> bool {
         if is_cfg_test(line) {
             self.is_announced = true;
@@ -163,13 +163,14 @@ fn is_cfg_test(line: &str) -> bool {
     line.starts_with("#[cfg(test") || line.starts_with("#[cfg(all(test")
 }
 
-/// Modules that a source declares for tests only and that are sources of their own: their paths
-/// without `.rs`.
+/// Returns the paths, without `.rs`, of the modules that a source declares for tests only and that
+/// are in separate files.
 fn test_modules(file: &str, text: &str) -> Vec<String> {
     let path = Path::new(file);
     let is_root = ["lib.rs", "main.rs", "mod.rs"].iter().any(|name| path.ends_with(name));
     let dir = if is_root { path.parent().unwrap_or(path).into() } else { path.with_extension("") };
-    let (mut modules, mut is_announced) = (Vec::new(), false);
+    let mut modules = Vec::new();
+    let mut is_announced = false;
     for line in text.lines() {
         if is_cfg_test(line) {
             is_announced = true;
@@ -187,7 +188,8 @@ fn test_modules(file: &str, text: &str) -> Vec<String> {
     modules
 }
 
-/// All sources of a directory and those below it, by their names from the top of the repository.
+/// Reads all sources of a directory recursively, keyed by their paths from the root of the
+/// repository.
 fn read_sources(
     root: &Path,
     dir: &Path,
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_citation_belongs_to_the_production_code_below_it() {
+    fn citation_belongs_to_the_code_below() {
         let text = ["/// Doc.", "//= A-1", "#[must_use]", "pub fn one() {", "    //= A-2, A-3"];
         let text = format!("{}\n    // Why.\n    two();\n}}\n", text.join("\n"));
         let found = found(&text);
@@ -247,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cites_and_is_neither_code_nor_a_test_that_runs_is_named() {
+    fn citations_outside_code_and_tests_are_reported() {
         let in_tests = "#[cfg(test)]\nmod tests {\n    //= A-1\n    fn helper() {}\n}\n";
         for (text, why) in [
-            (in_tests, "a.rs:3: A-1 cited, but what follows is no test"),
-            ("//= A-1\n\nfn far() {}\n", "a.rs:1: A-1 cited, but what follows is no code"),
-            ("fn f() {\n    //= A-1\n}\n", "a.rs:2: A-1 cited, but what follows is no code"),
+            (in_tests, "a.rs:3: A-1 cited, but no test follows"),
+            ("//= A-1\n\nfn far() {}\n", "a.rs:1: A-1 cited, but no code follows"),
+            ("fn f() {\n    //= A-1\n}\n", "a.rs:2: A-1 cited, but no code follows"),
             ("fn f() {}\n//= A-1, A-2\n", "a.rs:2: A-1, A-2 cited, but"),
-            ("//= A-1\n#[test]\n#[ignore = \"slow\"]\nfn one() {}\n", "a.rs:1: the test that"),
+            ("//= A-1\n#[test]\n#[ignore = \"slow\"]\nfn one() {}\n", "a.rs:1: the citing test"),
         ] {
             let found = found(text);
             assert!(found.tests.is_empty() && found.lines.is_empty(), "{found:?}");
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn code_after_the_tests_of_a_file_is_production_code() {
+    fn code_after_tests_is_production_code() {
         let text = "#[cfg(test)]\nmod tests {\n}\n\n//= A-1\nfn last() {}\n";
         assert_eq!(found(text).lines["A-1"][0].line, 6);
     }

@@ -29,11 +29,11 @@ pub enum Level {
 }
 
 impl Level {
-    /// From the most binding to the least.
+    /// All levels, from the most binding to the least.
     pub const ALL: [Level; 5] =
         [Level::Must, Level::MustNot, Level::Should, Level::ShouldNot, Level::May];
 
-    /// Whether it leaves no choice.
+    /// Returns true if the level leaves no choice.
     #[must_use]
     pub fn is_absolute(self) -> bool {
         matches!(self, Level::Must | Level::MustNot)
@@ -55,40 +55,40 @@ impl fmt::Display for Level {
 /// One requirement.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Requirement {
-    /// Layer, section, number.
+    /// Layer, section and number.
     pub id: String,
     /// Number of the RFC.
     pub rfc: u16,
     /// Section of the RFC.
     pub section: String,
-    /// How binding it is.
+    /// How binding the requirement is.
     pub level: Level,
-    /// Whom it binds.
+    /// The party that it binds.
     pub role: String,
-    /// What it demands.
+    /// Paraphrase of the requirement.
     pub text: String,
 }
 
-/// Who answers for what no test of ours shows.
+/// The party responsible for a requirement that no test covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Kernel TCP leaves no room for it.
+    /// Kernel TCP, which leaves no choice.
     Transport,
     /// The operating system.
     Host,
-    /// Who configures and runs the daemon.
+    /// The administrator of the daemon.
     Administrator,
     /// The program above the verbs.
     Application,
-    /// Nobody: a permission that is not used.
+    /// None: a permission that is not used.
     Unused,
-    /// Nobody: nothing that could be done or left undone.
+    /// None: a definition without an obligation.
     Definition,
 }
 
 impl Kind {
-    /// In the order of the report.
+    /// All kinds, in the order of the report.
     pub const ALL: [Kind; 6] = [
         Kind::Transport,
         Kind::Host,
@@ -98,69 +98,69 @@ impl Kind {
         Kind::Definition,
     ];
 
-    /// A heading.
+    /// Returns the heading of the kind in the report.
     #[must_use]
     pub fn heading(self) -> &'static str {
         match self {
-            Kind::Transport => "Kernel TCP leaves no room for it",
-            Kind::Host => "The operating system's",
-            Kind::Administrator => "The administrator's",
-            Kind::Application => "The application's",
+            Kind::Transport => "Decided by kernel TCP",
+            Kind::Host => "Up to the operating system",
+            Kind::Administrator => "Up to the administrator",
+            Kind::Application => "Up to the application",
             Kind::Unused => "Permissions that are not used",
-            Kind::Definition => "Nothing that could be done or left undone",
+            Kind::Definition => "Definitions without an obligation",
         }
     }
 }
 
-/// Requirements that no test cites, and why that is right.
+/// Requirements that no test cites, and the reason.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exception {
-    /// Of requirements.
+    /// IDs of the requirements.
     pub ids: Vec<String>,
-    /// Who answers for them.
+    /// The responsible party.
     pub kind: Kind,
-    /// For somebody who doubts it.
+    /// The reason for the exception.
     pub reason: String,
 }
 
-/// Requirements that hold although no line of production code does what they ask for.
+/// Requirements that hold without a line of production code that implements them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Construction {
-    /// Of requirements.
+    /// IDs of the requirements.
     pub ids: Vec<String>,
-    /// What makes them hold, for somebody who looks for the line.
+    /// The reason why they hold.
     pub reason: String,
 }
 
-/// Requirements whose production code does not cite them yet.
+/// Requirements that their production code does not cite yet.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Uncited {
-    /// The folder in which the code is.
+    /// The folder of the code.
     pub folder: String,
-    /// Of requirements.
+    /// IDs of the requirements.
     pub ids: Vec<String>,
 }
 
-/// A fault to be put into the code by hand.
+/// A manually written fault.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mutation {
-    /// The requirements it breaks; none if what it breaks is a promise of ours alone.
+    /// The requirements it breaks. Empty if it breaks only a promise of this project.
     #[serde(default)]
     pub ids: Vec<String>,
-    /// The promise it breaks, in words, where no requirement says it.
+    /// The promise it breaks, as prose, if no requirement covers it.
     #[serde(default)]
     pub breaks: Option<String>,
-    /// Where it goes, from the top of the repository.
+    /// File to change, from the root of the repository.
     pub file: String,
-    /// Text that occurs there exactly once.
+    /// Text to replace, which occurs exactly once in the file.
     pub from: String,
-    /// What takes its place.
+    /// Replacement text.
     pub to: String,
-    /// Whose tests have to notice.
+    /// The package with the tests that must detect the fault.
     pub package: String,
     /// `lib`, `loom` (the models of the library) or the name of an integration test.
     pub target: String,
@@ -168,22 +168,22 @@ pub struct Mutation {
     pub tests: Vec<String>,
 }
 
-/// What noticed a fault.
+/// The tests that detected a fault.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Notice {
-    /// As of the [`Mutation`].
+    /// As in [`Mutation`].
     pub file: String,
-    /// As of the [`Mutation`].
+    /// As in [`Mutation`].
     pub from: String,
-    /// As of the [`Mutation`].
+    /// As in [`Mutation`].
     pub to: String,
-    /// Tests that failed; or, in words, what else came of it.
+    /// Tests that failed, or a description of another outcome.
     pub by: Vec<String>,
 }
 
 impl Mutation {
-    /// What it breaks, for people: ids of requirements, or words.
+    /// Returns the IDs of the broken requirements, or the broken promise.
     #[must_use]
     pub fn broken(&self) -> String {
         let ids = (!self.ids.is_empty()).then(|| self.ids.join(", "));
@@ -192,43 +192,43 @@ impl Mutation {
 }
 
 impl Notice {
-    /// Whether it is of this fault.
+    /// Returns true if the notice belongs to this fault.
     #[must_use]
     pub fn is_of(&self, m: &Mutation) -> bool {
         (&self.file, &self.from, &self.to) == (&m.file, &m.from, &m.to)
     }
 }
 
-/// A module mutated as a whole, by `cargo-mutants`.
+/// A module mutated as a whole by `cargo-mutants`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Score {
-    /// Path from the top of the repository.
+    /// Path from the root of the repository.
     pub module: String,
-    /// Mutants that compiled and were tested.
+    /// Number of mutants that compiled and were tested.
     pub tested: u32,
-    /// Those that a test noticed, by failing or by not ending.
+    /// Number of mutants that a test detected by failing or by timing out.
     pub noticed: u32,
-    /// Those that no test noticed, with why.
+    /// Mutants that no test detected, with the reason.
     #[serde(default)]
     pub survivors: Vec<Survivor>,
 }
 
-/// Mutants that nothing noticed.
+/// Mutants that no test detected.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Survivor {
-    /// What was changed, where.
+    /// Descriptions of the changes and their places.
     pub mutants: Vec<String>,
-    /// How many they are.
+    /// Number of mutants.
     pub count: u32,
-    /// Why nothing can notice, or what it would take.
+    /// The reason why no test can detect them, or how one could.
     pub why: String,
 }
 
 /// A kind of table in the files.
 pub(super) trait Table: DeserializeOwned {
-    /// Its key.
+    /// Key of the table array.
     const KEY: &'static str;
 }
 
@@ -260,7 +260,7 @@ impl Table for Score {
     const KEY: &'static str = "score";
 }
 
-/// All tables of one kind in a file.
+/// Reads all tables of one kind from a file.
 pub(super) fn read<T: Table>(file: &Path) -> Result<Vec<T>, Unreadable> {
     let unreadable = |why: String| Unreadable { file: file.into(), why };
     let mut all: toml::Table =
@@ -269,7 +269,7 @@ pub(super) fn read<T: Table>(file: &Path) -> Result<Vec<T>, Unreadable> {
     tables.try_into().map_err(|e: toml::de::Error| unreadable(e.to_string()))
 }
 
-/// The packages of the workspace, all of whose tests may cite.
+/// Returns the packages of the workspace. The tests of each package may cite requirements.
 pub(super) fn packages(root: &Path) -> Result<Vec<String>, Unreadable> {
     #[derive(Deserialize)]
     struct Manifest {

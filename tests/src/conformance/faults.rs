@@ -1,17 +1,17 @@
-//! What is missing or contradicts itself.
+//! Gaps and contradictions in the record.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Mutation, Record, read_text};
 
 impl Record {
-    /// Everything that is wrong with the record, a line each; empty if nothing is.
+    /// Returns all problems of the record, one line each.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         let mut faults = self.misplaced.clone();
         let known: BTreeSet<&str> = self.requirements.iter().map(|r| r.id.as_str()).collect();
         if known.len() != self.requirements.len() {
-            faults.push("an id stands twice in requirements.toml".into());
+            faults.push("an id occurs twice in requirements.toml".into());
         }
         self.faults_of_citations(&known, &mut faults);
         let excepted: Vec<&str> = self.exceptions.iter().flat_map(|e| ids(&e.ids)).collect();
@@ -46,7 +46,7 @@ impl Record {
         faults
     }
 
-    /// Citations of what no RFC requires.
+    /// Reports citations of unknown requirements.
     fn faults_of_citations(&self, known: &BTreeSet<&str>, faults: &mut Vec<String>) {
         let by_tests = self
             .citations
@@ -63,8 +63,8 @@ impl Record {
         }
     }
 
-    /// Each MUST that is tested is cited by production code, holds by construction or is listed as
-    /// not cited yet: one of these.
+    /// Reports tested MUST requirements that are not exactly one of: cited by production code,
+    /// valid by construction, or listed as not cited yet.
     fn faults_of_implementation(&self, faults: &mut Vec<String>) {
         let times = |all: Vec<&str>| {
             let mut times = BTreeMap::new();
@@ -84,7 +84,7 @@ impl Record {
             if self.tests_of(id).is_empty() && line.is_some() {
                 faults.push(format!("{id}: excepted, and implemented at {place}"));
             } else if !self.is_to_be_implemented(r) && is_listed {
-                faults.push(format!("{id}: in implementation.toml and no MUST that is tested"));
+                faults.push(format!("{id}: in implementation.toml, but not a tested MUST"));
             } else if line.is_some() && is_listed {
                 faults.push(format!("{id}: in implementation.toml, and implemented at {place}"));
             } else if constructed + uncited > 1 {
@@ -107,13 +107,14 @@ impl Record {
                 Err(e) => faults.push(format!("{what}: {e}")),
             }
             for id in m.ids.iter().filter(|id| self.tests_of(id).is_empty()) {
-                faults.push(format!("{what} is to break {id}, which no test cites"));
+                faults.push(format!("{what} breaks {id}, which no test cites"));
             }
             if m.ids.is_empty() == m.breaks.is_none() {
-                faults.push(format!("{what} names either requirements or the promise it breaks"));
+                faults
+                    .push(format!("{what} must name either requirements or the promise it breaks"));
             }
             if self.notice_of(m).is_none() {
-                faults.push(format!("{what}: not noticed yet; see `--bin mutate`"));
+                faults.push(format!("{what}: not detected yet; run `--bin mutate`"));
             }
         }
         for (n, m) in self.mutations.iter().enumerate() {
@@ -121,13 +122,12 @@ impl Record {
                 (&m.file, &m.from, &m.to) == (&other.file, &other.from, &other.to)
             };
             if self.mutations[..n].iter().any(is_same) {
-                faults.push(format!("{}: `{}` stands twice", m.file, one_line(&m.to)));
+                faults.push(format!("{}: `{}` occurs twice", m.file, one_line(&m.to)));
             }
         }
         for n in &self.noticed {
             if !self.mutations.iter().any(|m| n.is_of(m)) {
-                faults
-                    .push(format!("{}: `{}` was noticed and is no fault any more", n.file, n.from));
+                faults.push(format!("{}: `{}` was detected, but is not listed", n.file, n.from));
             }
         }
         for s in &self.scores {
@@ -153,7 +153,7 @@ mod tests {
 
     use super::super::{Citation, Construction, Level, Line, Record, Requirement};
 
-    /// A record of requirements that one test cites, with the lines that implement them.
+    /// Returns a record of requirements that one test cites, with the lines that implement them.
     fn record(levels: &[Level], lines: &[(&str, usize)]) -> Record {
         let requirement = |(n, level): (usize, &Level)| Requirement {
             id: format!("A-{n}"),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_must_is_cited_by_code_or_holds_by_construction_and_not_both() {
+    fn must_is_cited_or_by_construction_not_both() {
         let mut record = record(&[Level::Must, Level::MustNot, Level::May], &[("A-0", 7)]);
         assert_eq!(record.faults(), ["A-1: MUST NOT that no production code cites"]);
         let built = |id: &str| Construction { ids: vec![id.into()], reason: String::new() };
@@ -195,13 +195,13 @@ mod tests {
             [
                 "A-0: in implementation.toml, and implemented at a.rs:7",
                 "A-1: in implementation.toml twice",
-                "A-2: in implementation.toml and no MUST that is tested",
+                "A-2: in implementation.toml, but not a tested MUST",
             ]
         );
     }
 
     #[test]
-    fn a_citation_of_an_unknown_requirement_names_its_place() {
+    fn unknown_requirement_is_reported() {
         let record = record(&[Level::May], &[("A-7", 3)]);
         assert_eq!(record.faults(), ["a.rs:3: A-7 cited: no such requirement"]);
     }

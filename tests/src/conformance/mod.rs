@@ -1,14 +1,14 @@
-//! Which code does what RFC 5044, RFC 5041, RFC 5040 and RFC 7306 require, and which test shows it.
+//! Maps the requirements of RFC 5044, RFC 5041, RFC 5040 and RFC 7306 to the code that implements
+//! them and the tests that verify it.
 //!
 //! The requirements are data (`tests/conformance/requirements.toml`). Each is either cited by
 //! tests, with a line `//= ID` above the test, or excepted with a reason (`exceptions.toml`). Each
-//! MUST and MUST NOT that is tested is cited also by the production code that does it, in the same
-//! way, or holds by construction, with a reason (`implementation.toml`). That tests which cite can
-//! fail is shown by faults put into the code by hand (`mutations.toml`) and by mutating whole
-//! modules (`scores.toml`). What the project promises beyond the RFCs (shared memory, privileges,
-//! programs) has faults of its own (`promises/`). [`Record::faults`] says what is missing,
-//! [`summary()`] writes `docs/conformance.md`, and [`report()`] the long page that names tests and
-//! lines.
+//! tested MUST and MUST NOT is also cited by the production code that implements it, in the same
+//! way, or holds by construction, with a reason (`implementation.toml`). Manual faults
+//! (`mutations.toml`) and mutation of whole modules (`scores.toml`) show that the citing tests can
+//! fail. Promises beyond the RFCs (shared memory, privileges, programs) have their own faults
+//! (`promises/`). [`Record::faults`] lists gaps, [`summary()`] writes `docs/conformance.md`, and
+//! [`report()`] writes the long page with tests and lines.
 
 mod citations;
 mod data;
@@ -26,39 +26,40 @@ pub use data::{
 pub use report::report;
 pub use summary::summary;
 
-/// Where the summary stands, from the top of the repository.
+/// Path of the summary, from the root of the repository.
 pub const SUMMARY: &str = "docs/conformance.md";
-/// Where the report goes, from the top of the repository. It names lines, so it is not kept.
+/// Path of the report, from the root of the repository. It contains line numbers, so it is not
+/// committed.
 pub const REPORT: &str = "target/conformance.md";
-/// Where it is kept what noticed the faults, from the top of the repository.
+/// File that records which tests detected the faults, from the root of the repository.
 pub const NOTICED: &str = "tests/conformance/noticed.toml";
 
 /// Faults that break requirements.
 const MUTATIONS: &str = "mutations.toml";
-/// Faults that break what the project promises beyond them: a file per subject.
+/// Faults that break promises beyond the RFCs, one file per subject.
 const PROMISES: &str = "promises";
 
-/// The package that has nothing but tests, and what they need.
+/// The package that contains only tests and their support code.
 const TESTS: &str = "tests";
 
 /// The RFCs, from the lowest layer up.
 const LAYERS: [(u16, &str); 4] =
     [(5044, "MPA"), (5041, "DDP"), (5040, "RDMAP"), (7306, "RDMAP extensions")];
 
-/// Everything that is known of the requirements.
+/// All data about the requirements.
 #[derive(Debug)]
 pub struct Record {
-    /// In the order of the RFCs.
+    /// All requirements, in the order of the RFCs.
     pub requirements: Vec<Requirement>,
-    /// Those that no test cites.
+    /// Requirements that no test cites.
     pub exceptions: Vec<Exception>,
-    /// Those that hold without a line of production code.
+    /// Requirements that hold without a line of production code.
     pub constructions: Vec<Construction>,
-    /// Those whose production code does not cite them yet.
+    /// Requirements that production code does not cite yet.
     pub uncited: Vec<Uncited>,
-    /// Faults put in by hand.
+    /// Manual faults.
     pub mutations: Vec<Mutation>,
-    /// What noticed them when they were last put in.
+    /// The tests that detected the faults in the last run.
     pub noticed: Vec<Notice>,
     /// Modules mutated as a whole.
     pub scores: Vec<Score>,
@@ -66,12 +67,12 @@ pub struct Record {
     pub citations: BTreeMap<String, Vec<Citation>>,
     /// Lines of production code by the requirement they cite.
     pub lines: BTreeMap<String, Vec<Line>>,
-    /// Citations that stand beside neither test nor code, and other misuse.
+    /// Citations without a test or code below them, and other misuse.
     misplaced: Vec<String>,
     root: PathBuf,
 }
 
-/// Why the record cannot be read.
+/// A file of the record that cannot be read or parsed.
 #[derive(Debug)]
 pub struct Unreadable {
     file: PathBuf,
@@ -87,11 +88,11 @@ impl std::fmt::Display for Unreadable {
 impl std::error::Error for Unreadable {}
 
 impl Record {
-    /// Reads data and sources below the top of the repository.
+    /// Reads the data files and the sources below the root of the repository.
     ///
     /// # Errors
     ///
-    /// A file that is not there or not what it should be.
+    /// If a file is missing or malformed.
     pub fn read(root: &Path) -> Result<Record, Unreadable> {
         let data = root.join("tests/conformance");
         let mut found = citations::Found::default();
@@ -119,51 +120,51 @@ impl Record {
         })
     }
 
-    /// The tests that cite a requirement.
+    /// Returns the tests that cite a requirement.
     #[must_use]
     pub fn tests_of(&self, id: &str) -> &[Citation] {
         self.citations.get(id).map_or(&[], Vec::as_slice)
     }
 
-    /// The lines of production code that cite a requirement.
+    /// Returns the lines of production code that cite a requirement.
     #[must_use]
     pub fn lines_of(&self, id: &str) -> &[Line] {
         self.lines.get(id).map_or(&[], Vec::as_slice)
     }
 
-    /// Why no line of production code cites a requirement and none has to.
+    /// Returns the reason why a requirement holds without a citing line of production code.
     #[must_use]
     pub fn construction_of(&self, id: &str) -> Option<&Construction> {
         self.constructions.iter().find(|c| c.ids.iter().any(|i| i == id))
     }
 
-    /// Whether a requirement has to be found in production code: it leaves no choice and applies.
+    /// Returns true if production code must cite a requirement: a MUST or MUST NOT that is tested.
     #[must_use]
     pub fn is_to_be_implemented(&self, requirement: &Requirement) -> bool {
         requirement.level.is_absolute() && !self.tests_of(&requirement.id).is_empty()
     }
 
-    /// The exception that names a requirement.
+    /// Returns the exception for a requirement.
     #[must_use]
     pub fn exception_of(&self, id: &str) -> Option<&Exception> {
         self.exceptions.iter().find(|e| e.ids.iter().any(|i| i == id))
     }
 
-    /// What noticed a fault, if it was put in and noticed.
+    /// Returns the notice for a fault, if tests have detected it.
     #[must_use]
     pub fn notice_of(&self, mutation: &Mutation) -> Option<&Notice> {
         self.noticed.iter().find(|n| n.is_of(mutation))
     }
 }
 
-/// The top of the repository this was built from.
+/// Returns the root of the repository this was built from.
 #[must_use]
 pub fn root() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().unwrap_or(tests).to_owned()
 }
 
-/// The files of a folder, by name.
+/// Returns the files of a folder, sorted by name.
 fn files_of(folder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
     let unreadable = |e: std::io::Error| Unreadable { file: folder.into(), why: e.to_string() };
     let entries = std::fs::read_dir(folder).map_err(unreadable)?;

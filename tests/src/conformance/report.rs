@@ -1,4 +1,4 @@
-//! `target/conformance.md`: every requirement with its tests and its code, every fault.
+//! `target/conformance.md`: every requirement with its tests and its code, and every fault.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
@@ -10,19 +10,19 @@ const HEAD: &str = "\
 # Conformance, in full
 
 Written by `cargo run -p rnic-tests --bin conformance` from the sources and from
-`tests/conformance`. Of a requirement that more than three tests or lines cite, three are named.
+`tests/conformance`. At most three tests and three lines are listed per requirement.
 ";
 
-/// The report as Markdown.
+/// Returns the report as Markdown.
 #[must_use]
 pub fn report(record: &Record) -> String {
     let mut out = HEAD.to_owned();
     let written = counts(record, &mut out)
         .and_then(|()| citing_tests(record, &mut out))
-        .and_then(|()| faults_put_in(record, &mut out))
+        .and_then(|()| manual_faults(record, &mut out))
         .and_then(|()| requirements(record, &mut out))
         .and_then(|()| reasons(record, &mut out));
-    debug_assert!(written.is_ok(), "a String takes everything");
+    debug_assert!(written.is_ok(), "writing to a String cannot fail");
     out
 }
 
@@ -32,20 +32,19 @@ fn citing_tests(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(out, "\n{} tests and {} lines of production code cite.", tests.len(), lines.len())
 }
 
-fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
+fn manual_faults(record: &Record, out: &mut String) -> fmt::Result {
     let broken: BTreeSet<&str> =
         record.mutations.iter().flat_map(|m| &m.ids).map(String::as_str).collect();
     let absolute = |r: &&Requirement| r.level.is_absolute() && broken.contains(r.id.as_str());
     writeln!(out, "\n## Tests that can fail\n")?;
     writeln!(
         out,
-        "Faults put into the code by hand (`cargo run -p rnic-tests --bin mutate`), each of them \
-         noticed by the tests named:\n{} faults, which break {} requirements of the levels MUST \
-         and MUST NOT.\n",
+        "Manual faults (`cargo run -p rnic-tests --bin mutate`), each detected by the listed \
+         tests:\n{} faults, which break {} requirements of the levels MUST and MUST NOT.\n",
         record.mutations.len(),
         record.requirements.iter().filter(absolute).count(),
     )?;
-    writeln!(out, "| what it breaks | fault | noticed by |")?;
+    writeln!(out, "| breaks | fault | detected by |")?;
     writeln!(out, "| --- | --- | --- |")?;
     for m in &record.mutations {
         let by = match record.notice_of(m) {
@@ -53,7 +52,8 @@ fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
             Some(n) if n.by.iter().any(|by| by.contains(' ')) => n.by.join(", "),
             Some(n) => quoted(n.by.iter().map(|test| last(test)).take(3)),
         };
-        let (from, to) = (inline(&m.from), inline(&m.to));
+        let from = inline(&m.from);
+        let to = inline(&m.to);
         let broken = m.broken();
         writeln!(out, "| {broken} | `{}`: {from} becomes {to} | {by} |", m.file)?;
     }
@@ -63,16 +63,16 @@ fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(out, "\n### Modules mutated as a whole\n")?;
     writeln!(
         out,
-        "By `cargo-mutants`, with the unit tests of the package (`.cargo/mutants.toml`). What is \
-         not listed has not been mutated as a whole.\n"
+        "By `cargo-mutants`, with the unit tests of the package (`.cargo/mutants.toml`). Modules \
+         that are not listed have not been mutated as a whole.\n"
     )?;
-    writeln!(out, "| module | mutants tested | noticed | survived |")?;
+    writeln!(out, "| module | mutants tested | detected | survived |")?;
     writeln!(out, "| --- | ---: | ---: | ---: |")?;
     for s in &record.scores {
         let survived = s.tested - s.noticed.min(s.tested);
         writeln!(out, "| `{}` | {} | {} | {survived} |", s.module, s.tested, s.noticed)?;
     }
-    writeln!(out, "\nWhat survived, and why:\n")?;
+    writeln!(out, "\nSurvivors and reasons:\n")?;
     for survivor in record.scores.iter().flat_map(|s| &s.survivors) {
         writeln!(out, "- {} ({}): {}.", survivor.mutants.join("; "), survivor.count, survivor.why)?;
     }
@@ -102,7 +102,7 @@ fn requirements(record: &Record, out: &mut String) -> fmt::Result {
     Ok(())
 }
 
-/// Where a requirement is implemented.
+/// Returns the places that implement a requirement.
 fn code(record: &Record, r: &Requirement) -> String {
     match record.lines_of(&r.id) {
         [] if record.construction_of(&r.id).is_some() => "*by construction*".into(),
@@ -118,12 +118,12 @@ fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
     names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// A test without the modules it is in.
+/// Returns the name of a test without its modules.
 fn last(test: &str) -> &str {
     test.rsplit("::").next().unwrap_or(test)
 }
 
-/// Code in a cell of a table.
+/// Formats code for a table cell.
 fn inline(code: &str) -> String {
     let line = code.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     if line.is_empty() { "nothing".into() } else { format!("`{line}`") }

@@ -1,4 +1,4 @@
-//! `docs/conformance.md`: counts and reasons, nothing that changes when a line moves.
+//! `docs/conformance.md`: counts and reasons, independent of line numbers.
 
 use std::fmt::{self, Write};
 
@@ -8,32 +8,31 @@ const HEAD: &str = "\
 # Conformance
 
 Each requirement of RFC 5044 (MPA), RFC 5041 (DDP), RFC 5040 (RDMAP) and RFC 7306 (its extensions:
-atomic operations and Immediate Data), in our own words, is either cited by tests that would fail if
-it were broken, or excepted with a reason. Each MUST and MUST NOT that is tested is also cited by
-the production code that does it, or holds by construction, with a reason. A citation is a line
+atomic operations and Immediate Data), paraphrased, is either cited by tests that would fail if it
+were broken, or excepted with a reason. Each tested MUST and MUST NOT is also cited by the
+production code that implements it, or holds by construction, with a reason. A citation is a line
 `//= ID` above the test or the code.
 
     cargo run -p rnic-tests --bin conformance
 
-writes this page, and to `target/conformance.md` the full report: the text of every requirement with
-its tests and its code, and the faults that were put in by hand with the tests that noticed them.
-With `--check` it only says whether this page is up to date and nothing is missing; the tests do the
-same.
+writes this page, and the full report to `target/conformance.md`: the text of every requirement with
+its tests and its code, and the manual faults with the tests that detected them. With `--check` it
+fails if this page is out of date or something is missing. The tests do the same check.
 ";
 
-/// Where lines of prose end.
+/// Maximum width of a line of prose.
 const WIDTH: usize = 100;
 
-/// The summary as Markdown.
+/// Returns the summary as Markdown.
 #[must_use]
 pub fn summary(record: &Record) -> String {
     let mut out = HEAD.to_owned();
     let written = counts(record, &mut out).and_then(|()| reasons(record, &mut out));
-    debug_assert!(written.is_ok(), "a String takes everything");
+    debug_assert!(written.is_ok(), "writing to a String cannot fail");
     out
 }
 
-/// How many requirements there are and what becomes of them.
+/// Writes how many requirements are tested, excepted or neither.
 pub(super) fn counts(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(out, "\n## Counts\n")?;
     writeln!(out, "| RFC | level | requirements | with tests | excepted | neither |")?;
@@ -56,7 +55,7 @@ pub(super) fn counts(record: &Record, out: &mut String) -> fmt::Result {
     implementation(record, out)
 }
 
-/// Of the requirements that leave no choice and are tested, how many are found in production code.
+/// Writes how many tested absolute requirements production code implements.
 fn implementation(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(out, "\nIn production code:\n")?;
     writeln!(out, "| RFC | MUST, MUST NOT with tests | cited | by construction | not cited yet |")?;
@@ -71,12 +70,12 @@ fn implementation(record: &Record, out: &mut String) -> fmt::Result {
     }
     for u in record.uncited.iter().filter(|u| !u.ids.is_empty()) {
         let n = u.ids.len();
-        writeln!(out, "\nNot cited yet is what `{}` does: {n} requirements.", u.folder)?;
+        writeln!(out, "\n`{}` does not yet cite {n} requirements.", u.folder)?;
     }
     Ok(())
 }
 
-/// Why requirements have no test, or no line of production code.
+/// Writes the reasons why requirements have no test, or no line of production code.
 pub(super) fn reasons(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(out, "\n## Exceptions")?;
     for kind in Kind::ALL {
@@ -96,7 +95,7 @@ pub(super) fn reasons(record: &Record, out: &mut String) -> fmt::Result {
     Ok(())
 }
 
-/// An item of a list, wrapped.
+/// Writes a list item, wrapped.
 fn item(out: &mut String, text: &str) -> fmt::Result {
     let mut line = String::from("-");
     for word in text.split_whitespace() {

@@ -1,11 +1,11 @@
-//! A client that obeys nothing: it opens sessions, makes real objects with real traffic, and then
-//! does to everything it was given whatever a process can do to it.
+//! A hostile client: opens sessions, creates valid objects and traffic, and then misuses everything
+//! that it received from the daemon.
 //!
-//! Choices come from a seed. Whatever happens to its sessions is fine; that the daemon stops
-//! answering is the only failure.
+//! A seed determines its choices. Its sessions may fail in any way. The test fails only if the
+//! daemon stops answering.
 
 mod objects;
-mod wired;
+mod roce;
 
 use std::io::{Seek, SeekFrom, Write};
 use std::net::SocketAddr;
@@ -29,18 +29,18 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::raw::{Raw, memfd, qp_request};
 use crate::traffic::Rng;
 
-/// Bytes of a shared buffer.
+/// Length of a shared buffer in bytes.
 const BUFFER: usize = 64 * 1024;
 
-/// Sessions of an attack, also on a machine that is too busy for them in its time.
-const LEAST_SESSIONS: u64 = 21;
+/// Minimum number of sessions of an attack, even if a busy machine needs longer than `time`.
+const MIN_SESSIONS: u64 = 21;
 
-/// Opens sessions and misuses them for a while; how many there were.
+/// Opens sessions and misuses them for `time`. Returns the number of sessions.
 pub fn attack(socket: &Path, seed: u64, time: Duration, victim: Option<SocketAddr>) -> u64 {
     let end = Instant::now() + time;
     let mut rng = Rng::new(seed);
     let mut sessions = 0;
-    while Instant::now() < end || sessions < LEAST_SESSIONS {
+    while Instant::now() < end || sessions < MIN_SESSIONS {
         let Some(mut session) = Session::open(socket, victim, &mut rng) else { continue };
         sessions += 1;
         for _ in 0..1 + rng.below(60) {
@@ -53,7 +53,7 @@ pub fn attack(socket: &Path, seed: u64, time: Duration, victim: Option<SocketAdd
     sessions
 }
 
-/// A session with everything it was given.
+/// A session with all its objects.
 struct Session {
     raw: Raw,
     events: OwnedFd,
@@ -66,27 +66,27 @@ struct Session {
     buffer: SharedBufferId,
     memory: OwnedFd,
     queues: Vec<QueueLocation>,
-    /// Producer indices of the queues, as honest as they begin.
+    /// Producer indexes of the queues, initially correct.
     produced: Vec<u32>,
     objects: objects::Objects,
-    wired: wired::WiredObjects,
+    roce: roce::RoceObjects,
     style: Style,
 }
 
-/// What a session is out for. One that breaks every rule is ended at once; the more it keeps, the
-/// further it gets.
+/// The rules that a session breaks. The daemon ends a session that breaks all rules at once, so the
+/// other styles get further.
 #[derive(Clone, Copy)]
 enum Style {
     /// Everything.
     Vandal,
-    /// Well-formed control messages, nonsense in shared memory.
+    /// Well-formed control messages, garbage in shared memory.
     Scribbler,
-    /// Well-formed queues, too: only what they say makes no sense.
+    /// Well-formed control messages and queues with nonsensical contents.
     Liar,
 }
 
 impl Session {
-    /// A session with two QPs that are connected to each other, or to a victim.
+    /// Opens a session with two QPs that are connected to each other, or to a victim.
     fn open(socket: &Path, victim: Option<SocketAddr>, rng: &mut Rng) -> Option<Self> {
         let mut raw = Raw::try_open(socket)?;
         let events = raw.descriptors.get(1)?.try_clone().ok()?;
@@ -113,7 +113,7 @@ impl Session {
             queues: Vec::new(),
             produced: Vec::new(),
             objects: objects::Objects::default(),
-            wired: wired::WiredObjects::default(),
+            roce: roce::RoceObjects::default(),
             style: [Style::Vandal, Style::Scribbler, Style::Liar][rng.below(3) as usize],
         };
         for _ in 0..2 {
@@ -205,7 +205,7 @@ impl Session {
         self.produced.push(0);
     }
 
-    /// Connects QP 0 to QP 1 by a listener of its own, and QP 2 to the victim.
+    /// Connects QP 0 to QP 1 through its own listener, and QP 2 to the victim.
     fn connect_some(&mut self, victim: Option<SocketAddr>) -> Option<()> {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let bind = RequestBody::Bind { address, context: 1, v6_only: false };
@@ -216,8 +216,14 @@ impl Session {
         let _ = self.raw.try_call(RequestBody::Listen { listener, backlog: 4 }, &[])?;
         for (qp, peer) in self.qps.clone().into_iter().zip([Some(address), None, victim]) {
             if let Some(peer) = peer {
-                let (local, ird, ord, private_data) = (None, None, None, Vec::new());
-                let body = RequestBody::Connect { qp, peer, local, ird, ord, private_data };
+                let body = RequestBody::Connect {
+                    qp,
+                    peer,
+                    local: None,
+                    ird: None,
+                    ord: None,
+                    private_data: Vec::new(),
+                };
                 let _ = self.raw.try_call(body, &[])?;
             }
         }
@@ -225,8 +231,13 @@ impl Session {
         while Instant::now() < deadline {
             if let Some(Event::ConnectionRequest { request, .. }) = self.event() {
                 let qp = *self.qps.get(1)?;
-                let (ird, ord, private_data) = (None, None, Vec::new());
-                let body = RequestBody::Accept { request, qp, ird, ord, private_data };
+                let body = RequestBody::Accept {
+                    request,
+                    qp,
+                    ird: None,
+                    ord: None,
+                    private_data: Vec::new(),
+                };
                 let _ = self.raw.try_call(body, &[])?;
                 return Some(());
             }
@@ -240,9 +251,9 @@ impl Session {
         postcard::from_bytes(&bytes[..n]).ok()
     }
 
-    /// Does one thing a client should not; `None` when the session has ended.
+    /// Performs one misuse. Returns `None` when the session has ended.
     fn misbehave(&mut self, rng: &mut Rng) -> Option<()> {
-        let deed = match self.style {
+        let misuse = match self.style {
             Style::Vandal => rng.below(28),
             Style::Scribbler => {
                 [0, 1, 2, 3, 4, 5, 10, 11, 14, 15, 18, 20, 24][rng.below(13) as usize]
@@ -251,7 +262,7 @@ impl Session {
                 4 + [0, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15, 16, 17, 20, 21][rng.below(15) as usize]
             }
         };
-        match deed {
+        match misuse {
             0 => self.scribble_anywhere(rng),
             1..=3 => self.scribble_header(rng),
             4..=9 => self.post(rng),
@@ -272,7 +283,7 @@ impl Session {
                 self.make_cq(rng)?;
             }
             20..=23 => self.misuse_objects(rng)?,
-            _ => self.misuse_wired(rng)?,
+            _ => self.misuse_roce(rng)?,
         }
         Some(())
     }
@@ -283,7 +294,7 @@ impl Session {
                 let at = rng.below(arena.len() as u64 / 8) as usize * 8;
                 let _ = arena.store_u64(at, odd_word(rng));
             }
-            // Every page once.
+            // One word in every page.
             if rng.below(8) == 0 {
                 for page in 0..arena.len() / PAGE {
                     let at = page * PAGE + rng.below(PAGE as u64 / 8) as usize * 8;
@@ -319,7 +330,7 @@ impl Session {
         self.ring(rng);
     }
 
-    /// Posts something that looks like a request, properly published.
+    /// Posts garbage that resembles requests and publishes it correctly.
     fn post(&mut self, rng: &mut Rng) {
         let n = rng.below(self.queues.len() as u64) as usize;
         let queue = self.queues[n];
@@ -364,13 +375,13 @@ impl Session {
                     Some(_) => {
                         [binding[0], binding[1], u64::from(stag(rng)) | rng.below(64) << 32, 0]
                     }
-                    // As many as some operation has.
+                    // Up to four words that are not zero, as in some operations.
                     None => {
                         let given = rng.below(5) as usize;
                         std::array::from_fn(|n| if n < given { rng.word() } else { 0 })
                     }
                 },
-                spare_is_zero: true,
+                reserved_is_zero: true,
             };
             let words = match rng.below(16) {
                 0 => std::array::from_fn(|_| rng.word()),
@@ -392,7 +403,7 @@ impl Session {
         self.ring(rng);
     }
 
-    /// Rings many doorbells and all the eventfds.
+    /// Rings many doorbells and writes all eventfds that are not full.
     fn ring(&self, rng: &mut Rng) {
         let Some(arena) = self.raw.arenas.first() else { return };
         for worker in 0..u32::from(self.raw.workers) {
@@ -421,11 +432,11 @@ impl Session {
         self.ring(rng);
     }
 
-    /// Makes every descriptor block, fills it, and shuts or closes some.
+    /// Fills every descriptor, makes it blocking, and shuts down or closes some.
     fn abuse_descriptors(&mut self, rng: &mut Rng) {
         for fd in &self.raw.descriptors {
             if let Ok(flags) = rustix::fs::fcntl_getfl(fd) {
-                // Full first, while writing does not block ourselves.
+                // Fill first, while writes do not block.
                 let _ = rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK);
                 let _ = rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes());
                 for _ in 0..300 {
@@ -466,11 +477,11 @@ impl Session {
             }
         }
         self.raw.send(&bytes, &[]);
-        // Whether it was noise to the daemon shows with the next question.
+        // The next request shows whether the daemon accepted the bytes.
         self.raw.try_call(RequestBody::Status, &[]).map(drop)
     }
 
-    /// Passes something that is no shared buffer, or no longer one.
+    /// Passes a descriptor that is not a shared buffer, or no longer one.
     fn send_descriptors(&mut self, rng: &mut Rng) -> Option<()> {
         let sealed = rustix::fs::memfd_create("sealed", MemfdFlags::CLOEXEC).ok();
         let odd: Option<OwnedFd> = match rng.below(12) {
@@ -497,7 +508,7 @@ impl Session {
         self.raw.try_call(body, &many).map(drop)
     }
 
-    /// Takes memory away that it has shared, or is just about to share.
+    /// Truncates, and punches holes in, memory that it has shared or is about to share.
     fn shrink_memory(&mut self, rng: &mut Rng) {
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         for fd in self.raw.descriptors.iter().take(1).chain([&self.memory]) {
@@ -526,7 +537,7 @@ impl Session {
         });
     }
 
-    /// Asks for things in any order, about objects of its own and of others.
+    /// Sends requests in any order, for its own objects and for guessed IDs.
     fn ask_something(&mut self, rng: &mut Rng) -> Option<()> {
         let any = |rng: &mut Rng| rng.below(24) as u32;
         let qp = match rng.below(3) {
@@ -556,8 +567,14 @@ impl Session {
             15 => RequestBody::ArmSrq { srq: SrqId(any(rng)), limit: rng.below(9) as u32 },
             _ => {
                 let peer = SocketAddr::from(([127, 0, 0, 1], 1 + rng.below(65_000) as u16));
-                let (local, ird, ord, private_data) = (None, Some(9), None, vec![3; 100]);
-                RequestBody::Connect { qp, peer, local, ird, ord, private_data }
+                RequestBody::Connect {
+                    qp,
+                    peer,
+                    local: None,
+                    ird: Some(9),
+                    ord: None,
+                    private_data: vec![3; 100],
+                }
             }
         };
         let _ = self.raw.try_call(body, &[])?;
@@ -567,7 +584,7 @@ impl Session {
     /// Ends the session in one of several ways.
     fn leave(self, rng: &mut Rng) {
         match rng.below(8) {
-            // To a child that holds everything for a moment longer.
+            // A child process keeps all descriptors briefly.
             0 => {
                 let all = self.raw.descriptors.iter().chain([&self.raw.socket, &self.memory]);
                 for fd in all {
@@ -578,7 +595,7 @@ impl Session {
                     let _ = child.wait();
                 }
             }
-            // With an unread answer and one still to come.
+            // One answer is unread and one is still pending.
             1 => {
                 let Session { mut raw, .. } = self;
                 raw.ask(RequestBody::Status, &[]);
@@ -589,8 +606,8 @@ impl Session {
     }
 }
 
-/// A session with traffic and descriptors that it has filled, made to block, or closed, and now
-/// does nothing.
+/// Opens a session, posts requests, and misuses its doorbells and descriptors. Returns a guard that
+/// keeps the session open and idle.
 pub fn linger(socket: &Path, seed: u64) -> Option<impl Drop> {
     let mut rng = Rng::new(seed);
     let mut session = Session::open(socket, None, &mut rng)?;
@@ -606,16 +623,16 @@ struct Lingering(Session);
 
 impl Drop for Lingering {
     fn drop(&mut self) {
-        // Its socket has been kept until here.
+        // The session ends only here.
         self.0.raw.descriptors.clear();
     }
 }
 
-/// Becomes another program in the middle of a session, with everything open.
+/// Executes another program in the middle of a session, with all descriptors open.
 ///
 /// # Errors
 ///
-/// That of `exec`: it does not return otherwise.
+/// Returns the error of `exec`. Does not return otherwise.
 pub fn exec_in_a_session(socket: &Path, seed: u64, then: &mut Command) -> std::io::Error {
     let mut rng = Rng::new(seed);
     if let Some(mut session) = Session::open(socket, None, &mut rng) {
@@ -632,7 +649,7 @@ fn pick<T: Copy>(of: &[T], rng: &mut Rng) -> Option<T> {
     of.get(rng.below(of.len().max(1) as u64) as usize).copied()
 }
 
-/// A word as an attacker would choose it.
+/// Returns a word that an attacker might choose.
 fn odd_word(rng: &mut Rng) -> u64 {
     match rng.below(6) {
         0 => 0,
@@ -644,7 +661,7 @@ fn odd_word(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Whether writing does not block: it may have been filled and made to block.
+/// Returns true if a write does not block. The descriptor may be full and blocking.
 fn takes_bytes(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::OUT)];
     rustix::event::poll(&mut fds, Some(&Timespec::default())) == Ok(1)
@@ -653,7 +670,7 @@ fn takes_bytes(fd: &OwnedFd) -> bool {
 
 fn open(path: &str) -> Option<OwnedFd> {
     let mut file = std::fs::File::open(path).ok()?;
-    // Positions are shared as well.
+    // The passed descriptor shares the file position.
     let _ = file.seek(SeekFrom::Start(7)).and_then(|_| file.flush());
     Some(file.into())
 }

@@ -1,4 +1,4 @@
-//! Misuse of the rarer objects: windows, attached memory, passed sockets.
+//! Misuse of rarer objects: windows, attached memory, passed sockets.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -11,29 +11,29 @@ use rnic_core::types::*;
 use super::{Session, open, pick};
 use crate::traffic::Rng;
 
-/// Bytes that this process can lose: they outlive every session that has registered them.
+/// Memory to attach. A static outlives every session that has registered it.
 static ATTACHED: [AtomicU64; 8192] = [const { AtomicU64::new(0) }; 8192];
 
-/// What a session has of them.
+/// Rarer objects of a session.
 #[derive(Default)]
 pub(super) struct Objects {
     windows: Vec<(MwId, Stag)>,
     attached: bool,
-    /// Workers with a queue of copies.
+    /// Number of workers with a copy queue.
     copies: u32,
-    /// TCP connections it has passed on, and their other ends.
+    /// TCP connections passed to the daemon, and their peers.
     sockets: Vec<(TcpStream, TcpStream)>,
 }
 
 impl Objects {
-    /// An STag of a window, for requests that should name one.
+    /// Returns the STag of a window, for requests that need one.
     pub(super) fn window(&self, rng: &mut Rng) -> Option<Stag> {
         pick(&self.windows, rng).map(|(_, stag)| stag)
     }
 }
 
 impl Session {
-    /// Does one thing with one of them; `None` when the session has ended.
+    /// Misuses one of these objects. Returns `None` when the session has ended.
     pub(super) fn misuse_objects(&mut self, rng: &mut Rng) -> Option<()> {
         match rng.below(12) {
             0..=1 => self.alloc_window(rng)?,
@@ -83,7 +83,7 @@ impl Session {
         Some(())
     }
 
-    /// Its own address space, or something that is none; then regions of it, or of nothing.
+    /// Attaches its own memory or a wrong descriptor, then registers valid or invalid addresses.
     fn attach(&mut self, rng: &mut Rng) -> Option<()> {
         if !self.objects.attached || rng.below(8) == 0 {
             let own = || std::fs::File::options().read(true).write(true).open("/proc/self/mem");
@@ -95,7 +95,7 @@ impl Session {
             };
             let answer = self.raw.try_call(RequestBody::AttachMemory, &[memory.as_fd()])?;
             self.objects.attached |= answer.is_ok();
-            // Of a user whom the daemon does not trust, this is what it takes.
+            // An untrusted user can attach memory only by serving copies.
             let next = self.objects.copies;
             let worker = [next, next, next, rng.word() as u32][rng.below(4) as usize];
             let body = RequestBody::ServeCopies { worker };
@@ -110,7 +110,7 @@ impl Session {
             let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
             (address, size_of_val(&ATTACHED) as u64, write)
         } else {
-            // Nothing that writes: what is there is the attacker's own program.
+            // No write access, because peers could overwrite the attacker's own program.
             let address = rng.word() >> rng.below(64);
             (address, rng.word() >> rng.below(64), Access::REMOTE_READ)
         };
@@ -128,7 +128,7 @@ impl Session {
         Some(())
     }
 
-    /// A TCP connection whose other end says anything, or a socket of another kind.
+    /// Passes a TCP connection with arbitrary bytes in it, or another kind of socket.
     fn pass_socket(&mut self, rng: &mut Rng) -> Option<()> {
         let local = SocketAddr::from(([127, 0, 0, 1], 0));
         let listener = TcpListener::bind(local).ok()?;
@@ -158,7 +158,7 @@ impl Session {
             },
         };
         let _ = self.raw.try_call(body, &[odd.as_fd()])?;
-        // It goes on using what it gave away.
+        // Keep using the socket after passing it.
         let _ = near.set_nonblocking(rng.below(2) == 0);
         if rng.below(3) == 0 {
             let _ = (&near).write_all(b"also mine");

@@ -1,9 +1,9 @@
-//! Our TCP traffic, decoded by somebody else: Wireshark's dissectors for MPA, DDP and RDMAP find
-//! every message in it, every CRC right, and nothing to complain about.
+//! Wireshark's dissectors for MPA, DDP and RDMAP decode the daemon's TCP traffic: they find every
+//! message, correct CRCs, and no errors.
 //!
-//! A relay between two daemons keeps the bytes; a capture file is made of them with segments that
-//! begin anywhere. Root also has the kernel's packets caught, in a network namespace of its own.
-//! Without tshark the tests say so and pass, but not in CI.
+//! A relay between two daemons records the bytes, which are written to a capture file with segments
+//! that start anywhere. As root, dumpcap also captures the kernel's packets, in a network
+//! namespace. Without tshark the tests report an omission and pass, except in CI.
 
 mod talk;
 
@@ -23,7 +23,7 @@ use talk::{
 };
 use tempfile::TempDir;
 
-/// What tshark must have found.
+/// Checks the dissection.
 fn judge(wire: &Wire, manner: Manner, posted: &Posted, port: u16, found: &Dissection) {
     let what = format!("{}, {manner:?}", wire.name);
     assert_eq!(found.complaints, [""; 0], "{what}");
@@ -39,7 +39,8 @@ fn judge(wire: &Wire, manner: Manner, posted: &Posted, port: u16, found: &Dissec
     assert_eq!(request.private_data, b"initiator".len() as u64 + enhanced, "{what}");
     assert_eq!(reply.private_data, said + enhanced, "{what}");
 
-    let (mut messages, mut bytes) = (Count::new(), BTreeMap::new());
+    let mut messages = Count::new();
+    let mut bytes = BTreeMap::new();
     for fpdu in &found.fpdus {
         let up = fpdu.from != port;
         let Some(opcode) = fpdu.opcode else { panic!("{what}: no opcode in {fpdu:?}") };
@@ -60,24 +61,25 @@ fn judge(wire: &Wire, manner: Manner, posted: &Posted, port: u16, found: &Dissec
         // Layer, type, code, then M, D and R; segment length, DDP and RDMAP headers.
         Manner::BadWrite => assert_eq!((said, enclosed), (vec![1, 1, 0, 1, 1, 0], vec![2, 14])),
         Manner::BadSend => assert_eq!((said, enclosed), (vec![1, 2, 5, 1, 1, 0], vec![2, 18])),
-        // Wireshark takes type 1 of every layer for that of a tagged segment, so that it sees 14
-        // bytes of the 18 of the DDP header. That nothing is missing, the length has shown.
+        // Wireshark treats type 1 of every layer as a tagged segment, so it decodes only 14 of the
+        // 18 bytes of the DDP header. The length has shown that the rest is present.
         Manner::BadRead => assert_eq!((said, enclosed), (vec![0, 1, 0, 1, 1, 1], vec![2, 14, 28])),
         Manner::BadAtomic => assert_eq!((said, enclosed), (vec![0, 1, 0, 1, 1, 0], vec![2, 14])),
     }
 }
 
-/// Lengths of the FPDUs of a record each way, found without tshark.
+/// Returns the lengths of the FPDUs of a record in each direction, found without tshark.
 fn fpdus(wire: &Wire, record: &Record) -> [Vec<usize>; 2] {
     [Way::Up, Way::Down].map(|way| {
         let said = record.iter().filter(|(w, _)| *w == way).filter_map(|(_, what)| match what {
             What::Bytes(bytes) => Some(&bytes[..]),
             What::Fin => None,
         });
-        // Behind the start-up frame.
+        // Skip the start-up frame.
         let mut stream = said.skip(1).collect::<Vec<_>>().concat();
         let markers = wire.markers[if way == Way::Up { 1 } else { 0 }];
-        let (mut deframer, mut lengths) = (Deframer::new(markers, wire.crc), Vec::new());
+        let mut deframer = Deframer::new(markers, wire.crc);
+        let mut lengths = Vec::new();
         while !stream.is_empty() {
             let rest = stream.split_off(deframer.needed(&stream));
             deframer.take(&mut stream).unwrap();
@@ -88,7 +90,7 @@ fn fpdus(wire: &Wire, record: &Record) -> [Vec<usize>; 2] {
     })
 }
 
-/// The way that has Markers, if only one does.
+/// Returns the direction with Markers, if only one has them.
 fn only_marked(wire: &Wire) -> Option<Way> {
     match wire.markers {
         [false, true] => Some(Way::Up),
@@ -97,9 +99,9 @@ fn only_marked(wire: &Wire) -> Option<Way> {
     }
 }
 
-/// Whether FPDUs of these lengths, in a stream with Markers, have one that ends where a Marker
-/// stands. That Marker belongs to the next FPDU (RFC 5044 section 4.3), but Wireshark 4.0 counts it
-/// to this one and then waits for four bytes that never come.
+/// Returns true if an FPDU ends directly before a Marker. The Marker belongs to the next FPDU (RFC
+/// 5044 section 4.3), but Wireshark 4.0 counts it with this one and then waits for four bytes that
+/// never come.
 fn ends_at_a_marker(lengths: &[usize]) -> bool {
     let mut end = 0;
     lengths.iter().any(|len| {
@@ -108,21 +110,21 @@ fn ends_at_a_marker(lengths: &[usize]) -> bool {
     })
 }
 
-/// Talks over a relay and has the record dissected. Where FPDUs end varies with the segments that
-/// the kernel makes, so another talk is one that Wireshark can read.
+/// Talks over a relay and checks the dissection of the record. The ends of FPDUs depend on the
+/// kernel's segments, so a further attempt can give a record that Wireshark decodes correctly.
 fn relayed(dir: &Path, wire: &Wire, manner: Manner) {
     let readable = (0..10).any(|_| talked_and_dissected(dir, wire, manner));
     assert!(readable, "{}: of ten talks each has an FPDU that ends at a Marker", wire.name);
 }
 
-/// False if Wireshark would misread the talk.
+/// Returns false if Wireshark would misread the record.
 fn talked_and_dissected(dir: &Path, wire: &Wire, manner: Manner) -> bool {
     let mut relay: Option<Relay> = None;
     let mut posted = converse(wire, manner, |listener| {
         relay.insert(Relay::start(listener.local_addr(), wire.edit)).address
     });
     let mut record = relay.take().unwrap().finish();
-    // If one way has Markers, Wireshark looks for them in the other as well: it is shown only one.
+    // If one direction has Markers, Wireshark expects them in both. Show it only that one.
     if let Some(way) = only_marked(wire) {
         posted.retain(way == Way::Up);
         let bytes = |what: &What| matches!(what, What::Bytes(_));
@@ -131,13 +133,13 @@ fn talked_and_dissected(dir: &Path, wire: &Wire, manner: Manner) -> bool {
         record.splice(..0, frames);
     }
     let lengths = fpdus(wire, &record);
-    // The way up goes to the responder.
+    // Direction `Up` leads to the responder.
     let streams = [(wire.markers[1], &lengths[0]), (wire.markers[0], &lengths[1])];
     if streams.iter().any(|(marked, lengths)| *marked && ends_at_a_marker(lengths)) {
         return false;
     }
     let counted = lengths.each_ref().map(Vec::len);
-    // With Markers Wireshark wants an FPDU in every segment, neither less nor more.
+    // With Markers, Wireshark requires exactly one FPDU per segment.
     let marked = wire.markers != [false; 2];
     let cuts = if marked { Cuts::Fpdus(lengths) } else { Cuts::Anywhere };
     let file = dir.join(format!("{}-{manner:?}.pcap", wire.name));
@@ -152,8 +154,8 @@ fn talked_and_dissected(dir: &Path, wire: &Wire, manner: Manner) -> bool {
 }
 
 #[test]
-fn every_operation_is_what_wireshark_takes_it_for() {
-    if !tshark::is_there() {
+fn wireshark_dissects_every_operation() {
+    if !tshark::is_available() {
         return;
     }
     let dir = TempDir::with_prefix("rnic-test-").unwrap();
@@ -163,8 +165,8 @@ fn every_operation_is_what_wireshark_takes_it_for() {
 }
 
 #[test]
-fn terminates_and_rejections_are_what_wireshark_takes_them_for() {
-    if !tshark::is_there() {
+fn wireshark_dissects_terminates_and_rejections() {
+    if !tshark::is_available() {
         return;
     }
     let dir = TempDir::with_prefix("rnic-test-").unwrap();
@@ -178,8 +180,8 @@ fn terminates_and_rejections_are_what_wireshark_takes_them_for() {
 }
 
 #[test]
-fn wireshark_does_see_an_byte_that_is_wrong() {
-    if !tshark::is_there() {
+fn wireshark_sees_a_wrong_byte() {
+    if !tshark::is_available() {
         return;
     }
     let dir = TempDir::with_prefix("rnic-test-").unwrap();
@@ -189,7 +191,7 @@ fn wireshark_does_see_an_byte_that_is_wrong() {
     });
     let mut record = relay.take().unwrap().finish();
     let lengths = fpdus(&DEFAULT, &record);
-    // The Terminate: its last byte before the CRC.
+    // Corrupt the last byte of the Terminate before its CRC.
     let What::Bytes(last) = &mut record
         .iter_mut()
         .rfind(|(way, what)| *way == Way::Down && *what != What::Fin)
@@ -208,21 +210,21 @@ fn wireshark_does_see_an_byte_that_is_wrong() {
     assert_eq!(verdicts, expected);
 }
 
-/// Set in the process that plays inside of a network namespace.
+/// Set in the process that plays inside a network namespace.
 const INSIDE: &str = "RNIC_TEST_INSIDE_NAMESPACE";
-const CAUGHT: &str = "what_the_kernel_sends_is_what_wireshark_takes_it_for";
+const CAUGHT: &str = "wireshark_dissects_kernel_traffic";
 
 #[test]
-fn what_the_kernel_sends_is_what_wireshark_takes_it_for() {
+fn wireshark_dissects_kernel_traffic() {
     if std::env::var_os(INSIDE).is_some() {
         return play_inside();
     }
-    if !tshark::is_there() {
+    if !tshark::is_available() {
         return;
     }
     let probe = Command::new("unshare").args(["--net", "ip", "link", "set", "lo", "up"]).output();
     if !probe.is_ok_and(|output| output.status.success()) {
-        return rnic_tests::omit("no packets caught: only root makes network namespaces");
+        return rnic_tests::omit("no packets captured: network namespaces require root");
     }
     let mut command = Command::new("unshare");
     command.args(["--net", "sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""]);
@@ -231,8 +233,8 @@ fn what_the_kernel_sends_is_what_wireshark_takes_it_for() {
     Process::start(command).succeed();
 }
 
-/// Catches what goes over the loopback interface of this namespace, which has nothing else to
-/// carry.
+/// Captures all packets on the loopback interface of this namespace, which carries no other
+/// traffic.
 fn play_inside() {
     let dir = TempDir::with_prefix("rnic-test-").unwrap();
     for manner in [Manner::Orderly, Manner::BadWrite, Manner::Rejected] {
@@ -253,7 +255,7 @@ fn play_inside() {
     }
 }
 
-/// Waits until the last packet of a conversation is in the file: until one sent after it is.
+/// Waits until the capture file contains all packets, by waiting for one sent after them.
 fn catches_up(file: &Path) {
     const LAST: &[u8] = b"nothing comes behind this";
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -267,11 +269,12 @@ fn catches_up(file: &Path) {
 
 #[test]
 fn recordings_of_siw_are_read_without_complaint() {
-    if !tshark::is_there() {
+    if !tshark::is_available() {
         return;
     }
     let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("captures");
-    let (mut files, mut fpdus) = (0, 0);
+    let mut files = 0;
+    let mut fpdus = 0;
     for entry in std::fs::read_dir(captures).unwrap() {
         let file = entry.unwrap().path();
         if file.extension().is_none_or(|e| e != "pcap") {
@@ -283,7 +286,8 @@ fn recordings_of_siw_are_read_without_complaint() {
         let crc = name.starts_with("crc-");
         let right = |f: &Fpdu| f.crc_is_good == crc.then_some(true) && f.opcode.is_some();
         assert!(found.fpdus.iter().all(right), "{name}: {:?}", found.fpdus);
-        (files, fpdus) = (files + 1, fpdus + found.fpdus.len());
+        files += 1;
+        fpdus += found.fpdus.len();
     }
     assert_eq!((files, fpdus), (33, 475));
 }

@@ -1,4 +1,4 @@
-//! Two ends that use every operation, and what they put on the wire.
+//! Two ends that use every operation, and the messages that they put on the wire.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,26 +18,26 @@ const SEND_INVALIDATE: u8 = 4;
 const SEND_SOLICITED: u8 = 5;
 const SEND_SOLICITED_INVALIDATE: u8 = 6;
 pub const TERMINATE: u8 = 7;
-// Wireshark 4.0 does not know those between, which are Immediate Data.
+// Wireshark 4.0 does not decode 8 and 9, Immediate Data.
 const ATOMIC_REQUEST: u8 = 10;
 const ATOMIC_RESPONSE: u8 = 11;
 
-/// Bytes of the large messages: three FPDUs at least.
+/// Length of the large messages in bytes: at least three FPDUs.
 const LARGE: u32 = 150_000;
-/// Bytes of each end's memory.
+/// Length of each end's memory in bytes.
 const LEN: u64 = 1 << 20;
 
-/// How two daemons talk.
+/// Configuration of two daemons, and its result on the wire.
 pub struct Wire {
     pub name: &'static str,
     /// Configuration of the initiator's daemon and of the responder's.
     pub config: [&'static str; 2],
     pub edit: Edit,
-    /// What start-up comes to: revision, and Markers towards the initiator and the responder.
+    /// Negotiated revision, and Markers towards the initiator and the responder.
     pub revision: u64,
     pub markers: [bool; 2],
     pub crc: bool,
-    /// The message by which the initiator shows that it is ready.
+    /// Opcode of the initiator's RTR message.
     pub ready: Option<u8>,
 }
 
@@ -51,7 +51,7 @@ pub const DEFAULT: Wire = Wire {
     ready: Some(WRITE),
 };
 
-/// The RTR kinds that the Reply offers: flags of the byte of ORD (RFC 6581 section 9.2).
+/// Flags of the RTR types in the ORD field of the Reply (RFC 6581 section 9.2).
 const BY_WRITE: u8 = 0x80;
 const BY_READ: u8 = 0x40;
 
@@ -100,10 +100,10 @@ pub fn wires() -> Vec<Wire> {
     ]
 }
 
-/// Messages by way and opcode.
+/// Number of messages by direction (true: up) and opcode.
 pub type Count = BTreeMap<(bool, u8), usize>;
 
-/// What was posted, as messages on the wire and their payload.
+/// Posted messages and their payload on the wire.
 #[derive(Default)]
 pub struct Posted {
     pub messages: Count,
@@ -111,7 +111,7 @@ pub struct Posted {
 }
 
 impl Posted {
-    /// Forgets what went the other way.
+    /// Removes the messages of the other direction.
     pub fn retain(&mut self, up: bool) {
         self.messages.retain(|(way, _), _| *way == up);
         self.bytes.retain(|(way, _), _| *way == up);
@@ -123,9 +123,9 @@ impl Posted {
     }
 }
 
-/// A client of a daemon with a QP that talks, and the memory it talks about.
+/// A client of a daemon with a QP and a region.
 struct Talker {
-    /// The one that asked: what it says goes up.
+    /// True for the initiator, which sends in direction `Up`.
     up: bool,
     client: Client,
     qp: Qp,
@@ -138,7 +138,7 @@ impl Talker {
         let options = QpOptions { signal_all: true, ..client.options() };
         let qp = client.pd.create_qp(&options).unwrap();
         let mr = client.region(LEN, READ_WRITE | Access::REMOTE_ATOMIC);
-        // Where Sends go: the upper half, which nothing else uses.
+        // Sends go to the upper half, which no other operation uses.
         for n in 0..16 {
             let len = if n < 15 { 4096 } else { LARGE };
             let sge = mr.sge(LEN / 2 + n * 4096, len);
@@ -147,7 +147,7 @@ impl Talker {
         Talker { up, client, qp, mr }
     }
 
-    /// A region that the peer may invalidate.
+    /// Registers a region that the peer may invalidate.
     fn revocable(&self) -> Mr {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         self.client.region_for(Scope::Qp(self.qp.id()), 64, access)
@@ -157,9 +157,11 @@ impl Talker {
         self.client.successes(count)
     }
 
-    /// Every operation towards the other end, one after the other.
+    /// Executes every operation towards the other end, one after the other.
     fn speak(&self, to: &Talker, posted: &mut Posted) {
-        let (up, mine, theirs) = (self.up, &self.mr, to.mr.remote());
+        let up = self.up;
+        let mine = &self.mr;
+        let theirs = to.mr.remote();
         for len in [0, 1, 20, 21, 100] {
             posted.add(up, SEND, len);
             self.qp.post_send(&[SendRequest::send(1, &[mine.sge(0, len)])]).unwrap();
@@ -194,7 +196,8 @@ impl Talker {
                 .unwrap();
             self.completes(2);
         }
-        let (sink, word) = (mine.sge(0, 8), theirs.at(4096));
+        let sink = mine.sge(0, 8);
+        let word = theirs.at(4096);
         let atomics = [
             SendRequest::fetch_add(4, sink, word, 5),
             SendRequest::compare_swap(5, sink, word, 0, u64::MAX),
@@ -227,20 +230,22 @@ impl Talker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
     Orderly,
-    /// The initiator writes to, or reads from, what is not there.
+    /// The initiator writes to, or reads from, an unknown STag.
     BadWrite,
     BadRead,
-    /// It changes a word that is not there.
+    /// The initiator changes a word at an unknown STag.
     BadAtomic,
-    /// It sends more than fits.
+    /// The initiator sends more than fits into the receive.
     BadSend,
     Rejected,
 }
 
-/// Lets two ends talk; what was posted. `address` is where the initiator connects to.
+/// Lets two ends talk and returns the posted messages. `via` maps the listener to the address that
+/// the initiator connects to.
 pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> SocketAddr) -> Posted {
     let daemons = wire.config.map(|config| Daemon::start(binaries!(), config));
-    let (a, b) = (Talker::new(&daemons[0], true), Talker::new(&daemons[1], false));
+    let a = Talker::new(&daemons[0], true);
+    let b = Talker::new(&daemons[1], false);
     let listener = b.client.listener();
     let options = ConnectOptions { private_data: b"initiator".to_vec(), ..Default::default() };
     a.qp.start_connect(via(&listener), &options).unwrap();
@@ -287,7 +292,8 @@ pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> Sock
         }
         Manner::BadAtomic => {
             posted.add(true, ATOMIC_REQUEST, 52);
-            let (sink, at) = (a.mr.sge(0, 8), nowhere.at(0));
+            let sink = a.mr.sge(0, 8);
+            let at = nowhere.at(0);
             a.qp.post_send(&[SendRequest::fetch_add(1, sink, at, 1)]).unwrap();
         }
         Manner::BadSend => {

@@ -1,4 +1,4 @@
-//! `rnic-perf` between two hosts: here two daemons, whose ends talk TCP.
+//! `rnic-perf` between two hosts: two daemons with ends that use TCP.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ fn two_hosts_measure_each_operation() {
     let driving = Daemon::start(binaries!(), "");
     let mut server = start(&serving, PERF, &["serve", "127.0.0.1:0"]);
     let address = server.line_after("listening on ");
-    // One after the other: each finds the server ready again.
+    // In sequence: the server must be ready again for each.
     for what in
         ["bw --op write,send --size 64KiB --working-set 1MiB", "lat --event", "rate --qps 2"]
     {

@@ -1,4 +1,4 @@
-//! `rnicctl`: every list, as text and as JSON, of a session that has one of each.
+//! `rnicctl`: every list as text and as JSON, for a session with one object of each type.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use rnic_tests::{Client, Daemon, binaries};
 
 const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl-under-test");
 
-/// Each list, the rows that this session has in it, and a key of its rows.
+/// Each list, the minimum number of its rows for this session, and a key of its rows.
 const LISTS: [(&str, usize, &str); 11] = [
     ("clients", 1, "session"),
     ("qps", 1, "qp"),
@@ -38,7 +38,7 @@ fn rnicctl_shows_every_kind_of_object() {
     let qp = client.qp();
     let region = client.region(4096, rnic_client::Access::empty());
     let listener = client.listener();
-    // A refused request has a reason.
+    // A refused request leaves a diagnosis.
     client.context.create_cq(u32::MAX, None).unwrap_err();
     for (list, least, key) in LISTS {
         let json: serde_json::Value =

@@ -1,5 +1,5 @@
-//! The programs as real processes: what they say, how they end, and what they leave
-//! behind when the other side, the daemon, the network or the disk fails or lies.
+//! The programs as real processes: their output, exit codes and leftovers when the other side, the
+//! daemon, the network or the disk fails or misbehaves.
 
 mod hosts;
 mod lists;
@@ -27,18 +27,18 @@ fn start<A: AsRef<OsStr>>(daemon: &Daemon, program: &str, arguments: &[A]) -> Pr
     Process::start(command)
 }
 
-/// Runs a program to its end; its exit code and everything it said.
+/// Runs a program to its end. Returns its exit code and output.
 fn run<A: AsRef<OsStr>>(daemon: &Daemon, program: &str, arguments: &[A]) -> (Option<i32>, String) {
     end(start(daemon, program, arguments))
 }
 
-/// Waits for a program's end; its exit code and everything it said.
+/// Waits for a program's end. Returns its exit code and output.
 fn end(process: Process) -> (Option<i32>, String) {
     let (status, lines) = process.finish();
     (status.code(), lines.join("\n"))
 }
 
-/// Insists on exit code 1 and on these words.
+/// Checks for exit code 1 and for these words in the output.
 fn fails(ended: (Option<i32>, String), words: &str) {
     let (code, said) = ended;
     assert_eq!(code, Some(1), "{said}");

@@ -1,4 +1,4 @@
-//! What all programs have in common: addresses, exit codes, and output that nobody reads.
+//! Behaviour common to all programs: addresses, exit codes, and unread output.
 
 use std::process::{Command, Output, Stdio};
 
@@ -15,7 +15,7 @@ fn alone(program: &str, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn wrong_usage_is_2_and_names_what_is_wrong() {
+fn wrong_usage_exits_with_2_and_the_reason() {
     for (program, arguments, word) in [
         (RCOPY, "send file", "HOST:PORT"),
         (RCOPY, "send file nowhere", "it has no port"),
@@ -26,9 +26,9 @@ fn wrong_usage_is_2_and_names_what_is_wrong() {
         (RCOPY, "serve --timeout 0", "above 0"),
         (RKV, "get", "<KEY>"),
         (RKV, "get k --server nowhere", "it has no port"),
-        (RKV, "server localhost:x", "the port is no number"),
+        (RKV, "server localhost:x", "the port is not a number"),
         (RKV, "bench --gets 101", "101"),
-        (PINGPONG, "client localhost:", "the port is no number"),
+        (PINGPONG, "client localhost:", "the port is not a number"),
         (PINGPONG, "client -n 0", "0 is not in 1.."),
         (PINGPONG, "server --poll --event", "cannot be used with"),
         (PERF, "bw --iters 0", "0 is not in 1.."),
@@ -86,12 +86,12 @@ fn a_name_does_for_an_address_everywhere() {
     let (code, said) = run(&daemon, RCOPY, &["send", &file, &to]);
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(end(server).0, Some(0));
-    // Bound to the address that the resolver may name last.
+    // Bound to the address that the resolver may list last.
     let (server, address) = serving(RKV, &["server", "127.0.0.1:0"]);
     let (code, said) = run(&daemon, RKV, &["put", "k", "v", "--server", &address]);
     assert_eq!(code, Some(0), "{said}");
     server.kill();
-    // Hosts that are not there, and one where nobody listens.
+    // Unknown hosts, and a host without a listener.
     for (program, arguments) in [
         (PINGPONG, &["client", "a..b:1"][..]),
         (RCOPY, &["send", &file, "a..b:1"]),
@@ -104,7 +104,7 @@ fn a_name_does_for_an_address_everywhere() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_a_failure_unless_its_reader_has_gone() {
+fn unwritable_output_fails_except_closed_pipe() {
     let daemon = Daemon::start(binaries!(), "");
     let mut server = start(&daemon, RKV, &["server", "127.0.0.1:0"]);
     let address = server.line_after(" in all, at ");
@@ -141,9 +141,9 @@ fn output_that_cannot_be_written_is_a_failure_unless_its_reader_has_gone() {
     server.kill();
 }
 
-/// A server says where it is to whoever reads, and serves whether or not somebody does.
+/// A server prints its address and serves even if its output is closed.
 #[test]
-fn a_server_whose_output_nobody_reads_serves_on() {
+fn server_with_unread_output_keeps_serving() {
     let daemon = Daemon::start(binaries!(), "");
     let mut command = Command::new(PINGPONG);
     command.args(["server", "127.0.0.1:0"]).env("RNIC_SOCKET", daemon.socket());

@@ -1,5 +1,4 @@
-//! `rnic-perf`: every measurement can be made. What it finds depends on the machine and is not
-//! looked at.
+//! `rnic-perf`: every measurement runs. The tests ignore the results, which depend on the machine.
 
 use std::process::Command;
 
@@ -7,7 +6,7 @@ use rnic_tests::{Daemon, Process, binaries, omit};
 
 const PERF: &str = env!("CARGO_BIN_EXE_rnic-perf-under-test");
 
-/// Runs a measurement, and expects its rows as JSON.
+/// Runs a measurement and checks its JSON rows.
 fn measures(command: &mut Command, arguments: &str) {
     command.args(arguments.split(' ')).arg("--json");
     let output = command.output().unwrap();
@@ -65,7 +64,7 @@ fn other_benchmarks_are_measured() {
 
 #[test]
 fn a_missed_bound_fails_the_smoke_test() {
-    // Without a daemon that starts, every ratio is missed.
+    // Without a working daemon, every ratio misses its bound.
     let mut command = Command::new(PERF);
     command.args(["smoke", "--rnicd", "/bin/false", "--seconds", "0.01"]);
     let (status, lines) = Process::start(command).finish();

@@ -7,7 +7,7 @@ use super::talker::Talker;
 use super::{PINGPONG, end, fails, run, start};
 
 #[test]
-fn every_ball_is_checked_and_counted_on_both_paths() {
+fn every_message_is_checked_on_both_paths() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &on_path(path));
         let way = if path.contains("direct") { "direct" } else { "tcp" };
@@ -18,20 +18,19 @@ fn every_ball_is_checked_and_counted_on_both_paths() {
             let game = ["client", &address, "--size", "5000", "-n", "50"];
             let (code, said) = run(&daemon, PINGPONG, &[&game, options].concat());
             assert_eq!(code, Some(0), "{said}");
-            let line =
-                format!("50 times 5000 bytes there and back, all as sent, by the {way} path");
+            let line = format!("50 round trips of 5000 bytes, all verified, over the {way} path");
             assert!(said.contains(&line), "{said}");
             assert!(said.contains("round trip  min "), "{said}");
             let (code, said) = end(server);
             assert_eq!(code, Some(0), "{said}");
-            assert!(said.contains("50 times 5000 bytes, all as sent"), "{said}");
+            assert!(said.contains("50 round trips of 5000 bytes, all verified"), "{said}");
         }
     }
 }
 
-/// Who returns the ball as it came returns a wrong one: each has a content of its own.
+/// Each message has its own content, so echoing the previous one unchanged is an error.
 #[test]
-fn a_damaged_ball_is_noticed_by_client_and_server() {
+fn damaged_message_is_noticed_by_both_ends() {
     let daemon = Daemon::start(binaries!(), "");
     let server = Talker::new(&daemon);
     let listener = server.listen();
@@ -39,27 +38,27 @@ fn a_damaged_ball_is_noticed_by_client_and_server() {
     let client = start(&daemon, PINGPONG, &["client", &address, "--size", "64", "-n", "3"]);
     let game = server.accept(&listener, b"");
     assert_eq!(game, [&b"pingpong\x01"[..], &[64, 0, 0, 0], &[3, 0, 0, 0, 0, 0, 0, 0]].concat());
-    let ball = server.hear().unwrap();
-    server.say(&ball);
-    fails(end(client), "ball 0 from 127.0.0.1:");
+    let ball = server.next_message().unwrap();
+    server.send_message(&ball);
+    fails(end(client), "message 0 from 127.0.0.1:");
 
     let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
     let address = server.line_after("waiting for clients at ").parse().unwrap();
     let client = Talker::new(&daemon);
     client.connect(address, &game).unwrap();
-    client.say(&[7; 64]);
+    client.send_message(&[7; 64]);
     fails(end(server), "is damaged from byte 0 on");
 
     let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
     let address = server.line_after("waiting for clients at ").parse().unwrap();
     let client = Talker::new(&daemon);
     client.connect(address, &game).unwrap();
-    client.say(&[7; 63]);
+    client.send_message(&[7; 63]);
     fails(end(server), "has 63 bytes instead of 64");
 }
 
 #[test]
-fn the_end_of_the_other_side_or_of_the_daemon_ends_a_match_in_words() {
+fn lost_peer_or_daemon_is_reported_in_pingpong() {
     let daemon = Daemon::start(binaries!(), "");
     let endless =
         |address: &str| start(&daemon, PINGPONG, &["client", address, "-n", "1000000000"]);
@@ -94,6 +93,6 @@ fn a_match_that_is_refused_is_refused_in_words() {
     let mut server = start(&daemon, PINGPONG, &server);
     let address = server.line_after("waiting for clients at ");
     let client = run(&daemon, PINGPONG, &["client", &address, "--size", "1025"]);
-    fails(client, &format!("{address} refused: 1025 bytes are more than 1024"));
-    fails(end(server), "1025 bytes are more than 1024");
+    fails(client, &format!("{address} refused: message size 1025 is above the maximum, 1024"));
+    fails(end(server), "message size 1025 is above the maximum, 1024");
 }

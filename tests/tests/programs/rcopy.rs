@@ -1,4 +1,4 @@
-//! `rcopy`: a file arrives whole or not at all, and whoever is concerned is told why.
+//! `rcopy`: a file arrives completely or not at all, and both sides report the reason.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -27,7 +27,7 @@ impl Receiver {
         Receiver::start_as(daemon, Command::new(RCOPY), options)
     }
 
-    /// As a program that runs `rcopy` with the arguments it is given.
+    /// Starts `rcopy` through a program that passes its arguments on.
     fn start_as(daemon: &Daemon, mut program: Command, options: &[&str]) -> Receiver {
         let folder = TempDir::with_prefix("rcopy-test-").unwrap();
         program.args(["serve", "127.0.0.1:0", "--dir"]).arg(folder.path()).args(options);
@@ -53,7 +53,7 @@ impl Receiver {
         std::fs::read(self.folder.path().join(name)).unwrap()
     }
 
-    /// It has nothing of a file that failed, and takes another one.
+    /// Checks that nothing of the failed file is left, and that the receiver accepts another one.
     fn is_unharmed(&self, daemon: &Daemon) {
         assert_eq!(self.names(), [""; 0]);
         let file = file_of(b"afterwards");
@@ -69,14 +69,14 @@ fn file_of(content: &[u8]) -> tempfile::NamedTempFile {
     file
 }
 
-/// A file that takes its time: nothing but holes, but they have to be read, hashed and sent.
+/// Returns a sparse file that takes a while to read, hash and send.
 fn large() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(4 << 30).unwrap();
     file
 }
 
-/// Bytes that no other seed makes.
+/// Returns pseudorandom bytes that depend on the seed.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = || {
@@ -96,7 +96,7 @@ fn send(daemon: &Daemon, file: &Path, to: &str) -> (Option<i32>, String) {
     end(sending(daemon, file, to))
 }
 
-/// Waits until the daemon has placed so many bytes for somebody.
+/// Waits until the daemon has placed `bytes` bytes for a QP.
 pub fn placed(daemon: &Daemon, bytes: u64) {
     let context = Context::open_at(daemon.socket()).unwrap();
     let deadline = Instant::now() + DEADLINE;
@@ -129,9 +129,9 @@ fn files_of_any_size_arrive_whole_on_both_paths() {
     }
 }
 
-/// A sender that is led by hand. It speaks the layout that `rcopy` documents and shares no code
-/// with it.
-struct Liar {
+/// A sender driven by the test. It uses the layout that `rcopy` documents and shares no code with
+/// it.
+struct HostileSender {
     talker: Talker,
     ring: RemoteMr,
 }
@@ -148,7 +148,7 @@ const CREDIT: u8 = 3;
 const STORED: u8 = 4;
 const ABORT: u8 = 5;
 
-/// A greeting: magic, version, and what comes then.
+/// Returns a greeting: magic, version and `rest`.
 fn greeting(rest: &[&[u8]]) -> Vec<u8> {
     [b"rcopy\x01", &rest.concat()[..]].concat()
 }
@@ -161,9 +161,9 @@ fn finished(size: u64, digest: &[u8; 32]) -> Vec<u8> {
     [&[FINISHED][..], &size.to_le_bytes(), digest].concat()
 }
 
-impl Liar {
+impl HostileSender {
     /// Offers a file of this size in chunks of 4 KiB.
-    fn offer(daemon: &Daemon, to: SocketAddr, name: &str, size: u64) -> Liar {
+    fn offer(daemon: &Daemon, to: SocketAddr, name: &str, size: u64) -> HostileSender {
         let talker = Talker::new(daemon);
         let offer = greeting(&[
             &size.to_le_bytes(),
@@ -174,13 +174,13 @@ impl Liar {
         let grant = talker.connect(to, &offer).unwrap();
         assert_eq!(&grant[..6], b"rcopy\x01");
         let ring = RemoteMr::from_bytes(grant[12..].try_into().unwrap()).unwrap();
-        Liar { talker, ring }
+        HostileSender { talker, ring }
     }
 
-    /// What the receiver says in the end, credits left aside.
+    /// Returns the receiver's final message, skipping credits.
     fn verdict(&self) -> (u8, String) {
         loop {
-            let message = self.talker.hear().expect("a verdict");
+            let message = self.talker.next_message().expect("a verdict");
             if let STORED | ABORT = message[0] {
                 return (message[0], String::from_utf8_lossy(&message[1..]).into_owned());
             }
@@ -189,14 +189,14 @@ impl Liar {
 }
 
 #[test]
-fn a_wrong_sha256_is_refused_and_nothing_is_stored() {
+fn wrong_sha256_is_refused() {
     let daemon = Daemon::start(binaries!(), "");
     let mut receiver = Receiver::start(&daemon, &[]);
     let copy = |receiver: &Receiver, digest: &[u8; 32]| {
-        let liar = Liar::offer(&daemon, receiver.socket_address(), "abc", 3);
+        let liar = HostileSender::offer(&daemon, receiver.socket_address(), "abc", 3);
         liar.talker.write(liar.ring.at(0), b"abc");
-        liar.talker.say(&filled(0, 3));
-        liar.talker.say(&finished(3, digest));
+        liar.talker.send_message(&filled(0, 3));
+        liar.talker.send_message(&finished(3, digest));
         liar.verdict()
     };
     for at in [0, 31] {
@@ -205,21 +205,21 @@ fn a_wrong_sha256_is_refused_and_nothing_is_stored() {
         let (verdict, why) = copy(&receiver, &wrong);
         assert_eq!(verdict, ABORT, "{why}");
         assert!(why.contains("SHA-256") && why.contains("arrived"), "{why}");
-        receiver.process.line_after("the copy was thrown away");
+        receiver.process.line_after("the copy was discarded");
         assert_eq!(receiver.names(), [""; 0]);
     }
-    // The same with the right one is stored: it was the digest.
+    // The same with the correct digest is stored.
     assert_eq!(copy(&receiver, &ABC).0, STORED);
     assert_eq!(receiver.content("abc"), b"abc");
 
     let receiver = Receiver::start(&daemon, &["--once"]);
     assert_eq!(copy(&receiver, &[0; 32]).0, ABORT);
     assert_eq!(receiver.names(), [""; 0]);
-    fails(end(receiver.process), "the copy was thrown away");
+    fails(end(receiver.process), "the copy was discarded");
 }
 
 #[test]
-fn what_a_sender_cannot_have_meant_is_refused_and_nothing_is_stored() {
+fn invalid_requests_store_nothing() {
     let daemon = Daemon::start(binaries!(), "");
     let receiver = Receiver::start(&daemon, &[]);
     let messages: [(&str, Vec<Vec<u8>>); 6] = [
@@ -231,9 +231,9 @@ fn what_a_sender_cannot_have_meant_is_refused_and_nothing_is_stored() {
         ("no message", vec![vec![99; 9]]),
     ];
     for (what, messages) in messages {
-        let liar = Liar::offer(&daemon, receiver.socket_address(), "abc", 3);
+        let liar = HostileSender::offer(&daemon, receiver.socket_address(), "abc", 3);
         liar.talker.write(liar.ring.at(0), b"abc");
-        messages.iter().for_each(|message| liar.talker.say(message));
+        messages.iter().for_each(|message| liar.talker.send_message(message));
         let (verdict, why) = liar.verdict();
         assert_eq!(verdict, ABORT, "{what}");
         assert!(why.starts_with("broken protocol: "), "{what}: {why}");
@@ -241,8 +241,8 @@ fn what_a_sender_cannot_have_meant_is_refused_and_nothing_is_stored() {
     receiver.is_unharmed(&daemon);
 }
 
-/// A receiver that is led by hand, which has lent four chunks of 1 KiB, and the program that fills
-/// them with a file.
+/// Starts a receiver driven by the test, which lends four chunks of 1 KiB, and an `rcopy` that
+/// sends a file to it.
 fn filled_by(daemon: &Daemon, file: &Path) -> (Talker, Mr, Process) {
     let talker = Talker::new(daemon);
     let listener = talker.listen();
@@ -256,51 +256,53 @@ fn filled_by(daemon: &Daemon, file: &Path) -> (Talker, Mr, Process) {
     (talker, ring, sender)
 }
 
-/// A receiver that has stored something else than was sent.
+/// A receiver that reports another file than was sent.
 #[test]
 fn a_sender_does_not_believe_a_wrong_digest() {
     let daemon = Daemon::start(binaries!(), "");
     let file = file_of(b"abc");
     for (digest, code) in [(ABC, 0), ([0; 32], 1)] {
         let (talker, _ring, sender) = filled_by(&daemon, file.path());
-        assert_eq!(talker.hear().unwrap(), filled(0, 3));
-        assert_eq!(talker.hear().unwrap(), finished(3, &ABC));
-        talker.say(&[&[STORED][..], &digest].concat());
+        assert_eq!(talker.next_message().unwrap(), filled(0, 3));
+        assert_eq!(talker.next_message().unwrap(), finished(3, &ABC));
+        talker.send_message(&[&[STORED][..], &digest].concat());
         let (ended, said) = end(sender);
         assert_eq!(ended, Some(code), "{said}");
-        assert!(code == 0 || said.contains("stored a file of SHA-256 0000000000"), "{said}");
+        assert!(code == 0 || said.contains("stored a file with SHA-256 0000000000"), "{said}");
     }
 }
 
-/// A receiver that gives back places it has not been given, or the same one again.
+/// A receiver that returns chunks that it has not received, or the same chunk again.
 #[test]
-fn a_sender_does_not_believe_credits_for_what_it_has_not_sent() {
+fn sender_rejects_invalid_credits() {
     let daemon = Daemon::start(binaries!(), "");
     let file = file_of(&pattern(1, 8 << 10));
-    for (taken, words) in [(5_u64, "took 5 chunks of 4 after 0"), (0, "took 0 chunks of 4 after 0")]
-    {
+    for (taken, words) in [
+        (5_u64, "credit for 5 chunks, but 4 were sent and 0 credited before"),
+        (0, "credit for 0 chunks, but 4 were sent and 0 credited before"),
+    ] {
         let (talker, _ring, sender) = filled_by(&daemon, file.path());
         for index in 0..4 {
-            assert_eq!(talker.hear().unwrap(), filled(index, 1024));
+            assert_eq!(talker.next_message().unwrap(), filled(index, 1024));
         }
-        talker.say(&[&[CREDIT][..], &taken.to_le_bytes()].concat());
-        let said = talker.hear().expect("it says why");
+        talker.send_message(&[&[CREDIT][..], &taken.to_le_bytes()].concat());
+        let said = talker.next_message().expect("an abort with a reason");
         assert_eq!(said[0], ABORT);
-        fails(end(sender), &format!("does not keep to the protocol: {words}"));
+        fails(end(sender), &format!("violates the protocol: {words}"));
     }
 }
 
 #[test]
-fn who_is_one_too_many_is_turned_away_until_another_has_left() {
+fn excess_sender_is_refused_until_one_leaves() {
     let daemon = Daemon::start(binaries!(), "");
     let mut receiver = Receiver::start(&daemon, &["--clients", "1"]);
-    let first = Liar::offer(&daemon, receiver.socket_address(), "first", 3);
+    let first = HostileSender::offer(&daemon, receiver.socket_address(), "first", 3);
     let file = file_of(b"second");
     let sent = send(&daemon, file.path(), &format!("{}/second", receiver.address));
     fails(sent, "too many files are being received already; try again later");
-    receiver.process.line_after("rcopy: turned 127.0.0.1:");
+    receiver.process.line_after("rcopy: rejected 127.0.0.1:");
     drop(first);
-    // Said when there is room again.
+    // Printed when there is room again.
     receiver.process.line_after("rcopy: ");
     receiver.is_unharmed(&daemon);
 }
@@ -317,7 +319,7 @@ fn a_sender_killed_leaves_no_half_file() {
         let names = once.names();
         fails(end(once.process), "127.0.0.1:");
         assert_eq!(names, [""; 0]);
-        // One that goes on serving says so and serves the next.
+        // A receiver without --once reports the failure and serves the next sender.
         let mut serving = Receiver::start(&daemon, &[]);
         let sender = sending(&daemon, file.path(), &format!("{}/half", serving.address));
         placed(&daemon, 8 << 20);
@@ -328,7 +330,7 @@ fn a_sender_killed_leaves_no_half_file() {
 }
 
 #[test]
-fn a_receiver_killed_leaves_no_half_file_and_the_sender_is_told() {
+fn killed_receiver_leaves_no_partial_file() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &on_path(path));
         let file = large();
@@ -344,7 +346,7 @@ fn a_receiver_killed_leaves_no_half_file_and_the_sender_is_told() {
 }
 
 #[test]
-fn a_daemon_killed_leaves_no_half_file_and_both_are_told() {
+fn killed_daemon_leaves_no_partial_file() {
     let daemon = Daemon::start(binaries!(), "");
     let file = large();
     let receiver = Receiver::start(&daemon, &[]);
@@ -358,7 +360,7 @@ fn a_daemon_killed_leaves_no_half_file_and_both_are_told() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// A line that carries so many bytes up, and then does this.
+/// A TCP relay that fails after a number of bytes to the server.
 struct Line {
     address: SocketAddr,
     carried: Arc<AtomicU64>,
@@ -366,9 +368,9 @@ struct Line {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Cut {
-    /// Both ends are reset. An end in order, between two FPDUs, would be a goodbye of the peer's.
+    /// Both ends are reset. An orderly end between two FPDUs would be a disconnect by the peer.
     Reset,
-    /// Nothing comes through any more.
+    /// No more data passes.
     Silence,
 }
 
@@ -383,7 +385,8 @@ impl Line {
         std::thread::spawn(move || {
             let (client, _) = listener.accept().unwrap();
             let server = TcpStream::connect(server).unwrap();
-            let (up, down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let up = client.try_clone().unwrap();
+            let down = server.try_clone().unwrap();
             let other = counter.clone();
             std::thread::spawn(move || carry(&down, &up, cut, &other, false));
             carry(&client, &server, cut, &counter, true);
@@ -392,7 +395,7 @@ impl Line {
     }
 }
 
-/// Carries until enough has gone up, or an end closes.
+/// Relays one direction until enough bytes have gone to the server, or an end closes.
 fn carry(mut from: &TcpStream, mut to: &TcpStream, cut: Cut, carried: &AtomicU64, up: bool) {
     let mut buffer = [0; 16 << 10];
     from.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -400,26 +403,24 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, cut: Cut, carried: &AtomicU64
         let n = match from.read(&mut buffer) {
             Ok(n) if n > 0 => n,
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                match cut == Cut::Reset && carried.load(Ordering::Relaxed) >= CUT_AFTER {
-                    true => break,
-                    false => continue,
+                if cut == Cut::Reset && carried.load(Ordering::Relaxed) >= CUT_AFTER {
+                    break;
                 }
+                continue;
             }
-            // Closed by whoever heard nothing for too long.
+            // Closed by an end that received nothing for too long.
             _ => break,
         };
         if up {
             carried.fetch_add(n as u64, Ordering::Relaxed);
         }
-        match carried.load(Ordering::Relaxed) >= CUT_AFTER {
-            // What comes is taken and lost, both ways, and so is the end.
-            true if cut == Cut::Silence => {}
-            true => break,
-            false => {
-                if to.write_all(&buffer[..n]).is_err() {
-                    break;
-                }
+        if carried.load(Ordering::Relaxed) < CUT_AFTER {
+            if to.write_all(&buffer[..n]).is_err() {
+                break;
             }
+        } else if cut != Cut::Silence {
+            // With `Silence`, data and end of stream are discarded in both directions.
+            break;
         }
     }
     if cut == Cut::Reset {
@@ -430,7 +431,7 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, cut: Cut, carried: &AtomicU64
 }
 
 #[test]
-fn a_cut_line_leaves_no_half_file_and_both_are_told() {
+fn lost_link_leaves_no_partial_file() {
     for (cut, words) in [(Cut::Reset, "the connection with"), (Cut::Silence, "nothing heard from")]
     {
         let daemon = Daemon::start(binaries!(), &on_path("tcp"));
@@ -451,9 +452,9 @@ fn a_cut_line_leaves_no_half_file_and_both_are_told() {
 }
 
 #[test]
-fn four_senders_of_one_name_are_one_file_and_three_refusals() {
+fn one_of_four_senders_of_a_name_succeeds() {
     let daemon = Daemon::start(binaries!(), "");
-    // Large enough that all are under way together.
+    // Large enough that all are in progress at the same time.
     let contents: Vec<Vec<u8>> = (0..4).map(|n| pattern(n, 8 << 20)).collect();
     let files: Vec<_> = contents.iter().map(|content| file_of(content)).collect();
     let all_at_once = |receiver: &Receiver| -> Vec<(Option<i32>, String)> {
@@ -467,7 +468,7 @@ fn four_senders_of_one_name_are_one_file_and_three_refusals() {
     assert_eq!(stored.len(), 1, "{ended:?}");
     for (n, ended) in ended.into_iter().enumerate() {
         if n != stored[0] {
-            fails(ended, "there is one of this name already");
+            fails(ended, "a file of this name already exists");
         }
     }
     assert_eq!(receiver.names(), ["one"]);
@@ -482,7 +483,7 @@ fn four_senders_of_one_name_are_one_file_and_three_refusals() {
 }
 
 #[test]
-fn a_file_that_does_not_fit_is_refused_before_it_is_sent() {
+fn oversized_file_is_refused_before_sending() {
     let daemon = Daemon::start(binaries!(), "");
     let receiver = Receiver::start(&daemon, &["--max-size", "1MiB"]);
     let file = large();
@@ -497,9 +498,9 @@ fn a_file_that_does_not_fit_is_refused_before_it_is_sent() {
     fails(end(receiver.process), "do not fit the ");
 }
 
-/// The kernel refuses to write on in the middle of a copy.
+/// The kernel refuses further writes in the middle of a copy.
 #[test]
-fn a_write_that_fails_leaves_no_half_file_and_both_are_told() {
+fn failed_write_leaves_no_partial_file() {
     let daemon = Daemon::start(binaries!(), "");
     let mut limited = Command::new("sh");
     // In blocks of 512 bytes: 256 KiB, which is enough for the ring.
@@ -512,30 +513,30 @@ fn a_write_that_fails_leaves_no_half_file_and_both_are_told() {
     receiver.is_unharmed(&daemon);
 }
 
-/// A disk that is full in the middle of a copy: a small one, which only root can make everywhere.
+/// The disk fills up in the middle of a copy. Only root can mount a small disk everywhere.
 #[test]
-fn a_disk_that_fills_up_leaves_no_half_file_and_both_are_told() {
+fn full_disk_leaves_no_partial_file() {
     if !rustix::process::getuid().is_root() {
-        rnic_tests::omit("not root: no disk is full");
+        rnic_tests::omit("not root: a full disk is not tested");
         return;
     }
     let daemon = Daemon::start(binaries!(), "");
     let mut mounted = Command::new("unshare");
-    // The folder is the third argument of `rcopy`, and the disk in it has 4 MiB.
+    // The folder is the third argument of `rcopy`. The disk mounted on it has 4 MiB.
     let script = "mount -t tmpfs -o size=4m none \"$4\" && exec \"$0\" \"$@\"";
     mounted.args(["--mount", "--propagation", "private", "sh", "-c", script, RCOPY]);
     let mut receiver = Receiver::start_as(&daemon, mounted, &["--chunk", "4KiB", "--chunks", "4"]);
-    // Seen from outside of its mount namespace.
+    // Seen from outside its mount namespace.
     let disk = PathBuf::from(format!("/proc/{}/root", receiver.process.id()));
     let disk = disk.join(receiver.folder.path().strip_prefix("/").unwrap());
-    let liar = Liar::offer(&daemon, receiver.socket_address(), "half", 2 << 20);
-    // There was room, and somebody else has taken it.
+    let liar = HostileSender::offer(&daemon, receiver.socket_address(), "half", 2 << 20);
+    // Another writer takes the space after the offer was accepted.
     std::fs::write(disk.join("other"), vec![0; 3 << 20]).unwrap();
     let mut chunks = 0;
     let why = loop {
         liar.talker.write(liar.ring.at(chunks % 4 * 4096), &pattern(chunks, 4096));
-        liar.talker.say(&filled(chunks, 4096));
-        let message = liar.talker.hear().expect("a credit or a verdict");
+        liar.talker.send_message(&filled(chunks, 4096));
+        let message = liar.talker.next_message().expect("a credit or a verdict");
         if message[0] == ABORT {
             break String::from_utf8_lossy(&message[1..]).into_owned();
         }
@@ -550,15 +551,16 @@ fn a_disk_that_fills_up_leaves_no_half_file_and_both_are_told() {
 }
 
 #[test]
-fn a_folder_that_takes_no_files_is_refused_at_the_start() {
+fn read_only_folder_is_refused_at_start() {
     let daemon = Daemon::start(binaries!(), "");
     let folder = tempfile::tempdir().unwrap();
-    let (missing, file) = (folder.path().join("missing"), folder.path().join("file"));
+    let missing = folder.path().join("missing");
+    let file = folder.path().join("file");
     std::fs::write(&file, b"").unwrap();
     for (dir, why) in [
         (missing.as_path(), "No such file or directory"),
         (file.as_path(), "not a directory"),
-        // In which not even root can make files.
+        // Not even root can create files here.
         (Path::new("/proc/self"), ""),
     ] {
         let arguments =

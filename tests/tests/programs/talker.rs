@@ -1,4 +1,4 @@
-//! One end of a conversation that a test leads by hand, to say what no program would.
+//! One end of a connection that a test drives directly, to send messages that no program would.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use rnic_client::{
 };
 use rnic_tests::{DEADLINE, Daemon};
 
-/// A queue pair with receives posted, and memory to speak from.
+/// A QP with posted receives, and buffers for messages.
 pub struct Talker {
     pub context: Context,
     pub pd: Pd,
@@ -17,14 +17,14 @@ pub struct Talker {
     cq: Cq,
     inbox: Mr,
     outbox: Mr,
-    /// Bytes of the outbox used so far.
+    /// Number of bytes of the outbox used so far.
     used: AtomicU64,
 }
 
-/// Receives posted at a time, and bytes of each.
+/// Number of posted receives, and the size of each in bytes.
 const RECEIVES: u64 = 32;
 const PLACE: u64 = 4096;
-/// Bytes a talker can say in all.
+/// Maximum number of bytes that a talker can send in total.
 const OUTBOX: u64 = 4 << 20;
 
 impl Talker {
@@ -38,20 +38,21 @@ impl Talker {
             let buffer = context.create_shared_buffer(bytes).unwrap();
             pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap()
         };
-        let (inbox, outbox) = (memory(RECEIVES * PLACE), memory(OUTBOX));
+        let inbox = memory(RECEIVES * PLACE);
+        let outbox = memory(OUTBOX);
         let talker = Talker { context, pd, qp, cq, inbox, outbox, used: AtomicU64::new(0) };
         (0..RECEIVES).for_each(|place| talker.post(place));
         talker
     }
 
-    /// Connects with this private data; the reply's.
+    /// Connects with this private data. Returns the private data of the reply.
     pub fn connect(&self, to: SocketAddr, private_data: &[u8]) -> Result<Vec<u8>, Error> {
         let private_data = private_data.to_vec();
         let options = ConnectOptions { private_data, ..ConnectOptions::default() };
         self.qp.connect(to, &options).map(|connected| connected.private_data)
     }
 
-    /// Accepts the next connection with this private data; the request's.
+    /// Accepts the next connection with this private data. Returns the private data of the request.
     pub fn accept(&self, listener: &Listener, private_data: &[u8]) -> Vec<u8> {
         let request = listener.accept_request(Some(DEADLINE)).unwrap();
         let asked = request.private_data().to_vec();
@@ -61,25 +62,25 @@ impl Talker {
         asked
     }
 
-    /// A listener on a free port.
+    /// Listens on a free port.
     pub fn listen(&self) -> Listener {
         self.context.listen("127.0.0.1:0", 4).unwrap()
     }
 
     /// Sends a message.
-    pub fn say(&self, message: &[u8]) {
+    pub fn send_message(&self, message: &[u8]) {
         let sge = [self.outbox.sge(self.put(message), message.len() as u32)];
         self.qp.post_send(&[SendRequest::send(SENT, &sge)]).unwrap();
     }
 
-    /// Writes into the memory of the other side.
+    /// Writes into the memory of the other end.
     pub fn write(&self, to: RemoteAddr, bytes: &[u8]) {
         let sge = [self.outbox.sge(self.put(bytes), bytes.len() as u32)];
         self.qp.post_send(&[SendRequest::write(SENT, &sge, to)]).unwrap();
     }
 
-    /// The next message; nothing if the connection has ended.
-    pub fn hear(&self) -> Option<Vec<u8>> {
+    /// Waits for the next message. Returns `None` if the connection has ended.
+    pub fn next_message(&self) -> Option<Vec<u8>> {
         loop {
             let mut one = [Completion::default()];
             let n = self.cq.wait(&mut one, Some(DEADLINE)).unwrap();
@@ -103,7 +104,7 @@ impl Talker {
 
     fn post(&self, place: u64) {
         let sge = [self.inbox.sge(place * PLACE, PLACE as u32)];
-        // Refused once the connection has ended, as hear tells.
+        // Fails after the end of the connection, which `next_message` reports.
         let _ = self.qp.post_recv(&[RecvRequest::new(place, &sge)]);
     }
 }

@@ -1,4 +1,4 @@
-//! RFC 5040 over real TCP: scripted peers against the daemon, and what applications may rely on.
+//! RFC 5040 over real TCP: scripted peers against the daemon, and ordering guarantees.
 
 mod ordering;
 mod scripted;

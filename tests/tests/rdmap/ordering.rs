@@ -1,16 +1,16 @@
-//! What applications rely on: a Send shows the Writes before it, a Read what was written before it,
-//! a fence keeps later Writes away from it.
+//! Ordering guarantees for applications: a Send follows the Writes before it, a Read returns the
+//! data written before it, and a fence holds later Writes back.
 
 use rnic_client::{Mr, RecvRequest, SendRequest};
 use rnic_tests::traffic::Rng;
 use rnic_tests::{Daemon, End, PATHS, READ_WRITE, binaries, engine};
 
-/// Times that something is repeated.
+/// Returns the number of repetitions.
 fn rounds(short: u64, long: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
 }
 
-/// A checksum of a region, read piece by piece.
+/// Returns a checksum of a region, read in pieces.
 fn checksum(region: &Mr) -> u32 {
     let mut piece = vec![0; 1 << 20];
     (0..region.len() / piece.len() as u64).fold(0, |sum, n| {
@@ -21,14 +21,15 @@ fn checksum(region: &Mr) -> u32 {
 
 //= RDMAP-5.1-7
 //= RDMAP-5.5-10
-/// 64 MiB and a Send behind them; another thread sees all of them when the receive is complete.
+/// 64 MiB and a Send after them. When the receive completes, another thread sees all bytes.
 #[test]
-fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
+fn send_makes_the_prior_write_visible() {
     const LEN: u64 = 64 << 20;
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let [a, b] = End::pair(&daemon);
-        let (source, sink) = (a.region(LEN, READ_WRITE), b.region(LEN, READ_WRITE));
+        let source = a.region(LEN, READ_WRITE);
+        let sink = b.region(LEN, READ_WRITE);
         let mut rng = Rng::new(34);
         let mut piece = vec![0; 1 << 20];
         for n in 0..LEN >> 20 {
@@ -36,7 +37,7 @@ fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
             source.write_at(n << 20, &piece).unwrap();
         }
         for round in 0..rounds(3, 30) {
-            // Other bytes each time, in every page.
+            // Change bytes in every page in each round.
             for page in 0..LEN / 4096 {
                 source.store_u64(page * 4096, rng.word()).unwrap();
             }
@@ -59,15 +60,16 @@ fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
 }
 
 //= RDMAP-5.5-12
-/// What a Write has written, the Read behind it fetches; with a fence a later Write leaves it
-/// alone. Many at once, all in the same place.
+/// A Read returns the data of the Write before it. With a fence, a later Write does not affect it.
+/// Many at once, all at the same place.
 #[test]
-fn a_read_fetches_what_was_written_before_and_not_what_a_fence_holds_back() {
+fn read_sees_prior_writes_not_fenced_ones() {
     const BATCH: u64 = 8;
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let [a, b] = End::pair(&daemon);
-        let (sink, place) = (a.region(4096, READ_WRITE), b.region(4096, READ_WRITE));
+        let sink = a.region(4096, READ_WRITE);
+        let place = b.region(4096, READ_WRITE);
         let at = place.remote().at(0);
         let mut number = 0u64;
         for _ in 0..rounds(1_000, 100_000 / BATCH) {

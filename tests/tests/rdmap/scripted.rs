@@ -1,5 +1,5 @@
-//! Peers made of bytes: opcodes by the table, Read Requests that fail, Terminates of every layout,
-//! and what is left of a connection that ends by one.
+//! Scripted peers: opcodes by the table, Read Requests that fail, Terminates of every layout, and
+//! the state after a connection has ended by one.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
@@ -19,7 +19,7 @@ fn tcp_daemon(more: &str) -> Daemon {
     Daemon::start(binaries!(), &format!("{}{more}", engine(2, "tcp")))
 }
 
-/// What the daemon said up to its FIN, after which nothing else comes.
+/// Returns the ULPDUs of the daemon up to its FIN, which must be the end.
 fn until_fin(peer: &mut TcpStream) -> Vec<Vec<u8>> {
     match wire::ending(peer) {
         Ending::Fin(bytes) => ulpdus(&bytes),
@@ -27,7 +27,7 @@ fn until_fin(peer: &mut TcpStream) -> Vec<Vec<u8>> {
     }
 }
 
-/// A Terminate, alone before the FIN: its RDMAP header.
+/// Expects a single Terminate before the FIN. Returns its RDMAP header.
 fn terminated(peer: &mut TcpStream) -> Vec<u8> {
     let mut said = until_fin(peer);
     assert_eq!(said.len(), 1, "{said:02x?}");
@@ -47,9 +47,9 @@ fn read_request(number: u32, from: u32, at: u64, size: u32) -> Vec<u8> {
 //= RDMAP-3.1-2
 //= RDMAP-7.2-2
 //= RDMAP-7.2-3
-/// Against the daemon: RV 1 everywhere, another one where the opcode belongs.
+/// Against the daemon: RV 1 with every opcode, other versions where the opcode belongs.
 #[test]
-fn every_opcode_of_the_table_is_served_where_it_belongs_and_nowhere_else() {
+fn opcodes_are_accepted_only_where_allowed() {
     let suite: toml::Table = SUITE.parse().unwrap();
     let rows = suite["opcode"].as_array().unwrap();
     let belongs_by = |rfc: i64, opcode: u8, queue: Option<u32>| {
@@ -68,7 +68,7 @@ fn every_opcode_of_the_table_is_served_where_it_belongs_and_nowhere_else() {
     for opcode in 0..16 {
         for queue in [None].into_iter().chain(queues.map(Some)) {
             for rv in [1, 0, 2, 3] {
-                // What the extensions have added is asked of the engine.
+                // Tests of the engine cover the opcodes of the extensions.
                 if belongs_by(7306, opcode, queue) {
                     continue;
                 }
@@ -88,13 +88,14 @@ fn every_opcode_of_the_table_is_served_where_it_belongs_and_nowhere_else() {
     assert_eq!(served, 8);
 }
 
-/// Sends a message and looks for this code, or for what it is there for.
+/// Sends a message and checks for this error code, or for the effect of the message.
 fn try_message(target: &Target, opcode: u8, queue: Option<u32>, rv: u8, refused: Option<[u8; 2]>) {
     let what = format!("opcode {opcode} queue {queue:?} RV {rv}");
     target.region.fill(0, LEN, UNTOUCHED).unwrap();
     let (mut peer, qp) = target.open();
-    let (stag, at) = (target.region.rkey().0, target.region.iova());
-    // A Read is outstanding, so that a response belongs to something.
+    let stag = target.region.rkey().0;
+    let at = target.region.iova();
+    // With an outstanding Read, a Read Response is expected.
     let from = RemoteAddr { addr: 0, rkey: Stag(7) };
     qp.post_send(&[SendRequest::read(9, target.region.sge(64, 4), from).signaled()]).unwrap();
     assert_eq!(next_ulpdu(&mut peer)[1], 0x41, "{what}");
@@ -111,15 +112,15 @@ fn try_message(target: &Target, opcode: u8, queue: Option<u32>, rv: u8, refused:
         let length = (message.len() as u16).to_be_bytes();
         [&[code[0], code[1], 0xC0, 0][..], &length, &message[..header]].concat()
     };
-    wire::say(&mut peer, &fpdu(&message));
+    wire::send_bytes(&mut peer, &fpdu(&message));
     match (refused, opcode) {
         (Some(code), _) => {
             assert_eq!(terminated(&mut peer), enclosing(code), "{what}");
             assert!(target.is_untouched(), "{what}");
         }
         (None, 0) => {
-            // A Send behind it shows that it has been placed.
-            wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+            // A Send after the Write shows that it has been placed.
+            wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
             assert_eq!(target.completion().wr_id, 1);
             assert_eq!(&target.memory()[..4], b"oct!");
         }
@@ -137,7 +138,7 @@ fn try_message(target: &Target, opcode: u8, queue: Option<u32>, rv: u8, refused:
             assert_eq!((receive.byte_len, receive.solicited), (4, opcode == 5), "{what}");
         }
         (None, 4 | 6) => {
-            // No STag has the number 0.
+            // No region has the STag 0.
             assert_eq!(
                 target.completion().status,
                 CompletionStatus::RemoteInvalidRequest,
@@ -154,7 +155,7 @@ fn try_message(target: &Target, opcode: u8, queue: Option<u32>, rv: u8, refused:
     target.drain();
 }
 
-/// A region of another domain than the target's, or none's.
+/// Registers a region in a new domain.
 fn region(context: &Context, access: Access) -> Mr {
     let buffer = context.create_shared_buffer(LEN as u64).unwrap();
     context.open_pd(None).unwrap().reg_mr(&buffer, .., access).unwrap()
@@ -166,16 +167,17 @@ fn region(context: &Context, access: Access) -> Mr {
 //= RDMAP-7.2-9
 //= RDMAP-7.2-10
 //= RDMAP-7.2-11
-/// M, D and R, length 46, both headers as they were sent.
+/// M, D and R, length 46, and both headers as sent.
 #[test]
-fn a_read_request_that_fails_comes_back_with_both_headers() {
+fn failed_read_request_returns_both_headers() {
     let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
     let target = Target::new(&daemon);
     let context = Context::open_at(daemon.socket()).unwrap();
     let stranger = region(&context, Access::REMOTE_READ);
     let buffer = target.context.create_shared_buffer(4096).unwrap();
     let readable = target.pd.reg_mr(&buffer, 100..200, Access::REMOTE_READ).unwrap();
-    let (stag, base) = (readable.rkey().0, readable.iova());
+    let stag = readable.rkey().0;
+    let base = readable.iova();
     let cases = [
         (0, read_request(1, stag ^ 0x5555_5500, base, 1)),
         (1, read_request(1, stag, base.wrapping_sub(1), 2)),
@@ -186,7 +188,7 @@ fn a_read_request_that_fails_comes_back_with_both_headers() {
     ];
     for (code, request) in cases {
         let (mut peer, qp) = target.open();
-        wire::say(&mut peer, &fpdu(&request));
+        wire::send_bytes(&mut peer, &fpdu(&request));
         let expected = [&[0x01, code, 0xE0, 0, 0, 46][..], &request].concat();
         assert_eq!(terminated(&mut peer), expected, "0/1/{code:02}");
         drop(peer);
@@ -198,10 +200,10 @@ fn a_read_request_that_fails_comes_back_with_both_headers() {
         }
         target.flushed(2);
     }
-    // A Read of nothing looks at nothing, and the stream lives.
+    // A Read of zero bytes accesses no memory, and the stream continues.
     let (mut peer, qp) = target.open();
     let requests = [read_request(1, 0xFFFF_FFFF, u64::MAX, 0), read_request(2, stag, base, 100)];
-    wire::say(&mut peer, &requests.iter().flat_map(|r| fpdu(r)).collect::<Vec<u8>>());
+    wire::send_bytes(&mut peer, &requests.iter().flat_map(|r| fpdu(r)).collect::<Vec<u8>>());
     assert_eq!(next_ulpdu(&mut peer), tagged(2, 0xA1A2_A3A4, 0x10, b""));
     assert_eq!(next_ulpdu(&mut peer), tagged(2, 0xA1A2_A3A4, 0x10, &[0; 100]));
     drop((peer, qp));
@@ -209,14 +211,14 @@ fn a_read_request_that_fails_comes_back_with_both_headers() {
 
 //= RDMAP-3.2-9
 //= RDMAP-5.4-6
-/// Every combination of flags, whole and cut short, and siw's layout: told and not answered.
+/// Every combination of flags, complete and truncated, and siw's layout: reported and not answered.
 #[test]
-fn terminates_of_every_layout_reach_the_application() {
+fn every_terminate_layout_is_reported() {
     let daemon = tcp_daemon("");
     let target = Target::new(&daemon);
     let told = |payload: &[u8]| {
         let (mut peer, qp) = target.open();
-        wire::say(&mut peer, &fpdu(&untagged(7, 2, 1, payload)));
+        wire::send_bytes(&mut peer, &fpdu(&untagged(7, 2, 1, payload)));
         let ending = wire::ending(&mut peer);
         assert!(matches!(&ending, Ending::Fin(said) | Ending::Reset(said) if said.is_empty()));
         drop(peer);
@@ -252,11 +254,11 @@ fn terminates_of_every_layout_reach_the_application() {
 //= RDMAP-5.4-9
 //= RDMAP-6.2.1-1
 //= RDMAP-6.2.1-4
-/// The socket is full of what the application posted, the peer goes on sending, a Terminate of its
-/// own at the end. It still finds ours, once, and a FIN behind it; each request of the application
-/// completes once.
+/// The socket is full of the application's data, and the peer keeps sending, with a Terminate of
+/// its own at the end. The peer still receives exactly one Terminate, followed by a FIN, and each
+/// request of the application completes once.
 #[test]
-fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
+fn terminate_is_last_through_a_full_socket() {
     let daemon = tcp_daemon("");
     let target = Target::new(&daemon);
     let big = target.context.create_shared_buffer(1 << 20).unwrap();
@@ -267,20 +269,20 @@ fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
     let writes: Vec<SendRequest<'_>> =
         (100..164).map(|n| SendRequest::write(n, &sges, to).signaled()).collect();
     qp.post_send(&writes).unwrap();
-    // The first bytes are there, so the socket is filling.
+    // The first bytes have arrived, so the socket is filling.
     let first = next_ulpdu(&mut peer);
     let mut sender = peer.try_clone().unwrap();
     let fault = fpdu(&tagged(0, 1, 0, b"x"));
     let good = fpdu(&target.write(0, &[1; 1000]));
     let ours = fpdu(&untagged(7, 2, 1, &[0x12, 5, 0, 0]));
     let (sent, mut said) = std::thread::scope(|scope| {
-        // Far more than socket buffers hold: somebody has to read and drop it.
+        // Far more than socket buffers hold, so the daemon has to read and discard it.
         let sending = scope.spawn(move || {
-            wire::say(&mut sender, &fault);
+            wire::send_bytes(&mut sender, &fault);
             for _ in 0..20_000 {
-                wire::say(&mut sender, &good);
+                wire::send_bytes(&mut sender, &good);
             }
-            wire::say(&mut sender, &ours);
+            wire::send_bytes(&mut sender, &ours);
             sender.shutdown(Shutdown::Write).is_ok()
         });
         let said = until_fin(&mut peer);
@@ -291,7 +293,7 @@ fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
     let terminates = said.iter().filter(|ulpdu| ulpdu[1] & 0x0F == 7).count();
     assert_eq!((terminates, said.last().unwrap()[1]), (1, 0x47));
     assert_eq!(said.last().unwrap()[18..20], [0x11, 0x00]);
-    assert!(target.is_untouched(), "what came behind the fault");
+    assert!(target.is_untouched(), "data after the fault was placed");
     match qp.wait_disconnected(Some(DEADLINE)).unwrap() {
         DisconnectReason::Terminate { origin: TerminateOrigin::Local, code, .. } => {
             assert_eq!(code, TerminateCode { layer: 1, etype: 1, code: 0 });
@@ -299,7 +301,7 @@ fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
         other => panic!("{other:?}"),
     }
     let seen: Vec<Completion> = (0..66).map(|_| target.completion()).collect();
-    // Each queue completes in its own order; a flush of both goes on in turns.
+    // Each queue completes in its own order. Their flushes may interleave.
     let (sends, receives): (Vec<Completion>, Vec<Completion>) =
         seen.into_iter().partition(|c| c.opcode != CompletionOpcode::Receive);
     let names = |of: &[Completion]| of.iter().map(|c| c.wr_id).collect::<Vec<u64>>();
@@ -315,8 +317,8 @@ fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
 //= RDMAP-5.2.1-7
 //= RDMAP-5.5-15
 //= RDMAP-6.1-6
-/// ORD 2, ten Reads and a Send. The third request leaves when the first response has come, the Send
-/// behind the tenth, and all complete as they were posted.
+/// ORD 2, ten Reads and a Send. The third request follows the first response, the Send follows the
+/// tenth request, and all complete in order.
 #[test]
 fn no_more_reads_are_out_than_the_ord() {
     let daemon = tcp_daemon("[limits]\nord = 2\n");
@@ -339,7 +341,7 @@ fn no_more_reads_are_out_than_the_ord() {
     request(&mut peer, 0);
     request(&mut peer, 1);
     for n in 0..10 {
-        // Nothing more until there is an answer; whatever came too early is there by now.
+        // No request may precede the next response. An early one would have arrived by now.
         peer.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let early = peer.read(&mut [0]);
         let nothing =
@@ -347,7 +349,7 @@ fn no_more_reads_are_out_than_the_ord() {
         assert!(early.as_ref().is_err_and(nothing), "{early:?} before response {n}");
         peer.set_read_timeout(Some(DEADLINE)).unwrap();
         let at = target.region.iova() + u64::from(n);
-        wire::say(&mut peer, &fpdu(&tagged(2, stag, at, &[n])));
+        wire::send_bytes(&mut peer, &fpdu(&tagged(2, stag, at, &[n])));
         if n < 8 {
             request(&mut peer, n + 2);
         }
@@ -363,13 +365,14 @@ fn no_more_reads_are_out_than_the_ord() {
 
 //= RDMAP-5.2.2-4
 //= RDMAP-5.2.2-7
-/// Responses that are not the one asked for end the stream and the Read, and change nothing outside
-/// of its sink.
+/// A Read Response that does not match the request ends the stream and the Read, and changes
+/// nothing outside the sink.
 #[test]
-fn a_response_other_than_the_one_asked_for_is_an_error() {
+fn mismatched_read_response_is_an_error() {
     let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
     let target = Target::new(&daemon);
-    let (stag, base) = (target.region.lkey().0, target.region.iova() + 100);
+    let stag = target.region.lkey().0;
+    let base = target.region.iova() + 100;
     let other = target.inbox.lkey().0;
     let alone = |response: Vec<u8>| vec![response];
     let cases = [
@@ -386,7 +389,7 @@ fn a_response_other_than_the_one_asked_for_is_an_error() {
         let from = RemoteAddr { addr: 0, rkey: Stag(7) };
         qp.post_send(&[SendRequest::read(9, target.region.sge(100, 10), from).signaled()]).unwrap();
         next_ulpdu(&mut peer);
-        wire::say(&mut peer, &responses.iter().flat_map(|r| fpdu(r)).collect::<Vec<u8>>());
+        wire::send_bytes(&mut peer, &responses.iter().flat_map(|r| fpdu(r)).collect::<Vec<u8>>());
         assert_eq!(terminated(&mut peer)[..2], code, "{what}");
         let read = target.completion();
         assert_eq!((read.wr_id, read.status == CompletionStatus::Success), (9, what == "twice"));
@@ -403,10 +406,10 @@ fn a_response_other_than_the_one_asked_for_is_an_error() {
 //= RDMAP-5.3-14
 //= RDMAP-7.2-4
 //= RDMAP-7.2-5
-/// The receive names the STag, and a Write right behind it finds it gone. STags that are not the
-/// stream's alone stay, whoever asks.
+/// The receive names the STag, and a Write directly after it must fail. STags that do not belong to
+/// the stream alone remain valid.
 #[test]
-fn an_invalidating_send_revokes_before_it_is_seen() {
+fn send_inv_revokes_before_completion() {
     let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
     let target = Target::new(&daemon);
     let buffer = target.context.create_shared_buffer(64).unwrap();
@@ -427,7 +430,10 @@ fn an_invalidating_send_revokes_before_it_is_seen() {
         let (mut peer, qp) = target.open();
         let mr = own(&qp);
         let write = fpdu(&tagged(0, mr.rkey().0, mr.iova(), b"x"));
-        wire::say(&mut peer, &[write.clone(), invalidate(opcode, mr.rkey()), write].concat());
+        wire::send_bytes(
+            &mut peer,
+            &[write.clone(), invalidate(opcode, mr.rkey()), write].concat(),
+        );
         assert_eq!(terminated(&mut peer)[..2], [0x11, 0]);
         let receive = target.completion().ok().unwrap();
         assert_eq!((receive.invalidated, receive.solicited), (Some(mr.rkey()), opcode == 6));
@@ -439,20 +445,21 @@ fn an_invalidating_send_revokes_before_it_is_seen() {
     let foreign = own(&other);
     for (stag, code) in [(foreign.rkey(), [0x01, 9]), (target.region.rkey(), [0x02, 9])] {
         let (mut peer, qp) = target.open();
-        wire::say(&mut peer, &invalidate(4, stag));
+        wire::send_bytes(&mut peer, &invalidate(4, stag));
         assert_eq!(terminated(&mut peer)[..2], code);
         assert_eq!(target.completion().status, CompletionStatus::RemoteInvalidRequest);
         drop(peer);
         qp.wait_disconnected(Some(DEADLINE)).unwrap();
         target.flushed(1);
     }
-    let (mut peer, qp) = (other_peer, other);
+    let mut peer = other_peer;
+    let qp = other;
     let writes = [
         fpdu(&tagged(0, foreign.rkey().0, foreign.iova(), b"still")),
         fpdu(&target.write(0, b"there")),
         fpdu(&untagged(3, 0, 1, b"")),
     ];
-    wire::say(&mut peer, &writes.concat());
+    wire::send_bytes(&mut peer, &writes.concat());
     target.completion().ok().unwrap();
     let mut bytes = [0; 5];
     foreign.read_at(0, &mut bytes).unwrap();

@@ -1,5 +1,5 @@
-// System calls that keep addresses or pages of the program: io_uring, AIO, pipes, futexes. They see
-// the same memory as the program, whether it is registered or not.
+// System calls that keep addresses or pages of the program: io_uring, AIO, pipes, futexes. They
+// must see the same memory as the program, registered or not.
 
 #include "rig.h"
 
@@ -8,7 +8,7 @@
 #include <linux/io_uring.h>
 #include <pthread.h>
 
-// Left out because the kernel refuses it; the test's caller counts that.
+// Omits a part that the kernel refuses. The calling test reports it.
 static void leave_out(const char *what)
 {
     printf("left out: %s (%s)\n", what, strerror(errno));
@@ -75,7 +75,7 @@ static unsigned *ring_word(unsigned char *part, unsigned offset)
     return (unsigned *)(part + offset);
 }
 
-// Runs one request and returns its result.
+// Runs a request and returns its result.
 static int ring_run(struct ring *ring, int opcode, int fd, void *at, unsigned length)
 {
     const struct io_uring_params *p = &ring->params;
@@ -121,7 +121,7 @@ static void fixed_buffer(struct run *r)
     unmap(r->bytes);
 }
 
-// A read of a pipe that waits in the kernel while the memory is registered and deregistered.
+// A read of a pipe waits in the kernel while the memory is registered and deregistered.
 static void read_waits(struct run *r)
 {
     struct ring ring = ring_open();
@@ -222,7 +222,7 @@ static void pages_in_a_pipe(struct run *r)
 static void *sleeps_on(void *word)
 {
     while (__atomic_load_n((int *)word, __ATOMIC_ACQUIRE) == 0)
-        // Not private: the kernel finds the word by its page's owner.
+        // Not FUTEX_PRIVATE, so the kernel identifies the word by its page.
         syscall(SYS_futex, word, FUTEX_WAIT, 0, NULL, NULL, 0);
     return NULL;
 }
@@ -303,7 +303,7 @@ static void threads(void)
         struct ibv_mr *mr = ibv_reg_mr(pd, bytes, LENGTH, RIGHTS);
         CHECK(mr);
         all_store();
-        // Beside their words.
+        // Next to the words of the threads.
         store_by_rdma(mr, bytes + (round % PAGES) * PAGE + 64, round, PAGE - 64);
         CHECK(!ibv_dereg_mr(mr));
         all_store();

@@ -1,5 +1,4 @@
-// Children of a process with registered memory: they see and change what they would without a
-// region.
+// Children of a process with registered memory see and change the same memory as without a region.
 
 #include "rig.h"
 
@@ -15,7 +14,7 @@ static void ended_well(pid_t child)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-// A child that notes its memory when asked, and then overwrites all of it.
+// A child that hashes its memory when asked, and then overwrites all of it.
 static void child(const unsigned char *bytes, int asked, int answers)
 {
     char go;
@@ -115,7 +114,7 @@ static void snapshots(void)
     same_with_and_without(snapshot_with_advice);
 }
 
-// A child of vfork has its parent's memory, not a copy.
+// A child of vfork shares its parent's memory.
 static void borrowed_memory(struct run *r)
 {
     r->bytes = memory();
@@ -147,7 +146,7 @@ static void borrowed(void)
     same_with_and_without(borrowed_memory);
 }
 
-// A child may use verbs of its own, and its attempts at its parent's objects change nothing.
+// A child can use verbs itself. Its attempts to use its parent's objects change nothing.
 static void own_device(void)
 {
     unsigned char *bytes = memory();
@@ -157,7 +156,7 @@ static void own_device(void)
         pid_t made = MAKERS[n]();
         if (made == 0) {
             ibv_dereg_mr(mr);
-            // The C library knows only of children that it made.
+            // The C library supports only children that it created.
             if (MAKERS[n] == fork) {
                 rig_open();
                 struct ibv_mr *own = ibv_reg_mr(pd, memory(), LENGTH, RIGHTS);

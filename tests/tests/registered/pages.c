@@ -1,5 +1,5 @@
-// Page tables of registered memory: protection, advice, locks, files, moves and size are what they
-// are without a region.
+// Page tables of registered memory: protection, advice, locks, files, moves and size are the same
+// as without a region.
 
 #include "rig.h"
 
@@ -50,7 +50,7 @@ static void protection(struct run *r)
     unmap(r->bytes);
 }
 
-// Memory that the program may read only, registered for reading only.
+// Memory that is read-only for the program, registered for reading only.
 static void read_only(struct run *r)
 {
     r->rights = IBV_ACCESS_REMOTE_READ;
@@ -70,7 +70,7 @@ static void read_only(struct run *r)
     unmap(r->bytes);
 }
 
-// Pages that the program may not access as wanted are refused, and nothing changes.
+// Pages without the required access are refused, and nothing changes.
 static void refusals(void)
 {
     static const int writing[] = {
@@ -99,8 +99,8 @@ static void refusals(void)
     CHECK(ibv_reg_mr(pd, shared, LENGTH, IBV_ACCESS_REMOTE_READ));
 }
 
-// Protection that changes after the registration does not bind the device, as it does not bind an
-// adapter that has pinned the pages; a page that is gone is an error of the request.
+// Protection that changes after the registration does not affect the device, like an adapter that
+// has pinned the pages. A missing page is an error of the request.
 static void later_protection(void)
 {
     unsigned char *bytes = memory();
@@ -119,7 +119,7 @@ static void later_protection(void)
     for (int kind = 0; kind < 3; kind++)
         store_by_rdma(mr, bytes, 30 + kind, 2 * PAGE);
     CHECK(bytes[0] == 32 && page_hash(bytes + PAGE) == 0);
-    // Small messages take another way.
+    // Small messages take another path.
     struct ibv_sge small = element(bytes + PAGE, 16, mr);
     CHECK(!run_request(0, IBV_WR_RDMA_WRITE, small, staging, staging_mr->rkey));
     CHECK(staging[0] == 32 && staging[15] == 32);
@@ -149,7 +149,7 @@ static void advice(struct run *r)
     observe(r);
     CHECK(!madvise(r->bytes + PAGE, PAGE, MADV_DONTNEED));
     observe(r);
-    // What is written after it stays.
+    // Later data stays.
     CHECK(!madvise(r->bytes + 8 * PAGE, PAGE, MADV_FREE));
     store(r, 8 * PAGE, 5, PAGE);
     point(r);
@@ -210,7 +210,7 @@ static void shared_file(struct run *r)
     file(r, MAP_SHARED);
 }
 
-// Half of the memory moves, something else takes the place of a part, and the rest shrinks.
+// Half of the memory moves, another mapping replaces a part, and the rest shrinks.
 static void moves(struct run *r)
 {
     r->bytes = memory();
@@ -221,7 +221,7 @@ static void moves(struct run *r)
     CHECK(mremap(half, LENGTH / 2, LENGTH / 2, MREMAP_MAYMOVE | MREMAP_FIXED, room) == room);
     observe(r);
     observe_at(r, room);
-    // The region ends where its memory does.
+    // The region ends with its memory.
     if (r->mr) {
         struct ibv_sge from = element(staging, PAGE, staging_mr);
         CHECK(run_request(0, IBV_WR_RDMA_WRITE, from, half, r->mr->rkey) != IBV_WC_SUCCESS);
@@ -238,7 +238,7 @@ static void moves(struct run *r)
     CHECK(mremap(r->bytes, 4 * PAGE, 2 * PAGE, 0) == r->bytes);
     observe(r);
     observe_at(r, room);
-    // Registered at a later point, all of it must be there.
+    // At a later point, all of the range must be mapped to be registered.
     CHECK(mmap(r->bytes, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
                -1, 0) == r->bytes);
     point(r);
@@ -248,7 +248,7 @@ static void moves(struct run *r)
     unmap(room);
 }
 
-// A block grows, by the allocator's way (mremap) too.
+// A heap block grows, also by mremap() in the allocator.
 static void grows(struct run *r)
 {
     unsigned char *block = malloc(LENGTH + 8 * PAGE);
@@ -261,7 +261,7 @@ static void grows(struct run *r)
     block = realloc(block, 64 * LENGTH);
     CHECK(block);
     if (r->mr) {
-        // Of memory that may have moved: the next point registers what is there now.
+        // The memory may have moved. Register its new place.
         CHECK(!ibv_dereg_mr(r->mr));
         r->bytes = block + start;
         CHECK(r->mr = ibv_reg_mr(pd, r->bytes, LENGTH, RIGHTS));
@@ -288,7 +288,7 @@ static void page_scenarios(void)
 
 // ----- Size
 
-// Memory of this process in KiB, by the kernel's name for it.
+// Returns a memory counter of this process in KiB.
 static long status_kib(const char *name)
 {
     char line[256];
@@ -303,7 +303,7 @@ static long status_kib(const char *name)
     return kib;
 }
 
-// Registers 600 MiB, more than half of what its cgroup may have, and locks nothing.
+// Registers 600 MiB, more than half of the cgroup's limit, without locking any.
 static void large(void)
 {
     const size_t length = 600UL << 20;

@@ -1,6 +1,6 @@
-// Random mappings, regions and operations. Each operation is done to two arenas: regions name the
-// memory of the first one, and RDMA stores to it; the second one has no regions, and the processor
-// stores to it. Both must have the same contents, rights, advice and memory in use all the time.
+// Random mappings, regions and operations. Each operation runs on two arenas: RDMA stores to
+// regions in the first one, and the processor stores to the second one, which has no regions.
+// Contents, rights, advice and memory in use must always be equal.
 
 #include "rig.h"
 
@@ -13,7 +13,7 @@ static struct region {
     size_t first, pages;
     int writes;
 } regions[REGIONS];
-// What the program may do with each page.
+// Rights of the program for each page.
 static int rights_of[ARENA];
 static uint64_t seed;
 
@@ -108,7 +108,7 @@ static void deregister_some(void)
     region->mr = NULL;
 }
 
-// Stores to a part of a region that may be written, or reads one that may be read.
+// Stores to a part of a writable region, or reads from a readable one.
 static void use_region(void)
 {
     const struct region *region = &regions[below(REGIONS)];
@@ -136,7 +136,7 @@ static void store_some(size_t first, size_t pages)
         memset(place(arena, first), value, pages * PAGE);
 }
 
-// Contents, rights and advice, page by page, and the memory in use.
+// Notes contents, rights and advice of each page, and the memory in use.
 static void note_arena(struct run *r, int arena)
 {
     r->length = 0;
@@ -156,7 +156,7 @@ static void same(struct run seen[2], const char *what, int operation)
     exit(1);
 }
 
-// A child has both as they are, and what it writes is its own, but for shared memory.
+// A child sees both arenas unchanged, and its writes are private except in shared memory.
 static void fork_some(struct run seen[2], int operation)
 {
     pid_t made = below(2) ? fork() : syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
@@ -195,10 +195,10 @@ static void operation(struct run seen[2], int number)
 
 static void arena_open(int arena)
 {
-    // Shared: mappings of the arena do not merge with it.
+    // Shared, so that mappings of the arena do not merge with it.
     unsigned char *all = mmap(NULL, 3 * ALIGNMENT, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(all != MAP_FAILED);
-    // The kernel reads files ahead in aligned steps.
+    // Aligned, because the kernel reads files ahead in aligned steps.
     arenas[arena] = all + ALIGNMENT + (ALIGNMENT - (uintptr_t)all % ALIGNMENT) % ALIGNMENT;
     for (int kind = 0; kind < KINDS; kind++) {
         CHECK((files[arena][kind] = memfd_create("arena", 0)) >= 0);

@@ -1,9 +1,9 @@
-// Shared by the programs of this folder: a device, two queue pairs of this process connected to each
-// other, and scenarios that run with and without a memory region.
+// Shared by the programs of this folder: a device, two connected QPs of this process, and scenarios
+// that run with and without a memory region.
 //
-// A scenario does what programs do with memory and calls `point` in between. It runs once without a
-// region, and then once for each two points, registering its memory at the first and deregistering
-// it at the second. All runs must observe the same.
+// A scenario uses memory like a program and calls `point` in between. It runs once without a
+// region, and then once for each pair of points: it registers its memory at the first and
+// deregisters it at the second. All runs must observe the same.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -44,7 +44,7 @@ enum {
 static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_qp *qps[2];
-// Memory of the peer, registered all the time.
+// Memory of the peer, always registered.
 static unsigned char *staging;
 static struct ibv_mr *staging_mr;
 
@@ -111,7 +111,7 @@ static struct ibv_wc completion(void)
     return wc;
 }
 
-// Posts a request of a queue pair. Returns the status of its completion.
+// Posts a request. Returns the status of its completion.
 static enum ibv_wc_status run_request(int qp, enum ibv_wr_opcode opcode, struct ibv_sge sge,
                                       void *remote, uint32_t rkey)
 {
@@ -128,7 +128,7 @@ static struct ibv_sge element(const void *start, size_t length, const struct ibv
     return (struct ibv_sge){(uintptr_t)start, length, mr->lkey};
 }
 
-// Fills a range of a region by an RDMA Write, an RDMA Read or a Send.
+// Fills a part of a region by an RDMA Write, an RDMA Read or a Send, in turn.
 static void store_by_rdma(struct ibv_mr *mr, unsigned char *to, int value, size_t length)
 {
     static unsigned kind;
@@ -150,7 +150,7 @@ static void store_by_rdma(struct ibv_mr *mr, unsigned char *to, int value, size_
     }
 }
 
-// Reads a page as a system call does. Returns its hash, or 0 if it cannot be read.
+// Reads a page like a system call. Returns its hash, or 0 if it cannot be read.
 static uint64_t page_hash(const unsigned char *page)
 {
     unsigned char copy[PAGE];
@@ -208,7 +208,7 @@ static void point(struct run *r)
         deregister(r);
 }
 
-// A point at which the memory cannot be registered, but a region may end.
+// A point at which the memory cannot be registered, but a region can end.
 static void point_of_end(struct run *r)
 {
     r->points++;
@@ -216,7 +216,7 @@ static void point_of_end(struct run *r)
         deregister(r);
 }
 
-// Fills a part of the memory: through the region while there is one.
+// Fills a part of the memory, through the region if there is one.
 static void store(struct run *r, size_t offset, int value, size_t length)
 {
     if (r->mr)
@@ -225,7 +225,7 @@ static void store(struct run *r, size_t offset, int value, size_t length)
         memset(r->bytes + offset, value, length);
 }
 
-// Notes the lines of smaps about a range: rights, advice, locks and memory in use, piece by piece.
+// Notes the lines of smaps about a range: rights, advice, locks and memory in use per mapping.
 static void note_smaps(struct run *r, const unsigned char *bytes)
 {
     static const char *const kept[] = {"Size:", "Rss:", "Anonymous:", "Locked:", "VmFlags:"};
@@ -264,7 +264,8 @@ static void observe(struct run *r)
     observe_at(r, r->bytes);
 }
 
-// Maps memory between two pages of nothing, so that the kernel merges it with no neighbour.
+// Maps memory between two inaccessible pages, so that the kernel does not merge it with a
+// neighbour.
 static unsigned char *mapped(int rights, int flags, int fd)
 {
     unsigned char *all = mmap(NULL, LENGTH + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -305,10 +306,10 @@ static void compare(const struct run *with, const struct run *without)
     exit(1);
 }
 
-// Runs a scenario with each life of a region. The last of them outlives the scenario.
+// Runs a scenario with each lifetime of a region. The last region outlives the scenario.
 static void same_with_and_without(void scenario(struct run *))
 {
-    // Before all others, which may leave threads of the kernel behind.
+    // Runs before all others, which may leave kernel threads behind.
     struct run early = run_once(scenario, 2, 0), without = run_once(scenario, 0, 0);
     CHECK(without.points >= 2 && without.length > 0);
     compare(&early, &without);
@@ -327,7 +328,7 @@ struct part {
     void (*run)(void);
 };
 
-// Runs the part that the command line names. Prints "done" if all holds.
+// Runs the part named on the command line. Prints "done" on success.
 static int run_part(int count, char **words, const struct part *parts)
 {
     CHECK(count == 2);

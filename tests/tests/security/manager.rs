@@ -1,5 +1,5 @@
-//! RFC 5040 section 8.1.2, RFC 5041 sections 8.3 and 8.3.2: what the privileged resource manager
-//! decides.
+//! RFC 5040 section 8.1.2, RFC 5041 sections 8.3 and 8.3.2: decisions of the privileged resource
+//! manager.
 
 use std::os::fd::AsFd;
 
@@ -23,13 +23,14 @@ use crate::pair::*;
 //= DDP-8.3.2-0
 //= DDP-8.3.2-1
 #[test]
-fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manager_touches_others() {
+fn rdmap_8_1_2_0_objects_of_others_are_refused() {
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let pair = Pair::new(&daemon);
     let ends = pair.connected();
     let region = page(&pair.holder, READ_WRITE);
     let mut stranger = Raw::open(daemon.socket());
-    let (pd, cq) = (stranger.pd(), stranger.cq(16));
+    let pd = stranger.pd();
+    let cq = stranger.cq(16);
     let qp = ends.0.id();
     let source = |buffer| MrSource::Shared { buffer, offset: 0 };
     let register = |pd, buffer, scope| {
@@ -44,7 +45,7 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
     };
     let memory = memfd(4096);
     let own = stranger.shared_buffer_of(memory.as_fd(), 4096);
-    // Every request that names an object, with objects of somebody else.
+    // Every request that names an object, with objects of another session.
     let requests = [
         RequestBody::ClosePd { pd: pair.holder.pd.id() },
         RequestBody::RemoveSharedBuffer { buffer: SharedBufferId(own.0 - 1) },
@@ -92,7 +93,7 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
     assert_eq!(outcome, Outcome::Done, "the owner's objects are as they were");
 }
 
-/// Asks for one more of something until it is refused; how many there were, and the refusal.
+/// Repeats a request until it is refused. Returns the number of successes, and the refusal.
 fn until_refused(raw: &mut Raw, body: impl Fn(u32) -> RequestBody) -> (u32, Refusal) {
     for n in 0..1000 {
         match raw.call(body(n)) {
@@ -113,7 +114,7 @@ fn refused_by(refusal: &Refusal, expected: &str) {
 //= RDMAP-8.1.2-2
 //= DDP-8.3.2-2
 #[test]
-fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
+fn rdmap_8_1_2_2_scarce_resources_are_limited() {
     let config = "[limits.session]\npds = 3\nshared_buffers = 2\nshared_bytes = \"12KiB\"\nmrs = 4\n\
         channels = 2\ncqs = 3\nqps = 2\nlisteners = 2\n";
     let daemon = Daemon::start(binaries!(), config);
@@ -159,19 +160,19 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
 //= RDMAP-8.1.2-3
 //= DDP-8.3.2-3
 #[test]
-fn rdmap_8_1_2_3_ddp_8_3_2_3_sessions_are_not_assumed_to_trust_each_other() {
+fn rdmap_8_1_2_3_sessions_do_not_share_trust() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let region = page(&pair.holder, READ_WRITE);
-        // The same user, the same program: the visitor may still not use the holder's memory as
-        // its own ...
+        // Same user, same program: the visitor still may not use the holder's memory as its
+        // own ...
         let ends = pair.connected();
         let theft = [region.sge(0, 64)];
         pair.visitor.drain();
         ends.1.post_send(&[SendRequest::send(1, &theft)]).unwrap();
         assert_eq!(pair.visitor.completion().status, CompletionStatus::LocalProtection, "{path}");
-        // ... nor through a connection with itself.
+        // ... nor over a loopback connection.
         let own = (pair.visitor.qp(), pair.visitor.qp());
         pair.visitor.join(&own.1, &own.0);
         pair.visitor.drain();
@@ -188,9 +189,9 @@ fn rdmap_8_1_2_3_ddp_8_3_2_3_sessions_are_not_assumed_to_trust_each_other() {
 //= DDP-8.3-4
 //= DDP-8.3.2-4
 #[test]
-fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it() {
+fn rdmap_8_1_2_4_registration_needs_access() {
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
-    // A descriptor that may only read is no proof of a right to write.
+    // A read-only descriptor does not prove the right to write.
     let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
@@ -198,7 +199,7 @@ fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it
     let body = RequestBody::AddSharedBuffer { length: 4096 };
     let answer = raw.try_call(body.clone(), &[reader.as_fd()]);
     assert!(!matches!(answer, Some(Ok(_))), "{answer:?}");
-    // More than there is, by a shared buffer or a region, is refused.
+    // A shared buffer or region that is larger than the memory is refused.
     let mut raw = Raw::open(daemon.socket());
     let longer = RequestBody::AddSharedBuffer { length: 8192 };
     let answer = raw.try_call(longer, &[memory.as_fd()]);
@@ -223,7 +224,7 @@ fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it
 //= RDMAP-8.1.2-5
 //= RDMAP-8.1-0
 #[test]
-fn rdmap_8_1_2_5_entries_of_completion_queues_are_granted_by_the_manager() {
+fn rdmap_8_1_2_5_cq_entries_are_limited() {
     let config = "[limits]\ncq_entries = 64\n[limits.session]\narena_bytes = \"1MiB\"\n";
     let daemon = Daemon::start(binaries!(), config);
     let mut raw = Raw::open(daemon.socket());
@@ -236,8 +237,8 @@ fn rdmap_8_1_2_5_entries_of_completion_queues_are_granted_by_the_manager() {
     let (granted, refusal) = until_refused(&mut raw, |_| cq(64));
     refused_by(&refusal, "limits.session.arena_bytes");
     assert!((100..256).contains(&granted), "{granted} queues of 4 KiB in 1 MiB");
-    // Requests hold their entry before they are taken: in a queue that is too small for what is
-    // posted they wait, and none is lost.
+    // Each request reserves its entry before a worker takes it. If the queue is too small for all
+    // of them, requests wait and none is lost.
     let other = Daemon::start(binaries!(), &engine(2, "direct"));
     let pair = Pair::new(&other);
     let small = pair.visitor.context.create_cq(4, None).unwrap();
@@ -256,24 +257,25 @@ fn rdmap_8_1_2_5_entries_of_completion_queues_are_granted_by_the_manager() {
 
 //= RDMAP-8.1.2-7
 #[test]
-fn rdmap_8_1_2_7_streams_do_not_share_their_read_queues() {
+fn rdmap_8_1_2_7_read_queues_are_per_stream() {
     for path in PATHS {
         let config = format!("[engine]\nworkers = 1\nloopback = \"{path}\"\n[limits]\nird = 2\n");
         let daemon = Daemon::start(binaries!(), &config);
         let pair = Pair::new(&daemon);
-        let (greedy, modest) = (pair.connected(), pair.connected());
+        let greedy = pair.connected();
+        let modest = pair.connected();
         let buffer = pair.holder.context.create_shared_buffer(8 << 20).unwrap();
         let big = pair.holder.pd.reg_mr(&buffer, .., READ_WRITE).unwrap();
         let sink = pair.visitor.context.create_shared_buffer(8 << 20).unwrap();
         let sink = pair.visitor.pd.reg_mr(&sink, .., Access::LOCAL_WRITE).unwrap();
-        // One stream has its queue full of large reads for as long as this takes.
+        // Large Reads keep the queue of one stream full during the whole test.
         let large = SendRequest::read(7, sink.sge(0, 8 << 20), big.remote().at(0)).signaled();
         greedy.1.post_send(&[large; 32]).unwrap();
         let small = page(&pair.visitor, Access::LOCAL_WRITE);
         let other = page(&pair.holder, READ_WRITE);
         let read = SendRequest::read(8, small.sge(0, 8), other.remote().at(0)).signaled();
-        // What passes before a small read counts too if this thread rests before it posts: the
-        // best of several tells what the queue makes of it.
+        // Other Reads may pass the small one before this thread has posted it, so the best of
+        // several tries measures the queue.
         let mut passed = [0; 8];
         for large_done in &mut passed {
             modest.1.post_send(&[read]).unwrap();
@@ -291,7 +293,7 @@ fn rdmap_8_1_2_7_streams_do_not_share_their_read_queues() {
 
 //= DDP-8.2-3
 #[test]
-fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
+fn ddp_8_2_3_stags_are_created_in_a_domain() {
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
@@ -311,7 +313,7 @@ fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
     let pd = raw.pd();
     let answer = raw.try_call(body(pd), &[]);
     let Some(Ok(ReplyBody::Mr { mr, .. })) = answer else { panic!("{answer:?}") };
-    // The domain stays as long as something is in it.
+    // A domain with objects cannot be closed.
     let answer = raw.try_call(RequestBody::ClosePd { pd }, &[]);
     assert!(matches!(answer, Some(Err(Refusal::InUse { .. }))), "{answer:?}");
     assert!(matches!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done)));
@@ -319,7 +321,7 @@ fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
 }
 
 #[test]
-fn a_region_becomes_another_one_under_its_stag_or_stays_as_it_was() {
+fn reregistration_keeps_the_stag_or_the_region() {
     let me = rustix::process::getuid().as_raw();
     let named = format!("[[pd]]\nname = \"one\"\nusers = [{me}]\nmrs = 1\n");
     let daemon = Daemon::start(binaries!(), &format!("{}{named}", engine(2, "direct")));
@@ -327,7 +329,9 @@ fn a_region_becomes_another_one_under_its_stag_or_stays_as_it_was() {
     let memory = memfd(4096);
     let buffer = raw.shared_buffer_of(memory.as_fd(), 4096);
     let source = |offset| MrSource::Shared { buffer, offset };
-    let (access, scope, pd) = (Access::LOCAL_WRITE, Scope::Pd, raw.pd());
+    let access = Access::LOCAL_WRITE;
+    let scope = Scope::Pd;
+    let pd = raw.pd();
     let register =
         RequestBody::RegMr(MrRequest { pd, source: source(0), length: 64, iova: 0, access, scope });
     let answer = raw.call(register);
@@ -339,7 +343,7 @@ fn a_region_becomes_another_one_under_its_stag_or_stays_as_it_was() {
     };
     let became = again(other, 512, access | Access::REMOTE_READ);
     assert_eq!(raw.call(became), Ok(ReplyBody::Mr { mr, stag }));
-    // Outside of the buffer; a right that needs another; a domain that is not there.
+    // Outside the buffer, a right that requires another one, and a missing domain.
     for wrong in [
         again(pd, 4000, access),
         again(pd, 0, Access::REMOTE_WRITE),
@@ -355,10 +359,10 @@ fn a_region_becomes_another_one_under_its_stag_or_stays_as_it_was() {
         assert_eq!((row.mr, row.pd, row.iova, row.length), (mr, other, 4096, 128), "{named}");
         assert_eq!(row.access, access | Access::REMOTE_READ, "{named}");
     }
-    // It is in the other domain alone.
+    // The region is now only in the other domain.
     assert_eq!(raw.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
     assert!(raw.call(RequestBody::ClosePd { pd: other }).is_err());
-    // A domain that takes one region keeps it, whatever it becomes, and lets it go.
+    // A limit of one region is not exceeded by reregistration, and is released with it.
     let answer = raw.call(RequestBody::OpenPd { name: Some("one".to_owned()) });
     let Ok(ReplyBody::Pd { pd: small }) = answer else { panic!("{answer:?}") };
     for pd in [small, small, other, small] {
@@ -371,21 +375,22 @@ fn a_region_becomes_another_one_under_its_stag_or_stays_as_it_was() {
 //= RDMAP-8.1.2-6
 //= DDP-8.3.2-5
 #[test]
-fn rdmap_8_1_2_6_ddp_8_3_2_5_nobody_gets_more_than_a_fair_share() {
+fn rdmap_8_1_2_6_users_and_sessions_have_quotas() {
     let config = "[control]\nmode = \"0666\"\n[limits]\nqps = 12\n[limits.user]\nqps = 8\n\
         [limits.session]\nqps = 6\n";
     let daemon = Daemon::start(binaries!(), config);
-    // One session, then all sessions of one user, have an end; the device has more.
+    // One session, and then all sessions of one user, reach a limit below the device's.
     let mut sessions = [(); 2].map(|()| Raw::open(daemon.socket()));
     let [first, second] = sessions.each_mut().map(|raw| {
-        let (pd, cq) = (raw.pd(), raw.cq(16));
+        let pd = raw.pd();
+        let cq = raw.cq(16);
         until_refused(raw, |_| RequestBody::CreateQp(qp_request(pd, cq)))
     });
     assert_eq!((first.0, second.0), (6, 2));
     refused_by(&first.1, "limits.session.qps");
     let uid = rustix::process::getuid().as_raw();
     refused_by(&second.1, &format!("limits.user.qps (user {uid})"));
-    // Another user is none the poorer.
+    // Another user is unaffected.
     if uid != 0 {
         rnic_tests::omit("not root: no other user is tried");
         return;
@@ -400,7 +405,7 @@ fn rdmap_8_1_2_6_ddp_8_3_2_5_nobody_gets_more_than_a_fair_share() {
 //= RDMAP-8.1.2-8
 //= DDP-8.3.2-5a
 #[test]
-fn rdmap_8_1_2_8_ddp_8_3_2_5a_a_peer_that_takes_more_than_its_share_of_receives_is_detected() {
+fn rdmap_8_1_2_8_unfair_srq_use_is_detected() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
@@ -412,13 +417,14 @@ fn rdmap_8_1_2_8_ddp_8_3_2_5a_a_peer_that_takes_more_than_its_share_of_receives_
             pair.holder.join(&ends.1, &ends.0);
             ends
         };
-        let (modest, greedy) = (qp(), qp());
+        let modest = qp();
+        let greedy = qp();
         let send = |from: &rnic_client::Qp| {
             srq.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
             from.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
             pair.holder.completion().ok().unwrap();
         };
-        // As long as both take their turns nobody is named.
+        // While both take turns, neither is reported.
         for _ in 0..64 {
             send(&modest.1);
             send(&greedy.1);
@@ -434,11 +440,11 @@ fn rdmap_8_1_2_8_ddp_8_3_2_5a_a_peer_that_takes_more_than_its_share_of_receives_
                     break qp;
                 }
                 Some(_) => {}
-                None => panic!("{path}: nobody was named"),
+                None => panic!("{path}: no unfair user was reported"),
             }
         };
         assert_eq!(named, greedy.0.id(), "{path}");
-        // Detected, not punished: that is for the application to decide.
+        // The user is reported but not limited, which is the application's decision.
         send(&modest.1);
         send(&greedy.1);
     }

@@ -1,5 +1,4 @@
-//! Two sessions of one daemon whose QPs talk to each other: the holder has memory, the visitor
-//! reaches for it.
+//! Two sessions of one daemon with connected QPs: the holder owns memory, the visitor accesses it.
 
 use rnic_client::{
     Access, CompletionStatus, DisconnectReason, Mr, MrOptions, Pd, Qp, RecvRequest, RemoteAddr,
@@ -7,19 +6,19 @@ use rnic_client::{
 };
 use rnic_tests::{Client, DEADLINE, Daemon};
 
-/// Bytes of a region.
+/// Length of a region in bytes.
 pub const LEN: usize = 4096;
-/// What the holder's memory holds as long as nobody writes to it.
+/// Contents of the holder's memory until the first write.
 pub const UNTOUCHED: u8 = 0xA5;
-/// What a visitor writes.
+/// Byte that the visitor writes.
 pub const MARK: u8 = 0x5A;
 
-/// A region of a page with known contents.
+/// Registers a region of one page with known contents.
 pub fn page(client: &Client, access: Access) -> Mr {
     page_in(client, &client.pd, access, Scope::Pd)
 }
 
-/// As [`page`], in a domain of the client's and for those peers.
+/// Like [`page`], in another domain of the client and with this scope.
 pub fn page_in(client: &Client, pd: &Pd, access: Access, scope: Scope) -> Mr {
     let buffer = client.context.create_shared_buffer(LEN as u64).unwrap();
     let options = MrOptions { access, scope, ..MrOptions::default() };
@@ -36,41 +35,42 @@ pub struct Pair {
     sink: Mr,
 }
 
-/// What came of reaching for memory.
+/// Outcome of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// The stream was ended with this Terminate, as both ends were told.
+    /// The stream was ended with this Terminate, and both ends reported it.
     Terminated([u8; 3]),
 }
 
 impl Pair {
     pub fn new(daemon: &Daemon) -> Self {
-        let (holder, visitor) = (Client::new(daemon), Client::new(daemon));
+        let holder = Client::new(daemon);
+        let visitor = Client::new(daemon);
         let source = page(&visitor, Access::LOCAL_WRITE);
         source.fill(0, LEN, MARK).unwrap();
         let sink = page(&visitor, Access::LOCAL_WRITE);
         Pair { holder, visitor, source, sink }
     }
 
-    /// A connection between new QPs: the holder's, the visitor's.
+    /// Connects two new QPs, of the holder and the visitor.
     pub fn connected(&self) -> (Qp, Qp) {
         let ends = (self.holder.qp(), self.visitor.qp());
         self.holder.join(&ends.1, &ends.0);
         ends
     }
 
-    /// Has the visitor write `len` bytes, and waits until it is known what came of it.
+    /// Lets the visitor write `len` bytes, and returns the outcome.
     pub fn write(&self, ends: &(Qp, Qp), to: RemoteAddr, len: u32) -> Outcome {
         let sges = [self.source.sge(0, len)];
-        // A Send behind the Write arrives when the Write has been placed.
+        // A Send after the Write arrives when the Write has been placed.
         let send = SendRequest::send_inline(2, b"").signaled();
         ends.0.post_recv(&[RecvRequest::new(3, &[])]).unwrap();
         ends.1.post_send(&[SendRequest::write(1, &sges, to), send]).unwrap();
         self.outcome(ends)
     }
 
-    /// Has the visitor read `len` bytes.
+    /// Lets the visitor read `len` bytes, and returns the outcome.
     pub fn read(&self, ends: &(Qp, Qp), from: RemoteAddr, len: u32) -> Outcome {
         let read = SendRequest::read(1, self.sink.sge(0, len), from);
         let send = SendRequest::send_inline(2, b"").fence().signaled();
@@ -79,12 +79,12 @@ impl Pair {
         self.outcome(ends)
     }
 
-    /// What the visitor has read.
+    /// Returns the bytes that the visitor has read.
     pub fn read_bytes(&self, len: usize) -> Vec<u8> {
         bytes(&self.sink, 0, len)
     }
 
-    /// What the holder's receive and its QP say, and that the visitor was told the same.
+    /// Returns the outcome of the holder's receive and QP, which must match the visitor's.
     fn outcome(&self, ends: &(Qp, Qp)) -> Outcome {
         let receive = self.holder.completion();
         assert_eq!(receive.wr_id, 3);
@@ -94,14 +94,14 @@ impl Pair {
         }
         assert_eq!(receive.status, CompletionStatus::WrFlush);
         let code = terminated(&ends.0);
-        assert_eq!(terminated(&ends.1), code, "the ends were told different things");
+        assert_eq!(terminated(&ends.1), code, "the ends report different codes");
         self.visitor.drain();
         self.holder.drain();
         Outcome::Terminated(code)
     }
 }
 
-/// The Terminate that ended a QP's stream.
+/// Returns the Terminate that ended a QP's stream.
 pub fn terminated(qp: &Qp) -> [u8; 3] {
     match qp.wait_disconnected(Some(DEADLINE)).unwrap() {
         DisconnectReason::Terminate { code: TerminateCode { layer, etype, code }, .. } => {
@@ -117,7 +117,7 @@ pub fn bytes(region: &Mr, from: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whether no byte of a region has changed.
+/// Returns true if no byte of a region has changed.
 pub fn is_untouched(region: &Mr) -> bool {
     bytes(region, 0, LEN).iter().all(|byte| *byte == UNTOUCHED)
 }

@@ -1,4 +1,4 @@
-//! RFC 5040 section 8.1.1, RFC 5041 sections 8.1, 8.2 and 8.3.1: what the RNIC owes to everybody.
+//! RFC 5040 section 8.1.1, RFC 5041 sections 8.1, 8.2 and 8.3.1: obligations of the RNIC.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -13,7 +13,7 @@ use rnic_tests::{Client, DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};
 
 use crate::pair::*;
 
-/// Write and Read, with the Terminate codes of a stream that may not use the STag.
+/// Terminate codes of a Write and a Read on a stream that may not use the STag.
 const FOREIGN: [[u8; 3]; 2] = [[1, 1, 2], [0, 1, 3]];
 
 //= RDMAP-8.1.1-1
@@ -21,7 +21,7 @@ const FOREIGN: [[u8; 3]; 2] = [[1, 1, 2], [0, 1, 3]];
 //= DDP-8.2-4
 //= DDP-8.3.1-1
 #[test]
-fn rdmap_8_1_1_1_ddp_8_2_1_ddp_8_3_1_1_a_stream_of_another_domain_reaches_nothing() {
+fn rdmap_8_1_1_1_other_domains_have_no_access() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
@@ -29,13 +29,13 @@ fn rdmap_8_1_1_1_ddp_8_2_1_ddp_8_3_1_1_a_stream_of_another_domain_reaches_nothin
         let region = page_in(&pair.holder, &other_pd, READ_WRITE, Scope::Pd);
         let at = region.remote().at(0);
         for (n, code) in FOREIGN.into_iter().enumerate() {
-            // The session is the same; only the domain is another.
+            // Same session, other domain.
             let ends = pair.connected();
             let outcome = [Pair::write, Pair::read][n](&pair, &ends, at, 8);
             assert_eq!(outcome, Outcome::Terminated(code), "{path}");
         }
         assert!(is_untouched(&region), "{path}");
-        // A stream of the right domain does.
+        // A stream of the right domain reaches it.
         let ends = (other_pd.create_qp(&pair.holder.options()).unwrap(), pair.visitor.qp());
         pair.holder.join(&ends.1, &ends.0);
         assert_eq!(pair.write(&ends, at, 8), Outcome::Done, "{path}");
@@ -49,7 +49,7 @@ fn rdmap_8_1_1_1_ddp_8_2_1_ddp_8_3_1_1_a_stream_of_another_domain_reaches_nothin
 //= DDP-8.3-3
 //= DDP-8.3.1-2
 #[test]
-fn rdmap_8_1_1_2_ddp_8_2_2_ddp_8_3_3_ddp_8_3_1_2_an_stag_of_one_stream_is_of_no_use_to_others() {
+fn rdmap_8_1_1_2_stream_scope_is_enforced() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
@@ -72,11 +72,11 @@ fn rdmap_8_1_1_2_ddp_8_2_2_ddp_8_3_3_ddp_8_3_1_2_an_stag_of_one_stream_is_of_no_
 //= DDP-8.1-1
 //= DDP-8.3.1-3
 #[test]
-fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_byte() {
+fn rdmap_8_1_1_3_bounds_are_exact_to_the_byte() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
-        // The middle of a shared buffer whose every byte is watched.
+        // The middle of a shared buffer of which every byte is checked.
         let buffer = pair.holder.context.create_shared_buffer(LEN as u64).unwrap();
         let all = pair.holder.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
         let middle = pair.holder.pd.reg_mr(&buffer, 1000..1100, READ_WRITE).unwrap();
@@ -112,8 +112,7 @@ fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_byt
 //= DDP-8.3-2
 //= DDP-8.3.1-4
 #[test]
-fn rdmap_8_1_1_4_ddp_8_3_1_ddp_8_3_2_ddp_8_3_1_4_a_buffer_gets_an_stag_and_a_range_and_loses_them()
-{
+fn rdmap_8_1_1_4_stags_are_granted_and_revoked() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
@@ -124,7 +123,7 @@ fn rdmap_8_1_1_4_ddp_8_3_1_ddp_8_3_2_ddp_8_3_1_4_a_buffer_gets_an_stag_and_a_ran
         region.deregister().unwrap();
         let outcome = pair.write(&ends, at, 16);
         assert_eq!(outcome, Outcome::Terminated([1, 1, 0]), "{path}");
-        // The same by a work request.
+        // The same by work request.
         let region = page(&pair.holder, READ_WRITE);
         let ends = pair.connected();
         assert_eq!(pair.write(&ends, region.remote().at(0), 16), Outcome::Done, "{path}");
@@ -139,7 +138,7 @@ fn rdmap_8_1_1_4_ddp_8_3_1_ddp_8_3_2_ddp_8_3_1_4_a_buffer_gets_an_stag_and_a_ran
 //= RDMAP-8.1.1-5
 //= DDP-8.3.1-5
 #[test]
-fn rdmap_8_1_1_5_ddp_8_3_1_5_each_right_is_given_and_kept_apart() {
+fn rdmap_8_1_1_5_access_rights_are_independent() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
@@ -150,9 +149,8 @@ fn rdmap_8_1_1_5_ddp_8_3_1_5_each_right_is_given_and_kept_apart() {
                 access.set(Access::REMOTE_READ, read);
                 let region = page(&pair.holder, access);
                 let at = region.remote().at(0);
-                let expected = |granted, code| match granted {
-                    true => Outcome::Done,
-                    false => Outcome::Terminated(code),
+                let expected = |granted, code| {
+                    if granted { Outcome::Done } else { Outcome::Terminated(code) }
                 };
                 let outcome = pair.read(&pair.connected(), at, 8);
                 assert_eq!(outcome, expected(read, [0, 1, 2]), "{path} {access:?}");
@@ -160,7 +158,7 @@ fn rdmap_8_1_1_5_ddp_8_3_1_5_each_right_is_given_and_kept_apart() {
                     assert_eq!(pair.read_bytes(8), [UNTOUCHED; 8], "{path}");
                 }
                 let outcome = pair.write(&pair.connected(), at, 8);
-                // DDP has no word for a missing right.
+                // DDP has no code for a missing right.
                 assert_eq!(outcome, expected(write, [1, 1, 0]), "{path} {access:?}");
                 assert_eq!(is_untouched(&region), !write, "{path} {access:?}");
             }
@@ -171,7 +169,7 @@ fn rdmap_8_1_1_5_ddp_8_3_1_5_each_right_is_given_and_kept_apart() {
 //= RDMAP-8.1.1-6
 //= DDP-8.3.1-6
 #[test]
-fn rdmap_8_1_1_6_ddp_8_3_1_6_nothing_changes_once_access_is_revoked() {
+fn rdmap_8_1_1_6_no_write_after_deregistration() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
@@ -187,7 +185,8 @@ fn rdmap_8_1_1_6_ddp_8_3_1_6_nothing_changes_once_access_is_revoked() {
                 view.fill(0, 1 << 20, UNTOUCHED).unwrap();
                 let ends = pair.connected();
                 let sges = [source.sge(0, 1 << 20)];
-                // Either the visitor writes, or the holder itself reads into the region.
+                // The bytes come from the visitor's Write, or from the holder's own Read into the
+                // region.
                 if by_read {
                     let sink = region.sge(0, 1 << 20);
                     let read = SendRequest::read(1, sink, source.remote().at(0)).signaled();
@@ -219,7 +218,7 @@ fn rdmap_8_1_1_6_ddp_8_3_1_6_nothing_changes_once_access_is_revoked() {
 
 //= RDMAP-8.1.1-7
 #[test]
-fn rdmap_8_1_1_7_a_peer_invalidates_only_what_is_its_streams_alone() {
+fn rdmap_8_1_1_7_invalidate_needs_qp_scope() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
@@ -240,7 +239,7 @@ fn rdmap_8_1_1_7_a_peer_invalidates_only_what_is_its_streams_alone() {
         let refused = invalidate(&ends, shared.rkey());
         assert_eq!(refused.status, CompletionStatus::RemoteInvalidRequest, "{path}");
         assert_eq!(terminated(&ends.0), [0, 2, 9], "{path}");
-        // It is as good as before to other streams.
+        // Other streams can still use it.
         pair.visitor.drain();
         let outcome = pair.write(&pair.connected(), shared.remote().at(0), 8);
         assert_eq!(outcome, Outcome::Done, "{path}");
@@ -251,7 +250,7 @@ fn rdmap_8_1_1_7_a_peer_invalidates_only_what_is_its_streams_alone() {
 //= RDMAP-8.1.1-8a
 //= RDMAP-8.1-0
 #[test]
-fn rdmap_8_1_1_8_rdmap_8_1_1_8a_stags_are_hard_to_predict_and_sparse() {
+fn rdmap_8_1_1_8_stags_are_random_and_sparse() {
     const COUNT: usize = 1000;
     let issue = |daemon: &Daemon| -> Vec<u32> {
         let side = Client::new(daemon);
@@ -260,15 +259,15 @@ fn rdmap_8_1_1_8_rdmap_8_1_1_8a_stags_are_hard_to_predict_and_sparse() {
             (0..COUNT).map(|_| side.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap()).collect();
         regions.iter().map(|r| r.rkey().0).collect()
     };
-    let (first, second) = (
-        Daemon::start(binaries!(), &engine(2, "direct")),
-        Daemon::start(binaries!(), &engine(2, "direct")),
-    );
-    let (a, again, b) = (issue(&first), issue(&first), issue(&second));
+    let first = Daemon::start(binaries!(), &engine(2, "direct"));
+    let second = Daemon::start(binaries!(), &engine(2, "direct"));
+    let a = issue(&first);
+    let again = issue(&first);
+    let b = issue(&second);
     let all: HashSet<u32> = a.iter().chain(&again).copied().collect();
     assert_eq!(all.len(), 2 * COUNT, "freed STags came back at once");
     assert!(!all.contains(&0) && !all.contains(&u32::MAX));
-    // Another daemon issues others, in another order.
+    // Another daemon issues other STags, in another order.
     assert!(a.iter().zip(&b).filter(|(a, b)| a == b).count() < 3);
     for list in [&a, &b] {
         for sixteenth in 0..16 {
@@ -282,18 +281,19 @@ fn rdmap_8_1_1_8_rdmap_8_1_1_8a_stags_are_hard_to_predict_and_sparse() {
     }
 }
 
-/// One session registers and deregisters as much as it likes; nothing it has seen tells it what
-/// another one gets next.
+/// However often a session registers and deregisters, the STags it has seen do not predict another
+/// session's STags.
 //= RDMAP-8.1.1-8
 #[test]
-fn rdmap_8_1_1_8_stags_of_others_are_not_foretold_by_those_seen() {
+fn rdmap_8_1_1_8_seen_stags_predict_no_others() {
     const SEEN: usize = 6000;
     const NEXT: usize = 20;
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
-    let (attacker, victim) = (Client::new(&daemon), Client::new(&daemon));
+    let attacker = Client::new(&daemon);
+    let victim = Client::new(&daemon);
     let [own, buffer] = [&attacker, &victim].map(|s| s.context.create_shared_buffer(4096).unwrap());
     let mut seen = Vec::new();
-    // All at once, and then one by one.
+    // All regions at once, and then one by one.
     for at_once in [SEEN / 2, 1] {
         for _ in 0..SEEN / 2 / at_once {
             let regions: Vec<_> = (0..at_once)
@@ -308,10 +308,10 @@ fn rdmap_8_1_1_8_stags_of_others_are_not_foretold_by_those_seen() {
             .map(|_| victim.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap())
             .collect();
         let next: Vec<u32> = regions.iter().map(|r| r.rkey().0).collect();
-        // Somebody else's index with whatever key, given back first or last or in between.
+        // Indices seen before, with any key, freed first, last or in between.
         let indices: HashSet<u32> = seen.iter().map(|stag| stag >> 8).collect();
         assert!(next.iter().all(|stag| !indices.contains(&(stag >> 8))), "an index came back");
-        // The latest ones, counted on by some step of the index, the key, or both.
+        // The last two, continued by a step of the index, the key, or both.
         let [.., before, last] = seen[..] else { panic!("none seen") };
         let step = last.wrapping_sub(before);
         let guesses: HashSet<u32> = (1..=NEXT as u32)
@@ -325,11 +325,12 @@ fn rdmap_8_1_1_8_stags_of_others_are_not_foretold_by_those_seen() {
 
 //= RDMAP-8.1.1-9
 #[test]
-fn rdmap_8_1_1_9_a_completion_queue_is_no_other_sessions() {
+fn rdmap_8_1_1_9_foreign_cqs_are_refused() {
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let owner = Client::new(&daemon);
     let mut other = Raw::open(daemon.socket());
-    let (pd, own) = (other.pd(), other.cq(16));
+    let pd = other.pd();
+    let own = other.cq(16);
     let foreign = owner.cq.id();
     for (send_cq, recv_cq) in [(foreign, own), (own, foreign), (foreign, foreign)] {
         let request = QpRequest { pd, send_cq, recv_cq, ..qp_request(pd, own) };
@@ -343,7 +344,7 @@ fn rdmap_8_1_1_9_a_completion_queue_is_no_other_sessions() {
 
 //= RDMAP-8.1.1-10
 #[test]
-fn rdmap_8_1_1_10_streams_that_do_not_use_a_full_completion_queue_do_not_notice() {
+fn rdmap_8_1_1_10_full_cq_spares_other_streams() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
@@ -351,7 +352,7 @@ fn rdmap_8_1_1_10_streams_that_do_not_use_a_full_completion_queue_do_not_notice(
         let victim = pair.holder.pd.create_qp(&QpOptions::new(&small)).unwrap();
         let flood = pair.visitor.qp();
         pair.holder.join(&flood, &victim);
-        // A QP of the same session and domain, with another queue.
+        // A QP of the same session and domain, with another CQ.
         let spared = pair.connected();
         let region = page(&pair.holder, READ_WRITE);
         victim.post_recv(&[RecvRequest::new(1, &[]); 16]).unwrap();
@@ -361,7 +362,7 @@ fn rdmap_8_1_1_10_streams_that_do_not_use_a_full_completion_queue_do_not_notice(
             match pair.holder.context.next_event(Some(DEADLINE)).unwrap() {
                 Some(Event::CqError { cq, .. }) => break cq,
                 Some(_) => {}
-                None => panic!("{path}: no word of the queue"),
+                None => panic!("{path}: no CQ error event"),
             }
         };
         assert_eq!(cq, small.id(), "{path}");
@@ -381,9 +382,10 @@ fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
     let daemon = Daemon::start(binaries!(), config);
     let pair = Pair::new(&daemon);
     let (holder, visitor) = pair.connected();
-    let (row, other) = (holder.query().unwrap(), visitor.query().unwrap());
+    let row = holder.query().unwrap();
+    let other = visitor.query().unwrap();
     assert!(row.ird <= 4 && row.ord <= 2 && other.ird <= 4 && other.ord <= 2);
-    // More than that at once wait their turn and are all answered.
+    // Further Reads wait, and all are answered.
     let region = page(&pair.holder, READ_WRITE);
     let sink = page(&pair.visitor, Access::LOCAL_WRITE);
     let read = SendRequest::read(1, sink.sge(0, 64), region.remote().at(0)).signaled();
@@ -391,11 +393,10 @@ fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
     for _ in 0..32 {
         pair.visitor.completion().ok().unwrap();
     }
-    // A peer that does not keep to it is stopped: one more than granted, all before an answer can
-    // have left.
+    // A peer that sends one more than granted, all before a response can have left, is terminated.
     let listener = pair.holder.context.listen("127.0.0.1:0", 1).unwrap();
     let mut peer = wire::dial(listener.local_addr());
-    wire::say(&mut peer, &wire::request(CRC, 1, b""));
+    wire::send_bytes(&mut peer, &wire::request(CRC, 1, b""));
     let request = listener.accept_request(Some(DEADLINE)).unwrap();
     let qp = pair.holder.qp();
     request.start_accept(&qp, &AcceptOptions { ird: Some(2), ..Default::default() }).unwrap();
@@ -412,12 +413,12 @@ fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
             fpdu(&untagged(1, 1, msn, &header))
         })
         .collect();
-    wire::say(&mut peer, &requests);
-    // It reads nothing until the end is known here, so the first response cannot have been all.
+    wire::send_bytes(&mut peer, &requests);
+    // The peer reads nothing until the end is known here, so the first response cannot be complete.
     assert_eq!(terminated(&qp), [1, 2, 2]);
 }
 
-/// Ranges of the daemon's memory that can be executed.
+/// Returns the executable ranges of the daemon's memory.
 fn executable(daemon: &Daemon) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
     let executable = |line: &&str| line.split_whitespace().nth(1).is_some_and(|r| r.contains('x'));
@@ -427,7 +428,7 @@ fn executable(daemon: &Daemon) -> Vec<String> {
 //= RDMAP-8.1.1-12
 //= DDP-8.3.1-7
 #[test]
-fn rdmap_8_1_1_12_ddp_8_3_1_7_no_code_is_loaded_from_anybody() {
+fn rdmap_8_1_1_12_no_remote_code_is_loaded() {
     let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
     daemon.status();
     let before = executable(&daemon);
@@ -439,7 +440,7 @@ fn rdmap_8_1_1_12_ddp_8_3_1_7_no_code_is_loaded_from_anybody() {
     let mut stranger = Raw::open(daemon.socket());
     assert!(stranger.try_call(RequestBody::Status, &[]).is_some());
     stranger.send(&[0x90; 64], &[]);
-    // What can be executed is what was there before anybody spoke, and none of it can be written.
+    // The executable ranges are those from before the first request, and none is writable.
     assert_eq!(executable(&daemon), before);
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
     let both = |line: &str| {
@@ -452,7 +453,7 @@ fn rdmap_8_1_1_12_ddp_8_3_1_7_no_code_is_loaded_from_anybody() {
 //= DDP-8.3-5
 //= DDP-8.2-1
 #[test]
-fn ddp_8_3_5_ddp_8_2_1_the_application_is_told_of_a_refused_access() {
+fn ddp_8_3_5_refused_access_is_reported() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);

@@ -1,18 +1,18 @@
-//! Memory of a burst goes back to the kernel when the burst is over.
+//! Memory of a burst returns to the kernel after the burst.
 
 use std::time::Instant;
 
 use rnic_client::{Context, QpOptions};
 use rnic_tests::{DEADLINE, Daemon, READ_WRITE, binaries};
 
-/// Anonymous memory of a daemon, in KiB.
+/// Returns the anonymous memory of a daemon in KiB.
 fn anonymous(daemon: &Daemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Makes many objects in some sessions, and looks at the daemon before all of them go.
+/// Makes many objects in several sessions, and returns the daemon's memory before they are freed.
 fn burst(daemon: &Daemon) -> u64 {
     let sessions: Vec<Context> =
         (0..4).map(|_| Context::open_at(daemon.socket()).unwrap()).collect();
@@ -23,7 +23,7 @@ fn burst(daemon: &Daemon) -> u64 {
         let buffer = context.create_shared_buffer(4096).unwrap();
         let options = QpOptions { sq_depth: 1, rq_depth: 1, ..QpOptions::new(&cq) };
         let qps: Vec<_> = (0..1500).map(|_| pd.create_qp(&options).unwrap()).collect();
-        // Workers have these.
+        // Workers hold memory for these.
         qps.iter().for_each(|qp| qp.to_error().unwrap());
         let mrs: Vec<_> = (0..4000).map(|_| pd.reg_mr(&buffer, .., READ_WRITE).unwrap()).collect();
         kept.push((qps, mrs));
@@ -35,7 +35,7 @@ fn burst(daemon: &Daemon) -> u64 {
 fn memory_of_a_burst_goes_back() {
     let config = "[engine]\nworkers = 2\n[limits]\ndiagnoses = 16\nevent_records = 16\n";
     let daemon = Daemon::start(binaries!(), config);
-    // What one client alone costs for good.
+    // Memory that one client costs permanently.
     drop(Context::open_at(daemon.socket()).unwrap());
     daemon.is_empty();
     let before = anonymous(&daemon);

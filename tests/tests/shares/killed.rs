@@ -1,4 +1,4 @@
-//! A peer that is killed under traffic is a peer that no longer answers, whatever was under way.
+//! A peer killed under traffic looks like a peer that stops answering, whatever was outstanding.
 
 use rnic_client::{Completion, CompletionStatus, QpOptions, QpType, SendRequest};
 use rnic_tests::client::READ_WRITE;
@@ -6,11 +6,11 @@ use rnic_tests::mortal::{HASTY, LENT, RECEIVE, offered, wire};
 use rnic_tests::traffic::Rng;
 use rnic_tests::{Client, DEADLINE, Daemon, binaries, engine};
 
-/// Requests that are under way at a time.
+/// Number of outstanding requests.
 const UNDER_WAY: usize = 24;
 
 fn survivors_see_no_blame(loopback: &str) {
-    // An address and a port that no other test has.
+    // Address and port are not used by any other test.
     let port = 4850 + u32::from(loopback == "tcp");
     let config = format!(
         "{}[control]\nmode = \"0666\"\n[device]\naddresses = [\"127.0.77.2\"]\n\
@@ -27,10 +27,10 @@ fn survivors_see_no_blame(loopback: &str) {
     }
     let mut rng = Rng::new(5);
     for round in 0..KILLS {
-        let options = QpOptions { kind: QpType::Wired, sq_depth: 64, ..survivor.options() };
+        let options = QpOptions { kind: QpType::Rc, sq_depth: 64, ..survivor.options() };
         let qp = survivor.pd.create_qp(&options).unwrap();
         let peer = qp.id().to_string();
-        // A worker copies for the daemon's own user, the library for others.
+        // A worker copies for the daemon's own user, the library for other users.
         let mut mortal = if round % 2 == 1 && is_root {
             daemon.actor_as(61_006, &["answer", &peer])
         } else {
@@ -38,7 +38,7 @@ fn survivors_see_no_blame(loopback: &str) {
         };
         let (number, lent) = offered(&mortal.line_after("answers as "));
         wire(&qp, gid, number).unwrap();
-        // The stream stands: from now on nothing but the kill ends it.
+        // The stream is established: from now on only the kill ends it.
         let eight = [own.sge(0, 8)];
         qp.post_send(&[SendRequest::write(0, &eight, lent.at(0)).signaled()]).unwrap();
         let stands = survivor.cq.wait(&mut [Completion::default()], Some(DEADLINE)).unwrap();
@@ -47,7 +47,7 @@ fn survivors_see_no_blame(loopback: &str) {
         let lens = [8, 4000, 100_000];
         let mut posted = 0;
         let mut done = 0;
-        // The moment is what is random here, counted in completions.
+        // The time of the kill is random, counted in completions.
         let mut until_killed = Some((rng.below(400), mortal));
         let mut failed: Option<Completion> = None;
         while failed.is_none() || done < posted {
@@ -70,7 +70,8 @@ fn survivors_see_no_blame(loopback: &str) {
             assert_ne!(taken, 0, "{loopback}, round {round}: {done} of {posted} completions");
             for completion in &some[..taken] {
                 use CompletionStatus::{Success, TransportRetryExceeded, WrFlush};
-                let (status, why) = (completion.status, completion.diagnosis_id);
+                let status = completion.status;
+                let why = completion.diagnosis_id;
                 let expected = match failed {
                     None => [Success, TransportRetryExceeded],
                     Some(_) => [WrFlush, WrFlush],
@@ -95,7 +96,7 @@ fn survivors_see_no_blame(loopback: &str) {
     }
 }
 
-/// Processes that are killed on each path.
+/// Number of killed processes per path.
 const KILLS: u64 = 100;
 
 #[test]

@@ -1,4 +1,4 @@
-//! What changes, reloads, bursts and deaths of some cost the others, and where a daemon runs.
+//! Effects of changes, reloads, bursts and deaths on other users, and environments of the daemon.
 
 mod high_water;
 mod killed;

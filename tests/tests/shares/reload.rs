@@ -1,4 +1,4 @@
-//! A reload costs no client anything: what the file may be, and who waits for it.
+//! Reloads cost clients nothing: unreadable and large files, and commands during a reload.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,13 +10,13 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 use rustix::process::Signal;
 
 fn write(daemon: &Daemon, config: &str) {
-    // Replaced at once: a reload reads one or the other.
+    // Replaced atomically: a reload reads either the old or the new file.
     let new = daemon.dir().join("new.toml");
     std::fs::write(&new, config).unwrap();
     std::fs::rename(new, daemon.dir().join("rnicd.toml")).unwrap();
 }
 
-/// Waits until this limit is in force; how many questions were answered before.
+/// Waits until this limit is in force. Returns the number of queries answered before.
 fn answered_before(context: &Context, sges: u8) -> u64 {
     let deadline = Instant::now() + DEADLINE;
     let mut answered = 0;
@@ -27,7 +27,7 @@ fn answered_before(context: &Context, sges: u8) -> u64 {
     answered
 }
 
-/// A file just below the largest, of as many rules as there is room for.
+/// Returns a configuration just below the maximum size, with as many rules as fit.
 fn many_rules(sges: u8) -> String {
     let mut text = format!("[limits]\nsge = {sges}\n");
     let mut who = 100_000;
@@ -44,14 +44,14 @@ fn commands_are_answered_while_a_file_is_read() {
     let context = Context::open_at(daemon.socket()).unwrap();
     write(&daemon, &many_rules(5));
     daemon.signal(Signal::HUP);
-    // If the control thread read it, one would be answered before at most.
+    // If the control thread read the file, it would answer one query before at most.
     let answered = answered_before(&context, 5);
-    assert!(answered > 10, "only {answered} commands were answered meanwhile");
-    // Now both sides of the comparison are long.
+    assert!(answered > 10, "only {answered} commands were answered during the reload");
+    // Now both configurations that the daemon compares are long.
     write(&daemon, &many_rules(6));
     daemon.signal(Signal::HUP);
     let answered = answered_before(&context, 6);
-    assert!(answered > 10, "only {answered} commands were answered meanwhile");
+    assert!(answered > 10, "only {answered} commands were answered during the reload");
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_signal_during_a_reload_is_not_lost() {
     for sges in [3, 4] {
         write(&daemon, &many_rules(sges + 5));
         daemon.signal(Signal::HUP);
-        // Far more signals than reloads; the file is read once more after the last of them.
+        // Far more signals than reloads. The file is read once more after the last signal.
         for _ in 0..100 {
             daemon.signal(Signal::HUP);
             context.status().unwrap();
@@ -75,7 +75,7 @@ fn a_signal_during_a_reload_is_not_lost() {
     assert!(reloads < 200, "{reloads} reloads were queued");
 }
 
-/// Files that are none to be read, by name, and why.
+/// Returns files that the daemon refuses to read, and the reasons.
 fn not_to_be_read(folder: &Path) -> Vec<(std::path::PathBuf, &'static str)> {
     let fifo = folder.join("fifo");
     mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
@@ -94,18 +94,18 @@ fn not_to_be_read(folder: &Path) -> Vec<(std::path::PathBuf, &'static str)> {
 }
 
 #[test]
-fn what_is_no_file_of_bounded_size_is_refused() {
+fn reload_refuses_unbounded_files() {
     let mut daemon = Daemon::start(binaries!(), "[limits]\nsge = 7\n");
     let context = Context::open_at(daemon.socket()).unwrap();
     let place = daemon.dir().join("rnicd.toml");
     for (path, why) in not_to_be_read(daemon.dir()) {
         std::fs::rename(path, &place).unwrap_or_else(|_| {
-            // A folder takes no file's place.
+            // A rename cannot replace a file by a folder.
             std::fs::remove_file(&place).unwrap();
             std::fs::create_dir(&place).unwrap();
         });
         daemon.signal(Signal::HUP);
-        let said = daemon.says("configuration not reloaded, the old one stays: ");
+        let said = daemon.says("configuration not reloaded, the previous one remains: ");
         assert!(said.contains("rnicd.toml: ") && said.contains(why), "{said}");
         assert_eq!(context.device().unwrap().max_sge, 7);
     }

@@ -1,4 +1,4 @@
-//! Changes of an RC QP are in force when they are answered.
+//! Changes of an RC QP take effect before they are answered.
 
 use std::time::Instant;
 
@@ -13,10 +13,10 @@ const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_r
 
 const ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// Bytes of a Write: several steps of a copy.
+/// Length of a Write in bytes, several steps of a copy.
 const WRITE: u32 = 192 * 1024;
 
-/// Writes that are outstanding at a time.
+/// Number of outstanding Writes.
 const WRITES: usize = 120;
 
 fn wire(qp: &Qp, gid: Gid, peer: &Qp) {
@@ -34,19 +34,19 @@ fn wire(qp: &Qp, gid: Gid, peer: &Qp) {
 }
 
 fn qp(client: &Client) -> Qp {
-    let options = QpOptions { kind: QpType::Wired, sq_depth: 128, ..client.options() };
+    let options = QpOptions { kind: QpType::Rc, sq_depth: 128, ..client.options() };
     client.pd.create_qp(&options).unwrap()
 }
 
-/// How the owner ends what the peer may do.
+/// Ways in which the owner ends the peer's access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taking {
     Rights,
     Error,
 }
 
-/// Keeps as many Writes outstanding as there may be until one fails, and waits for all of them.
-/// Returns how many there were.
+/// Keeps as many Writes outstanding as possible until one fails, and then waits for all of them.
+/// Returns their number.
 fn write_until_one_fails(writer: &Client, qp: &Qp, write: SendRequest<'_>) -> usize {
     let mut some = [Completion::default(); 64];
     let mut outstanding = 0;
@@ -66,9 +66,9 @@ fn write_until_one_fails(writer: &Client, qp: &Qp, write: SendRequest<'_>) -> us
     posted
 }
 
-/// Takes the right to write from a peer that writes as fast as it can, and then owns the memory.
+/// Revokes write access while a peer writes as fast as it can, and then reuses the memory.
 fn no_byte_lands(workers: u32, loopback: &str, taking: Taking) {
-    // An address and a port that no other test has.
+    // Address and port are not used by any other test.
     let config = format!(
         "{}[device]\naddresses = [\"127.0.77.1\"]\n[wired]\nport = {}\n\
          [limits.peer]\nstag_guesses_per_minute = 1000000\n",
@@ -99,9 +99,9 @@ fn no_byte_lands(workers: u32, loopback: &str, taking: Taking) {
         let sges = [source.sge(0, WRITE)];
         let write = SendRequest::write(round, &sges, region.remote().at(0)).signaled();
         std::thread::scope(|scope| {
-            // It writes without end: the right is always taken while it does.
+            // It writes without end, so that access is always revoked during a Write.
             let writing = scope.spawn(|| write_until_one_fails(&writer, &theirs, write));
-            // Until writing is under way at a place of chance.
+            // Waits until a Write has reached a random offset.
             let at = rng.below(u64::from(WRITE) / 8) * 8;
             let began = Instant::now();
             while region.load_u64(at).unwrap() == 0 {
@@ -117,7 +117,7 @@ fn no_byte_lands(workers: u32, loopback: &str, taking: Taking) {
             }
             region.fill(0, WRITE as usize, 0x22).unwrap();
             if taking == Taking::Error {
-                // What is outstanding waits for retries, which nothing here depends on.
+                // Outstanding Writes wait for retries, which do not matter here.
                 theirs.to_error().unwrap();
             }
             assert_ne!(writing.join().unwrap(), 0, "round {round}");
@@ -130,7 +130,7 @@ fn no_byte_lands(workers: u32, loopback: &str, taking: Taking) {
     }
 }
 
-/// Times that the right is taken away.
+/// Number of revocations.
 const ROUNDS: u64 = 60;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Where a daemon runs: terminals, the journal, read-only file systems, no `/proc`, no IPv4.
+//! Environments of the daemon: terminals, the journal, read-only file systems, no `/proc`, no IPv4.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use rnic_client::Context;
 use rnic_tests::{DEADLINE, Process, binaries};
 use rustix::process::Signal;
 
-/// A daemon without a configuration file, started by a script that ends with `"$@"`.
+/// Starts a daemon without a configuration file, by a script that ends with `"$@"`.
 fn daemon(script: &str, folder: &Path) -> Process {
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).arg("sh").arg(binaries!().rnicd).arg("run");
@@ -33,14 +33,14 @@ fn nohup_keeps_a_daemon_without_a_file() {
     let mut daemon = daemon("trap '' HUP; exec \"$@\"", folder.path());
     daemon.line_after("listening");
     daemon.signal(Signal::HUP);
-    // A signal of a higher number is fetched after it.
+    // A signal with a higher number is delivered after it.
     daemon.signal(Signal::TERM);
     let lines = daemon.succeed();
     let stops: Vec<_> = lines.iter().filter(|line| line.contains("stopping")).collect();
     assert!(stops.len() == 1 && stops[0].contains("signal=15"), "{lines:?}");
 }
 
-/// What a daemon writes to a file, from its start to its end, if that is the journal's stream.
+/// Returns the log of a daemon from start to end, with `JOURNAL_STREAM` set to `stream`.
 fn logged(stream: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -51,7 +51,7 @@ fn logged(stream: &str) -> String {
     let process = daemon(&script.replace("FILE", &log.display().to_string()), folder.path());
     let deadline = Instant::now() + DEADLINE;
     while Context::open_at(folder.path().join("s")).is_err() {
-        assert!(Instant::now() < deadline, "it does not serve");
+        assert!(Instant::now() < deadline, "the daemon does not serve");
         std::thread::yield_now();
     }
     process.signal(Signal::TERM);
@@ -67,12 +67,12 @@ fn the_journal_gets_priorities() {
         let is_one = |line: &str| line.starts_with(priority) && line.contains(text);
         assert!(lines.lines().any(is_one), "{priority} {text}: {lines}");
     }
-    // The variable names a stream of another process.
+    // The variable names the stream of another process.
     let lines = logged("1:2");
     assert!(lines.lines().all(|line| !line.starts_with('<')), "{lines}");
 }
 
-/// Runs a script as root of a mount namespace of its own, with a folder that stays writable.
+/// Runs a script as root in its own mount namespace, with a folder that stays writable.
 fn elsewhere(script: &str, folder: &Path) -> Option<Process> {
     if !rustix::process::geteuid().is_root() {
         rnic_tests::omit("not root: no mount namespace");
@@ -106,7 +106,7 @@ fn a_read_only_root_is_named_and_served_on() {
     let mut daemon = elsewhere(&script, folder.path()).unwrap();
     daemon.line_after("listening");
     Context::open_at(folder.path().join("s")).unwrap().status().unwrap();
-    let said = daemon.line_after("cannot write figures");
+    let said = daemon.line_after("cannot write metrics");
     assert!(said.contains(&metrics.display().to_string()), "{said}");
     daemon.signal(Signal::TERM);
     daemon.succeed();
@@ -115,7 +115,7 @@ fn a_read_only_root_is_named_and_served_on() {
 #[test]
 fn a_daemon_serves_without_proc() {
     let folder = tempfile::tempdir().unwrap();
-    // Otherwise the socket's mode is changed by /proc, and the error names that.
+    // Otherwise the daemon changes the socket's mode through /proc, and the error names that.
     let script = "umask 007; mount -t tmpfs none /proc; exec \"$1\" run --socket \"$2/s\"";
     let Some(mut daemon) = elsewhere(script, folder.path()) else { return };
     daemon.line_after("listening");

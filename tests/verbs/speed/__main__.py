@@ -1,24 +1,24 @@
-"""How fast programs are over rnicd and over TCP, as tables in Markdown.
+"""Speed of programs over rnicd and over TCP, as tables in Markdown.
 
-A ratio says how many times as fast the first column is: above 1, the program is faster over rnicd.
-The rows of perftest compare rnic-perf, which uses shared buffers, with perftest over the drop-in
-libraries. All programs run on this host, on the loopback interface and on one daemon of this run.
+A ratio above 1 means that the first column is faster, which is rnicd for most programs. The rows of
+perftest compare rnic-perf, which uses shared buffers, with perftest over the drop-in libraries.
+All programs run on this host, on the loopback interface and on one daemon of this run.
 
-A round measures each row once over rnicd and once over TCP; the figures are medians of the
-rounds. A run over rnicd during which the daemon has placed no data counts as failed. A program
-that is not installed is left out, with a line that names its package:
+Each round measures every row once over rnicd and once over TCP. The results are medians of the
+rounds. A run over rnicd in which the daemon places no data counts as failed. Programs that are not
+installed are skipped, with a line that names the package:
 
   perftest  Debian: perftest
   valkey    RNIC_VALKEY: the folder with valkey-server and valkey-benchmark, version 9 or newer,
-            built from the source (for example of Debian's source package valkey) with
+            built from source (for example Debian's source package valkey) with
             libibverbs-dev and librdmacm-dev: make -C src BUILD_RDMA=yes valkey-server
             valkey-benchmark
-  nixl      RNIC_PYTHON: a Python with nixl-cu12 and numpy of PyPI (pip install --no-deps)
+  nixl      RNIC_PYTHON: a Python with nixl-cu12 and numpy from PyPI (pip install --no-deps)
   mooncake  RNIC_PYTHON: a Python with mooncake-transfer-engine-non-cuda, or
-            mooncake-transfer-engine, of PyPI (pip install --no-deps)
+            mooncake-transfer-engine, from PyPI (pip install --no-deps)
   openmpi   Debian: openmpi-bin, libopenmpi-dev
 
-RNIC_BIN names another directory than target/release.
+RNIC_BIN: the directory of the binaries, instead of target/release.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from valkey import Valkey
 
 PROGRAMS = [Perftest, Valkey, Nixl, Mooncake, OpenMpi]
 LESS_IS_FASTER = ("us", "ms")
-# Wire-up and handshakes are shorter.
+# Handshakes place fewer bytes.
 LEAST_PLACED = 2000
 
 
@@ -55,7 +55,7 @@ def main():
     # The daemon and the servers end with this script.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     failed = False
-    # A stack closes what was opened last first.
+    # An ExitStack closes in reverse order.
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         bench = Bench(folder, stack)
         for program in PROGRAMS:
@@ -116,7 +116,7 @@ def rounded(value):
 
 
 def progress(line):
-    """Says on a terminal what is measured at the moment."""
+    """Prints the current row if the output is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 

@@ -12,7 +12,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BIN = pathlib.Path(os.environ.get("RNIC_BIN", ROOT / "target/release")).resolve()
-# The Python that has the packages of PyPI.
+# The Python with the packages from PyPI.
 PYTHON = os.environ.get("RNIC_PYTHON", sys.executable)
 DEADLINE = 60
 
@@ -88,7 +88,7 @@ class Bench:
         return any(f":{port}" in json.dumps(row) for row in rows)
 
     def placed(self):
-        """Returns the number of bytes that the daemon has written into memory of programs."""
+        """Returns the number of bytes that the daemon has written into programs' memory."""
         self.metrics.unlink(missing_ok=True)
         # The daemon writes its metrics when it reloads its configuration.
         self.daemon.send_signal(signal.SIGHUP)
@@ -100,7 +100,7 @@ class Bench:
 
 
 def over(side, *command):
-    """Returns the command of a program over rnicd or, as it is, over TCP."""
+    """Returns the command of a program over rnicd, or unchanged over TCP."""
     return [BIN / "rnic-run", "--no-start", *command] if side == "rnicd" else [*command]
 
 

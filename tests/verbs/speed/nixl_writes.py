@@ -1,6 +1,6 @@
-"""NIXL: writes of host memory by its UCX backend, one at a time and sixteen in a request.
+"""NIXL: Writes from host memory with its UCX backend, one at a time and sixteen per request.
 
-The class below runs this file itself, by the Python that has NIXL, as both agents.
+The class below runs this file itself as both agents, with the Python that has NIXL.
 """
 
 import base64
@@ -32,7 +32,7 @@ class Nixl:
 
     def measure(self, side, case, seconds):
         if side == "rnicd":
-            # The package has a libibverbs of its own. Its UCX calls the drop-in if that one is
+            # The package has its own libibverbs. Its UCX calls the drop-in library if that one is
             # loaded before.
             env = {"UCX_TLS": "rc_verbs,ud_verbs:aux",
                    "LD_PRELOAD": str(BIN / "verbs/libibverbs.so.1")}
@@ -49,7 +49,7 @@ class Nixl:
 
 
 def marked(lines):
-    """Returns the value that an agent printed, among the log of NIXL and UCX."""
+    """Returns the value that an agent printed between log lines of NIXL and UCX."""
     for line in lines:
         if line.startswith(MARK):
             return json.loads(line.removeprefix(MARK))
@@ -121,7 +121,7 @@ def main():
         print(MARK + json.dumps(each))
         status = 0
     sys.stdout.flush()
-    # Over TCP, the end of an agent whose peer is gone crashes.
+    # Over TCP, an agent whose peer has exited crashes when it exits.
     os._exit(status)
 
 

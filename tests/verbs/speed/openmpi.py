@@ -1,4 +1,4 @@
-"""Open MPI over UCX: half a round trip and bandwidth of two ranks (pingpong.c)."""
+"""Open MPI over UCX: half the round-trip time and the bandwidth of two ranks (pingpong.c)."""
 
 import pathlib
 import re

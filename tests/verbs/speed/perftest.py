@@ -1,7 +1,7 @@
-"""perftest over the drop-in libraries, with memory of its own, beside rnic-perf on shared buffers.
+"""perftest over the drop-in libraries with its own memory, compared to rnic-perf on shared buffers.
 
-Both post a message at a time from a working set of one message, and so use one daemon's direct
-path.
+Both post one message at a time from a working set of one message, over the direct path of one
+daemon.
 """
 
 import json
@@ -41,8 +41,8 @@ class Perftest:
         yield (self.native if side == "rnic-perf" else self.perftest)(test, size, seconds)
 
     def perftest(self, test, size, seconds):
-        # About as many as fit in the time. ib_write_lat never yields to the worker, so a message
-        # takes it a turn of the scheduler where CPUs are few.
+        # About as many messages as fit in the time. ib_write_lat never yields to the worker, so
+        # with few CPUs each message costs it a time slice of the scheduler.
         if test.endswith("lat"):
             count = 10000
         else:
@@ -51,7 +51,7 @@ class Perftest:
         port = free_port()
         words = [f"ib_{test}", "-R", "-F", "-s", str(size), "-n", str(count), "-p", str(port)]
         if test.endswith("bw"):
-            # A completion for each request, as rnic-perf has it.
+            # A completion for each request, as in rnic-perf.
             words += ["-t", "128" if size == 8 else "16", "--cq-mod", "1"]
         command = over("rnicd", *words)
         server = self.bench.start(words[0], command)
@@ -64,7 +64,7 @@ class Perftest:
         if not row:
             raise Failed(f"{words[0]} printed no figures", output)
         figures = [float(figure) for figure in row[1].split()]
-        # Latency: least, most, typical. Bandwidth: peak, average, in MiB.
+        # Latency: minimum, maximum, typical. Bandwidth: peak, average, in MiB.
         if test.endswith("lat"):
             return "", "us", figures[2]
         return "", "MB/s", figures[1] * 1.048576

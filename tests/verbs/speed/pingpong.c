@@ -1,5 +1,5 @@
-/* Two ranks: half a round trip of a message and the bandwidth of windows of them, each for half of
- * the time that is given. Arguments: bytes, seconds. Prints microseconds and MB/s. */
+/* Two ranks measure half the round-trip time of a message, and the bandwidth of windows of messages,
+ * each for half of the given time. Arguments: bytes, seconds. Prints microseconds and MB/s. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@ enum { WINDOW = 16, MORE = 1, LAST = 2 };
 static int rank, size;
 static char *buffer;
 
-/* A round that rank 0 begins and ends; `tag` says to rank 1 whether another one comes. */
+/* A round that rank 0 begins and ends. `tag` tells rank 1 if another round follows. */
 static int round_trip(int tag) {
     MPI_Status status;
     if (rank == 0) {
@@ -42,7 +42,7 @@ static int window(int tag) {
     return statuses[0].MPI_TAG;
 }
 
-/* Seconds for one round, the first hundredth of the time not counted. */
+/* Returns the seconds per round, excluding the first hundredth of the time. */
 static double measure(int (*round)(int), double seconds) {
     double start = MPI_Wtime(), counted = 0;
     long rounds = 0;

@@ -1,4 +1,4 @@
-"""Valkey: SET and GET of valkey-benchmark, and its longest request with many connections."""
+"""Valkey: SET and GET of valkey-benchmark, and the longest request with many connections."""
 
 import csv
 import os
@@ -43,8 +43,8 @@ class Valkey:
 
     def measure(self, side, case, seconds):
         size, clients, pipeline = case
-        # A server of its own: valkey-server keeps the completion queue of each connection over RDMA
-        # that has ended, because it destroys it before its queue pair.
+        # A new server, because valkey-server leaks the CQ of each closed RDMA connection:
+        # it destroys the CQ before the QP.
         server, port = self.start(side)
         # valkey-benchmark takes whole seconds.
         words = ["-h", "127.0.0.1", "-p", port, "-t", "set,get", "-d", size, "-c",

@@ -6,60 +6,61 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::*;
 
-/// A connection or asynchronous event. `context` is the one last set for the object.
+/// A connection or asynchronous event. `context` is the object's context when the event is sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// A peer asks to connect.
     ConnectionRequest {
-        /// The listener it came to.
+        /// The listener that received it.
         listener: ListenerId,
         /// The listener's context.
         context: u64,
-        /// To be accepted or rejected.
+        /// The request, to accept or reject.
         request: RequestId,
-        /// Our end, that of the listener, and the peer.
+        /// The listener's address and the peer's.
         addresses: AddressPair,
-        /// Inbound reads the peer offers: the most our ORD may be; `None` if not negotiated.
+        /// Inbound reads offered by the peer, an upper bound for our ORD; `None` if not negotiated.
         peer_ird: Option<u16>,
-        /// Outbound reads the peer wants: what our IRD should be; `None` if not negotiated.
+        /// Outbound reads requested by the peer, which our IRD should cover; `None` if not
+        /// negotiated.
         peer_ord: Option<u16>,
-        /// MPA revision of the request; 0 of one for a queue pair of datagrams, too.
+        /// MPA revision of the request; 0 also if it is for a UD QP.
         revision: u8,
-        /// Whether the peer asked for the peer-to-peer model.
+        /// True if the peer requests the peer-to-peer model.
         peer_to_peer: bool,
-        /// The peer's private data; with datagrams filled up with zeros.
+        /// The peer's private data, padded with zeros in a request for a UD QP.
         private_data: Vec<u8>,
     },
-    /// A connection request is gone: the peer gave up before it was decided.
+    /// The peer gave up before its connection request was accepted or rejected.
     RequestWithdrawn {
-        /// The listener it came to.
+        /// The listener that received it.
         listener: ListenerId,
         /// The listener's context.
         context: u64,
-        /// The request, no longer valid; 0 if none will ever come, on a connection that was passed
-        /// with `ServeOver`.
+        /// The request, no longer valid. 0 if a connection passed with `ServeOver` ended before its
+        /// request arrived.
         request: RequestId,
-        /// Why the peer's request is gone, as a sentence for people.
+        /// Human-readable explanation.
         reason: String,
     },
-    /// The connection stands; precedes its first completion.
+    /// The connection is established. Precedes the first completion of the connection.
     Established {
         /// The QP that connected or accepted.
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// Our end and the peer, ports chosen by the kernel included.
+        /// Both ends, with the ports that the kernel chose.
         addresses: AddressPair,
-        /// Inbound reads in force.
+        /// Maximum inbound reads, as negotiated.
         ird: u16,
-        /// Outbound reads in force.
+        /// Maximum outbound reads, as negotiated.
         ord: u16,
         /// Private data of the peer's reply; empty on the accepting side.
         private_data: Vec<u8>,
         /// MPA revision of the exchange: 0 with an RDMAC peer (RFC 5044 appendix C).
         revision: u8,
     },
-    /// The peer rejected the connection. The QP is Idle again; one of datagrams is as it was.
+    /// The peer rejected the connection. The QP is Idle again; a UD QP is unchanged.
     Rejected {
         /// The QP that connected.
         qp: QpId,
@@ -68,29 +69,29 @@ pub enum Event {
         /// Private data of the rejection.
         private_data: Vec<u8>,
     },
-    /// No connection came about. The QP is Idle again if it connected, in Error if it accepted; one
-    /// of datagrams is as it was.
+    /// The connection attempt failed. The QP is Idle again if it connected, in Error if it
+    /// accepted; a UD QP is unchanged.
     Unreachable {
         /// The QP that connected or accepted.
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// The system's number for it (`errno(3)`): `ECONNREFUSED` where nobody listens,
-        /// `ETIMEDOUT` where nobody answers, `EPROTO` where the peer does not speak MPA.
+        /// Error number (`errno(3)`): `ECONNREFUSED` if no listener has this address, `ETIMEDOUT`
+        /// if the peer does not answer, `EPROTO` if it does not use MPA.
         errno: u16,
-        /// Why there is no connection, as a sentence for people.
+        /// Human-readable explanation.
         reason: String,
     },
-    /// The connection has ended; follows its flush completions.
+    /// The connection has ended. Follows its flushed completions.
     Disconnected {
         /// The QP that was connected.
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// In order, by a Terminate, lost, or torn down at this end.
+        /// Way in which the connection ended.
         reason: DisconnectReason,
     },
-    /// A completion queue is dead: it overflowed, or its memory was scribbled over.
+    /// A completion queue has overflowed, or the client corrupted it.
     CqError {
         /// The completion queue; its QPs go to Error.
         cq: CqId,
@@ -103,107 +104,106 @@ pub enum Event {
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// What was wrong, as a sentence for people.
+        /// Human-readable explanation.
         reason: String,
     },
-    /// Events were dropped because nobody read them.
+    /// Events were dropped because the client did not read them.
     EventsLost {
         /// Events dropped since the last `EventsLost`.
         count: u64,
     },
-    /// The peer has finished sending (FIN between two messages). Receives are flushed; sends go on
-    /// until this side disconnects, and `Disconnected` follows then.
+    /// The peer has finished sending: its FIN follows a complete message. Receives are flushed.
+    /// Sends continue until this side disconnects, then `Disconnected` follows.
     PeerClosed {
-        /// The QP, which still sends.
+        /// The QP, which can still send.
         qp: QpId,
         /// The QP's context.
         context: u64,
     },
-    /// Fewer receives are posted to a shared receive queue than its limit says; the limit is
-    /// disarmed.
+    /// A shared receive queue has fewer posted receives than its limit, which is now disarmed.
     SrqLimit {
-        /// The queue, to be filled up and armed again.
+        /// The queue, to refill and arm again.
         srq: SrqId,
         /// The SRQ's context.
         context: u64,
     },
-    /// A shared receive queue is dead: its memory was scribbled over. Its QPs go to Error.
+    /// The client corrupted the memory of a shared receive queue. Its QPs go to Error.
     SrqError {
-        /// The queue; it takes no more receives.
+        /// The queue, which can no longer be used.
         srq: SrqId,
         /// The SRQ's context.
         context: u64,
     },
-    /// One QP has used up more than its fair share of a shared receive queue's receives (RFC 5040
-    /// section 8.1.2, RFC 5042 section 6.4.2): of the last `of_last` that were taken, `taken` by
-    /// it.
+    /// A QP has taken more than its fair share of a shared receive queue (RFC 5040 section 8.1.2,
+    /// RFC 5042 section 6.4.2): `taken` of the last `of_last` receives.
     SrqUnfair {
-        /// The queue whose receives were taken.
+        /// The shared receive queue.
         srq: SrqId,
         /// The SRQ's context.
         context: u64,
-        /// The QP whose peer takes so many.
+        /// The QP that takes too many receives.
         qp: QpId,
-        /// Receives it took, of the last `of_last`.
+        /// Receives taken by this QP.
         taken: u32,
-        /// Receives that all QPs took in the same time.
+        /// Receives taken by all QPs in the same period.
         of_last: u32,
     },
-    /// A QP in Error has taken its last receive from its shared receive queue, and what it had
-    /// taken has been flushed.
+    /// A QP in Error takes no more receives from its shared receive queue. The receives that it
+    /// had taken are flushed.
     LastWqeReached {
         /// The QP, in Error; it may be destroyed without losing a receive.
         qp: QpId,
         /// The QP's context.
         context: u64,
     },
-    /// The attached address space is gone (by `exec`, or because copies did not return); its
-    /// regions are revoked.
+    /// The attached address space is gone (after `exec`), or copies to or from it did not return
+    /// in time. Its regions are revoked.
     Detached {
-        /// Why the address space is gone, as a sentence for people.
+        /// Human-readable explanation.
         reason: String,
     },
-    /// The peer has finished sending, but messages that wait for receives are in front of its FIN
-    /// ([`RnrPolicy::Wait`](crate::types::RnrPolicy)); once per connection, and only over TCP.
-    /// `PeerClosed` follows once all of them have been received.
+    /// The peer has finished sending, but messages before its FIN still wait for receives
+    /// ([`RnrPolicy::Wait`](crate::types::RnrPolicy)). Sent at most once per connection, over TCP
+    /// only. `PeerClosed` follows after the last of these messages.
     PeerClosing {
-        /// The QP that lacks receives.
+        /// The QP, which needs more receives.
         qp: QpId,
         /// The QP's context.
         context: u64,
     },
-    /// The first message has come to a QP in Rtr (`IBV_EVENT_COMM_EST`).
+    /// A QP in Rtr has received its first message (`IBV_EVENT_COMM_EST`).
     CommunicationEstablished {
-        /// The QP, wired by hand.
+        /// The RC or UC QP.
         qp: QpId,
         /// The QP's context.
         context: u64,
     },
-    /// What a QP in Sqd had begun is done (`IBV_EVENT_SQ_DRAINED`).
+    /// A QP in Sqd has completed the requests that it had started (`IBV_EVENT_SQ_DRAINED`).
     SendQueueDrained {
-        /// The QP, wired by hand.
+        /// The QP of the RoCE device.
         qp: QpId,
         /// The QP's context.
         context: u64,
     },
-    /// A queue pair of datagrams serves the port that a QP was to be told of.
+    /// The peer has reported the UD QP that serves a port.
     Resolved {
-        /// The QP that `Connect` named.
+        /// The QP passed to `Connect`.
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// Our end and the peer, whose address is its GID.
+        /// Both ends; the peer's address is its GID.
         addresses: AddressPair,
-        /// Index of the device's GID to send from.
+        /// Index of the device's GID to use as the source.
         source: u16,
-        /// The queue pair that serves.
+        /// The UD QP that serves the port.
         remote_qp: QpId,
         /// Its Q_Key.
         q_key: u32,
-        /// Private data of the peer's reply, filled up with zeros.
+        /// Private data of the peer's reply, padded with zeros.
         private_data: Vec<u8>,
     },
-    /// The peer named memory that it may not use so (`IBV_EVENT_QP_ACCESS_ERR`).
+    /// The peer lacks the right to access memory that its request used
+    /// (`IBV_EVENT_QP_ACCESS_ERR`).
     AccessError {
         /// The RC QP that refused the request, now in Error.
         qp: QpId,
@@ -221,10 +221,10 @@ pub enum Event {
     GidsChanged,
 }
 
-/// How a connection ended.
+/// Reason why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DisconnectReason {
-    /// In order, after a FIN each way.
+    /// Graceful close: each side sent a FIN.
     Orderly,
     /// By a Terminate, ours or the peer's.
     Terminate {
@@ -232,23 +232,23 @@ pub enum DisconnectReason {
         origin: TerminateOrigin,
         /// Layer, error type and error code of the Terminate (RFC 5040 section 4.8).
         code: TerminateCode,
-        /// The headers it enclosed, as on the wire (at most 48 bytes).
+        /// The headers that it enclosed, as received or sent (at most 48 bytes).
         headers: Vec<u8>,
     },
     /// The TCP connection was lost.
     Lost {
-        /// What the kernel or the peer did, as a sentence for people.
+        /// Human-readable explanation.
         why: String,
     },
     /// This side aborted it.
     Aborted,
 }
 
-/// How it ended, as the rest of a sentence about a connection.
+/// Describes how the connection ended, as a clause without a leading capital.
 impl fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DisconnectReason::Orderly => f.write_str("it was closed in order"),
+            DisconnectReason::Orderly => f.write_str("it was closed normally"),
             DisconnectReason::Terminate { origin: TerminateOrigin::Local, code, .. } => {
                 write!(f, "this side found a fault and sent Terminate {code}")
             }
@@ -266,19 +266,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_end_has_words() {
+    fn display_of_every_reason() {
         let code = TerminateCode { layer: 0, etype: 0, code: 0 };
         let terminate =
             |origin| DisconnectReason::Terminate { origin, code, headers: Vec::new() }.to_string();
         assert_eq!(
             terminate(TerminateOrigin::Peer),
-            "the peer sent Terminate 0/0/00 (RDMA local catastrophic error, its program or device \
-             failed)"
+            "the peer sent Terminate 0/0/00 (RDMA local catastrophic error: the sender's program \
+             or device failed)"
         );
         assert!(terminate(TerminateOrigin::Local).starts_with("this side found a fault"));
         let lost = DisconnectReason::Lost { why: "reset".into() };
         assert_eq!(lost.to_string(), "it was lost: reset");
-        assert_eq!(DisconnectReason::Orderly.to_string(), "it was closed in order");
+        assert_eq!(DisconnectReason::Orderly.to_string(), "it was closed normally");
         assert_eq!(DisconnectReason::Aborted.to_string(), "this side aborted it");
     }
 }

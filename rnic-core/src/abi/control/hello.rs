@@ -1,41 +1,41 @@
-//! The first packet each way: fixed layouts, so that any two versions understand each other's.
+//! First packet in each direction. Its layout is fixed, so every version can decode it.
 
 use serde::{Deserialize, Serialize};
 
 use crate::types::{SessionId, numbered};
 
-/// First bytes of the first packet each way.
+/// First bytes of the first packet in each direction.
 pub const HELLO_MAGIC: [u8; 8] = *b"rnicd\0\0\x01";
-/// Bytes of both Hello packets.
+/// Size of both Hello packets, in bytes.
 pub const HELLO_LEN: usize = 32;
 
 bitflags::bitflags! {
-    /// Optional abilities of the daemon that a client may rely on.
+    /// Optional features of the daemon.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
     #[serde(transparent)]
     pub struct Features: u64 {
-        /// Connections between QPs of one daemon may take the direct path.
+        /// Connections between QPs of the same daemon may take the direct path.
         const DIRECT_PATH = 1;
-        /// The daemon cannot access this client's own memory. The client's library makes the copies
-        /// ([`RequestBody::ServeCopies`](super::RequestBody::ServeCopies)).
+        /// The daemon cannot access this client's own memory, so the client's library copies data
+        /// to and from it ([`RequestBody::ServeCopies`](super::RequestBody::ServeCopies)).
         const LIBRARY_COPIES = 2;
     }
 }
 
-/// The client's first packet. Little-endian: magic 8, oldest ABI version 2, newest 2, spare 4,
-/// wanted features 8, spare 8.
+/// The client's first packet. Fields in order, little-endian: magic (8 bytes), oldest ABI version
+/// u16, newest u16, reserved u32, requested features u64, reserved u64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Oldest ABI version the client speaks.
+    /// Oldest ABI version the client supports.
     pub min_version: u16,
-    /// Newest ABI version the client speaks.
+    /// Newest ABI version the client supports.
     pub max_version: u16,
-    /// [`Features`] the client would use.
+    /// [`Features`] that the client supports.
     pub features: u64,
 }
 
 impl Hello {
-    /// The packet as the client sends it.
+    /// Encodes the packet.
     pub fn to_bytes(self) -> [u8; HELLO_LEN] {
         let mut b = [0; HELLO_LEN];
         b[..8].copy_from_slice(&HELLO_MAGIC);
@@ -45,7 +45,7 @@ impl Hello {
         b
     }
 
-    /// Reads a packet; `None` if it is no Hello.
+    /// Decodes a packet. Returns `None` if it is not a Hello.
     pub fn from_bytes(b: &[u8]) -> Option<Self> {
         let b: &[u8; HELLO_LEN] = b.try_into().ok()?;
         (b[..8] == HELLO_MAGIC).then(|| Hello {
@@ -57,50 +57,50 @@ impl Hello {
 }
 
 numbered! {
-    /// Why a Hello was answered as it was.
+    /// Result of a Hello.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum HelloStatus: u32, from_u32 {
-        /// Welcome. Descriptors: the first arena, the event channel, then one eventfd per worker.
+        /// Accepted. Descriptors: the first arena, the event channel, then an eventfd per worker.
         Ok = 0,
-        /// No ABI version in common; `version` is the daemon's.
+        /// No common ABI version; `version` is the daemon's.
         Version = 1,
         /// The administrator's limit on sessions (`limits.sessions`) is reached.
         SessionLimit = 2,
         /// The daemon is stopping.
         Stopping = 3,
-        /// The daemon lacks memory or descriptors for another session.
+        /// The daemon lacks memory or file descriptors for another session.
         Resources = 4,
         /// This user may not use this device.
         NotAllowed = 5,
         /// The limit on sessions of this user (`limits.user.sessions`) is reached.
         UserSessions = 6,
-        /// An administrator has the daemon refuse everything new.
+        /// The daemon is draining and accepts no new sessions.
         Draining = 7,
-        /// Too many clients of this user are connected that have said nothing yet.
-        Silent = 8,
+        /// Too many connections of this user have not sent a Hello yet.
+        TooManyUnauthenticated = 8,
     }
 }
 
-/// The daemon's first packet. Little-endian: magic 8, status 4, version 2, workers 2, session 4,
-/// bytes of the first arena 4, features 8.
+/// The daemon's first packet. Fields in order, little-endian: magic (8 bytes), status u32, version
+/// u16, workers u16, session u32, size of the first arena u32, features u64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloReply {
     /// Numeric [`HelloStatus`].
     pub status: u32,
-    /// ABI version in force.
+    /// Selected ABI version; the daemon's own with [`HelloStatus::Version`].
     pub version: u16,
-    /// Workers, hence doorbell pages and eventfds.
+    /// Number of workers, which is also the number of doorbell pages and of eventfds.
     pub workers: u16,
     /// Number of the session; 0 if `status` is not [`HelloStatus::Ok`].
     pub session: SessionId,
-    /// Bytes of the first arena.
+    /// Size of the first arena in bytes.
     pub arena_len: u32,
     /// [`Features`] of the daemon.
     pub features: u64,
 }
 
 impl HelloReply {
-    /// The packet as the daemon sends it.
+    /// Encodes the packet.
     pub fn to_bytes(self) -> [u8; HELLO_LEN] {
         let mut b = [0; HELLO_LEN];
         b[..8].copy_from_slice(&HELLO_MAGIC);
@@ -113,7 +113,7 @@ impl HelloReply {
         b
     }
 
-    /// Reads a packet; `None` if it is no Hello reply.
+    /// Decodes a packet. Returns `None` if it is not a Hello reply.
     pub fn from_bytes(b: &[u8]) -> Option<Self> {
         let b: &[u8; HELLO_LEN] = b.try_into().ok()?;
         let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);

@@ -1,4 +1,4 @@
-//! What `rnicctl` shows: figures of the daemon and rows of its tables.
+//! Status of the daemon and rows of its tables, for `rnicctl`.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::*;
 
-/// Whole-daemon figures.
+/// Status of the whole daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StatusInfo {
     /// Version of the daemon.
@@ -15,14 +15,14 @@ pub struct StatusInfo {
     pub device: String,
     /// Process id of the daemon.
     pub pid: u32,
-    /// Seconds since it started.
+    /// Seconds since the daemon started.
     pub uptime_s: u64,
-    /// Worker threads that run.
+    /// Number of worker threads.
     pub workers: u32,
-    /// "direct" or "tcp".
+    /// "direct" or "tcp": path between QPs of this daemon.
     pub loopback: String,
-    /// Sessions that are open; 1 to a client that is no administrator. The counts of objects below
-    /// are those of all sessions to an administrator, to others those of their own session.
+    /// Open sessions; 1 for a client that is not an administrator. The object counts below cover
+    /// all sessions for an administrator, otherwise only the client's own.
     pub sessions: u32,
     /// Protection domains.
     pub pds: u32,
@@ -44,7 +44,7 @@ pub struct StatusInfo {
     pub listeners: u32,
     /// Connections in MPA start-up.
     pub startups: u32,
-    /// Bytes of the arenas in which queues and doorbell pages are.
+    /// Size of all arenas, which hold queues and doorbell pages, in bytes.
     pub arena_bytes: u64,
     /// Requests refused since start.
     pub refusals: u64,
@@ -54,25 +54,26 @@ pub struct StatusInfo {
     pub terminates_sent: u64,
     /// Terminates received since start.
     pub terminates_received: u64,
-    /// Whether an administrator has it refuse everything new.
+    /// True if an administrator is draining the daemon: it refuses new sessions, objects and
+    /// connections.
     pub draining: bool,
-    /// Port of TCP and UDP at which daemons of other hosts reach this one (`wired.port`).
+    /// TCP and UDP port at which daemons of other hosts reach this one (`wired.port`).
     pub wired_port: u16,
-    /// Why they cannot. Empty if they can, or if the port has not been tried: a private daemon
-    /// takes it with its first QP of the RoCE device.
+    /// Error that keeps other hosts from connecting. Empty if there is none, or while the port is
+    /// not open yet: a private daemon opens it for its first QP of the RoCE device.
     pub wired_port_problem: String,
     /// GIDs of the RoCE device.
     pub gids: u32,
-    /// Why the addresses of the host could not be read, or empty.
+    /// Error from reading the addresses of the host, or empty.
     pub gids_problem: String,
-    /// Packets at `wired_port` that were of no daemon.
+    /// Packets received at `wired_port` and dropped because no daemon sent them.
     pub packets_dropped: u64,
 }
 
-/// Rows of one list.
+/// A page of rows of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rows {
-    /// Sessions, each with what it owns.
+    /// Sessions, with the number of objects of each.
     Clients(Vec<ClientRow>),
     /// Queue pairs.
     Qps(Vec<QpRow>),
@@ -88,22 +89,22 @@ pub enum Rows {
     Windows(Vec<WindowRow>),
     /// Protection domains.
     Pds(Vec<PdRow>),
-    /// Limits of device, users, sessions and named domains, with what is in use.
+    /// Limits of the device, users, sessions and named domains, with their current use.
     Limits(Vec<LimitRow>),
     /// Diagnoses, newest first.
     Diagnoses(Vec<Diagnosis>),
-    /// Notable happenings, newest first.
+    /// Notable events, newest first.
     Events(Vec<EventRecord>),
 }
 
-/// A session, which is what a connected client has.
+/// A session of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientRow {
-    /// Number of the session, which no other open session has.
+    /// Session number, unique among open sessions.
     pub session: SessionId,
-    /// Process id at connect.
+    /// Process ID at connect.
     pub pid: i32,
-    /// User id at connect.
+    /// User ID at connect.
     pub uid: u32,
     /// Command name at connect.
     pub command: String,
@@ -115,42 +116,42 @@ pub struct ClientRow {
     pub mrs: u32,
     /// Bytes of its shared buffers, reserved ones included.
     pub shared_bytes: u64,
-    /// Bytes of its arenas.
+    /// Size of its arenas in bytes.
     pub arena_bytes: u64,
-    /// Its requests that were refused.
+    /// Refused requests of the session.
     pub refusals: u64,
 }
 
 /// A queue pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpRow {
-    /// Number of the QP, which is its handle too.
+    /// Number and handle of the QP.
     pub qp: QpId,
-    /// Session that made the QP.
+    /// Session that created the QP.
     pub session: SessionId,
     /// Protection domain of the QP.
     pub pd: PdId,
     /// Shared receive queue it takes receives from.
     pub srq: Option<SrqId>,
-    /// State as the worker last published it.
+    /// State last published by the worker.
     pub state: QpState,
-    /// "none", "direct", "tcp", or "datagrams", which have no peer.
+    /// "none", "direct", "tcp", or "datagrams" for a UD QP.
     pub path: String,
-    /// Addresses of both ends, also on the direct path; `None` without a connection.
+    /// Addresses of both ends, even on the direct path; `None` without a connection.
     pub addresses: Option<AddressPair>,
-    /// Worker that owns it, if bound.
+    /// Worker that owns it, if it is bound.
     pub worker: Option<u32>,
     /// Granted inbound reads; 0 without a connection.
     pub ird: u16,
     /// Granted outbound reads; 0 without a connection.
     pub ord: u16,
-    /// Counters since the QP was made.
+    /// Counters since the QP was created.
     pub counters: QpCounters,
     /// The Terminate that ended it, if one did.
     pub terminate: Option<(TerminateOrigin, TerminateCode)>,
 }
 
-/// Counters of a queue pair since it was made.
+/// Counters of a queue pair since its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QpCounters {
     /// Send queue requests completed.
@@ -159,18 +160,17 @@ pub struct QpCounters {
     pub receives_completed: u64,
     /// Payload bytes sent (Send, Write, Read Response).
     pub bytes_sent: u64,
-    /// Payload bytes placed, of Sends, Writes and Read Responses.
+    /// Payload bytes of Sends, Writes and Read Responses placed in memory.
     pub bytes_received: u64,
     /// DDP segments of messages sent; RTR and Terminate are not counted.
     pub segments_sent: u64,
-    /// DDP segments received, whatever became of them.
+    /// DDP segments received, including dropped ones.
     pub segments_received: u64,
-    /// RDMA Reads and atomic operations of the peer whose response was sent in full.
+    /// RDMA Reads and atomic operations of the peer whose response was sent completely.
     pub reads_answered: u64,
     /// Requests that completed with an error, flushes included.
     pub errors: u64,
-    /// Datagrams that came and were dropped: they had another Q_Key, found no receive, or did not
-    /// fit it.
+    /// Datagrams dropped on arrival: wrong Q_Key, no receive posted, or too long for the receive.
     pub dropped: u64,
 }
 
@@ -179,19 +179,19 @@ pub struct QpCounters {
 pub struct CqRow {
     /// Handle of the CQ.
     pub cq: CqId,
-    /// Session that made the CQ.
+    /// Session that created the CQ.
     pub session: SessionId,
-    /// Entries that the ring has, a power of two.
+    /// Entries of the ring, a power of two.
     pub capacity: u32,
-    /// Entries published and not yet given back.
+    /// Entries published and not yet read.
     pub unread: u32,
-    /// Entries reserved for requests under way.
+    /// Entries reserved for outstanding requests.
     pub reserved: u32,
     /// QPs that use it.
     pub qps: u32,
-    /// Entries written since it was made.
+    /// Entries written since its creation.
     pub completions: u64,
-    /// Whether it is in error: it has overflowed, or was scribbled over.
+    /// True after an overflow or if the client corrupted the ring.
     pub in_error: bool,
 }
 
@@ -204,15 +204,15 @@ pub struct MrRow {
     pub session: SessionId,
     /// Protection domain of the region.
     pub pd: PdId,
-    /// Its shared buffer; none if it names the client's own address space.
+    /// Its shared buffer; `None` if it is in the client's own address space.
     pub buffer: Option<SharedBufferId>,
-    /// Address that elements and remote offsets give the first byte; 0 if zero-based.
+    /// Address of the first byte in SGEs and remote offsets; 0 if zero-based.
     pub iova: u64,
     /// Bytes of the region, at least 1.
     pub length: u64,
-    /// Rights of local requests and of peers.
+    /// Access rights of local requests and of peers.
     pub access: Access,
-    /// Who may use it from the wire.
+    /// QPs that may use it, for themselves and for their peers.
     pub scope: Scope,
 }
 
@@ -223,16 +223,16 @@ pub struct ListenerRow {
     pub listener: ListenerId,
     /// Session that bound it.
     pub session: SessionId,
-    /// Address with the port, also one that the kernel chose.
+    /// Bound address; the kernel may have chosen the port.
     #[serde(with = "address")]
     pub address: SocketAddr,
-    /// Backlog; 0 if bound only.
+    /// Backlog; 0 if bound without listening.
     pub backlog: u32,
-    /// Requests that wait for a decision.
+    /// Undecided connection requests.
     pub pending: u32,
-    /// Requests accepted so far.
+    /// Requests accepted since it was bound.
     pub accepted: u64,
-    /// Requests rejected so far.
+    /// Requests rejected since it was bound.
     pub rejected: u64,
 }
 
@@ -241,23 +241,23 @@ pub struct ListenerRow {
 pub struct SrqRow {
     /// Handle of the SRQ.
     pub srq: SrqId,
-    /// Session that made the SRQ.
+    /// Session that created the SRQ.
     pub session: SessionId,
     /// Protection domain of the SRQ.
     pub pd: PdId,
-    /// Entries that the ring has, a power of two.
+    /// Entries of the ring, a power of two.
     pub capacity: u32,
     /// Receives posted and not yet taken.
     pub posted: u32,
-    /// Receives taken since it was made.
+    /// Receives taken since its creation.
     pub taken: u64,
     /// Armed limit; 0 if none.
     pub limit: u32,
     /// QPs that use it.
     pub qps: u32,
-    /// Of them, those with a message that waits for a receive.
+    /// Number of these QPs with a message that waits for a receive.
     pub waiting: u32,
-    /// How often one of them was found to take more than its fair share.
+    /// Number of reports of a QP that took more than its fair share.
     pub unfair: u64,
 }
 
@@ -266,15 +266,15 @@ pub struct SrqRow {
 pub struct WindowRow {
     /// Handle of the window.
     pub window: MwId,
-    /// Session that made the window.
+    /// Session that allocated the window.
     pub session: SessionId,
     /// Protection domain of the window.
     pub pd: PdId,
-    /// Type 1, of a domain, or type 2, of a QP.
+    /// Type 1, for a domain, or type 2, for a QP.
     pub kind: WindowKind,
-    /// Its STag as it was last bound, or as it was made.
+    /// STag of the last bind, or its first one.
     pub stag: Stag,
-    /// The region it is bound to.
+    /// Region it is bound to; `None` if unbound.
     pub mr: Option<MrId>,
 }
 
@@ -283,11 +283,11 @@ pub struct WindowRow {
 pub struct PdRow {
     /// Handle of the domain.
     pub pd: PdId,
-    /// Its name in the configuration; none for a private one.
+    /// Its name in the configuration; `None` for a private domain.
     pub name: Option<String>,
-    /// Its owner, if it is private.
+    /// Owner of a private domain.
     pub session: Option<SessionId>,
-    /// Sessions that have it open.
+    /// Number of sessions that have opened it.
     pub sessions: u32,
     /// Memory regions in it.
     pub mrs: u32,
@@ -295,50 +295,50 @@ pub struct PdRow {
     pub qps: u32,
 }
 
-/// A limit and how much of it is in use.
+/// A limit and its current use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitRow {
     /// Configuration key, for instance `limits.user.qps`.
     pub key: String,
-    /// Whose use is counted: "device", "user 1000", "session 7", "pd shared".
+    /// Owner of the counted objects: "device", "user 1000", "session 7", "pd shared".
     pub scope: String,
-    /// Effective value: a number of objects, or of bytes for keys that say so.
+    /// Effective limit: a number of objects, or bytes if the key is a size.
     pub limit: u64,
-    /// How much of the limit is in use, in the same unit.
+    /// Current use, in the same unit.
     pub used: u64,
 }
 
-/// Why something was refused or failed.
+/// Reason of a refusal or failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
-    /// Its number, never used twice by one daemon.
+    /// Number of the record, never reused while the daemon runs.
     pub id: u64,
-    /// When, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub time_ms: u64,
-    /// Whose request, completion or stream it was.
+    /// Session of the request, completion or stream.
     pub session: SessionId,
-    /// What the record explains: a refusal, a completion or the end of a stream or session.
+    /// Kind of failure.
     pub what: DiagnosisKind,
-    /// The rule that decided: a configuration key, or an RFC section with its words.
+    /// The rule that decided: a configuration key, or an RFC section with a quotation.
     pub rule: String,
-    /// A sentence for people, with the numbers.
+    /// Human-readable explanation, with numbers.
     pub text: String,
-    /// The QP concerned; `None` if the record is about no QP.
+    /// The QP concerned, if any.
     pub qp: Option<QpId>,
-    /// The domain it acted for.
+    /// Protection domain of the operation.
     pub pd: Option<PdId>,
     /// The STag or local key concerned.
     pub stag: Option<Stag>,
-    /// Tagged offset or address that was asked for.
+    /// Requested tagged offset or address.
     pub offset: Option<u64>,
-    /// Bytes that were asked for.
+    /// Requested length in bytes.
     pub length: Option<u64>,
     /// Addresses of the connection.
     pub addresses: Option<AddressPair>,
 }
 
 impl Diagnosis {
-    /// A record that names no object but the session, before it has its number and time.
+    /// Creates a record without any object except the session; its number and time are 0.
     pub fn new(
         session: SessionId,
         what: DiagnosisKind,
@@ -362,14 +362,14 @@ impl Diagnosis {
     }
 }
 
-/// What a diagnosis explains.
+/// Kind of failure that a diagnosis explains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DiagnosisKind {
     /// A request on the control socket was refused.
     Refused,
-    /// A completion with an error; flushes name the record of what caused them.
+    /// A completion with an error. Flushed completions refer to the diagnosis of their cause.
     Completion {
-        /// The application's name for the request.
+        /// Work request id chosen by the application.
         wr_id: u64,
         /// Status of the CQE.
         status: CompletionStatus,
@@ -381,25 +381,25 @@ pub enum DiagnosisKind {
         /// Layer, error type and error code of the Terminate (RFC 5040 section 4.8).
         code: TerminateCode,
     },
-    /// A stream ended otherwise: a reset, a lost connection, a failed start-up.
+    /// A stream ended without a Terminate: a reset, a lost connection, a failed start-up.
     Lost,
     /// A session was ended for misbehaviour.
     Ended,
-    /// A datagram was dropped, the first one of its queue pair for that reason.
+    /// The QP dropped a datagram, its first one for this reason.
     Dropped,
 }
 
-/// A notable happening in the daemon.
+/// A notable event in the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventRecord {
-    /// Number of the record, one higher for each; the first of a daemon has 1.
+    /// Sequence number of the record, from 1.
     pub sequence: u64,
-    /// When, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub time_ms: u64,
-    /// The session concerned; `None` if the happening is the daemon's own.
+    /// The session concerned; `None` if the event concerns the whole daemon.
     pub session: Option<SessionId>,
-    /// What kind: "session_opened", "session_ended", "limit_reached", "srq_unfair", "reloaded", ...
+    /// Kind: "session_opened", "session_ended", "limit_reached", "srq_unfair", "reloaded", ...
     pub kind: String,
-    /// A sentence for people.
+    /// Human-readable description.
     pub text: String,
 }

@@ -1,8 +1,8 @@
-//! Why a request was refused.
+//! Reasons for refusing a request.
 
 use serde::{Deserialize, Serialize};
 
-/// Why a request was refused. Each says what, and which limit, value and key or field.
+/// Reason for refusing a request, with the limit, value and key or field concerned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
     /// A configured limit is reached.
@@ -12,12 +12,12 @@ pub enum Refusal {
         key: String,
         /// Effective value of the limit.
         limit: u64,
-        /// How much is in use.
+        /// Current use.
         used: u64,
-        /// How much more was asked for.
+        /// Additional amount requested.
         wanted: u64,
     },
-    /// A value is above what the device allows for one object.
+    /// A value exceeds the maximum for one object.
     #[error("{field} = {value} is above {key} = {limit}")]
     AboveMaximum {
         /// The field of the request.
@@ -29,12 +29,12 @@ pub enum Refusal {
         /// Effective value of that maximum.
         limit: u64,
     },
-    /// A field makes no sense.
+    /// A field has an invalid value.
     #[error("{field}: {why}")]
     Invalid {
         /// The field of the request.
         field: String,
-        /// What is wrong with it.
+        /// Reason why the value is invalid.
         why: String,
     },
     /// No such object in this session.
@@ -45,53 +45,54 @@ pub enum Refusal {
         /// The handle as given.
         handle: u32,
     },
-    /// Something still uses the object.
+    /// The object is still in use.
     #[error("{kind} {handle} is in use by {by}")]
     InUse {
         /// "PD", "CQ", ...
         kind: String,
         /// Handle of the object; for an address, its port.
         handle: u32,
-        /// What uses it, in words, with how many.
+        /// Users of the object and their number, human-readable.
         by: String,
     },
     /// The object is in the wrong state.
-    #[error("{kind} {handle} is in state {state}, needs {needs}")]
+    #[error("{kind} {handle} is {state}, needs {needs}")]
     WrongState {
         /// "QP", "listener", ...
         kind: String,
         /// Handle of the object.
         handle: u32,
-        /// Name of the state it is in.
+        /// Current state.
         state: String,
-        /// Name of the state that the request needs.
+        /// Required state.
         needs: String,
     },
-    /// The administrator's rules do not allow it.
+    /// A rule configured by the administrator forbids the request.
     #[error("not allowed by {rule}: {what}")]
     NotAllowed {
         /// The configuration key of the rule.
         rule: String,
-        /// The request, in words, with its address, domain or socket.
+        /// Human-readable request with its address, domain or socket.
         what: String,
     },
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{what}: {error}")]
     System {
-        /// The operation that failed, in words.
+        /// Human-readable operation that failed.
         what: String,
-        /// The system's error in words.
+        /// Text of the system's error.
         error: String,
-        /// Its number (`errno(3)`).
+        /// Error number (`errno(3)`).
         errno: u16,
     },
-    /// The message did not decode, or lacked or had a descriptor it should not; the session ends.
+    /// The message could not be decoded, or a descriptor was missing or unexpected. The session
+    /// ends.
     #[error("malformed request: {why}")]
     Malformed {
-        /// What is wrong with the message or its descriptors, in words.
+        /// Human-readable defect.
         why: String,
     },
-    /// An administrator has the daemon refuse everything new.
-    #[error("the daemon is draining: nothing new is taken (`rnicctl drain off` ends that)")]
+    /// The daemon is draining and refuses new objects and connections.
+    #[error("the daemon is draining and refuses new objects (end this with `rnicctl drain off`)")]
     Draining,
 }

@@ -1,50 +1,50 @@
-//! What the daemon answers.
+//! Replies of the daemon.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
 use super::listing::{QpRow, Rows, SrqRow, StatusInfo};
+use super::qp_attr::GidRow;
 use super::refusal::Refusal;
-use super::wired::GidRow;
 use crate::abi::queue::QueueShape;
 use crate::types::*;
 
-/// Answer to one request.
+/// Reply to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
-    /// Id of the request.
+    /// ID of the request.
     pub id: u32,
-    /// What was done, or why not.
+    /// Result, or reason for the refusal.
     pub result: Result<ReplyBody, Refusal>,
-    /// The diagnosis of a refusal; 0 if there is none.
+    /// Diagnosis of the refusal; 0 for none.
     pub diagnosis_id: u64,
 }
 
-/// Where a queue stands. With `new_arena` set, the reply carries that arena's descriptor.
+/// Location of a queue. If it is in a [`NewArena`], the reply carries the arena's descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueLocation {
-    /// Arena number; the one that came with Hello is 0.
+    /// Arena number; 0 for the arena of the Hello reply.
     pub arena: u32,
-    /// Bytes from its start to the queue header.
+    /// Offset of the queue header in the arena, in bytes.
     pub offset: u32,
-    /// Capacity and stride as granted: at least what was asked for.
+    /// Granted capacity and stride, at least those requested.
     pub shape: QueueShape,
 }
 
 /// An arena that the client has not mapped yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewArena {
-    /// Number of the arena in this session, from 1.
+    /// Arena number in this session, from 1.
     pub arena: u32,
-    /// Bytes of the arena, a multiple of the page size.
+    /// Size of the arena in bytes, a multiple of the page size.
     pub length: u32,
 }
 
-/// What was done, by request.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReplyBody {
-    /// The request was carried out and has no result.
+    /// Success without a result.
     Done,
     /// Identity and limits of the device.
     Device(DeviceAttributes),
@@ -62,32 +62,32 @@ pub enum ReplyBody {
     Mr {
         /// Handle of the region.
         mr: MrId,
-        /// Its STag: local and remote key alike.
+        /// Its STag, both local and remote key.
         stag: Stag,
     },
-    /// A completion channel was made; its descriptor is with this reply.
+    /// A completion channel was created; the reply carries its descriptor.
     Channel {
         /// Handle of the channel.
         channel: ChannelId,
     },
-    /// A completion queue was made or has moved.
+    /// A completion queue was created or has moved.
     Cq {
         /// Handle of the CQ.
         cq: CqId,
-        /// Place of the ring in an arena.
+        /// Location of the ring.
         queue: QueueLocation,
-        /// The descriptor with this reply, if there is one.
+        /// New arena, if any; the reply carries its descriptor.
         new_arena: Option<NewArena>,
     },
-    /// A queue pair was made.
+    /// A queue pair was created.
     Qp {
         /// Its handle and number.
         qp: QpId,
-        /// Place of its send queue.
+        /// Location of its send queue.
         sq: QueueLocation,
-        /// Its receive queue; none if it takes its receives from a shared one.
+        /// Location of its receive queue; `None` if it uses a shared one.
         rq: Option<QueueLocation>,
-        /// The descriptor with this reply, if there is one.
+        /// New arena, if any; the reply carries its descriptor.
         new_arena: Option<NewArena>,
     },
     /// State and counters of a QP.
@@ -96,105 +96,105 @@ pub enum ReplyBody {
     Listener {
         /// Handle of the bound address.
         listener: ListenerId,
-        /// The address with the port that was chosen.
+        /// The address with its port.
         #[serde(with = "address")]
         address: SocketAddr,
     },
-    /// Whole-daemon figures.
+    /// Status of the whole daemon.
     Status(StatusInfo),
-    /// A page of objects.
+    /// A page of rows.
     Rows {
-        /// Rows of this page, all of the kind that was asked for.
+        /// Rows of this page, of the requested kind.
         rows: Rows,
-        /// How many there are in all.
+        /// Number of rows on all pages.
         total: u32,
-        /// Where the next page begins; 0 if this is the last.
+        /// Start of the next page, for `from` of the next `List`; 0 if this is the last page.
         next: u64,
     },
-    /// A window was made.
+    /// A window was allocated.
     Window {
         /// Handle of the window.
         window: MwId,
-        /// Its first STag, which gives access to nothing until the window is bound.
+        /// Its first STag, which gives no access until the window is bound.
         stag: Stag,
     },
-    /// A shared receive queue was made.
+    /// A shared receive queue was created.
     Srq {
         /// Handle of the SRQ.
         srq: SrqId,
-        /// Place of the ring in an arena.
+        /// Location of the ring.
         queue: QueueLocation,
-        /// The descriptor with this reply, if there is one.
+        /// New arena, if any; the reply carries its descriptor.
         new_arena: Option<NewArena>,
     },
     /// State and counters of a shared receive queue.
     SrqInfo(SrqRow),
-    /// The table of GIDs, by index.
+    /// The GID table, by index.
     Gids(Vec<GidRow>),
-    /// Answer to `ServeCopies`.
+    /// A worker's copy queue was created.
     Copies {
-        /// Location of the queue of copy jobs.
+        /// Location of the queue.
         queue: QueueLocation,
-        /// The descriptor with this reply, if there is one.
+        /// New arena, if any; the reply carries its descriptor.
         new_arena: Option<NewArena>,
     },
 }
 
-/// What the device is and allows this session.
+/// Identity of the device and limits of this session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceAttributes {
     /// Name from the configuration.
     pub name: String,
     /// Version of the daemon.
     pub version: String,
-    /// Most queue pairs of this session: the least of its own, its user's and the device's limit.
+    /// Maximum queue pairs of this session: the minimum of session, user and device limit.
     pub max_qps: u32,
-    /// Most outstanding requests per queue.
+    /// Maximum outstanding requests per queue.
     pub max_wr_depth: u32,
-    /// Most elements per request.
+    /// Maximum SGEs per request.
     pub max_sge: u8,
-    /// Most inline bytes per request.
+    /// Maximum inline bytes per request.
     pub max_inline: u16,
-    /// Most completion queues, as for `max_qps`.
+    /// Maximum completion queues, as for `max_qps`.
     pub max_cqs: u32,
-    /// Most entries per completion queue.
+    /// Maximum entries per completion queue.
     pub max_cq_entries: u32,
-    /// Most memory regions, as for `max_qps`.
+    /// Maximum memory regions, as for `max_qps`.
     pub max_mrs: u32,
-    /// Most shared memory, in bytes.
+    /// Maximum shared memory, in bytes.
     pub max_shared_bytes: u64,
-    /// Most protection domains, as for `max_qps`.
+    /// Maximum protection domains, as for `max_qps`.
     pub max_pds: u32,
-    /// Most inbound reads per QP.
+    /// Maximum inbound reads per QP.
     pub max_ird: u16,
-    /// Most outbound reads per QP.
+    /// Maximum outbound reads per QP.
     pub max_ord: u16,
-    /// Whether connections inside this daemon take the direct path.
+    /// True if connections between QPs of this daemon take the direct path.
     pub direct_path: bool,
-    /// Most memory windows, as for `max_qps`.
+    /// Maximum memory windows, as for `max_qps`.
     pub max_windows: u32,
-    /// Most shared receive queues.
+    /// Maximum shared receive queues.
     pub max_srqs: u32,
-    /// Who made the device, as the configuration has it; 0 for nobody in particular.
+    /// Vendor ID of the iWARP device, from the configuration; 0 for none.
     pub vendor_id: u32,
-    /// Which device of its maker it is; 0 for none in particular.
+    /// Part ID of the iWARP device, from the configuration; 0 for none.
     pub vendor_part_id: u32,
-    /// Version of the hardware, as the configuration has it.
+    /// Hardware version, from the configuration.
     pub hw_ver: u32,
-    /// Tells devices apart: an EUI-64, its first byte the most significant one. Neither half is
+    /// Unique EUI-64 of the device as a number, first byte most significant. Neither 32-bit half is
     /// zero.
     pub guid: u64,
-    /// Most receives of a shared receive queue.
+    /// Maximum receives per shared receive queue.
     pub max_srq_wr: u32,
-    /// Most undecided connection requests of a listener.
+    /// Maximum undecided connection requests per listener.
     pub max_backlog: u32,
-    /// Name of the device whose queue pairs are wired by hand.
+    /// Name of the RoCE device.
     pub wired_name: String,
-    /// Who is said to have made that device.
+    /// Vendor ID of the RoCE device.
     pub wired_vendor_id: u32,
-    /// Which device of its maker it is said to be.
+    /// Part ID of the RoCE device.
     pub wired_part_id: u32,
-    /// Folder in which both devices are shown in files, as the kernel shows its own in `/sys` and
-    /// `/dev`; empty if there is none.
+    /// Directory with files for both devices in the layout of `/sys` and `/dev`; empty if there is
+    /// none.
     pub tree: String,
 }

@@ -1,314 +1,322 @@
-//! What a client asks.
+//! Requests of a client on the control socket.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::wired::QpChange;
+use super::qp_attr::QpChange;
 use crate::types::*;
 
-/// One request. Ids are the client's; the reply repeats them.
+/// A request. The client chooses the ID, and the reply repeats it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Echoed in the reply.
+    /// ID, repeated in the reply.
     pub id: u32,
-    /// What is asked, with its parameters.
+    /// Operation and its parameters.
     pub body: RequestBody,
 }
 
-/// What a client may ask. Every handle is looked up among that session's own objects.
+/// Operation of a request. Handles refer to objects of the client's own session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RequestBody {
-    /// Identity and limits of the device. Answer: [`ReplyBody::Device`](super::ReplyBody::Device).
+    /// Returns identity and limits of the device. Reply:
+    /// [`ReplyBody::Device`](super::ReplyBody::Device).
     QueryDevice,
-    /// Opens a protection domain, private or named by the administrator. Answer: `Pd`.
+    /// Opens a protection domain, private or configured by the administrator. Reply: `Pd`.
     OpenPd {
-        /// A `[[pd]]` of the configuration; `None` for a private one.
+        /// Name of a `[[pd]]` of the configuration; `None` for a private domain.
         name: Option<String>,
     },
-    /// Closes a protection domain that nothing uses any more. Answer: `Done`.
+    /// Closes an unused protection domain. Reply: `Done`.
     ClosePd {
-        /// The domain, opened or made by this session.
+        /// The domain, opened by this session.
         pd: PdId,
     },
-    /// Shares memory that exists already. Descriptor: a populated memfd without `F_SEAL_SEAL`.
-    /// Answer: `SharedBuffer`.
+    /// Shares existing memory. Descriptor: a populated memfd without `F_SEAL_SEAL`.
+    /// Reply: `SharedBuffer`.
     AddSharedBuffer {
-        /// Bytes; must equal the memfd's size and be a multiple of the page size.
+        /// Size in bytes; must equal the memfd's size and be a multiple of the page size.
         length: u64,
     },
-    /// Withdraws shared memory that no region names any more. Answer: `Done`.
+    /// Removes a shared buffer that no region uses. Reply: `Done`.
     RemoveSharedBuffer {
         /// The shared buffer, of this session.
         buffer: SharedBufferId,
     },
-    /// Registers a memory region; answered when every worker knows it. Answer: `Mr`.
+    /// Registers a memory region. The reply follows when every worker has it. Reply: `Mr`.
     //= RDMAP-3.2-8
     RegMr(MrRequest),
-    /// Deregisters; when answered, nothing more will be read from or written to it. Answer: `Done`.
+    /// Deregisters a region. After the reply no access to it is possible. Reply: `Done`.
     DeregMr {
         /// The region, of this session.
         mr: MrId,
     },
-    /// Makes a completion channel. Answer: `Channel`, with its descriptor.
+    /// Creates a completion channel. Reply: `Channel`, with its descriptor.
     CreateChannel,
-    /// Destroys a completion channel that no CQ uses. Answer: `Done`.
+    /// Destroys a completion channel that no CQ uses. Reply: `Done`.
     DestroyChannel {
         /// The channel, of this session.
         channel: ChannelId,
     },
-    /// Makes a completion queue. Answer: `Cq`.
+    /// Creates a completion queue. Reply: `Cq`.
     CreateCq {
-        /// Entries wanted, at least 1; rounded up to a power of two.
+        /// Minimum number of entries, at least 1; rounded up to a power of two.
         entries: u32,
-        /// Channel its events go to.
+        /// Channel for its completion events; `None` for no events.
         channel: Option<ChannelId>,
-        /// The application's context, returned in asynchronous events.
+        /// The application's context, repeated in asynchronous events.
         context: u64,
     },
-    /// Destroys a completion queue that no QP uses. Answer: `Done`.
+    /// Destroys a completion queue that no QP uses. Reply: `Done`.
     DestroyCq {
         /// The completion queue, of this session.
         cq: CqId,
     },
-    /// Makes a queue pair in state Idle. Answer: `Qp`.
+    /// Creates a queue pair in state Idle. Reply: `Qp`.
     CreateQp(QpRequest),
-    /// Moves a QP to Error: everything posted is flushed. Answer: `Done`.
+    /// Moves a QP to Error and flushes all its requests. Reply: `Done`.
     QpToError {
         /// The QP, of this session.
         qp: QpId,
     },
-    /// Destroys a QP, ending its connection; nothing posted completes any more. Answer: `Done`.
+    /// Destroys a QP and ends its connection. Posted requests do not complete. Reply: `Done`.
     DestroyQp {
         /// The QP, of this session, in any state.
         qp: QpId,
     },
-    /// State and counters of a QP. Answer: `QpInfo`.
+    /// Returns state and counters of a QP. Reply: `QpInfo`.
     QueryQp {
         /// The QP, of this session.
         qp: QpId,
     },
-    /// Binds an address without listening. Answer: `Listener`.
+    /// Binds an address without listening. Reply: `Listener`.
     Bind {
         /// Address; port 0 lets the kernel choose.
         #[serde(with = "address")]
         address: SocketAddr,
-        /// The application's context, returned in events.
+        /// The application's context, repeated in events.
         context: u64,
-        /// Of an IPv6 wildcard, not to take IPv4 as well; without a meaning for others.
+        /// True to exclude IPv4 from an IPv6 wildcard; ignored for other addresses.
         v6_only: bool,
     },
-    /// Listens on a bound address. Answer: `Done`.
+    /// Listens on a bound address. Reply: `Done`.
     Listen {
-        /// The bound address, as `Bind` answered it.
+        /// The bound address, from the reply to `Bind`.
         listener: ListenerId,
-        /// Connection requests that may wait unread or undecided.
+        /// Maximum number of undecided connection requests.
         backlog: u32,
     },
-    /// Closes a bound address; undecided requests are rejected on the wire. Answer: `Done`.
+    /// Closes a bound address and rejects its undecided connection requests. Reply: `Done`.
     CloseListener {
         /// The bound address, listening or not.
         listener: ListenerId,
     },
-    /// Accepts a connection request with an Idle QP. Answer: `Done`, then events. One that asks for
-    /// a QP of datagrams is accepted with one in Rtr, Rts or Sqd, however often, whose Q_Key the
-    /// peer is told; no event follows, and of the parameters there are only private data.
+    /// Accepts a connection request with an Idle QP. Reply: `Done`, then events.
+    ///
+    /// A request for a UD QP is accepted with a UD QP in Rtr, Rts or Sqd, which may serve any
+    /// number of requests. The peer receives its Q_Key. No event follows, and all parameters
+    /// except the private data are ignored.
     Accept {
-        /// The request, as its event named it; undecided so far.
+        /// The request, from its event; not accepted or rejected yet.
         request: RequestId,
         /// The QP to connect.
         qp: QpId,
-        /// Inbound reads to offer; `None` for as many as requested, within limits.
+        /// Inbound reads to offer; `None` for the number that the peer requests, within the limits.
         ird: Option<u16>,
-        /// Outbound reads wanted; `None` for as many as the peer offers, within limits.
+        /// Outbound reads to request; `None` for the number that the peer offers, within the
+        /// limits.
         ord: Option<u16>,
         /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes, 4 fewer with RFC 6581, 136
-        /// with datagrams.
+        /// for a UD QP.
         private_data: Vec<u8>,
     },
-    /// Rejects a connection request. Answer: `Done`.
+    /// Rejects a connection request. Reply: `Done`.
     Reject {
-        /// The request, as its event named it; undecided so far.
+        /// The request, from its event; not accepted or rejected yet.
         request: RequestId,
         /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes, 4 fewer with RFC 6581, 136
-        /// with datagrams.
+        /// for a UD QP.
         private_data: Vec<u8>,
     },
-    /// Connects an Idle QP. Answer: `Done`, then events. A QP of datagrams, in whatever state,
-    /// stays as it is: the peer is asked which QP serves its port, and `Resolved` says which one
-    /// does; of the parameters there are only private data, at most 180 bytes.
+    /// Connects an Idle QP. Reply: `Done`, then events.
+    ///
+    /// A UD QP may be in any state and keeps it. The daemon asks the peer for the QP that serves
+    /// the port, and `Resolved` reports it. Only the peer, the local address and the private data
+    /// (at most 180 bytes) are used.
     Connect {
         /// The QP to connect.
         qp: QpId,
         /// Address and port of the peer.
         #[serde(with = "address")]
         peer: SocketAddr,
-        /// Source address, if it matters.
+        /// Source address; `None` for any.
         #[serde(with = "address::optional")]
         local: Option<SocketAddr>,
         /// Inbound reads to offer; `None` for the device's default.
         ird: Option<u16>,
-        /// Outbound reads wanted; `None` for the device's default.
+        /// Outbound reads to request; `None` for the device's default.
         ord: Option<u16>,
         /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA
         /// revision 1.
         private_data: Vec<u8>,
     },
-    /// Ends a QP's connection. Answer: `Done`, then events.
+    /// Ends a QP's connection. Reply: `Done`, then events.
     Disconnect {
-        /// The QP whose connection is to end.
+        /// The connected QP.
         qp: QpId,
-        /// How much of what is under way is finished first.
+        /// Determines which transfers are completed first.
         mode: DisconnectMode,
     },
-    /// Changes the context that events of an object carry. Answer: `Done`.
+    /// Changes the context of an object. Reply: `Done`.
     SetContext {
-        /// The object whose events are to carry it.
+        /// The object.
         object: ObjectRef,
-        /// The context that events carry from now on, in place of the one given when it was made.
+        /// Context in all later events of the object.
         context: u64,
     },
-    /// Whole-daemon figures. Answer: `Status`.
+    /// Returns the status of the daemon. Reply: `Status`.
     Status,
-    /// A page of objects, of this session or, for administrators, of all. Answer: `Rows`.
+    /// Returns a page of rows: the objects of this session, or of all sessions for an
+    /// administrator. Reply: `Rows`.
     List {
         /// Kind of rows to list.
         what: ListKind,
-        /// 0 for the first page, then [`next`](super::ReplyBody::Rows::next) of the page before.
+        /// 0 for the first page, then [`next`](super::ReplyBody::Rows::next) of the previous page.
         from: u64,
     },
-    /// Makes a memory window that is bound to nothing yet. Answer: `Window`.
+    /// Allocates a memory window, bound to no region. Reply: `Window`.
     AllocWindow {
-        /// Domain it belongs to.
+        /// Domain of the window.
         pd: PdId,
-        /// Who may bind and use it.
+        /// Window type.
         kind: WindowKind,
     },
-    /// Takes a window back; when answered, nothing can be reached through it. Answer: `Done`.
+    /// Deallocates a window. After the reply no access through it is possible. Reply: `Done`.
     DeallocWindow {
         /// The window, bound or not.
         window: MwId,
     },
-    /// Makes a shared receive queue. Answer: `Srq`.
+    /// Creates a shared receive queue. Reply: `Srq`.
     CreateSrq(SrqRequest),
-    /// Arms the limit event of a shared receive queue: it is sent once, when fewer receives than
-    /// this are posted; 0 disarms. Answer: `Done`.
+    /// Arms the limit event of a shared receive queue. The daemon sends it once, when fewer than
+    /// `limit` receives are posted. Reply: `Done`.
     ArmSrq {
         /// The shared receive queue, of this session.
         srq: SrqId,
-        /// Receives; the event comes when fewer are posted.
+        /// Number of receives; 0 disarms.
         limit: u32,
     },
-    /// State and counters of a shared receive queue. Answer: `SrqInfo`.
+    /// Returns state and counters of a shared receive queue. Reply: `SrqInfo`.
     QuerySrq {
         /// The shared receive queue, of this session.
         srq: SrqId,
     },
-    /// Destroys a shared receive queue that no QP uses. Answer: `Done`.
+    /// Destroys a shared receive queue that no QP uses. Reply: `Done`.
     DestroySrq {
         /// The shared receive queue, of this session.
         srq: SrqId,
     },
-    /// Attaches the address space of a client that the daemon trusts, so that regions can name it.
-    /// Descriptor: the client's `/proc/self/mem`, open for reading and writing. Once per session.
-    /// Answer: `Done`.
+    /// Attaches the address space of a trusted client, so that regions can be in it. Descriptor:
+    /// the client's `/proc/self/mem`, open for reading and writing. Once per session. Reply:
+    /// `Done`.
     AttachMemory,
-    /// Connects an Idle QP over a TCP connection that the client made, whose peer expects an MPA
-    /// Request next. Descriptor: the socket. If the negotiation is rejected the daemon lets go of
-    /// it, having read nothing beyond the MPA Reply. Answer: `Done`, then events.
+    /// Connects an Idle QP over an existing TCP connection. The peer must expect an MPA Request
+    /// next. Descriptor: the socket. If the peer rejects the connection, the daemon closes this
+    /// descriptor and has read no byte after the MPA Reply. Reply: `Done`, then events.
     ConnectOver {
         /// The QP to connect.
         qp: QpId,
         /// Inbound reads to offer; `None` for the device's default.
         ird: Option<u16>,
-        /// Outbound reads wanted; `None` for the device's default.
+        /// Outbound reads to request; `None` for the device's default.
         ord: Option<u16>,
         /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA
         /// revision 1.
         private_data: Vec<u8>,
     },
-    /// Waits for an MPA Request on a TCP connection that the client made. Descriptor: the socket.
-    /// The request comes as `ConnectionRequest` of the listener in the answer, which serves this
-    /// one connection. If it is rejected, the daemon sends the MPA Reply and lets go of the socket.
-    /// Answer: `Listener`.
+    /// Waits for an MPA Request on an existing TCP connection. Descriptor: the socket. The reply
+    /// contains a listener for this one connection, and the request arrives as its
+    /// `ConnectionRequest`. If the client rejects it, the daemon sends the MPA Reply and closes
+    /// the descriptor. Reply: `Listener`.
     ServeOver {
-        /// The application's context, returned in events.
+        /// The application's context, repeated in events.
         context: u64,
     },
-    /// Administrators: ends a QP's connection, whoever owns it, with a Terminate or a reset.
-    /// Answer: `Done`.
+    /// Administrators only: ends the connection of any QP with a Terminate or a reset.
+    /// Reply: `Done`.
     AdminDisconnect {
         /// The QP, of any session.
         qp: QpId,
     },
-    /// Administrators: refuse new sessions, objects and connections, or take them again. What
-    /// exists goes on. Answer: `Done`.
+    /// Administrators only: starts or stops refusing new sessions, objects and connections.
+    /// Existing objects are not affected. Reply: `Done`.
     Drain {
-        /// True to refuse, false to take them again.
+        /// True to refuse, false to accept again.
         on: bool,
     },
-    /// One diagnosis. Answer: `Rows` with at most that one.
+    /// Returns one diagnosis. Reply: `Rows` with at most one row.
     Diagnosis {
-        /// Its number, from a refusal, a completion or a list.
+        /// Number of the diagnosis, from a refusal, a completion or a list.
         id: u64,
     },
-    /// Counts a shared buffer against the limits before it has memory, so that a client learns what
-    /// it may not have before it takes it from the machine. Until it is filled no region can name
-    /// it; `RemoveSharedBuffer` gives it back. Answer: `SharedBuffer`.
+    /// Counts a shared buffer against the limits before it has memory, so that the client does not
+    /// allocate more than it may share. No region can use it until it is filled.
+    /// `RemoveSharedBuffer` releases it. Reply: `SharedBuffer`.
     ReserveSharedBuffer {
-        /// Bytes; a multiple of the page size.
+        /// Size in bytes, a multiple of the page size.
         length: u64,
     },
-    /// Gives a reserved shared buffer its memory, as `AddSharedBuffer` does for a new one.
-    /// Descriptor: a populated memfd without `F_SEAL_SEAL`, as long as was reserved. Answer:
-    /// `Done`; after a refusal the shared buffer is still reserved.
+    /// Passes the memory of a reserved shared buffer, as `AddSharedBuffer` does for a new one.
+    /// Descriptor: a populated memfd of the reserved size without `F_SEAL_SEAL`. After a refusal
+    /// the buffer is still reserved. Reply: `Done`.
     FillSharedBuffer {
-        /// The shared buffer, as it was reserved.
+        /// The reserved shared buffer.
         buffer: SharedBufferId,
     },
-    /// Gives a completion queue another size, and another place with what is unread in it. From the
-    /// request until its answer the client does not touch the queue; then the old place is no
-    /// longer its own. After a refusal the queue is where it was. Answer: `Cq`.
+    /// Resizes a completion queue by moving it with its unread entries to another location. The
+    /// client must not access the queue between the request and the reply. Afterwards the old
+    /// location belongs to the daemon. After a refusal the queue is unchanged. Reply: `Cq`.
     ResizeCq {
         /// The completion queue, of this session.
         cq: CqId,
-        /// Entries wanted, at least as many as are unread or reserved; rounded up to a power of
-        /// two.
+        /// Minimum number of entries, at least the number of unread and reserved entries; rounded
+        /// up to a power of two.
         entries: u32,
     },
-    /// Moves a QP that is wired by hand. Answer: `Done`.
+    /// Modifies a QP of the RoCE device. Reply: `Done`.
     ModifyQp {
         /// The QP, of this session.
         qp: QpId,
-        /// Where to, with what it has to know there.
+        /// New state or attributes.
         change: QpChange,
     },
-    /// The table of GIDs. Answer: `Gids`.
+    /// Returns the GID table. Reply: `Gids`.
     QueryGids,
-    /// Registers a region anew under its own handle and STag. As long as no answer has come,
-    /// requests and peers that name it may find nothing; when it has, nothing more will be read or
-    /// written by what it was before. After a refusal it is what it was. Answer: `Mr`.
+    /// Registers a region again with the same handle and STag. Until the reply, requests of the
+    /// client and of peers that use it may fail. After the reply no access under the old
+    /// registration is possible. After a refusal the region is unchanged. Reply: `Mr`.
     ReregMr {
-        /// The region, of this session, to which no window is bound.
+        /// The region, of this session, with no window bound to it.
         mr: MrId,
-        /// What it is from now on.
+        /// Its new registration.
         to: MrRequest,
     },
-    /// Binds an address in the port space of datagrams (`RDMA_PS_UDP`), without listening. Answer:
-    /// `Listener`, for `Listen` and `CloseListener` as any other. Its `ConnectionRequest`s ask
-    /// which queue pair of datagrams serves the port.
+    /// Binds an address in the UDP port space (`RDMA_PS_UDP`) without listening. Its
+    /// `ConnectionRequest`s ask for the UD QP that serves the port. Reply: `Listener`, for use with
+    /// `Listen` and `CloseListener`.
     BindDatagrams {
-        /// An address of the device's ports, or that of all; port 0 lets the daemon choose.
+        /// An address of the device's ports or a wildcard; port 0 lets the daemon choose.
         #[serde(with = "address")]
         address: SocketAddr,
-        /// The application's context, returned in events.
+        /// The application's context, repeated in events.
         context: u64,
-        /// Of an IPv6 wildcard, not to take IPv4 as well; without a meaning for others.
+        /// True to exclude IPv4 from an IPv6 wildcard; ignored for other addresses.
         v6_only: bool,
     },
-    /// Creates the queue of copy jobs of a worker, for a client whose library makes the copies
+    /// Creates a worker's copy queue, for a client whose library copies data to and from its memory
     /// ([`Features::LIBRARY_COPIES`](super::Features::LIBRARY_COPIES)). Once for each worker, in
-    /// order. Regions can name the client's own address space after the last one. Answer: `Copies`.
+    /// the order of their numbers. Afterwards regions can be in the client's own address space.
+    /// Reply: `Copies`.
     ServeCopies {
         /// Number of the worker.
         worker: u32,
@@ -316,7 +324,7 @@ pub enum RequestBody {
 }
 
 impl RequestBody {
-    /// What is asked, in one word, for records and logs.
+    /// Returns the name of the operation, for records and logs.
     pub fn name(&self) -> &'static str {
         use RequestBody as R;
         match self {
@@ -368,8 +376,8 @@ impl RequestBody {
         }
     }
 
-    /// Whether it only looks, or is an administrator's: whoever asks nothing else is no notable
-    /// client.
+    /// Returns true if the request only reads, or is for administrators only. A session that sends
+    /// no other requests is not recorded as an event.
     pub fn is_query(&self) -> bool {
         use RequestBody as R;
         matches!(
@@ -388,46 +396,46 @@ impl RequestBody {
 /// Parameters of a queue pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpRequest {
-    /// Domain whose regions it may use.
+    /// Protection domain of the QP.
     pub pd: PdId,
-    /// Where send queue completions go.
+    /// Completion queue of the send queue.
     pub send_cq: CqId,
-    /// Where receive completions go.
+    /// Completion queue of the receive queue.
     pub recv_cq: CqId,
-    /// Shared receive queue to take receives from; `rq_depth` is of no account then.
+    /// Shared receive queue to take receives from. If set, `rq_depth` is ignored.
     pub srq: Option<SrqId>,
-    /// Send requests outstanding, rounded up to a power of two.
+    /// Maximum outstanding send requests, rounded up to a power of two.
     pub sq_depth: u32,
-    /// Receives outstanding, rounded up to a power of two.
+    /// Maximum outstanding receives, rounded up to a power of two.
     pub rq_depth: u32,
-    /// Elements per send request.
+    /// Maximum SGEs per send request.
     pub max_send_sge: u8,
-    /// Scatter elements per receive, at most.
+    /// Maximum SGEs per receive.
     pub max_recv_sge: u8,
-    /// Bytes of inline data per send request.
+    /// Maximum bytes of inline data per send request.
     pub max_inline: u16,
-    /// Signal every send request.
+    /// Signals every send request.
     pub signal_all: bool,
-    /// What becomes of a Send that finds no receive.
+    /// Handling of a Send that finds no receive. Ignored for QPs of the RoCE device.
     pub rnr_policy: RnrPolicy,
-    /// The application's context, returned in events.
+    /// The application's context, repeated in events.
     pub context: u64,
-    /// How it comes by its peer. Of a QP that is wired by hand `rnr_policy` is of no account.
+    /// Type of the QP.
     pub kind: QpType,
 }
 
-/// How a program ends a connection.
+/// Way to end a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DisconnectMode {
-    /// What was posted is sent first, then FINs are exchanged.
+    /// Completes all posted sends, then exchanges FINs.
     Orderly,
-    /// Likewise, but within this time: then the peer's FIN is not waited for any longer, and a
-    /// reset ends what cannot be sent.
+    /// Like `Orderly`, with a time limit. After it the daemon no longer waits for the peer's FIN,
+    /// and sends a reset if any data are still unsent.
     OrderlyWithin {
-        /// The time, in milliseconds.
+        /// Time limit in milliseconds.
         ms: u32,
     },
-    /// A reset at once.
+    /// Sends a reset at once.
     Abort,
 }
 
@@ -436,15 +444,15 @@ pub enum DisconnectMode {
 pub struct MrRequest {
     /// Domain the region belongs to.
     pub pd: PdId,
-    /// Memory the region names.
+    /// Memory of the region.
     pub source: MrSource,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub length: u64,
-    /// Address that local elements and remote offsets count from; 0 if zero-based.
+    /// Address of the first byte in SGEs and remote offsets; 0 if zero-based.
     pub iova: u64,
-    /// Rights of local requests and of peers.
+    /// Access rights of local requests and of peers.
     pub access: Access,
-    /// Who may use its STag from the wire.
+    /// QPs that may use it, for themselves and for their peers.
     //= DDP-8.3-3
     pub scope: Scope,
 }
@@ -452,31 +460,31 @@ pub struct MrRequest {
 /// Parameters of a shared receive queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SrqRequest {
-    /// Domain whose regions and QPs it serves.
+    /// Domain of its regions and QPs.
     pub pd: PdId,
-    /// Receives outstanding, rounded up to a power of two.
+    /// Maximum outstanding receives, rounded up to a power of two.
     pub depth: u32,
-    /// Scatter elements per receive, at most.
+    /// Maximum SGEs per receive.
     pub max_sge: u8,
-    /// Limit event, as of `ArmSrq`; 0 for none.
+    /// Initial limit for the limit event, as in `ArmSrq`; 0 for none.
     pub limit: u32,
-    /// The application's context, returned in events.
+    /// The application's context, repeated in events.
     pub context: u64,
 }
 
-/// Memory a region names.
+/// Memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MrSource {
     /// A range of a shared buffer.
     Shared {
         /// The shared buffer, of this session and filled.
         buffer: SharedBufferId,
-        /// Bytes from its start.
+        /// Offset in the buffer, in bytes.
         offset: u64,
     },
-    /// The client's own address space, after `AttachMemory`.
+    /// The client's own address space, after `AttachMemory` or `ServeCopies`.
     Attached {
-        /// Address in the client.
+        /// Address in the client's address space.
         address: u64,
     },
 }
@@ -494,10 +502,10 @@ pub enum ObjectRef {
     Srq(SrqId),
 }
 
-/// What `List` lists.
+/// Kind of rows that `List` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ListKind {
-    /// Sessions, each with what it owns.
+    /// Sessions with their numbers of objects.
     Clients,
     /// Queue pairs.
     Qps,
@@ -513,10 +521,10 @@ pub enum ListKind {
     Windows,
     /// Protection domains.
     Pds,
-    /// Limits and how much of each is in use.
+    /// Limits with their current use.
     Limits,
     /// Diagnoses, newest first.
     Diagnoses,
-    /// Notable happenings, newest first.
+    /// Notable events, newest first.
     Events,
 }

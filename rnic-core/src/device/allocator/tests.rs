@@ -2,7 +2,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::*;
 
-/// A space whose indices are soon used up.
+/// A small space, whose indices are soon exhausted.
 const SMALL: Space = Space { bits: 12 };
 
 fn allocator(seed: u8) -> StagAllocator {
@@ -13,39 +13,40 @@ fn issue(a: &mut StagAllocator, count: usize) -> Vec<Stag> {
     (0..count).map(|_| a.allocate().unwrap()).collect()
 }
 
-/// STags that somebody who has seen `seen`, the latest last, and has given `returned` back, the
-/// earliest first, may think to come next.
+/// Returns STags that an attacker might predict after it has seen `seen` (the latest last) and has
+/// released `returned` (the earliest first).
 fn predictions(seen: &[Stag], returned: &[Stag]) -> HashSet<u32> {
     let mut all = HashSet::new();
-    // Indices come back in the order in which they were returned, or the other way round.
-    let (first, last) = (returned.iter().take(200), returned.iter().rev().take(200));
+    // Indices are reused in the order of their release, or in reverse order.
+    let first = returned.iter().take(200);
+    let last = returned.iter().rev().take(200);
     for stag in first.chain(last) {
-        // With the same key, the next one, or any that a counter would soon have.
+        // With the same key, the next key, or any that a counter would soon reach.
         for step in 0..16 {
             all.insert(stag.0 & !0xFF | (stag.0 + step) & 0xFF);
         }
     }
     let [.., a, b] = seen else { return all };
     for n in 1..=200u32 {
-        // Counters of the index, of the key, of both; steps and differences that go on.
+        // Counters of the index, of the key, of both. Constant steps and differences.
         all.insert(b.0.wrapping_add(n));
         all.insert(b.0.wrapping_add(n << 8));
         all.insert(b.0.wrapping_add(n << 8 | n));
         all.insert(b.0.wrapping_add(b.0.wrapping_sub(a.0).wrapping_mul(n)));
         all.insert(b.0 ^ (a.0 ^ b.0).wrapping_mul(n));
     }
-    // What came after the latest one when it was there before, if it was.
+    // The successor of the latest STag in an earlier occurrence, if there is one.
     all.extend(seen.windows(2).filter(|two| two[0] == *b).map(|two| two[1].0));
     all
 }
 
 #[test]
-fn the_next_stags_of_others_are_not_foretold_by_those_seen() {
+fn seen_stags_do_not_predict_the_next() {
     let mut a = allocator(1);
     let mut seen = Vec::new();
     let mut returned = Vec::new();
     for round in 0..100 {
-        // The attacker registers and deregisters, in either order, one by one and many at once.
+        // The attacker registers and deregisters, in either order, one at a time and many at once.
         let mut own = issue(&mut a, 200);
         seen.extend(&own);
         if round % 2 == 0 {
@@ -65,18 +66,18 @@ fn the_next_stags_of_others_are_not_foretold_by_those_seen() {
     }
 }
 
-/// Sum of squared deviations over what is expected: about as large as there are cells, with a
-/// standard deviation of the square root of twice as many.
+/// Returns the sum of squared deviations divided by the expected count. Its mean is about the
+/// number of cells, its standard deviation the square root of twice that number.
 fn chi_squared(counts: &[u32]) -> f64 {
     let expected = f64::from(counts.iter().sum::<u32>()) / counts.len() as f64;
     counts.iter().map(|n| (f64::from(*n) - expected).powi(2) / expected).sum()
 }
 
 #[test]
-fn every_bit_is_drawn_evenly_and_apart_from_the_others() {
+fn stag_bits_are_uniform_and_independent() {
     const COUNT: usize = 1 << 17;
     let mut a = allocator(2);
-    // Given back at once, so that none is kept from coming for long.
+    // Released at once, so that no value is missing for long.
     let stags: Vec<u32> = (0..COUNT)
         .map(|_| {
             let stag = a.allocate().unwrap();
@@ -104,22 +105,23 @@ fn every_bit_is_drawn_evenly_and_apart_from_the_others() {
 }
 
 #[test]
-fn another_seed_issues_others() {
+fn another_seed_issues_other_stags() {
     let [mut a, mut b] = [allocator(3), allocator(4)];
-    let (a, b) = (issue(&mut a, 1000), issue(&mut b, 1000));
+    let a = issue(&mut a, 1000);
+    let b = issue(&mut b, 1000);
     assert!(a.iter().zip(&b).all(|(a, b)| a != b));
     assert_eq!(issue(&mut allocator(3), 1000), a, "and nothing else decides");
 }
 
 #[test]
-fn an_index_rests_for_exactly_so_many_others() {
+fn an_index_rests_for_rest_releases() {
     let mut a = StagAllocator::within(SMALL, [5; 32]);
     let mut returned: HashMap<u32, usize> = HashMap::new();
     let mut shortest = usize::MAX;
     for turn in 0..200_000 {
         let stag = a.allocate().unwrap();
         if let Some(before) = returned.insert(index(stag), turn) {
-            // Each turn gives one back, the one in question too.
+            // Each iteration releases one index, including the iteration that used this one.
             shortest = shortest.min(turn - before - 1);
         }
         a.release(stag);
@@ -127,10 +129,10 @@ fn an_index_rests_for_exactly_so_many_others() {
     assert_eq!(shortest, SMALL.rest());
 }
 
-/// 2^33 uses are 512 of each index. Small spaces have them soon, at any fill, and nothing in the
-/// allocator is a matter of the whole but the position in the stream of random words.
+/// 2^33 uses are 512 of each index. A small space reaches that soon, at any fill level, and only
+/// the position in the stream of random words depends on the size of the space.
 #[test]
-fn two_to_the_33_uses_leave_it_as_it_was() {
+fn indices_stay_uniform_after_many_uses() {
     const USES_OF_EACH: u32 = 512;
     for fill in [0, SMALL.most() / 2, SMALL.most() - 1] {
         let mut a = StagAllocator::within(SMALL, [6; 32]);
@@ -145,14 +147,15 @@ fn two_to_the_33_uses_leave_it_as_it_was() {
         assert!(held.iter().all(|stag| uses[index(*stag) as usize] == 0), "one in use was issued");
         let used: Vec<u32> = uses.into_iter().filter(|n| *n > 0).collect();
         assert_eq!(used.len(), free as usize, "of all the others each one is used");
-        let (least, most) = (used.iter().min().unwrap(), used.iter().max().unwrap());
-        // Six standard deviations of 512 are 136; that some rest makes it more even.
+        let least = used.iter().min().unwrap();
+        let most = used.iter().max().unwrap();
+        // Six standard deviations of 512 are 136. Resting makes the distribution more even.
         assert!(*least > 376 && *most < 648, "{least} to {most}");
         held.iter().for_each(|stag| a.release(*stag));
         assert_eq!((a.used.len(), a.returned.len()), (0, SMALL.rest()));
     }
-    // The whole space, as far into the stream as 2^33 uses get with eight draws each, and at its
-    // end.
+    // The whole space, at the stream position after 2^33 uses with eight draws each, and at the end
+    // of the stream.
     for position in [1u128 << 36, (1 << 68) - 1000] {
         let mut a = allocator(6);
         a.random.set_word_pos(position);
@@ -163,9 +166,9 @@ fn two_to_the_33_uses_leave_it_as_it_was() {
 }
 
 #[test]
-fn as_many_are_in_use_as_may_be_and_no_more() {
+fn at_most_half_of_the_indices_are_in_use() {
     let mut a = StagAllocator::within(SMALL, [7; 32]);
-    // All that may rest do.
+    // Fill the set of resting indices.
     for _ in 0..=SMALL.rest() {
         let stag = a.allocate().unwrap();
         a.release(stag);
@@ -181,7 +184,7 @@ fn as_many_are_in_use_as_may_be_and_no_more() {
 }
 
 #[test]
-fn values_that_are_never_issued_are_out_of_reach_of_every_key() {
+fn reserved_values_are_never_issued() {
     let mut a = StagAllocator::within(SMALL, [8; 32]);
     for _ in 0..100 * SMALL.indices() {
         let stag = a.allocate().unwrap();
@@ -193,14 +196,14 @@ fn values_that_are_never_issued_are_out_of_reach_of_every_key() {
 }
 
 #[test]
-fn whatever_the_key_has_become_the_index_comes_back_once() {
+fn an_index_is_released_once_with_any_key() {
     let mut a = StagAllocator::within(SMALL, [9; 32]);
     let stag = a.allocate().unwrap();
-    // A window's owner has counted it up.
+    // The owner of a window has incremented the key.
     let later = Stag(stag.0 & !0xFF | stag.0.wrapping_add(9) & 0xFF);
     a.release(later);
     assert_eq!((a.used.len(), a.returned.len()), (0, 1));
-    // What is not in use cannot be taken back, be it at rest, never issued or no index at all.
+    // An STag that is not in use cannot be released: resting, never issued, or not an index.
     for stag in [stag, later, Stag(0), Stag(u32::MAX), Stag(7 << 8)] {
         a.release(stag);
         assert_eq!((a.used.len(), a.returned.len()), (0, 1), "{stag}");

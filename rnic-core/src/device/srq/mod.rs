@@ -1,15 +1,14 @@
-//! Shared receive queues, the daemon's end.
+//! The daemon's end of shared receive queues.
 //!
-//! An SRQ serves QPs of several workers, so its consumer sits behind a short lock. Receives are
-//! taken in the order in which they were posted, by whichever QP's message begins; a receive that
-//! was taken belongs to that QP until it is completed or flushed. What was posted and not taken
-//! belongs to nobody: no QP flushes it.
+//! An SRQ serves QPs of several workers, so a lock, held briefly, protects its consumer. Receives
+//! are taken in the order in which they were posted, by the QP with the next message. A receive
+//! that was taken belongs to that QP until it is completed or flushed. Receives that are posted and
+//! not taken belong to no QP, so no QP flushes them.
 //!
-//! Three things are watched here because only this place sees all takings. The *limit*: its event
-//! is due once when a taking leaves fewer receives than the limit says. The *shares*: a QP whose
-//! peer uses up more than its fair share is named ([`Unfair`]). The *queue of held messages*: QPs
-//! that wait for a receive are served in the order in which they began to wait, whichever worker
-//! they are on.
+//! This module has three more tasks, because all receives are taken here. *Limit*: it requests one
+//! event when a receive is taken and fewer remain than the limit. *Shares*: it reports a QP that
+//! takes more than its fair share ([`Unfair`]). *Waiting QPs*: it serves QPs that wait for a
+//! receive in the order in which they began to wait, across all workers.
 
 mod shares;
 mod waiters;
@@ -25,13 +24,13 @@ pub use shares::Unfair;
 use waiters::Waiters;
 pub use waiters::{Waiter, WaiterPlace};
 
-/// A shared receive queue, used by the workers whose QPs take receives from it.
+/// A shared receive queue, used by the workers of its QPs.
 pub struct Srq {
     id: SrqId,
     session: SessionId,
     doorbell: u32,
     capacity: u32,
-    /// The application's context, returned in events; written by the control thread.
+    /// The application's context, returned in events. Written by the control thread.
     pub context: AtomicU64,
     /// QPs that use it, counted by the control thread.
     pub qps: AtomicU32,
@@ -41,74 +40,73 @@ pub struct Srq {
 
 struct Inner {
     consumer: ReceiveConsumer,
-    /// Receives taken since it was made.
+    /// Receives taken since creation.
     taken: u64,
-    /// An event is due when fewer are posted; 0 for none.
+    /// Number of posted receives below which an event is due. 0 if not armed.
     limit: u32,
     shares: Shares,
     waiters: Waiters,
 }
 
-/// What the owner is to be told after a taking.
+/// Events for the owner after a receive was taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "the owner waits for these events"]
 pub struct Notices {
-    /// Fewer receives are posted than the limit says; it is disarmed.
+    /// Fewer receives remain than the limit, which is now disarmed.
     pub limit: bool,
-    /// The QP that took this receive has taken too many.
+    /// The QP that took this receive has more than its fair share.
     pub unfair: Option<Unfair>,
 }
 
-/// Why nothing can be taken any more.
+/// Reason why no receive can be taken any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SrqFault {
-    /// The SRQ died before of what its client wrote.
+    /// The SRQ died earlier, because its client corrupted the ring.
     Dead,
-    /// The client's producer index is impossible.
+    /// The client's producer index is invalid.
     BadIndex(QueueFault),
 }
 
-/// What a QP gets.
+/// Outcome of taking a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeOutcome {
-    /// There is no receive, or none for this QP: others that began to wait earlier need what is
-    /// there.
+    /// No receive is posted, or none for this QP, because earlier waiters need all of them.
     Nothing,
-    /// A receive, copied to the caller's entry.
+    /// A receive, which was copied to the caller's entry.
     Receive,
-    /// An entry with this name that is no receive. It counts as taken by the QP that meets it.
+    /// A malformed entry with this `wr_id`. It counts as taken by this QP.
     Malformed(u64),
 }
 
-/// What a QP asks for.
+/// Priority with which a QP takes a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeMode {
-    /// A receive at once: the QP does not wait, so it need not queue behind those that do.
+    /// Takes any receive: the QP does not wait, so it need not queue.
     AtOnce,
-    /// A receive unless others that began to wait earlier need all there are.
+    /// Takes a receive unless earlier waiters need all of them.
     InTurn,
-    /// A receive for which it waits in this place, if [`Srq::ready`] called it.
+    /// Takes a receive for the QP that waits in this place, if [`Srq::ready`] has called it.
     Waited(WaiterPlace),
 }
 
-/// Figures of an SRQ.
+/// Snapshot of an SRQ's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Receives posted and not taken.
     pub posted: u32,
-    /// Receives taken since it was made.
+    /// Receives taken since creation.
     pub taken: u64,
-    /// Armed limit; 0 if none.
+    /// Armed limit, or 0.
     pub limit: u32,
-    /// QPs that hold a message for want of a receive.
+    /// QPs that hold a message until a receive is posted.
     pub waiting: u32,
-    /// How often a QP was found to take more than its fair share.
+    /// Number of reports of a QP that took more than its fair share.
     pub unfair: u64,
 }
 
 impl Srq {
-    /// Wraps a formatted queue. `limit` is armed for the first taking that leaves fewer receives:
-    /// that nothing is posted yet is no news to who makes it.
+    /// Wraps a formatted queue. Arms `limit`: the first receive that is taken and leaves fewer than
+    /// `limit` causes the event. The empty queue at creation does not.
     pub fn new(
         id: SrqId,
         session: SessionId,
@@ -135,37 +133,38 @@ impl Srq {
         }
     }
 
-    /// Handle of the SRQ, which no other SRQ of any session has.
+    /// Returns the handle, unique among the SRQs of all sessions.
     pub fn id(&self) -> SrqId {
         self.id
     }
 
-    /// Session that made the SRQ.
+    /// Returns the session that created the SRQ.
     pub fn session(&self) -> SessionId {
         self.session
     }
 
-    /// The doorbell index its client rings when it has posted receives somebody waits for.
+    /// Returns the doorbell index that the client rings when it has posted receives for a waiting
+    /// QP.
     pub fn doorbell(&self) -> u32 {
         self.doorbell
     }
 
-    /// Entries that the ring has, a power of two, fixed when the SRQ is made.
+    /// Returns the number of entries, a power of two, fixed at creation.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Whether it was scribbled over.
+    /// Returns true if the client has corrupted the ring.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Relaxed)
     }
 
-    /// Marks it dead; whether this call was the first to.
+    /// Marks the SRQ dead. Returns true if it was alive.
     pub fn kill(&self) -> bool {
         !self.dead.swap(true, Relaxed)
     }
 
-    /// Figures of this moment, read together.
+    /// Returns the current state, read under one lock.
     pub fn usage(&self) -> Usage {
         let inner = self.inner.lock();
         Usage {
@@ -173,14 +172,14 @@ impl Srq {
             taken: inner.taken,
             limit: inner.limit,
             waiting: inner.waiters.len(),
-            unfair: inner.shares.named(),
+            unfair: inner.shares.reports(),
         }
     }
 
-    /// Takes the next receive for a QP, if there is one for it. A QP that waited and gets
-    /// one has left its place.
+    /// Takes the next receive for a QP, if there is one for it. A waiting QP that gets a receive
+    /// gives up its place.
     ///
-    /// Costs the same however many QPs use the queue, unless some wait.
+    /// The cost does not depend on the number of QPs that use the queue, unless some wait.
     pub fn take(
         &self,
         qp: QpId,
@@ -194,7 +193,7 @@ impl Srq {
         let mut inner = self.inner.lock();
         let may = match turn {
             TakeMode::AtOnce => true,
-            // Those who wait were promised the oldest receives.
+            // The oldest receives are reserved for the waiting QPs.
             TakeMode::InTurn if inner.waiters.is_empty() => true,
             TakeMode::InTurn => {
                 inner.consumer.peek().map_err(SrqFault::BadIndex)? > inner.waiters.len()
@@ -207,12 +206,12 @@ impl Srq {
         inner.take(qp, turn, self.qps.load(Relaxed), now, entry)
     }
 
-    /// Takes a receive that has come by now, or else lets the QP wait for one, in a place (`Err`).
+    /// Takes a receive if one is posted now. Otherwise queues the QP and returns its place (`Err`).
     ///
-    /// The client is asked to ring the QP's worker *before* the last look at the ring, so a receive
-    /// that this look misses will be rung for (the fence argument stands at
-    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits)). Behind the lock the
-    /// workers are one consumer: what one of them finds or misses the others do too.
+    /// Requests the doorbell for the QP's worker *before* the last check of the ring, so the client
+    /// rings for a receive that this check misses (for the fence argument see
+    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits)). Under the lock the
+    /// workers act as one consumer: they find or miss the same receives.
     pub fn take_or_wait(
         &self,
         waiter: Waiter,
@@ -238,36 +237,36 @@ impl Srq {
         Ok((Ok(got), notices))
     }
 
-    /// A QP waits no longer. The result is the set of workers (by bit) with a QP that may take a
-    /// receive in its place: the client has rung already and will not ring for this.
-    #[must_use = "the workers in this set wait to be told"]
+    /// Removes a QP from the queue. Returns the set of workers (bit `n` for worker `n`) with a QP
+    /// that may take a receive instead: the client has rung already and will not ring again.
+    #[must_use = "the workers in this set must be notified"]
     pub fn leave(&self, place: WaiterPlace) -> u64 {
         let mut inner = self.inner.lock();
-        // Who left by taking a receive has taken what was meant for it: nobody moves up.
+        // A QP that left by taking has used its receive, so no other QP moves up.
         if !inner.leave(place) {
             return 0;
         }
         match inner.consumer.peek() {
             Ok(0) => 0,
-            // A broken ring is met by whoever takes next.
+            // The next QP that takes a receive finds the broken ring.
             Ok(_) | Err(_) => inner.waiters.workers(),
         }
     }
 
-    /// Receives were posted, or a place in front has become free: passes on the QPs of `worker`
-    /// that may take one now and do not know yet, in the order in which they began to wait. The
-    /// result is the number of QPs looked at, for whoever is to pay for that.
+    /// Passes the QPs of `worker` that may take a receive now, and were not called before, to
+    /// `ready`, in the order in which they began to wait. Called after receives were posted or an
+    /// earlier place became free. Returns the number of QPs visited, for accounting.
     pub fn ready(&self, worker: u32, ready: impl FnMut(u32)) -> i64 {
         let mut inner = self.inner.lock();
-        // With a broken ring all of them are to find out.
+        // If the ring is broken, all QPs must notice it.
         let posted = inner.consumer.peek().unwrap_or(u32::MAX);
         inner.waiters.call(posted, worker, ready).into()
     }
 
-    /// Arms the limit; whether its event is due at once, which disarms it again.
+    /// Arms the limit. Returns true if its event is due at once, which disarms it again.
     ///
-    /// This looks at the ring itself, and from then on only takings make the number of receives
-    /// smaller, which see the limit under the same lock. So nobody has to be told of postings.
+    /// This call checks the ring. Afterwards only `take` reduces the number of posted receives, and
+    /// it checks the limit under the same lock. So posting needs no notification.
     pub fn arm(&self, limit: u32) -> Result<bool, SrqFault> {
         if self.is_dead() {
             return Err(SrqFault::Dead);
@@ -306,8 +305,8 @@ impl Inner {
         }
         self.taken += 1;
         let unfair = if qps > 1 { self.shares.record(qp, qps, now) } else { None };
-        // The known number is never above the true one, so the client's index is loaded only when
-        // the limit may be due; a broken one is met by the next taking.
+        // `pending` is never above the true number, so the client's index is loaded only when the
+        // limit may be due. The next `take` reports an invalid index.
         let below = self.limit > 0
             && !self.consumer.pending().is_ok_and(|n| n >= self.limit)
             && !self.consumer.peek().is_ok_and(|n| n >= self.limit);
@@ -317,7 +316,7 @@ impl Inner {
         Ok((got, Notices { limit: below, unfair }))
     }
 
-    /// Whether somebody stood in this place.
+    /// Returns true if the place was still in the queue.
     fn leave(&mut self, place: WaiterPlace) -> bool {
         let Some((worker, last)) = self.waiters.leave(place) else { return false };
         if last {

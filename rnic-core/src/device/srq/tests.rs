@@ -1,4 +1,4 @@
-//! Takings by several QPs, and who is served when.
+//! Tests receives taken by several QPs, and the order in which waiting QPs are served.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ const NOW: Time = Time(5);
 
 fn srq(depth: u32, limit: u32) -> (Srq, ReceiveProducer, Arc<Mapping>) {
     let shape = QueueShape::receive(depth, 1);
-    let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
+    let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("memory for the arena");
     let queue = QueueMemory::format(arena.clone(), 0, QueueKind::SharedReceive, shape, 3, 9)
         .expect("it fits");
     let client = ReceiveProducer::new(queue.clone());
@@ -28,7 +28,7 @@ fn post(client: &mut ReceiveProducer, ids: std::ops::Range<u64>) -> u64 {
     client.waits()
 }
 
-/// The name of the receive that a QP gets.
+/// Takes a receive for a QP and returns its `wr_id`.
 fn take(srq: &Srq, qp: u32, turn: TakeMode) -> Option<u64> {
     let mut entry = ReceiveEntry::default();
     let (got, _) = srq.take(QpId(qp), turn, NOW, &mut entry).expect("an honest client");
@@ -49,7 +49,7 @@ fn called(srq: &Srq, worker: u32) -> Vec<u32> {
 }
 
 #[test]
-fn it_tells_what_it_was_made_with() {
+fn accessors_return_construction_values() {
     let (srq, mut client, _arena) = srq(8, 2);
     assert_eq!((srq.id(), srq.session(), srq.doorbell()), (SrqId(3), SessionId(1), 9));
     assert_eq!((srq.capacity(), client.free(), srq.is_dead()), (8, 8, false));
@@ -57,7 +57,7 @@ fn it_tells_what_it_was_made_with() {
 }
 
 #[test]
-fn one_queue_pair_may_take_all_and_order_is_that_of_posting() {
+fn one_qp_may_take_all_in_order() {
     let (srq, mut client, _arena) = srq(8, 0);
     assert_eq!(post(&mut client, 0..8), 0);
     for id in 0..8 {
@@ -70,7 +70,7 @@ fn one_queue_pair_may_take_all_and_order_is_that_of_posting() {
 }
 
 #[test]
-fn the_limit_is_told_once_when_a_taking_leaves_fewer() {
+fn the_limit_event_occurs_once() {
     let (srq, mut client, _arena) = srq(8, 3);
     let mut entry = ReceiveEntry::default();
     let mut limits = Vec::new();
@@ -91,7 +91,7 @@ fn the_limit_is_told_once_when_a_taking_leaves_fewer() {
 }
 
 #[test]
-fn the_limit_counts_what_was_posted_since_the_last_look() {
+fn the_limit_counts_new_receives() {
     let (srq, mut client, _arena) = srq(8, 2);
     let mut entry = ReceiveEntry::default();
     post(&mut client, 0..1);
@@ -104,26 +104,26 @@ fn the_limit_counts_what_was_posted_since_the_last_look() {
 }
 
 #[test]
-fn those_who_wait_are_served_in_order_over_all_workers() {
+fn waiters_are_served_in_order() {
     let (srq, mut client, _arena) = srq(8, 0);
     let places: Vec<_> = [(1, 0), (2, 5), (3, 0)]
         .map(|(qp, w)| wait(&srq, qp, w).expect("nothing is posted"))
         .into();
     assert_eq!(srq.usage().waiting, 3);
     assert_eq!(called(&srq, 0), []);
-    assert_eq!(post(&mut client, 0..2), 1 | 1 << 5, "the workers of those who wait");
-    // Who comes now is behind them, but who does not wait is not.
+    assert_eq!(post(&mut client, 0..2), 1 | 1 << 5, "the workers of the waiting QPs");
+    // A new QP queues after them, unless it does not wait.
     assert_eq!(take(&srq, 4, TakeMode::InTurn), None);
     assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), None, "it was not called");
     assert_eq!(called(&srq, 5), [2]);
     assert_eq!(called(&srq, 0), [1]);
     assert_eq!(take(&srq, 2, TakeMode::Waited(places[1])), Some(0));
     assert_eq!(take(&srq, 1, TakeMode::Waited(places[0])), Some(1));
-    assert_eq!(post(&mut client, 2..3), 1, "nobody of worker 5 waits any more");
+    assert_eq!(post(&mut client, 2..3), 1, "no QP of worker 5 waits any more");
     assert_eq!(take(&srq, 9, TakeMode::AtOnce), Some(2));
     assert_eq!(called(&srq, 0), []);
     post(&mut client, 3..5);
-    assert_eq!(take(&srq, 4, TakeMode::InTurn), Some(3), "one is left for the one who waits");
+    assert_eq!(take(&srq, 4, TakeMode::InTurn), Some(3), "one is left for the waiting QP");
     assert_eq!(called(&srq, 0), [3]);
     assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), Some(4));
     assert_eq!(post(&mut client, 5..6), 0);
@@ -132,7 +132,7 @@ fn those_who_wait_are_served_in_order_over_all_workers() {
 }
 
 #[test]
-fn who_leaves_the_queue_makes_way() {
+fn a_leaving_waiter_frees_its_place() {
     let (srq, mut client, _arena) = srq(8, 0);
     let first = wait(&srq, 1, 0).expect("nothing is posted");
     let second = wait(&srq, 2, 1).expect("nothing is posted");
@@ -147,7 +147,7 @@ fn who_leaves_the_queue_makes_way() {
 }
 
 #[test]
-fn a_scribbled_ring_is_a_fault_for_everybody() {
+fn a_corrupted_ring_is_a_fault_for_all() {
     let (srq, _client, arena) = srq(8, 0);
     let place = wait(&srq, 1, 0).expect("nothing is posted");
     arena.store_u64(queue_header::PRODUCER, 99).expect("in range");
@@ -156,7 +156,7 @@ fn a_scribbled_ring_is_a_fault_for_everybody() {
     assert!(matches!(srq.arm(1), Err(SrqFault::BadIndex(_))));
     assert!(matches!(srq.take_or_wait(waiter, NOW, &mut entry), Err(SrqFault::BadIndex(_))));
     assert_eq!(srq.usage().waiting, 1);
-    assert_eq!(called(&srq, 0), [1], "it is to find out");
+    assert_eq!(called(&srq, 0), [1], "it must notice the fault");
     for turn in [TakeMode::AtOnce, TakeMode::InTurn, TakeMode::Waited(place)] {
         called(&srq, 0);
         let taken = srq.take(QpId(1), turn, NOW, &mut entry);
@@ -169,7 +169,7 @@ fn a_scribbled_ring_is_a_fault_for_everybody() {
 }
 
 #[test]
-fn a_malformed_receive_goes_with_the_queue_pair_that_meets_it() {
+fn a_malformed_receive_is_taken_by_its_qp() {
     let (srq, mut client, arena) = srq(8, 0);
     post(&mut client, 10..12);
     arena.store_u64(crate::abi::queue::QUEUE_HEADER_LEN, 1 << 9).expect("in range");
@@ -190,13 +190,13 @@ mod model {
     #[derive(Clone, Debug)]
     enum Op {
         Post(u64),
-        /// A message begins on a QP that does not wait, and waits if it must.
+        /// A message begins on a QP that may wait, and waits if it must.
         Message(u32),
-        /// One on a QP that never waits.
+        /// A message begins on a QP that never waits.
         AtOnce,
-        /// A worker looks at its doorbell, and those who are called take.
+        /// A worker handles its doorbell, and the QPs that are called take.
         Rung(u32),
-        /// A QP that waits is gone.
+        /// A waiting QP is destroyed.
         Gone(u32),
     }
 
@@ -211,15 +211,16 @@ mod model {
     }
 
     proptest! {
-        /// Every receive is taken once and in order, those who wait are served in their order, and
-        /// nobody waits beside a receive once all who were rung or told have looked.
+        /// Every receive is taken once and in order, waiting QPs are served in order, and after all
+        /// notified workers have checked, no QP waits while there is a receive for it.
         #[test]
-        fn nobody_waits_beside_a_receive(ops in prop::collection::vec(op(), 0..200)) {
+        fn no_qp_waits_while_a_receive_is_posted(ops in prop::collection::vec(op(), 0..200)) {
             let (srq, mut client, _arena) = srq(16, 0);
-            let (mut posted, mut taken) = (0, 0);
+            let mut posted = 0;
+            let mut taken = 0;
             let mut waiting: VecDeque<u32> = VecDeque::new();
             let mut places: BTreeMap<u32, WaiterPlace> = BTreeMap::new();
-            // Workers that were rung or told, and have not looked.
+            // Workers that were rung or notified, and have not checked yet.
             let mut rung = 0u64;
             for op in ops {
                 match op {
@@ -269,7 +270,7 @@ mod model {
                         }
                     }
                 }
-                // Who may take now has a worker that will look.
+                // The worker of a QP that may take a receive now will check.
                 for qp in waiting.iter().take((posted - taken) as usize) {
                     prop_assert!(rung >> (qp % 3) & 1 == 1, "QP {} is forgotten", qp);
                 }

@@ -1,17 +1,17 @@
-//! Who waits for a receive of a shared queue, in order.
+//! The QPs that wait for a receive of an SRQ, in order.
 
 use std::collections::BTreeMap;
 
 use crate::types::QpId;
 
-/// A QP that holds a message for want of a receive.
+/// A QP that holds a message until a receive is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
     /// The QP that waits.
     pub qp: QpId,
     /// Its worker, below 64.
     pub worker: u32,
-    /// What its worker knows it by.
+    /// Key with which its worker finds the QP.
     pub key: u32,
 }
 
@@ -19,20 +19,20 @@ pub struct Waiter {
 #[derive(Debug)]
 struct Waiting {
     waiter: Waiter,
-    /// It was told to take a receive: there were enough for all before it and for itself.
+    /// True after it was called: there were enough receives for it and for all earlier waiters.
     called: bool,
 }
 
-/// A place in the queue of those who wait; later ones are greater.
+/// A place in the queue. Later places are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WaiterPlace(u64);
 
-/// The queue. It is as long as there are QPs that hold messages.
+/// The queue. Its length is at most the number of QPs.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     queue: BTreeMap<WaiterPlace, Waiting>,
     next: u64,
-    /// Of each worker, how many wait.
+    /// Number of waiting QPs by worker.
     of_worker: Vec<u32>,
 }
 
@@ -42,7 +42,7 @@ impl Waiters {
     }
 
     pub(super) fn len(&self) -> u32 {
-        // There are fewer QPs than 2^24.
+        // There are fewer than 2^24 QPs.
         u32::try_from(self.queue.len()).unwrap_or(u32::MAX)
     }
 
@@ -58,8 +58,8 @@ impl Waiters {
         place
     }
 
-    /// Leaves the queue, if that has not happened yet: the worker, and whether nobody of it waits
-    /// any more.
+    /// Removes the waiter in this place, if it still exists. Returns its worker, and true if no
+    /// other QP of that worker waits.
     pub(super) fn leave(&mut self, place: WaiterPlace) -> Option<(u32, bool)> {
         let Waiting { waiter, .. } = self.queue.remove(&place)?;
         let left = self.of_worker.get_mut(waiter.worker as usize)?;
@@ -67,26 +67,26 @@ impl Waiters {
         Some((waiter.worker, *left == 0))
     }
 
-    /// Workers with a QP that waits, by bit.
+    /// Returns the set of workers with a waiting QP (bit `n` for worker `n`).
     pub(super) fn workers(&self) -> u64 {
         let waiting = self.of_worker.iter().enumerate().filter(|(_, n)| **n > 0);
         waiting.fold(0, |set, (worker, _)| set | 1 << (worker as u64 % 64))
     }
 
-    /// Calls the first `count`, and passes on those of this worker that were not called before:
-    /// whoever was is on the way. How many were looked at.
+    /// Calls the first `count` QPs. Passes the QPs of this worker that were not called before to
+    /// `each`; the others are about to take their receives. Returns the number of QPs visited.
     pub(super) fn call(&mut self, count: u32, worker: u32, mut each: impl FnMut(u32)) -> u32 {
-        let mut looked = 0;
+        let mut visited = 0;
         for waiting in self.queue.values_mut().take(count as usize) {
-            looked += 1;
+            visited += 1;
             if waiting.waiter.worker == worker && !std::mem::replace(&mut waiting.called, true) {
                 each(waiting.waiter.key);
             }
         }
-        looked
+        visited
     }
 
-    /// Whether the QP in this place was called, once.
+    /// Returns true if the QP in this place was called since the last time this returned true.
     pub(super) fn answers(&mut self, place: WaiterPlace) -> bool {
         self.queue.get_mut(&place).is_some_and(|w| std::mem::take(&mut w.called))
     }

@@ -1,4 +1,4 @@
-//! Binding windows: what a request asks for, checked and made an entry.
+//! Binds windows: checks a bind request and creates the window's entry.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use crate::device::window::{BindFault, BindRequest, Binding, Window};
 use crate::types::{Access, Scope, WindowKind};
 
 impl StagTable {
-    /// Binds a window. What has to happen on every worker before it is done is returned: nothing
-    /// for a window of type 2, which only `who` uses.
+    /// Binds a window. Returns the change that every worker must apply first, or `None` for a type
+    /// 2 window, which only `principal` uses.
     pub fn bind(
         &mut self,
-        who: Principal,
+        principal: Principal,
         request: &BindRequest,
     ) -> Result<Option<StagChange>, BindFault> {
         let window = self.windows.find(request.window).ok_or(BindFault::NoWindow)?.clone();
-        if window.session() != who.session || window.pd() != who.pd {
+        if window.session() != principal.session || window.pd() != principal.pd {
             return Err(BindFault::NoWindow);
         }
         let new = request.new;
@@ -32,14 +32,14 @@ impl StagTable {
                 }
                 let install = match request.length {
                     0 => None,
-                    _ => Some(self.entry_for(who, &window, request)?.0),
+                    _ => Some(self.entry_for(principal, &window, request)?.0),
                 };
                 let revoke = window.begin(request.window)?;
                 let copier = revoke.and_then(|stag| self.copier_of(stag));
                 Ok(Some(StagChange { revoke, copier, install, window: Some((window, new)) }))
             }
             WindowKind::Type2 => {
-                let (entry, binding) = self.entry_for(who, &window, request)?;
+                let (entry, binding) = self.entry_for(principal, &window, request)?;
                 window.bind(request.window, new, binding)?;
                 self.install(entry);
                 Ok(None)
@@ -47,22 +47,25 @@ impl StagTable {
         }
     }
 
-    /// The entry of a window that is bound as requested.
+    /// Returns the entry of the window after the requested bind, and its binding.
     fn entry_for(
         &self,
-        who: Principal,
+        principal: Principal,
         window: &Window,
         r: &BindRequest,
     ) -> Result<(StagEntry, Arc<Binding>), BindFault> {
         let region = self.entries.get(&r.lkey).ok_or(BindFault::NoRegion)?;
         let StagKind::Region(count) = &region.kind else { return Err(BindFault::NoRegion) };
-        if region.session != who.session || region.pd != who.pd || !region.serves(who.qp) {
+        if region.session != principal.session
+            || region.pd != principal.pd
+            || !region.serves(principal.qp)
+        {
             return Err(BindFault::NoRegion);
         }
         let scope = match (window.kind(), region.scope) {
             (WindowKind::Type1, Scope::Qp(_)) => return Err(BindFault::RegionOfOneQp),
             (WindowKind::Type1, Scope::Pd) => Scope::Pd,
-            (WindowKind::Type2, _) => Scope::Qp(who.qp),
+            (WindowKind::Type2, _) => Scope::Qp(principal.qp),
         };
         if !region.access.contains(Access::MW_BIND) {
             return Err(BindFault::NotBindable);
@@ -80,7 +83,7 @@ impl StagTable {
         }
         let from = region.offset_of(r.address, r.length).ok_or(BindFault::Bounds)?;
         let binding = Binding::new(window.id(), region.mr, count)?;
-        // The address plus the length is at most the region's end, which is below 2^64.
+        // The address plus the length is at most the end of the region, which is below 2^64.
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { r.address };
         let entry = StagEntry {
             stag: r.new,
@@ -96,7 +99,7 @@ impl StagTable {
     }
 }
 
-/// Rights a window may have.
+/// Rights that a window may have.
 pub(super) const WINDOW_RIGHTS: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC)

@@ -1,4 +1,4 @@
-//! Changes of STags that every worker has to make.
+//! STag changes that every worker must apply.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use crate::device::copier::Copier;
 use crate::device::window::Window;
 use crate::types::Stag;
 
-/// A change of the STag table of every worker, asked for by a send request.
+/// A change to every worker's STag table, caused by a send request.
 #[derive(Clone, Default)]
 pub struct StagChange {
     pub(super) revoke: Option<Stag>,
-    /// The copier that alone reaches the memory of what is revoked.
+    /// The copier of the revoked STag's memory, if only a copier can access that memory.
     pub(super) copier: Option<Arc<Copier>>,
     pub(super) install: Option<StagEntry>,
-    /// The window that changes, and the STag it then has.
+    /// The window that is changed, and its new STag.
     pub(super) window: Option<(Arc<Window>, Stag)>,
 }
 
 impl StagChange {
-    /// Every worker has carried it out: the window, if it is one, is in its new state. To be called
-    /// before the QP that asked goes on.
+    /// Puts the window, if there is one, into its new state. Must be called after every worker has
+    /// applied the change, before the requesting QP continues.
     pub fn settle(&self) {
         let Some((window, stag)) = &self.window else { return };
         let to = self.install.as_ref().and_then(|entry| match &entry.kind {
@@ -31,13 +31,13 @@ impl StagChange {
         window.settle(*stag, to);
     }
 
-    /// The copier that may be at work on what stops to work here: its jobs must be over as well
-    /// before this is settled.
+    /// Returns the copier of the revoked memory, if any. Its jobs must also have ended before
+    /// [`settle`](Self::settle) is called.
     pub fn copier(&self) -> Option<&Arc<Copier>> {
         self.copier.as_ref()
     }
 
-    /// The STag that stops to work, if one does.
+    /// Returns the revoked STag, if there is one.
     pub fn revoked(&self) -> Option<Stag> {
         self.revoke
     }

@@ -1,4 +1,4 @@
-//! What one STag names, and who may use it.
+//! The entry of one STag: its memory and its users.
 
 use std::sync::Arc;
 
@@ -7,32 +7,32 @@ use crate::device::memory::{Memory, Target};
 use crate::device::window::{Binding, WindowCount};
 use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
-/// A memory region, or a window bound to one, as a worker knows it.
+/// A memory region, or a window bound to a region, as a worker sees it.
 #[derive(Clone)]
 pub struct StagEntry {
-    /// STag by which peers name it (rkey); that of a region is its lkey, too.
+    /// STag in requests of peers (rkey). For a region it is the lkey, too.
     pub stag: Stag,
-    /// Whether the STag is a region's or a window's.
+    /// Region or window.
     pub kind: StagKind,
-    /// The region's handle.
+    /// Handle of the region; for a window, of the region it is bound to.
     pub mr: MrId,
-    /// Owner; only the owner may use it locally.
+    /// Owner. Local requests of other sessions may not use it.
     pub session: SessionId,
-    /// Protection domain; only QPs of this domain may use the STag.
+    /// Protection domain. Only QPs of this domain may use the STag.
     pub pd: PdId,
-    /// Who may use it from the wire.
+    /// QPs that may use it, for themselves and for their peers.
     pub scope: Scope,
-    /// Rights of local requests and of peers; a window has its own.
+    /// Access rights of local requests and of peers. A window has its own.
     pub access: Access,
-    /// First address, for local elements and remote offsets alike.
+    /// First address in SGEs and remote offsets.
     pub iova: u64,
-    /// Bytes; `iova + length` is below 2^64.
+    /// Length in bytes. `iova + length` is below 2^64.
     pub length: u64,
-    /// Memory it names, `length` bytes.
+    /// Location of the bytes.
     pub memory: Memory,
 }
 
-/// What an STag stands for.
+/// Kind of object to which an STag refers.
 #[derive(Clone, Debug)]
 pub enum StagKind {
     /// A region, with the count of windows bound to it.
@@ -42,13 +42,13 @@ pub enum StagKind {
 }
 
 impl StagKind {
-    /// A region without windows.
+    /// Returns the kind of a region without windows.
     pub fn region() -> Self {
         StagKind::Region(Arc::default())
     }
 }
 
-/// The identity under which a QP uses memory.
+/// The identity with which a QP accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Principal {
     /// Owner of the QP.
@@ -60,7 +60,7 @@ pub struct Principal {
 }
 
 impl StagEntry {
-    /// Whether its scope takes in this QP.
+    /// Returns true if the scope includes this QP.
     pub(super) fn serves(&self, qp: QpId) -> bool {
         match self.scope {
             Scope::Pd => true,
@@ -68,17 +68,22 @@ impl StagEntry {
         }
     }
 
-    /// The memory of a local element, for who may use it. `write` asks for the right to write it.
+    /// Returns the memory of a local SGE if `principal` may use it. If `write` is true, the region
+    /// must allow local writes.
     #[inline]
     pub(in crate::device) fn local(
         &self,
-        who: Principal,
+        principal: Principal,
         addr: u64,
         len: u32,
         write: bool,
     ) -> Result<Target<'_>, LocalFault> {
         let is_region = matches!(self.kind, StagKind::Region(_));
-        if !is_region || self.session != who.session || self.pd != who.pd || !self.serves(who.qp) {
+        if !is_region
+            || self.session != principal.session
+            || self.pd != principal.pd
+            || !self.serves(principal.qp)
+        {
             return Err(LocalFault::InvalidKey);
         }
         if write && !self.access.contains(Access::LOCAL_WRITE) {
@@ -87,18 +92,18 @@ impl StagEntry {
         self.range(addr, u64::from(len)).ok_or(LocalFault::Bounds)
     }
 
-    /// The memory of a range that a peer names, asking for `right`.
+    /// Returns the memory of a range in a peer's request. The entry must have `right`.
     #[inline]
     pub(in crate::device) fn remote(
         &self,
-        who: Principal,
+        principal: Principal,
         to: u64,
         len: u64,
         right: Access,
     ) -> Result<Target<'_>, RemoteFault> {
         //= DDP-8.2-1, DDP-8.2-2, DDP-8.3.1-1, DDP-8.3.1-2, RDMAP-7.2-8, RDMAP-8.1.1-1
         //= RDMAP-8.1.1-2
-        if self.pd != who.pd || !self.serves(who.qp) {
+        if self.pd != principal.pd || !self.serves(principal.qp) {
             return Err(RemoteFault::NotAssociated);
         }
         //= DDP-7.1-12
@@ -111,7 +116,8 @@ impl StagEntry {
         self.range(to, len).ok_or(RemoteFault::Bounds)
     }
 
-    /// Bytes from its start to `addr`, if it has `len` bytes from there on.
+    /// Returns the offset of `addr` in the memory, or `None` if the `len` bytes at `addr` are not
+    /// within it.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "at most the length, which is that of a piece of memory"
@@ -121,7 +127,7 @@ impl StagEntry {
         (from.checked_add(len)? <= self.length).then_some(from as usize)
     }
 
-    /// The `len` bytes from `addr` on, if it has them.
+    /// Returns the `len` bytes at `addr`, or `None` if they are not within the memory.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "at most the length, which is that of a piece of memory"

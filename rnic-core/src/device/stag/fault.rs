@@ -1,55 +1,55 @@
-//! Why an STag does not serve.
+//! Reasons why an STag cannot be used.
 
-/// Why a local key does not serve a request.
+/// Reason why a local key cannot be used for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocalFault {
-    /// No such key, or it is another session's, domain's or QP's.
+    /// The key does not exist, or belongs to another session, domain or QP.
     #[error("no such local key")]
     InvalidKey,
-    /// The region does not allow local writing.
+    /// The region does not allow local writes.
     #[error("the region may not be written")]
     NoRight,
-    /// The range leaves the region.
+    /// The range is not within the region.
     #[error("outside the region")]
     Bounds,
-    /// A region of the whole domain, which a request of an RC or UC QP does not invalidate.
-    #[error("a region of the domain is only deregistered")]
+    /// The region is shared by the whole domain. An RC or UC QP cannot invalidate it.
+    #[error("a region of the domain can only be deregistered")]
     OrdinaryRegion,
-    /// Windows are bound to the region that is to be invalidated.
+    /// The region cannot be invalidated while windows are bound to it.
     #[error("windows are bound to the region")]
     HasWindows,
 }
 
-/// Why a remote STag does not serve a message; the checks of RFC 5041 section 7.1 and RFC 5040
-/// section 7.2, in the order in which they are made.
+/// Reason why a remote STag cannot be used for a message. The variants are in the order of the
+/// checks in RFC 5041 section 7.1 and RFC 5040 section 7.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteFault {
-    /// No such STag, or it is not enabled.
+    /// The STag does not exist, or is not enabled.
     #[error("invalid STag")]
     InvalidStag,
-    /// Another domain's, or limited to another stream.
+    /// The STag belongs to another domain, or is limited to another stream.
     #[error("STag not associated with this stream")]
     NotAssociated,
     /// The region lacks the remote right.
     #[error("access rights violation")]
     NoRight,
-    /// The queue pair lacks it, whatever the region allows (`qp_access_flags`).
+    /// The QP lacks the remote right, even if the region has it (`qp_access_flags`).
     #[error("operation not enabled for the queue pair")]
     NotEnabled,
-    /// Offset plus length reaches 2^64.
+    /// The offset plus the length is 2^64 or more.
     #[error("tagged offset wraps")]
     Wrap,
-    /// The range leaves the region.
+    /// The range is not within the region.
     #[error("base or bounds violation")]
     Bounds,
 }
 
-/// Why an STag cannot be invalidated by the peer (RFC 5040 section 5.3, codes 09 of both types).
+/// Reason why the peer cannot invalidate an STag (RFC 5040 section 5.3, codes 0/1/09 and 0/2/09).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidateFault {
-    /// Unknown, or not associated with the stream: a protection error.
+    /// Unknown, or not associated with the stream: reported as a protection error.
     NotAssociated,
-    /// Associated, but shared by the domain, or a region with windows bound to it: an operation
-    /// error.
+    /// Associated, but shared by the domain, or a region with bound windows: reported as an
+    /// operation error.
     Shared,
 }

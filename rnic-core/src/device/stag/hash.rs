@@ -1,8 +1,8 @@
-//! Where STags stand in a worker's tables.
+//! Hash function of a worker's STag tables.
 //!
-//! Whoever registers often chooses among the STags it is given, and the key of a window as it
-//! likes. So that nobody can gather those that fall on one place, and so make each look-up of them
-//! a long one, the hash depends on a secret of the table.
+//! A client that registers often can choose among the STags it gets, and it chooses the key of a
+//! window freely. So it could collect STags with equal hashes, which would make every lookup slow.
+//! To prevent that, the hash depends on a secret of the table.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 /// The secret of a table.
 #[derive(Clone)]
 pub(in crate::device) struct StagHash {
-    /// Odd, so that no bit is lost.
+    /// Odd, so that the multiplication loses no bit.
     factor: u64,
 }
 
@@ -22,7 +22,7 @@ impl StagHash {
 }
 
 impl Default for StagHash {
-    /// A secret from where the standard library's own tables have theirs.
+    /// Takes the secret from the source that the standard library uses for its own hash tables.
     fn default() -> Self {
         StagHash::new(RandomState::new().hash_one(0u8))
     }
@@ -36,9 +36,9 @@ impl BuildHasher for StagHash {
     }
 }
 
-/// One multiplication by a secret: of any two STags chosen without it, at most two in 2^k agree in
-/// the k bits from the middle of the product on (Dietzfelbinger and others, 1997). The table takes
-/// its places from the low end, so those bits go there.
+/// One multiplication by a secret. Of any two STags chosen without it, at most two in 2^k agree in
+/// k bits of the product, counted from its middle (Dietzfelbinger and others, 1997). The table uses
+/// the low bits for its buckets, so `write_u32` rotates the middle bits there.
 pub(in crate::device) struct StagHasher {
     state: u64,
     factor: u64,
@@ -61,15 +61,15 @@ impl Hasher for StagHasher {
     }
 }
 
-/// Gives the memory of a table back that is nearly empty after it was large. Moving what is left
-/// takes less time than the growth that it undoes.
+/// Shrinks a table that is nearly empty but was large. Moving the remaining entries takes less time
+/// than the growth did.
 pub(super) fn shrink_sparse<K: Eq + Hash, V, S: BuildHasher>(table: &mut HashMap<K, V, S>) {
     if table.capacity() > SMALL && table.len() < table.capacity() / 8 {
         table.shrink_to(table.len() * 2);
     }
 }
 
-/// Entries for which a table may keep room.
+/// Capacity that a table may keep.
 const SMALL: usize = 1024;
 
 #[cfg(test)]
@@ -85,13 +85,13 @@ mod tests {
     #[test]
     fn hashes_fill_both_ends_of_a_word() {
         let secret = StagHash::new(0xBB67_AE85_84CA_A73B);
-        // STags that agree in all but some bits, as somebody may gather them; the last are those of
-        // one window under all its keys.
+        // STags that agree in all but some bits, as an attacker may collect them. The last set is
+        // one window with all its keys.
         for (count, shift) in [(4096, 20), (4096, 17), (4096, 8), (256, 0)] {
             let hashes = hashes(&secret, (0..count).map(|n| 0x1234_5678 ^ n << shift));
             assert_eq!(hashes.iter().collect::<HashSet<_>>().len(), count as usize);
-            // Those of a hash table's buckets, and those of its control bytes. In the worst case
-            // few come together, of 4096 that somebody has gathered.
+            // The bits of a hash table's buckets, and those of its control bytes. Even in the worst
+            // case only a few of 4096 collected STags collide.
             let (buckets, least) = if count == 256 { (0xFF, 120) } else { (0xFFF, 500) };
             let low: HashSet<u64> = hashes.iter().map(|h| h & buckets).collect();
             let high: HashSet<u64> = hashes.iter().map(|h| h >> 57).collect();
@@ -101,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn what_collides_in_one_table_does_not_in_another() {
-        // Fractions of the roots of 3 and 7.
+    fn collisions_differ_between_tables() {
+        // Fractional parts of the roots of 3 and 7.
         let one = StagHash::new(0xBB67_AE85_84CA_A73B);
         let other = StagHash::new(0xA54F_F53A_5F1D_36F1);
         let bucket = |secret: &StagHash, n| secret.hash_one(n) & 0xFFFF;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_one_by_one_all_count() {
+    fn every_hashed_byte_counts() {
         let secret = StagHash::default();
         let all: HashSet<u64> = (0..=255u8)
             .map(|n| {

@@ -1,4 +1,4 @@
-//! The windows that a worker knows, and which of them are bound.
+//! The windows of a worker's table, and their bindings.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,30 +9,30 @@ use crate::device::allocator::index;
 use crate::device::window::{Binding, Window};
 use crate::types::{QpId, Scope, SessionId, Stag};
 
-/// Windows, bound or not. A bound one has an entry among the STags as well.
+/// Windows, bound or not. A bound window also has an entry in the table.
 #[derive(Default)]
 pub(super) struct Windows {
-    /// By the 24 bits of their STag that stay.
+    /// Windows by index: the 24 bits of the STag that do not change.
     known: HashMap<u32, KnownWindow, StagHash>,
-    /// STags of bound windows that only one QP uses, by that QP.
+    /// STags of bound type 2 windows, by the QP that bound them.
     of_qps: HashMap<QpId, BTreeSet<Stag>>,
 }
 
-/// A window as a worker knows it.
+/// A window in a worker's table.
 struct KnownWindow {
     window: Arc<Window>,
-    /// The STag of its entry in this worker's table.
+    /// STag of its entry in this worker's table.
     bound: Option<Stag>,
 }
 
 impl Windows {
-    /// Makes a window known.
+    /// Adds a window.
     pub(super) fn add(&mut self, window: Arc<Window>) {
         let (stag, _) = window.view();
         self.known.insert(index(stag), KnownWindow { window, bound: None });
     }
 
-    /// Forgets a window; the STag under which it is bound, if it is.
+    /// Removes a window. Returns the STag under which it was bound; `None` if it was not bound.
     pub(super) fn remove(&mut self, window: &Window) -> Option<Stag> {
         let (stag, _) = window.view();
         let known = self.known.remove(&index(stag))?;
@@ -40,12 +40,12 @@ impl Windows {
         known.bound
     }
 
-    /// The window that has this STag, whatever the key.
+    /// Returns the window that has this STag, with any key.
     pub(super) fn find(&self, stag: Stag) -> Option<&Arc<Window>> {
         self.known.get(&index(stag)).map(|known| &known.window)
     }
 
-    /// Adds the entry of a window to what is known of it; whether the window is still there.
+    /// Records that a window is bound to an entry. Returns true if the window still exists.
     pub(super) fn note_bound(&mut self, entry: &StagEntry, binding: &Binding) -> bool {
         let Some(known) = self.known.get_mut(&index(entry.stag)) else { return false };
         if known.window.id() != binding.window() {
@@ -58,7 +58,7 @@ impl Windows {
         true
     }
 
-    /// Takes the entry of a window that is gone out of what is known of it.
+    /// Records that the entry of a window was removed.
     pub(super) fn note_unbound(&mut self, entry: &StagEntry) {
         if let Some(known) = self.known.get_mut(&index(entry.stag))
             && known.bound == Some(entry.stag)
@@ -75,12 +75,12 @@ impl Windows {
         }
     }
 
-    /// Forgets which windows a QP has bound: their STags.
+    /// Removes and returns the STags of the windows that a QP has bound.
     pub(super) fn take_of(&mut self, qp: QpId) -> BTreeSet<Stag> {
         self.of_qps.remove(&qp).unwrap_or_default()
     }
 
-    /// Forgets the windows of a session; their entries are gone already.
+    /// Removes the windows of a session. Their entries have been removed already.
     pub(super) fn forget_session(&mut self, session: SessionId) {
         self.known.retain(|_, known| known.window.session() != session);
         shrink_sparse(&mut self.known);

@@ -1,4 +1,4 @@
-//! What a queue pair keeps of datagrams that have come.
+//! State that a UD QP keeps of received datagrams.
 
 use bitflags::bitflags;
 
@@ -7,32 +7,33 @@ use crate::device::copier::CopyResult;
 use crate::types::SessionId;
 
 bitflags! {
-    /// Why a datagram was dropped.
+    /// Reasons for dropping a datagram.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) struct Drops: u8 {
-        /// It has another Q_Key.
+        /// Its Q_Key is not that of the QP.
         const Q_KEY = 1;
         /// No receive is posted.
         const NO_RECEIVE = 2;
         /// It does not fit the receive.
         const TOO_LONG = 4;
-        /// The rules do not let the owner receive at that address.
+        /// The `[[listen]]` rules do not permit the user to receive at that address.
         const FORBIDDEN = 8;
-        /// A copier has enough to write already.
+        /// Too many copies are under way to memory of the receive's session.
         const COPIER = 16;
     }
 }
 
-/// A datagram that a copier is writing.
-pub(super) struct Placing {
-    /// Number of the copy; none if it was written at once, behind others.
+/// A received datagram that waits for a copier, or follows such a datagram.
+pub(super) struct PendingDatagram {
+    /// Number of the copy. `None` if the bytes were written at once but earlier datagrams still
+    /// wait.
     pub job: Option<u64>,
-    /// Whose memory it is.
+    /// Session that owns the memory.
     pub owner: SessionId,
-    /// Whether it has been written, and how it went.
+    /// Result of the copy, once it is known.
     pub written: Option<CopyResult>,
-    /// The completion, if it goes well.
+    /// Completion for a successful copy.
     pub cqe: Cqe,
-    /// Bytes of its data.
+    /// Bytes of data.
     pub len: usize,
 }

@@ -1,11 +1,10 @@
-//! Queue pairs of datagrams (`IBV_QPT_UD` of a RoCE adapter; IBTA specification, volume 1, section
-//! 9.8.3): no stream, no peer, no acknowledgement. Each request is one packet to the queue pair
-//! that it names.
+//! UD QPs (`IBV_QPT_UD`; IBTA specification, volume 1, section 9.8.3). They have no stream, no peer
+//! and no acknowledgements. Each request is one packet to the QP that it addresses.
 //!
-//! Requests are taken and read by the same [`requester`](super::requester) as those of streams
-//! ([`send`]), and what comes is placed by the same [`responder`](super::responder) ([`receive`]).
-//! A datagram to a port of this daemon is handed over at once, because one engine has all queue
-//! pairs of datagrams; any other leaves as a packet of RoCE v2 ([`roce`](crate::roce)).
+//! The same [`requester`](super::requester) that serves streams takes and reads the requests
+//! ([`send`]), and the same [`responder`](super::responder) places received datagrams
+//! ([`receive`]). A datagram to a port of this daemon is delivered at once, because one engine owns
+//! all UD QPs. Any other is sent as a RoCE v2 packet ([`roce`](crate::roce)).
 
 mod arrivals;
 mod receive;
@@ -16,57 +15,57 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use arrivals::{Drops, Placing};
+use arrivals::{Drops, PendingDatagram};
 
 use crate::types::{Gid, QpState};
 
-/// What a queue pair of datagrams has to know.
+/// Configuration of a UD QP.
 pub struct DatagramConfig {
-    /// What datagrams for it must have.
+    /// Q_Key that a received datagram must carry.
     pub q_key: u32,
     /// The device's ports.
     pub port: Arc<DatagramPort>,
-    /// Who its owner may exchange datagrams with.
+    /// Rules for the addresses that the owner may exchange datagrams with.
     pub rules: Box<dyn DatagramRules>,
 }
 
-/// The ports of a device, as far as datagrams are concerned.
+/// The ports of a device, as UD QPs see them.
 #[derive(Clone, Debug)]
 pub struct DatagramPort {
-    /// The table of GIDs.
+    /// GID table.
     pub gids: Vec<Gid>,
     /// Bytes of data in a packet, at most [`MAX_DATA`](crate::roce::MAX_DATA).
     pub mtu: u32,
-    /// Port of UDP, here and at other daemons.
+    /// UDP port, the same at all daemons.
     pub udp: u16,
-    /// Datagrams to a port of the device are handed over without a packet.
+    /// Deliver datagrams to a port of the device without a packet.
     pub direct: bool,
 }
 
-/// What the administrator's rules say of one user.
+/// The administrator's datagram rules for one user.
 pub trait DatagramRules: Send {
-    /// Whether datagrams may be sent from one address, which is the device's, to another.
+    /// Returns true if the user may send datagrams from address `from` of the device to `to`.
     fn may_send(&self, from: IpAddr, to: IpAddr) -> bool;
-    /// Whether they may be received at an address.
+    /// Returns true if the user may receive datagrams at address `at` of the device.
     fn may_receive(&self, at: IpAddr) -> bool;
 }
 
-/// A queue pair of datagrams, besides what every queue pair has.
+/// The part of a UD QP that other QPs do not have.
 pub(super) struct Datagrams {
     q_key: u32,
     port: Arc<DatagramPort>,
     rules: Box<dyn DatagramRules>,
-    /// Number of the next packet; known from Rts on.
+    /// PSN of the next packet; set from RTS on.
     psn: Option<u32>,
-    /// In Sqd.
+    /// In SQD.
     drains: bool,
-    /// The program was told that the send queue has drained.
-    told_of_drain: bool,
-    /// Where the last datagram went, which the rules allow.
+    /// The program was notified that the send queue has drained.
+    drain_reported: bool,
+    /// Source and destination of the last datagram, which the rules allow.
     allowed: Option<(IpAddr, IpAddr)>,
-    /// Datagrams that a copier is writing, oldest first.
-    placing: VecDeque<Placing>,
-    /// What the owner has been told of that was dropped.
+    /// Datagrams that wait for a copier, oldest first.
+    placing: VecDeque<PendingDatagram>,
+    /// Drop reasons already reported to the owner.
     drops: Drops,
 }
 
@@ -79,14 +78,14 @@ impl Datagrams {
             rules,
             psn: None,
             drains: false,
-            told_of_drain: false,
+            drain_reported: false,
             allowed: None,
             placing: VecDeque::new(),
             drops: Drops::empty(),
         }
     }
 
-    /// The state that applications see while it works.
+    /// Returns the QP state that applications see while the QP works.
     pub(super) fn state(&self) -> QpState {
         match (self.psn, self.drains) {
             (None, _) => QpState::Rtr,

@@ -1,7 +1,7 @@
-//! Datagrams that come, and what becomes of those that nobody takes in: they are lost, counted, and
-//! the owner finds a diagnosis of the first of each kind.
+//! Received datagrams. A datagram that a QP does not accept is dropped and counted, and the log of
+//! diagnoses gets the first one for each reason.
 
-use super::arrivals::{Drops, Placing};
+use super::arrivals::{Drops, PendingDatagram};
 use crate::abi::queue::{CompletionFlags, Cqe};
 use crate::device::copier::CopyResult;
 use crate::device::memory::{MemoryFault, Payload};
@@ -17,8 +17,9 @@ use crate::shm::attached::CopyEnd;
 use crate::types::CompletionStatus;
 
 impl Qp {
-    /// Whether a packet from another daemon is looked at: not from a port of this daemon, whose
-    /// datagrams need no packet, and not while its owner owes for others.
+    /// Returns true if the QP accepts a packet from another daemon. Drops packets with a source
+    /// address of this daemon, since its own datagrams need no packet, and packets to a QP with a
+    /// large debt.
     pub(super) fn takes_packet(&mut self, datagram: &Datagram) -> bool {
         let Some(datagrams) = &self.datagrams else { return false };
         let port = &datagrams.port;
@@ -30,7 +31,7 @@ impl Qp {
         !forged
     }
 
-    /// A datagram has come, with the header that stands before its data.
+    /// Handles a received datagram. `bytes` begins with the GRH, then the data.
     pub(super) fn datagram_arrived(
         &mut self,
         engine: &mut EngineState,
@@ -59,7 +60,7 @@ impl Qp {
         }
     }
 
-    /// Places a datagram in a receive; why it was dropped instead, if it was.
+    /// Places a datagram in a receive. Returns the reason if it drops the datagram instead.
     fn receive_datagram(
         &mut self,
         engine: &mut EngineState,
@@ -75,13 +76,13 @@ impl Qp {
         }
         let payload = Payload::Bytes(bytes);
         let placed = match self.responder.place_send(&self.core, &engine.stags, 0, payload) {
-            // The receive is the next one's.
+            // The receive stays in use for the next datagram.
             Err(PlacementError::Fault(_, Reason::TooLong { .. })) => {
                 return Ok(Some(Drops::TOO_LONG));
             }
             other => other?,
         };
-        // Likewise.
+        // Here too the receive stays in use for the next datagram.
         if let Placed::Pending(write) = &placed
             && write.copier().under_way(engine.worker) >= MOST_PLACING
         {
@@ -93,7 +94,7 @@ impl Qp {
         flags.set(CompletionFlags::SOLICITED, datagram.solicited);
         flags.set(CompletionFlags::IPV4, datagram.to.address().is_ipv4());
         if let Some(data) = datagram.immediate {
-            flags |= CompletionFlags::WITH_IMM | CompletionFlags::BESIDE;
+            flags |= CompletionFlags::WITH_IMM | CompletionFlags::IMM_WITH_SEND;
             cqe.imm_or_inv = u64::from(data) << 32;
         }
         cqe.flags = flags.bits();
@@ -105,24 +106,30 @@ impl Qp {
             Placed::Done => {
                 let written = Some(Ok(Vec::new()));
                 let owner = self.core.session;
-                self.keep_placing(Placing { job: None, owner, written, cqe, len });
+                self.queue_placement(PendingDatagram { job: None, owner, written, cqe, len });
             }
             Placed::Pending(write) => {
                 let (job, copier) = write.hand_over(&self.core, engine);
                 let owner = copier.session();
-                self.keep_placing(Placing { job: Some(job), owner, written: None, cqe, len });
+                self.queue_placement(PendingDatagram {
+                    job: Some(job),
+                    owner,
+                    written: None,
+                    cqe,
+                    len,
+                });
             }
         }
         Ok(None)
     }
 
-    fn keep_placing(&mut self, placing: Placing) {
+    fn queue_placement(&mut self, placing: PendingDatagram) {
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.placing.push_back(placing);
         }
     }
 
-    /// A datagram is in its receive.
+    /// Completes the receive of a datagram.
     fn datagram_done(&mut self, engine: &mut EngineState, cqe: &Cqe, len: usize) {
         self.core.shared.bytes_received.add(len as u64);
         self.publish_receive(engine, cqe);
@@ -141,32 +148,33 @@ impl Qp {
             return;
         }
         datagrams.drops |= why;
-        let (from, source) = (datagram.from.address(), datagram.source);
+        let from = datagram.from.address();
+        let source = datagram.source;
         let what = match why {
-            Drops::Q_KEY => "it has another Q_Key".to_owned(),
+            Drops::Q_KEY => "its Q_Key is not that of the queue pair".to_owned(),
             Drops::NO_RECEIVE => "no receive is posted".to_owned(),
             Drops::TOO_LONG => {
-                format!("it is longer, with its header {} bytes, than the receive", bytes.len())
+                format!("with its GRH it has {} bytes, more than the receive", bytes.len())
             }
             Drops::FORBIDDEN => {
                 let at = datagram.to.address();
                 format!("the rules of [[listen]] do not let this user receive at {at}")
             }
-            _ => format!("{MOST_PLACING} copies to memory of its session are under way already"),
+            _ => format!("{MOST_PLACING} copies to memory of its session are already under way"),
         };
-        let text = format!("a datagram from queue pair {source} at {from} was dropped: {what}");
+        let text = format!("dropped a datagram from queue pair {source} at {from}: {what}");
         self.life.record_drop(&self.core, engine, &text);
     }
 
     // --- Copiers -----------------------------------------------------------------------------
 
-    /// Whether a copier is writing datagrams.
+    /// Returns true if a copier is writing datagrams.
     pub(in crate::engine) fn is_placing_datagrams(&self) -> bool {
         self.datagrams.as_ref().is_some_and(|datagrams| !datagrams.placing.is_empty())
     }
 
-    /// A copier has answered: those that are in their receives complete, in the order in which they
-    /// came.
+    /// Handles the result of a copy. Completes the datagrams that are in place, in the order in
+    /// which they arrived.
     pub(in crate::engine) fn datagram_placed(
         &mut self,
         engine: &mut EngineState,
@@ -177,11 +185,11 @@ impl Qp {
         let Some(of) = datagrams.placing.iter_mut().find(|p| p.job == Some(job)) else { return };
         of.written = Some(result);
         while let Some(placing) = self.next_placed() {
-            let Placing { owner, written, cqe, len, .. } = placing;
+            let PendingDatagram { owner, written, cqe, len, .. } = placing;
             match written {
                 Some(Err(cause)) => {
                     let fault = MemoryFault { owner, cause, end: CopyEnd::Sink };
-                    self.receive_unwritten(engine, fault, cqe.wr_id);
+                    self.datagram_write_failed(engine, fault, cqe.wr_id);
                 }
                 _ => self.datagram_done(engine, &cqe, len),
             }
@@ -192,13 +200,13 @@ impl Qp {
         engine.wake(&mut self.core);
     }
 
-    fn next_placed(&mut self) -> Option<Placing> {
+    fn next_placed(&mut self) -> Option<PendingDatagram> {
         let placing = &mut self.datagrams.as_mut()?.placing;
         placing.front()?.written.as_ref()?;
         placing.pop_front()
     }
 }
 
-/// Copies of one session that may be under way before one more datagram for it: they are held in
-/// memory, and a queue pair has no peer that could be made to wait.
+/// Maximum number of copies under way to memory of one session before another datagram for it is
+/// dropped. Copies are held in memory, and a UD QP has no peer that could be made to wait.
 const MOST_PLACING: u64 = 256;

@@ -1,4 +1,4 @@
-//! Datagrams from the send queue to whoever they name.
+//! Sends datagrams from the send queue, and delivers incoming datagrams.
 
 use std::net::SocketAddr;
 
@@ -12,11 +12,11 @@ use crate::engine::requester::RequestError;
 use crate::engine::requester::message::{Addressed, Gather, GatherFault, Segment};
 use crate::engine::schedule::{CALL_COST, REQUEST_COST};
 use crate::engine::state::EngineState;
-use crate::roce::{Datagram, grh, is_a_host, packet};
+use crate::roce::{Datagram, grh, is_unicast, packet};
 use crate::types::{QpId, Time};
 
 impl Engine {
-    /// One turn of a queue pair of datagrams.
+    /// Takes one turn of a UD QP.
     pub(in crate::engine) fn send_datagrams(&mut self, qp: &mut Box<Qp>) {
         let mut slab = std::mem::take(&mut self.tx_slab);
         while !qp.core.turn.is_over() && qp.next_datagram(&mut self.state) {
@@ -29,32 +29,35 @@ impl Engine {
         self.tx_slab = slab;
         qp.retire(&mut self.state);
         qp.requester.return_slots(&qp.core, &mut self.state);
-        qp.tell_of_drained_datagrams(&mut self.state);
+        qp.emit_datagrams_drained(&mut self.state);
         if qp.core.turn.is_over() {
             self.state.wake(&mut qp.core);
         }
     }
 
-    /// A datagram, with the header that its receiver finds before its data.
+    /// Delivers a datagram to a port of the device, or sends a packet. `bytes` begins with the GRH,
+    /// then the data.
     fn send_datagram(&mut self, qp: &mut Box<Qp>, datagram: &Datagram, bytes: &[u8]) {
         let Some(port) = qp.datagrams.as_ref().map(|datagrams| datagrams.port.clone()) else {
             return;
         };
         if !(port.direct && port.gids.contains(&datagram.to)) {
-            // Its sender pays for the system call.
+            // The sender is charged for the system call.
             qp.core.turn.charge(CALL_COST);
-            let packet = packet::emit(datagram, &bytes[grh::LEN..], (port.udp, port.udp));
-            let (from, to) = (datagram.from.address(), datagram.to.address());
+            let packet = packet::emit(datagram, &bytes[grh::LEN..], port.udp, port.udp);
+            let from = datagram.from.address();
+            let to = datagram.to.address();
             return self.state.outputs.push_back(Output::SendDatagram { from, to, packet });
         }
-        match datagram.qp == qp.core.id {
-            true => qp.datagram_arrived(&mut self.state, datagram, bytes),
-            false => self.datagram_arrived(datagram, bytes),
+        if datagram.qp == qp.core.id {
+            qp.datagram_arrived(&mut self.state, datagram, bytes);
+        } else {
+            self.datagram_arrived(datagram, bytes);
         }
     }
 
-    /// A datagram has come for a queue pair of this engine, if there is one. What that costs its
-    /// owner is the failure of a receive of his, if it comes to that.
+    /// Delivers a datagram to another QP of this engine, if it exists. The receiver is charged only
+    /// if a receive fails.
     fn datagram_arrived(&mut self, datagram: &Datagram, bytes: &[u8]) {
         let Some(key) = self.by_id.get(&datagram.qp) else { return };
         let Some(qp) = self.qps.get_mut(*key as usize).and_then(Option::as_mut) else { return };
@@ -63,8 +66,8 @@ impl Engine {
         self.state.settle(&mut qp.core, before);
     }
 
-    /// A packet has come from another daemon, between these addresses of UDP. Who receives it pays
-    /// for it; while he owes too much, what comes for him is dropped.
+    /// Handles a packet from another daemon. `from` and `to` are its UDP addresses. The receiving
+    /// QP is charged for it. Packets to a QP with a large debt are dropped.
     pub fn handle_datagram(&mut self, from: SocketAddr, to: SocketAddr, packet: &[u8], now: Time) {
         self.state.now = now;
         let Ok((datagram, data)) = packet::parse(from, to, packet) else { return };
@@ -81,7 +84,7 @@ impl Engine {
         qp.core.turn.charge(REQUEST_COST.max(i64::from(count(len))));
         qp.datagram_arrived(&mut self.state, &datagram, &slab[..len]);
         self.state.settle(&mut qp.core, before);
-        // A turn repays what it owes.
+        // The QP repays its debt in a turn.
         self.state.wake(&mut qp.core);
         self.tx_slab = slab;
         self.deliver_pending();
@@ -89,7 +92,7 @@ impl Engine {
 }
 
 impl Qp {
-    /// Makes sure that a datagram is ready to be read; false if there is none to send now.
+    /// Makes a datagram ready to be read. Returns false if no datagram can be sent now.
     fn next_datagram(&mut self, engine: &mut EngineState) -> bool {
         let Some(datagrams) = &self.datagrams else { return false };
         if !self.life.phase().sends() {
@@ -105,8 +108,8 @@ impl Qp {
         }
     }
 
-    /// The datagram that is ready and how long it is, its data read into `bytes`; none if they must
-    /// be staged first, or cannot be had, or if it may not be sent.
+    /// Reads the data of the ready datagram into `bytes`. Returns the datagram and its length, or
+    /// `None` if the data must be staged first, cannot be read, or may not be sent.
     fn read_datagram(
         &mut self,
         engine: &mut EngineState,
@@ -137,7 +140,7 @@ impl Qp {
         None
     }
 
-    /// What is said of the datagram that is ready; an error if it may not go there.
+    /// Builds the header of the ready datagram. Fails if it may not go to its destination.
     fn address(&mut self, addressed: Addressed) -> Result<Datagram, Reason> {
         let Some(datagrams) = &mut self.datagrams else { return Err(Reason::NoDatagram) };
         let source = addressed.source;
@@ -146,20 +149,21 @@ impl Qp {
         let from = gid.ok_or(Reason::DatagramSource { index: source.into() })?;
         let route = (from.address(), addressed.to.address());
         if datagrams.allowed != Some(route) {
-            if !is_a_host(route.1) || !datagrams.rules.may_send(route.0, route.1) {
+            if !is_unicast(route.1) || !datagrams.rules.may_send(route.0, route.1) {
                 return Err(Reason::DatagramForbidden { to: route.1 });
             }
             datagrams.allowed = Some(route);
         }
         let Addressed { to, qp, q_key, immediate, solicited, .. } = addressed;
-        let (source, psn) = (self.core.id, datagrams.psn.unwrap_or(0));
+        let source = self.core.id;
+        let psn = datagrams.psn.unwrap_or(0);
         let q_key = q_key.unwrap_or(datagrams.q_key);
         Ok(Datagram { from, source, to, qp: QpId(qp), q_key, psn, immediate, solicited })
     }
 
-    /// The datagram that was ready has left.
+    /// Accounts for the ready datagram, which has been sent.
     fn datagram_sent(&mut self, len: usize) {
-        let Some(segment) = self.requester.next_segment(WHOLE, VERSION) else { return };
+        let Some(segment) = self.requester.next_segment(MAX_SEGMENT, VERSION) else { return };
         let segment = Segment { len: count(len), ..segment };
         self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);
         self.core.turn.charge(REQUEST_COST.max(i64::from(count(len))));
@@ -169,8 +173,8 @@ impl Qp {
     }
 }
 
-/// Bytes of a segment that every datagram fits.
-const WHOLE: usize = 64 * 1024 - 1;
-/// DDP's, which no packet has.
+/// Segment size that every datagram fits.
+const MAX_SEGMENT: usize = 64 * 1024 - 1;
+/// DDP version, which no packet carries.
 const VERSION: u8 = 1;
 const LOW_24: u32 = 0xFF_FFFF;

@@ -1,4 +1,4 @@
-//! What a program, or the administrator, tells a queue pair of datagrams.
+//! Changes of a UD QP by the program or the administrator.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,7 +10,7 @@ use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
 
 impl Qp {
-    /// Carries out a change that the program wants.
+    /// Carries out a state change or another change that the program requests.
     pub(in crate::engine) fn change_datagrams(
         &mut self,
         engine: &mut EngineState,
@@ -25,10 +25,13 @@ impl Qp {
                 datagrams.psn.get_or_insert(sending.sq_psn);
                 datagrams.drains = false;
             }
-            QpChange::DrainSendQueue => (datagrams.drains, datagrams.told_of_drain) = (true, false),
+            QpChange::DrainSendQueue => {
+                datagrams.drains = true;
+                datagrams.drain_reported = false;
+            }
             QpChange::QKey(q_key) => datagrams.q_key = q_key,
-            // The resource manager makes another queue pair of it, or a first one; the rest is of
-            // queue pairs with a peer.
+            // For `ReceiveDatagrams` and `Reset` the resource manager creates a new QP. The others
+            // apply to QPs with a peer.
             QpChange::ReceiveDatagrams { .. }
             | QpChange::Reset
             | QpChange::ReadyToReceive(_)
@@ -39,34 +42,36 @@ impl Qp {
             self.leave_send_error();
         }
         self.set_pace();
-        // What applications see of the phase is the state.
+        // Publishes the new QP state.
         self.enter(self.life.phase());
         engine.wake(&mut self.core);
     }
 
-    /// Keeps to other rules from now on.
+    /// Replaces the rules.
     pub(in crate::engine) fn set_datagram_rules(&mut self, rules: Box<dyn DatagramRules>) {
         if let Some(datagrams) = &mut self.datagrams {
-            (datagrams.rules, datagrams.allowed) = (rules, None);
+            datagrams.rules = rules;
+            datagrams.allowed = None;
         }
     }
 
-    /// Uses these ports of the device from now on.
+    /// Replaces the ports of the device.
     pub(in crate::engine) fn set_datagram_port(&mut self, port: Arc<DatagramPort>) {
         if let Some(datagrams) = &mut self.datagrams {
-            (datagrams.port, datagrams.allowed) = (port, None);
+            datagrams.port = port;
+            datagrams.allowed = None;
         }
     }
 
-    /// Says, once, that what had begun before Sqd is done.
-    pub(super) fn tell_of_drained_datagrams(&mut self, engine: &mut EngineState) {
+    /// Emits, once, the event that requests begun before SQD are done.
+    pub(super) fn emit_datagrams_drained(&mut self, engine: &mut EngineState) {
         let Some(datagrams) = &mut self.datagrams else { return };
         if datagrams.drains
-            && !datagrams.told_of_drain
+            && !datagrams.drain_reported
             && self.send_queue == SendQueue::Works
             && !self.requester.is_under_way()
         {
-            datagrams.told_of_drain = true;
+            datagrams.drain_reported = true;
             let context = self.core.shared.context.load(Relaxed);
             let event = Event::SendQueueDrained { qp: self.core.id, context };
             engine.emit(self.core.session, event);

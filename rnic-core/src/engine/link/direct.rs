@@ -1,11 +1,11 @@
 //! The direct path: both ends are QPs of this engine, and a segment goes from memory to memory in
 //! one copy.
 //!
-//! The sender produces the very DDP segments it would send over TCP, and hands them to the function
-//! that is called behind the checks of the stream ([`Qp::segment_arrived`]), in the form that those
-//! give them ([`incoming_of`]): versions, queues and numbers of a sender of this engine cannot be
-//! wrong. What can, IRD, is asked here. All that needs memory or buffers, completions, errors and
-//! Terminates are the same code; what is missing is MPA, TCP and two copies.
+//! The sender cuts the same DDP segments that it would send over TCP. It passes each to
+//! [`Qp::segment_arrived`] in the form that the TCP path produces ([`incoming_of`]). Versions,
+//! queue numbers and MSNs of a sender in this engine are always correct and need no check. IRD,
+//! which it can exceed, is checked here. Everything that needs memory, buffers, completions, errors
+//! or Terminates is shared with the TCP path. Only MPA, TCP and two copies are left out.
 
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::engine::arrival::{ArrivalError, PayloadSource, SegmentFate};
@@ -25,12 +25,12 @@ use crate::stream::inbound::{InboundAtomic, InboundRead, SendKind};
 use crate::types::Stag;
 
 impl Qp {
-    /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
+    /// Delivers messages of `self` to `peer` until the turn or the work ends.
     pub(in crate::engine) fn run_direct(&mut self, peer: &mut Qp, engine: &mut EngineState) {
         let mut unretired = 0;
         self.requester.set_peer_refuses(peer.is_refusing());
         if !peer.responder.is_blocked() {
-            // What a copier wrote for it is in place.
+            // All copies to the peer's memory are done.
             self.requester.acknowledge_all();
         }
         self.set_peer_waits(engine, peer.responder.awaits_receive());
@@ -45,7 +45,7 @@ impl Qp {
             if !self.next_message(engine) {
                 break;
             }
-            let Some(taken) = self.hand_over_some(peer, engine) else { break };
+            let Some(taken) = self.hand_over_next(peer, engine) else { break };
             self.core.turn.charge(i64::from(taken).max(REQUEST_COST));
             unretired += 1;
             if unretired == RETIRE_EVERY {
@@ -58,24 +58,25 @@ impl Qp {
         self.finish_if_drained(engine);
     }
 
-    /// Hands the next segment to the peer, or a run of them: how many bytes that were. `None` if
-    /// they must be staged first.
+    /// Hands the next segment, or a run of segments, to the peer. Returns its payload length in
+    /// bytes, or `None` if the payload must be staged first.
     #[inline]
-    fn hand_over_some(&mut self, peer: &mut Qp, engine: &mut EngineState) -> Option<u32> {
+    fn hand_over_next(&mut self, peer: &mut Qp, engine: &mut EngineState) -> Option<u32> {
         if let Some(run) = self.next_run(engine)
             && self.hand_over_run(peer, engine, run)
         {
             return Some(run.len);
         }
         //= DDP-5.3-2
-        // Version and segment size are those of a TCP connection inside this machine.
+        // DDP version and segment size are as on a TCP connection inside this machine.
         let segment = self.requester.next_segment(SEGMENT, VERSION)?;
         self.hand_over(peer, engine, segment).then_some(segment.len)
     }
 
-    /// Several segments of a long message at once, as if they were one: the copy likes that. Only
-    /// from shared memory to shared memory, where a turn is worth as much (nobody else has turns,
-    /// or waits for this CPU), and as many as what is left of this one pays for.
+    /// Cuts several segments of a long message as one, because one long copy is faster. This is
+    /// done only between shared memory, only while a turn is worth that much (no other user has
+    /// turns or waits for this CPU), and only for as many segments as the rest of this turn pays
+    /// for.
     #[inline]
     fn next_run(&self, engine: &EngineState) -> Option<Segment> {
         let message = self.requester.message()?;
@@ -94,13 +95,13 @@ impl Qp {
         })
     }
 
-    /// Hands a run of segments to the peer. False if it does not take them as one; then they go one
-    /// by one, so that those before a fault arrive and it is the segment with the fault that is
-    /// named.
+    /// Hands a run of segments to the peer. Returns false if the peer does not take them as one.
+    /// They are then sent one by one, so that the segments before a fault arrive and the Terminate
+    /// encloses the right one.
     fn hand_over_run(&mut self, peer: &mut Qp, engine: &mut EngineState, run: Segment) -> bool {
         let Some(message) = self.requester.message() else { return false };
         let incoming = incoming_of(message, &run);
-        // Nobody looks at its length, since faults are found again in a segment.
+        // The length is never used, since a fault is found again when the segment is sent alone.
         let origin = Origin::Direct { header: run.header, len: 0 };
         let source =
             PayloadSource::Sender { requester: &self.requester, core: &self.core, len: run.len };
@@ -118,7 +119,7 @@ impl Qp {
         consumed
     }
 
-    /// Hands a segment to the peer; false if its bytes must be staged first.
+    /// Hands a segment to the peer. Returns false if its payload must be staged first.
     #[inline]
     fn hand_over(&mut self, peer: &mut Qp, engine: &mut EngineState, segment: Segment) -> bool {
         let Some(message) = self.requester.message() else { return true };
@@ -142,7 +143,7 @@ impl Qp {
                     self.requester.acknowledge_all();
                 }
             }
-            // The message stays as it is, and no request overtakes it.
+            // The message stays in progress, and no later request overtakes it.
             Ok(SegmentFate::LeftWithSender) => {
                 self.requester.put_aside();
                 self.set_peer_waits(engine, peer.responder.awaits_receive());
@@ -152,7 +153,7 @@ impl Qp {
                 return false;
             }
             Err(ArrivalError::Sender(fault)) => self.gather_failed(engine, fault),
-            // As over TCP, where nothing of it would have left.
+            // As over TCP, where no byte of the segment would have been sent.
             Err(ArrivalError::Placement(PlacementError::Memory(fault)))
                 if fault.end == CopyEnd::Source =>
             {
@@ -160,8 +161,8 @@ impl Qp {
             }
             Err(error) => {
                 peer.fpdu_received(IncomingFpdu::Segment);
-                // TCP would have taken the message before the peer's Terminate came back, and the
-                // Immediate Data behind it.
+                // Over TCP the message, and the Immediate Data after it, would have been sent
+                // before the peer's Terminate arrived.
                 self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);
                 if segment.last {
                     self.segment_taken(engine);
@@ -175,7 +176,7 @@ impl Qp {
         true
     }
 
-    /// The peer refuses the segment at hand after it had waited: over TCP it would have been taken
+    /// Completes the waiting segment, which the peer refuses: over TCP it would have been sent long
     /// before.
     fn segment_taken(&mut self, engine: &mut EngineState) {
         self.requester.bring_back();
@@ -187,9 +188,9 @@ impl Qp {
         }
     }
 
-    /// The other end has left in order. Whoever has something to send to it all the same is told as
-    /// by a reset, which over TCP comes back.
-    pub(in crate::engine) fn find_nobody(&mut self, engine: &mut EngineState) {
+    /// Handles a peer that has closed gracefully. If this side still has something to send, its
+    /// stream is lost, as it would be over TCP by a reset.
+    pub(in crate::engine) fn peer_gone(&mut self, engine: &mut EngineState) {
         if self.life.phase().sends() && self.next_message(engine) {
             return self.lost(engine, "the peer has closed the connection");
         }
@@ -197,7 +198,7 @@ impl Qp {
         self.finish_if_drained(engine);
     }
 
-    /// Something that the other end did.
+    /// Handles a signal of the other end.
     pub(in crate::engine) fn handle_signal(
         &mut self,
         engine: &mut EngineState,
@@ -209,7 +210,7 @@ impl Qp {
                 match Terminate::parse(payload) {
                     //= RDMAP-5.4-5
                     Ok(t) => self.terminate_received(engine, &t),
-                    Err(_) => self.lost(engine, "a malformed Terminate"),
+                    Err(_) => self.lost(engine, "the peer sent a malformed Terminate"),
                 }
             }
             PeerSignal::SegmentTaken => self.segment_taken(engine),
@@ -219,16 +220,16 @@ impl Qp {
             }
             //= DDP-3-9
             PeerSignal::Fin => self.fin_received(engine),
-            PeerSignal::Left if self.is_wired() && self.life.phase().is_linked() => {
+            PeerSignal::Closed if self.is_rc_or_uc() && self.life.phase().is_linked() => {
                 self.unlink(engine, false, "the peer has closed the stream");
             }
-            PeerSignal::Left if self.is_refusing() => {
-                self.link = Link::Left;
-                self.put_refusal_into_effect(engine);
+            PeerSignal::Closed if self.is_refusing() => {
+                self.link = Link::PeerClosed;
+                self.complete_refusal(engine);
             }
-            PeerSignal::Left => {
+            PeerSignal::Closed => {
                 if let Link::Direct(_) = self.link {
-                    self.link = Link::Left;
+                    self.link = Link::PeerClosed;
                     engine.wake(&mut self.core);
                 }
             }
@@ -237,7 +238,7 @@ impl Qp {
     }
 }
 
-/// A segment of a message, as its receiver would find it after the stream's checks.
+/// Returns a segment of a message in the form that the TCP path produces.
 #[inline]
 pub(super) fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
     let Segment { header, len, last } = *segment;
@@ -256,14 +257,14 @@ pub(super) fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
             Incoming::ReadResponse { stag, to, last }
         }
         HeaderTemplate::Untagged { opcode, invalidate, .. } => {
-            debug_assert_eq!(opcode.queue(), Opcode::Send.queue(), "{opcode} is no Send");
+            debug_assert_eq!(opcode.queue(), Opcode::Send.queue(), "{opcode} is not a Send");
             let kind = SendKind::of(opcode, invalidate);
             Incoming::Send { kind, mo: from, last, total: Some(message.total) }
         }
     }
 }
 
-/// A message that is a header and nothing else. It fits a segment.
+/// Returns a message that is only a header, which always fits one segment.
 fn header_message_of(
     message: &HeaderMessage,
     head: HeaderTemplate,
@@ -290,16 +291,16 @@ fn header_message_of(
     }
 }
 
-/// Bytes of a segment, header included: a tagged one carries whole pages, which the copy likes, and
-/// a step is short enough for the revocation that may wait for it.
+/// Bytes of a segment, header included. A tagged segment carries whole pages, which copy fastest,
+/// and is so short that a revocation hardly waits for it.
 pub(super) const SEGMENT: usize = PAYLOAD as usize + TaggedHeader::LEN;
-/// Bytes of a message in a tagged segment.
+/// Payload bytes of a tagged segment.
 pub(super) const PAYLOAD: u32 = 15 * 4096;
-/// Segments of the longest run.
+/// Maximum number of segments in a run.
 const RUN: u64 = 8;
 /// DDP and RDMAP version.
 //= DDP-4.1-10
 pub(super) const VERSION: u8 = 1;
-/// Segments after which what is done completes: a turn has several times as many small requests,
-/// and a program on another CPU posts the next ones meanwhile.
+/// Segments after which finished requests complete. A turn has several times as many small
+/// requests, and a program on another CPU can post the next ones before it ends.
 pub(super) const RETIRE_EVERY: u32 = 64;

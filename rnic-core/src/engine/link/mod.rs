@@ -1,15 +1,14 @@
-//! What a queue pair is connected by: TCP, or another queue pair of this engine.
+//! The link of a QP: TCP, or another QP of this engine.
 //!
-//! This is the one place that matches on which it is. [`tcp`] makes FPDUs of segments and back;
-//! [`direct`] hands the same segments over before MPA would frame them, in the form that the
-//! stream's checks would give them. On both, every outgoing FPDU passes
-//! [`Qp::fpdu_sent`](super::qp::Qp::fpdu_sent), every incoming one
+//! Only this module distinguishes the two. [`tcp`] turns segments into FPDUs and back. [`direct`]
+//! hands the same segments over without framing, in the form that the TCP path produces. On both,
+//! every outgoing FPDU passes [`Qp::fpdu_sent`](super::qp::Qp::fpdu_sent), every incoming one
 //! [`Qp::fpdu_received`](super::qp::Qp::fpdu_received), and every segment that passed the checks
-//! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived); but for `short_writes` in a row,
-//! which are counted there all at once and placed as they stand in the queue.
+//! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived). The exceptions are runs of short Writes
+//! (`short_writes`), which are counted once per run and carried out in the queue.
 
 mod direct;
-mod itself;
+mod loopback;
 mod short_writes;
 pub(super) mod tcp;
 
@@ -21,128 +20,129 @@ use super::qp_core::QpCore;
 use super::state::{EngineState, Peer, PeerSignal};
 use crate::stream::Fault;
 
-/// What a queue pair is connected by.
+/// Link of a QP.
 pub(super) enum Link {
     None,
     Tcp(Box<TcpLink>),
     /// Another QP of this engine.
     Direct(Peer),
-    /// It was another QP, which has left in order: nothing can be sent or told any more.
-    Left,
-    /// Whoever each of its datagrams names.
+    /// Another QP, which has closed. Nothing more can be sent.
+    PeerClosed,
+    /// None: each datagram of a UD QP has its own destination.
     Datagrams,
 }
 
-/// What a link wants in its QP's turn.
+/// Action of a link in its QP's turn.
 pub(super) enum LinkTurn {
-    /// Nothing: there is no link, or TCP takes no more for now.
+    /// None: there is no link, or TCP accepts no more for now.
     Idle,
-    /// A call to its socket.
+    /// Make a socket call.
     Transmit,
-    /// Segments handed to this QP.
+    /// Hand segments to this QP.
     HandOver(Peer),
-    /// To find that there is nobody to hand anything to.
-    FindNobody,
-    /// Its datagrams to be sent.
+    /// Handle a peer that has closed.
+    PeerGone,
+    /// Send datagrams.
     Datagrams,
 }
 
-/// What came of finishing the outgoing direction.
+/// Result of finishing the outgoing direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fin {
     /// The FIN is sent.
     Sent,
-    /// TCP has bytes still to take.
+    /// TCP has yet to accept earlier bytes.
     Later,
-    /// There is nothing to finish.
+    /// There is no stream to finish.
     NoLink,
 }
 
 impl Link {
-    /// The TCP connection, if it is one.
+    /// Returns the TCP connection, if the link is one.
     #[inline]
     pub(super) fn tcp(&self) -> Option<&TcpLink> {
         match self {
             Link::Tcp(tcp) => Some(tcp),
-            Link::None | Link::Direct(_) | Link::Left | Link::Datagrams => None,
+            Link::None | Link::Direct(_) | Link::PeerClosed | Link::Datagrams => None,
         }
     }
 
-    /// The TCP connection, if it is one.
+    /// Returns the TCP connection, if the link is one.
     #[inline]
     pub(super) fn tcp_mut(&mut self) -> Option<&mut TcpLink> {
         match self {
             Link::Tcp(tcp) => Some(tcp),
-            Link::None | Link::Direct(_) | Link::Left | Link::Datagrams => None,
+            Link::None | Link::Direct(_) | Link::PeerClosed | Link::Datagrams => None,
         }
     }
 
-    /// Bytes the lower layer has accepted; without TCP everything counts as accepted.
+    /// Returns the number of bytes that the lower layer has accepted, or `u64::MAX` without TCP.
     #[inline]
     pub(super) fn accepted(&self) -> u64 {
         self.tcp().map_or(u64::MAX, TcpLink::accepted)
     }
 
-    /// What there is to do in a turn.
+    /// Returns the action for a turn.
     pub(super) fn turn(&self) -> LinkTurn {
         match self {
             Link::None => LinkTurn::Idle,
             Link::Tcp(tcp) if tcp.awaits_socket() => LinkTurn::Idle,
             Link::Tcp(_) => LinkTurn::Transmit,
             Link::Direct(peer) => LinkTurn::HandOver(*peer),
-            Link::Left => LinkTurn::FindNobody,
+            Link::PeerClosed => LinkTurn::PeerGone,
             Link::Datagrams => LinkTurn::Datagrams,
         }
     }
 
     // --- Incoming ----------------------------------------------------------------------------
 
-    /// What was read and not looked at is not wanted any more.
+    /// Drops bytes that were read and not yet parsed.
     pub(super) fn drop_unread(&mut self) {
         if let Some(tcp) = self.tcp_mut() {
             tcp.drop_unread();
         }
     }
 
-    /// The incoming direction moves again.
+    /// Resumes the incoming direction.
     pub(super) fn read_on(&self, core: &QpCore, engine: &mut EngineState) {
         match self {
             Link::Tcp(_) => engine.outputs.push_back(Output::ReadAgain(core.id)),
             Link::Direct(peer) => engine.awakened.push(*peer),
-            Link::None | Link::Left | Link::Datagrams => {}
+            Link::None | Link::PeerClosed | Link::Datagrams => {}
         }
     }
 
-    /// A copier has placed a segment: the peer of a direct connection need not wait for its turn to
-    /// see that.
-    pub(super) fn tell_placed(&self, engine: &mut EngineState) {
+    /// Signals to the peer of a direct connection that a copier has placed a segment, so that it
+    /// need not wait for its turn to see that.
+    pub(super) fn signal_placed(&self, engine: &mut EngineState) {
         if let Link::Direct(peer) = self {
             engine.signal(*peer, PeerSignal::Placed);
         }
     }
 
-    /// The segment that waited is refused: the peer of a direct connection is rid of it, as it
-    /// would have been long before with TCP between them.
+    /// Signals to the peer of a direct connection that its waiting segment is refused. Over TCP the
+    /// peer would have sent it long before.
     pub(super) fn refuse_waiting(&self, engine: &mut EngineState) {
         if let Link::Direct(peer) = self {
             engine.signal(*peer, PeerSignal::SegmentTaken);
         }
     }
 
-    // --- What arrives ------------------------------------------------------------------------
+    // --- Incoming Sends ----------------------------------------------------------------------
 
-    /// Whether the message that a Send segment ends is whole, and how long it is; `None` if it goes
-    /// on.
+    /// Notes a placed Send segment. Returns the length of the message if it is complete.
     #[inline]
     pub(super) fn send_placed(
         &mut self,
-        (mo, len, last): (u32, usize, bool),
+        mo: u32,
+        len: usize,
+        last: bool,
         total: Option<u32>,
     ) -> Result<Option<u32>, Fault> {
         match self {
             Link::Tcp(tcp) => tcp.send_placed(mo, len, last),
-            // Each segment of a message is handed over in order.
-            Link::Direct(_) | Link::None | Link::Left | Link::Datagrams => {
+            // The direct path hands over the segments of a message in order.
+            Link::Direct(_) | Link::None | Link::PeerClosed | Link::Datagrams => {
                 Ok(total.filter(|_| last))
             }
         }
@@ -150,13 +150,13 @@ impl Link {
 
     // --- Ends --------------------------------------------------------------------------------
 
-    /// Whether a Terminate can still be sent within the stream.
+    /// Returns true if a Terminate can still be sent within the stream.
     pub(super) fn can_send_terminate(&self) -> bool {
         self.tcp().is_some_and(TcpLink::can_send_terminate)
     }
 
-    /// The peer is told by this Terminate that the stream ends: at once, or `within` the stream.
-    /// Whether it is sent already; within the stream it has its turn to come.
+    /// Sends the Terminate that ends the stream. Over TCP it is queued if it can be sent `within`
+    /// the stream, and otherwise dropped. Returns true if it has been sent.
     pub(super) fn terminate(
         &mut self,
         payload: Vec<u8>,
@@ -174,11 +174,11 @@ impl Link {
                 }
                 false
             }
-            Link::None | Link::Left | Link::Datagrams => false,
+            Link::None | Link::PeerClosed | Link::Datagrams => false,
         }
     }
 
-    /// Nothing more is sent but a FIN: the peer wants nothing any more.
+    /// Drops unsent bytes and sends only the FIN, because the peer accepts nothing more.
     pub(super) fn stop_sending(&mut self, core: &QpCore, engine: &mut EngineState) {
         if let Some(tcp) = self.tcp_mut() {
             tcp.drop_unsent(core, engine);
@@ -188,7 +188,7 @@ impl Link {
         }
     }
 
-    /// Sends the FIN, if all that is before it has been accepted.
+    /// Sends the FIN once TCP has accepted everything before it.
     pub(super) fn finish_sending(&mut self, core: &QpCore, engine: &mut EngineState) -> Fin {
         match self {
             Link::None | Link::Datagrams => Fin::NoLink,
@@ -196,8 +196,8 @@ impl Link {
                 engine.signal(*peer, PeerSignal::Fin);
                 Fin::Sent
             }
-            // Nobody hears it, as over TCP.
-            Link::Left => Fin::Sent,
+            // The FIN is lost, as it would be over TCP.
+            Link::PeerClosed => Fin::Sent,
             Link::Tcp(tcp) if tcp.has_unsent() => Fin::Later,
             Link::Tcp(tcp) => {
                 tcp.finish();
@@ -207,13 +207,13 @@ impl Link {
         }
     }
 
-    /// Closes the connection; afterwards there is none. The other end of a direct one is told in
-    /// every case, or it would go on with whoever has this QP's key next.
+    /// Closes the connection and leaves none. The other end of a direct one always gets a signal,
+    /// since this QP's key may be reused.
     pub(super) fn close(&mut self, reset: bool, core: &QpCore, engine: &mut EngineState) {
         match std::mem::replace(self, Link::None) {
             Link::Direct(peer) if reset => engine.signal(peer, PeerSignal::Reset),
-            Link::Direct(peer) => engine.signal(peer, PeerSignal::Left),
-            Link::None | Link::Left | Link::Datagrams => {}
+            Link::Direct(peer) => engine.signal(peer, PeerSignal::Closed),
+            Link::None | Link::PeerClosed | Link::Datagrams => {}
             Link::Tcp(mut tcp) => {
                 tcp.release(Owner { key: core.key, session: core.session }, engine);
                 engine.outputs.push_back(Output::Close { qp: core.id, reset });
@@ -221,8 +221,8 @@ impl Link {
         }
     }
 
-    /// Closes the connection of a QP that is destroyed: with this Terminate, in order, or with a
-    /// reset, which would take back what is still on its way.
+    /// Closes the connection of a QP that is destroyed: with this Terminate, gracefully, or with a
+    /// reset, which discards bytes in flight.
     pub(super) fn destroy(
         &mut self,
         terminate: Option<Vec<u8>>,
@@ -238,16 +238,16 @@ impl Link {
             (Link::Tcp(_), Some(bytes)) => {
                 engine.outputs.push_back(Output::FinalTerminate { qp: core.id, bytes });
             }
-            (Link::None | Link::Left | Link::Datagrams, _) | (_, None) => {}
+            (Link::None | Link::PeerClosed | Link::Datagrams, _) | (_, None) => {}
         }
         self.close(reset, core, engine);
     }
 
-    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP
-    /// header: an FPDU, or that header for the direct path. None where nothing may be sent.
+    /// Builds the Terminate of a QP that is destroyed while connected, from its RDMAP header: an
+    /// FPDU, or only the header for the direct path. Returns `None` if nothing may be sent.
     pub(super) fn final_terminate(&mut self, payload: Vec<u8>) -> Option<Vec<u8>> {
         match self {
-            Link::None | Link::Left | Link::Datagrams => None,
+            Link::None | Link::PeerClosed | Link::Datagrams => None,
             Link::Direct(_) => Some(payload),
             Link::Tcp(tcp) => tcp.final_terminate(&payload),
         }

@@ -1,8 +1,8 @@
-//! Short RDMA Writes of the direct path, many in a row.
+//! Runs of short RDMA Writes on the direct path.
 //!
-//! Each is what [`hand_over`](Qp::hand_over) would make of it: the same checks of the STags, of the
-//! sender's by the sender and of the other one by the receiver, the same copy and the same counts,
-//! which are added up once for all. What is not like this, or fails, goes there.
+//! Each Write gets the same treatment as in [`hand_over`](Qp::hand_over): the sender checks its own
+//! STag and the receiver the other one, the bytes are copied once, and the counters advance, once
+//! for the whole run. Any other Write, and any Write that fails, goes through `hand_over`.
 
 use super::direct::PAYLOAD;
 use crate::device::RecentStag;
@@ -15,8 +15,8 @@ use crate::engine::state::EngineState;
 use crate::types::Access;
 
 impl Qp {
-    /// Carries out the Writes that come next, as long as each is a segment of its own between
-    /// shared memory and the turn is not over. Whether there were any.
+    /// Carries out the next Writes while each fits one segment between shared memory and the turn
+    /// is not over. Returns true if there were any.
     #[inline]
     pub(super) fn hand_over_short_writes(
         &mut self,
@@ -49,7 +49,7 @@ impl Qp {
         let mut sinks = RecentStag::new(&engine.stags);
         while !self.core.turn.is_over()
             && self.requester.has_room_for(done)
-            // What is done completes before much more is.
+            // Limits the bytes that are copied before the run completes.
             && done.bytes < u64::from(PAYLOAD)
             && let Some(write) = self.requester.next_short_write()
             && self.copy_short_write(peer, &write, &mut sources, &mut sinks)
@@ -59,8 +59,8 @@ impl Qp {
         }
     }
 
-    /// Copies the bytes of a Write, if both ends are in shared memory and may be used. Whether they
-    /// have all arrived.
+    /// Copies the bytes of a Write if both ends are in shared memory and accessible. Returns true
+    /// if all bytes have arrived.
     #[inline]
     fn copy_short_write<'t>(
         &self,
@@ -70,14 +70,15 @@ impl Qp {
         sinks: &mut RecentStag<'t>,
     ) -> bool {
         let ShortWrite { from, len, stag, to, .. } = *write;
-        let who = self.core.principal();
+        let principal = self.core.principal();
         let source = match from {
             WriteSource::Inline { at } => {
-                Ok(Target::inline(who.session, self.requester.arena(), at, len as usize))
+                Ok(Target::inline(principal.session, self.requester.arena(), at, len as usize))
             }
-            WriteSource::Element { lkey, addr } => sources.local(who, lkey, addr, len, false),
+            WriteSource::Element { lkey, addr } => sources.local(principal, lkey, addr, len, false),
         };
-        let (len, right) = (u64::from(len), Access::REMOTE_WRITE);
+        let len = u64::from(len);
+        let right = Access::REMOTE_WRITE;
         let sink = sinks.remote(peer.core.principal(), stag, to, len, right);
         match (source, sink) {
             (Ok(source), Ok(sink)) if source.is_shared() && sink.is_shared() => {
@@ -88,4 +89,4 @@ impl Qp {
     }
 }
 
-const _: () = assert!(SHORT <= PAYLOAD, "each is a segment of its own");
+const _: () = assert!(SHORT <= PAYLOAD, "a short Write fits one segment");

@@ -1,88 +1,95 @@
-//! Requests that are done when the peer has acknowledged them, as those of queue pairs that are
-//! wired by hand are.
+//! Acknowledgement of requests. On an RC QP a request is done when the peer has acknowledged it.
 //!
-//! Over TCP a Read of no bytes behind them is the question, and its response the answer: the peer
-//! has carried out all that was before it. Two at a time are enough ([`QUESTIONS`]), and each
-//! counts as one of the peer's inbound reads. The response to any other request answers as well.
-//! About requests of whose success the program does not want to hear, the question comes a little
-//! later, or with that about others. By the direct path both ends are seen, and nobody has to ask.
+//! Over TCP the requester sends a zero-length Read after the requests. Its response shows that the
+//! peer has carried out everything before it. At most two are under way ([`MAX_ACK_REQUESTS`]),
+//! and each counts as one of the peer's inbound Reads. The response to any other request
+//! acknowledges too. For unsignaled requests the acknowledgement request is delayed a little, or
+//! shared with others. On the direct path both ends are visible, and no acknowledgement request is
+//! needed.
 //!
-//! [`QUESTIONS`]: super::question::QUESTIONS
+//! [`MAX_ACK_REQUESTS`]: super::ack_request::MAX_ACK_REQUESTS
 
+use super::ack_request::Acknowledgements;
 use super::in_flight::{OutboundRequest, ResponseKind};
 use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource, take};
-use super::question::Acknowledgements;
 use super::staging::StagingBuffer;
 use super::{RequestError, Requester};
 use crate::ddp::{self, qn};
-use crate::engine::notice::Notice;
 use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
+use crate::engine::rnr_notice::Notice;
 use crate::engine::state::EngineState;
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
 use crate::shm::queue::QueueFault;
 use crate::types::{Msn, Stag, TaggedOffset};
 
 impl Requester {
-    /// A stream begins: numbers begin anew. `acknowledged` says whether the peer has to be asked
-    /// for acknowledgements, if there are any.
+    /// Begins a stream and resets all sequence numbers. `acknowledged` is `Some(true)` on RC over
+    /// TCP, where acknowledgement requests are sent, `Some(false)` on RC over the direct path, and
+    /// `None` on UC.
     pub(in crate::engine) fn begin_stream(&mut self, ird: u16, acknowledged: Option<bool>) {
         self.ird = ird;
         self.extensions = true;
-        self.by_hand = true;
+        self.rc_or_uc = true;
         let depth = self.sq.queue().shape().capacity;
-        self.acks = acknowledged.map(|asks| Acknowledgements::new(asks, depth));
+        self.acks = acknowledged.map(|over_tcp| Acknowledgements::new(over_tcp, depth));
         self.in_flight.begin_stream();
-        (self.peer_waits, self.peer_refuses) = (false, false);
-        (self.send_msn, self.request_msn, self.response_msn) = (Msn::FIRST, Msn::FIRST, Msn::FIRST);
+        self.peer_waits = false;
+        self.peer_refuses = false;
+        self.send_msn = Msn::FIRST;
+        self.request_msn = Msn::FIRST;
+        self.response_msn = Msn::FIRST;
     }
 
-    /// The stream is gone. What was taken from the queue stays under way, or is done if nobody
-    /// would acknowledge it.
+    /// Ends the stream. Requests taken from the queue stay in flight. On UC those in progress are
+    /// done, because no acknowledgement would come.
     pub(in crate::engine) fn end_stream(&mut self, unreliable: bool) {
         self.drop_message();
         if unreliable {
-            self.in_flight.lose();
+            self.in_flight.complete_sending();
         }
         self.expect_nothing();
         self.inbound.clear();
         self.executing = None;
     }
 
-    /// Nothing that was asked of the peer will be answered.
+    /// Drops the requests that await a response of the peer.
     pub(super) fn expect_nothing(&mut self) {
         self.outbound.clear();
         if let Some(acks) = &mut self.acks {
-            acks.asked.clear();
+            acks.covered.clear();
         }
     }
 
-    /// Whether requests that are posted are begun, and how many may await a response.
+    /// Sets whether posted requests are begun, and how many may await a response.
     pub(in crate::engine) fn set_pace(&mut self, begins: bool, ord: u16) {
-        (self.held_back, self.ord) = (!begins, ord);
+        self.held_back = !begins;
+        self.ord = ord;
     }
 
-    /// Whether the peer, which is behind TCP, has something to answer.
+    /// Returns true if a response over TCP is outstanding.
     pub(in crate::engine) fn awaits_peer(&self) -> bool {
-        self.acks.as_ref().is_some_and(|acks| acks.asks) && !self.outbound.is_empty()
+        self.acks.as_ref().is_some_and(|acks| acks.over_tcp) && !self.outbound.is_empty()
     }
 
-    /// A Send of the peer's waits for a receive, or none does; whether the peer is to be told.
+    /// Sets the MSN of the peer's Send that waits for a receive, or `None`. Returns true if the
+    /// peer must be notified.
     pub(in crate::engine) fn set_waits(&mut self, msn: Option<Msn>) -> bool {
         let Some(acks) = &mut self.acks else { return false };
         acks.waits = msn;
-        acks.asks && acks.told != acks.waits
+        acks.over_tcp && acks.notified != acks.waits
     }
 
-    /// A Send of this side waits for a receive of the peer's, or none does: then no request goes to
-    /// it, as none is carried out there. One that waits by the direct path is put aside, because
-    /// responses pass it.
+    /// Sets whether a Send of this side waits for a receive of the peer. While it does, no request
+    /// is sent, because the peer would carry out none. On the direct path the waiting Send is put
+    /// aside, so that responses can pass it.
     pub(in crate::engine) fn set_peer_waits(&mut self, waits: bool) {
         self.peer_waits = waits;
     }
 
-    /// Notes whether the other end of the direct path is refusing a request of this side, and drops
-    /// the request that is being sent to it. The Terminate will blame the refused one.
+    /// Sets whether the other end of the direct path is refusing a request of this side. Drops the
+    /// request in progress, because the peer would drop it. The Terminate will blame the refused
+    /// request.
     pub(in crate::engine) fn set_peer_refuses(&mut self, refuses: bool) {
         self.peer_refuses = refuses;
         if refuses && self.message.as_ref().is_some_and(|message| !message.is_response()) {
@@ -90,23 +97,23 @@ impl Requester {
         }
     }
 
-    /// Puts the message aside that the other end of the direct path has no receive for.
+    /// Puts aside the message for which the other end of the direct path has no receive.
     pub(in crate::engine) fn put_aside(&mut self) {
         if self.acks.is_some() {
             self.aside = self.message.take();
         }
     }
 
-    /// Takes the message up again that was put aside.
+    /// Resumes the message that was put aside.
     pub(in crate::engine) fn bring_back(&mut self) {
         if let Some(message) = self.aside.take() {
-            // What a copier has brought of it has made room.
+            // The staging buffer no longer holds bytes of this message.
             self.staging = StagingBuffer::default();
             self.message = Some(message);
         }
     }
 
-    /// Begins what the peer is to be told of receives, if it has to be; whether it has begun.
+    /// Begins the notice about missing receives if it is due. Returns true if it has begun.
     pub(super) fn begin_notice(&mut self) -> bool {
         let notice = self.acks.as_mut().and_then(Acknowledgements::notice);
         self.begin_notice_of(notice)
@@ -114,18 +121,18 @@ impl Requester {
 
     /// Sets the number of the peer's Write that the Terminate of this side refuses.
     pub(in crate::engine) fn set_refused_write(&mut self, number: u32) {
-        if let Some(acks) = self.acks.as_mut().filter(|acks| acks.asks) {
+        if let Some(acks) = self.acks.as_mut().filter(|acks| acks.over_tcp) {
             acks.refused_write = Some(number);
         }
     }
 
-    /// Begins the notice that precedes a Terminate, if there is one; returns true if it has begun.
+    /// Begins the notice that precedes a Terminate, if there is one. Returns true if it has begun.
     pub(in crate::engine) fn begin_last_notice(&mut self) -> bool {
         let refused = self.acks.as_mut().and_then(|acks| acks.refused_write.take());
         self.begin_notice_of(refused.map(Notice::RefusesWrite))
     }
 
-    /// The peer is going to refuse the Write with this number.
+    /// Notes the number of the Write that the peer is going to refuse.
     pub(in crate::engine) fn write_refused(&mut self, number: u32) {
         self.in_flight.refuse_write(number);
     }
@@ -139,23 +146,23 @@ impl Requester {
         true
     }
 
-    /// Whether something has begun that is not done.
+    /// Returns true if a request is in flight.
     pub(in crate::engine) fn is_under_way(&self) -> bool {
         !self.in_flight.is_empty()
     }
 
-    /// Whether something is posted that has not begun.
+    /// Returns true if a request is posted and has not begun.
     pub(in crate::engine) fn has_posted(&mut self) -> bool {
         self.fenced.is_some() || self.sq.peek().is_ok_and(|posted| posted > 0)
     }
 
-    /// Requests that are posted and not taken, by a fresh look at the queue.
+    /// Reads from the queue the number of posted requests that have not been taken.
     pub(in crate::engine) fn posted(&mut self) -> Result<u32, QueueFault> {
         self.sq.peek()
     }
 
-    /// All that has been sent is done, by the direct path. Of the message in progress the peer may
-    /// yet refuse the rest.
+    /// Acknowledges all requests sent on the direct path, except the message in progress, the rest
+    /// of which the peer may still refuse.
     #[inline]
     pub(in crate::engine) fn acknowledge_all(&mut self) {
         if self.acks.is_some() && !self.peer_refuses {
@@ -166,36 +173,38 @@ impl Requester {
         }
     }
 
-    /// All before this request is done.
+    /// Acknowledges all requests before this one.
     pub(in crate::engine) fn acknowledge_before(&mut self, seq: u64) {
         if self.acks.is_some() {
             self.in_flight.acknowledge(seq);
         }
     }
 
-    /// Whether the next message is a question, as [`Acknowledgements::are_due`] says.
-    pub(super) fn has_to_ask(&self, idle: bool) -> bool {
+    /// Returns true if the next message is an acknowledgement request; see
+    /// [`Acknowledgements::are_due`].
+    pub(super) fn needs_ack_request(&self, idle: bool) -> bool {
         self.acks.as_ref().is_some_and(|acks| acks.are_due(idle))
     }
 
-    /// Whether a question can wait for a while.
-    pub(in crate::engine) fn can_ask_later(&self) -> bool {
+    /// Returns true if an acknowledgement request can be delayed.
+    pub(in crate::engine) fn can_delay_ack_request(&self) -> bool {
         self.acks.as_ref().is_some_and(Acknowledgements::can_wait)
     }
 
-    /// The question does not wait any longer.
-    pub(in crate::engine) fn ask_now(&mut self) {
+    /// Ends the delay of the acknowledgement request.
+    pub(in crate::engine) fn request_ack_now(&mut self) {
         if let Some(acks) = &mut self.acks {
             acks.awaited = true;
         }
     }
 
-    /// Begins the question.
-    pub(super) fn ask(&mut self) {
+    /// Begins an acknowledgement request.
+    pub(super) fn begin_ack_request(&mut self) {
         let end = self.in_flight.end();
         let Some(acks) = &mut self.acks else { return };
-        acks.asked.push(end);
-        (acks.unasked, acks.awaited) = (0, false);
+        acks.covered.push(end);
+        acks.uncovered = 0;
+        acks.awaited = false;
         self.outbound.push_back(OutboundRequest {
             seq: None,
             sink: Stag(0),
@@ -224,41 +233,41 @@ impl Requester {
         self.message = Some(Message { head, source, total, sent: 0, seq: None });
     }
 
-    /// A request has been sent that awaits its acknowledgement, and so does the program if it is
-    /// signaled.
+    /// Notes a request that was sent and awaits its acknowledgement. If it is signaled, the program
+    /// awaits the acknowledgement too.
     #[inline]
     pub(super) fn sent_unacknowledged(&mut self, signaled: bool) {
         if let Some(acks) = &mut self.acks {
-            acks.unasked += 1;
+            acks.uncovered += 1;
             acks.awaited |= signaled;
         }
     }
 
-    /// Requests of the application's that await a response.
+    /// Returns the number of requests of the application that await a response.
     pub(super) fn outbound_requests(&self) -> usize {
-        let asked = self.acks.as_ref().map_or(0, |acks| acks.asked.len());
-        self.outbound.len() - asked
+        let covered = self.acks.as_ref().map_or(0, |acks| acks.covered.len());
+        self.outbound.len() - covered
     }
 
-    /// The oldest question has been answered.
-    pub(super) fn question_answered(&mut self) {
-        if let Some(asked) = self.acks.as_mut().and_then(|acks| acks.asked.pop_at(0)) {
-            self.in_flight.acknowledge(asked);
+    /// Handles the response to the oldest acknowledgement request.
+    pub(super) fn ack_response_received(&mut self) {
+        if let Some(covered) = self.acks.as_mut().and_then(|acks| acks.covered.pop_at(0)) {
+            self.in_flight.acknowledge(covered);
         }
     }
 
-    /// The request under way that is the Send, or Immediate Data, of this number.
+    /// Returns the Send, or Immediate Data, in flight with this MSN.
     pub(in crate::engine) fn send_of(&self, msn: Msn) -> Option<u64> {
         self.in_flight.send_of(msn)
     }
 
-    /// The oldest request that needs a receive of the peer's.
+    /// Returns the oldest request in flight that consumes a receive of the peer.
     pub(in crate::engine) fn oldest_send(&self) -> Option<u64> {
         self.in_flight.oldest_send()
     }
 
-    /// The oldest request, be it under way or only posted; none if there is none, or no room for
-    /// its completion.
+    /// Returns the oldest request, which may be in flight or only posted. Returns `None` without a
+    /// request, or without a CQ slot for its completion.
     pub(in crate::engine) fn take_oldest(
         &mut self,
         core: &mut QpCore,
@@ -268,24 +277,24 @@ impl Requester {
             return Ok(Some(seq));
         }
         let Some(entry) = self.take_request(core, engine)? else { return Ok(None) };
-        Ok(Some(self.take_in(&entry)))
+        Ok(Some(self.push_in_flight(&entry)))
     }
 
-    /// Takes the oldest request that is only posted, and does not send it; false if there is none,
-    /// or no room for its completion.
+    /// Takes the oldest posted request without sending it. Returns false without a request, or
+    /// without a CQ slot for its completion.
     pub(in crate::engine) fn take_oldest_posted(
         &mut self,
         core: &mut QpCore,
         engine: &mut EngineState,
     ) -> Result<bool, RequestError> {
         let Some(entry) = self.take_request(core, engine)? else { return Ok(false) };
-        self.take_in(&entry);
-        self.in_flight.lose();
+        self.push_in_flight(&entry);
+        self.in_flight.complete_sending();
         Ok(true)
     }
 
-    /// The request that a Terminate is about, by the header of a segment that it encloses: a Send
-    /// by its number, a Write by where it goes, a Read or atomic operation by its number.
+    /// Returns the request that a Terminate blames by the header that it encloses: a Write by its
+    /// target, any other request by its MSN.
     pub(in crate::engine) fn blamed_by_header(&self, t: &Terminate<'_>) -> Option<u64> {
         let header = t.ddp_header?;
         match ddp::Header::parse(header).ok()?.0 {
@@ -295,7 +304,7 @@ impl Requester {
         }
     }
 
-    /// Notes by which number the peer may blame the request in progress.
+    /// Notes the MSN by which the peer may blame the request in progress.
     #[inline]
     pub(super) fn mark_send(&mut self, seq: u64, msn: Msn) {
         if self.acks.is_some()
@@ -305,7 +314,7 @@ impl Requester {
         }
     }
 
-    /// Notes where the request in progress writes to.
+    /// Notes the target by which the peer may blame the Write in progress.
     #[inline]
     pub(super) fn mark_write(&mut self, seq: u64, stag: Stag, to: u64, len: u32) {
         if self.acks.is_some() {

@@ -1,5 +1,5 @@
-//! Completions of requests: in posting order, into slots that were reserved, and the flush of what
-//! will never be done.
+//! Completions of requests, in posting order and into reserved CQ slots, and the flush of requests
+//! that can no longer be carried out.
 
 use arrayvec::ArrayVec;
 
@@ -15,14 +15,15 @@ use crate::engine::state::EngineState;
 use crate::shm::queue::{SgeList, TakeError};
 use crate::types::{CompletionOpcode, CompletionStatus};
 
-/// Completions published under one lock and with one look at the arm.
+/// Maximum number of completions published under one lock and with one check of the arm state.
 pub(in crate::engine) const PUBLISH_BATCH: usize = 32;
-/// Requests, and receives, that are flushed in one turn.
+/// Maximum number of requests, and of receives, flushed in one turn.
 pub(in crate::engine) const FLUSH_BATCH: u32 = count(PUBLISH_BATCH);
 
 impl Requester {
-    /// Completes the oldest requests in flight that are done, given how many bytes the lower layer
-    /// has accepted; of a stream that has ended some, the rest in its next turns.
+    /// Completes the oldest requests in flight that are done, given the number of bytes that the
+    /// lower layer has accepted. After the end of the stream it completes one batch, and the next
+    /// turns complete the rest.
     pub(in crate::engine) fn complete_finished(
         &mut self,
         accepted: u64,
@@ -34,7 +35,7 @@ impl Requester {
         let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
         loop {
             let mut retired = 0;
-            // The client works on what is published, while the rest follows.
+            // The client works on the published completions while the rest follows.
             while retired < FLUSH_BATCH
                 && !cqes.is_full()
                 && let Some((request, outcome)) = self.in_flight.pop_done(accepted)
@@ -63,10 +64,10 @@ impl Requester {
             if retired == 0 {
                 break;
             }
-            // As many as are taken at once, silent ones included.
+            // A full batch, unsignaled requests included, so more may follow.
             let more_may_follow = retired == FLUSH_BATCH;
             core.shared.sends_completed.add(u64::from(retired));
-            // The ring slots come back first: who sees the completion may post again at once.
+            // Ring slots come back first: a client that sees the completion may post at once.
             self.sq.retire(retired);
             if !cqes.is_empty() {
                 engine.notify(core.send_cq.publish_reserved(&cqes), &core.send_cq);
@@ -87,7 +88,7 @@ impl Requester {
         }
     }
 
-    /// Marks all that has been taken from the queue as flushed, but for what was accepted before.
+    /// Flushes all requests taken from the queue, unless TCP has accepted them.
     pub(in crate::engine) fn flush_taken(&mut self, accepted: u64) {
         if let Some(fenced) = self.fenced.take() {
             let kind = SendOpcode::from_u8(fenced.header.opcode).unwrap_or(SendOpcode::Send);
@@ -102,9 +103,9 @@ impl Requester {
         self.left_to_send = None;
     }
 
-    /// Flushes requests still in the send queue, `limit` at most, and returns how many. A fresh
-    /// look at the queue finds those that were rung for before this turn began, and no others are
-    /// waited for. An error says that the CQ is dead.
+    /// Flushes at most `limit` requests still in the send queue and returns their number. The queue
+    /// index is read again, so that requests posted before this turn are included; later ones are
+    /// not awaited. Fails if the CQ is dead.
     pub(in crate::engine) fn flush_posted(
         &mut self,
         limit: u32,
@@ -112,7 +113,7 @@ impl Requester {
         life: &mut LifeCycle,
         engine: &mut EngineState,
     ) -> Result<u32, CqFault> {
-        // Requests that were taken complete before those that were not.
+        // Requests taken from the queue complete first.
         if core.send_cq.is_dead() || !self.in_flight.is_empty() {
             self.return_slots(core, engine);
             return Ok(0);
@@ -149,7 +150,7 @@ impl Requester {
             self.sq.retire(flushed);
             engine.notify(core.send_cq.publish_reserved(&cqes), &core.send_cq);
         }
-        // Where the CQ has no room, its client wakes it.
+        // If the CQ has no room, its doorbell wakes the QP.
         if posted > most && flushed == most {
             life.flush_later();
             engine.wake(core);

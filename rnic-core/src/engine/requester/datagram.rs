@@ -1,4 +1,4 @@
-//! Datagrams: requests that name where they go, and are one message of one segment.
+//! Requests of UD QPs, each of which carries its destination and is one message of one segment.
 
 use super::message::{Addressed, HeaderTemplate, Message};
 use super::staging::StagingBuffer;
@@ -15,8 +15,8 @@ use crate::shm::queue::SendEntry;
 use crate::types::{Msn, Stag};
 
 impl Requester {
-    /// Makes sure that a datagram of at most `mtu` bytes is ready to be sent; false if there is
-    /// none to send now.
+    /// Makes a datagram of at most `mtu` bytes ready to be sent. Returns false if no datagram can
+    /// be sent now.
     pub(in crate::engine) fn next_datagram(
         &mut self,
         mtu: u32,
@@ -31,17 +31,18 @@ impl Requester {
             return Ok(false);
         }
         let Some(entry) = self.take_request(core, engine)? else { return Ok(false) };
-        let seq = self.take_in(&entry);
+        let seq = self.push_in_flight(&entry);
         let begun = self.datagram(&entry, seq, mtu, core, engine);
         let (message, addressed) = begun.map_err(|reason| {
             core.turn.charge(REQUEST_COST);
             RequestError::Failed { seq, reason }
         })?;
-        (self.message, self.addressed) = (Some(message), Some(addressed));
+        self.message = Some(message);
+        self.addressed = Some(addressed);
         Ok(true)
     }
 
-    /// Where the message in progress goes.
+    /// Returns the destination of the datagram in progress.
     pub(in crate::engine) fn addressed(&self) -> Option<Addressed> {
         self.addressed
     }
@@ -58,12 +59,12 @@ impl Requester {
         let immediate = match SendOpcode::from_u8(h.opcode) {
             Some(SendOpcode::Send) if h.params[0] == 0 => None,
             Some(SendOpcode::SendImmediate) => Some(high_half(h.params[0])),
-            Some(SendOpcode::Send) => return Err(Reason::SpareFlags(h.flags.into())),
+            Some(SendOpcode::Send) => return Err(Reason::UnsupportedFlags(h.flags.into())),
             Some(_) => return Err(Reason::NoDatagram),
             None => return Err(Reason::Opcode(h.opcode)),
         };
         let Some(flags) = SendFlags::from_bits(h.flags).filter(|_| h.remote_addr == 0) else {
-            return Err(Reason::SpareFlags(h.flags.into()));
+            return Err(Reason::UnsupportedFlags(h.flags.into()));
         };
         let params = DatagramParams::from_params(h.params)
             .ok_or(Reason::DatagramSource { index: h.params[3] })?;
@@ -79,8 +80,9 @@ impl Requester {
             immediate,
             solicited: flags.contains(SendFlags::SOLICITED),
         };
-        // No header of DDP's leaves: the message is a Send as far as its bytes are concerned.
-        let (opcode, invalidate) = (Opcode::send(addressed.solicited, false), Stag(0));
+        // No DDP header is sent. For reading the payload the message counts as a Send.
+        let opcode = Opcode::send(addressed.solicited, false);
+        let invalidate = Stag(0);
         let head = HeaderTemplate::Untagged { opcode, invalidate, qn: qn::SEND, msn: Msn::FIRST };
         Ok((Message { head, source, total, sent: 0, seq: Some(seq) }, addressed))
     }

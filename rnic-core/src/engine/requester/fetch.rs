@@ -1,4 +1,4 @@
-//! Has a copier bring payload that only it reaches.
+//! Copies payload that only a copier can read to private memory.
 
 use super::Requester;
 use super::message::Gather;
@@ -11,7 +11,7 @@ use crate::engine::state::EngineState;
 use crate::shm::attached::CopyEnd;
 
 impl Requester {
-    /// Has a copier bring the next bytes of the message in progress.
+    /// Starts a copy of the next bytes of the message in progress.
     pub(in crate::engine) fn stage(
         &mut self,
         core: &QpCore,
@@ -21,17 +21,20 @@ impl Requester {
         if self.staging.job.is_some() {
             return Ok(());
         }
-        let (from, len) = (message.sent, (message.total - message.sent).min(count(MAX_COPY)));
+        let from = message.sent;
+        let len = (message.total - message.sent).min(count(MAX_COPY));
         let mut memory = Gather::new();
         self.gather_unstaged(len, core, &engine.stags, &mut memory).map_err(StageError::Gather)?;
-        let (mut bytes, mut holes) = (vec![0; len as usize], Vec::new());
-        let (mut pieces, mut who) = (Pieces::new(), None);
+        let mut bytes = vec![0; len as usize];
+        let mut holes = Vec::new();
+        let mut pieces = Pieces::new();
+        let mut found = None;
         let mut at = 0;
         for target in &memory {
             let end = at + target.len();
             match target.copier() {
                 Some((copier, address)) => {
-                    who = Some(copier.clone());
+                    found = Some(copier.clone());
                     pieces.push((address, count(target.len())));
                     holes.push((at, end));
                 }
@@ -40,19 +43,19 @@ impl Requester {
             at = end;
         }
         drop(memory);
-        let Some(copier) = who else { return Ok(()) };
+        let Some(copier) = found else { return Ok(()) };
         let job = engine.begin_copy(core.id, &copier, pieces, Direction::Out);
         let owner = Some(copier.session());
         self.staging = StagingBuffer { job: Some(job), owner, from, bytes, holes };
         Ok(())
     }
 
-    /// Whether this copy brings bytes of the message in progress.
+    /// Returns true if this copy reads bytes of the message in progress.
     pub(in crate::engine) fn is_staging(&self, job: u64) -> bool {
         self.staging.job == Some(job)
     }
 
-    /// The copier has answered. The fault, if there is a message that still wants the bytes.
+    /// Handles the result of the copy. Returns the fault if a message still needs the bytes.
     pub(in crate::engine) fn staged(
         &mut self,
         core: &QpCore,
@@ -82,8 +85,9 @@ impl Requester {
         }
     }
 
-    /// The peer has invalidated an STag: nothing is sent any more that a copier has read, or may
-    /// yet read, by way of it. (What it writes is over: it stood before this in the stream.)
+    /// Drops bytes that a copier has read, or may yet read, through an STag that the peer has
+    /// invalidated, so that they are not sent. Copies that write have ended, since their segments
+    /// preceded the invalidation.
     pub(in crate::engine) fn unstage(&mut self) {
         self.staging = StagingBuffer::default();
     }

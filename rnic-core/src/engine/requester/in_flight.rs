@@ -1,7 +1,8 @@
-//! Send requests that have been taken from the queue and not yet completed, in posting order.
+//! Send requests that were taken from the queue and have not completed yet, in posting order.
 //!
-//! RFC 5040 section 5.5 rule 13: completions appear in the order in which the requests were posted,
-//! so a Send behind an RDMA Read waits here for the Read. Every entry holds one reserved CQ slot.
+//! Completions appear in the order in which the requests were posted (RFC 5040 section 5.5 rule
+//! 13), so a Send after an RDMA Read waits here for the Read. Every entry holds one reserved CQ
+//! slot.
 
 use std::collections::VecDeque;
 
@@ -10,14 +11,14 @@ use crate::device::qp::terminate_detail;
 use crate::engine::numbers::count;
 use crate::types::{CompletionOpcode, CompletionStatus, Msn, Stag, TerminateCode};
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Progress {
-    /// Its bytes are still being produced.
+    /// Segments are still being produced.
     Sending,
-    /// All produced; done when TCP has accepted this many bytes of the stream.
+    /// All segments are produced. Done when TCP has accepted this many bytes of the stream.
     Queued(u64),
-    /// All sent; done when the peer has acknowledged it.
+    /// All segments are sent. Done when the peer has acknowledged the request.
     Unacknowledged,
     /// Waits for the peer's response or for other workers.
     Waiting,
@@ -25,21 +26,21 @@ pub(in crate::engine) enum Progress {
     Done(CompletionStatus),
 }
 
-/// A send queue request that was taken and is not yet retired.
+/// A send request that was taken and has not been retired.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Request {
     pub wr_id: u64,
     pub opcode: CompletionOpcode,
     pub signaled: bool,
     pub byte_len: u32,
-    /// Terminate code of a failure, as the completion shows it.
+    /// Terminate code of a failure, for the completion.
     pub detail: u32,
-    /// Record of a failure that did not end the stream, or was not the first; else 0.
+    /// Record of a failure that did not end the stream or was not the first, or 0.
     pub diagnosis: u64,
     pub progress: Progress,
-    /// Number of the Send, or Immediate Data, that it is: the peer blames it by that.
+    /// MSN of a Send or of Immediate Data, by which the peer may blame it.
     pub msn: Option<Msn>,
-    /// Where the Write that it is goes, and how long it is: the peer blames it by that.
+    /// STag, offset and length of a Write, by which the peer may blame it.
     pub written: Option<(Stag, u64, u32)>,
 }
 
@@ -59,42 +60,42 @@ impl Request {
     }
 }
 
-/// A Read or an atomic operation that the peer has not answered.
+/// A Read or atomic operation that the peer has not answered.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct OutboundRequest {
-    /// Its request; none for a Read that was only the first FPDU of a peer-to-peer stream.
+    /// Its entry in flight. `None` for an acknowledgement request or an RTR.
     pub seq: Option<u64>,
     pub sink: Stag,
     pub to: u64,
     pub size: u32,
-    /// Where its bytes go, if that is more than one element; the sink only names them to the peer.
+    /// SGEs of a Read with several. `sink` and `to` then name no memory; the response repeats them.
     pub elements: Option<Box<[Sge]>>,
     pub received: u64,
     pub kind: ResponseKind,
 }
 
-/// What answers a request.
+/// Kind of response that a request awaits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum ResponseKind {
     /// A Read Response.
     Read,
-    /// A Read Response, with which the sink is invalidated.
+    /// A Read Response, after which the sink is invalidated.
     ReadInvalidate,
     /// An Atomic Response.
     Atomic,
-    /// A Read Response of no bytes, which says that all before it was carried out.
+    /// A zero-length Read Response, which acknowledges all earlier requests.
     Acknowledgement,
 }
 
-/// Requests under way. Sequence numbers count a QP's requests from 0 and never wrap in practice.
+/// Requests in flight. Sequence numbers count a QP's requests from 0 and never wrap in practice.
 #[derive(Default)]
 pub(in crate::engine) struct InFlight {
     base: u64,
-    /// The peer has acknowledged all before this one.
+    /// The peer has acknowledged all requests before this one.
     acknowledged: u64,
     /// RDMA Writes begun since the stream began, modulo 2^32. Those in flight are the last of them.
     writes: u32,
-    /// Number of the Write that the peer refuses, once it has been said.
+    /// Number of the Write that the peer refuses, from its notice.
     refused_write: Option<u32>,
     entries: VecDeque<Request>,
 }
@@ -105,12 +106,12 @@ impl InFlight {
         self.base + self.entries.len() as u64 - 1
     }
 
-    /// The entry with this sequence number, unless it has completed.
+    /// Returns the entry with this sequence number, unless it has completed.
     pub(in crate::engine) fn get_mut(&mut self, seq: u64) -> Option<&mut Request> {
         self.entries.get_mut(usize::try_from(seq.checked_sub(self.base)?).ok()?)
     }
 
-    /// Ends a request in error; what is done already stays as it is.
+    /// Fails a request, unless it is done.
     pub(in crate::engine) fn fail(
         &mut self,
         seq: u64,
@@ -125,7 +126,7 @@ impl InFlight {
         }
     }
 
-    /// Takes the oldest entry if it is done, given how much TCP has accepted.
+    /// Takes the oldest entry if it is done, given the number of bytes that TCP has accepted.
     pub(in crate::engine) fn pop_done(
         &mut self,
         accepted: u64,
@@ -145,7 +146,7 @@ impl InFlight {
         self.entries.pop_front().map(|e| (e, status))
     }
 
-    /// Marks everything that is not done as flushed.
+    /// Marks every request that is not done as flushed.
     pub(in crate::engine) fn flush(&mut self, accepted: u64) {
         for (e, seq) in self.entries.iter_mut().zip(self.base..) {
             match e.progress {
@@ -163,42 +164,43 @@ impl InFlight {
         }
     }
 
-    /// What was being sent is done: by a stream that is gone, to a peer that acknowledges nothing.
-    pub(in crate::engine) fn lose(&mut self) {
+    /// Marks requests in progress as done: their stream is gone, and a UC peer acknowledges
+    /// nothing.
+    pub(in crate::engine) fn complete_sending(&mut self) {
         for request in self.entries.iter_mut().rev() {
             match request.progress {
                 Progress::Sending => request.progress = Progress::Queued(0),
-                // What is before it was sent before.
+                // Earlier requests have been sent.
                 _ => break,
             }
         }
     }
 
-    /// So many requests were done without ever being under way; none is.
+    /// Skips the numbers of requests that were done without being in flight. None may be in flight.
     #[inline]
-    pub(in crate::engine) fn pass(&mut self, requests: u32) {
-        debug_assert!(self.entries.is_empty(), "nothing passes what is under way");
+    pub(in crate::engine) fn skip_completed(&mut self, requests: u32) {
+        debug_assert!(self.entries.is_empty(), "requests complete in order");
         self.base += u64::from(requests);
     }
 
-    /// The peer has carried out all before this one.
+    /// Notes that the peer has carried out all requests before this one.
     #[inline]
     pub(in crate::engine) fn acknowledge(&mut self, before: u64) {
         self.acknowledged = self.acknowledged.max(before);
     }
 
-    /// The number that the next one will have.
+    /// Returns the sequence number of the next request.
     #[inline]
     pub(in crate::engine) fn end(&self) -> u64 {
         self.base + self.entries.len() as u64
     }
 
-    /// The oldest.
+    /// Returns the oldest request.
     pub(in crate::engine) fn first(&self) -> Option<u64> {
         (!self.entries.is_empty()).then_some(self.base)
     }
 
-    /// The oldest that is not done and takes a receive of the peer's.
+    /// Returns the oldest request that is not done and consumes a receive of the peer.
     pub(in crate::engine) fn oldest_send(&self) -> Option<u64> {
         let undone = |r: &Request| !matches!(r.progress, Progress::Done(_));
         self.find(|request, seq| {
@@ -206,17 +208,18 @@ impl InFlight {
         })
     }
 
-    /// The Send, or Immediate Data, of this number.
+    /// Returns the Send, or Immediate Data, with this MSN.
     pub(in crate::engine) fn send_of(&self, msn: Msn) -> Option<u64> {
         self.find(|request, _| request.msn == Some(msn))
     }
 
-    /// A stream begins: its Writes are numbered from 0.
+    /// Begins a stream and numbers its Writes from 0.
     pub(in crate::engine) fn begin_stream(&mut self) {
-        (self.writes, self.refused_write) = (0, None);
+        self.writes = 0;
+        self.refused_write = None;
     }
 
-    /// Notes where a Write goes that begins, and how long it is.
+    /// Notes the target and length of a Write that begins.
     #[inline]
     pub(in crate::engine) fn begin_write(&mut self, seq: u64, stag: Stag, to: u64, len: u32) {
         if let Some(request) = self.get_mut(seq) {
@@ -230,14 +233,14 @@ impl InFlight {
         self.refused_write = Some(number);
     }
 
-    /// Returns the Write that is refused by this byte: the one whose number the peer has said, or
-    /// else the oldest that is not acknowledged. Several may write the byte.
+    /// Returns the Write to this byte that the peer refuses: the Write with the number from its
+    /// notice, or else the oldest unacknowledged Write. Several Writes may target the byte.
     pub(in crate::engine) fn write_to(&self, stag: Stag, to: u64) -> Option<u64> {
         let numbered = self.refused_write.and_then(|_| self.write_by(stag, to, self.refused_write));
         numbered.or_else(|| self.write_by(stag, to, None))
     }
 
-    /// Returns the oldest unacknowledged Write of this byte, and of this number if there is one.
+    /// Returns the oldest unacknowledged Write of this byte, with number `wanted` if it is set.
     fn write_by(&self, stag: Stag, to: u64, wanted: Option<u32>) -> Option<u64> {
         let is_write = |request: &&Request| request.written.is_some();
         let mut number =
@@ -272,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_send_behind_a_read_completes_after_it() {
+    fn send_after_read_completes_in_order() {
         let mut l = InFlight::default();
         let read = l.push(Request::new(1, SendOpcode::Read, true));
         let send = l.push(Request::new(2, SendOpcode::Send, true));
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn flush_spares_what_tcp_has_accepted() {
+    fn flush_spares_accepted_requests() {
         let mut l = InFlight::default();
         for (wr_id, end) in [(1, 10), (2, 20)] {
             let seq = l.push(Request::new(wr_id, SendOpcode::Write, true));

@@ -1,8 +1,7 @@
-//! Requests of the peer's that await a response of this side, at most IRD of them (RFC 5040 section
+//! Requests of the peer that await a response of this side, at most IRD of them (RFC 5040 section
 //! 6.1, RFC 7306 section 5.1; siw's IRQ).
 //!
-//! An atomic operation is carried out when its turn to be answered comes, behind the Reads before
-//! it.
+//! An atomic operation is carried out when its response is due, after the Reads before it.
 
 use super::inbound_request::{AtomicError, Executing, InboundRequest};
 use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource, take};
@@ -19,7 +18,7 @@ use crate::stream::{InboundAtomic, InboundRead};
 use crate::types::{ATOMIC_LEN, Access, Stag};
 
 impl Requester {
-    /// Whether another request of the peer's may be taken on.
+    /// Returns true if another request of the peer may be taken on.
     pub(in crate::engine) fn ird_available(&self) -> bool {
         let answering = self.message.as_ref().is_some_and(Message::is_response);
         let executing = self.executing.is_some();
@@ -33,13 +32,13 @@ impl Requester {
         responding || self.executing.is_some() || !self.inbound.is_empty()
     }
 
-    /// Takes on a request, which is answered in its turn.
+    /// Takes on a request, to be answered in its turn.
     pub(in crate::engine) fn take_on(&mut self, request: InboundRequest) {
         //= RDMAP-5.2.1-2, 7306-5.2.1-14
         self.inbound.push_back(request);
     }
 
-    /// Begins the response to the oldest request; false if there is none to begin now.
+    /// Begins the response to the oldest request. Returns false if no response can begin now.
     pub(super) fn begin_response(
         &mut self,
         core: &QpCore,
@@ -67,17 +66,20 @@ impl Requester {
         }
     }
 
-    /// Carries out an atomic operation and begins its response; false if a copier has to.
+    /// Carries out an atomic operation and begins its response. Returns false if a copier must
+    /// carry it out.
     fn carry_out(
         &mut self,
         atomic: &InboundAtomic,
         core: &QpCore,
         engine: &mut EngineState,
     ) -> Result<bool, AtomicError> {
-        let (stag, to) = (atomic.request.stag, atomic.request.to.0);
-        let (len, right) = (ATOMIC_LEN.into(), Access::REMOTE_ATOMIC);
+        let stag = atomic.request.stag;
+        let to = atomic.request.to.0;
+        let len = ATOMIC_LEN.into();
+        let right = Access::REMOTE_ATOMIC;
         let target =
-            core.remote(&engine.stags, stag, (to, len), right).map_err(AtomicError::Revoked)?;
+            core.remote(&engine.stags, stag, to, len, right).map_err(AtomicError::Revoked)?;
         let operation = atomic.request.operation;
         let Some((copier, address)) = target.copier() else {
             //= 7306-5-6
@@ -86,9 +88,11 @@ impl Requester {
             self.answer(atomic, original);
             return Ok(true);
         };
-        let (copier, pieces) = (copier.clone(), [(address, ATOMIC_LEN)].into_iter().collect());
+        let copier = copier.clone();
+        let pieces = [(address, ATOMIC_LEN)].into_iter().collect();
         let job = engine.begin_copy(core.id, &copier, pieces, Direction::Update(operation));
-        let (owner, atomic) = (copier.session(), *atomic);
+        let owner = copier.session();
+        let atomic = *atomic;
         self.executing = Some(Executing { job, owner, atomic, original: None });
         Ok(false)
     }
@@ -112,12 +116,12 @@ impl Requester {
         self.message = Some(Message { head, source, total, sent: 0, seq: None });
     }
 
-    /// Whether this copy is an atomic operation of the peer's.
+    /// Returns true if this copy is an atomic operation of the peer.
     pub(in crate::engine) fn is_executing(&self, job: u64) -> bool {
         self.executing.is_some_and(|executing| executing.job == job)
     }
 
-    /// The copier has answered.
+    /// Handles the result of an atomic operation by a copier.
     pub(in crate::engine) fn executed(&mut self, result: CopyResult) -> Result<(), RequestError> {
         let Some(executing) = &mut self.executing else { return Ok(()) };
         let word = result.and_then(|bytes| {

@@ -1,11 +1,11 @@
-//! What the peer asks for, and how far it is.
+//! Requests of the peer and their progress.
 
 use crate::device::memory::MemoryFault;
 use crate::device::stag::RemoteFault;
 use crate::stream::{InboundAtomic, InboundRead};
 use crate::types::SessionId;
 
-/// A request of the peer's.
+/// A request of the peer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum InboundRequest {
     Read(InboundRead),
@@ -17,18 +17,18 @@ pub(in crate::engine) enum InboundRequest {
 pub(super) struct Executing {
     /// Number of the copy.
     pub job: u64,
-    /// Whose memory it is done to.
+    /// Session that owns the memory.
     pub owner: SessionId,
     pub atomic: InboundAtomic,
-    /// What was there before, when it is done.
+    /// The original value, once the operation is done.
     pub original: Option<u64>,
 }
 
-/// Why an atomic operation was not carried out.
+/// Error of an atomic operation.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum AtomicError {
-    /// Its region is not what it was when it arrived.
+    /// The region was revoked or changed after the request arrived.
     Revoked(RemoteFault),
-    /// Its memory could not be reached.
+    /// The memory could not be reached.
     Memory(MemoryFault),
 }

@@ -1,8 +1,8 @@
-//! OutgoingFpdu messages and their segmentation (RFC 5041 section 5.2), for both paths alike.
+//! Outgoing messages and their segmentation (RFC 5041 section 5.2), for both paths.
 //!
-//! A [`Message`] knows where its payload is and how much has been sent; [`Message::next_segment`]
-//! cuts the next DDP segment, [`Message::gather`] resolves the memory it covers. What becomes of
-//! the segment, frames on TCP or a call at the other QP, is not known here.
+//! A [`Message`] tracks where its payload is and how much has been sent. [`Message::next_segment`]
+//! cuts the next DDP segment, and [`Message::gather`] resolves the memory that it covers. The link
+//! frames the segment for TCP or hands it to the other QP.
 
 use arrayvec::ArrayVec;
 
@@ -23,7 +23,7 @@ use crate::types::{ATOMIC_LEN, Access, Gid, Msn, Stag, TaggedOffset};
 /// Memory of one segment.
 pub(in crate::engine) type Gather<'t> = ArrayVec<Target<'t>, MAX_SGE>;
 
-/// What kind of DDP message it is.
+/// DDP header fields common to the segments of a message.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum HeaderTemplate {
     /// To a tagged buffer, from this offset on.
@@ -32,24 +32,24 @@ pub(in crate::engine) enum HeaderTemplate {
     Untagged { opcode: Opcode, invalidate: Stag, qn: u32, msn: Msn },
 }
 
-/// Where the payload comes from.
+/// Source of the payload.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum MessageSource {
-    /// Nowhere: a message of no bytes.
+    /// None: a message of no bytes.
     Empty,
-    /// One scatter/gather element, with an lkey of the sender's.
+    /// One SGE, with a local key of the sender.
     Element(Sge),
-    /// Several, in the QP's own list, with the element and the offset in it that come next.
+    /// Several SGEs of the QP's own list: index of the next one, and offset in it.
     Elements { index: usize, offset: u32 },
     /// Inline data in the client's arena.
     Inline { at: usize },
-    /// A region the peer named: the response to its read.
+    /// A region that the peer addressed: the response to its Read.
     ReadResponse(InboundRead),
-    /// Nowhere either: the message is this header and nothing else.
+    /// None: the message consists of this header.
     Header(HeaderMessage),
 }
 
-/// A message whose bytes are a header of RDMAP.
+/// A message that consists of an RDMAP header.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum HeaderMessage {
     ReadRequest(ReadRequest),
@@ -60,7 +60,7 @@ pub(in crate::engine) enum HeaderMessage {
 }
 
 impl HeaderMessage {
-    /// Its bytes.
+    /// Returns the bytes of the message.
     //= 7306-4.2-1
     pub(in crate::engine) fn emit(&self) -> ArrayVec<u8, ATOMIC_REQUEST_LEN> {
         match self {
@@ -72,25 +72,26 @@ impl HeaderMessage {
     }
 }
 
-/// A message being sent. It is made for every request, so it stays small.
+/// A message being sent. One is made for every request, so it must stay small.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct Message {
     pub head: HeaderTemplate,
     pub source: MessageSource,
     pub total: u32,
     pub sent: u32,
-    /// Its request in flight; none for responses and what the stream sends of itself.
+    /// Its request in flight. `None` for responses, for messages of the stream itself, and for
+    /// requests that complete by a response.
     pub seq: Option<u64>,
 }
 
-/// Where the datagram in progress goes, as its request has it.
+/// Destination of the datagram in progress, from its request.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Addressed {
     pub to: Gid,
     pub qp: u32,
-    /// None for the sender's own.
+    /// `None` for the sender's own Q_Key.
     pub q_key: Option<u32>,
-    /// Index of the port that it comes from.
+    /// Index of the source GID.
     pub source: u16,
     pub immediate: Option<u32>,
     pub solicited: bool,
@@ -105,19 +106,19 @@ pub(in crate::engine) struct Segment {
     pub last: bool,
 }
 
-/// Why a segment's memory could not be had.
+/// Error of resolving a segment's memory.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum GatherFault {
-    /// A local element does not resolve.
+    /// A local SGE cannot be resolved.
     Local(Reason),
-    /// The region of a read has been revoked since it was checked.
+    /// The region of a Read was revoked after it was checked.
     Revoked,
-    /// Only a copier reaches it: it has to be staged first.
+    /// Only a copier can read it, so it must be staged first.
     Unstaged,
 }
 
 impl Message {
-    /// Cuts the next segment, at most `mulpdu` bytes with its header, for DDP version `dv`.
+    /// Cuts the next segment, at most `mulpdu` bytes including its header, for DDP version `dv`.
     pub(in crate::engine) fn next_segment(&self, mulpdu: usize, dv: u8) -> Segment {
         let header_len = match self.head {
             HeaderTemplate::Tagged { .. } => TaggedHeader::LEN,
@@ -162,13 +163,13 @@ impl Message {
         Segment { header, len, last }
     }
 
-    /// Resolves the next `len` bytes of the payload. `arena` holds inline data, `list` the elements
-    /// of [`MessageSource::Elements`]. A [`MessageSource::Header`] has no memory: its bytes stand
-    /// in the message.
+    /// Resolves the next `len` bytes of the payload. `arena` holds inline data, and `list` the
+    /// SGEs of [`MessageSource::Elements`]. A [`MessageSource::Header`] has no memory, since
+    /// its bytes are in the message.
     pub(in crate::engine) fn gather<'t>(
         &self,
         len: u32,
-        who: Principal,
+        principal: Principal,
         stags: &'t StagTable,
         arena: &'t Mapping,
         list: &[Sge],
@@ -180,18 +181,26 @@ impl Message {
         match &self.source {
             MessageSource::Empty | MessageSource::Header(_) => {}
             MessageSource::Inline { at } => {
-                out.push(Target::inline(who.session, arena, at + self.sent as usize, len as usize));
+                out.push(Target::inline(
+                    principal.session,
+                    arena,
+                    at + self.sent as usize,
+                    len as usize,
+                ));
             }
             MessageSource::ReadResponse(InboundRead { request, .. }) => {
                 let to = request.src_to.0.wrapping_add(u64::from(self.sent));
                 let target = stags
-                    .remote(who, request.src_stag, to, u64::from(len), Access::REMOTE_READ)
+                    .remote(principal, request.src_stag, to, u64::from(len), Access::REMOTE_READ)
                     .map_err(|_| GatherFault::Revoked)?;
                 out.push(target);
             }
             MessageSource::Element(sge) => {
                 let addr = sge.addr.wrapping_add(u64::from(self.sent));
-                out.push(element(stags, who, sge.lkey, addr, len).map_err(GatherFault::Local)?);
+                out.push(
+                    resolve_sge(stags, principal, sge.lkey, addr, len)
+                        .map_err(GatherFault::Local)?,
+                );
             }
             MessageSource::Elements { index, offset } => {
                 let mut left = len;
@@ -203,7 +212,7 @@ impl Message {
                     let n = (sge.length - skip).min(left);
                     if n > 0 {
                         let addr = sge.addr.wrapping_add(u64::from(skip));
-                        let target = element(stags, who, sge.lkey, addr, n);
+                        let target = resolve_sge(stags, principal, sge.lkey, addr, n);
                         out.push(target.map_err(GatherFault::Local)?);
                     }
                     left -= n;
@@ -214,7 +223,7 @@ impl Message {
         Ok(())
     }
 
-    /// STags of the memory its payload comes from. `list` as in [`Message::gather`].
+    /// Returns the STags of the memory that holds the payload. `list` is as in [`Message::gather`].
     pub(in crate::engine) fn stags<'l>(&self, list: &'l [Sge]) -> impl Iterator<Item = Stag> + 'l {
         let (one, list) = match &self.source {
             MessageSource::Empty | MessageSource::Inline { .. } | MessageSource::Header(_) => {
@@ -227,19 +236,20 @@ impl Message {
         one.into_iter().chain(list.iter().map(|sge| Stag(sge.lkey)))
     }
 
-    /// Whether it answers a request of the peer's.
+    /// Returns true if the message answers a request of the peer.
     pub(in crate::engine) fn is_response(&self) -> bool {
         let (HeaderTemplate::Tagged { opcode, .. } | HeaderTemplate::Untagged { opcode, .. }) =
             self.head;
         opcode.is_response()
     }
 
-    /// Whether it is untagged, and is finished before the stream ends.
+    /// Returns true if the message is untagged. An untagged message is finished before the stream
+    /// ends.
     pub(in crate::engine) fn is_untagged(&self) -> bool {
         matches!(self.head, HeaderTemplate::Untagged { .. })
     }
 
-    /// Bytes of a segment of it that the receiver places, or the requester of an atomic operation.
+    /// Returns the bytes of a segment that its receiver places in memory.
     pub(in crate::engine) fn data_in(&self, segment: &Segment) -> u32 {
         match self.header() {
             None => segment.len,
@@ -248,7 +258,7 @@ impl Message {
         }
     }
 
-    /// The header that it is, if it is nothing else.
+    /// Returns the header if the message consists only of one.
     pub(in crate::engine) fn header(&self) -> Option<&HeaderMessage> {
         match &self.source {
             MessageSource::Header(header) => Some(header),
@@ -256,8 +266,8 @@ impl Message {
         }
     }
 
-    /// Notes that the next `len` bytes have been sent; whether that was all. `list` as in
-    /// [`Message::gather`].
+    /// Notes that the next `len` bytes have been sent. Returns true if the message is complete.
+    /// `list` is as in [`Message::gather`].
     pub(in crate::engine) fn advance(&mut self, len: u32, list: &[Sge]) -> bool {
         self.sent += len;
         if let MessageSource::Elements { index, offset } = &mut self.source {
@@ -278,26 +288,26 @@ impl Message {
     }
 }
 
-/// Memory that a local element is to be read from.
-pub(in crate::engine) fn element(
+/// Resolves the memory of a local SGE for reading.
+pub(in crate::engine) fn resolve_sge(
     stags: &StagTable,
-    who: Principal,
+    principal: Principal,
     lkey: u32,
     addr: u64,
     len: u32,
 ) -> Result<Target<'_>, Reason> {
     let write = false;
-    let found = stags.local(who, lkey, addr, len, write);
+    let found = stags.local(principal, lkey, addr, len, write);
     found.map_err(|fault| Reason::LocalKey { fault, lkey, addr, len, write })
 }
 
-/// Total of the elements, if it is a message length at all (below 2^32).
+/// Returns the total length of the SGEs, or `None` if it is not below 2^32.
 pub(in crate::engine) fn total_length(list: &[Sge]) -> Option<u32> {
     //= DDP-5.2-3
     u32::try_from(list.iter().map(|s| u64::from(s.length)).sum::<u64>()).ok()
 }
 
-/// The next number of a queue.
+/// Returns the next MSN of a queue and advances it.
 pub(in crate::engine) fn take(msn: &mut Msn) -> Msn {
     let this = *msn;
     //= DDP-4.3-7

@@ -1,15 +1,16 @@
-//! What a queue pair asks of its peer, and what it answers: its send queue and all that comes of
-//! it.
+//! The send queue of a QP, its requests, and its responses to requests of the peer.
 //!
-//! A request goes from the queue ([`post`]) to a message ([`message`]) that the link sends segment
-//! by segment. It stays [in flight](in_flight) until the bytes are accepted, the response has come
-//! ([`outbound`]) or every worker has changed its STag table ([`stag_changes`]); then it completes
-//! in posting order ([`complete`]). The peer's Read and Atomic Requests wait here as well
-//! ([`inbound`]), because their responses take turns with the requests of this side. What only a
-//! copier reaches is brought here first ([`fetch`], [`staging`]).
+//! A request from the queue ([`post`]) becomes a message ([`message`]) that the link sends segment
+//! by segment. It stays [in flight](in_flight) until the bytes are accepted, the response has
+//! arrived ([`outbound`]), the peer has acknowledged it ([`acknowledge`]), or every worker has
+//! changed its STag table ([`stag_changes`]). Requests complete in posting order ([`complete`]).
+//! The peer's Read and Atomic Requests wait here as well ([`inbound`]), because their responses
+//! alternate with requests of this side. Payload that only a copier can read is copied to private
+//! memory first ([`fetch`], [`staging`]).
 //!
-//! This part knows no link and ends no stream: what goes wrong is returned as a [`RequestError`].
+//! This module does not use the link and ends no stream. It returns errors as a [`RequestError`].
 
+pub(in crate::engine) mod ack_request;
 pub(super) mod acknowledge;
 pub(super) mod complete;
 mod datagram;
@@ -20,20 +21,19 @@ pub(super) mod inbound_request;
 pub(super) mod message;
 mod outbound;
 mod post;
-pub(in crate::engine) mod question;
 pub(super) mod short_writes;
 pub(super) mod stag_changes;
 pub(super) mod staging;
 
 use std::collections::VecDeque;
 
+use ack_request::Acknowledgements;
 use in_flight::{InFlight, OutboundRequest, Progress};
 use inbound_request::{AtomicError, Executing, InboundRequest};
 use message::{
     Addressed, Gather, GatherFault, HeaderMessage, HeaderTemplate, Message, MessageSource, Segment,
     take,
 };
-use question::Acknowledgements;
 use staging::StagingBuffer;
 
 use super::qp_core::QpCore;
@@ -47,66 +47,67 @@ use crate::shm::queue::{QueueFault, SendConsumer, SendEntry, SgeList};
 use crate::stream::InboundAtomic;
 use crate::types::{CompletionStatus, Msn, Stag, TerminateCode};
 
-/// What a queue pair requests and answers.
+/// Requests and responses of a QP.
 pub(super) struct Requester {
     sq: SendConsumer,
-    /// Every request completes with a CQE, also on success (`sq_sig_all`).
+    /// Every request completes with a CQE, even an unsignaled one that succeeds (`sq_sig_all`).
     signal_all: bool,
-    /// A request taken from the queue that waits for a fence, or for room within ORD.
+    /// A request taken from the queue that waits for a fence or for room within ORD.
     fenced: Option<SendEntry>,
     in_flight: InFlight,
     /// CQ slots reserved and not yet held by a request in flight.
     slots: u32,
     message: Option<Message>,
-    /// The Send that waits for a receive at the other end of the direct path, while responses pass.
+    /// The Send that waits for a receive at the other end of the direct path while responses pass.
     aside: Option<Message>,
     /// Immediate Data that follows the message in progress.
     immediate: Option<Immediate>,
-    /// Where the message in progress goes, if it is a datagram.
+    /// Destination of the message in progress, if it is a datagram.
     addressed: Option<Addressed>,
-    /// Elements of the request taken last: of the one that is fenced, or of the message if it has
-    /// several.
+    /// SGEs of the request taken last: the fenced request, or the message in progress if it has
+    /// several SGEs.
     elements: SgeList,
-    /// What a copier brings, or has brought, of the message in progress.
+    /// Payload of the message in progress that a copier reads or has read.
     staging: StagingBuffer,
-    /// Requests of the peer's that are to be answered.
+    /// Requests of the peer that await a response.
     inbound: VecDeque<InboundRequest>,
-    /// The one before them, which a copier carries out.
+    /// The request before them, an atomic operation that a copier carries out.
     executing: Option<Executing>,
-    /// Requests that the peer is to answer, oldest first.
+    /// Requests that await a response of the peer, oldest first.
     outbound: VecDeque<OutboundRequest>,
-    /// Whether a response goes before the next request: they alternate.
+    /// The next message is a response, if there is one. Responses and requests alternate.
     response_next: bool,
     ird: u16,
     ord: u16,
-    /// The peer may be sent what RFC 7306 has added.
+    /// The peer supports the extensions of RFC 7306.
     extensions: bool,
-    /// It is wired by hand.
-    by_hand: bool,
-    /// How requests are acknowledged; none if they are done when the lower layer has them.
+    /// RC or UC, not iWARP or UD.
+    rc_or_uc: bool,
+    /// State of acknowledgements on RC. Without it, requests are done when the lower layer has
+    /// accepted them.
     acks: Option<Acknowledgements>,
-    /// No request is begun.
+    /// Posted requests must not be begun.
     held_back: bool,
-    /// A Send waits for a receive of the peer's: no request is begun, either.
+    /// A Send waits for a receive of the peer, so no request is begun.
     peer_waits: bool,
-    /// By the direct path: the peer has refused a request and still sends responses. No request is
-    /// begun, and none acknowledged.
+    /// On the direct path: the peer has refused a request and still sends responses. No request is
+    /// begun or acknowledged.
     peer_refuses: bool,
-    /// While disconnecting: requests still to be taken.
+    /// While disconnecting: number of requests still to be taken.
     left_to_send: Option<u32>,
-    /// Requests that hold all later ones up until every worker has changed its STag table. The
-    /// first has been asked for.
+    /// Requests that hold back all later ones until every worker has changed its STag table. The
+    /// change of the first has been requested.
     changing: VecDeque<(u64, StagChange)>,
-    /// The request taken last, which cannot be carried out: it fails once all before it are done.
+    /// The request taken last, if it is invalid. It fails once all requests before it are done.
     refused: Option<(u64, Reason)>,
-    /// Number of the next Send, of the next Read or Atomic Request, and of the next Atomic
-    /// Response, on their untagged queues.
+    /// MSN of the next Send, of the next Read or Atomic Request, and of the next Atomic Response,
+    /// on their untagged queues.
     send_msn: Msn,
     request_msn: Msn,
     response_msn: Msn,
 }
 
-/// Immediate Data behind an RDMA Write of the same request.
+/// Immediate Data after an RDMA Write of the same request.
 #[derive(Clone, Copy)]
 struct Immediate {
     seq: u64,
@@ -114,16 +115,16 @@ struct Immediate {
     solicited: bool,
 }
 
-/// Why the next request did not become a message.
+/// Error of the next request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RequestError {
     /// It cannot be carried out.
     Failed { seq: u64, reason: Reason },
-    /// The queue itself is nonsense.
+    /// The queue is corrupt.
     Queue(QueueFault),
     /// The completion queue is dead.
     Cq(CqFault),
-    /// It is the peer's, and cannot be answered.
+    /// An atomic operation of the peer cannot be carried out.
     Atomic(InboundAtomic, AtomicError),
 }
 
@@ -148,7 +149,7 @@ impl Requester {
             ird: 0,
             ord: 0,
             extensions: false,
-            by_hand: false,
+            rc_or_uc: false,
             acks: None,
             held_back: false,
             peer_waits: false,
@@ -162,19 +163,19 @@ impl Requester {
         }
     }
 
-    /// Takes over what start-up agreed on: how many requests of the peer's, and of this side's, may
-    /// await a response, and the version of RDMAP.
+    /// Applies the values negotiated at start-up: IRD, ORD and the RDMAP version.
     pub(super) fn connected(&mut self, ird: u16, ord: u16, version: u8) {
-        (self.ird, self.ord) = (ird, ord);
+        self.ird = ird;
+        self.ord = ord;
         self.extensions = version > 0;
     }
 
-    /// The IRD and ORD in force, in this order; 0 before the QP is connected.
+    /// Returns IRD and ORD in this order, or zeros before the QP is connected.
     pub(super) fn depths(&self) -> (u16, u16) {
         (self.ird, self.ord)
     }
 
-    /// From now on posting rings this worker's doorbell.
+    /// Makes posting ring this worker's doorbell.
     pub(super) fn set_worker(&self, worker: u32) {
         self.sq.queue().set_worker(worker);
     }
@@ -185,20 +186,20 @@ impl Requester {
         self.message.as_ref()
     }
 
-    /// Drops the message in progress, and what was put aside for it: the stream ends.
+    /// Drops the message in progress and the message put aside, because the stream ends.
     pub(super) fn drop_message(&mut self) {
         self.aside = None;
         self.take_message();
     }
 
-    /// Takes the message in progress, which cannot be sent; nor is what was to follow it.
+    /// Takes the message in progress, which cannot be sent, and drops the Immediate Data after it.
     pub(super) fn take_message(&mut self) -> Option<Message> {
         self.immediate = None;
         self.message.take()
     }
 
-    /// Gives the number of a Send of which nothing has left to the next one: the stream of a UC QP
-    /// goes on after a request that failed, and its peer expects no gap.
+    /// Reuses the MSN of a Send of which nothing was sent. The stream of a UC QP continues after
+    /// a failed request, and its peer expects no gap.
     pub(super) fn unsend(&mut self, message: &Message) {
         if let HeaderTemplate::Untagged { qn: qn::SEND, msn, .. } = message.head {
             self.send_msn = msn;
@@ -210,8 +211,8 @@ impl Requester {
         self.message.as_ref().map(|message| message.next_segment(mulpdu, dv))
     }
 
-    /// The memory of the next `len` bytes of the message in progress, those that a copier reaches
-    /// by way of the staging buffer.
+    /// Resolves the memory of the next `len` bytes of the message in progress. Memory that only a
+    /// copier can read resolves to the staging buffer.
     #[inline]
     pub(super) fn gather<'t>(
         &'t self,
@@ -236,19 +237,20 @@ impl Requester {
         out: &mut Gather<'t>,
     ) -> Result<(), GatherFault> {
         let Some(message) = &self.message else { return Ok(()) };
-        let (arena, list) = (self.sq.mapping(), self.elements.as_slice());
+        let arena = self.sq.mapping();
+        let list = self.elements.as_slice();
         message.gather(len, core.principal(), stags, arena, list, out)
     }
 
-    /// Whether the payload of the message in progress lies in shared memory, all of it.
+    /// Returns true if the whole payload of the message in progress is in shared memory.
     pub(super) fn is_in_shared_memory(&self, stags: &StagTable) -> bool {
         self.message
             .as_ref()
             .is_some_and(|message| stags.all_shared(message.stags(self.elements.as_slice())))
     }
 
-    /// Gathers for a message that is cut off ahead of the one in progress. Returns whether that
-    /// ends with these bytes.
+    /// Resolves the memory of the next `len` bytes of `ahead`, a copy of the message in progress,
+    /// and advances it. Returns true if the message ends with these bytes.
     pub(super) fn gather_ahead<'t>(
         &'t self,
         ahead: &mut Message,
@@ -257,16 +259,18 @@ impl Requester {
         stags: &'t StagTable,
         out: &mut Gather<'t>,
     ) -> Result<bool, GatherFault> {
-        // Messages with inline data are not sent ahead.
-        let (arena, list) = (self.sq.mapping(), self.elements.as_slice());
+        // Messages with inline data are not cut ahead.
+        let arena = self.sq.mapping();
+        let list = self.elements.as_slice();
         ahead.gather(len, core.principal(), stags, arena, list, out)?;
         Ok(ahead.advance(len, list))
     }
 
-    /// A segment with `len` bytes of payload has left, by either path. With the last one of a
-    /// message, its request is done, or will be when TCP has accepted the bytes up to `queued`.
-    // Not a `Progress`: passed through memory, it would be written in parts and read back at once
-    // in one piece, and that waits for all stores before it, those of the payload included.
+    /// Accounts for a sent segment with `len` bytes of payload, on either path. With the last
+    /// segment of a message, its request is done, or will be when TCP has accepted the bytes up to
+    /// `queued`.
+    // `queued` is not a `Progress`, because that would be written to memory in parts and read back
+    // at once in one piece, which waits for all earlier stores, including the payload.
     #[inline]
     pub(super) fn segment_sent(&mut self, core: &QpCore, len: u32, queued: Option<u64>) {
         let Some(message) = &mut self.message else { return };
@@ -295,7 +299,7 @@ impl Requester {
         self.message = None;
     }
 
-    /// The second message of a request that is done with it.
+    /// Returns the second and last message of a request.
     fn immediate_message(&mut self, immediate: Immediate) -> Message {
         let Immediate { seq, data, solicited } = immediate;
         let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
@@ -311,29 +315,29 @@ impl Requester {
 
     // --- Requests that fail ------------------------------------------------------------------
 
-    /// The name that the application gave to a request.
+    /// Returns the `wr_id` of a request.
     pub(super) fn wr_id(&mut self, seq: u64) -> Option<u64> {
         self.in_flight.get_mut(seq).map(|request| request.wr_id)
     }
 
-    /// A request of which nothing has left cannot be carried out. With acknowledgements, it fails
-    /// once all before it are done (IBTA specification, volume 1, section 10.10.2.2): the first
+    /// Fails a request of which nothing was sent. With acknowledgements, it fails once all requests
+    /// before it are done (IBTA specification, volume 1, section 10.10.2.2), so that the first
     /// failure that an application sees is the cause of all others.
     ///
     /// # Errors
     ///
-    /// The failure, if it is due.
+    /// Returns the failure if it is due.
     pub(super) fn refuse(&mut self, seq: u64, reason: Reason) -> Result<(), RequestError> {
         if self.acks.is_none() || self.in_flight.first() == Some(seq) {
             self.refused = None;
             return Err(RequestError::Failed { seq, reason });
         }
         self.refused = Some((seq, reason));
-        self.ask_now();
+        self.request_ack_now();
         Ok(())
     }
 
-    /// A request is done and has failed, for what this record says.
+    /// Completes a request in error, with this status and record.
     pub(super) fn failed(&mut self, seq: u64, status: CompletionStatus, diagnosis: u64) {
         if let Some(request) = self.in_flight.get_mut(seq) {
             request.progress = Progress::Done(status);
@@ -342,20 +346,20 @@ impl Requester {
         self.drop_message();
     }
 
-    /// Ends a request in error because of the peer; what is done already stays as it is.
+    /// Fails a request because of the peer, unless it is done.
     pub(super) fn blame(&mut self, seq: u64, status: CompletionStatus, code: TerminateCode) {
         self.in_flight.fail(seq, status, Some(code));
     }
 
     // --- Disconnecting -----------------------------------------------------------------------
 
-    /// What is in the queue now is still sent; what is posted later is flushed.
+    /// Limits the requests to be sent to those now in the queue. Later ones are flushed.
     pub(super) fn begin_closing(&mut self) {
         //= DDP-6.2.1-3
         self.left_to_send = Some(self.sq.peek().unwrap_or(0));
     }
 
-    /// Whether nothing that was posted before the disconnect is left to be sent or answered.
+    /// Returns true if every request posted before the disconnect has been sent and answered.
     pub(super) fn is_drained(&self) -> bool {
         self.left_to_send == Some(0)
             && self.fenced.is_none()
@@ -367,19 +371,20 @@ impl Requester {
             && self.executing.is_none()
     }
 
-    /// Lets the next Send and the next request have these numbers, as after so many.
+    /// Sets the numbers of the next Send and the next Read or Atomic Request.
     #[cfg(test)]
-    pub(super) fn number_from(&mut self, send: Msn, request: Msn) {
-        (self.send_msn, self.request_msn) = (send, request);
+    pub(super) fn set_next_msn(&mut self, send: Msn, request: Msn) {
+        self.send_msn = send;
+        self.request_msn = request;
     }
 
-    /// Lets the oldest Read have so many bytes already.
+    /// Sets the number of bytes that the oldest Read has received.
     #[cfg(test)]
     pub(super) fn set_received(&mut self, bytes: u64) {
         self.outbound[0].received = bytes;
     }
 
-    /// Slots of requests that will never complete.
+    /// Returns the number of CQ slots held by requests that will never complete.
     pub(super) fn held_slots(&self) -> u32 {
         self.slots + count(self.in_flight.len())
     }

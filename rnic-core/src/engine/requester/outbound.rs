@@ -1,4 +1,4 @@
-//! Requests of this side that await a response of the peer's, at most ORD of them (RFC 5040 section
+//! Requests of this side that await a response of the peer, at most ORD of them (RFC 5040 section
 //! 6.1; siw's ORQ).
 
 use super::in_flight::{OutboundRequest, Progress, ResponseKind};
@@ -14,24 +14,24 @@ use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
 use crate::types::{CompletionStatus, Msn, Stag};
 
 impl Requester {
-    /// The request whose response is next, if it is one of `atomic` operations, or a Read.
+    /// Returns the oldest request, if it is an atomic operation (`atomic`) or a Read.
     pub(in crate::engine) fn awaited(&self, atomic: bool) -> Option<&OutboundRequest> {
         //= 7306-5-9
         self.outbound.front().filter(|request| (request.kind == ResponseKind::Atomic) == atomic)
     }
 
-    /// Whether the application awaits a response.
+    /// Returns true if the application awaits a response.
     pub(in crate::engine) fn awaits_response(&self) -> bool {
         self.outbound.iter().any(|request| request.seq.is_some())
     }
 
-    /// Numbers the Send that is only the first FPDU of a peer-to-peer stream.
+    /// Returns the MSN of the Send that serves as the first FPDU of a peer-to-peer stream.
     pub(in crate::engine) fn number_rtr_send(&mut self) -> Msn {
         take(&mut self.send_msn)
     }
 
-    /// Numbers the Read that is only the first FPDU of a peer-to-peer stream, and awaits its
-    /// response.
+    /// Returns the MSN of the Read that serves as the first FPDU of a peer-to-peer stream, and
+    /// awaits its response.
     pub(in crate::engine) fn number_rtr_read(&mut self) -> Msn {
         self.outbound.push_back(OutboundRequest {
             seq: None,
@@ -45,16 +45,16 @@ impl Requester {
         take(&mut self.request_msn)
     }
 
-    /// A segment of a Read Response has been placed. The reason, if the response is at its end and
-    /// not as long as was asked for.
+    /// Accounts for a placed segment of a Read Response. Fails if the response ends and does not
+    /// have the requested length.
     pub(in crate::engine) fn response_placed(
         &mut self,
         len: usize,
         last: bool,
     ) -> Result<(), Reason> {
         let Some(read) = self.outbound.front_mut() else { return Ok(()) };
-        // A peer that repeats bytes overshoots, also beyond what a size can say, and is caught at
-        // the end.
+        // A peer that repeats bytes exceeds the size, possibly beyond 32 bits, and is caught at the
+        // end.
         read.received = read.received.saturating_add(len as u64);
         if last && read.received != u64::from(read.size) {
             let reason = Reason::ResponseLength { received: read.received, size: read.size };
@@ -64,11 +64,11 @@ impl Requester {
         Ok(())
     }
 
-    /// The request whose response is next fails by what that response is.
+    /// Fails the oldest request, because of an invalid response.
     pub(in crate::engine) fn refuse_response(&mut self, reason: Reason) {
         let status = match reason {
-            // The local key is invalid, in the words of an adapter.
-            Reason::SinkGone { .. } if self.by_hand => CompletionStatus::LocalProtection,
+            // A RoCE adapter reports an invalid local key.
+            Reason::SinkGone { .. } if self.rc_or_uc => CompletionStatus::LocalProtection,
             _ => reason.status(),
         };
         if let Some(seq) = self.outbound.front().and_then(|request| request.seq) {
@@ -76,14 +76,14 @@ impl Requester {
         }
     }
 
-    /// The bytes of a response could not be written: its request fails.
-    pub(in crate::engine) fn response_unplaced(&mut self) {
+    /// Fails the oldest request, because its response could not be written to memory.
+    pub(in crate::engine) fn response_placement_failed(&mut self) {
         if let Some(seq) = self.outbound.front().and_then(|request| request.seq) {
             self.blame(seq, CompletionStatus::LocalAccess, codes::DDP_LOCAL_CATASTROPHIC);
         }
     }
 
-    /// The last segment of a response has been placed: its request is done.
+    /// Completes the oldest request after the last segment of its response has been placed.
     pub(in crate::engine) fn finish_request(
         &mut self,
         core: &mut QpCore,
@@ -93,7 +93,7 @@ impl Requester {
         let Some(answered) = self.outbound.pop_front() else { return Ok(()) };
         let Some(seq) = answered.seq else {
             if answered.kind == ResponseKind::Acknowledgement {
-                self.question_answered();
+                self.ack_response_received();
             }
             return Ok(());
         };
@@ -110,15 +110,15 @@ impl Requester {
         Ok(())
     }
 
-    /// The request that a Terminate is about: it says by its headers which of several. Of an Atomic
-    /// Request it has the DDP header only (RFC 7306 section 8).
+    /// Returns the request that a Terminate blames, which its headers identify. For an Atomic
+    /// Request the Terminate encloses only the DDP header (RFC 7306 section 8).
     pub(in crate::engine) fn blamed(&self, t: &Terminate<'_>) -> Option<&OutboundRequest> {
         let read = t.read_request.map(ReadRequest::parse);
         if let (Some(read), Layout::Siw) = (read, t.layout) {
-            // siw returns the request as it was but has written its size over the MSN. Where it
-            // ends does not depend on how much of it was answered.
-            let asked = (read.sink_stag, read.sink_to.0.wrapping_add(read.size.into()));
-            let of = |r: &&OutboundRequest| (r.sink, r.to.wrapping_add(r.size.into())) == asked;
+            // siw returns the request as it was, but with its size written over the MSN. The end of
+            // the sink does not depend on how much of the request was answered.
+            let covered = (read.sink_stag, read.sink_to.0.wrapping_add(read.size.into()));
+            let of = |r: &&OutboundRequest| (r.sink, r.to.wrapping_add(r.size.into())) == covered;
             return self.outbound.iter().find(of);
         }
         let Some(header) = t.ddp_header else {
@@ -126,7 +126,7 @@ impl Requester {
         };
         match ddp::Header::parse(header) {
             Ok((ddp::Header::Untagged(h), _)) if h.qn == ddp::qn::READ_REQUEST => {
-                // The oldest request outstanding; as many as there are have been numbered since.
+                // MSN of the oldest outstanding request; all of them were numbered in sequence.
                 let oldest = self.request_msn.0.wrapping_sub(count(self.outbound.len()));
                 self.outbound.get(h.msn.0.wrapping_sub(oldest) as usize)
             }
@@ -134,7 +134,8 @@ impl Requester {
         }
     }
 
-    /// No response can come any more: what awaits one fails, later requests go on.
+    /// Fails all requests that await a response, since none can arrive any more. Later requests
+    /// continue.
     pub(in crate::engine) fn fail_awaiting(
         &mut self,
         core: &QpCore,
@@ -146,7 +147,7 @@ impl Requester {
         }
     }
 
-    /// A request fails because the peer has finished sending; the stream goes on without it.
+    /// Fails a request because the peer has finished sending. The stream goes on without it.
     pub(super) fn request_unanswered(
         &mut self,
         seq: u64,
@@ -157,7 +158,7 @@ impl Requester {
         let reason = Reason::PeerFinished;
         self.blame(seq, reason.status(), codes::LLP_CLOSED);
         let Some(wr_id) = self.wr_id(seq) else { return };
-        let diagnosis = life.record_lone_failure(core, engine, wr_id, reason);
+        let diagnosis = life.record_request_failure(core, engine, wr_id, reason);
         if let Some(request) = self.in_flight.get_mut(seq) {
             request.diagnosis = diagnosis;
         }

@@ -1,12 +1,14 @@
-//! From the send queue to an outgoing message: taking requests, checking them, holding them back.
+//! Turns entries of the send queue into outgoing messages: takes requests, checks them and holds
+//! them back.
 //!
-//! A request is taken only when a CQ slot is reserved for it. It is validated on the private copy
-//! and refused by status, which ends the QP as verbs demand. Fence, ORD and changes of STags hold
-//! the queue; nothing overtakes (RFC 5040 section 5.5).
+//! A request is taken only when a CQ slot is reserved for it. It is copied to private memory and
+//! validated there. An invalid request completes in error and moves the QP to Error, or to SQE on
+//! UC and UD. Fences, ORD and STag changes hold back the queue, and no request overtakes another
+//! (RFC 5040 section 5.5).
 
 use super::in_flight::{OutboundRequest, Progress, Request, ResponseKind};
 use super::message::{
-    HeaderMessage, HeaderTemplate, Message, MessageSource, element, take, total_length,
+    HeaderMessage, HeaderTemplate, Message, MessageSource, resolve_sge, take, total_length,
 };
 use super::staging::StagingBuffer;
 use super::{Immediate, RequestError, Requester};
@@ -25,17 +27,28 @@ use crate::rdmap::{ATOMIC_REQUEST_LEN, AtomicRequest, Opcode, READ_REQUEST_LEN, 
 use crate::shm::queue::{SendEntry, TakeError};
 use crate::types::{ATOMIC_LEN, AtomicOperation, Stag, TaggedOffset};
 
-/// Slots reserved at a time, to spare the CQ's lock.
+/// CQ slots reserved at a time, to take the CQ's lock less often.
 const RESERVE_BATCH: u32 = 32;
 /// Bytes of the longest message of an RC or UC QP. `ibv_query_port` reports it (`max_msg_sz`).
 const MAX_MESSAGE: u32 = 1 << 30;
 /// Bytes of payload that fit the smallest segment.
-const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - count(UntaggedHeader::LEN);
+const MIN_SEGMENT_PAYLOAD: u32 = MIN_MULPDU as u32 - count(UntaggedHeader::LEN);
+
+/// A request that the peer answers: a Read or an atomic operation.
+struct PeerRequest {
+    opcode: Opcode,
+    wire: HeaderMessage,
+    /// Kind of the response.
+    kind: ResponseKind,
+    /// Place for the bytes of the response.
+    sink: Sge,
+}
 
 impl Requester {
-    /// Makes sure that a message is ready to be segmented; false if there is none to send now.
+    /// Makes a message ready to be segmented. Returns false if no message can be sent now.
     ///
-    /// Responses alternate with requests, by message: neither keeps the other waiting for long.
+    /// Responses and requests alternate, one message each, so that neither waits long for the
+    /// other.
     pub(in crate::engine) fn next_message(
         &mut self,
         core: &mut QpCore,
@@ -47,7 +60,7 @@ impl Requester {
             return Ok(true);
         }
         self.staging = StagingBuffer::default();
-        // Also of a QP that refuses a request: its peer may count the time that it waits.
+        // Needed even on a QP that refuses a request: its peer may be timing an RNR wait.
         if self.begin_notice() {
             return Ok(true);
         }
@@ -61,36 +74,37 @@ impl Requester {
         if self.message.is_some() {
             return Ok(true);
         }
-        if self.has_to_ask(false) {
-            self.ask();
+        if self.needs_ack_request(false) {
+            self.begin_ack_request();
             return Ok(true);
         }
         for _ in 0..2 {
             let response = self.response_next;
             self.response_next = !response;
-            let found = match response {
-                true => self.begin_response(core, engine)?,
-                false => match self.next_request(core, life, engine) {
+            let found = if response {
+                self.begin_response(core, engine)?
+            } else {
+                match self.next_request(core, life, engine) {
                     Err(RequestError::Failed { seq, reason }) => {
                         self.refuse(seq, reason)?;
                         false
                     }
                     found => found?,
-                },
+                }
             };
             if found {
                 return Ok(true);
             }
         }
-        if self.has_to_ask(true) {
-            self.ask();
+        if self.needs_ack_request(true) {
+            self.begin_ack_request();
             return Ok(true);
         }
         Ok(false)
     }
 
-    /// Takes requests until one becomes a message, which pays for itself; false if none does, or if
-    /// the turn has ended before.
+    /// Takes requests until one becomes a message. Returns false if none does or if the turn ends
+    /// first. A message is charged when it is sent.
     fn next_request(
         &mut self,
         core: &mut QpCore,
@@ -110,8 +124,7 @@ impl Requester {
             let awaits =
                 SendOpcode::from_u8(entry.header.opcode).is_some_and(SendOpcode::awaits_response);
             let fenced = flags.contains(SendFlags::FENCE) && self.awaits_response();
-            // A QP with an ORD of 0 fails its Reads and atomics (in `begin`) instead of waiting for
-            // ever.
+            // With an ORD of 0, Reads and atomics fail in `begin` instead of waiting forever.
             //= RDMAP-6.1-6, 7306-5.2-2
             let full = self.ord > 0 && self.outbound_requests() >= usize::from(self.ord);
             if fenced || (awaits && full) {
@@ -129,7 +142,7 @@ impl Requester {
         Ok(false)
     }
 
-    /// The next request, with a CQ slot reserved for it.
+    /// Takes the next request, with a CQ slot reserved for it.
     #[inline(always)]
     pub(super) fn take_request(
         &mut self,
@@ -165,7 +178,7 @@ impl Requester {
         }
     }
 
-    /// Whether a CQ slot is at hand; if not, arranges to be woken when there is one.
+    /// Returns true if a CQ slot is reserved. Otherwise the QP is woken when there is one.
     pub(super) fn have_slot(
         &mut self,
         wanted: u32,
@@ -176,7 +189,7 @@ impl Requester {
             return Ok(true);
         }
         let wanted = wanted.clamp(1, RESERVE_BATCH);
-        // Ask to be woken, then look once more: the pair of the client's `release`.
+        // Request a wake-up, then check once more; pairs with the client's `release`.
         for wait in [false, true] {
             if wait {
                 core.send_cq.wait_for_space(engine.worker);
@@ -189,11 +202,11 @@ impl Requester {
                 }
             }
         }
-        engine.doorbells.await_space(core.seat, &core.send_cq, core.key);
+        engine.doorbells.await_space(core.slot, &core.send_cq, core.key);
         Ok(false)
     }
 
-    /// Returns slots that no request holds, at the end of a turn.
+    /// Returns unused slots at the end of a turn.
     pub(in crate::engine) fn return_slots(&mut self, core: &QpCore, engine: &mut EngineState) {
         // A fenced request keeps the slot it was taken with.
         let keep = u32::from(self.fenced.is_some());
@@ -202,8 +215,8 @@ impl Requester {
         engine.unreserve(&core.send_cq, spare);
     }
 
-    /// Counts a request as under way, with the slot that was reserved for it: its number.
-    pub(super) fn take_in(&mut self, entry: &SendEntry) -> u64 {
+    /// Puts a request in flight, with the slot reserved for it. Returns its sequence number.
+    pub(super) fn push_in_flight(&mut self, entry: &SendEntry) -> u64 {
         let h = &entry.header;
         let flags = SendFlags::from_bits_truncate(h.flags);
         let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
@@ -212,7 +225,7 @@ impl Requester {
         self.in_flight.push(Request::new(h.wr_id, kind, signaled))
     }
 
-    /// Starts a request; whether it became a message. Consumes one reserved slot.
+    /// Starts a request and consumes one reserved slot. Returns true if a message is in progress.
     fn begin(
         &mut self,
         entry: &SendEntry,
@@ -222,13 +235,13 @@ impl Requester {
     ) -> Result<bool, RequestError> {
         let h = &entry.header;
         let opcode = SendOpcode::from_u8(h.opcode);
-        let seq = self.take_in(entry);
+        let seq = self.push_in_flight(entry);
         let spare = &h.params[opcode.map_or(0, SendOpcode::parameters)..];
         let plain = SendFlags::from_bits(h.flags).is_some() && spare.iter().all(|word| *word == 0);
         let begun = match opcode {
             None => Err(Reason::Opcode(h.opcode)),
-            Some(_) if !plain => Err(Reason::SpareFlags(h.flags.into())),
-            Some(opcode) if self.by_hand && self.acks.is_none() && opcode.needs_reliability() => {
+            Some(_) if !plain => Err(Reason::UnsupportedFlags(h.flags.into())),
+            Some(opcode) if self.rc_or_uc && self.acks.is_none() && opcode.needs_reliability() => {
                 Err(Reason::Unreliable)
             }
             //= 7306-4.1-1
@@ -242,8 +255,8 @@ impl Requester {
         }
     }
 
-    /// Makes the message of a request the one in progress, if it needs one. It is made in its
-    /// place: moving it took a tenth of the time of a small Write.
+    /// Begins the message of a request, if it needs one. The message is made in place, because
+    /// moving it took a tenth of the time of a small Write.
     fn begin_message(
         &mut self,
         opcode: SendOpcode,
@@ -274,7 +287,7 @@ impl Requester {
                 let invalidates = opcode == SendOpcode::SendInvalidate;
                 //= RDMAP-5.3-12
                 let (opcode, invalidate) = match opcode {
-                    SendOpcode::SendImmediate if !self.by_hand => {
+                    SendOpcode::SendImmediate if !self.rc_or_uc => {
                         return Err(Reason::NoImmediateSends);
                     }
                     SendOpcode::SendImmediate if solicited => {
@@ -305,9 +318,10 @@ impl Requester {
             }
             SendOpcode::LocalInvalidate => {
                 let stag = Stag(h.inv_rkey);
-                // As the kernel's `rxe_invalidate_mr`: only fast-registered regions and windows of
-                // type 2. An iWARP QP invalidates any region of its domain.
-                if self.by_hand && engine.stags.is_ordinary_region(core.principal(), stag) {
+                // As in the kernel's `rxe_invalidate_mr`, RC and UC QPs invalidate only
+                // fast-registered regions and windows of type 2. An iWARP QP invalidates any region
+                // of its domain.
+                if self.rc_or_uc && engine.stags.is_ordinary_region(core.principal(), stag) {
                     return Err(Reason::NotOwned { fault: LocalFault::OrdinaryRegion, stag });
                 }
                 self.invalidate_locally(stag, seq, core, engine)?;
@@ -317,9 +331,9 @@ impl Requester {
         Ok(())
     }
 
-    /// A Read Request. The sink is one region, as iWARP has it (RFC 5040 section 4.4). A queue pair
-    /// that is wired by hand may have its bytes scattered, as on an adapter: what the peer is told
-    /// of is the first element and a tagged offset of 0, which it only repeats.
+    /// Makes a Read Request. On iWARP the sink is one region (RFC 5040 section 4.4). On an RC QP
+    /// its bytes may be scattered, as on a RoCE adapter; the peer then sees the STag of the first
+    /// SGE and a tagged offset of 0, which it only echoes.
     fn read_message(
         &mut self,
         invalidate: bool,
@@ -332,7 +346,7 @@ impl Requester {
         let h = &entry.header;
         let sges = self.elements.as_slice();
         let scatters = sges.len() > 1;
-        if scatters && (!self.by_hand || invalidate) || h.inline_len != 0 {
+        if scatters && (!self.rc_or_uc || invalidate) || h.inline_len != 0 {
             return Err(Reason::ReadSink { elements: sges.len() });
         }
         let length = self.message_length(sges)?;
@@ -341,7 +355,8 @@ impl Requester {
             sink = Sge { addr: 0, length, ..sink };
         }
         if invalidate && engine.stags.is_window(Stag(sink.lkey)) {
-            let (fault, stag) = (LocalFault::InvalidKey, Stag(sink.lkey));
+            let fault = LocalFault::InvalidKey;
+            let stag = Stag(sink.lkey);
             return Err(Reason::NotOwned { fault, stag });
         }
         let kind = if invalidate { ResponseKind::ReadInvalidate } else { ResponseKind::Read };
@@ -354,11 +369,12 @@ impl Requester {
         };
         //= RDMAP-4.2-1
         let wire = HeaderMessage::ReadRequest(wire);
-        self.request_message((Opcode::ReadRequest, wire), (kind, sink), seq, core, life, engine)
+        let request = PeerRequest { opcode: Opcode::ReadRequest, wire, kind, sink };
+        self.request_message(request, seq, core, life, engine)
     }
 
-    /// An Atomic Request (RFC 7306 section 5). The sink is one element of eight bytes; where the
-    /// word is, the peer checks.
+    /// Makes an Atomic Request (RFC 7306 section 5). The sink is one SGE of eight bytes. The
+    /// peer checks the address of the word.
     fn atomic_message(
         &mut self,
         operation: AtomicOperation,
@@ -377,30 +393,33 @@ impl Requester {
         //= 7306-5.1.1-10, 7306-5.1.2-11
         let wire = HeaderMessage::AtomicRequest(AtomicRequest {
             operation,
-            // Nobody looks at it but who reads a trace.
+            // Used only by readers of packet traces.
             //= 7306-5.2.1-5
             id: low_half(seq),
             stag: Stag(h.rkey),
             to: TaggedOffset(h.remote_addr),
         });
-        let awaited = (ResponseKind::Atomic, sink);
-        self.request_message((Opcode::AtomicRequest, wire), awaited, seq, core, life, engine)
+        let kind = ResponseKind::Atomic;
+        let request = PeerRequest { opcode: Opcode::AtomicRequest, wire, kind, sink };
+        self.request_message(request, seq, core, life, engine)
     }
 
-    /// A request that the peer is to answer, into this sink.
+    /// Makes a request that the peer answers.
     fn request_message(
         &mut self,
-        (opcode, wire): (Opcode, HeaderMessage),
-        (kind, sink): (ResponseKind, Sge),
+        request: PeerRequest,
         seq: u64,
         core: &QpCore,
         life: &LifeCycle,
         engine: &EngineState,
     ) -> Result<Option<Message>, Reason> {
+        let PeerRequest { opcode, wire, kind, sink } = request;
         if self.ord == 0 {
             return Err(Reason::NoOrd);
         }
-        let (lkey, to, size) = (sink.lkey, sink.addr, sink.length);
+        let lkey = sink.lkey;
+        let to = sink.addr;
+        let size = sink.length;
         let elements = match self.elements.as_slice() {
             several @ [_, _, ..] => several,
             _ => &[sink],
@@ -413,7 +432,7 @@ impl Requester {
         }
         let elements = (elements.len() > 1).then(|| elements.into());
         if life.peer_fin() {
-            // No response can come any more; the stream goes on without it.
+            // No response can come any more. The stream goes on without the request.
             self.request_unanswered(seq, core, life, engine);
             return Ok(None);
         }
@@ -447,23 +466,23 @@ impl Requester {
             Opcode::AtomicRequest => ATOMIC_REQUEST_LEN,
             _ => READ_REQUEST_LEN,
         });
-        // The request in flight is done by the response, not by the bytes of the request.
+        // The response, not the bytes of the request, completes the request in flight.
         let source = MessageSource::Header(wire);
         //= RDMAP-5.2-1
         Ok(Some(Message { head, source, total, sent: 0, seq: None }))
     }
 
-    /// Bytes of a message with these elements, at most [`MAX_MESSAGE`] on the RoCE device.
+    /// Returns the length of a message with these SGEs, at most [`MAX_MESSAGE`] on RC and UC.
     #[inline(always)]
     fn message_length(&self, list: &[Sge]) -> Result<u32, Reason> {
         let len = total_length(list).ok_or(Reason::MessageLength)?;
-        if self.by_hand && len > MAX_MESSAGE {
+        if self.rc_or_uc && len > MAX_MESSAGE {
             return Err(Reason::MessageTooLong { len, most: MAX_MESSAGE });
         }
         Ok(len)
     }
 
-    /// Payload and length of a Send or Write.
+    /// Returns the payload and length of a Send or Write.
     #[inline(always)]
     pub(super) fn payload(
         &self,
@@ -482,10 +501,11 @@ impl Requester {
         }
         let list = self.elements.as_slice();
         let total = self.message_length(list)?;
-        if total > SURELY_ONE_SEGMENT {
-            // All of it is checked before any of it leaves; one segment is when it is gathered.
+        if total > MIN_SEGMENT_PAYLOAD {
+            // The whole payload is checked before any of it is sent. A single segment is checked
+            // when it is gathered.
             for sge in list.iter().filter(|sge| sge.length > 0) {
-                element(&engine.stags, core.principal(), sge.lkey, sge.addr, sge.length)?;
+                resolve_sge(&engine.stags, core.principal(), sge.lkey, sge.addr, sge.length)?;
             }
         }
         let source = match list {

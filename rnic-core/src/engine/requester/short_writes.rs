@@ -1,11 +1,11 @@
-//! RDMA Writes that are carried out as they stand in the queue, many in a row, by the direct path.
+//! Runs of RDMA Writes on the direct path that are carried out in the queue.
 //!
-//! A request that becomes a message, a segment and an entry in flight is written down three times
-//! before its completion; for a Write of few bytes that takes several times as long as the Write
-//! itself. Here it is looked at, carried out and completed. That can be said of the plainest kind
-//! only, and only while nothing is before it: everything else, and every fault, is left to the way
-//! that all requests can go ([`next_message`](Requester::next_message)), which looks at the same
-//! entry anew.
+//! A request is usually written three times before its completion: as a message, as a segment and
+//! as an entry in flight. For a Write of few bytes this takes several times as long as the Write
+//! itself. Here the Write is read from the queue, carried out and completed directly. This applies
+//! only to the plainest Writes, and only while no request precedes them. Every other request, and
+//! every fault, is left to [`next_message`](Requester::next_message), which reads the same entry
+//! again.
 
 use arrayvec::ArrayVec;
 
@@ -19,7 +19,7 @@ use crate::shm::Mapping;
 use crate::shm::queue::SendEntry;
 use crate::types::{CompletionOpcode, CompletionStatus, Stag};
 
-/// An RDMA Write of inline data or of one element, signaled or not, and nothing else.
+/// An RDMA Write of inline data or of one SGE, with no other flag than `SIGNALED`.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct ShortWrite {
     pub from: WriteSource,
@@ -30,28 +30,28 @@ pub(in crate::engine) struct ShortWrite {
     signaled: bool,
 }
 
-/// Where its bytes are.
+/// Source of the bytes.
 #[derive(Clone, Copy)]
 pub(in crate::engine) enum WriteSource {
-    /// In the entry itself, at this place of the arena.
+    /// Inline data at this offset of the arena.
     Inline { at: usize },
-    /// Where its element says.
+    /// The memory of the SGE.
     Element { lkey: u32, addr: u64 },
 }
 
-/// Writes in a row that have been carried out, and not been completed yet.
+/// Run of Writes that have been carried out and not yet completed.
 #[derive(Default)]
 pub(in crate::engine) struct ShortWrites {
     pub count: u32,
     pub bytes: u64,
-    /// Of the last one.
+    /// Length of the last one.
     pub last_len: u32,
     cqes: ArrayVec<Cqe, PUBLISH_BATCH>,
 }
 
 impl Requester {
-    /// Whether the next request may be carried out as it stands: it is a Write, has room for its
-    /// completion, and nothing is before it or under way.
+    /// Returns true if the next request may be carried out in the queue: it is a Write with room
+    /// for its completion, and no request precedes it or is under way.
     #[inline]
     pub(in crate::engine) fn may_write_at_once(
         &mut self,
@@ -72,14 +72,14 @@ impl Requester {
         if !is_first || !is_begun {
             return false;
         }
-        // A queue or CQ that is broken is found so again, and dealt with.
+        // `next_message` finds and handles a fault of the queue or CQ.
         let pending = self.sq.pending().unwrap_or(0);
         pending > 0
             && self.sq.next_opcode() == Some(SendOpcode::Write as u8)
             && matches!(self.have_slot(pending, core, engine), Ok(true))
     }
 
-    /// The next request, if it is such a Write, of [`SHORT`] bytes at most. It is not taken yet.
+    /// Returns the next request, without taking it, if it is a plain Write of 1 to [`SHORT`] bytes.
     #[inline]
     pub(in crate::engine) fn next_short_write(&self) -> Option<ShortWrite> {
         let (SendEntry { header, inline_at, .. }, first) = self.sq.look()?;
@@ -98,25 +98,27 @@ impl Requester {
             return None;
         };
         let signaled = flags.contains(SendFlags::SIGNALED) || self.signal_all;
-        let (stag, to, wr_id) = (Stag(header.rkey), header.remote_addr, header.wr_id);
-        // One of no bytes needs no memory, and so cannot fail for want of it.
+        let stag = Stag(header.rkey);
+        let to = header.remote_addr;
+        let wr_id = header.wr_id;
+        // A zero-length Write needs no memory, so its STags must not be checked.
         let write = ShortWrite { from, len, stag, to, wr_id, signaled };
         (1..=SHORT).contains(&len).then_some(write)
     }
 
-    /// The arena in which inline data are.
+    /// Returns the arena that holds inline data.
     #[inline]
     pub(in crate::engine) fn arena(&self) -> &Mapping {
         self.sq.mapping()
     }
 
-    /// Whether there is room for one more completion.
+    /// Returns true if there is room for one more completion.
     #[inline]
     pub(in crate::engine) fn has_room_for(&self, done: &ShortWrites) -> bool {
         done.count < count(PUBLISH_BATCH) && count(done.cqes.len()) < self.slots
     }
 
-    /// The request that was looked at has been carried out.
+    /// Takes a Write that has been carried out, and adds it to the run.
     #[inline]
     pub(in crate::engine) fn written(
         &mut self,
@@ -129,20 +131,21 @@ impl Requester {
         done.bytes += u64::from(write.len);
         done.last_len = write.len;
         if write.signaled {
-            let (opcode, status) = (CompletionOpcode::RdmaWrite, CompletionStatus::Success);
+            let opcode = CompletionOpcode::RdmaWrite;
+            let status = CompletionStatus::Success;
             done.cqes.push(Cqe::new(core.id.0, write.wr_id, opcode, status));
         }
     }
 
-    /// Completes what has been carried out. Slots of those that are silent stay reserved for the
-    /// next ones, until the turn ends.
+    /// Completes a run. Slots of unsignaled Writes stay reserved for the next requests until the
+    /// turn ends.
     pub(in crate::engine) fn complete_short_writes(
         &mut self,
         done: &ShortWrites,
         core: &QpCore,
         engine: &mut EngineState,
     ) {
-        self.in_flight.pass(done.count);
+        self.in_flight.skip_completed(done.count);
         core.shared.sends_completed.add(u64::from(done.count));
         // As in `complete_finished`, the ring slots come back first.
         self.sq.retire(done.count);
@@ -153,5 +156,5 @@ impl Requester {
     }
 }
 
-/// Bytes of a short Write at most: more take so long that it does not matter how they go.
+/// Maximum length of a short Write in bytes. For longer ones the overhead does not matter.
 pub(in crate::engine) const SHORT: u32 = 16 * 1024;

@@ -1,8 +1,8 @@
-//! Send requests that change STags instead of moving data: local invalidate, and binding windows.
+//! Send requests that change STags: local invalidate, and bind of windows.
 //!
-//! An STag that only this QP uses lives on this worker and is changed at once. One that the domain
-//! shares is in use elsewhere, so the request and all behind it wait until every worker has changed
-//! its table: when the completion is there, nothing lands through what was taken away.
+//! An STag that only this QP may use changes immediately, on this worker. An STag that the whole
+//! domain shares is in use on other workers, so the request and all later ones wait until every
+//! worker has changed its table. After the completion no access uses the old STag.
 
 use super::Requester;
 use super::in_flight::Progress;
@@ -18,7 +18,7 @@ use crate::shm::queue::SendEntry;
 use crate::types::{Access, CompletionStatus, Stag};
 
 impl Requester {
-    /// Invalidates an STag of this QP's own: a region, or a window of type 2 that it has bound.
+    /// Invalidates an STag of this QP: a region, or a window of type 2 that it has bound.
     pub(in crate::engine) fn invalidate_locally(
         &mut self,
         stag: Stag,
@@ -45,16 +45,17 @@ impl Requester {
         let h = &entry.header;
         let inline = h.flags & SendFlags::INLINE.bits() != 0;
         if inline || h.num_sge != 0 || h.remote_addr != 0 {
-            return Err(Reason::BindElements);
+            return Err(Reason::BindSges);
         }
-        let (window, new) = (Stag(h.rkey), Stag(h.inv_rkey));
+        let window = Stag(h.rkey);
+        let new = Stag(h.inv_rkey);
         let WindowParams { address, length, lkey, access } = WindowParams::from_params(h.params);
         let request = BindRequest { window, new, address, length, lkey, access };
         let refused = |fault| Reason::Bind { fault, window, address, length };
-        // As the kernel's `rxe_check_bind_mw`. No RFC forbids it to iWARP. A bind of no bytes
-        // unbinds, whatever region it names.
+        // RC and UC refuse zero-based regions, as the kernel's `rxe_check_bind_mw` does. No RFC
+        // forbids them on iWARP. A zero-length bind unbinds, whatever region it refers to.
         let region = engine.stags.get(Stag(lkey)).filter(|e| e.session == core.session);
-        if self.by_hand
+        if self.rc_or_uc
             && length > 0
             && region.is_some_and(|e| e.access.contains(Access::ZERO_BASED))
         {
@@ -65,7 +66,7 @@ impl Requester {
         Ok(())
     }
 
-    /// A request is done, or when every worker has carried this out.
+    /// Completes a request, or makes it wait until every worker has carried out `change`.
     fn change_stags(
         &mut self,
         change: Option<StagChange>,
@@ -79,7 +80,7 @@ impl Requester {
                 self.changing.push_back((seq, change));
                 core.turn.charge(CHANGE_COST);
                 if self.changing.len() == 1 {
-                    self.ask_for_change(core, engine);
+                    self.request_change(core, engine);
                 }
                 Progress::Waiting
             }
@@ -89,28 +90,33 @@ impl Requester {
         }
     }
 
-    /// Asks for the change at the head of the list, or has it asked for when fewer of this user's
-    /// are under way: each takes the control thread and every worker some time.
-    fn ask_for_change(&self, core: &QpCore, engine: &mut EngineState) {
-        let Some(user) = engine.schedule.user(core.seat) else { return };
+    /// Requests the change at the head of the list, or queues the QP if too many changes of this
+    /// user are under way. Each takes time on the control thread and on every worker.
+    fn request_change(&self, core: &QpCore, engine: &mut EngineState) {
+        let Some(user) = engine.schedule.user(core.slot) else { return };
         if let Some((_, change)) = self.changing.front()
-            && engine.changes.may_ask(user, core.id)
+            && engine.changes.may_begin(user, core.id)
         {
             let change = Box::new(change.clone());
             engine.report(Notification::ChangeStags { qp: core.id, change });
         }
     }
 
-    /// It is this QP's turn to ask for the change that it waits for; whether it still does.
-    pub(in crate::engine) fn ask_at_last(&self, core: &QpCore, engine: &mut EngineState) -> bool {
+    /// Requests the change that this QP waits for, in its turn. Returns true if it still waits.
+    pub(in crate::engine) fn request_delayed_change(
+        &self,
+        core: &QpCore,
+        engine: &mut EngineState,
+    ) -> bool {
         let waits = !self.changing.is_empty();
         if waits {
-            self.ask_for_change(core, engine);
+            self.request_change(core, engine);
         }
         waits
     }
 
-    /// Every worker has carried out the change at the head of the list; whether there was one.
+    /// Completes the request at the head of the list after every worker has carried out its change.
+    /// Returns true if there was one.
     pub(in crate::engine) fn stags_changed(
         &mut self,
         core: &QpCore,
@@ -120,7 +126,7 @@ impl Requester {
         if let Some(request) = self.in_flight.get_mut(seq) {
             request.progress = Progress::Done(CompletionStatus::Success);
         }
-        self.ask_for_change(core, engine);
+        self.request_change(core, engine);
         true
     }
 }

@@ -1,35 +1,35 @@
-//! Payload that only a copier reaches: it is brought to private memory first, and sent from there.
-//! A QP has at most one such copy under way.
+//! Payload that only a copier can read. It is copied to private memory first and sent from there. A
+//! QP has at most one such copy under way.
 
 use super::message::{Gather, GatherFault, Message};
 use crate::device::memory::{MemoryFault, Target};
 use crate::types::SessionId;
 
-/// Bytes of the message in progress that are at hand, or on their way.
+/// Bytes of the message in progress that have been copied, or are being copied.
 #[derive(Default)]
 pub(super) struct StagingBuffer {
-    /// The copy that brings them.
+    /// The copy under way, if any.
     pub job: Option<u64>,
-    /// Whose memory they are of.
+    /// Session that owns the memory.
     pub owner: Option<SessionId>,
-    /// Where in the message they begin.
+    /// Offset of the bytes in the message.
     pub from: u32,
     pub bytes: Vec<u8>,
-    /// Where among them those of the copier go.
+    /// Ranges of `bytes` that the copier fills.
     pub holes: Vec<(usize, usize)>,
 }
 
-/// Why nothing is staged.
+/// Error of staging.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum StageError {
-    /// The memory cannot be had.
+    /// The memory is not accessible.
     Gather(GatherFault),
     /// It could not be read.
     Memory(MemoryFault),
 }
 
 impl StagingBuffer {
-    /// Puts the bytes at hand in place of memory that only a copier reaches.
+    /// Replaces memory that only a copier can read with the copied bytes.
     pub(super) fn fill_in<'t>(
         &'t self,
         message: &Message,

@@ -1,5 +1,5 @@
-//! Completions of receives. Receives hold no slot of their CQ: without one it overflows. Those that
-//! are flushed reserve theirs.
+//! Completions of receives. Receives hold no slot of their CQ, which overflows if it is full.
+//! Flushed receives reserve their slots.
 
 use arrayvec::ArrayVec;
 
@@ -17,7 +17,7 @@ use crate::shm::queue::TakeError;
 use crate::types::{CompletionOpcode, CompletionStatus};
 
 impl Responder {
-    /// The completion of a receive, but for what it received.
+    /// Returns the completion of a receive, without the details of its message.
     pub(in crate::engine) fn cqe(
         &self,
         core: &QpCore,
@@ -29,7 +29,7 @@ impl Responder {
         cqe
     }
 
-    /// Counts a receive as completed and writes its CQE; an error says that the CQ is dead.
+    /// Counts a receive as completed and writes its CQE. Fails if the CQ is dead or full.
     #[inline]
     pub(in crate::engine) fn publish(
         &self,
@@ -46,9 +46,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Flushes the receive that is being filled and those still in the receive queue; those in a
-    /// shared one stay for others. As for requests: some, of those that are there. An error says
-    /// that the CQ is dead.
+    /// Flushes the receive in use and a limited number of the receives that are now in the QP's own
+    /// receive queue. Receives of an SRQ stay for other QPs. Fails if the CQ is dead.
     pub(in crate::engine) fn flush(
         &mut self,
         core: &mut QpCore,
@@ -58,7 +57,7 @@ impl Responder {
         if core.recv_cq.is_dead() {
             return Ok(());
         }
-        // Must precede the look at the queue: the client rings for every later receive.
+        // Must precede the check of the queue: the client rings for every later receive.
         if life.phase().flushes() {
             self.receives.set_waits_own(engine.worker);
         }
@@ -91,7 +90,7 @@ impl Responder {
             core.shared.errors.add(flushed.into());
             engine.notify(core.recv_cq.publish_reserved(&cqes), &core.recv_cq);
         }
-        // Where the CQ has no room, its client wakes it.
+        // If the CQ has no room, its doorbell wakes the QP.
         if posted > most && count(cqes.len()) == most {
             life.flush_later();
             engine.wake(core);
@@ -112,8 +111,8 @@ impl Responder {
     }
 }
 
-/// Reserves slots for flushed receives, at most so many, or arranges to be woken when there are
-/// some.
+/// Reserves at most `wanted` slots for flushed receives. If the CQ is full, the QP is woken when
+/// slots are free.
 fn reserve(wanted: u32, core: &QpCore, engine: &mut EngineState) -> Result<u32, CqFault> {
     for wait in [false, true] {
         if wait {
@@ -124,6 +123,6 @@ fn reserve(wanted: u32, core: &QpCore, engine: &mut EngineState) -> Result<u32, 
             n => return Ok(n),
         }
     }
-    engine.doorbells.await_space(core.seat, &core.recv_cq, core.key);
+    engine.doorbells.await_space(core.slot, &core.recv_cq, core.key);
     Ok(0)
 }

@@ -1,26 +1,27 @@
-//! Whether so much is written one after the other that no cache holds its beginning at the end.
+//! Detects runs of long placements that exceed the caches.
 //!
-//! A copy by way of the caches is the fastest there is if its sink is in them, and the slowest if
-//! not. Which it is depends on how much else was written since, of which a message knows nothing. A
-//! stream of long messages, though, goes through a buffer from its beginning to its end, and again.
+//! A copy through the caches is the fastest one if its sink is cached, and the slowest if not. That
+//! depends on how many bytes were written since the sink was last used, which a single message does
+//! not reveal. A stream of long messages, however, goes through a buffer from beginning to end,
+//! again and again.
 
 use crate::device::memory::Target;
 use crate::types::Stag;
 
-/// Long pieces that were placed in one region, each behind the one before.
+/// Long pieces placed one after the other in a region.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct LongRun {
     stag: Stag,
-    /// Where the last one ended.
+    /// End of the last piece.
     end: u64,
-    /// Bytes since a piece was placed before the one ahead of it, and in the run before that.
+    /// Bytes placed since the run last went back to a lower offset, and the bytes of the run before
+    /// that.
     bytes: u64,
     before: u64,
 }
 
 impl LongRun {
-    /// The memory of a piece that is placed at `to`, with a word on whether it goes past the
-    /// caches.
+    /// Returns the memory for a piece placed at `to`, marked if the copy should bypass the caches.
     #[inline]
     pub(in crate::engine) fn sink<'t>(
         &mut self,
@@ -31,7 +32,7 @@ impl LongRun {
         target.past_caches(self.takes_past_caches(stag, to, target.len()))
     }
 
-    /// Takes in a piece that is placed at `to`; whether the caches are of no use to it.
+    /// Adds a piece placed at `to`. Returns true if the copy should bypass the caches.
     #[inline]
     fn takes_past_caches(&mut self, stag: Stag, to: u64, len: usize) -> bool {
         let len = len as u64;
@@ -41,7 +42,8 @@ impl LongRun {
         if stag != self.stag {
             *self = LongRun { stag, ..LongRun::default() };
         } else if to < self.end {
-            (self.before, self.bytes) = (self.bytes, 0);
+            self.before = self.bytes;
+            self.bytes = 0;
         }
         self.end = to.saturating_add(len);
         self.bytes = self.bytes.saturating_add(len);
@@ -49,11 +51,11 @@ impl LongRun {
     }
 }
 
-/// Bytes of a piece that counts: the copy is what it costs.
+/// Minimum length in bytes of a piece that counts. For shorter ones the copy is not the main cost.
 const LONG: u64 = 32 * 1024;
-/// Bytes of a run that may yet be found in the caches. With 8 MiB at each end copies by way of the
-/// caches were 1.1 times as fast as those past them, with 16 MiB 0.75 times, with 32 MiB 0.55 (AMD
-/// EPYC, 32 MiB of L3).
+/// Bytes of a run that may still be cached. With 8 MiB at each end, copies through the caches were
+/// 1.1 times as fast as those past them, with 16 MiB 0.75 times, with 32 MiB 0.55 times (AMD EPYC,
+/// 32 MiB of L3).
 const CACHED: u64 = 12 * 1024 * 1024;
 
 #[cfg(test)]
@@ -62,7 +64,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// How many of the pieces of these rounds through a buffer went past the caches.
+    /// Returns for each round through a buffer how many of its pieces bypassed the caches.
     fn past_caches(run: &mut LongRun, rounds: usize, buffer: usize, piece: usize) -> Vec<usize> {
         let pieces = || (0..buffer / piece).map(|n| (n * piece) as u64);
         let mut round = || pieces().filter(|to| run.takes_past_caches(Stag(1), *to, piece)).count();
@@ -70,17 +72,17 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_larger_than_the_caches_goes_past_them_and_one_that_is_not_does_not() {
+    fn large_buffer_bypasses_the_caches() {
         let run = &mut LongRun::default();
         assert_eq!(past_caches(run, 3, 8 * MIB, MIB), [0, 0, 0]);
         assert_eq!(past_caches(run, 3, MIB, MIB), [0, 0, 0]);
         assert_eq!(past_caches(run, 3, 64 * MIB, MIB), [52, 64, 64]);
-        // Its beginning is not there yet, but soon.
+        // The first round still counts as part of the long run.
         assert_eq!(past_caches(run, 3, 8 * MIB, MIB), [8, 0, 0]);
     }
 
     #[test]
-    fn what_is_short_and_what_goes_elsewhere_is_no_run() {
+    fn short_or_scattered_pieces_are_no_run() {
         let run = &mut LongRun::default();
         assert_eq!(past_caches(run, 2, 64 * MIB, 4096), [0, 0]);
         for n in 0..100 {
@@ -89,7 +91,7 @@ mod tests {
         for n in (0..100).rev() {
             assert!(!run.takes_past_caches(Stag(1), n << 20, MIB), "backwards");
         }
-        // What a peer names may be anything.
+        // A peer may use any offset and length.
         for _ in 0..100 {
             run.takes_past_caches(Stag(1), u64::MAX, usize::MAX);
         }

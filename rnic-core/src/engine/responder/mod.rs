@@ -1,81 +1,83 @@
-//! Where a queue pair puts what its peer sends: its receives, and the wait for one or for a copy.
+//! Receives of a QP and the placement of incoming messages, with the waits for a receive or a copy.
 //!
 //! A Send takes a receive when it begins ([`receives`]), is placed into it ([`send`],
-//! [`placement`]) and completes it ([`complete`]). Meanwhile the incoming direction may stand still
-//! ([`waiting`], [`held`]); at a queue pair that is wired by hand, what is about the other
-//! direction passes ([`behind`]), or what lacks a receive is lost ([`lost`]).
+//! [`placement`]) and completes it ([`complete`]). Until then the incoming direction may be blocked
+//! ([`waiting`], [`rnr_wait`]). On an RC QP, ULPDUs for the other direction pass a blocked Send
+//! ([`rnr_backlog`]). A UC QP drops a message without a receive ([`uc_drop`]).
 
-mod behind;
 mod complete;
-pub(super) mod held;
 mod long_run;
-mod lost;
 pub(super) mod placement;
 pub(super) mod receives;
+mod rnr_backlog;
+pub(super) mod rnr_wait;
 mod send;
+mod uc_drop;
 mod waiting;
 
 use std::time::Duration;
 
-use behind::Behind;
-pub(super) use behind::passes as is_about_own_requests;
-use held::Held;
 use long_run::LongRun;
 use placement::PendingPlacement;
 use receives::{Receives, Receiving};
+use rnr_backlog::RnrBacklog;
+pub(super) use rnr_backlog::passes as is_about_own_requests;
+use rnr_wait::WaitingSend;
 
 use crate::device::Srq;
 
-/// What becomes of a Send that finds no receive.
+/// Handling of a Send that finds no receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MissingReceive {
-    /// It ends the stream.
+    /// The stream ends.
     Ends,
-    /// It waits for one for so long; what is about the other direction may pass it.
+    /// The Send waits for a receive for at most `time`. If `passes`, ULPDUs that concern the other
+    /// direction pass it.
     Waits { time: Duration, passes: bool },
-    /// It is lost, and the stream goes on.
-    Loses,
+    /// The Send is dropped, and the stream continues.
+    Drops,
 }
 
-/// Messages in progress of which a part was lost.
+/// Messages in progress that were dropped in part, so that the rest is dropped too.
 #[derive(Clone, Copy, Debug, Default)]
-struct Losing {
+struct Dropping {
     send: bool,
-    /// The RDMA Write placed last; Immediate Data behind it are part of its message.
+    /// The RDMA Write placed last. Immediate Data after it belong to its message.
     write: bool,
 }
 
-/// What a queue pair receives into.
+/// Receives and incoming messages of a QP.
 pub(super) struct Responder {
     receives: Receives,
     /// The receive that a message is being placed into.
     receiving: Option<Receiving>,
     missing: MissingReceive,
-    /// Bytes of the RDMA Write placed last, or of the part of it that has come.
+    /// Bytes of the RDMA Write placed last, or of its part that has arrived.
     written: u64,
-    /// That Write goes on.
+    /// That Write is not complete.
     writing: bool,
     /// RDMA Writes that have been placed in full since the stream began, modulo 2^32.
     writes: u32,
-    /// Writes, and what Reads have brought.
+    /// Runs of long Writes, and of long Read Responses.
     pub long_writes: LongRun,
     pub long_reads: LongRun,
-    /// Of that Write, or of the Send in progress, a part was lost: the rest is, too.
-    losing: Losing,
-    /// The Send for which the incoming direction stands still.
-    held: Option<Box<Held>>,
-    /// The segment that a copier is writing, for which it stands still as well.
+    /// Parts of that Write, or of the Send in progress, were dropped, so the rest is dropped too.
+    dropping: Dropping,
+    /// The Send that blocks the incoming direction while it waits for a receive.
+    held: Option<Box<WaitingSend>>,
+    /// The segment that blocks the incoming direction while a copier writes it.
     copying: Option<Box<PendingPlacement>>,
-    /// What has come behind such a Send, and does not pass.
-    behind: Behind,
-    /// Over TCP: what was read behind all that and not looked at.
+    /// ULPDUs that arrived after such a Send and do not pass it.
+    behind: RnrBacklog,
+    /// Over TCP: later bytes that were read and not yet parsed.
     unread: Vec<u8>,
-    /// A copier has written for it: from then on little is received at a time.
+    /// A copier has written for this QP, which from then on reads little at a time.
     has_copied: bool,
-    /// The owner was warned that a Read of its own is behind a message that waits for a receive.
+    /// The owner was warned that the response to a Read is behind a message that waits for a
+    /// receive.
     warned_of_read: bool,
-    /// The owner was told that no more receives are taken.
-    last_wqe_told: bool,
+    /// The owner was notified that the QP takes no more receives.
+    last_wqe_reported: bool,
 }
 
 impl Responder {
@@ -89,32 +91,34 @@ impl Responder {
             writes: 0,
             long_writes: LongRun::default(),
             long_reads: LongRun::default(),
-            losing: Losing::default(),
+            dropping: Dropping::default(),
             held: None,
             copying: None,
-            behind: Behind::default(),
+            behind: RnrBacklog::default(),
             unread: Vec::new(),
             has_copied: false,
             warned_of_read: false,
-            last_wqe_told: false,
+            last_wqe_reported: false,
         }
     }
 
-    /// From now on posting rings this worker's doorbell.
+    /// Makes posting ring this worker's doorbell.
     pub(super) fn set_worker(&self, worker: u32) {
         if let Receives::Own(rq) = &self.receives {
             rq.queue().set_worker(worker);
         }
     }
 
-    /// The shared receive queue it takes its receives from, if it does.
+    /// Returns the SRQ, if the QP uses one.
     pub(super) fn srq(&self) -> Option<&Srq> {
         self.receives.shared().map(|srq| &**srq)
     }
 
-    /// A stream begins: of a Write that came by an earlier one nothing follows.
+    /// Begins a stream. The rest of a Write of an earlier stream cannot follow.
     pub(super) fn begin_stream(&mut self) {
-        (self.written, self.writing, self.losing) = (0, false, Losing::default());
+        self.written = 0;
+        self.writing = false;
+        self.dropping = Dropping::default();
         self.writes = 0;
     }
 
@@ -123,29 +127,30 @@ impl Responder {
         self.writes
     }
 
-    /// A segment of an RDMA Write has been placed.
+    /// Accounts for a placed segment of an RDMA Write.
     #[inline]
     pub(super) fn write_placed(&mut self, len: usize, last: bool) {
         let before = if self.writing { self.written } else { 0 };
-        self.losing.write &= self.writing;
+        self.dropping.write &= self.writing;
         self.written = before.saturating_add(len as u64);
         self.writing = !last;
         self.writes = self.writes.wrapping_add(u32::from(last));
     }
 
-    /// Whether an RDMA Write that is one segment is placed as it comes: nothing is before it.
+    /// Returns true if RDMA Writes of one segment may be placed at once, because nothing precedes
+    /// them.
     #[inline]
     pub(super) fn takes_short_writes(&self) -> bool {
         !self.is_blocked() && !self.writing
     }
 
-    /// The length of the RDMA Write that Immediate Data is about: the one before it, if no other
-    /// Immediate Data were.
+    /// Returns the length of the RDMA Write before Immediate Data, or 0 if earlier Immediate Data
+    /// consumed it.
     pub(super) fn take_written(&mut self) -> u32 {
         u32::try_from(std::mem::take(&mut self.written)).unwrap_or(u32::MAX)
     }
 
-    /// Ends the use of the receive that a message is being placed into: its name.
+    /// Ends the use of the receive that a message is being placed into, and returns its `wr_id`.
     pub(super) fn take_receiving(&mut self) -> Option<u64> {
         self.receiving.take().map(|receiving| receiving.entry.wr_id)
     }

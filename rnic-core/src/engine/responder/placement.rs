@@ -1,4 +1,4 @@
-//! The bytes of a segment go to memory: at once, or by a copier where only that reaches it.
+//! Placement of a segment's bytes in memory, directly, or by a copier if only it has access.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::engine::reason::Reason;
 use crate::engine::requester::message::Gather;
 use crate::engine::state::{EngineState, PeerSignal};
 
-/// Whether a segment has been placed.
+/// Result of a placement.
 pub(in crate::engine) enum Placed {
     /// All payload bytes have been placed.
     Done,
-    /// The rest by a copier.
+    /// A copier must write the rest.
     Pending(Box<PendingWrite>),
 }
 
@@ -30,25 +30,27 @@ pub(in crate::engine) struct PendingWrite {
     tail_last: bool,
 }
 
-/// A segment whose bytes a copier is writing, and what follows when it has.
+/// A segment that a copier is writing.
 pub(in crate::engine) struct PendingPlacement {
     /// Number of the copy.
     pub job: u64,
     pub copier: Arc<Copier>,
-    /// What completes when it is placed.
+    /// The segment to complete when it is placed.
     pub segment: Incoming,
-    /// Bytes of payload, which count as received when they are placed.
+    /// Payload bytes, which count as received when they are placed.
     pub len: usize,
     pub enclosure: Enclosure,
-    /// What the other end of a direct connection has done since.
+    /// Later signals of the other end of a direct connection.
     pub deferred: Vec<PeerSignal>,
 }
 
 impl PendingWrite {
-    /// Adds the bytes of `payload` from `from` on that go to `target`, which `copier` reaches.
+    /// Adds `len` bytes of `payload` from offset `from`, for a target that only a copier can
+    /// access.
     fn add(
         writing: Option<Box<PendingWrite>>,
-        (copier, address): (&Arc<Copier>, u64),
+        copier: &Arc<Copier>,
+        address: u64,
         payload: &Payload<'_>,
         from: usize,
         len: usize,
@@ -65,12 +67,12 @@ impl PendingWrite {
         let at = writing.bytes.len();
         writing.bytes.resize(at + len, 0);
         payload.read(from, &mut writing.bytes[at..])?;
-        // As many as a list has elements, which are all of one session's one address space.
+        // A segment has at most as many pieces as a list has SGEs, all of one address space.
         writing.pieces.push((address, count(len)));
         Ok(writing)
     }
 
-    /// The copier that it is for.
+    /// Returns the copier that performs this copy.
     pub(in crate::engine) fn copier(&self) -> &Copier {
         &self.copier
     }
@@ -88,7 +90,7 @@ impl PendingWrite {
         PendingPlacement { job, copier, segment, len, enclosure, deferred: Vec::new() }
     }
 
-    /// Hands the copy to its copier: its number.
+    /// Hands the copy to its copier. Returns the number of the copy.
     pub(in crate::engine) fn hand_over(
         self,
         core: &QpCore,
@@ -100,8 +102,8 @@ impl PendingWrite {
     }
 }
 
-/// Places a payload in one piece of memory, or has it placed. `last` says that its last bytes
-/// become visible last.
+/// Places a payload in one piece of memory, or returns the write for a copier. If `last`, the last
+/// bytes become visible last.
 #[inline]
 pub(in crate::engine) fn place(
     payload: &Payload<'_>,
@@ -110,22 +112,23 @@ pub(in crate::engine) fn place(
 ) -> Result<Placed, MemoryFault> {
     match target.copier() {
         None => payload.place(0, target, last).map(|()| Placed::Done),
-        Some(by) => {
-            PendingWrite::add(None, by, payload, 0, target.len(), last).map(Placed::Pending)
+        Some((copier, address)) => {
+            PendingWrite::add(None, copier, address, payload, 0, target.len(), last)
+                .map(Placed::Pending)
         }
     }
 }
 
-/// Why a payload was not placed in a list of elements.
+/// Error of placing a payload in a list of SGEs.
 pub(in crate::engine) enum ScatterFault {
-    /// One of them cannot be written.
+    /// An SGE may not be written.
     Element(Reason),
     /// The bytes could not be copied.
     Memory(MemoryFault),
 }
 
-/// Places a payload in the memory that a list names, from its byte `skip` on, or has it placed. All
-/// elements are checked before the first byte is placed.
+/// Places a payload in the memory of a list, starting at its byte `skip`, or returns the write for
+/// a copier. All SGEs are checked before the first byte is placed.
 #[inline]
 pub(in crate::engine) fn scatter(
     payload: &Payload<'_>,
@@ -134,7 +137,8 @@ pub(in crate::engine) fn scatter(
     core: &QpCore,
     stags: &StagTable,
 ) -> Result<Placed, ScatterFault> {
-    let (who, len) = (core.principal(), payload.len());
+    let principal = core.principal();
+    let len = payload.len();
     let mut targets = Gather::new();
     let mut from = 0;
     for sge in list {
@@ -145,23 +149,26 @@ pub(in crate::engine) fn scatter(
             skip -= sge.length;
             continue;
         }
-        // At most sge.length, hence a u32.
+        // At most `sge.length`, hence a u32.
         let n = ((sge.length - skip) as usize).min(len - from);
         let addr = sge.addr.wrapping_add(u64::from(skip));
-        let (lkey, len) = (sge.lkey, count(n));
-        let target = stags.local(who, lkey, addr, len, true).map_err(|fault| {
+        let lkey = sge.lkey;
+        let len = count(n);
+        let target = stags.local(principal, lkey, addr, len, true).map_err(|fault| {
             ScatterFault::Element(Reason::LocalKey { fault, lkey, addr, len, write: true })
         })?;
         targets.push(target);
         from += n;
         skip = 0;
     }
-    let (mut from, mut pending) = (0, None);
+    let mut from = 0;
+    let mut pending = None;
     for target in targets {
         let placed = match target.copier() {
             None => payload.place(from, target, false).map(|()| pending),
-            Some(by) => {
-                PendingWrite::add(pending, by, payload, from, target.len(), false).map(Some)
+            Some((copier, address)) => {
+                PendingWrite::add(pending, copier, address, payload, from, target.len(), false)
+                    .map(Some)
             }
         };
         pending = placed.map_err(ScatterFault::Memory)?;

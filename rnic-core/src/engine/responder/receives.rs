@@ -1,4 +1,4 @@
-//! Where a QP's receives come from: a receive queue of its own, or one that it shares.
+//! Source of a QP's receives: its own receive queue or an SRQ.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,16 +10,17 @@ use crate::device::srq::Notices;
 use crate::engine::interface::Output;
 use crate::shm::queue::{QueueFault, ReceiveConsumer, ReceiveEntry};
 
-/// Where a QP takes its receives from.
+/// Source of a QP's receives.
 pub enum Receives {
     /// Its own receive queue.
     Own(ReceiveConsumer),
-    /// One that it shares with other QPs of its session.
+    /// An SRQ of its session.
     Shared(Arc<Srq>),
 }
 
 impl Receives {
-    /// Receives that would be flushed with the QP: those of a shared queue are not its own.
+    /// Returns the number of receives in the QP's own queue, which are flushed with it. Receives of
+    /// an SRQ are not.
     pub(super) fn peek_own(&mut self) -> Result<u32, QueueFault> {
         match self {
             Receives::Own(rq) => rq.peek(),
@@ -27,8 +28,8 @@ impl Receives {
         }
     }
 
-    /// Requests a doorbell for each receive that the client posts from now on; the fence argument
-    /// is at [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits).
+    /// Requests a doorbell for each receive that the client posts from now on. For the fences see
+    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits).
     pub(super) fn set_waits_own(&mut self, worker: u32) {
         if let Receives::Own(rq) = self {
             rq.set_waits(worker);
@@ -46,11 +47,11 @@ impl Receives {
 /// A receive that a message is being placed into.
 pub(super) struct Receiving {
     pub entry: ReceiveEntry,
-    /// Bytes of all its elements.
+    /// Total length of its SGEs in bytes.
     pub capacity: u64,
 }
 
-/// Tells the owner of a shared queue what a taking showed.
+/// Emits the events of an SRQ that taking a receive has caused.
 pub(super) fn emit_notices(srq: &Srq, notices: Notices, outputs: &mut VecDeque<Output>) {
     let Notices { limit, unfair } = notices;
     let context = srq.context.load(Relaxed);

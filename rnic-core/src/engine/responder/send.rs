@@ -1,7 +1,7 @@
-//! A Send and its receive: which one it takes, and its bytes in the elements of that.
+//! A Send and its receive: takes a receive for the message and places its bytes in the SGEs.
 //!
-//! A receive is taken when a message begins, never earlier, so that QPs on a shared queue do not
-//! take from each other what they may never need.
+//! A receive is taken when a message begins, never earlier, so that QPs on an SRQ do not take
+//! receives from each other that they may never need.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,8 +25,9 @@ use crate::stream::inbound::send_fits;
 use crate::types::Time;
 
 impl Responder {
-    /// The buffer for a Send: the one in use, or for a new message the next one posted. False if
-    /// there is none and this QP waits for one: see [`Responder::await_receive`].
+    /// Takes the receive for a Send: the receive in use, or for a new message the next receive
+    /// posted. Returns false if the queue is empty and this QP waits for a receive; see
+    /// [`Responder::await_receive`].
     #[inline]
     pub(in crate::engine) fn take_receive(
         &mut self,
@@ -49,7 +50,7 @@ impl Responder {
         }
     }
 
-    /// Takes a receive, if there is one for this QP.
+    /// Takes a receive if there is one for this QP. Returns true if there was.
     pub(super) fn take_next(
         &mut self,
         turn: TakeMode,
@@ -75,7 +76,7 @@ impl Responder {
         self.got(got, entry)
     }
 
-    /// A receive, nothing, or something that is none.
+    /// Handles the result of taking a receive. Returns true if it is a receive.
     pub(super) fn got(
         &mut self,
         got: TakeOutcome,
@@ -94,7 +95,7 @@ impl Responder {
         }
     }
 
-    /// Places a Send segment into the receive in use. All its elements are checked before the first
+    /// Places a Send segment into the receive in use. All SGEs are checked before the first
     /// byte is placed.
     #[inline]
     pub(in crate::engine) fn place_send(
@@ -121,8 +122,8 @@ impl Responder {
         })
     }
 
-    /// Tells the owner of a QP in Error, once, that it has taken its last receive from its shared
-    /// queue, and that what it took has been flushed (IBV_EVENT_QP_LAST_WQE_REACHED).
+    /// Notifies the owner of a QP in Error, once, that it has taken its last receive from the SRQ
+    /// and flushed the receives that it took (`IBV_EVENT_QP_LAST_WQE_REACHED`).
     pub(in crate::engine) fn emit_last_wqe_reached(
         &mut self,
         core: &QpCore,
@@ -133,7 +134,7 @@ impl Responder {
         if phase != StreamPhase::Ended
             || !none_is_left
             || self.receives.shared().is_none()
-            || std::mem::replace(&mut self.last_wqe_told, true)
+            || std::mem::replace(&mut self.last_wqe_reported, true)
         {
             return;
         }

@@ -1,35 +1,35 @@
-//! A stream whose incoming direction stands still, for one of two reasons. Either a Send found no
-//! receive and its QP was made to wait for one (RFC 5041 section 7.1 lets a receiver end
-//! the stream at once; to wait instead is ours, and costs the peer only what TCP's flow control
-//! costs it anyway); or a copier is writing the bytes of a segment
-//! ([`placement`](super::placement)). A Send that has waited may, with its receive, go on to wait
-//! for a copier; and at a QP that is wired by hand a copier may write a response that has passed a
-//! Send that waits.
+//! Blocks the incoming direction of a stream, for one of two reasons. Either a Send has found no
+//! receive and waits for one, or a copier is writing the bytes of a segment
+//! ([`placement`](super::placement)). RFC 5041 section 7.1 lets a receiver end the stream if there
+//! is no receive. Waiting instead is a choice of this implementation and costs the peer no more
+//! than TCP's flow control. A Send that has waited for a receive may then wait for a copier. On an
+//! RC QP a copier may write a response that has passed a waiting Send.
 //!
-//! *Over TCP* a segment without a receive has been verified and is kept with what was read behind
-//! it, of a segment that is being written only the latter; the socket is not read again, so
-//! everything else stays in the kernel and the peer's window closes. A QP that [may
-//! block](Responder::may_block) reads so little at a time that what is kept never exceeds one FPDU
-//! of the largest size, and what is kept behind a Send that waits ([`behind`]); only at its first
-//! copy a QP has not known that it would, and keeps what it has read. A reset is seen all the same,
+//! *Over TCP* a Send without a receive has been verified and is kept, with the bytes that were read
+//! after it. Of a segment that a copier writes, only the bytes after it are kept. The socket is not
+//! read again, so everything else stays in the kernel and the peer's window closes. A QP that [may
+//! block](Responder::may_block) reads so little at a time that it never keeps more than one FPDU of
+//! the largest size and the ULPDUs after a waiting Send ([`rnr_backlog`]). A QP
+//! cannot foresee its first copy and then keeps everything that it has read. A reset is still seen,
 //! because the worker passes on the socket's error
-//! ([`Engine::handle_socket_error`](crate::engine::Engine::handle_socket_error)); a FIN is in its
-//! place behind the bytes, and waits with them. *By the direct path* nothing is kept: the sender
-//! hands over nothing but responses until it is woken. What it does besides sending is deferred
-//! where TCP would deliver it in its place behind a segment that has left ([`Responder::defer`]).
+//! ([`Engine::handle_socket_error`](crate::engine::Engine::handle_socket_error)). A FIN stays in
+//! the socket behind unread bytes. *On the direct path* nothing is kept: the sender hands over only
+//! responses until it is woken. Its signals are deferred if TCP would deliver them after the
+//! segment that is being written ([`Responder::defer`]).
 //!
-//! The other direction goes on. At a QP that is not wired by hand a Read Response is behind the
-//! message that waits, so an application that posts its next receive only after a Read is done
-//! waits for itself; it is warned once.
+//! The other direction goes on. On an iWARP QP a Read Response is behind the waiting message, so an
+//! application that posts its next receive only after a Read completes deadlocks. The engine logs
+//! one warning.
 //!
-//! It ends in one of three ways: what is awaited has come, the deadline has passed, or the stream
-//! has ended ([`Responder::release`], [`Responder::copied`]); only a copier's answer is awaited
-//! even then, because it writes where a flushed receive is.
+//! The wait ends in one of three ways: the receive is posted or the copy is done, the deadline
+//! passes, or the stream ends ([`Responder::release`], [`Responder::copied`]). Only the result of a
+//! copy is still awaited after the end of the stream, because the copier writes to memory of a
+//! receive that would be flushed.
 
-use super::behind;
-use super::held::{Held, HeldSegment};
 use super::placement::PendingPlacement;
 use super::receives::{Receives, emit_notices};
+use super::rnr_backlog;
+use super::rnr_wait::{WaitingSegment, WaitingSend};
 use super::{MissingReceive, Responder};
 use crate::device::srq::{TakeMode, Waiter};
 use crate::engine::deadlines::Due;
@@ -42,37 +42,37 @@ use crate::shm::queue::ReceiveEntry;
 use crate::types::Msn;
 
 impl Responder {
-    /// Whether the incoming direction may have to stand still: then little is read at a time.
+    /// Returns true if the incoming direction may be blocked. The QP then reads little at a time.
     pub(in crate::engine) fn may_block(&self) -> bool {
         matches!(self.missing, MissingReceive::Waits { .. }) || self.has_copied
     }
 
-    /// Whether the incoming direction stands still.
+    /// Returns true if the incoming direction is blocked.
     pub(in crate::engine) fn is_blocked(&self) -> bool {
         self.held.is_some() || self.copying.is_some()
     }
 
-    /// Whether it is a receive that is awaited.
+    /// Returns true if a Send waits for a receive.
     pub(in crate::engine) fn awaits_receive(&self) -> bool {
         self.held.is_some()
     }
 
-    /// The number of the Send that waits, if the peer has to be told.
-    pub(in crate::engine) fn held_msn(&self) -> Option<Msn> {
+    /// Returns the MSN of the waiting Send if the peer must be notified of it.
+    pub(in crate::engine) fn waiting_msn(&self) -> Option<Msn> {
         self.held.as_ref().and_then(|held| held.msn())
     }
 
-    /// Whether what is about the other direction passes a Send that waits.
+    /// Returns true if ULPDUs for the other direction pass a waiting Send.
     fn passes(&self) -> bool {
         matches!(self.missing, MissingReceive::Waits { passes: true, .. })
     }
 
-    /// Whether responses may be handed over, past a Send that waits.
+    /// Returns true if responses may be handed over, past a waiting Send.
     pub(in crate::engine) fn takes_responses(&self) -> bool {
         self.copying.is_none() && (self.held.is_none() || self.passes())
     }
 
-    /// Whether what has come may be looked at, if only to keep it.
+    /// Returns true if received bytes may be parsed, if only to keep them.
     pub(in crate::engine) fn reads(&self) -> bool {
         self.copying.is_none()
             && match &self.held {
@@ -81,19 +81,23 @@ impl Responder {
             }
     }
 
-    /// There is no receive for this segment, whose payload is the last `payload` bytes of `origin`:
-    /// takes one that has been posted by now (true), or waits until one is. `awaits_response` says
-    /// that the owner has a Read outstanding, which is behind it.
+    /// Takes a receive for this segment if one has been posted by now. Otherwise makes the segment
+    /// wait and returns false. Its payload is the last `payload` bytes of `origin`.
+    /// `awaits_response` is true if this QP has a Read outstanding, whose response is behind the
+    /// segment.
     ///
-    /// Asks the client to ring *before* the last look at the queue; the fence argument stands at
-    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits). The bell is this QP's
-    /// for its own queue, and leads to [`Responder::take_awaited`] by its next turn; for a shared
-    /// queue it is that queue's, and leads there by [`Srq::ready`](crate::device::Srq::ready).
+    /// The doorbell must be requested *before* the last check of the queue, for the reason given at
+    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits). For the QP's own
+    /// queue it is the QP's doorbell, which leads to [`Responder::take_awaited`] in its next turn.
+    /// For an SRQ it is the SRQ's doorbell, which leads there by
+    /// [`Srq::ready`](crate::device::Srq::ready).
     pub(in crate::engine) fn await_receive(
         &mut self,
         core: &QpCore,
         engine: &mut EngineState,
-        (segment, origin, payload): (Incoming, Origin<'_>, usize),
+        segment: Incoming,
+        origin: Origin<'_>,
+        payload: usize,
         awaits_response: bool,
     ) -> Result<bool, PlacementError> {
         let MissingReceive::Waits { time, .. } = self.missing else {
@@ -122,7 +126,7 @@ impl Responder {
                         return self.got(got, entry);
                     }
                     Err(place) => {
-                        engine.doorbells.await_receive(core.seat, srq);
+                        engine.doorbells.await_receive(core.slot, srq);
                         Some(place)
                     }
                 }
@@ -134,51 +138,52 @@ impl Responder {
         let segment = match origin {
             Origin::Wire(ulpdu) => {
                 let payload = ulpdu.len() - payload;
-                HeldSegment::Received { ulpdu: ulpdu.into(), payload, segment }
+                WaitingSegment::Received { ulpdu: ulpdu.into(), payload, segment }
             }
-            Origin::Direct { header, len } => HeldSegment::AtPeer { header, len },
+            Origin::Direct { header, len } => WaitingSegment::AtPeer { header, len },
         };
-        self.held = Some(Box::new(Held { segment, place, until }));
+        self.held = Some(Box::new(WaitingSend { segment, place, until }));
         Ok(false)
     }
 
-    /// The incoming direction stands still until a copier has written this segment.
+    /// Blocks the incoming direction until a copier has written this segment.
     pub(in crate::engine) fn await_copy(&mut self, pending: PendingPlacement) {
         self.has_copied = true;
         self.copying = Some(Box::new(pending));
     }
 
-    /// Keeps bytes that were read behind all for which the stream stands still.
+    /// Keeps bytes that were read after the segment that blocks the stream.
     pub(in crate::engine) fn keep_unread(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
     }
 
-    /// Keeps a ULPDU that does not pass the Send that waits; false if nothing waits, or it passes.
-    pub(in crate::engine) fn keep_behind(&mut self, ulpdu: &[u8]) -> bool {
-        let keeps = self.held.is_some() && !behind::passes(ulpdu);
+    /// Keeps a ULPDU that does not pass the waiting Send. Returns false if no Send waits or the
+    /// ULPDU passes it.
+    pub(in crate::engine) fn keep_in_backlog(&mut self, ulpdu: &[u8]) -> bool {
+        let keeps = self.held.is_some() && !rnr_backlog::passes(ulpdu);
         if keeps {
             self.behind.keep(ulpdu);
         }
         keeps
     }
 
-    /// The next ULPDU that came behind a Send that has waited, if nothing stands before it.
-    pub(in crate::engine) fn next_behind(&mut self) -> Option<Box<[u8]>> {
+    /// Takes the next ULPDU that arrived after a waiting Send, if the stream is not blocked.
+    pub(in crate::engine) fn next_in_backlog(&mut self) -> Option<Box<[u8]>> {
         if self.is_blocked() { None } else { self.behind.next() }
     }
 
-    /// What was read behind all that, if nothing stands before it.
+    /// Takes the unread bytes, if received bytes may be parsed.
     pub(in crate::engine) fn take_unread(&mut self) -> Vec<u8> {
         if self.reads() { std::mem::take(&mut self.unread) } else { Vec::new() }
     }
 
-    /// The stream receives nothing any more.
+    /// Drops everything kept, because the stream receives no more.
     pub(in crate::engine) fn drop_unread(&mut self) {
         self.behind.clear();
         self.unread = Vec::new();
     }
 
-    /// Takes the receive that is awaited, if there is one by now. `None` if none is awaited.
+    /// Takes the awaited receive if there is one by now. Returns `None` if no Send waits.
     pub(in crate::engine) fn take_awaited(
         &mut self,
         core: &QpCore,
@@ -193,8 +198,8 @@ impl Responder {
         Some(taken)
     }
 
-    /// An application that waits for a Read before it posts a receive waits for itself: says so
-    /// once.
+    /// Warns, once, if a Read is outstanding, because an application that waits for it before it
+    /// posts a receive deadlocks.
     pub(in crate::engine) fn warn_of_read(
         &mut self,
         core: &QpCore,
@@ -205,27 +210,27 @@ impl Responder {
             return;
         }
         let text = format!(
-            "QP {} holds a message for want of a receive while a Read of its own is outstanding; \
-             the response is behind that message",
+            "QP {} has no receive for a message while a Read of its own is outstanding; the \
+             response follows that message, so post a receive without waiting for the Read",
             core.id
         );
         engine.outputs.push_back(Output::Warning { session: core.session, text });
     }
 
-    /// No receive is awaited any more; the Send that did, if one did. The stream is to be
-    /// [read on](crate::engine::link::Link::read_on) then.
+    /// Ends the wait for a receive and returns the Send that waited, if any. The caller must then
+    /// [resume](crate::engine::link::Link::read_on) the stream.
     pub(in crate::engine) fn release(
         &mut self,
         core: &QpCore,
         engine: &mut EngineState,
-    ) -> Option<Box<Held>> {
+    ) -> Option<Box<WaitingSend>> {
         let held = self.held.take()?;
         engine.deadlines.clear(held.until, Due::Rnr(core.key));
         match (&mut self.receives, held.place) {
             (Receives::Own(rq), _) => rq.clear_waits(engine.worker),
             (Receives::Shared(srq), Some(place)) => {
                 let workers = srq.leave(place);
-                engine.doorbells.stop_awaiting(core.seat, srq);
+                engine.doorbells.stop_awaiting(core.slot, srq);
                 engine.receives_freed(srq, workers);
             }
             (Receives::Shared(_), None) => {}
@@ -233,23 +238,24 @@ impl Responder {
         Some(held)
     }
 
-    /// The copier has answered: what it was writing. The stream is to be read on.
+    /// Ends the wait for a copier and returns the segment that it wrote. The caller must then
+    /// resume the stream.
     pub(in crate::engine) fn copied(&mut self) -> Option<Box<PendingPlacement>> {
         self.copying.take()
     }
 
-    /// Whether a copier is writing a segment.
+    /// Returns true if a copier is writing a segment.
     pub(in crate::engine) fn is_copying(&self) -> bool {
         self.copying.is_some()
     }
 
-    /// Whether this copy writes a segment.
+    /// Returns true if this copy writes a segment.
     pub(in crate::engine) fn is_placing(&self, job: u64) -> bool {
         self.copying.as_ref().is_some_and(|pending| pending.job == job)
     }
 
-    /// Something that the other end of a direct connection did: whether it has its place behind a
-    /// segment that a copier is writing, and is kept there.
+    /// Keeps a signal of the other end of a direct connection if its place is after a segment that
+    /// a copier is writing. Returns the signal otherwise.
     pub(in crate::engine) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
         let behind =
             matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Fin | PeerSignal::Reset);
@@ -258,12 +264,12 @@ impl Responder {
         Ok(())
     }
 
-    /// Bytes kept while the stream stands still.
+    /// Returns the number of bytes kept while the stream is blocked.
     #[cfg(test)]
     pub(in crate::engine) fn kept_bytes(&self) -> usize {
         let held = self.held.as_ref().map_or(0, |held| match &held.segment {
-            HeldSegment::Received { ulpdu, .. } => ulpdu.len(),
-            HeldSegment::AtPeer { .. } => 0,
+            WaitingSegment::Received { ulpdu, .. } => ulpdu.len(),
+            WaitingSegment::AtPeer { .. } => 0,
         });
         held + self.behind.bytes() + self.unread.len()
     }

@@ -1,4 +1,4 @@
-//! What an administrator does to connections, and options that change while there are some.
+//! Disconnects by an administrator, and option changes while connections exist.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::engine::EngineOptions;
 use crate::types::QpState;
 
 #[test]
-fn an_expelled_qp_is_terminated_flushed_and_stays() {
+fn an_expelled_qp_is_terminated_and_flushed() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
         w.recv(A, 1, &[]);
@@ -19,7 +19,7 @@ fn an_expelled_qp_is_terminated_flushed_and_stays() {
         assert_eq!(w.completions(B), ["2 Receive WrFlush"], "{wiring:?}");
         assert!(w.events(A)[0].starts_with("terminated 0/0/00"), "{wiring:?}");
         assert!(w.events(B)[0].starts_with("terminated by peer 0/0/00"), "{wiring:?}");
-        // What is posted later is flushed as well, and a second time changes nothing.
+        // Later requests are flushed as well, and a second call changes nothing.
         w.admin_disconnect(A);
         w.post(A, &[Wr::send(3, &[])]);
         assert_eq!(w.completions(A), ["3 Send WrFlush"], "{wiring:?}");
@@ -28,7 +28,7 @@ fn an_expelled_qp_is_terminated_flushed_and_stays() {
 }
 
 #[test]
-fn behind_a_fin_an_expelled_qp_is_reset() {
+fn after_a_fin_an_expelled_qp_is_reset() {
     let mut w = World::connected(Wiring::tcp());
     w.disconnect(A);
     assert!(w.events(B)[0].starts_with("peer closed"), "{:?}", w.state(B));
@@ -39,7 +39,7 @@ fn behind_a_fin_an_expelled_qp_is_reset() {
 }
 
 #[test]
-fn a_terminate_that_cannot_leave_ends_in_a_reset_after_the_deadline_in_force() {
+fn an_unsent_terminate_ends_in_a_reset() {
     let mut w = World::connected(Wiring::tcp());
     w.links[0].pipes[0].window = 0;
     let from = w.any_mr(A, 10);
@@ -58,9 +58,9 @@ fn a_terminate_that_cannot_leave_ends_in_a_reset_after_the_deadline_in_force() {
     assert!(w.events(B)[0].starts_with("lost: "));
 }
 
-/// Options come again with every reload of the configuration, the log is one for life.
+/// Every reload of the configuration sets the options again, but the log is created only once.
 #[test]
-fn other_options_leave_the_log_of_reasons_where_it_is() {
+fn new_options_keep_the_diagnosis_log() {
     let mut w = World::connected(Wiring::tcp());
     let log = w.engines[0].state.options.diagnoses.clone();
     for engine in &mut w.engines {
@@ -68,5 +68,5 @@ fn other_options_leave_the_log_of_reasons_where_it_is() {
     }
     w.post(A, &[Wr::send(1, &[])]);
     assert!(w.events(A)[0].starts_with("terminated by peer 1/2/02"));
-    assert!(log.made() > 0, "the record is where others look for it");
+    assert!(log.made() > 0, "the record is in the shared log");
 }

@@ -1,4 +1,4 @@
-//! What start-up agreed on, seen on the wire: CRCs, Markers, the version, the size of segments.
+//! Parameters negotiated at start-up, checked on the wire: CRCs, Markers, version, segment size.
 
 use super::raw::{Raw, ulpdu};
 use super::requests::Wr;
@@ -9,7 +9,7 @@ use crate::rdmap::Opcode;
 use crate::stream::startup::Options;
 use crate::types::{Access, QpState, Stag};
 
-/// Options of an end without the peer-to-peer model, so that nothing is sent unasked.
+/// Returns options without the peer-to-peer model, so that no extra message is sent.
 fn plain(change: impl Fn(&mut Options)) -> Options {
     let mut options = Wiring::tcp().a;
     options.peer_to_peer = false;
@@ -31,12 +31,12 @@ const BOTH: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (
 //= MPA-7.1.1-8
 //= MPA-7.1.1-9
 #[test]
-fn crcs_are_checked_to_the_end_unless_neither_end_wants_them() {
+fn crcs_are_checked_if_either_end_wants_them() {
     for initiator in [true, false] {
         for (ours, theirs) in BOTH {
             let what = format!("initiator {initiator}, C {ours} {theirs}");
             let on = ours || theirs;
-            // The first FPDU already, a later one; wrong, or right although nobody wants it.
+            // Good FPDUs before one with a wrong CRC.
             for good_ones in [0, 1, 100] {
                 let (mut w, mut raw) = World::against_raw(
                     initiator,
@@ -70,7 +70,7 @@ fn crcs_are_checked_to_the_end_unless_neither_end_wants_them() {
                     assert_eq!(w.state(A), QpState::Error, "{what}");
                 }
             }
-            // What we send has the field, and the right bytes in it if it counts.
+            // FPDUs of A have a CRC field, and it is correct if CRCs are in use.
             let (mut w, mut raw) =
                 World::against_raw(initiator, plain(|o| o.crc = ours), plain(|o| o.crc = theirs));
             raw.write(&mut w, Stag(0), 0, b"");
@@ -95,7 +95,7 @@ fn crcs_are_checked_to_the_end_unless_neither_end_wants_them() {
 //= MPA-7.1.1-6
 //= MPA-7.1.2-7
 #[test]
-fn markers_are_in_the_direction_to_the_end_that_wants_them_and_in_no_other() {
+fn markers_go_only_to_the_end_that_wants_them() {
     for initiator in [true, false] {
         for (ours, theirs) in BOTH {
             let what = format!("initiator {initiator}, M {ours} {theirs}");
@@ -104,7 +104,8 @@ fn markers_are_in_the_direction_to_the_end_that_wants_them_and_in_no_other() {
                 plain(|o| o.markers = ours),
                 plain(|o| o.markers = theirs),
             );
-            let (to, from) = (w.mr(A, 1000, Access::REMOTE_WRITE), w.any_mr(A, 1000));
+            let to = w.mr(A, 1000, Access::REMOTE_WRITE);
+            let from = w.any_mr(A, 1000);
             let bytes = from.pattern(9);
             raw.write(&mut w, to.stag, to.iova, &bytes);
             assert_eq!(to.bytes(), bytes, "{what}");
@@ -134,10 +135,11 @@ fn markers_are_in_the_direction_to_the_end_that_wants_them_and_in_no_other() {
 //= MPA-C.1-1
 //= MPA-C.1-3
 #[test]
-fn segments_carry_the_version_agreed_and_no_other_is_taken() {
+fn segments_have_the_negotiated_version() {
     for (rdmac, version) in [(false, 1), (true, 0)] {
         let mut w = World::connected(Wiring { rdmac, ..Wiring::tcp() });
-        let (a, b) = (w.any_mr(A, 30), w.any_mr(B, 30));
+        let a = w.any_mr(A, 30);
+        let b = w.any_mr(B, 30);
         w.recv(B, 1, &[b.all()]);
         w.post(A, &[Wr::write(2, &[a.all()], &b, 0), Wr::read(3, a.all(), &b, 0)]);
         w.post(A, &[Wr::send(4, &[a.all()])]);
@@ -151,11 +153,12 @@ fn segments_carry_the_version_agreed_and_no_other_is_taken() {
                 assert_eq!((ulpdu[0] & 3, ulpdu[1] >> 6), (version, version));
                 segments += 1;
             }
-            // What shows that A is ready, Write, Read Request, Send; a response.
+            // The RTR message, a Write, a Read Request and a Send. In the other direction a
+            // response.
             assert_eq!(segments, [4, 1][pipe]);
         }
     }
-    // Neither DV nor RV may be another one than that of start-up.
+    // DV and RV must be those of start-up.
     for (byte, code) in [(0, "1/2/06"), (1, "0/2/05")] {
         let (mut w, mut raw) = World::raw();
         w.recv(A, 1, &[]);
@@ -166,7 +169,7 @@ fn segments_carry_the_version_agreed_and_no_other_is_taken() {
     }
 }
 
-/// The FPDUs that end A sends, as they stand on the wire.
+/// The FPDUs that end A sends, read from the wire.
 struct Wire {
     deframer: Deframer,
     at: usize,
@@ -177,7 +180,7 @@ impl Wire {
         Wire { deframer: Deframer::new(markers, true), at: 0 }
     }
 
-    /// Bytes of each FPDU since the last call.
+    /// Returns the length of each FPDU since the last call, in bytes.
     fn fpdus(&mut self, w: &World) -> Vec<usize> {
         let log = &w.links[0].pipes[0].log;
         let mut lengths = Vec::new();
@@ -198,21 +201,23 @@ impl Wire {
 //= MPA-4.5-8
 //= MPA-5.1-1
 #[test]
-fn no_fpdu_is_longer_than_a_segment_whatever_went_before_it() {
+fn no_fpdu_exceeds_the_segment_size() {
     for (markers, emss) in [(false, 536), (true, 536), (true, 1460), (false, 1461), (true, 8960)] {
         let mut w = World::pair(Wiring::tcp().with(|o| o.markers = markers));
-        let (a, b) = (w.any_mr(A, 40_000), w.any_mr(B, 40_000));
+        let a = w.any_mr(A, 40_000);
+        let b = w.any_mr(B, 40_000);
         let room = usize::from(mulpdu(emss, markers)) - TaggedHeader::LEN;
         let mut wire = Wire::new(markers);
         w.emss = emss;
         wire.fpdus(&w);
-        // Small messages before the long one move the Markers' phase and leave odd rooms.
+        // Small messages before the long one shift the Marker positions, and with them the room in
+        // each segment.
         for small in (0..125).map(|n| n * 4 + 1) {
             let before = Wr::write(1, &[a.sge(0..small)], &b, 0);
             w.post(A, &[before, Wr::write(2, &[a.all()], &b, 0)]);
             let lengths = wire.fpdus(&w);
             assert!(lengths.iter().all(|len| *len <= emss), "EMSS {emss}: {lengths:?}");
-            // As large as it may be, all but the last.
+            // All but the last have the maximum length.
             assert_eq!(lengths.len(), 1 + 40_000_usize.div_ceil(room), "EMSS {emss}");
             assert_eq!(w.completions(A).len(), 2);
         }
@@ -221,10 +226,11 @@ fn no_fpdu_is_longer_than_a_segment_whatever_went_before_it() {
 
 //= MPA-4.5-7
 #[test]
-fn an_emss_below_128_does_not_make_segments_smaller_than_that() {
+fn a_small_emss_does_not_lower_the_mulpdu() {
     for markers in [false, true] {
         let mut w = World::pair(Wiring::tcp().with(|o| o.markers = markers));
-        let (a, b) = (w.any_mr(A, 10_000), w.any_mr(B, 10_000));
+        let a = w.any_mr(A, 10_000);
+        let b = w.any_mr(B, 10_000);
         let bytes = a.pattern(3);
         for emss in [0, 1, 40, 127] {
             b.fill(0);
@@ -241,12 +247,13 @@ fn an_emss_below_128_does_not_make_segments_smaller_than_that() {
 
 //= MPA-3-5
 #[test]
-fn no_segment_is_longer_than_64768_bytes_however_large_tcps_are() {
+fn no_segment_exceeds_64768_bytes() {
     let mut w = World::pair(Wiring::tcp());
     w.emss = 65_532;
-    let (a, b) = (w.any_mr(A, 200_000), w.any_mr(B, 200_000));
+    let a = w.any_mr(A, 200_000);
+    let b = w.any_mr(B, 200_000);
     w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-    // Behind what shows that A is ready.
+    // After the RTR message.
     assert_eq!(Wire::new(false).fpdus(&w)[1..4], [64_768 + 8; 3]);
 }
 
@@ -254,19 +261,20 @@ fn no_segment_is_longer_than_64768_bytes_however_large_tcps_are() {
 //= MPA-4.3-14
 //= MPA-A.5.2-1
 #[test]
-fn the_longest_ulpdu_that_can_be_is_put_together_from_any_pieces() {
+fn the_longest_ulpdu_in_any_pieces() {
     for markers in [false, true] {
         let options = plain(|o| o.markers = markers);
         let (mut w, mut raw) = World::against_raw(true, options, options);
         let payload = MAX_ULPDU - TaggedHeader::LEN;
-        let (to, from) = (w.mr(A, payload, Access::REMOTE_WRITE), w.any_mr(A, payload));
+        let to = w.mr(A, payload, Access::REMOTE_WRITE);
+        let from = w.any_mr(A, payload);
         let bytes = from.pattern(7);
         let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
         for pieces in [1, 700, 65_535] {
             to.fill(0);
             let fpdu = raw.fpdu(&ulpdu(&header, &bytes));
             if pieces == 1 {
-                // Single bytes to begin with and at the end; the middle at once.
+                // Single bytes at the start and at the end, the rest at once.
                 let (front, rest) = fpdu.split_at(600);
                 let (middle, end) = rest.split_at(rest.len() - 600);
                 front.iter().for_each(|o| raw.bytes(&mut w, &[*o]));
@@ -284,7 +292,7 @@ fn the_longest_ulpdu_that_can_be_is_put_together_from_any_pieces() {
 //= MPA-4.3-13
 //= MPA-5.1-5
 #[test]
-fn fpdus_that_share_a_segment_are_told_apart() {
+fn fpdus_in_one_segment_are_separated() {
     let (mut w, mut raw) = World::raw();
     let to = w.any_mr(A, 64);
     for n in 0..3 {
@@ -300,7 +308,7 @@ fn fpdus_that_share_a_segment_are_told_apart() {
         .collect();
     raw.bytes(&mut w, &sends);
     assert_eq!(w.completions(A), ["0 Receive 3", "1 Receive", "2 Receive 5"]);
-    // And so do ours, each with one segment in it.
+    // A's FPDUs share a TCP segment as well, with one DDP segment in each.
     w.push(A, &[Wr::send(7, &[to.sge(0..5)]), Wr::send(8, &[]), Wr::send(9, &[to.sge(0..1)])]);
     w.settle();
     let payloads: Vec<_> = raw.segments(&mut w).iter().map(|s| s.payload.len()).collect();
@@ -311,7 +319,7 @@ fn fpdus_that_share_a_segment_are_told_apart() {
 //= MPA-8-3
 //= MPA-8-9
 #[test]
-fn after_an_error_nothing_that_follows_is_looked_at() {
+fn data_after_an_error_are_ignored() {
     type Play = fn(&mut World, &mut Raw, &[u8]);
     let crc: Play = |w, raw, later| {
         let mut bytes = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"x"));

@@ -8,11 +8,11 @@ use crate::ddp::Header;
 use crate::rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use crate::types::{Access, AtomicOperation, QpState, Scope, Stag, TaggedOffset};
 
-/// All kinds of memory that a word may be in.
+/// All kinds of memory that may contain the word.
 const KINDS: [MemoryKind; 3] =
     [MemoryKind::Shared, MemoryKind::Attached, MemoryKind::ThroughCopier];
 
-/// Words of a region.
+/// Returns the words of a region.
 fn words(mr: &Mr) -> Vec<u64> {
     mr.bytes().as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect()
 }
@@ -21,7 +21,7 @@ fn set_words(mr: &Mr, words: &[u64]) {
     mr.set(&words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>());
 }
 
-/// A pair whose memory is of this kind at A, and of that one at B.
+/// Connects two QPs, with memory of kind `a` at A and of kind `b` at B.
 fn pair(wiring: Wiring, a: MemoryKind, b: MemoryKind) -> (World, Mr, Mr) {
     let mut w = World::connected(wiring);
     w.kind = a;
@@ -49,7 +49,7 @@ fn sink(mr: &Mr, n: usize) -> crate::abi::queue::Sge {
 //= 7306-5.2.2-3
 //= 7306-5.2.2-10
 #[test]
-fn words_are_changed_and_what_they_were_is_brought() {
+fn atomic_operations_return_old_values() {
     for (wiring, a, b) in Wiring::all()
         .into_iter()
         .flat_map(|w| KINDS.into_iter().flat_map(move |a| KINDS.map(|b| (w, a, b))))
@@ -61,8 +61,8 @@ fn words_are_changed_and_what_they_were_is_brought() {
             &[
                 Wr::fetch_add(1, 2, sink(&sinks, 0), &to, 0),
                 Wr::fetch_add(2, 2, sink(&sinks, 1), &to, 8),
-                Wr::compare_swap(3, (7, 0x1122_3344_5566_7788), sink(&sinks, 2), &to, 16),
-                Wr::compare_swap(4, (8, 9), sink(&sinks, 3), &to, 24),
+                Wr::compare_swap(3, 7, 0x1122_3344_5566_7788, sink(&sinks, 2), &to, 16),
+                Wr::compare_swap(4, 8, 9, sink(&sinks, 3), &to, 24),
                 Wr::fetch_add(5, 0, sink(&sinks, 4), &to, 16),
             ],
         );
@@ -112,7 +112,7 @@ fn masks_choose_bits_and_fields() {
 //= 7306-7-10
 //= 7306-7-13
 #[test]
-fn reads_and_atomic_operations_are_answered_in_the_order_of_their_requests() {
+fn reads_and_atomics_are_answered_in_order() {
     for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
         let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, kind);
         let read = |id, n| Wr::read(id, sink(&sinks, n), &to, 0);
@@ -129,7 +129,7 @@ fn reads_and_atomic_operations_are_answered_in_the_order_of_their_requests() {
                 "6 RdmaRead 8"
             ],
         );
-        // What a Read saw lies between the operations before and behind it.
+        // A Read sees the operations before it and none after it.
         assert_eq!(words(&sinks)[..6], [0, 0, 1, 1, 2, 3], "{wiring:?} {kind:?}");
     }
 }
@@ -138,7 +138,7 @@ fn reads_and_atomic_operations_are_answered_in_the_order_of_their_requests() {
 //= 7306-7-11
 //= 7306-7-12
 #[test]
-fn what_came_before_an_operation_is_there_when_it_is_answered() {
+fn earlier_data_are_placed_before_an_atomic() {
     for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
         let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, kind);
         w.recv(B, 7, &[to.sge(8..16)]);
@@ -161,7 +161,7 @@ fn what_came_before_an_operation_is_there_when_it_is_answered() {
 //= 7306-5.2-2
 //= 7306-5.2.2-9
 #[test]
-fn a_fence_waits_for_operations_and_ord_counts_them() {
+fn a_fence_and_ord_count_atomic_operations() {
     for wiring in Wiring::both() {
         let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::ThroughCopier);
         let local = w.any_mr(A, 8);
@@ -170,7 +170,7 @@ fn a_fence_waits_for_operations_and_ord_counts_them() {
         w.post(A, &[Wr::fetch_add(1, 1, local.all(), &to, 0), fenced]);
         assert_eq!(w.completions(A), ["1 FetchAdd 8", "2 RdmaWrite"]);
         assert_eq!(words(&to)[0], 100, "{wiring:?}");
-        // More than fit ORD take turns.
+        // Operations beyond ORD are sent as earlier ones complete.
         let many: Vec<_> =
             (0..20).map(|n| Wr::fetch_add(n, 1, sink(&sinks, n as usize % 8), &to, 8)).collect();
         w.post(A, &many);
@@ -200,11 +200,11 @@ fn two_directions_on_one_word() {
     }
 }
 
-/// Whatever wakes the responder meanwhile.
+/// While the copier runs, other events at the responder cause no early response.
 //= 7306-5.4-10
 //= 7306-7-10
 #[test]
-fn no_operation_is_answered_before_its_copier_is_done() {
+fn an_atomic_response_waits_for_the_copier() {
     for wiring in Wiring::both() {
         let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::ThroughCopier);
         w.kind = MemoryKind::Shared;
@@ -212,8 +212,8 @@ fn no_operation_is_answered_before_its_copier_is_done() {
         set_words(&to, &[5]);
         w.answer_copies = false;
         w.post(A, &[Wr::fetch_add(1, 1, sink(&sinks, 0), &to, 0)]);
-        assert_eq!(w.moves.len(), 1, "a job of the copier's");
-        // A segment that comes, and a message of the responder's own.
+        assert_eq!(w.copy_jobs.len(), 1, "one copy job");
+        // An incoming segment, and a message of the responder.
         w.post(A, &[Wr::write(2, &[at_a.all()], &at_b, 0)]);
         w.recv(A, 4, &[]);
         w.post(B, &[Wr::send(3, &[])]);
@@ -240,7 +240,7 @@ fn no_operation_is_answered_before_its_copier_is_done() {
 //= 7306-8.2-5
 //= 7306-9-2
 #[test]
-fn what_an_operation_may_not_be_is_told_at_the_requester() {
+fn invalid_atomics_fail_at_the_requester() {
     for wiring in Wiring::both() {
         let refused = |wr: &dyn Fn(&mut World, &Mr, &Mr) -> Wr| {
             let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::Shared);
@@ -254,7 +254,7 @@ fn what_an_operation_may_not_be_is_told_at_the_requester() {
         };
         let (done, text) = refused(&|_, s, t| Wr::fetch_add(1, 1, s.sge(0..7), t, 0));
         assert_eq!(done, "1 FetchAdd LocalLength", "{text}");
-        assert!(text.contains("takes one element of 8 bytes"), "{text}");
+        assert!(text.contains("takes one SGE of 8 bytes"), "{text}");
         let (done, _) = refused(&|_, s, t| {
             let mut wr = Wr::fetch_add(1, 1, s.sge(0..4), t, 0);
             wr.sges.push(s.sge(4..8));
@@ -269,8 +269,8 @@ fn what_an_operation_may_not_be_is_told_at_the_requester() {
             wr
         });
         assert_eq!(done, "1 FetchAdd LocalQpOperation", "a parameter too many");
-        // And what the peer finds.
-        let (done, _) = refused(&|_, s, t| Wr::compare_swap(1, (0, 1), sink(s, 0), t, 4));
+        // Faults found by the peer.
+        let (done, _) = refused(&|_, s, t| Wr::compare_swap(1, 0, 1, sink(s, 0), t, 4));
         assert_eq!(done, "1 CompareSwap RemoteOperation 0/2/07");
         let (done, _) = refused(&|_, s, t| Wr::fetch_add(1, 1, sink(s, 0), t, 4));
         assert_eq!(done, "1 FetchAdd RemoteOperation 0/2/07");
@@ -281,7 +281,7 @@ fn what_an_operation_may_not_be_is_told_at_the_requester() {
             Wr::fetch_add(1, 1, sink(s, 0), &read_only, 0)
         });
         assert_eq!(done, "1 FetchAdd RemoteAccess 0/1/02");
-        // Its offsets are aligned, its addresses are not; and the other way round.
+        // An aligned offset with an unaligned address, and the reverse.
         let (done, _) = refused(&|w, s, _| {
             w.kind = MemoryKind::Shared;
             let page = w.any_mr(B, 64);
@@ -290,7 +290,8 @@ fn what_an_operation_may_not_be_is_told_at_the_requester() {
         });
         assert_eq!(done, "1 FetchAdd RemoteOperation 0/2/07");
         let mut w = World::connected(wiring);
-        let (near, page) = (w.any_mr(A, 8), w.any_mr(B, 64));
+        let near = w.any_mr(A, 8);
+        let page = w.any_mr(B, 64);
         let odd = w.install_at(B, &page.mapping, 8, 32, 0x5003);
         let to = Mr { stag: odd, iova: 0x5003, ..page.clone() };
         w.post(A, &[Wr::fetch_add(1, 1, near.all(), &to, 0)]);
@@ -300,7 +301,7 @@ fn what_an_operation_may_not_be_is_told_at_the_requester() {
 }
 
 #[test]
-fn of_several_operations_the_one_that_failed_is_blamed() {
+fn the_failed_atomic_is_blamed() {
     for wiring in Wiring::both() {
         let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::ThroughCopier);
         let gone = Mr { stag: Stag(to.stag.0 ^ 0xFF00), ..to.clone() };
@@ -320,7 +321,7 @@ fn of_several_operations_the_one_that_failed_is_blamed() {
 
 //= 7306-8.1-2
 #[test]
-fn a_region_that_goes_before_its_operation_has_its_turn() {
+fn a_region_revoked_before_its_atomic() {
     for kind in KINDS {
         let (mut w, mut raw) = World::raw();
         w.kind = kind;
@@ -335,7 +336,7 @@ fn a_region_that_goes_before_its_operation_has_its_turn() {
         let said = raw.segments(&mut w);
         assert_eq!(said[0].opcode(), Opcode::ReadResponse);
         assert_eq!(said[1].opcode(), Opcode::Terminate, "{kind:?}");
-        // Code, M and D, the length of the segment, its header.
+        // Code, M and D bits, length of the segment, header of the segment.
         assert_eq!(said[1].payload[..6], [0x01, 0x00, 0xC0, 0, 0, 70]);
         assert_eq!(said[1].payload.len(), 6 + 18);
         assert_eq!(word.bytes(), [0; 8]);
@@ -343,16 +344,17 @@ fn a_region_that_goes_before_its_operation_has_its_turn() {
 }
 
 #[test]
-fn a_disconnect_waits_for_operations_on_both_sides() {
+fn a_disconnect_waits_for_atomic_operations() {
     for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
         let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, kind);
         w.push(A, &[Wr::fetch_add(1, 1, sink(&sinks, 0), &to, 0)]);
         w.disconnect(A);
         assert_eq!(w.completions(A), ["1 FetchAdd 8"], "{wiring:?} {kind:?}");
         assert_eq!(words(&to)[0], 1);
-        // The peer has finished: nothing is answered any more.
+        // The peer has finished, so it does not respond any more.
         let mut w = World::connected(wiring);
-        let (near, there) = (w.any_mr(A, 8), w.any_mr(B, 8));
+        let near = w.any_mr(A, 8);
+        let there = w.any_mr(B, 8);
         w.disconnect(B);
         w.post(A, &[Wr::fetch_add(3, 1, near.all(), &there, 0)]);
         assert_eq!(w.completions(A), ["3 FetchAdd RemoteAborted 2/0/01"]);
@@ -362,7 +364,7 @@ fn a_disconnect_waits_for_operations_on_both_sides() {
 
 //= 7306-9-2
 #[test]
-fn windows_open_words_if_they_are_bound_so() {
+fn windows_with_atomic_rights() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let near = w.any_mr(A, 8);
@@ -401,15 +403,16 @@ fn windows_open_words_if_they_are_bound_so() {
 //= 7306-5.2.1-19
 //= 7306-A-1
 #[test]
-fn a_scripted_peer_sees_the_headers_of_the_rfc() {
+fn atomic_headers_match_the_rfc() {
     let (mut w, mut raw) = World::raw();
-    let (near, there) = (w.any_mr(A, 16), Stag(0xB1B2_B3B4));
+    let near = w.any_mr(A, 16);
+    let there = Stag(0xB1B2_B3B4);
     let to = Mr { stag: there, iova: 0x1000, ..near.clone() };
     w.post(
         A,
         &[
             Wr::fetch_add(1, 0x0102_0304_0506_0708, near.sge(0..8), &to, 8),
-            Wr::compare_swap(2, (3, 4), near.sge(8..16), &to, 16),
+            Wr::compare_swap(2, 3, 4, near.sge(8..16), &to, 16),
         ],
     );
     let said = raw.segments(&mut w);
@@ -428,7 +431,7 @@ fn a_scripted_peer_sees_the_headers_of_the_rfc() {
         let expected = AtomicRequest { operation, id: n, stag: there, to };
         assert_eq!(segment.payload, expected.emit());
     }
-    // The identifier is the peer's to reflect, and nothing here depends on it.
+    // The peer must return the identifier, but A does not depend on it.
     for (msn, original) in [(1, 0x1112_1314_1516_1718), (2, 3)] {
         let header = raw.untagged(Opcode::AtomicResponse, 3, msn, 0, true);
         raw.segment(&mut w, header, &AtomicResponse { id: 99, original }.emit());
@@ -440,7 +443,7 @@ fn a_scripted_peer_sees_the_headers_of_the_rfc() {
 //= 7306-5.2.2-11
 #[test]
 fn responses_of_the_wrong_kind_answer_nothing() {
-    // A Read Response while an atomic operation is the oldest, and the other way round.
+    // A Read Response while the oldest request is an atomic operation, and the reverse.
     let (mut w, mut raw) = World::raw();
     let word = w.any_mr(A, 8);
     w.post(A, &[Wr::fetch_add(1, 1, word.all(), &word, 0), Wr::read(2, word.all(), &word, 0)]);
@@ -461,11 +464,12 @@ fn responses_of_the_wrong_kind_answer_nothing() {
 
 //= 7306-5.4-1
 //= 7306-5.4-8
-/// Nor is its sink touched, and nothing is told, by a part of the response.
+/// A part of the response does not change the sink and causes no completion.
 #[test]
-fn no_operation_is_complete_before_all_of_its_response() {
+fn an_atomic_needs_its_complete_response() {
     let (mut w, mut raw) = World::raw();
-    let (near, there) = (w.any_mr(A, 8), w.any_mr(A, 8));
+    let near = w.any_mr(A, 8);
+    let there = w.any_mr(A, 8);
     w.post(A, &[Wr::fetch_add(1, 1, near.all(), &there, 0)]);
     assert_eq!(raw.segments(&mut w).len(), 1);
     let response = AtomicResponse { id: 0, original: 7 }.emit();
@@ -499,7 +503,7 @@ fn one_response_answers_one_operation() {
 //= 7306-5.2.1-18
 //= 7306-10.1-1
 #[test]
-fn operations_that_there_are_not_change_nothing() {
+fn unknown_atomic_operations_change_nothing() {
     for number in (0..16).filter(|number| ![0, 2].contains(number)) {
         let (mut w, mut raw) = World::raw();
         let word = w.any_mr(A, 8);
@@ -514,7 +518,7 @@ fn operations_that_there_are_not_change_nothing() {
 }
 
 #[test]
-fn a_response_finds_its_sink_gone() {
+fn an_atomic_response_to_a_revoked_sink() {
     let (mut w, mut raw) = World::raw();
     let word = w.any_mr(A, 8);
     w.post(A, &[Wr::fetch_add(1, 1, word.all(), &word, 0)]);
@@ -529,8 +533,8 @@ fn a_response_finds_its_sink_gone() {
 
 //= 7306-1.1-4
 #[test]
-fn a_peer_without_atomics_refuses_the_operation_by_name() {
-    // siw: unexpected opcode, with the header of DDP.
+fn a_peer_without_atomics_refuses_them() {
+    // siw reports an unexpected opcode, with the DDP header.
     let (mut w, mut raw) = World::raw();
     let word = w.any_mr(A, 8);
     w.post(A, &[Wr::fetch_add(1, 0, word.all(), &word, 0)]);
@@ -546,7 +550,7 @@ fn a_peer_without_atomics_refuses_the_operation_by_name() {
 //= 7306-5.2.2-4
 //= 7306-5.4-4
 #[test]
-fn operations_come_in_parts_and_copies_of_them_count() {
+fn segmented_atomic_requests() {
     let (mut w, mut raw) = World::raw();
     let word = w.any_mr(A, 8);
     let request = add_of(&word, 0).emit();
@@ -564,10 +568,10 @@ fn operations_come_in_parts_and_copies_of_them_count() {
 //= 7306-4.1-1
 //= 7306-8.1-1
 #[test]
-fn a_peer_of_the_older_version_is_asked_for_nothing_new() {
+fn an_rdmac_peer_gets_no_atomics() {
     let make: [fn(&Mr) -> Wr; 3] = [
         |mr| Wr::fetch_add(1, 1, mr.sge(0..8), mr, 0),
-        |mr| Wr::compare_swap(1, (0, 1), mr.sge(0..8), mr, 0),
+        |mr| Wr::compare_swap(1, 0, 1, mr.sge(0..8), mr, 0),
         |mr| Wr::write(1, &[], mr, 0).immediate(1),
     ];
     for make in make {
@@ -577,12 +581,12 @@ fn a_peer_of_the_older_version_is_asked_for_nothing_new() {
         let done = w.completions(A);
         assert!(done[0].ends_with("LocalQpOperation"), "{done:?}");
         assert_eq!(raw.expect_terminate(&mut w), ("0/0/00".to_owned(), vec![]), "no headers");
-        assert!(w.diagnosis(A).text.contains("speaks RDMAC's version"));
+        assert!(w.diagnosis(A).text.contains("uses RDMAC's version"));
     }
 }
 
 #[test]
-fn a_word_that_its_owner_took_away_is_no_word() {
+fn an_atomic_on_a_missing_page() {
     crate::shm::fault::install().unwrap();
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
@@ -605,7 +609,7 @@ fn a_word_that_its_owner_took_away_is_no_word() {
 //= 7306-6.3-6
 //= 7306-7-4
 #[test]
-fn immediate_data_follow_their_write_and_say_how_long_it_was() {
+fn immediate_data_report_the_write_length() {
     for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
         let mut w = World::connected(wiring);
         let from = w.any_mr(A, 100_000);
@@ -645,12 +649,12 @@ fn immediate_data_follow_their_write_and_say_how_long_it_was() {
 //= 7306-6.1-6
 //= 7306-6.3-2
 #[test]
-fn immediate_data_wait_for_a_receive_as_sends_do() {
+fn immediate_data_need_a_receive() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let to = w.any_mr(B, 8);
         w.post(A, &[Wr::write(1, &[], &to, 0).inline(b"landed").immediate(1)]);
-        // The Write is no message of the receiver's application; what is behind it is.
+        // The Write is not a message of the receiver's application. The Immediate Data after it is.
         assert_eq!(&to.bytes()[..6], b"landed", "{wiring:?}");
         assert_eq!(w.completions(A), ["1 RdmaWrite"]);
         assert_eq!(w.events(B).last().unwrap().split(' ').nth(1), Some("1/2/02"));
@@ -660,7 +664,7 @@ fn immediate_data_wait_for_a_receive_as_sends_do() {
 }
 
 #[test]
-fn immediate_data_go_with_the_write_that_failed() {
+fn immediate_data_fail_with_their_write() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let to = w.any_mr(B, 8);
@@ -702,7 +706,7 @@ fn immediate_data_come_in_parts() {
 //= 7306-6.3-4
 //= 7306-6.3-5
 #[test]
-fn immediate_data_of_a_peer_bring_all_eight_bytes() {
+fn immediate_data_have_eight_bytes() {
     let (mut w, mut raw) = World::raw();
     w.recv(A, 1, &[]);
     w.recv(A, 2, &[]);
@@ -719,7 +723,7 @@ fn immediate_data_of_a_peer_bring_all_eight_bytes() {
             "2 Receive solicited immediate 0x100000000".to_owned()
         ],
     );
-    // And this side says the same.
+    // A sends Immediate Data in the same way.
     w.post(A, &[Wr::write(3, &[], &to, 0).immediate(data)]);
     let said = raw.segments(&mut w);
     let Header::Tagged(write) = said[0].header else { panic!("{said:?}") };

@@ -1,5 +1,5 @@
-//! Regions of attached memory: read when they are sent, unmapped under a request, gone with their
-//! process.
+//! Regions of attached memory: read when the data are sent, unmapped during a request, or gone with
+//! their process.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::device::Memory;
 use crate::shm::{AddressSpace, Mapping};
 use crate::types::{Access, QpState, Scope};
 
-/// A region of `len` bytes at this address of this address space.
+/// Installs a region of `len` bytes at this address of an address space.
 pub(super) fn region(
     w: &mut World,
     qp: usize,
@@ -25,7 +25,7 @@ pub(super) fn region(
     Mr { stag, iova, len, mapping, windows }
 }
 
-/// Nothing is mapped where it should be.
+/// Installs a region at an address that is not mapped.
 fn unmapped(w: &mut World, qp: usize, moved: bool) -> Mr {
     if !moved {
         return region(w, qp, own_address_space(), 8, 5000);
@@ -37,7 +37,7 @@ fn unmapped(w: &mut World, qp: usize, moved: bool) -> Mr {
     Mr { stag, iova, len: 5000, mapping, windows }
 }
 
-/// Its process has ended.
+/// Installs a region of a process that has ended.
 pub(super) fn gone(w: &mut World, qp: usize) -> Mr {
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let path = format!("/proc/{}/mem", child.id());
@@ -49,7 +49,7 @@ pub(super) fn gone(w: &mut World, qp: usize) -> Mr {
 }
 
 #[test]
-fn every_operation_from_and_to_either_kind_of_memory() {
+fn every_operation_on_attached_memory() {
     for wiring in Wiring::all() {
         use MemoryKind::{Attached, Shared, ThroughCopier};
         for (source, sink) in [
@@ -87,10 +87,11 @@ fn every_operation_from_and_to_either_kind_of_memory() {
 }
 
 #[test]
-fn it_is_never_sent_from_where_it_lies() {
+fn attached_memory_is_not_sent_in_place() {
     let mut w = World::connected(Wiring::tcp().with(|o| o.crc = false));
     w.kind = MemoryKind::Attached;
-    let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
+    let a = w.any_mr(A, 1 << 20);
+    let b = w.any_mr(B, 1 << 20);
     w.kind = MemoryKind::Shared;
     let shared = w.any_mr(A, 20_000);
     let bytes = a.pattern(1);
@@ -103,13 +104,14 @@ fn it_is_never_sent_from_where_it_lies() {
     assert_eq!(w.shared_bytes, 0);
 }
 
-/// Not when the request is posted: whoever posts early and fills in later gets what he wrote last.
+/// The data are not read when the request is posted, so later changes of the buffer are sent.
 #[test]
-fn it_is_read_when_it_is_sent() {
+fn attached_memory_is_read_when_sent() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.kind = MemoryKind::Attached;
-        let (a, b) = (w.any_mr(A, 300_000), w.any_mr(B, 300_000));
+        let a = w.any_mr(A, 300_000);
+        let b = w.any_mr(B, 300_000);
         a.fill(1);
         w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
         a.fill(2);
@@ -119,7 +121,8 @@ fn it_is_read_when_it_is_sent() {
     // The peer takes only the first bytes for now.
     let mut w = World::connected(Wiring::tcp());
     w.kind = MemoryKind::Attached;
-    let (a, b) = (w.any_mr(A, 300_000), w.any_mr(B, 300_000));
+    let a = w.any_mr(A, 300_000);
+    let b = w.any_mr(B, 300_000);
     a.fill(1);
     w.links[0].pipes[0].window = 10_000;
     w.links[0].pipes[0].latency = 1_000;
@@ -132,7 +135,7 @@ fn it_is_read_when_it_is_sent() {
     assert_eq!((got[0], got[299_999]), (1, 2));
 }
 
-/// What came of it at both ends: completions and the last event.
+/// Returns the completions and the last event of both ends.
 fn outcome(w: &mut World) -> Vec<String> {
     let mut found = Vec::new();
     for end in [A, B] {
@@ -145,7 +148,7 @@ fn outcome(w: &mut World) -> Vec<String> {
 }
 
 #[test]
-fn a_range_that_is_not_mapped_costs_its_request() {
+fn an_unmapped_range_fails_its_request() {
     for (wiring, moved) in Wiring::both().into_iter().flat_map(|w| [(w, false), (w, true)]) {
         let case = |post: &dyn Fn(&mut World, &Mr, &Mr), bad_end: usize| {
             let mut w = World::connected(wiring);
@@ -157,7 +160,7 @@ fn a_range_that_is_not_mapped_costs_its_request() {
             assert_eq!(good.bytes(), vec![0; 5000], "{wiring:?}");
             outcome(&mut w)
         };
-        // The source of one's own request.
+        // The source of a local request.
         let found = case(&|w, bad, good| w.push(A, &[Wr::write(1, &[bad.all()], good, 0)]), A);
         let expected =
             ["1 RdmaWrite LocalProtection", "terminated 0/0/00", "terminated by peer 0/0/00"];
@@ -179,7 +182,7 @@ fn a_range_that_is_not_mapped_costs_its_request() {
         };
         let expected = ["1 RdmaRead WrFlush", "terminated by peer 0/0/00", "terminated 0/0/00"];
         assert_eq!(case(&read, B), expected, "{wiring:?}");
-        // Where a peer's Write goes.
+        // The sink of a peer's Write.
         let write = |w: &mut World, bad: &Mr, good: &Mr| {
             w.push(A, &[Wr::write(1, &[good.all()], bad, 0)]);
         };
@@ -197,7 +200,7 @@ fn a_range_that_is_not_mapped_costs_its_request() {
             "terminated 0/0/00",
         ];
         assert_eq!(case(&send, B), expected, "{wiring:?}");
-        // The sink of one's own Read.
+        // The sink of a local Read.
         let read = |w: &mut World, bad: &Mr, good: &Mr| {
             w.push(A, &[Wr::read(1, bad.all(), good, 0)]);
         };
@@ -208,7 +211,7 @@ fn a_range_that_is_not_mapped_costs_its_request() {
 }
 
 #[test]
-fn an_address_space_that_is_gone_is_reported_with_its_owner() {
+fn an_ended_address_space_is_reported() {
     for wiring in Wiring::both() {
         for (end, wr) in [(A, 0), (B, 1), (B, 2)] {
             let mut w = World::connected(wiring);
@@ -223,7 +226,7 @@ fn an_address_space_that_is_gone_is_reported_with_its_owner() {
                     Wr::write(1, &[good.all()], &bad, 0),
                     ["1 RdmaWrite", "terminated by peer 1/0/00"],
                 ),
-                // As if its region had been deregistered meanwhile.
+                // As if the region had been deregistered.
                 _ => (
                     Wr::read(1, good.all(), &bad, 0),
                     ["1 RdmaRead RemoteAccess 0/1/00", "terminated by peer 0/1/00"],
@@ -239,7 +242,8 @@ fn an_address_space_that_is_gone_is_reported_with_its_owner() {
     }
 }
 
-/// A pair in which A writes to B what only a copier reaches at one end; no job is answered yet.
+/// Returns a pair in which A writes to B and only a copier can access the memory at one end. No job
+/// has been answered yet.
 fn under_way(wiring: Wiring, source: bool) -> (World, Mr, Mr) {
     let mut w = World::connected(wiring);
     w.answer_copies = false;
@@ -255,38 +259,40 @@ fn under_way(wiring: Wiring, source: bool) -> (World, Mr, Mr) {
 }
 
 #[test]
-fn a_qp_waits_for_its_copier_and_the_others_do_not() {
+fn only_the_qp_of_a_copy_waits() {
     for wiring in Wiring::both() {
         for source in [true, false] {
             let (mut w, a, b) = under_way(wiring, source);
-            assert_eq!(w.moves.len(), 1, "one job of one direction");
-            let (app_a, app_b) = (w.qps[A].app, w.qps[B].app);
+            assert_eq!(w.copy_jobs.len(), 1, "one copy job");
+            let app_a = w.qps[A].app;
+            let app_b = w.qps[B].app;
             let c = w.qp(app_a, 0, 0, QpShape::default());
             let d = w.qp(app_b, 0, 0, QpShape::default());
             w.connect(c, d, wiring);
             w.settle();
-            let (from, to) = (w.any_mr(c, 1000), w.any_mr(d, 1000));
+            let from = w.any_mr(c, 1000);
+            let to = w.any_mr(d, 1000);
             let bytes = from.pattern(2);
             w.post(c, &[Wr::write(2, &[from.all()], &to, 0)]);
             assert_eq!(to.bytes(), bytes);
             let done = w.completions(A);
             assert!(done.contains(&"2 RdmaWrite".to_owned()), "{done:?}");
             if source {
-                // What is read by the job is what is there when it is made.
+                // The job reads the data that are present when it runs.
                 a.fill(7);
-                assert_eq!(done, ["2 RdmaWrite"], "nothing completes before it has left");
+                assert_eq!(done, ["2 RdmaWrite"], "nothing completes before it is sent");
             }
             w.answer_copies = true;
             w.settle();
             assert_eq!(b.bytes(), a.bytes(), "{wiring:?}");
-            assert!(w.moves.is_empty());
+            assert!(w.copy_jobs.is_empty());
         }
     }
 }
 
-/// Also the end of the stream stands behind what a copier is writing.
+/// The end of the stream also waits for a copier.
 #[test]
-fn nothing_overtakes_what_a_copier_writes() {
+fn nothing_overtakes_a_copy() {
     for wiring in Wiring::both() {
         let (mut w, a, b) = under_way(wiring, false);
         let to = w.any_mr(B, 100);
@@ -295,10 +301,10 @@ fn nothing_overtakes_what_a_copier_writes() {
         w.disconnect(A);
         assert_eq!(w.completions(B), [""; 0]);
         assert_eq!(w.events(B), [""; 0]);
-        while !w.moves.is_empty() {
+        while !w.copy_jobs.is_empty() {
             assert_eq!(w.completions(B), [""; 0]);
-            assert_eq!(w.moves.len(), 1);
-            w.make_copy();
+            assert_eq!(w.copy_jobs.len(), 1);
+            w.run_copy_job();
             w.settle();
         }
         assert_eq!(b.bytes(), a.bytes(), "{wiring:?}");
@@ -310,9 +316,9 @@ fn nothing_overtakes_what_a_copier_writes() {
     }
 }
 
-/// Nor does the end of the peer's QP, if it has said before that it will send no more.
+/// The end of the peer's QP does not end the receive if the peer has finished sending.
 #[test]
-fn what_a_copier_writes_is_received_though_the_sender_is_gone() {
+fn a_copy_completes_after_the_sender_is_gone() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.kind = MemoryKind::ThroughCopier;
@@ -333,7 +339,7 @@ fn what_a_copier_writes_is_received_though_the_sender_is_gone() {
 }
 
 #[test]
-fn a_job_that_is_not_answered_in_time_ends_its_session() {
+fn a_late_copy_job_ends_its_session() {
     for wiring in Wiring::both() {
         for source in [true, false] {
             let (mut w, ..) = under_way(wiring, source);
@@ -345,9 +351,9 @@ fn a_job_that_is_not_answered_in_time_ends_its_session() {
             w.advance(std::time::Duration::from_millis(1));
             let said = "a copy of attached memory did not return in 5 s";
             assert_eq!(w.misbehaved, [(session, said.to_owned())]);
-            // The late answer is ignored. No completion returns a buffer to the program before the
+            // The late reply is ignored. No completion returns a buffer to the program before the
             // session ends.
-            assert!(w.make_copy());
+            assert!(w.run_copy_job());
             w.settle();
             assert_eq!(w.misbehaved.len(), 1);
             let engine = w.qps[owner].engine;
@@ -360,7 +366,7 @@ fn a_job_that_is_not_answered_in_time_ends_its_session() {
 }
 
 #[test]
-fn a_qp_that_is_gone_is_not_missed_by_its_copier() {
+fn a_copy_for_a_destroyed_qp_is_ignored() {
     for wiring in Wiring::both() {
         for (source, gone) in [(true, A), (false, B), (true, B), (false, A)] {
             let (mut w, ..) = under_way(wiring, source);
@@ -368,17 +374,17 @@ fn a_qp_that_is_gone_is_not_missed_by_its_copier() {
             w.answer_copies = true;
             w.settle();
             assert_eq!(w.state(A + B - gone), QpState::Error);
-            assert!(w.moves.is_empty());
+            assert!(w.copy_jobs.is_empty());
         }
     }
 }
 
-/// Messages are held, then written by a copier, and nothing overtakes either.
+/// Messages are held, then written by a copier, and later messages wait for both.
 #[test]
-fn a_held_message_that_has_found_its_receive_waits_for_the_copier() {
+fn a_held_message_waits_for_the_copier() {
     for wiring in Wiring::all() {
-        let hold = Some(std::time::Duration::from_secs(10));
-        let mut w = World::pair_with(wiring, QpShape { hold, ..QpShape::default() }, 128);
+        let rnr_timeout = Some(std::time::Duration::from_secs(10));
+        let mut w = World::pair_with(wiring, QpShape { rnr_timeout, ..QpShape::default() }, 128);
         w.events(A);
         w.events(B);
         let from = w.any_mr(A, 150_000);
@@ -393,13 +399,13 @@ fn a_held_message_that_has_found_its_receive_waits_for_the_copier() {
         w.answer_copies = false;
         for (n, len) in (0..).zip(sizes) {
             into.fill(0);
-            assert!(w.moves.is_empty(), "held: {wiring:?}");
+            assert!(w.copy_jobs.is_empty(), "held: {wiring:?}");
             w.recv(B, n, &[into.sge(0..len)]);
             w.settle();
-            while !w.moves.is_empty() {
+            while !w.copy_jobs.is_empty() {
                 assert_eq!((w.completions(B), w.events(B)), (vec![], vec![]));
-                assert_eq!(w.moves.len(), 1);
-                w.make_copy();
+                assert_eq!(w.copy_jobs.len(), 1);
+                w.run_copy_job();
                 w.settle();
             }
             let size = if len == 0 { String::new() } else { format!(" {len}") };
@@ -415,9 +421,9 @@ fn a_held_message_that_has_found_its_receive_waits_for_the_copier() {
     }
 }
 
-/// A window that only one QP uses, and one of all, on memory that a copier is writing.
+/// Windows of one QP and of the domain, on memory that a copier is writing.
 #[test]
-fn a_window_is_invalidated_or_unbound_when_the_copier_has_written() {
+fn unbinding_waits_for_the_copier() {
     use crate::device::window::BindRequest;
     use crate::types::{Stag, WindowKind};
     for (wiring, kind) in Wiring::both()
@@ -442,26 +448,26 @@ fn a_window_is_invalidated_or_unbound_when_the_copier_has_written() {
         let seen = Mr { stag: bound.new, ..region.clone() };
         w.answer_copies = false;
         w.post(A, &[Wr::write(2, &[], &seen, 0).inline(b"first"), Wr::write(3, &[], &seen, 50)]);
-        assert_eq!(w.moves.len(), 1);
+        assert_eq!(w.copy_jobs.len(), 1);
         let taken_back = match kind {
             WindowKind::Type1 => Wr::bind(4, &bind(bound.new, 0)),
             WindowKind::Type2 => Wr::local_invalidate(4, bound.new),
         };
         w.post(B, &[taken_back]);
         assert_eq!(w.completions(B), [""; 0], "{wiring:?} {kind:?}");
-        w.make_copy();
+        w.run_copy_job();
         w.settle();
         assert_eq!(w.completions(B).len(), 1, "{wiring:?} {kind:?}");
         assert_eq!(region.bytes()[..5], *b"first");
         w.post(A, &[Wr::write(5, &[], &seen, 0).inline(b"late")]);
-        assert!(w.moves.is_empty());
+        assert!(w.copy_jobs.is_empty());
         assert!(w.events(A)[0].starts_with("terminated by peer 1/1/00"));
     }
 }
 
-/// What a copier is writing comes back to its owner when it has.
+/// A receive is flushed only after a copier has written it.
 #[test]
-fn a_receive_is_not_flushed_while_a_copier_writes_there() {
+fn a_flush_waits_for_the_copier() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.kind = MemoryKind::ThroughCopier;
@@ -473,26 +479,27 @@ fn a_receive_is_not_flushed_while_a_copier_writes_there() {
         w.abort(B);
         assert_eq!((w.state(B), w.completions(B)), (QpState::Error, vec![]), "{wiring:?}");
         assert_eq!(w.events(B), [""; 0]);
-        w.make_copy();
+        w.run_copy_job();
         w.settle();
         assert_eq!(w.completions(B), ["1 Receive WrFlush", "2 Receive WrFlush"], "{wiring:?}");
         assert_eq!(w.events(B), ["aborted"]);
     }
 }
 
-/// A QP of the direct path is gone while the other still waits for a copier: whoever has its place
-/// next is none of that one's business.
+/// A QP of the direct path is destroyed while its peer still waits for a copier. The QP that uses
+/// its slot next must not be affected.
 #[test]
-fn the_end_of_a_qp_is_deferred_and_its_successor_left_alone() {
+fn a_deferred_end_spares_the_next_qp() {
     let (mut w, _a, b) = under_way(Wiring::direct(), false);
     let lone = w.any_mr(B, 100);
-    let (app_a, app_b) = (w.qps[A].app, w.qps[B].app);
+    let app_a = w.qps[A].app;
+    let app_b = w.qps[B].app;
     while w.completions(A).is_empty() {
-        assert!(w.make_copy());
+        assert!(w.run_copy_job());
         w.settle();
     }
-    // The last segment is being written; nothing is left to be sent.
-    assert_eq!(w.moves.len(), 1);
+    // The last segment is being written. Nothing is left to send.
+    assert_eq!(w.copy_jobs.len(), 1);
     w.destroy(A);
     let c = w.qp(app_a, 0, 0, QpShape::default());
     let d = w.qp(app_b, 0, 0, QpShape::default());

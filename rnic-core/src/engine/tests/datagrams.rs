@@ -1,4 +1,4 @@
-//! Queue pairs of datagrams: within an engine, and between two by packets of RoCE v2.
+//! UD QPs, within an engine and between two engines by RoCE v2 packets.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const B: usize = 1;
 const KEY: u32 = 0x1234;
 const MTU: u32 = 1024;
 
-/// Everybody but one address.
+/// Allows all addresses except one.
 struct Rules {
     forbidden: Option<IpAddr>,
 }
@@ -32,7 +32,7 @@ impl DatagramRules for Rules {
     }
 }
 
-/// Two in Rts, on one host or on two.
+/// Returns two QPs in RTS, on one host or on two.
 fn pair(apart: bool) -> World {
     let mut w = World::new(if apart { &[1, 1] } else { &[1] });
     for host in [0, usize::from(apart)] {
@@ -72,14 +72,15 @@ fn to_rts(w: &mut World, qp: usize) {
     w.change(qp, QpChange::ReadyToSend(sending));
 }
 
-/// A request as a datagram to a queue pair, with this Q_Key.
+/// Returns a request that sends a datagram to a QP, with this Q_Key.
 fn to(w: &World, wr: Wr, qp: usize, q_key: u32) -> Wr {
     let gid = Gid::from(address_of(host_of(w, qp)));
     addressed(wr, gid, w.qps[qp].id, q_key)
 }
 
 fn addressed(mut wr: Wr, gid: Gid, qp: QpId, q_key: u32) -> Wr {
-    (wr.header.rkey, wr.header.inv_rkey) = (qp.0, q_key);
+    wr.header.rkey = qp.0;
+    wr.header.inv_rkey = q_key;
     wr.header.params = DatagramParams { gid, source: 0 }.to_params(wr.header.params[0]);
     wr
 }
@@ -89,9 +90,10 @@ fn dropped(w: &World, qp: usize) -> u64 {
 }
 
 #[test]
-fn a_datagram_comes_with_its_header_and_its_sender() {
+fn a_datagram_arrives_with_grh_and_source() {
     for mut w in both() {
-        let (a, b) = (w.any_mr(A, 300), w.any_mr(B, 400));
+        let a = w.any_mr(A, 300);
+        let b = w.any_mr(B, 400);
         let bytes = a.pattern(1);
         w.recv(B, 1, &[b.sge(0..17), b.sge(17..400)]);
         let wr = to(&w, Wr::send(2, &[a.sge(0..7), a.sge(7..300)]), B, KEY);
@@ -109,7 +111,7 @@ fn a_datagram_comes_with_its_header_and_its_sender() {
 }
 
 #[test]
-fn immediate_data_inline_data_and_no_data_are_sent() {
+fn immediate_inline_and_empty_datagrams() {
     for mut w in both() {
         let b = w.any_mr(B, 100);
         for wr_id in 1..=3 {
@@ -132,9 +134,10 @@ fn immediate_data_inline_data_and_no_data_are_sent() {
 }
 
 #[test]
-fn what_nobody_takes_in_is_lost_and_counted_and_the_next_comes() {
+fn dropped_datagrams_are_counted() {
     for mut w in both() {
-        let (a, b) = (w.any_mr(A, 300), w.any_mr(B, 300));
+        let a = w.any_mr(A, 300);
+        let b = w.any_mr(B, 300);
         let whole = Wr::send(1, &[a.all()]);
         let sends = [
             to(&w, whole.clone(), B, KEY),
@@ -145,7 +148,7 @@ fn what_nobody_takes_in_is_lost_and_counted_and_the_next_comes() {
         w.post(A, &sends);
         assert_eq!(w.completions(A), ["1 Send"; 4]);
         assert_eq!(dropped(&w, B), 2, "without a receive, and with another key");
-        // Its receive is for the next one.
+        // The failed datagram did not consume the receive.
         w.recv(B, 2, &[b.all()]);
         let sends = [to(&w, whole, B, KEY), to(&w, Wr::send(3, &[a.sge(0..260)]), B, KEY)];
         w.post(A, &sends);
@@ -153,7 +156,7 @@ fn what_nobody_takes_in_is_lost_and_counted_and_the_next_comes() {
         assert_eq!(dropped(&w, B), 3);
         let said: Vec<_> = w.diagnoses(B).into_iter().map(|record| record.text).collect();
         assert_eq!(said.len(), 3, "{said:#?}");
-        for (text, word) in said.iter().zip(["no receive", "another Q_Key", "340 bytes"]) {
+        for (text, word) in said.iter().zip(["no receive", "its Q_Key", "340 bytes"]) {
             assert!(text.contains(word), "{text}");
         }
         assert_eq!((w.state(A), w.state(B)), (QpState::Rts, QpState::Rts));
@@ -161,7 +164,7 @@ fn what_nobody_takes_in_is_lost_and_counted_and_the_next_comes() {
 }
 
 #[test]
-fn a_key_with_the_high_bit_is_the_senders_own() {
+fn a_high_bit_selects_the_senders_q_key() {
     for mut w in both() {
         w.change(A, QpChange::QKey(77));
         let b = w.any_mr(B, 40);
@@ -176,7 +179,7 @@ fn a_key_with_the_high_bit_is_the_senders_own() {
 }
 
 #[test]
-fn a_request_that_cannot_be_sent_says_why() {
+fn an_invalid_datagram_request_is_explained() {
     type Spoil = fn(&mut Wr);
     let wrong: [(Spoil, &str, &str); 6] = [
         (|wr| wr.header.params[3] = 2, "LocalQpOperation", "GID index 2"),
@@ -203,12 +206,13 @@ fn a_request_that_cannot_be_sent_says_why() {
     }
 }
 
-/// SQE (IBTA specification, volume 1, section 10.3.1.6): the send queue is left at once, and
-/// receives never stop.
+/// In state SQE (IBTA specification, volume 1, section 10.3.1.6) the application can return the QP
+/// to RTS at once, and receiving continues.
 #[test]
 fn a_failed_datagram_stops_sending_alone() {
     for mut w in both() {
-        let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 64));
+        let a = w.any_mr(A, 64);
+        let b = w.any_mr(B, 64);
         let send = |w: &World, n, qp| to(w, Wr::send(n, &[]), qp, KEY);
         let mut wrong = send(&w, 1, B);
         wrong.header.params[3] = 2;
@@ -233,7 +237,7 @@ fn a_failed_datagram_stops_sending_alone() {
         let next = send(&w, 7, B);
         w.post(A, &[next]);
         assert_eq!((w.completions(A), w.completions(B).len()), (vec!["7 Send".to_owned()], 1));
-        // The step to Error flushes posted receives as well.
+        // The transition to Error flushes posted receives as well.
         w.recv(A, 8, &[]);
         w.post(A, &[wrong]);
         assert_eq!(w.completions(A).len(), 1);
@@ -259,7 +263,7 @@ fn a_datagram_goes_to_one_host() {
 }
 
 #[test]
-fn the_rules_hold_for_each_datagram_and_when_they_change() {
+fn rules_apply_to_each_datagram() {
     for mut w in both() {
         let b = w.any_mr(B, 40);
         for wr_id in 1..=3 {
@@ -270,7 +274,8 @@ fn the_rules_hold_for_each_datagram_and_when_they_change() {
         assert_eq!(w.completions(B).len(), 1);
         let of_b = address_of(host_of(&w, B));
         let forbid = |w: &mut World, qp: usize, forbidden| {
-            let (engine, id) = (w.qps[qp].engine, w.qps[qp].id);
+            let engine = w.qps[qp].engine;
+            let id = w.qps[qp].id;
             w.engines[engine].set_datagram_rules(id, Box::new(Rules { forbidden }));
         };
         forbid(&mut w, B, Some(of_b));
@@ -285,7 +290,7 @@ fn the_rules_hold_for_each_datagram_and_when_they_change() {
 }
 
 #[test]
-fn nothing_is_sent_before_rts_nor_in_sqd_and_receives_are_taken_in_rtr() {
+fn datagrams_by_qp_state() {
     for apart in [false, true] {
         let mut w = World::new(if apart { &[1, 1] } else { &[1] });
         for host in [0, usize::from(apart)] {
@@ -317,11 +322,12 @@ fn nothing_is_sent_before_rts_nor_in_sqd_and_receives_are_taken_in_rtr() {
 }
 
 #[test]
-fn what_only_a_copier_reaches_is_sent_and_received_in_order() {
+fn copier_memory_keeps_datagrams_in_order() {
     for mut w in both() {
         let shared = w.any_mr(B, 100);
         w.kind = MemoryKind::ThroughCopier;
-        let (a, b) = (w.any_mr(A, 50), w.any_mr(B, 100));
+        let a = w.any_mr(A, 50);
+        let b = w.any_mr(B, 100);
         let bytes = a.pattern(9);
         w.answer_copies = false;
         w.recv(B, 1, &[b.all()]);
@@ -330,11 +336,11 @@ fn what_only_a_copier_reaches_is_sent_and_received_in_order() {
             [Wr::send(3, &[a.all()]), Wr::send(4, &[]).inline(b"x")].map(|wr| to(&w, wr, B, KEY));
         w.post(A, &sends);
         assert!(w.completions(A).is_empty());
-        assert!(w.make_copy());
+        assert!(w.run_copy_job());
         w.settle();
         assert_eq!(w.completions(A), ["3 Send", "4 Send"]);
         assert!(w.completions(B).is_empty(), "the first is being written");
-        assert!(w.make_copy());
+        assert!(w.run_copy_job());
         w.settle();
         let from = w.qps[A].id;
         let came = [format!("1 Receive 90 from {from}"), format!("2 Receive 41 from {from}")];
@@ -344,7 +350,7 @@ fn what_only_a_copier_reaches_is_sent_and_received_in_order() {
 }
 
 #[test]
-fn what_a_copier_does_not_come_to_is_lost_and_no_receive_with_it() {
+fn an_overloaded_copier_drops_datagrams() {
     let mut w = pair(false);
     w.kind = MemoryKind::ThroughCopier;
     let b = w.any_mr(B, 100);
@@ -355,18 +361,18 @@ fn what_a_copier_does_not_come_to_is_lost_and_no_receive_with_it() {
     let sends: Vec<Wr> = (0..300).map(|wr_id| to(&w, Wr::send(wr_id, &[]), B, KEY)).collect();
     w.post(A, &sends);
     assert_eq!((w.completions(A).len(), dropped(&w, B)), (300, 44));
-    while w.make_copy() {}
+    while w.run_copy_job() {}
     w.settle();
     assert_eq!(w.completions(B).len(), 256);
     let one = to(&w, Wr::send(0, &[]), B, KEY);
     w.post(A, &[one]);
-    assert!(w.make_copy());
+    assert!(w.run_copy_job());
     w.settle();
     assert_eq!(w.completions(B), [format!("256 Receive 40 from {}", w.qps[A].id)]);
 }
 
 #[test]
-fn a_receive_that_a_copier_writes_is_not_flushed_before() {
+fn a_datagram_flush_waits_for_the_copier() {
     let mut w = pair(false);
     w.kind = MemoryKind::ThroughCopier;
     let b = w.any_mr(B, 100);
@@ -377,13 +383,13 @@ fn a_receive_that_a_copier_writes_is_not_flushed_before() {
     w.post(A, &[wr]);
     w.abort(B);
     assert!(w.completions(B).is_empty());
-    assert!(w.make_copy());
+    assert!(w.run_copy_job());
     w.settle();
     assert_eq!(w.completions(B)[1..], ["2 Receive WrFlush"]);
 }
 
 #[test]
-fn one_sends_to_itself() {
+fn a_qp_sends_to_itself() {
     for mut w in both() {
         let a = w.any_mr(A, 50);
         w.recv(A, 1, &[a.all()]);
@@ -394,15 +400,16 @@ fn one_sends_to_itself() {
     }
 }
 
-/// A link that loses, doubles and reorders: what arrives is whole, and of what is missing exactly
-/// the link, or the lack of a receive, is the cause.
+/// A link that loses, duplicates and reorders packets: datagrams arrive complete, and each missing
+/// one was lost by the link or for lack of a receive.
 #[test]
-fn whatever_the_link_does_what_arrives_is_whole() {
+fn a_lossy_link_delivers_whole_datagrams() {
     for seed in 1..=20 {
         let mut w = pair(true);
         w.network.seed = Some(seed);
         w.network.holds = true;
-        let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 512 * 48));
+        let a = w.any_mr(A, 64);
+        let b = w.any_mr(B, 512 * 48);
         for n in 0..512 {
             w.recv(B, n as u64, &[b.sge(n * 48..n * 48 + 48)]);
         }
@@ -436,7 +443,7 @@ fn whatever_the_link_does_what_arrives_is_whole() {
     }
 }
 
-/// A packet from an address, as an attacker would make it.
+/// Returns a packet from an address, as an attacker would forge it.
 fn forged(w: &World, from: IpAddr, qp: usize, q_key: u32) -> (SocketAddr, SocketAddr, Vec<u8>) {
     let datagram = Datagram {
         from: Gid::from(from),
@@ -448,14 +455,14 @@ fn forged(w: &World, from: IpAddr, qp: usize, q_key: u32) -> (SocketAddr, Socket
         immediate: None,
         solicited: true,
     };
-    let packet = packet::emit(&datagram, b"forged", (PORT, PORT));
+    let packet = packet::emit(&datagram, b"forged", PORT, PORT);
     let [from, to] = [datagram.from, datagram.to].map(|gid| SocketAddr::new(gid.address(), PORT));
     (from, to, packet)
 }
 
-/// Who is on this host has no need of packets, so a packet that says so was forged.
+/// A host sends no packets to itself, so a packet with its own address as source is forged.
 #[test]
-fn a_packet_from_an_own_address_is_not_looked_at() {
+fn a_packet_from_an_own_address_is_dropped() {
     let mut w = pair(true);
     let b = w.any_mr(B, 100);
     w.recv(B, 1, &[b.all()]);
@@ -468,10 +475,10 @@ fn a_packet_from_an_own_address_is_not_looked_at() {
     assert_eq!(dropped(&w, B), 0);
 }
 
-/// Who is flooded pays for it, until he owes so much that the rest is dropped unseen; others on the
-/// worker have their turns, and afterwards he has his again.
+/// The flooded QP's user is charged until its debt is so large that further packets are dropped
+/// unread. Others on the worker get their turns, and later the user gets turns again.
 #[test]
-fn a_flood_costs_whom_it_is_for_and_nobody_else() {
+fn a_flood_is_charged_to_its_target() {
     let mut w = pair(true);
     let app = w.app_of(1, crate::types::UserId(4321));
     let cq = w.cq(app, 64);
@@ -503,7 +510,7 @@ fn a_flood_costs_whom_it_is_for_and_nobody_else() {
     assert_eq!(w.completions(B).len(), 1);
 }
 
-/// Nothing is ever sent in answer to what comes.
+/// Incoming packets never cause a reply.
 #[test]
 fn nothing_answers_a_packet() {
     let mut w = pair(true);

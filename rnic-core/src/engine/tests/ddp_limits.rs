@@ -1,5 +1,5 @@
-//! The tables `queue` and `limit` of `tests/conformance/requirements.toml`, as far as they are
-//! about DDP, carried out. A row that nothing here knows fails.
+//! Tests the rows about DDP of the tables `queue` and `limit` in
+//! `tests/conformance/requirements.toml`. An unknown row fails.
 
 use super::raw::{Raw, add_of};
 use super::requests::Wr;
@@ -12,7 +12,7 @@ use crate::rdmap::{
 };
 use crate::types::{ATOMIC_LEN, QpState, Stag, TaggedOffset};
 
-/// Sends a message of so little that it is whole on this queue, under this number.
+/// Sends a short complete message on this queue, with this MSN.
 fn message(w: &mut World, raw: &mut Raw, queue: u32, msn: u32) {
     let (opcode, payload) = match queue {
         1 => (Opcode::ReadRequest, ReadRequest::parse(&[0; 28]).emit().to_vec()),
@@ -23,7 +23,7 @@ fn message(w: &mut World, raw: &mut Raw, queue: u32, msn: u32) {
     raw.segment(w, raw.untagged(opcode, queue, msn, 0, true), &payload);
 }
 
-/// The number of the first message that a QP sends on a queue.
+/// Returns the MSN of the first message that a QP sends on a queue.
 fn first_sent(queue: u32) -> u32 {
     let (mut w, mut raw) = World::raw();
     let any = w.any_mr(A, 1);
@@ -50,12 +50,13 @@ fn first_sent(queue: u32) -> u32 {
 //= 7306-5-9
 //= 7306-10.2-1
 #[test]
-fn each_queue_of_the_table_counts_from_its_first_number() {
+fn each_queue_starts_at_its_first_msn() {
     let rows = table("queue");
     for row in &rows {
-        let (queue, first) = (row.number("value") as u32, row.number("first_msn") as u32);
+        let queue = row.number("value") as u32;
+        let first = row.number("first_msn") as u32;
         assert_eq!(first_sent(queue), first);
-        // A receive, and an operation that awaits its response.
+        // With a receive, and an operation that awaits its response.
         let ready = || {
             let (mut w, mut raw) = World::raw();
             let word = w.any_mr(A, 8);
@@ -70,7 +71,7 @@ fn each_queue_of_the_table_counts_from_its_first_number() {
             let (mut w, mut raw) = ready();
             message(&mut w, &mut raw, queue, wrong);
             if queue == 2 {
-                // A Terminate is never answered by one.
+                // A Terminate is never answered by a Terminate.
                 assert_eq!(raw.segments(&mut w), []);
                 assert!(w.events(A)[0].starts_with("lost: the peer sent a malformed Terminate"));
                 continue;
@@ -91,7 +92,7 @@ fn each_queue_of_the_table_counts_from_its_first_number() {
             }
         }
     }
-    // And no others.
+    // All other queues are invalid.
     let known = |queue| rows.iter().any(|row| row.number("value") == u64::from(queue));
     for queue in (0..10).chain([1 << 16, 1 << 31, u32::MAX]).filter(|queue| !known(*queue)) {
         let (mut w, mut raw) = World::raw();
@@ -101,14 +102,14 @@ fn each_queue_of_the_table_counts_from_its_first_number() {
     }
 }
 
-/// Rows of `limit` that other tests carry out, and where.
+/// Rows of `limit` that other tests check, and their location.
 const ELSEWHERE: [(&str, &str); 6] = [
     ("MPA Private Data, maximum", "start-up: stream/startup"),
     ("MPA startup frame header", "start-up: stream/startup"),
     ("enhanced connection data inside Private Data", "start-up: stream/startup"),
     ("IRD and ORD, maximum negotiable (0x3FFF means not negotiated)", "start-up: stream/startup"),
     ("Marker interval", "framing: mpa/tests.rs"),
-    ("first MSN of each queue", "each_queue_of_the_table_counts_from_its_first_number"),
+    ("first MSN of each queue", "the table `queue`, in this file"),
 ];
 
 //= DDP-4.2-1
@@ -116,10 +117,11 @@ const ELSEWHERE: [(&str, &str); 6] = [
 //= DDP-5.2-3
 //= 7306-4-1
 #[test]
-fn each_limit_of_the_table_is_the_one_that_is_kept() {
+fn each_ddp_limit_of_the_table() {
     use crate::mpa::mulpdu;
     for row in table("limit") {
-        let (name, value) = (row.text("name"), u32::try_from(row.number("value")).unwrap());
+        let name = row.text("name");
+        let value = u32::try_from(row.number("value")).unwrap();
         let found = match name {
             "ULP message length, maximum" => longest_message(value),
             "RDMA Read size, maximum" => longest_read(value),
@@ -145,14 +147,14 @@ fn each_limit_of_the_table_is_the_one_that_is_kept() {
                     assert!(!where_else.is_empty());
                     continue;
                 }
-                None => panic!("nothing carries out the limit {name:?}"),
+                None => panic!("nothing checks the limit {name:?}"),
             },
         };
         assert_eq!(found, value, "{name}");
     }
 }
 
-/// `most` if a message of so many bytes is one, and one more is not.
+/// Returns `most` if a message may have `most` bytes but not one more.
 fn longest_message(most: u32) -> u32 {
     use crate::abi::queue::Sge;
     use crate::engine::requester::message::total_length;
@@ -162,11 +164,12 @@ fn longest_message(most: u32) -> u32 {
     most
 }
 
-/// `most` if a Read Request for so many bytes is taken for one.
+/// Returns `most` if a Read Request of `most` bytes is accepted.
 fn longest_read(most: u32) -> u32 {
     let (mut w, mut raw) = World::raw();
     let (mapping, _fd) = crate::shm::Mapping::create_arena("mr", 1 << 20).unwrap();
-    let (access, scope) = (crate::types::Access::REMOTE_READ, crate::types::Scope::Pd);
+    let access = crate::types::Access::REMOTE_READ;
+    let scope = crate::types::Scope::Pd;
     let from = w.mr_over(A, mapping, most as usize, access, scope, 0x10_0000);
     w.links[0].pipes[0].window = 100_000;
     let request = ReadRequest {
@@ -190,7 +193,7 @@ fn longest_ulpdu_sent() -> u32 {
     raw.ulpdus(&mut w).iter().map(|ulpdu| ulpdu.len() as u32).max().unwrap()
 }
 
-/// `most` if a segment of so many bytes is placed.
+/// Returns `most` if a segment of `most` bytes is placed.
 fn longest_ulpdu_taken(most: u32) -> u32 {
     let (mut w, mut raw) = World::raw();
     let payload = vec![7; most as usize - TaggedHeader::LEN];
@@ -200,7 +203,7 @@ fn longest_ulpdu_taken(most: u32) -> u32 {
     most
 }
 
-/// How long a segment that begins like this has to be.
+/// Returns the minimum length of a segment that begins with these bytes.
 fn shortest_ulpdu(control: u8, rdmap: u8) -> u32 {
     let enough = |len: &usize| {
         let (mut w, mut raw) = World::raw();
@@ -216,7 +219,7 @@ fn shortest_ulpdu(control: u8, rdmap: u8) -> u32 {
     (2..=ddp::MAX_HEADER_LEN).find(enough).unwrap() as u32
 }
 
-/// Bytes of a Terminate that has everything in it.
+/// Returns the length of a Terminate with all its fields.
 fn longest_terminate() -> u32 {
     let (mut w, mut raw) = World::raw();
     let request = ReadRequest { size: 1, ..ReadRequest::parse(&[9; 28]) };

@@ -1,5 +1,5 @@
-//! When something counts as done: bytes in place, requests complete, messages delivered, reads
-//! begun (RFC 5040 section 5.5).
+//! When bytes are placed, requests complete, messages are delivered and Reads are executed (RFC
+//! 5040 section 5.5).
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,12 +18,14 @@ use crate::types::{Access, Stag, TaggedOffset};
 //= RDMAP-5.5-16
 //= RDMAP-5.5-19
 //= RDMAP-5.5-20b
-/// Bytes are in place as their segments come, which nobody may rely on; only the last segment
-/// delivers, with the length of the whole message, or completes the read.
+/// Bytes are placed as their segments arrive, although applications must not rely on that. Only the
+/// last segment delivers the message, with its full length, or completes the Read.
 #[test]
-fn bytes_are_in_place_before_anything_is_said_of_them() {
+fn bytes_are_placed_before_completion() {
     let (mut w, mut raw) = World::raw();
-    let (inbox, region, sink) = (w.any_mr(A, 8), w.any_mr(A, 8), w.any_mr(A, 8));
+    let inbox = w.any_mr(A, 8);
+    let region = w.any_mr(A, 8);
+    let sink = w.any_mr(A, 8);
     w.recv(A, 7, &[inbox.all()]);
     w.post(A, &[Wr::read(8, sink.sge(0..6), &region, 0)]);
     raw.segments(&mut w);
@@ -52,13 +54,14 @@ fn bytes_are_in_place_before_anything_is_said_of_them() {
 //= RDMAP-5.1-2
 //= RDMAP-5.2.1-3
 //= RDMAP-5.2.1-4
-/// Writes and Reads, long and of no bytes, pass their target by: no completion, no event, no
-/// notification, and receives stay where they are.
+/// Writes and Reads, long and empty, are invisible at their target: no completion, no event, no
+/// notification, and receives stay posted.
 #[test]
-fn the_target_of_writes_and_reads_hears_nothing_of_them() {
+fn writes_and_reads_are_invisible_at_the_target() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        let (near, there) = (w.any_mr(A, 5000), w.any_mr(B, 5000));
+        let near = w.any_mr(A, 5000);
+        let there = w.any_mr(B, 5000);
         w.recv(B, 7, &[]);
         w.apps[1].cqs[0].consumer.arm(crate::abi::queue::ARM_NEXT);
         let bytes = near.pattern(1);
@@ -79,15 +82,16 @@ fn the_target_of_writes_and_reads_hears_nothing_of_them() {
 
 //= RDMAP-5.5-9
 //= RDMAP-5.5-14
-/// A request is complete when TCP has taken its last byte, neither before nor only when it arrives.
+/// A request completes when TCP has taken its last byte: not earlier, and not only on arrival.
 #[test]
-fn a_completion_says_that_tcp_has_taken_all_and_no_more_than_that() {
+fn a_completion_means_tcp_has_the_data() {
     let mut w = World::connected(Wiring::tcp());
-    let (near, there) = (w.any_mr(A, 3000), w.any_mr(B, 3000));
+    let near = w.any_mr(A, 3000);
+    let there = w.any_mr(B, 3000);
     near.fill(1);
     w.recv(B, 7, &[]);
     w.links[0].pipes[0].window = 0;
-    // A second is under way; nothing arrives while the clock stands.
+    // Nothing arrives until the clock advances by a second.
     w.links[0].pipes[0].latency = 1_000_000_000;
     w.push(A, &[Wr::write(1, &[near.all()], &there, 0), Wr::send(2, &[])]);
     let mut taken = Vec::new();
@@ -105,7 +109,7 @@ fn a_completion_says_that_tcp_has_taken_all_and_no_more_than_that() {
         }
     }
     assert_eq!(taken, ["1 RdmaWrite", "2 Send"]);
-    assert_eq!(there.bytes(), vec![0; 3000], "not even begun over there");
+    assert_eq!(there.bytes(), vec![0; 3000], "nothing has been placed yet");
     assert_eq!(w.completions(B), [""; 0]);
     w.links[0].pipes[0].window = 1 << 20;
     w.settle();
@@ -118,8 +122,8 @@ fn a_completion_says_that_tcp_has_taken_all_and_no_more_than_that() {
 
 //= RDMAP-5.5-12
 //= RDMAP-5.5-17
-/// Memory is read when the whole request has arrived, not when it began to; the same for a request
-/// of no bytes.
+/// Memory is read when the complete request has arrived, not when its first bytes have. The same
+/// holds for an empty request.
 #[test]
 fn a_read_begins_when_its_request_is_complete() {
     for size in [6, 0] {
@@ -151,9 +155,9 @@ fn read_of(from: &Mr, size: u32) -> ReadRequest {
 //= RDMAP-5.2.1-8
 //= RDMAP-5.2.2-6
 //= RDMAP-5.5-20
-/// Requests from different regions, some of no bytes, some posted while others are answered.
+/// Requests for different regions, some empty, some posted while others are answered.
 #[test]
-fn reads_are_answered_in_the_order_of_their_requests() {
+fn reads_are_answered_in_request_order() {
     let (mut w, mut raw) = World::raw();
     let regions: Vec<Mr> = (0..4).map(|_| w.mr(A, 2000, Access::REMOTE_READ)).collect();
     let mut order = Vec::new();
@@ -181,12 +185,13 @@ fn reads_are_answered_in_the_order_of_their_requests() {
 //= RDMAP-5.2.2-3
 //= RDMAP-5.5-11
 //= RDMAP-5.5-15
-/// Everything completes as it was posted, though a Send and a Write are done long before the Read
-/// ahead of them.
+/// Requests complete in the order of posting, although a Send and a Write finish long before the
+/// Read ahead of them.
 #[test]
-fn operations_complete_in_the_order_in_which_they_were_posted() {
+fn operations_complete_in_posting_order() {
     let (mut w, mut raw) = World::raw();
-    let (sink, source) = (w.any_mr(A, 4), w.any_mr(A, 4));
+    let sink = w.any_mr(A, 4);
+    let source = w.any_mr(A, 4);
     w.post(
         A,
         &[
@@ -198,7 +203,7 @@ fn operations_complete_in_the_order_in_which_they_were_posted() {
             Wr::write(6, &[], &source, 0),
         ],
     );
-    assert_eq!(raw.segments(&mut w).len(), 6, "all have left");
+    assert_eq!(raw.segments(&mut w).len(), 6, "all were sent");
     assert_eq!(w.completions(A), ["1 Send"]);
     raw.response(&mut w, sink.stag, sink.iova, b"a", true);
     assert_eq!(w.completions(A), ["2 RdmaRead 1", "3 RdmaWrite", "4 Send"]);
@@ -208,11 +213,12 @@ fn operations_complete_in_the_order_in_which_they_were_posted() {
 }
 
 //= RDMAP-5.5-2
-/// What one end posts is done while everything of the other is still under way.
+/// Requests of one end complete while all requests of the other are still in flight.
 #[test]
-fn the_two_ends_of_a_stream_do_not_wait_for_each_other() {
+fn the_two_directions_are_independent() {
     let mut w = World::connected(Wiring::tcp());
-    let (a, b) = (w.any_mr(A, 8), w.any_mr(B, 8));
+    let a = w.any_mr(A, 8);
+    let b = w.any_mr(B, 8);
     w.recv(A, 7, &[]);
     w.recv(B, 7, &[]);
     w.links[0].pipes[0].latency = 1_000_000_000;
@@ -220,7 +226,7 @@ fn the_two_ends_of_a_stream_do_not_wait_for_each_other() {
     while w.round() {}
     w.push(B, &[Wr::write(1, &[], &a, 0).inline(b"from b"), Wr::send(2, &[])]);
     while w.round() {}
-    // Posted later, arrived and delivered earlier.
+    // Posted later, delivered earlier.
     assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send", "7 Receive"]);
     assert_eq!(w.completions(B), ["1 RdmaWrite", "2 Send"]);
     assert_eq!((&a.bytes()[..6], b.bytes()), (&b"from b"[..], vec![0; 8]));
@@ -230,16 +236,16 @@ fn the_two_ends_of_a_stream_do_not_wait_for_each_other() {
 }
 
 //= RDMAP-5.5-8
-/// An application that writes to what is being sent changes its bytes, never the framing: the CRC
-/// is that of the bytes that left.
+/// An application that writes to a buffer during sending changes the data, never the framing: the
+/// CRC is that of the bytes sent.
 #[test]
-fn memory_that_changes_while_it_is_sent_does_not_break_the_stream() {
+fn changing_memory_does_not_break_the_stream() {
     let (mut w, mut raw) = World::raw();
     w.emss = 65483;
     let from = w.mr(A, 200_000, Access::REMOTE_READ);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Also when an assertion fails: the scope waits for the thread.
+        // Needed also if an assertion fails, because the scope waits for the thread.
         let _stop = Stop(&done);
         scope.spawn(|| {
             for byte in (0..=u8::MAX).cycle() {
@@ -252,7 +258,7 @@ fn memory_that_changes_while_it_is_sent_does_not_break_the_stream() {
         for n in 1..30 {
             w.post(A, &[Wr::write(1, &[from.all()], &from, 0)]);
             raw.read(&mut w, n, &read_of(&from, 200_000));
-            // Taking the FPDUs apart checks their CRCs.
+            // Deframing checks the CRCs.
             let bytes: usize = raw.segments(&mut w).iter().map(|s| s.payload.len()).sum();
             assert_eq!(bytes, 400_000);
             assert_eq!(w.completions(A), ["1 RdmaWrite"]);
@@ -260,7 +266,7 @@ fn memory_that_changes_while_it_is_sent_does_not_break_the_stream() {
     });
 }
 
-/// Sets a flag when it goes out of scope.
+/// Sets a flag when it is dropped.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

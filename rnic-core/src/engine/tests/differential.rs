@@ -1,4 +1,4 @@
-//! Random requests: against the model, and over the direct path against TCP.
+//! Random requests, compared with the model, and the direct path compared with TCP.
 
 use proptest::prelude::*;
 
@@ -11,14 +11,14 @@ use crate::abi::queue::SendFlags;
 use crate::device::window::BindRequest;
 use crate::types::{Access, Scope, Stag, WindowKind};
 
-/// A pair with the model's regions, and behind them the window as its peer sees it.
+/// A pair with the model's regions, and after them the window as its peer sees it.
 struct Bench {
     w: World,
     regions: [Vec<Mr>; 2],
 }
 
 impl Bench {
-    /// `kinds` has two bits for each region: of what memory it is.
+    /// `kinds` has two bits for each region: its kind of memory.
     fn new(wiring: Wiring, kinds: u64) -> Self {
         let shape = QpShape { sq: 64, rq: 64, inline: 128, ..QpShape::default() };
         let mut w = World::pair_with(wiring, shape, 256);
@@ -50,12 +50,13 @@ impl Bench {
         [A, B].map(|end| std::array::from_fn(|n| self.regions[end][n].bytes()))
     }
 
-    /// The request of an op; none for a receive, which is posted.
+    /// Returns the request of an op. A receive is posted and returns `None`.
     fn request(&mut self, me: usize, id: u64, op: &Op, model: &Model) -> Option<Wr> {
         if let Op::Bind { at, len } = op {
             return Some(self.bind(me, id, *at, *len));
         }
-        let (mine, theirs) = (&self.regions[me], &self.regions[1 - me]);
+        let mine = &self.regions[me];
+        let theirs = &self.regions[1 - me];
         let sge = |p: &super::model::Place, len: usize| mine[p.region].sge(p.at..p.at + len);
         Some(match op {
             Op::Receive { at, len } => {
@@ -78,7 +79,8 @@ impl Bench {
                 if *inline { wr.inline(&model.bytes(me, *from, *len)) } else { wr }
             }
             Op::Read { sink, from, len, invalidate } => {
-                let (sink, at) = (sge(sink, *len), from.at as u64);
+                let sink = sge(sink, *len);
+                let at = from.at as u64;
                 if *invalidate {
                     Wr::read_invalidate(id, sink, &theirs[from.region], at)
                 } else {
@@ -93,7 +95,7 @@ impl Bench {
         })
     }
 
-    /// Binds an end's window to a part of its region 0, under the next key.
+    /// Returns a request that binds an end's window to a part of its region 0, with the next key.
     fn bind(&mut self, me: usize, id: u64, at: usize, len: usize) -> Wr {
         let region = self.regions[me][0].clone();
         let window = &mut self.regions[me][WINDOW];
@@ -110,7 +112,7 @@ impl Bench {
         Wr::bind(id, &bind)
     }
 
-    /// Completions of both ends, with the model's word for an STag.
+    /// Returns the completions of both ends, with STags named as in the model.
     fn completions(&mut self) -> [Vec<String>; 2] {
         [A, B].map(|end| {
             let own = format!("invalidated {:#x}", self.regions[end][OWN].stag.0);
@@ -124,7 +126,7 @@ impl Bench {
     }
 }
 
-/// Runs ops one at a time against the model; what was seen, step by step.
+/// Runs ops one by one against the model. Returns the observations of each step.
 fn run(
     ops: &[(usize, Op)],
     wiring: Wiring,
@@ -145,7 +147,8 @@ fn run(
             continue;
         }
         if let Some(wr) = bench.request(*me, id, op, &model) {
-            // TCP takes both messages of one request, or its first may be refused before.
+            // TCP must take both messages of the request, or its first one might be refused
+            // earlier.
             let whole = cuts.is_some() && matches!(op, Op::Write { immediate: Some(_), .. });
             let cut =
                 |w: &mut World, takes| std::mem::replace(&mut w.links[0].pipes[*me].takes, takes);
@@ -199,7 +202,7 @@ fn run(
     Ok(seen)
 }
 
-/// The same ops in one batch per end.
+/// Runs the same ops in one batch per end.
 fn run_batch(
     ops: &[(usize, Op)],
     flags: u64,
@@ -209,7 +212,7 @@ fn run_batch(
     let mut bench = Bench::new(wiring, kinds);
     let mut model = Model::new(bench.memory());
     let mut batches = [Vec::new(), Vec::new()];
-    // Room for every Send, in the order of the Sends.
+    // A receive for every Send, in the order of the Sends.
     for end in [A, B] {
         let sends = ops.iter().filter(|(me, op)| *me != end && matches!(op, Op::Send { .. }));
         for n in 0..sends.count() as u64 {
@@ -235,7 +238,7 @@ fn run_batch(
     bench.w.settle();
     let found = bench.completions();
     for (found, expected) in found.iter().zip(&model.completions) {
-        // Receives and sends complete independently of one another.
+        // Receives and sends complete independently of each other.
         for receives in [true, false] {
             let of = |l: &[String]| -> Vec<String> {
                 l.iter().filter(|c| c.contains("Receive") == receives).cloned().collect()
@@ -250,7 +253,7 @@ fn run_batch(
     Ok(())
 }
 
-/// Of what memory regions are: all shared as often as anything.
+/// Kinds of memory of the regions. Half of the cases are all shared.
 fn memory_kinds() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), any::<u64>()]
 }
@@ -259,7 +262,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
     #[test]
-    fn both_paths_do_what_the_model_says(
+    fn both_paths_match_the_model(
         ops in proptest::collection::vec(any_op(), 1..40),
         seed in any::<u64>(),
         framing in 1usize..6,
@@ -280,18 +283,20 @@ proptest! {
         run_batch(&ops, flags, kinds, Wiring::all()[framing])?;
     }
 
-    /// A CQ smaller than the queues, read now and then, by two QPs at once: published - consumed +
-    /// reserved never exceeds it, nothing is lost, nothing overflows.
+    /// Two QPs share a CQ smaller than their queues, polled now and then: published - consumed +
+    /// reserved never exceeds its capacity, no completion is lost, and it never overflows.
     #[test]
-    fn a_small_cq_holds_at_any_time(
+    fn a_small_cq_never_overflows(
         steps in proptest::collection::vec((0usize..4, 0u64..7), 1..60),
         size in 1u32..8,
         silent in any::<u64>(),
         direct in any::<bool>(),
     ) {
         let mut w = World::new(if direct { &[1] } else { &[2, 1] });
-        let (a, b) = (w.app(0), w.app(usize::from(!direct)));
-        let (cq, cq_b) = (w.cq(a, size), w.cq(b, 64));
+        let a = w.app(0);
+        let b = w.app(usize::from(!direct));
+        let cq = w.cq(a, size);
+        let cq_b = w.cq(b, 64);
         for n in 0..2 {
             w.qp(a, cq, cq, QpShape::default());
             w.qp(b, cq_b, cq_b, QpShape::default());
@@ -299,7 +304,8 @@ proptest! {
             w.connect_on(2 * n, if direct { 0 } else { n }, 2 * n + 1, 0, wiring);
         }
         w.settle();
-        let (from, sink) = (w.mr(1, 8, Access::all()), w.mr(0, 8, Access::all()));
+        let from = w.mr(1, 8, Access::all());
+        let sink = w.mr(0, 8, Access::all());
         let mut wanted = [Vec::new(), Vec::new()];
         let mut found = Vec::new();
         let mut id = 0;
@@ -325,7 +331,8 @@ proptest! {
                         }
                         batch.push(if quiet { wr.unsignaled() } else { wr });
                     }
-                    // Reads of the second QP name regions of the first one's app: the same one.
+                    // Reads of the second QP use regions of the first one, which are in the same
+                    // app.
                     w.push(2 * what, &batch);
                 }
                 2 => found.extend(w.poll_cq(a, cq, n as usize)),

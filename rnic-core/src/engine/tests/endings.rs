@@ -1,4 +1,4 @@
-//! How connections begin and, mostly, how they end.
+//! How connections begin and end.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn a_responder_is_silent_until_the_first_fpdu() {
     // RFC 5044 section 7.1.2.
     let (mut w, mut raw) = responder();
     let any = w.any_mr(A, 1);
-    // As much as the queue holds.
+    // As many requests as the queue holds.
     let posted: Vec<Wr> = (0..QpShape::default().sq.into())
         .map(|n| if n % 2 == 0 { Wr::send(n, &[]) } else { Wr::write(n, &[], &any, 0) })
         .collect();
@@ -42,12 +42,12 @@ fn a_responder_is_silent_until_the_first_fpdu() {
     assert_eq!(w.events(A), ["established 4/4"]);
     assert_eq!(w.completions(A).len(), posted.len());
     w.advance(Duration::from_secs(60));
-    assert_eq!(w.state(A), QpState::Rts, "the deadline is off");
+    assert_eq!(w.state(A), QpState::Rts, "the deadline is cleared");
 }
 
 //= MPA-7.1.2-4
 #[test]
-fn a_responder_whose_first_fpdu_is_broken_says_nothing() {
+fn a_broken_first_fpdu_causes_no_terminate() {
     let (mut w, mut raw) = responder();
     w.recv(A, 1, &[]);
     let mut bytes = raw.fpdu(&ulpdu(&raw.tagged(Opcode::Write, Stag(0), 0, true), b""));
@@ -59,7 +59,7 @@ fn a_responder_whose_first_fpdu_is_broken_says_nothing() {
     let event = &w.events(A)[0];
     assert!(event.starts_with("unreachable: the first FPDU failed: 2/0/02"), "{event}");
 
-    // Valid for MPA, refused by RDMAP: that one may be said.
+    // The FPDU is valid for MPA but not for RDMAP: a Terminate may report that.
     let (mut w, mut raw) = responder();
     raw.write(&mut w, Stag(5), 0, b"x");
     assert_eq!(raw.expect_terminate(&mut w).0, "1/1/00");
@@ -68,7 +68,7 @@ fn a_responder_whose_first_fpdu_is_broken_says_nothing() {
 
 //= MPA-7.1.2-10a
 #[test]
-fn a_responder_does_not_wait_for_ever() {
+fn a_responder_does_not_wait_forever() {
     let (mut w, mut raw) = responder();
     w.advance(Duration::from_millis(2999));
     assert_eq!(w.state(A), QpState::Rts);
@@ -81,7 +81,7 @@ fn a_responder_does_not_wait_for_ever() {
 }
 
 #[test]
-fn a_quiet_responder_that_is_disconnected_or_left() {
+fn ending_a_responder_before_its_first_fpdu() {
     for how in ["disconnect", "abort", "fin", "reset", "cq"] {
         let (mut w, mut raw) = responder();
         w.post(A, &[Wr::send(1, &[])]);
@@ -104,16 +104,17 @@ fn a_quiet_responder_that_is_disconnected_or_left() {
 }
 
 #[test]
-fn every_kind_of_ready_to_receive() {
+fn every_rtr_kind() {
     for (kind, opcode) in [
         (RtrKinds::WRITE, Opcode::Write),
         (RtrKinds::READ, Opcode::ReadRequest),
         (RtrKinds::SEND, Opcode::Send),
     ] {
-        // Between two engines: no buffer is consumed, no completion appears, counting goes on.
+        // Between two engines: no receive is consumed, no completion appears, and the MSN advances.
         let wiring = Wiring::tcp().with(|o| o.rtr = kind);
         let mut w = World::connected(wiring);
-        let (a, b) = (w.any_mr(A, 4), w.any_mr(B, 4));
+        let a = w.any_mr(A, 4);
+        let b = w.any_mr(B, 4);
         b.set(b"data");
         w.recv(B, 1, &[]);
         w.recv(B, 2, &[]);
@@ -122,7 +123,7 @@ fn every_kind_of_ready_to_receive() {
         assert_eq!(w.completions(A), ["3 Send", "4 RdmaRead 4", "5 Send"], "{kind:?}");
         assert_eq!(w.completions(B), ["9 RdmaWrite", "1 Receive", "2 Receive"]);
 
-        // As initiator: it is the first thing sent, before anything that was posted.
+        // As initiator, the QP sends the RTR before any posted request.
         let options = Wiring::tcp().with(|o| o.rtr = kind).a;
         let mut w = World::new(&[1]);
         let app = w.app(0);
@@ -136,7 +137,7 @@ fn every_kind_of_ready_to_receive() {
         assert_eq!(send.msn.0, if kind == RtrKinds::SEND { 2 } else { 1 });
         assert_eq!(w.completions(qp), ["1 Send"]);
         if kind == RtrKinds::READ {
-            // Its response is awaited like any other, and completes nothing.
+            // Its response is awaited like any other, and causes no completion.
             raw.response(&mut w, Stag(0), 0, b"", true);
             assert_eq!(w.completions(qp), [""; 0]);
         }
@@ -145,15 +146,15 @@ fn every_kind_of_ready_to_receive() {
 }
 
 #[test]
-fn a_send_is_absorbed_only_as_the_agreed_first_fpdu() {
+fn a_send_is_absorbed_only_as_the_rtr() {
     let p2p = |rtr| Wiring::tcp().with(|o| o.rtr = rtr).a;
-    // Agreed, and first: absorbed without a receive; the next one needs one.
+    // Negotiated and first: needs no receive. The next Send needs one.
     let (mut w, mut raw) = World::against_raw(false, p2p(RtrKinds::SEND), p2p(RtrKinds::SEND));
     raw.send(&mut w, 1, b"");
     assert_eq!(w.events(A), ["established 4/4"]);
     raw.send(&mut w, 2, b"");
     assert_eq!(raw.expect_terminate(&mut w).0, "1/2/02");
-    // Not agreed, not empty, or not plain: a message like any other.
+    // Not negotiated, not empty, or not a plain Send: needs a receive.
     let cases: [(RtrKinds, Opcode, &[u8]); 3] = [
         (RtrKinds::WRITE, Opcode::Send, b""),
         (RtrKinds::SEND, Opcode::Send, b"x"),
@@ -172,7 +173,7 @@ fn a_send_is_absorbed_only_as_the_agreed_first_fpdu() {
 //= MPA-7.1-5
 //= MPA-7.1.2-3c
 #[test]
-fn bytes_behind_the_reply_are_the_first_fpdus() {
+fn bytes_after_the_reply_are_fpdus() {
     let options = plain();
     let mut w = World::new(&[1]);
     let app = w.app(0);
@@ -190,7 +191,7 @@ fn bytes_behind_the_reply_are_the_first_fpdus() {
     assert_eq!(w.completions(qp), ["1 Receive", "2 Receive"]);
 }
 
-// --- In order ------------------------------------------------------------------------------------
+// --- Graceful closes -----------------------------------------------------------------------------
 
 //= RDMAP-6.2-1
 //= RDMAP-7-4
@@ -203,10 +204,11 @@ fn bytes_behind_the_reply_are_the_first_fpdus() {
 //= DDP-6.2.1-7
 //= MPA-7.2-1
 #[test]
-fn disconnect_finishes_what_was_posted() {
+fn a_disconnect_finishes_posted_requests() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
-        let (a, b) = (w.any_mr(A, 3000), w.any_mr(B, 3000));
+        let a = w.any_mr(A, 3000);
+        let b = w.any_mr(B, 3000);
         let bytes = a.pattern(5);
         w.recv(B, 7, &[]);
         w.recv(B, 8, &[]);
@@ -220,7 +222,7 @@ fn disconnect_finishes_what_was_posted() {
         assert_eq!(w.events(A), [""; 0]);
         assert_eq!(w.events(B), ["peer closed"]);
         assert_eq!([w.state(A), w.state(B)], [QpState::Closing, QpState::Closing]);
-        // What is posted now is too late on the one side, and goes through on the other.
+        // A new request is flushed at A, and still sent at B.
         w.post(A, &[Wr::send(4, &[])]);
         w.post(B, &[Wr::write(5, &[b.sge(0..1)], &a, 0), Wr::send(6, &[])]);
         assert_eq!(w.completions(B), ["5 RdmaWrite", "6 Send"]);
@@ -235,7 +237,7 @@ fn disconnect_finishes_what_was_posted() {
 
 //= DDP-6.2.1-2
 #[test]
-fn disconnect_sends_all_that_was_posted_however_little_the_engine_had_seen() {
+fn a_disconnect_sends_unseen_requests() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         for n in 0..8 {
@@ -243,7 +245,7 @@ fn disconnect_sends_all_that_was_posted_however_little_the_engine_had_seen() {
         }
         w.push(A, &[Wr::send(0, &[])]);
         w.settle();
-        // Seen one by one, with the queue looked at in between.
+        // The engine sees the first ones before it sees the rest.
         for n in 1..4 {
             w.push(A, &[Wr::send(n, &[])]);
         }
@@ -262,13 +264,17 @@ fn disconnect_sends_all_that_was_posted_however_little_the_engine_had_seen() {
 fn both_disconnect_at_once() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
-        let (a, b) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        let a = w.any_mr(A, 100);
+        let b = w.any_mr(B, 100);
         w.recv(A, 1, &[]);
         w.recv(B, 1, &[]);
         w.push(A, &[Wr::send(2, &[]), Wr::read(3, a.all(), &b, 0)]);
         w.push(B, &[Wr::send(2, &[])]);
-        let (ea, eb) = (w.qps[A].engine, w.qps[B].engine);
-        let (ida, idb, now) = (w.qps[A].id, w.qps[B].id, w.now);
+        let ea = w.qps[A].engine;
+        let eb = w.qps[B].engine;
+        let ida = w.qps[A].id;
+        let idb = w.qps[B].id;
+        let now = w.now;
         w.engines[ea].disconnect(ida, DisconnectMode::Orderly, now);
         w.engines[eb].disconnect(idb, DisconnectMode::Orderly, now);
         w.settle();
@@ -281,9 +287,10 @@ fn both_disconnect_at_once() {
     }
 }
 
-/// A program that sets a limit leaves: what was sent by then is the peer's, whenever it looks.
+/// A disconnect with a time limit ends even if the peer does not close. The peer can still read
+/// everything that was sent before.
 #[test]
-fn with_a_limit_a_disconnect_does_not_wait_for_the_peer() {
+fn a_limited_disconnect_leaves_the_peer() {
     let limit = Duration::from_millis(500);
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
@@ -299,7 +306,7 @@ fn with_a_limit_a_disconnect_does_not_wait_for_the_peer() {
             (vec!["1 Send".into()], vec!["7 Receive".into()])
         );
         assert_eq!((w.events(B), w.state(B)), (vec!["peer closed".into()], QpState::Closing));
-        // It is too late for the peer's own, which it learns when it sends.
+        // The peer can no longer send, which it notices when it tries.
         w.post(B, &[Wr::send(8, &[]), Wr::send(9, &[])]);
         w.disconnect(B);
         w.advance(Duration::from_secs(11));
@@ -307,7 +314,7 @@ fn with_a_limit_a_disconnect_does_not_wait_for_the_peer() {
     }
 }
 
-/// Two programs of others, directly connected: they get the places of QPs that are gone.
+/// Connects QPs of two other programs by the direct path. They get the slots of destroyed QPs.
 fn strangers(w: &mut World) -> (usize, usize) {
     let [c, d] = [0, 1].map(|_| {
         let app = w.app(0);
@@ -320,9 +327,9 @@ fn strangers(w: &mut World) -> (usize, usize) {
     (c, d)
 }
 
-/// Whoever leaves and is gone has nobody else in his place, whatever the peer does then.
+/// The peer of a destroyed QP does not reach the QP that reuses its slot.
 #[test]
-fn the_peer_of_who_has_left_reaches_nobody_else() {
+fn the_peer_of_a_gone_qp_reaches_no_other() {
     type Deed = fn(&mut World);
     let deeds: [(&str, Deed); 5] = [
         ("sends", |w| w.post(B, &[Wr::send(8, &[]), Wr::send(9, &[])])),
@@ -353,15 +360,15 @@ fn the_peer_of_who_has_left_reaches_nobody_else() {
         if what != "is destroyed" {
             assert_eq!(w.state(B), QpState::Error, "{what}");
         }
-        // And these two have each other.
+        // The new QPs are connected to each other.
         w.post(d, &[Wr::send(1, &[])]);
         assert_eq!(w.completions(c), ["77 Receive"], "{what}");
     }
 }
 
-/// A FIN that waits behind a copy is that of a peer which may be gone before it is looked at.
+/// When a FIN that waits for a copy is processed, the QP that sent it may already be gone.
 #[test]
-fn the_peer_of_who_left_behind_a_copy_reaches_nobody_else() {
+fn a_late_fin_reaches_no_other_qp() {
     for answered in [false, true] {
         let mut w = World::connected(Wiring::direct());
         w.kind = MemoryKind::ThroughCopier;
@@ -387,9 +394,9 @@ fn the_peer_of_who_left_behind_a_copy_reaches_nobody_else() {
     }
 }
 
-/// What is sent to who has left does not wait for ever.
+/// A Send to a QP that a limited disconnect has ended does not wait forever.
 #[test]
-fn a_send_to_who_has_left_fails() {
+fn a_send_to_a_gone_qp_fails() {
     let mut w = World::connected(Wiring::direct());
     w.disconnect_within(A, Duration::from_millis(1));
     w.advance(Duration::from_millis(1));
@@ -400,9 +407,9 @@ fn a_send_to_who_has_left_fails() {
     assert_eq!(w.state(B), QpState::Error);
 }
 
-/// A disconnect without a limit gets one from a later call.
+/// A later call can set a limit for a disconnect in progress.
 #[test]
-fn a_disconnect_under_way_is_given_a_limit() {
+fn a_pending_disconnect_gets_a_limit() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.disconnect(A);
@@ -415,9 +422,9 @@ fn a_disconnect_under_way_is_given_a_limit() {
     }
 }
 
-/// ... and what could not be sent by then is not sent any more.
+/// After the limit, requests that could not be sent are flushed.
 #[test]
-fn with_a_limit_a_disconnect_flushes_what_cannot_be_sent() {
+fn a_limited_disconnect_flushes_unsent_requests() {
     let limit = Duration::from_millis(500);
     let mut w = World::connected(Wiring::tcp());
     w.links[0].pipes[0].window = 0;
@@ -431,7 +438,7 @@ fn with_a_limit_a_disconnect_flushes_what_cannot_be_sent() {
 }
 
 #[test]
-fn a_peer_that_does_not_close_is_not_waited_for() {
+fn a_close_has_a_deadline() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.disconnect(A);
@@ -448,9 +455,10 @@ fn a_peer_that_does_not_close_is_not_waited_for() {
 //= DDP-6.2.1-6
 //= MPA-7.2-2
 #[test]
-fn fin_fails_outstanding_reads_and_later_ones_at_once() {
+fn a_fin_fails_outstanding_reads() {
     let (mut w, mut raw) = World::raw();
-    let (sink, source) = (w.any_mr(A, 10), w.any_mr(A, 1));
+    let sink = w.any_mr(A, 10);
+    let source = w.any_mr(A, 1);
     w.recv(A, 8, &[]);
     let batch = [Wr::read(1, sink.all(), &source, 0), Wr::send(2, &[])];
     w.post(A, &batch);
@@ -476,14 +484,15 @@ fn fin_fails_outstanding_reads_and_later_ones_at_once() {
 //= MPA-8-1
 //= MPA-8-3
 #[test]
-fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
+fn a_fin_inside_an_fpdu_is_a_loss() {
     // At every byte of an FPDU.
     let (w, mut raw) = World::raw();
     let bytes = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"abc"));
     drop(w);
     for cut in 1..bytes.len() {
         let (mut w, mut raw) = World::raw();
-        let (to, sink) = (w.any_mr(A, 8), w.any_mr(A, 8));
+        let to = w.any_mr(A, 8);
+        let sink = w.any_mr(A, 8);
         w.recv(A, 1, &[to.all()]);
         w.post(A, &[Wr::read(2, sink.all(), &sink, 0)]);
         assert_eq!(raw.segments(&mut w).len(), 1);
@@ -508,15 +517,16 @@ fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
 //= DDP-6.2.2-2
 #[test]
 fn one_terminate_then_fin_then_nothing() {
-    // With a full send queue, and a peer with much unread.
+    // With a full send queue, and a peer that has much unread data.
     let (mut w, mut raw) = World::raw();
-    let (any, sink) = (w.any_mr(A, 40_000), w.any_mr(A, 10));
+    let any = w.any_mr(A, 40_000);
+    let sink = w.any_mr(A, 10);
     w.links[0].pipes[0].window = 3000;
     let mut batch = vec![Wr::write(1, &[any.all()], &any, 0)];
     batch.extend((2..20).map(|n| Wr::send(n, &[any.sge(0..500)])));
     batch.push(Wr::read(20, sink.all(), &any, 0));
     w.post(A, &batch);
-    // Twice at fault, and much more behind it.
+    // Two faults, and much more data after them.
     let mut bytes = Vec::new();
     let header = raw.tagged(Opcode::Write, Stag(99), 0, true);
     for _ in 0..1000 {
@@ -546,7 +556,8 @@ fn terminates_that_cross() {
     for pipe in &mut w.links[0].pipes {
         pipe.latency = 1_000_000;
     }
-    let (a, b) = (w.any_mr(A, 1), w.any_mr(B, 1));
+    let a = w.any_mr(A, 1);
+    let b = w.any_mr(B, 1);
     w.revoke(A, a.stag);
     w.revoke(B, b.stag);
     w.recv(A, 7, &[]);
@@ -564,7 +575,7 @@ fn terminates_that_cross() {
 }
 
 #[test]
-fn a_received_terminate_is_reported_and_never_answered() {
+fn a_received_terminate_is_not_answered() {
     let (mut w, mut raw) = World::raw();
     w.recv(A, 1, &[]);
     raw.terminate(
@@ -580,7 +591,7 @@ fn a_received_terminate_is_reported_and_never_answered() {
     raw.finish(&mut w);
     let headers = "0063414300000000000000000000000100000000";
     assert_eq!(w.events(A), [format!("terminated by peer 1/2/05 {headers}")]);
-    // An unknown code, and siw's layout, are reported as what they are.
+    // An unknown code and siw's layout are reported as such.
     for (bytes, words) in [
         (&[0xEE, 0x77, 0, 0][..], "terminated by peer e/e/77"),
         (&[0x02, 0x02, 0, 0], "terminated by peer 2/0/02"),
@@ -596,7 +607,7 @@ fn a_received_terminate_is_reported_and_never_answered() {
 //= DDP-3-10
 //= DDP-6.2-2
 #[test]
-fn a_peer_that_never_closes_after_a_terminate_is_closed() {
+fn a_terminated_peer_has_a_close_deadline() {
     let (mut w, mut raw) = World::raw();
     raw.write(&mut w, Stag(1), 0, b"x");
     raw.expect_terminate(&mut w);
@@ -605,7 +616,7 @@ fn a_peer_that_never_closes_after_a_terminate_is_closed() {
     w.advance(Duration::from_secs(2));
     assert!(raw.is_closed(&w));
     assert_eq!(w.state(A), QpState::Error);
-    // Nor one that takes nothing.
+    // A peer that reads nothing does not delay the end forever either.
     let (mut w, mut raw) = World::raw();
     w.links[0].pipes[0].window = 0;
     raw.write(&mut w, Stag(1), 0, b"x");
@@ -615,15 +626,18 @@ fn a_peer_that_never_closes_after_a_terminate_is_closed() {
 }
 
 #[test]
-fn the_read_that_a_terminate_names_carries_the_blame() {
+fn a_terminate_blames_the_read_it_names() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        let (sink, good, bad) = (w.any_mr(A, 30), w.any_mr(B, 10), w.mr(B, 10, Access::empty()));
+        let sink = w.any_mr(A, 30);
+        let good = w.any_mr(B, 10);
+        let bad = w.mr(B, 10, Access::empty());
         w.post(A, &[Wr::read(1, sink.sge(0..10), &bad, 0)]);
         assert_eq!(w.completions(A), ["1 RdmaRead RemoteAccess 0/1/02"], "{wiring:?}");
         let mut w = World::connected(wiring);
-        let (sink2, _) = (w.any_mr(A, 30), ());
-        let (good2, bad2) = (w.any_mr(B, 10), w.mr(B, 10, Access::empty()));
+        let sink2 = w.any_mr(A, 30);
+        let good2 = w.any_mr(B, 10);
+        let bad2 = w.mr(B, 10, Access::empty());
         drop((sink, good));
         w.push(
             A,
@@ -641,12 +655,12 @@ fn the_read_that_a_terminate_names_carries_the_blame() {
 }
 
 #[test]
-fn a_long_tagged_message_is_cut_by_a_terminate_and_an_untagged_one_is_not() {
+fn a_terminate_cuts_only_tagged_messages() {
     for untagged in [false, true] {
         let (mut w, mut raw) = World::raw();
         let any = w.any_mr(A, 60_000);
         w.links[0].pipes[0].window = 4000;
-        // More than one batch, so that the message is under way when the fault comes.
+        // More than one batch, so that the message is in progress when the fault occurs.
         w.one_segment_at_a_time();
         let wr =
             if untagged { Wr::send(1, &[any.all()]) } else { Wr::write(1, &[any.all()], &any, 0) };
@@ -663,7 +677,7 @@ fn a_long_tagged_message_is_cut_by_a_terminate_and_an_untagged_one_is_not() {
     }
 }
 
-// --- At once -------------------------------------------------------------------------------------
+// --- Aborts and destruction ----------------------------------------------------------------------
 
 #[test]
 fn abort_flushes_here_and_is_a_loss_there() {
@@ -677,10 +691,10 @@ fn abort_flushes_here_and_is_a_loss_there() {
         assert_eq!(w.completions(B), ["2 Receive WrFlush"]);
         assert_eq!(w.events(A), ["aborted"]);
         assert!(w.events(B)[0].starts_with("lost: "), "{wiring:?}");
-        // Later requests are flushed as they come.
+        // Later requests are flushed as they are posted.
         w.post(A, &[Wr::send(4, &[]).unsignaled(), Wr::send(5, &[])]);
         assert_eq!(w.completions(A), ["4 Send WrFlush", "5 Send WrFlush"]);
-        // Ending it again says nothing new.
+        // Further calls cause no event.
         w.abort(A);
         w.disconnect(B);
         assert_eq!(w.events(A), [""; 0]);
@@ -689,13 +703,14 @@ fn abort_flushes_here_and_is_a_loss_there() {
 }
 
 #[test]
-fn destroy_completes_nothing_and_frees_its_slots() {
+fn destroy_frees_slots_without_completions() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
         if !wiring.direct {
             w.links[0].pipes[0].window = 0;
         }
-        let (sink, from) = (w.any_mr(A, 10), w.any_mr(B, 10));
+        let sink = w.any_mr(A, 10);
+        let from = w.any_mr(B, 10);
         let reads: Vec<Wr> = (0..9).map(|n| Wr::read(n, sink.all(), &from, 0)).collect();
         w.recv(A, 1, &[]);
         w.push(A, &reads);
@@ -703,25 +718,27 @@ fn destroy_completes_nothing_and_frees_its_slots() {
         w.completions(A);
         w.destroy(A);
         assert_eq!(w.completions(A).len(), 0);
-        assert_eq!(w.apps[0].cqs[0].cq.usage().1, 0, "slots are reserved by nobody");
+        assert_eq!(w.apps[0].cqs[0].cq.usage().1, 0, "no slot stays reserved");
         assert_eq!(w.events(A), [""; 0]);
-        // A Terminate where it can leave; here TCP is full of what was before.
+        // A Terminate if it can be sent. Here, TCP is full of earlier data.
         let end = if wiring.direct { "terminated by peer 0/0/00" } else { "lost: " };
         assert!(w.events(B)[0].starts_with(end), "{wiring:?}");
         assert_eq!(w.engines[0].qp_count(), usize::from(wiring.direct));
-        // Its doorbell may ring on.
-        let (app, bell) = (w.qps[A].app, w.qps[A].doorbell);
+        // The client may still ring its doorbell.
+        let app = w.qps[A].app;
+        let bell = w.qps[A].doorbell;
         w.ring(app, 0, bell);
         w.settle();
     }
 }
 
-// A program that does not wait for its last inline request relies on an adapter that is quick.
+// A program that does not wait for its last inline request relies on a fast adapter.
 #[test]
-fn what_was_posted_before_a_qp_is_destroyed_goes_out_first() {
+fn posted_requests_are_sent_before_destroy() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
-        let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        let from = w.any_mr(A, 100);
+        let to = w.any_mr(B, 100);
         w.recv(B, 1, &[to.all()]);
         w.push(A, &[Wr::send(2, &[from.all()]).unsignaled()]);
         w.destroy(A);
@@ -731,11 +748,11 @@ fn what_was_posted_before_a_qp_is_destroyed_goes_out_first() {
     }
 }
 
-/// A program that disconnects in order, or whose stream has ended by a Terminate, and that goes at
-/// once: what it has said is still on its way.
+/// Data sent before a graceful disconnect or a Terminate are delivered even if the program then
+/// destroys the QP immediately.
 //= RDMAP-6.2.1-4
 #[test]
-fn destroy_takes_nothing_back_that_was_sent() {
+fn destroy_keeps_sent_data() {
     for terminated in [false, true] {
         let mut w = World::connected(Wiring::tcp());
         let b = w.any_mr(B, 10);
@@ -747,7 +764,9 @@ fn destroy_takes_nothing_back_that_was_sent() {
         if terminated {
             w.push(B, &[Wr::send(2, &[b.all()])]);
         } else {
-            let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
+            let engine = w.qps[A].engine;
+            let id = w.qps[A].id;
+            let now = w.now;
             w.engines[engine].disconnect(id, DisconnectMode::Orderly, now);
         }
         while w.round() {}
@@ -760,13 +779,16 @@ fn destroy_takes_nothing_back_that_was_sent() {
 }
 
 #[test]
-fn detaching_a_session_takes_everything_of_it() {
+fn detaching_a_session_removes_its_objects() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
-        let (a, b) = (w.any_mr(A, 10), w.any_mr(B, 10));
+        let a = w.any_mr(A, 10);
+        let b = w.any_mr(B, 10);
         w.recv(B, 1, &[]);
         w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-        let (session, engine, now) = (w.apps[0].session, w.qps[A].engine, w.now);
+        let session = w.apps[0].session;
+        let engine = w.qps[A].engine;
+        let now = w.now;
         w.engines[engine].detach_session(session, now);
         w.settle();
         assert_eq!(w.events(B), ["terminated by peer 0/0/00"], "{wiring:?}");
@@ -801,7 +823,7 @@ fn a_reset_or_a_failing_socket_is_a_loss() {
 }
 
 #[test]
-fn a_qp_in_error_before_it_was_connected_is_flushed() {
+fn an_unconnected_qp_in_error_is_flushed() {
     let mut w = World::new(&[1]);
     let app = w.app(0);
     let cq = w.cq(app, 16);
@@ -830,11 +852,13 @@ fn receives_posted_in_error_are_flushed() {
     }
 }
 
-/// The client posts after the flush has looked at its queue, and before the QP is at rest.
+/// The client posts after the flush has read its queue, and before the flush is complete.
 #[test]
 fn a_receive_posted_during_a_flush_is_flushed() {
     let mut w = World::connected(Wiring::tcp());
-    let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
+    let engine = w.qps[A].engine;
+    let id = w.qps[A].id;
+    let now = w.now;
     w.engines[engine].to_error(id, now);
     w.recv(A, 1, &[]);
     w.settle();
@@ -855,7 +879,7 @@ fn receives_of_an_srq_outlive_its_qps() {
 }
 
 #[test]
-fn established_precedes_completions_and_disconnected_follows_the_flush() {
+fn order_of_events_and_completions() {
     for wiring in Wiring::all() {
         let mut w = World::pair(wiring);
         assert!(matches!(w.apps[0].events[0], Event::Established { .. }));
@@ -867,11 +891,10 @@ fn established_precedes_completions_and_disconnected_follows_the_flush() {
     }
 }
 
-/// Far more than a turn is worth came at once, the last of it a message, and the connection has
-/// ended behind it: all of it is carried out before the end is, also if a call to send is the first
-/// to know.
+/// Much more data than a turn allows arrives at once, a message at its end, and then the connection
+/// ends. All of it is processed before the end, even if a call to send detects the end first.
 #[test]
-fn what_came_before_the_end_is_carried_out_before_it() {
+fn data_before_the_end_are_processed() {
     for (sending, fin) in [(false, true), (true, false), (true, true)] {
         let (mut w, mut raw) = World::raw();
         let inbox = w.any_mr(A, 4);
@@ -888,12 +911,13 @@ fn what_came_before_the_end_is_carried_out_before_it() {
             inbound.finish(now);
         }
         if sending {
-            // Whoever sends finds a broken pipe.
+            // The next send fails with `EPIPE`.
             out.finish(now);
             w.push(A, &[Wr::send(1, &[])]);
         }
         w.settle();
-        let (mut done, mut events) = (w.completions(A), w.events(A));
+        let mut done = w.completions(A);
+        let mut events = w.events(A);
         assert_eq!(inbox.bytes(), b"last", "{sending} {fin}");
         assert_eq!(done.remove(0), "7 Receive 4");
         assert_eq!(done.pop().unwrap(), "8 Receive WrFlush");
@@ -908,9 +932,9 @@ fn what_came_before_the_end_is_carried_out_before_it() {
     }
 }
 
-/// The same with a fault in what came: there is nobody to whom it could be said.
+/// Like the previous test, with a fault in the data. No Terminate can be sent.
 #[test]
-fn a_fault_in_what_came_before_a_connection_broke_ends_it_at_once() {
+fn a_fault_before_a_broken_connection() {
     let (mut w, mut raw) = World::raw();
     let now = w.now;
     let fault = ulpdu(&raw.tagged(Opcode::Write, Stag(5), 0, true), b"x");
@@ -925,15 +949,17 @@ fn a_fault_in_what_came_before_a_connection_broke_ends_it_at_once() {
 }
 
 #[test]
-fn a_socket_that_gave_less_than_there_was_room_for_is_empty() {
+fn a_short_read_means_an_empty_socket() {
     use crate::engine::Receive;
     let (mut w, _raw) = World::raw();
-    let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
+    let engine = w.qps[A].engine;
+    let id = w.qps[A].id;
+    let now = w.now;
     let mut room = 0;
     let mut read = |short: usize| {
         w.engines[engine].receive(id, now, |buffers| {
             room = buffers.iter().map(|b| b.len()).sum();
-            // No FPDU is of no bytes: the stream ends over them, and reads the rest all the same.
+            // An FPDU of length 0 is invalid, so the zeros end the stream. The rest is read anyway.
             Ok(room - short)
         })
     };
@@ -942,10 +968,12 @@ fn a_socket_that_gave_less_than_there_was_room_for_is_empty() {
 }
 
 #[test]
-fn an_interrupted_call_is_tried_again() {
+fn an_interrupted_call_is_retried() {
     let (mut w, mut raw) = World::raw();
     w.push(A, &[Wr::send(1, &[])]);
-    let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
+    let engine = w.qps[A].engine;
+    let id = w.qps[A].id;
+    let now = w.now;
     w.engines[engine].poll_doorbells(now);
     assert!(w.engines[engine].poll_work(now).is_some());
     let interrupted = || Err(std::io::ErrorKind::Interrupted.into());
@@ -959,7 +987,7 @@ fn an_interrupted_call_is_tried_again() {
 }
 
 #[test]
-fn a_responder_in_peer_to_peer_answers_a_read_that_came_first() {
+fn a_responder_answers_an_early_read() {
     let options = Wiring::tcp().with(|o| o.rtr = RtrKinds::READ).a;
     let (mut w, mut raw) = World::against_raw(false, options, options);
     let nothing = ReadRequest {

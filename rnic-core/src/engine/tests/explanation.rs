@@ -1,5 +1,5 @@
-//! What the records say: the rule, and what exactly was wrong. That every failed completion names
-//! one is checked by [`World::poll_cq`] in all tests.
+//! The texts of diagnoses: the rule, and the exact fault. [`World::poll_cq`] checks in all tests
+//! that every failed completion has a diagnosis.
 
 use super::raw::Raw;
 use super::requests::Wr;
@@ -27,14 +27,14 @@ fn received(text: &str) -> DiagnosisKind {
 }
 
 #[test]
-fn a_local_key_is_explained_by_what_it_grants() {
+fn a_local_key_diagnosis_names_its_rights() {
     for wiring in Wiring::both() {
         for (what, words) in [
             ("unknown", "has no such region"),
-            ("range", "which covers 100 bytes from"),
-            ("read-only", "which grants remote-read only"),
-            ("other domain", "but that region is of PD"),
-            ("other QP", "but that region is limited to another queue pair"),
+            ("range", "it covers 100 bytes from"),
+            ("read-only", "it grants remote-read only"),
+            ("other domain", "its region is of PD"),
+            ("other QP", "its region is limited to another queue pair"),
         ] {
             let mut w = World::connected(wiring);
             let b = w.any_mr(B, 100);
@@ -73,7 +73,7 @@ fn a_local_key_is_explained_by_what_it_grants() {
             assert_eq!(about(&why), (Some(Stag(sge.lkey)), Some(sge.addr), Some(40)), "{what}");
             assert_eq!(why.pd, Some(w.apps[app].pd));
             assert!(why.addresses.is_some());
-            assert_eq!(w.diagnosis(B).what, received("0/0/00"), "the other end is told as well");
+            assert_eq!(w.diagnosis(B).what, received("0/0/00"), "the other end has one too");
         }
     }
 }
@@ -81,7 +81,7 @@ fn a_local_key_is_explained_by_what_it_grants() {
 #[test]
 fn a_strangers_region_is_not_described() {
     let mut w = World::connected(Wiring::direct());
-    // Of another session on the same host.
+    // The region belongs to another session on the same host.
     let theirs = w.mr(B, 100, Access::LOCAL_WRITE);
     let b = w.any_mr(B, 100);
     w.post(A, &[Wr::write(1, &[theirs.all()], &b, 0)]);
@@ -98,17 +98,18 @@ fn a_strangers_region_is_not_described() {
 }
 
 #[test]
-fn malformed_requests_say_what_is_wrong_with_them() {
+fn malformed_requests_are_explained() {
     let cases: &[(&str, &str, &str)] = &[
         ("flags", "local contract: entries", "flags 0x102 or parameters"),
         ("opcode", "local contract: entries", "number 99"),
-        ("two sinks", "RFC 5040 section 4.4", "2 were given"),
+        ("two sinks", "RFC 5040 section 4.4", "2 SGEs were given"),
         ("long", "RFC 5041 section 5.2", "2^32 bytes or more"),
         ("not mine", "local contract: a queue pair invalidates", "may invalidate"),
     ];
     for (what, rule, words) in cases {
         let mut w = World::connected(Wiring::tcp());
-        let (a, b) = (w.any_mr(A, 10), w.any_mr(B, 10));
+        let a = w.any_mr(A, 10);
+        let b = w.any_mr(B, 10);
         let mut wr = Wr::write(7, &[a.all()], &b, 0);
         match *what {
             "flags" => wr.header.flags |= 0x100,
@@ -132,7 +133,7 @@ fn malformed_requests_say_what_is_wrong_with_them() {
 }
 
 #[test]
-fn both_ends_know_what_was_wrong_with_a_write_by_either_path() {
+fn a_failed_write_is_explained_at_both_ends() {
     let all = Access::REMOTE_READ | Access::LOCAL_WRITE;
     for (what, told, words) in [
         ("unknown", "1/1/00", "no region has STag"),
@@ -161,7 +162,8 @@ fn both_ends_know_what_was_wrong_with_a_write_by_either_path() {
                 }
                 _ => w.any_mr(B, 100),
             };
-            let (mut stag, mut at) = (to.stag, to.iova + 10);
+            let mut stag = to.stag;
+            let mut at = to.iova + 10;
             match what {
                 "unknown" => stag.0 ^= 0x0F0F_0000,
                 "bounds" => at = to.iova + 61,
@@ -173,7 +175,8 @@ fn both_ends_know_what_was_wrong_with_a_write_by_either_path() {
             w.post(A, &[Wr::write(7, &[local.sge(0..40)], &to, 0).remote(stag, at)]);
             assert_eq!(w.completions(B), ["4 Receive WrFlush"]);
             assert_eq!(w.completions(A), ["7 RdmaWrite", "3 Receive WrFlush"]);
-            let (target, requester) = (w.diagnosis(B), w.diagnosis(A));
+            let target = w.diagnosis(B);
+            let requester = w.diagnosis(A);
             assert_eq!(target.what, sent(told), "{what}");
             assert!(
                 target.rule.starts_with(&format!("RFC 5041 section 7.1, {told}")),
@@ -192,10 +195,11 @@ fn both_ends_know_what_was_wrong_with_a_write_by_either_path() {
 }
 
 #[test]
-fn a_read_that_is_refused_names_the_request_at_both_ends() {
+fn a_refused_read_is_explained_at_both_ends() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        let (sink, good) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        let sink = w.any_mr(A, 100);
+        let good = w.any_mr(B, 100);
         let bad = w.mr(B, 100, Access::REMOTE_WRITE);
         w.post(
             A,
@@ -214,7 +218,7 @@ fn a_read_that_is_refused_names_the_request_at_both_ends() {
 }
 
 #[test]
-fn sends_that_find_no_room_say_how_much_there_was() {
+fn sends_without_room_are_explained() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.post(A, &[Wr::send(1, &[]).inline(b"x")]);
@@ -230,14 +234,14 @@ fn sends_that_find_no_room_say_how_much_there_was() {
         let status = CompletionStatus::LocalLength;
         assert_eq!(why.what, DiagnosisKind::Completion { wr_id: 7, status });
         assert!(why.rule.starts_with("RFC 5041 section 7.1, 1/2/05"), "{why:?}");
-        assert!(why.text.contains("9 bytes long, the receive it met has 8"), "{why:?}");
+        assert!(why.text.contains("9 bytes long, but its receive has 8"), "{why:?}");
         assert_eq!(why.length, Some(9));
         w.completions(B);
     }
 }
 
 #[test]
-fn receives_and_invalidations_that_cannot_be() {
+fn invalid_receives_and_invalidations() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let read_only = w.mr(B, 10, Access::REMOTE_READ);
@@ -246,7 +250,7 @@ fn receives_and_invalidations_that_cannot_be() {
         let why = w.diagnosis(B);
         let status = CompletionStatus::LocalProtection;
         assert_eq!(why.what, DiagnosisKind::Completion { wr_id: 7, status });
-        assert!(why.text.contains("to be written to"), "{why:?}");
+        assert!(why.text.contains("cannot write to local key"), "{why:?}");
         assert_eq!(about(&why), (Some(read_only.stag), Some(read_only.iova), Some(10)));
         w.completions(B);
 
@@ -272,9 +276,10 @@ fn receives_and_invalidations_that_cannot_be() {
 
 //= MPA-8-2
 #[test]
-fn what_a_scripted_peer_gets_wrong() {
+fn faults_of_a_scripted_peer() {
     let response = |w: &mut World, raw: &mut Raw, at: i64, len: usize| {
-        let (sink, source) = (w.any_mr(A, 30), w.any_mr(A, 1));
+        let sink = w.any_mr(A, 30);
+        let source = w.any_mr(A, 1);
         w.post(A, &[Wr::read(1, sink.sge(10..20), &source, 0)]);
         let to = (sink.iova + 10).wrapping_add_signed(at);
         raw.response(w, sink.stag, to, &vec![0; len], true);
@@ -294,14 +299,14 @@ fn what_a_scripted_peer_gets_wrong() {
     let unasked: Play = |w, raw| raw.response(w, Stag(1), 0, b"", true);
     let msn: Play = |w, raw| raw.send(w, 9, b"");
     for (play, told, rule, words) in [
-        (crc, "2/0/02", "RFC 5044 section 8, 2/0/02: CRC mismatch", "wrong in itself"),
-        (short, "0/2/ff", "RFC 5040 section 7.2, 0/2/ff", "wrong in itself"),
+        (crc, "2/0/02", "RFC 5044 section 8, 2/0/02: CRC mismatch", "segment is invalid"),
+        (short, "0/2/ff", "RFC 5040 section 7.2, 0/2/ff", "segment is invalid"),
         (opcode, "0/2/06", "RFC 5040 section 7.2, 0/2/06", "offset 0 of message 1 on queue 0"),
         (
             unasked,
             "0/2/06",
             "RFC 5040 section 7.2, 0/2/06",
-            "a Read Response arrived and answers nothing",
+            "a Read Response arrived that answers no",
         ),
         (msn, "1/2/03", "RFC 5041 section 7.1, 1/2/03", "of message 9 on queue 0"),
     ] {
@@ -312,7 +317,7 @@ fn what_a_scripted_peer_gets_wrong() {
         assert!(why.rule.starts_with(rule), "{why:?}");
         assert!(why.text.contains(words), "{why:?}");
     }
-    for (at, len, words) in [(-1, 10, "leaves the 10 bytes"), (0, 9, "10 bytes with 9 bytes")] {
+    for (at, len, words) in [(-1, 10, "outside the 10 bytes"), (0, 9, "10 bytes with 9 bytes")] {
         let (mut w, mut raw) = World::raw();
         response(&mut w, &mut raw, at, len);
         let why = w.diagnosis(A);
@@ -334,11 +339,11 @@ fn what_a_scripted_peer_gets_wrong() {
     }
     let why = w.diagnosis(A);
     assert_eq!(why.what, sent("1/2/02"));
-    assert!(why.text.contains("the IRD of 4 that was agreed"), "{why:?}");
+    assert!(why.text.contains("the negotiated IRD of 4"), "{why:?}");
 }
 
 #[test]
-fn losses_say_how() {
+fn losses_are_explained() {
     type Play = fn(&mut World, &mut Raw);
     let reset: Play = |w, raw| raw.reset(w);
     let cut: Play = |w, raw| {
@@ -348,7 +353,7 @@ fn losses_say_how() {
     let terminate: Play = |w, raw| raw.terminate(w, &[1]);
     for (play, what, words) in [
         (reset, DiagnosisKind::Lost, "failed"),
-        (cut, sent("2/0/01"), "inside of an FPDU"),
+        (cut, sent("2/0/01"), "inside an FPDU"),
         (terminate, DiagnosisKind::Lost, "malformed Terminate"),
     ] {
         let (mut w, mut raw) = World::raw();
@@ -359,7 +364,7 @@ fn losses_say_how() {
         assert_eq!(why.what, what, "{why:?}");
         assert!(why.text.contains(words), "{why:?}");
     }
-    // A peer that is destroyed at a boundary says goodbye by a Terminate.
+    // A peer that is destroyed at a message boundary sends a Terminate.
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.destroy(B);
@@ -372,7 +377,8 @@ fn losses_say_how() {
 #[test]
 fn a_read_revoked_at_its_source_and_at_its_sink() {
     let (mut w, mut raw) = World::raw();
-    let (sink, source) = (w.any_mr(A, 30), w.any_mr(A, 1));
+    let sink = w.any_mr(A, 30);
+    let source = w.any_mr(A, 1);
     w.post(A, &[Wr::read(1, sink.sge(10..20), &source, 0)]);
     w.revoke(A, sink.stag);
     raw.response(&mut w, sink.stag, sink.iova + 10, &[1; 10], true);
@@ -383,7 +389,7 @@ fn a_read_revoked_at_its_source_and_at_its_sink() {
 }
 
 #[test]
-fn flushes_without_a_fault_are_explained_once_and_aside() {
+fn flushes_without_a_fault_are_explained_once() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         for n in 0..5 {
@@ -393,13 +399,14 @@ fn flushes_without_a_fault_are_explained_once_and_aside() {
         assert_eq!(w.completions(A).len(), 5);
         let why = w.diagnosis(A);
         assert!(why.text.contains("the peer has finished sending"), "{why:?}");
-        assert!(why.rule.starts_with("local contract: what is posted"), "{why:?}");
+        assert!(why.rule.starts_with("local contract: a posted request"), "{why:?}");
         w.abort(A);
         w.post(A, &[Wr::send(9, &[])]);
         assert_eq!(w.completions(A), ["9 Send WrFlush"]);
 
         let mut w = World::connected(wiring);
-        let (mr, peer) = (w.any_mr(A, 8), w.any_mr(B, 8));
+        let mr = w.any_mr(A, 8);
+        let peer = w.any_mr(B, 8);
         w.disconnect(B);
         w.post(A, &[Wr::read(3, mr.all(), &peer, 0), Wr::write(4, &[], &peer, 0)]);
         assert_eq!(w.completions(A), ["3 RdmaRead RemoteAborted 2/0/01", "4 RdmaWrite"]);
@@ -427,10 +434,11 @@ fn an_overflowing_cq_is_named() {
 }
 
 #[test]
-fn clean_work_leaves_no_record() {
+fn success_leaves_no_diagnosis() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
-        let (a, b) = (w.any_mr(A, 5000), w.own_mr(B, 5000, Access::all() - Access::REMOTE_ATOMIC));
+        let a = w.any_mr(A, 5000);
+        let b = w.own_mr(B, 5000, Access::all() - Access::REMOTE_ATOMIC);
         w.recv(B, 1, &[b.all()]);
         w.post(
             A,

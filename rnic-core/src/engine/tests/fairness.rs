@@ -1,5 +1,5 @@
-//! Nobody takes more of a worker than his share: what clients and peers do to get more, and what
-//! another user's QPs get meanwhile.
+//! No user gets more than its share of a worker: attempts of clients and peers to get more, and
+//! the service that another user's QPs get during them.
 
 use super::raw::{Raw, ulpdu};
 use super::requests::{Mr, Wr};
@@ -13,13 +13,13 @@ use crate::types::{Access, QpState, Stag, Time, UserId, WindowKind};
 const MINE: UserId = UserId(1);
 const THEIRS: UserId = UserId(2);
 
-/// A round of the only worker, without its sockets.
+/// Runs a round of the only worker, without its sockets.
 fn round(w: &mut World) {
     begin(w);
     w.carry_out(0);
 }
 
-/// The same but for what it wants carried out.
+/// Like `round`, but does not carry out the engine's outputs.
 fn begin(w: &mut World) {
     let now = w.now;
     w.engines[0].poll_doorbells(now);
@@ -36,8 +36,9 @@ fn begin(w: &mut World) {
 
 /// Reads a QP's socket as its worker does.
 fn read(w: &mut World, qp: crate::types::QpId) -> Receive {
-    let (link, end) = w.link_of(0, qp).expect("it has a socket");
-    let (now, mut most) = (w.now, 0);
+    let (link, end) = w.link_of(0, qp).expect("the QP has a socket");
+    let now = w.now;
+    let mut most = 0;
     let inbound = &mut w.links[link].pipes[1 - end];
     let received = w.engines[0].receive(qp, now, |buffers| {
         let mut into: Vec<&mut [u8]> = buffers.iter_mut().map(|b| &mut b[..]).collect();
@@ -50,7 +51,7 @@ fn read(w: &mut World, qp: crate::types::QpId) -> Receive {
     received
 }
 
-/// Two QPs of one session of this user, connected with each other by the direct path.
+/// Creates two QPs of one session of this user, connected by the direct path.
 fn pair_of(w: &mut World, user: UserId, shape: QpShape) -> [usize; 2] {
     let app = w.app_of(0, user);
     let cq = w.cq(app, 1024);
@@ -60,11 +61,12 @@ fn pair_of(w: &mut World, user: UserId, shape: QpShape) -> [usize; 2] {
     ends
 }
 
-/// Fills a send queue up, as a client that never rests.
+/// Fills a send queue, as a client without pauses does.
 fn top_up(w: &mut World, qp: usize, request: &Wr) {
     let free = w.qps[qp].sq.free() as usize;
     w.push(qp, &vec![request.clone(); free]);
-    let (app, cq) = (w.qps[qp].app, w.qps[qp].send_cq);
+    let app = w.qps[qp].app;
+    let cq = w.qps[qp].send_cq;
     w.poll_cq(app, cq, usize::MAX);
 }
 
@@ -77,7 +79,7 @@ fn zero_length(to: &Mr) -> Wr {
 }
 
 #[test]
-fn two_users_share_a_worker_however_many_sessions_each_has() {
+fn two_users_share_a_worker_evenly() {
     for len in [0, 8, 5000, 100_000] {
         let mut w = World::new(&[1]);
         let shape = QpShape { sq: 64, rq: 1, ..QpShape::default() };
@@ -85,7 +87,8 @@ fn two_users_share_a_worker_however_many_sessions_each_has() {
         let theirs: Vec<_> = (0..20).map(|_| pair_of(&mut w, THEIRS, shape)).collect();
         let mut requests = Vec::new();
         for [from, to] in theirs.iter().copied().chain([mine]) {
-            let (a, b) = (w.any_mr(from, len.max(1)), w.any_mr(to, len.max(1)));
+            let a = w.any_mr(from, len.max(1));
+            let b = w.any_mr(to, len.max(1));
             requests.push((from, Wr::write(1, &[a.sge(0..len)], &b, 0)));
         }
         for _ in 0..2000 {
@@ -99,13 +102,14 @@ fn two_users_share_a_worker_however_many_sessions_each_has() {
         let all = of_mine + of_theirs.iter().sum::<u64>();
         let share = of_mine as f64 / all as f64;
         assert!((0.4..0.6).contains(&share), "{len} bytes: {share}, {of_theirs:?}");
-        let (least, most) = (of_theirs.iter().min().unwrap(), of_theirs.iter().max().unwrap());
+        let least = of_theirs.iter().min().unwrap();
+        let most = of_theirs.iter().max().unwrap();
         assert!(least * 2 > *most, "{len} bytes: {of_theirs:?}");
     }
 }
 
 #[test]
-fn a_flush_takes_turns_and_is_of_what_is_there() {
+fn a_flush_takes_turns() {
     let mut w = World::new(&[1]);
     let shape = QpShape { sq: 512, rq: 512, inline: 0, sges: 1, ..QpShape::default() };
     let [dead, _] = pair_of(&mut w, THEIRS, shape);
@@ -118,16 +122,17 @@ fn a_flush_takes_turns_and_is_of_what_is_there() {
         w.recv(dead, n, &[]);
     }
     let flushed = |w: &World| completed(w, dead) + w.qps[dead].shared.counters().receives_completed;
-    let (mut before, mut rounds) = (flushed(&w), 0);
+    let mut before = flushed(&w);
+    let mut rounds = 0;
     while flushed(&w) < 800 {
         w.push(busy, &[zero_length(&to)]);
         round(&mut w);
         rounds += 1;
-        // A turn, or two where a round ends late.
+        // One turn, or two if a round ends late.
         assert!(flushed(&w) - before <= 128, "{} at once", flushed(&w) - before);
         before = flushed(&w);
         assert!(rounds < 100);
-        // Nobody waits longer than a round for it.
+        // No other QP waits longer than a round for it.
         assert!(completed(&w, busy) + 1 >= rounds, "{} of {rounds}", completed(&w, busy));
         w.completions(busy);
     }
@@ -139,12 +144,13 @@ fn a_flush_takes_turns_and_is_of_what_is_there() {
 }
 
 #[test]
-fn requests_under_way_are_flushed_in_turns_and_before_those_behind_them() {
+fn requests_in_flight_are_flushed_in_turns() {
     let mut w = World::new(&[1]);
     let shape = QpShape { sq: 512, rq: 1, inline: 0, sges: 1, ..QpShape::default() };
     let [from, to] = pair_of(&mut w, MINE, shape);
-    let (sink, source) = (w.any_mr(from, 4), w.any_mr(to, 4));
-    // The first waits for others, and with it all behind it.
+    let sink = w.any_mr(from, 4);
+    let source = w.any_mr(to, 4);
+    // The first request waits for other workers, and the rest wait for it.
     w.answer_changes = false;
     let window = w.window(from, WindowKind::Type1);
     let region = w.mr(from, 100, Access::LOCAL_WRITE | Access::MW_BIND);
@@ -175,12 +181,13 @@ fn bind_to(window: &crate::device::Window, region: &Mr) -> BindRequest {
 }
 
 #[test]
-fn one_event_is_on_its_way_however_often_a_client_arms() {
+fn at_most_one_event_is_on_its_way() {
     let mut w = World::new(&[1]);
     let [qp, _] = pair_of(&mut w, MINE, QpShape::default());
     w.abort(qp);
     w.completions(qp);
-    let (app, cq) = (w.qps[qp].app, w.qps[qp].send_cq);
+    let app = w.qps[qp].app;
+    let cq = w.qps[qp].send_cq;
     for _ in 0..3 {
         for n in 0..50 {
             w.apps[app].cqs[cq].consumer.arm(ARM_NEXT);
@@ -197,14 +204,15 @@ fn one_event_is_on_its_way_however_often_a_client_arms() {
 }
 
 #[test]
-fn requests_that_make_no_message_are_paid_for() {
-    // Windows bound again and again, and Reads that nobody will answer.
+fn requests_without_messages_are_charged() {
+    // Windows that are bound repeatedly, and Reads without responses.
     for reads in [false, true] {
         let mut w = World::new(&[1]);
         let shape = QpShape { sq: 512, rq: 1, inline: 0, sges: 1, ..QpShape::default() };
         let [qp, peer] = pair_of(&mut w, THEIRS, shape);
         let [busy, other] = pair_of(&mut w, MINE, QpShape::default());
-        let (from, to) = (w.any_mr(peer, 4), w.any_mr(other, 1));
+        let from = w.any_mr(peer, 4);
+        let to = w.any_mr(other, 1);
         let many: Vec<Wr> = if reads {
             w.disconnect(peer);
             let sink = w.any_mr(qp, 4);
@@ -216,7 +224,8 @@ fn requests_that_make_no_message_are_paid_for() {
             let next = |bind: &mut BindRequest| {
                 let wr = Wr::bind(7, bind);
                 let key = bind.new.0.wrapping_add(1) & 0xFF;
-                (bind.window, bind.new) = (bind.new, Stag(bind.new.0 & !0xFF | key));
+                bind.window = bind.new;
+                bind.new = Stag(bind.new.0 & !0xFF | key);
                 wr
             };
             let mut requests = Vec::new();
@@ -227,7 +236,8 @@ fn requests_that_make_no_message_are_paid_for() {
             requests
         };
         w.push(qp, &many);
-        let (mut before, mut rounds) = (completed(&w, qp), 0);
+        let mut before = completed(&w, qp);
+        let mut rounds = 0;
         while completed(&w, qp) < 512 {
             w.push(busy, &[zero_length(&to)]);
             round(&mut w);
@@ -243,10 +253,11 @@ fn requests_that_make_no_message_are_paid_for() {
 }
 
 #[test]
-fn changes_that_all_workers_make_are_asked_for_a_few_at_a_time() {
+fn stag_changes_are_requested_in_small_numbers() {
     let mut w = World::new(&[1]);
     w.answer_changes = false;
-    let (mut qps, mut windows) = (Vec::new(), Vec::new());
+    let mut qps = Vec::new();
+    let mut windows = Vec::new();
     for user in [THEIRS, MINE] {
         for _ in 0..6 {
             let [qp, _] = pair_of(&mut w, user, QpShape::default());
@@ -259,7 +270,7 @@ fn changes_that_all_workers_make_are_asked_for_a_few_at_a_time() {
     }
     w.settle();
     assert_eq!(w.changes.len(), 8, "four of each user");
-    // One of those who wait, and one of those who have asked, go.
+    // Destroy a QP that waits for its change, and one whose change has been requested.
     w.destroy(qps[5]);
     w.destroy(qps[0]);
     w.answer_changes = true;
@@ -273,13 +284,13 @@ fn changes_that_all_workers_make_are_asked_for_a_few_at_a_time() {
     }
 }
 
-/// FPDUs of 20 bytes, which do nothing.
+/// Returns FPDUs of 20 bytes without effect.
 fn empty_writes(raw: &mut Raw, count: usize) -> Vec<u8> {
     let header = raw.tagged(Opcode::Write, Stag(0), 0, true);
     raw.fpdu(&ulpdu(&header, &[])).repeat(count)
 }
 
-/// A QP of this user and its peer.
+/// Creates a QP of this user, and its peer.
 fn raw_of(w: &mut World, user: UserId) -> (usize, Raw) {
     let app = w.app_of(0, user);
     let cq = w.cq(app, 128);
@@ -290,8 +301,8 @@ fn raw_of(w: &mut World, user: UserId) -> (usize, Raw) {
 }
 
 #[test]
-fn receiving_takes_turns_however_small_what_comes_is() {
-    // With few such streams, and with more than may keep what they have read.
+fn receiving_small_segments_takes_turns() {
+    // With few such streams, and with more than may keep the data they have read.
     for streams in [1, 12] {
         let mut w = World::new(&[1]);
         let [busy, other] = pair_of(&mut w, MINE, QpShape::default());
@@ -301,7 +312,7 @@ fn receiving_takes_turns_however_small_what_comes_is() {
         for (qp, mut raw) in peers {
             let bytes = empty_writes(&mut raw, 5000);
             let now = w.now;
-            assert_eq!(w.links[raw.link].send(1, &bytes, now).expect("open"), bytes.len());
+            assert_eq!(w.links[raw.link].send(1, &bytes, now).expect("open link"), bytes.len());
             theirs.push(qp);
         }
         let received = |w: &World, qp: usize| w.qps[qp].shared.counters().segments_received;
@@ -310,7 +321,8 @@ fn receiving_takes_turns_however_small_what_comes_is() {
             let id = w.qps[*qp].id;
             w.engines[0].handle_readable(id);
         }
-        let (mut before, mut rounds) = (0, 0);
+        let mut before = 0;
+        let mut rounds = 0;
         while all(&w) < 5000 * streams {
             w.push(busy, &[zero_length(&to)]);
             round(&mut w);
@@ -323,7 +335,7 @@ fn receiving_takes_turns_however_small_what_comes_is() {
             w.completions(busy);
         }
         assert!(rounds >= 30 * streams, "{rounds}");
-        // Each had its turns.
+        // Each stream had its turns.
         assert!(theirs.iter().all(|qp| received(&w, *qp) == 5000));
         w.settle();
         assert_eq!(w.state(theirs[0]), QpState::Rts);
@@ -331,13 +343,13 @@ fn receiving_takes_turns_however_small_what_comes_is() {
 }
 
 #[test]
-fn what_one_turn_leaves_unread_is_placed_in_the_next_in_its_order() {
+fn the_next_turn_places_the_rest_in_order() {
     for pause in [false, true] {
         let mut w = World::new(&[1]);
         let app = w.app_of(0, THEIRS);
         let cq = w.cq(app, 128);
-        let hold = pause.then_some(std::time::Duration::from_secs(1));
-        let qp = w.qp(app, cq, cq, QpShape { hold, ..QpShape::default() });
+        let rnr_timeout = pause.then_some(std::time::Duration::from_secs(1));
+        let qp = w.qp(app, cq, cq, QpShape { rnr_timeout, ..QpShape::default() });
         let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
         let mut raw = w.connect_raw(qp, true, options, options);
         let to = w.any_mr(qp, 3000 * 8);
@@ -348,7 +360,7 @@ fn what_one_turn_leaves_unread_is_placed_in_the_next_in_its_order() {
             bytes.extend(raw.fpdu(&ulpdu(&header, &n.to_be_bytes())));
             expected.extend_from_slice(&n.to_be_bytes());
             if n % 700 == 600 {
-                // Finds no receive at first, if the QP may wait for one.
+                // At first there is no receive, if the QP may wait for one.
                 let header = raw.untagged(Opcode::Send, 0, 1 + n as u32 / 700, 0, true);
                 bytes.extend(raw.fpdu(&ulpdu(&header, &[])));
             }
@@ -369,9 +381,9 @@ fn what_one_turn_leaves_unread_is_placed_in_the_next_in_its_order() {
         assert_eq!(found, ["0 Receive", "1 Receive", "2 Receive", "3 Receive"]);
         assert!(to.bytes() == expected);
         assert_eq!(w.state(qp), QpState::Rts);
-        // And what is left when the stream ends is dropped.
+        // Data left at the end of the stream are dropped.
         let now = w.now;
-        w.links[raw.link].send(1, &bytes, now).expect("open");
+        w.links[raw.link].send(1, &bytes, now).expect("open link");
         w.round();
         w.abort(qp);
         assert_eq!(w.state(qp), QpState::Error);
@@ -379,7 +391,7 @@ fn what_one_turn_leaves_unread_is_placed_in_the_next_in_its_order() {
 }
 
 #[test]
-fn bells_without_reason_cost_who_rings_them() {
+fn needless_doorbells_are_charged() {
     let mut w = World::new(&[1]);
     let app = w.app_of(0, THEIRS);
     let cq = w.cq(app, 64);
@@ -396,7 +408,8 @@ fn bells_without_reason_cost_who_rings_them() {
             let index = w.qps[*qp].doorbell;
             w.ring(app, 0, index);
         }
-        let (done, turns) = (completed(&w, busy), w.engines[0].turns());
+        let done = completed(&w, busy);
+        let turns = w.engines[0].turns();
         w.push(busy, &[zero_length(&to)]);
         round(&mut w);
         round(&mut w);
@@ -405,15 +418,16 @@ fn bells_without_reason_cost_who_rings_them() {
         assert!((8..200).contains(&turns), "{turns} turns in two rounds");
         w.completions(busy);
     }
-    // None is lost.
+    // No doorbell is lost.
     w.settle();
 }
 
 #[test]
-fn the_queue_pairs_of_a_dead_queue_end_some_at_a_time() {
+fn qps_of_a_dead_cq_end_in_steps() {
     let mut w = World::new(&[1]);
     let app = w.app_of(0, THEIRS);
-    let (tiny, cq) = (w.cq(app, 1), w.cq(app, 1024));
+    let tiny = w.cq(app, 1);
+    let cq = w.cq(app, 1024);
     let shape = QpShape { sq: 2, rq: 2, inline: 0, sges: 1, ..QpShape::default() };
     let mut qps = Vec::new();
     for _ in 0..60 {
@@ -426,7 +440,8 @@ fn the_queue_pairs_of_a_dead_queue_end_some_at_a_time() {
     w.recv(qps[0][1], 2, &[]);
     w.push(qps[0][0], &[Wr::send(1, &[]), Wr::send(2, &[])]);
     let dead = |w: &World| qps.iter().filter(|[_, b]| w.state(*b) == QpState::Error).count();
-    let (mut before, mut rounds) = (0, 0);
+    let mut before = 0;
+    let mut rounds = 0;
     while dead(&w) < 60 {
         round(&mut w);
         assert!(dead(&w) - before <= 10, "{} at once", dead(&w) - before);
@@ -439,7 +454,7 @@ fn the_queue_pairs_of_a_dead_queue_end_some_at_a_time() {
 }
 
 #[test]
-fn a_session_ends_some_queue_pairs_at_a_time() {
+fn qps_of_a_session_end_in_steps() {
     let mut w = World::new(&[1]);
     let app = w.app_of(0, THEIRS);
     let cq = w.cq(app, 64);
@@ -449,13 +464,16 @@ fn a_session_ends_some_queue_pairs_at_a_time() {
         w.connect(pair[0], pair[1], Wiring::direct());
     }
     let [busy, other] = pair_of(&mut w, MINE, QpShape::default());
-    let (to, theirs) = (w.any_mr(other, 1), w.any_mr(qps[0], 1));
+    let to = w.any_mr(other, 1);
+    let theirs = w.any_mr(qps[0], 1);
     w.settle();
-    let (session, now) = (w.apps[app].session, w.now);
+    let session = w.apps[app].session;
+    let now = w.now;
     w.engines[0].close_session(session, now);
-    // Its memory is out of reach before anything else happens.
+    // Its memory becomes inaccessible first.
     assert!(w.engines[0].state.stags.copier_of(theirs.stag).is_none());
-    let (mut before, mut ended) = (w.engines[0].qp_count(), None);
+    let mut before = w.engines[0].qp_count();
+    let mut ended = None;
     let mut steps = 0;
     while ended.is_none() {
         assert!(w.engines[0].is_ending() && !w.engines[0].prepare_sleep());
@@ -463,7 +481,7 @@ fn a_session_ends_some_queue_pairs_at_a_time() {
         assert!(before - w.engines[0].qp_count() <= 8);
         before = w.engines[0].qp_count();
         steps += 1;
-        // Others have their turns, and its own QPs none.
+        // Other users get turns, and its own QPs none.
         let bell = w.qps[qps[99]].doorbell;
         w.ring(app, 0, bell);
         w.push(busy, &[zero_length(&to)]);
@@ -477,7 +495,7 @@ fn a_session_ends_some_queue_pairs_at_a_time() {
 }
 
 #[test]
-fn deadlines_of_many_are_handled_some_at_a_time() {
+fn many_deadlines_are_handled_in_steps() {
     let mut w = World::new(&[1]);
     let app = w.app_of(0, THEIRS);
     let cq = w.cq(app, 64);

@@ -1,15 +1,17 @@
-//! The stream, however it is cut, delayed or refused.
+//! Streams that are cut, delayed or refused at any point.
 
 use super::link::Cuts;
 use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
 use crate::abi::queue::SendFlags;
 
-/// A bit of everything each way; what came of it, and how many bytes each end sent.
+/// Exchanges requests of every kind in both directions. Returns the completions, and the number of
+/// bytes sent by each end.
 fn exchange(wiring: Wiring, arrange: impl Fn(&mut World)) -> (Vec<String>, [u64; 2]) {
     let mut w = World::pair(wiring);
     arrange(&mut w);
-    let (a, b) = (w.any_mr(A, 700), w.any_mr(B, 700));
+    let a = w.any_mr(A, 700);
+    let b = w.any_mr(B, 700);
     let bytes = a.pattern(7);
     w.recv(B, 50, &[b.sge(100..105), b.sge(105..300)]);
     w.recv(B, 51, &[]);
@@ -53,8 +55,8 @@ const DONE: [&str; 10] = [
 
 fn assert_done(mut log: Vec<String>, what: &str) {
     let mut expected: Vec<String> = DONE.iter().map(|s| (*s).to_owned()).collect();
-    // How the two ends' completions interleave depends on the cuts; each queue's own order is
-    // fixed.
+    // The interleaving of the two ends' completions depends on the cuts. The order within each
+    // queue is fixed.
     for queue in [["1 ", "2 ", "3 ", "4 ", "5 "].as_slice(), &["50", "51"], &["6 ", "7 "]] {
         let of = |l: &[String]| -> Vec<String> {
             l.iter().filter(|c| queue.iter().any(|q| c.starts_with(q))).cloned().collect()
@@ -76,7 +78,7 @@ fn framings() -> Vec<Wiring> {
 //= MPA-5.1-6
 //= MPA-A.4-1
 #[test]
-fn a_stream_cut_at_every_byte_means_the_same() {
+fn a_stream_cut_at_every_byte() {
     for wiring in framings() {
         let (_, sent) = exchange(wiring, |_| ());
         for (direction, sent) in sent.into_iter().enumerate() {
@@ -110,7 +112,7 @@ fn byte_by_byte_and_at_random() {
 
 //= DDP-3-3
 #[test]
-fn a_socket_that_refuses_bytes_anywhere_loses_none() {
+fn short_writes_at_every_byte() {
     for wiring in framings() {
         let (_, sent) = exchange(wiring, |_| ());
         for (direction, sent) in sent.into_iter().enumerate() {
@@ -140,7 +142,8 @@ fn every_send_length_around_the_marker_interval() {
     wirings.push(Wiring::direct());
     for wiring in wirings {
         let mut w = World::pair(wiring);
-        let (a, b) = (w.any_mr(A, 1100), w.any_mr(B, 1101));
+        let a = w.any_mr(A, 1100);
+        let b = w.any_mr(B, 1101);
         let bytes = a.pattern(3);
         for len in 0..=1100 {
             b.fill(0xEE);
@@ -158,10 +161,11 @@ fn every_send_length_around_the_marker_interval() {
 //= DDP-3-1
 //= DDP-5.2-2
 #[test]
-fn no_fpdu_is_longer_than_the_segment_size_and_a_smaller_one_is_obeyed() {
+fn fpdus_follow_the_emss() {
     for (markers, emss) in [(false, 536), (true, 536), (false, 8960), (true, 1460)] {
         let mut w = World::pair(Wiring::tcp().with(|o| o.markers = markers));
-        let (a, b) = (w.any_mr(A, 40_000), w.any_mr(B, 40_000));
+        let a = w.any_mr(A, 40_000);
+        let b = w.any_mr(B, 40_000);
         let bytes = a.pattern(3);
         for emss in [emss, 300, 1200] {
             w.emss = emss;
@@ -178,11 +182,12 @@ fn no_fpdu_is_longer_than_the_segment_size_and_a_smaller_one_is_obeyed() {
 
 //= MPA-4.5-6
 #[test]
-fn a_message_under_way_obeys_an_emss_that_changes() {
+fn a_long_message_follows_emss_changes() {
     for crc in [true, false] {
         let mut w = World::pair(Wiring::tcp().with(|o| o.crc = crc));
         w.emss = 8960;
-        let (a, b) = (w.any_mr(A, 400_000), w.any_mr(B, 400_000));
+        let a = w.any_mr(A, 400_000);
+        let b = w.any_mr(B, 400_000);
         let bytes = a.pattern(3);
         w.links[0].pipes[0].window = 50_000;
         w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
@@ -190,7 +195,7 @@ fn a_message_under_way_obeys_an_emss_that_changes() {
         let seen = |w: &World| w.qps[A].shared.counters().segments_sent as usize;
         let queued = seen(&w);
         assert!(queued > 5 && queued < 400_000 / 8940, "{queued} segments so far");
-        // What is queued stays as it was cut (RFC 5041 section 3); the rest is cut anew.
+        // Queued segments are not cut again (RFC 5041 section 3). The rest uses the new size.
         w.emss = 1460;
         w.links[0].pipes[0].window = 1 << 20;
         w.settle();
@@ -204,14 +209,15 @@ fn a_message_under_way_obeys_an_emss_that_changes() {
 #[test]
 fn an_idle_connection_holds_no_buffers() {
     let mut w = World::pair(Wiring::tcp());
-    let (a, b) = (w.any_mr(A, 5000), w.any_mr(B, 5000));
+    let a = w.any_mr(A, 5000);
+    let b = w.any_mr(B, 5000);
     w.links[0].pipes[0].cuts = Cuts::Every(7);
     w.links[0].pipes[0].takes = Cuts::Every(11);
     w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
     assert_eq!(w.completions(A), ["1 RdmaWrite"]);
     for engine in &w.engines {
         for qp in engine.qps.iter().flatten() {
-            assert!(qp.link.tcp().expect("it runs over TCP").holds_no_buffer());
+            assert!(qp.link.tcp().expect("the QP runs over TCP").holds_no_buffer());
         }
     }
 }

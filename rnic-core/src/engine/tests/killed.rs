@@ -1,14 +1,14 @@
-//! Programs that are killed under traffic: their RC QPs stop to answer, and no request of the peer
-//! is blamed for memory that is gone.
+//! Programs that are killed during traffic: their RC QPs stop answering, and requests of the peer
+//! do not fail with an access error.
 
 use super::attached::gone;
+use super::rc::{linked, ms};
 use super::requests::{Mr, Wr};
-use super::wired::{linked, ms};
 use super::world::{A, B, MemoryKind, Wiring, World};
 use crate::device::memory::Unreachable;
 use crate::types::QpState;
 
-/// A request of each kind that reaches into this region.
+/// Returns a request of each kind that accesses this region.
 fn reaching(own: &Mr, region: &Mr) -> Vec<Wr> {
     vec![
         Wr::write(1, &[own.sge(0..8)], region, 0),
@@ -18,7 +18,7 @@ fn reaching(own: &Mr, region: &Mr) -> Vec<Wr> {
     ]
 }
 
-/// Expects that the requests of A fail as those of a peer that no longer answers.
+/// Checks that the requests of A fail as those of a peer that no longer answers.
 fn fails_without_blame(w: &mut World, what: &str) {
     assert_eq!(w.completions(A), [""; 0], "{what}: blamed before the retries were over");
     w.advance(ms(1500));
@@ -28,7 +28,7 @@ fn fails_without_blame(w: &mut World, what: &str) {
 }
 
 #[test]
-fn memory_that_is_gone_blames_no_request() {
+fn missing_memory_blames_no_request() {
     for wiring in Wiring::both() {
         for n in 0..4 {
             let mut w = linked(wiring);
@@ -42,7 +42,7 @@ fn memory_that_is_gone_blames_no_request() {
 }
 
 #[test]
-fn a_receive_in_memory_that_is_gone_blames_no_send() {
+fn a_missing_receive_buffer_blames_no_send() {
     for wiring in Wiring::both() {
         let mut w = linked(wiring);
         let own = w.any_mr(A, 4096);
@@ -63,7 +63,7 @@ fn a_copier_that_ends_blames_no_request() {
         let lost = w.any_mr(B, 4096);
         w.answer_copies = false;
         w.post(A, &[Wr::write(1, &[own.all()], &lost, 0)]);
-        let (engine, job) = w.moves.pop_front().expect("a copy");
+        let (engine, job) = w.copy_jobs.pop_front().expect("a pending copy");
         let now = w.now;
         w.engines[engine].handle_copied(&job.copier, job.id, Err(Unreachable::Detached), now);
         w.settle();
@@ -79,8 +79,10 @@ fn a_closed_session_answers_nothing() {
             let mut w = linked(wiring);
             let own = w.any_mr(A, 4096);
             let theirs = w.any_mr(B, 4096);
-            let (engine, app) = (w.qps[B].engine, w.qps[B].app);
-            let (session, now) = (w.apps[app].session, w.now);
+            let engine = w.qps[B].engine;
+            let app = w.qps[B].app;
+            let session = w.apps[app].session;
+            let now = w.now;
             w.engines[engine].close_session(session, now);
             w.push(A, &[reaching(&own, &theirs).swap_remove(n)]);
             for _ in 0..50 {
@@ -96,9 +98,9 @@ fn a_closed_session_answers_nothing() {
     }
 }
 
-/// A Write may be acknowledged before the response to a Read in front of it has come.
+/// A Write may be acknowledged before the response to an earlier Read arrives.
 #[test]
-fn a_write_behind_a_lost_read_is_flushed() {
+fn a_write_after_a_lost_read_is_flushed() {
     for wiring in Wiring::both() {
         let mut w = linked(wiring);
         let own = w.any_mr(A, 4096);
@@ -108,7 +110,7 @@ fn a_write_behind_a_lost_read_is_flushed() {
         w.answer_copies = false;
         let write = |wr_id| Wr::write(wr_id, &[own.sge(0..8)], &sink, 0);
         w.post(A, &[Wr::read(1, own.all(), &source, 0), write(2), write(3).unsignaled()]);
-        let (engine, job) = w.moves.pop_front().expect("a copy");
+        let (engine, job) = w.copy_jobs.pop_front().expect("a pending copy");
         let now = w.now;
         w.engines[engine].handle_copied(&job.copier, job.id, Err(Unreachable::Detached), now);
         w.settle();

@@ -1,4 +1,4 @@
-//! The table of limits: those of RDMAP, each at its border and one beyond it.
+//! The table of limits: each limit of RDMAP at its value and one beyond.
 
 use super::raw::ulpdu;
 use super::requests::{Mr, Wr};
@@ -13,7 +13,7 @@ use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
 
 //= RDMAP-4.4-6
 //= RDMAP-5.2.2-7
-/// Every row has its test here, or is of another layer and named as such.
+/// Every row has a test here, or is assigned to another layer.
 #[test]
 fn every_limit_of_rdmap_is_kept() {
     for row in table("limit") {
@@ -35,17 +35,18 @@ fn every_limit_of_rdmap_is_kept() {
     }
 }
 
-/// A region that says it is this long; only its first page is there to be reached.
+/// Installs a region of this length. Only its first page exists.
 fn long_region(w: &mut World, len: u64) -> Mr {
     let (mapping, _fd) = Mapping::create_arena("mr", 1 << 16).unwrap();
     let memory = Memory::Shared { mapping: mapping.clone(), offset: 0 };
-    let (iova, len) = (0x10_0000, len as usize);
+    let iova = 0x10_0000;
+    let len = len as usize;
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let (stag, windows) = w.install(A, memory, len, access, Scope::Pd, iova);
     Mr { stag, iova, len, mapping, windows }
 }
 
-/// The longest Send and Write go out, one byte more is refused before anything of it is.
+/// The longest Send and Write are sent. A longer one is refused before any of its bytes are sent.
 fn message_length(most: u64) {
     for beyond in [0, 1] {
         for write in [false, true] {
@@ -63,7 +64,7 @@ fn message_length(most: u64) {
             let sent = raw.segments(&mut w);
             if beyond == 0 {
                 assert!(sent.iter().any(|s| s.payload.len() > 1000));
-                assert_eq!(w.completions(A), [""; 0], "it takes a while");
+                assert_eq!(w.completions(A), [""; 0], "the message is still being sent");
             } else {
                 let name = if write { "RdmaWrite" } else { "Send" };
                 assert_eq!(w.completions(A), [format!("1 {name} LocalLength")]);
@@ -73,7 +74,7 @@ fn message_length(most: u64) {
     }
 }
 
-/// The longest Read is asked for, and begun to be answered if all of it is there.
+/// The longest Read is requested. A responder begins its response if the region is long enough.
 fn read_size(most: u64) {
     let (mut w, mut raw) = World::raw();
     let sink = long_region(&mut w, most);
@@ -98,7 +99,7 @@ fn read_size(most: u64) {
         let expected = [Opcode::ReadResponse, Opcode::Terminate][missing as usize];
         assert_eq!(sent[0].opcode(), expected);
     }
-    // A peer that repeats bytes does not get by with it where the count no longer fits 32 bits.
+    // A peer that repeats bytes is detected even when the count no longer fits into 32 bits.
     let (mut w, mut raw) = World::raw();
     let sink = long_region(&mut w, most);
     let element = Sge { addr: sink.iova, length: most as u32, lkey: sink.stag.0 };
@@ -109,13 +110,13 @@ fn read_size(most: u64) {
     raw.response(&mut w, sink.stag, sink.iova, b"repeated", true);
     assert_eq!(raw.expect_terminate(&mut w).0, "1/1/01");
     assert_eq!(w.completions(A), ["1 RdmaRead BadResponse 1/1/01"]);
-    // A size of no bytes is the other border.
+    // The lower limit is a size of 0.
     let (mut w, mut raw) = World::raw();
     raw.read(&mut w, 1, &ReadRequest::parse(&[0; 28]));
     assert_eq!(raw.segments(&mut w).len(), 1);
 }
 
-/// One byte less, or one more, is no Read Request.
+/// A message one byte shorter or longer is not a Read Request.
 fn read_request_header(len: usize) {
     for (bytes, code) in [(len - 1, "0/2/FF"), (len, ""), (len + 1, "1/2/05")] {
         let (mut w, mut raw) = World::raw();
@@ -132,7 +133,7 @@ fn read_request_header(len: usize) {
     assert_eq!(raw.segments(&mut w)[0].payload.len(), len);
 }
 
-/// The longest Terminate is sent about a Read Request, and taken in one piece.
+/// The longest Terminate reports a Read Request, and is accepted in one piece.
 fn terminate_header(most: usize) {
     let (mut w, mut raw) = World::raw();
     let request = ReadRequest { size: 1, ..ReadRequest::parse(&[7; 28]) };
@@ -148,7 +149,7 @@ fn terminate_header(most: usize) {
     assert_eq!(told.len(), 2 * (most - 4));
 }
 
-/// Every queue begins there, in both directions.
+/// Every queue begins with this MSN, in both directions.
 fn first_msn(first: u32) {
     let (mut w, mut raw) = World::raw();
     let region = w.any_mr(A, 1);
@@ -165,7 +166,7 @@ fn first_msn(first: u32) {
     }
     assert_eq!(numbers, [(0, first), (1, first), (2, first)]);
     assert!(w.completions(A).contains(&"7 Receive".to_owned()));
-    // A Terminate of another number is none.
+    // Checks that a Terminate with this MSN is accepted.
     let (mut w, mut raw) = World::raw();
     let header = raw.untagged(Opcode::Terminate, qn::TERMINATE, first, 0, true);
     raw.ulpdu(&mut w, &ulpdu(&header, &[0; 4]));
@@ -178,15 +179,22 @@ fn first_msn(first: u32) {
 //= RDMAP-6.1-4
 //= RDMAP-6.1-6
 //= RDMAP-6.1-7
-/// IRD and ORD as they were agreed, few and many: so many Reads of this side's are out at once
-/// and so many of the peer's are taken on, and the next is not.
+/// With small and large values of IRD and ORD, exactly the negotiated number of Reads are
+/// outstanding in each direction.
 #[test]
-fn reads_outstanding_are_as_many_as_agreed_in_each_direction() {
+fn outstanding_reads_obey_ird_and_ord() {
     for agreed in [1, 2, 3, 16, 200] {
-        // The peer asks for more than this side takes on, and takes on less than is asked of it.
-        let options =
-            |ird, ord| Wiring::tcp().with(|o| (o.peer_to_peer, o.ird, o.ord) = (false, ird, ord)).a;
-        let (ours, theirs) = (options(agreed + 2, agreed + 5), options(agreed, agreed + 2));
+        // The peer requests more than this side accepts, and accepts less than this side requests.
+        let options = |ird, ord| {
+            let wiring = Wiring::tcp().with(|o| {
+                o.peer_to_peer = false;
+                o.ird = ird;
+                o.ord = ord;
+            });
+            wiring.a
+        };
+        let ours = options(agreed + 2, agreed + 5);
+        let theirs = options(agreed, agreed + 2);
         let mut w = World::new(&[1]);
         let app = w.app(0);
         let cq = w.cq(app, 512);
@@ -198,7 +206,7 @@ fn reads_outstanding_are_as_many_as_agreed_in_each_direction() {
             (0..u64::from(agreed) + 3).map(|n| Wr::read(n, region.all(), &region, 0)).collect();
         w.post(qp, &reads);
         assert_eq!(raw.segments(&mut w).len(), usize::from(agreed));
-        // With one message in the way, all slots are taken by requests that wait.
+        // A message blocks the stream, so waiting requests use all slots.
         w.links[0].pipes[0].window = 0;
         w.post(qp, &[Wr::send(900, &[])]);
         let request = ReadRequest {
@@ -222,7 +230,7 @@ fn reads_outstanding_are_as_many_as_agreed_in_each_direction() {
         let told = &sent.last().unwrap().payload;
         assert_eq!(told[..4], [0x12, 0x02, 0xC0, 0]);
         assert_eq!(told[6..], ulpdu(&header, &[]));
-        // One that has been given to TCP makes room, though TCP has not taken it.
+        // A response that was passed to TCP frees its slot, even if TCP has not sent it.
         let waiting = taken - 1 - answered as u32;
         assert_eq!(waiting, u32::from(agreed) + 2, "of {taken}");
     }

@@ -1,4 +1,4 @@
-//! A TCP connection: bytes in order, however cut, late, or refused.
+//! A TCP connection that delivers bytes in order but may cut, delay or refuse them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,18 +8,18 @@ use crate::types::{QpId, Time};
 /// Where a stream of bytes is cut into calls.
 #[derive(Clone, Debug)]
 pub(super) enum Cuts {
-    /// As much as there is.
+    /// Never: each call gets all bytes.
     None,
-    /// So many bytes at a time.
+    /// After this many bytes.
     Every(usize),
     /// Once, at this position of the stream.
     At(u64),
-    /// By this seed, mostly into small pieces.
+    /// At random by this seed, mostly into small pieces.
     Random(u64),
 }
 
 impl Cuts {
-    /// Bytes of the next call, of `have` at stream position `at`.
+    /// Returns the number of bytes of the next call, of `have` at stream position `at`.
     fn next(&mut self, at: u64, have: usize) -> usize {
         match self {
             Cuts::None => have,
@@ -36,40 +36,40 @@ impl Cuts {
     }
 }
 
-/// What is at one end of a link.
+/// The user of one end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// A QP of an engine.
     Qp { engine: usize, qp: QpId },
-    /// The test itself.
+    /// The test.
     Raw,
-    /// Nothing any more.
+    /// None: the socket is closed.
     Closed,
 }
 
-/// One direction.
+/// One direction of a link.
 #[derive(Clone, Debug)]
 pub(super) struct Pipe {
     chunks: VecDeque<(Time, Vec<u8>)>,
-    /// The sender has finished: when that is known at the other end, and whether it was.
+    /// Time at which the other end sees the FIN, and whether it has.
     fin: Option<Time>,
     fin_seen: bool,
-    /// The connection was reset: the receiver has not been told yet.
+    /// The connection was reset, and the receiver has not noticed yet.
     reset: bool,
-    /// Bytes that may be under way.
+    /// Maximum number of bytes in flight.
     pub window: usize,
     /// How the receiver's calls cut the stream.
     pub cuts: Cuts,
-    /// How much a call of the sender is allowed.
+    /// How many bytes each call of the sender may write.
     pub takes: Cuts,
-    /// Nanoseconds a byte is under way.
+    /// Delay of each byte in nanoseconds.
     pub latency: u64,
-    /// Bytes sent and received so far.
+    /// Number of bytes sent so far.
     pub sent: u64,
     received: u64,
-    /// The sender was refused bytes and waits to be called.
+    /// The sender could not write all bytes and waits for room.
     pub blocked: bool,
-    /// Everything ever sent, for tests that look at the wire.
+    /// All bytes ever sent, for tests that check the wire.
     pub log: Vec<u8>,
 }
 
@@ -95,12 +95,11 @@ impl Pipe {
         self.chunks.iter().map(|(_, c)| c.len()).sum()
     }
 
-    /// Whether the sender could send now.
+    /// Returns true if the sender could send now.
     pub fn has_room(&self) -> bool {
         self.under_way() < self.window
     }
 
-    /// The sender's call.
     pub fn send(&mut self, bytes: &[u8], now: Time) -> io::Result<usize> {
         if self.fin.is_some() {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -117,41 +116,40 @@ impl Pipe {
         Ok(n)
     }
 
-    /// The sender will send no more.
+    /// Ends the sending direction.
     pub fn finish(&mut self, now: Time) {
         self.fin.get_or_insert(Time(now.0 + self.latency));
     }
 
-    /// Drops what is under way and fails the receiver's next call.
+    /// Drops all bytes in flight and fails the receiver's next call.
     pub fn reset(&mut self) {
         self.chunks.clear();
         self.reset = true;
     }
 
-    /// Whether bytes are there that nobody has read.
+    /// Returns true if there are bytes that were not received.
     pub fn has_unread(&self) -> bool {
         !self.chunks.is_empty()
     }
 
-    /// Whether the receiver's call would say something now.
+    /// Returns true if a receive would return bytes, an end or an error now.
     pub fn is_readable(&self, now: Time) -> bool {
         self.reset
             || self.chunks.front().is_some_and(|(at, _)| *at <= now)
             || self.chunks.is_empty() && !self.fin_seen && self.fin.is_some_and(|at| at <= now)
     }
 
-    /// When something more will be readable, if nothing is.
+    /// Returns the time of the next readable data.
     pub fn next_arrival(&self) -> Option<Time> {
         let fin = self.fin.filter(|_| !self.fin_seen);
         self.chunks.front().map(|(at, _)| *at).or(fin)
     }
 
-    /// The error of a reset, for a receiver that does not call.
+    /// Returns the error of a reset, for a receiver that does not call `recv`.
     pub fn take_error(&mut self) -> Option<io::Error> {
         std::mem::take(&mut self.reset).then(|| io::ErrorKind::ConnectionReset.into())
     }
 
-    /// The receiver's call.
     pub fn recv(&mut self, into: &mut [&mut [u8]], now: Time) -> io::Result<usize> {
         if std::mem::take(&mut self.reset) {
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -186,11 +184,11 @@ impl Pipe {
     }
 }
 
-/// A connection: two ends, and the direction from each of them.
+/// A connection: two ends, and one direction from each.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub ends: [End; 2],
-    /// `pipes[i]` carries what `ends[i]` sends.
+    /// `pipes[i]` carries the data that `ends[i]` sends.
     pub pipes: [Pipe; 2],
 }
 
@@ -199,8 +197,8 @@ impl Link {
         Link { ends: [a, b], pipes: [Pipe::new(), Pipe::new()] }
     }
 
-    /// One end closes its socket, as the kernel would do it: with unread bytes, or when asked to,
-    /// the other end sees a reset.
+    /// Closes the socket of one end like the kernel: with unread bytes, or with `reset`, the other
+    /// end sees a reset.
     pub fn close(&mut self, end: usize, reset: bool, now: Time) {
         let unread = self.pipes[1 - end].has_unread();
         self.ends[end] = End::Closed;
@@ -210,7 +208,7 @@ impl Link {
         self.pipes[end].finish(now);
     }
 
-    /// The end sends; to a closed end the answer is a reset.
+    /// Sends from one end. Data to a closed end causes a reset.
     pub fn send(&mut self, end: usize, bytes: &[u8], now: Time) -> io::Result<usize> {
         if self.ends[1 - end] == End::Closed {
             self.pipes[1 - end].reset();

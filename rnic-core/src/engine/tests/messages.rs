@@ -1,7 +1,7 @@
-//! Messages as they leave: every byte of each kind, and how long ones are cut.
+//! Outgoing messages: all bytes of each kind, and the segments of long ones.
 
 use super::raw::{Segment, add_of};
-use super::requests::{Mr, Wr};
+use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
 use crate::abi::queue::SendFlags;
 use crate::conformance::table;
@@ -12,13 +12,14 @@ use crate::types::{Access, AtomicOperation, Scope, Stag, TaggedOffset};
 const SINK: Stag = Stag(0xA1A2_A3A4);
 const INVALIDATED: Stag = Stag(0xB1B2_B3B4);
 
-/// Every kind of message that a QP sends, in a stream of this version, each with what its bytes
-/// have to be.
+/// Returns a message of every kind that a QP sends in a stream of this version, each with its
+/// expected bytes.
 fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
     let (mut w, mut raw) = World::raw_of_version(version);
-    let (near, far) = (w.any_mr(A, 16), w.any_mr(A, 16));
+    let near = w.any_mr(A, 16);
+    let far = w.any_mr(A, 16);
     near.set(b"0123456789abcdef");
-    // An STag to invalidate has no meaning here, and does not leave.
+    // An STag to invalidate is ignored here and not sent.
     let mut plain = Wr::send(1, &[]).inline(b"a");
     plain.header.inv_rkey = INVALIDATED.0;
     w.post(
@@ -62,12 +63,12 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
         raw.segment(&mut w, header, &AtomicResponse { id: 0, original: 3 }.emit());
         assert_eq!(w.completions(A), ["7 FetchAdd 8", "8 RdmaWrite", "9 RdmaWrite"]);
     }
-    // A fault of this side, which encloses nothing.
+    // A local fault, whose Terminate encloses no headers.
     w.post(A, &[Wr::write(10, &[near.sge(0..17)], &far, 0)]);
     assert_eq!(w.completions(A), ["10 RdmaWrite LocalProtection"]);
 
     let bytes = raw.ulpdus(&mut w);
-    assert!(raw.has_whole_fpdus() && raw.fin, "nothing else was said");
+    assert!(raw.has_whole_fpdus() && raw.fin, "no other data were sent");
     let v = version;
     let untagged = |opcode: u8, stag: u32, queue: u8, msn: u8, payload: &[u8]| {
         let control = [0x40 | v, v << 6 | opcode];
@@ -144,8 +145,8 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
 //= 7306-5.2.2-6
 //= 7306-5.2.2-7
 //= 7306-A-1
-/// The six operations, a Read Response and a Terminate in a DDP stream of either version; what RFC
-/// 7306 has added in one of version 1.
+/// The six operations, a Read Response and a Terminate in a DDP stream of either version, and the
+/// messages of RFC 7306 in one of version 1.
 #[test]
 fn every_kind_of_message_byte_by_byte() {
     for version in [1, 0] {
@@ -173,9 +174,9 @@ fn every_kind_of_message_byte_by_byte() {
 //= 7306-5.2-4
 //= 7306-5.2.1-13
 //= 7306-6.3-1
-/// T, queue number and what follows the DDP header, for each opcode.
+/// T, queue number, and the contents after the DDP header, for each opcode.
 #[test]
-fn every_kind_of_message_is_what_the_table_says() {
+fn every_kind_of_message_matches_the_table() {
     let sent = all_kinds(1);
     for row in table("opcode").iter().filter(|row| [5040, 7306].contains(&row.number("rfc"))) {
         let name = row.text("name");
@@ -203,7 +204,7 @@ fn every_kind_of_message_is_what_the_table_says() {
     }
 }
 
-/// The messages that segments make, with the payload of each, if all of it is in order.
+/// Assembles segments into messages with their payload. Checks that they are in order.
 pub(super) fn messages(segments: &[Segment]) -> Vec<(Header, Vec<u8>)> {
     let mut found: Vec<(Header, Vec<u8>)> = Vec::new();
     let mut open = false;
@@ -241,11 +242,13 @@ pub(super) fn opcode_of(header: &Header) -> Opcode {
 //= RDMAP-5.1-8
 //= RDMAP-5.2-1
 //= RDMAP-5.2.2-8
-/// However many segments it takes: opcode, buffer and number stay, and only the last is the last.
+/// The number of segments is arbitrary, opcode, buffer and MSN stay the same, and only the last
+/// segment has L set.
 #[test]
 fn one_message_of_rdmap_is_one_of_ddp() {
     let (mut w, mut raw) = World::raw();
-    let (near, far) = (w.any_mr(A, 5000), w.any_mr(A, 5000));
+    let near = w.any_mr(A, 5000);
+    let far = w.any_mr(A, 5000);
     let bytes = near.pattern(1);
     w.post(
         A,
@@ -265,7 +268,7 @@ fn one_message_of_rdmap_is_one_of_ddp() {
     };
     raw.read(&mut w, 1, &request);
     let segments = raw.segments(&mut w);
-    assert!(segments.len() > 10, "each long one takes several segments");
+    assert!(segments.len() > 10, "each long message takes several segments");
     let found = messages(&segments);
     let kinds: Vec<Opcode> = found.iter().map(|(header, _)| opcode_of(header)).collect();
     use Opcode::{ReadRequest as Request, ReadResponse as Response, Send, SendInvalidate, Write};
@@ -273,7 +276,7 @@ fn one_message_of_rdmap_is_one_of_ddp() {
     for long in [0, 1, 4] {
         assert_eq!(found[long].1, bytes, "{}", kinds[long]);
     }
-    // A Read is answered by one message, and that is all there is to it.
+    // A Read is answered by one message, and causes no other.
     raw.response(&mut w, near.stag, near.iova, &[7; 5000], true);
     assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send", "3 Send", "4 RdmaRead 5000"]);
     assert_eq!(raw.segments(&mut w), []);
@@ -281,17 +284,15 @@ fn one_message_of_rdmap_is_one_of_ddp() {
 
 //= RDMAP-5.1-8
 //= RDMAP-5.2.1-9
-/// Two regions side by side in memory and in their addresses are two buffers all the same.
+/// Two regions with adjacent memory and adjacent addresses are still two buffers.
 #[test]
 fn a_message_reaches_one_buffer() {
     for wiring in Wiring::both() {
         let neighbours = || {
             let mut w = World::connected(wiring);
             let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-            let (left, right): (Mr, Mr) = (
-                w.mr_at(B, 10, access, Scope::Pd, 0x1000),
-                w.mr_at(B, 10, access, Scope::Pd, 0x100A),
-            );
+            let left = w.mr_at(B, 10, access, Scope::Pd, 0x1000);
+            let right = w.mr_at(B, 10, access, Scope::Pd, 0x100A);
             left.fill(b'l');
             right.fill(b'r');
             let near = w.any_mr(A, 20);
@@ -305,7 +306,7 @@ fn a_message_reaches_one_buffer() {
         w.post(A, &[Wr::write(1, &[near.sge(0..11)], &left, 0)]);
         assert!(w.events(B)[0].starts_with("terminated 1/1/01"), "{wiring:?}");
         assert_eq!((left.bytes(), right.bytes()), (vec![b'l'; 10], vec![b'r'; 10]));
-        // Two of each reach both.
+        // Two messages of each kind reach both.
         let (mut w, near, left, right) = neighbours();
         w.post(
             A,
@@ -327,12 +328,13 @@ fn a_message_reaches_one_buffer() {
 //= RDMAP-5.5-13
 //= 7306-5.2.1-19
 //= 7306-6.3-6
-/// Requests of every kind, in an order that no kind has of itself.
+/// Requests of every kind, in an arbitrary order.
 #[test]
-fn messages_leave_in_the_order_in_which_they_were_posted() {
+fn messages_are_sent_in_posting_order() {
     let (mut w, mut raw) = World::raw();
     w.emss = 500;
-    let (near, far) = (w.any_mr(A, 900), w.any_mr(A, 64));
+    let near = w.any_mr(A, 900);
+    let far = w.any_mr(A, 64);
     let long = near.sge(0..900);
     let batch = [
         Wr::read(0, near.sge(0..1), &far, 10),

@@ -1,28 +1,29 @@
-//! Receives that are missing at queue pairs that are wired by hand: who waits, who goes on, and
-//! which request fails.
+//! Missing receives at RC QPs: the sender that waits, the requests that continue, and the request
+//! that fails.
 
 use std::time::Duration;
 
 use super::link::Cuts;
+use super::rc::{SENDING, linked, ms};
 use super::requests::Wr;
-use super::wired::{SENDING, linked, ms};
 use super::world::{A, B, MemoryKind, Wiring};
 use crate::abi::control;
 use crate::types::Stag;
 
-/// Most bytes kept behind a Send that waits, and the last segment.
+/// Maximum number of bytes kept after a waiting Send, plus the last segment.
 const KEPT: usize = 32 * 1024 + 65_536;
 
-/// The engine that B is on.
+/// Returns the engine of B.
 fn at_b(wiring: Wiring) -> usize {
     usize::from(!wiring.direct)
 }
 
 #[test]
-fn the_send_that_finds_no_receive_fails_and_those_before_it_are_done() {
+fn only_the_send_without_a_receive_fails() {
     for wiring in Wiring::both() {
         let mut w = linked(wiring);
-        let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 64));
+        let a = w.any_mr(A, 64);
+        let b = w.any_mr(B, 64);
         let bytes = a.pattern(3);
         w.recv(B, 1, &[]);
         w.post(
@@ -44,7 +45,7 @@ fn the_send_that_finds_no_receive_fails_and_those_before_it_are_done() {
 }
 
 #[test]
-fn each_send_that_waits_has_its_own_time() {
+fn each_waiting_send_has_its_own_timeout() {
     for wiring in Wiring::both() {
         let mut w = linked(wiring);
         w.post(A, &[Wr::send(1, &[]), Wr::send(2, &[])]);
@@ -60,16 +61,18 @@ fn each_send_that_waits_has_its_own_time() {
 }
 
 #[test]
-fn what_a_peer_answers_passes_what_it_sends_without_a_receive() {
+fn responses_pass_waiting_sends() {
     for wiring in Wiring::both() {
         for kind in [MemoryKind::Shared, MemoryKind::ThroughCopier] {
             let mut w = linked(wiring);
-            let (here, there) = (w.any_mr(B, 200_000), w.any_mr(B, 8));
+            let here = w.any_mr(B, 200_000);
+            let there = w.any_mr(B, 8);
             w.kind = kind;
-            let (sink, word) = (w.any_mr(A, 200_000), w.any_mr(A, 8));
+            let sink = w.any_mr(A, 200_000);
+            let word = w.any_mr(A, 8);
             let bytes = here.pattern(5);
             w.recv(B, 1, &[]);
-            // A has no receive before its own requests are done.
+            // A has no receive before its own requests are complete.
             w.post(B, &[Wr::send(2, &[here.sge(0..100)]), Wr::send(3, &[])]);
             w.post(
                 A,
@@ -93,7 +96,7 @@ fn what_a_peer_answers_passes_what_it_sends_without_a_receive() {
 }
 
 #[test]
-fn what_came_behind_a_send_that_waits_is_carried_out_in_its_order() {
+fn requests_after_a_waiting_send_stay_in_order() {
     for wiring in Wiring::both() {
         for kind in [MemoryKind::Shared, MemoryKind::ThroughCopier] {
             let mut w = linked(wiring);
@@ -101,7 +104,7 @@ fn what_came_behind_a_send_that_waits_is_carried_out_in_its_order() {
             w.kind = kind;
             let b = w.any_mr(B, 64);
             let bytes = a.pattern(9);
-            // All in one call, before the peer has heard that anything waits.
+            // All in one call, before the peer is notified that a Send waits.
             w.post(
                 A,
                 &[
@@ -128,11 +131,11 @@ fn what_came_behind_a_send_that_waits_is_carried_out_in_its_order() {
     }
 }
 
-/// As much as is under way when the peer hears of it; then the stream stands still.
+/// The bytes in flight when the peer is notified are kept. Then the stream stops.
 #[test]
-fn no_more_is_kept_than_was_said() {
+fn the_rnr_backlog_is_bounded() {
     let mut w = linked(Wiring::tcp());
-    // The peer hears of it late.
+    // The notification reaches the peer late.
     w.links[0].pipes[1].latency = 1_000_000;
     let from = w.any_mr(A, 1 << 20);
     let mut requests: Vec<Wr> = (0..10).map(|n| Wr::send(n, &[from.sge(0..10_000)])).collect();
@@ -156,15 +159,16 @@ fn no_more_is_kept_than_was_said() {
 }
 
 #[test]
-fn who_leaves_while_its_send_waits_is_gone_with_it() {
+fn a_waiting_send_ends_with_its_qp() {
     for wiring in Wiring::both() {
         for destroys in [false, true] {
             let mut w = linked(wiring);
             let many: Vec<Wr> = (0..5).map(|n| Wr::send(n, &[])).collect();
             w.post(A, &many);
-            match destroys {
-                true => w.destroy(A),
-                false => w.unlink(A),
+            if destroys {
+                w.destroy(A);
+            } else {
+                w.unlink(A);
             }
             assert_eq!(w.engines[at_b(wiring)].kept_bytes(), 0, "{wiring:?}");
             w.recv(B, 1, &[]);
@@ -174,9 +178,9 @@ fn who_leaves_while_its_send_waits_is_gone_with_it() {
     }
 }
 
-/// Without a budget for receives that are missing, silence is the only sign.
+/// With unlimited RNR retries, only the silence of the peer ends the wait.
 #[test]
-fn a_peer_that_says_nothing_at_all_is_gone_in_the_end() {
+fn a_silent_peer_exhausts_the_retries() {
     let mut w = linked(Wiring::tcp());
     w.move_to_rts(A, control::Sending { rnr_retry: 7, ..SENDING });
     w.recv(B, 1, &[]);
@@ -189,7 +193,7 @@ fn a_peer_that_says_nothing_at_all_is_gone_in_the_end() {
 }
 
 #[test]
-fn a_peer_that_waits_for_a_receive_is_not_silent() {
+fn an_rnr_peer_is_not_silent() {
     for wiring in Wiring::both() {
         let mut w = linked(wiring);
         w.move_to_rts(A, control::Sending { rnr_retry: 7, ..SENDING });
@@ -210,9 +214,9 @@ fn a_peer_that_waits_for_a_receive_is_not_silent() {
     }
 }
 
-/// As an application's own Write of nothing would, at an unlucky address.
+/// An empty Write of an application to this address looks the same.
 #[test]
-fn a_notice_about_no_send_changes_nothing() {
+fn an_rnr_notice_without_a_send_is_ignored() {
     let mut w = linked(Wiring::tcp());
     let to = 0x524e_5201_0000_0000 | 99;
     let a = w.any_mr(A, 8);

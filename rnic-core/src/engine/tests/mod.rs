@@ -1,11 +1,11 @@
-//! The engine, run: two of them back to back under virtual time, one with both ends of a direct
-//! connection, or one against a scripted peer.
+//! Tests of the engine: two engines connected under virtual time, one engine with both ends of a
+//! direct connection, or one against a scripted peer.
 //!
-//! `world` is the machine around the engines (clients with their rings, workers, sockets), `link` a
-//! TCP connection that can cut, delay, block and reset, `raw` a peer made of bytes, `requests` the
-//! words in which tests post. `captures` replays what another implementation was recorded saying.
-//! The other files are scenarios, one subject each; they read as transcripts of what was posted and
-//! what came of it.
+//! `world` simulates the machine around the engines (clients with their rings, workers, sockets),
+//! `link` a TCP connection that can cut, delay, block and reset, `raw` a scripted peer, and
+//! `requests` builds work requests. `captures` replays recorded traffic of another implementation.
+//! The other files contain scenarios, one subject each. They read as transcripts of requests and
+//! their results.
 
 mod administration;
 mod agreed;
@@ -34,6 +34,7 @@ mod partial;
 mod placement;
 mod queues;
 mod raw;
+mod rc;
 mod refusal_order;
 mod refusals;
 mod requests;
@@ -49,6 +50,5 @@ mod terminates;
 mod unreliable;
 mod unsent;
 mod windows;
-mod wired;
 mod world;
 mod zero_copy;

@@ -1,5 +1,5 @@
-//! A model of two connected QPs, simple enough to be believed: what each request does to memory,
-//! what it completes as, and what ends the stream.
+//! A simple model of two connected QPs: the effect of each request on memory, its completion, and
+//! the faults that end the stream.
 
 use std::collections::VecDeque;
 
@@ -7,14 +7,14 @@ use proptest::prelude::*;
 
 use crate::types::{Access, AtomicOperation};
 
-/// Regions of each end, by number: everything allowed, remotely readable, one QP's, no remote
-/// right, revoked from the start.
+/// Number of regions per end. By index: all rights, remotely readable, limited to one QP, no remote
+/// rights, revoked from the start.
 pub(super) const REGIONS: usize = 5;
 pub(super) const REGION_LEN: usize = 200;
 /// The region that is limited to its end's QP.
 pub(super) const OWN: usize = 2;
 pub(super) const REVOKED: usize = 4;
-/// Beside the regions: a window of type 2 on a part of region 0, if it is bound.
+/// Index after the regions: a window of type 2 on a part of region 0, if it is bound.
 pub(super) const WINDOW: usize = REGIONS;
 
 pub(super) fn rights(region: usize) -> Access {
@@ -30,7 +30,7 @@ pub(super) fn rights(region: usize) -> Access {
 const WINDOW_RIGHTS: Access =
     Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// A range of a region, perhaps not inside of it.
+/// A range of a region. It may exceed the region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub region: usize,
@@ -43,7 +43,7 @@ impl Place {
     }
 }
 
-/// What an end does.
+/// An operation of one end.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Receive { at: usize, len: usize },
@@ -55,7 +55,7 @@ pub(super) enum Op {
     Bind { at: usize, len: usize },
 }
 
-/// Ops that may fail in every way.
+/// Returns operations that may fail in every way.
 pub(super) fn any_op() -> impl Strategy<Value = (usize, Op)> {
     let region = prop_oneof![6 => Just(0usize), 1 => Just(1), 3 => Just(OWN), 1 => Just(3),
         1 => Just(REVOKED), 4 => Just(WINDOW)];
@@ -87,7 +87,7 @@ pub(super) fn any_op() -> impl Strategy<Value = (usize, Op)> {
     (0usize..2, op)
 }
 
-/// Operations on words; some compare with what is likely to be there.
+/// Returns atomic operations. Some compare with a value that the word probably has.
 fn operation() -> impl Strategy<Value = AtomicOperation> {
     let mask = || prop_oneof![3 => Just(u64::MAX), 1 => any::<u64>(), 1 => Just(0)];
     prop_oneof![
@@ -101,8 +101,8 @@ fn operation() -> impl Strategy<Value = AtomicOperation> {
     ]
 }
 
-/// Ops whose outcome does not depend on what else is under way: sources are regions nobody writes
-/// to, and nothing fails.
+/// Returns operations whose result does not depend on concurrent ones: sources are regions that are
+/// never written, and no operation fails.
 pub(super) fn safe_op() -> impl Strategy<Value = (usize, Op)> {
     let source = (0usize..100).prop_map(|at| Place { region: 1, at });
     let len = prop_oneof![1 => Just(0usize), 8 => 1usize..100];
@@ -111,7 +111,7 @@ pub(super) fn safe_op() -> impl Strategy<Value = (usize, Op)> {
             |(from, at, len, inline)| Op::Write {
                 from, to: Place { region: OWN, at }, len, inline: inline && len <= 60,
                 immediate: None }),
-        // Behind what Writes reach.
+        // Beyond the range of the Writes.
         2 => (operation(), 0usize..100).prop_map(|(operation, at)| Op::Atomic {
                 operation, sink: Place { region: 3, at }, to: Place { region: OWN, at: 192 } }),
         3 => (source.clone(), len.clone(), any::<bool>(), any::<bool>()).prop_map(
@@ -123,16 +123,16 @@ pub(super) fn safe_op() -> impl Strategy<Value = (usize, Op)> {
     (0usize..2, op)
 }
 
-/// Both ends.
+/// State of both ends.
 pub(super) struct Model {
     pub memory: [[Vec<u8>; REGIONS]; 2],
     enabled: [[bool; REGIONS]; 2],
     /// The part of region 0 that the window of an end is bound to: start and length.
     windows: [Option<(usize, usize)>; 2],
     receives: [VecDeque<(u64, usize, usize)>; 2],
-    /// Completions not yet looked at.
+    /// New completions.
     pub completions: [Vec<String>; 2],
-    /// Who terminated the stream, and how.
+    /// The end that terminated the stream, and the code.
     pub ended: Option<(usize, &'static str)>,
 }
 
@@ -286,7 +286,7 @@ impl Model {
         }
     }
 
-    /// Immediate Data behind a Write of so many bytes.
+    /// Delivers Immediate Data after a Write of `len` bytes.
     fn deliver_immediate(&mut self, to: usize, data: u64, len: usize) {
         let Some((id, ..)) = self.receives[to].pop_front() else {
             return self.end(to, "1/2/02");
@@ -302,7 +302,7 @@ impl Model {
         }
     }
 
-    /// Whether the owner may: not a region with a window.
+    /// Returns true if the owner may invalidate the region, which must not have a window.
     fn may_invalidate(&self, end: usize, region: usize) -> bool {
         self.is_enabled(end, region) && !(region == 0 && self.windows[end].is_some())
     }
@@ -314,7 +314,7 @@ impl Model {
         }
     }
 
-    /// Where a place is, for places in windows.
+    /// Returns the place in a region for a place in a window.
     fn resolve(&self, end: usize, place: Place) -> Place {
         match (place.region, self.windows[end]) {
             (WINDOW, Some((at, _))) => Place { region: 0, at: at + place.at },
@@ -343,7 +343,7 @@ impl Model {
                 inside(sink, 8) && rights(sink.region).contains(Access::LOCAL_WRITE)
             }
             Op::LocalInvalidate { region } => self.may_invalidate(me, *region),
-            // A bind that fails has a status of its own.
+            // A failed bind has its own status.
             Op::Receive { .. } | Op::Bind { .. } => true,
         }
     }
@@ -369,7 +369,7 @@ impl Model {
         }
     }
 
-    /// Bytes of a place; what inline data is made of may lie beyond its region.
+    /// Returns the bytes of a place. The source of inline data may exceed its region.
     pub fn bytes(&self, of: usize, place: Place, len: usize) -> Vec<u8> {
         let place = self.resolve(of, place);
         let region = &self.memory[of][place.region];

@@ -1,4 +1,4 @@
-//! Every opcode where it belongs and where it does not, as the tables of the suite have it.
+//! Every opcode on its queue and on all others, compared with the tables of the conformance suite.
 
 use super::raw::{Raw, add_of, ulpdu};
 use super::requests::{Mr, Wr};
@@ -8,11 +8,11 @@ use crate::ddp::{Header, UntaggedHeader};
 use crate::rdmap::{AtomicResponse, Opcode, ReadRequest};
 use crate::types::{Access, Msn, QpState, Stag, TaggedOffset};
 
-/// Queue numbers to try; no other is in a table.
+/// Queue numbers to try. The tables contain no others.
 const QUEUES: [u32; 5] = [0, 1, 2, 3, u32::MAX];
 
-/// A QP that every message finds something to do at: a receive, a region to write to and to read
-/// from, an outstanding Read or atomic operation, an STag that the peer may invalidate.
+/// A QP on which every message has an effect: with a receive, a region to write and read, an
+/// outstanding Read or atomic operation, and an STag that the peer may invalidate.
 struct Bench {
     w: World,
     raw: Raw,
@@ -26,7 +26,8 @@ struct Bench {
 impl Bench {
     fn new(version: u8, awaited: Opcode) -> Self {
         let (mut w, mut raw) = World::raw_of_version(version);
-        let (inbox, sink) = (w.any_mr(A, 8), w.any_mr(A, 4));
+        let inbox = w.any_mr(A, 8);
+        let sink = w.any_mr(A, 4);
         let region = w.any_mr(A, 4);
         region.set(b"data");
         let own = w.own_mr(A, 4, Access::REMOTE_WRITE);
@@ -41,8 +42,8 @@ impl Bench {
         Bench { w, raw, inbox, region, sink, own, word }
     }
 
-    /// A message with this opcode, as well formed as it can be where it does not belong. Bits that
-    /// are reserved, and the STag to invalidate of messages that have none, are not 0.
+    /// Returns a message with this opcode, as well formed as possible even on a wrong queue.
+    /// Reserved bits and the unused STag to invalidate are not 0.
     fn message(&self, opcode: Opcode, queue: Option<u32>, rv: u8) -> Vec<u8> {
         let payload = match opcode {
             Opcode::ReadRequest => {
@@ -82,7 +83,7 @@ impl Bench {
         bytes
     }
 
-    /// That a message where it belongs has done what it is there for.
+    /// Checks the effect of a message on its own queue.
     fn was_carried_out(mut self, opcode: Opcode) {
         let invalidated = format!(" invalidated {:#x}", self.own.stag.0);
         let completions = self.w.completions(A);
@@ -102,7 +103,7 @@ impl Bench {
             Opcode::Terminate => {
                 vec!["8 RdmaRead WrFlush".to_owned(), "7 Receive WrFlush".to_owned()]
             }
-            other => panic!("{other} is nobody's"),
+            other => panic!("{other} has no queue"),
         };
         assert_eq!(completions, expected, "{opcode}");
         let places: [(&Mr, &[u8]); 3] =
@@ -151,7 +152,7 @@ impl Bench {
         }
     }
 
-    /// That nothing has come of a message but this Terminate about it.
+    /// Checks that a message had no effect except for this Terminate.
     fn was_refused(mut self, bytes: &[u8], code: &str, what: &str) {
         let header_len = if bytes[0] & 0x80 != 0 { 14 } else { 18 };
         let mut headers = (bytes.len() as u16).to_be_bytes().to_vec();
@@ -167,7 +168,8 @@ impl Bench {
     }
 }
 
-/// The rows that a stream of this version knows: RDMAC's has RFC 5040 alone.
+/// Returns the rows for a stream of this version. A stream of an RDMAC peer has only those of RFC
+/// 5040.
 fn known_to(version: u8, name: &str) -> Vec<Row> {
     let known = |row: &Row| match row.number("rfc") {
         5040 => true,
@@ -177,7 +179,7 @@ fn known_to(version: u8, name: &str) -> Vec<Row> {
     table(name).into_iter().filter(known).collect()
 }
 
-/// What Immediate Data are here.
+/// Value of the Immediate Data.
 const IMMEDIATE: u64 = u64::from_be_bytes(*b"immediat");
 
 //= RDMAP-3.1-2
@@ -195,13 +197,14 @@ const IMMEDIATE: u64 = u64::from_be_bytes(*b"immediat");
 //= 7306-8.2-2
 //= 7306-8.2-3
 //= 7306-10.2-1
-/// Opcodes, T, queue numbers and versions in all combinations, in streams of either version: those
-/// of the table are carried out, the rest is told by the first check that fails (RFC 5040 section
+/// All combinations of opcode, T, queue number and version, in streams of either version. Those in
+/// the table are carried out. For the others the first failed check is reported (RFC 5040 section
 /// 7.2).
 #[test]
-fn every_opcode_where_it_belongs_and_nowhere_else() {
+fn every_opcode_on_every_queue_and_version() {
     for version in [1, 0] {
-        let (opcodes, queues) = (known_to(version, "opcode"), known_to(version, "queue"));
+        let opcodes = known_to(version, "opcode");
+        let queues = known_to(version, "queue");
         let mut carried_out = 0;
         for bits in 0..16u8 {
             for queue in [None].into_iter().chain(QUEUES.map(Some)) {
@@ -218,14 +221,14 @@ fn every_opcode_where_it_belongs_and_nowhere_else() {
                     let known =
                         |queue| queues.iter().any(|q| q.number("value") == u64::from(queue));
                     if !queue.is_none_or(known) {
-                        bench.raw_says(&bytes).was_refused(&bytes, "1/2/01", &what);
+                        bench.receives(&bytes).was_refused(&bytes, "1/2/01", &what);
                     } else if rv != version {
-                        bench.raw_says(&bytes).was_refused(&bytes, "0/2/05", &what);
+                        bench.receives(&bytes).was_refused(&bytes, "0/2/05", &what);
                     } else if !belongs {
-                        bench.raw_says(&bytes).was_refused(&bytes, "0/2/06", &what);
+                        bench.receives(&bytes).was_refused(&bytes, "0/2/06", &what);
                     } else {
                         carried_out += 1;
-                        bench.raw_says(&bytes).was_carried_out(opcode);
+                        bench.receives(&bytes).was_carried_out(opcode);
                     }
                 }
             }
@@ -236,7 +239,7 @@ fn every_opcode_where_it_belongs_and_nowhere_else() {
 }
 
 impl Bench {
-    fn raw_says(mut self, bytes: &[u8]) -> Self {
+    fn receives(mut self, bytes: &[u8]) -> Self {
         self.raw.ulpdu(&mut self.w, bytes);
         self
     }
@@ -244,9 +247,9 @@ impl Bench {
 
 //= RDMAP-7.2-1
 //= 7306-8.2-1
-/// DV is checked before everything of RDMAP, in the words of the buffer model.
+/// DV is checked before all fields of RDMAP, and reported with the code of the buffer model.
 #[test]
-fn another_ddp_version_is_refused_before_the_opcode_is_looked_at() {
+fn the_ddp_version_is_checked_first() {
     for version in [1, 0] {
         for opcode in (0..16).map(Opcode::from_bits) {
             for (queue, code) in [(None, "1/1/04"), (Some(0), "1/2/06"), (Some(9), "1/2/06")] {
@@ -255,7 +258,7 @@ fn another_ddp_version_is_refused_before_the_opcode_is_looked_at() {
                     let mut bytes = bench.message(opcode, queue, 3);
                     bytes[0] = bytes[0] & !3 | dv;
                     let what = format!("{opcode} {queue:?} DV {dv}");
-                    bench.raw_says(&bytes).was_refused(&bytes, code, &what);
+                    bench.receives(&bytes).was_refused(&bytes, code, &what);
                 }
             }
         }

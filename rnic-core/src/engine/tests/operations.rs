@@ -7,10 +7,11 @@ use crate::types::{Access, QpState};
 
 //= RDMAP-5.1-5
 #[test]
-fn write_places_bytes_and_completes_at_the_source_only() {
+fn a_write_completes_at_the_source_only() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
-        let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        let from = w.any_mr(A, 100);
+        let to = w.any_mr(B, 100);
         let bytes = from.pattern(1);
         w.post(A, &[Wr::write(1, &[from.sge(10..50)], &to, 3)]);
         assert_eq!(w.completions(A), ["1 RdmaWrite"], "{wiring:?}");
@@ -29,7 +30,8 @@ fn write_places_bytes_and_completes_at_the_source_only() {
 fn send_fills_the_posted_receive() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
-        let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        let from = w.any_mr(A, 100);
+        let to = w.any_mr(B, 100);
         let bytes = from.pattern(1);
         w.recv(B, 7, &[to.sge(0..60)]);
         w.post(A, &[Wr::send(1, &[from.sge(0..40)])]);
@@ -47,7 +49,8 @@ fn send_fills_the_posted_receive() {
 fn read_fetches_bytes() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
-        let (sink, from) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        let sink = w.any_mr(A, 100);
+        let from = w.any_mr(B, 100);
         let bytes = from.pattern(1);
         w.post(A, &[Wr::read(1, sink.sge(20..70), &from, 5)]);
         assert_eq!(w.completions(A), ["1 RdmaRead 50"], "{wiring:?}");
@@ -64,7 +67,8 @@ fn messages_of_many_segments() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
         let len = 300_000;
-        let (a, b) = (w.any_mr(A, len), w.any_mr(B, len));
+        let a = w.any_mr(A, len);
+        let b = w.any_mr(B, len);
         let bytes = a.pattern(1);
         w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
         assert_eq!(b.bytes(), bytes, "{wiring:?}");
@@ -136,7 +140,7 @@ fn inline_data_needs_no_region() {
 //= DDP-4.3-3
 //= DDP-5.4-5
 #[test]
-fn solicited_and_invalidating_sends_say_so() {
+fn solicited_and_invalidating_sends() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
         let window = w.own_mr(B, 10, Access::REMOTE_WRITE);
@@ -159,7 +163,7 @@ fn solicited_and_invalidating_sends_say_so() {
 }
 
 #[test]
-fn unsignaled_requests_complete_in_silence_and_give_their_slots_back() {
+fn unsignaled_requests_free_their_slots() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let to = w.any_mr(B, 8);

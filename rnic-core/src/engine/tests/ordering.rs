@@ -1,4 +1,4 @@
-//! What waits for what: fences, ORD, completions in order, responses between requests.
+//! Ordering: fences, ORD, completions in order, and responses between requests.
 
 use super::raw::Raw;
 use super::requests::Wr;
@@ -13,10 +13,11 @@ fn opcodes(raw: &mut Raw, w: &mut World) -> Vec<Opcode> {
 }
 
 #[test]
-fn never_more_reads_than_ord_and_completions_in_order() {
-    // With ORD 4.
+fn at_most_ord_reads_complete_in_order() {
+    // ORD is 4.
     let (mut w, mut raw) = World::raw();
-    let (sink, source) = (w.any_mr(A, 100), w.any_mr(A, 1));
+    let sink = w.any_mr(A, 100);
+    let source = w.any_mr(A, 1);
     let mut batch: Vec<Wr> =
         (0..10).map(|n| Wr::read(n, sink.sge(n as usize..n as usize + 1), &source, 0)).collect();
     batch.push(Wr::send(10, &[]));
@@ -44,7 +45,8 @@ fn many_reads_and_a_send_over_both_paths() {
     for wiring in Wiring::both() {
         for ord in [1, 2] {
             let mut w = World::pair(wiring.with(|o| o.ord = ord));
-            let (sink, source) = (w.any_mr(A, 100), w.any_mr(B, 100));
+            let sink = w.any_mr(A, 100);
+            let source = w.any_mr(B, 100);
             let bytes = source.pattern(4);
             w.recv(B, 50, &[]);
             let mut batch: Vec<Wr> = (0..10)
@@ -64,9 +66,10 @@ fn many_reads_and_a_send_over_both_paths() {
 }
 
 #[test]
-fn a_fence_waits_for_every_read_and_only_for_them() {
+fn a_fence_waits_for_reads_only() {
     let (mut w, mut raw) = World::raw();
-    let (sink, source) = (w.any_mr(A, 10), w.any_mr(A, 10));
+    let sink = w.any_mr(A, 10);
+    let source = w.any_mr(A, 10);
     w.post(
         A,
         &[
@@ -89,10 +92,11 @@ fn a_fence_waits_for_every_read_and_only_for_them() {
 
 //= RDMAP-5.5-12a
 #[test]
-fn a_fenced_write_never_changes_what_an_earlier_read_fetches() {
+fn a_fenced_write_follows_earlier_reads() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        let (sink, place) = (w.any_mr(A, 8), w.any_mr(B, 8));
+        let sink = w.any_mr(A, 8);
+        let place = w.any_mr(B, 8);
         for n in 0..200u64 {
             w.post(
                 A,
@@ -131,7 +135,7 @@ fn responses_and_requests_alternate_by_message() {
     w.push(A, &batch);
     w.links[0].pipes[0].window = 1 << 20;
     w.settle();
-    // No message is cut by another; responses come in the order of their requests, each whole.
+    // Messages are not interleaved. Responses are complete and in the order of their requests.
     let segments = raw.segments(&mut w);
     let mut messages = Vec::new();
     for s in &segments {
@@ -150,12 +154,18 @@ fn responses_and_requests_alternate_by_message() {
 }
 
 #[test]
-fn a_read_slot_is_free_again_when_its_response_has_left() {
+fn a_sent_response_frees_its_read_slot() {
     for wiring in Wiring::both() {
-        let mut w = World::pair(wiring.with(|o| (o.ird, o.ord) = (1, 1)));
-        let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 64));
-        let (pa, pb) = (a.pattern(1), b.pattern(2));
-        let (sa, sb) = (w.any_mr(A, 64), w.any_mr(B, 64));
+        let mut w = World::pair(wiring.with(|o| {
+            o.ird = 1;
+            o.ord = 1;
+        }));
+        let a = w.any_mr(A, 64);
+        let b = w.any_mr(B, 64);
+        let pa = a.pattern(1);
+        let pb = b.pattern(2);
+        let sa = w.any_mr(A, 64);
+        let sb = w.any_mr(B, 64);
         for _ in 0..20 {
             let batch = |sink: &super::requests::Mr, source: &super::requests::Mr| -> Vec<Wr> {
                 (0..8)
@@ -178,7 +188,8 @@ fn a_read_slot_is_free_again_when_its_response_has_left() {
 fn a_qp_without_read_slots_refuses_reads() {
     for wiring in Wiring::both() {
         let mut w = World::pair(wiring.with(|o| o.ord = 0));
-        let (a, b) = (w.any_mr(A, 1), w.any_mr(B, 1));
+        let a = w.any_mr(A, 1);
+        let b = w.any_mr(B, 1);
         w.post(A, &[Wr::read(1, a.all(), &b, 0)]);
         assert_eq!(w.completions(A), ["1 RdmaRead LocalQpOperation"]);
     }
@@ -186,16 +197,19 @@ fn a_qp_without_read_slots_refuses_reads() {
 
 //= RDMAP-5.5-1
 #[test]
-fn one_busy_qp_does_not_keep_the_others_waiting() {
-    // 64 MiB on one QP, and small messages of other QPs and another session in between.
+fn one_busy_qp_does_not_delay_others() {
+    // 64 MiB on one QP, with small messages of other QPs and another session in between.
     for direct in [true, false] {
         let mut w = World::new(if direct { &[1] } else { &[1, 1] });
-        let (here, there) = (0, usize::from(!direct));
-        let (busy, calm) = (w.app(here), w.app(here));
+        let here = 0;
+        let there = usize::from(!direct);
+        let busy = w.app(here);
+        let calm = w.app(here);
         let mut ends = Vec::new();
         for app in [busy, busy, calm] {
             let other = w.app(there);
-            let (cq_a, cq_b) = (w.cq(app, 64), w.cq(other, 64));
+            let cq_a = w.cq(app, 64);
+            let cq_b = w.cq(other, 64);
             let a = w.qp(app, cq_a, cq_a, Default::default());
             let b = w.qp(other, cq_b, cq_b, Default::default());
             w.connect(a, b, if direct { Wiring::direct() } else { Wiring::tcp() });
@@ -203,7 +217,8 @@ fn one_busy_qp_does_not_keep_the_others_waiting() {
         }
         w.settle();
         w.emss = 65483;
-        let (big, sink) = (w.any_mr(ends[0].0, 16 << 20), w.any_mr(ends[0].1, 16 << 20));
+        let big = w.any_mr(ends[0].0, 16 << 20);
+        let sink = w.any_mr(ends[0].1, 16 << 20);
         let batch: Vec<Wr> = (0..4).map(|n| Wr::write(n, &[big.all()], &sink, 0)).collect();
         w.push(ends[0].0, &batch);
         for _ in 0..3 {
@@ -219,7 +234,7 @@ fn one_busy_qp_does_not_keep_the_others_waiting() {
             }
             assert!(rounds <= 3, "waited for {rounds} rounds");
         }
-        assert!(w.completions(ends[0].0).len() < 4, "the long one still goes on");
+        assert!(w.completions(ends[0].0).len() < 4, "the long message is not done");
         w.settle();
     }
 }

@@ -1,6 +1,5 @@
-//! RFC 5040 appendix B and RFC 7306 section 7, row by row: what is guaranteed between two
-//! operations of one stream, and what is left open. Each cell that says something has a scenario
-//! here, found by what it says.
+//! RFC 5040 appendix B and RFC 7306 section 7, row by row: the guarantees between two operations of
+//! one stream, and their limits. Each cell of the tables has a scenario here, selected by its text.
 
 use super::link::Cuts;
 use super::messages::{messages, opcode_of};
@@ -14,10 +13,10 @@ use crate::types::{Access, AtomicOperation, Stag, TaggedOffset};
 
 const COLUMNS: [&str; 3] = ["placement_remote", "placement_local", "ordering_remote"];
 
-/// Shows what a cell says of a pair of operations.
+/// Checks a cell for a pair of operations.
 type Scenario = fn(first: Kind, later: Kind);
 
-/// A cell's text and the scenario for it.
+/// The text of each cell and its scenario.
 const SCENARIOS: &[(&str, &str, Scenario)] = &[
     ("placement_remote", "no guarantee", every_interleaving_arrives),
     (
@@ -246,7 +245,7 @@ impl Kind {
         }
     }
 
-    /// The queue of its message; none if that is tagged.
+    /// Returns the queue of its message, or `None` for a tagged message.
     fn queue(self) -> Option<u32> {
         match self {
             Kind::Send | Kind::Immediate => Some(qn::SEND),
@@ -277,14 +276,15 @@ impl Kind {
 //= 7306-7-11
 //= 7306-7-12
 //= 7306-7-13
-/// Every cell that is not "not applicable" is shown, and no scenario stands for nothing.
+/// Every cell other than "not applicable" has a scenario, and every scenario is used.
 #[test]
-fn every_pair_of_operations_is_ordered_as_the_table_says_and_no_further() {
+fn every_pair_of_operations_in_the_table() {
     let rows = table("ordering_pair");
     let mut used = vec![false; SCENARIOS.len()];
     let mut pairs = Vec::new();
     for row in &rows {
-        let (first, later) = (Kind::of(row, "first"), Kind::of(row, "later"));
+        let first = Kind::of(row, "first");
+        let later = Kind::of(row, "later");
         pairs.push((first, later));
         for column in COLUMNS {
             let says = row.text(column);
@@ -304,25 +304,27 @@ fn every_pair_of_operations_is_ordered_as_the_table_says_and_no_further() {
     assert!(all.into_iter().all(|pair| pairs.contains(&pair)), "{pairs:?}");
 }
 
-/// One operation that arrives in two segments, and what it leaves behind.
+/// An operation that arrives in two segments, and its effects.
 struct Incoming {
     segments: [(Header, Vec<u8>); 2],
     place: Mr,
-    /// What is in its place afterwards.
+    /// Contents of `place` afterwards.
     left: [u8; 8],
-    /// What its completion begins and ends with.
+    /// Start and end of its completion.
     told: Option<(String, &'static str)>,
-    /// What is answered.
+    /// Its response.
     answer: Option<Vec<u8>>,
 }
 
 impl Incoming {
-    /// The `nth` of its kind.
+    /// Creates the `nth` operation of its kind.
     fn new(w: &mut World, raw: &Raw, kind: Kind, nth: u32) -> Self {
         let place = w.any_mr(A, 8);
         let number = 1 + nth;
         let untagged = |opcode, qn, mo, last| raw.untagged(opcode, qn, number, mo, last);
-        let (mut told, mut answer, mut left) = (None, None, *b"placed\0\0");
+        let mut told = None;
+        let mut answer = None;
+        let mut left = *b"placed\0\0";
         let segments = match kind {
             Kind::Send => {
                 w.recv(A, u64::from(number), &[place.all()]);
@@ -348,7 +350,8 @@ impl Incoming {
             }
             Kind::Immediate => {
                 w.recv(A, u64::from(number), &[]);
-                // In between is what has come of the Write so far, if one is under way.
+                // The length of a partially arrived Write is printed between the two, if there is
+                // one.
                 told = Some((format!("{number} Receive"), " immediate 0x102030405060708"));
                 left = [0; 8];
                 [
@@ -361,7 +364,8 @@ impl Incoming {
                 left = 8u64.to_ne_bytes();
                 let request = add_of(&place, 0);
                 answer = Some(AtomicResponse { id: request.id, original: 7 }.emit().to_vec());
-                let (header, queue) = (request.emit(), qn::READ_REQUEST);
+                let header = request.emit();
+                let queue = qn::READ_REQUEST;
                 [
                     (untagged(Opcode::AtomicRequest, queue, 0, false), header[..10].to_vec()),
                     (untagged(Opcode::AtomicRequest, queue, 10, true), header[10..].to_vec()),
@@ -372,7 +376,7 @@ impl Incoming {
     }
 }
 
-/// A Read that names this sink offset, by which its response is known.
+/// Returns a Read with this sink offset, which identifies its response.
 fn read_of(from: &Mr, at: u64, size: u32, sink_to: u64) -> ReadRequest {
     ReadRequest {
         sink_stag: Stag(0xA1A2_A3A4),
@@ -383,15 +387,14 @@ fn read_of(from: &Mr, at: u64, size: u32, sink_to: u64) -> ReadRequest {
     }
 }
 
-/// No order of placement may be relied on: whatever order of segments DDP allows a sender (messages
-/// of one queue, or tagged ones, do not interleave), both operations do what they are for.
+/// No order of placement is guaranteed: with every order of segments that DDP allows a sender
+/// (messages of one queue, and tagged messages, do not interleave), both operations take effect.
 fn every_interleaving_arrives(first: Kind, later: Kind) {
     let same_queue = first.queue() == later.queue();
-    let orders: &[[usize; 4]] = match same_queue {
-        true => &[[0, 0, 1, 1]],
-        false => {
-            &[[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]]
-        }
+    let orders: &[[usize; 4]] = if same_queue {
+        &[[0, 0, 1, 1]]
+    } else {
+        &[[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]]
     };
     for order in orders {
         let (mut w, mut raw) = World::raw();
@@ -421,7 +424,7 @@ fn every_interleaving_arrives(first: Kind, later: Kind) {
     }
 }
 
-/// Turns both engines one round at a time, looking after each, until nothing happens any more.
+/// Runs both engines round by round until they are idle. Calls `look` after each round.
 fn step_by_step(w: &mut World, mut look: impl FnMut(&mut World)) {
     while w.round() {
         look(w);
@@ -430,15 +433,15 @@ fn step_by_step(w: &mut World, mut look: impl FnMut(&mut World)) {
     look(w);
 }
 
-/// A Read fetches what the Send or Write before it has placed, in the same memory, every byte of
-/// it; and a Send, or Immediate Data, has completed before its Read shows anything.
+/// A Read fetches all bytes that the Send or Write before it placed in the same memory. A Send or
+/// Immediate Data has completed before the response of a later Read.
 fn a_read_shows_what_went_before(first: Kind, _: Kind) {
     shows_what_went_before(first, |sink, there| {
         (Wr::read(2, sink.all(), there, 0), format!("2 RdmaRead {LEN}"))
     });
 }
 
-/// And so does an atomic operation on the last word.
+/// Like the previous scenario, with an atomic operation on the last word.
 fn an_operation_shows_what_went_before(first: Kind, _: Kind) {
     shows_what_went_before(first, |sink, there| {
         let at = LEN - 8;
@@ -446,11 +449,11 @@ fn an_operation_shows_what_went_before(first: Kind, _: Kind) {
     });
 }
 
-/// Length of what goes before.
+/// Length of the first operation.
 const LEN: usize = 20_000;
 
-/// What the second request, into this sink and of that memory, shows of the first, with the
-/// completion of the second.
+/// Checks that `second`, with this sink and this source, observes the first request. `second`
+/// returns the request and its completion.
 fn shows_what_went_before(first: Kind, second: fn(&Mr, &Mr) -> (Wr, String)) {
     for wiring in Wiring::both() {
         for seed in 0..5 {
@@ -459,7 +462,9 @@ fn shows_what_went_before(first: Kind, second: fn(&Mr, &Mr) -> (Wr, String)) {
             if let (Some(link), 1..) = (w.links.first_mut(), seed) {
                 link.pipes.iter_mut().for_each(|pipe| pipe.cuts = Cuts::Random(seed));
             }
-            let (near, sink, there) = (w.any_mr(A, LEN), w.any_mr(A, LEN), w.any_mr(B, LEN));
+            let near = w.any_mr(A, LEN);
+            let sink = w.any_mr(A, LEN);
+            let there = w.any_mr(B, LEN);
             let bytes = near.pattern(seed as u8);
             there.fill(0xEE);
             w.recv(B, 1, &[there.all()]);
@@ -485,15 +490,17 @@ fn shows_what_went_before(first: Kind, second: fn(&Mr, &Mr) -> (Wr, String)) {
     }
 }
 
-/// Receives complete in the order of their messages, in any mixture: none before those ahead of it.
+/// Receives complete in the order of their messages, in any mixture of kinds.
 fn sends_complete_in_order(first: Kind, later: Kind) {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.one_segment_at_a_time();
-        let (near, there) = (w.any_mr(A, 9000), w.any_mr(B, 9000));
+        let near = w.any_mr(A, 9000);
+        let there = w.any_mr(B, 9000);
         near.pattern(1);
         let lengths = [9000, 0, 1, 5000, 17, 0, 2000];
-        let (mut messages, mut expected) = (Vec::new(), Vec::new());
+        let mut messages = Vec::new();
+        let mut expected = Vec::new();
         for (n, len) in (0u64..).zip(lengths) {
             w.recv(B, n, &[there.all()]);
             let length = if len == 0 { String::new() } else { format!(" {len}") };
@@ -513,12 +520,13 @@ fn sends_complete_in_order(first: Kind, later: Kind) {
     }
 }
 
-/// Immediate Data are told when every byte of the Write before them is in place.
+/// Immediate Data complete when every byte of the Write before them is in place.
 fn immediate_data_complete_after_their_write(_: Kind, _: Kind) {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.one_segment_at_a_time();
-        let (near, there) = (w.any_mr(A, LEN), w.any_mr(B, LEN));
+        let near = w.any_mr(A, LEN);
+        let there = w.any_mr(B, LEN);
         let bytes = near.pattern(1);
         w.recv(B, 1, &[]);
         w.push(A, &[Wr::write(1, &[near.all()], &there, 0).immediate(5)]);
@@ -531,14 +539,14 @@ fn immediate_data_complete_after_their_write(_: Kind, _: Kind) {
     }
 }
 
-/// While a response waits for the socket, what came behind its request is placed and delivered, and
-/// is what the response shows. Who does not want that fences the later operation.
+/// While a response waits for the socket, data after its request are placed and delivered, and the
+/// response contains them. To prevent this, the application must fence the later operation.
 fn a_response_may_be_overtaken(first: Kind, later: Kind) {
     let (mut w, mut raw) = World::raw();
     let place = w.any_mr(A, 8);
     place.set(b"before..");
     w.recv(A, 7, &[place.all()]);
-    // The socket is full of something else.
+    // Other data fill the socket.
     let other = w.any_mr(A, 4000);
     w.links[0].pipes[0].window = 100;
     w.post(A, &[Wr::write(1, &[other.all()], &other, 0)]);
@@ -573,11 +581,13 @@ fn a_response_may_be_overtaken(first: Kind, later: Kind) {
     }
 }
 
-/// Bytes of a response are in place as they come, before the read they belong to is done; nothing
-/// is said of the second while the first is not complete.
+/// Bytes of a response are placed as they arrive, before the read completes. The second read does
+/// not complete before the first.
 fn sinks_fill_as_responses_come(_: Kind, _: Kind) {
     let (mut w, mut raw) = World::raw();
-    let (one, two, source) = (w.any_mr(A, 4), w.any_mr(A, 4), w.any_mr(A, 4));
+    let one = w.any_mr(A, 4);
+    let two = w.any_mr(A, 4);
+    let source = w.any_mr(A, 4);
     w.post(A, &[Wr::read(1, one.all(), &source, 0), Wr::read(2, two.all(), &source, 0)]);
     raw.response(&mut w, one.stag, one.iova, b"on", false);
     assert_eq!((one.bytes(), two.bytes()), (b"on\0\0".to_vec(), vec![0; 4]));
@@ -591,7 +601,7 @@ fn sinks_fill_as_responses_come(_: Kind, _: Kind) {
     assert_eq!((one.bytes(), two.bytes()), (b"one!".to_vec(), b"two!".to_vec()));
 }
 
-/// Responses leave whole and in the order of their requests, whatever their lengths.
+/// Responses are sent completely and in the order of their requests, whatever their lengths.
 fn responses_leave_in_order(_: Kind, _: Kind) {
     let (mut w, mut raw) = World::raw();
     w.one_segment_at_a_time();
@@ -614,11 +624,12 @@ fn responses_leave_in_order(_: Kind, _: Kind) {
     }
 }
 
-/// Each sink fills when its own response comes, and nothing is said of the second before the first
-/// is complete.
+/// Each sink is written when its own response arrives, and the second operation does not complete
+/// before the first.
 fn results_come_as_responses_do(first: Kind, later: Kind) {
     let (mut w, mut raw) = World::raw();
-    let (sinks, source) = ([w.any_mr(A, 8), w.any_mr(A, 8)], w.any_mr(A, 8));
+    let sinks = [w.any_mr(A, 8), w.any_mr(A, 8)];
+    let source = w.any_mr(A, 8);
     let kinds = [first, later];
     let request = |n: usize| match kinds[n] {
         Kind::Atomic => Wr::fetch_add(n as u64, 1, sinks[n].all(), &source, 0),
@@ -630,7 +641,8 @@ fn results_come_as_responses_do(first: Kind, later: Kind) {
     for n in 0..2 {
         assert_eq!(w.completions(A), [""; 0]);
         assert!(sinks[n..].iter().all(|sink| sink.bytes() == [0; 8]));
-        let (value, sink) = (5 + n as u64, &sinks[n]);
+        let value = 5 + n as u64;
+        let sink = &sinks[n];
         let name = match kinds[n] {
             Kind::Atomic => {
                 msn += 1;
@@ -649,7 +661,7 @@ fn results_come_as_responses_do(first: Kind, later: Kind) {
     }
 }
 
-/// Of two operations on a word the later one finds what the first has left.
+/// Of two atomic operations on a word, the later one finds the result of the first.
 fn operations_take_effect_in_order(_: Kind, _: Kind) {
     for kind in [MemoryKind::Shared, MemoryKind::Attached, MemoryKind::ThroughCopier] {
         let (mut w, mut raw) = World::raw();
@@ -677,15 +689,16 @@ fn operations_take_effect_in_order(_: Kind, _: Kind) {
     }
 }
 
-/// Responses of both kinds leave in the order of their requests, and a Read shows the operations
-/// before it and none of those behind it.
+/// Responses of both kinds are sent in the order of their requests. A Read returns the results of
+/// the operations before it and of none after it.
 fn answers_leave_in_order(first: Kind, later: Kind) {
     for kind in [MemoryKind::Shared, MemoryKind::Attached, MemoryKind::ThroughCopier] {
         let (mut w, mut raw) = World::raw();
         w.kind = kind;
         let word = w.any_mr(A, 8);
         w.links[0].pipes[0].window = 0;
-        let (mut expected, mut value) = (Vec::new(), 0u64);
+        let mut expected = Vec::new();
+        let mut value = 0u64;
         for (msn, asked) in (1..).zip([first, later, first, later]) {
             if asked == Kind::Atomic {
                 let request = add_of(&word, 0);

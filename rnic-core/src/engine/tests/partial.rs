@@ -1,4 +1,4 @@
-//! Peers that begin FPDUs and take their time with the rest.
+//! Peers that send FPDUs slowly or partially.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use super::world::{A, QpShape, Wiring, World, options};
 use crate::engine::{ChargeLimits, Engine, EngineOptions, PartialLimits};
 use crate::types::{Access, QpState, Stag};
 
-/// Bytes of an incomplete FPDU.
+/// Number of bytes of an incomplete FPDU.
 const HALF: usize = 1000;
 
-/// Connected initiators of one session, each with a scripted peer.
+/// Connects initiators of one session, each to a scripted peer.
 pub(super) fn crowd(n: usize, engine: EngineOptions) -> (World, Vec<Raw>) {
     let startup = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
     let mut w = World::new(&[1]);
@@ -26,7 +26,7 @@ pub(super) fn crowd(n: usize, engine: EngineOptions) -> (World, Vec<Raw>) {
     (w, raws)
 }
 
-/// An engine's options with these limits.
+/// Returns engine options with these limits.
 fn limited(partial: PartialLimits) -> EngineOptions {
     EngineOptions { partial, ..options(0) }
 }
@@ -36,8 +36,8 @@ pub(super) fn dead(w: &World) -> Vec<usize> {
 }
 
 #[test]
-fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
-    // Room for 4 buffers of 1 KiB besides the pool of 16.
+fn the_oldest_partial_fpdu_is_evicted() {
+    // Four buffers of 1 KiB in addition to the pool of 16.
     let limits = PartialLimits {
         bytes: ChargeLimits { device: 1 << 20, session: 4096 },
         ..Default::default()
@@ -50,15 +50,15 @@ fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
     assert_eq!(dead(&w), []);
     for (n, (raw, fpdu)) in raws.iter_mut().zip(&fpdus).enumerate().skip(20) {
         raw.bytes(&mut w, &fpdu[..HALF]);
-        // Those in the pool cost nothing more and are left alone.
+        // Buffers in the pool are not charged, so their streams continue.
         assert_eq!(dead(&w), (16..=n - 4).collect::<Vec<_>>());
     }
     let events = w.events(A);
     assert_eq!(events.len(), 4, "{events:?}");
     for event in events {
-        assert!(event.contains("limits.session_partial_bytes is reached"), "{event}");
+        assert!(event.contains("limits.session_partial_bytes is exceeded"), "{event}");
     }
-    // The others complete theirs, which is then judged as any other.
+    // The other peers complete their FPDUs, which are then processed as usual.
     raws[23].bytes(&mut w, &fpdus[23][HALF..]);
     assert_eq!(w.state(23), QpState::Terminate);
     assert_eq!(w.state(22), QpState::Rts);
@@ -78,7 +78,7 @@ fn partial_limits_of_a_reload_hold() {
 
 //= MPA-7.1.2-10a
 #[test]
-fn an_fpdu_may_come_slowly_but_not_pause_for_ever() {
+fn an_fpdu_may_be_slow_but_not_stall() {
     let stall = Duration::from_secs(10);
     let (mut w, mut raws) = crowd(1, limited(PartialLimits { stall, ..Default::default() }));
     let mr = w.mr(A, 64, Access::REMOTE_WRITE);
@@ -91,7 +91,7 @@ fn an_fpdu_may_come_slowly_but_not_pause_for_ever() {
         raw.bytes(&mut w, &[*byte]);
     }
     assert_eq!(mr.bytes()[..8], payload);
-    // Between two FPDUs there is all the time in the world.
+    // The time between two FPDUs is not limited.
     w.advance(stall * 100);
     assert_eq!((w.state(A), w.events(A).len()), (QpState::Rts, 0));
     let fpdu = raw.fpdu(&[0; 100]);
@@ -105,7 +105,7 @@ fn an_fpdu_may_come_slowly_but_not_pause_for_ever() {
 }
 
 #[test]
-fn a_destroyed_qp_leaves_nothing_of_its_incomplete_fpdu() {
+fn a_destroyed_qp_frees_its_partial_fpdu() {
     let (mut w, mut raws) = crowd(20, options(0));
     for raw in &mut raws {
         let fpdu = raw.fpdu(&[0; 2 * HALF]);
@@ -119,17 +119,17 @@ fn a_destroyed_qp_leaves_nothing_of_its_incomplete_fpdu() {
 }
 
 #[test]
-fn wrong_stags_and_offsets_are_told_with_the_peers_address() {
+fn wrong_stags_are_reported_with_the_peer() {
     let peer = "192.0.2.2".parse::<std::net::IpAddr>().unwrap();
     let (mut w, mut raw) = World::raw();
     raw.write(&mut w, Stag(0x1234_5600), 0, b"x");
     assert_eq!(w.guesses, [peer]);
-    // An STag that is one, and the byte behind its region.
+    // A valid STag, and the byte after its region.
     let (mut w, mut raw) = World::raw();
     let mr = w.mr(A, 64, Access::REMOTE_WRITE);
     raw.write(&mut w, mr.stag, mr.iova + 64, b"x");
     assert_eq!((w.state(A), &w.guesses[..]), (QpState::Terminate, &[peer][..]));
-    // Other faults are no guesses.
+    // Other faults are not guesses.
     let (mut w, mut raw) = World::raw();
     raw.send(&mut w, 1, b"x");
     assert_eq!((w.state(A), w.guesses.len()), (QpState::Terminate, 0));

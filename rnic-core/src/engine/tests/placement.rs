@@ -1,5 +1,5 @@
-//! What becomes of segments that arrive: which buffer they go to, when a message is delivered, and
-//! what happens behind a fault (RFC 5041 sections 4.1, 5.3, 5.4, 6.2 and 7.1).
+//! Incoming segments: the buffer they are placed in, when a message is delivered, and the effects
+//! of a fault (RFC 5041 sections 4.1, 5.3, 5.4, 6.2 and 7.1).
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, QpState, Stag};
 
-/// A segment of the first Send.
+/// Returns the header of a segment of the first Send.
 fn part(raw: &Raw, mo: u32, last: bool) -> Header {
     raw.untagged(Opcode::Send, qn::SEND, 1, mo, last)
 }
@@ -18,12 +18,12 @@ fn part(raw: &Raw, mo: u32, last: bool) -> Header {
 //= DDP-4.1-1
 //= DDP-4.1-2
 #[test]
-fn the_t_bit_decides_which_buffer_it_is() {
+fn the_t_bit_selects_the_buffer_model() {
     let (mut w, mut raw) = World::raw();
     let region = w.any_mr(A, 8);
     let buffer = w.mr(A, 8, Access::LOCAL_WRITE);
     w.recv(A, 7, &[buffer.all()]);
-    // The same bytes stand where the other kind of header has its STag.
+    // These bytes hold the STag in the other kind of header.
     let Header::Untagged(mut header) = part(&raw, 0, true) else { unreachable!() };
     header.inv_stag = region.stag;
     raw.segment(&mut w, Header::Untagged(header), b"untagged");
@@ -42,9 +42,10 @@ fn the_t_bit_decides_which_buffer_it_is() {
 //= DDP-5.4-2
 //= DDP-5.4-3
 #[test]
-fn a_message_is_delivered_with_its_last_segment_in_order_and_with_its_length() {
+fn the_last_segment_delivers_a_message() {
     let (mut w, mut raw) = World::raw();
-    let (region, buffer) = (w.any_mr(A, 9), w.any_mr(A, 12));
+    let region = w.any_mr(A, 9);
+    let buffer = w.any_mr(A, 12);
     w.recv(A, 7, &[buffer.sge(0..12)]);
     w.recv(A, 8, &[]);
     let header = raw.tagged(Opcode::Write, region.stag, region.iova, false);
@@ -67,7 +68,7 @@ fn a_message_is_delivered_with_its_last_segment_in_order_and_with_its_length() {
 //= DDP-4.1-7
 //= DDP-5.4-2
 #[test]
-fn a_message_is_not_delivered_before_all_that_came_ahead_of_it_is_placed() {
+fn delivery_waits_for_earlier_placement() {
     let (mut w, mut raw) = World::raw();
     w.kind = MemoryKind::ThroughCopier;
     let region = w.any_mr(A, 8);
@@ -75,14 +76,14 @@ fn a_message_is_not_delivered_before_all_that_came_ahead_of_it_is_placed() {
     let buffer = w.any_mr(A, 8);
     w.recv(A, 7, &[buffer.all()]);
     w.recv(A, 8, &[]);
-    // Another process places it, and takes its time.
+    // A copier places the data with a delay.
     w.answer_copies = false;
     raw.write(&mut w, region.stag, region.iova, b"earlier!");
     raw.send(&mut w, 1, b"later");
     raw.send(&mut w, 2, b"");
     assert_eq!(w.completions(A), [""; 0]);
     assert_eq!(region.bytes(), [0; 8]);
-    while w.make_copy() {
+    while w.run_copy_job() {
         w.settle();
     }
     assert_eq!(&region.bytes(), b"earlier!");
@@ -91,7 +92,7 @@ fn a_message_is_not_delivered_before_all_that_came_ahead_of_it_is_placed() {
 
 //= DDP-5.3-6
 #[test]
-fn a_message_that_comes_twice_is_delivered_once() {
+fn a_repeated_message_is_delivered_once() {
     for between in [0, 1] {
         let (mut w, mut raw) = World::raw();
         let buffer = w.any_mr(A, 8);
@@ -113,7 +114,7 @@ fn a_message_that_comes_twice_is_delivered_once() {
 
 //= DDP-4.3-5
 #[test]
-fn the_reserved_bytes_of_an_untagged_message_may_differ_between_its_segments() {
+fn reserved_bytes_may_differ_between_segments() {
     let (mut w, mut raw) = World::raw();
     let buffer = w.any_mr(A, 6);
     w.recv(A, 7, &[buffer.all()]);
@@ -128,11 +129,11 @@ fn the_reserved_bytes_of_an_untagged_message_may_differ_between_its_segments() {
 
 //= DDP-5.2-12
 #[test]
-fn whether_a_write_is_whole_or_in_order_is_not_looked_at() {
+fn write_segments_may_come_in_any_order() {
     let (mut w, mut raw) = World::raw();
     let region = w.any_mr(A, 10);
     w.recv(A, 7, &[]);
-    // From the back, with a hole, and one place twice.
+    // Backwards, with a gap, and twice to one place.
     for (at, bytes, last) in [(7, b"xy", false), (2, b"AB", false), (2, b"CD", true)] {
         let header = raw.tagged(Opcode::Write, region.stag, region.iova + at, last);
         raw.segment(&mut w, header, bytes);
@@ -144,7 +145,7 @@ fn whether_a_write_is_whole_or_in_order_is_not_looked_at() {
 
 //= DDP-4.1-11
 #[test]
-fn a_version_that_changes_in_mid_stream_is_refused() {
+fn a_version_change_in_mid_stream_is_refused() {
     for dv in [0, 2, 3] {
         for tagged in [false, true] {
             for inside in [false, true] {
@@ -152,9 +153,12 @@ fn a_version_that_changes_in_mid_stream_is_refused() {
                 let region = w.any_mr(A, 8);
                 w.recv(A, 7, &[region.all()]);
                 w.recv(A, 8, &[region.all()]);
-                let header = |raw: &Raw, last, n: u32| match tagged {
-                    true => raw.tagged(Opcode::Write, region.stag, region.iova, last),
-                    false => raw.untagged(Opcode::Send, 0, n, 0, last),
+                let header = |raw: &Raw, last, n: u32| {
+                    if tagged {
+                        raw.tagged(Opcode::Write, region.stag, region.iova, last)
+                    } else {
+                        raw.untagged(Opcode::Send, 0, n, 0, last)
+                    }
                 };
                 raw.segment(&mut w, header(&raw, !inside, 1), b"good");
                 let mut bytes = ulpdu(&header(&raw, true, 2 - u32::from(inside)), b"evil");
@@ -170,7 +174,7 @@ fn a_version_that_changes_in_mid_stream_is_refused() {
 
 //= DDP-7.1-8
 #[test]
-fn a_send_of_the_buffers_size_fits_and_one_byte_more_does_not() {
+fn a_send_must_fit_its_buffer() {
     for parts in [&[8][..], &[5, 3]] {
         for too_much in [0, 1] {
             let (mut w, mut raw) = World::raw();
@@ -184,7 +188,7 @@ fn a_send_of_the_buffers_size_fits_and_one_byte_more_does_not() {
                 raw.segment(&mut w, part(&raw, at as u32, last), &[n as u8; 9][..len]);
                 at += len;
             }
-            assert_eq!(region.bytes()[8..], [0xEE; 4], "nothing behind the buffer");
+            assert_eq!(region.bytes()[8..], [0xEE; 4], "nothing is written after the buffer");
             if too_much == 0 {
                 assert_eq!(w.completions(A), ["7 Receive 8"]);
                 continue;
@@ -192,7 +196,7 @@ fn a_send_of_the_buffers_size_fits_and_one_byte_more_does_not() {
             assert_eq!(raw.expect_terminate(&mut w).0, "1/2/05");
             assert_eq!(w.completions(A), ["7 Receive LocalLength 1/2/05"]);
             let before = at - parts[parts.len() - 1] - 1;
-            assert!(region.bytes()[before..].iter().all(|o| *o == 0xEE), "nor of the segment");
+            assert!(region.bytes()[before..].iter().all(|o| *o == 0xEE), "no byte is placed");
         }
     }
 }
@@ -206,15 +210,16 @@ fn a_send_of_the_buffers_size_fits_and_one_byte_more_does_not() {
 //= DDP-7.1-18
 //= DDP-7.1-19
 #[test]
-fn behind_a_fault_one_message_leaves_and_nothing_arrives() {
+fn after_a_fault_only_the_terminate_is_sent() {
     for window in [1 << 20, 0] {
         let (mut w, mut raw) = World::raw();
-        let (region, sink) = (w.any_mr(A, 8), w.any_mr(A, 8));
+        let region = w.any_mr(A, 8);
+        let sink = w.any_mr(A, 8);
         w.post(A, &[Wr::read(1, sink.all(), &region, 0)]);
         assert_eq!(raw.segments(&mut w).len(), 1);
-        // Whether the Terminate leaves at once or later.
+        // The Terminate is sent at once or later.
         w.links[0].pipes[0].window = window;
-        // No receive for it; there would be for what follows.
+        // There is no receive for this Send, but for the later ones.
         raw.send(&mut w, 1, b"");
         w.recv(A, 7, &[region.all()]);
         w.recv(A, 8, &[region.all()]);
@@ -244,7 +249,7 @@ fn behind_a_fault_one_message_leaves_and_nothing_arrives() {
 //= DDP-7.1-3
 //= DDP-7.1-6
 #[test]
-fn a_send_without_a_receive_ends_its_stream_and_no_other() {
+fn a_send_without_a_receive_ends_one_stream() {
     let (mut w, mut raw) = World::raw();
     let cq = w.cq(0, 16);
     let other = w.qp(0, cq, cq, Default::default());
@@ -264,7 +269,7 @@ fn a_send_without_a_receive_ends_its_stream_and_no_other() {
 //= DDP-6.2.2-3
 //= DDP-6.2.2-4
 #[test]
-fn a_faulty_stream_stands_until_the_last_word_has_left() {
+fn a_faulty_stream_stays_open_for_its_terminate() {
     let (mut w, mut raw) = World::raw();
     w.links[0].pipes[0].window = 0;
     raw.write(&mut w, Stag(1), 0, b"x");
@@ -282,7 +287,7 @@ fn a_faulty_stream_stands_until_the_last_word_has_left() {
 
 //= DDP-6.2-1
 #[test]
-fn a_stream_ends_when_somebody_ends_it_and_not_for_its_age() {
+fn a_stream_does_not_end_by_age() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.advance(Duration::from_secs(100 * 86_400));
@@ -291,7 +296,7 @@ fn a_stream_ends_when_somebody_ends_it_and_not_for_its_age() {
         w.post(A, &[Wr::send(1, &[])]);
         assert_eq!(w.completions(B), ["7 Receive"], "{wiring:?}");
     }
-    // Nor because a message is not whole for long.
+    // Nor does a stream end because a message stays incomplete.
     let (mut w, mut raw) = World::raw();
     let buffer = w.any_mr(A, 4);
     w.recv(A, 7, &[buffer.all()]);

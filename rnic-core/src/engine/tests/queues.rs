@@ -1,7 +1,7 @@
-//! Completion queues that fill, and clients that write nonsense.
+//! Full completion queues, and clients that write invalid data.
 
+use super::rc::{LIMITS, unlinked_of};
 use super::requests::Wr;
-use super::wired::{LIMITS, unlinked_of};
 use super::world::{A, B, QpShape, Wiring, World};
 use crate::abi::queue::{
     ARM_NEXT, ARM_SOLICITED, QUEUE_HEADER_LEN, SendFlags, Sge, doorbell, doorbell_offset,
@@ -9,12 +9,13 @@ use crate::abi::queue::{
 };
 use crate::types::{QpState, Time};
 
-/// A pair whose A completes its sends to a CQ of so many entries, its receives to another.
+/// Connects a pair. A completes its sends to a CQ of `send_entries` and its receives to another.
 fn with_small_cq(wiring: Wiring, send_entries: u32, recv_entries: u32) -> World {
     let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
     let a = w.app(0);
     let b = w.app(usize::from(!wiring.direct));
-    let (send, recv) = (w.cq(a, send_entries), w.cq(a, recv_entries));
+    let send = w.cq(a, send_entries);
+    let recv = w.cq(a, recv_entries);
     let cq_b = w.cq(b, 256);
     w.qp(a, send, recv, QpShape { sq: 64, rq: 64, ..QpShape::default() });
     w.qp(b, cq_b, cq_b, QpShape { rq: 128, sq: 128, ..QpShape::default() });
@@ -26,7 +27,7 @@ fn with_small_cq(wiring: Wiring, send_entries: u32, recv_entries: u32) -> World 
 }
 
 #[test]
-fn a_full_cq_holds_the_send_queue_until_the_client_reads() {
+fn a_full_cq_stalls_the_send_queue() {
     for wiring in Wiring::both() {
         let mut w = with_small_cq(wiring, 4, 64);
         let to = w.any_mr(B, 1);
@@ -36,7 +37,7 @@ fn a_full_cq_holds_the_send_queue_until_the_client_reads() {
         let mut next = 0;
         while next < 20 {
             assert_eq!(to.bytes(), [(next + 3).min(19) as u8], "four at a time");
-            // Long enough for the worker to have gone to sleep over it.
+            // Long enough for the worker to sleep in between.
             w.advance(std::time::Duration::from_millis(10));
             let found = w.poll_cq(0, 0, 4);
             assert_eq!(found.len(), 4);
@@ -47,7 +48,7 @@ fn a_full_cq_holds_the_send_queue_until_the_client_reads() {
             w.settle();
         }
         assert_eq!(w.apps[0].cqs[0].cq.usage(), (0, 0, 20));
-        // Nobody waits any more: the client need not ring.
+        // No worker waits for a slot any more, so the client need not ring.
         w.post(A, &[Wr::write(1, &[], &to, 0)]);
         assert!(w.apps[0].cqs[0].consumer.poll().is_some());
         assert_eq!(w.apps[0].cqs[0].consumer.release(), 0);
@@ -55,12 +56,13 @@ fn a_full_cq_holds_the_send_queue_until_the_client_reads() {
 }
 
 #[test]
-fn slots_that_others_give_back_wake_who_waits_for_them() {
-    // Two QPs on one CQ; the first holds all slots with unsignaled requests, of which the client
-    // never learns. On one worker, and on two.
+fn slots_freed_by_others_wake_waiters() {
+    // Two QPs on one CQ. The first holds all slots with unsignaled requests, which the client does
+    // not see. On one worker, and on two.
     for on in [0, 1] {
         let mut w = World::new(&[2, 1]);
-        let (a, b) = (w.app(0), w.app(1));
+        let a = w.app(0);
+        let b = w.app(1);
         let cq = w.cq(a, 8);
         let cq_b = w.cq(b, 64);
         for _ in 0..2 {
@@ -70,14 +72,15 @@ fn slots_that_others_give_back_wake_who_waits_for_them() {
         w.connect_on(0, 0, 1, 0, Wiring::tcp());
         w.connect_on(2, on, 3, 0, Wiring::tcp());
         w.settle();
-        let (one, other) = (w.any_mr(1, 1), w.any_mr(3, 1));
+        let one = w.any_mr(1, 1);
+        let other = w.any_mr(3, 1);
         w.links[0].pipes[0].window = 0;
         let silent: Vec<Wr> =
             (0..8).map(|n| Wr::write(n, &[], &one, 0).inline(b"x").unsignaled()).collect();
         w.post(0, &silent);
         assert_eq!(w.apps[0].cqs[0].cq.usage().1, 8);
         w.post(2, &[Wr::write(9, &[], &other, 0).inline(b"y")]);
-        assert_eq!(other.bytes(), [0], "no slot");
+        assert_eq!(other.bytes(), [0], "no slot is free");
         w.links[0].pipes[0].window = 1 << 20;
         w.settle();
         assert_eq!(w.completions(0), ["9 RdmaWrite"], "worker {on}");
@@ -87,10 +90,12 @@ fn slots_that_others_give_back_wake_who_waits_for_them() {
 }
 
 #[test]
-fn a_destroyed_qp_gives_its_slots_to_who_waits() {
+fn a_destroyed_qp_frees_slots_for_waiters() {
     let mut w = World::new(&[2, 1]);
-    let (a, b) = (w.app(0), w.app(1));
-    let (cq, cq_b) = (w.cq(a, 4), w.cq(b, 64));
+    let a = w.app(0);
+    let b = w.app(1);
+    let cq = w.cq(a, 4);
+    let cq_b = w.cq(b, 64);
     for _ in 0..2 {
         w.qp(a, cq, cq, QpShape::default());
         w.qp(b, cq_b, cq_b, QpShape::default());
@@ -108,12 +113,13 @@ fn a_destroyed_qp_gives_its_slots_to_who_waits() {
 }
 
 #[test]
-fn a_receive_without_a_slot_kills_its_cq_and_no_other() {
+fn an_overflow_kills_only_its_cq() {
     for wiring in Wiring::both() {
         let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
         let a = w.app(0);
         let b = w.app(usize::from(!wiring.direct));
-        let (tiny, roomy) = (w.cq(a, 2), w.cq(a, 64));
+        let tiny = w.cq(a, 2);
+        let roomy = w.cq(a, 64);
         let cq_b = w.cq(b, 64);
         // Three connections: one overflows, one shares its CQ, one does not.
         for (send, recv) in [(roomy, tiny), (tiny, roomy), (roomy, roomy)] {
@@ -143,21 +149,23 @@ fn a_receive_without_a_slot_kills_its_cq_and_no_other() {
             [QpState::Error, QpState::Error, QpState::Rts]
         );
         assert_eq!(w.poll_cq(0, tiny, 99), ["0 Receive", "1 Receive"]);
-        w.post(4, &[Wr::write(8, &[], &nobodys(), 0)]);
-        assert!(w.poll_cq(0, roomy, 99).contains(&"8 RdmaWrite".to_owned()), "the third lives on");
-        // What is posted to the dead one stays where it is.
+        w.post(4, &[Wr::write(8, &[], &unused_region(), 0)]);
+        assert!(w.poll_cq(0, roomy, 99).contains(&"8 RdmaWrite".to_owned()), "the third works");
+        // Requests posted to a QP of the dead CQ stay in the queue.
         w.post(2, &[Wr::send(1, &[])]);
         assert_eq!(w.poll_cq(0, tiny, 99), [""; 0]);
     }
 }
 
 #[test]
-fn a_flush_that_waits_for_room_ends_with_its_cq() {
+fn a_waiting_flush_ends_with_its_cq() {
     for wiring in Wiring::both() {
         let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
         let a = w.app(0);
         let b = w.app(usize::from(!wiring.direct));
-        let (tiny, roomy, cq_b) = (w.cq(a, 4), w.cq(a, 64), w.cq(b, 64));
+        let tiny = w.cq(a, 4);
+        let roomy = w.cq(a, 64);
+        let cq_b = w.cq(b, 64);
         for _ in 0..2 {
             w.qp(a, roomy, tiny, QpShape { rq: 64, ..QpShape::default() });
             w.qp(b, cq_b, cq_b, QpShape::default());
@@ -173,7 +181,7 @@ fn a_flush_that_waits_for_room_ends_with_its_cq() {
         w.settle();
         let events = w.events(0);
         assert!(!events.iter().any(|e| e == "aborted"), "its flush is not done: {events:?}");
-        // Nobody has read the four that there was room for.
+        // The four completions that fit have not been read.
         w.post(3, &[Wr::send(7, &[])]);
         let events = w.events(0);
         assert!(events.iter().any(|e| e == "CQ error"), "{events:?}");
@@ -182,12 +190,12 @@ fn a_flush_that_waits_for_room_ends_with_its_cq() {
 }
 
 #[test]
-fn a_flush_goes_on_behind_requests_that_complete_in_silence() {
+fn a_flush_follows_unsignaled_requests() {
     let shape = QpShape { sq: 64, ..QpShape::default() };
     let mut w = World::pair_alone(shape, 256);
-    // More than a flush takes at once are done when the next one fails.
+    // A request fails after more requests have completed than one flush handles.
     let mut requests: Vec<Wr> =
-        (0..40).map(|n| Wr::write(n, &[], &nobodys(), 0).unsignaled()).collect();
+        (0..40).map(|n| Wr::write(n, &[], &unused_region(), 0).unsignaled()).collect();
     requests.push(Wr::send(40, &[Sge { addr: 0, length: 1, lkey: 1 }]));
     requests.extend((41..50).map(|n| Wr::send(n, &[])));
     w.post(A, &requests);
@@ -197,8 +205,8 @@ fn a_flush_goes_on_behind_requests_that_complete_in_silence() {
     assert_eq!(w.events(A), ["terminated 0/0/00"]);
 }
 
-/// A region nobody looks at: for zero-length requests.
-fn nobodys() -> super::requests::Mr {
+/// Returns a region that is never accessed, for zero-length requests.
+fn unused_region() -> super::requests::Mr {
     let (mapping, _fd) = crate::shm::Mapping::create_arena("none", 1).unwrap();
     super::requests::Mr {
         stag: crate::types::Stag(1),
@@ -210,7 +218,7 @@ fn nobodys() -> super::requests::Mr {
 }
 
 #[test]
-fn a_flush_waits_for_room_and_goes_on_and_then_says_goodbye() {
+fn a_flush_waits_for_room() {
     for wiring in Wiring::both() {
         let mut w = with_small_cq(wiring, 4, 4);
         for n in 100..150 {
@@ -218,12 +226,14 @@ fn a_flush_waits_for_room_and_goes_on_and_then_says_goodbye() {
         }
         w.abort(A);
         w.push(A, &(0..50).map(|n| Wr::send(n, &[])).collect::<Vec<_>>());
-        // More than a turn is worth; while there is no room nobody is busy with it.
+        // More than one turn. Without free slots, no worker is busy with the flush.
         w.settle();
         assert_eq!(w.events(A), [""; 0], "its flush is not done");
-        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        let mut sends = Vec::new();
+        let mut receives = Vec::new();
         while sends.len() < 50 || receives.len() < 50 {
-            let (s, r) = (w.poll_cq(0, 0, 3), w.poll_cq(0, 1, 2));
+            let s = w.poll_cq(0, 0, 3);
+            let r = w.poll_cq(0, 1, 2);
             assert!(!s.is_empty() || !r.is_empty(), "{sends:?} {receives:?}");
             sends.extend(s);
             receives.extend(r);
@@ -239,7 +249,7 @@ fn a_flush_waits_for_room_and_goes_on_and_then_says_goodbye() {
 }
 
 #[test]
-fn goodbye_does_not_wait_for_ever() {
+fn a_terminate_does_not_wait_forever() {
     for wiring in Wiring::both() {
         let mut w = with_small_cq(wiring, 4, 4);
         for n in 0..10 {
@@ -257,10 +267,11 @@ fn goodbye_does_not_wait_for_ever() {
 }
 
 #[test]
-fn a_half_filled_receive_is_flushed_without_overflow() {
+fn a_partial_receive_is_flushed() {
     let (mut w, mut raw) = World::raw();
     let app = w.app(0);
-    let (send, recv) = (w.cq(app, 8), w.cq(app, 1));
+    let send = w.cq(app, 8);
+    let recv = w.cq(app, 1);
     let qp = w.qp(app, send, recv, QpShape::default());
     let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
     let mut second = w.connect_raw(qp, true, options, options);
@@ -280,7 +291,7 @@ fn a_half_filled_receive_is_flushed_without_overflow() {
 
 //= RDMAP-5.3-6
 #[test]
-fn events_are_sent_when_armed_and_only_then() {
+fn events_are_sent_only_when_armed() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let to = w.any_mr(B, 1);
@@ -306,22 +317,22 @@ fn events_are_sent_when_armed_and_only_then() {
     }
 }
 
-// --- Nonsense in shared memory -------------------------------------------------------------------
+// --- Invalid data in shared memory ---------------------------------------------------------------
 
 fn poke(w: &World, app: usize, at: usize, word: u64) {
     w.apps[app].arena.store_u64(at, word).unwrap();
 }
 
-/// Where in its arena the queue is that follows everything made before `make`.
+/// Returns the arena offset of the next queue.
 fn offset_of_next(w: &World, app: usize) -> usize {
     w.apps[app].next_offset()
 }
 
-/// Unlike a request that fails, it ends a UC QP, in SQE as well.
+/// Unlike a failed request, a queue fault ends a UC QP even in SQE.
 #[test]
 fn a_send_queue_fault_in_sqe_ends_the_qp() {
     const ENTRIES: u32 = 128;
-    // The queues of the first QP are where these are.
+    // The queues of the first QP are at the same offsets as here.
     let mut same = World::new(&[1]);
     let app = same.app(0);
     same.cq(app, ENTRIES);
@@ -332,14 +343,15 @@ fn a_send_queue_fault_in_sqe_ends_the_qp() {
     w.post(A, &[Wr::send(1, &[Sge { addr: 0, length: 8, lkey: 0 }])]);
     assert_eq!((w.state(A), w.completions(A).len()), (QpState::Sqe, 1));
     poke(&w, w.qps[A].app, at_sq + queue_header::PRODUCER, 1000);
-    let (app, bell) = (w.qps[A].app, w.qps[A].doorbell);
+    let app = w.qps[A].app;
+    let bell = w.qps[A].doorbell;
     w.ring(app, 0, bell);
     w.settle();
     assert_eq!((w.state(A), w.misbehaved.len()), (QpState::Error, 1));
 }
 
 #[test]
-fn impossible_indices_end_the_session() {
+fn invalid_indices_end_the_session() {
     for wiring in Wiring::both() {
         for queue in ["sq", "rq", "cq"] {
             let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
@@ -365,7 +377,8 @@ fn impossible_indices_end_the_session() {
                 "rq" => poke(&w, a, at_rq + queue_header::PRODUCER, u64::from(u32::MAX)),
                 _ => poke(&w, a, at_cq + queue_header::CONSUMER, 77),
             }
-            let (app, bell) = (w.qps[A].app, w.qps[A].doorbell);
+            let app = w.qps[A].app;
+            let bell = w.qps[A].doorbell;
             if queue == "cq" {
                 let batch: Vec<Wr> = (0..8).map(|n| Wr::send(n, &[])).collect();
                 for n in 0..8 {
@@ -384,7 +397,7 @@ fn impossible_indices_end_the_session() {
             let at_b = w.events(B);
             assert_eq!(at_b, ["terminated by peer 0/0/00"], "{queue}");
             assert_eq!(w.state(B), QpState::Error);
-            // It rings on and on, and is not reported on and on.
+            // The client rings repeatedly, but is reported only once.
             for _ in 0..3 {
                 w.ring(app, 0, bell);
                 w.settle();
@@ -408,7 +421,8 @@ fn malformed_entries_fail_by_name() {
             let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
             let a = w.app(0);
             let b = w.app(usize::from(!wiring.direct));
-            let (cq, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+            let cq = w.cq(a, 64);
+            let cq_b = w.cq(b, 64);
             let at = offset_of_next(&w, a) + QUEUE_HEADER_LEN;
             w.qp(a, cq, cq, QpShape::default());
             w.qp(b, cq_b, cq_b, QpShape::default());
@@ -424,7 +438,7 @@ fn malformed_entries_fail_by_name() {
             w.settle();
             let expected = ["3 Send LocalQpOperation", "4 Send WrFlush"];
             assert_eq!(w.completions(A), expected, "{word} {value:#x}");
-            assert!(w.misbehaved.is_empty(), "this costs the QP, not the session");
+            assert!(w.misbehaved.is_empty(), "only the QP fails, not the session");
         }
     }
 }
@@ -435,7 +449,8 @@ fn a_malformed_receive_fails_by_name() {
         let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
         let a = w.app(0);
         let b = w.app(usize::from(!wiring.direct));
-        let (cq, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+        let cq = w.cq(a, 64);
+        let cq_b = w.cq(b, 64);
         w.qp(a, cq, cq, QpShape::default());
         let before = offset_of_next(&w, b);
         let shape = QpShape::default();
@@ -469,7 +484,7 @@ fn every_doorbell_may_ring() {
 }
 
 #[test]
-fn elements_from_nowhere_and_everywhere() {
+fn invalid_elements() {
     for wiring in Wiring::both() {
         for sge in [
             Sge { addr: u64::MAX, length: u32::MAX, lkey: 0 },
@@ -516,7 +531,7 @@ fn memory_that_vanishes_costs_its_owner_only() {
 }
 
 #[test]
-fn the_clock_may_stand_still_or_jump() {
+fn the_clock_may_stop_or_jump() {
     let mut w = World::connected(Wiring::tcp());
     let to = w.any_mr(B, 1);
     for now in [Time(0), Time(u64::MAX), Time(5)] {

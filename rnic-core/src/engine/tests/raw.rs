@@ -1,4 +1,4 @@
-//! A peer that the test plays itself: segments in, segments out, whatever they say.
+//! A scripted peer: the test sends and reads segments with any contents.
 
 use super::link::End;
 use super::requests::Mr;
@@ -9,7 +9,7 @@ use crate::rdmap::{AtomicRequest, Control, Opcode, ReadRequest, Terminate};
 use crate::stream::Negotiated;
 use crate::types::{AtomicOperation, Msn, Stag, TaggedOffset};
 
-/// The other end of link `link`.
+/// A scripted peer, which has the other end of link `link`.
 pub(super) struct Raw {
     pub link: usize,
     pub framer: Framer,
@@ -21,7 +21,7 @@ pub(super) struct Raw {
     pub reset: bool,
 }
 
-/// A segment as it came.
+/// An outgoing segment of the QP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub header: Header,
@@ -47,17 +47,17 @@ impl Raw {
         }
     }
 
-    /// The FPDU of a ULPDU.
+    /// Returns the FPDU of a ULPDU.
     pub fn fpdu(&mut self, ulpdu: &[u8]) -> Vec<u8> {
         let mut out = vec![0xEE; self.framer.fpdu_len(ulpdu.len())];
         self.framer.frame(&mut out, ulpdu, 0, |_, _| Ok::<_, ()>(())).unwrap();
         out
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub fn bytes(&mut self, w: &mut World, bytes: &[u8]) {
         let now = w.now;
-        // After the QP closed, its end answers by a reset; that is seen by `collect`.
+        // After the QP has closed, its end replies with a reset, which `collect` sees.
         let _ = w.links[self.link].send(1, bytes, now);
         w.settle();
     }
@@ -128,7 +128,7 @@ impl Raw {
         w.settle();
     }
 
-    /// Closes the socket, with a reset if bytes of the QP were left unread.
+    /// Closes the socket, with a reset if bytes from the QP were not read.
     pub fn close(&mut self, w: &mut World) {
         let now = w.now;
         w.links[self.link].close(1, false, now);
@@ -142,12 +142,12 @@ impl Raw {
         w.settle();
     }
 
-    /// Whether the QP's socket is closed.
+    /// Returns true if the QP's socket is closed.
     pub fn is_closed(&self, w: &World) -> bool {
         w.links[self.link].ends[0] == End::Closed
     }
 
-    /// Reads what the QP sent: its ULPDUs.
+    /// Reads the ULPDUs that the QP sent.
     pub fn ulpdus(&mut self, w: &mut World) -> Vec<Vec<u8>> {
         self.collect(w);
         let mut found = Vec::new();
@@ -161,7 +161,7 @@ impl Raw {
         }
     }
 
-    /// Reads what the QP sent and takes it apart.
+    /// Reads the segments that the QP sent.
     pub fn segments(&mut self, w: &mut World) -> Vec<Segment> {
         let segment = |ulpdu: Vec<u8>| {
             let (header, payload) = Header::parse(&ulpdu).unwrap();
@@ -170,20 +170,20 @@ impl Raw {
         self.ulpdus(w).into_iter().map(segment).collect()
     }
 
-    /// Whether what the QP sent so far ends with an FPDU.
+    /// Returns true if the data that the QP sent so far end with an FPDU.
     pub fn has_whole_fpdus(&self) -> bool {
         self.inbox.is_empty()
     }
 
-    /// Reads a Terminate as the only thing left on the stream, with the FIN behind it; its code and
-    /// what it encloses.
+    /// Reads a Terminate, which must be the only segment left on the stream, followed by a FIN.
+    /// Returns its code and the enclosed headers.
     pub fn expect_terminate(&mut self, w: &mut World) -> (String, Vec<u8>) {
         let segments = self.segments(w);
         assert_eq!(segments.len(), 1, "{segments:?}");
         assert_eq!(segments[0].opcode(), Opcode::Terminate, "{segments:?}");
         assert!(self.fin, "a FIN follows the Terminate");
         let t = Terminate::parse(&segments[0].payload).unwrap();
-        assert_eq!(t.to_vec(), segments[0].payload, "nothing behind the headers");
+        assert_eq!(t.to_vec(), segments[0].payload, "nothing after the headers");
         (t.code.number(), t.headers())
     }
 
@@ -208,14 +208,14 @@ impl Raw {
     }
 }
 
-/// Header and payload.
+/// Returns header and payload as bytes.
 pub(super) fn ulpdu(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut bytes = [0; ddp::MAX_HEADER_LEN];
     let len = header.emit(&mut bytes);
     [&bytes[..len], payload].concat()
 }
 
-/// A request to add 1 to the word at `at` of a region.
+/// Returns a request to add 1 to the word at offset `at` of a region.
 pub(super) fn add_of(to: &Mr, at: u64) -> AtomicRequest {
     AtomicRequest {
         operation: AtomicOperation::FetchAdd { add: 1, boundaries: 0 },
@@ -225,7 +225,8 @@ pub(super) fn add_of(to: &Mr, at: u64) -> AtomicRequest {
     }
 }
 
-/// A request to read `size` bytes at `at` of a region, to a sink that no region has.
+/// Returns a request to read `size` bytes at offset `at` of a region, to a sink that does not
+/// exist.
 pub(super) fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
     ReadRequest {
         sink_stag: Stag(0xA1A2_A3A4),

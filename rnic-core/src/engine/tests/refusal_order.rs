@@ -1,10 +1,10 @@
 //! A refused request of an RC QP: the requests before it complete with their own status, whatever
-//! they are and whatever refuses it.
+//! they are and for whatever reason it is refused.
 
 use std::time::Duration;
 
+use super::rc::{LIMITS, kept, linked, ms, unlinked_of};
 use super::requests::{Mr, Wr};
-use super::wired::{LIMITS, kept, linked, ms, unlinked_of};
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::types::{Access, QpState};
 
@@ -25,7 +25,7 @@ impl Regions {
         Regions { here, there, closed }
     }
 
-    /// Three Reads of so many bytes each.
+    /// Returns three Reads of `len` bytes each.
     fn reads(&self, len: usize) -> Vec<Wr> {
         (0..3).map(|n| Wr::read(n, self.here.sge(0..len), &self.there, 0)).collect()
     }
@@ -81,13 +81,13 @@ fn reads_before_a_refused_request_succeed() {
                     w.post(A, &requests);
                     let what = format!("{wiring:?} {kind:?} {len} {status} {atomic}");
                     assert_in_order(&w.completions(A), status, &what);
-                    // A refused Write may have changed the rest.
+                    // A refused Write may change the memory beyond the first bytes.
                     let intact = !atomic && status.starts_with("RdmaRead");
                     assert!(!intact || r.here.bytes()[8..] == bytes[8..], "{what}");
                     assert_eq!(w.state(B), QpState::Error, "{what}");
                     let events = w.responder_errors(B);
                     assert_eq!(events.len(), 1, "{what}: {events:?}");
-                    assert_eq!(w.completions(B).len(), 1, "{what}: the receive");
+                    assert_eq!(w.completions(B).len(), 1, "{what}: the receive completes");
                 }
             }
         }
@@ -95,12 +95,13 @@ fn reads_before_a_refused_request_succeed() {
 }
 
 #[test]
-fn a_qp_that_refuses_its_own_request_answers_those_before() {
+fn a_refusing_qp_answers_earlier_requests() {
     for (make, status) in REFUSED {
         let mut w = unlinked_of(Wiring::direct(), kept(QpShape::default()), 128);
         w.link([A, A], Wiring::direct(), LIMITS);
         let here = w.any_mr(A, 200_000);
-        let (there, closed) = (w.any_mr(A, 200_000), w.mr(A, 64, Access::LOCAL_WRITE));
+        let there = w.any_mr(A, 200_000);
+        let closed = w.mr(A, 64, Access::LOCAL_WRITE);
         let r = Regions { here, there, closed };
         w.recv(A, 7, &[r.there.sge(0..4)]);
         let mut requests = r.reads(200_000);
@@ -113,10 +114,10 @@ fn a_qp_that_refuses_its_own_request_answers_those_before() {
     }
 }
 
-/// Each sends its responses to the other although both are refusing. Their Terminates may cross:
-/// then each has flushed its own request before the other one blames it.
+/// Each end sends its responses although both are refusing a request. If their Terminates cross,
+/// each has flushed its own request before the Terminate of the other blames it.
 #[test]
-fn two_ends_that_refuse_do_not_wait_for_each_other() {
+fn two_refusing_ends_do_not_deadlock() {
     for wiring in Wiring::both() {
         for window in [4096, usize::MAX] {
             let mut w = linked(wiring);
@@ -126,7 +127,8 @@ fn two_ends_that_refuse_do_not_wait_for_each_other() {
             let regions = [w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20)];
             let closed = [A, B].map(|end| w.mr(end, 64, Access::LOCAL_WRITE));
             for end in [A, B] {
-                let (here, there) = (&regions[end], &regions[1 - end]);
+                let here = &regions[end];
+                let there = &regions[1 - end];
                 let mut requests: Vec<Wr> =
                     (0..3).map(|n| Wr::read(n, here.all(), there, 0)).collect();
                 requests.push(Wr::write(3, &[here.all()], &closed[1 - end], 0));
@@ -151,8 +153,9 @@ fn two_ends_that_refuse_do_not_wait_for_each_other() {
     }
 }
 
-/// Both with three Reads of A, a refused Write, and responses that do not get through: by TCP
-/// because A does not read, by the direct path because the copier of B does not answer.
+/// Returns a world in which both ends have three Reads of A, a refused Write, and responses that
+/// cannot be delivered: over TCP because A does not read, over the direct path because the copier
+/// of B does not answer.
 fn stuck(wiring: Wiring) -> World {
     stuck_by(wiring, |r| Wr::write(3, &[r.here.sge(0..8)], &r.closed, 0))
 }
@@ -179,7 +182,7 @@ fn stuck_by(wiring: Wiring, refused: Make) -> World {
 }
 
 #[test]
-fn a_peer_that_takes_no_response_is_refused_at_the_deadline() {
+fn a_blocked_refusal_ends_at_the_deadline() {
     for wiring in Wiring::both() {
         let mut w = stuck(wiring);
         w.advance(Duration::from_millis(4990));
@@ -198,9 +201,9 @@ fn a_peer_that_takes_no_response_is_refused_at_the_deadline() {
     }
 }
 
-/// Its completion has its place after the responses as well.
+/// The receive completes after the responses as well.
 #[test]
-fn the_receive_of_a_refused_send_fails_with_the_refusal() {
+fn a_refused_send_fails_its_receive() {
     for wiring in Wiring::both() {
         for aborts in [false, true] {
             let mut w = stuck_by(wiring, |r| Wr::send(3, &[r.here.sge(0..8)]));
@@ -218,7 +221,7 @@ fn the_receive_of_a_refused_send_fails_with_the_refusal() {
 }
 
 #[test]
-fn a_qp_that_is_refusing_ends_like_any_other() {
+fn a_refusing_qp_can_end() {
     type End = fn(&mut World);
     let ends: [(End, bool); 5] = [
         (|w| w.abort(B), true),
@@ -231,7 +234,7 @@ fn a_qp_that_is_refusing_ends_like_any_other() {
         Wiring::both().into_iter().flat_map(|w| ends.into_iter().enumerate().map(move |e| (w, e)))
     {
         let mut w = stuck(wiring);
-        // Late answers of the copier find the stream ended.
+        // The copier's late results arrive after the end of the stream.
         end(&mut w);
         w.answer_copies = true;
         w.settle();
@@ -263,13 +266,14 @@ fn a_session_may_end_while_its_qp_is_refusing() {
     }
 }
 
-/// The header that a Terminate returns fits the Writes before the refused one as well.
+/// The header returned by the Terminate is equal to that of Writes before the refused one.
 #[test]
-fn of_writes_to_one_place_the_refused_one_fails() {
+fn only_the_refused_of_equal_writes_fails() {
     for wiring in Wiring::both() {
-        // One that passes the end of its region.
+        // The refused Write exceeds its region.
         let mut w = linked(wiring);
-        let (a, b) = (w.any_mr(A, 100_000), w.any_mr(B, 65_536));
+        let a = w.any_mr(A, 100_000);
+        let b = w.any_mr(B, 65_536);
         w.post(
             A,
             &[
@@ -283,7 +287,7 @@ fn of_writes_to_one_place_the_refused_one_fails() {
         assert!(done[1].starts_with("1 RdmaWrite RemoteAccess"), "{wiring:?} {done:?}");
         assert!(done[2].starts_with("2 RdmaWrite WrFlush"), "{wiring:?} {done:?}");
 
-        // Equal ones, of which some follow the invalidation of their region.
+        // Equal Writes. Some follow the invalidation of their region.
         for before in [0, 1, 5, 24] {
             for immediate in [false, true] {
                 let mut w = linked(wiring);
@@ -308,7 +312,8 @@ fn of_writes_to_one_place_the_refused_one_fails() {
                 let what = format!("{wiring:?} {before} {immediate}: {done:?}");
                 let (done, failed) = done.split_at(before as usize + 1);
                 assert!(done.iter().all(|done| !done.contains("WrFlush")), "{what}");
-                let (refused, flushed) = (before + 1, before + 2);
+                let refused = before + 1;
+                let flushed = before + 2;
                 assert!(failed[0].starts_with(&format!("{refused} RdmaWrite RemoteAcc")), "{what}");
                 assert!(failed[1].starts_with(&format!("{flushed} RdmaWrite WrFlush")), "{what}");
             }
@@ -316,9 +321,9 @@ fn of_writes_to_one_place_the_refused_one_fails() {
     }
 }
 
-/// An adapter checks the length of a Write with its first packet. Over TCP no segment has it.
+/// An adapter checks the length of a Write with its first packet. Over TCP no segment contains it.
 #[test]
-fn a_write_that_passes_the_end_of_its_region_places_nothing() {
+fn a_write_beyond_its_region_places_nothing() {
     for (kind, unreliable) in [
         (MemoryKind::Shared, false),
         (MemoryKind::ThroughCopier, false),

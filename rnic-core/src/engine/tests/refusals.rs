@@ -1,4 +1,4 @@
-//! What the peer may not do, and the exact words in which it is told.
+//! Requests that the peer may not send, and the exact Terminates that report them.
 
 use super::raw::{Raw, read_of, ulpdu};
 use super::requests::{Wr, pattern};
@@ -8,7 +8,7 @@ use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
 
-/// What a Terminate encloses of a segment: length and DDP header.
+/// Returns the length and DDP header of a segment, as a Terminate encloses them.
 fn enclosed(header: &Header, payload: usize) -> Vec<u8> {
     let bytes = ulpdu(header, &[]);
     let len = (bytes.len() + payload) as u16;
@@ -25,7 +25,7 @@ fn enclosed(header: &Header, payload: usize) -> Vec<u8> {
 //= DDP-7.1-15
 #[test]
 fn writes_outside_of_a_region() {
-    // RFC 5041 section 7.1; decisions D15, D16.
+    // RFC 5041 section 7.1.
     let top = u64::MAX - 99;
     let cases: &[(u64, i64, usize, Option<&str>)] = &[
         (0x1000, 0, 100, None),
@@ -68,7 +68,7 @@ fn writes_outside_of_a_region() {
 
 //= DDP-7.1-16
 #[test]
-fn a_failing_segment_leaves_the_earlier_ones_placed() {
+fn segments_before_a_failed_one_are_placed() {
     let (mut w, mut raw) = World::raw();
     let to = w.mr(A, 10, Access::REMOTE_WRITE);
     raw.segment(&mut w, raw.tagged(Opcode::Write, to.stag, to.iova, false), b"12345");
@@ -81,7 +81,7 @@ fn a_failing_segment_leaves_the_earlier_ones_placed() {
 //= DDP-7.1-11
 //= DDP-7.1-12
 #[test]
-fn writes_to_what_is_not_theirs() {
+fn writes_to_foreign_regions() {
     let all = Access::REMOTE_READ | Access::LOCAL_WRITE;
     for (what, code) in [
         ("unknown", "1/1/00"),
@@ -124,7 +124,7 @@ fn writes_to_what_is_not_theirs() {
 //= DDP-5.2-10
 //= DDP-5.2-11
 #[test]
-fn a_zero_length_write_names_nothing() {
+fn a_zero_length_write_is_not_checked() {
     let (mut w, mut raw) = World::raw();
     for stag in [0, 0x1234_5678, u32::MAX] {
         raw.write(&mut w, Stag(stag), u64::MAX, b"");
@@ -140,7 +140,7 @@ fn a_zero_length_write_names_nothing() {
 //= RDMAP-7.2-10
 //= RDMAP-7.2-11
 #[test]
-fn read_requests_that_may_not_be_answered_return_both_headers() {
+fn refused_reads_return_both_headers() {
     for (what, code) in [
         ("unknown", "0/1/00"),
         ("revoked", "0/1/00"),
@@ -180,7 +180,7 @@ fn read_requests_that_may_not_be_answered_return_both_headers() {
 //= RDMAP-5.2.1-14
 //= RDMAP-5.2.1-15
 #[test]
-fn a_read_of_nothing_is_answered_whatever_it_names() {
+fn a_zero_length_read_is_not_checked() {
     let (mut w, mut raw) = World::raw();
     let request = ReadRequest {
         sink_stag: Stag(77),
@@ -200,7 +200,7 @@ fn a_read_of_nothing_is_answered_whatever_it_names() {
 //= RDMAP-4.4-4
 //= RDMAP-5.2.2-5
 #[test]
-fn a_response_goes_where_the_request_says_even_across_the_top() {
+fn a_response_may_wrap_at_2_to_the_64() {
     let (mut w, mut raw) = World::raw();
     w.emss = 200;
     let from = w.mr(A, 400, Access::REMOTE_READ);
@@ -220,12 +220,12 @@ fn a_response_goes_where_the_request_says_even_across_the_top() {
 
 //= RDMAP-5.2.1-2
 #[test]
-fn more_reads_than_agreed() {
+fn more_reads_than_ird() {
     let (mut w, mut raw) = World::raw();
     let from = w.mr(A, 100, Access::REMOTE_READ);
-    // The socket takes nothing, so no read is done when the next one comes.
+    // The socket accepts nothing, so no read completes before the next request arrives.
     w.links[0].pipes[0].window = 0;
-    // Four fit, and one whose response is being sent counts; so the fifth is one too many.
+    // Four requests are allowed in addition to one whose response is being sent.
     for msn in 1..=4 {
         raw.read(&mut w, msn, &read_of(&from, 0, 100));
         assert_eq!(w.state(A), QpState::Rts);
@@ -273,7 +273,7 @@ fn sends_without_a_receive_or_too_long_for_it() {
     }
 }
 
-/// As siw raises them (`siw_proc_write`), and as an RC responder does.
+/// siw (`siw_proc_write`) and RC responders raise the same events.
 #[test]
 fn an_iwarp_responder_raises_events() {
     type Wrong = fn(&mut World) -> Wr;
@@ -296,7 +296,7 @@ fn an_iwarp_responder_raises_events() {
         assert_eq!(w.responder_errors(A), [""; 0], "{wiring:?}");
         assert_eq!((w.state(A), w.state(B)), (QpState::Error, QpState::Error), "{wiring:?}");
     }
-    // Without a receive the request is not at fault.
+    // If there is no receive, the request is not at fault.
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.post(A, &[Wr::send(1, &[])]);
@@ -306,10 +306,11 @@ fn an_iwarp_responder_raises_events() {
 }
 
 #[test]
-fn a_receive_that_names_bad_memory_is_its_owners_fault() {
+fn a_receive_with_bad_memory_fails() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        let (good, read_only) = (w.any_mr(B, 10), w.mr(B, 10, Access::REMOTE_READ));
+        let good = w.any_mr(B, 10);
+        let read_only = w.mr(B, 10, Access::REMOTE_READ);
         w.recv(B, 7, &[good.sge(0..5), read_only.all()]);
         w.post(A, &[Wr::send(1, &[]).inline(b"0123456789")]);
         assert_eq!(w.completions(B), ["7 Receive LocalProtection"]);
@@ -322,7 +323,7 @@ fn a_receive_that_names_bad_memory_is_its_owners_fault() {
 //= RDMAP-5.3-7
 //= DDP-5.4-2
 #[test]
-fn parts_of_a_send_in_any_order_but_whole() {
+fn segments_of_a_send_in_any_order() {
     let send = |raw: &Raw, mo, last| raw.untagged(Opcode::Send, qn::SEND, 1, mo, last);
     let (mut w, mut raw) = World::raw();
     let to = w.any_mr(A, 12);
@@ -333,7 +334,7 @@ fn parts_of_a_send_in_any_order_but_whole() {
     assert_eq!(w.completions(A), ["7 Receive 10"]);
     assert_eq!(&to.bytes(), b"0123456789\0\0");
 
-    // The last is not the highest; a gap; an overlap; beyond the buffer.
+    // The last segment is not the highest. A gap. An overlap. Beyond the buffer.
     type Parts = &'static [(u32, &'static [u8])];
     let bad: &[(Parts, &str)] = &[
         (&[(4, b"4567"), (0, b"0123")], "1/2/04"),
@@ -358,8 +359,8 @@ fn parts_of_a_send_in_any_order_but_whole() {
 //= RDMAP-5.2.2-7
 //= DDP-4.2-7
 #[test]
-fn responses_that_were_not_asked_for() {
-    // (STag or none for the sink's, offset, bytes, last), then what comes of them.
+fn unrequested_responses() {
+    // (STag or `None` for the sink's, offset, bytes, last), then the Terminate code.
     type Part = (Option<u32>, i64, usize, bool);
     let cases: &[(&[Part], &str)] = &[
         (&[(Some(0x77), 0, 10, true)], "1/1/00"),
@@ -373,7 +374,8 @@ fn responses_that_were_not_asked_for() {
     ];
     for (parts, code) in cases {
         let (mut w, mut raw) = World::raw();
-        let (sink, source) = (w.any_mr(A, 30), w.any_mr(A, 1));
+        let sink = w.any_mr(A, 30);
+        let source = w.any_mr(A, 1);
         w.post(A, &[Wr::read(1, sink.sge(10..20), &source, 0)]);
         assert_eq!(raw.segments(&mut w).len(), 1);
         for (stag, at, len, last) in *parts {
@@ -434,7 +436,7 @@ fn message_numbers_are_counted_per_queue() {
 //= MPA-8-9
 //= MPA-8-10
 #[test]
-fn a_flipped_bit_places_nothing_and_ends_the_stream() {
+fn a_flipped_bit_ends_the_stream() {
     let (mut w, mut raw) = World::raw();
     let to = w.mr(A, 8, Access::REMOTE_WRITE);
     let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
@@ -445,14 +447,15 @@ fn a_flipped_bit_places_nothing_and_ends_the_stream() {
         let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
         let mut bytes = raw.fpdu(&ulpdu(&header, b"evil"));
         bytes[bit / 8] ^= 0x80 >> (bit % 8);
-        // Valid ones follow in the same segment; of a longer ULPDU they are a part.
+        // Valid FPDUs follow in the same segment. If the flipped bit makes the ULPDU longer, they
+        // are a part of it.
         for _ in 0..3000 {
             bytes.extend(raw.fpdu(&ulpdu(&header, b"also")));
         }
         raw.bytes(&mut w, &bytes);
         assert_eq!(raw.expect_terminate(&mut w), ("2/0/02".to_owned(), vec![]), "bit {bit}");
         assert_eq!(to.bytes(), [0; 8], "bit {bit}");
-        // The connection is the peer's to end now.
+        // The peer must end the connection.
         assert!(!raw.reset && !raw.is_closed(&w), "bit {bit}");
     }
 }
@@ -462,9 +465,13 @@ fn a_flipped_bit_places_nothing_and_ends_the_stream() {
 //= MPA-8-4
 //= MPA-8-10
 #[test]
-fn markers_are_checked_behind_the_crc() {
+fn markers_are_checked_after_the_crc() {
     for (byte, xor, code) in [(0, 0xFF, ""), (1, 0xFF, ""), (3, 0x03, ""), (3, 0x04, "2/0/03")] {
-        let options = Wiring::tcp().with(|o| (o.peer_to_peer, o.markers) = (false, true)).a;
+        let wiring = Wiring::tcp().with(|o| {
+            o.peer_to_peer = false;
+            o.markers = true;
+        });
+        let options = wiring.a;
         let (mut w, mut raw) = World::against_raw(true, options, options);
         w.recv(A, 1, &[]);
         let mut bytes = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b""));
@@ -509,7 +516,7 @@ fn invalidation_by_the_peer() {
         w.post(A, &[Wr::send_invalidate(1, &[], own.stag)]);
         assert_eq!(w.completions(B), [format!("1 Receive invalidated {:#x}", own.stag.0)]);
 
-        // A domain's, another stream's, and none at all: refused, and they go on working.
+        // STags of the domain or of another stream, and an unknown one, are refused and stay valid.
         for (what, code) in [("domain", "0/2/09"), ("sibling", "0/1/09"), ("none", "0/1/09")] {
             let mut w = World::connected(wiring);
             let app = w.qps[B].app;
@@ -531,17 +538,17 @@ fn invalidation_by_the_peer() {
             assert_eq!(
                 w.engines[engine].state.stags.len(),
                 known - 1,
-                "{what}: it was still there"
+                "{what}: it must still be valid"
             );
         }
     }
 }
 
 #[test]
-fn a_send_that_cannot_be_gathered_never_reaches_the_peer() {
+fn an_ungatherable_send_is_not_sent() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        // There is no receive either, but nobody gets to know.
+        // The missing receive is not reported.
         w.post(A, &[Wr::send(1, &[Sge { addr: 0, length: 1, lkey: 3 }])]);
         assert_eq!(w.completions(A), ["1 Send LocalProtection"], "{wiring:?}");
         assert_eq!(w.events(B), ["terminated by peer 0/0/00"]);
@@ -551,7 +558,7 @@ fn a_send_that_cannot_be_gathered_never_reaches_the_peer() {
 //= RDMAP-4.8-10
 //= RDMAP-7.1-2
 #[test]
-fn local_requests_that_cannot_be() {
+fn invalid_local_requests() {
     for wiring in Wiring::both() {
         for (what, status) in [
             ("lkey", "LocalProtection"),
@@ -565,7 +572,8 @@ fn local_requests_that_cannot_be() {
             ("opcode", "LocalQpOperation"),
         ] {
             let mut w = World::connected(wiring);
-            let (a, b) = (w.any_mr(A, 2000), w.any_mr(B, 2000));
+            let a = w.any_mr(A, 2000);
+            let b = w.any_mr(B, 2000);
             let read_only = w.mr(A, 10, Access::empty());
             b.fill(0xEE);
             let mut wr = Wr::write(1, &[a.sge(0..4)], &b, 0);
@@ -599,7 +607,7 @@ fn local_requests_that_cannot_be() {
             assert_eq!(w.completions(A), expected, "{what} {wiring:?}");
             assert_eq!(w.events(B), ["terminated by peer 0/0/00"]);
             assert_eq!(w.events(A), ["terminated 0/0/00"]);
-            assert_eq!(b.bytes(), vec![0xEE; 2000], "nothing of it left: {what}");
+            assert_eq!(b.bytes(), vec![0xEE; 2000], "nothing of it was sent: {what}");
         }
     }
 }

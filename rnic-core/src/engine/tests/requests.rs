@@ -1,4 +1,4 @@
-//! Words in which tests post requests and name memory, and in which results are compared.
+//! Builders for requests and regions, and text forms of results for comparisons.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) struct Mr {
 }
 
 impl Mr {
-    /// A local element for this range of the region.
+    /// Returns an SGE for this range of the region.
     pub fn sge(&self, range: Range<usize>) -> Sge {
         Sge {
             addr: self.iova + range.start as u64,
@@ -51,7 +51,7 @@ impl Mr {
         self.mapping.fill(0, self.len, byte).unwrap();
     }
 
-    /// Bytes that differ everywhere and from those of other seeds.
+    /// Fills the region with bytes that differ everywhere and between seeds.
     pub fn pattern(&self, seed: u8) -> Vec<u8> {
         let bytes = pattern(self.len, seed);
         self.set(&bytes);
@@ -84,7 +84,7 @@ impl Wr {
                 rkey: 0,
                 inv_rkey: 0,
                 params: [0; 4],
-                spare_is_zero: true,
+                reserved_is_zero: true,
             },
             sges: sges.to_vec(),
             inline: Vec::new(),
@@ -126,14 +126,9 @@ impl Wr {
         Wr::atomic(wr_id, AtomicOperation::FetchAdd { add, boundaries: 0 }, sink, to, at)
     }
 
-    pub fn compare_swap(
-        wr_id: u64,
-        (compare, swap): (u64, u64),
-        sink: Sge,
-        to: &Mr,
-        at: u64,
-    ) -> Self {
-        let (swap_mask, compare_mask) = (u64::MAX, u64::MAX);
+    pub fn compare_swap(wr_id: u64, compare: u64, swap: u64, sink: Sge, to: &Mr, at: u64) -> Self {
+        let swap_mask = u64::MAX;
+        let compare_mask = u64::MAX;
         let operation = AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask };
         Wr::atomic(wr_id, operation, sink, to, at)
     }
@@ -153,7 +148,7 @@ impl Wr {
         wr
     }
 
-    /// With Immediate Data behind it, which a Write may have.
+    /// Adds Immediate Data to a Write.
     pub fn immediate(mut self, data: u64) -> Self {
         self.header.opcode = SendOpcode::WriteImmediate as u8;
         self.header.params[0] = data;
@@ -183,7 +178,7 @@ impl Wr {
     }
 }
 
-/// A completion in words: request, operation, status unless it is success, and what else is set.
+/// Formats a completion: request, operation, status unless it is success, and the other fields.
 pub(super) fn completion(cqe: &Cqe) -> String {
     let mut s = format!("{}", cqe.wr_id);
     match CompletionOpcode::from_u8(cqe.opcode) {
@@ -218,7 +213,7 @@ pub(super) fn completion(cqe: &Cqe) -> String {
     s
 }
 
-/// An event in words.
+/// Formats an event.
 pub(super) fn event(event: &Event) -> String {
     match event {
         Event::Established { ird, ord, .. } => format!("established {ird}/{ord}"),

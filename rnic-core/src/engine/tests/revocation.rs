@@ -1,4 +1,4 @@
-//! Memory that is taken away: by its owner, by a request, by the peer, in the middle of things.
+//! Memory that is revoked by its owner, by a request or by the peer, during transfers.
 
 use super::raw::ulpdu;
 use super::requests::Wr;
@@ -10,8 +10,8 @@ use crate::types::{Access, QpState, Stag, TaggedOffset};
 
 //= RDMAP-4.8-12
 #[test]
-fn a_response_under_way_stops_at_a_segment_boundary() {
-    // RFC 5040 section 4.8: the header goes back advanced by what was sent.
+fn a_revoked_response_stops_at_a_segment() {
+    // RFC 5040 section 4.8: the returned header is advanced by the number of bytes sent.
     let (mut w, mut raw) = World::raw();
     w.one_segment_at_a_time();
     let from = w.mr(A, 10_000, Access::REMOTE_READ);
@@ -47,7 +47,7 @@ fn a_response_under_way_stops_at_a_segment_boundary() {
 }
 
 #[test]
-fn a_source_revoked_under_way_ends_the_request() {
+fn a_revoked_source_ends_the_request() {
     let (mut w, mut raw) = World::raw();
     w.one_segment_at_a_time();
     let from = w.any_mr(A, 10_000);
@@ -63,16 +63,17 @@ fn a_source_revoked_under_way_ends_the_request() {
 }
 
 #[test]
-fn a_sink_revoked_while_its_read_is_out() {
+fn a_sink_revoked_during_its_read() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         if !wiring.direct {
             w.links[0].pipes[0].latency = 1_000_000;
         }
-        let (sink, from) = (w.any_mr(A, 10), w.any_mr(B, 10));
+        let sink = w.any_mr(A, 10);
+        let from = w.any_mr(B, 10);
         w.push(A, &[Wr::read(1, sink.all(), &from, 0)]);
         if wiring.direct {
-            // Only the request has gone over.
+            // Only the request has arrived at the peer.
             let now = w.now;
             w.engines[0].poll_doorbells(now);
             let key = w.engines[0].by_id[&w.qps[A].id];
@@ -96,13 +97,14 @@ fn a_sink_revoked_while_its_read_is_out() {
 }
 
 #[test]
-fn nothing_changes_behind_a_revocation() {
+fn nothing_changes_after_a_revocation() {
     // At every point of a stream of Writes.
     for wiring in Wiring::both() {
         for rounds in 0..12 {
             let mut w = World::connected(wiring);
             w.one_segment_at_a_time();
-            let (from, to) = (w.any_mr(A, 50_000), w.any_mr(B, 50_000));
+            let from = w.any_mr(A, 50_000);
+            let to = w.any_mr(B, 50_000);
             from.fill(0xAB);
             w.push(A, &[Wr::write(1, &[from.all()], &to, 0), Wr::write(2, &[from.all()], &to, 0)]);
             for _ in 0..rounds {
@@ -117,7 +119,7 @@ fn nothing_changes_behind_a_revocation() {
 }
 
 #[test]
-fn local_invalidate_of_a_qps_own_region_is_done_at_once() {
+fn local_invalidate_of_own_region_is_immediate() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let own = w.own_mr(A, 10, Access::REMOTE_WRITE);
@@ -128,7 +130,7 @@ fn local_invalidate_of_a_qps_own_region_is_done_at_once() {
         w.post(A, &[Wr::local_invalidate(1, own.stag)]);
         w.post(B, &[Wr::write(2, &[], &own, 0).inline(b"x")]);
         assert!(w.events(B)[1..].is_empty() && w.events(A)[0].starts_with("terminated 1/1/00"));
-        // Twice, or what is not its own: refused.
+        // Twice, or with an STag of another owner: refused.
         for what in ["twice", "unknown", "foreign"] {
             let mut w = World::connected(wiring);
             let stag = match what {
@@ -148,11 +150,12 @@ fn local_invalidate_of_a_qps_own_region_is_done_at_once() {
 }
 
 #[test]
-fn local_invalidate_of_a_domains_region_waits_for_every_worker() {
+fn local_invalidate_waits_for_every_worker() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.answer_changes = false;
-        let (shared, second) = (w.any_mr(A, 10), w.any_mr(A, 10));
+        let shared = w.any_mr(A, 10);
+        let second = w.any_mr(A, 10);
         w.recv(B, 7, &[]);
         w.post(
             A,
@@ -174,7 +177,7 @@ fn local_invalidate_of_a_domains_region_waits_for_every_worker() {
         w.settle();
         assert_eq!(w.completions(A), ["2 LocalInvalidate", "3 Send"], "{wiring:?}");
         assert_eq!(w.completions(B), ["7 Receive"]);
-        // An answer that comes after the end is of no consequence.
+        // A reply after the stream has ended is ignored.
         let third = w.any_mr(A, 10);
         w.post(A, &[Wr::local_invalidate(4, third.stag)]);
         w.abort(A);
@@ -209,10 +212,12 @@ fn read_with_invalidate_leaves_a_dead_sink() {
 
 #[test]
 fn invalidations_that_overlap_are_all_answered() {
-    // A read with invalidate that ends while a local invalidate is being answered.
+    // A read with invalidate completes while a local invalidate waits for its reply.
     let (mut w, mut raw) = World::raw();
     w.answer_changes = false;
-    let (sink, other, source) = (w.any_mr(A, 1), w.any_mr(A, 1), w.any_mr(A, 1));
+    let sink = w.any_mr(A, 1);
+    let other = w.any_mr(A, 1);
+    let source = w.any_mr(A, 1);
     w.post(
         A,
         &[Wr::read_invalidate(1, sink.all(), &source, 0), Wr::local_invalidate(2, other.stag)],
@@ -222,7 +227,7 @@ fn invalidations_that_overlap_are_all_answered() {
     assert_eq!(w.completions(A), [""; 0]);
     w.answer();
     w.settle();
-    assert_eq!(w.completions(A), [""; 0], "the read is first, and its sink not gone yet");
+    assert_eq!(w.completions(A), [""; 0], "the Read is first, and its sink is still valid");
     w.answer();
     w.settle();
     assert_eq!(w.completions(A), ["1 RdmaRead 1", "2 LocalInvalidate"]);
@@ -232,8 +237,10 @@ fn invalidations_that_overlap_are_all_answered() {
 #[test]
 fn an_stag_of_one_qp_serves_no_other() {
     let mut w = World::new(&[1]);
-    let (a, b) = (w.app(0), w.app(0));
-    let (cq_a, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+    let a = w.app(0);
+    let b = w.app(0);
+    let cq_a = w.cq(a, 64);
+    let cq_b = w.cq(b, 64);
     for _ in 0..2 {
         w.qp(a, cq_a, cq_a, QpShape::default());
         w.qp(b, cq_b, cq_b, QpShape::default());
@@ -243,15 +250,17 @@ fn an_stag_of_one_qp_serves_no_other() {
     w.settle();
     let own = w.own_mr(1, 10, Access::all());
     let to = w.any_mr(0, 10);
-    // By the right stream; as a local key of the wrong one; by the wrong stream.
+    // By the right stream. As a local key of the wrong QP. By the wrong stream.
     w.post(0, &[Wr::write(1, &[], &own, 0).inline(b"x")]);
     assert_eq!(w.completions(0), ["1 RdmaWrite"]);
     w.post(3, &[Wr::write(2, &[own.all()], &to, 0)]);
     assert_eq!(w.completions(3), ["2 RdmaWrite LocalProtection"]);
     assert_eq!(w.state(2), QpState::Error);
     let mut w2 = World::new(&[1]);
-    let (a, b) = (w2.app(0), w2.app(0));
-    let (cq_a, cq_b) = (w2.cq(a, 64), w2.cq(b, 64));
+    let a = w2.app(0);
+    let b = w2.app(0);
+    let cq_a = w2.cq(a, 64);
+    let cq_b = w2.cq(b, 64);
     for _ in 0..2 {
         w2.qp(a, cq_a, cq_a, QpShape::default());
         w2.qp(b, cq_b, cq_b, QpShape::default());
@@ -268,7 +277,7 @@ fn an_stag_of_one_qp_serves_no_other() {
 
 #[test]
 fn a_header_that_failed_is_a_tagged_one() {
-    // The Terminate about a Write encloses 14 bytes, whichever path the Write took.
+    // The Terminate about a Write encloses 14 bytes, over either path.
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let to = w.mr(B, 10, Access::REMOTE_READ);

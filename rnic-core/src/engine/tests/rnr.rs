@@ -9,9 +9,9 @@ use crate::types::QpState;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A pair that holds messages on both ends.
+/// Connects a pair that holds messages on both ends.
 fn pair(wiring: Wiring) -> World {
-    let shape = QpShape { hold: Some(DEADLINE), ..QpShape::default() };
+    let shape = QpShape { rnr_timeout: Some(DEADLINE), ..QpShape::default() };
     let mut w = World::pair_with(wiring, shape, 128);
     w.events(A);
     w.events(B);
@@ -20,7 +20,7 @@ fn pair(wiring: Wiring) -> World {
 
 //= DDP-7.1-4
 #[test]
-fn a_held_message_is_delivered_when_a_receive_is_posted() {
+fn a_posted_receive_delivers_a_held_message() {
     for wiring in Wiring::all() {
         let mut w = pair(wiring);
         let into = w.any_mr(B, 64);
@@ -31,7 +31,7 @@ fn a_held_message_is_delivered_when_a_receive_is_posted() {
         w.settle();
         assert_eq!(w.completions(B), ["10 Receive 5"]);
         assert_eq!(into.bytes()[..5], *b"waits");
-        // The next one has a deadline of its own.
+        // The next message has its own deadline.
         w.advance(DEADLINE - Duration::from_millis(1));
         w.recv(B, 11, &[]);
         w.settle();
@@ -43,7 +43,7 @@ fn a_held_message_is_delivered_when_a_receive_is_posted() {
 }
 
 #[test]
-fn after_the_deadline_the_stream_ends_as_without_holding() {
+fn the_hold_deadline_ends_the_stream() {
     for wiring in Wiring::all() {
         let mut held = pair(wiring);
         let mut plain = World::connected(wiring);
@@ -60,10 +60,10 @@ fn after_the_deadline_the_stream_ends_as_without_holding() {
     }
 }
 
-/// The first FPDU of a responder, which may be a Send, and bytes that came with the MPA frames.
+/// The first FPDU of a responder, which may be a Send, and bytes received with the MPA frames.
 #[test]
 fn the_first_message_of_a_stream_may_be_held() {
-    let shape = QpShape { hold: Some(DEADLINE), ..QpShape::default() };
+    let shape = QpShape { rnr_timeout: Some(DEADLINE), ..QpShape::default() };
     let mut w = World::pair_with(Wiring::tcp().with(|o| o.peer_to_peer = false), shape, 128);
     w.post(A, &[Wr::send(1, &[])]);
     assert_eq!((w.events(B), w.completions(B)), (vec!["established 4/4".to_owned()], vec![]));
@@ -73,10 +73,11 @@ fn the_first_message_of_a_stream_may_be_held() {
 }
 
 #[test]
-fn nothing_overtakes_what_is_held_and_the_other_direction_goes_on() {
+fn a_held_message_blocks_one_direction() {
     for wiring in Wiring::both() {
         let mut w = pair(wiring);
-        let (to_a, to_b) = (w.any_mr(A, 8), w.any_mr(B, 8));
+        let to_a = w.any_mr(A, 8);
+        let to_b = w.any_mr(B, 8);
         w.post(A, &[Wr::send(1, &[]), Wr::write(2, &[], &to_b, 0).inline(b"after")]);
         assert_eq!(to_b.bytes()[..5], [0; 5]);
         w.post(B, &[Wr::write(3, &[], &to_a, 0).inline(b"other")]);
@@ -107,10 +108,10 @@ fn both_directions_may_be_held_at_once() {
     }
 }
 
-/// Messages of every size under every cutting, receives one at a time: all arrive whole and in
-/// order.
+/// Messages of every size with every cut of the stream, and receives one at a time: all arrive
+/// complete and in order.
 #[test]
-fn streams_cut_anywhere_are_held_and_resumed_without_loss() {
+fn held_streams_resume_without_loss() {
     for wiring in Wiring::all() {
         for seed in 0..4 {
             let mut w = pair(wiring);
@@ -137,9 +138,9 @@ fn streams_cut_anywhere_are_held_and_resumed_without_loss() {
     }
 }
 
-/// Otherwise peers could have the daemon keep what they like.
+/// Otherwise peers could fill the daemon's memory.
 #[test]
-fn no_more_than_one_longest_segment_is_kept() {
+fn at_most_one_segment_is_kept() {
     let mut w = pair(Wiring::tcp());
     let requests: Vec<Wr> =
         (0..30).map(|n| Wr::send(n, &[]).inline(&pattern(64, n as u8))).collect();
@@ -153,8 +154,8 @@ fn no_more_than_one_longest_segment_is_kept() {
 }
 
 #[test]
-fn the_end_of_the_connection_is_noticed_while_a_message_is_held() {
-    // A reset, which by TCP is seen past the bytes that are not read.
+fn a_connection_end_during_a_hold() {
+    // A reset. TCP reports it even while there are unread bytes.
     for wiring in Wiring::both() {
         let mut w = pair(wiring);
         w.post(A, &[Wr::send(1, &[])]);
@@ -175,12 +176,12 @@ fn the_end_of_the_connection_is_noticed_while_a_message_is_held() {
 }
 
 #[test]
-fn a_fin_waits_behind_the_message() {
+fn a_fin_waits_for_the_held_message() {
     let mut w = pair(Wiring::tcp());
     w.post(A, &[Wr::send(1, &[])]);
     w.disconnect(A);
     assert_eq!(w.events(B), [""; 0]);
-    // Its owner is told once, and may leave it at that.
+    // Its owner is notified once, and need not react.
     for told in [&["peer closing"][..], &[]] {
         w.peer_closing(B);
         assert_eq!(w.events(B), told);
@@ -198,7 +199,7 @@ fn a_fin_waits_behind_the_message() {
 }
 
 #[test]
-fn a_disconnect_of_this_side_leaves_time_for_a_receive() {
+fn a_local_disconnect_waits_for_a_receive() {
     for wiring in Wiring::both() {
         let mut w = pair(wiring);
         w.post(A, &[Wr::send(1, &[])]);
@@ -216,9 +217,9 @@ fn a_disconnect_of_this_side_leaves_time_for_a_receive() {
     }
 }
 
-/// Both programs are done, and post no receives any more.
+/// Both programs have finished and post no more receives.
 #[test]
-fn with_a_limit_a_disconnect_does_not_wait_for_receives() {
+fn a_limited_disconnect_during_a_hold() {
     let limit = Duration::from_millis(500);
     for wiring in Wiring::both() {
         let mut w = pair(wiring);
@@ -233,7 +234,7 @@ fn with_a_limit_a_disconnect_does_not_wait_for_receives() {
 }
 
 #[test]
-fn an_abort_or_the_end_of_the_queue_pair_leaves_nothing_behind() {
+fn an_abort_releases_held_messages() {
     for wiring in Wiring::both() {
         for destroy in [false, true] {
             let mut w = pair(wiring);
@@ -254,9 +255,9 @@ fn an_abort_or_the_end_of_the_queue_pair_leaves_nothing_behind() {
     }
 }
 
-/// The peer of the direct path is not asked again before there is a receive.
+/// On the direct path the peer does not try again before there is a receive.
 #[test]
-fn nobody_spins_while_a_message_is_held() {
+fn no_engine_spins_during_a_hold() {
     for wiring in Wiring::both() {
         let mut w = pair(wiring);
         w.post(A, &[Wr::send(1, &[]), Wr::send(2, &[])]);
@@ -268,10 +269,11 @@ fn nobody_spins_while_a_message_is_held() {
 }
 
 #[test]
-fn a_read_behind_a_held_message_is_warned_of_once() {
+fn one_warning_for_a_read_during_a_hold() {
     for wiring in Wiring::both() {
         let mut w = pair(wiring);
-        let (from, sink) = (w.any_mr(A, 8), w.any_mr(B, 8));
+        let from = w.any_mr(A, 8);
+        let sink = w.any_mr(B, 8);
         w.post(A, &[Wr::send(0, &[])]);
         assert_eq!(w.warnings.len(), 0);
         w.post(B, &[Wr::read(10, sink.all(), &from, 0)]);
@@ -280,9 +282,10 @@ fn a_read_behind_a_held_message_is_warned_of_once() {
         assert!(w.warnings[0].contains("Read"), "{:?}", w.warnings);
         assert_eq!(w.completions(B), ["10 RdmaRead WrFlush"]);
     }
-    // The Read first; its response is between two messages.
+    // The Read first. Its response arrives between two messages.
     let mut w = pair(Wiring::tcp());
-    let (from, sink) = (w.any_mr(A, 8), w.any_mr(B, 8));
+    let from = w.any_mr(A, 8);
+    let sink = w.any_mr(B, 8);
     w.push(B, &[Wr::read(1, sink.all(), &from, 0)]);
     w.round();
     w.push(A, &[Wr::send(2, &[]), Wr::send(3, &[])]);
@@ -297,7 +300,7 @@ fn a_read_behind_a_held_message_is_warned_of_once() {
 }
 
 #[test]
-fn faults_of_a_resumed_message_are_those_of_any() {
+fn a_resumed_message_has_the_usual_faults() {
     for wiring in Wiring::both() {
         let mut held = pair(wiring);
         let mut plain = World::connected(wiring);
@@ -314,13 +317,14 @@ fn faults_of_a_resumed_message_are_those_of_any() {
     }
 }
 
-/// Whatever comes when: with holding, the direct path ends as TCP does.
+/// For any order of operations, the direct path ends like TCP when messages are held.
 mod differential {
     use proptest::prelude::*;
 
     use super::*;
 
-    /// What both ends saw; sends and receives apart, for they complete independently.
+    /// Returns the observations of both ends. Sends and receives are separate, because they
+    /// complete independently.
     fn run(wiring: Wiring, ops: &[(usize, bool, u8)]) -> Vec<Vec<String>> {
         let mut w = pair(wiring);
         let mut id = 0;
@@ -336,7 +340,7 @@ mod differential {
             }
             w.settle();
         }
-        // All that is held in the end is let go.
+        // All messages that are still held are released.
         let waiting = |w: &World| w.engines.iter().any(|e| e.poll_timeout().is_some());
         for _ in 0..200 {
             if !waiting(&w) {

@@ -1,22 +1,25 @@
-//! Long messages by the direct path, several segments of which are copied at once: what becomes of
-//! them is what becomes of segments that come one by one.
+//! Long messages over the direct path, which copies several segments at once. The results are the
+//! same as for single segments.
 
 use super::requests::Wr;
 use super::world::{A, B, QpShape, World};
 use crate::engine::schedule::QUANTUM;
 
-/// Bytes of a message in a segment.
+/// Payload bytes of one segment.
 const PAYLOAD: usize = 15 * 4096;
 
 #[test]
-fn whole_runs_and_rests_arrive_and_are_counted_as_segments() {
+fn runs_are_counted_as_segments() {
     let mut w = World::pair_alone(QpShape::default(), 128);
-    let (mut segments, mut bytes) = (0, 0);
+    let mut segments = 0;
+    let mut bytes = 0;
     for (wr_id, len) in [PAYLOAD, PAYLOAD + 1, 8 * PAYLOAD, 8 * PAYLOAD + 1, 17 * PAYLOAD - 3]
         .into_iter()
         .enumerate()
     {
-        let (from, to, back) = (w.any_mr(A, len), w.any_mr(B, len), w.any_mr(A, len));
+        let from = w.any_mr(A, len);
+        let to = w.any_mr(B, len);
+        let back = w.any_mr(A, len);
         let pattern = from.pattern(wr_id as u8);
         let wr_id = wr_id as u64;
         w.post(A, &[Wr::write(wr_id, &[from.all()], &to, 0)]);
@@ -24,7 +27,8 @@ fn whole_runs_and_rests_arrive_and_are_counted_as_segments() {
         assert!(to.bytes() == pattern, "{len} bytes");
         segments += len.div_ceil(PAYLOAD) as u64;
         bytes += len as u64;
-        let (sent, received) = (w.qps[A].shared.counters(), w.qps[B].shared.counters());
+        let sent = w.qps[A].shared.counters();
+        let received = w.qps[B].shared.counters();
         assert_eq!((sent.segments_sent, sent.bytes_sent), (segments, bytes), "{len} bytes");
         assert_eq!((received.segments_received, received.bytes_received), (segments, bytes));
 
@@ -37,42 +41,48 @@ fn whole_runs_and_rests_arrive_and_are_counted_as_segments() {
 }
 
 #[test]
-fn what_comes_before_a_fault_arrives_and_nothing_behind() {
+fn a_fault_in_a_run_ends_placement() {
     let mut w = World::pair_alone(QpShape::default(), 128);
-    let (from, to) = (w.any_mr(A, 12 * PAYLOAD), w.any_mr(B, 10 * PAYLOAD + PAYLOAD / 2));
+    let from = w.any_mr(A, 12 * PAYLOAD);
+    let to = w.any_mr(B, 10 * PAYLOAD + PAYLOAD / 2);
     let pattern = from.pattern(1);
     w.post(A, &[Wr::write(1, &[from.all()], &to, 0)]);
     let found = to.bytes();
     assert!(found[..10 * PAYLOAD] == pattern[..10 * PAYLOAD]);
     assert!(found[10 * PAYLOAD..].iter().all(|byte| *byte == 0));
-    // A run, and of the next one, which is not taken, the segments before the fault and with it.
+    // One run, and the segments of the next run up to the fault, since a run with a fault is not
+    // taken as a whole.
     assert_eq!(w.qps[B].shared.counters().segments_received, 11);
-    // The peer names that one, with its length (14 bytes of header) and where it was to go.
+    // The peer returns the header of that segment with its length (including 14 bytes of header).
     let at = to.iova + 10 * PAYLOAD as u64;
     let named = format!("{:04x}8140{:08x}{at:016x}", PAYLOAD + 14, to.stag.0);
     assert_eq!(w.events(A), [format!("terminated by peer 1/1/01 {named}")]);
 }
 
 #[test]
-fn the_first_turn_sends_what_it_is_worth_and_a_segment() {
+fn the_first_turn_sends_its_quantum() {
     let mut w = World::pair_alone(QpShape::default(), 128);
-    let (from, to) = (w.any_mr(A, 60 * PAYLOAD), w.any_mr(B, 60 * PAYLOAD));
+    let from = w.any_mr(A, 60 * PAYLOAD);
+    let to = w.any_mr(B, 60 * PAYLOAD);
     w.push(A, &[Wr::write(1, &[from.all()], &to, 0)]);
     let now = w.now;
     w.engines[0].poll_doorbells(now);
     assert_eq!(w.engines[0].poll_work(now), None);
-    let (sent, worth) = (w.qps[A].shared.counters().bytes_sent, QUANTUM.cast_unsigned());
+    let sent = w.qps[A].shared.counters().bytes_sent;
+    let worth = QUANTUM.cast_unsigned();
     assert!(worth <= sent && sent <= worth + PAYLOAD as u64, "{sent}");
     w.settle();
     assert_eq!(w.completions(A), ["1 RdmaWrite"]);
 }
 
 #[test]
-fn a_stream_through_more_than_the_caches_hold_arrives_whole() {
+fn a_stream_larger_than_the_caches() {
     const MESSAGE: usize = 1 << 20;
     const BUFFER: usize = 16 * MESSAGE;
     let mut w = World::pair_alone(QpShape::default(), 128);
-    let (from, to, back) = (w.any_mr(A, MESSAGE), w.any_mr(B, BUFFER), w.any_mr(A, BUFFER));
+    let from = w.any_mr(A, MESSAGE);
+    let to = w.any_mr(B, BUFFER);
+    let back = w.any_mr(A, BUFFER);
     for round in 0..2u8 {
         let mut expected = Vec::new();
         for n in 0..BUFFER / MESSAGE {

@@ -1,5 +1,5 @@
-//! What messages look like on the wire: the segments that are cut of them, byte for byte
-//! (RFC 5041 sections 4, 5.2 and 5.3). The bytes are put together here by hand.
+//! The segments of messages on the wire, byte for byte (RFC 5041 sections 4, 5.2 and 5.3). The
+//! expected bytes are written here by hand.
 
 use super::raw::Raw;
 use super::requests::Wr;
@@ -12,13 +12,13 @@ use crate::types::{Access, Msn, Scope, Stag, TaggedOffset};
 
 const LAST: u8 = 0x40;
 
-/// An untagged segment of DDP version 1.
+/// Returns an untagged segment of DDP version 1.
 fn untagged(last: u8, ulp: [u8; 5], qn: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
     let words = [qn, msn, mo].map(u32::to_be_bytes).concat();
     [&[last | 1][..], &ulp, &words, payload].concat()
 }
 
-/// A tagged one.
+/// Returns a tagged segment.
 fn tagged(last: u8, ulp: u8, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
     [&[0x80 | last | 1, ulp][..], &stag.to_be_bytes(), &to.to_be_bytes(), payload].concat()
 }
@@ -27,16 +27,16 @@ fn qps(w: &mut World) -> impl Iterator<Item = &mut Qp> {
     w.engines.iter_mut().flat_map(|engine| engine.qps.iter_mut().flatten().map(|qp| &mut **qp))
 }
 
-/// A peer, and a QP whose segments have at most so many bytes: some that no EMSS makes.
+/// Returns a peer and a QP with this MULPDU, which need not correspond to any EMSS.
 fn with_mulpdu(mulpdu: usize) -> (World, Raw) {
     let (mut w, mut raw) = World::raw();
-    // With the first message it takes over the EMSS, which then stays as it is.
+    // The QP reads the EMSS with its first message and then does not change it.
     let nowhere = w.any_mr(A, 1);
     w.post(A, &[Wr::write(0, &[], &nowhere, 0)]);
     assert_eq!(raw.segments(&mut w).len(), 1);
     assert_eq!(w.completions(A), ["0 RdmaWrite"]);
     for qp in qps(&mut w) {
-        qp.link.tcp_mut().expect("it runs over TCP").set_mulpdu(mulpdu);
+        qp.link.tcp_mut().expect("the QP runs over TCP").set_mulpdu(mulpdu);
     }
     (w, raw)
 }
@@ -66,7 +66,7 @@ fn with_mulpdu(mulpdu: usize) -> (World, Raw) {
 //= DDP-5.3-2
 //= DDP-5.3-3
 #[test]
-fn two_thousand_bytes_at_a_mulpdu_of_1500_are_cut_as_the_rfc_says() {
+fn segments_of_2048_bytes_at_mulpdu_1500() {
     let (mut w, mut raw) = with_mulpdu(1500);
     let from = w.any_mr(A, 2048);
     let bytes = from.pattern(1);
@@ -79,7 +79,8 @@ fn two_thousand_bytes_at_a_mulpdu_of_1500_are_cut_as_the_rfc_says() {
             Wr::send_invalidate(3, &[from.all()], Stag(0xDEAD_BEEF)).with(SendFlags::SOLICITED),
         ],
     );
-    let (plain, invalidating) = ([0x43, 0, 0, 0, 0], [0x46, 0xDE, 0xAD, 0xBE, 0xEF]);
+    let plain = [0x43, 0, 0, 0, 0];
+    let invalidating = [0x46, 0xDE, 0xAD, 0xBE, 0xEF];
     let expected = [
         untagged(0, plain, 0, 1, 0, &bytes[..1482]),
         untagged(LAST, plain, 0, 1, 1482, &bytes[1482..]),
@@ -93,7 +94,7 @@ fn two_thousand_bytes_at_a_mulpdu_of_1500_are_cut_as_the_rfc_says() {
     assert_eq!(sent.iter().map(Vec::len).collect::<Vec<_>>(), [1500, 584, 1500, 576, 1500, 584]);
     assert!(sent == expected, "the bytes differ");
 
-    // A Read Request of the peer's is answered to where it says, whatever that is here.
+    // The response to a peer's Read Request goes to the sink in the request.
     let request = ReadRequest {
         sink_stag: Stag(stag),
         sink_to: TaggedOffset(16384),
@@ -108,7 +109,7 @@ fn two_thousand_bytes_at_a_mulpdu_of_1500_are_cut_as_the_rfc_says() {
     ];
     assert!(raw.ulpdus(&mut w) == expected, "the bytes of the response differ");
 
-    // And one of ours, on its own queue: sink, size and source as posted.
+    // A local Read Request goes to its own queue, with sink, size and source as posted.
     w.post(A, &[Wr::read(4, from.sge(8..24), &from, 0).remote(Stag(stag), 77)]);
     let header = [
         &from.stag.0.to_be_bytes()[..],
@@ -123,12 +124,12 @@ fn two_thousand_bytes_at_a_mulpdu_of_1500_are_cut_as_the_rfc_says() {
 
 //= DDP-4.1-10
 #[test]
-fn an_rdmac_peer_is_spoken_to_in_version_0() {
+fn an_rdmac_peer_gets_version_0() {
     let mut w = World::pair(Wiring { rdmac: true, ..Wiring::tcp() });
     w.recv(B, 7, &[]);
     w.post(A, &[Wr::send(1, &[])]);
     assert_eq!(w.completions(B), ["7 Receive"]);
-    // The FPDU behind the one that made the connection stand, and behind the Marker of the first.
+    // The FPDU after the RTR message, and after the first Marker.
     let log = &w.links[0].pipes[0].log;
     let at = log.len() - 4 - 18;
     assert_eq!(log[at..at + 2], [0x40, 0x03], "DV and RV are 0: {log:02x?}");
@@ -139,7 +140,7 @@ fn an_rdmac_peer_is_spoken_to_in_version_0() {
 //= DDP-5.2-2
 //= DDP-5.2-4
 #[test]
-fn around_every_multiple_of_a_segment_nothing_is_lost_or_too_long() {
+fn lengths_around_segment_multiples() {
     for mulpdu in [128, 1500, 64_768] {
         let (mut w, mut raw) = with_mulpdu(mulpdu);
         let from = w.any_mr(A, 4 * mulpdu);
@@ -189,7 +190,7 @@ fn around_every_multiple_of_a_segment_nothing_is_lost_or_too_long() {
 //= DDP-4.4-1
 //= DDP-5.2-9
 #[test]
-fn a_message_of_no_bytes_is_one_segment_of_its_header() {
+fn an_empty_message_is_one_segment() {
     let (mut w, mut raw) = World::raw();
     let any = w.any_mr(A, 8);
     w.post(
@@ -213,7 +214,7 @@ fn a_message_of_no_bytes_is_one_segment_of_its_header() {
     assert_eq!(raw.ulpdus(&mut w), expected);
 }
 
-/// Queue and number of each untagged segment.
+/// Returns queue and MSN of each untagged segment.
 fn numbers(raw: &mut Raw, w: &mut World) -> Vec<(u32, u32)> {
     let word = |u: &[u8], at: usize| u32::from_be_bytes(u[at..at + 4].try_into().unwrap());
     raw.ulpdus(w).iter().map(|u| (word(u, 6), word(u, 10))).collect()
@@ -223,20 +224,20 @@ fn numbers(raw: &mut Raw, w: &mut World) -> Vec<(u32, u32)> {
 //= DDP-4.3-8
 //= DDP-4.3-9
 #[test]
-fn messages_are_numbered_from_1_on_each_queue_and_wrap() {
+fn msns_start_at_1_and_wrap() {
     let (mut w, mut raw) = World::raw();
     let any = w.any_mr(A, 8);
     let read = |n| Wr::read(n, any.sge(0..1), &any, 0);
     w.post(A, &[Wr::send(1, &[]), read(2), Wr::send(3, &[]), read(4), Wr::send(5, &[])]);
     assert_eq!(numbers(&mut raw, &mut w), [(0, 1), (1, 1), (0, 2), (1, 2), (0, 3)]);
-    // The Terminate is the first of its queue, and the last of all.
+    // The Terminate is the first message of its queue, and the last message of all.
     raw.send(&mut w, 9, b"");
     assert_eq!(numbers(&mut raw, &mut w), [(2, 1)]);
 
     let (mut w, mut raw) = World::raw();
     let any = w.any_mr(A, 8);
     for qp in qps(&mut w) {
-        qp.requester.number_from(Msn(u32::MAX - 1), Msn(u32::MAX));
+        qp.requester.set_next_msn(Msn(u32::MAX - 1), Msn(u32::MAX));
     }
     let read = |n| Wr::read(n, any.sge(0..1), &any, 0);
     w.post(A, &[Wr::send(1, &[]), read(2), Wr::send(3, &[]), read(4), Wr::send(5, &[])]);
@@ -246,13 +247,14 @@ fn messages_are_numbered_from_1_on_each_queue_and_wrap() {
 
 //= DDP-4.3-9
 #[test]
-fn both_ends_agree_on_the_number_behind_the_last() {
+fn both_ends_wrap_msns_alike() {
     let mut w = World::connected(Wiring::tcp());
-    let (a, b) = (w.any_mr(A, 10), w.any_mr(B, 10));
+    let a = w.any_mr(A, 10);
+    let b = w.any_mr(B, 10);
     let bytes = b.pattern(3);
     for qp in qps(&mut w) {
-        qp.requester.number_from(Msn(u32::MAX), Msn(u32::MAX));
-        qp.link.tcp_mut().expect("it runs over TCP").number_inbound_from(Msn(u32::MAX));
+        qp.requester.set_next_msn(Msn(u32::MAX), Msn(u32::MAX));
+        qp.link.tcp_mut().expect("the QP runs over TCP").number_inbound_from(Msn(u32::MAX));
     }
     for n in 0..3u64 {
         w.recv(B, n, &[]);
@@ -266,11 +268,11 @@ fn both_ends_agree_on_the_number_behind_the_last() {
 
 //= DDP-5.2-3
 #[test]
-fn a_message_is_shorter_than_two_to_the_32() {
+fn a_message_is_shorter_than_2_to_the_32() {
     let giga = 1 << 30;
     for (last, allowed) in [(giga - 1, true), (giga, false)] {
         let (mut w, mut raw) = World::raw();
-        // Only what is sent of it is ever touched.
+        // Only the bytes that are sent are ever accessed.
         let (mapping, _fd) = Mapping::create_arena("mr", 1 << 20).unwrap();
         let from = w.mr_over(A, mapping, giga, Access::REMOTE_READ, Scope::Pd, 0x10_0000);
         w.links[0].pipes[0].window = 100_000;
@@ -290,7 +292,7 @@ fn a_message_is_shorter_than_two_to_the_32() {
 
 //= DDP-5.4-1
 #[test]
-fn a_message_is_complete_when_tcp_has_all_its_bytes_and_not_when_the_peer_has_them() {
+fn a_message_completes_when_tcp_has_it() {
     let (mut w, mut raw) = World::raw();
     let from = w.any_mr(A, 500);
     w.links[0].pipes[0].window = 400;
@@ -301,21 +303,21 @@ fn a_message_is_complete_when_tcp_has_all_its_bytes_and_not_when_the_peer_has_th
     assert_eq!(w.completions(A), ["1 Send"]);
     w.links[0].pipes[0].window = 4000;
     w.settle();
-    // Nobody has read anything.
+    // The peer has read nothing.
     assert_eq!(w.completions(A), ["2 RdmaWrite"]);
     assert_eq!(raw.segments(&mut w).len(), 2);
 }
 
 //= DDP-3-3
 #[test]
-fn what_was_accepted_and_never_left_is_no_success() {
+fn unsent_messages_do_not_succeed() {
     for end in ["reset", "abort"] {
         let (mut w, mut raw) = World::raw();
         let from = w.any_mr(A, 500);
         w.links[0].pipes[0].window = 1000;
         let batch = [1, 2, 3, 4].map(|n| Wr::send(n, &[from.all()]));
         w.post(A, &batch);
-        // Of the second a part is with TCP; all were framed.
+        // TCP has a part of the second message. All have been framed.
         assert_eq!(w.completions(A), ["1 Send"], "{end}");
         match end {
             "reset" => raw.reset(&mut w),
@@ -329,7 +331,7 @@ fn what_was_accepted_and_never_left_is_no_success() {
 //= DDP-3-1
 //= DDP-3-2
 #[test]
-fn a_smaller_mulpdu_does_not_cut_again_what_is_on_its_way() {
+fn a_smaller_mulpdu_keeps_queued_segments() {
     let (mut w, mut raw) = World::raw();
     let from = w.any_mr(A, 10_000);
     let bytes = from.pattern(4);
@@ -342,7 +344,7 @@ fn a_smaller_mulpdu_does_not_cut_again_what_is_on_its_way() {
     assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaWrite"]);
     let sent = raw.ulpdus(&mut w);
     let first = sent.iter().position(|u| u[0] & LAST != 0).unwrap() + 1;
-    // EMSS less length field, CRC and what makes it a multiple of four.
+    // The EMSS less length field and CRC, and less padding to a multiple of four.
     for (message, most) in [(&sent[..first], 1454), (&sent[first..], 530)] {
         let (last, rest) = message.split_last().unwrap();
         assert!(rest.iter().all(|u| u.len() == most) && last.len() <= most, "{most}");

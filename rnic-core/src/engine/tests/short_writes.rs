@@ -1,17 +1,17 @@
-//! RDMA Writes that are carried out as they stand in the queue, by the direct path: what becomes of
-//! them is what becomes of those that go the way of all requests.
+//! RDMA Writes that the direct path carries out directly from the send queue. Their results must
+//! equal those of Writes that become messages.
 
 use proptest::prelude::*;
 
+use super::rc;
 use super::requests::{Mr, Wr, pattern};
-use super::wired;
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::abi::queue::SendFlags;
 use crate::types::Access;
 
-/// Bytes of the regions.
+/// Length of the regions in bytes.
 const LEN: usize = 70_000;
-/// The longest Write that is a segment of its own.
+/// Maximum length of a Write in one segment.
 const SEGMENT: usize = 15 * 4096;
 
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ enum Op {
         len: usize,
         at: usize,
     },
-    /// Into memory of the peer that only a copier reaches.
+    /// Writes into memory of the peer that only a copier can access.
     Aside {
         len: usize,
     },
@@ -75,12 +75,12 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Memory of one world.
+/// Regions of one world.
 struct Regions {
     source: Mr,
     sink: Mr,
     aside: Mr,
-    /// Nobody writes what Reads bring, which come back when they like.
+    /// Source of Reads. Never written, because Reads may complete at any time.
     only_read: Mr,
     back: Mr,
     received: Mr,
@@ -119,7 +119,7 @@ impl Regions {
     }
 }
 
-/// All that can be seen of what became of some requests.
+/// All visible results of some requests.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     of_sender: Vec<String>,
@@ -130,14 +130,14 @@ struct Outcome {
     memory: [Vec<u8>; 4],
 }
 
-/// Whose queue pairs, and how they came together.
+/// Users and type of a pair of QPs.
 #[derive(Clone, Copy, Debug)]
 enum Pair {
-    /// Connected, of two users or of one who has nobody beside him.
+    /// iWARP QPs of two users, or of one user without others.
     Connected { alone: bool },
-    /// By hand, with acknowledgements.
+    /// RC QPs.
     Reliable,
-    /// By hand, without.
+    /// UC QPs.
     Unreliable,
 }
 
@@ -154,15 +154,15 @@ fn world(pair: Pair, cq_entries: u32) -> World {
     let shape = match pair {
         Pair::Connected { alone: true } => return World::pair_alone(shape, cq_entries),
         Pair::Connected { .. } => return World::pair_with(Wiring::direct(), shape, cq_entries),
-        Pair::Reliable => wired::kept(shape),
+        Pair::Reliable => rc::kept(shape),
         Pair::Unreliable => QpShape { unreliable: true, ..shape },
     };
-    let mut w = wired::unlinked_of(Wiring::direct(), shape, cq_entries);
-    w.link([A, B], Wiring::direct(), wired::LIMITS);
+    let mut w = rc::unlinked_of(Wiring::direct(), shape, cq_entries);
+    w.link([A, B], Wiring::direct(), rc::LIMITS);
     w
 }
 
-/// Carries requests out, posted so many at a time, with these flags on every Write.
+/// Carries out requests, posted `step` at a time, with these flags on every Write.
 fn carry_out(
     ops: &[(Op, bool)],
     step: usize,
@@ -187,7 +187,8 @@ fn carry_out(
     for n in 0..64 {
         w.recv(B, n, &[regions.received.all()]);
     }
-    let (mut of_sender, mut of_receiver) = (Vec::new(), Vec::new());
+    let mut of_sender = Vec::new();
+    let mut of_receiver = Vec::new();
     let requests: Vec<Wr> = ops
         .iter()
         .enumerate()
@@ -197,10 +198,10 @@ fn carry_out(
             let reads = ops[..n].iter().any(|(op, _)| matches!(op, Op::Read { .. }));
             match op {
                 Op::Read { .. } | Op::Send { .. } => request,
-                // Its diagnosis tells the flags.
+                // The flags are part of its diagnosis.
                 Op::Faulty(Fault::SpareParameter) if !reads => request,
                 Op::Faulty(Fault::SpareParameter) => request.with(SendFlags::FENCE),
-                // Which of the two would be first is nobody's promise.
+                // Without a fence, either of the two could fail first.
                 Op::Faulty(_) if reads => request.with(flags | SendFlags::FENCE),
                 _ => request.with(flags),
             }
@@ -209,7 +210,8 @@ fn carry_out(
     for some in requests.chunks(step) {
         w.post(A, some);
         loop {
-            let (sent, received) = (w.completions(A), w.completions(B));
+            let sent = w.completions(A);
+            let received = w.completions(B);
             if sent.is_empty() && received.is_empty() {
                 break;
             }
@@ -231,9 +233,9 @@ fn carry_out(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// A Write that asks for a solicited event, which means nothing for a Write, is no plain one.
+    /// A Write with the solicited flag, which has no meaning for a Write, is not handled directly.
     #[test]
-    fn they_end_as_those_that_become_messages(
+    fn direct_writes_end_like_messages(
         ops in prop::collection::vec((op(), any::<bool>()), 1..60),
         step in 1..60usize,
         cq_entries in prop_oneof![Just(4u32), Just(256)],

@@ -1,22 +1,22 @@
-//! Habits of Linux siw that its peers have to know. What it was seen doing otherwise is in
-//! `captures`.
+//! Behaviour of Linux siw that its peers must handle. Recorded differences are in `captures`.
 
 use super::requests::Wr;
 use super::world::{A, World};
 use crate::rdmap::ReadRequest;
 use crate::types::{Stag, TaggedOffset};
 
-/// A Terminate as siw writes it: Layer and EType exchanged, M, D and R in the lowest bits.
+/// Returns a Terminate in siw's layout: Layer and EType exchanged, M, D and R in the lowest bits.
 fn terminate(control: [u8; 4], segment_len: u16, headers: &[&[u8]]) -> Vec<u8> {
     [&control[..], &segment_len.to_be_bytes(), &headers.concat()].concat()
 }
 
 #[test]
-fn a_read_that_siw_blames_is_known_by_its_request_and_not_by_its_number() {
-    // How much of the response had been sent.
+fn siw_names_a_failed_read_by_its_request() {
+    // Number of response bytes already sent.
     for sent in [0, 1] {
         let (mut w, mut raw) = World::raw();
-        let (sink, source) = (w.any_mr(A, 30), w.any_mr(A, 30));
+        let sink = w.any_mr(A, 30);
+        let source = w.any_mr(A, 30);
         let reads = [(1, 0..10), (2, 10..13), (3, 13..30)];
         w.post(A, &reads.map(|(id, range)| Wr::read(id, sink.sge(range), &source, 0)));
         let asked = raw.segments(&mut w);
@@ -27,10 +27,11 @@ fn a_read_that_siw_blames_is_known_by_its_request_and_not_by_its_number() {
             size: request.size - sent,
             ..request
         };
-        // Where the number of the request belongs stands its size: 3, the next request's number.
+        // The request's size is in place of its MSN: 3, which is the MSN of the next request.
         let mut header = [0; 18];
         header[..2].copy_from_slice(&[0x41, 0x41]);
-        (header[9], header[13]) = (1, request.size as u8);
+        header[9] = 1;
+        header[13] = request.size as u8;
         let said = terminate([0x10, 0x00, 0x07, 0x00], 0, &[&header, &rest.emit()]);
         raw.terminate(&mut w, &said);
         assert_eq!(
@@ -41,16 +42,16 @@ fn a_read_that_siw_blames_is_known_by_its_request_and_not_by_its_number() {
 }
 
 #[test]
-fn the_record_of_a_terminate_says_that_it_is_in_the_layout_of_siw() {
+fn a_diagnosis_names_the_siw_layout() {
     let (mut w, mut raw) = World::raw();
     let header = [0xC1, 0x40, 0, 0, 0x12, 0x34, 0, 0, 0, 0, 0, 0, 0x10, 0];
-    // Its length is that of the payload, where RFC 5040 has that of the segment.
+    // Its length is that of the payload. In RFC 5040 it is that of the segment.
     raw.terminate(&mut w, &terminate([0x11, 0x01, 0x03, 0x00], 64, &[&header]));
     let why = w.diagnosis(A);
     assert_eq!(
         why.text,
         "the peer ended the stream with Terminate 1/1/01 (tagged buffer: base or bounds \
-         violation), written as Linux siw does; it is about a tagged segment of 64 bytes at \
+         violation), written as Linux siw does; it concerns a tagged segment of 64 bytes at \
          0x1000 of STag 0x00001234"
     );
     assert_eq!((why.stag, why.length), (Some(Stag(0x1234)), Some(64)));

@@ -1,24 +1,23 @@
-//! Shared receive queues: who gets which receive, what is told of them, and who pays for a broken
-//! one.
+//! Shared receive queues: the order of receives, events, and the effects of a broken queue.
 
 use super::requests::Wr;
 use super::world::{QpShape, Wiring, World};
 use crate::abi::queue::{QUEUE_HEADER_LEN, queue_header};
 use crate::types::{QpId, QpState};
 
-/// Receivers are on an app with an SRQ, senders on another.
+/// Receivers on an app with an SRQ, and senders on another app.
 struct Bench {
     w: World,
     /// Senders and receivers, by connection.
     ends: Vec<[usize; 2]>,
     to: usize,
     srq: usize,
-    /// Where the SRQ stands in its arena.
+    /// Offset of the SRQ in its arena.
     at: usize,
 }
 
 impl Bench {
-    /// So many connections to QPs of one SRQ, on workers in turn.
+    /// Creates `qps` connections to QPs of one SRQ, on the workers in turn.
     fn new(wiring: Wiring, workers: u32, qps: usize, depth: u32, limit: u32) -> Self {
         Self::with(wiring, workers, qps, depth, limit, QpShape::default())
     }
@@ -32,8 +31,10 @@ impl Bench {
         shape: QpShape,
     ) -> Self {
         let mut w = World::new(if wiring.direct { &[3] } else { &[1, 3] });
-        let (from, to) = (w.app(0), w.app(usize::from(!wiring.direct)));
-        let (cq_from, cq_to) = (w.cq(from, 512), w.cq(to, 512));
+        let from = w.app(0);
+        let to = w.app(usize::from(!wiring.direct));
+        let cq_from = w.cq(from, 512);
+        let cq_to = w.cq(to, 512);
         let at = w.apps[to].next_offset();
         let srq = w.srq(to, depth, limit);
         let mut ends = Vec::new();
@@ -82,9 +83,9 @@ fn numbers(ids: std::ops::Range<u64>) -> Vec<String> {
     ids.map(|id| format!("{id} Receive")).collect()
 }
 
-/// RDMAP-8.1.2-8, DDP-8.3.2-5a: the pool is one, not a share for each QP.
+/// RDMAP-8.1.2-8, DDP-8.3.2-5a: the receives are shared, not divided among the QPs.
 #[test]
-fn one_queue_pair_consumes_all_eight() {
+fn one_qp_consumes_all_receives() {
     for wiring in Wiring::both() {
         for workers in [1, 3] {
             let mut b = Bench::new(wiring, workers, 2, 8, 0);
@@ -100,7 +101,7 @@ fn one_queue_pair_consumes_all_eight() {
 }
 
 #[test]
-fn receives_are_taken_in_order_by_whichever_message_begins() {
+fn receives_are_taken_in_message_order() {
     for wiring in Wiring::both() {
         for workers in [1, 3] {
             let mut b = Bench::new(wiring, workers, 3, 16, 0);
@@ -113,9 +114,9 @@ fn receives_are_taken_in_order_by_whichever_message_begins() {
     }
 }
 
-/// A receive that was taken belongs to its QP; the others are nobody's and stay.
+/// A receive that was taken belongs to its QP. The others belong to no QP and stay.
 #[test]
-fn a_queue_pair_in_error_flushes_only_what_it_has_taken() {
+fn a_qp_in_error_flushes_only_taken_receives() {
     let mut b = Bench::new(Wiring::tcp(), 1, 2, 8, 0);
     let big = b.w.any_mr(b.ends[0][0], 3000);
     let into = b.w.any_mr(b.ends[0][1], 3000);
@@ -123,7 +124,7 @@ fn a_queue_pair_in_error_flushes_only_what_it_has_taken() {
     end.producer.push(50, &[into.all()]).unwrap();
     end.producer.publish();
     b.recv(51..54);
-    // Half a message, then the connection is gone.
+    // After half a message the connection ends.
     b.w.links[0].pipes[0].window = 2000;
     b.w.push(b.ends[0][0], &[Wr::send(1, &[big.all()])]);
     b.w.round();
@@ -131,7 +132,7 @@ fn a_queue_pair_in_error_flushes_only_what_it_has_taken() {
     b.w.settle();
     b.w.abort(b.ends[0][1]);
     assert_eq!(b.received(), ["50 Receive WrFlush"]);
-    // After the flush, before the end.
+    // The event follows the flush and precedes the end of the connection.
     let last = format!("last receive of QP {}", b.id(0));
     assert_eq!(b.events(), [last, "aborted".to_owned()]);
     b.send(1, 1..4);
@@ -140,10 +141,12 @@ fn a_queue_pair_in_error_flushes_only_what_it_has_taken() {
 }
 
 #[test]
-fn the_last_receive_waits_for_a_flush_that_finds_no_room() {
+fn last_wqe_waits_for_a_stalled_flush() {
     let mut w = World::new(&[1, 1]);
-    let (a, to) = (w.app(0), w.app(1));
-    let (cq, cq_to) = (w.cq(a, 64), w.cq(to, 1));
+    let a = w.app(0);
+    let to = w.app(1);
+    let cq = w.cq(a, 64);
+    let cq_to = w.cq(to, 1);
     let srq = w.srq(to, 8, 0);
     let sender = w.qp(a, cq, cq, QpShape::default());
     let receiver = w.qp(to, cq_to, cq_to, QpShape { srq: Some(srq), ..QpShape::default() });
@@ -172,7 +175,7 @@ fn the_last_receive_waits_for_a_flush_that_finds_no_room() {
 }
 
 #[test]
-fn a_queue_pair_moved_to_error_before_it_was_connected_says_so_too() {
+fn last_wqe_of_an_unconnected_qp() {
     let mut w = World::new(&[1]);
     let app = w.app(0);
     let cq = w.cq(app, 8);
@@ -186,7 +189,7 @@ fn a_queue_pair_moved_to_error_before_it_was_connected_says_so_too() {
 }
 
 #[test]
-fn the_limit_is_told_once_and_may_be_armed_again() {
+fn the_limit_can_be_armed_again() {
     for wiring in Wiring::both() {
         let mut b = Bench::new(wiring, 3, 2, 8, 2);
         b.recv(0..4);
@@ -205,9 +208,9 @@ fn the_limit_is_told_once_and_may_be_armed_again() {
     }
 }
 
-/// RFC 5042 section 6.4.2: a peer that takes more than its fair share is noticed.
+/// RFC 5042 section 6.4.2: a peer that takes more than its fair share is reported.
 #[test]
-fn a_peer_that_takes_nearly_all_is_named_once() {
+fn an_unfair_peer_is_reported_once() {
     for wiring in Wiring::both() {
         for workers in [1, 3] {
             let mut b = Bench::new(wiring, workers, 2, 16, 0);
@@ -220,7 +223,7 @@ fn a_peer_that_takes_nearly_all_is_named_once() {
                 }
                 b.received().len() as u64
             };
-            // Even shares are nobody's fault; 48 of 64 are the most that two may differ by.
+            // Even shares are fair, and so are up to 48 of 64 for one of two QPs.
             for _ in 0..100 {
                 shares(&mut b, 0, 1);
                 shares(&mut b, 1, 1);
@@ -229,14 +232,14 @@ fn a_peer_that_takes_nearly_all_is_named_once() {
             assert_eq!(shares(&mut b, 1, 200), 200);
             assert_eq!(b.events(), [format!("QP {} took 49/64", b.id(1))]);
             assert_eq!(b.w.apps[b.to].srqs[b.srq].srq.usage().unfair, 1);
-            // Nobody is stopped by it.
+            // No QP is stopped by the report.
             assert_eq!(shares(&mut b, 0, 3), 3);
         }
     }
 }
 
 #[test]
-fn a_lone_queue_pair_is_never_unfair() {
+fn a_single_qp_is_never_unfair() {
     let mut b = Bench::new(Wiring::direct(), 1, 1, 16, 0);
     for n in 0..200 {
         b.recv(n..n + 1);
@@ -246,22 +249,24 @@ fn a_lone_queue_pair_is_never_unfair() {
 }
 
 #[test]
-fn scribbling_over_the_ring_costs_its_owner_only() {
+fn a_corrupted_ring_harms_only_its_owner() {
     for wiring in Wiring::both() {
         let mut b = Bench::new(wiring, 3, 3, 8, 0);
         let host = usize::from(!wiring.direct);
-        // Somebody else on the same workers.
-        let (x, y) = (b.w.app(0), b.w.app(host));
-        let (cx, cy) = (b.w.cq(x, 16), b.w.cq(y, 16));
-        let (from, to) =
-            (b.w.qp(x, cx, cx, QpShape::default()), b.w.qp(y, cy, cy, QpShape::default()));
+        // A pair of other apps on the same workers.
+        let x = b.w.app(0);
+        let y = b.w.app(host);
+        let cx = b.w.cq(x, 16);
+        let cy = b.w.cq(y, 16);
+        let from = b.w.qp(x, cx, cx, QpShape::default());
+        let to = b.w.qp(y, cy, cy, QpShape::default());
         b.w.connect(from, to, wiring);
         b.w.settle();
         b.recv(0..4);
         b.send(0, 0..1);
         let arena = b.w.apps[b.to].arena.clone();
         arena.store_u64(b.at + queue_header::PRODUCER, 77).unwrap();
-        // What is known to be posted is still taken; the next look finds the nonsense.
+        // Receives known to be posted are still taken. The next read of the index finds it invalid.
         b.send(1, 1..6);
         let session = b.w.apps[b.to].session;
         assert_eq!(b.w.misbehaved.len(), 1);
@@ -270,7 +275,7 @@ fn scribbling_over_the_ring_costs_its_owner_only() {
         assert_eq!(b.w.failed_srqs, [b.w.apps[b.to].srqs[b.srq].srq.id()]);
         assert_eq!(b.events()[0], "SRQ error");
         assert_eq!(b.state(1), QpState::Error);
-        // QPs elsewhere find out when their next message comes, if nobody tells them before.
+        // Other QPs of the SRQ notice it with their next message, unless they are notified before.
         b.send(2, 6..7);
         assert_ne!(b.state(2), QpState::Rts);
         b.w.recv(to, 9, &[]);
@@ -280,7 +285,7 @@ fn scribbling_over_the_ring_costs_its_owner_only() {
 }
 
 #[test]
-fn a_malformed_receive_costs_the_queue_pair_that_meets_it() {
+fn a_malformed_receive_ends_its_qp() {
     for wiring in Wiring::both() {
         let mut b = Bench::new(wiring, 3, 2, 8, 0);
         b.recv(20..22);
@@ -295,9 +300,9 @@ fn a_malformed_receive_costs_the_queue_pair_that_meets_it() {
     }
 }
 
-/// Completions name the SRQ.
+/// Completions contain the ID of the SRQ.
 #[test]
-fn completions_name_the_shared_queue() {
+fn completions_contain_the_srq() {
     let mut b = Bench::new(Wiring::direct(), 1, 1, 8, 0);
     b.recv(0..1);
     b.send(0, 0..1);
@@ -310,12 +315,12 @@ mod held {
     use std::time::Duration;
 
     fn bench(wiring: Wiring, workers: u32, qps: usize) -> Bench {
-        let shape = QpShape { hold: Some(Duration::from_secs(10)), ..QpShape::default() };
+        let shape = QpShape { rnr_timeout: Some(Duration::from_secs(10)), ..QpShape::default() };
         Bench::with(wiring, workers, qps, 16, 0, shape)
     }
 
     #[test]
-    fn those_that_wait_are_served_one_message_each_in_turn() {
+    fn waiting_qps_are_served_in_turn() {
         for wiring in Wiring::both() {
             for workers in [1, 3] {
                 let mut b = bench(wiring, workers, 4);
@@ -337,7 +342,7 @@ mod held {
     }
 
     #[test]
-    fn many_receives_at_once_reach_all() {
+    fn many_receives_reach_all_waiters() {
         for wiring in Wiring::both() {
             for workers in [1, 3] {
                 let mut b = bench(wiring, workers, 5);
@@ -354,12 +359,13 @@ mod held {
     }
 
     #[test]
-    fn a_place_that_becomes_free_is_filled_from_another_worker() {
+    fn a_freed_place_wakes_another_worker() {
         for wiring in Wiring::both() {
             let mut b = bench(wiring, 3, 2);
             b.send(0, 0..1);
             b.send(1, 0..1);
-            // Posted and rung for, but the one in front is gone before its worker has looked.
+            // A receive is posted and rung for, but the first waiter is destroyed before its worker
+            // polls the doorbell.
             let end = &mut b.w.apps[b.to].srqs[b.srq];
             end.producer.push(7, &[]).unwrap();
             end.producer.publish();
@@ -370,14 +376,14 @@ mod held {
             for _ in 0..10 {
                 b.w.round();
             }
-            assert_eq!(b.received(), [""; 0], "the one in front comes first");
+            assert_eq!(b.received(), [""; 0], "the waiter in front is served first");
             b.w.destroy(b.ends[0][1]);
             assert_eq!(b.received(), numbers(7..8));
         }
     }
 
     #[test]
-    fn a_receive_that_is_none_ends_a_held_message_alike_on_both_paths() {
+    fn a_malformed_receive_ends_a_held_message() {
         for wiring in Wiring::both() {
             let mut b = bench(wiring, 1, 1);
             b.send(0, 1..2);
@@ -394,31 +400,33 @@ mod held {
         }
     }
 
-    /// A doorbell index and a place in the arena serve one queue after the other.
+    /// A doorbell index and a place in the arena are reused by later queues.
     #[test]
-    fn a_queue_that_takes_the_place_of_a_full_cq_is_rung_for() {
+    fn a_reused_doorbell_index_is_rung() {
         for wiring in Wiring::both() {
             let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
-            let (from, to) = (w.app(0), w.app(usize::from(!wiring.direct)));
-            let (cq_from, cq_to) = (w.cq(from, 64), w.cq(to, 64));
+            let from = w.app(0);
+            let to = w.app(usize::from(!wiring.direct));
+            let cq_from = w.cq(from, 64);
+            let cq_to = w.cq(to, 64);
             let at = w.apps[to].next_offset();
             let full = w.cq(to, 1);
-            // A QP ends while it waits for room in its CQ.
+            // A QP ends while it waits for a slot in its CQ.
             let waits = w.qp(to, full, full, QpShape::default());
             let more = u64::from(w.apps[to].cqs[full].cq.capacity()) + 1;
             (0..more).for_each(|id| w.recv(waits, id, &[]));
             w.attach_in_error(waits);
             let waiting = |w: &World| w.apps[to].arena.load_u64(at + queue_header::ENGINE_WAITS);
-            assert_eq!(waiting(&w).unwrap(), 1, "it waits");
+            assert_eq!(waiting(&w).unwrap(), 1, "the QP waits");
             w.destroy(waits);
-            assert_eq!(waiting(&w).unwrap(), 0, "nobody waits any more");
-            // Then the CQ goes, and an SRQ gets its index.
+            assert_eq!(waiting(&w).unwrap(), 0, "no QP waits any more");
+            // Then an SRQ gets the index of the destroyed CQ.
             let next = w.apps[to].next_doorbell;
             w.apps[to].next_doorbell = w.apps[to].cqs[full].cq.doorbell();
             let srq = w.srq(to, 8, 0);
             w.apps[to].next_doorbell = next;
-            let hold = Some(Duration::from_secs(10));
-            let shape = QpShape { srq: Some(srq), hold, ..QpShape::default() };
+            let rnr_timeout = Some(Duration::from_secs(10));
+            let shape = QpShape { srq: Some(srq), rnr_timeout, ..QpShape::default() };
             let receiver = w.qp(to, cq_to, cq_to, shape);
             let sender = w.qp(from, cq_from, cq_from, QpShape::default());
             w.connect(sender, receiver, wiring);
@@ -430,7 +438,7 @@ mod held {
     }
 
     #[test]
-    fn a_ring_scribbled_over_while_messages_wait_ends_those_who_wait() {
+    fn a_corrupted_ring_ends_waiting_qps() {
         for wiring in Wiring::both() {
             let mut b = bench(wiring, 3, 2);
             b.send(0, 0..1);

@@ -1,6 +1,6 @@
-//! The table `terminate_code` of `tests/conformance/requirements.toml`, carried out: for every code
-//! that a peer can cause something that causes it, and the bytes that have to come back. The others
-//! are named with the reason why no peer sees them; a row that is neither fails.
+//! Tests the table `terminate_code` of `tests/conformance/requirements.toml`: for every code that a
+//! peer can cause, a stimulus that causes it and the expected bytes. The other codes are listed
+//! with the reason why no peer sees them. A row that is in neither list fails.
 
 use std::collections::BTreeSet;
 
@@ -19,12 +19,12 @@ use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
 /// Layer, type, code.
 type Code = (u8, u8, u8);
 
-/// Does what is wrong and returns the segment that is to blame, if one is.
+/// Sends something wrong and returns the segment at fault, if there is one.
 type Stimulus = fn(&mut World, &mut Raw) -> Vec<u8>;
 
-/// What causes a code, in words and in deeds. Several causes of one code are several rows.
+/// Stimuli of each code, with a description. A code may have several.
 const STIMULI: &[(Code, &str, Stimulus)] = &[
-    ((0, 0, 0), "a Send into a receive of bad memory, which is not the peer's fault", |w, raw| {
+    ((0, 0, 0), "a Send to a receive of bad memory, which is not the peer's fault", |w, raw| {
         w.recv(A, 1, &[Sge { addr: 0, length: 8, lkey: 0x77 }]);
         raw.send(w, 1, b"x");
         vec![]
@@ -33,7 +33,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     ((0, 1, 0), "a Read of a revoked STag", |w, raw| read(w, raw, |w, r| w.revoke(A, r.src_stag))),
     ((0, 1, 1), "a Read from below", |w, raw| read(w, raw, |_, r| r.src_to.0 -= 1)),
     ((0, 1, 1), "a Read beyond the end", |w, raw| read(w, raw, |_, r| r.size += 1)),
-    ((0, 1, 2), "a Read of what may only be written", |w, raw| {
+    ((0, 1, 2), "a Read of a write-only region", |w, raw| {
         read(w, raw, |w, r| r.src_stag = w.mr(A, 100, Access::REMOTE_WRITE).stag)
     }),
     ((0, 1, 3), "a Read from another domain", |w, raw| {
@@ -53,7 +53,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     ((0, 1, 1), "an atomic operation across the end", |w, raw| {
         atomic(w, raw, |w, r| r.stag = w.mr_at(A, 7, Access::all(), Scope::Pd, r.to.0).stag)
     }),
-    ((0, 1, 2), "an atomic operation on what may be read and written only", |w, raw| {
+    ((0, 1, 2), "an atomic operation on a region without that right", |w, raw| {
         atomic(w, raw, |w, r| {
             let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
             r.stag = w.mr(A, 8, Access::LOCAL_WRITE | remote).stag
@@ -62,14 +62,14 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     ((0, 1, 3), "an atomic operation in another domain", |w, raw| {
         atomic(w, raw, |w, r| r.stag = strangers(w).stag)
     }),
-    ((0, 1, 3), "an atomic operation at another stream's", |w, raw| {
+    ((0, 1, 3), "an atomic operation on another stream's region", |w, raw| {
         atomic(w, raw, |w, r| r.stag = siblings(w).stag)
     }),
     ((0, 1, 4), "an atomic operation that wraps", |w, raw| {
         atomic(w, raw, |_, r| r.to.0 = u64::MAX - 7)
     }),
     ((0, 1, 9), "an invalidation of nothing", |w, raw| invalidate(w, raw, Stag(0x1234_5678))),
-    ((0, 1, 9), "an invalidation of another stream's", |w, raw| {
+    ((0, 1, 9), "an invalidation of another stream's STag", |w, raw| {
         let stag = siblings(w).stag;
         invalidate(w, raw, stag)
     }),
@@ -81,7 +81,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.tagged(Opcode::Write, Stag(1), 0, true);
         altered(w, raw, header, |o| o[1] &= 0x3F)
     }),
-    ((0, 2, 6), "an opcode nobody knows", |w, raw| {
+    ((0, 2, 6), "an unknown opcode", |w, raw| {
         let header = raw.untagged(Opcode::from_bits(13), 0, 1, 0, true);
         segment(w, raw, header, b"x")
     }),
@@ -117,7 +117,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.untagged(Opcode::SendSolicited, 0, 1, 1, true);
         segment(w, raw, header, b"y")
     }),
-    ((0, 2, 9), "an invalidation of what serves the whole domain", |w, raw| {
+    ((0, 2, 9), "an invalidation of a region of the whole domain", |w, raw| {
         let stag = buffer(w, 8).stag;
         invalidate(w, raw, stag)
     }),
@@ -125,7 +125,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.untagged(Opcode::ReadRequest, 1, 1, 0, true);
         segment(w, raw, header, &[0; 27])
     }),
-    ((0, 2, 255), "an atomic operation that there is not", |w, raw| {
+    ((0, 2, 255), "an unknown atomic operation", |w, raw| {
         let word = buffer(w, 8);
         let mut request = add_of(&word, 0).emit();
         request[3] = 1;
@@ -161,12 +161,12 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     }),
     ((1, 1, 0), "a Write to an unknown STag", |w, raw| write(w, raw, |_, h| h.0.0 ^= 0xFF00)),
     ((1, 1, 0), "a Write to a revoked STag", |w, raw| write(w, raw, |w, h| w.revoke(A, h.0))),
-    ((1, 1, 0), "a Write to what may only be read", |w, raw| {
+    ((1, 1, 0), "a Write to a read-only region", |w, raw| {
         write(w, raw, |w, h| h.0 = w.mr(A, 8, Access::REMOTE_READ | Access::LOCAL_WRITE).stag)
     }),
     ((1, 1, 1), "a Write from one byte below", |w, raw| write(w, raw, |_, h| h.1 -= 1)),
     ((1, 1, 1), "a Write up to one byte above", |w, raw| write(w, raw, |_, h| h.1 += 1)),
-    ((1, 1, 1), "a Write from behind the end", |w, raw| write(w, raw, |_, h| h.1 += 9)),
+    ((1, 1, 1), "a Write from after the end", |w, raw| write(w, raw, |_, h| h.1 += 9)),
     ((1, 1, 2), "a Write to another domain", |w, raw| {
         write(w, raw, |w, h| h.0 = strangers(w).stag)
     }),
@@ -177,7 +177,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.tagged(Opcode::Write, Stag(1), 0, true);
         altered(w, raw, header, |o| o[0] ^= 0x02)
     }),
-    ((1, 2, 1), "a queue nobody knows", |w, raw| {
+    ((1, 2, 1), "an unknown queue", |w, raw| {
         let header = raw.untagged(Opcode::Send, 4, 1, 0, true);
         segment(w, raw, header, b"x")
     }),
@@ -223,7 +223,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     ((1, 2, 2), "a Read beyond IRD", |w, raw| {
         let from = w.mr(A, 8, Access::REMOTE_READ);
         let request = ReadRequest { size: 8, ..whole(&from) };
-        // The first response waits for TCP, and four requests, as many as agreed, behind it.
+        // The first response waits for TCP, and four requests, the negotiated number, follow it.
         w.links[0].pipes[0].window = 0;
         (1..=5).for_each(|msn| raw.read(w, msn, &request));
         assert_eq!(w.state(A), QpState::Rts);
@@ -286,13 +286,13 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     }),
 ];
 
-/// Codes that no peer can make this side send, and why.
+/// Codes that no peer can cause, and why.
 const NEVER: &[(Code, &str)] = &[
-    ((0, 1, 255), "every protection error has a code of its own"),
-    ((0, 2, 8), "a daemon that fails as a whole says nothing more; no peer makes it"),
-    ((1, 3, 0), "reserved for the LLP: TCP has no error of its own to put there"),
-    ((2, 0, 4), "a wrong start-up frame closes the connection; there is no stream for a Terminate"),
-    ((2, 0, 5), "RFC 6581, at start-up: a failure of ours there closes the connection"),
+    ((0, 1, 255), "every protection error has its own code"),
+    ((0, 2, 8), "a daemon that fails sends nothing more, and no peer can cause it"),
+    ((1, 3, 0), "reserved for the LLP: TCP defines no errors there"),
+    ((2, 0, 4), "a wrong start-up frame closes the connection, without a Terminate"),
+    ((2, 0, 5), "RFC 6581, at start-up: a local failure closes the connection"),
     ((2, 0, 6), "RFC 6581, at start-up: stream/startup/tests.rs"),
     ((2, 0, 7), "RFC 6581, at start-up: stream/startup/tests.rs"),
 ];
@@ -329,23 +329,23 @@ const NEVER: &[(Code, &str)] = &[
 //= 7306-8.1-2
 //= 7306-8.2-5
 #[test]
-fn every_code_of_the_table_comes_back_with_what_the_table_says() {
+fn every_terminate_code_of_the_table() {
     let mut carried_out = BTreeSet::new();
     for row in table("terminate_code") {
         let byte = |key| row.find_number(key).map(|n| u8::try_from(n).unwrap());
-        // A code that may be any is sent as 0.
+        // Rows for any code are tested with code 0.
         let code = byte("code").unwrap_or(0);
         let code = (byte("layer").unwrap(), byte("etype").unwrap(), code);
         let name = row.text("name");
         let stimuli: Vec<_> = STIMULI.iter().filter(|(of, ..)| *of == code).collect();
         match NEVER.iter().find(|(of, _)| *of == code) {
             Some((_, reason)) => {
-                assert!(stimuli.is_empty() && !reason.is_empty(), "{name} is sent, and is not");
+                assert!(stimuli.is_empty() && !reason.is_empty(), "{name} is in both lists");
             }
-            None => assert!(!stimuli.is_empty(), "nothing causes {name}, {code:?}"),
+            None => assert!(!stimuli.is_empty(), "no stimulus causes {name}, {code:?}"),
         }
         for (_, cause, act) in stimuli {
-            comes_back(code, row.text("flags"), cause, *act);
+            check_terminate(code, row.text("flags"), cause, *act);
         }
         carried_out.insert(code);
     }
@@ -353,15 +353,15 @@ fn every_code_of_the_table_comes_back_with_what_the_table_says() {
     assert_eq!(known.copied().collect::<BTreeSet<_>>(), carried_out, "not in the table");
 }
 
-/// Has a peer do something, and compares byte for byte what it is told of it.
-fn comes_back((layer, etype, code): Code, flags: &str, cause: &str, act: Stimulus) {
+/// Runs a stimulus and compares the Terminate byte for byte.
+fn check_terminate((layer, etype, code): Code, flags: &str, cause: &str, act: Stimulus) {
     let plain = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
-    // Markers, where it is about them.
+    // Markers only in the test of Markers.
     let options = Options { markers: (layer, etype, code) == (2, 0, 3), ..plain };
     let (mut w, mut raw) = World::against_raw(true, options, options);
     w.events(A);
     let failing = act(&mut w, &mut raw);
-    // RFC 7306 section 8: of an Atomic Request no header of RDMAP goes back.
+    // RFC 7306 section 8: for an Atomic Request no RDMAP header is returned.
     let atomic = failing.first().is_some_and(|o| o & 0x80 == 0) && failing[1] & 0xF == 10;
     let flags = if atomic { "MD" } else { flags };
     let has = |flag| if flags.contains(flag) { 0xFF } else { 0 };
@@ -381,11 +381,12 @@ fn comes_back((layer, etype, code): Code, flags: &str, cause: &str, act: Stimulu
     let terminate = sent.last().unwrap_or_else(|| panic!("{cause}: nothing came back"));
     assert_eq!(terminate.header, raw.untagged(Opcode::Terminate, 2, 1, 0, true), "{cause}");
     assert_eq!(terminate.payload, expected, "{cause}");
-    assert!(raw.fin && !raw.reset, "{cause}: a FIN is behind it");
-    // Whoever names memory that is not its own may be trying what there is, whatever was wrong.
+    assert!(raw.fin && !raw.reset, "{cause}: a FIN follows");
+    // A peer that accesses memory that is not its own may be guessing STags, whatever the fault
+    // was.
     let tried = matches!((layer, etype, code), (0, 1, 0..=4 | 9) | (0, 2, 9) | (1, 1, 0..=3));
     assert_eq!(w.guesses.len(), usize::from(tried), "{cause}: guesses");
-    // The application is told the same, and nothing else.
+    // The application gets the same code, and no other event.
     raw.close(&mut w);
     let mut events = w.events(A);
     events.retain(|event| !event.starts_with("fatal: "));
@@ -400,7 +401,7 @@ fn comes_back((layer, etype, code): Code, flags: &str, cause: &str, act: Stimulu
     assert_eq!(w.state(A), QpState::Error);
 }
 
-// --- What the stimuli are made of ----------------------------------------------------------------
+// --- Parts of the stimuli ------------------------------------------------------------------------
 
 fn segment(w: &mut World, raw: &mut Raw, header: Header, payload: &[u8]) -> Vec<u8> {
     let bytes = ulpdu(&header, payload);
@@ -408,7 +409,7 @@ fn segment(w: &mut World, raw: &mut Raw, header: Header, payload: &[u8]) -> Vec<
     bytes
 }
 
-/// A segment with something changed in its bytes, and with the reserved bits of DDP set.
+/// Sends a segment with changed bytes, and with the reserved bits of DDP set.
 fn altered(w: &mut World, raw: &mut Raw, header: Header, change: fn(&mut [u8])) -> Vec<u8> {
     let mut bytes = ulpdu(&header, b"x");
     bytes[0] |= 0x3C;
@@ -421,7 +422,7 @@ fn buffer(w: &mut World, len: usize) -> Mr {
     w.any_mr(A, len)
 }
 
-/// A region at the usual place of another domain.
+/// Creates a region at the usual address in another domain.
 fn strangers(w: &mut World) -> Mr {
     let app = w.app(0);
     let cq = w.cq(app, 16);
@@ -429,7 +430,7 @@ fn strangers(w: &mut World) -> Mr {
     w.any_mr(stranger, 100)
 }
 
-/// A region of another QP of the same domain.
+/// Creates a region of another QP of the same domain.
 fn siblings(w: &mut World) -> Mr {
     let cq = w.cq(0, 16);
     let sibling = w.qp(0, cq, cq, Default::default());
@@ -446,7 +447,7 @@ fn whole(from: &Mr) -> ReadRequest {
     }
 }
 
-/// A Read Request that would be right but for a change.
+/// Sends a Read Request that is correct except for a change.
 fn read(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut ReadRequest)) -> Vec<u8> {
     let from = w.mr(A, 100, Access::REMOTE_READ);
     let mut request = whole(&from);
@@ -455,7 +456,7 @@ fn read(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut ReadRequest)) 
     segment(w, raw, header, &request.emit())
 }
 
-/// An operation on a word that would be right but for a change. Nothing may be changed.
+/// Sends an atomic operation that is correct except for a change. The word must stay unchanged.
 fn atomic(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut AtomicRequest)) -> Vec<u8> {
     let word = w.mr(A, 16, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
     let mut request = add_of(&word, 0);
@@ -466,8 +467,8 @@ fn atomic(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut AtomicReques
     bytes
 }
 
-/// A Write of eight bytes that would be right but for a change of its STag and offset. Nothing may
-/// be placed.
+/// Sends a Write of eight bytes that is correct except for a change of its STag and offset. Nothing
+/// may be placed.
 fn write(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut (Stag, u64))) -> Vec<u8> {
     let to = w.mr(A, 8, Access::REMOTE_WRITE);
     let mut place = (to.stag, to.iova);
@@ -478,7 +479,7 @@ fn write(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut (Stag, u64)))
     bytes
 }
 
-/// A Send with Invalidate that finds its receive.
+/// Sends a Send with Invalidate for which there is a receive.
 fn invalidate(w: &mut World, raw: &mut Raw, stag: Stag) -> Vec<u8> {
     w.recv(A, 1, &[]);
     let mut header = raw.untagged(Opcode::SendInvalidate, 0, 1, 0, true);

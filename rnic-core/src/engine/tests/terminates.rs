@@ -1,5 +1,5 @@
-//! Terminates, sent and received: which headers go with which code, every layout that may come, and
-//! that nothing comes behind one.
+//! Terminates, sent and received: the headers of each code, all incoming layouts, and the end of
+//! all traffic after a Terminate.
 
 use super::raw::{Raw, add_of, read_of, ulpdu};
 use super::requests::{Mr, Wr};
@@ -9,10 +9,10 @@ use crate::ddp::qn;
 use crate::rdmap::{Opcode, codes};
 use crate::types::{Access, QpState, Scope, Stag, TerminateCode};
 
-/// Long enough to be taken for the header of a Read Request.
+/// Long enough to be parsed as the header of a Read Request.
 const PAYLOAD: [u8; 30] = *b"thirty bytes of no consequence";
 
-/// The FPDU of a Send whose Marker is wrong, in a stream with Markers.
+/// Returns the FPDU of a Send with a wrong Marker, in a stream with Markers.
 fn with_a_bad_marker(raw: &mut Raw) -> Vec<u8> {
     let mut bytes = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, qn::SEND, 1, 0, true), b""));
     bytes[3] ^= 4;
@@ -22,12 +22,14 @@ fn with_a_bad_marker(raw: &mut Raw) -> Vec<u8> {
     bytes
 }
 
-/// Does what a QP answers by this code; the payload of its Terminate, and the bytes of the segment
-/// that it is about, if it is about one. None for a code that is never sent in a stream.
+/// Causes a Terminate with this code. Returns its payload, and the bytes of the segment at fault,
+/// if there is one. `None` for a code that is never sent in a stream.
 fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
-    let markers =
-        Wiring::tcp().with(|o| (o.peer_to_peer, o.markers) = (false, code == (2, 0, 3))).a;
-    let (mut w, mut raw) = World::against_raw(true, markers, markers);
+    let wiring = Wiring::tcp().with(|o| {
+        o.peer_to_peer = false;
+        o.markers = code == (2, 0, 3);
+    });
+    let (mut w, mut raw) = World::against_raw(true, wiring.a, wiring.a);
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let region = w.mr_at(A, 100, access | Access::REMOTE_READ, Scope::Pd, 0x1000);
     let app = w.app(0);
@@ -118,9 +120,9 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
             raw.bytes(&mut w, &bytes);
             vec![]
         }
-        // Codes without a cause here, of the LLP's own, local reports, and of enhanced start-up.
+        // Codes without a cause here: of the LLP, of local errors, and of enhanced start-up.
         (0, 1, 0xFF) | (0, 2, 8) | (1, 3, _) | (2, 0, 4..=7) => return None,
-        other => panic!("{other:?} is a code that nothing provokes"),
+        other => panic!("no stimulus for code {other:?}"),
     };
     if !segment.is_empty() {
         raw.ulpdu(&mut w, &segment);
@@ -147,7 +149,7 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
 //= RDMAP-7.1-3
 //= RDMAP-7.1-4
 /// Every code of the table that is sent in a stream, with the flags of the table and, byte for
-/// byte, what these announce.
+/// byte, the headers that they announce.
 #[test]
 fn every_code_goes_with_the_headers_of_the_table() {
     let mut silent = 0;
@@ -179,8 +181,8 @@ fn every_code_goes_with_the_headers_of_the_table() {
 
 //= RDMAP-4.8-3
 //= RDMAP-4.8-13
-/// What the table assigns has a name, all codes of a local catastrophic error among it, and nothing
-/// else has.
+/// Every code in the table has a name, including all codes of a local catastrophic error, and no
+/// other code has one.
 #[test]
 fn codes_are_those_of_the_table() {
     let rows = table("terminate_code");
@@ -207,14 +209,15 @@ fn codes_are_those_of_the_table() {
 //= RDMAP-5.4-5
 //= RDMAP-5.4-6
 //= RDMAP-7.1-1
-/// A Send, Write or Read Request that fails over there is told to both applications, with the
-/// headers it failed with.
+/// A Send, Write or Read Request that fails at the peer is reported to both applications, with its
+/// headers.
 #[test]
-fn both_applications_are_told_of_a_message_that_failed() {
+fn a_failed_message_is_reported_at_both_ends() {
     for wiring in Wiring::both() {
         for (what, code) in [("send", "1/2/05"), ("write", "1/1/01"), ("read", "0/1/02")] {
             let mut w = World::connected(wiring);
-            let (near, there) = (w.any_mr(A, 10), w.mr(B, 10, Access::REMOTE_WRITE));
+            let near = w.any_mr(A, 10);
+            let there = w.mr(B, 10, Access::REMOTE_WRITE);
             let inbox = w.any_mr(B, 3);
             w.recv(B, 7, &[inbox.all()]);
             let (wr, header) = match what {
@@ -248,13 +251,12 @@ fn both_applications_are_told_of_a_message_that_failed() {
 
 // --- Received ------------------------------------------------------------------------------------
 
-/// A Terminate with these flags about a tagged or an untagged segment: payload and how it is told.
+/// Returns a Terminate with these flags about a tagged or an untagged segment, and its event.
 fn received(control: [u8; 4], flags: u8, tagged: bool) -> (Vec<u8>, String) {
-    let (length, read) = ([0x01, 0x23], (0x40..0x40 + 28).collect::<Vec<u8>>());
-    let header = match tagged {
-        true => (0xC1..0xC1 + 14).collect::<Vec<u8>>(),
-        false => (0x41..0x41 + 18).collect(),
-    };
+    let length = [0x01, 0x23];
+    let read = (0x40..0x40 + 28).collect::<Vec<u8>>();
+    let header: Vec<u8> =
+        if tagged { (0xC1..0xC1 + 14).collect() } else { (0x41..0x41 + 18).collect() };
     let mut behind = Vec::new();
     if flags & 0xC0 != 0 {
         behind.extend(length);
@@ -270,11 +272,12 @@ fn received(control: [u8; 4], flags: u8, tagged: bool) -> (Vec<u8>, String) {
     ([&control[..], &behind].concat(), format!("{space}{hex}"))
 }
 
-/// What a QP with no receive posted and a Read outstanding makes of a Terminate; it says nothing
-/// itself.
-fn told_of(payload: &[u8]) -> String {
+/// Returns the event at a QP with no receive posted and a Read outstanding that receives a
+/// Terminate. The QP sends nothing in reply.
+fn event_of(payload: &[u8]) -> String {
     let (mut w, mut raw) = World::raw();
-    let (sink, source) = (w.any_mr(A, 4), w.any_mr(A, 4));
+    let sink = w.any_mr(A, 4);
+    let source = w.any_mr(A, 4);
     w.post(A, &[Wr::read(1, sink.all(), &source, 0)]);
     assert_eq!(raw.segments(&mut w).len(), 1);
     raw.terminate(&mut w, payload);
@@ -297,22 +300,21 @@ fn told_of(payload: &[u8]) -> String {
 //= RDMAP-4.8-11
 //= RDMAP-5.4-3
 //= RDMAP-5.4-6
-/// M, D and R in every combination, about either kind of segment, with any code: told by the flags.
-/// Linux siw's layout is told as what it means. No receive is needed for it.
+/// M, D and R in every combination, about either kind of segment, with any code. The event depends
+/// on the flags. Linux siw's layout is converted. No receive is needed.
 #[test]
-fn a_terminate_of_every_layout_is_told_to_the_application() {
+fn terminates_of_every_layout_are_reported() {
     for code in ["1/2/05", "0/1/00", "0/0/77", "e/e/77"] {
         let number = |at| u8::from_str_radix(&code[at], 16).unwrap();
         let first = number(0..1) << 4 | number(2..3);
         for flags in (0..8).map(|n: u8| n << 5) {
             for tagged in [false, true] {
-                // Bits that are reserved are set where headers leave no doubt, and where none
-                // follow.
+                // Reserved bits are set if the headers are unambiguous, and if no headers follow.
                 for reserved in [[0, 0], [0x1F, 0xFF]] {
                     let control = [first, number(4..6), flags | reserved[0], reserved[1]];
                     let (payload, headers) = received(control, flags, tagged);
-                    // D means that a length is there; so it is told as if M were set.
-                    let told = told_of(&payload);
+                    // D implies a length, so the event is the same as if M were set.
+                    let told = event_of(&payload);
                     assert_eq!(told, format!("terminated by peer {code}{headers}"), "{flags:#x}");
                 }
             }
@@ -325,18 +327,18 @@ fn a_terminate_of_every_layout_is_told_to_the_application() {
         ([0x02, 0x02, 0x00, 0], 0x00, "2/0/02"),
     ] {
         let (payload, headers) = received(control, flags, false);
-        assert_eq!(told_of(&payload), format!("terminated by peer {code}{headers}"));
+        assert_eq!(event_of(&payload), format!("terminated by peer {code}{headers}"));
     }
 }
 
 //= RDMAP-5.4-7
-/// Cut off anywhere, in parts, or out of number: told as what it is, and not answered either.
+/// Truncated anywhere, in segments, or with a wrong MSN: reported as malformed, and not answered.
 #[test]
-fn a_malformed_terminate_ends_the_stream_and_is_told() {
+fn a_malformed_terminate_is_reported() {
     for flags in (0..8).map(|n: u8| n << 5) {
         let (payload, _) = received([0x12, 5, flags, 0], flags, false);
         for cut in 0..payload.len() {
-            let told = told_of(&payload[..cut]);
+            let told = event_of(&payload[..cut]);
             let expected = "lost: the peer sent a malformed Terminate: Terminate too short";
             assert!(told.starts_with(expected), "{flags:#x} cut at {cut}: {told}");
         }
@@ -356,12 +358,13 @@ fn a_malformed_terminate_ends_the_stream_and_is_told() {
 //= RDMAP-5.4-8
 //= RDMAP-5.4-10
 //= RDMAP-6.2.1-2
-/// Requests waiting for a response, for the socket and in the queue, and receives: each completes
+/// Requests that wait for a response, for the socket or in the queue, and receives: each completes
 /// once, in error, and nothing more is sent.
 #[test]
-fn a_received_terminate_completes_everything_in_error_and_silences_this_side() {
+fn a_received_terminate_flushes_everything() {
     let (mut w, mut raw) = World::raw();
-    let (near, far) = (w.any_mr(A, 3000), w.any_mr(A, 3000));
+    let near = w.any_mr(A, 3000);
+    let far = w.any_mr(A, 3000);
     w.recv(A, 50, &[]);
     w.recv(A, 51, &[]);
     w.post(A, &[Wr::read(1, near.sge(0..8), &far, 0), Wr::send(2, &[])]);
@@ -377,7 +380,7 @@ fn a_received_terminate_completes_everything_in_error_and_silences_this_side() {
     w.post(A, &[Wr::send(21, &[])]);
     raw.collect(&mut w);
     assert!(raw.fin && !raw.reset);
-    assert_eq!(w.links[0].pipes[0].sent, sent, "what TCP had not taken stays");
+    assert_eq!(w.links[0].pipes[0].sent, sent, "bytes that TCP had not accepted are not sent");
     raw.finish(&mut w);
     let mut expected = vec!["1 RdmaRead WrFlush".to_owned(), "2 Send".to_owned()];
     expected.extend((3..20).map(|n| format!("{n} RdmaWrite WrFlush")));
@@ -390,9 +393,9 @@ fn a_received_terminate_completes_everything_in_error_and_silences_this_side() {
 
 //= RDMAP-6.2.1-3
 //= RDMAP-7-4
-/// A peer may tear the connection down the moment it has sent or received a Terminate.
+/// A peer may close the connection as soon as it has sent or received a Terminate.
 #[test]
-fn a_peer_that_tears_down_at_once_behind_a_terminate_is_no_trouble() {
+fn a_peer_may_close_right_after_a_terminate() {
     for ours in [false, true] {
         for how in ["fin", "close", "reset"] {
             let (mut w, mut raw) = World::raw();
@@ -413,24 +416,25 @@ fn a_peer_that_tears_down_at_once_behind_a_terminate_is_no_trouble() {
             let events = w.events(A);
             assert!(events.len() == 1 && events[0].starts_with(code), "{how}: {events:?}");
             assert!(raw.is_closed(&w), "{how}");
-            assert_eq!(w.next_timeout(), None, "nothing is waited for");
+            assert_eq!(w.next_timeout(), None, "no deadline is left");
         }
     }
 }
 
-// --- Behind one ----------------------------------------------------------------------------------
+// --- After a Terminate ---------------------------------------------------------------------------
 
 //= RDMAP-5.4-4
 //= RDMAP-5.4-9
 //= RDMAP-7.1-5
 //= RDMAP-7-3
-/// Behind a Terminate, of either side, messages that would be fine and others that would not are
-/// dropped alike: nothing is placed, read, invalidated, delivered or said.
+/// After a Terminate of either side, valid and invalid messages are dropped alike: nothing is
+/// placed, read, invalidated, delivered or sent.
 #[test]
-fn nothing_behind_a_terminate_has_any_effect() {
+fn nothing_after_a_terminate_has_an_effect() {
     for ours in [false, true] {
         let (mut w, mut raw) = World::raw();
-        let (region, sink) = (w.any_mr(A, 8), w.any_mr(A, 8));
+        let region = w.any_mr(A, 8);
+        let sink = w.any_mr(A, 8);
         let own = w.own_mr(A, 8, Access::REMOTE_WRITE);
         w.recv(A, 7, &[region.all()]);
         w.post(A, &[Wr::read(8, sink.all(), &region, 0)]);
@@ -442,9 +446,10 @@ fn nothing_behind_a_terminate_has_any_effect() {
             ulpdu(&raw.untagged(Opcode::Terminate, qn::TERMINATE, 1, 0, true), &code)
         };
         let read = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, 1, 0, true);
-        let first = match ours {
-            true => ulpdu(&raw.tagged(Opcode::Write, region.stag, region.iova + 1, true), &[9; 8]),
-            false => terminate(&raw, [0x12, 5, 0, 0]),
+        let first = if ours {
+            ulpdu(&raw.tagged(Opcode::Write, region.stag, region.iova + 1, true), &[9; 8])
+        } else {
+            terminate(&raw, [0x12, 5, 0, 0])
         };
         let behind = [
             ulpdu(&raw.tagged(Opcode::Write, region.stag, region.iova, true), b"written!"),
@@ -466,9 +471,10 @@ fn nothing_behind_a_terminate_has_any_effect() {
             raw.ulpdu(&mut w, ulpdu);
         }
         let code = if ours { "terminated 1/1/01" } else { "terminated by peer 1/2/05" };
-        match ours {
-            true => assert_eq!(raw.expect_terminate(&mut w).0, "1/1/01"),
-            false => assert_eq!((raw.segments(&mut w), raw.fin), (vec![], true)),
+        if ours {
+            assert_eq!(raw.expect_terminate(&mut w).0, "1/1/01");
+        } else {
+            assert_eq!((raw.segments(&mut w), raw.fin), (vec![], true));
         }
         raw.finish(&mut w);
         assert_eq!((region.bytes(), sink.bytes()), (vec![0; 8], vec![0; 8]));

@@ -1,8 +1,7 @@
-//! Queue pairs that are wired by hand and have no acknowledgements: what is lost, and that nothing
-//! else is.
+//! UC QPs: which messages are lost, and which are not.
 
+use super::rc::{LIMITS, SENDING, ms, unlinked_of};
 use super::requests::Wr;
-use super::wired::{LIMITS, SENDING, ms, unlinked_of};
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::abi::queue::Sge;
 use crate::types::{QpState, Stag};
@@ -17,8 +16,8 @@ fn together(wiring: Wiring) -> World {
     w
 }
 
-/// That it still works: the next Send arrives.
-fn goes_on(w: &mut World) {
+/// Checks that the QP still works: the next Send arrives.
+fn assert_works(w: &mut World) {
     w.recv(B, 100, &[]);
     w.post(A, &[Wr::send(101, &[])]);
     assert_eq!(w.completions(A), ["101 Send"]);
@@ -27,10 +26,11 @@ fn goes_on(w: &mut World) {
 }
 
 #[test]
-fn a_message_without_a_receive_is_lost_and_the_next_is_not() {
+fn only_the_message_without_a_receive_is_lost() {
     for wiring in Wiring::both() {
         let mut w = together(wiring);
-        let (a, b) = (w.any_mr(A, 300_000), w.any_mr(B, 300_000));
+        let a = w.any_mr(A, 300_000);
+        let b = w.any_mr(B, 300_000);
         let bytes = a.pattern(3);
         w.post(A, &[Wr::send(1, &[]), Wr::send(2, &[a.all()]), Wr::send(3, &[a.sge(0..9)])]);
         assert_eq!(w.completions(A), ["1 Send", "2 Send", "3 Send"], "{wiring:?}");
@@ -39,16 +39,17 @@ fn a_message_without_a_receive_is_lost_and_the_next_is_not() {
         assert_eq!(w.completions(A), ["5 Send"]);
         assert_eq!(w.completions(B), ["4 Receive 300000"], "{wiring:?}");
         assert_eq!(b.bytes(), bytes);
-        goes_on(&mut w);
+        assert_works(&mut w);
     }
 }
 
-/// Its receive is for the next message, from that one's first byte on.
+/// The new receive is used for the next message, from its first byte on.
 #[test]
-fn a_receive_that_comes_in_the_middle_of_a_lost_message_gets_none_of_it() {
+fn a_late_receive_gets_the_next_message() {
     for wiring in Wiring::both() {
         let mut w = together(wiring);
-        let (a, b) = (w.any_mr(A, 400_000), w.any_mr(B, 400_000));
+        let a = w.any_mr(A, 400_000);
+        let b = w.any_mr(B, 400_000);
         w.one_segment_at_a_time();
         w.settle();
         let came = |w: &World| w.qps[B].shared.counters().segments_received;
@@ -57,7 +58,7 @@ fn a_receive_that_comes_in_the_middle_of_a_lost_message_gets_none_of_it() {
         while came(&w) == before {
             w.round();
         }
-        assert!(w.completions(A).is_empty(), "{wiring:?}: all of it has gone");
+        assert!(w.completions(A).is_empty(), "{wiring:?}: not all of it was sent yet");
         w.recv(B, 2, &[b.all()]);
         w.settle();
         assert_eq!(w.completions(A), ["1 Send"], "{wiring:?}");
@@ -67,15 +68,16 @@ fn a_receive_that_comes_in_the_middle_of_a_lost_message_gets_none_of_it() {
         assert_eq!(w.completions(B), ["2 Receive 1000"], "{wiring:?}");
         assert_eq!(b.bytes()[..1000], bytes[..1000]);
         assert_eq!(w.completions(A), ["3 Send"]);
-        goes_on(&mut w);
+        assert_works(&mut w);
     }
 }
 
 #[test]
-fn one_that_is_too_long_is_lost_and_its_receive_is_for_the_next() {
+fn a_too_long_message_keeps_its_receive() {
     for wiring in Wiring::both() {
         let mut w = together(wiring);
-        let (a, b) = (w.any_mr(A, 200_000), w.any_mr(B, 199_999));
+        let a = w.any_mr(A, 200_000);
+        let b = w.any_mr(B, 199_999);
         let bytes = a.pattern(4);
         w.recv(B, 1, &[b.all()]);
         w.post(A, &[Wr::send(2, &[a.all()])]);
@@ -84,15 +86,16 @@ fn one_that_is_too_long_is_lost_and_its_receive_is_for_the_next() {
         w.post(A, &[Wr::send(3, &[a.sge(1..200_000)])]);
         assert_eq!(w.completions(B), ["1 Receive 199999"], "{wiring:?}");
         assert_eq!((b.bytes(), w.completions(A).len()), (bytes[1..].to_vec(), 1));
-        goes_on(&mut w);
+        assert_works(&mut w);
     }
 }
 
 #[test]
-fn a_write_to_what_is_not_its_own_is_lost_with_its_immediate_data() {
+fn a_refused_uc_write_loses_its_immediate_data() {
     for wiring in Wiring::both() {
         let mut w = together(wiring);
-        let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 64));
+        let a = w.any_mr(A, 64);
+        let b = w.any_mr(B, 64);
         let bytes = a.pattern(5);
         w.recv(B, 1, &[]);
         let astray = |wr_id| Wr::write(wr_id, &[a.all()], &b, 0).remote(Stag(0xBAD), 0);
@@ -102,16 +105,16 @@ fn a_write_to_what_is_not_its_own_is_lost_with_its_immediate_data() {
         w.post(A, &[Wr::write(4, &[a.sge(0..8)], &b, 0).immediate(9)]);
         assert_eq!(w.completions(B), ["1 Receive 8 immediate 0x9"], "{wiring:?}");
         assert_eq!(b.bytes()[..8], bytes[..8]);
-        // Without a receive the data arrive, and nothing says so.
+        // Without a receive the data arrive, but no completion appears.
         w.post(A, &[Wr::write(5, &[a.all()], &b, 0).immediate(9)]);
         assert_eq!(w.completions(A), ["4 RdmaWrite", "5 RdmaWrite"]);
         assert_eq!(b.bytes(), bytes);
-        goes_on(&mut w);
+        assert_works(&mut w);
     }
 }
 
 #[test]
-fn nobody_is_waited_for_longer_than_a_moment() {
+fn uc_waits_only_briefly_for_a_stream() {
     for wiring in Wiring::both() {
         let mut w = apart(wiring);
         let posted: Vec<Wr> = (0..10).map(|n| Wr::send(n, &[])).collect();
@@ -121,12 +124,12 @@ fn nobody_is_waited_for_longer_than_a_moment() {
         w.advance(ms(200));
         assert_eq!(w.completions(A).len(), 10, "{wiring:?}");
         w.link([A, B], wiring, LIMITS);
-        goes_on(&mut w);
+        assert_works(&mut w);
     }
 }
 
 #[test]
-fn what_was_under_way_when_a_stream_ended_is_done_and_the_rest_comes_by_another() {
+fn requests_continue_on_a_new_stream() {
     for wiring in Wiring::both() {
         let mut w = together(wiring);
         let a = w.any_mr(A, 500_000);
@@ -146,11 +149,12 @@ fn what_was_under_way_when_a_stream_ended_is_done_and_the_rest_comes_by_another(
 }
 
 #[test]
-fn what_needs_an_answer_is_refused() {
+fn uc_refuses_requests_with_responses() {
     for wiring in Wiring::both() {
         for n in 0..3 {
             let mut w = together(wiring);
-            let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 64));
+            let a = w.any_mr(A, 64);
+            let b = w.any_mr(B, 64);
             w.recv(B, 1, &[]);
             w.post(
                 A,
@@ -167,12 +171,13 @@ fn what_needs_an_answer_is_refused() {
     }
 }
 
-/// SQE (IBTA specification, volume 1, section 10.3.1.6).
+/// State SQE (IBTA specification, volume 1, section 10.3.1.6).
 #[test]
 fn a_failed_request_stops_sending_alone() {
     for wiring in Wiring::both() {
         let mut w = together(wiring);
-        let (a, b) = (w.any_mr(A, 64), w.any_mr(B, 64));
+        let a = w.any_mr(A, 64);
+        let b = w.any_mr(B, 64);
         let bytes = b.pattern(7);
         w.recv(B, 1, &[]);
         let foreign = Sge { lkey: a.stag.0 ^ 0x100, ..a.all() };
@@ -183,15 +188,15 @@ fn a_failed_request_stops_sending_alone() {
         assert_eq!((w.state(A), w.state(B)), (QpState::Sqe, QpState::Rts), "{wiring:?}");
         w.post(A, &[Wr::send(5, &[]), Wr::write(6, &[a.all()], &b, 0)]);
         assert_eq!(w.completions(A), ["5 Send WrFlush", "6 RdmaWrite WrFlush"], "{wiring:?}");
-        // Its peer sends by the same stream.
+        // Its peer sends on the same stream.
         w.recv(A, 7, &[a.all()]);
         w.post(B, &[Wr::send(8, &[b.all()])]);
         assert_eq!(w.completions(A), ["7 Receive 64"], "{wiring:?}");
         assert_eq!((a.bytes(), w.completions(B).len()), (bytes, 1), "{wiring:?}");
         assert!(w.unlinked.is_empty(), "{wiring:?}");
         w.move_to_rts(A, SENDING);
-        goes_on(&mut w);
-        // Once more, and to Error.
+        assert_works(&mut w);
+        // Once more, and then to Error.
         w.recv(A, 9, &[]);
         w.post(A, &[Wr::send(10, &[foreign])]);
         assert_eq!(w.completions(A), ["10 Send LocalProtection"], "{wiring:?}");
@@ -203,9 +208,9 @@ fn a_failed_request_stops_sending_alone() {
     }
 }
 
-/// However little room the completion queue has.
+/// Even if the completion queue has few free slots.
 #[test]
-fn requests_posted_before_the_step_to_rts_are_flushed() {
+fn requests_posted_in_sqe_are_flushed() {
     for wiring in Wiring::both() {
         let shape = QpShape { unreliable: true, ..QpShape::default() };
         let mut w = unlinked_of(wiring, shape, 4);
@@ -233,9 +238,9 @@ fn requests_posted_before_the_step_to_rts_are_flushed() {
     }
 }
 
-/// Requests before the one that failed wait for the socket until the stream is lost.
+/// Requests before the failed one wait for the socket until the stream is lost.
 #[test]
-fn the_loss_of_the_stream_flushes_what_waits_for_it() {
+fn a_stream_loss_flushes_waiting_requests() {
     for wiring in Wiring::both().into_iter().filter(|wiring| !wiring.direct) {
         let mut w = together(wiring);
         let a = w.any_mr(A, 64);
@@ -250,12 +255,14 @@ fn the_loss_of_the_stream_flushes_what_waits_for_it() {
     }
 }
 
-/// A later message never continues one that was cut short.
+/// A later message never continues a truncated one.
 #[test]
 fn a_message_cut_short_ends_its_stream() {
     for wiring in Wiring::both() {
         let mut w = together(wiring);
-        let (a, b, next) = (w.any_mr(A, 400_000), w.any_mr(B, 400_000), w.any_mr(A, 1000));
+        let a = w.any_mr(A, 400_000);
+        let b = w.any_mr(B, 400_000);
+        let next = w.any_mr(A, 1000);
         let bytes = next.pattern(5);
         w.recv(B, 1, &[b.all()]);
         w.one_segment_at_a_time();
@@ -277,12 +284,12 @@ fn a_message_cut_short_ends_its_stream() {
         w.post(A, &[Wr::send(4, &[next.all()])]);
         assert_eq!(w.completions(B), ["1 Receive 1000"], "{wiring:?}");
         assert_eq!((b.bytes()[..1000].to_vec(), w.completions(A).len()), (bytes, 1));
-        goes_on(&mut w);
+        assert_works(&mut w);
     }
 }
 
 #[test]
-fn a_copier_writes_what_is_not_lost() {
+fn a_copier_writes_a_uc_message() {
     for wiring in Wiring::both() {
         let mut w = together(wiring);
         let a = w.any_mr(A, 100_000);
@@ -295,6 +302,6 @@ fn a_copier_writes_what_is_not_lost() {
         assert_eq!(w.completions(A), ["1 Send", "3 Send"], "{wiring:?}");
         assert_eq!(w.completions(B), ["2 Receive 100000"], "{wiring:?}");
         assert_eq!(b.bytes(), bytes);
-        goes_on(&mut w);
+        assert_works(&mut w);
     }
 }

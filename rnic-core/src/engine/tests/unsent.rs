@@ -1,4 +1,4 @@
-//! Peers that do not read: what TCP does not take is kept, and charged.
+//! Peers that do not read: data that TCP does not accept are kept and charged.
 
 use super::partial::{crowd, dead};
 use super::requests::Wr;
@@ -7,12 +7,12 @@ use crate::abi::control::DisconnectMode;
 use crate::engine::{ChargeLimits, EngineOptions};
 use crate::types::QpState;
 
-/// Bytes of a message.
+/// Length of a message in bytes.
 const LEN: usize = 8000;
 
 #[test]
-fn beyond_the_limit_the_stream_that_has_waited_longest_to_send_ends() {
-    // Room for 3 messages of one session.
+fn the_stream_blocked_longest_is_evicted() {
+    // Three messages of one session are allowed.
     let unsent = ChargeLimits { device: 1 << 20, session: 30_000 };
     let (mut w, raws) = crowd(5, EngineOptions { unsent, ..options(0) });
     for (qp, raw) in raws.iter().enumerate() {
@@ -27,9 +27,9 @@ fn beyond_the_limit_the_stream_that_has_waited_longest_to_send_ends() {
     let events = w.events(A);
     assert_eq!(events.len(), 2, "{events:?}");
     for event in events {
-        assert!(event.contains("limits.session_unsent_bytes is reached"), "{event}");
+        assert!(event.contains("limits.session_unsent_bytes is exceeded"), "{event}");
     }
-    // Peers that read again get everything, and nothing is kept.
+    // Peers that read again get all data, and nothing stays charged.
     for raw in &raws {
         w.links[raw.link].pipes[0].window = 1 << 20;
     }
@@ -53,7 +53,7 @@ fn unsent_limits_of_a_reload_hold() {
 }
 
 #[test]
-fn what_was_kept_is_given_back_however_a_stream_ends() {
+fn every_end_frees_the_unsent_data() {
     let (mut w, mut raws) = crowd(4, options(0));
     for (qp, raw) in raws.iter().enumerate() {
         w.links[raw.link].pipes[0].window = 0;
@@ -62,10 +62,11 @@ fn what_was_kept_is_given_back_however_a_stream_ends() {
         w.settle();
     }
     assert!(w.engines[0].state.unsent.used() >= 4 * LEN);
-    let (ids, now): (Vec<_>, _) = (w.qps.iter().map(|qp| qp.id).collect(), w.now);
+    let ids: Vec<_> = w.qps.iter().map(|qp| qp.id).collect();
+    let now = w.now;
     w.engines[0].destroy(ids[0], now);
     w.engines[0].disconnect(ids[1], DisconnectMode::Abort, now);
-    // A Terminate of the peer's, of which nothing is said in return.
+    // A Terminate of the peer, which is not answered.
     let terminate = raws[2].untagged(crate::rdmap::Opcode::Terminate, 2, 1, 0, true);
     raws[2].segment(&mut w, terminate, &[0x11, 0x02, 0, 0]);
     let held = w.engines[0].state.unsent.used();

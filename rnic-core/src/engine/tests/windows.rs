@@ -1,10 +1,10 @@
-//! Memory windows: what they open, to whom, until when, and what is refused.
+//! Memory windows: the access that they give, its end, and invalid requests.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::rc::linked;
 use super::requests::{Mr, Wr};
-use super::wired::linked;
 use super::world::{A, B, QpShape, Wiring, World};
 use crate::abi::queue::SendFlags;
 use crate::device::Window;
@@ -15,12 +15,12 @@ use WindowKind::{Type1, Type2};
 const BOTH: [WindowKind; 2] = [Type1, Type2];
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// A region that windows may be bound to and that has no remote right of its own.
+/// Creates a region that allows windows and has no remote rights.
 fn region(w: &mut World, qp: usize) -> Mr {
     w.mr(qp, 100, Access::LOCAL_WRITE | Access::MW_BIND)
 }
 
-/// A bind to a range of a region, under the next key.
+/// Returns a bind to a range of a region, with the next key.
 fn to(window: &Window, region: &Mr, range: Range<u64>, access: Access) -> BindRequest {
     let (present, _) = window.view();
     BindRequest {
@@ -33,19 +33,19 @@ fn to(window: &Window, region: &Mr, range: Range<u64>, access: Access) -> BindRe
     }
 }
 
-/// Of type 1: to nothing.
+/// Returns a bind that unbinds a window of type 1.
 fn to_nothing(window: &Window, region: &Mr) -> BindRequest {
     to(window, region, 0..0, Access::empty())
 }
 
-/// What the peer sees of a window bound like this.
+/// Returns the region as a peer sees it through a window bound like this.
 fn seen(bind: &BindRequest, region: &Mr) -> Mr {
     let zero_based = bind.access & Access::ZERO_BASED.bits() != 0;
     let iova = if zero_based { 0 } else { bind.address };
     Mr { stag: bind.new, iova, len: bind.length as usize, ..region.clone() }
 }
 
-/// Binds a window of the QP's region and returns what the peer sees of it.
+/// Binds a window to the QP's region. Returns the region as the peer sees it.
 fn bound(w: &mut World, qp: usize, window: &Window, region: &Mr, range: Range<u64>) -> Mr {
     let bind = to(window, region, range, REMOTE);
     w.post(qp, &[Wr::bind(900, &bind)]);
@@ -53,12 +53,14 @@ fn bound(w: &mut World, qp: usize, window: &Window, region: &Mr, range: Range<u6
     seen(&bind, region)
 }
 
-/// Two pairs of QPs, of two apps on one host with three workers, each end on a worker of its own as
-/// far as there are some: 0 and 1 are connected, 2 and 3 too; 0 and 2 are of one app.
+/// Connects QP 0 with 1, and 2 with 3, of two apps on one host. QPs 0 and 2 belong to one app. They
+/// are on workers 0 and 1, their peers on worker 2.
 fn two_pairs() -> World {
     let mut w = World::new(&[3]);
-    let (a, b) = (w.app(0), w.app(0));
-    let (cq_a, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+    let a = w.app(0);
+    let b = w.app(0);
+    let cq_a = w.cq(a, 64);
+    let cq_b = w.cq(b, 64);
     for pair in 0..2 {
         w.qp(a, cq_a, cq_a, QpShape::default());
         w.qp(b, cq_b, cq_b, QpShape::default());
@@ -72,7 +74,7 @@ fn two_pairs() -> World {
 }
 
 #[test]
-fn a_window_opens_its_range_to_the_byte() {
+fn a_window_opens_exactly_its_range() {
     for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| BOTH.map(|k| (w, k))) {
         let fresh = || {
             let mut w = World::connected(wiring);
@@ -93,7 +95,8 @@ fn a_window_opens_its_range_to_the_byte() {
         );
         assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaWrite", "3 RdmaRead 20"]);
         let mut expected = vec![0; 100];
-        (expected[10], expected[29]) = (b'<', b'>');
+        expected[10] = b'<';
+        expected[29] = b'>';
         assert_eq!(region.bytes(), expected, "{wiring:?} {kind:?}");
         assert_eq!(sink.bytes(), expected[10..30]);
         for (at, len) in [(u64::MAX, 1), (20, 1), (19, 2), (0, 21)] {
@@ -124,7 +127,7 @@ fn a_zero_based_window_counts_from_its_start() {
         assert_eq!(region.bytes()[49], b'x');
         w.post(A, &[Wr::write(3, &[], &open, 10).inline(b"x")]);
         assert!(w.events(A)[0].starts_with("terminated by peer 1/1/01"));
-        // And of a zero-based region the address is an offset.
+        // With a zero-based region the address is an offset as well.
         let mut w = World::connected(Wiring::tcp());
         let access = Access::LOCAL_WRITE | Access::MW_BIND | Access::ZERO_BASED;
         let region = w.mr_at(B, 100, access, crate::types::Scope::Pd, 0);
@@ -137,7 +140,7 @@ fn a_zero_based_window_counts_from_its_start() {
 }
 
 #[test]
-fn a_window_has_the_rights_it_was_bound_with_and_no_others() {
+fn a_window_has_only_its_bound_rights() {
     for kind in BOTH {
         let outcome = |access: Access, write: bool| {
             let mut w = World::connected(Wiring::direct());
@@ -145,10 +148,12 @@ fn a_window_has_the_rights_it_was_bound_with_and_no_others() {
             let window = w.window(B, kind);
             let bind = to(&window, &region, 0..10, access);
             w.post(B, &[Wr::bind(1, &bind)]);
-            let (open, sink) = (seen(&bind, &region), w.any_mr(A, 1));
-            let wr = match write {
-                true => Wr::write(2, &[], &open, 0).inline(b"x"),
-                false => Wr::read(2, sink.all(), &open, 0),
+            let open = seen(&bind, &region);
+            let sink = w.any_mr(A, 1);
+            let wr = if write {
+                Wr::write(2, &[], &open, 0).inline(b"x")
+            } else {
+                Wr::read(2, sink.all(), &open, 0)
             };
             w.post(A, &[wr]);
             let events = w.events(A);
@@ -163,7 +168,7 @@ fn a_window_has_the_rights_it_was_bound_with_and_no_others() {
     }
 }
 
-/// Posts one bind that must fail, in a world of its own.
+/// Posts one bind that must fail, in its own world.
 fn refused(kind: WindowKind, what: &str, make: impl Fn(&mut World, &Window, &Mr) -> BindRequest) {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
@@ -189,8 +194,8 @@ fn a_window_gives_no_more_than_its_region() {
                 to(window, region, range.clone(), access)
             }
         };
-        refused(kind, "one byte behind", with(90..101, REMOTE));
-        refused(kind, "behind", with(100..101, REMOTE));
+        refused(kind, "one byte after the end", with(90..101, REMOTE));
+        refused(kind, "after the end", with(100..101, REMOTE));
         refused(kind, "everything", with(0..u64::MAX, REMOTE));
         refused(kind, "one byte before", |_, window, region| BindRequest {
             address: region.iova - 1,
@@ -220,7 +225,7 @@ fn a_window_gives_no_more_than_its_region() {
 }
 
 #[test]
-fn a_window_is_bound_by_its_owner_to_its_owners_regions_only() {
+fn a_window_binds_only_within_its_domain() {
     for kind in BOTH {
         refused(kind, "another's region", |w, window, _| {
             let region = region(w, B);
@@ -256,7 +261,7 @@ fn a_window_is_bound_by_its_owner_to_its_owners_regions_only() {
             w.remove_window(A, &window);
             bind
         });
-        refused(kind, "not its present key", |_, window, region| BindRequest {
+        refused(kind, "not its current key", |_, window, region| BindRequest {
             window: Stag(window.view().0.0 ^ 2),
             ..to(window, region, 0..10, REMOTE)
         });
@@ -268,7 +273,7 @@ fn a_window_is_bound_by_its_owner_to_its_owners_regions_only() {
             let other = w.window(A, Type1);
             let open = bound(w, A, &other, region, 0..10);
             let bind = to(window, &open, 0..10, REMOTE);
-            // What was bound must not be in the way of the region's end.
+            // The binding must not prevent the removal of the region.
             w.remove_window(A, &other);
             bind
         });
@@ -285,7 +290,7 @@ fn a_window_is_bound_by_its_owner_to_its_owners_regions_only() {
 }
 
 #[test]
-fn a_bind_with_elements_or_an_address_is_malformed() {
+fn a_bind_with_extra_fields_is_malformed() {
     for what in 0..3 {
         let mut w = World::connected(Wiring::direct());
         let region = region(&mut w, A);
@@ -308,7 +313,7 @@ fn a_bind_with_elements_or_an_address_is_malformed() {
     assert_eq!(w.completions(A), ["1 Send LocalQpOperation"]);
 }
 
-/// As with the kernel (`rxe_check_bind_mw`); no RFC forbids it to iWARP.
+/// As in the kernel (`rxe_check_bind_mw`). For iWARP no RFC forbids it.
 #[test]
 fn a_roce_qp_binds_no_zero_based_region() {
     for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| BOTH.map(|k| (w, k))) {
@@ -350,11 +355,12 @@ fn an_unbound_window_opens_nothing() {
 }
 
 #[test]
-fn a_type_1_window_is_bound_again_and_the_old_key_is_dead() {
+fn rebinding_type_1_revokes_the_old_key() {
     for wiring in Wiring::both() {
         for old_key in [false, true] {
             let mut w = World::connected(wiring);
-            let (first, second) = (region(&mut w, B), region(&mut w, B));
+            let first = region(&mut w, B);
+            let second = region(&mut w, B);
             let window = w.window(B, Type1);
             let old = bound(&mut w, B, &window, &first, 0..10);
             let new = bound(&mut w, B, &window, &second, 20..40);
@@ -373,7 +379,7 @@ fn a_type_1_window_is_bound_again_and_the_old_key_is_dead() {
 }
 
 #[test]
-fn a_type_1_window_serves_its_domain_on_every_worker() {
+fn type_1_serves_its_domain_on_every_worker() {
     let mut w = two_pairs();
     let region = region(&mut w, 0);
     let window = w.window(0, Type1);
@@ -383,7 +389,7 @@ fn a_type_1_window_serves_its_domain_on_every_worker() {
         assert_eq!(w.completions(qp), ["1 RdmaWrite"]);
     }
     assert_eq!(region.bytes()[..3], *b"xx\0");
-    // And any QP of the domain may unbind it.
+    // Any QP of the domain may unbind it.
     w.post(2, &[Wr::bind(2, &to_nothing(&window, &region))]);
     assert_eq!(w.completions(2), ["2 BindMw"]);
     w.post(1, &[Wr::write(3, &[], &open, 0).inline(b"y")]);
@@ -392,7 +398,7 @@ fn a_type_1_window_serves_its_domain_on_every_worker() {
 }
 
 #[test]
-fn a_type_2_window_serves_the_qp_that_bound_it_and_no_other() {
+fn type_2_serves_only_its_qp() {
     let mut w = two_pairs();
     let region = region(&mut w, 0);
     let window = w.window(0, Type2);
@@ -401,13 +407,15 @@ fn a_type_2_window_serves_the_qp_that_bound_it_and_no_other() {
     assert_eq!(w.completions(1), ["1 RdmaWrite"]);
     w.post(3, &[Wr::write(2, &[], &open, 0).inline(b"y")]);
     let events = w.events(3);
-    // On another worker it is not even known.
+    // Another worker does not have the window.
     assert!(events[0].starts_with("terminated by peer 1/1/00"), "{events:?}");
     assert_eq!(region.bytes()[0], b'x');
-    // On the same worker it is known not to be of this stream.
+    // On the same worker, it is not associated with this stream.
     let mut w = World::new(&[1]);
-    let (a, b) = (w.app(0), w.app(0));
-    let (cq_a, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+    let a = w.app(0);
+    let b = w.app(0);
+    let cq_a = w.cq(a, 64);
+    let cq_b = w.cq(b, 64);
     for pair in 0..2 {
         w.qp(a, cq_a, cq_a, QpShape::default());
         w.qp(b, cq_b, cq_b, QpShape::default());
@@ -423,7 +431,7 @@ fn a_type_2_window_serves_the_qp_that_bound_it_and_no_other() {
 }
 
 #[test]
-fn a_type_2_window_must_be_invalidated_before_it_is_bound_again() {
+fn rebinding_type_2_needs_invalidation() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let region = region(&mut w, A);
@@ -443,7 +451,7 @@ fn a_type_2_window_must_be_invalidated_before_it_is_bound_again() {
 }
 
 #[test]
-fn of_two_qps_that_bind_a_type_2_window_one_wins() {
+fn one_of_two_concurrent_type_2_binds_wins() {
     let mut w = two_pairs();
     let region = region(&mut w, 0);
     let window = w.window(0, Type2);
@@ -457,14 +465,14 @@ fn of_two_qps_that_bind_a_type_2_window_one_wins() {
     assert_eq!(completions, ["1 BindMw", "2 BindMw MwBind"]);
     assert_eq!(window.view().0, bind.new);
     assert_eq!(w.dereg(0, &region), Err(1), "counted once");
-    // It dies with the QP that has bound it, and is free for others.
+    // The destruction of the QP that bound the window unbinds it, and other QPs may bind it.
     w.destroy(0);
     assert_eq!(window.view().1, None);
     assert_eq!(w.dereg(0, &region), Ok(()));
 }
 
 #[test]
-fn a_type_1_bind_waits_for_every_worker_and_nothing_overtakes_it() {
+fn a_type_1_bind_waits_for_every_worker() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.answer_changes = false;
@@ -485,7 +493,7 @@ fn a_type_1_bind_waits_for_every_worker_and_nothing_overtakes_it() {
 }
 
 #[test]
-fn a_change_outlives_the_qp_that_asked_for_it() {
+fn a_change_survives_its_qp() {
     for kill in [World::abort, World::destroy] {
         let mut w = two_pairs();
         w.answer_changes = false;
@@ -493,7 +501,7 @@ fn a_change_outlives_the_qp_that_asked_for_it() {
         let window = w.window(0, Type1);
         let bind = to(&window, &region, 0..10, REMOTE);
         w.post(0, &[Wr::bind(1, &bind)]);
-        // Meanwhile nobody else can.
+        // No other QP can bind it until then.
         w.post(2, &[Wr::bind(2, &bind)]);
         assert_eq!(w.completions(2), ["2 BindMw MwBind"]);
         kill(&mut w, 0);
@@ -501,7 +509,7 @@ fn a_change_outlives_the_qp_that_asked_for_it() {
         w.settle();
         let (stag, to) = window.view();
         assert_eq!(stag, bind.new);
-        assert!(to.is_some(), "it was bound, though nobody was told");
+        assert!(to.is_some(), "it was bound, although no QP was notified");
         assert_eq!(w.dereg(0, &region), Err(1));
         w.remove_window(0, &window);
         assert_eq!(w.dereg(0, &region), Ok(()));
@@ -510,7 +518,7 @@ fn a_change_outlives_the_qp_that_asked_for_it() {
 }
 
 #[test]
-fn a_window_taken_back_during_its_bind_stays_away() {
+fn a_window_removed_during_its_bind() {
     for late in [false, true] {
         let mut w = two_pairs();
         w.answer_changes = false;
@@ -519,11 +527,11 @@ fn a_window_taken_back_during_its_bind_stays_away() {
         let bind = to(&window, &region, 0..10, REMOTE);
         w.post(0, &[Wr::bind(1, &bind)]);
         if late {
-            // The change arrives when the window is forgotten already.
+            // The change arrives after the removal of the window.
             w.remove_window(0, &window);
             w.answer();
         } else {
-            // The window goes while the answers are on their way.
+            // The window is removed before the replies arrive.
             let (_, _, change) = w.changes[0].clone();
             for engine in &mut w.engines {
                 engine.change_stags(&change);
@@ -540,7 +548,7 @@ fn a_window_taken_back_during_its_bind_stays_away() {
 }
 
 #[test]
-fn a_region_with_windows_stays() {
+fn a_region_with_windows_cannot_be_removed() {
     let mut w = two_pairs();
     let region = region(&mut w, 0);
     let windows: Vec<Arc<Window>> = [Type1, Type2].map(|kind| w.window(0, kind)).into();
@@ -550,17 +558,17 @@ fn a_region_with_windows_stays() {
     assert_eq!(w.dereg(0, &region), Err(2));
     w.remove_window(0, &windows[0]);
     assert_eq!(w.dereg(0, &region), Err(1));
-    // By invalidation it does not go either.
+    // Invalidation does not remove it either.
     w.post(2, &[Wr::local_invalidate(1, region.stag)]);
     assert_eq!(w.completions(2), ["1 LocalInvalidate LocalProtection"]);
     w.remove_window(0, &windows[1]);
     w.post(0, &[Wr::local_invalidate(2, region.stag)]);
     assert_eq!(w.completions(0), ["2 LocalInvalidate"]);
-    assert_eq!(w.dereg(0, &region), Ok(()), "deregistering what was invalidated is no fault");
+    assert_eq!(w.dereg(0, &region), Ok(()), "an invalidated region can be deregistered");
 }
 
 #[test]
-fn the_peer_invalidates_windows_of_its_stream_only() {
+fn a_peer_invalidates_only_windows_of_its_stream() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let region = region(&mut w, B);
@@ -575,7 +583,7 @@ fn the_peer_invalidates_windows_of_its_stream_only() {
         assert_eq!(w.completions(B), [invalidated], "{wiring:?}");
         assert_eq!(window.view(), (open.stag, None));
         assert_eq!(region.bytes()[0], b'x');
-        // Under a new key it may be bound again.
+        // It may be bound again with a new key.
         let new = bound(&mut w, B, &window, &region, 5..6);
         w.post(A, &[Wr::write(3, &[], &new, 0).inline(b"y")]);
         assert_eq!(region.bytes()[5], b'y');
@@ -587,7 +595,8 @@ fn the_peer_invalidates_windows_of_its_stream_only() {
         for (what, code) in [("type 1", "0/2/09"), ("with windows", "0/2/09")] {
             let mut w = World::connected(wiring);
             let access = Access::LOCAL_WRITE | Access::MW_BIND;
-            let (shared, own) = (self::region(&mut w, B), w.own_mr(B, 100, access));
+            let shared = self::region(&mut w, B);
+            let own = w.own_mr(B, 100, access);
             let stag = match what {
                 "type 1" => {
                     let window = w.window(B, Type1);
@@ -625,10 +634,11 @@ fn a_region_of_one_qp_takes_windows_of_that_qp() {
 fn local_invalidate_is_for_windows_of_type_2() {
     let mut w = two_pairs();
     let region = region(&mut w, 0);
-    let (one, two) = (w.window(0, Type1), w.window(0, Type2));
+    let one = w.window(0, Type1);
+    let two = w.window(0, Type2);
     let open = bound(&mut w, 0, &one, &region, 0..10);
     let own = bound(&mut w, 0, &two, &region, 0..10);
-    // Not by another QP; not of type 1.
+    // Not by another QP, and not for type 1.
     w.post(2, &[Wr::local_invalidate(1, own.stag)]);
     assert_eq!(w.completions(2), ["1 LocalInvalidate LocalProtection"]);
     assert!(two.view().1.is_some());
@@ -637,7 +647,7 @@ fn local_invalidate_is_for_windows_of_type_2() {
     assert!(one.view().1.is_some());
 }
 
-/// As with the kernel (`rxe_invalidate_mr`). Of iWARP, RFC 5040 leaves it to the program.
+/// As in the kernel (`rxe_invalidate_mr`). For iWARP, RFC 5040 leaves it to the program.
 #[test]
 fn a_roce_qp_invalidates_no_ordinary_region() {
     for wiring in Wiring::both() {
@@ -651,14 +661,14 @@ fn a_roce_qp_invalidates_no_ordinary_region() {
         w.post(A, &[Wr::local_invalidate(3, shared.stag), Wr::send(4, &[])]);
         let done = w.completions(A);
         assert_eq!(done, ["3 LocalInvalidate LocalProtection", "4 Send WrFlush"], "{wiring:?}");
-        assert!(w.diagnosis(A).text.contains("only deregistered"), "{:?}", w.diagnosis(A).text);
+        assert!(w.diagnosis(A).text.contains("only be deregistered"), "{:?}", w.diagnosis(A).text);
         let engine = &w.engines[w.qps[A].engine];
-        assert!(engine.state.stags.get(shared.stag).is_some(), "{wiring:?}: it stays as it was");
+        assert!(engine.state.stags.get(shared.stag).is_some(), "{wiring:?}: it stays valid");
     }
 }
 
 #[test]
-fn a_window_is_no_local_key() {
+fn a_window_is_not_a_local_key() {
     for (kind, n) in BOTH.into_iter().flat_map(|k| (0..5).map(move |n| (k, n))) {
         let mut w = World::connected(Wiring::direct());
         let region = region(&mut w, A);
@@ -675,7 +685,7 @@ fn a_window_is_no_local_key() {
         w.post(A, &[wr]);
         assert_eq!(w.completions(A), [format!("1 {name} LocalProtection")]);
         assert!(window.view().1.is_some());
-        // Nor for receives.
+        // Not for receives either.
         let mut w = World::connected(Wiring::direct());
         let region = self::region(&mut w, B);
         let window = w.window(B, kind);
@@ -686,11 +696,11 @@ fn a_window_is_no_local_key() {
     }
 }
 
-/// A way to take a window away while Writes through it are under way.
+/// Removes access by a window while Writes through it are in progress.
 type Taking = fn(&mut World, &Window, &Mr);
 
 #[test]
-fn nothing_lands_behind_an_unbind_wherever_it_falls() {
+fn nothing_is_placed_after_an_unbind() {
     fn unbind(w: &mut World, window: &Window, region: &Mr) {
         w.push(B, &[Wr::bind(5, &to_nothing(window, region))]);
     }
@@ -732,7 +742,8 @@ fn nothing_lands_behind_an_unbind_wherever_it_falls() {
 #[test]
 fn a_fenced_bind_waits_for_reads() {
     let (mut w, mut raw) = World::raw();
-    let (sink, region) = (w.any_mr(A, 1), region(&mut w, A));
+    let sink = w.any_mr(A, 1);
+    let region = region(&mut w, A);
     let window = w.window(A, Type2);
     let bind = Wr::bind(2, &to(&window, &region, 0..10, REMOTE)).with(SendFlags::FENCE);
     w.post(A, &[Wr::read(1, sink.all(), &sink, 0), bind]);

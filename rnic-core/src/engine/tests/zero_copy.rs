@@ -1,4 +1,4 @@
-//! Sending from where the payload lies: refused at every byte, revoked, vanished.
+//! Sending payload in place: short calls at every byte, revoked memory, missing pages.
 
 use super::link::Cuts;
 use super::requests::Wr;
@@ -10,14 +10,17 @@ fn bare() -> Wiring {
     Wiring::tcp().with(|o| o.crc = false)
 }
 
-/// Small and long messages each way; what they left, checked.
+/// Exchanges small and long messages in both directions and checks the results.
 fn exchange(arrange: impl Fn(&mut World)) -> u64 {
     let mut w = World::pair(bare());
     w.emss = 9000;
     arrange(&mut w);
-    let (a, b) = (w.any_mr(A, 40_000), w.any_mr(B, 40_000));
-    let (pa, pb) = (a.pattern(1), b.pattern(2));
-    let (sink, to) = (w.any_mr(A, 20_000), w.any_mr(B, 70_000));
+    let a = w.any_mr(A, 40_000);
+    let b = w.any_mr(B, 40_000);
+    let pa = a.pattern(1);
+    let pb = b.pattern(2);
+    let sink = w.any_mr(A, 20_000);
+    let to = w.any_mr(B, 70_000);
     w.recv(B, 7, &[to.sge(40_000..69_000)]);
     w.push(
         A,
@@ -42,7 +45,7 @@ fn exchange(arrange: impl Fn(&mut World)) -> u64 {
 }
 
 #[test]
-fn refused_at_any_byte_nothing_is_lost_or_doubled() {
+fn short_calls_lose_and_repeat_nothing() {
     let total = exchange(|_| ());
     // Every byte around the heads and tails of FPDUs, and some in between.
     for at in (1..total).filter(|at| at % 9000 < 60 || at % 9000 > 8940 || at % 131 == 0) {
@@ -67,40 +70,44 @@ fn refused_at_any_byte_nothing_is_lost_or_doubled() {
 }
 
 #[test]
-fn the_payload_is_not_copied_when_tcp_takes_it() {
+fn payload_accepted_by_tcp_is_not_copied() {
     let mut w = World::connected(bare());
     w.emss = 65483;
-    let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
+    let a = w.any_mr(A, 1 << 20);
+    let b = w.any_mr(B, 1 << 20);
     let bytes = a.pattern(1);
     w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
     assert_eq!(b.bytes(), bytes);
-    // The rest of less than 16 KiB, which has a call of its own, costs less when it is copied.
+    // The remaining bytes, fewer than 16 KiB, would need their own call, so copying is cheaper.
     let fpdu = usize::from(crate::mpa::mulpdu(65483, false)) - 14;
     let rest = (1 << 20) % fpdu;
     assert!(rest < 16 * 1024);
     assert_eq!(w.shared_bytes, (1 << 20) - rest);
-    // With a CRC or Markers everything is.
+    // With a CRC or Markers all data are copied.
     for wiring in [Wiring::tcp(), bare().with(|o| o.markers = true)] {
         let mut w = World::connected(wiring);
-        let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
+        let a = w.any_mr(A, 1 << 20);
+        let b = w.any_mr(B, 1 << 20);
         w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
         assert_eq!(w.shared_bytes, 0);
     }
 }
 
 #[test]
-fn memory_revoked_after_a_short_call_is_not_read_again() {
+fn revoked_memory_is_not_read_again() {
     for at in [1, 2, 16, 17, 5000, 8999, 9000, 9001, 20_000] {
         let mut w = World::pair(bare());
         w.emss = 9000;
-        let (a, b) = (w.any_mr(A, 60_000), w.any_mr(B, 60_000));
+        let a = w.any_mr(A, 60_000);
+        let b = w.any_mr(B, 60_000);
         let bytes = a.pattern(1);
         let rtr = w.links[0].pipes[0].sent;
         w.links[0].pipes[0].takes = Cuts::At(rtr + at);
         w.links[0].pipes[0].window = at as usize;
         w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-        // One call; then the memory goes and is scribbled over.
-        let (engine, now) = (w.qps[A].engine, w.now);
+        // After one call the memory is revoked and overwritten.
+        let engine = w.qps[A].engine;
+        let now = w.now;
         w.engines[engine].poll_doorbells(now);
         let Some(crate::engine::Work::Transmit(qp)) = w.engines[engine].poll_work(now) else {
             panic!("nothing to send")
@@ -114,7 +121,7 @@ fn memory_revoked_after_a_short_call_is_not_read_again() {
         assert!(w.events(B)[1].starts_with("terminated by peer 0/0/00"), "framing is intact");
         let got = b.bytes();
         let whole = got.iter().zip(&bytes).take_while(|(g, o)| g == o).count();
-        assert!(got[whole..].iter().all(|o| *o == 0), "nothing of 0xEE at {at}");
+        assert!(got[whole..].iter().all(|o| *o == 0), "no later read at {at}");
     }
 }
 
@@ -130,7 +137,7 @@ fn memory_that_vanishes_costs_its_owner_only() {
         let bad = w.mr_over(owner, mapping, 65536, Access::all(), Scope::Pd, 0x10_0000);
         let good = w.any_mr(1 - owner, 65536);
         rustix::fs::ftruncate(&fd, 0).unwrap();
-        // What was framed before it arrives all the same.
+        // Data framed earlier still arrive.
         let to = w.any_mr(1 - owner, 4);
         w.push(owner, &[Wr::write(9, &[], &to, 0).inline(b"last")]);
         let wr = if response {

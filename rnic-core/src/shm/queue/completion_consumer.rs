@@ -2,37 +2,37 @@
 
 use std::sync::Arc;
 
-use super::completion_look::{GivenBack, holds, index};
-use super::{CompletionLook, QueueMemory};
+use super::completion_check::{ReleasedCount, holds, index};
+use super::{CompletionCheck, QueueMemory};
 use crate::abi::queue::{ARM_NONE, COMPLETION_WORDS, Cqe, QueueKind, queue_header};
 use crate::shm::lease::Done;
 use crate::shm::sync::{Ordering, fence};
 
-/// The client's end of a completion queue, which reads completions.
+/// The client's end of a completion queue. Reads completions.
 #[derive(Debug)]
 pub struct CompletionConsumer {
     queue: QueueMemory,
-    /// Completions read; its low 32 bits are the index, which runs freely.
+    /// Completions read. The low 32 bits are the free-running index.
     head: u64,
-    /// Completions the daemon knows we have read.
+    /// Completions given back to the daemon.
     released: u64,
-    /// The same for those who look without having this.
-    given_back: Arc<GivenBack>,
+    /// Copy of `released` for [`CompletionCheck`]s.
+    released_count: Arc<ReleasedCount>,
     looks: Looks,
 }
 
-/// Whether [`CompletionLook`]s may find the queue empty.
+/// State of the [`CompletionCheck`]s, which determines whether they may report an empty queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Looks {
     Allowed,
-    /// Not until it is known whether the queue moves.
+    /// They may not report it until the consumer knows whether the queue moves.
     Suspended,
-    /// Never again: they look where it is no more.
+    /// They may never report it again, because the queue has left their location.
     Over,
 }
 
 impl CompletionConsumer {
-    /// Of a queue that the daemon just made.
+    /// Creates the consumer end of a new queue.
     pub fn new(queue: QueueMemory) -> Self {
         Self::starting_at(queue, 0)
     }
@@ -40,43 +40,44 @@ impl CompletionConsumer {
     pub(super) fn starting_at(queue: QueueMemory, index: u32) -> Self {
         debug_assert_eq!(queue.kind, QueueKind::Completion);
         let head = u64::from(index);
-        let given_back = GivenBack::new(head);
-        CompletionConsumer { queue, head, released: head, given_back, looks: Looks::Allowed }
+        let released_count = ReleasedCount::new(head);
+        CompletionConsumer { queue, head, released: head, released_count, looks: Looks::Allowed }
     }
 
-    /// For threads that want to know whether it is worth their while to wait for this. They find
-    /// out nothing any more once the queue has moved.
-    pub fn look(&self) -> CompletionLook {
-        CompletionLook::new(self.queue.clone(), self.given_back.clone())
+    /// Returns a view for threads that check for completions before they wait for this consumer.
+    /// After the queue has moved, the view never reports an empty queue.
+    pub fn look(&self) -> CompletionCheck {
+        CompletionCheck::new(self.queue.clone(), self.released_count.clone())
     }
 
-    /// Before a request to move the queue: nobody touches it any more, not even to look, until
-    /// [`follow`](Self::follow) or [`stay`](Self::stay). Gives back what was read, so that it does
-    /// not count; the result is that of [`release`](Self::release).
+    /// Gives back the slots of all completions read, and disables all views. Must be called before
+    /// a request to move the queue. No thread may access the queue, even through a view, until
+    /// [`follow`](Self::follow) or [`stay`](Self::stay). The result is that of
+    /// [`release`](Self::release).
     #[must_use = "the workers in this set wait for their doorbell"]
-    pub fn keep_still(&mut self) -> u64 {
+    pub fn prepare_move(&mut self) -> u64 {
         if self.looks == Looks::Allowed {
             self.looks = Looks::Suspended;
-            self.given_back.hide();
+            self.released_count.hide();
         }
         self.release()
     }
 
-    /// The queue has not been moved.
+    /// Resumes after the daemon refused to move the queue.
     pub fn stay(&mut self) {
         if self.looks == Looks::Suspended {
             self.looks = Looks::Allowed;
-            self.given_back.show(self.released);
+            self.released_count.show(self.released);
         }
     }
 
-    /// Goes on in the place that the daemon's answer names: another one, to which it has moved the
-    /// queue with all that is unread, or the same. What was read stays read: entries keep their
-    /// numbers, and with them their sequence words.
+    /// Continues at the location in the daemon's reply, which is the old one or one to which the
+    /// daemon has moved the unread completions. Completions that were read stay read: entries keep
+    /// their numbers and with them their sequence words.
     ///
-    /// Nothing is written here. From the request to move until its answer nobody may touch the
-    /// queue ([`keep_still`](Self::keep_still)), so the arm and spin words are the same in both
-    /// places ([`CompletionMove`]).
+    /// Writes nothing to the queue. No thread may access the queue between the request and the
+    /// reply ([`prepare_move`](Self::prepare_move)), so the arm and spin words are the same in both
+    /// locations ([`CompletionMove`]).
     ///
     /// [`CompletionMove`]: super::CompletionMove
     pub fn follow(&mut self, queue: QueueMemory) {
@@ -85,12 +86,11 @@ impl CompletionConsumer {
             return self.stay();
         }
         self.looks = Looks::Over;
-        self.given_back.hide();
+        self.released_count.hide();
         self.queue = queue;
     }
 
-    /// Reads the next completion, if there is one. Its slot stays in use until
-    /// [`release`](Self::release).
+    /// Reads the next completion. Its slot stays in use until [`release`](Self::release).
     #[inline]
     pub fn poll(&mut self) -> Option<Cqe> {
         if self.is_empty() {
@@ -102,33 +102,34 @@ impl CompletionConsumer {
         Some(Cqe::from_words(words))
     }
 
-    /// As [`poll`](Self::poll), and whether what it completes had memory on loan.
+    /// Like [`poll`](Self::poll). Also returns a proof that the request is complete, if it had
+    /// memory on loan.
     #[inline]
     pub fn poll_loan(&mut self) -> Option<(Cqe, Option<Done>)> {
         self.poll().map(|cqe| (cqe, Done::read(cqe.wr_id)))
     }
 
-    /// Whether there is no completion to read.
+    /// Returns true if there is no completion to read.
     #[inline]
     pub fn is_empty(&self) -> bool {
         !holds(&self.queue, self.head)
     }
 
-    /// Number of completions to read.
+    /// Returns the number of unread completions.
     pub fn unread(&self) -> u32 {
         let next = (0..self.queue.shape.capacity).map(u64::from);
         next.take_while(|n| holds(&self.queue, self.head + n)).fold(0, |unread, _| unread + 1)
     }
 
-    /// Gives the slots of everything read back to the daemon. The result is the set of workers (bit
-    /// `n` for worker `n`) whose doorbell is to be rung for this queue: a QP of theirs waits for a
-    /// slot.
+    /// Gives the slots of all completions read back to the daemon. Returns the set of workers (bit
+    /// `n` for worker `n`) whose doorbell the caller must ring for this queue, because one of their
+    /// QPs waits for a slot.
     ///
     /// Pairs with [`CompletionProducer::set_waits`](super::CompletionProducer::set_waits). Here:
     /// store the consumer index, fence, load `ENGINE_WAITS`. There: set it, fence, load
-    /// the consumer index again. One fence is first: if ours, the engine finds the space; if
-    /// theirs, we see who waits. With nothing read since the last call there is no new space to
-    /// tell of.
+    /// the consumer index again. One fence is first. If this one, the engine finds the free slots.
+    /// If the other, this call sees the waiting workers. If nothing was read since the last call,
+    /// there are no new free slots, and no worker needs a doorbell.
     #[inline]
     #[must_use = "the workers in this set wait for their doorbell"]
     pub fn release(&mut self) -> u64 {
@@ -137,21 +138,21 @@ impl CompletionConsumer {
         }
         self.released = self.head;
         if self.looks == Looks::Allowed {
-            self.given_back.show(self.head);
+            self.released_count.show(self.head);
         }
-        // Release: our reads of the slots are done before the daemon may reuse them, and whoever
-        // looks there finds that we have read them.
+        // Release: the reads of the slots are complete before the daemon may reuse them, and a
+        // check that finds a reused slot sees the count stored above.
         self.queue.view.u32(queue_header::CONSUMER).store(index(self.head), Ordering::Release);
         fence(Ordering::SeqCst);
         self.queue.view.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed)
     }
 
-    /// Asks for one event, for the next completion of any kind (`ARM_NEXT`) or for the next that is
-    /// solicited or failed (`ARM_SOLICITED`), or takes the request back (`ARM_NONE`). The stronger
-    /// of two requests stays. Completions that are there already raise no event: look for them with
+    /// Requests one event, for the next completion of any kind (`ARM_NEXT`) or for the next that is
+    /// solicited or failed (`ARM_SOLICITED`), or cancels the request (`ARM_NONE`). The stronger of
+    /// two requests applies. Existing completions cause no event: check for them with
     /// [`is_empty`](Self::is_empty) or [`poll`](Self::poll) *after* this call and before sleeping.
     ///
-    /// The fence argument stands at
+    /// For the fence argument see
     /// [`CompletionProducer::take_arm`](super::CompletionProducer::take_arm).
     #[inline]
     pub fn arm(&mut self, arm: u32) {
@@ -164,8 +165,9 @@ impl CompletionConsumer {
         }
     }
 
-    /// While this is set no event is sent, armed or not. Clear it before the last look that
-    /// precedes a sleep, as with [`arm`](Self::arm), whose fence argument covers it.
+    /// Sets or clears spinning. While it is set, no event is sent, even if the queue is armed.
+    /// Clear it before the last check that precedes a sleep. The fence argument of
+    /// [`arm`](Self::arm) covers this.
     #[inline]
     pub fn set_spinning(&mut self, spins: bool) {
         let word = self.queue.view.u32(queue_header::CLIENT_SPINS);
@@ -175,7 +177,7 @@ impl CompletionConsumer {
         }
     }
 
-    /// The queue's memory, with its header and shape.
+    /// Returns the queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.queue
     }

@@ -1,57 +1,57 @@
-//! A completion queue moves to another place, with what is unread in it, while the daemon writes
-//! on.
+//! Moves a completion queue to another location, with its unread entries, while the daemon
+//! continues to write completions.
 //!
-//! Entries keep their free-running numbers, so their sequence words stay right, reservations stay
-//! what they are, and the client goes on where it stood. The client touches nothing from its
-//! request until the answer; one that does harms its own completions only, for nothing here
-//! believes what stands in the ring: entries are copied as words, and the consumer's index is
+//! Entries keep their free-running numbers, so sequence words and reservations stay valid, and the
+//! client continues with the same index. The client does not access the queue from its request
+//! until the reply. A client that violates this harms only its own completions, because nothing
+//! here trusts the contents of the ring: entries are copied as words, and the consumer's index is
 //! checked as always.
 //!
-//! Whoever moves a queue has the producer locked only to look ([`CompletionProducer::catch_up`])
-//! and to change over ([`CompletionProducer::finish_move`]), so that workers do not wait for a long
-//! copy:
+//! The mover locks the producer only to check it ([`CompletionProducer::catch_up`]) and to switch
+//! ([`CompletionProducer::finish_move`]), so that workers do not wait for a long copy:
 //!
-//! * An entry that is published and unread does not change: its slot is written again only when the
-//!   consumer's index has passed it. So entries found unread by a look under the lock can be copied
-//!   without it. That they are complete is known from the lock: whoever wrote them had it before.
-//! * If the index does pass meanwhile (of a client that does not keep still), what was copied of
-//!   those slots may be a mixture. The next look finds the index, and entries before it are never
+//! * A published, unread entry does not change: its slot is written again only after the consumer's
+//!   index has passed it. So entries that were found unread under the lock can be copied without
+//!   it. They are complete, because their writers held the lock earlier.
+//! * If the index passes them during the copy (the client violates the rule), the copies of those
+//!   slots may be mixtures. The next check finds the new index, and entries before it are never
 //!   read.
-//! * The last look, the last copies and the change of place are in one hold of the lock. What is
-//!   published before is copied; what is published after goes to the new place.
-//! * To the client all of it is there when the answer is: one message through the kernel.
+//! * The last check, the last copies and the switch happen while the lock is held once. Entries
+//!   published earlier are copied. Later entries go to the new location.
+//! * The reply is a message through the kernel. When the client receives it, it sees all of this.
 //!
-//! The arm is not lost. It was stored before the request was sent, or will be after the answer, in
-//! the new place. In the first case the last look, which comes after the request, copies what is
-//! left of it: either a completion before has taken it, and its event is on its way, or the next
-//! one will, in the new place. The client's look that follows an arm finds what came before the
-//! arm, in whichever place it looks: what is in the old one is in the new one.
+//! The arm is not lost. The client stores it before the request, or after the reply in the new
+//! location. In the first case the last check, which comes after the request, copies the arm word:
+//! either an earlier completion has taken the arm, and its event is on its way, or the next
+//! completion takes it in the new location. After arming, the client checks for completions and
+//! finds all earlier ones in either location, because the entries of the old one have been copied
+//! to the new one.
 
 use super::{CompletionProducer, QueueFault, QueueMemory};
 use crate::abi::queue::{COMPLETION_LEN, COMPLETION_WORDS, QueueKind, queue_header};
 use crate::shm::sync::Ordering;
 
-/// A move under way.
+/// A move in progress.
 #[derive(Debug)]
 pub struct CompletionMove {
     from: QueueMemory,
     to: QueueMemory,
-    /// Entries before this one are copied or need not be; free-running.
+    /// Number of the first entry that still has to be copied, free-running.
     copied: u32,
-    /// Entries before this one had been published at the last look; free-running.
+    /// Number of entries published at the last check, free-running.
     published: u32,
 }
 
 impl CompletionMove {
-    /// Entries found by the last look and not copied yet.
+    /// Returns the number of entries found by the last check and not copied yet.
     pub fn rest(&self) -> u32 {
         self.published.wrapping_sub(self.copied)
     }
 
-    /// Makes the new place, which [`QueueMemory::format`] has filled with zeros, look as if all
-    /// slots had been used before: to a reader at entry 2^32 - 1 zeros would be that entry.
+    /// Initialises the new location, which [`QueueMemory::format`] has zeroed, as if every slot had
+    /// been used before. Otherwise a reader at entry 2^32 - 1 would take zeros for that entry.
     pub fn prepare(&self) {
-        // The first entries that come to these slots have the sequences that follow this number.
+        // The first entries in these slots will have the sequences after this number.
         let before = u64::from(self.copied) << 32;
         for slot in 0..self.to.shape.capacity {
             let last = self.to.slot(slot) + COMPLETION_LEN - 8;
@@ -59,10 +59,11 @@ impl CompletionMove {
         }
     }
 
-    /// Copies what the last look found.
+    /// Copies the entries found by the last check.
     pub fn copy(&mut self) {
         while self.copied != self.published {
-            let (from, to) = (self.from.slot(self.copied), self.to.slot(self.copied));
+            let from = self.from.slot(self.copied);
+            let to = self.to.slot(self.copied);
             let words = self.from.view.load_words::<COMPLETION_WORDS>(from);
             self.to.view.store_words(to, &words);
             self.copied = self.copied.wrapping_add(1);
@@ -71,7 +72,7 @@ impl CompletionMove {
 }
 
 impl CompletionProducer {
-    /// Whether what is unread and what is promised has room in so many slots.
+    /// Checks that the unread entries and the reserved slots fit into `capacity` slots.
     pub fn fits(&mut self, capacity: u32) -> Result<(), MoveError> {
         self.refresh()?;
         if self.claimed() <= capacity {
@@ -81,16 +82,18 @@ impl CompletionProducer {
         Err(MoveError::TooSmall { unread, reserved: self.reserved })
     }
 
-    /// Begins to move to `to`, which was just made. Nothing has changed until
-    /// [`finish_move`](Self::finish_move); a move that is dropped never was.
+    /// Starts a move to `to`, which must be new. Nothing changes before
+    /// [`finish_move`](Self::finish_move). Dropping the move cancels it.
     pub fn begin_move(&mut self, to: QueueMemory) -> Result<CompletionMove, MoveError> {
         debug_assert_eq!(to.kind, QueueKind::Completion);
         self.fits(to.shape.capacity)?;
-        let (from, copied, published) = (self.queue.clone(), self.consumed, self.published);
+        let from = self.queue.clone();
+        let copied = self.consumed;
+        let published = self.published;
         Ok(CompletionMove { from, to, copied, published })
     }
 
-    /// Looks what else is to be copied.
+    /// Checks for more entries to copy.
     pub fn catch_up(&mut self, moving: &mut CompletionMove) -> Result<(), MoveError> {
         self.fits(moving.to.shape.capacity)?;
         let unread = self.published.wrapping_sub(self.consumed);
@@ -101,9 +104,9 @@ impl CompletionProducer {
         Ok(())
     }
 
-    /// Copies what is left, and goes on in the new place. `waiting` are the workers that wait for a
-    /// slot: what the client sees of them ([`set_waits`](Self::set_waits)) is a copy, which it may
-    /// have written to.
+    /// Copies the remaining entries and switches to the new location. `waiting` is the set of
+    /// workers that wait for a slot. The set in the queue's header
+    /// ([`set_waits`](Self::set_waits)) is not used, because the client may have overwritten it.
     pub fn finish_move(
         &mut self,
         mut moving: CompletionMove,
@@ -113,8 +116,8 @@ impl CompletionProducer {
         moving.copy();
         let CompletionMove { from, to, .. } = moving;
         for word in [queue_header::ARM, queue_header::CLIENT_SPINS] {
-            let as_it_stands = from.view.u32(word).load(Ordering::Relaxed);
-            to.view.u32(word).store(as_it_stands, Ordering::Relaxed);
+            let value = from.view.u32(word).load(Ordering::Relaxed);
+            to.view.u32(word).store(value, Ordering::Relaxed);
         }
         to.view.u64(queue_header::ENGINE_WAITS).store(waiting, Ordering::Relaxed);
         to.view.u32(queue_header::PRODUCER).store(self.published, Ordering::Relaxed);
@@ -124,18 +127,18 @@ impl CompletionProducer {
     }
 }
 
-/// Why a completion queue stays where it is.
+/// Reason why a completion queue was not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// The new place has fewer slots than are in use.
+    /// The new location has fewer slots than are in use.
     #[error("{unread} completions are unread and {reserved} slots are reserved")]
     TooSmall {
         /// Entries published and not given back.
         unread: u32,
-        /// Slots promised to requests under way.
+        /// Slots reserved for requests in progress.
         reserved: u32,
     },
-    /// The client's index is nonsense.
+    /// The client's index is invalid.
     #[error(transparent)]
     Queue(#[from] QueueFault),
 }
@@ -155,12 +158,13 @@ mod tests {
 
     fn place(capacity: u32) -> (QueueMemory, Arc<Mapping>) {
         let shape = QueueShape::completion(capacity);
-        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
+        let (arena, _fd) =
+            Mapping::create_arena("test", shape.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Completion, shape, 0, 0);
         (queue.expect("fits"), arena)
     }
 
-    /// Both ends of a queue through which `index` completions have passed.
+    /// Returns both ends of a queue in the state after `index` completions.
     fn ends(capacity: u32, index: u32) -> (CompletionProducer, CompletionConsumer, Arc<Mapping>) {
         let (queue, arena) = place(capacity);
         queue.view.u32(queue_header::CONSUMER).store(index, Ordering::Relaxed);
@@ -196,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unread_moves_in_order_across_the_wrap_and_nothing_else_is_read() {
+    fn unread_entries_move_in_order() {
         for start in [0, u32::MAX - 5, u32::MAX - 1, u32::MAX] {
             for capacity in [4, 8, 64] {
                 let (mut producer, mut consumer, _arena) = ends(8, start);
@@ -223,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_between_the_looks_moves_too() {
+    fn entries_published_during_a_move_move_too() {
         let (mut producer, mut consumer, _arena) = ends(8, 0);
         producer.publish(&cqe(0)).expect("room");
         let mut moving = begin(&mut producer, 8);
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn reservations_stay_and_count_where_there_is_less_room() {
+    fn reservations_survive_a_move() {
         let (mut producer, mut consumer, _arena) = ends(8, 0);
         assert_eq!([producer.reserve(), producer.reserve()], [Ok(true); 2]);
         producer.publish(&cqe(0)).expect("room");
@@ -248,7 +252,7 @@ mod tests {
         assert_eq!(producer.fits(2), refused);
         assert_eq!(producer.begin_move(place(2).0).map(drop), refused);
         let moving = begin(&mut producer, 4);
-        // More is promised before the move is over than the new place has.
+        // More slots are reserved during the move than the new location has.
         assert_eq!([producer.reserve(), producer.reserve()], [Ok(true); 2]);
         let refused = Err(MoveError::TooSmall { unread: 1, reserved: 4 });
         assert_eq!(producer.finish_move(moving, 0), refused);
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn arm_spin_and_waits_are_as_they_were() {
+    fn arm_spin_and_waits_survive_a_move() {
         let (mut producer, mut consumer, _arena) = ends(4, 0);
         consumer.arm(ARM_NEXT);
         consumer.set_spinning(true);
@@ -281,7 +285,7 @@ mod tests {
         assert!(!producer.take_arm(false));
         assert!(consumer.poll().is_some());
         assert_eq!(consumer.release(), 0b101);
-        // What was taken before the move is not there after it.
+        // An arm that was taken before the move is not set after it.
         consumer.arm(ARM_NEXT);
         assert!(producer.take_arm(false));
         let moving = begin(&mut producer, 4);
@@ -291,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn an_impossible_index_is_a_fault_before_during_and_at_the_end_of_a_move() {
+    fn an_invalid_index_is_a_fault_during_a_move() {
         let fault =
             |found| Err(MoveError::Queue(QueueFault::Consumer { found, last: 0, published: 1 }));
         let (mut producer, _consumer, arena) = ends(4, 0);
@@ -312,7 +316,7 @@ mod tests {
         Publish,
         Poll,
         Release,
-        /// To so many slots as a power of two.
+        /// Begins a move to 2^n slots.
         Begin(u32),
         CatchUp,
         Finish,
@@ -328,18 +332,21 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens between the steps of a move, with the client keeping still from its
-        /// request to the answer: every completion is read once, in order, and room is what the
-        /// present capacity leaves.
+        /// Every completion is read once and in order, and the room follows from the current
+        /// capacity, if any operations occur between the parts of a move and the client does not
+        /// access the queue from its request until the reply.
         #[test]
-        fn a_queue_that_moves_agrees_with_an_oracle(
+        fn a_moving_queue_agrees_with_an_oracle(
             start in prop_oneof![Just(0), any::<u32>(), u32::MAX - 20..=u32::MAX],
             ops in prop::collection::vec(op(), 0..300),
         ) {
             let (mut producer, mut consumer, _arena) = ends(8, start);
             let mut moving: Option<(u32, CompletionMove)> = None;
             let mut unread = VecDeque::new();
-            let (mut capacity, mut read, mut reserved, mut next) = (8, 0, 0, 0);
+            let mut capacity = 8;
+            let mut read = 0;
+            let mut reserved = 0;
+            let mut next = 0;
             for op in ops {
                 let in_use = unread.len() as u32 + read + reserved;
                 let room = in_use < capacity;
@@ -408,10 +415,10 @@ mod tests {
             }
         }
 
-        /// A client that writes its index and the ring while it moves: no panic, and never more in
-        /// use than there is room for.
+        /// A client that writes its index and the ring during a move never causes a panic, nor more
+        /// slots in use than the queue has.
         #[test]
-        fn a_client_that_does_not_keep_still_harms_itself(
+        fn a_client_that_writes_during_a_move(
             start in any::<u32>(),
             steps in prop::collection::vec((any::<u32>(), 0..4u8), 0..60),
         ) {

@@ -4,8 +4,8 @@ use super::{QueueFault, QueueMemory, worker_bit};
 use crate::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, Cqe, QueueKind, queue_header};
 use crate::shm::sync::{AtomicU64, Ordering, fence};
 
-/// Writes completions. Slots can be reserved, so that a request taken from a send queue always has
-/// a place for its completion.
+/// Writes completions. Slots can be reserved, so that every request taken from a send queue has a
+/// slot for its completion.
 ///
 /// Invariant: published - consumed + reserved <= capacity.
 #[derive(Debug)]
@@ -13,14 +13,14 @@ pub struct CompletionProducer {
     pub(super) queue: QueueMemory,
     /// Completions written, free-running.
     pub(super) published: u32,
-    /// Completions the client has read, when we last looked.
+    /// Completions read by the client, as last loaded.
     pub(super) consumed: u32,
-    /// Slots promised and not yet used.
+    /// Slots reserved and not yet used.
     pub(super) reserved: u32,
 }
 
 impl CompletionProducer {
-    /// Of a queue that was just made.
+    /// Creates the producer end of a new queue.
     pub fn new(queue: QueueMemory) -> Self {
         Self::starting_at(queue, 0)
     }
@@ -30,8 +30,8 @@ impl CompletionProducer {
         CompletionProducer { queue, published: index, consumed: index, reserved: 0 }
     }
 
-    /// Promises a slot to one request; `false` if there is none: see
-    /// [`set_waits`](Self::set_waits).
+    /// Reserves a slot for one request. Returns false if there is none (see
+    /// [`set_waits`](Self::set_waits)).
     #[inline]
     pub fn reserve(&mut self) -> Result<bool, QueueFault> {
         let room = self.room()?;
@@ -39,22 +39,22 @@ impl CompletionProducer {
         Ok(room)
     }
 
-    /// Gives `count` promised slots back unused.
+    /// Gives back `count` reserved slots that were not used.
     #[inline]
     pub fn unreserve(&mut self, count: u32) {
-        debug_assert!(count <= self.reserved, "only what was reserved can be given back");
+        debug_assert!(count <= self.reserved, "only reserved slots can be given back");
         self.reserved = self.reserved.saturating_sub(count);
     }
 
-    /// Writes a completion into a promised slot. It cannot fail: the slot is there.
+    /// Writes a completion into a reserved slot. Cannot fail.
     #[inline]
     pub fn publish_reserved(&mut self, cqe: &Cqe) {
-        assert!(self.reserved > 0, "a promised slot is used once");
+        assert!(self.reserved > 0, "no reserved slot is left");
         self.reserved -= 1;
         self.write(cqe);
     }
 
-    /// Writes a completion for which nothing was reserved.
+    /// Writes a completion without a reserved slot.
     #[inline]
     pub fn publish(&mut self, cqe: &Cqe) -> Result<(), PublishError> {
         if !self.room()? {
@@ -64,33 +64,33 @@ impl CompletionProducer {
         Ok(())
     }
 
-    /// Slots promised and not yet used.
+    /// Returns the number of slots reserved and not yet used.
     pub fn reserved(&self) -> u32 {
         self.reserved
     }
 
-    /// Completions written and, as far as the client says, not yet read.
+    /// Returns the number of completions that the client has not given back, by its own index.
     pub fn unread(&self) -> u32 {
         let consumed = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Relaxed);
         let unread = self.published.wrapping_sub(consumed);
-        // A nonsensical index is reported where it matters, by `reserve` and `publish`.
+        // `reserve` and `publish` report an invalid index.
         unread.min(self.published.wrapping_sub(self.consumed))
     }
 
-    /// The queue's memory, with its header and shape.
+    /// Returns the queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.queue
     }
 
-    /// After completions were written: whether the client is to be sent an event. It is disarmed
-    /// thereby. `solicited_or_error` says whether one of the completions was.
-    ///
+    /// Returns true if an event must be sent to the client, and disarms the queue in that case.
+    /// Called after completions were written. `solicited_or_error` must be true if one of them is
+    /// solicited or failed.
     /// Pairs with [`CompletionConsumer::arm`](super::CompletionConsumer::arm) and
     /// [`set_spinning`](super::CompletionConsumer::set_spinning). Here: write the completion,
-    /// fence, load the arm and spin words. There: arm or stop spinning, fence, look for a
-    /// completion. One fence is first: if ours, the client finds the completion; if theirs, we see
-    /// the arm (or see that it no longer spins). While the client spins the arm stays as it is: it
-    /// will look by itself.
+    /// fence, load the arm and spin words. There: arm or stop spinning, fence, check for a
+    /// completion. One fence is first. If this one, the client finds the completion. If the other,
+    /// this call sees the arm (or sees that the client no longer spins). While the client spins,
+    /// the arm word stays unchanged, because the client polls without an event.
     #[inline]
     #[must_use = "the client sleeps until its event is sent"]
     pub fn take_arm(&mut self, solicited_or_error: bool) -> bool {
@@ -99,24 +99,25 @@ impl CompletionProducer {
         let fires = match arm.load(Ordering::Relaxed) {
             ARM_NONE => false,
             ARM_SOLICITED => solicited_or_error,
-            // ARM_NEXT, and nonsense: an event too many harms only the client that wrote it.
+            // ARM_NEXT, or an invalid value: an extra event harms only the client that wrote it.
             _ => true,
         };
-        // The client may have disarmed or armed anew since: then there is no event, or one that
-        // also answers the new arm, whose own look for completions comes after it.
+        // The client may have disarmed or armed again since. Then no event is sent, or the event
+        // also serves the new arm, after which the client checks for completions anyway.
         fires && !self.client_spins() && arm.swap(ARM_NONE, Ordering::AcqRel) != ARM_NONE
     }
 
-    /// Whether the client says that it polls without sleeping.
+    /// Returns true if the client has declared that it polls without sleeping.
     #[inline]
     pub fn client_spins(&self) -> bool {
         self.queue.view.u32(queue_header::CLIENT_SPINS).load(Ordering::Relaxed) != 0
     }
 
-    /// Says that a QP of `worker` (below 64) waits for a slot. Try [`reserve`](Self::reserve) once
-    /// more before waiting, and [`clear_waits`](Self::clear_waits) when no QP waits any more.
+    /// Declares that a QP of `worker` (below 64) waits for a slot. Before it waits, the caller must
+    /// try [`reserve`](Self::reserve) once more. It must call [`clear_waits`](Self::clear_waits)
+    /// when no QP of the worker waits any more.
     ///
-    /// The fence argument stands at
+    /// For the fence argument see
     /// [`CompletionConsumer::release`](super::CompletionConsumer::release).
     #[inline]
     pub fn set_waits(&mut self, worker: u32) {
@@ -124,7 +125,7 @@ impl CompletionProducer {
         fence(Ordering::SeqCst);
     }
 
-    /// Says that no QP of `worker` waits for a slot any more.
+    /// Declares that no QP of `worker` waits for a slot any more.
     #[inline]
     pub fn clear_waits(&mut self, worker: u32) {
         self.waits().fetch_and(!worker_bit(worker), Ordering::Relaxed);
@@ -134,8 +135,8 @@ impl CompletionProducer {
         self.queue.view.u64(queue_header::ENGINE_WAITS)
     }
 
-    /// Whether a slot is neither in use nor promised; looks at the client's index only if, by what
-    /// we know, none is.
+    /// Returns true if a slot is neither in use nor reserved. Loads the client's index only if
+    /// the last loaded value leaves none.
     #[inline]
     fn room(&mut self) -> Result<bool, QueueFault> {
         Ok(self.claimed() < self.queue.shape.capacity || {
@@ -144,18 +145,20 @@ impl CompletionProducer {
         })
     }
 
-    /// Slots in use or promised. No overflow: at most the capacity, by the invariant.
+    /// Returns the number of slots in use or reserved. The sum cannot overflow: by the invariant,
+    /// it is at most the capacity.
     #[inline]
     pub(super) fn claimed(&self) -> u32 {
         self.published.wrapping_sub(self.consumed) + self.reserved
     }
 
-    /// Loads the client's index, which must lie between what it was and what was published.
+    /// Loads the client's index, which must be between its last value and the published count.
     pub(super) fn refresh(&mut self) -> Result<(), QueueFault> {
-        // Acquire: the client is done reading the slots it gives back.
+        // Acquire: the client has finished reading the slots that it gives back.
         let found = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Acquire);
         if found.wrapping_sub(self.consumed) > self.published.wrapping_sub(self.consumed) {
-            let (last, published) = (self.consumed, self.published);
+            let last = self.consumed;
+            let published = self.published;
             return Err(QueueFault::Consumer { found, last, published });
         }
         self.consumed = found;
@@ -166,7 +169,7 @@ impl CompletionProducer {
     fn write(&mut self, cqe: &Cqe) {
         let slot = self.queue.slot(self.published);
         self.published = self.published.wrapping_add(1);
-        // The sequence of entry n is n + 1, that is, the count once it is published.
+        // The sequence of entry n is n + 1, which is the count after its publication.
         let words = cqe.to_words(self.published);
         let [body @ .., last] = &words;
         self.queue.view.store_words(slot, body);
@@ -177,13 +180,13 @@ impl CompletionProducer {
     }
 }
 
-/// Why a completion was not written.
+/// Reason why a completion was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PublishError {
-    /// Every slot is in use or promised.
+    /// All slots are in use or reserved.
     #[error("the completion queue is full")]
     Full,
-    /// The client's index is nonsense.
+    /// The client's index is invalid.
     #[error(transparent)]
     Queue(#[from] QueueFault),
 }
@@ -203,10 +206,11 @@ mod tests {
     use crate::shm::Mapping;
     use crate::types::{CompletionOpcode, CompletionStatus};
 
-    /// Both ends of a queue that looks as if `index` completions had passed through it.
+    /// Returns both ends of a queue in the state after `index` completions.
     fn ends(capacity: u32, index: u32) -> (CompletionProducer, CompletionConsumer, Arc<Mapping>) {
         let shape = QueueShape { capacity, stride: COMPLETION_LEN as u32 };
-        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
+        let (arena, _fd) =
+            Mapping::create_arena("test", shape.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Completion, shape, 0, 0)
             .expect("fits");
         queue.view.u32(queue_header::CONSUMER).store(index, Ordering::Relaxed);
@@ -224,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_are_read_once_in_order_across_the_wrap() {
+    fn completions_are_read_once_in_order() {
         for start in [0, u32::MAX - 3, u32::MAX] {
             let (mut producer, mut consumer, _arena) = ends(2, start);
             for n in 0..10 {
@@ -258,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_index_beyond_what_was_published_or_backwards_is_refused() {
+    fn an_invalid_consumer_index_is_refused() {
         for start in [0, 9, u32::MAX - 1] {
             let (mut producer, mut consumer, arena) = ends(2, start);
             let set = |index: u32| {
@@ -283,12 +287,12 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_index_beyond_what_was_published_is_refused_within_the_ring_too() {
+    fn a_consumer_index_in_reserved_slots_is_refused() {
         for start in [0, u32::MAX] {
             let (mut producer, _consumer, arena) = ends(2, start);
             producer.publish(&cqe(0)).expect("room");
             assert_eq!(producer.reserve(), Ok(true));
-            // The slot that is reserved and not written.
+            // Index of the slot that is reserved and not written.
             let [published, found] = [1, 2].map(|n| start.wrapping_add(n));
             arena.store_u64(queue_header::CONSUMER, u64::from(found)).expect("in range");
             let beyond = QueueFault::Consumer { found, last: start, published };
@@ -297,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_for_what_was_armed_and_only_once() {
+    fn one_event_per_arm() {
         let (mut producer, mut consumer, _arena) = ends(2, 0);
         assert!(!producer.take_arm(true));
         consumer.arm(ARM_SOLICITED);
@@ -313,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spinning_client_gets_no_event_and_stays_armed() {
+    fn a_spinning_client_stays_armed() {
         let (mut producer, mut consumer, _arena) = ends(2, 0);
         consumer.set_spinning(true);
         consumer.arm(ARM_NEXT);
@@ -324,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arm_word_full_of_nonsense_fires_once() {
+    fn an_invalid_arm_word_fires_once() {
         let (mut producer, _consumer, arena) = ends(2, 0);
         arena.store_u64(queue_header::ARM, 0xDEAD_BEEF).expect("in range");
         assert!(producer.take_arm(false));
@@ -332,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn release_names_the_workers_that_wait() {
+    fn release_returns_the_waiting_workers() {
         let (mut producer, mut consumer, _arena) = ends(2, 0);
         producer.set_waits(0);
         producer.set_waits(63);
@@ -363,8 +367,8 @@ mod tests {
     }
 
     proptest! {
-        /// published - consumed + reserved <= capacity, and a slot is refused only if that is
-        /// tight.
+        /// published - consumed + reserved <= capacity, and a slot is refused only if the two are
+        /// equal.
         #[test]
         fn completion_queue_agrees_with_an_oracle(
             log in 0..4u32,
@@ -374,7 +378,9 @@ mod tests {
             let capacity = 1u32 << log;
             let (mut producer, mut consumer, _arena) = ends(capacity, start);
             let mut unread = VecDeque::new();
-            let (mut read, mut reserved, mut next) = (0, 0, 0);
+            let mut read = 0;
+            let mut reserved = 0;
+            let mut next = 0;
             for op in ops {
                 let room = (unread.len() as u32) + read + reserved < capacity;
                 match op {
@@ -418,9 +424,9 @@ mod tests {
             }
         }
 
-        /// Whatever the client writes into its index: no panic, and no slot too many is written.
+        /// No index written by the client causes a panic, or a write to a slot in use.
         #[test]
-        fn a_hostile_consumer_index_never_breaks_the_invariant(
+        fn a_hostile_consumer_index_keeps_the_invariant(
             start in any::<u32>(),
             steps in prop::collection::vec((any::<u32>(), any::<bool>()), 0..60),
         ) {

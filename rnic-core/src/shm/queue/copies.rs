@@ -1,15 +1,16 @@
-//! Queue of copy jobs for a client's own memory.
+//! Copy queue, for a client's own memory.
 //!
 //! The daemon cannot access the memory of such a client. A worker writes a job into a ring that it
 //! shares with the client's library. The library copies between the program's memory and the entry
 //! through the kernel ([`own`]), which refuses unmapped and protected pages. Jobs complete in ring
-//! order. The daemon trusts the consumer index only within the published entries, and every other
-//! word and byte of an entry only as data of that client.
+//! order. The daemon accepts a consumer index only within the published entries, and treats all
+//! other words and bytes of an entry as data of that client.
 //!
 //! Threads of the program serve the ring one at a time: a thread that waits for jobs, and threads
 //! that poll a CQ, because a copy often precedes a completion. The waiting thread sets the header's
-//! `ARM` word before it sleeps. Both sides store, fence and then load: the thread its `ARM` word
-//! and the producer index, the worker the producer index and the `ARM` word.
+//! `ARM` word before it sleeps. Both sides store, fence and then load: the thread stores its `ARM`
+//! word and loads the producer index, the worker stores the producer index and loads the `ARM`
+//! word.
 
 use std::sync::Arc;
 
@@ -26,20 +27,20 @@ use crate::types::AtomicOperation;
 /// Operation of a job.
 #[derive(Clone, Copy, Debug)]
 pub enum CopyTask<'b> {
-    /// Copies the pieces into the entry.
+    /// Copies the bytes of the pieces into the entry.
     Out,
     /// Copies bytes to the pieces.
     In {
-        /// As many bytes as the pieces have.
+        /// Bytes to copy, as many as the pieces have together.
         bytes: &'b [u8],
         /// Writes the last word after the other bytes.
         tail_last: bool,
     },
-    /// Applies an atomic operation to the only piece, a word of 8 bytes.
+    /// Applies an atomic operation to the only piece, an 8-byte word.
     Update(AtomicOperation),
 }
 
-/// Producer side, in the daemon.
+/// Producer end, in the daemon.
 #[derive(Debug)]
 pub struct CopyProducer {
     queue: QueueMemory,
@@ -50,7 +51,7 @@ pub struct CopyProducer {
 }
 
 impl CopyProducer {
-    /// Takes the producer side of a new queue.
+    /// Creates the producer end of a new queue.
     pub fn new(queue: QueueMemory) -> Self {
         CopyProducer { queue, tail: 0, done: 0 }
     }
@@ -66,7 +67,8 @@ impl CopyProducer {
             CopyTask::In { tail_last: true, .. } => (CopyKind::InTailLast, None),
             CopyTask::Update(operation) => (CopyKind::Update, Some(operation)),
         };
-        let (slot, view) = (self.queue.slot(self.tail), &self.queue.view);
+        let slot = self.queue.slot(self.tail);
+        let view = &self.queue.view;
         let mut count = 0;
         for (address, len) in pieces.iter().take(MAX_SGE) {
             let at = slot + copy_entry::PIECES + 16 * usize::from(count);
@@ -100,11 +102,12 @@ impl CopyProducer {
         own::futex_wake(word);
     }
 
-    /// Returns the outcome of the oldest completed job that is not [retired](Self::retire).
+    /// Returns the outcome of the oldest completed job that was not [retired](Self::retire).
     pub fn poll(&self) -> Result<Option<CopyOutcome>, QueueFault> {
         // Acquire: pairs with the release in `CopyConsumer::do_job`.
         let found = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Acquire);
-        let (last, published) = (self.done, self.tail);
+        let last = self.done;
+        let published = self.tail;
         if found.wrapping_sub(last) > published.wrapping_sub(last) {
             return Err(QueueFault::Consumer { found, last, published });
         }
@@ -114,8 +117,8 @@ impl CopyProducer {
         let slot = self.queue.slot(last);
         let [flags, old] = self.queue.view.load_words(slot + copy_entry::OUTCOME);
         let copied = flags & copy_entry::COPIED != 0;
-        let in_passing = flags & copy_entry::IN_PASSING != 0;
-        Ok(Some(CopyOutcome { slot, copied, in_passing, old }))
+        let by_poller = flags & copy_entry::BY_POLLER != 0;
+        Ok(Some(CopyOutcome { slot, copied, by_poller, old }))
     }
 
     /// Reads the first bytes of a completed job.
@@ -130,7 +133,7 @@ impl CopyProducer {
         self.done = self.done.wrapping_add(1);
     }
 
-    /// Offset in the mapping of an entry's bytes.
+    /// Returns the offset of an entry's bytes in the mapping.
     fn data(&self, slot: usize) -> usize {
         self.queue.offset + slot + copy_entry::DATA
     }
@@ -140,35 +143,36 @@ impl CopyProducer {
 #[derive(Clone, Copy, Debug)]
 pub struct CopyOutcome {
     slot: usize,
-    /// All bytes were copied.
+    /// True if all bytes were copied.
     pub copied: bool,
-    /// A thread that polled a CQ made the copy.
-    pub in_passing: bool,
+    /// True if a thread that polled a CQ executed the job.
+    pub by_poller: bool,
     /// Original value of an atomic operation.
     pub old: u64,
 }
 
-/// Consumer side, in the client's library.
+/// Consumer end, in the client's library.
 #[derive(Debug)]
 pub struct CopyConsumer {
     queue: QueueMemory,
     /// Number of jobs completed, free-running. Written under `serving` only.
     head: AtomicU32,
     serving: Mutex<()>,
-    /// Held during an atomic operation: several queues may reach the same word.
+    /// Held during an atomic operation, because several queues may access the same word.
     changing: Arc<Mutex<()>>,
-    /// No further job is started. Never reset.
+    /// Set when no further job may be started. Never reset.
     ended: AtomicBool,
 }
 
 impl CopyConsumer {
-    /// Takes the consumer side of a new queue. All queues of a session share `changing`.
+    /// Creates the consumer end of a new queue. All queues of a session share `changing`.
     pub fn new(queue: QueueMemory, changing: Arc<Mutex<()>>) -> Self {
-        let (head, ended) = (AtomicU32::new(0), AtomicBool::new(false));
+        let head = AtomicU32::new(0);
+        let ended = AtomicBool::new(false);
         CopyConsumer { queue, head, serving: Mutex::new(()), changing, ended }
     }
 
-    /// Doorbell index to ring after a job.
+    /// Returns the doorbell index to ring after a job.
     pub fn doorbell(&self) -> u32 {
         self.queue.doorbell()
     }
@@ -180,28 +184,29 @@ impl CopyConsumer {
         tail != self.head.load(Ordering::Relaxed)
     }
 
-    /// Carries out the oldest job. Returns false if there is none. For the thread that sleeps on
-    /// the queue: waits for a thread in [`help`](Self::help), which may have missed the newest job.
+    /// Executes the oldest job. Returns false if there is none. For the thread that sleeps on the
+    /// queue: waits while another thread is in [`try_copy`](Self::try_copy), because that thread
+    /// may have missed the newest job.
     pub fn serve(&self) -> bool {
         let _serving = self.serving.lock();
         self.do_job(false)
     }
 
-    /// As [`serve`](Self::serve), for a thread that polls a CQ. Returns false while another thread
-    /// serves the queue.
-    pub fn help(&self) -> bool {
+    /// Like [`serve`](Self::serve), for a thread that polls a CQ. Returns false while another
+    /// thread serves the queue.
+    pub fn try_copy(&self) -> bool {
         self.serving.try_lock().is_some_and(|_serving| self.do_job(true))
     }
 
-    /// Must be called with `serving` held.
-    fn do_job(&self, in_passing: bool) -> bool {
+    /// Executes the oldest job. Must be called with `serving` held.
+    fn do_job(&self, by_poller: bool) -> bool {
         // Acquire: pairs with the release in `CopyProducer::push`.
         let tail = self.queue.view.u32(queue_header::PRODUCER).load(Ordering::Acquire);
         let head = self.head.load(Ordering::Relaxed);
         if tail == head || self.has_ended() {
             return false;
         }
-        self.carry_out(self.queue.slot(head), in_passing);
+        self.carry_out(self.queue.slot(head), by_poller);
         let head = head.wrapping_add(1);
         self.head.store(head, Ordering::Relaxed);
         // Release: pairs with the acquire in `CopyProducer::poll`.
@@ -209,25 +214,26 @@ impl CopyConsumer {
         true
     }
 
-    fn carry_out(&self, slot: usize, in_passing: bool) {
+    fn carry_out(&self, slot: usize, by_poller: bool) {
         let view = &self.queue.view;
         let result = CopyHeader::from_words(view.load_words(slot + copy_entry::HEADER))
             .and_then(|header| self.copy(slot, &header));
         let copied = if result.is_some() { copy_entry::COPIED } else { 0 };
-        let passing = if in_passing { copy_entry::IN_PASSING } else { 0 };
+        let passing = if by_poller { copy_entry::BY_POLLER } else { 0 };
         let outcome = [copied | passing, result.unwrap_or(0)];
         view.store_words(slot + copy_entry::OUTCOME, &outcome);
     }
 
-    /// Returns the original value of an atomic operation, else 0, or `None` if an address is not
-    /// mapped.
+    /// Executes a job. Returns the original value of an atomic operation, otherwise 0, or `None` if
+    /// an address is not mapped or the job is invalid.
     fn copy(&self, slot: usize, header: &CopyHeader) -> Option<u64> {
         let mut pieces: ArrayVec<(u64, u32), MAX_SGE> = ArrayVec::new();
         for n in 0..usize::from(header.pieces).min(MAX_SGE) {
             let [address, len] = self.queue.view.load_words(slot + copy_entry::PIECES + 16 * n);
             pieces.push((address, u32::try_from(len).ok()?));
         }
-        let (mapping, data) = (self.queue.mapping(), self.queue.offset + slot + copy_entry::DATA);
+        let mapping = self.queue.mapping();
+        let data = self.queue.offset + slot + copy_entry::DATA;
         if pieces.iter().map(|(_, len)| u64::from(*len)).sum::<u64>() > MAX_COPY as u64 {
             return None;
         }
@@ -244,7 +250,7 @@ impl CopyConsumer {
         }
     }
 
-    /// Announces that the calling thread is about to sleep. It must check for jobs
+    /// Announces that the calling thread is about to sleep. It must check for jobs once more
     /// ([`serve`](Self::serve)) before it calls [`sleep`](Self::sleep).
     pub fn prepare_sleep(&self) {
         self.queue.view.u32(queue_header::ARM).store(1, Ordering::Relaxed);
@@ -256,8 +262,8 @@ impl CopyConsumer {
         own::futex_wait(self.queue.view.u32(queue_header::ARM), 1);
     }
 
-    /// Starts no further job, and wakes the sleeping thread. A job may still be in progress: see
-    /// [`await_end`](Self::await_end).
+    /// Prevents further jobs from being started, and wakes the sleeping thread. A job may still be
+    /// in progress: see [`await_end`](Self::await_end).
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         // Pairs with the fence in `prepare_sleep`: the thread sees `ended`, or this store clears
@@ -280,7 +286,7 @@ impl CopyConsumer {
         self.queue.view.u32(queue_header::ARM).load(Ordering::Relaxed) == 1
     }
 
-    /// Waits for the job in progress. To be called after [`end`](Self::end).
+    /// Waits until no job is in progress. Must be called after [`end`](Self::end).
     pub fn await_end(&self) {
         drop(self.serving.lock());
     }
@@ -294,7 +300,8 @@ mod tests {
 
     fn ends() -> (CopyProducer, CopyConsumer, Arc<Mapping>) {
         let shape = QueueShape::copies();
-        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
+        let (arena, _fd) =
+            Mapping::create_arena("test", shape.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, 1, 2);
         let queue = queue.expect("fits");
         (CopyProducer::new(queue.clone()), CopyConsumer::new(queue, Arc::default()), arena)
@@ -306,14 +313,14 @@ mod tests {
     }
 
     fn done(producer: &mut CopyProducer, bytes: &mut [u8]) -> CopyOutcome {
-        let outcome = producer.poll().expect("an honest library").expect("it is over");
+        let outcome = producer.poll().expect("an honest library").expect("a completed job");
         producer.read(&outcome, bytes);
         producer.retire();
         outcome
     }
 
     #[test]
-    fn a_copy_goes_both_ways() {
+    fn copies_out_and_in() {
         let (mut producer, consumer, _arena) = ends();
         let mut memory = *b"abcdefgh";
         let at = program(&mut memory);
@@ -323,17 +330,17 @@ mod tests {
         assert!(consumer.is_wanted() && consumer.serve() && !consumer.is_wanted());
         let mut read = [0; 5];
         let outcome = done(&mut producer, &mut read);
-        assert_eq!((outcome.copied, outcome.in_passing, &read), (true, false, b"ghabc"));
+        assert_eq!((outcome.copied, outcome.by_poller, &read), (true, false, b"ghabc"));
         let task = CopyTask::In { bytes: b"12345", tail_last: true };
         assert!(producer.push(&[(at + 1, 2), (at + 4, 3)], task));
-        assert!(consumer.help());
+        assert!(consumer.try_copy());
         let outcome = done(&mut producer, &mut []);
-        assert!(outcome.copied && outcome.in_passing);
+        assert!(outcome.copied && outcome.by_poller);
         assert_eq!(&std::hint::black_box(memory), b"a12d345h");
     }
 
     #[test]
-    fn a_copy_may_have_as_many_bytes_as_an_entry_holds() {
+    fn a_copy_of_max_copy_bytes() {
         let (mut producer, consumer, _arena) = ends();
         let mut memory: Vec<u8> = (0..MAX_COPY).map(|n| (n % 251) as u8).collect();
         let at = program(&mut memory);
@@ -342,14 +349,14 @@ mod tests {
         let mut read = vec![0; MAX_COPY];
         assert!(done(&mut producer, &mut read).copied);
         assert_eq!(read, memory);
-        // The daemon never asks for more. The library would copy nothing.
+        // The daemon never requests more. The library would copy nothing.
         assert!(producer.push(&[(at, MAX_COPY as u32), (at, 1)], CopyTask::Out));
         assert!(consumer.serve());
         assert!(!done(&mut producer, &mut []).copied);
     }
 
     #[test]
-    fn a_word_is_changed() {
+    fn atomic_operations_on_a_word() {
         let (mut producer, consumer, _arena) = ends();
         let mut word = 40u64.to_ne_bytes();
         let at = program(&mut word);
@@ -391,7 +398,8 @@ mod tests {
         let (mut producer, consumer, _arena) = ends();
         let mut memory: Vec<u8> = (0..100).collect();
         let at = program(&mut memory);
-        let (mut pushed, mut over) = (0u8, 0u8);
+        let mut pushed = 0u8;
+        let mut over = 0u8;
         while over < 100 {
             while pushed < 100 && producer.push(&[(at + u64::from(pushed), 1)], CopyTask::Out) {
                 pushed += 1;
@@ -427,7 +435,7 @@ mod tests {
 
     /// The library ignores jobs that it cannot decode.
     #[test]
-    fn an_entry_of_nonsense_is_a_copy_that_failed() {
+    fn an_undecodable_job_fails() {
         let (mut producer, consumer, arena) = ends();
         let header = crate::abi::queue::QUEUE_HEADER_LEN;
         for word in [9u64, 3, 3 | 0xFF << 16, 255 << 8, u64::MAX] {
@@ -436,7 +444,7 @@ mod tests {
             arena.write(header + slot, &word.to_ne_bytes()).expect("within the arena");
             assert!(consumer.serve());
             let copied = done(&mut producer, &mut []).copied;
-            // The library takes 255 ranges for 16, of which only the first has bytes.
+            // The library reads 255 ranges as 16, of which only the first has bytes.
             assert!(!copied, "{word:#x}");
         }
     }
@@ -447,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_is_woken_for_a_job_and_for_the_end() {
+    fn a_sleeper_is_woken_by_a_job_and_by_the_end() {
         let (mut producer, consumer, _arena) = ends();
         assert!(!producer.sleeps());
         std::thread::scope(|scope| {
@@ -455,9 +463,10 @@ mod tests {
                 let mut served = 0;
                 while served < 1000 {
                     consumer.prepare_sleep();
-                    match consumer.serve() {
-                        true => served += 1,
-                        false => consumer.sleep(),
+                    if consumer.serve() {
+                        served += 1;
+                    } else {
+                        consumer.sleep();
                     }
                 }
             });
@@ -487,6 +496,6 @@ mod tests {
             consumer.end();
         });
         assert!(producer.push(&[], CopyTask::Out));
-        assert!(!consumer.serve() && !consumer.help());
+        assert!(!consumer.serve() && !consumer.try_copy());
     }
 }

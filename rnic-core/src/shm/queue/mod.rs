@@ -1,15 +1,15 @@
-//! Send, receive and completion queues: rings in an arena, each with its two ends.
+//! Send, receive and completion queues: rings in an arena, each with a producer and a consumer end.
 //!
-//! Every end keeps its own index in private memory. The index of the other side is loaded with
-//! acquire, kept until it is used up, and on the daemon's side refused if it is not within the
-//! ring ([`QueueFault`]): "nothing there" and "nonsense there" are different answers. Entries are
-//! copied out word by word, decoded, and only the copy is judged and used. An end is not shared
-//! between threads; its owner puts a lock around it where needed. These types know the layout of an
-//! entry and nothing of its meaning. The engine uses the daemon's ends ([`SendConsumer`],
-//! [`ReceiveConsumer`], [`CompletionProducer`]), `rnic-client` the others.
+//! Each end keeps its own index in private memory. It loads the index of the other side with
+//! acquire and uses it until it is exhausted. The daemon's end rejects an index outside the ring
+//! ([`QueueFault`]), so that an empty ring and an invalid index give different results. Entries
+//! are copied out word by word and decoded, and only the copy is checked and used. Threads that
+//! share an end need a lock, which its owner provides. These types know the layout of an entry but
+//! not its meaning. The engine uses the daemon's ends ([`SendConsumer`], [`ReceiveConsumer`],
+//! [`CompletionProducer`], [`CopyProducer`]), `rnic-client` the others.
 
+mod completion_check;
 mod completion_consumer;
-mod completion_look;
 mod completion_move;
 mod completion_producer;
 mod copies;
@@ -20,8 +20,8 @@ mod send;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
+pub use completion_check::CompletionCheck;
 pub use completion_consumer::CompletionConsumer;
-pub use completion_look::CompletionLook;
 pub use completion_move::{CompletionMove, MoveError};
 pub use completion_producer::{CompletionProducer, PublishError};
 pub use copies::{CopyConsumer, CopyOutcome, CopyProducer, CopyTask};
@@ -37,16 +37,16 @@ use crate::abi::queue::{
     RECEIVE_HEADER_LEN, SEND_HEADER_LEN, SGE_LEN, Sge, WORKER_NONE, queue_header,
 };
 
-/// Scatter/gather elements of one request, at most.
+/// Maximum number of SGEs per request.
 pub const MAX_SGE: usize = 16;
-/// Entries of one queue, at most.
+/// Maximum number of entries per queue.
 pub const MAX_CAPACITY: u32 = 1 << 24;
 
-/// A queue's place in its arena, before it is known whose end this process holds.
+/// A queue's location in its arena, from which either end can be created.
 #[derive(Clone, Debug)]
 pub struct QueueMemory {
     view: View,
-    /// Of the view in its mapping.
+    /// Offset of the view in its mapping.
     offset: usize,
     kind: QueueKind,
     shape: QueueShape,
@@ -54,8 +54,8 @@ pub struct QueueMemory {
 }
 
 impl QueueMemory {
-    /// Daemon: makes an empty queue at `offset`, with everything in it zero but its header.
-    /// `doorbell` is the index under which the client rings for it.
+    /// Creates an empty queue at `offset`: all zeros except for the header. Called by the daemon.
+    /// `doorbell` is the index that the client rings for this queue.
     pub fn format(
         mapping: Arc<Mapping>,
         offset: usize,
@@ -72,7 +72,7 @@ impl QueueMemory {
         Ok(queue)
     }
 
-    /// Client: finds the queue that the daemon made at `offset`.
+    /// Opens the queue that the daemon created at `offset`. Called by the client.
     pub fn open(
         mapping: Arc<Mapping>,
         offset: usize,
@@ -96,34 +96,36 @@ impl QueueMemory {
         Ok(queue)
     }
 
-    /// The index to ring for this queue.
+    /// Returns the doorbell index of this queue.
     #[inline]
     pub fn doorbell(&self) -> u32 {
         self.doorbell
     }
 
-    /// Capacity in entries and stride in bytes, as they were when the queue was made.
+    /// Returns the capacity in entries and the stride in bytes, as set at creation.
     pub fn shape(&self) -> QueueShape {
         self.shape
     }
 
-    /// What the queue is for.
+    /// Returns the kind of the queue.
     pub fn kind(&self) -> QueueKind {
         self.kind
     }
 
-    /// Daemon: the worker that owns the QP from now on. It scans the ring once after this.
+    /// Sets the worker that owns the QP from now on. Called by the daemon. The worker must scan the
+    /// ring once after this call.
     ///
     /// Pairs with [`worker`](Self::worker). Here: store the worker, fence, scan the ring. There:
     /// publish entries, load the worker and, if there is none, fence and load again. If the client
-    /// still finds none, its fence came first and the scan finds the entries; else it rings.
+    /// still finds none, its fence came first and the scan finds the entries. Otherwise the client
+    /// rings.
     pub fn set_worker(&self, worker: u32) {
         self.view.u32(queue_header::WORKER).store(worker, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
-    /// Client, after it published entries: the worker whose doorbell to ring; `None` before the QP
-    /// is bound, when nobody needs to be told. See [`set_worker`](Self::set_worker).
+    /// Returns the worker whose doorbell the client must ring after publishing entries. `None`
+    /// before the QP is bound, when no doorbell is needed. See [`set_worker`](Self::set_worker).
     #[inline]
     pub fn worker(&self) -> Option<u32> {
         let word = self.view.u32(queue_header::WORKER);
@@ -135,13 +137,13 @@ impl QueueMemory {
         (worker != WORKER_NONE).then_some(worker)
     }
 
-    /// Mapping of the arena in which the queue lies.
+    /// Returns the mapping of the queue's arena.
     #[inline]
     pub fn mapping(&self) -> &Arc<Mapping> {
         self.view.mapping()
     }
 
-    /// Whether the other one is the same queue in the same mapping.
+    /// Returns true if `other` is the same queue, in the same mapping.
     fn is_at(&self, other: &QueueMemory) -> bool {
         Arc::ptr_eq(self.mapping(), other.mapping())
             && (self.offset, self.shape) == (other.offset, other.shape)
@@ -174,124 +176,124 @@ impl QueueMemory {
         Ok(QueueMemory { view, offset, kind, shape, doorbell })
     }
 
-    /// Offset in the view of the entry with this free-running index.
+    /// Returns the offset, in the view, of the entry with this free-running index.
     #[inline]
     fn slot(&self, index: u32) -> usize {
         QUEUE_HEADER_LEN + (index & (self.shape.capacity - 1)) as usize * self.shape.stride as usize
     }
 }
 
-/// The elements of one request, in place.
+/// SGEs of one request.
 pub type SgeList = ArrayVec<Sge, MAX_SGE>;
 
-/// Why a queue cannot be made or found.
+/// Reason why a queue cannot be created or opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// Capacity or stride is none that a queue of this kind can have.
-    #[error("no queue of this kind has this capacity and stride")]
+    /// A queue of this kind cannot have this capacity or stride.
+    #[error("invalid capacity or stride for a queue of this kind")]
     Shape,
-    /// The queue or doorbell page would not lie within its arena.
-    #[error("the range is outside of the arena")]
+    /// The queue or doorbell page is not within its arena.
+    #[error("the range is outside the arena")]
     OutOfRange,
-    /// It would not start on a cache line.
-    #[error("a queue starts at a multiple of {CACHE_LINE} bytes")]
+    /// The queue does not start on a cache line.
+    #[error("the queue's offset is not a multiple of {CACHE_LINE} bytes")]
     Misaligned,
-    /// There is no queue.
-    #[error("there is no queue header")]
+    /// There is no queue at this offset.
+    #[error("no queue header at this offset")]
     Magic,
-    /// There is a queue of another version.
+    /// The queue has a different ABI version.
     #[error("the queue has ABI version {found}, ours is {ABI_VERSION}")]
     Version {
         /// ABI version in the queue's header.
         found: u16,
     },
-    /// There is another queue.
-    #[error("the queue has another kind or shape than announced")]
+    /// The queue has a different kind or shape.
+    #[error("the queue's kind or shape is not the announced one")]
     Mismatch,
 }
 
-/// The client broke the contract of a ring: this costs its session.
+/// The client violated the contract of a ring. The daemon ends its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueFault {
-    /// The producer claims more entries than the ring has room for, or took some back.
+    /// The producer index is beyond the free entries of the ring, or decreased.
     #[error("producer index {found} is not within {capacity} entries after {retired}")]
     Producer {
         /// Producer index in the queue's header, free-running.
         found: u32,
-        /// Where the consumer stands.
+        /// Entries given back by the consumer, free-running.
         retired: u32,
-        /// Entries that the ring has.
+        /// Number of entries of the ring.
         capacity: u32,
     },
-    /// The consumer claims to have read what was not published, or has un-read something.
+    /// The consumer index is beyond the published entries, or decreased.
     #[error("consumer index {found} is not within {last} to {published}")]
     Consumer {
         /// Consumer index in the queue's header, free-running.
         found: u32,
-        /// Consumer index that was accepted last.
+        /// Last accepted consumer index.
         last: u32,
         /// Entries published so far, free-running.
         published: u32,
     },
 }
 
-/// A published entry that is no valid request. It counts as taken.
+/// A published entry is not a valid request. It counts as taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("entry {index} (request {wr_id:#x}): {malformed}")]
 pub struct EntryError {
-    /// Of the entry, free-running.
+    /// Index of the entry, free-running.
     pub index: u32,
-    /// The application's name for the request, as it stands there.
+    /// `wr_id` of the request, as found in the entry.
     pub wr_id: u64,
-    /// The operation as it stands there; 0 in a receive queue.
+    /// Opcode as found in the entry, 0 in a receive queue.
     pub opcode: u8,
-    /// What is wrong with the entry's form.
+    /// Defect of the entry.
     pub malformed: Malformed,
 }
 
-/// What can be wrong with an entry.
+/// Defect of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// A spare bit is set.
-    #[error("a spare bit is set")]
-    SpareBits,
-    /// More elements than the stride or [`MAX_SGE`] allows.
-    #[error("more elements than an entry holds")]
-    TooManyElements,
+    /// A reserved bit is set.
+    #[error("a reserved bit is set")]
+    ReservedBits,
+    /// More SGEs than the stride or [`MAX_SGE`] allows.
+    #[error("more SGEs than an entry can hold")]
+    TooManySges,
     /// More inline data than the stride allows.
-    #[error("more inline data than an entry holds")]
+    #[error("more inline data than an entry can hold")]
     InlineTooLong,
-    /// Elements beside inline data, or a length of inline data without its flag.
-    #[error("both elements and inline data")]
+    /// SGEs in addition to inline data, or a length of inline data without the inline flag.
+    #[error("both SGEs and inline data, or inline data without the inline flag")]
     Mixed,
 }
 
-/// Why nothing was taken although the ring is not empty.
+/// Reason why no entry was taken although the ring is not empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
-    /// The ring itself is broken.
+    /// The ring is broken.
     #[error(transparent)]
     Queue(#[from] QueueFault),
-    /// One entry is; it counts as taken.
+    /// The entry is malformed. It counts as taken.
     #[error(transparent)]
     Entry(#[from] EntryError),
 }
 
-/// Why a request was not posted.
+/// Reason why a request was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
     /// All entries are in use.
     #[error("the queue is full")]
     Full,
-    /// More elements or inline bytes than an entry of this queue holds.
+    /// More SGEs or inline bytes than an entry of this queue can hold.
     #[error("the request is longer than an entry of this queue")]
     TooLong,
-    /// Inline bytes without the flag, or elements beside them.
-    #[error("a request has either elements or inline data")]
+    /// Inline data without the inline flag, or SGEs in addition to inline data.
+    #[error("both SGEs and inline data, or inline data without the inline flag")]
     Mixed,
 }
 
-/// A worker in the set of those that wait for something of a queue.
+/// Returns the bit of a worker in the set of workers that wait on a queue.
 fn worker_bit(worker: u32) -> u64 {
     debug_assert!(worker < u64::BITS, "at most 64 workers");
     1 << (worker % u64::BITS)
@@ -304,7 +306,7 @@ fn shape_word(kind: QueueKind, shape: QueueShape) -> u64 {
         | u64::from(shape.stride) << 32
 }
 
-/// Enough for a header and as much inline data as its 16-bit length can say.
+/// Sufficient for a header and the maximum inline data, whose length has 16 bits.
 const MAX_STRIDE: usize = 1 << 17;
 
 #[cfg(all(test, not(loom)))]
@@ -314,12 +316,12 @@ mod tests {
     const SHAPE: QueueShape = QueueShape { capacity: 4, stride: 64 };
 
     fn arena() -> Arc<Mapping> {
-        let (arena, _fd) = Mapping::create_arena("test", 1 << 16).expect("a little memory");
+        let (arena, _fd) = Mapping::create_arena("test", 1 << 16).expect("memory for the arena");
         arena
     }
 
     #[test]
-    fn a_queue_that_was_made_can_be_found() {
+    fn a_formatted_queue_can_be_opened() {
         let arena = arena();
         arena.fill(0, arena.len(), 0xFF).expect("in range");
         let made = QueueMemory::format(arena.clone(), 640, QueueKind::Completion, SHAPE, 7, 9)
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn no_worker_until_one_is_set() {
+    fn worker_is_none_until_set() {
         let queue = QueueMemory::format(arena(), 0, QueueKind::Send, SHAPE, 1, 2).expect("fits");
         assert_eq!(queue.worker(), None);
         queue.set_worker(0);
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_no_queue_can_have_are_refused() {
+    fn invalid_shapes_are_refused() {
         let arena = arena();
         let format = |kind, capacity, stride| {
             let shape = QueueShape { capacity, stride };
@@ -371,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn places_outside_of_the_arena_or_between_lines_are_refused() {
+    fn invalid_offsets_are_refused() {
         let arena = arena();
         let format =
             |offset| QueueMemory::format(arena.clone(), offset, QueueKind::Send, SHAPE, 0, 0).err();
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_but_the_announced_queue_is_refused() {
+    fn only_the_announced_queue_is_opened() {
         let arena = arena();
         let open = |kind, shape| QueueMemory::open(arena.clone(), 0, kind, shape).err();
         assert_eq!(open(QueueKind::Send, SHAPE), Some(QueueError::Magic));

@@ -1,4 +1,4 @@
-//! Both ends of a receive queue, shared or not.
+//! Both ends of a receive queue (RQ or SRQ).
 
 use super::ring::{ConsumerRing, ProducerRing};
 use super::{
@@ -17,23 +17,23 @@ pub struct ReceiveProducer {
 }
 
 impl ReceiveProducer {
-    /// Of a queue that the daemon just made.
+    /// Creates the producer end of a new queue.
     pub fn new(queue: QueueMemory) -> Self {
         debug_assert!(matches!(queue.kind, QueueKind::Receive | QueueKind::SharedReceive));
         ReceiveProducer { ring: ProducerRing::new(queue) }
     }
 
-    /// Requests that can be pushed now.
+    /// Returns the number of requests that can be pushed now.
     pub fn free(&mut self) -> u32 {
         self.ring.free()
     }
 
-    /// The queue's memory, with its header and shape.
+    /// Returns the queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.ring.queue
     }
 
-    /// Writes a request into the ring; the daemon sees it after [`publish`](Self::publish).
+    /// Writes a request into the ring. The daemon sees it after [`publish`](Self::publish).
     #[inline]
     pub fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PushError> {
         let room = self.ring.queue.shape.stride as usize - RECEIVE_HEADER_LEN;
@@ -43,7 +43,7 @@ impl ReceiveProducer {
         let slot = self.ring.slot().ok_or(PushError::Full)?;
         let view = &self.ring.queue.view;
         #[expect(clippy::cast_possible_truncation, reason = "at most MAX_SGE, as checked")]
-        let header = ReceiveHeader { num_sge: sges.len() as u8, wr_id, spare_is_zero: true };
+        let header = ReceiveHeader { num_sge: sges.len() as u8, wr_id, reserved_is_zero: true };
         view.store_words(slot, &header.to_words());
         for (n, sge) in sges.iter().enumerate() {
             view.store_words(slot + RECEIVE_HEADER_LEN + n * SGE_LEN, &sge.to_words());
@@ -52,21 +52,22 @@ impl ReceiveProducer {
         Ok(())
     }
 
-    /// Shows the daemon everything pushed since the last call. Ring the doorbell afterwards if
-    /// [`waits`](Self::waits) says so.
+    /// Publishes all pushed requests to the daemon. The caller must then ring the doorbells of the
+    /// workers returned by [`waits`](Self::waits).
     #[inline]
     pub fn publish(&mut self) {
         self.ring.publish();
     }
 
-    /// After [`publish`](Self::publish): the set of workers (bit `n` for worker `n`) whose doorbell
-    /// is to be rung for this queue, because a message that they hold waits for a receive.
+    /// Returns the set of workers (bit `n` for worker `n`) whose doorbell the caller must ring for
+    /// this queue, because they hold a message that waits for a receive. Must be called after
+    /// [`publish`](Self::publish).
     ///
     /// Pairs with [`ReceiveConsumer::set_waits`]. Here: publish the entries, fence, load
-    /// `ENGINE_WAITS`. There: set it, fence, look at the ring again. One fence is
-    /// first: if ours, the engine finds the entries; if theirs, we see who waits. With a shared
-    /// queue the argument holds for each worker on its own: each sets its bit by one atomic
-    /// operation, and clears none but its own.
+    /// `ENGINE_WAITS`. There: set it, fence, check the ring again. One fence is first. If this one,
+    /// the engine finds the entries. If the other, this call sees the waiting workers. For an SRQ
+    /// the argument holds for each worker separately: each worker sets its bit by one atomic
+    /// operation, and clears only its own.
     #[inline]
     #[must_use = "the workers in this set wait for their doorbell"]
     pub fn waits(&self) -> u64 {
@@ -75,42 +76,43 @@ impl ReceiveProducer {
     }
 }
 
-/// A request as it was taken from a receive queue: a private copy, checked only for its form.
+/// A private copy of a request taken from a receive queue. Only its form has been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveEntry {
-    /// The application's name for the request.
+    /// `wr_id` of the request.
     pub wr_id: u64,
-    /// Scatter elements, in the order in which they are filled.
+    /// SGEs, in the order in which they are filled.
     pub sges: SgeList,
 }
 
-/// The daemon's end of a receive queue. An entry goes back to the client when it is taken.
+/// The daemon's end of a receive queue. Taking an entry frees its slot.
 #[derive(Debug)]
 pub struct ReceiveConsumer {
     ring: ConsumerRing,
 }
 
 impl ReceiveConsumer {
-    /// Of a queue that was just made.
+    /// Creates the consumer end of a new queue.
     pub fn new(queue: QueueMemory) -> Self {
         debug_assert!(matches!(queue.kind, QueueKind::Receive | QueueKind::SharedReceive));
         ReceiveConsumer { ring: ConsumerRing::new(queue) }
     }
 
-    /// Requests published and not yet taken.
+    /// Returns the number of requests published and not yet taken.
     #[inline]
     pub fn pending(&mut self) -> Result<u32, QueueFault> {
         self.ring.pending()
     }
 
-    /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken.
+    /// Takes the next request, or returns `None` if there is none. An entry that causes an
+    /// [`EntryError`] counts as taken.
     #[inline]
     pub fn take(&mut self) -> Result<Option<ReceiveEntry>, TakeError> {
         let mut entry = ReceiveEntry::default();
         Ok(self.take_into(&mut entry)?.then_some(entry))
     }
 
-    /// Like [`take`](Self::take), into a place the caller has: `false` if there is no request.
+    /// Like [`take`](Self::take), into `entry`. Returns false if there is no request.
     #[inline]
     pub fn take_into(&mut self, entry: &mut ReceiveEntry) -> Result<bool, TakeError> {
         let Some((slot, index)) = self.ring.take()? else { return Ok(false) };
@@ -121,33 +123,34 @@ impl ReceiveConsumer {
         Ok(true)
     }
 
-    /// The queue's memory, with its header and shape.
+    /// Returns the queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.ring.queue
     }
 
-    /// Requests published and not taken, by a fresh look at the client's index.
+    /// Like [`pending`](Self::pending), but always loads the client's index.
     pub fn peek(&mut self) -> Result<u32, QueueFault> {
         self.ring.peek()
     }
 
-    /// The same for display: nonsense is shown as the last that made sense.
+    /// Like [`peek`](Self::peek), for display. If the client's index is invalid, the last valid one
+    /// is used.
     pub fn posted(&self) -> u32 {
         self.ring.posted()
     }
 
-    /// Says that a message held by `worker` (below 64) waits for a receive.
-    /// [`peek`](Self::peek) once more before waiting, and [`clear_waits`](Self::clear_waits) when
-    /// no message of that worker waits any more.
+    /// Declares that `worker` (below 64) holds a message until a receive is posted. Before it
+    /// waits, the caller must [`peek`](Self::peek) once more. It must call
+    /// [`clear_waits`](Self::clear_waits) when no message of the worker waits any more.
     ///
-    /// The fence argument stands at [`ReceiveProducer::waits`].
+    /// For the fence argument see [`ReceiveProducer::waits`].
     #[inline]
     pub fn set_waits(&mut self, worker: u32) {
         self.waits().fetch_or(worker_bit(worker), Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Says that no message of `worker` waits for a receive any more.
+    /// Declares that no message of `worker` waits for a receive any more.
     #[inline]
     pub fn clear_waits(&mut self, worker: u32) {
         self.waits().fetch_and(!worker_bit(worker), Ordering::Relaxed);
@@ -161,15 +164,15 @@ impl ReceiveConsumer {
     fn copy_out(&self, slot: usize, index: u32, to: &mut ReceiveEntry) -> Result<(), EntryError> {
         let queue = &self.ring.queue;
         let words = queue.view.load_words::<RECEIVE_HEADER_WORDS>(slot);
-        let ReceiveHeader { num_sge, wr_id, spare_is_zero } = ReceiveHeader::from_words(words);
+        let ReceiveHeader { num_sge, wr_id, reserved_is_zero } = ReceiveHeader::from_words(words);
         let count = usize::from(num_sge);
         let room = queue.shape.stride as usize - RECEIVE_HEADER_LEN;
         let refuse = |malformed| Err(EntryError { index, wr_id, opcode: 0, malformed });
-        if !spare_is_zero {
-            return refuse(Malformed::SpareBits);
+        if !reserved_is_zero {
+            return refuse(Malformed::ReservedBits);
         }
         if count > MAX_SGE || count * SGE_LEN > room {
-            return refuse(Malformed::TooManyElements);
+            return refuse(Malformed::TooManySges);
         }
         to.wr_id = wr_id;
         to.sges.clear();
@@ -192,7 +195,8 @@ mod tests {
     const SHAPE: QueueShape = QueueShape { capacity: 2, stride: 64 };
 
     fn ends(kind: QueueKind) -> (ReceiveProducer, ReceiveConsumer, Arc<Mapping>) {
-        let (arena, _fd) = Mapping::create_arena("test", SHAPE.bytes()).expect("a little memory");
+        let (arena, _fd) =
+            Mapping::create_arena("test", SHAPE.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena.clone(), 0, kind, SHAPE, 1, 2).expect("fits");
         (ReceiveProducer::new(queue.clone()), ReceiveConsumer::new(queue), arena)
     }
@@ -202,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_arrive_in_order_and_make_room_when_taken() {
+    fn requests_arrive_in_order() {
         for kind in [QueueKind::Receive, QueueKind::SharedReceive] {
             let (mut producer, mut consumer, _arena) = ends(kind);
             for n in 0..20 {
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_and_a_request_too_long_are_refused() {
+    fn full_queue_and_too_long_request() {
         let (mut producer, mut consumer, _arena) = ends(QueueKind::Receive);
         assert_eq!(producer.push(1, &[sge(0); 4]), Err(PushError::TooLong));
         assert_eq!(producer.push(1, &[sge(0); 17]), Err(PushError::TooLong));
@@ -231,12 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn malformed_entries_are_named_and_count_as_taken() {
+    fn malformed_entries_count_as_taken() {
         for (word, malformed) in [
-            (1 << 8, Malformed::SpareBits),
-            (1 << 63, Malformed::SpareBits),
-            (4, Malformed::TooManyElements),
-            (255, Malformed::TooManyElements),
+            (1 << 8, Malformed::ReservedBits),
+            (1 << 63, Malformed::ReservedBits),
+            (4, Malformed::TooManySges),
+            (255, Malformed::TooManySges),
         ] {
             let (mut producer, mut consumer, arena) = ends(QueueKind::Receive);
             producer.push(77, &[]).expect("room");
@@ -250,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_workers_that_wait_are_seen_and_each_clears_its_own() {
+    fn waiting_workers_are_visible() {
         let (producer, mut consumer, _arena) = ends(QueueKind::SharedReceive);
         assert_eq!(producer.waits(), 0);
         consumer.set_waits(0);
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_look_sees_what_was_posted_since() {
+    fn peek_sees_later_requests() {
         let (mut producer, mut consumer, arena) = ends(QueueKind::SharedReceive);
         producer.push(1, &[]).expect("room");
         producer.publish();

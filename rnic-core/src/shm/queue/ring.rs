@@ -1,8 +1,8 @@
-//! The indices of send and receive queues: the client produces, the daemon consumes.
+//! Indices of send and receive queues, where the client produces and the daemon consumes.
 //!
-//! Counts run freely and wrap at 2^32; a ring has at most 2^24 entries, so differences are exact.
-//! Publish and take pair as release and acquire on the producer index; retire and reuse pair as
-//! release and acquire on the consumer index.
+//! Counts are free-running and wrap at 2^32. A ring has at most 2^24 entries, so differences are
+//! exact. `publish` and `take` pair as release and acquire on the producer index, `retire` and
+//! `slot` on the consumer index.
 
 use super::{QueueFault, QueueMemory};
 use crate::abi::queue::queue_header;
@@ -14,9 +14,9 @@ pub(super) struct ProducerRing {
     pub(super) queue: QueueMemory,
     /// Entries written, free-running.
     tail: u32,
-    /// Entries the daemon knows of.
+    /// Entries published, free-running.
     published: u32,
-    /// Entries the daemon has given back, when we last looked.
+    /// Entries given back by the daemon, as last loaded.
     retired: u32,
 }
 
@@ -29,16 +29,16 @@ impl ProducerRing {
         ProducerRing { queue, tail: index, published: index, retired: index }
     }
 
-    /// Entries that can be written, by a fresh look.
+    /// Loads the consumer index and returns the number of entries that can be written.
     #[inline]
     pub(super) fn free(&mut self) -> u32 {
-        // Acquire: the daemon is done reading the slots it gives back.
+        // Acquire: the daemon has finished reading the slots that it gives back.
         self.retired = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Acquire);
         self.room()
     }
 
-    /// The slot to write next, if there is one; it counts once [`advance`](Self::advance) is
-    /// called.
+    /// Returns the next slot to write, or `None` if the ring is full. The entry counts as written
+    /// after [`advance`](Self::advance).
     #[inline]
     pub(super) fn slot(&mut self) -> Option<usize> {
         if self.room() == 0 && self.free() == 0 {
@@ -52,11 +52,11 @@ impl ProducerRing {
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Has the next slot fetched for an entry of `len` bytes, a multiple of 8, if it is known to be
-    /// free. The daemon has read the lines of the entry that was there before, so they have to be
-    /// taken from the caches of its CPU before they can be written; and an entry is followed by
-    /// atomic operations (locks, doorbells), which wait until all that was stored before has been.
-    /// This lets it happen while the program does what it does between two requests.
+    /// Prefetches the next slot for an entry of `len` bytes, a multiple of 8, if the slot is known
+    /// to be free. The daemon has read the lines of the previous entry, so this CPU must take them
+    /// from the caches of the daemon's CPU before it can write them. After an entry, atomic
+    /// operations (locks, doorbells) wait for all earlier stores. The prefetch overlaps this
+    /// transfer with the program's work between two requests.
     #[inline]
     pub(super) fn fetch_next(&self, len: usize) {
         if self.room() > 0 {
@@ -64,7 +64,7 @@ impl ProducerRing {
         }
     }
 
-    /// Shows the daemon everything written.
+    /// Publishes all written entries to the daemon.
     #[inline]
     pub(super) fn publish(&mut self) {
         if self.published != self.tail {
@@ -86,9 +86,9 @@ pub(super) struct ConsumerRing {
     pub(super) queue: QueueMemory,
     /// Entries taken, free-running.
     head: u32,
-    /// Entries given back, free-running.
+    /// Entries given back to the client, free-running.
     retired: u32,
-    /// Entries published, when we last looked.
+    /// Entries published, as last loaded.
     seen: u32,
 }
 
@@ -101,7 +101,8 @@ impl ConsumerRing {
         ConsumerRing { queue, head: index, retired: index, seen: index }
     }
 
-    /// Entries published and not taken; looks at the client's index only when none are left.
+    /// Returns the number of entries published and not taken. Loads the client's index only if the
+    /// last loaded value leaves none.
     #[inline]
     pub(super) fn pending(&mut self) -> Result<u32, QueueFault> {
         if self.seen == self.head {
@@ -110,13 +111,14 @@ impl ConsumerRing {
         Ok(self.seen.wrapping_sub(self.head))
     }
 
-    /// The same by a fresh look.
+    /// Like `pending`, but always loads the client's index.
     pub(super) fn peek(&mut self) -> Result<u32, QueueFault> {
         self.refresh()?;
         Ok(self.seen.wrapping_sub(self.head))
     }
 
-    /// The same for display: an index that makes no sense is reported where it matters.
+    /// Like `peek`, for display. An invalid index is ignored here and reported by the other
+    /// methods.
     pub(super) fn posted(&self) -> u32 {
         let found = self.queue.view.u32(queue_header::PRODUCER).load(Ordering::Relaxed);
         let posted = found.wrapping_sub(self.head);
@@ -124,7 +126,7 @@ impl ConsumerRing {
         if sensible { posted } else { self.seen.wrapping_sub(self.head) }
     }
 
-    /// Slot and index of the next entry, which is taken thereby.
+    /// Takes the next entry and returns its slot and index.
     #[inline]
     pub(super) fn take(&mut self) -> Result<Option<(usize, u32)>, QueueFault> {
         if self.pending()? == 0 {
@@ -135,49 +137,49 @@ impl ConsumerRing {
         Ok(Some((self.queue.slot(index), index)))
     }
 
-    /// Slot and index of the next entry that is known to be published.
+    /// Returns the slot and index of the next entry, if it is known to be published.
     #[inline]
     pub(super) fn next(&self) -> Option<(usize, u32)> {
         (self.seen != self.head).then(|| (self.queue.slot(self.head), self.head))
     }
 
-    /// Has the slot some entries ahead fetched, if it is known to be published: the client has
-    /// written it on another CPU, and to wait for its lines takes longer than a short request.
+    /// Prefetches the slot `PREFETCH_DISTANCE` entries ahead, if it is known to be published. The
+    /// client wrote it on another CPU, and fetching its lines takes longer than a short request.
     #[inline]
     pub(super) fn fetch_ahead(&self) {
-        if self.seen.wrapping_sub(self.head) > AHEAD {
-            let slot = self.queue.slot(self.head.wrapping_add(AHEAD));
+        if self.seen.wrapping_sub(self.head) > PREFETCH_DISTANCE {
+            let slot = self.queue.slot(self.head.wrapping_add(PREFETCH_DISTANCE));
             self.queue.view.fetch_to_read(slot, self.queue.shape.stride as usize / 8);
         }
     }
 
-    /// Takes the entry that [`next`](Self::next) has found.
+    /// Takes the entry that [`next`](Self::next) returned.
     #[inline]
     pub(super) fn skip(&mut self) {
-        debug_assert_ne!(self.seen, self.head, "only what was published can be taken");
+        debug_assert_ne!(self.seen, self.head, "only a published entry can be taken");
         self.head = self.head.wrapping_add(u32::from(self.seen != self.head));
     }
 
     /// Gives the oldest `count` taken entries back to the client.
     #[inline]
     pub(super) fn retire(&mut self, count: u32) {
-        debug_assert!(count <= self.outstanding(), "only what was taken can be given back");
+        debug_assert!(count <= self.outstanding(), "only taken entries can be given back");
         self.retired = self.retired.wrapping_add(count.min(self.outstanding()));
-        // Release: our reads of the slots are done before the client may reuse them.
+        // Release: the reads of the slots are complete before the client may reuse them.
         self.queue.view.u32(queue_header::CONSUMER).store(self.retired, Ordering::Release);
     }
 
-    /// Entries taken and not given back.
+    /// Returns the number of entries taken and not given back.
     #[inline]
     pub(super) fn outstanding(&self) -> u32 {
         self.head.wrapping_sub(self.retired)
     }
 
-    /// Loads the client's index, which must lie between what was taken and one ring after what was
-    /// given back: neither backwards nor more than a ring ahead.
+    /// Loads the client's index. It must not be below the number of taken entries, nor more than
+    /// one ring beyond the entries given back.
     fn refresh(&mut self) -> Result<(), QueueFault> {
         let capacity = self.queue.shape.capacity;
-        // Acquire: pairs with the release in `ProducerRing::publish`, so the entries are there.
+        // Acquire: pairs with the release in `ProducerRing::publish`, so the entries are visible.
         let found = self.queue.view.u32(queue_header::PRODUCER).load(Ordering::Acquire);
         if found.wrapping_sub(self.head) > capacity - self.outstanding() {
             return Err(QueueFault::Producer { found, retired: self.retired, capacity });
@@ -187,8 +189,8 @@ impl ConsumerRing {
     }
 }
 
-/// Entries between the one that is read and the one that is fetched.
-const AHEAD: u32 = 4;
+/// Distance between the entry that is read and the entry that is prefetched.
+const PREFETCH_DISTANCE: u32 = 4;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -203,7 +205,8 @@ mod tests {
 
     fn rings(capacity: u32, index: u32) -> (ProducerRing, ConsumerRing) {
         let shape = QueueShape { capacity, stride: 16 };
-        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
+        let (arena, _fd) =
+            Mapping::create_arena("test", shape.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena, 0, QueueKind::Receive, shape, 0, 0).expect("fits");
         for word in [queue_header::PRODUCER, queue_header::CONSUMER] {
             queue.view.u32(word).store(index, Ordering::Relaxed);
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_not_yet_given_back_count_against_the_ring() {
+    fn taken_entries_count_against_the_ring() {
         let (_, mut consumer) = rings(4, 7);
         producer_index(&consumer).store(11, Ordering::Relaxed);
         for _ in 0..4 {
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonsensical_consumer_index_never_makes_room() {
+    fn an_invalid_consumer_index_makes_no_room() {
         let (mut producer, consumer) = rings(4, 0);
         let index = consumer.queue.view.u32(queue_header::CONSUMER);
         for nonsense in [1, 5, u32::MAX - 3, 1 << 31] {
@@ -286,7 +289,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against three queues of numbers: written, published, taken.
+        /// Compares the rings with an oracle: queues of numbers, written and published, and a count
+        /// of taken entries.
         #[test]
         fn rings_agree_with_an_oracle(
             log in 0..4u32,
@@ -295,8 +299,10 @@ mod tests {
         ) {
             let capacity = 1u32 << log;
             let (mut producer, mut consumer) = rings(capacity, start);
-            let (mut written, mut published) = (VecDeque::new(), VecDeque::new());
-            let (mut next, mut taken) = (0u64, 0u32);
+            let mut written = VecDeque::new();
+            let mut published = VecDeque::new();
+            let mut next = 0u64;
+            let mut taken = 0u32;
             for op in ops {
                 let used = (written.len() + published.len()) as u32 + taken;
                 match op {
@@ -336,9 +342,10 @@ mod tests {
             }
         }
 
-        /// Whatever the client writes into its index: no panic, and never more than a ring.
+        /// No index written by the client causes a panic, or more pending entries than the ring
+        /// has.
         #[test]
-        fn a_hostile_index_yields_a_fault_or_at_most_a_ring(
+        fn a_hostile_producer_index_is_bounded(
             start in any::<u32>(),
             indices in prop::collection::vec(any::<u32>().prop_map(|n| n % 12), 0..40),
         ) {

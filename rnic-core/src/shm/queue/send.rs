@@ -18,25 +18,25 @@ pub struct SendProducer {
 }
 
 impl SendProducer {
-    /// Of a queue that the daemon just made.
+    /// Creates the producer end of a new queue.
     pub fn new(queue: QueueMemory) -> Self {
         debug_assert_eq!(queue.kind, QueueKind::Send);
         SendProducer { ring: ProducerRing::new(queue) }
     }
 
-    /// Requests that can be pushed now.
+    /// Returns the number of requests that can be pushed now.
     pub fn free(&mut self) -> u32 {
         self.ring.free()
     }
 
-    /// The queue's memory, with its header and shape.
+    /// Returns the queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.ring.queue
     }
 
-    /// Writes a request into the ring; the daemon sees it after [`publish`](Self::publish).
-    /// `num_sge` and `inline_len` of the header are set to what the two slices say; inline bytes
-    /// need [`SendFlags::INLINE`] and exclude elements.
+    /// Writes a request into the ring. The daemon sees it after [`publish`](Self::publish).
+    /// `num_sge` and `inline_len` of the header are replaced by the lengths of the two slices.
+    /// Inline data needs [`SendFlags::INLINE`] and excludes SGEs.
     #[inline]
     pub fn push(
         &mut self,
@@ -68,26 +68,27 @@ impl SendProducer {
             view.store_words(body + n * 8, &[u64::from_le_bytes(word)]);
         }
         self.ring.advance();
-        // The next one may well be like this one.
+        // The next entry probably has the same size.
         let body = (sges.len() * SGE_LEN).max(inline.len().next_multiple_of(8));
         self.ring.fetch_next(SEND_HEADER_LEN + body);
         Ok(())
     }
 
-    /// Shows the daemon everything pushed since the last call. Ring the doorbell afterwards.
+    /// Publishes all pushed requests to the daemon. The caller must then ring the doorbell.
     #[inline]
     pub fn publish(&mut self) {
         self.ring.publish();
     }
 }
 
-/// A request as it was taken from a send queue: a private copy, checked only for its form.
+/// A private copy of a request taken from a send queue. Only its form has been checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendEntry {
-    /// Header of the entry, decoded.
+    /// Decoded header of the entry.
     pub header: SendHeader,
-    /// Offset in the queue's mapping of the `header.inline_len` inline bytes. They stay in the
-    /// ring, where the client may still write them, until the entry is retired: copy them once.
+    /// Offset, in the queue's mapping, of the `header.inline_len` bytes of inline data. They stay
+    /// in the ring, where the client may still write them, until the entry is retired, so they must
+    /// be copied only once.
     pub inline_at: usize,
     /// Free-running index of the entry.
     pub index: u32,
@@ -100,26 +101,26 @@ pub struct SendConsumer {
 }
 
 impl SendConsumer {
-    /// Of a queue that was just made.
+    /// Creates the consumer end of a new queue.
     pub fn new(queue: QueueMemory) -> Self {
         debug_assert_eq!(queue.kind, QueueKind::Send);
         SendConsumer { ring: ConsumerRing::new(queue) }
     }
 
-    /// Requests published and not yet taken.
+    /// Returns the number of requests published and not yet taken.
     #[inline]
     pub fn pending(&mut self) -> Result<u32, QueueFault> {
         self.ring.pending()
     }
 
-    /// The same by a fresh look: everything published up to now is counted.
+    /// Like [`pending`](Self::pending), but always loads the client's index.
     pub fn peek(&mut self) -> Result<u32, QueueFault> {
         self.ring.peek()
     }
 
-    /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken. Its
-    /// `header.num_sge` elements are put into `sges`, in place of what was there: to move a list of
-    /// them takes longer than to read one from the ring.
+    /// Takes the next request, or returns `None` if there is none. An entry that causes an
+    /// [`EntryError`] counts as taken. Replaces the contents of `sges` with the request's SGEs:
+    /// moving a returned list would take longer than reading one from the ring.
     #[inline(always)]
     pub fn take(&mut self, sges: &mut SgeList) -> Result<Option<SendEntry>, TakeError> {
         let Some((slot, index)) = self.ring.take()? else { return Ok(None) };
@@ -139,8 +140,8 @@ impl SendConsumer {
         Ok(Some(SendEntry { header, inline_at: queue.offset + body, index }))
     }
 
-    /// The operation of the next entry, if it was published when [`pending`](Self::pending) looked
-    /// last. What it is worth is found when the entry is read.
+    /// Returns the opcode of the next entry, if it was published at the last load of the client's
+    /// index. The opcode is not checked before the entry is read.
     #[inline]
     pub fn next_opcode(&self) -> Option<u8> {
         let (slot, _) = self.ring.next()?;
@@ -148,10 +149,10 @@ impl SendConsumer {
         Some(SendHeader::from_words([first, 0, 0, 0, 0, 0, 0, 0]).opcode)
     }
 
-    /// The next entry and its first element, if it was published when [`pending`](Self::pending)
-    /// looked last and is well formed; the element is of no account if the entry has none. It is
-    /// not taken: that is for [`skip`](Self::skip), or for [`take`](Self::take), which reads it
-    /// anew.
+    /// Returns the next entry and its first SGE, if the entry was published at the last load of
+    /// the client's index and is well formed. The SGE is meaningless if the entry has none. Does
+    /// not take the entry: call [`skip`](Self::skip), or [`take`](Self::take), which reads the
+    /// entry again.
     #[inline]
     pub fn look(&self) -> Option<(SendEntry, Sge)> {
         let (slot, index) = self.ring.next()?;
@@ -167,7 +168,7 @@ impl SendConsumer {
         Some((SendEntry { header, inline_at: queue.offset + body, index }, first))
     }
 
-    /// Takes the entry that [`look`](Self::look) has found.
+    /// Takes the entry that [`look`](Self::look) returned.
     #[inline]
     pub fn skip(&mut self) {
         self.ring.skip();
@@ -179,34 +180,34 @@ impl SendConsumer {
         self.ring.retire(count);
     }
 
-    /// Entries taken and not given back.
+    /// Returns the number of entries taken and not given back.
     #[inline]
     pub fn outstanding(&self) -> u32 {
         self.ring.outstanding()
     }
 
-    /// The queue's memory, with its header and shape.
+    /// Returns the queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.ring.queue
     }
 
-    /// The arena, for [`SendEntry::inline_at`].
+    /// Returns the arena's mapping, for [`SendEntry::inline_at`].
     #[inline]
     pub fn mapping(&self) -> &Arc<Mapping> {
         self.ring.queue.mapping()
     }
 }
 
-/// What is wrong with the form of a request, if anything.
+/// Returns the defect of a request's form; `None` if it is well formed.
 #[inline]
 fn malformed(header: &SendHeader, stride: usize) -> Option<Malformed> {
     let room = stride - SEND_HEADER_LEN;
     let sges = usize::from(header.num_sge);
     let is_inline = header.flags & SendFlags::INLINE.bits() != 0;
-    if !header.spare_is_zero {
-        Some(Malformed::SpareBits)
+    if !header.reserved_is_zero {
+        Some(Malformed::ReservedBits)
     } else if sges > MAX_SGE || sges * SGE_LEN > room {
-        Some(Malformed::TooManyElements)
+        Some(Malformed::TooManySges)
     } else if usize::from(header.inline_len) > room {
         Some(Malformed::InlineTooLong)
     } else if is_inline && sges != 0 || !is_inline && header.inline_len != 0 {
@@ -226,7 +227,7 @@ mod tests {
 
     fn ends(shape: QueueShape) -> (SendProducer, SendConsumer, Arc<Mapping>) {
         let (arena, _fd) =
-            Mapping::create_arena("test", AT + shape.bytes()).expect("a little memory");
+            Mapping::create_arena("test", AT + shape.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena.clone(), AT, QueueKind::Send, shape, 1, 2);
         let queue = queue.expect("fits");
         (SendProducer::new(queue.clone()), SendConsumer::new(queue), arena)
@@ -243,7 +244,7 @@ mod tests {
             rkey: 6,
             inv_rkey: 7,
             params: [8, 9, 10, 11],
-            spare_is_zero: true,
+            reserved_is_zero: true,
         }
     }
 
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_bytes_are_where_the_entry_says() {
+    fn inline_bytes_are_at_inline_at() {
         let (mut producer, mut consumer, _arena) = ends(SHAPE);
         for len in [0, 1, 7, 8, 9, 63, 64] {
             let bytes: Vec<u8> = (1..=len).collect();
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_and_a_request_too_long_are_refused_and_nothing_is_written() {
+    fn refused_requests_write_nothing() {
         let (mut producer, mut consumer, _arena) = ends(SHAPE);
         let plain = header(SendFlags::empty());
         assert_eq!(producer.push(&plain, &[sge(0); 5], &[]), Err(PushError::TooLong));
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_entries_are_named_and_count_as_taken() {
+    fn malformed_entries_count_as_taken() {
         let wide = QueueShape { capacity: 4, stride: 64 + 32 * 16 };
         let fence = header(SendFlags::FENCE).to_words();
         let inline = header(SendFlags::INLINE).to_words();
@@ -318,11 +319,11 @@ mod tests {
             words
         };
         for (shape, words, malformed) in [
-            (SHAPE, set(fence, 0, 1 << 48), Malformed::SpareBits),
-            (SHAPE, set(fence, 0, 1 << 63), Malformed::SpareBits),
-            (SHAPE, set(fence, 0, 5 << 8), Malformed::TooManyElements),
-            (SHAPE, set(fence, 0, 255 << 8), Malformed::TooManyElements),
-            (wide, set(fence, 0, 17 << 8), Malformed::TooManyElements),
+            (SHAPE, set(fence, 0, 1 << 48), Malformed::ReservedBits),
+            (SHAPE, set(fence, 0, 1 << 63), Malformed::ReservedBits),
+            (SHAPE, set(fence, 0, 5 << 8), Malformed::TooManySges),
+            (SHAPE, set(fence, 0, 255 << 8), Malformed::TooManySges),
+            (wide, set(fence, 0, 17 << 8), Malformed::TooManySges),
             (SHAPE, set(inline, 0, 65 << 32), Malformed::InlineTooLong),
             (SHAPE, set(inline, 0, 0xFFFF << 32), Malformed::InlineTooLong),
             (SHAPE, set(inline, 0, 1 << 8), Malformed::Mixed),
@@ -336,7 +337,8 @@ mod tests {
                 arena.store_u64(AT + QUEUE_HEADER_LEN + n * 8, *word).expect("in range");
             }
             let error = consumer.take(&mut SgeList::new()).expect_err("malformed");
-            let (wr_id, opcode) = (0x1234, SendOpcode::Write as u8);
+            let wr_id = 0x1234;
+            let opcode = SendOpcode::Write as u8;
             assert_eq!(error, EntryError { index: 0, wr_id, opcode, malformed }.into());
             assert_eq!(consumer.outstanding(), 1);
             let next = consumer.take(&mut SgeList::new()).expect("well-formed").expect("published");
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_opcode_is_not_the_rings_business() {
+    fn the_ring_accepts_unknown_opcodes() {
         let (mut producer, mut consumer, _arena) = ends(SHAPE);
         let odd = SendHeader { opcode: 99, flags: 0xFFF0, ..header(SendFlags::empty()) };
         producer.push(&odd, &[], &[]).expect("room");

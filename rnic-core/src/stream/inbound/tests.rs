@@ -1,4 +1,4 @@
-//! Each receive check alone, and which of two wins.
+//! Tests each receive check alone, and the order of the checks.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::types::TerminateCode;
 const LAST: u8 = 0x41;
 const MORE: u8 = 0x01;
 
-/// An untagged segment.
+/// Returns an untagged segment.
 fn untagged(control: u8, op: u8, qn: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
     let mut out = vec![control, op, 0xDE, 0xAD, 0xBE, 0xEF];
     out.extend([qn, msn, mo].into_iter().flat_map(u32::to_be_bytes));
@@ -17,7 +17,7 @@ fn untagged(control: u8, op: u8, qn: u32, msn: u32, mo: u32, payload: &[u8]) -> 
     out
 }
 
-/// A tagged segment.
+/// Returns a tagged segment.
 fn tagged(control: u8, op: u8, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
     let mut out = vec![control | 0x80, op];
     out.extend(stag.to_be_bytes());
@@ -34,7 +34,7 @@ fn read(control: u8, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
     untagged(control, 0x41, qn::READ_REQUEST, msn, mo, payload)
 }
 
-/// The fault a fresh stream finds in a segment.
+/// Returns the fault of a segment on a new stream.
 fn fault_of(ulpdu: &[u8]) -> Option<Fault> {
     Inbound::new(1).handle(ulpdu, true).err()
 }
@@ -43,7 +43,7 @@ fn code_of(ulpdu: &[u8]) -> Option<TerminateCode> {
     fault_of(ulpdu).map(|f| f.code)
 }
 
-/// Gives a Send segment to the stream as the engine would, with a large buffer posted.
+/// Handles a Send segment as the engine does, with a large buffer posted.
 fn place(inbound: &mut Inbound, ulpdu: &[u8]) -> Result<Option<u32>, Fault> {
     match inbound.handle(ulpdu, true)? {
         Arrival::Send { mo, payload, last, .. } => {
@@ -56,7 +56,7 @@ fn place(inbound: &mut Inbound, ulpdu: &[u8]) -> Result<Option<u32>, Fault> {
 
 //= DDP-5.4-4
 #[test]
-fn segments_of_three_in_any_order_but_the_last_are_one_message() {
+fn segments_in_any_order_before_the_last() {
     let mut inbound = Inbound::new(1);
     assert_eq!(place(&mut inbound, &send(MORE, 1, 10, &[0; 20])), Ok(None));
     assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0; 10])), Ok(None));
@@ -65,7 +65,7 @@ fn segments_of_three_in_any_order_but_the_last_are_one_message() {
 }
 
 #[test]
-fn last_segment_that_is_not_the_highest_is_an_invalid_mo() {
+fn last_segment_must_have_the_highest_mo() {
     let mut inbound = Inbound::new(1);
     assert_eq!(place(&mut inbound, &send(MORE, 1, 10, &[0; 20])), Ok(None));
     let result = place(&mut inbound, &send(LAST, 1, 0, &[0; 10]));
@@ -73,7 +73,7 @@ fn last_segment_that_is_not_the_highest_is_an_invalid_mo() {
 }
 
 #[test]
-fn gap_or_overlap_in_a_message_is_an_invalid_mo() {
+fn gap_or_overlap_is_an_invalid_mo() {
     for (mo, len) in [(0, 9), (0, 11), (1, 9), (0, 0)] {
         let mut inbound = Inbound::new(1);
         assert_eq!(place(&mut inbound, &send(MORE, 1, mo, &vec![0; len])), Ok(None));
@@ -83,7 +83,7 @@ fn gap_or_overlap_in_a_message_is_an_invalid_mo() {
 }
 
 #[test]
-fn sends_start_at_msn_one_and_count_alone() {
+fn sends_have_their_own_msns_from_one() {
     for msn in [0, 2, 3, u32::MAX] {
         assert_eq!(code_of(&send(LAST, msn, 0, &[])), Some(codes::UNTAGGED_MSN), "{msn}");
         assert_eq!(code_of(&read(LAST, msn, 0, &[0; 28])), Some(codes::UNTAGGED_MSN), "{msn}");
@@ -102,7 +102,7 @@ fn sends_start_at_msn_one_and_count_alone() {
 #[test]
 fn msn_wraps_to_zero() {
     let mut inbound = Inbound::new(1);
-    inbound.number_from(Msn(u32::MAX));
+    inbound.set_next_msn(Msn(u32::MAX));
     for msn in [u32::MAX, 0, 1] {
         assert_eq!(place(&mut inbound, &send(LAST, msn, 0, &[1])), Ok(Some(1)));
         assert_eq!(inbound.handle(&read(LAST, msn, 0, &[0; 28]), true).map(drop), Ok(()));
@@ -110,7 +110,7 @@ fn msn_wraps_to_zero() {
 }
 
 #[test]
-fn next_message_before_the_last_segment_is_an_invalid_msn() {
+fn next_message_before_last_segment() {
     let mut inbound = Inbound::new(1);
     assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0; 4])), Ok(None));
     let result = place(&mut inbound, &send(LAST, 2, 0, &[0; 4]));
@@ -118,7 +118,7 @@ fn next_message_before_the_last_segment_is_an_invalid_msn() {
 }
 
 #[test]
-fn send_takes_a_buffer_with_its_first_segment_only() {
+fn only_the_first_segment_takes_a_buffer() {
     let mut inbound = Inbound::new(1);
     for (control, mo, expected) in [(MORE, 0, true), (MORE, 4, false), (LAST, 8, false)] {
         let ulpdu = send(control, 1, mo, &[0; 4]);
@@ -131,7 +131,7 @@ fn send_takes_a_buffer_with_its_first_segment_only() {
 }
 
 #[test]
-fn offset_and_end_of_a_send_are_held_against_its_buffer_in_that_order() {
+fn send_offset_is_checked_before_its_end() {
     assert_eq!(send_fits(0, 0, 0), Ok(()));
     assert_eq!(send_fits(10, 0, 10), Ok(()));
     assert_eq!(send_fits(4, 6, 10), Ok(()));
@@ -143,7 +143,7 @@ fn offset_and_end_of_a_send_are_held_against_its_buffer_in_that_order() {
 }
 
 #[test]
-fn zero_length_write_to_a_made_up_stag_is_no_error() {
+fn empty_write_to_unknown_stag_is_valid() {
     let ulpdu = tagged(LAST, 0x40, 0x6666_6666, u64::MAX, &[]);
     let arrival = Inbound::new(1).handle(&ulpdu, false).map(|a| match a {
         Arrival::Write { payload, last, stag_changed, .. } => (payload.len(), last, stag_changed),
@@ -153,7 +153,7 @@ fn zero_length_write_to_a_made_up_stag_is_no_error() {
 }
 
 #[test]
-fn stag_that_changes_inside_a_write_is_marked_but_for_empty_segments() {
+fn changed_stag_in_a_write_is_reported() {
     let mut inbound = Inbound::new(1);
     let mut changed = |control, stag, payload: &[u8]| match inbound
         .handle(&tagged(control, 0x40, stag, 0, payload), true)
@@ -172,7 +172,7 @@ fn stag_that_changes_inside_a_write_is_marked_but_for_empty_segments() {
 
 //= DDP-4.1-11
 #[test]
-fn ddp_version_that_was_not_negotiated() {
+fn wrong_ddp_version() {
     for version in [0, 1] {
         let op = version << 6;
         for dv in 0..4 {
@@ -187,7 +187,7 @@ fn ddp_version_that_was_not_negotiated() {
 }
 
 #[test]
-fn ddp_version_that_changes_in_mid_stream() {
+fn changed_ddp_version() {
     let mut inbound = Inbound::new(1);
     assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0])), Ok(None));
     let result = place(&mut inbound, &send(0x42, 1, 1, &[0]));
@@ -212,14 +212,14 @@ fn segment_shorter_than_its_header() {
             }
             assert_eq!(fault_of(&ulpdu), Some(Fault::TOO_SHORT), "{len} of {header}");
             let [high, low] = (len as u16).to_be_bytes();
-            let told = terminate::build(Fault::TOO_SHORT, &ulpdu, None);
-            assert_eq!(told, [0x02, 0xFF, 0x80, 0, high, low]);
+            let reported = terminate::build(Fault::TOO_SHORT, &ulpdu, None);
+            assert_eq!(reported, [0x02, 0xFF, 0x80, 0, high, low]);
         }
     }
 }
 
 #[test]
-fn rdmap_version_that_was_not_negotiated() {
+fn wrong_rdmap_version() {
     for rv in [0, 2, 3] {
         let op = rv << 6;
         for ulpdu in [untagged(LAST, op | 3, 0, 1, 0, &[]), tagged(LAST, op, 1, 0, &[])] {
@@ -230,7 +230,7 @@ fn rdmap_version_that_was_not_negotiated() {
 
 //= DDP-4.2-3
 #[test]
-fn every_opcode_with_every_buffer_model_and_queue() {
+fn every_opcode_on_every_queue() {
     for op in 0..16u8 {
         let byte = 0x40 | op;
         let code = code_of(&tagged(LAST, byte, 1, 0, &[]));
@@ -271,7 +271,7 @@ fn opcode_may_not_change_inside_a_message() {
 }
 
 #[test]
-fn tagged_and_untagged_messages_may_alternate_by_segment() {
+fn tagged_and_untagged_segments_may_alternate() {
     let mut inbound = Inbound::new(1);
     assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0; 3])), Ok(None));
     assert!(inbound.handle(&tagged(MORE, 0x40, 1, 0, &[0]), true).is_ok());
@@ -289,7 +289,7 @@ fn read_request_without_a_free_slot() {
 }
 
 #[test]
-fn read_request_in_parts_is_put_together_and_takes_one_slot() {
+fn segmented_read_request_takes_one_slot() {
     let whole: Vec<u8> = (0..28).collect();
     let mut inbound = Inbound::new(1);
     let part = read(MORE, 1, 12, &whole[12..20]);
@@ -325,7 +325,7 @@ fn read_request_of_the_wrong_size() {
 }
 
 #[test]
-fn read_request_errors_give_back_exactly_its_headers() {
+fn read_request_errors_enclose_its_headers() {
     let header: Vec<u8> = (0..28).map(|i| 0xE0 + i / 4).collect();
     let mut ulpdu = read(LAST, 1, 0, &header);
     ulpdu[0] |= 0x3C;
@@ -350,23 +350,23 @@ fn read_request_errors_give_back_exactly_its_headers() {
 }
 
 #[test]
-fn partly_answered_read_is_given_back_advanced() {
+fn terminate_encloses_the_advanced_read() {
     let ulpdu = read(LAST, 1, 0, &[0, 0, 0, 1].repeat(7));
     let Ok(Arrival::ReadRequest(arrival)) = Inbound::new(1).handle(&ulpdu, true) else {
         panic!("a valid Read Request");
     };
     let fault = Fault::read(codes::PROTECTION_INVALID_STAG);
     let rest = ReadRequest { size: 1_000, ..arrival.request }.advanced(600);
-    let told = terminate::build_from_bytes(fault, 46, &arrival.header, Some(&rest));
-    let t = Terminate::parse(&told).expect("what we build is complete");
+    let reported = terminate::build_from_bytes(fault, 46, &arrival.header, Some(&rest));
+    let t = Terminate::parse(&reported).expect("complete Terminate");
     assert_eq!(t.ddp_header, Some(&ulpdu[..18]));
-    let told = t.read_request.map(ReadRequest::parse).expect("R is set");
-    assert_eq!(told, rest);
-    assert_eq!((told.size, told.sink_to.0), (400, arrival.request.sink_to.0 + 600));
+    let reported = t.read_request.map(ReadRequest::parse).expect("R is set");
+    assert_eq!(reported, rest);
+    assert_eq!((reported.size, reported.sink_to.0), (400, arrival.request.sink_to.0 + 600));
 }
 
 #[test]
-fn typed_header_and_bytes_say_the_same() {
+fn typed_header_and_bytes_agree() {
     for ulpdu in [send(LAST, 7, 100, &[0; 9]), tagged(MORE, 0x40, 5, 77, &[0; 30])] {
         let (header, _) = Header::parse(&ulpdu).expect("long enough");
         for enclose in [Enclose::None, Enclose::Length, Enclose::Segment, Enclose::SegmentAndRead] {
@@ -380,7 +380,7 @@ fn typed_header_and_bytes_say_the_same() {
 }
 
 #[test]
-fn terminate_that_is_not_understood_is_still_a_terminate() {
+fn malformed_terminate_is_still_a_terminate() {
     let whole = [0x20, 0x02, 0, 0];
     for (ulpdu, expected) in [
         (untagged(LAST, 0x47, 2, 2, 0, &whole), MalformedTerminate::Msn(2)),
@@ -396,8 +396,8 @@ fn terminate_that_is_not_understood_is_still_a_terminate() {
 }
 
 #[test]
-fn first_failed_check_is_the_one_reported() {
-    // Each segment fails this check and every later one.
+fn first_failed_check_is_reported() {
+    // Each segment fails the expected check and every later one.
     let bad_everything = untagged(0x42, 0x8F, 9, 9, 9, &[0; 99]);
     assert_eq!(code_of(&bad_everything), Some(codes::UNTAGGED_VERSION));
     let bad_queue = untagged(LAST, 0x8F, 9, 9, 9, &[0; 99]);
@@ -426,7 +426,7 @@ proptest! {
     ) {
         let mut inbound = Inbound::new(version);
         for mut ulpdu in ulpdus {
-            // Steer past the version checks, or nothing behind them would ever be reached.
+            // Set the versions, otherwise no later check would be reached.
             if let [control, op, ..] = &mut ulpdu[..] {
                 *control = *control & 0xC0 | version;
                 *op = *op & 0x07 | version << 6;
@@ -437,8 +437,8 @@ proptest! {
                 }
                 Ok(_) => {}
                 Err(fault) => {
-                    let told = terminate::build(fault, &ulpdu, None);
-                    prop_assert!(Terminate::parse(&told).is_ok());
+                    let reported = terminate::build(fault, &ulpdu, None);
+                    prop_assert!(Terminate::parse(&reported).is_ok());
                     break;
                 }
             }
@@ -446,7 +446,7 @@ proptest! {
     }
 
     #[test]
-    fn any_cut_of_a_send_in_any_order_is_whole_exactly_at_its_end(
+    fn any_segmentation_of_a_send(
         cuts in prop::collection::btree_set(1u32..5000, 0..12),
         shuffle in any::<prop::sample::Index>(),
         missing in any::<Option<prop::sample::Index>>(),
@@ -455,7 +455,7 @@ proptest! {
         edges.insert(0, 0);
         edges.push(5000);
         let mut pieces: Vec<_> = edges.windows(2).map(|w| (w[0], w[1] - w[0])).collect();
-        let last = pieces.pop().expect("two edges make a piece");
+        let last = pieces.pop().expect("at least one piece");
         if !pieces.is_empty() {
             let middle = shuffle.index(pieces.len());
             pieces.rotate_left(middle);

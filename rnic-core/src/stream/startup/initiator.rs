@@ -1,7 +1,8 @@
-//! The side that connects: sends a Request, awaits a Reply.
+//! Initiator: the connecting end, which sends a Request and awaits a Reply.
 
 use super::{
-    Negotiated, Options, PrivateDataTooLong, Role, Rtr, RtrKinds, frame_missing, negotiated, stated,
+    Negotiated, Options, PrivateDataTooLong, Role, Rtr, RtrKinds, frame_missing, frame_value,
+    negotiated,
 };
 use crate::ddp::{UntaggedHeader, qn};
 use crate::mpa::Framer;
@@ -12,41 +13,42 @@ use crate::rdmap::{Control, Opcode, codes};
 use crate::stream::{Fault, terminate};
 use crate::types::{Msn, Stag, TerminateCode};
 
-/// Why no connection came about; the TCP connection is to be closed.
+/// Failure of a start-up. The caller must close the TCP connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
-    /// What came is no Reply.
+    /// The received bytes are not a Reply.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A revision 0 Reply while permissive RDMAC mode is off, or one that no RDMAC peer sends.
-    #[error("the peer answered with MPA revision 0, which is not served")]
+    /// A Reply of revision 0, refused because permissive RDMAC mode is off or because the Reply
+    /// lacks Markers and CRCs, which RDMAC peers always request.
+    #[error("the peer answered with MPA revision 0, which is not supported")]
     Rdmac,
     /// The peer closed before its Reply was complete.
     #[error("the peer closed the connection during start-up")]
     Closed,
-    /// The peer's ORD is above the IRD it was offered (2/0/6).
-    #[error("the peer wants to have {wanted} reads under way, {offered} were offered")]
+    /// The peer's ORD exceeds the offered IRD (2/0/6).
+    #[error("the peer requests {wanted} outstanding reads, but the offered IRD is {offered}")]
     InsufficientIrd {
         /// The peer's ORD.
         wanted: u16,
-        /// The IRD that this side offered in its Request.
+        /// IRD offered in the Request.
         offered: u16,
-        /// The FPDU that tells the peer.
+        /// FPDU of the Terminate for the peer.
         terminate: Vec<u8>,
     },
-    /// No RTR that both ends support (2/0/7).
-    #[error("no kind of ready-to-receive message in common")]
+    /// The ends support no common RTR (2/0/7).
+    #[error("no common type of ready-to-receive message")]
     NoMatchingRtr {
-        /// The FPDU that tells the peer.
+        /// FPDU of the Terminate for the peer.
         terminate: Vec<u8>,
     },
-    /// Input after the start-up was over.
+    /// Input after the start-up has ended.
     #[error("start-up is already over")]
     Over,
 }
 
 impl StartupError {
-    /// What it is in the numbers of RFC 5044 section 8, which RFC 6581 has more of.
+    /// Returns the error code (RFC 5044 section 8 or RFC 6581); `None` for faults of the caller.
     #[must_use]
     pub fn code(&self) -> Option<TerminateCode> {
         match self {
@@ -60,7 +62,7 @@ impl StartupError {
         }
     }
 
-    /// Bytes to send before the connection is closed in order; mostly none.
+    /// Returns the bytes to send before the connection is closed, usually none.
     #[must_use]
     pub fn last_frame(&self) -> &[u8] {
         match self {
@@ -71,26 +73,26 @@ impl StartupError {
     }
 }
 
-/// What input amounted to.
+/// Result of processing received bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitiatorStep {
     /// The Reply is not complete.
     NeedMore,
-    /// The Reply agrees, and Full Operation begins.
+    /// The Reply accepts, and Full Operation begins.
     Accepted(Negotiated),
-    /// The Responder's application said no. The TCP connection is left to the application.
+    /// The Responder's application rejects. The TCP connection may stay open.
     Rejected {
-        /// Private Data of the Reply, in which the application says why.
+        /// Private Data of the Reply.
         private_data: Vec<u8>,
     },
 }
 
-/// What the end of the peer's stream means.
+/// Action after the end of the peer's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EofVerdict {
-    /// The peer may only know revision 1: try that on a new TCP connection.
+pub enum EofAction {
+    /// The peer may support revision 1 only. The caller retries with it on a new TCP connection.
     RetryRevision1,
-    /// The connection is not to be tried again; this is why.
+    /// The start-up has failed. The caller must not retry.
     Fail(StartupError),
 }
 
@@ -100,11 +102,11 @@ pub(super) enum State {
     Done,
 }
 
-/// The Initiator's start-up machine.
+/// The Initiator's start-up state machine.
 #[derive(Debug)]
 pub struct Initiator {
     options: Options,
-    /// What our Request said, if it was enhanced.
+    /// Enhanced data of the Request, if any.
     asked: Option<Enhanced>,
     revision: u8,
     request: Vec<u8>,
@@ -113,8 +115,8 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// A machine whose Request carries `private_data`. More than fits beside the enhanced data
-    /// selects revision 1.
+    /// Creates a state machine and its Request with `private_data`. If these and the enhanced data
+    /// do not fit together, the Request has revision 1.
     pub fn new(options: &Options, private_data: &[u8]) -> Result<Initiator, PrivateDataTooLong> {
         PrivateDataTooLong::check(private_data, false)?;
         let fits = private_data.len() <= MAX_PRIVATE_DATA - ENHANCED_LEN;
@@ -122,8 +124,8 @@ impl Initiator {
         let asked = enhanced.then(|| Enhanced {
             peer_to_peer: options.peer_to_peer,
             rtr: options.rtr(),
-            ird: stated(options.ird),
-            ord: stated(options.ord),
+            ird: frame_value(options.ird),
+            ord: frame_value(options.ord),
         });
         //= MPA-7.1.1-14, MPA-C.2.5-1
         let revision = if enhanced { 2 } else { 1 };
@@ -138,24 +140,30 @@ impl Initiator {
         }
         //= MPA-7.1.2-1
         .to_vec(FrameKind::Request);
-        let (options, input, state) = (*options, Vec::new(), State::AwaitReply);
-        Ok(Initiator { options, asked, revision, request, input, state })
+        Ok(Initiator {
+            options: *options,
+            asked,
+            revision,
+            request,
+            input: Vec::new(),
+            state: State::AwaitReply,
+        })
     }
 
-    /// The Request, to be sent first.
+    /// Returns the Request, which the caller sends first.
     #[must_use]
     pub fn request(&self) -> &[u8] {
         &self.request
     }
 
-    /// Takes bytes the peer sent, however they were cut. Those behind the Reply are kept in
+    /// Processes received bytes, split at arbitrary points. Bytes after the Reply are stored in
     /// [`Negotiated::leftover`].
     pub fn handle_input(&mut self, bytes: &[u8]) -> Result<InitiatorStep, StartupError> {
         match self.state {
             State::AwaitReply => {
                 self.input.extend_from_slice(bytes);
                 let input = std::mem::take(&mut self.input);
-                let step = self.judge(&input);
+                let step = self.parse_reply(&input);
                 match step {
                     Ok(InitiatorStep::NeedMore) => self.input = input,
                     Ok(_) | Err(_) => self.state = State::Done,
@@ -166,8 +174,8 @@ impl Initiator {
         }
     }
 
-    /// Bytes the Reply still lacks, as far as those that came tell; 0 once it is over. Who reads no
-    /// more than this takes nothing that follows the Reply.
+    /// Returns the number of bytes known to be missing from the Reply; 0 once it is complete. A
+    /// caller that never reads more than this reads no byte after the Reply.
     #[must_use]
     pub fn missing(&self) -> usize {
         match self.state {
@@ -176,18 +184,18 @@ impl Initiator {
         }
     }
 
-    /// The peer's stream ended.
-    pub fn handle_eof(&mut self) -> EofVerdict {
+    /// Handles the end of the peer's stream.
+    pub fn handle_eof(&mut self) -> EofAction {
         match self.state {
             State::AwaitReply => {
                 self.state = State::Done;
                 if self.revision >= 2 && self.input.is_empty() {
-                    EofVerdict::RetryRevision1
+                    EofAction::RetryRevision1
                 } else {
-                    EofVerdict::Fail(StartupError::Closed)
+                    EofAction::Fail(StartupError::Closed)
                 }
             }
-            State::Done => EofVerdict::Fail(StartupError::Over),
+            State::Done => EofAction::Fail(StartupError::Over),
         }
     }
 
@@ -196,7 +204,7 @@ impl Initiator {
         self.state
     }
 
-    fn judge(&self, input: &[u8]) -> Result<InitiatorStep, StartupError> {
+    fn parse_reply(&self, input: &[u8]) -> Result<InitiatorStep, StartupError> {
         //= MPA-7.1.2-3
         let (frame, leftover) = match Frame::check(FrameKind::Reply, self.revision, input)? {
             Progress::NeedMore(_) => return Ok(InitiatorStep::NeedMore),
@@ -204,7 +212,7 @@ impl Initiator {
         };
         let reply = Repr::parse(&frame);
         let rdmac = reply.revision == 0;
-        // An RDMAC peer always asks for Markers and CRCs; one that does not could not read ours.
+        // An RDMAC peer always requests Markers and CRCs. Without them it could not read our FPDUs.
         //= MPA-C.1-2
         if rdmac && !(self.options.rdmac && reply.markers && reply.crc) {
             //= MPA-C.2.2-1
@@ -243,7 +251,8 @@ impl Initiator {
         Ok(InitiatorStep::Accepted(negotiated))
     }
 
-    /// IRD, ORD and RTR (RFC 6581 section 9). A peer that answers without peer-to-peer gets none.
+    /// Applies IRD, ORD and RTR (RFC 6581 section 9). Selects no RTR unless the Reply agrees to
+    /// peer-to-peer.
     fn apply_enhanced(
         &self,
         n: &mut Negotiated,
@@ -266,7 +275,7 @@ impl Initiator {
                 });
             }
             //= RDMAP-6.1-5
-            // The peer never has more Reads outstanding.
+            // The peer never has more Reads outstanding than its ORD.
             n.ird = ord;
         }
         n.peer_to_peer = asked.peer_to_peer && answer.peer_to_peer;
@@ -281,7 +290,7 @@ impl Initiator {
     }
 }
 
-/// The least disturbing RTR both ends support. A Read needs a slot at the peer.
+/// Returns the common RTR with the fewest side effects. A Read needs an IRD slot at the peer.
 fn choose_rtr(common: RtrKinds, n: &Negotiated) -> Option<Rtr> {
     if common.contains(RtrKinds::WRITE) {
         Some(Rtr::Write)
@@ -294,7 +303,7 @@ fn choose_rtr(common: RtrKinds, n: &Negotiated) -> Option<Rtr> {
     }
 }
 
-/// A Terminate as the first and only FPDU of the stream.
+/// Returns a Terminate as the only FPDU of the stream.
 fn terminate_fpdu(n: &Negotiated, fault: Fault) -> Vec<u8> {
     let payload = terminate::build(fault, &[], None);
     let header = UntaggedHeader {

@@ -1,5 +1,5 @@
-//! The start-up machines (RFC 5044 section 7.1, RFC 6581): from the first bytes of a TCP
-//! connection to what both ends agreed on.
+//! Start-up machines for MPA (RFC 5044 section 7.1, RFC 6581): from the first bytes of a TCP
+//! connection to the negotiated parameters.
 //!
 //! ```text
 //!   Initiator                                Responder
@@ -9,7 +9,8 @@
 //!                                                                       + bytes -> Done
 //! ```
 //!
-//! Deadlines, sockets and the new connection of a fallback are the connection manager's.
+//! The connection manager handles deadlines, sockets and the second connection of a retry with
+//! revision 1.
 
 mod initiator;
 #[cfg(test)]
@@ -21,32 +22,32 @@ mod tables;
 mod tests;
 
 pub use crate::mpa::startup::{FrameError, RtrKinds};
-pub use initiator::{EofVerdict, Initiator, InitiatorStep, StartupError};
+pub use initiator::{EofAction, Initiator, InitiatorStep, StartupError};
 pub use responder::{ConnectRequest, Responder, ResponderError, ResponderStep};
 
 use crate::mpa::startup::{
     ENHANCED_LEN, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, Progress,
 };
 
-/// What this end wants and grants; from the configuration, and IRD and ORD per connection.
+/// Parameters of this end, from the configuration; IRD and ORD may differ per connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Revision an Initiator asks for, 1 or 2, and the highest a Responder serves.
+    /// Revision of an Initiator's Request, 1 or 2, and maximum revision for a Responder.
     pub revision: u8,
-    /// C: we want CRCs.
+    /// C: requires CRCs.
     pub crc: bool,
-    /// M: we want Markers in what we receive.
+    /// M: requires Markers in received data.
     pub markers: bool,
-    /// Permissive RDMAC mode (RFC 5044 appendix C): revision 0 is served, with version 0 of DDP
-    /// and RDMAP. An Initiator then asks for revision 1 whatever `revision` says (C.2.5).
+    /// Permissive RDMAC mode (RFC 5044 appendix C): accepts revision 0, with version 0 of DDP and
+    /// RDMAP. An Initiator then always requests revision 1 (section C.2.5).
     pub rdmac: bool,
-    /// An Initiator asks for the peer-to-peer model; a Responder always agrees to it.
+    /// An Initiator requests the peer-to-peer model. A Responder always agrees to it.
     pub peer_to_peer: bool,
-    /// Inbound Reads we can hold.
+    /// Maximum inbound Reads.
     pub ird: u16,
-    /// Outbound Reads we want to have under way.
+    /// Desired outbound Reads.
     pub ord: u16,
-    /// RTRs we support, as sender and as receiver. Empty counts as all.
+    /// Supported RTRs, sent and received. Empty means all.
     pub rtr: RtrKinds,
 }
 
@@ -56,36 +57,37 @@ impl Options {
     }
 }
 
-/// A ready-to-receive message: the Initiator's first, so that the Responder may send.
+/// Ready-to-receive (RTR) message: the first message of the Initiator, after which the Responder
+/// may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rtr {
-    /// A zero-length RDMA Write; disturbs nothing.
+    /// A zero-length RDMA Write, without side effects.
     Write,
-    /// A zero-length RDMA Read; takes MSN 1 of queue 1.
+    /// A zero-length RDMA Read; uses MSN 1 of queue 1.
     Read,
-    /// A zero-length Send; takes MSN 1 of queue 0 but no posted buffer.
+    /// A zero-length Send; uses MSN 1 of queue 0 but no posted buffer.
     Send,
 }
 
-/// Which end of the start-up this is, and what it owes or awaits first.
+/// Role in the start-up, with the first message to send or receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// May send at once.
     Initiator {
-        /// Sends this before anything else.
+        /// Message to send first.
         rtr: Option<Rtr>,
     },
-    /// Sends nothing before a valid FPDU has come (RFC 5044 section 7.1.2 rule 4).
+    /// Sends nothing before it has received a valid FPDU (RFC 5044 section 7.1.2 rule 4).
     Responder {
-        /// The first message may be one of these, which is then absorbed.
+        /// RTRs to expect: if the first message is one of these kinds, the Responder absorbs it.
         await_rtr: Option<RtrKinds>,
     },
 }
 
-/// What the two ends agreed on.
+/// Negotiated parameters of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Which end this is.
+    /// Role of this end.
     pub role: Role,
     /// MPA revision of the exchange.
     pub revision: u8,
@@ -95,36 +97,36 @@ pub struct Negotiated {
     pub crc: bool,
     /// Markers are sent: the peer set M in its frame.
     pub tx_markers: bool,
-    /// Markers are received: this side set M in its frame, or the peer is an RDMAC one.
+    /// Markers are received: this end set M in its frame, or the peer is an RDMAC peer.
     pub rx_markers: bool,
-    /// Inbound Reads we hold.
+    /// Maximum inbound Reads.
     pub ird: u16,
-    /// Outbound Reads we may have under way.
+    /// Maximum outbound Reads.
     pub ord: u16,
-    /// IRD the peer stated, if it negotiates.
+    /// IRD of the peer; `None` if it does not negotiate.
     pub peer_ird: Option<u16>,
-    /// ORD the peer stated, if it negotiates.
+    /// ORD of the peer; `None` if it does not negotiate.
     pub peer_ord: Option<u16>,
     /// Both ends agreed to the peer-to-peer model.
     pub peer_to_peer: bool,
     /// The peer's Private Data.
     pub private_data: Vec<u8>,
-    /// Bytes that followed the peer's frame: the first of its FPDUs.
+    /// Bytes after the peer's frame: the start of its FPDUs.
     pub leftover: Vec<u8>,
 }
 
-/// More Private Data than the frame can take.
+/// The Private Data do not fit into the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes of private data, at most {limit} can be sent")]
+#[error("{len} bytes of private data exceed the limit of {limit}")]
 pub struct PrivateDataTooLong {
-    /// Bytes of Private Data that were given.
+    /// Length of the Private Data.
     pub len: usize,
-    /// Bytes of Private Data that the frame has room for.
+    /// Maximum length for this frame.
     pub limit: usize,
 }
 
 impl PrivateDataTooLong {
-    /// Refuses what does not fit beside the enhanced data, if there is any.
+    /// Checks the length of the Private Data. Enhanced data reduce the limit.
     fn check(private_data: &[u8], enhanced: bool) -> Result<(), PrivateDataTooLong> {
         //= MPA-7.1.1-21
         let limit = MAX_PRIVATE_DATA - if enhanced { ENHANCED_LEN } else { 0 };
@@ -135,17 +137,17 @@ impl PrivateDataTooLong {
     }
 }
 
-/// A local IRD or ORD as it can stand in a frame, where 0x3FFF means something else.
-fn stated(reads: u16) -> u16 {
+/// Limits a local IRD or ORD to the values that a frame can express; 0x3FFF has another meaning.
+fn frame_value(reads: u16) -> u16 {
     reads.min(NOT_NEGOTIATED - 1)
 }
 
-/// A peer's IRD or ORD, if it states one.
+/// Returns a peer's IRD or ORD; `None` if the peer does not negotiate it.
 fn negotiated(reads: u16) -> Option<u16> {
     (reads != NOT_NEGOTIATED).then_some(reads)
 }
 
-/// Bytes a frame of which these have come still lacks at least; 0 if it is complete or none.
+/// Returns the minimum number of bytes missing in a frame; 0 if it is complete or invalid.
 fn frame_missing(kind: FrameKind, max_revision: u8, input: &[u8]) -> usize {
     match Frame::check(kind, max_revision, input) {
         Ok(Progress::NeedMore(len)) => len - input.len(),

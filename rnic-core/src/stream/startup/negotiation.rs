@@ -1,32 +1,32 @@
-//! The table `mpa_negotiation`: figures 15 to 17 of RFC 5044 appendix C, every row of them, played
-//! by our machines. An end that we cannot be, the RDMA Consortium's, is played by hand.
+//! Tests our state machines against every row of the table `mpa_negotiation` (figures 15 to 17 of
+//! RFC 5044 appendix C). An RDMA Consortium (RDMAC) end is simulated with literal frames.
 
 use super::tests::{OPTIONS, REPLY, REQUEST, frame};
 use super::*;
 use crate::conformance::{Row, table};
 
-/// What became of a connection.
+/// Result of a start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Connect { version: u8, markers_to_initiator: bool, markers_to_responder: bool },
     Close,
 }
 
-/// An end of the table that we can be.
+/// Returns the options of an end that our state machines implement; `None` for an RDMAC end.
 fn ours(kind: &str, markers: bool, revision: u8) -> Option<Options> {
     let rdmac = match kind {
         "rdmac" => return None,
         "ietf-permissive" => true,
         "ietf-non-permissive" => false,
-        other => panic!("what is {other}?"),
+        other => panic!("unknown end {other}"),
     };
     Some(Options { revision, markers, rdmac, ..OPTIONS })
 }
 
-/// A frame as an RDMA Consortium end sends it always: Rev 0, M and C.
+/// Flags and revision in all frames of an RDMAC end: M and C, revision 0.
 const RDMAC: &str = "c0000000";
 
-/// Our Initiator's view of a connection.
+/// Returns the result as seen by our Initiator.
 fn of_initiator(n: &Negotiated) -> Outcome {
     Outcome::Connect {
         version: n.version,
@@ -43,7 +43,7 @@ fn of_responder(n: &Negotiated) -> Outcome {
     }
 }
 
-/// Both ends are ours.
+/// Connects our Initiator and our Responder.
 fn both(active: &Options, passive: &Options) -> Outcome {
     let mut initiator = Initiator::new(active, &[]).expect("no private data");
     let mut responder = Responder::new(passive);
@@ -54,25 +54,25 @@ fn both(active: &Options, passive: &Options) -> Outcome {
     let Ok(InitiatorStep::Accepted(a)) = initiator.handle_input(&reply) else {
         panic!("{reply:02x?}")
     };
-    assert_eq!(of_initiator(&a), of_responder(&p), "both ends believe the same");
+    assert_eq!(of_initiator(&a), of_responder(&p), "both ends agree");
     assert_eq!((a.crc, p.crc), (true, true));
     of_initiator(&a)
 }
 
-/// An Initiator of the RDMA Consortium and our Responder.
-fn asked_by_rdmac(passive: &Options) -> Outcome {
-    // What we want for ourselves does not matter to such a peer: it always has CRCs.
+/// Connects an RDMAC Initiator and our Responder.
+fn rdmac_initiator(passive: &Options) -> Outcome {
+    // Our own CRC option has no effect with an RDMAC peer, which always uses CRCs.
     let mut responder = Responder::new(&Options { crc: false, ..*passive });
     match responder.handle_input(&frame(REQUEST, RDMAC)) {
         Ok(ResponderStep::Request(request)) => {
-            assert_eq!(request.revision, 0, "the application is told");
+            assert_eq!(request.revision, 0, "the application learns the revision");
             let (reply, n) = responder.accept(None, None, 64, 64, &[]).expect("undecided");
             assert_eq!(reply, frame(REPLY, RDMAC), "never without M");
             assert!(n.crc);
             of_responder(&n)
         }
         Err(error @ ResponderError::Rdmac { .. }) => {
-            // A Reply of Rev 1, and then the end, in order.
+            // Sends a Reply of revision 1, then closes normally.
             assert_eq!(error.last_frame()[..16], frame(REPLY, ""));
             assert_eq!(error.last_frame()[17], 1);
             Outcome::Close
@@ -81,8 +81,8 @@ fn asked_by_rdmac(passive: &Options) -> Outcome {
     }
 }
 
-/// Our Initiator and a Responder of the RDMA Consortium.
-fn answered_by_rdmac(active: &Options) -> Outcome {
+/// Connects our Initiator and an RDMAC Responder.
+fn rdmac_responder(active: &Options) -> Outcome {
     let mut initiator =
         Initiator::new(&Options { crc: false, ..*active }, &[]).expect("no private data");
     assert_ne!(initiator.request()[17], 0);
@@ -122,26 +122,27 @@ fn expected(row: &Row) -> Option<Outcome> {
 //= MPA-C.2.5-1
 //= MPA-C.3-1
 #[test]
-fn every_row_of_the_table_is_what_our_machines_do() {
+fn every_row_of_the_negotiation_table() {
     let rows = table("mpa_negotiation");
     let mut played = 0;
     for row in &rows {
-        let (active, passive) = (row.text("initiator"), row.text("responder"));
+        let active = row.text("initiator");
+        let passive = row.text("responder");
         let m = |who: &str| row.number(who) == 1;
         for revision in [1, 2] {
             let active = ours(active, m("initiator_m"), revision);
             let passive = ours(passive, m("responder_m"), revision);
             let outcome = match (active, passive) {
                 (Some(active), Some(passive)) => both(&active, &passive),
-                (None, Some(passive)) => asked_by_rdmac(&passive),
-                (Some(active), None) => answered_by_rdmac(&active),
+                (None, Some(passive)) => rdmac_initiator(&passive),
+                (Some(active), None) => rdmac_responder(&active),
                 (None, None) => continue,
             };
             played += 1;
             match expected(row) {
                 Some(expected) => assert_eq!(outcome, expected, "{row:?}"),
-                // A Responder that declares M = 0 to such an Initiator: ours declares M = 1 then,
-                // whatever it was told to want, so this is the next row.
+                // A Responder that declares M = 0 to an RDMAC Initiator. Ours always declares
+                // M = 1, so the result is that of the next row.
                 None => {
                     let all = Outcome::Connect {
                         version: 0,
@@ -153,6 +154,6 @@ fn every_row_of_the_table_is_what_our_machines_do() {
             }
         }
     }
-    // In one row neither end is ours.
+    // In one row both ends are RDMAC.
     assert_eq!((rows.len(), played), (25, 2 * 24));
 }

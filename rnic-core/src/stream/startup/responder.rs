@@ -1,38 +1,40 @@
-//! The side that listens: awaits a Request, sends a Reply.
+//! Responder: the listening end, which awaits a Request and sends a Reply.
 
 use super::{
-    Negotiated, Options, PrivateDataTooLong, Role, RtrKinds, frame_missing, negotiated, stated,
+    Negotiated, Options, PrivateDataTooLong, Role, RtrKinds, frame_missing, frame_value, negotiated,
 };
 use crate::mpa::startup::{Enhanced, Frame, FrameError, FrameKind, NOT_NEGOTIATED, Progress, Repr};
 use crate::rdmap::codes;
 use crate::types::TerminateCode;
 
-/// Why no connection came about; the TCP connection is to be closed.
+/// Failure of a start-up. The caller must close the TCP connection, except after
+/// [`PrivateData`](Self::PrivateData).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResponderError {
-    /// What came is no Request.
+    /// The received bytes are not a Request.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A Request of revision 0 while permissive RDMAC mode is off, or one that no RDMAC peer
-    /// sends. It is told so by a rejecting Reply of revision 1.
-    #[error("MPA revision 0 is not served")]
+    /// A Request of revision 0, refused because permissive RDMAC mode is off or because the Request
+    /// lacks Markers and CRCs, which RDMAC peers always request. The peer must receive a rejecting
+    /// Reply of revision 1.
+    #[error("MPA revision 0 is not supported")]
     Rdmac {
-        /// That Reply, to be sent before the TCP connection is closed.
+        /// The Reply, to send before the TCP connection is closed.
         reply: Vec<u8>,
     },
-    /// Bytes behind the Request before it was answered: PD_Length and Private Data disagree.
-    #[error("bytes behind the request before it was answered")]
+    /// The peer sent more bytes after its Request, before the Reply.
+    #[error("the peer sent bytes after its request, before the reply")]
     BytesAfterRequest,
-    /// A call in a state that has no use for it.
-    #[error("start-up is not in the state for this")]
-    OutOfTurn,
-    /// Private Data that does not fit the Reply; the decision is still open.
+    /// The call is not allowed in this state.
+    #[error("call not allowed in this start-up state")]
+    InvalidState,
+    /// The Private Data do not fit into the Reply. The Request is still undecided.
     #[error(transparent)]
     PrivateData(#[from] PrivateDataTooLong),
 }
 
 impl ResponderError {
-    /// What a peer got wrong, in the numbers of RFC 5044 section 8; none if it was no peer.
+    /// Returns the code of the peer's fault (RFC 5044 section 8); `None` for faults of the caller.
     #[must_use]
     pub fn code(&self) -> Option<TerminateCode> {
         match self {
@@ -40,11 +42,11 @@ impl ResponderError {
             | ResponderError::Rdmac { .. }
             //= MPA-8-1
             | ResponderError::BytesAfterRequest => Some(codes::LLP_STARTUP),
-            ResponderError::OutOfTurn | ResponderError::PrivateData(_) => None,
+            ResponderError::InvalidState | ResponderError::PrivateData(_) => None,
         }
     }
 
-    /// Bytes to send before the connection is closed in order; mostly none.
+    /// Returns the bytes to send before the connection is closed, usually none.
     #[must_use]
     pub fn last_frame(&self) -> &[u8] {
         match self {
@@ -54,31 +56,31 @@ impl ResponderError {
     }
 }
 
-/// A valid Request, for the application to decide on.
+/// A valid Request, which the application accepts or rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
     /// The Initiator's Private Data.
     pub private_data: Vec<u8>,
-    /// Inbound Reads it can hold, if it says so.
+    /// Maximum inbound Reads of the Initiator; `None` if it does not negotiate.
     pub peer_ird: Option<u16>,
-    /// Outbound Reads it wants to have under way, if it says so.
+    /// Desired outbound Reads of the Initiator; `None` if it does not negotiate.
     pub peer_ord: Option<u16>,
     /// MPA revision of the Request.
     pub revision: u8,
-    /// It asks for the peer-to-peer model.
+    /// True if the Request asks for the peer-to-peer model.
     pub peer_to_peer: bool,
 }
 
-/// What input amounted to.
+/// Result of processing received bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResponderStep {
     /// The Request is not complete.
     NeedMore,
-    /// A decision is due.
+    /// The Request is complete and must be accepted or rejected.
     Request(ConnectRequest),
 }
 
-/// What must be remembered of a Request until it is answered.
+/// Parameters of the Request that determine the Reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RequestTerms {
     markers: bool,
@@ -95,7 +97,7 @@ enum State {
     Done,
 }
 
-/// The Responder's start-up machine.
+/// The Responder's start-up state machine.
 #[derive(Debug)]
 pub struct Responder {
     options: Options,
@@ -103,20 +105,20 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// A machine that awaits a Request.
+    /// Creates a state machine that awaits a Request.
     #[must_use]
     pub fn new(options: &Options) -> Responder {
         Responder { options: *options, state: State::AwaitRequest { input: Vec::new() } }
     }
 
-    /// Takes bytes the peer sent, however they were cut. Any that follow the Request before the
-    /// Reply is sent are an error.
+    /// Processes received bytes, split at arbitrary points. Bytes after the Request are an error
+    /// while no Reply has been sent.
     pub fn handle_input(&mut self, bytes: &[u8]) -> Result<ResponderStep, ResponderError> {
         match std::mem::replace(&mut self.state, State::Done) {
             State::AwaitRequest { mut input } => {
                 input.extend_from_slice(bytes);
                 //= MPA-7.1.2-2
-                let Some(asked) = judge(&self.options, &input)? else {
+                let Some(asked) = parse_request(&self.options, &input)? else {
                     self.state = State::AwaitRequest { input };
                     return Ok(ResponderStep::NeedMore);
                 };
@@ -136,11 +138,11 @@ impl Responder {
                 Ok(ResponderStep::NeedMore)
             }
             State::Deciding(_) => Err(ResponderError::BytesAfterRequest),
-            State::Done => Err(ResponderError::OutOfTurn),
+            State::Done => Err(ResponderError::InvalidState),
         }
     }
 
-    /// Bytes the Request still lacks, as far as those that came tell; 0 once it is complete.
+    /// Returns the number of bytes known to be missing from the Request; 0 once it is complete.
     #[must_use]
     pub fn missing(&self) -> usize {
         match &self.state {
@@ -151,9 +153,11 @@ impl Responder {
         }
     }
 
-    /// The application accepts. `ird` and `ord` are its own numbers, the options' if it has none,
-    /// cut to their limits; an IRD it does not insist on is raised to what the Initiator wants. The
-    /// result is the Reply and what is agreed; be ready for FPDUs before the Reply is sent.
+    /// Accepts the Request and returns the Reply and the negotiated parameters.
+    ///
+    /// `ird` and `ord` default to the options and are reduced to `ird_limit` and `ord_limit`.
+    /// Without `ird`, IRD is raised to the Initiator's ORD, up to the limit. The caller must be
+    /// ready for FPDUs before it sends the Reply.
     pub fn accept(
         &mut self,
         ird: Option<u16>,
@@ -163,7 +167,7 @@ impl Responder {
         private_data: &[u8],
     ) -> Result<(Vec<u8>, Negotiated), ResponderError> {
         let State::Deciding(asked) = &self.state else {
-            return Err(ResponderError::OutOfTurn);
+            return Err(ResponderError::InvalidState);
         };
         PrivateDataTooLong::check(private_data, asked.enhanced.is_some())?;
         let rdmac = asked.revision == 0;
@@ -208,11 +212,10 @@ impl Responder {
         Ok((reply, n))
     }
 
-    /// The application rejects. The result is the Reply; the TCP connection is left to the
-    /// application.
+    /// Rejects the Request and returns the Reply. The TCP connection may stay open.
     pub fn reject(&mut self, private_data: &[u8]) -> Result<Vec<u8>, ResponderError> {
         let State::Deciding(asked) = &self.state else {
-            return Err(ResponderError::OutOfTurn);
+            return Err(ResponderError::InvalidState);
         };
         PrivateDataTooLong::check(private_data, asked.enhanced.is_some())?;
         let rdmac = asked.revision == 0;
@@ -235,8 +238,8 @@ impl Responder {
         Ok(reply)
     }
 
-    /// Whether CRCs are in force: either end's wish suffices. The Reply says so as well, though C
-    /// in the Request would do, because Initiators may go by the Reply alone.
+    /// Returns true if either end requires CRCs. The Reply sets C even if the Request has set it,
+    /// because Initiators may rely on the Reply alone.
     fn crc(&self, asked: &RequestTerms) -> bool {
         self.options.crc || asked.crc
     }
@@ -251,20 +254,20 @@ impl Responder {
     }
 }
 
-/// The highest revision a Request may have.
+/// Returns the maximum revision accepted in a Request.
 fn max_revision(options: &Options) -> u8 {
     options.revision.clamp(1, 2)
 }
 
-/// Reads a Request out of the bytes received so far.
-fn judge(options: &Options, input: &[u8]) -> Result<Option<RequestTerms>, ResponderError> {
+/// Decodes a Request from the bytes received so far.
+fn parse_request(options: &Options, input: &[u8]) -> Result<Option<RequestTerms>, ResponderError> {
     //= MPA-7.1.2-2
-    let (frame, behind) = match Frame::check(FrameKind::Request, max_revision(options), input)? {
+    let (frame, trailing) = match Frame::check(FrameKind::Request, max_revision(options), input)? {
         Progress::NeedMore(_) => return Ok(None),
-        Progress::Complete(frame, behind) => (frame, behind),
+        Progress::Complete(frame, trailing) => (frame, trailing),
     };
     let request = Repr::parse(&frame);
-    // An RDMAC peer always asks for Markers and CRCs; one that does not could not read ours.
+    // An RDMAC peer always requests Markers and CRCs. Without them it could not read our FPDUs.
     let rdmac = request.markers && request.crc;
     if request.revision == 0 && !(options.rdmac && rdmac) {
         let refusal = Repr {
@@ -279,7 +282,7 @@ fn judge(options: &Options, input: &[u8]) -> Result<Option<RequestTerms>, Respon
         return Err(ResponderError::Rdmac { reply: refusal.to_vec(FrameKind::Reply) });
     }
     //= MPA-7.1.1-19
-    if !behind.is_empty() {
+    if !trailing.is_empty() {
         return Err(ResponderError::BytesAfterRequest);
     }
     Ok(Some(RequestTerms {
@@ -292,8 +295,8 @@ fn judge(options: &Options, input: &[u8]) -> Result<Option<RequestTerms>, Respon
     }))
 }
 
-/// Settles IRD, ORD and RTR against an enhanced Request, and says what the Reply states
-/// (RFC 6581 section 9).
+/// Negotiates IRD, ORD and RTR for an enhanced Request and returns the values for the Reply (RFC
+/// 6581 section 9).
 fn agree(
     n: &mut Negotiated,
     asked: Enhanced,
@@ -312,7 +315,7 @@ fn agree(
     n.peer_to_peer = asked.peer_to_peer;
     let mut ours = rtr;
     if asked.peer_to_peer {
-        // The Read RTR needs a slot. Without one it cannot be offered, unless it is all there is.
+        // The Read RTR needs an IRD slot. Without one it is offered only if there is no other kind.
         if (ours & asked.rtr).contains(RtrKinds::READ) && n.ird == 0 {
             if ird_limit > 0 {
                 n.ird = 1;
@@ -330,12 +333,12 @@ fn agree(
     }
 }
 
-/// Our IRD in a Reply: as unnegotiated as the Initiator's ORD.
+/// Returns the IRD for a Reply: not negotiated if the Initiator's ORD is not.
 fn answer_ird(asked: &Enhanced, ird: u16) -> u16 {
-    if asked.ord == NOT_NEGOTIATED { NOT_NEGOTIATED } else { stated(ird) }
+    if asked.ord == NOT_NEGOTIATED { NOT_NEGOTIATED } else { frame_value(ird) }
 }
 
-/// Our ORD in a Reply: as unnegotiated as the Initiator's IRD.
+/// Returns the ORD for a Reply: not negotiated if the Initiator's IRD is not.
 fn answer_ord(asked: &Enhanced, ord: u16) -> u16 {
-    if asked.ird == NOT_NEGOTIATED { NOT_NEGOTIATED } else { stated(ord) }
+    if asked.ird == NOT_NEGOTIATED { NOT_NEGOTIATED } else { frame_value(ord) }
 }

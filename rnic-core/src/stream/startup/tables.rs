@@ -1,4 +1,4 @@
-//! Every state of both machines against every event.
+//! Tests every state of both state machines against every event.
 
 use super::tests::{OPTIONS, REPLY, REQUEST, accepted, frame};
 use super::*;
@@ -84,19 +84,19 @@ fn every_responder_state_against_every_event() {
          AwaitRequest + part -> more AwaitRequest\n\
          AwaitRequest + request -> request Deciding\n\
          AwaitRequest + reply -> an MPA start-up frame of the wrong kind Done\n\
-         AwaitRequest + accept -> start-up is not in the state for this AwaitRequest\n\
-         AwaitRequest + reject -> start-up is not in the state for this AwaitRequest\n\
+         AwaitRequest + accept -> call not allowed in this start-up state AwaitRequest\n\
+         AwaitRequest + reject -> call not allowed in this start-up state AwaitRequest\n\
          Deciding + nothing -> more Deciding\n\
-         Deciding + part -> bytes behind the request before it was answered Done\n\
-         Deciding + request -> bytes behind the request before it was answered Done\n\
-         Deciding + reply -> bytes behind the request before it was answered Done\n\
+         Deciding + part -> the peer sent bytes after its request, before the reply Done\n\
+         Deciding + request -> the peer sent bytes after its request, before the reply Done\n\
+         Deciding + reply -> the peer sent bytes after its request, before the reply Done\n\
          Deciding + accept -> reply Done\n\
          Deciding + reject -> reply Done\n\
-         Done + nothing -> start-up is not in the state for this Done\n\
-         Done + part -> start-up is not in the state for this Done\n\
-         Done + request -> start-up is not in the state for this Done\n\
-         Done + reply -> start-up is not in the state for this Done\n\
-         Done + accept -> start-up is not in the state for this Done\n\
-         Done + reject -> start-up is not in the state for this Done\n"
+         Done + nothing -> call not allowed in this start-up state Done\n\
+         Done + part -> call not allowed in this start-up state Done\n\
+         Done + request -> call not allowed in this start-up state Done\n\
+         Done + reply -> call not allowed in this start-up state Done\n\
+         Done + accept -> call not allowed in this start-up state Done\n\
+         Done + reject -> call not allowed in this start-up state Done\n"
     );
 }

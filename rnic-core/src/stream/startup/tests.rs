@@ -1,4 +1,4 @@
-//! The two machines against each other and against literal frames.
+//! Tests the start-up state machines against each other and against literal frames.
 
 use proptest::prelude::*;
 
@@ -48,14 +48,14 @@ pub(super) fn accepted(initiator: &mut Initiator, reply: &[u8]) -> Negotiated {
     }
 }
 
-/// Runs both machines; what each end has in the end.
+/// Connects both machines and returns the parameters of each end.
 fn connect(active: &Options, passive: &Options) -> (Negotiated, Negotiated) {
     let mut initiator = Initiator::new(active, &[]).expect("no private data");
     let (reply, of_passive) = accept(passive, initiator.request());
     (accepted(&mut initiator, &reply), of_passive)
 }
 
-/// An enhanced frame made by hand.
+/// Returns an enhanced frame.
 fn enhanced(kind: FrameKind, enhanced: Enhanced) -> Vec<u8> {
     Repr {
         markers: false,
@@ -71,7 +71,7 @@ fn enhanced(kind: FrameKind, enhanced: Enhanced) -> Vec<u8> {
 const PLAIN: Enhanced = Enhanced { peer_to_peer: false, rtr: RtrKinds::empty(), ird: 4, ord: 4 };
 
 #[test]
-fn frames_arrive_one_byte_at_a_time() {
+fn frames_byte_by_byte() {
     let mut initiator = Initiator::new(&OPTIONS, b"hello").expect("short");
     let mut responder = Responder::new(&OPTIONS);
     let request = initiator.request().to_vec();
@@ -92,7 +92,7 @@ fn frames_arrive_one_byte_at_a_time() {
 }
 
 #[test]
-fn pd_length_of_513_is_refused_from_the_header_alone() {
+fn pd_length_513_is_refused_by_header() {
     let header = frame(REQUEST, "40010201");
     assert_eq!(header.len(), HEADER_LEN);
     let error = Responder::new(&OPTIONS).handle_input(&header);
@@ -103,7 +103,7 @@ fn pd_length_of_513_is_refused_from_the_header_alone() {
 }
 
 #[test]
-fn private_data_of_every_border_length_in_both_directions() {
+fn private_data_of_every_boundary_length() {
     for options in [OPTIONS, REVISION_1] {
         for len in [0, 1, 507, 508, 509, 511, 512] {
             let data = pattern(len);
@@ -137,7 +137,7 @@ fn private_data_of_every_border_length_in_both_directions() {
 }
 
 #[test]
-fn private_data_too_long_for_the_reply_leaves_the_decision_open() {
+fn too_long_reply_data_keep_the_request() {
     let (mut responder, _) = responder_with(&REVISION_1, &frame(REQUEST, "40010000"));
     assert!(responder.accept(None, None, 64, 64, &[0; 513]).is_err());
     assert!(responder.reject(&[0; 513]).is_err());
@@ -146,7 +146,7 @@ fn private_data_too_long_for_the_reply_leaves_the_decision_open() {
 
 //= MPA-7.1.2-8
 #[test]
-fn two_initiators_notice() {
+fn two_initiators_detect_each_other() {
     let mut one = Initiator::new(&OPTIONS, &[]).expect("short");
     let two = Initiator::new(&OPTIONS, &[]).expect("short");
     assert_eq!(one.handle_input(two.request()), Err(FrameError::WrongKind.into()));
@@ -168,11 +168,11 @@ fn key_is_refused_at_its_first_wrong_byte() {
 //= MPA-7.1.1-10
 //= MPA-7.1.1-13
 #[test]
-fn reserved_bits_and_r_of_a_request_are_not_looked_at() {
+fn reserved_request_bits_are_ignored() {
     let (_, n) = accept(&OPTIONS, &frame(REQUEST, "7f010000"));
     assert_eq!((n.revision, n.version, n.peer_to_peer), (1, 1, false));
     assert!(n.crc && !n.tx_markers);
-    // Nor are they in a Reply.
+    // They are ignored in a Reply as well.
     let mut initiator = Initiator::new(&REVISION_1, &[]).expect("short");
     let n = accepted(&mut initiator, &frame(REPLY, "5f010000"));
     assert_eq!((n.revision, n.version, n.peer_to_peer), (1, 1, false));
@@ -180,7 +180,7 @@ fn reserved_bits_and_r_of_a_request_are_not_looked_at() {
 }
 
 #[test]
-fn bytes_behind_the_request_end_it_without_a_reply() {
+fn bytes_after_the_request_are_refused() {
     let mut bytes = frame(REQUEST, "40010000");
     bytes.extend(hex("000ec140"));
     let error = Responder::new(&OPTIONS).handle_input(&bytes).err();
@@ -193,7 +193,7 @@ fn bytes_behind_the_request_end_it_without_a_reply() {
 }
 
 #[test]
-fn bytes_behind_the_reply_are_kept() {
+fn bytes_after_the_reply_are_kept() {
     let mut initiator = Initiator::new(&REVISION_1, &[]).expect("short");
     let n = accepted(&mut initiator, &frame(REPLY, "40010003 010203 000ec140"));
     assert_eq!((n.private_data, n.leftover), (vec![1, 2, 3], hex("000ec140")));
@@ -218,7 +218,7 @@ fn revisions_of_a_request() {
 }
 
 #[test]
-fn revision_0_is_answered_with_revision_1_and_closed() {
+fn revision_0_gets_a_revision_1_rejection() {
     for request in ["c0000000", "00000000"] {
         let error = Responder::new(&OPTIONS).handle_input(&frame(REQUEST, request)).err();
         let reply = frame(REPLY, "60010000");
@@ -229,7 +229,7 @@ fn revision_0_is_answered_with_revision_1_and_closed() {
 }
 
 #[test]
-fn permissive_mode_talks_to_an_rdmac_peer() {
+fn permissive_mode_accepts_rdmac_peers() {
     let options = Options { rdmac: true, crc: false, ..OPTIONS };
     let (reply, n) = accept(&options, &frame(REQUEST, "c0000001 77"));
     assert_eq!(reply, frame(REPLY, "c0000000"));
@@ -242,7 +242,7 @@ fn permissive_mode_talks_to_an_rdmac_peer() {
     assert_eq!((n.revision, n.version), (0, 0));
     assert!(n.crc && n.tx_markers && n.rx_markers);
 
-    // siw started with revision 0 is no RDMAC peer: it could not read our Markers.
+    // siw, started with revision 0, is not an RDMAC peer: it could not read our Markers.
     for flags in ["00", "40", "80"] {
         let request = frame(REQUEST, &format!("{flags}000000"));
         let error = Responder::new(&options).handle_input(&request);
@@ -253,15 +253,15 @@ fn permissive_mode_talks_to_an_rdmac_peer() {
     }
 }
 
-/// A rejection declares Markers and CRCs as an acceptance would.
+/// A rejection declares the same Markers and CRCs as an acceptance.
 #[test]
-fn a_rejection_has_the_flags_of_its_end() {
+fn rejection_declares_own_flags() {
     let plain = Options { rdmac: true, crc: false, markers: false, ..OPTIONS };
     for (options, request, reply) in [
         (plain, "00010000", "20010000"),
         (Options { crc: true, ..plain }, "00010000", "60010000"),
         (Options { markers: true, ..plain }, "00010000", "a0010000"),
-        // An RDMAC peer is told what it could not do without.
+        // The Reply to an RDMAC peer always declares Markers and CRCs.
         (plain, "c0000000", "e0000000"),
     ] {
         let (mut responder, _) = responder_with(&options, &frame(REQUEST, request));
@@ -272,7 +272,7 @@ fn a_rejection_has_the_flags_of_its_end() {
 //= MPA-7.1.1-7
 //= MPA-7.1.1-8
 #[test]
-fn crc_is_on_unless_both_ends_want_it_off() {
+fn crc_is_off_only_if_both_ends_agree() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
         let (a, p) =
             connect(&Options { crc: active, ..OPTIONS }, &Options { crc: passive, ..OPTIONS });
@@ -280,11 +280,11 @@ fn crc_is_on_unless_both_ends_want_it_off() {
     }
 }
 
-/// An Initiator may take the Reply's word for what is in force, as siw does: it refuses a Reply
-/// without C if it needs CRCs, and goes without them otherwise.
+/// An Initiator may rely on the Reply alone, as siw does: it refuses a Reply without C if it needs
+/// CRCs, and otherwise does not use them.
 //= MPA-7.1.1-8
 #[test]
-fn a_reply_says_crc_if_either_end_wants_it() {
+fn reply_declares_crc_of_either_end() {
     for (ours, request, accepts, rejects) in [
         (false, "00010000", "00010000", "20010000"),
         (false, "40010000", "40010000", "60010000"),
@@ -302,7 +302,7 @@ fn a_reply_says_crc_if_either_end_wants_it() {
 //= MPA-7.1.1-5
 //= MPA-7.1.1-6
 #[test]
-fn markers_go_to_the_end_that_wants_them() {
+fn markers_follow_the_receivers_wish() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
         let (a, p) = connect(
             &Options { markers: active, ..OPTIONS },
@@ -325,7 +325,7 @@ fn reads_are_bounded_by_both_ends() {
 
 //= RDMAP-6.1-5
 #[test]
-fn ird_the_application_insists_on_is_not_raised() {
+fn explicit_ird_is_not_raised() {
     let mut initiator = Initiator::new(&Options { ord: 9, ..OPTIONS }, &[]).expect("short");
     let (mut responder, request) = responder_with(&OPTIONS, initiator.request());
     assert_eq!((request.peer_ird, request.peer_ord), (Some(16), Some(9)));
@@ -335,7 +335,7 @@ fn ird_the_application_insists_on_is_not_raised() {
 }
 
 #[test]
-fn ird_and_ord_of_a_responder_stay_inside_their_limits() {
+fn responder_ird_and_ord_are_limited() {
     let request = enhanced(FrameKind::Request, Enhanced { ird: 200, ord: 200, ..PLAIN });
     let (mut responder, _) = responder_with(&OPTIONS, &request);
     let (_, n) = responder.accept(None, Some(150), 32, 24, &[]).expect("undecided");
@@ -343,14 +343,14 @@ fn ird_and_ord_of_a_responder_stay_inside_their_limits() {
 }
 
 #[test]
-fn revision_1_leaves_reads_to_the_local_values() {
+fn revision_1_uses_local_ird_and_ord() {
     let (a, p) = connect(&REVISION_1, &OPTIONS);
     assert_eq!((a.ird, a.ord, p.ird, p.ord), (16, 8, 16, 8));
     assert_eq!((a.peer_ird, a.peer_ord, p.peer_ird, p.peer_ord), (None, None, None, None));
 }
 
 #[test]
-fn reads_that_are_not_negotiated_are_answered_in_kind() {
+fn unnegotiated_reads_are_mirrored() {
     let request = enhanced(FrameKind::Request, Enhanced { ird: 0x3FFF, ord: 0x3FFF, ..PLAIN });
     let (reply, n) = accept(&OPTIONS, &request);
     assert_eq!(reply[20..24], hex("3fff3fff"));
@@ -369,7 +369,7 @@ fn reads_that_are_not_negotiated_are_answered_in_kind() {
 }
 
 #[test]
-fn local_values_never_read_as_not_negotiated() {
+fn local_values_stay_below_not_negotiated() {
     let many = Options { ird: u16::MAX, ord: 0x3FFF, ..OPTIONS };
     let initiator = Initiator::new(&many, &[]).expect("short");
     let (_, request) = responder_with(&OPTIONS, initiator.request());
@@ -377,7 +377,7 @@ fn local_values_never_read_as_not_negotiated() {
 }
 
 #[test]
-fn reply_that_wants_more_reads_than_offered_is_told_so() {
+fn reply_with_too_high_ord_is_terminated() {
     let options = Options { peer_to_peer: false, ..OPTIONS };
     let mut initiator = Initiator::new(&options, &[]).expect("short");
     let reply = enhanced(FrameKind::Reply, Enhanced { ord: 17, ..PLAIN });
@@ -386,12 +386,12 @@ fn reply_that_wants_more_reads_than_offered_is_told_so() {
     assert_eq!(terminate_in(error.last_frame()), codes::LLP_IRD);
 }
 
-/// The code of the Terminate that an Initiator sends as its only FPDU.
+/// Returns the code of the Terminate that an Initiator sends as its only FPDU.
 fn terminate_in(frame: &[u8]) -> crate::types::TerminateCode {
     let mut fpdu = frame.to_vec();
     let mut deframer = Deframer::new(false, true);
     assert_eq!(deframer.needed(&fpdu), fpdu.len());
-    let ulpdu = deframer.take(&mut fpdu).expect("what we framed is valid");
+    let ulpdu = deframer.take(&mut fpdu).expect("valid FPDU");
     match Inbound::new(1).handle(ulpdu, true) {
         Ok(Arrival::Terminate(Terminate { code, .. })) => code,
         other => panic!("{other:?}"),
@@ -399,7 +399,7 @@ fn terminate_in(frame: &[u8]) -> crate::types::TerminateCode {
 }
 
 #[test]
-fn ready_to_receive_is_the_least_disturbing_kind_in_common() {
+fn rtr_with_fewest_side_effects_is_chosen() {
     let kinds = |bits| RtrKinds::from_bits_truncate(bits);
     for active in 1..8 {
         for passive in 1..8 {
@@ -431,12 +431,12 @@ fn ready_to_receive_is_the_least_disturbing_kind_in_common() {
 }
 
 #[test]
-fn ready_to_receive_by_read_raises_an_ird_of_zero() {
+fn read_rtr_raises_ird_to_one() {
     let only_read = Options { rtr: RtrKinds::READ, ird: 0, ord: 0, ..OPTIONS };
     let (a, p) = connect(&only_read, &only_read);
     assert_eq!((a.role, p.ird), (Role::Initiator { rtr: Some(Rtr::Read) }, 1));
 
-    // Only for a Read that both offer.
+    // IRD is raised only if both ends offer a Read.
     let not_read = Options { rtr: RtrKinds::WRITE | RtrKinds::SEND, ..OPTIONS };
     for (active, passive) in [(not_read, OPTIONS), (OPTIONS, not_read)] {
         let (_, p) = connect(&Options { ord: 0, ..active }, &Options { ird: 0, ..passive });
@@ -452,17 +452,16 @@ fn ready_to_receive_by_read_raises_an_ird_of_zero() {
 }
 
 #[test]
-fn client_server_model_has_no_ready_to_receive() {
+fn client_server_model_has_no_rtr() {
     let (a, p) = connect(&Options { peer_to_peer: false, ..OPTIONS }, &OPTIONS);
     assert_eq!(a.role, Role::Initiator { rtr: None });
     assert_eq!(p.role, Role::Responder { await_rtr: None });
     assert!(!a.peer_to_peer && !p.peer_to_peer);
 }
 
-/// A peer-to-peer connection takes both: a reply that was not asked for one makes none, whatever it
-/// offers.
+/// A connection is peer-to-peer only if the Request asks for it, whatever the Reply offers.
 #[test]
-fn a_reply_alone_makes_no_peer_to_peer_connection() {
+fn reply_alone_is_not_peer_to_peer() {
     let eager = Enhanced { peer_to_peer: true, rtr: RtrKinds::all(), ..PLAIN };
     for (asks, answer) in [(false, eager), (true, PLAIN)] {
         let options = Options { peer_to_peer: asks, ..OPTIONS };
@@ -473,7 +472,7 @@ fn a_reply_alone_makes_no_peer_to_peer_connection() {
 }
 
 #[test]
-fn reply_without_enhanced_data_settles_for_less() {
+fn reply_without_enhanced_data() {
     for reply in ["40010000", "40020000"] {
         let mut initiator = Initiator::new(&OPTIONS, &[]).expect("short");
         let n = accepted(&mut initiator, &frame(REPLY, reply));
@@ -486,8 +485,8 @@ fn reply_without_enhanced_data_settles_for_less() {
 }
 
 #[test]
-fn frames_as_siw_sends_them() {
-    // Recorded: siw as Initiator with peer-to-peer, and its own answer to that.
+fn recorded_siw_frames() {
+    // Recorded frames: siw as Initiator with peer-to-peer, and siw's own Reply to this Request.
     let request = frame(REQUEST, "10020004 8004c004");
     let reply = frame(REPLY, "10020014 80048004 000056355d8ec00038d3c40000010000");
     let (mut responder, asked) = responder_with(&Options { crc: false, ..OPTIONS }, &request);
@@ -506,16 +505,14 @@ fn frames_as_siw_sends_them() {
 }
 
 #[test]
-fn end_of_stream_without_a_reply_suggests_revision_1() {
+fn eof_without_a_reply_retries_revision_1() {
     for (options, heard, retry) in
         [(OPTIONS, &[][..], true), (OPTIONS, &b"MPA ID"[..], false), (REVISION_1, &[][..], false)]
     {
         let mut initiator = Initiator::new(&options, &[]).expect("short");
         assert_eq!(initiator.handle_input(heard), Ok(InitiatorStep::NeedMore));
-        let expected = match retry {
-            true => EofVerdict::RetryRevision1,
-            false => EofVerdict::Fail(StartupError::Closed),
-        };
+        let expected =
+            if retry { EofAction::RetryRevision1 } else { EofAction::Fail(StartupError::Closed) };
         assert_eq!(initiator.handle_eof(), expected);
     }
 }
@@ -532,7 +529,7 @@ fn any_options() -> impl Strategy<Value = Options> {
 
 proptest! {
     #[test]
-    fn any_two_ends_agree_or_say_why_not(
+    fn any_two_ends_agree_or_fail(
         active in any_options(),
         passive in any_options(),
         (ird, ord) in any::<(Option<u16>, Option<u16>)>(),
@@ -567,17 +564,16 @@ proptest! {
     }
 
     #[test]
-    fn any_frame_survives_into_junk(
+    fn any_frame_round_trips(
         (markers, crc, reject) in any::<(bool, bool, bool)>(),
         revision: u8,
         words in any::<Option<[u8; 4]>>(),
         data in prop::collection::vec(any::<u8>(), 0..=508),
     ) {
         let enhanced = words.filter(|_| revision >= 2).map(Enhanced::parse);
-        // Without A the RTR bits mean nothing and are not sent.
-        let enhanced = enhanced.map(|e| match e.peer_to_peer {
-            true => e,
-            false => Enhanced { rtr: RtrKinds::empty(), ..e },
+        // Without A the RTR bits have no meaning and are not sent.
+        let enhanced = enhanced.map(|e| {
+            if e.peer_to_peer { e } else { Enhanced { rtr: RtrKinds::empty(), ..e } }
         });
         let repr = Repr { markers, crc, reject, revision, enhanced, private_data: &data };
         let mut bytes = vec![0xAA; repr.buffer_len()];
@@ -590,7 +586,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_behind_a_key_are_no_reason_to_panic(
+    fn arbitrary_bytes_after_a_key_do_not_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..600),
         rdmac: bool,
     ) {
@@ -606,8 +602,8 @@ proptest! {
 }
 
 #[test]
-fn reading_only_what_is_missing_takes_exactly_the_frame() {
-    // 5 bytes of private data, behind the enhanced data.
+fn missing_bytes_end_exactly_at_the_frame() {
+    // 5 bytes of private data after the enhanced data.
     let request = Initiator::new(&OPTIONS, b"hello").expect("short").request().to_vec();
     let mut responder = Responder::new(&OPTIONS);
     let mut rest = [request.as_slice(), b"streaming"].concat();
@@ -629,7 +625,7 @@ fn reading_only_what_is_missing_takes_exactly_the_frame() {
 }
 
 #[test]
-fn failures_have_the_numbers_of_rfc_5044_and_6581() {
+fn startup_error_codes() {
     use crate::rdmap::codes;
     let wanted = StartupError::InsufficientIrd { wanted: 2, offered: 1, terminate: Vec::new() };
     for (error, code) in [
@@ -641,5 +637,5 @@ fn failures_have_the_numbers_of_rfc_5044_and_6581() {
         assert_eq!(error.code(), code, "{error}");
     }
     assert_eq!(ResponderError::BytesAfterRequest.code(), Some(codes::LLP_STARTUP));
-    assert_eq!(ResponderError::OutOfTurn.code(), None);
+    assert_eq!(ResponderError::InvalidState.code(), None);
 }

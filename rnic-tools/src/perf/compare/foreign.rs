@@ -1,22 +1,22 @@
-//! Other people's benchmarks: how they are called, and what their output says.
+//! Benchmarks of other projects: their command lines, and the parsing of their output.
 //!
-//! `ucx_perftest` of UCX and `fi_pingpong` of libfabric, over TCP and over shared memory. Both
-//! measure out of one buffer again and again. Their output is read by the names of its columns;
-//! whatever does not look like that is an error in words.
+//! `ucx_perftest` of UCX and `fi_pingpong` of libfabric, over TCP and over shared memory. Both use
+//! a single buffer. Results are read by the names of the output columns; any other output is an
+//! error.
 
 use super::pair::Pair;
 use crate::perf::report::Measure;
 
-/// One of their measurements.
+/// A measurement of another project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Foreign {
-    /// Over what the messages go.
+    /// Transport of the messages.
     pub transport: Transport,
-    /// What is measured.
+    /// Test program and mode.
     pub test: Test,
 }
 
-/// Over what the messages of a program go.
+/// Transport of the messages of a foreign program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// TCP over the loopback interface.
@@ -25,7 +25,7 @@ pub enum Transport {
     Shared,
 }
 
-/// What is measured by whom.
+/// Test program and mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
     /// UCX: a ping-pong of matched messages.
@@ -41,7 +41,7 @@ pub enum Test {
 }
 
 impl Foreign {
-    /// The program it needs.
+    /// Returns the name of the program.
     pub fn program(self) -> &'static str {
         match self.test {
             Test::PingPong => "fi_pingpong",
@@ -49,7 +49,7 @@ impl Foreign {
         }
     }
 
-    /// The package that has the program in Debian.
+    /// Returns the Debian package of the program.
     pub fn package(self) -> &'static str {
         match self.test {
             Test::PingPong => "libfabric-bin",
@@ -57,7 +57,7 @@ impl Foreign {
         }
     }
 
-    /// Its name in tables.
+    /// Returns the name used in tables.
     pub fn name(self) -> String {
         let transport = match (self.transport, self.test) {
             (Transport::Tcp, _) => "tcp",
@@ -70,7 +70,7 @@ impl Foreign {
         }
     }
 
-    /// The calls for `count` messages, or round trips, of `size` bytes at a port.
+    /// Returns the command lines for `count` messages, or round trips, of `size` bytes at a port.
     pub fn pair(self, size: u32, count: u64, port: u16) -> Pair {
         let texts = |words: &str| words.split_whitespace().map(str::to_owned).collect();
         match self.test {
@@ -92,7 +92,8 @@ impl Foreign {
                     Transport::Tcp => "tcp,self",
                     Transport::Shared => "posix,self",
                 };
-                let (test, warm) = (ucx_name(test), (count / 10).max(1));
+                let test = ucx_name(test);
+                let warm = (count / 10).max(1);
                 let client =
                     format!("-t {test} -s {size} -n {count} -w {warm} -f -v 127.0.0.1 -p {port}");
                 Pair {
@@ -109,12 +110,12 @@ impl Foreign {
         }
     }
 
-    /// Messages per second of a stream, or the microseconds of half a round trip, from what the
-    /// client printed.
+    /// Parses the client's output. Returns messages per second of a stream, or half a round trip in
+    /// microseconds.
     pub fn figure(self, kind: Measure, printed: &str) -> Result<f64, String> {
         let figure = match (self.test, kind) {
             (Test::PingPong, _) => column(printed, ' ', "usec/xfer"),
-            // The median, as ours is; the mean also has what the machine did in between.
+            // The median, as for our own results; the mean includes disturbances by the machine.
             (_, Measure::Lat) => column(printed, ',', "50.0_percentile_lat"),
             _ => column(printed, ',', "overall_mr"),
         };
@@ -122,9 +123,10 @@ impl Foreign {
             Some(line) => format!("its output is not understood: {line}"),
             None => "it printed nothing".to_owned(),
         })?;
-        match figure.is_finite() && figure > 0.0 {
-            true => Ok(figure),
-            false => Err(format!("{figure} is no result")),
+        if figure.is_finite() && figure > 0.0 {
+            Ok(figure)
+        } else {
+            Err(format!("{figure} is not a valid result"))
         }
     }
 }
@@ -139,8 +141,8 @@ fn ucx_name(test: Test) -> &'static str {
     }
 }
 
-/// The number below the head `name`, in the last line that has as many fields as the line with the
-/// heads.
+/// Returns the number in the column `name`, from the last line that has as many fields as the line
+/// with the column names.
 fn column(printed: &str, separator: char, name: &str) -> Option<f64> {
     let fields = |line: &str| -> Vec<String> {
         line.split(separator).map(str::trim).filter(|f| !f.is_empty()).map(str::to_owned).collect()
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn output_of_another_kind_is_an_error_in_words() {
+    fn unknown_output_is_an_error() {
         let head = UCX.lines().next().unwrap();
         let words = UCX.replace("4.750", "soon");
         for printed in ["", "\n", "no such option", head, FABRIC, &words, &UCX.replace(',', ";")] {
@@ -186,7 +188,7 @@ mod tests {
         for wrong in ["nan", "-1.0", "0", "inf"] {
             let printed = UCX.replace("4.750", wrong);
             let e = ucx(Test::TagLat).figure(Measure::Lat, &printed).unwrap_err();
-            assert!(e.contains("no result"), "{wrong}: {e}");
+            assert!(e.contains("not a valid result"), "{wrong}: {e}");
         }
         for end in 0..FABRIC.len() {
             let _ = ucx(Test::PingPong).figure(Measure::Lat, &FABRIC[..end]);
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_name_transport_size_and_port_of_both_ends() {
+    fn command_lines_have_transport_size_and_port() {
         let pair = Foreign { transport: Transport::Shared, test: Test::PutBw }.pair(8, 1000, 7000);
         assert_eq!(
             pair.client.join(" "),

@@ -1,9 +1,9 @@
-//! `rnic-perf compare`: ours beside other people's benchmarks on the same machine, in turn.
+//! `rnic-perf compare`: measurements in turn with benchmarks of other projects on the same machine.
 //!
-//! Each round has one measurement of ours, between the two processes that all other measurements
-//! have, and two runs of each foreign program, which starts a server and a client of its own: one
-//! where the scheduler puts them, one with each on a CPU of its own. The better of both medians
-//! counts. What cannot be measured is a row that says why.
+//! Each round has one measurement of ours, between the same two processes as elsewhere, and two
+//! runs of each foreign program, which starts its own server and client: one with both placed by
+//! the scheduler, one with each pinned to its own CPU. The result is the better of the two medians.
+//! A failed measurement is a row with the reason.
 
 mod foreign;
 mod pair;
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use self::foreign::Foreign;
-use self::pair::{installed, run_somewhere};
+use self::pair::{installed, run_on_free_port};
 use self::sweep::Sweep;
 use super::bench::{Amount, Bench, Measured, Subject};
 use super::error::PerfError;
@@ -29,29 +29,29 @@ pub use self::plot::draw;
 pub use self::sweep::SIZES;
 pub use self::table::render;
 
-/// What is compared, and how long.
+/// Options of `rnic-perf compare`.
 pub struct CompareOptions<'a> {
     /// The daemon's binary.
     pub rnicd: &'a Path,
     /// Bytes per message.
     pub sizes: &'a [u32],
-    /// Only those whose title has this in it, or one of these between commas.
+    /// Selects comparisons by parts of their titles, separated by commas.
     pub only: &'a str,
-    /// How long a round of each is, about.
+    /// Approximate length of a round of each subject.
     pub time: Duration,
-    /// Rounds; the median counts.
+    /// Number of rounds; the result is the median.
     pub rounds: u32,
 }
 
-/// One operation of ours over one path beside those of others, a row for each size.
+/// One of our operations over one path, compared with other projects; one row for each size.
 pub struct Compared {
-    /// Which.
+    /// Operation, path and kind of measurement.
     pub sweep: Sweep,
-    /// By size, those that failed without figures.
+    /// Rows by size, and failed measurements without results.
     pub rows: Vec<Row>,
 }
 
-/// Compares everything.
+/// Runs all selected comparisons.
 pub fn compare(
     options: &CompareOptions<'_>,
     progress: &mut dyn FnMut(&str),
@@ -66,7 +66,7 @@ pub fn compare(
     if sweeps.is_empty() {
         let titles: Vec<_> = sweep::ALL.iter().map(|sweep| sweep.title()).collect();
         return Err(PerfError::Arguments(format!(
-            "--only {:?} is in none of:\n{}",
+            "no title contains --only {:?}:\n{}",
             options.only,
             titles.join("\n")
         )));
@@ -93,7 +93,7 @@ pub fn compare(
     Ok(all)
 }
 
-/// All rounds of one size: the row with the figures, and one for each program that has none.
+/// Measures all rounds of one size. Returns the row with the results, and one for each failure.
 fn one_size(
     options: &CompareOptions<'_>,
     ends: &mut Ends,
@@ -128,7 +128,7 @@ fn rows(
     others: Vec<Other>,
 ) -> Vec<Row> {
     let mut row = Row::new(sweep.kind, spec, path, words, std::slice::from_ref(own), &[]);
-    // Others do not tell more than one figure per run.
+    // Foreign programs print only one result per run.
     row.figures.iter_mut().for_each(|figure| figure.times = None);
     let mut failed = Vec::new();
     for other in best_of_each(others) {
@@ -149,7 +149,7 @@ fn rows(
     failed
 }
 
-/// A foreign program while it is measured.
+/// A foreign program being measured.
 struct Other {
     foreign: Foreign,
     kind: Measure,
@@ -157,13 +157,13 @@ struct Other {
     placement: Placement,
     /// Messages, or round trips, per run.
     count: u64,
-    /// In the unit of the row.
+    /// Results in the unit of the row.
     series: Series,
     failure: Option<String>,
 }
 
 impl Other {
-    /// Finds out how many messages a round has.
+    /// Determines the number of messages per round.
     fn prepare(
         foreign: Foreign,
         placement: Placement,
@@ -182,8 +182,9 @@ impl Other {
             failure: None,
         };
         if installed(foreign.program()).is_none() {
-            let (program, package) = (foreign.program(), foreign.package());
-            let why = format!("{program} is not installed (Debian has it in {package})");
+            let program = foreign.program();
+            let package = foreign.package();
+            let why = format!("{program} is not installed (Debian package {package})");
             return Other { failure: Some(why), ..other };
         }
         match other.run() {
@@ -209,10 +210,10 @@ impl Other {
         }
     }
 
-    /// Runs it once: seconds per message, or per round trip.
+    /// Runs the program. Returns seconds per message or round trip.
     fn run(&self) -> Result<f64, String> {
         let pair = |port| self.foreign.pair(self.size, self.count, port);
-        let printed = run_somewhere(pair, self.placement)?;
+        let printed = run_on_free_port(pair, self.placement)?;
         let figure = self.foreign.figure(self.kind, &printed)?;
         Ok(match self.kind {
             Measure::Lat => 2.0 * figure * 1e-6,
@@ -221,7 +222,7 @@ impl Other {
     }
 }
 
-/// Of each program the placement with the best median, or one that has failed if all have.
+/// Returns for each program the placement with the best median, or a failed one if all have failed.
 fn best_of_each(others: Vec<Other>) -> Vec<Other> {
     let speed = |other: &Other| {
         let median = other.series.median().filter(|_| other.failure.is_none());
@@ -241,7 +242,7 @@ fn best_of_each(others: Vec<Other>) -> Vec<Other> {
     best
 }
 
-/// Messages of a first run, which takes some tens of milliseconds.
+/// Returns the number of messages of a first run, which takes some tens of milliseconds.
 fn first_count(size: u32) -> u64 {
     (FIRST_BYTES / u64::from(size.max(1))).clamp(LEAST, 10_000)
 }
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_others_are_judged_and_failures_are_rows() {
+    fn foreign_figures_and_failures_make_rows() {
         let sweep = sweep::ALL[4];
         let own = Measured {
             subject: Subject::Rdma,
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nothing_is_refused() {
+    fn an_unknown_selection_is_refused() {
         let options = CompareOptions {
             rnicd: Path::new("/bin/false"),
             sizes: &[8],

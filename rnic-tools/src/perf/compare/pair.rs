@@ -1,6 +1,6 @@
-//! Running somebody else's benchmark once: a server, and a client that prints.
+//! Runs a benchmark of another project once: a server, and a client that prints the result.
 //!
-//! Both run on this machine, at a port of their own, with a deadline; neither outlives the call.
+//! Both run on this machine, at a separate port, with a deadline. Neither outlives the call.
 
 use std::io::{Read, Seek};
 use std::net::TcpListener;
@@ -12,28 +12,31 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::perf::placement::Placement;
 
-/// How a benchmark is called.
+/// Command lines of a benchmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// Name of the program, which is searched in `PATH`.
+    /// Name of the program, found in `PATH`.
     pub program: &'static str,
-    /// Environment of both.
+    /// Environment of both processes.
     pub environment: Vec<(&'static str, &'static str)>,
-    /// Arguments of the server, which listens at the port.
+    /// Arguments of the server, which listens on the port.
     pub server: Vec<String>,
     /// Arguments of the client.
     pub client: Vec<String>,
 }
 
-/// Where a program is installed; `None` if it is not.
+/// Returns the path of a program, or `None` if it is not installed.
 pub fn installed(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Runs it at a port of its own. Another program may take the port before the server does, which
-/// then ends: it gets another one.
-pub fn run_somewhere(pair: impl Fn(u16) -> Pair, placement: Placement) -> Result<String, String> {
+/// Runs the benchmark at a free port. If another program takes the port before the server does, the
+/// server exits; this function then tries another port.
+pub fn run_on_free_port(
+    pair: impl Fn(u16) -> Pair,
+    placement: Placement,
+) -> Result<String, String> {
     let mut tries = 1;
     loop {
         let port = free_port()?;
@@ -44,14 +47,14 @@ pub fn run_somewhere(pair: impl Fn(u16) -> Pair, placement: Placement) -> Result
     }
 }
 
-/// A TCP port that is in use at no address, as the servers want it.
+/// Returns a TCP port that is free on all addresses, as the servers require.
 fn free_port() -> Result<u16, String> {
     let bound = TcpListener::bind("0.0.0.0:0").and_then(|listener| listener.local_addr());
     bound.map(|address| address.port()).map_err(|e| format!("no free port: {e}"))
 }
 
-/// Starts the server, waits until it listens at `port`, runs the client, ends both. What the client
-/// has printed on its standard output, or why there is nothing.
+/// Starts the server, waits until it listens on `port`, runs the client, and ends both. Returns the
+/// standard output of the client, or an error.
 fn run(pair: &Pair, port: u16, placement: Placement) -> Result<String, String> {
     let deadline = Instant::now() + PATIENCE;
     let mut server = {
@@ -66,29 +69,30 @@ fn run(pair: &Pair, port: u16, placement: Placement) -> Result<String, String> {
     client.output(deadline)
 }
 
-/// A process that does not outlive this.
+/// A process that is killed when this is dropped.
 struct Running {
     child: Child,
-    /// What it says on its standard error.
-    complaints: std::fs::File,
+    /// Its standard error.
+    stderr: std::fs::File,
 }
 
 impl Running {
     fn start(pair: &Pair, arguments: &[String]) -> Result<Self, String> {
         let failed = |e: std::io::Error| format!("starting {}: {e}", pair.program);
-        let complaints = tempfile::tempfile().map_err(failed)?;
+        let stderr = tempfile::tempfile().map_err(failed)?;
         let child = Command::new(pair.program)
             .args(arguments)
             .envs(pair.environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(complaints.try_clone().map_err(failed)?)
+            .stderr(stderr.try_clone().map_err(failed)?)
             .spawn()
             .map_err(failed)?;
-        Ok(Running { child, complaints })
+        Ok(Running { child, stderr })
     }
 
-    /// Waits until some process listens at the port. To connect would be to take the client's turn.
+    /// Waits until a process listens on the port. Does not connect, because the server would take
+    /// that connection for its client.
     fn await_port(&mut self, port: u16, deadline: Instant) -> Result<(), String> {
         loop {
             let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
@@ -97,36 +101,36 @@ impl Running {
                 return Ok(());
             }
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(format!("{NO_SERVER} with {status}{}", self.complaint()));
+                return Err(format!("{NO_SERVER} with {status}{}", self.last_error_line()));
             }
             if Instant::now() > deadline {
-                return Err(format!("the server does not listen{}", self.complaint()));
+                return Err(format!("the server does not listen{}", self.last_error_line()));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// What it prints until its end.
+    /// Returns everything that the process prints until it ends.
     fn output(&mut self, deadline: Instant) -> Result<String, String> {
         let Some(mut pipe) = self.child.stdout.take() else {
             return Err("has no standard output".to_owned());
         };
-        let printed = read_until(&mut pipe, deadline).map_err(|e| e + &self.complaint())?;
+        let printed = read_until(&mut pipe, deadline).map_err(|e| e + &self.last_error_line())?;
         let status = self.child.wait().map_err(|e| format!("waiting for it: {e}"))?;
-        match status.success() {
-            true => Ok(printed),
-            // UCX complains on its standard output.
-            false => Err(match (self.complaint(), printed.trim_end().lines().last()) {
-                (said, Some(line)) if said.is_empty() => format!("ended with {status}: {line}"),
-                (said, _) => format!("ended with {status}{said}"),
-            }),
+        if status.success() {
+            return Ok(printed);
         }
+        // UCX prints errors on its standard output.
+        Err(match (self.last_error_line(), printed.trim_end().lines().last()) {
+            (said, Some(line)) if said.is_empty() => format!("ended with {status}: {line}"),
+            (said, _) => format!("ended with {status}{said}"),
+        })
     }
 
-    /// The last line of its standard error, for people.
-    fn complaint(&mut self) -> String {
+    /// Returns the last line of its standard error, for error messages.
+    fn last_error_line(&mut self) -> String {
         let mut said = Vec::new();
-        let read = self.complaints.rewind().and_then(|()| self.complaints.read_to_end(&mut said));
+        let read = self.stderr.rewind().and_then(|()| self.stderr.read_to_end(&mut said));
         let said = String::from_utf8_lossy(&said);
         match (read, said.trim_end().lines().last()) {
             (Ok(_), Some(line)) => format!(": {}", line.trim()),
@@ -137,13 +141,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Neither fails in a way that matters: it may have ended by itself.
+        // Both may fail if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Everything until the end of a pipe.
+/// Reads until the end of a pipe.
 fn read_until(pipe: &mut ChildStdout, deadline: Instant) -> Result<String, String> {
     let mut bytes = Vec::new();
     loop {
@@ -167,8 +171,8 @@ fn read_until(pipe: &mut ChildStdout, deadline: Instant) -> Result<String, Strin
     }
 }
 
-/// Whether a table of `/proc/net/tcp` has a listener at the port: the second field ends with it, in
-/// hexadecimal digits, and the fourth is the state.
+/// Returns true if a table of `/proc/net/tcp` has a listener at the port. The second field ends
+/// with the port in hexadecimal, and the fourth is the state.
 fn listens(table: &str, port: u16) -> bool {
     let wanted = format!(":{port:04X}");
     table.lines().any(|line| {
@@ -178,15 +182,15 @@ fn listens(table: &str, port: u16) -> bool {
     })
 }
 
-/// How long a server and a client may take together.
+/// Time limit for server and client together.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How the error of a server begins that never listened.
+/// Start of the error of a server that exits before it listens.
 const NO_SERVER: &str = "the server ended";
-/// Ports that are tried.
+/// Number of ports to try.
 const TRIES: u32 = 3;
-/// Between two looks for the server's port.
-const LOOK: Duration = Duration::from_millis(2);
-/// More than any benchmark prints.
+/// Interval between checks of the server's port.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Maximum output of a benchmark in bytes, far above the usual.
 const MOST: usize = 1 << 20;
 
 #[cfg(test)]
@@ -210,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn what_the_client_prints_is_returned_once_the_server_listens() {
-        // This process is what listens.
+    fn the_output_of_the_client_is_returned() {
+        // The listener of this process replaces the server.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let pair = shell("exec sleep 1000", "echo $RATE");
@@ -224,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_says_why() {
+    fn the_error_of_the_server_is_reported() {
         // No program listens at port 0.
         let port = 0;
         let e = run(&shell("echo in use >&2; exit 1", "echo 1"), port, Placement::Apart);
@@ -232,13 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn a_server_whose_port_was_taken_gets_another_one() {
+    fn a_taken_port_is_replaced() {
         let ports = std::cell::RefCell::new(Vec::new());
         let pair = |port| {
             ports.borrow_mut().push(port);
             shell("exit 1", "echo 1")
         };
-        assert!(run_somewhere(pair, Placement::Free).unwrap_err().starts_with(NO_SERVER));
+        assert!(run_on_free_port(pair, Placement::Free).unwrap_err().starts_with(NO_SERVER));
         assert_eq!(ports.borrow().len(), TRIES as usize);
     }
 

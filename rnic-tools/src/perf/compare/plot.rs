@@ -1,4 +1,4 @@
-//! Two plots of what was compared: latency and bandwidth by size, both axes logarithmic.
+//! Two plots of a comparison: latency and bandwidth by size, both with logarithmic axes.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,14 @@ use crate::perf::report::Measure;
 use crate::perf::spec::Op;
 use crate::perf::table::bytes;
 
-/// Writes `latency.svg` and `bandwidth.svg` into a folder, each if there is something to show.
-/// Returns the files that were written.
+/// Writes `latency.svg` and `bandwidth.svg` into a folder, each only if there are results for it.
+/// Returns the files written.
 pub fn draw(all: &[Compared], folder: &Path) -> Result<Vec<PathBuf>, PerfError> {
     use SeriesLabelPosition::{LowerRight, UpperLeft};
 
     std::fs::create_dir_all(folder).map_err(PerfError::io("making the folder of the plots"))?;
     let mut written = Vec::new();
-    // Both rise to the right: the legends are where no lines are.
+    // Both curves rise to the right, so the legends are in the empty corners.
     for (kind, op, name, title, legend) in [
         (Measure::Lat, Op::Send, "latency.svg", "Half a round trip [us]", UpperLeft),
         (Measure::Bw, Op::Write, "bandwidth.svg", "Bandwidth out of one buffer [GB/s]", LowerRight),
@@ -34,18 +34,18 @@ pub fn draw(all: &[Compared], folder: &Path) -> Result<Vec<PathBuf>, PerfError> 
     Ok(written)
 }
 
-/// What is shown of one subject.
+/// The curve of one subject.
 #[derive(Debug, PartialEq)]
 struct Line {
     name: String,
     colour: RGBColor,
-    /// Ours stand out.
+    /// One of our measurements, drawn with a thick line.
     own: bool,
-    /// Size and figure.
+    /// Size and result of each point.
     points: Vec<(f64, f64)>,
 }
 
-/// The least and the greatest of both axes.
+/// Minimum and maximum of both axes.
 type Extent = ((f64, f64), (f64, f64));
 
 fn lines(all: &[Compared], kind: Measure, op: Op) -> Vec<Line> {
@@ -71,7 +71,7 @@ fn lines(all: &[Compared], kind: Measure, op: Op) -> Vec<Line> {
         });
         for (n, foreign) in sweep.foreign().into_iter().enumerate() {
             let name = foreign.name();
-            // Both TCP paths are compared with the same.
+            // Both TCP paths are compared with the same measurements.
             if lines.iter().any(|line| line.name == name) {
                 continue;
             }
@@ -83,7 +83,7 @@ fn lines(all: &[Compared], kind: Measure, op: Op) -> Vec<Line> {
     lines
 }
 
-/// What is shown, with some room above and below; nothing if no figure is.
+/// Returns the range of all points with a margin, or `None` without points.
 fn range(lines: &[Line]) -> Option<Extent> {
     let points = || lines.iter().flat_map(|line| &line.points);
     let extent = |of: fn(&(f64, f64)) -> f64| {
@@ -91,7 +91,8 @@ fn range(lines: &[Line]) -> Option<Extent> {
         let greatest = points().map(of).max_by(f64::total_cmp)?;
         Some((least, greatest))
     };
-    let (sizes, figures) = (extent(|point| point.0)?, extent(|point| point.1)?);
+    let sizes = extent(|point| point.0)?;
+    let figures = extent(|point| point.1)?;
     Some(((sizes.0 / 1.5, sizes.1 * 1.5), (figures.0 / 2.0, figures.1 * 2.0)))
 }
 
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_figures_are_left_out_and_nothing_is_no_plot() {
+    fn invalid_figures_are_not_plotted() {
         let folder = tempfile::tempdir().unwrap();
         for figures in [&[][..], &[(8, 0.0)], &[(8, f64::NAN)], &[(8, f64::INFINITY)]] {
             assert_eq!(draw(&[compared(figures)], folder.path()).unwrap().len(), 0);

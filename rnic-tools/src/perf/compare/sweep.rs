@@ -1,34 +1,34 @@
-//! What of ours is compared with which measurement of others, and what should come of it.
+//! The comparisons: our operations, the foreign measurements to compare with, and the goals.
 
 use super::foreign::{Foreign, Test, Transport};
 use crate::perf::daemon::Setup;
 use crate::perf::report::{Goal, Measure};
 use crate::perf::spec::{Flow, Op, Spec, Wait};
 
-/// One operation of ours over one path, by size of message.
+/// One of our operations over one path, measured by message size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sweep {
     /// Direct path, or TCP between two daemons with or without checksums.
     pub path: Path,
     /// Latency, bandwidth or rate.
     pub kind: Measure,
-    /// What of ours.
+    /// Our operation.
     pub op: Op,
 }
 
 /// The path of our connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// From memory to memory, inside one daemon.
+    /// Direct path inside one daemon.
     Direct,
     /// TCP between two daemons, with checksums.
     Tcp,
-    /// The same without: others have none.
+    /// TCP between two daemons without checksums, as in the other projects.
     TcpWithoutCrc,
 }
 
 impl Path {
-    /// The daemons, and how many.
+    /// Returns the setup and the number of daemons.
     pub fn setup(self) -> (Setup, u32) {
         match self {
             Path::Direct => (Setup::DIRECT, 1),
@@ -37,7 +37,7 @@ impl Path {
         }
     }
 
-    /// Its name in tables.
+    /// Returns the name used in tables.
     pub fn words(self) -> &'static str {
         match self {
             Path::Direct => "direct path",
@@ -46,7 +46,7 @@ impl Path {
         }
     }
 
-    /// Over what others do the same.
+    /// Returns the corresponding transport of foreign programs.
     fn transport(self) -> Transport {
         match self {
             Path::Direct => Transport::Shared,
@@ -55,7 +55,7 @@ impl Path {
     }
 }
 
-/// Everything that is compared, those with the same daemons one after the other.
+/// All comparisons. Those with the same daemons are adjacent.
 pub const ALL: [Sweep; 9] = [
     Sweep { path: Path::Direct, kind: Measure::Lat, op: Op::Send },
     Sweep { path: Path::Direct, kind: Measure::Lat, op: Op::Write },
@@ -69,7 +69,7 @@ pub const ALL: [Sweep; 9] = [
 ];
 
 impl Sweep {
-    /// Its name, which `--only` looks in.
+    /// Returns the title, which `--only` searches.
     pub fn title(self) -> String {
         let what = match self.kind {
             Measure::Lat => "half round trip, polled",
@@ -79,7 +79,7 @@ impl Sweep {
         format!("{}: {}, {what}", self.path.words(), self.op)
     }
 
-    /// What is measured of ours. As the others do, out of one buffer of one message.
+    /// Returns our parameters. As in the other programs, all messages use one buffer.
     pub fn spec(self, size: u32) -> Spec {
         match self.kind {
             Measure::Lat => Spec { wait: Wait::Polled, ..Spec::new(self.op, Flow::PingPong, size) },
@@ -88,12 +88,12 @@ impl Sweep {
         }
     }
 
-    /// Whether it is measured at this size: a rate of large messages says nothing.
+    /// Returns true if this size is measured. Rates are measured for 8-byte messages only.
     pub fn has(self, size: u32) -> bool {
         self.kind != Measure::Rate || size == 8
     }
 
-    /// What it is compared with.
+    /// Returns the foreign measurements to compare with.
     pub fn foreign(self) -> Vec<Foreign> {
         let tests: &[Test] = match (self.kind, self.op) {
             (Measure::Lat, Op::Send) => &[Test::TagLat, Test::PingPong],
@@ -105,7 +105,7 @@ impl Sweep {
         tests.iter().map(|&test| Foreign { transport, test }).collect()
     }
 
-    /// What the ratio of ours to a measurement of others should be.
+    /// Returns the goal for the ratio of our result to a foreign one.
     pub fn goal(self, size: u32, foreign: Foreign) -> Option<Goal> {
         match (self.path, self.kind, foreign.test, size) {
             (Path::Direct, Measure::Rate, Test::PutBw, 8) => Some(Goal::AtLeast(0.35)),
@@ -118,12 +118,12 @@ impl Sweep {
     }
 }
 
-/// Sizes that are compared if none are named.
+/// Default sizes.
 pub const SIZES: [u32; 10] =
     [8, 32, 128, 512, 2 << 10, 8 << 10, 32 << 10, 128 << 10, 512 << 10, BULK];
-/// The size of the goals about bandwidth.
+/// Message size of the bandwidth goals.
 const BULK: u32 = 1 << 20;
-/// Messages up to here are streamed in batches of 32, larger ones of 4.
+/// Messages up to this size are streamed in batches of 32, larger ones in batches of 4.
 const SMALL: u32 = 4 << 10;
 
 #[cfg(test)]
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn each_path_is_compared_with_the_same_of_others() {
+    fn each_path_has_its_foreign_transport() {
         for sweep in ALL {
             let shared = sweep.foreign().iter().all(|f| f.transport == Transport::Shared);
             assert_eq!(shared, sweep.path == Path::Direct, "{}", sweep.title());

@@ -1,10 +1,10 @@
-//! What was compared, as tables by size.
+//! Results of a comparison, as tables by message size.
 
 use super::Compared;
 use crate::perf::report::{Figure, Row};
 use crate::perf::table::{Table, bytes, digits};
 
-/// A table for each operation and path, a line for each size, and below it what was not measured.
+/// Renders a table for each operation and path, with a line for each size, and failures below.
 pub fn render(all: &[Compared]) -> String {
     let tables: Vec<String> = all.iter().map(one).collect();
     tables.join("\n")
@@ -43,7 +43,7 @@ fn one(compared: &Compared) -> String {
     format!("{}\n{}{}", compared.sweep.title(), table.render(), failures.concat())
 }
 
-/// Median, and between which figures the rounds were.
+/// Formats the median and the range of the rounds.
 fn spread(figure: &Figure) -> String {
     match (figure.series.lowest(), figure.series.highest()) {
         (Some(low), Some(high)) if figure.series.rounds.len() > 1 => {

@@ -1,4 +1,4 @@
-//! How fast connections come about beside those that stand.
+//! Connection rate beside many established connections.
 
 use super::super::bench::{Bench, Subject};
 use super::super::daemon::Setup;
@@ -10,8 +10,8 @@ use super::super::stats::Series;
 use super::qps::work;
 use super::{Place, STEADY, ScaleOptions, row};
 
-/// One after the other: connect, accept, established at both ends. Beside the most, a tenth of
-/// them, and a single one.
+/// Measures the rate of connections made one after the other (connect, accept, established at both
+/// ends), beside the maximum number of connections, a tenth of it, and a single connection.
 pub fn measure(options: &ScaleOptions<'_>, place: Place) -> Result<Vec<Row>, PerfError> {
     let counts = [options.qps, options.qps / 10, 1];
     let per_connection = 3 - place.daemons;
@@ -22,7 +22,8 @@ pub fn measure(options: &ScaleOptions<'_>, place: Place) -> Result<Vec<Row>, Per
         sites.push(Site::start(options.rnicd, setup, place.daemons)?);
     }
     let mut ends = sites.iter().map(Site::open).collect::<Result<Vec<_>, _>>()?;
-    let (mut benches, mut contexts) = (Vec::new(), Vec::new());
+    let mut benches = Vec::new();
+    let mut contexts = Vec::new();
     for (qps, ends) in counts.iter().zip(&mut ends) {
         let spec = Spec { qps: place.connections(*qps), ..work() };
         benches.push(Bench::new(&ends.context, &mut ends.peer, &spec, &[Subject::Rdma])?);
@@ -50,8 +51,8 @@ pub fn measure(options: &ScaleOptions<'_>, place: Place) -> Result<Vec<Row>, Per
     let figures = counts.iter().zip(rates).map(figure).collect();
     let subject = format!("connections made, {} QPs per daemon connected", options.qps);
     let path = benches[0].path().to_owned();
-    Ok(vec![row(subject, Measure::Rate, (&path, place), &more, figures, Some(STEADY))])
+    Ok(vec![row(subject, Measure::Rate, &path, place, &more, figures, Some(STEADY))])
 }
 
-/// Connections in a round.
+/// Connections per round.
 const PIECE: u32 = 400;

@@ -1,43 +1,44 @@
-//! The same stream beside different numbers of objects, in turn.
+//! Measures the same stream beside different numbers of objects, in turn.
 
 use super::super::bench::{Amount, Bench, Measured, Subject};
 use super::super::error::PerfError;
-use super::super::footprint::UseOfMemory;
+use super::super::footprint::MemoryUse;
 use super::super::report::Figure;
 use super::super::site::Site;
 use super::super::spec::Spec;
 use super::super::stats::Series;
 
-/// One of the streams, with daemons of its own.
+/// A stream with its own daemons.
 pub struct Case {
-    /// What there is beside it, in words.
+    /// Description of the objects beside it.
     pub what: String,
-    /// Its daemons.
+    /// Daemons of the case.
     pub site: Site,
-    /// The stream, and what its ends have besides.
+    /// The stream, and the additional objects of its ends.
     pub spec: Spec,
 }
 
-/// What came of it, in the order of the cases.
+/// Results, in the order of the cases.
 pub struct Costs {
     /// Nanoseconds per message.
     pub figures: Vec<Figure>,
-    /// What the driver's daemon took for the ends.
-    pub memory: Vec<UseOfMemory>,
+    /// Memory that the driver's daemon used for the ends.
+    pub memory: Vec<MemoryUse>,
     /// The path of the connections.
     pub path: String,
 }
 
-/// Connects all, then measures one after the other, round by round.
+/// Connects all cases, then measures one after the other, round by round.
 pub fn costs(cases: &[Case], amount: Amount, rounds: u32) -> Result<Costs, PerfError> {
     let open = |case: &Case| case.site.open();
     let mut ends = cases.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let (mut benches, mut memory) = (Vec::new(), Vec::new());
+    let mut benches = Vec::new();
+    let mut memory = Vec::new();
     for (case, ends) in cases.iter().zip(&mut ends) {
-        let before = UseOfMemory::of(&ends.context)?;
+        let before = MemoryUse::of(&ends.context)?;
         let bench = Bench::new(&ends.context, &mut ends.peer, &case.spec, &[Subject::Rdma])?;
-        let after = UseOfMemory::of(&ends.context)?;
-        memory.push(UseOfMemory {
+        let after = MemoryUse::of(&ends.context)?;
+        memory.push(MemoryUse {
             anonymous: after.anonymous.saturating_sub(before.anonymous),
             arenas: after.arenas.saturating_sub(before.arenas),
         });

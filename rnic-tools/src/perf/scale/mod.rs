@@ -1,8 +1,8 @@
-//! What grows with the number of objects that have nothing to do, and what a second worker does.
+//! Costs that grow with the number of idle objects, and the effect of a second worker.
 //!
-//! Each part measures the same work beside few and beside many idle objects, on private daemons of
-//! their own, in turn. Its row has the figure beside the most first, and the goal is about the
-//! ratio to the figure beside the fewest: who has nothing to do should cost nobody anything.
+//! Each part measures the same work beside few and beside many idle objects, in turn, on separate
+//! private daemons. The first result of a row has the most objects. The goal applies to its ratio
+//! to the result with the fewest objects: idle objects should cost nothing.
 
 mod connections;
 mod costs;
@@ -16,7 +16,7 @@ use std::path::Path;
 use super::bench::Amount;
 use super::daemon::Setup;
 use super::error::PerfError;
-use super::only::Only;
+use super::only::TitleFilter;
 use super::report::{Figure, Goal, Measure, Outcome, Row};
 use super::site::words;
 use super::spec::Spec;
@@ -24,21 +24,21 @@ use super::spec::Spec;
 pub use costs::{Case, costs};
 pub use qps::few_and_many;
 
-/// Which daemon is measured beside how many objects, and how long.
+/// Options of `rnic-perf scale`.
 pub struct ScaleOptions<'a> {
     /// The daemon's binary.
     pub rnicd: &'a Path,
-    /// Most QPs of each daemon; ten times as many regions, a tenth as many sessions.
+    /// Maximum QPs of each daemon; ten times as many regions, a tenth as many sessions.
     pub qps: u32,
-    /// Only parts of which this is said.
+    /// Selects measurements by a part of their title.
     pub only: &'a str,
-    /// Per round and subject.
+    /// Length of a round of each subject.
     pub amount: Amount,
-    /// Rounds; the median counts.
+    /// Number of rounds; the result is the median.
     pub rounds: u32,
 }
 
-/// Measures everything. What cannot be measured is a row that says why.
+/// Measures all selected parts. A failed measurement is a row with the reason.
 pub fn scale(
     options: &ScaleOptions<'_>,
     progress: &mut dyn FnMut(&str),
@@ -50,11 +50,12 @@ pub fn scale(
         ("connections", connections::measure),
         ("workers", workers::measure),
     ];
-    let (mut rows, mut only) = (Vec::new(), Only::new(options.only));
+    let mut rows = Vec::new();
+    let mut only = TitleFilter::new(options.only);
     for (name, part) in parts {
         for (path, place) in [("direct", Place::DIRECT), ("tcp", Place::TCP)] {
             let title = format!("{name}, {path}");
-            if !only.takes(&title) {
+            if !only.selects(&title) {
                 continue;
             }
             progress(&title);
@@ -74,43 +75,46 @@ pub fn scale(
 /// Measures one part on one path.
 type Part = fn(&ScaleOptions<'_>, Place) -> Result<Vec<Row>, PerfError>;
 
-/// Daemons of one kind.
+/// Daemons of one configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// How they are set up.
+    /// Setup of each daemon.
     pub setup: Setup,
-    /// One, or one for each end.
+    /// One daemon, or one for each end.
     pub daemons: u32,
 }
 
 impl Place {
-    /// Both ends at one daemon.
+    /// Both ends use the same daemon.
     pub const DIRECT: Place = Place { setup: Setup::DIRECT, daemons: 1 };
-    /// Each end at a daemon of its own.
+    /// Each end uses its own daemon.
     pub const TCP: Place = Place { setup: Setup::TCP, daemons: 2 };
 
     fn words(self) -> String {
         words(self.setup, self.daemons)
     }
 
-    /// Connections that give each daemon so many QPs: it may have one or both ends.
+    /// Returns the number of connections that gives each daemon `qps` QPs. A daemon has one end of
+    /// each connection, or both.
     fn connections(self, qps: u32) -> u32 {
         (qps / (3 - self.daemons)).max(1)
     }
 }
 
-/// Counts from few to `most`.
+/// Returns the counts below `most`, and `most`.
 fn up_to(most: u32, counts: &[u32]) -> Vec<u32> {
     let mut all: Vec<u32> = counts.iter().copied().filter(|count| *count < most).collect();
     all.push(most);
     all
 }
 
-/// A row whose first figure is beside the most. The goal is about its ratio to the last one.
+/// Creates a row. Its first result must have the most objects; the goal applies to the ratio to the
+/// last result.
 fn row(
     subject: String,
     kind: Measure,
-    (path, place): (&str, Place),
+    path: &str,
+    place: Place,
     spec: &Spec,
     figures: Vec<Figure>,
     goal: Option<Goal>,
@@ -133,9 +137,9 @@ fn row(
     }
 }
 
-/// What a cost may grow by.
+/// Goal for a cost with more objects.
 const FLAT: Goal = Goal::AtMost(1.1);
-/// What a rate of objects made may fall to.
+/// Goal for a rate with more objects.
 const STEADY: Goal = Goal::AtLeast(0.8);
 
 #[cfg(test)]
@@ -147,8 +151,9 @@ mod tests {
         let figure = |what: &str, ns| Figure::single(what, "ns", ns);
         let figures = vec![figure("1000", 126.0), figure("100", 105.0), figure("10", 120.0)];
         let spec = qps::work();
-        let of = ("direct", Place::DIRECT);
-        let row = row("cost".into(), Measure::Cost, of, &spec, figures, Some(FLAT));
+        let cost = "cost".to_owned();
+        let place = Place::DIRECT;
+        let row = row(cost, Measure::Cost, "direct", place, &spec, figures, Some(FLAT));
         let judged: Vec<_> = row.outcomes.iter().map(|o| (o.of.as_str(), o.met)).collect();
         assert_eq!(judged, [("100", None), ("10", Some(true))]);
         assert!((row.outcomes[0].value - 1.2).abs() < 1e-9);
@@ -162,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binary_that_is_no_daemon_is_a_failed_row_for_each_part() {
+    fn a_wrong_binary_fails_every_part() {
         let options = ScaleOptions {
             rnicd: Path::new("/bin/false"),
             qps: 20,

@@ -1,4 +1,4 @@
-//! What a Write costs beside connected QPs that have nothing to do.
+//! Cost of a Write beside idle connected QPs.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use super::super::site::Site;
 use super::super::spec::{Flow, Op, Spec};
 use super::{Case, FLAT, Place, ScaleOptions, costs, row, up_to};
 
-/// With ten QPs, a hundred and so on up to the most.
+/// Measures with 10, 100 and 1000 QPs and with the maximum.
 pub fn measure(options: &ScaleOptions<'_>, place: Place) -> Result<Vec<Row>, PerfError> {
     let counts = up_to(options.qps.max(ACTIVE), &[ACTIVE, 100, 1000]);
     Ok(vec![few_and_many(options.rnicd, place, &counts, FLAT, options.amount, options.rounds)?])
 }
 
-/// With each number of QPs per daemon, of which ten have traffic.
+/// Measures with each number of QPs per daemon, of which ten have traffic.
 pub fn few_and_many(
     rnicd: &Path,
     place: Place,
@@ -41,18 +41,19 @@ pub fn few_and_many(
     Ok(row(
         format!("cost per RDMA Write of 8 B, {most} QPs per daemon of which {ACTIVE} active"),
         Measure::Cost,
-        (&measured.path, place),
+        &measured.path,
+        place,
         &cases[0].spec,
         measured.figures,
         Some(goal),
     ))
 }
 
-/// One Write at a time, up to sixteen outstanding.
+/// Returns a stream of single Writes, up to sixteen of them outstanding.
 pub fn work() -> Spec {
     Spec::new(Op::Write, Flow::Stream, 8).stream(DEPTH, 1, 8 * u64::from(DEPTH))
 }
 
-/// QPs of a daemon that have traffic.
+/// QPs of a daemon with traffic.
 const ACTIVE: u32 = 10;
 const DEPTH: u32 = 16;

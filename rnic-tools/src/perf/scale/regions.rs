@@ -1,4 +1,4 @@
-//! What a Write costs, and how fast regions come and go, beside regions that nobody uses.
+//! Cost of a Write, and rate of registrations, beside unused regions.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::super::stats::Series;
 use super::qps::work;
 use super::{Case, FLAT, Place, STEADY, ScaleOptions, costs, row};
 
-/// Writes by any path. Registering has no path, and is measured with the direct one.
+/// Measures Writes on any path. Registration has no path, and is measured with the direct path.
 pub fn measure(options: &ScaleOptions<'_>, place: Place) -> Result<Vec<Row>, PerfError> {
     let most = options.qps.saturating_mul(10);
     let mut rows = writes(options, place, most)?;
@@ -22,7 +22,7 @@ pub fn measure(options: &ScaleOptions<'_>, place: Place) -> Result<Vec<Row>, Per
     Ok(rows)
 }
 
-/// Into a region of a session that has many.
+/// Measures Writes into a session with many regions.
 fn writes(options: &ScaleOptions<'_>, place: Place, most: u32) -> Result<Vec<Row>, PerfError> {
     let case = |regions: u32| {
         Ok(Case {
@@ -31,7 +31,7 @@ fn writes(options: &ScaleOptions<'_>, place: Place, most: u32) -> Result<Vec<Row
                 n => format!("{n} regions"),
             },
             site: Site::start(options.rnicd, place.setup, place.daemons)?,
-            // One is written to.
+            // One region is the target of the Writes.
             spec: Spec { regions: regions - 1, ..work() },
         })
     };
@@ -41,7 +41,8 @@ fn writes(options: &ScaleOptions<'_>, place: Place, most: u32) -> Result<Vec<Row
     let mut rows = vec![row(
         format!("cost per RDMA Write of 8 B, {most} regions in the session written to"),
         Measure::Cost,
-        (&measured.path, place),
+        &measured.path,
+        place,
         &cases[0].spec,
         measured.figures,
         Some(FLAT),
@@ -50,16 +51,16 @@ fn writes(options: &ScaleOptions<'_>, place: Place, most: u32) -> Result<Vec<Row
         let grown = measured.memory[0].anonymous.saturating_sub(measured.memory[2].anonymous);
         let bytes = grown as f64 / f64::from(most);
         let figures = vec![Figure::single("anonymous", "B", bytes)];
-        let of = (measured.path.as_str(), place);
+        let path = &measured.path;
         let what = format!("daemon's anonymous memory per region, {most} of one shared buffer");
-        let mut memory = row(what, Measure::Daemon, of, &cases[0].spec, figures, None);
+        let mut memory = row(what, Measure::Daemon, path, place, &cases[0].spec, figures, None);
         memory.outcomes = vec![Outcome::new("", bytes, "B", None)];
         rows.push(memory);
     }
     Ok(rows)
 }
 
-/// In sessions that have many and few.
+/// Measures registrations in sessions with many and with few regions.
 fn registering(options: &ScaleOptions<'_>, place: Place, most: u32) -> Result<Vec<Row>, PerfError> {
     let counts = [most, (most / 100).max(1)];
     let mut cases = Vec::new();
@@ -70,7 +71,8 @@ fn registering(options: &ScaleOptions<'_>, place: Place, most: u32) -> Result<Ve
         let idle = many_regions(&context, &pd, count)?;
         cases.push((site, context, pd, idle));
     }
-    let (mut made, mut ended) = (vec![Series::default(); 2], vec![Series::default(); 2]);
+    let mut made = vec![Series::default(); 2];
+    let mut ended = vec![Series::default(); 2];
     // The first round warms up.
     for round in 0..=options.rounds {
         for (n, (_, context, pd, _)) in cases.iter().enumerate() {
@@ -92,11 +94,11 @@ fn registering(options: &ScaleOptions<'_>, place: Place, most: u32) -> Result<Ve
         };
         let figures = counts.iter().zip(series).map(figure).collect();
         let subject = format!("{what}, {most} in the session");
-        let row = row(subject, Measure::Rate, ("", place), &work(), figures, Some(STEADY));
+        let row = row(subject, Measure::Rate, "", place, &work(), figures, Some(STEADY));
         Row { spec: None, ..row }
     };
     Ok(vec![row("regions registered", made), row("regions deregistered", ended)])
 }
 
-/// Regions that come and go in a round.
+/// Regions registered and deregistered per round.
 const PIECE: u32 = 4000;

@@ -1,4 +1,4 @@
-//! Two workers against one.
+//! Compares two workers with one.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use super::super::spec::{Flow, Op, Spec};
 use super::super::stats::Series;
 use super::{Place, ScaleOptions, row};
 
-/// One busy QP, which a second worker should not disturb, and several of several processes.
+/// Measures one busy QP, which a second worker should not slow down, and several pairs of processes
+/// with one busy QP each.
 pub fn measure(options: &ScaleOptions<'_>, place: Place) -> Result<Vec<Row>, PerfError> {
     let start = |workers| {
         let setup = Setup { workers: Some(workers), ..place.setup };
@@ -56,10 +57,10 @@ fn one_busy(
     }
     let series = all.into_iter().map(|measured| measured.rates).collect();
     let path = benches[0].path().to_owned();
-    Ok(judged(subject.to_owned(), (&path, place), spec, series, Some(Goal::AtLeast(0.95))))
+    Ok(judged(subject.to_owned(), &path, place, spec, series, Some(Goal::AtLeast(0.95))))
 }
 
-/// Pairs of processes that stream at the same time; their rates together.
+/// Measures the total rate of pairs of processes that stream at the same time.
 fn several_busy(
     options: &ScaleOptions<'_>,
     place: Place,
@@ -80,19 +81,20 @@ fn several_busy(
         for (loads, rates) in loads.iter_mut().zip(&mut rates) {
             loads.iter_mut().try_for_each(Load::go)?;
             sleep(time);
-            loads.iter_mut().try_for_each(Load::rest)?;
+            loads.iter_mut().try_for_each(Load::stop)?;
             rates.push(loads.iter_mut().map(Load::rate).sum::<Result<f64, _>>()?);
         }
     }
     let subject = format!("RDMA Writes of 8 B in batches of 32, {PAIRS} pairs of processes");
     let path = if place.setup.loopback_tcp { "tcp" } else { "direct" };
-    Ok(judged(subject, (path, place), spec, rates, None))
+    Ok(judged(subject, path, place, spec, rates, None))
 }
 
-/// A row of rates with two workers and with one.
+/// Creates a row of rates with two workers and with one.
 fn judged(
     subject: String,
-    of: (&str, Place),
+    path: &str,
+    place: Place,
     spec: &Spec,
     rates: Vec<Series>,
     goal: Option<Goal>,
@@ -106,10 +108,10 @@ fn judged(
         Figure::new(what, unit, 1, Series { rounds })
     };
     let figures = ["two workers", "one worker"].into_iter().zip(rates).map(figure).collect();
-    row(subject, Measure::Rate, of, spec, figures, goal)
+    row(subject, Measure::Rate, path, place, spec, figures, goal)
 }
 
-/// Pairs of processes that are busy at the same time.
+/// Number of pairs.
 const PAIRS: u32 = 3;
-/// A round of them, if rounds are counted in messages.
+/// Length of a round, if rounds are counted in messages.
 const SHORT: Duration = Duration::from_millis(100);

@@ -1,18 +1,18 @@
-//! Whether a program can work, in facts: each with what to do if it cannot.
+//! Checks whether a program can work. The result is a list of facts, with advice for each problem.
 //!
-//! Here is what is to be there whatever the program: libraries, a daemon, the right to use memory
-//! of one's own. What matters of the program is in `program`, what keeps libraries from it
-//! altogether in `served`. Nothing is started and nothing is run, also not the program's loader.
+//! This module checks the requirements of every program: libraries, a daemon and its network port.
+//! `program` checks the program, and `obstacle` the properties that prevent any use of the
+//! libraries. Nothing is started or run, not even the program's loader.
 
+mod obstacle;
 mod program;
-mod served;
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
 
+pub use obstacle::{Obstacle, Refusal};
 pub use program::{find, refusal};
-pub use served::{Obstacle, Refusal};
 
 use rnic_client::StatusInfo;
 
@@ -20,20 +20,20 @@ use crate::daemon::{Probe, probe};
 use crate::elf::Elf;
 use crate::libraries::{LibrariesError, SONAMES};
 
-/// What is to be found out.
+/// Input of the check.
 #[derive(Debug)]
-pub struct Question<'a> {
-    /// The folder with our libraries, or why there is none.
+pub struct CheckOptions<'a> {
+    /// Directory with rnicd's libraries, or the reason why there is none.
     pub folder: Result<PathBuf, LibrariesError>,
-    /// The daemon that would be started.
+    /// Program of the daemon that would be started.
     pub daemon: Option<PathBuf>,
-    /// Whether it may be.
+    /// A daemon may be started.
     pub may_start: bool,
-    /// The program.
+    /// The program to check.
     pub program: Option<&'a OsStr>,
 }
 
-/// What was found out, in the order in which it matters.
+/// Result of the check, in order of importance.
 #[derive(Debug, Default)]
 pub struct Report {
     facts: Vec<Fact>,
@@ -46,18 +46,18 @@ struct Fact {
     words: String,
 }
 
-/// What a fact means for the program.
+/// Effect of a fact on the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Fine,
-    /// It may matter, and cannot be known.
+    /// Possibly a problem: this check cannot determine it.
     Unknown,
-    /// It keeps the program from working.
+    /// Prevents the program from working.
     Problem,
 }
 
 impl Report {
-    /// Whether nothing was found that keeps the program from working.
+    /// Returns true if nothing prevents the program from working.
     pub fn can_work(&self) -> bool {
         self.facts.iter().all(|fact| fact.kind != Kind::Problem)
     }
@@ -81,8 +81,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Finds it out.
-pub fn examine(question: &Question<'_>) -> Report {
+/// Performs all checks.
+pub fn examine(question: &CheckOptions<'_>) -> Report {
     let mut report = Report::default();
     let ours = libraries(question, &mut report);
     daemon(question, &mut report);
@@ -92,15 +92,15 @@ pub fn examine(question: &Question<'_>) -> Report {
     report
 }
 
-/// Our libraries, as the loader will see them.
+/// rnicd's libraries, as the loader would find them.
 #[derive(Debug)]
-struct Ours {
+struct OwnLibraries {
     folder: PathBuf,
-    /// In the order of [`SONAMES`].
+    /// Library files in the order of [`SONAMES`].
     files: [Elf; SONAMES.len()],
 }
 
-fn libraries(question: &Question<'_>, report: &mut Report) -> Option<Ours> {
+fn libraries(question: &CheckOptions<'_>, report: &mut Report) -> Option<OwnLibraries> {
     let about = "libraries";
     let folder = match &question.folder {
         Ok(folder) => folder.clone(),
@@ -113,18 +113,17 @@ fn libraries(question: &Question<'_>, report: &mut Report) -> Option<Ours> {
     let read = |name: &str| {
         let path = folder.join(name);
         let elf = Elf::read(&path).map_err(|error| format!("{error}; install it again"))?;
-        match here.as_ref().is_ok_and(|here| elf.target == *here) {
-            true => Ok(elf),
-            false => {
-                Err(format!("{} is for another kind of machine; build it here", path.display()))
-            }
+        if here.as_ref().is_ok_and(|here| elf.target == *here) {
+            Ok(elf)
+        } else {
+            Err(format!("{} is for another kind of machine; build it on this one", path.display()))
         }
     };
     match SONAMES.map(read) {
         [Ok(verbs), Ok(cm)] => {
             let words = format!("{} has {}", folder.display(), SONAMES.join(" and "));
             report.add(Kind::Fine, about, words);
-            Some(Ours { folder, files: [verbs, cm] })
+            Some(OwnLibraries { folder, files: [verbs, cm] })
         }
         files => {
             for problem in files.into_iter().filter_map(Result::err) {
@@ -135,26 +134,26 @@ fn libraries(question: &Question<'_>, report: &mut Report) -> Option<Ours> {
     }
 }
 
-/// Whether QPs of the RoCE device reach other hosts, which not every program needs.
+/// Reports whether other hosts can connect to the RoCE device, which not every program requires.
 fn other_hosts(status: &StatusInfo, report: &mut Report) {
     let StatusInfo { wired_port, wired_port_problem, gids, gids_problem, .. } = status;
     if wired_port_problem.is_empty() {
-        let words = format!("port {wired_port} leads to other hosts (wired.port)");
-        report.add(Kind::Fine, "wired port", words);
+        let words = format!("the daemon listens on port {wired_port} for other hosts (wired.port)");
+        report.add(Kind::Fine, "wired.port", words);
     } else {
         let words = format!(
-            "{wired_port_problem}; the RoCE device reaches this host only until the daemon has port \
-             {wired_port} (wired.port)"
+            "{wired_port_problem}; other hosts cannot connect to the RoCE device until the daemon \
+             can bind port {wired_port} (wired.port)"
         );
-        report.add(Kind::Unknown, "wired port", words);
+        report.add(Kind::Unknown, "wired.port", words);
     }
     if *gids == 0 {
-        let words = format!("the RoCE device has none; {gids_problem}");
+        let words = format!("the RoCE device has no GIDs: {gids_problem}");
         report.add(Kind::Unknown, "GIDs", words);
     }
 }
 
-fn daemon(question: &Question<'_>, report: &mut Report) {
+fn daemon(question: &CheckOptions<'_>, report: &mut Report) {
     match probe() {
         Probe::Serves { pid, status, .. } => {
             report.add(Kind::Fine, "daemon", format!("one serves this user (pid {pid})"));
@@ -169,7 +168,8 @@ fn daemon(question: &Question<'_>, report: &mut Report) {
             }
             None => {
                 let words = format!(
-                    "{why}, and there is no rnicd to start; install it or name it by --daemon"
+                    "{why}, and there is no rnicd to start; install it, or set its path with \
+                     --daemon"
                 );
                 report.add(Kind::Problem, "daemon", words);
             }

@@ -1,5 +1,5 @@
-//! What matters of a program: whether the loader can and will give it our libraries, and whether
-//! they have what it wants.
+//! Checks a program: whether the loader would load rnicd's libraries for it, and whether they
+//! contain the symbols that it needs.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -7,14 +7,15 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::served::{self, Obstacle, Refusal};
-use super::{Kind, Ours, Report};
+use super::obstacle::{self, Obstacle, Refusal};
+use super::{Kind, OwnLibraries, Report};
 use crate::daemon::is_executable;
 use crate::elf::{Elf, Import};
 use crate::libraries::{PATH_VARIABLE, SONAMES, path_with};
 use crate::loader::{Closure, Loader};
 
-/// The file that is run by this name: itself if it has a slash, else the first in `PATH`.
+/// Returns the file that would be run for this name: the path itself if it contains a slash, else
+/// the first match in `PATH`.
 pub fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Path::new(program).exists().then(|| program.into());
@@ -24,20 +25,21 @@ pub fn find(program: &OsStr) -> Option<PathBuf> {
     folders.find_map(|folder| Some(folder.join(program)).filter(|file| is_executable(file)))
 }
 
-/// Why the libraries cannot serve a program, if that is known beforehand. What cannot be run, or
-/// cannot be read, is for the kernel to refuse.
+/// Returns the reason why a program cannot use the libraries, if the check can determine it before
+/// the program runs. Returns `None` for files that cannot be read or run, because the kernel
+/// reports those.
 pub fn refusal(program: &OsStr) -> Option<Refusal> {
-    let path = the_program(program, &mut Report::default())?;
+    let path = resolve_scripts(program, &mut Report::default())?;
     let elf = Elf::read(&path).ok();
-    let kind = elf.and_then(|elf| served::kind(&elf).ok());
+    let kind = elf.and_then(|elf| obstacle::kind(&elf).ok());
     let kind = kind.filter(|obstacle| !matches!(obstacle, Obstacle::NoLoader(_)));
-    let obstacle = served::rights(&path).or(kind)?;
+    let obstacle = obstacle::rights(&path).or(kind)?;
     Some(Refusal { path, obstacle })
 }
 
-/// Everything about a program.
-pub(super) fn examine(program: &OsStr, ours: Option<&Ours>, report: &mut Report) {
-    let Some(path) = the_program(program, report) else { return };
+/// Performs all checks of a program.
+pub(super) fn examine(program: &OsStr, ours: Option<&OwnLibraries>, report: &mut Report) {
+    let Some(path) = resolve_scripts(program, report) else { return };
     let elf = match Elf::read(&path) {
         Ok(elf) => elf,
         Err(error) => return report.add(Kind::Problem, "program", error.to_string()),
@@ -45,17 +47,17 @@ pub(super) fn examine(program: &OsStr, ours: Option<&Ours>, report: &mut Report)
     if !is_loaded_by_glibc(&path, &elf, report) {
         return;
     }
-    keeps_the_path(&path, report);
+    check_rights(&path, report);
     if let Some(ours) = ours {
         let loader_path = path_with(&ours.folder, std::env::var_os(PATH_VARIABLE).as_deref());
         let closure = Loader::new(elf.target, &loader_path).closure(&path, &elf);
-        gets_ours(&closure, ours, report);
-        finds_its_symbols(&path, &elf, &closure, ours, report);
+        check_libraries(&closure, ours, report);
+        check_symbols(&path, &elf, &closure, ours, report);
     }
 }
 
-/// The program itself: of a script its interpreter, and of that interpreter if it is a script.
-fn the_program(program: &OsStr, report: &mut Report) -> Option<PathBuf> {
+/// Returns the program itself; for a script, the program at the end of its chain of interpreters.
+fn resolve_scripts(program: &OsStr, report: &mut Report) -> Option<PathBuf> {
     let shown = program.display();
     let mut found = find(program);
     if found.is_none() {
@@ -83,11 +85,12 @@ fn the_program(program: &OsStr, report: &mut Report) -> Option<PathBuf> {
             None => report.add(Kind::Problem, "program", format!("{words}, which is not there")),
         }
     }
-    report.add(Kind::Problem, "program", format!("{shown}: scripts of scripts without an end"));
+    report.add(Kind::Problem, "program", format!("{shown}: too many nested scripts"));
     None
 }
 
-/// What runs a script: the program that its first line names, or that `env` will look for.
+/// Returns the interpreter of a script: the program in its first line, or the program that `env`
+/// would run.
 fn interpreter(path: &Path) -> Option<PathBuf> {
     let mut start = Vec::new();
     File::open(path).ok()?.take(FIRST_LINE).read_to_end(&mut start).ok()?;
@@ -101,9 +104,10 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Only a program of this kind of machine that glibc's loader loads can have our libraries.
+/// Returns true if glibc's loader for this target machine loads the program. Otherwise the program
+/// cannot use rnicd's libraries.
 fn is_loaded_by_glibc(path: &Path, elf: &Elf, report: &mut Report) -> bool {
-    match served::kind(elf) {
+    match obstacle::kind(elf) {
         Ok(obstacle) => {
             report.add(Kind::Problem, "loader", format!("{} {obstacle}", path.display()));
             return false;
@@ -112,23 +116,28 @@ fn is_loaded_by_glibc(path: &Path, elf: &Elf, report: &mut Report) -> bool {
             let words = format!("dynamically linked, loaded by {}", loader.display());
             report.add(Kind::Fine, "loader", words);
         }
-        Err(None) => report.add(Kind::Unknown, "loader", "it is a loader: what will it load?"),
+        Err(None) => {
+            let words = "it is a loader; the program that it will load is not checked";
+            report.add(Kind::Unknown, "loader", words);
+        }
     }
     true
 }
 
-/// A program that gets rights at its start is loaded without `LD_LIBRARY_PATH`.
-fn keeps_the_path(path: &Path, report: &mut Report) {
-    match served::rights(path) {
-        None => report.add(Kind::Fine, "rights", "it gets none at its start"),
+/// Reports whether the program gains privileges at exec. The loader would then ignore
+/// `LD_LIBRARY_PATH`.
+fn check_rights(path: &Path, report: &mut Report) {
+    match obstacle::rights(path) {
+        None => report.add(Kind::Fine, "rights", "it gains none at exec"),
         Some(obstacle) => {
             report.add(Kind::Problem, "rights", format!("{} {obstacle}", path.display()));
         }
     }
 }
 
-/// Whether it uses our libraries, and would be given ours.
-fn gets_ours(closure: &Closure, ours: &Ours, report: &mut Report) {
+/// Reports whether the program uses the libraries, and whether the loader would load rnicd's
+/// libraries for it.
+fn check_libraries(closure: &Closure, ours: &OwnLibraries, report: &mut Report) {
     let mut used = Vec::new();
     for name in SONAMES {
         let Some(loaded) = closure.libraries.get(name) else { continue };
@@ -137,14 +146,14 @@ fn gets_ours(closure: &Closure, ours: &Ours, report: &mut Report) {
         } else if let Some((rpath, owner)) = &loaded.by_rpath {
             let words = format!(
                 "{} has the RPATH {rpath}, which the loader searches before {PATH_VARIABLE}, and \
-                 there is {}; take it away (`patchelf --remove-rpath`)",
+                 finds {} there; remove the RPATH (`patchelf --remove-rpath`)",
                 owner.display(),
                 loaded.path.display()
             );
             report.add(Kind::Problem, "libraries", words);
         } else {
             let path = loaded.path.display();
-            report.add(Kind::Problem, "libraries", format!("it would be given {path}, not ours"));
+            report.add(Kind::Problem, "libraries", format!("it would load {path}, not rnicd's"));
         }
     }
     match used[..] {
@@ -153,9 +162,9 @@ fn gets_ours(closure: &Closure, ours: &Ours, report: &mut Report) {
             Kind::Unknown,
             "libraries",
             "it is not linked against libibverbs or librdmacm; if it loads them itself (dlopen), \
-             it is given ours",
+             it loads rnicd's",
         ),
-        _ => report.add(Kind::Fine, "libraries", format!("it is given our {}", used.join(", "))),
+        _ => report.add(Kind::Fine, "libraries", format!("it loads rnicd's {}", used.join(", "))),
     }
     for (name, by) in &closure.missing {
         let words = format!("{} needs {name}, which is not installed", by.display());
@@ -163,12 +172,13 @@ fn gets_ours(closure: &Closure, ours: &Ours, report: &mut Report) {
     }
 }
 
-/// Distributions link programs so that one symbol that is missing keeps them from starting.
-fn finds_its_symbols(
+/// Reports missing symbols. Distributions link programs so that a single missing symbol prevents
+/// them from starting.
+fn check_symbols(
     path: &Path,
     program: &Elf,
     closure: &Closure,
-    ours: &Ours,
+    ours: &OwnLibraries,
     report: &mut Report,
 ) {
     let libraries = closure.libraries.values();
@@ -177,13 +187,13 @@ fn finds_its_symbols(
     let mut wanted = 0;
     for (path, elf) in [(path, program)].into_iter().chain(all) {
         let imports =
-            elf.imports.iter().filter_map(|import| Some((import, of_ours(import, ours)?)));
+            elf.imports.iter().filter_map(|import| Some((import, is_provided(import, ours)?)));
         let (there, missing): (Vec<_>, Vec<_>) = imports.partition(|(_, there)| *there);
         wanted += there.len();
         let missing: Vec<String> = missing.into_iter().map(|(import, _)| named(import)).collect();
         if !missing.is_empty() {
             let words = format!(
-                "{} needs what rnicd's libraries do not have: {}; it will not start",
+                "{} needs symbols that rnicd's libraries do not have: {}; it will not start",
                 path.display(),
                 missing.join(", ")
             );
@@ -194,13 +204,13 @@ fn finds_its_symbols(
         report.add(
             Kind::Fine,
             "symbols",
-            format!("{wanted} that it needs of our libraries are there"),
+            format!("rnicd's libraries have {wanted} symbols that it needs"),
         );
     }
 }
 
-/// Whether ours have an import, if it must come from them.
-fn of_ours(import: &Import, ours: &Ours) -> Option<bool> {
+/// Returns true if rnicd's libraries contain the import; `None` if it may come from elsewhere.
+fn is_provided(import: &Import, ours: &OwnLibraries) -> Option<bool> {
     let number = SONAMES.iter().position(|name| import.library.as_deref() == Some(name))?;
     let key = (import.name.clone(), import.version.clone());
     (!import.weak).then(|| ours.files[number].exports.contains(&key))
@@ -210,9 +220,9 @@ fn named(import: &Import) -> String {
     format!("{}@{}", import.name, import.version.as_deref().unwrap_or_default())
 }
 
-/// How many scripts may run each other; the kernel allows five.
+/// Maximum nesting of scripts; the kernel allows five.
 const SCRIPTS: usize = 6;
-/// Bytes of a script that the kernel looks at.
+/// Length of the start of a script that the kernel reads, in bytes.
 const FIRST_LINE: u64 = 256;
 
 #[cfg(test)]
@@ -220,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_of_a_script_names_who_runs_it() {
+    fn script_interpreter_is_found() {
         let file = tempfile::NamedTempFile::new().unwrap_or_else(|e| panic!("{e}"));
         let named = |text: &str| {
             std::fs::write(file.path(), text).unwrap_or_else(|e| panic!("{e}"));

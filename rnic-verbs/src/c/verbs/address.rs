@@ -1,5 +1,5 @@
-//! Addresses of InfiniBand's form. The device that connects has one GID, made from its IP address,
-//! and only passes most of these through.
+//! Addresses in the format of InfiniBand. The iWARP device has one GID, formed from its IP address,
+//! and only passes most of these structures through.
 
 use rnic_client::GRH_LEN;
 
@@ -64,13 +64,13 @@ pub struct ibv_ah {
     pub handle: u32,
 }
 
-/// The header before the data of a datagram, whose bytes nobody here looks at as this.
+/// Header before the data of a datagram. The library does not read its fields through this type.
 #[repr(C)]
 pub struct ibv_grh {
     pub bytes: [u8; GRH_LEN],
 }
 
-/// `<infiniband/sa.h>`: a route as the subnet administrator of InfiniBand describes it.
+/// `<infiniband/sa.h>`: a path as the InfiniBand subnet administrator describes it.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_sa_path_rec {

@@ -1,9 +1,9 @@
-//! The values of the enumerations of `<infiniband/verbs.h>`, as far as they can concern an RNIC or
-//! a program names one that it has not.
+//! The enumerations of `<infiniband/verbs.h>`: the values that apply to an RNIC, and values that
+//! programs may pass although the device does not support them.
 
 use super::*;
 
-// Kinds of devices: ibv_get_device_list(3).
+// Device types: ibv_get_device_list(3).
 pub const IBV_NODE_UNKNOWN: ibv_node_type = -1;
 pub const IBV_NODE_CA: ibv_node_type = 1;
 pub const IBV_NODE_SWITCH: ibv_node_type = 2;
@@ -13,7 +13,7 @@ pub const IBV_NODE_USNIC: ibv_node_type = 5;
 pub const IBV_NODE_USNIC_UDP: ibv_node_type = 6;
 pub const IBV_NODE_UNSPECIFIED: ibv_node_type = 7;
 
-// What they speak.
+// Transport types.
 pub const IBV_TRANSPORT_UNKNOWN: ibv_transport_type = -1;
 pub const IBV_TRANSPORT_IB: ibv_transport_type = 0;
 pub const IBV_TRANSPORT_IWARP: ibv_transport_type = 1;
@@ -44,14 +44,14 @@ pub const IBV_FORK_DISABLED: u32 = 0;
 pub const IBV_FORK_ENABLED: u32 = 1;
 pub const IBV_FORK_UNNEEDED: u32 = 2;
 
-// Of a port: ibv_query_port(3).
+// Port attributes: ibv_query_port(3).
 pub const IBV_MTU_256: ibv_mtu = 1;
 pub const IBV_MTU_512: ibv_mtu = 2;
 pub const IBV_MTU_1024: ibv_mtu = 3;
 pub const IBV_MTU_2048: ibv_mtu = 4;
 pub const IBV_MTU_4096: ibv_mtu = 5;
 
-// States of a port.
+// Port states.
 pub const IBV_PORT_NOP: ibv_port_state = 0;
 pub const IBV_PORT_DOWN: ibv_port_state = 1;
 pub const IBV_PORT_INIT: ibv_port_state = 2;
@@ -71,7 +71,7 @@ pub const IBV_PORT_DEVICE_MGMT_SUP: u32 = 1 << 19;
 pub const IBV_PORT_VENDOR_CLASS_SUP: u32 = 1 << 20;
 pub const IBV_PORT_IP_BASED_GIDS: u32 = 1 << 26;
 
-// Kinds of GIDs: ibv_query_gid_ex(3).
+// GID types: ibv_query_gid_ex(3).
 pub const IBV_GID_TYPE_IB: u32 = 0;
 pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
@@ -142,7 +142,7 @@ pub const IBV_WC_GRH: u32 = 1 << 0;
 pub const IBV_WC_WITH_IMM: u32 = 1 << 1;
 pub const IBV_WC_WITH_INV: u32 = 1 << 3;
 
-// What a completion shall tell: ibv_create_cq_ex(3).
+// Completion fields that a program can request: ibv_create_cq_ex(3).
 pub const IBV_WC_EX_WITH_BYTE_LEN: u64 = 1 << 0;
 pub const IBV_WC_EX_WITH_IMM: u64 = 1 << 1;
 pub const IBV_WC_EX_WITH_QP_NUM: u64 = 1 << 2;
@@ -164,7 +164,7 @@ pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
 pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1 << 0;
 pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: u32 = 1 << 1;
 
-// Who may do what with memory: ibv_reg_mr(3).
+// Access flags: ibv_reg_mr(3).
 pub const IBV_ACCESS_LOCAL_WRITE: u32 = 1 << 0;
 pub const IBV_ACCESS_REMOTE_WRITE: u32 = 1 << 1;
 pub const IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
@@ -182,7 +182,7 @@ pub const IBV_REREG_MR_CHANGE_PD: u32 = 1 << 1;
 pub const IBV_REREG_MR_CHANGE_ACCESS: u32 = 1 << 2;
 pub const IBV_REREG_MR_FLAGS_SUPPORTED: u32 = (1 << 3) - 1;
 
-// What ibv_rereg_mr(3) returns: whose fault it was, and whether the region still stands.
+// Results of ibv_rereg_mr(3): which side failed, and whether the region is still valid.
 pub const IBV_REREG_MR_ERR_INPUT: i32 = -1;
 pub const IBV_REREG_MR_ERR_DONT_FORK_NEW: i32 = -2;
 pub const IBV_REREG_MR_ERR_DO_FORK_OLD: i32 = -3;
@@ -263,7 +263,7 @@ pub const IBV_QP_MAX_DEST_RD_ATOMIC: i32 = 1 << 17;
 pub const IBV_QP_PATH_MIG_STATE: i32 = 1 << 18;
 pub const IBV_QP_CAP: i32 = 1 << 19;
 pub const IBV_QP_DEST_QPN: i32 = 1 << 20;
-/// Attributes that any device may have (`IB_QP_ATTR_STANDARD_BITS` of the kernel).
+/// Attributes that any device may support (`IB_QP_ATTR_STANDARD_BITS` of the kernel).
 pub const IBV_QP_ATTR_STANDARD_BITS: i32 = (1 << 21) - 1;
 pub const IBV_QP_RATE_LIMIT: i32 = 1 << 25;
 

@@ -1,11 +1,11 @@
-//! The open device, as programs see it: the tables of operations through which the inline
+//! The open device as programs access it: the tables of operations through which the inline
 //! functions of the headers call.
 
 use libc::{c_int, c_uint, c_void, pthread_mutex_t, size_t};
 
 use super::*;
 
-/// The operations that were there before the API could be extended.
+/// The operations that existed before the API became extensible.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_context_ops {
@@ -56,15 +56,15 @@ pub struct ibv_context {
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
     pub mutex: pthread_mutex_t,
-    /// [`VERBS_ABI_IS_EXTENDED`]: there is a [`verbs_context`] in front.
+    /// [`VERBS_ABI_IS_EXTENDED`]: this structure is the last field of a [`verbs_context`].
     pub abi_compat: *mut c_void,
 }
 
-/// What `abi_compat` says of an [`ibv_context`] inside a [`verbs_context`].
+/// Value of `abi_compat` in an [`ibv_context`] inside a [`verbs_context`].
 pub const VERBS_ABI_IS_EXTENDED: *mut c_void = usize::MAX as *mut c_void;
 
 /// ibv_open_device(3), with the operations that came later. It grows at the front: programs find
-/// an operation by its distance from `context`, and compare that with `sz` first.
+/// an operation by its distance from `context`, after comparing that distance with `sz`.
 #[repr(C)]
 pub struct verbs_context {
     pub query_port:
@@ -97,7 +97,7 @@ pub struct verbs_context {
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
     pub create_cq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
-    /// Where rdma-core keeps its own state. Programs leave it alone.
+    /// State of rdma-core, which programs do not access.
     pub priv_: *mut c_void,
     pub query_device_ex: Option<
         unsafe extern "C" fn(
@@ -120,7 +120,7 @@ pub struct verbs_context {
     pub open_xrcd: Option<extern "C" fn() -> *mut c_void>,
     pub close_xrcd: Unserved,
     pub _abi_placeholder3: u64,
-    /// The size of the whole structure.
+    /// Size of the whole structure in bytes.
     pub sz: size_t,
     pub context: ibv_context,
 }

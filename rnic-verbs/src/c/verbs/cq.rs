@@ -15,7 +15,7 @@ pub struct ibv_comp_channel {
     pub refcnt: c_int,
 }
 
-/// ibv_create_cq(3). Every one that we hand out is the head of an [`ibv_cq_ex`].
+/// ibv_create_cq(3). Each CQ of this library is the head of an [`ibv_cq_ex`].
 #[repr(C)]
 pub struct ibv_cq {
     pub context: *mut ibv_context,
@@ -42,7 +42,7 @@ pub struct ibv_cq_ex {
     pub read_opcode: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> ibv_wc_opcode>,
     pub read_vendor_err: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
     pub read_byte_len: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
-    /// Big-endian; the invalidated R_Key, in host order, is read through it too.
+    /// Big-endian. Also holds the invalidated R_Key, in host order.
     pub read_imm_data: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
     pub read_qp_num: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
     pub read_src_qp: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>,
@@ -87,7 +87,8 @@ pub struct ibv_wc {
     pub opcode: ibv_wc_opcode,
     pub vendor_err: u32,
     pub byte_len: u32,
-    /// Big-endian. A union with `invalidated_rkey`, which is in host order; `wc_flags` says which.
+    /// Big-endian. A union with `invalidated_rkey`, which is in host order; `wc_flags` selects the
+    /// member.
     pub imm_data: u32,
     pub qp_num: u32,
     pub src_qp: u32,

@@ -1,4 +1,4 @@
-//! The device and what it says about itself and its port.
+//! The attributes of the device and of its port.
 
 use libc::{c_char, c_int, c_uint};
 
@@ -17,7 +17,7 @@ pub const IBV_SYSFS_PATH_MAX: usize = 256;
 /// ibv_get_device_list(3).
 #[repr(C)]
 pub struct ibv_device {
-    /// Two pointers that no program has used for a decade.
+    /// Two pointers that current programs do not use.
     pub _ops: [usize; 2],
     pub node_type: ibv_node_type,
     pub transport_type: ibv_transport_type,
@@ -88,7 +88,7 @@ pub struct ibv_odp_caps {
     pub per_transport_caps: ibv_odp_transport_caps,
 }
 
-/// The part of [`ibv_odp_caps`] that is per transport.
+/// The part of [`ibv_odp_caps`] for each transport.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct ibv_odp_transport_caps {
@@ -176,8 +176,8 @@ pub struct ibv_device_attr_ex {
     pub phys_port_cnt_ex: u32,
 }
 
-/// ibv_query_port(3). The function of that name writes only up to `flags`; programs compiled since
-/// 2018 call the operation of [`super::verbs_context`], which is told how much it may write.
+/// ibv_query_port(3). The function of that name writes only up to `flags`. Programs compiled since
+/// 2018 call the operation of [`super::verbs_context`], which takes the size of the structure.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_port_attr {
@@ -213,7 +213,7 @@ pub struct ibv_async_event {
     pub event_type: ibv_event_type,
 }
 
-/// Whom an [`ibv_async_event`] is about; `event_type` says which.
+/// The object of an [`ibv_async_event`]; `event_type` selects the member.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union ibv_async_event_element {

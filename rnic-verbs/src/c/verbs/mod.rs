@@ -1,4 +1,4 @@
-//! `<infiniband/verbs.h>`, by the object that a type belongs to.
+//! `<infiniband/verbs.h>`, one module per kind of object.
 
 mod address;
 mod constants;
@@ -20,6 +20,6 @@ pub use qp::*;
 pub use srq::*;
 pub use wr::*;
 
-/// An operation that no RNIC of ours has. The slot keeps its place in the table and stays `None`,
-/// which the inline functions of the headers answer with `EOPNOTSUPP`.
+/// An operation that this device lacks. The slot keeps its place in the table and stays `None`, so
+/// the inline functions of the headers return `EOPNOTSUPP`.
 pub type Unserved = Option<unsafe extern "C" fn()>;

@@ -8,7 +8,7 @@ pub type ibv_qp_type = c_uint;
 pub type ibv_qp_state = c_uint;
 pub type ibv_mig_state = c_uint;
 
-/// ibv_create_qp(3). Every one that we hand out is the head of an [`ibv_qp_ex`].
+/// ibv_create_qp(3). Each QP of this library is the head of an [`ibv_qp_ex`].
 #[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,

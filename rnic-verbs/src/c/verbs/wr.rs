@@ -43,11 +43,13 @@ pub struct ibv_send_wr {
     pub num_sge: c_int,
     pub opcode: ibv_wr_opcode,
     pub send_flags: c_uint,
-    /// Big-endian. A union with `invalidate_rkey`, which is in host order; `opcode` says which.
+    /// Big-endian. A union with `invalidate_rkey`, which is in host order; `opcode` selects the
+    /// member.
     pub imm_data: u32,
     pub wr: ibv_send_wr_wr,
     pub qp_type: ibv_send_wr_qp_type,
-    /// A union with segmentation by the sender, which an RNIC does not offer and is smaller.
+    /// A union with the smaller structure for TCP segmentation offload, which an RNIC does not
+    /// offer.
     pub bind_mw: ibv_send_wr_bind_mw,
 }
 

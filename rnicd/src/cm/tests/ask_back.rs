@@ -1,15 +1,15 @@
-//! Questions about requests: their end, their answers, and whose start-ups they are.
+//! Verification of connection requests: its ends, its answers, and the user that is charged.
 
 use super::*;
 
-/// Owners of QPs; [`SESSION`] is the daemon's.
+/// Sessions that own QPs. [`SESSION`] is the daemon's.
 const ALICES: SessionId = SessionId(4);
 const MALLORYS: SessionId = SessionId(5);
 const DAEMON: u32 = 0;
 const ALICE: u32 = 1000;
 const MALLORY: u32 = 1001;
 
-/// A node that listens, with a limit of start-ups for each user.
+/// A node that listens, with a start-up limit for each user.
 fn node(of_user: u32) -> (Node, SocketAddr) {
     let mut node = Node::new(options());
     for (session, user) in [(SESSION, DAEMON), (ALICES, ALICE), (MALLORYS, MALLORY)] {
@@ -21,7 +21,7 @@ fn node(of_user: u32) -> (Node, SocketAddr) {
     (node, address)
 }
 
-/// A request that waits for a decision.
+/// An undecided request.
 fn undecided(node: &mut Node, to: SocketAddr) -> (TcpStream, RequestId) {
     let mut stream = raw(to);
     stream.write_all(&frame(false, 0x40, 1, &[])).expect("write");
@@ -52,7 +52,7 @@ fn ask(
 fn answered(node: &mut Node, about: RequestId) -> Result<Vec<u8>, String> {
     match node.event() {
         CmEvent::Answered { request, answer } if request == about => answer,
-        other => panic!("no answer but {other:?}"),
+        other => panic!("expected an answer, got {other:?}"),
     }
 }
 
@@ -80,13 +80,13 @@ fn questions_end_in_time_and_with_their_request() {
     node.pass(Duration::from_secs(3));
     assert!(answered(&mut node, request).is_err());
     assert_eq!(node.cm.startups_of(ALICE), 1);
-    // The peer of the next request closes it.
+    // The peer of the next request closes the connection.
     let (stream, request) = undecided(&mut node, address);
     ask(&mut node, request, ALICES, at).expect("room");
     assert_eq!(node.cm.startups_of(ALICE), 3);
     drop(stream);
     node.withdrawn(request);
-    assert_eq!((node.cm.startups_of(ALICE), node.cm.questions.len()), (1, 0));
+    assert_eq!((node.cm.startups_of(ALICE), node.cm.request_checks.len()), (1, 0));
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn questions_are_charged_to_the_owner_of_the_qp() {
     let (_peer, at) = raw_listener();
     let (_alices, request) = undecided(&mut node, address);
     ask(&mut node, request, ALICES, at).expect("room");
-    // Many more than may be for Mallory: the older ones give way.
+    // Many more than Mallory's limit: the oldest are evicted.
     let mut flood = Vec::new();
     for _ in 0..50 {
         let mut stream = raw(address);
@@ -117,7 +117,7 @@ fn questions_are_charged_to_the_owner_of_the_qp() {
 }
 
 #[test]
-fn one_start_up_is_too_few_for_a_question() {
+fn question_needs_two_startups() {
     let (mut node, address) = node(1);
     let (_peer, at) = raw_listener();
     let (_stream, request) = undecided(&mut node, address);

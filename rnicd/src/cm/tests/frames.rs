@@ -1,9 +1,9 @@
-//! Start-up frames byte by byte (RFC 5044 section 7.1): what is sent, what is taken, what is
-//! closed.
+//! Start-up frames byte by byte (RFC 5044 section 7.1): which are sent, accepted, and answered with
+//! a close.
 
 use super::*;
 
-/// What came until the peer closed in order; a reset is none.
+/// Returns the bytes that arrive until the peer's graceful close. A reset fails the test.
 fn finished(stream: &mut TcpStream, node: &mut Node) -> Vec<u8> {
     stream.set_nonblocking(true).expect("flag");
     let mut all = Vec::new();
@@ -19,7 +19,7 @@ fn finished(stream: &mut TcpStream, node: &mut Node) -> Vec<u8> {
     all
 }
 
-/// Frames that are wrong in themselves, whichever of the two they are.
+/// Frames that are invalid as requests and as replies.
 fn malformed(reply: bool) -> Vec<Vec<u8>> {
     let good = frame(reply, 0x40, 1, &[]);
     let mut all = Vec::new();
@@ -28,16 +28,16 @@ fn malformed(reply: bool) -> Vec<Vec<u8>> {
         wrong_key[at] ^= 0x80;
         all.push(wrong_key);
     }
-    // The other one of the two: two Initiators, or two Responders.
+    // Two Initiators, or two Responders.
     all.push(frame(!reply, 0x40, 1, &[]));
     for revision in [3, 255] {
         all.push(frame(reply, 0x40, revision, &[]));
     }
-    // Of these nothing follows the header.
+    // These end after the header.
     for pd_length in [513_u16, 0xFFFF] {
         all.push([&good[..18], &pd_length.to_be_bytes()].concat());
     }
-    // Enhanced data announced, without room for it (RFC 6581).
+    // Announces enhanced data without room for it (RFC 6581).
     all.push(frame(reply, 0x50, 2, b"123"));
     all
 }
@@ -53,15 +53,15 @@ fn malformed(reply: bool) -> Vec<Vec<u8>> {
 //= MPA-7.1.2-9c
 //= MPA-8-7
 #[test]
-fn a_responder_closes_at_once_on_what_is_no_request() {
+fn responder_closes_on_invalid_request() {
     let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 4);
-    // And what may not be there yet.
+    // Bytes that arrive too early.
     let early = [frame(false, 0x40, 1, b"data"), vec![0; 8]].concat();
     for bytes in malformed(false).into_iter().chain([early]) {
         let mut peer = raw(address);
         peer.write_all(&bytes).expect("write");
-        // The peer says and closes nothing more, and no time passes.
+        // The peer neither sends nor closes, and no time passes.
         assert_eq!(closed(&mut peer, &mut b), b"", "{bytes:x?}");
         assert_eq!(b.cm.in_startup(), 0, "{bytes:x?}");
     }
@@ -81,7 +81,7 @@ fn a_responder_closes_at_once_on_what_is_no_request() {
 //= MPA-8-2
 //= MPA-8-7
 #[test]
-fn an_initiator_closes_at_once_on_what_is_no_reply() {
+fn initiator_closes_on_invalid_reply() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
     for bytes in malformed(true) {
@@ -93,11 +93,11 @@ fn an_initiator_closes_at_once_on_what_is_no_reply() {
         assert!(reason.ends_with(": 2/0/04 (invalid start-up frame)"), "{reason} for {bytes:x?}");
         assert_eq!(closed(&mut peer, &mut a), b"", "{bytes:x?}");
         assert_eq!((a.cm.in_startup(), asked[17]), (0, 2));
-        // A wrong frame is no sign of a peer that knows revision 1 only.
+        // An invalid frame does not mean that the peer supports only revision 1.
         let again = listener.accept().map(drop).map_err(|e| e.kind());
         assert_eq!(again, Err(std::io::ErrorKind::WouldBlock));
     }
-    // Where the end of the stream comes first, that is it.
+    // If the stream ends first, that is the failure.
     a.connect(ACTIVE, address, &[]);
     let mut peer = take(&listener, &mut a);
     read(&mut peer, 24, &mut a);
@@ -121,20 +121,21 @@ fn revision_0_in_a_reply_is_closed_in_order() {
 
 //= MPA-C.2.1-1
 #[test]
-fn revision_0_in_a_request_is_answered_and_closed_in_order() {
+fn revision_0_request_is_answered_and_closed() {
     let mut b = Node::new(options());
     let mut peer = raw(b.listen("127.0.0.1", 1));
     peer.write_all(&frame(false, 0xC0, 0, b"historic")).expect("write");
     let reply = finished(&mut peer, &mut b);
     assert_eq!((&reply[..16], reply[17]), (&b"MPA ID Rep Frame"[..], 1));
-    assert!(b.cm.poll_event().is_none(), "nobody has a decision to make");
+    assert!(b.cm.poll_event().is_none(), "nothing to decide");
 }
 
 //= MPA-7.1.2-8a
 //= MPA-7.1.2-10
 #[test]
-fn bytes_that_drip_do_not_move_the_deadline() {
-    let (tick, step) = (Duration::from_nanos(1), Duration::from_millis(200));
+fn slow_bytes_do_not_extend_the_deadline() {
+    let tick = Duration::from_nanos(1);
+    let step = Duration::from_millis(200);
     let mut b = Node::new(options());
     let mut peer = raw(b.listen("127.0.0.1", 1));
     b.until(|b| b.cm.in_startup() == 1);
@@ -168,7 +169,7 @@ fn bytes_that_drip_do_not_move_the_deadline() {
     assert_eq!(closed(&mut peer, &mut a), b"");
 }
 
-/// Lengths of private data that are at a border.
+/// Lengths of private data at the limits.
 const LENGTHS: [usize; 4] = [0, 1, 511, 512];
 
 fn data(len: usize) -> Vec<u8> {
@@ -194,10 +195,11 @@ fn data(len: usize) -> Vec<u8> {
 //= MPA-7.1.2-9a
 //= MPA-7.1.2-9b
 #[test]
-fn a_request_waits_for_its_decision_and_gets_the_reply_that_says_it() {
+fn request_waits_and_gets_the_decided_reply() {
     let mut options = options();
-    // Both wanted, and neither applies to the frames.
-    (options.startup.markers, options.startup.crc) = (true, true);
+    // Both are requested, but neither applies to the frames.
+    options.startup.markers = true;
+    options.startup.crc = true;
     let mut b = Node::new(options);
     let address = b.listen("127.0.0.1", 4);
     for (len, accepted) in LENGTHS.into_iter().flat_map(|len| [(len, true), (len, false)]) {
@@ -223,7 +225,7 @@ fn a_request_waits_for_its_decision_and_gets_the_reply_that_says_it() {
         let expected = frame(true, if accepted { 0xC0 } else { 0xE0 }, 1, &data(len));
         assert_eq!(read(&mut peer, 20 + len, &mut b), expected, "{what}");
         peer.set_nonblocking(true).expect("flag");
-        // Not a byte behind the Reply, which could only be an FPDU or a Marker.
+        // No byte follows the reply. It could only belong to an FPDU or a Marker.
         b.turn(Duration::from_millis(1));
         let behind = peer.read(&mut [0]);
         assert!(!matches!(behind, Ok(1..)), "{what}");
@@ -245,9 +247,10 @@ fn a_request_waits_for_its_decision_and_gets_the_reply_that_says_it() {
 //= MPA-7.1.2-3c
 //= MPA-7.1.2-9a
 #[test]
-fn an_initiator_asks_as_the_rfc_has_it_and_hears_the_answer() {
+fn initiator_sends_request_and_reads_reply() {
     let mut options = options();
-    (options.startup.markers, options.startup.revision) = (true, 1);
+    options.startup.markers = true;
+    options.startup.revision = 1;
     let mut a = Node::new(options);
     let (listener, address) = raw_listener();
     for (len, accepted) in LENGTHS.into_iter().flat_map(|len| [(len, true), (len, false)]) {
@@ -289,7 +292,7 @@ fn a_request_may_come_byte_by_byte() {
 }
 
 #[test]
-fn a_private_data_length_above_512_is_not_waited_for() {
+fn private_data_above_512_closes_at_once() {
     let mut b = Node::new(options());
     let mut peer = raw(b.listen("127.0.0.1", 1));
     let mut header = frame(false, 0x40, 1, &[0; 513]);
@@ -300,7 +303,7 @@ fn a_private_data_length_above_512_is_not_waited_for() {
 }
 
 #[test]
-fn what_is_no_request_is_closed_without_a_word() {
+fn invalid_request_is_closed_without_reply() {
     let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 4);
     let mut wrong_key = frame(false, 0x40, 1, &[]);
@@ -319,7 +322,7 @@ fn what_is_no_request_is_closed_without_a_word() {
 }
 
 #[test]
-fn revision_0_is_told_revision_1_and_closed_in_order() {
+fn revision_0_gets_a_revision_1_reply() {
     let mut b = Node::new(options());
     let mut peer = raw(b.listen("127.0.0.1", 1));
     peer.write_all(&frame(false, 0xC0, 0, &[])).expect("write");
@@ -348,7 +351,7 @@ fn bytes_before_the_reply_withdraw_the_request() {
     peer.write_all(&[0]).expect("write");
     assert!(b.withdrawn(request).contains("before"));
     assert!(matches!(b.accept(request, &[]), Err(Refusal::NoSuchObject { .. })));
-    // After it, unseen until the moment of accepting.
+    // After it, not noticed before the accept.
     let mut peer = raw(address);
     peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
     let request = b.request().id;
@@ -366,7 +369,7 @@ fn bytes_before_the_reply_withdraw_the_request() {
 }
 
 #[test]
-fn a_peer_that_closes_without_a_word_is_tried_as_revision_1() {
+fn silent_close_is_retried_as_revision_1() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
     a.connect(ACTIVE, address, b"data");
@@ -390,7 +393,7 @@ fn a_peer_that_closes_without_a_word_is_tried_as_revision_1() {
 fn revision_1_is_tried_from_the_same_port() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
-    // As an id reserves it.
+    // As an rdma_cm id reserves it.
     let reserved = net::bound(SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bind");
     let local = net::local_address(&reserved).expect("an address");
     a.connect_from(ACTIVE, address, local);
@@ -408,12 +411,12 @@ fn revision_1_is_tried_from_the_same_port() {
 }
 
 #[test]
-fn a_second_attempt_that_cannot_begin_is_a_reset() {
+fn failed_start_of_the_retry_is_a_reset() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
     a.connect_from(ACTIVE, address, SocketAddr::from(([127, 0, 0, 1], 0)));
     let peer = take(&listener, &mut a);
-    // No socket is bound to an address that is not this host's.
+    // No socket can be bound to an address that this host does not have.
     for (_, entry) in &mut a.cm.slots {
         let Slot::Active(active) = &mut entry.slot else { panic!("{entry:?}") };
         active.params.local = Some(SocketAddr::from(([192, 0, 2, 1], 0)));
@@ -425,23 +428,26 @@ fn a_second_attempt_that_cannot_begin_is_a_reset() {
 }
 
 #[test]
-fn a_peer_that_closes_on_revision_1_too_is_unreachable() {
+fn close_on_revision_1_too_is_unreachable() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
     a.connect(ACTIVE, address, &[]);
     for _ in 0..2 {
-        // Dropped with the request unread: the peer sees a reset, as it would from some stacks.
+        // Dropped with the request unread: the initiator sees a reset, as some stacks send.
         drop(take(&listener, &mut a));
     }
-    // What the peer made of the first attempt is the answer; the second one was a guess.
+    // The result is the failure of the first attempt; the second was a guess.
     let reason = a.unreachable();
-    assert!(reason.starts_with("TCP was accepted, and closed without an MPA reply"), "{reason}");
+    assert!(
+        reason.starts_with("the peer accepted TCP, and closed it without an MPA reply"),
+        "{reason}"
+    );
     assert!(reason.contains("; as MPA revision 1: "), "{reason}");
     assert_eq!(a.cm.in_startup(), 0);
 }
 
 #[test]
-fn a_reply_that_is_none_ends_the_attempt() {
+fn invalid_reply_ends_the_attempt() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
     for bytes in [frame(false, 0x40, 2, &[]), frame(true, 0x40, 9, &[]), vec![0; 20]] {
@@ -454,7 +460,7 @@ fn a_reply_that_is_none_ends_the_attempt() {
 }
 
 #[test]
-fn both_attempts_together_take_no_longer_than_one_may() {
+fn retry_shares_the_deadline_of_the_attempt() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
     a.connect(ACTIVE, address, &[]);
@@ -468,9 +474,9 @@ fn both_attempts_together_take_no_longer_than_one_may() {
     a.until(|a| a.cm.next_timeout() == Some(until));
     a.pass(options().connect_deadline + Duration::from_millis(1));
     let reason = a.unreachable();
-    assert!(reason.starts_with("TCP was accepted, and closed without an MPA reply"), "{reason}");
     assert!(
-        reason.contains("no MPA reply came before the deadline (mpa.reply_deadline"),
+        reason.starts_with("the peer accepted TCP, and closed it without an MPA reply"),
         "{reason}"
     );
+    assert!(reason.contains("no MPA reply before the deadline (mpa.reply_deadline"), "{reason}");
 }

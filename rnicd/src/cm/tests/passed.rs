@@ -1,4 +1,5 @@
-//! Start-up on connections that clients made: what is read, what is left, and what clients break.
+//! Start-up on connections that clients passed: the bytes that are read and left, and hostile
+//! clients.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ impl Rig {
         Rig { node, reaper, client, peer }
     }
 
-    /// The descriptor as the daemon gets it; the client keeps its own.
+    /// Returns the descriptor as the daemon gets it. The client keeps its own.
     fn pass(&self) -> Socket {
         let descriptor: OwnedFd = self.client.try_clone().expect("a descriptor").into();
         Socket::passed(descriptor.into(), 0, self.reaper.clone())
@@ -59,12 +60,13 @@ impl Rig {
         self.node.cm.serve_over(SESSION, LISTENER, addresses, socket, now).expect("served");
     }
 
-    /// Both ends exchange plain bytes, in both directions and to the end.
+    /// Checks that both ends can exchange plain bytes, in both directions and up to the FIN.
     fn goes_on_in_plain_tcp(mut self) {
         self.client.set_nonblocking(false).expect("flag");
         self.peer.set_nonblocking(false).expect("flag");
         for (from, to) in [(&self.client, &self.peer), (&self.peer, &self.client)] {
-            let (mut from, mut to) = (from, to);
+            let mut from = from;
+            let mut to = to;
             from.write_all(b"plain").expect("write");
             let mut bytes = [0; 5];
             to.read_exact(&mut bytes).expect("read");
@@ -77,7 +79,7 @@ impl Rig {
     fn no_request(&mut self) -> String {
         match self.node.event() {
             CmEvent::NoRequest { listener: LISTENER, reason } => reason,
-            other => panic!("a request or {other:?}"),
+            other => panic!("expected NoRequest, got {other:?}"),
         }
     }
 
@@ -91,7 +93,7 @@ pub(super) fn request() -> Vec<u8> {
 }
 
 #[test]
-fn an_accepted_connection_loses_no_byte_behind_the_reply() {
+fn accepted_connection_keeps_bytes_after_reply() {
     let mut r = Rig::new();
     r.connect_over().expect("connect");
     assert_eq!(r.in_startup(), 1);
@@ -105,17 +107,17 @@ fn an_accepted_connection_loses_no_byte_behind_the_reply() {
     assert!(connected.negotiated.leftover.is_empty());
     assert_eq!(connected.addresses.peer, r.peer.local_addr().expect("bound"));
     let mut bytes = [0; 10];
-    (&connected.stream).read_exact(&mut bytes).expect("bytes that nobody took");
+    (&connected.stream).read_exact(&mut bytes).expect("bytes left in the socket");
     assert_eq!((&bytes, r.in_startup()), (b"first FPDU", 0));
 }
 
 //= MPA-7.1.2-3b
 #[test]
-fn a_rejected_initiator_leaves_every_byte_behind_the_reply() {
+fn rejected_initiator_leaves_bytes_after_reply() {
     let mut r = Rig::new();
     r.connect_over().expect("connect");
     read(&mut r.peer, 28, &mut r.node);
-    // A byte at a time, and with the last one what comes after it.
+    // One byte at a time, and the last one together with the bytes after it.
     let reply = frame(true, 0x60, 1, b"no");
     let (last, earlier) = reply.split_last().expect("not empty");
     for byte in earlier {
@@ -125,16 +127,16 @@ fn a_rejected_initiator_leaves_every_byte_behind_the_reply() {
     r.peer.write_all(&[&[*last], &b"behind"[..]].concat()).expect("write");
     match r.node.event() {
         CmEvent::Rejected { qp: ACTIVE, private_data } => assert_eq!(private_data, b"no"),
-        other => panic!("not rejected but {other:?}"),
+        other => panic!("expected Rejected, got {other:?}"),
     }
     let mut bytes = [0; 6];
-    r.client.read_exact(&mut bytes).expect("bytes that nobody took");
+    r.client.read_exact(&mut bytes).expect("bytes left in the socket");
     assert_eq!((&bytes, r.in_startup()), (b"behind", 0));
     r.goes_on_in_plain_tcp();
 }
 
 #[test]
-fn a_peer_that_closes_is_not_tried_again_as_revision_1() {
+fn passed_socket_has_no_revision_1_retry() {
     let mut r = Rig::new();
     r.connect_over().expect("connect");
     read(&mut r.peer, 28, &mut r.node);
@@ -146,7 +148,7 @@ fn a_peer_that_closes_is_not_tried_again_as_revision_1() {
 
 //= MPA-7.1-7
 #[test]
-fn a_request_is_served_and_what_follows_it_is_too_early() {
+fn bytes_after_a_request_are_too_early() {
     let mut r = Rig::new();
     r.serve_over();
     assert_eq!((r.in_startup(), r.node.row().backlog), (1, 1));
@@ -171,11 +173,12 @@ fn a_request_is_served_and_what_follows_it_is_too_early() {
 
 //= MPA-7.1.2-2d
 #[test]
-fn a_rejected_request_leaves_the_connection_to_the_client() {
+fn rejected_request_returns_the_connection() {
     let mut r = Rig::new();
     r.serve_over();
     r.peer.write_all(&request()).expect("write");
-    let (asked, now) = (r.node.request(), r.node.now);
+    let asked = r.node.request();
+    let now = r.node.now;
     assert_eq!(r.node.cm.reject(asked.id, b"no", now), Ok(Rejection::Done));
     let reply = read(&mut r.peer, 22, &mut r.node);
     assert_eq!((reply[16] & 0x20, &reply[20..]), (0x20, &b"no"[..]));
@@ -184,17 +187,17 @@ fn a_rejected_request_leaves_the_connection_to_the_client() {
     r.goes_on_in_plain_tcp();
 }
 
-/// How long a close takes that waits.
+/// SO_LINGER time of a client's socket.
 const LINGER: Duration = Duration::from_secs(900);
 
-/// Fills the way from the client to its peer, to the last byte; how many bytes that takes.
+/// Fills all buffers between the client and its peer. Returns the number of bytes.
 fn fill(client: &TcpStream, peer: &TcpStream) -> usize {
     SockRef::from(client).set_send_buffer_size(4096).expect("size");
     SockRef::from(peer).set_recv_buffer_size(4096).expect("size");
     let mut sent = 0;
     client.set_nonblocking(true).expect("flag");
     let mut last = Instant::now();
-    // The kernels of both ends still move bytes on when the first call finds no room.
+    // Both kernels still move bytes when the first call finds no room.
     while last.elapsed() < Duration::from_millis(50) {
         for len in [4096, 1] {
             while let Ok(n) = (&mut &*client).write(&vec![0; len]) {
@@ -207,12 +210,13 @@ fn fill(client: &TcpStream, peer: &TcpStream) -> usize {
 }
 
 #[test]
-fn a_rejection_that_finds_no_room_is_sent_before_the_client_goes_on() {
+fn rejection_without_room_delays_the_client() {
     let mut r = Rig::new();
     r.serve_over();
     let sent = fill(&r.client, &r.peer);
     r.peer.write_all(&request()).expect("write");
-    let (asked, now) = (r.node.request(), r.node.now);
+    let asked = r.node.request();
+    let now = r.node.now;
     assert_eq!(r.node.cm.reject(asked.id, b"", now), Ok(Rejection::Sending));
     assert_eq!(r.in_startup(), 1);
     read(&mut r.peer, sent, &mut r.node);
@@ -223,22 +227,24 @@ fn a_rejection_that_finds_no_room_is_sent_before_the_client_goes_on() {
 }
 
 #[test]
-fn a_rejection_that_never_finds_room_ends_at_a_deadline() {
+fn rejection_without_room_has_a_deadline() {
     let mut r = Rig::new();
     r.serve_over();
     fill(&r.client, &r.peer);
     r.peer.write_all(&request()).expect("write");
-    let (asked, now) = (r.node.request(), r.node.now);
+    let asked = r.node.request();
+    let now = r.node.now;
     assert_eq!(r.node.cm.reject(asked.id, b"", now), Ok(Rejection::Sending));
     r.node.pass(Duration::from_secs(10));
     assert!(matches!(r.node.event(), CmEvent::Returned { session: SESSION }));
     assert_eq!((r.in_startup(), r.node.cm.next_timeout()), (0, None));
-    // Without one who waits, or whose session has gone, nobody is told.
+    // No event without a waiting client, or after its session has ended.
     let mut r = Rig::new();
     r.serve_over();
     fill(&r.client, &r.peer);
     r.peer.write_all(&request()).expect("write");
-    let (asked, now) = (r.node.request(), r.node.now);
+    let asked = r.node.request();
+    let now = r.node.now;
     assert_eq!(r.node.cm.reject(asked.id, b"", now), Ok(Rejection::Sending));
     r.node.cm.drop_session(SESSION, now);
     assert!(r.node.cm.poll_event().is_none());
@@ -248,29 +254,30 @@ fn a_rejection_that_never_finds_room_ends_at_a_deadline() {
 //= MPA-7.1.1-2
 //= MPA-7.1.1-16
 #[test]
-fn every_way_to_bring_no_request_is_told() {
-    // Nothing at all.
+fn every_missing_request_is_reported() {
+    // No byte at all.
     let mut r = Rig::new();
     r.serve_over();
     r.node.pass(options().request_deadline);
     assert!(r.no_request().contains("deadline"));
     assert_eq!(closed(&mut r.peer, &mut r.node), b"");
-    // No MPA.
+    // Not MPA.
     let mut r = Rig::new();
     r.serve_over();
     r.peer.write_all(b"HTTP/1.1 200 OK and so on").expect("write");
     assert!(r.no_request().contains("not an MPA"));
-    // A revision that is turned away with a word.
+    // A revision that is rejected with a frame.
     let mut r = Rig::new();
     r.serve_over();
     r.peer.write_all(&frame(false, 0xC0, 0, &[])).expect("write");
     assert!(r.no_request().contains("revision 0"));
     assert_eq!(read(&mut r.peer, 20, &mut r.node)[17], 1);
-    // A newer connection, where there is room for one only.
+    // A newer connection, with room for only one.
     let mut r = Rig::new();
     r.node = Node::new(CmOptions { startups: 1, ..options() });
     r.serve_over();
-    let (id, any) = (ListenerId(11), SocketAddr::from(([127, 0, 0, 1], 0)));
+    let id = ListenerId(11);
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let address = r.node.cm.bind(SESSION, id, any.into()).expect("bind");
     r.node.cm.listen(id, 1).expect("listen");
     let _newer = raw(address);
@@ -279,19 +286,19 @@ fn every_way_to_bring_no_request_is_told() {
 }
 
 #[test]
-fn other_sockets_are_refused_by_name() {
+fn other_sockets_are_refused_with_a_reason() {
     use std::os::unix::net::UnixStream;
     let why = |socket: &dyn AsFd| match examine(socket.as_fd()) {
         Err(Refusal::Invalid { field, why }) if field == "socket" => why,
         other => panic!("{other:?}"),
     };
     let udp = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
-    assert_eq!(why(&udp), "it is no stream socket");
-    assert_eq!(why(&UnixStream::pair().expect("a pair").0), "it is of no Internet family");
-    assert_eq!(why(&raw_listener().0), "it listens");
+    assert_eq!(why(&udp), "it is not a stream socket");
+    assert_eq!(why(&UnixStream::pair().expect("a pair").0), "it is not an IPv4 or IPv6 socket");
+    assert_eq!(why(&raw_listener().0), "it is a listening socket");
     let fresh = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None);
     assert_eq!(why(&fresh.expect("a socket")), "it is not connected");
-    // One whose connection has been reset.
+    // A reset connection.
     let r = Rig::new();
     SockRef::from(&r.peer).set_linger(Some(Duration::ZERO)).expect("linger");
     drop(r.peer);
@@ -304,23 +311,23 @@ fn other_sockets_are_refused_by_name() {
 }
 
 #[test]
-fn a_passed_socket_is_no_address_of_the_daemon() {
+fn passed_socket_adds_no_listening_address() {
     let mut r = Rig::new();
     r.serve_over();
     let listen = r.node.cm.listen(LISTENER, 4);
     assert!(matches!(listen, Err(Refusal::WrongState { .. })), "{listen:?}");
-    // Neither does a connect to its address end up here.
+    // A connect to its address does not reach it either.
     let address = r.client.local_addr().expect("bound");
     r.node.connect(ACTIVE, address, &[]);
     assert!(matches!(r.node.event(), CmEvent::Unreachable { qp: ACTIVE, .. }));
-    // Refused before anything was done, it is as it was.
+    // Refused at once, so the socket is unchanged.
     let r = Rig::new();
     drop(r.pass());
     r.goes_on_in_plain_tcp();
 }
 
 #[test]
-fn flags_that_the_client_sets_do_not_make_the_daemon_wait() {
+fn client_socket_flags_do_not_block_the_daemon() {
     let mut r = Rig::new();
     r.serve_over();
     r.client.set_nonblocking(false).expect("flag");
@@ -330,7 +337,7 @@ fn flags_that_the_client_sets_do_not_make_the_daemon_wait() {
     let begun = Instant::now();
     r.peer.write_all(&request()[..21]).expect("write");
     r.node.turn(Duration::from_millis(20));
-    // The way out is full, so a close with linger would wait for it.
+    // The send buffer is full, so a close with SO_LINGER would wait.
     fill(&r.client, &r.peer);
     r.client.set_nonblocking(false).expect("flag");
     let Rig { mut node, client, peer, .. } = r;

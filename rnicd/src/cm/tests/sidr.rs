@@ -1,4 +1,4 @@
-//! Asking which queue pair serves a port: in one daemon, between two, and with others that forge.
+//! SIDR in one daemon, between two, and with hosts that forge messages.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::*;
 const A: &str = "192.0.2.1";
 const B: &str = "192.0.2.2";
 const PORT: u16 = 7471;
-const SERVES: (QpId, u32) = (PASSIVE, 0x0123_4567);
+const Q_KEY: u32 = 0x0123_4567;
 
 type Mad = (IpAddr, IpAddr, Box<sidr::Bytes>);
 
@@ -21,7 +21,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 impl Node {
-    /// One whose device has this address.
+    /// A node with this address.
     fn at(address: &str, options: CmOptions) -> Self {
         let mut node = Node::new(options);
         let gids = vec![Gid::from(ip("192.0.2.77")), Gid::from(ip(address))];
@@ -30,7 +30,7 @@ impl Node {
         node
     }
 
-    /// One whose device has the addresses of this host, the loopback's among them.
+    /// A node with the addresses of this host, including loopback.
     fn with_loopback(direct: bool) -> Self {
         let mut node = Node::new(options());
         let gids = vec![Gid::from(ip(A)), Gid::from(ip("127.0.0.1"))];
@@ -60,11 +60,11 @@ impl Node {
         self.cm.resolve(params, self.now).expect("asked");
     }
 
-    /// The message that leaves next.
+    /// Returns the next message that leaves.
     fn mad(&mut self) -> Mad {
         match self.cm.poll_event() {
             Some(CmEvent::Management { from, to, mad }) => (from, to, mad),
-            other => panic!("no message but {other:?}"),
+            other => panic!("expected a message, got {other:?}"),
         }
     }
 
@@ -83,18 +83,18 @@ impl Node {
                 assert_eq!(qp, ACTIVE);
                 (addresses, source, remote_qp, q_key, private_data)
             }
-            other => panic!("not resolved but {other:?}"),
+            other => panic!("expected Resolved, got {other:?}"),
         }
     }
 
     fn errno(&mut self) -> i32 {
         match self.cm.poll_event() {
             Some(CmEvent::Unreachable { qp: ACTIVE, why }) => why.errno.into(),
-            other => panic!("not unreachable but {other:?}"),
+            other => panic!("expected Unreachable, got {other:?}"),
         }
     }
 
-    /// Nothing of it is left.
+    /// Checks that no state is left.
     fn is_done(&mut self) {
         self.is_silent();
         assert_eq!((self.cm.in_startup(), self.cm.startups()), (0, 0));
@@ -102,26 +102,26 @@ impl Node {
     }
 }
 
-/// Private data as they come, which are filled up with zeros.
+/// Returns private data as it arrives: padded with zeros.
 fn filled<const N: usize>(data: &[u8]) -> Vec<u8> {
-    sidr::filled_up::<N>(data).expect("it fits").to_vec()
+    sidr::zero_padded::<N>(data).expect("it fits").to_vec()
 }
 
 fn request_of(mad: &Mad) -> sidr::Request {
     match sidr::parse(&mad.2[..]) {
         Ok(Message::Request(request)) => request,
-        other => panic!("no request but {other:?}"),
+        other => panic!("expected a request, got {other:?}"),
     }
 }
 
 fn reply_of(mad: &Mad) -> Reply {
     match sidr::parse(&mad.2[..]) {
         Ok(Message::Reply(reply)) => reply,
-        other => panic!("no reply but {other:?}"),
+        other => panic!("expected a reply, got {other:?}"),
     }
 }
 
-/// A request that somebody plays.
+/// A hand-made request.
 fn played(from: &str, to: &str, transaction: u64) -> Mad {
     let request = sidr::Request {
         exchange: Exchange { transaction, id: 5 },
@@ -134,7 +134,7 @@ fn played(from: &str, to: &str, transaction: u64) -> Mad {
 }
 
 #[test]
-fn every_loopback_address_is_the_ports_of_127_0_0_1() {
+fn loopback_addresses_share_one_port() {
     for direct in [true, false] {
         for (serves, from, to) in [
             ("127.0.0.2", "127.0.0.3", "127.0.0.2"),
@@ -147,20 +147,20 @@ fn every_loopback_address_is_the_ports_of_127_0_0_1() {
             node.ask(from, to, b"hello");
             let request = node.request();
             assert_eq!(request.addresses.local, SocketAddr::new(ip(to), PORT));
-            node.cm.accept_datagrams(request.id, SERVES, b"", node.now).expect("accepted");
+            node.cm.accept_datagrams(request.id, PASSIVE, Q_KEY, b"", node.now).expect("accepted");
             let (addresses, source, qp, ..) = node.resolved();
-            assert_eq!((qp, source), (SERVES.0, 1));
+            assert_eq!((qp, source), (PASSIVE, 1));
             assert_eq!(addresses.peer, SocketAddr::new(ip("127.0.0.1"), PORT));
             assert_eq!(addresses.local.ip(), ip("127.0.0.1"));
             node.is_done();
         }
     }
-    // The listener takes requests to its own address only.
+    // The listener takes only requests to its own address.
     let mut node = Node::with_loopback(true);
     node.serve("127.0.0.2", 1);
     node.ask("127.0.0.2", "127.0.0.1", b"");
     assert_eq!(node.errno(), rustix::io::Errno::CONNREFUSED.raw_os_error());
-    // Where the device has some addresses only, others of the loopback are other daemons'.
+    // Other loopback addresses belong to other daemons unless the device has all of them.
     let mut node = Node::at("127.0.0.1", options());
     let other = SocketAddr::new(ip("127.0.0.2"), PORT);
     let bound = node.cm.bind_datagrams(SESSION, LISTENER, other.into());
@@ -170,18 +170,18 @@ fn every_loopback_address_is_the_ports_of_127_0_0_1() {
 }
 
 #[test]
-fn both_ends_of_one_daemon_need_no_packet() {
+fn local_resolution_sends_no_packet() {
     let mut node = Node::at(A, options());
     node.serve("0.0.0.0", 1);
     node.ask(A, A, b"hello");
     let request = node.request();
     assert_eq!(request.private_data, filled::<{ sidr::REQUEST_DATA }>(b"hello"));
     assert_eq!(request.addresses.local, SocketAddr::new(ip(A), PORT));
-    assert!(node.cm.is_for_datagrams(request.id) && node.cm.is_busy(ACTIVE));
+    assert!(node.cm.is_for_ud(request.id) && node.cm.is_busy(ACTIVE));
     assert_eq!(node.row().pending, 1);
-    node.cm.accept_datagrams(request.id, SERVES, b"welcome", node.now).expect("accepted");
+    node.cm.accept_datagrams(request.id, PASSIVE, Q_KEY, b"welcome", node.now).expect("accepted");
     let (addresses, source, qp, q_key, data) = node.resolved();
-    assert_eq!((qp, q_key, source), (SERVES.0, SERVES.1, 1));
+    assert_eq!((qp, q_key, source), (PASSIVE, Q_KEY, 1));
     assert_eq!(data, filled::<{ sidr::REPLY_DATA }>(b"welcome"));
     assert_eq!(
         (addresses.peer, addresses.local),
@@ -193,41 +193,43 @@ fn both_ends_of_one_daemon_need_no_packet() {
 }
 
 #[test]
-fn between_daemons_a_message_goes_either_way() {
-    let (mut a, mut b) = (Node::at(A, options()), Node::at(B, options()));
+fn resolution_between_two_daemons() {
+    let mut a = Node::at(A, options());
+    let mut b = Node::at(B, options());
     b.serve(B, 2);
     a.ask(A, B, b"hello");
     let asked = a.mad();
     assert_eq!((asked.0, asked.1), (ip(A), ip(B)));
     b.take(&asked);
     let request = b.request();
-    // It has not been decided about when it comes again.
+    // A repeated request while the first is undecided.
     b.take(&asked);
     b.is_silent();
-    b.cm.accept_datagrams(request.id, SERVES, b"welcome", b.now).expect("accepted");
+    b.cm.accept_datagrams(request.id, PASSIVE, Q_KEY, b"welcome", b.now).expect("accepted");
     let answer = b.mad();
     assert_eq!((answer.0, answer.1), (ip(B), ip(A)));
-    // The answer is lost: the request that comes again finds the same one.
+    // The reply is lost. The repeated request gets the same one.
     b.take(&asked);
     assert_eq!(b.mad().2, answer.2);
     a.take(&answer);
-    assert_eq!(a.resolved().2, SERVES.0);
-    // One that is late is of no account.
+    assert_eq!(a.resolved().2, PASSIVE);
+    // A late reply is ignored.
     a.take(&answer);
     a.is_done();
     b.is_done();
 }
 
 #[test]
-fn who_says_no_and_who_is_not_there_are_told_apart() {
-    let (mut a, mut b) = (Node::at(A, options()), Node::at(B, options()));
+fn rejection_differs_from_missing_listener() {
+    let mut a = Node::at(A, options());
+    let mut b = Node::at(B, options());
     a.ask(A, B, b"");
     b.take(&a.mad());
     a.take(&b.mad());
     assert_eq!(a.errno(), rustix::io::Errno::CONNREFUSED.raw_os_error());
     a.ask(A, A, b"");
     assert_eq!(a.errno(), rustix::io::Errno::CONNREFUSED.raw_os_error());
-    // Bound is not listening.
+    // A bound address does not listen yet.
     let address = SocketAddr::new(ip(B), PORT);
     b.cm.bind_datagrams(SESSION, LISTENER, address.into()).expect("bind");
     a.ask(A, B, b"");
@@ -255,10 +257,12 @@ fn who_says_no_and_who_is_not_there_are_told_apart() {
 }
 
 #[test]
-fn nobody_is_asked_for_ever() {
+fn resolution_times_out() {
     let mut a = Node::at(A, options());
     a.ask(A, B, b"");
-    let (first, begun, mut asked) = (a.mad(), a.now, 1);
+    let first = a.mad();
+    let begun = a.now;
+    let mut asked = 1;
     loop {
         a.now = a.cm.next_timeout().expect("it waits");
         a.cm.handle_timeout(a.now);
@@ -278,7 +282,7 @@ fn nobody_is_asked_for_ever() {
 }
 
 #[test]
-fn answers_that_nobody_was_asked_for_are_none() {
+fn unsolicited_replies_are_ignored() {
     let mut a = Node::at(A, options());
     a.ask(A, B, b"");
     let asked = request_of(&a.mad());
@@ -286,8 +290,8 @@ fn answers_that_nobody_was_asked_for_are_none() {
         exchange: asked.exchange,
         service: asked.service,
         status: Status::VALID,
-        qp: SERVES.0,
-        q_key: SERVES.1,
+        qp: PASSIVE,
+        q_key: Q_KEY,
         private_data: [0; sidr::REPLY_DATA],
     };
     let guessed = |exchange| Reply { exchange, ..right.clone() };
@@ -296,7 +300,7 @@ fn answers_that_nobody_was_asked_for_are_none() {
         (B, A, guessed(Exchange { transaction: transaction ^ 1, id })),
         (B, A, guessed(Exchange { transaction, id: id + 1 })),
         (B, A, guessed(Exchange { transaction, id: u32::MAX })),
-        // Not from who was asked, to who did not ask, and as from this daemon.
+        // From another source, to another destination, and with the address of this daemon.
         ("192.0.2.3", A, right.clone()),
         (B, "192.0.2.77", right.clone()),
         ("192.0.2.77", A, right.clone()),
@@ -305,7 +309,7 @@ fn answers_that_nobody_was_asked_for_are_none() {
         a.take(&(ip(from), ip(to), Box::new(reply.emit())));
         a.is_silent();
     }
-    // Queue pair 1 serves no program.
+    // QP 1 is never a program's QP.
     let odd = Reply { qp: QpId(1), ..right.clone() };
     a.take(&(ip(B), ip(A), Box::new(odd.emit())));
     assert_eq!(a.errno(), rustix::io::Errno::PROTO.raw_os_error());
@@ -319,19 +323,19 @@ fn answers_that_nobody_was_asked_for_are_none() {
 }
 
 #[test]
-fn a_flood_takes_up_the_backlog_and_no_more() {
+fn flood_fills_only_the_backlog() {
     let mut b = Node::at(B, CmOptions { startups: 6, ..options() });
     b.serve(B, 4);
     for n in 0..20_000_u64 {
-        // Of whatever hosts, which may all be one.
+        // From any host; all may come from the same one.
         let from = IpAddr::from([198, 51, (n >> 8) as u8, n as u8]).to_string();
         b.take(&played(&from, B, n));
     }
     let requests: Vec<RequestId> = (0..4).map(|_| b.request().id).collect();
     b.is_silent();
     assert_eq!((b.row().pending, b.cm.startups(), b.cm.in_startup()), (4, 4, 4));
-    // One is answered, and one more has room; the others wait no longer than who asked.
-    b.cm.accept_datagrams(requests[0], SERVES, b"", b.now).expect("accepted");
+    // An accept makes room for another one. The others wait no longer than the requester does.
+    b.cm.accept_datagrams(requests[0], PASSIVE, Q_KEY, b"", b.now).expect("accepted");
     assert_eq!(b.mad().1, ip("198.51.0.0"));
     b.take(&played(A, B, 1));
     let last = b.request();
@@ -339,14 +343,14 @@ fn a_flood_takes_up_the_backlog_and_no_more() {
     let mut waited: Vec<_> = requests[1..].iter().copied().chain([last.id]).collect();
     while let Some(CmEvent::Withdrawn { request, .. }) = b.cm.poll_event() {
         waited.retain(|other| *other != request);
-        assert!(b.cm.accept_datagrams(request, SERVES, b"", b.now).is_err());
+        assert!(b.cm.accept_datagrams(request, PASSIVE, Q_KEY, b"", b.now).is_err());
     }
     assert_eq!(waited, []);
     b.is_done();
 }
 
 #[test]
-fn who_asks_for_nobody_is_answered_so_often_and_at_his_own_address() {
+fn unserved_requests_get_rate_limited_replies() {
     let mut b = Node::at(B, options());
     let mut answers = 0;
     for n in 0..5000_u64 {
@@ -359,7 +363,7 @@ fn who_asks_for_nobody_is_answered_so_often_and_at_his_own_address() {
         }
     }
     assert_eq!(answers, 1000);
-    // Who speaks for another is not answered at all.
+    // A request with a forged address gets no reply.
     b.pass(Duration::from_secs(2));
     let (_, to, mad) = played("198.51.100.1", B, 1);
     b.take(&(ip("198.51.100.2"), to, mad));
@@ -368,7 +372,7 @@ fn who_asks_for_nobody_is_answered_so_often_and_at_his_own_address() {
 }
 
 #[test]
-fn one_host_asks_no_more_often_than_it_may_connect() {
+fn sidr_requests_obey_the_connection_rate() {
     let mut b = Node::at(B, CmOptions { peer_connections_per_second: 5, ..options() });
     b.serve(B, 100);
     for n in 0..50 {
@@ -378,7 +382,7 @@ fn one_host_asks_no_more_often_than_it_may_connect() {
 }
 
 #[test]
-fn requests_have_the_room_that_there_is() {
+fn sidr_requests_respect_the_startup_limits() {
     let mut b = Node::at(B, CmOptions { startups: 3, ..options() });
     b.serve(B, 100);
     for n in 0..50 {
@@ -388,24 +392,24 @@ fn requests_have_the_room_that_there_is() {
 }
 
 #[test]
-fn answers_are_remembered_of_so_many() {
+fn remembered_replies_are_bounded() {
     let mut b = Node::at(B, options());
     b.serve(B, 1);
     for n in 0..200 {
         b.take(&played(A, B, n));
         let request = b.request();
-        b.cm.accept_datagrams(request.id, SERVES, b"", b.now).expect("accepted");
+        b.cm.accept_datagrams(request.id, PASSIVE, Q_KEY, b"", b.now).expect("accepted");
         b.mad();
     }
     b.take(&played(A, B, 199));
     assert_eq!(reply_of(&b.mad()).exchange.transaction, 199);
-    // One that is forgotten is a new one.
+    // A repeated request whose reply was evicted counts as new.
     b.take(&played(A, B, 0));
     b.request();
 }
 
 #[test]
-fn whoever_goes_takes_along_what_waits() {
+fn ends_withdraw_waiting_requests() {
     let mut node = Node::at(A, options());
     node.serve(A, 4);
     node.ask(A, A, b"");
@@ -413,7 +417,7 @@ fn whoever_goes_takes_along_what_waits() {
     node.cm.cancel(ACTIVE);
     assert_eq!(node.withdrawn(request.id), "the requester gave up");
     node.is_done();
-    // The session of who asks.
+    // The session of the client.
     node.ask(A, A, b"");
     let request = node.request();
     node.cm.drop_session(OTHER, node.now);
@@ -425,7 +429,7 @@ fn whoever_goes_takes_along_what_waits() {
     node.cm.close_listener(LISTENER, node.now).expect("closed");
     assert!(matches!(node.cm.poll_event(), Some(CmEvent::Rejected { qp: ACTIVE, .. })));
     node.is_done();
-    // The session of who listens.
+    // The session of the listener.
     node.serve(A, 4);
     node.ask(A, A, b"");
     node.request();
@@ -435,7 +439,7 @@ fn whoever_goes_takes_along_what_waits() {
 }
 
 #[test]
-fn the_port_space_is_one_of_its_own() {
+fn udp_port_space_is_separate() {
     let mut node = Node::at(A, options());
     node.serve(A, 1);
     let mut bind = |id, address: &str, port| {
@@ -445,15 +449,16 @@ fn the_port_space_is_one_of_its_own() {
     for address in [A, "0.0.0.0", "::"] {
         assert!(matches!(bind(20, address, PORT), Err(Refusal::InUse { .. })), "{address}");
     }
-    // No address of the device's.
+    // Not an address of the device.
     assert!(matches!(bind(20, B, PORT), Err(Refusal::System { .. })));
-    let (first, second) = (bind(21, "0.0.0.0", 0), bind(22, "0.0.0.0", 0));
+    let first = bind(21, "0.0.0.0", 0);
+    let second = bind(22, "0.0.0.0", 0);
     assert_ne!(first.expect("bind").port(), second.expect("bind").port());
     let any = SocketAddr::new(ip("127.0.0.1"), 0);
     let tcp = node.cm.bind(SESSION, ListenerId(24), any.into()).expect("bind");
     let same = SocketAddr::new(ip("0.0.0.0"), tcp.port());
     assert!(node.cm.bind_datagrams(SESSION, ListenerId(23), same.into()).is_ok());
-    // Neither end is a group's.
+    // Neither end may be a multicast address.
     let params = |peer: &str| ConnectParams {
         session: OTHER,
         qp: ACTIVE,

@@ -1,11 +1,11 @@
-//! Connections in start-up, silent and undecided: who is charged, who gives way, who is told.
+//! Connections in start-up, silent and undecided: charges, evictions, and events.
 
 use super::*;
 
 /// Users.
 const ALICE: u32 = 1000;
 const MALLORY: u32 = 1001;
-/// Sessions and listeners of Mallory's; the others are Alice's.
+/// Session and listener of Mallory. The others are Alice's.
 const HERS: SessionId = SessionId(3);
 const HER_LISTENER: ListenerId = ListenerId(30);
 
@@ -14,7 +14,7 @@ fn quota(user: u32, startups: u32) -> Quota {
     Quota { user, startups, startups_key, accepts_per_second: 1_000_000 }
 }
 
-/// A node with both users, and the addresses where they listen.
+/// A node with both users, and the addresses of their listeners.
 fn both(startups: usize, of_user: u32) -> (Node, SocketAddr, SocketAddr) {
     let mut node = Node::new(CmOptions { startups, ..options() });
     node.cm.set_quota(SESSION, quota(ALICE, of_user));
@@ -26,7 +26,7 @@ fn both(startups: usize, of_user: u32) -> (Node, SocketAddr, SocketAddr) {
     (node, address, hers)
 }
 
-/// Connects, and waits until the node has so many connections in start-up.
+/// Connects, and waits until the node has this many connections in start-up.
 fn silent(node: &mut Node, to: SocketAddr, then: usize) -> TcpStream {
     let stream = raw(to);
     node.turn(Duration::ZERO);
@@ -34,7 +34,7 @@ fn silent(node: &mut Node, to: SocketAddr, then: usize) -> TcpStream {
     stream
 }
 
-/// A complete request to one of them, undecided.
+/// Sends a complete request, which stays undecided.
 fn undecided(node: &mut Node, to: SocketAddr) -> (TcpStream, RequestId) {
     let mut stream = raw(to);
     stream.write_all(&frame(false, 0x40, 1, &[])).expect("write");
@@ -42,7 +42,7 @@ fn undecided(node: &mut Node, to: SocketAddr) -> (TcpStream, RequestId) {
     (stream, request)
 }
 
-/// Whether the node has ended it by now.
+/// Returns true if the node has ended the connection.
 fn is_over(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).expect("flag");
     match (&mut &*stream).read(&mut [0; 64]) {
@@ -52,10 +52,10 @@ fn is_over(stream: &TcpStream) -> bool {
 }
 
 #[test]
-fn a_flood_to_one_users_listener_pushes_out_nobody_elses() {
+fn flood_evicts_only_its_own_user() {
     let (mut node, address, hers) = both(20, 20);
     let mine: Vec<_> = (1..=5).map(|n| silent(&mut node, address, n)).collect();
-    // Far more than there is room for: only her own give way.
+    // Far more than the limit: only her own are evicted.
     let mut flood = Vec::new();
     for n in 6..=200 {
         flood.push(silent(&mut node, hers, n.min(20)));
@@ -65,14 +65,15 @@ fn a_flood_to_one_users_listener_pushes_out_nobody_elses() {
     assert_eq!((node.cm.startups_of(ALICE), node.cm.startups_of(MALLORY)), (5, 15));
     let mut stream = &mine[0];
     stream.write_all(&frame(false, 0x40, 1, &[])).expect("write");
-    let (request, now) = (node.request().id, node.now);
+    let request = node.request().id;
+    let now = node.now;
     node.cm.reject(request, &[], now).expect("undecided");
     // The rejected one waits for its peer's FIN and still counts.
     assert_eq!((node.row().pending, node.cm.startups_of(ALICE)), (0, 5));
 }
 
 #[test]
-fn half_of_all_is_the_most_of_one_user() {
+fn one_user_gets_at_most_half() {
     let (mut node, address, hers) = both(20, 10);
     let flood: Vec<_> = (1..=30).map(|n| silent(&mut node, hers, n.min(10))).collect();
     node.until(|_| flood.iter().filter(|s| is_over(s)).count() == 20);
@@ -81,19 +82,20 @@ fn half_of_all_is_the_most_of_one_user() {
 }
 
 #[test]
-fn undecided_requests_count_and_give_way_to_other_users_and_say_so() {
+fn undecided_requests_are_evicted_with_an_event() {
     let (mut node, address, hers) = both(10, 10);
     let mut requests: Vec<_> = (0..10).map(|_| undecided(&mut node, hers)).collect();
     assert_eq!((node.cm.startups(), node.cm.startups_of(MALLORY)), (10, 10));
-    // Another one of hers is turned away, as by a full backlog.
+    // Another one of hers is rejected, as with a full backlog.
     let turned_away = raw(hers);
     node.until(|_| is_over(&turned_away));
     assert!(!requests.iter().any(|(stream, _)| is_over(stream)));
-    // One of another user's takes the place of her oldest.
-    let (mine, request) = undecided_after_withdrawal(&mut node, address, requests.remove(0));
+    // A request of another user evicts her oldest.
+    let (gone, id) = requests.remove(0);
+    let (mine, request) = undecided_after_withdrawal(&mut node, address, gone, id);
     assert_eq!((node.cm.startups_of(ALICE), node.cm.startups_of(MALLORY)), (1, 9));
     assert!(!is_over(&mine) && !requests.iter().any(|(stream, _)| is_over(stream)));
-    // Accepted, it is a queue pair's.
+    // After the accept it counts as a QP.
     node.accept(request, &[]).expect("undecided");
     node.connected();
     assert_eq!((node.cm.startups_of(ALICE), node.cm.startups()), (0, 9));
@@ -106,19 +108,20 @@ fn undecided_requests_count_and_give_way_to_other_users_and_say_so() {
     assert_eq!((node.cm.startups(), node.cm.next_timeout()), (0, None));
 }
 
-/// A request that pushes out another one, whose owner is told.
+/// Sends a request that evicts another one. The owner of the evicted one gets an event.
 fn undecided_after_withdrawal(
     node: &mut Node,
     to: SocketAddr,
-    (gone, id): (TcpStream, RequestId),
+    gone: TcpStream,
+    id: RequestId,
 ) -> (TcpStream, RequestId) {
     let mut stream = raw(to);
     stream.write_all(&frame(false, 0x40, 1, &[])).expect("write");
     let reason = match node.event() {
         CmEvent::Withdrawn { listener: HER_LISTENER, request, reason } if request == id => reason,
-        other => panic!("not withdrawn but {other:?}"),
+        other => panic!("expected Withdrawn, got {other:?}"),
     };
-    assert_eq!(reason, "it gave way to a newer connection (limits.startups)");
+    assert_eq!(reason, "evicted for a newer connection (limits.startups)");
     let now = node.now;
     assert!(node.cm.reject(id, &[], now).is_err());
     assert!(is_over(&gone));
@@ -126,7 +129,7 @@ fn undecided_after_withdrawal(
 }
 
 #[test]
-fn a_rejected_initiator_counts_until_its_peer_has_closed() {
+fn rejected_initiator_counts_until_peer_closes() {
     let (mut node, _, _) = both(10, 2);
     let (listener, address) = raw_listener();
     let mut peers = Vec::new();
@@ -143,7 +146,7 @@ fn a_rejected_initiator_counts_until_its_peer_has_closed() {
         };
         node.cm.connect(params, node.now).expect("idle");
         let mut peer = take(&listener, &mut node);
-        // It wants more reads than it is offered, which a Terminate tells it.
+        // The reply requests a higher IRD than the initiator offers, which ends in a Terminate.
         peer.write_all(&frame(true, 0x50, 2, &[0, 16, 0, 17])).expect("write");
         node.unreachable();
         assert_eq!(node.cm.startups_of(MALLORY), (n + 1).min(2));
@@ -156,7 +159,7 @@ fn a_rejected_initiator_counts_until_its_peer_has_closed() {
 }
 
 #[test]
-fn a_hosts_rate_of_connecting_is_counted_for_each_user() {
+fn connection_rate_is_per_host_and_user() {
     let (mut node, address, hers) = both(100, 100);
     node.cm.set_options(CmOptions { peer_connections_per_second: 5, ..options() });
     let flood: Vec<_> = (0..20).map(|_| raw(hers)).collect();
@@ -166,14 +169,14 @@ fn a_hosts_rate_of_connecting_is_counted_for_each_user() {
 }
 
 #[test]
-fn a_user_has_so_many_connections_taken_in_a_second_and_others_do_not_wait() {
+fn accept_rate_of_a_user_delays_no_other() {
     const RATE: u32 = 100;
     let (mut node, address, hers) = both(1000, 1000);
     let slow = Quota { accepts_per_second: RATE, ..quota(MALLORY, 1000) };
     node.cm.set_quota(HERS, slow);
     let _flood: Vec<_> = (0..60).map(|_| raw(hers)).collect();
     let taken = |n: &Node| n.cm.startups.of(MALLORY);
-    // A tenth of a second's worth at once; the rest waits in the kernel.
+    // The connections of a tenth of a second are accepted at once. The rest waits in the kernel.
     node.until(|n| taken(n) == 10);
     let _mine = silent(&mut node, address, 11);
     let begin = node.now;
@@ -187,9 +190,10 @@ fn a_user_has_so_many_connections_taken_in_a_second_and_others_do_not_wait() {
 }
 
 #[test]
-fn guesses_at_a_users_stags_close_his_listeners_alone() {
+fn stag_guesses_close_only_the_users_listeners() {
     let (mut node, address, hers) = both(100, 100);
-    let (peer, now) = (Ipv4Addr::LOCALHOST.into(), node.now);
+    let peer = Ipv4Addr::LOCALHOST.into();
+    let now = node.now;
     for _ in 0..options().stag_guesses_per_minute {
         node.cm.stag_guessed(HERS, peer, now);
     }
@@ -204,18 +208,19 @@ fn guesses_at_a_users_stags_close_his_listeners_alone() {
 }
 
 #[test]
-fn closing_a_listener_does_not_look_at_what_came_to_others() {
-    // Undecided requests inside the daemon, which cost no descriptors.
+fn closing_a_listener_scans_no_other_requests() {
+    // Undecided requests inside the daemon, which use no descriptors.
     const CROWD: u32 = 20_000;
     const ROUNDS: u32 = 100;
     let mut node = Node::direct();
     let crowded = node.listen("127.0.0.1", CROWD);
     let close = |node: &mut Node| {
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
-        // Of this thread, whatever else the machine does.
+        // CPU time of this thread, independent of the machine's load.
         let had = crate::clock::on_cpu();
         for n in 0..ROUNDS {
-            let (id, now) = (ListenerId(100 + n), node.now);
+            let id = ListenerId(100 + n);
+            let now = node.now;
             let session = SessionId(100 + n);
             node.cm.bind(session, id, any_port.into()).expect("bind");
             node.cm.close_listener(id, now).expect("close");
@@ -236,12 +241,10 @@ fn closing_a_listener_does_not_look_at_what_came_to_others() {
 }
 
 #[test]
-fn what_the_kernel_keeps_for_a_connection_is_bounded_at_both_ends() {
+fn socket_buffers_are_bounded_at_both_ends() {
     let buffers = SocketBuffers { send: 300_000, receive: 400_000 };
-    let (mut a, mut b) = (
-        Node::new(CmOptions { buffers, ..options() }),
-        Node::new(CmOptions { buffers, ..options() }),
-    );
+    let mut a = Node::new(CmOptions { buffers, ..options() });
+    let mut b = Node::new(CmOptions { buffers, ..options() });
     let address = b.listen("127.0.0.1", 1);
     a.connect(ACTIVE, address, &[]);
     a.turn(Duration::from_millis(100));

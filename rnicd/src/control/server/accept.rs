@@ -1,4 +1,4 @@
-//! Taking in clients: as many as there are descriptors for, at the cost of their users.
+//! Accepts clients while descriptors are free, and charges their users for the time.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -9,32 +9,31 @@ use mio::{Interest, Token};
 use rnic_core::abi::control::HelloStatus;
 use rnic_core::types::Time;
 
-use super::{FIRST_CLIENT, HELLO_DEADLINE, PROCESS, SOCKET, SOURCES, Server, turned_away};
+use super::{FIRST_CLIENT, HELLO_DEADLINE, PROCESS, SOCKET, SOURCES, Server, rejection};
 use crate::clock;
-use crate::control::connection::{Connection, turn_away};
+use crate::control::connection::{Connection, reject_client};
 use crate::privilege::Peer;
 
 impl Server {
-    /// Takes in clients that wait, as long as there are descriptors. That costs whoever they are of
-    /// as much of his time as it takes.
+    /// Accepts waiting clients while descriptors are free. Charges their users for the time.
     pub(super) fn accept(&mut self, now: Time) {
         let mut had = clock::on_cpu();
         for _ in 0..ACCEPTS {
-            let Some(uid) = self.take_in(now) else { return };
+            let Some(uid) = self.accept_one(now) else { return };
             let took = clock::on_cpu().saturating_sub(had);
             had += took;
             self.served += took;
             self.budgets.spend(uid, took, now);
         }
-        // More may wait, and the poll reports only what is new.
+        // More may wait, and the poll reports only new ones.
         self.accept_again = Some(now);
     }
 
-    /// Takes in the next client that waits, or turns it away: its user. `None` if none waits, or
-    /// none can be taken in for now.
-    fn take_in(&mut self, now: Time) -> Option<u32> {
+    /// Accepts or rejects the next waiting client and returns its user. Returns `None` if no client
+    /// waits or none can be accepted now.
+    fn accept_one(&mut self, now: Time) -> Option<u32> {
         let socket = self.socket.as_ref()?;
-        // Each that is turned away may have to be closed elsewhere. That is soon over.
+        // The reaper may have to close each rejected client. Wait until it has; this is short.
         if self.reaper.closing_soon() as u64 >= self.manager.most_closing() {
             self.accept_again = Some(now.after(CLOSING_PAUSE));
             return None;
@@ -48,42 +47,43 @@ impl Server {
         };
         let peer = match Peer::of(client.as_fd()) {
             Ok(peer) => peer,
-            // Its socket has taken the last descriptor, and what tells of its end needs one.
+            // Its socket took the last descriptor, but watching its process needs another.
             Err(error) if is_exhausted(&error) => {
-                turn_away(client.as_fd(), turned_away(HelloStatus::Resources));
-                self.reaper.close_client(NOBODY, client);
+                reject_client(client.as_fd(), rejection(HelloStatus::Resources));
+                self.reaper.close_client(NO_USER, client);
                 self.pause_accepting(&error, now);
                 return None;
             }
             Err(error) => {
                 if error.kind() != io::ErrorKind::Unsupported {
-                    tracing::debug!(%error, "a client was gone before it was known");
-                } else if let Some(suppressed) = self.said.count("no process", Instant::now()) {
+                    tracing::debug!(%error, "a client disconnected before it was identified");
+                } else if let Some(suppressed) = self.log_limits.count("no process", Instant::now())
+                {
                     tracing::warn!(%error, suppressed, "a client cannot be served");
                 }
-                self.reaper.close_client(NOBODY, client);
-                return Some(NOBODY);
+                self.reaper.close_client(NO_USER, client);
+                return Some(NO_USER);
             }
         };
         let uid = peer.uid;
-        if self.greetings.of(uid) < SILENT_PER_USER {
+        if self.pending_hellos.of(uid) < MAX_PENDING_HELLOS {
             self.add(client, peer, now.after(HELLO_DEADLINE));
             return Some(uid);
         }
-        // Told without having been heard: its Hello may be under way.
+        // Rejected without its Hello, which may still arrive.
         let mut client = Connection::new(client, peer, now);
-        let _ = client.welcome(turned_away(HelloStatus::Silent), Vec::new());
+        let _ = client.welcome(rejection(HelloStatus::TooManyUnauthenticated), Vec::new());
         client.close(&self.reaper);
         self.hostile += 1;
-        if let Some(suppressed) = self.said.count("no hello", Instant::now()) {
+        if let Some(suppressed) = self.log_limits.count("no hello", Instant::now()) {
             tracing::warn!(uid, suppressed, "too many clients without a Hello");
         }
         Some(uid)
     }
 
-    /// No client can be taken in: says so, and looks again after a while.
+    /// Logs that no client can be accepted, and schedules another attempt.
     fn pause_accepting(&mut self, error: &io::Error, now: Time) {
-        if let Some(suppressed) = self.said.count("no accept", Instant::now()) {
+        if let Some(suppressed) = self.log_limits.count("no accept", Instant::now()) {
             tracing::warn!(%error, suppressed, "cannot accept clients for now");
         }
         self.accept_again = Some(now.after(ACCEPT_PAUSE));
@@ -106,12 +106,12 @@ impl Server {
             Ok(()) => {
                 let key = entry.key();
                 entry.insert(client);
-                self.greetings.insert(deadline, key, uid);
+                self.pending_hellos.insert(deadline, key, uid);
                 self.enqueue(key);
             }
             Err(error) => {
-                if let Some(suppressed) = self.said.count("no watch", Instant::now()) {
-                    tracing::warn!(%error, suppressed, "cannot watch a client");
+                if let Some(suppressed) = self.log_limits.count("no watch", Instant::now()) {
+                    tracing::warn!(%error, suppressed, "cannot register a client with the poll");
                 }
                 client.close(&self.reaper);
             }
@@ -119,18 +119,18 @@ impl Server {
     }
 }
 
-/// Whether this process or the machine has no descriptor left, or no memory for one.
+/// Returns true if this process or the machine has no descriptors or memory left.
 fn is_exhausted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// Whose a client is of which nothing is known.
-const NOBODY: u32 = u32::MAX;
-/// Clients of one user that may be connected without a Hello.
-const SILENT_PER_USER: usize = 64;
-/// Clients taken in before others have their turn.
+/// User of unidentified clients.
+const NO_USER: u32 = u32::MAX;
+/// Maximum clients of one user that are connected without a Hello.
+const MAX_PENDING_HELLOS: usize = 64;
+/// Maximum clients to accept before other work.
 const ACCEPTS: usize = 16;
-/// How long to wait for clients that were turned away to be closed.
+/// Wait for rejected clients to be closed.
 const CLOSING_PAUSE: Duration = Duration::from_millis(1);
-/// How long to wait for descriptors to become free.
+/// Wait for free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

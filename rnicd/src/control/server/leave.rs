@@ -1,4 +1,4 @@
-//! The end of a daemon that nobody uses, without losing who comes at that moment.
+//! Ends an idle daemon without losing a client that connects at the same time.
 
 use rnic_core::types::Time;
 
@@ -6,30 +6,30 @@ use super::Server;
 use crate::config::Span;
 
 impl Server {
-    /// Begins the end if there has been no client for long enough.
+    /// Begins the end of the daemon if it has been idle for long enough.
     ///
-    /// A client that connects meanwhile is served, or finds no socket; it is never taken in and
-    /// hung up on. So the socket is closed to newcomers first: from then on the kernel refuses
-    /// them, as it does where a socket is left over from a daemon that is gone. Who connected
-    /// before stands in its queue, which is emptied next; only then do path and lock go, and
-    /// another daemon can take the place. Whoever came out of the queue is served by this one as
-    /// long as he likes, and it ends when he does. Looking into the queue before it is closed
-    /// would not do: whoever connects after the look would be lost.
+    /// A client that connects at this time must be served or find no socket; it must not be
+    /// accepted and then disconnected. So the listening socket is shut down first. From then on the
+    /// kernel refuses new clients, as with the socket of a daemon that has exited. Clients that
+    /// connected before are still in the queue and are accepted next. Only then are path and lock
+    /// removed, so that another daemon can start. Clients from the queue are served for as long as
+    /// they like, and the daemon ends after them. A check of the queue before the shutdown would
+    /// lose clients that connect after the check.
     pub(super) fn handle_idleness(&mut self, now: Time) {
         let has_clients = self.has_clients();
         let Some(idle) = self.idle.as_mut().filter(|_| self.stopping.is_none()) else { return };
-        if idle.begins_to_leave(has_clients, now) {
+        if idle.begins_to_end(has_clients, now) {
             tracing::info!("no client for {}: ending", Span(idle.most()));
             if let Some(socket) = &self.socket {
-                socket.close_to_newcomers();
+                socket.refuse_new_clients();
             }
             self.accept(now);
-        } else if !idle.is_leaving() {
+        } else if !idle.is_ending() {
             return;
         }
-        // Otherwise more may wait, or one that could not be taken in for now.
+        // Otherwise more clients wait, or one could not be accepted for lack of descriptors.
         if self.accept_again.is_none() {
-            self.leave_place();
+            self.release_path();
         }
         if self.socket.is_none() && !self.has_clients() {
             self.begin_stop(now);

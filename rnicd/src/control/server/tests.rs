@@ -1,4 +1,4 @@
-//! Parts of the loop, one at a time: nobody runs it here, and time is what a test says.
+//! Tests of single steps of the control loop, which does not run here. The tests set the time.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::config::tests::OTHER_VALUES;
 use crate::privilege::Peer;
 use crate::resource::Reload;
 
-/// A daemon that nobody runs.
+/// A daemon without a running loop.
 struct Rig {
     folder: TempDir,
     server: Server,
@@ -32,7 +32,7 @@ impl Rig {
         Rig { folder, server: server.unwrap_or_else(|e| panic!("{e}")) }
     }
 
-    /// A client that has connected and waits to be accepted.
+    /// A client that has connected and waits for the accept.
     fn client(&self) -> OwnedFd {
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -43,7 +43,7 @@ impl Rig {
         socket
     }
 
-    /// A client of this user that was accepted.
+    /// An accepted client of this user.
     fn client_of(&mut self, uid: u32) -> OwnedFd {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -53,7 +53,7 @@ impl Rig {
         theirs
     }
 
-    /// A client of this user that has a session.
+    /// A client of this user with a session.
     fn session_of(&mut self, uid: u32) -> OwnedFd {
         let client = self.client_of(uid);
         assert!(send(&client, &hello().to_bytes(), SendFlags::empty()).is_ok());
@@ -65,8 +65,8 @@ impl Rig {
         self.server.connections.len()
     }
 
-    /// Gives turns until no client waits for one. A single round ends early on a busy machine,
-    /// because turns end by the clock.
+    /// Gives turns until no client waits. A single round ends early on a busy machine, because
+    /// turns have a time limit.
     fn serve(&mut self, now: Time) {
         self.server.serve(now);
         while !self.server.ready.is_empty() {
@@ -74,7 +74,7 @@ impl Rig {
         }
     }
 
-    /// Ends its threads.
+    /// Ends the threads of the daemon.
     fn stop(self) {
         self.server.manager.stop();
     }
@@ -83,23 +83,24 @@ impl Rig {
 #[test]
 fn a_client_without_a_hello_is_disconnected() {
     let mut rig = Rig::new("");
-    let (silent, speaks) = (rig.client(), rig.client());
+    let silent = rig.client();
+    let speaks = rig.client();
     let now = clock::now();
     rig.server.accept(now);
     assert!(send(&speaks, &hello().to_bytes(), SendFlags::empty()).is_ok());
     rig.serve(now);
     assert_eq!((rig.clients(), rig.server.manager.sessions()), (2, 1));
-    // The loop sleeps no longer than that.
+    // The loop sleeps no longer than the deadline.
     assert!(rig.server.ready.is_empty());
     let patience = rig.server.patience();
     assert!(patience.is_some_and(|most| most <= Duration::from_secs(10)), "{patience:?}");
     let at = |seconds| now.after(Duration::from_secs(seconds));
     rig.server.handle_timeouts(at(1));
-    assert_eq!(rig.clients(), 2, "it may take a moment");
+    assert_eq!(rig.clients(), 2, "before the deadline");
     rig.server.handle_timeouts(at(10));
     assert_eq!((rig.clients(), rig.server.manager.sessions()), (1, 1));
     let heard = recv(&silent, &mut [0; 64][..], RecvFlags::DONTWAIT).map(|(_, n)| n);
-    assert_eq!(heard, Ok(0), "the end");
+    assert_eq!(heard, Ok(0), "end of stream");
     rig.stop();
 }
 
@@ -118,7 +119,7 @@ fn metrics_are_written_at_their_interval() {
 }
 
 #[test]
-fn a_daemon_without_clients_ends_when_its_time_is_over_and_not_before() {
+fn idle_daemon_ends_at_its_timeout() {
     let mut rig = Rig::new("");
     rig.server.exit_when_idle(Duration::from_secs(60));
     let start = clock::now();
@@ -126,7 +127,7 @@ fn a_daemon_without_clients_ends_when_its_time_is_over_and_not_before() {
     rig.server.handle_idleness(start);
     let patience = rig.server.patience();
     assert!(patience.is_some_and(|most| most <= Duration::from_secs(61)), "{patience:?}");
-    // A client begins it anew, from its end on.
+    // A client stops the timer, which starts again at the client's end.
     let client = rig.session_of(7);
     rig.server.handle_idleness(at(59));
     rig.server.handle_idleness(at(600));
@@ -149,15 +150,15 @@ fn a_daemon_without_clients_ends_when_its_time_is_over_and_not_before() {
     rig.stop();
 }
 
-/// As many as are taken in at a time, and some more.
+/// More clients than one call accepts.
 #[test]
-fn who_has_connected_when_the_daemon_decides_to_end_is_served() {
+fn ending_daemon_serves_queued_clients() {
     let mut rig = Rig::new("");
     rig.server.exit_when_idle(Duration::ZERO);
     let clients: Vec<OwnedFd> = (0..20).map(|_| rig.client()).collect();
     let now = clock::now();
     rig.server.handle_idleness(now);
-    // Nobody else can connect, and their place is still this daemon's.
+    // New clients are refused, but path and lock still belong to this daemon.
     let path = rig.folder.path().join("s");
     let refused = std::os::unix::net::UnixStream::connect(&path).map_err(|e| e.kind());
     assert!(refused.is_err_and(|kind| kind != std::io::ErrorKind::NotFound));
@@ -177,7 +178,7 @@ fn who_has_connected_when_the_daemon_decides_to_end_is_served() {
         rig.serve(clock::now());
     }
     rig.server.handle_idleness(clock::now());
-    assert!(rig.server.stopping.is_none(), "they are served as long as they like");
+    assert!(rig.server.stopping.is_none(), "clients from the queue are still served");
     drop(clients);
     let keys: Vec<usize> = rig.server.connections.iter().map(|(key, _)| key).collect();
     keys.into_iter().for_each(|key| rig.server.end(key, End::Closed, clock::now()));
@@ -185,7 +186,7 @@ fn who_has_connected_when_the_daemon_decides_to_end_is_served() {
         rig.server.manager.settle();
     }
     rig.server.handle_idleness(clock::now());
-    assert!(rig.server.stopping.is_some(), "and then it ends at once");
+    assert!(rig.server.stopping.is_some(), "ends with the last client");
     rig.stop();
 }
 
@@ -194,7 +195,7 @@ fn clients_wait_for_the_turns_of_their_users() {
     let mut rig = Rig::new("");
     let clients = [1, 1, 2, 1].map(|uid| rig.client_of(uid));
     assert_eq!(rig.server.ready.users(), 2);
-    // Also who leaves while he waits leaves nothing behind.
+    // Clients that leave while queued leave no entry.
     let keys: Vec<usize> = rig.server.connections.iter().map(|(key, _)| key).collect();
     for key in keys {
         rig.server.remove(key);
@@ -205,7 +206,7 @@ fn clients_wait_for_the_turns_of_their_users() {
     rig.stop();
 }
 
-/// Keys whose new values wait for the next start.
+/// Keys that take effect only after a restart.
 const KEPT: &[&str] = &[
     "device.name",
     "device.vendor_id",
@@ -231,7 +232,7 @@ const KEPT: &[&str] = &[
 ];
 
 #[test]
-fn a_reload_changes_each_key_or_reports_that_it_waits() {
+fn reload_applies_or_reports_each_key() {
     let mut rig = Rig::new("");
     let mut text = String::new();
     let mut section = "";
@@ -269,8 +270,8 @@ fn question() -> Vec<u8> {
     postcard::to_stdvec(&question).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Asks for ever while it is `now`, and reads no answer until all that fits is asked: how long the
-/// thread served that until it rested, if it did within so much of its time.
+/// Sends requests without end at the time `now`. Reads no replies until the socket is full. Returns
+/// the CPU time until the user rests, or `None` if it does not rest within `most`.
 fn served(rig: &mut Rig, client: &OwnedFd, most: Duration, now: Time) -> Option<Duration> {
     let question = question();
     let mut buffer = [0; 4096];
@@ -292,7 +293,7 @@ fn served(rig: &mut Rig, client: &OwnedFd, most: Duration, now: Time) -> Option<
 }
 
 #[test]
-fn a_user_whose_questions_have_their_time_rests_if_others_have_sessions() {
+fn busy_user_rests_if_others_have_sessions() {
     let mut rig = Rig::new("");
     let now = clock::now();
     let asks = rig.session_of(1);
@@ -302,7 +303,7 @@ fn a_user_whose_questions_have_their_time_rests_if_others_have_sessions() {
     let now = now.after(Duration::from_secs(1));
     let took = served(&mut rig, &asks, most, now).expect("it rests");
     assert!(took < Duration::from_millis(50), "{took:?}");
-    // Others have their turns meanwhile.
+    // Other users still have their turns.
     let question = question();
     while recv(&other, &mut [0; 4096][..], RecvFlags::DONTWAIT).is_ok() {}
     assert!(send(&other, &question, SendFlags::DONTWAIT).is_ok());
@@ -313,21 +314,22 @@ fn a_user_whose_questions_have_their_time_rests_if_others_have_sessions() {
 }
 
 #[test]
-fn to_be_taken_in_costs_a_user_of_his_time() {
+fn accepts_are_charged_to_their_user() {
     let mut rig = Rig::new("");
     let me = rustix::process::getuid().as_raw();
-    let (other, mine) = (rig.session_of(me + 1), rig.client_of(me));
+    let other = rig.session_of(me + 1);
+    let mine = rig.client_of(me);
     let deadline = Instant::now() + Duration::from_secs(180);
     let now = clock::now();
     while rig.server.rest(me, now).is_none() {
-        assert!(Instant::now() < deadline, "it costs nothing");
+        assert!(Instant::now() < deadline, "accepts are not charged");
         let client = rig.client();
         rig.server.accept(now);
-        // It was the third.
+        // The third client, in slot 2.
         rig.server.remove(2);
         drop(client);
     }
-    // Who has no session is heard when he has rested; others are meanwhile.
+    // The Hello of a resting user waits. Other users are served.
     let mut buffer = [0; 4096];
     while recv(&other, &mut buffer[..], RecvFlags::DONTWAIT).is_ok() {}
     assert!(send(&other, &question(), SendFlags::DONTWAIT).is_ok());
@@ -343,9 +345,9 @@ fn to_be_taken_in_costs_a_user_of_his_time() {
     rig.stop();
 }
 
-/// Whoever is turned away may have to be closed elsewhere, and so would the next one.
+/// The reaper may have to close a rejected client, so accepts wait for it.
 #[test]
-fn nobody_is_let_in_while_much_is_to_be_closed() {
+fn no_accept_while_many_closes_are_pending() {
     let mut rig = Rig::new("[limits]\nclosing = 8\n");
     rig.server.reaper = Reaper::without_threads();
     for _ in 0..rig.server.manager.most_closing() {

@@ -1,22 +1,21 @@
-//! Which system calls each kind of thread has need of.
+//! The system calls that each kind of thread needs.
 //!
-//! Found by running every test under `strace -f`, and by reading what the libraries do: the
-//! standard library, `mio`, `rustix`, glibc's and musl's allocators, threads and ends of threads.
-//! One refusal is expected: glibc opens `/proc/sys/vm/overcommit_memory`, once, the first time it
-//! trims a thread's heap, and takes a refusal for the usual setting.
+//! Collected by running every test under `strace -f`, and by reading the libraries: the standard
+//! library, `mio`, `rustix`, and the allocators, threads and thread exits of glibc and musl. One
+//! denial is expected: glibc opens `/proc/sys/vm/overcommit_memory` the first time it trims a
+//! thread's heap, and assumes the default if that fails.
 
 use libc::c_long;
 
 use super::ThreadKind;
 use super::program::Rule;
 
-/// The rules of a kind of thread.
-pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
-    let mut rules: Vec<Rule> = EVERYBODY.iter().copied().map(Rule::Any).collect();
+/// Returns the rules of a kind of thread.
+pub fn rules_of(kind: ThreadKind) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = COMMON.iter().copied().map(Rule::Any).collect();
     let mut allow = |calls: &[c_long]| rules.extend(calls.iter().copied().map(Rule::Any));
     match kind {
-        // Lingering is a client's setting; packets of a client are dropped; what waits is
-        // interrupted.
+        // To clear a client's SO_LINGER, to discard a client's packets, and to interrupt waits.
         ThreadKind::Reaper => allow(&[
             libc::SYS_recvmsg,
             libc::SYS_setsockopt,
@@ -39,16 +38,16 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
                 libc::SYS_recvmsg,
                 libc::SYS_sendto,
             ]);
-            // The addresses by netlink, the index of an interface by ioctl of any socket.
+            // Addresses are read over netlink, the index of an interface by an ioctl on any socket.
             let families = vec![libc::AF_NETLINK as u32, UNIX];
             rules.push(Rule::OneOf(libc::SYS_socket, 0, families));
             rules.push(Rule::OneOf(libc::SYS_ioctl, 1, vec![libc::SIOCGIFINDEX as u32]));
         }
         ThreadKind::Worker => {
             allow(MOVE);
-            // Taking a connection off a client's socket resets it.
+            // With AF_UNSPEC it resets a connection whose socket a client may also hold.
             allow(&[libc::SYS_connect]);
-            // Its own slices.
+            // For the thread's own time slices.
             rules.push(Rule::OneOf(libc::SYS_sched_getattr, 0, vec![0]));
             rules.push(Rule::OneOf(libc::SYS_sched_setattr, 0, vec![0]));
         }
@@ -59,20 +58,20 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
             rules.push(Rule::OneOf(libc::SYS_socket, 0, FAMILIES.to_vec()));
             rules.push(Rule::OneOf(libc::SYS_socketpair, 0, vec![UNIX]));
             rules.push(Rule::OneOf(libc::SYS_ioctl, 1, vec![libc::FIONBIO as u32]));
-            // Limits of this process alone.
+            // Limits of this process only.
             rules.push(Rule::OneOf(libc::SYS_prlimit64, 0, vec![0]));
         }
     }
     // `abort` raises a signal, in this process only.
     rules.push(Rule::OneOf(libc::SYS_tgkill, 0, vec![std::process::id()]));
-    // What is executed was mapped before.
+    // All code is mapped before the filter is installed.
     rules.push(Rule::Without(libc::SYS_mmap, 2, EXECUTABLE));
     rules.push(Rule::Without(libc::SYS_mprotect, 2, EXECUTABLE));
     rules
 }
 
 /// Memory, waiting, wake-ups, time, ends of threads and of the process.
-const EVERYBODY: &[c_long] = &[
+const COMMON: &[c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
@@ -168,7 +167,7 @@ const OPEN: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// StagKind of old for the same, of which other machines than x86_64 have few.
+/// Older variants of these calls. Architectures other than x86_64 have few of them.
 #[cfg(target_arch = "x86_64")]
 const OPEN_OLD: &[c_long] = &[
     libc::SYS_access,
@@ -181,13 +180,13 @@ const OPEN_OLD: &[c_long] = &[
     libc::SYS_stat,
     libc::SYS_unlink,
 ];
-/// `renameat`, which the crate `libc` does not know here and the C library calls.
+/// `renameat`: the C library calls it, but the crate `libc` does not define it here.
 #[cfg(target_arch = "aarch64")]
 const OPEN_OLD: &[c_long] = &[38];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const OPEN_OLD: &[c_long] = &[];
 
-/// Calls that nothing in the daemon makes and no library makes unasked: somebody else is at work.
+/// System calls that neither the daemon nor a library on its own makes: signs of an attack.
 pub const HOSTILE: &[c_long] = &[
     libc::SYS_add_key,
     libc::SYS_bpf,
@@ -229,10 +228,10 @@ pub const HOSTILE: &[c_long] = &[
 ];
 
 const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
-/// Flags of `open` for anything but reading what is there.
+/// Flags of `open` for any access other than reading existing files.
 const CHANGING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) as u32;
 const UNIX: u32 = libc::AF_UNIX as u32;
-/// Control sockets and notifications; connections.
+/// For control sockets and notifications (Unix), and for connections.
 const FAMILIES: &[u32] = &[UNIX, libc::AF_INET as u32, libc::AF_INET6 as u32];
 
 #[cfg(test)]
@@ -242,7 +241,7 @@ mod tests {
     #[test]
     fn nothing_that_is_allowed_ends_the_process() {
         for kind in ThreadKind::ALL {
-            for rule in needed_by(kind) {
+            for rule in rules_of(kind) {
                 let (Rule::Any(call) | Rule::Without(call, ..) | Rule::OneOf(call, ..)) = rule;
                 assert!(!HOSTILE.contains(&call), "{kind:?}: {call}");
             }

@@ -1,15 +1,15 @@
 //! A filter of system calls for each kind of thread.
 //!
-//! A thread that has been taken over through a hole in the daemon should find little to do: a
-//! worker can move bytes between descriptors it has and touch memory it has, and can open, connect,
-//! run and inspect nothing. [`calls`] says who needs what, [`program`] puts it in the kernel's
-//! words; here it is put in force, by the thread itself.
+//! A thread that an attacker controls through a bug in the daemon should be able to do little: a
+//! worker can move bytes between its descriptors and touch its memory, but cannot open, connect,
+//! execute or inspect anything. [`calls`] lists the system calls of each kind, [`program`]
+//! translates them to BPF, and this module installs the filter from within the thread.
 //!
-//! What happens to other calls has three grades. A call that no library makes behind a program's
-//! back ([`calls::HOSTILE`]) ends the process, as a panic does: its state is suspect. A call that
-//! is younger than this list fails with `ENOSYS`, as on an older kernel, so that a newer libc takes
-//! the way it has for those: its update is not an outage. All others fail with `EPERM` and leave a
-//! line in the kernel's log.
+//! Other calls are denied in three ways. A call that no library makes on its own
+//! ([`calls::HOSTILE`]) ends the process, like a panic, because its state is suspect. A call newer
+//! than this list fails with `ENOSYS`, as on an older kernel, so that a newer libc uses its
+//! fallback and an update of it causes no outage. All others fail with `EPERM` and are logged by
+//! the kernel.
 
 mod calls;
 mod program;
@@ -22,18 +22,18 @@ use std::thread::JoinHandle;
 use crate::config::Seccomp;
 use program::{Denied, Instruction};
 
-/// What a thread is for, and so what it may ask of the kernel.
+/// Role of a thread, which determines its system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThreadKind {
-    /// The control loop: opens files and sockets, runs nothing.
+    /// The control loop: opens files and sockets, executes nothing.
     Control,
-    /// Moves data between descriptors and memory it is given; opens nothing.
+    /// Moves data between the descriptors and memory it is given. Opens nothing.
     Worker,
-    /// Reads the configuration again: opens files for reading.
+    /// Reloads the configuration: opens files for reading.
     ConfigReader,
     /// Closes descriptors and unmaps memory.
     Reaper,
-    /// Writes the lines of the log to standard error.
+    /// Writes log lines to standard error.
     Log,
     /// Reads the addresses of the host's interfaces (getifaddrs(3)).
     Addresses,
@@ -51,7 +51,7 @@ impl ThreadKind {
     ];
 }
 
-/// Whether this kernel has the filters that `seccomp` asks for.
+/// Returns an error unless this kernel supports the filters that `seccomp` needs.
 pub fn check_available(seccomp: Seccomp) -> io::Result<()> {
     let action = match seccomp {
         Seccomp::Enforce => program::ret::KILL_PROCESS,
@@ -59,7 +59,8 @@ pub fn check_available(seccomp: Seccomp) -> io::Result<()> {
         Seccomp::Off => return Ok(()),
     };
     if program::ARCHITECTURE.is_none() {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "no filters for this architecture"));
+        let why = "seccomp filters are not implemented for this architecture";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
     }
     // SAFETY: the kernel reads the four bytes of `action`, a live local, and writes nothing.
     let result = unsafe {
@@ -76,24 +77,24 @@ pub fn check_available(seccomp: Seccomp) -> io::Result<()> {
     }
 }
 
-/// Confines the calling thread, and every thread and process it starts from now on, for good.
+/// Confines the calling thread permanently, and every thread and process it starts later.
 pub fn confine(kind: ThreadKind, seccomp: Seccomp) -> io::Result<()> {
     let denied = match seccomp {
         Seccomp::Enforce => Denied::Refused,
         Seccomp::Log => Denied::Logged,
         Seccomp::Off => return Ok(()),
     };
-    let program = program::assemble(&calls::needed_by(kind), calls::HOSTILE, denied)
+    let program = program::assemble(&calls::rules_of(kind), calls::HOSTILE, denied)
         .ok_or(io::ErrorKind::Unsupported)?;
-    // rustix finds these out at first use, by system calls that most kinds are about to lose; it
-    // would take failure for an answer (pages of no size, a clock that is a system call).
+    // rustix queries these at first use, with system calls that most kinds are about to lose, and
+    // would take a failure for a result (a page size of zero, a clock without vDSO).
     let _ = rustix::param::page_size();
     let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     install(&program)
 }
 
-/// Starts a thread that is confined before it does anything else, and before this returns: what is
-/// started so is never seen without its filter, and fails to start if it cannot have one.
+/// Starts a thread that is confined before `body` runs and before this returns. Fails if the thread
+/// cannot be confined.
 pub fn spawn_confined(
     name: &str,
     kind: ThreadKind,
@@ -104,7 +105,7 @@ pub fn spawn_confined(
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         let confined = confine(kind, seccomp);
         let go = confined.is_ok();
-        // The spawner waits for it.
+        // The receiver lives until it has this result.
         let _ = tell.send(confined);
         if go {
             body();
@@ -115,7 +116,7 @@ pub fn spawn_confined(
 }
 
 fn install(program: &[Instruction]) -> io::Result<()> {
-    // The kernel wants to know that no set-uid program will run under a filter of our making.
+    // Required by the kernel: no set-uid program may run under a filter of an unprivileged user.
     rustix::thread::set_no_new_privs(true)?;
     let mut code: Vec<libc::sock_filter> = program.iter().map(|i| i.encoded()).collect();
     let filter = libc::sock_fprog {
@@ -123,11 +124,11 @@ fn install(program: &[Instruction]) -> io::Result<()> {
         filter: code.as_mut_ptr(),
     };
     // Denied calls are logged. Without SPEC_ALLOW, kernels before 5.16 slow the whole thread down
-    // to keep speculation from reading what a sandbox may not: there is no such code in here.
+    // with mitigations against speculative reads by sandboxed code. No such code runs here.
     let flags = libc::SECCOMP_FILTER_FLAG_LOG | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     // SAFETY: the kernel copies `filter` and the `len` instructions it points to, which live in
-    // `code` until after the call, and writes nothing. What it then does to this thread is to
-    // refuse system calls, each of which has a documented failure; it touches no memory of ours.
+    // `code` until after the call, and writes nothing. The only effect on this thread is that
+    // system calls fail, each of which has a documented failure. It touches no memory of ours.
     let result = unsafe {
         libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const filter)
     };

@@ -1,30 +1,30 @@
-//! Filters in the kernel's words: classic BPF over `struct seccomp_data`.
+//! Translates filters to classic BPF over `struct seccomp_data`.
 //!
-//! By hand and not with the crate `seccompiler`, because a filter of ours has three answers to what
-//! it does not allow and that crate's filters have one. Each rule is a few instructions that end in
-//! an answer or fall through to the next; the number of the call stays in the accumulator. Answers
-//! that depend on the number alone, as almost all do, are kept by the kernel (since 5.11) in a
-//! bitmap, so that the length of the program costs nothing per call.
+//! The crate `seccompiler` is not used, because its filters have one action for denied calls and
+//! these have three. Each rule is a few instructions that end in an action or fall through to the
+//! next rule. The number of the call stays in the accumulator. Actions that depend on the number
+//! alone, which almost all do, are cached by the kernel (since 5.11) in a bitmap, so that the
+//! length of the program costs nothing per call.
 
 use libc::c_long;
 
-/// What a thread may call.
+/// A permission of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// This system call, whatever its arguments.
+    /// This system call, with any arguments.
     Any(c_long),
-    /// Unless an argument (from 0) has one of these bits.
+    /// This system call, unless an argument (from 0) has one of these bits.
     Without(c_long, u8, u32),
-    /// Only if an argument (from 0), an `int`, is one of these.
+    /// This system call, if an argument (from 0), an `int`, has one of these values.
     OneOf(c_long, u8, Vec<u32>),
 }
 
-/// What happens to calls that no rule allows.
+/// Effect on calls that no rule allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// They fail; hostile ones end the process.
+    /// They fail. Hostile calls end the process.
     Refused,
-    /// They are carried out and logged.
+    /// They are allowed and logged.
     Logged,
 }
 
@@ -32,15 +32,15 @@ pub enum Denied {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instruction {
     code: u32,
-    /// Instructions to skip if the condition holds.
+    /// Instructions to skip if the condition is true.
     then: u8,
-    /// Instructions to skip if not.
+    /// Instructions to skip if the condition is false.
     otherwise: u8,
     operand: u32,
 }
 
 impl Instruction {
-    /// As the kernel takes it.
+    /// Returns the instruction in the kernel's format.
     pub fn encoded(self) -> libc::sock_filter {
         // Codes have eight bits.
         let code = self.code as u16;
@@ -48,7 +48,7 @@ impl Instruction {
     }
 }
 
-/// The filter of these rules; `None` on an architecture whose calls are not known here.
+/// Returns the filter of these rules, or `None` on an architecture that is not supported.
 pub fn assemble(rules: &[Rule], hostile: &[c_long], denied: Denied) -> Option<Vec<Instruction>> {
     let (kill, unknown, refuse) = match denied {
         Denied::Refused => (ret::KILL_PROCESS, errno(libc::ENOSYS), errno(libc::EPERM)),
@@ -56,7 +56,7 @@ pub fn assemble(rules: &[Rule], hostile: &[c_long], denied: Denied) -> Option<Ve
     };
     let mut program = vec![
         load(ARCHITECTURE_AT),
-        // Numbers mean something else in the calls of another architecture (32-bit x86).
+        // System calls of another architecture (32-bit x86) have other numbers.
         jump(libc::BPF_JEQ, ARCHITECTURE?, 1, 0),
         answer(ret::KILL_PROCESS),
         load(NUMBER_AT),
@@ -68,7 +68,7 @@ pub fn assemble(rules: &[Rule], hostile: &[c_long], denied: Denied) -> Option<Ve
         program.push(jump(libc::BPF_JEQ, number(*call), 0, 1));
         program.push(answer(kill));
     }
-    // Also true of the numbers of the x32 ABI, which have a high bit set.
+    // Also covers the numbers of the x32 ABI, which have a high bit set.
     program.push(jump(libc::BPF_JGT, NEWEST, 0, 1));
     program.push(answer(unknown));
     program.push(answer(refuse));
@@ -88,7 +88,7 @@ impl Rule {
                 answer(refuse),
             ]),
             Rule::OneOf(call, argument, values) => {
-                // A handful; lists are written in `calls`.
+                // A handful: the lists are in `calls`.
                 let len = values.len() as u8;
                 program.push(equal(call, len + 3));
                 program.push(load(argument_at(*argument)));
@@ -125,7 +125,7 @@ fn number(call: c_long) -> u32 {
     call as u32
 }
 
-/// Where the low half of an argument is on the little-endian machines that have filters here.
+/// Offset of the low half of an argument on the supported machines, which are little-endian.
 fn argument_at(argument: u8) -> u32 {
     16 + 8 * u32::from(argument)
 }
@@ -146,7 +146,7 @@ pub const ARCHITECTURE: Option<u32> = if cfg!(target_endian = "big") {
     None
 };
 
-/// The youngest call this list was made with: `futex_waitv`, Linux 5.16, the same on both
+/// The newest call considered by this list: `futex_waitv`, Linux 5.16, the same on both
 /// architectures.
 const NEWEST: u32 = 449;
 
@@ -162,7 +162,7 @@ pub mod ret {
 mod tests {
     use super::*;
 
-    /// What the program answers; as the kernel runs it.
+    /// Runs the program like the kernel. Returns its action.
     fn run(program: &[Instruction], arch: u32, nr: u32, args: [u32; 6]) -> u32 {
         let mut accumulator = 0;
         let mut at = 0;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_answers_for_its_call_alone() {
+    fn each_rule_covers_only_its_call() {
         let Some(arch) = ARCHITECTURE else { return };
         let rules = [
             Rule::Any(10),
@@ -202,7 +202,8 @@ mod tests {
         ];
         let Some(program) = assemble(&rules, &[50], Denied::Refused) else { panic!() };
         let answers = |nr, args| run(&program, arch, nr, args);
-        let (eperm, enosys) = (errno(libc::EPERM), errno(libc::ENOSYS));
+        let eperm = errno(libc::EPERM);
+        let enosys = errno(libc::ENOSYS);
         let argument = |n: usize, value| {
             let mut args = [0; 6];
             args[n] = value;

@@ -1,4 +1,4 @@
-//! The filters of system calls hold: each kind of thread can do what it is for and nothing else.
+//! Tests of the filters: each kind of thread can make the calls it needs and no others.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -17,10 +17,10 @@ use rustix::net::{AddressFamily, SocketType};
 use super::{ThreadKind, confine};
 use crate::config::Seccomp;
 
-/// The test that is run in a process of its own, by its full name.
+/// Full name of the test that runs in a separate process.
 const ATTACKER: &str = "privilege::seccomp::tests::attacker";
 
-/// Runs `act` in a thread that is confined as one of this kind.
+/// Runs `act` in a thread that is confined as this kind.
 fn as_kind<T: Send + 'static>(kind: ThreadKind, act: impl FnOnce() -> T + Send + 'static) -> T {
     as_kind_with(Seccomp::Enforce, kind, act)
 }
@@ -37,7 +37,7 @@ fn as_kind_with<T: Send + 'static>(
     thread.join().unwrap()
 }
 
-/// Everything that some kinds may do and others may not; who may.
+/// Tries every operation that only some kinds may do.
 #[test]
 fn each_kind_has_what_it_needs_and_no_more() {
     use ThreadKind::{Addresses, Control};
@@ -74,10 +74,10 @@ fn each_kind_has_what_it_needs_and_no_more() {
 }
 
 #[test]
-fn memory_comes_and_goes_but_not_with_code() {
+fn memory_is_mapped_without_exec() {
     for kind in ThreadKind::ALL {
         let (grown, code) = as_kind(kind, || {
-            // From the heap, from mappings of their own, and larger in place or elsewhere.
+            // From the heap, in separate mappings, and grown in place or moved.
             let mut blocks: Vec<Vec<u8>> = (0..24).map(|n| vec![1; 1 << n]).collect();
             blocks.iter_mut().for_each(|b| b.extend_from_within(..));
             let grown: usize = blocks.iter().map(Vec::len).sum();
@@ -91,14 +91,14 @@ fn memory_comes_and_goes_but_not_with_code() {
 
 fn map(protection: ProtFlags) -> Result<(), Errno> {
     let null = std::ptr::null_mut();
-    // SAFETY: a new mapping of a page at a place of the kernel's choice, to which nothing refers.
+    // SAFETY: a new mapping of a page at an address that the kernel chooses. Nothing refers to it.
     let page = unsafe { rustix::mm::mmap_anonymous(null, 4096, protection, MapFlags::PRIVATE)? };
-    // SAFETY: the mapping just made.
+    // SAFETY: the mapping was just made, and nothing refers to it.
     unsafe { rustix::mm::munmap(page, 4096) }
 }
 
 #[test]
-fn a_worker_moves_data_between_descriptors_it_has() {
+fn worker_moves_data_between_its_descriptors() {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let poll = mio::Poll::new().unwrap();
@@ -116,7 +116,7 @@ fn a_worker_moves_data_between_descriptors_it_has() {
 }
 
 #[test]
-fn addresses_are_read_in_confinement() {
+fn confined_thread_reads_addresses() {
     let found = as_kind(ThreadKind::Addresses, if_addrs::get_if_addrs).unwrap();
     let loopback = found.iter().find(|interface| interface.is_loopback());
     assert!(loopback.is_some_and(|interface| interface.index.is_some()), "{found:?}");
@@ -126,7 +126,7 @@ fn addresses_are_read_in_confinement() {
 fn logging_lets_everything_pass() {
     let opened = as_kind_with(Seccomp::Log, ThreadKind::Worker, || File::open("/dev/null").is_ok());
     assert!(opened);
-    // The process may have been started with it (`setpriv --no-new-privs`).
+    // The process may have been started with no_new_privs (`setpriv --no-new-privs`).
     let before = rustix::thread::no_new_privs().unwrap();
     let (opened, after) = as_kind_with(Seccomp::Off, ThreadKind::Worker, || {
         (File::open("/dev/null").is_ok(), rustix::thread::no_new_privs().unwrap())
@@ -136,8 +136,8 @@ fn logging_lets_everything_pass() {
 }
 
 #[test]
-fn what_only_an_attacker_does_ends_the_process() {
-    // Aborting is no attack: it must still end the process as it should.
+fn hostile_calls_end_the_process() {
+    // An abort is no attack: it must still end the process with its own signal.
     for (what, signal) in [
         ("execve", SIGSYS),
         ("ptrace", SIGSYS),
@@ -158,7 +158,7 @@ fn what_only_an_attacker_does_ends_the_process() {
 }
 
 #[test]
-fn what_libraries_ask_for_once_is_asked_before() {
+fn one_time_library_calls_precede_the_filter() {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", ATTACKER, "--nocapture"])
         .env("ATTACK", "none")
@@ -168,7 +168,7 @@ fn what_libraries_ask_for_once_is_asked_before() {
     assert!(child.status.success(), "{child:?}");
 }
 
-/// The other half of the tests above, which run it in a process of its own and see that end.
+/// The attacker's side of the tests above, which run it in a separate process and check its end.
 #[test]
 fn attacker() {
     let Ok(what) = std::env::var("ATTACK") else { return };
@@ -186,7 +186,7 @@ fn attacker() {
             panic!("{}", Command::new("/bin/echo").arg("executed").exec());
         }
         "ptrace" => {
-            // SAFETY: asks to be traced by the parent; touches no memory.
+            // SAFETY: asks the parent to trace this process. Touches no memory.
             unsafe { libc::ptrace(libc::PTRACE_TRACEME) };
         }
         "none" => assert!(rustix::param::page_size() >= 4096),
@@ -196,7 +196,7 @@ fn attacker() {
             let _ = rustix::thread::set_thread_res_uid(own, own, own);
         }
         _ => {
-            // SAFETY: affects which user namespace this thread is in and no memory.
+            // SAFETY: changes the user namespace of this thread and no memory.
             unsafe { libc::unshare(libc::CLONE_NEWUSER) };
         }
     });

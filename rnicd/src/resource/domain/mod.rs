@@ -1,4 +1,4 @@
-//! Protection domains: those of one session, and named ones that several share.
+//! Protection domains: private, or named and shared by several sessions.
 
 mod named;
 mod requests;
@@ -10,32 +10,32 @@ use crate::resource::numbers::Handle;
 use crate::resource::uses::{Use, Users};
 pub use named::{Member, Membership, NamedPds, Opened};
 
-/// Counted where the domain is.
+/// A counted use of a domain.
 pub type UseOfPd = Use<AtomicU32>;
 
-/// A protection domain, as far as this session uses it.
+/// A session's use of a protection domain.
 #[derive(Debug)]
 pub struct Pd {
-    /// How often a named one was opened besides the first time.
+    /// Number of times a named domain was opened again.
     pub reopened: u32,
     pub mrs: Users,
     pub qps: Users,
     pub windows: Users,
     pub srqs: Users,
-    /// The session's place in it, if others may have it open too.
+    /// The session's membership in a named domain.
     pub named: Option<Opened>,
-    /// Its own, unless it is named.
+    /// Handle of a private domain.
     _handle: Option<Handle>,
     _charge: Charge,
 }
 
 impl Pd {
-    /// One of the session's own.
+    /// Creates a private domain.
     pub fn private(handle: Handle, charge: Charge) -> Self {
         Pd::new(None, Some(handle), charge)
     }
 
-    /// One that other sessions may have open too.
+    /// Creates a use of a named domain.
     pub fn named(opened: Opened, charge: Charge) -> Self {
         Pd::new(Some(opened), None, charge)
     }

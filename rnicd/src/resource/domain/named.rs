@@ -1,8 +1,7 @@
-//! Named protection domains: the only objects that several sessions may hold.
+//! Named protection domains: the only objects that several sessions share.
 //!
-//! A domain comes into being when the first session opens it and goes when the last one has let go
-//! of it. Each session keeps its own regions and queue pairs in it; here stands how many there are
-//! together, because the administrator limits that.
+//! A domain exists while any session uses it. Each session owns its regions and QPs in it.
+//! This module counts all of them, because the administrator limits the totals.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use crate::resource::numbers::{Handle, Handles};
 use crate::resource::policy::Policy;
 use crate::resource::uses::{Use, Users};
 
-/// The named domains that somebody has open.
+/// All open named domains.
 #[derive(Clone, Debug, Default)]
 pub struct NamedPds(Arc<Mutex<BTreeMap<PdId, Domain>>>);
 
@@ -24,25 +23,25 @@ pub struct NamedPds(Arc<Mutex<BTreeMap<PdId, Domain>>>);
 struct Domain {
     name: String,
     sessions: BTreeSet<SessionId>,
-    /// Regions in it, of all sessions together.
+    /// Regions of all sessions.
     mrs: Users,
-    /// The same of queue pairs.
+    /// QPs of all sessions.
     qps: Users,
-    /// It belongs to no session: the domain may outlive the one that opened it first.
+    /// Owned by no session, because the domain may outlive the first one.
     _handle: Handle,
 }
 
-/// What is counted in a domain.
+/// A kind of object that a domain counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member {
     Mr,
     Qp,
 }
 
-/// One of them, counted as long as this is there.
+/// An object of a domain, counted until dropped.
 pub type Membership = Use<std::sync::atomic::AtomicU32>;
 
-/// A session has a domain open as long as this is there. The domain goes with the last.
+/// A session's membership in an open domain. The domain is closed when the last one is dropped.
 #[derive(Debug)]
 pub struct Opened {
     pd: PdId,
@@ -51,12 +50,12 @@ pub struct Opened {
 }
 
 impl NamedPds {
-    /// The handle of a domain that is open.
+    /// Returns the handle of an open domain.
     pub fn find(&self, name: &str) -> Option<PdId> {
         find(&self.0.lock(), name)
     }
 
-    /// Lets a session in, under a fresh handle if the domain is not open yet.
+    /// Adds a session, under a new handle if the domain is not open yet.
     pub fn join(
         &self,
         rule: &NamedPd,
@@ -86,8 +85,8 @@ impl NamedPds {
         Ok((pd, Opened { pd, session, domains: self.clone() }))
     }
 
-    /// Counts one more in a domain, or names the domain's limit that forbids it. Private domains
-    /// have none.
+    /// Counts one more object in a domain. The error reports the domain's limit. Private domains
+    /// have no limits.
     pub fn enter(
         &self,
         policy: &Policy,
@@ -108,7 +107,7 @@ impl NamedPds {
         Ok(Some(members.add()))
     }
 
-    /// Open domains as administrators see them.
+    /// Returns the rows of open domains for administrators.
     pub fn rows(&self) -> Vec<PdRow> {
         let row = |(pd, domain): (&PdId, &Domain)| PdRow {
             pd: *pd,
@@ -121,18 +120,19 @@ impl NamedPds {
         self.0.lock().iter().map(row).collect()
     }
 
-    /// How many domains there are, if sessions together have so many open: a named one counts once.
+    /// Returns the number of distinct domains. `opened` is the sum over all sessions, in which a
+    /// named domain is counted once per session.
     pub fn total(&self, opened: u32) -> u32 {
         let again: usize = self.0.lock().values().map(|domain| domain.sessions.len() - 1).sum();
         opened.saturating_sub(u32::try_from(again).unwrap_or(u32::MAX))
     }
 
-    /// The name of a domain.
+    /// Returns the name of a named domain.
     pub fn name(&self, pd: PdId) -> Option<String> {
         self.0.lock().get(&pd).map(|domain| domain.name.clone())
     }
 
-    /// The limits of open domains with what is in use.
+    /// Returns the limits and the usage of open domains.
     pub fn limit_rows(&self, policy: &Policy) -> Vec<LimitRow> {
         let mut rows = Vec::new();
         for Domain { name, sessions, mrs, qps, .. } in self.0.lock().values() {

@@ -1,4 +1,4 @@
-//! Opening and closing protection domains, and lists of them.
+//! Requests to open and close protection domains, and lists of them.
 
 use rnic_core::abi::control::{PdRow, ReplyBody};
 use rnic_core::types::*;
@@ -57,23 +57,24 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Open domains: every one, or those of one session with what it has in them.
+    /// Returns the rows of all open domains, or of one session's domains with its own usage.
     pub(in crate::resource) fn pd_rows(
         &self,
         own: Option<SessionId>,
         from: u64,
     ) -> (Vec<PdRow>, u32, u64) {
-        // No session has number 0: what is shared stands before everybody's.
+        // No session has number 0, so named domains come first.
         let named = own.is_none().then(|| self.named_pds.rows()).into_iter().flatten();
         let named = named.map(|row| (key(SessionId(0), row.pd.0), row));
         let sessions = || page::sessions(&self.sessions, own, from);
         let private = page::objects(sessions(), from, |s| &s.pds, PdId, |pd| pd.0);
         let private = private.filter_map(|(key, (session, pd, object))| {
             let name = self.named_pds.name(pd);
-            // Shared ones stand above with everybody's share.
+            // With all sessions, named domains are listed above, with the totals.
             (name.is_none() || own.is_some()).then(|| {
                 let session = name.is_none().then_some(session.id);
-                let (mrs, qps) = (object.mrs.count(), object.qps.count());
+                let mrs = object.mrs.count();
+                let qps = object.qps.count();
                 (key, PdRow { pd, session, name, sessions: 1, mrs, qps })
             })
         });

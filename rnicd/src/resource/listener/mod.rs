@@ -1,4 +1,4 @@
-//! Bound addresses, and sockets that clients serve as if they had come to one.
+//! Listeners: bound addresses, and passed connections that are handled like accepted ones.
 
 mod passed;
 mod requests;

@@ -1,10 +1,10 @@
-//! Connections over TCP sockets that clients made and passed: who may use which.
+//! Connections over TCP sockets that clients have connected and passed.
 //!
-//! A call on such a socket never waits for bytes or room, but the kernel serialises all calls on
-//! one socket: a client that sends from memory of which it serves a page itself (a mapped file of a
-//! FUSE file system) holds the socket for as long as it likes, and the daemon's next call with it,
-//! whatever its flags (seen, by userfaultfd). So only clients may pass sockets that could
-//! stop the daemon anyway, or whom a rule allows it (`sockets = true`).
+//! The daemon's calls on such a socket never wait for data or buffer space, but the kernel
+//! serialises all calls on a socket. A client that sends from memory whose page faults it handles
+//! itself (a mapped file of its FUSE file system) can hold the socket lock for any time, and so
+//! block the daemon's next call regardless of flags (observed with userfaultfd). So a client may
+//! pass sockets only if it could stop the daemon anyway, or if it has `sockets = true`.
 
 use std::net::TcpStream;
 
@@ -41,7 +41,7 @@ impl Manager {
         Outcome::now(ReplyBody::Listener { listener, address })
     }
 
-    /// Tells a session that a connection it passed brings no request.
+    /// Notifies a session that a connection that it passed has ended without a request.
     pub(in crate::resource) fn no_request(&mut self, listener: ListenerId, reason: String) {
         let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
         let Ok(session) = find(&mut self.sessions, owner) else { return };
@@ -50,14 +50,17 @@ impl Manager {
         session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
     }
 
-    /// Refuses another descriptor of a user with too many that are not closed yet: each holds one
-    /// of the daemon's.
+    /// Returns an error if too many descriptors of the user wait to be closed, because each is also
+    /// a descriptor of the daemon.
     pub fn may_pass(&self, user: u32, id: Option<SessionId>) -> Result<(), Refusal> {
         let Some(session) = id.and_then(|id| self.sessions.get(&id)) else { return Ok(()) };
         let rights = session.account.rights();
-        let check = |used: usize, limit: u64, key: &dyn Fn() -> String| match used as u64 >= limit {
-            true => Err(Refusal::Limit { key: key(), limit, used: used as u64, wanted: 1 }),
-            false => Ok(()),
+        let check = |used: usize, limit: u64, key: &dyn Fn() -> String| {
+            if used as u64 >= limit {
+                Err(Refusal::Limit { key: key(), limit, used: used as u64, wanted: 1 })
+            } else {
+                Ok(())
+            }
         };
         let limit = self.capacity.closing_of_user(rights.user_count(Kind::Closing));
         check(self.reaper.closing(user), limit, &|| rights.user_key(Kind::Closing))?;
@@ -65,12 +68,13 @@ impl Manager {
         check(self.reaper.closing_of_all(), self.capacity.closing, &key)
     }
 
-    /// How many descriptors of clients may wait to be closed.
+    /// Returns the maximum number of client descriptors that may wait to be closed.
     pub fn most_closing(&self) -> u64 {
         self.capacity.closing.max(1)
     }
 
-    /// What a client passed, from here on closed only where closing may take its time.
+    /// Takes a passed socket. From here on only the reaper closes it, because a close may take
+    /// long.
     pub(in crate::resource) fn passed(
         &mut self,
         id: SessionId,
@@ -83,7 +87,7 @@ impl Manager {
             let stream = TcpStream::from(descriptor.into_inner());
             return Ok(Socket::passed(stream, user, self.reaper.clone()));
         }
-        let what = format!("a socket of user {user}");
+        let what = format!("pass a TCP socket as user {user}");
         Err(Refusal::NotAllowed { rule: "user.sockets".to_owned(), what })
     }
 }

@@ -1,4 +1,4 @@
-//! Binding addresses and listening there: who may use which.
+//! Requests to bind addresses and to listen, with checks of the rules.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
 use crate::system;
 
-/// Ports of which kind.
+/// Port space (`rdma_port_space`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::resource) enum PortSpace {
     /// `RDMA_PS_TCP`.
@@ -25,7 +25,8 @@ impl Manager {
     pub(in crate::resource) fn bind(
         &mut self,
         id: SessionId,
-        (space, to): (PortSpace, BindTo),
+        space: PortSpace,
+        to: BindTo,
         context: u64,
         now: Time,
     ) -> Answer {
@@ -41,7 +42,7 @@ impl Manager {
             PortSpace::Connections => self.cm.bind(id, listener, to)?,
             PortSpace::Datagrams => self.cm.bind_datagrams(id, listener, to)?,
         };
-        // A port may have been chosen that no rule allows; nobody listens on it yet.
+        // The kernel may have chosen a port that no rule allows. Nothing listens on it yet.
         if let Err(refusal) = self.policy.may_listen(&session.client.identity, address) {
             self.cm.close_listener(listener, now)?;
             return Err(refusal);
@@ -51,7 +52,7 @@ impl Manager {
         Outcome::now(ReplyBody::Listener { listener, address })
     }
 
-    /// Refuses an address of this end that connections may not come to.
+    /// Returns an error if the client may not accept connections at a local address.
     pub(in crate::resource) fn may_serve(
         &mut self,
         id: SessionId,
@@ -68,9 +69,9 @@ impl Manager {
         self.policy.may_listen(&session.client.identity, address)
     }
 
-    /// Refuses a privileged port of this end to a client that the kernel would refuse it to. The
-    /// daemon's own rights do not count: it binds as root may, and ports of `RDMA_PS_UDP` are none
-    /// of the kernel's.
+    /// Returns an error if the kernel would not let the client use a local port because it is
+    /// privileged. The kernel itself only checks the daemon, which may run as root, and does not
+    /// check ports of `RDMA_PS_UDP`.
     pub(in crate::resource) fn may_use_port(
         &mut self,
         id: SessionId,
@@ -89,7 +90,7 @@ impl Manager {
             rule: "listen".to_owned(),
             what: format!(
                 "{verb} {address} as user {}: ports below {first} \
-                 (net.ipv4.ip_unprivileged_port_start) take root or a rule that names them",
+                 (net.ipv4.ip_unprivileged_port_start) need root or a rule that lists them",
                 who.uid
             ),
         })

@@ -1,4 +1,4 @@
-//! Lists of limits, with how much of each is in use.
+//! Lists of limits and their usage.
 
 use rnic_core::abi::control::LimitRow;
 use rnic_core::types::SessionId;
@@ -11,7 +11,7 @@ use crate::resource::policy::Rights;
 use crate::resource::session::Session;
 
 impl Manager {
-    /// Limits and how much of each is in use: of the device, of domains, of users and of sessions;
+    /// Returns limits and their usage: of the device, of named domains, of users and of sessions,
     /// or of one session and its user.
     pub(in crate::resource) fn limit_rows(
         &self,
@@ -49,8 +49,8 @@ impl Manager {
         (rows, u32::try_from(total).unwrap_or(u32::MAX), next)
     }
 
-    /// Users who have something, from a number on, in the order of their numbers: one of them, or
-    /// all.
+    /// Returns users with any usage, from `from` on, in the order of their IDs. If `only` is set,
+    /// returns at most this user.
     fn users_from(
         &self,
         only: Option<u32>,
@@ -108,7 +108,8 @@ fn user_scope(rights: &Rights) -> String {
 }
 
 fn session_limits(session: &Session) -> Vec<LimitRow> {
-    let (rights, used) = (session.account.rights(), session.account.amounts());
+    let rights = session.account.rights();
+    let used = session.account.amounts();
     let limited = |kind: &Kind| rights.session_limit(*kind) != UNLIMITED;
     let row = |kind| LimitRow {
         key: rights.session_key(kind),
@@ -119,7 +120,7 @@ fn session_limits(session: &Session) -> Vec<LimitRow> {
     Kind::counted().filter(limited).map(row).collect()
 }
 
-/// The place of a limit in the list: those of the device, then of users, then of sessions.
+/// Position of a limit in the list: device, then users, then sessions.
 struct LimitKey {
     part: u64,
     whose: u32,
@@ -130,7 +131,7 @@ impl LimitKey {
     const ROWS: u32 = 8;
 
     fn of(key: u64) -> Self {
-        // Cut to the 32 bits that stand there.
+        // Truncated to the 32 bits of the id.
         LimitKey { part: key >> Self::PART, whose: (key >> Self::ROWS) as u32 }
     }
 
@@ -146,7 +147,7 @@ impl LimitKey {
         2 << Self::PART | u64::from(session.0) << Self::ROWS | u64::from(row)
     }
 
-    /// The first user whose limits may stand there; none if they all stand before.
+    /// Returns the first user with limits at or after this position, or `None`.
     fn user(&self) -> Option<u32> {
         match self.part {
             0 => Some(0),
@@ -155,7 +156,7 @@ impl LimitKey {
         }
     }
 
-    /// The first session whose limits may stand there.
+    /// Returns the first session with limits at or after this position.
     fn session(&self) -> SessionId {
         match self.part {
             0 | 1 => SessionId(0),

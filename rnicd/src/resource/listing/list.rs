@@ -1,5 +1,4 @@
-//! What the daemon knows, for `rnicctl`: everybody's objects for administrators, one's own for
-//! others.
+//! Queries of `rnicctl`: all users' objects for administrators, the session's own for others.
 
 use rnic_core::abi::control::{ReplyBody, *};
 use rnic_core::types::*;
@@ -16,11 +15,12 @@ use crate::resource::{Manager, find};
 
 impl Manager {
     pub(in crate::resource) fn device(&mut self, id: SessionId) -> Answer {
-        let (device, limits) = (&self.config.device, &self.config.limits);
+        let device = &self.config.device;
+        let limits = &self.config.limits;
         let session = find(&mut self.sessions, id)?;
         let (max_ird, max_ord) = limits.reads_of_qp();
         let rights = &session.account.rights();
-        // The least of what its session, its user and the device may have.
+        // The minimum of the limits of session, user and device.
         let ledger = &self.ledger;
         let most = |kind| ledger.most(rights, kind);
         let count = |kind| u32::try_from(most(kind)).unwrap_or(u32::MAX);
@@ -29,7 +29,7 @@ impl Manager {
             version: VERSION.to_owned(),
             max_qps: count(Kind::Qps),
             max_wr_depth: limits.device.count(Kind::QueueDepth),
-            // In range because the table ends at 16 and 4096.
+            // The table limits them to 16 and 4096, so they fit.
             max_sge: limits.device.of(Kind::Sges) as u8,
             max_inline: limits.device.of(Kind::InlineBytes) as u16,
             max_cqs: count(Kind::Cqs),
@@ -77,7 +77,7 @@ impl Manager {
             terminates.sent += self.records.terminates().sent;
             terminates.received += self.records.terminates().received;
         }
-        let everybody =
+        let for_admins =
             |n: usize| if own.is_none() { u32::try_from(n).unwrap_or(u32::MAX) } else { 0 };
         Outcome::now(ReplyBody::Status(StatusInfo {
             version: VERSION.to_owned(),
@@ -86,7 +86,7 @@ impl Manager {
             uptime_s: self.started.elapsed().as_secs(),
             workers: self.capacity.workers,
             loopback: self.config.engine.loopback.name().to_owned(),
-            sessions: own.map_or(everybody(self.sessions.len()), |_| 1),
+            sessions: own.map_or(for_admins(self.sessions.len()), |_| 1),
             pds: count(Kind::Pds),
             shared_buffers: count(Kind::SharedBuffers),
             shared_bytes: counts.of(Kind::SharedBytes),
@@ -96,7 +96,7 @@ impl Manager {
             windows: count(Kind::Windows),
             srqs: count(Kind::Srqs),
             listeners: count(Kind::Listeners),
-            startups: everybody(self.cm.in_startup()),
+            startups: for_admins(self.cm.in_startup()),
             arena_bytes: counts.of(Kind::ArenaBytes),
             refusals,
             sessions_ended: own.map_or(self.records.misbehaved(), |_| 0),
@@ -180,7 +180,7 @@ impl Manager {
                 let (rows, total, next) = self.limit_rows(own, from);
                 (Rows::Limits(rows), total, next)
             }
-            ListKind::Diagnoses => self.whys(reader, from),
+            ListKind::Diagnoses => self.list_diagnoses(reader, from),
             ListKind::Events => self.list_events(reader, from),
         };
         Outcome::now(ReplyBody::Rows { rows, total, next })

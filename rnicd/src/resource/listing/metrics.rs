@@ -1,99 +1,95 @@
-//! What there is and what has been, for the device and for each user, as a page of metrics.
+//! The metrics page: current objects and counters since the start, for the device and each user.
 
 use std::collections::BTreeMap;
 
 use crate::metrics::{MetricKind, Page};
 use crate::resource::Manager;
 use crate::resource::ledger::Kind;
-use crate::resource::records::{Done, METRICS, Past, USERS};
+use crate::resource::records::{Counters, METRICS, Totals, USERS};
 use crate::resource::session::Session;
 
-/// What a user has and has done.
+/// Objects and counters of a user.
 #[derive(Default)]
 struct User<'m> {
-    done: Done,
+    done: Counters,
     sessions: Vec<&'m Session>,
 }
 
 impl Manager {
-    /// All figures, in the text format of Prometheus.
+    /// Returns all metrics in the text format of Prometheus.
     pub fn metrics(&self) -> String {
         let mut page = Page::default();
         let users = self.users();
-        self.device_figures(&mut page, &users);
+        self.device_metrics(&mut page, &users);
         for (n, (name, help)) in METRICS.into_iter().enumerate() {
             let total = users.values().map(|user| user.done.values()[n]).sum();
-            page.figure(name, MetricKind::Counter, help).sample(&[], total);
-            let mut figure = page.figure(&format!("user_{name}"), MetricKind::Counter, help);
+            page.metric(name, MetricKind::Counter, help).sample(&[], total);
+            let mut metric = page.metric(&format!("user_{name}"), MetricKind::Counter, help);
             for (uid, user) in &users {
-                figure.sample(&[("uid", &uid_text(*uid))], user.done.values()[n]);
+                metric.sample(&[("uid", &uid_text(*uid))], user.done.values()[n]);
             }
         }
         page.into_text()
     }
 
-    fn device_figures(&self, page: &mut Page, users: &BTreeMap<Option<u32>, User<'_>>) {
+    fn device_metrics(&self, page: &mut Page, users: &BTreeMap<Option<u32>, User<'_>>) {
         let device = &self.config.device.name;
-        page.figure("info", MetricKind::Gauge, "The device and its version.")
+        page.metric("info", MetricKind::Gauge, "The device and its version.")
             .sample(&[("device", device), ("version", &env!("CARGO_PKG_VERSION"))], 1);
-        page.figure("uptime_seconds", MetricKind::Gauge, "Since the start.")
+        page.metric("uptime_seconds", MetricKind::Gauge, "Seconds since the daemon started.")
             .sample(&[], self.started.elapsed().as_secs());
         let sessions = self.sessions.len() as u64;
-        page.figure("sessions", MetricKind::Gauge, "Sessions open.").sample(&[], sessions);
-        page.figure("sessions_limit", MetricKind::Gauge, "Most sessions at once.")
+        page.metric("sessions", MetricKind::Gauge, "Open sessions.").sample(&[], sessions);
+        page.metric("sessions_limit", MetricKind::Gauge, "Maximum number of sessions.")
             .sample(&[], self.config.limits.device.of(Kind::Sessions));
-        page.figure(
-            "connections_in_startup",
-            MetricKind::Gauge,
-            "Connections before MPA has begun.",
-        )
-        .sample(&[], self.cm.in_startup() as u64);
+        page.metric("connections_in_startup", MetricKind::Gauge, "Connections in MPA start-up.")
+            .sample(&[], self.cm.in_startup() as u64);
         let ended = "Sessions ended for misbehaviour.";
-        page.figure("sessions_ended_total", MetricKind::Counter, ended)
+        page.metric("sessions_ended_total", MetricKind::Counter, ended)
             .sample(&[], self.records.misbehaved());
-        page.figure("events_total", MetricKind::Counter, "Notable happenings.")
+        page.metric("events_total", MetricKind::Counter, "Recorded events.")
             .sample(&[], self.records.noted());
-        page.figure("diagnoses_total", MetricKind::Counter, "Failures put on record.")
-            .sample(&[], self.records.whys());
-        let dropped = "Packets at wired.port that were of no daemon.";
-        page.figure("packets_dropped_total", MetricKind::Counter, dropped)
+        page.metric("diagnoses_total", MetricKind::Counter, "Recorded failures.")
+            .sample(&[], self.records.diagnosis_count());
+        let dropped = "Packets dropped at wired.port because no daemon sent them.";
+        page.metric("packets_dropped_total", MetricKind::Counter, dropped)
             .sample(&[], self.workers.dropped_packets());
-        let mut figure = page.figure("objects", MetricKind::Gauge, "Objects, or bytes, in use.");
+        let mut metric = page.metric("objects", MetricKind::Gauge, "Objects, or bytes, in use.");
         for kind in Kind::counted() {
-            figure.sample(&[("kind", &kind.key())], self.ledger.used().of(kind));
+            metric.sample(&[("kind", &kind.key())], self.ledger.used().of(kind));
         }
-        let mut figure =
-            page.figure("objects_limit", MetricKind::Gauge, "Most of them, by limits.KIND.");
+        let mut metric =
+            page.metric("objects_limit", MetricKind::Gauge, "Maximum of each kind (limits.KIND).");
         for kind in Kind::counted() {
             match self.ledger.device_limit(kind) {
                 u64::MAX => {}
-                limit => drop(figure.sample(&[("kind", &kind.key())], limit)),
+                limit => drop(metric.sample(&[("kind", &kind.key())], limit)),
             }
         }
-        let mut figure = page.figure("user_sessions", MetricKind::Gauge, "Sessions open, by user.");
+        let mut metric = page.metric("user_sessions", MetricKind::Gauge, "Open sessions, by user.");
         for (uid, user) in users {
-            figure.sample(&[("uid", &uid_text(*uid))], user.sessions.len() as u64);
+            metric.sample(&[("uid", &uid_text(*uid))], user.sessions.len() as u64);
         }
-        let mut figure = page.figure("user_objects", MetricKind::Gauge, "Objects in use, by user.");
+        let mut metric = page.metric("user_objects", MetricKind::Gauge, "Objects in use, by user.");
         for (uid, user) in users {
             for kind in Kind::counted() {
                 let used = user.sessions.iter().map(|s| s.account.used(kind)).sum();
-                figure.sample(&[("uid", &uid_text(*uid)), ("kind", &kind.key())], used);
+                metric.sample(&[("uid", &uid_text(*uid)), ("kind", &kind.key())], used);
             }
         }
     }
 
-    /// Users that have or had something; without a number those that are counted together.
+    /// Returns users with any objects or counters. `None` is for users that are counted together.
     fn users(&self) -> BTreeMap<Option<u32>, User<'_>> {
         let mut users = BTreeMap::<Option<u32>, User<'_>>::new();
-        let Past { users: past, others, .. } = self.records.past();
+        let Totals { users: past, others, .. } = self.records.past();
         for (uid, done) in past {
             users.entry(Some(*uid)).or_default().done = done.clone();
         }
         if past.len() >= USERS {
             users.entry(None).or_default().done = others.clone();
         }
-        // Those that are being taken down have not been added to the past yet.
+        // QPs of sessions that are being closed are not in `Totals` yet.
         for session in self.sessions.values().chain(self.leaving.values()) {
             let uid = Some(session.client.identity.uid);
             let full = users.len() >= USERS && !users.contains_key(&uid);

@@ -1,4 +1,4 @@
-//! Lists of everything, for `rnicctl` and for collectors of metrics.
+//! Lists for `rnicctl` and for collectors of metrics.
 
 mod limits;
 mod list;

@@ -1,5 +1,5 @@
-//! Pages of lists. A page costs what it shows, however much there is: it begins where the one
-//! before said, at a key, and nothing before that is looked at.
+//! Pages of lists. The cost of a page depends only on its own rows: it starts at a key that the
+//! previous page returned, and skips earlier objects without visiting them.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use serde::Serialize;
 
 use crate::resource::session::Session;
 
-/// The place of a session's object in a list: sessions in order, and within each its objects.
+/// Returns the key of a session's object in a list, ordered by session, then by object.
 pub fn key(session: SessionId, object: u32) -> u64 {
     u64::from(session.0) << 32 | u64::from(object)
 }
 
-/// The sessions that may be seen, from that of a key on.
+/// Returns the visible sessions, from the session of a key on.
 pub fn sessions(
     all: &BTreeMap<SessionId, Session>,
     own: Option<SessionId>,
     from: u64,
 ) -> impl Iterator<Item = &Session> {
-    // The upper half of it.
+    // The upper half is the session.
     let first = SessionId((from >> 32) as u32);
     let range = match own {
         Some(own) => all.range(own..=own),
@@ -29,7 +29,7 @@ pub fn sessions(
     range.map(|(_, session)| session).filter(move |session| session.id >= first)
 }
 
-/// Objects of sessions in the order of their keys, from a key on.
+/// Returns objects of sessions in the order of their keys, from a key on.
 pub fn objects<'a, K: Ord + Copy + 'a, V: 'a>(
     sessions: impl Iterator<Item = &'a Session>,
     from: u64,
@@ -44,7 +44,7 @@ pub fn objects<'a, K: Ord + Copy + 'a, V: 'a>(
     })
 }
 
-/// How many objects sessions have.
+/// Returns the number of objects of sessions.
 pub fn count<'a, K: 'a, V: 'a>(
     sessions: impl Iterator<Item = &'a Session>,
     table: fn(&Session) -> &BTreeMap<K, V>,
@@ -52,7 +52,7 @@ pub fn count<'a, K: 'a, V: 'a>(
     u32::try_from(sessions.map(|session| table(session).len()).sum::<usize>()).unwrap_or(u32::MAX)
 }
 
-/// The first rows of what begins where a page begins, and where the next page does.
+/// Returns the rows of a page, and the key of the next page, or 0 if there is none.
 pub fn page<T, R>(
     mut all: impl Iterator<Item = (u64, T)>,
     mut row: impl FnMut(T) -> R,
@@ -61,8 +61,8 @@ pub fn page<T, R>(
     (rows, all.next().map_or(0, |(key, _)| key))
 }
 
-/// The same of rows that are long: as many as a message holds, of at most [`PAGE_ROWS`] that are
-/// looked at. A row that `row` leaves out is not there for who asks.
+/// Like [`page`] for long rows: visits at most [`PAGE_ROWS`] items and returns as many rows as fit
+/// in a message. `row` returns `None` for items that the client may not see.
 pub fn page_that_fits<T, R: Serialize>(
     all: impl Iterator<Item = (u64, T)>,
     mut row: impl FnMut(T) -> Option<R>,
@@ -84,7 +84,7 @@ pub fn page_that_fits<T, R: Serialize>(
     (rows, 0)
 }
 
-/// More bytes than a reply with a list has besides its rows.
+/// Upper bound of the bytes of a reply without its rows.
 const REPLY_HEAD: usize = 64;
 
 #[cfg(test)]
@@ -95,13 +95,13 @@ mod tests {
 
     use super::*;
 
-    /// Numbers as records are listed: newest first, `before` being where a page begins.
+    /// Returns numbers as records are listed: newest first, from below `before` on.
     fn below(before: u64, rows: u64) -> impl Iterator<Item = (u64, u64)> {
         (1..before.min(rows + 1)).rev().map(|n| (n + 1, n))
     }
 
     #[test]
-    fn the_longest_records_come_in_pages_that_fit_a_message() {
+    fn pages_of_longest_records_fit_a_message() {
         let all = u64::MAX;
         let address = std::net::SocketAddr::from(([0xFFFF; 8], u16::MAX));
         let record = Diagnosis {
@@ -118,11 +118,15 @@ mod tests {
             length: Some(all),
             addresses: Some(AddressPair { local: address, peer: address }),
         };
-        let (mut from, mut pages, mut seen) = (u64::MAX, 0, 0);
+        let mut from = u64::MAX;
+        let mut pages = 0;
+        let mut seen = 0;
         while from != 0 {
             let (rows, next) = page_that_fits(below(from, 100), |_| Some(record.clone()));
             assert!(!rows.is_empty(), "stuck at {from}");
-            (from, pages, seen) = (next, pages + 1, seen + rows.len());
+            from = next;
+            pages += 1;
+            seen += rows.len();
             let body = ReplyBody::Rows { rows: Rows::Diagnoses(rows), total: u32::MAX, next: all };
             let reply = Reply { id: u32::MAX, result: Ok(body), diagnosis_id: all };
             let bytes = postcard::to_stdvec(&reply).map_or(usize::MAX, |bytes| bytes.len());
@@ -132,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_looks_at_no_more_than_it_could_show() {
+    fn page_visits_a_bounded_number_of_rows() {
         let mut looked_at = 0;
         let counted = below(u64::MAX, 1000).inspect(|_| looked_at += 1);
         let (rows, next) = page_that_fits(counted, |n| (n % 2 == 0).then_some(n));

@@ -1,8 +1,9 @@
-//! Attached memory: regions in a client's own address space, and their end.
+//! Attached memory: regions in a client's own address space, and their revocation.
 //!
-//! A copy may wait for a page fault that the client controls. Workers therefore copy only for users
-//! who could stop the daemon anyway, or whom the administrator trusts; their clients pass their
-//! address space. The libraries of all other clients copy, on jobs in one queue per worker.
+//! A copy may wait for a page fault that the client controls. So workers copy only for clients
+//! whose user could stop the daemon anyway, or is trusted by the administrator. These clients pass
+//! a descriptor of their address space. For all other clients, the client's library copies. It gets
+//! jobs through one queue per worker.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -23,8 +24,8 @@ use crate::resource::queue::Room;
 use crate::resource::{Manager, find, refuse};
 
 impl Manager {
-    /// `descriptor` may be anything: it is touched only if its owner may keep the daemon waiting,
-    /// and if it is not wanted it is closed where that may take its time.
+    /// Attaches an address space. `memory` may be any file. It is only accessed if the client is
+    /// allowed to make the daemon wait. Otherwise the reaper closes it.
     pub(in crate::resource) fn attach_memory(&mut self, id: SessionId, memory: Passed) -> Answer {
         let user = find(&mut self.sessions, id)?.client.identity.uid;
         self.adopt_memory(id, memory.into_inner()).map_err(|(refusal, memory)| {
@@ -43,12 +44,12 @@ impl Manager {
             Err(refusal) => return Err((refusal, descriptor)),
         };
         if session.attached.is_some() {
-            let what = "the address space attached before";
+            let what = "an address space that is already attached";
             return Err((refuse::in_use("session", id.0, what), descriptor));
         }
         if session.library_copies {
-            let why = "this daemon takes the memory of trusted users only: the library of others \
-                       copies (ServeCopies)";
+            let why = "the daemon accesses memory of trusted users only; use ServeCopies to \
+                       let the library copy";
             return Err((refuse::invalid("memory", why), descriptor));
         }
         let space = AddressSpace::adopt(descriptor, session.client.pid)
@@ -57,23 +58,23 @@ impl Manager {
         Ok(Outcome::Now(Box::new(ReplyBody::Done.into())))
     }
 
-    /// Creates the queue of copy jobs of a worker.
+    /// Creates a worker's queue of copy jobs.
     pub(in crate::resource) fn serve_copies(&mut self, id: SessionId, worker: u32) -> Answer {
         let workers = self.capacity.workers;
         let session = find(&mut self.sessions, id)?;
         if !session.library_copies {
-            return Err(refuse::invalid("client", "this daemon copies for it (AttachMemory)"));
+            return Err(refuse::invalid("client", "the daemon copies for it; use AttachMemory"));
         }
         let made = match &session.attached {
             Some(Attached { reach: Reach::Library { queues, .. }, .. }) => queues.len(),
             Some(_) => {
-                let what = "the address space attached before";
+                let what = "an address space that is already attached";
                 return Err(refuse::in_use("session", id.0, what));
             }
             None => 0,
         };
         if worker as usize != made || worker >= workers {
-            let why = format!("{worker}: each of {workers} workers once, in order");
+            let why = format!("{worker}: serve each of the {workers} workers once, from 0 on");
             return Err(refuse::invalid("worker", why));
         }
         let doorbell = session.doorbells.allocate()?;
@@ -93,8 +94,8 @@ impl Manager {
         Outcome::with(ReplyBody::Copies { queue, new_arena }, descriptors)
     }
 
-    /// A worker has found a session's address space gone: its regions there go as well. Every QP
-    /// that meets it reports it; the first report counts.
+    /// Revokes a session's regions in attached memory after the address space has ended. Several
+    /// QPs may report this. Only the first report has an effect.
     pub(in crate::resource) fn memory_gone(&mut self, id: SessionId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let reason = match &mut session.attached {
@@ -104,17 +105,18 @@ impl Manager {
             }
             _ => return,
         };
-        // Before their STags go: a peer must see RC QPs that no longer answer, not access errors.
+        // Must precede the revocation of the STags: a peer must see RC QPs that no longer answer,
+        // not access errors.
         for (&qp, object) in &session.qps {
             if let QpPhase::Bound(worker) = object.phase
-                && object.kind.is_wired()
+                && object.kind.is_roce()
             {
                 self.workers.to_error(worker, qp);
             }
         }
         let mut revoked = 0;
         for mr in session.mrs.values().filter(|mr| mr.region.buffer.is_none()) {
-            // Nobody waits for it: whoever uses such an STag meanwhile meets the same end.
+            // No ticket is needed: any use of the STag until then fails for the same reason.
             self.workers.revoke_stag(mr.stag.stag());
             revoked += 1;
         }

@@ -14,7 +14,7 @@ use crate::resource::refuse;
 /// A session's attached address space.
 pub struct Attached {
     pub(super) reach: Reach,
-    /// It has been found gone, its regions are revoked and the client has been told.
+    /// The address space has ended, its regions are revoked and the client has been notified.
     pub(super) gone: bool,
 }
 
@@ -40,11 +40,11 @@ impl Attached {
         }
     }
 
-    /// Returns the reason of a failed access, for the client.
+    /// Returns the reason for a failed access, for the client.
     pub(super) fn reason(&self) -> &'static str {
         match self.reach {
             Reach::Own(_) => "the attached address space has ended (by exec, or with its process)",
-            Reach::Library { .. } => "its library does not copy any more",
+            Reach::Library { .. } => "the client's library no longer copies",
         }
     }
 
@@ -57,7 +57,7 @@ impl Attached {
     }
 }
 
-/// The memory of a new region at this address of the client.
+/// Returns the memory of a new region at this address of the client.
 pub fn attached_memory(
     attached: Option<&Attached>,
     address: u64,
@@ -70,7 +70,7 @@ pub fn attached_memory(
         return Err(refuse::invalid("source", "the attached address space is gone"));
     }
     if address.checked_add(length).is_none_or(|end| end > USER_END) {
-        let why = format!("{address:#x} plus {length} bytes is no range of a program's addresses");
+        let why = format!("{address:#x} plus {length} bytes exceeds the user address space");
         return Err(refuse::invalid("address", why));
     }
     Ok(match reach {

@@ -1,4 +1,4 @@
-//! Memory of clients: shared buffers, regions in them and in attached memory, windows.
+//! Memory of clients: shared buffers, regions in shared buffers and attached memory, and windows.
 
 mod attach;
 mod attached;
@@ -21,11 +21,11 @@ use crate::resource::uses::{Use, Users};
 pub use attached::Attached;
 pub use windows::window_row;
 
-/// Counted where the shared buffer is.
+/// A counted use of a shared buffer.
 pub type UseOfBuffer = Use<AtomicU32>;
 
 pub struct SharedBuffer {
-    /// None while it is only reserved.
+    /// `None` while the buffer is only reserved.
     pub mapping: Option<Arc<Mapping>>,
     pub length: u64,
     pub mrs: Users,
@@ -40,10 +40,10 @@ pub struct Mr {
     _charge: Charge,
 }
 
-/// What a region is of: it may become another one, and keep its handle and its STag.
+/// Attributes of a region. Re-registration replaces them, and keeps the handle and the STag.
 pub struct Region {
     pub pd: PdId,
-    /// Shared buffer it is in; none in attached memory.
+    /// Shared buffer of the region, `None` in attached memory.
     pub buffer: Option<SharedBufferId>,
     pub iova: u64,
     pub length: u64,
@@ -51,12 +51,12 @@ pub struct Region {
     pub scope: Scope,
     /// Windows bound to it, counted by the workers.
     pub windows: Arc<WindowCount>,
-    /// In a named domain.
+    /// Membership in a named domain.
     pub membership: Option<Membership>,
     _uses: (UseOfPd, Option<UseOfBuffer>),
 }
 
-/// What a region is to be, and where.
+/// New attributes and memory of a region.
 pub struct NextRegion {
     region: Region,
     memory: Memory,
@@ -64,7 +64,7 @@ pub struct NextRegion {
 
 pub struct MemoryWindow {
     pub window: Arc<Window>,
-    /// Its STag before it was ever bound.
+    /// The STag that it was created with.
     _issued: IssuedStag,
     _pd: UseOfPd,
     _handle: Handle,

@@ -1,4 +1,5 @@
-//! Memory regions: registered when every worker knows them, gone when none does.
+//! Memory regions. A region is registered once every worker has it, and removed once no worker has
+//! it.
 
 use std::sync::Arc;
 
@@ -29,8 +30,7 @@ impl Manager {
         Outcome::later()
     }
 
-    /// Has a region become another one under its handle and STag, as soon as nobody uses what it
-    /// was.
+    /// Replaces a region under the same handle and STag, after the old one is no longer used.
     pub(in crate::resource) fn rereg_mr(
         &mut self,
         id: SessionId,
@@ -45,8 +45,13 @@ impl Manager {
         Outcome::later()
     }
 
-    /// No worker knows what the region was.
-    pub(in crate::resource) fn mr_becomes(&mut self, id: SessionId, mr: MrId, next: NextRegion) {
+    /// Installs the new region after all workers have removed the old one.
+    pub(in crate::resource) fn install_next_region(
+        &mut self,
+        id: SessionId,
+        mr: MrId,
+        next: NextRegion,
+    ) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.mrs.get_mut(&mr) else { return };
         let before = std::mem::replace(&mut object.region, next.region);
@@ -62,17 +67,17 @@ impl Manager {
         Outcome::later()
     }
 
-    /// No worker knows the region any more.
+    /// Completes a deregistration after all workers have removed the region.
     pub(in crate::resource) fn mr_revoked(&mut self, id: SessionId, mr: MrId) {
-        // A session that has ended meanwhile gives everything back itself.
+        // If the session has ended in between, the region is dropped with it.
         let Ok(session) = find(&mut self.sessions, id) else { return };
         if session.mrs.remove(&mr).is_some() {
             self.outbox.answer(id, ReplyBody::Done);
         }
     }
 
-    /// Looks at a request, and takes what the region has in its domain and its shared buffer. In
-    /// the domain whose member it is, it stays one.
+    /// Checks a request, and counts the region in its domain and its shared buffer. A region that
+    /// stays in its domain keeps its membership.
     fn next_region(
         &mut self,
         id: SessionId,
@@ -83,9 +88,10 @@ impl Manager {
         check(session, request)?;
         //= DDP-8.3-4, DDP-8.3.2-4, RDMAP-8.1.2-4
         let (buffer, memory) = named_memory(session, request.source, request.length)?;
-        let membership = match member_of == Some(request.pd) {
-            true => None,
-            false => self.named_pds.enter(&self.policy, request.pd, Member::Mr)?,
+        let membership = if member_of == Some(request.pd) {
+            None
+        } else {
+            self.named_pds.enter(&self.policy, request.pd, Member::Mr)?
         };
         let MrRequest { pd, length, iova, access, scope, .. } = *request;
         let uses = session.pd(pd)?.mrs.add();
@@ -103,7 +109,7 @@ impl Manager {
         Ok(NextRegion { region, memory })
     }
 
-    /// Makes a region known to the workers; its owner is told when they all know it.
+    /// Installs a region in all workers. The owner gets the answer when all have it.
     fn install(&mut self, session: SessionId, mr: MrId, memory: Memory) {
         let Ok(of) = find(&mut self.sessions, session) else { return };
         let Some(object) = of.mrs.get(&mr) else { return };
@@ -116,13 +122,14 @@ impl Manager {
         self.pending.insert(ticket, Pending::RegMr { session, mr, stag });
     }
 
-    /// Has all workers forget a region to which no window is bound, and waits for their copies.
+    /// Revokes a region without bound windows in all workers, and waits for their copies.
     fn withdraw(&mut self, id: SessionId, mr: MrId) -> Result<Ticket, Refusal> {
         let session = find(&mut self.sessions, id)?;
         let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;
         let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
         object.region.windows.withdraw().map_err(in_use)?;
-        let (stag, attached) = (object.stag.stag(), object.region.buffer.is_none());
+        let stag = object.stag.stag();
+        let attached = object.region.buffer.is_none();
         let copier = session.attached.as_ref().and_then(Attached::copier).filter(|_| attached);
         let ticket = self.workers.revoke_stag(stag);
         self.workers.await_copies(ticket, copier);
@@ -130,7 +137,7 @@ impl Manager {
     }
 }
 
-/// Whether a request makes sense, but for the memory it names.
+/// Checks a request, except for its memory.
 fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
     session.pd(r.pd)?;
     if let Scope::Qp(qp) = r.scope {
@@ -161,10 +168,10 @@ fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A shared buffer that is used.
+/// A shared buffer with its counted use.
 type UsedBuffer = (SharedBufferId, UseOfBuffer);
 
-/// The memory that a new region of `length` bytes names, and the shared buffer it is in.
+/// Returns the memory of a new region of `length` bytes, and its shared buffer.
 fn named_memory(
     session: &mut Session,
     source: MrSource,
@@ -174,7 +181,7 @@ fn named_memory(
         MrSource::Shared { buffer, offset } => {
             let SharedBuffer { mapping, length: len, mrs, .. } = session.shared_buffer(buffer)?;
             if offset.checked_add(length).is_none_or(|end| end > *len) {
-                let why = format!("{length} bytes at {offset} leave the shared buffer of {len}");
+                let why = format!("{length} bytes at {offset} exceed the shared buffer of {len}");
                 return Err(refuse::invalid("length", why));
             }
             let too_large = |_| refuse::invalid("offset", "is too large");

@@ -1,4 +1,4 @@
-//! Shared buffers: shared memory, which counts before it is there and until it is unmapped.
+//! Shared buffers: shared memory that is charged from before its allocation until it is unmapped.
 
 use std::os::fd::AsFd;
 
@@ -15,7 +15,7 @@ use crate::resource::{Manager, find, refuse};
 use crate::system;
 
 impl Manager {
-    /// The descriptor has answered `F_GET_SEALS`, so it is safe to use.
+    /// Adds a shared buffer. `F_GET_SEALS` has succeeded on the descriptor, so it is safe to use.
     pub(in crate::resource) fn add_shared_buffer(
         &mut self,
         id: SessionId,
@@ -28,8 +28,8 @@ impl Manager {
         Outcome::now(ReplyBody::SharedBuffer { buffer })
     }
 
-    /// Counts a shared buffer that has no memory yet: the client is told what it may not have
-    /// before it takes it from the machine.
+    /// Charges a shared buffer without memory, so that the client learns of a limit before it
+    /// allocates the memory.
     pub(in crate::resource) fn reserve_shared_buffer(
         &mut self,
         id: SessionId,
@@ -40,7 +40,7 @@ impl Manager {
         Outcome::now(ReplyBody::SharedBuffer { buffer })
     }
 
-    /// Gives a reserved shared buffer its memory. The descriptor is as for
+    /// Gives a reserved shared buffer its memory. `memfd` has been checked as for
     /// [`Manager::add_shared_buffer`].
     pub(in crate::resource) fn fill_shared_buffer(
         &mut self,
@@ -52,7 +52,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// A shared buffer that is counted and has no memory.
+    /// Charges a shared buffer without memory.
     fn new_shared_buffer(
         &mut self,
         id: SessionId,
@@ -60,7 +60,7 @@ impl Manager {
     ) -> Result<(SharedBufferId, SharedBuffer), Refusal> {
         let session = find(&mut self.sessions, id)?;
         if length == 0 || !length.is_multiple_of(PAGE) {
-            let why = format!("{length} is no multiple of the page size, {PAGE}");
+            let why = format!("{length} is not a multiple of the page size, {PAGE}");
             return Err(refuse::invalid("length", why));
         }
         let charge = session.account.charge(Kind::SharedBuffers, 1)?;
@@ -92,13 +92,13 @@ impl Manager {
         if !unmapping {
             return Outcome::done();
         }
-        // It counts until it is unmapped, and its owner waits for that.
+        // It is charged until it is unmapped, and the answer waits for that.
         let receipt = self.reaper.drop_counted(session.client.identity.uid, object);
         self.unmapping.insert(receipt, id);
         Outcome::later()
     }
 
-    /// A shared buffer has been unmapped.
+    /// Answers the removal of a shared buffer after the reaper has unmapped it.
     pub(in crate::resource) fn shared_buffer_gone(&mut self, id: SessionId) {
         if self.sessions.contains_key(&id) {
             self.outbox.answer(id, ReplyBody::Done);
@@ -107,15 +107,15 @@ impl Manager {
 }
 
 impl SharedBuffer {
-    /// Gives it its memory. The descriptor has answered `F_GET_SEALS`, so it is safe to use.
+    /// Sets its memory. `F_GET_SEALS` has succeeded on the descriptor, so it is safe to use.
     fn fill(&mut self, memfd: Passed) -> Result<(), Refusal> {
         if self.mapping.is_some() {
-            return Err(refuse::invalid("shared buffer", "has its memory already"));
+            return Err(refuse::invalid("shared buffer", "already has memory"));
         }
         //= DDP-8.3-4, DDP-8.3.2-4, RDMAP-8.1.2-4
         let mapping = Mapping::adopt_shared_buffer(memfd.as_fd(), self.length);
         self.mapping = Some(mapping.map_err(|error| shared_buffer_refusal(&error))?);
-        // Nothing is freed by that: the mapping has it as well.
+        // This close frees no memory, because the mapping still refers to it.
         drop(memfd.into_inner());
         Ok(())
     }
@@ -130,5 +130,5 @@ fn shared_buffer_refusal(error: &AdoptError) -> Refusal {
     }
 }
 
-/// Bytes of a page on every machine this runs on.
+/// Page size in bytes on all supported machines.
 const PAGE: u64 = rnic_core::abi::queue::PAGE as u64;

@@ -1,4 +1,4 @@
-//! Memory windows: made and taken back here, bound by send requests in the workers.
+//! Memory windows: allocated and deallocated here, bound by send requests in the workers.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ impl Manager {
         let charge = session.account.charge(Kind::Windows, 1)?;
         let issued = self.stags.issue()?;
         let handle = self.handles.windows.allocate(id);
-        let (number, stag) = (MwId(handle.number()), issued.stag());
+        let number = MwId(handle.number());
+        let stag = issued.stag();
         let window = Arc::new(Window::new(number, id, pd, kind, stag));
         let ticket = self.workers.add_window(&window);
         let object =
@@ -37,7 +38,7 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let object =
             session.windows.get(&window).ok_or_else(|| refuse::no_such("window", window.0))?;
-        // A copier may be at work on what it is bound to, if it is.
+        // A copier may still access the memory that the window is bound to.
         let copier = session.attached.as_ref().and_then(Attached::copier);
         let ticket = self.workers.remove_window(&object.window);
         self.workers.await_copies(ticket, copier);
@@ -45,9 +46,9 @@ impl Manager {
         Outcome::later()
     }
 
-    /// No worker knows the window any more.
+    /// Completes a deallocation after all workers have removed the window.
     pub(in crate::resource) fn window_gone(&mut self, id: SessionId, handle: MwId) {
-        // A session that has ended meanwhile gives everything back itself.
+        // If the session has ended in between, the window is dropped with it.
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.windows.remove(&handle) else { return };
         object.window.close();

@@ -1,4 +1,4 @@
-//! The rules about one user's datagrams, as a worker asks them: copies of those that concern him.
+//! A worker's copy of the rules about one user's datagrams.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -9,31 +9,32 @@ use super::subjects::Members;
 use super::{Identity, Policy, stays_on_host};
 use crate::config::AddressRule;
 
-/// Who may exchange datagrams with whom. A copy for each QP costs no more than a reference.
+/// Rules about the datagrams of a QP. Cloning shares the rules.
 #[derive(Clone, Debug)]
 pub struct DatagramPolicy {
-    /// Port of UDP at either end.
+    /// UDP port at both ends.
     port: u16,
-    /// Where they may be sent from and received at; none if there are no such rules.
+    /// Addresses to send from and receive at. `None` if there are no such rules.
     listen: Option<Arc<[AddressRule]>>,
-    /// Where they may go; none if there are no such rules.
+    /// Addresses to send to. `None` if there are no such rules.
     connect: Option<Arc<[AddressRule]>>,
-    /// Addresses that do not leave this host are among them.
+    /// Addresses that do not leave this host are allowed.
     host: bool,
 }
 
 impl Policy {
-    /// The rules about this client's datagrams, between ports of this number.
+    /// Returns the rules about this client's datagrams, with this port at both ends.
     pub fn of_datagrams(&self, who: &Identity, port: u16) -> DatagramPolicy {
         let known = self.overflow.known(who);
         let of_client = |rules: &[(Members, AddressRule)]| {
-            let his = |(members, rule): &(Members, AddressRule)| {
+            let matching = |(members, rule): &(Members, AddressRule)| {
                 let is_one = known.as_ref().is_some_and(|w| members.contain(w));
                 is_one.then(|| rule.clone())
             };
-            (!rules.is_empty()).then(|| rules.iter().filter_map(his).collect())
+            (!rules.is_empty()).then(|| rules.iter().filter_map(matching).collect())
         };
-        let (listen, connect) = (of_client(&self.listen), of_client(&self.connect));
+        let listen = of_client(&self.listen);
+        let connect = of_client(&self.connect);
         let loopback = SocketAddr::new([127, 0, 0, 1].into(), port);
         let host = self.may_reach(who, "send datagrams to", loopback).is_ok();
         DatagramPolicy { port, listen, connect, host }

@@ -1,8 +1,9 @@
-//! The administrator's rules, ready to be asked: which limits a client has, whether it is an
-//! administrator or trusted, which named domains it may open, where it may listen and connect.
+//! The administrator's rules about clients: limits, administrators, trusted users, named protection
+//! domains, and addresses to listen at and connect to.
 //!
-//! StagKind become numbers here, once, from `/etc/passwd` and `/etc/group`; a client is known only
-//! by the numbers that the kernel gives for its socket. The manager asks; nothing here counts.
+//! User and group names are resolved to IDs once, from `/etc/passwd` and `/etc/group`. A client is
+//! identified only by the IDs that the kernel reports for its socket. The manager queries this
+//! module, which counts nothing.
 
 mod datagrams;
 mod rights;
@@ -21,7 +22,7 @@ use rights::Standing;
 use subjects::{AllNames, Members};
 pub use subjects::{Identity, Overflow};
 
-/// Rules with their names looked up.
+/// Rules, with user and group names resolved to IDs.
 #[derive(Debug)]
 pub struct Policy {
     limits: Limits,
@@ -30,11 +31,11 @@ pub struct Policy {
     own_user: u32,
     admins: Members,
     users: Vec<Override>,
-    /// Where in `users` the rule about a user is.
+    /// Index in `users` of each user's rule.
     user_places: HashMap<u32, usize>,
-    /// In the order of the file: the first that matches counts.
+    /// In the order of the file: the first match applies.
     groups: Vec<Override>,
-    /// Where in `groups` the rule about a group is.
+    /// Index in `groups` of each group's rule.
     group_places: HashMap<u32, usize>,
     pds: Vec<(Members, NamedPd)>,
     listen: Vec<(Members, AddressRule)>,
@@ -43,12 +44,12 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The rules of a configuration.
+    /// Returns the rules of a configuration.
     pub fn new(config: &Config) -> Self {
         Policy::for_system(config, Overflow::of_this_system(), crate::privilege::own_user())
     }
 
-    /// The rules of a configuration for a daemon that runs as `own_user`.
+    /// Returns the rules of a configuration for a daemon that runs as `own_user`.
     pub(super) fn for_system(config: &Config, overflow: Overflow, own_user: u32) -> Self {
         let names = AllNames::of_this_system();
         let mut unknown = Vec::new();
@@ -74,12 +75,10 @@ impl Policy {
             let mut places = HashMap::new();
             for rule in rules {
                 match subjects::number(&rule.who, names) {
-                    None => {
-                        unknown.push(format!("[[{kind}]] names {}, who does not exist", rule.who))
-                    }
+                    None => unknown.push(format!("[[{kind}]]: {kind} {} does not exist", rule.who)),
                     Some(id) if places.contains_key(&id) => {
                         unknown.push(format!(
-                            "[[{kind}]] {} is {id}, for whom there is a rule already",
+                            "[[{kind}]] {}: {kind} ID {id} already has a rule",
                             rule.who
                         ));
                     }
@@ -109,37 +108,37 @@ impl Policy {
         }
     }
 
-    /// Whether the daemon runs as a user whom the kernel cannot tell from those it cannot name:
-    /// then nobody is taken for the daemon's own user.
+    /// Returns true if the daemon runs as the overflow user, which the kernel reports for all
+    /// unmapped users of other user namespaces. Then no client counts as the daemon's own user.
     pub fn own_user_is_unknown(&self) -> bool {
         self.own_user == self.overflow.uid
     }
 
-    /// Users and groups that rules name and that do not exist here, in sentences.
+    /// Returns a message for each user or group in the rules that does not exist or has two rules.
     pub fn unknown(&self) -> &[String] {
         &self.unknown
     }
 
-    /// Logs each of [`unknown`](Self::unknown), and that the daemon runs as the overflow user if it
-    /// does.
+    /// Logs each of [`unknown`](Self::unknown), and a warning if the daemon runs as the overflow
+    /// user.
     pub fn report_unknown(&self) {
         for problem in self.unknown.iter().take(MOST_LINES) {
             tracing::warn!("configuration: {problem}");
         }
         if let Some(more) = self.unknown.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
-            tracing::warn!("configuration: {more} more rules name users or groups like these");
+            tracing::warn!("configuration: {more} more problems with users or groups in rules");
         }
         if self.own_user_is_unknown() {
             tracing::warn!(
-                "the daemon runs as the overflow user ({}): its own user's programs cannot be told \
-                 from those of users whom the kernel cannot name, and are trusted no more than they",
+                "the daemon runs as the overflow user ({}): programs of this user cannot be \
+                 distinguished from those of unmapped users, so both get the same rights",
                 self.overflow.uid
             );
         }
     }
 
-    /// What a client may have: its user's rule counts first, then the first rule that matches one
-    /// of its groups, then the defaults; key by key.
+    /// Returns the rights of a client. For each key, the rule of its user takes precedence, then
+    /// the first rule that matches one of its groups, then the default.
     pub fn rights(&self, who: &Identity) -> Arc<Rights> {
         let known = self.overflow.known(who);
         let (user, group) = self.overrides(known.as_ref());
@@ -149,7 +148,7 @@ impl Policy {
         Arc::new(Rights::new(standing, &self.limits, user, group))
     }
 
-    /// The rule about a client's user, and the first about one of its groups.
+    /// Returns the rule for a client's user, and the first rule for one of its groups.
     fn overrides(&self, known: Option<&Identity>) -> (Option<&Override>, Option<&Override>) {
         let Some(who) = known else { return (None, None) };
         let user = self.user_places.get(&who.uid).map(|at| &self.users[*at]);
@@ -157,29 +156,31 @@ impl Policy {
         (user, first.map(|at| &self.groups[*at]))
     }
 
-    /// A named domain, if this client may open it.
+    /// Returns a named domain if this client may open it.
     pub fn named_pd(&self, who: &Identity, name: &str) -> Result<&NamedPd, Refusal> {
         let found = self.pds.iter().find(|(_, pd)| pd.name == name);
         let (members, pd) = found.ok_or_else(|| Refusal::NotAllowed {
             rule: "pd".to_owned(),
             what: format!("there is no [[pd]] named {:?}", shortened(name)),
         })?;
-        match self.overflow.known(who).is_some_and(|w| members.contain(&w)) {
-            true => Ok(pd),
-            false => Err(Refusal::NotAllowed {
+        if self.overflow.known(who).is_some_and(|w| members.contain(&w)) {
+            Ok(pd)
+        } else {
+            Err(Refusal::NotAllowed {
                 rule: format!("pd.{name}"),
                 what: format!("open protection domain {name:?} as user {}", who.uid),
-            }),
+            })
         }
     }
 
-    /// The limits of a named domain, if it is still configured.
+    /// Returns the limits of a named domain if it is still configured.
     pub fn pd_limits(&self, name: &str) -> Option<&NamedPd> {
         self.pds.iter().map(|(_, pd)| pd).find(|pd| pd.name == name)
     }
 
-    /// Refuses to bind an address that no rule allows. The kernel chooses port 0 later, so that is
-    /// a question of the address alone; ask again when the port is known.
+    /// Returns an error if no rule allows the client to bind this address. For port 0 only the
+    /// address is checked, because the kernel chooses the port later. Check again when the port is
+    /// known.
     pub fn may_listen(&self, who: &Identity, address: SocketAddr) -> Result<(), Refusal> {
         let covers = |rule: &AddressRule| match address.port() {
             0 => rule.covers_host(address),
@@ -188,8 +189,8 @@ impl Policy {
         self.check("listen", "bind", &self.listen, who, address, covers)
     }
 
-    /// Returns true if a `[[listen]]` rule for this client names the port; `ports = "*"` names
-    /// none.
+    /// Returns true if a `[[listen]]` rule for this client lists the port explicitly, and not by
+    /// `ports = "*"`.
     pub fn names_port(&self, who: &Identity, address: SocketAddr) -> bool {
         let known = self.overflow.known(who);
         self.listen.iter().any(|(members, rule)| {
@@ -199,16 +200,16 @@ impl Policy {
         })
     }
 
-    /// Refuses to connect to an address that no rule allows.
+    /// Returns an error if no rule allows the client to connect to this address.
     pub fn may_connect(&self, who: &Identity, address: SocketAddr) -> Result<(), Refusal> {
         self.check("connect", "connect to", &self.connect, who, address, |r| r.covers(address))
     }
 
-    /// Refuses addresses that do not leave the daemon's host to clients of other network
-    /// namespaces: what listens there counts on being reached from nowhere else, and some of it
-    /// answers to anybody who gets that far (a cloud's metadata at 169.254.169.254). A client in a
-    /// namespace without interfaces would otherwise have the daemon go where it cannot go itself. A
-    /// wildcard includes the loopback. `verb` says what the client wants.
+    /// Returns an error if the client is in another network namespace and the address is on the
+    /// daemon's host. Services there rely on being unreachable from elsewhere, and some answer any
+    /// request (a cloud's metadata at 169.254.169.254). Without this check, a client in a namespace
+    /// without interfaces could reach them through the daemon. A wildcard includes the loopback.
+    /// `verb` is the operation in the error text.
     pub fn may_reach(
         &self,
         who: &Identity,
@@ -246,18 +247,19 @@ impl Policy {
         let allows = |(members, rule): &(Members, AddressRule)| {
             known.as_ref().is_some_and(|w| members.contain(w)) && covers(rule)
         };
-        match rules.is_empty() || rules.iter().any(allows) {
-            true => Ok(()),
-            false => Err(Refusal::NotAllowed {
+        if rules.is_empty() || rules.iter().any(allows) {
+            Ok(())
+        } else {
+            Err(Refusal::NotAllowed {
                 rule: rule.to_owned(),
                 what: format!("{verb} {address} as user {}", who.uid),
-            }),
+            })
         }
     }
 }
 
-/// Whether an address means this host, or a link of it, to whoever uses it: loopback, link-local,
-/// and the unspecified address, which a connect takes for the loopback and a bind for all.
+/// Returns true if an address refers to this host or one of its links: loopback, link-local, and
+/// the unspecified address (for `connect` the loopback, for `bind` all addresses).
 fn stays_on_host(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(a) => a.is_loopback() || a.is_link_local() || a.is_unspecified(),
@@ -265,10 +267,10 @@ fn stays_on_host(address: IpAddr) -> bool {
     }
 }
 
-/// Lines of the log about rules without effect.
+/// Maximum number of log lines about rules without effect.
 const MOST_LINES: usize = 50;
 
-/// A client's words, so that they fit a line.
+/// Truncates a client's text to fit a line.
 fn shortened(text: &str) -> String {
     text.chars().take(64).collect()
 }

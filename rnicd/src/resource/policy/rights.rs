@@ -1,34 +1,34 @@
-//! What one client may have, and which key of the configuration says so.
+//! Rights of one client, with the configuration keys that define them.
 
 use crate::config::{Kind, Limits, Override};
 
-/// Who a client is to the daemon.
+/// Relation of a client to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// User id of the client.
     pub uid: u32,
-    /// Whether the kernel could name him: if not, others with the same number need not be he.
+    /// True if the user id is unique: not the overflow id, which different users may share.
     pub known: bool,
-    /// Whether he is the user the daemon runs as.
+    /// True if the client is the user the daemon runs as.
     pub own: bool,
-    /// Whether it sees everybody's objects and may drain and disconnect.
+    /// True if the client may list all users' objects, drain, and disconnect.
     pub admin: bool,
 }
 
-/// What one client may have.
+/// Rights of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// User id of the client.
     pub uid: u32,
-    /// Whether the kernel could name him: if not, others with the same number need not be he.
+    /// True if the user id is unique: not the overflow id, which different users may share.
     pub known: bool,
-    /// Whether he is the user the daemon runs as.
+    /// True if the client is the user the daemon runs as.
     pub own: bool,
-    /// Whether it sees everybody's objects and may drain and disconnect.
+    /// True if the client may list all users' objects, drain, and disconnect.
     pub admin: bool,
-    /// Whether the daemon itself may copy in its attached memory.
+    /// True if the daemon itself may copy data to and from the client's attached memory.
     pub trusted: bool,
-    /// Whether it may pass TCP sockets of its own.
+    /// True if the client may pass its own TCP sockets.
     pub sockets: bool,
     session: [(u64, RuleSource); Kind::COUNT],
     user: [(u64, RuleSource); Kind::COUNT],
@@ -36,7 +36,7 @@ pub struct Rights {
     group_rule: String,
 }
 
-/// Which part of the configuration set a limit.
+/// Part of the configuration that sets a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RuleSource {
     Default,
@@ -45,7 +45,7 @@ enum RuleSource {
 }
 
 impl Rights {
-    /// The defaults with what rules set.
+    /// Applies the rules to the defaults.
     pub fn new(
         standing: Standing,
         limits: &Limits,
@@ -78,32 +78,32 @@ impl Rights {
         }
     }
 
-    /// The limit of a session.
+    /// Returns the limit of a session.
     pub fn session_limit(&self, kind: Kind) -> u64 {
         self.session[kind as usize].0
     }
 
-    /// The limit of all sessions of the user.
+    /// Returns the limit of all sessions of the user.
     pub fn user_limit(&self, kind: Kind) -> u64 {
         self.user[kind as usize].0
     }
 
-    /// The same of what is counted in things.
+    /// Returns the limit of a session, saturated to `u32`.
     pub fn session_count(&self, kind: Kind) -> u32 {
         u32::try_from(self.session_limit(kind)).unwrap_or(u32::MAX)
     }
 
-    /// The same of what is counted in things.
+    /// Returns the limit of all sessions of the user, saturated to `u32`.
     pub fn user_count(&self, kind: Kind) -> u32 {
         u32::try_from(self.user_limit(kind)).unwrap_or(u32::MAX)
     }
 
-    /// The key that limits a session.
+    /// Returns the key that limits a session.
     pub fn session_key(&self, kind: Kind) -> String {
         self.named(self.session[kind as usize].1, "session", kind.key(), "")
     }
 
-    /// The key that limits the user.
+    /// Returns the key that limits the user.
     pub fn user_key(&self, kind: Kind) -> String {
         let whose = format!(" (user {})", self.uid);
         self.named(self.user[kind as usize].1, "user", kind.key(), &whose)
@@ -112,7 +112,7 @@ impl Rights {
     fn named(&self, source: RuleSource, section: &str, key: &str, whose: &str) -> String {
         match source {
             RuleSource::Default => format!("limits.{section}.{key}{whose}"),
-            // The rule is about this very user.
+            // The rule is about this user, so the suffix would repeat it.
             RuleSource::User => format!("user.{}.{section}.{key}", self.user_rule),
             RuleSource::Group => format!("group.{}.{section}.{key}{whose}", self.group_rule),
         }

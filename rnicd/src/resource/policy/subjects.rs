@@ -1,23 +1,23 @@
-//! Users and groups by number.
+//! Users and groups of rules, resolved to IDs.
 
 use std::collections::HashSet;
 
 use crate::config::{Id, Subjects};
 use crate::privilege::Names;
 
-/// Who a client is, as the kernel recorded it when it connected.
+/// Identity of a client, as recorded by the kernel at connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Effective user id.
     pub uid: u32,
-    /// Effective group and supplementary ones.
+    /// Effective and supplementary groups.
     pub gids: Vec<u32>,
-    /// Its network namespace is another one than the daemon's, or is not known.
+    /// Its network namespace differs from the daemon's, or is unknown.
     pub foreign: bool,
 }
 
-/// The numbers by which the kernel calls those whom it cannot name here: they come from a user
-/// namespace, and two of them need not be the same user.
+/// The IDs that the kernel reports for users and groups of other user namespaces that are not
+/// mapped here. Two clients with the overflow ID may be different users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow {
     /// The kernel's overflow user id.
@@ -33,12 +33,12 @@ impl Overflow {
             text.trim().parse().ok()
         };
         Overflow {
-            uid: read("overflowuid").unwrap_or(NOBODY),
-            gid: read("overflowgid").unwrap_or(NOBODY),
+            uid: read("overflowuid").unwrap_or(DEFAULT_OVERFLOW_ID),
+            gid: read("overflowgid").unwrap_or(DEFAULT_OVERFLOW_ID),
         }
     }
 
-    /// A client as far as rules may know it.
+    /// Returns the part of a client's identity that rules may match.
     pub fn known(&self, who: &Identity) -> Option<Identity> {
         (who.uid != self.uid).then(|| Identity {
             uid: who.uid,
@@ -48,8 +48,8 @@ impl Overflow {
     }
 }
 
-/// The kernel's default.
-const NOBODY: u32 = 65_534;
+/// The kernel's default overflow id.
+const DEFAULT_OVERFLOW_ID: u32 = 65_534;
 
 /// The subjects of a rule.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +60,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// Looks names up; those that do not exist are reported.
+    /// Resolves names. Appends a message to `unknown` for each name that does not exist.
     pub fn look_up(
         subjects: &Subjects,
         names: &AllNames,
@@ -71,7 +71,7 @@ impl Members {
             let one = |id: &Id| {
                 let number = number(id, names);
                 if number.is_none() {
-                    unknown.push(format!("{rule} names {what} {id}, who does not exist"));
+                    unknown.push(format!("{rule}: {what} {id} does not exist"));
                 }
                 number
             };
@@ -84,7 +84,7 @@ impl Members {
         }
     }
 
-    /// Whether a client is one of them.
+    /// Returns true if a client is one of the subjects.
     pub fn contain(&self, who: &Identity) -> bool {
         self.everyone
             || self.uids.contains(&who.uid)
@@ -104,7 +104,7 @@ impl AllNames {
     }
 }
 
-/// The number of a user or group.
+/// Returns the number of a user or group.
 pub fn number(id: &Id, names: &Names) -> Option<u32> {
     match id {
         Id::Number(number) => Some(*number),

@@ -1,4 +1,4 @@
-//! Precedence of rules, and whom they never match.
+//! Precedence of rules, and clients that no rule matches.
 
 use super::*;
 use crate::config::Kind;
@@ -7,7 +7,7 @@ fn policy(text: &str) -> Policy {
     policy_of(text, 0)
 }
 
-/// The rules of a daemon that runs as this user.
+/// Returns the rules of a daemon that runs as this user.
 fn policy_of(text: &str, own_user: u32) -> Policy {
     let config = Config::parse(std::path::Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
     Policy::for_system(&config, Overflow { uid: 65_534, gid: 65_534 }, own_user)
@@ -29,7 +29,7 @@ const RULES: &str = "[limits.session]\nqps = 9\npds = 9\nmrs = 9\n\
     [[group]]\nwho = 65534\nsession = { qps = 7 }\n";
 
 #[test]
-fn the_users_rule_comes_first_then_the_first_group_then_the_defaults() {
+fn user_rule_precedes_group_and_default() {
     let policy = policy(RULES);
     let of = |identity: &Identity, kind| {
         let rights = policy.rights(identity);
@@ -37,7 +37,7 @@ fn the_users_rule_comes_first_then_the_first_group_then_the_defaults() {
     };
     let alice = who(1000, &[1000, 60, 50]);
     assert_eq!(of(&alice, Kind::Qps), (1, "user.1000.session.qps".to_owned()));
-    // Of two groups that match, the one that stands first in the file.
+    // The first of two matching groups in the file applies.
     assert_eq!(of(&alice, Kind::Pds), (2, "group.50.session.pds".to_owned()));
     assert_eq!(of(&alice, Kind::Mrs), (9, "limits.session.mrs".to_owned()));
     let rights = policy.rights(&alice);
@@ -55,7 +55,7 @@ fn the_users_rule_comes_first_then_the_first_group_then_the_defaults() {
 }
 
 #[test]
-fn whom_the_kernel_cannot_name_matches_no_rule() {
+fn overflow_user_matches_no_rule() {
     let rules = format!(
         "[control]\nadmins = [65534, \"@65534\"]\n{RULES}[[pd]]\nname = \"p\"\nusers = [65534]\n\
          [[listen]]\nwho = \"*\"\naddress = \"*\"\n"
@@ -65,16 +65,16 @@ fn whom_the_kernel_cannot_name_matches_no_rule() {
     let rights = policy.rights(&nobody);
     assert_eq!(rights.session_limit(Kind::Qps), 9);
     assert!(!rights.trusted && !rights.admin);
-    // A known user in an unknown group.
+    // A known user with an unknown group.
     assert_eq!(policy.rights(&who(7, &[65_534])).session_limit(Kind::Qps), 9);
     assert!(policy.named_pd(&nobody, "p").is_err());
     assert!(policy.may_listen(&nobody, ([127, 0, 0, 1], 7).into()).is_err());
 }
 
-/// A daemon that runs as `nobody` cannot tell its own user's programs from those of users whom the
-/// kernel cannot name.
+/// If the daemon runs as the overflow user, its own user's programs look like those of unmapped
+/// users.
 #[test]
-fn whom_the_kernel_cannot_name_is_not_the_daemons_own_user() {
+fn overflow_user_is_not_the_own_user() {
     let nobody = who(65_534, &[65_534]);
     let rights = policy_of(RULES, 65_534).rights(&nobody);
     assert!(!rights.own && !rights.known && !rights.admin && !rights.trusted);
@@ -85,7 +85,7 @@ fn whom_the_kernel_cannot_name_is_not_the_daemons_own_user() {
 }
 
 #[test]
-fn administrators_are_root_and_those_named_by_user_or_group() {
+fn root_and_configured_users_are_admins() {
     let policy = policy("[control]\nadmins = [\"@50\", 7]\n");
     let admin = |uid, gids: &[u32]| policy.rights(&who(uid, gids)).admin;
     assert!(admin(0, &[0]) && admin(7, &[1]) && admin(1000, &[3, 50]));
@@ -93,7 +93,7 @@ fn administrators_are_root_and_those_named_by_user_or_group() {
 }
 
 #[test]
-fn with_listen_rules_only_what_they_name_is_allowed() {
+fn listen_rules_allow_only_their_addresses() {
     let free = policy("");
     assert_eq!(free.may_listen(&who(5, &[]), ([0, 0, 0, 0], 80).into()), Ok(()));
     let policy = policy(
@@ -117,7 +117,7 @@ fn with_listen_rules_only_what_they_name_is_allowed() {
 }
 
 #[test]
-fn with_connect_rules_only_what_they_name_is_allowed() {
+fn connect_rules_allow_only_their_addresses() {
     let policy = policy("[[connect]]\nwho = \"*\"\nnetwork = \"10.0.0.0/8\"\nports = 7\n");
     assert_eq!(policy.may_connect(&who(5, &[]), ([10, 1, 2, 3], 7).into()), Ok(()));
     for address in ["10.1.2.3:8", "11.0.0.1:7", "[::1]:7"] {
@@ -128,7 +128,7 @@ fn with_connect_rules_only_what_they_name_is_allowed() {
 }
 
 #[test]
-fn addresses_that_stay_on_the_host_are_not_for_other_namespaces() {
+fn foreign_clients_cannot_reach_host_addresses() {
     let policy = policy(
         "[[user]]\nwho = 5\nhost_loopback = true\n[[user]]\nwho = 6\nhost_loopback = false\n\
          [[group]]\nwho = 50\nhost_loopback = true\n[[user]]\nwho = 65534\nhost_loopback = true\n",
@@ -151,12 +151,12 @@ fn addresses_that_stay_on_the_host_are_not_for_other_namespaces() {
         "[::ffff:169.254.0.1]:1",
         "[::ffff:0.0.0.0]:1",
     ] {
-        // Not even root's: a container's root may be this one.
+        // Not even root: a container's root may have uid 0 here.
         assert!(!reaches(&foreign(0, &[0]), here) && !reaches(&foreign(7, &[]), here), "{here}");
         assert!(reaches(&who(7, &[]), here), "{here}: of this namespace");
         assert!(reaches(&foreign(5, &[]), here) && reaches(&foreign(7, &[50]), here), "{here}");
         assert!(!reaches(&foreign(6, &[50]), here), "{here}: the user's rule comes first");
-        assert!(!reaches(&foreign(65_534, &[50]), here), "{here}: nobody is no user");
+        assert!(!reaches(&foreign(65_534, &[50]), here), "{here}: no rule for the overflow user");
     }
     for elsewhere in
         ["10.0.0.1:1", "128.0.0.1:1", "169.255.0.1:1", "[fec0::1]:1", "[2001:db8::1]:1"]
@@ -188,7 +188,7 @@ fn named_domains_open_to_their_users_and_groups() {
     let policy = policy("[[pd]]\nname = \"shared\"\nusers = [5]\ngroups = [50]\nmrs = 4\n");
     assert!(policy.named_pd(&who(5, &[]), "shared").is_ok_and(|pd| pd.mrs == Some(4)));
     assert!(policy.named_pd(&who(6, &[50]), "shared").is_ok());
-    // Not even root, unless it is named.
+    // Not even root, unless a rule names it.
     assert_eq!(
         said(policy.named_pd(&who(0, &[0]), "shared")),
         "not allowed by pd.shared: open protection domain \"shared\" as user 0"
@@ -197,13 +197,13 @@ fn named_domains_open_to_their_users_and_groups() {
 }
 
 #[test]
-fn names_that_do_not_exist_are_reported_and_match_nobody() {
+fn unknown_names_are_reported() {
     let policy = policy(
         "[control]\nadmins = [\"no-such-user\"]\n[[user]]\nwho = \"root\"\n[[user]]\nwho = 0\n\
          [[group]]\nwho = \"no-such-group\"\n",
     );
     let text = policy.unknown().join("; ");
-    assert!(text.contains("control.admins names user no-such-user"), "{text}");
-    assert!(text.contains("[[user]] 0 is 0, for whom there is a rule already"), "{text}");
-    assert!(text.contains("[[group]] names no-such-group"), "{text}");
+    assert!(text.contains("control.admins: user no-such-user does not exist"), "{text}");
+    assert!(text.contains("[[user]] 0: user ID 0 already has a rule"), "{text}");
+    assert!(text.contains("[[group]]: group no-such-group does not exist"), "{text}");
 }

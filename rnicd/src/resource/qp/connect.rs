@@ -1,20 +1,19 @@
-//! Connecting queue pairs: who may connect where, and what becomes of it.
+//! Connecting QPs: checks of rules and limits, and events of the connection manager.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_core::abi::control::{DisconnectMode, Event, Refusal, ReplyBody};
-use rnic_core::engine::QpConfig;
+use rnic_core::engine::{ConnectedEnd, QpConfig};
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
 use super::reads::Reads;
 use super::{ConnectOver, Connection, Qp, QpPhase, wrong_state};
-use crate::cm::{self, AcceptParams, CmEvent, ConnectParams, DirectEnd, NoConnection, Rejection};
+use crate::cm::{self, AcceptParams, CmEvent, ConnectFailure, ConnectParams, DirectEnd, Rejection};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
-use crate::worker::ConnectedEnd;
 
 impl Manager {
     pub(in crate::resource) fn connect(
@@ -26,22 +25,23 @@ impl Manager {
         if let Some(local) = params.local {
             self.may_use_port(id, "connect from", local)?;
         }
-        let (qp, peer) = (params.qp, params.peer);
+        let qp = params.qp;
+        let peer = params.peer;
         let session = find(&mut self.sessions, id)?;
-        if session.qp(qp)?.kind == QpType::Datagrams {
+        if session.qp(qp)?.kind == QpType::Ud {
             return self.resolve(id, params, now);
         }
         session.qp(qp)?.refuse_unless_idle(qp)?;
         let who = &session.client.identity;
         self.policy.may_connect(who, peer)?;
         self.policy.may_reach(who, "connect to", peer)?;
-        // Who comes from the loopback is taken for a program of this host. The unspecified address
-        // leaves the choice to the kernel.
+        // Services assume that a loopback source address belongs to a local program. If the address
+        // is unspecified, the kernel chooses it.
         if let Some(local) = params.local.filter(|local| !local.ip().is_unspecified()) {
             self.policy.may_reach(who, "connect from", local)?;
         }
         self.take_rate(id, now)?;
-        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        let reads = self.charge_reads(id, &mut params.ird, &mut params.ord)?;
         self.cm.connect(params, now)?;
         self.hold(id, qp, reads, QpPhase::Connecting);
         Outcome::done()
@@ -65,7 +65,7 @@ impl Manager {
         let peer_to_peer = self.config.mpa.peer_to_peer;
         let mut params =
             ConnectParams { session: id, qp, peer, local, ird, ord, private_data, peer_to_peer };
-        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        let reads = self.charge_reads(id, &mut params.ird, &mut params.ord)?;
         self.cm.connect_over(params, socket, now)?;
         self.hold(id, qp, reads, QpPhase::Connecting);
         Outcome::done()
@@ -77,14 +77,15 @@ impl Manager {
         mut params: AcceptParams,
         now: Time,
     ) -> Answer {
-        let (request, qp) = (params.request, params.qp);
+        let request = params.request;
+        let qp = params.qp;
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
-        if self.cm.is_for_datagrams(request) {
+        if self.cm.is_for_ud(request) {
             return self.accept_datagrams(id, params, now);
         }
         session.qp(qp)?.refuse_unless_idle(qp)?;
-        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        let reads = self.charge_reads(id, &mut params.ird, &mut params.ord)?;
         self.cm.accept(params, now)?;
         find(&mut self.sessions, id)?.requests.remove(&request);
         self.hold(id, qp, reads, QpPhase::Accepting);
@@ -115,14 +116,14 @@ impl Manager {
         mode: DisconnectMode,
     ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
-        if object.kind == QpType::Datagrams {
-            return self.give_up_resolution(qp);
+        if object.kind == QpType::Ud {
+            return self.cancel_resolution(qp);
         }
         match object.phase {
             QpPhase::Bound(worker) => self.workers.disconnect(worker, qp, mode),
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
                 self.cm.cancel(qp);
-                self.unreachable(qp, NoConnection::reset("given up by this side"));
+                self.unreachable(qp, ConnectFailure::reset("cancelled by this side"));
             }
             QpPhase::Idle(_) | QpPhase::Leaving => {
                 let state = object.phase.name();
@@ -132,7 +133,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Carries out what the connection manager says.
+    /// Handles an event of the connection manager.
     pub(in crate::resource) fn handle_cm_event(&mut self, event: CmEvent) {
         match event {
             CmEvent::Request {
@@ -171,7 +172,7 @@ impl Manager {
                 let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
                 let Ok(session) = find(&mut self.sessions, owner) else { return };
                 let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
-                // Told only of requests it was told about and has not decided.
+                // Only for requests that the client has seen and neither accepted nor rejected.
                 if session.requests.remove(&request).is_some() {
                     session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
                 }
@@ -183,10 +184,10 @@ impl Manager {
             CmEvent::Answered { request, answer } => self.asked_back(request, answer),
             CmEvent::Reached { qp } => self.reached(qp),
             CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
-                if self.wired(qp).is_some() {
-                    return self.stream_stands(qp, stream, negotiated, addresses);
+                if self.rc(qp).is_some() {
+                    return self.stream_established(qp, stream, negotiated, addresses);
                 }
-                // Without a QP the stream is dropped, which ends the connection.
+                // If the QP is gone, the stream is dropped, which ends the connection.
                 let Some(config) = self.take_connected(qp) else { return };
                 let worker = self.workers.least_loaded();
                 self.connected(qp, worker, "tcp", &negotiated, addresses);
@@ -196,13 +197,11 @@ impl Manager {
             CmEvent::ConnectedDirect { active, passive } => self.attach_direct(*active, *passive),
             CmEvent::Resolved { .. } => self.handle_resolution(event),
             CmEvent::Management { from, to, mad } => self.send_management(from, to, &mad),
-            CmEvent::Rejected { qp, .. } | CmEvent::Unreachable { qp, .. }
-                if self.is_of_datagrams(qp) =>
-            {
+            CmEvent::Rejected { qp, .. } | CmEvent::Unreachable { qp, .. } if self.is_ud(qp) => {
                 self.handle_resolution(event);
             }
             CmEvent::Rejected { qp, private_data } => {
-                if self.dialled_in_vain(qp, Err(&private_data)) {
+                if self.connect_to_peer_failed(qp, Err(&private_data)) {
                     return;
                 }
                 let Some((session, object)) = self.qp_of(qp) else { return };
@@ -216,7 +215,7 @@ impl Manager {
                 self.tell(session, &Event::Rejected { qp, context, private_data });
             }
             CmEvent::Unreachable { qp, why } => {
-                if !self.dialled_in_vain(qp, Ok(&why.reason)) {
+                if !self.connect_to_peer_failed(qp, Ok(&why.reason)) {
                     self.unreachable(qp, why);
                 }
             }
@@ -224,20 +223,23 @@ impl Manager {
     }
 
     fn attach_direct(&mut self, active: DirectEnd, passive: DirectEnd) {
-        let (a, p) = (self.take_connected(active.qp), self.take_connected(passive.qp));
+        let a = self.take_connected(active.qp);
+        let p = self.take_connected(passive.qp);
         let (active_config, passive_config) = match (a, p) {
             (Some(a), Some(p)) => (a, p),
-            // The other side has just destroyed its QP: to this one the peer is gone.
+            // The other side has just destroyed its QP, so this side has no peer.
             (Some(config), None) | (None, Some(config)) => {
                 let qp = config.qp;
                 let connects = qp == active.qp;
                 if let Some((_, object)) = self.qp_of(qp) {
-                    object.phase = match connects {
-                        true => QpPhase::Connecting(config),
-                        false => QpPhase::Accepting(config),
+                    object.phase = if connects {
+                        QpPhase::Connecting(config)
+                    } else {
+                        QpPhase::Accepting(config)
                     };
                 }
-                return self.unreachable(qp, NoConnection::reset("the peer's queue pair is gone"));
+                return self
+                    .unreachable(qp, ConnectFailure::reset("the peer's queue pair is gone"));
             }
             (None, None) => return,
         };
@@ -246,13 +248,15 @@ impl Manager {
             self.connected(end.qp, worker, "direct", &end.negotiated, end.addresses);
             ConnectedEnd { config, negotiated: end.negotiated, addresses: end.addresses }
         };
-        let (active, passive) = (end(active, active_config), end(passive, passive_config));
+        let active = end(active, active_config);
+        let passive = end(passive, passive_config);
         self.workers.attach_direct(worker, active, passive);
     }
 
-    /// No connection came about: a QP that connected is Idle again, one that accepted is dead.
-    pub(in crate::resource) fn unreachable(&mut self, qp: QpId, why: NoConnection) {
-        let NoConnection { errno, reason } = why;
+    /// Reports a failed connection. A connecting QP becomes Idle again, an accepting one moves to
+    /// Error.
+    pub(in crate::resource) fn unreachable(&mut self, qp: QpId, why: ConnectFailure) {
+        let ConnectFailure { errno, reason } = why;
         let Some((session, object)) = self.qp_of(qp) else { return };
         let context = object.shared.context.load(Relaxed);
         if !matches!(object.phase, QpPhase::Accepting(_) | QpPhase::Connecting(_)) {
@@ -276,7 +280,7 @@ impl Manager {
         self.tell(session, &Event::Unreachable { qp, context, errno, reason });
     }
 
-    /// Notes that a worker owns a QP from now on.
+    /// Records that a worker owns a QP from now on.
     fn connected(
         &mut self,
         qp: QpId,
@@ -297,7 +301,7 @@ impl Manager {
         }
     }
 
-    /// The configuration of a QP that connects or accepts.
+    /// Takes the configuration of a QP that connects or accepts.
     fn take_connected(&mut self, qp: QpId) -> Option<Box<QpConfig>> {
         let (_, object) = self.qp_of(qp)?;
         match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
@@ -309,7 +313,8 @@ impl Manager {
         }
     }
 
-    /// Leaves an Idle QP to the connection manager, with the reads that its connection may have.
+    /// Moves an Idle QP to `phase`, in which the connection manager holds it, and stores the charge
+    /// for its Reads.
     pub(in crate::resource) fn hold(
         &mut self,
         id: SessionId,
@@ -326,7 +331,7 @@ impl Manager {
         }
     }
 
-    /// Counts a connection that a session's user begins, unless there were too many lately.
+    /// Counts a connection against the rate limit of the session's user, or refuses it.
     pub(in crate::resource) fn take_rate(
         &mut self,
         id: SessionId,
@@ -334,35 +339,37 @@ impl Manager {
     ) -> Result<(), Refusal> {
         let rights = find(&mut self.sessions, id)?.account.rights();
         let most = rights.user_count(Kind::ConnectionsPerSecond);
-        match self.connects.take(rights.uid, most, now) {
-            true => Ok(()),
-            false => Err(Refusal::Limit {
+        if self.connects.take(rights.uid, most, now) {
+            Ok(())
+        } else {
+            Err(Refusal::Limit {
                 key: rights.user_key(Kind::ConnectionsPerSecond),
                 limit: most.into(),
                 used: most.into(),
                 wanted: 1,
-            }),
+            })
         }
     }
 
-    /// Checks the reads of a connection against the maxima of a QP, and charges them.
+    /// Checks the IRD and ORD of a connection against the limits, and charges them.
     pub(in crate::resource) fn charge_reads(
         &mut self,
         id: SessionId,
-        wanted: (&mut Option<u16>, &mut Option<u16>),
+        ird: &mut Option<u16>,
+        ord: &mut Option<u16>,
     ) -> Result<Reads, Refusal> {
         let limits = &self.config.limits;
-        for (field, value, key, kind) in [
-            ("ird", &wanted.0, "limits.ird", Kind::Ird),
-            ("ord", &wanted.1, "limits.ord", Kind::Ord),
-        ] {
+        for (field, value, key, kind) in
+            [("ird", *ird, "limits.ird", Kind::Ird), ("ord", *ord, "limits.ord", Kind::Ord)]
+        {
             refuse::at_most(field, value.unwrap_or(0).into(), key, limits.device.of(kind))?;
         }
-        let most = limits.reads_of_qp();
-        Reads::charge(&find(&mut self.sessions, id)?.account, wanted, most)
+        let (most_ird, most_ord) = limits.reads_of_qp();
+        let account = &find(&mut self.sessions, id)?.account;
+        Reads::charge(account, ird, ord, most_ird, most_ord)
     }
 
-    /// A QP has no connection any more, or none yet.
+    /// Credits the charge for the Reads of a QP that has no connection any more.
     pub(in crate::resource) fn release_reads(&mut self, qp: QpId) {
         let Some(owner) = self.handles.qps.owner(qp.0) else { return };
         let Ok(session) = find(&mut self.sessions, owner) else { return };
@@ -378,7 +385,7 @@ impl Manager {
     }
 }
 
-/// A rejected QP may try again.
+/// Makes a rejected QP Idle, so that it can connect again.
 fn become_idle(object: &mut Qp) {
     object.phase = match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
         QpPhase::Connecting(config) => QpPhase::Idle(config),

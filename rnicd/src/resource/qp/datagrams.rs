@@ -1,11 +1,11 @@
-//! Queue pairs of datagrams: what they are told, and by whom they may be reached.
+//! UD QPs: state transitions, attribute changes and their checks.
 
 use rnic_core::abi::control::QpChange;
 use rnic_core::engine::DatagramConfig;
 use rnic_core::types::*;
 
-use super::wired::{MOST_24, TWENTY_FOUR_BITS, state_name};
-use super::{QpPhase, ToldDatagrams, wrong_state};
+use super::rc::{MOST_24, TWENTY_FOUR_BITS, state_name};
+use super::{QpPhase, UdAttr, wrong_state};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::{Manager, find, refuse};
 
@@ -23,18 +23,18 @@ impl Manager {
             QpChange::ReadyToSend(sending) => {
                 let psn = sending.sq_psn.into();
                 refuse::at_most("sq_psn", psn, TWENTY_FOUR_BITS, MOST_24.into())?;
-                self.tell_datagrams(id, qp, change, Some(QpState::Rts))
+                self.change_datagrams(id, qp, change, Some(QpState::Rts))
             }
             QpChange::DrainSendQueue => {
                 let object = find(&mut self.sessions, id)?.qp(qp)?;
                 if object.state() != QpState::Rts {
                     return Err(wrong_state(qp, state_name(object), "Rts"));
                 }
-                self.tell_datagrams(id, qp, change, Some(QpState::Sqd))
+                self.change_datagrams(id, qp, change, Some(QpState::Sqd))
             }
-            QpChange::QKey(_) => self.tell_datagrams(id, qp, change, None),
+            QpChange::QKey(_) => self.change_datagrams(id, qp, change, None),
             QpChange::ReadyToReceive(_) | QpChange::Rights(_) | QpChange::MinRnrTimer(_) => {
-                Err(wrong_state(qp, "one of datagrams", "one that has a peer"))
+                Err(wrong_state(qp, "a UD QP", "an RC or UC QP"))
             }
         }
     }
@@ -53,16 +53,17 @@ impl Manager {
         let port = self.datagram_port.clone();
         config.datagrams = Some(DatagramConfig { q_key, port, rules: Box::new(rules) });
         object.phase = QpPhase::Bound(DATAGRAM_WORKER);
-        object.datagrams = Some(ToldDatagrams { state: QpState::Rtr, q_key });
-        // Until the worker has it.
+        object.datagrams = Some(UdAttr { state: QpState::Rtr, q_key });
+        // Valid until the worker sets the state itself.
         object.shared.set_state(QpState::Rtr);
-        // Who is told of it by its owner may send at once: the worker knows it by then.
+        // Another program may send as soon as the owner has the answer, so the worker must have the
+        // QP by then.
         let ticket = self.workers.attach_datagrams(DATAGRAM_WORKER, config);
         self.answer_when_modified(id, ticket)
     }
 
-    /// Tells the worker of a change that is its own affair, with the state that comes of it.
-    fn tell_datagrams(
+    /// Forwards a change to the worker, and records the new state.
+    fn change_datagrams(
         &mut self,
         id: SessionId,
         qp: QpId,
@@ -83,7 +84,7 @@ impl Manager {
         self.answer_when_modified(id, ticket)
     }
 
-    /// Gives the UD QPs of a session the rules as they are now.
+    /// Sends the current rules to all UD QPs of a session.
     pub(in crate::resource) fn renew_datagram_rules(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(&id) else { return };
         let mut rules = None;
@@ -97,5 +98,5 @@ impl Manager {
     }
 }
 
-/// The worker that has all queue pairs of datagrams, so that they reach each other.
+/// The worker of all UD QPs, so that they reach each other.
 pub(super) const DATAGRAM_WORKER: u32 = 0;

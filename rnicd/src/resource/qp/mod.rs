@@ -1,18 +1,18 @@
-//! Queue pairs, from their creation through a connection to their end.
+//! Queue pairs, from creation through connection to destruction.
 
 mod ask_back;
 mod connect;
 mod datagrams;
-mod dials;
 mod parts;
+mod pending_connect;
 mod port;
+mod qp_attr;
+mod rc;
 mod reads;
 mod rejection;
 mod rendezvous;
 mod requests;
 mod resolution;
-mod told;
-mod wired;
 mod wired_port;
 
 use std::sync::Arc;
@@ -26,31 +26,31 @@ use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
 use crate::resource::uses::Use;
-pub use dials::Rendezvous;
 use parts::QpParts;
+pub use pending_connect::Rendezvous;
 pub use port::{PassedPort, WiredPort};
+pub use qp_attr::{RcAttr, UdAttr};
 use reads::Reads;
-pub use told::{ToldDatagrams, Wired};
 
 pub struct Qp {
     pub pd: PdId,
     pub send_cq: CqId,
     pub recv_cq: CqId,
-    /// Where its receives come from, if it has no receive queue of its own.
+    /// SRQ, if the QP has no receive queue of its own.
     pub srq: Option<SrqId>,
     pub shared: Arc<QpShared>,
     pub phase: QpPhase,
-    /// How it comes by its peer.
+    /// QP type.
     pub kind: QpType,
-    /// What it was told on its way to Rtr, if it is wired by hand.
-    pub wired: Option<Wired>,
-    /// What it was told, if it is one of datagrams and was.
-    pub datagrams: Option<ToldDatagrams>,
-    /// Known once it has been connected.
+    /// Attributes and stream of an RC or UC QP. `None` before Rtr.
+    pub rc: Option<RcAttr>,
+    /// State and Q_Key of a UD QP. `None` before Rtr.
+    pub datagrams: Option<UdAttr>,
+    /// `None` until connected.
     pub connection: Option<Connection>,
-    /// What its connection was charged.
+    /// Charge for the Reads of its connection.
     pub reads: Option<Reads>,
-    /// In a named domain.
+    /// Membership in a named domain.
     pub membership: Option<Membership>,
     _uses: QpUses,
     parts: QpParts,
@@ -58,7 +58,7 @@ pub struct Qp {
     _charge: Charge,
 }
 
-/// What a queue pair uses. A CQ that it uses for both its queues has one user more all the same.
+/// Counted uses of other objects by a QP. A CQ that serves both queues is counted once.
 pub struct QpUses {
     _pd: UseOfPd,
     _send_cq: Use<Cq>,
@@ -66,17 +66,17 @@ pub struct QpUses {
     _srq: Option<Use<Srq>>,
 }
 
-/// Who holds a QP.
+/// The current holder of a QP.
 pub enum QpPhase {
-    /// Nobody: it may connect or accept.
+    /// No holder: the QP may connect or accept.
     Idle(Box<QpConfig>),
-    /// The connection manager, as the side that connects.
+    /// The connection manager, on the connecting side.
     Connecting(Box<QpConfig>),
-    /// The connection manager, as the side that accepted.
+    /// The connection manager, on the accepting side.
     Accepting(Box<QpConfig>),
-    /// A worker, for the rest of its life.
+    /// A worker, until the QP is reset or destroyed.
     Bound(u32),
-    /// Nobody any more: it is being destroyed.
+    /// No holder: the QP is being reset or destroyed.
     Leaving,
 }
 
@@ -87,12 +87,12 @@ impl QpPhase {
             QpPhase::Connecting(_) => "connecting",
             QpPhase::Accepting(_) => "accepting",
             QpPhase::Bound(_) => "connected or ended",
-            QpPhase::Leaving => "being destroyed",
+            QpPhase::Leaving => "being reset or destroyed",
         }
     }
 }
 
-/// What was agreed when a QP was connected.
+/// Path, addresses and Read depths of a connection.
 #[derive(Clone, Copy)]
 pub struct Connection {
     pub path: &'static str,
@@ -102,26 +102,26 @@ pub struct Connection {
 }
 
 impl Qp {
-    /// Its state: of one that is wired by hand and works the one it was told to take, though its
-    /// worker may not have come to that. A send error (Sqe) is the worker's to tell.
+    /// Returns the state. For an RC, UC or UD QP in Rtr, Rts or Sqd, it is the last requested
+    /// state, which the worker may not have reached yet. A send error (Sqe) is only visible in the
+    /// worker's state.
     pub fn state(&self) -> QpState {
-        let told = self.wired.as_ref().map(Wired::state).or(self.datagrams.map(|told| told.state));
+        let told = self.rc.as_ref().map(RcAttr::state).or(self.datagrams.map(|told| told.state));
         match (self.shared.state(), told) {
             (QpState::Rtr | QpState::Rts | QpState::Sqd, Some(told)) => told,
             (state, _) => state,
         }
     }
 
-    /// Whether one that is wired by hand works, with a stream or without.
+    /// Returns true if an RC, UC or UD QP is in Rtr, Rts, Sqd or Sqe, with or without a stream.
     fn works(&self) -> bool {
         matches!(self.shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
-    /// Refuses a QP that cannot connect or accept: one that has left Idle, naming its state, or one
-    /// that is wired by hand.
+    /// Returns an error if the QP cannot connect or accept: it is not Idle or not an iWARP QP.
     pub fn refuse_unless_idle(&self, id: QpId) -> Result<(), Refusal> {
-        if self.kind.is_wired() {
-            return Err(wrong_state(id, "wired by hand", "a connection"));
+        if self.kind.is_roce() {
+            return Err(wrong_state(id, "an RC, UC or UD QP", "an iWARP QP"));
         }
         match self.phase {
             QpPhase::Idle(_) => Ok(()),
@@ -130,7 +130,7 @@ impl Qp {
     }
 }
 
-/// A QP is in the wrong state for what was asked.
+/// Returns an error that reports the QP's state and the required state.
 pub fn wrong_state(qp: QpId, state: &str, needs: &str) -> Refusal {
     Refusal::WrongState {
         kind: "QP".to_owned(),
@@ -140,7 +140,7 @@ pub fn wrong_state(qp: QpId, state: &str, needs: &str) -> Refusal {
     }
 }
 
-/// What a client asks for with the socket of a connection that it wants to be the initiator on.
+/// Request to connect over a passed socket, as initiator.
 pub struct ConnectOver {
     pub qp: QpId,
     pub ird: Option<u16>,

@@ -1,5 +1,4 @@
-//! What a queue pair is made of, from which a worker's half is made: once, and again when it is
-//! reset.
+//! Parts of a QP, from which its [`QpConfig`] is built at creation and at each reset.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +13,14 @@ use rnic_core::types::*;
 use crate::resource::numbers::Doorbell;
 use crate::resource::queue::QueuePlace;
 
-/// Parts of a queue pair.
+/// Contents of a [`QpConfig`], and the locations of the queues.
 pub struct QpParts {
     pub qp: QpId,
     pub session: SessionId,
     pub pd: PdId,
     pub send_cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
-    /// Where its receives come from, if it has no receive queue of its own.
+    /// SRQ, if the QP has no receive queue of its own.
     pub srq: Option<Arc<Srq>>,
     pub sq: QueuePlace,
     pub rq: Option<QueuePlace>,
@@ -33,7 +32,8 @@ pub struct QpParts {
 }
 
 impl QpParts {
-    /// A queue pair in Idle with empty queues. No worker may have an earlier one.
+    /// Formats the queues and returns the configuration of an Idle QP. Must not be called while a
+    /// worker holds an earlier configuration.
     pub fn config(&self) -> Result<Box<QpConfig>, Refusal> {
         let QpParts { qp, doorbell, .. } = self;
         let rq = match (&self.srq, &self.rq) {
@@ -57,13 +57,13 @@ impl QpParts {
             signal_all: self.signal_all,
             rnr_timeout: self.rnr_timeout,
             wiring: None,
-            unreliable: self.kind == QpType::WiredUnreliable,
+            unreliable: self.kind == QpType::Uc,
             datagrams: None,
             shared: self.shared.clone(),
         }))
     }
 
-    /// Where its queues lie.
+    /// Returns the locations of its queues.
     pub fn locations(&self) -> (QueueLocation, Option<QueueLocation>) {
         (self.sq.location(), self.rq.as_ref().map(QueuePlace::location))
     }

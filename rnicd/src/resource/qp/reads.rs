@@ -1,5 +1,5 @@
-//! Reads that connections were granted, counted against their user: each inbound one occupies the
-//! engine, and each outbound one a peer (RFC 5040 sections 8.1.1 and 8.1.2).
+//! Charges for the RDMA Reads of connections: an inbound Read occupies the engine, an outbound one
+//! the peer (RFC 5040 sections 8.1.1 and 8.1.2).
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rnic_core::abi::control::Refusal;
 
 use crate::resource::ledger::{Account, Charge, Kind};
 
-/// What the connection of a QP was charged.
+/// Charge for the Reads of a QP's connection.
 #[derive(Debug)]
 pub struct Reads {
     ird: Charge,
@@ -15,12 +15,14 @@ pub struct Reads {
 }
 
 impl Reads {
-    /// Charges what is asked for; if nothing is, as much as there is room for up to `most`, but at
-    /// least one. What is asked for is limited to that accordingly.
+    /// Charges the requested depths. For a depth of `None`, charges the available amount, at least
+    /// 1 and at most the maximum, and stores it in the depth if it is below the maximum.
     pub fn charge(
         account: &Arc<Account>,
-        (ird, ord): (&mut Option<u16>, &mut Option<u16>),
-        (most_ird, most_ord): (u16, u16),
+        ird: &mut Option<u16>,
+        ord: &mut Option<u16>,
+        most_ird: u16,
+        most_ord: u16,
     ) -> Result<Reads, Refusal> {
         //= RDMAP-8.1.2-7
         let ird = charge(account, Kind::IrdTotal, ird, most_ird)?;
@@ -28,7 +30,7 @@ impl Reads {
         Ok(Reads { ird, ord })
     }
 
-    /// Charges so many outbound ones instead; if that is refused, it has those that it had.
+    /// Changes the charged outbound depth. On error the charge is unchanged.
     pub fn set_ord(&mut self, account: &Arc<Account>, ord: u16) -> Result<(), Refusal> {
         let more = u64::from(ord).saturating_sub(self.ord.amount());
         if more > 0 {
@@ -38,7 +40,7 @@ impl Reads {
         Ok(())
     }
 
-    /// Gives back what was not agreed on.
+    /// Reduces the charges to the negotiated depths.
     pub fn settle(&mut self, ird: u16, ord: u16) {
         self.ird.reduce_to(ird.into());
         self.ord.reduce_to(ord.into());

@@ -1,8 +1,8 @@
-//! Why a queue pair that is wired by hand, or its daemon, does not take up with who asks for it.
+//! Reasons why an RC or UC QP, or its daemon, rejects a request.
 
 use rnic_core::types::{Gid, QpId};
 
-/// Why a request is rejected, in a byte of Private Data and what that needs behind it.
+/// Reason for a rejection, sent in the Private Data as a code byte, for some reasons with a PSN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rejection {
     Malformed,
@@ -10,28 +10,28 @@ pub(super) enum Rejection {
     OtherPeer,
     OtherGid,
     InError,
-    /// The one that is asked for does not send from the PSN that the one that asks awaits. The
-    /// rejection repeats only the number that the latter has said.
+    /// The `sq_psn` of the requested QP differs from the sender's `rq_psn`, which the rejection
+    /// returns. It does not disclose the QP's own value.
     Psn {
         awaited: u32,
     },
-    /// The one that asks does not send from the PSN that the one that is asked for awaits,
-    /// likewise.
+    /// The `rq_psn` of the requested QP differs from the sender's `sq_psn`, which the rejection
+    /// returns. It does not disclose the QP's own value.
     OwnPsn {
         sends: u32,
     },
     Busy,
-    Crowded,
-    Guesser,
+    TooManyHeld,
+    StagGuesses,
     OtherType,
-    /// The daemon at the GID of the asker has not confirmed the request.
+    /// The daemon at the sender's GID has not confirmed the request.
     NotConfirmed,
-    /// The request is meant for another daemon of this host.
+    /// The request is for another daemon of this host.
     OtherDaemon,
     Draining,
-    /// The numbers stay with the end that rejects.
+    /// The path MTUs of the two ends differ. The rejection contains neither.
     PathMtu,
-    /// The rules of the daemon that is asked do not allow this connection any more.
+    /// The rules of the rejecting daemon no longer allow this connection.
     Forbidden,
 }
 
@@ -46,8 +46,8 @@ impl Rejection {
             Rejection::Psn { awaited } => return with_number(PSN, awaited),
             Rejection::OwnPsn { sends } => return with_number(OWN_PSN, sends),
             Rejection::Busy => 7,
-            Rejection::Crowded => 8,
-            Rejection::Guesser => 9,
+            Rejection::TooManyHeld => 8,
+            Rejection::StagGuesses => 9,
             Rejection::OtherType => 10,
             Rejection::NotConfirmed => 12,
             Rejection::OtherDaemon => 13,
@@ -58,7 +58,7 @@ impl Rejection {
         [MAGIC, &[code]].concat()
     }
 
-    /// From Private Data; what follows them is of later versions. None if they are none of it.
+    /// Parses Private Data and ignores trailing bytes, which later versions may add.
     fn parse(private_data: &[u8]) -> Option<Self> {
         let (code, rest) = private_data.strip_prefix(MAGIC)?.split_first()?;
         Some(match code {
@@ -70,8 +70,8 @@ impl Rejection {
             &PSN => Rejection::Psn { awaited: number(rest)? },
             &OWN_PSN => Rejection::OwnPsn { sends: number(rest)? },
             7 => Rejection::Busy,
-            8 => Rejection::Crowded,
-            9 => Rejection::Guesser,
+            8 => Rejection::TooManyHeld,
+            9 => Rejection::StagGuesses,
             10 => Rejection::OtherType,
             12 => Rejection::NotConfirmed,
             13 => Rejection::OtherDaemon,
@@ -82,48 +82,46 @@ impl Rejection {
         })
     }
 
-    /// What a rejection of the peer's daemon means for the one that dialled.
+    /// Describes a rejection by the peer's daemon, for the diagnosis of the QP that connected.
     pub(super) fn explain(private_data: &[u8], peer: QpId, gid: Gid) -> String {
         match Rejection::parse(private_data) {
             Some(rejection) => rejection.of(peer, gid),
             None => {
-                format!("queue pair {peer} at {gid}: the daemon there rejects it without a reason")
+                format!("queue pair {peer} at {gid}: rejected by the daemon there, reason unknown")
             }
         }
     }
 
-    /// What it means for the one that wants to reach this queue pair.
+    /// Describes the reason, for the diagnosis of the QP that wants to reach `peer`.
     pub(super) fn of(self, peer: QpId, gid: Gid) -> String {
         let what = match self {
             Rejection::Malformed => "the daemon there does not understand the request",
-            Rejection::NoQueuePair => "there is no such queue pair that is wired by hand",
-            Rejection::OtherPeer => "it is wired to another one, not to this one",
+            Rejection::NoQueuePair => "there is no RC/UC QP with this number",
+            Rejection::OtherPeer => "it has another peer",
             Rejection::OtherGid => {
-                "it is reached by another GID, or this side claims a GID from which it does not come"
+                "its GID differs, or this request does not come from the GID that it claims"
             }
             Rejection::InError => "it is in Error",
             Rejection::Psn { awaited } => {
                 return format!(
-                    "PSNs differ: this side awaits {awaited} (rq_psn), queue pair {peer} would send \
-                     from another one on (sq_psn)"
+                    "PSNs differ: this side expects {awaited} (rq_psn), queue pair {peer} would send \
+                     from a different one on (sq_psn)"
                 );
             }
             Rejection::OwnPsn { sends } => {
                 return format!(
                     "PSNs differ: this side would send from {sends} on (sq_psn), queue pair {peer} \
-                     awaits another one (rq_psn)"
+                     expects a different one (rq_psn)"
                 );
             }
-            Rejection::Busy => "it has not left its last stream yet",
-            Rejection::Crowded => "too many others wait for it to be wired (RTR)",
-            Rejection::OtherType => {
-                "it is of another type: one is reliable (RC), the other not (UC)"
-            }
+            Rejection::Busy => "its previous stream has not ended yet",
+            Rejection::TooManyHeld => "too many requests wait for it to be in RTR",
+            Rejection::OtherType => "its type differs: one end is RC, the other UC",
             Rejection::PathMtu => "its path MTU differs from this side's (path_mtu; wired.compare)",
             Rejection::NotConfirmed => {
-                "the daemon there has asked the daemon at wired.port of this end's address whether \
-                 it began this request, and got no confirmation: is that port this daemon's, and \
-                 can that host reach it?"
+                "the daemon there tried to verify this request at wired.port of this host, but got \
+                 no confirmation: this daemon must be bound to that port, and that host must be \
+                 able to reach it"
             }
             Rejection::OtherDaemon => {
                 "another daemon of this host has wired.port, so this daemon cannot reach its own \
@@ -134,8 +132,8 @@ impl Rejection {
                  user.host_loopback)"
             }
             Rejection::Draining => "the daemon there is draining",
-            Rejection::Guesser => {
-                "too many wrong STags were named between the two hosts in this minute \
+            Rejection::StagGuesses => {
+                "too many invalid STags between the two hosts within a minute \
                  (limits.peer.stag_guesses_per_minute)"
             }
         };
@@ -143,14 +141,14 @@ impl Rejection {
     }
 }
 
-/// That one end would send from another PSN than the other one awaits.
+/// Describes a mismatch between the `sq_psn` of one end and the `rq_psn` of the other.
 pub(super) fn psns_differ(from: &str, sends: u32, to: &str, awaited: u32) -> String {
     format!(
-        "PSNs differ: {from} would send from {sends} on (sq_psn), {to} awaits {awaited} (rq_psn)"
+        "PSNs differ: {from} would send from {sends} on (sq_psn), {to} expects {awaited} (rq_psn)"
     )
 }
 
-/// The two ends have different path MTUs.
+/// Describes a mismatch of the path MTUs of the two ends.
 pub(super) fn path_mtus_differ(own: u16, peer: QpId, theirs: u16) -> String {
     format!(
         "path MTUs differ: this side has {own} bytes (path_mtu), queue pair {peer} has {theirs} \
@@ -166,9 +164,9 @@ fn number(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().copied().map(u32::from_be_bytes)
 }
 
-/// What Private Data of a rejection begin with.
+/// Prefix of a rejection's Private Data.
 const MAGIC: &[u8] = b"RNWD\x02";
-// Those with a number behind them.
+// Codes followed by a PSN.
 const PSN: u8 = 6;
 const OWN_PSN: u8 = 11;
 
@@ -177,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_read_as_it_was_written_and_numbers_are_said() {
+    fn rejections_round_trip() {
         for code in 1..=16 {
             let data = [MAGIC, &[code], &8_u32.to_be_bytes()].concat();
             let found = Rejection::parse(&data).unwrap();
@@ -188,11 +186,11 @@ mod tests {
                 assert_eq!(Rejection::parse(&written[..short]), None, "{found:?}");
             }
         }
-        // The asker has said this number; the other one stays with the end that rejects.
+        // The sender knows this number. The rejecting end's own number is not disclosed.
         assert_eq!(Rejection::Psn { awaited: 9 }.private_data(), b"RNWD\x02\x06\0\0\0\x09");
         assert_eq!(Rejection::OwnPsn { sends: 8 }.private_data(), b"RNWD\x02\x0B\0\0\0\x08");
         let text = Rejection::Psn { awaited: 9 }.of(QpId(5), Gid([0; 16]));
-        assert!(text.contains("this side awaits 9 (rq_psn), queue pair 5"), "{text}");
+        assert!(text.contains("this side expects 9 (rq_psn), queue pair 5"), "{text}");
         let text = Rejection::OwnPsn { sends: 8 }.of(QpId(5), Gid([0; 16]));
         assert!(text.contains("this side would send from 8 on (sq_psn), queue pair 5"), "{text}");
     }

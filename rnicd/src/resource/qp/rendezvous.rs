@@ -1,23 +1,24 @@
-//! How queue pairs that are wired by hand find their peers at other daemons.
+//! Finds the peers of RC and UC QPs at other daemons.
 //!
 //! Every daemon listens on one port (`wired.port`). The lower of the two ends, by GID and number,
-//! dials when it is told of its peer; the higher one waits for that, and dials itself only after a
-//! while: the lower one may pause after attempts in vain. Both introduce themselves in the Private
-//! Data of MPA start-up. A request is decided once the daemon at the address of its sender has
-//! confirmed it (`ask_back`), so each daemon must reach the other one's port: a QP that is not in
-//! RTR yet holds it until then; a request from another QP than the peer is rejected with a reason.
+//! connects as soon as it knows its peer. The higher end gives it a head start and then connects
+//! too, because the lower end may be pausing after failed attempts. Both introduce themselves in
+//! the Private Data of MPA start-up. A request is decided only after the daemon at its source
+//! address has confirmed it (`ask_back`), so each daemon must be able to reach the other one's
+//! port. A request for a QP that is not in RTR yet is held until then. A request from a QP that is
+//! not the peer is rejected with a reason.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use rnic_core::abi::control::Wiring;
-use rnic_core::engine::{PeerLimits, QUESTIONS};
-use rnic_core::stream::introduction::{AskBack, Introduction};
+use rnic_core::engine::{MAX_ACK_REQUESTS, PeerLimits};
+use rnic_core::stream::introduction::{Introduction, VerificationQuery};
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
+use super::qp_attr::{RcAttr, RcStream};
 use super::rejection::{Rejection, path_mtus_differ, psns_differ};
-use super::told::{Wired, WiredStream};
 use super::{Connection, QpPhase};
 use crate::clock;
 use crate::cm::{AcceptParams, ConnectParams, Quota};
@@ -32,39 +33,39 @@ impl Manager {
     pub(super) fn rendezvous_quota(&self) -> Quota {
         let limits = &self.config.limits;
         Quota {
-            user: DAEMONS,
+            user: DAEMON_USER,
             startups: limits.user.count(Kind::Startups),
             startups_key: "limits.user.startups".to_owned(),
             accepts_per_second: limits.user.count(Kind::AcceptsPerSecond),
         }
     }
 
-    /// Whether this is the listener at which other daemons find queue pairs of this one.
+    /// Returns true if this listener is for other daemons.
     pub(in crate::resource) fn is_rendezvous(&self, listener: ListenerId) -> bool {
         self.wired_port.listeners.iter().any(|(id, _)| *id == listener)
     }
 
-    // --- Dialling ----------------------------------------------------------------------------
+    // --- Connecting --------------------------------------------------------------------------
 
-    /// Decides the requests that were held for a QP that is in RTR now, or gone: at most one of
-    /// them is from its peer.
-    pub(in crate::resource) fn answer_held(&mut self, qp: QpId) {
+    /// Decides the requests held for a QP that is now in RTR, or destroyed. At most one of them is
+    /// from its peer.
+    pub(in crate::resource) fn decide_held(&mut self, qp: QpId) {
         for (request, said) in self.rendezvous.held_for(qp) {
-            self.rendezvous.hold_no_more(request);
-            self.introduced(request, said);
+            self.rendezvous.release_held(request);
+            self.decide_request(request, said);
         }
     }
 
-    /// Looks for the peer of a queue pair at another daemon: dials, now or later.
-    pub(in crate::resource) fn seek_far_peer(&mut self, qp: QpId) {
-        let Some(wired) = self.wired(qp).filter(|wired| wired.stream.is_none()) else { return };
-        let Wired { wiring, tries, .. } = wired;
+    /// Connects to the peer of a QP at another daemon, now or after a delay.
+    pub(in crate::resource) fn find_remote_peer(&mut self, qp: QpId) {
+        let Some(rc) = self.rc(qp).filter(|rc| rc.stream.is_none()) else { return };
+        let RcAttr { wiring, tries, .. } = rc;
         let is_lower = (wiring.local, qp) < (wiring.remote, wiring.remote_qp);
-        let (is_lower, tries) = (is_lower, *tries);
+        let tries = *tries;
         match (is_lower, tries) {
             (true, 0) => self.dial(qp),
-            // The lower one is to dial.
-            (false, 0) => self.dial_in(qp, PATIENCE),
+            // The lower end connects first.
+            (false, 0) => self.dial_in(qp, HIGHER_END_DELAY),
             _ => self.dial_in(qp, (FIRST_PAUSE * (1 << tries.min(16))).min(LONGEST_PAUSE)),
         }
     }
@@ -76,183 +77,187 @@ impl Manager {
     fn dial(&mut self, qp: QpId) {
         let port = self.config.wired.port;
         let number = system::random();
-        let Some(wiring) = self.wired(qp).map(|wired| wired.wiring) else { return };
+        let Some(wiring) = self.rc(qp).map(|rc| rc.wiring) else { return };
         let itself = self.gids.iter().any(|row| row.gid == wiring.remote);
         let daemon = if itself { self.generation } else { 0 };
         let Some((session, object)) = self.qp_of(qp) else { return };
         let works = object.works();
-        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &mut object.wired) else {
+        let (QpPhase::Bound(worker), Some(rc)) = (&object.phase, &mut object.rc) else {
             return;
         };
-        if wired.stream.is_some() || !works {
+        if rc.stream.is_some() || !works {
             return;
         }
         let worker = *worker;
-        let is_first = wired.tries == 0;
-        wired.tries += 1;
+        let is_first = rc.tries == 0;
+        rc.tries += 1;
         let number = match number {
             Ok(number) => number,
-            Err(e) => return self.not_linked(qp, worker, format!("no random number: {e}")),
+            Err(e) => return self.retry_later(qp, worker, format!("cannot get random bytes: {e}")),
         };
-        wired.stream = Some(WiredStream::Dialling { number: Some(number) });
+        rc.stream = Some(RcStream::Connecting { number: Some(number) });
         let params = ConnectParams {
             session,
             qp,
             peer: SocketAddr::new(wiring.remote.address(), port),
             local: Some(SocketAddr::new(wiring.local.address(), 0)),
-            ird: Some(wiring.ird + QUESTIONS),
+            ird: Some(wiring.ird + MAX_ACK_REQUESTS),
             ord: None,
-            private_data: introduction(qp, wired, number, daemon).emit().to_vec(),
+            private_data: introduction(qp, rc, number, daemon).emit().to_vec(),
             peer_to_peer: true,
         };
         if is_first {
-            // Later on it is known better.
+            // Later attempts have a more precise reason.
             let Wiring { remote, remote_qp, .. } = wiring;
             let why = format!(
-                "queue pair {remote_qp} at {remote}: nobody there has taken a TCP connection to \
+                "queue pair {remote_qp} at {remote}: its host has accepted no TCP connection to \
                  port {port} yet (wired.port)"
             );
-            self.workers.unlinked_because(worker, qp, why);
+            self.workers.set_unlinked_reason(worker, qp, why);
         }
         let now = clock::now();
         if self.cm.is_guesser(session, wiring.remote.address(), now) {
-            let why = Rejection::Guesser.of(wiring.remote_qp, wiring.remote);
-            return self.not_linked(qp, worker, why);
+            let why = Rejection::StagGuesses.of(wiring.remote_qp, wiring.remote);
+            return self.retry_later(qp, worker, why);
         }
         let begun = self
-            .may_be_wired(session, &wiring)
+            .may_have_peer(session, &wiring)
             .and_then(|()| self.take_rate(session, now))
             .and_then(|()| self.cm.connect(params, now));
         if let Err(refusal) = begun {
-            self.not_linked(qp, worker, refusal.to_string());
+            self.retry_later(qp, worker, refusal.to_string());
         }
     }
 
-    /// The daemon of a peer has been reached. It answers at once, if the peer has been wired.
+    /// Updates the reason for the missing stream after the peer's daemon has accepted the TCP
+    /// connection. The daemon would reply at once if the peer were in RTR.
     pub(in crate::resource) fn reached(&mut self, qp: QpId) {
         let Some((_, object)) = self.qp_of(qp) else { return };
-        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else { return };
-        let (worker, Wiring { remote, remote_qp, .. }) = (*worker, wired.wiring);
+        let (QpPhase::Bound(worker), Some(rc)) = (&object.phase, &object.rc) else { return };
+        let worker = *worker;
+        let Wiring { remote, remote_qp, .. } = rc.wiring;
         let why = format!(
-            "queue pair {remote_qp} at {remote} has not been wired (RTR) yet: its daemon has been \
-             reached, and has not answered"
+            "queue pair {remote_qp} at {remote} is not in RTR yet: its daemon has accepted the \
+             connection, but has not replied"
         );
-        self.workers.unlinked_because(worker, qp, why);
+        self.workers.set_unlinked_reason(worker, qp, why);
     }
 
-    /// No stream came about: says why, and tries once more later.
-    fn not_linked(&mut self, qp: QpId, worker: u32, why: String) {
+    /// Records why there is no stream, and schedules another attempt.
+    fn retry_later(&mut self, qp: QpId, worker: u32, why: String) {
         if let Some((_, object)) = self.qp_of(qp)
-            && let Some(wired) = &mut object.wired
+            && let Some(rc) = &mut object.rc
         {
-            wired.stream = None;
-            wired.tries = wired.tries.max(1);
-            self.workers.unlinked_because(worker, qp, why);
-            self.seek_far_peer(qp);
+            rc.stream = None;
+            rc.tries = rc.tries.max(1);
+            self.workers.set_unlinked_reason(worker, qp, why);
+            self.find_remote_peer(qp);
         }
     }
 
-    /// When a queue pair dials next.
+    /// Returns the time of the next attempt of any QP.
     pub fn next_dial(&self) -> Option<Time> {
         self.rendezvous.next_dial()
     }
 
-    /// Has queue pairs dial whose time has come, some at a time.
+    /// Runs a bounded number of due attempts.
     pub fn dial_due(&mut self, now: Time) {
-        for _ in 0..DIALS {
+        for _ in 0..DIALS_PER_CALL {
             let Some(qp) = self.rendezvous.pop_due(now) else { break };
-            let Some(wiring) = self.wired(qp).map(|wired| wired.wiring) else { continue };
-            if self.meet_here(qp, &wiring) {
+            let Some(wiring) = self.rc(qp).map(|rc| rc.wiring) else { continue };
+            if self.uses_direct_path(qp, &wiring) {
                 self.seek_again(qp, now);
             } else {
                 self.dial(qp);
             }
         }
-        for _ in 0..SEEKERS {
+        for _ in 0..SEEKERS_PER_CALL {
             let Some(qp) = self.rendezvous.pop_seeker() else { break };
             self.seek_again(qp, now);
         }
         self.settle();
     }
 
-    /// A queue pair has no peer any more: whatever goes on for it at other daemons ends.
+    /// Cancels all attempts of a QP to reach its peer.
     pub(in crate::resource) fn leave_rendezvous(&mut self, qp: QpId) {
         self.cm.cancel(qp);
-        self.rendezvous.dial_no_more(qp);
-        self.rendezvous.seek_no_more(qp);
+        self.rendezvous.cancel_dial(qp);
+        self.rendezvous.cancel_seek(qp);
     }
 
-    // --- Being dialled -----------------------------------------------------------------------
+    // --- Requests of other daemons -----------------------------------------------------------
 
-    /// A request of another daemon.
+    /// Handles a request of another daemon.
     pub(in crate::resource) fn dialled(
         &mut self,
         request: RequestId,
         addresses: AddressPair,
         private_data: &[u8],
     ) {
-        if let Some(question) = AskBack::parse(private_data) {
+        if let Some(question) = VerificationQuery::parse(private_data) {
             return self.answer_ask_back(request, &question, addresses);
         }
         let Some(said) = Introduction::parse(private_data) else {
-            return self.turn_away(request, Rejection::Malformed);
+            return self.reject_daemon(request, Rejection::Malformed);
         };
-        // A request speaks for the address that it comes from.
+        // The GIDs in the request must be the addresses of its connection.
         let comes_from = Gid::from(addresses.peer.ip().to_canonical());
         let came_to = Gid::from(addresses.local.ip().to_canonical());
         if said.gid != comes_from || said.to_gid != came_to {
-            return self.turn_away(request, Rejection::OtherGid);
+            return self.reject_daemon(request, Rejection::OtherGid);
         }
         if ![0, self.generation].contains(&said.daemon) {
-            return self.turn_away(request, Rejection::OtherDaemon);
+            return self.reject_daemon(request, Rejection::OtherDaemon);
         }
-        // QPs of this daemon that find each other directly do not dial.
-        if self.is_near(said.gid) {
-            return self.turn_away(request, Rejection::NotConfirmed);
+        // QPs of this daemon that use the direct path never connect, so the sender is another
+        // program.
+        if self.is_direct_gid(said.gid) {
+            return self.reject_daemon(request, Rejection::NotConfirmed);
         }
         self.ask_back(request, said);
     }
 
     /// Accepts, holds or rejects a confirmed request.
-    pub(super) fn introduced(&mut self, request: RequestId, said: Introduction) {
+    pub(super) fn decide_request(&mut self, request: RequestId, said: Introduction) {
         if self.draining {
-            return self.turn_away(request, Rejection::Draining);
+            return self.reject_daemon(request, Rejection::Draining);
         }
-        match self.asked_for(&said) {
-            Ok(None) if self.rendezvous.held_for(said.to_qp).len() >= HELD => {
-                self.turn_away(request, Rejection::Crowded);
+        match self.check_introduction(&said) {
+            Ok(None) if self.rendezvous.held_for(said.to_qp).len() >= MAX_HELD => {
+                self.reject_daemon(request, Rejection::TooManyHeld);
             }
             Ok(None) => self.rendezvous.hold(request, said),
             Err(why) => {
-                self.turn_away(request, why);
+                self.reject_daemon(request, why);
                 self.explain_mismatch(&said, why);
             }
             Ok(Some(worker)) => {
                 let qp = said.to_qp;
-                // Its own attempt gives way.
+                // The incoming request replaces the QP's own attempt.
                 self.leave_rendezvous(qp);
                 let Some((_, object)) = self.qp_of(qp) else { return };
-                let Some(wired) = &mut object.wired else { return };
-                (wired.stream, wired.peer) = (Some(WiredStream::Accepting), Some(said));
-                let private_data = introduction(qp, wired, 0, 0).emit().to_vec();
-                let ird = Some(wired.wiring.ird + QUESTIONS);
+                let Some(rc) = &mut object.rc else { return };
+                rc.stream = Some(RcStream::Accepting);
+                rc.peer = Some(said);
+                let private_data = introduction(qp, rc, 0, 0).emit().to_vec();
+                let ird = Some(rc.wiring.ird + MAX_ACK_REQUESTS);
                 let params = AcceptParams { request, qp, ird, ord: None, private_data };
                 if let Err(refusal) = self.cm.accept(params, clock::now()) {
-                    self.not_linked(qp, worker, refusal.to_string());
+                    self.retry_later(qp, worker, refusal.to_string());
                 }
             }
         }
     }
 
-    /// The worker of the queue pair that is meant, if that means the one that speaks; none if its
-    /// program has not told it of a peer.
-    fn asked_for(&mut self, said: &Introduction) -> Result<Option<u32>, Rejection> {
+    /// Returns the worker of the requested QP if the sender is its peer, or `None` if the QP is not
+    /// in RTR yet.
+    fn check_introduction(&mut self, said: &Introduction) -> Result<Option<u32>, Rejection> {
         let qp = said.to_qp;
         let owner = self.handles.qps.owner(qp.0);
         let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&qp));
-        let object = object.filter(|o| o.kind.is_wired()).ok_or(Rejection::NoQueuePair)?;
-        let (worker, wired) = match (&object.phase, &object.wired) {
-            (QpPhase::Bound(worker), Some(wired)) => (*worker, wired),
+        let object = object.filter(|o| o.kind.is_roce()).ok_or(Rejection::NoQueuePair)?;
+        let (worker, rc) = match (&object.phase, &object.rc) {
+            (QpPhase::Bound(worker), Some(rc)) => (*worker, rc),
             (QpPhase::Idle(_) | QpPhase::Leaving, _) => return Ok(None),
             _ => return Err(Rejection::InError),
         };
@@ -262,37 +267,37 @@ impl Manager {
         if let Some(owner) = owner
             && self.cm.is_guesser(owner, said.gid.address(), clock::now())
         {
-            return Err(Rejection::Guesser);
+            return Err(Rejection::StagGuesses);
         }
-        let wiring = &wired.wiring;
+        let wiring = &rc.wiring;
         if (wiring.remote, wiring.remote_qp) != (said.gid, said.qp) {
             return Err(Rejection::OtherPeer);
         }
         if wiring.local != said.to_gid {
             return Err(Rejection::OtherGid);
         }
-        if wired.unreliable != said.unreliable {
+        if rc.unreliable != said.unreliable {
             return Err(Rejection::OtherType);
         }
-        if self.forbids(qp, wiring).is_some() {
+        if self.forbidden_because(qp, wiring).is_some() {
             return Err(Rejection::Forbidden);
         }
         if self.config.wired.compare {
             if said.path_mtu != wiring.path_mtu {
                 return Err(Rejection::PathMtu);
             }
-            if wired.sending.is_some_and(|sending| sending.sq_psn != said.rq_psn) {
+            if rc.sending.is_some_and(|sending| sending.sq_psn != said.rq_psn) {
                 return Err(Rejection::Psn { awaited: said.rq_psn });
             }
             if let Some(sends) = said.sq_psn.filter(|psn| *psn != wiring.rq_psn) {
                 return Err(Rejection::OwnPsn { sends });
             }
         }
-        match wired.stream {
+        match rc.stream {
             None => Ok(Some(worker)),
-            // Of two that dial each other the lower one goes on, if it gets through.
-            Some(WiredStream::Dialling { .. })
-                if (said.gid, said.qp) < (wiring.local, qp) || self.cm.is_unheard(qp) =>
+            // If both connect to each other, the attempt of the lower end wins if it gets through.
+            Some(RcStream::Connecting { .. })
+                if (said.gid, said.qp) < (wiring.local, qp) || self.cm.is_unseen_by_peer(qp) =>
             {
                 Ok(Some(worker))
             }
@@ -300,13 +305,13 @@ impl Manager {
         }
     }
 
-    /// A queue pair that turns its peer away has no stream for the same reason.
+    /// Records why a QP has rejected its peer, and so has no stream.
     fn explain_mismatch(&mut self, said: &Introduction, why: Rejection) {
         let qp = said.to_qp;
-        let Some(Wired { wiring, sending, .. }) = self.wired(qp) else { return };
+        let Some(RcAttr { wiring, sending, .. }) = self.rc(qp) else { return };
         let peer = format!("queue pair {}", said.qp);
         let why = match (why, sending) {
-            (Rejection::Forbidden, _) => match self.forbids(qp, wiring) {
+            (Rejection::Forbidden, _) => match self.forbidden_because(qp, wiring) {
                 Some(why) => why,
                 None => return,
             },
@@ -322,25 +327,25 @@ impl Manager {
         if let Some((_, object)) = self.qp_of(qp)
             && let QpPhase::Bound(worker) = object.phase
         {
-            self.workers.unlinked_because(worker, qp, why);
+            self.workers.set_unlinked_reason(worker, qp, why);
         }
     }
 
-    pub(super) fn turn_away(&mut self, request: RequestId, why: Rejection) {
-        // It is undecided, and so little always fits.
+    pub(super) fn reject_daemon(&mut self, request: RequestId, why: Rejection) {
+        // Cannot fail: the request is undecided, and this data always fits.
         let _ = self.cm.reject(request, &why.private_data(), clock::now());
     }
 
-    /// Forgets a request whose connection has ended.
+    /// Removes a request after the end of its connection.
     pub(in crate::resource) fn withdrawn(&mut self, request: RequestId) {
-        self.rendezvous.asked.remove(&request);
-        self.rendezvous.hold_no_more(request);
+        self.rendezvous.unconfirmed.remove(&request);
+        self.rendezvous.release_held(request);
     }
 
-    // --- What came of it ---------------------------------------------------------------------
+    // --- Results -----------------------------------------------------------------------------
 
-    /// Start-up is done between a queue pair that is wired by hand and its peer.
-    pub(in crate::resource) fn stream_stands(
+    /// Links an RC or UC QP with its peer after the end of MPA start-up.
+    pub(in crate::resource) fn stream_established(
         &mut self,
         qp: QpId,
         stream: Socket,
@@ -348,71 +353,72 @@ impl Manager {
         addresses: AddressPair,
     ) {
         let compare = self.config.wired.compare;
-        // A reload may have come while it was under way.
-        let forbidden = self.wired(qp).and_then(|wired| self.forbids(qp, &wired.wiring));
+        // A reload may have changed the rules during start-up.
+        let forbidden = self.rc(qp).and_then(|rc| self.forbidden_because(qp, &rc.wiring));
         let Some((_, object)) = self.qp_of(qp) else { return };
-        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &mut object.wired) else {
+        let (QpPhase::Bound(worker), Some(rc)) = (&object.phase, &mut object.rc) else {
             return;
         };
         let worker = *worker;
         if let Some(why) = forbidden {
-            return self.not_linked(qp, worker, why);
+            return self.retry_later(qp, worker, why);
         }
-        let dialled = matches!(wired.stream, Some(WiredStream::Dialling { .. }));
+        let dialled = matches!(rc.stream, Some(RcStream::Connecting { .. }));
         if dialled {
-            wired.peer = Introduction::parse(&negotiated.private_data);
-            if let Some(said) = wired.peer
-                && !names_back(&said, qp, &wired.wiring)
+            rc.peer = Introduction::parse(&negotiated.private_data);
+            if let Some(said) = rc.peer
+                && !answers_for_peer(&said, qp, &rc.wiring)
             {
                 let Introduction { gid, qp: other, to_gid, to_qp, .. } = said;
                 let why = format!(
-                    "the daemon at {} answers as somebody else: as queue pair {other} at {gid}, to \
-                     queue pair {to_qp} at {to_gid}",
-                    wired.wiring.remote
+                    "the daemon at {} answered for a different connection: from queue pair {other} \
+                     at {gid} to queue pair {to_qp} at {to_gid}",
+                    rc.wiring.remote
                 );
-                return self.not_linked(qp, worker, why);
+                return self.retry_later(qp, worker, why);
             }
         }
-        let Some(peer) = wired.peer else {
+        let Some(peer) = rc.peer else {
             let why = "the peer did not introduce itself".to_owned();
-            return self.not_linked(qp, worker, why);
+            return self.retry_later(qp, worker, why);
         };
-        if compare && let Err(why) = wired.compare_far() {
-            return self.not_linked(qp, worker, why);
+        if compare && let Err(why) = rc.compare_far() {
+            return self.retry_later(qp, worker, why);
         }
-        wired.stream = Some(WiredStream::Tcp);
-        wired.has_unconfirmed = false;
-        // Whoever dialled does not do so again without a pause: a peer may end what it has taken.
-        wired.tries = u32::from(dialled);
-        let ord = wired.sending.map_or(0, |s| s.ord).min(peer.ird);
-        object.connection = Some(Connection { path: "tcp", addresses, ird: wired.wiring.ird, ord });
+        rc.stream = Some(RcStream::Tcp);
+        rc.unconfirmed_reported = false;
+        // Pause before the next attempt, because the peer may end a stream that it has accepted.
+        rc.tries = u32::from(dialled);
+        let ord = rc.sending.map_or(0, |s| s.ord).min(peer.ird);
+        object.connection = Some(Connection { path: "tcp", addresses, ird: rc.wiring.ird, ord });
         let limits = PeerLimits { ird: peer.ird, min_rnr_timer: peer.min_rnr_timer };
         self.workers.link_tcp(worker, qp, negotiated, limits, stream);
     }
 
-    /// A queue pair that is wired by hand dialled in vain, or what it accepted came to nothing.
-    /// Whether it is one.
-    pub(in crate::resource) fn dialled_in_vain(
+    /// Handles a failed connection of an RC or UC QP, as initiator or responder. Returns false for
+    /// other QPs.
+    pub(in crate::resource) fn connect_to_peer_failed(
         &mut self,
         qp: QpId,
         why: Result<&str, &[u8]>,
     ) -> bool {
         let Some((_, object)) = self.qp_of(qp) else { return false };
-        let (QpPhase::Bound(worker), Some(wired)) = (&object.phase, &object.wired) else {
-            return object.kind.is_wired();
+        let (QpPhase::Bound(worker), Some(rc)) = (&object.phase, &object.rc) else {
+            return object.kind.is_roce();
         };
-        let (worker, wiring) = (*worker, wired.wiring);
+        let worker = *worker;
+        let wiring = rc.wiring;
         let why = match why {
             Ok(why) => format!("queue pair {} at {}: {why}", wiring.remote_qp, wiring.remote),
             Err(data) => Rejection::explain(data, wiring.remote_qp, wiring.remote),
         };
-        self.not_linked(qp, worker, why);
+        self.retry_later(qp, worker, why);
         true
     }
 }
 
-fn introduction(qp: QpId, wired: &Wired, dial: u64, daemon: u64) -> Introduction {
-    let wiring = &wired.wiring;
+fn introduction(qp: QpId, rc: &RcAttr, dial: u64, daemon: u64) -> Introduction {
+    let wiring = &rc.wiring;
     Introduction {
         gid: wiring.local,
         qp,
@@ -420,38 +426,38 @@ fn introduction(qp: QpId, wired: &Wired, dial: u64, daemon: u64) -> Introduction
         to_qp: wiring.remote_qp,
         ird: wiring.ird,
         min_rnr_timer: wiring.min_rnr_timer,
-        unreliable: wired.unreliable,
+        unreliable: rc.unreliable,
         path_mtu: wiring.path_mtu,
         rq_psn: wiring.rq_psn,
-        sq_psn: wired.sending.map(|sending| sending.sq_psn),
+        sq_psn: rc.sending.map(|sending| sending.sq_psn),
         dial,
         daemon,
     }
 }
 
-/// Whether the one that was dialled is the one that was meant, and means this side.
-fn names_back(said: &Introduction, qp: QpId, wiring: &Wiring) -> bool {
+/// Returns true if the introduction is from the QP's peer and for this QP.
+fn answers_for_peer(said: &Introduction, qp: QpId, wiring: &Wiring) -> bool {
     (said.gid, said.qp) == (wiring.remote, wiring.remote_qp)
         && (said.to_gid, said.to_qp) == (wiring.local, qp)
 }
 
-/// The user in whose name other daemons are let in, which no process can have: they use up nobody's
-/// start-ups, and whose STags they have guessed is asked when it is known whom they mean.
-const DAEMONS: u32 = u32::MAX - 1;
-/// Requests that may wait for a decision: as many as `limits.startups` and the limits of the owners
-/// of their QPs allow.
+/// User ID that start-ups of other daemons are charged to. No process can have it, so they count
+/// against no user. Guessed STags are checked once the owner of the requested QP is known.
+const DAEMON_USER: u32 = u32::MAX - 1;
+/// Backlog of undecided requests: unlimited, because `limits.startups` and the limits of the owners
+/// of their QPs apply.
 pub(super) const BACKLOG: u32 = u32::MAX;
-/// Of them, for one queue pair. It will have one peer, and who else asks for it does so by mistake
-/// or in order to keep others out.
-const HELD: usize = 32;
-/// Queue pairs that dial between two looks at everything else.
-const DIALS: usize = 16;
-/// QPs that look again for a changed peer of this daemon, likewise.
-const SEEKERS: usize = 4;
-/// How long the higher end leaves it to the lower one to dial. Whoever has nobody acknowledge a
-/// request waits for twice as long at least, and is to know by then what is wrong.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// Until it is tried once more; twice as long each time.
+/// Maximum number of requests held for one QP. Only one of them can be from its peer. Any other is
+/// a mistake, or an attempt to keep the peer out.
+const MAX_HELD: usize = 32;
+/// Maximum number of attempts per call.
+const DIALS_PER_CALL: usize = 16;
+/// Maximum number of QPs per call that search again for a changed peer of this daemon.
+const SEEKERS_PER_CALL: usize = 4;
+/// Head start of the lower end before the higher end connects. It is at most half of the shortest
+/// retry time of a program, so that the reason is known before the program gives up.
+const HIGHER_END_DELAY: Duration = Duration::from_millis(500);
+/// Pause after the first failed attempt. It doubles after each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// At most; the other end will dial as well by then.
+/// Maximum pause between attempts. The other end makes its own attempts in the meantime.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);

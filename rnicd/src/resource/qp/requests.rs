@@ -1,4 +1,4 @@
-//! Making and destroying queue pairs.
+//! Creation and destruction of QPs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::worker::Ticket;
 impl Manager {
     pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
         check_qp(&self.config.limits, request)?;
-        if request.kind.is_wired() && !self.wired_port.is_tried() {
+        if request.kind.is_roce() && !self.wired_port.was_attempted() {
             self.open_wired_port();
         }
         let rnr_timeout = self.rnr_timeout_for(request.rnr_policy)?;
@@ -46,7 +46,7 @@ impl Manager {
         let handle = self.handles.qps.allocate(id);
         let qp = QpId(handle.number());
         let (sq, rq, made) = match &srq {
-            // What is said of a receive queue was not checked.
+            // The receive queue's parameters are ignored, and have not been checked.
             Some(_) => {
                 let Room { places: [sq], made } = session.arenas.room([send])?;
                 (sq, None, made)
@@ -90,7 +90,7 @@ impl Manager {
             shared,
             phase: QpPhase::Idle(config),
             kind: request.kind,
-            wired: None,
+            rc: None,
             datagrams: None,
             connection: None,
             reads: None,
@@ -119,14 +119,15 @@ impl Manager {
                 object.phase = QpPhase::Bound(worker);
                 self.workers.to_error(worker, qp)
             }
-            // A session has one request at a time, so none arrives while the QP is being destroyed.
+            // A session has one request at a time, so none arrives during the destruction of the
+            // QP.
             QpPhase::Leaving => return Outcome::done(),
         };
         self.answer_when_modified(id, ticket)
     }
 
-    /// Answers `Done` when the worker has carried out a change of a QP and the jobs are over that a
-    /// copier had for it: a program that takes a right away relies on it from the answer on.
+    /// Answers `Done` after the worker has changed a QP and the copier has finished its jobs for
+    /// it: a program that revokes a right relies on this answer.
     pub(super) fn answer_when_modified(&mut self, id: SessionId, ticket: Ticket) -> Answer {
         let attached = &find(&mut self.sessions, id)?.attached;
         let copier = attached.as_ref().and_then(Attached::copier);
@@ -139,13 +140,13 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
         let phase = std::mem::replace(&mut object.phase, QpPhase::Leaving);
-        if object.kind.is_wired() {
+        if object.kind.is_roce() {
             self.leave_rendezvous(qp);
         }
         let session = find(&mut self.sessions, id)?;
         match phase {
             QpPhase::Bound(worker) => {
-                // What it had a copier write would land in buffers that are its owner's again.
+                // Otherwise a copier could still write to buffers that the program already reuses.
                 let copier = session.attached.as_ref().and_then(Attached::copier);
                 let ticket = self.workers.destroy_qp(worker, qp);
                 self.workers.await_copies(ticket, copier);
@@ -159,23 +160,24 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Lets a QP go with all it had; no worker knows it any more.
+    /// Removes a QP that no worker holds any more.
     pub(in crate::resource) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.qps.remove(&qp) else { return };
         self.records.add_qp(session.client.identity.uid, object.kind, &object.shared);
-        if object.kind.is_wired() {
-            self.are_no_peers(&BTreeSet::from([qp]));
+        if object.kind.is_roce() {
+            self.peers_gone(&BTreeSet::from([qp]));
         }
     }
 
-    /// Hands a QP that has no connection to a worker, to flush what is posted.
+    /// Gives a QP without a connection to a worker, which flushes its work requests.
     pub(in crate::resource) fn attach_in_error(
         &mut self,
         id: SessionId,
         config: Box<QpConfig>,
     ) -> Ticket {
-        let (qp, worker) = (config.qp, self.workers.least_loaded());
+        let qp = config.qp;
+        let worker = self.workers.least_loaded();
         self.release_reads(qp);
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
             object.phase = QpPhase::Bound(worker);
@@ -197,7 +199,7 @@ impl Manager {
 }
 
 fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {
-    // With a shared receive queue, what is said of a queue of its own is of no account.
+    // Receive queue parameters are ignored with an SRQ.
     let own = if r.srq.is_some() { 1 } else { 2 };
     for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)].into_iter().take(own)
     {

@@ -1,8 +1,7 @@
-//! Queue pairs of datagrams by the ports that they serve (`RDMA_PS_UDP`): who may ask and answer,
-//! and what becomes of it.
+//! Resolution of UD service ports to QPs (`RDMA_PS_UDP`): checks and events.
 //!
-//! A program that asks names one of its own queue pairs, which stays as it is; one that is asked
-//! answers with any of its own that receives.
+//! The requesting program specifies one of its own UD QPs, whose state does not change. The
+//! responding program specifies any of its UD QPs in Rtr or later.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,32 +11,32 @@ use rnic_core::roce::{Datagram, packet, sidr};
 use rnic_core::types::*;
 
 use super::datagrams::DATAGRAM_WORKER;
-use super::wired::state_name;
+use super::rc::state_name;
 use super::wrong_state;
 use crate::clock;
-use crate::cm::{AcceptParams, CmEvent, ConnectParams, NoConnection};
+use crate::cm::{AcceptParams, CmEvent, ConnectFailure, ConnectParams};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::{Manager, find};
 
 impl Manager {
-    /// Asks which queue pair serves the peer's port.
+    /// Requests the number and the Q_Key of the UD QP that serves the peer's port.
     pub(super) fn resolve(&mut self, id: SessionId, params: ConnectParams, now: Time) -> Answer {
         let peer = params.peer;
         let who = &find(&mut self.sessions, id)?.client.identity;
         self.policy.may_connect(who, peer)?;
-        self.policy.may_reach(who, "ask", peer)?;
-        // What is asked goes where datagrams would.
+        self.policy.may_reach(who, "resolve a service at", peer)?;
+        // Requests are sent to `wired.port`, like datagrams.
         let wire = SocketAddr::new(peer.ip(), self.config.wired.port);
         self.policy.may_connect(who, wire)?;
         if let Some(local) = params.local.filter(|local| !local.ip().is_unspecified()) {
-            self.policy.may_reach(who, "ask from", local)?;
+            self.policy.may_reach(who, "resolve a service from", local)?;
         }
         self.take_rate(id, now)?;
         self.cm.resolve(params, now)?;
         Outcome::done()
     }
 
-    /// Answers a request with a queue pair that receives.
+    /// Accepts a request with a UD QP in Rtr or later.
     pub(super) fn accept_datagrams(
         &mut self,
         id: SessionId,
@@ -47,25 +46,21 @@ impl Manager {
         let AcceptParams { request, qp, private_data, .. } = params;
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         let Some(told) = object.datagrams.filter(|_| object.works()) else {
-            return Err(wrong_state(
-                qp,
-                state_name(object),
-                "one of datagrams in Rtr, Rts, Sqd or Sqe",
-            ));
+            return Err(wrong_state(qp, state_name(object), "a UD QP in Rtr, Rts, Sqd or Sqe"));
         };
-        self.cm.accept_datagrams(request, (qp, told.q_key), &private_data, now)?;
+        self.cm.accept_datagrams(request, qp, told.q_key, &private_data, now)?;
         find(&mut self.sessions, id)?.requests.remove(&request);
         Outcome::done()
     }
 
-    /// Whether a queue pair is one of datagrams, which is not connected.
-    pub(super) fn is_of_datagrams(&self, qp: QpId) -> bool {
+    /// Returns true for a UD QP, which has no connection.
+    pub(super) fn is_ud(&self, qp: QpId) -> bool {
         let owner = self.handles.qps.owner(qp.0);
         let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&qp));
-        object.is_some_and(|object| object.kind == QpType::Datagrams)
+        object.is_some_and(|object| object.kind == QpType::Ud)
     }
 
-    /// The question of a queue pair of datagrams has an answer, or there will be none.
+    /// Reports the result of a resolution to the session.
     pub(super) fn handle_resolution(&mut self, event: CmEvent) {
         let (qp, of_qp): (QpId, Box<dyn FnOnce(u64) -> Event>) = match event {
             CmEvent::Resolved { qp, addresses, source, remote_qp, q_key, private_data } => {
@@ -83,10 +78,10 @@ impl Manager {
             CmEvent::Rejected { qp, private_data } => {
                 (qp, Box::new(move |context| Event::Rejected { qp, context, private_data }))
             }
-            CmEvent::Unreachable { qp, why: NoConnection { errno, reason } } => {
+            CmEvent::Unreachable { qp, why: ConnectFailure { errno, reason } } => {
                 if let Some(session) = self.handles.qps.owner(qp.0) {
-                    let rule = "IBTA specification, volume 1, section 12.11: whose service ID is \
-                                resolved says which queue pair serves it";
+                    let rule = "IBTA specification, volume 1, section 12.11: the host that serves \
+                                a service ID answers with its QP";
                     self.not_connected(session, qp, rule, &reason);
                 }
                 (qp, Box::new(move |context| Event::Unreachable { qp, context, errno, reason }))
@@ -98,27 +93,27 @@ impl Manager {
         self.tell(session, &event);
     }
 
-    /// Gives up what a queue pair of datagrams asks for. There is nothing else of it to be ended.
-    pub(super) fn give_up_resolution(&mut self, qp: QpId) -> Answer {
+    /// Cancels a resolution. A UD QP has no connection to end.
+    pub(super) fn cancel_resolution(&mut self, qp: QpId) -> Answer {
         if !self.cm.is_busy(qp) {
-            return Err(wrong_state(qp, "one of datagrams", "asking for one, or a connection"));
+            return Err(wrong_state(qp, "a UD QP without a request", "a pending request"));
         }
         self.cm.cancel(qp);
-        let why = NoConnection::reset("given up by this side");
+        let why = ConnectFailure::reset("cancelled by this side");
         self.handle_resolution(CmEvent::Unreachable { qp, why });
         Outcome::done()
     }
 
     // --- Management datagrams --------------------------------------------------------------------
 
-    /// Hands those that have come from other daemons to the connection manager.
+    /// Passes received management datagrams to the connection manager.
     pub(in crate::resource) fn take_management(&mut self) {
         for came in self.workers.take_management() {
             self.cm.handle_management(came.from, came.to, &came.mad, clock::now());
         }
     }
 
-    /// Sends one to another daemon.
+    /// Sends a management datagram to another daemon.
     pub(super) fn send_management(
         &mut self,
         from: std::net::IpAddr,
@@ -136,7 +131,7 @@ impl Manager {
             solicited: false,
         };
         let port = self.config.wired.port;
-        let packet = packet::emit(&datagram, mad, (port, port));
+        let packet = packet::emit(&datagram, mad, port, port);
         self.workers.send_datagram(DATAGRAM_WORKER, from, to, packet);
     }
 }

@@ -1,10 +1,11 @@
 //! The port at which daemons of other hosts reach this one (`wired.port`): TCP for RC and UC QPs,
 //! UDP for UD QPs.
 //!
-//! Any user of the host may bind it, and whoever has it answers for the host's GIDs. So a daemon
-//! that serves the host takes it before its first client, from a service manager or by itself, and
-//! a private one with its first QP of the RoCE device. While somebody else has it, the daemon
-//! serves its own host and tries again from time to time.
+//! Any user of the host may bind this port, and the process that is bound to it answers for the
+//! host's GIDs. So a daemon that serves the host binds it, or gets it from a service manager,
+//! before its first client. A private daemon binds it for its first QP of the RoCE device. While
+//! another process uses the port, QPs of this device connect only within the host, and the daemon
+//! retries.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -23,8 +24,7 @@ use crate::resource::{Manager, refuse};
 use crate::system;
 
 impl Manager {
-    /// Takes the port before the first client: what a service manager passed, and what is missing
-    /// of it.
+    /// Takes over the passed sockets and opens the missing ones, before the first client.
     pub fn take_wired_port(&mut self, passed: Vec<PassedPort>) {
         self.cm.set_quota(DAEMON, self.rendezvous_quota());
         for socket in passed {
@@ -34,7 +34,7 @@ impl Manager {
                     let adopted =
                         self.listen_for_daemons(|cm, listener| cm.adopt(DAEMON, listener, socket));
                     if let Err(refusal) = adopted {
-                        tracing::warn!("a passed socket is not used (wired.port): {refusal}");
+                        tracing::warn!("cannot use a passed socket (wired.port): {refusal}");
                     }
                 }
                 PassedPort::Datagrams(socket) => self.add_datagram_socket(socket),
@@ -43,16 +43,16 @@ impl Manager {
         self.open_wired_port();
     }
 
-    /// Takes what is missing of the port; must be called before a QP of the RoCE device is made.
+    /// Opens the missing sockets of the port. Must precede the first QP of the RoCE device.
     pub(in crate::resource) fn open_wired_port(&mut self) {
         let opened = self.open_listeners().and(self.open_datagram_sockets());
         let port = &mut self.wired_port;
         let was_missing = port.problem.is_some();
         let problem = opened.err();
         if problem.is_some() {
-            let pause = if port.retry_at.is_none() { FIRST_PAUSE } else { port.pause * 2 };
-            port.pause = pause.min(LONGEST_PAUSE);
-            port.retry_at = Some(clock::now().after(port.pause));
+            let backoff = if port.retry_at.is_none() { FIRST_PAUSE } else { port.backoff * 2 };
+            port.backoff = backoff.min(LONGEST_PAUSE);
+            port.retry_at = Some(clock::now().after(port.backoff));
         } else {
             port.retry_at = None;
         }
@@ -60,11 +60,11 @@ impl Manager {
         match problem {
             Some(why) if !was_missing => {
                 let why = format!("{why} (wired.port); other hosts cannot reach this daemon");
-                tracing::warn!("{why}; it is tried again");
+                tracing::warn!("{why}; retrying");
                 self.note("wired_port", None, why);
             }
             None if was_missing => {
-                let had = format!("port {} is this daemon's (wired.port)", self.config.wired.port);
+                let had = format!("port {} is bound (wired.port)", self.config.wired.port);
                 tracing::info!("{had}");
                 self.note("wired_port", None, had);
             }
@@ -72,20 +72,20 @@ impl Manager {
         }
     }
 
-    /// When the port is tried again.
+    /// Returns the time of the next attempt to bind the port.
     pub fn next_port_retry(&self) -> Option<Time> {
         self.wired_port.retry_at
     }
 
-    /// Tries again if it is time.
+    /// Retries to open the missing sockets if a retry is due.
     pub fn retry_wired_port(&mut self, now: Time) {
         if self.wired_port.retry_at.is_some_and(|at| at <= now) {
             self.open_wired_port();
         }
     }
 
-    /// Refuses a peer that only this port leads to, if the daemon does not have it at the QP's own
-    /// address: another process would answer for that GID.
+    /// Returns an error if a peer is only reachable through this port and the daemon does not have
+    /// the port at the QP's own address. Another process would then answer for that GID.
     pub(super) fn check_wired_port(&mut self, own: IpAddr, peer: IpAddr) -> Result<(), Refusal> {
         if !self.has_port_at(own) {
             self.open_wired_port();
@@ -99,8 +99,8 @@ impl Manager {
                 let port = self.config.wired.port;
                 let peer = SocketAddr::new(peer, port);
                 Err(Refusal::System {
-                    what: format!("reach {peer} by port {port} (wired.port)"),
-                    error: format!("this daemon does not have the port at {own}: {why}"),
+                    what: format!("cannot reach {peer} through port {port} (wired.port)"),
+                    error: format!("this daemon is not bound to the port at {own}: {why}"),
                     errno,
                 })
             }
@@ -108,24 +108,24 @@ impl Manager {
         }
     }
 
-    /// Returns true if connections to the port at this address come to this daemon.
+    /// Returns true if connections to the port at this address reach this daemon.
     fn has_port_at(&self, ip: IpAddr) -> bool {
         self.wired_port.listeners.iter().any(|(listener, _)| self.cm.listens_at(*listener, ip))
     }
 
-    /// Why other hosts cannot reach QPs of the RoCE device; empty if they can, or if nobody has
-    /// wanted that yet.
+    /// Returns the reason why other hosts cannot reach QPs of the RoCE device. Empty if they can,
+    /// or before the first attempt to bind the port.
     pub(in crate::resource) fn wired_port_problem(&self) -> String {
         self.wired_port.problem.as_ref().map_or(String::new(), ToString::to_string)
     }
 
-    /// Listens at each GID and each configured address that no listener covers yet: a service
+    /// Listens at each GID and each configured address that no listener covers yet. A service
     /// manager may have passed sockets for some of them, and a reload may add others.
     fn open_listeners(&mut self) -> Result<(), Refusal> {
         self.cm.set_quota(DAEMON, self.rendezvous_quota());
         let named = self.config.device.addresses.clone();
         if named.is_empty() && self.wired_port.listeners.is_empty() {
-            // Both families at once, or IPv4 where the host has no other.
+            // Both families at once, or IPv4 on a host without IPv6.
             return match self.listen_at(Ipv6Addr::UNSPECIFIED.into()) {
                 Err(refusal) if is_in_use(&refusal) => Err(refusal),
                 Err(_) => self.listen_at(Ipv4Addr::UNSPECIFIED.into()),
@@ -147,7 +147,7 @@ impl Manager {
     fn listen_at(&mut self, ip: IpAddr) -> Result<(), Refusal> {
         let address = SocketAddr::new(ip, self.config.wired.port);
         if self.wired_port.listeners.len() >= MOST_LISTENERS {
-            let why = format!("{MOST_LISTENERS} addresses have had one since the daemon started");
+            let why = format!("limit of {MOST_LISTENERS} listeners reached");
             return Err(refuse::invalid("listener", format!("{address}: {why}")));
         }
         self.listen_for_daemons(|cm, listener| {
@@ -163,11 +163,11 @@ impl Manager {
         let listener = ListenerId(handle.number());
         bind(&mut self.cm, listener)?;
         if let Err(refusal) = self.cm.listen(listener, BACKLOG) {
-            // It exists.
+            // The listener exists, so this cannot fail.
             let _ = self.cm.close_listener(listener, clock::now());
             return Err(refusal);
         }
-        // Sessions that go on while the daemon drains may need an answer to go on dialling.
+        // While the daemon drains, other daemons still verify the attempts of existing sessions.
         self.cm.ignore_draining(listener);
         self.wired_port.listeners.push((listener, handle));
         Ok(())
@@ -181,14 +181,14 @@ impl Manager {
         let mut opened = Ok(());
         for gid in missing {
             if self.wired_port.datagrams.len() >= MOST_SOCKETS {
-                tracing::debug!("only {MOST_SOCKETS} addresses of the device have datagrams");
+                tracing::debug!("limit of {MOST_SOCKETS} UDP sockets reached, none for {gid}");
                 break;
             }
             let at = SocketAddr::new(gid.address(), port);
             match datagram_socket(at) {
                 Ok(socket) => self.add_datagram_socket(socket),
                 Err(e) => {
-                    let refusal = system::refusal(&format!("bind UDP {at}"), &e);
+                    let refusal = system::refusal(&format!("cannot bind UDP {at}"), &e);
                     opened = opened.and(Err(refusal));
                 }
             }
@@ -197,14 +197,14 @@ impl Manager {
     }
 
     fn add_datagram_socket(&mut self, socket: UdpSocket) {
-        // It is bound.
+        // Cannot fail: the socket is bound.
         let Ok(at) = socket.local_addr() else { return };
         let at = SocketAddr::new(at.ip(), at.port());
         self.wired_port.datagrams.insert(Gid::from(at.ip()));
         self.workers.add_datagram_socket(DATAGRAM_WORKER, socket, at);
     }
 
-    /// Closes the sockets of addresses that the host no longer has, and opens those of new ones.
+    /// Closes the sockets of removed addresses of the host, and opens sockets for new ones.
     pub(in crate::resource) fn follow_gids(&mut self) {
         let port = self.config.wired.port;
         let has = |gid: &Gid| self.gids.iter().any(|row| row.gid == *gid);
@@ -215,8 +215,8 @@ impl Manager {
             let at = SocketAddr::new(gid.address(), port);
             self.workers.remove_datagram_socket(DATAGRAM_WORKER, at);
         }
-        // A private daemon without QPs of this device leaves the port to others.
-        if self.wired_port.is_tried() {
+        // A private daemon without QPs of this device leaves the port to other processes.
+        if self.wired_port.was_attempted() {
             self.open_wired_port();
         }
     }
@@ -231,8 +231,8 @@ fn is_in_use(refusal: &Refusal) -> bool {
     }
 }
 
-/// A socket of UDP that does not block. It asks for room for some hundred of the longest packets;
-/// the kernel grants what the host's limits allow.
+/// Returns a non-blocking UDP socket bound to `at`. Requests buffers for about 200 packets of the
+/// maximum length. The kernel grants at most `rmem_max` and `wmem_max`.
 fn datagram_socket(at: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket2::Socket::new(Domain::for_address(at), Type::DGRAM, Some(Protocol::UDP))?;
     if at.is_ipv6() {
@@ -247,12 +247,13 @@ fn datagram_socket(at: SocketAddr) -> io::Result<UdpSocket> {
 
 const BUFFER: usize = 1 << 20;
 
-/// Listeners, which stay when their addresses go. One at the wildcard covers all addresses.
+/// Maximum number of listeners, which stay open when the host loses their addresses. A wildcard
+/// listener covers all addresses.
 const MOST_LISTENERS: usize = 256;
 
-/// Sockets of datagrams: they are among the descriptors that the daemon keeps for itself.
+/// Maximum number of datagram sockets, which use descriptors reserved for the daemon.
 const MOST_SOCKETS: usize = 16;
 
-/// Before the port is tried for the second time; each pause is twice the one before.
+/// Pause before the second attempt to bind the port. It doubles after each further failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);

@@ -1,8 +1,7 @@
-//! Arenas of one session: memory for its queues, made by the daemon as it is needed.
+//! Arenas of one session: memory for its queues, allocated by the daemon on demand.
 //!
-//! The first arena begins with a header page and one doorbell page per worker (`docs/abi.md`);
-//! further ones hold queues from their first byte. An arena that the client was told of lives as
-//! long as its session.
+//! The first arena begins with a header page and one doorbell page per worker (`docs/abi.md`).
+//! Further arenas hold only queues. Once the client has an arena, it lives as long as the session.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,14 +22,14 @@ use crate::resource::numbers::Doorbell;
 use crate::resource::refuse;
 use crate::system;
 
-/// Memory of a session's queues.
+/// Memory for a session's queues.
 pub struct Arenas {
     session: SessionId,
     account: Arc<Account>,
     list: Vec<Arc<Arena>>,
 }
 
-/// One arena, as long as the session has it or a queue lies in it.
+/// An arena. It lives as long as the session lists it or a queue uses it.
 struct Arena {
     number: u32,
     mapping: Arc<Mapping>,
@@ -38,31 +37,31 @@ struct Arena {
     _charge: Charge,
 }
 
-/// Where a queue lies. Given back when it is dropped.
-#[must_use = "what is dropped is given back at once"]
+/// Memory of a queue. It is freed on drop.
+#[must_use = "a dropped place is freed at once"]
 pub struct QueuePlace {
     arena: Arc<Arena>,
     offset: usize,
     shape: QueueShape,
 }
 
-/// Places for queues that are made together.
+/// Memory for queues that are created together.
 pub struct Room<const N: usize> {
-    /// In the order of the shapes that were asked for.
+    /// In the order of the requested shapes.
     pub places: [QueuePlace; N],
-    /// The arena that had to be made for them.
+    /// The arena that was created for them, if any.
     pub made: Option<Made>,
 }
 
-/// An arena that has just been made, of which the client does not know yet. It is gone when this is
-/// dropped and nothing lies in it, unless it is [kept](Arenas::keep).
+/// A new arena that the client does not have yet. Unless it is [kept](Arenas::keep), it is removed
+/// when this is dropped and no queue uses it.
 pub struct Made {
     arena: Arc<Arena>,
     descriptor: OwnedFd,
 }
 
 impl QueuePlace {
-    /// As the client is told.
+    /// Returns the location for the client.
     pub fn location(&self) -> QueueLocation {
         // Arenas are shorter than 4 GiB.
         QueueLocation { arena: self.arena.number, offset: self.offset as u32, shape: self.shape }
@@ -77,7 +76,7 @@ impl QueuePlace {
     ) -> Result<QueueMemory, Refusal> {
         let mapping = self.arena.mapping.clone();
         QueueMemory::format(mapping, self.offset, kind, self.shape, owner, doorbell.index())
-            .map_err(|e| refuse::system("cannot make the queue", &e))
+            .map_err(|e| refuse::system("cannot create the queue", &e))
     }
 }
 
@@ -88,12 +87,12 @@ impl Drop for QueuePlace {
 }
 
 impl Arenas {
-    /// Bytes of the first arena.
+    /// Returns the length of the first arena in bytes.
     pub fn first_length(workers: u32) -> usize {
         (doorbell_offset(workers) + FIRST_ROOM).next_multiple_of(PAGE)
     }
 
-    /// Makes the first arena, with its header, for which the session has been charged.
+    /// Creates the first arena with its header. `charge` is the charge for it.
     pub fn open(
         session: SessionId,
         account: &Arc<Account>,
@@ -119,12 +118,12 @@ impl Arenas {
         Ok((Arenas { session, account: account.clone(), list }, descriptor))
     }
 
-    /// The mapping of the first arena, in which the doorbells are.
+    /// Returns the mapping of the first arena, which contains the doorbells.
     pub fn first(&self) -> Option<&Arc<Mapping>> {
         self.list.first().map(|a| &a.mapping)
     }
 
-    /// Finds places for queues, in a new arena if need be.
+    /// Finds memory for queues, in a new arena if necessary.
     pub fn room<const N: usize>(&self, shapes: [QueueShape; N]) -> Result<Room<N>, Refusal> {
         if let Some(places) = places(self.list.iter(), shapes) {
             return Ok(Room { places, made: None });
@@ -137,29 +136,26 @@ impl Arenas {
         Ok(Room { places, made: Some(made) })
     }
 
-    /// Keeps an arena, if one was made: what to tell the client, and the descriptor that goes with
-    /// it.
+    /// Adds a new arena, if one was created. Returns its description and descriptor for the client.
     pub fn keep(&mut self, made: Option<Made>) -> (Option<NewArena>, Vec<OwnedFd>) {
         let Some(Made { arena, descriptor }) = made else { return (None, Vec::new()) };
-        debug_assert_eq!(arena.number as usize, self.list.len(), "one room at a time");
+        debug_assert_eq!(arena.number as usize, self.list.len(), "the last new arena was kept");
         // Arenas are shorter than 4 GiB.
         let told = NewArena { arena: arena.number, length: arena.mapping.len() as u32 };
         self.list.push(arena);
         (Some(told), vec![descriptor])
     }
 
-    /// Bytes of a further arena for these queues. Grows with what there is, so that the number
-    /// of arenas stays small, but not beyond the limits unless the queues need it.
+    /// Returns the length in bytes of a further arena for these queues. It grows with the total
+    /// length, so that the number of arenas stays small. If the limits do not allow that, it is
+    /// just long enough for the queues.
     fn next_length(&self, shapes: &[QueueShape]) -> usize {
-        // Queues are bounded to some hundred MiB by the limits on their depth.
+        // The limits on depth bound queues to a few hundred MiB.
         let need: usize = shapes.iter().map(|s| s.bytes().next_multiple_of(CACHE_LINE)).sum();
         let need = need.next_multiple_of(PAGE);
         let have: usize = self.list.iter().map(|a| a.mapping.len()).sum();
         let generous = have.clamp(GROW_LEAST, GROW_MOST).max(need);
-        match generous as u64 <= self.account.room(Kind::ArenaBytes) {
-            true => generous,
-            false => need,
-        }
+        if generous as u64 <= self.account.room(Kind::ArenaBytes) { generous } else { need }
     }
 
     fn make(&self, len: usize, charge: Charge) -> Result<Made, Refusal> {
@@ -172,7 +168,7 @@ impl Arenas {
     }
 }
 
-/// Gives each queue a place, or none of them.
+/// Allocates memory for all queues, or for none.
 fn places<'a, const N: usize>(
     arenas: impl Iterator<Item = &'a Arc<Arena>> + Clone,
     shapes: [QueueShape; N],
@@ -191,11 +187,11 @@ fn name(session: SessionId, number: u32) -> String {
     format!("rnicd-arena-{session}-{number}")
 }
 
-/// Bytes for queues in the first arena: a few QPs of usual depth.
+/// Bytes for queues in the first arena: enough for a few QPs of usual depth.
 const FIRST_ROOM: usize = 48 << 10;
-/// A further arena has at least so many bytes, if the limits allow.
+/// Minimum length of a further arena in bytes, if the limits allow it.
 const GROW_LEAST: usize = 256 << 10;
-/// A further arena has no more bytes than this unless one queue needs them.
+/// Maximum length of a further arena in bytes, unless its queues need more.
 const GROW_MOST: usize = 8 << 20;
 
 #[cfg(test)]
@@ -207,7 +203,7 @@ mod tests {
     use crate::resource::policy::{Identity, Policy};
 
     #[test]
-    fn an_arena_that_is_not_kept_is_gone_with_its_charge() {
+    fn dropped_arena_credits_its_charge() {
         let config = Config::default();
         let ledger = Ledger::new(&config.limits, &Capacity::derive(&config, 1 << 20, 1));
         let who = Identity { uid: 1000, gids: Vec::new(), foreign: false };
@@ -215,7 +211,7 @@ mod tests {
         let first = account.charge(Kind::ArenaBytes, 1).unwrap_or_else(|e| panic!("{e}"));
         let opened = Arenas::open(SessionId(1), &account, first, 1, 0, 0);
         let (mut arenas, _) = opened.unwrap_or_else(|e| panic!("{e}"));
-        // More than the first arena has room for.
+        // Larger than the first arena.
         let shape = QueueShape::completion(4096);
         let room = |arenas: &Arenas| arenas.room([shape]).unwrap_or_else(|e| panic!("{e}"));
         let refused = room(&arenas);
@@ -230,7 +226,7 @@ mod tests {
         let offset = place.location().offset;
         drop(place);
         let again = room(&arenas);
-        assert!(again.made.is_none(), "what was given back serves the next queue");
+        assert!(again.made.is_none(), "freed memory serves the next queue");
         assert_eq!(again.places[0].location().offset, offset);
         assert_eq!(account.used(Kind::ArenaBytes), charged);
         drop((again, arenas));

@@ -19,10 +19,11 @@ impl Manager {
         let charge = session.account.charge(Kind::Channels, 1)?;
         let made = ChannelSender::pair();
         let (sender, theirs) =
-            made.map_err(|error| system::refusal("cannot make a channel", &error))?;
+            made.map_err(|error| system::refusal("cannot create a channel", &error))?;
         let handle = self.handles.channels.allocate(id);
         let channel = ChannelId(handle.number());
-        let (sender, cqs) = (Arc::new(sender), Users::default());
+        let sender = Arc::new(sender);
+        let cqs = Users::default();
         let object = Channel { sender, cqs, _handle: handle, _charge: charge };
         session.channels.insert(channel, object);
         Outcome::with(ReplyBody::Channel { channel }, vec![theirs])

@@ -72,7 +72,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// A dead CQ takes its QPs with it, wherever they are.
+    /// Moves all QPs of a dead CQ to Error.
     pub(in crate::resource) fn cq_failed(&mut self, cq: CqId) {
         let Some(id) = self.handles.cqs.owner(cq.0) else { return };
         let Ok(session) = find(&mut self.sessions, id) else { return };
@@ -80,7 +80,7 @@ impl Manager {
         let users: Vec<QpId> =
             session.qps.iter().filter(|(_, qp)| uses(qp)).map(|(id, _)| *id).collect();
         for qp in users {
-            // They exist: they were just listed.
+            // Cannot fail: the QPs were just listed, so they exist.
             let _ = self.qp_to_error(id, qp);
         }
     }

@@ -1,7 +1,7 @@
-//! Allocator of extents in one arena: where queues lie, and nothing about what they hold.
+//! Allocator of extents in one arena.
 //!
-//! First fit over the free extents, which are kept apart: two free extents never touch. The arena
-//! module calls it; zeroing what is reused is the business of who formats the queue.
+//! First fit. Adjacent free extents are merged. Memory is not zeroed here: formatting a queue does
+//! that.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use rnic_core::abi::queue::CACHE_LINE;
 /// The free extents of an arena.
 #[derive(Clone, Debug)]
 pub struct Extents {
-    /// Offset to length of each free extent, in bytes; multiples of a cache line.
+    /// Length in bytes of each free extent, by offset. Both are multiples of a cache line.
     free: BTreeMap<usize, usize>,
 }
 
 impl Extents {
-    /// All of `start..end` is free. What does not fill a cache line at either end is lost.
+    /// Creates an allocator of `start..end`. Partial cache lines at either end are not used.
     pub fn new(start: usize, end: usize) -> Self {
         let start = start.next_multiple_of(CACHE_LINE);
         let end = end - end % CACHE_LINE;
@@ -26,7 +26,8 @@ impl Extents {
         Extents { free }
     }
 
-    /// Takes `len` bytes, on a cache line of their own.
+    /// Allocates `len` bytes that share no cache line with other extents. Returns their offset, or
+    /// `None` if no free extent is long enough.
     pub fn allocate(&mut self, len: usize) -> Option<usize> {
         let len = rounded(len)?;
         let (&offset, &have) = self.free.iter().find(|(_, have)| **have >= len)?;
@@ -37,9 +38,9 @@ impl Extents {
         Some(offset)
     }
 
-    /// Gives back what [`Extents::allocate`] returned for `len`.
+    /// Frees an extent that [`Extents::allocate`] returned for `len`.
     pub fn release(&mut self, offset: usize, len: usize) {
-        // It was allocated, so rounding cannot fail and the sums stay inside the arena.
+        // The extent was allocated, so rounding cannot fail and the sums stay inside the arena.
         let mut offset = offset;
         let mut len = rounded(len).unwrap_or(0);
         if let Some(after) = self.free.remove(&(offset + len)) {
@@ -81,8 +82,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain map of cache lines: extents lie inside, never overlap, are found
-        /// whenever a long enough run of free lines exists, and merge when given back.
+        /// Compares with a plain array of cache lines: extents lie inside, never overlap, are found
+        /// whenever a long enough run of free lines exists, and merge when freed.
         #[test]
         fn behaves_like_a_map_of_lines(ops in proptest::collection::vec(op(), 0..200)) {
             let start = 3 * CACHE_LINE;

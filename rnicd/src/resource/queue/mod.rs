@@ -1,5 +1,4 @@
-//! Completion channels, completion queues, shared receive queues, and the memory in which all
-//! queues lie.
+//! Completion channels, completion queues, shared receive queues, and the memory of all queues.
 
 mod arena;
 mod channels;
@@ -24,7 +23,7 @@ use crate::resource::uses::{Use, Users};
 pub use arena::{Arenas, QueuePlace, Room};
 pub use srqs::{srq_for_qp, srq_row};
 
-/// Counted where the channel is.
+/// A counted use of a channel.
 pub type UseOfChannel = Use<AtomicU32>;
 
 pub struct Channel {

@@ -1,10 +1,9 @@
-//! Completion queues that get another size.
+//! Resizing of completion queues.
 //!
-//! The queue gets another place, so for a moment it has two; entries count against the limits as
-//! those of the larger. Workers know the queue and not its place, which it changes under its own
-//! lock ([`Cq::resize`]), so none has to be asked. The old place is free at once: the client has
-//! agreed not to touch it from its request on, and if it does so all the same it writes in its own
-//! arena, as it can at any time.
+//! A resize moves the queue. During the move the queue has two places, and is charged for the
+//! larger one. Workers refer to the [`Cq`] and not to its place, which changes under the queue's
+//! lock ([`Cq::resize`]), so no worker is involved. The old place is freed at once: the client must
+//! not access it after its request, and a later write only damages its own arena.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,9 +32,10 @@ impl Manager {
         check_entries(&self.config.limits, entries)?;
         let shape = QueueShape::completion(entries);
         let queue = object.cq.clone();
-        let (had, wants) = (object.entries.amount(), u64::from(shape.capacity));
-        // Before anything is made for nothing. Workers may need more meanwhile, so the move asks
-        // again.
+        let had = object.entries.amount();
+        let wants = u64::from(shape.capacity);
+        // Check before any allocation. A worker may reserve more entries in between, so the move
+        // checks again.
         if let Err(fault) = queue.fits(shape.capacity) {
             return Err(self.not_resized(id, &queue, shape, fault));
         }
@@ -43,12 +43,13 @@ impl Manager {
             let body = ReplyBody::Cq { cq, queue: object.place.location(), new_arena: None };
             return Outcome::now(body);
         }
-        let more = match wants > had {
+        let more = if wants > had {
             //= RDMAP-8.1.2-5
-            true => Some(session.account.charge(Kind::CqEntries, wants - had)?),
-            false => None,
+            Some(session.account.charge(Kind::CqEntries, wants - had)?)
+        } else {
+            None
         };
-        // Without the move the room is given back, with the arena that was made for it.
+        // If the move fails, the new place is freed, together with the arena created for it.
         let Room { places: [place], made } = session.arenas.room([shape])?;
         let memory = place.format(QueueKind::Completion, cq.0, &object.doorbell)?;
         let waiting = match queue.resize(memory) {
@@ -66,7 +67,8 @@ impl Manager {
         Outcome::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
     }
 
-    /// The refusal; and if the client has written what cannot be into its queue, the end of both.
+    /// Returns the refusal of a failed resize. Ends the CQ and the session if the client has
+    /// written an invalid index.
     fn not_resized(
         &mut self,
         id: SessionId,
@@ -92,7 +94,8 @@ impl Manager {
             if let Ok(session) = find(&mut self.sessions, id) {
                 session.tell(&Event::CqError { cq, context: queue.context.load(Relaxed) });
             }
-            self.note("cq_failed", Some(id), format!("completion queue {cq} is dead"));
+            let text = format!("completion queue {cq} has failed");
+            self.note("cq_failed", Some(id), text);
             self.outbox.end(id, format!("completion queue {cq}: {fault}"));
             self.cq_failed(cq);
         }
@@ -100,7 +103,7 @@ impl Manager {
             kind: "CQ".to_owned(),
             handle: cq.0,
             state: "dead".to_owned(),
-            needs: "a queue that has not overflowed and was not scribbled over".to_owned(),
+            needs: "a queue that has not overflowed and has valid indices".to_owned(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Shared receive queues, and what becomes of messages without a receive.
+//! Shared receive queues, and RNR timeouts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -92,19 +92,20 @@ impl Manager {
         Outcome::done()
     }
 
-    /// A dead SRQ takes its QPs with it, wherever they are.
+    /// Moves all QPs of a dead SRQ to Error.
     pub(in crate::resource) fn srq_failed(&mut self, srq: SrqId) {
         let Some(id) = self.handles.srqs.owner(srq.0) else { return };
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let users: Vec<QpId> =
             session.qps.iter().filter(|(_, qp)| qp.srq == Some(srq)).map(|(id, _)| *id).collect();
         for qp in users {
-            // They exist: they were just listed.
+            // Cannot fail: the QPs were just listed, so they exist.
             let _ = self.qp_to_error(id, qp);
         }
     }
 
-    /// How long a message of a QP may wait for a receive; `None` if it may not.
+    /// Returns the maximum time for which a message of a QP waits for a receive, or `None` if it
+    /// must not wait.
     pub(in crate::resource) fn rnr_timeout_for(
         &self,
         rnr_policy: RnrPolicy,
@@ -121,11 +122,11 @@ impl Manager {
     }
 }
 
-/// The SRQ of a QP about to be made.
+/// Returns the SRQ for a new QP.
 pub fn srq_for_qp(object: &SrqObject, pd: PdId) -> Result<Arc<Srq>, Refusal> {
     let srq = object.srq.id();
     if object.pd != pd {
-        let why = format!("SRQ {srq} is of PD {}, the QP of PD {pd}", object.pd);
+        let why = format!("SRQ {srq} belongs to PD {}, the QP to PD {pd}", object.pd);
         return Err(refuse::invalid("srq", why));
     }
     if object.srq.is_dead() {
@@ -151,7 +152,7 @@ pub fn srq_row(object: &SrqObject) -> SrqRow {
     }
 }
 
-/// A limit above the capacity could never be met.
+/// Returns an error if a limit is above the capacity, because so many receives cannot be posted.
 fn check_limit(limit: u32, capacity: u32) -> Result<(), Refusal> {
     refuse::at_most("limit", limit.into(), "the capacity of the SRQ", capacity.into())
 }
@@ -161,9 +162,9 @@ fn dead(srq: SrqId) -> Refusal {
         kind: "SRQ".to_owned(),
         handle: srq.0,
         state: "dead".to_owned(),
-        needs: "a ring that was not scribbled over".to_owned(),
+        needs: "a ring with valid indices".to_owned(),
     }
 }
 
-/// What every deadline of the configuration is bounded by, too.
+/// Maximum in milliseconds, the same as for deadlines in the configuration.
 const LONGEST_RNR_TIMEOUT_MS: u64 = 3_600_000;

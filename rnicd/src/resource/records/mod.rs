@@ -1,13 +1,12 @@
-//! What has happened: reasons on record, notable happenings, and what objects that are gone had
-//! counted.
+//! Records of past events: diagnoses, notes, and counters of destroyed objects.
 //!
-//! The counters and records of what is there stand in the objects; who may read which record says
-//! [`Reader`].
+//! Existing objects have their own counters and records. [`Reader`] decides which records a session
+//! may read.
 
 mod notes;
-mod past;
 mod reader;
 mod requests;
+mod totals;
 
 use std::sync::Arc;
 
@@ -16,80 +15,80 @@ use rnic_core::types::{QpType, SessionId};
 
 use notes::Notes;
 pub use notes::log_limit;
-pub use past::{Done, METRICS, Past, Terminates, USERS};
-pub use reader::{Reader, Wall};
-pub use requests::Asked;
+pub use reader::{ClockReading, Reader};
+pub use requests::RequestSubject;
+pub use totals::{Counters, METRICS, Terminates, Totals, USERS};
 
-/// What the manager remembers of what has happened.
+/// The manager's records.
 pub struct Records {
     /// Requests refused since the daemon started.
     refusals: u64,
     /// Sessions ended for misbehaviour.
     misbehaved: u64,
-    /// Of queue pairs that are gone.
+    /// Terminates of destroyed QPs.
     terminates: Terminates,
-    past: Past,
+    past: Totals,
     /// Shared with the workers.
     diagnoses: Arc<DiagnosisLog>,
     notes: Notes,
 }
 
 impl Records {
-    /// Nothing yet, and room for so many notes.
+    /// Creates empty records, with room for `most_notes` notes.
     pub fn new(diagnoses: Arc<DiagnosisLog>, most_notes: usize) -> Self {
         Records {
             refusals: 0,
             misbehaved: 0,
             terminates: Terminates::default(),
-            past: Past::default(),
+            past: Totals::default(),
             diagnoses,
             notes: Notes::new(most_notes),
         }
     }
 
-    /// A session of this user begins, which may leave so many diagnoses.
+    /// Opens the records of a session of this user, with at most `most` diagnoses.
     pub fn open(&self, session: SessionId, user: Option<u32>, most: usize) {
         self.diagnoses.open(session, user, most);
     }
 
-    /// A session is over; what it left is kept with that of others.
+    /// Ends the records of a session. Its diagnoses are kept with those of other ended sessions.
     pub fn end(&self, session: SessionId) {
         self.diagnoses.end(session);
     }
 
-    /// A queue pair of this user is gone.
+    /// Adds the counters of a destroyed QP of this user.
     pub fn add_qp(&mut self, uid: u32, kind: QpType, qp: &QpShared) {
         self.terminates.count(qp);
         self.past.add_qp(uid, kind, qp);
     }
 
-    /// Requests refused so far.
+    /// Returns the number of refused requests.
     pub fn refusals(&self) -> u64 {
         self.refusals
     }
 
-    /// Sessions ended for misbehaviour so far.
+    /// Returns the number of sessions ended for misbehaviour.
     pub fn misbehaved(&self) -> u64 {
         self.misbehaved
     }
 
-    /// How queue pairs that are gone ended.
+    /// Returns the Terminates of destroyed QPs.
     pub fn terminates(&self) -> &Terminates {
         &self.terminates
     }
 
-    /// What users did with objects that are gone.
-    pub fn past(&self) -> &Past {
+    /// Returns the counters of destroyed objects.
+    pub fn past(&self) -> &Totals {
         &self.past
     }
 
-    /// Notable happenings so far.
+    /// Returns the number of notes since the start.
     pub fn noted(&self) -> u64 {
         self.notes.total()
     }
 
-    /// Failures put on record so far.
-    pub fn whys(&self) -> u64 {
+    /// Returns the number of diagnoses since the start.
+    pub fn diagnosis_count(&self) -> u64 {
         self.diagnoses.made()
     }
 }

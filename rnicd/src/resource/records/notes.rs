@@ -1,4 +1,4 @@
-//! Notable happenings, for whoever watches the daemon: a fixed ring that no user can fill alone.
+//! Notes of important events, for administrators: a fixed ring that no single user can fill.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use rnic_core::types::Time;
 
 use crate::log::RateLimitedLog;
 
-/// Bytes of a text; a longer one is cut.
+/// Maximum length of a text in bytes. Longer ones are truncated.
 pub(super) const MAX_TEXT: usize = 500;
 
-/// Notable happenings, of which the oldest make room for new ones.
+/// Notes. New ones displace the oldest.
 pub struct Notes {
     pub(super) sequence: u64,
     pub(super) records: Records<Option<u32>, Note>,
@@ -25,18 +25,18 @@ pub(super) struct Note {
 }
 
 impl Notes {
-    /// Nothing yet, and room for so many.
+    /// Creates an empty ring with room for `most` notes.
     pub fn new(most: usize) -> Self {
         Notes { sequence: 0, records: Records::default(), ring: FairRing::new(most) }
     }
 
-    /// How many there were since the start.
+    /// Returns the number of notes since the start.
     pub fn total(&self) -> u64 {
         self.sequence
     }
 }
 
-/// How much of what a session causes is kept.
+/// Rate limit of the notes that one session causes.
 pub fn log_limit() -> RateLimitedLog {
     RateLimitedLog::new(32, Duration::from_secs(10))
 }

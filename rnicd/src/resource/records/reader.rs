@@ -1,27 +1,27 @@
-//! Who may read which record, and when its time was.
+//! Access to records, and their times.
 //!
-//! Administrators read everything. Others read what sessions of their own user left: whoever can
-//! run a program as a user can debug that user's processes anyway, and `rnicctl` is always another
-//! session than the one it is asked about.
+//! Administrators may read all records. Others may read the records of all sessions of their user:
+//! any program of a user can debug that user's processes anyway, and `rnicctl` runs in a session of
+//! its own.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rnic_core::device::diagnoses::Whose;
+use rnic_core::device::diagnoses::OwnerFilter;
 use rnic_core::types::*;
 
 use crate::clock;
 use crate::resource::session::Client;
 
-/// Records below this number stand on the page that begins there.
+/// Returns the exclusive upper bound of the record numbers on the page that begins at `from`.
 pub fn before(from: u64) -> u64 {
     if from == 0 { u64::MAX } else { from }
 }
 
-/// The session that asks for records, and what it may read.
+/// A session that reads records, and its rights.
 #[derive(Clone, Copy)]
 pub struct Reader {
     session: SessionId,
-    /// Its user, if the kernel could name him here.
+    /// Its user, or `None` if the user id is not unique.
     account: Option<u32>,
     admin: bool,
 }
@@ -31,8 +31,8 @@ impl Reader {
         Reader { session, account: client.account(), admin: client.admin }
     }
 
-    /// Whether a record of this user and session is theirs to read. Whom the kernel cannot name
-    /// sees what his session left: others whom it cannot name need not be the same user.
+    /// Returns true if the session may read a record of this user and session. A client without a
+    /// unique user id may only read the records of its own session.
     pub fn may_read(self, owner: Option<u32>, session: Option<SessionId>) -> bool {
         match (self.admin, self.account) {
             (true, _) => true,
@@ -41,31 +41,32 @@ impl Reader {
         }
     }
 
-    /// Among whose records his are.
-    pub fn whose(self) -> Whose {
-        if self.admin { Whose::All } else { Whose::Of(self.account) }
+    /// Returns the owner of the records that it may read.
+    pub fn whose(self) -> OwnerFilter {
+        if self.admin { OwnerFilter::All } else { OwnerFilter::Of(self.account) }
     }
 
-    /// The session whose objects alone it sees, unless it sees everybody's.
+    /// Returns the only session that it may list objects of, or `None` for all sessions.
     pub fn own(self) -> Option<SessionId> {
         (!self.admin).then_some(self.session)
     }
 }
 
-/// The two clocks at one instant: records are kept by the one and told by the other.
+/// Readings of both clocks at one instant. Converts the time of a record to the wall-clock time
+/// that readers get.
 #[derive(Clone, Copy)]
-pub struct Wall {
+pub struct ClockReading {
     now: Time,
     ms: u64,
 }
 
-impl Wall {
+impl ClockReading {
     pub fn now() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Wall { now: clock::now(), ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX) }
+        ClockReading { now: clock::now(), ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// The wall clock at `time`, in milliseconds since 1970.
+    /// Returns the wall-clock time at `time`, in milliseconds since 1970.
     pub fn at(self, time: Time) -> u64 {
         let ago = self.now.since(time).as_millis();
         self.ms.saturating_sub(u64::try_from(ago).unwrap_or(u64::MAX))
@@ -81,8 +82,9 @@ mod tests {
     }
 
     #[test]
-    fn records_are_for_their_user_and_for_administrators() {
-        let (owner, session) = (Some(1000), Some(SessionId(3)));
+    fn records_are_private_to_their_user() {
+        let owner = Some(1000);
+        let session = Some(SessionId(3));
         assert!(reader(3, Some(1000), false).may_read(owner, session));
         assert!(reader(4, Some(1000), false).may_read(owner, session), "rnicctl of the same user");
         assert!(!reader(4, Some(1001), false).may_read(owner, session));
@@ -92,7 +94,7 @@ mod tests {
         );
         assert!(reader(9, Some(0), true).may_read(owner, session));
         assert!(reader(9, Some(0), true).may_read(None, None));
-        // Two whom the kernel cannot name need not be one user.
+        // Two clients with the overflow user id may be different users.
         assert!(reader(3, None, false).may_read(None, session));
         assert!(!reader(4, None, false).may_read(None, session));
         assert!(!reader(3, None, false).may_read(owner, session));

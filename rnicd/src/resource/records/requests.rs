@@ -1,25 +1,25 @@
-//! Reasons of the control plane, and who may read which: refusals, failed connections and sessions
-//! that were ended leave diagnoses in the log that the workers write to as well.
-//! Happenings that are worth a note stand beside them.
+//! Diagnoses of the control plane, and access to them: refusals, failed connections and ended
+//! sessions are recorded in the same log as the workers' diagnoses. Important events also become
+//! notes.
 
 use std::time::Instant;
 
 use rnic_core::abi::control::{EventRecord, Refusal, ReplyBody, RequestBody, Rows, *};
-use rnic_core::device::diagnoses::{KeptDiagnosis, Whose};
+use rnic_core::device::diagnoses::{OwnerFilter, StoredDiagnosis};
 use rnic_core::types::*;
 
 use super::notes::{MAX_TEXT, Note};
 use super::reader::before;
-use super::{Reader, Wall};
+use super::{ClockReading, Reader};
 use crate::clock;
 use crate::resource::answer::{Answer, Outcome, Refused};
 use crate::resource::listing::page::page_that_fits;
 use crate::resource::session::Client;
 use crate::resource::{Manager, find, refuse};
 
-/// What a request was about, for the record of its refusal.
+/// Subject of a request, for the diagnosis of its refusal.
 #[derive(Clone, Copy)]
-pub struct Asked {
+pub struct RequestSubject {
     verb: &'static str,
     qp: Option<QpId>,
     pd: Option<PdId>,
@@ -27,23 +27,26 @@ pub struct Asked {
     length: Option<u64>,
 }
 
-impl Asked {
-    /// Looks at a request before it is carried out.
+impl RequestSubject {
+    /// Describes a request before it is carried out.
     pub fn of(body: &RequestBody) -> Self {
         use RequestBody as R;
-        let asked = Asked { verb: body.name(), qp: None, pd: None, offset: None, length: None };
+        let asked =
+            RequestSubject { verb: body.name(), qp: None, pd: None, offset: None, length: None };
         match body {
-            R::ClosePd { pd } | R::AllocWindow { pd, .. } => Asked { pd: Some(*pd), ..asked },
-            R::CreateQp(request) => Asked { pd: Some(request.pd), ..asked },
-            R::CreateSrq(request) => Asked { pd: Some(request.pd), ..asked },
-            R::RegMr(region) | R::ReregMr { to: region, .. } => Asked {
+            R::ClosePd { pd } | R::AllocWindow { pd, .. } => {
+                RequestSubject { pd: Some(*pd), ..asked }
+            }
+            R::CreateQp(request) => RequestSubject { pd: Some(request.pd), ..asked },
+            R::CreateSrq(request) => RequestSubject { pd: Some(request.pd), ..asked },
+            R::RegMr(region) | R::ReregMr { to: region, .. } => RequestSubject {
                 pd: Some(region.pd),
                 offset: Some(region.iova),
                 length: Some(region.length),
                 ..asked
             },
             R::AddSharedBuffer { length, .. } | R::ReserveSharedBuffer { length } => {
-                Asked { length: Some(*length), ..asked }
+                RequestSubject { length: Some(*length), ..asked }
             }
             R::QpToError { qp }
             | R::DestroyQp { qp }
@@ -53,18 +56,18 @@ impl Asked {
             | R::Connect { qp, .. }
             | R::Disconnect { qp, .. }
             | R::ConnectOver { qp, .. }
-            | R::AdminDisconnect { qp } => Asked { qp: Some(*qp), ..asked },
+            | R::AdminDisconnect { qp } => RequestSubject { qp: Some(*qp), ..asked },
             _ => asked,
         }
     }
 }
 
 impl Manager {
-    /// Counts a refusal, makes its diagnosis and, for a limit, notes that it is reached.
+    /// Counts and records a refusal. Adds a note if a limit is reached.
     pub(in crate::resource) fn refused(
         &mut self,
         session: SessionId,
-        asked: Asked,
+        asked: RequestSubject,
         refusal: Refusal,
         now: Time,
     ) -> Refused {
@@ -73,7 +76,7 @@ impl Manager {
             session.refusals += 1;
             self.records.past.add_refusal(session.client.identity.uid);
         }
-        let Asked { verb, qp, pd, offset, length } = asked;
+        let RequestSubject { verb, qp, pd, offset, length } = asked;
         let text = format!("{verb}: {refusal}");
         let why = Diagnosis::new(session, DiagnosisKind::Refused, rule_of(&refusal), text);
         let diagnosis_id =
@@ -86,18 +89,18 @@ impl Manager {
         Refused { refusal, diagnosis_id }
     }
 
-    /// Records that a connection did not come about; the record's number.
+    /// Records a failed connection. Returns the number of the diagnosis.
     pub(in crate::resource) fn connect_failed(
         &mut self,
         session: SessionId,
         qp: QpId,
         reason: &str,
     ) -> u64 {
-        let rule = "RFC 5044 section 7.1: a connection is TCP and the MPA frames of both sides";
+        let rule = "RFC 5044 section 7.1: a connection needs TCP and the MPA frames of both sides";
         self.not_connected(session, qp, rule, reason)
     }
 
-    /// As [`connect_failed`](Self::connect_failed), by another rule.
+    /// Like [`connect_failed`](Self::connect_failed), with another rule.
     pub(in crate::resource) fn not_connected(
         &mut self,
         session: SessionId,
@@ -114,8 +117,8 @@ impl Manager {
         diagnosis_id
     }
 
-    /// Counts and records that a session is ended for misbehaviour; the record's number, 0 for a
-    /// client that had no session yet.
+    /// Counts and records that a session is ended for misbehaviour. Returns the number of the
+    /// diagnosis, 0 for a client without a session.
     pub fn misbehaved(&mut self, session: Option<SessionId>, how: &str, now: Time) -> u64 {
         self.records.misbehaved += 1;
         let Some(session) = session else { return 0 };
@@ -130,8 +133,8 @@ impl Manager {
         diagnosis_id
     }
 
-    /// Notes a happening of this kind, concerning a session or the whole daemon. What one session
-    /// causes in great number is counted and mostly not kept.
+    /// Adds a note about a session or the whole daemon. Notes above a session's rate limit are only
+    /// counted.
     pub fn note(&mut self, kind: &'static str, session: Option<SessionId>, mut text: String) {
         self.records.notes.sequence += 1;
         let mut owner = None;
@@ -140,7 +143,7 @@ impl Manager {
             match session.noted.count(Instant::now()) {
                 None => return,
                 Some(0) => {}
-                Some(more) => text += &format!(" ({more} more of this session were not kept)"),
+                Some(more) => text += &format!(" ({more} notes of this session were dropped)"),
             }
         }
         if text.len() > MAX_TEXT {
@@ -157,7 +160,7 @@ impl Manager {
         }
     }
 
-    /// Notes a session when it first asks for something: those that only look are not notable.
+    /// Adds a note about a session at its first request. Sessions that only query are not noted.
     pub(in crate::resource) fn note_opening(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id)
             && !std::mem::replace(&mut session.opening_noted, true)
@@ -168,7 +171,7 @@ impl Manager {
         }
     }
 
-    /// Notes why a session ends whose beginning was noted.
+    /// Adds a note with the reason why a session ends, if its start was noted.
     pub fn note_end(&mut self, id: SessionId, why: &str) {
         let Some(session) = self.sessions.get(&id).filter(|session| session.opening_noted) else {
             return;
@@ -189,19 +192,23 @@ impl Manager {
             let handle = u32::try_from(number).unwrap_or(u32::MAX);
             return Err(refuse::no_such("diagnosis", handle));
         };
-        let rows = Rows::Diagnoses(vec![told(&kept, Wall::now())]);
+        let rows = Rows::Diagnoses(vec![diagnosis_reply(&kept, ClockReading::now())]);
         Outcome::now(ReplyBody::Rows { rows, total: 1, next: 0 })
     }
 
-    pub(in crate::resource) fn whys(&mut self, reader: Reader, from: u64) -> (Rows, u32, u64) {
+    pub(in crate::resource) fn list_diagnoses(
+        &mut self,
+        reader: Reader,
+        from: u64,
+    ) -> (Rows, u32, u64) {
         let whose = reader.whose();
-        // One more than a page shows, to know where the next one begins.
+        // One more than a page holds, to find the start of the next page.
         let newest = self.records.diagnoses.newest(whose, before(from), PAGE_ROWS + 1);
-        let wall = Wall::now();
+        let wall = ClockReading::now();
         let keyed = newest.iter().map(|kept| (kept.record.id + 1, kept));
         let (rows, next) = page_that_fits(keyed, |kept| {
             let readable = reader.may_read(kept.owner, Some(kept.record.session));
-            readable.then(|| told(kept, wall))
+            readable.then(|| diagnosis_reply(kept, wall))
         });
         let total = u32::try_from(self.records.diagnoses.kept(whose)).unwrap_or(u32::MAX);
         (Rows::Diagnoses(rows), total, next)
@@ -209,11 +216,11 @@ impl Manager {
 
     pub(in crate::resource) fn list_events(&self, reader: Reader, from: u64) -> (Rows, u32, u64) {
         let owner = match reader.whose() {
-            Whose::All => None,
-            Whose::Of(owner) => Some(owner),
+            OwnerFilter::All => None,
+            OwnerFilter::Of(owner) => Some(owner),
         };
         let newest = self.records.notes.records.newest(owner, before(from));
-        let wall = Wall::now();
+        let wall = ClockReading::now();
         let keyed = newest.map(|note| (note.record.sequence + 1, note));
         let (rows, next) = page_that_fits(keyed, |note| {
             let readable = reader.may_read(note.owner, note.record.session);
@@ -225,18 +232,18 @@ impl Manager {
     }
 }
 
-fn told(kept: &KeptDiagnosis, wall: Wall) -> Diagnosis {
+fn diagnosis_reply(kept: &StoredDiagnosis, wall: ClockReading) -> Diagnosis {
     Diagnosis { time_ms: wall.at(kept.time), ..kept.record.clone() }
 }
 
-/// The rule that decided, for the diagnosis.
+/// Returns the rule behind a refusal, for the diagnosis.
 fn rule_of(refusal: &Refusal) -> String {
     match refusal {
         Refusal::Limit { key, .. } | Refusal::AboveMaximum { key, .. } => key.clone(),
         Refusal::NotAllowed { rule, .. } => rule.clone(),
         Refusal::Invalid { field, .. } => format!("field {field} of the request"),
-        Refusal::NoSuchObject { .. } => "handles name objects of one's own session".to_owned(),
-        Refusal::InUse { .. } => "objects are kept as long as others use them".to_owned(),
+        Refusal::NoSuchObject { .. } => "handles must be of the same session".to_owned(),
+        Refusal::InUse { .. } => "objects in use cannot be destroyed".to_owned(),
         Refusal::WrongState { kind, needs, .. } => format!("state of the {kind}: {needs}"),
         Refusal::System { what, .. } => format!("operating system: {what}"),
         Refusal::Malformed { .. } => "layout of control messages".to_owned(),

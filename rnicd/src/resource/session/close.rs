@@ -1,14 +1,16 @@
-//! The end of a session, in an order in which nobody ever uses what is gone.
+//! Ends sessions, in an order in which no object is used after it has been destroyed.
 //!
-//! 1. Its table is taken out: no command of it is carried out any more, no list shows it.
-//! 2. Its listeners close, its undecided requests and half-open connections are ended.
-//! 3. Every worker stops its QPs, so that they answer nothing more, drops its STags, ends its QPs
-//!    (Terminate if the stream is at a boundary, then reset) without completions, and forgets its
-//!    doorbells and its queue of copies, whose jobs fail: one command, acknowledged by all. A peer
-//!    sees a QP that is gone and no access error, because no QP answers once its STags are off.
-//! 4. After the last acknowledgement nothing refers to its memory: its tables go to the reaper.
-//! 5. With each object that the reaper drops, its mappings and descriptors, its handle and STag and
-//!    then its charges are given back; last what the session itself had.
+//! 1. The session is removed from the table: its requests are no longer carried out, and no list
+//!    contains it.
+//! 2. Its listeners close, and its undecided requests and half-open connections end.
+//! 3. One command makes every worker stop the session's QPs, so that they answer nothing more,
+//!    remove its STags, end its QPs without completions (Terminate if the stream is at a boundary,
+//!    then reset), and drop its doorbells and its copy queue. Jobs in that queue fail. A peer sees
+//!    a closed connection and no access error, because no QP answers after its STags are removed.
+//! 4. When all workers have acknowledged the command, nothing refers to the session's memory, and
+//!    its tables go to the reaper.
+//! 5. For each object that the reaper drops, its mappings and descriptors are released first, then
+//!    its handle and STag, then its charges. The session's own handle and charge come last.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +20,7 @@ use crate::resource::memory::Attached;
 use crate::resource::{Manager, Pending};
 
 impl Manager {
-    /// Ends a session; it is gone when the workers have acknowledged.
+    /// Ends a session. Its objects are dropped after all workers have acknowledged.
     pub fn close_session(&mut self, id: SessionId, now: Time) {
         let Some(session) = self.sessions.remove(&id) else { return };
         self.outdated.remove(&id);
@@ -30,15 +32,15 @@ impl Manager {
             }
         }
         self.pending.insert(ticket, Pending::Detach { session: id });
-        let wired = session.qps.iter().filter(|(_, object)| object.kind.is_wired());
-        let wired: BTreeSet<QpId> = wired.map(|(qp, _)| *qp).collect();
+        let roce = session.qps.iter().filter(|(_, object)| object.kind.is_roce());
+        let roce: BTreeSet<QpId> = roce.map(|(qp, _)| *qp).collect();
         self.leaving.insert(id, session);
-        wired.iter().for_each(|qp| self.leave_rendezvous(*qp));
-        self.are_no_peers(&wired);
+        roce.iter().for_each(|qp| self.leave_rendezvous(*qp));
+        self.peers_gone(&roce);
         self.settle();
     }
 
-    /// Every worker has forgotten the session.
+    /// Passes a session to the reaper after all workers have released it.
     pub(in crate::resource) fn detached(&mut self, id: SessionId) {
         let Some(mut session) = self.leaving.remove(&id) else { return };
         self.records.end(id);
@@ -52,22 +54,22 @@ impl Manager {
         self.reaper.drop_later(session.client.identity.uid, session);
     }
 
-    /// Objects of all sessions that cost the daemon memory.
+    /// Returns the number of sessions, MRs, MWs, CQs, QPs, SRQs and start-ups of all users.
     pub fn objects(&self) -> u64 {
         self.ledger.objects()
     }
 
-    /// Sessions that exist or are being taken down.
+    /// Returns the number of sessions that exist or are being closed.
     pub fn sessions(&self) -> usize {
         self.sessions.len() + self.leaving.len()
     }
 
-    /// Whether users other than this one have any, or something else.
+    /// Returns true if users other than this one have any sessions or objects.
     pub fn has_others(&self, uid: u32) -> bool {
         self.ledger.has_others(uid)
     }
 
-    /// Ends the workers, waiting for them.
+    /// Stops the workers and waits for them.
     pub fn stop(self) {
         self.workers.stop();
     }

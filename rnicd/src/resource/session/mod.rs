@@ -1,8 +1,8 @@
-//! What one session owns: tables of objects, and nothing that decides about them.
+//! Object tables of a session. No decisions are made here.
 //!
-//! An object holds what it was given: its charges, its handle, its places and its uses of other
-//! objects. All of that is given back when it is dropped, in the order of the fields: first the
-//! memory and the numbers, then the charge for them.
+//! An object holds its charges, its handle, its memory and its uses of other objects. All of them
+//! are released when it is dropped, in the order of the fields: first the memory and the numbers,
+//! then the charge for them.
 
 mod close;
 mod open;
@@ -26,7 +26,7 @@ use crate::resource::queue::{Arenas, Channel, CqObject, SrqObject};
 use crate::resource::refuse;
 pub use open::SessionOpened;
 
-/// A client's lease on the device.
+/// A client's session.
 pub struct Session {
     pub id: SessionId,
     pub client: Client,
@@ -37,10 +37,10 @@ pub struct Session {
     pub events: Arc<EventSender>,
     pub pds: BTreeMap<PdId, Pd>,
     pub shared_buffers: BTreeMap<SharedBufferId, SharedBuffer>,
-    /// The client's library copies its attached memory. Fixed in Hello, so a reload of `trusted`
-    /// applies to later sessions.
+    /// The client's library copies data to and from its attached memory. Fixed at Hello, so a
+    /// reload of `trusted` applies to later sessions.
     pub library_copies: bool,
-    /// The client's own address space, once it has attached it.
+    /// The client's attached address space.
     pub attached: Option<Attached>,
     pub mrs: BTreeMap<MrId, Mr>,
     pub channels: BTreeMap<ChannelId, Channel>,
@@ -48,42 +48,43 @@ pub struct Session {
     pub srqs: BTreeMap<SrqId, SrqObject>,
     pub qps: BTreeMap<QpId, Qp>,
     pub listeners: BTreeMap<ListenerId, Listener>,
-    /// Connection requests told to the client and not decided.
+    /// Connection requests that the client has seen and neither accepted nor rejected.
     pub requests: BTreeMap<RequestId, ListenerId>,
     pub windows: BTreeMap<MwId, MemoryWindow>,
-    /// What it causes that is noted.
+    /// Rate limit of the session's recorded events.
     pub noted: RateLimitedLog,
     pub opening_noted: bool,
     _handle: Handle,
     _charge: Charge,
 }
 
-/// Who the client is, as the kernel said when it connected.
+/// Identity and rights of a client. The kernel has recorded the identity at connect.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub pid: i32,
     pub identity: Identity,
     pub command: String,
-    /// Whether it may see everybody's objects, drain and disconnect.
+    /// True if the client may list all users' objects, drain, and disconnect.
     pub admin: bool,
-    /// Whether the daemon itself may copy in its attached memory.
+    /// True if the daemon itself may copy data to and from the client's attached memory.
     pub trusted: bool,
-    /// Whether the kernel could name its user here.
+    /// True if the user id is unique: not the overflow id, which different users may share.
     pub known: bool,
-    /// Whether that is the daemon's own.
+    /// True if the client is the user the daemon runs as.
     pub own: bool,
-    /// Whether it may pass TCP sockets of its own.
+    /// True if the client may pass its own TCP sockets.
     pub sockets: bool,
 }
 
 impl Client {
-    /// Whether workers may touch its attached memory, which it can make wait: only who could stop
-    /// the daemon anyway, or whom the administrator trusts as much.
+    /// Returns true if workers may access its attached memory. The client can stall such accesses,
+    /// so it must be able to stop the daemon anyway, or be trusted by the administrator.
     pub fn is_trusted(&self) -> bool {
         self.trusted || self.could_stop_the_daemon()
     }
 
-    /// Whether threads that serve others may touch TCP sockets of its own, which it can make wait.
+    /// Returns true if threads that serve other clients may use its TCP sockets, on which it can
+    /// make them wait.
     pub fn may_pass_sockets(&self) -> bool {
         self.sockets || self.could_stop_the_daemon()
     }
@@ -92,7 +93,7 @@ impl Client {
         self.identity.uid == 0 || self.own
     }
 
-    /// Its user, unless the kernel cannot name him: then the number it has says nothing.
+    /// Returns its user ID, or `None` if the ID is not unique.
     pub fn account(&self) -> Option<u32> {
         self.known.then_some(self.identity.uid)
     }
@@ -105,7 +106,8 @@ impl Session {
         account: Arc<Account>,
         arenas: Arenas,
         events: Arc<EventSender>,
-        (handle, charge): (Handle, Charge),
+        handle: Handle,
+        charge: Charge,
     ) -> Self {
         Session {
             id,
@@ -134,8 +136,8 @@ impl Session {
         }
     }
 
-    /// Leaves the domains that it shares with other sessions, whatever it has in them: for them it
-    /// is over before all of that is gone.
+    /// Leaves the named domains, even if their objects still exist: for other sessions, this
+    /// session has ended.
     pub fn leave_named_pds(&mut self) {
         for pd in self.pds.values_mut() {
             pd.named = None;
@@ -172,13 +174,12 @@ impl Session {
         self.listeners.get_mut(&id).ok_or_else(|| refuse::no_such("listener", id.0))
     }
 
-    /// Sends an event. What the client does not read is kept and bounded there; whoever watches
-    /// the channel flushes it.
+    /// Sends an event. Unread events are kept, up to a limit, and flushed when the client reads.
     pub fn tell(&self, event: &Event) {
         let _ = self.events.send(event);
     }
 
-    /// The listener of an undecided request.
+    /// Returns the listener of an undecided request.
     pub fn request(&self, id: RequestId) -> Result<ListenerId, Refusal> {
         let found = self.requests.get(&id).copied();
         found.ok_or_else(|| refuse::no_such("connection request", id.0))

@@ -1,4 +1,4 @@
-//! The beginning of a session: what every one has, made in one go or not at all.
+//! Starts sessions: creates all initial objects of a session, or none.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,13 +20,13 @@ use crate::resource::ledger::{Account, Charge, Kind};
 use crate::resource::policy::Identity;
 use crate::resource::queue::Arenas;
 
-/// What a new session is told.
+/// The reply to Hello, and the event channel of the new session.
 pub struct SessionOpened {
     /// The reply to Hello.
     pub reply: HelloReply,
-    /// Descriptors that go with it.
+    /// Descriptors for the reply.
     pub descriptors: Vec<OwnedFd>,
-    /// Its event channel, to be flushed when the client has read.
+    /// The session's event channel. Must be flushed after the client has read from it.
     pub events: Arc<EventSender>,
 }
 
@@ -36,7 +36,7 @@ impl Manager {
         let foreign = self.network.is_none() || peer.network != self.network;
         let identity = Identity { uid: peer.uid, gids: peer.groups.clone(), foreign };
         let rights = self.policy.rights(&identity);
-        // Administrators come in all the same: somebody must be able to end it.
+        // Administrators can still connect, because one of them must end the draining.
         if self.draining && !rights.admin {
             return Err(HelloStatus::Draining);
         }
@@ -64,14 +64,14 @@ impl Manager {
                     client.account(),
                     rights.session_count(Kind::Diagnoses) as usize,
                 );
-                let session = Session::new(id, client, account, arenas, events, (handle, charge));
+                let session = Session::new(id, client, account, arenas, events, handle, charge);
                 self.sessions.insert(id, session);
                 Ok((id, welcome))
             }
             Err(error) => {
                 if let Some(suppressed) = self.said.count("no session", Instant::now()) {
                     let pid = peer.pid;
-                    tracing::warn!(%error, pid, suppressed, "no resources for another session");
+                    tracing::warn!(%error, pid, suppressed, "cannot create a session");
                 }
                 Err(HelloStatus::Resources)
             }
@@ -96,7 +96,8 @@ impl Manager {
             EventSender::pair(self.config.limits.device.count(Kind::Events) as usize)?;
         let events = Arc::new(events);
         let mut descriptors = vec![arena, channel];
-        let (mut scanners, mut eventfds) = (Vec::new(), Vec::new());
+        let mut scanners = Vec::new();
+        let mut eventfds = Vec::new();
         for worker in 0..workers {
             let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             eventfds.push(bell.as_fd().try_clone_to_owned()?);
@@ -109,7 +110,7 @@ impl Manager {
         let reply = HelloReply {
             status: HelloStatus::Ok as u32,
             version: ABI_VERSION,
-            // Configuration bounds workers to 64 and the first arena to well below 4 GiB.
+            // The configuration limits workers to 64 and the first arena to well below 4 GiB.
             workers: workers as u16,
             session: id,
             arena_len: first.len() as u32,
@@ -123,12 +124,12 @@ impl Manager {
     }
 }
 
-/// Charges what every session has, itself and its first arena. Those that are being taken down
-/// still count: they hold memory and descriptors.
+/// Charges a session and its first arena. Sessions that are being closed still count, because they
+/// hold memory and descriptors.
 fn charge_session(account: &Arc<Account>, workers: u32) -> Result<(Charge, Charge), HelloStatus> {
     let rights = account.rights();
     let refused = |refusal: Refusal| {
-        tracing::debug!(user = rights.uid, %refusal, "no session");
+        tracing::debug!(user = rights.uid, %refusal, "session refused");
         match refusal {
             Refusal::Limit { key, .. } if key == "limits.sessions" => HelloStatus::SessionLimit,
             Refusal::Limit { key, .. } if key == rights.user_key(Kind::Sessions) => {

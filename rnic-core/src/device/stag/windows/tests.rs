@@ -1,9 +1,9 @@
-//! Three workers that learn of everything at different times, against an oracle of what may and
-//! what must be reachable.
+//! Tests three workers that apply commands at different times, against an oracle of the memory that
+//! may and must be accessible.
 //!
-//! Commands reach each worker in order and late; a change is settled, and a request to withdraw
-//! something answered, when all have carried it out. At no step may anything be reached that was
-//! taken away by something answered.
+//! Commands reach each worker in order and late. A change is settled, and a withdrawal
+//! acknowledged, when all workers have applied it. After the acknowledgement the withdrawn memory
+//! must not be accessible at any time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,7 +28,7 @@ fn worker_of(qp: usize) -> usize {
     qp % WORKERS
 }
 
-fn who(qp: usize) -> Principal {
+fn principal(qp: usize) -> Principal {
     Principal { session: SESSION, pd: PD, qp: QpId(qp as u32) }
 }
 
@@ -52,7 +52,9 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let (qp, window, region) = (0..QPS, 0usize..4, 0..REGIONS);
+    let qp = 0..QPS;
+    let window = 0usize..4;
+    let region = 0..REGIONS;
     prop_oneof![
         6 => (qp.clone(), window.clone(), region.clone(), 0u64..LENGTH + 2, 0u64..LENGTH,
               0u32..8, prop_oneof![9 => Just(false), 1 => Just(true)])
@@ -71,7 +73,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a worker is told.
+/// A command to a worker.
 #[derive(Clone)]
 enum Command {
     Change(StagChange),
@@ -79,15 +81,15 @@ enum Command {
     Remove(Arc<Window>),
 }
 
-/// What is done when all workers have carried a command out.
+/// The action after all workers have applied a command.
 enum Then {
-    /// With the QP that waits.
+    /// Settles the change for which the QP waits.
     Settle(StagChange, usize),
     Answer,
     Close(usize),
 }
 
-/// What an STag was once made to reach.
+/// The memory to which an STag was bound.
 #[derive(Clone, Copy, Debug)]
 struct Grant {
     region: usize,
@@ -107,11 +109,11 @@ struct Rig {
     /// QPs that wait for a change.
     held: [bool; QPS],
     destroyed: [bool; QPS],
-    /// What each STag may reach, until what took it away is answered.
+    /// Memory that each STag may access until its withdrawal is acknowledged.
     may: BTreeMap<Stag, Grant>,
-    /// What each window must reach, if nothing is under way.
+    /// STag by which each window must be accessible, except while a change is in progress.
     must: [Option<Stag>; 4],
-    /// Changes and removals under way, by window.
+    /// Changes and removals in progress, by window.
     unsettled: [u32; 4],
     regions: [bool; REGIONS],
 }
@@ -234,7 +236,7 @@ impl Rig {
                     && len > 0
                     && (region != 1 || !access.contains(Access::REMOTE_WRITE))
                     && (region != 2 || qp == 0 && kind == WindowKind::Type2);
-                let bound = self.tables[worker_of(qp)].bind(who(qp), &request);
+                let bound = self.tables[worker_of(qp)].bind(principal(qp), &request);
                 if !sound && !unbind || old_key {
                     assert!(bound.is_err(), "{op:?} {bound:?}");
                 }
@@ -257,13 +259,12 @@ impl Rig {
                 }
                 let stag = self.windows[window].view().0;
                 let table = &mut self.tables[worker_of(qp)];
-                let done = match by_peer {
-                    true => table.invalidate_by_peer(who(qp), stag).is_ok(),
-                    false => {
-                        let done = table.invalidate_by_owner(who(qp), stag);
-                        assert!(!matches!(done, Ok(Some(_))), "a window changes at once");
-                        done.is_ok()
-                    }
+                let done = if by_peer {
+                    table.invalidate_by_peer(principal(qp), stag).is_ok()
+                } else {
+                    let done = table.invalidate_by_owner(principal(qp), stag);
+                    assert!(!matches!(done, Ok(Some(_))), "a window changes at once");
+                    done.is_ok()
                 };
                 let own = self.may.get(&stag).is_some_and(|g| g.qp == Some(qp));
                 assert!(own || !done, "{op:?}: not its own");
@@ -277,7 +278,7 @@ impl Rig {
                     return;
                 }
                 let stag = Stag((region as u32 + 1) << 8);
-                let done = self.tables[worker_of(qp)].invalidate_by_owner(who(qp), stag);
+                let done = self.tables[worker_of(qp)].invalidate_by_owner(principal(qp), stag);
                 if let Ok(change) = done {
                     self.expect_free(region);
                     self.regions[region] = false;
@@ -316,7 +317,7 @@ impl Rig {
         }
     }
 
-    /// A region has been withdrawn: no window may be bound to it.
+    /// Checks that no window is bound to a withdrawn region.
     fn expect_free(&self, region: usize) {
         for (n, window) in self.windows.iter().enumerate() {
             if self.unsettled[n] == 0
@@ -328,13 +329,13 @@ impl Rig {
         for table in &self.tables {
             let left = table.entries.values().filter(|e| matches!(e.kind, StagKind::Window(_)));
             for entry in left.filter(|e| e.mr == MrId(region as u32)) {
-                // A worker that sleeps may not have dropped it yet, but has been told.
+                // A sleeping worker may still have the entry, but has the command.
                 assert!(!self.may.contains_key(&entry.stag), "{} is reachable", entry.stag);
             }
         }
     }
 
-    /// Everything any STag reaches is what it may reach, and what must be reachable is.
+    /// Checks that each STag accesses at most its memory, and all of it where it must.
     fn check(&self) {
         for n in 0..self.windows.len() as u32 {
             for key in 0..=0xFF {
@@ -351,14 +352,14 @@ impl Rig {
         if let Some(entry) = table.entries.get(&stag.0)
             && !self.may.contains_key(&stag)
         {
-            // Only if the worker has yet to carry out what it was told.
+            // Allowed only while the worker has a command to apply.
             panic!("{stag} of {:?} is still there on {}", entry.mr, worker_of(qp));
         }
         let Some(grant) = self.may.get(&stag).copied() else { return };
         let start = iova(grant.region) + grant.at;
         let base = if grant.access.contains(Access::ZERO_BASED) { 0 } else { start };
         let whole =
-            table.remote(who(qp), stag, base, grant.len, grant.access & !Access::ZERO_BASED);
+            table.remote(principal(qp), stag, base, grant.len, grant.access & !Access::ZERO_BASED);
         let its_own = grant.qp.is_none_or(|only| only == qp);
         if let Ok(target) = &whole {
             assert!(its_own, "{stag} serves QP {qp}");
@@ -367,10 +368,10 @@ impl Rig {
             for (to, len) in
                 [(base, grant.len + 1), (base.wrapping_sub(1), 1), (base + grant.len, 1)]
             {
-                assert!(table.remote(who(qp), stag, to, len, Access::empty()).is_err());
+                assert!(table.remote(principal(qp), stag, to, len, Access::empty()).is_err());
             }
             for right in [Access::REMOTE_READ, Access::REMOTE_WRITE] {
-                let may = table.remote(who(qp), stag, base, 1, right).is_ok();
+                let may = table.remote(principal(qp), stag, base, 1, right).is_ok();
                 assert_eq!(may, grant.access.contains(right));
             }
         }
@@ -383,7 +384,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_is_reached_that_was_taken_away(ops in prop::collection::vec(op(), 1..120)) {
+    fn withdrawn_memory_is_not_accessible(ops in prop::collection::vec(op(), 1..120)) {
         let mut rig = Rig::new();
         for op in ops {
             rig.apply(op);
@@ -395,7 +396,7 @@ proptest! {
                 rig.check();
             }
         }
-        // Each region is held by the windows bound to it, and by nothing else.
+        // Each region is held only by the windows bound to it.
         for region in 0..REGIONS {
             let bound = (0..4).filter(|n| {
                 rig.must[*n].is_some_and(|stag| rig.may[&stag].region == region)
@@ -410,35 +411,37 @@ proptest! {
 }
 
 #[test]
-fn a_window_is_bound_by_its_owner_and_within_its_slot() {
+fn a_bind_keeps_owner_and_slot() {
     for slot in [0, 7, (1 << 24) - 1] {
         let present = Stag(slot << 8 | 5);
         let kind = WindowKind::Type1;
         let mut table = StagTable::default();
         table.add_window(Arc::new(Window::new(MwId(1), SESSION, PD, kind, present)));
         let unbind = |new| {
-            let (window, access) = (present, 0);
+            let window = present;
+            let access = 0;
             BindRequest { window, new, address: 0, length: 0, lkey: 0, access }
         };
         let renamed = unbind(Stag(present.0 + 1));
-        for stranger in
-            [Principal { session: SessionId(9), ..who(0) }, Principal { pd: PdId(9), ..who(0) }]
-        {
+        for stranger in [
+            Principal { session: SessionId(9), ..principal(0) },
+            Principal { pd: PdId(9), ..principal(0) },
+        ] {
             let refused = table.bind(stranger, &renamed).err();
             assert_eq!(refused, Some(BindFault::NoWindow), "{stranger:?}");
         }
         for reserved in [0, u32::MAX, present.0 ^ 1 << 8] {
-            let refused = table.bind(who(0), &unbind(Stag(reserved))).err();
+            let refused = table.bind(principal(0), &unbind(Stag(reserved))).err();
             assert_eq!(refused, Some(BindFault::NewKey), "{reserved:#x} in slot {slot}");
         }
-        let change = table.bind(who(0), &renamed).unwrap().unwrap();
+        let change = table.bind(principal(0), &renamed).unwrap().unwrap();
         assert_eq!(format!("{change:?}"), "revoke None, install None of window Some(MwId(1))");
     }
 }
 
-/// A region that `who(0)` may bind windows to, in a shared buffer.
+/// Returns a region in a shared buffer that `principal(0)` may bind windows to.
 fn region(session: SessionId, pd: PdId) -> StagEntry {
-    let (mapping, _fd) = Mapping::create_arena("test", 4096).expect("a little memory");
+    let (mapping, _fd) = Mapping::create_arena("test", 4096).expect("memory for the arena");
     StagEntry {
         stag: Stag(0x100),
         kind: StagKind::region(),
@@ -458,29 +461,30 @@ fn window_of(session: SessionId, id: u32) -> Arc<Window> {
 }
 
 #[test]
-fn a_window_opens_regions_of_its_owner_only() {
+fn a_window_binds_to_regions_of_its_owner_only() {
     for (session, pd) in [(SessionId(9), PD), (SESSION, PdId(9)), (SESSION, PD)] {
         let mut table = StagTable::default();
         table.install(region(session, pd));
         table.add_window(window_of(SESSION, 1));
         let window = Stag(17 << 8);
-        let (new, access) = (Stag(window.0 + 1), Access::REMOTE_READ.bits());
+        let new = Stag(window.0 + 1);
+        let access = Access::REMOTE_READ.bits();
         let request = BindRequest { window, new, address: 0, length: 1, lkey: 0x100, access };
-        let bound = table.bind(who(0), &request).err();
+        let bound = table.bind(principal(0), &request).err();
         let own = (session, pd) == (SESSION, PD);
         assert_eq!(bound, (!own).then_some(BindFault::NoRegion), "{session} {pd}");
         if !own {
             continue;
         }
         assert_eq!(table.windows.known[&17].bound, Some(new));
-        // Nothing is kept of what was bound.
-        assert!(table.invalidate_by_owner(who(0), new).is_ok());
+        // Nothing is kept of the binding.
+        assert!(table.invalidate_by_owner(principal(0), new).is_ok());
         assert_eq!((table.windows.known[&17].bound, table.windows.of_qps.len()), (None, 0));
     }
 }
 
 #[test]
-fn windows_of_a_session_are_forgotten_with_it() {
+fn a_session_is_removed_with_its_windows() {
     let mut table = StagTable::default();
     table.add_window(window_of(SESSION, 1));
     table.add_window(window_of(SessionId(9), 2));

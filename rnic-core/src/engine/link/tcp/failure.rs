@@ -1,9 +1,9 @@
-//! Errors of a connection's socket, in words.
+//! Texts for errors of a connection's socket.
 
 use std::io;
 
-/// What to say of a call that failed for good: a peer that is gone is named as what it is.
-pub(in crate::engine) fn in_words(doing: &str, e: &io::Error) -> String {
+/// Describes a socket call that failed permanently, and whether the peer's host is unreachable.
+pub(in crate::engine) fn socket_error_text(doing: &str, e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::TimedOut
         | io::ErrorKind::HostUnreachable

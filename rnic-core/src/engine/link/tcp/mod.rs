@@ -1,8 +1,8 @@
-//! A TCP connection: what a QP keeps for it, how segments become FPDUs ([`transmit`], without a
-//! copy [`zero_copy`]) and bytes become segments ([`receive`]).
+//! A TCP connection: the state that a QP keeps for it. Segments become FPDUs in [`transmit`], or in
+//! [`zero_copy`] without a copy, and bytes become segments in [`receive`].
 //!
-//! One slab each for sending and receiving serve all QPs; a QP owns memory only for bytes that the
-//! kernel has not taken yet and for an FPDU that has not arrived in full ([`partial`]). An idle
+//! All QPs share one slab for sending and one for receiving. A QP owns memory only for bytes that
+//! TCP has not accepted yet and for an FPDU that has not arrived in full ([`partial`]). An idle
 //! connection owns none.
 
 pub(in crate::engine) mod failure;
@@ -26,10 +26,10 @@ use crate::stream::Fault;
 use crate::stream::inbound::Inbound;
 use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
-/// Bytes of the transmit slab: the most that one call hands to TCP.
+/// Bytes of the transmit slab, the maximum that one call hands to TCP.
 pub(in crate::engine) const TX_SLAB: usize = BATCH + MAX_FPDU;
-/// Bytes after which a call is made. With more, both ends wait for each other in larger steps: of
-/// 64, 128 and 256 KiB the smallest was the fastest between two daemons on two CPUs.
+/// Bytes to frame before a call. With larger batches the two ends overlap less: of 64, 128 and 256
+/// KiB the smallest was the fastest between two daemons on two CPUs.
 const BATCH: usize = 64 * 1024;
 
 /// State of one connection.
@@ -42,35 +42,35 @@ pub(in crate::engine) struct TcpLink {
     markers_out: bool,
     emss: usize,
     mulpdu: usize,
-    /// Bytes of FPDUs produced, and of those accepted by TCP.
+    /// Bytes of FPDUs framed, and of those accepted by TCP.
     framed: u64,
     accepted: u64,
-    /// Bytes that TCP did not take, from `tail_at` on.
+    /// Bytes that TCP did not accept, from `tail_at` on.
     tail: Vec<u8>,
     tail_at: usize,
-    /// What the session is charged for them.
+    /// Charge of the session for the tail.
     charge: StreamCharge,
-    /// Bytes after which a call is made; tests make one per FPDU.
+    /// Bytes to frame before a call. Tests set 1 for a call per FPDU.
     batch: usize,
-    /// TCP refused bytes; nothing is tried until it is writable.
+    /// TCP refused bytes. Nothing is sent until the socket is writable.
     blocked: bool,
     /// First FPDU to send in the peer-to-peer model.
     rtr: Option<Rtr>,
-    /// Kinds of first FPDU that the peer may send which are not messages.
+    /// Kinds of first FPDU that the peer may send as RTR, which are not messages.
     await_rtr: Option<RtrKinds>,
-    /// Terminate header to be sent.
+    /// RDMAP header of the Terminate to be sent.
     terminate: Option<Vec<u8>>,
     fin_sent: bool,
-    /// Why the socket takes nothing any more, while what came before that is still read.
+    /// Error of a socket that no longer accepts bytes, while earlier received bytes are still read.
     broken: Option<String>,
     /// The FPDU that has not arrived in full.
     partial: Partial,
-    /// What was read behind it and not looked at.
+    /// Bytes read after it and not yet parsed.
     unread: Option<Unread>,
 }
 
 impl TcpLink {
-    /// Both ends have agreed on Sends with immediate data.
+    /// Accepts Sends with Immediate Data, to which both ends have agreed.
     pub(in crate::engine) fn allow_immediate_sends(&mut self) {
         self.inbound.allow_immediate_sends();
     }
@@ -105,8 +105,8 @@ impl TcpLink {
         }
     }
 
-    /// Takes over the connection's effective MSS (RFC 5044 section 4.5). What has been framed stays
-    /// as it is; the rest of a message under way is cut to the new size.
+    /// Sets the connection's effective MSS (RFC 5044 section 4.5). FPDUs already framed keep their
+    /// size; the rest of a message in progress is segmented by the new one.
     fn set_emss(&mut self, emss: usize, policy: MulpduPolicy) {
         if emss != self.emss {
             self.emss = emss;
@@ -119,30 +119,30 @@ impl TcpLink {
         }
     }
 
-    // --- What a link is asked ----------------------------------------------------------------
+    // --- Used by `Link` ----------------------------------------------------------------------
 
-    /// Bytes that TCP has accepted.
+    /// Returns the number of bytes that TCP has accepted.
     pub(in crate::engine) fn accepted(&self) -> u64 {
         self.accepted
     }
 
-    /// Whether TCP has bytes still to take.
+    /// Returns true if TCP has yet to accept bytes.
     pub(in crate::engine) fn has_unsent(&self) -> bool {
         self.framed != self.accepted
     }
 
-    /// Whether nothing can be sent now: a blocked connection waits until it is writable, a broken
-    /// one for the end of what came.
+    /// Returns true if nothing can be sent now: a blocked connection waits until its socket is
+    /// writable, a broken one until all received bytes are read.
     pub(in crate::engine) fn awaits_socket(&self) -> bool {
         self.blocked || self.broken.is_some()
     }
 
-    /// The socket takes bytes again; whether it had refused some.
+    /// Notes that the socket is writable. Returns true if it was blocked.
     pub(in crate::engine) fn handle_writable(&mut self) -> bool {
         std::mem::take(&mut self.blocked)
     }
 
-    /// See [`Inbound::sent_placed`].
+    /// Notes a placed Send segment; see [`Inbound::sent_placed`].
     #[inline]
     pub(in crate::engine) fn send_placed(
         &mut self,
@@ -153,27 +153,27 @@ impl TcpLink {
         self.inbound.sent_placed(mo, len, last)
     }
 
-    /// Whether a Terminate can still be sent within the stream.
+    /// Returns true if a Terminate can still be sent within the stream.
     pub(in crate::engine) fn can_send_terminate(&self) -> bool {
         !self.fin_sent && self.broken.is_none()
     }
 
-    /// This Terminate is to be sent.
+    /// Queues a Terminate to be sent.
     pub(in crate::engine) fn queue_terminate(&mut self, payload: Vec<u8>) {
         self.terminate = Some(payload);
     }
 
-    /// Whether the Terminate that was to be sent has been accepted.
+    /// Returns true if TCP has accepted the queued Terminate.
     pub(in crate::engine) fn has_terminated(&self) -> bool {
         self.terminate.is_none() && !self.has_unsent()
     }
 
-    /// The outgoing direction ends; whether it had not before.
+    /// Ends the outgoing direction. Returns true if it had not ended before.
     pub(in crate::engine) fn finish(&mut self) -> bool {
         !std::mem::replace(&mut self.fin_sent, true)
     }
 
-    /// Gives up what TCP has not taken.
+    /// Drops the bytes that TCP has not accepted.
     pub(in crate::engine) fn drop_unsent(&mut self, core: &QpCore, engine: &mut EngineState) {
         self.tail = Vec::new();
         self.tail_at = 0;
@@ -182,12 +182,12 @@ impl TcpLink {
         engine.unsent.release(&mut self.charge, core.session);
     }
 
-    /// Gives up what was read and not looked at.
+    /// Drops the bytes that were read and not yet parsed.
     pub(in crate::engine) fn drop_unread(&mut self) {
         self.unread = None;
     }
 
-    /// Gives back what the connection holds and is charged for.
+    /// Releases the memory that the connection is charged for.
     pub(in crate::engine) fn release(&mut self, owner: Owner, engine: &mut EngineState) {
         self.drop_partial(owner, engine);
         engine.unsent.release(&mut self.charge, owner.session);
@@ -197,9 +197,9 @@ impl TcpLink {
         engine.partials.give(&mut self.partial, owner, &mut engine.deadlines);
     }
 
-    // --- Bytes that TCP takes ----------------------------------------------------------------
+    // --- Bytes that TCP accepts --------------------------------------------------------------
 
-    /// Memory that is kept for bytes that TCP did not take.
+    /// Returns the capacity of the tail, which the session is charged for.
     fn tail_room(&self) -> usize {
         self.tail.capacity()
     }
@@ -208,7 +208,7 @@ impl TcpLink {
         &self.tail[self.tail_at..]
     }
 
-    /// TCP took `sent` bytes of those at hand; `rest` are kept.
+    /// Notes that TCP accepted `sent` new bytes, and keeps `rest` as the tail.
     fn on_accepted(&mut self, sent: usize, rest: &[u8]) {
         self.accepted += sent as u64;
         self.blocked = !rest.is_empty();
@@ -220,12 +220,12 @@ impl TcpLink {
         }
     }
 
-    /// TCP took all that was begun and no more.
+    /// Notes that TCP took fewer bytes than offered, but no FPDU in part.
     fn on_refused(&mut self) {
         self.blocked = true;
     }
 
-    /// TCP took `sent` bytes of the tail.
+    /// Notes that TCP accepted `sent` bytes of the tail.
     fn on_tail_accepted(&mut self, sent: usize) {
         self.accepted += sent as u64;
         self.tail_at += sent;
@@ -240,7 +240,7 @@ impl TcpLink {
 
 #[cfg(test)]
 impl TcpLink {
-    /// Whether nothing is kept, as while the connection is idle.
+    /// Returns true if no buffer is kept, as while the connection is idle.
     pub(in crate::engine) fn holds_no_buffer(&self) -> bool {
         self.tail.capacity() == 0 && self.partial.holds_nothing()
     }
@@ -250,18 +250,18 @@ impl TcpLink {
         self.batch = 1;
     }
 
-    /// Has segments of at most so many bytes, some that no EMSS makes.
+    /// Limits segments to `mulpdu` bytes, which need not correspond to any EMSS.
     pub(in crate::engine) fn set_mulpdu(&mut self, mulpdu: usize) {
         self.mulpdu = mulpdu;
     }
 
-    /// Lets the peer's next Send and next Read Request have this number, as after so many.
+    /// Sets the MSN of the peer's next Send and next Read Request.
     pub(in crate::engine) fn number_inbound_from(&mut self, msn: crate::types::Msn) {
-        self.inbound.number_from(msn);
+        self.inbound.set_next_msn(msn);
     }
 }
 
-/// What one call hands to TCP.
+/// Bytes that one call hands to TCP.
 pub struct TxBatch<'a> {
     pieces: &'a [Piece<'a>],
 }
@@ -271,7 +271,7 @@ impl<'a> TxBatch<'a> {
         TxBatch { pieces }
     }
 
-    /// The pieces, in order, for [`send_pieces`](crate::shm::io::send_pieces).
+    /// Returns the pieces in order, for [`send_pieces`](crate::shm::io::send_pieces).
     pub fn pieces(&self) -> &[Piece<'a>] {
         self.pieces
     }

@@ -1,11 +1,12 @@
-//! FPDUs that have not arrived in full, and what they may cost.
+//! FPDUs that have not arrived in full, and the limits on them.
 //!
-//! A peer may take as long as it likes with the rest of an FPDU that it has announced, so what a
-//! stream holds follows what has arrived, not what was announced: a buffer of the next power of
-//! two. The few that are incomplete at one time while streams run come from a pool of whole
-//! buffers, which spares them growing. What is not pooled is charged
-//! ([`charge`](crate::engine::charge)); a working connection completes an FPDU in milliseconds, so
-//! the oldest gives way. So ends a stream of whose incomplete FPDU no byte has come for long.
+//! A peer may take as long as it likes to send the rest of an FPDU that it has announced. So the
+//! buffer of a stream grows with the bytes that have arrived, to the next power of two, and not
+//! with the announced length. The few FPDUs that are incomplete at one time in running streams use
+//! a pool of full-size buffers, which need not grow. Buffers outside the pool are charged
+//! ([`charge`](crate::engine::charge)). A working connection completes an FPDU in milliseconds, so
+//! above a limit the stream with the oldest incomplete FPDU ends. A stream also ends if no byte of
+//! its incomplete FPDU has arrived for too long.
 
 use std::time::Duration;
 
@@ -15,12 +16,12 @@ use crate::engine::schedule::Key;
 use crate::mpa::MAX_FPDU;
 use crate::types::{SessionId, Time};
 
-/// What incomplete FPDUs may cost one engine, its pool apart.
+/// Limits on incomplete FPDUs of one engine, not counting its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialLimits {
-    /// Bytes of incomplete FPDUs that one session may have, and all.
+    /// Limits in bytes on incomplete FPDUs, per session and in total.
     pub bytes: ChargeLimits,
-    /// How long a stream may pause inside an FPDU.
+    /// Maximum pause of a stream inside an FPDU.
     pub stall: Duration,
 }
 
@@ -30,19 +31,19 @@ impl Default for PartialLimits {
     }
 }
 
-/// An FPDU of which some bytes are still to come.
+/// An FPDU that has arrived in part.
 #[derive(Default)]
 pub(in crate::engine) struct Partial {
-    /// As long as there is room.
+    /// Its length is the room for the FPDU.
     buffer: Vec<u8>,
     len: usize,
-    /// Its buffer is the pool's.
+    /// The buffer belongs to the pool.
     pooled: bool,
-    /// What its session is charged otherwise.
+    /// Charge of the session for a buffer outside the pool.
     charge: StreamCharge,
-    /// When its last byte came.
+    /// Arrival time of the last byte.
     latest: Time,
-    /// When to look whether it has stalled; outlives the FPDU.
+    /// Time of the next stall check. It outlives the FPDU.
     watched: Option<Time>,
 }
 
@@ -55,19 +56,19 @@ impl Partial {
         &self.buffer[..self.len]
     }
 
-    /// Room for bytes up to a length of `needed`, as far as there is some.
+    /// Returns the free part of the buffer, up to a total of `needed` bytes in the buffer.
     pub(in crate::engine) fn spare(&mut self, needed: usize) -> &mut [u8] {
         let end = needed.clamp(self.len, self.buffer.len().max(self.len));
         &mut self.buffer[self.len..end]
     }
 
-    /// Notes bytes that were put into the spare room.
+    /// Adds `n` bytes that were written to the spare room.
     pub(in crate::engine) fn grow(&mut self, n: usize, now: Time) {
         self.len += n;
         self.latest = now;
     }
 
-    /// Whether there is no buffer.
+    /// Returns true if there is no buffer.
     #[cfg(test)]
     pub(in crate::engine) fn holds_nothing(&self) -> bool {
         self.buffer.capacity() == 0
@@ -77,7 +78,7 @@ impl Partial {
 /// The buffers of incomplete FPDUs of one engine.
 pub(in crate::engine) struct PartialBuffers {
     stall: Duration,
-    /// Whole buffers at hand, and how many more are in use.
+    /// Free full-size buffers, and the number of those in use.
     free: Vec<Vec<u8>>,
     lent: usize,
     charges: Charges,
@@ -93,15 +94,15 @@ impl PartialBuffers {
         }
     }
 
-    /// Takes other limits. What is there already counts against them, and is kept until there is
-    /// more.
+    /// Replaces the limits. Memory already held counts against them, but no stream ends before a
+    /// buffer grows.
     pub(in crate::engine) fn set_limits(&mut self, limits: PartialLimits) {
         self.stall = limits.stall;
         self.charges.set_limits(limits.bytes);
     }
 
-    /// Takes in bytes of an FPDU that is not complete, the first or further ones. If that exceeds a
-    /// limit, the stream to end is told; until it has, the bytes are there all the same.
+    /// Appends bytes to an incomplete FPDU, and begins it if it is empty. If that exceeds a limit,
+    /// returns the stream that must end. The bytes are appended even then.
     pub(in crate::engine) fn append(
         &mut self,
         partial: &mut Partial,
@@ -116,7 +117,7 @@ impl PartialBuffers {
         let len = partial.len + bytes.len();
         let mut excess = None;
         if len > partial.buffer.len() {
-            let room = len.next_power_of_two().clamp(LEAST, MAX_FPDU.max(len));
+            let room = len.next_power_of_two().clamp(MIN_BUFFER, MAX_FPDU.max(len));
             let more = room - partial.buffer.len();
             partial.buffer.reserve_exact(more);
             partial.buffer.resize(room, 0);
@@ -141,8 +142,8 @@ impl PartialBuffers {
         }
     }
 
-    /// The whole FPDU, its buffer to be given back by [`PartialBuffers::give_buffer`]; afterwards
-    /// this holds nothing.
+    /// Takes the buffer and length of the whole FPDU, and leaves nothing. The caller returns the
+    /// buffer with [`PartialBuffers::give_buffer`].
     pub(in crate::engine) fn take(
         &mut self,
         partial: &mut Partial,
@@ -157,14 +158,14 @@ impl PartialBuffers {
         (buffer, std::mem::take(&mut partial.len))
     }
 
-    /// Takes back a buffer.
+    /// Returns a buffer to the pool, or frees it.
     pub(in crate::engine) fn give_buffer(&mut self, buffer: Vec<u8>) {
         if buffer.len() == MAX_FPDU && self.free.len() + self.lent < POOL {
             self.free.push(buffer);
         }
     }
 
-    /// Drops an incomplete FPDU, which nobody wants any more.
+    /// Drops an incomplete FPDU that is no longer needed.
     pub(in crate::engine) fn give(
         &mut self,
         partial: &mut Partial,
@@ -176,7 +177,7 @@ impl PartialBuffers {
         unwatch(partial, owner.key, deadlines);
     }
 
-    /// Whether nothing is charged or lent.
+    /// Returns true if nothing is charged and no buffer is in use.
     #[cfg(test)]
     pub(in crate::engine) fn is_unused(&self) -> bool {
         self.charges.is_unused() && self.lent == 0
@@ -190,7 +191,8 @@ impl PartialBuffers {
         partial.watched = Some(at);
     }
 
-    /// How long a stream that is to be looked at has stopped inside an FPDU, if too long.
+    /// Checks a stream for a stall. Returns how long it has paused inside an FPDU if that is too
+    /// long.
     pub(in crate::engine) fn stalled(
         &mut self,
         partial: &mut Partial,
@@ -211,23 +213,23 @@ impl PartialBuffers {
     }
 }
 
-/// Stops to look at a stream until it has an incomplete FPDU again.
+/// Cancels the stall check of a stream until it has an incomplete FPDU again.
 pub(in crate::engine) fn unwatch(partial: &mut Partial, key: Key, deadlines: &mut Deadlines) {
     if let Some(at) = partial.watched.take() {
         deadlines.clear(at, Due::Stall(key));
     }
 }
 
-/// Its limits, in words.
+/// Names of the limits, for error texts.
 const NAMES: ChargeNames = ChargeNames {
     device: "limits.partial_bytes",
     session: "limits.session_partial_bytes",
     thing: "incomplete FPDU was",
 };
-/// Whole buffers of an engine, in use and at hand.
+/// Full-size buffers of an engine, free and in use.
 const POOL: usize = 16;
-/// Bytes of the smallest buffer.
-const LEAST: usize = 256;
+/// Size of the smallest buffer in bytes.
+const MIN_BUFFER: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -240,7 +242,7 @@ mod tests {
         Owner { key, session }
     }
 
-    /// Buffers whose pool is used up.
+    /// Returns buffers with an exhausted pool.
     fn buffers(device: usize, session: usize) -> PartialBuffers {
         let stall = Duration::from_secs(1);
         let mut buffers =
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_grows_with_what_has_arrived() {
+    fn buffer_grows_with_received_bytes() {
         let mut b = buffers(1 << 20, 1 << 20);
         let mut d = Deadlines::default();
         let mut p = Partial::default();
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_serves_the_first_without_charge() {
+    fn pooled_buffers_are_not_charged() {
         let mut b = PartialBuffers::new(PartialLimits {
             bytes: ChargeLimits { device: 0, session: 0 },
             ..Default::default()
@@ -295,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_keeps_no_more_than_its_buffers() {
+    fn pool_size_is_limited() {
         let mut b = PartialBuffers::new(PartialLimits::default());
         let mut d = Deadlines::default();
         let mut held: Vec<_> = (0..2 * POOL).map(|_| Partial::default()).collect();
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_a_session_gives_way_to_it_and_of_the_one_with_most_to_all() {
+    fn oldest_incomplete_fpdu_gives_way() {
         let mut b = buffers(1024, 512);
         let mut d = Deadlines::default();
         let mut p: Vec<_> = (0..5).map(|_| Partial::default()).collect();
@@ -323,15 +325,15 @@ mod tests {
             b.append(&mut p[3], owner(3, MINE), &[0; 1], Time(0), &mut d).expect("above 512");
         assert_eq!(excess.victim, 1);
         assert!(
-            excess.why.starts_with("limits.session_partial_bytes is reached"),
+            excess.why.starts_with("limits.session_partial_bytes is exceeded"),
             "{}",
             excess.why
         );
-        // It has not gone yet, and is not named again.
+        // Stream 1 has not ended yet, and is not returned again.
         let excess =
             b.append(&mut p[4], owner(4, THEIRS), &[0; 1], Time(0), &mut d).expect("above 1024");
         assert_eq!(excess.victim, 2);
-        assert!(excess.why.starts_with("limits.partial_bytes is reached"), "{}", excess.why);
+        assert!(excess.why.starts_with("limits.partial_bytes is exceeded"), "{}", excess.why);
         for (key, session) in [(0, THEIRS), (1, MINE), (2, MINE), (3, MINE), (4, THEIRS)] {
             b.give(&mut p[key as usize], owner(key, session), &mut d);
         }
@@ -339,19 +341,19 @@ mod tests {
     }
 
     #[test]
-    fn only_a_pause_inside_of_one_fpdu_is_a_stall() {
+    fn pause_inside_an_fpdu_is_a_stall() {
         let second = 1_000_000_000;
         let mut b = buffers(1024, 512);
         let mut d = Deadlines::default();
         let mut p = Partial::default();
         b.append(&mut p, owner(7, MINE), &[0; 2], Time(0), &mut d);
         assert_eq!((d.next(), d.pop_due(Time(second - 1))), (Some(Time(second)), None));
-        // Another byte in time, and the look is put off.
+        // Another byte in time postpones the stall.
         b.append(&mut p, owner(7, MINE), &[0; 2], Time(second / 2), &mut d);
         assert_eq!(d.pop_due(Time(second)), Some(Due::Stall(7)));
         assert_eq!(b.stalled(&mut p, 7, Time(second), &mut d), None);
         assert_eq!(d.next(), Some(Time(second * 3 / 2)));
-        // Complete, and another begun: one look serves both.
+        // One check serves this FPDU and the next.
         b.take(&mut p, MINE);
         b.append(&mut p, owner(7, MINE), &[0; 2], Time(second * 5 / 4), &mut d);
         assert_eq!(d.pop_due(Time(second * 3 / 2)), Some(Due::Stall(7)));

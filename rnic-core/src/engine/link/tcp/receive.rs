@@ -1,24 +1,24 @@
-//! Receiving from TCP: bytes become verified FPDUs, FPDUs become segments.
+//! Receives from TCP: bytes become verified FPDUs, FPDUs become segments.
 //!
-//! Nothing of an FPDU is looked at before its CRC and Markers have been checked (RFC 5044 section
-//! 6). Bytes arrive in the engine's slab; only an FPDU that is not complete moves to a buffer of
-//! its own, and the next call reads the missing bytes straight behind it.
+//! No part of an FPDU is parsed before its CRC and Markers have been checked (RFC 5044 section 6).
+//! Bytes arrive in the engine's slab. Only an incomplete FPDU moves to a buffer of its own, and the
+//! next call reads the missing bytes straight into that buffer.
 
 use std::io::{self, IoSliceMut};
 
-use super::failure::in_words;
+use super::failure::socket_error_text;
 use super::partial::unwatch;
 use crate::abi::control::DisconnectReason;
 use crate::engine::arrival::PayloadSource;
 use crate::engine::charge::Owner;
 use crate::engine::incoming::{Incoming, Origin};
 use crate::engine::interface::Receive;
-use crate::engine::notice::Notice;
 use crate::engine::numbers::cost;
 use crate::engine::phase::{StreamEvent, StreamPhase};
 use crate::engine::qp::{IncomingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::responder::is_about_own_requests;
+use crate::engine::rnr_notice::Notice;
 use crate::engine::schedule::{CALL_COST, FPDU_COST};
 use crate::engine::state::EngineState;
 use crate::mpa::{MAX_FPDU, MpaFault};
@@ -28,7 +28,7 @@ use crate::stream::startup::RtrKinds;
 use crate::stream::{Fault, terminate};
 
 impl Qp {
-    /// One call to the socket, and everything that follows from what came.
+    /// Makes one call to the socket and handles the bytes that it returns.
     pub(in crate::engine) fn receive_tcp(
         &mut self,
         engine: &mut EngineState,
@@ -39,24 +39,23 @@ impl Qp {
             return Receive::Blocked;
         }
         if self.core.turn.is_over() || self.has_unread() {
-            // Not now: in its turn, and behind what was read before.
+            // Wait for the QP's turn, and for bytes that were read earlier.
             engine.wake(&mut self.core);
             return Receive::Progress;
         }
         self.core.turn.charge(CALL_COST);
         let (limit, may_leave) = self.read_limit(engine);
-        // What is read has to be kept if the stream must stand still: at most the rest of one FPDU,
-        // or as many bytes as the longest one has.
-        let (narrow, slab_len) = match self.responder.may_block() {
-            true => (true, limit.min(MAX_FPDU)),
-            false => (false, limit),
-        };
+        // If the stream must stop, the bytes just read are kept. A QP that may block therefore
+        // reads at most the rest of one FPDU, or as many bytes as the longest FPDU has.
+        let may_block = self.responder.may_block();
+        let (narrow, slab_len) =
+            if may_block { (true, limit.min(MAX_FPDU)) } else { (false, limit) };
         let owner = self.owner();
         let phase = self.life.phase();
         let Some(tcp) = self.link.tcp_mut() else { return Receive::Closed };
         let needed = tcp.deframer.needed(tcp.partial.bytes());
-        // Of a peer that has just begun no more than the first FPDU: its sign that the connection
-        // stands is to be told before anything that came behind it completes.
+        // Read no more than the first FPDU of a peer that has just begun. `Established` must be
+        // emitted before a later FPDU completes something.
         let (narrow, slab_len) = match phase {
             StreamPhase::AwaitFirstFpdu => (true, needed.min(slab_len)),
             _ => (narrow, slab_len),
@@ -89,7 +88,7 @@ impl Qp {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Receive::Progress,
             Err(e) => {
                 //= MPA-8-3
-                self.lost(engine, &in_words("receiving", &e));
+                self.lost(engine, &socket_error_text("receiving", &e));
                 return Receive::Closed;
             }
         };
@@ -100,8 +99,8 @@ impl Qp {
             tcp.drop_partial(owner, engine);
             return Receive::Progress;
         }
-        // What comes from now on, a FIN as well, makes the socket readable anew. Of one that has
-        // failed the end is still to be read.
+        // Later bytes, or a FIN, make the socket readable again. A failed socket is read until it
+        // is empty.
         let emptied = n < room && tcp.broken.is_none();
         let into_partial = n.min(window_len);
         if into_partial > 0 {
@@ -115,8 +114,8 @@ impl Qp {
         Owner { key: self.core.key, session: self.core.session }
     }
 
-    /// Handles complete FPDUs, in the partial buffer and then in `bytes`, until the turn ends,
-    /// or whatever it costs. How many of `bytes` need not be looked at again.
+    /// Handles complete FPDUs, first that of the partial buffer and then those in `bytes`, until
+    /// the turn ends, or all of them if `at_any_cost`. Returns how many of `bytes` are consumed.
     pub(super) fn consume(
         &mut self,
         engine: &mut EngineState,
@@ -124,13 +123,13 @@ impl Qp {
         at_any_cost: bool,
     ) -> usize {
         let len = bytes.len();
-        // What came before may have found its receive and wait for a copier now.
+        // An earlier segment may have found its receive and now waits for a copier.
         if !self.responder.reads() {
             self.responder.keep_unread(bytes);
             return len;
         }
         let owner = self.owner();
-        // Complete the FPDU that began earlier, learning its length on the way.
+        // Complete the FPDU that began earlier. Its length may become known only here.
         while let Some(tcp) = self.link.tcp_mut()
             && !tcp.partial.is_empty()
         {
@@ -176,7 +175,7 @@ impl Qp {
                 return len;
             }
         }
-        // Of a stream that has ended, the rest is dropped.
+        // A stream that has ended drops the rest.
         len
     }
 
@@ -184,23 +183,23 @@ impl Qp {
         let Some(tcp) = self.link.tcp_mut() else { return };
         let EngineState { partials, deadlines, now, .. } = engine;
         let excess = partials.append(&mut tcp.partial, owner, bytes, *now, deadlines);
-        engine.end_for_room(excess);
+        engine.evict(excess);
     }
 
-    /// Ends the stream if it has stopped inside an FPDU for too long.
-    pub(in crate::engine) fn look_for_stall(&mut self, engine: &mut EngineState) {
+    /// Ends the stream if it has paused inside an FPDU for too long.
+    pub(in crate::engine) fn check_stall(&mut self, engine: &mut EngineState) {
         let Some(tcp) = self.link.tcp_mut() else { return };
         let EngineState { partials, deadlines, now, .. } = engine;
         let stalled = partials.stalled(&mut tcp.partial, self.core.key, *now, deadlines);
         if let Some(span) = stalled {
             let seconds = span.as_secs_f32();
             let why =
-                format!("nothing came for {seconds:.1} s inside of an FPDU (mpa.stall_deadline)");
+                format!("no byte arrived for {seconds:.1} s inside an FPDU (mpa.stall_deadline)");
             self.lost(engine, &why);
         }
     }
 
-    /// Takes one whole FPDU, whose CRC is still to be checked.
+    /// Checks the CRC of one whole FPDU and handles it.
     fn fpdu_arrived(&mut self, engine: &mut EngineState, fpdu: &mut [u8]) {
         self.core.turn.charge(cost(fpdu.len()).max(FPDU_COST));
         let Some(tcp) = self.link.tcp_mut() else { return };
@@ -219,7 +218,7 @@ impl Qp {
     fn framing_failed(&mut self, engine: &mut EngineState, fault: MpaFault) {
         let fault = Fault::from(fault);
         if self.life.phase() == StreamPhase::AwaitFirstFpdu {
-            // No FPDU may be sent, hence no Terminate.
+            // The responder may send no FPDU yet, hence no Terminate.
             self.lost(engine, &format!("the first FPDU failed: {fault}"));
         } else {
             let payload = terminate::build(fault, &[], None);
@@ -227,12 +226,13 @@ impl Qp {
         }
     }
 
-    /// A responder's first valid FPDU: it may send from now on (RFC 5044 section 7.1.2).
+    /// Opens a responder's stream at the first valid FPDU. It may send from now on (RFC 5044
+    /// section 7.1.2).
     fn first_fpdu(&mut self, engine: &mut EngineState) {
         if let Some(next) = self.life.after(StreamEvent::FirstFpdu) {
             self.enter(next);
         }
-        // It was read piece by piece; few streams have such pieces later.
+        // The first FPDU is read in parts; few streams have incomplete FPDUs later.
         if let Some(tcp) = self.link.tcp_mut() {
             unwatch(&mut tcp.partial, self.core.key, &mut engine.deadlines);
         }
@@ -241,7 +241,7 @@ impl Qp {
         engine.wake(&mut self.core);
     }
 
-    /// What stands in a ULPDU: checked by the stream, then carried out.
+    /// Checks a ULPDU against the state of the stream and carries it out.
     #[inline]
     pub(in crate::engine) fn ulpdu_arrived(
         &mut self,
@@ -249,15 +249,15 @@ impl Qp {
         ulpdu: &[u8],
         first: bool,
     ) {
-        if self.responder.keep_behind(ulpdu) {
+        if self.responder.keep_in_backlog(ulpdu) {
             return;
         }
-        // Requests behind the refused one are dropped. They are parsed all the same, because
-        // responses behind them must be understood.
+        // Requests after the refused one are dropped, but parsed, because later responses must
+        // still be understood.
         let drops = self.is_refusing() && !is_about_own_requests(ulpdu);
         let ird_available = self.requester.ird_available();
         let Some(tcp) = self.link.tcp_mut() else { return };
-        // What an initiator of the peer-to-peer model sends first is no message of its program's.
+        // The first FPDU in the peer-to-peer model is not a message of the peer's program.
         let is_rtr = first && tcp.await_rtr.is_some();
         let origin = Origin::Wire(ulpdu);
         let arrival = match tcp.inbound.handle(ulpdu, ird_available) {
@@ -265,7 +265,7 @@ impl Qp {
             Ok(arrival) => arrival,
             Err(fault) => {
                 let error = match fault.code {
-                    // Of all that `inbound` looks at, only requests can lack room.
+                    // Of the segments that `inbound` checks, only requests can lack room.
                     codes::UNTAGGED_NO_BUFFER => {
                         Reason::RequestsFull { ird: self.requester.depths().0 }.into()
                     }
@@ -276,7 +276,8 @@ impl Qp {
         };
         let (segment, payload) = match arrival {
             Arrival::Write { stag, to, payload, last, stag_changed } => {
-                if let Some(notice) = Notice::find(stag, to, payload).filter(|_| self.is_wired()) {
+                if let Some(notice) = Notice::find(stag, to, payload).filter(|_| self.is_rc_or_uc())
+                {
                     return self.notice_arrived(engine, notice);
                 }
                 (Incoming::Write { stag, to: to.0, last, stag_changed, total: None }, payload)
@@ -285,7 +286,7 @@ impl Qp {
                 (Incoming::ReadResponse { stag, to: to.0, last }, payload)
             }
             Arrival::Send { kind, mo, payload, last, first_of_message, .. } => {
-                // The first FPDU may be no message but the peer's sign that it is ready.
+                // The first FPDU may be an RTR of the peer and not a message.
                 let may_be_rtr = tcp.await_rtr.take().is_some_and(|k| k.contains(RtrKinds::SEND));
                 let plain = kind == SendKind::default();
                 let whole = first_of_message && last && mo == 0 && payload.is_empty();
@@ -317,13 +318,13 @@ impl Qp {
             self.note_communication(engine);
         }
         self.wire_segment_arrived(engine, segment, payload, origin);
-        if is_rtr && self.is_wired() {
-            // The requester does not count it among its Writes.
+        if is_rtr && self.is_rc_or_uc() {
+            // The peer's requester does not count the RTR among its Writes.
             self.responder.begin_stream();
         }
     }
 
-    /// A segment from the wire, just received or kept since.
+    /// Handles a segment from the wire, just received or kept earlier.
     #[inline]
     pub(in crate::engine) fn wire_segment_arrived(
         &mut self,
@@ -339,7 +340,7 @@ impl Qp {
         }
     }
 
-    /// `recv` returned 0: the peer has closed its direction.
+    /// Handles a return value of 0 from `recv`: the peer has closed its sending direction.
     fn fin_from_socket(&mut self, engine: &mut EngineState) {
         let Some(tcp) = self.link.tcp() else { return };
         if tcp.partial.is_empty() || !self.life.phase().receives() {
@@ -347,12 +348,12 @@ impl Qp {
             self.fin_received(engine);
             return;
         }
-        if self.is_wired() && (self.life.phase().is_linked() || self.is_refusing()) {
+        if self.is_rc_or_uc() && (self.life.phase().is_linked() || self.is_refusing()) {
             return self.lost(engine, "the peer closed inside a message");
         }
-        // Inside an FPDU: the connection is lost, but our direction still works.
+        // Inside an FPDU the connection is lost, but the outgoing direction still works.
         let why = "the peer closed inside a message".to_owned();
-        self.life.ends_by(DisconnectReason::Lost { why });
+        self.life.set_end_reason(DisconnectReason::Lost { why });
         self.life.see_peer_fin();
         if self.life.phase() == StreamPhase::AwaitFirstFpdu {
             self.life.record_loss(&self.core, engine, "the peer closed inside its first FPDU");

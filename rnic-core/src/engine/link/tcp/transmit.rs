@@ -1,13 +1,13 @@
-//! Sending over TCP: messages become FPDUs in the engine's slab, the slab goes to the socket.
+//! Sends over TCP: messages become FPDUs in the engine's slab, and the slab goes to the socket.
 //!
-//! Application memory is read exactly once, into the slab, where the CRC is computed over the copy:
-//! an application that scribbles changes its data, never the framing. Long messages without CRCs
-//! and Markers take the way of [`zero_copy`](super::zero_copy) instead.
+//! Application memory is read exactly once, into the slab, and the CRC is computed over that copy.
+//! An application that writes to its buffer during a send changes its data but never the framing.
+//! Long messages without CRCs and Markers use [`zero_copy`](super::zero_copy) instead.
 
 use std::convert::Infallible;
 use std::io;
 
-use super::failure::in_words;
+use super::failure::socket_error_text;
 use super::zero_copy::ZeroCopyError;
 use super::{TcpLink, TxBatch};
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
@@ -33,11 +33,12 @@ enum FrameError {
     Memory(MemoryFault),
 }
 
-/// Nothing is framed: the QP waits, or there is nothing.
+/// No FPDU was framed: the QP waits, or has nothing to send.
 struct NoFpdu;
 
 impl Qp {
-    /// One call to the socket: the unsent tail, or as many new FPDUs as this turn allows.
+    /// Makes one call to the socket, with the unsent tail or with as many new FPDUs as this turn
+    /// allows.
     pub(in crate::engine) fn transmit_tcp(
         &mut self,
         engine: &mut EngineState,
@@ -75,7 +76,7 @@ impl Qp {
         let blocked = self.link.tcp().is_some_and(|tcp| tcp.blocked);
         self.retire(engine);
         self.after_transmit(engine);
-        self.watch_sent(engine, self.link.accepted() != accepted);
+        self.update_clock_after_send(engine, self.link.accepted() != accepted);
         match (blocked, more) {
             (true, _) => Transmit::Blocked,
             (false, true) => Transmit::More,
@@ -83,8 +84,8 @@ impl Qp {
         }
     }
 
-    /// One call with what was framed, then FPDUs whose payload stays where it is. An error is the
-    /// socket's.
+    /// Makes one socket call with the framed bytes, followed by FPDUs whose payload is not copied.
+    /// Returns errors of the socket.
     fn send_without_copy(
         &mut self,
         engine: &mut EngineState,
@@ -99,7 +100,7 @@ impl Qp {
                 self.gather_failed(engine, fault);
             }
             Err(ZeroCopyError::Memory(fault)) => {
-                // What is left goes out of private memory now, and was not refused.
+                // The rest is sent from private memory now. TCP did not refuse it.
                 if let Some(tcp) = self.link.tcp_mut() {
                     tcp.blocked = false;
                 }
@@ -110,11 +111,11 @@ impl Qp {
         Ok(())
     }
 
-    /// The socket takes nothing any more. A peer that is gone may have sent something before, which
-    /// waits for its turn: that is carried out first, and the stream ends where the socket does.
+    /// Handles a socket that no longer accepts bytes. A peer that has closed the connection may
+    /// have sent bytes before. They are read first, and the stream ends at their end.
     fn send_failed(&mut self, engine: &mut EngineState, e: &io::Error) {
         use io::ErrorKind::{BrokenPipe, ConnectionReset};
-        let why = in_words("sending", e);
+        let why = socket_error_text("sending", e);
         let read_first = matches!(e.kind(), BrokenPipe | ConnectionReset)
             && self.life.phase().receives()
             && !self.responder.is_blocked();
@@ -122,23 +123,24 @@ impl Qp {
             Some(tcp) => {
                 tcp.broken = Some(why);
                 self.core.turn.readable = true;
-                engine.line_up(&mut self.core);
+                engine.enqueue(&mut self.core);
             }
             None => self.lost(engine, &why),
         }
     }
 
-    /// Charges the session for what TCP has not taken, and ends a stream if that is too much.
+    /// Charges the session for bytes that TCP has not accepted, and ends a stream if a limit is
+    /// exceeded.
     fn charge_unsent(&mut self, engine: &mut EngineState) {
         let owner = Owner { key: self.core.key, session: self.core.session };
         if let Some(tcp) = self.link.tcp_mut() {
             let room = tcp.tail_room();
             let excess = engine.unsent.set(&mut tcp.charge, owner, room);
-            engine.end_for_room(excess);
+            engine.evict(excess);
         }
     }
 
-    /// Keeps bytes that TCP was not asked to take.
+    /// Keeps framed bytes that were not handed to TCP.
     fn keep(&mut self, framed: &[u8]) {
         if let Some(tcp) = self.link.tcp_mut() {
             tcp.on_accepted(0, framed);
@@ -146,8 +148,8 @@ impl Qp {
         }
     }
 
-    /// Produces FPDUs until the turn, the batch or the work ends: bytes produced, and whether there
-    /// may be more work.
+    /// Frames FPDUs until the turn, the batch or the work ends. Returns the number of bytes, and
+    /// true if there may be more work.
     fn fill(&mut self, engine: &mut EngineState, slab: &mut [u8]) -> (usize, bool) {
         let mut used = 0;
         loop {
@@ -186,8 +188,9 @@ impl Qp {
         }
     }
 
-    /// Frames the next segment of the message in progress, behind `used` bytes of the slab: bytes
-    /// of the FPDU. One whose memory cannot be had is dealt with, and is none.
+    /// Frames the next segment of the message in progress after `used` bytes of the slab. Returns
+    /// the length of the FPDU in bytes. If its memory is not accessible, fails the message and
+    /// returns 0.
     fn frame_segment(
         &mut self,
         engine: &mut EngineState,
@@ -218,7 +221,7 @@ impl Qp {
         };
         match framed {
             Ok(n) => {
-                // What was framed before, and what stands in the slab.
+                // `tcp.framed` does not include the bytes of the slab yet.
                 let end = tcp.framed + (used + n) as u64;
                 self.core.turn.charge(cost(n).max(FPDU_COST));
                 self.fpdu_sent(&OutgoingFpdu::Segment(segment), Some(end));
@@ -239,7 +242,7 @@ impl Qp {
         }
     }
 
-    /// Has a copier bring what only it reaches of the message in progress.
+    /// Starts a copy of the next bytes of the message that only a copier can read.
     pub(in crate::engine) fn stage(&mut self, engine: &mut EngineState) {
         match self.requester.stage(&self.core, engine) {
             Ok(()) => {}
@@ -248,7 +251,7 @@ impl Qp {
         }
     }
 
-    /// The first FPDU of a peer-to-peer stream (RFC 6581 section 9).
+    /// Frames the first FPDU of a peer-to-peer stream (RFC 6581 section 9).
     fn frame_rtr(&mut self, rtr: Rtr, out: &mut [u8]) -> usize {
         let Some(tcp) = self.link.tcp_mut() else { return 0 };
         let read = ReadRequest {
@@ -291,10 +294,10 @@ impl Qp {
         n
     }
 
-    /// What follows from bytes having been accepted: FIN behind a Terminate, FIN behind the last
-    /// message of a disconnect.
+    /// Handles the effects of accepted bytes: a FIN after a Terminate, or after the last message of
+    /// a disconnect.
     fn after_transmit(&mut self, engine: &mut EngineState) {
-        // Requests before the one that failed complete when TCP has accepted them.
+        // Requests before the failed one complete when TCP has accepted them.
         self.flush_sends(engine);
         self.requester.return_slots(&self.core, engine);
         self.finish_if_drained(engine);
@@ -317,7 +320,8 @@ impl Qp {
 }
 
 impl TcpLink {
-    /// Hands TCP the tail, or else what was framed; whether the call was interrupted.
+    /// Passes TCP the tail, or without a tail the framed bytes. Returns true if the call was
+    /// interrupted.
     fn send_framed(
         &mut self,
         framed: &[u8],
@@ -341,12 +345,12 @@ impl TcpLink {
         } else {
             self.on_accepted(sent, &framed[sent..]);
         }
-        // Nobody will say that it is writable if it was not asked.
+        // An interrupted call does not arm the writable event.
         self.blocked &= !interrupted;
         Ok(interrupted)
     }
 
-    /// The header of a whole untagged message that carries nothing of the application's.
+    /// Builds the header of an untagged message of one segment that carries no application data.
     fn untagged(&self, opcode: Opcode, msn: Msn) -> Header {
         Header::Untagged(UntaggedHeader {
             //= DDP-4.1-3
@@ -362,7 +366,7 @@ impl TcpLink {
         })
     }
 
-    /// Frames a segment whose payload is in private memory: bytes of the FPDU.
+    /// Frames a segment with a payload in private memory. Returns the length of the FPDU in bytes.
     fn frame(&mut self, header: &Header, payload: &[u8], out: &mut [u8]) -> usize {
         let mut bytes = [0; ddp::MAX_HEADER_LEN];
         let len = header.emit(&mut bytes);
@@ -377,7 +381,7 @@ impl TcpLink {
         }
     }
 
-    /// Frames a segment with `len` bytes of this memory: bytes of the FPDU.
+    /// Frames a segment with `len` bytes of `memory`. Returns the length of the FPDU in bytes.
     fn frame_memory(
         &mut self,
         header: &Header,
@@ -391,8 +395,8 @@ impl TcpLink {
         self.framer.frame(out, &bytes[..header_len], len, |_, block| reader.read(block))
     }
 
-    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP
-    /// header. None where it would not stand behind everything else.
+    /// Frames the Terminate of a QP that is destroyed while connected, from its RDMAP header.
+    /// Returns `None` if earlier bytes are still unsent.
     pub(in crate::engine) fn final_terminate(&mut self, payload: &[u8]) -> Option<Vec<u8>> {
         if self.has_unsent() || self.rtr.is_some() {
             return None;
@@ -406,14 +410,14 @@ impl TcpLink {
     }
 }
 
-/// The limits of what TCP has not taken, in words.
+/// Names of the limits on unsent bytes, for error texts.
 pub(in crate::engine) const UNSENT: ChargeNames = ChargeNames {
     device: "limits.unsent_bytes",
     session: "limits.session_unsent_bytes",
     thing: "unsent bytes were",
 };
 
-/// Room for a Terminate that encloses nothing, Markers included.
+/// Maximum length in bytes of a Terminate FPDU that encloses no headers, Markers included.
 const FINAL_TERMINATE_LEN: usize = 64;
 
 /// Reads the memory of a segment from front to back.

@@ -1,9 +1,9 @@
-//! Bytes that were read from a socket and not looked at: their QP's turn ended before.
+//! Bytes that were read from a socket and not yet parsed because the turn of their QP ended.
 //!
-//! A call to the socket may bring thousands of the smallest FPDUs, more than a turn is worth. The
-//! slab that they stand in then stays with the QP, which goes on in its next turns before it reads
-//! again, and the engine takes another one. A user may keep [`SLABS`] of them; QPs that would keep
-//! more read [`LITTLE`] at a time and look at all of it.
+//! One call to the socket may return thousands of the smallest FPDUs, more than a turn pays for.
+//! The slab that holds them then stays with the QP, which parses the rest in its next turns before
+//! it reads again, and the engine takes another slab. The QPs of a user may keep [`MAX_SLABS`]
+//! slabs. Beyond that, they read [`SMALL_READ`] bytes at a time and parse all of them.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use super::slabs::{RX_SLAB, Unread};
 use crate::engine::qp::Qp;
 use crate::engine::state::EngineState;
 
-/// Slabs that a user's QPs may keep.
-const SLABS: usize = 4;
-/// Bytes read when nothing may be left.
-const LITTLE: usize = 4096;
-/// Bytes that a call to the socket is worth making for.
-const WORTH_A_CALL: usize = 16 * 1024;
+/// Maximum number of slabs that a user's QPs may keep.
+const MAX_SLABS: usize = 4;
+/// Bytes to read when none may be left unread.
+const SMALL_READ: usize = 4096;
+/// Minimum number of bytes for which a call to the socket is worthwhile.
+const MIN_READ: usize = 16 * 1024;
 
 impl Qp {
-    /// How much to read at a time, and whether what is not looked at in this turn may be left.
+    /// Returns how many bytes to read, and true if bytes beyond this turn may be left unread.
     pub(super) fn read_limit(&self, engine: &EngineState) -> (usize, bool) {
-        // The schedule itself holds one.
-        let may_leave =
-            engine.schedule.slabs(self.core.seat).is_some_and(|s| Arc::strong_count(s) <= SLABS);
-        match may_leave {
-            // No more than this turn will do with large FPDUs.
-            true => {
-                let left = usize::try_from(self.core.turn.deficit).unwrap_or(0);
-                (left.clamp(WORTH_A_CALL, RX_SLAB), true)
-            }
-            false => (LITTLE, false),
+        // The schedule itself holds one reference.
+        let may_leave = engine
+            .schedule
+            .slabs(self.core.slot)
+            .is_some_and(|s| Arc::strong_count(s) <= MAX_SLABS);
+        if may_leave {
+            // No more than this turn handles in large FPDUs.
+            let left = usize::try_from(self.core.turn.deficit).unwrap_or(0);
+            (left.clamp(MIN_READ, RX_SLAB), true)
+        } else {
+            (SMALL_READ, false)
         }
     }
 
-    /// Handles bytes of the slab, of which those may be left for later that stand behind the end of
-    /// this turn.
+    /// Handles bytes of the slab. If `may_leave`, bytes beyond the end of this turn stay unread.
     pub(super) fn read_slab(
         &mut self,
         engine: &mut EngineState,
@@ -45,14 +45,14 @@ impl Qp {
     ) {
         let from = self.consume(engine, &mut slab[..to], !may_leave);
         if from < to
-            && let Some(lease) = engine.schedule.slabs(self.core.seat).cloned()
+            && let Some(lease) = engine.schedule.slabs(self.core.slot).cloned()
         {
             let bytes = std::mem::replace(slab, engine.slabs.take());
             self.leave_unread(engine, Unread { bytes, from, to, slab: Some(lease) });
         }
     }
 
-    /// Handles bytes as far as this turn allows, the rest in later ones.
+    /// Handles bytes as far as this turn allows, and the rest in later turns.
     pub(in crate::engine) fn read_later(
         &mut self,
         engine: &mut EngineState,
@@ -66,7 +66,7 @@ impl Qp {
         }
     }
 
-    /// Goes on with what was left unread.
+    /// Continues with unread bytes.
     pub(in crate::engine) fn read_unread(&mut self, engine: &mut EngineState) {
         let Some(tcp) = self.link.tcp_mut() else { return };
         let Some(mut unread) = tcp.unread.take() else { return };
@@ -86,7 +86,7 @@ impl Qp {
         }
     }
 
-    /// Whether there is something to be looked at before the socket is.
+    /// Returns true if unread bytes must be handled before the socket is read.
     pub(in crate::engine) fn has_unread(&self) -> bool {
         self.link.tcp().is_some_and(|tcp| tcp.unread.is_some())
     }

@@ -1,12 +1,12 @@
-//! Sending without a copy: with neither CRCs nor Markers nothing of the payload is computed, so it
-//! goes to TCP from where it lies.
+//! Sending without a copy. With neither CRCs nor Markers no computation reads the payload, so TCP
+//! takes it from the application's memory.
 //!
-//! A call to the socket takes what [`transmit`](super::transmit) has framed so far, then FPDUs of
-//! one long message, each with its headers from here and its payload from shared memory, no more
-//! bytes than a call with copies: of 64, 128 and 256 KiB the smallest is the fastest here as well,
-//! because the peer reads what is still in the caches. A message
-//! is advanced only by the FPDUs of which TCP took something; if one was taken in part, its rest is
-//! copied at once, because the memory may be revoked as soon as this call returns.
+//! One call to the socket takes the FPDUs that [`transmit`](super::transmit) has already framed,
+//! then FPDUs of one long message, each with private headers and a payload in shared memory. A call
+//! carries no more bytes than a call with copies: of 64, 128 and 256 KiB the smallest is the
+//! fastest here too, because the peer reads data that is still in the caches. A message advances
+//! only by the FPDUs of which TCP took at least one byte. The rest of an FPDU that TCP took in part
+//! is copied at once, because the memory may be revoked as soon as this call returns.
 
 use std::io;
 
@@ -24,17 +24,18 @@ use crate::mpa::LENGTH_LEN;
 use crate::shm::io::{MAX_PIECES, Piece};
 use crate::shm::queue::MAX_SGE;
 
-/// Bytes of a message from which on two more pieces per FPDU cost less than a copy.
-const WORTH_IT: u32 = 16 * 1024;
-/// FPDUs of one call.
+/// Minimum number of unsent bytes of a message to send it without a copy. From here on, two more
+/// pieces per FPDU cost less than the copy.
+const MIN_ZERO_COPY: u32 = 16 * 1024;
+/// Maximum number of FPDUs in one call.
 const MAX_FPDUS: usize = 64;
 
-/// An FPDU to be sent, but for its payload.
+/// An FPDU to be sent, without its payload.
 struct Fpdu {
     head: [u8; LENGTH_LEN + ddp::MAX_HEADER_LEN],
     head_len: usize,
     trailer: &'static [u8],
-    /// Its targets are the next so many.
+    /// Number of its targets, in order after the targets of earlier FPDUs.
     targets: usize,
     segment: Segment,
 }
@@ -45,21 +46,21 @@ impl Fpdu {
     }
 }
 
-/// What TCP took of one call.
-struct SegmentFate {
-    /// Bytes of this call.
+/// Result of one call.
+struct SentBytes {
+    /// Bytes that TCP took.
     bytes: usize,
-    /// Each FPDU of which it took something, with its bytes.
+    /// Each FPDU of which TCP took at least one byte, with its length.
     begun: ArrayVec<(Segment, usize), MAX_FPDUS>,
-    /// What is missing of the last of them, or of what was framed before.
+    /// Bytes that TCP did not take of the last of them, or of the bytes framed before.
     rest: Vec<u8>,
-    /// TCP would have taken less than it was given.
+    /// TCP took fewer bytes than the call offered.
     short: bool,
-    /// Memory that was gone.
+    /// Memory that was found inaccessible.
     gone: Option<MemoryFault>,
 }
 
-/// Why nothing was sent.
+/// Error of a call that sent nothing, or that found memory inaccessible.
 pub(super) enum ZeroCopyError {
     Gather(GatherFault),
     Memory(MemoryFault),
@@ -68,20 +69,20 @@ pub(super) enum ZeroCopyError {
 }
 
 impl Qp {
-    /// Whether the message in progress is sent this way.
+    /// Returns true if the message in progress is sent without a copy.
     pub(super) fn sends_without_copy(&self, engine: &EngineState) -> bool {
         let (Some(tcp), Some(message)) = (self.link.tcp(), self.requester.message()) else {
             return false;
         };
         tcp.framer.length_and_trailer(0).is_some()
-            && message.total - message.sent >= WORTH_IT
+            && message.total - message.sent >= MIN_ZERO_COPY
             && !self.core.turn.is_over()
             && (self.life.phase().responds() || self.life.phase() == StreamPhase::Terminating)
             && !matches!(message.source, MessageSource::Inline { .. } | MessageSource::Header(_))
             && self.requester.is_in_shared_memory(&engine.stags)
     }
 
-    /// One call to the socket: `framed`, then FPDUs of the message in progress.
+    /// Makes one call to the socket with `framed`, then FPDUs of the message in progress.
     pub(super) fn transmit_zero_copy(
         &mut self,
         engine: &EngineState,
@@ -112,7 +113,7 @@ impl Qp {
         engine: &EngineState,
         framed: &[u8],
         send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
-    ) -> Result<SegmentFate, ZeroCopyError> {
+    ) -> Result<SentBytes, ZeroCopyError> {
         let mut targets = ArrayVec::<Target<'_>, MAX_PIECES>::new();
         let mut fpdus = ArrayVec::<Fpdu, MAX_FPDUS>::new();
         self.plan(engine, framed.len(), &mut fpdus, &mut targets).map_err(ZeroCopyError::Gather)?;
@@ -124,7 +125,7 @@ impl Qp {
         let mut next = targets.iter();
         for fpdu in &fpdus {
             pieces.push(Piece::Private(&fpdu.head[..fpdu.head_len]));
-            // `sends_without_copy` has let nothing but shared memory come here.
+            // `sends_without_copy` admits only shared memory.
             pieces.extend(next.by_ref().take(fpdu.targets).filter_map(|target| {
                 let (mapping, offset, len) = target.shared()?;
                 Some(Piece::Shared { mapping, offset, len })
@@ -143,13 +144,13 @@ impl Qp {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {
                 return Err(ZeroCopyError::Interrupted);
             }
-            // The kernel met a page that is gone, before it took anything.
+            // The kernel found a page gone before it took any byte.
             Err(_) if gone().is_some() => 0,
             Err(e) => return Err(ZeroCopyError::Socket(e)),
         };
 
         let mut begun = ArrayVec::new();
-        // Where in this call the last FPDU that was begun ends.
+        // Offset in this call at which the last FPDU that was begun ends.
         let mut end = framed.len();
         for fpdu in fpdus.iter().take_while(|_| bytes > 0) {
             if end >= bytes {
@@ -159,10 +160,10 @@ impl Qp {
             begun.push((fpdu.segment, fpdu.bytes()));
         }
         let rest = copy_out(&pieces, bytes, end);
-        Ok(SegmentFate { bytes, begun, rest, short: bytes < total, gone: gone() })
+        Ok(SentBytes { bytes, begun, rest, short: bytes < total, gone: gone() })
     }
 
-    /// Cuts FPDUs off a copy of the message in progress.
+    /// Cuts FPDUs from a copy of the message in progress.
     fn plan<'t>(
         &'t self,
         engine: &'t EngineState,
@@ -175,17 +176,18 @@ impl Qp {
         };
         let mut message = message.clone();
         let mut bytes = framed;
-        // Of the pieces of this call, one is what was framed before.
+        // One piece of this call holds the bytes framed before.
         let mut pieces = 1;
         loop {
             let segment = message.next_segment(tcp.mulpdu, tcp.dv);
             let mut memory = Gather::new();
-            let (core, stags) = (&self.core, &engine.stags);
+            let core = &self.core;
+            let stags = &engine.stags;
             let gathered =
                 self.requester.gather_ahead(&mut message, segment.len, core, stags, &mut memory);
             let done = match gathered {
                 Ok(done) => done,
-                // What is before it can go; the next call will meet the fault first.
+                // The FPDUs before it can be sent. The next call finds the fault again.
                 Err(_) if !fpdus.is_empty() => return Ok(()),
                 Err(fault) => return Err(fault),
             };
@@ -215,7 +217,8 @@ impl Qp {
     }
 }
 
-/// The bytes `from..to` of the pieces. Where memory is gone, zeros keep the framing.
+/// Copies the bytes `from..to` of the pieces. Bytes of inaccessible memory become zeros, which keep
+/// the framing intact.
 fn copy_out(pieces: &[Piece<'_>], from: usize, to: usize) -> Vec<u8> {
     let mut out = vec![0; to.saturating_sub(from)];
     let mut at = 0;
@@ -224,13 +227,14 @@ fn copy_out(pieces: &[Piece<'_>], from: usize, to: usize) -> Vec<u8> {
             Piece::Private(bytes) => bytes.len(),
             Piece::Shared { len, .. } => *len,
         };
-        let (start, end) = (from.clamp(at, at + len), to.clamp(at, at + len));
+        let start = from.clamp(at, at + len);
+        let end = to.clamp(at, at + len);
         if start < end {
             let into = &mut out[start - from..end - from];
             match piece {
                 Piece::Private(bytes) => into.copy_from_slice(&bytes[start - at..end - at]),
                 Piece::Shared { mapping, offset, .. } => {
-                    // A failure poisons the mapping, which the caller looks at.
+                    // A failure poisons the mapping, which the caller checks.
                     if mapping.read(offset + (start - at), into).is_err() {
                         into.fill(0);
                     }

@@ -1,20 +1,20 @@
-//! What our engine does otherwise than siw did, each with its reason. A recording of several
-//! connections has them numbered; everything that is not here is the same byte for byte.
+//! Differences between our engine and siw, each with its reason. If a recording has several
+//! connections, they are numbered. Everything else is equal byte by byte.
 
 use super::recording::Side::{self, Initiator, Responder};
 use super::replay::Flaw;
 use crate::types::Access;
 
-/// Something said otherwise.
+/// A message that differs.
 pub struct Difference {
     pub reason: &'static str,
-    /// In which connections, when we are which side.
+    /// Connections, and the side that our engine plays.
     pub at: &'static [(&'static str, Side)],
     pub ours: &'static str,
     pub theirs: &'static str,
 }
 
-/// Recordings in which the memory of the side that was played is not all that its traffic suggests.
+/// Recordings in which the played side has less memory or fewer receives than its traffic suggests.
 pub const FLAWS: [(&str, Side, Flaw); 9] = [
     ("gen-sendseinv", Responder, Flaw::Unknown),
     ("term-read-bad-stag", Responder, Flaw::Unknown),
@@ -28,11 +28,11 @@ pub const FLAWS: [(&str, Side, Flaw); 9] = [
 ];
 
 const PADS: &str =
-    "siw does not clear the pad (RFC 5044 section 4.1 wants zeros, and them ignored)";
+    "siw does not clear the pad (RFC 5044 section 4.1 requires zeros, which receivers ignore)";
 const LAYOUT: &str = "siw's Terminate: Layer and EType exchanged, flags misplaced, and a segment \
-    length without the header; ours is as RFC 5040 section 4.8 has it";
+    length without the header; ours follows RFC 5040 section 4.8";
 
-/// All of them.
+/// All differences.
 pub const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "siw's FPDUs on loopback are at most 32 KiB, ours as large as EMSS allows",
@@ -60,51 +60,51 @@ pub const DIFFERENCES: &[Difference] = &[
         theirs: "00144143000000000000000000000004000000003300004000000000",
     },
     Difference {
-        reason: "siw can be ready by Write and Read, we also by Send",
+        reason: "siw supports RTR by Write and Read, our engine also by Send",
         at: &[("p2p-gen", Initiator)],
         ours: "MPA rev 2 S IRD 4 ORD 4 peer-to-peer RtrKinds(SEND | WRITE | READ) private data 0",
         theirs: "MPA rev 2 S IRD 4 ORD 4 peer-to-peer RtrKinds(WRITE | READ) private data 0",
     },
     Difference {
-        reason: "siw's Reply names the one kind it chose, ours all it supports (RFC 6581 section 9.2)",
+        reason: "siw's Reply names the chosen kind, ours all supported (RFC 6581 section 9.2)",
         at: &[("p2p-gen", Responder)],
         ours: "MPA rev 2 S IRD 4 ORD 4 peer-to-peer RtrKinds(SEND | WRITE | READ) private data 16",
         theirs: "MPA rev 2 S IRD 4 ORD 4 peer-to-peer RtrKinds(WRITE) private data 16",
     },
     Difference {
-        reason: "the STag of a zero-length Write is not looked at; siw's is 1",
+        reason: "the STag of a zero-length Write is not checked; siw's is 1",
         at: &[("p2p-gen", Initiator)],
         ours: "000ec14000000000000000000000000000000000",
         theirs: "000ec14000000001000000000000000000000000",
     },
     Difference {
-        reason: "we ask with revision 1 at least; siw's revision 0 is not that of RDMAC, which has \
-            Markers and CRCs always (RFC 5044 appendix C)",
+        reason: "our Request has revision 1 or more; siw's revision 0 differs from RDMAC's, which \
+            always has Markers and CRCs (RFC 5044 appendix C)",
         at: &[("rev0-gen", Initiator)],
         ours: "MPA rev 1 private data 0",
         theirs: "MPA rev 0 private data 0",
     },
     Difference {
-        reason: "for the same reason it is turned away, in revision 1",
+        reason: "for the same reason our engine rejects it, in revision 1",
         at: &[("rev0-gen", Responder)],
         ours: "MPA rev 1 R private data 0",
         theirs: "MPA rev 0 private data 16",
     },
     Difference {
-        reason: "siw sends before it has had a first FPDU, against RFC 5044 section 7.1.2 rule 4",
+        reason: "siw sends before it received a first FPDU (RFC 5044 section 7.1.2 rule 4)",
         at: &[("srv-first", Responder)],
         ours: "nothing",
         theirs: "Send of 32",
     },
     Difference {
-        reason: "siw ignores that an STag cannot be invalidated",
+        reason: "siw ignores an STag that cannot be invalidated",
         at: &[("term-inv-bad", Responder)],
         ours: "Terminate 0/1/09 (RDMA protection: STag cannot be invalidated), segment of 26, DDP1 \
             untagged last qn 0 msn 2 mo 0 ulp stag 0x14173700",
         theirs: "nothing",
     },
     Difference {
-        reason: "siw answers a Read without the right to it",
+        reason: "siw answers a Read without the access right",
         at: &[("term-read-noperm", Responder)],
         ours: "Terminate 0/1/02 (RDMA protection: access rights violation), segment of 46, DDP1 \
             untagged last qn 1 msn 1 mo 0, \
@@ -120,7 +120,7 @@ pub const DIFFERENCES: &[Difference] = &[
             DDP1 tagged last stag 0x37bc7900 to 0x564330938000, in siw's layout",
     },
     Difference {
-        reason: "siw's layout; no segment length, and the size of the Read where its MSN belongs",
+        reason: "siw's layout without segment length, and the size of the Read in place of its MSN",
         at: &[("term-read-bad-stag", Responder)],
         ours: "Terminate 0/1/00 (RDMA protection: invalid STag), segment of 46, \
             DDP1 untagged last qn 1 msn 1 mo 0, \
@@ -148,7 +148,7 @@ pub const DIFFERENCES: &[Difference] = &[
             DDP1 untagged last qn 0 msn 2 mo 0, in siw's layout",
     },
     Difference {
-        reason: "siw's layout, and its code for no receive where one is too short",
+        reason: "siw's layout, and its code for a missing receive if a receive is too short",
         at: &[("term-send-toolong", Responder)],
         ours: "Terminate 1/2/05 (untagged buffer: message too long for the buffer), segment of 83, \
             DDP1 untagged last qn 0 msn 2 mo 0",
@@ -181,15 +181,15 @@ pub const DIFFERENCES: &[Difference] = &[
     },
 ];
 
-/// How connections ended that were not just closed, when we are which side: events, and requests
-/// that came to something else than recorded.
+/// Ends of connections that were not just closed, by the side that our engine plays: events, and
+/// requests whose result differs from the recording.
 pub const ENDS: &[(&str, Side, &[&str])] = &[
     ("gen-sendseinv", Initiator, &["terminated by peer 1/1/00"]),
     ("gen-sendseinv", Responder, &["terminated 1/1/00"]),
     ("reject", Initiator, &["rejected: no-thanks"]),
     ("reject", Responder, &["rejected"]),
-    ("rev0-gen", Initiator, &["the peer answered with MPA revision 0, which is not served"]),
-    ("rev0-gen", Responder, &["MPA revision 0 is not served"]),
+    ("rev0-gen", Initiator, &["the peer answered with MPA revision 0, which is not supported"]),
+    ("rev0-gen", Responder, &["MPA revision 0 is not supported"]),
     ("srv-first", Initiator, &["aborted"]),
     (
         "srv-first",

@@ -1,28 +1,28 @@
 //! Recorded traffic of Linux siw (`tests/captures`), replayed with our engine as either side.
 //!
-//! `recording` reads the files, `speech` what the two sides said to each other, `replay` plays one
-//! of them. `differences` is the list of what we do otherwise, which must be complete and must not
-//! hold anything that is not so.
+//! `recording` reads the files, `conversation` extracts the messages of the two sides, and `replay`
+//! plays a connection. `differences` lists where our engine differs. The list must be complete and
+//! must not contain anything else.
 
+mod conversation;
 mod differences;
 mod recording;
 mod replay;
-mod speech;
 
 use std::path::Path;
 
 use super::link::Cuts;
 use crate::rdmap::{Layout, Opcode, Terminate, codes};
 use crate::types::TerminateCode;
+use conversation::{Act, Conversation};
 use differences::{DIFFERENCES, ENDS, FLAWS};
 use recording::Side;
 use replay::{Flaw, Outcome, play};
-use speech::{Act, Conversation};
 
-/// Recordings in `tests/captures`.
+/// Number of recordings in `tests/captures`.
 const FILES: usize = 33;
 
-/// Every recorded connection with its name.
+/// Returns every recorded connection with its name.
 fn conversations() -> Vec<(String, Conversation)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
     let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
@@ -45,7 +45,7 @@ fn flaw(name: &str, us: Side) -> Flaw {
     FLAWS.iter().find(|(of, side, _)| (*of, *side) == (name, us)).map_or(Flaw::None, |f| f.2)
 }
 
-/// What the list says of a connection, the differences in the order of the list.
+/// Returns the listed differences and the end of a connection, in the order of the list.
 fn expected(name: &str, talk: &Conversation, us: Side) -> (Vec<[String; 2]>, Vec<String>) {
     let of = DIFFERENCES.iter().filter(|d| d.at.contains(&(name, us)));
     let differences = of.map(|d| [d.ours, d.theirs].map(str::to_owned)).collect();
@@ -64,7 +64,8 @@ fn expected(name: &str, talk: &Conversation, us: Side) -> (Vec<[String; 2]>, Vec
 }
 
 fn replay_all(cuts: &Cuts) -> usize {
-    let (mut wrong, mut same) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut same = 0;
     for (name, talk) in conversations() {
         for us in [Side::Initiator, Side::Responder] {
             let outcome = play(&talk, us, flaw(&name, us), cuts.clone());
@@ -80,10 +81,10 @@ fn replay_all(cuts: &Cuts) -> usize {
 }
 
 #[test]
-fn either_side_of_a_recording_says_what_siw_said_but_for_listed_differences() {
+fn replays_match_siw_except_for_the_list() {
     let same = replay_all(&Cuts::None);
     assert_eq!(same, 216_936, "bytes that are the same");
-    // The lists name nothing that is not there.
+    // The lists contain only existing connections.
     let names: Vec<String> = conversations().into_iter().map(|(name, _)| name).collect();
     let known = |name: &str| names.iter().any(|n| n == name);
     for difference in DIFFERENCES {
@@ -95,14 +96,14 @@ fn either_side_of_a_recording_says_what_siw_said_but_for_listed_differences() {
 }
 
 #[test]
-fn the_same_comes_of_a_recording_however_it_is_cut() {
+fn replays_do_not_depend_on_cuts() {
     for cuts in [Cuts::Every(1), Cuts::Every(7), Cuts::Random(3)] {
         replay_all(&cuts);
     }
 }
 
 #[test]
-fn every_recorded_terminate_is_recognised_as_written_by_siw() {
+fn recorded_terminates_have_the_siw_layout() {
     let mut found = Vec::new();
     for (name, talk) in conversations() {
         for side in [Side::Initiator, Side::Responder] {

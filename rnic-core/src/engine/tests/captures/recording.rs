@@ -1,4 +1,4 @@
-//! TCP connections out of a capture file.
+//! Extracts TCP connections from a capture file.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ impl Side {
     }
 }
 
-/// What one packet carried.
+/// Content of one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
     Bytes(Vec<u8>),
@@ -30,34 +30,36 @@ pub enum What {
 
 /// A connection, in the order in which it was recorded.
 pub struct Connection {
-    /// What the initiator's SYN allows, less the timestamps in every segment: the EMSS.
+    /// EMSS: the MSS of the initiator's SYN, less the timestamps in every segment.
     pub emss: usize,
     pub events: Vec<(Side, What)>,
     initiator_port: u16,
-    /// The next sequence number of each side.
+    /// Next sequence number of each side.
     next: HashMap<Side, u32>,
 }
 
 /// Bytes of the timestamps option with its padding (RFC 7323 section 3).
 const TIMESTAMPS: usize = 12;
 
-/// Reads the connections of a classic capture file of Ethernet packets, of the byte order and
-/// clock that all recordings here have.
+/// Reads the connections from a classic pcap file of Ethernet packets, with the byte order and
+/// clock of all recordings here.
 pub fn connections(file: &[u8]) -> Vec<Connection> {
     let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
-    assert_eq!((word(0), word(20)), (0xA1B2_C3D4, 1), "a little-endian capture of Ethernet");
-    let (mut found, mut at) = (Vec::new(), 24);
+    assert_eq!((word(0), word(20)), (0xA1B2_C3D4, 1), "a little-endian pcap file of Ethernet");
+    let mut found = Vec::new();
+    let mut at = 24;
     while at < file.len() {
-        let (kept, was) = (word(at + 8), word(at + 12));
-        assert_eq!(kept, was, "a packet cut short");
+        let kept = word(at + 8);
+        let was = word(at + 12);
+        assert_eq!(kept, was, "no packet is truncated");
         take(&mut found, &file[at + 16..at + 16 + kept]);
         at += 16 + kept;
     }
     found
 }
 
-/// Adds a packet to its connection. The lax reading copes with the IP length of 0 that large
-/// offload leaves behind.
+/// Adds a packet to its connection. Lax parsing accepts the IP length of 0 that large offload
+/// causes.
 fn take(found: &mut Vec<Connection>, packet: &[u8]) {
     let packet = LaxSlicedPacket::from_ethernet(packet).unwrap();
     let Some(TransportSlice::Tcp(tcp)) = &packet.transport else { panic!("not TCP: {packet:?}") };
@@ -67,7 +69,7 @@ fn take(found: &mut Vec<Connection>, packet: &[u8]) {
     }
     let ports = [tcp.source_port(), tcp.destination_port()];
     let of = |c: &&mut Connection| ports.contains(&c.initiator_port);
-    found.iter_mut().rfind(of).expect("a SYN before").take(tcp);
+    found.iter_mut().rfind(of).expect("a SYN precedes it").take(tcp);
 }
 
 impl Connection {
@@ -77,7 +79,7 @@ impl Connection {
             _ => None,
         });
         Connection {
-            emss: mss.expect("an MSS") - TIMESTAMPS,
+            emss: mss.expect("the SYN has an MSS") - TIMESTAMPS,
             events: Vec::new(),
             initiator_port: syn.source_port(),
             next: HashMap::from([(Side::Initiator, syn.sequence_number().wrapping_add(1))]),
@@ -93,7 +95,7 @@ impl Connection {
         }
         let bytes = tcp.payload();
         let fresh = !bytes.is_empty() || tcp.fin();
-        // Loopback neither loses nor reorders; a recording that did would not be understood.
+        // Loopback neither loses nor reorders packets. A recording that does is not supported.
         assert!(!fresh || self.next[&from] == tcp.sequence_number(), "in order");
         if !bytes.is_empty() {
             self.events.push((from, What::Bytes(bytes.to_vec())));

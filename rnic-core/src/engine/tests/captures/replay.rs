@@ -1,15 +1,14 @@
-//! One side of a recorded connection played by our engine, the other by the recording.
+//! Plays one side of a recorded connection with our engine, and the other side from the recording.
 //!
-//! The engine gets the recorded peer's bytes packet by packet, in the recorded order. Where the
-//! side that it stands for posted something (a Send, a Write, a Read), it is given the same
-//! request; what RNICs answer by themselves (Read Responses, Terminates, the first message of the
-//! peer-to-peer model) it has to come up with. Regions stand under the recorded STags and
-//! addresses.
+//! The engine gets the recorded peer's bytes packet by packet, in the recorded order. Where its
+//! side posted a request (a Send, a Write, a Read), the test posts the same request. The engine
+//! itself must create the messages that RNICs send without a request (Read Responses, Terminates,
+//! the first message of the peer-to-peer model). Regions have the recorded STags and addresses.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use super::conversation::{Act, Conversation, Message, MessageReader};
 use super::recording::Side;
-use super::speech::{Act, Conversation, Ear, Message};
 use crate::abi::control::DiagnosisKind;
 use crate::abi::queue::{SendFlags, SendOpcode, Sge};
 use crate::engine::tests::link::Cuts;
@@ -24,13 +23,13 @@ use crate::stream::startup::{
 };
 use crate::types::{Access, Stag, TerminateOrigin};
 
-/// How the memory of the side that we stand for differs from what its traffic suggests.
+/// Difference between the memory of the played side and the memory that its traffic suggests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     None,
-    /// The peer's last message names memory that is not there.
+    /// The peer's last message addresses memory that does not exist.
     Unknown,
-    /// Its regions grant this, and not what the peer needs.
+    /// Its regions grant these rights instead of those that the peer needs.
     Rights(Access),
     /// There is no receive for the peer's last message.
     RnrPolicy,
@@ -38,15 +37,15 @@ pub enum Flaw {
     ShortReceive,
 }
 
-/// What came of it.
+/// Result of a replay.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Our start-up frame and messages, and the recorded ones, in words, where they differ.
+    /// Start-up frames and messages that differ, ours and the recorded ones, as text.
     pub differences: Vec<[String; 2]>,
-    /// How it ended: the events behind `established` without headers, and requests that came to
-    /// something else than recorded.
+    /// The end of the connection: events after `established`, without headers, and requests whose
+    /// result differs from the recording.
     pub end: Vec<String>,
-    /// How many of our bytes behind the start-up frame were as recorded.
+    /// Number of our bytes after the start-up frame that are as recorded.
     pub same: usize,
 }
 
@@ -62,18 +61,18 @@ pub fn play(talk: &Conversation, us: Side, flaw: Flaw, cuts: Cuts) -> Outcome {
         pipe.cuts = cuts.clone();
     }
     stage.run(talk, us);
-    stage.judge(talk, us, ours.crc, &mut outcome);
+    stage.compare_with_recording(talk, us, ours.crc, &mut outcome);
     outcome
 }
 
-/// Goes through start-up; what both ends agreed on, if they did.
+/// Plays start-up. Returns the negotiated parameters of both ends, if it succeeds.
 fn start_up(
     talk: &Conversation,
     us: Side,
     outcome: &mut Outcome,
 ) -> Option<(Negotiated, Negotiated)> {
-    let (request, reply) =
-        (parse(FrameKind::Request, &talk.request), parse(FrameKind::Reply, &talk.reply));
+    let request = parse(FrameKind::Request, &talk.request);
+    let reply = parse(FrameKind::Reply, &talk.reply);
     let as_recorded = |frame: &Repr<'_>| Options {
         revision: frame.revision.max(1),
         crc: frame.crc,
@@ -84,7 +83,8 @@ fn start_up(
         ord: frame.enhanced.map_or(16, |e| e.ord),
         rtr: RtrKinds::all(),
     };
-    let (active, passive) = (as_recorded(&request), as_recorded(&reply));
+    let active = as_recorded(&request);
+    let passive = as_recorded(&reply);
     let mut initiator = Initiator::new(&active, request.private_data).unwrap();
     let mut responder = Responder::new(&passive);
     let mut compare = |ours: &[u8], theirs: &[u8], kind| {
@@ -93,7 +93,7 @@ fn start_up(
             outcome.differences.push(words);
         }
     };
-    // The side that we stand for hears the recording, the peer's side what we say to it.
+    // Our side gets the recorded frames, the peer's side gets ours.
     let (heard, answered) = match us {
         Side::Responder => (talk.request.clone(), None),
         Side::Initiator => {
@@ -111,7 +111,7 @@ fn start_up(
         }
     };
     if us == Side::Responder {
-        understood(&asked, &request);
+        check_request(&asked, &request);
         if reply.reject {
             let ours = responder.reject(reply.private_data).unwrap();
             compare(&ours, &talk.reply, FrameKind::Reply);
@@ -119,7 +119,8 @@ fn start_up(
             return None;
         }
     }
-    let (ird, ord) = (passive.ird, passive.ord);
+    let ird = passive.ird;
+    let ord = passive.ord;
     let (ours, n) = responder.accept(Some(ird), Some(ord), ird, ord, reply.private_data).unwrap();
     if us == Side::Responder {
         compare(&ours, &talk.reply, FrameKind::Reply);
@@ -141,14 +142,14 @@ fn start_up(
 
 fn parse(kind: FrameKind, frame: &[u8]) -> Repr<'_> {
     match Frame::check(kind, 2, frame) {
-        // A frame has no other owner than the recording.
+        // The frame contains only recorded bytes.
         Ok(Progress::Complete(found, [])) => Repr::parse(&found),
         other => panic!("{other:?}"),
     }
 }
 
-/// The application is told what the Request said.
-fn understood(asked: &ConnectRequest, request: &Repr<'_>) {
+/// Checks the fields of the Request that the application gets.
+fn check_request(asked: &ConnectRequest, request: &Repr<'_>) {
     assert_eq!(asked.private_data, request.private_data);
     assert_eq!(asked.revision, request.revision);
     assert_eq!(asked.peer_ird, request.enhanced.map(|e| e.ird));
@@ -156,20 +157,20 @@ fn understood(asked: &ConnectRequest, request: &Repr<'_>) {
     assert_eq!(asked.peer_to_peer, request.enhanced.is_some_and(|e| e.peer_to_peer));
 }
 
-/// A world with one QP and the memory that the recording speaks of.
+/// A world with one QP and the memory of the recording.
 struct Stage {
     w: World,
     raw: Raw,
-    /// Regions of the side we stand for, under their STags.
+    /// Regions of our side, by STag.
     regions: HashMap<Stag, Mr>,
-    /// What the peer's Sends go into.
+    /// Sinks of the peer's Sends.
     inboxes: Vec<Mr>,
-    /// Read Responses recorded of the side we stand for that have not been asked for yet.
+    /// Recorded Read Responses of our side whose requests have not arrived yet.
     answers: VecDeque<Message>,
-    /// Reads we posted and the response that the recording has for each.
+    /// Posted Reads, each with its recorded response.
     reads: Vec<(u64, Message)>,
     posted: Vec<(u64, Message)>,
-    /// The first message of ours is the engine's own affair.
+    /// The engine itself sends our first message.
     ready_first: bool,
 }
 
@@ -227,7 +228,7 @@ impl Stage {
         }
     }
 
-    /// Goes through the recording.
+    /// Plays the recording.
     fn run(&mut self, talk: &Conversation, us: Side) {
         let mut responses: VecDeque<Message> = talk
             .messages(us.other())
@@ -236,14 +237,14 @@ impl Stage {
             .collect();
         for (side, act) in &talk.acts {
             match act {
-                Act::Spoke { complete, .. } if *side == us => {
+                Act::Sent { complete, .. } if *side == us => {
                     for message in complete {
                         if !std::mem::take(&mut self.ready_first) {
                             self.post(message, &mut responses);
                         }
                     }
                 }
-                Act::Spoke { bytes, complete } => self.hear(bytes, complete),
+                Act::Sent { bytes, complete } => self.feed(bytes, complete),
                 Act::Finished if *side == us => self.w.disconnect(A),
                 Act::Finished => self.raw.finish(&mut self.w),
                 Act::Reset if *side == us => self.w.abort(A),
@@ -252,7 +253,8 @@ impl Stage {
         }
     }
 
-    /// The side that we stand for said this: its application posted it, or it was an answer.
+    /// Handles a recorded message of our side: posts the request that caused it, unless it was a
+    /// response.
     fn post(&mut self, message: &Message, responses: &mut VecDeque<Message>) {
         let id = self.posted.len() as u64;
         let wr = match message.opcode {
@@ -285,8 +287,8 @@ impl Stage {
         self.w.post(A, &[wr]);
     }
 
-    /// The peer said this.
-    fn hear(&mut self, bytes: &[u8], complete: &[Message]) {
+    /// Handles recorded bytes of the peer.
+    fn feed(&mut self, bytes: &[u8], complete: &[Message]) {
         for request in complete.iter().filter_map(Message::read_request) {
             let Some(answer) = self.answers.pop_front() else { continue };
             if request.size > 0 {
@@ -303,7 +305,7 @@ impl Stage {
         }
     }
 
-    /// What a tagged message brought is where it was to go.
+    /// Checks that a tagged message was placed.
     fn placed(&self, message: &Message) {
         let Some((stag, to)) = message.tagged() else { return };
         if message.payload.is_empty() {
@@ -315,15 +317,21 @@ impl Stage {
         assert!(bytes == message.payload, "{}", message.words());
     }
 
-    /// Compares what was done with what was recorded.
-    fn judge(&mut self, talk: &Conversation, us: Side, crc: bool, outcome: &mut Outcome) {
+    /// Compares the engine's messages and results with the recorded ones.
+    fn compare_with_recording(
+        &mut self,
+        talk: &Conversation,
+        us: Side,
+        crc: bool,
+        outcome: &mut Outcome,
+    ) {
         let mut events = self.w.events(A);
         if events.first().is_some_and(|e| e.starts_with("established")) {
             events.remove(0);
         } else {
             events.insert(0, "never established".into());
         }
-        // The headers that a Terminate encloses are compared with the message.
+        // The headers enclosed in a Terminate are compared with the message.
         let without =
             |e: String| e.split(' ').filter(|w| w.len() < 32).collect::<Vec<_>>().join(" ");
         outcome.end = events.into_iter().map(without).collect();
@@ -332,7 +340,7 @@ impl Stage {
             self.reported(said, outcome);
         }
 
-        let ours = Ear::new(crc).hear(&self.w.links[self.raw.link].pipes[0].log);
+        let ours = MessageReader::new(crc).feed(&self.w.links[self.raw.link].pipes[0].log);
         let theirs: Vec<&Message> = talk.messages(us).collect();
         for n in 0..ours.len().max(theirs.len()) {
             let words = |m: Option<&Message>| m.map_or("nothing".to_owned(), Message::words);
@@ -346,11 +354,11 @@ impl Stage {
         }
     }
 
-    /// The peer's Terminate is told with its code, and its layout is noticed.
+    /// Checks that the peer's Terminate is reported with its code and its layout.
     fn reported(&self, said: &Message, outcome: &Outcome) {
         let t = Terminate::parse(&said.payload).unwrap();
         assert_eq!(t.layout, Layout::Siw);
-        assert_eq!(t.to_vec().len(), said.payload.len(), "nothing behind the headers");
+        assert_eq!(t.to_vec().len(), said.payload.len(), "nothing after the headers");
         assert_eq!(outcome.end[0], format!("terminated by peer {}", t.code.number()));
         let why = self.w.diagnosis(A);
         assert_eq!(
@@ -360,7 +368,8 @@ impl Stage {
         assert!(why.text.contains("written as Linux siw does"), "{}", why.text);
     }
 
-    /// Every request completed, every Send arrived, or is named in the outcome.
+    /// Checks that every request completed and every Send arrived. Adds the exceptions to the
+    /// outcome.
     fn completions(&mut self, talk: &Conversation, us: Side, outcome: &mut Outcome) {
         let mut expected = BTreeMap::new();
         for (id, message) in &self.posted {
@@ -403,8 +412,8 @@ impl Stage {
     }
 }
 
-/// What memory the side that we stand for has, by its STags: all that its peer uses of it without
-/// being refused, all that it reads into, and what it advertised.
+/// Returns the memory of our side by STag: all memory that its peer accesses successfully, that it
+/// reads into, and that it advertised.
 fn ranges(talk: &Conversation, us: Side, flaw: Flaw) -> BTreeMap<Stag, std::ops::Range<u64>> {
     let mut found: BTreeMap<Stag, std::ops::Range<u64>> = BTreeMap::new();
     let mut add = |stag: Stag, to: u64, len: u64| {

@@ -1,8 +1,8 @@
-//! Engines with everything around them: clients, workers, sockets and a clock that stands still
-//! until it is moved.
+//! Engines with everything around them: clients, workers, sockets, and a clock that the test
+//! advances.
 //!
-//! A client is the real one as far as shared memory goes: its rings, doorbells and completion
-//! queues are those of `shm`, over an arena that both sides hold in this process.
+//! A client uses real shared memory: its rings, doorbells and completion queues are those of `shm`,
+//! over an arena whose two sides are both in this process.
 
 pub(super) mod network;
 mod objects;
@@ -22,14 +22,14 @@ use super::requests::{Mr, Wr, completion, event};
 use crate::abi::control::{self, Diagnosis, DisconnectMode, Event};
 use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
 use crate::device::copier::{Copier, CopyJob, Direction};
-use crate::device::diagnoses::Whose;
+use crate::device::diagnoses::OwnerFilter;
 use crate::device::window::WindowCount;
 use crate::device::{
     Cq, Memory, QpShared, Srq, StagAllocator, StagChange, StagEntry, StagKind, Window,
 };
 use crate::engine::{
-    DatagramConfig, Engine, EngineOptions, MulpduPolicy, Notification, Output, PeerLimits,
-    QpConfig, Receive, Receives, Transmit, Work,
+    ConnectedEnd, DatagramConfig, Engine, EngineOptions, MulpduPolicy, Notification, Output,
+    PeerLimits, QpConfig, Receive, Receives, Transmit, Work,
 };
 use crate::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use crate::shm::io::Piece;
@@ -46,26 +46,26 @@ use crate::types::{
     Time, UserId, WindowKind,
 };
 
-/// The ends of the connection that most tests are about.
+/// The two ends of the connection in most tests.
 pub(super) const A: usize = 0;
 pub(super) const B: usize = 1;
 
-/// What a region is made of.
+/// Kind of memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemoryKind {
     Shared,
     Attached,
-    /// Attached, and reached by a copier only.
+    /// Attached, and accessible only to a copier.
     ThroughCopier,
 }
 
-/// How two QPs are connected.
+/// Connection of two QPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wiring {
     pub direct: bool,
     pub a: Options,
     pub b: Options,
-    /// Both ends take the other for an RDMAC peer.
+    /// Both ends treat the peer as an RDMAC peer.
     pub rdmac: bool,
 }
 
@@ -88,7 +88,7 @@ impl Wiring {
         Wiring { direct: false, a: options, b: options, rdmac: false }
     }
 
-    /// Direct, and TCP in every framing.
+    /// Returns the direct path, and TCP with every framing.
     pub fn all() -> Vec<Wiring> {
         let mut all = vec![Wiring::direct()];
         for (crc, m_a, m_b) in [
@@ -99,7 +99,10 @@ impl Wiring {
             (false, true, true),
         ] {
             let mut w = Wiring::tcp();
-            (w.a.crc, w.b.crc, w.a.markers, w.b.markers) = (crc, crc, m_a, m_b);
+            w.a.crc = crc;
+            w.b.crc = crc;
+            w.a.markers = m_a;
+            w.b.markers = m_b;
             all.push(w);
         }
         all
@@ -115,7 +118,7 @@ impl Wiring {
         self
     }
 
-    /// What start-up makes of it.
+    /// Returns the parameters that start-up negotiates.
     pub fn negotiate(&self) -> (Negotiated, Negotiated) {
         let mut initiator = Initiator::new(&self.a, b"from a").unwrap();
         let mut responder = Responder::new(&self.b);
@@ -129,7 +132,10 @@ impl Wiring {
         let mut passive = passive;
         if self.rdmac {
             for n in [&mut active, &mut passive] {
-                (n.version, n.crc, n.tx_markers, n.rx_markers) = (0, true, true, true);
+                n.version = 0;
+                n.crc = true;
+                n.tx_markers = true;
+                n.rx_markers = true;
             }
         }
         (active, passive)
@@ -144,51 +150,51 @@ pub(super) struct App {
     pub arena: Arc<Mapping>,
     next_offset: usize,
     pub next_doorbell: u32,
-    /// One per worker of the host, with that worker's engine.
+    /// One per worker of the host, with the engine of that worker.
     ringers: Vec<(usize, DoorbellRinger)>,
     pub cqs: Vec<CqEnd>,
     pub srqs: Vec<SrqEnd>,
     pub events: Vec<Event>,
-    /// CQs whose channel had a record, in order.
+    /// CQs whose channel got an event, in order.
     pub notified: Vec<CqId>,
 }
 
 impl App {
-    /// Where in the arena the next queue will stand.
+    /// Returns the arena offset of the next queue.
     pub fn next_offset(&self) -> usize {
         self.next_offset
     }
 }
 
-/// A completion queue, both ends of it.
+/// Both ends of a completion queue.
 pub(super) struct CqEnd {
     pub cq: Arc<Cq>,
     pub consumer: CompletionConsumer,
 }
 
-/// A shared receive queue, both ends of it.
+/// Both ends of a shared receive queue.
 pub(super) struct SrqEnd {
     pub srq: Arc<Srq>,
     pub producer: ReceiveProducer,
 }
 
-/// A queue pair, seen by its client.
+/// A QP as its client sees it.
 pub(super) struct QpEnd {
     pub app: usize,
     pub id: QpId,
     pub sq: SendProducer,
-    /// None if it is on a shared receive queue.
+    /// `None` if the QP uses an SRQ.
     pub rq: Option<ReceiveProducer>,
     pub send_cq: usize,
     pub recv_cq: usize,
     pub shared: Arc<QpShared>,
     pub doorbell: u32,
-    /// The engine it was bound to.
+    /// Engine to which the QP is bound.
     pub engine: usize,
     config: Option<Box<QpConfig>>,
 }
 
-/// What a QP is made like.
+/// Parameters of a QP.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QpShape {
     pub sq: u32,
@@ -198,8 +204,8 @@ pub(super) struct QpShape {
     pub signal_all: bool,
     /// Shared receive queue of its app.
     pub srq: Option<usize>,
-    pub hold: Option<Duration>,
-    /// If it is wired by hand.
+    pub rnr_timeout: Option<Duration>,
+    /// Selects UC for a QP of the RoCE device.
     pub unreliable: bool,
 }
 
@@ -212,13 +218,13 @@ impl Default for QpShape {
             inline: 64,
             signal_all: false,
             srq: None,
-            hold: None,
+            rnr_timeout: None,
             unreliable: false,
         }
     }
 }
 
-/// Everything.
+/// The simulated machine.
 pub(super) struct World {
     pub now: Time,
     pub engines: Vec<Engine>,
@@ -227,43 +233,43 @@ pub(super) struct World {
     pub apps: Vec<App>,
     pub qps: Vec<QpEnd>,
     pub links: Vec<Link>,
-    /// Packets of datagrams between hosts.
+    /// UD packets between hosts.
     pub network: Network,
-    /// What regions are made of: shared memory, or this process's own, attached.
+    /// Kind of memory of new regions.
     pub kind: MemoryKind,
-    /// Copies that copiers have not made yet, each with its engine.
-    pub moves: VecDeque<(usize, CopyJob)>,
+    /// Pending copy jobs, each with its engine.
+    pub copy_jobs: VecDeque<(usize, CopyJob)>,
     pub answer_copies: bool,
     copiers: HashMap<usize, Arc<Copier>>,
     /// Sessions whose address space was found gone.
     pub detached: Vec<SessionId>,
-    /// QPs that are wired by hand and have lost their streams.
+    /// RC and UC QPs that have lost their streams.
     pub unlinked: Vec<QpId>,
     pub misbehaved: Vec<(SessionId, String)>,
-    /// Peers that named wrong STags.
+    /// Peers that used wrong STags.
     pub guesses: Vec<std::net::IpAddr>,
     pub notes: Vec<(SessionId, &'static str)>,
     pub failed_cqs: Vec<CqId>,
-    /// Changes of STags nobody has answered yet.
+    /// STag changes without a reply.
     pub changes: Vec<(usize, QpId, StagChange)>,
     pub answer_changes: bool,
     pub failed_srqs: Vec<SrqId>,
     pub warnings: Vec<String>,
-    /// Sockets that are not to be read, by link and end.
+    /// Sockets that must not be read, by link and end.
     paused: Vec<(usize, usize)>,
     pub emss: usize,
-    /// Bytes given to sockets straight from shared memory.
+    /// Bytes that sockets took directly from shared memory.
     pub shared_bytes: usize,
-    /// Bytes that came behind the next MPA reply.
+    /// Bytes after the next MPA Reply.
     pub leftover: Vec<u8>,
-    /// Scripted peers are RDMAC ones: version 0, Markers and CRCs in both directions.
+    /// Scripted peers are RDMAC peers: version 0, with Markers and CRCs in both directions.
     pub rdmac: bool,
     stags: StagAllocator,
     next_id: u32,
 }
 
 impl World {
-    /// Hosts with so many workers each.
+    /// Creates one host for each number of workers.
     pub fn new(workers: &[u32]) -> Self {
         let mut engines = Vec::new();
         let mut hosts = Vec::new();
@@ -284,7 +290,7 @@ impl World {
             links: Vec::new(),
             network: Network::default(),
             kind: MemoryKind::Shared,
-            moves: VecDeque::new(),
+            copy_jobs: VecDeque::new(),
             answer_copies: true,
             copiers: HashMap::new(),
             detached: Vec::new(),
@@ -307,7 +313,7 @@ impl World {
         }
     }
 
-    /// Two apps with a QP each, connected: on one host by the direct path, else on two by TCP.
+    /// Connects two apps with one QP each: on one host by the direct path, or on two by TCP.
     pub fn pair(wiring: Wiring) -> Self {
         Self::pair_with(wiring, QpShape::default(), 128)
     }
@@ -317,7 +323,7 @@ impl World {
         Self::pair_of(users, wiring, shape, cq_entries)
     }
 
-    /// A pair by the direct path whose user has nobody beside him: turns are as long as they get.
+    /// Connects a pair by the direct path for a single user, which gets turns of maximum length.
     pub fn pair_alone(shape: QpShape, cq_entries: u32) -> Self {
         let mut w = Self::pair_of([UserId(1); 2], Wiring::direct(), shape, cq_entries);
         assert_eq!(w.engines[0].users(), 1);
@@ -339,7 +345,7 @@ impl World {
         w
     }
 
-    /// A pair whose start-up events have been read.
+    /// Connects a pair and reads its start-up events.
     pub fn connected(wiring: Wiring) -> Self {
         let mut w = World::pair(wiring);
         assert_eq!(w.events(A), ["established 4/4"]);
@@ -347,12 +353,12 @@ impl World {
         w
     }
 
-    /// A connected initiator against a scripted peer that sent nothing yet.
+    /// Connects an initiator to a scripted peer that has sent nothing yet.
     pub fn raw() -> (Self, Raw) {
         World::raw_of_version(1)
     }
 
-    /// The same with a peer that speaks this version of DDP and RDMAP: 1, or 0 as RDMAC peers do.
+    /// Like `raw`, with a peer that uses this version of DDP and RDMAP: 1, or 0 like RDMAC peers.
     pub fn raw_of_version(version: u8) -> (Self, Raw) {
         let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
         let mut w = World::new(&[1]);
@@ -365,7 +371,7 @@ impl World {
         (w, raw)
     }
 
-    /// One QP against a scripted peer. `options.0` is the QP's end, which takes this role.
+    /// Connects a QP in this role to a scripted peer. `ours` are the options of the QP's end.
     pub fn against_raw(initiator: bool, ours: Options, theirs: Options) -> (Self, Raw) {
         let mut w = World::new(&[1]);
         let app = w.app(0);
@@ -393,7 +399,7 @@ impl World {
         self.connect_negotiated(qp, n, &peer)
     }
 
-    /// One QP against a scripted peer, after a start-up that the test played itself.
+    /// Attaches a QP to a scripted peer, after a start-up by the test.
     pub fn connect_negotiated(&mut self, qp: usize, mut n: Negotiated, peer: &Negotiated) -> Raw {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let id = self.qps[qp].id;
@@ -418,18 +424,20 @@ impl World {
         self.connect_on(a, 0, b, 0, wiring);
     }
 
-    /// The same on these workers.
+    /// Connects two QPs on these workers.
     pub fn connect_on(&mut self, a: usize, a_on: usize, b: usize, b_on: usize, wiring: Wiring) {
         let (active, passive) = wiring.negotiate();
         let engine_of = |w: &World, qp: usize, on: usize| w.hosts[w.apps[w.qps[qp].app].host][on];
-        let (on_a, on_b) = (engine_of(self, a, a_on), engine_of(self, b, b_on));
-        let (ca, cb) = (self.take_config(a, on_a), self.take_config(b, on_b));
+        let on_a = engine_of(self, a, a_on);
+        let on_b = engine_of(self, b, b_on);
+        let ca = self.take_config(a, on_a);
+        let cb = self.take_config(b, on_b);
         let now = self.now;
         if wiring.direct {
             assert_eq!(on_a, on_b, "the direct path is within one worker");
             self.engines[on_a].attach_direct(
-                (ca, active, addresses(false)),
-                (cb, passive, addresses(true)),
+                ConnectedEnd { config: ca, negotiated: active, addresses: addresses(false) },
+                ConnectedEnd { config: cb, negotiated: passive, addresses: addresses(true) },
                 now,
             );
             return;
@@ -440,7 +448,7 @@ impl World {
         self.engines[on_a].attach_tcp(ca, active, addresses(false), now);
     }
 
-    /// Hands over a QP that was moved to Error before it was connected.
+    /// Attaches a QP that was moved to Error before it was connected.
     pub fn attach_in_error(&mut self, qp: usize) {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let config = self.take_config(qp, engine);
@@ -448,36 +456,36 @@ impl World {
         self.settle();
     }
 
-    /// Hands over a QP that is wired by hand, in Rtr.
-    pub fn attach_wired(&mut self, qp: usize, wiring: control::Wiring) {
+    /// Attaches an RC or UC QP in RTR.
+    pub fn attach_roce(&mut self, qp: usize, wiring: control::Wiring) {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let mut config = self.take_config(qp, engine);
         config.wiring = Some(wiring);
-        self.engines[engine].attach_wired(config, self.now);
+        self.engines[engine].attach_roce(config, self.now);
     }
 
-    /// Hands over a QP of datagrams, in Rtr.
+    /// Attaches a UD QP in RTR.
     pub fn attach_datagrams(&mut self, qp: usize, datagrams: DatagramConfig) {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let mut config = self.take_config(qp, engine);
         config.datagrams = Some(datagrams);
-        self.engines[engine].attach_wired(config, self.now);
+        self.engines[engine].attach_roce(config, self.now);
     }
 
-    /// Has a QP that is wired by hand, or of datagrams, changed.
+    /// Modifies an RC, UC or UD QP.
     pub fn change(&mut self, qp: usize, change: control::QpChange) {
         let QpEnd { engine, id, .. } = self.qps[qp];
         self.engines[engine].change_qp(id, &change, self.now);
     }
 
-    /// Moves a QP that is wired by hand to Rts.
+    /// Moves an RC or UC QP to RTS.
     pub fn move_to_rts(&mut self, qp: usize, sending: control::Sending) {
         let QpEnd { engine, id, .. } = self.qps[qp];
         let change = control::QpChange::ReadyToSend(sending);
         self.engines[engine].change_qp(id, &change, self.now);
     }
 
-    /// Links two QPs that are wired by hand: by the direct path, or by a new connection.
+    /// Links two RC or UC QPs by the direct path or by a new connection.
     pub fn link(&mut self, ends: [usize; 2], wiring: Wiring, limits: PeerLimits) {
         let [a, b] = ends.map(|qp| (self.qps[qp].engine, self.qps[qp].id));
         let now = self.now;
@@ -485,7 +493,7 @@ impl World {
             self.engines[a.0].link_direct([(a.1, limits), (b.1, limits)], now);
             return self.settle();
         }
-        // Those before are closed.
+        // Close the previous connections.
         self.links.clear();
         let end = |(engine, qp)| End::Qp { engine, qp };
         self.links.push(Link::new(end(a), end(b)));
@@ -495,14 +503,14 @@ impl World {
         self.settle();
     }
 
-    /// Takes the stream from a QP that is wired by hand.
+    /// Takes the stream from an RC or UC QP.
     pub fn unlink(&mut self, qp: usize) {
         let QpEnd { engine, id, .. } = self.qps[qp];
         self.engines[engine].unlink(id, "of the test", self.now);
         self.settle();
     }
 
-    /// Keeps each call to a socket to one segment, so that messages are seen under way.
+    /// Limits each call to a socket to one segment, so that messages are seen in flight.
     pub fn one_segment_at_a_time(&mut self) {
         for qp in self.engines.iter_mut().flat_map(|e| &mut e.qps).flatten() {
             if let Some(tcp) = qp.link.tcp_mut() {
@@ -512,39 +520,45 @@ impl World {
     }
 
     pub fn disconnect(&mut self, qp: usize) {
-        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        let engine = self.qps[qp].engine;
+        let id = self.qps[qp].id;
         self.engines[engine].disconnect(id, DisconnectMode::Orderly, self.now);
         self.settle();
     }
 
-    /// The kernel says that the peer's FIN has come.
+    /// Reports the peer's FIN, as the kernel does.
     pub fn peer_closing(&mut self, qp: usize) {
-        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        let engine = self.qps[qp].engine;
+        let id = self.qps[qp].id;
         self.engines[engine].handle_peer_closing(id, self.now);
         self.settle();
     }
 
     pub fn disconnect_within(&mut self, qp: usize, time: Duration) {
         let mode = DisconnectMode::OrderlyWithin { ms: time.as_millis() as u32 };
-        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        let engine = self.qps[qp].engine;
+        let id = self.qps[qp].id;
         self.engines[engine].disconnect(id, mode, self.now);
         self.settle();
     }
 
     pub fn abort(&mut self, qp: usize) {
-        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        let engine = self.qps[qp].engine;
+        let id = self.qps[qp].id;
         self.engines[engine].disconnect(id, DisconnectMode::Abort, self.now);
         self.settle();
     }
 
     pub fn admin_disconnect(&mut self, qp: usize) {
-        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        let engine = self.qps[qp].engine;
+        let id = self.qps[qp].id;
         self.engines[engine].admin_disconnect(id, self.now);
         self.settle();
     }
 
     pub fn destroy(&mut self, qp: usize) {
-        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        let engine = self.qps[qp].engine;
+        let id = self.qps[qp].id;
         if let Some(Work::Transmit(id)) = self.engines[engine].take_last_turn(id, self.now) {
             self.transmit(engine, id);
         }
@@ -556,9 +570,9 @@ impl World {
         self.qps[qp].shared.state()
     }
 
-    // --- What clients do ---------------------------------------------------------------------
+    // --- Clients -----------------------------------------------------------------------------
 
-    /// Posts requests with one doorbell, and lets everything run.
+    /// Posts requests with one doorbell, and settles.
     pub fn post(&mut self, qp: usize, requests: &[Wr]) {
         self.push(qp, requests);
         self.settle();
@@ -572,7 +586,8 @@ impl World {
         }
         q.sq.publish();
         if let Some(worker) = q.sq.queue().worker() {
-            let (app, index) = (q.app, q.doorbell);
+            let app = q.app;
+            let index = q.doorbell;
             self.ring(app, worker, index);
         }
     }
@@ -591,16 +606,19 @@ impl World {
         let rq = q.rq.as_mut().unwrap();
         rq.push(wr_id, sges).unwrap();
         rq.publish();
-        let (app, index, waiting) = (q.app, q.doorbell, rq.waits());
+        let app = q.app;
+        let index = q.doorbell;
+        let waiting = rq.waits();
         for worker in (0..64).filter(|w| waiting >> w & 1 == 1) {
             self.ring(app, worker, index);
         }
     }
 
-    /// Reads a completion queue and gives the slots back.
+    /// Reads a completion queue and frees its slots.
     pub fn poll_cq(&mut self, app: usize, cq: usize, most: usize) -> Vec<String> {
         let end = &mut self.apps[app].cqs[cq];
-        let (mut found, mut cqes) = (Vec::new(), Vec::new());
+        let mut found = Vec::new();
+        let mut cqes = Vec::new();
         while found.len() < most
             && let Some(cqe) = end.consumer.poll()
         {
@@ -618,7 +636,7 @@ impl World {
         found
     }
 
-    /// A completion names a record of its own QP if it failed, and none if it did not.
+    /// Checks that a failed completion has a diagnosis of its QP, and a successful one has none.
     fn check_diagnosis(&self, app: usize, cqe: &Cqe) {
         if cqe.status == 0 {
             assert_eq!(cqe.diagnosis_id, 0);
@@ -632,11 +650,11 @@ impl World {
         assert!(!record.rule.is_empty() && !record.text.is_empty());
     }
 
-    /// Records about a QP, oldest first.
+    /// Returns the diagnoses of a QP, oldest first.
     pub fn diagnoses(&self, qp: usize) -> Vec<Diagnosis> {
         let QpEnd { engine, id, .. } = self.qps[qp];
         let log = &self.engines[engine].state.options.diagnoses;
-        let all = log.newest(Whose::All, u64::MAX, usize::MAX);
+        let all = log.newest(OwnerFilter::All, u64::MAX, usize::MAX);
         all.iter()
             .rev()
             .filter(|kept| kept.record.qp == Some(id))
@@ -644,14 +662,14 @@ impl World {
             .collect()
     }
 
-    /// The only record about a QP.
+    /// Returns the only diagnosis of a QP.
     pub fn diagnosis(&self, qp: usize) -> Diagnosis {
         let mut all = self.diagnoses(qp);
         assert_eq!(all.len(), 1, "{all:#?}");
         all.remove(0)
     }
 
-    /// Completions of a QP's queues, those of the send queue's CQ first.
+    /// Returns the completions of a QP's queues, those of the send queue's CQ first.
     pub fn completions(&mut self, qp: usize) -> Vec<String> {
         let QpEnd { app, send_cq, recv_cq, .. } = self.qps[qp];
         let mut found = self.poll_cq(app, send_cq, usize::MAX);
@@ -661,13 +679,13 @@ impl World {
         found
     }
 
-    /// Events of a QP's session since the last call, without the
+    /// Returns the events of a QP's session since the last call, without the
     /// [errors of responders](Self::responder_errors).
     pub fn events(&mut self, qp: usize) -> Vec<String> {
         self.take_events(qp, |e| !is_responder_error(e))
     }
 
-    /// Asynchronous errors of responders in a QP's session since the last call.
+    /// Returns the asynchronous errors of responders in a QP's session since the last call.
     pub fn responder_errors(&mut self, qp: usize) -> Vec<String> {
         self.take_events(qp, is_responder_error)
     }
@@ -682,7 +700,7 @@ fn is_responder_error(event: &Event) -> bool {
     matches!(event, Event::AccessError { .. } | Event::RequestError { .. })
 }
 
-/// This process's memory, as a client would attach it.
+/// Returns this process's memory, as a client would attach it.
 pub(super) fn own_address_space() -> Arc<AddressSpace> {
     let file = std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap();
     AddressSpace::adopt(file.into(), std::process::id() as i32).unwrap()

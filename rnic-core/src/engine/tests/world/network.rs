@@ -1,11 +1,11 @@
-//! Packets of datagrams between hosts, by a link that may lose, double and reorder them.
+//! UD packets between hosts, over a link that may lose, duplicate and reorder them.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::World;
 
-/// A packet under way, with its addresses of UDP.
+/// A packet in flight, with its UDP addresses.
 #[derive(Clone, Debug)]
 pub(in crate::engine::tests) struct Packet {
     pub from: SocketAddr,
@@ -13,24 +13,25 @@ pub(in crate::engine::tests) struct Packet {
     pub bytes: Vec<u8>,
 }
 
-/// What is under way, and what becomes of it.
+/// Packets in flight, and their treatment.
 #[derive(Default)]
 pub(in crate::engine::tests) struct Network {
     pub packets: VecDeque<Packet>,
-    /// They wait until the test delivers them.
+    /// Packets wait until the test delivers them.
     pub holds: bool,
-    /// State of the choice between loss, duplication, delay and delivery; none if all arrive.
+    /// State of the random choice between loss, duplication, delay and delivery. If `None`, all
+    /// packets arrive.
     pub seed: Option<u64>,
-    /// How many packets were lost, doubled and overtaken.
+    /// Number of packets lost, duplicated and overtaken.
     pub lost: usize,
     pub doubled: usize,
     pub overtaken: usize,
 }
 
-/// Port of UDP of every host.
+/// UDP port of every host.
 pub(in crate::engine::tests) const PORT: u16 = 4791;
 
-/// The address of a host.
+/// Returns the address of a host.
 pub(in crate::engine::tests) fn address_of(host: usize) -> IpAddr {
     IpAddr::from([192, 0, 2, host as u8 + 1])
 }
@@ -41,7 +42,7 @@ impl Network {
         self.packets.push_back(Packet { from, to, bytes });
     }
 
-    /// The next packet that arrives.
+    /// Returns the next packet that arrives.
     fn next(&mut self) -> Option<Packet> {
         loop {
             let packet = self.packets.pop_front()?;
@@ -61,7 +62,7 @@ impl Network {
         }
     }
 
-    /// One of 16 (xorshift of Marsaglia's).
+    /// Returns a random number below 16 (Marsaglia's xorshift).
     fn choose(&mut self) -> u64 {
         let Some(state) = &mut self.seed else { return u64::MAX };
         *state ^= *state << 13;
@@ -72,7 +73,7 @@ impl Network {
 }
 
 impl World {
-    /// Delivers what is under way; whether anything was.
+    /// Delivers the packets in flight. Returns true if there were any.
     pub fn deliver_packets(&mut self) -> bool {
         let mut any = false;
         while let Some(Packet { from, to, bytes }) = self.network.next() {

@@ -1,4 +1,4 @@
-//! What the resource manager makes for clients: queues, queue pairs, regions, windows.
+//! Objects that the resource manager creates for clients: queues, QPs, regions, windows.
 
 use super::*;
 
@@ -13,7 +13,7 @@ impl World {
         self.app_of(host, user)
     }
 
-    /// A session of this user.
+    /// Creates a session of this user.
     pub fn app_of(&mut self, host: usize, user: UserId) -> usize {
         let (arena, _fd) = Mapping::create_arena("test", 512 << 10).unwrap();
         let session = SessionId(self.id());
@@ -65,7 +65,7 @@ impl World {
         self.apps[app].cqs.len() - 1
     }
 
-    /// A shared receive queue.
+    /// Creates a shared receive queue.
     pub fn srq(&mut self, app: usize, depth: u32, limit: u32) -> usize {
         let id = SrqId(self.id());
         let offset = self.apps[app].next_offset;
@@ -78,14 +78,15 @@ impl World {
         self.apps[app].srqs.len() - 1
     }
 
-    /// Posts receives without elements to a shared queue.
+    /// Posts receives without SGEs to a shared receive queue.
     pub fn srq_recv(&mut self, app: usize, srq: usize, ids: Range<u64>) {
         let end = &mut self.apps[app].srqs[srq];
         for id in ids {
             end.producer.push(id, &[]).unwrap();
         }
         end.producer.publish();
-        let (waiting, index) = (end.producer.waits(), end.srq.doorbell());
+        let waiting = end.producer.waits();
+        let index = end.srq.doorbell();
         for worker in (0..64).filter(|w| waiting >> w & 1 == 1) {
             self.ring(app, worker, index);
         }
@@ -125,7 +126,7 @@ impl World {
             send_cq: a.cqs[send_cq].cq.clone(),
             recv_cq: a.cqs[recv_cq].cq.clone(),
             signal_all: shape.signal_all,
-            rnr_timeout: shape.hold,
+            rnr_timeout: shape.rnr_timeout,
             wiring: None,
             unreliable: shape.unreliable,
             datagrams: None,
@@ -146,19 +147,19 @@ impl World {
         self.qps.len() - 1
     }
 
-    /// A region of its own memory, addressed from somewhere in the middle of the address space.
+    /// Creates a region with its own memory, at an address in the middle of the address space.
     pub fn mr(&mut self, qp: usize, len: usize, access: Access) -> Mr {
         let iova = 0x7000_0000_0000 + u64::from(self.next_id) * 0x10_0000;
         self.mr_at(qp, len, access, Scope::Pd, iova)
     }
 
-    /// A region that anybody may do anything with.
+    /// Creates a region with all rights.
     pub fn any_mr(&mut self, qp: usize, len: usize) -> Mr {
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         self.mr(qp, len, Access::LOCAL_WRITE | remote)
     }
 
-    /// A region over a part of a mapping, which anybody may do anything with.
+    /// Installs a region with all rights over a part of a mapping.
     pub fn install_at(
         &mut self,
         qp: usize,
@@ -201,7 +202,7 @@ impl World {
         Mr { stag, iova, len, mapping, windows }
     }
 
-    /// A region of the QP's own under an STag that the test chose, such as a recorded one.
+    /// Creates a region limited to the QP, with an STag chosen by the test, such as a recorded one.
     pub fn mr_as(&mut self, qp: usize, stag: Stag, iova: u64, len: usize, access: Access) -> Mr {
         let (mapping, _fd) = Mapping::create_arena("mr", len.max(1)).unwrap();
         let memory = Memory::Shared { mapping: mapping.clone(), offset: 0 };
@@ -210,17 +211,18 @@ impl World {
         Mr { stag, iova, len, mapping, windows }
     }
 
-    /// The copier of a QP's session.
+    /// Returns the copier of a QP's session.
     pub fn copier(&mut self, qp: usize) -> Arc<Copier> {
         let app = self.qps[qp].app;
-        let (session, workers) = (self.apps[app].session, self.hosts[self.apps[app].host].len());
+        let session = self.apps[app].session;
+        let workers = self.hosts[self.apps[app].host].len();
         let new = || Copier::new(session, workers as u32);
         self.copiers.entry(app).or_insert_with(new).clone()
     }
 
-    /// Makes one copy as a copier does.
-    pub fn make_copy(&mut self) -> bool {
-        let Some((engine, job)) = self.moves.pop_front() else { return false };
+    /// Carries out one copy job. Returns true if there was one.
+    pub fn run_copy_job(&mut self) -> bool {
+        let Some((engine, job)) = self.copy_jobs.pop_front() else { return false };
         let space = own_address_space();
         let mut at = 0;
         let result = match job.direction {
@@ -257,7 +259,7 @@ impl World {
         true
     }
 
-    /// Makes memory known to all workers of the QP's host.
+    /// Installs a region on all workers of the QP's host.
     pub fn install(
         &mut self,
         qp: usize,
@@ -271,7 +273,7 @@ impl World {
         (stag, self.install_as(stag, qp, memory, len, access, scope, iova))
     }
 
-    /// The same under an STag that the test chose.
+    /// Like `install`, with an STag chosen by the test.
     #[expect(clippy::too_many_arguments, reason = "as many as an entry of the table has")]
     pub fn install_as(
         &mut self,
@@ -304,7 +306,7 @@ impl World {
         windows
     }
 
-    /// A window of a QP's domain, as the resource manager makes one.
+    /// Creates a window of a QP's domain, as the resource manager does.
     pub fn window(&mut self, qp: usize, kind: WindowKind) -> Arc<Window> {
         let stag = self.stags.allocate().unwrap();
         let id = MwId(self.id());
@@ -316,7 +318,7 @@ impl World {
         window
     }
 
-    /// Takes a window back, as the resource manager does.
+    /// Deallocates a window, as the resource manager does.
     pub fn remove_window(&mut self, qp: usize, window: &Window) {
         for engine in &self.hosts[self.apps[self.qps[qp].app].host] {
             self.engines[*engine].remove_window(window);
@@ -324,7 +326,8 @@ impl World {
         window.close();
     }
 
-    /// Deregisters a region as the resource manager does, or says how many windows forbid it.
+    /// Deregisters a region as the resource manager does. Returns the number of bound windows if
+    /// they prevent it.
     pub fn dereg(&mut self, qp: usize, mr: &Mr) -> Result<(), u32> {
         mr.windows.withdraw()?;
         self.revoke(qp, mr.stag);

@@ -1,15 +1,15 @@
-//! What workers do: they turn the engines, carry out what these want, and move bytes over links.
+//! The workers: they run the engines, carry out their outputs, and move bytes over links.
 
 use super::*;
 
 impl World {
-    /// Lets everything run that needs no time, or only the time of bytes under way.
+    /// Runs until nothing is left to do. The clock advances only for the latency of the links.
     pub fn settle(&mut self) {
         for _ in 0..1_000_000 {
             if self.round() {
                 continue;
             }
-            // Workers go to sleep over it, if nobody rang meanwhile.
+            // Workers go to sleep unless a client has rung.
             if self.engines.iter_mut().any(|e| e.has_work() || !e.prepare_sleep()) {
                 continue;
             }
@@ -21,7 +21,7 @@ impl World {
             };
             self.now = at;
         }
-        panic!("does not settle");
+        panic!("the engines are still busy after a million rounds");
     }
 
     /// Lets time pass.
@@ -45,7 +45,7 @@ impl World {
         self.engines.iter().filter_map(Engine::poll_timeout).min()
     }
 
-    /// One round of every worker; whether anything happened.
+    /// Runs one round of every worker. Returns true if anything happened.
     pub fn round(&mut self) -> bool {
         let mut worked = false;
         for engine in 0..self.engines.len() {
@@ -68,7 +68,7 @@ impl World {
         if !self.network.holds && self.deliver_packets() {
             worked = true;
         }
-        if self.answer_copies && self.make_copy() {
+        if self.answer_copies && self.run_copy_job() {
             worked = true;
             for engine in 0..self.engines.len() {
                 self.carry_out(engine);
@@ -82,7 +82,7 @@ impl World {
         worked
     }
 
-    /// The link and end of a QP's socket, unless it is closed.
+    /// Returns the link and end of a QP's socket, unless it is closed.
     pub fn link_of(&self, engine: usize, qp: QpId) -> Option<(usize, usize)> {
         let wanted = End::Qp { engine, qp };
         (0..self.links.len())
@@ -90,7 +90,8 @@ impl World {
     }
 
     pub fn transmit(&mut self, engine: usize, qp: QpId) {
-        let (now, emss) = (self.now, self.emss);
+        let now = self.now;
+        let emss = self.emss;
         let Some((l, end)) = self.link_of(engine, qp) else { return };
         let link = &mut self.links[l];
         let mut shared_bytes = 0;
@@ -103,7 +104,7 @@ impl World {
                         let from = bytes.len();
                         bytes.resize(from + len, 0);
                         shared_bytes += len;
-                        // As `send_pieces` does it.
+                        // As in `send_pieces`.
                         if mapping.read(*offset, &mut bytes[from..]).is_err() {
                             return Err(std::io::Error::from_raw_os_error(libc::EFAULT));
                         }
@@ -118,7 +119,7 @@ impl World {
         }
     }
 
-    /// Readable and writable sockets.
+    /// Handles readable and writable sockets.
     fn serve(&mut self, link: usize, end: usize) -> bool {
         let now = self.now;
         let End::Qp { engine, qp } = self.links[link].ends[end] else { return false };
@@ -130,7 +131,7 @@ impl World {
             worked = true;
         }
         if self.paused.contains(&(link, end)) {
-            // What the kernel says of its own accord.
+            // An error that the kernel reports without a call.
             if let Some(error) = self.links[link].pipes[1 - end].take_error() {
                 self.engines[engine].handle_socket_error(qp, &error, now);
                 self.carry_out(engine);
@@ -147,7 +148,8 @@ impl World {
 
     /// Reads a QP's socket once, unless it is closed or paused.
     fn receive(&mut self, engine: usize, qp: QpId) -> Option<Receive> {
-        let (now, (link, end)) = (self.now, self.link_of(engine, qp)?);
+        let now = self.now;
+        let (link, end) = self.link_of(engine, qp)?;
         if self.paused.contains(&(link, end)) {
             return None;
         }
@@ -162,7 +164,7 @@ impl World {
         Some(received)
     }
 
-    /// Carries out what an engine wants.
+    /// Carries out the outputs of an engine.
     pub fn carry_out(&mut self, engine: usize) -> bool {
         let mut worked = false;
         while let Some(output) = self.engines[engine].poll_output() {
@@ -177,15 +179,15 @@ impl World {
                     app.notified.push(cq.id());
                 }
                 Output::ShutdownWrite(qp) => {
-                    let (l, end) = self.link_of(engine, qp).expect("shut down after closing");
+                    let (l, end) = self.link_of(engine, qp).expect("the socket is open");
                     self.links[l].pipes[end].finish(self.now);
                 }
                 Output::FinalTerminate { qp, bytes } => {
-                    let (l, end) = self.link_of(engine, qp).expect("a Terminate after closing");
+                    let (l, end) = self.link_of(engine, qp).expect("the socket is open");
                     let _ = self.links[l].send(end, &bytes, self.now);
                 }
                 Output::Close { qp, reset } => {
-                    let (l, end) = self.link_of(engine, qp).expect("closed twice");
+                    let (l, end) = self.link_of(engine, qp).expect("the socket is open");
                     self.links[l].close(end, reset, self.now);
                 }
                 Output::SendDatagram { from, to, packet } => self.network.send(from, to, packet),
@@ -195,7 +197,7 @@ impl World {
                 }
                 Output::Warning { text, .. } => self.warnings.push(text),
                 Output::Notification(notification) => self.notified(engine, notification),
-                Output::Copy(job) => self.moves.push_back((engine, job)),
+                Output::Copy(job) => self.copy_jobs.push_back((engine, job)),
             }
         }
         if self.answer_changes && !self.changes.is_empty() {
@@ -204,7 +206,7 @@ impl World {
         worked
     }
 
-    /// What the resource manager would do.
+    /// Acts like the resource manager.
     fn notified(&mut self, engine: usize, notification: Notification) {
         match notification {
             Notification::ChangeStags { qp, change } => self.changes.push((engine, qp, *change)),
@@ -230,8 +232,8 @@ impl World {
         }
     }
 
-    /// Has every worker change what was asked for, then says so, when the copier that may be at
-    /// work there has no job any more. Whether it has said so of any.
+    /// Applies each STag change on every worker, and then reports it as done unless a copier still
+    /// has a job for the memory. Returns true if any change was done.
     pub fn answer(&mut self) -> bool {
         let mut said = false;
         for (engine, qp, change) in std::mem::take(&mut self.changes) {
@@ -240,7 +242,7 @@ impl World {
                 self.engines[other].change_stags(&change);
             }
             let at_work =
-                |copier| self.moves.iter().any(|(_, job)| Arc::ptr_eq(&job.copier, copier));
+                |copier| self.copy_jobs.iter().any(|(_, job)| Arc::ptr_eq(&job.copier, copier));
             if change.copier().is_some_and(at_work) {
                 self.changes.push((engine, qp, change));
                 continue;

@@ -1,0 +1,233 @@
+//! Time limits of an RC or UC QP for its peer: for an acknowledgement, or for a stream that could
+//! carry it (IBTA specification, volume 1, section 9.7.6.1.3), and for a receive (9.7.5.2.8).
+//!
+//! A RoCE adapter retransmits and counts retries. Here TCP retransmits, so only the total time
+//! after which the adapter would give up applies.
+
+use std::time::Duration;
+
+use super::RcState;
+use super::wait::Wait;
+use crate::engine::deadlines::Due;
+use crate::engine::link::tcp::TcpLink;
+use crate::engine::phase::StreamPhase;
+use crate::engine::qp::Qp;
+use crate::engine::reason::Reason;
+use crate::engine::requester::RequestError;
+use crate::engine::schedule::REQUEST_COST;
+use crate::engine::send_queue::SendQueue;
+use crate::engine::state::EngineState;
+
+impl Qp {
+    /// Starts or stops the clock of requests that are posted or in flight. Called after each
+    /// turn and when a stream begins or ends.
+    #[inline]
+    pub(in crate::engine) fn watch(&mut self, engine: &mut EngineState) {
+        if self.rc.is_some() {
+            self.set_clock(engine);
+        }
+    }
+
+    /// Restarts the clock, because the peer has answered: requests in flight get their full time.
+    #[inline]
+    pub(in crate::engine) fn restart_clock(&mut self, engine: &mut EngineState) {
+        let Some(rc) = &self.rc else { return };
+        // An answer about other requests does not extend the time for a receive.
+        if !rc.clock.is_some_and(|(wait, _)| wait == Wait::Receive) {
+            self.stop_clock(engine);
+        }
+        self.set_clock(engine);
+    }
+
+    /// Updates the clock after a call to the socket. The time limit of bytes that TCP has not
+    /// accepted begins at the last byte that it did accept.
+    #[inline]
+    pub(in crate::engine) fn update_clock_after_send(
+        &mut self,
+        engine: &mut EngineState,
+        progress: bool,
+    ) {
+        if progress && self.link.tcp().is_some_and(TcpLink::awaits_socket) {
+            self.restart_clock(engine);
+        } else {
+            self.watch(engine);
+        }
+    }
+
+    fn set_clock(&mut self, engine: &mut EngineState) {
+        self.emit_drained(engine);
+        let wanted = self.time_left();
+        let Some(rc) = &mut self.rc else { return };
+        let due = Due::RcClock(self.core.key);
+        let runs = rc.clock.map(|(wait, _)| wait);
+        if runs == wanted.map(|(wait, _)| wait) {
+            return;
+        }
+        if let Some((_, at)) = rc.clock.take() {
+            engine.deadlines.clear(at, due);
+        }
+        if let Some((wait, time)) = wanted {
+            let at = engine.now.after(time);
+            rc.clock = Some((wait, at));
+            engine.deadlines.set(at, due);
+        }
+    }
+
+    /// Stops the clock: the QP ends, or another clock begins to run.
+    pub(in crate::engine) fn stop_clock(&mut self, engine: &mut EngineState) {
+        if let Some(rc) = &mut self.rc
+            && let Some((_, at)) = rc.clock.take()
+        {
+            engine.deadlines.clear(at, Due::RcClock(self.core.key));
+        }
+    }
+
+    /// Returns the current wait and its time limit, or `None` without a wait or limit.
+    fn time_left(&mut self) -> Option<(Wait, Duration)> {
+        let sends = self.send_queue == SendQueue::Works;
+        let Qp { rc: Some(rc), requester, responder, life, link, .. } = self else {
+            return None;
+        };
+        match life.phase() {
+            StreamPhase::Unlinked => {
+                let has_work =
+                    requester.is_under_way() || sends && rc.begins() && requester.has_posted();
+                let time = if has_work { rc.retry_time() } else { None };
+                time.map(|time| (Wait::Stream, time))
+            }
+            StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
+                if rc.peer_waits {
+                    return rc.rnr_time().map(|time| (Wait::Receive, time));
+                }
+                // The peer cannot be blamed for an answer that this side does not read.
+                let silent = responder.reads()
+                    && (requester.awaits_peer() || link.tcp().is_some_and(TcpLink::awaits_socket));
+                if silent {
+                    rc.answer_time().map(|time| (Wait::Answer, time))
+                } else {
+                    requester
+                        .can_delay_ack_request()
+                        .then_some((Wait::AckRequest, ACK_REQUEST_DELAY))
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Handles the end of the time limit.
+    pub(in crate::engine) fn clock_expired(&mut self, engine: &mut EngineState) {
+        let Some(rc) = &mut self.rc else { return };
+        let Some((wait, _)) = rc.clock.take() else { return };
+        match wait {
+            Wait::Stream if rc.unreliable => self.complete_posted_uc(engine),
+            Wait::Stream => {
+                let why = rc.why.clone();
+                self.fail_oldest(engine, &why);
+            }
+            Wait::Receive => {
+                if let Some(seq) = self.requester.oldest_send() {
+                    let reason = Reason::ReceiverNotReady;
+                    self.request_error(engine, RequestError::Failed { seq, reason });
+                }
+            }
+            Wait::Answer => self.lost(engine, "the peer has been silent for too long"),
+            Wait::AckRequest => {
+                self.requester.request_ack_now();
+                engine.wake(&mut self.core);
+            }
+        }
+    }
+
+    /// Completes posted requests of a UC QP for which no stream was established in time. They count
+    /// as sent.
+    fn complete_posted_uc(&mut self, engine: &mut EngineState) {
+        for _ in 0..MAX_DROPPED {
+            match self.requester.take_oldest_posted(&mut self.core, engine) {
+                Ok(true) => self.core.turn.charge(REQUEST_COST),
+                Ok(false) => break,
+                Err(error) => return self.request_error(engine, error),
+            }
+        }
+        self.retire(engine);
+        self.watch(engine);
+    }
+
+    /// Fails the oldest request, which was not acknowledged in time, and with it the QP.
+    pub(super) fn fail_oldest(&mut self, engine: &mut EngineState, why: &str) {
+        match self.requester.take_oldest(&mut self.core, engine) {
+            Ok(Some(seq)) => {
+                let wr_id = self.requester.wr_id(seq).unwrap_or_default();
+                let reason = Reason::NoAcknowledgement;
+                let record = self.life.record_retry_exceeded(&self.core, engine, wr_id, why);
+                self.requester.failed(seq, reason.status(), record);
+                self.finish(engine, true);
+                self.retire(engine);
+            }
+            // There is no CQ slot for its completion. The doorbell of the CQ causes a turn, which
+            // restarts the clock.
+            Ok(None) => {}
+            Err(error) => self.request_error(engine, error),
+        }
+    }
+}
+
+impl RcState {
+    /// Returns the time limit for a stream and an acknowledgement, or `None` if unlimited.
+    fn retry_time(&self) -> Option<Duration> {
+        // Unlike a packet, a stream takes time to set up.
+        let least = if self.peer.is_none() { FIRST_STREAM } else { NEXT_STREAM };
+        if self.unreliable { Some(least) } else { self.timeout().map(|time| time.max(least)) }
+    }
+
+    /// Returns the time for which a peer with a stream may be silent, or `None` if unlimited.
+    fn answer_time(&self) -> Option<Duration> {
+        if self.unreliable {
+            Some(MIN_ANSWER_TIME)
+        } else {
+            self.timeout().map(|time| time.max(MIN_ANSWER_TIME))
+        }
+    }
+
+    /// Returns the time after which a RoCE adapter gives up, or `None` if never.
+    fn timeout(&self) -> Option<Duration> {
+        let sending = self.sending?;
+        if sending.timeout == 0 {
+            return None;
+        }
+        let once = Duration::from_nanos(4096 << sending.timeout.min(31));
+        Some(once.saturating_mul(u32::from(sending.retry_count.min(7)) + 1))
+    }
+
+    /// Returns the time for which the peer may lack a receive, or `None` if unlimited.
+    fn rnr_time(&self) -> Option<Duration> {
+        let sending = self.sending?;
+        let peer = self.peer?;
+        if sending.rnr_retry >= RNR_RETRY_INFINITE {
+            return None;
+        }
+        let once = Duration::from_micros(RNR_TIMERS[usize::from(peer.min_rnr_timer) % 32]);
+        Some(once.saturating_mul(u32::from(sending.rnr_retry)))
+    }
+}
+
+/// Delay of the acknowledgement request for unsignaled requests. Requests sent within it need no
+/// acknowledgement request of their own, and a failure is reported at most this much later.
+const ACK_REQUEST_DELAY: Duration = Duration::from_millis(1);
+/// Maximum number of UC requests completed at a time without a stream.
+const MAX_DROPPED: u32 = 1024;
+/// RNR retry count that means unlimited retries.
+const RNR_RETRY_INFINITE: u8 = 7;
+/// Minimum time for the first stream to be set up.
+const FIRST_STREAM: Duration = Duration::from_secs(1);
+/// Minimum time for a later stream to be set up.
+const NEXT_STREAM: Duration = Duration::from_millis(200);
+/// Minimum time for which a peer with a stream may be silent. Its answer may be queued behind
+/// megabytes on a slow network, and a busy host may delay its process.
+const MIN_ANSWER_TIME: Duration = Duration::from_secs(30);
+
+/// RNR NAK timer values by code, in microseconds.
+const RNR_TIMERS: [u64; 32] = [
+    655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840,
+    5120, 7680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760,
+    327_680, 491_520,
+];

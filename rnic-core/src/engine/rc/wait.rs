@@ -1,0 +1,14 @@
+//! Waits of an RC or UC QP that have a time limit.
+
+/// A wait with a time limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// For a stream, over which an acknowledgement could arrive.
+    Stream,
+    /// For a receive of the peer.
+    Receive,
+    /// For any answer of a peer that owes one, or that accepts no more bytes.
+    Answer,
+    /// For more requests, which the same acknowledgement request could cover.
+    AckRequest,
+}

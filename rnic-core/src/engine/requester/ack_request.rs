@@ -1,0 +1,85 @@
+//! State of acknowledgements of a QP's requests.
+
+use arrayvec::ArrayVec;
+
+use crate::engine::rnr_notice::Notice;
+use crate::types::{CompletionStatus, Msn};
+
+/// State of acknowledgements on an RC QP.
+#[derive(Default)]
+pub(in crate::engine) struct Acknowledgements {
+    /// Acknowledgement requests are needed, because the stream is TCP.
+    pub over_tcp: bool,
+    /// Number of requests after which an acknowledgement request is sent even if more requests are
+    /// ready.
+    pub every: u32,
+    /// Acknowledgement requests under way, oldest first. Each covers the requests before this
+    /// sequence number.
+    pub covered: ArrayVec<u64, { MAX_ACK_REQUESTS as usize }>,
+    /// Requests sent since the last acknowledgement request.
+    pub uncovered: u32,
+    /// The program waits for one of them, or the delay is over.
+    pub awaited: bool,
+    /// MSN of the peer's Send that waits for a receive of this side: the current one, and the one
+    /// of the last notice.
+    pub waits: Option<Msn>,
+    pub notified: Option<Msn>,
+    /// Number of the peer's Write that the Terminate of this side refuses, until its notice is
+    /// sent.
+    pub refused_write: Option<u32>,
+    /// A request has completed in error.
+    failed: bool,
+}
+
+impl Acknowledgements {
+    /// Returns the state at the beginning of a stream. `depth` is the capacity of the send queue.
+    pub(super) fn new(over_tcp: bool, depth: u32) -> Self {
+        Acknowledgements { over_tcp, every: (depth / 2).clamp(1, MAX_INTERVAL), ..Self::default() }
+    }
+
+    /// Returns the status with which the next request completes, given its outcome. Responses and
+    /// acknowledgements may pass each other, but no request succeeds after the first failure (IBTA
+    /// specification, volume 1, section 10.10.2.2).
+    #[inline]
+    pub(super) fn status_in_order(&mut self, outcome: CompletionStatus) -> CompletionStatus {
+        if outcome != CompletionStatus::Success {
+            self.failed = true;
+        } else if self.failed {
+            return CompletionStatus::WrFlush;
+        }
+        outcome
+    }
+
+    /// Returns true if an acknowledgement request is due: there are requests to acknowledge, and no
+    /// response in flight will acknowledge them soon. `idle` is true if there is nothing else to
+    /// send.
+    pub(super) fn are_due(&self, idle: bool) -> bool {
+        let many = self.uncovered >= self.every && !self.covered.is_full();
+        // While a response is under way, more requests may be posted that one acknowledgement
+        // request covers as well.
+        let last = idle && self.uncovered > 0 && self.awaited && self.covered.is_empty();
+        self.over_tcp && (many || last)
+    }
+
+    /// Returns the notice about missing receives if the peer was last notified of another state.
+    pub(super) fn notice(&mut self) -> Option<Notice> {
+        if !self.over_tcp || self.notified == self.waits {
+            return None;
+        }
+        self.notified = self.waits;
+        Some(self.waits.map_or(Notice::Resumed, Notice::Waits))
+    }
+
+    /// Returns true if requests are unacknowledged and no program waits for them yet.
+    pub(super) fn can_wait(&self) -> bool {
+        self.over_tcp && self.covered.is_empty() && self.uncovered > 0 && !self.awaited
+    }
+}
+
+/// Maximum number of acknowledgement requests under way. With two, a full queue has one at its
+/// middle and one at its end, so that the acknowledged half fills up while the other is under way.
+pub const MAX_ACK_REQUESTS: u16 = 2;
+
+/// Maximum of [`Acknowledgements::every`], so that completions keep coming while a deep queue never
+/// runs dry.
+const MAX_INTERVAL: u32 = 128;

@@ -1,0 +1,48 @@
+//! Reasons why connecting failed.
+
+use std::fmt::Display;
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::system;
+
+/// A failed connect, as text and as the errno that programs expect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectFailure {
+    /// `errno(3)` of the failure.
+    pub errno: u16,
+    /// Error text for the user.
+    pub reason: String,
+}
+
+impl ConnectFailure {
+    /// A system call failed at this step.
+    pub fn system(step: &str, error: &io::Error) -> Self {
+        ConnectFailure { errno: system::number(error), reason: format!("{step}: {error}") }
+    }
+
+    /// The peer broke the protocol.
+    pub fn protocol(reason: impl Display) -> Self {
+        Self::of(Errno::PROTO, reason)
+    }
+
+    /// The peer was reachable and closed the connection.
+    pub fn reset(reason: impl Display) -> Self {
+        Self::of(Errno::CONNRESET, reason)
+    }
+
+    /// There is no listener at the address.
+    pub fn refused(reason: impl Display) -> Self {
+        Self::of(Errno::CONNREFUSED, reason)
+    }
+
+    /// The peer did not answer before the deadline.
+    pub fn timed_out(reason: impl Display) -> Self {
+        Self::of(Errno::TIMEDOUT, reason)
+    }
+
+    fn of(errno: Errno, reason: impl Display) -> Self {
+        ConnectFailure { errno: system::number(&errno.into()), reason: reason.to_string() }
+    }
+}

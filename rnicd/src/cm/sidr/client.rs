@@ -1,0 +1,190 @@
+//! The SIDR client: resolves which UD QP serves a port. The request is sent again after growing
+//! pauses until a reply arrives or the deadline passes.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use rnic_core::abi::control::Refusal;
+use rnic_core::roce::is_unicast;
+use rnic_core::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, zero_padded};
+use rnic_core::types::{AddressPair, QpId, SessionId, Time};
+use rustix::io::Errno;
+
+use super::server::too_long;
+use crate::cm::{CmEvent, ConnectFailure, ConnectParams, ConnectionManager, Slot, net};
+use crate::config::Span;
+use crate::system;
+
+/// A resolution that waits for its reply.
+#[derive(Debug)]
+pub struct SidrResolution {
+    pub(in crate::cm) session: SessionId,
+    pub(in crate::cm) qp: QpId,
+    exchange: Exchange,
+    addresses: AddressPair,
+    /// Index of the source GID in the device's table.
+    source: u16,
+    request: Box<sidr::Bytes>,
+    /// Time until the request is sent again.
+    pause: Duration,
+    until: Time,
+}
+
+impl ConnectionManager {
+    /// Resolves the UD QP that serves a port. The result is an event; errors are failures of the
+    /// local end.
+    pub fn resolve(&mut self, params: ConnectParams, now: Time) -> Result<(), Refusal> {
+        self.check_idle(params.qp)?;
+        let data = zero_padded(&params.private_data)
+            .ok_or_else(|| too_long(&params.private_data, sidr::REQUEST_DATA))?;
+        let peer = net::canonical(params.peer);
+        let what = |e: &io::Error| system::refusal(&format!("resolve a UD QP at {peer}"), e);
+        if !is_unicast(peer.ip()) {
+            return Err(what(&Errno::NETUNREACH.into()));
+        }
+        let mut local = self.source_of(params.local, peer).map_err(|e| what(&e))?;
+        let none = || what(&Errno::ADDRNOTAVAIL.into());
+        let source = self.sidr.index_of(local.ip()).ok_or_else(none)?;
+        if local.port() == 0 {
+            local.set_port(self.free_port().ok_or_else(none)?);
+        }
+        let key = self.slots.vacant_key();
+        // Keys stay far below this, because each belongs to a different QP.
+        let id = u32::try_from(key).unwrap_or(u32::MAX);
+        let exchange = Exchange { transaction: self.sidr.new_transaction(), id };
+        let service = ServiceId::of_port(peer.port());
+        let request = Request { exchange, service, from: local, to: peer.ip(), private_data: data };
+        self.insert(Slot::SidrResolution(Box::new(SidrResolution {
+            session: params.session,
+            qp: params.qp,
+            exchange,
+            addresses: AddressPair { local, peer },
+            source,
+            request: Box::new(request.emit()),
+            pause: FIRST_PAUSE,
+            until: now.after(self.options.reply_deadline),
+        })));
+        self.qps.insert(params.qp, key);
+        self.ask(key, now);
+        Ok(())
+    }
+
+    /// Returns the source address of a request, with the port if the caller chose one.
+    fn source_of(&self, named: Option<SocketAddr>, peer: SocketAddr) -> io::Result<SocketAddr> {
+        let named = named.map(net::canonical);
+        let port = named.map_or(0, |named| named.port());
+        let ip = match named.map(|named| named.ip()) {
+            Some(ip) if ip.is_ipv4() != peer.is_ipv4() => return Err(Errno::AFNOSUPPORT.into()),
+            Some(ip) if !ip.is_unspecified() => ip,
+            _ if self.sidr.index_of(peer.ip()).is_some() => peer.ip(),
+            _ => {
+                let route_source = route_source(peer.ip())?;
+                // If the route's source is not an address of the device, use the device's first.
+                match self.sidr.index_of(route_source) {
+                    Some(_) => route_source,
+                    None => self.sidr.first_of_family(route_source).unwrap_or(route_source),
+                }
+            }
+        };
+        Ok(SocketAddr::new(ip, port))
+    }
+
+    /// Handles the deadline: sends the request again, or gives up.
+    pub(in crate::cm) fn retry_resolution(&mut self, key: usize, now: Time) {
+        let Slot::SidrResolution(asking) = &self.slots[key].slot else { return };
+        if now < asking.until {
+            return self.ask(key, now);
+        }
+        let AddressPair { peer, .. } = asking.addresses;
+        let why = format!(
+            "no UD QP for port {}: no answer from {} before the deadline (mpa.reply_deadline = {})",
+            peer.port(),
+            peer.ip(),
+            Span(self.options.reply_deadline)
+        );
+        self.end_resolution(key, |qp| CmEvent::Unreachable {
+            qp,
+            why: ConnectFailure::timed_out(why),
+        });
+    }
+
+    fn ask(&mut self, key: usize, now: Time) {
+        let Slot::SidrResolution(asking) = &mut self.slots[key].slot else { return };
+        let at = now.after(asking.pause).min(asking.until);
+        asking.pause = (asking.pause * 2).min(MAX_PAUSE);
+        let AddressPair { local, peer } = asking.addresses;
+        let request = *asking.request;
+        self.set_deadline(key, Some(at));
+        self.send_message(local.ip(), peer.ip(), request, now);
+    }
+
+    /// Handles a SIDR reply. A reply that matches no request is ignored.
+    pub(super) fn handle_reply(&mut self, from: IpAddr, to: IpAddr, reply: &Reply) {
+        let Reply { exchange, status, qp: remote_qp, q_key, .. } = *reply;
+        let Ok(key) = usize::try_from(exchange.id) else { return };
+        let Some(Slot::SidrResolution(asking)) = self.slots.get(key).map(|entry| &entry.slot)
+        else {
+            return;
+        };
+        let AddressPair { local, peer } = asking.addresses;
+        if asking.exchange != exchange || (peer.ip(), local.ip()) != (from, to) {
+            return;
+        }
+        let source = asking.source;
+        // UD traffic uses the port's own address instead of an alias.
+        let port = |at: SocketAddr| SocketAddr::new(self.sidr.port_of(at.ip()), at.port());
+        let addresses = AddressPair { local: port(local), peer: port(peer) };
+        let private_data = reply.private_data.to_vec();
+        self.end_resolution(key, |qp| match status {
+            Status::VALID if remote_qp.0 > sidr::QP.0 => {
+                CmEvent::Resolved { qp, addresses, source, remote_qp, q_key, private_data }
+            }
+            Status::VALID => {
+                let why = format!("{from} answered with QP {remote_qp}, which is no UD QP");
+                CmEvent::Unreachable { qp, why: ConnectFailure::protocol(why) }
+            }
+            Status::REJECTED => CmEvent::Rejected { qp, private_data },
+            Status::UNSUPPORTED => {
+                let port = peer.port();
+                let why = format!("no listener for UD QPs at port {port} of {from}");
+                CmEvent::Unreachable { qp, why: ConnectFailure::refused(why) }
+            }
+            Status(other) => {
+                let why = format!("{from} answered with SIDR status {other} and no QP");
+                CmEvent::Unreachable { qp, why: ConnectFailure::protocol(why) }
+            }
+        });
+    }
+
+    fn end_resolution(&mut self, key: usize, event: impl FnOnce(QpId) -> CmEvent) {
+        if let Some(Slot::SidrResolution(asking)) = self.remove(key) {
+            self.events.push_back(event(asking.qp));
+        }
+    }
+
+    /// Cancels a resolution. A request that is undecided in this daemon is withdrawn; one in
+    /// another daemon ends at its own deadline.
+    pub(in crate::cm) fn cancel_resolution(&mut self, asking: &SidrResolution) {
+        let AddressPair { local, peer } = asking.addresses;
+        if self.sidr.stays_local(local.ip(), peer.ip()) {
+            self.withdraw_local(local.ip(), asking.exchange, "the requester gave up");
+        }
+    }
+}
+
+/// Returns the kernel's source address for packets to `peer`, without sending any.
+fn route_source(peer: IpAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = match peer {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let probe = UdpSocket::bind((any, 0))?;
+    // Port 9 is arbitrary: connect(2) only looks up the route and sends no packet.
+    probe.connect((peer, 9))?;
+    Ok(probe.local_addr()?.ip())
+}
+
+/// Pause before the first retry. Each further pause is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const MAX_PAUSE: Duration = Duration::from_secs(4);

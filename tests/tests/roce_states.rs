@@ -1,0 +1,32 @@
+//! RC, UC and UD QPs as programs of the C API move them.
+
+use rnic_tests::{Daemon, Process, binaries, verbs};
+
+#[test]
+fn state_changes_follow_ibv_modify_qp() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/roce_states.c", scratch.path()) else { return };
+    let daemon = Daemon::start(binaries!(), "");
+    let mut command = verbs::command(&program, &daemon);
+    command.env("RNIC_LOG", "debug");
+    assert_eq!(Process::start(command).succeed(), ["done"]);
+    daemon.is_empty();
+}
+
+#[test]
+fn a_program_sees_the_devices_that_are_named() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/roce_states.c", scratch.path()) else { return };
+    let daemon = Daemon::start(binaries!(), "");
+    for (named, seen) in [
+        ("", &["rnicd1", "rnicd0"][..]),
+        ("rnicd1", &["rnicd1"]),
+        ("rnicd0,rnicd1", &["rnicd0", "rnicd1"]),
+        ("mlx5_0", &[]),
+    ] {
+        let mut command = verbs::command(&program, &daemon);
+        command.arg("names").env("RNIC_DEVICES", named);
+        assert_eq!(Process::start(command).succeed(), seen, "{named}");
+    }
+    daemon.is_empty();
+}
