@@ -317,7 +317,8 @@ impl Wanted {
     fn is_met_by(self, kind: PassedKind) -> bool {
         match self {
             Wanted::Memfd => kind == PassedKind::Memfd,
-            // Anything. A further check may be unsafe here.
+            // Accepts any kind: a call on a descriptor of an untrusted user can block, so
+            // `AttachMemory` checks it only for trusted users.
             Wanted::AddressSpace => true,
             Wanted::Socket => kind == PassedKind::Socket,
         }
