@@ -3,12 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rnic_core::abi::control::{
+use rnic_abi::abi::control::{
     Event, GidRow, Hello, HelloReply, MAX_MESSAGE, QpChange, Reply, ReplyBody, Request,
     RequestBody, Sending, Wiring,
 };
-use rnic_core::abi::queue::ChannelRecord;
-use rnic_core::types::{Access, Gid, QpId};
+use rnic_abi::abi::queue::ChannelRecord;
+use rnic_abi::types::{Access, Gid, QpId};
 use rnic_fuzz::Input;
 
 fuzz_target!(|data: &[u8]| {

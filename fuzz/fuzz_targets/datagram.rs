@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 
 use libfuzzer_sys::fuzz_target;
-use rnic_core::roce::sidr::{self, Message};
-use rnic_core::roce::{Datagram, MAX_DATA, grh, packet};
-use rnic_core::types::{Gid, QpId};
+use rnic_abi::roce::sidr::{self, Message};
+use rnic_abi::roce::{Datagram, MAX_DATA, grh, packet};
+use rnic_abi::types::{Gid, QpId};
 use rnic_fuzz::Input;
 
 fuzz_target!(|data: &[u8]| {

@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use rnic_core::ddp::Header;
 use rnic_core::rdmap::{Control, Layout, ReadRequest, Terminate};
 use rnic_core::stream::{Fault, terminate};
-use rnic_core::types::TerminateCode;
+use rnic_abi::types::TerminateCode;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok((header, payload)) = Header::parse(data) {

@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use rnic_core::mpa::startup::RtrKinds;
 use rnic_core::stream::introduction::{VerificationQuery, Introduction};
 use rnic_core::stream::startup::{Initiator, Options, Responder, ResponderStep};
-use rnic_core::types::{Gid, QpId};
+use rnic_abi::types::{Gid, QpId};
 use rnic_fuzz::Input;
 
 fuzz_target!(|data: &[u8]| {

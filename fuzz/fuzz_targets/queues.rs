@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use rnic_core::abi::queue::{SendFlags, SendHeader};
+use rnic_abi::abi::queue::{SendFlags, SendHeader};
 use rnic_core::stream::startup::Role;
-use rnic_core::types::{QpState, Stag};
+use rnic_abi::types::{QpState, Stag};
 use rnic_fuzz::{IOVA, Input, QP_BELL, Receiving, SRQ_BELL, World, negotiated, stag};
 
 fuzz_target!(|data: &[u8]| {

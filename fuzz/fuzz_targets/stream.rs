@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use rnic_core::abi::control::DisconnectMode;
-use rnic_core::abi::queue::Sge;
+use rnic_abi::abi::control::DisconnectMode;
+use rnic_abi::abi::queue::Sge;
 use rnic_core::ddp::{Header, TaggedHeader, UntaggedHeader};
 use rnic_core::mpa::Framer;
 use rnic_core::mpa::startup::RtrKinds;
 use rnic_core::stream::startup::Role;
-use rnic_core::types::{Msn, QpState, Stag, TaggedOffset};
+use rnic_abi::types::{Msn, QpState, Stag, TaggedOffset};
 use rnic_fuzz::{IOVA, Input, REGION, World, negotiated, stag};
 
 fuzz_target!(|data: &[u8]| {

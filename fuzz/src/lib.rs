@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use rnic_core::abi::queue::{
+use rnic_abi::abi::queue::{
     PAGE, QueueKind, QueueShape, SendHeader, SendOpcode, Sge, WindowParams,
 };
 use rnic_core::device::{Cq, Memory, QpShared, Srq, StagEntry, StagKind, Window};
@@ -13,14 +13,14 @@ use rnic_core::engine::{
     ConnectedEnd, Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receives,
     Work,
 };
-use rnic_core::shm::Mapping;
-use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
-use rnic_core::shm::io::Piece;
-use rnic_core::shm::queue::{
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::doorbell::{DoorbellRinger, DoorbellScanner};
+use rnic_abi::shm::io::Piece;
+use rnic_abi::shm::queue::{
     CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
 };
 use rnic_core::stream::startup::{Negotiated, Role};
-use rnic_core::types::{
+use rnic_abi::types::{
     Access, AddressPair, CqId, MrId, MwId, PdId, QpId, Scope, SessionId, SrqId, Stag, Time, UserId,
     WindowKind,
 };

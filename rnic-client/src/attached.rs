@@ -5,9 +5,9 @@ use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use rnic_core::abi::control::MrSource;
-use rnic_core::shm::Mapping;
-use rnic_core::types::Access;
+use rnic_abi::abi::control::MrSource;
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::Access;
 
 use crate::error::Error;
 use crate::mr::{Mr, MrOptions};

@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::control::{ReplyBody, RequestBody};
-use rnic_core::abi::queue::{CHANNEL_RECORD_LEN, ChannelRecord};
-use rnic_core::types::{ChannelId, CqId};
+use rnic_abi::abi::control::{ReplyBody, RequestBody};
+use rnic_abi::abi::queue::{CHANNEL_RECORD_LEN, ChannelRecord};
+use rnic_abi::types::{ChannelId, CqId};
 
 use crate::error::Error;
 use crate::inbox::{Inbox, Sleep, deadline};

@@ -1,7 +1,7 @@
 //! Completions of work requests.
 
-use rnic_core::abi::queue::{CompletionFlags, Cqe};
-use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, SrqId, Stag, TerminateCode};
+use rnic_abi::abi::queue::{CompletionFlags, Cqe};
+use rnic_abi::types::{CompletionOpcode, CompletionStatus, QpId, SrqId, Stag, TerminateCode};
 
 use crate::error::Error;
 

@@ -3,10 +3,10 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use rnic_core::abi::control::{
+use rnic_abi::abi::control::{
     DisconnectMode, DisconnectReason, Event, MAX_PRIVATE_DATA, RequestBody,
 };
-use rnic_core::types::AddressPair;
+use rnic_abi::types::AddressPair;
 
 use crate::addresses::try_each;
 use crate::error::Error;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_core::abi::control::*;
-use rnic_core::shm::owner::Owner;
-use rnic_core::types::{QpId, SessionId};
+use rnic_abi::abi::control::*;
+use rnic_abi::shm::owner::Owner;
+use rnic_abi::types::{QpId, SessionId};
 
 use crate::access;
 use crate::addresses::try_each;

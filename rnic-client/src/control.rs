@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::*;
+use rnic_abi::abi::ABI_VERSION;
+use rnic_abi::abi::control::*;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{

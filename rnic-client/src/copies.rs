@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use rnic_core::shm::own::without_signals;
-use rnic_core::shm::owner::Owner;
-use rnic_core::shm::queue::{CopyConsumer, QueueMemory};
+use rnic_abi::shm::own::without_signals;
+use rnic_abi::shm::owner::Owner;
+use rnic_abi::shm::queue::{CopyConsumer, QueueMemory};
 
 use crate::session::Doorbell;
 
@@ -120,9 +120,9 @@ const STACK: usize = 128 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape};
-    use rnic_core::shm::Mapping;
-    use rnic_core::shm::doorbell::DoorbellRinger;
+    use rnic_abi::abi::queue::{PAGE, QueueKind, QueueShape};
+    use rnic_abi::shm::Mapping;
+    use rnic_abi::shm::doorbell::DoorbellRinger;
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
-use rnic_core::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, QueueKind};
-use rnic_core::shm::lease::Done;
-use rnic_core::shm::queue::{CompletionCheck, CompletionConsumer};
-use rnic_core::shm::wait::{Step, WaitPolicy, Waiter};
-use rnic_core::types::{CqId, QpId, Time};
+use rnic_abi::abi::control::{ObjectRef, ReplyBody, RequestBody};
+use rnic_abi::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, QueueKind};
+use rnic_abi::shm::lease::Done;
+use rnic_abi::shm::queue::{CompletionCheck, CompletionConsumer};
+use rnic_abi::shm::wait::{Step, WaitPolicy, Waiter};
+use rnic_abi::types::{CqId, QpId, Time};
 
 use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;

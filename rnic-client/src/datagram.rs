@@ -9,10 +9,10 @@
 //! A receive contains [`GRH_LEN`] bytes of GRH before the data; [`route_of`] returns the sender's
 //! and the receiver's GID from it.
 
-use rnic_core::abi::control::QpChange;
-use rnic_core::abi::queue::DatagramParams;
-use rnic_core::roce::grh;
-use rnic_core::types::{Gid, QpId};
+use rnic_abi::abi::control::QpChange;
+use rnic_abi::abi::queue::DatagramParams;
+use rnic_abi::roce::grh;
+use rnic_abi::types::{Gid, QpId};
 
 use crate::error::Error;
 use crate::qp::Qp;

@@ -7,11 +7,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use rnic_core::abi::control::{DisconnectReason, Refusal};
-use rnic_core::shm;
-use rnic_core::types::{
-    CompletionOpcode, CompletionStatus, QpId, TerminateCode, WindowKind, codes,
-};
+use rnic_abi::abi::control::{DisconnectReason, Refusal};
+use rnic_abi::shm;
+use rnic_abi::types::{CompletionOpcode, CompletionStatus, QpId, TerminateCode, WindowKind, codes};
 
 /// Error of a call. [`Error::fault`] returns the party at fault.
 #[derive(Debug, thiserror::Error)]

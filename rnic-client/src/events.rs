@@ -9,8 +9,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use rnic_core::abi::control::{DisconnectReason, Event};
-use rnic_core::types::{CqId, ListenerId, QpId, RequestId, SrqId};
+use rnic_abi::abi::control::{DisconnectReason, Event};
+use rnic_abi::types::{CqId, ListenerId, QpId, RequestId, SrqId};
 
 use crate::error::Error;
 
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
     use std::net::SocketAddr;
 
-    use rnic_core::types::AddressPair;
+    use rnic_abi::types::AddressPair;
 
     const QP: QpId = QpId(7);
     const LISTENER: ListenerId = ListenerId(3);

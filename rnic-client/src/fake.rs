@@ -13,17 +13,17 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, MutexGuard};
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::*;
-use rnic_core::abi::queue::{
+use rnic_abi::abi::ABI_VERSION;
+use rnic_abi::abi::control::*;
+use rnic_abi::abi::queue::{
     ARM_NONE, ChannelRecord, Cqe, QueueKind, QueueShape, doorbell_offset, queue_header,
 };
-use rnic_core::shm::Mapping;
-use rnic_core::shm::doorbell::DoorbellScanner;
-use rnic_core::shm::queue::{
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::doorbell::DoorbellScanner;
+use rnic_abi::shm::queue::{
     CompletionProducer, QueueMemory, ReceiveConsumer, SendConsumer, SendEntry, SgeList,
 };
-use rnic_core::types::*;
+use rnic_abi::types::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::*;
 

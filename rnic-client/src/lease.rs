@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use rnic_core::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
-use rnic_core::abi::queue::Sge;
-use rnic_core::shm::lease::{self, Done, Lendable, Loan, LoanNumber};
-use rnic_core::types::{Access, MrId, QpId, Scope, SharedBufferId, Stag};
+use rnic_abi::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::shm::lease::{self, Done, Lendable, Loan, LoanNumber};
+use rnic_abi::types::{Access, MrId, QpId, Scope, SharedBufferId, Stag};
 
 use crate::completion::Completion;
 use crate::error::Error;

@@ -151,7 +151,7 @@ pub use qp::{Posting, Qp, QpOptions};
 pub use request::{RecvRequest, SendRequest};
 pub use resolution::{ResolveOptions, Resolved};
 #[doc(hidden)]
-pub use rnic_core::shm::own::without_signals;
+pub use rnic_abi::shm::own::without_signals;
 pub use shared_buffer::SharedBuffer;
 pub use socket::{SocketError, SocketListener, SocketRequest};
 pub use srq::{Srq, SrqOptions};
@@ -159,15 +159,15 @@ pub use srq::{Srq, SrqOptions};
 pub use stream::Stream;
 pub use window::{Bind, MemoryWindow};
 
-pub use rnic_core::abi::control::{
+pub use rnic_abi::abi::control::{
     ClientRow, CqRow, DeviceAttributes, Diagnosis, DiagnosisKind, DisconnectReason, Event,
     EventRecord, Features, GidRow, LimitRow, ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow,
     PAGE_ROWS, PdRow, QpCounters, QpRow, Refusal, Rows, Sending, SrqRow, StatusInfo, WindowRow,
     Wiring,
 };
-pub use rnic_core::abi::queue::Sge;
-pub use rnic_core::shm::{ProgramRange, RawBytes};
-pub use rnic_core::types::{
+pub use rnic_abi::abi::queue::Sge;
+pub use rnic_abi::shm::{ProgramRange, RawBytes};
+pub use rnic_abi::types::{
     Access, AddressPair, AtomicOperation, ChannelId, CompletionOpcode, CompletionStatus, CqId, Gid,
     ListenerId, MrId, MwId, PdId, QpId, QpState, QpType, RequestId, RnrPolicy, Scope, SessionId,
     SharedBufferId, SrqId, Stag, TerminateCode, TerminateOrigin, WindowKind,

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_core::abi::control::{Event, ObjectRef, ReplyBody, RequestBody};
-use rnic_core::types::{AddressPair, ListenerId, RequestId};
+use rnic_abi::abi::control::{Event, ObjectRef, ReplyBody, RequestBody};
+use rnic_abi::types::{AddressPair, ListenerId, RequestId};
 
 use crate::connect::{Claim, Connected, check_private_data};
 use crate::error::Error;

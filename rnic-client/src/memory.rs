@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use rnic_core::shm::POPULATE_STEP;
+use rnic_abi::shm::POPULATE_STEP;
 
 use crate::error::Error;
 

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rnic_core::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
-use rnic_core::abi::queue::Sge;
-use rnic_core::shm::{CopyFault, Mapping, RawBytes};
-use rnic_core::types::{Access, MrId, Scope, Stag};
+use rnic_abi::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::shm::{CopyFault, Mapping, RawBytes};
+use rnic_abi::types::{Access, MrId, Scope, Stag};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, copy_error};

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rnic_core::shm::secure;
+use rnic_abi::shm::secure;
 
 /// Environment variable with the path of the socket.
 pub(crate) const SOCKET_VARIABLE: &str = "RNIC_SOCKET";

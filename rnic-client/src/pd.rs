@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rnic_core::abi::control::{ReplyBody, RequestBody};
-use rnic_core::shm::ProgramRange;
-use rnic_core::types::{Access, PdId, WindowKind};
+use rnic_abi::abi::control::{ReplyBody, RequestBody};
+use rnic_abi::shm::ProgramRange;
+use rnic_abi::types::{Access, PdId, WindowKind};
 
 use crate::attached::AttachedBuffer;
 use crate::error::Error;

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rnic_core::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
-use rnic_core::shm::ProgramRange;
-use rnic_core::types::{MrId, Stag};
+use rnic_abi::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
+use rnic_abi::shm::ProgramRange;
+use rnic_abi::types::{MrId, Stag};
 
 use crate::error::Error;
 use crate::mr::MrOptions;

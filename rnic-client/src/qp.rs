@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use rnic_core::abi::control::{ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody};
-use rnic_core::abi::queue::QueueKind;
-use rnic_core::shm::lease::LoanNumber;
-use rnic_core::shm::queue::{PushError, QueueMemory, SendProducer};
-use rnic_core::types::{QpId, QpType, RnrPolicy};
+use rnic_abi::abi::control::{ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody};
+use rnic_abi::abi::queue::QueueKind;
+use rnic_abi::shm::lease::LoanNumber;
+use rnic_abi::shm::queue::{PushError, QueueMemory, SendProducer};
+use rnic_abi::types::{QpId, QpType, RnrPolicy};
 
 use crate::cq::Cq;
 use crate::error::{Error, PostError};

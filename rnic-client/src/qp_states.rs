@@ -7,8 +7,8 @@
 //! has acknowledged it, and a failed request has its own status. A request that is never
 //! acknowledged fails with `TransportRetryExceeded` after the timeout and retries of [`Sending`].
 
-use rnic_core::abi::control::{GidRow, QpChange, ReplyBody, RequestBody, Sending, Wiring};
-use rnic_core::types::Access;
+use rnic_abi::abi::control::{GidRow, QpChange, ReplyBody, RequestBody, Sending, Wiring};
+use rnic_abi::types::Access;
 
 use crate::context::Context;
 use crate::error::Error;

@@ -1,8 +1,8 @@
 //! Posting receives to a QP's own receive queue or to an SRQ.
 
 use parking_lot::{Mutex, MutexGuard};
-use rnic_core::abi::queue::Sge;
-use rnic_core::shm::queue::{PushError, QueueMemory, ReceiveProducer};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::shm::queue::{PushError, QueueMemory, ReceiveProducer};
 
 use crate::error::{Error, PostError};
 use crate::request::RecvRequest;

@@ -1,7 +1,7 @@
 //! Work requests.
 
-use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
-use rnic_core::types::{Access, AtomicOperation, Stag};
+use rnic_abi::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
+use rnic_abi::types::{Access, AtomicOperation, Stag};
 
 use crate::mr::RemoteAddr;
 use crate::window::Bind;

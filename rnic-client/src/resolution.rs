@@ -8,8 +8,8 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use rnic_core::abi::control::{Event, RequestBody};
-use rnic_core::types::{AddressPair, Gid};
+use rnic_abi::abi::control::{Event, RequestBody};
+use rnic_abi::types::{AddressPair, Gid};
 
 use crate::addresses::try_each;
 use crate::connect::Claim;

@@ -12,15 +12,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rnic_core::abi::control::*;
-use rnic_core::abi::queue::QueueKind;
-use rnic_core::shm::Mapping;
-use rnic_core::shm::doorbell::DoorbellRinger;
-use rnic_core::shm::own::check_copies;
-use rnic_core::shm::owner::Owner;
-use rnic_core::shm::queue::QueueMemory;
-use rnic_core::shm::wait::cpus;
-use rnic_core::types::SessionId;
+use rnic_abi::abi::control::*;
+use rnic_abi::abi::queue::QueueKind;
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::doorbell::DoorbellRinger;
+use rnic_abi::shm::own::check_copies;
+use rnic_abi::shm::owner::Owner;
+use rnic_abi::shm::queue::QueueMemory;
+use rnic_abi::shm::wait::cpus;
+use rnic_abi::types::SessionId;
 
 use crate::control::{Control, Welcome};
 use crate::copies::CopyQueues;

@@ -6,9 +6,9 @@ use std::ops::{Bound, RangeBounds};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rnic_core::abi::control::{ReplyBody, RequestBody};
-use rnic_core::shm::Mapping;
-use rnic_core::types::SharedBufferId;
+use rnic_abi::abi::control::{ReplyBody, RequestBody};
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::SharedBufferId;
 
 use crate::error::Error;
 use crate::memory;

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_core::abi::control::{Event, ReplyBody, RequestBody};
+use rnic_abi::abi::control::{Event, ReplyBody, RequestBody};
 
 use crate::connect::{Claim, ConnectOptions, Connected, check_private_data};
 use crate::error::Error;

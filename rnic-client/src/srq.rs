@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody, SrqRequest, SrqRow};
-use rnic_core::abi::queue::QueueKind;
-use rnic_core::types::{PdId, SrqId};
+use rnic_abi::abi::control::{ObjectRef, ReplyBody, RequestBody, SrqRequest, SrqRow};
+use rnic_abi::abi::queue::QueueKind;
+use rnic_abi::types::{PdId, SrqId};
 
 use crate::error::{Error, PostError};
 use crate::events::Subject;

@@ -12,8 +12,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as Task, Poll, ready};
 
-use rnic_core::abi::control::DisconnectReason;
-use rnic_core::types::{CompletionStatus, RnrPolicy};
+use rnic_abi::abi::control::DisconnectReason;
+use rnic_abi::types::{CompletionStatus, RnrPolicy};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::ToSocketAddrs;
 

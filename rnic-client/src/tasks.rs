@@ -40,7 +40,7 @@ use std::future::poll_fn;
 use std::os::fd::AsFd;
 use std::task::Poll;
 
-use rnic_core::abi::control::{DisconnectReason, Event};
+use rnic_abi::abi::control::{DisconnectReason, Event};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::ToSocketAddrs;

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rnic_core::shm::secure;
+use rnic_abi::shm::secure;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{geteuid, getuid};
 

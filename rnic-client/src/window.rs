@@ -5,8 +5,8 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_core::abi::control::{ReplyBody, RequestBody};
-use rnic_core::types::{Access, MwId, Stag, WindowKind};
+use rnic_abi::abi::control::{ReplyBody, RequestBody};
+use rnic_abi::types::{Access, MwId, Stag, WindowKind};
 
 use crate::error::Error;
 use crate::mr::{Mr, Registration, RemoteMr};

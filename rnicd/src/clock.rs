@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Returns the monotonic time, with the same origin in all threads.

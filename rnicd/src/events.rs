@@ -13,9 +13,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use parking_lot::Mutex;
-use rnic_core::abi::control::{Event, MAX_MESSAGE};
-use rnic_core::abi::queue::ChannelRecord;
-use rnic_core::types::CqId;
+use rnic_abi::abi::control::{Event, MAX_MESSAGE};
+use rnic_abi::abi::queue::ChannelRecord;
+use rnic_abi::types::CqId;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
 /// Result of sending a record.
@@ -273,7 +273,7 @@ fn encode(event: &Event) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rnic_core::types::QpId;
+    use rnic_abi::types::QpId;
 
     fn event(n: u64) -> Event {
         Event::QpFatal { qp: QpId(7), context: n, reason: "x".repeat(1000) }

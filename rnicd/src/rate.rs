@@ -9,7 +9,7 @@ use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 
 /// Token buckets of the keys used most recently.
 #[derive(Debug)]

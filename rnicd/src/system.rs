@@ -5,7 +5,7 @@
 
 use std::io;
 
-use rnic_core::abi::control::Refusal;
+use rnic_abi::abi::control::Refusal;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};

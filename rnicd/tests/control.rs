@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use rnic_core::abi::control::*;
-use rnic_core::types::*;
+use rnic_abi::abi::control::*;
+use rnic_abi::types::*;
 use support::*;
 
 /// Low limits.

@@ -6,8 +6,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll};
+use rnic_abi::types::{ListenerId, SessionId, Time};
 use rnic_core::stream::startup::{Options, RtrKinds};
-use rnic_core::types::{ListenerId, SessionId, Time};
 use rnicd::cm::{CmEvent, CmOptions, ConnectionManager, SocketBuffers};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

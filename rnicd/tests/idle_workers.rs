@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token, Waker};
+use rnic_abi::shm::wait::WaitPolicy;
 use rnic_core::engine::{EngineOptions, MulpduPolicy};
-use rnic_core::shm::wait::WaitPolicy;
 use rnicd::worker::{WorkerOptions, Workers};
 
 /// Returns the context switches of every worker thread.

@@ -10,8 +10,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::control::*;
-use rnic_core::types::*;
+use rnic_abi::abi::control::*;
+use rnic_abi::types::*;
 use rnicd::exec::PrivateDaemon;
 use rustix::net::RecvFlags;
 use support::*;

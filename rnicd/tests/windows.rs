@@ -5,8 +5,8 @@
 #[allow(dead_code)]
 mod support;
 
-use rnic_core::abi::control::*;
-use rnic_core::types::*;
+use rnic_abi::abi::control::*;
+use rnic_abi::types::*;
 use support::*;
 
 fn alloc(pd: PdId, kind: WindowKind) -> RequestBody {

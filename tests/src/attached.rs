@@ -6,18 +6,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
 use std::sync::Arc;
 
+use rnic_abi::abi::control::{MrRequest, MrSource, QueueLocation, Refusal, ReplyBody, RequestBody};
+use rnic_abi::abi::queue::QueueKind;
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::doorbell::DoorbellRinger;
+use rnic_abi::shm::queue::{CopyConsumer, QueueMemory};
+use rnic_abi::types::MrId;
 use rnic_client::{
     AcceptOptions, AttachedBuffer, Completion, ConnectOptions, Context, Cq, Listener, Mr,
     MrOptions, Pd, Qp, QpOptions, RemoteMr, Scope, SendRequest,
 };
-use rnic_core::abi::control::{
-    MrRequest, MrSource, QueueLocation, Refusal, ReplyBody, RequestBody,
-};
-use rnic_core::abi::queue::QueueKind;
-use rnic_core::shm::Mapping;
-use rnic_core::shm::doorbell::DoorbellRinger;
-use rnic_core::shm::queue::{CopyConsumer, QueueMemory};
-use rnic_core::types::MrId;
 
 use crate::raw::Raw;
 use crate::traffic::Failure;

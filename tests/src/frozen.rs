@@ -18,9 +18,9 @@ use fuser::{
     INodeNo, IoctlFlags, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
     ReplyEntry, ReplyIoctl, ReplyLseek, ReplyStatfs, Request, SessionACL,
 };
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Hello, Reply, RequestBody};
-use rnic_core::shm::Mapping;
+use rnic_abi::abi::ABI_VERSION;
+use rnic_abi::abi::control::{Hello, Reply, RequestBody};
+use rnic_abi::shm::Mapping;
 
 use crate::attached::{self, CopyQueue};
 use crate::raw::Raw;

@@ -1,9 +1,9 @@
 //! Two RC QPs, one of which belongs to a process that the test kills under traffic.
 
+use rnic_abi::types::QpId;
 use rnic_client::{
     Access, Context, Gid, Qp, QpOptions, QpType, RecvRequest, RemoteMr, Sending, Wiring,
 };
-use rnic_core::types::QpId;
 
 use crate::traffic::Failure;
 use crate::{DEADLINE, attached};

@@ -11,10 +11,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::*;
-use rnic_core::shm::Mapping;
-use rnic_core::types::*;
+use rnic_abi::abi::ABI_VERSION;
+use rnic_abi::abi::control::*;
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,

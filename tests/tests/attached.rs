@@ -8,15 +8,15 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rnic_abi::abi::control::{Features, MrRequest, MrSource, ReplyBody, RequestBody};
+use rnic_abi::abi::copies::copy_entry;
+use rnic_abi::abi::queue::{QUEUE_HEADER_LEN, arena_header, queue_header};
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::MrId;
 use rnic_client::{
     Access, Context, DisconnectReason, ListKind, Refusal, RemoteMr, Rows, Scope, SendRequest,
     TerminateCode, TerminateOrigin,
 };
-use rnic_core::abi::control::{Features, MrRequest, MrSource, ReplyBody, RequestBody};
-use rnic_core::abi::copies::copy_entry;
-use rnic_core::abi::queue::{QUEUE_HEADER_LEN, arena_header, queue_header};
-use rnic_core::shm::Mapping;
-use rnic_core::types::MrId;
 use rnic_tests::attached::{CopyQueue, Guest, Insider, LENT, copying_threads, pattern};
 use rnic_tests::raw::Raw;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};

@@ -13,7 +13,7 @@
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use rnic_core::shm::wait::cpus;
+use rnic_abi::shm::wait::cpus;
 use rnic_tests::attacks::Attack;
 use rnic_tests::attacks::stage::Case;
 use rnic_tests::attacks::{counted, stage};

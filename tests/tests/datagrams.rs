@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use rnic_abi::roce::{Datagram, grh, packet};
+use rnic_abi::types::QpId;
 use rnic_client::{
     Access, Completion, CompletionStatus, DatagramAddress, GRH_LEN, Gid, Grh, Qp, QpType,
     RecvRequest, SendRequest, Sending, route_of,
 };
-use rnic_core::roce::{Datagram, grh, packet};
-use rnic_core::types::QpId;
 use rnic_tests::client::Client;
 use rnic_tests::{DEADLINE, Daemon, binaries, ports, tshark};
 

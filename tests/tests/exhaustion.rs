@@ -5,9 +5,9 @@ use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rnic_abi::abi::ABI_VERSION;
+use rnic_abi::abi::control::{Hello, HelloReply, HelloStatus};
 use rnic_client::Context;
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Hello, HelloReply, HelloStatus};
 use rnic_tests::attacks::cpu;
 use rnic_tests::pinger::Pinger;
 use rnic_tests::raw::Raw;

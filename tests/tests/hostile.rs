@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rnic_core::types::QpType;
+use rnic_abi::types::QpType;
 use rnic_tests::raw::Raw;
 use rnic_tests::{Daemon, Process, binaries, hostile, ports};
 

@@ -4,13 +4,13 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
+use rnic_abi::abi::control::RequestBody;
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::types::{Stag, TerminateOrigin};
 use rnic_client::{
     Access, CompletionStatus, Context, DeviceAttributes, DisconnectReason, Error, Event, QpOptions,
     QpState, RecvRequest, RemoteMr, SendRequest,
 };
-use rnic_core::abi::control::RequestBody;
-use rnic_core::abi::queue::Sge;
-use rnic_core::types::{Stag, TerminateOrigin};
 use rnic_tests::raw::Raw;
 use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, Process, binaries, engine, on_path};
 use rustix::process::{Signal, geteuid};

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use rnic_abi::abi::control::{QpChange, Refusal, ReplyBody, RequestBody};
+use rnic_abi::types::QpId;
 use rnic_client::{
     Access, Completion, CompletionOpcode, CompletionStatus, Event, Gid, Qp, QpState, QpType,
     RecvRequest, SendRequest, Sending, Wiring,
 };
-use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, RequestBody};
-use rnic_core::types::QpId;
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::raw::{Raw, qp_request};
 use rnic_tests::{DEADLINE, Daemon, binaries, ports};

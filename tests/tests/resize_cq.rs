@@ -6,13 +6,13 @@ use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rnic_abi::abi::control::{QueueLocation, Refusal, ReplyBody, RequestBody};
+use rnic_abi::abi::queue::{QueueShape, queue_header};
+use rnic_abi::types::CqId;
 use rnic_client::{
     Arm, Completion, CompletionOpcode, Context, Cq, CqOptions, CqRow, Error, ListKind, Listener,
     Pd, Qp, QpOptions, RecvRequest, Rows, SendRequest,
 };
-use rnic_core::abi::control::{QueueLocation, Refusal, ReplyBody, RequestBody};
-use rnic_core::abi::queue::{QueueShape, queue_header};
-use rnic_core::types::CqId;
 use rnic_tests::raw::Raw;
 use rnic_tests::{DEADLINE, Daemon, PATHS, binaries, engine, join};
 

@@ -4,13 +4,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use rnic_abi::roce::sidr::{self, Message, Reply, ServiceId, Status};
+use rnic_abi::roce::{Datagram, packet};
+use rnic_abi::types::QpId;
 use rnic_client::{
     Access, BindOptions, ConnectionRequest, Error, Event, GRH_LEN, Gid, Listener, Qp, QpType,
     RecvRequest, Refusal, ResolveOptions, SendRequest, Sending,
 };
-use rnic_core::roce::sidr::{self, Message, Reply, ServiceId, Status};
-use rnic_core::roce::{Datagram, packet};
-use rnic_core::types::QpId;
 use rnic_tests::client::Client;
 use rnic_tests::{DEADLINE, Daemon, binaries, omit, on_path, ports, tshark};
 use rustix::io::Errno;

@@ -8,9 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rnic_abi::abi::control::{Refusal, ReplyBody, RequestBody};
+use rnic_abi::types::{CqId, QpId};
 use rnic_client::{AcceptOptions, Access, Context, Error, QpOptions, RecvRequest, SendRequest};
-use rnic_core::abi::control::{Refusal, ReplyBody, RequestBody};
-use rnic_core::types::{CqId, QpId};
 use rnic_tests::raw::{Raw, memfd};
 use rnic_tests::wire::{self, CRC, Ending, fpdu, untagged};
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, over};
@@ -215,7 +215,7 @@ fn wrong_descriptors_are_refused_by_name() {
         let (mut raw, qp, _) = raw_with_qp(&daemon);
         raw.ask(connect_over(qp), descriptors);
         let (reply, _) = raw.receive().unwrap();
-        let reply: rnic_core::abi::control::Reply = postcard::from_bytes(&reply).unwrap();
+        let reply: rnic_abi::abi::control::Reply = postcard::from_bytes(&reply).unwrap();
         assert!(matches!(reply.result, Err(Refusal::Malformed { .. })), "{reply:?}");
         assert!(raw.receive().is_none(), "the session goes on");
     }

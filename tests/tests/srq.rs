@@ -6,14 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rnic_abi::abi::control::{QueueLocation, ReplyBody, RequestBody, SrqRequest};
+use rnic_abi::abi::queue::{QUEUE_HEADER_LEN, queue_header};
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::{QpId, SrqId};
 use rnic_client::{
     AcceptOptions, Access, Completion, CompletionStatus, DisconnectReason, Event, Qp, QpOptions,
     RecvRequest, RnrPolicy, SendRequest, Srq, SrqOptions,
 };
-use rnic_core::abi::control::{QueueLocation, ReplyBody, RequestBody, SrqRequest};
-use rnic_core::abi::queue::{QUEUE_HEADER_LEN, queue_header};
-use rnic_core::shm::Mapping;
-use rnic_core::types::{QpId, SrqId};
 use rnic_tests::raw::{Raw, qp_request};
 use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, engine, join};
 

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
 
+use rnic_abi::abi::control::Reply;
 use rnic_client::{
     AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Error, Mr,
     QpOptions, RecvRequest, Refusal, Scope, SendRequest, Sge, Stag,
 };
-use rnic_core::abi::control::Reply;
 use rnic_tests::raw::Raw;
 use rnic_tests::wire::{self, CRC, fpdu, tagged};
 use rnic_tests::{

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use rnic_core::abi::control::{DisconnectMode, Event, RequestBody};
+use rnic_abi::abi::control::{DisconnectMode, Event, RequestBody};
 
 use super::{PATIENCE, Rig, rig};
 use crate::fake::Answer;

@@ -1,7 +1,7 @@
 //! Posting and polling through real rings, and the doorbells rung for it.
 
-use rnic_core::abi::control::RequestBody;
-use rnic_core::abi::queue::{Cqe, SendFlags, SendOpcode};
+use rnic_abi::abi::control::RequestBody;
+use rnic_abi::abi::queue::{Cqe, SendFlags, SendOpcode};
 
 use super::{Rig, rig};
 use crate::*;

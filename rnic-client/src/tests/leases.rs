@@ -1,11 +1,11 @@
 //! Leases: ownership of the bytes over time.
 
-use rnic_core::abi::queue::Cqe;
+use rnic_abi::abi::queue::Cqe;
 
 use super::*;
 
 /// Returns the daemon's mapping of the newest region's shared buffer.
-fn theirs(r: &Rig) -> std::sync::Arc<rnic_core::shm::Mapping> {
+fn theirs(r: &Rig) -> std::sync::Arc<rnic_abi::shm::Mapping> {
     let device = r.daemon.device();
     let last = device.shared_buffers.keys().max_by_key(|id| id.0).unwrap();
     device.shared_buffers[last].clone()

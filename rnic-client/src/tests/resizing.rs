@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use rnic_core::abi::control::{NewArena, QueueLocation, Reply, ReplyBody};
-use rnic_core::abi::queue::{Cqe, QueueShape};
+use rnic_abi::abi::control::{NewArena, QueueLocation, Reply, ReplyBody};
+use rnic_abi::abi::queue::{Cqe, QueueShape};
 
 use super::{PATIENCE, Rig, rig, until};
 use crate::fake::Answer;

@@ -4,9 +4,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Event, HelloStatus, MrRequest, MrSource, RequestBody};
-use rnic_core::shm::owner::Owner;
+use rnic_abi::abi::ABI_VERSION;
+use rnic_abi::abi::control::{Event, HelloStatus, MrRequest, MrSource, RequestBody};
+use rnic_abi::shm::owner::Owner;
 
 use super::{PATIENCE, rig};
 use crate::cq::EMPTY_POLLS_PER_CHECK;

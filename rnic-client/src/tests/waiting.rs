@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::queue::Cqe;
+use rnic_abi::abi::queue::Cqe;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{PATIENCE, Rig, rig, until};

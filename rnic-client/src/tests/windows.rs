@@ -1,7 +1,7 @@
 //! Memory windows: posted requests, keys, and regions that they keep.
 
-use rnic_core::abi::control::RequestBody;
-use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, WindowParams};
+use rnic_abi::abi::control::RequestBody;
+use rnic_abi::abi::queue::{SendFlags, SendHeader, SendOpcode, WindowParams};
 
 use super::{Rig, rig};
 use crate::fake::Answer;

@@ -3,10 +3,10 @@
 use std::convert::Infallible;
 use std::hint::black_box;
 
+use rnic_abi::types::{Stag, TaggedOffset};
 use rnic_core::ddp::{Header, TaggedHeader};
 use rnic_core::mpa::{CRC_LEN, Deframer, Framer, LENGTH_LEN, MAX_MULPDU, MpaFault, mulpdu};
 use rnic_core::rdmap::{Control, Opcode};
-use rnic_core::types::{Stag, TaggedOffset};
 
 use crate::{Run, Subject, pattern};
 

@@ -4,7 +4,7 @@
 //! The two QPs are connected over the direct path within one engine, or over TCP between two
 //! engines. Segments, FPDUs and CRCs are real, and two copies of the bytes replace the kernel.
 
-use rnic_core::abi::queue::{SendFlags, SendOpcode};
+use rnic_abi::abi::queue::{SendFlags, SendOpcode};
 
 use crate::pair::{Pair, Path};
 use crate::{Run, Subject};

@@ -8,24 +8,24 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_core::abi::queue::{
+use rnic_abi::abi::queue::{
     Cqe, PAGE, QueueKind, QueueShape, SendFlags, SendHeader, SendOpcode, Sge,
+};
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::doorbell::{DoorbellRinger, DoorbellScanner};
+use rnic_abi::shm::io::Piece;
+use rnic_abi::shm::queue::{
+    CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
+};
+use rnic_abi::types::{
+    Access, AddressPair, CompletionStatus, CqId, MrId, PdId, QpId, Scope, SessionId, Stag, Time,
+    UserId,
 };
 use rnic_core::device::{Cq, Memory, QpShared, StagEntry, StagKind};
 use rnic_core::engine::{
     ConnectedEnd, Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Receives, Work,
 };
-use rnic_core::shm::Mapping;
-use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
-use rnic_core::shm::io::Piece;
-use rnic_core::shm::queue::{
-    CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
-};
 use rnic_core::stream::startup::{Negotiated, Role};
-use rnic_core::types::{
-    Access, AddressPair, CompletionStatus, CqId, MrId, PdId, QpId, Scope, SessionId, Stag, Time,
-    UserId,
-};
 
 /// Connection of the two QPs.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use rnic_core::abi::queue::{Cqe, QueueKind, QueueShape, SendFlags, SendHeader, SendOpcode, Sge};
-use rnic_core::shm::Mapping;
-use rnic_core::shm::queue::{
+use rnic_abi::abi::queue::{Cqe, QueueKind, QueueShape, SendFlags, SendHeader, SendOpcode, Sge};
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::queue::{
     CompletionConsumer, CompletionProducer, QueueMemory, ReceiveConsumer, ReceiveEntry,
     ReceiveProducer, SendConsumer, SendProducer, SgeList,
 };
-use rnic_core::types::{CompletionOpcode, CompletionStatus};
+use rnic_abi::types::{CompletionOpcode, CompletionStatus};
 
 use crate::{Run, Subject};
 

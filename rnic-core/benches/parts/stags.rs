@@ -2,10 +2,10 @@
 
 use std::hint::black_box;
 
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 use rnic_core::device::stag::Principal;
 use rnic_core::device::{Memory, StagAllocator, StagEntry, StagKind, StagTable};
-use rnic_core::shm::Mapping;
-use rnic_core::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
 use crate::{Run, Subject};
 

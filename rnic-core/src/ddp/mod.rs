@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use crate::types::{Msn, Stag, TaggedOffset};
+use rnic_abi::types::{Msn, Stag, TaggedOffset};
 
 /// Size of the longest header in bytes.
 pub const MAX_HEADER_LEN: usize = UntaggedHeader::LEN;

@@ -8,7 +8,7 @@ use std::collections::{HashSet, VecDeque};
 use chacha20::ChaCha20Rng;
 use chacha20::rand_core::{Rng, SeedableRng};
 
-use crate::types::Stag;
+use rnic_abi::types::Stag;
 
 /// Issues STags. An STag consists of a 24-bit index that no other object has, and an 8-bit key.
 /// Both are drawn at random each time.

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use arrayvec::ArrayVec;
 
 use super::fault::Unreachable;
-use crate::shm::queue::MAX_SGE;
-use crate::types::{AtomicOperation, SessionId};
+use rnic_abi::shm::queue::MAX_SGE;
+use rnic_abi::types::{AtomicOperation, SessionId};
 
-pub use crate::abi::copies::MAX_COPY;
+pub use rnic_abi::abi::copies::MAX_COPY;
 
 /// State shared by the workers and the resource manager.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use parking_lot::Mutex;
 
-use crate::abi::queue::{CompletionFlags, Cqe};
-use crate::shm::queue::{CompletionProducer, MoveError, PublishError, QueueFault, QueueMemory};
-use crate::types::{CompletionStatus, CqId, SessionId};
+use rnic_abi::abi::queue::{CompletionFlags, Cqe};
+use rnic_abi::shm::queue::{CompletionProducer, MoveError, PublishError, QueueFault, QueueMemory};
+use rnic_abi::types::{CompletionStatus, CqId, SessionId};
 
 /// A completion queue, shared by the workers of its QPs.
 pub struct Cq {
@@ -299,10 +299,10 @@ mod tests {
     use std::sync::atomic::Ordering::{Acquire, Release};
 
     use super::*;
-    use crate::abi::queue::{ARM_NEXT, QueueKind, QueueShape};
-    use crate::shm::Mapping;
-    use crate::shm::queue::CompletionConsumer;
-    use crate::types::CompletionOpcode;
+    use rnic_abi::abi::queue::{ARM_NEXT, QueueKind, QueueShape};
+    use rnic_abi::shm::Mapping;
+    use rnic_abi::shm::queue::CompletionConsumer;
+    use rnic_abi::types::CompletionOpcode;
 
     fn place(entries: u32) -> QueueMemory {
         let shape = QueueShape::completion(entries);

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::records::{FairRing, Records};
-use crate::abi::control::Diagnosis;
-use crate::types::{SessionId, Time};
+use rnic_abi::abi::control::Diagnosis;
+use rnic_abi::types::{SessionId, Time};
 
 /// Maximum number of records per session for flushes that the session itself caused.
 pub const ROUTINE_RECORDS: usize = 16;
@@ -212,7 +212,7 @@ fn cut(text: &mut String, most: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::control::DiagnosisKind;
+    use rnic_abi::abi::control::DiagnosisKind;
 
     fn refused(session: u32, text: &str) -> Diagnosis {
         Diagnosis::new(SessionId(session), DiagnosisKind::Refused, "a rule", text)

@@ -1,8 +1,8 @@
 //! Reasons why an access to checked memory failed.
 
-use crate::shm::CopyFault;
-use crate::shm::attached::{AttachedFault, CopyEnd};
-use crate::types::SessionId;
+use rnic_abi::shm::CopyFault;
+use rnic_abi::shm::attached::{AttachedFault, CopyEnd};
+use rnic_abi::types::SessionId;
 
 /// A failed access to checked memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use super::copier::Copier;
 pub use super::fault::{MemoryFault, Unreachable};
-use crate::shm::Mapping;
-use crate::shm::attached::{AddressSpace, AttachedFault, CopyEnd};
-use crate::types::{ATOMIC_LEN, AtomicOperation, SessionId};
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::attached::{AddressSpace, AttachedFault, CopyEnd};
+use rnic_abi::types::{ATOMIC_LEN, AtomicOperation, SessionId};
 
 /// Location of the bytes of a region. Clones refer to the same bytes.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub enum Memory {
         /// The attached address space of the owner.
         space: Arc<AddressSpace>,
         /// Start address. With the region's length it stays below
-        /// [`USER_END`](crate::shm::attached::USER_END).
+        /// [`USER_END`](rnic_abi::shm::attached::USER_END).
         address: u64,
     },
     /// In the owner's address space, which only a copier can access. The QP waits for the copier's
@@ -310,8 +310,8 @@ impl<'t> Target<'t> {
     }
 
     /// Returns a target for the inline data of a send queue entry: bytes of the client's arena that
-    /// [`take`](crate::shm::queue::SendConsumer::take) or
-    /// [`look`](crate::shm::queue::SendConsumer::look) of the queue has checked.
+    /// [`take`](rnic_abi::shm::queue::SendConsumer::take) or
+    /// [`look`](rnic_abi::shm::queue::SendConsumer::look) of the queue has checked.
     pub(crate) fn inline(
         owner: SessionId,
         mapping: &'t Mapping,

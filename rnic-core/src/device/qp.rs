@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::abi::control::QpCounters;
-use crate::types::{QpState, TerminateCode, TerminateOrigin};
+use rnic_abi::abi::control::QpCounters;
+use rnic_abi::types::{QpState, TerminateCode, TerminateOrigin};
 
 /// State and counters of one QP.
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 use super::memory::Target;
 use super::stag::{LocalFault, Principal, RemoteFault, StagEntry, StagTable};
-use crate::types::{Access, Stag};
+use rnic_abi::types::{Access, Stag};
 
 /// The last entry found in a table. The table cannot change while this borrows it. Compared with
 /// [`StagTable::local`] and [`StagTable::remote`] this saves only the lookup: every check is

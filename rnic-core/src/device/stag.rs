@@ -23,7 +23,7 @@ use self::windows::Windows;
 use super::copier::Copier;
 use super::memory::{Memory, Target};
 use super::window::Window;
-use crate::types::{Access, QpId, Scope, SessionId, Stag};
+use rnic_abi::types::{Access, QpId, Scope, SessionId, Stag};
 
 /// A worker's copy of all STags, as plain data.
 #[derive(Default)]
@@ -248,8 +248,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::shm::Mapping;
-    use crate::types::{MrId, PdId};
+    use rnic_abi::shm::Mapping;
+    use rnic_abi::types::{MrId, PdId};
 
     /// Model of a region as a set of bytes.
     #[derive(Clone, Debug)]

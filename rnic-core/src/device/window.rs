@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::types::{MrId, MwId, PdId, SessionId, Stag, WindowKind};
+use rnic_abi::types::{MrId, MwId, PdId, SessionId, Stag, WindowKind};
 
 /// Number of windows bound to one region. Closed when the region is withdrawn.
 #[derive(Debug, Default)]

@@ -15,17 +15,17 @@ use super::requester::inbound_request::InboundRequest;
 use super::requester::message::{Gather, GatherFault};
 use super::responder::placement::{Placed, ScatterFault, place, scatter};
 use super::state::EngineState;
-use crate::abi::queue::CompletionFlags;
 use crate::device::cq::CqFault;
 use crate::device::memory::{MemoryFault, Payload, Unreachable};
 use crate::device::qp::terminate_detail;
 use crate::device::srq::SrqFault;
 use crate::device::stag::StagTable;
 use crate::rdmap::codes;
-use crate::shm::attached::CopyEnd;
 use crate::stream::inbound::SendKind;
 use crate::stream::{Fault, InboundAtomic, InboundRead};
-use crate::types::{ATOMIC_LEN, Access, CompletionStatus, Stag, TerminateCode};
+use rnic_abi::abi::queue::CompletionFlags;
+use rnic_abi::shm::attached::CopyEnd;
+use rnic_abi::types::{ATOMIC_LEN, Access, CompletionStatus, Stag, TerminateCode};
 
 /// Payload of an incoming segment.
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ use super::teardown_queue::{DeadQueue, EndingSession, Queue};
 use crate::device::cq::CqFault;
 use crate::device::srq::SrqFault;
 use crate::engine::numbers::cost;
-use crate::types::{SessionId, Time};
+use rnic_abi::types::{SessionId, Time};
 
 /// Maximum number of QPs that end in one step.
 const MAX_ENDS: usize = 8;

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::types::{QpId, UserId};
+use rnic_abi::types::{QpId, UserId};
 
 /// Maximum number of changes that a user's QPs of this engine may have under way.
 const MAX_UNDER_WAY: u32 = 4;

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::schedule::Key;
-use crate::types::SessionId;
+use rnic_abi::types::SessionId;
 
 /// Limits of the bytes that streams may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

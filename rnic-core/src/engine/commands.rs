@@ -13,12 +13,12 @@ use super::qp::{Qp, QpConfig};
 use super::rc::PeerLimits;
 use super::schedule::Key;
 use super::state::Peer;
-use crate::abi::control::{DisconnectMode, QpChange};
 use crate::device::{StagChange, StagEntry, Window};
 use crate::engine::numbers::count;
-use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
-use crate::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
+use rnic_abi::abi::control::{DisconnectMode, QpChange};
+use rnic_abi::shm::doorbell::DoorbellScanner;
+use rnic_abi::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
 
 /// One end of a connection whose start-up is complete.
 pub struct ConnectedEnd {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::deadlines::{Deadlines, Due};
 use crate::device::Copier;
-use crate::types::{QpId, Time};
+use rnic_abi::types::{QpId, Time};
 
 #[derive(Default)]
 pub(super) struct PendingCopies {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::schedule::Key;
-use crate::types::Time;
+use rnic_abi::types::Time;
 
 /// Purpose of a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

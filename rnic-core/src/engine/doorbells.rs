@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use super::qp_core::QpCore;
 use super::schedule::{Key, REQUEST_COST, STEP_COST, Schedule, SessionSlot};
-use crate::abi::queue::doorbell;
 use crate::device::{Cq, Srq};
-use crate::shm::doorbell::DoorbellScanner;
-use crate::types::{SessionId, Time, UserId};
+use rnic_abi::abi::queue::doorbell;
+use rnic_abi::shm::doorbell::DoorbellScanner;
+use rnic_abi::types::{SessionId, Time, UserId};
 
 /// Time for which a session is polled after it last rang.
 const POLL_FOR: Duration = Duration::from_micros(200);

@@ -7,7 +7,7 @@ use crate::device::srq::SrqFault;
 use crate::device::stag::{InvalidateFault, LocalFault, Principal, RemoteFault, StagTable};
 use crate::engine::numbers::ulpdu_len;
 use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
-use crate::types::{ATOMIC_LEN, Access, Scope, Stag, TerminateCode};
+use rnic_abi::types::{ATOMIC_LEN, Access, Scope, Stag, TerminateCode};
 
 /// Description of a failure for operators and programs.
 pub(super) struct Explanation {

@@ -8,10 +8,10 @@ use super::qp::Qp;
 use super::reason::Reason;
 use super::send_queue::SendQueue;
 use super::state::EngineState;
-use crate::abi::queue::Cqe;
 use crate::device::Cq;
 use crate::device::cq::CqFault;
 use crate::device::srq::SrqFault;
+use rnic_abi::abi::queue::Cqe;
 
 impl Qp {
     /// Completes the oldest requests that are done.

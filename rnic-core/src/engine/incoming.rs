@@ -7,7 +7,7 @@ use crate::engine::numbers::ulpdu_len;
 use crate::rdmap::AtomicResponse;
 use crate::stream::inbound::{InboundAtomic, InboundRead, SendKind};
 use crate::stream::{Fault, terminate};
-use crate::types::Stag;
+use rnic_abi::types::Stag;
 
 /// A segment that is well formed and in order, without its payload.
 #[derive(Clone, Copy, Debug)]

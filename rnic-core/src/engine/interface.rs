@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::charge::ChargeLimits;
 use super::link::tcp::partial::PartialLimits;
-use crate::abi::control::Event;
 use crate::device::copier::CopyJob;
 use crate::device::{Cq, DiagnosisLog, Srq, StagChange};
-use crate::types::{CqId, QpId, SessionId, SrqId, Time};
+use rnic_abi::abi::control::Event;
+use rnic_abi::types::{CqId, QpId, SessionId, SrqId, Time};
 
 /// Options of an engine.
 #[derive(Clone, Debug)]

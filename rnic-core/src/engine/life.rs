@@ -14,9 +14,9 @@ use super::phase::{StreamEvent, StreamPhase};
 use super::qp_core::QpCore;
 use super::reason::Reason;
 use super::state::EngineState;
-use crate::abi::control::{Diagnosis, DiagnosisKind, DisconnectReason, Event};
 use crate::rdmap::{Layout, Terminate, codes};
-use crate::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
+use rnic_abi::abi::control::{Diagnosis, DiagnosisKind, DisconnectReason, Event};
+use rnic_abi::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
 
 /// `ECONNRESET` of `errno(3)`.
 const CONNECTION_RESET: u16 = 104;

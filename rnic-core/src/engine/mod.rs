@@ -64,7 +64,6 @@ pub use responder::receives::Receives;
 use crate::device::copier::CopyResult;
 use crate::device::memory::Unreachable;
 use crate::device::{Copier, Cq, Srq};
-use crate::types::{QpId, SessionId, Time};
 use charge::Charges;
 use deadlines::Due;
 use link::tcp::TX_SLAB;
@@ -72,6 +71,7 @@ use link::tcp::failure::socket_error_text;
 use link::tcp::slabs::RX_SLAB;
 use link::tcp::transmit::UNSENT;
 use qp::Qp;
+use rnic_abi::types::{QpId, SessionId, Time};
 use schedule::Key;
 use state::{EngineState, Peer};
 

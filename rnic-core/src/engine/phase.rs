@@ -26,7 +26,7 @@
 //! The rules are in RFC 5040 section 6.2 and RFC 5044 section 7.1. Applications see the states of
 //! verbs ([`StreamPhase::state`]).
 
-use crate::types::QpState;
+use rnic_abi::types::QpState;
 
 /// Phase of a stream, which alone decides what may be sent and how received bytes are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

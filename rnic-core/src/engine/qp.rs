@@ -25,14 +25,14 @@ use super::responder::{MissingReceive, Responder};
 use super::schedule::{Key, SessionSlot};
 use super::send_queue::SendQueue;
 use super::state::EngineState;
-use crate::abi::control::{DisconnectMode, Wiring};
 use crate::device::memory::{MemoryFault, Unreachable};
 use crate::device::stag::RemoteFault;
 use crate::device::{Cq, QpShared};
 use crate::rdmap::codes;
-use crate::shm::queue::{QueueFault, SendConsumer};
 use crate::stream::{InboundAtomic, terminate};
-use crate::types::{PdId, QpId, QpState, SessionId};
+use rnic_abi::abi::control::{DisconnectMode, Wiring};
+use rnic_abi::shm::queue::{QueueFault, SendConsumer};
+use rnic_abi::types::{PdId, QpId, QpState, SessionId};
 
 /// Configuration of a QP, which the resource manager passes to a worker.
 pub struct QpConfig {

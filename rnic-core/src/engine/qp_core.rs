@@ -6,7 +6,7 @@ use super::schedule::{Key, SessionSlot};
 use crate::device::memory::Target;
 use crate::device::stag::{Principal, RemoteFault, StagTable};
 use crate::device::{Cq, QpShared};
-use crate::types::{Access, PdId, QpId, SessionId, Stag};
+use rnic_abi::types::{Access, PdId, QpId, SessionId, Stag};
 
 /// Identity, queues and turn of a QP.
 pub(super) struct QpCore {

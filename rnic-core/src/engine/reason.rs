@@ -12,9 +12,9 @@ use crate::device::srq::SrqFault;
 use crate::device::stag::{InvalidateFault, LocalFault, RemoteFault};
 use crate::device::window::BindFault;
 use crate::rdmap::codes;
-use crate::shm::queue::{Malformed, QueueFault};
 use crate::stream::{Fault, InboundRead};
-use crate::types::{CompletionStatus, CqId, SrqId, Stag, TerminateCode};
+use rnic_abi::shm::queue::{Malformed, QueueFault};
+use rnic_abi::types::{CompletionStatus, CqId, SrqId, Stag, TerminateCode};
 
 /// Cause of a failure.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::qp::Qp;
 use super::reason::{Reason, ResponderError};
 use super::state::EngineState;
-use crate::abi::control::Event;
+use rnic_abi::abi::control::Event;
 
 impl Qp {
     /// Raises the event of an iWARP or RC responder if the stream ends because it refuses a request

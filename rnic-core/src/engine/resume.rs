@@ -10,7 +10,7 @@ use super::responder::rnr_wait::{WaitingSegment, WaitingSend};
 use super::state::{EngineState, PeerSignal};
 use crate::device::copier::CopyResult;
 use crate::device::memory::MemoryFault;
-use crate::shm::attached::CopyEnd;
+use rnic_abi::shm::attached::CopyEnd;
 
 impl Qp {
     /// Takes the awaited receive if it has been posted. Called in each turn; costs nothing unless a

@@ -7,7 +7,7 @@
 //! at the rendezvous send and understand notices. To any other peer a notice is an empty Write.
 
 use super::numbers::low_half;
-use crate::types::{Msn, Stag, TaggedOffset};
+use rnic_abi::types::{Msn, Stag, TaggedOffset};
 
 /// Content of a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::numbers::count;
-use crate::types::{Time, UserId};
+use rnic_abi::types::{Time, UserId};
 
 /// Bytes that a user, a session and a QP may move per turn: some tens of microseconds. Of 128, 256
 /// and 512 KiB the last was the fastest with small requests, because the client then sees their

@@ -10,7 +10,7 @@ use super::reason::Reason;
 use super::schedule::END_COST;
 use super::send_queue::SendQueue;
 use super::state::EngineState;
-use crate::types::QpState;
+use rnic_abi::types::QpState;
 
 impl Qp {
     /// Completes a request of a UC or UD QP in error and stops the send queue.

@@ -16,13 +16,13 @@ use super::link::tcp::slabs::Slabs;
 use super::qp_core::QpCore;
 use super::schedule::{Key, MAX_DEBT, QUANTUM, Schedule};
 use super::teardown_queue::{DeadQueue, EndingSession};
-use crate::abi::control::Event;
 use crate::device::copier::{CopyJob, Direction, Pieces};
 use crate::device::cq::{CqFault, Published};
 use crate::device::memory::{MemoryFault, Unreachable};
 use crate::device::srq::SrqFault;
 use crate::device::{Copier, Cq, Srq, StagTable};
-use crate::types::{QpId, SessionId, Time};
+use rnic_abi::abi::control::Event;
+use rnic_abi::types::{QpId, SessionId, Time};
 
 /// Shared state of an engine.
 pub(super) struct EngineState {

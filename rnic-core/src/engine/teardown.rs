@@ -15,10 +15,10 @@ use super::reason::Reason;
 use super::requester::message::Message;
 use super::schedule::END_COST;
 use super::state::EngineState;
-use crate::abi::control::{DisconnectMode, DisconnectReason, Event};
 use crate::rdmap::{Terminate, codes};
 use crate::stream::{Fault, terminate};
-use crate::types::{CompletionStatus, TerminateCode, TerminateOrigin};
+use rnic_abi::abi::control::{DisconnectMode, DisconnectReason, Event};
+use rnic_abi::types::{CompletionStatus, TerminateCode, TerminateOrigin};
 
 impl Qp {
     /// Ends a QP that fails through no fault of the peer.

@@ -2,7 +2,7 @@
 
 use super::schedule::SessionSlot;
 use crate::device::{Cq, Srq};
-use crate::types::{CqId, SessionId, SrqId};
+use rnic_abi::types::{CqId, SessionId, SrqId};
 
 /// A queue that died.
 #[derive(Clone, Copy)]

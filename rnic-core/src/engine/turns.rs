@@ -6,7 +6,7 @@ use super::link::LinkTurn;
 use super::qp::Qp;
 use super::schedule::{PASS_COST, QUANTUM, TURN_COST};
 use super::state::{EngineState, Peer};
-use crate::types::{QpId, Time};
+use rnic_abi::types::{QpId, Time};
 
 impl Engine {
     /// Begins a round and scans the doorbells of sessions that rang lately. Returns true if there

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::types::{AtomicOperation, Stag, TaggedOffset};
+use rnic_abi::types::{AtomicOperation, Stag, TaggedOffset};
 
 /// Size of the Atomic Request header in bytes.
 //= 7306-4-1

@@ -17,7 +17,7 @@ pub use read_request::{READ_REQUEST_LEN, ReadRequest};
 pub use terminate::{Layout, Terminate, TerminateTooShort};
 
 use crate::ddp::qn;
-pub use crate::types::codes;
+pub use rnic_abi::types::codes;
 
 /// Size of Immediate Data in bytes (RFC 7306 section 6).
 //= 7306-4-1

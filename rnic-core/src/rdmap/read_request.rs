@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::types::{Stag, TaggedOffset};
+use rnic_abi::types::{Stag, TaggedOffset};
 
 /// Size of the header in bytes.
 pub const READ_REQUEST_LEN: usize = 28;

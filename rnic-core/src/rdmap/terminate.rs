@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{READ_REQUEST_LEN, codes};
 use crate::ddp;
-use crate::types::TerminateCode;
+use rnic_abi::types::TerminateCode;
 
 /// Number of bytes before the optional headers.
 const CONTROL_LEN: usize = 4;

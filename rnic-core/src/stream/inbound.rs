@@ -11,7 +11,7 @@ use crate::rdmap::{
     ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequest, AtomicResponse, Control, IMMEDIATE_LEN,
     Opcode, READ_REQUEST_LEN, ReadRequest, Terminate, UnknownOperation, codes,
 };
-use crate::types::{Msn, Stag, TaggedOffset};
+use rnic_abi::types::{Msn, Stag, TaggedOffset};
 
 /// Attributes of a Send other than its payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! an introduction, an end that connects or accepts identifies itself. With a verification query, a
 //! daemon that has received a connection request checks that the peer's daemon sent it.
 
-use crate::types::{Gid, QpId};
+use rnic_abi::types::{Gid, QpId};
 
 /// The QP and its limits, sent by both ends of a stream. All numbers are big-endian, and offsets
 /// are in bytes.

@@ -21,7 +21,7 @@ use std::fmt;
 
 use crate::mpa::MpaFault;
 use crate::rdmap::codes;
-use crate::types::TerminateCode;
+use rnic_abi::types::TerminateCode;
 
 /// Part of the failing segment that a Terminate encloses (RFC 5040 section 4.8, figure 10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

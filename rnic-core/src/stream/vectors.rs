@@ -7,7 +7,7 @@ use crate::ddp::{Header, TaggedHeader, UntaggedHeader, qn};
 use crate::mpa::tests::{frame, hex};
 use crate::mpa::{Deframer, Framer};
 use crate::rdmap::{Control, Opcode, ReadRequest, codes};
-use crate::types::{Msn, Stag, TaggedOffset};
+use rnic_abi::types::{Msn, Stag, TaggedOffset};
 
 fn untagged(opcode: Opcode, inv_stag: u32, qn: u32, msn: u32) -> Header {
     Header::Untagged(UntaggedHeader {

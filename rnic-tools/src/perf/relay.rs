@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rnic_core::shm::{CopyFault, Mapping};
+use rnic_abi::shm::{CopyFault, Mapping};
 use serde::{Deserialize, Serialize};
 
 use super::completions::poll_until;

@@ -63,7 +63,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::types::SessionId;
+    use rnic_abi::types::SessionId;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use rnic_core::abi::control::{Rows, StatusInfo};
-use rnic_core::types::{Access, Scope, TerminateOrigin, WindowKind};
+use rnic_abi::abi::control::{Rows, StatusInfo};
+use rnic_abi::types::{Access, Scope, TerminateOrigin, WindowKind};
 
 use super::why::{age, explain};
 use crate::config::Size;
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn byte_limits_have_units_others_do_not() {
-        let row = |key: &str, limit, used| rnic_core::abi::control::LimitRow {
+        let row = |key: &str, limit, used| rnic_abi::abi::control::LimitRow {
             key: key.to_owned(),
             scope: "device".to_owned(),
             limit,
@@ -475,11 +475,11 @@ mod tests {
 
     #[test]
     fn diagnoses_are_blocks_of_80_columns() {
-        use rnic_core::abi::control::{Diagnosis, DiagnosisKind};
+        use rnic_abi::abi::control::{Diagnosis, DiagnosisKind};
         let record = |id| Diagnosis {
             id,
             time_ms: 0,
-            session: rnic_core::types::SessionId(3),
+            session: rnic_abi::types::SessionId(3),
             what: DiagnosisKind::Refused,
             rule: "a rule".to_owned(),
             text: "words ".repeat(60),

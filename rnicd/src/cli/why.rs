@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rnic_core::abi::control::{Diagnosis, DiagnosisKind};
-use rnic_core::types::TerminateOrigin;
+use rnic_abi::abi::control::{Diagnosis, DiagnosisKind};
+use rnic_abi::types::TerminateOrigin;
 
 /// Maximum columns of a line.
 const WIDTH: usize = 78;
@@ -86,7 +86,7 @@ fn field(out: &mut String, name: &str, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::types::*;
+    use rnic_abi::types::*;
 
     use super::*;
 

@@ -7,9 +7,9 @@ use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
-use rnic_core::abi::control::Refusal;
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::types::{AddressPair, Time};
 use rnic_core::stream::startup::{EofAction, Initiator, InitiatorStep, Negotiated, Options};
-use rnic_core::types::{AddressPair, Time};
 
 use super::connect_failure::ConnectFailure;
 use super::net::OutgoingBytes;

@@ -4,8 +4,8 @@
 //! The request stays undecided until the answer arrives. The session that verifies it is charged
 //! for both connections as start-ups. The query ends with the request.
 
-use rnic_core::abi::control::Refusal;
-use rnic_core::types::{RequestId, Time};
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::types::{RequestId, Time};
 
 use super::active::{Active, Step};
 use super::startups::WaitsFor;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 
 /// A set of (time, slot). Each slot is in the set at most once: its owner stores the inserted time,
 /// and removes that entry before it inserts another.

@@ -7,11 +7,11 @@
 
 use std::net::SocketAddr;
 
-use rnic_core::abi::control::Refusal;
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 use rnic_core::stream::startup::{
     Initiator, InitiatorStep, Responder, ResponderError, ResponderStep,
 };
-use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::active::new_initiator;
 use super::connect_failure::ConnectFailure;

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use mio::Interest;
 use mio::unix::SourceFd;
-use rnic_core::abi::control::{ListenerRow, Refusal};
-use rnic_core::types::{AddressPair, ListenerId, SessionId, Time};
+use rnic_abi::abi::control::{ListenerRow, Refusal};
+use rnic_abi::types::{AddressPair, ListenerId, SessionId, Time};
 use rustix::io::Errno;
 use socket2::Socket;
 

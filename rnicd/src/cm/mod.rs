@@ -35,10 +35,10 @@ use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
-use rnic_core::abi::control::{ListenerRow, Refusal};
-use rnic_core::roce::sidr::Bytes as Mad;
+use rnic_abi::abi::control::{ListenerRow, Refusal};
+use rnic_abi::roce::sidr::Bytes as Mad;
+use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, TerminateCode, Time};
 use rnic_core::stream::startup::{Negotiated, Options, PrivateDataTooLong, ResponderError};
-use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, TerminateCode, Time};
 use slab::Slab;
 
 pub use connect_failure::ConnectFailure;

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rnic_core::abi::control::Refusal;
-use rnic_core::types::{AddressPair, ListenerId, SessionId, Time};
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::types::{AddressPair, ListenerId, SessionId, Time};
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketType, ipproto};
 use socket2::SockRef;

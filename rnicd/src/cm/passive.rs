@@ -4,11 +4,11 @@
 use std::io;
 use std::net::{IpAddr, Shutdown};
 
-use rnic_core::abi::control::Refusal;
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 use rnic_core::stream::startup::{
     ConnectRequest, Negotiated, Options, Responder, ResponderError, ResponderStep,
 };
-use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::connect_failure::ConnectFailure;
 use super::net::OutgoingBytes;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use rnic_core::types::{SessionId, Time};
+use rnic_abi::types::{SessionId, Time};
 
 use crate::rate::{Buckets, host};
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::net::IpAddr;
 
-use rnic_core::types::{ListenerId, QpId, RequestId, SessionId, Time};
+use rnic_abi::types::{ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::ConnectionManager;
 use super::active::Active;

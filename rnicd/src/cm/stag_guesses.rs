@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 
 use crate::rate::host;
 

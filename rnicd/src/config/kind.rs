@@ -6,7 +6,7 @@
 //! kind passes only the kind (`account.charge(Kind::Qps, 1)`); `resource/ledger.rs`
 //! (`Books::charge`) then checks the limits of session, user and device.
 
-use rnic_core::abi::queue::doorbell;
+use rnic_abi::abi::queue::doorbell;
 use rnic_core::device::allocator;
 
 /// Scope of a limit, and the section of the file that contains its key.

@@ -1,6 +1,6 @@
 //! Maximum memory and descriptors, with every limit reached at once.
 
-use rnic_core::abi::queue::{PAGE, QueueShape};
+use rnic_abi::abi::queue::{PAGE, QueueShape};
 
 use super::in_force::InForce;
 use super::kind::{Cost, Kind};

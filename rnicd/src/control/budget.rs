@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 
 /// Remaining CPU time of users.
 #[derive(Debug, Default)]

@@ -8,10 +8,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rnic_core::abi::control::{
+use rnic_abi::abi::control::{
     Hello, HelloReply, MAX_MESSAGE, Refusal, Reply, Request, RequestBody,
 };
-use rnic_core::types::{SessionId, Time};
+use rnic_abi::types::{SessionId, Time};
 
 use crate::events::EventSender;
 use crate::packet::{self, Front, Outbox, OutgoingPacket};
@@ -361,8 +361,8 @@ fn encode(reply: Reply) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::abi::control::{PAGE_ROWS, QpCounters, QpRow, ReplyBody, Rows};
-    use rnic_core::types::*;
+    use rnic_abi::abi::control::{PAGE_ROWS, QpCounters, QpRow, ReplyBody, Rows};
+    use rnic_abi::types::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;

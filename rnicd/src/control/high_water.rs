@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 
 /// Current and maximum number of objects.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 
 /// Idle timeout of the daemon.
 #[derive(Debug)]

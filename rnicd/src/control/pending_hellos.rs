@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 
 /// Clients that have sent no Hello.
 #[derive(Debug, Default)]

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token, Waker};
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal};
-use rnic_core::types::{SessionId, Time};
+use rnic_abi::abi::ABI_VERSION;
+use rnic_abi::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal};
+use rnic_abi::types::{SessionId, Time};
 use slab::Slab;
 
 use super::addresses::Addresses;
@@ -157,7 +157,7 @@ impl Server {
         let seccomp = config.control.seccomp;
         check_filters(seccomp)?;
         let capacity = Capacity::of_this_process(&config);
-        rnic_core::shm::fault::install().map_err(system("cannot install the fault handler"))?;
+        rnic_abi::shm::fault::install().map_err(system("cannot install the fault handler"))?;
         let poll = Poll::new().map_err(system("cannot create a poll"))?;
         let registry = poll.registry();
         let registered = || -> io::Result<Arc<Waker>> {

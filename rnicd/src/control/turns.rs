@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 
 /// Clients that may have input, by user.
 #[derive(Debug, Default)]

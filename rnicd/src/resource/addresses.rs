@@ -3,8 +3,8 @@
 use std::io;
 
 use if_addrs::Interface;
-use rnic_core::abi::control::Event;
-use rnic_core::types::Gid;
+use rnic_abi::abi::control::Event;
+use rnic_abi::types::Gid;
 
 use super::qp::QpPhase;
 use super::{Manager, gids};

@@ -1,7 +1,7 @@
 //! Requests of administrators that affect other users: draining, and ending a connection.
 
-use rnic_core::abi::control::{QpChange, Refusal, RequestBody};
-use rnic_core::types::*;
+use rnic_abi::abi::control::{QpChange, Refusal, RequestBody};
+use rnic_abi::types::*;
 
 use super::qp::{QpPhase, wrong_state};
 use super::{Answer, Manager, Outcome, find, refuse};

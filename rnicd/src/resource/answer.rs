@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-use rnic_core::abi::control::{Refusal, ReplyBody};
-use rnic_core::types::SessionId;
+use rnic_abi::abi::control::{Refusal, ReplyBody};
+use rnic_abi::types::SessionId;
 
 /// Result of a request.
 pub type Answer = Result<Outcome, Refusal>;

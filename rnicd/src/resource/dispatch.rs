@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
+use rnic_abi::abi::control::{ObjectRef, ReplyBody, RequestBody};
+use rnic_abi::types::*;
 use rnic_core::engine::Notification;
-use rnic_core::types::*;
 
 use crate::cm::{AcceptParams, BindTo, ConnectParams};
 use crate::reaper::Passed;

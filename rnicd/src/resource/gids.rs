@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use if_addrs::Interface;
-use rnic_core::abi::control::GidRow;
+use rnic_abi::abi::control::GidRow;
+use rnic_abi::types::Gid;
 use rnic_core::engine::DatagramPort;
-use rnic_core::types::Gid;
 
 use crate::config::{Config, Loopback};
 

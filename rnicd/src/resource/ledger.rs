@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_core::abi::control::{LimitRow, Refusal};
+use rnic_abi::abi::control::{LimitRow, Refusal};
 
 use super::Capacity;
 use super::policy::Rights;

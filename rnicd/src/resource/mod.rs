@@ -35,10 +35,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::control::{GidRow, Refusal};
+use rnic_abi::abi::control::{GidRow, Refusal};
+use rnic_abi::types::*;
 use rnic_core::device::StagAllocator;
 use rnic_core::engine::DatagramPort;
-use rnic_core::types::*;
 
 use crate::cm::ConnectionManager;
 use crate::config::{Config, Guid};

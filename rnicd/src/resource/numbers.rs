@@ -8,10 +8,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_core::abi::control::Refusal;
-use rnic_core::abi::queue::doorbell;
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::abi::queue::doorbell;
+use rnic_abi::types::{SessionId, Stag};
 use rnic_core::device::StagAllocator;
-use rnic_core::types::{SessionId, Stag};
 
 use super::refuse;
 

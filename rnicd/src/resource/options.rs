@@ -1,7 +1,7 @@
 //! Options of the connection manager and the workers, derived from the configuration.
 
+use rnic_abi::shm::wait::WaitPolicy;
 use rnic_core::engine::{ChargeLimits, EngineOptions, MulpduPolicy, PartialLimits};
-use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::stream::startup::{Options, RtrKinds};
 
 use super::Capacity;

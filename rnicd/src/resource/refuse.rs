@@ -1,6 +1,6 @@
 //! Constructors of refusals.
 
-use rnic_core::abi::control::Refusal;
+use rnic_abi::abi::control::Refusal;
 
 pub fn no_such(kind: &str, handle: u32) -> Refusal {
     Refusal::NoSuchObject { kind: kind.to_owned(), handle }

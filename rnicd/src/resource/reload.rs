@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use rnic_core::types::SessionId;
+use rnic_abi::types::SessionId;
 
 use super::{Manager, Policy, options};
 use crate::config::{Change, Config, Device, Engine, Kind, changes, warnings};

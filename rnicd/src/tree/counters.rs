@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use rnic_core::abi::control::QpCounters;
+use rnic_abi::abi::control::QpCounters;
 
 /// Sums over all QPs of a device since the start, including destroyed QPs.
 pub type Sums = QpCounters;

@@ -6,8 +6,8 @@
 
 use std::fmt::Write;
 
-use rnic_core::abi::control::GidRow;
-use rnic_core::types::Gid;
+use rnic_abi::abi::control::GidRow;
+use rnic_abi::types::Gid;
 
 use super::counters::{self, Sums, port_folder};
 

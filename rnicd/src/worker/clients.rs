@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rnic_core::abi::control::Event;
-use rnic_core::types::{CqId, SessionId};
+use rnic_abi::abi::control::Event;
+use rnic_abi::types::{CqId, SessionId};
 
 use super::connections::{Connections, FullSender};
 use crate::events::{ChannelSender, EventSender, Sent};

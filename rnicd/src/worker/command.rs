@@ -4,15 +4,15 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::abi::control::{DisconnectMode, QpChange};
+use rnic_abi::abi::control::{DisconnectMode, QpChange};
+use rnic_abi::shm::doorbell::DoorbellScanner;
+use rnic_abi::shm::queue::CopyProducer;
+use rnic_abi::types::{CqId, QpId, SessionId, Stag, UserId};
 use rnic_core::device::{Copier, Cq, Srq, StagChange, StagEntry, Window};
 use rnic_core::engine::{
     ConnectedEnd, DatagramPort, DatagramRules, EngineOptions, PeerLimits, QpConfig,
 };
-use rnic_core::shm::doorbell::DoorbellScanner;
-use rnic_core::shm::queue::CopyProducer;
 use rnic_core::stream::startup::Negotiated;
-use rnic_core::types::{CqId, QpId, SessionId, Stag, UserId};
 
 use super::Ticket;
 use crate::events::{ChannelSender, EventSender};

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
+use rnic_abi::types::{QpId, SessionId, Time};
 use rnic_core::engine::Engine;
-use rnic_core::types::{QpId, SessionId, Time};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
 use slab::Slab;

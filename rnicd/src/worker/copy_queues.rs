@@ -7,11 +7,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rnic_abi::shm::queue::{CopyOutcome, CopyProducer, CopyTask, QueueFault};
+use rnic_abi::types::{SessionId, Time};
 use rnic_core::device::Copier;
 use rnic_core::device::copier::{CopyJob, CopyResult, Direction, MAX_COPY};
 use rnic_core::device::memory::Unreachable;
-use rnic_core::shm::queue::{CopyOutcome, CopyProducer, CopyTask, QueueFault};
-use rnic_core::types::{SessionId, Time};
 
 /// The copy queue of one session.
 #[derive(Debug)]
@@ -246,10 +246,10 @@ const GRACE: Duration = Duration::from_micros(30);
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::abi::copies::COPY_ENTRIES;
-    use rnic_core::abi::queue::{QueueKind, QueueShape, queue_header};
-    use rnic_core::shm::Mapping;
-    use rnic_core::shm::queue::{CopyConsumer, QueueMemory};
+    use rnic_abi::abi::copies::COPY_ENTRIES;
+    use rnic_abi::abi::queue::{QueueKind, QueueShape, queue_header};
+    use rnic_abi::shm::Mapping;
+    use rnic_abi::shm::queue::{CopyConsumer, QueueMemory};
 
     use super::*;
 

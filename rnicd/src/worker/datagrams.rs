@@ -8,10 +8,10 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
+use rnic_abi::roce::packet::{MAX_LEN, destination, parse};
+use rnic_abi::roce::sidr::{self, Message};
+use rnic_abi::types::Time;
 use rnic_core::engine::Engine;
-use rnic_core::roce::packet::{MAX_LEN, destination, parse};
-use rnic_core::roce::sidr::{self, Message};
-use rnic_core::types::Time;
 use slab::Slab;
 
 use super::management::{Management, ManagementDatagram};
@@ -170,10 +170,10 @@ fn unscoped(address: SocketAddr) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::roce::Datagram;
-    use rnic_core::roce::packet::emit;
-    use rnic_core::roce::sidr::{Exchange, Request, ServiceId};
-    use rnic_core::types::{Gid, QpId};
+    use rnic_abi::roce::Datagram;
+    use rnic_abi::roce::packet::emit;
+    use rnic_abi::roce::sidr::{Exchange, Request, ServiceId};
+    use rnic_abi::types::{Gid, QpId};
 
     use super::*;
 

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rnic_core::roce::sidr;
+use rnic_abi::roce::sidr;
 
 use crate::rate::host;
 

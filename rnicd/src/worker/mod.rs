@@ -31,18 +31,18 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::abi::control::{DisconnectMode, QpChange};
+use rnic_abi::abi::control::{DisconnectMode, QpChange};
+use rnic_abi::shm::doorbell::DoorbellScanner;
+use rnic_abi::shm::parker::Parker;
+use rnic_abi::shm::queue::CopyProducer;
+use rnic_abi::shm::wait::WaitPolicy;
+use rnic_abi::types::{CqId, QpId, SessionId, Stag, UserId};
 use rnic_core::device::copier::Mark;
 use rnic_core::device::{Copier, Cq, DiagnosisLog, StagChange, StagEntry, Window};
 use rnic_core::engine::{
     ConnectedEnd, DatagramPort, DatagramRules, EngineOptions, Notification, PeerLimits, QpConfig,
 };
-use rnic_core::shm::doorbell::DoorbellScanner;
-use rnic_core::shm::parker::Parker;
-use rnic_core::shm::queue::CopyProducer;
-use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::stream::startup::Negotiated;
-use rnic_core::types::{CqId, QpId, SessionId, Stag, UserId};
 
 use crate::config::Seccomp;
 use crate::events::{ChannelSender, EventSender};

@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use mio::{Events, Poll, Waker};
-use rnic_core::abi::control::Event;
+use rnic_abi::abi::control::Event;
+use rnic_abi::shm::io::send_pieces;
+use rnic_abi::shm::wait::{Step, Waiter, cpus};
+use rnic_abi::types::{QpId, SessionId, Time};
 use rnic_core::engine::{
     ConnectedEnd, Engine, EngineOptions, Notification, Output, PeerLimits, Receive, Transmit, Work,
 };
-use rnic_core::shm::io::send_pieces;
-use rnic_core::shm::wait::{Step, Waiter, cpus};
 use rnic_core::stream::startup::Negotiated;
-use rnic_core::types::{QpId, SessionId, Time};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
 use super::clients::Clients;

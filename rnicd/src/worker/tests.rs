@@ -4,23 +4,23 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token};
-use rnic_core::abi::control::{DisconnectMode, DisconnectReason, Event, MAX_MESSAGE};
-use rnic_core::abi::queue::{
+use rnic_abi::abi::control::{DisconnectMode, DisconnectReason, Event, MAX_MESSAGE};
+use rnic_abi::abi::queue::{
     ARM_NEXT, CHANNEL_RECORD_LEN, ChannelRecord, Cqe, PAGE, QueueKind, QueueShape, SendFlags,
     SendHeader, SendOpcode, Sge, doorbell_offset,
 };
-use rnic_core::device::{Cq, Memory, QpShared};
-use rnic_core::engine::{MulpduPolicy, Notification, Receives};
-use rnic_core::shm::Mapping;
-use rnic_core::shm::doorbell::DoorbellRinger;
-use rnic_core::shm::queue::{
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::doorbell::DoorbellRinger;
+use rnic_abi::shm::queue::{
     CompletionConsumer, CopyConsumer, CopyProducer, QueueMemory, ReceiveConsumer, ReceiveProducer,
     SendConsumer, SendProducer,
 };
-use rnic_core::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
-use rnic_core::types::{
+use rnic_abi::types::{
     Access, AddressPair, CompletionStatus, MrId, PdId, QpState, Scope, TerminateOrigin,
 };
+use rnic_core::device::{Cq, Memory, QpShared};
+use rnic_core::engine::{MulpduPolicy, Notification, Receives};
+use rnic_core::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
 use super::*;
 
@@ -689,7 +689,7 @@ fn invalid_copy_queue_index_is_reported() {
     expect_established(&client, a.id);
     client.post(&mut a, &write_to(&client, 1, 500), &[Sge { addr: 0, length: 6, lkey: stag.0 }]);
     until("a job arrives", || queues[0].consumer.is_wanted());
-    let index = rnic_core::abi::queue::queue_header::CONSUMER;
+    let index = rnic_abi::abi::queue::queue_header::CONSUMER;
     queues[0].arena.write(index, &77u32.to_le_bytes()).expect("in range");
     client.ring(0, COPIES);
     let (session, why) = loop {
@@ -717,7 +717,7 @@ fn invalid_send_queue_index_is_reported() {
     let cq = QueueShape::completion(64).bytes().next_multiple_of(PAGE);
     let at = doorbell_offset(1).next_multiple_of(PAGE) + cq;
     assert_eq!(producer.kind(), QueueKind::Send);
-    let index = at + rnic_core::abi::queue::queue_header::PRODUCER;
+    let index = at + rnic_abi::abi::queue::queue_header::PRODUCER;
     client.arena.write(index, &0x7FFF_FFFFu32.to_le_bytes()).expect("in range");
     client.ring(0, a.index);
     let report = loop {

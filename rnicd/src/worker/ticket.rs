@@ -2,7 +2,7 @@
 //!
 //! A worker carries out commands in order and publishes the last ticket it has seen, so one number
 //! per worker covers every ticket. The issuer acknowledges a command on behalf of a sleeping worker
-//! if the command allows it (see [`rnic_core::shm::parker`]).
+//! if the command allows it (see [`rnic_abi::shm::parker`]).
 
 use std::collections::VecDeque;
 

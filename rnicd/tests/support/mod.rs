@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rnic_core::abi::control::HelloStatus;
+use rnic_abi::abi::control::HelloStatus;
 use rnicd::config::Config;
 use rnicd::exec::PrivateDaemon;
 use rustix::process::{Gid, Uid};

@@ -7,8 +7,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::control::{Event, MrRequest, MrSource, ReplyBody, RequestBody};
-use rnic_core::types::*;
+use rnic_abi::abi::control::{Event, MrRequest, MrSource, ReplyBody, RequestBody};
+use rnic_abi::types::*;
 
 use super::intruder::Intruder;
 use crate::DEADLINE;

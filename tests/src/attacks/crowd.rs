@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use rnic_core::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge};
-use rnic_core::types::{Access, Stag};
+use rnic_abi::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge};
+use rnic_abi::types::{Access, Stag};
 
 use super::flush::send;
 use super::intruder::{Completions, End, Intruder};

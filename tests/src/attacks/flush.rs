@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use rnic_core::abi::control::RequestBody;
-use rnic_core::abi::queue::{ARM_NEXT, ARM_NONE, ReceiveHeader, SendFlags, SendHeader, SendOpcode};
+use rnic_abi::abi::control::RequestBody;
+use rnic_abi::abi::queue::{ARM_NEXT, ARM_NONE, ReceiveHeader, SendFlags, SendHeader, SendOpcode};
 
 use super::intruder::{Completions, End, Intruder};
 use super::progress::Progress;

@@ -4,9 +4,9 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use rnic_core::abi::control::{DisconnectMode, Event, ReplyBody, RequestBody};
-use rnic_core::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
-use rnic_core::types::{Access, Stag, WindowKind};
+use rnic_abi::abi::control::{DisconnectMode, Event, ReplyBody, RequestBody};
+use rnic_abi::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
+use rnic_abi::types::{Access, Stag, WindowKind};
 
 use super::flush::send;
 use super::intruder::{Completions, End, Intruder};

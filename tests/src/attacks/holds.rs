@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use rnic_core::abi::control::{QpRequest, RequestBody};
-use rnic_core::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge};
-use rnic_core::types::{Access, RnrPolicy, Stag};
+use rnic_abi::abi::control::{QpRequest, RequestBody};
+use rnic_abi::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge};
+use rnic_abi::types::{Access, RnrPolicy, Stag};
 
 use super::flush::send;
 use super::intruder::{Completions, Intruder};

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::control::*;
-use rnic_core::abi::queue::{QUEUE_HEADER_LEN, QueueShape, WORKER_NONE, queue_header};
-use rnic_core::shm::Mapping;
-use rnic_core::shm::doorbell::DoorbellRinger;
-use rnic_core::types::*;
+use rnic_abi::abi::control::*;
+use rnic_abi::abi::queue::{QUEUE_HEADER_LEN, QueueShape, WORKER_NONE, queue_header};
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::doorbell::DoorbellRinger;
+use rnic_abi::types::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::RecvFlags;
 

@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use rnic_core::abi::control::{ListKind, RequestBody};
-use rnic_core::types::QpId;
+use rnic_abi::abi::control::{ListKind, RequestBody};
+use rnic_abi::types::QpId;
 use rustix::event::{PollFd, PollFlags};
 
 use super::progress::Progress;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rnic_core::abi::control::{Reply, RequestBody};
+use rnic_abi::abi::control::{Reply, RequestBody};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use super::progress::Progress;

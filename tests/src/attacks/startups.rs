@@ -8,8 +8,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::control::RequestBody;
-use rnic_core::types::CqId;
+use rnic_abi::abi::control::RequestBody;
+use rnic_abi::types::CqId;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::queue::doorbell;
+use rnic_abi::abi::queue::doorbell;
 
 use super::intruder::Intruder;
 use super::progress::Progress;

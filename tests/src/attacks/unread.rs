@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use rnic_core::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge};
-use rnic_core::types::Access;
+use rnic_abi::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge};
+use rnic_abi::types::Access;
 
 use super::flush::send;
 use super::intruder::Intruder;

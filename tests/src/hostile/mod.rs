@@ -15,12 +15,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::control::*;
-use rnic_core::abi::queue::{
+use rnic_abi::abi::control::*;
+use rnic_abi::abi::queue::{
     PAGE, QUEUE_HEADER_LEN, SendHeader, SendOpcode, Sge, doorbell, doorbell_offset, queue_header,
 };
-use rnic_core::shm::doorbell::DoorbellRinger;
-use rnic_core::types::*;
+use rnic_abi::shm::doorbell::DoorbellRinger;
+use rnic_abi::types::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags};
 use rustix::io::FdFlags;

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
-use rnic_core::abi::control::*;
-use rnic_core::types::*;
+use rnic_abi::abi::control::*;
+use rnic_abi::types::*;
 
 use super::{Session, open, pick};
 use crate::traffic::Rng;

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use rnic_core::abi::control::*;
-use rnic_core::types::*;
+use rnic_abi::abi::control::*;
+use rnic_abi::types::*;
 
 use super::{Session, pick};
 use crate::raw::qp_request;

@@ -3,14 +3,14 @@
 
 use std::os::fd::AsFd;
 
+use rnic_abi::abi::control::{
+    DisconnectMode, ListKind, MrRequest, MrSource, ObjectRef, Refusal, ReplyBody, RequestBody, Rows,
+};
+use rnic_abi::types::{ListenerId, PdId, SharedBufferId};
 use rnic_client::{
     Access, Completion, CompletionStatus, Event, QpOptions, RecvRequest, Scope, SendRequest,
     SrqOptions,
 };
-use rnic_core::abi::control::{
-    DisconnectMode, ListKind, MrRequest, MrSource, ObjectRef, Refusal, ReplyBody, RequestBody, Rows,
-};
-use rnic_core::types::{ListenerId, PdId, SharedBufferId};
 use rnic_tests::raw::{Raw, memfd, qp_request};
 use rnic_tests::{DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};
 

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use rnic_abi::abi::control::{QpRequest, Refusal, RequestBody};
 use rnic_client::{
     AcceptOptions, Access, Completion, CompletionStatus, Error, Event, QpOptions, RecvRequest,
     RemoteAddr, Scope, SendRequest, Stag,
 };
-use rnic_core::abi::control::{QpRequest, Refusal, RequestBody};
 use rnic_tests::raw::{Raw, qp_request};
 use rnic_tests::wire::{self, CRC, fpdu, untagged};
 use rnic_tests::{Client, DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use crate::shm::queue::{QueueFault, QueueMemory, ReceiveConsumer, ReceiveEntry, TakeError};
-use crate::types::{QpId, SessionId, SrqId, Time};
+use rnic_abi::shm::queue::{QueueFault, QueueMemory, ReceiveConsumer, ReceiveEntry, TakeError};
+use rnic_abi::types::{QpId, SessionId, SrqId, Time};
 use shares::Shares;
 pub use shares::Unfair;
 use waiters::Waiters;
@@ -209,9 +209,11 @@ impl Srq {
     /// Takes a receive if one is posted now. Otherwise queues the QP and returns its place (`Err`).
     ///
     /// Requests the doorbell for the QP's worker *before* the last check of the ring, so the client
-    /// rings for a receive that this check misses (for the fence argument see
-    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits)). Under the lock the
-    /// workers act as one consumer: they find or miss the same receives.
+    /// rings for a receive that this check misses ([`ReceiveProducer::waits`] has the fence
+    /// argument). Under the lock the workers act as one consumer: they find or miss the same
+    /// receives.
+    ///
+    /// [`ReceiveProducer::waits`]: rnic_abi::shm::queue::ReceiveProducer::waits
     pub fn take_or_wait(
         &self,
         waiter: Waiter,

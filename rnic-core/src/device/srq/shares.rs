@@ -18,7 +18,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::types::{QpId, Time};
+use rnic_abi::types::{QpId, Time};
 
 /// A QP that has taken more than its fair share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::abi::queue::{QueueKind, QueueShape, queue_header};
-use crate::shm::Mapping;
-use crate::shm::queue::ReceiveProducer;
+use rnic_abi::abi::queue::{QueueKind, QueueShape, queue_header};
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::queue::ReceiveProducer;
 
 const NOW: Time = Time(5);
 
@@ -172,7 +172,7 @@ fn a_corrupted_ring_is_a_fault_for_all() {
 fn a_malformed_receive_is_taken_by_its_qp() {
     let (srq, mut client, arena) = srq(8, 0);
     post(&mut client, 10..12);
-    arena.store_u64(crate::abi::queue::QUEUE_HEADER_LEN, 1 << 9).expect("in range");
+    arena.store_u64(rnic_abi::abi::queue::QUEUE_HEADER_LEN, 1 << 9).expect("in range");
     let mut entry = ReceiveEntry::default();
     let taken = srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry);
     assert_eq!(taken.map(|(got, _)| got), Ok(TakeOutcome::Malformed(10)));

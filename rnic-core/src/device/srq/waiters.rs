@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::types::QpId;
+use rnic_abi::types::QpId;
 
 /// A QP that holds a message until a receive is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

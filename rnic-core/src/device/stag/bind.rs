@@ -7,7 +7,7 @@ use super::change::StagChange;
 use super::entry::{Principal, StagEntry, StagKind};
 use crate::device::allocator::index;
 use crate::device::window::{BindFault, BindRequest, Binding, Window};
-use crate::types::{Access, Scope, WindowKind};
+use rnic_abi::types::{Access, Scope, WindowKind};
 
 impl StagTable {
     /// Binds a window. Returns the change that every worker must apply first, or `None` for a type

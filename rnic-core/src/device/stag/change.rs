@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::entry::{StagEntry, StagKind};
 use crate::device::copier::Copier;
 use crate::device::window::Window;
-use crate::types::Stag;
+use rnic_abi::types::Stag;
 
 /// A change to every worker's STag table, caused by a send request.
 #[derive(Clone, Default)]

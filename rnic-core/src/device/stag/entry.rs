@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::fault::{LocalFault, RemoteFault};
 use crate::device::memory::{Memory, Target};
 use crate::device::window::{Binding, WindowCount};
-use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
+use rnic_abi::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
 /// A memory region, or a window bound to a region, as a worker sees it.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use super::entry::StagEntry;
 use super::hash::{StagHash, shrink_sparse};
 use crate::device::allocator::index;
 use crate::device::window::{Binding, Window};
-use crate::types::{QpId, Scope, SessionId, Stag};
+use rnic_abi::types::{QpId, Scope, SessionId, Stag};
 
 /// Windows, bound or not. A bound window also has an entry in the table.
 #[derive(Default)]

@@ -2,9 +2,9 @@
 
 use bitflags::bitflags;
 
-use crate::abi::queue::Cqe;
 use crate::device::copier::CopyResult;
-use crate::types::SessionId;
+use rnic_abi::abi::queue::Cqe;
+use rnic_abi::types::SessionId;
 
 bitflags! {
     /// Reasons for dropping a datagram.

@@ -4,7 +4,7 @@
 //! The same [`requester`](super::requester) that serves streams takes and reads the requests
 //! ([`send`]), and the same [`responder`](super::responder) places received datagrams
 //! ([`receive`]). A datagram to a port of this daemon is delivered at once, because one engine owns
-//! all UD QPs. Any other is sent as a RoCE v2 packet ([`roce`](crate::roce)).
+//! all UD QPs. Any other is sent as a RoCE v2 packet ([`roce`](rnic_abi::roce)).
 
 mod arrivals;
 mod receive;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use arrivals::{Drops, PendingDatagram};
 
-use crate::types::{Gid, QpState};
+use rnic_abi::types::{Gid, QpState};
 
 /// Configuration of a UD QP.
 pub struct DatagramConfig {
@@ -34,7 +34,7 @@ pub struct DatagramConfig {
 pub struct DatagramPort {
     /// GID table.
     pub gids: Vec<Gid>,
-    /// Bytes of data in a packet, at most [`MAX_DATA`](crate::roce::MAX_DATA).
+    /// Bytes of data in a packet, at most [`MAX_DATA`](rnic_abi::roce::MAX_DATA).
     pub mtu: u32,
     /// UDP port, the same at all daemons.
     pub udp: u16,

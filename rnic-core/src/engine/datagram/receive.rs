@@ -2,7 +2,6 @@
 //! diagnoses gets the first one for each reason.
 
 use super::arrivals::{Drops, PendingDatagram};
-use crate::abi::queue::{CompletionFlags, Cqe};
 use crate::device::copier::CopyResult;
 use crate::device::memory::{MemoryFault, Payload};
 use crate::engine::link::Link;
@@ -12,9 +11,10 @@ use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::responder::placement::Placed;
 use crate::engine::schedule::QUANTUM;
 use crate::engine::state::EngineState;
-use crate::roce::{Datagram, grh};
-use crate::shm::attached::CopyEnd;
-use crate::types::CompletionStatus;
+use rnic_abi::abi::queue::{CompletionFlags, Cqe};
+use rnic_abi::roce::{Datagram, grh};
+use rnic_abi::shm::attached::CopyEnd;
+use rnic_abi::types::CompletionStatus;
 
 impl Qp {
     /// Returns true if the QP accepts a packet from another daemon. Drops packets with a source

@@ -12,8 +12,8 @@ use crate::engine::requester::RequestError;
 use crate::engine::requester::message::{Addressed, Gather, GatherFault, Segment};
 use crate::engine::schedule::{CALL_COST, REQUEST_COST};
 use crate::engine::state::EngineState;
-use crate::roce::{Datagram, grh, is_unicast, packet};
-use crate::types::{QpId, Time};
+use rnic_abi::roce::{Datagram, grh, is_unicast, packet};
+use rnic_abi::types::{QpId, Time};
 
 impl Engine {
     /// Takes one turn of a UD QP.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{DatagramPort, DatagramRules};
-use crate::abi::control::{Event, QpChange};
 use crate::engine::qp::Qp;
 use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
+use rnic_abi::abi::control::{Event, QpChange};
 
 impl Qp {
     /// Carries out a state change or another change that the program requests.

@@ -20,9 +20,9 @@ use crate::engine::requester::message::{
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::{EngineState, PeerSignal};
 use crate::rdmap::{Opcode, Terminate};
-use crate::shm::attached::CopyEnd;
 use crate::stream::inbound::{InboundAtomic, InboundRead, SendKind};
-use crate::types::Stag;
+use rnic_abi::shm::attached::CopyEnd;
+use rnic_abi::types::Stag;
 
 impl Qp {
     /// Delivers messages of `self` to `peer` until the turn or the work ends.

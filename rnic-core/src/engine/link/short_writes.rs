@@ -12,7 +12,7 @@ use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
 use crate::engine::requester::short_writes::{SHORT, ShortWrite, ShortWrites, WriteSource};
 use crate::engine::schedule::SHORT_WRITE_COST;
 use crate::engine::state::EngineState;
-use crate::types::Access;
+use rnic_abi::types::Access;
 
 impl Qp {
     /// Carries out the next Writes while each fits one segment between shared memory and the turn

@@ -20,8 +20,8 @@ use std::net::IpAddr;
 pub(super) use refusal::Refusal;
 use wait::Wait;
 
-use crate::abi::control::{Sending, Wiring};
-use crate::types::{Access, Msn, QpState, Time};
+use rnic_abi::abi::control::{Sending, Wiring};
+use rnic_abi::types::{Access, Msn, QpState, Time};
 
 /// Attributes and state of an RC or UC QP.
 pub(super) struct RcState {

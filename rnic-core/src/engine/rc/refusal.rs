@@ -17,7 +17,7 @@ use crate::engine::reason::Reason;
 use crate::engine::responder::is_about_own_requests;
 use crate::engine::state::EngineState;
 use crate::rdmap::Terminate;
-use crate::types::TerminateCode;
+use rnic_abi::types::TerminateCode;
 
 /// A refused segment of the peer.
 pub(in crate::engine) struct Refusal {

@@ -5,7 +5,7 @@
 use crate::engine::qp::Qp;
 use crate::engine::rnr_notice::Notice;
 use crate::engine::state::EngineState;
-use crate::types::Msn;
+use rnic_abi::types::Msn;
 
 impl Qp {
     /// Sets the MSN of the peer's Send that waits for a receive, or `None`, and wakes the QP to

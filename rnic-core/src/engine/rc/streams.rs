@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::PeerLimits;
-use crate::abi::control::{Event, QpChange};
 use crate::engine::interface::Notification;
 use crate::engine::link::Link;
 use crate::engine::phase::StreamPhase;
@@ -11,6 +10,7 @@ use crate::engine::qp::Qp;
 use crate::engine::requester::ack_request::MAX_ACK_REQUESTS;
 use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
+use rnic_abi::abi::control::{Event, QpChange};
 
 impl Qp {
     /// Carries out a state change or another change that the program requests.

@@ -3,7 +3,7 @@
 use crate::ddp::Header;
 use crate::engine::qp::Qp;
 use crate::rdmap::{Control, Opcode, Terminate};
-use crate::types::{CompletionStatus, TerminateCode};
+use rnic_abi::types::{CompletionStatus, TerminateCode};
 
 impl Qp {
     /// Returns true if a Terminate blames no request, so that only the stream ends.

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::engine::rnr_notice::Notice;
-use crate::types::{CompletionStatus, Msn};
+use rnic_abi::types::{CompletionStatus, Msn};
 
 /// State of acknowledgements on an RC QP.
 #[derive(Default)]

@@ -20,8 +20,8 @@ use crate::engine::qp_core::QpCore;
 use crate::engine::rnr_notice::Notice;
 use crate::engine::state::EngineState;
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
-use crate::shm::queue::QueueFault;
-use crate::types::{Msn, Stag, TaggedOffset};
+use rnic_abi::shm::queue::QueueFault;
+use rnic_abi::types::{Msn, Stag, TaggedOffset};
 
 impl Requester {
     /// Begins a stream and resets all sequence numbers. `acknowledged` is `Some(true)` on RC over

@@ -5,15 +5,15 @@ use arrayvec::ArrayVec;
 
 use super::Requester;
 use super::in_flight::Request;
-use crate::abi::queue::{Cqe, SendOpcode};
 use crate::device::cq::CqFault;
 use crate::engine::life::LifeCycle;
 use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
-use crate::shm::queue::{SgeList, TakeError};
-use crate::types::{CompletionOpcode, CompletionStatus};
+use rnic_abi::abi::queue::{Cqe, SendOpcode};
+use rnic_abi::shm::queue::{SgeList, TakeError};
+use rnic_abi::types::{CompletionOpcode, CompletionStatus};
 
 /// Maximum number of completions published under one lock and with one check of the arm state.
 pub(in crate::engine) const PUBLISH_BATCH: usize = 32;

@@ -3,7 +3,6 @@
 use super::message::{Addressed, HeaderTemplate, Message};
 use super::staging::StagingBuffer;
 use super::{RequestError, Requester};
-use crate::abi::queue::{DatagramParams, OWN_Q_KEY, SendFlags, SendOpcode};
 use crate::ddp::qn;
 use crate::engine::numbers::high_half;
 use crate::engine::qp_core::QpCore;
@@ -11,8 +10,9 @@ use crate::engine::reason::Reason;
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
 use crate::rdmap::Opcode;
-use crate::shm::queue::SendEntry;
-use crate::types::{Msn, Stag};
+use rnic_abi::abi::queue::{DatagramParams, OWN_Q_KEY, SendFlags, SendOpcode};
+use rnic_abi::shm::queue::SendEntry;
+use rnic_abi::types::{Msn, Stag};
 
 impl Requester {
     /// Makes a datagram of at most `mtu` bytes ready to be sent. Returns false if no datagram can

@@ -8,7 +8,7 @@ use crate::device::memory::{MemoryFault, Unreachable};
 use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
-use crate::shm::attached::CopyEnd;
+use rnic_abi::shm::attached::CopyEnd;
 
 impl Requester {
     /// Starts a copy of the next bytes of the message in progress.

@@ -6,10 +6,10 @@
 
 use std::collections::VecDeque;
 
-use crate::abi::queue::{SendOpcode, Sge};
 use crate::device::qp::terminate_detail;
 use crate::engine::numbers::count;
-use crate::types::{CompletionOpcode, CompletionStatus, Msn, Stag, TerminateCode};
+use rnic_abi::abi::queue::{SendOpcode, Sge};
+use rnic_abi::types::{CompletionOpcode, CompletionStatus, Msn, Stag, TerminateCode};
 
 /// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

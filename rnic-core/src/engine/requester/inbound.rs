@@ -13,9 +13,9 @@ use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::rdmap::{ATOMIC_RESPONSE_LEN, AtomicResponse, Opcode};
-use crate::shm::attached::CopyEnd;
 use crate::stream::{InboundAtomic, InboundRead};
-use crate::types::{ATOMIC_LEN, Access, Stag};
+use rnic_abi::shm::attached::CopyEnd;
+use rnic_abi::types::{ATOMIC_LEN, Access, Stag};
 
 impl Requester {
     /// Returns true if another request of the peer may be taken on.

@@ -3,7 +3,7 @@
 use crate::device::memory::MemoryFault;
 use crate::device::stag::RemoteFault;
 use crate::stream::{InboundAtomic, InboundRead};
-use crate::types::SessionId;
+use rnic_abi::types::SessionId;
 
 /// A request of the peer.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,6 @@
 
 use arrayvec::ArrayVec;
 
-use crate::abi::queue::Sge;
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::Target;
 use crate::device::stag::{Principal, StagTable};
@@ -15,10 +14,11 @@ use crate::engine::reason::Reason;
 use crate::rdmap::{
     ATOMIC_REQUEST_LEN, AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest,
 };
-use crate::shm::Mapping;
-use crate::shm::queue::MAX_SGE;
 use crate::stream::InboundRead;
-use crate::types::{ATOMIC_LEN, Access, Gid, Msn, Stag, TaggedOffset};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::queue::MAX_SGE;
+use rnic_abi::types::{ATOMIC_LEN, Access, Gid, Msn, Stag, TaggedOffset};
 
 /// Memory of one segment.
 pub(in crate::engine) type Gather<'t> = ArrayVec<Target<'t>, MAX_SGE>;

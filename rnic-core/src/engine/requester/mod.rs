@@ -43,9 +43,9 @@ use crate::device::cq::CqFault;
 use crate::device::{StagChange, StagTable};
 use crate::engine::numbers::count;
 use crate::rdmap::{IMMEDIATE_LEN, Opcode};
-use crate::shm::queue::{QueueFault, SendConsumer, SendEntry, SgeList};
 use crate::stream::InboundAtomic;
-use crate::types::{CompletionStatus, Msn, Stag, TerminateCode};
+use rnic_abi::shm::queue::{QueueFault, SendConsumer, SendEntry, SgeList};
+use rnic_abi::types::{CompletionStatus, Msn, Stag, TerminateCode};
 
 /// Requests and responses of a QP.
 pub(super) struct Requester {

@@ -11,7 +11,7 @@ use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
 use crate::engine::state::EngineState;
 use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
-use crate::types::{CompletionStatus, Msn, Stag};
+use rnic_abi::types::{CompletionStatus, Msn, Stag};
 
 impl Requester {
     /// Returns the oldest request, if it is an atomic operation (`atomic`) or a Read.

@@ -12,7 +12,6 @@ use super::message::{
 };
 use super::staging::StagingBuffer;
 use super::{Immediate, RequestError, Requester};
-use crate::abi::queue::{SendFlags, SendOpcode, Sge};
 use crate::ddp::{UntaggedHeader, qn};
 use crate::device::cq::CqFault;
 use crate::device::stag::LocalFault;
@@ -24,8 +23,9 @@ use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
 use crate::mpa::MIN_MULPDU;
 use crate::rdmap::{ATOMIC_REQUEST_LEN, AtomicRequest, Opcode, READ_REQUEST_LEN, ReadRequest};
-use crate::shm::queue::{SendEntry, TakeError};
-use crate::types::{ATOMIC_LEN, AtomicOperation, Stag, TaggedOffset};
+use rnic_abi::abi::queue::{SendFlags, SendOpcode, Sge};
+use rnic_abi::shm::queue::{SendEntry, TakeError};
+use rnic_abi::types::{ATOMIC_LEN, AtomicOperation, Stag, TaggedOffset};
 
 /// CQ slots reserved at a time, to take the CQ's lock less often.
 const RESERVE_BATCH: u32 = 32;

@@ -11,13 +11,13 @@ use arrayvec::ArrayVec;
 
 use super::Requester;
 use super::complete::PUBLISH_BATCH;
-use crate::abi::queue::{Cqe, SendFlags, SendOpcode};
 use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
-use crate::shm::Mapping;
-use crate::shm::queue::SendEntry;
-use crate::types::{CompletionOpcode, CompletionStatus, Stag};
+use rnic_abi::abi::queue::{Cqe, SendFlags, SendOpcode};
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::queue::SendEntry;
+use rnic_abi::types::{CompletionOpcode, CompletionStatus, Stag};
 
 /// An RDMA Write of inline data or of one SGE, with no other flag than `SIGNALED`.
 #[derive(Clone, Copy)]

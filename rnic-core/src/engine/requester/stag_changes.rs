@@ -6,7 +6,6 @@
 
 use super::Requester;
 use super::in_flight::Progress;
-use crate::abi::queue::{SendFlags, WindowParams};
 use crate::device::StagChange;
 use crate::device::window::{BindFault, BindRequest};
 use crate::engine::interface::Notification;
@@ -14,8 +13,9 @@ use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
 use crate::engine::schedule::CHANGE_COST;
 use crate::engine::state::EngineState;
-use crate::shm::queue::SendEntry;
-use crate::types::{Access, CompletionStatus, Stag};
+use rnic_abi::abi::queue::{SendFlags, WindowParams};
+use rnic_abi::shm::queue::SendEntry;
+use rnic_abi::types::{Access, CompletionStatus, Stag};
 
 impl Requester {
     /// Invalidates an STag of this QP: a region, or a window of type 2 that it has bound.

@@ -3,7 +3,7 @@
 
 use super::message::{Gather, GatherFault, Message};
 use crate::device::memory::{MemoryFault, Target};
-use crate::types::SessionId;
+use rnic_abi::types::SessionId;
 
 /// Bytes of the message in progress that have been copied, or are being copied.
 #[derive(Default)]

@@ -5,7 +5,6 @@ use arrayvec::ArrayVec;
 
 use super::Responder;
 use super::receives::Receives;
-use crate::abi::queue::Cqe;
 use crate::device::cq::CqFault;
 use crate::engine::life::LifeCycle;
 use crate::engine::numbers::count;
@@ -13,8 +12,9 @@ use crate::engine::qp_core::QpCore;
 use crate::engine::requester::complete::{FLUSH_BATCH, PUBLISH_BATCH};
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
-use crate::shm::queue::TakeError;
-use crate::types::{CompletionOpcode, CompletionStatus};
+use rnic_abi::abi::queue::Cqe;
+use rnic_abi::shm::queue::TakeError;
+use rnic_abi::types::{CompletionOpcode, CompletionStatus};
 
 impl Responder {
     /// Returns the completion of a receive, without the details of its message.

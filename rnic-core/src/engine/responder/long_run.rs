@@ -6,7 +6,7 @@
 //! again and again.
 
 use crate::device::memory::Target;
-use crate::types::Stag;
+use rnic_abi::types::Stag;
 
 /// Long pieces placed one after the other in a region.
 #[derive(Clone, Copy, Debug, Default)]

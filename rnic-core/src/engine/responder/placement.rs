@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::abi::queue::Sge;
 use crate::device::Copier;
 use crate::device::copier::{Direction, Pieces};
 use crate::device::memory::{MemoryFault, Payload, Target};
@@ -13,6 +12,7 @@ use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
 use crate::engine::requester::message::Gather;
 use crate::engine::state::{EngineState, PeerSignal};
+use rnic_abi::abi::queue::Sge;
 
 /// Result of a placement.
 pub(in crate::engine) enum Placed {

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::abi::control::Event;
 use crate::device::Srq;
 use crate::device::srq::Notices;
 use crate::engine::interface::Output;
-use crate::shm::queue::{QueueFault, ReceiveConsumer, ReceiveEntry};
+use rnic_abi::abi::control::Event;
+use rnic_abi::shm::queue::{QueueFault, ReceiveConsumer, ReceiveEntry};
 
 /// Source of a QP's receives.
 pub enum Receives {
@@ -29,7 +29,7 @@ impl Receives {
     }
 
     /// Requests a doorbell for each receive that the client posts from now on. For the fences see
-    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits).
+    /// [`ReceiveProducer::waits`](rnic_abi::shm::queue::ReceiveProducer::waits).
     pub(super) fn set_waits_own(&mut self, worker: u32) {
         if let Receives::Own(rq) = self {
             rq.set_waits(worker);

@@ -4,7 +4,7 @@ use crate::ddp::Header;
 use crate::device::srq::WaiterPlace;
 use crate::engine::incoming::Incoming;
 use crate::stream::{Fault, terminate};
-use crate::types::{Msn, Time};
+use rnic_abi::types::{Msn, Time};
 
 /// A Send that has found no receive.
 pub(in crate::engine) struct WaitingSend {

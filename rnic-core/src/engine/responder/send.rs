@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::placement::{Placed, ScatterFault, scatter};
 use super::receives::{Receives, Receiving, emit_notices};
 use super::{MissingReceive, Responder};
-use crate::abi::control::Event;
 use crate::device::memory::{Payload, Unreachable};
 use crate::device::srq::{TakeMode, TakeOutcome};
 use crate::device::stag::StagTable;
@@ -19,10 +18,11 @@ use crate::engine::qp_core::QpCore;
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::state::EngineState;
 use crate::rdmap::codes;
-use crate::shm::attached::CopyEnd;
-use crate::shm::queue::{ReceiveEntry, TakeError};
 use crate::stream::inbound::send_fits;
-use crate::types::Time;
+use rnic_abi::abi::control::Event;
+use rnic_abi::shm::attached::CopyEnd;
+use rnic_abi::shm::queue::{ReceiveEntry, TakeError};
+use rnic_abi::types::Time;
 
 impl Responder {
     /// Takes the receive for a Send: the receive in use, or for a new message the next receive

@@ -38,8 +38,8 @@ use crate::engine::interface::Output;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::state::{EngineState, PeerSignal};
-use crate::shm::queue::ReceiveEntry;
-use crate::types::Msn;
+use rnic_abi::shm::queue::ReceiveEntry;
+use rnic_abi::types::Msn;
 
 impl Responder {
     /// Returns true if the incoming direction may be blocked. The QP then reads little at a time.
@@ -87,7 +87,7 @@ impl Responder {
     /// segment.
     ///
     /// The doorbell must be requested *before* the last check of the queue, for the reason given at
-    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits). For the QP's own
+    /// [`ReceiveProducer::waits`](rnic_abi::shm::queue::ReceiveProducer::waits). For the QP's own
     /// queue it is the QP's doorbell, which leads to [`Responder::take_awaited`] in its next turn.
     /// For an SRQ it is the SRQ's doorbell, which leads there by
     /// [`Srq::ready`](crate::device::Srq::ready).

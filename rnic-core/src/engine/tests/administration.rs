@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::requests::Wr;
 use super::world::{A, B, Wiring, World, options};
 use crate::engine::EngineOptions;
-use crate::types::QpState;
+use rnic_abi::types::QpState;
 
 #[test]
 fn an_expelled_qp_is_terminated_and_flushed() {

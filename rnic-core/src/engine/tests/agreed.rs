@@ -7,7 +7,7 @@ use crate::ddp::TaggedHeader;
 use crate::mpa::{Deframer, MAX_ULPDU, MIN_MULPDU, mulpdu};
 use crate::rdmap::Opcode;
 use crate::stream::startup::Options;
-use crate::types::{Access, QpState, Stag};
+use rnic_abi::types::{Access, QpState, Stag};
 
 /// Returns options without the peer-to-peer model, so that no extra message is sent.
 fn plain(change: impl Fn(&mut Options)) -> Options {

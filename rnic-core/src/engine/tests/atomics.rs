@@ -3,10 +3,10 @@
 use super::raw::{add_of, read_of};
 use super::requests::{Mr, Wr, pattern};
 use super::world::{A, B, MemoryKind, Wiring, World};
-use crate::abi::queue::{SendFlags, SendOpcode};
 use crate::ddp::Header;
 use crate::rdmap::{AtomicRequest, AtomicResponse, Opcode};
-use crate::types::{Access, AtomicOperation, QpState, Scope, Stag, TaggedOffset};
+use rnic_abi::abi::queue::{SendFlags, SendOpcode};
+use rnic_abi::types::{Access, AtomicOperation, QpState, Scope, Stag, TaggedOffset};
 
 /// All kinds of memory that may contain the word.
 const KINDS: [MemoryKind; 3] =
@@ -31,7 +31,7 @@ fn pair(wiring: Wiring, a: MemoryKind, b: MemoryKind) -> (World, Mr, Mr) {
     (w, sinks, to)
 }
 
-fn sink(mr: &Mr, n: usize) -> crate::abi::queue::Sge {
+fn sink(mr: &Mr, n: usize) -> rnic_abi::abi::queue::Sge {
     mr.sge(8 * n..8 * n + 8)
 }
 
@@ -370,7 +370,7 @@ fn windows_with_atomic_rights() {
         let near = w.any_mr(A, 8);
         let all = Access::LOCAL_WRITE | Access::MW_BIND;
         let region = w.mr(B, 16, all);
-        let window = w.window(B, crate::types::WindowKind::Type2);
+        let window = w.window(B, rnic_abi::types::WindowKind::Type2);
         let (stag, _) = window.view();
         let new = Stag(stag.0 & !0xFF | stag.0.wrapping_add(1) & 0xFF);
         let bind = crate::device::window::BindRequest {
@@ -587,11 +587,11 @@ fn an_rdmac_peer_gets_no_atomics() {
 
 #[test]
 fn an_atomic_on_a_missing_page() {
-    crate::shm::fault::install().unwrap();
+    rnic_abi::shm::fault::install().unwrap();
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let near = w.any_mr(A, 8);
-        let (mapping, fd) = crate::shm::Mapping::create_shared_buffer(8192).unwrap();
+        let (mapping, fd) = rnic_abi::shm::Mapping::create_shared_buffer(8192).unwrap();
         let word = w.mr_over(B, mapping, 8192, Access::all(), Scope::Pd, 0x10_0000);
         rustix::fs::ftruncate(&fd, 0).unwrap();
         w.post(A, &[Wr::fetch_add(1, 1, near.all(), &word, 0)]);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::requests::{Mr, Wr};
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World, own_address_space};
 use crate::device::Memory;
-use crate::shm::{AddressSpace, Mapping};
-use crate::types::{Access, QpState, Scope};
+use rnic_abi::shm::{AddressSpace, Mapping};
+use rnic_abi::types::{Access, QpState, Scope};
 
 /// Installs a region of `len` bytes at this address of an address space.
 pub(super) fn region(
@@ -425,7 +425,7 @@ fn a_held_message_waits_for_the_copier() {
 #[test]
 fn unbinding_waits_for_the_copier() {
     use crate::device::window::BindRequest;
-    use crate::types::{Stag, WindowKind};
+    use rnic_abi::types::{Stag, WindowKind};
     for (wiring, kind) in Wiring::both()
         .into_iter()
         .flat_map(|w| [WindowKind::Type1, WindowKind::Type2].map(|k| (w, k)))

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::requests::Wr;
 use super::world::network::{PORT, address_of};
 use super::world::{MemoryKind, QpShape, World};
-use crate::abi::control::{QpChange, Sending};
-use crate::abi::queue::{DatagramParams, OWN_Q_KEY, SendOpcode};
 use crate::engine::{DatagramConfig, DatagramPort, DatagramRules};
-use crate::roce::{Datagram, grh, packet};
-use crate::types::{Gid, QpId, QpState};
+use rnic_abi::abi::control::{QpChange, Sending};
+use rnic_abi::abi::queue::{DatagramParams, OWN_Q_KEY, SendOpcode};
+use rnic_abi::roce::{Datagram, grh, packet};
+use rnic_abi::types::{Gid, QpId, QpState};
 
 const A: usize = 0;
 const B: usize = 1;
@@ -480,7 +480,7 @@ fn a_packet_from_an_own_address_is_dropped() {
 #[test]
 fn a_flood_is_charged_to_its_target() {
     let mut w = pair(true);
-    let app = w.app_of(1, crate::types::UserId(4321));
+    let app = w.app_of(1, rnic_abi::types::UserId(4321));
     let cq = w.cq(app, 64);
     let other = w.qp(app, cq, cq, QpShape::default());
     to_rtr(&mut w, other);

@@ -10,7 +10,7 @@ use crate::rdmap::{
     ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, IMMEDIATE_LEN, Opcode, READ_REQUEST_LEN, ReadRequest,
     Terminate,
 };
-use crate::types::{ATOMIC_LEN, QpState, Stag, TaggedOffset};
+use rnic_abi::types::{ATOMIC_LEN, QpState, Stag, TaggedOffset};
 
 /// Sends a short complete message on this queue, with this MSN.
 fn message(w: &mut World, raw: &mut Raw, queue: u32, msn: u32) {
@@ -156,8 +156,8 @@ fn each_ddp_limit_of_the_table() {
 
 /// Returns `most` if a message may have `most` bytes but not one more.
 fn longest_message(most: u32) -> u32 {
-    use crate::abi::queue::Sge;
     use crate::engine::requester::message::total_length;
+    use rnic_abi::abi::queue::Sge;
     let sge = |length| Sge { length, ..Sge::default() };
     assert_eq!(total_length(&[sge(most), sge(1)]), None);
     assert_eq!(total_length(&[sge(most - 7), sge(7)]), Some(most));
@@ -167,9 +167,9 @@ fn longest_message(most: u32) -> u32 {
 /// Returns `most` if a Read Request of `most` bytes is accepted.
 fn longest_read(most: u32) -> u32 {
     let (mut w, mut raw) = World::raw();
-    let (mapping, _fd) = crate::shm::Mapping::create_arena("mr", 1 << 20).unwrap();
-    let access = crate::types::Access::REMOTE_READ;
-    let scope = crate::types::Scope::Pd;
+    let (mapping, _fd) = rnic_abi::shm::Mapping::create_arena("mr", 1 << 20).unwrap();
+    let access = rnic_abi::types::Access::REMOTE_READ;
+    let scope = rnic_abi::types::Scope::Pd;
     let from = w.mr_over(A, mapping, most as usize, access, scope, 0x10_0000);
     w.links[0].pipes[0].window = 100_000;
     let request = ReadRequest {

@@ -9,7 +9,7 @@ use super::requests::{Mr, Wr};
 use super::world::{A, B, Wiring, World};
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
-use crate::types::{Access, Stag, TaggedOffset};
+use rnic_abi::types::{Access, Stag, TaggedOffset};
 
 //= RDMAP-3.1-5
 //= RDMAP-5.5-4
@@ -63,7 +63,7 @@ fn writes_and_reads_are_invisible_at_the_target() {
         let near = w.any_mr(A, 5000);
         let there = w.any_mr(B, 5000);
         w.recv(B, 7, &[]);
-        w.apps[1].cqs[0].consumer.arm(crate::abi::queue::ARM_NEXT);
+        w.apps[1].cqs[0].consumer.arm(rnic_abi::abi::queue::ARM_NEXT);
         let bytes = near.pattern(1);
         let writes = [Wr::write(1, &[near.all()], &there, 0), Wr::write(2, &[], &there, 0)];
         w.post(A, &writes);

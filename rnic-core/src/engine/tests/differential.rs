@@ -6,10 +6,10 @@ use super::link::Cuts;
 use super::model::{Model, OWN, Op, REGION_LEN, REGIONS, REVOKED, WINDOW, any_op, rights, safe_op};
 use super::requests::{Mr, Wr};
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
-use crate::abi::control::Diagnosis;
-use crate::abi::queue::SendFlags;
 use crate::device::window::BindRequest;
-use crate::types::{Access, Scope, Stag, WindowKind};
+use rnic_abi::abi::control::Diagnosis;
+use rnic_abi::abi::queue::SendFlags;
+use rnic_abi::types::{Access, Scope, Stag, WindowKind};
 
 /// A pair with the model's regions, and after them the window as its peer sees it.
 struct Bench {

@@ -5,11 +5,11 @@ use std::time::Duration;
 use super::raw::{Raw, Segment, ulpdu};
 use super::requests::Wr;
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
-use crate::abi::control::{DisconnectMode, Event};
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::stream::startup::{Options, RtrKinds};
-use crate::types::{Access, QpState, Stag, TaggedOffset};
+use rnic_abi::abi::control::{DisconnectMode, Event};
+use rnic_abi::types::{Access, QpState, Stag, TaggedOffset};
 
 fn plain() -> Options {
     Wiring::tcp().with(|o| o.peer_to_peer = false).a
@@ -816,7 +816,7 @@ fn a_reset_or_a_failing_socket_is_a_loss() {
     assert_eq!(w.next_timeout(), None);
 
     let (mut w, raw) = World::raw();
-    w.links[raw.link].pipes[0].finish(crate::types::Time(0));
+    w.links[raw.link].pipes[0].finish(rnic_abi::types::Time(0));
     w.post(A, &[Wr::send(1, &[])]);
     assert_eq!(w.completions(A), ["1 Send WrFlush"]);
     assert!(w.events(A)[0].starts_with("lost: sending failed"));

@@ -4,10 +4,12 @@
 use super::raw::Raw;
 use super::requests::Wr;
 use super::world::{A, B, QpShape, Wiring, World};
-use crate::abi::control::{Diagnosis, DiagnosisKind};
-use crate::abi::queue::Sge;
 use crate::rdmap::{Opcode, ReadRequest};
-use crate::types::{Access, CompletionStatus, Stag, TaggedOffset, TerminateCode, TerminateOrigin};
+use rnic_abi::abi::control::{Diagnosis, DiagnosisKind};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::types::{
+    Access, CompletionStatus, Stag, TaggedOffset, TerminateCode, TerminateOrigin,
+};
 
 fn about(record: &Diagnosis) -> (Option<Stag>, Option<u64>, Option<u64>) {
     (record.stag, record.offset, record.length)

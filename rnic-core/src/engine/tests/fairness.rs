@@ -4,11 +4,11 @@
 use super::raw::{Raw, ulpdu};
 use super::requests::{Mr, Wr};
 use super::world::{QpShape, Wiring, World};
-use crate::abi::queue::ARM_NEXT;
 use crate::device::window::BindRequest;
 use crate::engine::{Output, Receive, Work};
 use crate::rdmap::Opcode;
-use crate::types::{Access, QpState, Stag, Time, UserId, WindowKind};
+use rnic_abi::abi::queue::ARM_NEXT;
+use rnic_abi::types::{Access, QpState, Stag, Time, UserId, WindowKind};
 
 const MINE: UserId = UserId(1);
 const THEIRS: UserId = UserId(2);
@@ -35,7 +35,7 @@ fn begin(w: &mut World) {
 }
 
 /// Reads a QP's socket as its worker does.
-fn read(w: &mut World, qp: crate::types::QpId) -> Receive {
+fn read(w: &mut World, qp: rnic_abi::types::QpId) -> Receive {
     let (link, end) = w.link_of(0, qp).expect("the QP has a socket");
     let now = w.now;
     let mut most = 0;

@@ -3,7 +3,7 @@
 use super::link::Cuts;
 use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
-use crate::abi::queue::SendFlags;
+use rnic_abi::abi::queue::SendFlags;
 
 /// Exchanges requests of every kind in both directions. Returns the completions, and the number of
 /// bytes sent by each end.

@@ -6,7 +6,7 @@ use super::rc::{linked, ms};
 use super::requests::{Mr, Wr};
 use super::world::{A, B, MemoryKind, Wiring, World};
 use crate::device::memory::Unreachable;
-use crate::types::QpState;
+use rnic_abi::types::QpState;
 
 /// Returns a request of each kind that accesses this region.
 fn reaching(own: &Mr, region: &Mr) -> Vec<Wr> {

@@ -3,13 +3,13 @@
 use super::raw::ulpdu;
 use super::requests::{Mr, Wr};
 use super::world::{A, QpShape, Wiring, World};
-use crate::abi::queue::Sge;
 use crate::conformance::table;
 use crate::ddp::{Header, qn};
 use crate::device::Memory;
 use crate::rdmap::{Opcode, ReadRequest};
-use crate::shm::Mapping;
-use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::{Access, QpState, Scope, Stag, TaggedOffset};
 
 //= RDMAP-4.4-6
 //= RDMAP-5.2.2-7

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 
-use crate::types::{QpId, Time};
+use rnic_abi::types::{QpId, Time};
 
 /// Where a stream of bytes is cut into calls.
 #[derive(Clone, Debug)]

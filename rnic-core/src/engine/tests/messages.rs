@@ -3,11 +3,11 @@
 use super::raw::{Segment, add_of};
 use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
-use crate::abi::queue::SendFlags;
 use crate::conformance::table;
 use crate::ddp::Header;
 use crate::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
-use crate::types::{Access, AtomicOperation, Scope, Stag, TaggedOffset};
+use rnic_abi::abi::queue::SendFlags;
+use rnic_abi::types::{Access, AtomicOperation, Scope, Stag, TaggedOffset};
 
 const SINK: Stag = Stag(0xA1A2_A3A4);
 const INVALIDATED: Stag = Stag(0xB1B2_B3B4);

@@ -7,8 +7,8 @@ use super::link::Cuts;
 use super::rc::{SENDING, linked, ms};
 use super::requests::Wr;
 use super::world::{A, B, MemoryKind, Wiring};
-use crate::abi::control;
-use crate::types::Stag;
+use rnic_abi::abi::control;
+use rnic_abi::types::Stag;
 
 /// Maximum number of bytes kept after a waiting Send, plus the last segment.
 const KEPT: usize = 32 * 1024 + 65_536;

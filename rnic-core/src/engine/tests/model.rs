@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use crate::types::{Access, AtomicOperation};
+use rnic_abi::types::{Access, AtomicOperation};
 
 /// Number of regions per end. By index: all rights, remotely readable, limited to one QP, no remote
 /// rights, revoked from the start.

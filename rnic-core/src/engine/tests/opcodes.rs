@@ -6,7 +6,7 @@ use super::world::{A, World};
 use crate::conformance::{Row, table};
 use crate::ddp::{Header, UntaggedHeader};
 use crate::rdmap::{AtomicResponse, Opcode, ReadRequest};
-use crate::types::{Access, Msn, QpState, Stag, TaggedOffset};
+use rnic_abi::types::{Access, Msn, QpState, Stag, TaggedOffset};
 
 /// Queue numbers to try. The tables contain no others.
 const QUEUES: [u32; 5] = [0, 1, 2, 3, u32::MAX];

@@ -2,8 +2,8 @@
 
 use super::requests::{Wr, pattern};
 use super::world::{A, B, Wiring, World};
-use crate::abi::queue::SendFlags;
-use crate::types::{Access, QpState};
+use rnic_abi::abi::queue::SendFlags;
+use rnic_abi::types::{Access, QpState};
 
 //= RDMAP-5.1-5
 #[test]

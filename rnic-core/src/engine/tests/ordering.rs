@@ -3,10 +3,10 @@
 use super::raw::Raw;
 use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
-use crate::abi::queue::SendFlags;
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
-use crate::types::{Access, Stag, TaggedOffset};
+use rnic_abi::abi::queue::SendFlags;
+use rnic_abi::types::{Access, Stag, TaggedOffset};
 
 fn opcodes(raw: &mut Raw, w: &mut World) -> Vec<Opcode> {
     raw.segments(w).iter().map(super::raw::Segment::opcode).collect()

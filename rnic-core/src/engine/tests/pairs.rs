@@ -9,7 +9,7 @@ use super::world::{A, B, MemoryKind, Wiring, World};
 use crate::conformance::{Row, table};
 use crate::ddp::{Header, qn};
 use crate::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
-use crate::types::{Access, AtomicOperation, Stag, TaggedOffset};
+use rnic_abi::types::{Access, AtomicOperation, Stag, TaggedOffset};
 
 const COLUMNS: [&str; 3] = ["placement_remote", "placement_local", "ordering_remote"];
 

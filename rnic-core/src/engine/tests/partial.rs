@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::raw::Raw;
 use super::world::{A, QpShape, Wiring, World, options};
 use crate::engine::{ChargeLimits, Engine, EngineOptions, PartialLimits};
-use crate::types::{Access, QpState, Stag};
+use rnic_abi::types::{Access, QpState, Stag};
 
 /// Number of bytes of an incomplete FPDU.
 const HALF: usize = 1000;

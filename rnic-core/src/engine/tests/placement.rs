@@ -8,7 +8,7 @@ use super::requests::Wr;
 use super::world::{A, B, MemoryKind, Wiring, World};
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
-use crate::types::{Access, QpState, Stag};
+use rnic_abi::types::{Access, QpState, Stag};
 
 /// Returns the header of a segment of the first Send.
 fn part(raw: &Raw, mo: u32, last: bool) -> Header {

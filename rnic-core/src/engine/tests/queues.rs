@@ -3,11 +3,11 @@
 use super::rc::{LIMITS, unlinked_of};
 use super::requests::Wr;
 use super::world::{A, B, QpShape, Wiring, World};
-use crate::abi::queue::{
+use rnic_abi::abi::queue::{
     ARM_NEXT, ARM_SOLICITED, QUEUE_HEADER_LEN, SendFlags, Sge, doorbell, doorbell_offset,
     queue_header,
 };
-use crate::types::{QpState, Time};
+use rnic_abi::types::{QpState, Time};
 
 /// Connects a pair. A completes its sends to a CQ of `send_entries` and its receives to another.
 fn with_small_cq(wiring: Wiring, send_entries: u32, recv_entries: u32) -> World {
@@ -207,9 +207,9 @@ fn a_flush_follows_unsignaled_requests() {
 
 /// Returns a region that is never accessed, for zero-length requests.
 fn unused_region() -> super::requests::Mr {
-    let (mapping, _fd) = crate::shm::Mapping::create_arena("none", 1).unwrap();
+    let (mapping, _fd) = rnic_abi::shm::Mapping::create_arena("none", 1).unwrap();
     super::requests::Mr {
-        stag: crate::types::Stag(1),
+        stag: rnic_abi::types::Stag(1),
         iova: 0,
         len: 0,
         mapping,
@@ -364,7 +364,7 @@ fn invalid_indices_end_the_session() {
             let cq_b = w.cq(b, 64);
             w.qp(a, cq, cq, shape);
             let at_rq = at_sq
-                + crate::abi::queue::QueueShape::send(shape.sq, shape.sges, shape.inline)
+                + rnic_abi::abi::queue::QueueShape::send(shape.sq, shape.sges, shape.inline)
                     .bytes()
                     .next_multiple_of(64);
             w.qp(b, cq_b, cq_b, shape);
@@ -455,7 +455,7 @@ fn a_malformed_receive_fails_by_name() {
         let before = offset_of_next(&w, b);
         let shape = QpShape::default();
         w.qp(b, cq_b, cq_b, shape);
-        let sq = crate::abi::queue::QueueShape::send(shape.sq, shape.sges, shape.inline);
+        let sq = rnic_abi::abi::queue::QueueShape::send(shape.sq, shape.sges, shape.inline);
         let at = before + sq.bytes().next_multiple_of(64) + QUEUE_HEADER_LEN;
         w.connect(A, B, wiring);
         w.settle();
@@ -510,14 +510,14 @@ fn invalid_elements() {
 
 #[test]
 fn memory_that_vanishes_costs_its_owner_only() {
-    crate::shm::fault::install().unwrap();
+    rnic_abi::shm::fault::install().unwrap();
     for wiring in Wiring::both() {
         for side in ["source", "sink"] {
             let mut w = World::connected(wiring);
-            let all = crate::types::Access::all();
+            let all = rnic_abi::types::Access::all();
             let owner = if side == "source" { A } else { B };
-            let (mapping, fd) = crate::shm::Mapping::create_shared_buffer(8192).unwrap();
-            let scope = crate::types::Scope::Pd;
+            let (mapping, fd) = rnic_abi::shm::Mapping::create_shared_buffer(8192).unwrap();
+            let scope = rnic_abi::types::Scope::Pd;
             let bad = w.mr_over(owner, mapping, 8192, all, scope, 0x10_0000);
             let good = w.any_mr(1 - owner, 8192);
             rustix::fs::ftruncate(&fd, 0).unwrap();

@@ -7,7 +7,7 @@ use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
 use crate::mpa::{Deframer, Framer};
 use crate::rdmap::{AtomicRequest, Control, Opcode, ReadRequest, Terminate};
 use crate::stream::Negotiated;
-use crate::types::{AtomicOperation, Msn, Stag, TaggedOffset};
+use rnic_abi::types::{AtomicOperation, Msn, Stag, TaggedOffset};
 
 /// A scripted peer, which has the other end of link `link`.
 pub(super) struct Raw {

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::requests::{Mr, Wr};
 use super::world::{A, B, MemoryKind, QpEnd, QpShape, Wiring, World};
-use crate::abi::control;
-use crate::abi::queue::{SendOpcode, Sge};
 use crate::engine::PeerLimits;
 use crate::engine::rc::ALL_RIGHTS;
-use crate::types::{Access, Gid, QpId, QpState};
+use rnic_abi::abi::control;
+use rnic_abi::abi::queue::{SendOpcode, Sge};
+use rnic_abi::types::{Access, Gid, QpId, QpState};
 
 /// Retries take a second before the first stream, and at least 200 ms after it.
 pub(super) const SENDING: control::Sending =

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::rc::{LIMITS, kept, linked, ms, unlinked_of};
 use super::requests::{Mr, Wr};
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
-use crate::types::{Access, QpState};
+use rnic_abi::types::{Access, QpState};
 
 /// Regions of a test: `here` at A, `there` and `closed` at B, the last without remote rights.
 struct Regions {

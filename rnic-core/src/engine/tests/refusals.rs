@@ -3,10 +3,10 @@
 use super::raw::{Raw, read_of, ulpdu};
 use super::requests::{Wr, pattern};
 use super::world::{A, B, Wiring, World};
-use crate::abi::queue::Sge;
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
-use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::types::{Access, QpState, Scope, Stag, TaggedOffset};
 
 /// Returns the length and DDP header of a segment, as a Terminate encloses them.
 fn enclosed(header: &Header, payload: usize) -> Vec<u8> {

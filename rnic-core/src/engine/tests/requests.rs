@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::abi::control::{DisconnectReason, Event};
-use crate::abi::queue::{
+use crate::device::window::{BindRequest, WindowCount};
+use rnic_abi::abi::control::{DisconnectReason, Event};
+use rnic_abi::abi::queue::{
     CompletionFlags, Cqe, SendFlags, SendHeader, SendOpcode, Sge, WindowParams,
 };
-use crate::device::window::{BindRequest, WindowCount};
-use crate::shm::Mapping;
-use crate::types::{
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::{
     AtomicOperation, CompletionOpcode, CompletionStatus, Stag, TerminateCode, TerminateOrigin,
 };
 

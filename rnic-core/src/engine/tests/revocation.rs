@@ -6,7 +6,7 @@ use super::world::{A, B, QpShape, Wiring, World};
 use crate::ddp::Header;
 use crate::engine::state::Peer;
 use crate::rdmap::{Opcode, ReadRequest};
-use crate::types::{Access, QpState, Stag, TaggedOffset};
+use rnic_abi::types::{Access, QpState, Stag, TaggedOffset};
 
 //= RDMAP-4.8-12
 #[test]

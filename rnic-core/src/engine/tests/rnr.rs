@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::link::Cuts;
 use super::requests::{Wr, pattern};
 use super::world::{A, B, QpShape, Wiring, World};
-use crate::types::QpState;
+use rnic_abi::types::QpState;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 

@@ -4,11 +4,11 @@
 use super::raw::Raw;
 use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
-use crate::abi::queue::SendFlags;
 use crate::engine::qp::Qp;
 use crate::rdmap::ReadRequest;
-use crate::shm::Mapping;
-use crate::types::{Access, Msn, Scope, Stag, TaggedOffset};
+use rnic_abi::abi::queue::SendFlags;
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::{Access, Msn, Scope, Stag, TaggedOffset};
 
 const LAST: u8 = 0x40;
 

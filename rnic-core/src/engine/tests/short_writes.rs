@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use super::rc;
 use super::requests::{Mr, Wr, pattern};
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
-use crate::abi::queue::SendFlags;
-use crate::types::Access;
+use rnic_abi::abi::queue::SendFlags;
+use rnic_abi::types::Access;
 
 /// Length of the regions in bytes.
 const LEN: usize = 70_000;

@@ -3,7 +3,7 @@
 use super::requests::Wr;
 use super::world::{A, World};
 use crate::rdmap::ReadRequest;
-use crate::types::{Stag, TaggedOffset};
+use rnic_abi::types::{Stag, TaggedOffset};
 
 /// Returns a Terminate in siw's layout: Layer and EType exchanged, M, D and R in the lowest bits.
 fn terminate(control: [u8; 4], segment_len: u16, headers: &[&[u8]]) -> Vec<u8> {

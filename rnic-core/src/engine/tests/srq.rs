@@ -2,8 +2,8 @@
 
 use super::requests::Wr;
 use super::world::{QpShape, Wiring, World};
-use crate::abi::queue::{QUEUE_HEADER_LEN, queue_header};
-use crate::types::{QpId, QpState};
+use rnic_abi::abi::queue::{QUEUE_HEADER_LEN, queue_header};
+use rnic_abi::types::{QpId, QpState};
 
 /// Receivers on an app with an SRQ, and senders on another app.
 struct Bench {
@@ -290,7 +290,7 @@ fn a_malformed_receive_ends_its_qp() {
         let mut b = Bench::new(wiring, 3, 2, 8, 0);
         b.recv(20..22);
         let arena = b.w.apps[b.to].arena.clone();
-        arena.store_u64(b.at + crate::abi::queue::QUEUE_HEADER_LEN, 1 << 9).unwrap();
+        arena.store_u64(b.at + rnic_abi::abi::queue::QUEUE_HEADER_LEN, 1 << 9).unwrap();
         b.send(0, 0..1);
         assert_eq!(b.received(), ["20 Receive LocalQpOperation"]);
         b.send(1, 0..1);

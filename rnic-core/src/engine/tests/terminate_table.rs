@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use super::raw::{Raw, add_of, ulpdu};
 use super::requests::{Mr, Wr};
 use super::world::{A, Wiring, World};
-use crate::abi::queue::Sge;
 use crate::conformance::table;
 use crate::ddp::Header;
 use crate::mpa::tests::hex;
 use crate::rdmap::{AtomicRequest, Opcode, ReadRequest};
-use crate::shm::Mapping;
 use crate::stream::startup::Options;
-use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::{Access, QpState, Scope, Stag, TaggedOffset};
 
 /// Layer, type, code.
 type Code = (u8, u8, u8);
@@ -152,7 +152,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         segment(w, raw, header, &[0; 4])
     }),
     ((1, 0, 0), "a Write into memory that its owner took away", |w, raw| {
-        crate::shm::fault::install().unwrap();
+        rnic_abi::shm::fault::install().unwrap();
         let (mapping, fd) = Mapping::create_shared_buffer(8192).unwrap();
         let to = w.mr_over(A, mapping, 8192, Access::all(), Scope::Pd, 0x10_0000);
         rustix::fs::ftruncate(&fd, 0).unwrap();

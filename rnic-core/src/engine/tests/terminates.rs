@@ -7,7 +7,7 @@ use super::world::{A, B, Wiring, World};
 use crate::conformance::table;
 use crate::ddp::qn;
 use crate::rdmap::{Opcode, codes};
-use crate::types::{Access, QpState, Scope, Stag, TerminateCode};
+use rnic_abi::types::{Access, QpState, Scope, Stag, TerminateCode};
 
 /// Long enough to be parsed as the header of a Read Request.
 const PAYLOAD: [u8; 30] = *b"thirty bytes of no consequence";
@@ -97,8 +97,8 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
             vec![]
         }
         (1, 0, 0) => {
-            crate::shm::fault::install().unwrap();
-            let (mapping, fd) = crate::shm::Mapping::create_shared_buffer(8192).unwrap();
+            rnic_abi::shm::fault::install().unwrap();
+            let (mapping, fd) = rnic_abi::shm::Mapping::create_shared_buffer(8192).unwrap();
             let gone = w.mr_over(A, mapping, 8192, access, Scope::Pd, 0x10_0000);
             rustix::fs::ftruncate(&fd, 0).unwrap();
             raw.write(&mut w, gone.stag, gone.iova, &PAYLOAD);

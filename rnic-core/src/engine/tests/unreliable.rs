@@ -3,8 +3,8 @@
 use super::rc::{LIMITS, SENDING, ms, unlinked_of};
 use super::requests::Wr;
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
-use crate::abi::queue::Sge;
-use crate::types::{QpState, Stag};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::types::{QpState, Stag};
 
 fn apart(wiring: Wiring) -> World {
     unlinked_of(wiring, QpShape { unreliable: true, ..QpShape::default() }, 128)

@@ -3,9 +3,9 @@
 use super::partial::{crowd, dead};
 use super::requests::Wr;
 use super::world::{A, options};
-use crate::abi::control::DisconnectMode;
 use crate::engine::{ChargeLimits, EngineOptions};
-use crate::types::QpState;
+use rnic_abi::abi::control::DisconnectMode;
+use rnic_abi::types::QpState;
 
 /// Length of a message in bytes.
 const LEN: usize = 8000;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::rc::linked;
 use super::requests::{Mr, Wr};
 use super::world::{A, B, QpShape, Wiring, World};
-use crate::abi::queue::SendFlags;
 use crate::device::Window;
 use crate::device::window::BindRequest;
-use crate::types::{Access, QpState, Scope, Stag, WindowKind};
 use WindowKind::{Type1, Type2};
+use rnic_abi::abi::queue::SendFlags;
+use rnic_abi::types::{Access, QpState, Scope, Stag, WindowKind};
 
 const BOTH: [WindowKind; 2] = [Type1, Type2];
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -130,7 +130,7 @@ fn a_zero_based_window_counts_from_its_start() {
         // With a zero-based region the address is an offset as well.
         let mut w = World::connected(Wiring::tcp());
         let access = Access::LOCAL_WRITE | Access::MW_BIND | Access::ZERO_BASED;
-        let region = w.mr_at(B, 100, access, crate::types::Scope::Pd, 0);
+        let region = w.mr_at(B, 100, access, rnic_abi::types::Scope::Pd, 0);
         let window = w.window(B, kind);
         let open = bound(&mut w, B, &window, &region, 40..50);
         assert_eq!(open.iova, 40);

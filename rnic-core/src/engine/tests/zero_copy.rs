@@ -3,8 +3,8 @@
 use super::link::Cuts;
 use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
-use crate::shm::Mapping;
-use crate::types::{Access, QpState, Scope};
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::{Access, QpState, Scope};
 
 fn bare() -> Wiring {
     Wiring::tcp().with(|o| o.crc = false)
@@ -127,7 +127,7 @@ fn revoked_memory_is_not_read_again() {
 
 #[test]
 fn memory_that_vanishes_costs_its_owner_only() {
-    crate::shm::fault::install().unwrap();
+    rnic_abi::shm::fault::install().unwrap();
     for response in [false, true] {
         let mut w = World::pair(bare());
         w.emss = 9000;

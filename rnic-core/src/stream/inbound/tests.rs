@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::stream::{Enclose, terminate};
-use crate::types::TerminateCode;
+use rnic_abi::types::TerminateCode;
 
 const LAST: u8 = 0x41;
 const MORE: u8 = 0x01;

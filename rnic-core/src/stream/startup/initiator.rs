@@ -11,7 +11,7 @@ use crate::mpa::startup::{
 };
 use crate::rdmap::{Control, Opcode, codes};
 use crate::stream::{Fault, terminate};
-use crate::types::{Msn, Stag, TerminateCode};
+use rnic_abi::types::{Msn, Stag, TerminateCode};
 
 /// Failure of a start-up. The caller must close the TCP connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::mpa::startup::{Enhanced, Frame, FrameError, FrameKind, NOT_NEGOTIATED, Progress, Repr};
 use crate::rdmap::codes;
-use crate::types::TerminateCode;
+use rnic_abi::types::TerminateCode;
 
 /// Failure of a start-up. The caller must close the TCP connection, except after
 /// [`PrivateData`](Self::PrivateData).

@@ -387,7 +387,7 @@ fn reply_with_too_high_ord_is_terminated() {
 }
 
 /// Returns the code of the Terminate that an Initiator sends as its only FPDU.
-fn terminate_in(frame: &[u8]) -> crate::types::TerminateCode {
+fn terminate_in(frame: &[u8]) -> rnic_abi::types::TerminateCode {
     let mut fpdu = frame.to_vec();
     let mut deframer = Deframer::new(false, true);
     assert_eq!(deframer.needed(&fpdu), fpdu.len());

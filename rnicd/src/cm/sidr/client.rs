@@ -5,10 +5,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use rnic_core::abi::control::Refusal;
-use rnic_core::roce::is_unicast;
-use rnic_core::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, zero_padded};
-use rnic_core::types::{AddressPair, QpId, SessionId, Time};
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::roce::is_unicast;
+use rnic_abi::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, zero_padded};
+use rnic_abi::types::{AddressPair, QpId, SessionId, Time};
 use rustix::io::Errno;
 
 use super::server::too_long;

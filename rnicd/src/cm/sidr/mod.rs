@@ -16,9 +16,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rnic_abi::roce::sidr::{self, Exchange, Message};
+use rnic_abi::types::{Gid, ListenerId, Time};
 use rnic_core::engine::DatagramPort;
-use rnic_core::roce::sidr::{self, Exchange, Message};
-use rnic_core::types::{Gid, ListenerId, Time};
 
 use super::{CmEvent, ConnectionManager, Slot};
 use crate::rate::Buckets;

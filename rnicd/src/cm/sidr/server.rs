@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use rnic_core::abi::control::Refusal;
-use rnic_core::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, zero_padded};
-use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, zero_padded};
+use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 use rustix::io::Errno;
 
 use crate::cm::listener::{BindTo, Listener, in_use};

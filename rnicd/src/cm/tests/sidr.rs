@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use rnic_abi::roce::sidr::{self, Exchange, Message, Reply, ServiceId, Status};
+use rnic_abi::types::Gid;
 use rnic_core::engine::DatagramPort;
-use rnic_core::roce::sidr::{self, Exchange, Message, Reply, ServiceId, Status};
-use rnic_core::types::Gid;
 
 use super::*;
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
-use rnic_core::abi::control::HelloStatus;
-use rnic_core::types::Time;
+use rnic_abi::abi::control::HelloStatus;
+use rnic_abi::types::Time;
 
 use super::{FIRST_CLIENT, HELLO_DEADLINE, PROCESS, SOCKET, SOURCES, Server, rejection};
 use crate::clock;

@@ -1,6 +1,6 @@
 //! Ends an idle daemon without losing a client that connects at the same time.
 
-use rnic_core::types::Time;
+use rnic_abi::types::Time;
 
 use super::Server;
 use crate::config::Span;

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_core::abi::control::{LimitRow, PdRow, Refusal};
-use rnic_core::types::{PdId, SessionId};
+use rnic_abi::abi::control::{LimitRow, PdRow, Refusal};
+use rnic_abi::types::{PdId, SessionId};
 
 use crate::config::NamedPd;
 use crate::resource::numbers::{Handle, Handles};

@@ -1,7 +1,7 @@
 //! Requests to open and close protection domains, and lists of them.
 
-use rnic_core::abi::control::{PdRow, ReplyBody};
-use rnic_core::types::*;
+use rnic_abi::abi::control::{PdRow, ReplyBody};
+use rnic_abi::types::*;
 
 use super::Pd;
 use crate::resource::answer::{Answer, Outcome};

@@ -8,8 +8,8 @@
 
 use std::net::TcpStream;
 
-use rnic_core::abi::control::{Event, Refusal, ReplyBody};
-use rnic_core::types::*;
+use rnic_abi::abi::control::{Event, Refusal, ReplyBody};
+use rnic_abi::types::*;
 
 use super::Listener;
 use crate::cm;

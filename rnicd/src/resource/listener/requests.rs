@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use rnic_core::abi::control::{Refusal, ReplyBody};
-use rnic_core::types::*;
+use rnic_abi::abi::control::{Refusal, ReplyBody};
+use rnic_abi::types::*;
 
 use super::Listener;
 use crate::cm::BindTo;

@@ -1,7 +1,7 @@
 //! Lists of limits and their usage.
 
-use rnic_core::abi::control::LimitRow;
-use rnic_core::types::SessionId;
+use rnic_abi::abi::control::LimitRow;
+use rnic_abi::types::SessionId;
 
 use super::page::{self, key, page};
 use crate::config::{Kind, Scope, UNLIMITED};

@@ -1,7 +1,7 @@
 //! Queries of `rnicctl`: all users' objects for administrators, the session's own for others.
 
-use rnic_core::abi::control::{ReplyBody, *};
-use rnic_core::types::*;
+use rnic_abi::abi::control::{ReplyBody, *};
+use rnic_abi::types::*;
 
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use rnic_core::abi::control::{MAX_MESSAGE, PAGE_ROWS};
-use rnic_core::types::SessionId;
+use rnic_abi::abi::control::{MAX_MESSAGE, PAGE_ROWS};
+use rnic_abi::types::SessionId;
 use serde::Serialize;
 
 use crate::resource::session::Session;
@@ -89,9 +89,9 @@ const REPLY_HEAD: usize = 64;
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::abi::control::*;
+    use rnic_abi::abi::control::*;
+    use rnic_abi::types::*;
     use rnic_core::device::diagnoses::{MAX_RULE, MAX_TEXT};
-    use rnic_core::types::*;
 
     use super::*;
 

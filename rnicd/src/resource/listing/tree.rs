@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rnic_core::types::QpType;
+use rnic_abi::types::QpType;
 
 use crate::resource::Manager;
 use crate::tree::{Facts, Port, Sums};

@@ -8,12 +8,12 @@
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use rnic_core::abi::control::{Event, Refusal, ReplyBody};
-use rnic_core::abi::queue::{QueueKind, QueueShape};
+use rnic_abi::abi::control::{Event, Refusal, ReplyBody};
+use rnic_abi::abi::queue::{QueueKind, QueueShape};
+use rnic_abi::shm::AddressSpace;
+use rnic_abi::shm::queue::CopyProducer;
+use rnic_abi::types::*;
 use rnic_core::device::Copier;
-use rnic_core::shm::AddressSpace;
-use rnic_core::shm::queue::CopyProducer;
-use rnic_core::types::*;
 
 use super::Attached;
 use super::attached::Reach;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rnic_core::abi::control::Refusal;
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::shm::AddressSpace;
+use rnic_abi::shm::attached::USER_END;
 use rnic_core::device::{Copier, Memory};
-use rnic_core::shm::AddressSpace;
-use rnic_core::shm::attached::USER_END;
 
 use crate::resource::numbers::Doorbell;
 use crate::resource::queue::QueuePlace;

@@ -9,10 +9,10 @@ mod windows;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::*;
 use rnic_core::device::window::WindowCount;
 use rnic_core::device::{Memory, Window};
-use rnic_core::shm::Mapping;
-use rnic_core::types::*;
 
 use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use rnic_core::abi::control::{MrRequest, MrSource, Refusal, ReplyBody};
+use rnic_abi::abi::control::{MrRequest, MrSource, Refusal, ReplyBody};
+use rnic_abi::types::*;
 use rnic_core::device::{Memory, StagEntry, StagKind};
-use rnic_core::types::*;
 
 use super::attached::attached_memory;
 use super::{Attached, Mr, NextRegion, Region, SharedBuffer, UseOfBuffer};

@@ -2,9 +2,9 @@
 
 use std::os::fd::AsFd;
 
-use rnic_core::abi::control::{Refusal, ReplyBody};
-use rnic_core::shm::{AdoptError, Mapping};
-use rnic_core::types::*;
+use rnic_abi::abi::control::{Refusal, ReplyBody};
+use rnic_abi::shm::{AdoptError, Mapping};
+use rnic_abi::types::*;
 
 use super::SharedBuffer;
 use crate::reaper::Passed;
@@ -131,4 +131,4 @@ fn shared_buffer_refusal(error: &AdoptError) -> Refusal {
 }
 
 /// Page size in bytes on all supported machines.
-const PAGE: u64 = rnic_core::abi::queue::PAGE as u64;
+const PAGE: u64 = rnic_abi::abi::queue::PAGE as u64;

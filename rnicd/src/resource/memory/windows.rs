@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use rnic_core::abi::control::{ReplyBody, WindowRow};
+use rnic_abi::abi::control::{ReplyBody, WindowRow};
+use rnic_abi::types::*;
 use rnic_core::device::Window;
-use rnic_core::types::*;
 
 use super::{Attached, MemoryWindow};
 use crate::resource::answer::{Answer, Outcome};

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use rnic_core::abi::control::Refusal;
+use rnic_abi::abi::control::Refusal;
 
 use crate::config::{AddressRule, Config, Limits, NamedPd, Override, Subjects};
 use crate::privilege::Names;

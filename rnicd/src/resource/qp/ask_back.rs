@@ -8,9 +8,9 @@
 
 use std::net::SocketAddr;
 
-use rnic_core::abi::control::Wiring;
+use rnic_abi::abi::control::Wiring;
+use rnic_abi::types::*;
 use rnic_core::stream::introduction::{Introduction, VerificationQuery};
-use rnic_core::types::*;
 
 use super::QpPhase;
 use super::qp_attr::RcStream;

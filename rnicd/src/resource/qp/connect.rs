@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_core::abi::control::{DisconnectMode, Event, Refusal, ReplyBody};
+use rnic_abi::abi::control::{DisconnectMode, Event, Refusal, ReplyBody};
+use rnic_abi::types::*;
 use rnic_core::engine::{ConnectedEnd, QpConfig};
 use rnic_core::stream::startup::Negotiated;
-use rnic_core::types::*;
 
 use super::reads::Reads;
 use super::{ConnectOver, Connection, Qp, QpPhase, wrong_state};

@@ -1,8 +1,8 @@
 //! UD QPs: state transitions, attribute changes and their checks.
 
-use rnic_core::abi::control::QpChange;
+use rnic_abi::abi::control::QpChange;
+use rnic_abi::types::*;
 use rnic_core::engine::DatagramConfig;
-use rnic_core::types::*;
 
 use super::rc::{MOST_24, TWENTY_FOUR_BITS, state_name};
 use super::{QpPhase, UdAttr, wrong_state};

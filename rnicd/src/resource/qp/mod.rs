@@ -17,10 +17,10 @@ mod wired_port;
 
 use std::sync::Arc;
 
-use rnic_core::abi::control::{QpRow, Refusal};
+use rnic_abi::abi::control::{QpRow, Refusal};
+use rnic_abi::types::*;
 use rnic_core::device::{Cq, QpShared, Srq};
 use rnic_core::engine::QpConfig;
-use rnic_core::types::*;
 
 use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;

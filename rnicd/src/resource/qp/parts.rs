@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_core::abi::control::{QueueLocation, Refusal};
-use rnic_core::abi::queue::QueueKind;
+use rnic_abi::abi::control::{QueueLocation, Refusal};
+use rnic_abi::abi::queue::QueueKind;
+use rnic_abi::shm::queue::{ReceiveConsumer, SendConsumer};
+use rnic_abi::types::*;
 use rnic_core::device::{Cq, QpShared, Srq};
 use rnic_core::engine::{QpConfig, Receives};
-use rnic_core::shm::queue::{ReceiveConsumer, SendConsumer};
-use rnic_core::types::*;
 
 use crate::resource::numbers::Doorbell;
 use crate::resource::queue::QueuePlace;

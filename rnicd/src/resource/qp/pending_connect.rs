@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
+use rnic_abi::types::*;
 use rnic_core::stream::introduction::Introduction;
-use rnic_core::types::*;
 
 /// Attempts to connect to other daemons, and requests from other daemons.
 #[derive(Default)]

@@ -6,8 +6,8 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rnic_core::abi::control::Refusal;
-use rnic_core::types::*;
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::types::*;
 use socket2::Type;
 
 use crate::resource::numbers::Handle;

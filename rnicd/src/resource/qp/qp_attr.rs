@@ -1,8 +1,8 @@
 //! Attributes of RC, UC and UD QPs, set by the program or received from the peer.
 
-use rnic_core::abi::control::{Sending, Wiring};
+use rnic_abi::abi::control::{Sending, Wiring};
+use rnic_abi::types::*;
 use rnic_core::stream::introduction::Introduction;
-use rnic_core::types::*;
 
 use super::rejection::{path_mtus_differ, psns_differ};
 

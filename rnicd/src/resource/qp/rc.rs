@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rnic_core::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
+use rnic_abi::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
+use rnic_abi::types::*;
 use rnic_core::engine::{MAX_ACK_REQUESTS, PeerLimits};
-use rnic_core::types::*;
 
 use super::qp_attr::{RcAttr, RcStream};
 use super::reads::Reads;

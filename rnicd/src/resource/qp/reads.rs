@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rnic_core::abi::control::Refusal;
+use rnic_abi::abi::control::Refusal;
 
 use crate::resource::ledger::{Account, Charge, Kind};
 

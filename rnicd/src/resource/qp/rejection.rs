@@ -1,6 +1,6 @@
 //! Reasons why an RC or UC QP, or its daemon, rejects a request.
 
-use rnic_core::types::{Gid, QpId};
+use rnic_abi::types::{Gid, QpId};
 
 /// Reason for a rejection, sent in the Private Data as a code byte, for some reasons with a PSN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,11 +11,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rnic_core::abi::control::Wiring;
+use rnic_abi::abi::control::Wiring;
+use rnic_abi::types::*;
 use rnic_core::engine::{MAX_ACK_REQUESTS, PeerLimits};
 use rnic_core::stream::introduction::{Introduction, VerificationQuery};
 use rnic_core::stream::startup::Negotiated;
-use rnic_core::types::*;
 
 use super::qp_attr::{RcAttr, RcStream};
 use super::rejection::{Rejection, path_mtus_differ, psns_differ};

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_core::abi::control::{QpRequest, Refusal, ReplyBody};
-use rnic_core::abi::queue::QueueShape;
+use rnic_abi::abi::control::{QpRequest, Refusal, ReplyBody};
+use rnic_abi::abi::queue::QueueShape;
+use rnic_abi::types::*;
 use rnic_core::device::QpShared;
 use rnic_core::engine::QpConfig;
-use rnic_core::types::*;
 
 use super::parts::QpParts;
 use super::{Qp, QpPhase, QpUses, qp_row};

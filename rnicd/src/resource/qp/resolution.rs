@@ -6,9 +6,9 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_core::abi::control::Event;
-use rnic_core::roce::{Datagram, packet, sidr};
-use rnic_core::types::*;
+use rnic_abi::abi::control::Event;
+use rnic_abi::roce::{Datagram, packet, sidr};
+use rnic_abi::types::*;
 
 use super::datagrams::DATAGRAM_WORKER;
 use super::rc::state_name;

@@ -11,8 +11,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use rnic_core::abi::control::Refusal;
-use rnic_core::types::*;
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::types::*;
 use socket2::{Domain, Protocol, Type};
 
 use super::datagrams::DATAGRAM_WORKER;

@@ -7,14 +7,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{NewArena, QueueLocation, Refusal};
-use rnic_core::abi::queue::{
+use rnic_abi::abi::ABI_VERSION;
+use rnic_abi::abi::control::{NewArena, QueueLocation, Refusal};
+use rnic_abi::abi::queue::{
     ARENA_MAGIC, CACHE_LINE, PAGE, QueueKind, QueueShape, arena_header, doorbell_offset,
 };
-use rnic_core::shm::Mapping;
-use rnic_core::shm::queue::QueueMemory;
-use rnic_core::types::SessionId;
+use rnic_abi::shm::Mapping;
+use rnic_abi::shm::queue::QueueMemory;
+use rnic_abi::types::SessionId;
 
 use super::extents::Extents;
 use crate::resource::ledger::{Account, Charge, Kind};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rnic_core::abi::control::ReplyBody;
-use rnic_core::types::*;
+use rnic_abi::abi::control::ReplyBody;
+use rnic_abi::types::*;
 
 use super::Channel;
 use crate::events::ChannelSender;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_core::abi::control::{Refusal, ReplyBody};
-use rnic_core::abi::queue::{QueueKind, QueueShape};
+use rnic_abi::abi::control::{Refusal, ReplyBody};
+use rnic_abi::abi::queue::{QueueKind, QueueShape};
+use rnic_abi::types::*;
 use rnic_core::device::Cq;
-use rnic_core::types::*;
 
 use super::{CqObject, Room};
 use crate::config::Limits;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use rnic_core::abi::queue::CACHE_LINE;
+use rnic_abi::abi::queue::CACHE_LINE;
 
 /// The free extents of an arena.
 #[derive(Clone, Debug)]

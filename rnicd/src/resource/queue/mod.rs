@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_core::abi::control::CqRow;
+use rnic_abi::abi::control::CqRow;
+use rnic_abi::types::*;
 use rnic_core::device::{Cq, Srq};
-use rnic_core::types::*;
 
 use crate::events::ChannelSender;
 use crate::resource::domain::UseOfPd;

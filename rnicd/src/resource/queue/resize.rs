@@ -8,11 +8,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_core::abi::control::{Event, Refusal, ReplyBody};
-use rnic_core::abi::queue::{QueueKind, QueueShape};
+use rnic_abi::abi::control::{Event, Refusal, ReplyBody};
+use rnic_abi::abi::queue::{QueueKind, QueueShape};
+use rnic_abi::types::*;
 use rnic_core::device::Cq;
 use rnic_core::device::cq::{CqFault, ResizeFault};
-use rnic_core::types::*;
 
 use super::Room;
 use super::cqs::check_entries;

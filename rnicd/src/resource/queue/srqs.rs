@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use rnic_core::abi::control::{Event, Refusal, ReplyBody, SrqRequest, SrqRow};
-use rnic_core::abi::queue::{QueueKind, QueueShape};
+use rnic_abi::abi::control::{Event, Refusal, ReplyBody, SrqRequest, SrqRow};
+use rnic_abi::abi::queue::{QueueKind, QueueShape};
+use rnic_abi::types::*;
 use rnic_core::device::Srq;
 use rnic_core::device::srq::SrqFault;
-use rnic_core::types::*;
 
 use super::{Room, SrqObject};
 use crate::resource::answer::{Answer, Outcome};

@@ -10,8 +10,8 @@ mod totals;
 
 use std::sync::Arc;
 
+use rnic_abi::types::{QpType, SessionId};
 use rnic_core::device::{DiagnosisLog, QpShared};
-use rnic_core::types::{QpType, SessionId};
 
 use notes::Notes;
 pub use notes::log_limit;

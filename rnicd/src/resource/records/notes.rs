@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use rnic_core::abi::control::EventRecord;
+use rnic_abi::abi::control::EventRecord;
+use rnic_abi::types::Time;
 use rnic_core::device::records::{FairRing, Records};
-use rnic_core::types::Time;
 
 use crate::log::RateLimitedLog;
 

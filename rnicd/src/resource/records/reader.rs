@@ -6,8 +6,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rnic_abi::types::*;
 use rnic_core::device::diagnoses::OwnerFilter;
-use rnic_core::types::*;
 
 use crate::clock;
 use crate::resource::session::Client;

@@ -4,9 +4,9 @@
 
 use std::time::Instant;
 
-use rnic_core::abi::control::{EventRecord, Refusal, ReplyBody, RequestBody, Rows, *};
+use rnic_abi::abi::control::{EventRecord, Refusal, ReplyBody, RequestBody, Rows, *};
+use rnic_abi::types::*;
 use rnic_core::device::diagnoses::{OwnerFilter, StoredDiagnosis};
-use rnic_core::types::*;
 
 use super::notes::{MAX_TEXT, Note};
 use super::reader::before;

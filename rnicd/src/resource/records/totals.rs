@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use rnic_core::abi::control::QpCounters;
+use rnic_abi::abi::control::QpCounters;
+use rnic_abi::types::{QpType, TerminateOrigin};
 use rnic_core::device::QpShared;
-use rnic_core::types::{QpType, TerminateOrigin};
 
 /// Maximum number of users with their own counters. All others are counted together.
 pub const USERS: usize = 1024;

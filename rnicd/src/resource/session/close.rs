@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 
-use rnic_core::types::*;
+use rnic_abi::types::*;
 
 use crate::resource::memory::Attached;
 use crate::resource::{Manager, Pending};

@@ -10,8 +10,8 @@ mod open;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rnic_core::abi::control::{ClientRow, Event, Refusal};
-use rnic_core::types::*;
+use rnic_abi::abi::control::{ClientRow, Event, Refusal};
+use rnic_abi::types::*;
 
 use crate::events::EventSender;
 use crate::log::RateLimitedLog;

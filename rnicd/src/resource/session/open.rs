@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Features, HelloReply, HelloStatus, Refusal};
-use rnic_core::shm::doorbell::DoorbellScanner;
-use rnic_core::types::*;
+use rnic_abi::abi::ABI_VERSION;
+use rnic_abi::abi::control::{Features, HelloReply, HelloStatus, Refusal};
+use rnic_abi::shm::doorbell::DoorbellScanner;
+use rnic_abi::types::*;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Client, Session};

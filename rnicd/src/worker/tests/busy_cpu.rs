@@ -56,7 +56,7 @@ fn median(rounds: usize, mut round: impl FnMut()) -> Duration {
 }
 
 /// A worker that kept yielding to a busy thread on its CPU would run only once every few
-/// milliseconds. `rnic_core::shm::wait` tests the same under virtual time.
+/// milliseconds. `rnic_abi::shm::wait` tests the same under virtual time.
 #[test]
 fn worker_on_busy_cpu_sleeps_and_does_not_yield() {
     if !crate::omit::timing("round trips of a worker on a busy CPU") {

@@ -14,8 +14,8 @@ use crate::device::Memory;
 use crate::device::stag::bind::WINDOW_RIGHTS;
 use crate::device::stag::{Principal, StagChange, StagKind, StagTable};
 use crate::device::window::{BindFault, BindRequest, WindowCount};
-use crate::shm::Mapping;
-use crate::types::{Access, MrId, MwId, PdId, WindowKind};
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::{Access, MrId, MwId, PdId, WindowKind};
 
 const WORKERS: usize = 3;
 const QPS: usize = 4;

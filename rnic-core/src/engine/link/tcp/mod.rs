@@ -21,10 +21,10 @@ use crate::engine::interface::MulpduPolicy;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
-use crate::shm::io::Piece;
 use crate::stream::Fault;
 use crate::stream::inbound::Inbound;
 use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
+use rnic_abi::shm::io::Piece;
 
 /// Bytes of the transmit slab, the maximum that one call hands to TCP.
 pub(in crate::engine) const TX_SLAB: usize = BATCH + MAX_FPDU;
@@ -256,7 +256,7 @@ impl TcpLink {
     }
 
     /// Sets the MSN of the peer's next Send and next Read Request.
-    pub(in crate::engine) fn number_inbound_from(&mut self, msn: crate::types::Msn) {
+    pub(in crate::engine) fn number_inbound_from(&mut self, msn: rnic_abi::types::Msn) {
         self.inbound.set_next_msn(msn);
     }
 }
@@ -271,7 +271,7 @@ impl<'a> TxBatch<'a> {
         TxBatch { pieces }
     }
 
-    /// Returns the pieces in order, for [`send_pieces`](crate::shm::io::send_pieces).
+    /// Returns the pieces in order, for [`send_pieces`](rnic_abi::shm::io::send_pieces).
     pub fn pieces(&self) -> &[Piece<'a>] {
         self.pieces
     }

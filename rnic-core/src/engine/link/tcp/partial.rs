@@ -14,7 +14,7 @@ use crate::engine::charge::{ChargeLimits, ChargeNames, Charges, Excess, Owner, S
 use crate::engine::deadlines::{Deadlines, Due};
 use crate::engine::schedule::Key;
 use crate::mpa::MAX_FPDU;
-use crate::types::{SessionId, Time};
+use rnic_abi::types::{SessionId, Time};
 
 /// Limits on incomplete FPDUs of one engine, not counting its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

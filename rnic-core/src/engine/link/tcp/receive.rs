@@ -8,7 +8,6 @@ use std::io::{self, IoSliceMut};
 
 use super::failure::socket_error_text;
 use super::partial::unwatch;
-use crate::abi::control::DisconnectReason;
 use crate::engine::arrival::PayloadSource;
 use crate::engine::charge::Owner;
 use crate::engine::incoming::{Incoming, Origin};
@@ -26,6 +25,7 @@ use crate::rdmap::codes;
 use crate::stream::inbound::{Arrival, SendKind};
 use crate::stream::startup::RtrKinds;
 use crate::stream::{Fault, terminate};
+use rnic_abi::abi::control::DisconnectReason;
 
 impl Qp {
     /// Makes one call to the socket and handles the bytes that it returns.

@@ -23,9 +23,9 @@ use crate::engine::schedule::{CALL_COST, FPDU_COST};
 use crate::engine::state::EngineState;
 use crate::mpa::MAX_FPDU;
 use crate::rdmap::{Control, Opcode, READ_REQUEST_LEN, ReadRequest};
-use crate::shm::io::Piece;
 use crate::stream::startup::Rtr;
-use crate::types::{Msn, Stag, TaggedOffset};
+use rnic_abi::shm::io::Piece;
+use rnic_abi::types::{Msn, Stag, TaggedOffset};
 
 /// Why a segment was not framed.
 enum FrameError {

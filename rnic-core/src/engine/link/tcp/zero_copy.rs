@@ -21,8 +21,8 @@ use crate::engine::qp::{OutgoingFpdu, Qp};
 use crate::engine::requester::message::{Gather, GatherFault, MessageSource, Segment};
 use crate::engine::state::EngineState;
 use crate::mpa::LENGTH_LEN;
-use crate::shm::io::{MAX_PIECES, Piece};
-use crate::shm::queue::MAX_SGE;
+use rnic_abi::shm::io::{MAX_PIECES, Piece};
+use rnic_abi::shm::queue::MAX_SGE;
 
 /// Minimum number of unsent bytes of a message to send it without a copy. From here on, two more
 /// pieces per FPDU cost less than the copy.

@@ -5,7 +5,7 @@ use crate::ddp::Header;
 use crate::mpa::Deframer;
 use crate::mpa::startup::{Frame, FrameKind, Progress, Repr};
 use crate::rdmap::{Control, Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
-use crate::types::Stag;
+use rnic_abi::types::Stag;
 
 /// A complete message.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 
 use super::recording::Side::{self, Initiator, Responder};
 use super::replay::Flaw;
-use crate::types::Access;
+use rnic_abi::types::Access;
 
 /// A message that differs.
 pub struct Difference {

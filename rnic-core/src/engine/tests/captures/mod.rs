@@ -13,11 +13,11 @@ use std::path::Path;
 
 use super::link::Cuts;
 use crate::rdmap::{Layout, Opcode, Terminate, codes};
-use crate::types::TerminateCode;
 use conversation::{Act, Conversation};
 use differences::{DIFFERENCES, ENDS, FLAWS};
 use recording::Side;
 use replay::{Flaw, Outcome, play};
+use rnic_abi::types::TerminateCode;
 
 /// Number of recordings in `tests/captures`.
 const FILES: usize = 33;

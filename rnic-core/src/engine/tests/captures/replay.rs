@@ -9,8 +9,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::conversation::{Act, Conversation, Message, MessageReader};
 use super::recording::Side;
-use crate::abi::control::DiagnosisKind;
-use crate::abi::queue::{SendFlags, SendOpcode, Sge};
 use crate::engine::tests::link::Cuts;
 use crate::engine::tests::raw::Raw;
 use crate::engine::tests::requests::{Mr, Wr};
@@ -21,7 +19,9 @@ use crate::stream::startup::{
     ConnectRequest, Initiator, InitiatorStep, Negotiated, Options, Responder, ResponderStep,
     RtrKinds,
 };
-use crate::types::{Access, Stag, TerminateOrigin};
+use rnic_abi::abi::control::DiagnosisKind;
+use rnic_abi::abi::queue::{SendFlags, SendOpcode, Sge};
+use rnic_abi::types::{Access, Stag, TerminateOrigin};
 
 /// Difference between the memory of the played side and the memory that its traffic suggests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

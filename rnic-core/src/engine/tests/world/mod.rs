@@ -19,8 +19,6 @@ use network::Network;
 use super::link::{End, Link};
 use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
-use crate::abi::control::{self, Diagnosis, DisconnectMode, Event};
-use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
 use crate::device::copier::{Copier, CopyJob, Direction};
 use crate::device::diagnoses::OwnerFilter;
 use crate::device::window::WindowCount;
@@ -31,17 +29,19 @@ use crate::engine::{
     ConnectedEnd, DatagramConfig, Engine, EngineOptions, MulpduPolicy, Notification, Output,
     PeerLimits, QpConfig, Receive, Receives, Transmit, Work,
 };
-use crate::shm::doorbell::{DoorbellRinger, DoorbellScanner};
-use crate::shm::io::Piece;
-use crate::shm::queue::{
-    CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
-};
-use crate::shm::{AddressSpace, Mapping};
 use crate::stream::Negotiated;
 use crate::stream::startup::{
     Initiator, InitiatorStep, Options, Responder, ResponderStep, RtrKinds,
 };
-use crate::types::{
+use rnic_abi::abi::control::{self, Diagnosis, DisconnectMode, Event};
+use rnic_abi::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
+use rnic_abi::shm::doorbell::{DoorbellRinger, DoorbellScanner};
+use rnic_abi::shm::io::Piece;
+use rnic_abi::shm::queue::{
+    CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
+};
+use rnic_abi::shm::{AddressSpace, Mapping};
+use rnic_abi::types::{
     Access, AddressPair, CqId, MrId, MwId, PdId, QpId, QpState, Scope, SessionId, SrqId, Stag,
     Time, UserId, WindowKind,
 };

@@ -234,7 +234,7 @@ impl World {
                         space.read(*address, &mut bytes[at..at + len])?;
                         at += len;
                     }
-                    Ok::<_, crate::shm::attached::AttachedFault>(())
+                    Ok::<_, rnic_abi::shm::attached::AttachedFault>(())
                 };
                 read().map(|()| bytes)
             }

@@ -13,7 +13,7 @@
 //! atomics of [`sync`] through `view::View`, so that `loom` tests the code that runs in production:
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p rnic-core --lib --release loom_
+//! RUSTFLAGS="--cfg loom" cargo test -p rnic-abi --lib --release loom_
 //! ```
 
 // Unsafe code in this crate is allowed in this module only.

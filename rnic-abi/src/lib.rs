@@ -1,0 +1,23 @@
+//! The interface between the RNIC daemon and its clients.
+//!
+//! This crate holds identifiers and rights ([`types`]), the layouts that both sides use ([`abi`]),
+//! the memory that they share ([`shm`]), and addresses and packets of RoCE v2 ([`roce`]). It knows
+//! neither protocols nor policy: `rnic-core` implements the RNIC over it, and `rnic-client` the
+//! verbs.
+
+// Each lossy cast states the reason why no data are lost. Tests may cast freely.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::cast_lossless,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        unreachable_pub
+    )
+)]
+
+pub mod abi;
+pub mod roce;
+pub mod shm;
+pub mod types;
