@@ -3,17 +3,15 @@
 //! [`config`] holds the configuration, [`control`] serves clients, and [`resource`] alone decides
 //! about permissions and limits. [`cm`] establishes connections, [`worker`] drives them over the
 //! [`socket`] that `cm` hands over, and [`events`] reports both to clients. [`exec`] runs a private
-//! daemon for one program, [`demo`] demonstrates one, and [`cli`] is the command line.
-//! [`privilege`] queries the kernel about processes and drops privileges, [`system`] converts
-//! system errors, [`clock`] reads clocks, [`reaper`] closes descriptors if the close may block,
-//! [`rate`] limits rates, and [`metrics`] writes metrics to a file.
+//! daemon for one program. [`privilege`] queries the kernel about processes and drops privileges,
+//! [`system`] converts system errors, [`clock`] reads clocks, [`reaper`] closes descriptors if the
+//! close may block, [`rate`] limits rates, and [`metrics`] writes metrics to a file. The programs
+//! `rnicd` and `rnicctl` are a crate of their own.
 
-pub mod cli;
 pub mod clock;
 pub mod cm;
 pub mod config;
 pub mod control;
-pub mod demo;
 pub mod events;
 pub mod exec;
 pub mod log;

@@ -1,5 +1,6 @@
-//! Checks the dependencies of the workspace against `deny.toml` without `cargo-deny` and without a
-//! network: licences, sources, and duplicate versions. Advisories need `cargo deny`.
+//! Checks the dependencies of the workspace without a network: licences, sources and duplicate
+//! versions against `deny.toml` (advisories need `cargo deny`), and the dependencies between its
+//! crates against `docs/extending.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,8 +30,8 @@ struct Dependency {
     source: String,
 }
 
-/// Returns all external crates built for Linux, including dev-dependencies and optional features.
-fn dependencies() -> Vec<Dependency> {
+/// Returns the metadata of the workspace as built for Linux.
+fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--offline", "--locked", "--format-version=1"])
         .arg("--filter-platform=x86_64-unknown-linux-gnu")
@@ -38,7 +39,12 @@ fn dependencies() -> Vec<Dependency> {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Returns all external crates, including dev-dependencies and optional features.
+fn dependencies() -> Vec<Dependency> {
+    let metadata = metadata();
     let text = |package: &Value, key: &str| package[key].as_str().unwrap_or_default().to_owned();
     let packages = metadata["packages"].as_array().expect("packages");
     let foreign = packages.iter().filter(|package| !package["source"].is_null());
@@ -88,6 +94,85 @@ fn one(words: &mut Words<'_>, allowed: &[String]) -> bool {
         words.next();
     }
     allowed.iter().any(|a| a == licence)
+}
+
+/// Returns the crates that each crate depends on directly when it is built, by ID.
+fn links(metadata: &Value) -> BTreeMap<String, BTreeSet<String>> {
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let is_normal = |dependency: &&Value| {
+        list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null())
+    };
+    let of = |node: &Value| {
+        let dependencies = list(&node["deps"]);
+        let normal = dependencies.iter().filter(is_normal).map(|d| text(&d["pkg"])).collect();
+        (text(&node["id"]), normal)
+    };
+    list(&metadata["resolve"]["nodes"]).iter().map(of).collect()
+}
+
+/// Returns the names of the workspace's crates by ID.
+fn members(metadata: &Value) -> BTreeMap<String, String> {
+    let packages = metadata["packages"].as_array().expect("packages");
+    let own = packages.iter().filter(|package| package["source"].is_null());
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    own.map(|package| (text(&package["id"]), text(&package["name"]))).collect()
+}
+
+#[test]
+fn crates_depend_on_each_other_as_documented() {
+    let metadata = metadata();
+    let links = links(&metadata);
+    let members = members(&metadata);
+    let page = std::fs::read_to_string(root().join("docs/extending.md")).unwrap();
+    let table = page.lines().skip_while(|line| *line != "| crate | contains | depends on |");
+    let rows: BTreeMap<&str, BTreeSet<&str>> = table
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .map(|line| {
+            let cells: Vec<&str> = line.split('|').collect();
+            (cells[1].trim_matches([' ', '`']), cells[3].split('`').skip(1).step_by(2).collect())
+        })
+        .collect();
+    for (id, name) in members.iter().filter(|(_, name)| *name != "rnic-tests") {
+        let used = links[id].iter().filter_map(|id| members.get(id)).map(String::as_str);
+        assert_eq!(rows.get(name.as_str()), Some(&used.collect()), "{name}");
+    }
+}
+
+#[test]
+fn daemon_and_client_link_only_what_they_need() {
+    let metadata = metadata();
+    let links = links(&metadata);
+    let members = members(&metadata);
+    let linked = |name: &str| {
+        let of = |(id, other): (&String, &String)| (other == name).then(|| id.clone());
+        let mut left: Vec<String> = members.iter().filter_map(of).collect();
+        let mut found = BTreeSet::new();
+        while let Some(id) = left.pop() {
+            if found.insert(id.clone()) {
+                left.extend(links[&id].iter().cloned());
+            }
+        }
+        assert!(found.len() > 10, "{name}: {found:?}");
+        found
+    };
+    for (name, others) in [
+        (
+            "rnic-daemon",
+            &["clap", "plotters", "hdrhistogram", "indicatif", "sha2", "rnic-client"][..],
+        ),
+        ("rnic-client", &["rnic-core", "slab", "chacha20", "crc32c"][..]),
+        ("rnic-verbs", &["rnic-core", "chacha20", "crc32c"][..]),
+    ] {
+        let linked = linked(name);
+        for other in others {
+            let is_other = |id: &&String| {
+                id.contains(&format!("#{other}@")) || id.contains(&format!("/{other}#"))
+            };
+            assert_eq!(linked.iter().find(is_other), None, "{name} links {other}");
+        }
+    }
 }
 
 #[test]

@@ -88,8 +88,9 @@ pub fn run(
     mut daemon: DaemonProcess,
     program: &[OsString],
     signals: &Signals,
+    report: impl FnOnce(&Death),
 ) -> Result<ExitStatus, ExecError> {
-    let status = run_child(&mut daemon, signals, program)?;
+    let status = run_child(&mut daemon, signals, program, report)?;
     match daemon.stop() {
         Err(error) if status.success() => Err(error),
         _ => Ok(status),
@@ -110,6 +111,7 @@ fn run_child(
     daemon: &mut DaemonProcess,
     signals: &Signals,
     program: &[OsString],
+    report: impl FnOnce(&Death),
 ) -> Result<ExitStatus, ExecError> {
     let Some((name, args)) = program.split_first() else {
         let error = io::ErrorKind::InvalidInput.into();
@@ -120,7 +122,7 @@ fn run_child(
     let mut child = signals
         .spawn_with_parent_death_signal(&mut command)
         .map_err(|error| ExecError::Spawn { program: name.clone(), error })?;
-    let waited = wait(&mut child, daemon, signals);
+    let waited = wait(&mut child, daemon, signals, report);
     waited.map_err(ExecError::system("cannot wait for the program"))
 }
 
@@ -129,17 +131,20 @@ fn wait(
     child: &mut Child,
     daemon: &mut DaemonProcess,
     signals: &Signals,
+    report: impl FnOnce(&Death),
 ) -> io::Result<ExitStatus> {
-    let mut reported = false;
+    let mut report = Some(report);
     loop {
         // Checked before each sleep, because SIGCHLD may be merged with an earlier one.
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
         // Only reported: the program also sees that the daemon has died, and may continue.
-        if !reported && let Some(death) = daemon.has_died() {
-            reported = true;
-            crate::cli::complain(&format!("rnicd: {death}"));
+        if report.is_some()
+            && let Some(death) = daemon.has_died()
+            && let Some(report) = report.take()
+        {
+            report(&death);
         }
         match poll(&mut [PollFd::new(&signals.as_fd(), PollFlags::IN)], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

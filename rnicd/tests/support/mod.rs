@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use rnic_abi::abi::control::HelloStatus;
-use rnicd::config::Config;
-use rnicd::exec::PrivateDaemon;
+use rnic_daemon::config::Config;
+use rnic_daemon::exec::PrivateDaemon;
 use rustix::process::{Gid, Uid};
 
 #[path = "../../../tests/src/omit.rs"]

@@ -7,7 +7,7 @@ use rnic_abi::abi::control::{Rows, StatusInfo};
 use rnic_abi::types::{Access, Scope, TerminateOrigin, WindowKind};
 
 use super::why::{age, explain};
-use crate::config::Size;
+use rnic_daemon::config::Size;
 
 /// Rows of cells under a heading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -14,11 +14,11 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::config::{Config, Loopback, Seccomp};
-use crate::exec::{DaemonProcess, ExecError, LogTo, Overrides};
-use crate::privilege::check_available;
 use children::{Child, ChildError};
 use report::Report;
+use rnic_daemon::config::{Config, Loopback, Seccomp};
+use rnic_daemon::exec::{DaemonProcess, ExecError, LogTo, Overrides};
+use rnic_daemon::privilege::check_available;
 
 /// Reasons why the demo failed.
 #[derive(Debug, thiserror::Error)]

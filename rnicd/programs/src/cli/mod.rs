@@ -16,16 +16,18 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{
+use crate::demo;
+use rnic_daemon::config::{
     ANNOTATED_DEFAULT, Config, ConfigError, Control, InForce, Loopback, Seccomp, Size, Span,
     explain,
 };
-use crate::control::{ControlSocket, Notifier, Server, SocketError, StartError, check_filters};
-use crate::demo;
-use crate::exec::{self, DaemonProcess, ExecError, LogTo, Overrides};
-use crate::log::{Log, error_text};
-use crate::privilege::{self, RenounceError, SignalSet, Signals};
-use crate::resource::{Capacity, PassedPort, Policy};
+use rnic_daemon::control::{
+    ControlSocket, Notifier, Server, SocketError, StartError, check_filters,
+};
+use rnic_daemon::exec::{self, DaemonProcess, Death, ExecError, LogTo, Overrides};
+use rnic_daemon::log::{Log, error_text};
+use rnic_daemon::privilege::{self, RenounceError, SignalSet, Signals};
+use rnic_daemon::resource::{Capacity, PassedPort, Policy};
 
 /// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
 ///
@@ -359,7 +361,8 @@ fn exec(args: &Exec) -> Result<ExitCode, Failure> {
     };
     let daemon = DaemonProcess::start(&text, overrides, log)?;
     let signals = Signals::take(SignalSet::Wrapper)?;
-    Ok(exec::end_as(exec::run(daemon, &args.program, &signals)?))
+    let report = |death: &Death| complain(&format!("rnicd: {death}"));
+    Ok(exec::end_as(exec::run(daemon, &args.program, &signals, report)?))
 }
 
 /// Returns the exit code for a failure of `exec`.

@@ -1,0 +1,7 @@
+//! The programs `rnicd` and `rnicctl`, over the daemon's library.
+//!
+//! [`cli`] has their command lines, and [`demo`] shows a private daemon at work. The binaries call
+//! the `main` functions of [`cli`].
+
+pub mod cli;
+pub mod demo;
