@@ -3,7 +3,7 @@
 use std::io;
 use std::process::Command;
 
-use crate::daemon::{Binaries, Daemon};
+use crate::daemon::Daemon;
 use crate::process::Process;
 
 /// A host.
@@ -122,7 +122,7 @@ impl Apart {
     }
 
     /// Starts a daemon on one of the hosts.
-    pub fn daemon(&self, side: Side, binaries: Binaries, config: &str) -> Daemon {
+    pub fn daemon(&self, side: Side, config: &str) -> Daemon {
         let wrapper = self.on(side);
         let words: Vec<_> = [wrapper.get_program()]
             .into_iter()
@@ -132,7 +132,7 @@ impl Apart {
         // Both hosts must use the same RoCE port to connect to each other.
         let port = if config.contains("[wired]") { "" } else { "\n[wired]\nport = 4791\n" };
         let on_host = format!("exec {} \"$0\" \"$@\"", words.join(" "));
-        Daemon::start_limited(binaries, &format!("{config}{port}"), &on_host)
+        Daemon::start_limited(&format!("{config}{port}"), &on_host)
     }
 
     /// Returns a command that runs the program appended to it on one of the hosts.

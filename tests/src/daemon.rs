@@ -8,28 +8,8 @@ use rnic_client::{Context, StatusInfo};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use crate::built;
 use crate::process::{DEADLINE, Process, copy_files};
-
-/// Paths of this package's binaries. Available only in integration tests, from
-/// `env!("CARGO_BIN_EXE_...")`.
-#[derive(Clone, Copy)]
-pub struct Binaries {
-    /// The daemon.
-    pub rnicd: &'static str,
-    /// A client.
-    pub actor: &'static str,
-}
-
-/// Returns this package's `Binaries`. For integration tests only.
-#[macro_export]
-macro_rules! binaries {
-    () => {
-        $crate::daemon::Binaries {
-            rnicd: env!("CARGO_BIN_EXE_rnicd-under-test"),
-            actor: env!("CARGO_BIN_EXE_actor"),
-        }
-    };
-}
 
 /// The values of `engine.loopback`: the two paths between QPs of one daemon.
 pub const PATHS: [&str; 2] = ["direct", "tcp"];
@@ -66,7 +46,6 @@ pub struct Footprint {
 
 /// A running daemon with its own directory.
 pub struct Daemon {
-    binaries: Binaries,
     process: Option<Process>,
     dir: TempDir,
     socket: PathBuf,
@@ -78,8 +57,8 @@ impl Daemon {
     /// # Panics
     ///
     /// If the daemon does not listen.
-    pub fn start(binaries: Binaries, config: &str) -> Self {
-        Daemon::start_limited(binaries, config, "true")
+    pub fn start(config: &str) -> Self {
+        Daemon::start_limited(config, "true")
     }
 
     /// Like [`Daemon::start`], after a shell command that limits the daemon (`ulimit -n 100`).
@@ -87,7 +66,7 @@ impl Daemon {
     /// # Panics
     ///
     /// If the daemon does not listen.
-    pub fn start_limited(binaries: Binaries, config: &str, limit: &str) -> Self {
+    pub fn start_limited(config: &str, limit: &str) -> Self {
         let dir = TempDir::with_prefix("rnic-test-").expect("a temporary directory");
         let socket = dir.path().join("rnicd.sock");
         let file = dir.path().join("rnicd.toml");
@@ -99,11 +78,11 @@ impl Daemon {
         };
         std::fs::write(&file, format!("{config}{port}")).expect("a file in a directory just made");
         let mut command = Command::new("sh");
-        command.arg("-c").arg(format!("{limit}; exec \"$0\" \"$@\"")).arg(binaries.rnicd);
+        command.arg("-c").arg(format!("{limit}; exec \"$0\" \"$@\"")).arg(built::program("rnicd"));
         command.arg("run").arg("--config").arg(&file).arg("--socket").arg(&socket);
         let mut process = Process::start(command);
         process.line_after("listening");
-        Daemon { binaries, process: Some(process), dir, socket }
+        Daemon { process: Some(process), dir, socket }
     }
 
     /// Returns the path of the daemon's socket.
@@ -123,7 +102,7 @@ impl Daemon {
 
     /// Starts a client process of this daemon that plays `part`.
     pub fn actor(&self, part: &[&str]) -> Process {
-        let mut command = Command::new(self.binaries.actor);
+        let mut command = Command::new(built::program("actor"));
         command.env("RNIC_SOCKET", &self.socket).args(part);
         Process::start(command)
     }
@@ -165,7 +144,7 @@ impl Daemon {
         std::fs::set_permissions(self.dir(), open).expect("the test owns the directory");
         let actor = self.dir().join("actor");
         if !actor.exists() {
-            copy_files(self.binaries.actor, &actor);
+            copy_files(built::program("actor"), &actor);
         }
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).env("RNIC_SOCKET", &self.socket).arg(actor).args(part);

@@ -8,6 +8,7 @@
 pub mod apart;
 pub mod attached;
 pub mod attacks;
+pub mod built;
 pub mod burst;
 pub mod client;
 pub mod conformance;

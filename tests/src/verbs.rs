@@ -3,25 +3,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::LazyLock;
 
-use crate::{Daemon, copy_files, omit};
+use crate::{Daemon, built, copy_files, omit};
 
-/// Returns the directory with the libraries under their SONAMEs, for the `LD_LIBRARY_PATH` of a
-/// program that runs over `rnicd`.
-///
-/// Cargo builds no `cdylib` for the tests of a workspace, so this builds them once per test
-/// executable, in the profile of the tests. That is quick if they are up to date.
-///
-/// # Panics
-///
-/// If the build fails.
-pub fn directory() -> &'static Path {
-    static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(build);
-    &DIRECTORY
-}
-
-/// Copies the [`directory`] to a daemon's directory, where every user can read it. Other users may
+/// Copies [`built::libraries`] to a daemon's directory, where every user can read it. Other users may
 /// have no access to the repository.
 ///
 /// # Panics
@@ -32,7 +17,7 @@ pub fn directory_for_all(daemon: &Daemon) -> PathBuf {
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir(), open).expect("a directory of our own");
     let copy = daemon.dir().join("verbs");
-    copy_files(directory(), &copy);
+    copy_files(built::libraries(), &copy);
     copy
 }
 
@@ -62,7 +47,7 @@ pub fn program_with(source: &str, folder: &Path, options: &[&str]) -> Option<Pat
         .arg(&program)
         .args(options)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source))
-        .args(["libibverbs.so.1", "librdmacm.so.1"].map(|name| directory().join(name)))
+        .args(["libibverbs.so.1", "librdmacm.so.1"].map(|name| built::libraries().join(name)))
         .status()
         .expect("a C compiler");
     assert!(built.success(), "{source} cannot be built");
@@ -73,30 +58,7 @@ pub fn program_with(source: &str, folder: &Path, options: &[&str]) -> Option<Pat
 /// logs.
 pub fn command(program: &Path, daemon: &Daemon) -> Command {
     let mut command = Command::new(program);
-    command.env("LD_LIBRARY_PATH", directory());
+    command.env("LD_LIBRARY_PATH", built::libraries());
     command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
     command
-}
-
-fn build() -> PathBuf {
-    // The path of the test is TARGET/PROFILE/deps/NAME.
-    let test = std::env::current_exe().expect("the path of this test");
-    let profile = test.ancestors().nth(2).expect("a profile directory");
-    let target = profile.parent().expect("a target directory");
-    let name = match profile.file_name().and_then(|name| name.to_str()) {
-        Some("debug") => "dev",
-        Some(other) => other,
-        None => panic!("{} is not where cargo puts tests", test.display()),
-    };
-    let built = Command::new(env!("CARGO"))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["build", "--quiet", "-p", "rnic-verbs", "-p", "rnic-verbs-rdmacm"])
-        .args(["-p", "rnic-verbs-preload"])
-        .args(["--profile", name, "--target-dir"])
-        .arg(target)
-        .output()
-        .expect("cargo started this test");
-    let errors = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "the libraries cannot be built: {}\n{errors}", built.status);
-    profile.join("verbs")
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use rnic_client::{Context, Event, Gid, GidRow};
-use rnic_tests::{DEADLINE, Process, binaries, omit};
+use rnic_tests::{DEADLINE, Process, built, omit};
 use tempfile::TempDir;
 
 /// A daemon in a network namespace with a loopback interface and one other interface.
@@ -30,7 +30,16 @@ impl Host {
             return None;
         }
         let mut command = Command::new("unshare");
-        command.args(["--net", "sh", "-c", script, "sh", binaries!().rnicd, "run", "--socket"]);
+        command.args([
+            "--net",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            &built::program("rnicd"),
+            "run",
+            "--socket",
+        ]);
         command.arg(dir.path().join("rnicd.sock"));
         let mut daemon = Process::start(command);
         daemon.line_after("listening");

@@ -8,7 +8,7 @@ use rnic_client::{
     Access, AttachedBuffer, Completion, Context, Mr, MrOptions, Qp, QpOptions, RemoteMr,
     SendRequest,
 };
-use rnic_tests::{Client, DEADLINE, Daemon, READ_WRITE, binaries, engine};
+use rnic_tests::{Client, DEADLINE, Daemon, READ_WRITE, engine};
 
 /// Number of words that all connections change.
 const WORDS: usize = 4;
@@ -135,7 +135,7 @@ fn count_up(words: &Mr, times: usize) -> Counted {
 }
 
 fn in_shared_memory(path: &str, batches: usize) -> usize {
-    let daemon = Daemon::start(binaries!(), &engine(3, path));
+    let daemon = Daemon::start(&engine(3, path));
     let server = Client::new(&daemon);
     let words = server.region(8 * WORDS as u64, ATOMIC);
     // Enough to last about as long as the connections take.
@@ -160,7 +160,7 @@ fn a_million_operations_lose_nothing() {
 #[test]
 fn concurrent_atomics_on_attached_memory() {
     for path in ["direct", "tcp"] {
-        let daemon = Daemon::start(binaries!(), &engine(3, path));
+        let daemon = Daemon::start(&engine(3, path));
         let context = Context::open_at(daemon.socket()).unwrap();
         context.attach_memory().unwrap();
         let server = Client::of(&context);

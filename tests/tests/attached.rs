@@ -19,7 +19,7 @@ use rnic_client::{
 };
 use rnic_tests::attached::{CopyQueue, Guest, Insider, LENT, copying_threads, pattern};
 use rnic_tests::raw::Raw;
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{DEADLINE, Daemon, Process};
 use rustix::process::Signal;
 
 /// Starts a lender at `host`, and connects this process to it as a guest at `guest`.
@@ -43,19 +43,19 @@ fn there_and_back(host: &Daemon, guest: &Daemon) {
 #[test]
 fn both_ends_over_both_paths() {
     for config in ["", "[engine]\nworkers = 3\nloopback = \"tcp\"\n", "[mpa]\ncrc = false\n"] {
-        let daemon = Daemon::start(binaries!(), config);
+        let daemon = Daemon::start(config);
         let start = daemon.at_rest();
         there_and_back(&daemon, &daemon);
         daemon.shrinks_to(start);
     }
-    let daemons = ["[mpa]\ncrc = false\n"; 2].map(|c| Daemon::start(binaries!(), c));
+    let daemons = ["[mpa]\ncrc = false\n"; 2].map(|c| Daemon::start(c));
     there_and_back(&daemons[0], &daemons[1]);
 }
 
 /// The daemon reads bytes when it sends them, not when the request is posted.
 #[test]
 fn data_written_before_transmission_is_sent() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let (mut lender, _context, guest) = lent(&daemon, &daemon, &[]);
     // A fenced Write waits for a Read of everything, which changes its source.
     let all = guest.own.sge(0, LENT as u32);
@@ -84,7 +84,7 @@ fn becomes(process: &Process, name: &str) {
 #[test]
 fn a_program_that_execs_takes_its_session_along() {
     for config in ["", "[engine]\nloopback = \"tcp\"\n"] {
-        let daemon = Daemon::start(binaries!(), config);
+        let daemon = Daemon::start(config);
         let (mut lender, _context, guest) = lent(&daemon, &daemon, &["--exec"]);
         guest.write().expect("a write to lent memory");
         lender.release();
@@ -101,7 +101,7 @@ fn a_program_that_execs_takes_its_session_along() {
 #[test]
 fn memory_is_detached_on_exec() {
     for config in ["", "[engine]\nworkers = 3\nloopback = \"tcp\"\n"] {
-        let daemon = Daemon::start(binaries!(), config);
+        let daemon = Daemon::start(config);
         let (mut lender, context, guest) = lent(&daemon, &daemon, &["--exec", "--keep"]);
         guest.write().expect("a write to lent memory");
         lender.release();
@@ -131,7 +131,7 @@ fn memory_is_detached_on_exec() {
 #[test]
 fn killed_under_traffic_nothing_is_left() {
     for config in ["", "[engine]\nloopback = \"tcp\"\n"] {
-        let daemon = Daemon::start(binaries!(), config);
+        let daemon = Daemon::start(config);
         let start = daemon.at_rest();
         for round in 0..20 {
             let (lender, context, guest) = lent(&daemon, &daemon, &[]);
@@ -156,7 +156,7 @@ fn killed_under_traffic_nothing_is_left() {
 
 #[test]
 fn nothing_but_its_own_memory_is_attached() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let start = daemon.at_rest();
     let mut raw = Raw::open(daemon.socket());
     let pd = raw.pd();
@@ -217,7 +217,7 @@ fn open_to_all(config: &str) -> Option<Daemon> {
         rnic_tests::omit("not root: attached memory of other users is not tested");
         return None;
     }
-    let daemon = Daemon::start(binaries!(), &format!("[control]\nmode = \"0666\"\n{config}"));
+    let daemon = Daemon::start(&format!("[control]\nmode = \"0666\"\n{config}"));
     let all = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir(), all).expect("a writable directory");
     Some(daemon)
@@ -306,7 +306,7 @@ fn a_daemon_is_closed_to_processes_of_its_user() {
     }
     let config = format!("[control]\nmode = \"0666\"\nuser = \"{PRIVATE}\"\n");
     let owns_folder = format!("chown {PRIVATE} \"${{3%/*}}\"");
-    let daemon = Daemon::start_limited(binaries!(), &config, &owns_folder);
+    let daemon = Daemon::start_limited(&config, &owns_folder);
     let owner = |file: &str| {
         let file = format!("/proc/{}/{file}", daemon.pid());
         std::fs::metadata(file).expect("a running process").uid()

@@ -17,7 +17,7 @@ use rnic_abi::shm::wait::cpus;
 use rnic_tests::attacks::Attack;
 use rnic_tests::attacks::stage::Case;
 use rnic_tests::attacks::{counted, stage};
-use rnic_tests::{Process, binaries, omit, timing};
+use rnic_tests::{Process, omit, timing};
 
 /// Serialises the measurements, which would otherwise affect each other.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -31,9 +31,9 @@ fn attacked(test: &str, case: &Case, workers: &[u32]) {
     if let Some(measured) = std::env::var_os(INSIDE) {
         for workers in workers {
             if measured == MEASURED {
-                stage::play(binaries!(), case, *workers);
+                stage::play(case, *workers);
             } else {
-                counted::play(binaries!(), case, *workers);
+                counted::play(case, *workers);
             }
         }
         return;

@@ -3,14 +3,14 @@
 use std::process::Command;
 
 use rnic_tests::daemon::Daemon;
-use rnic_tests::{Process, binaries, verbs};
+use rnic_tests::{Process, built};
 use tempfile::TempDir;
 
 /// Starts a part of the program.
 fn start(part: &str, daemon: &Daemon) -> (TempDir, Process) {
     let scratch = tempfile::tempdir().unwrap();
     let program = scratch.path().join("calls");
-    let libraries = verbs::directory();
+    let libraries = built::libraries();
     let built = Command::new("cc")
         .args(["-Wall", "-Werror", "-pthread", "-o"])
         .arg(&program)
@@ -30,7 +30,7 @@ fn start(part: &str, daemon: &Daemon) -> (TempDir, Process) {
 
 /// Runs a part of the program with its own daemon.
 fn run(part: &str) {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let (_scratch, process) = start(part, &daemon);
     assert_eq!(process.succeed(), ["done"]);
     daemon.is_empty();
@@ -68,7 +68,7 @@ fn unreadable_memory_is_not_registered() {
 
 #[test]
 fn every_context_gets_one_fatal_event() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let (_scratch, mut process) = start("died", &daemon);
     process.line_after("ready");
     daemon.kill();

@@ -8,10 +8,10 @@ use rnic_client::{
     WindowKind, Wiring,
 };
 use rnic_tests::client::READ_WRITE;
-use rnic_tests::{Client, DEADLINE, Daemon, binaries};
+use rnic_tests::{Client, DEADLINE, Daemon};
 
 fn daemon() -> Daemon {
-    Daemon::start(binaries!(), "")
+    Daemon::start("")
 }
 
 /// Connects two QPs of a client.
@@ -142,7 +142,7 @@ fn a_context_learns_of_the_end_of_its_session() {
     let context = Context::open_at(daemon.socket()).unwrap();
     assert!(context.is_alive());
     assert_eq!(context.features(), Features::DIRECT_PATH);
-    let over_tcp = Daemon::start(binaries!(), "[engine]\nloopback = \"tcp\"\n");
+    let over_tcp = Daemon::start("[engine]\nloopback = \"tcp\"\n");
     let other = Context::open_at(over_tcp.socket()).unwrap();
     assert_eq!(other.features(), Features::empty());
     daemon.kill();

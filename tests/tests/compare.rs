@@ -7,7 +7,7 @@ use rnic_client::{
     Wiring,
 };
 use rnic_tests::client::Client;
-use rnic_tests::{Daemon, binaries, ports};
+use rnic_tests::{Daemon, ports};
 
 const HOSTS: [[u8; 4]; 2] = [[127, 0, 62, 1], [127, 0, 62, 2]];
 
@@ -60,7 +60,7 @@ fn daemons(compare: [bool; 2]) -> [Daemon; 2] {
         let config = format!(
             "[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\ncompare = {compare}\n"
         );
-        Daemon::start(binaries!(), &config)
+        Daemon::start(&config)
     })
 }
 

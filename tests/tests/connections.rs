@@ -1,7 +1,7 @@
 //! Connections of librdmacm, opened and closed in every order, over both paths: the events at both
 //! ends, their contents, and the state of QPs and receives.
 
-use rnic_tests::{Daemon, PATHS, Process, binaries, engine, verbs};
+use rnic_tests::{Daemon, PATHS, Process, engine, verbs};
 
 /// Runs a part of the program over each path.
 fn run(part: &str) {
@@ -12,7 +12,7 @@ fn run(part: &str) {
         // longer.
         let deadline = if part == "no answer" { "1s" } else { "60s" };
         let config = engine(1, path) + &format!("[mpa]\nreply_deadline = \"{deadline}\"\n");
-        let daemon = Daemon::start(binaries!(), &config);
+        let daemon = Daemon::start(&config);
         let mut command = verbs::command(&program, &daemon);
         command.arg(part);
         assert_eq!(Process::start(command).succeed(), ["done"], "{path}");

@@ -1,13 +1,13 @@
 //! Objects of the C API and the device context that creates them.
 
-use rnic_tests::{Daemon, Process, binaries, verbs};
+use rnic_tests::{Daemon, Process, verbs};
 use tempfile::TempDir;
 
 /// Starts the program with its own daemon.
 fn start(arguments: &[&str]) -> Option<(TempDir, Daemon, Process)> {
     let scratch = tempfile::tempdir().unwrap();
     let program = verbs::program("tests/contexts.c", scratch.path())?;
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut command = verbs::command(&program, &daemon);
     command.args(arguments).env("RNIC_LOG", "debug");
     Some((scratch, daemon, Process::start(command)))

@@ -10,7 +10,7 @@ use rnic_client::{
     RecvRequest, SendRequest, Sending, route_of,
 };
 use rnic_tests::client::Client;
-use rnic_tests::{DEADLINE, Daemon, binaries, ports, tshark};
+use rnic_tests::{DEADLINE, Daemon, ports, tshark};
 
 const KEY: u32 = 0x0123_4567;
 const SENDING: Sending = Sending { sq_psn: 9, timeout: 0, retry_count: 0, rnr_retry: 0, ord: 0 };
@@ -53,7 +53,7 @@ fn daemon(port: u16, rules: &str) -> Daemon {
         "[control]\nmode = \"0666\"\n[device]\naddresses = [\"{OWN}\"]\n\
          [wired]\nport = {port}\n{rules}"
     );
-    Daemon::start(binaries!(), &config)
+    Daemon::start(&config)
 }
 
 fn to_other(qp: u32) -> DatagramAddress {

@@ -8,7 +8,7 @@ use rnic_client::{
     DisconnectReason, Error, Event, ListKind, Listener, Qp, QpOptions, RecvRequest, RemoteAddr,
     RnrPolicy, Rows, SendRequest,
 };
-use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, engine};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, engine};
 
 fn join(
     listener: &Listener,
@@ -27,7 +27,7 @@ fn join(
 #[test]
 fn a_listener_on_any_address_is_found_under_each() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let a = Client::new(&daemon);
         let b = Client::new(&daemon);
         for (bound, asked) in [
@@ -61,7 +61,7 @@ fn a_listener_on_any_address_is_found_under_each() {
 #[test]
 fn v6only_wildcard_shares_a_port_with_ipv4() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let a = Client::new(&daemon);
         let b = Client::new(&daemon);
         let only = |v6_only| BindOptions { v6_only };
@@ -110,7 +110,7 @@ fn rdma_port_may_map_to_another_tcp_port() {
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let map = format!("[ports]\nmap = {{ {} = {} }}\n", rdma.port(), tcp.port());
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &(engine(2, path) + &map));
+        let daemon = Daemon::start(&(engine(2, path) + &map));
         let a = Client::new(&daemon);
         let b = Client::new(&daemon);
         let listener = b.context.listen(rdma, 4).unwrap();
@@ -143,7 +143,7 @@ fn rdma_port_may_map_to_another_tcp_port() {
 fn a_taken_tcp_port_is_refused_with_the_key() {
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = held.local_addr().unwrap();
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let client = Client::new(&daemon);
     let refused = client.context.bind(address).unwrap_err();
     let record = client.context.diagnosis(refused.diagnosis_id().unwrap()).unwrap();
@@ -153,7 +153,7 @@ fn a_taken_tcp_port_is_refused_with_the_key() {
         assert!(line.starts_with(&format!("ports.map = {{ {} = ", address.port())), "{text}");
         assert!(text.contains("[ports] map"), "{text}");
         // The suggested line is valid configuration.
-        drop(Daemon::start(binaries!(), line));
+        drop(Daemon::start(line));
     }
 }
 
@@ -161,7 +161,7 @@ fn a_taken_tcp_port_is_refused_with_the_key() {
 /// the messages sent before.
 #[test]
 fn disconnect_behind_held_messages_is_reported() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
+    let daemon = Daemon::start(&engine(2, "tcp"));
     let a = Client::new(&daemon);
     let b = Client::new(&daemon);
     let patient = RnrPolicy::Wait { timeout_ms: 30_000 };
@@ -188,7 +188,7 @@ fn disconnect_behind_held_messages_is_reported() {
 #[test]
 fn port_can_be_reused_with_open_connections() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let a = Client::new(&daemon);
         let b = Client::new(&daemon);
         let first = b.listener();
@@ -224,7 +224,7 @@ fn port_can_be_reused_with_open_connections() {
 #[test]
 fn every_private_data_length_arrives() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let a = Client::new(&daemon);
         let b = Client::new(&daemon);
         let listener = b.listener();
@@ -258,7 +258,7 @@ fn every_private_data_length_arrives() {
 #[test]
 fn read_with_ord_0_fails_at_once() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let a = Client::new(&daemon);
         let b = Client::new(&daemon);
         let listener = b.listener();
@@ -282,7 +282,7 @@ fn read_with_ord_0_fails_at_once() {
 /// Programs that create every queue with the maximum length.
 #[test]
 fn session_may_have_several_maximal_queues() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let context = Context::open_at(daemon.socket()).unwrap();
     let most = context.device().unwrap().max_cq_entries;
     assert!(most >= 262_144, "libfabric does without such a device");
@@ -292,7 +292,7 @@ fn session_may_have_several_maximal_queues() {
 
 #[test]
 fn maximal_sizes_are_granted_and_work() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let a = Client::new(&daemon);
     let b = Client::new(&daemon);
     let device = a.context.device().unwrap();
@@ -334,7 +334,7 @@ fn maximal_sizes_are_granted_and_work() {
 #[test]
 fn client_sees_events_in_order() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let a = Client::new(&daemon);
         let b = Client::new(&daemon);
         let listener = b.listener();
@@ -381,7 +381,7 @@ fn client_sees_events_in_order() {
 #[test]
 fn local_memory_may_be_revoked_during_a_request() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let a = Client::new(&daemon);
         let b = Client::new(&daemon);
         let listener = b.listener();

@@ -2,14 +2,14 @@
 
 use std::process::Command;
 
-use rnic_tests::{Daemon, PATHS, Process, binaries, engine};
+use rnic_tests::{Daemon, PATHS, Process, built, engine};
 
 #[test]
 fn poll_loop_serves_many_peers_in_one_thread() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let example = |arguments: &[&str]| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_event-loop-example"));
+            let mut command = Command::new(built::example("event_loop"));
             command.env("RNIC_SOCKET", daemon.socket()).args(arguments);
             Process::start(command)
         };
@@ -30,9 +30,9 @@ fn poll_loop_serves_many_peers_in_one_thread() {
 #[test]
 fn get_returns_the_stored_value() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let example = |arguments: &[&str]| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_kv-example"));
+            let mut command = Command::new(built::example("kv"));
             command.env("RNIC_SOCKET", daemon.socket()).args(arguments);
             command
         };
@@ -54,9 +54,9 @@ fn get_returns_the_stored_value() {
 #[test]
 fn streams_echo_more_than_they_can_hold() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let example = |arguments: &[&str]| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_async-echo-example"));
+            let mut command = Command::new(built::example("async_echo"));
             command.env("RNIC_SOCKET", daemon.socket()).args(arguments);
             Process::start(command)
         };

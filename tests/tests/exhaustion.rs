@@ -12,7 +12,7 @@ use rnic_tests::attacks::cpu;
 use rnic_tests::pinger::Pinger;
 use rnic_tests::raw::Raw;
 use rnic_tests::wire;
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, timing};
+use rnic_tests::{DEADLINE, Daemon, Process, timing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
@@ -132,7 +132,7 @@ fn config(limits: &str) -> String {
 }
 
 fn daemon(limits: &str) -> Daemon {
-    Daemon::start(binaries!(), &config(limits))
+    Daemon::start(&config(limits))
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn sessions() {
 
 #[test]
 fn descriptors_of_the_daemon() {
-    let daemon = Daemon::start_limited(binaries!(), &config(""), "ulimit -n 400");
+    let daemon = Daemon::start_limited(&config(""), "ulimit -n 400");
     exhausted(
         &daemon,
         "channels",
@@ -219,7 +219,7 @@ fn daemon_recovers_from_lack_of_descriptors() {
         assert!(Instant::now() < give_up, "no client's socket took the last descriptor");
         let limit = format!("ulimit -n {nofile}");
         let config = format!("{NO_TREE}[engine]\nworkers = 1\n");
-        let mut daemon = Daemon::start_limited(binaries!(), &config, &limit);
+        let mut daemon = Daemon::start_limited(&config, &limit);
         let start = Instant::now();
         let connect = |_| Raw::connect(daemon.socket());
         let silent: Vec<Raw> = (0..64).map(connect).collect();
@@ -250,7 +250,7 @@ fn refusals_are_rate_limited_like_accepts() {
         let limit = format!("ulimit -n {nofile}");
         let rate = "[limits.user]\naccepts_per_second = 1\n";
         let config = format!("{NO_TREE}[engine]\nworkers = 1\n{rate}");
-        let mut daemon = Daemon::start_limited(binaries!(), &config, &limit);
+        let mut daemon = Daemon::start_limited(&config, &limit);
         let context = Context::open_at(daemon.socket()).unwrap();
         let listener = context.listen("127.0.0.1:0", 128).unwrap();
         let silent: Vec<Raw> = (0..64).filter_map(|_| Raw::try_connect(daemon.socket())).collect();
@@ -299,7 +299,7 @@ fn greeting(daemon: &Daemon) -> Raw {
 #[test]
 fn unread_replies_leave_room_for_other_users() {
     let Some((config, limit)) = limited_as(61_020, "ulimit -Sn 256") else { return };
-    let daemon = Daemon::start_limited(binaries!(), &config, &limit);
+    let daemon = Daemon::start_limited(&config, &limit);
     let silent: Vec<Raw> = (0..110)
         .map(|_| {
             let raw = greeting(&daemon);
@@ -324,7 +324,7 @@ fn unread_replies_leave_room_for_other_users() {
 fn an_answer_comes_when_others_have_read_theirs() {
     const FULL: u32 = 61_022;
     let Some((config, limit)) = limited_as(FULL, "ulimit -n 256") else { return };
-    let daemon = Daemon::start_limited(binaries!(), &config, &limit);
+    let daemon = Daemon::start_limited(&config, &limit);
     let watcher = Context::open_at(daemon.socket()).unwrap();
     let mut holder = daemon.actor_as(FULL, &["in-flight", "400"]);
     holder.line_after("in flight");

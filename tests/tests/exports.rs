@@ -5,13 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rnic_tests::verbs;
+use rnic_tests::built;
 
 const LIBIBVERBS: &str = include_str!("../../rnic-verbs/golden/libibverbs.txt");
 const LIBRDMACM: &str = include_str!("../../rnic-verbs/golden/librdmacm.txt");
 
 fn library(soname: &str) -> PathBuf {
-    verbs::directory().join(soname)
+    built::libraries().join(soname)
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn program_with_bind_now_starts() {
     let libraries = [library("librdmacm.so.1"), library("libibverbs.so.1")];
     output(Command::new("cc").arg(&source).args(libraries).arg("-o").arg(&program));
     let mut program = Command::new(program);
-    program.env("LD_BIND_NOW", "1").env("LD_LIBRARY_PATH", verbs::directory());
+    program.env("LD_BIND_NOW", "1").env("LD_LIBRARY_PATH", built::libraries());
     assert_eq!(output(&mut program), "RDMA_CM_EVENT_ESTABLISHED active");
 }
 

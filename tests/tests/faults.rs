@@ -9,7 +9,7 @@ use rnic_client::{
     AcceptOptions, Completion, CompletionStatus, ConnectOptions, Context, DisconnectReason, Error,
     Event, QpOptions, RecvRequest, Refusal, SendRequest,
 };
-use rnic_tests::{DEADLINE, Daemon, PATHS, Process, binaries, engine, on_path};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, engine, on_path};
 use rustix::process::Signal;
 
 fn loopback() -> SocketAddr {
@@ -19,7 +19,7 @@ fn loopback() -> SocketAddr {
 #[test]
 fn sigterm_under_load_stops_in_order() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let mut server = daemon.actor(&["serve"]);
         let address = server.line_after("listening on ");
         let mut visitors: Vec<Process> =
@@ -46,17 +46,18 @@ fn sigterm_under_load_stops_in_order() {
 fn exec_runs_processes_and_leaves_nothing() {
     let temp = tempfile::tempdir().unwrap();
     let exec = |arguments: &[&str]| {
-        let mut command = Command::new(binaries!().rnicd);
+        let mut command = Command::new(built::program("rnicd"));
         command.arg("exec").args(arguments).env("TMPDIR", temp.path());
         Process::start(command).finish()
     };
     for way in ["direct", "tcp"] {
-        let (status, lines) = exec(&["--loopback", way, "--", binaries!().actor, "duet"]);
+        let (status, lines) = exec(&["--loopback", way, "--", &built::program("actor"), "duet"]);
         assert!(status.success(), "{lines:?}");
         assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0);
     }
     // A failing client in a nested daemon.
-    let inner = [binaries!().rnicd, "exec", "--", binaries!().actor, "visit", "127.0.0.1:1"];
+    let inner =
+        [&built::program("rnicd"), "exec", "--", &built::program("actor"), "visit", "127.0.0.1:1"];
     let (status, lines) = exec(&[&["--"], &inner[..]].concat());
     assert_eq!(status.code(), Some(1), "{lines:?}");
     assert!(lines.iter().any(|l| l.contains("refused")), "{lines:?}");
@@ -77,7 +78,7 @@ fn terminal_signals_are_not_forwarded_twice() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("script");
     std::fs::write(&file, script).unwrap();
-    let line = format!("exec '{}' exec -- setsid sh '{}'", binaries!().rnicd, file.display());
+    let line = format!("exec '{}' exec -- setsid sh '{}'", built::program("rnicd"), file.display());
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).stdin(Stdio::null());
     let output = match command.env("SHELL", "/bin/sh").output() {
@@ -102,7 +103,7 @@ fn unwritable_log_blocks_no_client() {
             _ => "exec \"$0\" run --socket \"$1\" 2>/dev/full",
         };
         let mut daemon = Command::new("sh")
-            .args(["-c", script, binaries!().rnicd])
+            .args(["-c", script, &built::program("rnicd")])
             .arg(&socket)
             .env("RUST_LOG", "trace")
             .stdout(Stdio::null())
@@ -131,7 +132,7 @@ fn descriptor_shortage_affects_only_newcomers() {
     let socket = dir.path().join("s");
     let mut command = Command::new("sh");
     let script = "ulimit -n 200; exec \"$0\" run --socket \"$1\"";
-    command.args(["-c", script, binaries!().rnicd]).arg(&socket);
+    command.args(["-c", script, &built::program("rnicd")]).arg(&socket);
     let mut daemon = Process::start(command);
     daemon.line_after("listening");
     let first = Context::open_at(&socket).unwrap();
@@ -167,7 +168,7 @@ fn unusable_socket_is_reported_as_such() {
     if !rustix::process::geteuid().is_root() {
         return rnic_tests::omit("only root can act as several users");
     }
-    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0600\"\n");
+    let daemon = Daemon::start("[control]\nmode = \"0600\"\n");
     let (status, lines) = daemon.actor_as(65_534, &["clients"]).finish();
     let said = lines.join("\n");
     assert!(!status.success() && said.contains("no access to the RNIC daemon: "), "{said}");
@@ -179,7 +180,7 @@ fn unusable_socket_is_reported_as_such() {
 fn unreachable_peer_is_named_and_qp_can_retry() {
     let config = "[mpa]\nstartup_deadline = \"50ms\"\ndecision_deadline = \"60s\"\n\
                   connect_deadline = \"300ms\"\nreply_deadline = \"3s\"\n";
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
     let cq = context.create_cq(16, None).unwrap();
@@ -230,7 +231,7 @@ fn socket_with_full_queue() -> (TcpListener, Vec<std::net::TcpStream>) {
 #[test]
 fn a_rejection_carries_its_reason_on_both_paths() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let other = Context::open_at(daemon.socket()).unwrap();
         let listener = other.listen(loopback(), 2).unwrap();
@@ -284,7 +285,7 @@ fn a_rejection_carries_its_reason_on_both_paths() {
 fn undecided_request_times_out() {
     for path in PATHS {
         let config = format!("{}[mpa]\ndecision_deadline = \"1s\"\n", on_path(path));
-        let daemon = Daemon::start(binaries!(), &config);
+        let daemon = Daemon::start(&config);
         let context = Context::open_at(daemon.socket()).unwrap();
         let listener = context.listen(loopback(), 2).unwrap();
         let pd = context.open_pd(None).unwrap();
@@ -303,7 +304,7 @@ fn undecided_request_times_out() {
 #[test]
 fn a_client_that_gives_up_withdraws_its_request() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let listener = context.listen(loopback(), 2).unwrap();
         let pd = context.open_pd(None).unwrap();
@@ -331,7 +332,7 @@ fn a_client_that_gives_up_withdraws_its_request() {
 #[test]
 fn full_cq_affects_only_its_owner() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(3, path));
+        let daemon = Daemon::start(&engine(3, path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let pd = context.open_pd(None).unwrap();
         let other = Context::open_at(daemon.socket()).unwrap();
@@ -392,7 +393,7 @@ fn full_cq_affects_only_its_owner() {
 
 #[test]
 fn stopped_client_delays_no_other() {
-    let daemon = Daemon::start(binaries!(), "[engine]\nworkers = 2\n[limits]\nevents = 16\n");
+    let daemon = Daemon::start("[engine]\nworkers = 2\n[limits]\nevents = 16\n");
     let mut stopped = daemon.actor(&["serve"]);
     let address = stopped.line_after("listening on ");
     stopped.signal(Signal::STOP);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rnic_client::{DisconnectReason, RemoteMr, Stag};
 use rnic_tests::attached::Insider;
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, frozen};
+use rnic_tests::{DEADLINE, Daemon, Process, built, frozen};
 
 /// User of the client with the file. Differs from the daemon's user and from the bystander's.
 const HOSTILE: u32 = 61_013;
@@ -17,7 +17,7 @@ fn daemon(config: &str) -> Option<Daemon> {
         rnic_tests::omit("not root, or no /dev/fuse: files that never answer are not tested");
         return None;
     }
-    Some(Daemon::start(binaries!(), &format!("[control]\nmode = \"0666\"\n{config}")))
+    Some(Daemon::start(&format!("[control]\nmode = \"0666\"\n{config}")))
 }
 
 /// Starts the server of a frozen file and a client that plays `part` with the file.
@@ -127,7 +127,7 @@ fn next_daemon_starts_despite_a_stuck_close() {
     let mut hostile = freeze(&daemon, &["pass-frozen", "shared-buffer"]);
     hostile.line_after("asked: flush");
     gives_up_its_path(&daemon);
-    let mut successor = Command::new(binaries!().rnicd);
+    let mut successor = Command::new(built::program("rnicd"));
     successor.arg("run").arg("--socket").arg(daemon.socket());
     let mut successor = Process::start(successor);
     successor.line_after("listening");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rnic_abi::types::QpType;
 use rnic_tests::raw::Raw;
-use rnic_tests::{Daemon, Process, binaries, hostile, ports};
+use rnic_tests::{Daemon, Process, hostile, ports};
 
 /// Duration of each attack in seconds. Three attackers on two daemons suffice for two cores.
 fn seconds() -> String {
@@ -35,7 +35,7 @@ fn attack(config: &str, seeds: [u64; 3]) {
     let port = ports::unused_port();
     let config = format!("[control]\nmode = \"0666\"\n{config}{rule}[wired]\nport = {port}\n");
     let began = Instant::now();
-    let daemon = Daemon::start(binaries!(), &config);
+    let daemon = Daemon::start(&config);
     // The first RC QP opens the listener for peers, and the first UD QP opens their UDP sockets.
     // Both belong to the initial footprint.
     Raw::open(daemon.socket()).rc_qp();
@@ -96,7 +96,7 @@ fn ticks(daemon: &Daemon) -> u64 {
 #[test]
 fn sessions_left_in_ruins_cost_no_cpu() {
     for config in ["[engine]\nworkers = 2\n", "[engine]\nloopback = \"tcp\"\n"] {
-        let daemon = Daemon::start(binaries!(), config);
+        let daemon = Daemon::start(config);
         let lingering: Vec<_> =
             (0..20).filter_map(|seed| hostile::linger(daemon.socket(), seed)).collect();
         assert!(lingering.len() > 10);

@@ -13,11 +13,11 @@ use rnic_client::{
 use rnic_tests::target::{Bystanders, LEN, Target};
 use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries, engine};
+use rnic_tests::{DEADLINE, Daemon, engine};
 use rustix::net::sockopt::set_socket_linger;
 
 fn daemon(config: &str) -> Daemon {
-    Daemon::start(binaries!(), &format!("{}{config}", engine(2, "tcp")))
+    Daemon::start(&format!("{}{config}", engine(2, "tcp")))
 }
 
 /// Returns the number of rounds of a seeded test.

@@ -13,7 +13,7 @@ use rnic_client::{
 use rnic_tests::client::Client;
 use rnic_tests::wire::{self, CRC, Ending};
 use rnic_tests::wired_port::{VerificationQuery, WiredPort, answer, private_data, reject};
-use rnic_tests::{Daemon, binaries, ports, timing};
+use rnic_tests::{Daemon, ports, timing};
 
 /// Host addresses. The hosts with an address below [`HERE`] connect to it.
 const FAR: [u8; 4] = [127, 0, 54, 1];
@@ -36,7 +36,7 @@ const OTHER_DAEMON: &[u8] = b"RNWD\x02\x0d";
 fn daemon(address: [u8; 4], port: u16, config: &str) -> Daemon {
     let address = IpAddr::from(address);
     let base = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
-    Daemon::start(binaries!(), &format!("{base}{config}"))
+    Daemon::start(&format!("{base}{config}"))
 }
 
 fn gid(address: [u8; 4]) -> Gid {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::{Access, Completion, Context, Error, QpOptions, SendRequest};
 use rnic_tests::traffic::Rng;
-use rnic_tests::{DEADLINE, Daemon, PATHS, Process, binaries, on_path};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path};
 
 fn rounds() -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { 500 } else { 40 }
@@ -15,7 +15,7 @@ fn rounds() -> u64 {
 /// Kills guests and servers at random moments of their traffic.
 fn killed_in_the_middle(config: &str, seed: u64) {
     let config = format!("[control]\nmode = \"0666\"\n{config}");
-    let daemon = Daemon::start(binaries!(), &config);
+    let daemon = Daemon::start(&config);
     let mut start = daemon.at_rest();
     let mut rng = Rng::new(seed);
     let root = rustix::process::getuid().is_root();
@@ -94,7 +94,7 @@ fn client_killed_during_creation_leaves_nothing() {
     // The records of killed clients fill rings of a fixed size. While the rings fill, the records
     // would look like a leak.
     let config = "[engine]\nworkers = 3\n[limits]\ndiagnoses = 1\nevent_records = 16\n";
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     let mut start = daemon.at_rest();
     let mut rng = Rng::new(4);
     for round in 0..rounds() {
@@ -112,7 +112,7 @@ fn client_killed_during_creation_leaves_nothing() {
 
 #[test]
 fn waiters_and_pollers_notice_a_killed_daemon() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");
     let mut visitor = daemon.actor(&["traffic", &address]);
@@ -156,11 +156,11 @@ fn waiters_and_pollers_notice_a_killed_daemon() {
 
 #[test]
 fn a_killed_daemon_s_socket_is_taken_over() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let run = || {
-        let mut command = Command::new(binaries!().rnicd);
+        let mut command = Command::new(built::program("rnicd"));
         command.arg("run").arg("--socket").arg(&socket);
         let mut process = Process::start(command);
         process.line_after("listening");
@@ -181,7 +181,7 @@ fn a_killed_daemon_s_socket_is_taken_over() {
 #[test]
 fn peer_with_outstanding_reads_gets_an_error() {
     for loopback in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(loopback));
+        let daemon = Daemon::start(&on_path(loopback));
         let mut server = daemon.actor(&["serve"]);
         let address = server.line_after("listening on ");
         let context = Context::open_at(daemon.socket()).unwrap();

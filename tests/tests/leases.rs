@@ -2,7 +2,7 @@
 //! with the peer's data, and only the program's own requests can access it.
 
 use rnic_client::{Access, CompletionStatus, Context, Lease, ListKind, Posted, Rows};
-use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, binaries, engine};
+use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, engine};
 
 /// Waits for the completion of a posted lease.
 fn back(end: &End, posted: Posted) -> Lease {
@@ -20,7 +20,7 @@ fn pair(context: &Context) -> [End; 2] {
 #[test]
 fn slices_are_leased_and_returned_by_every_op() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let [a, b] = pair(&context);
         let of_a = a.pd.reg_local(1 << 20).unwrap();
@@ -49,7 +49,7 @@ fn slices_are_leased_and_returned_by_every_op() {
 
 #[test]
 fn peers_cannot_access_leased_memory() {
-    let daemon = Daemon::start(binaries!(), "[engine]\nworkers = 2\n");
+    let daemon = Daemon::start("[engine]\nworkers = 2\n");
     let context = Context::open_at(daemon.socket()).unwrap();
     let [a, b] = pair(&context);
     let region = b.pd.reg_local(4096).unwrap();

@@ -5,7 +5,7 @@
 
 use std::net::TcpListener;
 
-use rnic_tests::{Daemon, binaries, omit};
+use rnic_tests::{Daemon, omit};
 
 const USER: u32 = 65_519;
 const NAMED: u32 = 65_518;
@@ -30,7 +30,7 @@ fn low_ports_take_root_or_a_rule() {
          [[listen]]\nwho = \"*\"\naddress = \"*\"\nports = \"*\"\n\
          [[listen]]\nwho = {NAMED}\naddress = \"*\"\nports = \"{port}\"\n"
     );
-    let daemon = Daemon::start(binaries!(), &config);
+    let daemon = Daemon::start(&config);
     let binds = |user: u32, space: &str| {
         let address = format!("127.0.0.1:{port}");
         let (_, lines) = daemon.actor_as(user, &["bind", space, &address]).finish();

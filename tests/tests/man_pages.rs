@@ -1,13 +1,13 @@
 //! Semantics of the C API that the manual pages prescribe and external test suites check.
 
-use rnic_tests::{Daemon, PATHS, Process, binaries, engine, verbs};
+use rnic_tests::{Daemon, PATHS, Process, engine, verbs};
 
 /// Runs a part of the program over each path.
 fn run(part: &str, config: &str) {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/man_pages.c", scratch.path()) else { return };
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &(engine(1, path) + config));
+        let daemon = Daemon::start(&(engine(1, path) + config));
         let mut command = verbs::command(&program, &daemon);
         command.arg(part).env("RNIC_LOG", "debug");
         assert_eq!(Process::start(command).succeed(), ["done"], "{path}");

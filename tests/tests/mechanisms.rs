@@ -12,7 +12,7 @@ use rnic_client::{
 use rnic_tests::attacks::cpu;
 use rnic_tests::pinger::Pinger;
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, copy_files, engine, join, timing};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, built, copy_files, engine, join, timing};
 
 fn long(short: u64, long: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
@@ -22,7 +22,7 @@ fn daemon(workers: u32, loopback: &str) -> Daemon {
     // A writer that continues after a revocation uses an invalid STag and reconnects at once.
     let config =
         format!("{}[limits.peer]\nstag_guesses_per_minute = 1000000\n", engine(workers, loopback));
-    Daemon::start(binaries!(), &config)
+    Daemon::start(&config)
 }
 
 /// Creates a QP with enough depth for all requests that the tests post at once.
@@ -294,7 +294,7 @@ fn removed_buffer_is_unmapped_before_the_reply() {
         assert_eq!(daemon.footprint().mappings, before, "round {n}");
     }
     // The same for sessions: a session counts, with its memory, until the daemon has released it.
-    let limited = Daemon::start(binaries!(), "[limits]\nshared_buffers = 20\n");
+    let limited = Daemon::start("[limits]\nshared_buffers = 20\n");
     let other = Context::open_at(limited.socket()).unwrap();
     for round in 0..20 {
         let crowd = Context::open_at(limited.socket()).unwrap();
@@ -482,14 +482,13 @@ fn clients_may_be_of_any_user_and_namespace() {
         return;
     }
     let daemon = Daemon::start(
-        binaries!(),
         "[control]\nmode = \"0666\"\n[[user]]\nwho = \"root\"\nhost_loopback = true\n",
     );
     let dir = daemon.dir();
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     // Copied to a place where other users can run it.
     let actor = dir.join("actor");
-    copy_files(binaries!().actor, &actor);
+    copy_files(built::program("actor"), &actor);
     let actor = actor.to_str().unwrap();
     let run = |wrapper: &[&str], part: &[&str]| {
         let mut command = std::process::Command::new(wrapper[0]);

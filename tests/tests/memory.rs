@@ -2,13 +2,13 @@
 //! their pages exist. The actor has 4 GiB of address space, so that a library that allocates them
 //! all the same fails here instead of taking the machine's memory.
 
-use rnic_tests::{Daemon, binaries};
+use rnic_tests::Daemon;
 
 /// More than any machine has, in bytes.
 const HUGE: &str = "1099511627776";
 
 fn refused(config: &str) -> (String, Daemon) {
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     let mut actor = daemon.actor(&["take", HUGE]);
     let said = actor.line_after("refused: ");
     let touched: u64 = actor.line_after("KiB touched: ").parse().unwrap();

@@ -8,7 +8,7 @@ use rnic_client::{
     RecvRequest, SendRequest,
 };
 use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{Client, DEADLINE, Daemon, End, binaries, omit};
+use rnic_tests::{Client, DEADLINE, Daemon, End, omit};
 
 /// Returns two hosts, or `None` if namespaces are unavailable.
 fn apart() -> Option<Apart> {
@@ -54,7 +54,7 @@ fn gives_back(daemon: &Daemon, before: usize) {
 fn notices(tcp: &str, reading: bool) {
     let Some(apart) = apart() else { return };
     let config = format!("[engine]\nworkers = 1\n[tcp]\n{tcp}");
-    let daemons = [Side::A, Side::B].map(|side| apart.daemon(side, binaries!(), &config));
+    let daemons = [Side::A, Side::B].map(|side| apart.daemon(side, &config));
     let contexts = daemons.each_ref().map(|d| Context::open_at(d.socket()).unwrap());
     let address: SocketAddr = format!("{}:0", Side::B.ip()).parse().unwrap();
     let [a, b] = connect([&contexts[0], &contexts[1]], address, address);
@@ -101,7 +101,7 @@ fn link_local_addresses_keep_their_interface() {
     let Some(apart) = apart() else { return };
     // This process is in neither namespace, so it needs an explicit permission.
     let config = "[[user]]\nwho = 0\nhost_loopback = true\n";
-    let daemons = [Side::A, Side::B].map(|side| apart.daemon(side, binaries!(), config));
+    let daemons = [Side::A, Side::B].map(|side| apart.daemon(side, config));
     let contexts = daemons.each_ref().map(|d| Context::open_at(d.socket()).unwrap());
     let of = |ip: Side, seen_from: Side| -> SocketAddr {
         let ip = ip.link_local().parse().unwrap();
@@ -143,7 +143,7 @@ fn loopback_is_not_shared_between_namespaces() {
     }
     for path in ["direct", "tcp"] {
         let config = format!("[engine]\nloopback = \"{path}\"\n[mpa]\nreply_deadline = \"1s\"\n");
-        let daemon = Daemon::start(binaries!(), &config);
+        let daemon = Daemon::start(&config);
         // Private services of the host, and a listener of the daemon itself.
         let services = ["127.0.0.1:0", "[::1]:0"].map(|at| TcpListener::bind(at).unwrap());
         let context = Context::open_at(daemon.socket()).unwrap();
@@ -188,7 +188,7 @@ fn loopback_is_not_shared_between_namespaces() {
 #[test]
 fn loopback_sources_cannot_be_spoofed() {
     let Some(apart) = apart() else { return };
-    let daemon = apart.daemon(Side::A, binaries!(), "");
+    let daemon = apart.daemon(Side::A, "");
     // This process is in another namespace, but may connect wherever the host may.
     let context = Context::open_at(daemon.socket()).unwrap();
     let qp = end(&context).qp;

@@ -1,6 +1,6 @@
 //! Every operation between two processes, over both paths and every variant of the wire protocol.
 
-use rnic_tests::{Daemon, binaries};
+use rnic_tests::Daemon;
 
 /// Number of operations in a tour, including connect and disconnect.
 const STEPS: usize = 21;
@@ -14,15 +14,15 @@ fn tour(host: &Daemon, guest: &Daemon) {
 }
 
 fn one_daemon(config: &str, path: &str) {
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     assert_eq!(daemon.status().loopback, path);
     tour(&daemon, &daemon);
     daemon.is_empty();
 }
 
 fn two_daemons(host: &str, guest: &str) {
-    let host = Daemon::start(binaries!(), host);
-    let guest = Daemon::start(binaries!(), guest);
+    let host = Daemon::start(host);
+    let guest = Daemon::start(guest);
     tour(&host, &guest);
 }
 

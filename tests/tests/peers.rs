@@ -11,10 +11,10 @@ use rnic_client::{
 use rnic_tests::target::{Bystanders, LEN, Target};
 use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, terminated, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries, engine};
+use rnic_tests::{DEADLINE, Daemon, engine};
 
 fn tcp_daemon() -> Daemon {
-    Daemon::start(binaries!(), &engine(2, "tcp"))
+    Daemon::start(&engine(2, "tcp"))
 }
 
 fn local_end(qp: &Qp) -> DisconnectReason {
@@ -294,7 +294,7 @@ fn random_bytes_harm_only_their_sender() {
 fn thousand_silent_connections_are_harmless() {
     rnic_tests::process::raise_descriptor_limit();
     let config = "[engine]\nworkers = 2\n[mpa]\nstartup_deadline = \"30s\"\n";
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
     let before = daemon.footprint().resident;
@@ -317,7 +317,7 @@ fn thousand_silent_connections_are_harmless() {
 #[test]
 fn stalled_startup_times_out() {
     let config = "[engine]\nworkers = 1\n[mpa]\nfirst_fpdu_deadline = \"100ms\"\n";
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     let target = Target::new(&daemon);
     let (mut peer, qp) = target.connected();
     let began = Instant::now();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use rnic_tests::{DEADLINE, Process, binaries, copy_files, omit, ports, timing, verbs};
+use rnic_tests::{DEADLINE, Process, built, copy_files, omit, ports, timing};
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
@@ -23,10 +23,10 @@ impl Installed {
         std::fs::set_permissions(installed.folder.path(), open).unwrap();
         std::fs::create_dir_all(installed.at("lib/rnicd")).unwrap();
         std::fs::create_dir(installed.at("bin")).unwrap();
-        copy_files(env!("CARGO_BIN_EXE_rnic-run-under-test"), &installed.at("bin/rnic-run"));
-        copy_files(binaries!().rnicd, &installed.at("bin/rnicd"));
+        copy_files(built::program("rnic-run"), &installed.at("bin/rnic-run"));
+        copy_files(built::program("rnicd"), &installed.at("bin/rnicd"));
         for name in ["libibverbs.so.1", "librdmacm.so.1", "librnic_preload.so"] {
-            let library = verbs::directory().join(name);
+            let library = built::libraries().join(name);
             std::fs::copy(library, installed.at("lib/rnicd").join(name)).unwrap();
         }
         installed

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rnic_tests::{Daemon, Process, binaries, verbs};
+use rnic_tests::{Daemon, Process, built};
 
 /// Returns the names of the interposed functions.
 fn interposed() -> Vec<&'static str> {
@@ -27,8 +27,8 @@ fn built(folder: &Path) -> PathBuf {
 
 /// Returns a command that runs `rnic-run` with options.
 fn rnic_run(daemon: &Daemon) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
-    command.arg("--no-start").arg("--lib-dir").arg(verbs::directory());
+    let mut command = Command::new(built::program("rnic-run"));
+    command.arg("--no-start").arg("--lib-dir").arg(built::libraries());
     command.env("RNIC_SOCKET", daemon.socket()).env_remove("LD_PRELOAD");
     command
 }
@@ -36,7 +36,7 @@ fn rnic_run(daemon: &Daemon) -> Command {
 #[test]
 fn a_path_in_two_pages_leads_to_the_devices() {
     let scratch = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut command = rnic_run(&daemon);
     command.arg(built(scratch.path())).arg("devices");
     assert_eq!(Process::start(command).succeed(), ["found"]);
@@ -45,7 +45,7 @@ fn a_path_in_two_pages_leads_to_the_devices() {
 #[test]
 fn paths_are_read_without_the_advice() {
     let scratch = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let program = built(scratch.path());
     let mut command = rnic_run(&daemon);
     command.arg(&program).args(["devices", "older"]);
@@ -61,7 +61,7 @@ fn paths_are_read_without_the_advice() {
 fn pointers_that_are_no_paths_fail_as_without() {
     let scratch = tempfile::tempdir().unwrap();
     let program = built(scratch.path());
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let without = Process::start(Command::new(&program)).succeed();
     let mut command = rnic_run(&daemon);
     command.args(["sh", "-c", "echo \"$LD_PRELOAD\" && exec \"$0\""]).arg(&program);

@@ -12,7 +12,7 @@ use rnic_client::{
     QpState, RecvRequest, RemoteMr, SendRequest,
 };
 use rnic_tests::raw::Raw;
-use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, Process, binaries, engine, on_path};
+use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, Process, engine, on_path};
 use rustix::process::{Signal, geteuid};
 
 /// Writes an end's bytes to a region and returns the status.
@@ -58,14 +58,11 @@ fn owner_in_the_domain(daemon: &Daemon) -> (Process, RemoteMr) {
 #[test]
 fn named_domain_shares_regions_between_sessions() {
     for loopback in PATHS {
-        let daemon = Daemon::start(
-            binaries!(),
-            &format!(
-                "{}[[pd]]\nname = \"shared\"\nusers = [{}]\n",
-                engine(2, loopback),
-                geteuid().as_raw()
-            ),
-        );
+        let daemon = Daemon::start(&format!(
+            "{}[[pd]]\nname = \"shared\"\nusers = [{}]\n",
+            engine(2, loopback),
+            geteuid().as_raw()
+        ));
         let (mut owner, region) = owner_in_the_domain(&daemon);
         // A QP of another session of the domain gives access to the owner's memory.
         let (writer, partner) = pair(&daemon, Some("shared"));
@@ -87,14 +84,11 @@ fn named_domain_shares_regions_between_sessions() {
 #[test]
 fn owner_end_is_a_remote_error_for_partners() {
     for loopback in PATHS {
-        let daemon = Daemon::start(
-            binaries!(),
-            &format!(
-                "{}[[pd]]\nname = \"shared\"\nusers = [{}]\n",
-                on_path(loopback),
-                geteuid().as_raw()
-            ),
-        );
+        let daemon = Daemon::start(&format!(
+            "{}[[pd]]\nname = \"shared\"\nusers = [{}]\n",
+            on_path(loopback),
+            geteuid().as_raw()
+        ));
         let (owner, region) = owner_in_the_domain(&daemon);
         let (writer, partner) = pair(&daemon, Some("shared"));
         let (second_writer, second_partner) = pair(&daemon, Some("shared"));
@@ -126,7 +120,6 @@ fn unlisted_user_cannot_open_the_domain() {
         return;
     }
     let daemon = Daemon::start(
-        binaries!(),
         "[control]\nmode = \"0666\"\n[[pd]]\nname = \"shared\"\nusers = [0]\ngroups = [5000]\n",
     );
     let everybody = std::fs::Permissions::from_mode(0o755);
@@ -187,7 +180,7 @@ fn reload_changes_limits_under_traffic() {
     let config = |qps: u32, workers: u32| {
         format!("[engine]\nworkers = {workers}\n[limits.session]\nqps = {qps}\n")
     };
-    let mut daemon = Daemon::start(binaries!(), &config(2, 1));
+    let mut daemon = Daemon::start(&config(2, 1));
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");
     let mut traffic = daemon.actor(&["traffic", &address]);
@@ -248,7 +241,7 @@ fn log_level_changes_at_run_time() {
         rnic_tests::omit("RUST_LOG says what is logged");
         return;
     }
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     drop(Context::open_at(daemon.socket()).unwrap());
     reload(&daemon, "[log]\nlevel = \"debug\"\n[limits]\nsge = 3\n");
     let context = Context::open_at(daemon.socket()).unwrap();
@@ -268,7 +261,7 @@ fn log_level_changes_at_run_time() {
 fn device_identity_is_fixed_at_start() {
     let text = "[device]\nname = \"mlx\"\nvendor_id = 0x2c9\nvendor_part_id = 4119\nhw_ver = 3\n\
                 guid = \"02:00:5e:00:53:01:00:01\"\n[limits]\nqueue_depth = 512\nbacklog = 9\n";
-    let daemon = Daemon::start(binaries!(), text);
+    let daemon = Daemon::start(text);
     let context = Context::open_at(daemon.socket()).unwrap();
     let device = context.device().unwrap();
     let identity = |d: &DeviceAttributes| (d.vendor_id, d.vendor_part_id, d.hw_ver, d.guid);
@@ -292,7 +285,7 @@ fn device_identity_is_fixed_at_start() {
 #[test]
 fn default_device_identity_is_stable() {
     let device = |daemon: &Daemon| Context::open_at(daemon.socket()).unwrap().device().unwrap();
-    let start = |config: &str| Daemon::start(binaries!(), config);
+    let start = |config: &str| Daemon::start(config);
     let first = start("");
     let again = start("");
     let other = start("[device]\nname = \"rnicd1\"\n");
@@ -308,7 +301,7 @@ fn default_device_identity_is_stable() {
 #[test]
 fn rules_change_while_the_daemon_runs() {
     let uid = geteuid().as_raw();
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let context = Context::open_at(daemon.socket()).unwrap();
     let listen = || context.bind("127.0.0.1:0");
     drop(listen().unwrap());
@@ -334,7 +327,7 @@ fn rules_change_while_the_daemon_runs() {
 #[test]
 fn admin_disconnect_keeps_the_qp() {
     for loopback in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(loopback));
+        let daemon = Daemon::start(&on_path(loopback));
         let (peer, victim) = pair(&daemon, None);
         // Both ends have sent a message, so either may send a Terminate.
         for (to, from) in [(&victim, &peer), (&peer, &victim)] {

@@ -10,7 +10,7 @@ use rnic_client::{
 };
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::raw::{Raw, qp_request};
-use rnic_tests::{DEADLINE, Daemon, binaries, ports};
+use rnic_tests::{DEADLINE, Daemon, ports};
 use rustix::process::Signal;
 
 /// A client with an RC or UC QP.
@@ -83,7 +83,7 @@ const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_r
 const QUICK: Sending = Sending { timeout: 18, ..SENDING };
 
 fn daemon() -> Daemon {
-    Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n")
+    Daemon::start("[control]\nmode = \"0666\"\n")
 }
 
 /// Runs the test with a new pair on each path.
@@ -154,7 +154,7 @@ fn every_kind([a, b]: [End; 2]) {
 #[test]
 fn qp_may_be_its_own_peer() {
     for loopback in ["direct", "tcp"] {
-        let daemon = Daemon::start(binaries!(), &rnic_tests::on_path(loopback));
+        let daemon = Daemon::start(&rnic_tests::on_path(loopback));
         let end = End::new(&daemon);
         end.to_rtr(&end);
         end.to_rts();
@@ -240,7 +240,7 @@ fn two_daemons() -> [Daemon; 2] {
     let port = ports::unused_port();
     ["127.0.51.1", "127.0.51.2"].map(|address| {
         let config = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
-        Daemon::start(binaries!(), &config)
+        Daemon::start(&config)
     })
 }
 
@@ -737,7 +737,7 @@ fn link_waits_for_the_peers_reset() {
 #[test]
 fn refused_change_keeps_the_charge() {
     let limits = "[limits.user]\nird_total = 10\nord_total = 10\n";
-    let daemon = Daemon::start(binaries!(), limits);
+    let daemon = Daemon::start(limits);
     let [a, b] = [End::new(&daemon), End::new(&daemon)];
     let wiring = Wiring { ird: 6, ..a.wiring(&b) };
     a.qp.to_rtr(&wiring).unwrap();
@@ -904,7 +904,7 @@ fn a_reload_forbids_streams_of_earlier_wiring() {
         });
     };
 
-    let mut one = Daemon::start(binaries!(), &config(&[low, high]));
+    let mut one = Daemon::start(&config(&[low, high]));
     let [a, b] = [0, 1].map(|index| {
         let mut end = End::new(&one);
         end.gid = end.client.context.gids().unwrap()[index].gid;
@@ -915,7 +915,7 @@ fn a_reload_forbids_streams_of_earlier_wiring() {
     both(a, b);
     one.stop();
 
-    let [mut x, y] = [low, high].map(|address| Daemon::start(binaries!(), &config(&[address])));
+    let [mut x, y] = [low, high].map(|address| Daemon::start(&config(&[address])));
     let [a, b] = [End::new(&x), End::new(&y)];
     a.to_rtr(&b);
     forbid(&mut x, config(&[low]), "10.9.8.7");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rnic_tests::daemon::Daemon;
-use rnic_tests::{Process, binaries, copy_files, omit, verbs};
+use rnic_tests::{Process, built, copy_files, omit, verbs};
 use tempfile::TempDir;
 
 /// A program of `registered/` with its own daemon.
@@ -26,7 +26,7 @@ struct Scene {
     scratch: TempDir,
 }
 
-const RUN: &str = env!("CARGO_BIN_EXE_rnic-run-under-test");
+const RUN: &str = "rnic-run";
 /// A user that differs from this one.
 const STRANGER: u32 = 61_019;
 
@@ -36,9 +36,9 @@ impl Scene {
     fn new(source: &str) -> Option<Scene> {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program(&format!("tests/registered/{source}"), scratch.path())?;
-        let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
-        let run = PathBuf::from(RUN);
-        let libraries = verbs::directory().to_owned();
+        let daemon = Daemon::start("[control]\nmode = \"0666\"\n");
+        let run = built::program(RUN).into();
+        let libraries = built::libraries().to_owned();
         Some(Scene { daemon, run, libraries, program, stranger: None, scratch })
     }
 
@@ -52,7 +52,7 @@ impl Scene {
         let mut scene = Scene::new(source)?;
         std::fs::set_permissions(scene.scratch.path(), Permissions::from_mode(0o755)).unwrap();
         scene.run = scene.scratch.path().join("rnic-run");
-        copy_files(RUN, &scene.run);
+        copy_files(built::program(RUN), &scene.run);
         scene.libraries = verbs::directory_for_all(&scene.daemon);
         scene.stranger = Some(STRANGER);
         Some(scene)
@@ -216,10 +216,10 @@ impl Drop for Cgroup {
 /// A program that forks itself: Python's `multiprocessing` with `fork`.
 #[test]
 fn python_workers_are_forked_beside_a_region() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/registered.py");
     let mut command = Command::new("python3");
-    command.arg(script).env("LD_LIBRARY_PATH", verbs::directory());
+    command.arg(script).env("LD_LIBRARY_PATH", built::libraries());
     command.env("RNIC_SOCKET", daemon.socket());
     assert_eq!(Process::start(command).succeed(), ["done"]);
     daemon.is_empty();

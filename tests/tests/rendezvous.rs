@@ -16,7 +16,7 @@ use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::daemon::Footprint;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, untagged};
 use rnic_tests::wired_port::{WiredPort, confirm};
-use rnic_tests::{DEADLINE, Daemon, binaries, ports};
+use rnic_tests::{DEADLINE, Daemon, ports};
 use rustix::net::{AddressFamily, SocketType};
 
 /// Addresses of the attacked daemon, and of peers with a lower and a higher address.
@@ -46,7 +46,7 @@ const QUICK: Sending = Sending { timeout: 10, retry_count: 1, ..SENDING };
 fn daemon(address: [u8; 4], port: u16, config: &str) -> Daemon {
     let address = IpAddr::from(address);
     let base = format!("[device]\naddresses = [\"{address}\"]\n[wired]\nport = {port}\n");
-    Daemon::start(binaries!(), &format!("{base}{config}"))
+    Daemon::start(&format!("{base}{config}"))
 }
 
 /// Returns the resources that an idle daemon holds after it began to listen for other daemons,

@@ -14,7 +14,7 @@ use rnic_client::{
     Pd, Qp, QpOptions, RecvRequest, Rows, SendRequest,
 };
 use rnic_tests::raw::Raw;
-use rnic_tests::{DEADLINE, Daemon, PATHS, binaries, engine, join};
+use rnic_tests::{DEADLINE, Daemon, PATHS, engine, join};
 
 /// Number of QP pairs with traffic.
 const PAIRS: usize = 4;
@@ -139,7 +139,7 @@ fn expect(cq: &Cq, some: &mut [Completion], opcode: CompletionOpcode) -> usize {
 #[test]
 fn resize_under_traffic_loses_no_completion() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let couples = Couples::new(&daemon);
         let send_cq = couples.context.create_cq(16, None).unwrap();
         let recv_cq = couples.context.create_cq(64, None).unwrap();
@@ -254,7 +254,7 @@ fn resize_again_and_again(send_cq: &Cq, recv_cq: &Cq, progress: &Progress) {
 
 #[test]
 fn resize_keeps_unread_completions_in_order() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
+    let daemon = Daemon::start(&engine(2, "tcp"));
     let couples = Couples::new(&daemon);
     let send_cq = couples.context.create_cq(64, None).unwrap();
     let recv_cq = couples.context.create_cq(16, None).unwrap();
@@ -288,7 +288,7 @@ fn resize_keeps_unread_completions_in_order() {
 #[test]
 fn growing_a_cq_wakes_waiting_workers() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let couples = Couples::new(&daemon);
         let send_cq = couples.context.create_cq(2, None).unwrap();
         let recv_cq = couples.context.create_cq(16, None).unwrap();
@@ -309,7 +309,7 @@ fn growing_a_cq_wakes_waiting_workers() {
 
 #[test]
 fn an_armed_queue_stays_armed_for_one_event() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
+    let daemon = Daemon::start(&engine(2, "tcp"));
     let couples = Couples::new(&daemon);
     let channel = couples.context.create_completion_channel().unwrap();
     let options = CqOptions { entries: 16, channel: Some(&channel), context: 0 };
@@ -342,7 +342,7 @@ fn an_armed_queue_stays_armed_for_one_event() {
 fn resize_reports_limits_and_frees_old_entries() {
     let limits = "[limits]\ncq_entries = 131072\n\
                   [limits.session]\ncq_entries_total = 100000\narena_bytes = \"1MiB\"\n";
-    let daemon = Daemon::start(binaries!(), limits);
+    let daemon = Daemon::start(limits);
     let couples = Couples::new(&daemon);
     let cq = couples.context.create_cq(16, None).unwrap();
     let starts = |entries, start: &str| {
@@ -408,7 +408,7 @@ impl Vandal {
 
 #[test]
 fn corrupted_cq_harms_only_its_client() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
+    let daemon = Daemon::start(&engine(2, "tcp"));
     let couples = Couples::new(&daemon);
     let theirs = couples.context.create_cq(16, None).unwrap();
     let mut vandal = Vandal::open(&daemon);

@@ -12,7 +12,7 @@ use rnic_client::{
     RecvRequest, Refusal, ResolveOptions, SendRequest, Sending,
 };
 use rnic_tests::client::Client;
-use rnic_tests::{DEADLINE, Daemon, binaries, omit, on_path, ports, tshark};
+use rnic_tests::{DEADLINE, Daemon, omit, on_path, ports, tshark};
 use rustix::io::Errno;
 
 const KEY: u32 = 0x0123_4567;
@@ -70,7 +70,7 @@ impl End {
 
 fn daemon(ip: Ipv4Addr, port: u16, more: &str) -> Daemon {
     let config = format!("[device]\naddresses = [\"{ip}\"]\n[wired]\nport = {port}\n{more}");
-    Daemon::start(binaries!(), &config)
+    Daemon::start(&config)
 }
 
 /// Opens the socket of the host that this test plays, on a port that is free on all addresses.
@@ -139,7 +139,7 @@ fn resolution_by_packets_in_one_daemon() {
             continue;
         }
         let config = format!("[device]\naddresses = [\"{ip}\"]\n[wired]\nport = {port}\n");
-        let daemon = Daemon::start(binaries!(), &format!("{}{config}", on_path("tcp")));
+        let daemon = Daemon::start(&format!("{}{config}", on_path("tcp")));
         meet(&End::new(&daemon), &End::new(&daemon), ip);
     }
 }

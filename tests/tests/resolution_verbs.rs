@@ -1,6 +1,6 @@
 //! IDs of `RDMA_PS_UDP` in librdmacm, with both ends in one program: events and their contents.
 
-use rnic_tests::{Daemon, PATHS, Process, binaries, engine, ports, verbs};
+use rnic_tests::{Daemon, PATHS, Process, engine, ports, verbs};
 
 /// Runs a part of the program, once in memory and once with packets.
 fn run(part: &str) {
@@ -13,7 +13,7 @@ fn run(part: &str) {
         let port = ports::unused_port();
         let more = format!("[mpa]\nreply_deadline = \"{deadline}\"\n[wired]\nport = {port}\n");
         let config = engine(1, path) + &more;
-        let daemon = Daemon::start(binaries!(), &config);
+        let daemon = Daemon::start(&config);
         let mut command = verbs::command(&program, &daemon);
         command.arg(part);
         assert_eq!(Process::start(command).succeed(), ["done"], "{path}");

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rnic_client::{AdmissionError, Context, Error};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, copy_files, omit};
+use rnic_tests::{DEADLINE, Daemon, Process, built, copy_files, omit};
 use rustix::process::{Pid, Signal, geteuid, getsid, kill_process};
 use tempfile::TempDir;
 
@@ -25,8 +25,8 @@ impl Place {
         for name in ["bin", "bin/verbs", "run", "programs"] {
             std::fs::create_dir(place.at(name)).unwrap();
         }
-        copy_files(env!("CARGO_BIN_EXE_rnic-run-under-test"), &place.at("bin/rnic-run"));
-        std::os::unix::fs::symlink(binaries!().rnicd, place.at("bin/rnicd")).unwrap();
+        copy_files(built::program("rnic-run"), &place.at("bin/rnic-run"));
+        std::os::unix::fs::symlink(built::program("rnicd"), place.at("bin/rnicd")).unwrap();
         let verbs = "int ibv_old(void) { return 1; } int ibv_new(void) { return 7; }";
         let versions = "IBVERBS_1.0 { global: ibv_old; local: *; };\n\
                         IBVERBS_1.1 { global: ibv_new; } IBVERBS_1.0;";
@@ -127,7 +127,7 @@ fn program_runs_with_a_temporary_daemon() {
     assert_eq!(text.lines().count(), 1, "{text}");
     place.is_left();
     // A running daemon is used without a message.
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut command = place.command(&[program.to_str().unwrap()]);
     let second = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
     assert_eq!((second.status.code(), &*said(&second)), (Some(7), ""));
@@ -271,7 +271,7 @@ fn concurrent_runs_start_one_daemon() {
 fn idle_exit_loses_no_client() {
     let place = Place::new();
     for _ in 0..10 {
-        let mut command = Command::new(binaries!().rnicd);
+        let mut command = Command::new(built::program("rnicd"));
         command.args(["run", "--exit-when-idle", "1ms", "--socket"]).arg(place.socket());
         let mut daemon = Process::start(command);
         while !daemon.has_ended() {
@@ -306,7 +306,7 @@ fn no_start_without_a_daemon_fails_with_advice() {
     }
     assert_eq!(std::fs::read_dir(place.at("run")).unwrap().count(), 0);
     // If the daemon refuses a session, no other daemon is started.
-    let daemon = Daemon::start(binaries!(), "[limits]\nsessions = 1\n");
+    let daemon = Daemon::start("[limits]\nsessions = 1\n");
     let _only = Context::open_at(daemon.socket()).unwrap();
     let mut command = place.command(&["true"]);
     let output = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
@@ -326,7 +326,7 @@ fn failures_have_the_exit_codes_of_env() {
     std::fs::write(&plain, "nothing").unwrap();
     std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     for (arguments, code, word) in [
         (&["no-such-program"][..], 127, "no-such-program: not found, neither here nor in PATH"),
         (&["/no/such/program"], 127, "/no/such/program: not found"),
@@ -433,7 +433,7 @@ fn check_accepts_working_programs() {
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let (works, text) = check(&place, &script);
     assert!(works && text.contains("is a script of") && text.contains("2 symbols"), "{text}");
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut command = place.command(&["--check", "sh"]);
     let output = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
     let text = said(&output);
@@ -584,7 +584,7 @@ fn a_daemon_stays_while_it_is_used() {
     // On a busy machine a daemon may have ended before its first client connects.
     let (daemon, context) = loop {
         assert!(Instant::now() < deadline, "no client connects in time");
-        let mut command = Command::new(binaries!().rnicd);
+        let mut command = Command::new(built::program("rnicd"));
         command.args(["run", "--exit-when-idle", "200ms", "--socket"]).arg(place.socket());
         let mut daemon = Process::start(command);
         daemon.line_after("listening");

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use rnic_client::{Access, Context, Error, Gid, ListKind, Qp, QpId, QpState, QpType, Rows, Wiring};
 use rnic_tests::client::Client;
-use rnic_tests::{Daemon, Process, binaries, ports};
+use rnic_tests::{Daemon, Process, built, ports};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
 /// Address of the daemon, and an address that it takes for that of another host.
@@ -48,7 +48,7 @@ fn printed(program: &str, daemon: &Daemon, arguments: &[&str]) -> String {
 #[test]
 fn port_is_bound_before_the_first_client() {
     let port = ports::unused_port();
-    let daemon = Daemon::start(binaries!(), &config(port));
+    let daemon = Daemon::start(&config(port));
     let at = SocketAddr::from((HERE, port));
     assert!(TcpListener::bind(at).is_err() && UdpSocket::bind(at).is_err());
     let status = daemon.status();
@@ -59,7 +59,7 @@ fn port_is_bound_before_the_first_client() {
 fn taken_port_is_named_and_retried() {
     let port = ports::unused_port();
     let other = TcpListener::bind((HERE, port)).unwrap();
-    let daemon = Daemon::start(binaries!(), &config(port));
+    let daemon = Daemon::start(&config(port));
     let client = Client::new(&daemon);
     let qp = client.qp_of(QpType::Rc);
     let refused = to_rtr(&qp, ELSEWHERE).unwrap_err().to_string();
@@ -71,11 +71,11 @@ fn taken_port_is_named_and_retried() {
     to_rtr(&near, HERE).unwrap();
     let status = daemon.status();
     assert!(status.wired_port_problem.contains("in use"), "{status:?}");
-    let ctl = env!("CARGO_BIN_EXE_rnicctl-under-test");
-    let said = printed(ctl, &daemon, &["status"]);
+    let ctl = built::program("rnicctl");
+    let said = printed(&ctl, &daemon, &["status"]);
     assert!(said.contains(&format!("{port}: bind {HERE}:{port}")), "{said}");
-    assert!(printed(ctl, &daemon, &["why"]).contains("wired.port"), "why");
-    let said = printed(env!("CARGO_BIN_EXE_rnic-run-under-test"), &daemon, &["--check"]);
+    assert!(printed(&ctl, &daemon, &["why"]).contains("wired.port"), "why");
+    let said = printed(&built::program("rnic-run"), &daemon, &["--check"]);
     assert!(said.contains("wired.port") && said.contains("in use"), "{said}");
     let Rows::Events(rows) = client.context.list(ListKind::Events, 0).unwrap().rows else {
         panic!("no events")
@@ -91,7 +91,7 @@ fn taken_port_is_named_and_retried() {
 fn free_port_is_taken_without_being_asked() {
     let port = ports::unused_port();
     let others = (TcpListener::bind((HERE, port)).unwrap(), UdpSocket::bind((HERE, port)).unwrap());
-    let daemon = Daemon::start(binaries!(), &config(port));
+    let daemon = Daemon::start(&config(port));
     assert!(!daemon.status().wired_port_problem.is_empty());
     drop(others);
     daemon.wait_status("in possession of the port", |status| status.wired_port_problem.is_empty());
@@ -112,7 +112,7 @@ fn with_sockets(config: &Path, [first, second]: [OwnedFd; 2]) -> Command {
     let script = "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_FDS=2 LISTEN_PID=$$ \
                   exec \"$0\" run --config \"$1\"";
     let mut command = Command::new("sh");
-    command.args(["-c", script, binaries!().rnicd]).arg(config);
+    command.args(["-c", script, &built::program("rnicd")]).arg(config);
     command.stdin(Stdio::from(first)).stdout(Stdio::from(second));
     command
 }
@@ -170,9 +170,9 @@ fn private_daemons_leave_the_port() {
     let file = dir.path().join("rnicd.toml");
     std::fs::write(&file, config(port)).unwrap();
     let _other = TcpListener::bind((HERE, port)).unwrap();
-    let mut command = Command::new(binaries!().rnicd);
+    let mut command = Command::new(built::program("rnicd"));
     command.args(["exec", "--config"]).arg(&file).arg("--");
-    command.args([env!("CARGO_BIN_EXE_rnicctl-under-test"), "status"]);
+    command.args([&built::program("rnicctl"), "status"]);
     let lines = Process::start(command).succeed();
     let of_port = lines.iter().find(|line| line.contains("wired port")).expect("a line about it");
     assert!(of_port.trim().ends_with(&port.to_string()), "{of_port}");

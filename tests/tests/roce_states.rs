@@ -1,12 +1,12 @@
 //! RC, UC and UD QPs as programs of the C API move them.
 
-use rnic_tests::{Daemon, Process, binaries, verbs};
+use rnic_tests::{Daemon, Process, verbs};
 
 #[test]
 fn state_changes_follow_ibv_modify_qp() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/roce_states.c", scratch.path()) else { return };
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut command = verbs::command(&program, &daemon);
     command.env("RNIC_LOG", "debug");
     assert_eq!(Process::start(command).succeed(), ["done"]);
@@ -17,7 +17,7 @@ fn state_changes_follow_ibv_modify_qp() {
 fn a_program_sees_the_devices_that_are_named() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/roce_states.c", scratch.path()) else { return };
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     for (named, seen) in [
         ("", &["rnicd1", "rnicd0"][..]),
         ("rnicd1", &["rnicd1"]),

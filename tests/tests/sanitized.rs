@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rnic_tests::{Daemon, Process, binaries, omit, verbs};
+use rnic_tests::{Daemon, Process, built, omit, verbs};
 use tempfile::TempDir;
 
 /// The program, built with one set of options, and its own daemon.
@@ -20,14 +20,14 @@ impl Built {
         let scratch = tempfile::tempdir().unwrap();
         let options = [&["-g", "-O1"], options].concat();
         let program = verbs::program_with("tests/sanitized.c", scratch.path(), &options)?;
-        let daemon = Daemon::start(binaries!(), "");
+        let daemon = Daemon::start("");
         Some(Built { daemon, program, _scratch: scratch })
     }
 
     /// Runs it under `rnic-run`, after `words`, with this fault. Returns the exit code and output.
     fn run(&self, words: &[&str], fault: &[&str], variables: &[(&str, &str)]) -> (i32, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rnic-run-under-test"));
-        command.arg("--no-start").arg("--lib-dir").arg(verbs::directory());
+        let mut command = Command::new(built::program("rnic-run"));
+        command.arg("--no-start").arg("--lib-dir").arg(built::libraries());
         command.args(words).arg(&self.program).args(fault);
         command.env("RNIC_SOCKET", self.daemon.socket()).env_remove("RNIC_LOG");
         for name in ["ASAN_OPTIONS", "TSAN_OPTIONS", "LD_PRELOAD"] {

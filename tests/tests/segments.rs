@@ -8,13 +8,13 @@ use rnic_client::{
 };
 use rnic_tests::target::{Bystanders, LEN, Target, UNTOUCHED};
 use rnic_tests::wire::{self, fpdu, part, tagged, terminated, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries, engine};
+use rnic_tests::{DEADLINE, Daemon, engine};
 
 /// Length of a receive of [`Target`] in bytes.
 const ROOM: usize = 64;
 
 fn tcp_daemon() -> Daemon {
-    Daemon::start(binaries!(), &engine(2, "tcp"))
+    Daemon::start(&engine(2, "tcp"))
 }
 
 /// Asserts that the connection ended with this Terminate on both ends. Its receives are flushed.

@@ -1,6 +1,6 @@
 //! Semantics of the C verbs API from the manual pages and the IBTA specification, on either path.
 
-use rnic_tests::{Daemon, Process, binaries, on_path, ports, verbs};
+use rnic_tests::{Daemon, Process, on_path, ports, verbs};
 
 /// Runs a part of the program with its own daemon, over the direct path and over TCP.
 fn run(part: &str) {
@@ -10,7 +10,7 @@ fn run(part: &str) {
         // Its own port, since daemons of one host that share a port confirm each other's requests.
         let port = ports::unused_port();
         let config = format!("{}[wired]\nport = {port}\n", on_path(loopback));
-        let daemon = Daemon::start(binaries!(), &config);
+        let daemon = Daemon::start(&config);
         let mut command = verbs::command(&program, &daemon);
         command.arg(part);
         assert_eq!(Process::start(command).succeed(), ["done"], "{loopback}");

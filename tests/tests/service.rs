@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::{Context, ListKind, Rows};
 use rnic_tests::unit::{self, How, Sandbox};
-use rnic_tests::{DEADLINE, Process, binaries, copy_files};
+use rnic_tests::{DEADLINE, Process, built, copy_files};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Resource, Signal, WaitOptions, getrlimit, kill_process, waitpid};
 
@@ -51,8 +51,8 @@ impl Stage {
     fn new() -> Stage {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
-        copy_files(binaries!().rnicd, &dir.path().join("rnicd"));
-        copy_files(binaries!().actor, &dir.path().join("actor"));
+        copy_files(built::program("rnicd"), &dir.path().join("rnicd"));
+        copy_files(built::program("actor"), &dir.path().join("actor"));
         std::fs::create_dir(dir.path().join("run")).unwrap();
         Stage { dir }
     }
@@ -234,7 +234,7 @@ fn it_serves_under_the_restrictions_of_its_unit() {
     let passed: HashMap<&str, &str> = unit::directives(SOCKET, "Socket").into_iter().collect();
     let sandbox = Sandbox::of(SERVICE);
     let stage = Stage::new();
-    copy_files(env!("CARGO_BIN_EXE_confine"), &stage.path("confine"));
+    copy_files(built::program("confine"), &stage.path("confine"));
     let manager = Manager::new(&stage);
     let socket = activated(&stage.socket(), SocketType::SEQPACKET);
     let mode = u32::from_str_radix(passed["SocketMode"], 8).unwrap();

@@ -13,11 +13,11 @@ use rnic_abi::types::{CqId, QpId};
 use rnic_client::{AcceptOptions, Access, Context, Error, QpOptions, RecvRequest, SendRequest};
 use rnic_tests::raw::{Raw, memfd};
 use rnic_tests::wire::{self, CRC, Ending, fpdu, untagged};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, over};
+use rnic_tests::{DEADLINE, Daemon, Process, built, over};
 use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
 
 fn daemon() -> Daemon {
-    Daemon::start(binaries!(), "[engine]\nworkers = 2\n")
+    Daemon::start("[engine]\nworkers = 2\n")
 }
 
 /// Returns both ends of a TCP connection.
@@ -52,7 +52,7 @@ fn client_in_another_netns_passes_sockets() {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "sh", "-c"]);
     command.arg("ip link set lo up && echo apart && exec \"$0\" over");
-    command.arg(binaries!().actor).env("RNIC_SOCKET", daemon.socket());
+    command.arg(built::program("actor")).env("RNIC_SOCKET", daemon.socket());
     let (status, lines) = Process::start(command).finish();
     if !lines.iter().any(|l| l == "apart") {
         rnic_tests::omit(&format!("no network namespace of its own here: {}", lines.join("; ")));
@@ -72,7 +72,7 @@ fn other_users_may_not_pass_sockets() {
     // Other rights do not include this one.
     for (right, may) in [("", false), ("trusted = true", false), ("sockets = true", true)] {
         let config = format!("[control]\nmode = \"0666\"\n[[user]]\nwho = {OTHER}\n{right}\n");
-        let daemon = Daemon::start(binaries!(), &config);
+        let daemon = Daemon::start(&config);
         let (status, lines) = daemon.actor_as(OTHER, &["over"]).finish();
         assert_eq!(status.success(), may, "{right}: {lines:?}");
         let why = format!("not allowed by user.sockets: pass a TCP socket as user {OTHER}");
@@ -128,7 +128,7 @@ fn rules_hold_for_passed_sockets() {
             };
             format!("[[{rule}]]\nwho = {uid}\n{network}\nports = \"1-65535\"\n")
         });
-        Daemon::start(binaries!(), &rules.concat())
+        Daemon::start(&rules.concat())
     };
     let elsewhere = daemon("10.0.0.0/8");
     let (mut raw, qp, _) = raw_with_qp(&elsewhere);

@@ -15,12 +15,12 @@ use rnic_client::{
     RecvRequest, RnrPolicy, SendRequest, Srq, SrqOptions,
 };
 use rnic_tests::raw::{Raw, qp_request};
-use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, engine, join};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, engine, join};
 
 /// Runs the test on both paths, with one worker and with three.
 fn each_daemon(test: impl Fn(&Daemon)) {
     for (path, workers) in PATHS.into_iter().flat_map(|path| [(path, 1), (path, 3)]) {
-        let daemon = Daemon::start(binaries!(), &engine(workers, path));
+        let daemon = Daemon::start(&engine(workers, path));
         test(&daemon);
         daemon.is_empty();
     }
@@ -407,7 +407,7 @@ fn corrupted_srq_ring_harms_only_its_client() {
 
 #[test]
 fn an_arm_of_a_ring_scribbled_over_finds_it_out() {
-    let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
+    let daemon = Daemon::start(&engine(3, "direct"));
     let mut vandal = Vandal::open(daemon.socket(), "127.0.0.1:9".parse().unwrap(), false, 1);
     vandal.scribble(queue_header::PRODUCER, 65);
     let arm = RequestBody::ArmSrq { srq: vandal.id, limit: 5 };

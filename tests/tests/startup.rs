@@ -8,7 +8,7 @@ use std::ops::Deref;
 use rnic_client::{AcceptOptions, Access, ConnectOptions, Error, Qp, RecvRequest, SendRequest};
 use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, fpdu, tagged, ulpdu, untagged};
-use rnic_tests::{Client, DEADLINE, Daemon, binaries};
+use rnic_tests::{Client, DEADLINE, Daemon};
 
 /// Flag of a revision 2 start-up frame: enhanced data follows.
 const ENHANCED: u8 = 0x10;
@@ -52,7 +52,7 @@ impl Deref for Initiator {
 
 impl Initiator {
     fn new(config: &str) -> Self {
-        let daemon = Daemon::start(binaries!(), config);
+        let daemon = Daemon::start(config);
         let client = Client::new(&daemon);
         let peer = TcpListener::bind("127.0.0.1:0").unwrap();
         Initiator { client, peer, daemon }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rnic_tests::target::Target;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{DEADLINE, Daemon, Process};
 use rustix::net::sockopt::set_socket_linger;
 
 /// Users without an entry in any database.
@@ -24,7 +24,7 @@ fn daemon(limits: &str, descriptors: u32) -> Option<Daemon> {
     rnic_tests::process::raise_descriptor_limit();
     let config =
         format!("[control]\nmode = \"0666\"\n[engine]\nworkers = 1\nloopback = \"tcp\"\n{limits}");
-    Some(Daemon::start_limited(binaries!(), &config, &format!("ulimit -n {descriptors}")))
+    Some(Daemon::start_limited(&config, &format!("ulimit -n {descriptors}")))
 }
 
 /// Starts Mallory's program with `listeners` listeners. Returns it and their addresses.

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rnic_tests::{Process, binaries, copy_files, omit, verbs};
+use rnic_tests::{Process, built, copy_files, omit};
 use tempfile::TempDir;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
@@ -104,12 +104,12 @@ fn shipped_units_serve_both_devices() {
     }
     let dir = TempDir::with_prefix("rnic-systemd-").unwrap();
     let at = |name: &str| dir.path().join(name);
-    copy_files(binaries!().rnicd, &at("rnicd"));
-    copy_files(env!("CARGO_BIN_EXE_rnicctl-under-test"), &at("rnicctl"));
-    copy_files(env!("CARGO_BIN_EXE_rnic-run-under-test"), &at("rnic-run"));
+    copy_files(built::program("rnicd"), &at("rnicd"));
+    copy_files(built::program("rnicctl"), &at("rnicctl"));
+    copy_files(built::program("rnic-run"), &at("rnic-run"));
     std::fs::create_dir(at("lib")).unwrap();
     for name in ["libibverbs.so.1", "librdmacm.so.1", "librnic_preload.so"] {
-        std::fs::copy(verbs::directory().join(name), at("lib").join(name)).unwrap();
+        std::fs::copy(built::libraries().join(name), at("lib").join(name)).unwrap();
     }
     for (file, entry) in
         [("passwd", "rnicd:x:64991:64991::/:/usr/sbin/nologin\n"), ("group", "rnicd:x:64991:\n")]

@@ -9,7 +9,7 @@ use rnic_client::{
     AcceptOptions, Access, Completion, CompletionOpcode, ConnectOptions, Context, Cq,
     DisconnectReason, Error, Event, Mr, Pd, Qp, QpOptions, RecvRequest, SendRequest,
 };
-use rnic_tests::{DEADLINE, Daemon, PATHS, binaries, engine, join};
+use rnic_tests::{DEADLINE, Daemon, PATHS, engine, join};
 use tokio::runtime::Builder;
 
 /// Number of round trips of a pair.
@@ -120,14 +120,14 @@ async fn pairs(daemon: &Daemon, pairs: usize) {
 #[test]
 fn many_pairs_of_tasks_share_one_thread() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         run(pairs(&daemon, 16));
     }
 }
 
 #[test]
 fn many_pairs_of_tasks_run_on_several_threads() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let runtime = Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
     runtime.block_on(async {
         tokio::time::timeout(DEADLINE, pairs(&daemon, 16))
@@ -146,7 +146,7 @@ fn connected(context: &Context) -> (End, End) {
 
 #[test]
 fn cancelled_wait_loses_no_completion() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let (a, b) = connected(&context);
     run(async {
@@ -172,7 +172,7 @@ fn cancelled_wait_loses_no_completion() {
 
 #[test]
 fn tasks_and_threads_share_one_cq() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let (a, b) = connected(&context);
     let b = Arc::new(b);
@@ -231,7 +231,7 @@ fn tasks_and_threads_share_one_cq() {
 
 #[test]
 fn dropped_connect_is_aborted() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
     let end = End::new(&context, &pd, context.create_cq(16, None).unwrap());
@@ -289,7 +289,7 @@ fn bare_pair(context: &Context, pd: &Pd, cqs: [&Cq; 2]) -> [Qp; 2] {
 #[test]
 fn sends_and_receives_are_awaited_with_leases() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let pd = context.open_pd(None).unwrap();
         let cqs = [(); 2].map(|()| context.create_cq(16, None).unwrap());
@@ -320,7 +320,7 @@ fn sends_and_receives_are_awaited_with_leases() {
 
 #[test]
 fn awaited_completions_go_to_no_poll() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
     let cq = context.create_cq(16, None).unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::{CompletionOpcode, SendRequest};
 use rnic_tests::client::{Client, READ_WRITE};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, ports};
+use rnic_tests::{DEADLINE, Daemon, Process, built, omit, ports};
 
 /// Returns the default path of the tree.
 fn tree_of(daemon: &Daemon) -> PathBuf {
@@ -44,7 +44,7 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn counters_survive_their_qps() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let tree = tree_of(&daemon);
     assert_eq!(counter(&tree, "counters/port_xmit_data"), 0);
     write_bytes(&daemon, 40_000);
@@ -73,7 +73,7 @@ fn sleeps(daemon: &Daemon) -> u64 {
 /// The daemon does not wake for unchanged counters, but publishes every change.
 #[test]
 fn an_idle_daemon_with_queue_pairs_does_nothing() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let tree = tree_of(&daemon);
     let client = Client::new(&daemon);
     let a = client.qp();
@@ -104,12 +104,12 @@ fn leftovers_of_a_killed_daemon_are_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("sys");
     let config = format!("[device]\ntree = {:?}\n", tree.to_str().unwrap());
-    let first = Daemon::start(binaries!(), &config);
+    let first = Daemon::start(&config);
     write_bytes(&first, 400);
     wait_for("it counts", || counter(&tree, "counters/port_xmit_data") == 100);
     first.kill();
     assert!(tree.exists());
-    let second = Daemon::start(binaries!(), &config);
+    let second = Daemon::start(&config);
     assert_eq!(counter(&tree, "counters/port_xmit_data"), 0);
     // No other daemon may take it in the meantime.
     assert!(refusal(&config).contains("belongs to a running daemon"));
@@ -133,7 +133,7 @@ fn unusable_tree_path_names_its_key() {
     assert!(refusal(&of("here")).contains("must be an absolute path, or \"off\""));
     assert!(refusal(&of(&format!("/{}", "x".repeat(200)))).contains("too long"));
     // A tree that is switched off does not prevent the start.
-    let daemon = Daemon::start(binaries!(), &of("off"));
+    let daemon = Daemon::start(&of("off"));
     assert!(!tree_of(&daemon).exists());
     daemon.stop();
 }
@@ -143,7 +143,7 @@ fn refusal(config: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rnicd.toml");
     fs::write(&file, config).unwrap();
-    let mut command = Command::new(binaries!().rnicd);
+    let mut command = Command::new(built::program("rnicd"));
     command.arg("run").arg("--config").arg(&file).arg("--socket").arg(dir.path().join("s"));
     let said = command.output().unwrap();
     assert!(!said.status.success());
@@ -158,7 +158,7 @@ fn node_exporter_reads_it_as_it_is() {
     if Command::new(EXPORTER).arg("--version").output().is_err() {
         return omit("node_exporter is not here (Debian package prometheus-node-exporter)");
     }
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let tree = tree_of(&daemon);
     write_bytes(&daemon, 1 << 20);
     wait_for("it counts", || counter(&tree, "counters/port_xmit_data") == 1 << 18);

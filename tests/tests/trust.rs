@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use rnic_tests::{Process, binaries, copy_files, omit, verbs};
+use rnic_tests::{Process, built, copy_files, omit, verbs};
 use tempfile::TempDir;
 
 /// Users without an entry in any database.
@@ -29,8 +29,8 @@ impl Stage {
         let dir = TempDir::with_prefix("rnic-trust-").unwrap();
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         let at = |name: &str| dir.path().join(name);
-        copy_files(binaries!().rnicd, &at("rnicd"));
-        copy_files(env!("CARGO_BIN_EXE_rnicctl-under-test"), &at("rnicctl"));
+        copy_files(built::program("rnicd"), &at("rnicd"));
+        copy_files(built::program("rnicctl"), &at("rnicctl"));
         std::fs::create_dir(at("run")).unwrap();
         chown(at("run"), Some(OWNER), Some(OWNER)).unwrap();
         std::fs::write(at("rnicd.toml"), "[control]\nmode = \"0666\"\n").unwrap();
@@ -154,7 +154,7 @@ fn owner_of_the_service_folder_is_accepted() {
 fn secure_execution_ignores_the_environment() {
     let Some(stage) = Stage::new() else { return };
     let program = stage.at("setuid");
-    copy_files(env!("CARGO_BIN_EXE_rnicctl-under-test"), &program);
+    copy_files(built::program("rnicctl"), &program);
     chown(&program, Some(OWNER), Some(OWNER)).unwrap();
     std::fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
     let asks = |user| {
@@ -182,7 +182,7 @@ fn secure_execution_of_verbs_ignores_variables() {
     let lib = stage.at("lib");
     std::fs::create_dir(&lib).unwrap();
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {
-        std::fs::copy(verbs::directory().join(name), lib.join(name)).unwrap();
+        std::fs::copy(built::libraries().join(name), lib.join(name)).unwrap();
     }
     // The loader also ignores LD_LIBRARY_PATH.
     let path = format!("-Wl,-rpath,{}", lib.display());

@@ -16,14 +16,19 @@ use rnic_client::{
 use rnic_tests::raw::Raw;
 use rnic_tests::wire::{self, CRC, fpdu, tagged};
 use rnic_tests::{
-    Client, DEADLINE, Daemon, End, PATHS, Process, READ_WRITE, binaries, copy_files, on_path,
+    Client, DEADLINE, Daemon, End, PATHS, Process, READ_WRITE, built, copy_files, on_path,
 };
 use serde_json::Value;
 
-const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl-under-test");
+const RNICCTL: &str = "rnicctl";
 
 fn rnicctl(socket: &Path, args: &[&str]) -> Output {
-    Command::new(RNICCTL).args(args).arg("--socket").arg(socket).output().expect("rnicctl")
+    Command::new(built::program(RNICCTL))
+        .args(args)
+        .arg("--socket")
+        .arg(socket)
+        .output()
+        .expect("rnicctl")
 }
 
 fn json(socket: &Path, args: &[&str]) -> Value {
@@ -91,7 +96,7 @@ fn newest(end: &End, daemon: &Daemon) -> Value {
 #[test]
 fn wrong_lkey_and_its_flushes_are_explained() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let (a, b) = pair(&daemon, 64);
         receive(&a, 9, a.region.sge(0, 64));
         let bad = Sge { lkey: a.region.lkey().0 ^ 0x0F0F_0000, ..a.region.sge(8, 16) };
@@ -141,7 +146,7 @@ fn every_fault_of_a_remote_access_at_both_ends() {
             ("deregistered", "1/1/00", "0/1/00", "deregistered or invalidated"),
         ] {
             for reads in [false, true] {
-                let daemon = Daemon::start(binaries!(), &on_path(path));
+                let daemon = Daemon::start(&on_path(path));
                 let (a, b) = pair(&daemon, 64);
                 let other = b.pd.create_qp(&QpOptions::new(&b.cq)).unwrap();
                 let open = b.region(4096, READ_WRITE);
@@ -205,7 +210,7 @@ fn every_fault_of_a_remote_access_at_both_ends() {
 #[test]
 fn sends_that_find_no_receive_or_too_short_a_one() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let (a, b) = pair(&daemon, 64);
         a.qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
         let record = newest(&b, &daemon);
@@ -241,7 +246,7 @@ fn sends_that_find_no_receive_or_too_short_a_one() {
 
 #[test]
 fn an_stag_that_was_invalidated() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let (a, b) = pair(&daemon, 64);
     let own = b.region_for(Scope::Qp(b.qp.id()), 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     receive(&b, 1, b.region.sge(0, 4));
@@ -259,7 +264,7 @@ fn an_stag_that_was_invalidated() {
 
 #[test]
 fn a_completion_queue_that_overflows() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let (a, b) = pair(&daemon, 2);
     for n in 0..4 {
         receive(&b, n, b.region.sge(0, 4));
@@ -288,8 +293,8 @@ fn a_completion_queue_that_overflows() {
 /// Sessions begin and end while `rnicctl events` runs.
 #[test]
 fn followed_events_include_session_ends() {
-    let daemon = Daemon::start(binaries!(), "");
-    let mut command = Command::new(RNICCTL);
+    let daemon = Daemon::start("");
+    let mut command = Command::new(built::program(RNICCTL));
     command.args(["events", "--follow", "--json", "--socket"]).arg(daemon.socket());
     let mut follower = Process::start(command);
     for _ in 0..2 {
@@ -308,7 +313,7 @@ fn followed_events_include_session_ends() {
 
 #[test]
 fn refusals_and_failed_connects_are_explained() {
-    let daemon = Daemon::start(binaries!(), "[limits.session]\npds = 1\n");
+    let daemon = Daemon::start("[limits.session]\npds = 1\n");
     let end = end(&daemon, 8);
     let refused = end.context.open_pd(None).map(drop).unwrap_err();
     assert!(matches!(refused.refusal(), Some(Refusal::Limit { limit: 1, .. })), "{refused:?}");
@@ -343,7 +348,7 @@ fn refusals_and_failed_connects_are_explained() {
 #[test]
 fn a_peer_that_is_killed() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let end = end(&daemon, 8);
         receive(&end, 3, end.region.sge(0, 64));
         let listener = end.context.listen("127.0.0.1:0", 4).unwrap();
@@ -360,7 +365,7 @@ fn a_peer_that_is_killed() {
 
 #[test]
 fn bad_bytes_from_a_scripted_peer() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     type Play = fn(&mut TcpStream, &Mr);
     let crc: Play = |peer, mr| {
         let mut bad = fpdu(&tagged(0, mr.rkey().0, mr.iova(), b"x"));
@@ -406,11 +411,11 @@ fn records_of_other_users_are_hidden() {
         rnic_tests::omit("requires root to act as other users");
         return;
     }
-    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
+    let daemon = Daemon::start("[control]\nmode = \"0666\"\n");
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir(), open).unwrap();
     let copy = daemon.dir().join("rnicctl");
-    copy_files(RNICCTL, &copy);
+    copy_files(built::program(RNICCTL), &copy);
     let as_user = |uid: u32, args: &[&str]| {
         let mut command = Command::new(&copy);
         let command = command.args(args).arg("--json").arg("--socket").arg(daemon.socket());
@@ -445,7 +450,7 @@ fn records_of_other_users_are_hidden() {
 
 #[test]
 fn session_ended_for_a_malformed_request() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let raw = Raw::open(daemon.socket());
     raw.send(&[0xFF; 40], &[]);
     let (bytes, _) = raw.receive().expect("a complaint");
@@ -462,7 +467,7 @@ fn session_ended_for_a_malformed_request() {
 
 #[test]
 fn flood_of_failures_evicts_only_its_own_records() {
-    let daemon = Daemon::start(binaries!(), "[limits.session]\ndiagnoses = 64\n");
+    let daemon = Daemon::start("[limits.session]\ndiagnoses = 64\n");
     let quiet = end(&daemon, 8);
     let kept = quiet.context.diagnosis(0).unwrap_err().diagnosis_id().unwrap();
     let noisy = Context::open_at(daemon.socket()).unwrap();
@@ -490,7 +495,7 @@ fn metrics_are_written_for_a_collector() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rnicd.prom");
     let config = format!("[metrics]\nfile = {:?}\ninterval = \"1s\"\n", file.display().to_string());
-    let daemon = Daemon::start(binaries!(), &config);
+    let daemon = Daemon::start(&config);
     let (a, b) = pair(&daemon, 64);
     receive(&b, 1, b.region.sge(0, 4));
     a.qp.post_send(&[SendRequest::send_inline(1, b"1234").signaled()]).unwrap();

@@ -10,7 +10,7 @@ use rnic_client::{
     SendRequest, TerminateOrigin, WindowKind, WindowRow,
 };
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Client, DEADLINE, Daemon, binaries, engine, hammer};
+use rnic_tests::{Client, DEADLINE, Daemon, engine, hammer};
 
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -18,7 +18,7 @@ const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 fn daemons() -> impl Iterator<Item = Daemon> {
     [(1, "direct"), (3, "direct"), (1, "tcp"), (3, "tcp")]
         .into_iter()
-        .map(|(n, path)| Daemon::start(binaries!(), &engine(n, path)))
+        .map(|(n, path)| Daemon::start(&engine(n, path)))
 }
 
 /// Creates a QP with `signal_all`.
@@ -151,10 +151,7 @@ fn window_gives_access_until_unbound() {
 
 #[test]
 fn window_bounds_and_rights_are_enforced() {
-    for daemon in [
-        Daemon::start(binaries!(), &engine(3, "direct")),
-        Daemon::start(binaries!(), &engine(3, "tcp")),
-    ] {
+    for daemon in [Daemon::start(&engine(3, "direct")), Daemon::start(&engine(3, "tcp"))] {
         for kind in [Type1, Type2] {
             for (access, at, code) in [
                 (REMOTE, 100, "1/1/01"),
@@ -238,7 +235,7 @@ fn invalidated_type_2_window_can_be_rebound() {
 
 #[test]
 fn invalid_binds_end_the_connection() {
-    let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
+    let daemon = Daemon::start(&engine(3, "direct"));
     let strange = Client::new(&daemon);
     let foreign = bindable(&strange);
     for (kind, what) in [Type1, Type2].into_iter().flat_map(|k| (0..6).map(move |n| (k, n))) {
@@ -380,7 +377,7 @@ fn invalidated_region_can_be_deregistered() {
 
 #[test]
 fn regions_for_one_qp_and_from_zero() {
-    let daemon = Daemon::start(binaries!(), &engine(3, "tcp"));
+    let daemon = Daemon::start(&engine(3, "tcp"));
     let pair = Pair::new(&daemon);
     let owner = &pair.owner;
     let access = Access::LOCAL_WRITE | REMOTE | Access::ZERO_BASED;
@@ -493,32 +490,32 @@ fn long(short: u64, long: u64) -> u64 {
 
 #[test]
 fn no_write_after_unbind_with_one_worker() {
-    let daemon = Daemon::start(binaries!(), &engine(1, "direct"));
+    let daemon = Daemon::start(&engine(1, "direct"));
     revocation(&daemon, &daemon, long(60, 6000));
 }
 
 #[test]
 fn no_write_after_unbind_on_direct_path() {
-    let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
+    let daemon = Daemon::start(&engine(3, "direct"));
     revocation(&daemon, &daemon, long(120, 6000));
 }
 
 #[test]
 fn no_write_after_unbind_over_tcp() {
-    let daemon = Daemon::start(binaries!(), &engine(3, "tcp"));
+    let daemon = Daemon::start(&engine(3, "tcp"));
     revocation(&daemon, &daemon, long(60, 6000));
 }
 
 #[test]
 fn no_write_after_unbind_between_daemons() {
-    let owners = Daemon::start(binaries!(), &engine(3, "direct"));
-    let writers = Daemon::start(binaries!(), &engine(1, "direct"));
+    let owners = Daemon::start(&engine(3, "direct"));
+    let writers = Daemon::start(&engine(1, "direct"));
     revocation(&owners, &writers, long(60, 6000));
 }
 
 #[test]
 fn process_killed_during_bind_leaves_nothing() {
-    let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
+    let daemon = Daemon::start(&engine(3, "direct"));
     let start = daemon.at_rest();
     let mut rng = Rng::new(3);
     for _ in 0..long(15, 500) {

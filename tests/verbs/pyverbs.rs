@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, on_path, verbs};
+use rnic_tests::{DEADLINE, Daemon, Process, built, omit, on_path};
 use tempfile::TempDir;
 
 use crate::ALONE;
@@ -507,7 +507,7 @@ impl Stage {
     fn new(path: &'static str, tests: TempDir, apart: Apart) -> Self {
         let figures = tests.path().join("figures");
         let metrics = format!("[metrics]\nfile = {figures:?}\ninterval = \"24h\"\n");
-        let daemon = apart.daemon(Side::A, binaries!(), &format!("{}{metrics}", on_path(path)));
+        let daemon = apart.daemon(Side::A, &format!("{}{metrics}", on_path(path)));
         Stage { path, daemon, tests, figures, apart }
     }
 
@@ -547,7 +547,7 @@ impl Stage {
         // timeout(1) also ends the program's children.
         command.args(["timeout", "--kill-after=5", &PATIENCE.as_secs().to_string()]);
         command.args([PYTHON, program]);
-        command.env("LD_LIBRARY_PATH", verbs::directory());
+        command.env("LD_LIBRARY_PATH", built::libraries());
         command.env("RNIC_SOCKET", self.daemon.socket()).env("RNIC_LOG", "debug");
         command
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::{Context, ListKind, QpRow, Rows};
 use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, on_path, verbs};
+use rnic_tests::{DEADLINE, Daemon, Process, built, omit, on_path, verbs};
 use tempfile::TempDir;
 
 use crate::case::{Case, End, Group, Ready, Server, Setting};
@@ -69,11 +69,11 @@ impl Stage {
                 on_path("direct"),
                 group.config
             );
-            apart.daemon(*side, binaries!(), &config)
+            apart.daemon(*side, &config)
         };
         let daemons: Vec<Daemon> = sides.iter().enumerate().map(start).collect();
         let libraries = match setting {
-            Setting::Direct | Setting::Tcp => verbs::directory().to_owned(),
+            Setting::Direct | Setting::Tcp => built::libraries().to_owned(),
             Setting::Users => verbs::directory_for_all(&daemons[0]),
         };
         Some(Stage { setting, daemons, figures, libraries, port: 7000, apart })

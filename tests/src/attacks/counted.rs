@@ -3,7 +3,6 @@
 
 use std::time::Instant;
 
-use crate::daemon::Binaries;
 use crate::{DEADLINE, Process};
 
 use super::Attack;
@@ -17,15 +16,15 @@ use super::stage::{Case, LINES, Stage, allowed, anonymous, tcp_memory};
 /// # Panics
 ///
 /// If one of these conditions fails, or the attack makes no progress.
-pub fn play(binaries: Binaries, case: &Case, workers: u32) {
+pub fn play(case: &Case, workers: u32) {
     let cpus = cpu::allowed();
     let here = cpus[0];
     let there = *cpus.last().expect("a CPU to run on");
     let is_on_worker = matches!(case.attack, Attack::BusyLoop);
     let pair = if is_on_worker { there } else { here };
     let attacker = if is_on_worker { here } else { there };
-    let mut stage = Stage::new(binaries, case, workers, [here, pair]);
-    let allowed = allowed(binaries, &stage.daemon);
+    let mut stage = Stage::new(case, workers, [here, pair]);
+    let allowed = allowed(&stage.daemon);
     // The first pass allocates everything that is allocated only once.
     stage.counted(OPERATIONS);
     let memory = anonymous(&stage.daemon);

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 
 use super::bystander::PATIENCE;
 use super::{Attack, cpu};
-use crate::daemon::Binaries;
+use crate::built;
 use crate::{DEADLINE, Daemon, Process};
 
 /// An attack and its setup and bounds.
@@ -168,7 +168,7 @@ pub(super) struct Stage {
 /// # Panics
 ///
 /// If the attack exceeds its bounds, or makes no progress.
-pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
+pub fn play(case: &Case, workers: u32) -> Outcome {
     let cpus = cpu::allowed();
     let here = cpus[0];
     let there = *cpus.last().expect("a CPU to run on");
@@ -177,9 +177,8 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
         Attack::BusyLoop => (there, here),
         _ => (here, there),
     };
-    let [mut quiet, mut stage] =
-        [(); 2].map(|()| Stage::new(binaries, case, workers, [here, pair]));
-    let allowed = allowed(binaries, &stage.daemon);
+    let [mut quiet, mut stage] = [(); 2].map(|()| Stage::new(case, workers, [here, pair]));
+    let allowed = allowed(&stage.daemon);
     // The first window allocates everything that is allocated only once.
     stage.all(WINDOW);
     quiet.all(WINDOW);
@@ -243,7 +242,7 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
     attacker.kill();
     outcome.lines = stage.end().len();
     quiet.end();
-    outcome.report(binaries);
+    outcome.report();
     let failures = outcome.failures(case);
     assert!(failures.is_empty(), "{}:\n{}", outcome.name, failures.join("\n"));
     outcome
@@ -285,9 +284,10 @@ impl Outcome {
     }
 
     /// Prints the results of this attack and adds them to `target/attacks.txt`.
-    fn report(&self, binaries: Binaries) {
+    fn report(&self) {
         println!("{self}");
-        let target = Path::new(binaries.rnicd).ancestors().nth(2).unwrap_or(Path::new("."));
+        let profile = built::profile();
+        let target = profile.parent().unwrap_or(Path::new("."));
         let folder = target.join("attacks");
         let file = format!("{}-{}-workers.txt", self.name, self.workers);
         let written = std::fs::create_dir_all(&folder)
@@ -338,13 +338,8 @@ impl fmt::Display for Outcome {
 impl Stage {
     /// Starts a daemon and a bystander. A single worker is confined to CPU `worker`, the bystander
     /// to CPU `pair`.
-    pub(super) fn new(
-        binaries: Binaries,
-        case: &Case,
-        workers: u32,
-        [worker, pair]: [usize; 2],
-    ) -> Self {
-        let daemon = Daemon::start_limited(binaries, &config(case, workers), case.limit);
+    pub(super) fn new(case: &Case, workers: u32, [worker, pair]: [usize; 2]) -> Self {
+        let daemon = Daemon::start_limited(&config(case, workers), case.limit);
         if workers == 1 {
             assert_eq!(cpu::confine_threads(daemon.pid(), "rnicd-worker", worker), 1);
         }
@@ -430,8 +425,8 @@ pub(super) fn tcp_memory() -> u64 {
 
 /// Returns by how many KiB one user may grow the daemon's own memory, from the output of
 /// `check-config`: the user's bookkeeping plus the amounts bounded for all users together.
-pub(super) fn allowed(binaries: Binaries, daemon: &Daemon) -> u64 {
-    let mut command = Command::new(binaries.rnicd);
+pub(super) fn allowed(daemon: &Daemon) -> u64 {
+    let mut command = Command::new(built::program("rnicd"));
     command.arg("check-config").arg("--config").arg(daemon.dir().join("rnicd.toml"));
     let output = command.output().expect("check-config runs");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

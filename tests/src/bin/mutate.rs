@@ -201,7 +201,12 @@ impl Copy {
         target: &str,
         tests: &[String],
     ) -> Result<Outcome, Box<dyn Error>> {
-        let mut chosen = vec!["test", "--offline", "--profile", "mutants", "-p", package];
+        let mut chosen = vec!["test", "--offline", "--profile", "mutants"];
+        chosen.extend(match package {
+            // With the features of the programs that these tests build and run.
+            "rnic-tests" => vec!["--workspace"],
+            package => vec!["-p", package],
+        });
         chosen.extend(match target {
             "lib" | LOOM => vec!["--lib"],
             name => vec!["--test", name],

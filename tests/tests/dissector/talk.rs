@@ -8,7 +8,7 @@ use rnic_client::{
     QpOptions, RecvRequest, RemoteMr, Scope, SendRequest, Stag,
 };
 use rnic_tests::relay::Edit;
-use rnic_tests::{Client, DEADLINE, Daemon, READ_WRITE, binaries};
+use rnic_tests::{Client, DEADLINE, Daemon, READ_WRITE};
 
 pub const WRITE: u8 = 0;
 const READ_REQUEST: u8 = 1;
@@ -243,7 +243,7 @@ pub enum Manner {
 /// Lets two ends talk and returns the posted messages. `via` maps the listener to the address that
 /// the initiator connects to.
 pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> SocketAddr) -> Posted {
-    let daemons = wire.config.map(|config| Daemon::start(binaries!(), config));
+    let daemons = wire.config.map(|config| Daemon::start(config));
     let a = Talker::new(&daemons[0], true);
     let b = Talker::new(&daemons[1], false);
     let listener = b.client.listener();

@@ -3,14 +3,14 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 
-use rnic_tests::{Daemon, binaries};
+use rnic_tests::Daemon;
 
 use super::{PERF, end, start};
 
 #[test]
 fn two_hosts_measure_each_operation() {
-    let serving = Daemon::start(binaries!(), "");
-    let driving = Daemon::start(binaries!(), "");
+    let serving = Daemon::start("");
+    let driving = Daemon::start("");
     let mut server = start(&serving, PERF, &["serve", "127.0.0.1:0"]);
     let address = server.line_after("listening on ");
     // In sequence: the server must be ready again for each.
@@ -32,7 +32,7 @@ fn two_hosts_measure_each_operation() {
 
 #[test]
 fn drivers_of_other_hosts_name_no_files() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut server = start(&daemon, PERF, &["serve", "127.0.0.1:0"]);
     let address = server.line_after("listening on ");
     let mut stream = TcpStream::connect(&*address).unwrap();

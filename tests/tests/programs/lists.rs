@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use rnic_client::{SrqOptions, WindowKind};
-use rnic_tests::{Client, Daemon, binaries};
+use rnic_tests::{Client, Daemon, built};
 
-const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl-under-test");
+const RNICCTL: &str = "rnicctl";
 
 /// Each list, the minimum number of its rows for this session, and a key of its rows.
 const LISTS: [(&str, usize, &str); 11] = [
@@ -23,7 +23,7 @@ const LISTS: [(&str, usize, &str); 11] = [
 ];
 
 fn rnicctl(daemon: &Daemon, arguments: &[&str]) -> String {
-    let mut command = Command::new(RNICCTL);
+    let mut command = Command::new(built::program(RNICCTL));
     let output = command.args(arguments).arg("--socket").arg(daemon.socket()).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
@@ -31,7 +31,7 @@ fn rnicctl(daemon: &Daemon, arguments: &[&str]) -> String {
 
 #[test]
 fn rnicctl_shows_every_kind_of_object() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let client = Client::new(&daemon);
     let srq = client.pd.create_srq(&SrqOptions::default()).unwrap();
     let window = client.pd.alloc_window(WindowKind::Type1).unwrap();

@@ -13,16 +13,16 @@ mod talker;
 use std::ffi::OsStr;
 use std::process::Command;
 
-use rnic_tests::{Daemon, Process};
+use rnic_tests::{Daemon, Process, built};
 
-const PINGPONG: &str = env!("CARGO_BIN_EXE_pingpong-under-test");
-const RCOPY: &str = env!("CARGO_BIN_EXE_rcopy-under-test");
-const PERF: &str = env!("CARGO_BIN_EXE_rnic-perf-under-test");
-const RKV: &str = env!("CARGO_BIN_EXE_rkv-under-test");
+const PINGPONG: &str = "pingpong";
+const RCOPY: &str = "rcopy";
+const PERF: &str = "rnic-perf";
+const RKV: &str = "rkv";
 
 /// Starts a program as a client of this daemon.
 fn start<A: AsRef<OsStr>>(daemon: &Daemon, program: &str, arguments: &[A]) -> Process {
-    let mut command = Command::new(program);
+    let mut command = Command::new(built::program(program));
     command.args(arguments).env("RNIC_SOCKET", daemon.socket());
     Process::start(command)
 }

@@ -2,11 +2,11 @@
 
 use std::process::{Command, Output, Stdio};
 
-use rnic_tests::{Daemon, binaries};
+use rnic_tests::{Daemon, built};
 
 use super::{PERF, PINGPONG, RCOPY, RKV, end, fails, run, start};
 
-const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl-under-test");
+const RNICCTL: &str = "rnicctl";
 
 fn alone(program: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(program);
@@ -66,7 +66,7 @@ fn without_a_daemon_all_say_where_they_looked() {
 
 #[test]
 fn a_name_does_for_an_address_everywhere() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let folder = tempfile::tempdir().unwrap();
     let serving = |program, arguments: &[&str]| {
         let mut server = start(&daemon, program, arguments);
@@ -105,7 +105,7 @@ fn a_name_does_for_an_address_everywhere() {
 
 #[test]
 fn unwritable_output_fails_except_closed_pipe() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut server = start(&daemon, RKV, &["server", "127.0.0.1:0"]);
     let address = server.line_after(" in all, at ");
     let to = |program: &str, arguments: &[&str], stdout: Stdio| {
@@ -144,8 +144,8 @@ fn unwritable_output_fails_except_closed_pipe() {
 /// A server prints its address and serves even if its output is closed.
 #[test]
 fn server_with_unread_output_keeps_serving() {
-    let daemon = Daemon::start(binaries!(), "");
-    let mut command = Command::new(PINGPONG);
+    let daemon = Daemon::start("");
+    let mut command = Command::new(built::program(PINGPONG));
     command.args(["server", "127.0.0.1:0"]).env("RNIC_SOCKET", daemon.socket());
     let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut line = String::new();

@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use rnic_tests::{Daemon, Process, binaries, omit};
+use rnic_tests::{Daemon, Process, built, omit};
 
-const PERF: &str = env!("CARGO_BIN_EXE_rnic-perf-under-test");
+const PERF: &str = "rnic-perf";
 
 /// Runs a measurement and checks its JSON rows.
 fn measures(command: &mut Command, arguments: &str) {
@@ -22,17 +22,17 @@ fn measures(command: &mut Command, arguments: &str) {
 }
 
 fn measures_with_daemons(arguments: &str) {
-    let mut command = Command::new(PERF);
+    let mut command = Command::new(built::program(PERF));
     let (subcommand, options) = arguments.split_once(' ').unwrap();
-    command.arg(subcommand).arg("--rnicd").arg(binaries!().rnicd);
+    command.arg(subcommand).arg("--rnicd").arg(built::program("rnicd"));
     measures(&mut command, &format!("{options} --rounds 1 --seconds 0.01"));
 }
 
 #[test]
 fn bandwidth_latency_and_rate_are_measured() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     for arguments in ["bw --size 4KiB --working-set 64KiB", "lat --op send,read", "rate --qps 2"] {
-        let mut command = Command::new(PERF);
+        let mut command = Command::new(built::program(PERF));
         command.env("RNIC_SOCKET", daemon.socket());
         measures(&mut command, &format!("{arguments} --iters 100 --rounds 1"));
     }
@@ -65,7 +65,7 @@ fn other_benchmarks_are_measured() {
 #[test]
 fn a_missed_bound_fails_the_smoke_test() {
     // Without a working daemon, every ratio misses its bound.
-    let mut command = Command::new(PERF);
+    let mut command = Command::new(built::program(PERF));
     command.args(["smoke", "--rnicd", "/bin/false", "--seconds", "0.01"]);
     let (status, lines) = Process::start(command).finish();
     assert_eq!(status.code(), Some(1), "{lines:?}");

@@ -1,7 +1,7 @@
 //! `pingpong`.
 
 use crate::rcopy::placed;
-use rnic_tests::{Daemon, PATHS, binaries, on_path};
+use rnic_tests::{Daemon, PATHS, on_path};
 
 use super::talker::Talker;
 use super::{PINGPONG, end, fails, run, start};
@@ -9,7 +9,7 @@ use super::{PINGPONG, end, fails, run, start};
 #[test]
 fn every_message_is_checked_on_both_paths() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let way = if path.contains("direct") { "direct" } else { "tcp" };
         for options in [&[][..], &["--poll"], &["--event"]] {
             let arguments = [&["server", "127.0.0.1:0", "--once"], options].concat();
@@ -31,7 +31,7 @@ fn every_message_is_checked_on_both_paths() {
 /// Each message has its own content, so echoing the previous one unchanged is an error.
 #[test]
 fn damaged_message_is_noticed_by_both_ends() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let server = Talker::new(&daemon);
     let listener = server.listen();
     let address = listener.local_addr().to_string();
@@ -59,7 +59,7 @@ fn damaged_message_is_noticed_by_both_ends() {
 
 #[test]
 fn lost_peer_or_daemon_is_reported_in_pingpong() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let endless =
         |address: &str| start(&daemon, PINGPONG, &["client", address, "-n", "1000000000"]);
     let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
@@ -88,7 +88,7 @@ fn lost_peer_or_daemon_is_reported_in_pingpong() {
 
 #[test]
 fn a_match_that_is_refused_is_refused_in_words() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let server = ["server", "127.0.0.1:0", "--once", "--max-size", "1KiB"];
     let mut server = start(&daemon, PINGPONG, &server);
     let address = server.line_after("waiting for clients at ");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rnic_client::{Access, Context, ListKind, Mr, RemoteMr, Rows};
-use rnic_tests::{DEADLINE, Daemon, PATHS, Process, binaries, on_path};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path};
 use tempfile::TempDir;
 
 use super::talker::Talker;
@@ -24,7 +24,7 @@ struct Receiver {
 
 impl Receiver {
     fn start(daemon: &Daemon, options: &[&str]) -> Receiver {
-        Receiver::start_as(daemon, Command::new(RCOPY), options)
+        Receiver::start_as(daemon, Command::new(built::program(RCOPY)), options)
     }
 
     /// Starts `rcopy` through a program that passes its arguments on.
@@ -114,7 +114,7 @@ pub fn placed(daemon: &Daemon, bytes: u64) {
 #[test]
 fn files_of_any_size_arrive_whole_on_both_paths() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let receiver = Receiver::start(&daemon, &["--chunk", "4KiB", "--chunks", "3"]);
         for len in [0, 1, 4095, 4096, 4097, 3 * 4096, 1_000_000] {
             let content = pattern(len as u64, len);
@@ -190,7 +190,7 @@ impl HostileSender {
 
 #[test]
 fn wrong_sha256_is_refused() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut receiver = Receiver::start(&daemon, &[]);
     let copy = |receiver: &Receiver, digest: &[u8; 32]| {
         let liar = HostileSender::offer(&daemon, receiver.socket_address(), "abc", 3);
@@ -220,7 +220,7 @@ fn wrong_sha256_is_refused() {
 
 #[test]
 fn invalid_requests_store_nothing() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let receiver = Receiver::start(&daemon, &[]);
     let messages: [(&str, Vec<Vec<u8>>); 6] = [
         ("the end before the file", vec![finished(3, &ABC)]),
@@ -259,7 +259,7 @@ fn filled_by(daemon: &Daemon, file: &Path) -> (Talker, Mr, Process) {
 /// A receiver that reports another file than was sent.
 #[test]
 fn a_sender_does_not_believe_a_wrong_digest() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let file = file_of(b"abc");
     for (digest, code) in [(ABC, 0), ([0; 32], 1)] {
         let (talker, _ring, sender) = filled_by(&daemon, file.path());
@@ -275,7 +275,7 @@ fn a_sender_does_not_believe_a_wrong_digest() {
 /// A receiver that returns chunks that it has not received, or the same chunk again.
 #[test]
 fn sender_rejects_invalid_credits() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let file = file_of(&pattern(1, 8 << 10));
     for (taken, words) in [
         (5_u64, "credit for 5 chunks, but 4 were sent and 0 credited before"),
@@ -294,7 +294,7 @@ fn sender_rejects_invalid_credits() {
 
 #[test]
 fn excess_sender_is_refused_until_one_leaves() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut receiver = Receiver::start(&daemon, &["--clients", "1"]);
     let first = HostileSender::offer(&daemon, receiver.socket_address(), "first", 3);
     let file = file_of(b"second");
@@ -310,7 +310,7 @@ fn excess_sender_is_refused_until_one_leaves() {
 #[test]
 fn a_sender_killed_leaves_no_half_file() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let file = large();
         let once = Receiver::start(&daemon, &["--once"]);
         let sender = sending(&daemon, file.path(), &format!("{}/half", once.address));
@@ -332,7 +332,7 @@ fn a_sender_killed_leaves_no_half_file() {
 #[test]
 fn killed_receiver_leaves_no_partial_file() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let file = large();
         let receiver = Receiver::start(&daemon, &[]);
         let address = receiver.address.clone();
@@ -347,7 +347,7 @@ fn killed_receiver_leaves_no_partial_file() {
 
 #[test]
 fn killed_daemon_leaves_no_partial_file() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let file = large();
     let receiver = Receiver::start(&daemon, &[]);
     let sender = sending(&daemon, file.path(), &format!("{}/half", receiver.address));
@@ -434,7 +434,7 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, cut: Cut, carried: &AtomicU64
 fn lost_link_leaves_no_partial_file() {
     for (cut, words) in [(Cut::Reset, "the connection with"), (Cut::Silence, "nothing heard from")]
     {
-        let daemon = Daemon::start(binaries!(), &on_path("tcp"));
+        let daemon = Daemon::start(&on_path("tcp"));
         let receiver = Receiver::start(&daemon, &["--once", "--timeout", "2"]);
         let line = Line::to(receiver.socket_address(), cut);
         let file = large();
@@ -453,7 +453,7 @@ fn lost_link_leaves_no_partial_file() {
 
 #[test]
 fn one_of_four_senders_of_a_name_succeeds() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     // Large enough that all are in progress at the same time.
     let contents: Vec<Vec<u8>> = (0..4).map(|n| pattern(n, 8 << 20)).collect();
     let files: Vec<_> = contents.iter().map(|content| file_of(content)).collect();
@@ -484,7 +484,7 @@ fn one_of_four_senders_of_a_name_succeeds() {
 
 #[test]
 fn oversized_file_is_refused_before_sending() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let receiver = Receiver::start(&daemon, &["--max-size", "1MiB"]);
     let file = large();
     let sent = send(&daemon, file.path(), &format!("{}/large", receiver.address));
@@ -501,7 +501,7 @@ fn oversized_file_is_refused_before_sending() {
 /// The kernel refuses further writes in the middle of a copy.
 #[test]
 fn failed_write_leaves_no_partial_file() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut limited = Command::new("sh");
     // In blocks of 512 bytes: 256 KiB, which is enough for the ring.
     limited.args(["-c", "trap '' XFSZ; ulimit -f 512; exec \"$0\" \"$@\"", RCOPY]);
@@ -520,7 +520,7 @@ fn full_disk_leaves_no_partial_file() {
         rnic_tests::omit("not root: a full disk is not tested");
         return;
     }
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut mounted = Command::new("unshare");
     // The folder is the third argument of `rcopy`. The disk mounted on it has 4 MiB.
     let script = "mount -t tmpfs -o size=4m none \"$4\" && exec \"$0\" \"$@\"";
@@ -552,7 +552,7 @@ fn full_disk_leaves_no_partial_file() {
 
 #[test]
 fn read_only_folder_is_refused_at_start() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
     let file = folder.path().join("file");

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use rnic_client::{Access, ListKind, Listener, Mr, RemoteMr, Rows};
-use rnic_tests::{DEADLINE, Daemon, PATHS, Process, binaries, on_path};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path};
 
 use super::talker::Talker;
 use super::{RKV, end, fails, run, start};
@@ -96,7 +96,7 @@ fn torn() -> Vec<(&'static str, [u8; SLOT])> {
 
 #[test]
 fn torn_slots_are_read_again() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     for (name, mixture) in torn() {
         let server = TornServer::new(&daemon);
         server.holds(&mixture);
@@ -112,7 +112,7 @@ fn torn_slots_are_read_again() {
 
 #[test]
 fn slot_that_stays_torn_is_an_error() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     for (name, mixture) in torn() {
         let server = TornServer::new(&daemon);
         server.holds(&mixture);
@@ -129,7 +129,7 @@ fn slot_that_stays_torn_is_an_error() {
 #[test]
 fn torn_reads_under_writers_are_repeated() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let daemon = Daemon::start(&on_path(path));
         let serve =
             ["server", "127.0.0.1:0", "--slots", "4", "--probes", "4", "--max-value", "1MiB"];
         let mut server = start(&daemon, RKV, &serve);
@@ -155,7 +155,7 @@ fn torn_reads_under_writers_are_repeated() {
 
 #[test]
 fn values_are_stored_found_replaced_and_deleted() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let mut server = start(&daemon, RKV, &["server", "127.0.0.1:0"]);
     let address = server.line_after(" in all, at ");
     let rkv =
@@ -173,7 +173,7 @@ fn values_are_stored_found_replaced_and_deleted() {
     );
     fails(rkv(&["get", &"k".repeat(65)]), "the key has 65 bytes; this table allows 1 to 64");
     // A value from a pipe.
-    let mut put = Command::new(RKV);
+    let mut put = Command::new(built::program(RKV));
     put.args(["put", "k", "-", "--server", &address]).env("RNIC_SOCKET", daemon.socket());
     let mut put = put.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     std::io::Write::write_all(&mut put.stdin.take().unwrap(), b"piped").unwrap();
@@ -185,7 +185,7 @@ fn values_are_stored_found_replaced_and_deleted() {
 /// Clients driven by the test send oversized requests, and write to memory that is only readable.
 #[test]
 fn clients_cannot_write_outside_their_slots() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let serve = ["server", "127.0.0.1:0", "--slots", "4", "--probes", "2"];
     let serve = [&serve[..], &["--max-key", "8", "--max-value", "16"]].concat();
     let mut server = start(&daemon, RKV, &serve);
@@ -225,7 +225,7 @@ fn clients_cannot_write_outside_their_slots() {
 
 #[test]
 fn lost_server_or_daemon_is_reported_in_rkv() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let serving = || -> (Process, String) {
         let mut server = start(&daemon, RKV, &["server", "127.0.0.1:0"]);
         let address = server.line_after(" in all, at ");

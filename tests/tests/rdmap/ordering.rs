@@ -3,7 +3,7 @@
 
 use rnic_client::{Mr, RecvRequest, SendRequest};
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Daemon, End, PATHS, READ_WRITE, binaries, engine};
+use rnic_tests::{Daemon, End, PATHS, READ_WRITE, engine};
 
 /// Returns the number of repetitions.
 fn rounds(short: u64, long: u64) -> u64 {
@@ -26,7 +26,7 @@ fn checksum(region: &Mr) -> u32 {
 fn send_makes_the_prior_write_visible() {
     const LEN: u64 = 64 << 20;
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let [a, b] = End::pair(&daemon);
         let source = a.region(LEN, READ_WRITE);
         let sink = b.region(LEN, READ_WRITE);
@@ -66,7 +66,7 @@ fn send_makes_the_prior_write_visible() {
 fn read_sees_prior_writes_not_fenced_ones() {
     const BATCH: u64 = 8;
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let [a, b] = End::pair(&daemon);
         let sink = a.region(4096, READ_WRITE);
         let place = b.region(4096, READ_WRITE);

@@ -11,12 +11,12 @@ use rnic_client::{
 };
 use rnic_tests::target::{LEN, Target, UNTOUCHED};
 use rnic_tests::wire::{self, Ending, fpdu, next_ulpdu, tagged, ulpdus, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries, engine};
+use rnic_tests::{DEADLINE, Daemon, engine};
 
 const SUITE: &str = include_str!("../../conformance/requirements.toml");
 
 fn tcp_daemon(more: &str) -> Daemon {
-    Daemon::start(binaries!(), &format!("{}{more}", engine(2, "tcp")))
+    Daemon::start(&format!("{}{more}", engine(2, "tcp")))
 }
 
 /// Returns the ULPDUs of the daemon up to its FIN, which must be the end.

@@ -12,7 +12,7 @@ use rnic_client::{
     SrqOptions,
 };
 use rnic_tests::raw::{Raw, memfd, qp_request};
-use rnic_tests::{DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};
+use rnic_tests::{DEADLINE, Daemon, PATHS, READ_WRITE, engine};
 
 use crate::pair::*;
 
@@ -24,7 +24,7 @@ use crate::pair::*;
 //= DDP-8.3.2-1
 #[test]
 fn rdmap_8_1_2_0_objects_of_others_are_refused() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let pair = Pair::new(&daemon);
     let ends = pair.connected();
     let region = page(&pair.holder, READ_WRITE);
@@ -117,7 +117,7 @@ fn refused_by(refusal: &Refusal, expected: &str) {
 fn rdmap_8_1_2_2_scarce_resources_are_limited() {
     let config = "[limits.session]\npds = 3\nshared_buffers = 2\nshared_bytes = \"12KiB\"\nmrs = 4\n\
         channels = 2\ncqs = 3\nqps = 2\nlisteners = 2\n";
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     let mut raw = Raw::open(daemon.socket());
     let pd = raw.pd();
     let cq = raw.cq(16);
@@ -162,7 +162,7 @@ fn rdmap_8_1_2_2_scarce_resources_are_limited() {
 #[test]
 fn rdmap_8_1_2_3_sessions_do_not_share_trust() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let region = page(&pair.holder, READ_WRITE);
         // Same user, same program: the visitor still may not use the holder's memory as its
@@ -190,7 +190,7 @@ fn rdmap_8_1_2_3_sessions_do_not_share_trust() {
 //= DDP-8.3.2-4
 #[test]
 fn rdmap_8_1_2_4_registration_needs_access() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     // A read-only descriptor does not prove the right to write.
     let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
@@ -226,7 +226,7 @@ fn rdmap_8_1_2_4_registration_needs_access() {
 #[test]
 fn rdmap_8_1_2_5_cq_entries_are_limited() {
     let config = "[limits]\ncq_entries = 64\n[limits.session]\narena_bytes = \"1MiB\"\n";
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     let mut raw = Raw::open(daemon.socket());
     let cq = |entries| RequestBody::CreateCq { entries, channel: None, context: 0 };
     let answer = raw.call(cq(65));
@@ -239,7 +239,7 @@ fn rdmap_8_1_2_5_cq_entries_are_limited() {
     assert!((100..256).contains(&granted), "{granted} queues of 4 KiB in 1 MiB");
     // Each request reserves its entry before a worker takes it. If the queue is too small for all
     // of them, requests wait and none is lost.
-    let other = Daemon::start(binaries!(), &engine(2, "direct"));
+    let other = Daemon::start(&engine(2, "direct"));
     let pair = Pair::new(&other);
     let small = pair.visitor.context.create_cq(4, None).unwrap();
     let sender = pair.visitor.pd.create_qp(&QpOptions::new(&small)).unwrap();
@@ -260,7 +260,7 @@ fn rdmap_8_1_2_5_cq_entries_are_limited() {
 fn rdmap_8_1_2_7_read_queues_are_per_stream() {
     for path in PATHS {
         let config = format!("[engine]\nworkers = 1\nloopback = \"{path}\"\n[limits]\nird = 2\n");
-        let daemon = Daemon::start(binaries!(), &config);
+        let daemon = Daemon::start(&config);
         let pair = Pair::new(&daemon);
         let greedy = pair.connected();
         let modest = pair.connected();
@@ -294,7 +294,7 @@ fn rdmap_8_1_2_7_read_queues_are_per_stream() {
 //= DDP-8.2-3
 #[test]
 fn ddp_8_2_3_stags_are_created_in_a_domain() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
     let buffer = raw.shared_buffer_of(memory.as_fd(), 4096);
@@ -324,7 +324,7 @@ fn ddp_8_2_3_stags_are_created_in_a_domain() {
 fn reregistration_keeps_the_stag_or_the_region() {
     let me = rustix::process::getuid().as_raw();
     let named = format!("[[pd]]\nname = \"one\"\nusers = [{me}]\nmrs = 1\n");
-    let daemon = Daemon::start(binaries!(), &format!("{}{named}", engine(2, "direct")));
+    let daemon = Daemon::start(&format!("{}{named}", engine(2, "direct")));
     let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
     let buffer = raw.shared_buffer_of(memory.as_fd(), 4096);
@@ -378,7 +378,7 @@ fn reregistration_keeps_the_stag_or_the_region() {
 fn rdmap_8_1_2_6_users_and_sessions_have_quotas() {
     let config = "[control]\nmode = \"0666\"\n[limits]\nqps = 12\n[limits.user]\nqps = 8\n\
         [limits.session]\nqps = 6\n";
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     // One session, and then all sessions of one user, reach a limit below the device's.
     let mut sessions = [(); 2].map(|()| Raw::open(daemon.socket()));
     let [first, second] = sessions.each_mut().map(|raw| {
@@ -407,7 +407,7 @@ fn rdmap_8_1_2_6_users_and_sessions_have_quotas() {
 #[test]
 fn rdmap_8_1_2_8_unfair_srq_use_is_detected() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let options = SrqOptions { depth: 64, ..SrqOptions::default() };
         let srq = pair.holder.pd.create_srq(&options).unwrap();

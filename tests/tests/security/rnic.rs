@@ -9,7 +9,7 @@ use rnic_client::{
 };
 use rnic_tests::raw::{Raw, qp_request};
 use rnic_tests::wire::{self, CRC, fpdu, untagged};
-use rnic_tests::{Client, DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, READ_WRITE, engine};
 
 use crate::pair::*;
 
@@ -23,7 +23,7 @@ const FOREIGN: [[u8; 3]; 2] = [[1, 1, 2], [0, 1, 3]];
 #[test]
 fn rdmap_8_1_1_1_other_domains_have_no_access() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let other_pd = pair.holder.context.open_pd(None).unwrap();
         let region = page_in(&pair.holder, &other_pd, READ_WRITE, Scope::Pd);
@@ -51,7 +51,7 @@ fn rdmap_8_1_1_1_other_domains_have_no_access() {
 #[test]
 fn rdmap_8_1_1_2_stream_scope_is_enforced() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let chosen = pair.connected();
         let scope = Scope::Qp(chosen.0.id());
@@ -74,7 +74,7 @@ fn rdmap_8_1_1_2_stream_scope_is_enforced() {
 #[test]
 fn rdmap_8_1_1_3_bounds_are_exact_to_the_byte() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         // The middle of a shared buffer of which every byte is checked.
         let buffer = pair.holder.context.create_shared_buffer(LEN as u64).unwrap();
@@ -114,7 +114,7 @@ fn rdmap_8_1_1_3_bounds_are_exact_to_the_byte() {
 #[test]
 fn rdmap_8_1_1_4_stags_are_granted_and_revoked() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let ends = pair.connected();
         let region = page(&pair.holder, READ_WRITE);
@@ -140,7 +140,7 @@ fn rdmap_8_1_1_4_stags_are_granted_and_revoked() {
 #[test]
 fn rdmap_8_1_1_5_access_rights_are_independent() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         for write in [false, true] {
             for read in [false, true] {
@@ -171,7 +171,7 @@ fn rdmap_8_1_1_5_access_rights_are_independent() {
 #[test]
 fn rdmap_8_1_1_6_no_write_after_deregistration() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let buffer = pair.holder.context.create_shared_buffer(1 << 20).unwrap();
         let view = pair.holder.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
@@ -220,7 +220,7 @@ fn rdmap_8_1_1_6_no_write_after_deregistration() {
 #[test]
 fn rdmap_8_1_1_7_invalidate_needs_qp_scope() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let ends = pair.connected();
         let shared = page(&pair.holder, READ_WRITE);
@@ -259,8 +259,8 @@ fn rdmap_8_1_1_8_stags_are_random_and_sparse() {
             (0..COUNT).map(|_| side.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap()).collect();
         regions.iter().map(|r| r.rkey().0).collect()
     };
-    let first = Daemon::start(binaries!(), &engine(2, "direct"));
-    let second = Daemon::start(binaries!(), &engine(2, "direct"));
+    let first = Daemon::start(&engine(2, "direct"));
+    let second = Daemon::start(&engine(2, "direct"));
     let a = issue(&first);
     let again = issue(&first);
     let b = issue(&second);
@@ -288,7 +288,7 @@ fn rdmap_8_1_1_8_stags_are_random_and_sparse() {
 fn rdmap_8_1_1_8_seen_stags_predict_no_others() {
     const SEEN: usize = 6000;
     const NEXT: usize = 20;
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let attacker = Client::new(&daemon);
     let victim = Client::new(&daemon);
     let [own, buffer] = [&attacker, &victim].map(|s| s.context.create_shared_buffer(4096).unwrap());
@@ -326,7 +326,7 @@ fn rdmap_8_1_1_8_seen_stags_predict_no_others() {
 //= RDMAP-8.1.1-9
 #[test]
 fn rdmap_8_1_1_9_foreign_cqs_are_refused() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let daemon = Daemon::start(&engine(2, "direct"));
     let owner = Client::new(&daemon);
     let mut other = Raw::open(daemon.socket());
     let pd = other.pd();
@@ -346,7 +346,7 @@ fn rdmap_8_1_1_9_foreign_cqs_are_refused() {
 #[test]
 fn rdmap_8_1_1_10_full_cq_spares_other_streams() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let small = pair.holder.context.create_cq(4, None).unwrap();
         let victim = pair.holder.pd.create_qp(&QpOptions::new(&small)).unwrap();
@@ -379,7 +379,7 @@ fn rdmap_8_1_1_10_full_cq_spares_other_streams() {
 #[test]
 fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
     let config = "[engine]\nloopback = \"tcp\"\n[limits]\nird = 4\nord = 2\n";
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     let pair = Pair::new(&daemon);
     let (holder, visitor) = pair.connected();
     let row = holder.query().unwrap();
@@ -429,7 +429,7 @@ fn executable(daemon: &Daemon) -> Vec<String> {
 //= DDP-8.3.1-7
 #[test]
 fn rdmap_8_1_1_12_no_remote_code_is_loaded() {
-    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
+    let daemon = Daemon::start(&engine(2, "tcp"));
     daemon.status();
     let before = executable(&daemon);
     assert!(!before.is_empty());
@@ -455,7 +455,7 @@ fn rdmap_8_1_1_12_no_remote_code_is_loaded() {
 #[test]
 fn ddp_8_3_5_refused_access_is_reported() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let ends = pair.connected();
         let nothing = RemoteAddr { addr: 0x1000, rkey: Stag(0x7777_7700) };

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rnic_client::{Context, QpOptions};
-use rnic_tests::{DEADLINE, Daemon, READ_WRITE, binaries};
+use rnic_tests::{DEADLINE, Daemon, READ_WRITE};
 
 /// Returns the anonymous memory of a daemon in KiB.
 fn anonymous(daemon: &Daemon) -> u64 {
@@ -34,7 +34,7 @@ fn burst(daemon: &Daemon) -> u64 {
 #[test]
 fn memory_of_a_burst_goes_back() {
     let config = "[engine]\nworkers = 2\n[limits]\ndiagnoses = 16\nevent_records = 16\n";
-    let daemon = Daemon::start(binaries!(), config);
+    let daemon = Daemon::start(config);
     // Memory that one client costs permanently.
     drop(Context::open_at(daemon.socket()).unwrap());
     daemon.is_empty();

@@ -4,7 +4,7 @@ use rnic_client::{Completion, CompletionStatus, QpOptions, QpType, SendRequest};
 use rnic_tests::client::READ_WRITE;
 use rnic_tests::mortal::{HASTY, LENT, RECEIVE, offered, wire};
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Client, DEADLINE, Daemon, binaries, engine};
+use rnic_tests::{Client, DEADLINE, Daemon, engine};
 
 /// Number of outstanding requests.
 const UNDER_WAY: usize = 24;
@@ -17,7 +17,7 @@ fn survivors_see_no_blame(loopback: &str) {
          [wired]\nport = {port}\n",
         engine(2, loopback)
     );
-    let daemon = Daemon::start(binaries!(), &config);
+    let daemon = Daemon::start(&config);
     let survivor = Client::new(&daemon);
     let gid = survivor.context.gids().unwrap()[0].gid;
     let own = survivor.region(LENT as u64, READ_WRITE);

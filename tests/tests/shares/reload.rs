@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use rnic_client::Context;
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{DEADLINE, Daemon, Process, built};
 use rustix::fs::{CWD, Mode, mkfifoat};
 use rustix::process::Signal;
 
@@ -40,7 +40,7 @@ fn many_rules(sges: u8) -> String {
 
 #[test]
 fn commands_are_answered_while_a_file_is_read() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let context = Context::open_at(daemon.socket()).unwrap();
     write(&daemon, &many_rules(5));
     daemon.signal(Signal::HUP);
@@ -56,7 +56,7 @@ fn commands_are_answered_while_a_file_is_read() {
 
 #[test]
 fn a_signal_during_a_reload_is_not_lost() {
-    let daemon = Daemon::start(binaries!(), "");
+    let daemon = Daemon::start("");
     let context = Context::open_at(daemon.socket()).unwrap();
     for sges in [3, 4] {
         write(&daemon, &many_rules(sges + 5));
@@ -95,7 +95,7 @@ fn not_to_be_read(folder: &Path) -> Vec<(std::path::PathBuf, &'static str)> {
 
 #[test]
 fn reload_refuses_unbounded_files() {
-    let mut daemon = Daemon::start(binaries!(), "[limits]\nsge = 7\n");
+    let mut daemon = Daemon::start("[limits]\nsge = 7\n");
     let context = Context::open_at(daemon.socket()).unwrap();
     let place = daemon.dir().join("rnicd.toml");
     for (path, why) in not_to_be_read(daemon.dir()) {
@@ -120,7 +120,7 @@ fn the_same_is_refused_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     for (path, why) in not_to_be_read(folder.path()) {
         for command in ["check-config", "run"] {
-            let mut rnicd = Command::new(binaries!().rnicd);
+            let mut rnicd = Command::new(built::program("rnicd"));
             rnicd.arg(command).arg("--config").arg(&path);
             rnicd.env("XDG_RUNTIME_DIR", folder.path());
             let (status, lines) = Process::start(rnicd).finish();

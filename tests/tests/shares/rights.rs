@@ -7,7 +7,7 @@ use rnic_client::{
     Sending, Wiring,
 };
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Client, DEADLINE, Daemon, binaries, engine};
+use rnic_tests::{Client, DEADLINE, Daemon, engine};
 
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
 
@@ -77,7 +77,7 @@ fn no_byte_lands(workers: u32, loopback: &str, taking: Taking) {
             + 10 * u32::from(taking == Taking::Error)
             + 20 * u32::from(loopback == "tcp")
     );
-    let daemon = Daemon::start(binaries!(), &config);
+    let daemon = Daemon::start(&config);
     let owner = Client::new(&daemon);
     let writer = Client::new(&daemon);
     let gid = owner.context.gids().unwrap()[0].gid;

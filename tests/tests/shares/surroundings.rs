@@ -5,13 +5,13 @@ use std::process::Command;
 use std::time::Instant;
 
 use rnic_client::Context;
-use rnic_tests::{DEADLINE, Process, binaries};
+use rnic_tests::{DEADLINE, Process, built};
 use rustix::process::Signal;
 
 /// Starts a daemon without a configuration file, by a script that ends with `"$@"`.
 fn daemon(script: &str, folder: &Path) -> Process {
     let mut command = Command::new("sh");
-    command.arg("-c").arg(script).arg("sh").arg(binaries!().rnicd).arg("run");
+    command.arg("-c").arg(script).arg("sh").arg(built::program("rnicd")).arg("run");
     command.arg("--socket").arg(folder.join("s"));
     Process::start(command)
 }
@@ -81,7 +81,7 @@ fn elsewhere(script: &str, folder: &Path) -> Option<Process> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-ec"]);
     command.arg(format!("mount --bind \"$2\" \"$2\"; {script}"));
-    command.arg("sh").arg(binaries!().rnicd).arg(folder);
+    command.arg("sh").arg(built::program("rnicd")).arg(folder);
     Some(Process::start(command))
 }
 
@@ -132,7 +132,7 @@ fn a_host_without_ipv4_runs_the_demo() {
     }
     let script = "ip link set lo up && ip addr del 127.0.0.1/8 dev lo && echo ready && \
                   exec \"$0\" demo --size 1MiB";
-    command.args(["--net", "sh", "-c", script]).arg(binaries!().rnicd);
+    command.args(["--net", "sh", "-c", script]).arg(built::program("rnicd"));
     let (status, lines) = Process::start(command).finish();
     let said = lines.join("\n");
     if !lines.iter().any(|line| line == "ready") {

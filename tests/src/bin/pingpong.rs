@@ -1,5 +1,0 @@
-//! `pingpong`, built with the tests.
-
-fn main() -> std::process::ExitCode {
-    rnic_tools::pingpong::main()
-}

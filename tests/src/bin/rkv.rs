@@ -1,5 +1,0 @@
-//! `rkv`, built with the tests.
-
-fn main() -> std::process::ExitCode {
-    rnic_tools::rkv::main()
-}

@@ -1,5 +1,0 @@
-//! `rnic-perf`, built with the tests.
-
-fn main() -> std::process::ExitCode {
-    rnic_tools::perf::main()
-}

@@ -1,5 +1,0 @@
-//! `rnic-run`, built with the tests.
-
-fn main() -> std::process::ExitCode {
-    rnic_run::main()
-}

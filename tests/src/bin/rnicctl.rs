@@ -1,5 +1,0 @@
-//! `rnicctl`, built with the tests.
-
-fn main() -> std::process::ExitCode {
-    rnicd::cli::ctl::main()
-}
