@@ -10,9 +10,8 @@ const WIDTH: usize = 100;
 const KINDS: [&str; 3] = ["rs", "md", "toml"];
 
 /// Files with long lines: data, source text that must be found verbatim, and hexadecimal bytes.
-const AS_LONG_AS_THEY_ARE: [&str; 5] = [
+const AS_LONG_AS_THEY_ARE: [&str; 4] = [
     "tests/conformance/requirements.toml",
-    "tests/conformance/noticed.toml",
     "tests/conformance/mutations.toml",
     "tests/conformance/promises",
     "rnic-abi/src/abi/golden.rs",
@@ -236,9 +235,9 @@ fn exists(file: &str, name: &str) -> bool {
 /// Returns true for files that list the phrases themselves.
 fn is_phrase_list(file: &Path) -> bool {
     let lists = ["tests/tests/text.rs", "CONTRIBUTING.md"];
-    // Quotes of source lines and of test names, and paraphrases of RFCs.
-    let data = ["noticed.toml", "requirements.toml"];
-    lists.iter().any(|list| file == Path::new(list)) || data.iter().any(|d| file.ends_with(d))
+    // Paraphrases of RFCs.
+    let data = "tests/conformance/requirements.toml";
+    file == Path::new(data) || lists.iter().any(|list| file == Path::new(list))
 }
 
 /// Returns the lines of prose in a file, without comment marks: comments that are lines of their

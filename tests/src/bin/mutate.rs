@@ -18,15 +18,11 @@ const DEADLINE: &str = "240";
 /// The target that means the loom models of a library.
 const LOOM: &str = "loom";
 
-/// Header of the file of notices.
-const HEAD: &str = "# Tests that detected the faults of mutations.toml and promises/. Written by \
-`cargo run -p rnic-tests --bin mutate`.\n\n";
-
 #[derive(Parser)]
 struct Args {
     /// Only faults with this text in their file, source, requirements or promise.
     only: Option<String>,
-    /// Only faults that have not been noticed yet.
+    /// Only faults that have not been detected here yet.
     #[arg(long)]
     new: bool,
     /// Top of the repository.
@@ -89,7 +85,7 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
         }
         noticed.sort_by_key(|n| record.mutations.iter().position(|m| n.is_of(m)));
         let text = toml::to_string(&Notices { notice: &noticed })?;
-        std::fs::write(args.root.join(NOTICED), format!("{HEAD}{text}"))?;
+        std::fs::write(args.root.join(NOTICED), text)?;
     }
     Ok(unnoticed)
 }

@@ -31,8 +31,9 @@ pub const SUMMARY: &str = "docs/conformance.md";
 /// Path of the report, from the root of the repository. It contains line numbers, so it is not
 /// committed.
 pub const REPORT: &str = "target/conformance.md";
-/// File that records which tests detected the faults, from the root of the repository.
-pub const NOTICED: &str = "tests/conformance/noticed.toml";
+/// File that records which tests detected the faults, from the root of the repository. It exists
+/// after a run of `mutate` and is not committed.
+pub const NOTICED: &str = "target/noticed.toml";
 
 /// Faults that break requirements.
 const MUTATIONS: &str = "mutations.toml";
@@ -59,7 +60,7 @@ pub struct Record {
     pub uncited: Vec<Uncited>,
     /// Manual faults.
     pub mutations: Vec<Mutation>,
-    /// The tests that detected the faults in the last run.
+    /// The tests that detected the faults in the last runs here.
     pub noticed: Vec<Notice>,
     /// Modules mutated as a whole.
     pub scores: Vec<Score>,
@@ -101,6 +102,7 @@ impl Record {
             packages.iter().filter(|p| *p != TESTS).map(|p| Path::new(p).join("src")).collect();
         found.search(root, &packages, &production)?;
         let implementation = data.join("implementation.toml");
+        let noticed = root.join(NOTICED);
         let mut mutations: Vec<Mutation> = data::read(&data.join(MUTATIONS))?;
         for file in files_of(&data.join(PROMISES))? {
             mutations.extend(data::read::<Mutation>(&file)?);
@@ -111,7 +113,7 @@ impl Record {
             constructions: data::read(&implementation)?,
             uncited: data::read(&implementation)?,
             mutations,
-            noticed: data::read(&root.join(NOTICED))?,
+            noticed: if noticed.exists() { data::read(&noticed)? } else { Vec::new() },
             scores: data::read(&data.join("scores.toml"))?,
             citations: found.tests,
             lines: found.lines,

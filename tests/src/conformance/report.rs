@@ -39,8 +39,8 @@ fn manual_faults(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(out, "\n## Tests that can fail\n")?;
     writeln!(
         out,
-        "Manual faults (`cargo run -p rnic-tests --bin mutate`), each detected by the listed \
-         tests:\n{} faults, which break {} requirements of the levels MUST and MUST NOT.\n",
+        "Manual faults (`cargo run -p rnic-tests --bin mutate`), each detected by tests. \
+         Those of the last runs here are listed:\n{} faults, which break {} requirements of the levels MUST and MUST NOT.\n",
         record.mutations.len(),
         record.requirements.iter().filter(absolute).count(),
     )?;
@@ -48,7 +48,7 @@ fn manual_faults(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(out, "| --- | --- | --- |")?;
     for m in &record.mutations {
         let by = match record.notice_of(m) {
-            None => "nothing yet".into(),
+            None => "not run here".into(),
             Some(n) if n.by.iter().any(|by| by.contains(' ')) => n.by.join(", "),
             Some(n) => quoted(n.by.iter().map(|test| last(test)).take(3)),
         };
