@@ -67,7 +67,7 @@ fn build() -> PathBuf {
         Some(other) => other,
         None => panic!("{} is not where cargo puts tests", profile.display()),
     };
-    // With benches, dependencies have the features that they have in tests, and are not built twice.
+    // With benches, dependencies have the features that they have in tests: nothing is built twice.
     let built = Command::new(env!("CARGO"))
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
         .args(["build", "--quiet", "--workspace", "--lib", "--bins", "--examples", "--benches"])

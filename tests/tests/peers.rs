@@ -1,16 +1,15 @@
-//! Scripted TCP peers: whatever bytes arrive, their sender gets a precise answer, memory is
-//! unchanged, and other clients are unaffected.
+//! Scripted TCP peers: whatever bytes arrive, memory is unchanged and other clients are unaffected.
 
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Instant;
 
 use rnic_client::{
-    Completion, CompletionStatus, Context, DisconnectReason, Error, Qp, QpOptions, TerminateCode,
-    TerminateOrigin,
+    Access, Completion, CompletionOpcode, CompletionStatus, Context, DisconnectReason, Error, Qp,
+    QpOptions, RemoteAddr, SendRequest, Stag, TerminateCode, TerminateOrigin,
 };
-use rnic_tests::target::{Bystanders, LEN, Target};
+use rnic_tests::target::{Bystanders, Target};
 use rnic_tests::traffic::Rng;
-use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, terminated, untagged};
+use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, terminated, ulpdus, untagged};
 use rnic_tests::{DEADLINE, Daemon, engine};
 
 fn tcp_daemon() -> Daemon {
@@ -19,67 +18,6 @@ fn tcp_daemon() -> Daemon {
 
 fn local_end(qp: &Qp) -> DisconnectReason {
     qp.wait_disconnected(Some(DEADLINE)).unwrap()
-}
-
-//= MPA-6-1
-//= MPA-8-9
-//= MPA-8-10
-#[test]
-fn corrupted_byte_is_terminated_not_placed() {
-    let daemon = tcp_daemon();
-    let bystanders = Bystanders::start(&daemon);
-    let target = Target::new(&daemon);
-    let good = fpdu(&target.write(8, b"eleven chars"));
-    // Bytes 0 and 1 are the length. With a wrong length, the frame ends elsewhere or never.
-    for at in 2..good.len() {
-        let (mut peer, qp) = target.open();
-        let mut bad = good.clone();
-        bad[at] ^= 1 << (at % 8);
-        // Further frames, which the daemon must read and discard. Unread bytes would make the
-        // kernel reset the connection, and the Terminate would be lost.
-        wire::send_bytes(&mut peer, &[bad, good.clone(), good.clone()].concat());
-        assert_eq!(terminated(&mut peer), [2, 0, 2], "byte {at}");
-        drop(peer);
-        match local_end(&qp) {
-            DisconnectReason::Terminate { origin: TerminateOrigin::Local, code, .. } => {
-                assert_eq!(code, TerminateCode { layer: 2, etype: 0, code: 2 });
-            }
-            other => panic!("byte {at}: {other:?}"),
-        }
-        assert!(target.is_untouched(), "byte {at}");
-        target.flushed(2);
-    }
-    // The same bytes without corruption are placed.
-    let (mut peer, qp) = target.open();
-    wire::send_bytes(&mut peer, &[good, fpdu(&untagged(3, 0, 1, b"there"))].concat());
-    target.completion();
-    assert_eq!(&target.memory()[8..20], b"eleven chars");
-    drop((peer, qp));
-    bystanders.were_not_disturbed();
-}
-
-#[test]
-fn a_wrong_length_never_places_anything() {
-    let daemon = tcp_daemon();
-    let target = Target::new(&daemon);
-    let good = fpdu(&target.write(0, b"payload"));
-    for length in (0..64).chain([0x7FFF, 0xFFFF]) {
-        if length == usize::from(u16::from_be_bytes([good[0], good[1]])) {
-            continue;
-        }
-        let (mut peer, qp) = target.open();
-        let mut bad = good.clone();
-        bad[..2].copy_from_slice(&(length as u16).to_be_bytes());
-        wire::send_bytes(&mut peer, &bad);
-        peer.shutdown(Shutdown::Write).unwrap();
-        // Either the frame seemed complete (2/0/2) or the connection ended inside it (2/0/1).
-        let code = terminated(&mut peer);
-        assert!([[2, 0, 2], [2, 0, 1]].contains(&code), "length {length}: {code:?}");
-        drop(peer);
-        local_end(&qp);
-        assert!(target.is_untouched(), "length {length}");
-        target.flushed(2);
-    }
 }
 
 #[test]
@@ -147,81 +85,6 @@ fn fin_within_the_request_gets_no_reply() {
     daemon.wait_status("without half-open connections", |s| s.startups == 0);
     let (peer, qp) = target.open();
     drop((peer, qp));
-}
-
-#[test]
-fn each_violation_has_its_terminate() {
-    let daemon = tcp_daemon();
-    let target = Target::new(&daemon);
-    let stag = target.region.rkey().0;
-    let base = target.region.iova();
-    let end = base + LEN as u64;
-    let read = |src: u32, from: u64, size: u32| {
-        let mut header = 1u32.to_be_bytes().to_vec();
-        header.extend(0u64.to_be_bytes());
-        header.extend(size.to_be_bytes());
-        header.extend(src.to_be_bytes());
-        header.extend(from.to_be_bytes());
-        untagged(1, 1, 1, &header)
-    };
-    let version = |mut ulpdu: Vec<u8>, byte: usize, bits: u8| {
-        ulpdu[byte] = ulpdu[byte] & !bits | bits & 0x82;
-        ulpdu
-    };
-    let cases: Vec<(&str, Vec<u8>, [u8; 3])> = vec![
-        ("unknown STag", tagged(0, stag ^ 0x5555_5500, base, b"x"), [1, 1, 0]),
-        ("beyond the region", target.write(LEN as u64 - 1, b"xy"), [1, 1, 1]),
-        ("before the region", tagged(0, stag, base - 1, b"xy"), [1, 1, 1]),
-        ("offset wraps", tagged(0, stag, u64::MAX, b"xy"), [1, 1, 3]),
-        ("end of address space", tagged(0, stag, u64::MAX - 1, b"xy"), [1, 1, 3]),
-        ("DDP version, tagged", version(target.write(0, b"x"), 0, 3), [1, 1, 4]),
-        ("DDP version, untagged", version(untagged(3, 0, 1, b"x"), 0, 3), [1, 2, 6]),
-        ("RDMAP version", version(untagged(3, 0, 1, b"x"), 1, 0xC0), [0, 2, 5]),
-        ("queue number", untagged(3, 9, 1, b"x"), [1, 2, 1]),
-        ("message number", untagged(3, 0, 2, b"x"), [1, 2, 3]),
-        ("unknown opcode", untagged(12, 0, 1, b"x"), [0, 2, 6]),
-        ("opcode of another queue", untagged(3, 1, 1, b"x"), [0, 2, 6]),
-        ("tagged Send", tagged(3, stag, base, b"x"), [0, 2, 6]),
-        ("response to no read", tagged(2, stag, base, b"x"), [0, 2, 6]),
-        ("too long for the receive", untagged(3, 0, 1, &[0; 65]), [1, 2, 5]),
-        ("too short for a header", vec![0x41, 0x43, 0, 0], [0, 2, 0xFF]),
-        ("read of an unknown STag", read(stag ^ 0x5555_5500, base, 1), [0, 1, 0]),
-        ("read without the right", read(stag, base, 1), [0, 1, 2]),
-        (
-            "invalidate of another's STag",
-            {
-                let mut ulpdu = untagged(4, 0, 1, b"");
-                ulpdu[2..6].copy_from_slice(&stag.to_be_bytes());
-                ulpdu
-            },
-            [0, 2, 9],
-        ),
-    ];
-    assert_eq!(end - base, LEN as u64);
-    for (name, ulpdu, code) in cases {
-        let (mut peer, qp) = target.open();
-        // The data after the faulty segment must have no effect.
-        wire::send_bytes(&mut peer, &[fpdu(&ulpdu), fpdu(&target.write(0, b"late"))].concat());
-        assert_eq!(terminated(&mut peer), code, "{name}");
-        drop(peer);
-        assert!(matches!(local_end(&qp), DisconnectReason::Terminate { .. }), "{name}");
-        assert!(target.is_untouched(), "{name}");
-        drop(qp);
-        let mut some = [Completion::default(); 16];
-        while target.cq.poll(&mut some).unwrap() > 0 {}
-    }
-}
-
-#[test]
-fn missing_receive_is_a_terminate() {
-    let daemon = tcp_daemon();
-    let target = Target::new(&daemon);
-    let (mut peer, qp) = target.open();
-    let sends: Vec<u8> = (1..=3).flat_map(|n| fpdu(&untagged(3, 0, n, b"hello"))).collect();
-    wire::send_bytes(&mut peer, &sends);
-    assert_eq!(terminated(&mut peer), [1, 2, 2]);
-    drop(peer);
-    assert!(matches!(local_end(&qp), DisconnectReason::Terminate { .. }));
 }
 
 #[test]
@@ -377,5 +240,100 @@ fn an_initiator_survives_any_reply() {
             (Err(Error::TimedOut { .. }), _) => panic!("{reply:02x?} was not refused at once"),
             (Err(_), _) => {}
         }
+    }
+}
+
+//= DDP-A-1
+#[test]
+fn idle_application_does_not_block_its_peer() {
+    const ROUNDS: usize = 1000;
+    let daemon = tcp_daemon();
+    let target = Target::new(&daemon);
+    let buffer = target.context.create_shared_buffer(1 << 16).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let region = target.pd.reg_mr(&buffer, .., access).unwrap();
+    let (mut peer, qp) = target.open();
+    let payload = vec![9; 60_000];
+    // Far more than the sockets buffer. The client makes no call, and the peer gets no reply.
+    let write = fpdu(&tagged(0, region.rkey().0, region.iova(), &payload));
+    for _ in 0..ROUNDS {
+        std::io::Write::write_all(&mut peer, &write).expect("room in the window");
+    }
+    wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+    assert_eq!(target.completion().status, CompletionStatus::Success);
+    let mut found = vec![0; payload.len()];
+    region.read_at(0, &mut found).unwrap();
+    assert!(found == payload);
+    drop((peer, qp));
+}
+
+//= RDMAP-5.4-9
+//= RDMAP-6.2.1-1
+//= RDMAP-6.2.1-4
+/// The socket is full of the application's data, and the peer keeps sending, with a Terminate of
+/// its own at the end. The peer still receives exactly one Terminate, followed by a FIN, and each
+/// request of the application completes once.
+#[test]
+fn terminate_is_last_through_a_full_socket() {
+    let daemon = tcp_daemon();
+    let target = Target::new(&daemon);
+    let big = target.context.create_shared_buffer(1 << 20).unwrap();
+    let big = target.pd.reg_mr(&big, .., Access::LOCAL_WRITE).unwrap();
+    let (mut peer, qp) = target.open();
+    let sges = [big.sge(0, 1 << 20)];
+    let to = RemoteAddr { addr: 0, rkey: Stag(7) };
+    let writes: Vec<SendRequest<'_>> =
+        (100..164).map(|n| SendRequest::write(n, &sges, to).signaled()).collect();
+    qp.post_send(&writes).unwrap();
+    // The first bytes have arrived, so the socket is filling.
+    let first = wire::next_ulpdu(&mut peer);
+    let mut sender = peer.try_clone().unwrap();
+    let fault = fpdu(&tagged(0, 1, 0, b"x"));
+    let good = fpdu(&target.write(0, &[1; 1000]));
+    let ours = fpdu(&untagged(7, 2, 1, &[0x12, 5, 0, 0]));
+    let (sent, mut said) = std::thread::scope(|scope| {
+        // Far more than socket buffers hold, so the daemon has to read and discard it.
+        let sending = scope.spawn(move || {
+            wire::send_bytes(&mut sender, &fault);
+            for _ in 0..20_000 {
+                wire::send_bytes(&mut sender, &good);
+            }
+            wire::send_bytes(&mut sender, &ours);
+            sender.shutdown(Shutdown::Write).is_ok()
+        });
+        let said = until_fin(&mut peer);
+        (sending.join().unwrap(), said)
+    });
+    assert!(sent, "the connection was not reset");
+    said.insert(0, first);
+    let terminates = said.iter().filter(|ulpdu| ulpdu[1] & 0x0F == 7).count();
+    assert_eq!((terminates, said.last().unwrap()[1]), (1, 0x47));
+    assert_eq!(said.last().unwrap()[18..20], [0x11, 0x00]);
+    assert!(target.is_untouched(), "data after the fault was placed");
+    match qp.wait_disconnected(Some(DEADLINE)).unwrap() {
+        DisconnectReason::Terminate { origin: TerminateOrigin::Local, code, .. } => {
+            assert_eq!(code, TerminateCode { layer: 1, etype: 1, code: 0 });
+        }
+        other => panic!("{other:?}"),
+    }
+    let seen: Vec<Completion> = (0..66).map(|_| target.completion()).collect();
+    // Each queue completes in its own order. Their flushes may interleave.
+    let (sends, receives): (Vec<Completion>, Vec<Completion>) =
+        seen.into_iter().partition(|c| c.opcode != CompletionOpcode::Receive);
+    let names = |of: &[Completion]| of.iter().map(|c| c.wr_id).collect::<Vec<u64>>();
+    assert_eq!(names(&sends), (100..164).collect::<Vec<u64>>());
+    assert_eq!(names(&receives), [1, 2]);
+    let taken = sends.iter().take_while(|c| c.status == CompletionStatus::Success).count();
+    assert!(taken < 64, "the socket had no room for all");
+    let flushed = |c: &Completion| c.status == CompletionStatus::WrFlush;
+    assert!(sends[taken..].iter().chain(&receives).all(flushed));
+    assert_eq!(target.cq.poll(&mut [Completion::default()]).unwrap(), 0);
+}
+
+/// Returns the ULPDUs of the daemon up to its FIN, which must be the end.
+fn until_fin(peer: &mut TcpStream) -> Vec<Vec<u8>> {
+    match wire::ending(peer) {
+        Ending::Fin(bytes) => ulpdus(&bytes),
+        other => panic!("{other:?}"),
     }
 }
