@@ -5,7 +5,7 @@
 //! neither protocols nor policy: `rnic-core` implements the RNIC over it, and `rnic-client` the
 //! verbs.
 
-// Each lossy cast states the reason why no data are lost. Tests may cast freely.
+// Each cast that could lose data states why it does not. Tests may cast freely.
 #![cfg_attr(
     not(test),
     warn(

@@ -6,7 +6,7 @@
 //! are arguments, so that every layer can run alone in a test or fuzzer. `rnicd` drives the engine.
 //! `rnic-abi` has everything that clients use as well.
 
-// Each lossy cast states the reason why no data are lost. Tests may cast freely.
+// Each cast that could lose data states why it does not. Tests may cast freely.
 #![cfg_attr(
     not(test),
     warn(

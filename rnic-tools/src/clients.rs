@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rnic_client::{ConnectionRequest, Error, Listener};
 
 /// Serves all incoming connections, at most `most` at a time, and rejects further ones with `full`
-/// as private data. Passes errors of single connections to `report`. Returns only when the daemon
+/// as private data. Passes the error of each connection to `report`. Returns only when the daemon
 /// is gone and all threads have ended.
 pub fn serve<E: Display>(
     listener: &Listener,

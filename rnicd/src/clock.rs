@@ -1,4 +1,4 @@
-//! The daemon's clocks. No other module of the data plane reads a clock.
+//! The daemon's clocks. The data plane reads others only to limit logs.
 
 use std::time::Duration;
 

@@ -19,14 +19,14 @@ const SESSIONS: usize = 48;
 const RECORDS: usize = 256;
 /// Pending requests of each session.
 const UNDER_WAY: usize = 8;
-/// Maximum time of a request during a flood, on a quiet machine. Before users were served
+/// Bound on the 90th percentile in a flood, on a quiet machine. Before users were served
 /// round-robin, it was seconds.
 const SOON: Duration = Duration::from_millis(50);
 const ROUNDS: usize = 40;
 /// Long enough for several rounds of the flood.
 const LONG_ENOUGH: Duration = Duration::from_millis(500);
 
-/// Returns the time to register and deregister a region, as the 90th percentile.
+/// Returns the 90th percentile of the time to register and deregister a region.
 fn registering(raw: &mut Raw, pd: PdId, buffer: SharedBufferId) -> Duration {
     let mut took: Vec<Duration> = Vec::new();
     let began = Instant::now();
@@ -95,7 +95,7 @@ fn flood_of_requests_delays_no_other_user() {
             assert!(opened < 10 * SOON, "{body:?}: a session was opened in {opened:?}");
             during
         });
-        println!("{body:?}: {before:?} before, {during:?} beside {answers:?} answers");
+        println!("{body:?}: {before:?} before, {during:?} during {answers:?} answers");
         assert!(during < SOON, "{body:?}: {during:?}");
     }
     daemon.stop().unwrap();

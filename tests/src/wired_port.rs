@@ -1,4 +1,4 @@
-//! A listener on the RoCE port of a host without a daemon. It answers verification queries and
+//! A listener on `wired.port` of a host without a daemon. It answers verification queries and
 //! builds frames itself, without code of the daemon.
 
 use std::io::Read;
@@ -85,7 +85,7 @@ pub fn confirm(stream: &mut TcpStream) -> VerificationQuery {
     question
 }
 
-/// A thread that listens on the RoCE port of an address until it is dropped.
+/// A thread that listens on `wired.port` of an address until it is dropped.
 pub struct WiredPort {
     address: SocketAddr,
     questions: Arc<Mutex<Vec<VerificationQuery>>>,

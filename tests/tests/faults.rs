@@ -1,5 +1,5 @@
-//! Faults beyond the control of a client or peer, or caused by its mistake. The affected client
-//! gets a precise error, no other client loses anything, and nothing is left behind.
+//! Faults that a client or peer cannot control or causes by mistake. The affected client gets a
+//! precise error, no other client loses anything, and nothing is left behind.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Stdio};
@@ -32,7 +32,7 @@ fn sigterm_under_load_stops_in_order() {
         for visitor in visitors {
             let (status, lines) = visitor.finish();
             assert_eq!(status.code(), Some(1), "{lines:?}");
-            // A guest may first see the end of the server's session.
+            // A visitor may see the server's session end first.
             let told = ["daemon is gone", "flushed", "peer aborted", "was lost", "Terminate"];
             let said = |l: &String| told.iter().any(|word| l.contains(word));
             assert!(lines.iter().any(said), "{lines:?}");
@@ -68,9 +68,9 @@ fn exec_runs_processes_and_leaves_nothing() {
 /// The program here is outside that group and must not receive it at all.
 #[test]
 fn terminal_signals_are_not_forwarded_twice() {
-    // The wrapper gets SIGWINCH when the size changes. Two signals that it must forward
-    // follow, so that it has handled the first one by then. The shell sees all pending signals
-    // before it continues.
+    // The wrapper gets SIGWINCH when the size changes. It must forward the two signals that follow,
+    // and handles SIGWINCH before the second. The shell sees all pending signals before it
+    // continues.
     let script = "trap told=yes WINCH; trap 'kill -s USR1 $PPID' TERM; trap done=yes USR1; \
                   stty rows 31 cols 101; kill -s TERM $PPID; \
                   while [ -z \"$done\" ]; do sleep 0.05; done; \
@@ -143,10 +143,10 @@ fn descriptor_shortage_affects_only_newcomers() {
             Ok(context) => crowd.push(context),
             Err(e) => break e,
         }
-        assert!(crowd.len() < 100, "200 descriptors do for 100 clients");
+        assert!(crowd.len() < 100, "200 descriptors serve 100 clients");
     };
     assert!(!crowd.is_empty() && matches!(refused, Error::NotAdmitted { .. }), "{refused}");
-    // Admitted clients continue. A request that needs a descriptor gets a precise refusal.
+    // Admitted clients continue. A request that needs a descriptor may get a precise refusal.
     let cq = first.create_cq(16, None);
     match cq {
         Ok(cq) => drop(pd.create_qp(&QpOptions::new(&cq)).unwrap()),
@@ -321,7 +321,7 @@ fn a_client_that_gives_up_withdraws_its_request() {
                 guest.abort().unwrap();
                 Some(guest)
             };
-            daemon.wait_status("without the request", |s| s.startups == 0);
+            daemon.wait_status("rid of the request", |s| s.startups == 0);
             let e = request.accept(&qp, &AcceptOptions::default()).unwrap_err();
             assert!(matches!(e, Error::Refused { .. }), "{path}: {e}");
             drop(kept);

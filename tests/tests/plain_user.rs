@@ -131,7 +131,7 @@ fn a_first_program_starts_a_daemon_quickly() {
     let mut programs = vec![("true", vec!["true"])];
     match Command::new("ibv_devinfo").arg("--help").output() {
         Ok(_) => programs.push(("ibv_devinfo", vec!["ibv_devinfo", "-d", "rnicd1"])),
-        Err(_) => omit("ibv_devinfo is not here (Debian package ibverbs-utils)"),
+        Err(_) => omit("ibv_devinfo is not installed (Debian package ibverbs-utils)"),
     }
     let mut homes = ["a", "b", "c", "d", "e", "f"].into_iter();
     for (name, arguments) in programs {
@@ -142,7 +142,7 @@ fn a_first_program_starts_a_daemon_quickly() {
             let output = home.rnic_run(&arguments).output().unwrap();
             best = best.min(began.elapsed());
             let text = said(&output);
-            assert!(output.status.success() && text.contains("started a daemon"), "{text}");
+            assert!(output.status.success() && text.contains("started daemon"), "{text}");
             assert!(name == "true" || text.contains("rnicd1"), "{text}");
             home.is_left();
         }
@@ -192,7 +192,7 @@ fn mounted_devices_are_found_by_every_call() {
     let uid = if geteuid().is_root() { PLAIN } else { geteuid().as_raw() };
     assert!(said(&output).ends_with(&format!("none none {uid} /dev/null\n")), "{}", said(&output));
     if Command::new("ibv_rc_pingpong").arg("--help").output().is_err() {
-        return omit("ibv_rc_pingpong is not here (Debian package ibverbs-utils)");
+        return omit("ibv_rc_pingpong is not installed (Debian package ibverbs-utils)");
     }
     let port = ports::unused_port().to_string();
     let common = ["--mount", "ibv_rc_pingpong", "-g", "0", "-p", &port];
@@ -224,7 +224,7 @@ fn refused_namespaces_are_explained() {
     assert_eq!(output.status.code(), Some(126), "{text}");
     let words = ["sysctl user.max_mnt_namespaces is 0", "without --mount", "CLONE_NEWNS"];
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
-    let lines: Vec<&str> = text.lines().filter(|line| !line.contains("started a daemon")).collect();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.contains("started daemon")).collect();
     assert_eq!(lines.len(), 1, "{text}");
     home.is_left();
 }
@@ -271,8 +271,8 @@ fn foreign_system_daemon_is_bypassed() {
     assert!(refused.status.code() == Some(125) && text.contains("permission denied"), "{text}");
     let output = in_place(&["true"]);
     let text = said(&output);
-    assert!(output.status.success() && text.contains("started a daemon"), "{text}");
-    for words in ["/run/rnicd/rnicd.sock", "starting a daemon of this user's own"] {
+    assert!(output.status.success() && text.contains("started daemon"), "{text}");
+    for words in ["/run/rnicd/rnicd.sock", "starting one for this user"] {
         assert!(text.contains(words), "{words}: {text}");
     }
     home.is_left();

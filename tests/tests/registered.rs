@@ -1,8 +1,7 @@
-//! Memory of programs of the C verbs API: a program observes the same with and without a region.
+//! Registered memory of C verbs programs: a region changes nothing that the program observes.
 //!
-//! The programs are in `registered/` and run under `rnic-run` with its defaults: as the daemon's
-//! user, for which workers copy, and as another user, for which the library copies. The latter
-//! needs root.
+//! The programs are in `registered/` and run under `rnic-run`: as the daemon's user, for which
+//! workers copy, and as another user, for which the library copies. The latter needs root.
 
 use std::fs::Permissions;
 use std::io::Write;
@@ -149,7 +148,7 @@ fn pages_without_the_right_are_refused() {
 
 #[test]
 fn later_protection_does_not_bind_the_device() {
-    // Copies by the library respect the protection, so only this case is tested.
+    // Copies by the library respect the protection, so only workers are tested.
     if let Some(scene) = Scene::new("pages.c") {
         scene.run(&["later_protection"]);
     }
@@ -186,7 +185,7 @@ struct Cgroup {
 }
 
 impl Cgroup {
-    /// Creates a cgroup of version 2 or 1. Returns `None` if that is refused.
+    /// Creates a v2 or v1 cgroup. Returns `None` if that is refused.
     fn new(bytes: u64) -> Option<Cgroup> {
         let name = format!("rnic-test-{}", std::process::id());
         let kinds = [("", "memory.max"), ("memory", "memory.limit_in_bytes")];

@@ -111,7 +111,7 @@ fn said(output: &Output) -> String {
 
 /// Returns the process ID of the daemon, if the text reports that one was started.
 fn started(text: &str) -> Option<i32> {
-    let (_, rest) = text.split_once("started a daemon (pid ")?;
+    let (_, rest) = text.split_once("started daemon (pid ")?;
     rest.split(')').next()?.parse().ok()
 }
 
@@ -260,7 +260,7 @@ fn concurrent_runs_start_one_daemon() {
     let arguments = ["--idle", "5s", "sh", "-c", "test -S \"$RNIC_SOCKET\""];
     let all: Vec<Process> = (0..4).map(|_| Process::start(place.command(&arguments))).collect();
     let text = all.into_iter().flat_map(Process::succeed).collect::<Vec<_>>().join("\n");
-    assert_eq!(text.matches("started a daemon").count(), 1, "{text}");
+    assert_eq!(text.matches("started daemon").count(), 1, "{text}");
     let pid = Context::open_at(place.socket()).unwrap().status().unwrap().pid;
     assert_eq!(started(&text), i32::try_from(pid).ok(), "{text}");
     place.is_left();
@@ -328,7 +328,7 @@ fn failures_have_the_exit_codes_of_env() {
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let daemon = Daemon::start("");
     for (arguments, code, word) in [
-        (&["no-such-program"][..], 127, "no-such-program: not found, neither here nor in PATH"),
+        (&["no-such-program"][..], 127, "no-such-program: not found in PATH"),
         (&["/no/such/program"], 127, "/no/such/program: not found"),
         (&[plain.to_str().unwrap()], 126, "cannot be run"),
         (&[script.to_str().unwrap()], 127, "its interpreter is missing"),
@@ -479,12 +479,12 @@ fn check_reports_why_a_program_cannot_work() {
     says(&program, "do not have: ibv_new@IBVERBS_1.1; it will not start");
     std::fs::write(place.at("bin/verbs/libibverbs.so.1"), "").unwrap();
     says(&program, "libibverbs.so.1 is no ELF file");
-    says(Path::new("no-such-program"), "not found, neither here nor in PATH");
+    says(Path::new("no-such-program"), "not found; a name without a slash must be in PATH");
     std::fs::write(place.at("programs/script"), "#!/no/such/interpreter\n").unwrap();
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(place.at("programs/script"), open).unwrap();
     says(&place.at("programs/script"), "/no/such/interpreter, which is not there");
-    says(&place.at("source.c"), "no file that this user may run");
+    says(&place.at("source.c"), "is not a file that this user may run");
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn is_possible() -> bool {
         return false;
     }
     if !Command::new("ib_write_bw").arg("--help").output().is_ok_and(|o| !o.stdout.is_empty()) {
-        omit("ib_write_bw is not here (Debian package perftest)");
+        omit("ib_write_bw is not installed (Debian package perftest)");
         return false;
     }
     let mut probe = Command::new("unshare");

@@ -156,7 +156,7 @@ fn refusal(config: &str) -> String {
 fn node_exporter_reads_it_as_it_is() {
     const EXPORTER: &str = "prometheus-node-exporter";
     if Command::new(EXPORTER).arg("--version").output().is_err() {
-        return omit("node_exporter is not here (Debian package prometheus-node-exporter)");
+        return omit("node_exporter is not installed (Debian package prometheus-node-exporter)");
     }
     let daemon = Daemon::start("");
     let tree = tree_of(&daemon);

@@ -1,7 +1,7 @@
 //! Open MPI over UCX over the RoCE device. UCX 1.13 connects its RC QPs over UD.
 //!
-//! A run counts only if UCX itself reports that messages used the wanted transport of our device,
-//! and if the daemons have counted bytes at both ends.
+//! A run counts only if UCX itself reports that messages used the intended transport of our device,
+//! and if the daemons have counted its bytes.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -69,8 +69,8 @@ impl Ranks {
         Some(Ranks { setting, stage, scratch })
     }
 
-    /// Runs a program with `ranks` ranks, and returns its output. Both ends must have moved bytes,
-    /// and no object may be left.
+    /// Runs a program with `ranks` ranks, and returns its output. Bytes must have been placed, and
+    /// no object may remain.
     fn succeed(&self, transports: &str, ranks: usize, program: &[&str]) -> Vec<String> {
         let before = self.stage.read_figures();
         let (status, lines) = self.start(transports, ranks, program).finish_within(300);
@@ -84,7 +84,7 @@ impl Ranks {
         lines
     }
 
-    /// Starts a program with `ranks` ranks, the first half of them at the first end.
+    /// Starts a program with `ranks` ranks, half at each end if there are two.
     fn start(&self, transports: &str, ranks: usize, program: &[&str]) -> Process {
         let mut command = self.stage.apart.on(Side::A);
         command.args(["mpirun", "--oversubscribe", "-np", &ranks.to_string()]);
@@ -155,12 +155,12 @@ impl Ranks {
         let deadline = Instant::now() + DEADLINE;
         while let Some(pid) = processes().find(|pid| self.is_ours(*pid)) {
             let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
-            assert!(Instant::now() < deadline, "{pid} is left: {command:?}");
+            assert!(Instant::now() < deadline, "{pid} remains: {command:?}");
             std::thread::yield_now();
         }
     }
 
-    /// Returns true if a process belongs to a run, since only those have temporary files here.
+    /// Returns true if a process belongs to a run: only those have a `TMPDIR` here.
     fn is_ours(&self, pid: i32) -> bool {
         let scratch = self.scratch.path().as_os_str().as_bytes();
         variable(pid, "TMPDIR").is_some_and(|files| files.starts_with(scratch))

@@ -1,4 +1,4 @@
-//! Memory windows: posted requests, keys, and regions that they keep.
+//! Memory windows: posted requests, keys, and regions kept alive.
 
 use rnic_abi::abi::control::RequestBody;
 use rnic_abi::abi::queue::{SendFlags, SendHeader, SendOpcode, WindowParams};
@@ -36,7 +36,7 @@ fn in_use() -> Answer {
     Answer::Refuse(Refusal::InUse {
         kind: "MR".to_owned(),
         handle: 0,
-        by: "1 bound windows".to_owned(),
+        by: "2 bound windows".to_owned(),
     })
 }
 
@@ -86,7 +86,7 @@ fn a_bind_that_is_not_posted_changes_nothing() {
     assert!(matches!(window.bind(&r.qp, 2, &bind), Err(Error::QueueFull { depth: 4 })));
     assert_eq!((window.rkey(), window.remote()), (before, None));
     drop(region);
-    assert_eq!(removed(&r).len(), 1, "the window does not keep the region");
+    assert_eq!(removed(&r).len(), 1, "the window does not pin the region");
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! The memory to which an STag refers, and checked ranges of it.
 //!
-//! A [`Memory`] is the location of a region's bytes, without access rights. A [`Target`] is a range
-//! of it that the [`StagTable`](super::StagTable) has checked. Only a `Target` can be read or
-//! written.
+//! A [`Memory`] is the location of a region's bytes, without access rights. A [`Target`] is a
+//! checked range of it. Only a `Target` can be read or written.
 
 use std::sync::Arc;
 
@@ -27,7 +26,7 @@ pub enum Memory {
     Attached {
         /// The attached address space of the owner.
         space: Arc<AddressSpace>,
-        /// Start address. With the region's length it stays below
+        /// Start address. The region ends at or below
         /// [`USER_END`](rnic_abi::shm::attached::USER_END).
         address: u64,
     },
@@ -90,7 +89,7 @@ impl Memory {
     }
 }
 
-/// A checked range of memory. Borrows the table that checked it.
+/// A checked range of memory. Borrows what it refers to.
 #[derive(Clone, Copy)]
 pub struct Target<'t> {
     place: Location<'t>,
@@ -164,7 +163,7 @@ impl<'t> Target<'t> {
                 dst.copy_from_slice(&bytes[from..from + dst.len()]);
                 Ok(())
             }
-            // Not reached: a copier has read such memory into `Private` before.
+            // Not reached: a copier has already read it into `Private`.
             Location::ThroughCopier { .. } => Err(self.source_fault(Unreachable::Unmapped)),
         }
     }
@@ -267,7 +266,7 @@ impl<'t> Target<'t> {
             Location::Attached { space, address } => {
                 space.update_u64(address, change).map_err(|e| self.sink_fault(e))
             }
-            // Not reached: operations of a copier are jobs.
+            // Not reached: a copier does these as jobs.
             Location::ThroughCopier { .. } | Location::Private(_) => {
                 Err(self.sink_fault(Unreachable::Unmapped))
             }
@@ -282,7 +281,7 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// Returns the mapping, offset and length, for gathering system calls. `None` for other memory.
+    /// Returns the mapping, offset and length, for gather I/O. `None` for other memory.
     pub fn shared(&self) -> Option<(&'t Mapping, usize, usize)> {
         match self.place {
             Location::Shared { mapping, offset } => Some((mapping, offset, self.len)),
@@ -424,15 +423,15 @@ mod tests {
             for len in 0..=whole.len() - from {
                 let clean = [b'.'; 32];
                 let to = |offset, len| Target::inline(OWNER, &mapping, offset, len);
-                to(0, 32).write(&clean, false).expect("it is there");
-                payload.place(from, to(8, len), len % 2 == 0).expect("it is there");
+                to(0, 32).write(&clean, false).expect("mapped");
+                payload.place(from, to(8, len), len % 2 == 0).expect("mapped");
                 let mut found = [0; 32];
-                to(0, 32).read(0, &mut found).expect("it is there");
+                to(0, 32).read(0, &mut found).expect("mapped");
                 let mut expected = clean;
                 expected[8..8 + len].copy_from_slice(&whole[from..from + len]);
                 assert_eq!(found, expected, "{len} bytes from {from}");
                 let mut read = vec![0; len];
-                payload.read(from, &mut read).expect("it is there");
+                payload.read(from, &mut read).expect("mapped");
                 assert_eq!(read, &whole[from..from + len], "{len} bytes from {from}");
             }
         }

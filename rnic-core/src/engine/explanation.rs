@@ -63,14 +63,14 @@ impl Reason {
             Reason::ReadSink { elements } => Explanation::new(
                 "RFC 5040 section 4.4: a Read Request names one sink buffer",
                 format!(
-                    "an RDMA Read takes no inline data and one SGE (on RC several, unless it \
-                     invalidates); {elements} SGEs were given"
+                    "an RDMA Read takes no inline data and one SGE (several on RC \
+                     if not invalidating); {elements} SGEs were given"
                 ),
             ),
             Reason::AtomicSink { elements, bytes } => Explanation::new(
                 "RFC 7306 section 5: the response to an atomic operation has eight bytes",
                 format!(
-                    "an atomic operation takes one SGE of 8 bytes and no inline data, \
+                    "an atomic operation takes one SGE of 8 bytes and no inline data; \
                      {elements} SGEs with {bytes} bytes in total were given"
                 ),
             ),
@@ -80,7 +80,7 @@ impl Reason {
             ),
             Reason::NoDatagram => Explanation::new(
                 "IBTA specification, volume 1, section 9.8.3: unreliable datagram",
-                "a UD queue pair supports Sends only, without Send with Invalidate",
+                "a UD queue pair supports only Sends, without invalidation",
             ),
             Reason::DatagramLength { len, mtu } => Explanation::new(
                 "IBTA specification, volume 1, section 9.8.3.1: a datagram is one packet",
@@ -104,7 +104,7 @@ impl Reason {
                  Immediate Data",
             ),
             Reason::NoImmediateSends => Explanation::new(
-                "RFC 7306 section 6: Immediate Data are a message after an RDMA Write",
+                "RFC 7306 section 6: Immediate Data is a message after an RDMA Write",
                 "Sends with immediate data work only between queue pairs of the RoCE device",
             ),
             Reason::NoOrd => Explanation::new(
@@ -176,8 +176,8 @@ impl Reason {
                 wire(remote_key(principal, stags, fault, stag, to, len, &what)).about(stag, to, len)
             }
             Reason::Misaligned { stag, to } => wire(format!(
-                "an atomic operation at {to:#x} of STag {stag}, whose address is not a multiple \
-                 of 8 (RFC 7306 section 5)"
+                "the address {to:#x} of an atomic on STag {stag} is not a multiple of 8 \
+                 (RFC 7306 section 5)"
             ))
             .about(stag, to, ATOMIC_LEN.into()),
             Reason::Revoked { stag, to, len } => wire(format!(
@@ -284,7 +284,7 @@ const BIND: &str = "local contract: a window is bound within a region of the sam
                     domain that allows it";
 const INDEX: &str = "local contract: a client moves an index only forward and within its ring";
 const LOCAL_KEY: &str = "local contract: a local key names a region of the same session and domain \
-                         that covers the range, with local-write where bytes arrive";
+                         that covers the range, with local-write for writes";
 /// Rule for requests that are not acknowledged.
 pub(super) const RETRIES_EXCEEDED: &str =
     "IBTA specification, volume 1, section 9.7.6.1.3: retries without a response are counted";
@@ -317,8 +317,8 @@ fn local_key(
     len: u64,
     write: bool,
 ) -> Explanation {
-    let way = if write { "write to" } else { "read from" };
-    let mut text = format!("cannot {way} local key {key} ({len} bytes at {addr:#x}): ");
+    let way = if write { "write" } else { "read" };
+    let mut text = format!("cannot {way} through local key {key} ({len} bytes at {addr:#x}): ");
     // The text must not reveal that a region of another session exists.
     let own = stags.get(key).filter(|e| e.session == principal.session);
     text += &match (fault, own) {
@@ -326,10 +326,13 @@ fn local_key(
             format!("session {} has no such region", principal.session)
         }
         (LocalFault::InvalidKey, Some(e)) if e.pd != principal.pd => {
-            format!("its region is of PD {}, but QP {} of PD {}", e.pd, principal.qp, principal.pd)
+            format!(
+                "its region is in PD {}, but QP {} is in PD {}",
+                e.pd, principal.qp, principal.pd
+            )
         }
         (LocalFault::InvalidKey, Some(_)) => {
-            format!("its region is limited to another queue pair than QP {}", principal.qp)
+            format!("it is limited to a queue pair other than QP {}", principal.qp)
         }
         (LocalFault::NoRight, Some(e)) => format!("it grants {} only", grants(e.access)),
         (LocalFault::Bounds, Some(e)) => {
@@ -360,7 +363,7 @@ fn remote_key(
         (RemoteFault::NotAssociated, Some(e)) if e.pd != principal.pd => {
             let theirs = e.pd;
             let ours = principal.pd;
-            format!("STag {stag} is of PD {theirs}, this stream of PD {ours}; {what} was requested")
+            format!("STag {stag} is in PD {theirs}, this stream in PD {ours}; {what} was requested")
         }
         (RemoteFault::NotAssociated, _) => {
             let limit = match own.map(|e| e.scope) {
@@ -377,8 +380,7 @@ fn remote_key(
             format!("STag {stag} of PD {} grants {grants} only; {what} was requested", principal.pd)
         }
         (RemoteFault::NotEnabled, _) => format!(
-            "QP {} does not permit it (qp_access_flags), whatever STag {stag} grants; {what} was \
-             requested",
+            "QP {} does not permit {what} (qp_access_flags), whatever STag {stag} grants",
             principal.qp
         ),
         (RemoteFault::Wrap, _) => format!(

@@ -92,7 +92,7 @@ pub enum Arrival<'p> {
         last: bool,
     },
     /// A Send of any kind. The caller checks the buffer with [`send_fits`], places the payload and
-    /// calls [`Inbound::sent_placed`]. Immediate Data are complete and already placed.
+    /// calls [`Inbound::sent_placed`]. Immediate Data is complete and already placed.
     Send {
         /// Other attributes of the Send.
         kind: SendKind,

@@ -7,7 +7,7 @@ use rnic_client::{Error, PostError};
 /// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PerfError {
-    /// The arguments are not valid together.
+    /// The arguments are not valid.
     #[error("{0}")]
     Arguments(String),
     /// The RNIC's library failed.
@@ -22,7 +22,7 @@ pub enum PerfError {
         seconds: u64,
     },
     /// The process at the other end failed.
-    #[error("the peer process: {0}")]
+    #[error("peer failed: {0}")]
     Peer(String),
     /// A private daemon could not be used.
     #[error("the private daemon: {0}")]

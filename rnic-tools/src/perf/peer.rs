@@ -18,7 +18,7 @@ use super::spec::Spec;
 use crate::cli;
 use crate::endpoint::{Endpoint, loopback};
 
-/// A running peer process, on this host or run by [`serve_hosts`] on another. Ends when dropped.
+/// A peer process: a child on this host, or [`serve_hosts`] on another. Drop ends only a child.
 pub struct Peer {
     process: Process,
     commands: Option<Box<dyn Write + Send>>,
@@ -32,7 +32,7 @@ enum Process {
 }
 
 impl Peer {
-    /// Starts `program`, which must call [`serve`] and write nothing else to its standard output.
+    /// Starts `program`, which must write only replies to its standard output.
     pub fn start(mut program: Program) -> Result<Self, PerfError> {
         let mut child = program
             .stdin(Stdio::piped())
@@ -46,7 +46,7 @@ impl Peer {
                 Ok(Peer { process: Process::Child(child), commands: Some(commands), replies })
             }
             // Both are set to pipes above, so this cannot happen.
-            _ => Err(PerfError::Peer("has no standard input or output".to_owned())),
+            _ => Err(PerfError::Peer("it has no standard input or output".to_owned())),
         }
     }
 
@@ -67,7 +67,7 @@ impl Peer {
         })
     }
 
-    /// Returns the address under which this process reaches a listener of the peer.
+    /// Returns the address at which this process reaches a listener of the peer.
     pub fn reach(&self, listener: SocketAddr) -> Result<SocketAddr, PerfError> {
         match &self.process {
             Process::Child(_) => Ok(listener),
@@ -85,7 +85,7 @@ impl Peer {
     pub fn command(&mut self, command: &Command) -> Result<(), PerfError> {
         match &mut self.commands {
             Some(pipe) => write_msg(pipe, command),
-            None => Err(PerfError::Peer("has ended".to_owned())),
+            None => Err(PerfError::Peer("it has ended".to_owned())),
         }
     }
 
@@ -128,8 +128,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // The peer exits when its commands end. The signal ends it if it is stuck in a command.
-        // Both may fail if it has already exited.
+        // The peer exits when its input ends. The signal ends it if it is stuck in a command.
         self.commands = None;
         match &mut self.process {
             Process::Child(child) => {
@@ -142,7 +141,7 @@ impl Drop for Peer {
 }
 
 impl Process {
-    /// Ends the process after its commands have ended. Returns the status of a child that exited.
+    /// Ends a child, or the command stream to a host. Returns the status of a child that exited.
     fn end(&mut self) -> Option<ExitStatus> {
         match self {
             Process::Child(child) => {
@@ -180,8 +179,8 @@ pub fn serve(socket: Option<&Path>) -> Result<(), PerfError> {
     served
 }
 
-/// Runs the peer for drivers on other hosts, one after the other. Returns only if it cannot listen
-/// or has no daemon.
+/// Runs the peer for drivers on other hosts, one after the other. Returns only if it fails to start
+/// or to accept.
 pub fn serve_hosts(socket: Option<&Path>, listen: &Endpoint) -> Result<(), PerfError> {
     open(socket)?;
     let bind =
@@ -214,13 +213,13 @@ fn serve_host(socket: Option<&Path>, stream: &TcpStream) -> Result<(), PerfError
     served
 }
 
-/// Connects to the daemon at `socket`, or at the default path of the environment.
+/// Connects to the daemon at `socket`, or to the one the library finds.
 pub fn open(socket: Option<&Path>) -> Result<Context, Error> {
     let socket = socket.map(Path::to_path_buf);
     Context::open_with(OpenOptions { socket, ..OpenOptions::default() })
 }
 
-/// Returns the command of the second process.
+/// Returns the command that starts a peer.
 pub fn peer_program(socket: Option<&Path>) -> Result<Program, PerfError> {
     let mut program = this_program("peer")?;
     if let Some(socket) = socket {
@@ -229,14 +228,14 @@ pub fn peer_program(socket: Option<&Path>) -> Result<Program, PerfError> {
     Ok(program)
 }
 
-/// Returns the command of the second process of a relay.
+/// Returns the command that starts the second process of a relay.
 pub fn relay_program() -> Result<Program, PerfError> {
     this_program("relay")
 }
 
 fn this_program(part: &str) -> Result<Program, PerfError> {
     let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
-    // A load of another user may be unable to see the path of the program.
+    // A load run as another user may lack access to the program's path.
     let mut program = Program::new(if own.exists() { own } else { THIS.into() });
     program.arg(part);
     Ok(program)
@@ -266,11 +265,11 @@ pub fn load_program(
 
 /// Returns the error for an unexpected message.
 pub fn unexpected(message: &impl std::fmt::Debug) -> PerfError {
-    PerfError::Peer(format!("did not expect {message:?} now"))
+    PerfError::Peer(format!("unexpected message {message:?}"))
 }
 
-/// Carries out commands until their end, with listeners at `ip`. Relay commands are only allowed
-/// for a child, because they name a file of this host.
+/// Carries out commands until EOF, with listeners at `ip`. Relay commands are only allowed for a
+/// child, because they name a file of this host.
 fn carry_out(
     context: &Context,
     is_child: bool,
@@ -285,7 +284,7 @@ fn carry_out(
         match command {
             Command::Link { end, spec, sink, places } => {
                 spec.check()?;
-                // Frees the memory of earlier ends first.
+                // Frees the memory of replaced ends first.
                 ends.truncate(end);
                 ends.push(link(context, ip, &spec, sink, &places, output)?);
             }
@@ -317,7 +316,7 @@ fn carry_out(
     Ok(())
 }
 
-/// Runs the second process of a relay: carries out relay commands until their end.
+/// Runs the second process of a relay: carries out relay commands until EOF.
 pub fn serve_relay() -> Result<(), PerfError> {
     let mut input = std::io::stdin().lock();
     let mut output = std::io::stdout().lock();
@@ -396,7 +395,7 @@ const THIS: &str = "/proc/self/exe";
 const GRACE: Duration = Duration::from_millis(200);
 /// Time that a peer on another host gets to report why it failed.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Time that a driver on another host may send nothing: the longest round.
+/// Longest silence of a driver on another host: the longest round.
 const LONGEST_ROUND: Duration = Duration::from_secs(4000);
 /// Interval between checks of an exiting peer.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -418,24 +417,24 @@ mod tests {
         let mut peer = shell(r#"echo '"Ready"'; echo '{"Failed":{"why":"no daemon"}}'"#);
         peer.await_reply(&Reply::Ready).unwrap();
         let e = peer.await_reply(&Reply::Done).unwrap_err();
-        assert_eq!(e.to_string(), "the peer process: no daemon");
+        assert_eq!(e.to_string(), "peer failed: no daemon");
     }
 
     #[test]
     fn the_end_of_the_peer_is_an_error() {
         let e = shell("exit 3").reply().unwrap_err();
-        assert_eq!(e.to_string(), "the peer process: ended without an error message");
+        assert_eq!(e.to_string(), "peer failed: ended without an error message");
     }
 
     #[test]
     fn explain_adds_the_error_of_the_peer() {
         let stuck = || PerfError::Stuck { what: "completion", seconds: 20 };
-        // The line is read after the reply before it, so it is there when the peer is killed.
+        // One printf writes both lines, so the second is there when the peer is killed.
         let mut peer =
             shell(r#"printf '"Ready"\n{"Failed":{"why":"flushed"}}\n'; exec sleep 1000"#);
         peer.await_reply(&Reply::Ready).unwrap();
         let said = peer.explain(stuck()).to_string();
-        assert_eq!(said, "the peer process: flushed (on this side: no completion for 20 s)");
+        assert_eq!(said, "peer failed: flushed (on this side: no completion for 20 s)");
         let said = shell("kill -9 $$").explain(stuck()).to_string();
         assert!(said.contains("signal: 9") && said.contains("no completion"), "{said}");
         assert_eq!(shell("exit 0").explain(stuck()).to_string(), stuck().to_string());

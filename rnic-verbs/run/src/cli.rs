@@ -16,18 +16,18 @@ use crate::options;
 use crate::preload::{self, LIST_VARIABLE, SANITIZER_VARIABLE, TREE_VARIABLE};
 use crate::shell::quote;
 
-/// Run a program that uses libibverbs or librdmacm on an RNIC of rnicd.
+/// Run a libibverbs or librdmacm program on rnicd's RDMA devices.
 ///
 /// rnic-run replaces itself with the unmodified program, with rnicd's libibverbs.so.1 and
 /// librdmacm.so.1 first in LD_LIBRARY_PATH. A preloaded library (LD_PRELOAD) shows the program the
 /// daemon's devices in /sys/class/infiniband and /dev/infiniband. If no daemon serves this user
-/// (RNIC_SOCKET, else $XDG_RUNTIME_DIR/rnicd.sock, the user's own directory in the temporary
-/// directory, /run/rnicd/rnicd.sock), rnic-run starts one with the built-in configuration, which
-/// exits when it has been idle for a while.
+/// (sockets tried: RNIC_SOCKET, else $XDG_RUNTIME_DIR/rnicd.sock, the user's own directory in the
+/// temporary directory, /run/rnicd/rnicd.sock), rnic-run starts one with the built-in
+/// configuration, which exits when it has been idle for a while.
 ///
 /// Exit status: that of the program; 127 it was not found; 126 it cannot be run, or not with these
-/// libraries (it is linked statically, or is setuid, setgid or has capabilities); 125 any other
-/// failure. With --check: 0 the program can work, 1 it cannot. 2 wrong usage.
+/// libraries (static, setuid, setgid, or with capabilities); 125 any other failure. With --check: 0
+/// the program can work, 1 it cannot. 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "rnic-run", version, override_usage = USAGE, after_help = EXAMPLES)]
 struct Cli {
@@ -35,7 +35,7 @@ struct Cli {
     /// beside this program, `../lib/rnicd` from there, /usr/lib/rnicd].
     #[arg(long, value_name = "FOLDER")]
     lib_dir: Option<PathBuf>,
-    /// Daemon to start if none serves [default: rnicd beside this program, else in PATH].
+    /// Daemon to start if needed [default: rnicd beside this program, else in PATH].
     #[arg(long, value_name = "RNICD")]
     daemon: Option<PathBuf>,
     /// Devices for the program, in this order ("rnicd0,rnicd1") [default: RNIC_DEVICES, else all,
@@ -51,7 +51,7 @@ struct Cli {
     /// namespaces.
     #[arg(long, conflicts_with_all = ["check", "print_env"])]
     mount: bool,
-    /// Fail if no daemon serves, instead of starting one.
+    /// Fail instead of starting a daemon.
     #[arg(long)]
     no_start: bool,
     /// Print shell commands for `eval "$(rnic-run --print-env)"` and run nothing.
@@ -157,7 +157,7 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
             return Err(refusal.into());
         }
         Some(refusal) => print_message(&format!(
-            "{} cannot use rnicd's libraries: with --mount it sees the device files, but no verbs",
+            "{} cannot use rnicd's libraries: with --mount it gets the device files, but no verbs",
             refusal.path.display()
         )),
         None => {}
@@ -195,7 +195,7 @@ fn environment(cli: &Cli, folder: &Path, tree: Option<PathBuf>) -> Vec<(&'static
     all
 }
 
-/// Prints the environment through which programs find libraries and daemon.
+/// Prints the environment in which programs find the libraries and the daemon.
 fn print_env(cli: &Cli) -> Result<(), RunError> {
     let folder = libraries::folder(cli.lib_dir.as_deref())?;
     let tree = serving_tree(cli)?;
@@ -220,7 +220,7 @@ fn examine(cli: &Cli) -> ExitCode {
         may_start: !cli.no_start,
         program: cli.program.first().map(OsString::as_os_str),
     });
-    // Ignores a closed pipe. The exit status contains the result.
+    // Ignores a closed pipe. The exit status gives the result.
     let _ = write!(io::stdout(), "{report}");
     if report.can_work() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -249,9 +249,7 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
         Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) if cli.no_start => {
             return Err(DaemonError::Absent(why).into());
         }
-        Probe::Foreign(why) => {
-            print_message(&format!("{why}; starting a daemon of this user's own"))
-        }
+        Probe::Foreign(why) => print_message(&format!("{why}; starting one for this user")),
         Probe::Absent(_) | Probe::Ending(_) => {}
     }
     // The helper process becomes the daemon's parent. The program must not be its parent.
@@ -280,7 +278,7 @@ fn start(cli: &Cli) -> Result<(), RunError> {
         let idle = &cli.idle;
         let log = log.display();
         print_message(&format!(
-            "started a daemon (pid {pid}), which ends {idle} after its last client; log: {log}"
+            "started daemon (pid {pid}); exits {idle} after its last client leaves; log: {log}"
         ));
     }
     Ok(())
@@ -294,7 +292,7 @@ fn absolute(program: &Path) -> Result<PathBuf, RunError> {
 
 /// Returns the addition to "not found" for a program without a path.
 fn path_hint(is_path: &bool) -> &'static str {
-    if *is_path { "" } else { ", neither here nor in PATH" }
+    if *is_path { "" } else { " in PATH" }
 }
 
 /// Prints a line to standard error. Ignores failures.

@@ -1,4 +1,4 @@
-//! `rnic-run`: runs unmodified programs of the C verbs API on an RNIC of rnicd.
+//! `rnic-run`: runs unmodified programs of the C verbs API on the RDMA devices of rnicd.
 //!
 //! It performs these steps in order. It puts the directory with rnicd's `libibverbs.so.1` and
 //! `librdmacm.so.1` first in the dynamic loader's path ([`libraries`]). It ensures that a daemon

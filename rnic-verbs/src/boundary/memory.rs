@@ -64,8 +64,8 @@ unsafe fn register(
 }
 
 fn range(address: *mut c_void, length: usize) -> Result<ProgramRange, Errno> {
-    // SAFETY: by registering the range, the program allows others to write it; it is memory of the
-    // program and not of this library.
+    // SAFETY: by registering the range, the program lets others write to it; the memory is the
+    // program's, not this library's.
     unsafe { ProgramRange::new(address as u64, length as u64) }.ok_or_else(|| {
         let reason = format_args!("{length} bytes at {address:p} are not a valid memory range");
         Errno::invalid(reason)
@@ -106,7 +106,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     pointer(unsafe { register(pd, address, length, Some(iova), access.cast_unsigned()) })
 }
 
-/// ibv_reg_mr(3), called by programs built since 2020, which may pass hints.
+/// The `ibv_reg_mr` macros call this if `access` may have optional flags.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -132,7 +132,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
 ) -> c_int {
     let _guard = system::uncancelled();
     let flags = flags.cast_unsigned();
-    // SAFETY: `live` finds `mr` and `new_pd` before they are followed, and the caller destroys
+    // SAFETY: `live` finds `mr` and `new_pd` before any dereference, and the caller destroys
     // neither during the call (ibv_rereg_mr(3)).
     unsafe {
         let checked = live::<MrBody>(mr).and_then(|old| {
@@ -177,7 +177,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     }
 }
 
-/// Performs the checks that libibverbs itself performs before it calls the device.
+/// Performs the checks that libibverbs itself performs before it calls the driver.
 fn check_change(
     flags: c_uint,
     address: *mut c_void,
@@ -212,7 +212,7 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
-/// `ibv_advise_mr(3)`, which is for devices with their own page tables.
+/// `ibv_advise_mr(3)`, which is only for on-demand paging.
 pub(super) unsafe extern "C" fn advise_mr(
     _pd: *mut ibv_pd,
     _advice: c_uint,
@@ -220,7 +220,7 @@ pub(super) unsafe extern "C" fn advise_mr(
     _list: *mut ibv_sge,
     _count: u32,
 ) -> c_int {
-    status(Err(Errno::unsupported(format_args!("ibv_advise_mr: the device has no page tables"))))
+    status(Err(Errno::unsupported(format_args!("ibv_advise_mr: no on-demand paging"))))
 }
 
 /// ibv_alloc_mw(3).

@@ -1,4 +1,4 @@
-//! Functions that the device does not support. Each one reports an error as its API specifies.
+//! Functions that the device does not support. Each reports an error if its API allows it.
 //!
 //! They declare no parameters. In the calling conventions of x86-64 and AArch64, the caller passes
 //! and removes arguments, so a function that reads none can be called with any arguments, even as a
@@ -41,7 +41,7 @@ macro_rules! absent {
     };
 }
 
-// Multicast, device memory, memory of other devices, and objects of another process.
+// Multicast, device memory, imported objects, and other functions of libibverbs.
 absent! {
     pointer: ibv_import_device, ibv_import_dm, ibv_import_mr,
         ibv_import_pd, ibv_reg_dmabuf_mr, ibv_alloc_dmah, ibv_reg_mr_ex, ibv_alloc_buf,

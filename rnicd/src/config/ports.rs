@@ -1,8 +1,8 @@
 //! `[ports]`: RDMA ports that use a different TCP port.
 //!
 //! An RDMA adapter has its own ports: a program may listen on TCP port 3260 and on RDMA port 3260.
-//! Here both are TCP ports, and the second would be in use. A mapped RDMA port uses a different TCP
-//! port. Programs, rules and lists always use the RDMA port.
+//! Here both are TCP ports and would collide. A mapped RDMA port uses a different TCP port.
+//! Programs, rules and lists always use the RDMA port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,7 +15,7 @@ use super::file;
 /// TCP port of each RDMA port: the same number, unless the map contains a different one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortMap {
-    /// TCP ports by RDMA port. No number is on both sides, so each address has one meaning.
+    /// TCP ports by RDMA port. No TCP port occurs twice or is an RDMA port of the map.
     tcp: BTreeMap<u16, u16>,
 }
 

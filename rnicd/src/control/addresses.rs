@@ -3,7 +3,7 @@
 //! The kernel announces changes on a netlink socket in the control thread's poll. The content is
 //! not parsed: a separate thread reads all addresses again. Its seccomp filter allows only the
 //! sockets that this needs. Lost announcements (`ENOBUFS`) count as changes. A failed read, for
-//! example without free descriptors, is repeated with growing pauses.
+//! example for lack of descriptors, is repeated at growing intervals.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,7 +36,7 @@ impl Addresses {
         // Protocol 0 is `NETLINK_ROUTE`.
         let announcements = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&announcements, &SocketAddrNetlink::new(0, GROUPS))?;
-        // Capacity 1: a request in the channel starts after all changes so far.
+        // Capacity 1: the read for a queued request sees all changes so far.
         let (wanted, inbox) = sync_channel::<()>(1);
         let (tell, found) = channel();
         spawn_confined("rnicd-addresses", ThreadKind::Addresses, seccomp, move || {
@@ -48,7 +48,7 @@ impl Addresses {
             });
         })?;
         let addresses = Addresses { announcements, wanted, found };
-        // Repeats the daemon's first read if that failed.
+        // In case the daemon's own first read fails.
         addresses.read_again();
         Ok(addresses)
     }

@@ -92,7 +92,7 @@ pub struct Server {
     /// Clients with pending packets that need another attempt, and the time of that attempt.
     retry_clients: BTreeSet<usize>,
     retry_at: Option<Time>,
-    /// Clients that ended by their own fault or were rejected.
+    /// Clients that violated the protocol or a limit.
     hostile: u64,
     log_limits: RateLimitedLogs,
     buffer: Box<[u8; MAX_MESSAGE]>,
@@ -231,7 +231,7 @@ impl Server {
         self.manager.take_wired_port(passed);
     }
 
-    /// Makes SIGHUP reload this file. Without a file SIGHUP stops the daemon.
+    /// Makes SIGHUP reload this file. Without a file, SIGHUP acts as usual.
     pub fn reload_from(&mut self, file: PathBuf, level: Option<Level>) -> Result<(), StartError> {
         let reloader = Reloader::start(file, level, self.stop.waker.clone(), self.seccomp)
             .map_err(system("cannot start the thread that reads the configuration"))?;
@@ -357,8 +357,8 @@ impl Server {
             }
             Token(n) => {
                 let n = n - FIRST_CLIENT;
-                // The slot may hold a different client since the event was collected. All handlers
-                // check the state again.
+                // The slot may have been reused since the event was collected. All handlers check
+                // the state again.
                 self.handle_client(n / SOURCES, n % SOURCES, event.is_writable(), now);
             }
         }
@@ -470,7 +470,7 @@ impl Server {
         }
     }
 
-    /// Removes path, lock and tree before anything else, then ends every session.
+    /// Removes tree, path and lock, then ends every session.
     fn begin_stop(&mut self, now: Time) {
         if self.stopping.is_some() {
             return;
@@ -595,8 +595,7 @@ impl Server {
         }
     }
 
-    /// Returns the time until which a user must wait: its budget is overdrawn and other users have
-    /// sessions.
+    /// Returns when a user may continue, if its budget is overdrawn and other users have sessions.
     fn rest(&self, user: u32, now: Time) -> Option<Time> {
         self.budgets.rests_until(user, now).filter(|_| self.manager.has_others(user))
     }
@@ -774,7 +773,7 @@ fn follow_addresses(poll: &Poll, waker: &Arc<Waker>, seccomp: Seccomp) -> Option
         Ok(addresses)
     });
     let report = |error: &io::Error| {
-        tracing::warn!(%error, "cannot follow changes of the host's addresses (AF_NETLINK)");
+        tracing::warn!(%error, "cannot follow changes to the host's addresses (AF_NETLINK)");
     };
     followed.inspect_err(report).ok()
 }

@@ -95,7 +95,7 @@ impl Drain {
                     drop(held);
                 }
             }
-            // Lines are lost only while the queue is full, so after all lines written so far.
+            // Reports once the queue is empty: lines are lost only while it is full.
             if self.lines.is_empty() {
                 self.report_lost(&mut out);
             }

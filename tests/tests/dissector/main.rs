@@ -1,9 +1,9 @@
 //! Wireshark's dissectors for MPA, DDP and RDMAP decode the daemon's TCP traffic: they find every
 //! message, correct CRCs, and no errors.
 //!
-//! A relay between two daemons records the bytes, which are written to a capture file with segments
-//! that start anywhere. As root, dumpcap also captures the kernel's packets, in a network
-//! namespace. Without tshark the tests report an omission and pass, except in CI.
+//! A relay between two daemons records the bytes, which go to a capture file, cut anywhere or, with
+//! Markers, at FPDUs. As root, dumpcap also captures the kernel's packets, in a network namespace.
+//! Without tshark the tests report an omission and pass, except in CI.
 
 mod talk;
 
@@ -110,11 +110,11 @@ fn ends_at_a_marker(lengths: &[usize]) -> bool {
     })
 }
 
-/// Talks over a relay and checks the dissection of the record. The ends of FPDUs depend on the
-/// kernel's segments, so a further attempt can give a record that Wireshark decodes correctly.
+/// Talks over a relay and checks the dissection of the record. FPDU boundaries depend on the
+/// kernel's MSS, so a further attempt can give a record that Wireshark decodes correctly.
 fn relayed(dir: &Path, wire: &Wire, manner: Manner) {
     let readable = (0..10).any(|_| talked_and_dissected(dir, wire, manner));
-    assert!(readable, "{}: of ten talks each has an FPDU that ends at a Marker", wire.name);
+    assert!(readable, "{}: each of ten talks has an FPDU that ends at a Marker", wire.name);
 }
 
 /// Returns false if Wireshark would misread the record.
@@ -210,7 +210,7 @@ fn wireshark_sees_a_wrong_byte() {
     assert_eq!(verdicts, expected);
 }
 
-/// Set in the process that plays inside a network namespace.
+/// Set in the process that runs inside a network namespace.
 const INSIDE: &str = "RNIC_TEST_INSIDE_NAMESPACE";
 const CAUGHT: &str = "wireshark_dissects_kernel_traffic";
 

@@ -40,6 +40,6 @@ fn drivers_of_other_hosts_name_no_files() {
     stream.write_all(format!("{command}\n").as_bytes()).unwrap();
     let mut reply = String::new();
     BufReader::new(stream).read_line(&mut reply).unwrap();
-    assert!(reply.contains("Failed") && reply.contains("did not expect RelayLink"), "{reply}");
+    assert!(reply.contains("Failed") && reply.contains("unexpected message RelayLink"), "{reply}");
     server.kill();
 }

@@ -1,4 +1,5 @@
-//! `rnic-perf`: every measurement runs. The tests ignore the results, which depend on the machine.
+//! `rnic-perf`: each subcommand measures. The tests ignore the results, which depend on the
+//! machine.
 
 use std::process::Command;
 
@@ -57,7 +58,7 @@ fn the_table_of_goals_is_measured() {
 #[test]
 fn other_benchmarks_are_measured() {
     if Command::new("ucx_perftest").arg("-h").output().is_err() {
-        return omit("ucx_perftest is not here (Debian package ucx-utils)");
+        return omit("ucx_perftest is not installed (Debian package ucx-utils)");
     }
     measures_with_daemons("compare --sizes 8 --only direct");
 }

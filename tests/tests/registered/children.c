@@ -156,7 +156,7 @@ static void own_device(void)
         pid_t made = MAKERS[n]();
         if (made == 0) {
             ibv_dereg_mr(mr);
-            // The C library supports only children that it created.
+            // In a child, the C library is fully usable only after fork().
             if (MAKERS[n] == fork) {
                 rig_open();
                 struct ibv_mr *own = ibv_reg_mr(pd, memory(), LENGTH, RIGHTS);

@@ -1,4 +1,4 @@
-//! Changes of an RC QP take effect before they are answered.
+//! Changes to an RC QP take effect before they are answered.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_r
 
 const ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// Length of a Write in bytes, several steps of a copy.
+/// Bytes per Write, which is copied in several steps.
 const WRITE: u32 = 192 * 1024;
 
 /// Number of outstanding Writes.
@@ -45,8 +45,8 @@ enum Taking {
     Error,
 }
 
-/// Keeps as many Writes outstanding as possible until one fails, and then waits for all of them.
-/// Returns their number.
+/// Keeps [`WRITES`] Writes outstanding until one fails, and then waits for the rest. Returns the
+/// total.
 fn write_until_one_fails(writer: &Client, qp: &Qp, write: SendRequest<'_>) -> usize {
     let mut some = [Completion::default(); 64];
     let mut outstanding = 0;

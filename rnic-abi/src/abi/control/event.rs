@@ -135,7 +135,7 @@ pub enum Event {
         context: u64,
     },
     /// A QP has taken more than its fair share of a shared receive queue (RFC 5040 section 8.1.2,
-    /// RFC 5042 section 6.4.2): `taken` of the last `of_last` receives.
+    /// RFC 5042 section 6.4.3.1): `taken` of the last `of_last` receives.
     SrqUnfair {
         /// The shared receive queue.
         srq: SrqId,

@@ -113,9 +113,8 @@ pub enum RequestBody {
     },
     /// Accepts a connection request with an Idle QP. Reply: `Done`, then events.
     ///
-    /// A request for a UD QP is accepted with a UD QP in Rtr, Rts or Sqd, which may serve any
-    /// number of requests. The peer receives its Q_Key. No event follows, and all parameters
-    /// except the private data are ignored.
+    /// A request for a UD QP is accepted with a UD QP in Rtr or later, which may serve any number
+    /// of requests. The peer receives its Q_Key. No event follows, and `ird` and `ord` are ignored.
     Accept {
         /// The request, from its event; not accepted or rejected yet.
         request: RequestId,
@@ -222,7 +221,7 @@ pub enum RequestBody {
     AttachMemory,
     /// Connects an Idle QP over an existing TCP connection. The peer must expect an MPA Request
     /// next. Descriptor: the socket. If the peer rejects the connection, the daemon closes this
-    /// descriptor and has read no byte after the MPA Reply. Reply: `Done`, then events.
+    /// descriptor, having read nothing past the MPA Reply. Reply: `Done`, then events.
     ConnectOver {
         /// The QP to connect.
         qp: QpId,
@@ -376,8 +375,8 @@ impl RequestBody {
         }
     }
 
-    /// Returns true if the request only reads, or is for administrators only. A session that sends
-    /// no other requests is not recorded as an event.
+    /// Returns true for reads that name no object, and for requests of administrators. A session
+    /// that sends no other requests is not recorded as an event.
     pub fn is_query(&self) -> bool {
         use RequestBody as R;
         matches!(
@@ -429,8 +428,8 @@ pub struct QpRequest {
 pub enum DisconnectMode {
     /// Completes all posted sends, then exchanges FINs.
     Orderly,
-    /// Like `Orderly`, with a time limit. After it the daemon no longer waits for the peer's FIN,
-    /// and sends a reset if any data are still unsent.
+    /// Like `Orderly`, with a time limit. When it expires, the daemon no longer waits for the
+    /// peer's FIN, and sends a reset if any data are still unsent.
     OrderlyWithin {
         /// Time limit in milliseconds.
         ms: u32,

@@ -1,10 +1,9 @@
-//! Copy queue, for a client's own memory.
+//! Copy queue, for clients whose memory the daemon cannot access.
 //!
-//! The daemon cannot access the memory of such a client. A worker writes a job into a ring that it
-//! shares with the client's library. The library copies between the program's memory and the entry
-//! through the kernel ([`own`]), which refuses unmapped and protected pages. Jobs complete in ring
-//! order. The daemon accepts a consumer index only within the published entries, and treats all
-//! other words and bytes of an entry as data of that client.
+//! A worker writes a job into a ring that it shares with the client's library. The library copies
+//! between the program's memory and the entry through the kernel ([`own`]), which refuses unmapped
+//! and protected pages. Jobs complete in ring order. The daemon accepts a consumer index only
+//! within the published entries, and treats the contents of an entry as untrusted.
 //!
 //! Threads of the program serve the ring one at a time: a thread that waits for jobs, and threads
 //! that poll a CQ, because a copy often precedes a completion. The waiting thread sets the header's
@@ -31,7 +30,7 @@ pub enum CopyTask<'b> {
     Out,
     /// Copies bytes to the pieces.
     In {
-        /// Bytes to copy, as many as the pieces have together.
+        /// Bytes to copy: the total length of the pieces.
         bytes: &'b [u8],
         /// Writes the last word after the other bytes.
         tail_last: bool,
@@ -433,7 +432,7 @@ mod tests {
         assert!(done(&mut producer, &mut []).copied);
     }
 
-    /// The library ignores jobs that it cannot decode.
+    /// The library fails jobs that it cannot decode.
     #[test]
     fn an_undecodable_job_fails() {
         let (mut producer, consumer, arena) = ends();

@@ -1,5 +1,5 @@
-//! The shares of QPs in the receives of an SRQ (RFC 5040 section 8.1.2, RFC 5041 section 8.3.2,
-//! RFC 5042 section 6.4.2).
+//! The shares of QPs in the receives of an SRQ (RFC 5040 section 8.1.2, RFC 5041 section 8.3.2, RFC
+//! 5042 section 6.4.3.1).
 //!
 //! A peer that sends more than the others leaves them without receives, so the RNIC must detect a
 //! QP that takes more than its fair share. The measure is a sample of the last receives taken: as

@@ -19,7 +19,7 @@ pub struct Waiter {
 #[derive(Debug)]
 struct Waiting {
     waiter: Waiter,
-    /// True after it was called: there were enough receives for it and for all earlier waiters.
+    /// Called and not yet answered: there were enough receives for it and for all earlier waiters.
     called: bool,
 }
 
@@ -73,8 +73,8 @@ impl Waiters {
         waiting.fold(0, |set, (worker, _)| set | 1 << (worker as u64 % 64))
     }
 
-    /// Calls the first `count` QPs. Passes the QPs of this worker that were not called before to
-    /// `each`; the others are about to take their receives. Returns the number of QPs visited.
+    /// Calls the QPs of `worker` among the first `count` QPs: passes the key of each to `each`,
+    /// unless it was already called. Returns the number of QPs visited.
     pub(super) fn call(&mut self, count: u32, worker: u32, mut each: impl FnMut(u32)) -> u32 {
         let mut visited = 0;
         for waiting in self.queue.values_mut().take(count as usize) {

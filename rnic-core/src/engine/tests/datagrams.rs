@@ -188,7 +188,7 @@ fn an_invalid_datagram_request_is_explained() {
         (
             |wr| wr.header.opcode = SendOpcode::SendInvalidate as u8,
             "LocalQpOperation",
-            "Sends only",
+            "only Sends",
         ),
         (|wr| wr.sges[0].length = MTU + 1, "LocalLength", "1025 bytes"),
         (|wr| wr.sges[0].lkey ^= 0x100, "LocalProtection", ""),

@@ -147,8 +147,7 @@ fn run(
             continue;
         }
         if let Some(wr) = bench.request(*me, id, op, &model) {
-            // TCP must take both messages of the request, or its first one might be refused
-            // earlier.
+            // TCP must take both messages, or the peer might refuse the first before the second.
             let whole = cuts.is_some() && matches!(op, Op::Write { immediate: Some(_), .. });
             let cut =
                 |w: &mut World, takes| std::mem::replace(&mut w.links[0].pipes[*me].takes, takes);
@@ -331,8 +330,7 @@ proptest! {
                         }
                         batch.push(if quiet { wr.unsignaled() } else { wr });
                     }
-                    // Reads of the second QP use regions of the first one, which are in the same
-                    // app.
+                    // The second pair uses the first pair's regions: the apps are the same.
                     w.push(2 * what, &batch);
                 }
                 2 => found.extend(w.poll_cq(a, cq, n as usize)),

@@ -35,8 +35,8 @@ fn a_local_key_diagnosis_names_its_rights() {
             ("unknown", "has no such region"),
             ("range", "it covers 100 bytes from"),
             ("read-only", "it grants remote-read only"),
-            ("other domain", "its region is of PD"),
-            ("other QP", "its region is limited to another queue pair"),
+            ("other domain", "its region is in PD"),
+            ("other QP", "it is limited to a queue pair other"),
         ] {
             let mut w = World::connected(wiring);
             let b = w.any_mr(B, 100);
@@ -142,7 +142,7 @@ fn a_failed_write_is_explained_at_both_ends() {
         ("rights", "1/1/00", "grants local-write, remote-read only; an RDMA Write of 40 bytes at"),
         ("bounds", "1/1/01", "covers 100 bytes from"),
         ("wrap", "1/1/03", "reach 2^64"),
-        ("domain", "1/1/02", "is of PD"),
+        ("domain", "1/1/02", "is in PD"),
         ("QP", "1/1/02", "is limited to QP"),
     ] {
         let mut records = Vec::new();
@@ -252,7 +252,7 @@ fn invalid_receives_and_invalidations() {
         let why = w.diagnosis(B);
         let status = CompletionStatus::LocalProtection;
         assert_eq!(why.what, DiagnosisKind::Completion { wr_id: 7, status });
-        assert!(why.text.contains("cannot write to local key"), "{why:?}");
+        assert!(why.text.contains("cannot write through local key"), "{why:?}");
         assert_eq!(about(&why), (Some(read_only.stag), Some(read_only.iova), Some(10)));
         w.completions(B);
 

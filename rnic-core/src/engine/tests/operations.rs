@@ -1,4 +1,4 @@
-//! Every operation, over both paths and every framing.
+//! RDMA Write, Send and RDMA Read over both paths and all framings.
 
 use super::requests::{Wr, pattern};
 use super::world::{A, B, Wiring, World};

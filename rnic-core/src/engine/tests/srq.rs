@@ -194,7 +194,7 @@ fn the_limit_can_be_armed_again() {
         let mut b = Bench::new(wiring, 3, 2, 8, 2);
         b.recv(0..4);
         b.send(0, 0..2);
-        assert_eq!(b.events(), [""; 0], "as many as the limit are left");
+        assert_eq!(b.events(), [""; 0], "exactly the limit is left");
         b.send(1, 2..3);
         assert_eq!(b.events(), ["SRQ limit"]);
         b.send(0, 3..4);
@@ -208,7 +208,7 @@ fn the_limit_can_be_armed_again() {
     }
 }
 
-/// RFC 5042 section 6.4.2: a peer that takes more than its fair share is reported.
+/// RFC 5042 section 6.4.3.1: a peer that takes more than its fair share is reported.
 #[test]
 fn an_unfair_peer_is_reported_once() {
     for wiring in Wiring::both() {
@@ -275,7 +275,7 @@ fn a_corrupted_ring_harms_only_its_owner() {
         assert_eq!(b.w.failed_srqs, [b.w.apps[b.to].srqs[b.srq].srq.id()]);
         assert_eq!(b.events()[0], "SRQ error");
         assert_eq!(b.state(1), QpState::Error);
-        // Other QPs of the SRQ notice it with their next message, unless they are notified before.
+        // Other QPs of the SRQ notice it with their next message, unless notified first.
         b.send(2, 6..7);
         assert_ne!(b.state(2), QpState::Rts);
         b.w.recv(to, 9, &[]);
@@ -364,8 +364,8 @@ mod held {
             let mut b = bench(wiring, 3, 2);
             b.send(0, 0..1);
             b.send(1, 0..1);
-            // A receive is posted and rung for, but the first waiter is destroyed before its worker
-            // polls the doorbell.
+            // A receive is posted and a doorbell rung, but the first waiter is destroyed before its
+            // worker polls it.
             let end = &mut b.w.apps[b.to].srqs[b.srq];
             end.producer.push(7, &[]).unwrap();
             end.producer.publish();
@@ -400,7 +400,7 @@ mod held {
         }
     }
 
-    /// A doorbell index and a place in the arena are reused by later queues.
+    /// A doorbell index is reused by a later queue.
     #[test]
     fn a_reused_doorbell_index_is_rung() {
         for wiring in Wiring::both() {
@@ -420,7 +420,7 @@ mod held {
             assert_eq!(waiting(&w).unwrap(), 1, "the QP waits");
             w.destroy(waits);
             assert_eq!(waiting(&w).unwrap(), 0, "no QP waits any more");
-            // Then an SRQ gets the index of the destroyed CQ.
+            // Then an SRQ gets the CQ's index.
             let next = w.apps[to].next_doorbell;
             w.apps[to].next_doorbell = w.apps[to].cqs[full].cq.doorbell();
             let srq = w.srq(to, 8, 0);

@@ -79,7 +79,7 @@ impl fmt::Display for Obstacle {
             Obstacle::Static => write!(
                 f,
                 "is linked statically, so it cannot use rnicd's libraries: its copy of libibverbs \
-                 is built in; link it dynamically (with --mount it sees the device files, but no \
+                 is built in; link it dynamically (with --mount it gets the device files, but no \
                  verbs), or, if it only starts other programs, start it from a shell (sh -c)"
             ),
             Obstacle::OtherMachine => write!(

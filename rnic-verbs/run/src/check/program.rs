@@ -64,13 +64,13 @@ fn resolve_scripts(program: &OsStr, report: &mut Report) -> Option<PathBuf> {
         report.add(
             Kind::Problem,
             "program",
-            format!("{shown}: not found, neither here nor in PATH"),
+            format!("{shown}: not found; a name without a slash must be in PATH"),
         );
     }
     for _ in 0..SCRIPTS {
         let path = found?;
         if !is_executable(&path) {
-            let words = format!("{} is no file that this user may run", path.display());
+            let words = format!("{} is not a file that this user may run", path.display());
             report.add(Kind::Problem, "program", words);
             return None;
         }

@@ -26,7 +26,7 @@ pub struct SidrResolution {
     /// Index of the source GID in the device's table.
     source: u16,
     request: Box<sidr::Bytes>,
-    /// Time until the request is sent again.
+    /// Pause after the next transmission.
     pause: Duration,
     until: Time,
 }
@@ -50,7 +50,7 @@ impl ConnectionManager {
             local.set_port(self.free_port().ok_or_else(none)?);
         }
         let key = self.slots.vacant_key();
-        // Keys stay far below this, because each belongs to a different QP.
+        // Keys are slot numbers, which stay far below `u32::MAX`.
         let id = u32::try_from(key).unwrap_or(u32::MAX);
         let exchange = Exchange { transaction: self.sidr.new_transaction(), id };
         let service = ServiceId::of_port(peer.port());
@@ -141,7 +141,7 @@ impl ConnectionManager {
                 CmEvent::Resolved { qp, addresses, source, remote_qp, q_key, private_data }
             }
             Status::VALID => {
-                let why = format!("{from} answered with QP {remote_qp}, which is no UD QP");
+                let why = format!("{from} answered with QP {remote_qp}, not a UD QP");
                 CmEvent::Unreachable { qp, why: ConnectFailure::protocol(why) }
             }
             Status::REJECTED => CmEvent::Rejected { qp, private_data },

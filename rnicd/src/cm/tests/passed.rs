@@ -1,5 +1,4 @@
-//! Start-up on connections that clients passed: the bytes that are read and left, and hostile
-//! clients.
+//! Start-up on connections passed in by clients: which bytes are read or left, and hostile clients.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -197,7 +196,7 @@ fn fill(client: &TcpStream, peer: &TcpStream) -> usize {
     let mut sent = 0;
     client.set_nonblocking(true).expect("flag");
     let mut last = Instant::now();
-    // Both kernels still move bytes when the first call finds no room.
+    // The kernel still moves bytes when the first call finds no room.
     while last.elapsed() < Duration::from_millis(50) {
         for len in [4096, 1] {
             while let Ok(n) = (&mut &*client).write(&vec![0; len]) {
@@ -238,7 +237,7 @@ fn rejection_without_room_has_a_deadline() {
     r.node.pass(Duration::from_secs(10));
     assert!(matches!(r.node.event(), CmEvent::Returned { session: SESSION }));
     assert_eq!((r.in_startup(), r.node.cm.next_timeout()), (0, None));
-    // No event without a waiting client, or after its session has ended.
+    // No event once the session of the waiting client has ended.
     let mut r = Rig::new();
     r.serve_over();
     fill(&r.client, &r.peer);
@@ -320,7 +319,7 @@ fn passed_socket_adds_no_listening_address() {
     let address = r.client.local_addr().expect("bound");
     r.node.connect(ACTIVE, address, &[]);
     assert!(matches!(r.node.event(), CmEvent::Unreachable { qp: ACTIVE, .. }));
-    // Refused at once, so the socket is unchanged.
+    // Dropped unused, so the socket is unchanged.
     let r = Rig::new();
     drop(r.pass());
     r.goes_on_in_plain_tcp();

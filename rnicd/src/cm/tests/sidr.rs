@@ -327,7 +327,7 @@ fn flood_fills_only_the_backlog() {
     let mut b = Node::at(B, CmOptions { startups: 6, ..options() });
     b.serve(B, 4);
     for n in 0..20_000_u64 {
-        // From any host; all may come from the same one.
+        // Many sources, which one host can forge.
         let from = IpAddr::from([198, 51, (n >> 8) as u8, n as u8]).to_string();
         b.take(&played(&from, B, n));
     }
@@ -458,7 +458,7 @@ fn udp_port_space_is_separate() {
     let tcp = node.cm.bind(SESSION, ListenerId(24), any.into()).expect("bind");
     let same = SocketAddr::new(ip("0.0.0.0"), tcp.port());
     assert!(node.cm.bind_datagrams(SESSION, ListenerId(23), same.into()).is_ok());
-    // Neither end may be a multicast address.
+    // Invalid parameters are refused.
     let params = |peer: &str| ConnectParams {
         session: OTHER,
         qp: ACTIVE,

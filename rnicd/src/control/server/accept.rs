@@ -25,7 +25,7 @@ impl Server {
             self.served += took;
             self.budgets.spend(uid, took, now);
         }
-        // More may wait, and the poll reports only new ones.
+        // More may be waiting; epoll reports only new ones.
         self.accept_again = Some(now);
     }
 
@@ -33,7 +33,7 @@ impl Server {
     /// waits or none can be accepted now.
     fn accept_one(&mut self, now: Time) -> Option<u32> {
         let socket = self.socket.as_ref()?;
-        // The reaper may have to close each rejected client. Wait until it has; this is short.
+        // The reaper may have to close each rejected client. Wait while it has too many.
         if self.reaper.closing_soon() as u64 >= self.manager.most_closing() {
             self.accept_again = Some(now.after(CLOSING_PAUSE));
             return None;
@@ -111,7 +111,7 @@ impl Server {
             }
             Err(error) => {
                 if let Some(suppressed) = self.log_limits.count("no watch", Instant::now()) {
-                    tracing::warn!(%error, suppressed, "cannot register a client with the poll");
+                    tracing::warn!(%error, suppressed, "cannot register a client with epoll");
                 }
                 client.close(&self.reaper);
             }

@@ -2,9 +2,9 @@
 //!
 //! The crate `seccompiler` is not used, because its filters have one action for denied calls and
 //! these have three. Each rule is a few instructions that end in an action or fall through to the
-//! next rule. The number of the call stays in the accumulator. Actions that depend on the number
-//! alone, which almost all do, are cached by the kernel (since 5.11) in a bitmap, so that the
-//! length of the program costs nothing per call.
+//! next rule. The system call number stays in the accumulator. The kernel (since 5.11) keeps a
+//! bitmap of the numbers that are always allowed, as almost all are; for those the length of the
+//! program costs nothing.
 
 use libc::c_long;
 
@@ -146,7 +146,7 @@ pub const ARCHITECTURE: Option<u32> = if cfg!(target_endian = "big") {
     None
 };
 
-/// The newest call considered by this list: `futex_waitv`, Linux 5.16, the same on both
+/// The newest call that `calls` considers: `futex_waitv`, Linux 5.16, the same on both
 /// architectures.
 const NEWEST: u32 = 449;
 
@@ -162,7 +162,7 @@ pub mod ret {
 mod tests {
     use super::*;
 
-    /// Runs the program like the kernel. Returns its action.
+    /// Returns the action that the kernel would take.
     fn run(program: &[Instruction], arch: u32, nr: u32, args: [u32; 6]) -> u32 {
         let mut accumulator = 0;
         let mut at = 0;

@@ -57,7 +57,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Returns the rows of all open domains, or of one session's domains with its own usage.
+    /// Returns a page of all open domains, or of one session's domains with its own usage.
     pub(in crate::resource) fn pd_rows(
         &self,
         own: Option<SessionId>,
@@ -70,7 +70,7 @@ impl Manager {
         let private = page::objects(sessions(), from, |s| &s.pds, PdId, |pd| pd.0);
         let private = private.filter_map(|(key, (session, pd, object))| {
             let name = self.named_pds.name(pd);
-            // With all sessions, named domains are listed above, with the totals.
+            // Without `own`, named domains are listed above, with totals.
             (name.is_none() || own.is_some()).then(|| {
                 let session = name.is_none().then_some(session.id);
                 let mrs = object.mrs.count();

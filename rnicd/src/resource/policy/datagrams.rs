@@ -18,7 +18,7 @@ pub struct DatagramPolicy {
     listen: Option<Arc<[AddressRule]>>,
     /// Addresses to send to. `None` if there are no such rules.
     connect: Option<Arc<[AddressRule]>>,
-    /// Addresses that do not leave this host are allowed.
+    /// Addresses of this host or its links are allowed.
     host: bool,
 }
 

@@ -152,7 +152,7 @@ pub fn srq_row(object: &SrqObject) -> SrqRow {
     }
 }
 
-/// Returns an error if a limit is above the capacity, because so many receives cannot be posted.
+/// Returns an error if a limit is above the capacity, because that many receives cannot be posted.
 fn check_limit(limit: u32, capacity: u32) -> Result<(), Refusal> {
     refuse::at_most("limit", limit.into(), "the capacity of the SRQ", capacity.into())
 }
@@ -162,7 +162,7 @@ fn dead(srq: SrqId) -> Refusal {
         kind: "SRQ".to_owned(),
         handle: srq.0,
         state: "dead".to_owned(),
-        needs: "a ring with valid indices".to_owned(),
+        needs: "an undamaged ring".to_owned(),
     }
 }
 
