@@ -102,7 +102,7 @@ pub struct World {
     pub engine: Engine,
     pub clients: Vec<Client>,
     pub now: Time,
-    /// True once any socket was closed.
+    /// True once any socket has been closed.
     pub closed: bool,
     /// Bytes sent on all sockets.
     pub sent: u64,

@@ -129,7 +129,7 @@ impl Apart {
             .chain(wrapper.get_args())
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
-        // Both hosts must use the same RoCE port to connect to each other.
+        // Both hosts must use the same `wired.port` to connect to each other.
         let port = if config.contains("[wired]") { "" } else { "\n[wired]\nport = 4791\n" };
         let on_host = format!("exec {} \"$0\" \"$@\"", words.join(" "));
         Daemon::start_limited(&format!("{config}{port}"), &on_host)

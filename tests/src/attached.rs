@@ -219,7 +219,7 @@ pub fn own_memory() -> Result<OwnedFd, Failure> {
     Ok(File::options().read(true).write(true).open("/proc/self/mem")?.into())
 }
 
-/// Tries to attach memory with descriptors that are not this process's memory.
+/// Tries to attach memory with invalid descriptors.
 ///
 /// # Errors
 ///

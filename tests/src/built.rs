@@ -58,7 +58,7 @@ fn existing(path: PathBuf) -> PathBuf {
 }
 
 /// Builds everything, because cargo builds neither programs nor C libraries of other packages for a
-/// test. That is quick if they are up to date.
+/// test. This is quick if everything is up to date.
 fn build() -> PathBuf {
     let profile = profile();
     let target = profile.parent().expect("a target directory");

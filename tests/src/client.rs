@@ -150,7 +150,7 @@ impl Client {
             if wanted(&event) {
                 return event;
             }
-            assert!(Instant::now() < deadline, "no such event in time, the last was {event:?}");
+            assert!(Instant::now() < deadline, "no such event in time; the last was {event:?}");
         }
     }
 }

@@ -163,7 +163,7 @@ impl Raw {
         }
     }
 
-    /// Sends a packet. A failure shows only when receiving.
+    /// Sends a packet. A failure shows only at the next receive.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);

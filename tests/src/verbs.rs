@@ -21,7 +21,7 @@ pub fn directory_for_all(daemon: &Daemon) -> PathBuf {
     copy
 }
 
-/// Builds a C program of the tests in this folder, with the headers of rdma-core and this project's
+/// Builds a C program of the tests in `folder`, with the headers of rdma-core and this project's
 /// libraries. Without headers, reports an omission and returns `None`.
 ///
 /// # Panics

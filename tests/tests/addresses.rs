@@ -55,7 +55,7 @@ impl Host {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// Waits for changes of the GID table until `is_so` returns true for it.
+    /// Waits for changes to the GID table until `is_so` returns true for it.
     fn gids(&self, is_so: impl Fn(&[GidRow]) -> bool) -> Vec<GidRow> {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -103,7 +103,7 @@ fn gids_follow_addresses_and_keep_their_index() {
     assert_eq!(gids[second].interface, "eth");
     host.shows(&format!("gids/{second}"), "0000:0000:0000:0000:0000:ffff:0a4e:0002");
     host.shows(&format!("gid_attrs/ndevs/{second}"), "eth");
-    // The RoCE listener follows, too.
+    // The listener on `wired.port` follows, too.
     let status = host.context.status().unwrap();
     assert_eq!((&*status.wired_port_problem, status.gids as usize), ("", gids.len()));
     let at = SocketAddr::new("10.78.0.2".parse().unwrap(), status.wired_port);

@@ -1,7 +1,6 @@
-//! Attached memory between processes, over every path and through every way to lose it.
-//! Workers access the memory of processes of the daemon's own user. For other users, the library
-//! copies the data, which only root can test.
-//! copies. Only root can test those.
+//! Attached memory between processes, over every path and lost in every way. Workers access the
+//! memory of processes of the daemon's own user. For other users, the library copies the data,
+//! which only root can test.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -63,7 +62,7 @@ fn data_written_before_transmission_is_sent() {
     let small = [guest.own.sge(0, 64)];
     let write = SendRequest::write(2, &small, guest.lent.at(0)).signaled().fence();
     guest.qp.post_send(&[read, write]).expect("room in the queue");
-    // The Read replaces the pattern by zeros before the Write is sent.
+    // The Read replaces the pattern with zeros before the Write is sent.
     guest.completion().and_then(|c| Ok(c.ok()?)).expect("a completed Read");
     guest.completion().and_then(|c| Ok(c.ok()?)).expect("a completed Write");
     lender.release();
@@ -223,7 +222,7 @@ fn open_to_all(config: &str) -> Option<Daemon> {
     Some(daemon)
 }
 
-/// Starts a lender of another user, and connects this process to it as a guest.
+/// Starts a lender as another user, and connects this process to it as a guest.
 fn lent_by_stranger(daemon: &Daemon, fate: &[&str]) -> (Process, Context, Guest) {
     let mut lender = daemon.actor_as(STRANGER, &[&["lend"], fate].concat());
     let address: SocketAddr = lender.line_after("listening on ").parse().expect("an address");
@@ -232,7 +231,7 @@ fn lent_by_stranger(daemon: &Daemon, fate: &[&str]) -> (Process, Context, Guest)
     (lender, context, guest)
 }
 
-/// Lends memory of another user to a client of this user, or of that same other user.
+/// Lends memory of another user to a client of this user, or of that other user.
 fn exchange_between_strangers(daemon: &Daemon, both: bool) {
     let mut lender = daemon.actor_as(STRANGER, &["lend"]);
     let address = lender.line_after("listening on ");
@@ -452,7 +451,7 @@ fn a_copy_beyond_its_deadline_ends_the_session() {
             let after = daemon.says("a copy of attached memory did not return in ");
             assert!(after.starts_with("5 s"), "{after}");
             drop((guest, context));
-            // The client is still stopped, but nothing of its session is left.
+            // The client is still stopped, but nothing of its session remains.
             daemon.is_empty();
             lender.kill();
             daemon.shrinks_to(start);
@@ -632,7 +631,7 @@ fn deregistration_waits_for_a_copy() {
         }
         let reply = lender.raw.reply().expect("the session goes on");
         assert_eq!((reply.id, reply.result), (id, Ok(ReplyBody::Done)));
-        // Either is correct.
+        // The Read may succeed or fail.
         let completion = insider.client.completion();
         if completion.ok().is_ok() {
             assert_eq!(insider.bytes(), lender.bytes());

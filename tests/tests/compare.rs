@@ -93,7 +93,7 @@ fn refused([a, b]: [End; 2]) {
     assert!(!text.contains('\n'), "{text}");
 }
 
-/// The end with the lower address connects. In one setting it compares, in the other its peer.
+/// The end with the lower address connects. In one setting it compares, in the other its peer does.
 #[test]
 fn it_is_enough_that_one_daemon_compares() {
     for compare in [[true, false], [false, true]] {

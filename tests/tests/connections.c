@@ -120,7 +120,7 @@ static void furnish(struct end *end)
         check(!rdma_post_recv(end->id, end, end->memory, sizeof end->memory, end->mr));
 }
 
-// Resolves address and route to a port, and creates a QP.
+// Resolves the address and route of a port, and creates a QP.
 static void resolved(struct end *end, uint16_t port)
 {
     struct sockaddr_in address = loopback(port);
@@ -268,7 +268,7 @@ static void too_early(void)
     dissolve(&active);
     dissolve(&passive);
     all_gone();
-    // The same with the call of the passive end only.
+    // The same, but only the passive end disconnects.
     ask();
     check(!rdma_accept(passive.id, NULL) && !rdma_disconnect(passive.id));
     expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
@@ -724,7 +724,7 @@ static void domain(void)
             !(one->ifa_flags & IFF_LOOPBACK))
             break;
     }
-    // A host with loopback addresses only has nothing to check.
+    // A host with only loopback addresses has nothing to check.
     if (one) {
         struct rdma_addrinfo here = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP};
         here.ai_qp_type = IBV_QPT_RC;
@@ -962,7 +962,7 @@ static void many_listeners(void)
     taken_ports();
     late_family();
     shared_port();
-    // A port that is free in one family may be in use in the other, but rarely twice.
+    // A port that is free in one family may be in use in the other, but hardly in every attempt.
     int shared = 0;
     for (int tries = 0; !shared && tries < 20; tries++)
         shared = both_families_on_one_port();

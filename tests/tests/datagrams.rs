@@ -145,7 +145,7 @@ fn spoofed_local_datagrams_are_dropped() {
     // From a port of another host that is not its daemon's port.
     let stranger = UdpSocket::bind((OTHER, 0)).unwrap();
     send(&stranger, &datagram(OTHER, KEY), b"of a program");
-    // A wrong checksum, an unknown QP, a wrong Q_Key, and no packet at all.
+    // A wrong checksum, an unknown QP, a wrong Q_Key, and a byte that is not a packet.
     let mut spoilt = packet::emit(&datagram(OTHER, KEY), b"spoilt", at.port(), at.port());
     spoilt[30] ^= 1;
     other.send_to(&spoilt, own).unwrap();
@@ -166,7 +166,7 @@ fn spoofed_local_datagrams_are_dropped() {
     assert_eq!(route_of(&header), Some((from, to)));
     // Only the datagram with the wrong key reached this QP and counts as dropped.
     assert_eq!(end.qp.query().unwrap().counters.dropped, 1);
-    assert_eq!(daemon.status().packets_dropped, 2, "those from ports of no daemon");
+    assert_eq!(daemon.status().packets_dropped, 2, "those not from a daemon's port");
     // None of the senders gets a reply.
     for socket in [&other, &forger, &stranger] {
         socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();

@@ -19,7 +19,7 @@ fn policy() -> toml::Table {
 /// Returns the strings of a list in the policy.
 fn texts(policy: &toml::Table, section: &str, key: &str) -> Vec<String> {
     let list = policy[section][key].as_array().expect("a list");
-    list.iter().map(|text| text.as_str().expect("a text").to_owned()).collect()
+    list.iter().map(|text| text.as_str().expect("a string").to_owned()).collect()
 }
 
 /// A crate from outside the workspace.
@@ -86,7 +86,7 @@ fn all(words: &mut Words<'_>, allowed: &[String]) -> bool {
 fn one(words: &mut Words<'_>, allowed: &[String]) -> bool {
     if words.next_if_eq(&"(").is_some() {
         let met = any(words, allowed);
-        assert_eq!(words.next(), Some(")"), "an expression that does not close");
+        assert_eq!(words.next(), Some(")"), "an unclosed expression");
         return met;
     }
     let licence = words.next().unwrap_or_default();
@@ -98,7 +98,7 @@ fn one(words: &mut Words<'_>, allowed: &[String]) -> bool {
 
 /// Returns the crates that each crate depends on directly when it is built, by ID.
 fn links(metadata: &Value) -> BTreeMap<String, BTreeSet<String>> {
-    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let text = |value: &Value| value.as_str().expect("a string").to_owned();
     let list = |value: &Value| value.as_array().expect("a list").clone();
     let is_normal = |dependency: &&Value| {
         list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null())
@@ -115,7 +115,7 @@ fn links(metadata: &Value) -> BTreeMap<String, BTreeSet<String>> {
 fn members(metadata: &Value) -> BTreeMap<String, String> {
     let packages = metadata["packages"].as_array().expect("packages");
     let own = packages.iter().filter(|package| package["source"].is_null());
-    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let text = |value: &Value| value.as_str().expect("a string").to_owned();
     own.map(|package| (text(&package["id"]), text(&package["name"]))).collect()
 }
 
@@ -228,7 +228,7 @@ fn duplicate_versions_need_a_reason() {
         }
     }
     assert!(twice.is_empty(), "{}", twice.join("\n"));
-    assert!(skipped.is_empty(), "excused and not there any more: {skipped:?}");
+    assert!(skipped.is_empty(), "skipped, but no longer present: {skipped:?}");
 }
 
 #[test]

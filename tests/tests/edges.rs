@@ -285,7 +285,7 @@ fn session_may_have_several_maximal_queues() {
     let daemon = Daemon::start("");
     let context = Context::open_at(daemon.socket()).unwrap();
     let most = context.device().unwrap().max_cq_entries;
-    assert!(most >= 262_144, "libfabric does without such a device");
+    assert!(most >= 262_144, "libfabric would not use this device");
     let cqs: Vec<_> = (0..8).map(|_| context.create_cq(most, None).unwrap()).collect();
     assert!(cqs.iter().all(|cq| cq.capacity() >= most));
 }

@@ -200,8 +200,8 @@ fn address_space_of_the_daemon() {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
     let size: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
-    // The hoarder takes 4 MiB at a time. What is left of the last 4 MiB is for new sessions of
-    // other clients, so it must not depend on the daemon's own mappings.
+    // The hoarder takes 4 MiB at a time. The rest of the last 4 MiB is for new sessions of other
+    // clients, so it must not depend on the daemon's own mappings.
     let limit = Some((size << 10) + (300 << 20) + (7 << 19));
     let pid = Pid::from_raw(daemon.pid() as i32);
     prlimit(pid, Resource::As, Rlimit { current: limit, maximum: limit }).unwrap();
@@ -277,9 +277,7 @@ fn refusals_are_rate_limited_like_accepts() {
 /// its descriptors with `ulimit`. Returns `None` if not root, which is required to start it.
 fn limited_as(user: u32, ulimit: &str) -> Option<(String, String)> {
     if !rustix::process::getuid().is_root() {
-        rnic_tests::omit(
-            "not root: root has no limit of descriptors in flight, others' is unknown",
-        );
+        rnic_tests::omit("not root: the limit on descriptors in flight is unknown");
         return None;
     }
     let config = format!("[control]\nmode = \"0666\"\nuser = \"{user}\"\n");
@@ -331,7 +329,7 @@ fn an_answer_comes_when_others_have_read_theirs() {
     let raw = greeting(&daemon);
     // The session exists, but the client has received nothing.
     let deadline = Instant::now() + DEADLINE;
-    while watcher.status().expect("answers without descriptors come").sessions < 2 {
+    while watcher.status().expect("answers without descriptors arrive").sessions < 2 {
         assert!(Instant::now() < deadline, "no session was made");
         std::thread::yield_now();
     }

@@ -23,8 +23,8 @@ fn libraries_export_exactly_the_abi_symbols() {
             golden.iter().filter(|name| !exported.iter().any(|other| other == *name)).collect();
         let more: Vec<_> =
             exported.iter().filter(|name| !golden.contains(&name.as_str())).collect();
-        assert!(missing.is_empty(), "{soname} has not: {missing:?}");
-        assert!(more.is_empty(), "{soname} has, but its list has not: {more:?}");
+        assert!(missing.is_empty(), "{soname} lacks {missing:?}");
+        assert!(more.is_empty(), "{soname} exports {more:?}, which its list lacks");
     }
 }
 

@@ -49,7 +49,7 @@ fn says(process: &mut Process, all: &[&str]) {
 #[test]
 fn stuck_close_delays_no_other_client() {
     let closed = "asked: flush";
-    // The daemon never takes the last two descriptors.
+    // In the last two cases the daemon never takes the descriptor.
     for (how, told) in [
         ("shared-buffer", ["refused: malformed request: the descriptor is not a memfd", closed]),
         ("socket", ["refused: malformed request: the descriptor is not a socket", closed]),
@@ -191,7 +191,7 @@ fn missing_pages_end_their_session() {
         let after = daemon.says("a copy of attached memory did not return in ");
         assert!(after.starts_with("1 s"), "{after}");
         drop(insider);
-        // The client's thread still waits for a page, but nothing of the session is left.
+        // The client's thread still waits for a page, but nothing of the session remains.
         daemon.is_empty();
         // Other processes of the same user are still admitted.
         daemon.actor_as(HOSTILE, &["lend"]).line_after("attached");

@@ -17,7 +17,7 @@ fn seconds() -> String {
 /// Starts a client process as another user, if possible.
 fn somebody(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
     if !rustix::process::getuid().is_root() {
-        rnic_tests::omit("not root: all clients are of the same user");
+        rnic_tests::omit("not root: all clients run as the same user");
         return daemon.actor(part);
     }
     match n % 3 {
@@ -31,7 +31,7 @@ fn somebody(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
 fn attack(config: &str, seeds: [u64; 3]) {
     // The attacker in its own namespace needs access to the victim.
     let rule = "[[user]]\nwho = \"root\"\nhost_loopback = true\n";
-    // The attackers open thousands of connections, so a port of the kernel's choice could collide.
+    // The attackers open thousands of connections, so a port chosen by the kernel could collide.
     let port = ports::unused_port();
     let config = format!("[control]\nmode = \"0666\"\n{config}{rule}[wired]\nport = {port}\n");
     let began = Instant::now();

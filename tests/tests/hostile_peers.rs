@@ -381,7 +381,7 @@ fn stag_guesser_is_refused_for_a_while() {
         let Some(mut peer) = wire::try_dial(address) else { break };
         wire::send_bytes(&mut peer, &wire::request(CRC, 1, b""));
         match wire::ending_after(&mut peer, Duration::from_millis(200)) {
-            // A reset during the request surfaces there, and the rest reads as end of stream.
+            // If the send consumes the reset, the read sees an end of stream.
             Ending::Reset(bytes) | Ending::Fin(bytes) if bytes.is_empty() => break,
             other => assert!(Instant::now() < deadline, "{other:?}"),
         }

@@ -1,5 +1,5 @@
-//! The connection of an RC QP goes to the QP of the daemon at the peer's RoCE port, and to no other
-//! program of that host, of a third host or of this host. Each attacker is a raw TCP client.
+//! The connection of an RC QP goes to the QP of the daemon at the peer's `wired.port`, and to no
+//! other program of that host, of a third host or of this host. Each attacker is a raw TCP client.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -193,8 +193,8 @@ fn unconfirmed_requests_get_no_reply() {
     type Reply = fn() -> Vec<u8>;
     let replies: [(&str, Reply); 5] = [
         ("denied", || answer(false)),
-        ("rejected in other words", || reject(b"RNWD\x02\x01")),
-        ("rejected without a word", || reject(b"")),
+        ("rejected with other data", || reject(b"RNWD\x02\x01")),
+        ("rejected without data", || reject(b"")),
         ("accepted", || {
             let mut accept = reject(b"RNWQ\x02\x01");
             accept[16] &= !0x20;
@@ -349,13 +349,13 @@ fn held_requests_give_way_by_host() {
     // A host with one request, and a host with many for QPs that never reach RTR.
     let held = End::new(&daemon);
     let mut honest = Introduction::to(held.number(), LOWER).dial(port);
-    daemon.wait_status("one is held", |s| s.startups == 1);
+    daemon.wait_status("holding one request", |s| s.startups == 1);
     let idle = [End::new(&daemon), End::new(&daemon), End::new(&daemon)];
     let mut flood = Vec::new();
     for n in 0..60_u32 {
         let to_qp = idle[n as usize % idle.len()].number();
         flood.push(Introduction { qp: n, ..Introduction::to(to_qp, CROWD) }.dial(port));
-        daemon.wait_status("it was asked about", |_| crowd.questions().len() > n as usize);
+        daemon.wait_status("asking the peer about it", |_| crowd.questions().len() > n as usize);
     }
     assert!(daemon.status().startups <= 2 * 16);
     // A QP in RTS needs no further call of its program, so its request is not held.

@@ -1,4 +1,4 @@
-//! Clients and daemons killed during checksummed traffic: nothing of a client is left, its peer
+//! Clients and daemons killed during checksummed traffic: nothing of a client remains, its peer
 //! gets a precise error, and other clients continue.
 
 use std::process::Command;
@@ -20,7 +20,7 @@ fn killed_in_the_middle(config: &str, seed: u64) {
     let mut rng = Rng::new(seed);
     let root = rustix::process::getuid().is_root();
     if !root {
-        rnic_tests::omit("not root: all clients are of the same user");
+        rnic_tests::omit("not root: all clients run as the same user");
     }
     // Servers run as one user, guests as two others.
     let actor = |uid, part: &[&str]| {
@@ -70,7 +70,7 @@ fn killed_in_the_middle(config: &str, seed: u64) {
     let end = daemon.shrinks_to(start);
     assert_eq!(end.threads, start.threads);
     assert!(end.resident <= start.resident + 1024, "{start:?} has become {end:?}");
-    assert_eq!(daemon.status().sessions_ended, 0, "being killed is no misbehaviour");
+    assert_eq!(daemon.status().sessions_ended, 0, "being killed is not misbehaviour");
 }
 
 #[test]

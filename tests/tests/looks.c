@@ -34,7 +34,7 @@ int __openat64_2(int folder, const char *path, int flags);
 char *__realpath_chk(const char *path, char *to, size_t room);
 ssize_t __readlink_chk(const char *path, char *to, size_t size, size_t room);
 
-// Returns true if the descriptor is of the file with the node type of rnicd1.
+// Returns true if the descriptor refers to the file with the node type of rnicd1.
 static int says_ca(int fd)
 {
     char text[16] = "";

@@ -21,9 +21,7 @@ fn low_port() -> Option<u16> {
 fn low_ports_take_root_or_a_rule() {
     let port = if rustix::process::geteuid().is_root() { low_port() } else { None };
     let Some(port) = port else {
-        return omit(
-            "low ports take root, and net.ipv4.ip_unprivileged_port_start as it usually is",
-        );
+        return omit("low ports require root and the usual net.ipv4.ip_unprivileged_port_start");
     };
     let config = format!(
         "[control]\nmode = \"0666\"\n\

@@ -76,7 +76,7 @@ static struct ibv_wc next(struct ibv_cq *cq)
     return wc;
 }
 
-// Queries and changes of other attributes leave the state in the structure alone.
+// Queries and changes of other attributes leave the state in the structure unchanged.
 static void states(void)
 {
     opens(IBV_TRANSPORT_IB);

@@ -215,8 +215,7 @@ impl Player {
         // A channel with spurious events must not prolong the wait forever.
         while Instant::now() < deadline {
             self.cq.arm(Arm::Next).unwrap();
-            // A random delay, so that the message meets every instruction between arming and
-            // sleeping.
+            // A random delay, so that the message arrives at any point between arming and sleeping.
             for _ in 0..rng.below(200) {
                 std::hint::spin_loop();
             }
@@ -420,7 +419,7 @@ impl Drop for Stopped<'_> {
 }
 
 /// Registers more regions of one shared buffer than a process may have mappings
-/// (`vm.max_map_count`), so none of them can have its own.
+/// (`vm.max_map_count`), so they cannot each have one.
 #[test]
 fn regions_of_one_buffer_share_a_mapping() {
     const REGIONS: u64 = 100_000;

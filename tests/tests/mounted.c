@@ -42,20 +42,23 @@ int main(void)
 {
     struct stat found;
     check(has("/sys/class", "infiniband"), "infiniband is in /sys/class");
-    check(lstat("/sys/class/infiniband", &found) == 0 && S_ISDIR(found.st_mode), "as a folder");
+    check(lstat("/sys/class/infiniband", &found) == 0 && S_ISDIR(found.st_mode),
+          "infiniband is a folder");
     check(has("/sys/class/infiniband", "rnicd0"), "rnicd0 is in it");
     check(says("/sys/class/infiniband/rnicd1/node_type", "1: CA\n"), "the type of rnicd1");
-    check(says("/sys/class/infiniband_verbs/uverbs1/ibdev", "rnicd1\n"), "whose uverbs1 is");
+    check(says("/sys/class/infiniband_verbs/uverbs1/ibdev", "rnicd1\n"),
+          "uverbs1 belongs to rnicd1");
     check(says("/sys/class/infiniband_verbs/abi_version", "6\n"), "a file beside the links");
     check(access("/sys/devices/rnicd/rnicd1/numa_node", R_OK) == 0, "the place of the device");
     check(has("/dev/infiniband", "uverbs1"), "uverbs1 is in /dev/infiniband");
-    check(access("/dev/infiniband/uverbs1", R_OK | W_OK) == 0, "and may be read and written");
-    check(stat("/dev/infiniband/uverbs1", &found) == 0 && S_ISCHR(found.st_mode), "as a device");
-    check(says("/sys/class/net/lo/ifindex", "1\n"), "what else the kernel shows is there");
-    check(has("/sys/devices/system/cpu", "cpu0"), "its devices, too");
+    check(access("/dev/infiniband/uverbs1", R_OK | W_OK) == 0, "uverbs1 may be read and written");
+    check(stat("/dev/infiniband/uverbs1", &found) == 0 && S_ISCHR(found.st_mode),
+          "uverbs1 is a device");
+    check(says("/sys/class/net/lo/ifindex", "1\n"), "the kernel's other files are there");
+    check(has("/sys/devices/system/cpu", "cpu0"), "the kernel's devices are there");
     int null = open("/dev/null", O_WRONLY);
     check(null >= 0 && write(null, "x", 1) == 1, "/dev/null takes anything");
-    check(open("/dev/new", O_WRONLY | O_CREAT, 0600) < 0, "nothing new can be put there");
+    check(open("/dev/new", O_WRONLY | O_CREAT, 0600) < 0, "no file can be created there");
     if (!wrong)
         puts("done");
     return wrong != 0;

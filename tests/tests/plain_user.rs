@@ -48,7 +48,7 @@ impl Installed {
     }
 }
 
-/// Home folder of a user without other writable folders. Only a log is left in it.
+/// Home folder of a user without other writable folders. Only a log remains in it.
 struct Home<'a> {
     installed: &'a Installed,
     name: &'static str,
@@ -102,7 +102,7 @@ impl<'a> Home<'a> {
         let log = || std::fs::read_to_string(&path).unwrap();
         let deadline = Instant::now() + DEADLINE;
         while !log().lines().last().is_some_and(|line| line.contains("stopped")) {
-            assert!(Instant::now() < deadline, "a daemon stays: {}", log());
+            assert!(Instant::now() < deadline, "a daemon still runs: {}", log());
             std::thread::yield_now();
         }
     }
@@ -123,7 +123,7 @@ fn may_mount(home: &Home<'_>) -> bool {
     output.status.success()
 }
 
-/// The first program of a CI job takes as long as this.
+/// Measures the delay of the first program of a CI job.
 #[test]
 fn a_first_program_starts_a_daemon_quickly() {
     let is_measured = timing("the time until a first program has its daemon");

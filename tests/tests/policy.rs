@@ -94,7 +94,7 @@ fn owner_end_is_a_remote_error_for_partners() {
         let (second_writer, second_partner) = pair(&daemon, Some("shared"));
         assert_eq!(write(&writer, region), CompletionStatus::Success, "{loopback}");
         owner.kill();
-        // Three sessions remain in addition to the querying one, and the domain.
+        // Four sessions remain in addition to the querying one.
         daemon.wait_status("rid of the owner", |s| s.sessions == 5);
         let status = write(&writer, region);
         assert!(status != CompletionStatus::Success, "{loopback}: {status:?}");
@@ -169,7 +169,7 @@ fn until<T>(wanted: bool, mut attempt: impl FnMut() -> Result<T, Error>) -> Resu
         if result.is_ok() == wanted {
             return result;
         }
-        assert!(Instant::now() < deadline, "the reload changes nothing");
+        assert!(Instant::now() < deadline, "the reload has no effect");
         drop(result);
         std::thread::yield_now();
     }
@@ -238,7 +238,7 @@ fn reload_changes_limits_under_traffic() {
 #[test]
 fn log_level_changes_at_run_time() {
     if std::env::var_os("RUST_LOG").is_some() {
-        rnic_tests::omit("RUST_LOG says what is logged");
+        rnic_tests::omit("RUST_LOG is set and overrides log.level");
         return;
     }
     let daemon = Daemon::start("");
@@ -247,7 +247,7 @@ fn log_level_changes_at_run_time() {
     let context = Context::open_at(daemon.socket()).unwrap();
     let deadline = Instant::now() + DEADLINE;
     while context.device().unwrap().max_sge != 3 {
-        assert!(Instant::now() < deadline, "the reload changes nothing");
+        assert!(Instant::now() < deadline, "the reload has no effect");
     }
     drop(Context::open_at(daemon.socket()).unwrap());
     drop(context);
@@ -271,7 +271,7 @@ fn device_identity_is_fixed_at_start() {
     reload(&daemon, "[device]\nname = \"other\"\nvendor_id = 1\n[limits]\nsge = 3\n");
     let deadline = Instant::now() + DEADLINE;
     while context.device().unwrap().max_sge != 3 {
-        assert!(Instant::now() < deadline, "the reload changes nothing");
+        assert!(Instant::now() < deadline, "the reload has no effect");
     }
     assert_eq!(identity(&context.device().unwrap()), written);
     drop(context);

@@ -94,7 +94,7 @@ fn on_both_paths(does: impl Fn([End; 2])) {
     does(connected([End::new(&x), End::new(&y)]));
 }
 
-/// Moves two QPs to RTR, with each other as peers.
+/// Moves two QPs to RTS, as each other's peers.
 fn connected([a, b]: [End; 2]) -> [End; 2] {
     a.to_rtr(&b);
     b.to_rtr(&a);
@@ -720,7 +720,7 @@ fn link_waits_for_the_peers_reset() {
     let [a, b] = [End::new(&daemon), End::new(&daemon)];
     for round in 0..30 {
         b.to_rtr(&a);
-        // Its worker may not have done this when the other end moves to RTR.
+        // Its worker may apply this only after the other end has moved to RTR.
         b.qp.to_error().unwrap();
         a.to_rtr(&b);
         b.qp.reset().unwrap();

@@ -11,7 +11,7 @@
 
 static int wrong;
 
-// Offset of the next reason in the file behind standard error; -1 without RNIC_LOG.
+// Offset of the next reason in the file to which standard error goes; -1 without RNIC_LOG.
 static off_t reasons = -1;
 
 // Redirects standard error to a file, so that reasons can be found.

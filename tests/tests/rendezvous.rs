@@ -1,4 +1,4 @@
-//! Hostile peers at the RoCE port, where daemons connect their RC and UC QPs: peers that connect to
+//! Hostile peers at `wired.port`, where daemons connect their RC and UC QPs: peers that connect to
 //! the daemon, and peers that the daemon connects to. The daemon refuses each with a reason, and
 //! other peers are unaffected.
 
@@ -56,7 +56,7 @@ fn at_rest(daemon: &Daemon) -> Footprint {
     daemon.at_rest()
 }
 
-/// Opens the RoCE port of a peer's host, where a daemon confirms each request of this peer.
+/// Opens `wired.port` of a peer's host and confirms each request of this peer, as its daemon would.
 fn confirming(address: [u8; 4], port: u16) -> WiredPort {
     WiredPort::confirming((address, port).into())
 }
@@ -305,7 +305,7 @@ fn silent_or_malformed_dials_time_out() {
     let peer_port = confirming(LOWER, port);
     let end = End::new(&first);
     let address = SocketAddr::from((HERE, port));
-    // Nothing, half a frame, and bytes that are no frame.
+    // Nothing, half a frame, and bytes that are not a frame.
     let whole = wire::request(CRC, 2, &Introduction::to(&end, LOWER).bytes());
     let mut noise = vec![0x5A; 600];
     noise[0] = b'M';
@@ -769,7 +769,7 @@ fn stag_guesser_is_barred_for_a_minute() {
         wire::send_bytes(&mut peer, &fpdu(&write));
         let began = Instant::now();
         while end.state() != QpState::Error {
-            assert!(began.elapsed() < DEADLINE, "guess {guess} is no error");
+            assert!(began.elapsed() < DEADLINE, "guess {guess} is not an error");
         }
     }
     let end = End::new(&daemon);

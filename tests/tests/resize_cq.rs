@@ -159,7 +159,7 @@ fn resize_under_traffic_loses_no_completion() {
         });
         let total = progress.total.load(Ordering::Relaxed);
         assert_eq!(progress.sum(), total);
-        // No completion is left or duplicated, and no entry is still reserved.
+        // No completion remains or was duplicated, and no entry is still reserved.
         for cq in [&send_cq, &recv_cq] {
             assert_eq!(cq.poll(&mut [Completion::default(); 4]).unwrap(), 0);
             let row = couples.row(cq);

@@ -233,7 +233,7 @@ fn rules_apply_to_both_ends_of_a_resolution() {
     };
     ask(OWN, 7001).unwrap();
     assert_eq!(end.errno(), Errno::CONNREFUSED);
-    // Another port, another host, and a rule that forbids only the RoCE port.
+    // Another port, another host, and a rule that omits only `wired.port`.
     for (ip, port) in [(OWN, 7010), (OTHER, 7001), (NEXT, 7001)] {
         match ask(ip, port) {
             Err(Error::Refused { refusal: Refusal::NotAllowed { rule, .. }, .. }) => {
@@ -325,7 +325,7 @@ fn sidr_packets_are_interoperable() {
     let Message::Reply(answer) = answer else { panic!("{answer:?}") };
     assert_eq!((answer.status, answer.qp, answer.q_key), (Status::VALID, end.qp.id(), KEY));
     assert_eq!(answer.exchange, asked.exchange);
-    // The reply is no longer than the request.
+    // The reply is not longer than the request.
     assert_eq!(second.len(), first.len());
 
     if !tshark::is_available() {
@@ -367,7 +367,7 @@ fn requests_neither_exhaust_nor_amplify() {
     let send = |mad: &sidr::Bytes| {
         other.send_to(&packet(OTHER, OWN, mad, port), own).unwrap();
     };
-    // Bytes that are no message, a message for another Q_Key, and a sender that claims to be a
+    // Bytes that are not a message, a message for another Q_Key, and a sender that claims to be a
     // third host.
     send(&[0xFF; sidr::LEN]);
     let noise = &mut request(1).emit();

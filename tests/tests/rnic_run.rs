@@ -99,7 +99,7 @@ impl Place {
         };
         let log = || std::fs::read_to_string(self.at("run/rnicd.log")).unwrap();
         while left() != 0 || !log().lines().last().is_some_and(|line| line.contains("stopped")) {
-            assert!(Instant::now() < deadline, "a daemon stays: {}", log());
+            assert!(Instant::now() < deadline, "a daemon still runs: {}", log());
             std::thread::yield_now();
         }
     }
@@ -234,7 +234,7 @@ fn daemon_outlives_its_first_cgroup() {
         return omit("systemd owns the cgroups here");
     }
     let Some(job) = cgroup(&format!("rnic-run-{}", std::process::id())) else {
-        return omit("this user can make no cgroup with cgroup.kill");
+        return omit("this user cannot create a cgroup with cgroup.kill");
     };
     let place = Place::new();
     let script = "echo 0 > \"$0/cgroup.procs\" && exec \"$@\"";
@@ -456,7 +456,7 @@ fn check_reports_why_a_program_cannot_work() {
     let musl = ["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"];
     says(&place.program("musl", &musl), "libraries are for glibc");
     let nobody = ["-Wl,--dynamic-linker=/lib/ld-none.so.1"];
-    says(&place.program("nobody", &nobody), "/lib/ld-none.so.1, which is not there");
+    says(&place.program("nobody", &nobody), "/lib/ld-none.so.1, which is missing");
     // Another architecture: `e_machine` in the ELF header.
     let foreign = place.program("foreign", &[]);
     let mut bytes = std::fs::read(&foreign).unwrap();
@@ -478,12 +478,12 @@ fn check_reports_why_a_program_cannot_work() {
     place.library("bin/verbs/libibverbs.so.1", "int ibv_old(void) { return 1; }", older);
     says(&program, "do not have: ibv_new@IBVERBS_1.1; it will not start");
     std::fs::write(place.at("bin/verbs/libibverbs.so.1"), "").unwrap();
-    says(&program, "libibverbs.so.1 is no ELF file");
+    says(&program, "libibverbs.so.1 is not an ELF file");
     says(Path::new("no-such-program"), "not found; a name without a slash must be in PATH");
     std::fs::write(place.at("programs/script"), "#!/no/such/interpreter\n").unwrap();
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(place.at("programs/script"), open).unwrap();
-    says(&place.at("programs/script"), "/no/such/interpreter, which is not there");
+    says(&place.at("programs/script"), "/no/such/interpreter, which is missing");
     says(&place.at("source.c"), "is not a file that this user may run");
 }
 

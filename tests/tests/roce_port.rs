@@ -1,4 +1,4 @@
-//! The RoCE port: which daemon gets it, refusals without it, and how a daemon gets it later.
+//! `wired.port`: which daemon gets it, refusals without it, and how a daemon gets it later.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 

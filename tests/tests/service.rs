@@ -41,8 +41,8 @@ fn needs_root(what: &str) -> bool {
     is_root()
 }
 
-/// A folder that every user may enter, with the binaries in it, because other users may not reach a
-/// checkout.
+/// A folder that every user may enter, with the binaries in it, because other users may have no
+/// access to a checkout.
 struct Stage {
     dir: tempfile::TempDir,
 }
@@ -341,7 +341,7 @@ fn a_directive_that_is_not_known_fails_the_test() {
     Sandbox::of(&SERVICE.replace("RemoveIPC=yes", "PrivateUsers=yes"));
 }
 
-/// Lets systemd verify the units, where it is installed.
+/// Makes systemd verify the units, if it is installed.
 #[test]
 fn systemd_verifies_the_units() {
     let stage = Stage::new();
@@ -443,7 +443,7 @@ fn clients_in_another_pid_namespace_are_served() {
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !is_so() {
-        assert!(Instant::now() < deadline, "{what} at the deadline");
+        assert!(Instant::now() < deadline, "no {what} at the deadline");
         std::thread::yield_now();
     }
 }

@@ -141,7 +141,7 @@ fn rules_hold_for_passed_sockets() {
             other => panic!("{rule}: {other:?}"),
         }
     }
-    // Where a rule allows it, the same request is accepted.
+    // If a rule allows it, the same request is accepted.
     let here = daemon("127.0.0.0/8");
     let (mut raw, qp, _) = raw_with_qp(&here);
     let (ours, mut theirs) = pair();
@@ -239,7 +239,7 @@ fn leave_a_trap(daemon: &Daemon) -> TcpStream {
     set_socket_recv_buffer_size(&theirs, 4096).unwrap();
     let mine = ours.try_clone().unwrap();
     let serving = context.serve_over(ours).unwrap();
-    // After the daemon took the socket, which may have set its own options.
+    // Set after the daemon has taken the socket, because it may set its own options.
     mine.set_nonblocking(false).unwrap();
     set_socket_linger(&mine, Some(LINGER)).unwrap();
     wire::send_bytes(&mut theirs, &wire::request(CRC, 1, b""));

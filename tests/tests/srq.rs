@@ -283,8 +283,8 @@ fn peer_end_is_noticed_during_a_held_message() {
         let source = guest.pd.reg_mr(&buffer, .., Access::empty()).unwrap();
         let all = [source.sge(0, 16 << 20)];
         sender.post_send(&[SendRequest::send(1, &all), SendRequest::send(2, &all)]).unwrap();
-        // Let some of it arrive: the daemon must notice the reset behind unread bytes, regardless
-        // of their number.
+        // Let some of it arrive: the daemon must notice the reset after unread bytes, regardless of
+        // their number.
         std::thread::sleep(Duration::from_millis(50));
         sender.to_error().unwrap();
         let end = receiver.wait_disconnected(Some(DEADLINE)).unwrap();

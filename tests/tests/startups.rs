@@ -18,7 +18,7 @@ const ALICE: u32 = 61_002;
 /// Starts a daemon for all users, with this limit on descriptors. Returns `None` if not root.
 fn daemon(limits: &str, descriptors: u32) -> Option<Daemon> {
     if !rustix::process::getuid().is_root() {
-        rnic_tests::omit("not root: no other user can be played");
+        rnic_tests::omit("not root: the test cannot act as other users");
         return None;
     }
     rnic_tests::process::raise_descriptor_limit();
@@ -116,7 +116,11 @@ fn distant_peers_connect_despite_a_silent_flood() {
             while begun.elapsed() < Duration::from_millis(150)
                 || come.load(Ordering::Relaxed) < before + 640
             {
-                assert!(begun.elapsed() < DEADLINE, "{} have come", come.load(Ordering::Relaxed));
+                assert!(
+                    begun.elapsed() < DEADLINE,
+                    "{} have arrived",
+                    come.load(Ordering::Relaxed)
+                );
                 std::thread::sleep(Duration::from_millis(1));
             }
             for peer in &mut peers {

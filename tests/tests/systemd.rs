@@ -73,7 +73,7 @@ echo done
 /// Returns true if namespaces and a control group can be created and all programs are installed.
 fn is_possible() -> bool {
     if !Path::new(SYSTEMD).exists() {
-        omit("there is no systemd here (Debian package systemd)");
+        omit("systemd is not installed (Debian package systemd)");
         return false;
     }
     if !Command::new("ib_write_bw").arg("--help").output().is_ok_and(|o| !o.stdout.is_empty()) {
@@ -84,7 +84,7 @@ fn is_possible() -> bool {
     probe.args(["--mount", "--pid", "--fork", "--mount-proc", "--net", "--cgroup"]);
     let probe = probe.args(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"]).output();
     if !probe.as_ref().is_ok_and(|output| output.status.success()) {
-        omit(&format!("systemd takes namespaces and control groups of version 2: {probe:?}"));
+        omit(&format!("systemd requires namespaces and cgroup v2: {probe:?}"));
         return false;
     }
     true

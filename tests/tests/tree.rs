@@ -52,7 +52,7 @@ fn counters_survive_their_qps() {
     wait_for("the counter shows 10000 times four bytes", || data() == 10_000);
     assert_eq!(counter(&tree, "counters/port_rcv_data"), 10_000);
     write_bytes(&daemon, 4);
-    wait_for("it goes on where it was", || data() == 10_001);
+    wait_for("the counter continues from its old value", || data() == 10_001);
     let at = fs::canonicalize(tree.join("class/infiniband/rnicd1/../..")).unwrap();
     assert_eq!(at, fs::canonicalize(&tree).unwrap().join("devices/rnicd/rnicd1"));
     assert_eq!(fs::read_to_string(at.join("numa_node")).unwrap(), "-1\n");
@@ -88,7 +88,7 @@ fn an_idle_daemon_with_queue_pairs_does_nothing() {
         wait_for("the counter follows", || {
             counter(&tree, "counters/port_xmit_data") == 100 * round
         });
-        wait_for("nothing happens for longer than between two writings of the tree", || {
+        wait_for("no change for longer than the interval between two writes of the tree", || {
             let before = sleeps(&daemon);
             let began = Instant::now();
             while began.elapsed() < Duration::from_millis(1500) {
@@ -106,7 +106,7 @@ fn leftovers_of_a_killed_daemon_are_replaced() {
     let config = format!("[device]\ntree = {:?}\n", tree.to_str().unwrap());
     let first = Daemon::start(&config);
     write_bytes(&first, 400);
-    wait_for("it counts", || counter(&tree, "counters/port_xmit_data") == 100);
+    wait_for("the counter rises", || counter(&tree, "counters/port_xmit_data") == 100);
     first.kill();
     assert!(tree.exists());
     let second = Daemon::start(&config);
@@ -161,7 +161,7 @@ fn node_exporter_reads_it_as_it_is() {
     let daemon = Daemon::start("");
     let tree = tree_of(&daemon);
     write_bytes(&daemon, 1 << 20);
-    wait_for("it counts", || counter(&tree, "counters/port_xmit_data") == 1 << 18);
+    wait_for("the counter rises", || counter(&tree, "counters/port_xmit_data") == 1 << 18);
     let address = SocketAddr::from(([127, 0, 0, 1], ports::unused_port()));
     let mut command = Command::new(EXPORTER);
     command

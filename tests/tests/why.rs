@@ -80,7 +80,7 @@ fn failure(end: &End) -> Completion {
     }
 }
 
-/// Returns the newest record about an end's QP. No completion may refer to it.
+/// Returns the newest record about an end's QP, to which no completion refers.
 fn newest(end: &End, daemon: &Daemon) -> Value {
     let deadline = Instant::now() + DEADLINE;
     loop {

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 pub struct Metrics(HashMap<String, u64>);
 
 impl Metrics {
-    /// Lets a daemon write its metrics to the configured file, and reads them.
+    /// Makes a daemon write its metrics to the configured file, and reads them.
     pub fn read(daemon: &Daemon, file: &Path) -> Self {
         let deadline = Instant::now() + DEADLINE;
         // Removes the file from the start or from the previous call.

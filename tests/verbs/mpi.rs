@@ -42,7 +42,7 @@ const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/collectives.c")
 const GROUP: Group =
     Group { program: "mpirun", package: "openmpi-bin", manner: "", config: "", cases: &[] };
 
-/// Ranks of a run, half of them at each end of the stage.
+/// Ranks of a run, half of them at each end if there are two.
 struct Ranks {
     setting: Setting,
     stage: Stage,

@@ -511,7 +511,7 @@ impl Stage {
         Stage { path, daemon, tests, figures, apart }
     }
 
-    /// Runs the tests of a class. Returns the failures as a text.
+    /// Runs the tests of a class. Returns the failures as text.
     fn run(&self, device: &str, class: &Class) -> Result<(), String> {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let placed = || {

@@ -43,7 +43,7 @@ impl Stage {
             return None;
         }
         if setting == Setting::Users && !rustix::process::getuid().is_root() {
-            omit(&format!("not root: {} of several users is not tested", group.package));
+            omit(&format!("not root: {} with several users is not tested", group.package));
             return None;
         }
         let apart = match setting {
@@ -79,7 +79,7 @@ impl Stage {
         Some(Stage { setting, daemons, figures, libraries, port: 7000, apart })
     }
 
-    /// Runs a case. Returns the reason if it failed; otherwise no object of it is left.
+    /// Runs a case. Returns the reason if it failed; otherwise none of its objects remain.
     pub fn run(&mut self, case: &Case) -> Result<(), String> {
         self.port += 10;
         let before = self.read_figures();
@@ -148,8 +148,8 @@ impl Stage {
         }
     }
 
-    /// Checks that the daemons have placed at least `bytes` bytes since `before`, and that each end
-    /// has moved some.
+    /// Checks that the daemons have placed at least `bytes` bytes since `before`, and, if both ends
+    /// are counted separately, that each has moved some.
     pub fn went_over(
         &self,
         bytes: u64,
@@ -244,7 +244,7 @@ impl Stage {
         let fill = |word: &str| word.replace("{ip}", ip).replace("{port}", &port);
         command.args(words.split_whitespace().map(fill));
         command.envs(self.environment(end));
-        // Logs the reasons of refusals and failures.
+        // Logs the reasons for refusals and failures.
         command.env("RNIC_LOG", "debug").env("RUST_BACKTRACE", "1").current_dir("/");
         // Some programs fork, and their children must be killed, too.
         command.process_group(0);
@@ -292,7 +292,7 @@ impl Stage {
     }
 }
 
-/// Returns true if a program is in the path.
+/// Returns true if a program is in `PATH`.
 pub fn in_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())

@@ -1,4 +1,4 @@
-// One end of an RC connection. Executes the commands of its standard input, mostly on its newest QP
+// One end of an RC connection. Executes commands from its standard input, mostly on its newest QP
 // of rnicd1, and answers each with one line ("answer: " and the result). At the end of the input it
 // destroys its objects and exits.
 

@@ -136,7 +136,7 @@ pub fn probe() -> Probe {
 }
 
 /// Classifies a failure to open the device. If the daemon at the socket `foreign` does not serve
-/// this user, that is no error, because the user can have its own daemon.
+/// this user, that is not an error, because the user can have its own daemon.
 fn refused(error: &Error, foreign: &Option<PathBuf>) -> Probe {
     let words = error.to_string();
     let is_foreign = |path: &PathBuf| foreign.as_ref() == Some(path);

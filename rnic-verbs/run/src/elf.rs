@@ -23,7 +23,7 @@ pub enum ElfError {
         error: std::io::Error,
     },
     /// The file is not ELF.
-    #[error("{} is no ELF file", path.display())]
+    #[error("{} is not an ELF file", path.display())]
     NotElf {
         /// The file.
         path: PathBuf,

@@ -1,6 +1,6 @@
 //! Descriptors that close slowly: TCP sockets that linger because the peer's window is closed,
-//! passed before the session exists, and clients that disconnect with unread packets in their
-//! socket.
+//! which are passed before a session exists, and clients that disconnect with unread packets in
+//! their socket.
 
 use std::convert::Infallible;
 use std::io::{ErrorKind, Write};

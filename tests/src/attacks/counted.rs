@@ -38,7 +38,7 @@ pub fn play(case: &Case, workers: u32) {
         let grown = anonymous(&stage.daemon).saturating_sub(memory);
         assert!(grown <= allowed, "{grown} KiB more in the daemon, {allowed} are allowed");
         let kernel = tcp_memory().saturating_sub(kernel);
-        assert!(kernel <= case.kernel, "{kernel} KiB in the kernel, not {}", case.kernel);
+        assert!(kernel <= case.kernel, "{kernel} KiB in the kernel, {} are allowed", case.kernel);
     }
     assert!(!attacker.has_ended(), "the attacker has exited");
     attacker.kill();

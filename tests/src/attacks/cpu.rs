@@ -26,7 +26,7 @@ pub fn confine(cpus: &[usize]) {
 pub fn confine_threads(process: u32, name: &str, cpu: usize) -> usize {
     let tasks = PathBuf::from(format!("/proc/{process}/task"));
     let mut confined = 0;
-    for task in std::fs::read_dir(tasks).expect("a process that runs").map_while(Result::ok) {
+    for task in std::fs::read_dir(tasks).expect("a running process").map_while(Result::ok) {
         let comm = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
         let thread = task.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
         if !comm.starts_with(name) {
@@ -49,7 +49,7 @@ pub fn confine_threads(process: u32, name: &str, cpu: usize) -> usize {
 /// If the process is gone.
 pub fn ticks(process: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/task/{process}/stat"));
-    let stat = stat.expect("a process that runs");
+    let stat = stat.expect("a running process");
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     // User time and system time.
     fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum()

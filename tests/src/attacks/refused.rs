@@ -42,7 +42,7 @@ pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
         let body = RequestBody::AddSharedBuffer { length: LEN + HOLE };
         raw.ask(body, &[buffer.as_fd()]);
         drop(buffer);
-        // Reads up to the refusal of the buffer. The session may have ended before.
+        // Reads up to the refusal of the buffer. The session may end first.
         while raw.receive().is_some_and(|(bytes, _)| {
             postcard::from_bytes::<Reply>(&bytes).is_ok_and(|reply| reply.result.is_ok())
         }) {}

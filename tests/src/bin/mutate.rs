@@ -171,8 +171,12 @@ impl Copy {
             let tests: Vec<_> = tests.into_iter().collect();
             match self.test(package, target, &tests)? {
                 Outcome::Passed => {}
-                Outcome::Failed(by) => return Err(format!("fail already: {by:?}").into()),
-                Outcome::Endless => return Err(format!("endless already: {tests:?}").into()),
+                Outcome::Failed(by) => {
+                    return Err(format!("tests fail without any fault: {by:?}").into());
+                }
+                Outcome::Endless => {
+                    return Err(format!("tests do not end without any fault: {tests:?}").into());
+                }
             }
         }
         Ok(())
@@ -183,7 +187,7 @@ impl Copy {
         let file = self.tree.join(&m.file);
         let right = std::fs::read_to_string(&file)?;
         if right.matches(&m.from).count() != 1 {
-            return Err(format!("{}: `{}` does not occur once", m.file, m.from).into());
+            return Err(format!("{}: `{}` does not occur exactly once", m.file, m.from).into());
         }
         std::fs::write(&file, right.replace(&m.from, &m.to))?;
         let done = act();

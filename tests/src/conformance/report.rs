@@ -29,7 +29,12 @@ pub fn report(record: &Record) -> String {
 fn citing_tests(record: &Record, out: &mut String) -> fmt::Result {
     let tests: BTreeSet<_> = record.citations.values().flatten().collect();
     let lines: BTreeSet<_> = record.lines.values().flatten().collect();
-    writeln!(out, "\n{} tests and {} lines of production code cite.", tests.len(), lines.len())
+    writeln!(
+        out,
+        "\n{} tests and {} lines of production code cite requirements.",
+        tests.len(),
+        lines.len()
+    )
 }
 
 fn manual_faults(record: &Record, out: &mut String) -> fmt::Result {

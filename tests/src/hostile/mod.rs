@@ -73,7 +73,7 @@ struct Session {
     style: Style,
 }
 
-/// The rules that a session breaks. The daemon ends a session that breaks all rules at once, so the
+/// The rules that a session breaks. The daemon soon ends a session that breaks all rules, so the
 /// other styles get further.
 #[derive(Clone, Copy)]
 enum Style {

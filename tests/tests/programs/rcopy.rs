@@ -541,7 +541,7 @@ fn full_disk_leaves_no_partial_file() {
             break String::from_utf8_lossy(&message[1..]).into_owned();
         }
         chunks += 1;
-        assert!(chunks < 512, "3 and 2 MiB fit 4");
+        assert!(chunks < 512, "3 and 2 MiB fit into 4");
     };
     assert!(why.contains("cannot write it: no storage space"), "{why}");
     receiver.process.line_after("No space left on device");

@@ -182,7 +182,7 @@ fn values_are_stored_found_replaced_and_deleted() {
     server.kill();
 }
 
-/// Clients driven by the test send oversized requests, and write to memory that is only readable.
+/// Clients driven by the test send oversized requests, and write to read-only memory.
 #[test]
 fn clients_cannot_write_outside_their_slots() {
     let daemon = Daemon::start("");
@@ -217,7 +217,7 @@ fn clients_cannot_write_outside_their_slots() {
     let region = RemoteMr::from_bytes(table[22..].try_into().unwrap()).unwrap();
     assert_eq!(region.len, 4 * 64);
     client.write(region.at(0), &[7; 4 * 64]);
-    assert_eq!(client.next_message(), None, "a client's Write was taken");
+    assert_eq!(client.next_message(), None, "a client's Write was accepted");
     let found = run(&daemon, RKV, &["get", "key", "--server", &address]);
     assert_eq!(found, (Some(0), "value".to_owned()));
     server.kill();

@@ -99,8 +99,8 @@ static void refusals(void)
     CHECK(ibv_reg_mr(pd, shared, LENGTH, IBV_ACCESS_REMOTE_READ));
 }
 
-// Protection that changes after the registration does not affect the device, like an adapter that
-// has pinned the pages. A missing page is an error of the request.
+// Protection that changes after the registration does not affect the device, as with an adapter
+// that has pinned the pages. A missing page is an error of the request.
 static void later_protection(void)
 {
     unsigned char *bytes = memory();

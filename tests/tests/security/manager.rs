@@ -274,7 +274,7 @@ fn rdmap_8_1_2_7_read_queues_are_per_stream() {
         let small = page(&pair.visitor, Access::LOCAL_WRITE);
         let other = page(&pair.holder, READ_WRITE);
         let read = SendRequest::read(8, small.sge(0, 8), other.remote().at(0)).signaled();
-        // Other Reads may pass the small one before this thread has posted it, so the best of
+        // Large Reads may complete before this thread has posted the small one, so the best of
         // several tries measures the queue.
         let mut passed = [0; 8];
         for large_done in &mut passed {
@@ -440,11 +440,11 @@ fn rdmap_8_1_2_8_unfair_srq_use_is_detected() {
                     break qp;
                 }
                 Some(_) => {}
-                None => panic!("{path}: no unfair user was reported"),
+                None => panic!("{path}: no unfair QP was reported"),
             }
         };
         assert_eq!(named, greedy.0.id(), "{path}");
-        // The user is reported but not limited, which is the application's decision.
+        // The QP is reported but not limited, which is the application's decision.
         send(&modest.1);
         send(&greedy.1);
     }

@@ -23,7 +23,7 @@ fn survivors_see_no_blame(loopback: &str) {
     let own = survivor.region(LENT as u64, READ_WRITE);
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        rnic_tests::omit("not root: all clients are of the daemon's user, and none copies");
+        rnic_tests::omit("not root: all clients run as the daemon's user, so no library copies");
     }
     let mut rng = Rng::new(5);
     for round in 0..KILLS {

@@ -16,13 +16,13 @@ fn write(daemon: &Daemon, config: &str) {
     std::fs::rename(new, daemon.dir().join("rnicd.toml")).unwrap();
 }
 
-/// Waits until this limit is in force. Returns the number of queries answered before.
+/// Waits until this limit is in force. Returns the number of queries answered until then.
 fn answered_before(context: &Context, sges: u8) -> u64 {
     let deadline = Instant::now() + DEADLINE;
     let mut answered = 0;
     while context.device().unwrap().max_sge != sges {
         answered += 1;
-        assert!(Instant::now() < deadline, "the reload changes nothing");
+        assert!(Instant::now() < deadline, "the reload has no effect");
     }
     answered
 }
@@ -44,7 +44,7 @@ fn commands_are_answered_while_a_file_is_read() {
     let context = Context::open_at(daemon.socket()).unwrap();
     write(&daemon, &many_rules(5));
     daemon.signal(Signal::HUP);
-    // If the control thread read the file, it would answer one query before at most.
+    // If the control thread read the file, it would answer at most one query first.
     let answered = answered_before(&context, 5);
     assert!(answered > 10, "only {answered} commands were answered during the reload");
     // Now both configurations that the daemon compares are long.
@@ -100,7 +100,7 @@ fn reload_refuses_unbounded_files() {
     let place = daemon.dir().join("rnicd.toml");
     for (path, why) in not_to_be_read(daemon.dir()) {
         std::fs::rename(path, &place).unwrap_or_else(|_| {
-            // A rename cannot replace a file by a folder.
+            // A rename cannot replace a file with a folder.
             std::fs::remove_file(&place).unwrap();
             std::fs::create_dir(&place).unwrap();
         });

@@ -68,7 +68,7 @@ def main():
                     bench.stack = servers
                     failed |= measure(bench, program(bench), cases, options)
             except Missing as why:
-                print(f"\n{program.NAME} is left out: {why}")
+                print(f"\n{program.NAME} is skipped: {why}")
             except Failed as why:
                 print(f"\n{program.NAME} failed: {why}")
                 failed = True

@@ -32,8 +32,8 @@ class Nixl:
 
     def measure(self, side, case, seconds):
         if side == "rnicd":
-            # The package has its own libibverbs. Its UCX calls the drop-in library if that one is
-            # loaded before.
+            # The package has its own libibverbs. Its UCX calls the drop-in library if that is
+            # loaded first.
             env = {"UCX_TLS": "rc_verbs,ud_verbs:aux",
                    "LD_PRELOAD": str(BIN / "verbs/libibverbs.so.1")}
         else:
@@ -109,7 +109,7 @@ def initiator(size, batch, seconds):
         each = (time.perf_counter() - start) / count
         peer.communicate()
         if peer.returncode:
-            raise SystemExit("the target does not have what was written")
+            raise SystemExit("the target's memory differs from the written data")
         return each
 
 

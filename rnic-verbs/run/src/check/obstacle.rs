@@ -92,7 +92,7 @@ impl fmt::Display for Obstacle {
                 loader.display()
             ),
             Obstacle::NoLoader(loader) => {
-                write!(f, "is loaded by {}, which is not there; install it", loader.display())
+                write!(f, "is loaded by {}, which is missing; install it", loader.display())
             }
             Obstacle::Rights(why) => write!(
                 f,

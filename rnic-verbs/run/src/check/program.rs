@@ -82,7 +82,7 @@ fn resolve_scripts(program: &OsStr, report: &mut Report) -> Option<PathBuf> {
         found = find(interpreter.as_os_str());
         match found {
             Some(_) => report.add(Kind::Fine, "program", words),
-            None => report.add(Kind::Problem, "program", format!("{words}, which is not there")),
+            None => report.add(Kind::Problem, "program", format!("{words}, which is missing")),
         }
     }
     report.add(Kind::Problem, "program", format!("{shown}: too many nested scripts"));
