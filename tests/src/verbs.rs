@@ -6,8 +6,8 @@ use std::process::Command;
 
 use crate::{Daemon, built, copy_files, omit};
 
-/// Copies [`built::libraries`] to a daemon's directory, where every user can read it. Other users may
-/// have no access to the repository.
+/// Copies [`built::libraries`] to a daemon's directory, where every user can read it. Other users
+/// may have no access to the repository.
 ///
 /// # Panics
 ///

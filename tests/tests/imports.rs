@@ -190,7 +190,7 @@ fn parts_import_only_their_table_row() {
 #[test]
 fn parts_do_not_use_forbidden_modules() {
     let mut wrong = Vec::new();
-    for row in table("| part | does without | except |") {
+    for row in table("| part | must not use | except |") {
         for part in &row[0] {
             for (path, text) in sources(part) {
                 let excepted = |except: &String| path.starts_with(except);
@@ -222,7 +222,7 @@ fn names(text: &str, word: &str) -> bool {
 
 #[test]
 fn no_files_import_each_other_in_a_circle() {
-    for row in table("| folder without circles |") {
+    for row in table("| folder without cycles |") {
         for folder in &row[0] {
             let circle = circle(folder);
             assert!(circle.is_empty(), "{folder}: {}", circle.join(" -> "));

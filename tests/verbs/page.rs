@@ -19,9 +19,8 @@ Debian 12 builds them, in three settings:
 
 A program passes if it exits with success, each end that has a result prints it (the result row with
 the requested iterations, or the data of the ping), the daemons' metrics have grown by the expected
-bytes on both ends, and no daemon holds objects of the program afterwards. Rows marked as failing
-must fail, otherwise the test fails. `{port}` is the port that the test chose, `{ip}` the server's
-address.
+bytes, and no daemon holds objects of the program afterwards. Rows marked as failing must fail,
+otherwise the test fails. `{port}` is the port that the test chose, `{ip}` the server's address.
 
 `ib_send_bw -e` is not run. On an iWARP device its sender sleeps until the next completion even if
 it only waits for a credit from the receiver. If it has already polled all its completions, it
@@ -110,8 +109,8 @@ const OF_MPI: &str = "\
 Two or four ranks (`mpirun --mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices
 any`), in the settings above. On two hosts and with two users, each end runs half of the ranks,
 started by a substitute for ssh. A run passes if it exits with success, the results are correct, UCX
-reports that messages used the given transport of `rnicd1`, and the daemons' metrics have grown on
-both ends. UCX 1.13 connects its RC QPs over UD, so `rc_verbs` also needs `ud_verbs`.
+reports that messages used the given transport of `rnicd1`, and the daemons' metrics have grown. UCX
+1.13 connects its RC QPs over UD, so `rc_verbs` also needs `ud_verbs`.
 ";
 
 fn of_mpi(text: &mut String) -> std::fmt::Result {

@@ -122,7 +122,7 @@ pub const CASES: &[Case] = &[
         does: killed_late,
     },
     Case {
-        what: "the peer replaces its QP by one with another PSN",
+        what: "the peer replaces its QP with one that has another PSN",
         outcome: "messages arrive again after RESET and with new attributes",
         says: NOTHING,
         does: other_queue_pair,
