@@ -24,7 +24,7 @@ pub fn engine(workers: u32, path: &str) -> String {
     format!("{}workers = {workers}\n", on_path(path))
 }
 
-/// Returns true if the querying session is the only object left.
+/// Returns true if the querying session is the only object.
 fn nothing_left(s: &StatusInfo) -> bool {
     let objects =
         [s.pds, s.shared_buffers, s.mrs, s.windows, s.cqs, s.srqs, s.qps, s.listeners, s.startups];
@@ -188,7 +188,7 @@ impl Daemon {
     ///
     /// # Panics
     ///
-    /// If other objects are left at the deadline.
+    /// If other objects remain at the deadline.
     pub fn at_rest(&self) -> Footprint {
         let context = Context::open_at(&self.socket).expect("the daemon answers");
         self.at_rest_but_for(&context)

@@ -2,7 +2,7 @@
 //! touches the file's pages blocks until the server is gone, even after `SIGKILL`.
 //!
 //! The file system is mounted in the server's own mount namespace. Only descriptors and address
-//! spaces refer to it, so nothing is left after a test.
+//! spaces refer to it, so nothing remains after a test.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -40,7 +40,7 @@ pub fn unused_port() -> u16 {
 /// of the socket until it calls exec.
 fn is_in_use(port: u16) -> bool {
     ["tcp", "tcp6", "udp", "udp6"].iter().any(|protocol| {
-        // The IPv6 tables are missing where IPv6 is disabled.
+        // The IPv6 tables are missing if IPv6 is disabled.
         let sockets = std::fs::read_to_string(format!("/proc/thread-self/net/{protocol}"));
         let is_there = |line: &str| {
             let local = line.split_whitespace().nth(1).and_then(|at| at.rsplit(':').next());

@@ -158,7 +158,7 @@ fn a_taken_tcp_port_is_refused_with_the_key() {
 }
 
 /// A program without posted receives is notified that its peer has disconnected, and still receives
-/// the messages sent before.
+/// the messages sent earlier.
 #[test]
 fn disconnect_behind_held_messages_is_reported() {
     let daemon = Daemon::start(&engine(2, "tcp"));

@@ -12,7 +12,7 @@ fn refused(config: &str) -> (String, Daemon) {
     let mut actor = daemon.actor(&["take", HUGE]);
     let said = actor.line_after("refused: ");
     let touched: u64 = actor.line_after("KiB touched: ").parse().unwrap();
-    assert!(touched < 8 << 10, "{touched} KiB were touched before: {said}");
+    assert!(touched < 8 << 10, "{touched} KiB were touched first: {said}");
     actor.succeed();
     (said, daemon)
 }

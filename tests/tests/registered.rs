@@ -30,7 +30,7 @@ const RUN: &str = "rnic-run";
 const STRANGER: u32 = 61_019;
 
 impl Scene {
-    /// Builds the program and starts a daemon. Returns `None` where the headers for the program are
+    /// Builds the program and starts a daemon. Returns `None` if the headers for the program are
     /// missing.
     fn new(source: &str) -> Option<Scene> {
         let scratch = tempfile::tempdir().unwrap();

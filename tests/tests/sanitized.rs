@@ -15,7 +15,7 @@ struct Built {
 }
 
 impl Built {
-    /// Returns `None` where the headers are missing.
+    /// Returns `None` if the headers are missing.
     fn new(options: &[&str]) -> Option<Built> {
         let scratch = tempfile::tempdir().unwrap();
         let options = [&["-g", "-O1"], options].concat();

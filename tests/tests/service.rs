@@ -332,7 +332,7 @@ fn it_serves_under_the_restrictions_of_its_unit() {
     manager.expect_no_message();
     assert!(stage.socket().exists(), "the socket is the service manager's");
     std::fs::remove_file(figures).unwrap();
-    assert_eq!(std::fs::read_dir(stage.path("run")).unwrap().count(), 1, "other files were left");
+    assert_eq!(std::fs::read_dir(stage.path("run")).unwrap().count(), 1, "other files remain");
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn client_in_another_netns_passes_sockets() {
     command.arg(built::program("actor")).env("RNIC_SOCKET", daemon.socket());
     let (status, lines) = Process::start(command).finish();
     if !lines.iter().any(|l| l == "apart") {
-        rnic_tests::omit(&format!("no network namespace of its own here: {}", lines.join("; ")));
+        rnic_tests::omit(&format!("no separate network namespace here: {}", lines.join("; ")));
         return;
     }
     assert!(status.success(), "{}", lines.join("\n"));

@@ -86,7 +86,7 @@ fn one_queue_pair_of_two_consumes_all_eight() {
         }
         let row = srq.query().unwrap();
         assert_eq!((row.posted, row.taken, row.qps, row.capacity), (0, 8, 2, 8));
-        // No receive is left for the other QP: its connection ends, as without an SRQ.
+        // No receive remains for the other QP: its connection ends, as without an SRQ.
         pairs[1].0.post_send(&[SendRequest::send_inline(9, b"")]).unwrap();
         let last = host.event(|e| matches!(e, Event::LastWqeReached { .. }));
         assert_eq!(last, Event::LastWqeReached { qp: pairs[1].1.id(), context: 0 });

@@ -544,5 +544,5 @@ fn metrics_are_written_for_a_collector() {
         "rnicd_sent_bytes_total 5".to_owned(),
         "rnicd_terminates_received_total 1".to_owned(),
     ]);
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file remains");
 }

@@ -33,7 +33,7 @@ pub const TRANSPORTS: [(&str, &str); 2] = [
 pub const PROGRAMS: [(&str, usize); 3] = [
     ("`NPopenmpi -u 16384` from Debian's netpipe-openmpi", 2),
     ("collectives with checked results (`tests/verbs/collectives.c`)", 4),
-    ("the same in a loop, one rank killed: the others exit with an error, no objects are left", 4),
+    ("the same in a loop, one rank killed: the others exit with an error, no objects remain", 4),
 ];
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/collectives.c");

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::case::{Case, End, Group, Ready, Server, Setting};
 use crate::figures::Metrics;
 
-/// Users of the two ends, where they differ. No other program uses them.
+/// Users of the two ends, if they differ. No other program uses them.
 const UIDS: [u32; 2] = [65_531, 65_532];
 
 /// Indices of the two ends.

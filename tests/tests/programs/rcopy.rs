@@ -53,7 +53,7 @@ impl Receiver {
         std::fs::read(self.folder.path().join(name)).unwrap()
     }
 
-    /// Checks that nothing of the failed file is left, and that the receiver accepts another one.
+    /// Checks that nothing of the failed file remains, and that the receiver accepts another one.
     fn is_unharmed(&self, daemon: &Daemon) {
         assert_eq!(self.names(), [""; 0]);
         let file = file_of(b"afterwards");

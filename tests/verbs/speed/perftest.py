@@ -1,6 +1,6 @@
 """perftest over the drop-in libraries with its own memory, compared to rnic-perf on shared buffers.
 
-Both post one message at a time from a working set of one message, over the direct path of one
+Both post each message separately, from a working set of one message, over the direct path of one
 daemon.
 """
 
