@@ -90,7 +90,7 @@ fn pages_name_the_minimum_rust_of_the_manifest() {
     let (_, rest) = manifest.split_once("rust-version = \"").unwrap();
     let (version, _) = rest.split_once('"').unwrap();
     let mut named = 0;
-    for page in ["README.md", "docs/ci.md"] {
+    for page in ["README.md", "docs/ci.md", "docs/ci-jobs.md"] {
         let text = std::fs::read_to_string(root().join(page)).unwrap();
         for start in ["Rust 1.", "rust:1."] {
             for (at, _) in text.match_indices(start) {
