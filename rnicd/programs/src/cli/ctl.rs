@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rnic_client::{Context, Error, ListKind, Page, QpId, Rows};
+use rnic_abi::abi::control::*;
+use rnic_client::{Context, Error, QpId};
 use serde::Serialize;
 
-use super::table::{of_rows, of_status};
+use super::rows::Row;
+use super::table::of_status;
 use super::{follow, why};
 
 /// Show the state of rnicd, and run commands of administrators.
@@ -114,86 +116,52 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
         Some(path) => Context::open_at(path)?,
         None => Context::open()?,
     };
-    let list = |kind| show_rows(&context, kind, common.json);
+    let context = &context;
+    let json = common.json;
     match *command {
         Command::Status => {
             let status = context.status()?;
-            print(common.json, &status, &of_status(&status))
+            print(json, &status, &of_status(&status))
         }
-        Command::Clients => list(ListKind::Clients),
-        Command::Qps => list(ListKind::Qps),
-        Command::Cqs => list(ListKind::Cqs),
-        Command::Mrs => list(ListKind::Mrs),
-        Command::Srqs => list(ListKind::Srqs),
-        Command::Windows => list(ListKind::Windows),
-        Command::Pds => list(ListKind::Pds),
-        Command::Listeners => list(ListKind::Listeners),
-        Command::Limits => list(ListKind::Limits),
-        Command::Events { follow: false } => list(ListKind::Events),
-        Command::Events { follow: true } => {
-            follow::follow(&context, common.json, &mut std::io::stdout())
-        }
-        Command::Why { id: None } => list(ListKind::Diagnoses),
+        Command::Clients => list::<ClientRow>(context, json),
+        Command::Qps => list::<QpRow>(context, json),
+        Command::Cqs => list::<CqRow>(context, json),
+        Command::Mrs => list::<MrRow>(context, json),
+        Command::Srqs => list::<SrqRow>(context, json),
+        Command::Windows => list::<WindowRow>(context, json),
+        Command::Pds => list::<PdRow>(context, json),
+        Command::Listeners => list::<ListenerRow>(context, json),
+        Command::Limits => list::<LimitRow>(context, json),
+        Command::Events { follow: false } => list::<EventRecord>(context, json),
+        Command::Events { follow: true } => follow::follow(context, json, &mut std::io::stdout()),
+        Command::Why { id: None } => list::<Diagnosis>(context, json),
         Command::Why { id: Some(id) } => {
             let record = context.diagnosis(id)?;
-            print(common.json, &record, &why::explain(&record))
+            print(json, &record, &why::explain(&record))
         }
         Command::Disconnect { qp } => {
             context.admin_disconnect(QpId(qp))?;
-            done(common.json)
+            done(json)
         }
         Command::Drain { switch } => {
             context.drain(matches!(switch, Switch::On))?;
-            done(common.json)
+            done(json)
         }
     }
 }
 
-fn show_rows(
-    context: &Context,
-    kind: ListKind,
-    json: bool,
-) -> Result<(), Box<dyn std::error::Error>> {
-    let rows = all_rows(context, kind)?;
-    let table = of_rows(&rows);
-    match &rows {
-        Rows::Clients(rows) => print(json, rows, &table),
-        Rows::Qps(rows) => print(json, rows, &table),
-        Rows::Cqs(rows) => print(json, rows, &table),
-        Rows::Mrs(rows) => print(json, rows, &table),
-        Rows::Listeners(rows) => print(json, rows, &table),
-        Rows::Srqs(rows) => print(json, rows, &table),
-        Rows::Windows(rows) => print(json, rows, &table),
-        Rows::Pds(rows) => print(json, rows, &table),
-        Rows::Limits(rows) => print(json, rows, &table),
-        Rows::Diagnoses(rows) => print(json, rows, &table),
-        Rows::Events(rows) => print(json, rows, &table),
-    }
-}
-
-/// Returns all pages of a list. Objects may change between pages, so the result is no snapshot.
-fn all_rows(context: &Context, kind: ListKind) -> Result<Rows, Error> {
-    let Page { rows: mut all, mut next, .. } = context.list(kind, 0)?;
+/// Prints all pages of a list. Objects may change between pages, so the result is no snapshot.
+fn list<R: Row>(context: &Context, json: bool) -> Result<(), Box<dyn std::error::Error>> {
+    let mut all = Vec::new();
+    let mut next = Some(0);
     while let Some(from) = next {
-        let page = context.list(kind, from)?;
+        let page = context.list(R::KIND, from)?;
+        // The daemon answered with rows of another kind. Stop here.
+        let Some(rows) = R::of(page.rows) else { break };
+        all.extend(rows);
         next = page.next;
-        match (&mut all, page.rows) {
-            (Rows::Clients(all), Rows::Clients(page)) => all.extend(page),
-            (Rows::Qps(all), Rows::Qps(page)) => all.extend(page),
-            (Rows::Cqs(all), Rows::Cqs(page)) => all.extend(page),
-            (Rows::Mrs(all), Rows::Mrs(page)) => all.extend(page),
-            (Rows::Listeners(all), Rows::Listeners(page)) => all.extend(page),
-            (Rows::Srqs(all), Rows::Srqs(page)) => all.extend(page),
-            (Rows::Windows(all), Rows::Windows(page)) => all.extend(page),
-            (Rows::Pds(all), Rows::Pds(page)) => all.extend(page),
-            (Rows::Limits(all), Rows::Limits(page)) => all.extend(page),
-            (Rows::Diagnoses(all), Rows::Diagnoses(page)) => all.extend(page),
-            (Rows::Events(all), Rows::Events(page)) => all.extend(page),
-            // The daemon answered with rows of another kind. Stop here.
-            _ => return Ok(all),
-        }
     }
-    Ok(all)
+    print(json, &all, &R::text(&all))
 }
 
 /// Reports success of a command without output.

@@ -5,6 +5,7 @@
 
 pub mod ctl;
 mod follow;
+mod rows;
 pub mod table;
 pub mod why;
 
