@@ -1,5 +1,6 @@
 //! Checks claims of the documents about tests and code.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -104,4 +105,49 @@ fn pages_name_the_minimum_rust_of_the_manifest() {
         }
     }
     assert!(named >= 4, "{named}");
+}
+
+/// Returns the documentation of each control request, by name.
+fn requests() -> BTreeMap<String, String> {
+    let text = std::fs::read_to_string(root().join("rnic-abi/src/abi/control/request.rs")).unwrap();
+    let (_, text) = text.split_once("pub enum RequestBody {").unwrap();
+    let (text, _) = text.split_once("\n}").unwrap();
+    let mut found = BTreeMap::new();
+    let mut documentation = String::new();
+    for line in text.lines().filter_map(|line| line.strip_prefix("    ")) {
+        if let Some(text) = line.strip_prefix("/// ") {
+            documentation += text;
+        } else if line.starts_with(|c: char| c.is_ascii_uppercase()) {
+            let name = line.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap();
+            found.insert(name.to_owned(), std::mem::take(&mut documentation));
+        }
+    }
+    found
+}
+
+/// Returns the names of the requests that files in these folders mention.
+fn mentioned(folders: &[&str]) -> BTreeSet<String> {
+    let files = folders.iter().flat_map(|folder| paths(&root().join(folder)));
+    let tests = ["rnic-client/src/fake.rs", "rnic-client/src/tests"].map(|path| root().join(path));
+    let files = files.filter(|path| !tests.iter().any(|tests| path.starts_with(tests)));
+    let text: String = files.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    let name = |text: &str| text.chars().take_while(char::is_ascii_alphanumeric).collect();
+    text.split("RequestBody::").skip(1).map(name).collect()
+}
+
+#[test]
+fn each_request_has_a_method_and_a_test() {
+    let requests = requests();
+    assert!(requests.len() >= 45, "{requests:?}");
+    let mut library = mentioned(&["rnic-client/src"]);
+    // The library reserves the memory that it shares.
+    library.insert("AddSharedBuffer".to_owned());
+    let raw = mentioned(&["tests", "rnicd/tests"]);
+    let page = std::fs::read_to_string(root().join("docs/abi.md")).unwrap();
+    for (name, documentation) in requests {
+        assert!(library.contains(&name), "no method of rnic-client sends {name}");
+        assert!(raw.contains(&name), "no test with a raw client sends {name}");
+        let carries = documentation.contains("Descriptor:");
+        assert!(!carries || page.contains(&format!("`{name}`")), "docs/abi.md: {name}");
+    }
 }

@@ -6,20 +6,31 @@
 use std::net::{SocketAddr, SocketAddrV6};
 
 use serde::Serialize;
+use serde::de::value::U32Deserializer;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::control::*;
 use super::queue::QueueShape;
 use crate::types::*;
 
-/// Compares each value with its bytes in hexadecimal. Checks that the list covers all variants in
-/// order. The byte at offset `skip` of an encoding is the variant.
-fn check<T: Serialize + std::fmt::Debug>(skip: usize, golden: &[(T, &str)]) {
+/// Compares each value with its bytes in hexadecimal. Checks that the list covers all variants of
+/// `E` in order. The byte at offset `skip` of an encoding is the variant.
+fn check<E: DeserializeOwned>(skip: usize, golden: &[(impl Serialize + std::fmt::Debug, &str)]) {
     for (n, (value, bytes)) in golden.iter().enumerate() {
         let encoded = postcard::to_stdvec(value).unwrap();
         let hex: String = encoded.iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(hex, *bytes, "{value:?}");
         assert_eq!(usize::from(encoded[skip]), n, "{value:?} is out of order");
     }
+    assert_eq!(golden.len(), variants::<E>(), "one line per variant");
+}
+
+/// Returns the number of variants of an enumeration, from serde's message about a number that no
+/// variant has: "invalid value ..., expected variant index 0 <= i < 45".
+fn variants<E: DeserializeOwned>() -> usize {
+    let number: U32Deserializer<serde::de::value::Error> = u32::MAX.into_deserializer();
+    let message = E::deserialize(number).err().unwrap().to_string();
+    message.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 fn v4() -> SocketAddr {
@@ -83,153 +94,150 @@ fn requests() {
         access: Access::LOCAL_WRITE | Access::REMOTE_READ,
         scope: Scope::Qp(qp),
     };
-    check(
-        2,
-        &[
-            (request(RequestBody::QueryDevice), "ac0200"),
-            (
-                request(RequestBody::OpenPd { name: Some("shared".into()) }),
-                "ac02010106736861726564",
-            ),
-            (request(RequestBody::ClosePd { pd: PdId(7) }), "ac020207"),
-            (request(RequestBody::AddSharedBuffer { length: 1 << 20 }), "ac0203808040"),
-            (request(RequestBody::RemoveSharedBuffer { buffer: SharedBufferId(5) }), "ac020405"),
-            (request(RequestBody::RegMr(region)), "ac0205070005802080408080808080200501ac02"),
-            (request(RequestBody::DeregMr { mr: MrId(9) }), "ac020609"),
-            (request(RequestBody::CreateChannel), "ac0207"),
-            (request(RequestBody::DestroyChannel { channel: ChannelId(4) }), "ac020804"),
-            (
-                request(RequestBody::CreateCq {
-                    entries: 1000,
-                    channel: Some(ChannelId(4)),
-                    context: u64::MAX,
+    let golden = [
+        (request(RequestBody::QueryDevice), "ac0200"),
+        (request(RequestBody::OpenPd { name: Some("shared".into()) }), "ac02010106736861726564"),
+        (request(RequestBody::ClosePd { pd: PdId(7) }), "ac020207"),
+        (request(RequestBody::AddSharedBuffer { length: 1 << 20 }), "ac0203808040"),
+        (request(RequestBody::RemoveSharedBuffer { buffer: SharedBufferId(5) }), "ac020405"),
+        (request(RequestBody::RegMr(region)), "ac0205070005802080408080808080200501ac02"),
+        (request(RequestBody::DeregMr { mr: MrId(9) }), "ac020609"),
+        (request(RequestBody::CreateChannel), "ac0207"),
+        (request(RequestBody::DestroyChannel { channel: ChannelId(4) }), "ac020804"),
+        (
+            request(RequestBody::CreateCq {
+                entries: 1000,
+                channel: Some(ChannelId(4)),
+                context: u64::MAX,
+            }),
+            "ac0209e8070104ffffffffffffffffff01",
+        ),
+        (request(RequestBody::DestroyCq { cq: CqId(3) }), "ac020a03"),
+        (
+            request(RequestBody::CreateQp(QpRequest {
+                pd: PdId(7),
+                send_cq: CqId(3),
+                recv_cq: CqId(2),
+                srq: None,
+                sq_depth: 128,
+                rq_depth: 64,
+                max_send_sge: 4,
+                max_recv_sge: 3,
+                max_inline: 200,
+                signal_all: true,
+                rnr_policy: RnrPolicy::Wait { timeout_ms: 5 },
+                context: 17,
+                kind: QpType::Rc,
+            })),
+            "ac020b070302008001400403c8010101051101",
+        ),
+        (request(RequestBody::QpToError { qp }), "ac020cac02"),
+        (request(RequestBody::DestroyQp { qp }), "ac020dac02"),
+        (request(RequestBody::QueryQp { qp }), "ac020eac02"),
+        (
+            request(RequestBody::Bind { address: v6(), context: 6, v6_only: true }),
+            "ac020f0120010db8000000000000000000000001b725070601",
+        ),
+        (request(RequestBody::Listen { listener: ListenerId(8), backlog: 16 }), "ac02100810"),
+        (request(RequestBody::CloseListener { listener: ListenerId(8) }), "ac021108"),
+        (
+            request(RequestBody::Accept {
+                request: RequestId(11),
+                qp,
+                ird: Some(16),
+                ord: None,
+                private_data: vec![1, 2, 3],
+            }),
+            "ac02120bac0201100003010203",
+        ),
+        (
+            request(RequestBody::Reject { request: RequestId(11), private_data: vec![] }),
+            "ac02130b00",
+        ),
+        (
+            request(RequestBody::Connect {
+                qp,
+                peer: v4(),
+                local: Some(v6()),
+                ird: None,
+                ord: Some(8),
+                private_data: vec![0xFF],
+            }),
+            "ac0214ac0200c0000207af3a010120010db8000000000000000000000001b7250700010801ff",
+        ),
+        (request(RequestBody::Disconnect { qp, mode: DisconnectMode::Abort }), "ac0215ac0202"),
+        (
+            request(RequestBody::SetContext { object: ObjectRef::Cq(CqId(3)), context: 5 }),
+            "ac0216010305",
+        ),
+        (request(RequestBody::Status), "ac0217"),
+        (request(RequestBody::List { what: ListKind::Mrs, from: 32 }), "ac02180320"),
+        (request(RequestBody::AllocWindow { pd: PdId(7), kind: WindowKind::Type2 }), "ac02190701"),
+        (request(RequestBody::DeallocWindow { window: MwId(6) }), "ac021a06"),
+        (
+            request(RequestBody::CreateSrq(SrqRequest {
+                pd: PdId(7),
+                depth: 300,
+                max_sge: 2,
+                limit: 4,
+                context: 5,
+            })),
+            "ac021b07ac02020405",
+        ),
+        (request(RequestBody::ArmSrq { srq: SrqId(3), limit: 300 }), "ac021c03ac02"),
+        (request(RequestBody::QuerySrq { srq: SrqId(3) }), "ac021d03"),
+        (request(RequestBody::DestroySrq { srq: SrqId(3) }), "ac021e03"),
+        (request(RequestBody::AttachMemory), "ac021f"),
+        (
+            request(RequestBody::ConnectOver {
+                qp,
+                ird: Some(1),
+                ord: None,
+                private_data: vec![7],
+            }),
+            "ac0220ac020101000107",
+        ),
+        (request(RequestBody::ServeOver { context: 9 }), "ac022109"),
+        (request(RequestBody::AdminDisconnect { qp }), "ac0222ac02"),
+        (request(RequestBody::Drain { on: true }), "ac022301"),
+        (request(RequestBody::Diagnosis { id: 1 << 40 }), "ac0224808080808020"),
+        (request(RequestBody::ReserveSharedBuffer { length: 1 << 20 }), "ac0225808040"),
+        (request(RequestBody::FillSharedBuffer { buffer: SharedBufferId(5) }), "ac022605"),
+        (request(RequestBody::ResizeCq { cq: CqId(3), entries: 1000 }), "ac022703e807"),
+        (
+            request(RequestBody::ModifyQp {
+                qp,
+                change: QpChange::ReadyToReceive(Wiring {
+                    local: Gid([1; 16]),
+                    remote: Gid([2; 16]),
+                    remote_qp: QpId(3),
+                    rq_psn: 300,
+                    path_mtu: 1024,
+                    min_rnr_timer: 12,
+                    ird: 4,
+                    rights: Access::REMOTE_READ,
                 }),
-                "ac0209e8070104ffffffffffffffffff01",
-            ),
-            (request(RequestBody::DestroyCq { cq: CqId(3) }), "ac020a03"),
-            (
-                request(RequestBody::CreateQp(QpRequest {
-                    pd: PdId(7),
-                    send_cq: CqId(3),
-                    recv_cq: CqId(2),
-                    srq: None,
-                    sq_depth: 128,
-                    rq_depth: 64,
-                    max_send_sge: 4,
-                    max_recv_sge: 3,
-                    max_inline: 200,
-                    signal_all: true,
-                    rnr_policy: RnrPolicy::Wait { timeout_ms: 5 },
-                    context: 17,
-                    kind: QpType::Rc,
-                })),
-                "ac020b070302008001400403c8010101051101",
-            ),
-            (request(RequestBody::QpToError { qp }), "ac020cac02"),
-            (request(RequestBody::DestroyQp { qp }), "ac020dac02"),
-            (request(RequestBody::QueryQp { qp }), "ac020eac02"),
-            (
-                request(RequestBody::Bind { address: v6(), context: 6, v6_only: true }),
-                "ac020f0120010db8000000000000000000000001b725070601",
-            ),
-            (request(RequestBody::Listen { listener: ListenerId(8), backlog: 16 }), "ac02100810"),
-            (request(RequestBody::CloseListener { listener: ListenerId(8) }), "ac021108"),
-            (
-                request(RequestBody::Accept {
-                    request: RequestId(11),
-                    qp,
-                    ird: Some(16),
-                    ord: None,
-                    private_data: vec![1, 2, 3],
-                }),
-                "ac02120bac0201100003010203",
-            ),
-            (
-                request(RequestBody::Reject { request: RequestId(11), private_data: vec![] }),
-                "ac02130b00",
-            ),
-            (
-                request(RequestBody::Connect {
-                    qp,
-                    peer: v4(),
-                    local: Some(v6()),
-                    ird: None,
-                    ord: Some(8),
-                    private_data: vec![0xFF],
-                }),
-                "ac0214ac0200c0000207af3a010120010db8000000000000000000000001b7250700010801ff",
-            ),
-            (request(RequestBody::Disconnect { qp, mode: DisconnectMode::Abort }), "ac0215ac0202"),
-            (
-                request(RequestBody::SetContext { object: ObjectRef::Cq(CqId(3)), context: 5 }),
-                "ac0216010305",
-            ),
-            (request(RequestBody::Status), "ac0217"),
-            (request(RequestBody::List { what: ListKind::Mrs, from: 32 }), "ac02180320"),
-            (
-                request(RequestBody::AllocWindow { pd: PdId(7), kind: WindowKind::Type2 }),
-                "ac02190701",
-            ),
-            (request(RequestBody::DeallocWindow { window: MwId(6) }), "ac021a06"),
-            (
-                request(RequestBody::CreateSrq(SrqRequest {
-                    pd: PdId(7),
-                    depth: 300,
-                    max_sge: 2,
-                    limit: 4,
-                    context: 5,
-                })),
-                "ac021b07ac02020405",
-            ),
-            (request(RequestBody::ArmSrq { srq: SrqId(3), limit: 300 }), "ac021c03ac02"),
-            (request(RequestBody::QuerySrq { srq: SrqId(3) }), "ac021d03"),
-            (request(RequestBody::DestroySrq { srq: SrqId(3) }), "ac021e03"),
-            (request(RequestBody::AttachMemory), "ac021f"),
-            (
-                request(RequestBody::ConnectOver {
-                    qp,
-                    ird: Some(1),
-                    ord: None,
-                    private_data: vec![7],
-                }),
-                "ac0220ac020101000107",
-            ),
-            (request(RequestBody::ServeOver { context: 9 }), "ac022109"),
-            (request(RequestBody::AdminDisconnect { qp }), "ac0222ac02"),
-            (request(RequestBody::Drain { on: true }), "ac022301"),
-            (request(RequestBody::Diagnosis { id: 1 << 40 }), "ac0224808080808020"),
-            (request(RequestBody::ReserveSharedBuffer { length: 1 << 20 }), "ac0225808040"),
-            (request(RequestBody::FillSharedBuffer { buffer: SharedBufferId(5) }), "ac022605"),
-            (request(RequestBody::ResizeCq { cq: CqId(3), entries: 1000 }), "ac022703e807"),
-            (
-                request(RequestBody::ModifyQp {
-                    qp,
-                    change: QpChange::ReadyToReceive(Wiring {
-                        local: Gid([1; 16]),
-                        remote: Gid([2; 16]),
-                        remote_qp: QpId(3),
-                        rq_psn: 300,
-                        path_mtu: 1024,
-                        min_rnr_timer: 12,
-                        ird: 4,
-                        rights: Access::REMOTE_READ,
-                    }),
-                }),
-                "ac0228ac020001010101010101010101010101010101020202020202020202020202020202\
+            }),
+            "ac0228ac020001010101010101010101010101010101020202020202020202020202020202\
                  0203ac0280080c0404",
-            ),
-            (request(RequestBody::QueryGids), "ac0229"),
-            (
-                request(RequestBody::ReregMr { mr: MrId(9), to: region }),
-                "ac022a09070005802080408080808080200501ac02",
-            ),
-            (
-                request(RequestBody::BindDatagrams { address: v6(), context: 6, v6_only: true }),
-                "ac022b0120010db8000000000000000000000001b725070601",
-            ),
-            (request(RequestBody::ServeCopies { worker: 3 }), "ac022c03"),
-        ],
-    );
+        ),
+        (request(RequestBody::QueryGids), "ac0229"),
+        (
+            request(RequestBody::ReregMr { mr: MrId(9), to: region }),
+            "ac022a09070005802080408080808080200501ac02",
+        ),
+        (
+            request(RequestBody::BindDatagrams { address: v6(), context: 6, v6_only: true }),
+            "ac022b0120010db8000000000000000000000001b725070601",
+        ),
+        (request(RequestBody::ServeCopies { worker: 3 }), "ac022c03"),
+    ];
+    check::<RequestBody>(2, &golden);
+    for (Request { body, .. }, _) in &golden {
+        let debug = format!("{body:?}");
+        let variant = debug.split([' ', '(']).next();
+        assert_eq!(variant, Some(body.info().name));
+    }
 }
 
 #[test]
@@ -246,7 +254,7 @@ fn qp_changes() {
         rights,
     };
     let sending = Sending { sq_psn: 300, timeout: 1, retry_count: 2, rnr_retry: 3, ord: 4 };
-    check(
+    check::<QpChange>(
         0,
         &[
             (
@@ -291,7 +299,7 @@ fn replies() {
         accepted: 5,
         rejected: 6,
     }]);
-    check(
+    check::<ReplyBody>(
         2,
         &[
             (reply(ReplyBody::Done), "01000000"),
@@ -432,7 +440,7 @@ fn rows() {
         access: Access::all(),
         scope: Scope::Pd,
     };
-    check(
+    check::<Rows>(
         0,
         &[
             (Rows::Clients(vec![client]), "000101d00fe9070572636f7079010203802080800405"),
@@ -493,7 +501,7 @@ fn rows() {
 #[test]
 fn diagnosis_kinds() {
     let code = TerminateCode { layer: 1, etype: 2, code: 3 };
-    check(
+    check::<DiagnosisKind>(
         0,
         &[
             (DiagnosisKind::Refused, "00"),
@@ -501,6 +509,7 @@ fn diagnosis_kinds() {
             (DiagnosisKind::Terminate { origin: TerminateOrigin::Peer, code }, "0201010203"),
             (DiagnosisKind::Lost, "03"),
             (DiagnosisKind::Ended, "04"),
+            (DiagnosisKind::Dropped, "05"),
         ],
     );
 }
@@ -514,7 +523,7 @@ fn refusals() {
         key: "limits.queue_depth".into(),
         limit: 16384,
     };
-    check(
+    check::<Refusal>(
         0,
         &[
             (limit, "000a6c696d6974732e717073404001"),
@@ -557,7 +566,7 @@ fn events() {
     let qp = QpId(6);
     let context = 1 << 63;
     let ended = |reason| Event::Disconnected { qp, context: 0, reason };
-    check(
+    check::<Event>(
         0,
         &[
             (
@@ -642,7 +651,7 @@ fn events() {
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };
     let origin = TerminateOrigin::Local;
-    check(
+    check::<DisconnectReason>(
         3,
         &[
             (ended(DisconnectReason::Orderly), "05060000"),

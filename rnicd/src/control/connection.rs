@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rnic_abi::abi::control::{
-    Hello, HelloReply, MAX_MESSAGE, Refusal, Reply, Request, RequestBody,
+    DescriptorKind, Hello, HelloReply, MAX_MESSAGE, Refusal, Reply, Request,
 };
 use rnic_abi::types::{SessionId, Time};
 
@@ -192,7 +192,7 @@ impl Connection {
             _ => Incoming::Request(decode_request(bytes).map_err(End::Malformed)?, None),
         };
         let wanted = match &incoming {
-            Incoming::Request(request, _) => Wanted::by(&request.body),
+            Incoming::Request(request, _) => request.body.info().descriptor,
             _ => None,
         };
         match (wanted, descriptors, incoming) {
@@ -202,7 +202,7 @@ impl Connection {
                 Ok(Incoming::Request(request, descriptor))
             }
             (Some(wanted), false, _) => {
-                Err(malformed(&format!("the descriptor of {} is missing", wanted.name())))
+                Err(malformed(&format!("the descriptor of {} is missing", name_of(wanted))))
             }
             (None, true, _) => Err(malformed("an unexpected descriptor")),
             (_, _, incoming) => {
@@ -215,7 +215,11 @@ impl Connection {
     /// Takes the front packet with its descriptor, which must be one of the wanted kind. All others
     /// are closed by the reaper, because a close may block forever. Returns `None` if the kernel
     /// dropped the descriptor because this process had none left, which is not the client's fault.
-    fn take_wanted(&self, wanted: Wanted, reaper: &Reaper) -> Result<Option<Passed>, String> {
+    fn take_wanted(
+        &self,
+        wanted: DescriptorKind,
+        reaper: &Reaper,
+    ) -> Result<Option<Passed>, String> {
         let (descriptors, more) =
             packet::take_descriptors(self.socket.as_fd()).map_err(|e| e.to_string())?;
         if descriptors.is_empty() && more && self.socket.try_clone().is_err() {
@@ -223,14 +227,14 @@ impl Connection {
         }
         let descriptors = descriptors.into_iter().map(|d| Passed::new(d, self.peer.uid, reaper));
         let (mut right, others): (Vec<_>, Vec<_>) =
-            descriptors.partition(|passed| wanted.is_met_by(passed.kind()));
+            descriptors.partition(|passed| is_wanted(wanted, passed.kind()));
         if right.len() == 1 && others.is_empty() && !more {
             return Ok(right.pop());
         }
         Err(if others.is_empty() {
             "more than one descriptor".to_owned()
         } else {
-            format!("the descriptor is not {}", wanted.name())
+            format!("the descriptor is not {}", name_of(wanted))
         })
     }
 
@@ -291,45 +295,22 @@ pub fn reject_client(socket: BorrowedFd<'_>, reply: HelloReply) {
     let _ = Outbox::default().send(socket, packet);
 }
 
-/// Kind of descriptor that a request carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    /// Memory of a shared buffer.
-    Memfd,
-    /// The client's `/proc/self/mem`.
-    AddressSpace,
-    /// A socket. The request that uses it checks the kind of socket, and its refusal states it.
-    Socket,
+/// Returns true if a descriptor is one that a request wants. The request that uses a socket checks
+/// its kind, and its refusal states it. Any descriptor may be an address space: a call on a
+/// descriptor of an untrusted user can block, so `AttachMemory` checks it only for trusted users.
+fn is_wanted(wanted: DescriptorKind, kind: PassedKind) -> bool {
+    match wanted {
+        DescriptorKind::Memfd => kind == PassedKind::Memfd,
+        DescriptorKind::AddressSpace => true,
+        DescriptorKind::Socket => kind == PassedKind::Socket,
+    }
 }
 
-impl Wanted {
-    fn by(body: &RequestBody) -> Option<Self> {
-        match body {
-            RequestBody::AddSharedBuffer { .. } | RequestBody::FillSharedBuffer { .. } => {
-                Some(Wanted::Memfd)
-            }
-            RequestBody::AttachMemory => Some(Wanted::AddressSpace),
-            RequestBody::ConnectOver { .. } | RequestBody::ServeOver { .. } => Some(Wanted::Socket),
-            _ => None,
-        }
-    }
-
-    fn is_met_by(self, kind: PassedKind) -> bool {
-        match self {
-            Wanted::Memfd => kind == PassedKind::Memfd,
-            // Accepts any kind: a call on a descriptor of an untrusted user can block, so
-            // `AttachMemory` checks it only for trusted users.
-            Wanted::AddressSpace => true,
-            Wanted::Socket => kind == PassedKind::Socket,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Wanted::Memfd => "a memfd",
-            Wanted::AddressSpace => "the client's memory",
-            Wanted::Socket => "a socket",
-        }
+fn name_of(wanted: DescriptorKind) -> &'static str {
+    match wanted {
+        DescriptorKind::Memfd => "a memfd",
+        DescriptorKind::AddressSpace => "the client's memory",
+        DescriptorKind::Socket => "a socket",
     }
 }
 
@@ -361,7 +342,7 @@ fn encode(reply: Reply) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use rnic_abi::abi::control::{PAGE_ROWS, QpCounters, QpRow, ReplyBody, Rows};
+    use rnic_abi::abi::control::{PAGE_ROWS, QpCounters, QpRow, ReplyBody, RequestBody, Rows};
     use rnic_abi::types::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 

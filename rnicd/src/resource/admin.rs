@@ -1,6 +1,6 @@
 //! Requests of administrators that affect other users: draining, and ending a connection.
 
-use rnic_abi::abi::control::{QpChange, Refusal, RequestBody};
+use rnic_abi::abi::control::Refusal;
 use rnic_abi::types::*;
 
 use super::qp::{QpPhase, wrong_state};
@@ -42,11 +42,6 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Refuses requests that create objects while draining.
-    pub(super) fn check_draining(&self, body: &RequestBody) -> Result<(), Refusal> {
-        if self.draining && creates_objects(body) { Err(Refusal::Draining) } else { Ok(()) }
-    }
-
     fn check_admin(&mut self, id: SessionId, verb: &str) -> Result<(), Refusal> {
         let client = &find(&mut self.sessions, id)?.client;
         if client.admin {
@@ -56,61 +51,6 @@ impl Manager {
                 rule: "control.admins".to_owned(),
                 what: format!("{verb} as user {}", client.identity.uid),
             })
-        }
-    }
-}
-
-fn creates_objects(body: &RequestBody) -> bool {
-    use RequestBody as R;
-    match body {
-        R::OpenPd { .. }
-        | R::AddSharedBuffer { .. }
-        | R::ReserveSharedBuffer { .. }
-        | R::RegMr(_)
-        | R::CreateChannel
-        | R::CreateCq { .. }
-        | R::CreateQp(_)
-        | R::Bind { .. }
-        | R::BindDatagrams { .. }
-        | R::Listen { .. }
-        | R::Accept { .. }
-        | R::Connect { .. }
-        | R::AllocWindow { .. }
-        | R::CreateSrq(_)
-        | R::AttachMemory
-        | R::ServeCopies { .. }
-        | R::ConnectOver { .. }
-        | R::ServeOver { .. } => true,
-        R::QueryDevice
-        | R::QueryGids
-        | R::ClosePd { .. }
-        | R::RemoveSharedBuffer { .. }
-        | R::DeregMr { .. }
-        | R::ReregMr { .. }
-        | R::DestroyChannel { .. }
-        | R::DestroyCq { .. }
-        | R::QpToError { .. }
-        | R::DestroyQp { .. }
-        | R::QueryQp { .. }
-        | R::CloseListener { .. }
-        | R::Reject { .. }
-        | R::Disconnect { .. }
-        | R::SetContext { .. }
-        | R::Status
-        | R::List { .. }
-        | R::DeallocWindow { .. }
-        | R::ArmSrq { .. }
-        | R::QuerySrq { .. }
-        | R::DestroySrq { .. }
-        | R::AdminDisconnect { .. }
-        | R::Drain { .. }
-        | R::Diagnosis { .. }
-        // The buffer exists: it was reserved earlier.
-        | R::FillSharedBuffer { .. }
-        // Existing objects stay fully usable.
-        | R::ResizeCq { .. } => false,
-        R::ModifyQp { change, .. } => {
-            matches!(change, QpChange::ReadyToReceive(_) | QpChange::ReceiveDatagrams { .. })
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_abi::abi::control::{ObjectRef, ReplyBody, RequestBody};
+use rnic_abi::abi::control::{ObjectRef, Refusal, ReplyBody, RequestBody, RequestKind};
 use rnic_abi::types::*;
 use rnic_core::engine::Notification;
 
@@ -11,7 +11,6 @@ use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome, Refused};
 use crate::resource::listener::PortSpace as Space;
 use crate::resource::qp::ConnectOver;
-use crate::resource::records::RequestSubject;
 use crate::resource::{Manager, Pending, find, refuse};
 
 impl Manager {
@@ -25,11 +24,15 @@ impl Manager {
         now: Time,
     ) -> Result<Outcome, Refused> {
         self.renew_outdated(id);
-        let asked = RequestSubject::of(&body);
-        if !body.is_query() {
+        let asked = body.info();
+        if asked.kind != RequestKind::Query {
             self.note_opening(id);
         }
-        let answer = self.dispatch(id, body, descriptor, now);
+        let answer = if self.draining && asked.kind == RequestKind::Create {
+            Err(Refusal::Draining)
+        } else {
+            self.dispatch(id, body, descriptor, now)
+        };
         let answer = answer.map_err(|refusal| self.refused(id, asked, refusal, now));
         self.settle();
         answer
@@ -43,16 +46,13 @@ impl Manager {
         now: Time,
     ) -> Answer {
         use RequestBody as R;
-        self.check_draining(&body)?;
+        let passed = || descriptor.ok_or_else(refuse::lost_descriptor);
         //= DDP-8.3.2-2, RDMAP-8.1.2-2
         match body {
             R::QueryDevice => self.device(id),
             R::OpenPd { name } => self.open_pd(id, name.as_deref()),
             R::ClosePd { pd } => self.close_pd(id, pd),
-            R::AddSharedBuffer { length } => match descriptor {
-                Some(memfd) => self.add_shared_buffer(id, length, memfd),
-                None => Err(refuse::lost_descriptor()),
-            },
+            R::AddSharedBuffer { length } => self.add_shared_buffer(id, length, passed()?),
             R::RemoveSharedBuffer { buffer } => self.remove_shared_buffer(id, buffer),
             R::RegMr(request) => self.reg_mr(id, &request),
             R::DeregMr { mr } => self.dereg_mr(id, mr),
@@ -101,22 +101,16 @@ impl Manager {
             R::QuerySrq { srq } => self.query_srq(id, srq),
             R::DestroySrq { srq } => self.destroy_srq(id, srq),
             R::ServeCopies { worker } => self.serve_copies(id, worker),
-            R::AttachMemory => match descriptor {
-                Some(memory) => self.attach_memory(id, memory),
-                None => Err(refuse::lost_descriptor()),
-            },
+            R::AttachMemory => self.attach_memory(id, passed()?),
             R::ConnectOver { qp, ird, ord, private_data } => {
-                self.connect_over(id, ConnectOver { qp, ird, ord, private_data }, descriptor, now)
+                self.connect_over(id, ConnectOver { qp, ird, ord, private_data }, passed()?, now)
             }
-            R::ServeOver { context } => self.serve_over(id, context, descriptor, now),
+            R::ServeOver { context } => self.serve_over(id, context, passed()?, now),
             R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
             R::Drain { on } => self.drain(id, on),
             R::Diagnosis { id: number } => self.why(id, number),
             R::ReserveSharedBuffer { length } => self.reserve_shared_buffer(id, length),
-            R::FillSharedBuffer { buffer } => match descriptor {
-                Some(memfd) => self.fill_shared_buffer(id, buffer, memfd),
-                None => Err(refuse::lost_descriptor()),
-            },
+            R::FillSharedBuffer { buffer } => self.fill_shared_buffer(id, buffer, passed()?),
             R::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries),
             R::ModifyQp { qp, change } => self.modify_qp(id, qp, &change, now),
             R::QueryGids => self.query_gids(),

@@ -26,8 +26,8 @@ pub use qp_attr::{GidRow, QpChange, Sending, Wiring};
 pub use refusal::Refusal;
 pub use reply::{DeviceAttributes, NewArena, QueueLocation, Reply, ReplyBody};
 pub use request::{
-    DisconnectMode, ListKind, MrRequest, MrSource, ObjectRef, QpRequest, Request, RequestBody,
-    SrqRequest,
+    DescriptorKind, DisconnectMode, ListKind, MrRequest, MrSource, ObjectRef, QpRequest, Request,
+    RequestBody, RequestInfo, RequestKind, SrqRequest,
 };
 
 /// Largest control or event message, in bytes.

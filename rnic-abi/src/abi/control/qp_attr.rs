@@ -32,6 +32,13 @@ pub enum QpChange {
     QKey(u32),
 }
 
+impl QpChange {
+    /// Returns true if the QP receives from then on.
+    pub fn starts_receiving(&self) -> bool {
+        matches!(self, QpChange::ReadyToReceive(_) | QpChange::ReceiveDatagrams { .. })
+    }
+}
+
 /// Attributes for the transition to Rtr (`IBV_QPS_RTR`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wiring {

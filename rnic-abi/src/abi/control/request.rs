@@ -323,72 +323,137 @@ pub enum RequestBody {
 }
 
 impl RequestBody {
-    /// Returns the name of the operation, for records and logs.
-    pub fn name(&self) -> &'static str {
+    /// Returns the properties of the operation, one line for each.
+    pub fn info(&self) -> RequestInfo {
+        use DescriptorKind::*;
         use RequestBody as R;
+        use RequestKind::*;
         match self {
-            R::QueryDevice => "QueryDevice",
-            R::OpenPd { .. } => "OpenPd",
-            R::ClosePd { .. } => "ClosePd",
-            R::AddSharedBuffer { .. } => "AddSharedBuffer",
-            R::RemoveSharedBuffer { .. } => "RemoveSharedBuffer",
-            R::RegMr(_) => "RegMr",
-            R::DeregMr { .. } => "DeregMr",
-            R::CreateChannel => "CreateChannel",
-            R::DestroyChannel { .. } => "DestroyChannel",
-            R::CreateCq { .. } => "CreateCq",
-            R::DestroyCq { .. } => "DestroyCq",
-            R::CreateQp(_) => "CreateQp",
-            R::QpToError { .. } => "QpToError",
-            R::DestroyQp { .. } => "DestroyQp",
-            R::QueryQp { .. } => "QueryQp",
-            R::Bind { .. } => "Bind",
-            R::Listen { .. } => "Listen",
-            R::CloseListener { .. } => "CloseListener",
-            R::Accept { .. } => "Accept",
-            R::Reject { .. } => "Reject",
-            R::Connect { .. } => "Connect",
-            R::Disconnect { .. } => "Disconnect",
-            R::SetContext { .. } => "SetContext",
-            R::Status => "Status",
-            R::List { .. } => "List",
-            R::AllocWindow { .. } => "AllocWindow",
-            R::DeallocWindow { .. } => "DeallocWindow",
-            R::CreateSrq(_) => "CreateSrq",
-            R::ArmSrq { .. } => "ArmSrq",
-            R::QuerySrq { .. } => "QuerySrq",
-            R::DestroySrq { .. } => "DestroySrq",
-            R::AttachMemory => "AttachMemory",
-            R::ServeCopies { .. } => "ServeCopies",
-            R::ConnectOver { .. } => "ConnectOver",
-            R::ServeOver { .. } => "ServeOver",
-            R::AdminDisconnect { .. } => "AdminDisconnect",
-            R::Drain { .. } => "Drain",
-            R::Diagnosis { .. } => "Diagnosis",
-            R::ReserveSharedBuffer { .. } => "ReserveSharedBuffer",
-            R::FillSharedBuffer { .. } => "FillSharedBuffer",
-            R::ResizeCq { .. } => "ResizeCq",
-            R::ModifyQp { .. } => "ModifyQp",
-            R::QueryGids => "QueryGids",
-            R::ReregMr { .. } => "ReregMr",
-            R::BindDatagrams { .. } => "BindDatagrams",
+            R::QueryDevice => Query.named("QueryDevice"),
+            R::OpenPd { .. } => Create.named("OpenPd"),
+            R::ClosePd { pd } => Use.named("ClosePd").pd(*pd),
+            R::AddSharedBuffer { length } => {
+                Create.named("AddSharedBuffer").length(*length).with(Memfd)
+            }
+            R::RemoveSharedBuffer { .. } => Use.named("RemoveSharedBuffer"),
+            R::RegMr(to) => Create.named("RegMr").range(to),
+            R::DeregMr { .. } => Use.named("DeregMr"),
+            R::CreateChannel => Create.named("CreateChannel"),
+            R::DestroyChannel { .. } => Use.named("DestroyChannel"),
+            R::CreateCq { .. } => Create.named("CreateCq"),
+            R::DestroyCq { .. } => Use.named("DestroyCq"),
+            R::CreateQp(request) => Create.named("CreateQp").pd(request.pd),
+            R::QpToError { qp } => Use.named("QpToError").qp(*qp),
+            R::DestroyQp { qp } => Use.named("DestroyQp").qp(*qp),
+            R::QueryQp { qp } => Use.named("QueryQp").qp(*qp),
+            R::Bind { .. } => Create.named("Bind"),
+            R::Listen { .. } => Create.named("Listen"),
+            R::CloseListener { .. } => Use.named("CloseListener"),
+            R::Accept { qp, .. } => Create.named("Accept").qp(*qp),
+            R::Reject { .. } => Use.named("Reject"),
+            R::Connect { qp, .. } => Create.named("Connect").qp(*qp),
+            R::Disconnect { qp, .. } => Use.named("Disconnect").qp(*qp),
+            R::SetContext { .. } => Use.named("SetContext"),
+            R::Status => Query.named("Status"),
+            R::List { .. } => Query.named("List"),
+            R::AllocWindow { pd, .. } => Create.named("AllocWindow").pd(*pd),
+            R::DeallocWindow { .. } => Use.named("DeallocWindow"),
+            R::CreateSrq(request) => Create.named("CreateSrq").pd(request.pd),
+            R::ArmSrq { .. } => Use.named("ArmSrq"),
+            R::QuerySrq { .. } => Use.named("QuerySrq"),
+            R::DestroySrq { .. } => Use.named("DestroySrq"),
+            R::AttachMemory => Create.named("AttachMemory").with(AddressSpace),
+            R::ConnectOver { qp, .. } => Create.named("ConnectOver").qp(*qp).with(Socket),
+            R::ServeOver { .. } => Create.named("ServeOver").with(Socket),
+            R::AdminDisconnect { qp } => Query.named("AdminDisconnect").qp(*qp),
+            R::Drain { .. } => Query.named("Drain"),
+            R::Diagnosis { .. } => Query.named("Diagnosis"),
+            R::ReserveSharedBuffer { length } => {
+                Create.named("ReserveSharedBuffer").length(*length)
+            }
+            // The buffer was reserved earlier.
+            R::FillSharedBuffer { .. } => Use.named("FillSharedBuffer").with(Memfd),
+            R::ResizeCq { .. } => Use.named("ResizeCq"),
+            R::ModifyQp { qp, change } => {
+                let kind = if change.starts_receiving() { Create } else { Use };
+                kind.named("ModifyQp").qp(*qp)
+            }
+            R::QueryGids => Query.named("QueryGids"),
+            R::ReregMr { to, .. } => Use.named("ReregMr").range(to),
+            R::BindDatagrams { .. } => Create.named("BindDatagrams"),
+            R::ServeCopies { .. } => Create.named("ServeCopies"),
         }
     }
+}
 
-    /// Returns true for reads that name no object, and for requests of administrators. A session
-    /// that sends no other requests is not recorded as an event.
-    pub fn is_query(&self) -> bool {
-        use RequestBody as R;
-        matches!(
-            self,
-            R::QueryDevice
-                | R::QueryGids
-                | R::Status
-                | R::List { .. }
-                | R::Diagnosis { .. }
-                | R::Drain { .. }
-                | R::AdminDisconnect { .. }
-        )
+/// Properties of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestInfo {
+    /// Name of the operation, for records and logs.
+    pub name: &'static str,
+    /// Effect of the operation.
+    pub kind: RequestKind,
+    /// Descriptor that the request must carry.
+    pub descriptor: Option<DescriptorKind>,
+    /// The QP concerned, for the diagnosis of a refusal, like the fields below.
+    pub qp: Option<QpId>,
+    /// The protection domain concerned.
+    pub pd: Option<PdId>,
+    /// Address of the first byte of the region.
+    pub offset: Option<u64>,
+    /// Length of the region or shared buffer in bytes.
+    pub length: Option<u64>,
+}
+
+/// Effect of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    /// Only reads, or is for administrators only. A session that sends no other requests is not
+    /// recorded as an event.
+    Query,
+    /// Creates an object or a connection. A draining daemon refuses it.
+    Create,
+    /// Uses, changes or destroys existing objects.
+    Use,
+}
+
+/// Kind of descriptor that a request carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DescriptorKind {
+    /// Memory of a shared buffer.
+    Memfd,
+    /// The client's `/proc/self/mem`.
+    AddressSpace,
+    /// A socket.
+    Socket,
+}
+
+impl RequestKind {
+    fn named(self, name: &'static str) -> RequestInfo {
+        let kind = self;
+        RequestInfo { name, kind, descriptor: None, qp: None, pd: None, offset: None, length: None }
+    }
+}
+
+impl RequestInfo {
+    fn with(self, descriptor: DescriptorKind) -> Self {
+        RequestInfo { descriptor: Some(descriptor), ..self }
+    }
+
+    fn qp(self, qp: QpId) -> Self {
+        RequestInfo { qp: Some(qp), ..self }
+    }
+
+    fn pd(self, pd: PdId) -> Self {
+        RequestInfo { pd: Some(pd), ..self }
+    }
+
+    fn length(self, length: u64) -> Self {
+        RequestInfo { length: Some(length), ..self }
+    }
+
+    fn range(self, region: &MrRequest) -> Self {
+        RequestInfo { offset: Some(region.iova), ..self.pd(region.pd).length(region.length) }
     }
 }
 

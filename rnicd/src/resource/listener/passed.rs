@@ -16,7 +16,7 @@ use crate::cm;
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
-use crate::resource::{Manager, find, refuse};
+use crate::resource::{Manager, find};
 use crate::socket::Socket;
 
 impl Manager {
@@ -24,7 +24,7 @@ impl Manager {
         &mut self,
         id: SessionId,
         context: u64,
-        descriptor: Option<Passed>,
+        descriptor: Passed,
         now: Time,
     ) -> Answer {
         let socket = self.passed(id, descriptor)?;
@@ -78,9 +78,8 @@ impl Manager {
     pub(in crate::resource) fn passed(
         &mut self,
         id: SessionId,
-        descriptor: Option<Passed>,
+        descriptor: Passed,
     ) -> Result<Socket, Refusal> {
-        let descriptor = descriptor.ok_or_else(refuse::lost_descriptor)?;
         let client = &find(&mut self.sessions, id)?.client;
         let user = client.identity.uid;
         if client.may_pass_sockets() {

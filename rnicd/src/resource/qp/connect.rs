@@ -51,7 +51,7 @@ impl Manager {
         &mut self,
         id: SessionId,
         wanted: ConnectOver,
-        descriptor: Option<Passed>,
+        descriptor: Passed,
         now: Time,
     ) -> Answer {
         let socket = self.passed(id, descriptor)?;

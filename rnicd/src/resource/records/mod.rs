@@ -16,7 +16,6 @@ use rnic_core::device::{DiagnosisLog, QpShared};
 use notes::Notes;
 pub use notes::log_limit;
 pub use reader::{ClockReading, Reader};
-pub use requests::RequestSubject;
 pub use totals::{Counters, METRICS, Terminates, Totals, USERS};
 
 /// The manager's records.

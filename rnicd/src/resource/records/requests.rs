@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use rnic_abi::abi::control::{EventRecord, Refusal, ReplyBody, RequestBody, Rows, *};
+use rnic_abi::abi::control::*;
 use rnic_abi::types::*;
 use rnic_core::device::diagnoses::{OwnerFilter, StoredDiagnosis};
 
@@ -17,57 +17,12 @@ use crate::resource::listing::page::page_that_fits;
 use crate::resource::session::Client;
 use crate::resource::{Manager, find, refuse};
 
-/// Subject of a request, for the diagnosis of its refusal.
-#[derive(Clone, Copy)]
-pub struct RequestSubject {
-    verb: &'static str,
-    qp: Option<QpId>,
-    pd: Option<PdId>,
-    offset: Option<u64>,
-    length: Option<u64>,
-}
-
-impl RequestSubject {
-    /// Describes a request before it is carried out.
-    pub fn of(body: &RequestBody) -> Self {
-        use RequestBody as R;
-        let asked =
-            RequestSubject { verb: body.name(), qp: None, pd: None, offset: None, length: None };
-        match body {
-            R::ClosePd { pd } | R::AllocWindow { pd, .. } => {
-                RequestSubject { pd: Some(*pd), ..asked }
-            }
-            R::CreateQp(request) => RequestSubject { pd: Some(request.pd), ..asked },
-            R::CreateSrq(request) => RequestSubject { pd: Some(request.pd), ..asked },
-            R::RegMr(region) | R::ReregMr { to: region, .. } => RequestSubject {
-                pd: Some(region.pd),
-                offset: Some(region.iova),
-                length: Some(region.length),
-                ..asked
-            },
-            R::AddSharedBuffer { length, .. } | R::ReserveSharedBuffer { length } => {
-                RequestSubject { length: Some(*length), ..asked }
-            }
-            R::QpToError { qp }
-            | R::DestroyQp { qp }
-            | R::ModifyQp { qp, .. }
-            | R::QueryQp { qp }
-            | R::Accept { qp, .. }
-            | R::Connect { qp, .. }
-            | R::Disconnect { qp, .. }
-            | R::ConnectOver { qp, .. }
-            | R::AdminDisconnect { qp } => RequestSubject { qp: Some(*qp), ..asked },
-            _ => asked,
-        }
-    }
-}
-
 impl Manager {
     /// Counts and records a refusal. Adds a note if a limit is reached.
     pub(in crate::resource) fn refused(
         &mut self,
         session: SessionId,
-        asked: RequestSubject,
+        asked: RequestInfo,
         refusal: Refusal,
         now: Time,
     ) -> Refused {
@@ -76,16 +31,16 @@ impl Manager {
             session.refusals += 1;
             self.records.past.add_refusal(session.client.identity.uid);
         }
-        let RequestSubject { verb, qp, pd, offset, length } = asked;
-        let text = format!("{verb}: {refusal}");
+        let RequestInfo { name, qp, pd, offset, length, .. } = asked;
+        let text = format!("{name}: {refusal}");
         let why = Diagnosis::new(session, DiagnosisKind::Refused, rule_of(&refusal), text);
         let diagnosis_id =
             self.records.diagnoses.record(now, Diagnosis { qp, pd, offset, length, ..why });
         if let Refusal::Limit { .. } = refusal {
-            let text = format!("{verb}: {refusal} (why {diagnosis_id})");
+            let text = format!("{name}: {refusal} (why {diagnosis_id})");
             self.note("limit_reached", Some(session), text);
         }
-        tracing::debug!(%session, verb, why = diagnosis_id, %refusal, "refused");
+        tracing::debug!(%session, verb = name, why = diagnosis_id, %refusal, "refused");
         Refused { refusal, diagnosis_id }
     }
 
