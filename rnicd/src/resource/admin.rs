@@ -44,7 +44,7 @@ impl Manager {
 
     fn check_admin(&mut self, id: SessionId, verb: &str) -> Result<(), Refusal> {
         let client = &find(&mut self.sessions, id)?.client;
-        if client.admin {
+        if client.rights.admin {
             Ok(())
         } else {
             Err(Refusal::NotAllowed {

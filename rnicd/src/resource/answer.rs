@@ -59,8 +59,10 @@ impl Outcome {
 /// Messages for sessions that the control thread has not taken yet.
 #[derive(Default)]
 pub struct Outbox {
-    answers: VecDeque<(SessionId, Response)>,
-    ended: VecDeque<(SessionId, String)>,
+    /// Deferred answers.
+    pub answers: VecDeque<(SessionId, Response)>,
+    /// Sessions to be closed, with the reasons.
+    pub ended: VecDeque<(SessionId, String)>,
 }
 
 impl Outbox {
@@ -72,16 +74,6 @@ impl Outbox {
     /// Queues a session to be closed, with the reason.
     pub fn end(&mut self, session: SessionId, why: String) {
         self.ended.push_back((session, why));
-    }
-
-    /// Takes the next deferred answer.
-    pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
-        self.answers.pop_front()
-    }
-
-    /// Takes the next session to close.
-    pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
-        self.ended.pop_front()
     }
 }
 

@@ -112,11 +112,7 @@ impl Capacity {
     /// Returns the limit to report when too many descriptors wait to be closed: the configured key,
     /// with the limit that lowered it.
     pub fn closing_key(&self, configured: u32) -> String {
-        if self.closing < u64::from(configured) {
-            format!("limits.closing (lowered by RLIMIT_NOFILE = {})", self.nofile)
-        } else {
-            "limits.closing".to_owned()
-        }
+        self.key("limits.closing".to_owned(), self.closing < u64::from(configured))
     }
 
     /// Returns how many descriptors of one user may wait to be closed: at most `limit`, and half of

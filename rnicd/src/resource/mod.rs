@@ -223,12 +223,12 @@ impl Manager {
 
     /// Takes a deferred answer.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
-        self.outbox.poll_answer()
+        self.outbox.answers.pop_front()
     }
 
     /// Takes a session that misbehaved, and the reason. The caller must close it.
     pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
-        self.outbox.poll_ended()
+        self.outbox.ended.pop_front()
     }
 
     /// Returns the connection manager, for readiness and timeouts. Call [`Manager::settle`] after.

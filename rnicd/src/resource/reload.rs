@@ -95,11 +95,9 @@ impl Manager {
     fn renew_rights_of(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let rights = self.policy.rights(&session.client.identity);
-        session.client.admin = rights.admin;
-        session.client.trusted = rights.trusted;
-        session.client.sockets = rights.sockets;
         self.cm.set_quota(session.id, self.capacity.quota(&rights));
         session.account.set_rights(&rights);
+        session.client.rights = rights;
         self.renew_datagram_rules(id);
     }
 }

@@ -122,9 +122,9 @@ impl NamedPds {
 
     /// Returns the number of distinct domains. `opened` is the sum over all sessions, in which a
     /// named domain is counted once per session.
-    pub fn total(&self, opened: u32) -> u32 {
+    pub fn total(&self, opened: usize) -> usize {
         let again: usize = self.0.lock().values().map(|domain| domain.sessions.len() - 1).sum();
-        opened.saturating_sub(u32::try_from(again).unwrap_or(u32::MAX))
+        opened.saturating_sub(again)
     }
 
     /// Returns the name of a named domain.

@@ -6,7 +6,7 @@ use rnic_abi::types::*;
 use super::Pd;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
-use crate::resource::listing::page::{self, key, page};
+use crate::resource::listing::page::{self, Page, key};
 use crate::resource::{Manager, find, refuse};
 
 impl Manager {
@@ -57,12 +57,8 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Returns a page of all open domains, or of one session's domains with its own usage.
-    pub(in crate::resource) fn pd_rows(
-        &self,
-        own: Option<SessionId>,
-        from: u64,
-    ) -> (Vec<PdRow>, u32, u64) {
+    /// Returns the rows of all open domains, or of one session's domains with its own usage.
+    pub(in crate::resource) fn pd_rows(&self, own: Option<SessionId>, from: u64) -> Page<PdRow> {
         // No session has number 0, so named domains come first.
         let named = own.is_none().then(|| self.named_pds.rows()).into_iter().flatten();
         let named = named.map(|row| (key(SessionId(0), row.pd.0), row));
@@ -78,12 +74,11 @@ impl Manager {
                 (key, PdRow { pd, session, name, sessions: 1, mrs, qps })
             })
         });
-        let (rows, next) = page(named.filter(|(key, _)| *key >= from).chain(private), |row| row);
         let counted = page::count(page::sessions(&self.sessions, own, 0), |s| &s.pds);
         let total = match own {
             Some(_) => counted,
             None => self.named_pds.total(counted),
         };
-        (rows, total, next)
+        Page::new(named.filter(|(key, _)| *key >= from).chain(private), total, |row| row)
     }
 }

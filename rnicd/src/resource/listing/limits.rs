@@ -3,7 +3,7 @@
 use rnic_abi::abi::control::LimitRow;
 use rnic_abi::types::SessionId;
 
-use super::page::{self, key, page};
+use super::page::{self, Page, key};
 use crate::config::{Kind, Scope, UNLIMITED};
 use crate::resource::Manager;
 use crate::resource::ledger::UserAccount;
@@ -17,7 +17,7 @@ impl Manager {
         &self,
         own: Option<SessionId>,
         from: u64,
-    ) -> (Vec<LimitRow>, u32, u64) {
+    ) -> Page<LimitRow> {
         let device = match own {
             Some(_) => Vec::new(),
             None => self.device_limits(),
@@ -37,7 +37,6 @@ impl Manager {
             rows.map(|(row, limit)| (LimitKey::of_session(session.id, row), limit))
         });
         let all = device.chain(users).chain(sessions).filter(|(key, _)| *key >= from);
-        let (rows, next) = page(all, |row| row);
         let (users, sessions) = match own {
             Some(_) => (1, 1),
             None => (self.ledger.users(), self.sessions.len()),
@@ -46,7 +45,7 @@ impl Manager {
         let of_session = Kind::counted().filter(limited).count();
         let total =
             limits_of_device + users * (Kind::counted().count() + 2) + sessions * of_session;
-        (rows, u32::try_from(total).unwrap_or(u32::MAX), next)
+        Page::new(all, total, |row| row)
     }
 
     /// Returns users with any usage, from `from` on, in the order of their IDs. If `only` is set,

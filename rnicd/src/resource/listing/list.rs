@@ -1,16 +1,18 @@
 //! Queries of `rnicctl`: all users' objects for administrators, the session's own for others.
 
+use std::collections::BTreeMap;
+
 use rnic_abi::abi::control::{ReplyBody, *};
 use rnic_abi::types::*;
 
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
-use crate::resource::listing::page;
-use crate::resource::memory::window_row;
+use crate::resource::listing::page::{self, Page};
+use crate::resource::memory::{mr_row, window_row};
 use crate::resource::qp::qp_row;
 use crate::resource::queue::{cq_row, srq_row};
-use crate::resource::records::{Reader, Terminates};
-use crate::resource::session::client_row;
+use crate::resource::records::{Counters, Reader};
+use crate::resource::session::{Session, client_row};
 use crate::resource::{Manager, find};
 
 impl Manager {
@@ -61,21 +63,23 @@ impl Manager {
 
     pub(in crate::resource) fn status(&mut self, id: SessionId) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        let own = (!session.client.admin).then_some(id);
+        let own = (!session.client.rights.admin).then_some(id);
         let counts = match own {
             Some(_) => session.account.amounts(),
             None => self.ledger.used(),
         };
-        let refusals = own.map_or(self.records.refusals(), |_| session.refusals);
+        let refusals = own.map_or(self.records.refusals, |_| session.refusals);
         // Counts of objects are below their limits, which are below 2^32.
         let count = |kind| u32::try_from(counts.of(kind)).unwrap_or(u32::MAX);
-        let mut terminates = Terminates::default();
+        let mut done = Counters::default();
         for qp in page::sessions(&self.sessions, own, 0).flat_map(|s| s.qps.values()) {
-            terminates.count(&qp.shared);
+            done.add_qp(&qp.shared);
         }
         if own.is_none() {
-            terminates.sent += self.records.terminates().sent;
-            terminates.received += self.records.terminates().received;
+            for device in &self.records.past.devices {
+                done.terminates_sent += device.terminates_sent;
+                done.terminates_received += device.terminates_received;
+            }
         }
         let for_admins =
             |n: usize| if own.is_none() { u32::try_from(n).unwrap_or(u32::MAX) } else { 0 };
@@ -99,9 +103,9 @@ impl Manager {
             startups: for_admins(self.cm.in_startup()),
             arena_bytes: counts.of(Kind::ArenaBytes),
             refusals,
-            sessions_ended: own.map_or(self.records.misbehaved(), |_| 0),
-            terminates_sent: terminates.sent,
-            terminates_received: terminates.received,
+            sessions_ended: own.map_or(self.records.misbehaved, |_| 0),
+            terminates_sent: done.terminates_sent,
+            terminates_received: done.terminates_received,
             draining: self.draining,
             wired_port: self.config.wired.port,
             wired_port_problem: self.wired_port_problem(),
@@ -114,76 +118,76 @@ impl Manager {
     pub(in crate::resource) fn list(&mut self, id: SessionId, what: ListKind, from: u64) -> Answer {
         let reader = Reader::of(id, &find(&mut self.sessions, id)?.client);
         let own = reader.own();
-        let visible = || page::sessions(&self.sessions, own, from);
-        let all = || page::sessions(&self.sessions, own, 0);
-        let (rows, total, next) = match what {
+        Outcome::now(match what {
             ListKind::Clients => {
-                let clients = visible().map(|s| (page::key(s.id, 0), s));
-                let (rows, next) = page::page(clients, client_row);
-                (Rows::Clients(rows), own.map_or(self.sessions.len() as u32, |_| 1), next)
+                let total = own.map_or(self.sessions.len(), |_| 1);
+                let clients = page::sessions(&self.sessions, own, from);
+                let clients = clients.map(|session| (page::key(session.id, 0), session));
+                Page::new(clients, total, client_row).reply(Rows::Clients)
             }
-            ListKind::Qps => {
-                let qps = page::objects(visible(), from, |s| &s.qps, QpId, |id| id.0);
-                let (rows, next) = page::page(qps, |(s, qp, object)| qp_row(s.id, qp, object));
-                (Rows::Qps(rows), page::count(all(), |s| &s.qps), next)
-            }
-            ListKind::Cqs => {
-                let cqs = page::objects(visible(), from, |s| &s.cqs, CqId, |id| id.0);
-                let (rows, next) = page::page(cqs, |(_, _, object)| cq_row(&object.cq));
-                (Rows::Cqs(rows), page::count(all(), |s| &s.cqs), next)
-            }
-            ListKind::Mrs => {
-                let mrs = page::objects(visible(), from, |s| &s.mrs, MrId, |id| id.0);
-                let (rows, next) = page::page(mrs, |(s, mr, o)| MrRow {
-                    mr,
-                    session: s.id,
-                    pd: o.region.pd,
-                    buffer: o.region.buffer,
-                    iova: o.region.iova,
-                    length: o.region.length,
-                    access: o.region.access,
-                    scope: o.region.scope,
-                });
-                (Rows::Mrs(rows), page::count(all(), |s| &s.mrs), next)
-            }
-            ListKind::Listeners => {
-                let listeners =
-                    page::objects(visible(), from, |s| &s.listeners, ListenerId, |id| id.0);
-                let (rows, next) = page::page(listeners, |(session, listener, o)| {
-                    self.cm.listener(listener).unwrap_or(ListenerRow {
-                        listener,
-                        session: session.id,
-                        address: o.address,
-                        backlog: 0,
-                        pending: 0,
-                        accepted: 0,
-                        rejected: 0,
-                    })
-                });
-                (Rows::Listeners(rows), page::count(all(), |s| &s.listeners), next)
-            }
-            ListKind::Windows => {
-                let windows = page::objects(visible(), from, |s| &s.windows, MwId, |id| id.0);
-                let (rows, next) = page::page(windows, |(s, _, object)| window_row(s.id, object));
-                (Rows::Windows(rows), page::count(all(), |s| &s.windows), next)
-            }
-            ListKind::Srqs => {
-                let srqs = page::objects(visible(), from, |s| &s.srqs, SrqId, |id| id.0);
-                let (rows, next) = page::page(srqs, |(_, _, object)| srq_row(object));
-                (Rows::Srqs(rows), page::count(all(), |s| &s.srqs), next)
-            }
-            ListKind::Pds => {
-                let (rows, total, next) = self.pd_rows(own, from);
-                (Rows::Pds(rows), total, next)
-            }
-            ListKind::Limits => {
-                let (rows, total, next) = self.limit_rows(own, from);
-                (Rows::Limits(rows), total, next)
-            }
-            ListKind::Diagnoses => self.list_diagnoses(reader, from),
-            ListKind::Events => self.list_events(reader, from),
-        };
-        Outcome::now(ReplyBody::Rows { rows, total, next })
+            ListKind::Qps => self
+                .object_rows(own, from, |s| &s.qps, QpId, |id| id.0, |s, qp, o| qp_row(s.id, qp, o))
+                .reply(Rows::Qps),
+            ListKind::Cqs => self
+                .object_rows(own, from, |s| &s.cqs, CqId, |id| id.0, |_, _, o| cq_row(&o.cq))
+                .reply(Rows::Cqs),
+            ListKind::Mrs => self
+                .object_rows(own, from, |s| &s.mrs, MrId, |id| id.0, |s, mr, o| mr_row(s.id, mr, o))
+                .reply(Rows::Mrs),
+            ListKind::Listeners => self
+                .object_rows(
+                    own,
+                    from,
+                    |s| &s.listeners,
+                    ListenerId,
+                    |id| id.0,
+                    |s, listener, o| {
+                        self.cm.listener(listener).unwrap_or(ListenerRow {
+                            listener,
+                            session: s.id,
+                            address: o.address,
+                            backlog: 0,
+                            pending: 0,
+                            accepted: 0,
+                            rejected: 0,
+                        })
+                    },
+                )
+                .reply(Rows::Listeners),
+            ListKind::Windows => self
+                .object_rows(
+                    own,
+                    from,
+                    |s| &s.windows,
+                    MwId,
+                    |id| id.0,
+                    |s, _, o| window_row(s.id, o),
+                )
+                .reply(Rows::Windows),
+            ListKind::Srqs => self
+                .object_rows(own, from, |s| &s.srqs, SrqId, |id| id.0, |_, _, o| srq_row(o))
+                .reply(Rows::Srqs),
+            ListKind::Pds => self.pd_rows(own, from).reply(Rows::Pds),
+            ListKind::Limits => self.limit_rows(own, from).reply(Rows::Limits),
+            ListKind::Diagnoses => self.list_diagnoses(reader, from).reply(Rows::Diagnoses),
+            ListKind::Events => self.list_events(reader, from).reply(Rows::Events),
+        })
+    }
+
+    /// Returns a page of the objects in a table of each session, or of one session.
+    fn object_rows<K: Ord + Copy, V, R>(
+        &self,
+        own: Option<SessionId>,
+        from: u64,
+        table: fn(&Session) -> &BTreeMap<K, V>,
+        named: fn(u32) -> K,
+        number: fn(&K) -> u32,
+        row: impl Fn(&Session, K, &V) -> R,
+    ) -> Page<R> {
+        let sessions = page::sessions(&self.sessions, own, from);
+        let objects = page::objects(sessions, from, table, named, number);
+        let total = page::count(page::sessions(&self.sessions, own, 0), table);
+        Page::new(objects, total, |(session, id, object)| row(session, id, object))
     }
 }
 

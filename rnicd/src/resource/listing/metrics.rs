@@ -21,12 +21,12 @@ impl Manager {
         let mut page = Page::default();
         let users = self.users();
         self.device_metrics(&mut page, &users);
-        for (n, (name, help)) in METRICS.into_iter().enumerate() {
-            let total = users.values().map(|user| user.done.values()[n]).sum();
+        for (name, help, value) in METRICS {
+            let total = users.values().map(|user| value(&user.done)).sum();
             page.metric(name, MetricKind::Counter, help).sample(&[], total);
             let mut metric = page.metric(&format!("user_{name}"), MetricKind::Counter, help);
             for (uid, user) in &users {
-                metric.sample(&[("uid", &uid_text(*uid))], user.done.values()[n]);
+                metric.sample(&[("uid", &uid_text(*uid))], value(&user.done));
             }
         }
         page.into_text()
@@ -46,11 +46,11 @@ impl Manager {
             .sample(&[], self.cm.in_startup() as u64);
         let ended = "Sessions ended for misbehaviour.";
         page.metric("sessions_ended_total", MetricKind::Counter, ended)
-            .sample(&[], self.records.misbehaved());
+            .sample(&[], self.records.misbehaved);
         page.metric("events_total", MetricKind::Counter, "Recorded events.")
-            .sample(&[], self.records.noted());
+            .sample(&[], self.records.notes.sequence);
         page.metric("diagnoses_total", MetricKind::Counter, "Recorded failures.")
-            .sample(&[], self.records.diagnosis_count());
+            .sample(&[], self.records.diagnoses.made());
         let dropped = "Packets dropped at wired.port because no daemon sent them.";
         page.metric("packets_dropped_total", MetricKind::Counter, dropped)
             .sample(&[], self.workers.dropped_packets());
@@ -82,7 +82,7 @@ impl Manager {
     /// Returns users with any objects or counters. `None` is for users that are counted together.
     fn users(&self) -> BTreeMap<Option<u32>, User<'_>> {
         let mut users = BTreeMap::<Option<u32>, User<'_>>::new();
-        let Totals { users: past, others, .. } = self.records.past();
+        let Totals { users: past, others, .. } = &self.records.past;
         for (uid, done) in past {
             users.entry(Some(*uid)).or_default().done = done.clone();
         }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rnic_abi::abi::control::{MAX_MESSAGE, PAGE_ROWS};
+use rnic_abi::abi::control::{MAX_MESSAGE, PAGE_ROWS, ReplyBody, Rows};
 use rnic_abi::types::SessionId;
 use serde::Serialize;
 
@@ -48,40 +48,66 @@ pub fn objects<'a, K: Ord + Copy + 'a, V: 'a>(
 pub fn count<'a, K: 'a, V: 'a>(
     sessions: impl Iterator<Item = &'a Session>,
     table: fn(&Session) -> &BTreeMap<K, V>,
-) -> u32 {
-    u32::try_from(sessions.map(|session| table(session).len()).sum::<usize>()).unwrap_or(u32::MAX)
+) -> usize {
+    sessions.map(|session| table(session).len()).sum()
 }
 
-/// Returns the rows of a page, and the key of the next page, or 0 if there is none.
-pub fn page<T, R>(
-    mut all: impl Iterator<Item = (u64, T)>,
-    mut row: impl FnMut(T) -> R,
-) -> (Vec<R>, u64) {
-    let rows = all.by_ref().take(PAGE_ROWS).map(|(_, item)| row(item)).collect();
-    (rows, all.next().map_or(0, |(key, _)| key))
+/// Rows of one page.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Page<R> {
+    rows: Vec<R>,
+    /// Number of rows of all pages.
+    total: u32,
+    /// Key of the next page, or 0 if there is none.
+    next: u64,
 }
 
-/// Like [`page`] for long rows: visits at most [`PAGE_ROWS`] items and returns as many rows as fit
-/// in a message. `row` returns `None` for items that the client may not see.
-pub fn page_that_fits<T, R: Serialize>(
-    all: impl Iterator<Item = (u64, T)>,
-    mut row: impl FnMut(T) -> Option<R>,
-) -> (Vec<R>, u64) {
-    let mut room = MAX_MESSAGE - REPLY_HEAD;
-    let mut rows = Vec::new();
-    for (looked_at, (key, item)) in all.enumerate() {
-        if looked_at == PAGE_ROWS {
-            return (rows, key);
-        }
-        let Some(row) = row(item) else { continue };
-        let bytes = postcard::to_stdvec(&row).map_or(usize::MAX, |bytes| bytes.len());
-        if bytes > room {
-            return (rows, key);
-        }
-        room -= bytes;
-        rows.push(row);
+impl<R> Page<R> {
+    /// Returns the first page of `all`. `total` is the number of rows on all pages.
+    pub fn new<T>(
+        mut all: impl Iterator<Item = (u64, T)>,
+        total: usize,
+        mut row: impl FnMut(T) -> R,
+    ) -> Self {
+        let rows = all.by_ref().take(PAGE_ROWS).map(|(_, item)| row(item)).collect();
+        let next = all.next().map_or(0, |(key, _)| key);
+        Page { rows, total: u32::try_from(total).unwrap_or(u32::MAX), next }
     }
-    (rows, 0)
+
+    /// Returns the page as a reply, with rows of this kind.
+    pub fn reply(self, kind: fn(Vec<R>) -> Rows) -> ReplyBody {
+        let Page { rows, total, next } = self;
+        ReplyBody::Rows { rows: kind(rows), total, next }
+    }
+}
+
+impl<R: Serialize> Page<R> {
+    /// Like [`Page::new`] for long rows: visits at most [`PAGE_ROWS`] items and returns as many
+    /// rows as fit in a message. `row` returns `None` for items that the client may not see.
+    pub fn that_fits<T>(
+        all: impl Iterator<Item = (u64, T)>,
+        total: usize,
+        mut row: impl FnMut(T) -> Option<R>,
+    ) -> Self {
+        let mut room = MAX_MESSAGE - REPLY_HEAD;
+        let total = u32::try_from(total).unwrap_or(u32::MAX);
+        let mut page = Page { rows: Vec::new(), total, next: 0 };
+        for (looked_at, (key, item)) in all.enumerate() {
+            if looked_at == PAGE_ROWS {
+                page.next = key;
+                break;
+            }
+            let Some(row) = row(item) else { continue };
+            let bytes = postcard::to_stdvec(&row).map_or(usize::MAX, |bytes| bytes.len());
+            if bytes > room {
+                page.next = key;
+                break;
+            }
+            room -= bytes;
+            page.rows.push(row);
+        }
+        page
+    }
 }
 
 /// Upper bound of the bytes of a reply without its rows.
@@ -122,12 +148,12 @@ mod tests {
         let mut pages = 0;
         let mut seen = 0;
         while from != 0 {
-            let (rows, next) = page_that_fits(below(from, 100), |_| Some(record.clone()));
-            assert!(!rows.is_empty(), "stuck at {from}");
-            from = next;
+            let page = Page::that_fits(below(from, 100), usize::MAX, |_| Some(record.clone()));
+            assert!(!page.rows.is_empty(), "stuck at {from}");
+            from = page.next;
             pages += 1;
-            seen += rows.len();
-            let body = ReplyBody::Rows { rows: Rows::Diagnoses(rows), total: u32::MAX, next: all };
+            seen += page.rows.len();
+            let body = Page { next: all, ..page }.reply(Rows::Diagnoses);
             let reply = Reply { id: u32::MAX, result: Ok(body), diagnosis_id: all };
             let bytes = postcard::to_stdvec(&reply).map_or(usize::MAX, |bytes| bytes.len());
             assert!(bytes <= MAX_MESSAGE, "{bytes}");
@@ -139,12 +165,13 @@ mod tests {
     fn page_visits_a_bounded_number_of_rows() {
         let mut looked_at = 0;
         let counted = below(u64::MAX, 1000).inspect(|_| looked_at += 1);
-        let (rows, next) = page_that_fits(counted, |n| (n % 2 == 0).then_some(n));
-        assert_eq!((rows.len(), next, looked_at), (PAGE_ROWS / 2, 969, PAGE_ROWS + 1));
-        let (rows, next) = page_that_fits(below(3, 1000), Some);
-        assert_eq!((rows, next), (vec![2, 1], 0));
-        let (rows, next) = page(below(u64::MAX, 33), |n| n);
-        assert_eq!((rows.len(), next), (32, 2));
-        assert_eq!(page(below(next, 33), |n| n), (vec![1], 0));
+        let page = Page::that_fits(counted, 0, |n| (n % 2 == 0).then_some(n));
+        assert_eq!((page.rows.len(), page.next, looked_at), (PAGE_ROWS / 2, 969, PAGE_ROWS + 1));
+        let page = Page::that_fits(below(3, 1000), 2, Some);
+        assert_eq!(page, Page { rows: vec![2, 1], total: 2, next: 0 });
+        let page = Page::new(below(u64::MAX, 33), 33, |n| n);
+        assert_eq!((page.rows.len(), page.next), (32, 2));
+        let last = Page { rows: vec![1], total: 33, next: 0 };
+        assert_eq!(Page::new(below(page.next, 33), 33, |n| n), last);
     }
 }

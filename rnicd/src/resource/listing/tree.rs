@@ -42,14 +42,14 @@ impl Manager {
 
     /// Returns the sums of the QP counters of each device since the start.
     pub fn sums(&self) -> [(&str, Sums); 2] {
-        let mut sums = self.records.past().devices.clone();
+        let mut sums = self.records.past.devices.clone();
         // QPs of sessions that are being closed are not in `Totals` yet.
         for session in self.sessions.values().chain(self.leaving.values()) {
             for qp in session.qps.values() {
                 sums[usize::from(qp.kind != QpType::Iwarp)].add_qp(&qp.shared);
             }
         }
-        let [iwarp, roce] = sums.map(|done| done.counters());
+        let [iwarp, roce] = sums.map(|done| done.counters);
         [(&self.config.device.name, iwarp), (&self.config.wired.name, roce)]
     }
 }

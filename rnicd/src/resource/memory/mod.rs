@@ -9,6 +9,7 @@ mod windows;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use rnic_abi::abi::control::MrRow;
 use rnic_abi::shm::Mapping;
 use rnic_abi::types::*;
 use rnic_core::device::window::WindowCount;
@@ -69,4 +70,9 @@ pub struct MemoryWindow {
     _pd: UseOfPd,
     _handle: Handle,
     _charge: Charge,
+}
+
+pub fn mr_row(session: SessionId, mr: MrId, object: &Mr) -> MrRow {
+    let Region { pd, buffer, iova, length, access, scope, .. } = object.region;
+    MrRow { mr, session, pd, buffer, iova, length, access, scope }
 }

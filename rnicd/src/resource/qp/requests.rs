@@ -164,7 +164,7 @@ impl Manager {
     pub(in crate::resource) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.qps.remove(&qp) else { return };
-        self.records.add_qp(session.client.identity.uid, object.kind, &object.shared);
+        self.records.past.add_qp(session.client.identity.uid, object.kind, &object.shared);
         if object.kind.is_roce() {
             self.peers_gone(&BTreeSet::from([qp]));
         }

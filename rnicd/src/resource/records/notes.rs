@@ -13,7 +13,8 @@ pub(super) const MAX_TEXT: usize = 500;
 
 /// Notes. New ones displace the oldest.
 pub struct Notes {
-    pub(super) sequence: u64,
+    /// Number of notes since the start.
+    pub sequence: u64,
     pub(super) records: Records<Option<u32>, Note>,
     pub(super) ring: FairRing<Option<u32>, u64>,
 }
@@ -28,11 +29,6 @@ impl Notes {
     /// Creates an empty ring with room for `most` notes.
     pub fn new(most: usize) -> Self {
         Notes { sequence: 0, records: Records::default(), ring: FairRing::new(most) }
-    }
-
-    /// Returns the number of notes since the start.
-    pub fn total(&self) -> u64 {
-        self.sequence
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Reader {
 
 impl Reader {
     pub fn of(session: SessionId, client: &Client) -> Self {
-        Reader { session, account: client.account(), admin: client.admin }
+        Reader { session, account: client.account(), admin: client.rights.admin }
     }
 
     /// Returns true if the session may read a record of this user and session. A client without a

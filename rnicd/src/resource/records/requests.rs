@@ -13,7 +13,7 @@ use super::reader::before;
 use super::{ClockReading, Reader};
 use crate::clock;
 use crate::resource::answer::{Answer, Outcome, Refused};
-use crate::resource::listing::page::page_that_fits;
+use crate::resource::listing::page::Page;
 use crate::resource::session::Client;
 use crate::resource::{Manager, find, refuse};
 
@@ -155,21 +155,19 @@ impl Manager {
         &mut self,
         reader: Reader,
         from: u64,
-    ) -> (Rows, u32, u64) {
+    ) -> Page<Diagnosis> {
         let whose = reader.whose();
         // One more than a page holds, to find the start of the next page.
         let newest = self.records.diagnoses.newest(whose, before(from), PAGE_ROWS + 1);
         let wall = ClockReading::now();
         let keyed = newest.iter().map(|kept| (kept.record.id + 1, kept));
-        let (rows, next) = page_that_fits(keyed, |kept| {
+        Page::that_fits(keyed, self.records.diagnoses.kept(whose), |kept| {
             let readable = reader.may_read(kept.owner, Some(kept.record.session));
             readable.then(|| diagnosis_reply(kept, wall))
-        });
-        let total = u32::try_from(self.records.diagnoses.kept(whose)).unwrap_or(u32::MAX);
-        (Rows::Diagnoses(rows), total, next)
+        })
     }
 
-    pub(in crate::resource) fn list_events(&self, reader: Reader, from: u64) -> (Rows, u32, u64) {
+    pub(in crate::resource) fn list_events(&self, reader: Reader, from: u64) -> Page<EventRecord> {
         let owner = match reader.whose() {
             OwnerFilter::All => None,
             OwnerFilter::Of(owner) => Some(owner),
@@ -177,13 +175,11 @@ impl Manager {
         let newest = self.records.notes.records.newest(owner, before(from));
         let wall = ClockReading::now();
         let keyed = newest.map(|note| (note.record.sequence + 1, note));
-        let (rows, next) = page_that_fits(keyed, |note| {
+        Page::that_fits(keyed, self.records.notes.records.len(owner), |note| {
             let readable = reader.may_read(note.owner, note.record.session);
             let time_ms = wall.at(note.time);
             readable.then(|| EventRecord { time_ms, ..note.record.clone() })
-        });
-        let total = u32::try_from(self.records.notes.records.len(owner)).unwrap_or(u32::MAX);
-        (Rows::Events(rows), total, next)
+        })
     }
 }
 

@@ -12,9 +12,10 @@ pub const USERS: usize = 1024;
 /// Counters of one user or of all others, since the start.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
-    counters: QpCounters,
-    terminates_sent: u64,
-    terminates_received: u64,
+    /// Sums of QP counters.
+    pub counters: QpCounters,
+    pub terminates_sent: u64,
+    pub terminates_received: u64,
     refusals: u64,
 }
 
@@ -37,45 +38,33 @@ impl Counters {
             None => {}
         }
     }
-
-    /// Returns the sums of QP counters.
-    pub fn counters(&self) -> QpCounters {
-        self.counters
-    }
-
-    pub fn values(&self) -> [u64; METRICS.len()] {
-        let c = &self.counters;
-        [
-            c.sends_completed,
-            c.receives_completed,
-            c.errors,
-            c.bytes_sent,
-            c.bytes_received,
-            c.segments_sent,
-            c.segments_received,
-            c.reads_answered,
-            c.dropped,
-            self.terminates_sent,
-            self.terminates_received,
-            self.refusals,
-        ]
-    }
 }
 
-/// Names and help texts of [`Counters::values`], in the same order.
-pub const METRICS: [(&str, &str); 12] = [
-    ("send_completions_total", "Send queue requests completed."),
-    ("receive_completions_total", "Receives completed."),
-    ("completion_errors_total", "Requests that completed with an error, flushes included."),
-    ("sent_bytes_total", "Payload bytes sent."),
-    ("placed_bytes_total", "Payload bytes placed."),
-    ("sent_segments_total", "DDP segments sent."),
-    ("received_segments_total", "DDP segments received."),
-    ("reads_answered_total", "RDMA Reads and atomic operations answered."),
-    ("dropped_datagrams_total", "Datagrams received and dropped."),
-    ("terminates_sent_total", "Connections ended by a Terminate of this side."),
-    ("terminates_received_total", "Connections ended by a Terminate of the peer."),
-    ("refusals_total", "Requests refused."),
+/// Name, help text and value of a metric.
+type Metric = (&'static str, &'static str, fn(&Counters) -> u64);
+
+/// The metrics of [`Counters`].
+pub const METRICS: [Metric; 12] = [
+    ("send_completions_total", "Send queue requests completed.", |c| c.counters.sends_completed),
+    ("receive_completions_total", "Receives completed.", |c| c.counters.receives_completed),
+    ("completion_errors_total", "Requests that completed with an error, flushes included.", |c| {
+        c.counters.errors
+    }),
+    ("sent_bytes_total", "Payload bytes sent.", |c| c.counters.bytes_sent),
+    ("placed_bytes_total", "Payload bytes placed.", |c| c.counters.bytes_received),
+    ("sent_segments_total", "DDP segments sent.", |c| c.counters.segments_sent),
+    ("received_segments_total", "DDP segments received.", |c| c.counters.segments_received),
+    ("reads_answered_total", "RDMA Reads and atomic operations answered.", |c| {
+        c.counters.reads_answered
+    }),
+    ("dropped_datagrams_total", "Datagrams received and dropped.", |c| c.counters.dropped),
+    ("terminates_sent_total", "Connections ended by a Terminate of this side.", |c| {
+        c.terminates_sent
+    }),
+    ("terminates_received_total", "Connections ended by a Terminate of the peer.", |c| {
+        c.terminates_received
+    }),
+    ("refusals_total", "Requests refused.", |c| c.refusals),
 ];
 
 /// Counters of destroyed objects.
@@ -104,23 +93,5 @@ impl Totals {
     /// Counts a refused request of this user.
     pub fn add_refusal(&mut self, uid: u32) {
         self.of(uid).refusals += 1;
-    }
-}
-
-/// Terminates of destroyed QPs.
-#[derive(Debug, Default)]
-pub struct Terminates {
-    pub sent: u64,
-    pub received: u64,
-}
-
-impl Terminates {
-    /// Counts the Terminate of a QP, if any.
-    pub fn count(&mut self, qp: &QpShared) {
-        match qp.terminate() {
-            Some((TerminateOrigin::Local, _)) => self.sent += 1,
-            Some((TerminateOrigin::Peer, _)) => self.received += 1,
-            None => {}
-        }
     }
 }

@@ -43,9 +43,10 @@ impl Manager {
     /// Passes a session to the reaper after all workers have released it.
     pub(in crate::resource) fn detached(&mut self, id: SessionId) {
         let Some(mut session) = self.leaving.remove(&id) else { return };
-        self.records.end(id);
+        // Its diagnoses are kept with those of other ended sessions.
+        self.records.diagnoses.end(id);
         for qp in session.qps.values() {
-            self.records.add_qp(session.client.identity.uid, qp.kind, &qp.shared);
+            self.records.past.add_qp(session.client.identity.uid, qp.kind, &qp.shared);
         }
         session.leave_named_pds();
         if let Some(copier) = session.attached.as_ref().and_then(Attached::copier) {

@@ -20,7 +20,7 @@ use crate::resource::ledger::{Account, Charge, Kind};
 use crate::resource::listener::Listener;
 use crate::resource::memory::{Attached, MemoryWindow, Mr, SharedBuffer};
 use crate::resource::numbers::{Doorbells, Handle};
-use crate::resource::policy::Identity;
+use crate::resource::policy::{Identity, Rights};
 use crate::resource::qp::Qp;
 use crate::resource::queue::{Arenas, Channel, CqObject, SrqObject};
 use crate::resource::refuse;
@@ -64,38 +64,29 @@ pub struct Client {
     pub pid: i32,
     pub identity: Identity,
     pub command: String,
-    /// True if the client may list all users' objects, drain, and disconnect.
-    pub admin: bool,
-    /// True if the daemon itself may copy data to and from the client's attached memory.
-    pub trusted: bool,
-    /// True if the user id is unique: not the overflow id, which different users may share.
-    pub known: bool,
-    /// True if the client is the user the daemon runs as.
-    pub own: bool,
-    /// True if the client may pass its own TCP sockets.
-    pub sockets: bool,
+    pub rights: Arc<Rights>,
 }
 
 impl Client {
     /// Returns true if workers may access its attached memory. The client can stall such accesses,
     /// so it must be able to stop the daemon anyway, or be trusted by the administrator.
     pub fn is_trusted(&self) -> bool {
-        self.trusted || self.could_stop_the_daemon()
+        self.rights.trusted || self.could_stop_the_daemon()
     }
 
     /// Returns true if threads that serve other clients may use its TCP sockets, on which it can
     /// make them wait.
     pub fn may_pass_sockets(&self) -> bool {
-        self.sockets || self.could_stop_the_daemon()
+        self.rights.sockets || self.could_stop_the_daemon()
     }
 
     fn could_stop_the_daemon(&self) -> bool {
-        self.identity.uid == 0 || self.own
+        self.identity.uid == 0 || self.rights.own
     }
 
     /// Returns its user ID, or `None` if the ID is not unique.
     pub fn account(&self) -> Option<u32> {
-        self.known.then_some(self.identity.uid)
+        self.rights.known.then_some(self.identity.uid)
     }
 }
 

@@ -44,26 +44,15 @@ impl Manager {
         let (charge, arena) = charge_session(&account, self.capacity.workers)?;
         let handle = self.handles.sessions.allocate(SessionId(0));
         let id = SessionId(handle.number());
-        let client = Client {
-            pid: peer.pid,
-            identity,
-            command: peer.command.clone(),
-            admin: rights.admin,
-            trusted: rights.trusted,
-            known: rights.known,
-            own: rights.own,
-            sockets: rights.sockets,
-        };
+        let command = peer.command.clone();
+        let client = Client { pid: peer.pid, identity, command, rights: rights.clone() };
         match self.prepare_session(id, &account, arena, client.is_trusted()) {
             Ok((arenas, welcome)) => {
                 let quota = self.capacity.quota(&rights);
                 self.cm.set_quota(id, quota);
                 let events = welcome.events.clone();
-                self.records.open(
-                    id,
-                    client.account(),
-                    rights.session_count(Kind::Diagnoses) as usize,
-                );
+                let most = rights.session_count(Kind::Diagnoses) as usize;
+                self.records.diagnoses.open(id, client.account(), most);
                 let session = Session::new(id, client, account, arenas, events, handle, charge);
                 self.sessions.insert(id, session);
                 Ok((id, welcome))
