@@ -14,6 +14,11 @@ pub fn in_use(kind: &str, handle: u32, by: impl Into<String>) -> Refusal {
     Refusal::InUse { kind: kind.to_owned(), handle, by: by.into() }
 }
 
+pub fn wrong_state(kind: &str, handle: u32, state: &str, needs: &str) -> Refusal {
+    let [kind, state, needs] = [kind, state, needs].map(str::to_owned);
+    Refusal::WrongState { kind, handle, state, needs }
+}
+
 /// Returns the refusal for an exhausted resource of the machine, with errno ENOMEM.
 pub fn system(what: &str, error: &dyn std::fmt::Display) -> Refusal {
     let errno = crate::system::number(&rustix::io::Errno::NOMEM.into());

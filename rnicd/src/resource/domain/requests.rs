@@ -57,7 +57,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Returns the rows of all open domains, or of one session's domains with its own usage.
+    /// Returns a page of all open domains, or of one session's domains with its own usage.
     pub(in crate::resource) fn pd_rows(&self, own: Option<SessionId>, from: u64) -> Page<PdRow> {
         // No session has number 0, so named domains come first.
         let named = own.is_none().then(|| self.named_pds.rows()).into_iter().flatten();

@@ -5,10 +5,9 @@
 //! a descriptor of their address space. For all other clients, the client's library copies. It gets
 //! jobs through one queue per worker.
 
-use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use rnic_abi::abi::control::{Event, Refusal, ReplyBody};
+use rnic_abi::abi::control::{Event, ReplyBody};
 use rnic_abi::abi::queue::{QueueKind, QueueShape};
 use rnic_abi::shm::AddressSpace;
 use rnic_abi::shm::queue::CopyProducer;
@@ -27,35 +26,24 @@ impl Manager {
     /// Attaches an address space. `memory` may be any file. It is only accessed if the client is
     /// allowed to make the daemon wait. Otherwise the reaper closes it.
     pub(in crate::resource) fn attach_memory(&mut self, id: SessionId, memory: Passed) -> Answer {
-        let user = find(&mut self.sessions, id)?.client.identity.uid;
-        self.adopt_memory(id, memory.into_inner()).map_err(|(refusal, memory)| {
-            drop(Passed::new(memory, user, &self.reaper));
-            refusal
-        })
-    }
-
-    fn adopt_memory(
-        &mut self,
-        id: SessionId,
-        descriptor: OwnedFd,
-    ) -> Result<Outcome, (Refusal, OwnedFd)> {
-        let session = match find(&mut self.sessions, id) {
-            Ok(session) => session,
-            Err(refusal) => return Err((refusal, descriptor)),
-        };
+        let session = find(&mut self.sessions, id)?;
         if session.attached.is_some() {
             let what = "an address space that is already attached";
-            return Err((refuse::in_use("session", id.0, what), descriptor));
+            return Err(refuse::in_use("session", id.0, what));
         }
         if session.library_copies {
             let why = "the daemon accesses memory of trusted users only; use ServeCopies to \
                        let the library copy";
-            return Err((refuse::invalid("memory", why), descriptor));
+            return Err(refuse::invalid("memory", why));
         }
-        let space = AddressSpace::adopt(descriptor, session.client.pid)
-            .map_err(|(error, d)| (refuse::invalid("memory", error.to_string()), d))?;
+        let user = session.client.identity.uid;
+        let adopted = AddressSpace::adopt(memory.into_inner(), session.client.pid);
+        let space = adopted.map_err(|(error, descriptor)| {
+            drop(Passed::new(descriptor, user, &self.reaper));
+            refuse::invalid("memory", error.to_string())
+        })?;
         session.attached = Some(Attached { reach: Reach::Own(space), gone: false });
-        Ok(Outcome::Now(Box::new(ReplyBody::Done.into())))
+        Outcome::done()
     }
 
     /// Creates a worker's queue of copy jobs.

@@ -56,20 +56,17 @@ impl Policy {
         let mut members = |subjects: &Subjects, rule: &str| {
             Members::look_up(subjects, &names, rule, &mut unknown)
         };
-        let addresses =
-            |rules: &[AddressRule],
-             rule: &str,
-             members: &mut dyn FnMut(&Subjects, &str) -> Members| {
-                rules.iter().map(|r| (members(&r.who, rule), r.clone())).collect::<Vec<_>>()
-            };
         let admins = members(&config.control.admins, "control.admins");
         let pds = config
             .pds
             .iter()
             .map(|pd| (members(&pd.who, &format!("pd.{}", pd.name)), pd.clone()))
             .collect();
-        let listen = addresses(&config.listen, "[[listen]]", &mut members);
-        let connect = addresses(&config.connect, "[[connect]]", &mut members);
+        let mut addresses = |rules: &[AddressRule], name: &str| {
+            rules.iter().map(|rule| (members(&rule.who, name), rule.clone())).collect()
+        };
+        let listen = addresses(&config.listen, "[[listen]]");
+        let connect = addresses(&config.connect, "[[connect]]");
         let mut numbered = |rules: &[Override], kind: &str, names: &Names| {
             let mut known: Vec<Override> = Vec::new();
             let mut places = HashMap::new();

@@ -289,9 +289,7 @@ impl Manager {
         negotiated: &Negotiated,
         addresses: AddressPair,
     ) {
-        let Some(owner) = self.handles.qps.owner(qp.0) else { return };
-        let Ok(session) = find(&mut self.sessions, owner) else { return };
-        if let Some(object) = session.qps.get_mut(&qp) {
+        if let Some((_, object)) = self.qp_of(qp) {
             object.phase = QpPhase::Bound(worker);
             let Negotiated { ird, ord, .. } = *negotiated;
             if let Some(reads) = &mut object.reads {
@@ -371,9 +369,7 @@ impl Manager {
 
     /// Credits the charge for the Reads of a QP that has no connection any more.
     pub(in crate::resource) fn release_reads(&mut self, qp: QpId) {
-        let Some(owner) = self.handles.qps.owner(qp.0) else { return };
-        let Ok(session) = find(&mut self.sessions, owner) else { return };
-        if let Some(object) = session.qps.get_mut(&qp) {
+        if let Some((_, object)) = self.qp_of(qp) {
             object.reads = None;
         }
     }

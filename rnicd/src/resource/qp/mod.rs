@@ -25,6 +25,7 @@ use rnic_core::engine::QpConfig;
 use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
+use crate::resource::refuse;
 use crate::resource::uses::Use;
 use parts::QpParts;
 pub use pending_connect::Rendezvous;
@@ -132,12 +133,7 @@ impl Qp {
 
 /// Returns an error that reports the QP's state and the required state.
 pub fn wrong_state(qp: QpId, state: &str, needs: &str) -> Refusal {
-    Refusal::WrongState {
-        kind: "QP".to_owned(),
-        handle: qp.0,
-        state: state.to_owned(),
-        needs: needs.to_owned(),
-    }
+    refuse::wrong_state("QP", qp.0, state, needs)
 }
 
 /// Request to connect over a passed socket, as initiator.

@@ -37,49 +37,24 @@ pub(super) enum Rejection {
 
 impl Rejection {
     pub(super) fn private_data(self) -> Vec<u8> {
-        let code = match self {
-            Rejection::Malformed => 1,
-            Rejection::NoQueuePair => 2,
-            Rejection::OtherPeer => 3,
-            Rejection::OtherGid => 4,
-            Rejection::InError => 5,
-            Rejection::Psn { awaited } => return with_number(PSN, awaited),
-            Rejection::OwnPsn { sends } => return with_number(OWN_PSN, sends),
-            Rejection::Busy => 7,
-            Rejection::TooManyHeld => 8,
-            Rejection::StagGuesses => 9,
-            Rejection::OtherType => 10,
-            Rejection::NotConfirmed => 12,
-            Rejection::OtherDaemon => 13,
-            Rejection::Draining => 14,
-            Rejection::PathMtu => 15,
-            Rejection::Forbidden => 16,
-        };
-        [MAGIC, &[code]].concat()
+        match self {
+            Rejection::Psn { awaited } => with_number(PSN, awaited),
+            Rejection::OwnPsn { sends } => with_number(OWN_PSN, sends),
+            _ => {
+                let code = CODES.iter().find(|(_, rejection)| *rejection == self);
+                [MAGIC, &[code.map_or(0, |(code, _)| *code)]].concat()
+            }
+        }
     }
 
     /// Parses Private Data and ignores trailing bytes, which later versions may add.
     fn parse(private_data: &[u8]) -> Option<Self> {
-        let (code, rest) = private_data.strip_prefix(MAGIC)?.split_first()?;
-        Some(match code {
-            1 => Rejection::Malformed,
-            2 => Rejection::NoQueuePair,
-            3 => Rejection::OtherPeer,
-            4 => Rejection::OtherGid,
-            5 => Rejection::InError,
-            &PSN => Rejection::Psn { awaited: number(rest)? },
-            &OWN_PSN => Rejection::OwnPsn { sends: number(rest)? },
-            7 => Rejection::Busy,
-            8 => Rejection::TooManyHeld,
-            9 => Rejection::StagGuesses,
-            10 => Rejection::OtherType,
-            12 => Rejection::NotConfirmed,
-            13 => Rejection::OtherDaemon,
-            14 => Rejection::Draining,
-            15 => Rejection::PathMtu,
-            16 => Rejection::Forbidden,
-            _ => return None,
-        })
+        let (&code, rest) = private_data.strip_prefix(MAGIC)?.split_first()?;
+        match code {
+            PSN => Some(Rejection::Psn { awaited: number(rest)? }),
+            OWN_PSN => Some(Rejection::OwnPsn { sends: number(rest)? }),
+            _ => CODES.iter().find(|(known, _)| *known == code).map(|(_, rejection)| *rejection),
+        }
     }
 
     /// Describes a rejection by the peer's daemon, for the diagnosis of the QP that connected.
@@ -166,6 +141,23 @@ fn number(bytes: &[u8]) -> Option<u32> {
 
 /// Prefix of a rejection's Private Data.
 const MAGIC: &[u8] = b"RNWD\x02";
+/// Codes of reasons without a number.
+const CODES: [(u8, Rejection); 14] = [
+    (1, Rejection::Malformed),
+    (2, Rejection::NoQueuePair),
+    (3, Rejection::OtherPeer),
+    (4, Rejection::OtherGid),
+    (5, Rejection::InError),
+    (7, Rejection::Busy),
+    (8, Rejection::TooManyHeld),
+    (9, Rejection::StagGuesses),
+    (10, Rejection::OtherType),
+    (12, Rejection::NotConfirmed),
+    (13, Rejection::OtherDaemon),
+    (14, Rejection::Draining),
+    (15, Rejection::PathMtu),
+    (16, Rejection::Forbidden),
+];
 // Codes followed by a PSN.
 const PSN: u8 = 6;
 const OWN_PSN: u8 = 11;

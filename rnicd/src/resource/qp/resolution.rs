@@ -54,42 +54,33 @@ impl Manager {
     }
 
     /// Returns true for a UD QP, which has no connection.
-    pub(super) fn is_ud(&self, qp: QpId) -> bool {
-        let owner = self.handles.qps.owner(qp.0);
-        let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&qp));
-        object.is_some_and(|object| object.kind == QpType::Ud)
+    pub(super) fn is_ud(&mut self, qp: QpId) -> bool {
+        self.qp_of(qp).is_some_and(|(_, object)| object.kind == QpType::Ud)
     }
 
     /// Reports the result of a resolution to the session.
     pub(super) fn handle_resolution(&mut self, event: CmEvent) {
-        let (qp, of_qp): (QpId, Box<dyn FnOnce(u64) -> Event>) = match event {
-            CmEvent::Resolved { qp, addresses, source, remote_qp, q_key, private_data } => {
-                let of_qp = move |context| Event::Resolved {
-                    qp,
-                    context,
-                    addresses,
-                    source,
-                    remote_qp,
-                    q_key,
-                    private_data,
-                };
-                (qp, Box::new(of_qp))
+        let (CmEvent::Resolved { qp, .. }
+        | CmEvent::Rejected { qp, .. }
+        | CmEvent::Unreachable { qp, .. }) = event
+        else {
+            return;
+        };
+        let Some((session, object)) = self.qp_of(qp) else { return };
+        let context = object.shared.context.load(Relaxed);
+        let event = match event {
+            CmEvent::Resolved { addresses, source, remote_qp, q_key, private_data, .. } => {
+                Event::Resolved { qp, context, addresses, source, remote_qp, q_key, private_data }
             }
-            CmEvent::Rejected { qp, private_data } => {
-                (qp, Box::new(move |context| Event::Rejected { qp, context, private_data }))
-            }
-            CmEvent::Unreachable { qp, why: ConnectFailure { errno, reason } } => {
-                if let Some(session) = self.handles.qps.owner(qp.0) {
-                    let rule = "IBTA specification, volume 1, section 12.11: the host that serves \
-                                a service ID answers with its QP";
-                    self.not_connected(session, qp, rule, &reason);
-                }
-                (qp, Box::new(move |context| Event::Unreachable { qp, context, errno, reason }))
+            CmEvent::Rejected { private_data, .. } => Event::Rejected { qp, context, private_data },
+            CmEvent::Unreachable { why: ConnectFailure { errno, reason }, .. } => {
+                let rule = "IBTA specification, volume 1, section 12.11: the host that serves a \
+                            service ID answers with its QP";
+                self.not_connected(session, qp, rule, &reason);
+                Event::Unreachable { qp, context, errno, reason }
             }
             _ => return,
         };
-        let Some((session, object)) = self.qp_of(qp) else { return };
-        let event = of_qp(object.shared.context.load(Relaxed));
         self.tell(session, &event);
     }
 

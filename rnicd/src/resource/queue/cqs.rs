@@ -74,12 +74,16 @@ impl Manager {
 
     /// Moves all QPs of a dead CQ to Error.
     pub(in crate::resource) fn cq_failed(&mut self, cq: CqId) {
-        let Some(id) = self.handles.cqs.owner(cq.0) else { return };
+        if let Some(id) = self.handles.cqs.owner(cq.0) {
+            self.qps_to_error(id, |qp| qp.send_cq == cq || qp.recv_cq == cq);
+        }
+    }
+
+    /// Moves these QPs of a session to Error.
+    pub(super) fn qps_to_error(&mut self, id: SessionId, which: impl Fn(&Qp) -> bool) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
-        let uses = |qp: &Qp| qp.send_cq == cq || qp.recv_cq == cq;
-        let users: Vec<QpId> =
-            session.qps.iter().filter(|(_, qp)| uses(qp)).map(|(id, _)| *id).collect();
-        for qp in users {
+        let qps = session.qps.iter().filter(|(_, qp)| which(qp)).map(|(id, _)| *id);
+        for qp in qps.collect::<Vec<_>>() {
             // Cannot fail: the QPs were just listed, so they exist.
             let _ = self.qp_to_error(id, qp);
         }

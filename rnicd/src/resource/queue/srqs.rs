@@ -94,13 +94,8 @@ impl Manager {
 
     /// Moves all QPs of a dead SRQ to Error.
     pub(in crate::resource) fn srq_failed(&mut self, srq: SrqId) {
-        let Some(id) = self.handles.srqs.owner(srq.0) else { return };
-        let Ok(session) = find(&mut self.sessions, id) else { return };
-        let users: Vec<QpId> =
-            session.qps.iter().filter(|(_, qp)| qp.srq == Some(srq)).map(|(id, _)| *id).collect();
-        for qp in users {
-            // Cannot fail: the QPs were just listed, so they exist.
-            let _ = self.qp_to_error(id, qp);
+        if let Some(id) = self.handles.srqs.owner(srq.0) {
+            self.qps_to_error(id, |qp| qp.srq == Some(srq));
         }
     }
 
@@ -158,12 +153,7 @@ fn check_limit(limit: u32, capacity: u32) -> Result<(), Refusal> {
 }
 
 fn dead(srq: SrqId) -> Refusal {
-    Refusal::WrongState {
-        kind: "SRQ".to_owned(),
-        handle: srq.0,
-        state: "dead".to_owned(),
-        needs: "an undamaged ring".to_owned(),
-    }
+    refuse::wrong_state("SRQ", srq.0, "dead", "a ring with valid indices")
 }
 
 /// Maximum in milliseconds, the same as for deadlines in the configuration.
