@@ -186,94 +186,14 @@ fn wrong_memfd_size_is_refused_for_free() {
 }
 
 #[test]
-fn foreign_handles_do_not_exist() {
-    let daemon = daemon(SMALL);
-    let mut owner = Raw::open(&daemon.socket());
-    let pd = owner.pd();
-    let cq = owner.cq(8);
-    let channel = owner.channel();
-    let buffer = owner.shared_buffer(4096);
-    let (mr, _) = owner.mr(pd, buffer, 4096);
-    let qp = owner.qp(pd, cq);
-    let (listener, _) = owner.listener();
-
-    let mut thief = Raw::open(&daemon.socket());
-    let own_pd = thief.pd();
-    let own_cq = thief.cq(8);
-    let peer = ([127, 0, 0, 1], 1).into();
-    let ird = None;
-    let ord = None;
-    let private_data = Vec::new();
-    let requests = [
-        RequestBody::ClosePd { pd },
-        RequestBody::RemoveSharedBuffer { buffer },
-        reg_mr(pd, buffer, 1),
-        reg_mr(own_pd, buffer, 1),
-        RequestBody::DeregMr { mr },
-        RequestBody::DestroyChannel { channel },
-        RequestBody::CreateCq { entries: 1, channel: Some(channel), context: 0 },
-        RequestBody::DestroyCq { cq },
-        RequestBody::CreateQp(qp_request(pd, own_cq)),
-        RequestBody::CreateQp(qp_request(own_pd, cq)),
-        RequestBody::QpToError { qp },
-        RequestBody::DestroyQp { qp },
-        RequestBody::QueryQp { qp },
-        RequestBody::Listen { listener, backlog: 1 },
-        RequestBody::CloseListener { listener },
-        RequestBody::Accept {
-            request: RequestId(1),
-            qp,
-            ird,
-            ord,
-            private_data: private_data.clone(),
-        },
-        RequestBody::Reject { request: RequestId(1), private_data: private_data.clone() },
-        RequestBody::Connect { qp, peer, local: None, ird, ord, private_data },
-        RequestBody::Disconnect { qp, mode: DisconnectMode::Abort },
-        RequestBody::SetContext { object: ObjectRef::Qp(qp), context: 1 },
-        RequestBody::SetContext { object: ObjectRef::Cq(cq), context: 1 },
-        RequestBody::SetContext { object: ObjectRef::Listener(listener), context: 1 },
-    ];
-    for body in requests {
-        let refusal = thief.call(body.clone());
-        assert!(matches!(refusal, Err(Refusal::NoSuchObject { .. })), "{body:?}: {refusal:?}");
-    }
-    assert_eq!(owner.call(RequestBody::DestroyQp { qp }), Ok(ReplyBody::Done));
-    assert_eq!(owner.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
-}
-
-#[test]
 fn each_limit_is_refused_by_its_name() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
     let pd = raw.pd();
-    raw.pd();
     let key = |text: String, key: &str| assert!(text.starts_with(key), "{text}");
-    key(raw.refused(RequestBody::OpenPd { name: None }), "limits.session.pds = 2 reached");
-
-    let buffer = raw.shared_buffer(4096);
-    let too_much = memfd(65536);
-    let body = RequestBody::AddSharedBuffer { length: 65536 };
-    let refusal = raw.call_with(body, &[too_much.as_fd()]).unwrap_err().to_string();
-    key(refusal, "limits.session.shared_bytes = 65536 reached");
-    raw.shared_buffer(4096);
-    let body = RequestBody::AddSharedBuffer { length: 4096 };
-    let refusal = raw.call_with(body, &[memfd(4096).as_fd()]).unwrap_err().to_string();
-    key(refusal, "limits.session.shared_buffers = 2 reached");
-
-    raw.mr(pd, buffer, 4096);
-    raw.mr(pd, buffer, 4096);
-    key(raw.refused(reg_mr(pd, buffer, 1)), "limits.session.mrs = 2 reached");
-
-    raw.channel();
-    raw.channel();
-    key(raw.refused(RequestBody::CreateChannel), "limits.session.channels = 2 reached");
-
     let create_cq = |entries| RequestBody::CreateCq { entries, channel: None, context: 0 };
     key(raw.refused(create_cq(65)), "entries = 65 is above limits.cq_entries = 64");
     let cq = raw.cq(64);
-    raw.cq(1);
-    key(raw.refused(create_cq(1)), "limits.session.cqs = 2 reached");
 
     let with = |change: fn(&mut QpRequest)| {
         let mut request = qp_request(pd, cq);
@@ -289,14 +209,8 @@ fn each_limit_is_refused_by_its_name() {
     let hold = |r: &mut QpRequest| r.rnr_policy = RnrPolicy::Wait { timeout_ms: 3_600_001 };
     key(raw.refused(with(hold)), "rnr_policy.timeout_ms = 3600001 is above one hour = 3600000");
     let qp = raw.qp(pd, cq);
-    raw.qp(pd, cq);
-    key(raw.refused(with(|_| ())), "limits.session.qps = 2 reached");
 
     let (listener, address) = raw.listener();
-    raw.listener();
-    let bind =
-        RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0, v6_only: false };
-    key(raw.refused(bind), "limits.session.listeners = 2 reached");
     let listen = RequestBody::Listen { listener, backlog: 3 };
     key(raw.refused(listen), "backlog = 3 is above limits.backlog = 2");
     let connect = |ird, ord, len| RequestBody::Connect {
@@ -310,20 +224,7 @@ fn each_limit_is_refused_by_its_name() {
     key(raw.refused(connect(Some(5), None, 0)), "ird = 5 is above limits.ird = 4");
     key(raw.refused(connect(None, Some(5), 0)), "ord = 5 is above limits.ord = 4");
     assert!(raw.call(connect(None, None, MAX_PRIVATE_DATA + 1)).is_err());
-    assert!(raw.status().refusals >= 18);
-}
-
-#[test]
-fn excess_sessions_are_refused_by_name() {
-    let daemon = daemon("[limits]\nsessions = 3\n");
-    let mut first = Raw::open(&daemon.socket());
-    let _two = (Raw::open(&daemon.socket()), Raw::open(&daemon.socket()));
-    let mut fourth = Raw::connect(&daemon.socket());
-    let (reply, descriptors) = fourth.hello().unwrap();
-    assert_eq!(reply.status, HelloStatus::SessionLimit as u32);
-    assert!(descriptors.is_empty());
-    assert!(fourth.receive().is_none());
-    assert_eq!(first.status().sessions, 3);
+    assert!(raw.status().refusals >= 11);
 }
 
 #[test]
@@ -439,11 +340,7 @@ fn session_ends_with_the_connecting_process() {
         .status()
         .unwrap();
     assert!(status.success());
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while watcher.status().sessions != 1 {
-        assert!(std::time::Instant::now() < patience, "the session outlives its process");
-        std::thread::yield_now();
-    }
+    until("the end of the session", || watcher.status().sessions == 1);
 }
 
 /// Helper process of the test above.
@@ -463,6 +360,7 @@ fn leave_the_socket_to_a_child() {
 fn ended_session_releases_its_objects() {
     let daemon = daemon(SMALL);
     let mut watcher = Raw::open(&daemon.socket());
+    let before = watcher.status();
     for _ in 0..20 {
         let mut raw = Raw::open(&daemon.socket());
         let pd = raw.pd();
@@ -470,19 +368,19 @@ fn ended_session_releases_its_objects() {
         let buffer = raw.shared_buffer(65536);
         raw.mr(pd, buffer, 65536);
         raw.qp(pd, cq);
+        let mut request = qp_request(pd, cq);
+        request.srq = Some(srq(&mut raw, pd));
+        request.rnr_policy = RnrPolicy::Wait { timeout_ms: 0 };
+        assert!(raw.call(RequestBody::CreateQp(request)).is_ok());
         let (listener, _) = raw.listener();
         assert_eq!(raw.call(RequestBody::Listen { listener, backlog: 1 }), Ok(ReplyBody::Done));
+        assert_eq!((watcher.status().srqs, watcher.status().qps), (1, 2));
         drop(raw);
-        let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        loop {
-            let s = watcher.status();
-            let left = (s.pds, s.shared_buffers, s.shared_bytes, s.mrs, s.cqs, s.qps, s.listeners);
-            if s.sessions == 1 && left == (0, 0, 0, 0, 0, 0, 0) {
-                break;
-            }
-            assert!(std::time::Instant::now() < patience, "{s:?}");
-            std::thread::yield_now();
-        }
+        until("the end of its objects", || {
+            let now = watcher.status();
+            let StatusInfo { uptime_s, refusals, .. } = now;
+            now == StatusInfo { uptime_s, refusals, ..before.clone() }
+        });
     }
 }
 
@@ -490,10 +388,8 @@ fn ended_session_releases_its_objects() {
 fn lists_come_in_pages() {
     let daemon = daemon("");
     let mut raw = Raw::open(&daemon.socket());
-    let mut made: Vec<PdId> = Vec::new();
     let cq = raw.cq(1);
     let pd = raw.pd();
-    made.push(pd);
     let mut qps: Vec<QpId> = (0..PAGE_ROWS + 5).map(|_| raw.qp(pd, cq)).collect();
     qps.sort_unstable();
     let mut seen = Vec::new();
@@ -684,29 +580,6 @@ fn srq_is_in_use_while_a_qp_exists() {
 }
 
 #[test]
-fn ended_session_releases_its_srqs() {
-    let daemon = daemon(SMALL);
-    let mut watcher = Raw::open(&daemon.socket());
-    let before = watcher.status();
-    let mut raw = Raw::open(&daemon.socket());
-    let pd = raw.pd();
-    let cq = raw.cq(8);
-    let srq = srq(&mut raw, pd);
-    let mut request = qp_request(pd, cq);
-    request.srq = Some(srq);
-    request.rnr_policy = RnrPolicy::Wait { timeout_ms: 0 };
-    assert!(raw.call(RequestBody::CreateQp(request)).is_ok());
-    assert_eq!(watcher.status().srqs, 1);
-    drop(raw);
-    let start = std::time::Instant::now();
-    while watcher.status().arena_bytes != before.arena_bytes {
-        assert!(start.elapsed().as_secs() < 180, "the SRQ is still charged");
-        std::thread::yield_now();
-    }
-    assert_eq!((watcher.status().srqs, watcher.status().qps), (0, 0));
-}
-
-#[test]
 fn reserved_shared_buffer_is_charged() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
@@ -746,14 +619,9 @@ fn reserved_shared_buffer_is_charged() {
     reserved(&mut raw, 32768);
     drop(raw);
     let mut raw = Raw::open(&daemon.socket());
-    let start = std::time::Instant::now();
-    loop {
+    until("the end of the reservation", || {
         let status = raw.status();
-        if (status.sessions, status.shared_buffers, status.shared_bytes) == (1, 0, 0) {
-            break;
-        }
-        assert!(start.elapsed().as_secs() < 180, "{status:?}");
-        std::thread::yield_now();
-    }
+        (status.sessions, status.shared_buffers, status.shared_bytes) == (1, 0, 0)
+    });
     daemon.stop().unwrap();
 }

@@ -19,9 +19,12 @@ use support::*;
 /// Timeout for operations that are usually immediate.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// Returns the daemon's answer to a Hello.
+/// Returns the daemon's answer to a Hello. A refused client gets no descriptors and is closed.
 fn greeting(mut raw: Raw) -> Option<HelloStatus> {
-    HelloStatus::from_u32(raw.hello().unwrap().0.status)
+    let (reply, descriptors) = raw.hello().unwrap();
+    let status = HelloStatus::from_u32(reply.status);
+    assert!(status == Some(HelloStatus::Ok) || descriptors.is_empty() && raw.receive().is_none());
+    status
 }
 
 /// Creates objects of a kind until a refusal, and returns its text.
@@ -123,10 +126,7 @@ fn a_users_sessions_are_counted_together() {
     // The limit is free again once the session is gone.
     let pd = b.pd();
     let cq = b.cq(1);
-    let deadline = Instant::now() + DEADLINE;
-    while b.call(RequestBody::CreateQp(qp_request(pd, cq))).is_err() {
-        assert!(Instant::now() < deadline);
-    }
+    until("a free QP", || b.call(RequestBody::CreateQp(qp_request(pd, cq))).is_ok());
 }
 
 #[test]
@@ -145,29 +145,32 @@ fn session_limits_have_their_status() {
         let _second = Raw::open(&socket);
         assert_eq!(greeting(Raw::connect(&socket)), Some(status), "{configuration}");
         drop(first);
-        let deadline = Instant::now() + DEADLINE;
-        while greeting(Raw::connect(&socket)) != Some(HelloStatus::Ok) {
-            assert!(Instant::now() < deadline, "no session becomes available");
-        }
+        until("a free session", || greeting(Raw::connect(&socket)) == Some(HelloStatus::Ok));
     }
 }
 
-/// Returns all diagnoses that the session may read.
-fn diagnoses(raw: &mut Raw) -> Vec<Diagnosis> {
+/// Returns the rows on all pages of a list, and their total number according to the daemon.
+fn list<R>(raw: &mut Raw, what: ListKind, of: fn(Rows) -> Option<Vec<R>>) -> (Vec<R>, u32) {
     let mut all = Vec::new();
     let mut from = 0;
     loop {
-        match raw.call(RequestBody::List { what: ListKind::Diagnoses, from }) {
-            Ok(ReplyBody::Rows { rows: Rows::Diagnoses(rows), next, .. }) => {
-                all.extend(rows);
+        match raw.call(RequestBody::List { what, from }) {
+            Ok(ReplyBody::Rows { rows, total, next }) => {
+                all.extend(of(rows).unwrap());
                 if next == 0 {
-                    return all;
+                    return (all, total);
                 }
                 from = next;
             }
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Returns all diagnoses that the session may read.
+fn diagnoses(raw: &mut Raw) -> Vec<Diagnosis> {
+    let of = |rows| if let Rows::Diagnoses(rows) = rows { Some(rows) } else { None };
+    list(raw, ListKind::Diagnoses, of).0
 }
 
 #[test]
@@ -186,10 +189,7 @@ fn rings_of_records_have_their_length() {
         drop(raw);
     }
     // Records move to the ring of ended sessions once the workers have released the session.
-    let deadline = Instant::now() + DEADLINE;
-    while diagnoses(&mut watcher).len() != 3 {
-        assert!(Instant::now() < deadline, "{} diagnoses are kept", diagnoses(&mut watcher).len());
-    }
+    until("3 diagnoses", || diagnoses(&mut watcher).len() == 3);
     match watcher.call(RequestBody::List { what: ListKind::Events, from: 0 }) {
         Ok(ReplyBody::Rows { total, .. }) => assert_eq!(total, 16),
         other => panic!("{other:?}"),
@@ -211,12 +211,8 @@ fn unread_events_beyond_the_limit_are_dropped() {
     let qp = raw.qp(pd, cq);
     // Bound but not listening, so each attempt to connect ends with an event.
     let (_, address) = raw.listener();
-    let deadline = Instant::now() + DEADLINE;
     for _ in 0..ATTEMPTS {
-        // Refused until the previous attempt has ended.
-        while raw.call(connect(qp, address, None)).is_err() {
-            assert!(Instant::now() < deadline);
-        }
+        until("the end of the previous attempt", || raw.call(connect(qp, address, None)).is_ok());
     }
     let socket = &raw.descriptors[1];
     let mut delivered = 0;
@@ -326,28 +322,15 @@ fn outbound_reads_of_a_user_are_limited() {
 }
 
 fn limits(raw: &mut Raw) -> Vec<LimitRow> {
-    let mut all = Vec::new();
-    let mut from = 0;
-    loop {
-        match raw.call(RequestBody::List { what: ListKind::Limits, from }) {
-            Ok(ReplyBody::Rows { rows: Rows::Limits(rows), total, next }) => {
-                all.extend(rows);
-                if next == 0 {
-                    assert_eq!(all.len(), total as usize);
-                    return all;
-                }
-                from = next;
-            }
-            other => panic!("{other:?}"),
-        }
-    }
+    let of = |rows| if let Rows::Limits(rows) = rows { Some(rows) } else { None };
+    let (all, total) = list(raw, ListKind::Limits, of);
+    assert_eq!(all.len(), total as usize);
+    all
 }
 
 fn pds(raw: &mut Raw) -> Vec<PdRow> {
-    match raw.call(RequestBody::List { what: ListKind::Pds, from: 0 }) {
-        Ok(ReplyBody::Rows { rows: Rows::Pds(rows), .. }) => rows,
-        other => panic!("{other:?}"),
-    }
+    let of = |rows| if let Rows::Pds(rows) = rows { Some(rows) } else { None };
+    list(raw, ListKind::Pds, of).0
 }
 
 /// Waits for the end of a connection. Returns true if the daemon has ended it.
@@ -479,14 +462,10 @@ fn named_domain_is_shared_and_limited() {
     // The end of a session releases its objects in the domain, and the domain stays.
     assert_eq!(open_pd(&mut c, "shared"), Ok(pd));
     drop(a);
-    let deadline = Instant::now() + DEADLINE;
-    loop {
+    until("the end of its objects", || {
         let row = pds(&mut c).into_iter().find(|row| row.pd == pd).unwrap();
-        if (row.sessions, row.mrs, row.qps) == (1, 0, 0) {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{row:?}");
-    }
+        (row.sessions, row.mrs, row.qps) == (1, 0, 0)
+    });
     c.mr(pd, buffer, 4096);
     assert_eq!(open_pd(&mut b, "shared"), Ok(pd));
 }

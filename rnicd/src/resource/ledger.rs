@@ -511,25 +511,6 @@ mod tests {
     }
 
     #[test]
-    fn an_override_is_named_by_its_rule() {
-        let rules = "[[user]]\nwho = 1000\nsession = { qps = 1 }\nuser = { mrs = 1 }\n\
-                     [[group]]\nwho = 1001\nsession = { qps = 0 }\nuser = { mrs = 0 }\n";
-        let f = fixture(1 << 20, rules);
-        let a = f.session(1000);
-        let b = f.session(1001);
-        let _have = (granted(&a, Kind::Qps, 1), granted(&a, Kind::Mrs, 1));
-        for (account, kind, start) in [
-            (&a, Kind::Qps, "user.1000.session.qps = 1 reached"),
-            (&a, Kind::Mrs, "user.1000.user.mrs = 1 reached"),
-            (&b, Kind::Qps, "group.1001.session.qps = 0 reached"),
-            (&b, Kind::Mrs, "group.1001.user.mrs (user 1001) = 0 reached"),
-        ] {
-            let text = refused(account, kind, 1);
-            assert!(text.starts_with(start), "{text}");
-        }
-    }
-
-    #[test]
     fn refused_charge_changes_nothing() {
         let f = fixture(1 << 20, FEW);
         let own = f.session(1000);

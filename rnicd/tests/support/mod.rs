@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rnic_abi::abi::control::HelloStatus;
 use rnic_daemon::config::Config;
@@ -24,6 +25,15 @@ pub use raw::{Raw, memfd, qp_request, reg_mr};
 pub fn daemon(configuration: &str) -> PrivateDaemon {
     let config = Config::parse(Path::new("test.toml"), configuration).expect("configuration");
     PrivateDaemon::start(config).expect("daemon")
+}
+
+/// Waits until `condition` returns true.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(180);
+    while !condition() {
+        assert!(Instant::now() < deadline, "timeout: {what}");
+        std::thread::yield_now();
+    }
 }
 
 /// Returns the user id of the tests.

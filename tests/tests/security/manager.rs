@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use rnic_abi::abi::control::{
     DisconnectMode, ListKind, MrRequest, MrSource, ObjectRef, Refusal, ReplyBody, RequestBody, Rows,
 };
-use rnic_abi::types::{ListenerId, PdId, SharedBufferId};
+use rnic_abi::types::{ChannelId, ListenerId, PdId, RequestId, SharedBufferId};
 use rnic_client::{
     Access, Completion, CompletionStatus, Event, QpOptions, RecvRequest, Scope, SendRequest,
     SrqOptions,
@@ -45,6 +45,8 @@ fn rdmap_8_1_2_0_objects_of_others_are_refused() {
     };
     let memory = memfd(4096);
     let own = stranger.shared_buffer_of(memory.as_fd(), 4096);
+    let ird = None;
+    let ord = None;
     // Every request that names an object, with objects of another session.
     let requests = [
         RequestBody::ClosePd { pd: pair.holder.pd.id() },
@@ -64,6 +66,9 @@ fn rdmap_8_1_2_0_objects_of_others_are_refused() {
                 scope: Scope::Pd,
             },
         },
+        RequestBody::DestroyChannel { channel: ChannelId(1) },
+        RequestBody::CreateCq { entries: 1, channel: Some(ChannelId(1)), context: 0 },
+        RequestBody::ResizeCq { cq: pair.holder.cq.id(), entries: 32 },
         RequestBody::DestroyCq { cq: pair.holder.cq.id() },
         RequestBody::CreateQp(qp_request(pair.holder.pd.id(), cq)),
         RequestBody::CreateQp(qp_request(pd, pair.holder.cq.id())),
@@ -72,15 +77,18 @@ fn rdmap_8_1_2_0_objects_of_others_are_refused() {
         RequestBody::QueryQp { qp },
         RequestBody::Listen { listener: ListenerId(1), backlog: 1 },
         RequestBody::CloseListener { listener: ListenerId(1) },
+        RequestBody::Accept { request: RequestId(1), qp, ird, ord, private_data: Vec::new() },
+        RequestBody::Reject { request: RequestId(1), private_data: Vec::new() },
         RequestBody::Disconnect { qp, mode: DisconnectMode::Abort },
+        RequestBody::SetContext { object: ObjectRef::Listener(ListenerId(1)), context: 1 },
         RequestBody::SetContext { object: ObjectRef::Qp(qp), context: 1 },
         RequestBody::SetContext { object: ObjectRef::Cq(pair.holder.cq.id()), context: 1 },
         RequestBody::Connect {
             qp,
             peer: ([127, 0, 0, 1], 9).into(),
             local: None,
-            ird: None,
-            ord: None,
+            ird,
+            ord,
             private_data: Vec::new(),
         },
     ];
