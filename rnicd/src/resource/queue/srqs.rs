@@ -153,7 +153,7 @@ fn check_limit(limit: u32, capacity: u32) -> Result<(), Refusal> {
 }
 
 fn dead(srq: SrqId) -> Refusal {
-    refuse::wrong_state("SRQ", srq.0, "dead", "a ring with valid indices")
+    refuse::wrong_state("SRQ", srq.0, "dead", "an undamaged ring")
 }
 
 /// Maximum in milliseconds, the same as for deadlines in the configuration.
