@@ -5,8 +5,7 @@
 //!     kv get 127.0.0.1:PORT KEY        exit status 1 if there is no such key
 //!
 //! The table is a registered region that peers may read. A get reads the slot of its key with one
-//! RDMA Read. A put is a Send, which the server stores and acknowledges. `rkv` of rnic-tools uses
-//! the same design and adds versions, collision handling and deletion.
+//! RDMA Read. A put is a Send, which the server stores and acknowledges.
 
 use std::error::Error;
 

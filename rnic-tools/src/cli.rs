@@ -82,17 +82,12 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
 
 /// Returns a progress bar for `total` bytes on standard error, hidden if that is not a terminal.
 pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
-    bar(total, what, BYTE_BAR)
-}
-
-/// Returns a progress bar for `total` steps on standard error, hidden if that is not a terminal.
-pub fn step_bar(total: u64, what: &str) -> ProgressBar {
-    bar(total, what, STEP_BAR)
-}
-
-/// Returns a progress bar for 100 percent on standard error, hidden if that is not a terminal.
-pub fn percent_bar(what: &str) -> ProgressBar {
-    bar(100, what, PERCENT_BAR)
+    let bar = ProgressBar::new(total).with_message(printable(what));
+    // A test parses the template, so this cannot fail.
+    match ProgressStyle::with_template(BYTE_BAR) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
 }
 
 /// Formats size, time and rate: `12.0 MiB in 0.01 s (1.17 GiB/s)`.
@@ -112,19 +107,8 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }
 
-fn bar(total: u64, what: &str, template: &str) -> ProgressBar {
-    let bar = ProgressBar::new(total).with_message(printable(what));
-    // A test parses the templates, so this cannot fail.
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
-}
-
 const BYTE_BAR: &str = "{msg:16!} {wide_bar} {binary_bytes:>10}/{binary_total_bytes} \
                         {binary_bytes_per_sec:>14} {eta:>4}";
-const STEP_BAR: &str = "{msg:16!} {wide_bar} {pos}/{len} {per_sec} {eta:>4}";
-const PERCENT_BAR: &str = "{msg:16!} {wide_bar} {percent:>3}%";
 
 #[cfg(test)]
 mod tests {
@@ -161,10 +145,8 @@ mod tests {
     }
 
     #[test]
-    fn templates_of_bars_are_valid() {
-        for template in [BYTE_BAR, STEP_BAR, PERCENT_BAR] {
-            assert!(ProgressStyle::with_template(template).is_ok());
-        }
+    fn the_template_of_bars_is_valid() {
+        assert!(ProgressStyle::with_template(BYTE_BAR).is_ok());
         assert_eq!(throughput(1 << 20, 0.5), "1.00 MiB in 0.50 s (2.00 MiB/s)");
     }
 }

@@ -1,5 +1,4 @@
-//! Programs written against `rnic-client`: `pingpong`, `rcopy`, `rkv`, `rnic-perf`, and the tour of
-//! `rnicd demo`.
+//! Programs written against `rnic-client`: `rcopy`, `rnic-perf`, and the tour of `rnicd demo`.
 //!
 //! The binaries only call the `main` of their module. The code that moves data is separate from the
 //! command lines, so that other programs can use it too: `rnicd demo` copies a file with [`rcopy`].
@@ -11,11 +10,8 @@ pub mod cli;
 pub mod clients;
 pub mod endpoint;
 mod fields;
-pub mod latency;
 pub mod link;
 mod messenger;
 pub mod perf;
-pub mod pingpong;
 pub mod rcopy;
-pub mod rkv;
 pub mod tour;

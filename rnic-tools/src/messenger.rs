@@ -1,4 +1,4 @@
-//! Short messages over a queue pair: the control messages of `rcopy` and `rkv`.
+//! Short messages over a queue pair: the control messages of `rcopy`.
 //!
 //! Owns a QP, its CQ and a small region with message buffers, and keeps every receive posted. It
 //! does not interpret messages. Other requests may be posted on the same QP with a `wr_id` below
@@ -134,11 +134,6 @@ impl Messenger {
             None => self.qp.post_send(&[send])?,
         }
         Ok(())
-    }
-
-    /// Posts requests that are not messages.
-    pub(crate) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), LinkError> {
-        Ok(self.qp.post_send(requests)?)
     }
 
     /// Waits for the next message or completion. Posts the receive again before it returns a

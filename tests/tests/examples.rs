@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use rnic_tests::{Daemon, PATHS, Process, built, engine};
+use rnic_client::{AcceptOptions, Access, ConnectOptions, RecvRequest, SendRequest};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, Process, built, engine, on_path};
 
 #[test]
 fn poll_loop_serves_many_peers_in_one_thread() {
@@ -49,6 +50,74 @@ fn get_returns_the_stored_value() {
         assert_eq!(get("shape").status.code(), Some(1), "{path}");
         server.kill();
     }
+}
+
+fn pingpong(daemon: &Daemon, arguments: &[&str]) -> Process {
+    let mut command = Command::new(built::example("pingpong"));
+    command.env("RNIC_SOCKET", daemon.socket()).args(arguments);
+    Process::start(command)
+}
+
+#[test]
+fn pingpong_works_within_a_host_and_between_two() {
+    let [direct, tcp] = PATHS.map(|path| Daemon::start(&on_path(path)));
+    for (serving, visiting, path) in
+        [(&direct, &direct, "direct"), (&tcp, &tcp, "tcp"), (&direct, &tcp, "tcp")]
+    {
+        for size in ["0", "8", "100000"] {
+            let mut server = pingpong(serving, &["serve", "127.0.0.1:0"]);
+            let address = server.line_after("listening on ");
+            let lines = pingpong(visiting, &["visit", &address, size, "50"]).succeed();
+            let said =
+                format!("50 round trips of {size} bytes over the {path} path, all data correct");
+            assert_eq!(lines[0], said);
+            let lines = server.succeed();
+            let said = format!("50 messages of {size} bytes: it was closed normally");
+            assert_eq!(lines.last(), Some(&said));
+        }
+    }
+}
+
+/// Each message has its own content, so echoing the previous one unchanged is an error.
+#[test]
+fn damaged_message_is_noticed_by_both_ends() {
+    let daemon = Daemon::start("");
+    let own = Client::new(&daemon);
+    let memory = own.region(64, Access::LOCAL_WRITE);
+    let whole = [memory.sge(0, 64)];
+    let fails = |process: Process, words: &str| {
+        let (status, lines) = process.finish();
+        assert_eq!(status.code(), Some(1), "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains(words)), "{lines:?}");
+    };
+
+    let listener = own.listener();
+    let address = listener.local_addr().to_string();
+    let visitor = pingpong(&daemon, &["visit", &address, "64", "3"]);
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    let private_data = request.private_data().to_vec();
+    let qp = own.qp();
+    qp.post_recv(&[RecvRequest::new(1, &whole)]).unwrap();
+    request.accept(&qp, &AcceptOptions::default()).unwrap();
+    own.success();
+    qp.post_send(&[SendRequest::send(2, &whole)]).unwrap();
+    fails(visitor, "message 0 is damaged");
+
+    for message in [&[7; 64][..], &[7; 63], &[]] {
+        let mut server = pingpong(&daemon, &["serve", "127.0.0.1:0"]);
+        let address = server.line_after("listening on ");
+        let qp = own.qp();
+        let private_data = private_data.clone();
+        qp.connect(&*address, &ConnectOptions { private_data, ..ConnectOptions::default() })
+            .unwrap();
+        qp.post_send(&[SendRequest::send_inline(3, message)]).unwrap();
+        fails(server, "message 0 is damaged");
+    }
+
+    let mut server = pingpong(&daemon, &["serve", "127.0.0.1:0"]);
+    let address = server.line_after("listening on ");
+    own.qp().connect(&*address, &ConnectOptions::default()).unwrap_err();
+    fails(server, "rejected a client");
 }
 
 #[test]

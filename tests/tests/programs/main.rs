@@ -5,9 +5,7 @@ mod hosts;
 mod lists;
 mod manners;
 mod perf;
-mod pingpong;
 mod rcopy;
-mod rkv;
 mod talker;
 
 use std::ffi::OsStr;
@@ -15,10 +13,8 @@ use std::process::Command;
 
 use rnic_tests::{Daemon, Process, built};
 
-const PINGPONG: &str = "pingpong";
 const RCOPY: &str = "rcopy";
 const PERF: &str = "rnic-perf";
-const RKV: &str = "rkv";
 
 /// Starts a program as a client of this daemon.
 fn start<A: AsRef<OsStr>>(daemon: &Daemon, program: &str, arguments: &[A]) -> Process {

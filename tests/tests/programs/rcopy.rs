@@ -504,7 +504,7 @@ fn failed_write_leaves_no_partial_file() {
     let daemon = Daemon::start("");
     let mut limited = Command::new("sh");
     // In blocks of 512 bytes: 256 KiB, which is enough for the ring.
-    limited.args(["-c", "trap '' XFSZ; ulimit -f 512; exec \"$0\" \"$@\"", RCOPY]);
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 512; exec \"$0\" \"$@\"", &built::program(RCOPY)]);
     let mut receiver = Receiver::start_as(&daemon, limited, &["--chunk", "4KiB", "--chunks", "4"]);
     let file = file_of(&pattern(1, 2 << 20));
     let sent = send(&daemon, file.path(), &format!("{}/half", receiver.address));
@@ -524,7 +524,8 @@ fn full_disk_leaves_no_partial_file() {
     let mut mounted = Command::new("unshare");
     // The folder is the third argument of `rcopy`. The disk mounted on it has 4 MiB.
     let script = "mount -t tmpfs -o size=4m none \"$4\" && exec \"$0\" \"$@\"";
-    mounted.args(["--mount", "--propagation", "private", "sh", "-c", script, RCOPY]);
+    mounted.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+    mounted.arg(built::program(RCOPY));
     let mut receiver = Receiver::start_as(&daemon, mounted, &["--chunk", "4KiB", "--chunks", "4"]);
     // Seen from outside its mount namespace.
     let disk = PathBuf::from(format!("/proc/{}/root", receiver.process.id()));
