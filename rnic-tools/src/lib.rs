@@ -14,4 +14,5 @@ pub mod link;
 mod messenger;
 pub mod perf;
 pub mod rcopy;
+pub mod text;
 pub mod tour;

@@ -164,6 +164,7 @@ fn daemon_and_client_link_only_what_they_need() {
         ),
         ("rnic-client", &["rnic-core", "slab", "chacha20", "crc32c"][..]),
         ("rnic-verbs", &["rnic-core", "chacha20", "crc32c"][..]),
+        ("rnic-tools", &["rnic-core", "plotters", "crc32c"][..]),
     ] {
         let linked = linked(name);
         for other in others {

@@ -26,7 +26,8 @@ fn paths(dir: &Path) -> Vec<PathBuf> {
 fn named_things_exist(document: &str, at_least: usize) {
     let document = std::fs::read_to_string(root().join(document)).unwrap();
     let mut text = String::new();
-    for package in ["rnic-abi", "rnic-core", "rnic-client", "rnic-tools", "rnicd", "tests"] {
+    for package in ["rnic-abi", "rnic-core", "rnic-client", "rnic-tools", "bench", "rnicd", "tests"]
+    {
         for path in paths(&root().join(package)) {
             text.push_str(&std::fs::read_to_string(path).unwrap());
         }
@@ -74,7 +75,8 @@ fn unsafe_is_only_where_documented() {
     // Assembled from parts, so that this file does not match.
     let word = ["un", "safe"].concat();
     let uses = [format!("{word} {{"), format!("{word} fn"), format!("{word} impl")];
-    for package in ["rnic-abi", "rnic-core", "rnic-client", "rnic-tools", "rnicd", "tests", "fuzz"]
+    for package in
+        ["rnic-abi", "rnic-core", "rnic-client", "rnic-tools", "bench", "rnicd", "tests", "fuzz"]
     {
         for path in paths(&root().join(package)) {
             let text = std::fs::read_to_string(&path).unwrap();

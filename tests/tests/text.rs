@@ -31,7 +31,7 @@ const PARTS: [&[&str]; 10] = [
     &["rnicd"],
     &["rnic-client"],
     &["rnic-verbs"],
-    &["rnic-tools"],
+    &["rnic-tools", "bench"],
     &["tests"],
     &["fuzz"],
     &["config"],

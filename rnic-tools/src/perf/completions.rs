@@ -28,13 +28,14 @@ impl Completions {
         Ok(Completions { cq, channel, wait, cpus: cpus(), stray: false, taken })
     }
 
+    /// Returns the CQ.
     pub fn cq(&self) -> &Cq {
         &self.cq
     }
 
     /// Waits for at least one completion. A failed request is an error.
     #[inline]
-    pub fn next(&mut self) -> Result<&[Completion], PerfError> {
+    pub fn wait(&mut self) -> Result<&[Completion], PerfError> {
         let n = match self.wait {
             Wait::Polled => {
                 let cq = &self.cq;

@@ -403,7 +403,7 @@ impl End {
         };
         for _ in 0..count {
             self.active_qp(0).post_send(&[request.signaled()])?;
-            self.completions.next()?;
+            self.completions.wait()?;
             let now = Instant::now();
             times.record(now - then);
             then = now;
@@ -418,7 +418,7 @@ impl End {
     fn progress(&mut self, mut completed: impl FnMut(usize)) -> Result<Arrived, PerfError> {
         let mut arrived = Arrived::default();
         let mut used = Vec::new();
-        for completion in self.completions.next()? {
+        for completion in self.completions.wait()? {
             let of = |at: &usize| self.qps[*at].id() == completion.qp;
             let Some(at) = self.active.iter().position(of) else { continue };
             if completion.opcode != CompletionOpcode::Receive {

@@ -39,7 +39,7 @@ pub enum PerfError {
 
 impl PerfError {
     /// Returns a function for `map_err` that adds the failed operation to the system's error.
-    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> PerfError {
+    pub fn io(what: &'static str) -> impl FnOnce(io::Error) -> PerfError {
         move |source| PerfError::Io { what, source }
     }
 }

@@ -1,49 +1,30 @@
-//! `rnic-perf`: measures the RNIC, and compares it with TCP and memcpy on the same machine.
+//! `rnic-perf`: bandwidth, latency and message rate of an operation.
 //!
-//! A run has two processes, the driver and a peer that it starts, each with its own session with a
-//! daemon. They measure bandwidth, latency or message rate of an operation, and in turn, round by
-//! round, raw TCP between the same two processes and memcpy of the same working set. The ratios are
-//! meaningful because all results come from the same machine at the same time. The code does not
-//! depend on how a daemon works: it uses only the public interface of the library, the daemon's
-//! entries in `/proc`, and the `rnicd` binary for private daemons. The binary `rnic-perf` calls
-//! [`main`]; `rnicd demo` calls [`quick()`] and, in its second process, [`serve`].
+//! A run has two processes, the driver and a peer, each with its own session with a daemon. The
+//! driver starts the peer, or connects to `rnic-perf serve` on another host. The code does not
+//! depend on how a daemon works: it uses only the public interface of the library. The binary
+//! `rnic-perf` calls [`main`]; `rnicd demo` calls [`quick()`] and, in its second process,
+//! [`serve`]. The modules are public for `rnic-bench`, which compares with yardsticks.
 //!
 //! One file per part: `spec` defines a measurement, `end` the RDMA ends, `peer` the second process,
-//! `bench` the rounds, `report` the output, `all` the table of design goals. The yardsticks are
-//! `raw` TCP, `relay` through a third process, and `copies` (memcpy and CRC32C); `goals` assigns
-//! them to measurements. `compare` runs other projects' benchmarks in turn with ours. `scale`
-//! measures beside many idle objects, `neighbours` beside another user's `load`; `smoke` detects
-//! large slowdowns.
+//! `driver` the first one, `measured` the rounds, `report` the output. `raw` TCP and `copies`
+//! (memcpy) are measured by [`quick()`] and by `rnic-bench`.
 
-mod all;
-mod bench;
-mod calls;
-mod cli;
-mod compare;
-mod completions;
-mod copies;
-mod daemon;
-mod end;
+pub mod cli;
+pub mod completions;
+pub mod copies;
+pub mod driver;
+pub mod end;
 mod error;
-mod footprint;
-mod goals;
-mod load;
-mod machine;
-mod neighbours;
-mod only;
-mod peer;
-mod placement;
-mod protocol;
+pub mod machine;
+pub mod measured;
+pub mod peer;
+pub mod protocol;
 mod quick;
-mod raw;
-mod relay;
-mod report;
-mod scale;
-mod site;
-mod smoke;
-mod spec;
-mod stats;
-mod table;
+pub mod raw;
+pub mod report;
+pub mod spec;
+pub mod stats;
 
 pub use cli::main;
 pub use error::PerfError;

@@ -1,19 +1,20 @@
 //! The peer process: the driver's handle, and the code that the process runs.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Stdout, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command as Program, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rnic_client::{Context, Error, OpenOptions, RemoteMr};
+use rustix::process::Pid;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::end::{End, RemoteMemory, Role};
 use super::error::PerfError;
 use super::protocol::{Command, QpAddress, Reply, read_msg, write_msg};
 use super::raw::RawEnd;
-use super::relay::{Member, Page};
 use super::spec::Spec;
 use crate::cli;
 use crate::endpoint::{Endpoint, loopback};
@@ -81,8 +82,16 @@ impl Peer {
         }
     }
 
+    /// Returns the PID of the process, or `None` on another host.
+    pub fn pid(&self) -> Option<Pid> {
+        match &self.process {
+            Process::Child(child) => Some(Pid::from_child(child)),
+            Process::Host(_) => None,
+        }
+    }
+
     /// Sends a command to the peer.
-    pub fn command(&mut self, command: &Command) -> Result<(), PerfError> {
+    pub fn command(&mut self, command: &impl Serialize) -> Result<(), PerfError> {
         match &mut self.commands {
             Some(pipe) => write_msg(pipe, command),
             None => Err(PerfError::Peer("it has ended".to_owned())),
@@ -91,11 +100,16 @@ impl Peer {
 
     /// Waits for the next reply. A failure reported by the peer is an error.
     pub fn reply(&mut self) -> Result<Reply, PerfError> {
-        match read_msg(&mut self.replies)? {
-            Some(Reply::Failed { why }) => Err(PerfError::Peer(why)),
-            Some(reply) => Ok(reply),
-            None => Err(PerfError::Peer("ended without an error message".to_owned())),
+        match self.receive()? {
+            Reply::Failed { why } => Err(PerfError::Peer(why)),
+            reply => Ok(reply),
         }
+    }
+
+    /// Waits for the next message, which may be of another type than [`Reply`].
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T, PerfError> {
+        let ended = || PerfError::Peer("ended without an error message".to_owned());
+        read_msg(&mut self.replies)?.ok_or_else(ended)
     }
 
     /// Waits for a reply of the same kind as `wanted`.
@@ -167,14 +181,21 @@ impl Process {
 /// Runs a peer process: carries out commands from standard input until its end. `socket` is the
 /// socket of its daemon. The error returned has already been reported to the driver.
 pub fn serve(socket: Option<&Path>) -> Result<(), PerfError> {
-    let served = open(socket).map_err(PerfError::from).and_then(|context| {
-        let mut input = std::io::stdin().lock();
-        let mut output = std::io::stdout().lock();
-        carry_out(&context, true, loopback().ip(), &mut input, &mut output)
-    });
+    serve_child(|output| {
+        let context = open(socket)?;
+        carry_out(&context, loopback().ip(), &mut std::io::stdin().lock(), output)
+    })
+}
+
+/// Runs a child process that replies to commands, and reports a failure to its parent.
+pub fn serve_child(
+    carry_out: impl FnOnce(&mut Stdout) -> Result<(), PerfError>,
+) -> Result<(), PerfError> {
+    let mut output = std::io::stdout();
+    let served = carry_out(&mut output);
     if let Err(e) = &served {
-        // Fails if the driver is gone, which needs no report.
-        let _ = write_msg(&mut std::io::stdout(), &Reply::Failed { why: e.to_string() });
+        // Fails if the parent is gone, which needs no report.
+        let _ = write_msg(&mut output, &Reply::Failed { why: e.to_string() });
     }
     served
 }
@@ -204,9 +225,9 @@ fn serve_host(socket: Option<&Path>, stream: &TcpStream) -> Result<(), PerfError
     stream.set_read_timeout(Some(LONGEST_ROUND)).map_err(io("setting a timeout"))?;
     let ip = stream.local_addr().map_err(io("finding the address"))?.ip();
     let mut output = stream;
-    let served = open(socket).map_err(PerfError::from).and_then(|context| {
-        carry_out(&context, false, ip, &mut BufReader::new(stream), &mut output)
-    });
+    let served = open(socket)
+        .map_err(PerfError::from)
+        .and_then(|context| carry_out(&context, ip, &mut BufReader::new(stream), &mut output));
     if let Err(e) = &served {
         let _ = write_msg(&mut output, &Reply::Failed { why: e.to_string() });
     }
@@ -228,38 +249,12 @@ pub fn peer_program(socket: Option<&Path>) -> Result<Program, PerfError> {
     Ok(program)
 }
 
-/// Returns the command that starts the second process of a relay.
-pub fn relay_program() -> Result<Program, PerfError> {
-    this_program("relay")
-}
-
-fn this_program(part: &str) -> Result<Program, PerfError> {
+/// Returns a command that runs this program with another subcommand.
+pub fn this_program(part: &str) -> Result<Program, PerfError> {
     let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
-    // A load run as another user may lack access to the program's path.
+    // A process of another user may be unable to see the path of the program.
     let mut program = Program::new(if own.exists() { own } else { THIS.into() });
     program.arg(part);
-    Ok(program)
-}
-
-/// Returns the command of a load, run as `user` if given.
-pub fn load_program(
-    socket: Option<&Path>,
-    peer_socket: Option<&Path>,
-    user: Option<u32>,
-) -> Result<Program, PerfError> {
-    let mut program = match user {
-        None => this_program("load")?,
-        Some(id) => {
-            let mut program = Program::new(THIS);
-            program.arg("load").uid(id).gid(id).current_dir("/");
-            program
-        }
-    };
-    for (option, socket) in [("--socket", socket), ("--peer-socket", peer_socket)] {
-        if let Some(socket) = socket {
-            program.arg(option).arg(socket);
-        }
-    }
     Ok(program)
 }
 
@@ -268,18 +263,15 @@ pub fn unexpected(message: &impl std::fmt::Debug) -> PerfError {
     PerfError::Peer(format!("unexpected message {message:?}"))
 }
 
-/// Carries out commands until EOF, with listeners at `ip`. Relay commands are only allowed for a
-/// child, because they name a file of this host.
+/// Carries out commands until their end, with listeners at `ip`.
 fn carry_out(
     context: &Context,
-    is_child: bool,
     ip: IpAddr,
     input: &mut impl BufRead,
     output: &mut impl Write,
 ) -> Result<(), PerfError> {
     let mut ends = Vec::new();
     let mut tcp = None;
-    let mut page = None;
     while let Some(command) = read_msg(input)? {
         match command {
             Command::Link { end, spec, sink, places } => {
@@ -293,65 +285,19 @@ fn carry_out(
                 drop(tcp.take());
                 tcp = Some(raw_link(ip, spec, output)?);
             }
-            Command::Rdma { end, count, placement } => {
+            Command::Rdma { end, count } => {
                 let (end, remote) = ends.get_mut(end).ok_or_else(|| unexpected(&"Rdma"))?;
-                let _pin = placement.pin_peer()?;
                 write_msg(output, &Reply::Ready)?;
                 End::follow(end, remote, count)?;
             }
-            Command::Tcp { count, manner } => {
+            Command::Tcp { count, mode } => {
                 let end = tcp.as_mut().ok_or_else(|| unexpected(&"Tcp"))?;
-                let _pin = manner.placement.pin_peer()?;
-                RawEnd::set_mode(end, manner)?;
+                RawEnd::set_mode(end, mode)?;
                 write_msg(output, &Reply::Ready)?;
                 RawEnd::follow(end, count)?;
             }
-            command @ (Command::RelayLink { .. } | Command::Relay { .. }) if is_child => {
-                pass_on(&mut page, Member::Third, command, output)?;
-            }
-            command => return Err(unexpected(&command)),
         }
         write_msg(output, &Reply::Done)?;
-    }
-    Ok(())
-}
-
-/// Runs the second process of a relay: carries out relay commands until EOF.
-pub fn serve_relay() -> Result<(), PerfError> {
-    let mut input = std::io::stdin().lock();
-    let mut output = std::io::stdout().lock();
-    let mut carry_out = || {
-        let mut page = None;
-        while let Some(command) = read_msg(&mut input)? {
-            pass_on(&mut page, Member::Second, command, &mut output)?;
-            write_msg(&mut output, &Reply::Done)?;
-        }
-        Ok(())
-    };
-    let served = carry_out();
-    if let Err(e) = &served {
-        // Fails if the driver is gone, which needs no report.
-        let _ = write_msg(&mut output, &Reply::Failed { why: PerfError::to_string(e) });
-    }
-    served
-}
-
-/// Carries out a relay command.
-fn pass_on(
-    page: &mut Option<Page>,
-    member: Member,
-    command: Command,
-    output: &mut impl Write,
-) -> Result<(), PerfError> {
-    match command {
-        Command::RelayLink { memory } => *page = Some(Page::open(&memory)?),
-        Command::Relay { count, placement } => {
-            let page = page.as_ref().ok_or_else(|| unexpected(&"Relay"))?;
-            let _pin = placement.pin(member)?;
-            write_msg(output, &Reply::Ready)?;
-            page.follow(member, count)?;
-        }
-        other => return Err(unexpected(&other)),
     }
     Ok(())
 }
@@ -390,7 +336,7 @@ fn raw_link(ip: IpAddr, spec: Spec, output: &mut impl Write) -> Result<RawEnd, P
 }
 
 /// The running program. This path works without access to the program's folder.
-const THIS: &str = "/proc/self/exe";
+pub const THIS: &str = "/proc/self/exe";
 /// Time that a peer gets to exit after a failure on this side.
 const GRACE: Duration = Duration::from_millis(200);
 /// Time that a peer on another host gets to report why it failed.

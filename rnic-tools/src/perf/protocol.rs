@@ -11,9 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::error::PerfError;
-use super::placement::Placement;
 use super::raw::TcpMode;
-use super::relay::RelayPlacement;
 use super::spec::Spec;
 
 /// A command of the driver.
@@ -43,36 +41,13 @@ pub enum Command {
         end: usize,
         /// Messages, or round trips.
         count: u64,
-        /// Placement of both processes.
-        placement: Placement,
     },
     /// The same over TCP.
     Tcp {
         /// Messages, or round trips.
         count: u64,
-        /// Blocking or polling, and the placement.
-        manner: TcpMode,
-    },
-    /// Become a load: connect a separate pair of processes for this stream.
-    Load {
-        /// Parameters of the stream.
-        spec: Spec,
-    },
-    /// Start streaming ([`Reply::Ready`]), until [`Command::Stop`].
-    Go,
-    /// Stop streaming and report the rate ([`Reply::Streamed`]).
-    Stop,
-    /// Open the page of a relay.
-    RelayLink {
-        /// Path of the page.
-        memory: String,
-    },
-    /// Take part in the relay for `count` round trips ([`Reply::Ready`], then done).
-    Relay {
-        /// Round trips.
-        count: u64,
-        /// Placement of the three processes.
-        placement: RelayPlacement,
+        /// How both ends wait.
+        mode: TcpMode,
     },
 }
 
@@ -110,11 +85,6 @@ pub enum Reply {
     RawListening {
         /// Address to which the driver connects its socket.
         address: SocketAddr,
-    },
-    /// The stream has stopped.
-    Streamed {
-        /// Messages per second.
-        rate: f64,
     },
     /// The measurement may start.
     Ready,
@@ -162,15 +132,11 @@ mod tests {
         let spec = Spec::new(Op::Send, Flow::PingPong, 8);
         let mut pipe = Vec::new();
         write_msg(&mut pipe, &Command::RawLink { spec: spec.clone() }).unwrap();
-        let placement = Placement::Free;
-        write_msg(&mut pipe, &Command::Rdma { end: 0, count: 3, placement }).unwrap();
+        write_msg(&mut pipe, &Command::Rdma { end: 0, count: 3 }).unwrap();
         let mut pipe = &pipe[..];
         let first = read_msg::<Command>(&mut pipe).unwrap();
         assert!(matches!(first, Some(Command::RawLink { spec: s }) if s == spec));
-        assert!(matches!(
-            read_msg(&mut pipe).unwrap(),
-            Some(Command::Rdma { end: 0, count: 3, .. })
-        ));
+        assert!(matches!(read_msg(&mut pipe).unwrap(), Some(Command::Rdma { end: 0, count: 3 })));
         assert!(read_msg::<Command>(&mut pipe).unwrap().is_none());
     }
 

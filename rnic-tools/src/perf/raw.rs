@@ -1,4 +1,4 @@
-//! The yardstick of communication between processes: raw TCP between the same two processes.
+//! Raw TCP between the same two processes, to compare RDMA with.
 //!
 //! It uses a working set and messages of the same sizes as the RDMA ends.
 
@@ -9,29 +9,25 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::error::PerfError;
-use super::placement::Placement;
 use super::spec::{Flow, Spec};
 use super::stats::Times;
 
-/// How raw TCP is used.
+/// How both ends wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TcpMode {
-    /// Both ends poll and never sleep.
-    pub polled: bool,
-    /// Placement of both processes.
-    pub placement: Placement,
-}
-
-impl TcpMode {
-    /// Blocking, as in most programs.
-    pub const BLOCKING: TcpMode = TcpMode { polled: false, placement: Placement::Free };
+pub enum TcpMode {
+    /// With blocking calls, as in most programs.
+    Blocking,
+    /// Repeat calls and yield in between, because both ends may share a CPU.
+    Yielding,
+    /// Repeat calls without yields, which would only cost time on separate CPUs.
+    Spinning,
 }
 
 /// An end of a raw TCP connection with `TCP_NODELAY`.
 pub struct RawEnd {
     stream: TcpStream,
     /// Current mode.
-    manner: TcpMode,
+    mode: TcpMode,
     spec: Spec,
     /// At least as large as the working set, and as one read of small messages.
     memory: Vec<u8>,
@@ -42,13 +38,14 @@ impl RawEnd {
     pub fn new(stream: TcpStream, spec: Spec) -> Result<Self, PerfError> {
         stream.set_nodelay(true).map_err(PerfError::io("TCP_NODELAY"))?;
         let memory = touched(spec.working_set().max(READ_AT_ONCE as u64) as usize);
-        Ok(RawEnd { stream, manner: TcpMode::BLOCKING, spec, memory })
+        Ok(RawEnd { stream, mode: TcpMode::Blocking, spec, memory })
     }
 
     /// Changes the mode.
-    pub fn set_mode(&mut self, manner: TcpMode) -> Result<(), PerfError> {
-        self.stream.set_nonblocking(manner.polled).map_err(PerfError::io("O_NONBLOCK"))?;
-        self.manner = manner;
+    pub fn set_mode(&mut self, mode: TcpMode) -> Result<(), PerfError> {
+        let polls = mode != TcpMode::Blocking;
+        self.stream.set_nonblocking(polls).map_err(PerfError::io("O_NONBLOCK"))?;
+        self.mode = mode;
         Ok(())
     }
 
@@ -110,12 +107,12 @@ impl RawEnd {
     }
 
     fn drive_ping_pong(&mut self, count: u64, times: &mut Times) -> std::io::Result<()> {
-        let RawEnd { stream, manner, spec, memory } = self;
+        let RawEnd { stream, mode, spec, memory } = self;
         let message = &mut memory[..spec.size as usize];
         let mut then = Instant::now();
         for _ in 0..count {
-            send(stream, *manner, message)?;
-            receive(stream, *manner, message)?;
+            send(stream, *mode, message)?;
+            receive(stream, *mode, message)?;
             let now = Instant::now();
             times.record(now - then);
             then = now;
@@ -124,11 +121,11 @@ impl RawEnd {
     }
 
     fn follow_ping_pong(&mut self, count: u64) -> std::io::Result<()> {
-        let RawEnd { stream, manner, spec, memory } = self;
+        let RawEnd { stream, mode, spec, memory } = self;
         let message = &mut memory[..spec.size as usize];
         for _ in 0..count {
-            receive(stream, *manner, message)?;
-            send(stream, *manner, message)?;
+            receive(stream, *mode, message)?;
+            send(stream, *mode, message)?;
         }
         Ok(())
     }
@@ -143,32 +140,31 @@ impl RawEnd {
     }
 }
 
-fn send(stream: &mut TcpStream, manner: TcpMode, mut bytes: &[u8]) -> std::io::Result<()> {
-    if !manner.polled {
+fn send(stream: &mut TcpStream, mode: TcpMode, mut bytes: &[u8]) -> std::io::Result<()> {
+    if mode == TcpMode::Blocking {
         return stream.write_all(bytes);
     }
     while !bytes.is_empty() {
-        let n = retry_until_ready(manner, || stream.write(bytes))?;
+        let n = retry_until_ready(mode, || stream.write(bytes))?;
         bytes = &bytes[n..];
     }
     Ok(())
 }
 
-fn receive(stream: &mut TcpStream, manner: TcpMode, bytes: &mut [u8]) -> std::io::Result<()> {
-    if !manner.polled {
+fn receive(stream: &mut TcpStream, mode: TcpMode, bytes: &mut [u8]) -> std::io::Result<()> {
+    if mode == TcpMode::Blocking {
         return stream.read_exact(bytes);
     }
     let mut got = 0;
     while got < bytes.len() {
-        got += retry_until_ready(manner, || stream.read(&mut bytes[got..]))?;
+        got += retry_until_ready(mode, || stream.read(&mut bytes[got..]))?;
     }
     Ok(())
 }
 
-/// Repeats a call until it transfers some bytes. Yields in between if both ends may share a CPU.
-/// Spins if each has its own CPU, where yields would only cost time.
+/// Repeats a call until it transfers some bytes.
 fn retry_until_ready(
-    manner: TcpMode,
+    mode: TcpMode,
     mut attempt: impl FnMut() -> std::io::Result<usize>,
 ) -> std::io::Result<usize> {
     let mut start = None;
@@ -176,11 +172,9 @@ fn retry_until_ready(
         for _ in 0..TRIES {
             match attempt() {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => match manner.placement {
-                    Placement::Apart => std::hint::spin_loop(),
-                    Placement::Free | Placement::Together | Placement::WithWorkers => {
-                        std::thread::yield_now();
-                    }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => match mode {
+                    TcpMode::Spinning => std::hint::spin_loop(),
+                    TcpMode::Blocking | TcpMode::Yielding => std::thread::yield_now(),
                 },
                 done => return done,
             }
@@ -211,7 +205,7 @@ mod tests {
     use super::*;
 
     /// Runs both ends for `count` messages. Returns the driver's times.
-    fn play(spec: &Spec, manner: TcpMode, count: u64) -> Times {
+    fn play(spec: &Spec, mode: TcpMode, count: u64) -> Times {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut times = Times::new();
@@ -219,12 +213,12 @@ mod tests {
             scope.spawn(|| {
                 let stream = listener.accept().unwrap().0;
                 let mut end = RawEnd::new(stream, spec.clone()).unwrap();
-                end.set_mode(manner).unwrap();
+                end.set_mode(mode).unwrap();
                 end.follow(count).unwrap();
             });
             let stream = TcpStream::connect(address).unwrap();
             let mut end = RawEnd::new(stream, spec.clone()).unwrap();
-            end.set_mode(manner).unwrap();
+            end.set_mode(mode).unwrap();
             assert!(end.drive(count, &mut times).unwrap() > Duration::ZERO);
         });
         times
@@ -235,7 +229,7 @@ mod tests {
         for op in [Op::Write, Op::Read, Op::FetchAdd] {
             for size in [1, 8, 70_000] {
                 let spec = Spec::new(op, Flow::Stream, size).stream(4, 2, 4 * u64::from(size));
-                assert_eq!(play(&spec, TcpMode::BLOCKING, 33).percentiles().count, 0);
+                assert_eq!(play(&spec, TcpMode::Blocking, 33).percentiles().count, 0);
             }
         }
     }
@@ -243,11 +237,8 @@ mod tests {
     #[test]
     fn every_round_trip_is_recorded() {
         let spec = Spec::new(Op::Send, Flow::PingPong, 8);
-        for placement in [Placement::Together, Placement::Apart] {
-            for polled in [false, true] {
-                let manner = TcpMode { polled, placement };
-                assert_eq!(play(&spec, manner, 100).percentiles().count, 100);
-            }
+        for mode in [TcpMode::Blocking, TcpMode::Yielding, TcpMode::Spinning] {
+            assert_eq!(play(&spec, mode, 100).percentiles().count, 100);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::error::PerfError;
-use super::table::bytes;
+use crate::text::bytes;
 
 /// The operation that carries the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -60,6 +60,18 @@ pub enum Wait {
     Event,
     /// `Cq::wait`: polls for about 50 us, then sleeps.
     Adaptive,
+}
+
+/// Kind of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Measure {
+    /// Payload bytes per second, in GB/s.
+    Bw,
+    /// Time per message of a ping-pong, in microseconds.
+    Lat,
+    /// Messages per second, in millions.
+    Rate,
 }
 
 /// Parameters of a measurement.
@@ -197,6 +209,45 @@ impl Spec {
             }
         }
         Ok(())
+    }
+
+    /// Returns the factor from a round trip to the reported latency: 0.5 for a ping-pong, 1 for an
+    /// operation that the peer's RNIC answers.
+    pub fn one_way(&self) -> f64 {
+        if self.op.is_answered() { 1.0 } else { 0.5 }
+    }
+
+    /// Describes the operation.
+    pub fn title(&self, kind: Measure) -> String {
+        let rc = if self.rc { ", RC" } else { "" };
+        let message = format!("{} {}{rc}", self.op, bytes(u64::from(self.size)));
+        let waits = match self.wait {
+            Wait::Polled => ", polled",
+            Wait::Event => ", event-driven",
+            Wait::Adaptive => "",
+        };
+        match kind {
+            Measure::Lat if self.op.is_answered() => format!("{message}, round trip{waits}"),
+            Measure::Lat => format!("{message}, half round trip{waits}"),
+            Measure::Bw => message + waits,
+            Measure::Rate => format!("{message} in batches of {}", self.batch),
+        }
+    }
+
+    /// Describes depth, working set and QPs, as a suffix of the title.
+    pub fn manner(&self, kind: Measure) -> String {
+        let Spec { depth, qps, active, .. } = self;
+        let many = match qps {
+            1 => String::new(),
+            _ => format!(", {qps} QPs of which {active} active"),
+        };
+        match kind {
+            Measure::Lat => String::new(),
+            Measure::Rate => format!(", depth {depth}{many}"),
+            Measure::Bw => {
+                format!(", depth {depth}, working set {}{many}", bytes(self.working_set()))
+            }
+        }
     }
 
     /// Returns the CQ entries for all requests that can be outstanding at one end.

@@ -30,6 +30,12 @@ impl Series {
         }
     }
 
+    /// Returns the results multiplied by `by`.
+    #[must_use]
+    pub fn scaled(&self, by: f64) -> Self {
+        Series { rounds: self.rounds.iter().map(|x| x * by).collect() }
+    }
+
     /// Returns the smallest result, or `None` before the first round.
     pub fn lowest(&self) -> Option<f64> {
         self.rounds.iter().copied().min_by(f64::total_cmp)
@@ -42,7 +48,7 @@ impl Series {
 }
 
 /// Histogram of the times of single operations, with three digits.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Times {
     nanoseconds: Histogram<u64>,
 }

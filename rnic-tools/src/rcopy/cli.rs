@@ -5,13 +5,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use indicatif::{MultiProgress, ProgressBar};
 use rnic_client::{ConnectionRequest, Context};
 
+use super::Progress;
 use super::send_file;
 use super::{CopyError, ReceiveOptions, Report, SendOptions, check_folder, receive_file, refusal};
-use crate::cli::Failure;
+use crate::cli::{Failure, StatusLine};
 use crate::endpoint::Endpoint;
+use crate::text::{rounded, seconds, size, size32, throughput};
 use crate::{cli, clients, link};
 
 /// Copies files to other processes and hosts by RDMA Write, and verifies their SHA-256.
@@ -52,7 +53,7 @@ struct Serve {
     #[arg(long)]
     replace: bool,
     /// Largest file accepted, such as 10GiB [default: the free space of the disk].
-    #[arg(long, value_name = "SIZE", value_parser = cli::size)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     max_size: Option<u64>,
     /// Maximum number of files received at a time; further senders are rejected.
     #[arg(long, value_name = "N", default_value = "4", value_parser = cli::at_least_one)]
@@ -83,7 +84,7 @@ struct Ring {
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     chunks: u16,
     /// Seconds without a message from the other side before giving up.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = cli::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     timeout: Duration,
 }
 
@@ -105,19 +106,18 @@ impl Send {
         let options = SendOptions { name, chunk, chunks, patience: timeout };
         let context = Context::open()?;
         let label = self.file.file_name().unwrap_or_default().to_string_lossy();
-        let bar = cli::byte_bar(0, &label);
+        let status = StatusLine::new();
         let outcome = to.try_each(
             |peer| {
                 send_file(&context, &self.file, peer, &options, |progress| {
-                    bar.set_length(progress.total);
-                    bar.set_position(progress.done);
+                    status.show(|| under_way(&label, progress));
                 })
             },
             |e| matches!(e, CopyError::Link(e) if e.is_unreachable()),
         );
-        bar.finish_and_clear();
+        status.clear();
         let Report { name, peer, bytes, seconds, sha256 } = outcome?;
-        cli::print_line(format_args!("{name}: {} to {peer}", cli::throughput(bytes, seconds)))?;
+        cli::print_line(format_args!("{name}: {} to {peer}", throughput(bytes, seconds)))?;
         Ok(cli::print_line(format_args!("SHA-256 {sha256}, verified and stored by the receiver"))?)
     }
 }
@@ -134,17 +134,20 @@ impl Serve {
         check_folder(&self.dir)?;
         let context = Context::open()?;
         let listener = link::listen(&context, &self.address, BACKLOG)?;
-        let bars = MultiProgress::new();
+        let status = StatusLine::new();
         let dir = self.dir.display();
         let address = listener.local_addr();
         cli::print_line(format_args!("receiving files into {dir} at {address}"))?;
         if self.once {
             let request = listener.accept_request(None)?;
-            return Ok(self.receive(&context, request, &options, &bars)?);
+            return Ok(self.receive(&context, request, &options, &status)?);
         }
-        let report = |line: &str| bars.suspend(|| cli::print_error("rcopy", line));
+        let report = |line: &str| {
+            status.clear();
+            cli::print_error("rcopy", line);
+        };
         clients::serve(&listener, self.clients, &refusal(BUSY), report, |request| {
-            self.receive(&context, request, &options, &bars)
+            self.receive(&context, request, &options, &status)
         })?;
         Ok(())
     }
@@ -154,23 +157,24 @@ impl Serve {
         context: &Context,
         request: ConnectionRequest,
         options: &ReceiveOptions,
-        bars: &MultiProgress,
+        status: &StatusLine,
     ) -> Result<(), CopyError> {
-        let mut bar: Option<ProgressBar> = None;
         let outcome = receive_file(context, request, &self.dir, options, |name, progress| {
-            bar.get_or_insert_with(|| bars.add(cli::byte_bar(progress.total, name.as_str())))
-                .set_position(progress.done);
+            status.show(|| under_way(name.as_str(), progress));
         });
-        if let Some(bar) = bar {
-            bar.finish_and_clear();
-        }
+        status.clear();
         let Report { name, peer, bytes, seconds, sha256 } = outcome?;
-        let size = cli::throughput(bytes, seconds);
+        let size = throughput(bytes, seconds);
         let line = format!("{name}: {size} from {peer}, SHA-256 {sha256}");
         // A failure to print does not matter: the file has been stored.
-        let _ = bars.suspend(|| cli::print_line(line));
+        let _ = cli::print_line(line);
         Ok(())
     }
+}
+
+/// Describes a copy that is under way.
+fn under_way(name: &str, Progress { done, total }: Progress) -> String {
+    format!("{name}: {} of {}", rounded(done as f64), rounded(total as f64))
 }
 
 fn destination(text: &str) -> Result<(Endpoint, Option<String>), String> {
@@ -182,7 +186,7 @@ fn destination(text: &str) -> Result<(Endpoint, Option<String>), String> {
 }
 
 fn chunk(text: &str) -> Result<u32, String> {
-    match cli::size32(text)? {
+    match size32(text)? {
         chunk @ 1..=0x400_0000 => Ok(chunk),
         _ => Err("a chunk must be from 1 byte to 64MiB".to_owned()),
     }

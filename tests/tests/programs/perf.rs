@@ -1,11 +1,13 @@
-//! `rnic-perf`: each subcommand measures. The tests ignore the results, which depend on the
-//! machine.
+//! `rnic-perf` and `rnic-bench`: every measurement runs. The tests ignore the results, which depend
+//! on the machine.
 
 use std::process::Command;
 
 use rnic_tests::{Daemon, Process, built, omit};
 
-const PERF: &str = "rnic-perf";
+use super::PERF;
+
+const BENCH: &str = "rnic-bench";
 
 /// Runs a measurement and checks its JSON rows.
 fn measures(command: &mut Command, arguments: &str) {
@@ -23,7 +25,7 @@ fn measures(command: &mut Command, arguments: &str) {
 }
 
 fn measures_with_daemons(arguments: &str) {
-    let mut command = Command::new(built::program(PERF));
+    let mut command = Command::new(built::program(BENCH));
     let (subcommand, options) = arguments.split_once(' ').unwrap();
     command.arg(subcommand).arg("--rnicd").arg(built::program("rnicd"));
     measures(&mut command, &format!("{options} --rounds 1 --seconds 0.01"));
@@ -32,10 +34,14 @@ fn measures_with_daemons(arguments: &str) {
 #[test]
 fn bandwidth_latency_and_rate_are_measured() {
     let daemon = Daemon::start("");
-    for arguments in ["bw --size 4KiB --working-set 64KiB", "lat --op send,read", "rate --qps 2"] {
-        let mut command = Command::new(built::program(PERF));
-        command.env("RNIC_SOCKET", daemon.socket());
-        measures(&mut command, &format!("{arguments} --iters 100 --rounds 1"));
+    for program in [PERF, BENCH] {
+        for arguments in
+            ["bw --size 4KiB --working-set 64KiB", "lat --op send,read", "rate --qps 2", "lat --rc"]
+        {
+            let mut command = Command::new(built::program(program));
+            command.env("RNIC_SOCKET", daemon.socket());
+            measures(&mut command, &format!("{arguments} --iters 100 --rounds 1"));
+        }
     }
     daemon.is_empty();
 }
@@ -66,7 +72,7 @@ fn other_benchmarks_are_measured() {
 #[test]
 fn a_missed_bound_fails_the_smoke_test() {
     // Without a working daemon, every ratio misses its bound.
-    let mut command = Command::new(built::program(PERF));
+    let mut command = Command::new(built::program(BENCH));
     command.args(["smoke", "--rnicd", "/bin/false", "--seconds", "0.01"]);
     let (status, lines) = Process::start(command).finish();
     assert_eq!(status.code(), Some(1), "{lines:?}");
